@@ -1,0 +1,184 @@
+"""Every exception that penstock raises on purpose.
+
+One base, `PenstockError`; each child is also a builtin kind, so that code that knows nothing of penstock
+still catches it sensibly. Exceptions carry data as attributes, not only prose, and pickle with it (a Spark
+task raises them in another process than the one that shows them).
+
+The native module imports this module once and raises these classes; nothing else creates errors for it.
+"""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Mapping
+from typing import Any
+
+__all__ = [
+    "AuthenticationError",
+    "ConfigError",
+    "EngineError",
+    "ForkError",
+    "KeyNullError",
+    "PenstockError",
+    "PlanError",
+    "ProtocolError",
+    "SchemaError",
+    "SlotsError",
+    "StateError",
+    "StateLost",
+    "UnsupportedSession",
+    "UserFunctionError",
+]
+
+
+def _restore(cls: type[PenstockError], message: str, data: dict[str, Any], cause: bytes | None) -> PenstockError:
+    error = cls(message)
+    error.__dict__.update(data)
+    if cause is not None:
+        try:
+            error.__cause__ = pickle.loads(cause)
+        except Exception as reason:
+            error.add_detail(f"its cause could not be restored here: {reason!r}")
+    return error
+
+
+class PenstockError(Exception):
+    """Base of every error that penstock raises on purpose.
+
+    Parameters
+    ----------
+    message
+        What happened, and where possible what to do about it.
+    **data
+        Facts, readable as attributes (also listed in `data`).
+    """
+
+    def __init__(self, message: str = "", **data: Any) -> None:
+        super().__init__(message)
+        self.__dict__.update(data)
+
+    @property
+    def message(self) -> str:
+        """The text without the facts."""
+        return str(self.args[0]) if self.args else ""
+
+    @property
+    def data(self) -> dict[str, Any]:
+        """The facts that came with the error, by name."""
+        return {name: value for name, value in self.__dict__.items() if not name.startswith("_")}
+
+    def add_detail(self, text: str) -> None:
+        """Append a line to the message."""
+        self.args = (f"{self.message}\n  {text}", *self.args[1:])
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        cause: bytes | None = None
+        if self.__cause__ is not None:
+            try:
+                import cloudpickle
+
+                cause = cloudpickle.dumps(self.__cause__)
+                pickle.loads(cause)
+            except Exception:
+                # A cause that does not survive the trip must not hide the error: keep its text.
+                text = "".join(_cause_text(self.__cause__))
+                cause = pickle.dumps(RuntimeError(text))
+        data = {}
+        for name, value in self.data.items():
+            try:
+                pickle.dumps(value)
+                data[name] = value
+            except Exception:
+                data[name] = repr(value)
+        return (_restore, (type(self), self.message, data, cause))
+
+
+def _cause_text(cause: BaseException) -> list[str]:
+    import traceback
+
+    return traceback.format_exception_only(type(cause), cause)
+
+
+class SchemaError(PenstockError, ValueError):
+    """Data or a declared schema do not fit: a missing column, a type that an operator does not take."""
+
+
+class PlanError(PenstockError, ValueError):
+    """A flow cannot be compiled: an unknown operator, an order of steps that has no meaning."""
+
+
+class ConfigError(PenstockError, ValueError):
+    """An option has a value that is not allowed, or two options contradict each other."""
+
+
+class KeyNullError(PenstockError, ValueError):
+    """A key column holds a null and the flow says `nulls="reject"`.
+
+    Attributes
+    ----------
+    column : str
+        Name of the key column.
+    row : int
+        Index of the first such row in its block.
+    """
+
+
+class UserFunctionError(PenstockError, RuntimeError):
+    """A Python function of the flow raised, or returned something that its step does not take.
+
+    The user's own exception is `__cause__`.
+
+    Attributes
+    ----------
+    step : str
+        The step of the flow, such as ``stateful_map[2] sessions``.
+    file, line : str, int
+        Where in the user's code: the innermost frame of the function's own file.
+    row : dict or None
+        Values of the failing row by column name; None when the step takes whole batches.
+    key : object
+        Key of the failing row, for a step that keeps state.
+    """
+
+    step: str = ""
+    file: str = ""
+    line: int = 0
+    row: Mapping[str, Any] | None = None
+
+
+class StateError(PenstockError, RuntimeError):
+    """State cannot be encoded, decoded or used: for example a state that does not pickle."""
+
+
+class StateLost(PenstockError, RuntimeError):
+    """State that the input says must exist is not there: going on would give wrong results."""
+
+
+class EngineError(PenstockError, RuntimeError):
+    """The engine cannot go on: a worker failed, a handle is closed, an internal rule broke."""
+
+
+class SlotsError(EngineError):
+    """The cluster can never offer as many task slots as the engine and its input need."""
+
+
+class AuthenticationError(PenstockError, ConnectionError):
+    """A peer does not know the engine's secret, or does not prove that it does."""
+
+
+class ProtocolError(PenstockError, ConnectionError):
+    """A peer speaks another version, breaks the protocol, or the connection ended in the middle."""
+
+
+class ForkError(PenstockError, RuntimeError):
+    """A handle made before `fork` is used in the child: its threads live in the parent only.
+
+    Attributes
+    ----------
+    owner, here : int
+        The process id that made the handle, and the one that used it.
+    """
+
+
+class UnsupportedSession(PenstockError, TypeError):
+    """This kind of Spark session cannot do what was asked; the message names what can."""
