@@ -1,0 +1,62 @@
+# penstock. `make run` and `make test` set everything up by themselves; `make help` lists the rest.
+
+PYTHON ?= $(shell for p in python3 python3.14 python3.13 python3.12 python3.11; do \
+	"$$p" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && { echo "$$p"; break; }; done)
+BIN := .venv/bin
+STEP := scripts/step.sh
+
+# rustup's directory, for shells that have not read its profile; one Python for every build of pyo3.
+export PATH := $(PATH):$(or $(CARGO_HOME),$(HOME)/.cargo)/bin
+export PYO3_PYTHON := $(CURDIR)/$(BIN)/python
+
+.NOTPARALLEL:
+.DEFAULT_GOAL := help
+.PHONY: help setup run test lint format test-rust test-python test-wheel wheel clean distclean
+
+help: ## this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+setup: ## .venv with the pinned packages and the built package; quick when nothing changed
+ifeq ($(strip $(PYTHON)),)
+	@echo "setup: no Python 3.11 or later on PATH. Install one, or name it: make setup PYTHON=/path/to/python3" >&2; exit 1
+else
+	@$(PYTHON) scripts/setup.py
+endif
+
+run: setup ## the main job: a streaming query whose keyed state moves while it runs (about a minute)
+	@$(BIN)/penstock demo $(ARGS)
+
+test: setup lint test-rust test-python test-wheel ## everything that has to pass
+	@echo; echo "== all of make test passed"
+
+lint: setup ## formatting, clippy, ruff, mypy
+	@$(STEP) "rustfmt" cargo fmt --all --check
+	@$(STEP) "clippy" cargo clippy --workspace --all-targets --locked -- -D warnings
+	@$(STEP) "ruff check" $(BIN)/ruff check python tests scripts
+	@$(STEP) "ruff format" $(BIN)/ruff format --check python tests scripts
+	@$(STEP) "mypy" $(BIN)/mypy
+
+format: setup ## rewrite the sources in the project's format
+	cargo fmt --all
+	$(BIN)/ruff check --fix-only python tests scripts
+	$(BIN)/ruff format python tests scripts
+
+# The binding crate has no Rust tests of its own: it is tested through Python.
+test-rust: setup ## cargo test
+	@$(STEP) "cargo test" cargo test --workspace --exclude penstock-python --locked
+
+test-python: setup ## pytest, on the release build
+	@$(STEP) "pytest" $(BIN)/python -m pytest --durations=15 $(ARGS)
+
+wheel: setup ## target/wheels/penstock-*.whl
+	@rm -f target/wheels/penstock-*.whl
+	@$(BIN)/maturin build --release --locked --out target/wheels
+
+test-wheel: wheel ## the wheel as a user gets it
+	@$(STEP) "wheel" $(BIN)/python scripts/check_wheel.py target/wheels/penstock-*.whl
+
+clean: ## forget what was built and written
+	rm -rf target out .pytest_cache .mypy_cache .ruff_cache .hypothesis spark-warehouse metastore_db derby.log
+
+distclean: clean ## and the environment
+	rm -rf .venv python/penstock/_native.*.so
