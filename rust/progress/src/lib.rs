@@ -1,0 +1,36 @@
+//! The pure half of progress tracking: which logical times may still appear where.
+//!
+//! | module | owns |
+//! |---|---|
+//! | [`order`] | partial and total orders |
+//! | [`timestamp`] | timestamps, path summaries, flow time, nesting |
+//! | [`change_batch`] | lazily compacted signed counts |
+//! | [`antichain`] | frontiers, as sets and maintained from counts |
+//! | [`reachability`] | the dataflow graph and what each live pointstamp can still reach |
+//! | [`capability`] | the right to send |
+//! | [`notificator`] | delivery of times that a frontier has passed, post-dated records |
+//! | [`probe`] | read-only frontiers |
+//!
+//! Nothing here knows threads, clocks, channels or wires: every structure takes values and returns values, so the
+//! whole crate tests in one thread.
+
+pub mod antichain;
+pub mod capability;
+pub mod change_batch;
+mod counts;
+pub mod notificator;
+pub mod order;
+pub mod probe;
+pub mod reachability;
+pub mod timestamp;
+
+pub use antichain::{Antichain, MutableAntichain};
+pub use capability::{Capability, CapabilityError};
+pub use change_batch::{ChangeBatch, Drain};
+pub use notificator::{Notificator, PostDated};
+pub use order::{PartialOrder, TotalOrder};
+pub use probe::ProbeHandle;
+pub use reachability::{
+    GraphBuilder, GraphError, Location, Port, Source, Target, Tracker, UnknownLocation,
+};
+pub use timestamp::{FlowSummary, FlowTime, PathSummary, Product, Refines, Timestamp};
