@@ -1,0 +1,288 @@
+//! Arrow data across the boundary: the PyCapsule interface, in both directions, without copying values.
+//!
+//! Owns the two data handles that Python sees, [`RecordBatch`] and [`Schema`], and the functions that take Arrow
+//! data from any producer (pyarrow, polars, pandas, DuckDB). This is the only module of the project with `unsafe`: a
+//! capsule is an untyped pointer, and only its name says what it points to.
+//!
+//! Invariants: a capsule is read only after its name was checked; a structure is *moved* out of it (its release
+//! callback becomes null), so exactly one side releases it; what we export owns its buffers by reference count.
+//! Values are never copied; a stream of several batches, which has to become one batch, is the only exception.
+//!
+//! These two handles are plain immutable data: unlike the others they stay usable after `fork`.
+#![allow(unsafe_code)] // see the module header; everything else in the workspace denies it
+
+use std::ffi::CStr;
+use std::ptr::NonNull;
+use std::sync::Arc;
+
+use arrow_array::ffi::{FFI_ArrowArray, FFI_ArrowSchema, from_ffi};
+use arrow_array::ffi_stream::{RecordBatchStreamReader, FFI_ArrowArrayStream};
+use arrow_array::{Array, ArrayRef, RecordBatch as Batch, StructArray, make_array};
+use arrow_schema::{DataType, Schema as ArrowSchema, SchemaRef};
+use pyo3::prelude::*;
+use pyo3::types::{PyCapsule, PyTuple};
+
+use crate::errors::{self, Kind};
+
+const SCHEMA: &CStr = c"arrow_schema";
+const ARRAY: &CStr = c"arrow_array";
+const STREAM: &CStr = c"arrow_array_stream";
+
+/// A batch of rows, handed to Arrow consumers without copying: ``pyarrow.record_batch(handle)``.
+#[pyclass(frozen, module = "penstock._native")]
+pub(crate) struct RecordBatch {
+    batch: Batch,
+}
+
+impl RecordBatch {
+    pub(crate) fn new(batch: Batch) -> Self {
+        Self { batch }
+    }
+}
+
+#[pymethods]
+impl RecordBatch {
+    /// How many rows the batch has.
+    #[getter]
+    fn num_rows(&self) -> usize {
+        self.batch.num_rows()
+    }
+
+    /// How many columns the batch has.
+    #[getter]
+    fn num_columns(&self) -> usize {
+        self.batch.num_columns()
+    }
+
+    /// Bytes of memory that the batch keeps alive.
+    #[getter]
+    fn nbytes(&self) -> usize {
+        self.batch.get_array_memory_size()
+    }
+
+    /// Names and types of the columns.
+    #[getter]
+    fn schema(&self) -> Schema {
+        Schema::new(self.batch.schema())
+    }
+
+    fn __len__(&self) -> usize {
+        self.batch.num_rows()
+    }
+
+    fn __repr__(&self) -> String {
+        format!("<penstock.RecordBatch {} rows x {} columns>", self.batch.num_rows(), self.batch.num_columns())
+    }
+
+    /// The schema as an Arrow C schema capsule.
+    fn __arrow_c_schema__<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyCapsule>> {
+        export_schema(py, self.batch.schema_ref())
+    }
+
+    /// The batch as a pair of Arrow C capsules (schema, array); `requested_schema` is only a wish and is not followed.
+    #[pyo3(signature = (requested_schema=None))]
+    fn __arrow_c_array__<'py>(
+        &self,
+        py: Python<'py>,
+        requested_schema: Option<Bound<'py, PyAny>>,
+    ) -> PyResult<Bound<'py, PyTuple>> {
+        let _ = requested_schema; // the interface lets a producer ignore it
+        export_batch(py, &self.batch)
+    }
+
+    fn __reduce__(&self) -> PyResult<()> {
+        Err(errors::no_pickle("RecordBatch", "convert it with pyarrow.record_batch(handle) and pickle that"))
+    }
+}
+
+/// Names and types of columns, handed to Arrow consumers: ``pyarrow.schema(handle)``.
+#[pyclass(frozen, module = "penstock._native")]
+pub(crate) struct Schema {
+    schema: SchemaRef,
+}
+
+impl Schema {
+    pub(crate) fn new(schema: SchemaRef) -> Self {
+        Self { schema }
+    }
+}
+
+#[pymethods]
+impl Schema {
+    /// Column names, in order.
+    #[getter]
+    fn names(&self) -> Vec<String> {
+        self.schema.fields().iter().map(|field| field.name().clone()).collect()
+    }
+
+    fn __len__(&self) -> usize {
+        self.schema.fields().len()
+    }
+
+    fn __repr__(&self) -> String {
+        let columns: Vec<_> =
+            self.schema.fields().iter().map(|field| format!("{}: {}", field.name(), field.data_type())).collect();
+        format!("<penstock.Schema {}>", columns.join(", "))
+    }
+
+    /// The schema as an Arrow C schema capsule.
+    fn __arrow_c_schema__<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyCapsule>> {
+        export_schema(py, &self.schema)
+    }
+
+    fn __reduce__(&self) -> PyResult<()> {
+        Err(errors::no_pickle("Schema", "convert it with pyarrow.schema(handle) and pickle that"))
+    }
+}
+
+fn arrow_error(error: &arrow_schema::ArrowError) -> PyErr {
+    errors::raise(Kind::Schema, &format!("this Arrow data cannot be used: {error}"))
+}
+
+/// The schema in a capsule of its own; the consumer moves it out, or the capsule releases it.
+pub(crate) fn export_schema<'py>(py: Python<'py>, schema: &ArrowSchema) -> PyResult<Bound<'py, PyCapsule>> {
+    let schema = FFI_ArrowSchema::try_from(schema).map_err(|error| arrow_error(&error))?;
+    PyCapsule::new_with_value(py, schema, SCHEMA)
+}
+
+/// The (schema, array) pair of one batch: a struct array whose children are the columns.
+pub(crate) fn export_batch<'py>(py: Python<'py>, batch: &Batch) -> PyResult<Bound<'py, PyTuple>> {
+    let schema = export_schema(py, batch.schema_ref())?;
+    let data = StructArray::from(batch.clone()).into_data();
+    let array = PyCapsule::new_with_value(py, FFI_ArrowArray::new(&data), ARRAY)?;
+    PyTuple::new(py, [schema, array])
+}
+
+/// The pointer of a capsule whose name is `name`, refused with a TypeError otherwise.
+fn pointer<T>(capsule: &Bound<'_, PyAny>, name: &CStr) -> PyResult<NonNull<T>> {
+    let capsule = capsule.cast::<PyCapsule>().map_err(|_| {
+        errors::raise(
+            Kind::Type,
+            &format!("expected a capsule named {}, got {}", name.to_string_lossy(), errors::type_name(capsule)),
+        )
+    })?;
+    let pointer = capsule.pointer_checked(Some(name))?.cast::<T>();
+    if !pointer.is_aligned() {
+        return Err(errors::raise(Kind::Schema, "an Arrow capsule points to a misaligned structure"));
+    }
+    Ok(pointer)
+}
+
+/// Schema of any object with `__arrow_c_schema__` (a pyarrow schema, a batch, a data frame's schema).
+pub(crate) fn import_schema(object: &Bound<'_, PyAny>) -> PyResult<SchemaRef> {
+    if let Ok(own) = object.cast::<Schema>() {
+        return Ok(own.get().schema.clone());
+    }
+    if let Ok(own) = object.cast::<RecordBatch>() {
+        return Ok(own.get().batch.schema());
+    }
+    let py = object.py();
+    let capsule = call(object, pyo3::intern!(py, "__arrow_c_schema__"), "an Arrow schema")?;
+    let pointer = pointer::<FFI_ArrowSchema>(&capsule, SCHEMA)?;
+    // SAFETY: the capsule's name, checked above, is the producer's promise that it holds an initialized ArrowSchema
+    // (PyCapsule interface); `capsule` is alive for the whole use and the interpreter lock keeps others from moving
+    // the structure out meanwhile. We only read it, so the capsule still owns and releases it.
+    let schema = unsafe { pointer.as_ref() };
+    if schema.release().is_none() {
+        return Err(errors::raise(Kind::Schema, "this Arrow schema capsule was already consumed"));
+    }
+    ArrowSchema::try_from(schema).map(Arc::new).map_err(|error| arrow_error(&error))
+}
+
+/// One batch from any object with `__arrow_c_array__` (of struct type) or `__arrow_c_stream__`.
+pub(crate) fn import_batch(object: &Bound<'_, PyAny>) -> PyResult<Batch> {
+    if let Ok(own) = object.cast::<RecordBatch>() {
+        return Ok(own.get().batch.clone());
+    }
+    let py = object.py();
+    if object.hasattr(pyo3::intern!(py, "__arrow_c_array__"))? {
+        let (array, schema) = import_parts(object)?;
+        let DataType::Struct(_) = array.data_type() else {
+            return Err(errors::raise(
+                Kind::Type,
+                &format!("expected a record batch (a struct of columns), got an array of {}", array.data_type()),
+            ));
+        };
+        if array.null_count() > 0 {
+            return Err(errors::raise(Kind::Schema, "a record batch cannot have null rows"));
+        }
+        let rows = array.len();
+        let columns = StructArray::from(array.to_data()).into_parts().1;
+        let options = arrow_array::RecordBatchOptions::new().with_row_count(Some(rows));
+        return Batch::try_new_with_options(schema, columns, &options).map_err(|error| arrow_error(&error));
+    }
+    if object.hasattr(pyo3::intern!(py, "__arrow_c_stream__"))? {
+        return import_stream(object);
+    }
+    Err(errors::raise(
+        Kind::Type,
+        &format!(
+            "expected Arrow data (an object with __arrow_c_array__ or __arrow_c_stream__, such as a \
+             pyarrow.RecordBatch), got {}",
+            errors::type_name(object)
+        ),
+    ))
+}
+
+/// One array of any type from an object with `__arrow_c_array__`.
+pub(crate) fn import_array(object: &Bound<'_, PyAny>) -> PyResult<ArrayRef> {
+    Ok(import_parts(object)?.0)
+}
+
+/// The array of `__arrow_c_array__`, and its schema when it is a struct (else one of no columns).
+fn import_parts(object: &Bound<'_, PyAny>) -> PyResult<(ArrayRef, SchemaRef)> {
+    let py = object.py();
+    let pair = call(object, pyo3::intern!(py, "__arrow_c_array__"), "Arrow data")?;
+    let pair = pair.cast::<PyTuple>()?;
+    let (schema_capsule, array_capsule) = (pair.get_item(0)?, pair.get_item(1)?);
+    let schema = pointer::<FFI_ArrowSchema>(&schema_capsule, SCHEMA)?;
+    let array = pointer::<FFI_ArrowArray>(&array_capsule, ARRAY)?;
+    // SAFETY: as in `import_schema`: checked name, living capsule, read only.
+    let schema = unsafe { schema.as_ref() };
+    // SAFETY: the checked name promises an initialized ArrowArray, valid for writes (a consumer is meant to move it);
+    // the interpreter lock is held, so nobody else moves it at the same time. `from_raw` leaves a released structure
+    // behind, which the capsule's destructor ignores: from here on only we release it.
+    let array = unsafe { FFI_ArrowArray::from_raw(array.as_ptr()) };
+    if schema.release().is_none() || array.release().is_none() {
+        return Err(errors::raise(Kind::Schema, "these Arrow capsules were already consumed"));
+    }
+    let fields = match DataType::try_from(schema).map_err(|error| arrow_error(&error))? {
+        DataType::Struct(_) => ArrowSchema::try_from(schema).map_err(|error| arrow_error(&error))?,
+        _ => ArrowSchema::empty(),
+    };
+    // SAFETY: both structures come from one call of the producer, which promises that they agree (C data interface);
+    // the array keeps its private data, and so all buffers, alive until the last Rust reference is dropped.
+    let data = unsafe { from_ffi(array, schema) }.map_err(|error| arrow_error(&error))?;
+    Ok((make_array(data), Arc::new(fields)))
+}
+
+/// Every batch of a stream (a table, a reader, a data frame), joined to one.
+fn import_stream(object: &Bound<'_, PyAny>) -> PyResult<Batch> {
+    let py = object.py();
+    let capsule = call(object, pyo3::intern!(py, "__arrow_c_stream__"), "an Arrow stream")?;
+    let stream = pointer::<FFI_ArrowArrayStream>(&capsule, STREAM)?;
+    // SAFETY: checked name, living capsule, interpreter lock held; `from_raw` moves the structure out and leaves a
+    // released one, as for arrays.
+    let stream = unsafe { FFI_ArrowArrayStream::from_raw(stream.as_ptr()) };
+    let reader = RecordBatchStreamReader::try_new(stream).map_err(|error| arrow_error(&error))?;
+    let schema = arrow_array::RecordBatchReader::schema(&reader);
+    let batches = reader.collect::<Result<Vec<_>, _>>().map_err(|error| arrow_error(&error))?;
+    match <[Batch; 1]>::try_from(batches) {
+        Ok([batch]) => Ok(batch),
+        Err(batches) => arrow_select::concat::concat_batches(&schema, &batches).map_err(|error| arrow_error(&error)),
+    }
+}
+
+fn call<'py>(
+    object: &Bound<'py, PyAny>,
+    method: &Bound<'py, pyo3::types::PyString>,
+    wanted: &str,
+) -> PyResult<Bound<'py, PyAny>> {
+    if !object.hasattr(method)? {
+        return Err(errors::raise(
+            Kind::Type,
+            &format!("expected {wanted} (an object with {method}), got {}", errors::type_name(object)),
+        ));
+    }
+    object.call_method0(method)
+}
