@@ -1,0 +1,9 @@
+"""Reports of a run: what happened when, as data, as a picture and as one HTML file.
+
+``Timeline`` holds the measurements, ``plot.latency_png`` draws them (needs matplotlib, imported only
+then), ``html.page`` writes a page that needs no other file. Nothing here imports pyspark.
+"""
+
+from penstock.report.timeline import Epoch, Migration, Slice, Timeline, Window, WorkerSample
+
+__all__ = ["Epoch", "Migration", "Slice", "Timeline", "Window", "WorkerSample"]

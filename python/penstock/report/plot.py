@@ -1,0 +1,259 @@
+"""Draw a timeline: latency on a log axis with the migrations marked, and the load of the workers below.
+
+Needs matplotlib (``pip install penstock[report]``), imported when something is drawn. Figures are made
+without pyplot, so drawing works in any thread and beside any other use of matplotlib.
+"""
+
+from __future__ import annotations
+
+import io
+from itertools import pairwise
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from penstock.report.timeline import Timeline, WorkerSample, duration_text, per_worker, size_text
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+__all__ = ["draw", "latency_png", "latency_svg", "save_png"]
+
+# Colours that stay apart for colour-blind readers and in grey.
+_P50, _P99, _MAX, _EPOCH = "#0072B2", "#D55E00", "#9a9a9a", "#444444"
+_WORKERS = ("#56B4E9", "#E69F00", "#009E73", "#CC79A7", "#0072B2", "#D55E00", "#F0E442", "#999999")
+_STRATEGIES = {"all-at-once": "#CC79A7", "batched": "#009E73", "fluid": "#56B4E9"}
+_OTHER = "#999999"
+_TEXT, _GRID = "#222222", "#e4e4e4"
+
+
+def draw(timeline: Timeline, *, window_s: float = 0.25) -> Figure:
+    """The figure of a timeline; see the module text.
+
+    Parameters
+    ----------
+    timeline
+        What to draw. Panels for which it has no measurement stay empty and say so.
+    window_s
+        Width in seconds of the windows over which p50, p99 and max are taken.
+    """
+    from matplotlib import rc_context
+    from matplotlib.figure import Figure
+
+    with rc_context(_style()):
+        figure = Figure(figsize=(12, 7.6), dpi=130, layout="constrained")
+        latency, rows, state = figure.subplots(3, 1, sharex=True, height_ratios=(3.2, 1.2, 1.2))
+        begin, end = timeline.span
+        _latency(latency, timeline, begin, window_s)
+        samples = {w: list(s) for w, s in per_worker(list(timeline.workers)).items()}
+        _rows(rows, samples, begin)
+        _state(state, samples, begin)
+        for axes in (latency, rows, state):
+            axes.grid(True, color=_GRID, linewidth=0.7)
+            axes.set_axisbelow(True)
+            for side in ("top", "right"):
+                axes.spines[side].set_visible(False)
+            _spans(axes, timeline, begin)
+        state.set_xlim(0, max(end - begin, 1e-3))
+        state.set_xlabel("seconds since the start")
+        _labels(latency, timeline, begin, end)
+        figure.align_ylabels()
+        if timeline.title:
+            figure.suptitle(timeline.title, x=0.01, ha="left", fontsize=12, fontweight="bold")
+        return figure
+
+
+def latency_png(timeline: Timeline, *, window_s: float = 0.25) -> bytes:
+    """The picture as PNG bytes."""
+    return _encode(draw(timeline, window_s=window_s), "png")
+
+
+def latency_svg(timeline: Timeline, *, window_s: float = 0.25) -> str:
+    """The picture as an ``<svg>`` element to put into a page: no XML header, text as text."""
+    text = _encode(draw(timeline, window_s=window_s), "svg").decode()
+    return text[text.index("<svg") :]
+
+
+def save_png(timeline: Timeline, path: str | Path, *, window_s: float = 0.25) -> None:
+    """Write the picture to a file."""
+    Path(path).write_bytes(latency_png(timeline, window_s=window_s))
+
+
+def _style() -> Any:
+    return {
+        "font.family": "DejaVu Sans",
+        "font.size": 9,
+        "axes.edgecolor": "#888888",
+        "axes.labelcolor": _TEXT,
+        "text.color": _TEXT,
+        "xtick.color": _TEXT,
+        "ytick.color": _TEXT,
+        "svg.fonttype": "none",
+        "svg.hashsalt": "penstock",
+    }
+
+
+def _encode(figure: Figure, kind: str) -> bytes:
+    from matplotlib import rc_context
+
+    buffer = io.BytesIO()
+    with rc_context(_style()):
+        metadata = {"Date": None} if kind == "svg" else None
+        figure.savefig(buffer, format=kind, facecolor="white", metadata=metadata)
+    return buffer.getvalue()
+
+
+def _latency(axes: Any, timeline: Timeline, begin: float, window_s: float) -> None:
+    from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
+
+    axes.set_yscale("log")
+    axes.set_ylabel("latency")
+    axes.yaxis.set_major_locator(LogLocator(base=10, numticks=12))
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda ms, _: duration_text(ms / 1e3)))
+    axes.yaxis.set_minor_formatter(NullFormatter())
+    windows = timeline.windows(window_s)
+    if windows:
+        middle = [w.started + w.seconds / 2 - begin for w in windows]
+        width = window_s * 1000
+        for label, color, values, weight in (
+            ("max", _MAX, [w.max_ns / 1e6 for w in windows], 0.9),
+            ("p99", _P99, [w.p99_ns / 1e6 for w in windows], 1.2),
+            ("p50", _P50, [w.p50_ns / 1e6 for w in windows], 1.4),
+        ):
+            axes.plot(
+                middle, values, color=color, linewidth=weight, label=f"{label} of slices per {width:.0f} ms"
+            )
+    queries = sorted({e.query for e in timeline.epochs})
+    for query, marker in zip(queries, ".x+1234", strict=False):
+        own = [e for e in timeline.epochs if e.query == query]
+        axes.plot(
+            [e.ended - begin for e in own],
+            [max(e.seconds, 1e-6) * 1e3 for e in own],
+            linestyle="none",
+            marker=marker,
+            markersize=4,
+            color=_EPOCH,
+            alpha=0.7,
+            label=f"epoch of {query}" if query else "epoch",
+        )
+    if windows or queries:
+        axes.legend(
+            loc="upper left", bbox_to_anchor=(0, -0.02), ncols=5, frameon=False, fontsize=8, borderpad=0
+        )
+    else:
+        _nothing(axes, "no epoch was measured")
+
+
+def _rows(axes: Any, samples: dict[int, list[WorkerSample]], begin: float) -> None:
+    axes.set_ylabel("rows/s")
+    times, columns = _aligned(samples, lambda s: float(s.rows))
+    if len(times) < 2:
+        _nothing(axes, "no load was sampled")
+        return
+    steps = list(pairwise(times))
+    middle = [(a + b) / 2 - begin for a, b in steps]
+    rates = [
+        [max(0.0, (y - x) / (b - a)) for (x, y), (a, b) in zip(pairwise(c), steps, strict=True)]
+        for c in columns
+    ]
+    _stack(axes, middle, rates, list(samples))
+
+
+def _state(axes: Any, samples: dict[int, list[WorkerSample]], begin: float) -> None:
+    from matplotlib.ticker import FuncFormatter
+
+    times, columns = _aligned(samples, lambda s: float(s.state_bytes))
+    axes.set_ylabel("keyed state")
+    if not times:
+        _nothing(axes, "no state was sampled")
+        return
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: size_text(value)))
+    _stack(axes, [t - begin for t in times], columns, list(samples), step="post")
+    axes.legend(loc="upper left", ncols=8, frameon=False, fontsize=8)
+
+
+def _stack(
+    axes: Any, x: list[float], columns: list[list[float]], workers: list[int], step: str | None = None
+) -> None:
+    from matplotlib.ticker import MaxNLocator
+
+    colors = [_WORKERS[w % len(_WORKERS)] for w in workers]
+    axes.stackplot(
+        x,
+        *columns,
+        colors=colors,
+        alpha=0.85,
+        labels=[f"worker {w}" for w in workers],
+        linewidth=0,
+        step=step,
+    )
+    axes.yaxis.set_major_locator(MaxNLocator(4))
+    axes.set_ylim(bottom=0)
+    if axes.get_ylabel() == "rows/s":
+        axes.yaxis.set_major_formatter(
+            lambda value, _: f"{value / 1e3:g} k" if value >= 1e3 else f"{value:g}"
+        )
+
+
+def _aligned(samples: dict[int, list[WorkerSample]], value: Any) -> tuple[list[float], list[list[float]]]:
+    """One common time axis, and per worker its values there: the latest sample at or before each time."""
+    times = sorted({s.at for own in samples.values() for s in own})
+    columns = []
+    for own in samples.values():
+        column, position = [], -1
+        for at in times:
+            while position + 1 < len(own) and own[position + 1].at <= at:
+                position += 1
+            column.append(value(own[position]) if position >= 0 else 0.0)
+        columns.append(column)
+    return times, columns
+
+
+def _spans(axes: Any, timeline: Timeline, begin: float) -> None:
+    for move in timeline.migrations:
+        color = _STRATEGIES.get(move.strategy, _OTHER)
+        left, right = move.started - begin, move.ended - begin
+        axes.axvspan(left, right, color=color, alpha=0.22, linewidth=0, zorder=0)
+        axes.axvline(left, color=color, linewidth=0.8, alpha=0.9, zorder=1)
+        axes.axvline(right, color=color, linewidth=0.8, alpha=0.9, zorder=1)
+
+
+def _labels(axes: Any, timeline: Timeline, begin: float, end: float) -> None:
+    """Name each migration above the panel; labels that would overlap go onto further lines."""
+    total = max(end - begin, 1e-3)
+    lanes: list[float] = []
+    for move in sorted(timeline.migrations, key=lambda m: m.started):
+        center = min(max(((move.started + move.ended) / 2 - begin) / total, 0.0), 1.0)
+        steps = f" in {move.steps} steps" if move.steps > 1 else ""
+        of = f" of {move.query}" if move.query else ""
+        text = (
+            f"{move.strategy}{of}\n{move.bins} bins, {size_text(move.bytes)}\n"
+            f"{duration_text(move.ended - move.started)}{steps}"
+        )
+        half = max(len(line) for line in text.splitlines()) * 0.0031
+        spot = min(max(center, half), 1 - half)
+        lane = next((i for i, edge in enumerate(lanes) if spot - half > edge), len(lanes))
+        if lane == len(lanes):
+            lanes.append(0.0)
+        lanes[lane] = spot + half
+        axes.annotate(
+            text,
+            xy=(center, 1.0),
+            xytext=(spot, 1.02 + lane * 0.16),
+            xycoords="axes fraction",
+            ha="center",
+            va="bottom",
+            fontsize=7.5,
+            linespacing=1.15,
+            color=_TEXT,
+            bbox={
+                "boxstyle": "round,pad=0.3",
+                "facecolor": "white",
+                "edgecolor": _STRATEGIES.get(move.strategy, _OTHER),
+                "linewidth": 0.9,
+            },
+            annotation_clip=False,
+        )
+
+
+def _nothing(axes: Any, text: str) -> None:
+    axes.text(0.5, 0.5, text, transform=axes.transAxes, ha="center", va="center", color="#888888")

@@ -1,0 +1,252 @@
+"""What happened in a run, and when: epochs, slice latencies, migrations, and load per worker.
+
+Plain data. Times are seconds since 1970 as float, latencies integer nanoseconds. A timeline grows
+by appending and may be filled from several threads; readers take copies. ``to_json`` and
+``from_json`` keep it in a file, from which the report can be made again.
+"""
+
+from __future__ import annotations
+
+import json
+from bisect import bisect_left
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+
+__all__ = ["Epoch", "Migration", "Slice", "Timeline", "Window", "WorkerSample"]
+
+FORMAT = 1
+"""Version of the JSON form."""
+
+
+@dataclass(frozen=True, slots=True)
+class Epoch:
+    """One epoch of one query: a Spark batch, or a block of a local source."""
+
+    epoch: int
+    started: float
+    seconds: float
+    rows: int
+    query: str = ""
+
+    @property
+    def ended(self) -> float:
+        """When its outputs were complete."""
+        return self.started + self.seconds
+
+
+@dataclass(frozen=True, slots=True)
+class Slice:
+    """One bounded block of input: from its release until every worker had finished it."""
+
+    ended: float
+    latency_ns: int
+    rows: int
+
+
+@dataclass(frozen=True, slots=True)
+class Migration:
+    """One migration: its strategy, and how many bins and encoded bytes it moved in how many steps."""
+
+    started: float
+    ended: float
+    strategy: str
+    bins: int
+    bytes: int
+    steps: int
+    query: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerSample:
+    """What one worker held at one moment; ``rows`` counts from the start of the run."""
+
+    at: float
+    worker: int
+    bins: int
+    keys: int
+    state_bytes: int
+    rows: int
+    query: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """Latency of the rows whose slices ended within one window of time."""
+
+    started: float
+    seconds: float
+    rows: int
+    p50_ns: int
+    p99_ns: int
+    max_ns: int
+    migrating: bool
+
+
+@dataclass(slots=True)
+class Timeline:
+    """The measurements of one run.
+
+    Attributes
+    ----------
+    title
+        What was run, for headings.
+    epochs, slices, migrations, workers
+        The measurements, each in the order in which it was appended.
+    conditions
+        Under what they were made: versions, cores, rates; shown in the report as they are.
+    """
+
+    title: str = ""
+    epochs: list[Epoch] = field(default_factory=list)
+    slices: list[Slice] = field(default_factory=list)
+    migrations: list[Migration] = field(default_factory=list)
+    workers: list[WorkerSample] = field(default_factory=list)
+    conditions: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def span(self) -> tuple[float, float]:
+        """First and last moment of anything measured; (0, 0) when nothing was."""
+        starts = [e.started for e in self.epochs] + [m.started for m in self.migrations]
+        starts += [s.ended - s.latency_ns / 1e9 for s in self.slices] + [w.at for w in self.workers]
+        ends = [e.ended for e in self.epochs] + [m.ended for m in self.migrations]
+        ends += [s.ended for s in self.slices] + [w.at for w in self.workers]
+        return (min(starts), max(ends)) if starts else (0.0, 0.0)
+
+    @property
+    def rows(self) -> int:
+        """Input rows of all epochs."""
+        return sum(epoch.rows for epoch in self.epochs)
+
+    def windows(self, seconds: float = 0.25) -> list[Window]:
+        """Latency quantiles over consecutive windows of time; windows without a slice are left out.
+
+        Quantiles are over rows: a slice of 1,000 rows weighs as much as 1,000 slices of one. A window
+        counts as migrating when it overlaps a migration. Cost: sorts the slices once.
+        """
+        if not self.slices:
+            return []
+        start = self.span[0]
+        grouped: dict[int, list[Slice]] = {}
+        for piece in list(self.slices):
+            grouped.setdefault(int((piece.ended - start) / seconds), []).append(piece)
+        result = []
+        for index, pieces in sorted(grouped.items()):
+            begin = start + index * seconds
+            p50, p99 = quantiles(((s.latency_ns, s.rows) for s in pieces), (0.5, 0.99))
+            result.append(
+                Window(
+                    started=begin,
+                    seconds=seconds,
+                    rows=sum(s.rows for s in pieces),
+                    p50_ns=p50,
+                    p99_ns=p99,
+                    max_ns=max(s.latency_ns for s in pieces),
+                    migrating=self._migrating(begin, begin + seconds),
+                )
+            )
+        return result
+
+    def latency_ns(self, at: Sequence[float] = (0.5, 0.99, 0.999, 1.0)) -> dict[str, list[int]]:
+        """Row-weighted latency quantiles of slices ``"resting"`` and ``"migrating"``.
+
+        A slice is migrating when any migration ran between its release and its end. A list is empty
+        when there is no such slice.
+        """
+        groups: dict[str, list[tuple[int, int]]] = {"resting": [], "migrating": []}
+        for piece in list(self.slices):
+            moving = self._migrating(piece.ended - piece.latency_ns / 1e9, piece.ended)
+            groups["migrating" if moving else "resting"].append((piece.latency_ns, piece.rows))
+        return {name: quantiles(pieces, at) if pieces else [] for name, pieces in groups.items()}
+
+    def _migrating(self, begin: float, end: float) -> bool:
+        return any(m.started < end and begin < m.ended for m in self.migrations)
+
+    def to_json(self) -> str:
+        """The timeline as one JSON document, with a format version."""
+        return json.dumps({"format": FORMAT, **asdict(self)}, separators=(",", ":"))
+
+    @classmethod
+    def from_json(cls, text: str) -> Timeline:
+        """Read back what ``to_json`` wrote.
+
+        Raises
+        ------
+        ValueError
+            When the text is not a timeline, or one of another format version.
+        """
+        try:
+            document = json.loads(text)
+            version = document.pop("format")
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise ValueError("not a timeline: no JSON object with a format version") from error
+        if version != FORMAT:
+            raise ValueError(f"timeline of format {version}; this release reads {FORMAT}")
+        try:
+            return cls(
+                title=document["title"],
+                epochs=[Epoch(**item) for item in document["epochs"]],
+                slices=[Slice(**item) for item in document["slices"]],
+                migrations=[Migration(**item) for item in document["migrations"]],
+                workers=[WorkerSample(**item) for item in document["workers"]],
+                conditions=dict(document["conditions"]),
+            )
+        except (KeyError, TypeError) as error:
+            raise ValueError(f"not a timeline: {error}") from error
+
+
+def quantiles(weighted: Iterable[tuple[int, int]], at: Sequence[float]) -> list[int]:
+    """Quantiles of (value, weight) pairs: the least value with at least that share of weight at or below.
+
+    A weight below 1 counts as 1, so empty slices are seen too. Raises ``ValueError`` when there is nothing.
+    """
+    pairs = sorted(weighted)
+    if not pairs:
+        raise ValueError("quantiles of nothing")
+    cumulative: list[int] = []
+    total = 0
+    for _, weight in pairs:
+        total += max(1, weight)
+        cumulative.append(total)
+    return [pairs[min(bisect_left(cumulative, share * total), len(pairs) - 1)][0] for share in at]
+
+
+def per_worker(samples: Iterable[WorkerSample]) -> Mapping[int, list[WorkerSample]]:
+    """Samples by worker, each list in time order, queries added up at equal moments."""
+    summed: dict[tuple[int, float], WorkerSample] = {}
+    for sample in samples:
+        key = (sample.worker, sample.at)
+        known = summed.get(key)
+        summed[key] = sample if known is None else _add(known, sample)
+    result: dict[int, list[WorkerSample]] = {}
+    for (worker, _), sample in sorted(summed.items()):
+        result.setdefault(worker, []).append(sample)
+    return result
+
+
+def _add(left: WorkerSample, right: WorkerSample) -> WorkerSample:
+    return WorkerSample(
+        at=left.at,
+        worker=left.worker,
+        bins=left.bins + right.bins,
+        keys=left.keys + right.keys,
+        state_bytes=left.state_bytes + right.state_bytes,
+        rows=left.rows + right.rows,
+    )
+
+
+def size_text(size: float) -> str:
+    """A byte count as people read it: ``3.4 MB``."""
+    for unit in ("B", "kB", "MB"):
+        if abs(size) < 1000:
+            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.3g} {unit}"
+        size /= 1000
+    return f"{size:.3g} GB"
+
+
+def duration_text(seconds: float) -> str:
+    """A duration as people read it: ``840 µs``, ``12 ms``, ``3.2 s``."""
+    if seconds < 1e-3:
+        return f"{seconds * 1e6:.0f} µs"
+    if seconds < 1:
+        return f"{seconds * 1e3:.3g} ms"
+    return f"{seconds:.3g} s"

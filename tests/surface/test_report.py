@@ -1,0 +1,180 @@
+"""The report: quantiles against a naive twin, the JSON form, the picture, a page that fetches nothing."""
+
+from __future__ import annotations
+
+import html.parser
+import json
+import re
+import struct
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock.report import Epoch, Migration, Slice, Timeline, WorkerSample
+from penstock.report.html import Check, page, save_page
+from penstock.report.timeline import duration_text, per_worker, quantiles, size_text
+
+T0 = 1_700_000_000.0
+
+
+def sample() -> Timeline:
+    """Ten seconds, two workers, one migration in which slices are a hundred times slower."""
+    timeline = Timeline(title="a <run> & more", conditions={"cores": "2", "<b>": "&"})
+    for index in range(100):
+        at = T0 + index / 10
+        moving = 40 <= index < 60
+        timeline.slices.append(Slice(at, 100_000_000 if moving else 1_000_000, 10))
+        for worker in (0, 1):
+            timeline.workers.append(WorkerSample(at, worker, 128, index, index * 64, index * 5, "q"))
+    for index in range(5):
+        timeline.epochs.append(Epoch(index, T0 + 2 * index, 0.5, 200, "q"))
+    timeline.migrations.append(Migration(T0 + 3.9, T0 + 6.0, "batched", 64, 4096, 4, "q"))
+    return timeline
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 1000), st.integers(1, 9)), min_size=1, max_size=40),
+    st.lists(st.floats(0.01, 1.0), min_size=1, max_size=4),
+)
+def test_quantiles_are_those_of_the_repeated_values(
+    pairs: list[tuple[int, int]], shares: list[float]
+) -> None:
+    repeated = sorted(value for value, weight in pairs for _ in range(weight))
+    expected = []
+    for share in shares:
+        needed = next(n for n in range(1, len(repeated) + 1) if n >= share * len(repeated))
+        expected.append(repeated[needed - 1])
+    assert quantiles(pairs, shares) == expected
+
+
+def test_quantiles_of_nothing_is_an_error() -> None:
+    with pytest.raises(ValueError, match="nothing"):
+        quantiles([], [0.5])
+
+
+def test_an_empty_slice_is_seen() -> None:
+    assert quantiles([(7, 0)], [0.5]) == [7]
+
+
+def test_latency_separates_resting_from_migrating() -> None:
+    latency = sample().latency_ns((0.5, 1.0))
+    assert latency == {"resting": [1_000_000, 1_000_000], "migrating": [100_000_000, 100_000_000]}
+    timeline = sample()
+    timeline.migrations.clear()
+    assert timeline.latency_ns()["migrating"] == []
+
+
+def test_windows_cover_every_slice_once_and_know_the_migration() -> None:
+    timeline = sample()
+    windows = timeline.windows(0.5)
+    assert sum(window.rows for window in windows) == sum(s.rows for s in timeline.slices)
+    assert max(w.max_ns for w in windows if not w.migrating) == 1_000_000
+    assert max(w.p50_ns for w in windows if w.migrating) == 100_000_000
+    assert Timeline().windows() == []
+
+
+def test_workers_add_up_over_queries_at_equal_moments() -> None:
+    both = [WorkerSample(T0, 0, 1, 2, 3, 4, query) for query in "ab"] + [WorkerSample(T0, 1, 9, 9, 9, 9)]
+    summed = per_worker(both)
+    assert [(s.bins, s.keys, s.state_bytes, s.rows) for s in summed[0]] == [(2, 4, 6, 8)]
+    assert len(summed[1]) == 1
+
+
+def test_json_keeps_everything() -> None:
+    timeline = sample()
+    assert Timeline.from_json(timeline.to_json()) == timeline
+
+
+@pytest.mark.parametrize(
+    "text", ["", "[]", "{}", '{"format": 1}', '{"format": 2}', '{"format": 1, "title": "x", "epochs": [{}]}']
+)
+def test_what_is_no_timeline_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match="timeline"):
+        Timeline.from_json(text)
+
+
+def test_units() -> None:
+    assert [size_text(n) for n in (0, 999, 1000, 3_400_000, 5e9)] == [
+        "0 B",
+        "999 B",
+        "1 kB",
+        "3.4 MB",
+        "5 GB",
+    ]
+    assert [duration_text(s) for s in (8.4e-4, 0.012, 3.21)] == ["840 µs", "12 ms", "3.21 s"]
+
+
+class _Page(html.parser.HTMLParser):
+    """Collects what a browser would fetch, checks that tags close, and keeps the text."""
+
+    VOID = frozenset({"meta", "br", "img", "link", "input", "hr"})
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.fetched: list[str] = []
+        self.text: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        if tag not in self.VOID:
+            self.open.append(tag)
+        if tag in {"script", "link", "iframe", "object"}:
+            self.fetched.append(tag)
+        for name, value in attrs:
+            if name in {"src", "href", "xlink:href"} and not str(value).startswith(("#", "data:")):
+                self.fetched.append(f"{tag} {name}={value}")
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        self.text.append(data)
+
+
+def test_the_page_is_whole_and_fetches_nothing(tmp_path: Path) -> None:
+    checks = [Check("counts", True, "10 = 10"), Check("<hot>", False, "a & b")]
+    save_page(sample(), tmp_path / "report.html", checks=checks, notes=["a <note>"])
+    text = (tmp_path / "report.html").read_text(encoding="utf-8")
+    parsed = _Page()
+    parsed.feed(text)
+    parsed.close()
+    assert parsed.open == []
+    assert parsed.fetched == []
+    assert not re.search(r"url\((?!#)|@import", text)
+    shown = " ".join(parsed.text)
+    for expected in ("a <run> & more", "counts: holds.", "<hot>: FAILS.", "a <note>", "batched", "64 bins"):
+        assert expected in shown
+
+
+def test_the_page_of_nothing_is_a_page() -> None:
+    assert "penstock run" in page(Timeline())
+
+
+def test_without_matplotlib_the_page_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(__import__("sys").modules, "matplotlib", None)
+    text = page(sample())
+    assert "<svg" not in text
+    assert "matplotlib is not installed" in text
+
+
+def test_the_picture_is_a_png_of_the_whole_run(tmp_path: Path) -> None:
+    from penstock.report.plot import draw, save_png
+
+    figure = draw(sample())
+    latency = figure.axes[0]
+    assert latency.get_yscale() == "log"
+    assert [text.get_text().splitlines()[0] for text in latency.texts] == ["batched of q"]
+    assert figure.axes[-1].get_xlim()[1] == pytest.approx(9.9, abs=0.2)
+    save_png(sample(), tmp_path / "run.png")
+    content = (tmp_path / "run.png").read_bytes()
+    assert content.startswith(b"\x89PNG\r\n")
+    width, height = struct.unpack(">II", content[16:24])
+    assert width > 1000
+    assert height > 600
+    save_png(Timeline(), tmp_path / "empty.png")
+
+
+def test_the_json_form_is_one_object_with_a_version() -> None:
+    assert json.loads(sample().to_json())["format"] == 1
