@@ -1,0 +1,121 @@
+"""The live view: in place on a terminal, plain lines elsewhere, and errors of the snapshot function."""
+
+from __future__ import annotations
+
+import io
+import threading
+
+import pytest
+from rich.console import Console
+
+from penstock.live import LiveView, Move, Snapshot, WorkerLoad, bar, plain_line, sparkline
+
+
+def snapshot(state: str = "planned", epochs: int = 3) -> Snapshot:
+    return Snapshot(
+        title="demo",
+        phase="streaming",
+        elapsed_s=12.0,
+        total_s=60.0,
+        rows=123_456,
+        rows_per_s=40_000.0,
+        epochs=epochs,
+        epoch_s=[0.1, 0.2, 0.4],
+        workers=[WorkerLoad(0, 192, 1000, 64_000, 30_000.0), WorkerLoad(1, 64, 300, 20_000, 10_000.0)],
+        moves=[Move("half to worker 1", "batched", state, 64, 4096, 0.25)],  # type: ignore[arg-type]
+        slice_p50_s=0.0003,
+        slice_p99_s=0.002,
+    )
+
+
+def run_view(console: Console, snapshots: list[Snapshot]) -> None:
+    """Show each snapshot at least once, then leave."""
+    shown = threading.Event()
+    pending = list(snapshots)
+
+    def give() -> Snapshot:
+        current = pending.pop(0) if len(pending) > 1 else pending[0]
+        if len(pending) == 1:
+            shown.set()
+        return current
+
+    with LiveView(give, console, plain_every_s=0.0):
+        assert shown.wait(20)
+
+
+def test_plain_lines_when_there_is_no_terminal() -> None:
+    output = io.StringIO()
+    run_view(
+        Console(file=output, force_terminal=False, width=60),
+        [snapshot("planned"), snapshot("moving"), snapshot("done")],
+    )
+    lines = output.getvalue().splitlines()
+    assert "\x1b" not in output.getvalue()
+    moves = [line for line in lines if "migration" in line]
+    assert moves == [
+        "[ 12.0 s] migration half to worker 1, batched: moving",
+        "[ 12.0 s] migration half to worker 1, batched: done, 64 bins, 4.1 kB in 250 ms",
+    ]
+    assert lines[-1] == plain_line(snapshot())
+    assert "worker 1: 64 bins, 300 keys, 20 kB" in lines[-1]
+
+
+@pytest.mark.parametrize("width", [60, 80, 120])
+def test_a_terminal_is_redrawn_within_its_width(width: int) -> None:
+    output = io.StringIO()
+    console = Console(file=output, force_terminal=True, width=width, height=30, color_system="truecolor")
+    run_view(console, [snapshot("moving"), snapshot("done")])
+    text = output.getvalue()
+    assert "\x1b[" in text
+    assert text.rstrip().endswith("\x1b[?25h"), "the cursor is shown again"
+    plain = Console(file=io.StringIO(), force_terminal=False, width=width, record=True)
+    from penstock.live import draw
+
+    plain.print(draw(snapshot("done"), width=width))
+    lines = plain.export_text().splitlines()
+    assert max(map(len, lines)) <= width
+    assert any("123,456 rows" in line for line in lines)
+    assert any("half to worker 1" in line and "done" in line for line in lines)
+
+
+def test_nothing_yet_is_a_view_too() -> None:
+    empty = Snapshot(title="demo", phase="starting Spark", elapsed_s=0.0, total_s=0.0)
+    assert plain_line(empty) == "[  0.0 s] starting Spark"
+    output = io.StringIO()
+    run_view(Console(file=output, force_terminal=True, width=80), [empty])
+    assert "starting Spark" in output.getvalue()
+
+
+def test_an_error_of_the_snapshot_function_is_raised_at_the_end() -> None:
+    called = threading.Event()
+
+    def broken() -> Snapshot:
+        called.set()
+        raise KeyError("no such worker")
+
+    with (
+        pytest.raises(KeyError, match="no such worker"),
+        LiveView(broken, Console(file=io.StringIO(), force_terminal=False)),
+    ):
+        assert called.wait(20)
+    assert not [t for t in threading.enumerate() if t.name == "penstock-live"]
+
+
+def test_an_error_of_the_run_is_not_hidden() -> None:
+    def give() -> Snapshot:
+        return snapshot()
+
+    with (
+        pytest.raises(ZeroDivisionError),
+        LiveView(give, Console(file=io.StringIO(), force_terminal=False)),
+    ):
+        raise ZeroDivisionError
+    assert not [t for t in threading.enumerate() if t.name == "penstock-live"]
+
+
+def test_sparkline_and_bar() -> None:
+    assert sparkline([1, 10, 100], 10) == "▁▅█"
+    assert sparkline([5, 5], 10) == "▁▁"
+    assert sparkline([0.0, 1.0], 1) == "▁"
+    assert sparkline([], 10) == sparkline([1.0], 0) == ""
+    assert [bar(share, 4) for share in (-1, 0, 0.5, 1, 2)] == ["░░░░", "░░░░", "██░░", "████", "████"]
