@@ -239,8 +239,8 @@ def _moves(snapshot: Snapshot) -> Table:
     table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False)
     for name in ("migration", "strategy"):
         table.add_column(name, no_wrap=True)
-    for name in ("bins", "bytes", "took"):
-        table.add_column(name, justify="right", no_wrap=True, min_width=7)
+    for name, least in (("bins", 3), ("bytes", 6), ("took", 6)):
+        table.add_column(name, justify="right", no_wrap=True, min_width=least)
     table.add_column("")
     styles = {"planned": "dim", "moving": "bold magenta", "done": "green"}
     for move in snapshot.moves:
