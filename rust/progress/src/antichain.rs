@@ -26,9 +26,7 @@ pub struct Antichain<T> {
 
 impl<T> Default for Antichain<T> {
     fn default() -> Self {
-        Self {
-            elements: SmallVec::new(),
-        }
+        Self { elements: SmallVec::new() }
     }
 }
 
@@ -40,9 +38,7 @@ impl<T> Antichain<T> {
 
     /// The antichain of one element.
     pub fn from_elem(element: T) -> Self {
-        Self {
-            elements: SmallVec::from_buf([element]),
-        }
+        Self { elements: SmallVec::from_buf([element]) }
     }
 
     /// The elements, in no particular order.
@@ -90,11 +86,7 @@ impl<T: PartialOrder> Antichain<T> {
 
 impl<T: Eq> PartialEq for Antichain<T> {
     fn eq(&self, other: &Self) -> bool {
-        self.len() == other.len()
-            && self
-                .elements
-                .iter()
-                .all(|element| other.elements.contains(element))
+        self.len() == other.len() && self.elements.iter().all(|element| other.elements.contains(element))
     }
 }
 
@@ -138,11 +130,7 @@ pub struct MutableAntichain<T> {
 
 impl<T> Default for MutableAntichain<T> {
     fn default() -> Self {
-        Self {
-            counts: Counts::new(),
-            frontier: SmallVec::new(),
-            changes: ChangeBatch::new(),
-        }
+        Self { counts: Counts::new(), frontier: SmallVec::new(), changes: ChangeBatch::new() }
     }
 }
 
@@ -187,8 +175,7 @@ impl<T: PartialOrder + Ord + Clone> MutableAntichain<T> {
             }
             let least = self.counts.first_live();
             if least != self.frontier.first() {
-                self.changes
-                    .extend(self.frontier.drain(..).map(|time| (time, -1)));
+                self.changes.extend(self.frontier.drain(..).map(|time| (time, -1)));
                 self.changes.extend(least.map(|time| (time.clone(), 1)));
                 self.frontier.extend(least.cloned());
             }
@@ -220,25 +207,19 @@ impl<T: PartialOrder + Ord + Clone> MutableAntichain<T> {
         if dominated {
             return;
         }
-        let mut to = at; // first one not yet known to stay
-        match T::DIMENSION {
-            2 => {
-                let above = self.frontier[at..]
-                    .iter()
-                    .take_while(|other| time.less_equal(other))
-                    .count();
-                self.changes
-                    .extend(self.frontier.drain(at..at + above).map(|other| (other, -1)));
-            }
-            _ => {
-                while to < self.frontier.len() {
-                    if time.less_equal(&self.frontier[to]) {
-                        self.changes.update(self.frontier.remove(to), -1);
-                    } else {
-                        to += 1;
-                    }
+        if T::DIMENSION == 2 {
+            let behind = self.frontier[at..].iter();
+            let above = behind.take_while(|other| time.less_equal(other)).count();
+            self.changes.extend(self.frontier.drain(at..at + above).map(|other| (other, -1)));
+        } else {
+            let Self { frontier, changes, .. } = self;
+            frontier.retain(|other| {
+                let above = time.less_equal(other);
+                if above {
+                    changes.update(other.clone(), -1);
                 }
-            }
+                !above
+            });
         }
         self.changes.update(time.clone(), 1);
         self.frontier.insert(at, time);
@@ -253,30 +234,19 @@ impl<T: PartialOrder + Ord + Clone> MutableAntichain<T> {
         let mut exposed: SmallVec<[T; 4]> = SmallVec::new();
         if T::DIMENSION == 2 {
             // Whatever lies behind the next element of the frontier and above `time` is above that element too.
-            let (previous, next) = (
-                at.checked_sub(1).map(|at| &self.frontier[at]),
-                self.frontier.get(at),
-            );
+            let (previous, next) = (at.checked_sub(1).map(|at| &self.frontier[at]), self.frontier.get(at));
             for other in self.counts.live_after(time) {
                 if next.is_some_and(|next| next <= other) {
                     break;
                 }
                 let below = exposed.last().or(previous);
-                if time.less_equal(other)
-                    && !below.is_some_and(|below| below.less_equal(other))
-                    && !previous.is_some_and(|previous| previous.less_equal(other))
-                {
+                if time.less_equal(other) && !below.is_some_and(|below| below.less_equal(other)) {
                     exposed.push(other.clone());
                 }
             }
         } else {
             for other in self.counts.live_after(time) {
-                if time.less_equal(other)
-                    && !self
-                        .frontier
-                        .iter()
-                        .chain(&exposed)
-                        .any(|below| below.less_equal(other))
+                if time.less_equal(other) && !self.frontier.iter().chain(&exposed).any(|below| below.less_equal(other))
                 {
                     exposed.push(other.clone());
                 }
@@ -338,22 +308,10 @@ mod tests {
     #[test]
     fn one_update_reports_net_changes() {
         let mut frontier = MutableAntichain::from_elem(4u64);
-        assert_eq!(
-            frontier
-                .update_iter([(4, -1), (2, 1), (4, 1), (2, -1)])
-                .count(),
-            0
-        );
+        assert_eq!(frontier.update_iter([(4, -1), (2, 1), (4, 1), (2, -1)]).count(), 0);
         let changes: Vec<_> = frontier.update_iter([(4, -1), (7, 1), (9, 1)]).collect();
         assert_eq!(changes, [(4, -1), (7, 1)]);
-        assert_eq!(
-            (
-                frontier.count_for(&9),
-                frontier.count_for(&4),
-                frontier.live()
-            ),
-            (1, 0, 2)
-        );
+        assert_eq!((frontier.count_for(&9), frontier.count_for(&4), frontier.live()), (1, 0, 2));
     }
 
     #[test]
@@ -371,22 +329,10 @@ mod tests {
     fn leaving_exposes_only_what_nothing_else_covers() {
         let mut frontier = MutableAntichain::new();
         frontier.update_iter([(at(0, 9), 1), (at(1, 3), 1), (at(4, 0), 1)]);
-        frontier.update_iter([
-            (at(1, 7), 1),
-            (at(2, 5), 1),
-            (at(3, 4), 1),
-            (at(3, 9), 1),
-            (at(5, 3), 1),
-        ]);
+        frontier.update_iter([(at(1, 7), 1), (at(2, 5), 1), (at(3, 4), 1), (at(3, 9), 1), (at(5, 3), 1)]);
         let changes: Vec<_> = frontier.update_iter([(at(1, 3), -1)]).collect();
-        assert_eq!(
-            changes,
-            [(at(1, 3), -1), (at(1, 7), 1), (at(2, 5), 1), (at(3, 4), 1)]
-        );
-        assert_eq!(
-            frontier.frontier(),
-            [at(0, 9), at(1, 7), at(2, 5), at(3, 4), at(4, 0)]
-        );
+        assert_eq!(changes, [(at(1, 3), -1), (at(1, 7), 1), (at(2, 5), 1), (at(3, 4), 1)]);
+        assert_eq!(frontier.frontier(), [at(0, 9), at(1, 7), at(2, 5), at(3, 4), at(4, 0)]);
         assert_eq!(frontier.update_iter([(at(0, 0), 1)]).len(), 6);
     }
 }

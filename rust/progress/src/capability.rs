@@ -86,19 +86,12 @@ impl<T: Timestamp> Capability<T> {
     }
 
     fn check(&self, time: &T) -> Result<(), CapabilityError> {
-        if self.time.less_equal(time) {
-            Ok(())
-        } else {
-            Err(self.not_in_advance(time))
-        }
+        if self.time.less_equal(time) { Ok(()) } else { Err(self.not_in_advance(time)) }
     }
 
     #[cold]
     fn not_in_advance(&self, time: &T) -> CapabilityError {
-        CapabilityError::NotInAdvance {
-            held: format!("{:?}", self.time),
-            asked: format!("{time:?}"),
-        }
+        CapabilityError::NotInAdvance { held: format!("{:?}", self.time), asked: format!("{time:?}") }
     }
 }
 
@@ -120,10 +113,7 @@ impl<T: Timestamp> Drop for Capability<T> {
 
 impl<T: Timestamp> Debug for Capability<T> {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        formatter
-            .debug_struct("Capability")
-            .field("time", &self.time)
-            .finish_non_exhaustive()
+        formatter.debug_struct("Capability").field("time", &self.time).finish_non_exhaustive()
     }
 }
 
@@ -161,13 +151,7 @@ mod tests {
         let mut held = Capability::adopt(Product::new(0u64, 5u64), Rc::clone(&changes));
         let asked = Product::new(1, 0);
         let error = held.downgrade(&asked).unwrap_err();
-        assert_eq!(
-            error,
-            CapabilityError::NotInAdvance {
-                held: "(0, 5)".to_owned(),
-                asked: "(1, 0)".to_owned()
-            }
-        );
+        assert_eq!(error, CapabilityError::NotInAdvance { held: "(0, 5)".to_owned(), asked: "(1, 0)".to_owned() });
         assert_eq!(held.delayed(&asked).unwrap_err(), error);
         assert_eq!(*held.time(), Product::new(0, 5));
         assert!(changes.borrow_mut().is_empty());

@@ -55,11 +55,7 @@ impl<T> ExactSizeIterator for Drain<'_, T> {}
 
 impl<T> Default for ChangeBatch<T> {
     fn default() -> Self {
-        Self {
-            updates: SmallVec::new(),
-            clean: 0,
-            zeros: false,
-        }
+        Self { updates: SmallVec::new(), clean: 0, zeros: false }
     }
 }
 
@@ -232,11 +228,7 @@ mod tests {
         for key in 0..1_000_000u64 {
             batch.update(key + 4, 1);
             batch.update(key, -1);
-            assert!(
-                batch.held() <= 4 * TAIL + 2 * SEARCHED,
-                "{} entries at {key}",
-                batch.held()
-            );
+            assert!(batch.held() <= 4 * TAIL + 2 * SEARCHED, "{} entries at {key}", batch.held());
         }
         assert_eq!(batch.len(), 8);
     }

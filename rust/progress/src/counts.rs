@@ -109,10 +109,7 @@ impl<T: Ord> Counts<T> {
                 let from = find(ring, time).map_or_else(|at| at, |at| at + 1);
                 (Some(ring.range(from..)), None)
             }
-            Self::Tree(tree) => (
-                None,
-                Some(tree.range((Bound::Excluded(time), Bound::Unbounded))),
-            ),
+            Self::Tree(tree) => (None, Some(tree.range((Bound::Excluded(time), Bound::Unbounded)))),
         };
         ring.into_iter()
             .flatten()
@@ -167,10 +164,7 @@ mod tests {
         assert_eq!(counts.add(4097, -1), (0, -1));
         assert!(matches!(counts, Counts::Tree(_)));
         assert_eq!(counts.add(4097, 1), (-1, 0));
-        assert_eq!(
-            (counts.len(), counts.get(&4096), counts.get(&4097)),
-            (4096, 1, 0)
-        );
+        assert_eq!((counts.len(), counts.get(&4096), counts.get(&4097)), (4096, 1, 0));
         assert_eq!(counts.live_after(&4096).next(), Some(&4098));
         for time in 0..4090u64 {
             assert_eq!(counts.add(2 * time, -1), (1, 0));
@@ -187,9 +181,6 @@ mod tests {
         }
         assert_eq!(counts.add(1000, -2), (2, 0));
         assert!(matches!(counts, Counts::Tree(_)));
-        assert_eq!(
-            (counts.len(), counts.get(&1000), counts.get(&999)),
-            (1999, 0, 2)
-        );
+        assert_eq!((counts.len(), counts.get(&1000), counts.get(&999)), (1999, 0, 2));
     }
 }

@@ -30,7 +30,5 @@ pub use change_batch::{ChangeBatch, Drain};
 pub use notificator::{Notificator, PostDated};
 pub use order::{PartialOrder, TotalOrder};
 pub use probe::ProbeHandle;
-pub use reachability::{
-    GraphBuilder, GraphError, Location, Port, Source, Target, Tracker, UnknownLocation,
-};
+pub use reachability::{GraphBuilder, GraphError, Location, Port, Source, Target, Tracker, UnknownLocation};
 pub use timestamp::{FlowSummary, FlowTime, PathSummary, Product, Refines, Timestamp};

@@ -17,9 +17,7 @@ use crate::capability::Capability;
 use crate::timestamp::Timestamp;
 
 fn complete<T: Timestamp>(time: &T, frontiers: &[&[T]]) -> bool {
-    !frontiers
-        .iter()
-        .any(|frontier| frontier.iter().any(|element| element.less_equal(time)))
+    !frontiers.iter().any(|frontier| frontier.iter().any(|element| element.less_equal(time)))
 }
 
 /// Hands back capabilities once their times are complete.
@@ -34,9 +32,7 @@ pub struct Notificator<T: Timestamp> {
 impl<T: Timestamp> Notificator<T> {
     /// Nothing requested.
     pub fn new() -> Self {
-        Self {
-            pending: BTreeMap::new(),
-        }
+        Self { pending: BTreeMap::new() }
     }
 
     /// Asks for one delivery of this capability when its time is complete. O(log n).
@@ -94,10 +90,7 @@ pub struct PostDated<T, K, V> {
 
 impl<T, K, V> Default for PostDated<T, K, V> {
     fn default() -> Self {
-        Self {
-            records: BTreeMap::new(),
-            pushed: 0,
-        }
+        Self { records: BTreeMap::new(), pushed: 0 }
     }
 }
 
@@ -116,11 +109,7 @@ impl<T: Timestamp, K, V> PostDated<T, K, V> {
     /// Removes, one by one, the records whose time is not in advance of `frontier`, in order of time, then insertion.
     /// What the iterator has not handed out stays pending.
     pub fn drain_ready<'a>(&'a mut self, frontier: &'a [T]) -> Ready<'a, T, K, V> {
-        Ready {
-            queue: self,
-            frontier,
-            after: None,
-        }
+        Ready { queue: self, frontier, after: None }
     }
 
     /// The least time by `Ord`, for which the owner must hold a capability. Under a partial order it is one of possibly
@@ -136,9 +125,7 @@ impl<T: Timestamp, K, V> PostDated<T, K, V> {
 
     /// Every record in order of time, then insertion.
     pub fn iter(&self) -> impl Iterator<Item = (&T, &K, &V)> {
-        self.records
-            .iter()
-            .map(|(key, record)| (&key.0, &record.0, &record.1))
+        self.records.iter().map(|(key, record)| (&key.0, &record.0, &record.1))
     }
 
     /// Removes and returns the records that match, such as those of a bin that moves, in order of time, then insertion.
@@ -181,23 +168,13 @@ impl<T: Timestamp, K, V> Iterator for Ready<'_, T, K, V> {
     fn next(&mut self) -> Option<(T, K, V)> {
         use std::ops::Bound::{Excluded, Unbounded};
         if T::DIMENSION <= 1 {
-            let entry = self
-                .queue
-                .records
-                .first_entry()
-                .filter(|entry| complete(&entry.key().0, &[self.frontier]))?;
+            let entry = self.queue.records.first_entry().filter(|entry| complete(&entry.key().0, &[self.frontier]))?;
             let ((time, _), (key, value)) = entry.remove_entry();
             return Some((time, key, value));
         }
         let from = self.after.as_ref().map_or(Unbounded, Excluded);
-        let ready = self
-            .queue
-            .records
-            .range((from, Unbounded))
-            .map(|(key, _)| key);
-        let found = { ready }
-            .find(|key| complete(&key.0, &[self.frontier]))?
-            .clone();
+        let ready = self.queue.records.range((from, Unbounded)).map(|(key, _)| key);
+        let found = { ready }.find(|key| complete(&key.0, &[self.frontier]))?.clone();
         let (key, value) = self.queue.records.remove(&found)?;
         let time = found.0.clone();
         self.after = Some(found);
@@ -223,20 +200,11 @@ mod tests {
         for time in [7, 3, 3, 5] {
             notificator.notify_at(Capability::mint(time, Rc::clone(&changes)));
         }
-        assert_eq!(
-            changes.borrow_mut().iter().copied().collect::<Vec<_>>(),
-            [(3, 1), (5, 1), (7, 1)]
-        );
+        assert_eq!(changes.borrow_mut().iter().copied().collect::<Vec<_>>(), [(3, 1), (5, 1), (7, 1)]);
         assert!(notificator.next(&[&[3]]).is_none());
         assert!(notificator.next(&[&[], &[2]]).is_none());
-        assert_eq!(
-            notificator.next(&[&[6], &[]]).map(|held| *held.time()),
-            Some(3)
-        );
-        assert_eq!(
-            notificator.next(&[&[6], &[5]]).map(|held| *held.time()),
-            None
-        );
+        assert_eq!(notificator.next(&[&[6], &[]]).map(|held| *held.time()), Some(3));
+        assert_eq!(notificator.next(&[&[6], &[5]]).map(|held| *held.time()), None);
         assert_eq!(notificator.next(&[&[6]]).map(|held| *held.time()), Some(5));
         assert_eq!(notificator.next(&[&[7]]).map(|held| *held.time()), None);
         assert_eq!(notificator.next(&[]).map(|held| *held.time()), Some(7));
@@ -249,16 +217,8 @@ mod tests {
         let mut notificator = Notificator::new();
         notificator.notify_at(Capability::mint(3, Rc::clone(&one)));
         notificator.notify_at(Capability::mint(3, Rc::clone(&two)));
-        assert!(
-            notificator
-                .next(&[])
-                .is_some_and(|held| held.valid_for(&one))
-        );
-        assert!(
-            notificator
-                .next(&[])
-                .is_some_and(|held| held.valid_for(&two))
-        );
+        assert!(notificator.next(&[]).is_some_and(|held| held.valid_for(&one)));
+        assert!(notificator.next(&[]).is_some_and(|held| held.valid_for(&two)));
         assert!(notificator.next(&[]).is_none());
     }
 
@@ -267,20 +227,11 @@ mod tests {
         let changes = Changes::default();
         let mut notificator = Notificator::new();
         for (outer, inner) in [(0u64, 5u64), (1, 0), (2, 2)] {
-            notificator.notify_at(Capability::mint(
-                Product::new(outer, inner),
-                Rc::clone(&changes),
-            ));
+            notificator.notify_at(Capability::mint(Product::new(outer, inner), Rc::clone(&changes)));
         }
         let frontier = [Product::new(0, 3)];
-        assert_eq!(
-            notificator.next(&[&frontier]).map(|held| *held.time()),
-            Some(Product::new(1, 0))
-        );
-        assert_eq!(
-            notificator.next(&[&frontier]).map(|held| *held.time()),
-            Some(Product::new(2, 2))
-        );
+        assert_eq!(notificator.next(&[&frontier]).map(|held| *held.time()), Some(Product::new(1, 0)));
+        assert_eq!(notificator.next(&[&frontier]).map(|held| *held.time()), Some(Product::new(2, 2)));
         assert!(notificator.next(&[&frontier]).is_none());
     }
 
@@ -312,13 +263,7 @@ mod tests {
             queue.push(time, 'k', time);
         }
         assert_eq!(queue.drain_ready(&[3]).next(), Some((0, 'k', 0)));
-        assert_eq!(
-            queue
-                .drain_ready(&[3])
-                .map(|record| record.2)
-                .collect::<Vec<_>>(),
-            [1, 2]
-        );
+        assert_eq!(queue.drain_ready(&[3]).map(|record| record.2).collect::<Vec<_>>(), [1, 2]);
         assert_eq!(queue.extract(|time, _, _| *time == 3), [(3, 'k', 3)]);
         assert!(queue.is_empty());
     }

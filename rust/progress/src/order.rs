@@ -41,9 +41,7 @@ macro_rules! natural_order {
     )*};
 }
 
-natural_order!(
-    u8, u16, u32, u64, u128, usize, i8, i16, i32, i64, i128, isize
-);
+natural_order!(u8, u16, u32, u64, u128, usize, i8, i16, i32, i64, i128, isize);
 
 impl PartialOrder for () {
     const DIMENSION: usize = 0;

@@ -45,13 +45,8 @@ struct State<T> {
 impl<T: Timestamp> ProbeHandle<T> {
     /// A probe that nobody feeds yet.
     pub fn new() -> Self {
-        let state = State {
-            frontier: MutableAntichain::from_elem(T::minimum()),
-            waiting: true,
-        };
-        Self {
-            state: Rc::new(RefCell::new(state)),
-        }
+        let state = State { frontier: MutableAntichain::from_elem(T::minimum()), waiting: true };
+        Self { state: Rc::new(RefCell::new(state)) }
     }
 
     /// Whether some element of the frontier is strictly less than `time`: whether a time before it may still appear.
@@ -79,9 +74,7 @@ impl<T: Timestamp> ProbeHandle<T> {
     pub fn update(&self, changes: impl IntoIterator<Item = (T, i64)>) {
         let mut state = self.state.borrow_mut();
         let initial = std::mem::take(&mut state.waiting).then(|| (T::minimum(), -1));
-        state
-            .frontier
-            .update_iter(changes.into_iter().chain(initial));
+        state.frontier.update_iter(changes.into_iter().chain(initial));
     }
 
     fn borrow(&self) -> Ref<'_, MutableAntichain<T>> {
@@ -97,20 +90,13 @@ impl<T: Timestamp> Default for ProbeHandle<T> {
 
 impl<T: Timestamp> Clone for ProbeHandle<T> {
     fn clone(&self) -> Self {
-        Self {
-            state: Rc::clone(&self.state),
-        }
+        Self { state: Rc::clone(&self.state) }
     }
 }
 
 impl<T: Timestamp> Debug for ProbeHandle<T> {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.with_frontier(|frontier| {
-            formatter
-                .debug_tuple("ProbeHandle")
-                .field(&frontier)
-                .finish()
-        })
+        self.with_frontier(|frontier| formatter.debug_tuple("ProbeHandle").field(&frontier).finish())
     }
 }
 

@@ -83,19 +83,13 @@ pub struct Location {
 
 impl From<Source> for Location {
     fn from(source: Source) -> Self {
-        Self {
-            node: source.node,
-            port: Port::Source(source.port),
-        }
+        Self { node: source.node, port: Port::Source(source.port) }
     }
 }
 
 impl From<Target> for Location {
     fn from(target: Target) -> Self {
-        Self {
-            node: target.node,
-            port: Port::Target(target.port),
-        }
+        Self { node: target.node, port: Port::Target(target.port) }
     }
 }
 
@@ -120,9 +114,7 @@ pub enum GraphError {
         node: usize,
     },
     /// A node's summaries do not have one row per input and one entry per output.
-    #[error(
-        "node {node} with {inputs} inputs and {outputs} outputs has a summary of shape {shape:?}"
-    )]
+    #[error("node {node} with {inputs} inputs and {outputs} outputs has a summary of shape {shape:?}")]
     SummaryShape {
         /// The node.
         node: usize,
@@ -171,26 +163,12 @@ impl<T: Timestamp> Default for GraphBuilder<T> {
 impl<T: Timestamp> GraphBuilder<T> {
     /// An empty graph.
     pub fn new() -> Self {
-        Self {
-            nodes: Vec::new(),
-            edges: Vec::new(),
-        }
+        Self { nodes: Vec::new(), edges: Vec::new() }
     }
 
     /// Adds a node; `summary[input][output]` holds the least advances from input to output, empty where no path leads.
-    pub fn add_node(
-        &mut self,
-        node: usize,
-        inputs: usize,
-        outputs: usize,
-        summary: Vec<Vec<Antichain<T::Summary>>>,
-    ) {
-        self.nodes.push(Node {
-            node,
-            inputs,
-            outputs,
-            summary,
-        });
+    pub fn add_node(&mut self, node: usize, inputs: usize, outputs: usize, summary: Vec<Vec<Antichain<T::Summary>>>) {
+        self.nodes.push(Node { node, inputs, outputs, summary });
     }
 
     /// Adds an edge.
@@ -206,24 +184,13 @@ impl<T: Timestamp> GraphBuilder<T> {
         let mut ports: BTreeMap<Location, usize> = BTreeMap::new();
         let mut locations = Vec::new();
         let mut seen = std::collections::BTreeSet::new();
-        for &Node {
-            node,
-            inputs,
-            outputs,
-            ref summary,
-        } in &self.nodes
-        {
+        for &Node { node, inputs, outputs, ref summary } in &self.nodes {
             if !seen.insert(node) {
                 return Err(GraphError::DuplicateNode { node });
             }
             if summary.len() != inputs || summary.iter().any(|row| row.len() != outputs) {
                 let shape = summary.iter().map(Vec::len).collect();
-                return Err(GraphError::SummaryShape {
-                    node,
-                    inputs,
-                    outputs,
-                    shape,
-                });
+                return Err(GraphError::SummaryShape { node, inputs, outputs, shape });
             }
             let targets = (0..inputs).map(|port| Location::from(Target { node, port }));
             for location in targets.chain((0..outputs).map(|port| Source { node, port }.into())) {
@@ -234,32 +201,16 @@ impl<T: Timestamp> GraphBuilder<T> {
         let mut paths: Vec<Vec<(usize, T::Summary)>> = vec![Vec::new(); locations.len()];
         for Node { node, summary, .. } in &self.nodes {
             for (input, row) in summary.iter().enumerate() {
-                let from = ports[&Target {
-                    node: *node,
-                    port: input,
-                }
-                .into()];
+                let from = ports[&Target { node: *node, port: input }.into()];
                 for (output, antichain) in row.iter().enumerate() {
-                    let to = ports[&Source {
-                        node: *node,
-                        port: output,
-                    }
-                    .into()];
-                    paths[from].extend(
-                        antichain
-                            .elements()
-                            .iter()
-                            .map(|summary| (to, summary.clone())),
-                    );
+                    let to = ports[&Source { node: *node, port: output }.into()];
+                    paths[from].extend(antichain.elements().iter().map(|summary| (to, summary.clone())));
                 }
             }
         }
         for &(from, to) in &self.edges {
             let find = |missing: Location| {
-                ports
-                    .get(&missing)
-                    .copied()
-                    .ok_or(GraphError::UnknownLocation { from, to, missing })
+                ports.get(&missing).copied().ok_or(GraphError::UnknownLocation { from, to, missing })
             };
             let (start, end) = (find(from.into())?, find(to.into())?);
             paths[start].push((end, T::Summary::default()));
@@ -272,16 +223,9 @@ impl<T: Timestamp> GraphBuilder<T> {
 }
 
 /// Orders the locations along the paths that need not advance time, or returns a cycle of such paths.
-fn topological<S: PartialOrder + Default>(
-    paths: &[Vec<(usize, S)>],
-) -> Result<Vec<usize>, Vec<usize>> {
+fn topological<S: PartialOrder + Default>(paths: &[Vec<(usize, S)>]) -> Result<Vec<usize>, Vec<usize>> {
     let identity = S::default();
-    let idle = |at: usize| {
-        paths[at]
-            .iter()
-            .filter(|path| !identity.less_than(&path.1))
-            .map(|path| path.0)
-    };
+    let idle = |at: usize| paths[at].iter().filter(|path| !identity.less_than(&path.1)).map(|path| path.0);
     let mut incoming = vec![0usize; paths.len()];
     for at in 0..paths.len() {
         idle(at).for_each(|to| incoming[to] += 1);
@@ -359,18 +303,9 @@ impl<T: Timestamp> Tracker<T> {
             location: locations[*at],
             stamps: MutableAntichain::new(),
             implied: MutableAntichain::new(),
-            paths: paths[*at]
-                .iter()
-                .map(|(to, summary)| (rank_of[*to], summary.clone()))
-                .collect(),
+            paths: paths[*at].iter().map(|(to, summary)| (rank_of[*to], summary.clone())).collect(),
         });
-        Self {
-            sites: sites.collect(),
-            ranks,
-            work: BinaryHeap::new(),
-            changes: ChangeBatch::new(),
-            live: 0,
-        }
+        Self { sites: sites.collect(), ranks, work: BinaryHeap::new(), changes: ChangeBatch::new(), live: 0 }
     }
 
     fn rank(&self, location: Location) -> Result<usize, UnknownLocation> {
@@ -383,20 +318,14 @@ impl<T: Timestamp> Tracker<T> {
     }
 
     fn known(&self, location: Location) -> usize {
-        self.rank(location)
-            .unwrap_or_else(|error| panic!("{error}"))
+        self.rank(location).unwrap_or_else(|error| panic!("{error}"))
     }
 
     /// Changes the count of a pointstamp that may come from outside, such as from a peer.
     ///
     /// # Errors
     /// [`UnknownLocation`]; nothing changes.
-    pub fn update(
-        &mut self,
-        location: Location,
-        time: T,
-        diff: i64,
-    ) -> Result<(), UnknownLocation> {
+    pub fn update(&mut self, location: Location, time: T, diff: i64) -> Result<(), UnknownLocation> {
         let rank = self.rank(location)?;
         self.change(rank, time, diff);
         Ok(())
@@ -430,10 +359,7 @@ impl<T: Timestamp> Tracker<T> {
     /// Carries all changes to the frontiers.
     pub fn propagate(&mut self) {
         while let Some(Reverse((time, rank, mut diff))) = self.work.pop() {
-            while let Some(Reverse((_, _, more))) = self
-                .work
-                .peek()
-                .filter(|next| next.0.1 == rank && next.0.0 == time)
+            while let Some(Reverse((_, _, more))) = self.work.peek().filter(|next| next.0.1 == rank && next.0.0 == time)
             {
                 diff += more;
                 self.work.pop();
@@ -449,16 +375,7 @@ impl<T: Timestamp> Tracker<T> {
                     }
                 }
                 if let Port::Target(port) = site.location.port {
-                    self.changes.update(
-                        (
-                            Target {
-                                node: site.location.node,
-                                port,
-                            },
-                            time,
-                        ),
-                        diff,
-                    );
+                    self.changes.update((Target { node: site.location.node, port }, time), diff);
                 }
             }
         }
@@ -466,10 +383,7 @@ impl<T: Timestamp> Tracker<T> {
 
     /// The net changes of target frontiers since the last call, by target, then time.
     pub fn drain_changes(&mut self) -> Vec<(Target, T, i64)> {
-        self.changes
-            .drain()
-            .map(|((target, time), diff)| (target, time, diff))
-            .collect()
+        self.changes.drain().map(|((target, time), diff)| (target, time, diff)).collect()
     }
 
     /// The times that may still arrive at an input, as of the last propagation.
@@ -495,11 +409,9 @@ impl<T: Timestamp> Tracker<T> {
 
     /// Every pointstamp with its count, if not zero: the sum of all changes ever made.
     pub fn accumulated(&self) -> impl Iterator<Item = ((Location, T), i64)> + '_ {
-        self.sites.iter().flat_map(|site| {
-            site.stamps
-                .counts()
-                .map(|(time, count)| ((site.location, time.clone()), count))
-        })
+        self.sites
+            .iter()
+            .flat_map(|site| site.stamps.counts().map(|(time, count)| ((site.location, time.clone()), count)))
     }
 
     /// The locations of the graph.
@@ -551,29 +463,18 @@ mod tests {
         tracker.propagate();
         assert!(tracker.locations().all(|location| {
             match location.port {
-                Port::Target(port) => tracker
-                    .frontier(Target::new(location.node, port))
-                    .is_empty(),
-                Port::Source(port) => tracker
-                    .source_frontier(Source::new(location.node, port))
-                    .is_empty(),
+                Port::Target(port) => tracker.frontier(Target::new(location.node, port)).is_empty(),
+                Port::Source(port) => tracker.source_frontier(Source::new(location.node, port)).is_empty(),
             }
         }));
     }
 
     #[test]
     fn an_idle_cycle_is_refused_with_its_locations() {
-        let Err(GraphError::CycleDoesNotAdvance { cycle }) = cyclic(0).build() else {
-            panic!("accepted")
-        };
+        let Err(GraphError::CycleDoesNotAdvance { cycle }) = cyclic(0).build() else { panic!("accepted") };
         assert_eq!(cycle.len(), 4);
-        assert!(
-            cycle.contains(&Target::new(2, 0).into()) && cycle.contains(&Source::new(1, 0).into())
-        );
-        let from = cycle
-            .iter()
-            .position(|at| *at == Target::new(2, 0).into())
-            .unwrap();
+        assert!(cycle.contains(&Target::new(2, 0).into()) && cycle.contains(&Source::new(1, 0).into()));
+        let from = cycle.iter().position(|at| *at == Target::new(2, 0).into()).unwrap();
         assert_eq!(cycle[(from + 1) % 4], Source::new(2, 0).into());
     }
 
@@ -587,24 +488,12 @@ mod tests {
         let (from, to) = (Source::new(0, 0), Target::new(1, 9));
         assert_eq!(
             missing(|graph| graph.add_edge(Source::new(0, 0), Target::new(1, 9))),
-            GraphError::UnknownLocation {
-                from,
-                to,
-                missing: to.into()
-            }
+            GraphError::UnknownLocation { from, to, missing: to.into() }
         );
-        assert_eq!(
-            missing(|graph| graph.add_node(3, 0, 0, vec![])),
-            GraphError::DuplicateNode { node: 3 }
-        );
+        assert_eq!(missing(|graph| graph.add_node(3, 0, 0, vec![])), GraphError::DuplicateNode { node: 3 });
         assert_eq!(
             missing(|graph| graph.add_node(9, 1, 2, vec![vec![Antichain::new()]])),
-            GraphError::SummaryShape {
-                node: 9,
-                inputs: 1,
-                outputs: 2,
-                shape: vec![1]
-            }
+            GraphError::SummaryShape { node: 9, inputs: 1, outputs: 2, shape: vec![1] }
         );
     }
 
@@ -612,17 +501,11 @@ mod tests {
     fn a_foreign_location_changes_nothing() {
         let mut tracker = cyclic(1).build().unwrap();
         let location = Source::new(4, 0).into();
-        assert_eq!(
-            tracker.update(location, 0, 1),
-            Err(UnknownLocation { location })
-        );
+        assert_eq!(tracker.update(location, 0, 1), Err(UnknownLocation { location }));
         assert!(tracker.is_done());
         tracker.update(Source::new(0, 0).into(), 0, -1).unwrap();
         assert!(!tracker.is_done());
-        assert_eq!(
-            tracker.accumulated().collect::<Vec<_>>(),
-            [((Source::new(0, 0).into(), 0), -1)]
-        );
+        assert_eq!(tracker.accumulated().collect::<Vec<_>>(), [((Source::new(0, 0).into(), 0), -1)]);
     }
 
     #[test]
@@ -630,12 +513,7 @@ mod tests {
         let mut graph = GraphBuilder::<Product<u64, u64>>::new();
         graph.add_node(0, 0, 1, vec![]);
         graph.add_node(1, 1, 1, vec![vec![by(Product::new(0, 1))]]);
-        graph.add_node(
-            2,
-            2,
-            1,
-            vec![vec![by(Product::default())], vec![by(Product::default())]],
-        );
+        graph.add_node(2, 2, 1, vec![vec![by(Product::default())], vec![by(Product::default())]]);
         graph.add_edge(Source::new(0, 0), Target::new(2, 0));
         graph.add_edge(Source::new(2, 0), Target::new(1, 0));
         graph.add_edge(Source::new(1, 0), Target::new(2, 1));
@@ -643,13 +521,7 @@ mod tests {
         tracker.update_source(Source::new(0, 0), Product::new(2, 0), 1);
         tracker.update_target(Target::new(1, 0), Product::new(0, 5), 1);
         tracker.propagate();
-        assert_eq!(
-            tracker.frontier(Target::new(1, 0)),
-            [Product::new(0, 5), Product::new(2, 0)]
-        );
-        assert_eq!(
-            tracker.frontier(Target::new(2, 1)),
-            [Product::new(0, 6), Product::new(2, 1)]
-        );
+        assert_eq!(tracker.frontier(Target::new(1, 0)), [Product::new(0, 5), Product::new(2, 0)]);
+        assert_eq!(tracker.frontier(Target::new(2, 1)), [Product::new(0, 6), Product::new(2, 1)]);
     }
 }

@@ -1,10 +1,11 @@
 //! Timestamps, the summaries of paths between them, and the nesting of scopes.
 //!
-//! A path summary says how far a time advances along a path: at least. Laws (`tests/laws.rs`), for a summary `s` and times
-//! `a ≤ b`: `a ≤ s(a)` (never backwards), `s(a) ≤ s(b)` (monotone), the default summary is the identity, and
-//! `r.followed_by(s)` of a time is `s(r(time))` wherever the latter exists. A summary strictly above the identity moves
-//! every time strictly forward: that is what makes a cycle legal. `None` means that the result lies beyond every
-//! representable time, so nothing can appear there.
+//! A path summary says how far a time advances along a path, at least: a time at the path's start, or any later one that
+//! is still to come there, appears at its end at the summary's result or later. Laws (`tests/laws.rs`), for a summary `s`
+//! and times `a ≤ b`: `a ≤ s(a)` (never backwards), `s(a) ≤ s(b)` (monotone, which makes the image of a frontier a
+//! frontier), the default summary is the identity, and `r.followed_by(s)` of a time is at most `s(r(time))` and equal to it
+//! unless coordinates overflow. A summary strictly above the identity moves every time strictly forward: that is what
+//! makes a cycle legal. `None` means that the result lies beyond every representable time, so nothing can appear there.
 //!
 //! Source: Naiad's structured timestamps as used by the papers (Megaphone §3.1, Faucet §3). Flow time is ours.
 
@@ -18,17 +19,7 @@ use crate::order::{PartialOrder, TotalOrder};
 
 /// A logical, partially ordered time. `Ord` must extend the partial order, see [`crate::order`].
 pub trait Timestamp:
-    Clone
-    + Eq
-    + Ord
-    + Hash
-    + Debug
-    + PartialOrder
-    + Serialize
-    + DeserializeOwned
-    + Send
-    + Sync
-    + 'static
+    Clone + Eq + Ord + Hash + Debug + PartialOrder + Serialize + DeserializeOwned + Send + Sync + 'static
 {
     /// How times advance along paths.
     type Summary: PathSummary<Self>;
@@ -38,9 +29,7 @@ pub trait Timestamp:
 }
 
 /// The least advance of a time along a path. `Default` is the identity.
-pub trait PathSummary<T>:
-    Clone + Eq + Ord + Hash + Debug + PartialOrder + Default + Send + Sync + 'static
-{
+pub trait PathSummary<T>: Clone + Eq + Ord + Hash + Debug + PartialOrder + Default + Send + Sync + 'static {
     /// The earliest time at the path's end for a time at its start; `None` when it is not representable.
     fn results_in(&self, time: &T) -> Option<T>;
 
@@ -155,17 +144,11 @@ where
 {
     #[inline]
     fn results_in(&self, time: &Product<A, B>) -> Option<Product<A, B>> {
-        Some(Product::new(
-            self.outer.results_in(&time.outer)?,
-            self.inner.results_in(&time.inner)?,
-        ))
+        Some(Product::new(self.outer.results_in(&time.outer)?, self.inner.results_in(&time.inner)?))
     }
     #[inline]
     fn followed_by(&self, next: &Self) -> Option<Self> {
-        Some(Self::new(
-            self.outer.followed_by(&next.outer)?,
-            self.inner.followed_by(&next.inner)?,
-        ))
+        Some(Self::new(self.outer.followed_by(&next.outer)?, self.inner.followed_by(&next.inner)?))
     }
 }
 
@@ -209,10 +192,9 @@ impl Debug for FlowTime {
 /// The advance of a [`FlowTime`]: with `epochs == 0` the slice grows by `slices`; otherwise the epoch grows and the slice
 /// starts again at `slices`. Ordered lexicographically, which is the pointwise order of the functions.
 ///
-/// Slices do not carry over into the next epoch: the last slice of an epoch has no successor within it, so a loop that
-/// counts slices ends there. One composition is therefore lenient: `(0, a)` followed by `(k, b)`, `k > 0`, forgets that `a`
-/// more slices had to exist, and reports `(epoch + k, b)` for a time that would have run out of slices. That is a lower
-/// bound, hence safe; every other composition is exact.
+/// Where an epoch runs out of slices the result is the start of the next epoch: times of that epoch may still follow, so
+/// neither "never" nor the last slice again would be sound (the first loses them, the second lets a loop support itself).
+/// A composition forgets where its parts would have run out; it is then earlier than they are, hence safe.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default, Debug)]
 pub struct FlowSummary {
     /// Epochs to add.
@@ -256,29 +238,23 @@ impl PathSummary<FlowTime> for FlowSummary {
     #[inline]
     fn results_in(&self, time: &FlowTime) -> Option<FlowTime> {
         if self.epochs == 0 {
-            Some(FlowTime::new(
-                time.epoch,
-                time.slice.checked_add(self.slices)?,
-            ))
+            match time.slice.checked_add(self.slices) {
+                Some(slice) => Some(FlowTime::new(time.epoch, slice)),
+                None => Some(FlowTime::new(time.epoch.checked_add(1)?, 0)),
+            }
         } else {
-            Some(FlowTime::new(
-                time.epoch.checked_add(self.epochs)?,
-                self.slices,
-            ))
+            Some(FlowTime::new(time.epoch.checked_add(self.epochs)?, self.slices))
         }
     }
     #[inline]
     fn followed_by(&self, next: &Self) -> Option<Self> {
         if next.epochs == 0 {
-            Some(Self::new(
-                self.epochs,
-                self.slices.checked_add(next.slices)?,
-            ))
+            match self.slices.checked_add(next.slices) {
+                Some(slices) => Some(Self::new(self.epochs, slices)),
+                None => Some(Self::new(self.epochs.checked_add(1)?, 0)),
+            }
         } else {
-            Some(Self::new(
-                self.epochs.checked_add(next.epochs)?,
-                next.slices,
-            ))
+            Some(Self::new(self.epochs.checked_add(next.epochs)?, next.slices))
         }
     }
 }
@@ -307,18 +283,10 @@ mod tests {
     fn closing_an_epoch_closes_its_slices() {
         let next = FlowTime::new(4, 0);
         assert!(FlowTime::new(3, u32::MAX).less_than(&next));
-        assert_eq!(
-            FlowSummary::new(1, 0).results_in(&FlowTime::new(3, 9)),
-            Some(next)
-        );
-        assert_eq!(
-            FlowSummary::new(0, 1).results_in(&FlowTime::new(3, u32::MAX)),
-            None
-        );
-        assert_eq!(
-            FlowSummary::new(1, 0).results_in(&FlowTime::new(u64::MAX, 0)),
-            None
-        );
+        assert_eq!(FlowSummary::new(1, 0).results_in(&FlowTime::new(3, 9)), Some(next));
+        assert_eq!(FlowSummary::new(0, 1).results_in(&FlowTime::new(3, u32::MAX)), Some(next));
+        assert_eq!(FlowSummary::new(0, 1).results_in(&FlowTime::new(u64::MAX, u32::MAX)), None);
+        assert_eq!(FlowSummary::new(1, 0).results_in(&FlowTime::new(u64::MAX, 0)), None);
     }
 
     #[test]
@@ -326,15 +294,9 @@ mod tests {
         let inner = <Product<FlowTime, u64> as Refines<FlowTime>>::to_inner(FlowTime::new(2, 7));
         assert_eq!(inner, Product::new(FlowTime::new(2, 7), 0));
         let later = Product::new(inner.outer, 12);
-        assert_eq!(
-            <Product<FlowTime, u64> as Refines<FlowTime>>::to_outer(later),
-            FlowTime::new(2, 7)
-        );
+        assert_eq!(<Product<FlowTime, u64> as Refines<FlowTime>>::to_outer(later), FlowTime::new(2, 7));
         let path = Product::new(FlowSummary::new(1, 0), 3);
-        assert_eq!(
-            <Product<FlowTime, u64> as Refines<FlowTime>>::summarize(path),
-            FlowSummary::new(1, 0)
-        );
+        assert_eq!(<Product<FlowTime, u64> as Refines<FlowTime>>::summarize(path), FlowSummary::new(1, 0));
     }
 
     #[test]
