@@ -1,0 +1,118 @@
+"""The command line: ``penstock nexmark``, ``penstock wordcount`` and their neighbours.
+
+Owns: the program's entry, its exit codes and the shape of its errors. Exit code 0: done; 1:
+the run failed; 2: the command line is wrong; 130: interrupted. An error is one line that names
+the bad value and what to do; ``--debug`` shows the traceback instead.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from typing import Annotated
+
+import typer
+
+from penstock.cli import demo, nexmark, wordcount
+from penstock.cli.common import UsageError, one_line
+from penstock.errors import PenstockError
+
+__all__ = ["app", "main"]
+
+app = typer.Typer(
+    name="penstock",
+    add_completion=False,
+    no_args_is_help=True,
+    rich_markup_mode="markdown",
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+app.command(name="demo")(demo.demo)
+app.command(name="nexmark", epilog=nexmark.EPILOG)(nexmark.nexmark)
+app.command(name="wordcount", epilog=wordcount.EPILOG)(wordcount.wordcount)
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool, typer.Option("--version", help="Print the version and exit.", is_eager=True)
+    ] = False,
+    debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks of errors.")] = False,
+) -> None:
+    """Dataflow with keyed state that moves while it runs: workloads to try it on.
+
+    Each command runs in this process (`--host local`), as a Spark batch job (`--host spark`) or
+    resident beside a Spark stream (`--host engine`), with the same results.
+    """
+    del debug  # read by main, which must know it before anything is parsed
+    if version:
+        from penstock import _native
+
+        print(f"penstock {_native.version()}")
+        raise typer.Exit()
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the program and return its exit code.
+
+    Parameters
+    ----------
+    arguments : sequence of str, optional
+        Default those of the process.
+
+    Returns
+    -------
+    int
+        0, 1, 2 or 130.
+
+    Examples
+    --------
+    >>> main(["nexmark", "--query", "q9", "--input", "x", "--output", "y"])
+    2
+    """
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    debug = "--debug" in given
+    # Anywhere on the line is fine: people add it to the end of what failed.
+    given = [word for word in given if word != "--debug"]
+    try:
+        result = app(given, prog_name="penstock", standalone_mode=False)
+        return result if isinstance(result, int) else 0
+    except KeyboardInterrupt:
+        return _interrupted()
+    except BrokenPipeError:
+        # The reader of our output is gone; say nothing and keep the interpreter from saying it.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    except Exception as error:
+        if debug:
+            raise
+        if isinstance(error, UsageError):
+            return _fail(str(error), 2)
+        if isinstance(error, (PenstockError, OSError, TimeoutError)):
+            return _fail(one_line(error), 1)
+        if type(error).__name__ == "Abort":
+            return _interrupted()
+        # What the option parser raises has no common base over typer's releases.
+        if hasattr(error, "format_message") and hasattr(error, "exit_code"):
+            return _usage(error)
+        return _fail(f"{one_line(error)} (this is not expected; --debug shows where)", 1)
+
+
+def _usage(error: Exception) -> int:
+    message = str(error.format_message())  # type: ignore[attr-defined]
+    if type(error).__name__ == "NoArgsIsHelpError":
+        print(message)
+        return 2
+    command = getattr(getattr(error, "ctx", None), "command_path", "penstock")
+    return _fail(f"{' '.join(message.split())} (see {command} --help)", 2)
+
+
+def _fail(message: str, code: int) -> int:
+    print(f"penstock: {message}", file=sys.stderr)
+    return code
+
+
+def _interrupted() -> int:
+    print("penstock: interrupted", file=sys.stderr)
+    return 130

@@ -1,0 +1,421 @@
+"""What the commands share: options, outputs that appear whole or not at all, Spark, reports.
+
+Invariant: whatever ends a command (an error, Ctrl-C), no partial output file and no temporary
+file stays behind.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import enum
+import json
+import os
+import re
+import resource
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+
+from penstock.durations import format_duration, parse_duration
+from penstock.errors import ConfigError
+from penstock.flow import Flow
+from penstock.local import LocalSession, Migration, batches
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+__all__ = [
+    "Host",
+    "Move",
+    "Report",
+    "Strategy",
+    "UsageError",
+    "check_output",
+    "local_host",
+    "one_line",
+    "parse_move",
+    "spark_session",
+    "whole_file",
+]
+
+_MOVE = re.compile(r"(\d+):(\d+)@(.+)")
+
+
+class UsageError(Exception):
+    """The command line is wrong; the message names the option, the value and what to do."""
+
+
+class Host(str, enum.Enum):
+    """Where a command runs."""
+
+    local = "local"
+    spark = "spark"
+    engine = "engine"
+
+
+class Strategy(str, enum.Enum):
+    """How many bins a migration moves at once."""
+
+    all_at_once = "all-at-once"
+    batched = "batched"
+    fluid = "fluid"
+
+
+@dataclass(frozen=True)
+class Move:
+    """One ``--migrate`` option.
+
+    Attributes
+    ----------
+    source, target : int
+        Worker numbers.
+    share : float or None
+        Share of the input, 0 to 1, after which it starts.
+    after_s : float or None
+        Seconds of the run after which it starts.
+    """
+
+    source: int
+    target: int
+    share: float | None
+    after_s: float | None
+
+    def due(self, rows: int, total: int, seconds: float) -> bool:
+        """Tell whether it is time to start."""
+        if self.share is not None:
+            return rows >= self.share * total
+        return self.after_s is not None and seconds >= self.after_s
+
+    def __str__(self) -> str:
+        when = f"{self.share * 100:g}%" if self.share is not None else f"{self.after_s:g}s"
+        return f"{self.source}:{self.target}@{when}"
+
+
+@dataclass
+class Report:
+    """What a command did; printed as text or as one JSON object.
+
+    `rows_name` is what people call the rows.
+    """
+
+    command: str
+    host: str
+    workers: int
+    output: str
+    rows: int = 0
+    output_rows: int = 0
+    late_rows: int = 0
+    seconds: float = 0.0
+    more: dict[str, Any] = field(default_factory=dict)
+    migrations: list[dict[str, Any]] = field(default_factory=list)
+    rows_name: str = "rows"
+
+    def to_json(self) -> str:
+        """Return the report as one line of JSON."""
+        peak_kib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        return json.dumps(
+            {
+                "command": self.command,
+                **self.more,
+                "host": self.host,
+                "workers": self.workers,
+                "rows": self.rows,
+                "seconds": round(self.seconds, 6),
+                "rows_per_second": round(self.rows / self.seconds) if self.seconds else 0,
+                "output_rows": self.output_rows,
+                "late_rows": self.late_rows,
+                "migrations": self.migrations,
+                "peak_memory_bytes": peak_kib * (1 if sys.platform == "darwin" else 1024),
+                "output": self.output,
+            }
+        )
+
+    def show(self, as_json: bool) -> None:
+        """Print the report, and on stderr what the user should know about late rows."""
+        if as_json:
+            print(self.to_json())
+        else:
+            rate = self.rows / self.seconds if self.seconds else 0.0
+            print(
+                f"{self.rows:,} {self.rows_name} in {self.seconds:.2f} s ({rate:,.0f}/s),"
+                f" {self.output_rows:,} rows to {self.output}"
+            )
+            for move in self.migrations:
+                print(
+                    f"migration {move['migrate']} ({move['strategy']}): {move['moved']} bins,"
+                    f" {move['bytes']:,} bytes, {move['seconds'] * 1e3:.1f} ms in {move['steps']} steps"
+                )
+        if self.late_rows:
+            print(
+                f"penstock: {self.late_rows} of {self.rows} rows came after their windows had closed and are"
+                " in no result; raise --lateness to the disorder of the input, for example --lateness 10s",
+                file=sys.stderr,
+            )
+
+
+def one_line(error: BaseException) -> str:
+    """Return the message of an error on one line, with the cause of a failed user function."""
+    text = " ".join(str(error).split()) or type(error).__name__
+    cause = error.__cause__
+    if cause is not None and type(error).__name__ == "UserFunctionError":
+        reason = " ".join(str(cause).split())
+        if reason not in text:
+            text += f" ({type(cause).__name__}: {reason})"
+    return text
+
+
+def parse_move(text: str, workers: int) -> Move:
+    """Read ``FROM:TO@WHEN``.
+
+    Parameters
+    ----------
+    text : str
+        WHEN is a share of the input (``50%``) or a time since the start (``2s``).
+    workers : int
+        How many workers there are.
+
+    Returns
+    -------
+    Move
+        What to do when.
+
+    Raises
+    ------
+    UsageError
+        When the text is something else, or names a worker that does not exist.
+
+    Examples
+    --------
+    >>> print(parse_move("0:1@50%", workers=2))
+    0:1@50%
+    """
+    match = _MOVE.fullmatch(text)
+    if match is None:
+        raise UsageError(f"--migrate {text!r}: write FROM:TO@WHEN, for example 0:1@50% or 0:1@2s")
+    source, target, when = int(match.group(1)), int(match.group(2)), match.group(3)
+    for worker in (source, target):
+        if worker >= workers:
+            raise UsageError(
+                f"--migrate {text!r}: worker {worker} does not exist;"
+                f" with --workers {workers} they are 0 to {workers - 1}"
+            )
+    if source == target:
+        raise UsageError(f"--migrate {text!r}: both workers are {source}; name two different ones")
+    if when.endswith("%"):
+        try:
+            share = float(when[:-1]) / 100
+        except ValueError:
+            share = -1.0
+        if not 0 <= share <= 1:
+            raise UsageError(f"--migrate {text!r}: {when!r} is no share of the input; write 0% to 100%")
+        return Move(source, target, share, None)
+    try:
+        return Move(source, target, None, parse_duration(when, "time", allow_zero=True) / 1e6)
+    except ConfigError as error:
+        raise UsageError(f"--migrate {text!r}: {error}; or a share of the input such as 50%") from error
+
+
+def parse_lateness(text: str) -> str:
+    """Check ``--lateness`` and return it in one spelling."""
+    try:
+        return format_duration(parse_duration(text, "--lateness", allow_zero=True))
+    except ConfigError as error:
+        raise UsageError(str(error)) from error
+
+
+def check_output(output: Path) -> None:
+    """Refuse an output that cannot be written, before any work is done."""
+    if output.is_dir():
+        raise UsageError(f"--output {output}: is a folder; name a file")
+    folder = output.absolute().parent
+    if not folder.is_dir():
+        raise UsageError(f"--output {output}: the folder {folder} does not exist; make it first")
+    if not os.access(folder, os.W_OK):
+        raise UsageError(f"--output {output}: the folder {folder} is not writable")
+
+
+@contextlib.contextmanager
+def whole_file(output: Path) -> Iterator[Path]:
+    """Give a path to write to, and move it to its place when all went well.
+
+    Parameters
+    ----------
+    output : Path
+        Where the file shall be.
+
+    Yields
+    ------
+    Path
+        A new file in the same folder; gone, if anything goes wrong.
+    """
+    handle, name = tempfile.mkstemp(prefix=f".{output.name}.", suffix=".part", dir=output.absolute().parent)
+    os.close(handle)
+    part = Path(name)
+    try:
+        yield part
+        umask = os.umask(0)
+        os.umask(umask)
+        part.chmod(0o666 & ~umask)
+        os.replace(part, output)
+    finally:
+        part.unlink(missing_ok=True)
+
+
+def local_host(
+    flow: Flow,
+    source: Iterator[pa.RecordBatch],
+    report: Report,
+    *,
+    total: int,
+    moves: list[Move],
+    strategy: str,
+    progress: bool,
+    batch_rows: int,
+) -> Iterator[pa.RecordBatch]:
+    """Run a flow on threads of this process, with migrations on the way.
+
+    Parameters
+    ----------
+    flow : Flow
+        What to compute.
+    source : iterator of pyarrow.RecordBatch
+        The input.
+    report : Report
+        Gets the late rows and the migrations.
+    total : int
+        Rows of the input, for migrations at a share of it and for the progress bar.
+    moves : list of Move
+        Migrations to start on the way.
+    strategy : str
+        How they move bins.
+    progress : bool
+        Show a progress bar.
+    batch_rows : int
+        Rows per epoch at most.
+
+    Yields
+    ------
+    pyarrow.RecordBatch
+        Results.
+    """
+
+    def late(batch: pa.RecordBatch) -> None:
+        report.late_rows += batch.num_rows
+
+    with (
+        LocalSession(flow, report.workers, late=late, batch_rows=batch_rows) as session,
+        _bar(progress, total) as step,
+    ):
+        fed = _fed(session, flow, source, report, total, moves, strategy, batch_rows)
+        for batch in session.run(fed):
+            step(session.rows)
+            yield batch
+
+
+def _fed(
+    session: LocalSession,
+    flow: Flow,
+    source: Iterator[pa.RecordBatch],
+    report: Report,
+    total: int,
+    moves: list[Move],
+    strategy: str,
+    batch_rows: int,
+) -> Iterator[pa.RecordBatch]:
+    begin = time.perf_counter()
+    waiting = list(moves)
+    running: list[tuple[Move, Migration]] = []
+
+    def start() -> None:
+        for move in list(waiting):
+            if move.due(report.rows, total, time.perf_counter() - begin):
+                waiting.remove(move)
+                running.append((move, session.migrate(move.source, move.target, strategy)))
+
+    for batch in batches(source, flow.input_schema, batch_rows):
+        start()
+        report.rows += batch.num_rows
+        yield batch
+    start()
+    for move, migration in running:
+        done = migration.wait()
+        report.migrations.append(migration_report(str(move), strategy, done))
+    for move in waiting:
+        print(f"penstock: --migrate {move} did not start: the input ended before", file=sys.stderr)
+
+
+def migration_report(move: str, strategy: str, done: dict[str, Any]) -> dict[str, Any]:
+    """Return what is worth telling of a finished migration."""
+    steps = done.get("steps", [])
+    seconds = (steps[-1]["ended_ns"] - steps[0]["started_ns"]) / 1e9 if steps else 0.0
+    return {
+        "migrate": move,
+        "strategy": strategy,
+        "moved": int(done["moved"]),
+        "bytes": int(done["bytes"]),
+        "steps": len(steps),
+        "seconds": seconds,
+    }
+
+
+@contextlib.contextmanager
+def spark_session(name: str, workers: int, master: str | None) -> Iterator[SparkSession]:
+    """Start a Spark session for a command and stop it after.
+
+    Parameters
+    ----------
+    name : str
+        Application name.
+    workers : int
+        Threads of a local master, and partitions of shuffles.
+    master : str or None
+        Spark master; default ``local[workers]``.
+
+    Yields
+    ------
+    pyspark.sql.SparkSession
+        Classic.
+    """
+    try:
+        from pyspark.sql import SparkSession
+    except ImportError as error:
+        raise UsageError("--host spark and engine need Spark: pip install 'penstock[spark]'") from error
+    from penstock.spark.java import JavaNotFound, ensure_java
+
+    try:
+        ensure_java()
+    except JavaNotFound as error:
+        raise ConfigError(str(error)) from error
+    builder = (
+        SparkSession.builder.master(master or f"local[{workers}]")
+        .appName(name)
+        .config("spark.ui.enabled", "false")
+        .config("spark.ui.showConsoleProgress", "false")
+        .config("spark.sql.shuffle.partitions", str(workers))
+        .config("spark.log.level", "ERROR")
+    )
+    session = builder.getOrCreate()
+    session.sparkContext.setLogLevel("ERROR")
+    try:
+        yield session
+    finally:
+        session.stop()
+
+
+@contextlib.contextmanager
+def _bar(progress: bool, total: int) -> Iterator[Any]:
+    if not progress:
+        yield lambda rows: None
+        return
+    from rich.console import Console
+    from rich.progress import Progress
+
+    with Progress(console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task("rows", total=total)
+        yield lambda rows: bar.update(task, completed=rows)

@@ -1,0 +1,165 @@
+"""``penstock nexmark``: NEXMark queries over a folder of bids."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated, Optional
+
+import pyarrow as pa
+import typer
+
+from penstock.cli.common import (
+    Host,
+    Move,
+    Report,
+    Strategy,
+    UsageError,
+    check_output,
+    local_host,
+    parse_lateness,
+    parse_move,
+    spark_session,
+    whole_file,
+)
+from penstock.errors import ConfigError
+from penstock.flow import Flow
+from penstock.workloads import nexmark as workload
+
+__all__ = ["EPILOG", "nexmark"]
+
+EPILOG = """
+**Examples**
+
+`penstock nexmark --query q5_beam --input DIR --output out.parquet`
+
+`penstock nexmark --query q7_mega --input DIR --output out.parquet --workers 2 --migrate 0:1@50% --json`
+
+`penstock nexmark --query q5_mega --input SHUFFLED --output out.parquet --lateness 10s`
+
+`penstock nexmark --query q5_beam --input DIR --output out.parquet --host spark --workers 2`
+"""
+
+
+def nexmark(
+    query: Annotated[str, typer.Option(help=f"Which query: {', '.join(workload.QUERIES)}.")],
+    input: Annotated[Path, typer.Option(help="Folder with bid.parquet and params.json (window lengths).")],
+    output: Annotated[Path, typer.Option(help="Parquet file to write; replaced when all went well.")],
+    host: Annotated[
+        Host, typer.Option(help="Where: this process, a Spark batch job, or resident beside a Spark stream.")
+    ] = Host.local,
+    workers: Annotated[int, typer.Option(help="Workers, each with its share of the state.")] = 1,
+    lateness: Annotated[
+        str,
+        typer.Option(
+            help="How far bids may be out of order in event time, such as 10s. The watermark is the"
+            " greatest event time less this. 0s serves files sorted by event time; batch jobs (--host spark) need none."
+        ),
+    ] = "0s",
+    migrate: Annotated[
+        Optional[list[str]],  # noqa: UP045 -- typer reads it at run time, also on Python 3.10
+        typer.Option(
+            metavar="FROM:TO@WHEN",
+            help="Move the state of worker FROM to worker TO while the query runs. WHEN is a share of the"
+            " input (50%) or a time since the start (2s). May be given more than once. Hosts local and engine.",
+        ),
+    ] = None,
+    strategy: Annotated[
+        Strategy, typer.Option(help="How many bins a migration moves at once: all, 16, or one.")
+    ] = Strategy.batched,
+    batch_rows: Annotated[
+        int, typer.Option(help="Input rows per epoch, at whose end the watermark moves.")
+    ] = 8192,
+    master: Annotated[
+        Optional[str],  # noqa: UP045
+        typer.Option(
+            help="Spark master for the Spark hosts; default local[WORKERS] (and room for the engine)."
+        ),
+    ] = None,
+    json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")] = False,
+) -> None:
+    """Run a NEXMark query over the bids of an auction site and write its result as Parquet.
+
+    The result is a bag of rows that depends on event time alone: the same for every host, any number of
+    workers, any arrival order within --lateness, and with migrations on the way.
+    """
+    if query not in workload.QUERIES:
+        raise UsageError(f"--query {query!r} is unknown; the queries are {', '.join(workload.QUERIES)}")
+    if workers < 1:
+        raise UsageError(f"--workers {workers}: at least 1 worker is needed")
+    if batch_rows < 1:
+        raise UsageError(f"--batch-rows {batch_rows}: at least 1 row is needed")
+    late = parse_lateness(lateness)
+    if not input.is_dir():
+        raise UsageError(
+            f"--input {input}: is no folder; name the folder that holds bid.parquet and params.json"
+        )
+    check_output(output)
+    moves = [parse_move(text, workers) for text in migrate or []]
+    if moves and host is Host.spark:
+        raise UsageError(
+            "--migrate does not go with --host spark: a batch job has no resident state; use local or engine"
+        )
+    params = workload.load_params(input) if query not in ("q1", "q2") else {}
+    flow = workload.flow(query, params, late)
+    report = Report("nexmark", host.value, workers, str(output), more={"query": query})
+    total = workload.rows(input)
+    begin = time.perf_counter()
+    with whole_file(output) as part:
+        if host is Host.local:
+            results = local_host(
+                flow,
+                workload.read(flow, input, batch_rows),
+                report,
+                total=total,
+                moves=moves,
+                strategy=strategy.value,
+                progress=not json and sys.stderr.isatty(),
+                batch_rows=batch_rows,
+            )
+        elif host is Host.spark:
+            results = _spark(flow, input, report, total, master)
+        else:
+            results = _engine(flow, input, report, total, moves, strategy.value, batch_rows, master)
+        report.output_rows = _write(flow, results, part)
+    report.seconds = time.perf_counter() - begin
+    report.show(json)
+
+
+def _write(flow: Flow, results: Iterator[pa.RecordBatch], path: Path) -> int:
+    import pyarrow.parquet as pq
+
+    count = 0
+    with pq.ParquetWriter(path, flow.output_schema) as writer:
+        for batch in results:
+            writer.write_batch(batch)
+            count += batch.num_rows
+    return count
+
+
+def _spark(
+    flow: Flow, folder: Path, report: Report, total: int, master: str | None
+) -> Iterator[pa.RecordBatch]:
+    from penstock.schema import conform
+    from penstock.spark.batch import run
+
+    with spark_session(f"penstock nexmark {report.more['query']}", report.workers, master) as spark:
+        table = run(flow, workload.read_spark(flow, folder, spark)).toArrow()
+    report.rows = total
+    for batch in table.to_batches():
+        yield conform(batch, flow.output_schema, "output")
+
+
+def _engine(
+    flow: Flow,
+    folder: Path,
+    report: Report,
+    total: int,
+    moves: list[Move],
+    strategy: str,
+    batch_rows: int,
+    master: str | None,
+) -> Iterator[pa.RecordBatch]:
+    raise ConfigError("--host engine is not part of this build")

@@ -1,0 +1,111 @@
+"""``penstock wordcount``: count the words of text files."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated, Optional
+
+import pyarrow as pa
+import typer
+
+from penstock.cli.common import (
+    Host,
+    Report,
+    UsageError,
+    check_output,
+    local_host,
+    spark_session,
+    whole_file,
+)
+from penstock.errors import ConfigError
+from penstock.flow import Flow
+from penstock.workloads import wordcount as workload
+
+__all__ = ["EPILOG", "wordcount"]
+
+EPILOG = """
+**Examples**
+
+`penstock wordcount --input book.txt.gz --output counts.tsv`
+
+`penstock wordcount --input a.txt.gz b.txt.gz --output counts.tsv --workers 2 --json`
+
+`penstock wordcount --input book.txt.gz --output counts.tsv --host spark --workers 2`
+"""
+
+
+def wordcount(
+    input: Annotated[
+        list[Path],
+        typer.Option(help="Text file, gzip or plain. More files may follow, or give the option again."),
+    ],
+    output: Annotated[Path, typer.Option(help="File to write: word TAB count, sorted bytewise.")],
+    more: Annotated[Optional[list[Path]], typer.Argument(metavar="[FILE]...", help="More files.")] = None,  # noqa: UP045
+    host: Annotated[
+        Host, typer.Option(help="Where: this process, a Spark batch job, or resident beside a Spark stream.")
+    ] = Host.local,
+    workers: Annotated[int, typer.Option(help="Workers, each with its share of the words.")] = 1,
+    master: Annotated[
+        Optional[str],  # noqa: UP045
+        typer.Option(
+            help="Spark master for the Spark hosts; default local[WORKERS] (and room for the engine)."
+        ),
+    ] = None,
+    json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")] = False,
+) -> None:
+    """Count the words of text files.
+
+    A word is a run of the letters A-Z and a-z, lower-cased; everything else separates. Files are read as a
+    stream: memory holds the distinct words, never a whole file.
+    """
+    if workers < 1:
+        raise UsageError(f"--workers {workers}: at least 1 worker is needed")
+    files = [*input, *(more or [])]
+    for path in files:
+        if not path.is_file():
+            problem = "is a folder; name the files in it" if path.is_dir() else "does not exist"
+            raise UsageError(f"--input {path}: {problem}")
+    check_output(output)
+    flow = workload.flow()
+    report = Report("wordcount", host.value, workers, str(output), rows_name="words")
+    report.more = {"files": len(files)}
+    begin = time.perf_counter()
+    with whole_file(output) as part:
+        if host is Host.local:
+            results = local_host(
+                flow,
+                workload.read(files),
+                report,
+                total=0,
+                moves=[],
+                strategy="batched",
+                progress=not json and sys.stderr.isatty(),
+                batch_rows=1,
+            )
+        elif host is Host.spark:
+            results = _spark(flow, files, report, master)
+        else:
+            results = _engine(flow, files, report, master)
+        counts = pa.Table.from_batches(results, schema=flow.output_schema)
+        part.write_bytes(workload.to_tsv(counts))
+    report.rows = sum(counts.column("count").to_pylist())
+    report.output_rows = counts.num_rows
+    report.seconds = time.perf_counter() - begin
+    report.show(json)
+
+
+def _spark(flow: Flow, files: list[Path], report: Report, master: str | None) -> Iterator[pa.RecordBatch]:
+    from penstock.schema import conform
+    from penstock.spark.batch import run
+
+    with spark_session("penstock wordcount", report.workers, master) as spark:
+        table = run(flow, workload.read_spark(files, spark)).toArrow()
+    for batch in table.to_batches():
+        yield conform(batch, flow.output_schema, "output")
+
+
+def _engine(flow: Flow, files: list[Path], report: Report, master: str | None) -> Iterator[pa.RecordBatch]:
+    raise ConfigError("--host engine is not part of this build")

@@ -1,0 +1,494 @@
+"""The local host: a flow on threads of this process.
+
+Owns: feeding any Arrow source to the native workers, giving results back as they become
+final, late output, progress on screen, and migrations asked for from Python. The threads,
+the epochs and the state are the native module's.
+
+Invariants: at most a bounded number of epochs is in flight (the native side blocks the
+feeder); leaving a run early, an exception and Ctrl-C all end the worker threads before
+control comes back to the caller.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+import warnings
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+
+from penstock.errors import ConfigError, EngineError, SchemaError
+from penstock.schema import conform
+
+if TYPE_CHECKING:
+    from rich.progress import Progress
+
+    from penstock.flow import Flow
+
+__all__ = [
+    "LateRows",
+    "LocalSession",
+    "Migration",
+    "RunSummary",
+    "batches",
+    "migration_steps",
+    "run",
+    "run_into",
+]
+
+#: Receives late rows.
+LateSink = Callable[[pa.RecordBatch], Any]
+#: Receives results: a function, or an object with ``write_batch`` (a ParquetWriter).
+BatchSink = Callable[[pa.RecordBatch], Any] | Any
+
+STRATEGIES = ("all-at-once", "batched", "fluid")
+
+
+class LateRows(UserWarning):
+    """Rows came after their windows had closed and nobody takes the late output."""
+
+
+@dataclass(frozen=True)
+class RunSummary:
+    """What one run did.
+
+    Attributes
+    ----------
+    rows : int
+        Input rows.
+    output_rows : int
+        Rows handed to the sink.
+    late_rows : int
+        Input rows that came after all their windows had closed.
+    seconds : float
+        Wall time from the first row read to the last row handed over.
+    """
+
+    rows: int
+    output_rows: int
+    late_rows: int
+    seconds: float
+
+    @property
+    def rows_per_second(self) -> float:
+        """Input rows per second of wall time."""
+        return self.rows / self.seconds if self.seconds else 0.0
+
+
+class Migration:
+    """A migration under way; made by `LocalSession.migrate`.
+
+    Parameters
+    ----------
+    session : LocalSession
+        Where it runs.
+    handle : int
+        What the native side calls it.
+    bins : int
+        How many bins it moves.
+    """
+
+    def __init__(self, session: LocalSession, handle: int, bins: int) -> None:
+        self._session = session
+        self._handle = handle
+        #: How many bins move.
+        self.bins = bins
+        self._report: dict[str, Any] | None = None
+
+    def wait(self, timeout: float | None = None) -> dict[str, Any]:
+        """Wait until every bin is at its new worker.
+
+        Parameters
+        ----------
+        timeout : float, optional
+            Seconds; default without limit.
+
+        Returns
+        -------
+        dict
+            ``moved`` (bins), ``bytes`` (of state) and ``steps`` (a list with the start and
+            end of each step in nanoseconds).
+
+        Raises
+        ------
+        TimeoutError
+            When the time is up first; the migration goes on.
+        EngineError
+            When the workers have ended.
+        """
+        if self._report is None:
+            report = self._session._native.wait_migration(self._handle, timeout)
+            if report is None:
+                raise TimeoutError(f"the migration of {self.bins} bins is not complete after {timeout} s")
+            self._report = json.loads(report) if isinstance(report, (str, bytes)) else dict(report)
+        return self._report
+
+
+class LocalSession:
+    """Worker threads of this process that run one flow once.
+
+    Parameters
+    ----------
+    flow : Flow
+        What to compute.
+    workers : int, default 1
+        Threads; each owns a share of the bins.
+    late : callable, optional
+        Receives batches of late rows in the thread that iterates `run`.
+    batch_rows : int, default 65_536
+        Larger input batches are cut; each piece is one epoch.
+    bits : int, default 8
+        The state is cut into ``2 ** bits`` bins, the units of migration.
+
+    Raises
+    ------
+    PlanError, SchemaError
+        When the flow is not complete or does not compile.
+    ConfigError
+        When an option is out of range.
+
+    Notes
+    -----
+    A context manager; leaving it stops the threads. It refuses use in a forked child with
+    `ForkError`.
+
+    Examples
+    --------
+    >>> import pyarrow as pa
+    >>> import penstock as pk
+    >>> flow = pk.Flow("k bigint").key_by("k").agg(n=pk.count(), emit="final")
+    >>> with LocalSession(flow, workers=2) as session:
+    ...     def source():
+    ...         yield pa.table({"k": [1, 2]})
+    ...         session.migrate(0, 1)
+    ...         yield pa.table({"k": [2]})
+    ...     table = pa.Table.from_batches(session.run(source()))
+    >>> sorted(table.to_pydict().items())[1]
+    ('n', [1, 2])
+    """
+
+    def __init__(
+        self,
+        flow: Flow,
+        workers: int = 1,
+        *,
+        late: LateSink | None = None,
+        batch_rows: int = 65_536,
+        bits: int = 8,
+    ) -> None:
+        _at_least_one(workers, "workers")
+        _at_least_one(batch_rows, "batch_rows")
+        if late is not None and not callable(late):
+            raise ConfigError(f"late={late!r} must be a function that takes a batch")
+        from penstock import _native
+
+        self.workers = workers
+        #: Input rows handed to the workers so far.
+        self.rows = 0
+        #: Output rows given back so far.
+        self.output_rows = 0
+        #: Late rows seen so far.
+        self.late_rows = 0
+        self._flow = flow
+        self._late = late
+        self._batch_rows = batch_rows
+        self._used = False
+        plan, calls = flow.to_plan()
+        self._native = _native.LocalRun(plan, calls, workers=workers, bits=bits)
+
+    def run(self, source: Any) -> Iterator[pa.RecordBatch]:
+        """Feed a source and give results back as they become final.
+
+        Parameters
+        ----------
+        source : Arrow data
+            As for `Flow.run`.
+
+        Returns
+        -------
+        iterator of pyarrow.RecordBatch
+            Ends after the source has ended and every window has closed. Closing it early
+            stops the workers.
+
+        Raises
+        ------
+        EngineError
+            When the session has already run: the end of input closes its state.
+        """
+        if self._used:
+            raise EngineError(
+                "this session has already run to the end of its input; start another with flow.start()"
+            )
+        self._used = True
+        return self._pump(batches(source, self._flow.input_schema, self._batch_rows))
+
+    def migrate(self, source: int, target: int, strategy: str = "batched", batch_bins: int = 16) -> Migration:
+        """Move the state of one worker to another while the flow runs.
+
+        Parameters
+        ----------
+        source, target : int
+            Worker numbers, from 0.
+        strategy : {"batched", "fluid", "all-at-once"}, default "batched"
+            How many bins move in one step: `batch_bins`, one, or all.
+        batch_bins : int, default 16
+            Bins per step of "batched".
+
+        Returns
+        -------
+        Migration
+            Its `wait` tells when the last bin has arrived; the flow need not be fed for it.
+
+        Raises
+        ------
+        ConfigError
+            When a worker does not exist, both are the same or the strategy is unknown.
+
+        Notes
+        -----
+        Results do not change. Between threads a bin moves as a pointer.
+        """
+        for worker in (source, target):
+            if isinstance(worker, bool) or not isinstance(worker, int) or not 0 <= worker < self.workers:
+                raise ConfigError(
+                    f"worker {worker!r} does not exist; the workers are 0 to {self.workers - 1}"
+                )
+        if source == target:
+            raise ConfigError(f"worker {source} is both the source and the target of the migration")
+        steps = migration_steps(self.stats()["owners"], source, target, strategy, batch_bins)
+        return Migration(self, int(self._native.migrate(steps)), sum(len(step) for step in steps))
+
+    def stats(self) -> dict[str, Any]:
+        """Return what the workers count: bins, keys, state bytes, rows, owners of bins."""
+        return dict(json.loads(self._native.stats()))
+
+    def close(self) -> None:
+        """Stop the threads and drop the state; harmless when done twice."""
+        self._native.close()
+
+    def __enter__(self) -> LocalSession:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _pump(self, source: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        try:
+            for batch in source:
+                self._native.push(batch)
+                self.rows += batch.num_rows
+                yield from self._outputs(0.0)
+            self._native.finish()
+            yield from self._outputs(None)
+        finally:
+            self.close()
+        if self.late_rows and self._late is None:
+            warnings.warn(
+                f"{self.late_rows} of {self.rows} rows came after their windows had closed and are in no"
+                " result; raise the flow's lateness or take them with late=",
+                LateRows,
+                stacklevel=2,
+            )
+
+    def _outputs(self, timeout: float | None) -> Iterator[pa.RecordBatch]:
+        while (item := self._native.take(timeout)) is not None:
+            kind, handle = item
+            batch = pa.record_batch(handle)
+            if kind == "late":
+                self.late_rows += batch.num_rows
+                if self._late is not None:
+                    self._late(batch)
+            else:
+                self.output_rows += batch.num_rows
+                yield batch
+
+
+def run(
+    flow: Flow,
+    source: Any,
+    workers: int = 1,
+    *,
+    late: LateSink | None = None,
+    progress: bool = False,
+    batch_rows: int = 65_536,
+) -> Iterator[pa.RecordBatch]:
+    """Run a flow in this process; see `Flow.run`.
+
+    The flow and the options are checked here, before the first batch is asked for; the
+    threads start with the first batch.
+    """
+    _at_least_one(workers, "workers")
+    _at_least_one(batch_rows, "batch_rows")
+    flow.output_schema  # noqa: B018 -- compiles the flow, so that mistakes show at the call
+    return _run(flow, source, workers, late, progress, batch_rows)
+
+
+def _run(
+    flow: Flow, source: Any, workers: int, late: LateSink | None, progress: bool, batch_rows: int
+) -> Iterator[pa.RecordBatch]:
+    with LocalSession(flow, workers, late=late, batch_rows=batch_rows) as session:
+        if not progress:
+            yield from session.run(source)
+            return
+        with _progress() as bar:
+            task = bar.add_task("rows", total=getattr(source, "num_rows", None), out=0)
+            for batch in session.run(
+                _watched(source, flow, batch_rows, lambda rows: bar.update(task, advance=rows))
+            ):
+                bar.update(task, out=session.output_rows)
+                yield batch
+
+
+def run_into(flow: Flow, sink: BatchSink, source: Any, workers: int = 1, **options: Any) -> RunSummary:
+    """Run a flow in this process and hand each batch to a sink; see `Flow.run_into`."""
+    write = getattr(sink, "write_batch", sink)
+    if not callable(write):
+        raise ConfigError(f"sink {sink!r} is neither a function nor an object with write_batch")
+    given: LateSink | None = options.pop("late", None)
+    rows = late_rows = output_rows = 0
+
+    def count_rows(more: int) -> None:
+        nonlocal rows
+        rows += more
+
+    def take_late(batch: pa.RecordBatch) -> None:
+        nonlocal late_rows
+        late_rows += batch.num_rows
+        if given is not None:
+            given(batch)
+
+    begin = time.perf_counter()
+    watched = _watched(source, flow, options.get("batch_rows", 65_536), count_rows)
+    for batch in run(flow, watched, workers, late=take_late, **options):
+        write(batch)
+        output_rows += batch.num_rows
+    return RunSummary(rows, output_rows, late_rows, time.perf_counter() - begin)
+
+
+def batches(source: Any, schema: pa.Schema, batch_rows: int) -> Iterator[pa.RecordBatch]:
+    """Read any Arrow source as batches of one schema and a bounded size.
+
+    Parameters
+    ----------
+    source : Arrow data
+        An object with ``__arrow_c_stream__`` or ``__arrow_c_array__``, a pyarrow dataset,
+        or an iterable of such objects.
+    schema : pyarrow.Schema
+        What the batches must have; see `penstock.schema.conform`.
+    batch_rows : int
+        Larger batches are cut without copying.
+
+    Returns
+    -------
+    iterator of pyarrow.RecordBatch
+        Without empty batches.
+
+    Raises
+    ------
+    SchemaError
+        When the source is not Arrow data or a batch does not fit the schema.
+
+    Examples
+    --------
+    >>> import pyarrow as pa
+    >>> table = pa.table({"k": [1, 2, 3]})
+    >>> [batch.num_rows for batch in batches(table, table.schema, 2)]
+    [2, 1]
+    """
+    for batch in _read(source, nested=False):
+        fitting = conform(batch, schema)
+        for start in range(0, fitting.num_rows, batch_rows):
+            yield fitting.slice(start, batch_rows)
+
+
+def migration_steps(
+    owners: list[int], source: int, target: int, strategy: str, batch_bins: int = 16
+) -> list[list[tuple[int, int]]]:
+    """Plan the move of all bins of one worker to another.
+
+    Parameters
+    ----------
+    owners : list of int
+        Worker that owns each bin now.
+    source, target : int
+        Worker numbers.
+    strategy : {"batched", "fluid", "all-at-once"}
+        How many bins move in one step.
+    batch_bins : int, default 16
+        Bins per step of "batched".
+
+    Returns
+    -------
+    list of list of (int, int)
+        Steps of (bin, worker); the next step begins when the one before is complete.
+
+    Raises
+    ------
+    ConfigError
+        When the strategy is unknown or `batch_bins` is not positive.
+
+    Examples
+    --------
+    >>> migration_steps([0, 1, 0, 0], 0, 1, "batched", batch_bins=2)
+    [[(0, 1), (2, 1)], [(3, 1)]]
+    """
+    if strategy not in STRATEGIES:
+        raise ConfigError(f"strategy {strategy!r} is unknown; use {', '.join(STRATEGIES)}")
+    _at_least_one(batch_bins, "batch_bins")
+    moves = [(number, target) for number, owner in enumerate(owners) if owner == source]
+    size = {"all-at-once": max(len(moves), 1), "fluid": 1, "batched": batch_bins}[strategy]
+    return [moves[start : start + size] for start in range(0, len(moves), size)]
+
+
+def _read(source: Any, nested: bool) -> Iterator[pa.RecordBatch]:
+    if isinstance(source, pa.RecordBatch):
+        yield source
+    elif hasattr(source, "__arrow_c_stream__"):
+        yield from pa.RecordBatchReader.from_stream(source)
+    elif hasattr(source, "__arrow_c_array__"):
+        yield pa.record_batch(source)
+    elif hasattr(source, "to_batches"):
+        yield from source.to_batches()
+    elif not nested and isinstance(source, Iterable) and not isinstance(source, (str, bytes)):
+        for item in source:
+            yield from _read(item, nested=True)
+    else:
+        what = "the source gives a" if nested else "the source is a"
+        raise SchemaError(
+            f"{what} {type(source).__name__}, not Arrow data; give a pyarrow table, reader or batches,"
+            " or any object with __arrow_c_stream__"
+        )
+
+
+def _watched(
+    source: Any, flow: Flow, batch_rows: int, seen: Callable[[int], Any]
+) -> Iterator[pa.RecordBatch]:
+    for batch in batches(source, flow.input_schema, batch_rows):
+        seen(batch.num_rows)
+        yield batch
+
+
+def _progress() -> Progress:
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    return Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("out {task.fields[out]}"),
+        TimeElapsedColumn(),
+        console=Console(stderr=True),
+        transient=True,
+    )
+
+
+def _at_least_one(value: int, name: str) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise ConfigError(f"{name}={value!r} must be an int of at least 1")

@@ -1,0 +1,36 @@
+"""Spark hosts: batch jobs, functions inside partitions, and resident engines.
+
+``penstock.spark.run(flow, df)`` runs a flow as a Spark batch job. `Engine` keeps keyed state
+resident beside a Structured Streaming query. Only modules below this package import
+pyspark, and they do it when they are used.
+
+Examples
+--------
+>>> import penstock as pk
+>>> flow = pk.Flow("k bigint").key_by("k").agg(n=pk.count(), emit="final")
+>>> counts = pk.spark.run(flow, spark.range(10).selectExpr("id % 3 AS k"))  # doctest: +SKIP
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from penstock.spark.batch import run
+from penstock.spark.guard import require_classic
+from penstock.spark.partitions import map_in_arrow
+
+if TYPE_CHECKING:
+    from penstock.spark.engine import Engine
+
+__all__ = ["Engine", "map_in_arrow", "require_classic", "run"]
+
+
+def __getattr__(name: str) -> Any:
+    if name == "Engine":
+        return importlib.import_module("penstock.spark.engine").Engine
+    raise AttributeError(f"module 'penstock.spark' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

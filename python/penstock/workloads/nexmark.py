@@ -1,0 +1,280 @@
+"""NEXMark queries as flows.
+
+Owns: the queries q1, q2, q5 and q7 over the bids of an auction site, and readers for a
+folder that holds ``bid.parquet`` and ``params.json``. Times are milliseconds since 1970,
+prices are cents, all arithmetic is on integers.
+
+======== ============================================================ =====================
+query    what                                                         columns
+======== ============================================================ =====================
+q1       each bid in another currency, ``price * 89 // 100``          auction, bidder, price,
+                                                                      date_time
+q2       bids on every 123rd auction                                  auction, price
+q5_beam  the auctions with most bids per sliding window, all ties     window_start,
+q5_mega  the same with another window                                 window_end, auction, num
+q7_beam  the highest bids per tumbling window, all ties               window_start,
+q7_mega  the same with another window                                 window_end, price,
+                                                                      auction, bidder,
+                                                                      date_time
+======== ============================================================ =====================
+
+Window lengths come from ``params.json``, for example
+``{"q5_beam": {"size_ms": 10000, "period_ms": 5000}, "q7_beam": {"size_ms": 10000}}``.
+
+Source: the NEXMark paper's queries in the shape that Apache Beam (``_beam``) and Megaphone
+(``_mega``) give them. Unlike Megaphone, q5 is global and reports every tie.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from penstock import aggregates, windows
+from penstock.durations import Duration
+from penstock.errors import ConfigError, SchemaError
+from penstock.flow import Flow
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+__all__ = ["QUERIES", "flow", "load_params", "read", "read_spark", "rows"]
+
+#: Names of the queries.
+QUERIES = ("q1", "q2", "q5_beam", "q5_mega", "q7_beam", "q7_mega")
+
+_WINDOW_PARAMS = {"q5": ("size_ms", "period_ms"), "q7": ("size_ms",)}
+
+
+def flow(query: str, params: Mapping[str, Any], lateness: Duration = "0s") -> Flow:
+    """Return the flow of a query.
+
+    Parameters
+    ----------
+    query : str
+        One of `QUERIES`.
+    params : mapping
+        The content of ``params.json``; q1 and q2 need nothing of it.
+    lateness : str, int or datetime.timedelta, default "0s"
+        How far bids may be out of order in event time.
+
+    Returns
+    -------
+    Flow
+        From columns of the bid table to the query's columns.
+
+    Raises
+    ------
+    ConfigError
+        When the query is unknown, or `params` lacks a window of it.
+
+    Examples
+    --------
+    >>> flow("q5_beam", {"q5_beam": {"size_ms": 10000, "period_ms": 5000}}).columns
+    ('window_start', 'window_end', 'auction', 'num')
+    """
+    if query == "q1":
+        return Flow("auction bigint, bidder bigint, price bigint, date_time bigint").map_batches(
+            convert_currency
+        )
+    if query == "q2":
+        return Flow("auction bigint, price bigint").map_batches(select_auctions)
+    if query not in QUERIES:
+        raise ConfigError(f"query {query!r} is unknown; the queries are {', '.join(QUERIES)}")
+    sizes = _window_params(query, params)
+    if query.startswith("q5"):
+        return (
+            Flow("auction bigint, date_time bigint", event_time="date_time", lateness=lateness)
+            .key_by("auction")
+            .window(windows.sliding(sizes["size_ms"], every=sizes["period_ms"]))
+            .agg(num=aggregates.count())
+            .top(1, by="num", per="window")
+        )
+    bids = "price bigint, auction bigint, bidder bigint, date_time bigint"
+    return (
+        Flow(bids, event_time="date_time", lateness=lateness)
+        .window(windows.tumbling(sizes["size_ms"]))
+        .top(1, by="price", per="window")
+    )
+
+
+def convert_currency(bids: pa.RecordBatch) -> pa.RecordBatch:
+    """Multiply prices by 89 / 100, rounding down (q1).
+
+    Parameters
+    ----------
+    bids : pyarrow.RecordBatch
+        With a column ``price`` of bigint.
+
+    Returns
+    -------
+    pyarrow.RecordBatch
+        The same columns.
+
+    Examples
+    --------
+    >>> import pyarrow as pa
+    >>> convert_currency(pa.record_batch({"price": [100, 101, -1]})).to_pydict()
+    {'price': [89, 89, -1]}
+    """
+    place = bids.schema.get_field_index("price")
+    scaled = pc.multiply_checked(bids.column(place), 89)
+    quotient = pc.divide(scaled, 100)
+    # Arrow divides towards zero; the query rounds down.
+    below = pc.less(scaled, pc.multiply(quotient, 100))
+    price = pc.subtract(quotient, below.cast(pa.int64()))
+    return bids.set_column(place, bids.schema.field(place), price)
+
+
+def select_auctions(bids: pa.RecordBatch) -> pa.RecordBatch:
+    """Keep bids on auctions whose number is a multiple of 123 (q2).
+
+    Parameters
+    ----------
+    bids : pyarrow.RecordBatch
+        With a column ``auction`` of bigint.
+
+    Returns
+    -------
+    pyarrow.RecordBatch
+        The same columns.
+
+    Examples
+    --------
+    >>> import pyarrow as pa
+    >>> select_auctions(pa.record_batch({"auction": [122, 123, 246]})).num_rows
+    2
+    """
+    auction = bids.column("auction")
+    return bids.filter(pc.equal(auction, pc.multiply(pc.divide(auction, 123), 123)))
+
+
+def load_params(folder: str | Path) -> dict[str, Any]:
+    """Read ``params.json`` of a folder.
+
+    Parameters
+    ----------
+    folder : str or Path
+        Where the data is.
+
+    Returns
+    -------
+    dict
+        By query name.
+
+    Raises
+    ------
+    ConfigError
+        When the file is not there or is not a JSON object.
+    """
+    path = Path(folder) / "params.json"
+    try:
+        params = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(f"cannot read {path}: {error.strerror}; it holds the window lengths") from error
+    except ValueError as error:
+        raise ConfigError(f"{path} is not JSON: {error}") from error
+    if not isinstance(params, dict):
+        raise ConfigError(f"{path} holds a {type(params).__name__}; expected an object by query name")
+    return params
+
+
+def rows(folder: str | Path) -> int:
+    """Return how many bids a folder holds, from the file's footer."""
+    return int(_open(folder).metadata.num_rows)
+
+
+def read(query_flow: Flow, folder: str | Path, batch_rows: int = 65_536) -> Iterator[pa.RecordBatch]:
+    """Stream the bids of a folder, only the columns that a flow takes.
+
+    Parameters
+    ----------
+    query_flow : Flow
+        Made by `flow`.
+    folder : str or Path
+        Holds ``bid.parquet``.
+    batch_rows : int, default 65_536
+        Most rows per batch.
+
+    Returns
+    -------
+    iterator of pyarrow.RecordBatch
+        In the order of the file.
+
+    Raises
+    ------
+    ConfigError
+        When the file is not there or is not Parquet.
+    SchemaError
+        When it lacks a column.
+    """
+    file = _open(folder)
+    wanted = query_flow.input_schema.names
+    have = file.schema_arrow.names
+    for name in wanted:
+        if name not in have:
+            raise SchemaError(
+                f"{Path(folder) / 'bid.parquet'} has no column {name!r}; it has {', '.join(have)}"
+            )
+    return _stream(file, wanted, batch_rows)
+
+
+def read_spark(query_flow: Flow, folder: str | Path, spark: SparkSession) -> DataFrame:
+    """Return the bids of a folder as a Spark DataFrame, only the columns that a flow takes.
+
+    Parameters
+    ----------
+    query_flow : Flow
+        Made by `flow`.
+    folder : str or Path
+        Holds ``bid.parquet``.
+    spark : pyspark.sql.SparkSession
+        A session.
+
+    Returns
+    -------
+    pyspark.sql.DataFrame
+        Lazy.
+    """
+    _open(folder).close()
+    frame = spark.read.parquet(str(Path(folder).absolute() / "bid.parquet"))
+    return frame.select(*query_flow.input_schema.names)
+
+
+def _window_params(query: str, params: Mapping[str, Any]) -> dict[str, int]:
+    sizes = params.get(query)
+    if not isinstance(sizes, Mapping):
+        raise ConfigError(f"params.json says nothing about {query}; add its window lengths in milliseconds")
+    found = {}
+    for name in _WINDOW_PARAMS[query[:2]]:
+        value = sizes.get(name)
+        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+            raise ConfigError(
+                f"params.json: {query}.{name} is {value!r}; expected milliseconds, an int of at least 1"
+            )
+        found[name] = value
+    return found
+
+
+def _open(folder: str | Path) -> Any:
+    import pyarrow.parquet as pq
+
+    path = Path(folder) / "bid.parquet"
+    try:
+        return pq.ParquetFile(path)
+    except OSError as error:
+        raise ConfigError(
+            f"cannot read {path}: {error.strerror or error}; --input is the folder that holds it"
+        ) from error
+    except pa.ArrowInvalid as error:
+        raise ConfigError(f"{path} is not a Parquet file: {error}") from error
+
+
+def _stream(file: Any, columns: list[str], batch_rows: int) -> Iterator[pa.RecordBatch]:
+    with file:
+        yield from file.iter_batches(batch_size=batch_rows, columns=columns)

@@ -1,0 +1,263 @@
+"""The flow builder: immutable, checked where it is written, and the plan it becomes."""
+
+from __future__ import annotations
+
+import base64
+import doctest
+import importlib
+import inspect
+import json
+import pickle
+import subprocess
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import cloudpickle
+import pyarrow as pa
+import pytest
+
+import penstock as pk
+from penstock.errors import ConfigError, PlanError, SchemaError
+
+BIDS = "auction bigint, price bigint, ts timestamp"
+
+
+def bids(**options: Any) -> pk.Flow:
+    return pk.Flow(BIDS, event_time="ts", **options)
+
+
+def running(total: int | None, k: int, v: int) -> tuple[int, tuple[int, int]]:
+    total = (total or 0) + v
+    return total, (k, total)
+
+
+def schema_of(text: str) -> pa.Schema:
+    return pa.ipc.read_schema(pa.py_buffer(base64.b64decode(text)))
+
+
+def test_plan_of_a_windowed_flow() -> None:
+    flow = (
+        bids(lateness="5s", order_by="ts")
+        .key_by("auction", nulls="reject")
+        .window(pk.sliding("60s", every="1s"))
+        .agg(n=pk.count(), total=pk.sum("price"))
+        .top(2, by="n", per="window")
+    )
+    text, calls = flow.to_plan()
+    plan = json.loads(text)
+    source = plan.pop("source")
+    assert schema_of(source.pop("schema")) == flow.input_schema
+    assert source == {"event_time": "ts", "lateness_ms": 5000, "order_by": ["ts"]}
+    assert plan == {
+        "version": 1,
+        "steps": [
+            {"op": "key_by", "columns": ["auction"], "nulls": "reject"},
+            {"op": "window", "kind": "sliding", "size_us": 60_000_000, "every_us": 1_000_000},
+            {
+                "op": "agg",
+                "emit": "final",
+                "aggs": [{"name": "n", "fn": "count"}, {"name": "total", "fn": "sum", "column": "price"}],
+            },
+            {"op": "top", "n": 2, "by": "n", "descending": True, "per": "window"},
+        ],
+    }
+    assert calls == []
+    assert flow.columns == ("window_start", "window_end", "auction", "n", "total")
+
+
+def test_plan_of_python_steps() -> None:
+    def double(batch: pa.RecordBatch) -> pa.RecordBatch:
+        return batch
+
+    flow = (
+        pk.Flow("k bigint, v bigint, note string")
+        .map_batches(double, schema="k bigint, v bigint")
+        .key_by("k")
+        .stateful_map(running, schema="k bigint, total bigint", columns=["k", "v"], name="sums")
+    )
+    text, calls = flow.to_plan()
+    first, key, last = json.loads(text)["steps"]
+    assert (first["op"], first["call"], schema_of(first["schema"]).names) == ("map_batches", 0, ["k", "v"])
+    assert key["nulls"] == "group"
+    assert (last["op"], last["call"], last["columns"], last["name"]) == (
+        "stateful_map",
+        1,
+        ["k", "v"],
+        "sums",
+    )
+    assert [(call["kind"], call["func"]) for call in calls] == [("map", double), ("stateful", running)]
+    assert calls[0]["step"] == "map_batches[0] double"
+    assert calls[1]["step"] == "stateful_map[2] sums"
+    assert calls[1]["keys"] == ["k"]
+
+
+def test_emit_defaults() -> None:
+    def emit(flow: pk.Flow) -> str:
+        return str(json.loads(flow.to_plan()[0])["steps"][-1]["emit"])
+
+    keyed = bids().key_by("auction")
+    assert emit(keyed.agg(n=pk.count())) == "update"
+    assert emit(keyed.window(pk.tumbling("1s")).agg(n=pk.count())) == "final"
+    assert emit(keyed.agg(n=pk.count(), emit="final")) == "final"
+
+
+def test_a_flow_never_changes() -> None:
+    base = bids()
+    before = base.to_plan()
+    one = base.key_by("auction").agg(n=pk.count())
+    two = base.key_by("auction").agg(m=pk.max("price"))
+    assert base.to_plan() == before
+    assert one.columns == ("auction", "n") and two.columns == ("auction", "m")
+    with pytest.raises(AttributeError, match="never changes"):
+        base._columns = ()  # type: ignore[misc]
+    with pytest.raises(AttributeError):
+        base.extra = 1  # type: ignore[attr-defined]
+    one.to_plan()[1].append({"kind": "map"})
+    assert one.to_plan()[1] == []
+
+
+def test_equality_and_pickling() -> None:
+    def build() -> pk.Flow:
+        return (
+            pk.Flow("k bigint, v bigint").key_by("k").stateful_map(running, schema="k bigint, total bigint")
+        )
+
+    assert build() == build() and hash(build()) == hash(build())
+    assert build() != build().map_batches(pk.count)
+    assert build() != "flow"
+    assert pickle.loads(pickle.dumps(build())) == build()
+    shipped = cloudpickle.loads(cloudpickle.dumps(pk.Flow("k bigint").map_batches(lambda batch: batch)))
+    assert shipped.to_plan()[0] == pk.Flow("k bigint").map_batches(lambda batch: batch).to_plan()[0]
+
+
+Build = Callable[[], Any]
+
+
+@pytest.mark.parametrize(
+    ("build", "error", "says"),
+    [
+        (lambda: pk.Flow(BIDS, event_time="tz"), SchemaError, "event_time: column 'tz' does not exist here"),
+        (lambda: pk.Flow(BIDS, lateness="5s"), ConfigError, "needs event_time"),
+        (lambda: bids(lateness="5"), ConfigError, "lateness '5' has no unit"),
+        (lambda: bids(lateness="1us"), ConfigError, "finer than a millisecond"),
+        (lambda: bids(order_by=["seq"]), SchemaError, "order_by: column 'seq'"),
+        (lambda: bids().key_by(), ConfigError, "key_by names no column"),
+        (
+            lambda: bids().key_by("auktion"),
+            SchemaError,
+            "'auktion' does not exist here; there are auction, price, ts",
+        ),
+        (lambda: bids().key_by("auction", "auction"), ConfigError, "'auction' twice"),
+        (lambda: bids().key_by("auction", nulls="skip"), ConfigError, "nulls='skip' is unknown"),
+        (lambda: bids().key_by("auction").key_by("price"), PlanError, "all key columns in one key_by"),
+        (lambda: bids().window(pk.tumbling("1s")).key_by("price"), PlanError, "key_by comes before window"),
+        (lambda: bids().window("60s"), ConfigError, "make it with penstock.tumbling"),
+        (lambda: pk.Flow(BIDS).window(pk.tumbling("1s")), PlanError, "needs event time"),
+        (lambda: bids().agg(n=pk.count()), PlanError, "agg needs keys"),
+        (lambda: bids().key_by("auction").agg(), ConfigError, "names no aggregate"),
+        (lambda: bids().key_by("auction").agg(n=3), ConfigError, r"agg\(n=3\) is no aggregate"),
+        (
+            lambda: bids().key_by("auction").agg(n=pk.sum("cost")),
+            SchemaError,
+            r"agg n=sum\(cost\): column 'cost'",
+        ),
+        (lambda: bids().key_by("auction").agg(auction=pk.count()), SchemaError, "output column 'auction'"),
+        (lambda: bids().key_by("auction").agg(n=pk.count(), emit="late"), ConfigError, "emit='late'"),
+        (lambda: pk.sum(""), ConfigError, "give the name of a column"),
+        (lambda: bids().top(0, by="price"), ConfigError, r"top\(0\)"),
+        (lambda: bids().top(1, by="cost"), SchemaError, "top by: column 'cost'"),
+        (lambda: bids().top(1, by="price", per="window"), PlanError, "needs a window"),
+        (lambda: bids().top(1, by="price", per=["x"]), SchemaError, "top per: column 'x'"),
+        (lambda: bids().key_by("auction").top(1, by="price"), PlanError, "name the groups with per="),
+        (lambda: bids().stateful_map(running, schema="a int"), PlanError, "stateful_map needs keys"),
+        (lambda: bids().key_by("auction").stateful_map(3, schema="a int"), ConfigError, "must be a function"),
+        (
+            lambda: bids().key_by("auction").stateful_map(running, schema="a itn"),
+            SchemaError,
+            "stateful_map schema column 'a' has the unknown type 'itn'; did you mean 'int'",
+        ),
+        (
+            lambda: bids().key_by("auction").window(pk.tumbling("1s")).stateful_map(running, schema="a int"),
+            PlanError,
+            "takes no window",
+        ),
+        (lambda: bids().map_batches("f"), ConfigError, "function from batch to batch"),
+        (lambda: bids().key_by("auction").map_batches(len), PlanError, "directly after key_by"),
+        (lambda: bids().key_by("auction").to_plan(), PlanError, r"ends in key_by\(auction\)"),
+        (lambda: bids().window(pk.tumbling("1s")).to_plan(), PlanError, r"ends in window\(tumbling 1s\)"),
+        (lambda: bids().key_by("auction").agg(n=pk.count()).map_in_arrow(), PlanError, "penstock.spark.run"),
+    ],
+)
+def test_mistakes_are_refused_where_they_are_written(build: Build, error: type[Exception], says: str) -> None:
+    with pytest.raises(error, match=says):
+        build()
+
+
+def test_text_and_html() -> None:
+    flow = bids(lateness="5s").map_batches(lambda batch: batch).key_by("auction").agg(n=pk.count())
+    assert repr(flow).splitlines() == [
+        "Flow(auction bigint, price bigint, ts timestamp, event_time='ts', lateness='5s')",
+        "  .map_batches(<lambda>) -> auction bigint, price bigint, ts timestamp",
+        "  .key_by(auction)",
+        "  .agg(n=count(), emit=update)",
+    ]
+    page = flow._repr_html_()
+    assert "&lt;lambda&gt;" in page and "<lambda>" not in page
+    assert page.count("&darr;") == 3
+
+
+def test_importing_starts_nothing() -> None:
+    code = (
+        "import sys, threading; import penstock as pk; import penstock.local, penstock.cli;"
+        "assert threading.active_count() == 1;"
+        "assert 'pyspark' not in sys.modules and 'penstock._native' not in sys.modules, 'imported too early'"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_exports() -> None:
+    for name in pk.__all__:
+        assert getattr(pk, name) is not None
+    assert set(pk.__all__) <= set(dir(pk))
+    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
+        pk.nothing  # noqa: B018
+
+
+MODULES = (
+    "penstock",
+    "penstock.aggregates",
+    "penstock.durations",
+    "penstock.flow",
+    "penstock.local",
+    "penstock.schema",
+    "penstock.spark",
+    "penstock.spark.batch",
+    "penstock.spark.guard",
+    "penstock.spark.partitions",
+    "penstock.windows",
+    "penstock.workloads.nexmark",
+    "penstock.workloads.wordcount",
+    "penstock.cli",
+    "penstock.cli.common",
+)
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_examples_run(name: str) -> None:
+    failed, _ = doctest.testmod(importlib.import_module(name), optionflags=doctest.ELLIPSIS)
+    assert failed == 0
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_public_things_are_documented(name: str) -> None:
+    module = importlib.import_module(name)
+    assert module.__doc__
+    for public in module.__all__:
+        thing = getattr(module, public)
+        if getattr(thing, "__module__", "").startswith("penstock") and callable(thing):
+            assert inspect.getdoc(thing), f"{name}.{public} has no docstring"
+            if inspect.isclass(thing):
+                for member, value in vars(thing).items():
+                    if not member.startswith("_") and (callable(value) or isinstance(value, property)):
+                        assert inspect.getdoc(value), f"{name}.{public}.{member} has no docstring"
