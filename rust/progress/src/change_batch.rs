@@ -1,9 +1,11 @@
 //! Signed counts per key, compacted lazily.
 //!
-//! The batch is a sorted, distinct prefix and an unsorted tail. An update first tries to be cheap: it appends to the prefix
-//! when it comes after everything, or adds to its entry when the prefix is short enough to search. Otherwise it joins the
-//! tail, and once the tail outgrows the prefix both are merged. So the memory follows the live distinct keys and not the
-//! updates seen, and a batch that has not changed since its last compaction has nothing to do.
+//! The batch is a sorted, distinct prefix and an unsorted tail. The first few updates only form a tail. Once there is a
+//! prefix, an update appends to it when it comes after everything, or adds to its entry when the prefix is short enough to
+//! search and
+//! repetition likely; otherwise it joins the tail, and when the tail has outgrown the prefix both are merged. So the memory follows
+//! the live distinct keys and not the updates seen, and a batch that has not changed since its last compaction has nothing
+//! to do.
 //!
 //! Source: ChangeBatch of the rescaling paper (§3.2.2, §3.4.1). Departure: search in the prefix, merge instead of a full
 //! sort.
@@ -13,9 +15,11 @@ use smallvec::SmallVec;
 /// Entries kept without allocation.
 const INLINE: usize = 2;
 /// A tail shorter than this never forces a compaction.
-const TAIL: usize = 32;
+const TAIL: usize = 64;
 /// The longest prefix that an update searches.
 const SEARCHED: usize = 64;
+/// From this length on a sorted prefix is merged rather than sorted again.
+const MERGED: usize = 128;
 
 /// A multiset of keys with signed counts. Equal keys are summed, zeros dropped.
 ///
@@ -34,6 +38,8 @@ pub struct ChangeBatch<T> {
     clean: usize,
     /// Whether the prefix may hold zero counts.
     zeros: bool,
+    /// Whether keys repeat so much that an update is likely to find its entry.
+    search: bool,
 }
 
 /// The changes leaving a [`ChangeBatch`] or a frontier. May be ignored: what is not consumed is dropped.
@@ -55,7 +61,7 @@ impl<T> ExactSizeIterator for Drain<'_, T> {}
 
 impl<T> Default for ChangeBatch<T> {
     fn default() -> Self {
-        Self { updates: SmallVec::new(), clean: 0, zeros: false }
+        Self { updates: SmallVec::new(), clean: 0, zeros: false, search: false }
     }
 }
 
@@ -72,7 +78,7 @@ impl<T> ChangeBatch<T> {
         self.zeros = false;
     }
 
-    /// Entries held now, compacted or not. At most twice the distinct keys of the last compaction plus a constant.
+    /// Entries held now, compacted or not. At most four times the keys with a count, plus a constant.
     pub fn held(&self) -> usize {
         self.updates.len()
     }
@@ -97,38 +103,47 @@ impl<T: Ord> ChangeBatch<T> {
         if diff == 0 {
             return;
         }
-        if self.clean == self.updates.len() {
-            match self.updates.last_mut() {
-                Some(last) if key == last.0 => {
-                    last.1 += diff;
-                    self.zeros |= last.1 == 0;
-                    return;
-                }
-                Some(last) if key < last.0 => {}
-                Some(last) if last.1 == 0 => {
-                    *last = (key, diff);
-                    return;
-                }
-                _ => {
-                    self.updates.push((key, diff));
-                    self.clean += 1;
-                    return;
-                }
+        let length = self.updates.len();
+        if let Some(last) = self.updates.last_mut() {
+            if last.0 == key {
+                last.1 += diff;
+                self.zeros |= last.1 == 0;
+                return;
+            }
+            if last.1 == 0 && self.clean < length {
+                *last = (key, diff);
+                return;
             }
         }
-        self.update_within(key, diff);
+        if self.clean == 0 && length < TAIL {
+            self.updates.push((key, diff));
+        } else {
+            self.update_within(key, diff);
+        }
     }
 
+    #[inline(never)]
     fn update_within(&mut self, key: T, diff: i64) {
-        if self.clean <= SEARCHED
-            && let Ok(at) = self.updates[..self.clean].binary_search_by(|entry| entry.0.cmp(&key))
+        let clean = self.clean;
+        if clean > 0 && clean == self.updates.len() && self.updates[clean - 1].0 < key {
+            if self.updates[clean - 1].1 == 0 {
+                self.updates[clean - 1] = (key, diff);
+            } else {
+                self.updates.push((key, diff));
+                self.clean += 1;
+            }
+            return;
+        }
+        if self.search
+            && clean <= SEARCHED
+            && let Ok(at) = self.updates[..clean].binary_search_by(|entry| entry.0.cmp(&key))
         {
             self.updates[at].1 += diff;
             self.zeros |= self.updates[at].1 == 0;
             return;
         }
         self.updates.push((key, diff));
-        if self.updates.len() - self.clean >= self.clean.max(TAIL) {
+        if self.updates.len() - clean >= (3 * clean).max(TAIL) {
             self.compact();
         }
     }
@@ -148,24 +163,41 @@ impl<T: Ord> ChangeBatch<T> {
         }
     }
 
+    #[inline(never)]
     fn compact_changed(&mut self) {
-        if self.clean < self.updates.len() {
-            self.updates[self.clean..].sort_unstable_by(|a, b| a.0.cmp(&b.0));
-            if self.clean > 0 && self.updates[self.clean].0 <= self.updates[self.clean - 1].0 {
+        let (clean, before) = (self.clean, self.updates.len());
+        if clean < MERGED {
+            self.updates.sort_unstable_by(|a, b| a.0.cmp(&b.0));
+        } else if clean < before {
+            self.updates[clean..].sort_unstable_by(|a, b| a.0.cmp(&b.0));
+            if self.updates[clean].0 <= self.updates[clean - 1].0 {
                 // Two sorted runs: the stable sort finds and merges them in linear time.
                 self.updates.sort_by(|a, b| a.0.cmp(&b.0));
             }
-            self.updates.dedup_by(|next, kept| {
-                let equal = next.0 == kept.0;
-                if equal {
-                    kept.1 += next.1;
-                }
-                equal
-            });
         }
-        self.updates.retain(|entry| entry.1 != 0);
-        self.clean = self.updates.len();
+        // One pass over sorted entries: equal keys meet at `kept - 1`, which is given up when its sum is zero.
+        let entries = &mut self.updates[..];
+        let mut kept = 0;
+        for at in 0..entries.len() {
+            if kept > 0 && entries[kept - 1].0 == entries[at].0 {
+                entries[kept - 1].1 += entries[at].1;
+            } else {
+                if kept > 0 && entries[kept - 1].1 == 0 {
+                    kept -= 1;
+                }
+                if kept < at {
+                    entries.swap(kept, at);
+                }
+                kept += 1;
+            }
+        }
+        if kept > 0 && entries[kept - 1].1 == 0 {
+            kept -= 1;
+        }
+        self.updates.truncate(kept);
+        self.clean = kept;
         self.zeros = false;
+        self.search = kept <= SEARCHED && 2 * kept <= before;
     }
 
     /// Empties the batch into an iterator of compacted changes in key order. What is not consumed is dropped.

@@ -49,6 +49,10 @@ impl<T: Ord> Counts<T> {
                         if ring[at].1 != 0 {
                             return (before, before + diff);
                         }
+                        if at == 0 {
+                            ring.pop_front();
+                            return (before, 0);
+                        }
                         if moved <= MOVED {
                             ring.remove(at);
                             return (before, 0);
@@ -56,6 +60,10 @@ impl<T: Ord> Counts<T> {
                         ring[at].1 = before;
                     }
                     Err(_) if diff == 0 => return (0, 0),
+                    Err(at) if at == length => {
+                        ring.push_back((time, diff));
+                        return (0, diff);
+                    }
                     Err(at) if moved <= MOVED => {
                         ring.insert(at, (time, diff));
                         return (0, diff);
