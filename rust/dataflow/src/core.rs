@@ -1,0 +1,133 @@
+//! What all dataflows of one worker share: its endpoint, its channels, and the error that stopped it.
+
+use std::cell::{Cell, RefCell};
+use std::collections::HashMap;
+use std::rc::Rc;
+use std::time::Duration;
+
+use crate::error::Error;
+use crate::fabric::{Endpoint, Envelope, Lane, Payload, Waker};
+
+/// The receiving end of a channel.
+pub(crate) trait Sink {
+    /// Takes a message in.
+    fn accept(&self, from: usize, payload: Payload) -> Result<(), Error>;
+}
+
+/// The shared part of a worker.
+pub(crate) struct Core {
+    endpoint: Endpoint,
+    /// By channel; `None` where the dataflow is gone and late messages are dropped.
+    channels: RefCell<Vec<Option<Rc<dyn Sink>>>>,
+    /// Messages for channels that this worker has not built yet.
+    early: RefCell<HashMap<u64, Vec<Envelope>>>,
+    fault: RefCell<Option<Error>>,
+    faulty: Cell<bool>,
+}
+
+impl Core {
+    pub(crate) fn new(endpoint: Endpoint) -> Self {
+        Core {
+            endpoint,
+            channels: RefCell::new(Vec::new()),
+            early: RefCell::new(HashMap::new()),
+            fault: RefCell::new(None),
+            faulty: Cell::new(false),
+        }
+    }
+
+    pub(crate) fn index(&self) -> usize {
+        self.endpoint.index()
+    }
+
+    pub(crate) fn peers(&self) -> usize {
+        self.endpoint.peers()
+    }
+
+    pub(crate) fn waker(&self) -> Waker {
+        self.endpoint.waker()
+    }
+
+    pub(crate) fn endpoint(&self) -> &Endpoint {
+        &self.endpoint
+    }
+
+    pub(crate) fn is_local(&self, worker: usize) -> bool {
+        self.endpoint.is_local(worker)
+    }
+
+    pub(crate) fn send(&self, to: usize, channel: u64, payload: Payload, lane: Lane) {
+        self.endpoint.send(to, channel, payload, lane);
+    }
+
+    /// Takes the next channel id: equal on all workers, since all build the same graph in the same order.
+    pub(crate) fn open_channel(&self, make: impl FnOnce(u64) -> Rc<dyn Sink>) -> u64 {
+        let channel = self.channels.borrow().len() as u64;
+        let sink = make(channel);
+        self.channels.borrow_mut().push(Some(sink.clone()));
+        let early = self.early.borrow_mut().remove(&channel);
+        for envelope in early.into_iter().flatten() {
+            self.note(sink.accept(envelope.from, envelope.payload));
+        }
+        channel
+    }
+
+    /// Number of the next channel.
+    pub(crate) fn next_channel(&self) -> u64 {
+        self.channels.borrow().len() as u64
+    }
+
+    /// Forgets channels: what still comes for them is dropped.
+    pub(crate) fn close_channels(&self, channels: std::ops::Range<u64>) {
+        for channel in channels {
+            self.channels.borrow_mut()[channel as usize] = None;
+        }
+    }
+
+    /// Moves what is in the mailbox now into the channels.
+    pub(crate) fn deliver(&self) {
+        for _ in 0..self.endpoint.waiting() {
+            let Some(envelope) = self.endpoint.receive() else { return };
+            let sink = self.channels.borrow().get(envelope.channel as usize).cloned();
+            match sink {
+                Some(Some(sink)) => self.note(sink.accept(envelope.from, envelope.payload)),
+                Some(None) => {}
+                None => self.early.borrow_mut().entry(envelope.channel).or_default().push(envelope),
+            }
+        }
+    }
+
+    pub(crate) fn park(&self, timeout: Option<Duration>) {
+        self.endpoint.park(timeout);
+    }
+
+    /// Records an error that surfaces in the current or the next step. The first one stays.
+    pub(crate) fn fail(&self, error: Error) {
+        self.fault.borrow_mut().get_or_insert(error);
+        self.faulty.set(true);
+    }
+
+    fn note(&self, result: Result<(), Error>) {
+        if let Err(error) = result {
+            self.fail(error);
+        }
+    }
+
+    /// The error that stops this worker, if any: its own, or that of the fabric. Its own is spread to all others.
+    pub(crate) fn check(&self) -> Result<(), Error> {
+        if self.faulty.get()
+            && let Some(error) = self.fault.borrow_mut().take()
+        {
+            self.endpoint.abort(error);
+        }
+        match self.endpoint.failure() {
+            Some(error) => Err(error),
+            None => Ok(()),
+        }
+    }
+
+    /// Whether [`Core::check`] would fail: for use between operators.
+    pub(crate) fn is_stopped(&self) -> bool {
+        self.faulty.get() || self.endpoint.is_aborted()
+    }
+}

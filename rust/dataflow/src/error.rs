@@ -1,0 +1,244 @@
+//! The errors of this crate: why a worker stopped, and how misuse is refused.
+//!
+//! [`Error`] is cloned to every worker of a fabric when one of them fails, so that each `step()` names the same operator, worker
+//! and cause. It carries data; prose is made by `Display` only.
+
+use std::error::Error as StdError;
+use std::sync::Arc;
+
+use serde::{Deserialize, Serialize};
+
+/// What operator logic and programs may fail with.
+pub type BoxError = Box<dyn StdError + Send + Sync>;
+
+/// Why a worker stopped. Fatal for the fabric: every worker of it reports the same error.
+#[derive(Clone, Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// The logic of an operator returned an error.
+    #[error("operator {name:?} on worker {worker} failed: {source}")]
+    Operator {
+        /// Name of the operator, with its scopes.
+        name: String,
+        /// Worker on which it ran.
+        worker: usize,
+        /// What the logic returned.
+        source: Arc<dyn StdError + Send + Sync>,
+    },
+    /// The logic of an operator, or a program, panicked.
+    #[error("{name:?} on worker {worker} panicked: {message}")]
+    Panic {
+        /// Name of the operator, with its scopes, or `program`.
+        name: String,
+        /// Worker on which it ran.
+        worker: usize,
+        /// The panic's message.
+        message: String,
+    },
+    /// The program of a worker returned an error.
+    #[error("program of worker {worker} failed: {source}")]
+    Program {
+        /// Worker on which it ran.
+        worker: usize,
+        /// What the program returned.
+        source: Arc<dyn StdError + Send + Sync>,
+    },
+    /// A worker stopped the fabric.
+    #[error("aborted by worker {worker}: {reason}")]
+    Aborted {
+        /// Worker that stopped it.
+        worker: usize,
+        /// Why.
+        reason: String,
+    },
+    /// The connection to a process ended without its goodbye.
+    #[error("lost process {process}: {reason}")]
+    PeerLost {
+        /// The process that is gone.
+        process: usize,
+        /// What was seen.
+        reason: String,
+    },
+    /// A process sent bytes that are not a frame of this fabric.
+    #[error("process {process} broke the protocol: {fault}")]
+    Protocol {
+        /// The process that sent them.
+        process: usize,
+        /// What was wrong.
+        fault: ProtocolFault,
+    },
+    /// Two workers built different graphs.
+    #[error("worker {worker} built another graph than worker {peer}: {detail}")]
+    GraphMismatch {
+        /// Worker that found out.
+        worker: usize,
+        /// Worker that it disagrees with.
+        peer: usize,
+        /// Dataflow or channel, and the two sides.
+        detail: String,
+    },
+    /// A progress message is missing (C-05).
+    #[error("progress of {dataflow:?} from worker {worker}: expected message {expected}, got {got}")]
+    SequenceGap {
+        /// Name of the dataflow.
+        dataflow: String,
+        /// Sender.
+        worker: usize,
+        /// Number that was next.
+        expected: u64,
+        /// Number that came.
+        got: u64,
+    },
+    /// A graph that cannot run: refused before its first step.
+    #[error("dataflow {dataflow:?} on worker {worker} cannot run: {reason}")]
+    Graph {
+        /// Name of the dataflow, with scopes.
+        dataflow: String,
+        /// Worker that built it.
+        worker: usize,
+        /// What is wrong.
+        reason: String,
+    },
+    /// An exchange named a worker that does not exist.
+    #[error("exchange into {name:?} routed a block to worker {target} of {peers}")]
+    Route {
+        /// Operator that the channel leads to.
+        name: String,
+        /// Worker asked for.
+        target: usize,
+        /// Workers there are.
+        peers: usize,
+    },
+    /// A session was opened with a capability of another output.
+    #[error("operator {name:?} on worker {worker} sent at {time} with a capability that is not for that output")]
+    WrongCapability {
+        /// Operator.
+        name: String,
+        /// Worker on which it ran.
+        worker: usize,
+        /// Time of the capability.
+        time: String,
+    },
+    /// A block is larger than a frame may be.
+    #[error("a message of {bytes} bytes exceeds the limit of {limit} bytes; split the block")]
+    TooLarge {
+        /// Encoded size.
+        bytes: usize,
+        /// Greatest size allowed.
+        limit: usize,
+    },
+    /// A stream, file or thread that the fabric needs could not be set up.
+    #[error("cannot set up the fabric: {reason}")]
+    Setup {
+        /// What failed.
+        reason: String,
+    },
+}
+
+/// What was wrong with received bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum ProtocolFault {
+    /// The frame does not begin with the magic number.
+    #[error("bad magic number {0:#010x}")]
+    Magic(u32),
+    /// Another frame format.
+    #[error("frame version {0}")]
+    Version(u8),
+    /// Unknown kind of frame.
+    #[error("frame kind {0}")]
+    Kind(u8),
+    /// The frame belongs to another query.
+    #[error("frame of query {0}")]
+    Query(u64),
+    /// The frame belongs to another generation.
+    #[error("frame of generation {0}")]
+    Generation(u64),
+    /// The sender is not a worker of that process.
+    #[error("sender {0} is not a worker of that process")]
+    Sender(usize),
+    /// The receiver is not a worker of this process.
+    #[error("receiver {0} is not a worker of this process")]
+    Receiver(usize),
+    /// The length exceeds the limit.
+    #[error("length {0} exceeds the limit")]
+    Length(u64),
+    /// Header or body do not match their checksum.
+    #[error("checksum mismatch")]
+    Checksum,
+    /// The body of a frame cannot be decoded.
+    #[error("undecodable body on channel {0}")]
+    Body(u64),
+}
+
+/// An input cannot go back: state unchanged.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("input holds {held:?} and cannot move to {asked:?}")]
+pub struct InputError<T: std::fmt::Debug> {
+    /// Time that the input holds.
+    pub held: T,
+    /// Time asked for.
+    pub asked: T,
+}
+
+/// A session was refused: state unchanged.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("the capability at {time:?} is not for an output of operator {name:?}")]
+pub struct SessionError<T: std::fmt::Debug> {
+    /// Time of the capability.
+    pub time: T,
+    /// Operator that refused.
+    pub name: String,
+}
+
+/// The cause of an error that came from another process: its text.
+#[derive(Clone, Debug, thiserror::Error)]
+#[error("{0}")]
+pub struct RemoteCause(pub String);
+
+/// What of an [`Error`] crosses a process boundary.
+#[derive(Serialize, Deserialize)]
+pub(crate) enum Report {
+    Operator { name: String, worker: usize, text: String },
+    Panic { name: String, worker: usize, text: String },
+    Program { worker: usize, text: String },
+    Other { worker: usize, text: String },
+}
+
+impl Report {
+    pub(crate) fn of(error: &Error, reporter: usize) -> Self {
+        match error {
+            Error::Operator { name, worker, source } => {
+                Report::Operator { name: name.clone(), worker: *worker, text: source.to_string() }
+            }
+            Error::Panic { name, worker, message } => {
+                Report::Panic { name: name.clone(), worker: *worker, text: message.clone() }
+            }
+            Error::Program { worker, source } => Report::Program { worker: *worker, text: source.to_string() },
+            Error::Aborted { worker, reason } => Report::Other { worker: *worker, text: reason.clone() },
+            other => Report::Other { worker: reporter, text: other.to_string() },
+        }
+    }
+
+    pub(crate) fn into_error(self) -> Error {
+        match self {
+            Report::Operator { name, worker, text } => {
+                Error::Operator { name, worker, source: Arc::new(RemoteCause(text)) }
+            }
+            Report::Panic { name, worker, text } => Error::Panic { name, worker, message: text },
+            Report::Program { worker, text } => Error::Program { worker, source: Arc::new(RemoteCause(text)) },
+            Report::Other { worker, text } => Error::Aborted { worker, reason: text },
+        }
+    }
+}
+
+/// The text of a caught panic.
+pub(crate) fn panic_message(payload: &(dyn std::any::Any + Send)) -> String {
+    if let Some(text) = payload.downcast_ref::<&str>() {
+        (*text).to_string()
+    } else if let Some(text) = payload.downcast_ref::<String>() {
+        text.clone()
+    } else {
+        "panic without a message".to_string()
+    }
+}

@@ -1,0 +1,70 @@
+//! Inputs: streams that the program feeds between steps.
+
+use std::rc::Rc;
+
+use penstock_progress::capability::Capability;
+use penstock_progress::timestamp::Timestamp;
+
+use crate::channel::SharedTee;
+use crate::error::InputError;
+use crate::operator::{OperatorBuilder, Output};
+use crate::region::Family;
+use crate::scope::Scope;
+use crate::stream::Stream;
+
+/// Feeds a stream. Holds a capability at its current time, which nothing downstream can pass; dropping it closes the input.
+///
+/// What is sent moves at the worker's next step; only blocks for other workers leave at once.
+pub struct InputHandle<T: Timestamp, D> {
+    tee: SharedTee<T, D>,
+    capability: Capability<T>,
+    family: Rc<Family>,
+}
+
+impl<T: Timestamp, D: Clone + 'static> InputHandle<T, D> {
+    pub(crate) fn open(scope: &Scope<T>) -> (Self, Stream<T, D>) {
+        let mut builder = OperatorBuilder::new(scope, "input");
+        let (_, stream): (Output<T, D>, _) = builder.output();
+        let mut held = None;
+        builder.build(|mut capabilities| {
+            held = capabilities.pop();
+            |_| Ok(())
+        });
+        let capability = held.expect("one capability per output");
+        (InputHandle { tee: stream.tee.clone(), capability, family: scope.region.family.clone() }, stream)
+    }
+}
+
+impl<T: Timestamp, D> InputHandle<T, D> {
+    /// Sends a block at the current time. After the dataflow's end, by an error, it is dropped.
+    pub fn send(&mut self, block: D) {
+        if self.family.alive.get() {
+            self.tee.borrow_mut().push(self.capability.time(), block);
+        }
+    }
+
+    /// Moves to a later time: nothing more comes before it.
+    ///
+    /// # Errors
+    /// [`InputError`] when `time` is not in advance of the current one; nothing changes.
+    pub fn advance_to(&mut self, time: T) -> Result<(), InputError<T>> {
+        if !self.capability.time().less_equal(&time) || self.capability.downgrade(&time).is_err() {
+            return Err(InputError { held: self.time().clone(), asked: time });
+        }
+        Ok(())
+    }
+
+    /// The current time.
+    pub fn time(&self) -> &T {
+        self.capability.time()
+    }
+
+    /// Ends the input.
+    pub fn close(self) {}
+}
+
+impl<T: Timestamp, D> std::fmt::Debug for InputHandle<T, D> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("InputHandle").field("time", self.time()).finish()
+    }
+}

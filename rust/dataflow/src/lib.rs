@@ -1,0 +1,78 @@
+//! Timely dataflow workers: scopes, operators, channels, transports.
+//!
+//! A program is run by several workers. Each builds the same graph, feeds its part of the input, and steps; blocks of data carry
+//! logical times, and every worker knows which times may still come where. One message is one block and one progress update.
+//!
+//! | module | owns |
+//! |---|---|
+//! | [`fabric`] | mailboxes of workers; threads, processes, frames |
+//! | [`worker`] | the step loop, parking, errors |
+//! | [`scope`], [`stream`] | graph building, nested scopes, loops, common operators |
+//! | [`operator`] | building operators: inputs, outputs, capabilities, frontiers |
+//! | [`channel`] | how an edge spreads blocks over workers |
+//! | [`input`] | feeding a dataflow |
+//! | [`wire`], [`error`] | encoding of blocks, errors |
+//!
+//! Counting words on two workers:
+//!
+//! ```
+//! use std::collections::BTreeMap;
+//! use penstock_dataflow::{execute, fabric, Error};
+//!
+//! let text = ["the quick brown fox", "jumps over the lazy dog", "the end"];
+//! let threads = execute(fabric::threads(2), move |worker| {
+//!     let counts = std::rc::Rc::new(std::cell::RefCell::new(BTreeMap::new()));
+//!     let seen = counts.clone();
+//!     let (mut lines, probe) = worker.dataflow::<u64, _>("words", |scope| {
+//!         let (handle, lines) = scope.new_input::<Vec<String>>();
+//!         let (probe, _) = lines
+//!             .map_blocks(|lines| lines.iter().flat_map(|line| line.split(' ')).map(String::from).collect::<Vec<_>>())
+//!             .exchange_by(|word| word.len() as u64)
+//!             .inspect(move |_, words| words.iter().for_each(|word| *seen.borrow_mut().entry(word.clone()).or_insert(0) += 1))
+//!             .probe();
+//!         (handle, probe)
+//!     });
+//!     if worker.index() == 0 {
+//!         lines.send(text.map(String::from).to_vec());
+//!     }
+//!     lines.advance_to(1)?;
+//!     while probe.less_than(&1) {
+//!         worker.step_or_park(None)?;
+//!     }
+//!     let counts = counts.take();
+//!     Ok::<_, penstock_dataflow::BoxError>(counts)
+//! });
+//! let mut total = BTreeMap::new();
+//! for thread in threads {
+//!     total.extend(thread.join().unwrap()?);
+//! }
+//! assert_eq!(total["the"], 3);
+//! assert_eq!(total.values().sum::<i32>(), 11);
+//! # Ok::<(), Error>(())
+//! ```
+
+pub mod activate;
+pub mod channel;
+mod core;
+mod dataflow;
+pub mod error;
+pub mod fabric;
+pub mod input;
+mod nested;
+pub mod operator;
+mod region;
+pub mod scope;
+pub mod stream;
+pub mod wire;
+pub mod worker;
+
+pub use activate::Activator;
+pub use channel::{Exchange, Pact, Pipeline};
+pub use error::{BoxError, Error, InputError, SessionError};
+pub use fabric::{Endpoint, FabricGuard, FabricTag, Waker};
+pub use input::InputHandle;
+pub use operator::{CapabilityRef, Frontiers, Grant, Input, OperatorBuilder, Output, Session};
+pub use scope::Scope;
+pub use stream::{FeedbackHandle, Stream};
+pub use wire::{Wire, WireError};
+pub use worker::{Worker, execute};

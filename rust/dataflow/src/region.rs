@@ -1,0 +1,423 @@
+//! A region: the nodes and edges of one scope, with their progress.
+//!
+//! Node 0 stands for the outside: its sources are the streams that enter, its targets the streams that leave. While the graph is
+//! built, ports register their counts; [`Region::finalise`] makes the tracker. In each step the worker collects the counts of
+//! all regions ([`Tracked::harvest`]), applies those of all workers ([`Region::apply`]), carries the frontiers to the operators
+//! ([`Region::propagate`]) and runs those with something to do ([`Region::sweep`]).
+//!
+//! Initial capabilities: one per output and founding worker, so every worker starts from the same counts without a message.
+
+use std::any::Any;
+use std::cell::{Cell, RefCell};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::rc::{Rc, Weak};
+use std::sync::Arc;
+
+use penstock_progress::antichain::Antichain;
+use penstock_progress::probe::ProbeHandle;
+use penstock_progress::reachability::{GraphBuilder, Location, Source, Target, Tracker};
+use penstock_progress::timestamp::Timestamp;
+
+use crate::activate::{Activator, Flags};
+use crate::channel::Counts;
+use crate::core::Core;
+use crate::error::{BoxError, Error, panic_message};
+use crate::nested::Nested;
+use crate::operator::Frontiers;
+use crate::wire::{decode_serde, encode_serde};
+
+/// What all regions of one dataflow share.
+pub(crate) struct Family {
+    pub(crate) name: String,
+    pub(crate) regions: RefCell<Vec<Rc<dyn Tracked>>>,
+    /// Raised activation flags in all regions.
+    pub(crate) pending: Rc<Cell<usize>>,
+    pub(crate) alive: Cell<bool>,
+}
+
+/// The count changes of one region in one step.
+pub(crate) trait Part: Send + Sync {
+    fn encode(&self, out: &mut Vec<u8>);
+    fn as_any(&self) -> &dyn Any;
+}
+
+struct Changes<T>(Vec<(Location, T, i64)>);
+
+impl<T: Timestamp> Part for Changes<T> {
+    fn encode(&self, out: &mut Vec<u8>) {
+        encode_serde(&self.0, out);
+    }
+    fn as_any(&self) -> &dyn Any {
+        self
+    }
+}
+
+/// A region without its type of time.
+pub(crate) trait Tracked {
+    /// Collects what this worker counted since the last call, for itself and, if wanted, to be shared.
+    fn harvest(&self, share: bool) -> Option<Arc<dyn Part>>;
+    /// Takes in the changes of a worker of this process; false when they are of another type.
+    fn absorb(&self, part: &dyn Any) -> bool;
+    /// Takes in the changes of a worker of another process; false when they cannot be decoded.
+    fn absorb_bytes(&self, bytes: &[u8]) -> bool;
+    /// Whether something is to be harvested or applied.
+    fn is_dirty(&self) -> bool;
+    /// Whether no pointstamp is left.
+    fn is_done(&self) -> bool;
+    /// Describes the graph, for comparison with other workers.
+    fn describe(&self, out: &mut String);
+    /// Drops operators and channels.
+    fn dismantle(&self);
+}
+
+/// The logic of an operator.
+pub(crate) type Logic<T> = Box<dyn FnMut(&Frontiers<'_, T>) -> Result<(), BoxError>>;
+
+/// An input of an operator, as the progress tracking sees it.
+pub(crate) struct InputPort<S> {
+    /// By output: how times advance on the way; empty when no path leads there.
+    pub(crate) summaries: Vec<Antichain<S>>,
+}
+
+/// The ports of an operator.
+pub(crate) struct Ports<T: Timestamp> {
+    pub(crate) inputs: RefCell<Vec<InputPort<T::Summary>>>,
+    /// By output: the counts of its capabilities.
+    pub(crate) outputs: RefCell<Vec<Counts<T>>>,
+}
+
+/// What a node is.
+pub(crate) enum Body<T: Timestamp> {
+    /// Node 0.
+    Outside,
+    /// Announced by a builder; a graph with such a node is refused.
+    Unbuilt,
+    /// An operator.
+    Operator { ports: Rc<Ports<T>>, logic: Rc<RefCell<Logic<T>>>, notify: bool },
+    /// A view of a frontier, and who is to run when it moves.
+    Probe { handle: ProbeHandle<T>, wake: Vec<Activator> },
+    /// A nested scope.
+    Nested(Rc<dyn Nested<T>>),
+}
+
+struct Node<T: Timestamp> {
+    name: String,
+    body: Body<T>,
+}
+
+/// The typed link from a nested region to the one around it.
+pub(crate) struct Parent<T: Timestamp> {
+    pub(crate) region: Weak<Region<T>>,
+    pub(crate) node: usize,
+}
+
+/// Paths through the nodes of a region: by node, input and output.
+pub(crate) type Summaries<S> = Vec<Vec<Vec<Antichain<S>>>>;
+
+/// See the module.
+pub(crate) struct Region<T: Timestamp> {
+    pub(crate) core: Rc<Core>,
+    pub(crate) family: Rc<Family>,
+    pub(crate) path: String,
+    pub(crate) flags: Rc<Flags>,
+    parent: Option<Box<dyn Any>>,
+    nodes: RefCell<Vec<Node<T>>>,
+    pub(crate) edges: RefCell<Vec<(Source, Target)>>,
+    meters: RefCell<Vec<(Location, Counts<T>)>>,
+    pub(crate) entering: Cell<usize>,
+    pub(crate) leaving: Cell<usize>,
+    tracker: RefCell<Option<Tracker<T>>>,
+    inbox: RefCell<Vec<(Location, T, i64)>>,
+    nested: RefCell<Vec<(usize, Rc<dyn Nested<T>>)>>,
+    moved: Cell<bool>,
+}
+
+impl<T: Timestamp> Region<T> {
+    pub(crate) fn new(core: Rc<Core>, family: Rc<Family>, path: String, parent: Option<Box<dyn Any>>) -> Rc<Self> {
+        let region = Rc::new(Region {
+            core,
+            flags: Rc::new(Flags::new(family.pending.clone())),
+            family: family.clone(),
+            path,
+            parent,
+            nodes: RefCell::new(vec![Node { name: "outside".to_string(), body: Body::Outside }]),
+            edges: RefCell::new(Vec::new()),
+            meters: RefCell::new(Vec::new()),
+            entering: Cell::new(0),
+            leaving: Cell::new(0),
+            tracker: RefCell::new(None),
+            inbox: RefCell::new(Vec::new()),
+            nested: RefCell::new(Vec::new()),
+            moved: Cell::new(true),
+        });
+        family.regions.borrow_mut().push(region.clone());
+        region
+    }
+
+    /// The node of this region in the region `outer`, if that is the one around it.
+    pub(crate) fn node_in<O: Timestamp>(&self, outer: &Rc<Region<O>>) -> Option<usize> {
+        let parent = self.parent.as_ref()?.downcast_ref::<Parent<O>>()?;
+        std::ptr::eq(parent.region.as_ptr(), Rc::as_ptr(outer)).then_some(parent.node)
+    }
+
+    pub(crate) fn add_node(&self, name: &str, body: Body<T>) -> usize {
+        let mut nodes = self.nodes.borrow_mut();
+        if let Body::Nested(nested) = &body {
+            self.nested.borrow_mut().push((nodes.len(), nested.clone()));
+        }
+        nodes.push(Node { name: name.to_string(), body });
+        nodes.len() - 1
+    }
+
+    /// Index of the node that is added next.
+    pub(crate) fn next_node(&self) -> usize {
+        self.nodes.borrow().len()
+    }
+
+    pub(crate) fn set_body(&self, node: usize, body: Body<T>) {
+        self.nodes.borrow_mut()[node].body = body;
+    }
+
+    pub(crate) fn add_meter(&self, location: Location, counts: Counts<T>) {
+        self.meters.borrow_mut().push((location, counts));
+    }
+
+    /// Records that the graph cannot run; the next step reports it.
+    pub(crate) fn refuse(&self, reason: String) {
+        self.core.fail(self.refusal(reason));
+    }
+
+    fn refusal(&self, reason: String) -> Error {
+        Error::Graph { dataflow: self.path.clone(), worker: self.core.index(), reason }
+    }
+
+    /// Checks the graph and makes the tracker with its initial counts. Nested regions first.
+    pub(crate) fn finalise(&self) -> Result<Summaries<T::Summary>, Error> {
+        let nodes = self.nodes.borrow();
+        let peers = self.core.peers() as i64;
+        let mut builder = GraphBuilder::new();
+        let mut initial: Vec<(Source, T, i64)> = Vec::new();
+        let mut summaries = Summaries::<T::Summary>::new();
+        for (index, node) in nodes.iter().enumerate() {
+            let (inputs, outputs, summary) = match &node.body {
+                Body::Outside => {
+                    let (inputs, outputs) = (self.leaving.get(), self.entering.get());
+                    (inputs, outputs, vec![vec![Antichain::new(); outputs]; inputs])
+                }
+                Body::Unbuilt => return Err(self.refusal(format!("operator {:?} was never built", node.name))),
+                Body::Operator { ports, .. } => {
+                    let (inputs, outputs) = (ports.inputs.borrow(), ports.outputs.borrow());
+                    initial.extend((0..outputs.len()).map(|port| (Source { node: index, port }, T::minimum(), peers)));
+                    (inputs.len(), outputs.len(), inputs.iter().map(|input| input.summaries.clone()).collect())
+                }
+                Body::Probe { .. } => (1, 0, vec![Vec::new()]),
+                Body::Nested(nested) => {
+                    let (summary, holds) = nested.finalise()?;
+                    initial.extend(holds.into_iter().map(|(port, time)| (Source { node: index, port }, time, 1)));
+                    let (inputs, outputs) = nested.ports();
+                    (inputs, outputs, summary)
+                }
+            };
+            builder.add_node(index, inputs, outputs, summary.clone());
+            summaries.push(summary);
+        }
+        for (from, to) in self.edges.borrow().iter() {
+            builder.add_edge(*from, *to);
+        }
+        let mut tracker = builder.build().map_err(|error| self.refusal(error.to_string()))?;
+        for (source, time, count) in initial {
+            tracker.update_source(source, time, count);
+        }
+        *self.tracker.borrow_mut() = Some(tracker);
+        for (index, node) in nodes.iter().enumerate() {
+            match &node.body {
+                Body::Operator { .. } => self.flags.raise(index),
+                Body::Probe { handle, .. } => handle.update([]),
+                Body::Outside | Body::Unbuilt | Body::Nested(_) => {}
+            }
+        }
+        Ok(summaries)
+    }
+
+    /// Applies what was harvested here and what came from others, nested regions first; each change is shown to `each`.
+    pub(crate) fn apply(&self, mut each: impl FnMut(Location, &T, i64)) -> Result<(), Error> {
+        let mut tracker = self.tracker.borrow_mut();
+        let Some(tracker) = tracker.as_mut() else { return Ok(()) };
+        for (node, nested) in self.nested.borrow().iter() {
+            nested.surface(&mut |port, time, diff| {
+                self.moved.set(true);
+                let source = Source { node: *node, port };
+                each(source.into(), &time, diff);
+                tracker.update_source(source, time, diff);
+            })?;
+        }
+        let mut inbox = self.inbox.borrow_mut();
+        if !inbox.is_empty() {
+            self.moved.set(true);
+        }
+        for (location, time, diff) in inbox.drain(..) {
+            each(location, &time, diff);
+            tracker
+                .update(location, time, diff)
+                .map_err(|error| self.refusal(format!("progress of a peer: {error}")))?;
+        }
+        Ok(())
+    }
+
+    /// Applies a change of the frontier around this region.
+    pub(crate) fn outer_change(&self, port: usize, time: T, diff: i64) {
+        if let Some(tracker) = self.tracker.borrow_mut().as_mut() {
+            self.moved.set(true);
+            tracker.update_source(Source { node: 0, port }, time, diff);
+        }
+    }
+
+    /// Carries changed counts to the frontiers of operators, probes and nested regions.
+    pub(crate) fn propagate(&self) {
+        if self.moved.replace(false) {
+            let changes = match self.tracker.borrow_mut().as_mut() {
+                Some(tracker) => {
+                    tracker.propagate();
+                    tracker.drain_changes()
+                }
+                None => Vec::new(),
+            };
+            let nodes = self.nodes.borrow();
+            for (target, time, diff) in changes {
+                match &nodes[target.node].body {
+                    Body::Operator { notify: true, .. } => self.flags.raise(target.node),
+                    Body::Nested(nested) => nested.outer_change(target.port, time, diff),
+                    Body::Probe { handle, wake } => {
+                        handle.update([(time, diff)]);
+                        wake.iter().for_each(Activator::activate);
+                    }
+                    Body::Operator { .. } | Body::Outside | Body::Unbuilt => {}
+                }
+            }
+        }
+        for (_, nested) in self.nested.borrow().iter() {
+            nested.propagate();
+        }
+    }
+
+    /// Runs the activated operators, in the order in which they were built.
+    pub(crate) fn sweep(&self) -> Result<(), Error> {
+        let count = self.nodes.borrow().len();
+        for index in 1..count {
+            if self.family.pending.get() == 0 {
+                return Ok(());
+            }
+            let nested = match &self.nodes.borrow()[index].body {
+                Body::Nested(nested) => Some(nested.clone()),
+                _ => None,
+            };
+            if let Some(nested) = nested {
+                nested.sweep()?;
+            } else if self.flags.take(index) {
+                self.run(index)?;
+                if self.core.is_stopped() {
+                    return Ok(());
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn run(&self, index: usize) -> Result<(), Error> {
+        let (logic, inputs) = match &self.nodes.borrow()[index].body {
+            Body::Operator { logic, ports, .. } => (logic.clone(), ports.inputs.borrow().len()),
+            _ => return Ok(()),
+        };
+        let tracker = self.tracker.borrow();
+        let Some(tracker) = tracker.as_ref() else { return Ok(()) };
+        let frontiers = Frontiers::new(tracker, index, inputs);
+        let outcome = catch_unwind(AssertUnwindSafe(|| (logic.borrow_mut())(&frontiers)));
+        let name = || self.operator_name(&self.nodes.borrow()[index].name);
+        match outcome {
+            Ok(Ok(())) => Ok(()),
+            Ok(Err(cause)) => {
+                Err(Error::Operator { name: name(), worker: self.core.index(), source: Arc::from(cause) })
+            }
+            Err(panic) => {
+                Err(Error::Panic { name: name(), worker: self.core.index(), message: panic_message(&*panic) })
+            }
+        }
+    }
+
+    /// The full name of an operator: with its dataflow and scopes.
+    pub(crate) fn operator_name(&self, name: &str) -> String {
+        format!("{}/{name}", self.path)
+    }
+
+    /// Locations of nodes other than node 0 whose counts are not zero at the start, with their times and counts.
+    pub(crate) fn initial(&self) -> Vec<(Location, T, i64)> {
+        let tracker = self.tracker.borrow();
+        let live = tracker.iter().flat_map(|tracker| tracker.accumulated());
+        live.map(|((location, time), count)| (location, time, count)).collect()
+    }
+}
+
+impl<T: Timestamp> Tracked for Region<T> {
+    fn harvest(&self, share: bool) -> Option<Arc<dyn Part>> {
+        let mut inbox = self.inbox.borrow_mut();
+        let from = inbox.len();
+        for (location, counts) in self.meters.borrow().iter() {
+            inbox.extend(counts.borrow_mut().drain().map(|(time, diff)| (*location, time, diff)));
+        }
+        if share && inbox.len() > from { Some(Arc::new(Changes(inbox[from..].to_vec()))) } else { None }
+    }
+
+    fn absorb(&self, part: &dyn Any) -> bool {
+        let Some(Changes(changes)) = part.downcast_ref::<Changes<T>>() else { return false };
+        self.inbox.borrow_mut().extend(changes.iter().cloned());
+        true
+    }
+
+    fn absorb_bytes(&self, bytes: &[u8]) -> bool {
+        let Ok(changes) = decode_serde::<Vec<(Location, T, i64)>>(bytes) else { return false };
+        self.inbox.borrow_mut().extend(changes);
+        true
+    }
+
+    fn is_dirty(&self) -> bool {
+        !self.inbox.borrow().is_empty()
+            || self.meters.borrow().iter().any(|(_, counts)| !counts.borrow_mut().is_empty())
+    }
+
+    fn is_done(&self) -> bool {
+        self.tracker.borrow().as_ref().is_none_or(Tracker::is_done) && !self.is_dirty()
+    }
+
+    fn describe(&self, out: &mut String) {
+        use std::fmt::Write;
+        let mut line = |text: std::fmt::Arguments<'_>| {
+            // Writing to a string cannot fail.
+            let _ = out.write_fmt(text);
+        };
+        line(format_args!("{} {} {}\n", self.path, std::any::type_name::<T>(), self.entering.get()));
+        for (index, node) in self.nodes.borrow().iter().enumerate() {
+            line(format_args!("{index} {}", node.name));
+            if let Body::Operator { ports, .. } = &node.body {
+                let outputs = ports.outputs.borrow().len();
+                line(format_args!(" {outputs}"));
+                for input in ports.inputs.borrow().iter() {
+                    line(format_args!(" {:?}", input.summaries));
+                }
+            }
+            line(format_args!("\n"));
+        }
+        for (from, to) in self.edges.borrow().iter() {
+            line(format_args!("{}.{} {}.{}\n", from.node, from.port, to.node, to.port));
+        }
+    }
+
+    fn dismantle(&self) {
+        self.nested.borrow_mut().clear();
+        self.meters.borrow_mut().clear();
+        self.inbox.borrow_mut().clear();
+        // Logic may own anything, also handles whose drop looks at this region: take it out before it is dropped.
+        let nodes = std::mem::take(&mut *self.nodes.borrow_mut());
+        drop(nodes);
+        *self.tracker.borrow_mut() = None;
+    }
+}

@@ -1,0 +1,73 @@
+//! Scopes: where streams and operators are made.
+
+use std::rc::Rc;
+
+use penstock_progress::timestamp::{Refines, Timestamp};
+
+use crate::fabric::Waker;
+use crate::input::InputHandle;
+use crate::nested::{Nested, NestedRegion};
+use crate::region::{Body, Parent, Region};
+use crate::stream::Stream;
+
+/// A scope of a dataflow that is being built. Clones are the same scope.
+pub struct Scope<T: Timestamp> {
+    pub(crate) region: Rc<Region<T>>,
+}
+
+impl<T: Timestamp> Scope<T> {
+    pub(crate) fn new(region: Rc<Region<T>>) -> Self {
+        Scope { region }
+    }
+
+    /// Index of the worker.
+    pub fn index(&self) -> usize {
+        self.region.core.index()
+    }
+
+    /// How many workers there are now.
+    pub fn peers(&self) -> usize {
+        self.region.core.peers()
+    }
+
+    /// The scope's name, after those around it.
+    pub fn path(&self) -> &str {
+        &self.region.path
+    }
+
+    /// Wakes the worker from any thread.
+    pub fn waker(&self) -> Waker {
+        self.region.core.waker()
+    }
+
+    /// A stream that the program feeds. Each worker feeds its own part.
+    pub fn new_input<D: Clone + 'static>(&self) -> (InputHandle<T, D>, Stream<T, D>) {
+        InputHandle::open(self)
+    }
+
+    /// Builds a scope within this one, whose times refine those of this one. Streams cross its border with
+    /// [`Stream::enter`] and [`Stream::leave`].
+    pub fn nested<I: Refines<T>, R>(&self, name: &str, build: impl FnOnce(&mut Scope<I>) -> R) -> R {
+        let outer = &self.region;
+        // The node must exist before the region that refers to it; its body follows at once.
+        let node = outer.next_node();
+        let parent = Parent { region: Rc::downgrade(outer), node };
+        let inner: Rc<Region<I>> =
+            Region::new(outer.core.clone(), outer.family.clone(), outer.operator_name(name), Some(Box::new(parent)));
+        let nested: Rc<dyn Nested<T>> = Rc::new(NestedRegion::<T, I>::new(inner.clone()));
+        outer.add_node(name, Body::Nested(nested));
+        build(&mut Scope::new(inner))
+    }
+}
+
+impl<T: Timestamp> Clone for Scope<T> {
+    fn clone(&self) -> Self {
+        Scope { region: self.region.clone() }
+    }
+}
+
+impl<T: Timestamp> std::fmt::Debug for Scope<T> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Scope").field("path", &self.path()).finish()
+    }
+}

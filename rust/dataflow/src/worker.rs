@@ -1,0 +1,224 @@
+//! A worker: one thread with its copy of every dataflow.
+//!
+//! A step never blocks: it empties the mailbox into the channels, lets each dataflow apply progress and run its activated operators,
+//! and shares what that changed. A worker without work parks until a message, a timeout or a [`Waker`] ends the park.
+//!
+//! An error from an operator, a panic, or a failure of the fabric stops the worker and all its peers: `step` returns the error
+//! from then on, and all dataflows, with their capabilities, are dropped.
+
+use std::cell::{Cell, RefCell};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::rc::Rc;
+use std::sync::Arc;
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use penstock_progress::timestamp::Timestamp;
+
+use crate::core::Core;
+use crate::dataflow::{Caster, Dataflow};
+use crate::error::{BoxError, Error, panic_message};
+use crate::fabric::{Endpoint, Waker};
+use crate::region::{Family, Region};
+use crate::scope::Scope;
+
+/// See the module.
+pub struct Worker {
+    core: Rc<Core>,
+    dataflows: Vec<Dataflow>,
+    built: usize,
+}
+
+impl Worker {
+    /// A worker on this seat. Stays on the thread that makes it.
+    pub fn new(endpoint: Endpoint) -> Self {
+        Worker { core: Rc::new(Core::new(endpoint)), dataflows: Vec::new(), built: 0 }
+    }
+
+    /// Index of this worker among all workers.
+    pub fn index(&self) -> usize {
+        self.core.index()
+    }
+
+    /// How many workers there are now.
+    pub fn peers(&self) -> usize {
+        self.core.peers()
+    }
+
+    /// How many dataflows are not finished.
+    pub fn dataflows(&self) -> usize {
+        self.dataflows.len()
+    }
+
+    /// Builds a dataflow. All workers build the same dataflows in the same order.
+    ///
+    /// A graph that cannot run, such as one with a loop that does not advance time, is reported by the next [`Worker::step`].
+    pub fn dataflow<T: Timestamp, R>(&mut self, name: &str, build: impl FnOnce(&mut Scope<T>) -> R) -> R {
+        let family = Rc::new(Family {
+            name: name.to_string(),
+            regions: RefCell::new(Vec::new()),
+            pending: Rc::new(Cell::new(0)),
+            alive: Cell::new(true),
+        });
+        let caster = Caster::open(self.core.clone());
+        let root = Region::new(self.core.clone(), family, name.to_string(), None);
+        let result = build(&mut Scope::new(root.clone()));
+        self.built += 1;
+        match Dataflow::start(caster, root) {
+            Ok(dataflow) => {
+                self.core.endpoint().dataflow_opened();
+                self.dataflows.push(dataflow);
+            }
+            Err(error) => self.core.fail(error),
+        }
+        result
+    }
+
+    /// Does what can be done now, without blocking. True while a dataflow is unfinished.
+    ///
+    /// # Errors
+    /// Why this worker or its fabric stopped; then always the same, and all dataflows are gone.
+    pub fn step(&mut self) -> Result<bool, Error> {
+        let outcome = self.advance();
+        if let Err(error) = outcome {
+            if let Some(own) = error {
+                self.core.fail(own);
+            }
+            let result = self.core.check();
+            self.discard();
+            return result.map(|()| false);
+        }
+        Ok(!self.dataflows.is_empty())
+    }
+
+    /// The body of a step. `Err(None)`: the reason is recorded already.
+    fn advance(&mut self) -> Result<(), Option<Error>> {
+        let stopped = |core: &Core| if core.is_stopped() { Err(None) } else { Ok(()) };
+        stopped(&self.core)?;
+        self.core.deliver();
+        stopped(&self.core)?;
+        for dataflow in &self.dataflows {
+            dataflow.step().map_err(Some)?;
+            stopped(&self.core)?;
+        }
+        let before = self.dataflows.len();
+        self.dataflows.retain(|dataflow| !dataflow.is_done());
+        for _ in self.dataflows.len()..before {
+            self.core.endpoint().dataflow_closed();
+        }
+        Ok(())
+    }
+
+    /// Parks while there is nothing to do, at most for `timeout` (`None`: without limit), then steps. Does not park when no
+    /// dataflow is unfinished. A parked worker uses no CPU.
+    ///
+    /// # Errors
+    /// As [`Worker::step`].
+    pub fn step_or_park(&mut self, timeout: Option<Duration>) -> Result<bool, Error> {
+        if !self.dataflows.is_empty() && !self.has_work() {
+            self.core.park(timeout);
+        }
+        self.step()
+    }
+
+    /// Whether a step would do something now.
+    pub fn has_work(&self) -> bool {
+        self.core.is_stopped() || self.core.endpoint().has_mail() || self.dataflows.iter().any(Dataflow::has_work)
+    }
+
+    /// Parks until a message or a [`Waker`] comes, or the time is over, also when there is work.
+    pub fn park(&self, timeout: Option<Duration>) {
+        self.core.park(timeout);
+    }
+
+    /// A handle that ends a park of this worker from any thread.
+    pub fn waker(&self) -> Waker {
+        self.core.waker()
+    }
+
+    /// Stops this worker and all its peers: the next step of each returns this error.
+    pub fn abort(&self, error: Error) {
+        self.core.fail(error);
+        // The error is what the next step reports.
+        let _ = self.core.check();
+    }
+
+    /// Drops all dataflows, finished or not, and what still comes for them. Other workers are not told: they do the same, or
+    /// are stopped.
+    pub fn drop_dataflows(&mut self) {
+        self.discard();
+    }
+
+    fn discard(&mut self) {
+        for dataflow in self.dataflows.drain(..) {
+            self.core.endpoint().dataflow_closed();
+            // Operators are the user's: what panics in their drop must not keep the others alive.
+            if let Err(panic) = catch_unwind(AssertUnwindSafe(|| drop(dataflow))) {
+                let message = panic_message(&*panic);
+                self.core.fail(Error::Panic { name: "drop".to_string(), worker: self.core.index(), message });
+            }
+        }
+    }
+}
+
+impl Drop for Worker {
+    fn drop(&mut self) {
+        if !self.dataflows.is_empty() && !self.core.is_stopped() {
+            let reason = "the worker was dropped with unfinished dataflows".to_string();
+            self.abort(Error::Aborted { worker: self.index(), reason });
+        }
+        self.discard();
+    }
+}
+
+impl std::fmt::Debug for Worker {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Worker").field("index", &self.index()).field("dataflows", &self.dataflows.len()).finish()
+    }
+}
+
+/// Runs a program on each seat, in a thread of its own: builds, feeds, and at last steps until all dataflows are finished.
+///
+/// An error of the program, or a panic in it, stops all workers of the fabric. A program that returns the [`Error`] of a step
+/// passes it on unchanged.
+///
+/// # Panics
+/// When the system refuses a thread.
+pub fn execute<R, E, F>(endpoints: Vec<Endpoint>, program: F) -> Vec<JoinHandle<Result<R, Error>>>
+where
+    R: Send + 'static,
+    E: Into<BoxError>,
+    F: Fn(&mut Worker) -> Result<R, E> + Send + Sync + 'static,
+{
+    let program = Arc::new(program);
+    let start = |endpoint: Endpoint| {
+        let program = program.clone();
+        std::thread::Builder::new()
+            .name(format!("penstock-worker-{}", endpoint.index()))
+            .spawn(move || drive(Worker::new(endpoint), &*program))
+            .expect("the system grants a thread per worker")
+    };
+    endpoints.into_iter().map(start).collect()
+}
+
+fn drive<R, E: Into<BoxError>>(mut worker: Worker, program: &dyn Fn(&mut Worker) -> Result<R, E>) -> Result<R, Error> {
+    let index = worker.index();
+    let outcome = match catch_unwind(AssertUnwindSafe(|| program(&mut worker).map_err(Into::into))) {
+        Ok(Ok(result)) => Ok(result),
+        Ok(Err(cause)) => Err(match cause.downcast::<Error>() {
+            Ok(error) => *error,
+            Err(cause) => Error::Program { worker: index, source: Arc::from(cause) },
+        }),
+        Err(panic) => Err(Error::Panic { name: "program".to_string(), worker: index, message: panic_message(&*panic) }),
+    };
+    match outcome {
+        Ok(result) => {
+            while worker.step_or_park(None)? {}
+            Ok(result)
+        }
+        Err(error) => {
+            worker.abort(error.clone());
+            Err(error)
+        }
+    }
+}
