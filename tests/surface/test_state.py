@@ -1,0 +1,213 @@
+"""`_state.BinState` against a naive twin: copies of everything, always."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import pickle
+from collections import deque
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock._state import BinState, copy_state
+from penstock.errors import StateError
+
+
+class Boom(Exception):
+    """Raised by the step on purpose."""
+
+
+def step(state: Any, command: str, value: int) -> tuple[Any, Any]:
+    """A step that does everything a user may do: replace, mutate in place, forget, fail halfway."""
+    if command == "forget":
+        return None, (-1,)
+    if command == "int":
+        return value, (value,)
+    if command == "tuple":
+        return (value, (value,)), None
+    if command == "boom":
+        if isinstance(state, list):
+            state.append("half a change")
+        raise Boom(value)
+    # Mutates in place, nested and shared.
+    if not isinstance(state, list):
+        shared: list[Any] = [value]
+        state = [shared, {"again": shared}, deque([value], maxlen=2), {value}]
+    else:
+        state[0].append(value)
+        state[1][value] = {"deep": [value]}
+        state[2].append(value)
+        state[3].add(value)
+    return state, [(value,), (value + 1,)]
+
+
+def failed(error: BaseException, key: Any, values: tuple[Any, ...]) -> BaseException:
+    return error
+
+
+class Naive:
+    """The twin: a dict, deep copies at each mark, nothing clever."""
+
+    def __init__(self) -> None:
+        self.states: dict[Any, Any] = {}
+        self.marked: dict[Any, Any] | None = None
+        self.tainted = False
+
+    def apply(self, rows: list[tuple[Any, str, int]]) -> list[tuple[int, ...]]:
+        out: list[tuple[int, ...]] = []
+        for key, command, value in rows:
+            try:
+                state, made = step(self.states.get(key), command, value)
+            except Boom:
+                self.tainted = True
+                raise
+            if state is None:
+                self.states.pop(key, None)
+            else:
+                self.states[key] = state
+            out += [] if made is None else [made] if isinstance(made, tuple) else made
+        return out
+
+
+rows = st.lists(
+    st.tuples(
+        st.integers(0, 5),
+        st.sampled_from(["forget", "int", "tuple", "list", "list", "list", "boom"]),
+        st.integers(0, 3),
+    ),
+    max_size=12,
+)
+commands = st.lists(
+    st.one_of(
+        st.tuples(st.just("apply"), rows),
+        st.sampled_from([("mark", None), ("rollback", None), ("move", None)]),
+    ),
+    max_size=25,
+)
+
+
+@given(commands)
+def test_equals_the_naive_twin(script: list[tuple[str, Any]]) -> None:
+    state, twin = BinState(step, failed), Naive()
+    for command, argument in script:
+        if command == "apply":
+            keys = [key for key, _, _ in argument]
+            columns = [[c for _, c, _ in argument], [v for _, _, v in argument]]
+            if twin.tainted:
+                with pytest.raises(StateError):
+                    state.apply(keys, columns)
+                continue
+            try:
+                expected: Any = twin.apply(argument)
+            except Boom:
+                with pytest.raises(Boom):
+                    state.apply(keys, columns)
+                continue
+            assert state.apply(keys, columns) == expected
+        elif command == "mark" and not twin.tainted:
+            state.mark()
+            twin.marked = copy.deepcopy(twin.states)
+        elif command == "rollback":
+            if twin.marked is None:
+                with pytest.raises(StateError):
+                    state.rollback()
+                continue
+            state.rollback()
+            twin.states, twin.tainted = copy.deepcopy(twin.marked), False
+        elif command == "move" and not twin.tainted:
+            moved = BinState(step, failed)
+            for chunk in state.encode():
+                moved.absorb(chunk)
+            state = moved
+            twin.states, twin.marked = copy.deepcopy(twin.states), None
+        if not twin.tainted:
+            assert dict(state.items()) == twin.states
+            assert state.keys() == len(twin.states)
+            for key, value in state.items():
+                if isinstance(value, list):
+                    assert (value[1]["again"] is value[0]), f"key {key}: a shared list came apart"
+
+
+@dataclasses.dataclass
+class Session:
+    start: int
+    clicks: list[int]
+
+
+def test_copies_are_independent_and_keep_sharing() -> None:
+    inner = [1]
+    cyclic: list[Any] = [inner, inner, (inner,), {"k": inner}, Session(1, inner), deque([inner]), {1, 2}]
+    cyclic.append(cyclic)
+    copied = copy_state(cyclic)
+    inner.append(2)
+    cyclic[6].add(3)
+    assert copied[0] == [1] and copied[6] == {1, 2}
+    assert all(
+        found is copied[0]
+        for found in (copied[1], copied[2][0], copied[3]["k"], copied[4].clicks, copied[5][0])
+    )
+    assert copied[-1] is copied
+
+
+def test_only_touched_keys_are_copied_once_per_mark() -> None:
+    copies = 0
+
+    class Counted:
+        def __deepcopy__(self, memo: Any) -> Counted:
+            nonlocal copies
+            copies += 1
+            return Counted()
+
+    state = BinState(lambda state, _: (state or Counted(), None), failed)
+    state.apply(list(range(100)), [[0] * 100])
+    state.mark()
+    state.apply([1, 1, 1, 2], [[0] * 4])
+    assert copies == 2
+    state.mark()
+    assert copies == 2
+
+
+def test_a_state_that_does_not_pickle_is_named_where_it_arrives() -> None:
+    state = BinState(lambda state, value: ((i for i in [value]), None), failed)
+    state.apply(["good", "bad"], [[1, 2]])
+    chunks = list(state.encode())
+    with pytest.raises(StateError, match="key 'good'"):
+        for chunk in chunks:
+            BinState(step, failed).absorb(chunk)
+
+
+def test_large_states_travel_in_chunks() -> None:
+    state = BinState(lambda state, value: (value, None), failed)
+    state.apply(list(range(20_000)), [["x" * 500 + str(i) for i in range(20_000)]])
+    chunks = list(state.encode())
+    assert len(chunks) > 4 and max(map(len, chunks)) < 4 << 20
+    moved = BinState(step, failed)
+    for chunk in chunks:
+        moved.absorb(chunk)
+    assert dict(moved.items()) == dict(state.items())
+    assert moved.bytes() > 10_000_000
+
+
+@pytest.mark.parametrize("chunk", [b"", b"\x01", b"\x02\x00", b"\x01\x00garbage", b"\x01\x01why"])
+def test_bad_chunks_change_nothing(chunk: bytes) -> None:
+    state = BinState(step, failed)
+    state.apply([1], [["int"], [5]])
+    with pytest.raises(StateError):
+        state.absorb(chunk)
+    assert dict(state.items()) == {1: 5}
+
+
+def test_live_state_does_not_pickle() -> None:
+    with pytest.raises(TypeError, match="encode"):
+        pickle.dumps(BinState(step, failed))
+
+
+def test_a_wrong_return_is_refused_and_taints() -> None:
+    state = BinState(lambda state, value: (1, "text"), failed)
+    with pytest.raises(TypeError, match="tuple"):
+        state.apply([1], [[1]])
+    with pytest.raises(StateError):
+        state.apply([1], [[1]])
