@@ -1,0 +1,186 @@
+//! The block that flows: rows with the hashes of their keys, a watermark, or the end of an epoch.
+//!
+//! On the wire: a tag byte, then for rows the number of hashes, the hashes, and an Arrow IPC stream of one batch; all little-endian. Frames
+//! around it carry version and checksum.
+
+use arrow_array::{RecordBatch, RecordBatchOptions, UInt32Array};
+use arrow_ipc::reader::StreamReader;
+use arrow_ipc::writer::StreamWriter;
+use arrow_select::take::take;
+use penstock_bins::Block;
+use penstock_dataflow::wire::{Wire, WireError};
+
+use crate::partition::Partition;
+
+/// See the module.
+#[derive(Clone, Debug, PartialEq)]
+pub enum FlowBlock {
+    /// Rows of a stage.
+    Rows {
+        /// The rows.
+        batch: RecordBatch,
+        /// One hash per row once routed for a keyed stage; empty before.
+        hashes: Vec<u64>,
+    },
+    /// The watermark in microseconds since 1970; `i64::MAX` at the end of input.
+    Watermark(i64),
+    /// The epoch ends.
+    EndEpoch,
+}
+
+impl FlowBlock {
+    /// Rows that are not routed.
+    pub fn rows(batch: RecordBatch) -> Self {
+        Self::Rows { batch, hashes: Vec::new() }
+    }
+
+    /// Rows with the hashes of their keys.
+    pub fn keyed(batch: RecordBatch, hashes: Vec<u64>) -> Self {
+        Self::Rows { batch, hashes }
+    }
+}
+
+const ROWS: u8 = 1;
+const WATERMARK: u8 = 2;
+const END_EPOCH: u8 = 3;
+
+impl Wire for FlowBlock {
+    fn encode(&self, out: &mut Vec<u8>) {
+        match self {
+            Self::Rows { batch, hashes } => {
+                out.push(ROWS);
+                out.extend_from_slice(&(hashes.len() as u32).to_le_bytes());
+                crate::wire::put_items(out, hashes, u64::to_le_bytes);
+                StreamWriter::try_new(&mut *out, &batch.schema())
+                    .and_then(|mut writer| {
+                        writer.write(batch)?;
+                        writer.finish()
+                    })
+                    .expect("a valid batch is written to memory");
+            }
+            Self::Watermark(us) => {
+                out.push(WATERMARK);
+                out.extend_from_slice(&us.to_le_bytes());
+            }
+            Self::EndEpoch => out.push(END_EPOCH),
+        }
+    }
+
+    fn decode(bytes: &[u8]) -> Result<Self, WireError> {
+        let wrong = |what: &str| WireError(format!("a flow block: {what}"));
+        match bytes.split_first() {
+            Some((&END_EPOCH, [])) => Ok(Self::EndEpoch),
+            Some((&WATERMARK, rest)) => {
+                Ok(Self::Watermark(i64::from_le_bytes(rest.try_into().map_err(|_| wrong("watermark"))?)))
+            }
+            Some((&ROWS, rest)) => {
+                let (count, rest) = rest.split_first_chunk().ok_or_else(|| wrong("length"))?;
+                let len = u32::from_le_bytes(*count) as usize * 8;
+                let (hashes, stream) = rest.split_at_checked(len).ok_or_else(|| wrong("hashes"))?;
+                let hashes: Vec<u64> = hashes
+                    .chunks_exact(8)
+                    .map(|hash| u64::from_le_bytes(hash.try_into().expect("eight bytes")))
+                    .collect();
+                let arrow = |error: arrow_schema::ArrowError| wrong(&error.to_string());
+                let mut reader = StreamReader::try_new(stream, None).map_err(arrow)?;
+                let batch = reader.next().ok_or_else(|| wrong("no batch"))?.map_err(arrow)?;
+                if !hashes.is_empty() && hashes.len() != batch.num_rows() {
+                    return Err(wrong("hashes and rows differ in number"));
+                }
+                Ok(Self::Rows { batch, hashes })
+            }
+            _ => Err(wrong("unknown tag")),
+        }
+    }
+}
+
+impl Block for FlowBlock {
+    fn len(&self) -> usize {
+        match self {
+            Self::Rows { batch, .. } => batch.num_rows(),
+            Self::Watermark(_) | Self::EndEpoch => 0,
+        }
+    }
+
+    fn is_empty(&self) -> bool {
+        matches!(self, Self::Rows { batch, .. } if batch.num_rows() == 0)
+    }
+
+    fn hashes(&self) -> Option<&[u64]> {
+        match self {
+            Self::Rows { batch, hashes } if hashes.len() == batch.num_rows() => Some(hashes),
+            _ => None,
+        }
+    }
+
+    fn split(self, workers: &[u32], emit: &mut dyn FnMut(u32, Self)) {
+        let Self::Rows { batch, hashes } = self else { unreachable!("only rows are divided") };
+        let rows: Vec<u32> = (0..workers.len() as u32).collect();
+        let groups = workers.iter().max().map_or(0, |&last| last as usize + 1);
+        let mut by_worker = Partition::default();
+        by_worker.group(&rows, groups, |row| workers[row as usize]);
+        for (worker, rows) in by_worker.runs() {
+            let indices = UInt32Array::from(rows.to_vec());
+            let columns = batch
+                .columns()
+                .iter()
+                .map(|column| take(column, &indices, None).expect("row numbers of the batch itself"))
+                .collect();
+            let options = RecordBatchOptions::new().with_row_count(Some(rows.len()));
+            let part = RecordBatch::try_new_with_options(batch.schema(), columns, &options)
+                .expect("taken columns fit the batch's schema");
+            emit(worker, Self::keyed(part, rows.iter().map(|&row| hashes[row as usize]).collect()));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use arrow_array::{Int64Array, StringArray};
+    use proptest::prelude::*;
+    use std::sync::Arc;
+
+    fn batch(rows: &[(i64, Option<String>)]) -> RecordBatch {
+        let numbers = Int64Array::from_iter_values(rows.iter().map(|row| row.0));
+        let names: StringArray = rows.iter().map(|row| row.1.clone()).collect();
+        RecordBatch::try_from_iter_with_nullable([
+            ("n", Arc::new(numbers) as _, false),
+            ("s", Arc::new(names) as _, true),
+        ])
+        .unwrap()
+    }
+
+    proptest! {
+        #[test]
+        fn wire_and_split(rows in prop::collection::vec((any::<i64>(), any::<Option<String>>()), 0..40), peers in 1u32..5) {
+            let hashes: Vec<u64> = rows.iter().map(|row| row.0 as u64).collect();
+            let block = FlowBlock::keyed(batch(&rows), hashes.clone());
+            let mut bytes = Vec::new();
+            block.encode(&mut bytes);
+            prop_assert_eq!(&FlowBlock::decode(&bytes).unwrap(), &block);
+            for cut in 0..bytes.len().min(200) {
+                prop_assert!(FlowBlock::decode(&bytes[..cut]).is_err());
+            }
+            let workers: Vec<u32> = hashes.iter().map(|hash| (hash % u64::from(peers)) as u32).collect();
+            block.split(&workers, &mut |worker, part| {
+                let expected: Vec<_> = rows.iter().filter(|row| row.0 as u64 % u64::from(peers) == u64::from(worker)).cloned().collect();
+                assert_eq!(part, FlowBlock::keyed(batch(&expected), expected.iter().map(|row| row.0 as u64).collect()));
+            });
+        }
+    }
+
+    #[test]
+    fn signals_stay_local_and_round_trip() {
+        for block in [FlowBlock::Watermark(-7), FlowBlock::EndEpoch, FlowBlock::rows(batch(&[(1, None)]))] {
+            assert_eq!(block.hashes(), None);
+            assert!(!block.is_empty());
+            let mut bytes = Vec::new();
+            block.encode(&mut bytes);
+            assert_eq!(FlowBlock::decode(&bytes).unwrap(), block);
+        }
+        assert!(FlowBlock::decode(&[]).is_err());
+        assert!(FlowBlock::decode(&[9]).is_err());
+        assert!(FlowBlock::decode(&[WATERMARK, 1]).is_err());
+    }
+}

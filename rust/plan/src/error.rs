@@ -1,0 +1,239 @@
+//! The typed errors of this crate.
+//!
+//! [`PlanError`] is what a flow description can get wrong: it is raised before anything runs and names the step and the column.
+//! [`OpError`] is what data can get wrong while a plan runs. [`StateFault`] is what bytes of a moved or stored bin can get wrong.
+
+use std::fmt;
+
+use crate::callback::CallError;
+
+/// A step of a plan, named the way messages show it.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct StepName {
+    /// Position in the plan's list of steps, counted from 0.
+    pub index: usize,
+    /// The step's `op` word, or `source`.
+    pub op: &'static str,
+}
+
+impl StepName {
+    /// Names step `index` with operation `op`.
+    pub fn new(index: usize, op: &'static str) -> Self {
+        Self { index, op }
+    }
+}
+
+impl fmt::Display for StepName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "step {} ({})", self.index, self.op)
+    }
+}
+
+/// Why a flow description is not a plan.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum PlanError {
+    /// The text is not JSON of this form.
+    #[error("the plan is not valid: {message}")]
+    Json {
+        /// What the parser says, with line and column.
+        message: String,
+    },
+    /// The plan was written by a release with another format.
+    #[error("plan version {found} is not supported, this release reads version {supported}")]
+    Version {
+        /// Version in the text.
+        found: u32,
+        /// The version this release reads.
+        supported: u32,
+    },
+    /// A column does not exist where a step needs it.
+    #[error("{step}: column '{column}' does not exist; there are: {}", available.join(", "))]
+    MissingColumn {
+        /// The step.
+        step: StepName,
+        /// The column asked for.
+        column: String,
+        /// The columns at this point of the flow.
+        available: Vec<String>,
+    },
+    /// A column's type does not fit its use.
+    #[error("{step}: column '{column}' has type {found}, {need}")]
+    ColumnType {
+        /// The step.
+        step: StepName,
+        /// The column.
+        column: String,
+        /// Its type.
+        found: String,
+        /// What the step needs, in words.
+        need: &'static str,
+    },
+    /// Two output columns would have one name.
+    #[error("{step}: the output would have two columns named '{column}'")]
+    DuplicateColumn {
+        /// The step.
+        step: StepName,
+        /// The name.
+        column: String,
+    },
+    /// A step stands where it has no meaning.
+    #[error("{step}: {reason}")]
+    Misplaced {
+        /// The step.
+        step: StepName,
+        /// Why, and what to write instead.
+        reason: &'static str,
+    },
+    /// A step needs an event-time column and there is none at this point.
+    #[error(
+        "{step}: there is no event-time column here; declare event_time in the source and keep that column up to this step"
+    )]
+    NoEventTime {
+        /// The step.
+        step: StepName,
+    },
+    /// A window's size or period is out of range or not a multiple of the event-time unit.
+    #[error("{step}: {name} = {value} us: {reason}")]
+    Window {
+        /// The step.
+        step: StepName,
+        /// `size_us` or `every_us`.
+        name: &'static str,
+        /// The value.
+        value: i64,
+        /// What is wrong with it.
+        reason: &'static str,
+    },
+    /// A number of the plan is out of range.
+    #[error("{step}: {name} = {value} is out of range")]
+    Range {
+        /// The step.
+        step: StepName,
+        /// The option.
+        name: &'static str,
+        /// The value.
+        value: i64,
+    },
+    /// An aggregate function is unknown.
+    #[error("{step}: aggregate '{name}': unknown function '{function}' (count, sum, min, max, mean)")]
+    Function {
+        /// The step.
+        step: StepName,
+        /// The aggregate's output name.
+        name: String,
+        /// The function asked for.
+        function: String,
+    },
+    /// An aggregate needs a column and names none.
+    #[error("{step}: aggregate '{name}' needs a column")]
+    NoColumn {
+        /// The step.
+        step: StepName,
+        /// The aggregate's output name.
+        name: String,
+    },
+}
+
+/// What data can get wrong while a plan runs.
+#[derive(Debug, thiserror::Error)]
+pub enum OpError {
+    /// The value of a sum does not fit its column's type.
+    #[error("{step}: the sum in column '{column}' overflows {data_type}")]
+    Overflow {
+        /// The step.
+        step: StepName,
+        /// The output column.
+        column: String,
+        /// Its type.
+        data_type: String,
+    },
+    /// A key is null where the step rejects nulls.
+    #[error("{step}: key column '{column}' is null in row {row} and nulls are rejected")]
+    NullKey {
+        /// The step.
+        step: StepName,
+        /// The key column.
+        column: String,
+        /// Row of the block.
+        row: usize,
+    },
+    /// An event time is too far from 1970 to be windowed.
+    #[error("{step}: event time {value} in column '{column}', row {row}, is out of range")]
+    EventTime {
+        /// The step.
+        step: StepName,
+        /// The event-time column.
+        column: String,
+        /// Row of the block.
+        row: usize,
+        /// The value in the column's unit.
+        value: i64,
+    },
+    /// A block has another schema than the plan declares.
+    #[error("{step}: block has columns {found}, declared are {expected}")]
+    Schema {
+        /// The step.
+        step: StepName,
+        /// Declared columns.
+        expected: String,
+        /// Columns of the block.
+        found: String,
+    },
+    /// A block carries another number of hashes than rows.
+    #[error("a block of {rows} rows carries {hashes} hashes")]
+    Hashes {
+        /// Rows of the block.
+        rows: usize,
+        /// Hashes beside it.
+        hashes: usize,
+    },
+    /// A record reached a worker that does not hold its bin.
+    #[error("bin {bin} is not held by this worker")]
+    BinMissing {
+        /// The bin.
+        bin: u32,
+    },
+    /// A bin holds state of another operator.
+    #[error("bin {bin} holds state of another kind")]
+    StateKind {
+        /// The bin.
+        bin: u32,
+    },
+    /// User code failed.
+    #[error(transparent)]
+    Call(#[from] CallError),
+    /// Arrow refused an operation.
+    #[error("arrow: {0}")]
+    Arrow(#[from] arrow_schema::ArrowError),
+}
+
+/// What bytes of a moved or stored bin can get wrong.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum StateFault {
+    /// Written by a release with another format.
+    #[error("state format {found} is not supported, this release reads {supported}")]
+    Version {
+        /// Version in the bytes.
+        found: u8,
+        /// The version this release reads.
+        supported: u8,
+    },
+    /// The state belongs to another operator or another set of columns.
+    #[error("the state has another shape: {what}")]
+    Shape {
+        /// What differs.
+        what: &'static str,
+    },
+    /// The bytes end early, are too long or contradict themselves.
+    #[error("corrupt state: {what}")]
+    Corrupt {
+        /// What is wrong.
+        what: &'static str,
+    },
+    /// The user's state could not be restored.
+    #[error("the user's state: {message}")]
+    Foreign {
+        /// What the user's side says.
+        message: String,
+    },
+}

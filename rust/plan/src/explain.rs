@@ -1,0 +1,96 @@
+//! A plan in words, for people.
+
+use std::fmt::Write;
+
+use crate::agg::Aggregate;
+use crate::keyed::{KeyedKind, KeyedSpec};
+use crate::plan::{Plan, names};
+use crate::running::Emit;
+use crate::window::Windows;
+
+fn time(us: i64) -> String {
+    let units = [(3_600_000_000, "h"), (60_000_000, "min"), (1_000_000, "s"), (1_000, "ms")];
+    match units.iter().find(|(unit, _)| us % unit == 0 && us != 0) {
+        Some((unit, name)) => format!("{} {name}", us / unit),
+        None => format!("{us} us"),
+    }
+}
+
+fn columns(schema: &arrow_schema::Schema) -> String {
+    let columns: Vec<String> =
+        schema.fields().iter().map(|field| format!("{} {}", field.name(), field.data_type())).collect();
+    columns.join(", ")
+}
+
+fn windows(windows: &Windows) -> String {
+    match windows.size_us() == windows.every_us() {
+        true => format!("tumbling {}", time(windows.size_us())),
+        false => format!("sliding {} every {}", time(windows.size_us()), time(windows.every_us())),
+    }
+}
+
+fn aggregates(keyed: &KeyedSpec, aggregates: &[Aggregate]) -> String {
+    let words: Vec<String> = aggregates
+        .iter()
+        .map(|agg| {
+            let column = agg.column.map_or("", |at| keyed.input.field(at).name());
+            format!("{} = {}({column})", agg.name, agg.function.name())
+        })
+        .collect();
+    words.join(", ")
+}
+
+pub(crate) fn explain(plan: &Plan) -> String {
+    let mut text = String::new();
+    // Writing to a string cannot fail.
+    let mut line = |words: String| writeln!(text, "{words}").unwrap_or_default();
+    line(format!("source: {}", columns(plan.input_schema())));
+    if let Some(event_time) = plan.event_time() {
+        line(format!("  event time {}, lateness {}", event_time.name, time(plan.lateness_us())));
+    }
+    for stage in plan.stages() {
+        for map in &stage.pre {
+            line(format!("{}: call {}: {}", map.step, map.call, columns(&map.schema)));
+        }
+        let Some(keyed) = &stage.keyed else { continue };
+        line(match keyed.keys.is_empty() {
+            true => "exchange: all rows to one bin".into(),
+            false => format!("exchange: by hash of {}", names(&keyed.routed, &keyed.keys)),
+        });
+        let (what, state) = match &keyed.kind {
+            KeyedKind::Window { windows: w, event_time, aggregates: aggs } => (
+                format!("{} on {}: {}", windows(w), event_time.name, aggregates(keyed, aggs)),
+                "accumulators per key and pane",
+            ),
+            KeyedKind::Running { emit, aggregates: aggs } => (
+                format!(
+                    "running, {}: {}",
+                    match emit {
+                        Emit::Update => "changed keys each epoch",
+                        Emit::Final => "all keys at the end",
+                    },
+                    aggregates(keyed, aggs)
+                ),
+                "accumulators per key",
+            ),
+            KeyedKind::StatefulMap { call } => {
+                (format!("call {call} ({})", keyed.name), "the function's, in input order")
+            }
+            KeyedKind::Top(top) => {
+                let order = if top.descending { "greatest" } else { "least" };
+                let by = keyed.routed.field(top.by).name();
+                let per = match top.group.is_empty() {
+                    true => String::new(),
+                    false => format!(" per {}", names(&keyed.routed, &top.group)),
+                };
+                let assign = top.assign.as_ref().map_or(String::new(), |(w, _)| format!("{}: ", windows(w)));
+                (format!("{assign}{order} {} by {by}{per}, with ties", top.n), "candidate rows per group")
+            }
+        };
+        line(format!("{}: {what}", keyed.step));
+        line(format!("  state: {state}; in bins, movable"));
+        line(format!("  output: {}", columns(&keyed.output)));
+    }
+    line(format!("output: {}", columns(plan.output_schema())));
+    text
+}

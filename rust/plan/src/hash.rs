@@ -1,0 +1,122 @@
+//! The key hash. It is part of the format: bins on disk, on the wire and in shuffles are cut by it, so it never changes.
+//!
+//! One integer-like column: [`hash_int`] of its 64-bit code. One string or binary column: [`hash_bytes`] of its bytes, the same for every
+//! Arrow layout of the text. Any other key, and every composite one: `hash_bytes` of the arrow-row bytes of its columns. A null in a
+//! single column: [`NULL_HASH`]. A golden test pins the values.
+//!
+//! All 64 bits are well mixed: bins take the top ones, tables inside a bin index by the low ones.
+
+use arrow_array::cast::AsArray;
+use arrow_array::{Array, ArrayRef};
+use arrow_row::{RowConverter, SortField};
+use arrow_schema::{ArrowError, DataType};
+
+use crate::column;
+
+const SEED: u64 = 0x70_656e_7374_6f63_6b; // "penstock" read as a number
+const EVEN: u64 = 0x9e37_79b9_7f4a_7c15;
+const ODD: u64 = 0xd1b5_4a32_d192_ed03;
+
+/// The hash of a null in a single-column key.
+pub const NULL_HASH: u64 = 0x5bf0_3635_dcf5_d1c7;
+
+fn finish(mut x: u64) -> u64 {
+    x = (x ^ (x >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    x = (x ^ (x >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    x ^ (x >> 31)
+}
+
+fn fold(a: u64, b: u64) -> u64 {
+    let product = u128::from(a) * u128::from(b);
+    (product as u64) ^ ((product >> 64) as u64)
+}
+
+/// Hash of an integer's 64-bit code. A bijection: distinct keys never collide.
+#[inline]
+pub fn hash_int(code: i64) -> u64 {
+    finish((code as u64).wrapping_add(EVEN))
+}
+
+/// Hash of a byte string: 16 bytes per step by folded multiplication, the tail padded with zeros, the length mixed in first.
+#[inline]
+pub fn hash_bytes(bytes: &[u8]) -> u64 {
+    let word = |at: &[u8]| u64::from_le_bytes(at.try_into().expect("eight bytes"));
+    let mut state = SEED ^ (bytes.len() as u64).wrapping_mul(ODD);
+    // The rotated state is kept beside the product, so a zero factor cannot wipe what came before.
+    let mut step = |block: &[u8]| {
+        state = fold(word(&block[..8]) ^ EVEN, word(&block[8..16]) ^ state) ^ state.rotate_left(29);
+    };
+    let blocks = bytes.chunks_exact(16);
+    let tail = blocks.remainder();
+    blocks.for_each(&mut step);
+    if !tail.is_empty() {
+        let mut padded = [0u8; 16];
+        padded[..tail.len()].copy_from_slice(tail);
+        step(&padded);
+    }
+    finish(state)
+}
+
+/// Hashes rows of key columns; one hash per row. No columns: `rows` times the hash of the one empty key.
+///
+/// # Errors
+/// A column whose type has no arrow-row form.
+pub fn hash_columns_of(columns: &[ArrayRef], rows: usize) -> Result<Vec<u64>, ArrowError> {
+    match columns {
+        [] => Ok(vec![hash_int(0); rows]),
+        _ => hash_columns(columns),
+    }
+}
+
+/// Hashes rows of at least one key column; one hash per row. About 1 ns per integer row, 2 to 5 ns per short string.
+///
+/// # Errors
+/// No column, or a column whose type has no arrow-row form.
+pub fn hash_columns(columns: &[ArrayRef]) -> Result<Vec<u64>, ArrowError> {
+    let single = match columns {
+        [] => return Err(ArrowError::InvalidArgumentError("a key needs a column".into())),
+        [only] => hash_single(only),
+        _ => None,
+    };
+    if let Some(hashes) = single {
+        return Ok(hashes);
+    }
+    let fields = columns.iter().map(|column| SortField::new(column.data_type().clone())).collect();
+    let rows = RowConverter::new(fields)?.convert_columns(columns)?;
+    let mut hashes: Vec<u64> = rows.iter().map(|row| hash_bytes(row.as_ref())).collect();
+    if let ([only], true) = (columns, columns[0].null_count() > 0) {
+        for (row, hash) in hashes.iter_mut().enumerate() {
+            if only.is_null(row) {
+                *hash = NULL_HASH;
+            }
+        }
+    }
+    Ok(hashes)
+}
+
+fn hash_single(array: &ArrayRef) -> Option<Vec<u64>> {
+    fn bytes<'a, B: AsRef<[u8]> + ?Sized + 'a>(values: impl Iterator<Item = Option<&'a B>>) -> Vec<u64> {
+        values.map(|value| value.map_or(NULL_HASH, |value| hash_bytes(value.as_ref()))).collect()
+    }
+    Some(match array.data_type() {
+        DataType::Utf8 => bytes(array.as_string::<i32>().iter()),
+        DataType::LargeUtf8 => bytes(array.as_string::<i64>().iter()),
+        DataType::Utf8View => bytes(array.as_string_view().iter()),
+        DataType::Binary => bytes(array.as_binary::<i32>().iter()),
+        DataType::LargeBinary => bytes(array.as_binary::<i64>().iter()),
+        DataType::BinaryView => bytes(array.as_binary_view().iter()),
+        DataType::FixedSizeBinary(_) => bytes(array.as_fixed_size_binary().iter()),
+        _ => {
+            let codes = column::codes(array)?;
+            let mut hashes: Vec<u64> = codes.values.iter().map(|&code| hash_int(code)).collect();
+            if let Some(nulls) = codes.nulls {
+                for (row, hash) in hashes.iter_mut().enumerate() {
+                    if nulls.is_null(row) {
+                        *hash = NULL_HASH;
+                    }
+                }
+            }
+            hashes
+        }
+    })
+}

@@ -1,0 +1,139 @@
+//! A keyed step of a compiled plan: how blocks are routed to bins, the state of a bin, and the operator on it.
+
+use std::sync::Arc;
+
+use arrow_array::{Array, ArrayRef, RecordBatch};
+use arrow_schema::{DataType, SchemaRef};
+
+use crate::agg::Aggregate;
+use crate::callback::Callbacks;
+use crate::column::EventTime;
+use crate::error::{OpError, StepName};
+use crate::foreign::StatefulMapOp;
+use crate::group::{GroupBy, shape};
+use crate::hash::hash_columns_of;
+use crate::op::KeyedOp;
+use crate::panes::Panes;
+use crate::running::{Emit, RunningOp};
+use crate::state::State;
+use crate::top::{self, Groups, Top, TopOp};
+use crate::window::{WindowOp, Windows};
+
+/// See the module.
+#[derive(Clone, Debug, PartialEq)]
+pub struct KeyedSpec {
+    /// The step that the operator comes from.
+    pub step: StepName,
+    /// Name shown to the user.
+    pub name: String,
+    /// Columns of the blocks that reach it before routing.
+    pub input: SchemaRef,
+    /// Columns of the routed blocks: the input, behind window bounds for a top over raw rows.
+    pub routed: SchemaRef,
+    /// Columns of its output.
+    pub output: SchemaRef,
+    /// Columns of the routed schema whose hash chooses the bin; none: all rows share one bin.
+    pub keys: Vec<usize>,
+    /// Whether a null key is an error.
+    pub reject_nulls: bool,
+    /// What it does.
+    pub kind: KeyedKind,
+}
+
+/// What a keyed step does.
+#[derive(Clone, Debug, PartialEq)]
+pub enum KeyedKind {
+    /// Aggregates by key within windows of an event-time column.
+    Window {
+        /// The windows.
+        windows: Windows,
+        /// The event-time column.
+        event_time: EventTime,
+        /// The aggregates.
+        aggregates: Vec<Aggregate>,
+    },
+    /// Aggregates by key over all rows.
+    Running {
+        /// When it speaks.
+        emit: Emit,
+        /// The aggregates.
+        aggregates: Vec<Aggregate>,
+    },
+    /// User code with state per key.
+    StatefulMap {
+        /// Number of the call.
+        call: usize,
+    },
+    /// Rank with ties.
+    Top(Top),
+}
+
+impl KeyedSpec {
+    fn key_types(&self) -> Vec<DataType> {
+        self.keys.iter().map(|&at| self.routed.field(at).data_type().clone()).collect()
+    }
+
+    /// Makes a block ready for the exchange: the routed block and one key hash per row.
+    ///
+    /// A top step drops here rows that the block itself shows to be out, and a top over raw rows repeats each row for each of its windows.
+    ///
+    /// # Errors
+    /// [`OpError::NullKey`] where nulls are rejected, [`OpError::EventTime`] for a time out of range.
+    pub fn route(&self, batch: &RecordBatch) -> Result<(RecordBatch, Vec<u64>), OpError> {
+        let routed = match &self.kind {
+            KeyedKind::Top(Top { assign: Some((windows, event_time)), .. }) => {
+                Top::assign_windows(&self.step, windows, event_time, &self.routed, batch)?
+            }
+            KeyedKind::Top(top) => top.cut(batch)?,
+            _ => batch.clone(),
+        };
+        let columns: Vec<ArrayRef> = self.keys.iter().map(|&at| routed.column(at).clone()).collect();
+        if self.reject_nulls {
+            for (column, &at) in columns.iter().zip(&self.keys) {
+                if let Some(row) = column.logical_nulls().and_then(|nulls| nulls.iter().position(|valid| !valid)) {
+                    let column = self.routed.field(at).name().clone();
+                    return Err(OpError::NullKey { step: self.step.clone(), column, row });
+                }
+            }
+        }
+        let hashes = hash_columns_of(&columns, routed.num_rows())?;
+        Ok((routed, hashes))
+    }
+
+    /// The state of a bin that has seen nothing.
+    pub fn new_state(&self, callbacks: &Arc<dyn Callbacks>) -> State {
+        let key_types = self.key_types();
+        match &self.kind {
+            KeyedKind::Window { aggregates, .. } => State::panes(Panes::new(shape(&key_types, aggregates, false))),
+            KeyedKind::Running { emit, aggregates } => {
+                State::panes(Panes::new(shape(&key_types, aggregates, *emit == Emit::Update)))
+            }
+            KeyedKind::StatefulMap { call } => State::foreign(callbacks.new_state(*call)),
+            KeyedKind::Top(top) => State::groups(Groups::new(top.n, top::shape(top, &self.routed))),
+        }
+    }
+
+    /// The operator, for one worker.
+    ///
+    /// # Errors
+    /// A column type that Arrow cannot encode; compilation has excluded it.
+    pub fn operator(&self) -> Result<Box<dyn KeyedOp>, OpError> {
+        let group_by = |aggregates: &[Aggregate], bounds, track| {
+            let (step, output) = (self.step.clone(), self.output.clone());
+            GroupBy::new(step, self.keys.clone(), self.key_types(), aggregates, output, bounds, track)
+        };
+        Ok(match &self.kind {
+            KeyedKind::Window { windows, event_time, aggregates } => {
+                let group_by = group_by(aggregates, Some((event_time.clone(), windows.size_us())), false)?;
+                Box::new(WindowOp::new(group_by, *windows, event_time.clone()))
+            }
+            KeyedKind::Running { emit, aggregates } => {
+                Box::new(RunningOp::new(group_by(aggregates, None, *emit == Emit::Update)?, *emit))
+            }
+            KeyedKind::StatefulMap { .. } => Box::new(StatefulMapOp::new(self.step.clone(), self.output.clone())),
+            KeyedKind::Top(top) => {
+                Box::new(TopOp::new(self.step.clone(), top.clone(), self.routed.clone(), self.output.clone())?)
+            }
+        })
+    }
+}

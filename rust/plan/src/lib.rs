@@ -1,0 +1,45 @@
+//! Flow plans: keyed aggregates, windows and Python steps compiled to dataflow operators.
+//!
+//! The pure half: [`spec`] is the plan as JSON, [`plan`] compiles it to stages, [`keyed`] is one keyed stage: routing by [`hash`], the
+//! [`state`] of its bins, and the [`op`]erator on them.
+
+mod agg;
+mod column;
+mod explain;
+mod foreign;
+mod group;
+mod key;
+mod lane;
+mod panes;
+mod partition;
+mod running;
+mod table;
+mod top;
+mod window;
+mod wire;
+
+pub mod block;
+pub mod callback;
+pub mod error;
+pub mod hash;
+pub mod keyed;
+pub mod op;
+pub mod plan;
+pub mod spec;
+pub mod state;
+
+pub use agg::{Aggregate, Function};
+pub use block::FlowBlock;
+pub use callback::{CallError, Callbacks, ForeignState};
+pub use column::EventTime;
+pub use error::{OpError, PlanError, StateFault, StepName};
+pub use foreign::MapCall;
+pub use hash::{NULL_HASH, hash_bytes, hash_columns, hash_int};
+pub use keyed::{KeyedKind, KeyedSpec};
+pub use op::{BLOCK_ROWS, Bins, KeyedOp, Output, Sink, conform};
+pub use plan::{Plan, Stage, WINDOW_END, WINDOW_START};
+pub use running::Emit;
+pub use spec::{PlanSpec, StepSpec};
+pub use state::State;
+pub use top::Top;
+pub use window::Windows;

@@ -1,0 +1,548 @@
+//! Compiling a flow: from steps that name things to stages that are cut at exchanges.
+//!
+//! A stage is some user maps and then at most one keyed operator behind an exchange. Only the last stage may have none. Compilation
+//! resolves every column and type, so that running a plan can fail only on data. Windows and keys wait for the step that uses them.
+
+use std::collections::HashSet;
+use std::fmt::Write;
+use std::sync::Arc;
+
+use arrow_row::{RowConverter, SortField};
+use arrow_schema::{DataType, Field, Schema, SchemaRef};
+
+use crate::agg::{Aggregate, Function};
+use crate::column::{EVENT_TIME_LIMIT_US, EventTime};
+use crate::error::{PlanError, StepName};
+use crate::foreign::MapCall;
+use crate::keyed::{KeyedKind, KeyedSpec};
+use crate::running::Emit;
+use crate::spec::{AggSpec, Nulls, PLAN_VERSION, Per, PlanSpec, StepSpec, WindowKind};
+use crate::top::Top;
+use crate::window::Windows;
+
+/// Name of the column with a window's start.
+pub const WINDOW_START: &str = "window_start";
+/// Name of the column with a window's end.
+pub const WINDOW_END: &str = "window_end";
+
+/// User maps and then at most one keyed operator.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Stage {
+    /// Columns that enter.
+    pub input: SchemaRef,
+    /// User maps, before the exchange.
+    pub pre: Vec<MapCall>,
+    /// The operator behind the exchange.
+    pub keyed: Option<KeyedSpec>,
+    /// Columns that leave.
+    pub output: SchemaRef,
+}
+
+/// A compiled flow; equal on every worker that compiles the same text.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Plan {
+    spec: PlanSpec,
+    event_time: Option<EventTime>,
+    stages: Vec<Stage>,
+}
+
+/// What is known of the flow at one step.
+struct Point {
+    schema: SchemaRef,
+    event_time: Option<EventTime>,
+    /// Event time that the window columns are read by, while rows still carry them.
+    window: Option<EventTime>,
+    /// Whether rows are values that later rows replace.
+    updates: bool,
+}
+
+/// `key_by` and `window` steps that wait for the step they describe.
+#[derive(Default)]
+struct Waiting {
+    key: Option<(StepName, Vec<usize>, Nulls)>,
+    windows: Option<(StepName, Windows)>,
+}
+
+fn column(step: &StepName, schema: &Schema, name: &str) -> Result<usize, PlanError> {
+    schema.index_of(name).map_err(|_| PlanError::MissingColumn {
+        step: step.clone(),
+        column: name.into(),
+        available: schema.fields().iter().map(|field| field.name().clone()).collect(),
+    })
+}
+
+fn wrong_type(step: &StepName, field: &Field, need: &'static str) -> PlanError {
+    PlanError::ColumnType {
+        step: step.clone(),
+        column: field.name().clone(),
+        found: field.data_type().to_string(),
+        need,
+    }
+}
+
+fn unique(step: &StepName, schema: &Schema) -> Result<(), PlanError> {
+    let mut names = HashSet::new();
+    match schema.fields().iter().find(|field| !names.insert(field.name())) {
+        Some(field) => Err(PlanError::DuplicateColumn { step: step.clone(), column: field.name().clone() }),
+        None => Ok(()),
+    }
+}
+
+fn has_dictionary(data_type: &DataType) -> bool {
+    match data_type {
+        DataType::Dictionary(_, _) | DataType::RunEndEncoded(_, _) => true,
+        DataType::List(field) | DataType::LargeList(field) | DataType::FixedSizeList(field, _) => {
+            has_dictionary(field.data_type())
+        }
+        DataType::Struct(fields) => fields.iter().any(|field| has_dictionary(field.data_type())),
+        _ => false,
+    }
+}
+
+/// A column whose values are kept as bytes and come back with their own type.
+fn storable(step: &StepName, field: &Field) -> Result<(), PlanError> {
+    if has_dictionary(field.data_type()) {
+        return Err(wrong_type(
+            step,
+            field,
+            "which does not keep its type in state: convert it to its value type first",
+        ));
+    }
+    match RowConverter::supports_fields(&[SortField::new(field.data_type().clone())]) {
+        true => Ok(()),
+        false => Err(wrong_type(step, field, "which has no order or equality")),
+    }
+}
+
+fn key_columns(step: &StepName, schema: &Schema, names: &[String]) -> Result<Vec<usize>, PlanError> {
+    let mut seen = HashSet::new();
+    names
+        .iter()
+        .map(|name| {
+            let at = column(step, schema, name)?;
+            storable(step, schema.field(at))?;
+            match seen.insert(at) {
+                true => Ok(at),
+                false => Err(PlanError::DuplicateColumn { step: step.clone(), column: name.clone() }),
+            }
+        })
+        .collect()
+}
+
+impl Plan {
+    /// Compiles a flow.
+    ///
+    /// # Errors
+    /// A [`PlanError`] that names the step and the column.
+    pub fn compile(spec: PlanSpec) -> Result<Self, PlanError> {
+        if spec.version != PLAN_VERSION {
+            return Err(PlanError::Version { found: spec.version, supported: PLAN_VERSION });
+        }
+        let source = StepName::new(0, "source");
+        let schema = spec.source.schema.clone();
+        unique(&source, &schema)?;
+        let event_time = match &spec.source.event_time {
+            None => None,
+            Some(name) => {
+                let at = column(&source, &schema, name)?;
+                let field = schema.field(at);
+                if !EventTime::supports(field.data_type()) {
+                    return Err(wrong_type(&source, field, "event time needs a timestamp, or int64 in milliseconds"));
+                }
+                Some(EventTime { name: name.clone(), column: at, data_type: field.data_type().clone() })
+            }
+        };
+        if !(0..=EVENT_TIME_LIMIT_US / 1_000).contains(&spec.source.lateness_ms) {
+            return Err(PlanError::Range { step: source, name: "lateness_ms", value: spec.source.lateness_ms });
+        }
+        for name in &spec.source.order_by {
+            storable(&source, schema.field(column(&source, &schema, name)?))?;
+        }
+        let mut compiler = Compiler {
+            point: Point { schema: schema.clone(), event_time: event_time.clone(), window: None, updates: false },
+            waiting: Waiting::default(),
+            stages: Vec::new(),
+            stage: Stage { input: schema.clone(), pre: Vec::new(), keyed: None, output: schema },
+        };
+        for (index, step) in spec.steps.iter().enumerate() {
+            compiler.step(StepName::new(index, step.op()), step)?;
+        }
+        let stages = compiler.finish()?;
+        Ok(Self { spec, event_time, stages })
+    }
+
+    /// Reads and compiles a plan.
+    ///
+    /// # Errors
+    /// Those of [`PlanSpec::from_json`] and [`Plan::compile`].
+    pub fn from_json(text: &str) -> Result<Self, PlanError> {
+        Self::compile(PlanSpec::from_json(text)?)
+    }
+
+    /// The flow it was compiled from.
+    pub fn spec(&self) -> &PlanSpec {
+        &self.spec
+    }
+
+    /// The stages, in order; at least one.
+    pub fn stages(&self) -> &[Stage] {
+        &self.stages
+    }
+
+    /// The keyed steps, in order.
+    pub fn keyed(&self) -> impl Iterator<Item = &KeyedSpec> {
+        self.stages.iter().filter_map(|stage| stage.keyed.as_ref())
+    }
+
+    /// Number of keyed steps.
+    pub fn keyed_ops(&self) -> usize {
+        self.keyed().count()
+    }
+
+    /// Columns of the input.
+    pub fn input_schema(&self) -> &SchemaRef {
+        &self.spec.source.schema
+    }
+
+    /// Columns of the output.
+    pub fn output_schema(&self) -> &SchemaRef {
+        &self.stages.last().expect("a plan has a stage").output
+    }
+
+    /// The event-time column of the input.
+    pub fn event_time(&self) -> Option<&EventTime> {
+        self.event_time.as_ref()
+    }
+
+    /// How far the watermark stays behind the greatest event time, in microseconds.
+    pub fn lateness_us(&self) -> i64 {
+        self.spec.source.lateness_ms * 1_000
+    }
+
+    /// Whether the order of input rows can change the output: a stateful user function sees it.
+    pub fn needs_order(&self) -> bool {
+        self.keyed().any(|keyed| matches!(keyed.kind, KeyedKind::StatefulMap { .. }))
+    }
+
+    /// The plan in words: a line per operator with its exchange, key, windows and state.
+    pub fn explain(&self) -> String {
+        crate::explain::explain(self)
+    }
+}
+
+struct Compiler {
+    point: Point,
+    waiting: Waiting,
+    stages: Vec<Stage>,
+    stage: Stage,
+}
+
+impl Compiler {
+    fn step(&mut self, step: StepName, spec: &StepSpec) -> Result<(), PlanError> {
+        let misplaced = |reason| Err(PlanError::Misplaced { step: step.clone(), reason });
+        match spec {
+            StepSpec::MapBatches { call, schema } => {
+                if self.waiting.key.is_some() || self.waiting.windows.is_some() {
+                    return misplaced(
+                        "key_by and window must be followed by the step they describe; move this before them",
+                    );
+                }
+                unique(&step, schema)?;
+                let before = std::mem::replace(&mut self.point.schema, schema.clone());
+                self.keep_times(&before);
+                self.stage.pre.push(MapCall { step, call: *call, schema: schema.clone() });
+                Ok(())
+            }
+            StepSpec::KeyBy { columns, nulls } => {
+                if self.waiting.key.is_some() {
+                    return misplaced("the flow is keyed already; name all key columns in one key_by");
+                }
+                if columns.is_empty() {
+                    return misplaced("a key needs a column; leave key_by out to aggregate everything");
+                }
+                let columns = key_columns(&step, &self.point.schema, columns)?;
+                self.waiting.key = Some((step, columns, *nulls));
+                Ok(())
+            }
+            StepSpec::Window { kind, size_us, every_us } => self.window(step, *kind, *size_us, *every_us),
+            StepSpec::Agg { emit, aggs } => self.agg(step, *emit, aggs),
+            StepSpec::StatefulMap { call, columns, schema, name } => {
+                self.stateful_map(step, *call, columns, schema, name)
+            }
+            StepSpec::Top { n, by, descending, per } => self.top(step, *n, by, *descending, per),
+        }
+    }
+
+    /// After a user function, event time and window columns survive when name and type do.
+    fn keep_times(&mut self, before: &Schema) {
+        let schema = &self.point.schema;
+        let survives = |name: &str| match (schema.field_with_name(name), before.field_with_name(name)) {
+            (Ok(now), Ok(then)) => now.data_type() == then.data_type(),
+            _ => false,
+        };
+        self.point.event_time = self.point.event_time.take().filter(|time| survives(&time.name)).map(|time| {
+            let column = schema.index_of(&time.name).expect("it survives");
+            EventTime { column, ..time }
+        });
+        self.point.window = self.point.window.take().filter(|_| survives(WINDOW_START) && survives(WINDOW_END));
+    }
+
+    fn window(
+        &mut self,
+        step: StepName,
+        kind: WindowKind,
+        size_us: i64,
+        every_us: Option<i64>,
+    ) -> Result<(), PlanError> {
+        if self.waiting.windows.is_some() {
+            return Err(PlanError::Misplaced { step, reason: "the flow is windowed already" });
+        }
+        let Some(event_time) = &self.point.event_time else { return Err(PlanError::NoEventTime { step }) };
+        let wrong = |name, value, reason| PlanError::Window { step: step.clone(), name, value, reason };
+        let every = every_us.unwrap_or(size_us);
+        match kind {
+            WindowKind::Tumbling if every != size_us => {
+                return Err(wrong(
+                    "every_us",
+                    every,
+                    "a tumbling window has no period of its own; use a sliding window",
+                ));
+            }
+            WindowKind::Sliding if every_us.is_none() => {
+                return Err(wrong("every_us", 0, "a sliding window needs a period"));
+            }
+            _ => {}
+        }
+        let windows = Windows::new(size_us, every)
+            .map_err(|(name, reason)| wrong(name, if name == "size_us" { size_us } else { every }, reason))?;
+        for (name, value) in [("size_us", size_us), ("every_us", every)] {
+            if value % event_time.resolution_us() != 0 {
+                return Err(wrong(name, value, "is not a multiple of the event-time column's unit"));
+            }
+        }
+        self.waiting.windows = Some((step, windows));
+        Ok(())
+    }
+
+    fn agg(&mut self, step: StepName, emit: Option<Emit>, aggs: &[AggSpec]) -> Result<(), PlanError> {
+        let misplaced = |reason| Err(PlanError::Misplaced { step: step.clone(), reason });
+        if aggs.is_empty() {
+            return misplaced("agg needs at least one aggregate");
+        }
+        if aggs.len() > 255 {
+            return Err(PlanError::Range { step, name: "aggs", value: aggs.len() as i64 });
+        }
+        if self.point.updates {
+            return misplaced(
+                "its input replaces earlier values, which would be counted again; use emit=final before it",
+            );
+        }
+        let Waiting { key, windows } = std::mem::take(&mut self.waiting);
+        let schema = self.point.schema.clone();
+        let (keys, nulls) = key.map_or((Vec::new(), Nulls::Group), |(_, keys, nulls)| (keys, nulls));
+        let aggregates = aggs.iter().map(|agg| aggregate(&step, &schema, agg)).collect::<Result<Vec<_>, _>>()?;
+        let mut fields = Vec::new();
+        if windows.is_some() {
+            let time = self.point.event_time.as_ref().expect("a window step needs it");
+            fields.extend([WINDOW_START, WINDOW_END].map(|name| Field::new(name, time.data_type.clone(), false)));
+        }
+        fields.extend(keys.iter().map(|&at| schema.field(at).clone()));
+        fields.extend(aggregates.iter().map(|aggregate| {
+            Field::new(&aggregate.name, aggregate.output.clone(), aggregate.function != Function::Count)
+        }));
+        let output: SchemaRef = Arc::new(Schema::new(fields));
+        unique(&step, &output)?;
+        let event_time = self.point.event_time.take();
+        let (kind, updates) = match windows {
+            Some((_, windows)) => {
+                if emit == Some(Emit::Update) {
+                    return misplaced("a windowed aggregate speaks when a window closes; leave emit out");
+                }
+                let event_time = event_time.expect("a window step needs it");
+                self.point.window = Some(event_time.clone());
+                (KeyedKind::Window { windows, event_time, aggregates }, false)
+            }
+            None => {
+                let emit = emit.unwrap_or(Emit::Update);
+                self.point.window = None;
+                (KeyedKind::Running { emit, aggregates }, emit == Emit::Update)
+            }
+        };
+        self.point.updates = updates;
+        self.close(KeyedSpec {
+            name: "agg".into(),
+            input: schema.clone(),
+            routed: schema,
+            output,
+            keys,
+            reject_nulls: nulls == Nulls::Reject,
+            kind,
+            step,
+        });
+        Ok(())
+    }
+
+    fn stateful_map(
+        &mut self,
+        step: StepName,
+        call: usize,
+        columns: &[String],
+        output: &SchemaRef,
+        name: &str,
+    ) -> Result<(), PlanError> {
+        let misplaced = |reason| Err(PlanError::Misplaced { step: step.clone(), reason });
+        let Waiting { key, windows } = std::mem::take(&mut self.waiting);
+        if windows.is_some() {
+            return misplaced("a stateful function has no windows; keep them in its state");
+        }
+        let schema = self.point.schema.clone();
+        unique(&step, output)?;
+        let named = key_columns(&step, &schema, columns)?;
+        let (keys, nulls) = match key {
+            Some((_, keys, nulls)) if named.is_empty() || named == keys => (keys, nulls),
+            Some(_) => return misplaced("its key columns differ from those of key_by"),
+            None if named.is_empty() => return misplaced("it needs a key: put key_by before it"),
+            None => (named, Nulls::Group),
+        };
+        let name = if name.is_empty() { "stateful_map" } else { name };
+        self.close(KeyedSpec {
+            name: name.into(),
+            input: schema.clone(),
+            routed: schema.clone(),
+            output: output.clone(),
+            keys,
+            reject_nulls: nulls == Nulls::Reject,
+            kind: KeyedKind::StatefulMap { call },
+            step,
+        });
+        self.point.window = None;
+        self.point.updates = false;
+        self.keep_times(&schema);
+        Ok(())
+    }
+
+    fn top(&mut self, step: StepName, n: u64, by: &str, descending: bool, per: &Per) -> Result<(), PlanError> {
+        let misplaced = |reason| Err(PlanError::Misplaced { step: step.clone(), reason });
+        let count = usize::try_from(n).ok().filter(|&n| (1..=1 << 31).contains(&n));
+        let Some(count) = count else { return Err(PlanError::Range { step, name: "n", value: n as i64 }) };
+        if self.point.updates {
+            return misplaced(
+                "its input replaces earlier values, which would be ranked again; use emit=final before it",
+            );
+        }
+        let Waiting { key, windows } = std::mem::take(&mut self.waiting);
+        if key.is_some() {
+            return misplaced("top groups by per=; leave key_by out");
+        }
+        let input = self.point.schema.clone();
+        let assign =
+            windows.map(|(_, windows)| (windows, self.point.event_time.clone().expect("a window step needs it")));
+        let (routed, output, window) = match &assign {
+            None => (input.clone(), input.clone(), self.point.window.clone()),
+            Some((_, time)) => {
+                let with = |nullable| -> SchemaRef {
+                    let bounds = [WINDOW_START, WINDOW_END]
+                        .map(|name| Arc::new(Field::new(name, time.data_type.clone(), nullable)));
+                    Arc::new(Schema::new(bounds.into_iter().chain(input.fields().iter().cloned()).collect::<Vec<_>>()))
+                };
+                (with(true), with(false), Some(time.clone()))
+            }
+        };
+        unique(&step, &routed)?;
+        for field in routed.fields() {
+            storable(&step, field)?;
+        }
+        let by = column(&step, &routed, by)?;
+        if routed.field(by).data_type().is_nested() {
+            return Err(wrong_type(&step, routed.field(by), "ranking needs a column with an order"));
+        }
+        let group = match per {
+            Per::All if assign.is_some() => {
+                return misplaced("after window, top needs per='window' or columns with window_end");
+            }
+            Per::All => Vec::new(),
+            Per::Window if window.is_none() => {
+                return misplaced(
+                    "there is no window here; put window before it, or a windowed agg that keeps its window columns",
+                );
+            }
+            Per::Window => vec![column(&step, &routed, WINDOW_START)?, column(&step, &routed, WINDOW_END)?],
+            Per::Columns(names) => key_columns(&step, &routed, names)?,
+        };
+        // A group with a window's end is complete when the watermark passes it.
+        let end = match (&window, routed.index_of(WINDOW_END)) {
+            (Some(time), Ok(at)) if group.contains(&at) => {
+                Some(EventTime { name: WINDOW_END.into(), column: at, data_type: time.data_type.clone() })
+            }
+            _ => None,
+        };
+        if assign.is_some() && end.is_none() {
+            return misplaced("after window, top needs per='window' or columns with window_end");
+        }
+        // A window's start tells its end: hashing one column of the two is enough, and cheaper.
+        let keys = match per {
+            Per::Window => group[..1].to_vec(),
+            _ => group.clone(),
+        };
+        self.point.window = end.as_ref().and(window);
+        self.point.event_time = None;
+        let top = Top { n: count, by, descending, group, end, assign };
+        self.close(KeyedSpec {
+            name: "top".into(),
+            input,
+            routed,
+            output,
+            keys,
+            reject_nulls: false,
+            kind: KeyedKind::Top(top),
+            step,
+        });
+        Ok(())
+    }
+
+    /// Ends the stage with a keyed operator.
+    fn close(&mut self, keyed: KeyedSpec) {
+        let output = keyed.output.clone();
+        self.point.schema = output.clone();
+        let next = Stage { input: output.clone(), pre: Vec::new(), keyed: None, output: output.clone() };
+        let done = std::mem::replace(&mut self.stage, next);
+        self.stages.push(Stage { keyed: Some(keyed), output, ..done });
+    }
+
+    fn finish(mut self) -> Result<Vec<Stage>, PlanError> {
+        let unused = match (self.waiting.key, self.waiting.windows) {
+            (Some((step, ..)), _) | (None, Some((step, _))) => Some(step),
+            (None, None) => None,
+        };
+        if let Some(step) = unused {
+            return Err(PlanError::Misplaced { step, reason: "nothing follows that uses it" });
+        }
+        if !self.stage.pre.is_empty() || self.stages.is_empty() {
+            self.stages.push(Stage { output: self.point.schema, ..self.stage });
+        }
+        Ok(self.stages)
+    }
+}
+
+fn aggregate(step: &StepName, schema: &Schema, agg: &AggSpec) -> Result<Aggregate, PlanError> {
+    let Some(function) = Function::parse(&agg.function) else {
+        let (name, function) = (agg.name.clone(), agg.function.clone());
+        return Err(PlanError::Function { step: step.clone(), name, function });
+    };
+    let at = agg.column.as_ref().map(|name| column(step, schema, name)).transpose()?;
+    let field = at.map(|at| schema.field(at));
+    if field.is_none() && function != Function::Count {
+        return Err(PlanError::NoColumn { step: step.clone(), name: agg.name.clone() });
+    }
+    Aggregate::resolve(&agg.name, function, at.zip(field.map(|field| field.data_type())))
+        .map_err(|need| wrong_type(step, field.expect("only columns have wrong types"), need))
+}
+
+/// Names of some columns, for messages.
+pub(crate) fn names(schema: &Schema, columns: &[usize]) -> String {
+    let mut words = String::new();
+    for (at, &column) in columns.iter().enumerate() {
+        let _ = write!(words, "{}{}", if at > 0 { ", " } else { "" }, schema.field(column).name());
+    }
+    words
+}

@@ -1,0 +1,350 @@
+//! The plan as plain data: versioned JSON that every worker and every language writes the same way.
+//!
+//! Nothing here is checked against anything but its form; [`Plan::compile`](crate::Plan::compile) checks meaning. Schemas travel as base64
+//! (RFC 4648, padded) of an Arrow IPC schema message; user functions as call numbers.
+
+use arrow_ipc::reader::StreamReader;
+use arrow_ipc::writer::StreamWriter;
+use arrow_schema::{Schema, SchemaRef};
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
+
+use crate::error::PlanError;
+use crate::running::Emit;
+
+/// The version of plans that this release reads and writes.
+pub const PLAN_VERSION: u32 = 1;
+
+/// A flow as written by the user.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct PlanSpec {
+    /// Format version, [`PLAN_VERSION`].
+    pub version: u32,
+    /// What flows in.
+    pub source: SourceSpec,
+    /// What happens to it, in order.
+    #[serde(default)]
+    pub steps: Vec<StepSpec>,
+}
+
+/// The input of a flow.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct SourceSpec {
+    /// Columns of the input.
+    #[serde(with = "schema_text")]
+    pub schema: SchemaRef,
+    /// The event-time column.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub event_time: Option<String>,
+    /// How far the watermark stays behind the greatest event time, in milliseconds.
+    #[serde(default)]
+    pub lateness_ms: i64,
+    /// Columns that fix the order of rows within an epoch.
+    #[serde(default, skip_serializing_if = "Vec::is_empty", deserialize_with = "none_is_empty")]
+    pub order_by: Vec<String>,
+}
+
+/// One step.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(tag = "op", rename_all = "snake_case", deny_unknown_fields)]
+pub enum StepSpec {
+    /// Applies user code to blocks.
+    MapBatches {
+        /// Number of the call.
+        call: usize,
+        /// Declared output.
+        #[serde(with = "schema_text")]
+        schema: SchemaRef,
+    },
+    /// Names the key of the next keyed step.
+    KeyBy {
+        /// Key columns.
+        columns: Vec<String>,
+        /// What to do with null keys.
+        #[serde(default)]
+        nulls: Nulls,
+    },
+    /// Names the windows of the next `agg` or `top`.
+    Window {
+        /// Tumbling or sliding.
+        kind: WindowKind,
+        /// Length in microseconds.
+        size_us: i64,
+        /// Distance of starts in microseconds; for tumbling windows absent or equal to the size.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        every_us: Option<i64>,
+    },
+    /// Aggregates by key and window.
+    Agg {
+        /// When a running aggregate speaks; a windowed one speaks when a window closes.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        emit: Option<Emit>,
+        /// The output columns.
+        aggs: Vec<AggSpec>,
+    },
+    /// Applies user code with state per key.
+    StatefulMap {
+        /// Number of the call.
+        call: usize,
+        /// Key columns; may be empty when `key_by` named them.
+        #[serde(default, deserialize_with = "none_is_empty")]
+        columns: Vec<String>,
+        /// Declared output.
+        #[serde(with = "schema_text")]
+        schema: SchemaRef,
+        /// Name shown to the user.
+        #[serde(default)]
+        name: String,
+    },
+    /// Keeps the rows of rank at most `n`, ties included.
+    Top {
+        /// Greatest rank kept.
+        n: u64,
+        /// The ranked column.
+        by: String,
+        /// Whether the greatest value has rank 1.
+        #[serde(default = "yes")]
+        descending: bool,
+        /// The groups.
+        #[serde(default)]
+        per: Per,
+    },
+}
+
+impl StepSpec {
+    /// The step's `op` word.
+    pub fn op(&self) -> &'static str {
+        match self {
+            Self::MapBatches { .. } => "map_batches",
+            Self::KeyBy { .. } => "key_by",
+            Self::Window { .. } => "window",
+            Self::Agg { .. } => "agg",
+            Self::StatefulMap { .. } => "stateful_map",
+            Self::Top { .. } => "top",
+        }
+    }
+}
+
+/// What to do with null keys.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Nulls {
+    /// A null is a key of its own.
+    #[default]
+    Group,
+    /// A null is an error of the data.
+    Reject,
+}
+
+/// The kinds of windows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum WindowKind {
+    /// Side by side.
+    Tumbling,
+    /// Overlapping.
+    Sliding,
+}
+
+/// One aggregate.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct AggSpec {
+    /// Name of the output column.
+    pub name: String,
+    /// `count`, `sum`, `min`, `max` or `mean`.
+    #[serde(rename = "fn")]
+    pub function: String,
+    /// Input column; may be absent for `count`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub column: Option<String>,
+}
+
+/// The groups of a `top`: `null`, `"window"` or a list of columns.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub enum Per {
+    /// One group: the whole input.
+    #[default]
+    All,
+    /// Each window.
+    Window,
+    /// Each combination of values.
+    Columns(Vec<String>),
+}
+
+impl Serialize for Per {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        match self {
+            Self::All => serializer.serialize_none(),
+            Self::Window => serializer.serialize_str("window"),
+            Self::Columns(columns) => columns.serialize(serializer),
+        }
+    }
+}
+
+impl<'de> Deserialize<'de> for Per {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        #[derive(Deserialize)]
+        #[serde(untagged)]
+        enum Form {
+            Word(String),
+            Columns(Vec<String>),
+        }
+        match Option::<Form>::deserialize(deserializer)? {
+            None => Ok(Self::All),
+            Some(Form::Word(word)) if word == "window" => Ok(Self::Window),
+            Some(Form::Word(word)) => {
+                Err(serde::de::Error::custom(format!("per is \"window\", null or a list of columns, not \"{word}\"")))
+            }
+            Some(Form::Columns(columns)) => Ok(Self::Columns(columns)),
+        }
+    }
+}
+
+fn yes() -> bool {
+    true
+}
+
+fn none_is_empty<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<String>, D::Error> {
+    Ok(Option::<Vec<String>>::deserialize(deserializer)?.unwrap_or_default())
+}
+
+impl PlanSpec {
+    /// Reads a plan.
+    ///
+    /// # Errors
+    /// [`PlanError::Json`] for text of another form, [`PlanError::Version`] for another version (checked first).
+    pub fn from_json(text: &str) -> Result<Self, PlanError> {
+        #[derive(Deserialize)]
+        struct Head {
+            version: u32,
+        }
+        let wrong = |error: serde_json::Error| PlanError::Json { message: error.to_string() };
+        let head: Head = serde_json::from_str(text).map_err(wrong)?;
+        if head.version != PLAN_VERSION {
+            return Err(PlanError::Version { found: head.version, supported: PLAN_VERSION });
+        }
+        serde_json::from_str(text).map_err(wrong)
+    }
+
+    /// Writes the plan.
+    pub fn to_json(&self) -> String {
+        serde_json::to_string(self).expect("a plan has only strings, numbers and lists")
+    }
+}
+
+const DIGITS: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
+
+fn to_base64(bytes: &[u8]) -> String {
+    let mut text = String::with_capacity(bytes.len().div_ceil(3) * 4);
+    for group in bytes.chunks(3) {
+        let word = group.iter().enumerate().fold(0u32, |word, (at, &byte)| word | u32::from(byte) << (16 - 8 * at));
+        for at in 0..4 {
+            let digit = char::from(DIGITS[(word >> (18 - 6 * at)) as usize & 63]);
+            text.push(if at <= group.len() { digit } else { '=' });
+        }
+    }
+    text
+}
+
+fn from_base64(text: &str) -> Option<Vec<u8>> {
+    let text = text.as_bytes();
+    if text.len() % 4 != 0 {
+        return None;
+    }
+    let padding = text.iter().rev().take_while(|&&digit| digit == b'=').count();
+    if padding > 2 {
+        return None;
+    }
+    let mut bytes = Vec::with_capacity(text.len() / 4 * 3);
+    for (at, group) in text.chunks(4).enumerate() {
+        let pad = if (at + 1) * 4 == text.len() { padding } else { 0 };
+        let mut word = 0u32;
+        for &digit in &group[..4 - pad] {
+            word = word << 6 | DIGITS.iter().position(|&known| known == digit)? as u32;
+        }
+        word <<= 6 * pad;
+        bytes.extend_from_slice(&word.to_be_bytes()[1..4 - pad]);
+    }
+    Some(bytes)
+}
+
+/// A schema as the text that plans carry.
+pub fn schema_to_text(schema: &Schema) -> String {
+    let mut bytes = Vec::new();
+    StreamWriter::try_new(&mut bytes, schema).and_then(|mut writer| writer.finish()).expect("writing to memory");
+    to_base64(&bytes)
+}
+
+/// The schema of a text made by [`schema_to_text`] or by any Arrow library's IPC schema message in base64.
+///
+/// # Errors
+/// What is wrong, in words.
+pub fn schema_from_text(text: &str) -> Result<SchemaRef, String> {
+    let bytes = from_base64(text).ok_or("the schema is not base64")?;
+    let reader = StreamReader::try_new(bytes.as_slice(), None).map_err(|error| format!("the schema: {error}"))?;
+    Ok(reader.schema())
+}
+
+mod schema_text {
+    use super::*;
+
+    pub(super) fn serialize<S: Serializer>(schema: &SchemaRef, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.serialize_str(&schema_to_text(schema))
+    }
+
+    pub(super) fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<SchemaRef, D::Error> {
+        schema_from_text(&String::deserialize(deserializer)?).map_err(serde::de::Error::custom)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use arrow_schema::{DataType, Field};
+    use std::sync::Arc;
+
+    #[test]
+    fn base64_matches_the_standard() {
+        for (bytes, text) in [(&b""[..], ""), (b"f", "Zg=="), (b"fo", "Zm8="), (b"foo", "Zm9v"), (b"foob", "Zm9vYg==")]
+        {
+            assert_eq!(to_base64(bytes), text);
+            assert_eq!(from_base64(text).unwrap(), bytes);
+        }
+        for bad in ["Z", "Zg=", "Zg=a", "Z===", "Z!=="] {
+            assert_eq!(from_base64(bad), None, "{bad}");
+        }
+    }
+
+    #[test]
+    fn json_round_trips_and_names_faults() {
+        let schema: SchemaRef = Arc::new(Schema::new(vec![Field::new("k", DataType::Utf8, true)]));
+        let text = schema_to_text(&schema);
+        let json = format!(
+            r#"{{"version":1,"source":{{"schema":"{text}","lateness_ms":5}},"steps":[
+            {{"op":"key_by","columns":["k"],"nulls":"reject"}},
+            {{"op":"agg","emit":"update","aggs":[{{"name":"n","fn":"count"}}]}},
+            {{"op":"top","n":2,"by":"n","per":null}},
+            {{"op":"top","n":2,"by":"n","descending":false,"per":"window"}},
+            {{"op":"top","n":2,"by":"n","per":["k"]}}]}}"#
+        );
+        let spec = PlanSpec::from_json(&json).unwrap();
+        assert_eq!(spec.source.schema, schema);
+        assert_eq!(PlanSpec::from_json(&spec.to_json()).unwrap(), spec);
+        let StepSpec::Top { descending, per, .. } = &spec.steps[2] else { panic!() };
+        assert!(*descending && *per == Per::All);
+        for bad in [
+            json.replace("\"n\":2", "\"n\":\"2\""),
+            json.replace("\"window\"", "\"windows\""),
+            json.replace("lateness_ms", "lateness"),
+            json.replace("key_by", "key"),
+            json.replace(&text, "AAAA"),
+            "{".into(),
+        ] {
+            assert!(matches!(PlanSpec::from_json(&bad), Err(PlanError::Json { .. })), "{bad}");
+        }
+        let newer = json.replace("\"version\":1", "\"version\":2");
+        assert_eq!(PlanSpec::from_json(&newer), Err(PlanError::Version { found: 2, supported: 1 }));
+    }
+}

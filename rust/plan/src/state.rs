@@ -1,0 +1,115 @@
+//! The state of one bin, whatever operator it belongs to.
+//!
+//! Chunks of native state are versioned little-endian plain data of at most 1 MiB (a single key may exceed it); chunks of foreign state are
+//! what the user's side writes.
+
+use penstock_bins::{BinState, BinTable, StateError};
+
+use crate::callback::ForeignState;
+use crate::error::OpError;
+use crate::op::Bins;
+use crate::panes::Panes;
+use crate::top::Groups;
+
+/// The state of one bin of one keyed step. Made by [`KeyedSpec::new_state`](crate::keyed::KeyedSpec::new_state).
+pub struct State(Inner);
+
+enum Inner {
+    Panes(Panes),
+    Groups(Groups),
+    Foreign(Box<dyn ForeignState>),
+}
+
+macro_rules! each {
+    ($state:expr, $inner:ident => $body:expr) => {
+        match $state {
+            Inner::Panes($inner) => $body,
+            Inner::Groups($inner) => $body,
+            Inner::Foreign($inner) => $body,
+        }
+    };
+}
+
+impl State {
+    pub(crate) fn panes(panes: Panes) -> Self {
+        Self(Inner::Panes(panes))
+    }
+
+    pub(crate) fn groups(groups: Groups) -> Self {
+        Self(Inner::Groups(groups))
+    }
+
+    /// Wraps state that lives in another language.
+    pub fn foreign(state: Box<dyn ForeignState>) -> Self {
+        Self(Inner::Foreign(state))
+    }
+}
+
+impl BinState for State {
+    fn encode(&self, chunk: &mut dyn FnMut(Vec<u8>)) {
+        each!(&self.0, state => state.encode(chunk));
+    }
+
+    fn absorb(&mut self, chunk: &[u8]) -> Result<(), StateError> {
+        each!(&mut self.0, state => state.absorb(chunk)).map_err(StateError::from_source)
+    }
+
+    fn bytes(&self) -> usize {
+        each!(&self.0, state => state.bytes())
+    }
+
+    fn keys(&self) -> usize {
+        each!(&self.0, state => state.keys())
+    }
+
+    fn is_empty(&self) -> bool {
+        each!(&self.0, state => state.is_empty())
+    }
+
+    fn mark(&mut self) {
+        each!(&mut self.0, state => state.mark());
+    }
+
+    fn rollback(&mut self) {
+        each!(&mut self.0, state => state.rollback());
+    }
+}
+
+impl Bins for BinTable<State> {
+    fn bits(&self) -> u8 {
+        BinTable::bits(self)
+    }
+
+    fn state(&mut self, bin: u32) -> Option<&mut State> {
+        self.get_mut(bin)
+    }
+
+    fn held(&self) -> Vec<u32> {
+        self.owned().map(|(bin, _)| bin).collect()
+    }
+}
+
+fn inner(bins: &mut dyn Bins, bin: u32) -> Result<&mut Inner, OpError> {
+    bins.state(bin).map(|state| &mut state.0).ok_or(OpError::BinMissing { bin })
+}
+
+pub(crate) fn panes_of(bins: &mut dyn Bins, bin: u32) -> Result<&mut Panes, OpError> {
+    match inner(bins, bin)? {
+        Inner::Panes(panes) => Ok(panes),
+        _ => Err(OpError::StateKind { bin }),
+    }
+}
+
+pub(crate) fn groups_of(bins: &mut dyn Bins, bin: u32) -> Result<&mut Groups, OpError> {
+    match inner(bins, bin)? {
+        Inner::Groups(groups) => Ok(groups),
+        _ => Err(OpError::StateKind { bin }),
+    }
+}
+
+pub(crate) fn foreign_of(bins: &mut dyn Bins, bin: u32) -> Result<&mut dyn ForeignState, OpError> {
+    match inner(bins, bin)? {
+        Inner::Foreign(state) => Ok(&mut **state),
+        _ => Err(OpError::StateKind { bin }),
+    }
+}

@@ -1,0 +1,477 @@
+//! Rank with ties: of each group the rows whose rank by a column is at most n, where rank = 1 + number of strictly better rows.
+//!
+//! A group is a window, a set of column values or everything. Groups that carry a window's end fire when the watermark reaches it, others
+//! at the end of input. Nulls rank last; floats rank in their total order.
+//!
+//! A bin keeps only candidates: rows that can still be in the top n, as arrow-row bytes. A block is cut to its own candidates before it is
+//! exchanged, so a window of many keys costs the network n rows per worker. Ties at rank n are all kept; they bound memory.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use arrow_array::{Array, ArrayRef, RecordBatch, RecordBatchOptions};
+use arrow_row::{RowConverter, Rows, SortField};
+use arrow_schema::{Schema, SchemaRef, SortOptions};
+use hashbrown::HashTable;
+
+use crate::column::EventTime;
+use crate::error::{OpError, StateFault, StepName};
+use crate::hash::hash_bytes;
+use crate::op::{BLOCK_ROWS, Bins, KeyedOp, Output, Sink, check_hashes, conform, send, take_rows};
+use crate::panes::CHUNK_BYTES;
+use crate::partition::bin_of;
+use crate::state::groups_of;
+use crate::window::{Windows, event_times};
+use crate::wire::{Reader, put_blob, put_i64};
+
+const TAG: u8 = b'T';
+const VERSION: u8 = 1;
+
+/// What a top step ranks.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Top {
+    /// Ranks up to this are kept; at least 1.
+    pub n: usize,
+    /// The ranked column of the routed schema.
+    pub by: usize,
+    /// Whether the greatest value has rank 1.
+    pub descending: bool,
+    /// Columns of the routed schema that name the group; none: one group.
+    pub group: Vec<usize>,
+    /// The column that holds the group's window end, when it has one, and how to read it.
+    pub end: Option<EventTime>,
+    /// The windows that raw rows are assigned to on their way in, by the event time of the stage's input.
+    pub assign: Option<(Windows, EventTime)>,
+}
+
+impl Top {
+    fn order_converter(&self, schema: &Schema) -> Result<RowConverter, OpError> {
+        let options = SortOptions { descending: self.descending, nulls_first: false };
+        let data_type = schema.field(self.by).data_type().clone();
+        Ok(RowConverter::new(vec![SortField::new_with_options(data_type, options)])?)
+    }
+
+    fn group_rows(&self, batch: &RecordBatch) -> Result<Option<Rows>, OpError> {
+        if self.group.is_empty() {
+            return Ok(None);
+        }
+        let columns: Vec<ArrayRef> = self.group.iter().map(|&at| batch.column(at).clone()).collect();
+        let fields = columns.iter().map(|column| SortField::new(column.data_type().clone())).collect();
+        Ok(Some(RowConverter::new(fields)?.convert_columns(&columns)?))
+    }
+
+    /// The rows of a block that can be in the top n as far as the block alone tells.
+    pub(crate) fn cut(&self, batch: &RecordBatch) -> Result<RecordBatch, OpError> {
+        let orders = self.order_converter(&batch.schema())?.convert_columns(&[batch.column(self.by).clone()])?;
+        let groups = self.group_rows(batch)?;
+        let rows = candidates(self.n, groups.as_ref(), &orders, 0..batch.num_rows() as u32);
+        if rows.len() == batch.num_rows() { Ok(batch.clone()) } else { take_rows(batch, &rows) }
+    }
+
+    /// A block with a row per window of each row, window bounds first. Rows without an event time get null bounds.
+    pub(crate) fn assign_windows(
+        step: &StepName,
+        windows: &Windows,
+        event_time: &EventTime,
+        routed: &SchemaRef,
+        batch: &RecordBatch,
+    ) -> Result<RecordBatch, OpError> {
+        let (times, absent) = event_times(step, event_time, event_time.column, batch)?;
+        let mut absent = absent.into_iter().peekable();
+        let (mut rows, mut starts, mut ends, mut valid) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
+        let bound = |row: u32, us: i64| {
+            let out_of_range = || OpError::EventTime {
+                step: step.clone(),
+                column: event_time.name.clone(),
+                row: row as usize,
+                value: us,
+            };
+            event_time.from_us(us).ok_or_else(out_of_range)
+        };
+        for (row, &time) in (0u32..).zip(&times) {
+            if absent.next_if_eq(&row).is_some() {
+                rows.push(row);
+                starts.push(0);
+                ends.push(0);
+                valid.push(false);
+                continue;
+            }
+            for start in windows.starts(time) {
+                rows.push(row);
+                starts.push(bound(row, start)?);
+                ends.push(bound(row, start + windows.size_us())?);
+                valid.push(true);
+            }
+        }
+        let nulls = valid.contains(&false).then(|| arrow_buffer::NullBuffer::from(valid));
+        let mut columns = vec![
+            crate::column::from_codes(&event_time.data_type, starts, nulls.clone())?,
+            crate::column::from_codes(&event_time.data_type, ends, nulls)?,
+        ];
+        columns.extend_from_slice(take_rows(batch, &rows)?.columns());
+        Ok(RecordBatch::try_new(routed.clone(), columns)?)
+    }
+}
+
+/// Of `rows`, those with fewer than `n` strictly better rows in their group; in no particular order of groups.
+fn candidates(n: usize, groups: Option<&Rows>, orders: &Rows, rows: impl Iterator<Item = u32>) -> Vec<u32> {
+    struct Local {
+        rows: Vec<u32>,
+        /// Row at rank n: anything worse is out.
+        cutoff: Option<u32>,
+    }
+    impl Local {
+        fn prune(&mut self, n: usize, orders: &Rows) {
+            if self.rows.len() > n {
+                let order = |row: &u32| orders.row(*row as usize);
+                self.rows.select_nth_unstable_by(n - 1, |a, b| order(a).cmp(&order(b)));
+                let cutoff = self.rows[n - 1];
+                self.rows.retain(|row| order(row) <= order(&cutoff));
+                self.cutoff = Some(cutoff);
+            }
+        }
+    }
+    let mut locals: Vec<Local> = Vec::new();
+    let mut names: HashTable<(&[u8], usize)> = HashTable::new();
+    let mut last: Option<(&[u8], usize)> = None;
+    for row in rows {
+        let name: &[u8] = groups.map_or(&[], |groups| groups.row(row as usize).data());
+        let at = match last {
+            Some((of, at)) if of == name => at,
+            _ => {
+                let known = names.entry(hash_bytes(name), |entry| entry.0 == name, |entry| hash_bytes(entry.0));
+                let entry = known.or_insert_with(|| {
+                    locals.push(Local { rows: Vec::new(), cutoff: None });
+                    (name, locals.len() - 1)
+                });
+                entry.get().1
+            }
+        };
+        last = Some((name, at));
+        let local = &mut locals[at];
+        if local.cutoff.is_some_and(|cutoff| orders.row(row as usize) > orders.row(cutoff as usize)) {
+            continue;
+        }
+        local.rows.push(row);
+        if local.rows.len() >= n.saturating_mul(2).saturating_add(64) && local.rows.len().is_power_of_two() {
+            local.prune(n, orders);
+        }
+    }
+    let mut kept = Vec::new();
+    for mut local in locals {
+        local.prune(n, orders);
+        kept.append(&mut local.rows);
+    }
+    kept.sort_unstable();
+    kept
+}
+
+/// The candidates of one group: (order bytes, row bytes); smaller order is better.
+#[derive(Clone, Default)]
+struct Group {
+    rows: Vec<(Box<[u8]>, Box<[u8]>)>,
+    cutoff: Option<Box<[u8]>>,
+    /// Prune when this many rows are held.
+    limit: usize,
+}
+
+impl Group {
+    fn admits(&self, order: &[u8]) -> bool {
+        self.cutoff.as_deref().is_none_or(|cutoff| order <= cutoff)
+    }
+
+    fn push(&mut self, n: usize, order: Box<[u8]>, row: Box<[u8]>) {
+        self.rows.push((order, row));
+        if self.rows.len() > self.limit.max(n.saturating_mul(2)) {
+            self.prune(n);
+            self.limit = self.rows.len() * 2;
+        }
+    }
+
+    fn prune(&mut self, n: usize) {
+        if self.rows.len() > n {
+            self.rows.select_nth_unstable_by(n - 1, |a, b| a.0.cmp(&b.0));
+            let cutoff = self.rows[n - 1].0.clone();
+            self.rows.retain(|(order, _)| *order <= cutoff);
+            self.cutoff = Some(cutoff);
+        }
+    }
+}
+
+type Ends = BTreeMap<i64, BTreeMap<Box<[u8]>, Group>>;
+
+/// The native state of one bin under a top step: groups by the end of their window (`i64::MAX` without one) and name.
+pub(crate) struct Groups {
+    n: usize,
+    shape: u64,
+    fired: i64,
+    live: Ends,
+    undo: Option<Undo>,
+}
+
+struct Undo {
+    fired: i64,
+    /// Groups touched since the mark, as they were then.
+    saved: BTreeMap<(i64, Box<[u8]>), Option<Group>>,
+}
+
+impl Groups {
+    pub(crate) fn new(n: usize, shape: u64) -> Self {
+        Self { n, shape, fired: i64::MIN, live: BTreeMap::new(), undo: None }
+    }
+
+    fn add(&mut self, end: i64, name: &[u8], order: &[u8], row: &[u8]) {
+        let group = self.live.get(&end).and_then(|names| names.get(name));
+        if group.is_some_and(|group| !group.admits(order)) {
+            return;
+        }
+        if let Some(undo) = &mut self.undo {
+            undo.saved.entry((end, name.into())).or_insert_with(|| group.cloned());
+        }
+        let names = self.live.entry(end).or_default();
+        if !names.contains_key(name) {
+            names.insert(name.into(), Group::default());
+        }
+        names.get_mut(name).expect("inserted above").push(self.n, order.into(), row.into());
+    }
+
+    /// Takes out the groups whose window ended by `watermark` and hands their top rows to `row`.
+    fn fire(&mut self, watermark: i64, mut row: impl FnMut(Box<[u8]>) -> Result<(), OpError>) -> Result<(), OpError> {
+        while let Some(entry) = self.live.first_entry().filter(|entry| *entry.key() <= watermark) {
+            let (end, names) = entry.remove_entry();
+            for (name, mut group) in names {
+                if let Some(undo) = &mut self.undo {
+                    undo.saved.entry((end, name)).or_insert_with(|| Some(group.clone()));
+                }
+                group.prune(self.n);
+                group.rows.into_iter().try_for_each(|(_, bytes)| row(bytes))?;
+            }
+        }
+        self.fired = self.fired.max(watermark);
+        Ok(())
+    }
+
+    pub(crate) fn encode(&self, chunk: &mut dyn FnMut(Vec<u8>)) {
+        let header = || {
+            let mut out = vec![TAG, VERSION];
+            put_i64(&mut out, self.shape as i64);
+            put_i64(&mut out, self.fired);
+            out
+        };
+        let mut out = header();
+        let empty = out.len();
+        let (mut sent, fired) = (false, self.fired > i64::MIN);
+        let groups =
+            self.live.iter().flat_map(|(end, names)| names.iter().map(move |(name, group)| (end, name, group)));
+        for (end, name, group) in groups {
+            for (order, row) in &group.rows {
+                // Flat entries: a group of many ties may span chunks.
+                let more = 8 + 12 + name.len() + order.len() + row.len();
+                if out.len() > empty && out.len() + more > CHUNK_BYTES {
+                    chunk(std::mem::replace(&mut out, header()));
+                    sent = true;
+                }
+                put_i64(&mut out, *end);
+                put_blob(&mut out, name);
+                put_blob(&mut out, order);
+                put_blob(&mut out, row);
+            }
+        }
+        if out.len() > empty || (fired && !sent) {
+            chunk(out);
+        }
+    }
+
+    /// Takes one chunk of `encode`. What has come so far becomes the state that a rollback returns to.
+    pub(crate) fn absorb(&mut self, chunk: &[u8]) -> Result<(), StateFault> {
+        let mut reader = Reader::new(chunk);
+        if reader.u8()? != TAG {
+            return Err(StateFault::Shape { what: "not the state of a top step" });
+        }
+        let version = reader.u8()?;
+        if version != VERSION {
+            return Err(StateFault::Version { found: version, supported: VERSION });
+        }
+        if reader.i64()? != self.shape as i64 {
+            return Err(StateFault::Shape { what: "the ranked rows" });
+        }
+        let fired = reader.i64()?;
+        let mut entries = Vec::new();
+        while !reader.is_empty() {
+            let end = reader.i64()?;
+            let mut blob = || {
+                let len = reader.u32()? as usize;
+                reader.take(len)
+            };
+            entries.push((end, blob()?, blob()?, blob()?));
+        }
+        let undo = self.undo.take();
+        for (end, name, order, row) in entries {
+            self.add(end, name, order, row);
+        }
+        self.fired = self.fired.max(fired);
+        self.undo = undo.map(|_| Undo { fired: self.fired, saved: BTreeMap::new() });
+        Ok(())
+    }
+
+    pub(crate) fn bytes(&self) -> usize {
+        let size = |group: &Group| group.rows.iter().map(|(order, row)| 32 + order.len() + row.len()).sum::<usize>();
+        let live: usize = self.live.values().flatten().map(|(name, group)| 64 + name.len() + size(group)).sum();
+        let undo = self.undo.iter().flat_map(|undo| undo.saved.values()).flatten().map(size).sum::<usize>();
+        live + undo
+    }
+
+    /// Candidate rows held.
+    pub(crate) fn keys(&self) -> usize {
+        self.live.values().flatten().map(|(_, group)| group.rows.len()).sum()
+    }
+
+    pub(crate) fn is_empty(&self) -> bool {
+        self.live.is_empty()
+    }
+
+    pub(crate) fn mark(&mut self) {
+        self.undo = Some(Undo { fired: self.fired, saved: BTreeMap::new() });
+    }
+
+    pub(crate) fn rollback(&mut self) {
+        let Some(undo) = &mut self.undo else {
+            // Never marked: back to how it was made.
+            self.fired = i64::MIN;
+            self.live.clear();
+            return;
+        };
+        self.fired = undo.fired;
+        for ((end, name), group) in std::mem::take(&mut undo.saved) {
+            let names = self.live.entry(end).or_default();
+            match group {
+                Some(group) => _ = names.insert(name, group),
+                None => _ = names.remove(&name),
+            }
+            if names.is_empty() {
+                self.live.remove(&end);
+            }
+        }
+    }
+}
+
+/// See the module.
+pub(crate) struct TopOp {
+    step: StepName,
+    top: Top,
+    routed: SchemaRef,
+    schema: SchemaRef,
+    orders: RowConverter,
+    rows: RowConverter,
+    watermark: i64,
+}
+
+impl TopOp {
+    pub(crate) fn new(step: StepName, top: Top, routed: SchemaRef, schema: SchemaRef) -> Result<Self, OpError> {
+        let orders = top.order_converter(&routed)?;
+        let fields = routed.fields().iter().map(|field| SortField::new(field.data_type().clone())).collect();
+        Ok(Self { step, top, orders, rows: RowConverter::new(fields)?, routed, schema, watermark: i64::MIN })
+    }
+
+    /// Window ends by row, `None` where a window stage found no event time.
+    fn ends(&self, batch: &RecordBatch) -> Result<Vec<Option<i64>>, OpError> {
+        let Some(end) = &self.top.end else { return Ok(vec![Some(i64::MAX); batch.num_rows()]) };
+        let (times, absent) = event_times(&self.step, end, end.column, batch)?;
+        let mut ends: Vec<Option<i64>> = times.into_iter().map(Some).collect();
+        absent.into_iter().for_each(|row| ends[row as usize] = None);
+        Ok(ends)
+    }
+
+    fn block(&self, rows: &[Box<[u8]>]) -> Result<RecordBatch, OpError> {
+        let parser = self.rows.parser();
+        let columns = self.rows.convert_rows(rows.iter().map(|row| parser.parse(row)))?;
+        let options = RecordBatchOptions::new().with_row_count(Some(rows.len()));
+        let batch = RecordBatch::try_new_with_options(self.routed.clone(), columns, &options)?;
+        conform(&self.step, &self.schema, &batch)
+    }
+}
+
+impl KeyedOp for TopOp {
+    fn apply(
+        &mut self,
+        bins: &mut dyn Bins,
+        batch: &RecordBatch,
+        hashes: &[u64],
+        out: &mut Sink<'_>,
+    ) -> Result<(), OpError> {
+        check_hashes(batch, hashes)?;
+        let bits = bins.bits();
+        let ends = self.ends(batch)?;
+        for &hash in hashes {
+            let fired = groups_of(bins, bin_of(hash, bits))?.fired;
+            self.watermark = self.watermark.max(fired);
+        }
+        let (mut late, mut rows) = (Vec::new(), Vec::with_capacity(ends.len()));
+        for (row, end) in (0u32..).zip(&ends) {
+            match end {
+                Some(end) if *end > self.watermark || *end == i64::MAX => rows.push(row),
+                _ => late.push(row),
+            }
+        }
+        if let (Some((windows, event_time)), false) = (&self.top.assign, late.is_empty()) {
+            // Of a row's copies only the one in its last window reports it late: that window closes last.
+            let (times, _) = event_times(&self.step, event_time, event_time.column + 2, batch)?;
+            late.retain(|&row| {
+                let row = row as usize;
+                ends[row].is_none_or(|end| end - windows.size_us() == windows.last_start(times[row]))
+            });
+        }
+        let orders = self.orders.convert_columns(&[batch.column(self.top.by).clone()])?;
+        let groups = self.top.group_rows(batch)?;
+        let kept = candidates(self.top.n, groups.as_ref(), &orders, rows.into_iter());
+        let encoded = self.rows.convert_columns(take_rows(batch, &kept)?.columns())?;
+        for (at, &row) in kept.iter().enumerate() {
+            let row = row as usize;
+            let name: &[u8] = groups.as_ref().map_or(&[], |groups| groups.row(row).data());
+            let end = ends[row].expect("rows without an end are late");
+            let state = groups_of(bins, bin_of(hashes[row], bits))?;
+            state.add(end, name, orders.row(row).data(), encoded.row(at).data());
+        }
+        if !late.is_empty() {
+            send(take_rows(batch, &late)?, Output::Late, out);
+        }
+        Ok(())
+    }
+
+    fn watermark(&mut self, bins: &mut dyn Bins, watermark_us: i64, out: &mut Sink<'_>) -> Result<(), OpError> {
+        if watermark_us <= self.watermark {
+            return Ok(());
+        }
+        self.watermark = watermark_us;
+        let mut pending: Vec<Box<[u8]>> = Vec::new();
+        for bin in bins.held() {
+            groups_of(bins, bin)?.fire(watermark_us, |row| {
+                pending.push(row);
+                if pending.len() == BLOCK_ROWS {
+                    out(Output::Rows(self.block(&pending)?));
+                    pending.clear();
+                }
+                Ok(())
+            })?;
+        }
+        if !pending.is_empty() {
+            out(Output::Rows(self.block(&pending)?));
+        }
+        Ok(())
+    }
+
+    fn end_epoch(&mut self, _: &mut dyn Bins, _: &mut Sink<'_>) -> Result<(), OpError> {
+        Ok(())
+    }
+
+    fn resume(&mut self, watermark_us: i64) {
+        self.watermark = watermark_us;
+    }
+}
+
+/// What distinguishes the states of two top steps.
+pub(crate) fn shape(top: &Top, routed: &Arc<Schema>) -> u64 {
+    let columns: Vec<String> = routed.fields().iter().map(|field| field.data_type().to_string()).collect();
+    let words = format!("{} {} {} {:?} {}", top.n, top.by, top.descending, top.group, columns.join(","));
+    hash_bytes(words.as_bytes())
+}

@@ -1,0 +1,257 @@
+//! Windowed aggregates over panes.
+//!
+//! Windows `[s, s + size)` start at multiples of `every` (from 0; negative times floor) and `every <= size`. A pane is a stretch of
+//! gcd(size, every) that no window cuts: a row is added once, to its pane, and a window merges its panes when it fires. A window fires
+//! when the watermark reaches its end, if it holds a row; windows that begin before the first event are windows like others. A pane is
+//! dropped when no open window needs it. A row is late when all its windows have fired; it goes to the side output and changes nothing.
+//! Rows without an event time go there too.
+//!
+//! Each bin keeps how far it has fired, so a bin that moves to a worker with another history never fires a window twice.
+
+use arrow_array::RecordBatch;
+
+use crate::column::{self, EVENT_TIME_LIMIT_US, EventTime};
+use crate::error::{OpError, StepName};
+use crate::group::GroupBy;
+use crate::op::{Bins, KeyedOp, Output, Sink, check_hashes, send, take_rows};
+use crate::panes::Panes;
+use crate::partition::{Partition, bin_of};
+use crate::state::panes_of;
+use crate::table::Table;
+
+/// Tumbling (`size == every`) or sliding windows, in microseconds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Windows {
+    size_us: i64,
+    every_us: i64,
+    pane_us: i64,
+}
+
+fn gcd(a: i64, b: i64) -> i64 {
+    if b == 0 { a } else { gcd(b, a % b) }
+}
+
+impl Windows {
+    /// Windows of `size_us` every `every_us`.
+    ///
+    /// # Errors
+    /// The name of the option that is out of range and why: both must be positive, `every <= size`, `size` at most about 73,000 years.
+    pub fn new(size_us: i64, every_us: i64) -> Result<Self, (&'static str, &'static str)> {
+        if size_us < 1 {
+            return Err(("size_us", "must be positive"));
+        }
+        if size_us > EVENT_TIME_LIMIT_US {
+            return Err(("size_us", "is longer than the range of event times"));
+        }
+        if every_us < 1 {
+            return Err(("every_us", "must be positive"));
+        }
+        if every_us > size_us {
+            return Err(("every_us", "must not exceed the size: rows between windows would vanish"));
+        }
+        Ok(Self { size_us, every_us, pane_us: gcd(size_us, every_us) })
+    }
+
+    /// Length of a window.
+    pub fn size_us(&self) -> i64 {
+        self.size_us
+    }
+
+    /// Distance between the starts of windows.
+    pub fn every_us(&self) -> i64 {
+        self.every_us
+    }
+
+    /// Start of the pane that holds a time.
+    pub(crate) fn pane(&self, time: i64) -> i64 {
+        time.div_euclid(self.pane_us) * self.pane_us
+    }
+
+    /// Start of the last window that holds a time.
+    pub(crate) fn last_start(&self, time: i64) -> i64 {
+        time.div_euclid(self.every_us) * self.every_us
+    }
+
+    /// Start of the first window that holds a pane.
+    pub(crate) fn first_start(&self, pane: i64) -> i64 {
+        let least = pane + self.pane_us - self.size_us;
+        -(-least).div_euclid(self.every_us) * self.every_us
+    }
+
+    /// Start of the first window still open at a watermark: rows before it are late, panes before it are done.
+    pub(crate) fn first_open(&self, watermark: i64) -> i64 {
+        if watermark > 2 * EVENT_TIME_LIMIT_US {
+            return i64::MAX;
+        }
+        if watermark < -2 * EVENT_TIME_LIMIT_US {
+            return i64::MIN;
+        }
+        (watermark - self.size_us).div_euclid(self.every_us) * self.every_us + self.every_us
+    }
+
+    /// The starts of the windows that hold a time, ascending.
+    pub(crate) fn starts(&self, time: i64) -> impl Iterator<Item = i64> {
+        let (first, last) = (self.first_start(self.pane(time)), self.last_start(time));
+        (first..=last).step_by(self.every_us as usize)
+    }
+}
+
+/// Event times of a block in microseconds; rows without one are listed apart.
+pub(crate) fn event_times(
+    step: &StepName,
+    event_time: &EventTime,
+    column_at: usize,
+    batch: &RecordBatch,
+) -> Result<(Vec<i64>, Vec<u32>), OpError> {
+    let codes = column::codes(batch.column(column_at)).expect("event time has codes");
+    let mut times = Vec::with_capacity(batch.num_rows());
+    let mut absent = Vec::new();
+    for (row, &code) in codes.values.iter().enumerate() {
+        if codes.nulls.as_ref().is_some_and(|nulls| nulls.is_null(row)) {
+            absent.push(row as u32);
+            times.push(i64::MIN);
+            continue;
+        }
+        times.push(event_time.to_us(code).ok_or_else(|| OpError::EventTime {
+            step: step.clone(),
+            column: event_time.name.clone(),
+            row,
+            value: code,
+        })?);
+    }
+    Ok((times, absent))
+}
+
+/// See the module.
+pub(crate) struct WindowOp {
+    group_by: GroupBy,
+    windows: Windows,
+    event_time: EventTime,
+    watermark: i64,
+    scratch: Table,
+    by_pane: Partition,
+    by_bin: Partition,
+}
+
+impl WindowOp {
+    pub(crate) fn new(group_by: GroupBy, windows: Windows, event_time: EventTime) -> Self {
+        let scratch = Table::new(&group_by.shape);
+        let (by_pane, by_bin) = Default::default();
+        Self { group_by, windows, event_time, watermark: i64::MIN, scratch, by_pane, by_bin }
+    }
+
+    /// Fires the windows of one bin that end in `(fired, watermark]`.
+    fn fire(&mut self, panes: &mut Panes, watermark: i64, out: &mut Sink<'_>) -> Result<(), OpError> {
+        let windows = self.windows;
+        let open = windows.first_open(watermark);
+        let mut start = windows.first_open(panes.fired());
+        while let Some(pane) = panes.first_pane_at(start) {
+            // Skip windows that hold nothing.
+            start = start.max(windows.first_start(pane));
+            if start >= open {
+                break;
+            }
+            let mut held = panes.range(start..start + windows.size_us);
+            match (held.next(), held.next()) {
+                (Some((_, only)), None) => self.group_by.emit(start, only, 0..only.len(), out)?,
+                (Some((_, first)), Some((_, second))) => {
+                    self.scratch.clear();
+                    for table in [first, second].into_iter().chain(held.map(|(_, table)| table)) {
+                        self.scratch.merge(table).map_err(|(at, _)| self.group_by.wrapped(at))?;
+                    }
+                    self.group_by.emit(start, &self.scratch, 0..self.scratch.len(), out)?;
+                }
+                (None, _) => unreachable!("first_start moved to a window of a live pane"),
+            }
+            start += windows.every_us;
+        }
+        panes.drop_before(open);
+        panes.set_fired(watermark);
+        Ok(())
+    }
+}
+
+impl KeyedOp for WindowOp {
+    fn apply(
+        &mut self,
+        bins: &mut dyn Bins,
+        batch: &RecordBatch,
+        hashes: &[u64],
+        out: &mut Sink<'_>,
+    ) -> Result<(), OpError> {
+        check_hashes(batch, hashes)?;
+        let (mut times, mut late) = event_times(&self.group_by.step, &self.event_time, self.event_time.column, batch)?;
+        let (keys, inputs) = self.group_by.prepare(batch)?;
+        let open = self.windows.first_open(self.watermark);
+        let mut rows = Vec::with_capacity(times.len());
+        let mut absent = late.iter().copied().peekable();
+        let mut too_late = Vec::new();
+        for row in 0..times.len() as u32 {
+            let time = &mut times[row as usize];
+            if absent.next_if_eq(&row).is_some() {
+                continue;
+            }
+            if *time < open {
+                too_late.push(row);
+                continue;
+            }
+            *time = self.windows.pane(*time);
+            rows.push(row);
+        }
+        // By pane, then by bin: each bin's rows come out pane after pane, in order within one.
+        let mut panes: Vec<i64> = rows.iter().map(|&row| times[row as usize]).collect();
+        panes.dedup();
+        if panes.len() > 1 {
+            panes.sort_unstable();
+            panes.dedup();
+            let rank = |row: u32| panes.binary_search(&times[row as usize]).expect("every row's pane is listed") as u32;
+            self.by_pane.group(&rows, panes.len(), rank);
+            rows.copy_from_slice(self.by_pane.rows());
+        }
+        let bits = bins.bits();
+        self.by_bin.group(&rows, 1 << bits, |row| bin_of(hashes[row as usize], bits));
+        let mut fired = self.watermark;
+        for (bin, _) in self.by_bin.runs() {
+            fired = fired.max(panes_of(bins, bin)?.fired());
+        }
+        if fired > self.watermark {
+            // The watermark is one for all workers; a bin that has seen it proves it to a worker that joined later.
+            self.watermark = fired;
+            return self.apply(bins, batch, hashes, out);
+        }
+        for (bin, run) in self.by_bin.runs() {
+            let state = panes_of(bins, bin)?;
+            for rows in run.chunk_by(|&a, &b| times[a as usize] == times[b as usize]) {
+                state
+                    .table_mut(times[rows[0] as usize])
+                    .update(&keys, hashes, &inputs, rows)
+                    .map_err(|(at, _)| self.group_by.wrapped(at))?;
+            }
+        }
+        late.append(&mut too_late);
+        late.sort_unstable();
+        if !late.is_empty() {
+            send(take_rows(batch, &late)?, Output::Late, out);
+        }
+        Ok(())
+    }
+
+    fn watermark(&mut self, bins: &mut dyn Bins, watermark_us: i64, out: &mut Sink<'_>) -> Result<(), OpError> {
+        if watermark_us <= self.watermark {
+            return Ok(());
+        }
+        self.watermark = watermark_us;
+        for bin in bins.held() {
+            self.fire(panes_of(bins, bin)?, watermark_us, out)?;
+        }
+        self.group_by.flush(out)
+    }
+
+    fn end_epoch(&mut self, _: &mut dyn Bins, _: &mut Sink<'_>) -> Result<(), OpError> {
+        Ok(())
+    }
+
+    fn resume(&mut self, watermark_us: i64) {
+        self.watermark = watermark_us;
+    }
+}
