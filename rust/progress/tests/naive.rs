@@ -67,7 +67,7 @@ fn mutable<T: Timestamp>(seed: u64, steps: usize, mut draw: impl FnMut(&mut Rand
             // Half of the time take back something that is there.
             let live = (!counts.is_empty() && random.chance(50))
                 .then(|| counts.iter().nth(random.below(counts.len())).map(|(time, count)| (time.clone(), -count)));
-            let change = live.flatten().unwrap_or_else(|| (draw(&mut random), random.below(4) as i64 - 1));
+            let change = live.flatten().unwrap_or_else(|| (draw(&mut random), random.below(8) as i64 - 3));
             add(&mut counts, change.0.clone(), change.1);
             batch.push(change);
         }
@@ -129,7 +129,7 @@ fn tracker<T: SmallTime>(seed: u64, steps: usize) -> Result<(), TestCaseError> {
                 .then(|| counts.iter().nth(random.below(counts.len())).map(|(stamp, count)| (stamp.clone(), -count)));
             let location = locations[random.below(locations.len())];
             batch.push(
-                live.flatten().unwrap_or_else(|| ((location, T::small(&mut random)), random.below(4) as i64 - 1)),
+                live.flatten().unwrap_or_else(|| ((location, T::small(&mut random)), random.below(8) as i64 - 3)),
             );
         }
         for ((location, time), diff) in batch {
