@@ -41,9 +41,8 @@ format: setup ## rewrite the sources in the project's format
 	$(BIN)/ruff check --fix-only python tests scripts
 	$(BIN)/ruff format python tests scripts
 
-# The binding crate has no Rust tests of its own: it is tested through Python.
 test-rust: setup ## cargo test
-	@$(STEP) "cargo test" cargo test --workspace --exclude penstock-python --locked
+	@$(STEP) "cargo test" scripts/test_rust.sh
 
 test-python: setup ## pytest, on the release build
 	@$(STEP) "pytest" $(BIN)/python -m pytest --durations=15 $(ARGS)

@@ -1,4 +1,4 @@
-"""What the tests share: where the data is, and one Spark session."""
+"""What the tests share: how Hypothesis searches, where the data is, and one Spark session."""
 
 from __future__ import annotations
 
@@ -9,6 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import settings
+
+# No deadline: the first example imports, and the machine may be busy. HYPOTHESIS_PROFILE=long searches more.
+settings.register_profile("default", deadline=None, print_blob=True)
+settings.register_profile("long", deadline=None, print_blob=True, max_examples=5_000)
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))
 
 
 def data_folder(name: str) -> Path:

@@ -1,0 +1,34 @@
+"""``penstock demo``: the command's options; what it does is in `penstock.demo`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+__all__ = ["demo"]
+
+
+def demo(
+    seconds: Annotated[
+        float,
+        typer.Option(min=5, max=3600, help="How long bids are generated; the rest takes about 20 s more."),
+    ] = 40.0,
+    rate: Annotated[int, typer.Option(min=100, max=1_000_000, help="Bids per second.")] = 20_000,
+    bits: Annotated[int, typer.Option(min=1, max=16, help="2**BITS bins hold the keyed state.")] = 8,
+    output: Annotated[
+        Path, typer.Option(file_okay=False, help="Folder for report.html, timeline.png and timeline.json.")
+    ] = Path("out"),
+    plain: Annotated[bool, typer.Option(help="Plain lines instead of the live view.")] = False,
+) -> None:
+    """Run a streaming query whose keyed state moves between two workers while it runs.
+
+    Spark Structured Streaming over NEXMark bids computes hot items and counts per auction against two
+    resident worker processes. Half of the keyed state moves to the other worker and back, all-at-once and
+    then batched. At the end the output is compared with an independent computation.
+    """
+    from penstock.demo import DemoConfig, main
+
+    config = DemoConfig(seconds=seconds, rate=rate, bits=bits, output=output)
+    raise typer.Exit(main(config, plain=plain))

@@ -1,0 +1,99 @@
+"""The demonstration: a streaming query whose keyed state moves between two workers while it runs.
+
+Bids of the NEXMark auction site are generated at a steady rate into Parquet files. Two Spark Structured
+Streaming queries read them through `foreachBatch` into an `Engine` of two resident worker processes: *hot
+items* (the auctions with most bids per sliding window) and *counts* (bids per auction). While they run, half
+of the keyed state of both moves to the other worker and back, first all-at-once, then batched.
+
+At the end the output is compared with an independent computation over the same files: no row may be missing,
+wrong or repeated. The run leaves ``report.html``, ``timeline.png`` and ``timeline.json``, and nothing else:
+all other files lie in one temporary folder that is removed, and every process that was started has ended.
+
+The work runs in a thread of its own and looks at one event whenever it waits; an interrupt (Ctrl-C, SIGTERM)
+only sets that event. So every interrupt, at whatever moment, takes the one orderly way out.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import sys
+import threading
+
+from rich.console import Console
+
+from penstock.demo.job import DemoConfig, Interrupted, Job, Outcome
+from penstock.live import LiveView
+
+__all__ = ["DemoConfig", "Interrupted", "Outcome", "main", "run"]
+
+
+def main(config: DemoConfig, *, plain: bool = False) -> int:
+    """Run the demonstration, show it, and say how it ended.
+
+    Returns
+    -------
+    int
+        Exit status: 0 when the output is right, 1 when it is not or the run failed, 130 after an interrupt.
+    """
+    console = Console(force_terminal=False if plain else None)
+    stop = threading.Event()
+    interrupts = _catch_interrupts(stop, console)
+    try:
+        outcome = run(config, console=console, stop=stop)
+    except Interrupted:
+        console.print("stopped: nothing is left running, no report was written")
+        return 130
+    except Exception as error:
+        if os.environ.get("PENSTOCK_DEBUG"):
+            raise
+        console.print(f"the demo failed: {type(error).__name__}: {error}", style="red", markup=False)
+        console.print("set PENSTOCK_DEBUG=1 for the whole traceback", style="dim")
+        return 1
+    finally:
+        interrupts.close()
+    for check in outcome.checks:
+        state, style = ("holds", "green") if check.passed else ("FAILS", "bold red")
+        console.print(f"{check.what}: {state}. {check.detail}", style=style, markup=False, highlight=False)
+    for path in outcome.files:
+        console.print(f"wrote {path}", markup=False, highlight=False)
+    return 0 if outcome.passed else 1
+
+
+def run(
+    config: DemoConfig, *, console: Console | None = None, stop: threading.Event | None = None
+) -> Outcome:
+    """Run the demonstration and return its outcome; shows it on ``console`` where one is given.
+
+    Raises
+    ------
+    Interrupted
+        When ``stop`` was set before the end. Everything has been ended and removed.
+    """
+    job = Job(config, stop or threading.Event())
+    work = threading.Thread(target=job.run, name="penstock-demo")
+    work.start()
+    with LiveView(job.snapshot, console) if console is not None else contextlib.nullcontext():
+        while work.is_alive():
+            work.join(0.1)
+    if job.error is not None:
+        raise job.error
+    assert job.outcome is not None, "the job ends with an outcome or an error"
+    return job.outcome
+
+
+def _catch_interrupts(stop: threading.Event, console: Console) -> contextlib.ExitStack:
+    """Turn SIGINT and SIGTERM into the event until the returned stack is closed."""
+    restore = contextlib.ExitStack()
+    if threading.current_thread() is not threading.main_thread():
+        return restore
+
+    def interrupted(number: int, frame: object) -> None:
+        if not stop.is_set():
+            os.write(sys.stderr.fileno(), b"\nstopping: ending the queries, the workers and Spark ...\n")
+        stop.set()
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        restore.callback(signal.signal, number, signal.signal(number, interrupted))
+    return restore

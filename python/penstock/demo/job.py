@@ -1,0 +1,433 @@
+"""The demo's run itself, from starting Spark to the report, and its moment-to-moment view."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import platform
+import shutil
+import tempfile
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+import penstock as pk
+from penstock.demo.expected import compare, expected_counts, expected_hot_items
+from penstock.demo.feeder import FILES_PER_SECOND, SCHEMA, Feeder
+from penstock.live import Move, Snapshot, WorkerLoad
+from penstock.report.html import Check, save_page
+from penstock.report.timeline import Epoch, Timeline, duration_text, per_worker, quantiles, size_text
+from penstock.spark.java import ensure_java
+from penstock.spark.session import private_session
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+__all__ = ["DemoConfig", "Interrupted", "Job", "Outcome"]
+
+WORKERS = 2
+SIZE_MS, EVERY_MS = 10_000, 2_000
+"""The window of hot items: ten seconds long, one every two seconds."""
+
+_SAMPLES_PER_SECOND = 2
+_TIMEOUT_S = 120
+
+
+class Interrupted(Exception):
+    """The run was asked to stop."""
+
+
+@dataclass(frozen=True, slots=True)
+class DemoConfig:
+    """What to run: seconds of input, bids per second, 2**bits bins, where the report goes."""
+
+    seconds: float = 40.0
+    rate: int = 20_000
+    bits: int = 8
+    output: Path = Path("out")
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """How a run ended: what was checked, the measurements, and the files of the report."""
+
+    checks: Sequence[Check]
+    timeline: Timeline
+    files: Sequence[Path]
+
+    @property
+    def passed(self) -> bool:
+        """Whether every check holds."""
+        return bool(self.checks) and all(check.passed for check in self.checks)
+
+
+@dataclass(slots=True)
+class _Query:
+    """One streaming query: its flow, what its sink has received per batch, and its handle."""
+
+    name: str
+    flow: Any
+    received: dict[int, pa.Table] = field(default_factory=dict)
+    handle: Any = None
+
+    def sink(self, frame: Any, batch_id: int) -> None:
+        """Keep the output of a batch; a batch that Spark replays replaces what it gave before."""
+        self.received[batch_id] = _to_arrow(frame)
+
+    def output(self) -> pa.Table:
+        """All output so far, batches in order."""
+        return pa.concat_tables([self.received[batch] for batch in sorted(self.received)])
+
+
+@dataclass(slots=True)
+class _Step:
+    """One planned migration: when in the run, and what the view calls it."""
+
+    at: float
+    what: str
+    strategy: str
+    away: bool
+    started: float = 0.0
+    ended: float = 0.0
+    bins: int = 0
+    bytes: int = 0
+    state: Any = "planned"
+
+
+@dataclass(slots=True)
+class Job:
+    """The run itself; every field that the view reads is replaced, never changed in place."""
+
+    config: DemoConfig
+    stop: threading.Event
+    outcome: Outcome | None = None
+    error: BaseException | None = None
+    _phase: str = "preparing"
+    _begun: float = field(default_factory=time.monotonic)
+    _streaming_since: float | None = None
+    _feeder: Feeder | None = None
+    _engine: Any = None
+    _timeline: Timeline = field(default_factory=Timeline)
+    _steps: list[_Step] = field(default_factory=list)
+
+    def run(self) -> None:
+        try:
+            with contextlib.ExitStack() as cleanup:
+                self.outcome = self._run(cleanup)
+        except BaseException as error:
+            self.error = error
+
+    def _run(self, cleanup: contextlib.ExitStack) -> Outcome:
+        config = self.config
+        folder = Path(tempfile.mkdtemp(prefix="penstock-demo-"))
+        cleanup.callback(shutil.rmtree, folder, ignore_errors=True)
+        bids = folder / "bids"
+        bids.mkdir()
+        self._steps = _plan(config.seconds)
+        queries = _queries()
+
+        self._enter("starting Spark")
+        java = str(ensure_java())
+        # Two task slots stay with the resident workers, two are for the queries.
+        spark = cleanup.enter_context(private_session(folder, "penstock demo", WORKERS + 2))
+        self._check()
+        self._enter("starting the workers")
+        engine = cleanup.enter_context(pk.Engine(spark, workers=WORKERS, bits=config.bits, name="demo"))
+        self._engine = engine
+        self._check()
+        for query in queries:
+            frame = spark.readStream.schema(SCHEMA).parquet(str(bids))
+            writer = frame.writeStream.queryName(query.name).option(
+                "checkpointLocation", str(folder / "checkpoints" / query.name)
+            )
+            query.handle = writer.foreachBatch(engine.foreach_batch(query.flow, query.sink)).start()
+            cleanup.callback(_stop_query, query.handle)
+
+        self._feeder = Feeder(bids, config.rate, config.seconds)
+        cleanup.callback(self._feeder.stop)
+        self._feeder.start()
+        self._streaming_since = time.monotonic()
+        self._enter("streaming")
+        homes = self._stream(engine, queries)
+        self._enter("draining the input")
+        self._drain(queries)
+        self._enter("closing the last windows")
+        self._finish(engine, queries)
+        self._sample(engine)
+        self._timeline = self._measured(engine, spark, java)
+        self._enter("comparing the output")
+        checks = self._verify(bids, queries, homes, engine)
+        self._enter("writing the report")
+        files = _write(self._timeline, checks, config.output)
+        self._enter("done")
+        return Outcome(checks, self._timeline, files)
+
+    # Phases
+
+    def _stream(self, engine: Any, queries: Sequence[_Query]) -> dict[str, list[int]]:
+        """Let the queries run, move the state when it is time; returns where the bins were at first."""
+        assert self._feeder is not None and self._streaming_since is not None
+        homes: dict[str, list[int]] = {}
+        pending = list(self._steps)
+        while self._feeder.running or pending:
+            self._check(queries)
+            self._sample(engine)
+            if not homes and all(query.received for query in queries):
+                homes = {query.name: list(engine.owners(query.handle)) for query in queries}
+            if pending and homes and time.monotonic() - self._streaming_since >= pending[0].at:
+                self._migrate(engine, queries, pending.pop(0), homes)
+            self.stop.wait(1 / _SAMPLES_PER_SECOND)
+        return homes
+
+    def _migrate(
+        self, engine: Any, queries: Sequence[_Query], step: _Step, homes: Mapping[str, list[int]]
+    ) -> None:
+        """Move the bins of worker 0 of every query to worker 1, or back to where they were."""
+        step.started = time.monotonic()
+        step.state = "moving"
+        handles = []
+        for query in queries:
+            target = [1] * len(homes[query.name]) if step.away else homes[query.name]
+            handles.append(engine.migrate(to=target, strategy=step.strategy, query=query.handle))
+        deadline = time.monotonic() + _TIMEOUT_S
+        while not all(handle.done for handle in handles):
+            self._check(queries)
+            self._sample(engine)
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"a migration took more than {_TIMEOUT_S} s")
+            self.stop.wait(0.05)
+        for handle in handles:
+            handle.wait(timeout=10)
+        own = list(engine.timeline().migrations)[-len(handles) :]
+        step.bins = sum(move.bins for move in own)
+        step.bytes = sum(move.bytes for move in own)
+        step.ended = time.monotonic()
+        step.state = "done"
+
+    def _drain(self, queries: Sequence[_Query]) -> None:
+        """Wait until both queries have taken all that was written, then stop them."""
+        assert self._feeder is not None
+        deadline = time.monotonic() + _TIMEOUT_S
+        for query in queries:
+            while _input_rows(self._timeline, query.name) < self._feeder.rows:
+                self._check(queries)
+                self._sample(self._engine)
+                if time.monotonic() > deadline:
+                    raise TimeoutError(
+                        f"query {query.name} took {_input_rows(self._timeline, query.name):,} of"
+                        f" {self._feeder.rows:,} rows within {_TIMEOUT_S} s"
+                    )
+                self.stop.wait(1 / _SAMPLES_PER_SECOND)
+        for query in queries:
+            query.handle.stop()
+        self._check()
+
+    def _finish(self, engine: Any, queries: Sequence[_Query]) -> None:
+        """End of input: what was still open comes out."""
+        for query in queries:
+            rest = engine.finish(query.handle)
+            query.received[max(query.received, default=-1) + 1] = _to_arrow(rest)
+            self._check()
+
+    def _verify(
+        self, folder: Path, queries: Sequence[_Query], homes: Mapping[str, list[int]], engine: Any
+    ) -> list[Check]:
+        bids = pa.concat_tables([pq.read_table(path) for path in sorted(folder.glob("bids-*.parquet"))])
+        hot, counts = (query.output() for query in queries)
+        produced = Counter(zip(*(column.to_pylist() for column in hot.columns), strict=True))
+        last = dict(zip(*(counts[name].to_pylist() for name in ("auction", "bids")), strict=True))
+        done = [step for step in self._steps if step.state == "done"]
+        moved = len(done) == len(self._steps) and all(step.bins and step.bytes for step in done)
+        return [
+            compare(expected_hot_items(bids, SIZE_MS, EVERY_MS), produced, "hot items"),
+            compare(Counter(expected_counts(bids).items()), Counter(last.items()), "counts per auction"),
+            Check(
+                "moves without a restart",
+                moved,
+                f"{len(done)} of {len(self._steps)} migrations of {len(queries)} queries,"
+                f" {sum(step.bins for step in done):,} bins and {size_text(sum(step.bytes for step in done))}"
+                f" moved while {bids.num_rows:,} bids passed",
+            ),
+        ]
+
+    # What it looks like
+
+    def _enter(self, phase: str) -> None:
+        self._phase = phase
+        self._check()
+
+    def _check(self, queries: Sequence[_Query] = ()) -> None:
+        """Raise when the run was interrupted or something in it has failed."""
+        if self.stop.is_set():
+            raise Interrupted
+        if self._feeder is not None and self._feeder.error is not None:
+            raise self._feeder.error
+        for query in queries:
+            if not query.handle.isActive:
+                error = query.handle.exception()
+                raise RuntimeError(f"query {query.name} ended: {error}") from error
+
+    def _sample(self, engine: Any) -> None:
+        self._timeline = _converted(engine.timeline())
+
+    def _measured(self, engine: Any, spark: SparkSession, java: str) -> Timeline:
+        timeline = _converted(engine.timeline())
+        timeline.title = f"penstock demo: NEXMark bids, {WORKERS} workers"
+        timeline.conditions = {
+            "input": f"{self.config.rate:,} bids/s for {self.config.seconds:g} s, {FILES_PER_SECOND} files/s",
+            "hot items": f"windows of {SIZE_MS / 1000:g} s every {EVERY_MS / 1000:g} s",
+            "bins": f"{1 << self.config.bits} per query",
+            "penstock": pk.__version__,
+            "Spark": spark.version,
+            "Java": java,
+            "Python": platform.python_version(),
+            "pyarrow": pa.__version__,
+            "machine": f"{platform.system()} {platform.machine()}, {_cores()} cores",
+        }
+        return timeline
+
+    def snapshot(self) -> Snapshot:
+        """This moment, for the live view."""
+        now = time.monotonic()
+        timeline, horizon = self._timeline, time.time() - 3
+        recent = [e for e in timeline.epochs if e.ended > horizon]
+        slices = [(s.latency_ns, s.rows) for s in timeline.slices if s.ended > horizon]
+        p50, p99 = quantiles(slices, (0.5, 0.99)) if slices else (None, None)
+        return Snapshot(
+            title="penstock demo: hot items and counts over NEXMark bids",
+            phase=self._phase,
+            elapsed_s=now - self._begun,
+            total_s=self.config.seconds + 20,
+            rows=timeline.rows,
+            rows_per_s=sum(e.rows for e in recent) / 3,
+            epochs=len(timeline.epochs),
+            epoch_s=[e.seconds for e in sorted(timeline.epochs, key=_ended)[-120:]],
+            workers=_loads(timeline),
+            moves=[
+                Move(
+                    what=step.what,
+                    strategy=step.strategy,
+                    state=step.state,
+                    bins=step.bins,
+                    bytes=step.bytes,
+                    seconds=(step.ended or now) - step.started,
+                )
+                for step in self._steps
+            ],
+            slice_p50_s=None if p50 is None else p50 / 1e9,
+            slice_p99_s=None if p99 is None else p99 / 1e9,
+        )
+
+
+def _plan(seconds: float) -> list[_Step]:
+    """The four migrations, spread over the run."""
+    return [
+        _Step(seconds * share, what, strategy, away)
+        for share, what, strategy, away in (
+            (0.20, "half of the state to worker 1", "all-at-once", True),
+            (0.38, "and back", "all-at-once", False),
+            (0.56, "half of the state to worker 1", "batched", True),
+            (0.76, "and back", "batched", False),
+        )
+    ]
+
+
+def _queries() -> tuple[_Query, _Query]:
+    bids = pk.Flow(SCHEMA, event_time="date_time", lateness="1s").key_by("auction")
+    window = pk.sliding(SIZE_MS, every=EVERY_MS)
+    hot = bids.window(window).agg(num=pk.count()).top(1, by="num", per="window")
+    counts = pk.Flow(SCHEMA).key_by("auction").agg(bids=pk.count())
+    return _Query("hot items", hot), _Query("counts", counts)
+
+
+def _converted(timeline: Any) -> Timeline:
+    """The engine's timeline as ours to change."""
+    return Timeline(
+        title=timeline.title,
+        epochs=list(timeline.epochs),
+        slices=list(timeline.slices),
+        migrations=list(timeline.migrations),
+        workers=list(timeline.workers),
+        conditions=dict(timeline.conditions),
+    )
+
+
+def _ended(epoch: Epoch) -> float:
+    return epoch.ended
+
+
+def _input_rows(timeline: Timeline, query: str) -> int:
+    return sum(epoch.rows for epoch in timeline.epochs if epoch.query == query)
+
+
+def _loads(timeline: Timeline) -> list[WorkerLoad]:
+    """Each worker's latest load, all queries together; the rate over the last seconds."""
+    horizon = time.time() - 3
+    loads = []
+    for worker, samples in per_worker(timeline.workers).items():
+        last = samples[-1]
+        first = next((s for s in samples if s.at >= horizon), last)
+        span = last.at - first.at
+        loads.append(
+            WorkerLoad(
+                worker=worker,
+                bins=last.bins,
+                keys=last.keys,
+                state_bytes=last.state_bytes,
+                rows_per_s=(last.rows - first.rows) / span if span > 0 else 0.0,
+            )
+        )
+    return loads
+
+
+def _write(timeline: Timeline, checks: Sequence[Check], output: Path) -> list[Path]:
+    output.mkdir(parents=True, exist_ok=True)
+    files = [output / "timeline.json", output / "report.html"]
+    files[0].write_text(timeline.to_json(), encoding="utf-8")
+    save_page(timeline, files[1], checks=checks, notes=[_latency_note(timeline)])
+    try:
+        from penstock.report.plot import save_png
+
+        save_png(timeline, output / "timeline.png")
+        files.append(output / "timeline.png")
+    except ImportError:
+        pass  # the page says that matplotlib is missing
+    return files
+
+
+def _latency_note(timeline: Timeline) -> str:
+    latency = timeline.latency_ns((0.99,))
+    if not latency["resting"] or not latency["migrating"]:
+        return "No slice ended during a migration."
+    resting, migrating = (duration_text(latency[name][0] / 1e9) for name in ("resting", "migrating"))
+    return f"p99 of the slices' latency: {resting} with no migration running, {migrating} while one ran."
+
+
+def _stop_query(handle: Any) -> None:
+    with contextlib.suppress(Exception):
+        handle.stop()
+
+
+def _to_arrow(frame: Any) -> pa.Table:
+    """A Spark DataFrame (or what already is Arrow) as a table."""
+    if isinstance(frame, pa.Table):
+        return frame
+    if isinstance(frame, pa.RecordBatch):
+        return pa.Table.from_batches([frame])
+    if hasattr(frame, "toArrow"):
+        return frame.toArrow()
+    from penstock.schema import to_arrow
+
+    return pa.Table.from_pylist([row.asDict() for row in frame.collect()], to_arrow(frame.schema))
+
+
+def _cores() -> int:
+    count: Callable[[int], set[int]] | None = getattr(os, "sched_getaffinity", None)
+    return len(count(0)) if count is not None else os.cpu_count() or 1

@@ -1,0 +1,19 @@
+#!/bin/sh
+# cargo test for the workspace. The binding crate's unit tests link libpython; where the Python in .venv comes
+# without a shared one (some distributions split it off), that crate is left to the Python tests alone.
+set -eu
+cd "$(dirname "$0")/.."
+library=$(.venv/bin/python - <<'PY'
+import os, sysconfig
+directory = sysconfig.get_config_var("LIBDIR") or ""
+name = sysconfig.get_config_var("LDLIBRARY") or ""
+shared = sysconfig.get_config_var("Py_ENABLE_SHARED") and os.path.exists(os.path.join(directory, name))
+print(directory if shared else "")
+PY
+)
+if [ -n "$library" ]; then
+    export LD_LIBRARY_PATH="$library${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}"
+    exec cargo test --workspace --locked "$@"
+fi
+echo "no shared libpython beside $(.venv/bin/python --version): the binding crate is tested through Python only"
+exec cargo test --workspace --exclude penstock-python --locked "$@"
