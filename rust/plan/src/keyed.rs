@@ -75,18 +75,34 @@ impl KeyedSpec {
 
     /// Makes a block ready for the exchange: the routed block and one key hash per row.
     ///
-    /// A top step drops here rows that the block itself shows to be out, and a top over raw rows repeats each row for each of its windows.
+    /// # Errors
+    /// Those of [`assign`](Self::assign) and [`hashes`](Self::hashes).
+    pub fn route(&self, batch: &RecordBatch) -> Result<(RecordBatch, Vec<u64>), OpError> {
+        let routed = self.assign(batch)?;
+        let hashes = self.hashes(&routed)?;
+        Ok((routed, hashes))
+    }
+
+    /// The rows to route: a top step drops here rows that the block itself shows to be out, and a top over raw rows repeats
+    /// each row for each of its windows.
     ///
     /// # Errors
-    /// [`OpError::NullKey`] where nulls are rejected, [`OpError::EventTime`] for a time out of range.
-    pub fn route(&self, batch: &RecordBatch) -> Result<(RecordBatch, Vec<u64>), OpError> {
-        let routed = match &self.kind {
+    /// [`OpError::EventTime`] for a time out of range.
+    pub fn assign(&self, batch: &RecordBatch) -> Result<RecordBatch, OpError> {
+        match &self.kind {
             KeyedKind::Top(Top { assign: Some((windows, event_time)), .. }) => {
-                Top::assign_windows(&self.step, windows, event_time, &self.routed, batch)?
+                Top::assign_windows(&self.step, windows, event_time, &self.routed, batch)
             }
-            KeyedKind::Top(top) => top.cut(batch)?,
-            _ => batch.clone(),
-        };
+            KeyedKind::Top(top) => top.cut(batch),
+            _ => Ok(batch.clone()),
+        }
+    }
+
+    /// One key hash per row of an assigned block.
+    ///
+    /// # Errors
+    /// [`OpError::NullKey`] where nulls are rejected.
+    pub fn hashes(&self, routed: &RecordBatch) -> Result<Vec<u64>, OpError> {
         let columns: Vec<ArrayRef> = self.keys.iter().map(|&at| routed.column(at).clone()).collect();
         if self.reject_nulls {
             for (column, &at) in columns.iter().zip(&self.keys) {
@@ -96,8 +112,7 @@ impl KeyedSpec {
                 }
             }
         }
-        let hashes = hash_columns_of(&columns, routed.num_rows())?;
-        Ok((routed, hashes))
+        Ok(hash_columns_of(&columns, routed.num_rows())?)
     }
 
     /// The state of a bin that has seen nothing.

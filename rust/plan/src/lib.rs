@@ -22,6 +22,7 @@ pub mod block;
 pub mod callback;
 pub mod error;
 pub mod hash;
+pub mod host;
 pub mod keyed;
 pub mod op;
 pub mod plan;

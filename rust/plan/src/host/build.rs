@@ -1,0 +1,359 @@
+//! From a compiled plan to a dataflow on one worker.
+//!
+//! Owns the shape of the graph: input, maps, then for each keyed step the key operator, F and S, and the
+//! maps behind it; at the end a sink that files output by epoch. Watermarks and epoch ends travel in the
+//! stream, each worker's own: a map passes them on, S acts on them after all rows of their time.
+
+use std::cell::RefCell;
+use std::collections::{BTreeMap, HashMap};
+use std::rc::Rc;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Instant;
+
+use arrow_array::RecordBatch;
+use penstock_bins::{BinTable, Block, Config, Control, Routing, Shelf, Stateful, Stats, Step, What, stateful};
+use penstock_dataflow::{BoxError, InputHandle, Pipeline, Scope, Stream, Worker};
+use penstock_progress::{FlowTime, ProbeHandle};
+
+use super::group::{GroupConfig, HostError};
+use super::resident::Resident;
+use super::stats::{BinMove, unix_ns};
+use super::worker::Pace;
+use crate::block::FlowBlock;
+use crate::callback::Callbacks;
+use crate::foreign::MapCall;
+use crate::keyed::KeyedSpec;
+use crate::error::OpError;
+use crate::op::Output;
+use crate::state::State;
+
+type Blocks = Stream<FlowTime, FlowBlock>;
+type ByEpoch = Rc<RefCell<BTreeMap<u64, Vec<RecordBatch>>>>;
+
+/// What the workers of one process share in one generation.
+pub(crate) struct Shared {
+    shelf: Shelf<State>,
+    local: Vec<usize>,
+    ops: Vec<OpShared>,
+}
+
+struct OpShared {
+    name: String,
+    routing: Routing,
+    stats: Arc<Stats<FlowTime>>,
+    anchor_ns: u64,
+    /// How much of the log of moves has been handed out.
+    told: Mutex<usize>,
+    /// Tables waiting for their workers' threads.
+    tables: Mutex<HashMap<usize, BinTable<State>>>,
+}
+
+impl Shared {
+    /// Hands the bins of `resident` out to the workers `local` by `config.owners`.
+    pub(crate) fn new(config: &GroupConfig, local: &[usize], resident: Resident) -> Result<Self, HostError> {
+        let expected = 1_usize << config.bits;
+        let steps = config.plan.keyed_ops();
+        let bins = config.owners.iter().map(Vec::len).find(|bins| *bins != expected).unwrap_or(expected);
+        if config.owners.len() != steps || bins != expected {
+            return Err(HostError::Owners { given: config.owners.len(), bins, steps, expected });
+        }
+        let workers = local.iter().map(|worker| *worker as u32).collect::<Vec<_>>();
+        let mut ops = Vec::new();
+        for (op, (keyed, owners)) in config.plan.keyed().zip(&config.owners).enumerate() {
+            let name = format!("{op}:{}", keyed.name);
+            let routing = Routing::from_owners(owners.clone())?;
+            let tables = if resident.fresh {
+                let new_state = || keyed.new_state(&config.callbacks);
+                workers.iter().map(|worker| (*worker, BinTable::fresh(&routing, *worker, &new_state))).collect()
+            } else {
+                let rebuilt = resident.shelf.rebuild(&name, resident.resume, &routing, &workers)?;
+                if !rebuilt.missing.is_empty() {
+                    return Err(HostError::MissingBins { op, bins: rebuilt.missing });
+                }
+                rebuilt.tables
+            };
+            ops.push(OpShared {
+                name,
+                routing,
+                stats: Arc::new(Stats::new()),
+                anchor_ns: unix_ns(Instant::now()),
+                told: Mutex::new(0),
+                tables: Mutex::new(tables.into_iter().map(|(worker, table)| (worker as usize, table)).collect()),
+            });
+        }
+        Ok(Shared { shelf: resident.shelf, local: local.to_vec(), ops })
+    }
+
+    /// What the tables have left on the shelf, once every worker has ended.
+    pub(crate) fn collect(&self) -> Resident {
+        let ops = self.ops.iter().map(|op| op.name.clone()).collect();
+        Resident { shelf: self.shelf.clone(), fresh: false, resume: penstock_bins::Resume::AsIs, ops }
+    }
+
+    /// Bytes of state sent to other processes.
+    pub(crate) fn bytes_out(&self) -> u64 {
+        self.ops.iter().map(|op| op.stats.counters().bytes_out).sum()
+    }
+
+    /// Log entries since the last call.
+    pub(crate) fn drain_moves(&self) -> Vec<BinMove> {
+        let mut moves = Vec::new();
+        for (index, op) in self.ops.iter().enumerate() {
+            let mut told = op.told.lock().unwrap_or_else(PoisonError::into_inner);
+            let (events, total) = op.stats.log_since(*told);
+            *told = total;
+            moves.extend(events.into_iter().map(|event| BinMove {
+                op: index,
+                worker: event.worker as u32,
+                bin: event.bin,
+                what: match event.what {
+                    What::Prepare => "prepare",
+                    What::State => "state",
+                    What::Pending => "pending",
+                    What::Installed => "installed",
+                }
+                .to_owned(),
+                at_ns: op.anchor_ns + event.at_ns,
+                routed_rows: event.routed,
+            }));
+        }
+        moves
+    }
+}
+
+/// One keyed step on one worker.
+pub(crate) struct Op {
+    pub(crate) table: Rc<RefCell<BinTable<State>>>,
+    routing: Rc<RefCell<Routing>>,
+    shelf: Shelf<State>,
+}
+
+/// A built plan on one worker.
+pub(crate) struct Built {
+    pub(crate) input: Option<InputHandle<FlowTime, FlowBlock>>,
+    pub(crate) control: Option<InputHandle<FlowTime, Vec<Control>>>,
+    pub(crate) control_probe: ProbeHandle<FlowTime>,
+    pub(crate) probe: ProbeHandle<FlowTime>,
+    pub(crate) outputs: ByEpoch,
+    pub(crate) late: ByEpoch,
+    pub(crate) ops: Vec<Op>,
+}
+
+impl Built {
+    /// The data input; closed only by the inline host.
+    pub(crate) fn input(&mut self) -> &mut InputHandle<FlowTime, FlowBlock> {
+        self.input.as_mut().expect("the data input is open while blocks are fed")
+    }
+
+    /// Moves the data input forward.
+    pub(crate) fn advance(&mut self, time: FlowTime) {
+        self.input().advance_to(time).expect("slices and epochs ascend");
+    }
+
+    /// An epoch begins: what is undone later is undone to here.
+    pub(crate) fn mark(&self) {
+        for op in &self.ops {
+            op.table.borrow_mut().mark_all();
+            op.shelf.close_epoch();
+        }
+    }
+
+    /// Owner of each bin by the routing in force, per keyed step.
+    pub(crate) fn owners(&self) -> Vec<Vec<u32>> {
+        self.ops.iter().map(|op| op.routing.borrow().owners().to_vec()).collect()
+    }
+}
+
+pub(crate) fn pace(config: &GroupConfig) -> Pace {
+    let window = match config.plan.needs_order() {
+        false => config.window,
+        true => u32::try_from(u64::from(config.window) * config.slice_rows as u64).unwrap_or(u32::MAX / 2),
+    };
+    Pace { window: window.max(1), journal: config.journal }
+}
+
+/// What a dataflow is made of. A piece of the plan is the keyed step it begins with, the maps behind it, and the assignment
+/// of rows for the next keyed step, so that the host's shuffle needs only hashes.
+enum Part<'a> {
+    Maps(&'a [MapCall]),
+    Assign(&'a KeyedSpec),
+    Keyed(usize, &'a KeyedSpec),
+}
+
+fn parts(config: &GroupConfig, piece: Option<usize>) -> Vec<Part<'_>> {
+    let mut parts = Vec::new();
+    let mut op = 0;
+    for stage in config.plan.stages() {
+        let ends_here = piece.is_none_or(|piece| piece == op);
+        if ends_here {
+            parts.push(Part::Maps(&stage.pre));
+        }
+        let Some(keyed) = &stage.keyed else { continue };
+        if ends_here {
+            parts.push(Part::Assign(keyed));
+        }
+        op += 1;
+        if piece.is_none_or(|piece| piece == op) {
+            parts.push(Part::Keyed(op - 1, keyed));
+        }
+    }
+    parts
+}
+
+/// Builds the whole plan, or one piece of it, on `worker`.
+///
+/// # Errors
+/// The bins of this worker do not fit the routing.
+pub(crate) fn build(
+    worker: &mut Worker,
+    config: &GroupConfig,
+    shared: &Shared,
+    piece: Option<usize>,
+) -> Result<Built, HostError> {
+    worker.dataflow::<FlowTime, _>("flow", |scope| build_in(scope, config, shared, piece))
+}
+
+fn build_in(
+    scope: &mut Scope<FlowTime>,
+    config: &GroupConfig,
+    shared: &Shared,
+    piece: Option<usize>,
+) -> Result<Built, HostError> {
+    let (mut input, mut blocks) = scope.new_input::<FlowBlock>();
+    let (mut control, commands) = scope.new_input::<Vec<Control>>();
+    let start = FlowTime::new(config.epoch, 0);
+    input.advance_to(start).expect("the first time is the least");
+    control.advance_to(start).expect("the first time is the least");
+    let (control_probe, commands) = commands.probe();
+    let late = ByEpoch::default();
+    let mut ops = Vec::new();
+    for part in parts(config, piece) {
+        match part {
+            Part::Maps(maps) => {
+                for map in maps {
+                    blocks = mapped(&blocks, map.clone(), config.callbacks.clone());
+                }
+            }
+            Part::Assign(keyed) => blocks = assigned(&blocks, keyed.clone()),
+            Part::Keyed(index, keyed) => {
+                let op = &shared.ops[index];
+                let built = keyed_step(&blocks, &commands, config, shared, op, keyed, late.clone())?;
+                blocks = built.output;
+                ops.push(Op { table: built.table, routing: built.routing, shelf: shared.shelf.clone() });
+            }
+        }
+    }
+    let outputs = ByEpoch::default();
+    let probe = filed(&blocks, outputs.clone());
+    Ok(Built { input: Some(input), control: Some(control), control_probe, probe, outputs, late, ops })
+}
+
+/// Applies `change` to rows; everything else passes, and so do no blocks without rows.
+fn each_rows(
+    blocks: &Blocks,
+    name: &str,
+    mut change: impl FnMut(RecordBatch) -> Result<FlowBlock, OpError> + 'static,
+) -> Blocks {
+    blocks.unary(Pipeline, name, |_| {
+        move |input, output, _| {
+            while let Some((capability, block)) = input.next() {
+                let block = match block {
+                    FlowBlock::Rows { batch, .. } => change(batch)?,
+                    other => other,
+                };
+                if !block.is_empty() {
+                    output.session(&capability).give(block);
+                }
+            }
+            Ok(())
+        }
+    })
+}
+
+fn mapped(blocks: &Blocks, map: MapCall, callbacks: Arc<dyn Callbacks>) -> Blocks {
+    let name = format!("map {}", map.step);
+    each_rows(blocks, &name, move |batch| Ok(FlowBlock::rows(map.apply(&callbacks, &batch)?)))
+}
+
+fn assigned(blocks: &Blocks, keyed: KeyedSpec) -> Blocks {
+    let name = format!("assign {}", keyed.step);
+    each_rows(blocks, &name, move |batch| Ok(FlowBlock::rows(keyed.assign(&batch)?)))
+}
+
+type Keyed = Stateful<FlowTime, State, FlowBlock>;
+
+/// Hashes the keys, routes by bin, applies in time order.
+fn keyed_step(
+    blocks: &Blocks,
+    commands: &Stream<FlowTime, Vec<Control>>,
+    config: &GroupConfig,
+    shared: &Shared,
+    op: &OpShared,
+    keyed: &KeyedSpec,
+    late: ByEpoch,
+) -> Result<Keyed, HostError> {
+    let spec = keyed.clone();
+    let hashed = each_rows(blocks, &format!("key {}", keyed.step), move |batch| {
+        let hashes = spec.hashes(&batch)?;
+        Ok(FlowBlock::keyed(batch, hashes))
+    });
+    let index = blocks.scope().index();
+    let table = op.tables.lock().unwrap_or_else(PoisonError::into_inner).remove(&index);
+    let table = table.expect("each local worker takes its table once");
+    let local = shared.local.clone();
+    let (spec, callbacks) = (keyed.clone(), config.callbacks.clone());
+    let bins = Config {
+        name: op.name.clone(),
+        routing: op.routing.clone(),
+        table: Rc::new(RefCell::new(table)),
+        shelf: shared.shelf.clone(),
+        local: Rc::new(move |worker| local.contains(&worker)),
+        new_state: Rc::new(move || spec.new_state(&callbacks)),
+        stats: op.stats.clone(),
+    };
+    let mut operator = keyed.operator()?;
+    if let Some(watermark) = config.watermark {
+        operator.resume(watermark);
+    }
+    let logic = move |step: Step<'_, FlowTime, FlowBlock, State, (), FlowBlock>| -> Result<(), BoxError> {
+        let Step { time, blocks, bins, out, .. } = step;
+        let mut made = |output| match output {
+            Output::Rows(batch) => out.give(FlowBlock::rows(batch)),
+            Output::Late(batch) => late.borrow_mut().entry(time.epoch).or_default().push(batch),
+        };
+        let mut marks = Vec::new();
+        for block in blocks {
+            match block {
+                FlowBlock::Rows { batch, hashes } => operator.apply(bins, &batch, &hashes, &mut made)?,
+                FlowBlock::Watermark(watermark) => {
+                    operator.watermark(bins, watermark, &mut made)?;
+                    marks.push(FlowBlock::Watermark(watermark));
+                }
+                FlowBlock::EndEpoch => {
+                    operator.end_epoch(bins, &mut made)?;
+                    marks.push(FlowBlock::EndEpoch);
+                }
+            }
+        }
+        for mark in marks {
+            out.give(mark);
+        }
+        Ok(())
+    };
+    Ok(stateful(&hashed, commands, bins, logic)?)
+}
+
+/// Files rows by epoch and probes what has been filed.
+fn filed(blocks: &Blocks, outputs: ByEpoch) -> ProbeHandle<FlowTime> {
+    let filed = blocks.unary::<(), _>(Pipeline, "output", |_| {
+        move |input, _, _| {
+            while let Some((capability, block)) = input.next() {
+                if let FlowBlock::Rows { batch, .. } = block {
+                    outputs.borrow_mut().entry(capability.time().epoch).or_default().push(batch);
+                }
+            }
+            Ok(())
+        }
+    });
+    filed.probe().0
+}

@@ -1,0 +1,103 @@
+//! Cutting released input into slices and dealing them to the workers of a process.
+//!
+//! Owns the numbering of slices. A flow whose result does not depend on order numbers each worker's
+//! slices on its own, so all workers feed at once. A flow with order-sensitive steps numbers a slice by
+//! the position of its first row in (partition, row) order over all processes: unique, ascending, equal
+//! on every number of workers.
+
+use arrow_array::RecordBatch;
+
+use super::{CLOSE, DATA};
+use crate::host::HostError;
+
+/// Released rows of one source partition, in row order.
+#[derive(Clone, Debug)]
+pub struct Input {
+    /// Index of the source partition; rows are ordered by (partition, row).
+    pub partition: u32,
+    /// The rows, in order.
+    pub batches: Vec<RecordBatch>,
+    /// Rows of all smaller partitions over all processes; read by order-sensitive flows only.
+    pub rows_before: u64,
+}
+
+/// One slice: its number within the epoch and its rows.
+pub(crate) type Slice = (u32, RecordBatch);
+
+/// Cuts `inputs` into slices of at most `slice_rows` rows and deals them round robin to `workers`.
+///
+/// # Errors
+/// `EpochTooLarge` when an order-sensitive epoch has more rows than there are data slices (2^31 - 1).
+/// Cost: zero copy; one `RecordBatch::slice` per slice.
+pub(crate) fn deal(
+    mut inputs: Vec<Input>,
+    slice_rows: usize,
+    workers: usize,
+    ordered: bool,
+) -> Result<Vec<Vec<Slice>>, HostError> {
+    inputs.sort_by_key(|input| input.partition);
+    let mut dealt: Vec<Vec<Slice>> = vec![Vec::new(); workers];
+    let mut next = 0;
+    for input in inputs {
+        let mut row = input.rows_before;
+        for batch in input.batches {
+            let mut offset = 0;
+            while offset < batch.num_rows() {
+                let rows = slice_rows.min(batch.num_rows() - offset);
+                let mine = &mut dealt[next % workers];
+                let number = if ordered { row } else { mine.len() as u64 };
+                let slice = u32::try_from(number)
+                    .ok()
+                    .and_then(|number| number.checked_add(DATA))
+                    .filter(|slice| *slice < CLOSE)
+                    .ok_or(HostError::EpochTooLarge { rows: number })?;
+                mine.push((slice, batch.slice(offset, rows)));
+                next += 1;
+                offset += rows;
+                row += rows as u64;
+            }
+        }
+    }
+    Ok(dealt)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use arrow_array::{ArrayRef, Int64Array};
+    use std::sync::Arc;
+
+    fn batch(values: std::ops::Range<i64>) -> RecordBatch {
+        let column: ArrayRef = Arc::new(Int64Array::from_iter_values(values));
+        RecordBatch::try_from_iter([("x", column)]).unwrap()
+    }
+
+    #[test]
+    fn ordered_slices_are_numbered_by_row_over_all_partitions() {
+        let inputs = vec![
+            Input { partition: 1, batches: vec![batch(10..15)], rows_before: 10 },
+            Input { partition: 0, batches: vec![batch(0..4), batch(4..10)], rows_before: 0 },
+        ];
+        let dealt = deal(inputs, 3, 2, true).unwrap();
+        let mut all: Vec<_> = dealt.iter().flatten().map(|(s, b)| (s - DATA, b.num_rows())).collect();
+        all.sort_unstable();
+        assert_eq!(all, [(0, 3), (3, 1), (4, 3), (7, 3), (10, 3), (13, 2)]);
+        for worker in &dealt {
+            assert!(worker.windows(2).all(|pair| pair[0].0 < pair[1].0));
+        }
+    }
+
+    #[test]
+    fn unordered_slices_are_dense_on_each_worker() {
+        let inputs = vec![Input { partition: 0, batches: vec![batch(0..10)], rows_before: 7 }];
+        let dealt = deal(inputs, 2, 2, false).unwrap();
+        let numbers = |w: usize| dealt[w].iter().map(|(s, _)| s - DATA).collect::<Vec<_>>();
+        assert_eq!((numbers(0), numbers(1)), (vec![0, 1, 2], vec![0, 1]));
+    }
+
+    #[test]
+    fn an_epoch_beyond_the_slices_is_refused() {
+        let inputs = vec![Input { partition: 0, batches: vec![batch(0..1)], rows_before: 1 << 31 }];
+        assert!(matches!(deal(inputs, 8, 1, true), Err(HostError::EpochTooLarge { .. })));
+    }
+}

@@ -1,0 +1,372 @@
+//! The worker threads of one process for one query and one generation.
+//!
+//! Owns the threads, their command queues and what they deposit when the generation ends. A group never
+//! outlives its generation: a rollback, a join or a leave ends it and starts the next one with the bins
+//! that it left in its [`Resident`].
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::JoinHandle;
+
+use arrow_array::RecordBatch;
+use crossbeam::channel::{Receiver, Sender, unbounded};
+use penstock_dataflow::{Endpoint, Waker, Worker};
+
+use super::build::{self, Shared};
+use super::feed::{Input, deal};
+pub use super::lead::StepReport;
+use super::lead::Order;
+use super::resident::Resident;
+use super::stats::{GroupStats, Meter};
+use super::worker::{Command, Release, Told, WorkerLoop};
+use crate::callback::{CallError, Callbacks};
+use crate::error::OpError;
+use crate::plan::Plan;
+
+/// How to run a plan for one generation. Equal on all processes, but for the endpoints.
+#[derive(Clone)]
+pub struct GroupConfig {
+    /// The compiled plan.
+    pub plan: Arc<Plan>,
+    /// The user's functions that the plan calls by number.
+    pub callbacks: Arc<dyn Callbacks>,
+    /// log2 of the number of bins, 0 to 20.
+    pub bits: u8,
+    /// For each keyed step the absolute worker index of every bin.
+    pub owners: Vec<Vec<u32>>,
+    /// The next epoch.
+    pub epoch: u64,
+    /// Watermark reached so far, microseconds.
+    pub watermark: Option<i64>,
+    /// Slices that may be under way beyond the probe (default 8).
+    pub window: u32,
+    /// Rows of a slice at most (default 16,384).
+    pub slice_rows: usize,
+    /// Keep what a rollback to the start of the epoch under way needs.
+    pub journal: bool,
+}
+
+impl GroupConfig {
+    /// A configuration for `workers` founding workers with `2^bits` bins dealt out evenly, from epoch 0.
+    #[must_use]
+    pub fn founding(plan: Arc<Plan>, callbacks: Arc<dyn Callbacks>, bits: u8, workers: u32) -> Self {
+        let owners = (0..1_u32 << bits).map(|bin| bin % workers).collect::<Vec<_>>();
+        let owners = vec![owners; plan.keyed_ops()];
+        GroupConfig {
+            plan,
+            callbacks,
+            bits,
+            owners,
+            epoch: 0,
+            watermark: None,
+            window: 8,
+            slice_rows: 16_384,
+            journal: false,
+        }
+    }
+}
+
+/// What a group reports, in order per worker.
+#[derive(Debug)]
+pub enum Event {
+    /// A local worker has completed an epoch: nothing of it can come any more.
+    EpochDone {
+        /// The epoch.
+        epoch: u64,
+        /// Absolute index of the worker.
+        worker: usize,
+        /// Output of the epoch on this worker.
+        outputs: Vec<RecordBatch>,
+        /// Rows that came after their windows had closed.
+        late_rows: u64,
+        /// Those rows.
+        late: Vec<RecordBatch>,
+    },
+    /// Every step of a migration has been applied (leader's process only).
+    MigrationDone {
+        /// As given to [`Group::migrate`].
+        handle: u64,
+        /// Bins moved.
+        moved: u32,
+        /// Bytes of state sent by this process for it.
+        bytes: u64,
+        /// The steps.
+        steps: Vec<StepReport>,
+    },
+    /// A worker has ended with an error; the whole group is ending.
+    Failed {
+        /// Why.
+        error: HostError,
+    },
+}
+
+/// Why a group cannot start or go on.
+#[derive(Clone, Debug, thiserror::Error)]
+pub enum HostError {
+    /// The dataflow failed: an operator, a panic, a lost peer, a broken protocol.
+    #[error(transparent)]
+    Dataflow(penstock_dataflow::Error),
+    /// A function of the user raised.
+    #[error(transparent)]
+    Call(CallError),
+    /// A step refuses the data.
+    #[error("{0}")]
+    Data(Arc<dyn std::error::Error + Send + Sync>),
+    /// The bins do not fit the routing, or the protocol of moving them was broken.
+    #[error(transparent)]
+    Bins(Arc<penstock_bins::BinsError>),
+    /// The resident state lacks bins that this process should own.
+    #[error("keyed step {op} lacks the state of {} bins (first: {:?}) that this process should own", bins.len(), bins.first())]
+    MissingBins {
+        /// Keyed step, counted from 0.
+        op: usize,
+        /// The bins.
+        bins: Vec<u32>,
+    },
+    /// An order-sensitive epoch has more rows than there are data slices.
+    #[error("row {rows} of one epoch of an order-sensitive flow does not fit: at most 2147483646 rows; make batches smaller (for example maxFilesPerTrigger)")]
+    EpochTooLarge {
+        /// Position of the row in the epoch.
+        rows: u64,
+    },
+    /// Input after the end of the input.
+    #[error("the input has ended: nothing can be pushed after finish()")]
+    Finished,
+    /// `owners` does not fit the plan.
+    #[error("owners are given for {given} keyed steps of {bins} bins; the plan has {steps} keyed steps of {expected} bins")]
+    Owners {
+        /// Lists given.
+        given: usize,
+        /// Length of the offending list.
+        bins: usize,
+        /// Keyed steps of the plan.
+        steps: usize,
+        /// Bins expected.
+        expected: usize,
+    },
+}
+
+impl From<penstock_dataflow::Error> for HostError {
+    fn from(error: penstock_dataflow::Error) -> Self {
+        if let penstock_dataflow::Error::Operator { source, .. } = &error {
+            if let Some(error) = source.downcast_ref::<OpError>() {
+                return match error {
+                    OpError::Call(call) => HostError::Call(call.clone()),
+                    _ => HostError::Data(source.clone()),
+                };
+            }
+        }
+        HostError::Dataflow(error)
+    }
+}
+
+impl From<OpError> for HostError {
+    fn from(error: OpError) -> Self {
+        HostError::Data(Arc::new(error))
+    }
+}
+
+impl From<penstock_bins::BinsError> for HostError {
+    fn from(error: penstock_bins::BinsError) -> Self {
+        HostError::Bins(Arc::new(error))
+    }
+}
+
+struct Seat {
+    commands: Sender<Command>,
+    waker: Waker,
+    meter: Arc<Meter>,
+    thread: JoinHandle<Option<HostError>>,
+}
+
+impl Seat {
+    fn tell(&self, command: Command) {
+        // A send fails only when the thread has ended; its error has been told as an event.
+        let _ = self.commands.send(command);
+        self.waker.wake();
+    }
+}
+
+/// See the module. Dropping a group without [`stop`](Group::stop) ends its threads and loses its bins.
+pub struct Group {
+    config: GroupConfig,
+    shared: Arc<Shared>,
+    seats: Vec<Seat>,
+    stopping: Arc<AtomicBool>,
+}
+
+impl Group {
+    /// Starts one thread per endpoint, with the bins of `resident` that `config.owners` gives to them.
+    ///
+    /// # Errors
+    /// `MissingBins` when `resident` is not fresh and lacks a bin; `Owners` when the lists do not fit.
+    pub fn start(
+        config: GroupConfig,
+        endpoints: Vec<Endpoint>,
+        resident: Resident,
+        events: Sender<Event>,
+    ) -> Result<Group, HostError> {
+        let local = endpoints.iter().map(Endpoint::index).collect::<Vec<_>>();
+        let shared = Arc::new(Shared::new(&config, &local, resident)?);
+        let stopping = Arc::new(AtomicBool::new(false));
+        let seats = endpoints
+            .into_iter()
+            .map(|endpoint| {
+                let (commands, inbox) = unbounded();
+                let (send_waker, waker) = crossbeam::channel::bounded(1);
+                let meter = Arc::new(Meter::default());
+                let seat = Thread {
+                    config: config.clone(),
+                    shared: shared.clone(),
+                    inbox,
+                    events: events.clone(),
+                    meter: meter.clone(),
+                    stopping: stopping.clone(),
+                };
+                let thread = std::thread::Builder::new()
+                    .name(format!("penstock-{}", endpoint.index()))
+                    .spawn(move || seat.run(endpoint, &send_waker))
+                    .expect("the process can start a thread");
+                let waker = waker.recv().expect("a worker sends its waker before anything can fail");
+                Seat { commands, waker, meter, thread }
+            })
+            .collect();
+        Ok(Group { config, shared, seats, stopping })
+    }
+
+    /// Releases one epoch; epochs are released in ascending order. Then one `EpochDone` per local worker
+    /// comes. `watermark` is the value reached at the end of the epoch, `i64::MAX` the end of the input.
+    ///
+    /// # Errors
+    /// `EpochTooLarge`; nothing was released.
+    pub fn release(&self, epoch: u64, inputs: Vec<Input>, watermark: Option<i64>) -> Result<(), HostError> {
+        let ordered = self.config.plan.needs_order();
+        let dealt = deal(inputs, self.config.slice_rows, self.seats.len(), ordered)?;
+        for (seat, slices) in self.seats.iter().zip(dealt) {
+            seat.tell(Command::Release(Release { epoch, slices: slices.into(), watermark }));
+        }
+        Ok(())
+    }
+
+    /// Starts a migration; has an effect only in the process of worker 0. `MigrationDone` follows.
+    pub fn migrate(&self, handle: u64, steps: Vec<Vec<(u32, u32)>>) {
+        if let Some(seat) = self.seats.first() {
+            seat.tell(Command::Migrate(Order { handle, steps }));
+        }
+    }
+
+    /// Counters now; samples and moves since the last call.
+    #[must_use]
+    pub fn stats(&self) -> GroupStats {
+        let mut stats = GroupStats::default();
+        for seat in &self.seats {
+            seat.meter.collect(&mut stats);
+        }
+        stats.moves = self.shared.drain_moves();
+        stats
+    }
+
+    /// Whether all threads have ended, after which [`stop`](Group::stop) does not block.
+    #[must_use]
+    pub fn ended(&self) -> bool {
+        self.seats.iter().all(|seat| seat.thread.is_finished())
+    }
+
+    /// Asks all workers to end at the next turn, without waiting for them.
+    pub fn ask_to_stop(&self) {
+        self.stopping.store(true, Ordering::Release);
+        for seat in &self.seats {
+            seat.tell(Command::Stop);
+        }
+    }
+
+    /// Ends the threads and returns the bins, with the error that ended the group when there was one.
+    /// Blocks while a user's function runs.
+    #[must_use]
+    pub fn stop(self) -> (Resident, Option<HostError>) {
+        self.ask_to_stop();
+        let mut failed = None;
+        for seat in self.seats {
+            match seat.thread.join() {
+                Ok(error) => failed = failed.or(error),
+                Err(panic) => std::panic::resume_unwind(panic),
+            }
+        }
+        (self.shared.collect(), failed)
+    }
+}
+
+/// What a thread takes along.
+struct Thread {
+    config: GroupConfig,
+    shared: Arc<Shared>,
+    inbox: Receiver<Command>,
+    events: Sender<Event>,
+    meter: Arc<Meter>,
+    stopping: Arc<AtomicBool>,
+}
+
+impl Thread {
+    fn run(self, endpoint: Endpoint, waker: &Sender<Waker>) -> Option<HostError> {
+        let mut worker = Worker::new(endpoint);
+        let _ = waker.send(worker.waker());
+        let index = worker.index();
+        let error = match build::build(&mut worker, &self.config, &self.shared, None) {
+            Ok(built) => {
+                let pace = build::pace(&self.config);
+                let mut worker = WorkerLoop::new(worker, built, pace, self.meter.clone());
+                self.turns(index, &mut worker).err().map(HostError::from)
+            } // dropping the worker's tables deposits their bins
+            Err(error) => Some(error),
+        };
+        // A worker that ends first breaks off the others: after a stop that is no failure.
+        let error = error.filter(|_| !self.stopping.load(Ordering::Acquire));
+        if let Some(error) = error.clone() {
+            let _ = self.events.send(Event::Failed { error });
+        }
+        error
+    }
+
+    fn turns(&self, index: usize, worker: &mut WorkerLoop) -> Result<(), penstock_dataflow::Error> {
+        loop {
+            while let Ok(command) = self.inbox.try_recv() {
+                worker.command(command);
+            }
+            if worker.stopped() {
+                return Ok(());
+            }
+            let mut told = Vec::new();
+            let result = worker.turn(&mut |item| told.push(item));
+            let migrated = told.iter().any(|item| matches!(item, Told::Migrated(_)));
+            if migrated {
+                worker.refresh();
+            }
+            for item in told {
+                self.tell(index, item);
+            }
+            if !result? {
+                worker.park()?;
+            }
+        }
+    }
+
+    fn tell(&self, worker: usize, told: Told) {
+        let event = match told {
+            Told::Epoch { epoch, outputs, late } => Event::EpochDone {
+                epoch,
+                worker,
+                outputs,
+                late_rows: late.iter().map(|batch| batch.num_rows() as u64).sum(),
+                late,
+            },
+            Told::Migrated(migrated) => Event::MigrationDone {
+                handle: migrated.handle,
+                moved: migrated.steps.iter().map(|step| step.bins).sum(),
+                bytes: self.shared.bytes_out(),
+                steps: migrated.steps,
+            },
+        };
+        // A host that has gone no longer wants events.
+        let _ = self.events.send(event);
+    }
+}

@@ -1,0 +1,159 @@
+//! The leader's half of time: the control input and the migrations that travel on it.
+//!
+//! Owns the control input of worker 0 and the queue of migrations. A migration is a list of steps; a
+//! step's moves share one time, and the next step waits until the probe has passed it. Control stays at
+//! most a window ahead of the probe and reaches the next epoch only when the probe stands at this epoch's
+//! last slice, so a migration asked for in the middle of an epoch takes effect there.
+
+use std::collections::VecDeque;
+use std::time::Instant;
+
+use penstock_bins::{Command as Move, Control};
+use penstock_dataflow::InputHandle;
+use penstock_progress::{FlowTime, ProbeHandle};
+use serde::{Deserialize, Serialize};
+
+use super::stats::unix_ns;
+use super::{CLOSE, DATA};
+
+/// A migration as the host hands it in.
+#[derive(Clone, Debug)]
+pub(crate) struct Order {
+    pub(crate) handle: u64,
+    pub(crate) steps: Vec<Vec<(u32, u32)>>,
+}
+
+/// One completed step of a migration.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct StepReport {
+    /// Position in the migration's list.
+    pub step: u32,
+    /// Moves in the step.
+    pub bins: u32,
+    /// When its control was sent, nanoseconds since the Unix epoch.
+    pub started_ns: u64,
+    /// When the probe passed it, nanoseconds since the Unix epoch.
+    pub ended_ns: u64,
+}
+
+/// A completed migration.
+#[derive(Clone, Debug)]
+pub(crate) struct Migrated {
+    pub(crate) handle: u64,
+    pub(crate) steps: Vec<StepReport>,
+}
+
+struct Running {
+    order: Order,
+    /// Time of the step under way.
+    awaited: Option<(FlowTime, u64)>,
+    done: Vec<StepReport>,
+}
+
+pub(crate) struct Lead {
+    control: InputHandle<FlowTime, Vec<Control>>,
+    window: u32,
+    sequence: u64,
+    queue: VecDeque<Order>,
+    running: Option<Running>,
+}
+
+impl Lead {
+    pub(crate) fn new(control: InputHandle<FlowTime, Vec<Control>>, window: u32) -> Self {
+        Lead { control, window, sequence: 0, queue: VecDeque::new(), running: None }
+    }
+
+    pub(crate) fn order(&mut self, order: Order) {
+        self.queue.push_back(order);
+    }
+
+    pub(crate) fn time(&self) -> Option<FlowTime> {
+        Some(*self.control.time())
+    }
+
+    /// Advances control behind the probe and drives the migration under way.
+    pub(crate) fn turn(
+        &mut self,
+        probe: &ProbeHandle<FlowTime>,
+        feeding: Option<u64>,
+        done: &mut dyn FnMut(Migrated),
+    ) -> bool {
+        self.pace(probe, feeding) | self.migrate(probe, done)
+    }
+
+    fn advance(&mut self, time: FlowTime) {
+        self.control.advance_to(time).expect("control moves forward: every target is checked against the time held");
+    }
+
+    fn pace(&mut self, probe: &ProbeHandle<FlowTime>, feeding: Option<u64>) -> bool {
+        let held = *self.control.time();
+        let Some(epoch) = feeding.filter(|epoch| *epoch >= held.epoch) else { return false };
+        let reached = probe.with_frontier(|frontier| frontier.first().copied());
+        let target = match reached {
+            Some(time) if time.epoch < epoch => FlowTime::new(epoch, DATA),
+            Some(time) if time.epoch == epoch && time.slice == CLOSE => FlowTime::new(epoch + 1, 0),
+            Some(time) if time.epoch == epoch && time.slice < DATA => FlowTime::new(epoch, DATA),
+            Some(time) if time.epoch == epoch => FlowTime::new(epoch, time.slice.saturating_add(self.window)),
+            _ => return false,
+        };
+        if target <= held {
+            return false;
+        }
+        self.advance(target);
+        true
+    }
+
+    fn migrate(
+        &mut self,
+        probe: &ProbeHandle<FlowTime>,
+        done: &mut dyn FnMut(Migrated),
+    ) -> bool {
+        if self.running.is_none() {
+            let Some(order) = self.queue.pop_front() else { return false };
+            self.running = Some(Running { order, awaited: None, done: Vec::new() });
+        }
+        let running = self.running.as_mut().expect("a migration is running: set above");
+        let mut busy = false;
+        if let Some((time, started_ns)) = running.awaited {
+            if probe.less_equal(&time) {
+                return false;
+            }
+            let step = running.done.len();
+            running.done.push(StepReport {
+                step: step as u32,
+                bins: running.order.steps[step].len() as u32,
+                started_ns,
+                ended_ns: unix_ns(Instant::now()),
+            });
+            running.awaited = None;
+            busy = true;
+        }
+        match running.order.steps.get(running.done.len()) {
+            None => {
+                let Running { order, done: steps, .. } =
+                    self.running.take().expect("a migration is running: set above");
+                done(Migrated { handle: order.handle, steps });
+                true
+            }
+            // At the epoch's last slice there is no later slice to advance to: wait for the next epoch.
+            Some(_) if self.control.time().slice == CLOSE => busy,
+            Some(moves) => {
+                let time = *self.control.time();
+                let count = moves.len() as u32;
+                let batch = moves
+                    .iter()
+                    .map(|&(bin, worker)| Control {
+                        sequence: self.sequence,
+                        count,
+                        command: Move::Move { bin, worker },
+                    })
+                    .collect::<Vec<_>>();
+                self.sequence += 1;
+                self.control.send(batch);
+                running.awaited = Some((time, unix_ns(Instant::now())));
+                self.advance(FlowTime::new(time.epoch, time.slice + 1));
+                true
+            }
+        }
+    }
+}

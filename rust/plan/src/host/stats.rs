@@ -1,0 +1,126 @@
+//! What a group of workers tells about itself: counters, latency samples, the log of moved bins.
+//!
+//! Owns the shared cells that workers write once per slice or epoch and a host drains when it asks.
+//! Times are nanoseconds since the Unix epoch, taken from a monotonic clock anchored once per process,
+//! so that a timeline never runs backwards.
+
+use std::sync::{Mutex, OnceLock};
+use std::time::{Instant, SystemTime, UNIX_EPOCH};
+
+use serde::{Deserialize, Serialize};
+
+/// Nanoseconds since the Unix epoch of a monotonic instant.
+pub(crate) fn unix_ns(at: Instant) -> u64 {
+    static ANCHOR: OnceLock<(Instant, u64)> = OnceLock::new();
+    let (instant, unix) = *ANCHOR.get_or_init(|| {
+        let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+        (Instant::now(), since.as_nanos() as u64)
+    });
+    match at.checked_duration_since(instant) {
+        Some(later) => unix + later.as_nanos() as u64,
+        None => unix - instant.duration_since(at).as_nanos() as u64,
+    }
+}
+
+/// One slice that passed through the whole plan.
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
+pub struct SliceSample {
+    /// When the probe passed it, nanoseconds since the Unix epoch.
+    pub ended_ns: u64,
+    /// From handing the slice to the dataflow to the probe passing it, nanoseconds.
+    pub latency_ns: u64,
+    /// Rows of the slice.
+    pub rows: u64,
+}
+
+/// One entry of the log of moving bins.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct BinMove {
+    /// Keyed step of the plan, counted from 0.
+    pub op: usize,
+    /// Worker that wrote the entry.
+    pub worker: u32,
+    /// The bin.
+    pub bin: u32,
+    /// `prepare`, `state`, `pending` or `installed`.
+    pub what: String,
+    /// When, nanoseconds since the Unix epoch.
+    pub at_ns: u64,
+    /// Rows this worker had routed by then: rows between the first `prepare` and the last `state` were
+    /// processed while state moved.
+    pub routed_rows: u64,
+}
+
+/// Counters of one worker.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+pub struct WorkerStats {
+    /// Absolute index of the worker.
+    pub worker: usize,
+    /// Bins owned, per keyed step.
+    pub bins: Vec<u32>,
+    /// Live keys over all bins and keyed steps.
+    pub keys: u64,
+    /// Bytes of state over all bins and keyed steps.
+    pub state_bytes: u64,
+    /// Input rows fed by this worker.
+    pub rows: u64,
+    /// Late rows seen by this worker.
+    pub late_rows: u64,
+    /// Epochs completed.
+    pub epochs: u64,
+}
+
+/// Answer to [`Group::stats`](crate::host::Group::stats).
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+pub struct GroupStats {
+    /// One entry per local worker.
+    pub workers: Vec<WorkerStats>,
+    /// Slices completed since the last call.
+    pub slices: Vec<SliceSample>,
+    /// Bin moves logged since the last call.
+    pub moves: Vec<BinMove>,
+    /// Owner of each bin as the first local worker routes now, per keyed step.
+    pub owners: Vec<Vec<u32>>,
+}
+
+/// Samples kept between two calls of `stats`; older ones are dropped first.
+const SAMPLES: usize = 1 << 16;
+
+#[derive(Debug, Default)]
+struct Cells {
+    stats: WorkerStats,
+    slices: std::collections::VecDeque<SliceSample>,
+    owners: Vec<Vec<u32>>,
+}
+
+/// The cells of one worker, written by its thread and read by the host.
+#[derive(Debug, Default)]
+pub(crate) struct Meter(Mutex<Cells>);
+
+impl Meter {
+    fn cells(&self) -> std::sync::MutexGuard<'_, Cells> {
+        self.0.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+    }
+
+    pub(crate) fn update(&self, change: impl FnOnce(&mut WorkerStats, &mut Vec<Vec<u32>>)) {
+        let cells = &mut *self.cells();
+        change(&mut cells.stats, &mut cells.owners);
+    }
+
+    pub(crate) fn sample(&self, sample: SliceSample) {
+        let mut cells = self.cells();
+        if cells.slices.len() == SAMPLES {
+            cells.slices.pop_front();
+        }
+        cells.slices.push_back(sample);
+    }
+
+    pub(crate) fn collect(&self, into: &mut GroupStats) {
+        let mut cells = self.cells();
+        into.workers.push(cells.stats.clone());
+        into.slices.extend(cells.slices.drain(..));
+        if into.owners.is_empty() {
+            into.owners.clone_from(&cells.owners);
+        }
+    }
+}

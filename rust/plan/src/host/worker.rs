@@ -1,0 +1,292 @@
+//! One worker of a group: the loop that feeds slices, follows the control frontier and completes epochs.
+//!
+//! Owns the worker's inputs and probes. `turn` never blocks; the group's threads park between turns, the
+//! inline host calls it in the caller's thread.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::time::Instant;
+
+use arrow_array::RecordBatch;
+use penstock_bins::BinState;
+use penstock_dataflow::{Error, Worker};
+use penstock_progress::FlowTime;
+
+use super::build::Built;
+use super::feed::Slice;
+use super::lead::{Lead, Migrated, Order};
+use super::stats::{Meter, SliceSample, unix_ns};
+use super::{CLOSE, DATA};
+use crate::block::FlowBlock;
+
+/// One epoch's share of a worker.
+#[derive(Debug)]
+pub(crate) struct Release {
+    pub(crate) epoch: u64,
+    pub(crate) slices: VecDeque<Slice>,
+    pub(crate) watermark: Option<i64>,
+}
+
+/// What a host asks of a worker.
+#[derive(Debug)]
+pub(crate) enum Command {
+    Release(Release),
+    Migrate(Order),
+    Stop,
+}
+
+/// What a worker tells its host.
+#[derive(Debug)]
+pub(crate) enum Told {
+    Epoch { epoch: u64, outputs: Vec<RecordBatch>, late: Vec<RecordBatch> },
+    Migrated(Migrated),
+}
+
+/// A slice on its way through the plan.
+struct Flight {
+    time: FlowTime,
+    sent: Instant,
+    rows: u64,
+}
+
+/// Runtime settings of a worker, equal on all workers of a generation.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Pace {
+    /// Slices (order-sensitive flows: rows) that may be under way beyond the probe.
+    pub(crate) window: u32,
+    /// Whether bins are marked before each epoch.
+    pub(crate) journal: bool,
+}
+
+pub(crate) struct WorkerLoop {
+    worker: Worker,
+    built: Built,
+    pace: Pace,
+    lead: Option<Lead>,
+    queue: VecDeque<Release>,
+    /// Epoch being fed, or fed and not yet complete.
+    current: Option<Release>,
+    fed: bool,
+    marked: bool,
+    flights: VecDeque<Flight>,
+    meter: Arc<Meter>,
+    late_rows: u64,
+    stopped: bool,
+}
+
+impl WorkerLoop {
+    pub(crate) fn new(worker: Worker, mut built: Built, pace: Pace, meter: Arc<Meter>) -> Self {
+        let lead = match (worker.index(), built.control.take()) {
+            (0, Some(control)) => Some(Lead::new(control, pace.window)),
+            _ => None, // dropping the handle closes the control input of a follower
+        };
+        let index = worker.index();
+        meter.update(|stats, _| stats.worker = index);
+        let mut this = WorkerLoop {
+            worker,
+            built,
+            pace,
+            lead,
+            queue: VecDeque::new(),
+            current: None,
+            fed: false,
+            marked: false,
+            flights: VecDeque::new(),
+            meter,
+            late_rows: 0,
+            stopped: false,
+        };
+        this.measure();
+        this
+    }
+
+    pub(crate) fn stopped(&self) -> bool {
+        self.stopped
+    }
+
+    pub(crate) fn command(&mut self, command: Command) {
+        match command {
+            Command::Release(release) => self.queue.push_back(release),
+            Command::Migrate(order) => {
+                if let Some(lead) = &mut self.lead {
+                    lead.order(order);
+                }
+            }
+            Command::Stop => self.stopped = true,
+        }
+    }
+
+    /// One step of the dataflow; then feeds what the window allows, leads or follows, completes what the
+    /// probe has passed, all by the frontiers after that step. Returns whether anything was done, that is,
+    /// whether to come back before parking.
+    ///
+    /// # Errors
+    /// The failure of an operator here or of a peer.
+    pub(crate) fn turn(&mut self, told: &mut dyn FnMut(Told)) -> Result<bool, Error> {
+        self.worker.step()?;
+        let mut busy = self.open();
+        busy |= self.feed();
+        if let Some(lead) = &mut self.lead {
+            let feeding = self.current.as_ref().map(|release| release.epoch);
+            busy |= lead.turn(&self.built.probe, feeding, &mut |migrated| told(Told::Migrated(migrated)));
+        }
+        busy |= self.follow();
+        busy |= self.complete(told);
+        Ok(busy)
+    }
+
+    /// Parks until a message or a command arrives.
+    pub(crate) fn park(&mut self) -> Result<(), Error> {
+        self.worker.step_or_park(None).map(drop)
+    }
+
+    fn open(&mut self) -> bool {
+        if self.current.is_some() {
+            return false;
+        }
+        let Some(release) = self.queue.pop_front() else { return false };
+        self.current = Some(release);
+        self.fed = false;
+        self.marked = !self.pace.journal;
+        true
+    }
+
+    /// With a journal, nothing is sent before every worker stands at the first data slice and no migration
+    /// of an earlier time is under way: then all workers mark the same cut, each before its own first block.
+    fn mark(&mut self, epoch: u64) -> bool {
+        if self.marked {
+            return true;
+        }
+        let first = FlowTime::new(epoch, DATA);
+        self.built.advance(first);
+        if self.built.probe.with_frontier(|frontier| frontier.iter().any(|time| *time < first)) {
+            return false;
+        }
+        self.built.mark();
+        self.marked = true;
+        true
+    }
+
+    /// Greatest data slice of `epoch` that may be sent now, exclusive.
+    fn limit(&self, epoch: u64) -> u32 {
+        let reached = self.built.probe.with_frontier(|frontier| frontier.first().copied());
+        match reached {
+            Some(time) if time.epoch == epoch => time.slice.max(DATA).saturating_add(self.pace.window),
+            Some(time) if time.epoch > epoch => CLOSE,
+            Some(_) => DATA, // an earlier epoch is still under way somewhere
+            None => CLOSE,
+        }
+    }
+
+    fn feed(&mut self) -> bool {
+        let Some(epoch) = self.current.as_ref().map(|release| release.epoch).filter(|_| !self.fed) else {
+            return false;
+        };
+        if !self.mark(epoch) {
+            return false;
+        }
+        let limit = self.limit(epoch);
+        let release = self.current.as_mut().expect("an epoch is open: checked above");
+        let mut sent = false;
+        loop {
+            let next = release.slices.front().map(|(slice, _)| *slice);
+            // The input always stands at the next slice to send: it holds back nobody's frontier longer
+            // than it must.
+            self.built.advance(FlowTime::new(epoch, next.unwrap_or(CLOSE)));
+            if next.is_none_or(|slice| slice >= limit) {
+                break;
+            }
+            let (slice, batch) = release.slices.pop_front().expect("the front was just read");
+            let rows = batch.num_rows() as u64;
+            self.flights.push_back(Flight { time: FlowTime::new(epoch, slice), sent: Instant::now(), rows });
+            self.meter.update(|stats, _| stats.rows += rows);
+            self.built.input().send(FlowBlock::rows(batch));
+            sent = true;
+        }
+        if release.slices.is_empty() {
+            if let Some(watermark) = release.watermark {
+                self.built.input().send(FlowBlock::Watermark(watermark));
+            }
+            self.built.input().send(FlowBlock::EndEpoch);
+            self.built.advance(FlowTime::new(epoch + 1, 0));
+            self.fed = true;
+            sent = true;
+        }
+        sent
+    }
+
+    /// Without work of its own, the data input follows the control frontier through the idle slices.
+    fn follow(&mut self) -> bool {
+        if self.current.is_some() && !self.fed {
+            return false;
+        }
+        let held = *self.built.input().time();
+        let control = match &self.lead {
+            Some(lead) => lead.time(),
+            None => self.built.control_probe.with_frontier(|frontier| frontier.first().copied()),
+        };
+        let Some(control) = control.filter(|control| control.epoch >= held.epoch) else { return false };
+        let slice = if control.epoch > held.epoch { DATA } else { control.slice.min(DATA) };
+        if slice <= held.slice {
+            return false;
+        }
+        self.built.advance(FlowTime::new(held.epoch, slice));
+        true
+    }
+
+    fn complete(&mut self, told: &mut dyn FnMut(Told)) -> bool {
+        let now = Instant::now();
+        while let Some(flight) = self.flights.front() {
+            if self.built.probe.less_equal(&flight.time) {
+                break;
+            }
+            let flight = self.flights.pop_front().expect("the front was just read");
+            self.meter.sample(SliceSample {
+                ended_ns: unix_ns(now),
+                latency_ns: now.duration_since(flight.sent).as_nanos() as u64,
+                rows: flight.rows,
+            });
+        }
+        let Some(epoch) = self.current.as_ref().map(|release| release.epoch).filter(|_| self.fed) else {
+            return false;
+        };
+        if self.built.probe.less_equal(&FlowTime::new(epoch, CLOSE)) {
+            return false;
+        }
+        self.current = None;
+        let outputs = self.built.outputs.borrow_mut().remove(&epoch).unwrap_or_default();
+        let late = self.built.late.borrow_mut().remove(&epoch).unwrap_or_default();
+        self.late_rows += late.iter().map(|batch| batch.num_rows() as u64).sum::<u64>();
+        self.meter.update(|stats, _| stats.epochs += 1);
+        self.measure();
+        told(Told::Epoch { epoch, outputs, late });
+        true
+    }
+
+    /// Writes bins, keys and bytes of state into the worker's cells. Cost: one pass over the owned bins.
+    fn measure(&mut self) {
+        let (mut bins, mut keys, mut bytes) = (Vec::new(), 0, 0);
+        for op in &self.built.ops {
+            let table = op.table.borrow();
+            let mut owned = 0;
+            for (_, state) in table.owned() {
+                owned += 1;
+                keys += state.keys() as u64;
+                bytes += state.bytes() as u64;
+            }
+            bins.push(owned);
+        }
+        let owners = self.built.owners();
+        let late_rows = self.late_rows;
+        self.meter.update(|stats, current| {
+            (stats.bins, stats.keys, stats.state_bytes) = (bins, keys, bytes);
+            stats.late_rows = late_rows;
+            *current = owners;
+        });
+    }
+
+    /// Refreshes the counters after bins have moved between epochs.
+    pub(crate) fn refresh(&mut self) {
+        self.measure();
+    }
+}
