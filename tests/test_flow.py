@@ -119,9 +119,7 @@ def test_a_flow_never_changes() -> None:
 
 def test_equality_and_pickling() -> None:
     def build() -> pk.Flow:
-        return (
-            pk.Flow("k bigint, v bigint").key_by("k").stateful_map(running, schema="k bigint, total bigint")
-        )
+        return pk.Flow("k bigint, v bigint").key_by("k").stateful_map(running, schema="k bigint, total bigint")
 
     assert build() == build() and hash(build()) == hash(build())
     assert build() != build().map_batches(pk.count)

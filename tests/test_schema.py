@@ -56,9 +56,7 @@ def test_ddl_types(ddl: str, kind: pa.DataType) -> None:
 
 
 def test_ddl_decorations() -> None:
-    schema = parse_ddl(
-        "`odd ``name` bigint NOT NULL COMMENT 'its, a key', b string NULL,\n c date comment 'x'"
-    )
+    schema = parse_ddl("`odd ``name` bigint NOT NULL COMMENT 'its, a key', b string NULL,\n c date comment 'x'")
     assert schema.names == ["odd `name", "b", "c"]
     assert [field.nullable for field in schema] == [False, True, True]
 
@@ -170,9 +168,7 @@ def test_to_ddl_refuses_what_spark_lacks() -> None:
 
 
 def test_spark_types() -> None:
-    schema = pa.schema(
-        {"a": pa.large_string(), "t": pa.timestamp("ns", tz="Asia/Tokyo"), "n": pa.timestamp("ms")}
-    )
+    schema = pa.schema({"a": pa.large_string(), "t": pa.timestamp("ns", tz="Asia/Tokyo"), "n": pa.timestamp("ms")})
     assert spark_types(schema) == pa.schema({"a": pa.string(), "t": INSTANT, "n": pa.timestamp("us")})
 
 

@@ -117,9 +117,7 @@ class Flow:
         if event_time is not None:
             self._require([event_time], "event_time")
         elif self._lateness_ms:
-            raise ConfigError(
-                f"lateness {lateness!r} needs event_time: name the column that says when a row happened"
-            )
+            raise ConfigError(f"lateness {lateness!r} needs event_time: name the column that says when a row happened")
         self._require(self._order_by, "order_by")
 
     # Building
@@ -263,9 +261,7 @@ class Flow:
             if aggregate.column is not None:
                 self._require([aggregate.column], f"agg {name}={aggregate}")
             if name in head:
-                raise SchemaError(
-                    f"agg {name}={aggregate} takes the name of the output column {name!r}; rename it"
-                )
+                raise SchemaError(f"agg {name}={aggregate} takes the name of the output column {name!r}; rename it")
         step = {"op": "agg", "emit": mode, "aggs": [item.to_plan(name) for name, item in aggregates.items()]}
         return self._with(step, (*head, *aggregates))
 
@@ -323,9 +319,7 @@ class Flow:
             group = None
         elif per == "window":
             if "window_start" not in columns:
-                raise PlanError(
-                    "top(per='window') needs a window before it: write .window(...) or group by columns"
-                )
+                raise PlanError("top(per='window') needs a window before it: write .window(...) or group by columns")
             group = "window"
         else:
             group = list(_names(per, "top per"))
@@ -463,9 +457,7 @@ class Flow:
             raise ConfigError(f"map_batches({f!r}): give a function from batch to batch")
         if self._keys is not None or self._window is not None:
             waiting = "key_by" if self._window is None else "window"
-            raise PlanError(
-                f"map_batches directly after {waiting}: the function sees no keys; put it before {waiting}"
-            )
+            raise PlanError(f"map_batches directly after {waiting}: the function sees no keys; put it before {waiting}")
         if schema is not None:
             shape = to_arrow(schema, "map_batches schema")
         else:
@@ -580,9 +572,7 @@ class Flow:
         (['key_by', 'agg'], [])
         """
         if self._window is not None:
-            raise PlanError(
-                f"the flow ends in window({self._window}) that no step uses; add .agg(...) or .top(...)"
-            )
+            raise PlanError(f"the flow ends in window({self._window}) that no step uses; add .agg(...) or .top(...)")
         if self._keys is not None:
             raise PlanError(
                 f"the flow ends in key_by({', '.join(self._keys)}) that no step uses;"
@@ -723,9 +713,7 @@ class Flow:
 
         return run_into(self, sink, source, workers, **options)
 
-    def start(
-        self, workers: int = 1, *, late: LateSink | None = None, batch_rows: int = 65_536
-    ) -> LocalSession:
+    def start(self, workers: int = 1, *, late: LateSink | None = None, batch_rows: int = 65_536) -> LocalSession:
         """Start workers in this process and keep hold of them.
 
         Parameters
@@ -816,9 +804,7 @@ class Flow:
         )
 
     def __hash__(self) -> int:
-        return hash(
-            (tuple(self._schema.names), self._event_time, self._lateness_ms, len(self._steps), self._columns)
-        )
+        return hash((tuple(self._schema.names), self._event_time, self._lateness_ms, len(self._steps), self._columns))
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name in self.__slots__ and not hasattr(self, name):
@@ -845,9 +831,7 @@ class Flow:
     def _source_options(self) -> str:
         options = ""
         if self._event_time is not None:
-            options += (
-                f", event_time={self._event_time!r}, lateness={format_duration(self._lateness_ms * 1_000)!r}"
-            )
+            options += f", event_time={self._event_time!r}, lateness={format_duration(self._lateness_ms * 1_000)!r}"
         if self._order_by:
             options += f", order_by={list(self._order_by)!r}"
         return options

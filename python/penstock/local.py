@@ -220,9 +220,7 @@ class LocalSession:
             When the session has already run: the end of input closes its state.
         """
         if self._used:
-            raise EngineError(
-                "this session has already run to the end of its input; start another with flow.start()"
-            )
+            raise EngineError("this session has already run to the end of its input; start another with flow.start()")
         self._used = True
         return self._pump(batches(source, self._flow.input_schema, self._batch_rows))
 
@@ -254,9 +252,7 @@ class LocalSession:
         """
         for worker in (source, target):
             if isinstance(worker, bool) or not isinstance(worker, int) or not 0 <= worker < self.workers:
-                raise ConfigError(
-                    f"worker {worker!r} does not exist; the workers are 0 to {self.workers - 1}"
-                )
+                raise ConfigError(f"worker {worker!r} does not exist; the workers are 0 to {self.workers - 1}")
         if source == target:
             raise ConfigError(f"worker {source} is both the source and the target of the migration")
         steps = migration_steps(self.stats()["owners"], source, target, strategy, batch_bins)
@@ -338,9 +334,7 @@ def _run(
             return
         with _progress() as bar:
             task = bar.add_task("rows", total=getattr(source, "num_rows", None), out=0)
-            for batch in session.run(
-                _watched(source, flow, batch_rows, lambda rows: bar.update(task, advance=rows))
-            ):
+            for batch in session.run(_watched(source, flow, batch_rows, lambda rows: bar.update(task, advance=rows))):
                 bar.update(task, out=session.output_rows)
                 yield batch
 
@@ -466,9 +460,7 @@ def _read(source: Any, nested: bool) -> Iterator[pa.RecordBatch]:
         )
 
 
-def _watched(
-    source: Any, flow: Flow, batch_rows: int, seen: Callable[[int], Any]
-) -> Iterator[pa.RecordBatch]:
+def _watched(source: Any, flow: Flow, batch_rows: int, seen: Callable[[int], Any]) -> Iterator[pa.RecordBatch]:
     for batch in batches(source, flow.input_schema, batch_rows):
         seen(batch.num_rows)
         yield batch

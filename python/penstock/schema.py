@@ -246,13 +246,9 @@ def _cast(column: pa.Array, field: pa.Field, what: str) -> pa.Array:
     try:
         return pc.cast(column, want, safe=True)
     except pa.ArrowInvalid as error:
-        raise SchemaError(
-            f"{what} column {field.name!r} cannot become {want} without loss: {error}"
-        ) from error
+        raise SchemaError(f"{what} column {field.name!r} cannot become {want} without loss: {error}") from error
     except pa.ArrowNotImplementedError as error:
-        raise SchemaError(
-            f"{what} column {field.name!r} is {have}, expected {want}; cast it before"
-        ) from error
+        raise SchemaError(f"{what} column {field.name!r} is {have}, expected {want}; cast it before") from error
 
 
 def _family_fits(have: pa.DataType, want: pa.DataType) -> bool:
@@ -306,9 +302,7 @@ def _is_struct_type(schema: Any) -> bool:
 
 def _json_fields(fields: list[dict[str, Any]], name: str) -> list[pa.Field]:
     return [
-        pa.field(
-            field["name"], _json_type(field["type"], field["name"], name), bool(field.get("nullable", True))
-        )
+        pa.field(field["name"], _json_type(field["type"], field["name"], name), bool(field.get("nullable", True)))
         for field in fields
     ]
 
@@ -326,9 +320,7 @@ def _json_type(value: Any, column: str, name: str) -> pa.DataType:
         return pa.map_(pa.field("key", key, False), pa.field("value", item, bool(value["valueContainsNull"])))
     if kind == "struct":
         return pa.struct(_json_fields(value["fields"], name))
-    raise SchemaError(
-        f"{name} column {column!r} has the type {kind!r}, which Arrow cannot hold; cast it before"
-    )
+    raise SchemaError(f"{name} column {column!r} has the type {kind!r}, which Arrow cannot hold; cast it before")
 
 
 def _ddl_field(field: pa.Field, separator: str) -> str:
@@ -354,9 +346,7 @@ def _ddl_type(field: pa.Field) -> str:
         return f"array<{_ddl_type(kind.value_field)}>"
     if is_type.is_struct(kind):
         return f"struct<{','.join(_ddl_field(inner, ':') for inner in kind)}>"
-    raise SchemaError(
-        f"column {field.name!r} is {kind}, for which Spark has no type; cast it in a map_batches"
-    )
+    raise SchemaError(f"column {field.name!r} is {kind}, for which Spark has no type; cast it in a map_batches")
 
 
 _DDL_OF = (
@@ -455,9 +445,7 @@ class _Ddl:
         if kind in _DECIMALS:
             precision, scale = self.numbers(column, [10, 0])
             if not 1 <= precision <= 38 or not 0 <= scale <= precision:
-                self.fail(
-                    f"column {column!r}: decimal({precision},{scale}) is out of range (precision 1..38)"
-                )
+                self.fail(f"column {column!r}: decimal({precision},{scale}) is out of range (precision 1..38)")
             return pa.decimal128(precision, scale)
         if kind in ("varchar", "char", "character"):
             self.numbers(column, [0])

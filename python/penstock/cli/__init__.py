@@ -35,9 +35,7 @@ app.command(name="wordcount", epilog=wordcount.EPILOG)(wordcount.wordcount)
 
 @app.callback()
 def _options(
-    version: Annotated[
-        bool, typer.Option("--version", help="Print the version and exit.", is_eager=True)
-    ] = False,
+    version: Annotated[bool, typer.Option("--version", help="Print the version and exit.", is_eager=True)] = False,
     debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks of errors.")] = False,
 ) -> None:
     """Dataflow with keyed state that moves while it runs: workloads to try it on.

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import enum
+import importlib.util
 import json
 import os
 import re
@@ -365,47 +366,43 @@ def migration_report(move: str, strategy: str, done: dict[str, Any]) -> dict[str
 
 
 @contextlib.contextmanager
-def spark_session(name: str, workers: int, master: str | None) -> Iterator[SparkSession]:
-    """Start a Spark session for a command and stop it after.
+def spark_session(name: str, slots: int, workers: int) -> Iterator[tuple[SparkSession, Path]]:
+    """Start a local Spark session for a command, and leave nothing of it behind.
 
     Parameters
     ----------
     name : str
         Application name.
+    slots : int
+        Tasks that run at once.
     workers : int
-        Threads of a local master, and partitions of shuffles.
-    master : str or None
-        Spark master; default ``local[workers]``.
+        Partitions of shuffles.
 
     Yields
     ------
-    pyspark.sql.SparkSession
+    session : pyspark.sql.SparkSession
         Classic.
-    """
-    try:
-        from pyspark.sql import SparkSession
-    except ImportError as error:
-        raise UsageError("--host spark and engine need Spark: pip install 'penstock[spark]'") from error
-    from penstock.spark.java import JavaNotFound, ensure_java
+    folder : Path
+        For temporary files; removed at the end.
 
-    try:
-        ensure_java()
-    except JavaNotFound as error:
-        raise ConfigError(str(error)) from error
-    builder = (
-        SparkSession.builder.master(master or f"local[{workers}]")
-        .appName(name)
-        .config("spark.ui.enabled", "false")
-        .config("spark.ui.showConsoleProgress", "false")
-        .config("spark.sql.shuffle.partitions", str(workers))
-        .config("spark.log.level", "ERROR")
-    )
-    session = builder.getOrCreate()
-    session.sparkContext.setLogLevel("ERROR")
-    try:
-        yield session
-    finally:
-        session.stop()
+    Raises
+    ------
+    UsageError
+        When Spark is not installed, or no Java is there for it.
+    """
+    if importlib.util.find_spec("pyspark") is None:
+        raise UsageError("--host spark and engine need Spark: pip install 'penstock[spark]'")
+    from penstock.spark.java import JavaNotFound
+    from penstock.spark.session import private_session
+
+    settings = {"spark.sql.shuffle.partitions": str(workers)}
+    with tempfile.TemporaryDirectory(prefix="penstock-") as name_of_folder:
+        folder = Path(name_of_folder)
+        try:
+            with private_session(folder, name, slots, settings) as session:
+                yield session, folder
+        except JavaNotFound as error:
+            raise UsageError(str(error)) from error
 
 
 @contextlib.contextmanager

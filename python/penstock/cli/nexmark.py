@@ -69,15 +69,7 @@ def nexmark(
     strategy: Annotated[
         Strategy, typer.Option(help="How many bins a migration moves at once: all, 16, or one.")
     ] = Strategy.batched,
-    batch_rows: Annotated[
-        int, typer.Option(help="Input rows per epoch, at whose end the watermark moves.")
-    ] = 8192,
-    master: Annotated[
-        Optional[str],  # noqa: UP045
-        typer.Option(
-            help="Spark master for the Spark hosts; default local[WORKERS] (and room for the engine)."
-        ),
-    ] = None,
+    batch_rows: Annotated[int, typer.Option(help="Input rows per epoch, at whose end the watermark moves.")] = 8192,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")] = False,
 ) -> None:
     """Run a NEXMark query over the bids of an auction site and write its result as Parquet.
@@ -93,9 +85,7 @@ def nexmark(
         raise UsageError(f"--batch-rows {batch_rows}: at least 1 row is needed")
     late = parse_lateness(lateness)
     if not input.is_dir():
-        raise UsageError(
-            f"--input {input}: is no folder; name the folder that holds bid.parquet and params.json"
-        )
+        raise UsageError(f"--input {input}: is no folder; name the folder that holds bid.parquet and params.json")
     check_output(output)
     moves = [parse_move(text, workers) for text in migrate or []]
     if moves and host is Host.spark:
@@ -120,9 +110,9 @@ def nexmark(
                 batch_rows=batch_rows,
             )
         elif host is Host.spark:
-            results = _spark(flow, input, report, total, master)
+            results = _spark(flow, input, report, total)
         else:
-            results = _engine(flow, input, report, total, moves, strategy.value, batch_rows, master)
+            results = _engine(flow, input, report, total, moves, strategy.value, batch_rows)
         report.output_rows = _write(flow, results, part)
     report.seconds = time.perf_counter() - begin
     report.show(json)
@@ -139,13 +129,12 @@ def _write(flow: Flow, results: Iterator[pa.RecordBatch], path: Path) -> int:
     return count
 
 
-def _spark(
-    flow: Flow, folder: Path, report: Report, total: int, master: str | None
-) -> Iterator[pa.RecordBatch]:
+def _spark(flow: Flow, folder: Path, report: Report, total: int) -> Iterator[pa.RecordBatch]:
     from penstock.schema import conform
     from penstock.spark.batch import run
 
-    with spark_session(f"penstock nexmark {report.more['query']}", report.workers, master) as spark:
+    name = f"penstock nexmark {report.more['query']}"
+    with spark_session(name, report.workers, report.workers) as (spark, _):
         table = run(flow, workload.read_spark(flow, folder, spark)).toArrow()
     report.rows = total
     for batch in table.to_batches():
@@ -160,6 +149,5 @@ def _engine(
     moves: list[Move],
     strategy: str,
     batch_rows: int,
-    master: str | None,
 ) -> Iterator[pa.RecordBatch]:
     raise ConfigError("--host engine is not part of this build")

@@ -48,12 +48,6 @@ def wordcount(
         Host, typer.Option(help="Where: this process, a Spark batch job, or resident beside a Spark stream.")
     ] = Host.local,
     workers: Annotated[int, typer.Option(help="Workers, each with its share of the words.")] = 1,
-    master: Annotated[
-        Optional[str],  # noqa: UP045
-        typer.Option(
-            help="Spark master for the Spark hosts; default local[WORKERS] (and room for the engine)."
-        ),
-    ] = None,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")] = False,
 ) -> None:
     """Count the words of text files.
@@ -86,9 +80,9 @@ def wordcount(
                 batch_rows=1,
             )
         elif host is Host.spark:
-            results = _spark(flow, files, report, master)
+            results = _spark(flow, files, report)
         else:
-            results = _engine(flow, files, report, master)
+            results = _engine(flow, files, report)
         counts = pa.Table.from_batches(results, schema=flow.output_schema)
         part.write_bytes(workload.to_tsv(counts))
     report.rows = sum(counts.column("count").to_pylist())
@@ -97,15 +91,15 @@ def wordcount(
     report.show(json)
 
 
-def _spark(flow: Flow, files: list[Path], report: Report, master: str | None) -> Iterator[pa.RecordBatch]:
+def _spark(flow: Flow, files: list[Path], report: Report) -> Iterator[pa.RecordBatch]:
     from penstock.schema import conform
     from penstock.spark.batch import run
 
-    with spark_session("penstock wordcount", report.workers, master) as spark:
+    with spark_session("penstock wordcount", report.workers, report.workers) as (spark, _):
         table = run(flow, workload.read_spark(files, spark)).toArrow()
     for batch in table.to_batches():
         yield conform(batch, flow.output_schema, "output")
 
 
-def _engine(flow: Flow, files: list[Path], report: Report, master: str | None) -> Iterator[pa.RecordBatch]:
+def _engine(flow: Flow, files: list[Path], report: Report) -> Iterator[pa.RecordBatch]:
     raise ConfigError("--host engine is not part of this build")

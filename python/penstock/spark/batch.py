@@ -186,8 +186,7 @@ def run(flow: Flow, df: DataFrame, partitions: int | None = None) -> DataFrame:
     require_classic(df, "penstock.spark.run")
     if df.isStreaming:
         raise ConfigError(
-            "penstock.spark.run takes a batch DataFrame, this one is streaming;"
-            " use penstock.Engine with foreachBatch"
+            "penstock.spark.run takes a batch DataFrame, this one is streaming; use penstock.Engine with foreachBatch"
         )
     count = _partitions(df, partitions)
     from penstock import _native
@@ -240,9 +239,7 @@ def _select(flow: Flow, df: DataFrame) -> DataFrame:
     for name in wanted:
         if df.columns.count(name) != 1:
             problem = "has no column" if name not in df.columns else "has more than one column"
-            raise SchemaError(
-                f"the DataFrame {problem} {name!r}; it has {', '.join(df.columns) or 'no columns'}"
-            )
+            raise SchemaError(f"the DataFrame {problem} {name!r}; it has {', '.join(df.columns) or 'no columns'}")
     selected = df.select(*(_quoted(name) for name in wanted))
     # An empty batch of the DataFrame's types meets every check that its rows will meet, before a job starts.
     have = to_arrow(selected.schema, "the DataFrame")

@@ -79,9 +79,7 @@ def flow(query: str, params: Mapping[str, Any], lateness: Duration = "0s") -> Fl
     ('window_start', 'window_end', 'auction', 'num')
     """
     if query == "q1":
-        return Flow("auction bigint, bidder bigint, price bigint, date_time bigint").map_batches(
-            convert_currency
-        )
+        return Flow("auction bigint, bidder bigint, price bigint, date_time bigint").map_batches(convert_currency)
     if query == "q2":
         return Flow("auction bigint, price bigint").map_batches(select_auctions)
     if query not in QUERIES:
@@ -218,9 +216,7 @@ def read(query_flow: Flow, folder: str | Path, batch_rows: int = 65_536) -> Iter
     have = file.schema_arrow.names
     for name in wanted:
         if name not in have:
-            raise SchemaError(
-                f"{Path(folder) / 'bid.parquet'} has no column {name!r}; it has {', '.join(have)}"
-            )
+            raise SchemaError(f"{Path(folder) / 'bid.parquet'} has no column {name!r}; it has {', '.join(have)}")
     return _stream(file, wanted, batch_rows)
 
 
@@ -254,9 +250,7 @@ def _window_params(query: str, params: Mapping[str, Any]) -> dict[str, int]:
     for name in _WINDOW_PARAMS[query[:2]]:
         value = sizes.get(name)
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            raise ConfigError(
-                f"params.json: {query}.{name} is {value!r}; expected milliseconds, an int of at least 1"
-            )
+            raise ConfigError(f"params.json: {query}.{name} is {value!r}; expected milliseconds, an int of at least 1")
         found[name] = value
     return found
 

@@ -1,0 +1,244 @@
+"""The batch host on a local Spark: same rows as the local host, retries, refusals."""
+
+from __future__ import annotations
+
+import datetime
+import random
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pytest
+
+import penstock as pk
+from penstock.errors import ConfigError, PlanError, SchemaError, UnsupportedSession
+from penstock.spark.batch import places
+from penstock.workloads import nexmark, wordcount
+
+pytestmark = pytest.mark.spark
+
+
+def bag(table: pa.Table) -> Counter[tuple[Any, ...]]:
+    return Counter(zip(*(column.to_pylist() for column in table.columns), strict=True))
+
+
+def bids(count: int = 5_000) -> pa.Table:
+    rng = random.Random(11)
+    return pa.table(
+        {
+            "auction": [rng.randrange(40) for _ in range(count)],
+            "bidder": [rng.choice(["ann", "bob", "cy", None]) for _ in range(count)],
+            "price": [rng.randrange(100) for _ in range(count)],
+            "ts": pa.array([20_000 * number for number in range(count)], pa.timestamp("us", tz="UTC")),
+        }
+    )
+
+
+BIDS = pk.Flow("auction bigint, bidder string, price bigint, ts timestamp", event_time="ts")
+
+
+def cheap(batch: pa.RecordBatch) -> pa.RecordBatch:
+    return batch.filter(pc.less(batch.column("price"), 50))
+
+
+FLOWS = {
+    "maps only": BIDS.map_batches(cheap),
+    "final aggregate": BIDS.key_by("bidder").agg(n=pk.count(), total=pk.sum("price"), emit="final"),
+    "sliding windows": BIDS.key_by("auction").window(pk.sliding("10s", every="5s")).agg(n=pk.count()),
+    "two exchanges": BIDS.map_batches(cheap)
+    .key_by("auction", "bidder")
+    .window(pk.tumbling("20s"))
+    .agg(n=pk.count(), best=pk.max("price"))
+    .top(2, by="n", per="window"),
+    "highest bids": BIDS.window(pk.tumbling("20s")).top(1, by="price", per="window"),
+    "highest of all": BIDS.top(3, by="price"),
+    "maps behind": BIDS.key_by("auction")
+    .agg(n=pk.count(), emit="final")
+    .map_batches(lambda batch: batch.filter(pc.greater(batch.column("n"), 120))),
+}
+
+
+@pytest.mark.parametrize("name", FLOWS)
+def test_same_rows_as_the_local_host(spark: Any, name: str) -> None:
+    flow = FLOWS[name]
+    table = bids()
+    df = spark.createDataFrame(table).repartition(4)
+    out = pk.spark.run(flow, df)
+    local = flow.collect(table, workers=2)
+    assert out.columns == local.column_names
+    got = pa.Table.from_batches(out.toArrow().to_batches())
+    assert bag(got.cast(local.schema)) == bag(local)
+    assert local.num_rows > 0
+    assert bag(pk.spark.run(flow, df, partitions=1).toArrow().cast(local.schema)) == bag(local)
+
+
+def running(state: tuple[int, int] | None, auction: int, price: int) -> tuple[tuple[int, int], tuple[int, int, int]]:
+    seen, mixed = state or (0, 0)
+    mixed = (mixed * 31 + price) % 1_000_003  # depends on the order of all rows so far
+    return (seen + 1, mixed), (auction, seen + 1, mixed)
+
+
+ORDERED = BIDS.key_by("auction").stateful_map(
+    running, schema="auction bigint, seen bigint, mixed bigint", columns=["auction", "price"]
+)
+
+
+def test_order_of_the_input_reaches_the_step(spark: Any) -> None:
+    table = bids()
+    local = ORDERED.collect(table, workers=2)
+    df = spark.createDataFrame(table).coalesce(1)
+    assert bag(pk.spark.run(ORDERED, df).toArrow().cast(local.schema)) == bag(local)
+    # Many partitions that follow each other, and a map that drops rows before the exchange.
+    parts = spark.createDataFrame(table).repartitionByRange(5, "ts").sortWithinPartitions("ts")
+    flow = (
+        BIDS.map_batches(cheap)
+        .key_by("auction")
+        .stateful_map(running, schema="auction bigint, seen bigint, mixed bigint", columns=["auction", "price"])
+    )
+    assert bag(pk.spark.run(flow, parts).toArrow().cast(local.schema)) == bag(flow.collect(table, workers=3))
+
+
+def test_order_by_makes_an_order(spark: Any) -> None:
+    table = bids()
+    flow = (
+        pk.Flow(BIDS.input_schema, order_by="ts")
+        .key_by("auction")
+        .stateful_map(running, schema="auction bigint, seen bigint, mixed bigint", columns=["auction", "price"])
+    )
+    mixed = spark.createDataFrame(table).repartition(6)
+    local = flow.collect(table)
+    assert bag(pk.spark.run(flow, mixed).toArrow().cast(local.schema)) == bag(local)
+
+
+def test_a_task_that_fails_is_run_again_and_changes_nothing(spark: Any) -> None:
+    def fails_once(batch: pa.RecordBatch) -> pa.RecordBatch:
+        from pyspark import TaskContext
+
+        context = TaskContext.get()
+        if context is not None and context.attemptNumber() == 0:
+            raise OSError("this attempt is lost")
+        return batch
+
+    def fails_late(state: Any, auction: int, price: int) -> Any:
+        from pyspark import TaskContext
+
+        context = TaskContext.get()
+        state, out = running(state, auction, price)
+        if out[1] == 100 and context is not None and context.attemptNumber() == 0:
+            raise OSError("this attempt is lost, after rows came out")
+        return state, out
+
+    table = bids()
+    keyed = BIDS.map_batches(fails_once).key_by("auction")
+    flow = keyed.stateful_map(
+        fails_late, schema="auction bigint, seen bigint, mixed bigint", columns=["auction", "price"]
+    )
+    df = spark.createDataFrame(table).coalesce(1)
+    wanted = bag(ORDERED.collect(table))
+    assert bag(pk.spark.run(flow, df).toArrow().cast(ORDERED.output_schema)) == wanted
+
+
+def test_an_error_of_a_user_function_reaches_the_user(spark: Any) -> None:
+    def broken(batch: pa.RecordBatch) -> pa.RecordBatch:
+        raise ValueError("no such price")
+
+    with pytest.raises(Exception, match="no such price") as caught:
+        pk.spark.run(BIDS.map_batches(broken), spark.createDataFrame(bids(10)).coalesce(1)).count()
+    assert "UserFunctionError" in str(caught.value) and "broken" in str(caught.value)
+
+
+def test_types_on_the_way(spark: Any) -> None:
+    """Types that Spark and Arrow name differently, through a shuffle, in a session of another time zone."""
+    schema = "k decimal(10,2), d date, b binary, f boolean, ntz timestamp_ntz, ts timestamp, tags array<string>"
+    flow = pk.Flow(schema).top(100, by="k")
+    day = datetime.date(2024, 2, 29)
+    wall = datetime.datetime(2024, 3, 10, 2, 30)
+    instant = datetime.datetime(2024, 3, 10, 7, 30, tzinfo=datetime.timezone.utc)
+    columns = {"k": [1, None], "d": [day, None], "b": [b"\0x", None], "f": [True, None], "ntz": [wall, None]}
+    table = pa.table(columns | {"ts": [instant, None], "tags": [["a", None], None]}, schema=flow.input_schema)
+    df = spark.createDataFrame(table)
+    assert pk.spark.run(flow, df).toArrow().cast(table.schema).sort_by("d") == table.sort_by("d")
+
+
+def test_expected_outputs(spark: Any, nexmark_data: Path) -> None:
+    import pyarrow.parquet as pq
+
+    for query in ("q1", "q5_beam", "q7_mega"):
+        flow = nexmark.flow(query, nexmark.load_params(nexmark_data))
+        got = pk.spark.run(flow, nexmark.read_spark(flow, nexmark_data, spark).repartition(3)).toArrow()
+        wanted = pq.read_table(nexmark_data / "expected" / f"{query}.parquet")
+        assert got.column_names == wanted.column_names
+        assert bag(got) == bag(wanted)
+
+
+def test_word_counts(spark: Any, text_data: Path) -> None:
+    files = sorted(text_data.glob("*.txt.gz"))
+    counts = pk.spark.run(wordcount.flow(), wordcount.read_spark(files, spark)).toArrow()
+    assert wordcount.to_tsv(counts) == (text_data / "expected_wordcount.tsv").read_bytes()
+
+
+def test_inside_partitions(spark: Any) -> None:
+    flow = pk.Flow("k bigint").key_by("k").agg(n=pk.count(), emit="final")
+    df = spark.range(30).selectExpr("id % 3 AS k").repartition(2)
+    with pytest.raises(PlanError, match=r"penstock\.spark\.run\(flow, df\)"):
+        flow.map_in_arrow()
+    parts = df.mapInArrow(flow.map_in_arrow(per_partition=True), flow.output_ddl).collect()
+    assert len(parts) > 3 and sum(row.n for row in parts) == 30
+    assert sorted((row.k, row.n) for row in pk.spark.run(flow, df).collect()) == [(0, 10), (1, 10), (2, 10)]
+    doubled = pk.Flow("k bigint").map_batches(lambda b: pa.record_batch({"k": pc.multiply(b["k"], 2)}))
+    assert doubled.map_in_arrow() is not None
+    out = df.mapInArrow(doubled.map_in_arrow(), doubled.output_ddl)
+    assert sorted(row.k for row in out.distinct().collect()) == [0, 2, 4]
+
+
+def test_mistakes_are_refused_before_a_job_starts(spark: Any) -> None:
+    flow = pk.Flow("k bigint").key_by("k").agg(n=pk.count(), emit="final")
+    with pytest.raises(SchemaError, match="the DataFrame has no column 'k'; it has id"):
+        pk.spark.run(flow, spark.range(3))
+    with pytest.raises(SchemaError, match="'k' is string, expected int64"):
+        pk.spark.run(flow, spark.createDataFrame([("a",)], "k string"))
+    with pytest.raises(ConfigError, match="partitions=0"):
+        pk.spark.run(flow, spark.range(3).toDF("k"), partitions=0)
+    with pytest.raises(UnsupportedSession, match="not a list"):
+        pk.spark.run(flow, [1])  # type: ignore[arg-type]
+    stream = spark.readStream.format("rate").load().selectExpr("value AS k")
+    with pytest.raises(ConfigError, match="streaming"):
+        pk.spark.run(flow, stream)
+
+
+def test_a_connect_session_is_refused_naming_what_works() -> None:
+    kind = type("DataFrame", (), {"__module__": "pyspark.sql.connect.dataframe"})
+    with pytest.raises(UnsupportedSession, match=r"mapInArrow\(flow\.map_in_arrow\(\)"):
+        pk.spark.run(BIDS, kind())
+
+
+def test_places_cover_all_partitions_evenly() -> None:
+    rng = random.Random(3)
+    hashes = [rng.getrandbits(64) for _ in range(20_000)]
+    signed = pa.array([value - (1 << 64) if value >> 63 else value for value in hashes], pa.int64())
+    for count in (1, 3, 7, 200):
+        got = places(signed, count).to_pylist()
+        assert got == [(value >> 32) * count >> 32 for value in hashes]
+        loads = Counter(got)
+        assert set(loads) == set(range(count))
+        assert max(loads.values()) < 20_000 / count * 1.6 + 10
+
+
+def test_handles_stay_out_of_closures() -> None:
+    import cloudpickle
+
+    from penstock.spark.partitions import PartitionFunction
+
+    function = BIDS.map_batches(cheap).map_in_arrow()
+    assert isinstance(function, PartitionFunction)
+    copy = cloudpickle.loads(cloudpickle.dumps(function))
+
+    def source() -> Iterator[pa.RecordBatch]:
+        yield from bids(100).to_batches(max_chunksize=30)
+
+    assert sum(batch.num_rows for batch in copy(source())) == sum(
+        price < 50 for price in bids(100)["price"].to_pylist()
+    )

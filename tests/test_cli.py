@@ -1,0 +1,214 @@
+"""The command line: exit codes, one-line errors, whole outputs, reports."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from penstock.cli import main
+
+
+@pytest.fixture
+def bids(tmp_path: Path) -> Path:
+    """A small auction site: 4,000 bids, one each 10 ms."""
+    folder = tmp_path / "site"
+    folder.mkdir()
+    count = 4_000
+    table = pa.table(
+        {
+            "seq": range(count),
+            "auction": [number * number % 37 for number in range(count)],
+            "bidder": [number % 11 for number in range(count)],
+            "price": [number * 7919 % 1000 for number in range(count)],
+            "date_time": [1_000_000 + 10 * number for number in range(count)],
+        }
+    )
+    pq.write_table(table, folder / "bid.parquet", row_group_size=1_000)
+    sizes = {"q5_beam": {"size_ms": 3_000, "period_ms": 1_000}, "q7_beam": {"size_ms": 3_000}}
+    (folder / "params.json").write_text(json.dumps(sizes))
+    return folder
+
+
+def report(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, Any]:
+    assert main([*arguments, "--json"]) == 0
+    out = capsys.readouterr().out
+    assert out.count("\n") == 1
+    return dict(json.loads(out))
+
+
+def refused(capsys: pytest.CaptureFixture[str], *arguments: str, code: int = 2) -> str:
+    assert main(list(arguments)) == code
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err.startswith("penstock: ") and captured.err.count("\n") == 1, captured.err
+    return captured.err
+
+
+def bag(path: Path) -> Counter[tuple[Any, ...]]:
+    return Counter(tuple(row.values()) for row in pq.read_table(path).to_pylist())
+
+
+def test_help_teaches(capsys: pytest.CaptureFixture[str]) -> None:
+    for command in ("nexmark", "wordcount"):
+        assert main([command, "--help"]) == 0
+        text = capsys.readouterr().out
+        assert "Examples" in text and f"penstock {command} --" in text
+    assert main(["--help"]) == 0
+    assert "nexmark" in capsys.readouterr().out
+    assert main(["--version"]) == 0
+    assert capsys.readouterr().out.startswith("penstock 0.")
+
+
+def test_nexmark_report_and_output(bids: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    output = tmp_path / "out.parquet"
+    given = ["nexmark", "--query", "q5_beam", "--input", str(bids), "--output", str(output)]
+    facts = report(capsys, *given, "--workers", "2")
+    assert facts["command"] == "nexmark" and facts["query"] == "q5_beam" and facts["host"] == "local"
+    assert facts["workers"] == 2 and facts["rows"] == 4_000 and facts["late_rows"] == 0
+    assert facts["output_rows"] == pq.read_metadata(output).num_rows > 0
+    assert facts["seconds"] > 0 and facts["rows_per_second"] > 0 and facts["peak_memory_bytes"] > 2**20
+    assert pq.read_schema(output).names == ["window_start", "window_end", "auction", "num"]
+    before = bag(output)
+    assert main([*given, "--workers", "1"]) == 0
+    text = capsys.readouterr()
+    assert text.out.startswith("4,000 rows in ") and text.err == ""
+    assert bag(output) == before
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["out.parquet", "site"]
+
+
+def test_migrations_on_the_way(bids: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    still, moved = tmp_path / "still.parquet", tmp_path / "moved.parquet"
+    given = ["nexmark", "--query", "q7_beam", "--input", str(bids), "--workers", "2", "--batch-rows", "200"]
+    report(capsys, *given, "--output", str(still))
+    for strategy, steps in (("all-at-once", 1), ("batched", 8), ("fluid", 128)):
+        moves = ["--migrate", "0:1@25%", "--migrate", "1:0@75%", "--strategy", strategy]
+        facts = report(capsys, *given, "--output", str(moved), *moves)
+        first, second = facts["migrations"]
+        assert first["migrate"] == "0:1@25%" and first["strategy"] == strategy
+        assert (first["moved"], second["moved"]) == (128, 256)
+        assert first["steps"] == steps and first["seconds"] >= 0
+        assert bag(moved) == bag(still)
+    assert main([*given, "--output", str(moved), "--migrate", "0:1@1h"]) == 0
+    assert "--migrate 0:1@3600s did not start" in capsys.readouterr().err
+
+
+def test_late_rows_are_told(bids: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    table = pq.read_table(bids / "bid.parquet")
+    pq.write_table(pa.concat_tables([table.slice(2_000), table.slice(0, 2_000)]), bids / "bid.parquet")
+    given = ["nexmark", "--query", "q7_beam", "--input", str(bids), "--output", str(tmp_path / "out.parquet")]
+    given += ["--batch-rows", "500", "--json"]
+    assert main(given) == 0
+    captured = capsys.readouterr()
+    assert json.loads(captured.out)["late_rows"] == 2_000
+    assert "2000 of 4000 rows came after" in captured.err and "--lateness" in captured.err
+    assert main([*given, "--lateness", "40s"]) == 0
+    captured = capsys.readouterr()
+    assert json.loads(captured.out)["late_rows"] == 0 and captured.err == ""
+
+
+def test_usage_errors(bids: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    good = {"--query": "q5_beam", "--input": str(bids), "--output": str(tmp_path / "out.parquet")}
+
+    def with_options(*more: str, **changed: str) -> list[str]:
+        options = good | {f"--{name}": value for name, value in changed.items()}
+        return ["nexmark", *(word for pair in options.items() for word in pair), *more]
+
+    for arguments, says in [
+        (with_options(query="q9"), "--query 'q9' is unknown; the queries are q1, q2"),
+        (with_options(input=str(tmp_path / "nowhere")), "nowhere: is no folder"),
+        (with_options(output=str(tmp_path)), "is a folder; name a file"),
+        (with_options(output=str(tmp_path / "no" / "out.parquet")), "does not exist; make it first"),
+        (with_options(workers="0"), "--workers 0: at least 1"),
+        (with_options(workers="many"), "--workers"),
+        (with_options(host="moon"), "--host"),
+        (with_options(lateness="5"), "--lateness '5' has no unit"),
+        (with_options(migrate="0:1"), "write FROM:TO@WHEN"),
+        (with_options(migrate="0:1@50%"), "worker 1 does not exist; with --workers 1"),
+        (with_options(workers="2", migrate="1:1@50%"), "both workers are 1"),
+        (with_options(workers="2", migrate="0:1@150%"), "no share of the input"),
+        (with_options(workers="2", migrate="0:1@soon"), "'soon' is not a duration"),
+        (with_options(workers="2", migrate="0:1@5%", host="spark"), "--migrate does not go with --host spark"),
+        (with_options(strategy="hasty"), "--strategy"),
+        (with_options("--batch-rows", "0"), "--batch-rows 0"),
+        (["nexmark", "--query", "q1"], "--input"),
+        (["nexmark", "--quarry", "q1"], "--quarry"),
+        (["nexmurk"], "nexmurk"),
+        (["wordcount", "--input", str(tmp_path / "none.txt"), "--output", "x"], "none.txt: does not exist"),
+        (["wordcount", "--input", str(tmp_path), "--output", "x"], "is a folder; name the files in it"),
+    ]:
+        assert says in refused(capsys, *arguments), arguments
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["site"]
+
+
+def test_run_failures_leave_nothing(bids: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    output = tmp_path / "out.parquet"
+    output.write_bytes(b"from before")
+    given = ["nexmark", "--query", "q5_beam", "--input", str(bids), "--output", str(output)]
+    (bids / "params.json").write_text("{}")
+    assert "says nothing about q5_beam" in refused(capsys, *given, code=1)
+    (bids / "bid.parquet").write_bytes(b"PAR1 and nothing more")
+    assert "is not a Parquet file" in refused(capsys, *given[:2], "q1", *given[3:], code=1)
+    book = tmp_path / "book.txt.gz"
+    book.write_bytes(gzip.compress(os.urandom(100_000))[:-50_000])
+    assert "is damaged" in refused(capsys, "wordcount", "--input", str(book), "--output", str(output), code=1)
+    assert output.read_bytes() == b"from before"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["book.txt.gz", "out.parquet", "site"]
+    with pytest.raises(ValueError, match="is damaged"):
+        main(["wordcount", "--input", str(book), "--output", str(output), "--debug"])
+
+
+def test_wordcount(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    plain, zipped, output = tmp_path / "a.txt", tmp_path / "b.txt.gz", tmp_path / "counts.tsv"
+    plain.write_bytes("Don't stop.\nÉtude".encode())
+    zipped.write_bytes(gzip.compress(b"stop DON"))
+    for workers in ("1", "3"):
+        given = ["wordcount", "--input", str(plain), str(zipped), "--output", str(output), "--workers", workers]
+        facts = report(capsys, *given)
+        assert output.read_bytes() == b"don\t2\nstop\t2\nt\t1\ntude\t1\n"
+        assert facts["rows"] == 6 and facts["output_rows"] == 4 and facts["files"] == 2
+    again = ["wordcount", "--input", str(plain), "--input", str(zipped), "--output", str(output)]
+    assert report(capsys, *again)["rows"] == 6
+
+
+def test_expected_word_counts(text_data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    files = [str(path) for path in sorted(text_data.glob("*.txt.gz"))]
+    output = tmp_path / "counts.tsv"
+    report(capsys, "wordcount", "--input", *files, "--output", str(output), "--workers", "2")
+    assert output.read_bytes() == (text_data / "expected_wordcount.tsv").read_bytes()
+
+
+def test_interrupt(tmp_path: Path) -> None:
+    """Ctrl-C while it runs: exit code 130, one line, no file and no process left."""
+    output = tmp_path / "out"
+    output.mkdir()
+    command = [sys.executable, "-m", "penstock.cli", "nexmark", "--query", "q7_beam", "--workers", "2"]
+    folder = tmp_path / "site"
+    folder.mkdir()
+    count = 3_000_000
+    table = pa.table({name: pa.array(range(count), pa.int64()) for name in ("auction", "bidder", "price", "date_time")})
+    pq.write_table(table, folder / "bid.parquet")
+    (folder / "params.json").write_text('{"q7_beam": {"size_ms": 10}}')
+    command += ["--input", str(folder), "--output", str(output / "out.parquet"), "--batch-rows", "100"]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as child:
+        deadline = time.monotonic() + 60
+        while not list(output.iterdir()):
+            assert child.poll() is None and time.monotonic() < deadline
+            time.sleep(0.02)
+        child.send_signal(signal.SIGINT)
+        assert child.stderr is not None
+        _, errors = child.communicate(timeout=30)
+    assert child.returncode == 130
+    assert errors == "penstock: interrupted\n"
+    assert list(output.iterdir()) == []

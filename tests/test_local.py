@@ -1,0 +1,358 @@
+"""The local host: sources, late rows, early ends, errors, migrations."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pyarrow as pa
+import pyarrow.dataset as ds
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import penstock as pk
+from penstock.errors import ConfigError, EngineError, ForkError, PlanError, SchemaError, UserFunctionError
+from penstock.local import LateRows, migration_steps
+
+
+def counting() -> pk.Flow:
+    return pk.Flow("k bigint").key_by("k").agg(n=pk.count(), emit="final")
+
+
+def rows(batches: Any) -> list[tuple[Any, ...]]:
+    return sorted(tuple(row.values()) for batch in batches for row in batch.to_pylist())
+
+
+def running(total: int | None, k: int, v: int) -> tuple[int, tuple[int, int]]:
+    total = (total or 0) * 3 + v
+    return total, (k, total)
+
+
+def threads() -> int:
+    return len(os.listdir("/proc/self/task"))
+
+
+@pytest.fixture
+def no_threads_left() -> Iterator[None]:
+    before = threads()
+    yield
+    deadline = time.monotonic() + 10
+    while threads() > before:
+        assert time.monotonic() < deadline, f"{threads() - before} threads are left"
+        time.sleep(0.01)
+
+
+def test_any_arrow_source(tmp_path: Path) -> None:
+    table = pa.table({"k": [1, 2, 1], "other": ["a", "b", "c"]})
+    wanted = [(1, 2), (2, 1)]
+    flow = counting()
+
+    class Stream:
+        def __arrow_c_stream__(self, requested_schema: Any = None) -> Any:
+            return table.__arrow_c_stream__(requested_schema)
+
+    class Array:
+        def __arrow_c_array__(self, requested_schema: Any = None) -> Any:
+            return table.combine_chunks().to_batches()[0].__arrow_c_array__(requested_schema)
+
+    pq.write_table(table, tmp_path / "t.parquet")
+    sources = [
+        table,
+        table.to_batches()[0],
+        table.to_reader(),
+        table.to_batches(max_chunksize=1),
+        iter([table.slice(0, 1), table.slice(1).to_batches()[0]]),
+        Stream(),
+        Array(),
+        pd.DataFrame({"k": [1, 2, 1]}),
+        pq.ParquetFile(tmp_path / "t.parquet").iter_batches(),
+        ds.dataset(tmp_path / "t.parquet"),
+        pa.table({"k": pa.array([1, 2, 1], pa.int8())}),
+    ]
+    for source in sources:
+        assert rows(flow.run(source)) == wanted, type(source)
+
+
+def test_sources_that_do_not_fit() -> None:
+    flow = counting()
+    for source, says in [
+        (3, "the source is a int"),
+        ("file.parquet", "the source is a str"),
+        ([1, 2], "the source gives a int"),
+        (pa.table({"x": [1]}), "input has no column 'k'; it has x"),
+        (pa.table({"k": ["a"]}), "'k' is string, expected int64"),
+    ]:
+        with pytest.raises(SchemaError, match=says):
+            list(flow.run(source))
+
+
+def test_mistakes_show_at_the_call() -> None:
+    with pytest.raises(ConfigError, match="workers=0"):
+        counting().run(pa.table({"k": [1]}), workers=0)
+    with pytest.raises(ConfigError, match="batch_rows=0"):
+        counting().run(pa.table({"k": [1]}), batch_rows=0)
+    with pytest.raises(PlanError):
+        pk.Flow("k bigint").key_by("k").run(pa.table({"k": [1]}))
+    with pytest.raises(ConfigError, match="late=3"):
+        counting().start(late=3)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("workers", [1, 2, 4])
+def test_empty_input(workers: int) -> None:
+    assert counting().collect(pa.table({"k": pa.array([], pa.int64())}), workers).num_rows == 0
+    assert counting().collect([], workers).schema == counting().output_schema
+
+
+def test_progress_shows_and_changes_nothing(capfd: pytest.CaptureFixture[str]) -> None:
+    table = pa.table({"k": [1, 2, 1]})
+    assert rows(counting().run(table, progress=True)) == rows(counting().run(table))
+    assert capfd.readouterr().out == ""
+
+
+EVENTS = pk.Flow("k bigint, ts bigint", event_time="ts", lateness="1s").key_by("k").window(pk.tumbling("1s"))
+
+
+def test_late_rows_go_to_the_callback_or_a_warning() -> None:
+    flow = EVENTS.agg(n=pk.count())
+    source = [
+        pa.record_batch({"k": [1, 1], "ts": [100, 900]}),
+        pa.record_batch({"k": [1, 1], "ts": [5_000, 300]}),  # within lateness still: the watermark moves after
+        pa.record_batch({"k": [2, 1, 3], "ts": [999, 4_500, 0]}),  # the watermark is 4,000: two are late
+    ]
+    wanted = [(0, 1_000, 1, 3), (4_000, 5_000, 1, 1), (5_000, 6_000, 1, 1)]
+    late: list[pa.RecordBatch] = []
+    for workers in (1, 3):
+        late.clear()
+        assert rows(flow.run(source, workers, late=late.append)) == wanted
+        assert sorted(k for batch in late for k in batch.column("k").to_pylist()) == [2, 3]
+    with pytest.warns(LateRows, match="2 of 7 rows came after"):
+        assert rows(flow.run(source)) == wanted
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        summary = flow.run_into(lambda batch: None, source, workers=2)
+    assert (summary.rows, summary.output_rows, summary.late_rows) == (7, 3, 2)
+    assert summary.rows_per_second > 0
+
+
+def test_sinks(tmp_path: Path) -> None:
+    flow = counting()
+    with pq.ParquetWriter(tmp_path / "out.parquet", flow.output_schema) as writer:
+        flow.run_into(writer, pa.table({"k": [1, 1, 2]}), workers=2)
+    assert sorted(pq.read_table(tmp_path / "out.parquet").column("n").to_pylist()) == [1, 2]
+    with pytest.raises(ConfigError, match="neither a function"):
+        flow.run_into(3, pa.table({"k": [1]}))
+
+    def full(batch: pa.RecordBatch) -> None:
+        raise OSError("disk full")
+
+    with pytest.raises(OSError, match="disk full"):
+        flow.run_into(full, pa.table({"k": [1]}))
+
+
+@pytest.mark.usefixtures("no_threads_left")
+def test_leaving_early_stops_the_workers() -> None:
+    read = 0
+
+    def endless() -> Iterator[pa.RecordBatch]:
+        nonlocal read
+        while True:
+            read += 1
+            yield pa.record_batch({"k": [read]})
+
+    flow = pk.Flow("k bigint").key_by("k").agg(n=pk.count(), emit="update")
+    for number, _ in enumerate(flow.run(endless(), workers=3)):
+        if number == 5:
+            break
+    assert read < 100, "the source was read far ahead of what was taken"
+
+
+@pytest.mark.usefixtures("no_threads_left")
+def test_an_error_of_the_source_ends_the_run() -> None:
+    def broken() -> Iterator[pa.RecordBatch]:
+        yield pa.record_batch({"k": [1]})
+        raise RuntimeError("the source broke")
+
+    with pytest.raises(RuntimeError, match="the source broke"):
+        list(counting().run(broken(), workers=2))
+
+
+@pytest.mark.usefixtures("no_threads_left")
+@pytest.mark.parametrize("workers", [1, 2])
+def test_an_error_of_a_user_function_names_it(workers: int) -> None:
+    def fails(state: Any, k: int) -> tuple[Any, Any]:
+        if k == 13:
+            raise KeyError("unlucky")
+        return state, None
+
+    flow = pk.Flow("k bigint").key_by("k").stateful_map(fails, schema="k bigint")
+    with pytest.raises(UserFunctionError, match="unlucky") as caught:
+        list(flow.run(pa.table({"k": list(range(20))}), workers, batch_rows=3))
+    error = caught.value
+    assert "fails" in error.step and error.file == __file__
+    assert error.line == fails.__code__.co_firstlineno + 2
+    assert isinstance(error.__cause__, KeyError)
+    assert error.row is not None and error.row["k"] == 13
+
+    def maps(batch: pa.RecordBatch) -> pa.RecordBatch:
+        raise ValueError("not this one")
+
+    with pytest.raises(UserFunctionError, match="not this one"):
+        list(pk.Flow("k bigint").map_batches(maps).run(pa.table({"k": [1]}), workers))
+    with pytest.raises(UserFunctionError, match="map_batches"):
+        list(pk.Flow("k bigint").map_batches(lambda batch: 3).run(pa.table({"k": [1]}), workers))
+
+
+OPS = st.lists(st.tuples(st.integers(0, 6), st.integers(-5, 5)), max_size=80)
+
+
+@settings(max_examples=30, deadline=None)
+@given(ops=OPS, workers=st.integers(1, 4), batch_rows=st.integers(1, 30))
+def test_state_per_key_sees_rows_in_order(ops: list[tuple[int, int]], workers: int, batch_rows: int) -> None:
+    state: dict[int, int] = {}
+    wanted = []
+    for k, v in ops:
+        state[k] = state.get(k, 0) * 3 + v
+        wanted.append((k, state[k]))
+    flow = pk.Flow("k bigint, v bigint").key_by("k").stateful_map(running, schema="k bigint, total bigint")
+    table = pa.table(
+        {"k": pa.array([op[0] for op in ops], pa.int64()), "v": pa.array([op[1] for op in ops], pa.int64())}
+    )
+    got = [
+        tuple(row.values()) for batch in flow.run(table, workers, batch_rows=batch_rows) for row in batch.to_pylist()
+    ]
+    for key in range(7):
+        assert [row for row in got if row[0] == key] == [row for row in wanted if row[0] == key]
+
+
+@settings(max_examples=20, deadline=None)
+@given(ops=OPS, workers=st.integers(1, 3))
+def test_updates_end_in_the_final_values(ops: list[tuple[int, int]], workers: int) -> None:
+    flow = pk.Flow("k bigint, v bigint").key_by("k")
+    aggs = {"n": pk.count(), "s": pk.sum("v"), "lo": pk.min("v"), "hi": pk.max("v"), "avg": pk.mean("v")}
+    table = pa.table(
+        {"k": pa.array([op[0] for op in ops], pa.int64()), "v": pa.array([op[1] for op in ops], pa.int64())}
+    )
+    last = {}
+    for batch in flow.agg(**aggs).run(table, workers, batch_rows=7):
+        for row in batch.to_pylist():
+            last[row["k"]] = row
+    final = {row["k"]: row for row in flow.agg(emit="final", **aggs).collect(table, workers).to_pylist()}
+    wanted: dict[int, list[int]] = {}
+    for k, v in ops:
+        wanted.setdefault(k, []).append(v)
+    assert last == final
+    assert final == {
+        k: {"k": k, "n": len(vs), "s": sum(vs), "lo": min(vs), "hi": max(vs), "avg": sum(vs) / len(vs)}
+        for k, vs in wanted.items()
+    }
+
+
+@pytest.mark.parametrize(("strategy", "steps"), [("all-at-once", 1), ("batched", 8), ("fluid", 128)])
+def test_migrating_state_by_hand(strategy: str, steps: int) -> None:
+    flow = pk.Flow("k bigint, v bigint").key_by("k").stateful_map(running, schema="k bigint, total bigint")
+    source = [pa.record_batch({"k": list(range(50)), "v": [step] * 50}) for step in range(12)]
+    wanted = rows(flow.run(source))
+    reports: list[dict[str, Any]] = []
+    with flow.start(workers=2) as session:
+
+        def feed() -> Iterator[pa.RecordBatch]:
+            for number, batch in enumerate(source):
+                if number == 4:
+                    reports.append(session.migrate(0, 1, strategy).wait(timeout=60))
+                    assert set(session.stats()["owners"]) == {1}
+                if number == 8:
+                    reports.append(session.migrate(1, 0, strategy).wait(timeout=60))
+                yield batch
+
+        assert rows(session.run(feed())) == wanted
+    assert [report["moved"] for report in reports] == [128, 256]
+    assert len(reports[0]["steps"]) == steps
+
+
+def test_migrations_that_make_no_sense() -> None:
+    with counting().start(workers=2) as session:
+        for source, target, says in [(0, 2, "worker 2 does not exist"), (1, 1, "both the source and the target")]:
+            with pytest.raises(ConfigError, match=says):
+                session.migrate(source, target)
+        with pytest.raises(ConfigError, match="strategy 'hasty' is unknown"):
+            session.migrate(0, 1, "hasty")
+        with pytest.raises(ConfigError, match="batch_bins=0"):
+            session.migrate(0, 1, batch_bins=0)
+    assert migration_steps([1, 1], 0, 1, "all-at-once") == []
+
+
+def test_a_session_runs_once() -> None:
+    with counting().start() as session:
+        list(session.run(pa.table({"k": [1]})))
+        with pytest.raises(EngineError, match="already run"):
+            session.run(pa.table({"k": [1]}))
+        session.close()
+    with counting().start() as closed:
+        closed.close()
+        with pytest.raises(EngineError):
+            list(closed.run(pa.table({"k": [1]})))
+
+
+def test_two_runs_beside_each_other() -> None:
+    table = pa.table({"k": list(range(1_000)) * 3})
+    results: list[Any] = []
+    pair = [threading.Thread(target=lambda: results.append(rows(counting().run(table, 2)))) for _ in range(2)]
+    for thread in pair:
+        thread.start()
+    for thread in pair:
+        thread.join()
+    assert results == [[(k, 3) for k in range(1_000)]] * 2
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this platform does not fork")
+def test_a_forked_child_is_told(tmp_path: Path) -> None:
+    with counting().start(workers=2) as session:
+        child = os.fork()
+        if child == 0:
+            try:
+                session.stats()
+            except ForkError:
+                os._exit(7)
+            os._exit(0)
+        _, status = os.waitpid(child, 0)
+        assert os.waitstatus_to_exitcode(status) == 7
+        assert rows(session.run(pa.table({"k": [4]}))) == [(4, 1)]
+
+
+def test_interrupt_ends_a_run_at_once() -> None:
+    code = """
+import pyarrow as pa, penstock as pk
+def source():
+    n = 0
+    while True:
+        n += 1
+        if n == 50:
+            print("running", flush=True)
+        yield pa.record_batch({"k": [n % 7] * 1000})
+flow = pk.Flow("k bigint").key_by("k").agg(n=pk.count(), emit="final")
+try:
+    for batch in flow.run(source(), workers=2):
+        pass
+except KeyboardInterrupt:
+    import os
+    print("threads", len(os.listdir("/proc/self/task")))
+"""
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as child:
+        assert child.stdout is not None
+        assert child.stdout.readline() == "running\n"
+        child.send_signal(signal.SIGINT)
+        begin = time.monotonic()
+        assert child.wait(timeout=20) == 0
+        assert time.monotonic() - begin < 5
+        assert int(child.stdout.read().split()[1]) < 6

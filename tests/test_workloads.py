@@ -1,0 +1,217 @@
+"""The workloads: expected outputs as bags, on any number of workers, in any bounded disorder."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import random
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import penstock as pk
+from penstock.errors import ConfigError, SchemaError
+from penstock.workloads import nexmark, wordcount
+
+WINDOWED = ("q5_beam", "q5_mega", "q7_beam", "q7_mega")
+DISORDER_MS = 3_000
+
+
+def bag(table: pa.Table) -> Counter[tuple[Any, ...]]:
+    return Counter(zip(*(column.to_pylist() for column in table.columns), strict=True))
+
+
+def expected(folder: Path, query: str) -> pa.Table:
+    return pq.read_table(folder / "expected" / f"{query}.parquet")
+
+
+def shuffled(table: pa.Table, disorder_ms: int, seed: int) -> pa.Table:
+    """Rows in the order of event time plus a random delay below the bound."""
+    delay = random.Random(seed)
+    arrival = [time + delay.randrange(disorder_ms) for time in table.column("date_time").to_pylist()]
+    order = sorted(range(len(arrival)), key=arrival.__getitem__)
+    assert order != list(range(len(order)))
+    return table.take(pa.array(order))
+
+
+def moving(source: pa.Table, batch_rows: int, session: Any, strategy: str, workers: int) -> Iterator[pa.RecordBatch]:
+    """The batches of a table, with a migration begun every few batches."""
+    began = []
+    for number, batch in enumerate(source.to_batches(max_chunksize=batch_rows)):
+        if number % 4 == 1:
+            target = (number // 4 + 1) % workers
+            began.append(session.migrate((target + 1) % workers, target, strategy, batch_bins=20))
+        yield batch
+    assert began
+    assert sum(migration.wait(timeout=60)["moved"] for migration in began) > 0
+
+
+@pytest.mark.parametrize("workers", [1, 2, 4])
+@pytest.mark.parametrize("query", nexmark.QUERIES)
+def test_expected_output(nexmark_data: Path, query: str, workers: int) -> None:
+    flow = nexmark.flow(query, nexmark.load_params(nexmark_data))
+    wanted = expected(nexmark_data, query)
+    got = flow.collect(nexmark.read(flow, nexmark_data), workers, batch_rows=5_000)
+    assert got.column_names == wanted.column_names
+    assert bag(got) == bag(wanted)
+
+
+@pytest.mark.parametrize("workers", [1, 2, 4])
+@pytest.mark.parametrize("query", WINDOWED)
+def test_expected_output_of_shuffled_input(nexmark_data: Path, query: str, workers: int) -> None:
+    flow = nexmark.flow(query, nexmark.load_params(nexmark_data), lateness=DISORDER_MS)
+    table = pq.read_table(nexmark_data / "bid.parquet", columns=flow.input_schema.names)
+    late: list[pa.RecordBatch] = []
+    disordered = shuffled(table, DISORDER_MS, seed=workers)
+    got = flow.collect(disordered, workers, batch_rows=1_000 * workers + 1, late=late.append)
+    assert not late
+    assert bag(got) == bag(expected(nexmark_data, query))
+
+
+@pytest.mark.parametrize("strategy", ["all-at-once", "batched", "fluid"])
+@pytest.mark.parametrize("query", WINDOWED)
+def test_expected_output_while_state_moves(nexmark_data: Path, query: str, strategy: str) -> None:
+    flow = nexmark.flow(query, nexmark.load_params(nexmark_data), lateness=DISORDER_MS)
+    table = pq.read_table(nexmark_data / "bid.parquet", columns=flow.input_schema.names)
+    disordered = shuffled(table, DISORDER_MS, seed=7)
+    with flow.start(workers=3, late=lambda batch: pytest.fail(f"{batch.num_rows} late rows")) as session:
+        got = pa.Table.from_batches(session.run(moving(disordered, 4_000, session, strategy, 3)))
+    assert bag(got) == bag(expected(nexmark_data, query))
+
+
+BIDS = st.lists(
+    st.tuples(st.integers(0, 4), st.integers(0, 3), st.integers(-3, 20), st.integers(-2_000, 9_000)), max_size=60
+)
+
+
+@settings(max_examples=30, deadline=None)
+@given(bids=BIDS, workers=st.integers(1, 3), batch_rows=st.integers(1, 20))
+def test_windowed_queries_against_plain_python(
+    bids: list[tuple[int, int, int, int]], workers: int, batch_rows: int
+) -> None:
+    params = {"q5_beam": {"size_ms": 2_000, "period_ms": 700}, "q7_beam": {"size_ms": 2_000}}
+    counts: dict[int, Counter[int]] = {}
+    best: dict[int, list[tuple[int, ...]]] = {}
+    for auction, bidder, price, time in bids:
+        start = time // 700 * 700
+        while start + 2_000 > time:
+            counts.setdefault(start, Counter())[auction] += 1
+            start -= 700
+        best.setdefault(time // 2_000 * 2_000, []).append((price, auction, bidder, time))
+    hot = Counter(
+        (start, start + 2_000, auction, count)
+        for start, window in counts.items()
+        for auction, count in window.items()
+        if count == max(window.values())
+    )
+    high = Counter(
+        (start, start + 2_000, *bid) for start, window in best.items() for bid in window if bid[0] == max(window)[0]
+    )
+    names = ("auction", "bidder", "price", "date_time")
+    table = pa.table({name: pa.array([bid[i] for bid in bids], pa.int64()) for i, name in enumerate(names)})
+    for query, wanted in (("q5_beam", hot), ("q7_beam", high)):
+        flow = nexmark.flow(query, params, lateness="1h")
+        assert bag(flow.collect(table, workers, batch_rows=batch_rows)) == wanted
+
+
+def test_prices_round_down() -> None:
+    prices = [0, 1, 99, 100, 101, -1, -99, -100, 2**40]
+    batch = nexmark.convert_currency(pa.record_batch({"price": prices}))
+    assert batch.column("price").to_pylist() == [price * 89 // 100 for price in prices]
+
+
+def test_params_are_read_and_checked(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="cannot read"):
+        nexmark.load_params(tmp_path)
+    (tmp_path / "params.json").write_text("[")
+    with pytest.raises(ConfigError, match="is not JSON"):
+        nexmark.load_params(tmp_path)
+    (tmp_path / "params.json").write_text("[]")
+    with pytest.raises(ConfigError, match="holds a list"):
+        nexmark.load_params(tmp_path)
+    (tmp_path / "params.json").write_text(json.dumps({"q5_beam": {"size_ms": 0, "period_ms": 1}, "q7_beam": 3}))
+    params = nexmark.load_params(tmp_path)
+    with pytest.raises(ConfigError, match=r"q5_beam\.size_ms is 0"):
+        nexmark.flow("q5_beam", params)
+    with pytest.raises(ConfigError, match="says nothing about q7_beam"):
+        nexmark.flow("q7_beam", params)
+    with pytest.raises(ConfigError, match="'q9' is unknown; the queries are q1, q2"):
+        nexmark.flow("q9", params)
+
+
+def test_input_is_checked(tmp_path: Path) -> None:
+    flow = nexmark.flow("q1", {})
+    with pytest.raises(ConfigError, match=r"cannot read .*bid\.parquet"):
+        nexmark.read(flow, tmp_path)
+    (tmp_path / "bid.parquet").write_bytes(b"no parquet, only text")
+    with pytest.raises(ConfigError, match="is not a Parquet file"):
+        nexmark.read(flow, tmp_path)
+    pq.write_table(pa.table({"auction": [1]}), tmp_path / "bid.parquet")
+    with pytest.raises(SchemaError, match="has no column 'bidder'; it has auction"):
+        nexmark.read(flow, tmp_path)
+    assert nexmark.rows(tmp_path) == 1
+
+
+@pytest.mark.parametrize("workers", [1, 2, 4])
+def test_word_counts(text_data: Path, workers: int) -> None:
+    flow = wordcount.flow()
+    files = sorted(text_data.glob("*.txt.gz"))
+    counts = flow.collect(wordcount.read(files), workers)
+    assert wordcount.to_tsv(counts) == (text_data / "expected_wordcount.tsv").read_bytes()
+
+
+def plain_words(text: bytes) -> Counter[str]:
+    words: Counter[str] = Counter()
+    word = ""
+    for byte in text + b" ":
+        letter = chr(byte).lower() if byte < 128 and chr(byte).isalpha() else ""
+        if not letter and word:
+            words[word] += 1
+        word = word + letter if letter else ""
+    return words
+
+
+@settings(deadline=None)
+@given(texts=st.lists(st.text(alphabet="abZ \n'é1\u0212a", max_size=40), max_size=3), chunk=st.integers(1, 7))
+def test_chunks_never_cut_a_word(texts: list[str], chunk: int, tmp_path_factory: pytest.TempPathFactory) -> None:
+    folder = tmp_path_factory.mktemp("texts")
+    raw = [text.encode() for text in texts]
+    files = []
+    for number, text in enumerate(raw):
+        files.append(folder / f"{number}.txt")
+        files[-1].write_bytes(gzip.compress(text) if number % 2 else text)
+    pieces = list(wordcount.chunks(files, chunk))
+    assert b"".join(pieces) == b"".join(raw)
+    assert sum((plain_words(piece) for piece in pieces), Counter()) == sum(
+        (plain_words(text) for text in raw), Counter()
+    )
+    batches = list(wordcount.read(files, chunk))
+    words = Counter(word for batch in batches for word in wordcount.split(batch).column("word").to_pylist())
+    assert words == sum((plain_words(text) for text in raw), Counter())
+
+
+def test_damaged_text_is_named(tmp_path: Path) -> None:
+    whole = gzip.compress(b"word " * 1000)
+    (tmp_path / "cut.gz").write_bytes(whole[:-12])
+    with pytest.raises(ConfigError, match=r"cut\.gz is damaged"):
+        list(wordcount.chunks([tmp_path / "cut.gz"]))
+    (tmp_path / "bad.gz").write_bytes(whole[:15] + b"\xff\xff\xff" + whole[18:])
+    with pytest.raises(ConfigError, match=r"bad\.gz is damaged"):
+        list(wordcount.chunks([tmp_path / "bad.gz"]))
+    with pytest.raises(ConfigError, match="cannot read"):
+        list(wordcount.chunks([tmp_path / "none.txt"]))
+
+
+def test_flows_explain_themselves() -> None:
+    flow = nexmark.flow("q5_beam", {"q5_beam": {"size_ms": 10_000, "period_ms": 5_000}})
+    assert isinstance(flow, pk.Flow)
+    assert "auction" in flow.explain()
+    assert flow.output_schema.names == ["window_start", "window_end", "auction", "num"]
+    assert set(flow.output_schema.types) == {pa.int64()}
