@@ -1,0 +1,217 @@
+//! Bins on their way in: S's half of the protocol, without any dataflow.
+//!
+//! A bin is announced by Prepare, filled by State (chunks, or a ticket of the shelf), followed by its post-dated records, and
+//! *settled* when the state frontier has passed the time of its move: then all of it is here. Every piece is installed
+//! at once, an empty bin by its Prepare: F may have to send the bin on before S runs again.
+//!
+//! Invariants: state and records are accepted only between the Prepare and the settling of their bin, at the Prepare's
+//! time; a Prepare never meets a bin that is here. Violations are fatal (M-10).
+
+use std::collections::BTreeMap;
+
+use crate::bin::BinState;
+use crate::error::BinsError;
+use crate::message::Piece;
+use crate::pending::Pending;
+use crate::shelf::Shelf;
+use crate::stats::What;
+use crate::table::BinTable;
+
+/// Bins prepared but not settled.
+pub(crate) struct Arrivals<T> {
+    prepared: BTreeMap<u32, T>,
+}
+
+/// Where arrivals go.
+pub(crate) struct Destination<'a, T, S: BinState, P> {
+    pub(crate) name: &'a str,
+    pub(crate) table: &'a mut BinTable<S>,
+    pub(crate) pending: &'a mut Pending<T, P>,
+    pub(crate) shelf: &'a Shelf<S>,
+    pub(crate) new_state: &'a dyn Fn() -> S,
+}
+
+impl<T: Ord + Clone> Arrivals<T> {
+    pub(crate) fn new() -> Self {
+        Self { prepared: BTreeMap::new() }
+    }
+
+    /// Takes one piece; `foreign` says that it comes from another process. Returns bin, event and bytes for the statistics.
+    pub(crate) fn piece<S: BinState, P>(
+        &mut self,
+        time: &T,
+        foreign: bool,
+        piece: Piece<T, P>,
+        to: &mut Destination<'_, T, S, P>,
+    ) -> Result<Option<(u32, What, usize)>, BinsError> {
+        match piece {
+            Piece::Prepare { bin } => {
+                if bin >= 1 << to.table.bits() {
+                    return Err(BinsError::Absent { bin });
+                }
+                if to.table.get(bin).is_some() || self.prepared.contains_key(&bin) {
+                    return Err(BinsError::Occupied { bin });
+                }
+                self.prepared.insert(bin, time.clone());
+                if foreign {
+                    to.table.install_held(bin, Box::new((to.new_state)()), true)?;
+                }
+                Ok(None)
+            }
+            Piece::Shelved { bin, ticket } => {
+                self.expect(bin, time)?;
+                let held = to.shelf.take(to.name, bin, ticket)?;
+                to.table.install_held(bin, held.state, held.arrived)?;
+                Ok(Some((bin, What::State, 0)))
+            }
+            Piece::State { bin, chunk } => {
+                self.expect(bin, time)?;
+                let state = to.table.get_mut(bin).ok_or(BinsError::Unprepared { bin })?;
+                state.absorb(&chunk).map_err(|source| BinsError::Chunk { bin, source })?;
+                Ok(Some((bin, What::State, chunk.len())))
+            }
+            Piece::Pending { bin, records } => {
+                self.expect(bin, time)?;
+                if records.iter().any(|(at, _)| at < time) {
+                    // Whatever was due before the move was the sender's to apply.
+                    return Err(BinsError::Unprepared { bin });
+                }
+                for (at, record) in records {
+                    to.pending.push(bin, at, record);
+                }
+                Ok(Some((bin, What::Pending, 0)))
+            }
+        }
+    }
+
+    /// Settles the bins whose time the state frontier has passed: `passed(time)`.
+    pub(crate) fn settle(&mut self, passed: impl Fn(&T) -> bool) -> Vec<(u32, T)> {
+        if self.prepared.is_empty() {
+            return Vec::new();
+        }
+        self.prepared.extract_if(.., |_, time| passed(time)).collect()
+    }
+
+    fn expect(&self, bin: u32, time: &T) -> Result<(), BinsError> {
+        match self.prepared.get(&bin) {
+            Some(prepared) if prepared == time => Ok(()),
+            _ => Err(BinsError::Unprepared { bin }),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::keyed::KeyedMap;
+    use crate::routing::Routing;
+
+    type Counts = KeyedMap<u64, u64>;
+
+    struct Rig {
+        arrivals: Arrivals<u64>,
+        table: BinTable<Counts>,
+        pending: Pending<u64, char>,
+        shelf: Shelf<Counts>,
+    }
+
+    impl Rig {
+        fn new() -> Self {
+            let routing = Routing::new(2, 2).unwrap();
+            Self {
+                arrivals: Arrivals::new(),
+                table: BinTable::fresh(&routing, 0, &Counts::default),
+                pending: Pending::default(),
+                shelf: Shelf::new(),
+            }
+        }
+
+        fn with<R>(
+            &mut self,
+            act: impl FnOnce(&mut Arrivals<u64>, &mut Destination<'_, u64, Counts, char>) -> R,
+        ) -> R {
+            let mut to = Destination {
+                name: "count",
+                table: &mut self.table,
+                pending: &mut self.pending,
+                shelf: &self.shelf,
+                new_state: &Counts::default,
+            };
+            act(&mut self.arrivals, &mut to)
+        }
+
+        fn piece(&mut self, time: u64, piece: Piece<u64, char>) -> Result<(), BinsError> {
+            self.with(|arrivals, to| arrivals.piece(&time, true, piece, to)).map(drop)
+        }
+
+        fn settle(&mut self, frontier: u64) -> Vec<(u32, u64)> {
+            self.arrivals.settle(|time| *time < frontier)
+        }
+    }
+
+    fn chunks(keys: std::ops::Range<u64>) -> Vec<u8> {
+        let mut state = Counts::default();
+        keys.for_each(|key| *state.entry(key) = key);
+        let mut out = Vec::new();
+        state.encode(&mut |chunk| out = chunk);
+        out
+    }
+
+    #[test]
+    fn several_chunks_make_a_bin_and_settle_once() {
+        let mut rig = Rig::new();
+        rig.piece(5, Piece::Prepare { bin: 1 }).unwrap();
+        rig.piece(5, Piece::State { bin: 1, chunk: chunks(0..3) }).unwrap();
+        rig.piece(5, Piece::State { bin: 1, chunk: chunks(3..7) }).unwrap();
+        rig.piece(5, Piece::Pending { bin: 1, records: vec![(9, 'z'), (5, 'a')] }).unwrap();
+        assert!(rig.settle(5).is_empty());
+        assert_eq!(rig.settle(6), [(1, 5)]);
+        assert_eq!(rig.table.get(1).unwrap().keys(), 7);
+        assert_eq!(rig.pending.take_due(&20), [(1, 'a'), (1, 'z')]);
+        assert!(matches!(
+            rig.piece(5, Piece::State { bin: 1, chunk: chunks(8..9) }),
+            Err(BinsError::Unprepared { bin: 1 })
+        ));
+        rig.table.rollback_all();
+        assert!(rig.table.get(1).is_none(), "what arrived from another process is dropped");
+    }
+
+    #[test]
+    fn an_empty_bin_moves() {
+        let mut rig = Rig::new();
+        rig.piece(5, Piece::Prepare { bin: 3 }).unwrap();
+        assert!(rig.table.get(3).unwrap().is_empty(), "at once: it may have to move on");
+        assert_eq!(rig.settle(6), [(3, 5)]);
+    }
+
+    #[test]
+    fn breaches_are_fatal() {
+        let mut rig = Rig::new();
+        assert!(matches!(rig.piece(5, Piece::Prepare { bin: 0 }), Err(BinsError::Occupied { bin: 0 })));
+        assert!(matches!(rig.piece(5, Piece::Prepare { bin: 4 }), Err(BinsError::Absent { bin: 4 })));
+        let chunk = chunks(0..1);
+        assert!(matches!(
+            rig.piece(5, Piece::State { bin: 1, chunk: chunk.clone() }),
+            Err(BinsError::Unprepared { bin: 1 })
+        ));
+        assert!(matches!(
+            rig.piece(5, Piece::Pending { bin: 1, records: vec![(5, 'a')] }),
+            Err(BinsError::Unprepared { bin: 1 })
+        ));
+        rig.piece(5, Piece::Prepare { bin: 1 }).unwrap();
+        assert!(matches!(rig.piece(5, Piece::Prepare { bin: 1 }), Err(BinsError::Occupied { bin: 1 })));
+        assert!(matches!(rig.piece(6, Piece::State { bin: 1, chunk }), Err(BinsError::Unprepared { bin: 1 })));
+        assert!(matches!(
+            rig.piece(5, Piece::State { bin: 1, chunk: vec![255; 3] }),
+            Err(BinsError::Chunk { bin: 1, .. })
+        ));
+        assert!(matches!(
+            rig.piece(5, Piece::Shelved { bin: 1, ticket: 0 }),
+            Err(BinsError::NotShelved { bin: 1, ticket: 0, .. })
+        ));
+        assert!(matches!(
+            rig.piece(5, Piece::Pending { bin: 1, records: vec![(4, 'a')] }),
+            Err(BinsError::Unprepared { bin: 1 })
+        ));
+    }
+}

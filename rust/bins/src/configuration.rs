@@ -1,0 +1,279 @@
+//! The configuration function over time: F's protocol state, without any dataflow.
+//!
+//! Control comes in at its time and waits until the control frontier has passed it; then its batch is checked and
+//! becomes a *pending* configuration. A record at `t` follows the newest configuration at or before `t`, known as soon as the
+//! control frontier has passed `t`, whether or not the bins have moved yet. The first pending configuration *starts*
+//! once nothing before its time can come out of S any more: it leaves the list and is the *active* one.
+//!
+//! Invariants: pending configurations have ascending times, none of them in advance of the control frontier; a refused
+//! batch changes nothing; configurations start in time order; `cursor` is the active routing with the first `cursor_at`
+//! pending configurations applied.
+//!
+//! Source: Megaphone §3.3–3.5 and §4.3; M-02, M-05, M-08, M-13. Departure: configurations are kept as changes, not as
+//! full maps, so that thousands prepared ahead cost what they move; a cursor walks along them as data time moves.
+
+use std::collections::{BTreeMap, VecDeque};
+
+use crate::control::{Control, Move, check_batch};
+use crate::error::ControlError;
+use crate::routing::Routing;
+
+/// A change of the routing at a time.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Configuration<T> {
+    /// From when it holds.
+    pub time: T,
+    /// The changes, bins ascending; empty for a no-op.
+    pub moves: Vec<Move>,
+}
+
+/// What became of the control batches that the control frontier has passed.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Outcome<T> {
+    /// Accepted; pending from now on.
+    Pending(Configuration<T>),
+    /// Refused; as if it had never been sent.
+    Rejected {
+        /// Its time.
+        time: T,
+        /// Why.
+        error: ControlError,
+    },
+}
+
+/// The configuration function of one operator on one worker.
+///
+/// # Examples
+/// ```
+/// use penstock_bins::{Command, Configurations, Control, Routing};
+/// let mut f = Configurations::new(Routing::new(1, 1)?);
+/// f.stage(45u64, Control::batch(0, vec![Command::Move { bin: 0, worker: 1 }]));
+/// f.advance(&[45], |worker| worker < 2);
+/// assert_eq!(f.routing_at(&44).unwrap().owner_of(0), 0);
+/// assert!(f.routing_at(&45).is_none(), "more control may come for 45");
+/// f.advance(&[46], |worker| worker < 2);
+/// assert_eq!(f.routing_at(&45).unwrap().owner_of(0), 1);
+/// assert!(f.start(|time| 44 < *time).is_none(), "S is still at 44");
+/// assert!(f.start(|time| 45 < *time).is_some());
+/// # Ok::<(), penstock_bins::BinsError>(())
+/// ```
+#[derive(Clone, Debug)]
+pub struct Configurations<T> {
+    active: Routing,
+    newest: Routing,
+    cursor: Routing,
+    cursor_at: usize,
+    pending: VecDeque<Configuration<T>>,
+    staged: BTreeMap<T, Vec<Control>>,
+    frontier: Frontier<T>,
+    next_sequence: u64,
+}
+
+#[derive(Clone, Debug)]
+enum Frontier<T> {
+    /// Nothing heard yet: everything may still come.
+    Unknown,
+    /// Nothing before this.
+    At(T),
+    /// Nothing at all.
+    Closed,
+}
+
+impl<T: Ord + Clone> Configurations<T> {
+    /// Starts with `initial` in force and sequence 0 expected.
+    #[must_use]
+    pub fn new(initial: Routing) -> Self {
+        Self {
+            newest: initial.clone(),
+            cursor: initial.clone(),
+            active: initial,
+            cursor_at: 0,
+            pending: VecDeque::new(),
+            staged: BTreeMap::new(),
+            frontier: Frontier::Unknown,
+            next_sequence: 0,
+        }
+    }
+
+    /// The routing by which bins lie in the tables now.
+    #[must_use]
+    pub fn active(&self) -> &Routing {
+        &self.active
+    }
+
+    /// The routing once everything pending has started.
+    #[must_use]
+    pub fn newest(&self) -> &Routing {
+        &self.newest
+    }
+
+    /// Accepted configurations that have not started, times ascending.
+    pub fn pending(&self) -> impl ExactSizeIterator<Item = &Configuration<T>> {
+        self.pending.iter()
+    }
+
+    /// Stashes control until its time is certain.
+    pub fn stage(&mut self, time: T, mut controls: Vec<Control>) {
+        if !controls.is_empty() {
+            self.staged.entry(time).or_default().append(&mut controls);
+        }
+    }
+
+    /// The control frontier moved: compiles what it has passed, times ascending. Cost: the staged commands concerned.
+    ///
+    /// `present` tells members from absent workers.
+    pub fn advance(&mut self, frontier: &[T], present: impl Fn(u32) -> bool) -> Vec<Outcome<T>> {
+        self.frontier = match frontier.iter().min() {
+            Some(time) => Frontier::At(time.clone()),
+            None => Frontier::Closed,
+        };
+        let mut outcomes = Vec::new();
+        while let Some(entry) = self.staged.first_entry() {
+            if self.frontier.may_bring(entry.key()) {
+                break;
+            }
+            let (time, batch) = entry.remove_entry();
+            outcomes.push(match check_batch(&batch, &self.newest, &present, self.next_sequence) {
+                Err(error) => Outcome::Rejected { time, error },
+                Ok(moves) => {
+                    self.next_sequence += 1;
+                    self.newest.forward(&moves);
+                    let configuration = Configuration { time, moves };
+                    self.pending.push_back(configuration.clone());
+                    Outcome::Pending(configuration)
+                }
+            });
+        }
+        outcomes
+    }
+
+    /// True when the configuration at `time` can still change, so that its records must wait.
+    #[must_use]
+    pub fn uncertain(&self, time: &T) -> bool {
+        self.frontier.may_bring(time)
+    }
+
+    /// The configuration of `time`; `None` while control may still come for it. Cost: the moves between this time and
+    /// the one last asked for.
+    pub fn routing_at(&mut self, time: &T) -> Option<&Routing> {
+        if self.uncertain(time) {
+            return None;
+        }
+        while let Some(next) = self.pending.get(self.cursor_at).filter(|next| next.time <= *time) {
+            self.cursor.forward(&next.moves);
+            self.cursor_at += 1;
+        }
+        while let Some(last) = self.cursor_at.checked_sub(1).filter(|last| self.pending[*last].time > *time) {
+            self.cursor.backward(&self.pending[last].moves);
+            self.cursor_at = last;
+        }
+        Some(&self.cursor)
+    }
+
+    /// Starts the first pending configuration if S has finished everything before it: `busy_before(time)` says whether
+    /// S's output frontier still has a time before `time`. Returns the configuration, active from now on.
+    pub fn start(&mut self, busy_before: impl Fn(&T) -> bool) -> Option<Configuration<T>> {
+        if busy_before(&self.pending.front()?.time) {
+            return None;
+        }
+        let started = self.pending.pop_front()?;
+        self.active.forward(&started.moves);
+        if self.cursor_at == 0 {
+            self.cursor.forward(&started.moves);
+        } else {
+            self.cursor_at -= 1;
+        }
+        Some(started)
+    }
+}
+
+impl<T: Ord> Frontier<T> {
+    fn may_bring(&self, time: &T) -> bool {
+        match self {
+            Self::Unknown => true,
+            Self::At(frontier) => frontier <= time,
+            Self::Closed => false,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::control::Command;
+    use proptest::prelude::*;
+
+    fn moves(sequence: u64, list: &[(u32, u32)]) -> Vec<Control> {
+        Control::batch(sequence, list.iter().map(|&(bin, worker)| Command::Move { bin, worker }).collect())
+    }
+
+    #[test]
+    fn a_reject_leaves_everything_and_the_sequence_as_it_was() {
+        let mut f = Configurations::new(Routing::new(2, 2).unwrap());
+        f.stage(3, moves(0, &[(0, 5)]));
+        f.stage(4, moves(0, &[(0, 1)]));
+        f.stage(5, moves(0, &[(1, 0)]));
+        let outcomes = f.advance(&[9], |worker| worker < 2);
+        assert!(matches!(&outcomes[0], Outcome::Rejected { time: 3, error: ControlError::AbsentWorker { worker: 5 } }));
+        assert!(matches!(&outcomes[1], Outcome::Pending(c) if c.time == 4));
+        assert!(matches!(
+            &outcomes[2],
+            Outcome::Rejected { time: 5, error: ControlError::Sequence { found: 0, expected: 1 } }
+        ));
+        assert_eq!(f.newest().owners(), [1, 1, 0, 1]);
+        assert_eq!(f.active().owners(), [0, 1, 0, 1]);
+        assert_eq!(f.pending().len(), 1);
+    }
+
+    #[test]
+    fn a_batch_waits_for_all_its_commands() {
+        let mut f = Configurations::new(Routing::new(2, 2).unwrap());
+        let batch = moves(0, &[(0, 1), (1, 0)]);
+        f.stage(3, batch[..1].to_vec());
+        assert!(f.advance(&[3], |_| true).is_empty());
+        f.stage(3, batch[1..].to_vec());
+        assert_eq!(f.advance(&[], |_| true).len(), 1);
+        assert_eq!(f.routing_at(&7).unwrap().owners(), [1, 0, 0, 1]);
+        assert_eq!(f.routing_at(&2).unwrap().owners(), [0, 1, 0, 1]);
+    }
+
+    #[test]
+    fn nothing_is_certain_before_the_first_frontier() {
+        let mut f = Configurations::<u64>::new(Routing::new(0, 1).unwrap());
+        assert!(f.routing_at(&0).is_none());
+        f.advance(&[0], |_| true);
+        assert!(f.routing_at(&0).is_none());
+        f.advance(&[1], |_| true);
+        assert!(f.routing_at(&0).is_some());
+    }
+
+    proptest! {
+        /// The cursor gives what applying every configuration up to `t` to the initial map gives.
+        #[test]
+        fn cursor_equals_replay(
+            batches in prop::collection::vec(prop::collection::btree_map(0u32..8, 0u32..3, 1..5), 0..12),
+            asks in prop::collection::vec((0u64..40, any::<bool>()), 1..40),
+        ) {
+            let initial = Routing::new(3, 3).unwrap();
+            let mut f = Configurations::new(initial.clone());
+            for (i, batch) in batches.iter().enumerate() {
+                let list: Vec<_> = batch.iter().map(|(b, w)| (*b, *w)).collect();
+                f.stage(3 * i as u64, moves(i as u64, &list));
+            }
+            f.advance(&[], |_| true);
+            let mut started = 0;
+            for (time, start) in asks {
+                let mut expected = initial.owners().to_vec();
+                for (i, batch) in batches.iter().enumerate() {
+                    if i < started || 3 * i as u64 <= time {
+                        batch.iter().for_each(|(b, w)| expected[*b as usize] = *w);
+                    }
+                }
+                prop_assert_eq!(f.routing_at(&time).unwrap().owners(), &expected[..]);
+                if start && f.start(|t| *t > time).is_some() {
+                    started += 1;
+                }
+            }
+        }
+    }
+}

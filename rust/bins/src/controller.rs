@@ -1,0 +1,119 @@
+//! The control input, kept by one worker.
+//!
+//! Commands are scheduled for any time that control has not left, however far ahead, and are checked at once. A batch
+//! enters the dataflow when control time leaves its time: no configuration could be certain earlier, and until then more
+//! commands may join it.
+//!
+//! Invariant: every batch that is emitted is acceptable to F (given the members it was checked against).
+//!
+//! Source: Megaphone §3.3; M-05, M-06.
+
+use std::collections::BTreeMap;
+
+use penstock_dataflow::InputHandle;
+use penstock_progress::{Timestamp, TotalOrder};
+
+use crate::control::{Command, Control, check_commands};
+use crate::error::{ControlError, ScheduleError};
+use crate::routing::Routing;
+
+/// Schedules commands into the control stream of one or more operators.
+///
+/// Dropping it closes the control input without emitting what is still scheduled.
+pub struct Controller<T: Timestamp> {
+    input: Option<InputHandle<T, Vec<Control>>>,
+    schedule: BTreeMap<T, Vec<Command>>,
+    emitted: Routing,
+    peers: usize,
+    next_sequence: u64,
+}
+
+impl<T: Timestamp + TotalOrder> Controller<T> {
+    /// Takes the control input; `routing` is the operators' initial one, `peers` the number of workers.
+    #[must_use]
+    pub fn new(input: InputHandle<T, Vec<Control>>, routing: Routing, peers: usize) -> Self {
+        Self { input: Some(input), schedule: BTreeMap::new(), emitted: routing, peers, next_sequence: 0 }
+    }
+
+    /// Where control stands; `None` once closed.
+    #[must_use]
+    pub fn time(&self) -> Option<&T> {
+        self.input.as_ref().map(InputHandle::time)
+    }
+
+    /// The routing once everything scheduled has taken effect.
+    #[must_use]
+    pub fn routing(&self) -> Routing {
+        let mut routing = self.emitted.clone();
+        for command in self.schedule.values().flatten() {
+            routing.apply(command).expect("checked when it was scheduled");
+        }
+        routing
+    }
+
+    /// Schedules commands for `time`, beside those already scheduled for it.
+    ///
+    /// # Errors
+    /// [`ScheduleError::Late`] for a time that control has left, [`ScheduleError::Control`] for commands that F would
+    /// refuse; nothing changes.
+    pub fn schedule(&mut self, time: T, mut commands: Vec<Command>) -> Result<(), ScheduleError<T>> {
+        if self.time().is_none_or(|held| time < *held) {
+            return Err(self.late(time));
+        }
+        let before = self.schedule.get(&time).map(Vec::as_slice).unwrap_or_default();
+        if u32::try_from(before.len() + commands.len()).is_err() {
+            let present = before.len() + commands.len();
+            return Err(ControlError::Count { announced: u32::MAX, present }.into());
+        }
+        let peers = self.peers;
+        let present = |worker: u32| (worker as usize) < peers;
+        check_commands(before.iter().chain(&commands), &self.emitted, present)?;
+        if !commands.is_empty() {
+            self.schedule.entry(time).or_default().append(&mut commands);
+        }
+        Ok(())
+    }
+
+    /// Moves control to `time` and emits the batches of all times before it.
+    ///
+    /// # Errors
+    /// [`ScheduleError::Late`] for a time before the present one; nothing changes.
+    pub fn advance_to(&mut self, time: T) -> Result<(), ScheduleError<T>> {
+        if self.time().is_none_or(|held| time < *held) {
+            return Err(self.late(time));
+        }
+        let later = self.schedule.split_off(&time);
+        let due = std::mem::replace(&mut self.schedule, later);
+        self.emit(due);
+        if let Some(input) = &mut self.input {
+            input.advance_to(time).expect("control time was compared above");
+        }
+        Ok(())
+    }
+
+    /// Emits everything scheduled, then closes the control input.
+    pub fn close(&mut self) {
+        let due = std::mem::take(&mut self.schedule);
+        self.emit(due);
+        if let Some(input) = self.input.take() {
+            input.close();
+        }
+    }
+
+    fn emit(&mut self, due: BTreeMap<T, Vec<Command>>) {
+        let Some(input) = &mut self.input else { return };
+        for (time, commands) in due {
+            for command in &commands {
+                self.emitted.apply(command).expect("checked when it was scheduled");
+            }
+            input.advance_to(time).expect("scheduled times are not before control time and ascend");
+            input.send(Control::batch(self.next_sequence, commands));
+            self.next_sequence += 1;
+        }
+    }
+
+    #[cold]
+    fn late(&self, asked: T) -> ScheduleError<T> {
+        ScheduleError::Late { held: self.time().cloned(), asked }
+    }
+}

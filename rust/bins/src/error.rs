@@ -1,0 +1,226 @@
+//! What can go wrong: rejected control (state unchanged, the dataflow goes on) and fatal protocol faults.
+//!
+//! [`ControlError`] and [`ScheduleError`] are rejects. [`BinsError`] is misuse at build time, or, inside an operator,
+//! fatal: the worker stops with it and its peers learn of it. [`StateError`] is what a state says of a bad chunk.
+
+use std::sync::Arc;
+
+/// A boxed error, as operators return it.
+pub type BoxError = Box<dyn std::error::Error + Send + Sync>;
+
+/// Why a batch of control commands is refused. The configuration stays as it was.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum ControlError {
+    /// A full map with another number of bins than the operator has.
+    #[error("map has {length} owners, operator has {bins} bins")]
+    MapLength {
+        /// Owners in the refused map.
+        length: usize,
+        /// Bins of the operator.
+        bins: u32,
+    },
+    /// A bin number beyond the last bin.
+    #[error("bin {bin} of {bins} bins")]
+    BinOutOfRange {
+        /// The refused bin.
+        bin: u32,
+        /// Bins of the operator.
+        bins: u32,
+    },
+    /// A worker that is no member.
+    #[error("worker {worker} is absent")]
+    AbsentWorker {
+        /// The refused worker.
+        worker: u32,
+    },
+    /// A batch out of sequence, or one whose commands disagree about their sequence.
+    #[error("control sequence {found}, expected {expected}")]
+    Sequence {
+        /// The sequence found.
+        found: u64,
+        /// The sequence of the next acceptable batch.
+        expected: u64,
+    },
+    /// A batch with more or fewer commands at its time than it announces.
+    #[error("control batch announces {announced} commands, {present} present")]
+    Count {
+        /// What a command of the batch announces.
+        announced: u32,
+        /// Commands present at the time.
+        present: usize,
+    },
+    /// Two moves of one bin at one time.
+    #[error("bin {bin} moves twice at one time")]
+    MovedTwice {
+        /// The bin.
+        bin: u32,
+    },
+    /// A full map beside another map or a move at one time.
+    #[error("a full map shares its time with {others} other commands")]
+    MapNotAlone {
+        /// Commands beside the map, no-ops aside.
+        others: usize,
+    },
+}
+
+/// Why [`Controller`](crate::Controller) refuses to schedule.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum ScheduleError<T> {
+    /// The time is already over at the control input.
+    #[error("control for {asked:?}, but control time is already {held:?}")]
+    Late {
+        /// Where the control input stands; `None` when it is closed.
+        held: Option<T>,
+        /// The refused time.
+        asked: T,
+    },
+    /// The commands themselves are refused.
+    #[error(transparent)]
+    Control(#[from] ControlError),
+}
+
+/// A state refused a chunk.
+#[derive(Clone, Debug, thiserror::Error)]
+#[error("{message}")]
+pub struct StateError {
+    message: String,
+    #[source]
+    source: Option<Arc<dyn std::error::Error + Send + Sync>>,
+}
+
+impl StateError {
+    /// A refusal in words.
+    pub fn new(message: impl Into<String>) -> Self {
+        Self { message: message.into(), source: None }
+    }
+
+    /// A refusal caused by another error.
+    pub fn from_source(source: impl std::error::Error + Send + Sync + 'static) -> Self {
+        Self { message: source.to_string(), source: Some(Arc::new(source)) }
+    }
+}
+
+/// Misuse at build time, and fatal faults of the migration protocol.
+#[derive(Clone, Debug, thiserror::Error)]
+pub enum BinsError {
+    /// More bits than [`MAX_BITS`](crate::MAX_BITS).
+    #[error("{bits} bin bits, at most 20")]
+    Bits {
+        /// The refused number.
+        bits: u8,
+    },
+    /// No worker to own a bin.
+    #[error("a routing needs at least one worker")]
+    NoPeers,
+    /// A number of owners that is no power of two up to 2^20.
+    #[error("{length} owners are not 2^k, k in 0..=20")]
+    Owners {
+        /// The refused number.
+        length: usize,
+    },
+    /// Two parts of one operator disagree about the number of bins.
+    #[error("{found} bin bits where {expected} were configured")]
+    BitsDiffer {
+        /// Bits of the routing in force.
+        expected: u8,
+        /// Bits found.
+        found: u8,
+    },
+    /// An initial routing names a worker that is no member.
+    #[error("bin {bin} is owned by worker {worker}, who is absent")]
+    AbsentOwner {
+        /// The bin.
+        bin: u32,
+        /// Its owner.
+        worker: u32,
+    },
+    /// A table lacks a bin that its worker owns: it was neither created nor restored.
+    #[error("bin {bin} belongs to worker {worker} but is not in its table")]
+    Unrestored {
+        /// The bin.
+        bin: u32,
+        /// Its owner.
+        worker: u32,
+    },
+    /// A table holds a bin that another worker owns.
+    #[error("worker {worker} holds bin {bin}, which worker {owner} owns")]
+    Foreign {
+        /// The bin.
+        bin: u32,
+        /// The holder.
+        worker: u32,
+        /// The owner.
+        owner: u32,
+    },
+    /// A bin arrives where there is one already.
+    #[error("bin {bin} is already here")]
+    Occupied {
+        /// The bin.
+        bin: u32,
+    },
+    /// A bin that should be here is not.
+    #[error("bin {bin} is not here")]
+    Absent {
+        /// The bin.
+        bin: u32,
+    },
+    /// State or pending records for a bin that was not prepared at that time.
+    #[error("state for bin {bin} without a prepare")]
+    Unprepared {
+        /// The bin.
+        bin: u32,
+    },
+    /// A ticket that the shelf does not know.
+    #[error("bin {bin} of {name} is not on the shelf under ticket {ticket}")]
+    NotShelved {
+        /// The operator.
+        name: String,
+        /// The bin.
+        bin: u32,
+        /// The ticket presented.
+        ticket: u64,
+    },
+    /// A bin's state refused a chunk.
+    #[error("bin {bin} refused a chunk: {source}")]
+    Chunk {
+        /// The bin.
+        bin: u32,
+        /// What the state said.
+        source: StateError,
+    },
+    /// A post-dated record earlier than the time it was made at.
+    #[error("post-dated to {asked}, but it is already {now}")]
+    Postdated {
+        /// The current time.
+        now: String,
+        /// The refused time.
+        asked: String,
+    },
+    /// On rebuilding: a bin lies in this process but none of its workers owns it.
+    #[error("bin {bin} rests here, but its owner {owner} is elsewhere")]
+    Stranded {
+        /// The bin.
+        bin: u32,
+        /// Its owner.
+        owner: u32,
+    },
+    /// On rebuilding: two states both claim to be the bin's at the mark.
+    #[error("bin {bin} has two states from before the mark")]
+    TwoOriginals {
+        /// The bin.
+        bin: u32,
+    },
+    /// On rebuilding: a bin was marked with a later epoch, so the one asked for is over.
+    #[error("bin {bin} is marked with epoch {marked}, and cannot go back to {epoch}")]
+    MarkedLater {
+        /// The bin.
+        bin: u32,
+        /// The epoch of its mark.
+        marked: u64,
+        /// The epoch asked for.
+        epoch: u64,
+    },
+    /// Steps of size zero.
+    #[error("a batched migration needs steps of at least one bin")]
+    StepSize,
+}

@@ -1,0 +1,291 @@
+//! The simplest block and the simplest state: rows of (key, value), and a hash map per bin.
+//!
+//! For programs at the level of single records, and as the naive twin of columnar blocks and states.
+//!
+//! Invariant of the map's undo: while marked, `undo` holds for every key written since the mark what it was at the mark.
+
+use std::collections::HashMap;
+use std::hash::Hash;
+
+use penstock_dataflow::wire::{Wire, WireError, decode_serde, encode_serde};
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
+
+use crate::bin::BinState;
+use crate::block::Block;
+use crate::error::StateError;
+
+/// Bytes after which [`KeyedMap`] begins a new chunk.
+const CHUNK_BYTES: usize = 64 * 1024;
+
+/// A block of (key, value) rows with the hashes of the keys.
+///
+/// # Examples
+/// ```
+/// use penstock_bins::{Block, Keyed};
+/// let block = Keyed::new(vec![(7u64, "a".to_string())], |key| key << 60);
+/// assert_eq!(block.hashes(), Some(&[7 << 60][..]));
+/// ```
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Keyed<K, V> {
+    hashes: Option<Vec<u64>>,
+    rows: Vec<(K, V)>,
+}
+
+impl<K, V> Keyed<K, V> {
+    /// A block whose rows follow the hashes of their keys.
+    pub fn new(rows: Vec<(K, V)>, hash: impl Fn(&K) -> u64) -> Self {
+        Self { hashes: Some(rows.iter().map(|(key, _)| hash(key)).collect()), rows }
+    }
+
+    /// A block that stays on its worker.
+    #[must_use]
+    pub fn local(rows: Vec<(K, V)>) -> Self {
+        Self { hashes: None, rows }
+    }
+
+    /// Whether it has hashes, so that its rows can be routed.
+    #[must_use]
+    pub fn is_hashed(&self) -> bool {
+        self.hashes.is_some()
+    }
+
+    /// The rows.
+    #[must_use]
+    pub fn rows(&self) -> &[(K, V)] {
+        &self.rows
+    }
+
+    /// The rows, each with its hash; without hashes, with 0.
+    pub fn into_hashed_rows(self) -> impl Iterator<Item = (u64, K, V)> {
+        let hashes = self.hashes.unwrap_or_default().into_iter().chain(std::iter::repeat(0));
+        hashes.zip(self.rows).map(|(hash, (key, value))| (hash, key, value))
+    }
+}
+
+impl<K, V> Wire for Keyed<K, V>
+where
+    K: Serialize + DeserializeOwned + Send + 'static,
+    V: Serialize + DeserializeOwned + Send + 'static,
+{
+    fn encode(&self, out: &mut Vec<u8>) {
+        encode_serde(self, out);
+    }
+
+    fn decode(bytes: &[u8]) -> Result<Self, WireError> {
+        let block: Self = decode_serde(bytes)?;
+        match &block.hashes {
+            Some(hashes) if hashes.len() != block.rows.len() => {
+                Err(WireError(format!("{} hashes for {} rows", hashes.len(), block.rows.len())))
+            }
+            _ => Ok(block),
+        }
+    }
+}
+
+impl<K, V> Block for Keyed<K, V>
+where
+    K: Serialize + DeserializeOwned + Send + 'static,
+    V: Serialize + DeserializeOwned + Send + 'static,
+{
+    fn len(&self) -> usize {
+        self.rows.len()
+    }
+
+    fn hashes(&self) -> Option<&[u64]> {
+        self.hashes.as_deref()
+    }
+
+    fn split(self, workers: &[u32], emit: &mut dyn FnMut(u32, Self)) {
+        let mut parts: Vec<(u32, Self)> = Vec::new();
+        for ((hash, key, value), &worker) in self.into_hashed_rows().zip(workers) {
+            let at = parts.iter().position(|(owner, _)| *owner == worker).unwrap_or_else(|| {
+                parts.push((worker, Self { hashes: Some(Vec::new()), rows: Vec::new() }));
+                parts.len() - 1
+            });
+            let part = &mut parts[at].1;
+            part.hashes.get_or_insert_default().push(hash);
+            part.rows.push((key, value));
+        }
+        for (worker, part) in parts {
+            emit(worker, part);
+        }
+    }
+}
+
+/// A bin's state as a hash map from key to per-key state.
+#[derive(Clone, Debug)]
+pub struct KeyedMap<K, A> {
+    map: HashMap<K, A>,
+    /// `None` until the first mark: before it there is nothing to return to but emptiness.
+    undo: Option<HashMap<K, Option<A>>>,
+}
+
+impl<K, A> Default for KeyedMap<K, A> {
+    fn default() -> Self {
+        Self { map: HashMap::new(), undo: None }
+    }
+}
+
+impl<K: Eq + Hash + Clone, A: Clone> KeyedMap<K, A> {
+    /// The state of a key.
+    pub fn get(&self, key: &K) -> Option<&A> {
+        self.map.get(key)
+    }
+
+    /// The state of a key, new if there is none, to change.
+    pub fn entry(&mut self, key: K) -> &mut A
+    where
+        A: Default,
+    {
+        self.save(&key);
+        self.map.entry(key).or_default()
+    }
+
+    /// Forgets a key.
+    pub fn remove(&mut self, key: &K) -> Option<A> {
+        self.save(key);
+        self.map.remove(key)
+    }
+
+    /// All keys with their states, in no order.
+    pub fn iter(&self) -> impl Iterator<Item = (&K, &A)> {
+        self.map.iter()
+    }
+
+    fn save(&mut self, key: &K) {
+        if let Some(undo) = &mut self.undo
+            && !undo.contains_key(key)
+        {
+            undo.insert(key.clone(), self.map.get(key).cloned());
+        }
+    }
+}
+
+impl<K, A> BinState for KeyedMap<K, A>
+where
+    K: Eq + Hash + Clone + Serialize + DeserializeOwned + Send + 'static,
+    A: Clone + Serialize + DeserializeOwned + Send + 'static,
+{
+    fn encode(&self, chunk: &mut dyn FnMut(Vec<u8>)) {
+        let mut out = Vec::new();
+        for entry in &self.map {
+            encode_serde(&entry, &mut out);
+            if out.len() >= CHUNK_BYTES {
+                chunk(std::mem::take(&mut out));
+            }
+        }
+        if !out.is_empty() {
+            chunk(out);
+        }
+    }
+
+    fn absorb(&mut self, chunk: &[u8]) -> Result<(), StateError> {
+        let mut rest = chunk;
+        while !rest.is_empty() {
+            let ((key, state), after): ((K, A), _) =
+                postcard::take_from_bytes(rest).map_err(StateError::from_source)?;
+            rest = after;
+            self.save(&key);
+            if self.map.insert(key, state).is_some() {
+                return Err(StateError::new("a key came twice"));
+            }
+        }
+        Ok(())
+    }
+
+    fn bytes(&self) -> usize {
+        self.map.capacity() * (size_of::<(K, A)>() + 1)
+    }
+
+    fn keys(&self) -> usize {
+        self.map.len()
+    }
+
+    fn mark(&mut self) {
+        self.undo.get_or_insert_default().clear();
+    }
+
+    fn rollback(&mut self) {
+        match &mut self.undo {
+            None => self.map.clear(),
+            Some(undo) => {
+                for (key, before) in undo.drain() {
+                    match before {
+                        Some(state) => _ = self.map.insert(key, state),
+                        None => _ = self.map.remove(&key),
+                    }
+                }
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn copy(state: &KeyedMap<u16, String>) -> (KeyedMap<u16, String>, usize) {
+        let mut chunks = Vec::new();
+        state.encode(&mut |chunk| chunks.push(chunk));
+        let mut copy = KeyedMap::default();
+        chunks.iter().for_each(|chunk| copy.absorb(chunk).unwrap());
+        (copy, chunks.len())
+    }
+
+    #[test]
+    fn many_chunks_give_the_same_state() {
+        let mut state = KeyedMap::default();
+        assert_eq!(copy(&state).1, 0, "an empty state needs no chunk");
+        for i in 0..5000u16 {
+            *state.entry(i) = "x".repeat(i as usize % 100);
+        }
+        let (copied, chunks) = copy(&state);
+        assert!(chunks > 3, "{chunks}");
+        assert_eq!(copied.map, state.map);
+    }
+
+    #[test]
+    fn bad_chunks_are_refused() {
+        let mut state = KeyedMap::<u16, String>::default();
+        *state.entry(3) = "three".into();
+        let mut chunk = Vec::new();
+        state.encode(&mut |bytes| chunk = bytes);
+        assert!(state.clone().absorb(&chunk).is_err(), "a key twice");
+        for cut in 1..chunk.len() {
+            assert!(KeyedMap::<u16, String>::default().absorb(&chunk[..cut]).is_err(), "cut at {cut}");
+        }
+    }
+
+    #[test]
+    fn a_block_with_too_few_hashes_is_refused() {
+        let mut bytes = Vec::new();
+        Keyed { hashes: Some(vec![1]), rows: vec![(1u8, 1u8), (2, 2)] }.encode(&mut bytes);
+        assert!(Keyed::<u8, u8>::decode(&bytes).is_err());
+    }
+
+    proptest! {
+        #[test]
+        fn rollback_equals_a_copy_at_the_mark(deeds in prop::collection::vec((0u8..4, 0u8..6, any::<u32>()), 0..100)) {
+            let mut state = KeyedMap::<u8, u32>::default();
+            let mut at_mark = HashMap::new();
+            for (deed, key, value) in deeds {
+                match deed {
+                    0 => _ = state.remove(&key),
+                    1 if value % 4 == 0 => {
+                        state.mark();
+                        at_mark = state.map.clone();
+                    }
+                    2 if value % 4 == 0 => {
+                        state.rollback();
+                        prop_assert_eq!(&state.map, &at_mark);
+                    }
+                    _ => *state.entry(key) = value,
+                }
+            }
+            state.rollback();
+            prop_assert_eq!(&state.map, &at_mark);
+        }
+    }
+}

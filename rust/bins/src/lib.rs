@@ -1,0 +1,69 @@
+//! Megaphone bins: keyed state that moves while the dataflow runs.
+//!
+//! Keys are grouped into bins by the top bits of their hash. A stateful operator is a pair: F routes records by the configuration of
+//! their time and starts migrations, S hosts the bins and applies records in time order. A migration is a control
+//! command with a time; logical time alone coordinates it, so records flow while bins move, and every update happens on the
+//! worker that the configuration of its time names.
+//!
+//! | module | owns |
+//! |---|---|
+//! | `bin` | hash → bin, what a bin's state must do ([`BinState`]) |
+//! | `routing`, `control` | who owns which bin; commands and what makes a batch acceptable |
+//! | `configuration` | the configuration function over time, F's protocol state |
+//! | `route`, `state` | the operators F and S |
+//! | `arrival`, `message` | bins on their way in; what travels from F to S |
+//! | `pending` | post-dated records, by bin |
+//! | `table`, `shelf` | bins of a worker; bins at rest in a process, undo of a failed epoch |
+//! | `stateful`, `state_machine` | building the operator |
+//! | `controller`, `plan` | control input; migrations as steps: [`Strategy`], [`Migration`] |
+//! | `block`, `keyed` | blocks that can be routed; rows of (key, value), a hash map as a bin |
+//! | `stats` | counters and the log of migrations |
+//!
+//! # Life of an epoch
+//!
+//! A host that can lose a process works in epochs. When S's output has left an epoch and the host has committed it, each worker
+//! calls [`BinTable::mark_all`] before it advances its own inputs into the next epoch: those inputs hold back every record
+//! and every migration of the next one. [`Shelf::close_epoch`] frees what only the old epoch needed. Should an epoch
+//! fail, all workers end, their tables deposit their bins on the shelf, and [`Shelf::rebuild`] makes the tables of the new
+//! generation as they were when the epoch began.
+//! Post-dated records are not undone: a flow that is to be rolled back keeps its timers in its bins.
+//!
+//! Source: Megaphone (Hoffmann et al.), §3 and §4. Departures are in the modules.
+
+mod arrival;
+mod bin;
+mod block;
+mod configuration;
+mod control;
+mod controller;
+mod error;
+mod keyed;
+mod message;
+mod pending;
+mod plan;
+mod route;
+mod routing;
+mod shelf;
+mod state;
+mod state_machine;
+mod stateful;
+mod stats;
+mod table;
+
+pub use bin::{BinState, MAX_BITS, bin};
+pub use block::Block;
+pub use configuration::{Configuration, Configurations, Outcome};
+pub use control::{Command, Control, Move, check_batch};
+pub use controller::Controller;
+pub use error::{BinsError, BoxError, ControlError, ScheduleError, StateError};
+pub use keyed::{Keyed, KeyedMap};
+pub use message::Record;
+pub use pending::Pending;
+pub use plan::{Migration, MigrationProgress, PlanStep, Strategy, commands, steps};
+pub use routing::Routing;
+pub use shelf::{Rebuilt, Shelf};
+pub use state::{Later, Outbox, Step};
+pub use state_machine::state_machine;
+pub use stateful::{Config, Stateful, stateful};
+pub use stats::{Counters, Event, LOG_EVENTS, Stats, What};
+pub use table::BinTable;

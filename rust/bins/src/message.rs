@@ -1,0 +1,135 @@
+//! What travels from F to S.
+//!
+//! Data: [`Addressed`] blocks, each with its worker. State: Prepare(bin), State(bin, chunk), Pending(bin,
+//! time, record) (M-10), from one F in that order; between threads of one process the state is a ticket for the shelf.
+//!
+//! On the wire numbers are little-endian; a chunk is copied once, never taken apart.
+
+use penstock_dataflow::wire::{Wire, WireError, decode_serde, encode_serde};
+use penstock_progress::Timestamp;
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+
+/// What a post-dated record must be able to do: travel with its bin.
+pub trait Record: Serialize + DeserializeOwned + Send + 'static {}
+
+impl<P: Serialize + DeserializeOwned + Send + 'static> Record for P {}
+
+/// A block on its way to a worker.
+#[derive(Debug)]
+pub(crate) struct Addressed<D> {
+    pub(crate) to: u32,
+    pub(crate) content: D,
+}
+
+impl<D: Wire> Wire for Addressed<D> {
+    fn encode(&self, out: &mut Vec<u8>) {
+        out.extend_from_slice(&self.to.to_le_bytes());
+        self.content.encode(out);
+    }
+
+    fn decode(bytes: &[u8]) -> Result<Self, WireError> {
+        let (to, rest) = number(bytes)?;
+        Ok(Self { to, content: D::decode(rest)? })
+    }
+}
+
+/// One piece of a bin that moves.
+#[derive(Debug)]
+pub(crate) enum Piece<T, P> {
+    /// The bin comes; it is empty until its state follows.
+    Prepare { bin: u32 },
+    /// Its state lies on the shelf of this process.
+    Shelved { bin: u32, ticket: u64 },
+    /// A chunk of its state.
+    State { bin: u32, chunk: Vec<u8> },
+    /// Post-dated records of it.
+    Pending { bin: u32, records: Vec<(T, P)> },
+}
+
+const PREPARE: u8 = 1;
+const STATE: u8 = 2;
+const PENDING: u8 = 3;
+
+impl<T: Timestamp, P: Record> Wire for Piece<T, P> {
+    fn encode(&self, out: &mut Vec<u8>) {
+        let mut head = |kind: u8, bin: &u32| {
+            out.push(kind);
+            out.extend_from_slice(&bin.to_le_bytes());
+        };
+        match self {
+            Self::Prepare { bin } => head(PREPARE, bin),
+            Self::Shelved { bin, .. } => {
+                // A ticket means nothing elsewhere. Sent as a kind that nobody decodes, it stops the receiver.
+                head(0, bin);
+            }
+            Self::State { bin, chunk } => {
+                head(STATE, bin);
+                out.extend_from_slice(chunk);
+            }
+            Self::Pending { bin, records } => {
+                head(PENDING, bin);
+                encode_serde(records, out);
+            }
+        }
+    }
+
+    fn decode(bytes: &[u8]) -> Result<Self, WireError> {
+        let (&kind, rest) = bytes.split_first().ok_or_else(|| WireError("no bytes".into()))?;
+        let (bin, rest) = number(rest)?;
+        match kind {
+            PREPARE if rest.is_empty() => Ok(Self::Prepare { bin }),
+            PREPARE => Err(WireError(format!("{} bytes too many", rest.len()))),
+            STATE => Ok(Self::State { bin, chunk: rest.to_vec() }),
+            PENDING => Ok(Self::Pending { bin, records: decode_serde(rest)? }),
+            other => Err(WireError(format!("piece of kind {other}"))),
+        }
+    }
+}
+
+fn number(bytes: &[u8]) -> Result<(u32, &[u8]), WireError> {
+    let (head, rest) = bytes.split_first_chunk().ok_or_else(|| WireError(format!("{} bytes of 4", bytes.len())))?;
+    Ok((u32::from_le_bytes(*head), rest))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn bytes(piece: &Piece<u64, String>) -> Vec<u8> {
+        let mut out = Vec::new();
+        piece.encode(&mut out);
+        out
+    }
+
+    #[test]
+    fn pieces_survive_the_wire() {
+        assert!(matches!(Piece::<u64, String>::decode(&bytes(&Piece::Prepare { bin: 7 })), Ok(Piece::Prepare { bin: 7 })));
+        let state = bytes(&Piece::State { bin: 8, chunk: vec![1, 2, 3] });
+        assert!(matches!(Piece::<u64, String>::decode(&state), Ok(Piece::State { bin: 8, chunk }) if chunk == [1, 2, 3]));
+        let records = vec![(4u64, "a".to_string()), (9, "b".to_string())];
+        let pending = bytes(&Piece::Pending { bin: 9, records: records.clone() });
+        assert!(matches!(Piece::<u64, String>::decode(&pending), Ok(Piece::Pending { bin: 9, records: r }) if r == records));
+        for cut in 0..pending.len() {
+            assert!(Piece::<u64, String>::decode(&pending[..cut]).is_err());
+        }
+    }
+
+    #[test]
+    fn tickets_and_unknown_kinds_do_not_cross() {
+        assert!(Piece::<u64, String>::decode(&bytes(&Piece::Shelved { bin: 7, ticket: 1 })).is_err());
+        assert!(Piece::<u64, String>::decode(&[9, 0, 0, 0, 0]).is_err());
+        let mut long = bytes(&Piece::Prepare { bin: 1 });
+        long.push(0);
+        assert!(Piece::<u64, String>::decode(&long).is_err());
+    }
+
+    #[test]
+    fn addressed_blocks_keep_their_worker() {
+        let mut out = Vec::new();
+        Addressed { to: 4, content: vec![5u64, 6] }.encode(&mut out);
+        let block = Addressed::<Vec<u64>>::decode(&out).unwrap();
+        assert_eq!((block.to, block.content), (4, vec![5, 6]));
+        assert!(Addressed::<Vec<u64>>::decode(&out[..3]).is_err());
+    }
+}

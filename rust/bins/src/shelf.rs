@@ -1,0 +1,360 @@
+//! Where bins rest while no table holds them.
+//!
+//! One shelf per state type serves all workers of a process. Three kinds of rest, by operator name and bin:
+//! *moving* between two threads (the message carries only a ticket), *deposited* by a table that was dropped, and
+//! *retained*: the original of a bin that was copied to another process, kept until the epoch closes.
+//!
+//! Invariants: a bin has at most one moving or deposited state and at most one retained original in a process; an original is
+//! retained only if it was here at the last mark. Workers mark an epoch one by one, but no record and no move of it
+//! happens before the last of them did. Hence, whatever fails in an epoch, the state at the mark of every bin
+//! that was in this process then is still in this process: in a table, on the shelf, or retained.
+//!
+//! Source: ours (Megaphone §4.4 leaves fault tolerance to the system beneath); M-23.
+
+use std::collections::{BTreeMap, HashMap};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use crate::bin::BinState;
+use crate::error::BinsError;
+use crate::routing::Routing;
+use crate::table::{BinTable, Held};
+
+/// Process-wide resting place of bins. Cloning gives another handle to the same shelf.
+///
+/// One lock guards it; it is taken once per bin moved, never on the path of data.
+pub struct Shelf<S> {
+    inner: Arc<Mutex<Inner<S>>>,
+}
+
+struct Inner<S> {
+    operators: HashMap<String, BTreeMap<u32, Rest<S>>>,
+    next_ticket: u64,
+}
+
+struct Rest<S> {
+    resting: Option<(Held<S>, u64)>,
+    retained: Option<Held<S>>,
+}
+
+/// Tables for a new generation.
+#[derive(Debug)]
+pub struct Rebuilt<S: BinState> {
+    /// A table per local worker, in the order asked for.
+    pub tables: Vec<(u32, BinTable<S>)>,
+    /// Bins that local workers own but this process does not have: new, or to be restored. Ascending.
+    pub missing: Vec<u32>,
+}
+
+impl<S: BinState> Shelf<S> {
+    /// An empty shelf.
+    #[must_use]
+    pub fn new() -> Self {
+        Self { inner: Arc::new(Mutex::new(Inner { operators: HashMap::new(), next_ticket: 0 })) }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Inner<S>> {
+        // No code of states runs under the lock except rollback and drop, and each leaves the maps whole.
+        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Lays down a bin that moves to another thread; the ticket fetches it.
+    pub(crate) fn put(&self, name: &str, bin: u32, held: Held<S>) -> Result<u64, BinsError> {
+        let mut inner = self.lock();
+        let ticket = inner.next_ticket;
+        let rest = inner.rest(name, bin);
+        if rest.resting.is_some() {
+            return Err(BinsError::Occupied { bin });
+        }
+        rest.resting = Some((held, ticket));
+        inner.next_ticket += 1;
+        Ok(ticket)
+    }
+
+    /// Fetches a bin by its ticket.
+    pub(crate) fn take(&self, name: &str, bin: u32, ticket: u64) -> Result<Held<S>, BinsError> {
+        let mut inner = self.lock();
+        let rest = inner.operators.get_mut(name).and_then(|bins| bins.get_mut(&bin));
+        match rest.and_then(|rest| rest.resting.take_if(|(_, issued)| *issued == ticket)) {
+            Some((held, _)) => Ok(held),
+            None => Err(BinsError::NotShelved { name: name.to_owned(), bin, ticket }),
+        }
+    }
+
+    /// Keeps the original of a bin that was copied to another process, unless it arrived from one since the mark.
+    pub(crate) fn retain(&self, name: &str, bin: u32, held: Held<S>) -> Result<(), BinsError> {
+        if held.arrived {
+            return Ok(());
+        }
+        let mut inner = self.lock();
+        let rest = inner.rest(name, bin);
+        if rest.retained.as_ref().is_some_and(|old| old.epoch == held.epoch) {
+            return Err(BinsError::TwoOriginals { bin });
+        }
+        rest.retained = Some(held);
+        Ok(())
+    }
+
+    /// Lays down the bins of a table that ends. A bin that rests here already stays; ours is not the newer one.
+    pub(crate) fn deposit(&self, name: &str, bins: Vec<(u32, Held<S>)>) {
+        if bins.is_empty() {
+            return;
+        }
+        let mut inner = self.lock();
+        for (bin, held) in bins {
+            let ticket = inner.next_ticket;
+            inner.next_ticket += 1;
+            inner.rest(name, bin).resting.get_or_insert((held, ticket));
+        }
+    }
+
+    /// `epoch` is over and will not be undone: drops the originals of bins that left this process in it or before; returns
+    /// how many. Originals that were never marked go as well.
+    pub fn close_epoch(&self, epoch: u64) -> usize {
+        let mut closed = Vec::new();
+        let mut inner = self.lock();
+        for bins in inner.operators.values_mut() {
+            for rest in bins.values_mut() {
+                closed.extend(rest.retained.take_if(|original| original.epoch <= Some(epoch)));
+            }
+            bins.retain(|_, rest| rest.resting.is_some() || rest.retained.is_some());
+        }
+        drop(inner);
+        closed.len()
+    }
+
+    /// Bins at rest: moving or deposited, and retained originals.
+    #[must_use]
+    pub fn counts(&self) -> (usize, usize) {
+        let inner = self.lock();
+        let rests = inner.operators.values().flat_map(BTreeMap::values);
+        rests.fold((0, 0), |(resting, retained), rest| {
+            (resting + usize::from(rest.resting.is_some()), retained + usize::from(rest.retained.is_some()))
+        })
+    }
+
+    /// Builds the tables of a new generation for the operator `name` from what the last one left in this process: every bin as
+    /// it was when `epoch` began, the tables marked with `epoch`.
+    ///
+    /// Call it when all workers of the process have ended (their tables are dropped). `routing` is the routing when `epoch`
+    /// began; `workers` are the members in this process. What was marked with `epoch` is rolled back: bins that came
+    /// from another process since are dropped, originals that went to one come back. What was last marked before
+    /// `epoch`, or never, is at the end of the epoch before (its worker had not begun `epoch`) and stays as it is.
+    ///
+    /// # Errors
+    /// [`BinsError::Stranded`] when a bin's owner is not among `workers`, [`BinsError::TwoOriginals`],
+    /// [`BinsError::MarkedLater`], [`BinsError::Absent`] for a bin beyond the routing's last; the shelf is then unchanged.
+    pub fn rebuild(&self, name: &str, epoch: u64, routing: &Routing, workers: &[u32]) -> Result<Rebuilt<S>, BinsError> {
+        let mut inner = self.lock();
+        let mut tables = Vec::with_capacity(workers.len());
+        let mut index = HashMap::new();
+        for (i, &worker) in workers.iter().enumerate() {
+            index.insert(worker, i);
+            tables.push((worker, BinTable::new(routing.bits())?));
+        }
+        for (&bin, rest) in inner.operators.get(name).into_iter().flatten() {
+            rest.check(bin, epoch, routing, |owner| index.contains_key(&owner))?;
+        }
+        for (bin, rest) in inner.operators.remove(name).unwrap_or_default() {
+            if let Some(state) = rest.at(epoch) {
+                tables[index[&routing.owner_of(bin)]].1.install(bin, state)?;
+            }
+        }
+        drop(inner);
+        tables.iter_mut().for_each(|(_, table)| table.mark_all(epoch));
+        let missing = (0u32..)
+            .zip(routing.owners())
+            .filter(|(bin, owner)| index.get(owner).is_some_and(|&i| tables[i].1.get(*bin).is_none()))
+            .map(|(bin, _)| bin)
+            .collect();
+        Ok(Rebuilt { tables, missing })
+    }
+}
+
+impl<S> Inner<S> {
+    fn rest(&mut self, name: &str, bin: u32) -> &mut Rest<S> {
+        if !self.operators.contains_key(name) {
+            self.operators.insert(name.to_owned(), BTreeMap::new());
+        }
+        let bins = self.operators.get_mut(name).expect("inserted above");
+        bins.entry(bin).or_insert(Rest { resting: None, retained: None })
+    }
+}
+
+impl<S> Rest<S> {
+    /// Whether the resting state is the bin's at the beginning of `epoch`, or can be rolled back to it.
+    fn resting_counts(&self, epoch: u64) -> bool {
+        self.resting.as_ref().is_some_and(|(held, _)| held.epoch < Some(epoch) || !held.arrived)
+    }
+
+    /// The same for the retained original: one of an older epoch has gone for good.
+    fn retained_counts(&self, epoch: u64) -> bool {
+        self.retained.as_ref().is_some_and(|held| held.epoch == Some(epoch))
+    }
+
+    fn check(&self, bin: u32, epoch: u64, routing: &Routing, local: impl Fn(u32) -> bool) -> Result<(), BinsError> {
+        let states = self.resting.iter().map(|(held, _)| held).chain(&self.retained);
+        if let Some(marked) = states.filter_map(|held| held.epoch).find(|marked| *marked > epoch) {
+            return Err(BinsError::MarkedLater { bin, marked, epoch });
+        }
+        match (self.resting_counts(epoch), self.retained_counts(epoch)) {
+            (true, true) => return Err(BinsError::TwoOriginals { bin }),
+            (false, false) => return Ok(()),
+            _ => {}
+        }
+        match routing.owners().get(bin as usize) {
+            None => Err(BinsError::Absent { bin }),
+            Some(&owner) if !local(owner) => Err(BinsError::Stranded { bin, owner }),
+            Some(_) => Ok(()),
+        }
+    }
+}
+
+impl<S: BinState> Rest<S> {
+    fn at(self, epoch: u64) -> Option<Box<S>> {
+        let held = if self.resting_counts(epoch) {
+            self.resting.map(|(held, _)| held)
+        } else {
+            self.retained.filter(|held| held.epoch == Some(epoch))
+        };
+        held.map(|mut held| {
+            if held.epoch == Some(epoch) {
+                held.state.rollback();
+            }
+            held.state
+        })
+    }
+}
+
+impl<S> Clone for Shelf<S> {
+    fn clone(&self) -> Self {
+        Self { inner: Arc::clone(&self.inner) }
+    }
+}
+
+impl<S: BinState> Default for Shelf<S> {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl<S: BinState> std::fmt::Debug for Shelf<S> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let (resting, retained) = self.counts();
+        f.debug_struct("Shelf").field("resting", &resting).field("retained", &retained).finish()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::keyed::KeyedMap;
+
+    type Counts = KeyedMap<u64, u64>;
+
+    /// A bin that held `value` when epoch 7 began, and holds 100 more now.
+    fn held(value: u64, arrived: bool) -> Held<Counts> {
+        held_since(value, arrived, 7)
+    }
+
+    fn held_since(value: u64, arrived: bool, epoch: u64) -> Held<Counts> {
+        let mut state = Box::new(Counts::default());
+        *state.entry(0) = value;
+        state.mark();
+        *state.entry(0) = value + 100;
+        Held { state, arrived, epoch: Some(epoch) }
+    }
+
+    fn value(table: &BinTable<Counts>, bin: u32) -> u64 {
+        table.get(bin).unwrap().get(&0).copied().unwrap()
+    }
+
+    #[test]
+    fn tickets_fetch_once() {
+        let shelf = Shelf::new();
+        let ticket = shelf.put("count", 3, held(1, false)).unwrap();
+        assert!(matches!(shelf.put("count", 3, held(1, false)), Err(BinsError::Occupied { bin: 3 })));
+        assert!(shelf.put("other", 3, held(1, false)).is_ok());
+        assert!(matches!(shelf.take("count", 3, ticket + 9), Err(BinsError::NotShelved { .. })));
+        assert!(shelf.take("count", 3, ticket).is_ok());
+        assert!(matches!(shelf.take("count", 3, ticket), Err(BinsError::NotShelved { .. })));
+    }
+
+    #[test]
+    fn a_failed_epoch_gives_back_originals() {
+        let shelf = Shelf::new();
+        let routing = Routing::from_owners(vec![4, 4, 5, 5]).unwrap();
+        shelf.deposit("count", vec![(0, held(10, false)), (1, held(11, true))]);
+        shelf.put("count", 2, held(12, true)).unwrap();
+        shelf.retain("count", 2, held(22, false)).unwrap();
+        shelf.retain("count", 2, held(32, true)).unwrap();
+        assert!(matches!(shelf.retain("count", 2, held(0, false)), Err(BinsError::TwoOriginals { bin: 2 })));
+        shelf.put("count", 3, held(13, false)).unwrap();
+        assert_eq!(shelf.counts(), (4, 1));
+        let rebuilt = shelf.rebuild("count", 7, &routing, &[4, 5]).unwrap();
+        assert_eq!(rebuilt.missing, [1]);
+        let [(4, four), (5, five)] = &rebuilt.tables[..] else { panic!("{rebuilt:?}") };
+        assert_eq!((four.len(), value(four, 0)), (1, 10));
+        assert_eq!((value(five, 2), value(five, 3)), (22, 13));
+        assert_eq!(shelf.counts(), (0, 0));
+        assert_eq!(four.epoch(), Some(7));
+    }
+
+    #[test]
+    fn an_epoch_that_had_not_begun_here_changes_nothing() {
+        let shelf = Shelf::new();
+        let routing = Routing::from_owners(vec![0, 0]).unwrap();
+        shelf.deposit("count", vec![(0, held(10, true))]);
+        shelf.retain("count", 1, held(1, false)).unwrap();
+        let mut rebuilt = shelf.rebuild("count", 8, &routing, &[0]).unwrap();
+        assert_eq!(rebuilt.missing, [1], "it left for good in epoch 7");
+        let table = &mut rebuilt.tables[0].1;
+        assert_eq!(value(table, 0), 110);
+        *table.get_mut(0).unwrap().entry(0) = 5;
+        table.rollback_all();
+        assert_eq!(value(table, 0), 110, "the rebuilt table is marked");
+    }
+
+    #[test]
+    fn closing_drops_originals_of_closed_epochs_only() {
+        let shelf = Shelf::new();
+        shelf.retain("count", 0, held_since(1, false, 7)).unwrap();
+        shelf.retain("count", 1, held_since(1, false, 8)).unwrap();
+        shelf.retain("count", 2, held_since(1, false, 7)).unwrap();
+        shelf.retain("count", 2, held_since(1, false, 8)).unwrap();
+        assert_eq!(shelf.counts(), (0, 3), "an original of a closed epoch gives way");
+        assert_eq!(shelf.close_epoch(7), 1);
+        assert_eq!(shelf.close_epoch(8), 2);
+        assert_eq!(shelf.counts(), (0, 0));
+    }
+
+    #[test]
+    fn a_refused_rebuild_changes_nothing() {
+        let shelf = Shelf::new();
+        shelf.deposit("count", vec![(0, held(1, false)), (1, held(2, false))]);
+        let routing = Routing::from_owners(vec![0, 7]).unwrap();
+        let refused = shelf.rebuild("count", 7, &routing, &[0]);
+        assert!(matches!(refused, Err(BinsError::Stranded { bin: 1, owner: 7 })));
+        let narrow = Routing::from_owners(vec![0]).unwrap();
+        assert!(matches!(shelf.rebuild("count", 7, &narrow, &[0]), Err(BinsError::Absent { bin: 1 })));
+        let refused = shelf.rebuild("count", 6, &routing, &[0, 7]);
+        assert!(matches!(refused, Err(BinsError::MarkedLater { bin: 0, marked: 7, epoch: 6 })));
+        shelf.retain("count", 0, held(3, false)).unwrap();
+        let refused = shelf.rebuild("count", 7, &routing, &[0, 7]);
+        assert!(matches!(refused, Err(BinsError::TwoOriginals { bin: 0 })));
+        assert_eq!(shelf.counts(), (2, 1));
+    }
+
+    #[test]
+    fn a_dropped_table_deposits() {
+        let shelf = Shelf::new();
+        let routing = Routing::new(1, 1).unwrap();
+        let mut table = BinTable::fresh(&routing, 0, &Counts::default);
+        *table.get_mut(1).unwrap().entry(4) = 4;
+        table.attach(shelf.clone(), "count".into());
+        drop(table);
+        assert_eq!(shelf.counts(), (2, 0));
+        let rebuilt = shelf.rebuild("count", 0, &routing, &[0]).unwrap();
+        assert!(rebuilt.missing.is_empty());
+        assert_eq!(rebuilt.tables[0].1.get(1).unwrap().get(&4), Some(&4));
+    }
+}

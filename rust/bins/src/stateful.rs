@@ -1,0 +1,179 @@
+//! The stateful operator: F and S together.
+//!
+//! Builds, on each worker: the broadcast of control into F, the exchange of blocks and of state from F to S, and the
+//! probe of S's output that F reads.
+//!
+//! Source: Megaphone §3.4 Fig. 3, §4.1; M-09, M-12.
+
+use std::cell::RefCell;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
+
+use penstock_dataflow::{Exchange, OperatorBuilder, Pact, Pipeline, Stream, Wire};
+use penstock_progress::{Antichain, ProbeHandle, Timestamp, TotalOrder};
+
+use crate::bin::BinState;
+use crate::block::Block;
+use crate::control::Control;
+use crate::error::{BinsError, BoxError, ControlError};
+use crate::message::{Addressed, Piece, Record};
+use crate::pending::Pending;
+use crate::route::{self, RouteOperator, RouteParts, Shared};
+use crate::routing::Routing;
+use crate::shelf::Shelf;
+use crate::state::{self, StateOperator, Step};
+use crate::stats::Stats;
+use crate::table::BinTable;
+
+/// What a stateful operator is built from on one worker.
+pub struct Config<T, S: BinState> {
+    /// Names the operator; also its bins on the shelf. Equal on all workers.
+    pub name: String,
+    /// Who owns which bin at the start. Equal on all workers.
+    pub routing: Routing,
+    /// The bins of this worker: exactly those that `routing` gives it.
+    pub table: Rc<RefCell<BinTable<S>>>,
+    /// The shelf of this process; the table is attached to it.
+    pub shelf: Shelf<S>,
+    /// Whether a worker is a thread of this process.
+    pub local: Rc<dyn Fn(usize) -> bool>,
+    /// Makes the state of an empty bin.
+    pub new_state: Rc<dyn Fn() -> S>,
+    /// Counters, shared by the workers of this process.
+    pub stats: Arc<Stats<T>>,
+}
+
+impl<T, S: BinState + Default> Config<T, S> {
+    /// A configuration for workers that are all threads of one process, starting with empty bins.
+    #[must_use]
+    pub fn in_process(name: &str, routing: Routing, worker: usize, shelf: Shelf<S>, stats: Arc<Stats<T>>) -> Self {
+        let table = BinTable::fresh(&routing, worker as u32, &S::default);
+        Self {
+            name: name.to_owned(),
+            routing,
+            table: Rc::new(RefCell::new(table)),
+            shelf,
+            local: Rc::new(|_| true),
+            new_state: Rc::new(S::default),
+            stats,
+        }
+    }
+}
+
+/// A built stateful operator on one worker.
+pub struct Stateful<T: Timestamp, S: BinState, O: 'static> {
+    /// What the logic gave.
+    pub output: Stream<T, O>,
+    /// S's output frontier, of all workers: a migration at `t` is complete when `!probe.less_equal(&t)`.
+    pub probe: ProbeHandle<T>,
+    /// The routing by which the bins lie now.
+    pub routing: Rc<RefCell<Routing>>,
+    /// Control batches that were refused, with their times; the same on all workers.
+    pub rejected: Rc<RefCell<Vec<(T, ControlError)>>>,
+    /// The bins of this worker.
+    pub table: Rc<RefCell<BinTable<S>>>,
+    /// Counters of this process.
+    pub stats: Arc<Stats<T>>,
+}
+
+/// Builds a stateful operator whose bins move by control.
+///
+/// `data` may stay where it arises: F routes it. `control` may arise on any worker (usually one): it is broadcast here.
+/// `logic` is called once per time, in time order, when neither data nor state can still come at or before it;
+/// migration is invisible to it. See [`Step`].
+///
+/// # Errors
+/// [`BinsError::AbsentOwner`], and [`BinsError::Unrestored`], [`BinsError::Foreign`], [`BinsError::BitsDiffer`] when the
+/// table does not hold exactly the bins of this worker. Nothing is built then.
+///
+/// Inside the dataflow, breaches of the protocol and errors of `logic` stop the worker and its peers.
+///
+/// # Cost
+/// Per block one look-up per row and one message per receiving worker; per migrated bin one lock of the shelf, or one
+/// encoding when it leaves the process.
+pub fn stateful<T, D, S, P, O, L>(
+    data: &Stream<T, D>,
+    control: &Stream<T, Vec<Control>>,
+    config: Config<T, S>,
+    logic: L,
+) -> Result<Stateful<T, S, O>, BinsError>
+where
+    T: Timestamp + TotalOrder,
+    D: Block,
+    S: BinState,
+    P: Record,
+    O: Clone + 'static,
+    L: FnMut(Step<'_, T, D, S, P, O>) -> Result<(), BoxError> + 'static,
+{
+    let scope = data.scope();
+    let (index, peers) = (scope.index(), scope.peers());
+    let Config { name, routing, table, shelf, local, new_state, stats } = config;
+    for (bin, &worker) in (0u32..).zip(routing.owners()) {
+        if worker as usize >= peers {
+            return Err(BinsError::AbsentOwner { bin, worker });
+        }
+    }
+    table.borrow().check_owns(&routing, index as u32)?;
+    table.borrow_mut().attach(shelf.clone(), name.clone());
+    stats.owned.fetch_add(table.borrow().len() as u64, Relaxed);
+
+    let shared = Rc::new(Shared {
+        name,
+        index,
+        table: Rc::clone(&table),
+        pending: Rc::new(RefCell::new(Pending::<T, P>::default())),
+        shelf,
+        local,
+        new_state,
+        stats: Arc::clone(&stats),
+    });
+    let active = Rc::new(RefCell::new(routing.clone()));
+    let rejected = Rc::new(RefCell::new(Vec::new()));
+    let mut probe = ProbeHandle::new();
+
+    let (through, nowhere) = (|| Antichain::from_elem(T::Summary::default()), Antichain::new);
+    let mut builder = OperatorBuilder::new(scope, &format!("{}: route", shared.name));
+    let (routed, routed_stream) = builder.output_unshared::<Addressed<D>>();
+    let (states, states_stream) = builder.output_unshared::<Addressed<Piece<T, P>>>();
+    let data = builder.input_with(data, Pipeline, vec![through(), nowhere()]);
+    let members = scope.clone();
+    let broadcast = Exchange::new(move |_: &T, batch: Vec<Control>, route: &mut dyn FnMut(usize, Vec<Control>)| {
+        (0..members.peers()).for_each(|worker| route(worker, batch.clone()));
+    });
+    let control = builder.input_with(control, broadcast, vec![nowhere(), through()]);
+    let members = scope.clone();
+    let mut operator = RouteOperator::new(RouteParts {
+        ports: route::Ports { data, control, routed, states },
+        shared: Rc::clone(&shared),
+        routing,
+        probe: probe.clone(),
+        active: Rc::clone(&active),
+        rejected: Rc::clone(&rejected),
+        present: Rc::new(move |worker| (worker as usize) < members.peers()),
+    });
+    let wake_route = builder.activator();
+    builder.build(|capabilities| {
+        drop(capabilities);
+        move |frontiers| operator.run(frontiers)
+    });
+
+    let mut builder = OperatorBuilder::new(scope, &format!("{}: state", shared.name));
+    let data = builder.input(&routed_stream, by_address());
+    let states = builder.input(&states_stream, by_address());
+    let (output, output_stream) = builder.output::<O>();
+    let mut operator = StateOperator::new(state::Ports { data, states, output }, shared, logic);
+    builder.build(|capabilities| {
+        drop(capabilities);
+        move |frontiers| operator.run(frontiers)
+    });
+    let output = output_stream.probe_waking(&mut probe, wake_route);
+    Ok(Stateful { output, probe, routing: active, rejected, table, stats })
+}
+
+/// Each message to the worker that it names.
+fn by_address<T: Timestamp, D: Wire>() -> impl Pact<T, Addressed<D>> {
+    Exchange::new(|_: &T, block: Addressed<D>, route: &mut dyn FnMut(usize, Addressed<D>)| {
+        route(block.to as usize, block);
+    })
+}

@@ -1,0 +1,169 @@
+//! Counters of one operator, shared by the workers of a process, and the log of its migrations.
+//!
+//! Counters are relaxed atomics, touched once per block or per bin, never per record. The log keeps the latest
+//! [`LOG_EVENTS`] events for the timeline and for tests.
+
+use std::collections::VecDeque;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::{Mutex, PoisonError};
+use std::time::Instant;
+
+/// Events kept in the log; older ones are forgotten.
+pub const LOG_EVENTS: usize = 1 << 16;
+
+/// What happened to a bin.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum What {
+    /// F uninstalled it and announced it.
+    Prepare,
+    /// S received its state, or a chunk of it.
+    State,
+    /// S received post-dated records of it.
+    Pending,
+    /// S may work on it: all of it is here.
+    Installed,
+}
+
+/// One entry of the log.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Event<T> {
+    /// Where it happened.
+    pub worker: usize,
+    /// The bin.
+    pub bin: u32,
+    /// The time at which the bin moves.
+    pub time: T,
+    /// What happened.
+    pub what: What,
+    /// Monotonic nanoseconds since the statistics began.
+    pub at_ns: u64,
+    /// Records routed by then, all workers of the process together.
+    pub routed: u64,
+}
+
+/// Counters and log of one operator in one process.
+#[derive(Debug)]
+pub struct Stats<T> {
+    begun: Instant,
+    pub(crate) owned: AtomicU64,
+    pub(crate) moved_in: AtomicU64,
+    pub(crate) moved_out: AtomicU64,
+    pub(crate) bytes_in: AtomicU64,
+    pub(crate) bytes_out: AtomicU64,
+    pub(crate) applied: AtomicU64,
+    pub(crate) routed: AtomicU64,
+    pub(crate) routed_moving: AtomicU64,
+    log: Mutex<Log<T>>,
+}
+
+#[derive(Debug)]
+struct Log<T> {
+    events: VecDeque<Event<T>>,
+    /// Events ever recorded; those before `total - events.len()` are gone.
+    total: usize,
+}
+
+/// The counters at one moment.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Counters {
+    /// Bins held by the workers of this process.
+    pub bins_owned: u64,
+    /// Bins received, from threads and processes.
+    pub bins_in: u64,
+    /// Bins sent, to threads and processes.
+    pub bins_out: u64,
+    /// Bytes of state received from other processes.
+    pub bytes_in: u64,
+    /// Bytes of state sent to other processes.
+    pub bytes_out: u64,
+    /// Records given to the logic, post-dated ones included.
+    pub records_applied: u64,
+    /// Records routed.
+    pub records_routed: u64,
+    /// Records routed while a migration was in flight.
+    pub records_routed_moving: u64,
+}
+
+impl<T> Stats<T> {
+    /// All zero, log empty, clock started.
+    #[must_use]
+    pub fn new() -> Self {
+        Self {
+            begun: Instant::now(),
+            owned: AtomicU64::new(0),
+            moved_in: AtomicU64::new(0),
+            moved_out: AtomicU64::new(0),
+            bytes_in: AtomicU64::new(0),
+            bytes_out: AtomicU64::new(0),
+            applied: AtomicU64::new(0),
+            routed: AtomicU64::new(0),
+            routed_moving: AtomicU64::new(0),
+            log: Mutex::new(Log { events: VecDeque::new(), total: 0 }),
+        }
+    }
+
+    /// Reads all counters; each is exact, together they are no snapshot.
+    #[must_use]
+    pub fn counters(&self) -> Counters {
+        Counters {
+            bins_owned: self.owned.load(Relaxed),
+            bins_in: self.moved_in.load(Relaxed),
+            bins_out: self.moved_out.load(Relaxed),
+            bytes_in: self.bytes_in.load(Relaxed),
+            bytes_out: self.bytes_out.load(Relaxed),
+            records_applied: self.applied.load(Relaxed),
+            records_routed: self.routed.load(Relaxed),
+            records_routed_moving: self.routed_moving.load(Relaxed),
+        }
+    }
+
+    pub(crate) fn record(&self, worker: usize, bin: u32, time: T, what: What) {
+        let routed = self.routed.load(Relaxed);
+        let mut log = self.log.lock().unwrap_or_else(PoisonError::into_inner);
+        let at_ns = self.begun.elapsed().as_nanos() as u64;
+        if log.events.len() == LOG_EVENTS {
+            log.events.pop_front();
+        }
+        log.events.push_back(Event { worker, bin, time, what, at_ns, routed });
+        log.total += 1;
+    }
+}
+
+impl<T: Clone> Stats<T> {
+    /// The latest events, oldest first.
+    #[must_use]
+    pub fn log(&self) -> Vec<Event<T>> {
+        self.log_since(0).0
+    }
+
+    /// The events that are still kept of those recorded after the first `seen`, oldest first, and how many were ever
+    /// recorded: pass that as `seen` the next time.
+    #[must_use]
+    pub fn log_since(&self, seen: usize) -> (Vec<Event<T>>, usize) {
+        let log = self.log.lock().unwrap_or_else(PoisonError::into_inner);
+        let kept = log.events.len().min(log.total.saturating_sub(seen));
+        (log.events.iter().skip(log.events.len() - kept).cloned().collect(), log.total)
+    }
+}
+
+impl<T> Default for Stats<T> {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_log_forgets_the_oldest() {
+        let stats = Stats::new();
+        for i in 0..LOG_EVENTS as u64 + 3 {
+            stats.record(0, 1, i, What::State);
+        }
+        let log = stats.log();
+        assert_eq!((log.len(), log[0].time), (LOG_EVENTS, 3));
+        assert!(log.windows(2).all(|w| w[0].at_ns <= w[1].at_ns));
+    }
+}

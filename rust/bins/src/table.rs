@@ -1,0 +1,261 @@
+//! The bins that one worker holds.
+//!
+//! F and S of a worker share one table (`Rc<RefCell<..>>`, no synchronisation): S's logic works on it, F uninstalls what
+//! moves away.
+//!
+//! Invariants: a bin is in at most one table of the cluster; `install` never replaces; a table that is dropped with bins
+//! deposits them on the shelf it is attached to, so that the end of a generation, a panic or an abort loses no state.
+//!
+//! Source: Megaphone §4.2. Departure: undo by epoch. Bins that came from another process since the last mark are
+//! flagged *arrived*: their past is in the sender's process, so undoing drops them here.
+
+use std::collections::BTreeSet;
+
+use crate::bin::{BinState, check_bits};
+use crate::error::BinsError;
+use crate::routing::Routing;
+use crate::shelf::Shelf;
+
+/// The states of the bins that one worker owns, by bin number.
+pub struct BinTable<S: BinState> {
+    bits: u8,
+    slots: Vec<Option<Box<S>>>,
+    arrived: BTreeSet<u32>,
+    held: usize,
+    /// The epoch that began at the last mark.
+    epoch: Option<u64>,
+    home: Option<(Shelf<S>, String)>,
+}
+
+/// A state outside a table, with what its undo refers to.
+pub(crate) struct Held<S> {
+    pub(crate) state: Box<S>,
+    /// It came from another process since the mark.
+    pub(crate) arrived: bool,
+    /// The epoch that began at its last mark.
+    pub(crate) epoch: Option<u64>,
+}
+
+impl<S: BinState> BinTable<S> {
+    /// An empty table for `2^bits` bins.
+    ///
+    /// # Errors
+    /// [`BinsError::Bits`] above 20.
+    pub fn new(bits: u8) -> Result<Self, BinsError> {
+        check_bits(bits)?;
+        let slots = (0..1usize << bits).map(|_| None).collect();
+        Ok(Self { bits, slots, arrived: BTreeSet::new(), held: 0, epoch: None, home: None })
+    }
+
+    /// A table with a new state for every bin that `routing` gives to `worker`.
+    #[must_use]
+    pub fn fresh(routing: &Routing, worker: u32, new_state: &dyn Fn() -> S) -> Self {
+        let slots: Vec<_> =
+            routing.owners().iter().map(|owner| (*owner == worker).then(|| Box::new(new_state()))).collect();
+        let held = slots.iter().flatten().count();
+        Self { bits: routing.bits(), slots, arrived: BTreeSet::new(), held, epoch: None, home: None }
+    }
+
+    /// Bits of a bin number.
+    #[must_use]
+    pub fn bits(&self) -> u8 {
+        self.bits
+    }
+
+    /// Number of bins held.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.held
+    }
+
+    /// True when no bin is held.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.held == 0
+    }
+
+    /// The state of a bin held here.
+    #[inline]
+    #[must_use]
+    pub fn get(&self, bin: u32) -> Option<&S> {
+        self.slots.get(bin as usize)?.as_deref()
+    }
+
+    /// The state of a bin held here, to change.
+    #[inline]
+    #[must_use]
+    pub fn get_mut(&mut self, bin: u32) -> Option<&mut S> {
+        self.slots.get_mut(bin as usize)?.as_deref_mut()
+    }
+
+    /// Puts a bin where there is none.
+    ///
+    /// # Errors
+    /// [`BinsError::Occupied`]; [`BinsError::Absent`] for a number beyond the last bin.
+    pub fn install(&mut self, bin: u32, state: Box<S>) -> Result<(), BinsError> {
+        let slot = self.slots.get_mut(bin as usize).ok_or(BinsError::Absent { bin })?;
+        if slot.is_some() {
+            return Err(BinsError::Occupied { bin });
+        }
+        *slot = Some(state);
+        self.held += 1;
+        Ok(())
+    }
+
+    /// Like [`install`](Self::install) for a bin that remembers whether it arrived since the mark.
+    pub(crate) fn install_held(&mut self, bin: u32, state: Box<S>, arrived: bool) -> Result<(), BinsError> {
+        self.install(bin, state)?;
+        if arrived {
+            self.arrived.insert(bin);
+        }
+        Ok(())
+    }
+
+    /// Takes a bin out.
+    pub fn uninstall(&mut self, bin: u32) -> Option<Box<S>> {
+        Some(self.uninstall_held(bin)?.state)
+    }
+
+    /// Takes a bin out together with what its undo refers to.
+    pub(crate) fn uninstall_held(&mut self, bin: u32) -> Option<Held<S>> {
+        let state = self.slots.get_mut(bin as usize)?.take()?;
+        self.held -= 1;
+        Some(Held { state, arrived: self.arrived.remove(&bin), epoch: self.epoch })
+    }
+
+    /// The bins held, ascending.
+    pub fn owned(&self) -> impl Iterator<Item = (u32, &S)> {
+        (0u32..).zip(&self.slots).filter_map(|(bin, slot)| Some((bin, slot.as_deref()?)))
+    }
+
+    /// The bins held, ascending, to change.
+    pub fn owned_mut(&mut self) -> impl Iterator<Item = (u32, &mut S)> {
+        (0u32..).zip(&mut self.slots).filter_map(|(bin, slot)| Some((bin, slot.as_deref_mut()?)))
+    }
+
+    /// `epoch` begins: [`BinState::mark`] on all bins. What arrived before is from now on like any other.
+    pub fn mark_all(&mut self, epoch: u64) {
+        self.epoch = Some(epoch);
+        self.arrived.clear();
+        self.slots.iter_mut().flatten().for_each(|state| state.mark());
+    }
+
+    /// The epoch that began at the last mark.
+    #[must_use]
+    pub fn epoch(&self) -> Option<u64> {
+        self.epoch
+    }
+
+    /// Back to the last mark: [`BinState::rollback`] on all bins; those that arrived since are dropped.
+    ///
+    /// Bins that left since are not brought back: between threads and processes that is [`Shelf::rebuild`]'s work.
+    pub fn rollback_all(&mut self) {
+        for bin in std::mem::take(&mut self.arrived) {
+            self.uninstall(bin);
+        }
+        self.slots.iter_mut().flatten().for_each(|state| state.rollback());
+    }
+
+    /// Takes all bins out, ascending.
+    pub fn take_all(&mut self) -> Vec<(u32, Box<S>)> {
+        self.take_all_held().into_iter().map(|(bin, held)| (bin, held.state)).collect()
+    }
+
+    fn take_all_held(&mut self) -> Vec<(u32, Held<S>)> {
+        let arrived = std::mem::take(&mut self.arrived);
+        let epoch = self.epoch;
+        self.held = 0;
+        (0u32..)
+            .zip(&mut self.slots)
+            .filter_map(|(bin, slot)| {
+                Some((bin, Held { state: slot.take()?, arrived: arrived.contains(&bin), epoch }))
+            })
+            .collect()
+    }
+
+    /// Names the shelf and the operator that this table's bins go to when it is dropped.
+    pub(crate) fn attach(&mut self, shelf: Shelf<S>, name: String) {
+        self.home = Some((shelf, name));
+    }
+
+    /// Refuses a table whose bins are not exactly those that `routing` gives to `worker`.
+    pub(crate) fn check_owns(&self, routing: &Routing, worker: u32) -> Result<(), BinsError> {
+        if self.bits != routing.bits() {
+            return Err(BinsError::BitsDiffer { expected: routing.bits(), found: self.bits });
+        }
+        for (bin, (&owner, slot)) in (0u32..).zip(routing.owners().iter().zip(&self.slots)) {
+            match (owner == worker, slot.is_some()) {
+                (true, false) => return Err(BinsError::Unrestored { bin, worker }),
+                (false, true) => return Err(BinsError::Foreign { bin, worker, owner }),
+                _ => {}
+            }
+        }
+        Ok(())
+    }
+}
+
+impl<S: BinState> Drop for BinTable<S> {
+    fn drop(&mut self) {
+        if let Some((shelf, name)) = self.home.take() {
+            shelf.deposit(&name, self.take_all_held());
+        }
+    }
+}
+
+impl<S: BinState> std::fmt::Debug for BinTable<S> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("BinTable").field("bits", &self.bits).field("held", &self.held).finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::keyed::KeyedMap;
+
+    type Counts = KeyedMap<u64, u64>;
+
+    fn table() -> BinTable<Counts> {
+        BinTable::fresh(&Routing::new(2, 2).unwrap(), 1, &Counts::default)
+    }
+
+    #[test]
+    fn owns_what_the_routing_says() {
+        let routing = Routing::new(2, 2).unwrap();
+        let mut table = table();
+        assert_eq!(table.owned().map(|(bin, _)| bin).collect::<Vec<_>>(), [1, 3]);
+        assert!(table.check_owns(&routing, 1).is_ok());
+        assert!(matches!(table.check_owns(&routing, 0), Err(BinsError::Unrestored { bin: 0, worker: 0 })));
+        let state = table.uninstall(3).unwrap();
+        assert!(matches!(table.check_owns(&routing, 1), Err(BinsError::Unrestored { bin: 3, worker: 1 })));
+        table.install(2, state).unwrap();
+        assert!(matches!(table.check_owns(&routing, 1), Err(BinsError::Foreign { bin: 2, worker: 1, owner: 0 })));
+        let wider = Routing::new(3, 2).unwrap();
+        assert!(matches!(table.check_owns(&wider, 1), Err(BinsError::BitsDiffer { expected: 3, found: 2 })));
+    }
+
+    #[test]
+    fn occupied_and_out_of_range_are_refused() {
+        let mut table = table();
+        assert!(matches!(table.install(1, Box::default()), Err(BinsError::Occupied { bin: 1 })));
+        assert!(matches!(table.install(4, Box::default()), Err(BinsError::Absent { bin: 4 })));
+        assert!(table.uninstall(0).is_none() && table.uninstall(9).is_none());
+        assert_eq!(table.len(), 2);
+    }
+
+    #[test]
+    fn rollback_undoes_writes_and_drops_arrivals() {
+        let mut table = table();
+        *table.get_mut(1).unwrap().entry(5) = 1;
+        table.mark_all(3);
+        *table.get_mut(1).unwrap().entry(5) = 2;
+        *table.get_mut(3).unwrap().entry(6) = 2;
+        table.install_held(0, Box::default(), true).unwrap();
+        table.rollback_all();
+        assert_eq!(table.len(), 2);
+        assert_eq!(table.get(1).unwrap().get(&5), Some(&1));
+        assert!(table.get(3).unwrap().is_empty());
+        assert_eq!(table.take_all().len(), 2);
+        assert!(table.is_empty());
+    }
+}

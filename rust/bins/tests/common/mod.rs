@@ -1,0 +1,294 @@
+//! The naive twin: a single-threaded stateful operator, and the program that runs the real one on the same load.
+#![allow(dead_code, unreachable_pub)]
+
+pub mod fleet;
+
+use std::cell::RefCell;
+use std::collections::{BTreeMap, HashMap};
+use std::rc::Rc;
+use std::sync::{Arc, Mutex};
+
+use fleet::{Layout, Seat};
+use penstock_bins::{
+    BinTable, BinsError, BoxError, Command, Config, Control, ControlError, Controller, Event, Keyed, KeyedMap, Routing,
+    Stateful, Step, stateful,
+};
+use penstock_dataflow::{InputHandle, Worker};
+
+pub type Row = (u64, i64);
+pub type Block = Keyed<u64, i64>;
+pub type Sums = KeyedMap<u64, u64>;
+
+/// One output: time, key, state after the record, worker.
+pub type Output = (u64, u64, u64, u32);
+
+/// Spreads keys over all bits.
+pub fn hash(key: &u64) -> u64 {
+    let mixed = (key ^ (key >> 29)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+    mixed ^ (mixed >> 32)
+}
+
+/// A small generator of pseudo-random numbers: equal seeds give equal loads.
+pub struct Dice(pub u64);
+
+impl Dice {
+    pub fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
+        let mut z = self.0;
+        z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
+        z ^ (z >> 31)
+    }
+
+    pub fn below(&mut self, n: u64) -> u64 {
+        self.next() % n
+    }
+}
+
+/// What goes in.
+#[derive(Clone, Debug)]
+pub struct Load {
+    pub bits: u8,
+    pub workers: usize,
+    /// By worker, then by time.
+    pub data: Vec<BTreeMap<u64, Vec<Vec<Row>>>>,
+    /// By time; every batch is acceptable.
+    pub control: BTreeMap<u64, Vec<Command>>,
+}
+
+impl Load {
+    /// Random rows for each worker and tick, random control at random ticks.
+    pub fn random(seed: u64, bits: u8, workers: usize, ticks: u64, batches: u64) -> Self {
+        let mut dice = Dice(seed);
+        let keys = 1 + dice.below(40);
+        let data = (0..workers)
+            .map(|_| {
+                let mut times = BTreeMap::new();
+                for tick in 0..ticks {
+                    let blocks = (0..dice.below(3))
+                        .map(|_| (0..dice.below(6)).map(|_| (dice.below(keys), dice.below(60) as i64)).collect())
+                        .collect();
+                    times.insert(tick, blocks);
+                }
+                times
+            })
+            .collect();
+        let mut control = BTreeMap::new();
+        for _ in 0..batches {
+            control.insert(dice.below(ticks), random_batch(&mut dice, bits, workers));
+        }
+        Self { bits, workers, data, control }
+    }
+
+    pub fn initial(&self) -> Routing {
+        Routing::new(self.bits, self.workers).unwrap()
+    }
+
+    /// The configuration function (M-02).
+    pub fn routing_at(&self, time: u64) -> Routing {
+        let mut routing = self.initial();
+        for command in self.control.range(..=time).flat_map(|(_, commands)| commands) {
+            routing.apply(command).unwrap();
+        }
+        routing
+    }
+}
+
+pub fn random_batch(dice: &mut Dice, bits: u8, workers: usize) -> Vec<Command> {
+    let bins = 1u64 << bits;
+    let worker = |dice: &mut Dice| dice.below(workers as u64) as u32;
+    match dice.below(8) {
+        0 => vec![Command::Noop],
+        1 => vec![Command::Map((0..bins).map(|_| worker(dice)).collect())],
+        2 => vec![Command::Noop, Command::Map(vec![worker(dice); bins as usize])],
+        _ => {
+            let moved: std::collections::BTreeSet<u64> = (0..=dice.below(bins)).map(|_| dice.below(bins)).collect();
+            moved.into_iter().map(|bin| Command::Move { bin: bin as u32, worker: worker(dice) }).collect()
+        }
+    }
+}
+
+/// One record's effect: order matters, and some records come back later with a smaller value.
+pub fn apply(state: &mut u64, value: i64) -> Option<(u64, i64)> {
+    *state = state.wrapping_mul(31).wrapping_add(value as u64 + 1);
+    (value >= 10 && value % 3 != 0).then_some(((value % 5) as u64, value / 2))
+}
+
+/// The logic on bins, by [`apply`].
+pub fn logic(
+    worker: u32,
+    bits: u8,
+    step: Step<'_, u64, Block, Sums, Row, Vec<Output>>,
+) -> Result<(), BoxError> {
+    let Step { time, blocks, due, bins, later, out, .. } = step;
+    let mut outputs = Vec::new();
+    let rows = blocks.into_iter().flat_map(|block| block.into_hashed_rows().collect::<Vec<_>>());
+    let due = due.into_iter().map(|(_, (key, value))| (hash(&key), key, value));
+    for (hashed, key, value) in due.chain(rows) {
+        let bin = penstock_bins::bin(hashed, bits);
+        let state = bins.get_mut(bin).ok_or_else(|| format!("key {key} at {time}: bin {bin} is not on {worker}"))?;
+        let state = state.entry(key);
+        if let Some((delay, value)) = apply(state, value) {
+            later.at(bin, time + delay, (key, value))?;
+        }
+        outputs.push((*time, key, *state, worker));
+    }
+    out.give(outputs);
+    Ok(())
+}
+
+/// The naive twin: by key, (time, state) in the order of application.
+pub fn oracle(load: &Load) -> HashMap<u64, Vec<(u64, u64)>> {
+    let mut states: HashMap<u64, u64> = HashMap::new();
+    let mut outputs: HashMap<u64, Vec<(u64, u64)>> = HashMap::new();
+    let mut later: BTreeMap<u64, Vec<Row>> = BTreeMap::new();
+    let mut times: std::collections::BTreeSet<u64> = load.data.iter().flat_map(|times| times.keys().copied()).collect();
+    while let Some(time) = times.pop_first() {
+        let data = load.data.iter().flat_map(|times| times.get(&time)).flatten().flatten().copied();
+        let mut rows: Vec<Row> = later.remove(&time).unwrap_or_default().into_iter().chain(data).collect();
+        while !rows.is_empty() {
+            for (key, value) in rows {
+                let state = states.entry(key).or_default();
+                if let Some((delay, value)) = apply(state, value) {
+                    later.entry(time + delay).or_default().push((key, value));
+                    times.insert(time + delay);
+                }
+                outputs.entry(key).or_default().push((time, *state));
+            }
+            rows = later.remove(&time).unwrap_or_default();
+        }
+        times.remove(&time);
+    }
+    outputs
+}
+
+/// What came out.
+#[derive(Debug, Default)]
+pub struct Trace {
+    pub outputs: Vec<Output>,
+    pub rejected: Vec<(u64, ControlError)>,
+    pub log: Vec<Event<u64>>,
+}
+
+pub type SharedTrace = Arc<Mutex<Trace>>;
+
+/// The operator under test on one worker, with its inputs.
+pub struct Rig {
+    pub data: Option<InputHandle<u64, Block>>,
+    pub control: Option<InputHandle<u64, Vec<Control>>>,
+    pub counts: Stateful<u64, Sums, Vec<Output>>,
+}
+
+pub fn config(worker: &Worker, seat: &Seat<Sums>, routing: &Routing) -> Config<u64, Sums> {
+    let table = BinTable::fresh(routing, worker.index() as u32, &Sums::default);
+    config_with(worker, seat, routing, table)
+}
+
+pub fn config_with(
+    worker: &Worker,
+    seat: &Seat<Sums>,
+    routing: &Routing,
+    table: BinTable<Sums>,
+) -> Config<u64, Sums> {
+    let (layout, process) = (seat.layout, seat.layout.process_of(worker.index()));
+    Config {
+        name: "sums".into(),
+        routing: routing.clone(),
+        table: Rc::new(RefCell::new(table)),
+        shelf: seat.shelf.clone(),
+        local: Rc::new(move |other| layout.process_of(other) == process),
+        new_state: Rc::new(Sums::default),
+        stats: Arc::clone(&seat.stats),
+    }
+}
+
+/// Builds the operator with [`logic`]; outputs go to `trace`.
+pub fn build(worker: &mut Worker, config: Config<u64, Sums>, trace: &SharedTrace) -> Result<Rig, BinsError> {
+    let (index, bits, trace) = (worker.index() as u32, config.routing.bits(), Arc::clone(trace));
+    worker.dataflow::<u64, _>("sums", |scope| {
+        let (data, blocks) = scope.new_input::<Block>();
+        let (control, commands) = scope.new_input();
+        let counts =
+            stateful(&blocks, &commands, config, move |step: Step<'_, u64, Block, Sums, Row, Vec<Output>>| {
+                logic(index, bits, step)
+            })?;
+        counts.output.inspect(move |_, outputs| trace.lock().unwrap().outputs.extend_from_slice(outputs));
+        Ok(Rig { data: Some(data), control: Some(control), counts })
+    })
+}
+
+/// Runs the whole load: every worker interleaves its data, the leader's control and steps at random.
+pub fn run(load: &Load, layout: Layout, seed: u64) -> Trace {
+    assert_eq!(load.workers, layout.workers());
+    let trace = SharedTrace::default();
+    let shelves = fleet::shelves(layout);
+    let (shared, sent) = (Arc::clone(&trace), load.clone());
+    let (results, stats) = fleet::run(layout, &shelves, move |worker, seat| {
+        let load = &sent;
+        let config = config(worker, seat, &load.initial());
+        let mut rig = build(worker, config, &shared)?;
+        let index = worker.index();
+        let mut dice = Dice(seed ^ (index as u64) << 32);
+        let mut data = rig.data.take().unwrap();
+        let mut control = Controller::new(rig.control.take().unwrap(), load.initial(), worker.peers());
+        if index == 0 {
+            for (time, commands) in &load.control {
+                control.schedule(*time, commands.clone())?;
+            }
+        } else {
+            control.close();
+        }
+        let end = load.data.iter().flat_map(|times| times.keys()).chain(load.control.keys()).max().map_or(0, |t| t + 1);
+        let mut blocks = load.data[index].iter();
+        let mut feeding = true;
+        while feeding || control.time().is_some() {
+            match dice.below(4) {
+                0 if feeding => match blocks.next() {
+                    Some((time, blocks)) => {
+                        data.advance_to(*time)?;
+                        for rows in blocks {
+                            data.send(Keyed::new(rows.clone(), hash));
+                        }
+                    }
+                    None => feeding = false,
+                },
+                1 => match control.time().copied() {
+                    Some(time) if time < end => control.advance_to((time + 1 + dice.below(end / 4 + 2)).min(end))?,
+                    Some(_) => control.close(),
+                    None => {}
+                },
+                _ => _ = worker.step()?,
+            }
+        }
+        data.close();
+        while worker.step_or_park(None)? {}
+        if index == 0 {
+            shared.lock().unwrap().rejected = rig.counts.rejected.take();
+        }
+        Ok(())
+    });
+    for result in results {
+        result.unwrap();
+    }
+    let mut trace = std::mem::take(&mut *trace.lock().unwrap());
+    trace.log = stats.iter().flat_map(|stats| stats.log()).collect();
+    trace
+}
+
+impl Trace {
+    /// Checks M-01 (every key's history) and M-02 (each update happened where its configuration says).
+    pub fn check(mut self, load: &Load) {
+        let expected = oracle(load);
+        let mut routings: HashMap<u64, Routing> = HashMap::new();
+        for &(time, key, _, worker) in &self.outputs {
+            let routing = routings.entry(time).or_insert_with(|| load.routing_at(time));
+            assert_eq!(routing.owner(hash(&key)), worker, "key {key} at {time}");
+        }
+        self.outputs.sort_by_key(|output| output.0);
+        let mut got: HashMap<u64, Vec<(u64, u64)>> = HashMap::new();
+        for (time, key, state, _) in self.outputs {
+            got.entry(key).or_default().push((time, state));
+        }
+        assert_eq!(got, expected);
+    }
+}

@@ -1,0 +1,47 @@
+//! M-01 and M-02 against the naive twin: random loads, random control, random interleavings, post-dated records.
+
+mod common;
+
+use common::fleet::Layout;
+use common::{Load, run};
+use proptest::prelude::*;
+
+fn check(seed: u64, layout: Layout, bits: u8, ticks: u64, batches: u64) {
+    let load = Load::random(seed, bits, layout.workers(), ticks, batches);
+    let trace = run(&load, layout, seed.rotate_left(17));
+    assert_eq!(trace.rejected, []);
+    trace.check(&load);
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 40, ..ProptestConfig::default() })]
+
+    #[test]
+    fn one_worker(seed: u64, bits in 0u8..5) {
+        check(seed, Layout::Threads(1), bits, 20, 6);
+    }
+
+    #[test]
+    fn two_threads(seed: u64, bits in 0u8..6) {
+        check(seed, Layout::Threads(2), bits, 20, 10);
+    }
+
+    #[test]
+    fn four_threads(seed: u64, bits in 1u8..5) {
+        check(seed, Layout::Threads(4), bits, 16, 8);
+    }
+
+    #[test]
+    fn two_processes_of_two_in_one(seed: u64, bits in 1u8..5) {
+        check(seed, Layout::Apart { processes: 2, threads: 2 }, bits, 16, 8);
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 12, ..ProptestConfig::default() })]
+
+    #[test]
+    fn two_processes_over_tcp(seed: u64, bits in 0u8..5, threads in 1usize..3) {
+        check(seed, Layout::Tcp { processes: 2, threads }, bits, 16, 8);
+    }
+}
