@@ -1,0 +1,130 @@
+//! Record batches as pieces of an Arrow IPC stream, one piece per data frame.
+//!
+//! Both ends count rows and keep a CRC-32 over all bytes, compared at the end. The decoder takes
+//! any cut of the stream, so a large batch may span frames; what fits in one frame is not copied.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+use arrow_array::{RecordBatch, RecordBatchOptions};
+use arrow_buffer::Buffer;
+use arrow_ipc::reader::StreamDecoder;
+use arrow_ipc::writer::StreamWriter;
+use arrow_schema::{Schema, SchemaRef};
+
+use crate::error::ClusterError;
+use crate::message::StreamEnd;
+use crate::session::{Kind, Session};
+
+/// Longest data frame that we send.
+const PIECE_BYTES: usize = 16 << 20;
+
+/// Writes one stream to a session.
+pub(crate) struct Encoder {
+    writer: StreamWriter<Vec<u8>>,
+    crc: crc32fast::Hasher,
+    rows: u64,
+}
+
+impl Encoder {
+    pub(crate) fn new(schema: &Schema) -> Result<Self, ClusterError> {
+        let writer = StreamWriter::try_new(Vec::new(), schema)?;
+        Ok(Encoder { writer, crc: crc32fast::Hasher::new(), rows: 0 })
+    }
+
+    pub(crate) fn push(&mut self, session: &mut Session, batch: &RecordBatch) -> Result<(), ClusterError> {
+        self.writer.write(batch)?;
+        self.rows += batch.num_rows() as u64;
+        self.flush(session)
+    }
+
+    /// Ends the stream and says what was in it.
+    pub(crate) fn finish(&mut self, session: &mut Session) -> Result<StreamEnd, ClusterError> {
+        self.writer.finish()?;
+        self.flush(session)?;
+        let end = StreamEnd { rows: self.rows, checksum: self.crc.clone().finalize() };
+        let body = serde_json::to_string(&end).expect("two numbers are JSON");
+        session.send_body(Kind::End, 0, &body, &[])?;
+        Ok(end)
+    }
+
+    fn flush(&mut self, session: &mut Session) -> Result<(), ClusterError> {
+        let bytes = self.writer.get_mut();
+        self.crc.update(bytes);
+        let sent = bytes.chunks(PIECE_BYTES).try_for_each(|p| session.send(Kind::Data, &[p]));
+        bytes.clear();
+        sent
+    }
+}
+
+/// Reads one stream.
+#[derive(Default)]
+pub(crate) struct Decoder {
+    inner: StreamDecoder,
+    crc: crc32fast::Hasher,
+    rows: u64,
+}
+
+impl Decoder {
+    /// The schema, once enough has arrived.
+    pub(crate) fn schema(&self) -> Option<SchemaRef> {
+        self.inner.schema()
+    }
+
+    /// Takes the payload of a data frame; appends the batches that are complete now.
+    pub(crate) fn push(&mut self, payload: Vec<u8>, batches: &mut Vec<RecordBatch>) -> Result<(), ClusterError> {
+        self.crc.update(&payload);
+        let mut buffer = Buffer::from(payload);
+        let inner = &mut self.inner;
+        // The decoder checks what it reads, yet it is written for honest input: a panic in it must
+        // not take more than this stream, which is not used again after an error.
+        let decoded = catch_unwind(AssertUnwindSafe(|| {
+            while !buffer.is_empty() {
+                batches.extend(inner.decode(&mut buffer)?);
+            }
+            Ok::<(), arrow_schema::ArrowError>(())
+        }));
+        match decoded {
+            Ok(done) => done?,
+            Err(_) => return Err(ClusterError::Arrow("the stream is malformed".into())),
+        }
+        Ok(())
+    }
+
+    /// Counts rows of the batches it gave out.
+    pub(crate) fn count(&mut self, rows: usize) {
+        self.rows += rows as u64;
+    }
+
+    /// Checks that the stream is complete and as its sender describes it.
+    pub(crate) fn finish(&mut self, end: StreamEnd) -> Result<StreamEnd, ClusterError> {
+        self.inner.finish()?;
+        let ours = StreamEnd { rows: self.rows, checksum: self.crc.clone().finalize() };
+        if ours != end {
+            let said = format!("{ours:?} arrived, the sender says {end:?}");
+            return Err(ClusterError::Protocol(said));
+        }
+        Ok(ours)
+    }
+}
+
+/// Says how the columns of a stream differ from the expected ones, in names, types or number.
+pub(crate) fn difference(expected: &Schema, found: &Schema) -> Option<String> {
+    let (left, right) = (expected.fields(), found.fields());
+    if left.len() != right.len() {
+        return Some(format!("{} columns instead of {}", right.len(), left.len()));
+    }
+    left.iter().zip(right).find_map(|(l, r)| {
+        let same = l.name() == r.name() && l.data_type().equals_datatype(r.data_type());
+        (!same).then(|| format!("column {} {} instead of {} {}", r.name(), r.data_type(), l.name(), l.data_type()))
+    })
+}
+
+/// The same rows under the expected schema.
+///
+/// # Errors
+/// When a column has nulls that it must not have.
+pub(crate) fn under(expected: &SchemaRef, batch: RecordBatch) -> Result<RecordBatch, ClusterError> {
+    let rows = RecordBatchOptions::new().with_row_count(Some(batch.num_rows()));
+    let columns = batch.columns().to_vec();
+    Ok(RecordBatch::try_new_with_options(SchemaRef::clone(expected), columns, &rows)?)
+}

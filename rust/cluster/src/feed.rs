@@ -1,0 +1,93 @@
+//! Bringing rows to a member.
+
+use arrow_array::RecordBatch;
+use arrow_schema::Schema;
+use serde::{Deserialize, Serialize};
+
+use crate::columns::Encoder;
+use crate::error::ClusterError;
+use crate::message::FeedContext;
+use crate::session::{Limits, Role, Secret, Session};
+
+/// What a member has staged. It counts once the epoch is released with it.
+#[derive(Clone, Copy, Debug, Deserialize, Serialize, PartialEq, Eq)]
+pub struct Receipt {
+    /// Rows staged.
+    pub rows: u64,
+    /// CRC-32 of the Arrow stream, equal on both sides.
+    pub checksum: u32,
+    /// Greatest event time in microseconds; None without rows or event time.
+    pub max_event_time: Option<i64>,
+    /// The member that has them.
+    pub member: u64,
+}
+
+/// One attempt to bring the rows of one partition. Dropped before [`Feed::finish`], it leaves
+/// nothing behind.
+pub struct Feed {
+    session: Session,
+    encoder: Encoder,
+}
+
+impl Feed {
+    /// Connects to the data port of a member.
+    ///
+    /// # Errors
+    /// [`ClusterError::Refused`] with kind `unknown_query`, `epoch` (complete already) or
+    /// `staging` (this attempt is here already); [`ClusterError::Handshake`]; others of the network.
+    pub fn connect(
+        address: &str,
+        secret: [u8; 32],
+        query: &str,
+        epoch: u64,
+        partition: u32,
+        attempt: u64,
+        schema: &Schema,
+    ) -> Result<Self, ClusterError> {
+        let context = FeedContext { query: query.to_owned(), epoch, partition, attempt };
+        let context = serde_json::to_value(context).expect("names and numbers are JSON");
+        let limits = Limits::default();
+        let secret = Secret::new(secret)?;
+        let mut session = Session::dial(address, &secret, Role::Feed, &context, &limits)?;
+        session.receive_answer()?;
+        Ok(Feed { session, encoder: Encoder::new(schema)? })
+    }
+
+    /// Sends a batch. Blocks only as long as the network does.
+    ///
+    /// # Errors
+    /// The reason of the member when it refuses the rows, as soon as that is known; others of the
+    /// network. The feed is over then.
+    pub fn push(&mut self, batch: &RecordBatch) -> Result<(), ClusterError> {
+        if self.session.has_input()? {
+            // A member speaks before the end only to refuse.
+            self.session.receive_answer()?;
+            return Err(ClusterError::Protocol("a receipt before the end of a feed".into()));
+        }
+        let sent = self.encoder.push(&mut self.session, batch);
+        sent.map_err(|error| self.reason(error))
+    }
+
+    /// Completes the attempt: the member has all rows and has checked them.
+    ///
+    /// # Errors
+    /// As [`Feed::push`]; then nothing is staged.
+    pub fn finish(mut self) -> Result<Receipt, ClusterError> {
+        if let Err(error) = self.encoder.finish(&mut self.session) {
+            return Err(self.reason(error));
+        }
+        let answer = self.session.receive_answer()?;
+        serde_json::from_value(answer).map_err(|error| ClusterError::Protocol(error.to_string()))
+    }
+
+    /// A member that refuses says why before it closes.
+    fn reason(&mut self, error: ClusterError) -> ClusterError {
+        if !matches!(error, ClusterError::Frame(_)) {
+            return error;
+        }
+        match self.session.receive_answer() {
+            Err(refused @ ClusterError::Refused(_)) => refused,
+            _ => error,
+        }
+    }
+}

@@ -1,0 +1,165 @@
+//! What a member needs from the engine that runs queries in its process.
+//!
+//! The member owns connections, staging, frozen outputs and the order of requests; a [`Host`] owns
+//! the dataflow. The real one is [`GroupHost`](crate::GroupHost); tests use one that echoes.
+
+use std::net::TcpStream;
+use std::sync::Arc;
+
+use arrow_array::RecordBatch;
+use arrow_schema::SchemaRef;
+use crossbeam::channel::Sender;
+use serde_json::Value;
+
+use crate::error::Failure;
+
+/// Compiles plans and runs them on the workers of this process.
+pub trait Host: Send + Sync + 'static {
+    /// A compiled plan with its callables.
+    type Program: Send + Sync + 'static;
+    /// The bins of one query in this process, between generations.
+    type Bins: Send + 'static;
+    /// The workers of this process for one query and generation.
+    type Group: Send + 'static;
+    /// What its workers report, in their own words.
+    type Event: Send + 'static;
+
+    /// Compiles a plan; `attachment` holds the user's callables.
+    fn load(&self, plan: &Value, attachment: &[u8]) -> Result<Self::Program, Failure>;
+
+    /// Schema of the rows that go in.
+    fn input_schema(&self, program: &Self::Program) -> SchemaRef;
+
+    /// Schema of the rows (`late` false) or of the late rows (true) that come out.
+    fn output_schema(&self, program: &Self::Program, late: bool) -> SchemaRef;
+
+    /// Greatest event time of a batch in microseconds; None without rows or event time.
+    fn max_event_time(&self, program: &Self::Program, batch: &RecordBatch) -> Result<Option<i64>, Failure>;
+
+    /// No keys.
+    fn empty(&self) -> Self::Bins;
+
+    /// Back to the state before the epoch that was not completed.
+    fn rollback(&self, bins: &mut Self::Bins);
+
+    /// Which bins are here, as JSON for the driver.
+    fn inventory(&self, bins: &Self::Bins) -> Value;
+
+    /// How many keys.
+    fn keys(&self, bins: &Self::Bins) -> u64;
+
+    /// Starts the workers. `mesh[i]` is the connection to process `i`, None for our own. Every
+    /// worker reports to `events`.
+    ///
+    /// # Errors
+    /// The bins come back when nothing touched them.
+    fn start(
+        &self,
+        program: &Arc<Self::Program>,
+        launch: &Launch,
+        mesh: Vec<Option<TcpStream>>,
+        bins: Self::Bins,
+        events: Sender<Self::Event>,
+    ) -> Result<Self::Group, (Failure, Option<Self::Bins>)>;
+
+    /// Puts a report of the workers into the member's words.
+    fn translate(&self, event: Self::Event) -> HostEvent;
+
+    /// Lets an epoch run; does not wait. One [`HostEvent::EpochDone`] per local worker follows.
+    ///
+    /// # Errors
+    /// When the epoch cannot run; nothing was released then.
+    fn release(
+        &self,
+        group: &Self::Group,
+        epoch: u64,
+        inputs: Vec<Staged>,
+        watermark: Option<i64>,
+    ) -> Result<(), Failure>;
+
+    /// Moves bins step by step; does not wait. [`HostEvent::MigrationDone`] follows.
+    fn migrate(&self, group: &Self::Group, handle: u64, steps: Vec<Vec<(u32, u32)>>);
+
+    /// Figures about the workers, as JSON.
+    fn stats(&self, group: &Self::Group) -> Value;
+
+    /// Ends the workers, also after a failure, and returns the bins. May block while a function of
+    /// the user runs.
+    fn stop(&self, group: Self::Group) -> (Self::Bins, Option<Failure>);
+}
+
+/// How to start the workers of one generation.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Launch {
+    /// The query; its number for the mesh is [`Launch::query_number`].
+    pub query: String,
+    /// The generation.
+    pub generation: u64,
+    /// Index of this process.
+    pub process: usize,
+    /// Number of processes.
+    pub processes: usize,
+    /// Workers of every process.
+    pub threads: usize,
+    /// Logarithm of the number of bins.
+    pub bits: u8,
+    /// For each keyed step the absolute worker index of each bin's owner.
+    pub owners: Vec<Vec<u32>>,
+    /// The next epoch.
+    pub epoch: u64,
+    /// The watermark so far, in microseconds.
+    pub watermark: Option<i64>,
+    /// Keep what a rollback needs.
+    pub journal: bool,
+}
+
+impl Launch {
+    /// A number for the query that is equal in all members (FNV-1a of its name); frames of
+    /// different queries do not mix even if a connection were confused.
+    pub fn query_number(&self) -> u64 {
+        self.query
+            .bytes()
+            .fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3))
+    }
+}
+
+/// The committed rows of one partition.
+#[derive(Clone, Debug)]
+pub struct Staged {
+    /// Spark's partition.
+    pub partition: u32,
+    /// Its rows.
+    pub batches: Vec<RecordBatch>,
+    /// Rows of all smaller partitions in all members.
+    pub rows_before: u64,
+}
+
+/// What the workers report.
+#[derive(Debug)]
+pub enum HostEvent {
+    /// A worker has completed an epoch.
+    EpochDone {
+        /// The epoch.
+        epoch: u64,
+        /// Absolute index of the worker.
+        worker: usize,
+        /// What came out.
+        rows: Vec<RecordBatch>,
+        /// Rows that came too late.
+        late: Vec<RecordBatch>,
+        /// How many those are, whether or not they are kept.
+        late_rows: u64,
+    },
+    /// All steps of a migration are complete.
+    MigrationDone {
+        /// The handle given to [`Host::migrate`].
+        handle: u64,
+        /// Figures: `moved`, `bytes`, `steps`.
+        report: Value,
+    },
+    /// The workers have failed; only [`Host::stop`] is useful now.
+    Failed {
+        /// Why.
+        failure: Failure,
+    },
+}

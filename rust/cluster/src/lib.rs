@@ -1,0 +1,26 @@
+//! Membership, authenticated registry, feeds, drains and meshes of resident workers.
+//!
+//! The driver owns a [`Registry`]; each resident process runs a [`Member`] that joins it. The driver
+//! sends [`message::Request`]s and gets answers as events. Rows reach a member through a [`Feed`],
+//! are staged by partition and attempt, count once their epoch is released, and leave through a
+//! [`drain()`] until the epoch is closed. Members of one generation of a query connect to each other
+//! themselves. Every connection is authenticated first: see [`session`].
+//!
+//! Blocking sockets and threads only; whoever closes a registry or member gets all threads back.
+
+mod columns;
+mod drain;
+mod error;
+mod feed;
+pub mod host;
+mod member;
+pub mod message;
+mod registry;
+pub mod session;
+
+pub use drain::{Drain, drain};
+pub use error::{ClusterError, Failure};
+pub use feed::{Feed, Receipt};
+pub use host::Host;
+pub use member::{End, Member};
+pub use registry::{MemberInfo, Registry, RegistryEvent};

@@ -1,0 +1,277 @@
+//! The control loop's memory: which queries have a thread, who waits for figures.
+//!
+//! Nothing here waits for a query: requests are handed to the thread of the query they name, and
+//! what needs no thread is answered at once.
+
+use std::collections::{BTreeSet, HashMap};
+use std::sync::Arc;
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
+
+use crossbeam::channel::{Sender, unbounded};
+use serde_json::{Map, Value, json};
+
+use super::Incoming;
+use super::actor::{Actor, Command};
+use super::core::{Core, Query};
+use crate::error::Failure;
+use crate::host::Host;
+use crate::message::Request;
+
+/// A query that has not told its figures by then is reported as busy.
+const STATS_PATIENCE: Duration = Duration::from_secs(1);
+/// How often ending threads are looked at.
+const END_PAUSE: Duration = Duration::from_millis(2);
+
+struct Seat<H: Host> {
+    query: Arc<Query<H>>,
+    commands: Sender<Command>,
+    thread: JoinHandle<()>,
+}
+
+/// A request for figures that waits for threads.
+struct Gather {
+    call: u64,
+    ticket: u64,
+    waiting: BTreeSet<String>,
+    queries: Map<String, Value>,
+    deadline: Instant,
+}
+
+pub(super) struct Control<H: Host> {
+    core: Arc<Core<H>>,
+    incoming: Sender<Incoming>,
+    seats: HashMap<String, Seat<H>>,
+    /// Threads of dropped queries that may not have ended yet.
+    retired: Vec<JoinHandle<()>>,
+    gathers: Vec<Gather>,
+    tickets: u64,
+    since: Instant,
+}
+
+impl<H: Host> Control<H> {
+    pub(super) fn new(core: Arc<Core<H>>, incoming: Sender<Incoming>) -> Self {
+        let (seats, retired, gathers) = Default::default();
+        Control { core, incoming, seats, retired, gathers, tickets: 0, since: Instant::now() }
+    }
+
+    /// Takes a request; true when the member is to end.
+    pub(super) fn request(&mut self, call: u64, body: Value, attachment: Vec<u8>) -> bool {
+        let done = serde_json::from_value::<Request>(body)
+            .map_err(|error| Failure::new("protocol", error.to_string()))
+            .and_then(|request| match request {
+                Request::Stop {} => Ok(Done::Stop),
+                other => self.dispatch(call, other, attachment),
+            });
+        match done {
+            Ok(Done::Later) => false,
+            Ok(Done::Now) => {
+                self.core.reply(call, Ok(json!({ "ok": true })));
+                false
+            }
+            Ok(Done::Stop) => {
+                self.core.reply(call, Ok(json!({ "ok": true })));
+                true
+            }
+            Err(failure) => {
+                self.core.reply(call, Err(failure));
+                false
+            }
+        }
+    }
+
+    fn dispatch(&mut self, call: u64, request: Request, attachment: Vec<u8>) -> Result<Done, Failure> {
+        match request {
+            Request::Start(start) => {
+                let name = start.query.clone();
+                if !self.seats.contains_key(&name) {
+                    let seat = self.seat(&name)?;
+                    self.seats.insert(name.clone(), seat);
+                }
+                let seat = &self.seats[&name];
+                seat.query.announce(start.generation)?;
+                self.core.lobby.wake(&name, start.generation.saturating_sub(1));
+                seat.tell(Command::Start { call, start, attachment })
+            }
+            Request::Release(release) => {
+                let seat = self.find(&release.query)?;
+                seat.query.check(release.generation)?;
+                seat.tell(Command::Release { call, release })
+            }
+            Request::Migrate { query, generation, handle, steps } => {
+                let seat = self.find(&query)?;
+                seat.query.check(generation)?;
+                seat.tell(Command::Migrate { call, generation, handle, steps })
+            }
+            Request::StopQuery { query, generation, keep } => {
+                let seat = self.find(&query)?;
+                seat.query.check(generation)?;
+                seat.query.retire();
+                self.core.lobby.wake(&query, generation);
+                seat.tell(Command::Stop { call, generation, keep })
+            }
+            Request::DropQuery { query } => {
+                self.find(&query)?;
+                if let Some(seat) = self.remove(&query) {
+                    let told = seat.tell(Command::Drop { call });
+                    self.retired.retain(|thread| !thread.is_finished());
+                    self.retired.push(seat.thread);
+                    return told;
+                }
+                Ok(Done::Now)
+            }
+            Request::CloseEpoch { query, epoch } => {
+                self.find(&query)?.query.outputs().close(epoch);
+                Ok(Done::Now)
+            }
+            Request::Discard { query, epoch } => {
+                self.find(&query)?.query.staging().discard(epoch);
+                Ok(Done::Now)
+            }
+            Request::Stats { query } => {
+                if let Some(query) = &query {
+                    self.find(query)?;
+                }
+                self.gather(call, query);
+                Ok(Done::Later)
+            }
+            Request::Stop {} => Ok(Done::Stop),
+        }
+    }
+
+    fn find(&self, query: &str) -> Result<&Seat<H>, Failure> {
+        self.seats
+            .get(query)
+            .ok_or_else(|| Failure::new("unknown_query", format!("query {query:?} is not here")).with("query", query))
+    }
+
+    fn seat(&self, name: &str) -> Result<Seat<H>, Failure> {
+        let query = self.core.add_query(name);
+        let (commands, inbox) = unbounded();
+        let (core, incoming) = (Arc::clone(&self.core), self.incoming.clone());
+        let actor = Actor::new(core, Arc::clone(&query), inbox, incoming);
+        let thread = thread::Builder::new()
+            .name("penstock-query".into())
+            .spawn(move || actor.run())
+            .map_err(|error| Failure::new("internal", format!("start a thread: {error}")))?;
+        Ok(Seat { query, commands, thread })
+    }
+
+    /// Forgets a query: whoever waits for a mesh of it stops waiting.
+    fn remove(&mut self, name: &str) -> Option<Seat<H>> {
+        let seat = self.seats.remove(name)?;
+        self.core.remove_query(name);
+        seat.query.retire();
+        self.core.lobby.wake(name, u64::MAX);
+        Some(seat)
+    }
+
+    fn gather(&mut self, call: u64, query: Option<String>) {
+        let ticket = self.tickets;
+        self.tickets += 1;
+        let mut gather = Gather {
+            call,
+            ticket,
+            waiting: BTreeSet::new(),
+            queries: Map::new(),
+            deadline: Instant::now() + STATS_PATIENCE,
+        };
+        for (name, seat) in &self.seats {
+            if query.as_ref().is_none_or(|query| query == name) {
+                match seat.tell(Command::Stats { ticket }) {
+                    Ok(_) => drop(gather.waiting.insert(name.clone())),
+                    Err(failure) => drop(gather.queries.insert(name.clone(), failure.to_body())),
+                }
+            }
+        }
+        self.gathers.push(gather);
+        self.settle();
+    }
+
+    /// Takes the figures of a query.
+    pub(super) fn stats(&mut self, ticket: u64, query: String, body: Value) {
+        if let Some(gather) = self.gathers.iter_mut().find(|gather| gather.ticket == ticket) {
+            gather.waiting.remove(&query);
+            gather.queries.insert(query, body);
+        }
+        self.settle();
+    }
+
+    /// Answers requests for figures that are complete or have waited long enough.
+    pub(super) fn settle(&mut self) {
+        let now = Instant::now();
+        let ready = self.gathers.extract_if(.., |g| g.waiting.is_empty() || g.deadline <= now);
+        for mut gather in ready.collect::<Vec<_>>() {
+            for query in std::mem::take(&mut gather.waiting) {
+                gather.queries.insert(query, json!({ "busy": true }));
+            }
+            let process = self.process();
+            let body = json!({
+                "ok": true,
+                "member": self.core.member,
+                "process": process,
+                "queries": gather.queries,
+            });
+            self.core.reply(gather.call, Ok(body));
+        }
+    }
+
+    fn process(&self) -> Value {
+        let metrics = self.core.metrics.snapshot();
+        json!({
+            "pid": std::process::id(),
+            "rss_bytes": resident_bytes(),
+            "uptime_s": self.since.elapsed().as_secs_f64(),
+            "refused_connections": metrics.refused,
+            "connections": metrics,
+        })
+    }
+
+    /// Ends all queries. Threads that do not end within `grace` are left to the process's end.
+    pub(super) fn end(mut self, grace: Duration) {
+        let names: Vec<String> = self.seats.keys().cloned().collect();
+        for name in names {
+            if let Some(seat) = self.remove(&name) {
+                // A thread that is gone needs no telling.
+                let _ = seat.tell(Command::End);
+                self.retired.push(seat.thread);
+            }
+        }
+        let deadline = Instant::now() + grace;
+        while self.retired.iter().any(|thread| !thread.is_finished()) && Instant::now() < deadline {
+            thread::sleep(END_PAUSE);
+        }
+        for thread in self.retired {
+            if thread.is_finished() {
+                // A panic has been reported by the panic hook.
+                let _ = thread.join();
+            }
+        }
+    }
+}
+
+impl<H: Host> Seat<H> {
+    fn tell(&self, command: Command) -> Result<Done, Failure> {
+        match self.commands.send(command) {
+            Ok(()) => Ok(Done::Later),
+            Err(_) => Err(Failure::new("internal", "the thread of this query has ended")),
+        }
+    }
+}
+
+enum Done {
+    /// Answered by someone else.
+    Later,
+    /// To be answered with a plain ok.
+    Now,
+    /// The same, and the member ends.
+    Stop,
+}
+
+/// Resident memory of this process in bytes; None where the system does not tell.
+fn resident_bytes() -> Option<u64> {
+    let status = std::fs::read_to_string("/proc/self/status").ok()?;
+    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"))?;
+    let kilobytes: u64 = line.trim().strip_suffix("kB")?.trim().parse().ok()?;
+    Some(kilobytes * 1024)
+}

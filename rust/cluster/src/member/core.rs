@@ -1,0 +1,149 @@
+//! What the threads of a member share.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use crossbeam::channel::Sender;
+use serde_json::Value;
+
+use super::lobby::Lobby;
+use super::outputs::Outputs;
+use super::staging::Staging;
+use crate::error::Failure;
+use crate::host::Host;
+use crate::session::{Limits, Metrics, Secret};
+
+/// What goes to the registry.
+#[derive(Debug)]
+pub(super) enum Outgoing {
+    Reply { call: u64, body: Value, attachment: Vec<u8> },
+    Message { body: Value, attachment: Vec<u8> },
+    Close,
+}
+
+pub(super) struct Core<H: Host> {
+    pub(super) host: H,
+    pub(super) member: u64,
+    pub(super) secret: Secret,
+    pub(super) limits: Limits,
+    pub(super) metrics: Arc<Metrics>,
+    pub(super) lobby: Lobby,
+    pub(super) outgoing: Sender<Outgoing>,
+    queries: Mutex<HashMap<String, Arc<Query<H>>>>,
+}
+
+/// Locks, also when a holder panicked: all that is locked here changes in single steps.
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl<H: Host> Core<H> {
+    pub(super) fn new(host: H, member: u64, secret: Secret, limits: Limits, outgoing: Sender<Outgoing>) -> Self {
+        let (metrics, lobby, queries) = Default::default();
+        Core { host, member, secret, limits, metrics, lobby, outgoing, queries }
+    }
+
+    pub(super) fn query(&self, name: &str) -> Result<Arc<Query<H>>, Failure> {
+        lock(&self.queries)
+            .get(name)
+            .cloned()
+            .ok_or_else(|| Failure::new("unknown_query", format!("query {name:?} is not here")).with("query", name))
+    }
+
+    pub(super) fn add_query(&self, name: &str) -> Arc<Query<H>> {
+        Arc::clone(lock(&self.queries).entry(name.to_owned()).or_insert_with(|| {
+            let (fence, program, staging, outputs) = Default::default();
+            Arc::new(Query { name: name.to_owned(), fence, program, staging, outputs })
+        }))
+    }
+
+    pub(super) fn remove_query(&self, name: &str) {
+        lock(&self.queries).remove(name);
+    }
+
+    pub(super) fn reply(&self, call: u64, answer: Result<Value, Failure>) {
+        let (body, attachment) = match answer {
+            Ok(body) => (body, Vec::new()),
+            Err(failure) => (failure.to_body(), failure.attachment),
+        };
+        // The writer is gone only when the registry is: then nobody waits for answers.
+        let _ = self.outgoing.send(Outgoing::Reply { call, body, attachment });
+    }
+}
+
+/// The newest generation that was announced.
+#[derive(Clone, Copy, Debug, Default)]
+struct Fence {
+    latest: Option<u64>,
+    /// That one has been told to end.
+    over: bool,
+}
+
+/// One query, as the control loop, its own thread and the data port see it.
+pub(super) struct Query<H: Host> {
+    pub(super) name: String,
+    fence: Mutex<Fence>,
+    program: Mutex<Option<Arc<H::Program>>>,
+    staging: Mutex<Staging>,
+    outputs: Mutex<Outputs>,
+}
+
+impl<H: Host> Query<H> {
+    pub(super) fn staging(&self) -> MutexGuard<'_, Staging> {
+        lock(&self.staging)
+    }
+
+    pub(super) fn outputs(&self) -> MutexGuard<'_, Outputs> {
+        lock(&self.outputs)
+    }
+
+    pub(super) fn set_program(&self, program: Arc<H::Program>) {
+        *lock(&self.program) = Some(program);
+    }
+
+    pub(super) fn program(&self) -> Result<Arc<H::Program>, Failure> {
+        lock(&self.program).clone().ok_or_else(|| {
+            let message = format!("query {:?} has not started here", self.name);
+            Failure::new("unknown_query", message).with("query", self.name.as_str())
+        })
+    }
+
+    fn stale(&self, given: u64, latest: Option<u64>) -> Failure {
+        let message = format!("generation {given} of query {:?} is not the present one", self.name);
+        Failure::new("stale_generation", message).with("given", given).with("current", latest)
+    }
+
+    /// A new generation is announced; everything older is refused from here on.
+    pub(super) fn announce(&self, generation: u64) -> Result<(), Failure> {
+        let mut fence = lock(&self.fence);
+        if fence.latest.is_some_and(|latest| generation <= latest) {
+            return Err(self.stale(generation, fence.latest));
+        }
+        *fence = Fence { latest: Some(generation), over: false };
+        Ok(())
+    }
+
+    /// The newest generation is to end.
+    pub(super) fn retire(&self) {
+        lock(&self.fence).over = true;
+    }
+
+    /// Is this request for the newest generation?
+    pub(super) fn check(&self, generation: u64) -> Result<(), Failure> {
+        let fence = *lock(&self.fence);
+        if fence.latest == Some(generation) {
+            return Ok(());
+        }
+        Err(self.stale(generation, fence.latest))
+    }
+
+    /// May a mesh connection of this generation still be of use?
+    pub(super) fn admit(&self, generation: u64) -> Result<(), Failure> {
+        let fence = *lock(&self.fence);
+        match fence.latest {
+            Some(latest) if generation < latest => Err(self.stale(generation, fence.latest)),
+            Some(latest) if generation == latest && fence.over => Err(self.stale(generation, fence.latest)),
+            _ => Ok(()),
+        }
+    }
+}

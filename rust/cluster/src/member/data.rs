@@ -1,0 +1,197 @@
+//! The data port: feeds bring rows, drains fetch results, other members build meshes.
+
+use std::time::Duration;
+
+use arrow_array::RecordBatch;
+use serde::de::DeserializeOwned;
+use serde_json::{Value, json};
+
+use super::core::{Core, Query};
+use crate::columns::{Decoder, Encoder, difference, under};
+use crate::error::{ClusterError, Failure};
+use crate::host::Host;
+use crate::message::{DrainContext, FeedContext, MeshContext, StreamEnd};
+use crate::session::{Accepted, Kind, Role, Session};
+
+/// How long a peer may take to read why it was refused.
+const REFUSAL_PATIENCE: Duration = Duration::from_secs(5);
+
+/// Serves one authenticated connection to its end.
+pub(super) fn serve<H: Host>(accepted: Accepted, core: &Core<H>) {
+    let Accepted { session, role, context } = accepted;
+    match role {
+        Role::Feed => feed(session, &context, core),
+        Role::Drain => drain(session, &context, core),
+        Role::Mesh => mesh(session, &context, core),
+        // The acceptor lets nobody else in.
+        Role::Member => {}
+    }
+}
+
+fn parse<T: DeserializeOwned>(context: &[u8]) -> Result<T, Failure> {
+    serde_json::from_slice(context).map_err(|error| Failure::new("protocol", error.to_string()))
+}
+
+fn refuse(mut session: Session, failure: Failure) {
+    // The peer may be gone; then there is nobody to tell.
+    let _ = session.answer(&Err(failure));
+    session.linger(REFUSAL_PATIENCE);
+}
+
+/// Takes an attempt out of the list of those that arrive, unless it was kept.
+struct Ticket<'a, H: Host> {
+    query: &'a Query<H>,
+    context: &'a FeedContext,
+}
+
+impl<H: Host> Drop for Ticket<'_, H> {
+    fn drop(&mut self) {
+        self.query.staging().abandon(self.context);
+    }
+}
+
+fn feed<H: Host>(mut session: Session, context: &[u8], core: &Core<H>) {
+    let opened = parse::<FeedContext>(context).and_then(|context| {
+        let query = core.query(&context.query)?;
+        let program = query.program()?;
+        query.staging().open(&context)?;
+        Ok((context, query, program))
+    });
+    let (context, query, program) = match opened {
+        Ok(opened) => opened,
+        Err(failure) => return refuse(session, failure),
+    };
+    let ticket = Ticket { query: &query, context: &context };
+    if session.answer(&Ok(json!({ "ok": true, "member": core.member }))).is_err() {
+        return;
+    }
+    let (batches, end, max_event_time) = match gather(&mut session, core, &program) {
+        Ok(Some(gathered)) => gathered,
+        Ok(None) => return,
+        Err(failure) => return refuse(session, failure),
+    };
+    if let Err(failure) = query.staging().keep(&context, batches) {
+        return refuse(session, failure);
+    }
+    drop(ticket);
+    let receipt = json!({
+        "ok": true,
+        "rows": end.rows,
+        "checksum": end.checksum,
+        "max_event_time": max_event_time,
+        "member": core.member,
+    });
+    // If the feed does not get its receipt it fails, and its attempt is never released.
+    if session.answer(&Ok(receipt)).is_ok() {
+        session.linger(REFUSAL_PATIENCE);
+    }
+}
+
+type Gathered = (Vec<RecordBatch>, StreamEnd, Option<i64>);
+
+/// Reads a whole stream of rows; None when the feed broke off.
+fn gather<H: Host>(session: &mut Session, core: &Core<H>, program: &H::Program) -> Result<Option<Gathered>, Failure> {
+    let malformed = |error: ClusterError| Failure::new("protocol", error.to_string());
+    let expected = core.host.input_schema(program);
+    let mut decoder = Decoder::default();
+    let (mut batches, mut arrived) = (Vec::new(), Vec::new());
+    let (mut checked, mut latest) = (false, None);
+    loop {
+        let frame = match session.receive() {
+            Ok(Some(frame)) => frame,
+            Ok(None) => return Ok(None),
+            Err(error) => return Err(malformed(error)),
+        };
+        let end = match frame.kind {
+            Kind::Data => {
+                decoder.push(frame.payload, &mut arrived).map_err(malformed)?;
+                None
+            }
+            Kind::End => {
+                let body = frame.into_body().map_err(|error| malformed(error.into()))?;
+                let end = serde_json::from_value::<StreamEnd>(body.json);
+                Some(end.map_err(|error| Failure::new("protocol", error.to_string()))?)
+            }
+            other => return Err(Failure::new("protocol", format!("{other:?} within a feed"))),
+        };
+        if !checked && let Some(schema) = decoder.schema() {
+            if let Some(what) = difference(&expected, &schema) {
+                return Err(Failure::new("schema", what));
+            }
+            checked = true;
+        }
+        for batch in arrived.drain(..) {
+            decoder.count(batch.num_rows());
+            let batch = under(&expected, batch).map_err(|error| Failure::new("schema", error.to_string()))?;
+            latest = latest.max(core.host.max_event_time(program, &batch)?);
+            if batch.num_rows() > 0 {
+                batches.push(batch);
+            }
+        }
+        if let Some(end) = end {
+            let end = decoder.finish(end).map_err(malformed)?;
+            return Ok(Some((batches, end, latest)));
+        }
+    }
+}
+
+fn drain<H: Host>(mut session: Session, context: &[u8], core: &Core<H>) {
+    let opened = parse::<DrainContext>(context).and_then(|context| {
+        let query = core.query(&context.query)?;
+        let program = query.program()?;
+        let batches = query.outputs().read(&context)?;
+        let late = context.which == crate::message::Which::Late;
+        let schema = match batches.first() {
+            Some(batch) => batch.schema(),
+            None => core.host.output_schema(&program, late),
+        };
+        Ok((schema, batches))
+    });
+    let (schema, batches) = match opened {
+        Ok(opened) => opened,
+        Err(failure) => return refuse(session, failure),
+    };
+    let mut pour = || -> Result<(), ClusterError> {
+        session.answer(&Ok(json!({ "ok": true, "member": core.member })))?;
+        let mut encoder = Encoder::new(&schema)?;
+        batches.iter().try_for_each(|batch| encoder.push(&mut session, batch))?;
+        encoder.finish(&mut session)?;
+        Ok(())
+    };
+    // A drain that broke off has an incomplete stream and knows it.
+    if pour().is_ok() {
+        session.linger(REFUSAL_PATIENCE);
+    }
+}
+
+fn mesh<H: Host>(mut session: Session, context: &[u8], core: &Core<H>) {
+    let admitted = parse::<MeshContext>(context).and_then(|context| {
+        if context.member != core.member {
+            let message = format!("this is member {}, not {}", core.member, context.member);
+            return Err(Failure::new("wrong_member", message));
+        }
+        if let Ok(query) = core.query(&context.query) {
+            query.admit(context.generation)?;
+        }
+        Ok(context)
+    });
+    let context = match admitted {
+        Ok(context) => context,
+        Err(failure) => {
+            core.metrics.refuse(&core.metrics.refused_stale);
+            return refuse(session, failure);
+        }
+    };
+    let accepted: Result<Value, Failure> = Ok(json!({ "ok": true, "member": core.member }));
+    if session.answer(&accepted).is_err() {
+        return;
+    }
+    let Ok(stream) = session.into_stream() else { return };
+    let MeshContext { query, generation, from, .. } = context;
+    // A lobby that is full drops the connection: its dialler sees a lost peer.
+    let _ = core.lobby.offer((query.clone(), generation, from), stream, core.limits.mesh_time);
+    if core.query(&query).is_ok_and(|query| query.admit(generation).is_err()) {
+        // The generation ended between the question and the offer.
+        core.lobby.wake(&query, generation);
+    }
+}

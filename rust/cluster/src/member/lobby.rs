@@ -1,0 +1,75 @@
+//! Where mesh connections wait for the generation that they belong to.
+//!
+//! Members get the request to start at different moments, so a connection of a lower process may
+//! come before this member knows the generation: it waits here, for a bounded time. One that comes
+//! too late is refused by whoever offers it, before.
+
+use std::collections::HashMap;
+use std::net::TcpStream;
+use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use crate::error::Failure;
+
+/// Most connections that wait; they come from members, so this is far away.
+const MOST_WAITING: usize = 4096;
+
+/// Query, generation, process that dialled.
+type Key = (String, u64, usize);
+
+#[derive(Default)]
+pub(crate) struct Lobby {
+    waiting: Mutex<HashMap<Key, (TcpStream, Instant)>>,
+    changed: Condvar,
+}
+
+impl Lobby {
+    fn waiting(&self) -> MutexGuard<'_, HashMap<Key, (TcpStream, Instant)>> {
+        // Every change to the table is one step: it is consistent even after a panic.
+        self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// A connection comes. A second one of the same process replaces the first.
+    pub(crate) fn offer(&self, key: Key, stream: TcpStream, patience: Duration) -> Result<(), Failure> {
+        let mut waiting = self.waiting();
+        waiting.retain(|_, (_, since)| since.elapsed() < patience);
+        if waiting.len() >= MOST_WAITING {
+            return Err(Failure::new("crowded", "too many mesh connections wait"));
+        }
+        waiting.insert(key, (stream, Instant::now()));
+        self.changed.notify_all();
+        Ok(())
+    }
+
+    /// Waits for a connection until `deadline`, or until `cancelled` after a [`Lobby::wake`].
+    pub(crate) fn take(&self, key: &Key, deadline: Instant, cancelled: &dyn Fn() -> bool) -> Option<TcpStream> {
+        let mut waiting = self.waiting();
+        loop {
+            if cancelled() {
+                return None;
+            }
+            if let Some((stream, _)) = waiting.remove(key) {
+                return Some(stream);
+            }
+            let left = deadline.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return None;
+            }
+            let (held, _) = self.changed.wait_timeout(waiting, left).unwrap_or_else(PoisonError::into_inner);
+            waiting = held;
+        }
+    }
+
+    /// Drops what waits for this query up to a generation, and lets waiting takers look again.
+    pub(crate) fn wake(&self, query: &str, generation: u64) {
+        let mut waiting = self.waiting();
+        waiting.retain(|(name, held, _), _| name != query || *held > generation);
+        self.changed.notify_all();
+    }
+
+    /// Drops everything that waits, and lets waiting takers look again.
+    pub(crate) fn clear(&self) {
+        self.waiting().clear();
+        self.changed.notify_all();
+    }
+}

@@ -1,0 +1,69 @@
+//! Connecting the members of one generation with each other.
+//!
+//! The lower process dials the higher one. A dialled member that does not know the generation yet
+//! lets the connection wait in its lobby, so nobody has to try twice.
+
+use std::net::TcpStream;
+use std::time::Instant;
+
+use super::core::{Core, Query};
+use crate::error::{ClusterError, Failure};
+use crate::host::Host;
+use crate::message::{MeshContext, Peer, Start};
+use crate::session::{Role, Session};
+
+/// One connection to every other process, None in our own place.
+///
+/// # Errors
+/// `peer_lost` when a process cannot be reached or does not come in time; `stale_generation` when
+/// it has gone on to a newer one, or we have.
+pub(super) fn connect<H: Host>(
+    core: &Core<H>,
+    query: &Query<H>,
+    start: &Start,
+) -> Result<Vec<Option<TcpStream>>, Failure> {
+    let deadline = Instant::now() + core.limits.mesh_time;
+    let mut mesh: Vec<Option<TcpStream>> = start.members.iter().map(|_| None).collect();
+    for (process, peer) in start.members.iter().enumerate().skip(start.process + 1) {
+        query.admit(start.generation)?;
+        let stream = dial(core, start, process, peer).map_err(|error| lost(process, peer, error))?;
+        mesh[process] = Some(stream);
+    }
+    for (process, peer) in start.members.iter().enumerate().take(start.process) {
+        let key = (start.query.clone(), start.generation, process);
+        let over = || query.admit(start.generation).is_err();
+        match core.lobby.take(&key, deadline, &over) {
+            Some(stream) => mesh[process] = Some(stream),
+            None => {
+                query.admit(start.generation)?;
+                let waited = format!("it did not connect within {:?}", core.limits.mesh_time);
+                return Err(lost(process, peer, ClusterError::Closed(waited)));
+            }
+        }
+    }
+    Ok(mesh)
+}
+
+fn dial<H: Host>(core: &Core<H>, start: &Start, process: usize, peer: &Peer) -> Result<TcpStream, ClusterError> {
+    let context = MeshContext {
+        query: start.query.clone(),
+        generation: start.generation,
+        from: start.process,
+        to: process,
+        member: peer.id,
+    };
+    let context = serde_json::to_value(context).expect("names and numbers are JSON");
+    let mut session = Session::dial(&peer.address, &core.secret, Role::Mesh, &context, &core.limits)?;
+    session.set_read_timeout(Some(core.limits.handshake_time))?;
+    session.receive_answer()?;
+    session.into_stream()
+}
+
+fn lost(process: usize, peer: &Peer, error: ClusterError) -> Failure {
+    match error {
+        ClusterError::Refused(failure) if failure.kind == "stale_generation" => failure,
+        error => Failure::new("peer_lost", format!("process {process}: {error}"))
+            .with("process", process)
+            .with("member", peer.id),
+    }
+}

@@ -1,0 +1,259 @@
+//! A member: the resident end of the registry in a worker process.
+//!
+//! Threads: the caller's runs the control loop; one reads from the registry, one writes to it; one
+//! accepts on the data port and one serves each connection there; one per query. The control loop
+//! hands work on and never waits for it. When the loop ends, all of them end; only a query that is
+//! stuck in a user's function is left behind after a grace time, to end with the process.
+
+mod actor;
+mod control;
+mod core;
+mod data;
+mod lobby;
+mod mesh;
+mod outputs;
+mod staging;
+
+use std::net::TcpListener;
+use std::sync::Arc;
+use std::thread::{self, JoinHandle};
+use std::time::Duration;
+
+use crossbeam::channel::{Receiver, RecvTimeoutError, Sender, unbounded};
+use serde_json::Value;
+
+use self::control::Control;
+use self::core::{Core, Outgoing};
+use crate::error::{ClusterError, Failure};
+use crate::host::Host;
+use crate::session::{Acceptor, FrameError, Kind, Limits, MetricsSnapshot, Role, Secret, Session};
+
+/// The control loop looks up at least this often.
+const TURN: Duration = Duration::from_millis(25);
+
+/// What reaches the control loop.
+enum Incoming {
+    Request { call: u64, body: Value, attachment: Vec<u8> },
+    Dismissed { reason: String },
+    Lost { reason: String },
+    Stats { ticket: u64, query: String, body: Value },
+}
+
+/// Why a member has ended.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum End {
+    /// The driver asked it to stop.
+    Stopped,
+    /// The driver sent it away.
+    Dismissed {
+        /// Why.
+        reason: String,
+    },
+    /// The connection to the registry broke.
+    RegistryLost {
+        /// How.
+        reason: String,
+    },
+    /// The caller wanted to end.
+    Interrupted,
+}
+
+/// A connected member. Dropping it ends it.
+pub struct Member<H: Host> {
+    core: Arc<Core<H>>,
+    address: String,
+    incoming: Receiver<Incoming>,
+    control: Option<Control<H>>,
+    acceptor: Acceptor,
+    session: Session,
+    reader: Option<JoinHandle<()>>,
+    writer: Option<JoinHandle<()>>,
+}
+
+impl<H: Host> Member<H> {
+    /// Joins the registry at `host:port`. `info` is a JSON object that describes this process; it
+    /// gains `address`, the data port, bound on the local address of this connection.
+    ///
+    /// # Errors
+    /// [`ClusterError::Handshake`] when the secrets differ; [`ClusterError::Refused`]; others of
+    /// the network.
+    pub fn connect_to(
+        registry: &str,
+        secret: [u8; 32],
+        mut info: Value,
+        host: H,
+        limits: Limits,
+    ) -> Result<Self, ClusterError> {
+        let secret = Secret::new(secret)?;
+        if !info.is_object() {
+            return Err(ClusterError::Protocol("a member's info is a JSON object".into()));
+        }
+        let mut session = Session::dial(registry, &secret, Role::Member, &Value::Null, &limits)?;
+        let listener = TcpListener::bind((session.local_ip()?, 0)).map_err(ClusterError::io("listen for feeds"))?;
+        let address = listener.local_addr().map_err(ClusterError::io("name a listener"))?;
+        let address = address.to_string();
+        info["address"] = address.as_str().into();
+        session.send_body(Kind::Join, 0, &info.to_string(), &[])?;
+        session.set_read_timeout(Some(limits.handshake_time))?;
+        let welcome = session.receive_answer()?;
+        session.set_read_timeout(None)?;
+        let member =
+            welcome["member"].as_u64().ok_or_else(|| ClusterError::Protocol("the registry gave no id".into()))?;
+
+        let (outgoing, outbox) = unbounded();
+        let (inbox, incoming) = unbounded();
+        let core = Arc::new(Core::new(host, member, secret.clone(), limits.clone(), outgoing));
+        let serving = Arc::clone(&core);
+        let acceptor = Acceptor::start(
+            listener,
+            "penstock-data",
+            secret,
+            &[Role::Feed, Role::Drain, Role::Mesh],
+            limits.clone(),
+            Arc::clone(&core.metrics),
+            Box::new(move |accepted| data::serve(accepted, &serving)),
+        )?;
+        let control = Some(Control::new(Arc::clone(&core), inbox.clone()));
+        let (input, output) = (session.try_clone()?, session.try_clone()?);
+        // From here on a failure drops the member, which ends what has been started.
+        let (reader, writer) = (None, None);
+        let mut made = Member { core, address, incoming, control, acceptor, session, reader, writer };
+        made.reader = Some(spawn("penstock-read", move || read(input, &inbox))?);
+        let heartbeat = limits.heartbeat;
+        made.writer = Some(spawn("penstock-write", move || write(output, &outbox, heartbeat))?);
+        Ok(made)
+    }
+
+    /// The id that the registry gave.
+    pub fn id(&self) -> u64 {
+        self.core.member
+    }
+
+    /// The data port, as `host:port`.
+    pub fn address(&self) -> &str {
+        &self.address
+    }
+
+    /// Counters of the data port.
+    pub fn metrics(&self) -> MetricsSnapshot {
+        self.core.metrics.snapshot()
+    }
+
+    /// Serves until the driver or the caller ends it. `interrupted` is asked at least every 50 ms,
+    /// on the calling thread.
+    pub fn run(mut self, interrupted: &dyn Fn() -> bool) -> End {
+        let end = self.turns(interrupted);
+        self.close();
+        end
+    }
+
+    fn turns(&mut self, interrupted: &dyn Fn() -> bool) -> End {
+        let Some(control) = &mut self.control else { return End::Interrupted };
+        loop {
+            if interrupted() {
+                return End::Interrupted;
+            }
+            match self.incoming.recv_timeout(TURN) {
+                Ok(Incoming::Request { call, body, attachment }) => {
+                    if control.request(call, body, attachment) {
+                        return End::Stopped;
+                    }
+                }
+                Ok(Incoming::Stats { ticket, query, body }) => control.stats(ticket, query, body),
+                Ok(Incoming::Dismissed { reason }) => return End::Dismissed { reason },
+                Ok(Incoming::Lost { reason }) => return End::RegistryLost { reason },
+                Err(RecvTimeoutError::Timeout) => control.settle(),
+                // Not while the control itself holds a sender.
+                Err(RecvTimeoutError::Disconnected) => {
+                    return End::RegistryLost { reason: "its reader ended".into() };
+                }
+            }
+        }
+    }
+
+    fn close(&mut self) {
+        if let Some(control) = self.control.take() {
+            control.end(self.core.limits.grace);
+        }
+        self.core.lobby.clear();
+        self.acceptor.close();
+        // Answers that are still queued go out before the connection ends.
+        let _ = self.core.outgoing.send(Outgoing::Close);
+        // A panic of either has been reported by the panic hook.
+        self.writer.take().map(JoinHandle::join);
+        self.session.shutdown();
+        self.reader.take().map(JoinHandle::join);
+    }
+}
+
+impl<H: Host> Drop for Member<H> {
+    fn drop(&mut self) {
+        self.close();
+    }
+}
+
+fn spawn(name: &str, run: impl FnOnce() + Send + 'static) -> Result<JoinHandle<()>, ClusterError> {
+    let builder = thread::Builder::new().name(name.to_owned());
+    builder.spawn(run).map_err(ClusterError::io("start a thread"))
+}
+
+fn read(mut session: Session, inbox: &Sender<Incoming>) {
+    loop {
+        let reason = match session.receive() {
+            Ok(Some(frame)) if frame.kind == Kind::Heartbeat => continue,
+            Ok(Some(frame)) => {
+                let kind = frame.kind;
+                match (kind, frame.into_body()) {
+                    (Kind::Request, Ok(body)) => {
+                        let (call, body, attachment) = (body.call, body.json, body.attachment);
+                        if inbox.send(Incoming::Request { call, body, attachment }).is_err() {
+                            return;
+                        }
+                        continue;
+                    }
+                    (Kind::Dismiss, Ok(body)) => {
+                        let reason = body.json["reason"].as_str().unwrap_or_default().to_owned();
+                        let _ = inbox.send(Incoming::Dismissed { reason });
+                        continue;
+                    }
+                    (other, Ok(_)) => format!("it sent {other:?}"),
+                    (_, Err(error)) => error.to_string(),
+                }
+            }
+            Ok(None) => "it closed the connection".to_owned(),
+            Err(error) => error.to_string(),
+        };
+        session.shutdown();
+        // The control loop has ended: it knows.
+        let _ = inbox.send(Incoming::Lost { reason });
+        return;
+    }
+}
+
+fn write(mut session: Session, outbox: &Receiver<Outgoing>, heartbeat: Duration) {
+    loop {
+        let sent = match outbox.recv_timeout(heartbeat) {
+            Ok(Outgoing::Reply { call, body, attachment }) => {
+                let sent = session.send_body(Kind::Reply, call, &body.to_string(), &attachment);
+                match sent {
+                    Err(ClusterError::Frame(FrameError::TooLong { bytes, limit })) => {
+                        let message = format!("an answer of {bytes} bytes, {limit} are allowed");
+                        let body = Failure::new("internal", message).to_body().to_string();
+                        session.send_body(Kind::Reply, call, &body, &[])
+                    }
+                    sent => sent,
+                }
+            }
+            Ok(Outgoing::Message { body, attachment }) => {
+                session.send_body(Kind::Message, 0, &body.to_string(), &attachment)
+            }
+            Err(RecvTimeoutError::Timeout) => session.send(Kind::Heartbeat, &[]),
+            Ok(Outgoing::Close) | Err(RecvTimeoutError::Disconnected) => return,
+        };
+        if sent.is_err() {
+            // The reader sees the end and reports it.
+            session.shutdown();
+            return;
+        }
+    }
+}

@@ -1,0 +1,178 @@
+//! Rows that feeds have delivered and nobody has committed yet.
+//!
+//! Keyed by epoch, partition and attempt. An attempt appears here only when its stream was complete
+//! and checked; one that broke off leaves nothing. Which attempts count is decided by the release
+//! of the epoch, which takes copies of the (shared) batches, so that the epoch can be released
+//! again after a rollback; they go when the epoch is complete or discarded.
+//!
+//! Departure: no budget and no spilling yet; `bytes` is what a budget would bound.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use arrow_array::RecordBatch;
+
+use crate::error::Failure;
+use crate::host::Staged;
+use crate::message::{FeedCommit, FeedContext};
+
+type Key = (u32, u64);
+
+#[derive(Debug)]
+struct Attempt {
+    batches: Vec<RecordBatch>,
+    rows: u64,
+    bytes: usize,
+}
+
+/// The staging area of one query.
+#[derive(Debug, Default)]
+pub(crate) struct Staging {
+    /// Epochs before this are complete: nobody may feed them.
+    floor: u64,
+    arriving: BTreeSet<(u64, Key)>,
+    epochs: BTreeMap<u64, BTreeMap<Key, Attempt>>,
+}
+
+impl Staging {
+    /// A feed begins.
+    pub(crate) fn open(&mut self, feed: &FeedContext) -> Result<(), Failure> {
+        self.still_open(feed)?;
+        let key = (feed.partition, feed.attempt);
+        let staged = self.epochs.get(&feed.epoch).is_some_and(|epoch| epoch.contains_key(&key));
+        if staged || !self.arriving.insert((feed.epoch, key)) {
+            let message = format!(
+                "attempt {} of partition {} of epoch {} is here already",
+                feed.attempt, feed.partition, feed.epoch
+            );
+            return Err(Failure::new("staging", message));
+        }
+        Ok(())
+    }
+
+    /// A feed that was opened has ended without success.
+    pub(crate) fn abandon(&mut self, feed: &FeedContext) {
+        self.arriving.remove(&(feed.epoch, (feed.partition, feed.attempt)));
+    }
+
+    /// A feed that was opened is complete.
+    pub(crate) fn keep(&mut self, feed: &FeedContext, batches: Vec<RecordBatch>) -> Result<(), Failure> {
+        self.abandon(feed);
+        self.still_open(feed)?;
+        let rows = batches.iter().map(|batch| batch.num_rows() as u64).sum();
+        let bytes = batches.iter().map(RecordBatch::get_array_memory_size).sum();
+        let attempt = Attempt { batches, rows, bytes };
+        let epoch = self.epochs.entry(feed.epoch).or_default();
+        epoch.insert((feed.partition, feed.attempt), attempt);
+        Ok(())
+    }
+
+    fn still_open(&self, feed: &FeedContext) -> Result<(), Failure> {
+        if feed.epoch >= self.floor {
+            return Ok(());
+        }
+        let message = format!("epoch {} is complete, {} is next", feed.epoch, self.floor);
+        Err(Failure::new("epoch", message).with("given", feed.epoch).with("next", self.floor))
+    }
+
+    /// The rows of the attempts that count, by partition. Changes nothing.
+    ///
+    /// # Errors
+    /// When one is not staged here with that many rows, or a partition is named twice.
+    pub(crate) fn select(&self, epoch: u64, feeds: &[FeedCommit]) -> Result<Vec<Staged>, Failure> {
+        let mut chosen = BTreeMap::new();
+        for feed in feeds {
+            let fail = |what: String| {
+                Err(Failure::new("staging", what)
+                    .with("epoch", epoch)
+                    .with("partition", feed.partition)
+                    .with("attempt", feed.attempt))
+            };
+            let key = (feed.partition, feed.attempt);
+            let Some(attempt) = self.epochs.get(&epoch).and_then(|epoch| epoch.get(&key)) else {
+                return fail("this attempt is not staged here".into());
+            };
+            if attempt.rows != feed.rows {
+                return fail(format!("{} rows are staged, not {}", attempt.rows, feed.rows));
+            }
+            let staged =
+                Staged { partition: feed.partition, batches: attempt.batches.clone(), rows_before: feed.rows_before };
+            if chosen.insert(feed.partition, staged).is_some() {
+                return fail("two attempts of this partition are to count".into());
+            }
+        }
+        Ok(chosen.into_values().collect())
+    }
+
+    /// Forgets one epoch.
+    pub(crate) fn discard(&mut self, epoch: u64) {
+        self.epochs.remove(&epoch);
+    }
+
+    /// From now on `next` is the first epoch that may be fed; what is before it goes.
+    pub(crate) fn set_floor(&mut self, next: u64) {
+        self.floor = next;
+        self.epochs = self.epochs.split_off(&next);
+    }
+
+    /// Rows and bytes staged.
+    pub(crate) fn size(&self) -> (u64, usize) {
+        let attempts = || self.epochs.values().flat_map(BTreeMap::values);
+        (attempts().map(|a| a.rows).sum(), attempts().map(|a| a.bytes).sum())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use arrow_array::{ArrayRef, Int64Array};
+    use std::sync::Arc;
+
+    fn batch(values: &[i64]) -> RecordBatch {
+        let column: ArrayRef = Arc::new(Int64Array::from(values.to_vec()));
+        RecordBatch::try_from_iter([("v", column)]).unwrap()
+    }
+
+    fn feed(epoch: u64, partition: u32, attempt: u64) -> FeedContext {
+        FeedContext { query: "q".into(), epoch, partition, attempt }
+    }
+
+    fn commit(partition: u32, attempt: u64, rows: u64) -> FeedCommit {
+        FeedCommit { partition, attempt, rows, rows_before: 0 }
+    }
+
+    #[test]
+    fn only_complete_chosen_attempts_are_released() {
+        let mut staging = Staging::default();
+        for (partition, attempt, values) in [(1, 5, &[1, 2][..]), (0, 6, &[3]), (1, 7, &[4, 5])] {
+            staging.open(&feed(3, partition, attempt)).unwrap();
+            staging.keep(&feed(3, partition, attempt), vec![batch(values)]).unwrap();
+        }
+        staging.open(&feed(3, 2, 8)).unwrap();
+        staging.abandon(&feed(3, 2, 8));
+        assert!(staging.select(3, &[commit(2, 8, 0)]).is_err());
+        assert!(staging.select(3, &[commit(1, 5, 3)]).is_err(), "other row count");
+        assert!(staging.select(3, &[commit(1, 5, 2), commit(1, 7, 2)]).is_err());
+        let taken = staging.select(3, &[commit(1, 7, 2), commit(0, 6, 1)]).unwrap();
+        assert_eq!(taken[0].batches, [batch(&[3])]);
+        assert_eq!(taken[1].batches, [batch(&[4, 5])]);
+        assert_eq!(staging.size().0, 5, "selecting takes nothing away");
+        staging.set_floor(4);
+        assert_eq!(staging.size(), (0, 0));
+        assert_eq!(staging.open(&feed(3, 0, 9)).unwrap_err().kind, "epoch");
+    }
+
+    #[test]
+    fn an_attempt_comes_once_and_not_after_its_epoch() {
+        let mut staging = Staging::default();
+        staging.open(&feed(0, 0, 1)).unwrap();
+        assert!(staging.open(&feed(0, 0, 1)).is_err(), "it is arriving");
+        staging.keep(&feed(0, 0, 1), vec![]).unwrap();
+        assert!(staging.open(&feed(0, 0, 1)).is_err(), "it is here");
+        staging.discard(0);
+        staging.open(&feed(0, 0, 1)).unwrap();
+        staging.set_floor(1);
+        assert!(staging.keep(&feed(0, 0, 1), vec![]).is_err(), "its epoch ended meanwhile");
+        staging.set_floor(0);
+        staging.open(&feed(0, 0, 1)).unwrap();
+    }
+}

@@ -1,0 +1,230 @@
+//! A listener: one thread that accepts, one thread per connection.
+//!
+//! A connection is authenticated on its own thread and, once it is, served there by the handler.
+//! At most [`Limits::pending`] of them are unauthenticated at a time; whatever goes wrong before
+//! that closes this one connection and counts. [`Acceptor::close`] ends every connection and joins
+//! every thread.
+
+use std::collections::HashMap;
+use std::io::ErrorKind;
+use std::net::{Ipv4Addr, Ipv6Addr, Shutdown, SocketAddr, TcpListener, TcpStream};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::SeqCst};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread::{self, JoinHandle};
+use std::time::Duration;
+
+use super::handshake::{self, Server, Wire};
+use super::{HandshakeError, Limits, Metrics, Role, Secret, Session};
+use crate::error::{ClusterError, Failure};
+
+/// Pause after the system refused to accept (no file descriptors, no memory).
+const EXHAUSTED_PAUSE: Duration = Duration::from_millis(20);
+/// How long a refused peer may take to read why.
+const REFUSAL_PATIENCE: Duration = Duration::from_secs(1);
+
+/// An authenticated connection, as the handler gets it.
+pub(crate) struct Accepted {
+    pub(crate) session: Session,
+    pub(crate) role: Role,
+    /// What it is for; JSON from someone who knows the secret.
+    pub(crate) context: Vec<u8>,
+}
+
+type Handler = dyn Fn(Accepted) + Send + Sync;
+
+struct Shared {
+    secret: Secret,
+    limits: Limits,
+    roles: &'static [Role],
+    metrics: Arc<Metrics>,
+    handler: Box<Handler>,
+    closed: AtomicBool,
+    pending: AtomicUsize,
+    open: Mutex<Open>,
+}
+
+#[derive(Default)]
+struct Open {
+    next: u64,
+    streams: HashMap<u64, TcpStream>,
+    threads: Vec<JoinHandle<()>>,
+}
+
+impl Shared {
+    fn open(&self) -> MutexGuard<'_, Open> {
+        // The table stays consistent even if a holder panicked: every change to it is one step.
+        self.open.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// A running listener.
+pub(crate) struct Acceptor {
+    address: SocketAddr,
+    shared: Arc<Shared>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Acceptor {
+    /// Serves `roles` on `listener`; `name` is that of its threads.
+    pub(crate) fn start(
+        listener: TcpListener,
+        name: &str,
+        secret: Secret,
+        roles: &'static [Role],
+        limits: Limits,
+        metrics: Arc<Metrics>,
+        handler: Box<Handler>,
+    ) -> Result<Self, ClusterError> {
+        let address = listener.local_addr().map_err(ClusterError::io("name a listener"))?;
+        let shared = Arc::new(Shared {
+            secret,
+            limits,
+            roles,
+            metrics,
+            handler,
+            closed: AtomicBool::new(false),
+            pending: AtomicUsize::new(0),
+            open: Mutex::default(),
+        });
+        let (owned, session_name) = (Arc::clone(&shared), format!("{name}-conn"));
+        let thread = thread::Builder::new()
+            .name(name.to_owned())
+            .spawn(move || accept(&listener, &owned, &session_name))
+            .map_err(ClusterError::io("start a thread"))?;
+        Ok(Acceptor { address, shared, thread: Some(thread) })
+    }
+
+    /// Ends the listener and all its connections, and joins their threads. Idempotent.
+    pub(crate) fn close(&mut self) {
+        self.shared.closed.store(true, SeqCst);
+        if let Some(thread) = self.thread.take() {
+            wake(self.address);
+            // A panic of the accepting thread has been reported by the panic hook.
+            let _ = thread.join();
+        }
+        loop {
+            let threads = {
+                let mut open = self.shared.open();
+                for stream in open.streams.values() {
+                    let _ = stream.shutdown(Shutdown::Both);
+                }
+                std::mem::take(&mut open.threads)
+            };
+            if threads.is_empty() {
+                return;
+            }
+            threads.into_iter().for_each(|thread| drop(thread.join()));
+        }
+    }
+}
+
+impl Drop for Acceptor {
+    fn drop(&mut self) {
+        self.close();
+    }
+}
+
+/// Lets a blocked accept return: connects to it.
+fn wake(mut address: SocketAddr) {
+    if address.ip().is_unspecified() {
+        match address {
+            SocketAddr::V4(_) => address.set_ip(Ipv4Addr::LOCALHOST.into()),
+            SocketAddr::V6(_) => address.set_ip(Ipv6Addr::LOCALHOST.into()),
+        }
+    }
+    // Failing means that the backlog is full: then accept returns without our help.
+    let _ = TcpStream::connect_timeout(&address, Duration::from_secs(1));
+}
+
+fn accept(listener: &TcpListener, shared: &Arc<Shared>, name: &str) {
+    loop {
+        let stream = match listener.accept() {
+            Ok((stream, _)) => stream,
+            Err(error) => {
+                if shared.closed.load(SeqCst) {
+                    return;
+                }
+                if !matches!(error.kind(), ErrorKind::Interrupted | ErrorKind::ConnectionAborted) {
+                    thread::sleep(EXHAUSTED_PAUSE);
+                }
+                continue;
+            }
+        };
+        if shared.closed.load(SeqCst) {
+            return;
+        }
+        if shared.pending.fetch_add(1, SeqCst) >= shared.limits.pending {
+            shared.pending.fetch_sub(1, SeqCst);
+            shared.metrics.refuse(&shared.metrics.refused_crowded);
+            continue;
+        }
+        if spawn(stream, shared, name).is_err() {
+            shared.pending.fetch_sub(1, SeqCst);
+            shared.metrics.refuse(&shared.metrics.refused_crowded);
+        }
+    }
+}
+
+fn spawn(stream: TcpStream, shared: &Arc<Shared>, name: &str) -> std::io::Result<()> {
+    let twin = stream.try_clone()?;
+    let mut open = shared.open();
+    open.threads.retain(|thread| !thread.is_finished());
+    let id = open.next;
+    open.next += 1;
+    let owned = Arc::clone(shared);
+    let thread = thread::Builder::new().name(name.to_owned()).spawn(move || {
+        let _entry = Entry { shared: &owned, id };
+        serve(stream, &owned);
+    })?;
+    open.streams.insert(id, twin);
+    open.threads.push(thread);
+    Ok(())
+}
+
+/// Takes the connection out of the table when its thread ends, even by a panic.
+struct Entry<'a> {
+    shared: &'a Shared,
+    id: u64,
+}
+
+impl Drop for Entry<'_> {
+    fn drop(&mut self) {
+        self.shared.open().streams.remove(&self.id);
+    }
+}
+
+fn serve(mut stream: TcpStream, shared: &Shared) {
+    let authenticated = authenticate(&mut stream, shared);
+    shared.pending.fetch_sub(1, SeqCst);
+    let metrics = &shared.metrics;
+    let (role, context) = match authenticated {
+        Ok(peer) => peer,
+        Err(error) => {
+            metrics.refuse(match error {
+                HandshakeError::Proof => &metrics.refused_secret,
+                HandshakeError::Timeout => &metrics.refused_slow,
+                _ => &metrics.refused_malformed,
+            });
+            return;
+        }
+    };
+    let Ok(mut session) = Session::new(stream, &shared.limits) else { return };
+    if !shared.roles.contains(&role) {
+        metrics.refuse(&metrics.refused_role);
+        let failure = Failure::new("wrong_role", format!("{role:?} is not served on this port"));
+        // A peer that is gone need not know.
+        let _ = session.answer(&Err(failure));
+        session.linger(REFUSAL_PATIENCE);
+        return;
+    }
+    metrics.accepted.fetch_add(1, SeqCst);
+    (shared.handler)(Accepted { session, role, context });
+}
+
+fn authenticate(stream: &mut TcpStream, shared: &Shared) -> Result<(Role, Vec<u8>), HandshakeError> {
+    let mut wire = Wire::new(stream, &shared.limits);
+    let hello = wire.receive()?;
+    let (server, challenge) = Server::challenge(&shared.secret, &hello, handshake::nonce()?)?;
+    wire.send(&challenge)?;
+    server.verify(&wire.receive()?)
+}

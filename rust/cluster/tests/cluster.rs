@@ -1,0 +1,419 @@
+//! Registry, members, feeds and drains in one process, with a host that echoes.
+
+mod common;
+
+use std::time::Duration;
+
+use arrow_array::RecordBatch;
+use common::{Driver, PATIENCE, SECRET, batch, limits, schema, values};
+use penstock_cluster::message::Which;
+use penstock_cluster::{ClusterError, End, Feed, Receipt, Registry, RegistryEvent, drain};
+use serde_json::{Value, json};
+
+fn feed(
+    driver: &Driver,
+    seat: usize,
+    query: &str,
+    place: (u64, u32, u64),
+    rows: &[i64],
+) -> Result<Receipt, ClusterError> {
+    let (epoch, partition, attempt) = place;
+    let address = &driver.seats[seat].address;
+    let mut feed = Feed::connect(address, SECRET, query, epoch, partition, attempt, &schema())?;
+    for chunk in rows.chunks(2) {
+        feed.push(&batch(chunk))?;
+    }
+    feed.finish()
+}
+
+fn release(query: &str, generation: u64, epoch: u64, feeds: &[(u32, u64, u64)]) -> Value {
+    let feeds: Vec<Value> = feeds
+        .iter()
+        .map(|(partition, attempt, rows)| {
+            json!({ "partition": partition, "attempt": attempt, "rows": rows, "rows_before": 0 })
+        })
+        .collect();
+    json!({ "do": "release", "query": query, "generation": generation, "epoch": epoch,
+        "feeds": feeds, "watermark": 7, "finish": false })
+}
+
+fn drained(driver: &Driver, seat: usize, epoch: u64, piece: u32, which: Which) -> Vec<i64> {
+    let address = &driver.seats[seat].address;
+    let drain = drain(address, SECRET, "q", epoch, piece, which).unwrap();
+    assert_eq!(drain.schema(), schema());
+    let batches: Vec<RecordBatch> = drain.map(Result::unwrap).collect();
+    values(&batches)
+}
+
+fn kind(body: &Value) -> &str {
+    body["error"]["kind"].as_str().unwrap_or("no error")
+}
+
+fn refusal(error: ClusterError) -> String {
+    match error {
+        ClusterError::Refused(failure) => failure.kind,
+        other => panic!("{other}"),
+    }
+}
+
+#[test]
+fn rows_go_in_are_released_and_come_out_until_the_epoch_is_closed() {
+    let mut driver = Driver::new(2);
+    assert_eq!(driver.start("q", &[0, 1], json!({})), vec![json!({"ok": true, "keys": 0}); 2]);
+
+    // Several connections at once, one attempt broken off, one complete attempt that does not count.
+    let receipt = feed(&driver, 0, "q", (0, 0, 10), &[1, 2, 3]).unwrap();
+    assert_eq!((receipt.rows, receipt.max_event_time, receipt.member), (3, Some(3), driver.seats[0].id));
+    let mut broken = Feed::connect(&driver.seats[0].address, SECRET, "q", 0, 1, 11, &schema()).unwrap();
+    broken.push(&batch(&[99; 50])).unwrap();
+    drop(broken);
+    feed(&driver, 0, "q", (0, 1, 12), &[98]).unwrap();
+    feed(&driver, 0, "q", (0, 1, 13), &[4, -5]).unwrap();
+    let empty = feed(&driver, 1, "q", (0, 2, 14), &[]).unwrap();
+    assert_eq!((empty.rows, empty.max_event_time), (0, None));
+    assert_eq!(refusal(feed(&driver, 0, "q", (0, 1, 13), &[4]).unwrap_err()), "staging");
+
+    let broken = driver.ask(0, &release("q", 1, 0, &[(0, 10, 3), (1, 11, 50)]));
+    assert_eq!((kind(&broken), &broken["error"]["attempt"]), ("staging", &json!(11)));
+    let miscounted = driver.ask(0, &release("q", 1, 0, &[(0, 10, 4)]));
+    assert_eq!(kind(&miscounted), "staging");
+    let body = driver.ask(0, &release("q", 1, 0, &[(0, 10, 3), (1, 13, 2)]));
+    assert_eq!(
+        body["pieces"],
+        json!([{"piece": 0, "worker": 0, "rows": 3, "late_rows": 0},
+               {"piece": 1, "worker": 1, "rows": 1, "late_rows": 1}])
+    );
+    assert_eq!((&body["ok"], &body["late_rows"]), (&json!(true), &json!(1)));
+    let body = driver.ask(1, &release("q", 1, 0, &[(2, 14, 0)]));
+    assert_eq!(body["pieces"][1], json!({"piece": 1, "worker": 3, "rows": 0, "late_rows": 0}));
+
+    for _ in 0..2 {
+        assert_eq!(drained(&driver, 0, 0, 0, Which::Rows), [1, 2, 3]);
+        assert_eq!(drained(&driver, 0, 0, 1, Which::Rows), [4]);
+        assert_eq!(drained(&driver, 0, 0, 1, Which::Late), [-5]);
+        assert_eq!(drained(&driver, 1, 0, 0, Which::Rows), [] as [i64; 0]);
+    }
+    let stats = driver.ask(0, &json!({"do": "stats", "query": null}));
+    let figures = &stats["queries"]["q"];
+    assert_eq!((&figures["staged_rows"], &figures["output_rows"]), (&json!(0), &json!(4)));
+    assert_eq!(figures["group"]["watermark"], 7);
+    assert!(stats["process"]["rss_bytes"].as_u64().unwrap() > 0);
+
+    // The epoch is over: it cannot be fed or released again.
+    assert_eq!(refusal(feed(&driver, 0, "q", (0, 5, 1), &[1]).unwrap_err()), "epoch");
+    let again = driver.ask(0, &release("q", 1, 0, &[]));
+    assert_eq!((kind(&again), &again["error"]["next"]), ("epoch", &json!(1)));
+
+    let address = driver.seats[0].address.clone();
+    let read = |epoch, piece| drain(&address, SECRET, "q", epoch, piece, Which::Rows);
+    assert_eq!(refusal(read(1, 0).err().unwrap()), "epoch");
+    assert_eq!(refusal(read(0, 2).err().unwrap()), "piece");
+    driver.ask(0, &json!({"do": "close_epoch", "query": "q", "epoch": 0}));
+    assert_eq!(refusal(read(0, 0).err().unwrap()), "epoch");
+    assert_eq!(drained(&driver, 1, 0, 0, Which::Rows), [] as [i64; 0], "the other still has it");
+
+    let ends = driver.close();
+    assert!(ends.iter().all(|end| matches!(end, End::RegistryLost { .. })), "{ends:?}");
+}
+
+#[test]
+fn a_discarded_epoch_can_be_fed_again_and_the_end_of_input_is_infinite() {
+    let mut driver = Driver::new(1);
+    driver.start("q", &[0], json!({}));
+    feed(&driver, 0, "q", (0, 0, 1), &[1]).unwrap();
+    driver.ask(0, &json!({"do": "discard", "query": "q", "epoch": 0}));
+    assert_eq!(kind(&driver.ask(0, &release("q", 1, 0, &[(0, 1, 1)]))), "staging");
+    feed(&driver, 0, "q", (0, 0, 1), &[2]).unwrap();
+    let mut body = release("q", 1, 0, &[(0, 1, 1)]);
+    body["finish"] = true.into();
+    assert_eq!(driver.ask(0, &body)["ok"], true);
+    assert_eq!(drained(&driver, 0, 0, 0, Which::Rows), [2]);
+    let stats = driver.ask(0, &json!({"do": "stats", "query": "q"}));
+    assert_eq!(stats["queries"]["q"]["group"]["watermark"], i64::MAX);
+    driver.close();
+}
+
+#[test]
+fn feeds_of_other_columns_or_queries_are_refused_by_name() {
+    let mut driver = Driver::new(1);
+    assert_eq!(refusal(feed(&driver, 0, "q", (0, 0, 1), &[1]).unwrap_err()), "unknown_query");
+    driver.start("q", &[0], json!({}));
+    let other = RecordBatch::try_from_iter([(
+        "w",
+        std::sync::Arc::new(arrow_array::StringArray::from(vec!["x"; 100_000])) as _,
+    )])
+    .unwrap();
+    let mut feed = Feed::connect(&driver.seats[0].address, SECRET, "q", 0, 0, 1, &other.schema()).unwrap();
+    // The refusal reaches a feed that is still pushing, sooner or later.
+    let error = loop {
+        if let Err(error) = feed.push(&other) {
+            break error;
+        }
+    };
+    assert_eq!(refusal(error), "schema");
+    drop(feed);
+    let feed = Feed::connect(&driver.seats[0].address, SECRET, "q", 0, 0, 1, &other.schema()).unwrap();
+    assert_eq!(refusal(feed.finish().unwrap_err()), "schema");
+    assert_eq!(kind(&driver.ask(0, &release("q", 1, 0, &[(0, 1, 0)]))), "staging");
+    driver.close();
+}
+
+#[test]
+fn a_failed_epoch_is_answered_with_the_error_and_runs_again_after_a_rollback() {
+    let mut driver = Driver::new(2);
+    driver.start("q", &[0, 1], json!({"plan": {"fail_epoch": 1}}));
+    feed(&driver, 0, "q", (0, 0, 1), &[1, 2]).unwrap();
+    driver.ask(0, &release("q", 1, 0, &[(0, 1, 2)]));
+    driver.ask(1, &release("q", 1, 0, &[]));
+    feed(&driver, 0, "q", (1, 0, 2), &[3]).unwrap();
+    let call = driver.send(0, &release("q", 1, 1, &[(0, 2, 1)]));
+    let event =
+        driver.await_event(|event| matches!(event, RegistryEvent::Reply { call: answered, .. } if *answered == call));
+    let RegistryEvent::Reply { body, attachment, .. } = event else { unreachable!("matched") };
+    assert_eq!((kind(&body), &body["error"]["line"]), ("user_function", &json!(3)));
+    assert_eq!(attachment, b"pickled");
+    // Everything else of this generation is refused with the same error.
+    assert_eq!(kind(&driver.ask(0, &release("q", 1, 2, &[]))), "user_function");
+
+    let stopped = driver.ask_all(&json!({"do": "stop_query", "query": "q", "generation": 1, "keep": true}));
+    assert_eq!(stopped[0]["failed"]["kind"], "user_function");
+    assert_eq!((&stopped[0]["completed"], &stopped[0]["inventory"]), (&json!(0), &json!([0, 1])));
+    let started = driver.start("q", &[0, 1], json!({"generation": 2, "epoch": 1, "resume": "rollback"}));
+    assert_eq!((&started[0]["keys"], &started[1]["keys"]), (&json!(2), &json!(0)));
+
+    // The staged rows are still there; the old generation is not.
+    assert_eq!(kind(&driver.ask(0, &release("q", 1, 1, &[]))), "stale_generation");
+    assert_eq!(driver.ask(0, &release("q", 2, 1, &[(0, 2, 1)]))["ok"], true);
+    assert_eq!(drained(&driver, 0, 1, 0, Which::Rows), [3]);
+    assert_eq!(drained(&driver, 0, 0, 0, Which::Rows), [1, 2], "outputs of before survive");
+    let again = driver.start("q", &[0, 1], json!({"generation": 2}));
+    assert_eq!(again.iter().map(kind).collect::<Vec<_>>(), ["stale_generation"; 2]);
+    driver.close();
+}
+
+#[test]
+fn bins_stay_resident_between_generations_unless_they_are_dropped() {
+    let mut driver = Driver::new(1);
+    driver.start("q", &[0], json!({}));
+    feed(&driver, 0, "q", (0, 0, 1), &[1, 2]).unwrap();
+    driver.ask(0, &release("q", 1, 0, &[(0, 1, 2)]));
+    let stop = |generation, keep| json!({"do": "stop_query", "query": "q", "generation": generation, "keep": keep});
+    let stopped = driver.ask(0, &stop(1, true));
+    assert_eq!((&stopped["keys"], &stopped["failed"]), (&json!(2), &Value::Null));
+    assert_eq!(driver.ask(0, &stop(1, true))["keys"], 2, "stopping twice is no error");
+    assert_eq!(kind(&driver.ask(0, &release("q", 1, 1, &[]))), "not_running");
+    let resident = json!({"generation": 2, "epoch": 1, "resume": "resident"});
+    assert_eq!(driver.start("q", &[0], resident)[0]["keys"], 2);
+    assert_eq!(kind(&driver.ask(0, &stop(1, true))), "stale_generation");
+    // A start replaces the generation that runs.
+    let resident = json!({"generation": 3, "epoch": 1, "resume": "resident"});
+    assert_eq!(driver.start("q", &[0], resident)[0]["keys"], 2);
+    assert_eq!(driver.ask(0, &stop(3, false))["keys"], 0);
+    assert_eq!(driver.ask(0, &json!({"do": "drop_query", "query": "q"}))["ok"], true);
+    assert_eq!(kind(&driver.ask(0, &stop(3, false))), "unknown_query");
+    assert_eq!(driver.start("q", &[0], json!({}))[0]["ok"], true, "a new one of that name");
+    driver.close();
+}
+
+#[test]
+fn migrations_are_checked_and_answered_by_the_leader() {
+    let mut driver = Driver::new(2);
+    driver.start("q", &[0, 1], json!({}));
+    let migrate = |steps: Value| json!({"do": "migrate", "query": "q", "generation": 1, "handle": 5, "steps": steps});
+    let body = driver.ask(0, &migrate(json!([[[0, 3]], [[1, 2], [2, 1]]])));
+    assert_eq!((&body["ok"], &body["moved"], &body["bytes"]), (&json!(true), &json!(3), &json!(8)));
+    assert_eq!(kind(&driver.ask(1, &migrate(json!([[[0, 3]]])))), "migration");
+    assert_eq!(kind(&driver.ask(0, &migrate(json!([[[8, 0]]])))), "migration");
+    assert_eq!(kind(&driver.ask(0, &migrate(json!([[[0, 4]]])))), "migration");
+    driver.close();
+}
+
+#[test]
+fn requests_that_cannot_be_served_are_answered_by_kind() {
+    let mut driver = Driver::new(1);
+    let mut refused = |body: Value| kind(&driver.ask(0, &body)).to_owned();
+    assert_eq!(refused(json!({"do": "dance"})), "protocol");
+    assert_eq!(refused(json!("stop")), "protocol");
+    assert_eq!(refused(release("q", 1, 0, &[])), "unknown_query");
+    for body in [
+        json!({"do": "stats", "query": "q"}),
+        json!({"do": "drop_query", "query": "q"}),
+        json!({"do": "close_epoch", "query": "q", "epoch": 0}),
+        json!({"do": "discard", "query": "q", "epoch": 0}),
+        json!({"do": "stop_query", "query": "q", "generation": 0, "keep": false}),
+        json!({"do": "migrate", "query": "q", "generation": 0, "handle": 0, "steps": []}),
+    ] {
+        assert_eq!(refused(body), "unknown_query");
+    }
+    let bad = driver.start("q", &[0], json!({"process": 1}));
+    assert_eq!(kind(&bad[0]), "protocol");
+    let call = {
+        let mut body = driver.start_body("r", &[0], 0);
+        body["plan"] = json!({"unloadable": true});
+        driver.send_with(0, &body, b"callables")
+    };
+    let reply = driver.reply(call);
+    assert_eq!(kind(&reply), "plan");
+    assert!(matches!(driver.registry.send(77, "{}", &[]), Err(ClusterError::UnknownMember { member: 77 })));
+    driver.close();
+}
+
+#[test]
+fn a_stuck_query_blocks_neither_another_query_nor_figures_nor_the_end() {
+    let mut driver = Driver::new(2);
+    driver.start("stuck", &[0, 1], json!({"plan": {"stuck_epoch": 0}}));
+    driver.start("q", &[0, 1], json!({}));
+    let stuck = driver.send(0, &release("stuck", 1, 0, &[]));
+    // Its thread waits for workers that do not end.
+    let ending = driver.send(0, &json!({"do": "stop_query", "query": "stuck", "generation": 1, "keep": true}));
+    for epoch in 0..3 {
+        feed(&driver, 0, "q", (epoch, 0, 1), &[epoch as i64]).unwrap();
+        assert_eq!(driver.ask(0, &release("q", 1, epoch, &[(0, 1, 1)]))["ok"], true);
+        assert_eq!(drained(&driver, 0, epoch, 0, Which::Rows), [epoch as i64]);
+    }
+    let stats = driver.ask(0, &json!({"do": "stats", "query": null}));
+    assert_eq!(stats["queries"]["stuck"], json!({"busy": true}));
+    assert_eq!(stats["queries"]["q"]["completed"], 2);
+
+    let stop = driver.send(0, &json!({"do": "stop"}));
+    assert_eq!(driver.reply(stop)["ok"], true);
+    let lost = driver.await_event(|event| matches!(event, RegistryEvent::Lost { .. }));
+    let RegistryEvent::Lost { member, calls, .. } = lost else { unreachable!("matched") };
+    assert_eq!((member, calls), (driver.seats[0].id, vec![stuck, ending]));
+    let seat = driver.seats.remove(0);
+    assert_eq!(seat.thread.join().unwrap(), End::Stopped);
+    driver.close();
+}
+
+#[test]
+fn a_lost_member_is_reported_and_its_peers_fail_then_go_on_without_it() {
+    let mut driver = Driver::new(2);
+    driver.start("q", &[0, 1], json!({}));
+    let gone = driver.seats.remove(0);
+    *gone.stop.lock().unwrap() = true;
+    assert_eq!(gone.thread.join().unwrap(), End::Interrupted);
+    let id = gone.id;
+    driver.await_event(|event| matches!(event, RegistryEvent::Lost { member, .. } if *member == id));
+    let message = driver.await_event(|event| matches!(event, RegistryEvent::Message { .. }));
+    let RegistryEvent::Message { body, .. } = message else { unreachable!("matched") };
+    assert_eq!((kind(&body), &body["query"], &body["generation"]), ("peer_lost", &json!("q"), &json!(1)));
+    assert_eq!(kind(&driver.ask(0, &release("q", 1, 0, &[]))), "peer_lost");
+    assert!(driver.registry.send(id, "{}", &[]).is_err());
+
+    // A replacement gets a new id, and the next generation runs on both.
+    let place = driver.join();
+    assert!(driver.seats[place].id > driver.seats[0].id.max(id));
+    let started = driver.start("q", &[0, place], json!({"generation": 2, "resume": "rollback"}));
+    assert!(started.iter().all(|body| body["ok"] == true), "{started:?}");
+    assert_eq!(driver.ask(place, &release("q", 2, 0, &[]))["ok"], true);
+    let members: Vec<u64> = driver.registry.members().iter().map(|info| info.member).collect();
+    assert_eq!(members, [driver.seats[0].id, driver.seats[1].id]);
+    assert_eq!(driver.registry.members()[1].info["address"], driver.seats[1].address);
+    driver.close();
+}
+
+#[test]
+fn a_start_whose_peer_never_comes_can_be_given_up_and_one_that_is_away_is_named() {
+    let mut driver = Driver::new(2);
+    // Process 1 waits for process 0, which is never asked to start.
+    let body = driver.start_body("q", &[0, 1], 1);
+    let call = driver.send(1, &body);
+    let stop = json!({"do": "stop_query", "query": "q", "generation": 1, "keep": true});
+    let stopped = driver.send(1, &stop);
+    assert_eq!(kind(&driver.reply(call)), "stale_generation");
+    assert_eq!(driver.reply(stopped)["ok"], true);
+
+    let mut body = driver.start_body("r", &[0, 1], 0);
+    body["members"][1]["address"] = "127.0.0.1:1".into();
+    let reply = driver.ask(0, &body);
+    assert_eq!((kind(&reply), &reply["error"]["process"]), ("peer_lost", &json!(1)));
+    // An address that belongs to another member is noticed.
+    body["members"][1] = json!({"id": 4242, "address": driver.seats[1].address});
+    body["generation"] = 2.into();
+    assert_eq!(kind(&driver.ask(0, &body)), "peer_lost");
+    driver.close();
+}
+
+#[test]
+fn members_of_different_generations_do_not_meet() {
+    let mut driver = Driver::new(2);
+    driver.start("q", &[0, 1], json!({"generation": 5}));
+    // Process 0 is told an old generation under a name it does not know: its peer refuses it.
+    driver.ask(0, &json!({"do": "drop_query", "query": "q"}));
+    let mut old = driver.start_body("q", &[0, 1], 0);
+    old["generation"] = 4.into();
+    let reply = driver.ask(0, &old);
+    assert_eq!((kind(&reply), &reply["error"]["current"]), ("stale_generation", &json!(5)));
+    let stats = driver.ask(1, &json!({"do": "stats", "query": null}));
+    assert_eq!(stats["process"]["connections"]["refused_stale"], 1);
+    driver.close();
+}
+
+#[test]
+fn a_panic_of_the_host_is_an_answer_and_costs_the_state_of_that_query_only() {
+    let mut driver = Driver::new(1);
+    driver.start("p", &[0], json!({"plan": {"panic_epoch": 0}}));
+    driver.start("q", &[0], json!({}));
+    assert_eq!(kind(&driver.ask(0, &release("p", 1, 0, &[]))), "internal");
+    assert_eq!(driver.ask(0, &release("q", 1, 0, &[]))["ok"], true);
+    let rollback = json!({"generation": 2, "resume": "rollback"});
+    assert_eq!(kind(&driver.start("p", &[0], rollback)[0]), "state_lost");
+    assert_eq!(driver.start("p", &[0], json!({"generation": 3}))[0]["ok"], true);
+    driver.close();
+}
+
+#[test]
+fn members_end_when_they_are_told_sent_away_or_left_alone() {
+    let mut driver = Driver::new(3);
+    assert_eq!(driver.ask(0, &json!({"do": "stop"}))["ok"], true);
+    driver.registry.dismiss(driver.seats[1].id, "too old").unwrap();
+    let away = driver.seats[1].id;
+    let lost = driver.await_event(|event| matches!(event, RegistryEvent::Lost { member, .. } if *member == away));
+    let RegistryEvent::Lost { reason, .. } = lost else { unreachable!("matched") };
+    assert_eq!(reason, "dismissed: too old");
+    let ends = driver.close();
+    assert_eq!(ends[0], End::Stopped);
+    assert_eq!(ends[1], End::Dismissed { reason: "too old".into() });
+    assert!(matches!(ends[2], End::RegistryLost { .. }));
+}
+
+#[test]
+fn heartbeats_keep_a_silent_member_and_silence_loses_it() {
+    use penstock_cluster::session::{Kind, Limits, Role, Secret, Session};
+    let limits = Limits { silence: Duration::from_millis(300), ..limits() };
+    let registry = Registry::bind_with("127.0.0.1", 0, None, SECRET, limits.clone()).unwrap();
+    let secret = Secret::new(SECRET).unwrap();
+    let join = || {
+        let mut session = Session::dial(registry.address(), &secret, Role::Member, &Value::Null, &limits).unwrap();
+        session.send_body(Kind::Join, 0, "{}", &[]).unwrap();
+        session.receive_answer().unwrap();
+        session
+    };
+    let (mut beating, _silent) = (join(), join());
+    let deadline = std::time::Instant::now() + PATIENCE;
+    let mut events = Vec::new();
+    while !events.iter().any(|event| matches!(event, RegistryEvent::Lost { .. })) {
+        assert!(std::time::Instant::now() < deadline);
+        beating.send(Kind::Heartbeat, &[]).unwrap();
+        events.extend(registry.poll(Duration::from_millis(20)));
+    }
+    let lost: Vec<_> = events
+        .iter()
+        .filter_map(|event| match event {
+            RegistryEvent::Lost { member, reason, .. } => Some((*member, reason.as_str())),
+            _ => None,
+        })
+        .collect();
+    assert_eq!(lost, [(2, "silent for 300ms")]);
+    registry.close();
+}
+
+#[test]
+fn a_registry_is_bound_only_with_a_secret_and_a_name() {
+    let bind = |host, advertise, secret| Registry::bind(host, 0, advertise, secret).map(drop);
+    assert!(matches!(bind("127.0.0.1", None, [0; 32]), Err(ClusterError::WeakSecret)));
+    assert!(matches!(bind("0.0.0.0", None, SECRET), Err(ClusterError::NothingToAdvertise { .. })));
+    assert!(matches!(bind("256.0.0.1", None, SECRET), Err(ClusterError::Io { .. })));
+    let registry = Registry::bind("0.0.0.0", 0, Some("localhost"), SECRET).unwrap();
+    assert!(registry.address().starts_with("localhost:"));
+}

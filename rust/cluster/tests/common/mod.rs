@@ -1,0 +1,428 @@
+//! A host without a dataflow, and a driver for tests.
+//!
+//! The host's workers echo the rows of every epoch: worker `t` those of the partitions `p` with
+//! `p % threads == t`; negative values are late. They greet each other over the mesh and report a
+//! lost peer. The plan is a JSON object of wishes: see [`Wishes`].
+
+#![allow(dead_code, unreachable_pub, reason = "each test uses a part")]
+
+use std::collections::BTreeMap;
+use std::io::{Read, Write};
+use std::net::{Shutdown, TcpStream};
+use std::sync::{Arc, Condvar, Mutex};
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
+
+use arrow_array::cast::AsArray;
+use arrow_array::types::Int64Type;
+use arrow_array::{ArrayRef, Int64Array, RecordBatch};
+use arrow_schema::{DataType, Field, Schema, SchemaRef};
+use crossbeam::channel::{Receiver, Sender, unbounded};
+use penstock_cluster::host::{Host, HostEvent, Launch, Staged};
+use penstock_cluster::session::Limits;
+use penstock_cluster::{End, Failure, Member, Registry, RegistryEvent};
+use serde_json::{Value, json};
+
+pub const SECRET: [u8; 32] = *b"0123456789abcdefghijklmnopqrstuv";
+pub const PATIENCE: Duration = Duration::from_secs(20);
+
+pub fn limits() -> Limits {
+    Limits {
+        handshake_time: Duration::from_millis(400),
+        grace: Duration::from_millis(300),
+        mesh_time: Duration::from_secs(5),
+        heartbeat: Duration::from_millis(50),
+        ..Limits::default()
+    }
+}
+
+pub fn schema() -> SchemaRef {
+    Arc::new(Schema::new(vec![Field::new("v", DataType::Int64, true)]))
+}
+
+pub fn batch(values: &[i64]) -> RecordBatch {
+    let column: ArrayRef = Arc::new(Int64Array::from(values.to_vec()));
+    RecordBatch::try_new(schema(), vec![column]).unwrap()
+}
+
+pub fn values<'a>(batches: impl IntoIterator<Item = &'a RecordBatch>) -> Vec<i64> {
+    let columns = batches.into_iter().map(|batch| batch.column(0).as_primitive::<Int64Type>());
+    columns.flat_map(|column| column.values().to_vec()).collect()
+}
+
+/// What a test wants of a query.
+#[derive(Clone, Debug, Default, serde::Deserialize)]
+#[serde(default)]
+pub struct Wishes {
+    /// Loading fails.
+    pub unloadable: bool,
+    /// The epoch fails with a user's error.
+    pub fail_epoch: Option<u64>,
+    /// The epoch waits until the gate opens.
+    pub stuck_epoch: Option<u64>,
+    /// Releasing panics.
+    pub panic_epoch: Option<u64>,
+}
+
+/// Closed until opened, then open for ever.
+#[derive(Default)]
+pub struct Gate {
+    open: Mutex<bool>,
+    changed: Condvar,
+}
+
+impl Gate {
+    pub fn open(&self) {
+        *self.open.lock().unwrap() = true;
+        self.changed.notify_all();
+    }
+
+    fn wait(&self) {
+        let mut open = self.open.lock().unwrap();
+        while !*open {
+            open = self.changed.wait(open).unwrap();
+        }
+    }
+}
+
+#[derive(Clone, Default)]
+pub struct Echo {
+    pub gate: Arc<Gate>,
+}
+
+/// "Keys" are the rows seen, by epoch; the mark is before the last incomplete epoch.
+#[derive(Clone, Debug, Default)]
+pub struct EchoBins {
+    rows: BTreeMap<u64, u64>,
+    completed: Option<u64>,
+}
+
+struct Work {
+    epoch: u64,
+    inputs: Vec<Staged>,
+    watermark: Option<i64>,
+}
+
+pub struct EchoGroup {
+    work: Vec<Sender<Work>>,
+    threads: Vec<JoinHandle<()>>,
+    watchers: Vec<JoinHandle<()>>,
+    mesh: Vec<Option<TcpStream>>,
+    bins: Arc<Mutex<EchoBins>>,
+    events: Sender<HostEvent>,
+    wishes: Wishes,
+    last_watermark: Arc<Mutex<Option<i64>>>,
+}
+
+impl Host for Echo {
+    type Program = Wishes;
+    type Bins = EchoBins;
+    type Group = EchoGroup;
+    type Event = HostEvent;
+
+    fn load(&self, plan: &Value, attachment: &[u8]) -> Result<Wishes, Failure> {
+        let wishes: Wishes =
+            serde_json::from_value(plan.clone()).map_err(|error| Failure::new("plan", error.to_string()))?;
+        if wishes.unloadable {
+            let failure = Failure::new("plan", "it wishes not to be loaded");
+            return Err(Failure { attachment: attachment.to_vec(), ..failure });
+        }
+        Ok(wishes)
+    }
+
+    fn input_schema(&self, _: &Wishes) -> SchemaRef {
+        schema()
+    }
+
+    fn output_schema(&self, _: &Wishes, _late: bool) -> SchemaRef {
+        schema()
+    }
+
+    fn max_event_time(&self, _: &Wishes, batch: &RecordBatch) -> Result<Option<i64>, Failure> {
+        Ok(values([batch]).into_iter().max())
+    }
+
+    fn empty(&self) -> EchoBins {
+        EchoBins::default()
+    }
+
+    fn rollback(&self, bins: &mut EchoBins) {
+        bins.rows.retain(|epoch, _| Some(*epoch) <= bins.completed);
+    }
+
+    fn inventory(&self, bins: &EchoBins) -> Value {
+        json!(bins.rows.keys().collect::<Vec<_>>())
+    }
+
+    fn keys(&self, bins: &EchoBins) -> u64 {
+        bins.rows.values().sum()
+    }
+
+    fn start(
+        &self,
+        program: &Arc<Wishes>,
+        launch: &Launch,
+        mesh: Vec<Option<TcpStream>>,
+        bins: EchoBins,
+        events: Sender<HostEvent>,
+    ) -> Result<EchoGroup, (Failure, Option<EchoBins>)> {
+        assert_eq!(mesh.len(), launch.processes);
+        assert!(mesh[launch.process].is_none());
+        let tag = launch.query_number() ^ launch.generation;
+        let mut watchers = Vec::new();
+        for (process, stream) in mesh.iter().enumerate() {
+            let Some(stream) = stream else { continue };
+            let (mut reader, mut writer) = (stream.try_clone().unwrap(), stream.try_clone().unwrap());
+            writer.write_all(&[launch.process as u8]).unwrap();
+            writer.write_all(&tag.to_le_bytes()).unwrap();
+            let events = events.clone();
+            watchers.push(named("echo-watch", move || {
+                let mut hello = [0; 9];
+                let greeted = reader.read_exact(&mut hello).is_ok();
+                if greeted {
+                    assert_eq!(usize::from(hello[0]), process);
+                    assert_eq!(hello[1..], tag.to_le_bytes());
+                    // Nothing more is sent: this ends with the connection.
+                    let _ = reader.read(&mut [0]);
+                }
+                let failure = Failure::new("peer_lost", format!("process {process}"));
+                let _ = events.send(HostEvent::Failed { failure });
+            }));
+        }
+        let bins = Arc::new(Mutex::new(bins));
+        let last_watermark = Arc::new(Mutex::new(launch.watermark));
+        let (mut work, mut threads) = (Vec::new(), Vec::new());
+        for thread in 0..launch.threads {
+            let (sender, receiver) = unbounded();
+            let worker = Worker {
+                index: launch.process * launch.threads + thread,
+                thread,
+                threads: launch.threads,
+                wishes: Wishes::clone(program),
+                gate: self.gate.clone(),
+                bins: bins.clone(),
+                events: events.clone(),
+                watermark: last_watermark.clone(),
+            };
+            work.push(sender);
+            threads.push(named("echo-worker", move || worker.run(&receiver)));
+        }
+        let wishes = Wishes::clone(program);
+        Ok(EchoGroup { work, threads, watchers, mesh, bins, events, wishes, last_watermark })
+    }
+
+    fn translate(&self, event: HostEvent) -> HostEvent {
+        event
+    }
+
+    fn release(
+        &self,
+        group: &EchoGroup,
+        epoch: u64,
+        inputs: Vec<Staged>,
+        watermark: Option<i64>,
+    ) -> Result<(), Failure> {
+        assert_ne!(group.wishes.panic_epoch, Some(epoch), "it wishes to panic");
+        for work in &group.work {
+            let inputs = inputs.clone();
+            work.send(Work { epoch, inputs, watermark }).unwrap();
+        }
+        Ok(())
+    }
+
+    fn migrate(&self, group: &EchoGroup, handle: u64, steps: Vec<Vec<(u32, u32)>>) {
+        let moved: usize = steps.iter().map(Vec::len).sum();
+        let report = json!({ "moved": moved, "bytes": 8, "steps": steps });
+        group.events.send(HostEvent::MigrationDone { handle, report }).unwrap();
+    }
+
+    fn stats(&self, group: &EchoGroup) -> Value {
+        json!({ "watermark": *group.last_watermark.lock().unwrap() })
+    }
+
+    fn stop(&self, group: EchoGroup) -> (EchoBins, Option<Failure>) {
+        drop(group.work);
+        group.threads.into_iter().for_each(|thread| thread.join().unwrap());
+        for stream in group.mesh.iter().flatten() {
+            let _ = stream.shutdown(Shutdown::Both);
+        }
+        group.watchers.into_iter().for_each(|thread| thread.join().unwrap());
+        let bins = group.bins.lock().unwrap().clone();
+        (bins, None)
+    }
+}
+
+fn named(name: &str, run: impl FnOnce() + Send + 'static) -> JoinHandle<()> {
+    thread::Builder::new().name(name.into()).spawn(run).unwrap()
+}
+
+struct Worker {
+    index: usize,
+    thread: usize,
+    threads: usize,
+    wishes: Wishes,
+    gate: Arc<Gate>,
+    bins: Arc<Mutex<EchoBins>>,
+    events: Sender<HostEvent>,
+    watermark: Arc<Mutex<Option<i64>>>,
+}
+
+impl Worker {
+    fn run(&self, work: &Receiver<Work>) {
+        for Work { epoch, inputs, watermark } in work {
+            if self.wishes.stuck_epoch == Some(epoch) {
+                self.gate.wait();
+            }
+            let mine = |staged: &&Staged| staged.partition as usize % self.threads == self.thread;
+            let batches: Vec<&RecordBatch> = inputs.iter().filter(mine).flat_map(|staged| &staged.batches).collect();
+            let (rows, late): (Vec<i64>, Vec<i64>) = values(batches).into_iter().partition(|value| *value >= 0);
+            {
+                let mut bins = self.bins.lock().unwrap();
+                *bins.rows.entry(epoch).or_default() += (rows.len() + late.len()) as u64;
+            }
+            if self.wishes.fail_epoch == Some(epoch) {
+                let failure = Failure::new("user_function", "division by zero").with("line", 3);
+                let failure = Failure { attachment: b"pickled".to_vec(), ..failure };
+                let _ = self.events.send(HostEvent::Failed { failure });
+                return;
+            }
+            {
+                let mut bins = self.bins.lock().unwrap();
+                bins.completed = bins.completed.max(Some(epoch));
+            }
+            *self.watermark.lock().unwrap() = watermark;
+            let _ = self.events.send(HostEvent::EpochDone {
+                epoch,
+                worker: self.index,
+                late_rows: late.len() as u64,
+                rows: if rows.is_empty() { vec![] } else { vec![batch(&rows)] },
+                late: if late.is_empty() { vec![] } else { vec![batch(&late)] },
+            });
+        }
+    }
+}
+
+/// A member that runs on its own thread.
+pub struct Seat {
+    pub id: u64,
+    pub address: String,
+    pub stop: Arc<Mutex<bool>>,
+    pub thread: JoinHandle<End>,
+}
+
+/// A registry with members, and the events that nobody asked for yet.
+pub struct Driver {
+    pub registry: Registry,
+    pub seats: Vec<Seat>,
+    pub gate: Arc<Gate>,
+    pub events: Vec<RegistryEvent>,
+}
+
+impl Driver {
+    pub fn new(members: usize) -> Self {
+        let registry = Registry::bind_with("127.0.0.1", 0, None, SECRET, limits()).unwrap();
+        let gate = Arc::default();
+        let mut driver = Driver { registry, seats: Vec::new(), gate, events: Vec::new() };
+        for _ in 0..members {
+            driver.join();
+        }
+        driver
+    }
+
+    /// Adds a member; returns its place among the seats.
+    pub fn join(&mut self) -> usize {
+        let host = Echo { gate: self.gate.clone() };
+        let info = json!({ "host": "here" });
+        let member = Member::connect_to(self.registry.address(), SECRET, info, host, limits()).unwrap();
+        let (id, address) = (member.id(), member.address().to_owned());
+        let stop = Arc::new(Mutex::new(false));
+        let asked = stop.clone();
+        let thread = thread::spawn(move || member.run(&|| *asked.lock().unwrap()));
+        self.await_event(|event| matches!(event, RegistryEvent::Joined { member, .. } if *member == id));
+        self.seats.push(Seat { id, address, stop, thread });
+        self.seats.len() - 1
+    }
+
+    pub fn send(&self, seat: usize, body: &Value) -> u64 {
+        self.send_with(seat, body, &[])
+    }
+
+    pub fn send_with(&self, seat: usize, body: &Value, attachment: &[u8]) -> u64 {
+        self.registry.send(self.seats[seat].id, &body.to_string(), attachment).unwrap()
+    }
+
+    /// Waits for an event, keeping the others.
+    pub fn await_event(&mut self, wanted: impl Fn(&RegistryEvent) -> bool) -> RegistryEvent {
+        let deadline = Instant::now() + PATIENCE;
+        loop {
+            if let Some(at) = self.events.iter().position(&wanted) {
+                return self.events.remove(at);
+            }
+            assert!(Instant::now() < deadline, "no such event among {:?}", self.events);
+            self.events.extend(self.registry.poll(Duration::from_millis(100)));
+        }
+    }
+
+    pub fn reply(&mut self, call: u64) -> Value {
+        let event =
+            self.await_event(|event| matches!(event, RegistryEvent::Reply { call: answered, .. } if *answered == call));
+        let RegistryEvent::Reply { body, .. } = event else { unreachable!("matched above") };
+        body
+    }
+
+    /// Asks and waits for the answer.
+    pub fn ask(&mut self, seat: usize, body: &Value) -> Value {
+        let call = self.send(seat, body);
+        self.reply(call)
+    }
+
+    pub fn ask_all(&mut self, body: &Value) -> Vec<Value> {
+        let calls: Vec<u64> = (0..self.seats.len()).map(|seat| self.send(seat, body)).collect();
+        calls.into_iter().map(|call| self.reply(call)).collect()
+    }
+
+    /// The start of a generation on the given seats, two workers each, two bins per worker.
+    pub fn start_body(&self, query: &str, seats: &[usize], process: usize) -> Value {
+        let members: Vec<Value> = seats
+            .iter()
+            .map(|seat| json!({ "id": self.seats[*seat].id, "address": self.seats[*seat].address }))
+            .collect();
+        let workers = 2 * seats.len() as u32;
+        let owners: Vec<u32> = (0..8).map(|bin| bin % workers).collect();
+        json!({ "do": "start", "query": query, "generation": 1, "plan": {}, "members": members,
+            "process": process, "threads": 2, "bits": 3, "owners": [owners], "epoch": 0,
+            "watermark": null, "resume": "fresh", "journal": true })
+    }
+
+    /// Starts a generation on the given seats; `change` may alter each request.
+    pub fn start(&mut self, query: &str, seats: &[usize], change: Value) -> Vec<Value> {
+        let calls: Vec<u64> = seats
+            .iter()
+            .enumerate()
+            .map(|(process, seat)| {
+                let mut body = self.start_body(query, seats, process);
+                for (key, value) in change.as_object().unwrap() {
+                    body[key] = value.clone();
+                }
+                self.send(*seat, &body)
+            })
+            .collect();
+        calls.into_iter().map(|call| self.reply(call)).collect()
+    }
+
+    /// Ends everything; returns how each member ended.
+    pub fn close(self) -> Vec<End> {
+        self.gate.open();
+        self.registry.close();
+        self.seats.into_iter().map(|seat| seat.thread.join().unwrap()).collect()
+    }
+}
+
+/// Waits until something holds.
+pub fn until(what: &str, holds: impl Fn() -> bool) {
+    let deadline = Instant::now() + PATIENCE;
+    while !holds() {
+        assert!(Instant::now() < deadline, "never: {what}");
+        thread::yield_now();
+    }
+}

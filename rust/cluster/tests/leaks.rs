@@ -1,0 +1,47 @@
+//! Closing gives back every thread and every socket. Alone in its process, to count them.
+
+mod common;
+
+use common::{Driver, until};
+use penstock_cluster::Feed;
+use serde_json::json;
+
+fn threads() -> usize {
+    std::fs::read_dir("/proc/self/task").unwrap().count()
+}
+
+fn sockets() -> usize {
+    let open = std::fs::read_dir("/proc/self/fd").unwrap();
+    let links = open.filter_map(|entry| std::fs::read_link(entry.ok()?.path()).ok());
+    links.filter(|target| target.to_string_lossy().starts_with("socket:")).count()
+}
+
+#[test]
+fn nothing_is_left_after_closing() {
+    let (threads_before, sockets_before) = (threads(), sockets());
+    for stuck in [false, true] {
+        let mut driver = Driver::new(2);
+        let plan = if stuck { json!({"plan": {"stuck_epoch": 0}}) } else { json!({}) };
+        driver.start("q", &[0, 1], plan);
+        let address = driver.seats[0].address.clone();
+        let schema = common::schema();
+        let connect = || Feed::connect(&address, common::SECRET, "q", 0, 0, 1, &schema).unwrap();
+        let open = connect();
+        let release = json!({"do": "release", "query": "q", "generation": 1, "epoch": 0});
+        driver.send(0, &release);
+        // Unauthenticated, and half a request.
+        let idle = std::net::TcpStream::connect(&address).unwrap();
+        let gate = driver.gate.clone();
+        let registry = std::mem::take(&mut driver.seats);
+        driver.registry.close();
+        for seat in registry {
+            seat.thread.join().unwrap();
+        }
+        if !stuck {
+            assert_eq!(threads(), threads_before, "joined, not merely ending");
+        }
+        gate.open();
+        drop((open, idle, driver));
+        until("threads and sockets are back", || threads() == threads_before && sockets() == sockets_before);
+    }
+}
