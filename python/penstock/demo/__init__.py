@@ -55,15 +55,15 @@ def main(config: DemoConfig, *, plain: bool = False) -> int:
         interrupts.close()
     for check in outcome.checks:
         state, style = ("holds", "green") if check.passed else ("FAILS", "bold red")
-        console.print(f"{check.what}: {state}. {check.detail}", style=style, markup=False, highlight=False)
+        console.print(
+            f"{check.what}: {state}. {check.detail}", style=style, markup=False, highlight=False, soft_wrap=True
+        )
     for path in outcome.files:
-        console.print(f"wrote {path}", markup=False, highlight=False)
+        console.print(f"wrote {path}", markup=False, highlight=False, soft_wrap=True)
     return 0 if outcome.passed else 1
 
 
-def run(
-    config: DemoConfig, *, console: Console | None = None, stop: threading.Event | None = None
-) -> Outcome:
+def run(config: DemoConfig, *, console: Console | None = None, stop: threading.Event | None = None) -> Outcome:
     """Run the demonstration and return its outcome; shows it on ``console`` where one is given.
 
     Raises

@@ -46,8 +46,6 @@ def compare(expected: Counter[Any], produced: Counter[Any], what: str) -> Check:
             f"{missing.total():,} rows missing or wrong, {surplus.total():,} unexpected or repeated,"
             f" of {expected.total():,}"
         )
-        examples = [f"missing {row}" for row in list(missing)[:2]] + [
-            f"unexpected {row}" for row in list(surplus)[:2]
-        ]
+        examples = [f"missing {row}" for row in list(missing)[:2]] + [f"unexpected {row}" for row in list(surplus)[:2]]
         detail += ": " + "; ".join(examples)
     return Check(what, not missing and not surplus, detail)

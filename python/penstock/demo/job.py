@@ -36,6 +36,7 @@ WORKERS = 2
 SIZE_MS, EVERY_MS = 10_000, 2_000
 """The window of hot items: ten seconds long, one every two seconds."""
 
+_DONE = "done"
 _SAMPLES_PER_SECOND = 2
 _TIMEOUT_S = 120
 
@@ -166,7 +167,7 @@ class Job:
         checks = self._verify(bids, queries, homes, engine)
         self._enter("writing the report")
         files = _write(self._timeline, checks, config.output)
-        self._enter("done")
+        self._enter(_DONE)
         return Outcome(checks, self._timeline, files)
 
     # Phases
@@ -186,9 +187,7 @@ class Job:
             self.stop.wait(1 / _SAMPLES_PER_SECOND)
         return homes
 
-    def _migrate(
-        self, engine: Any, queries: Sequence[_Query], step: _Step, homes: Mapping[str, list[int]]
-    ) -> None:
+    def _migrate(self, engine: Any, queries: Sequence[_Query], step: _Step, homes: Mapping[str, list[int]]) -> None:
         """Move the bins of worker 0 of every query to worker 1, or back to where they were."""
         step.started = time.monotonic()
         step.state = "moving"
@@ -304,7 +303,7 @@ class Job:
             title="penstock demo: hot items and counts over NEXMark bids",
             phase=self._phase,
             elapsed_s=now - self._begun,
-            total_s=self.config.seconds + 20,
+            total_s=now - self._begun if self._phase == _DONE else self.config.seconds + 20,
             rows=timeline.rows,
             rows_per_s=sum(e.rows for e in recent) / 3,
             epochs=len(timeline.epochs),

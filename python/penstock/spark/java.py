@@ -177,7 +177,7 @@ def _candidates(tried: list[str]) -> list[tuple[str, Path]]:
 
 def _probe(java: Path) -> _Probe | str:
     """What this ``java`` is, or why it cannot be used."""
-    settings = ["-XshowSettings:properties", "-version"]
+    settings = ["-XX:-UsePerfData", "-XshowSettings:properties", "-version"]
     answer = _ask([str(java), _VECTOR_FLAG, *settings])
     has_vector = not isinstance(answer, str)
     if isinstance(answer, str):

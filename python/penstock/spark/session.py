@@ -73,12 +73,14 @@ def private_session(
         "spark.log.level": "ERROR",
         "spark.local.dir": str(folder / "spark"),
         "spark.sql.warehouse.dir": str(folder / "warehouse"),
-        "spark.driver.extraJavaOptions": f'"-Djava.io.tmpdir={folder}" "-Dderby.system.home={folder}"',
+        "spark.driver.extraJavaOptions": (
+            f'-XX:-UsePerfData "-Djava.io.tmpdir={folder}" "-Dderby.system.home={folder}"'
+        ),
     } | dict(settings or {})
     builder = SparkSession.builder
     for key, value in chosen.items():
         builder = builder.config(key, value)
-    with _quiet_start(folder / "spark.log"):
+    with _quiet_start(folder / "spark.log"), _environment("SPARK_LAUNCHER_OPTS", "-XX:-UsePerfData"):
         spark = builder.getOrCreate()
     gateway = SparkContext._gateway
     try:
@@ -110,6 +112,20 @@ def _quiet_start(log: Path) -> Iterator[None]:
     finally:
         os.dup2(kept, 2)
         os.close(kept)
+
+
+@contextlib.contextmanager
+def _environment(name: str, addition: str) -> Iterator[None]:
+    """Add words to an environment variable for a while."""
+    before = os.environ.get(name)
+    os.environ[name] = f"{before} {addition}" if before else addition
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[name]
+        else:
+            os.environ[name] = before
 
 
 def _end_jvm(gateway: Any) -> None:
