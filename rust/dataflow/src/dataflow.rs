@@ -124,6 +124,10 @@ impl Dataflow {
         self.cast();
         self.root.apply()?;
         self.root.propagate();
+        if self.family.pending.get() > 0 && self.is_done() {
+            // The last run, so that logic always sees the end of its inputs; without capabilities it can send nothing.
+            self.root.sweep()?;
+        }
         Ok(())
     }
 

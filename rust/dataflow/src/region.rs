@@ -105,6 +105,9 @@ struct Node<T: Timestamp> {
     body: Body<T>,
 }
 
+/// A nested scope and its node.
+type NestedNode<T> = (usize, Rc<dyn Nested<T>>);
+
 /// The typed link from a nested region to the one around it.
 pub(crate) struct Parent<T: Timestamp> {
     pub(crate) region: Weak<Region<T>>,
@@ -128,7 +131,7 @@ pub(crate) struct Region<T: Timestamp> {
     pub(crate) leaving: Cell<usize>,
     tracker: RefCell<Option<Tracker<T>>>,
     inbox: RefCell<Vec<(Location, T, i64)>>,
-    nested: RefCell<Vec<(usize, Rc<dyn Nested<T>>)>>,
+    nested: RefCell<Vec<NestedNode<T>>>,
     moved: Cell<bool>,
 }
 

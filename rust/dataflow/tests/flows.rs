@@ -106,7 +106,7 @@ fn collatz(worker: &mut Worker) -> Result<Vec<(u64, u64)>, BoxError> {
                             end.session(&capability).give(vec![(*start, *rounds)]);
                         }
                         if !going.is_empty() {
-                            let step = |now: u64| if now % 2 == 0 { now / 2 } else { 3 * now + 1 };
+                            let step = |now: u64| if now.is_multiple_of(2) { now / 2 } else { 3 * now + 1 };
                             let stepped = going.into_iter().map(|(start, now, rounds)| (start, step(now), rounds + 1));
                             again.session(&capability).give(stepped.collect());
                         }
@@ -138,7 +138,7 @@ fn a_loop_in_a_nested_scope_ends_with_equal_results() {
     let rounds = |mut now: u64| {
         let mut count = 0;
         while now != 1 {
-            now = if now % 2 == 0 { now / 2 } else { 3 * now + 1 };
+            now = if now.is_multiple_of(2) { now / 2 } else { 3 * now + 1 };
             count += 1;
         }
         count

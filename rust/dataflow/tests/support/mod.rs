@@ -37,14 +37,12 @@ fn pair(link: Link) -> (Box<dyn Duplex>, Box<dyn Duplex>) {
 
 /// Seats and guards by process, all in this test process, over real sockets.
 pub fn mesh(processes: usize, threads: usize, link: Link) -> Vec<(Vec<Endpoint>, FabricGuard)> {
-    let mut streams: Vec<Vec<Option<Box<dyn Duplex>>>> =
-        (0..processes).map(|_| (0..processes).map(|_| None).collect()).collect();
-    for one in 0..processes {
-        for two in one + 1..processes {
-            let (left, right) = pair(link);
-            streams[one][two] = Some(left);
-            streams[two][one] = Some(right);
-        }
+    let empty = || (0..processes).map(|_| None).collect();
+    let mut streams: Vec<Vec<Option<Box<dyn Duplex>>>> = (0..processes).map(|_| empty()).collect();
+    for (one, two) in (0..processes).flat_map(|one| (one + 1..processes).map(move |two| (one, two))) {
+        let (left, right) = pair(link);
+        streams[one][two] = Some(left);
+        streams[two][one] = Some(right);
     }
     let seats = streams.into_iter().enumerate();
     seats.map(|(process, streams)| fabric::processes(process, threads, streams, TAG).unwrap()).collect()
