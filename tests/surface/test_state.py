@@ -128,7 +128,7 @@ def test_equals_the_naive_twin(script: list[tuple[str, Any]]) -> None:
             assert state.keys() == len(twin.states)
             for key, value in state.items():
                 if isinstance(value, list):
-                    assert (value[1]["again"] is value[0]), f"key {key}: a shared list came apart"
+                    assert value[1]["again"] is value[0], f"key {key}: a shared list came apart"
 
 
 @dataclasses.dataclass

@@ -16,7 +16,7 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 
 use arrow_array::ffi::{FFI_ArrowArray, FFI_ArrowSchema, from_ffi};
-use arrow_array::ffi_stream::{RecordBatchStreamReader, FFI_ArrowArrayStream};
+use arrow_array::ffi_stream::{FFI_ArrowArrayStream, RecordBatchStreamReader};
 use arrow_array::{Array, ArrayRef, RecordBatch as Batch, StructArray, make_array};
 use arrow_schema::{DataType, Schema as ArrowSchema, SchemaRef};
 use pyo3::prelude::*;
@@ -42,6 +42,11 @@ impl RecordBatch {
 
 #[pymethods]
 impl RecordBatch {
+    #[new]
+    fn from_arrow(data: &Bound<'_, PyAny>) -> PyResult<Self> {
+        import_batch(data).map(Self::new)
+    }
+
     /// How many rows the batch has.
     #[getter]
     fn num_rows(&self) -> usize {
@@ -109,6 +114,11 @@ impl Schema {
 
 #[pymethods]
 impl Schema {
+    #[new]
+    fn from_arrow(data: &Bound<'_, PyAny>) -> PyResult<Self> {
+        import_schema(data).map(Self::new)
+    }
+
     /// Column names, in order.
     #[getter]
     fn names(&self) -> Vec<String> {
@@ -135,13 +145,9 @@ impl Schema {
     }
 }
 
-fn arrow_error(error: &arrow_schema::ArrowError) -> PyErr {
-    errors::raise(Kind::Schema, &format!("this Arrow data cannot be used: {error}"))
-}
-
 /// The schema in a capsule of its own; the consumer moves it out, or the capsule releases it.
 pub(crate) fn export_schema<'py>(py: Python<'py>, schema: &ArrowSchema) -> PyResult<Bound<'py, PyCapsule>> {
-    let schema = FFI_ArrowSchema::try_from(schema).map_err(|error| arrow_error(&error))?;
+    let schema = FFI_ArrowSchema::try_from(schema).map_err(|error| errors::arrow(&error))?;
     PyCapsule::new_with_value(py, schema, SCHEMA)
 }
 
@@ -186,7 +192,7 @@ pub(crate) fn import_schema(object: &Bound<'_, PyAny>) -> PyResult<SchemaRef> {
     if schema.release().is_none() {
         return Err(errors::raise(Kind::Schema, "this Arrow schema capsule was already consumed"));
     }
-    ArrowSchema::try_from(schema).map(Arc::new).map_err(|error| arrow_error(&error))
+    ArrowSchema::try_from(schema).map(Arc::new).map_err(|error| errors::arrow(&error))
 }
 
 /// One batch from any object with `__arrow_c_array__` (of struct type) or `__arrow_c_stream__`.
@@ -209,7 +215,7 @@ pub(crate) fn import_batch(object: &Bound<'_, PyAny>) -> PyResult<Batch> {
         let rows = array.len();
         let columns = StructArray::from(array.to_data()).into_parts().1;
         let options = arrow_array::RecordBatchOptions::new().with_row_count(Some(rows));
-        return Batch::try_new_with_options(schema, columns, &options).map_err(|error| arrow_error(&error));
+        return Batch::try_new_with_options(schema, columns, &options).map_err(|error| errors::arrow(&error));
     }
     if object.hasattr(pyo3::intern!(py, "__arrow_c_stream__"))? {
         return import_stream(object);
@@ -246,13 +252,13 @@ fn import_parts(object: &Bound<'_, PyAny>) -> PyResult<(ArrayRef, SchemaRef)> {
     if schema.release().is_none() || array.release().is_none() {
         return Err(errors::raise(Kind::Schema, "these Arrow capsules were already consumed"));
     }
-    let fields = match DataType::try_from(schema).map_err(|error| arrow_error(&error))? {
-        DataType::Struct(_) => ArrowSchema::try_from(schema).map_err(|error| arrow_error(&error))?,
+    let fields = match DataType::try_from(schema).map_err(|error| errors::arrow(&error))? {
+        DataType::Struct(_) => ArrowSchema::try_from(schema).map_err(|error| errors::arrow(&error))?,
         _ => ArrowSchema::empty(),
     };
     // SAFETY: both structures come from one call of the producer, which promises that they agree (C data interface);
     // the array keeps its private data, and so all buffers, alive until the last Rust reference is dropped.
-    let data = unsafe { from_ffi(array, schema) }.map_err(|error| arrow_error(&error))?;
+    let data = unsafe { from_ffi(array, schema) }.map_err(|error| errors::arrow(&error))?;
     Ok((make_array(data), Arc::new(fields)))
 }
 
@@ -264,12 +270,12 @@ fn import_stream(object: &Bound<'_, PyAny>) -> PyResult<Batch> {
     // SAFETY: checked name, living capsule, interpreter lock held; `from_raw` moves the structure out and leaves a
     // released one, as for arrays.
     let stream = unsafe { FFI_ArrowArrayStream::from_raw(stream.as_ptr()) };
-    let reader = RecordBatchStreamReader::try_new(stream).map_err(|error| arrow_error(&error))?;
+    let reader = RecordBatchStreamReader::try_new(stream).map_err(|error| errors::arrow(&error))?;
     let schema = arrow_array::RecordBatchReader::schema(&reader);
-    let batches = reader.collect::<Result<Vec<_>, _>>().map_err(|error| arrow_error(&error))?;
+    let batches = reader.collect::<Result<Vec<_>, _>>().map_err(|error| errors::arrow(&error))?;
     match <[Batch; 1]>::try_from(batches) {
         Ok([batch]) => Ok(batch),
-        Err(batches) => arrow_select::concat::concat_batches(&schema, &batches).map_err(|error| arrow_error(&error)),
+        Err(batches) => arrow_select::concat::concat_batches(&schema, &batches).map_err(|error| errors::arrow(&error)),
     }
 }
 

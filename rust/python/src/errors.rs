@@ -3,6 +3,11 @@
 //! The classes live in Python (`penstock.errors`) so that they pickle and subclass builtins; this module imports
 //! them once and instantiates them with their facts as keyword arguments.
 
+use std::sync::Arc;
+
+use penstock_cluster::{ClusterError, Failure};
+use penstock_plan::host::HostError;
+use penstock_plan::{CallError, OpError, PlanError};
 use pyo3::exceptions::{PyTypeError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
@@ -19,8 +24,24 @@ pub(crate) enum Kind {
     Schema,
     /// penstock.errors.EngineError
     Engine,
+    /// penstock.errors.PlanError
+    Plan,
+    /// penstock.errors.ConfigError
+    Config,
+    /// penstock.errors.KeyNullError
+    KeyNull,
+    /// penstock.errors.StateError
+    State,
+    /// penstock.errors.StateLost
+    StateLost,
+    /// penstock.errors.AuthenticationError
+    Authentication,
+    /// penstock.errors.ProtocolError
+    Protocol,
     /// penstock.errors.ForkError
     Fork,
+    /// penstock.errors.UserFunctionError
+    UserFunction,
 }
 
 impl Kind {
@@ -29,16 +50,22 @@ impl Kind {
             Kind::Type | Kind::Value => None,
             Kind::Schema => Some("SchemaError"),
             Kind::Engine => Some("EngineError"),
+            Kind::Plan => Some("PlanError"),
+            Kind::Config => Some("ConfigError"),
+            Kind::KeyNull => Some("KeyNullError"),
+            Kind::State => Some("StateError"),
+            Kind::StateLost => Some("StateLost"),
+            Kind::Authentication => Some("AuthenticationError"),
+            Kind::Protocol => Some("ProtocolError"),
             Kind::Fork => Some("ForkError"),
+            Kind::UserFunction => Some("UserFunctionError"),
         }
     }
 }
 
 fn module(py: Python<'_>) -> PyResult<&Bound<'_, PyAny>> {
     static MODULE: PyOnceLock<Py<PyAny>> = PyOnceLock::new();
-    MODULE
-        .get_or_try_init(py, || Ok(py.import("penstock.errors")?.into_any().unbind()))
-        .map(|module| module.bind(py))
+    MODULE.get_or_try_init(py, || Ok(py.import("penstock.errors")?.into_any().unbind())).map(|module| module.bind(py))
 }
 
 /// An exception of `kind` that says `message`.
@@ -67,6 +94,165 @@ pub(crate) fn raise_with(
     match build() {
         Ok(exception) => PyErr::from_value(exception),
         Err(error) => error,
+    }
+}
+
+/// Arrow refused an operation on the user's data.
+pub(crate) fn arrow(error: &arrow_schema::ArrowError) -> PyErr {
+    raise(Kind::Schema, &format!("this Arrow data cannot be used: {error}"))
+}
+
+/// A Python exception raised inside a user's step, for the way through the engine.
+pub(crate) fn call_error(py: Python<'_>, step: &str, error: PyErr) -> CallError {
+    let exception = error.value(py);
+    let fact = |name: &str| exception.getattr(name).ok();
+    let message = match error.is_instance_of::<pyo3::exceptions::PyException>(py) {
+        true => exception.str().map(|text| text.to_string()).unwrap_or_default(),
+        false => format!("{} in {step}", type_name(exception)),
+    };
+    CallError {
+        step: step.to_owned(),
+        file: fact("file").and_then(|file| file.extract().ok()).unwrap_or_default(),
+        line: fact("line").and_then(|line| line.extract().ok()).unwrap_or_default(),
+        row: None,
+        message,
+        origin: Some(Arc::new(error.into_value(py).into_any())),
+    }
+}
+
+/// The exception of a failed user step: the one that Python raised, else one made of the facts.
+pub(crate) fn from_call(error: &CallError) -> PyErr {
+    Python::attach(|py| {
+        if let Some(exception) = error.origin.as_ref().and_then(|origin| origin.downcast_ref::<Py<PyAny>>()) {
+            return PyErr::from_value(exception.bind(py).clone());
+        }
+        raise_with(py, Kind::UserFunction, &error.to_string(), |facts| {
+            facts.set_item("step", &error.step)?;
+            facts.set_item("file", &error.file)?;
+            facts.set_item("line", error.line)?;
+            facts.set_item("row", error.row)
+        })
+    })
+}
+
+/// A plan that does not compile: a wrong column or type is a SchemaError, anything else a PlanError.
+pub(crate) fn from_plan(error: &PlanError) -> PyErr {
+    let kind = match error {
+        PlanError::MissingColumn { .. } | PlanError::ColumnType { .. } => Kind::Schema,
+        _ => Kind::Plan,
+    };
+    raise(kind, &error.to_string())
+}
+
+/// Data that a plan refuses while it runs.
+pub(crate) fn from_op(error: &OpError) -> PyErr {
+    let kind = match error {
+        OpError::Call(call) => return from_call(call),
+        OpError::NullKey { column, row, .. } => {
+            return Python::attach(|py| {
+                raise_with(py, Kind::KeyNull, &error.to_string(), |facts| {
+                    facts.set_item("column", column)?;
+                    facts.set_item("row", row)
+                })
+            });
+        }
+        OpError::Overflow { .. } | OpError::EventTime { .. } | OpError::Schema { .. } | OpError::Arrow(_) => {
+            Kind::Schema
+        }
+        OpError::StateKind { .. } => Kind::State,
+        OpError::Hashes { .. } | OpError::BinMissing { .. } => Kind::Engine,
+    };
+    raise(kind, &error.to_string())
+}
+
+/// Why a group of workers does not start or go on.
+pub(crate) fn from_host(error: &HostError) -> PyErr {
+    match error {
+        HostError::Call(call) => from_call(call),
+        HostError::Data(data) => match data.downcast_ref::<OpError>() {
+            Some(op) => from_op(op),
+            None => raise(Kind::Schema, &data.to_string()),
+        },
+        HostError::Bins(bins) => raise(Kind::State, &bins.to_string()),
+        HostError::Dataflow(dataflow) => raise(Kind::Engine, &dataflow.to_string()),
+        HostError::MissingBins { .. } => raise(Kind::StateLost, &error.to_string()),
+        HostError::Owners { .. } => raise(Kind::Config, &error.to_string()),
+        HostError::EpochTooLarge { .. } | HostError::Finished => raise(Kind::Engine, &error.to_string()),
+    }
+}
+
+/// What went wrong between driver and member.
+pub(crate) fn from_cluster(error: &ClusterError) -> PyErr {
+    let kind = match error {
+        ClusterError::Refused(failure) => return from_failure(failure),
+        ClusterError::Address { .. } | ClusterError::NothingToAdvertise { .. } | ClusterError::WeakSecret => {
+            Kind::Config
+        }
+        ClusterError::Arrow(_) => Kind::Schema,
+        ClusterError::UnknownMember { .. } | ClusterError::Closed(_) => Kind::Engine,
+        _ if error.is_authentication() => Kind::Authentication,
+        _ => Kind::Protocol,
+    };
+    raise(kind, &error.to_string())
+}
+
+/// A request that the other side refused; `kind` and its facts become attributes.
+fn from_failure(failure: &Failure) -> PyErr {
+    let kind = match failure.kind.as_str() {
+        "user_function" => Kind::UserFunction,
+        "plan" => Kind::Plan,
+        "schema" => Kind::Schema,
+        "state" => Kind::State,
+        "protocol" => Kind::Protocol,
+        _ => Kind::Engine,
+    };
+    Python::attach(|py| {
+        raise_with(py, kind, &failure.message, |facts| {
+            facts.set_item("kind", &failure.kind)?;
+            for (name, value) in &failure.fields {
+                let json = py.import("json")?.call_method1("loads", (value.to_string(),))?;
+                facts.set_item(name, json)?;
+            }
+            Ok(())
+        })
+    })
+}
+
+/// Why a call on a handle failed, as it leaves the detached part of the call.
+#[derive(Debug)]
+pub(crate) enum Problem {
+    /// The workers say so.
+    Host(Box<HostError>),
+    /// The handle (named) was closed.
+    Closed(&'static str),
+    /// The handle failed before and cannot be used again.
+    Spent(&'static str),
+    /// A panic happened while the handle was in use.
+    Poisoned(&'static str),
+    /// The workers have ended without saying why.
+    Ended(&'static str),
+    /// A number that the handle never gave out.
+    Unknown {
+        /// Number of what.
+        what: &'static str,
+        /// The number.
+        handle: u64,
+    },
+}
+
+impl From<Problem> for PyErr {
+    fn from(problem: Problem) -> PyErr {
+        let message = match problem {
+            Problem::Host(error) => return from_host(&error),
+            Problem::Unknown { what, handle } => {
+                return raise(Kind::Value, &format!("there is no {what} {handle}"));
+            }
+            Problem::Closed(class) => format!("this {class} is closed"),
+            Problem::Spent(class) => format!("this {class} failed before and cannot go on: make a new one"),
+            Problem::Poisoned(class) => format!("this {class} is broken by an earlier panic: make a new one"),
+            Problem::Ended(class) => format!("the workers of this {class} have ended"),
+        };
+        raise(Kind::Engine, &message)
     }
 }
 

@@ -6,10 +6,18 @@
 //! reaches Python as `PanicException`, outside `Exception`, and poisons the handle it happened in.
 
 mod arrow;
+mod aside;
+mod calls;
+mod convert;
 mod enter;
 mod errors;
+mod feed;
 mod fork;
+mod inline;
+mod local;
 mod nexmark;
+mod plan;
+mod registry;
 mod tokenize;
 
 /// Native half of penstock. Import `penstock`, not this module.
@@ -18,7 +26,17 @@ mod _native {
     #[pymodule_export]
     use crate::arrow::{RecordBatch, Schema};
     #[pymodule_export]
+    use crate::feed::{Drain, Feed};
+    #[pymodule_export]
+    use crate::inline::InlineRun;
+    #[pymodule_export]
+    use crate::local::LocalRun;
+    #[pymodule_export]
     use crate::nexmark::Nexmark;
+    #[pymodule_export]
+    use crate::plan::{exchange_hashes, hash_columns, max_event_time, plan_check, plan_piece_schema};
+    #[pymodule_export]
+    use crate::registry::Registry;
     #[pymodule_export]
     use crate::tokenize::tokenize;
     use pyo3::prelude::*;

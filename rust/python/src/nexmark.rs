@@ -97,8 +97,7 @@ impl Source {
             }),
         };
         let offset = number - start;
-        let mut generator =
-            if generator.offset() == offset { generator } else { generator.with_offset(offset) };
+        let mut generator = if generator.offset() == offset { generator } else { generator.with_offset(offset) };
         let event = generator.next().expect("the generator never ends");
         self.span = Some((start, generator));
         event
@@ -188,15 +187,37 @@ impl Table {
 
 // Width 0: int64; otherwise a string of about that many bytes.
 const PERSON: &[(&str, usize)] = &[
-    ("seq", 0), ("id", 0), ("name", 12), ("email_address", 17), ("credit_card", 19), ("city", 9), ("state", 2),
-    ("date_time", 0), ("extra", 130),
+    ("seq", 0),
+    ("id", 0),
+    ("name", 12),
+    ("email_address", 17),
+    ("credit_card", 19),
+    ("city", 9),
+    ("state", 2),
+    ("date_time", 0),
+    ("extra", 130),
 ];
 const AUCTION: &[(&str, usize)] = &[
-    ("seq", 0), ("id", 0), ("item_name", 20), ("description", 100), ("initial_bid", 0), ("reserve", 0),
-    ("date_time", 0), ("expires", 0), ("seller", 0), ("category", 0), ("extra", 340),
+    ("seq", 0),
+    ("id", 0),
+    ("item_name", 20),
+    ("description", 100),
+    ("initial_bid", 0),
+    ("reserve", 0),
+    ("date_time", 0),
+    ("expires", 0),
+    ("seller", 0),
+    ("category", 0),
+    ("extra", 340),
 ];
 const BID: &[(&str, usize)] = &[
-    ("seq", 0), ("auction", 0), ("bidder", 0), ("price", 0), ("channel", 10), ("url", 64), ("date_time", 0),
+    ("seq", 0),
+    ("auction", 0),
+    ("bidder", 0),
+    ("price", 0),
+    ("channel", 10),
+    ("url", 64),
+    ("date_time", 0),
     ("extra", 70),
 ];
 
@@ -315,12 +336,7 @@ impl Nexmark {
 
     /// The next `n` events as ``{"person": batch, "auction": batch, "bid": batch}``; fewer at `stop`.
     #[pyo3(signature = (n, tables=None))]
-    fn next_batches<'py>(
-        &self,
-        py: Python<'py>,
-        n: u64,
-        tables: Option<Vec<String>>,
-    ) -> PyResult<Bound<'py, PyDict>> {
+    fn next_batches<'py>(&self, py: Python<'py>, n: u64, tables: Option<Vec<String>>) -> PyResult<Bound<'py, PyDict>> {
         let mut wanted = Wanted { person: true, auction: true, bid: true };
         if let Some(tables) = tables {
             wanted = Wanted { person: false, auction: false, bid: false };
@@ -389,8 +405,8 @@ mod tests {
         let clock = Clock::new(250, 0);
         let (mut forward, mut jump) = (Source::new(clock), Source::new(clock));
         let all: Vec<_> = (clock.span - 60..clock.span + 60).map(|n| forward.event(n)).collect();
-        for (at, number) in (clock.span - 60..clock.span + 60).enumerate().rev() {
-            assert_eq!(jump.event(number), all[at], "event {number}");
+        for (number, expected) in (clock.span - 60..).zip(&all).collect::<Vec<_>>().into_iter().rev() {
+            assert_eq!(jump.event(number), *expected, "event {number}");
         }
     }
 

@@ -1,0 +1,582 @@
+"""Native half of penstock. Import `penstock`, not this module.
+
+Every class is a frozen handle that refuses pickling. Handles with threads, sockets or live state (`LocalRun`,
+`InlineRun`, `Nexmark`, `Registry`, `Member`, `Feed`, `Drain`) belong to the process that made them and raise
+`ForkError` in a forked child; `RecordBatch` and `Schema` are plain data and stay usable. Long calls release the
+interpreter lock and serve signals at least every 20 ms. "Arrow data" is any object with ``__arrow_c_array__`` or
+``__arrow_c_stream__``: a pyarrow RecordBatch or Table, a polars or pandas frame; it is never copied.
+"""
+
+from collections.abc import Mapping, Sequence
+from types import TracebackType
+from typing import Any, Literal, Protocol, TypedDict, final
+
+from typing_extensions import CapsuleType, Self
+
+class _ArrowArray(Protocol):
+    def __arrow_c_array__(self, requested_schema: Any | None = None) -> tuple[Any, Any]: ...
+
+class _ArrowStream(Protocol):
+    def __arrow_c_stream__(self, requested_schema: Any | None = None) -> Any: ...
+
+_ArrowData = _ArrowArray | _ArrowStream
+
+class _PlanFacts(TypedDict):
+    output_schema: Schema
+    needs_order: bool
+    pieces: int
+    explain: str
+
+class _StepReport(TypedDict):
+    step: int
+    bins: int
+    started_ns: int
+    ended_ns: int
+
+class _MigrationReport(TypedDict):
+    moved: int
+    bytes: int
+    steps: list[_StepReport]
+
+def version() -> str:
+    """Version of penstock, as in the package metadata."""
+
+def tokenize(text: bytes | bytearray | _ArrowArray) -> RecordBatch:
+    """The words of a text, in order, as one column `word`.
+
+    A word is a maximal run of the bytes ``A-Z a-z``, lower-cased; every other byte separates, also each byte of a
+    letter outside ASCII.
+
+    Parameters
+    ----------
+    text
+        The bytes, or an Arrow array of strings or binaries: each value is a text of its own, nulls are empty.
+
+    Raises
+    ------
+    ValueError
+        When the text is longer than 2 GiB.
+    TypeError
+        When it is neither.
+
+    Notes
+    -----
+    About a nanosecond per byte; other Python threads run meanwhile.
+
+    Examples
+    --------
+    >>> import pyarrow as pa
+    >>> pa.record_batch(tokenize(b"Don't panic"))["word"].to_pylist()
+    ['don', 't', 'panic']
+    """
+
+def hash_columns(batch: _ArrowData, columns: Sequence[str]) -> RecordBatch:
+    """The 64-bit hash of each row over `columns`, as one uint64 column `hash`.
+
+    Part of the format: equal on every machine and in every release.
+
+    Raises
+    ------
+    SchemaError
+        When a column does not exist or has a type that cannot be a key.
+    """
+
+def plan_check(plan: str) -> _PlanFacts:
+    """Compile a plan (JSON, see `Flow.to_plan`) and tell about it.
+
+    Returns
+    -------
+    dict
+        ``output_schema`` (a handle), ``needs_order`` (results depend on input order), ``pieces`` (how many parts its
+        exchanges cut it into) and ``explain`` (text for people).
+
+    Raises
+    ------
+    PlanError, SchemaError
+        When it does not compile.
+    """
+
+def plan_piece_schema(plan: str, piece: int) -> Schema:
+    """Columns that go into piece `piece` of a plan.
+
+    Raises
+    ------
+    ValueError
+        When the plan has no such piece.
+    """
+
+def exchange_hashes(plan: str, piece: int, batch: _ArrowData) -> RecordBatch:
+    """Hash of the key of each row in front of piece `piece`, as one int64 column `hash` (the bits of the hash).
+
+    Parameters
+    ----------
+    batch
+        Output of piece ``piece - 1``.
+
+    Raises
+    ------
+    ValueError
+        For piece 0, or one that does not exist.
+    SchemaError
+        When the batch does not have the piece's columns.
+    KeyNullError
+        When a key is null and the plan rejects that.
+    """
+
+def max_event_time(plan: str, batch: _ArrowData) -> int | None:
+    """Greatest event time of a batch, in microseconds since 1970; None without rows or event time."""
+
+@final
+class RecordBatch:
+    """A batch of rows, handed to Arrow consumers without copying: ``pyarrow.record_batch(handle)``.
+
+    Parameters
+    ----------
+    data
+        Arrow data; a stream of several batches (a table) becomes one batch, which copies.
+
+    Raises
+    ------
+    TypeError
+        When it is no Arrow data, or an array that is no struct.
+    SchemaError
+        When it cannot be used: null rows, a type that the native side does not know.
+    """
+
+    def __new__(cls, data: _ArrowData) -> Self: ...
+    @property
+    def num_rows(self) -> int:
+        """How many rows the batch has."""
+
+    @property
+    def num_columns(self) -> int:
+        """How many columns the batch has."""
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of memory that the batch keeps alive."""
+
+    @property
+    def schema(self) -> Schema:
+        """Names and types of the columns."""
+
+    def __len__(self) -> int: ...
+    def __arrow_c_schema__(self) -> CapsuleType:
+        """The schema as an Arrow C schema capsule."""
+
+    def __arrow_c_array__(self, requested_schema: Any | None = None) -> tuple[CapsuleType, CapsuleType]:
+        """The batch as a pair of Arrow C capsules (schema, array); `requested_schema` is only a wish."""
+
+@final
+class Schema:
+    """Names and types of columns, handed to Arrow consumers: ``pyarrow.schema(handle)``.
+
+    Parameters
+    ----------
+    data
+        Any object with ``__arrow_c_schema__``.
+    """
+
+    def __new__(cls, data: Any) -> Self: ...
+    @property
+    def names(self) -> list[str]:
+        """Column names, in order."""
+
+    def __len__(self) -> int: ...
+    def __arrow_c_schema__(self) -> CapsuleType:
+        """The schema as an Arrow C schema capsule."""
+
+@final
+class Nexmark:
+    """NEXMark events in arrival order, as record batches.
+
+    Deterministic: an event depends on its number and the rate only, so any slice can be made anywhere. Of each 50
+    events one is a person, three are auctions, 46 are bids. Event ``n`` has the time ``base_time_ms`` plus exactly
+    ``1000 n / events_per_second`` ms, rounded.
+
+    Parameters
+    ----------
+    events_per_second
+        1 to 10 million.
+    base_time_ms
+        Time of event 0, ms since 1970; default 2015-07-15 00:00 UTC.
+    start, stop, step
+        Positions in arrival order, as in `range`: worker ``w`` of ``n`` takes ``start=w, step=n``.
+    out_of_order
+        Every group of so many events arrives in a fixed scrambled order; 1 keeps the order of time.
+
+    Raises
+    ------
+    ValueError
+        When an argument is out of range.
+
+    Notes
+    -----
+    About a microsecond per event.
+    """
+
+    def __new__(
+        cls,
+        events_per_second: int = 250,
+        base_time_ms: int = 1436918400000,
+        *,
+        start: int = 0,
+        stop: int | None = None,
+        step: int = 1,
+        out_of_order: int = 1,
+    ) -> Self: ...
+    @property
+    def position(self) -> int:
+        """Position of the next event in arrival order."""
+
+    def next_batches(self, n: int, tables: Sequence[str] | None = None) -> dict[str, RecordBatch]:
+        """The next `n` events as ``{"person": batch, "auction": batch, "bid": batch}``; fewer at `stop`.
+
+        Parameters
+        ----------
+        n
+            Events, over all tables; at most 100 million.
+        tables
+            Which tables to make; the events of the others are passed over.
+
+        Returns
+        -------
+        dict
+            person: seq, id, name, email_address, credit_card, city, state, date_time, extra; auction: seq, id,
+            item_name, description, initial_bid, reserve, date_time, expires, seller, category, extra; bid: seq,
+            auction, bidder, price, channel, url, date_time, extra. Strings, else int64; times in ms since 1970; `seq`
+            is the position in arrival order.
+        """
+
+@final
+class LocalRun:
+    """Worker threads of this process that run one flow.
+
+    Each pushed batch is one epoch, at whose end the watermark moves to
+    ``max(old, greatest event time - lateness)``.
+
+    Parameters
+    ----------
+    plan, calls
+        As `Flow.to_plan` gives them.
+    workers
+        Threads, 1 to 1024.
+    bits
+        The state is cut into ``2 ** bits`` bins, at most 20.
+    journal
+        Keep what a rollback needs (costs a copy of each state touched in an epoch).
+    ahead
+        Epochs under way before `push` waits.
+
+    Raises
+    ------
+    PlanError, SchemaError
+        When the plan does not compile.
+    ConfigError
+        When an option is out of range.
+
+    Notes
+    -----
+    A context manager that closes. Methods may be called from several threads at once.
+    """
+
+    def __new__(
+        cls,
+        plan: str,
+        calls: Sequence[Mapping[str, Any]],
+        workers: int = 1,
+        bits: int = 8,
+        journal: bool = False,
+        ahead: int = 4,
+    ) -> Self: ...
+    def push(self, batch: _ArrowData) -> None:
+        """Hand one batch, which becomes one epoch, to the workers; waits while `ahead` epochs are under way.
+
+        Raises
+        ------
+        SchemaError
+            When the batch does not have the flow's columns; nothing was pushed.
+        UserFunctionError, EngineError
+            When the run has failed, or is closed.
+        """
+
+    def finish(self) -> None:
+        """End the input: the watermark becomes infinite, every window closes. Does not wait for the results."""
+
+    def take(self, timeout: float | None = None) -> tuple[Literal["rows", "late"], RecordBatch] | None:
+        """The next output as ``("rows" | "late", batch)``; None when `timeout` (seconds) is over or nothing can come.
+
+        Raises
+        ------
+        UserFunctionError, EngineError
+            When the run has failed and everything before was taken.
+        """
+
+    @property
+    def done(self) -> bool:
+        """Whether the input has ended and every result has been taken."""
+
+    def migrate(self, steps: Sequence[Sequence[tuple[int, int]]]) -> int:
+        """Start moving bins: `steps` is a list of lists of ``(bin, worker)``. Returns a handle for `wait_migration`.
+
+        Raises
+        ------
+        ConfigError
+            When a bin or worker does not exist; nothing moves.
+        """
+
+    def wait_migration(self, handle: int, timeout: float | None = None) -> _MigrationReport | None:
+        """Wait for a migration: ``{"moved": bins, "bytes": n, "steps": [...]}``; None when `timeout` (s) is over."""
+
+    def stats(self) -> str:
+        """Counters of the workers as JSON; latency samples and bin moves since the last call."""
+
+    def close(self) -> None:
+        """Stop the threads and drop the state. Harmless when done twice; after it every other method raises."""
+
+    def __enter__(self) -> Self: ...
+    def __exit__(
+        self,
+        kind: type[BaseException] | None = None,
+        error: BaseException | None = None,
+        trace: TracebackType | None = None,
+        /,
+    ) -> None: ...
+
+@final
+class InlineRun:
+    """One flow, or one piece of a plan, in the calling thread; it starts no thread.
+
+    Parameters
+    ----------
+    plan, calls
+        As `Flow.to_plan` gives them.
+    piece
+        Which piece; default the whole plan.
+
+    Notes
+    -----
+    All input is one epoch. Only the thread that made it may use it.
+    """
+
+    def __new__(cls, plan: str, calls: Sequence[Mapping[str, Any]], piece: int | None = None) -> Self: ...
+    def push(self, batch: _ArrowData) -> list[RecordBatch]:
+        """Apply one batch and return what it makes at once.
+
+        Raises
+        ------
+        SchemaError
+            When the batch does not have the piece's columns.
+        UserFunctionError, EngineError
+            When a step fails; the run cannot be used after that.
+        """
+
+    def finish(self) -> list[RecordBatch]:
+        """End the input and return everything that was still open."""
+
+class _JoinedEvent(TypedDict):
+    event: Literal["joined"]
+    member: int
+    info: str
+
+class _LostEvent(TypedDict):
+    event: Literal["lost"]
+    member: int
+    reason: str
+    calls: list[int]
+
+class _ReplyEvent(TypedDict):
+    event: Literal["reply"]
+    member: int
+    call: int
+    body: str
+    attachment: bytes
+
+class _MessageEvent(TypedDict):
+    event: Literal["message"]
+    member: int
+    body: str
+    attachment: bytes
+
+class _Receipt(TypedDict):
+    rows: int
+    checksum: int
+    max_event_time: int | None
+    member: int
+
+@final
+class Registry:
+    """The driver's end of a cluster: who is a member, requests to them, their answers.
+
+    Parameters
+    ----------
+    host, port
+        Where to listen; port 0 takes any.
+    secret
+        32 random bytes that every process of the engine knows.
+    advertise
+        Host that members dial; default `host`.
+
+    Raises
+    ------
+    ConfigError
+        For a secret of another length or of equal bytes, or when listening on every interface without `advertise`.
+    ProtocolError
+        When it cannot listen there.
+
+    Notes
+    -----
+    Whoever does not prove that it knows the secret is closed and counted, see `metrics`.
+    """
+
+    def __new__(cls, host: str, port: int, secret: bytes, advertise: str | None = None) -> Self: ...
+    @property
+    def address(self) -> str:
+        """What members dial: ``host:port``."""
+
+    def members(self) -> list[tuple[int, str]]:
+        """Members that are connected now: (id, what it said about itself as JSON); ids are never used twice."""
+
+    def send(self, member: int, body: str, attachment: bytes | None = None) -> int:
+        """Send a request (JSON) and return its call id; the answer comes by `poll`.
+
+        Raises
+        ------
+        EngineError
+            When there is no such member.
+        ProtocolError
+            When its connection has just broken, or the body is no JSON or too long.
+        """
+
+    def poll(self, timeout: float | None = None) -> list[_JoinedEvent | _LostEvent | _ReplyEvent | _MessageEvent]:
+        """Wait up to `timeout` seconds for something to happen; return everything that has, in order.
+
+        Returns
+        -------
+        list of dict
+            ``event`` is "joined", "lost" (with the ids of the `calls` that will never be answered), "reply" or
+            "message". `info` and `body` are JSON.
+        """
+
+    def dismiss(self, member: int, reason: str) -> None:
+        """Tell a member to go; its end comes as a lost event.
+
+        Raises
+        ------
+        EngineError
+            When there is no such member.
+        """
+
+    def metrics(self) -> dict[str, int]:
+        """Counters of the listener: ``accepted``, ``refused`` and the latter by reason."""
+
+    def close(self) -> None:
+        """End all connections (members then end themselves). Harmless when done twice."""
+
+    def __enter__(self) -> Self: ...
+    def __exit__(
+        self,
+        kind: type[BaseException] | None = None,
+        error: BaseException | None = None,
+        trace: TracebackType | None = None,
+        /,
+    ) -> None: ...
+
+@final
+class Feed:
+    """One attempt to bring the rows of one partition to a member. They count once the epoch is released.
+
+    Parameters
+    ----------
+    address
+        Data port of the member, ``host:port``.
+    secret
+        The engine's secret.
+    query, epoch, partition, attempt
+        What the rows are.
+    schema
+        Their columns: any object with ``__arrow_c_schema__``.
+
+    Raises
+    ------
+    AuthenticationError
+        When the secrets differ.
+    EngineError
+        When the member refuses: unknown query, an epoch that is over, an attempt that it has already (`kind` tells).
+    ProtocolError
+        When the network fails.
+    """
+
+    def __new__(
+        cls, address: str, secret: bytes, query: str, epoch: int, partition: int, attempt: int, schema: Any
+    ) -> Self: ...
+    def push(self, batch: _ArrowData) -> None:
+        """Send one batch.
+
+        Raises
+        ------
+        EngineError, SchemaError, ProtocolError
+            As on construction; the feed is over then.
+        """
+
+    def finish(self) -> _Receipt:
+        """Complete the attempt: ``{"rows", "checksum", "max_event_time" (us or None), "member"}``.
+
+        Raises
+        ------
+        EngineError, ProtocolError
+            Then nothing is staged.
+        """
+
+    def close(self) -> None:
+        """Give the attempt up; nothing is staged. Harmless after `finish`."""
+
+    def __enter__(self) -> Self: ...
+    def __exit__(
+        self,
+        kind: type[BaseException] | None = None,
+        error: BaseException | None = None,
+        trace: TracebackType | None = None,
+        /,
+    ) -> None: ...
+
+@final
+class Drain:
+    """The batches of one frozen piece of an epoch, as an iterator; re-readable until the epoch is closed.
+
+    Parameters
+    ----------
+    address
+        Data port of the member, ``host:port``.
+    secret
+        The engine's secret.
+    query, epoch, piece
+        What to read.
+    which
+        The results ("rows") or the rows that came too late ("late").
+
+    Raises
+    ------
+    AuthenticationError
+        When the secrets differ.
+    EngineError
+        When the member refuses: unknown query, an epoch that is not complete or is closed (`kind` tells).
+    ProtocolError
+        When the network fails, also in the middle: a stream that breaks off never looks complete.
+    """
+
+    def __new__(
+        cls,
+        address: str,
+        secret: bytes,
+        query: str,
+        epoch: int,
+        piece: int,
+        which: Literal["rows", "late"] = "rows",
+    ) -> Self: ...
+    @property
+    def schema(self) -> Schema:
+        """Columns of every batch."""
+
+    def __iter__(self) -> Self: ...
+    def __next__(self) -> RecordBatch: ...

@@ -1,0 +1,265 @@
+//! Columns to Python objects and back, for steps that take one row at a time.
+//!
+//! The common types (integers, floats, booleans, strings, binaries) are converted here, in one loop per column; every
+//! other type goes through pyarrow (`to_pylist`, `pa.array`), so that dates, decimals, lists and structs look as they do
+//! there. A NaN becomes one and the same object each time: as a key of a dict it then equals itself.
+
+use std::sync::Arc;
+
+use arrow_array::builder::{BooleanBuilder, GenericByteBuilder, PrimitiveBuilder};
+use arrow_array::cast::AsArray;
+use arrow_array::types::{
+    ArrowPrimitiveType, BinaryType, ByteArrayType, Float32Type, Float64Type, Int8Type, Int16Type, Int32Type, Int64Type,
+    LargeBinaryType, LargeUtf8Type, UInt8Type, UInt16Type, UInt32Type, UInt64Type, Utf8Type,
+};
+use arrow_array::{Array, ArrayRef, RecordBatch as Batch};
+use arrow_schema::{DataType, Field, Schema};
+use pyo3::prelude::*;
+use pyo3::sync::PyOnceLock;
+use pyo3::types::{PyList, PyTuple};
+
+use crate::arrow::{RecordBatch, import_array};
+
+/// The values of a column as a list.
+pub(crate) fn to_list<'py>(py: Python<'py>, column: &ArrayRef) -> PyResult<Bound<'py, PyList>> {
+    match column.data_type() {
+        DataType::Int8 => integers::<Int8Type>(py, column),
+        DataType::Int16 => integers::<Int16Type>(py, column),
+        DataType::Int32 => integers::<Int32Type>(py, column),
+        DataType::Int64 => integers::<Int64Type>(py, column),
+        DataType::UInt8 => integers::<UInt8Type>(py, column),
+        DataType::UInt16 => integers::<UInt16Type>(py, column),
+        DataType::UInt32 => integers::<UInt32Type>(py, column),
+        DataType::UInt64 => integers::<UInt64Type>(py, column),
+        DataType::Float32 => floats::<Float32Type>(py, column),
+        DataType::Float64 => floats::<Float64Type>(py, column),
+        DataType::Boolean => PyList::new(py, column.as_boolean().iter().collect::<Vec<_>>()),
+        DataType::Utf8 => list(py, column.as_string::<i32>().iter()),
+        DataType::LargeUtf8 => list(py, column.as_string::<i64>().iter()),
+        DataType::Utf8View => list(py, column.as_string_view().iter()),
+        DataType::Binary => list(py, column.as_binary::<i32>().iter()),
+        DataType::LargeBinary => list(py, column.as_binary::<i64>().iter()),
+        _ => {
+            let field = Field::new("c", column.data_type().clone(), true);
+            let batch = Batch::try_new(Arc::new(Schema::new(vec![field])), vec![column.clone()])
+                .map_err(|error| crate::errors::arrow(&error))?;
+            let batch = pyarrow(py)?.call_method1("record_batch", (RecordBatch::new(batch),))?;
+            Ok(batch.call_method1("column", (0,))?.call_method0("to_pylist")?.cast_into::<PyList>()?)
+        }
+    }
+}
+
+fn list<'py, T: IntoPyObject<'py>>(
+    py: Python<'py>,
+    values: impl ExactSizeIterator<Item = Option<T>>,
+) -> PyResult<Bound<'py, PyList>> {
+    PyList::new(py, values)
+}
+
+fn integers<'py, T>(py: Python<'py>, column: &ArrayRef) -> PyResult<Bound<'py, PyList>>
+where
+    T: ArrowPrimitiveType,
+    T::Native: IntoPyObject<'py>,
+{
+    let column = column.as_primitive::<T>();
+    match column.null_count() {
+        0 => PyList::new(py, column.values().iter().copied()),
+        _ => PyList::new(py, column.iter()),
+    }
+}
+
+fn floats<'py, T>(py: Python<'py>, column: &ArrayRef) -> PyResult<Bound<'py, PyList>>
+where
+    T: ArrowPrimitiveType,
+    T::Native: Into<f64>,
+{
+    static NAN: PyOnceLock<Py<PyAny>> = PyOnceLock::new();
+    let nan = NAN.get_or_try_init(py, || Ok::<_, PyErr>(py.import("math")?.getattr("nan")?.unbind()))?;
+    let value = |value: Option<T::Native>| -> PyResult<Bound<'py, PyAny>> {
+        match value.map(Into::<f64>::into) {
+            None => Ok(py.None().into_bound(py)),
+            Some(value) if value.is_nan() => Ok(nan.bind(py).clone()),
+            Some(value) => Ok(value.into_pyobject(py)?.into_any()),
+        }
+    };
+    PyList::new(py, column.as_primitive::<T>().iter().map(value).collect::<PyResult<Vec<_>>>()?)
+}
+
+/// pyarrow, imported once.
+pub(crate) fn pyarrow(py: Python<'_>) -> PyResult<&Bound<'_, PyAny>> {
+    static MODULE: PyOnceLock<Py<PyAny>> = PyOnceLock::new();
+    MODULE
+        .get_or_try_init(py, || Ok::<_, PyErr>(py.import("pyarrow")?.into_any().unbind()))
+        .map(|module| module.bind(py))
+}
+
+/// Why rows do not fit a schema.
+pub(crate) enum Misfit {
+    /// A row is not a tuple of as many values as there are columns.
+    Width(String),
+    /// A value has no place in its column.
+    Value {
+        /// Name and type of the column.
+        column: String,
+        /// The value, and why not.
+        reason: String,
+    },
+    /// Something else failed.
+    Other(PyErr),
+}
+
+impl Misfit {
+    /// The reason in words.
+    pub(crate) fn reason(&self) -> String {
+        match self {
+            Misfit::Width(reason) => reason.clone(),
+            Misfit::Value { column, reason } => format!("column {column} cannot hold what the step put out: {reason}"),
+            Misfit::Other(error) => error.to_string(),
+        }
+    }
+}
+
+impl From<PyErr> for Misfit {
+    fn from(error: PyErr) -> Self {
+        Misfit::Other(error)
+    }
+}
+
+/// Rows (a list of tuples) as a batch of `schema`.
+pub(crate) fn from_rows(rows: &Bound<'_, PyList>, schema: &Arc<Schema>) -> Result<Batch, Misfit> {
+    let width = schema.fields().len();
+    let mut tuples = Vec::with_capacity(rows.len());
+    for row in rows.iter() {
+        match row.cast_into::<PyTuple>() {
+            Ok(row) if row.len() == width => tuples.push(row),
+            Ok(row) => {
+                let shown = short(row.as_any());
+                return Err(Misfit::Width(format!(
+                    "the step put out {shown}, a row of {} values where its schema has {width} columns",
+                    row.len()
+                )));
+            }
+            Err(error) => {
+                let shown = short(&error.into_inner());
+                return Err(Misfit::Width(format!("the step put out {shown} as a row; rows are tuples")));
+            }
+        }
+    }
+    let columns = schema
+        .fields()
+        .iter()
+        .enumerate()
+        .map(|(at, field)| from_values(rows.py(), field, tuples.iter().map(|row| row.get_item(at))))
+        .collect::<Result<Vec<_>, _>>()?;
+    let options = arrow_array::RecordBatchOptions::new().with_row_count(Some(tuples.len()));
+    Batch::try_new_with_options(schema.clone(), columns, &options)
+        .map_err(|error| Misfit::Other(crate::errors::arrow(&error)))
+}
+
+fn short(value: &Bound<'_, PyAny>) -> String {
+    let text = value.repr().map_or_else(|_| crate::errors::type_name(value), |text| text.to_string());
+    if text.chars().count() <= 80 { text } else { text.chars().take(77).chain("...".chars()).collect() }
+}
+
+type Values<'a, 'py> = &'a mut dyn ExactSizeIterator<Item = PyResult<Bound<'py, PyAny>>>;
+
+fn from_values<'py>(
+    py: Python<'py>,
+    field: &Arc<Field>,
+    mut values: impl ExactSizeIterator<Item = PyResult<Bound<'py, PyAny>>>,
+) -> Result<ArrayRef, Misfit> {
+    let values: Values<'_, 'py> = &mut values;
+    match field.data_type() {
+        DataType::Int8 => primitives::<Int8Type>(field, values),
+        DataType::Int16 => primitives::<Int16Type>(field, values),
+        DataType::Int32 => primitives::<Int32Type>(field, values),
+        DataType::Int64 => primitives::<Int64Type>(field, values),
+        DataType::UInt8 => primitives::<UInt8Type>(field, values),
+        DataType::UInt16 => primitives::<UInt16Type>(field, values),
+        DataType::UInt32 => primitives::<UInt32Type>(field, values),
+        DataType::UInt64 => primitives::<UInt64Type>(field, values),
+        DataType::Float32 => primitives::<Float32Type>(field, values),
+        DataType::Float64 => primitives::<Float64Type>(field, values),
+        DataType::Boolean => {
+            let mut builder = BooleanBuilder::with_capacity(values.len());
+            for value in values {
+                let value = value?;
+                builder.append_option(convert(field, &value, |value| value.extract::<bool>())?);
+            }
+            Ok(Arc::new(builder.finish()))
+        }
+        DataType::Utf8 => texts::<Utf8Type>(field, values),
+        DataType::LargeUtf8 => texts::<LargeUtf8Type>(field, values),
+        DataType::Binary => binaries::<BinaryType>(field, values),
+        DataType::LargeBinary => binaries::<LargeBinaryType>(field, values),
+        kind => {
+            let values = PyList::new(py, values.collect::<PyResult<Vec<_>>>()?)?;
+            let kind = pyarrow(py)?.call_method1(
+                "schema",
+                (crate::arrow::Schema::new(Arc::new(Schema::new(vec![Field::new("c", kind.clone(), true)]))),),
+            )?;
+            let kind = kind.call_method1("field", (0,))?.getattr("type")?;
+            let array = pyarrow(py)?
+                .call_method1("array", (values, kind))
+                .map_err(|error| Misfit::Value { column: described(field), reason: error.value(py).to_string() })?;
+            Ok(import_array(&array)?)
+        }
+    }
+}
+
+fn described(field: &Field) -> String {
+    format!("{:?} ({})", field.name(), field.data_type())
+}
+
+/// None for None, else what `extract` makes of the value.
+fn convert<'a, 'py, T>(
+    field: &Field,
+    value: &'a Bound<'py, PyAny>,
+    extract: impl FnOnce(&'a Bound<'py, PyAny>) -> PyResult<T>,
+) -> Result<Option<T>, Misfit> {
+    if value.is_none() {
+        return Ok(None);
+    }
+    extract(value).map(Some).map_err(|error| Misfit::Value {
+        column: described(field),
+        reason: format!("{} ({})", short(value), error.value(value.py())),
+    })
+}
+
+fn primitives<'py, T>(field: &Field, values: Values<'_, 'py>) -> Result<ArrayRef, Misfit>
+where
+    T: ArrowPrimitiveType,
+    T::Native: FromPyObjectOwned<'py>,
+{
+    let mut builder = PrimitiveBuilder::<T>::with_capacity(values.len());
+    for value in values {
+        let value = value?;
+        let native = convert(field, &value, |value| value.extract::<T::Native>().map_err(Into::into))?;
+        builder.append_option(native);
+    }
+    Ok(Arc::new(builder.finish()))
+}
+
+fn texts<'py, T>(field: &Field, values: Values<'_, 'py>) -> Result<ArrayRef, Misfit>
+where
+    T: ByteArrayType<Native = str>,
+{
+    let mut builder = GenericByteBuilder::<T>::with_capacity(values.len(), values.len() * 8);
+    for value in values {
+        let value = value?;
+        builder.append_option(convert(field, &value, |value| value.extract::<&str>())?);
+    }
+    Ok(Arc::new(builder.finish()))
+}
+
+fn binaries<'py, T>(field: &Field, values: Values<'_, 'py>) -> Result<ArrayRef, Misfit>
+where
+    T: ByteArrayType<Native = [u8]>,
+{
+    let mut builder = GenericByteBuilder::<T>::with_capacity(values.len(), values.len() * 8);
+    for value in values {
+        let value = value?;
+        builder.append_option(convert(field, &value, |value| value.extract::<&[u8]>().map_err(Into::into))?);
+    }
+    Ok(Arc::new(builder.finish()))
+}

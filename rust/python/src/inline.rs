@@ -1,0 +1,135 @@
+//! A flow, or one piece of it, in the calling thread: [`InlineRun`]. For Spark tasks: it starts no thread.
+//!
+//! The dataflow inside is bound to the thread that made it. The Python handle is not (Python may pass it anywhere), so
+//! the dataflow lives in a table of its thread and the handle holds its number: any other thread gets a typed error
+//! where it would otherwise need luck.
+
+use std::cell::RefCell;
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use arrow_array::RecordBatch as Batch;
+use arrow_schema::SchemaRef;
+use penstock_plan::host::{HostError, Inline};
+use pyo3::prelude::*;
+
+use crate::arrow::{RecordBatch, import_batch};
+use crate::calls::PyCalls;
+use crate::errors::{self, Kind, Problem};
+use crate::fork::Owner;
+use crate::plan;
+
+static NEXT: AtomicU64 = AtomicU64::new(0);
+/// Runs whose handle was dropped in another thread; their own thread frees them when it next makes one.
+static ORPHANS: Mutex<Vec<u64>> = Mutex::new(Vec::new());
+
+thread_local! {
+    static RUNS: RefCell<HashMap<u64, Inline>> = RefCell::default();
+}
+
+fn orphans() -> std::sync::MutexGuard<'static, Vec<u64>> {
+    ORPHANS.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// One flow, or one piece of a plan, in the calling thread.
+#[pyclass(frozen, module = "penstock._native")]
+pub(crate) struct InlineRun {
+    owner: Owner,
+    thread: std::thread::ThreadId,
+    number: u64,
+    input: SchemaRef,
+}
+
+#[pymethods]
+impl InlineRun {
+    #[new]
+    #[pyo3(signature = (plan, calls, piece=None))]
+    fn new(py: Python<'_>, plan: &str, calls: &Bound<'_, PyAny>, piece: Option<usize>) -> PyResult<Self> {
+        let plan = Arc::new(plan::compile(plan)?);
+        let input = match piece {
+            None => plan.input_schema().clone(),
+            Some(piece) => plan::piece_schema_of(&plan, piece)?,
+        };
+        let callbacks = PyCalls::new(calls)?;
+        let number = NEXT.fetch_add(1, Ordering::Relaxed);
+        py.detach(|| {
+            let run = Inline::new(plan, callbacks, piece)?;
+            RUNS.with_borrow_mut(|runs| {
+                // Free what was dropped elsewhere; numbers of other threads stay for them.
+                let mine: Vec<_> = {
+                    let mut orphans = orphans();
+                    let (mine, others) = orphans.drain(..).partition(|number| runs.contains_key(number));
+                    *orphans = others;
+                    mine
+                };
+                let freed: Vec<_> = mine.iter().filter_map(|number| runs.remove(number)).collect();
+                runs.insert(number, run);
+                freed
+            });
+            Ok(())
+        })
+        .map_err(|error: HostError| Problem::Host(Box::new(error)))?;
+        Ok(Self { owner: Owner::here(), thread: std::thread::current().id(), number, input })
+    }
+
+    /// Applies one batch and returns what it makes at once, as a list of batches.
+    fn push(&self, py: Python<'_>, batch: &Bound<'_, PyAny>) -> PyResult<Vec<RecordBatch>> {
+        let batch = plan::fitting(&import_batch(batch)?, &self.input)?;
+        self.with(py, |run| run.push(&batch))
+    }
+
+    /// Ends the input and returns everything that was still open.
+    fn finish(&self, py: Python<'_>) -> PyResult<Vec<RecordBatch>> {
+        self.with(py, Inline::finish)
+    }
+
+    fn __reduce__(&self) -> PyResult<()> {
+        Err(errors::no_pickle("InlineRun", "ship the flow and make a run where it is needed"))
+    }
+}
+
+impl InlineRun {
+    fn with(
+        &self,
+        py: Python<'_>,
+        work: impl FnOnce(&mut Inline) -> Result<Vec<Batch>, HostError> + Send,
+    ) -> PyResult<Vec<RecordBatch>> {
+        self.owner.check(py, "InlineRun")?;
+        if self.thread != std::thread::current().id() {
+            return Err(errors::raise(Kind::Engine, "an InlineRun works only in the thread that made it"));
+        }
+        let number = self.number;
+        let outcome = py.detach(|| {
+            // Out of the table while it runs: a user's function may make and use other runs. It comes back only
+            // after success, so a failure or a panic leaves a handle that says so.
+            let taken = RUNS.with_borrow_mut(|runs| runs.remove(&number));
+            let Some(mut run) = taken else { return Err(Problem::Spent("InlineRun")) };
+            match work(&mut run) {
+                Ok(made) => {
+                    RUNS.with_borrow_mut(|runs| runs.insert(number, run));
+                    Ok(made)
+                }
+                Err(HostError::Finished) => {
+                    RUNS.with_borrow_mut(|runs| runs.insert(number, run));
+                    Err(Problem::Host(Box::new(HostError::Finished)))
+                }
+                Err(error) => Err(Problem::Host(Box::new(error))),
+            }
+        })?;
+        Ok(outcome.into_iter().filter(|batch| batch.num_rows() > 0).map(RecordBatch::new).collect())
+    }
+}
+
+impl Drop for InlineRun {
+    fn drop(&mut self) {
+        if !self.owner.is_here() {
+            return; // the parent's run; its memory here is a copy that nobody may touch
+        }
+        if self.thread == std::thread::current().id() {
+            let _ = RUNS.try_with(|runs| runs.try_borrow_mut().ok().and_then(|mut runs| runs.remove(&self.number)));
+        } else {
+            orphans().push(self.number);
+        }
+    }
+}

@@ -1,0 +1,412 @@
+//! A flow on worker threads of this process: [`LocalRun`].
+//!
+//! Each pushed batch is one epoch. The watermark moves at its end: max(old, greatest event time - lateness), so
+//! lateness depends on the input alone, not on threads or timing. Results of an epoch are handed out when all workers
+//! have completed it, in epoch order and by worker within it.
+//!
+//! Any number of Python threads may call a `LocalRun` at once. Whoever waits takes the next event of the workers and
+//! applies it to the shared books; the lock on them is taken only while detached from the interpreter and never held
+//! while waiting.
+
+use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use arrow_array::RecordBatch as Batch;
+use crossbeam::channel::{Receiver, RecvTimeoutError, unbounded};
+use penstock_dataflow::fabric;
+use penstock_plan::Plan;
+use penstock_plan::host::{Event, Group, GroupConfig, HostError, Input, Resident};
+use pyo3::prelude::*;
+use pyo3::types::PyDict;
+
+use crate::arrow::{RecordBatch, import_batch};
+use crate::calls::PyCalls;
+use crate::enter::{enter, timeout};
+use crate::errors::{self, Kind, Problem};
+use crate::fork::Owner;
+use crate::plan;
+
+const MAX_WORKERS: usize = 1024;
+/// Rows of a slice: enough to make a block's fixed costs small, few enough to spread a batch over the workers.
+const SLICE_ROWS: std::ops::RangeInclusive<usize> = 1024..=16_384;
+
+/// Worker threads of this process that run one flow.
+#[pyclass(frozen, module = "penstock._native")]
+pub(crate) struct LocalRun {
+    owner: Owner,
+    inner: Option<Box<Inner>>,
+}
+
+struct Inner {
+    plan: Arc<Plan>,
+    workers: usize,
+    bits: u8,
+    ahead: usize,
+    events: Receiver<Event>,
+    books: Mutex<Books>,
+}
+
+/// What is known about the run.
+struct Books {
+    /// None when closed.
+    group: Option<Group>,
+    next_epoch: u64,
+    watermark: Option<i64>,
+    /// Released and not complete, by epoch.
+    open: BTreeMap<u64, Epoch>,
+    /// Complete and not taken.
+    ready: VecDeque<(&'static str, Batch)>,
+    /// The last epoch was released.
+    finished: bool,
+    /// Failures told so far; each worker tells at most one.
+    failures: Vec<HostError>,
+    next_migration: u64,
+    /// None while under way.
+    migrations: HashMap<u64, Option<Report>>,
+}
+
+/// Output of an epoch so far, by worker.
+#[derive(Default)]
+struct Epoch {
+    done: BTreeMap<usize, (Vec<Batch>, Vec<Batch>)>,
+}
+
+#[derive(Clone)]
+struct Report {
+    moved: u32,
+    bytes: u64,
+    steps: Vec<(u32, u32, u64, u64)>,
+}
+
+impl Books {
+    fn apply(&mut self, event: Event, workers: usize) {
+        match event {
+            Event::EpochDone { epoch, worker, outputs, late, .. } => {
+                if let Some(open) = self.open.get_mut(&epoch) {
+                    open.done.insert(worker, (outputs, late));
+                }
+                // Epochs complete in order on each worker, so the first open one completes first.
+                while let Some(entry) = self.open.first_entry() {
+                    if entry.get().done.len() < workers {
+                        break;
+                    }
+                    let (rows, late): (Vec<_>, Vec<_>) = entry.remove().done.into_values().unzip();
+                    let kinds = [("rows", rows), ("late", late)];
+                    for (kind, batches) in kinds {
+                        let full = batches.into_iter().flatten().filter(|batch| batch.num_rows() > 0);
+                        self.ready.extend(full.map(|batch| (kind, batch)));
+                    }
+                }
+            }
+            Event::MigrationDone { handle, moved, bytes, steps } => {
+                let steps = steps.iter().map(|s| (s.step, s.bins, s.started_ns, s.ended_ns)).collect();
+                self.migrations.insert(handle, Some(Report { moved, bytes, steps }));
+            }
+            Event::Failed { error } => self.failures.push(error),
+        }
+    }
+
+    /// The error that ended the run, once it is known which worker failed first hand.
+    fn failure(&self, workers: usize, ended: bool) -> Option<HostError> {
+        let told_by_all = ended || self.failures.len() >= workers;
+        // A user's error is the cause; "aborted" and "peer lost" are what the others saw of it.
+        let rank = |error: &HostError| match error {
+            HostError::Call(_) => 0,
+            HostError::Dataflow(
+                penstock_dataflow::Error::Aborted { .. } | penstock_dataflow::Error::PeerLost { .. },
+            ) => 2,
+            _ => 1,
+        };
+        let best = self.failures.iter().min_by_key(|error| rank(error))?;
+        (told_by_all || rank(best) < 2).then(|| best.clone())
+    }
+}
+
+impl Inner {
+    fn with<T>(&self, work: impl FnOnce(&mut Books) -> T) -> Result<T, Problem> {
+        self.books.lock().map(|mut books| work(&mut books)).map_err(|_| Problem::Poisoned("LocalRun"))
+    }
+
+    /// Applies what the workers have told, waiting up to `wait` for something, until `ready` is satisfied.
+    fn step<T>(
+        &self,
+        wait: Duration,
+        ready: &mut impl FnMut(&Inner, &mut Books) -> Result<Option<T>, Problem>,
+    ) -> Result<Option<T>, Problem> {
+        let mut look = |first: Option<Event>, ended: bool| {
+            self.with(|books| {
+                for event in first.into_iter().chain(self.events.try_iter()) {
+                    books.apply(event, self.workers);
+                }
+                let outcome = ready(self, books)?;
+                if outcome.is_none() {
+                    if let Some(error) = books.failure(self.workers, ended) {
+                        return Err(Problem::Host(Box::new(error)));
+                    }
+                    if books.group.is_none() {
+                        return Err(Problem::Closed("LocalRun"));
+                    }
+                }
+                Ok(outcome)
+            })?
+        };
+        if let Some(outcome) = look(None, false)? {
+            return Ok(Some(outcome));
+        }
+        match self.events.recv_timeout(wait) {
+            Ok(event) => look(Some(event), false),
+            Err(RecvTimeoutError::Timeout) => Ok(None),
+            Err(RecvTimeoutError::Disconnected) => match look(None, true)? {
+                Some(outcome) => Ok(Some(outcome)),
+                // All threads have ended, no failure was told, and what was waited for did not come.
+                None => Err(Problem::Ended("LocalRun")),
+            },
+        }
+    }
+}
+
+#[pymethods]
+impl LocalRun {
+    #[new]
+    #[pyo3(signature = (plan, calls, workers=1, bits=8, journal=false, ahead=4))]
+    fn new(
+        py: Python<'_>,
+        plan: &str,
+        calls: &Bound<'_, PyAny>,
+        workers: usize,
+        bits: u8,
+        journal: bool,
+        ahead: usize,
+    ) -> PyResult<Self> {
+        if !(1..=MAX_WORKERS).contains(&workers) {
+            return Err(errors::raise(Kind::Config, &format!("workers must be in 1..={MAX_WORKERS}, got {workers}")));
+        }
+        if bits > 20 {
+            return Err(errors::raise(Kind::Config, &format!("bits must be at most 20, got {bits}")));
+        }
+        if ahead == 0 {
+            return Err(errors::raise(Kind::Config, "ahead must be at least 1"));
+        }
+        let plan = Arc::new(plan::compile(plan)?);
+        let callbacks = PyCalls::new(calls)?;
+        let mut config = GroupConfig::founding(plan.clone(), callbacks, bits, workers as u32);
+        config.journal = journal;
+        let (sender, events) = unbounded();
+        let group = py
+            .detach(|| Group::start(config, fabric::threads(workers), Resident::fresh(), sender))
+            .map_err(|error| Problem::Host(Box::new(error)))?;
+        let books = Mutex::new(Books {
+            group: Some(group),
+            next_epoch: 0,
+            watermark: None,
+            open: BTreeMap::new(),
+            ready: VecDeque::new(),
+            finished: false,
+            failures: Vec::new(),
+            next_migration: 0,
+            migrations: HashMap::new(),
+        });
+        let inner = Inner { plan, workers, bits, ahead, events, books };
+        Ok(Self { owner: Owner::here(), inner: Some(Box::new(inner)) })
+    }
+
+    /// Hands one batch, which becomes one epoch, to the workers; waits while `ahead` epochs are under way.
+    fn push(&self, py: Python<'_>, batch: &Bound<'_, PyAny>) -> PyResult<()> {
+        let inner = self.inner(py)?;
+        let batch = plan::fitting(&import_batch(batch)?, inner.plan.input_schema())?;
+        let reached = inner.plan.max_event_time(&batch).map(|time| time.saturating_sub(inner.plan.lateness_us()));
+        let rows = batch.num_rows().div_ceil(inner.workers).clamp(*SLICE_ROWS.start(), *SLICE_ROWS.end());
+        let cuts = (0..batch.num_rows()).step_by(rows);
+        let pieces: Vec<_> = cuts.map(|at| batch.slice(at, rows.min(batch.num_rows() - at))).collect();
+        let input = Input { partition: 0, batches: pieces, rows_before: 0 };
+        self.release(py, Some((input, reached)))
+    }
+
+    /// Ends the input: the watermark becomes infinite, every window closes. Does not wait for the results.
+    fn finish(&self, py: Python<'_>) -> PyResult<()> {
+        self.release(py, None)
+    }
+
+    /// The next output as ``("rows" | "late", batch)``; None when `timeout` (seconds) is over or nothing more can come.
+    #[pyo3(signature = (timeout=None))]
+    fn take(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<Option<(&'static str, RecordBatch)>> {
+        let inner = self.inner(py)?;
+        let limit = self::timeout(timeout)?;
+        let mut ready = |_: &Inner, books: &mut Books| match books.ready.pop_front() {
+            Some(item) => Ok(Some(Some(item))),
+            None if books.finished && books.open.is_empty() => Ok(Some(None)),
+            None => Ok(None),
+        };
+        let taken = enter(py, limit, |wait| inner.step(wait, &mut ready))?.flatten();
+        Ok(taken.map(|(kind, batch)| (kind, RecordBatch::new(batch))))
+    }
+
+    /// Whether the input has ended and every result has been taken.
+    #[getter]
+    fn done(&self, py: Python<'_>) -> PyResult<bool> {
+        let inner = self.inner(py)?;
+        Ok(py.detach(|| {
+            inner.with(|books| {
+                for event in inner.events.try_iter() {
+                    books.apply(event, inner.workers);
+                }
+                books.finished && books.open.is_empty() && books.ready.is_empty()
+            })
+        })?)
+    }
+
+    /// Starts moving bins: `steps` is a list of lists of ``(bin, worker)``. Returns a handle for `wait_migration`.
+    fn migrate(&self, py: Python<'_>, steps: Vec<Vec<(u32, u32)>>) -> PyResult<u64> {
+        let inner = self.inner(py)?;
+        for &(bin, worker) in steps.iter().flatten() {
+            if bin >= 1 << inner.bits || worker as usize >= inner.workers {
+                return Err(errors::raise(
+                    Kind::Config,
+                    &format!(
+                        "bin {bin} cannot move to worker {worker}: there are {} bins and {} workers",
+                        1 << inner.bits,
+                        inner.workers
+                    ),
+                ));
+            }
+        }
+        let started = py.detach(|| {
+            inner.with(|books| {
+                let group = books.group.as_ref().ok_or(Problem::Closed("LocalRun"))?;
+                let handle = books.next_migration;
+                group.migrate(handle, steps);
+                books.next_migration += 1;
+                books.migrations.insert(handle, None);
+                Ok::<_, Problem>(handle)
+            })
+        })?;
+        Ok(started?)
+    }
+
+    /// Waits for a migration: ``{"moved": bins, "bytes": n, "steps": [...]}``; None when `timeout` (seconds) is over.
+    #[pyo3(signature = (handle, timeout=None))]
+    fn wait_migration<'py>(
+        &self,
+        py: Python<'py>,
+        handle: u64,
+        timeout: Option<f64>,
+    ) -> PyResult<Option<Bound<'py, PyDict>>> {
+        let inner = self.inner(py)?;
+        let limit = self::timeout(timeout)?;
+        let mut ready = |_: &Inner, books: &mut Books| match books.migrations.get(&handle) {
+            Some(report) => Ok(report.clone()),
+            None => Err(Problem::Unknown { what: "migration", handle }),
+        };
+        let Some(report) = enter(py, limit, |wait| inner.step(wait, &mut ready))? else {
+            return Ok(None);
+        };
+        let result = PyDict::new(py);
+        result.set_item("moved", report.moved)?;
+        result.set_item("bytes", report.bytes)?;
+        let mut steps = Vec::with_capacity(report.steps.len());
+        for (step, bins, started_ns, ended_ns) in report.steps {
+            let entry = PyDict::new(py);
+            entry.set_item("step", step)?;
+            entry.set_item("bins", bins)?;
+            entry.set_item("started_ns", started_ns)?;
+            entry.set_item("ended_ns", ended_ns)?;
+            steps.push(entry);
+        }
+        result.set_item("steps", steps)?;
+        Ok(Some(result))
+    }
+
+    /// Counters of the workers as JSON; latency samples and bin moves since the last call.
+    fn stats(&self, py: Python<'_>) -> PyResult<String> {
+        let inner = self.inner(py)?;
+        let stats = py.detach(|| inner.with(|books| books.group.as_ref().map(Group::stats)))?;
+        let stats = stats.ok_or(Problem::Closed("LocalRun"))?;
+        serde_json::to_string(&stats).map_err(|error| errors::raise(Kind::Engine, &error.to_string()))
+    }
+
+    /// Stops the threads and drops the state. Harmless when done twice; after it every other method raises.
+    fn close(&self, py: Python<'_>) -> PyResult<()> {
+        let inner = self.inner(py)?;
+        let taken = py.detach(|| inner.with(|books| books.group.take()))?;
+        let Some(group) = taken else { return Ok(()) };
+        py.detach(|| group.ask_to_stop());
+        // A worker inside a user's function ends when that returns; until then signals are served.
+        let ended = enter(py, None, |wait| {
+            match inner.events.recv_timeout(wait) {
+                Ok(_) => {}
+                Err(RecvTimeoutError::Timeout) => {}
+                Err(RecvTimeoutError::Disconnected) => return Ok(Some(())),
+            }
+            Ok::<_, Problem>(group.ended().then_some(()))
+        });
+        match ended {
+            Ok(_) => {
+                // What failed was told by the call that noticed it.
+                let _ = py.detach(|| group.stop());
+                Ok(())
+            }
+            Err(error) => Err(error),
+        }
+    }
+
+    fn __enter__(slf: Bound<'_, Self>) -> Bound<'_, Self> {
+        slf
+    }
+
+    #[pyo3(signature = (*_exception))]
+    fn __exit__(&self, py: Python<'_>, _exception: &Bound<'_, pyo3::types::PyTuple>) -> PyResult<()> {
+        self.close(py)
+    }
+
+    fn __reduce__(&self) -> PyResult<()> {
+        Err(errors::no_pickle("LocalRun", "ship the flow and start a run where it is needed"))
+    }
+}
+
+impl LocalRun {
+    fn inner(&self, py: Python<'_>) -> PyResult<&Inner> {
+        self.owner.check(py, "LocalRun")?;
+        Ok(self.inner.as_ref().expect("only Drop takes it"))
+    }
+
+    /// Releases an epoch when fewer than `ahead` are under way: `None` is the last one.
+    fn release(&self, py: Python<'_>, input: Option<(Input, Option<i64>)>) -> PyResult<()> {
+        let inner = self.inner(py)?;
+        let last = input.is_none();
+        let mut input = Some(input);
+        let mut ready = |inner: &Inner, books: &mut Books| {
+            if books.finished {
+                return if last { Ok(Some(())) } else { Err(Problem::Host(Box::new(HostError::Finished))) };
+            }
+            let failed = books.failure(inner.workers, false).is_some();
+            if failed || books.group.is_none() || books.open.len() >= inner.ahead {
+                return Ok(None);
+            }
+            let (inputs, watermark) = match input.take().expect("released at most once") {
+                Some((input, reached)) => (vec![input], books.watermark.max(reached)),
+                None => (Vec::new(), Some(i64::MAX)),
+            };
+            let group = books.group.as_ref().expect("checked above");
+            group.release(books.next_epoch, inputs, watermark).map_err(|error| Problem::Host(Box::new(error)))?;
+            books.open.insert(books.next_epoch, Epoch::default());
+            books.next_epoch += 1;
+            books.watermark = watermark;
+            books.finished = last;
+            Ok(Some(()))
+        };
+        enter(py, None, |wait| inner.step(wait, &mut ready)).map(drop)
+    }
+}
+
+impl Drop for LocalRun {
+    fn drop(&mut self) {
+        if self.owner.is_here() {
+            // The finalizer holds the interpreter, so it must not wait for threads that may need it: dropping the
+            // group tells them to end.
+            return;
+        }
+        // A forked child has the memory of the handle but not its threads; leave everything as it is.
+        std::mem::forget(self.inner.take());
+    }
+}

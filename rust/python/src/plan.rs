@@ -1,0 +1,102 @@
+//! Questions about a plan: does it compile, what comes out, where do rows go.
+//!
+//! Plans travel as JSON text; each call here compiles one (microseconds) so that a Spark task can ask without a handle.
+
+use std::sync::Arc;
+
+use arrow_array::{ArrayRef, Int64Array, RecordBatch as Batch, UInt64Array};
+use arrow_schema::{DataType, Field, Schema as ArrowSchema, SchemaRef};
+use penstock_plan::Plan;
+use penstock_plan::hash::hash_columns_of;
+use pyo3::prelude::*;
+use pyo3::types::PyDict;
+
+use crate::arrow::{RecordBatch, Schema, import_batch};
+use crate::calls::declared;
+use crate::errors::{self, Kind};
+
+/// Compiles the JSON text of a plan.
+pub(crate) fn compile(plan: &str) -> PyResult<Plan> {
+    Plan::from_json(plan).map_err(|error| errors::from_plan(&error))
+}
+
+/// Input columns of piece `piece`.
+pub(crate) fn piece_schema_of(plan: &Plan, piece: usize) -> PyResult<SchemaRef> {
+    plan.piece_input_schema(piece).ok_or_else(|| {
+        let message = format!("the plan has {} pieces, there is no piece {piece}", plan.pieces());
+        errors::raise(Kind::Value, &message)
+    })
+}
+
+/// Compiles a plan and tells about it: ``{"output_schema", "needs_order", "pieces", "explain"}``.
+#[pyfunction]
+pub(crate) fn plan_check<'py>(py: Python<'py>, plan: &str) -> PyResult<Bound<'py, PyDict>> {
+    let plan = compile(plan)?;
+    let facts = PyDict::new(py);
+    facts.set_item("output_schema", Schema::new(plan.output_schema().clone()).into_pyobject(py)?)?;
+    facts.set_item("needs_order", plan.needs_order())?;
+    facts.set_item("pieces", plan.pieces())?;
+    facts.set_item("explain", plan.explain())?;
+    Ok(facts)
+}
+
+/// Columns that go into piece `piece` of a plan.
+#[pyfunction]
+pub(crate) fn plan_piece_schema(plan: &str, piece: usize) -> PyResult<Schema> {
+    Ok(Schema::new(piece_schema_of(&compile(plan)?, piece)?))
+}
+
+/// Hash of the key of each row, as one int64 column `hash`: the exchange in front of piece `piece`.
+#[pyfunction]
+pub(crate) fn exchange_hashes(
+    py: Python<'_>,
+    plan: &str,
+    piece: usize,
+    batch: &Bound<'_, PyAny>,
+) -> PyResult<RecordBatch> {
+    let plan = compile(plan)?;
+    let schema = piece_schema_of(&plan, piece)?;
+    if piece == 0 {
+        return Err(errors::raise(Kind::Value, "there is no exchange in front of piece 0"));
+    }
+    let batch = fitting(&import_batch(batch)?, &schema)?;
+    let hashes = py.detach(|| plan.exchange_hashes(piece, &batch)).map_err(|error| errors::from_op(&error))?;
+    let signed = hashes.into_iter().map(|hash| hash as i64).collect::<Int64Array>();
+    one_column("hash", DataType::Int64, Arc::new(signed))
+}
+
+/// Greatest event time of a batch, in microseconds since 1970; None without rows or event time.
+#[pyfunction]
+pub(crate) fn max_event_time(plan: &str, batch: &Bound<'_, PyAny>) -> PyResult<Option<i64>> {
+    let plan = compile(plan)?;
+    let batch = fitting(&import_batch(batch)?, plan.input_schema())?;
+    Ok(plan.max_event_time(&batch))
+}
+
+/// A batch of input under the flow's schema; a SchemaError that names the column when it does not fit.
+pub(crate) fn fitting(batch: &Batch, schema: &SchemaRef) -> PyResult<Batch> {
+    declared(batch, schema)
+        .map_err(|reason| errors::raise(Kind::Schema, &format!("the input does not fit the flow: {reason}")))
+}
+
+/// The format's 64-bit hash of each row over `columns`, as one uint64 column `hash`.
+#[pyfunction]
+pub(crate) fn hash_columns(py: Python<'_>, batch: &Bound<'_, PyAny>, columns: Vec<String>) -> PyResult<RecordBatch> {
+    let batch = import_batch(batch)?;
+    let columns = columns
+        .iter()
+        .map(|name| {
+            batch
+                .column_by_name(name)
+                .cloned()
+                .ok_or_else(|| errors::raise(Kind::Schema, &format!("the batch has no column {name:?}")))
+        })
+        .collect::<PyResult<Vec<_>>>()?;
+    let hashes = py.detach(|| hash_columns_of(&columns, batch.num_rows())).map_err(|error| errors::arrow(&error))?;
+    one_column("hash", DataType::UInt64, Arc::new(UInt64Array::from(hashes)))
+}
+
+fn one_column(name: &str, kind: DataType, column: ArrayRef) -> PyResult<RecordBatch> {
+    let schema = ArrowSchema::new(vec![Field::new(name, kind, false)]);
+    Batch::try_new(Arc::new(schema), vec![column]).map(RecordBatch::new).map_err(|error| errors::arrow(&error))
+}

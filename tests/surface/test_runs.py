@@ -1,0 +1,515 @@
+"""`_native.LocalRun` and `_native.InlineRun`: results, errors with locations, bounds, migrations, signals, fork."""
+
+from __future__ import annotations
+
+import collections
+import json
+import pickle
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from forked import in_child
+
+import penstock as pk
+from penstock import _native, errors
+
+
+def counting() -> pk.Flow:
+    return pk.Flow("k bigint").key_by("k").agg(n=pk.count(), emit="final")
+
+
+def windows() -> pk.Flow:
+    flow = pk.Flow("k bigint, ts timestamp", event_time="ts", lateness="1s")
+    return flow.key_by("k").window(pk.tumbling("10s")).agg(n=pk.count())
+
+
+def running(total: Any, k: int, v: Any) -> Any:
+    if v == 13:
+        total = [*total, "half"] if total else total
+        raise ZeroDivisionError(f"cannot take {v}")
+    if v == -1:
+        return None, None
+    total = (total or 0) + v
+    return total, [(k, total), (k, -total)] if v == 7 else (k, total)
+
+
+def stateful() -> pk.Flow:
+    return pk.Flow("k bigint, v bigint").key_by("k").stateful_map(running, schema="k bigint, total bigint")
+
+
+def start(flow: pk.Flow, **options: Any) -> Any:
+    plan, calls = flow.to_plan()
+    return _native.LocalRun(plan, calls, **options)
+
+
+def inline(flow: pk.Flow, piece: int | None = None) -> Any:
+    plan, calls = flow.to_plan()
+    return _native.InlineRun(plan, calls, piece)
+
+
+def taken(run: Any, kind: str = "rows") -> list[dict[str, Any]]:
+    rows: list[dict[str, Any]] = []
+    while (item := run.take()) is not None:
+        if item[0] == kind:
+            rows += pa.record_batch(item[1]).to_pylist()
+    return rows
+
+
+def ks(*values: int) -> pa.RecordBatch:
+    return pa.record_batch({"k": pa.array(values, pa.int64())})
+
+
+def kvs(*rows: tuple[int, int]) -> pa.RecordBatch:
+    return pa.record_batch(
+        {"k": pa.array([k for k, _ in rows], pa.int64()), "v": pa.array([v for _, v in rows], pa.int64())}
+    )
+
+
+def at(*rows: tuple[int, float]) -> pa.RecordBatch:
+    times = pa.array([int(t * 1e6) for _, t in rows], pa.timestamp("us", "UTC"))
+    return pa.record_batch({"k": pa.array([k for k, _ in rows], pa.int64()), "ts": times})
+
+
+def in_time(flow: pk.Flow, batch: pa.RecordBatch) -> pa.RecordBatch:
+    return batch.cast(flow.input_schema)
+
+
+# Results
+
+
+@pytest.mark.parametrize("workers", [1, 2, 3])
+def test_counts(workers: int) -> None:
+    values = [i * i % 97 for i in range(20_000)]
+    with start(counting(), workers=workers) as run:
+        for at_ in range(0, len(values), 3000):
+            run.push(ks(*values[at_ : at_ + 3000]))
+        run.finish()
+        rows = taken(run)
+        assert run.done
+    assert {row["k"]: row["n"] for row in rows} == collections.Counter(values) and len(rows) == len(set(values))
+    run = inline(counting())
+    made = [handle for at_ in range(0, len(values), 3000) for handle in run.push(ks(*values[at_ : at_ + 3000]))]
+    made += run.finish()
+    assert {r["k"]: r["n"] for h in made for r in pa.record_batch(h).to_pylist()} == collections.Counter(values)
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_late_rows_go_aside_whatever_the_workers_do(workers: int) -> None:
+    flow = windows()
+    with start(flow, workers=workers) as run:
+        for batch in (at((1, 3.0), (2, 4.0)), at((1, 25.0)), at((1, 5.0), (1, 24.5)), at((3, 9.0))):
+            run.push(in_time(flow, batch))
+        run.finish()
+        items = []
+        while (item := run.take()) is not None:
+            items.append((item[0], pa.record_batch(item[1])))
+    late = sum(batch.num_rows for kind, batch in items if kind == "late")
+    counts = sorted(
+        (r["window_start"].second, r["k"], r["n"]) for kind, b in items if kind == "rows" for r in b.to_pylist()
+    )
+    assert late == 2
+    assert counts == [(0, 1, 1), (0, 2, 1), (20, 1, 2)]
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_state_in_python_sees_rows_of_a_key_in_order(workers: int) -> None:
+    rows = [(i % 5, i * 7 % 11) for i in range(3000)]
+    expected: dict[int, list[int]] = collections.defaultdict(list)
+    totals: dict[int, int] = {}
+    for k, v in rows:
+        totals[k] = totals.get(k, 0) + v
+        expected[k] += [totals[k], -totals[k]] if v == 7 else [totals[k]]
+    with start(stateful(), workers=workers) as run:
+        for at_ in range(0, len(rows), 700):
+            run.push(kvs(*rows[at_ : at_ + 700]))
+        run.finish()
+        found: dict[int, list[int]] = collections.defaultdict(list)
+        for row in taken(run):
+            found[row["k"]].append(row["total"])
+    assert found == expected
+
+
+def test_values_of_every_type_reach_a_step_and_come_back() -> None:
+    columns = {
+        "i": pa.array([1, None, 3], pa.int16()),
+        "f": pa.array([0.5, float("nan"), None], pa.float32()),
+        "b": pa.array([True, None, False]),
+        "s": pa.array(["a", None, "é"], pa.large_string()),
+        "y": pa.array([b"x", None, b""]),
+        "t": pa.array([0, None, 10**6], pa.timestamp("us", "UTC")),
+        "d": pa.array([0, None, 1], pa.date32()),
+        "l": pa.array([[1, 2], None, []], pa.list_(pa.int64())),
+        "m": pa.array([{"x": 1}, None, {"x": None}], pa.struct({"x": pa.int64()})),
+        "c": pa.array(["1.50", None, "2.00"]).cast(pa.decimal128(10, 2)),
+    }
+    batch = pa.record_batch({"k": pa.array([1, 1, 1], pa.int64()), **columns})
+    seen: list[tuple[Any, ...]] = []
+
+    def echo(state: Any, *values: Any) -> Any:
+        seen.append(values)
+        return None, values
+
+    names = list(columns)
+    shape = pa.schema([batch.schema.field(name) for name in names])
+    flow = pk.Flow(batch.schema).key_by("k").stateful_map(echo, schema=shape, columns=names)
+    run = inline(flow)
+    made = run.push(batch) + run.finish()
+    back = pa.Table.from_batches([pa.record_batch(handle) for handle in made]).combine_chunks()
+    for name in names:
+        assert back[name].combine_chunks().equals(batch[name]) or name == "f", name
+    assert str(back["f"].to_pylist()) == "[0.5, nan, None]"
+    assert seen[0][0] == 1 and seen[1][0] is None and seen[0][4] == b"x" and seen[2][7] == []
+
+
+def test_nan_is_one_key() -> None:
+    def count(state: Any, k: float) -> Any:
+        return (state or 0) + 1, (k, (state or 0) + 1)
+
+    flow = pk.Flow("k double").key_by("k").stateful_map(count, schema="k double, n bigint")
+    run = inline(flow)
+    made = run.push(pa.record_batch({"k": pa.array([float("nan")] * 3)}))
+    assert [row["n"] for handle in made for row in pa.record_batch(handle).to_pylist()] == [1, 2, 3]
+
+
+def test_pieces_give_what_the_whole_gives() -> None:
+    flow = counting()
+    plan, calls = flow.to_plan()
+    assert _native.plan_check(plan)["pieces"] == 2
+    first, second = inline(flow, 0), inline(flow, 1)
+    routed = first.push(ks(*range(10), *range(5))) + first.finish()
+    for handle in routed:
+        batch = pa.record_batch(handle)
+        assert batch.schema.equals(pa.schema(_native.plan_piece_schema(plan, 1)))
+        hashes = pa.record_batch(_native.exchange_hashes(plan, 1, batch))["hash"]
+        plain = pa.record_batch(_native.hash_columns(batch, ["k"]))["hash"]
+        assert hashes.type == pa.int64() and hashes.view(pa.uint64()).equals(plain)
+    made = [h for handle in routed for h in second.push(handle)] + second.finish()
+    assert sorted(r["n"] for h in made for r in pa.record_batch(h).to_pylist()) == [1] * 5 + [2] * 5
+    with pytest.raises(ValueError, match="piece 0"):
+        _native.exchange_hashes(plan, 0, ks(1))
+    with pytest.raises(ValueError, match="no piece 2"):
+        _native.plan_piece_schema(plan, 2)
+    with pytest.raises(ValueError, match="no piece 2"):
+        _native.InlineRun(plan, calls, 2)
+
+
+def test_max_event_time() -> None:
+    flow = windows()
+    plan, _ = flow.to_plan()
+    assert _native.max_event_time(plan, in_time(flow, at((1, 2.5), (1, 1.0)))) == 2_500_000
+    assert _native.max_event_time(plan, in_time(flow, at())) is None
+    assert _native.max_event_time(counting().to_plan()[0], ks(1)) is None
+
+
+# Errors
+
+
+def line_of(text: str) -> int:
+    return next(
+        i for i, line in enumerate(Path(__file__).read_text().splitlines(), 1) if text in line and "line_of" not in line
+    )
+
+
+@pytest.mark.parametrize("host", ["local", "inline"])
+def test_an_error_in_a_step_names_step_line_and_row(host: str) -> None:
+    batch = kvs((1, 2), (4, 13), (1, 5))
+    with pytest.raises(errors.UserFunctionError) as caught:
+        if host == "local":
+            with start(stateful(), workers=2) as run:
+                run.push(batch)
+                run.finish()
+                taken(run)
+        else:
+            inline(stateful()).push(batch)
+    error = caught.value
+    assert isinstance(error.__cause__, ZeroDivisionError) and "cannot take 13" in str(error)
+    assert error.file == __file__ and error.line == line_of("raise ZeroDivisionError")
+    assert "running" in error.step and error.row == {"k": 4, "v": 13} and error.key == 4
+    copy = pickle.loads(pickle.dumps(error))
+    assert (copy.step, copy.row, copy.line) == (error.step, error.row, error.line)
+    assert isinstance(copy.__cause__, ZeroDivisionError) and str(copy) == str(error)
+
+
+def test_an_error_in_a_map_names_its_line() -> None:
+    def deep(batch: pa.RecordBatch) -> pa.RecordBatch:
+        return batch.drop_columns(["nothing"])  # the user's line
+
+    with pytest.raises(errors.UserFunctionError) as caught:
+        inline(pk.Flow("k bigint").map_batches(deep)).push(ks(1))
+    assert caught.value.line == line_of("# the user's line") and isinstance(caught.value.__cause__, KeyError)
+
+
+@pytest.mark.parametrize(
+    ("made", "says"),
+    [
+        (lambda b: 5, "not a pyarrow RecordBatch"),
+        (lambda b: pa.record_batch({"x": [1]}), "'k'|\"k\""),
+        (lambda b: pa.record_batch({"k": ["text"]}), "type"),
+        (lambda b: pa.record_batch({"k": pa.array([1]), "more": pa.array([2])}), "more"),
+    ],
+)
+def test_a_map_that_returns_something_else_is_refused(made: Any, says: str) -> None:
+    with pytest.raises(errors.UserFunctionError, match=says) as caught:
+        inline(pk.Flow("k bigint").map_batches(made, schema="k bigint")).push(ks(1))
+    assert caught.value.file == __file__
+
+
+def test_a_map_may_return_a_table_and_reorder_columns() -> None:
+    def both(batch: pa.RecordBatch) -> pa.Table:
+        twice = pa.table({"b": pa.array(["x"] * batch.num_rows), "a": batch["k"]})
+        return pa.concat_tables([twice, twice])
+
+    run = inline(pk.Flow("k bigint").map_batches(both, schema="a bigint, b string"))
+    rows = [row for handle in run.push(ks(1, 2)) for row in pa.record_batch(handle).to_pylist()]
+    assert [row["a"] for row in rows] == [1, 2, 1, 2] and rows[0]["b"] == "x"
+
+
+@pytest.mark.parametrize(
+    ("out", "says"),
+    [((1,), "2 columns"), ((1, "text"), "total"), ([(1, 2), 3], "tuples"), ("text", "tuple"), ((1, 2**70), "total")],
+)
+def test_a_step_that_puts_out_something_else_is_refused(out: Any, says: str) -> None:
+    def step(state: Any, k: int) -> Any:
+        return 1, out
+
+    flow = pk.Flow("k bigint").key_by("k").stateful_map(step, schema="k bigint, total bigint")
+    with pytest.raises(errors.UserFunctionError, match=says) as caught:
+        inline(flow).push(ks(1))
+    assert caught.value.file == __file__ and "step" in caught.value.step
+
+
+def test_a_step_with_a_wrong_signature_is_explained() -> None:
+    flow = pk.Flow("k bigint").key_by("k").stateful_map(lambda state: (1, None), schema="n bigint")
+    with pytest.raises(errors.UserFunctionError, match="step\\(state, \\*values\\)"):
+        inline(flow).push(ks(1))
+
+
+def test_input_that_does_not_fit_is_refused_and_the_run_goes_on() -> None:
+    with start(counting()) as run:
+        for wrong in (pa.record_batch({"x": [1]}), pa.record_batch({"k": ["a"]}), pa.record_batch({"k": [1.5]})):
+            with pytest.raises(errors.SchemaError, match="does not fit the flow"):
+                run.push(wrong)
+        with pytest.raises(TypeError):
+            run.push(5)
+        run.push(ks(1))
+        run.finish()
+        assert taken(run) == [{"k": 1, "n": 1}]
+        with pytest.raises(errors.EngineError, match="ended"):
+            run.push(ks(1))
+
+
+def test_null_keys_may_be_rejected() -> None:
+    flow = pk.Flow("k bigint").key_by("k", nulls="reject").agg(n=pk.count())
+    with pytest.raises(errors.KeyNullError) as caught:
+        inline(flow).push(pa.record_batch({"k": pa.array([1, None], pa.int64())}))
+    assert (caught.value.column, caught.value.row) == ("k", 1)
+
+
+def test_bad_plans_and_options_are_refused() -> None:
+    for text in ("", "{}", "[1]", '{"version": 99}'):
+        with pytest.raises((errors.PlanError, errors.SchemaError)):
+            _native.plan_check(text)
+    plan, calls = counting().to_plan()
+    for options in ({"workers": 0}, {"workers": 1025}, {"bits": 21}, {"ahead": 0}):
+        with pytest.raises(errors.ConfigError):
+            _native.LocalRun(plan, calls, **options)
+    plan, _ = stateful().to_plan()
+    with pytest.raises(errors.UserFunctionError, match="call 0"):
+        _native.InlineRun(plan, []).push(kvs((1, 1)))
+
+
+def test_a_failed_or_closed_run_says_so() -> None:
+    run = inline(stateful())
+    with pytest.raises(errors.UserFunctionError):
+        run.push(kvs((1, 13)))
+    with pytest.raises(errors.EngineError, match="failed before"):
+        run.push(kvs((1, 1)))
+    local = start(counting())
+    local.close()
+    local.close()
+    for call in (lambda: local.push(ks(1)), local.finish, local.take, local.stats, lambda: local.migrate([])):
+        with pytest.raises(errors.EngineError, match="closed"):
+            call()
+
+
+# Bounds, migrations, threads
+
+
+def test_push_waits_for_the_workers() -> None:
+    gate = threading.Event()
+
+    def slow(batch: pa.RecordBatch) -> pa.RecordBatch:
+        gate.wait(60)
+        return batch
+
+    with start(pk.Flow("k bigint").map_batches(slow), ahead=2) as run:
+        run.push(ks(1))
+        run.push(ks(2))
+        pushed = threading.Event()
+        third = threading.Thread(target=lambda: (run.push(ks(3)), pushed.set()))
+        third.start()
+        assert not pushed.wait(0.3), "a third epoch was released while two were under way"
+        assert run.take(0.0) is None and not run.done
+        gate.set()
+        assert pushed.wait(60)
+        third.join()
+        run.finish()
+        assert [row["k"] for row in taken(run)] == [1, 2, 3]
+
+
+@pytest.mark.parametrize("flow", [counting, stateful], ids=["native", "python"])
+def test_a_migration_changes_no_result(flow: Any) -> None:
+    data = [(i % 101, i % 7 + 20) for i in range(6000)]
+    batches = [kvs(*data[at_ : at_ + 1000]) for at_ in range(0, len(data), 1000)]
+    if flow is counting:
+        batches = [batch.select(["k"]) for batch in batches]
+
+    def results(steps: list[list[tuple[int, int]]]) -> list[Any]:
+        with start(flow(), workers=2, bits=4) as run:
+            handle = None
+            for number, batch in enumerate(batches):
+                run.push(batch)
+                if number == 2 and steps:
+                    handle = run.migrate(steps)
+            if handle is not None:
+                report = run.wait_migration(handle, 60)
+                assert report["moved"] == sum(map(len, steps)) and len(report["steps"]) == len(steps)
+                (owners,) = json.loads(run.stats())["owners"]
+                assert set(owners) == {1}
+            run.finish()
+            return sorted(tuple(row.values()) for row in taken(run))
+
+    assert results([[(bin_, 1)] for bin_ in range(0, 16, 2)]) == results([])
+
+
+def test_bad_migrations_are_refused() -> None:
+    with start(counting(), workers=2, bits=4) as run:
+        for steps in ([[(16, 0)]], [[(0, 2)]]):
+            with pytest.raises(errors.ConfigError, match="16 bins and 2 workers"):
+                run.migrate(steps)
+        with pytest.raises(ValueError, match="no migration 9"):
+            run.wait_migration(9)
+        for timeout in (-1.0, float("nan")):
+            with pytest.raises(ValueError, match="timeout"):
+                run.take(timeout)
+
+
+def test_an_inline_run_stays_in_its_thread() -> None:
+    holder = [inline(counting())]
+    caught: list[BaseException] = []
+
+    def elsewhere() -> None:
+        try:
+            holder[0].push(ks(1))
+        except errors.EngineError as error:
+            caught.append(error)
+
+    thread = threading.Thread(target=elsewhere)
+    thread.start()
+    thread.join()
+    assert "thread" in str(caught[0])
+    holder[0].push(ks(1))
+    # Dropped in another thread: freed later, not here.
+    thread = threading.Thread(target=holder.clear)
+    thread.start()
+    thread.join()
+    assert inline(counting()).push(ks(1)) == []
+
+
+def test_a_step_may_run_a_flow_of_its_own() -> None:
+    def nested(batch: pa.RecordBatch) -> pa.RecordBatch:
+        inner = inline(counting())
+        inner.push(batch)
+        (made,) = inner.finish()
+        return pa.record_batch({"k": pa.record_batch(made)["n"]})
+
+    run = inline(pk.Flow("k bigint").map_batches(nested))
+    (made,) = run.push(ks(1, 1, 1))
+    assert pa.record_batch(made)["k"].to_pylist() == [3]
+
+
+def test_stats_count_rows_and_keys() -> None:
+    with start(counting(), workers=2) as run:
+        run.push(ks(*range(100), *range(50)))
+        run.finish()
+        taken(run)
+        stats = json.loads(run.stats())
+    assert sum(worker["rows"] for worker in stats["workers"]) == 150
+    assert len(stats["workers"]) == 2 and stats["slices"]
+
+
+# Processes
+
+
+@pytest.mark.parametrize("workers", [0, 2], ids=["inline", "local"])
+def test_runs_in_a_forked_child(workers: int) -> None:
+    run = start(counting(), workers=workers) if workers else inline(counting())
+    run.push(ks(1))
+    holder = [run]
+
+    def work() -> None:
+        nonlocal run
+        for call in ("push", "finish"):
+            with pytest.raises(errors.ForkError):
+                getattr(holder[0], call)(*([ks(1)] if call == "push" else []))
+        run = holder.clear()  # must neither wait for the parent's threads nor end them
+        with start(counting(), workers=2) as mine:
+            mine.push(ks(5))
+            mine.finish()
+            assert taken(mine) == [{"k": 5, "n": 1}]
+
+    in_child(work)
+    made = [] if workers else run.finish()
+    if workers:
+        run.finish()
+        assert taken(run) == [{"k": 1, "n": 1}]
+        run.close()
+    else:
+        assert pa.record_batch(made[0]).to_pylist() == [{"k": 1, "n": 1}]
+
+
+@pytest.mark.parametrize("make", [lambda: start(counting()), lambda: inline(counting())], ids=["local", "inline"])
+def test_runs_refuse_pickling(make: Any) -> None:
+    with pytest.raises(TypeError, match="is a handle and cannot be pickled"):
+        pickle.dumps(make())
+
+
+def test_ctrl_c_ends_a_wait_within_a_moment() -> None:
+    script = """
+import os, signal, threading, time
+import penstock as pk
+from penstock import _native
+run = _native.LocalRun(*pk.Flow("k bigint").key_by("k").agg(n=pk.count()).to_plan())
+sent = []
+def interrupt():
+    time.sleep(0.3)
+    sent.append(time.monotonic())
+    os.kill(os.getpid(), signal.SIGINT)
+threading.Thread(target=interrupt).start()
+try:
+    run.take()
+except KeyboardInterrupt:
+    print(time.monotonic() - sent[0])
+"""
+    out = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=True)
+    assert float(out.stdout) < 1.0, "signals are served every 20 ms; a second is a loaded machine"
+
+
+def test_a_process_may_end_with_workers_running() -> None:
+    script = """
+import penstock as pk
+from penstock import _native
+def step(state, k):
+    return (state or 0) + k, (k,)
+run = _native.LocalRun(*pk.Flow("k bigint").key_by("k").stateful_map(step, schema="k bigint").to_plan(), workers=2)
+import pyarrow as pa
+for _ in range(20):
+    run.push(pa.record_batch({"k": pa.array(range(1000))}))
+"""
+    for _ in range(3):
+        subprocess.run([sys.executable, "-c", script], timeout=60, check=True)
