@@ -6,7 +6,7 @@
 //!
 //! Invariants: a bin has at most one moving or deposited state and at most one retained original in a process; an original is
 //! retained only if it was here at the last mark. Workers mark an epoch one by one, but no record and no move of it
-//! happens before the last of them did. Hence, whatever fails in an epoch, the state at the mark of every bin
+//! happens before the last of them did (see the crate's life of an epoch). Hence, whatever fails in an epoch, the state at the mark of every bin
 //! that was in this process then is still in this process: in a table, on the shelf, or retained.
 //!
 //! Source: ours (Megaphone §4.4 leaves fault tolerance to the system beneath); M-23.
@@ -132,8 +132,25 @@ impl<S: BinState> Shelf<S> {
         })
     }
 
+    /// The bins of operator `name`, ascending, whose state at the beginning of `epoch` is in this process: those that
+    /// [`rebuild`](Self::rebuild) gives back.
+    #[must_use]
+    pub fn inventory(&self, name: &str, epoch: u64) -> Vec<u32> {
+        let inner = self.lock();
+        let rests = inner.operators.get(name).into_iter().flatten();
+        rests.filter(|(_, rest)| rest.resting_counts(epoch) || rest.retained_counts(epoch)).map(|(&bin, _)| bin).collect()
+    }
+
+    /// Sums `measure` over all states that rest here, without retained originals.
+    #[must_use]
+    pub fn sum(&self, measure: impl Fn(&S) -> u64) -> u64 {
+        let inner = self.lock();
+        let rests = inner.operators.values().flat_map(BTreeMap::values);
+        rests.flat_map(|rest| &rest.resting).map(|(held, _)| measure(&held.state)).sum()
+    }
+
     /// Builds the tables of a new generation for the operator `name` from what the last one left in this process: every bin as
-    /// it was when `epoch` began, the tables marked with `epoch`.
+    /// it was when `epoch` began, the tables marked with `epoch` and attached to this shelf.
     ///
     /// Call it when all workers of the process have ended (their tables are dropped). `routing` is the routing when `epoch`
     /// began; `workers` are the members in this process. What was marked with `epoch` is rolled back: bins that came
@@ -160,7 +177,10 @@ impl<S: BinState> Shelf<S> {
             }
         }
         drop(inner);
-        tables.iter_mut().for_each(|(_, table)| table.mark_all(epoch));
+        for (_, table) in &mut tables {
+            table.mark_all(epoch);
+            table.attach(self.clone(), name.to_owned());
+        }
         let missing = (0u32..)
             .zip(routing.owners())
             .filter(|(bin, owner)| index.get(owner).is_some_and(|&i| tables[i].1.get(*bin).is_none()))

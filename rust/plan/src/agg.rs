@@ -222,7 +222,7 @@ impl Aggregator {
             Kind::Float => Input::Float(floats(array), nulls),
             Kind::Bytes { .. } => {
                 let (converter, _) = self.rows.as_ref().expect("made in new");
-                Input::Bytes(converter.convert_columns(&[array.clone()])?, nulls)
+                Input::Bytes(converter.convert_columns(std::slice::from_ref(array))?, nulls)
             }
             Kind::Code { .. } => Input::Code(match array.data_type() {
                 // One NaN: the greatest value of the order.

@@ -13,7 +13,7 @@ use arrow_schema::{ArrowError, DataType};
 
 use crate::column;
 
-const SEED: u64 = 0x70_656e_7374_6f63_6b; // "penstock" read as a number
+const SEED: u64 = 0x7065_6e73_746f_636b; // "penstock" in ASCII
 const EVEN: u64 = 0x9e37_79b9_7f4a_7c15;
 const ODD: u64 = 0xd1b5_4a32_d192_ed03;
 

@@ -449,9 +449,6 @@ impl Compiler {
             }
         };
         unique(&step, &routed)?;
-        for field in routed.fields() {
-            storable(&step, field)?;
-        }
         let by = column(&step, &routed, by)?;
         if routed.field(by).data_type().is_nested() {
             return Err(wrong_type(&step, routed.field(by), "ranking needs a column with an order"));
@@ -479,6 +476,8 @@ impl Compiler {
         if assign.is_some() && end.is_none() {
             return misplaced("after window, top needs per='window' or columns with window_end");
         }
+        // Candidates are kept as bytes of all their columns.
+        routed.fields().iter().try_for_each(|field| storable(&step, field))?;
         // A window's start tells its end: hashing one column of the two is enough, and cheaper.
         let keys = match per {
             Per::Window => group[..1].to_vec(),

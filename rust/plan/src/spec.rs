@@ -250,7 +250,7 @@ fn to_base64(bytes: &[u8]) -> String {
 
 fn from_base64(text: &str) -> Option<Vec<u8>> {
     let text = text.as_bytes();
-    if text.len() % 4 != 0 {
+    if !text.len().is_multiple_of(4) {
         return None;
     }
     let padding = text.iter().rev().take_while(|&&digit| digit == b'=').count();

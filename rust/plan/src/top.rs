@@ -166,10 +166,13 @@ fn candidates(n: usize, groups: Option<&Rows>, orders: &Rows, rows: impl Iterato
     kept
 }
 
-/// The candidates of one group: (order bytes, row bytes); smaller order is better.
+/// (Order bytes, row bytes); smaller order is better.
+type Candidate = (Box<[u8]>, Box<[u8]>);
+
+/// The candidates of one group.
 #[derive(Clone, Default)]
 struct Group {
-    rows: Vec<(Box<[u8]>, Box<[u8]>)>,
+    rows: Vec<Candidate>,
     cutoff: Option<Box<[u8]>>,
     /// Prune when this many rows are held.
     limit: usize,
@@ -321,9 +324,9 @@ impl Groups {
         live + undo
     }
 
-    /// Candidate rows held.
+    /// Groups held. How many candidate rows they hold depends on when they were last pruned; `bytes` shows it.
     pub(crate) fn keys(&self) -> usize {
-        self.live.values().flatten().map(|(_, group)| group.rows.len()).sum()
+        self.live.values().map(BTreeMap::len).sum()
     }
 
     pub(crate) fn is_empty(&self) -> bool {

@@ -16,14 +16,15 @@ use penstock_dataflow::{BoxError, InputHandle, Pipeline, Scope, Stream, Worker};
 use penstock_progress::{FlowTime, ProbeHandle};
 
 use super::group::{GroupConfig, HostError};
+use super::lead::Probes;
 use super::resident::Resident;
 use super::stats::{BinMove, unix_ns};
 use super::worker::Pace;
 use crate::block::FlowBlock;
 use crate::callback::Callbacks;
+use crate::error::OpError;
 use crate::foreign::MapCall;
 use crate::keyed::KeyedSpec;
-use crate::error::OpError;
 use crate::op::Output;
 use crate::state::State;
 
@@ -66,7 +67,7 @@ impl Shared {
                 let new_state = || keyed.new_state(&config.callbacks);
                 workers.iter().map(|worker| (*worker, BinTable::fresh(&routing, *worker, &new_state))).collect()
             } else {
-                let rebuilt = resident.shelf.rebuild(&name, resident.resume, &routing, &workers)?;
+                let rebuilt = resident.shelf.rebuild(&name, config.epoch, &routing, &workers)?;
                 if !rebuilt.missing.is_empty() {
                     return Err(HostError::MissingBins { op, bins: rebuilt.missing });
                 }
@@ -87,7 +88,7 @@ impl Shared {
     /// What the tables have left on the shelf, once every worker has ended.
     pub(crate) fn collect(&self) -> Resident {
         let ops = self.ops.iter().map(|op| op.name.clone()).collect();
-        Resident { shelf: self.shelf.clone(), fresh: false, resume: penstock_bins::Resume::AsIs, ops }
+        Resident { shelf: self.shelf.clone(), fresh: false, ops }
     }
 
     /// Bytes of state sent to other processes.
@@ -102,19 +103,21 @@ impl Shared {
             let mut told = op.told.lock().unwrap_or_else(PoisonError::into_inner);
             let (events, total) = op.stats.log_since(*told);
             *told = total;
-            moves.extend(events.into_iter().map(|event| BinMove {
-                op: index,
-                worker: event.worker as u32,
-                bin: event.bin,
-                what: match event.what {
-                    What::Prepare => "prepare",
-                    What::State => "state",
-                    What::Pending => "pending",
-                    What::Installed => "installed",
+            moves.extend(events.into_iter().map(|event| {
+                BinMove {
+                    op: index,
+                    worker: event.worker as u32,
+                    bin: event.bin,
+                    what: match event.what {
+                        What::Prepare => "prepare",
+                        What::State => "state",
+                        What::Pending => "pending",
+                        What::Installed => "installed",
+                    }
+                    .to_owned(),
+                    at_ns: op.anchor_ns + event.at_ns,
+                    routed_rows: event.routed,
                 }
-                .to_owned(),
-                at_ns: op.anchor_ns + event.at_ns,
-                routed_rows: event.routed,
             }));
         }
         moves
@@ -132,8 +135,7 @@ pub(crate) struct Op {
 pub(crate) struct Built {
     pub(crate) input: Option<InputHandle<FlowTime, FlowBlock>>,
     pub(crate) control: Option<InputHandle<FlowTime, Vec<Control>>>,
-    pub(crate) control_probe: ProbeHandle<FlowTime>,
-    pub(crate) probe: ProbeHandle<FlowTime>,
+    pub(crate) probes: Probes,
     pub(crate) outputs: ByEpoch,
     pub(crate) late: ByEpoch,
     pub(crate) ops: Vec<Op>,
@@ -150,12 +152,21 @@ impl Built {
         self.input().advance_to(time).expect("slices and epochs ascend");
     }
 
-    /// An epoch begins: what is undone later is undone to here.
-    pub(crate) fn mark(&self) {
+    /// `epoch` begins and earlier ones are final: what is undone later is undone to here.
+    pub(crate) fn mark(&self, epoch: u64) {
         for op in &self.ops {
-            op.table.borrow_mut().mark_all();
-            op.shelf.close_epoch();
+            op.table.borrow_mut().mark_all(epoch);
         }
+        if let Some(last) = epoch.checked_sub(1) {
+            self.close(last);
+        }
+    }
+
+    /// `epoch` is final: originals of bins that left this process in it are no longer needed.
+    pub(crate) fn close(&self, epoch: u64) {
+        self.ops.iter().for_each(|op| {
+            op.shelf.close_epoch(epoch);
+        });
     }
 
     /// Owner of each bin by the routing in force, per keyed step.
@@ -224,7 +235,9 @@ fn build_in(
     let start = FlowTime::new(config.epoch, 0);
     input.advance_to(start).expect("the first time is the least");
     control.advance_to(start).expect("the first time is the least");
+    let (input_probe, sent) = blocks.probe();
     let (control_probe, commands) = commands.probe();
+    blocks = sent;
     let late = ByEpoch::default();
     let mut ops = Vec::new();
     for part in parts(config, piece) {
@@ -244,8 +257,8 @@ fn build_in(
         }
     }
     let outputs = ByEpoch::default();
-    let probe = filed(&blocks, outputs.clone());
-    Ok(Built { input: Some(input), control: Some(control), control_probe, probe, outputs, late, ops })
+    let probes = Probes { input: input_probe, control: control_probe, output: filed(&blocks, outputs.clone()) };
+    Ok(Built { input: Some(input), control: Some(control), probes, outputs, late, ops })
 }
 
 /// Applies `change` to rows; everything else passes, and so do no blocks without rows.

@@ -7,7 +7,7 @@
 
 use arrow_array::RecordBatch;
 
-use super::{CLOSE, DATA};
+use super::{CLOSE, MARK};
 use crate::host::HostError;
 
 /// Released rows of one source partition, in row order.
@@ -21,13 +21,16 @@ pub struct Input {
     pub rows_before: u64,
 }
 
+/// First data slice of an epoch.
+const FIRST: u32 = MARK + 1;
+
 /// One slice: its number within the epoch and its rows.
 pub(crate) type Slice = (u32, RecordBatch);
 
 /// Cuts `inputs` into slices of at most `slice_rows` rows and deals them round robin to `workers`.
 ///
 /// # Errors
-/// `EpochTooLarge` when an order-sensitive epoch has more rows than there are data slices (2^31 - 1).
+/// `EpochTooLarge` when an order-sensitive epoch has more rows than there are data slices (2^31 - 2).
 /// Cost: zero copy; one `RecordBatch::slice` per slice.
 pub(crate) fn deal(
     mut inputs: Vec<Input>,
@@ -48,7 +51,7 @@ pub(crate) fn deal(
                 let number = if ordered { row } else { mine.len() as u64 };
                 let slice = u32::try_from(number)
                     .ok()
-                    .and_then(|number| number.checked_add(DATA))
+                    .and_then(|number| number.checked_add(FIRST))
                     .filter(|slice| *slice < CLOSE)
                     .ok_or(HostError::EpochTooLarge { rows: number })?;
                 mine.push((slice, batch.slice(offset, rows)));
@@ -79,7 +82,7 @@ mod tests {
             Input { partition: 0, batches: vec![batch(0..4), batch(4..10)], rows_before: 0 },
         ];
         let dealt = deal(inputs, 3, 2, true).unwrap();
-        let mut all: Vec<_> = dealt.iter().flatten().map(|(s, b)| (s - DATA, b.num_rows())).collect();
+        let mut all: Vec<_> = dealt.iter().flatten().map(|(s, b)| (s - FIRST, b.num_rows())).collect();
         all.sort_unstable();
         assert_eq!(all, [(0, 3), (3, 1), (4, 3), (7, 3), (10, 3), (13, 2)]);
         for worker in &dealt {
@@ -91,7 +94,7 @@ mod tests {
     fn unordered_slices_are_dense_on_each_worker() {
         let inputs = vec![Input { partition: 0, batches: vec![batch(0..10)], rows_before: 7 }];
         let dealt = deal(inputs, 2, 2, false).unwrap();
-        let numbers = |w: usize| dealt[w].iter().map(|(s, _)| s - DATA).collect::<Vec<_>>();
+        let numbers = |w: usize| dealt[w].iter().map(|(s, _)| s - FIRST).collect::<Vec<_>>();
         assert_eq!((numbers(0), numbers(1)), (vec![0, 1, 2], vec![0, 1]));
     }
 

@@ -14,8 +14,8 @@ use penstock_dataflow::{Endpoint, Waker, Worker};
 
 use super::build::{self, Shared};
 use super::feed::{Input, deal};
-pub use super::lead::StepReport;
 use super::lead::Order;
+pub use super::lead::StepReport;
 use super::resident::Resident;
 use super::stats::{GroupStats, Meter};
 use super::worker::{Command, Release, Told, WorkerLoop};
@@ -124,7 +124,9 @@ pub enum HostError {
         bins: Vec<u32>,
     },
     /// An order-sensitive epoch has more rows than there are data slices.
-    #[error("row {rows} of one epoch of an order-sensitive flow does not fit: at most 2147483646 rows; make batches smaller (for example maxFilesPerTrigger)")]
+    #[error(
+        "row {rows} of one epoch of an order-sensitive flow does not fit: at most 2147483645 rows; make batches smaller (for example maxFilesPerTrigger)"
+    )]
     EpochTooLarge {
         /// Position of the row in the epoch.
         rows: u64,
@@ -133,7 +135,9 @@ pub enum HostError {
     #[error("the input has ended: nothing can be pushed after finish()")]
     Finished,
     /// `owners` does not fit the plan.
-    #[error("owners are given for {given} keyed steps of {bins} bins; the plan has {steps} keyed steps of {expected} bins")]
+    #[error(
+        "owners are given for {given} keyed steps of {bins} bins; the plan has {steps} keyed steps of {expected} bins"
+    )]
     Owners {
         /// Lists given.
         given: usize,
@@ -320,7 +324,9 @@ impl Thread {
             Err(error) => Some(error),
         };
         // A worker that ends first breaks off the others: after a stop that is no failure.
-        let error = error.filter(|_| !self.stopping.load(Ordering::Acquire));
+        let broken_off =
+            |error: &HostError| matches!(error, HostError::Dataflow(_)) && self.stopping.load(Ordering::Acquire);
+        let error = error.filter(|error| !broken_off(error));
         if let Some(error) = error.clone() {
             let _ = self.events.send(Event::Failed { error });
         }

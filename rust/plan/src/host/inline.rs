@@ -55,7 +55,7 @@ impl Inline {
         self.built.input().send(FlowBlock::rows(batch.clone()));
         self.slice += 1;
         self.advance(self.slice);
-        while self.built.probe.less_equal(&time) {
+        while self.built.probes.output.less_equal(&time) {
             self.worker.step()?;
         }
         Ok(self.taken())
@@ -73,7 +73,7 @@ impl Inline {
         self.built.input().send(FlowBlock::Watermark(i64::MAX));
         self.built.input().send(FlowBlock::EndEpoch);
         drop(self.built.input.take());
-        while !self.built.probe.done() {
+        while !self.built.probes.output.done() {
             self.worker.step()?;
         }
         Ok(self.taken())

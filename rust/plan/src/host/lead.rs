@@ -1,8 +1,8 @@
 //! The leader's half of time: the control input and the migrations that travel on it.
 //!
 //! Owns the control input of worker 0 and the queue of migrations. A migration is a list of steps; a
-//! step's moves share one time, and the next step waits until the probe has passed it. Control stays at
-//! most a window ahead of the probe and reaches the next epoch only when the probe stands at this epoch's
+//! step's moves share one time, and the next step waits until the output probe has passed it. Control stays
+//! a window ahead of the data and reaches the next epoch only when the output probe stands at this epoch's
 //! last slice, so a migration asked for in the middle of an epoch takes effect there.
 
 use std::collections::VecDeque;
@@ -14,7 +14,7 @@ use penstock_progress::{FlowTime, ProbeHandle};
 use serde::{Deserialize, Serialize};
 
 use super::stats::unix_ns;
-use super::{CLOSE, DATA};
+use super::{CLOSE, MARK};
 
 /// A migration as the host hands it in.
 #[derive(Clone, Debug)]
@@ -41,6 +41,21 @@ pub struct StepReport {
 pub(crate) struct Migrated {
     pub(crate) handle: u64,
     pub(crate) steps: Vec<StepReport>,
+}
+
+/// What the workers can see of time.
+pub(crate) struct Probes {
+    /// The least data that any worker has still to send.
+    pub(crate) input: ProbeHandle<FlowTime>,
+    /// The least control that the leader has still to send.
+    pub(crate) control: ProbeHandle<FlowTime>,
+    /// The least time of which output may still come.
+    pub(crate) output: ProbeHandle<FlowTime>,
+}
+
+/// The frontier, which is one time or none: flow time is totally ordered.
+pub(crate) fn first(probe: &ProbeHandle<FlowTime>) -> Option<FlowTime> {
+    probe.with_frontier(|frontier| frontier.first().copied())
 }
 
 struct Running {
@@ -72,29 +87,28 @@ impl Lead {
     }
 
     /// Advances control behind the probe and drives the migration under way.
-    pub(crate) fn turn(
-        &mut self,
-        probe: &ProbeHandle<FlowTime>,
-        feeding: Option<u64>,
-        done: &mut dyn FnMut(Migrated),
-    ) -> bool {
-        self.pace(probe, feeding) | self.migrate(probe, done)
+    pub(crate) fn turn(&mut self, probes: &Probes, feeding: Option<u64>, done: &mut dyn FnMut(Migrated)) -> bool {
+        self.pace(probes, feeding) | self.migrate(&probes.output, done)
     }
 
     fn advance(&mut self, time: FlowTime) {
         self.control.advance_to(time).expect("control moves forward: every target is checked against the time held");
     }
 
-    fn pace(&mut self, probe: &ProbeHandle<FlowTime>, feeding: Option<u64>) -> bool {
+    /// Keeps control a window ahead of the least data that any worker has still to send, so that no block waits to be routed;
+    /// and goes on to the next epoch when all else of this one is done: until then a migration can still take effect in it.
+    fn pace(&mut self, probes: &Probes, feeding: Option<u64>) -> bool {
         let held = *self.control.time();
         let Some(epoch) = feeding.filter(|epoch| *epoch >= held.epoch) else { return false };
-        let reached = probe.with_frontier(|frontier| frontier.first().copied());
-        let target = match reached {
-            Some(time) if time.epoch < epoch => FlowTime::new(epoch, DATA),
-            Some(time) if time.epoch == epoch && time.slice == CLOSE => FlowTime::new(epoch + 1, 0),
-            Some(time) if time.epoch == epoch && time.slice < DATA => FlowTime::new(epoch, DATA),
-            Some(time) if time.epoch == epoch => FlowTime::new(epoch, time.slice.saturating_add(self.window)),
-            _ => return false,
+        let (Some(sent), Some(reached)) = (first(&probes.input), first(&probes.output)) else { return false };
+        let target = if reached == FlowTime::new(epoch, CLOSE) {
+            FlowTime::new(epoch + 1, 0)
+        } else if sent <= FlowTime::new(epoch, MARK) {
+            FlowTime::new(epoch, MARK + 1)
+        } else if sent.epoch == epoch {
+            FlowTime::new(epoch, sent.slice.saturating_add(self.window))
+        } else {
+            FlowTime::new(epoch, CLOSE)
         };
         if target <= held {
             return false;
@@ -103,11 +117,7 @@ impl Lead {
         true
     }
 
-    fn migrate(
-        &mut self,
-        probe: &ProbeHandle<FlowTime>,
-        done: &mut dyn FnMut(Migrated),
-    ) -> bool {
+    fn migrate(&mut self, probe: &ProbeHandle<FlowTime>, done: &mut dyn FnMut(Migrated)) -> bool {
         if self.running.is_none() {
             let Some(order) = self.queue.pop_front() else { return false };
             self.running = Some(Running { order, awaited: None, done: Vec::new() });

@@ -6,15 +6,16 @@
 //! passed it, and a flow with no epoch in flight is quiescent: no block, no capability, no timer of the
 //! engine, only bins.
 //!
-//! Slices of an epoch: `[0, DATA)` idle ticks, so that a migration finishes between two batches;
-//! `[DATA, CLOSE)` data; `CLOSE` the watermark and the end of the epoch.
+//! Slices of an epoch: `[0, MARK)` idle ticks, so that a migration finishes between two batches; `MARK` the cut at which
+//! bins are marked, nothing is ever sent at it; `(MARK, CLOSE)` data; `CLOSE` the watermark and the end of the epoch.
 //!
 //! Invariants
 //! - The leader (worker 0 of the fabric) alone sends control. It keeps the control input at most a window
 //!   ahead of the probe, so that a migration asked for now takes effect within a window of slices.
 //! - The data input of a worker without work follows the control frontier: nobody silent holds a migration.
 //! - With a journal, all workers mark their bins at one consistent cut: an epoch's first block is sent when
-//!   the probe stands at the first data slice, that is, when every worker waits there and nothing is under way.
+//!   the probe stands at `MARK`, that is, when every worker waits there and nothing earlier is under way; and control
+//!   skips `MARK`, so no bin moves before every worker has marked.
 //!
 //! Non-goals: staging, networks and membership (`cluster`), what a step computes (`keyed`).
 //! Source: Megaphone §3.3 (strategies as user-supplied data), §4.3; slices and watermarks are ours.
@@ -32,10 +33,10 @@ mod worker;
 pub use feed::Input;
 pub use group::{Event, Group, GroupConfig, HostError, StepReport};
 pub use inline::Inline;
-pub use resident::{Inventory, OpInventory, Resident};
+pub use resident::{Inventory, Resident};
 pub use stats::{BinMove, GroupStats, SliceSample, WorkerStats};
 
-/// First data slice of an epoch; smaller slices are idle ticks between two batches.
-pub const DATA: u32 = 1 << 31;
+/// Slice of an epoch at which bins are marked; smaller ones are idle ticks between two batches, greater ones data.
+pub const MARK: u32 = 1 << 31;
 /// Last slice of an epoch: the watermark and the end of the epoch travel in it.
 pub const CLOSE: u32 = u32::MAX;

@@ -1,9 +1,9 @@
 //! The bins of one query in one process, while no generation runs.
 //!
-//! Owns the shelf on which the tables of an ended generation left their bins, and the decision with which
-//! content they come back: as they are after a regular end, as at the last mark after a failure.
+//! Owns the shelf on which the tables of an ended generation left their bins. The next generation names the epoch it
+//! begins with; bins come back as they were then, whether that epoch failed or was never begun.
 
-use penstock_bins::{Resume, Shelf};
+use penstock_bins::{BinState, Shelf};
 use serde::{Deserialize, Serialize};
 
 use crate::state::State;
@@ -12,57 +12,39 @@ use crate::state::State;
 pub struct Resident {
     pub(crate) shelf: Shelf<State>,
     pub(crate) fresh: bool,
-    pub(crate) resume: Resume,
     pub(crate) ops: Vec<String>,
 }
 
-/// Where the state of one keyed step is.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct OpInventory {
-    /// Bins held by this process now, ascending.
-    pub held: Vec<u32>,
-    /// Bins whose state at the last mark is in this process, ascending.
-    pub original: Vec<u32>,
-}
-
-/// Where the state of a query is, as far as this process knows; one entry per keyed step.
+/// Which bins of a query a process can bring back; one list per keyed step, ascending.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Inventory {
     /// By keyed step of the plan.
-    pub ops: Vec<OpInventory>,
+    pub ops: Vec<Vec<u32>>,
 }
 
 impl Resident {
     /// Nothing yet: the first generation starts with empty bins.
     #[must_use]
     pub fn fresh() -> Self {
-        Resident { shelf: Shelf::new(), fresh: true, resume: Resume::AsIs, ops: Vec::new() }
+        Resident { shelf: Shelf::new(), fresh: true, ops: Vec::new() }
     }
 
-    /// Lets the next generation start from the last mark, that is, from the end of the last complete epoch.
-    pub fn rollback(&mut self) {
-        self.resume = Resume::AtMark;
-    }
-
-    /// Which bins are here.
+    /// The bins whose state at the beginning of `epoch` is here. In a generation that begins with `epoch`, their owners
+    /// must be workers of this process.
     #[must_use]
-    pub fn inventory(&self) -> Inventory {
-        let ops = self.ops.iter().map(|name| {
-            let (held, original) = self.shelf.inventory(name);
-            OpInventory { held, original }
-        });
-        Inventory { ops: ops.collect() }
+    pub fn inventory(&self, epoch: u64) -> Inventory {
+        Inventory { ops: self.ops.iter().map(|name| self.shelf.inventory(name, epoch)).collect() }
     }
 
     /// Keys over all bins and keyed steps.
     #[must_use]
     pub fn keys(&self) -> u64 {
-        self.shelf.sum(|state| penstock_bins::BinState::keys(state) as u64)
+        self.shelf.sum(|state| state.keys() as u64)
     }
 
     /// Bytes of state over all bins and keyed steps.
     #[must_use]
     pub fn bytes(&self) -> u64 {
-        self.shelf.sum(|state| penstock_bins::BinState::bytes(state) as u64)
+        self.shelf.sum(|state| state.bytes() as u64)
     }
 }

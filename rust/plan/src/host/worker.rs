@@ -14,9 +14,9 @@ use penstock_progress::FlowTime;
 
 use super::build::Built;
 use super::feed::Slice;
-use super::lead::{Lead, Migrated, Order};
+use super::lead::{Lead, Migrated, Order, first};
 use super::stats::{Meter, SliceSample, unix_ns};
-use super::{CLOSE, DATA};
+use super::{CLOSE, MARK};
 use crate::block::FlowBlock;
 
 /// One epoch's share of a worker.
@@ -128,7 +128,7 @@ impl WorkerLoop {
         busy |= self.feed();
         if let Some(lead) = &mut self.lead {
             let feeding = self.current.as_ref().map(|release| release.epoch);
-            busy |= lead.turn(&self.built.probe, feeding, &mut |migrated| told(Told::Migrated(migrated)));
+            busy |= lead.turn(&self.built.probes, feeding, &mut |migrated| told(Told::Migrated(migrated)));
         }
         busy |= self.follow();
         busy |= self.complete(told);
@@ -151,29 +151,28 @@ impl WorkerLoop {
         true
     }
 
-    /// With a journal, nothing is sent before every worker stands at the first data slice and no migration
-    /// of an earlier time is under way: then all workers mark the same cut, each before its own first block.
+    /// With a journal, nothing is sent before every worker stands at `MARK` and no migration of an earlier
+    /// time is under way: then all workers mark the same cut, each before its own first block.
     fn mark(&mut self, epoch: u64) -> bool {
         if self.marked {
             return true;
         }
-        let first = FlowTime::new(epoch, DATA);
-        self.built.advance(first);
-        if self.built.probe.with_frontier(|frontier| frontier.iter().any(|time| *time < first)) {
+        let start = FlowTime::new(epoch, MARK);
+        self.built.advance(start);
+        if first(&self.built.probes.output).is_some_and(|reached| reached < start) {
             return false;
         }
-        self.built.mark();
+        self.built.mark(epoch);
         self.marked = true;
         true
     }
 
     /// Greatest data slice of `epoch` that may be sent now, exclusive.
     fn limit(&self, epoch: u64) -> u32 {
-        let reached = self.built.probe.with_frontier(|frontier| frontier.first().copied());
-        match reached {
-            Some(time) if time.epoch == epoch => time.slice.max(DATA).saturating_add(self.pace.window),
+        match first(&self.built.probes.output) {
+            Some(time) if time.epoch == epoch => time.slice.max(MARK).saturating_add(self.pace.window),
             Some(time) if time.epoch > epoch => CLOSE,
-            Some(_) => DATA, // an earlier epoch is still under way somewhere
+            Some(_) => MARK, // an earlier epoch is still under way somewhere
             None => CLOSE,
         }
     }
@@ -223,10 +222,10 @@ impl WorkerLoop {
         let held = *self.built.input().time();
         let control = match &self.lead {
             Some(lead) => lead.time(),
-            None => self.built.control_probe.with_frontier(|frontier| frontier.first().copied()),
+            None => first(&self.built.probes.control),
         };
         let Some(control) = control.filter(|control| control.epoch >= held.epoch) else { return false };
-        let slice = if control.epoch > held.epoch { DATA } else { control.slice.min(DATA) };
+        let slice = if control.epoch > held.epoch { MARK } else { control.slice.min(MARK) };
         if slice <= held.slice {
             return false;
         }
@@ -237,7 +236,7 @@ impl WorkerLoop {
     fn complete(&mut self, told: &mut dyn FnMut(Told)) -> bool {
         let now = Instant::now();
         while let Some(flight) = self.flights.front() {
-            if self.built.probe.less_equal(&flight.time) {
+            if self.built.probes.output.less_equal(&flight.time) {
                 break;
             }
             let flight = self.flights.pop_front().expect("the front was just read");
@@ -250,13 +249,16 @@ impl WorkerLoop {
         let Some(epoch) = self.current.as_ref().map(|release| release.epoch).filter(|_| self.fed) else {
             return false;
         };
-        if self.built.probe.less_equal(&FlowTime::new(epoch, CLOSE)) {
+        if self.built.probes.output.less_equal(&FlowTime::new(epoch, CLOSE)) {
             return false;
         }
         self.current = None;
         let outputs = self.built.outputs.borrow_mut().remove(&epoch).unwrap_or_default();
         let late = self.built.late.borrow_mut().remove(&epoch).unwrap_or_default();
         self.late_rows += late.iter().map(|batch| batch.num_rows() as u64).sum::<u64>();
+        if !self.pace.journal {
+            self.built.close(epoch);
+        }
         self.meter.update(|stats, _| stats.epochs += 1);
         self.measure();
         told(Told::Epoch { epoch, outputs, late });

@@ -1,0 +1,475 @@
+//! Windowed and running aggregates against a naive twin: all rows in a list, every window computed from scratch.
+
+mod common;
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use arrow_array::builder::StringBuilder;
+use arrow_array::*;
+use arrow_schema::{DataType, SchemaRef, TimeUnit};
+use common::{Cell, Cluster, Move};
+use penstock_plan::spec::{AggSpec, Nulls, PLAN_VERSION, PlanSpec, SourceSpec, StepSpec, WindowKind};
+use penstock_plan::{Emit, OpError};
+use proptest::prelude::*;
+
+#[derive(Clone, Debug)]
+struct Row {
+    time: Option<i64>,
+    key: Option<u8>,
+    value: Option<i16>,
+}
+
+#[derive(Clone, Debug)]
+struct Epoch {
+    rows: Vec<Row>,
+    cut: usize,
+    moves: Vec<Move>,
+    abort: bool,
+}
+
+/// Time units: whole milliseconds in the column's own unit.
+#[derive(Clone, Copy, Debug)]
+enum Time {
+    Int,
+    Milli,
+    Micro,
+    Nano,
+}
+
+impl Time {
+    fn unit(self, ms: i64) -> i64 {
+        match self {
+            Self::Int | Self::Milli => ms,
+            Self::Micro => ms * 1_000,
+            Self::Nano => ms * 1_000_000,
+        }
+    }
+
+    fn array(self, ms: impl Iterator<Item = Option<i64>>) -> ArrayRef {
+        let codes: Vec<Option<i64>> = ms.map(|ms| ms.map(|ms| self.unit(ms))).collect();
+        match self {
+            Self::Int => Arc::new(Int64Array::from(codes)),
+            Self::Milli => Arc::new(TimestampMillisecondArray::from(codes)),
+            Self::Micro => Arc::new(TimestampMicrosecondArray::from(codes).with_timezone("UTC")),
+            Self::Nano => Arc::new(TimestampNanosecondArray::from(codes)),
+        }
+    }
+}
+
+#[derive(Clone, Copy, Debug)]
+enum Key {
+    None,
+    Int,
+    Date,
+    Bool,
+    Text,
+    Pair,
+}
+
+impl Key {
+    fn columns(self) -> Vec<String> {
+        let names: &[&str] = match self {
+            Self::None => &[],
+            Self::Int => &["ki"],
+            Self::Date => &["kd"],
+            Self::Bool => &["kb"],
+            Self::Text => &["ks"],
+            Self::Pair => &["ks", "ki"],
+        };
+        names.iter().map(|name| name.to_string()).collect()
+    }
+
+    fn cells(self, key: Option<u8>) -> Vec<Cell> {
+        let int = Cell::maybe(key.map(|key| i64::from(key) - 2));
+        let text = key.map_or(Cell::Null, |key| Cell::text(&text(key)));
+        match self {
+            Self::None => vec![],
+            Self::Int | Self::Date => vec![int],
+            Self::Bool => vec![Cell::maybe(key.map(|key| i64::from(key % 2)))],
+            Self::Text => vec![text],
+            Self::Pair => vec![text, int],
+        }
+    }
+}
+
+fn text(key: u8) -> String {
+    // Shared prefixes longer than arrow-row's blocks, and the empty string.
+    if key == 0 { String::new() } else { "x".repeat(30 + usize::from(key)) }
+}
+
+fn batch(rows: &[Row], time: Time) -> RecordBatch {
+    let ints = rows.iter().map(|row| row.key.map(|key| i64::from(key) - 2));
+    let mut texts = StringBuilder::new();
+    rows.iter().for_each(|row| texts.append_option(row.key.map(text)));
+    let float = |value: i16| if value == 7 { f64::NAN } else { f64::from(value) / 4.0 };
+    let mut names = StringBuilder::new();
+    rows.iter().for_each(|row| names.append_option(row.value.map(|value| format!("v{value}"))));
+    let wide = rows.iter().map(|row| row.value.map(|value| i64::from(value) as u64));
+    let decimals: Decimal128Array = rows.iter().map(|row| row.value.map(i128::from)).collect();
+    RecordBatch::try_from_iter_with_nullable(vec![
+        ("ki", Arc::new(Int64Array::from_iter(ints.clone())) as ArrayRef, true),
+        ("kd", Arc::new(Date32Array::from_iter(ints.map(|key| key.map(|key| key as i32)))) as _, true),
+        ("kb", Arc::new(BooleanArray::from_iter(rows.iter().map(|row| row.key.map(|key| key % 2 == 1)))) as _, true),
+        ("ks", Arc::new(texts.finish()) as _, true),
+        ("t", time.array(rows.iter().map(|row| row.time)), true),
+        ("v", Arc::new(Int16Array::from_iter(rows.iter().map(|row| row.value))) as _, true),
+        ("u", Arc::new(UInt64Array::from_iter(wide)) as _, true),
+        ("f", Arc::new(Float64Array::from_iter(rows.iter().map(|row| row.value.map(float)))) as _, true),
+        ("s", Arc::new(names.finish()) as _, true),
+        ("d", Arc::new(decimals.with_precision_and_scale(10, 2).unwrap()) as _, true),
+    ])
+    .unwrap()
+}
+
+fn aggs() -> Vec<AggSpec> {
+    [
+        ("n", "count", ""),
+        ("nv", "count", "v"),
+        ("sum_v", "sum", "v"),
+        ("min_v", "min", "v"),
+        ("max_v", "max", "v"),
+        ("mean_v", "mean", "v"),
+        ("min_u", "min", "u"),
+        ("max_u", "max", "u"),
+        ("sum_f", "sum", "f"),
+        ("min_f", "min", "f"),
+        ("max_f", "max", "f"),
+        ("min_s", "min", "s"),
+        ("max_s", "max", "s"),
+        ("sum_d", "sum", "d"),
+        ("mean_d", "mean", "d"),
+        ("max_d", "max", "d"),
+        ("max_t", "max", "t"),
+    ]
+    .into_iter()
+    .map(|(name, function, column)| AggSpec {
+        name: name.into(),
+        function: function.into(),
+        column: (!column.is_empty()).then(|| column.into()),
+    })
+    .collect()
+}
+
+/// The same aggregates over a list.
+fn naive(rows: &[&Row], time: Time) -> Vec<Cell> {
+    let values: Vec<i64> = rows.iter().filter_map(|row| row.value).map(i64::from).collect();
+    let floats: Vec<f64> = values.iter().map(|&v| if v == 7 { f64::NAN } else { v as f64 / 4.0 }).collect();
+    let names: Vec<String> = values.iter().map(|v| format!("v{v}")).collect();
+    let wide: Vec<u64> = values.iter().map(|&v| v as u64).collect();
+    let some = |cell: Cell| if values.is_empty() { Cell::Null } else { cell };
+    let sum: i64 = values.iter().sum();
+    let count = values.len() as f64;
+    let order =
+        |a: &&f64, b: &&f64| a.is_nan().cmp(&b.is_nan()).then(a.partial_cmp(b).unwrap_or(std::cmp::Ordering::Equal));
+    vec![
+        Cell::Int(rows.len() as i128),
+        Cell::Int(values.len() as i128),
+        some(Cell::Int(sum.into())),
+        Cell::maybe(values.iter().min().copied()),
+        Cell::maybe(values.iter().max().copied()),
+        some(Cell::float(sum as f64 / count)),
+        Cell::maybe(wide.iter().min().copied()),
+        Cell::maybe(wide.iter().max().copied()),
+        some(Cell::float(floats.iter().fold(0.0, |sum, f| sum + f))),
+        floats.iter().min_by(order).map_or(Cell::Null, |&f| Cell::float(f)),
+        floats.iter().max_by(order).map_or(Cell::Null, |&f| Cell::float(f)),
+        names.iter().min().map_or(Cell::Null, |s| Cell::text(s)),
+        names.iter().max().map_or(Cell::Null, |s| Cell::text(s)),
+        some(Cell::Int(sum.into())),
+        some(Cell::float(sum as f64 / 100.0 / count)),
+        Cell::maybe(values.iter().max().copied()),
+        Cell::maybe(rows.iter().filter_map(|row| row.time).max().map(|ms| time.unit(ms))),
+    ]
+}
+
+fn spec(schema: SchemaRef, key: Key, window: Option<(i64, i64)>, emit: Option<Emit>) -> PlanSpec {
+    let mut steps = Vec::new();
+    if !key.columns().is_empty() {
+        steps.push(StepSpec::KeyBy { columns: key.columns(), nulls: Nulls::Group });
+    }
+    if let Some((size, every)) = window {
+        steps.push(StepSpec::Window {
+            kind: WindowKind::Sliding,
+            size_us: size * 1_000,
+            every_us: Some(every * 1_000),
+        });
+    }
+    steps.push(StepSpec::Agg { emit, aggs: aggs() });
+    let source = SourceSpec { schema, event_time: Some("t".into()), lateness_ms: 0, order_by: vec![] };
+    PlanSpec { version: PLAN_VERSION, source, steps }
+}
+
+fn rows(max: usize, times: std::ops::Range<i64>) -> impl Strategy<Value = Vec<Row>> {
+    let row = (
+        prop::option::weighted(0.95, times),
+        prop::option::weighted(0.9, 0u8..6),
+        prop::option::weighted(0.8, -20i16..20),
+    );
+    prop::collection::vec(row.prop_map(|(time, key, value)| Row { time, key, value }), 0..max)
+}
+
+fn epochs() -> impl Strategy<Value = Vec<Epoch>> {
+    let moved = (0usize..2, 0u32..64, 0u32..4, any::<bool>()).prop_map(|(stage, bin, to, through_bytes)| Move {
+        stage,
+        bin,
+        to,
+        through_bytes,
+    });
+    let epoch = (rows(30, -60..240), 1usize..9, prop::collection::vec(moved, 0..5), prop::bool::weighted(0.3))
+        .prop_map(|(rows, cut, moves, abort)| Epoch { rows, cut, moves, abort });
+    prop::collection::vec(epoch, 1..6)
+}
+
+fn times() -> impl Strategy<Value = Time> {
+    prop::sample::select(vec![Time::Int, Time::Milli, Time::Micro, Time::Nano])
+}
+
+fn keys() -> impl Strategy<Value = Key> {
+    prop::sample::select(vec![Key::None, Key::Int, Key::Date, Key::Bool, Key::Text, Key::Pair])
+}
+
+/// Runs an epoch's rows; in a run that is thrown away bins move by pointer only.
+fn run(cluster: &mut Cluster, epoch: &Epoch, time: Time, discard: bool) {
+    for (at, rows) in epoch.rows.chunks(epoch.cut).enumerate() {
+        if let Some(moved) = epoch.moves.get(at) {
+            cluster.relocate(&Move { through_bytes: moved.through_bytes && !discard, ..moved.clone() });
+        }
+        cluster.feed(0, batch(rows, time)).unwrap();
+    }
+}
+
+/// Feeds epochs, some of them twice with a rollback between, and gives each epoch's output to `check`.
+fn drive(
+    cluster: &mut Cluster,
+    epochs: &[Epoch],
+    time: Time,
+    lateness: i64,
+    mut check: impl FnMut(&[Row], i64, i64, Vec<Vec<Cell>>, Vec<Vec<Cell>>),
+) {
+    let mut greatest = i64::MIN;
+    let mut before = i64::MIN;
+    let end = Epoch { rows: vec![], cut: 1, moves: vec![], abort: true };
+    for (at, epoch) in epochs.iter().chain([&end]).enumerate() {
+        greatest = epoch.rows.iter().filter_map(|row| row.time).fold(greatest, i64::max);
+        let last = at == epochs.len();
+        let after = if last { i64::MAX } else { before.max(greatest.saturating_sub(lateness).saturating_mul(1_000)) };
+        if epoch.abort {
+            cluster.mark();
+            run(cluster, epoch, time, true);
+            // The thrown-away run may even get as far as firing.
+            if epoch.cut % 2 == 0 || last {
+                cluster.close(after).unwrap();
+            }
+            cluster.take();
+            cluster.rollback(before, epoch.cut % 3 == 0);
+        }
+        run(cluster, epoch, time, false);
+        cluster.close(after).unwrap();
+        let (rows, late) = cluster.take();
+        check(&epoch.rows, before, after, rows, late);
+        before = after;
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(200))]
+
+    #[test]
+    fn windows_equal_their_naive_twin(
+        epochs in epochs(), time in times(), key in keys(),
+        every in 1i64..40, extra in 0i64..80, lateness in 0i64..60, bits in 0u8..4, workers in 1u32..5,
+    ) {
+        let size = every + extra;
+        let mut cluster = Cluster::new(spec(batch(&[], time).schema(), key, Some((size, every)), None), bits, workers);
+        // Window start -> key -> rows that came while it was open.
+        let mut open: BTreeMap<i64, BTreeMap<Vec<Cell>, Vec<Row>>> = BTreeMap::new();
+        drive(&mut cluster, &epochs, time, lateness, |rows, before, after, got, late| {
+            let ended = |start: i64, watermark: i64| watermark == i64::MAX || (start + size) * 1_000 <= watermark;
+            let mut late_rows = Vec::new();
+            for row in rows {
+                let mut taken = false;
+                if let Some(at) = row.time {
+                    // Every window there could be.
+                    for start in (-1_000 / every..1_000 / every).filter(|start| (start * every..start * every + size).contains(&at)) {
+                        if !ended(start * every, before) {
+                            taken = true;
+                            let keys = open.entry(start * every).or_default();
+                            keys.entry(key.cells(row.key)).or_default().push(row.clone());
+                        }
+                    }
+                }
+                if !taken {
+                    late_rows.push(row.clone());
+                }
+            }
+            let mut expected = Vec::new();
+            open.retain(|&start, keys| {
+                if ended(start, after) {
+                    for (key, rows) in keys {
+                        let bounds = [start, start + size].map(|ms| Cell::Int(time.unit(ms).into()));
+                        let rows: Vec<&Row> = rows.iter().collect();
+                        expected.push([bounds.to_vec(), key.clone(), naive(&rows, time)].concat());
+                    }
+                }
+                !ended(start, after)
+            });
+            expected.sort();
+            assert_eq!(got, expected);
+            let late_rows = if late_rows.is_empty() { vec![] } else { common::bag(&[batch(&late_rows, time)]) };
+            assert_eq!(late, late_rows);
+        });
+        prop_assert_eq!(cluster.keys(), 0, "all panes are dropped at the end");
+    }
+
+    #[test]
+    fn running_aggregates_equal_their_naive_twin(
+        epochs in epochs(), key in keys(), update in any::<bool>(), bits in 0u8..4, workers in 1u32..5,
+    ) {
+        let time = Time::Micro;
+        let emit = if update { Emit::Update } else { Emit::Final };
+        let mut cluster = Cluster::new(spec(batch(&[], time).schema(), key, None, Some(emit)), bits, workers);
+        let mut all: BTreeMap<Vec<Cell>, Vec<Row>> = BTreeMap::new();
+        drive(&mut cluster, &epochs, time, 0, |rows, _, after, got, late| {
+            let mut changed = std::collections::BTreeSet::new();
+            for row in rows {
+                changed.insert(key.cells(row.key));
+                all.entry(key.cells(row.key)).or_default().push(row.clone());
+            }
+            if !update {
+                changed = if after == i64::MAX { all.keys().cloned().collect() } else { Default::default() };
+            }
+            let mut expected: Vec<Vec<Cell>> = changed
+                .into_iter()
+                .map(|key| [key.clone(), naive(&all[&key].iter().collect::<Vec<_>>(), time)].concat())
+                .collect();
+            expected.sort();
+            assert_eq!(got, expected);
+            assert_eq!(late, Vec::<Vec<Cell>>::new());
+        });
+    }
+}
+
+fn sums(schema: SchemaRef, column: &str) -> PlanSpec {
+    let aggs = vec![AggSpec { name: "total".into(), function: "sum".into(), column: Some(column.into()) }];
+    let source = SourceSpec { schema, event_time: None, lateness_ms: 0, order_by: vec![] };
+    PlanSpec { version: PLAN_VERSION, source, steps: vec![StepSpec::Agg { emit: Some(Emit::Update), aggs }] }
+}
+
+#[test]
+fn a_sum_overflows_by_its_value_not_its_order() {
+    let batch =
+        |values: Vec<i64>| RecordBatch::try_from_iter([("x", Arc::new(Int64Array::from(values)) as _)]).unwrap();
+    let mut cluster = Cluster::new(sums(batch(vec![]).schema(), "x"), 2, 1);
+    cluster.feed(0, batch(vec![i64::MAX, 1])).unwrap();
+    cluster.feed(0, batch(vec![-1])).unwrap();
+    cluster.close(0).unwrap();
+    assert_eq!(cluster.take().0, [[Cell::Int(i64::MAX.into())]]);
+    cluster.feed(0, batch(vec![1])).unwrap();
+    match cluster.close(1) {
+        Err(OpError::Overflow { step, column, data_type }) => {
+            assert_eq!(
+                (step.to_string().as_str(), column.as_str(), data_type.as_str()),
+                ("step 0 (agg)", "total", "Int64")
+            );
+        }
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn unsigned_and_decimal_sums_overflow_too() {
+    let batch =
+        |values: Vec<u64>| RecordBatch::try_from_iter([("x", Arc::new(UInt64Array::from(values)) as _)]).unwrap();
+    let mut cluster = Cluster::new(sums(batch(vec![]).schema(), "x"), 0, 1);
+    cluster.feed(0, batch(vec![u64::MAX])).unwrap();
+    cluster.close(0).unwrap();
+    assert_eq!(cluster.take().0, [[Cell::Int(u64::MAX.into())]]);
+    cluster.feed(0, batch(vec![1])).unwrap();
+    assert!(matches!(cluster.close(1), Err(OpError::Overflow { .. })));
+
+    let most = 10i128.pow(38) - 1;
+    let batch = |value: i128| {
+        let values = Decimal128Array::from(vec![value]).with_precision_and_scale(38, 0).unwrap();
+        RecordBatch::try_from_iter([("x", Arc::new(values) as _)]).unwrap()
+    };
+    let mut cluster = Cluster::new(sums(batch(0).schema(), "x"), 0, 1);
+    cluster.feed(0, batch(most)).unwrap();
+    cluster.close(0).unwrap();
+    assert_eq!(cluster.take().0, [[Cell::Int(most)]]);
+    // One more leaves the 38 digits, and a second one 128 bits.
+    cluster.feed(0, batch(1)).unwrap();
+    assert!(matches!(cluster.close(1), Err(OpError::Overflow { .. })));
+    assert!(matches!(cluster.feed(0, batch(most)), Err(OpError::Overflow { .. })));
+}
+
+#[test]
+fn an_event_time_out_of_range_is_an_error_and_changes_nothing() {
+    let row = |time| Row { time: Some(time), key: Some(1), value: Some(1) };
+    let schema = batch(&[], Time::Int).schema();
+    let mut cluster = Cluster::new(spec(schema, Key::Int, Some((10, 10)), None), 2, 2);
+    match cluster.feed(0, batch(&[row(3), row(i64::MAX)], Time::Int)) {
+        Err(OpError::EventTime { column, row, value, .. }) => {
+            assert_eq!((column.as_str(), row, value), ("t", 1, i64::MAX))
+        }
+        other => panic!("{other:?}"),
+    }
+    assert_eq!(cluster.keys(), 0);
+}
+
+#[test]
+fn null_keys_can_be_rejected() {
+    let row = |key| Row { time: Some(0), key, value: Some(1) };
+    for key in [Key::Int, Key::Text, Key::Pair] {
+        let mut spec = spec(batch(&[], Time::Int).schema(), key, Some((10, 10)), None);
+        spec.steps[0] = StepSpec::KeyBy { columns: key.columns(), nulls: Nulls::Reject };
+        let mut cluster = Cluster::new(spec, 2, 2);
+        cluster.feed(0, batch(&[row(Some(1))], Time::Int)).unwrap();
+        match cluster.feed(0, batch(&[row(Some(1)), row(Some(2)), row(None)], Time::Int)) {
+            Err(OpError::NullKey { step, column, row }) => {
+                assert_eq!((step.index, column, row), (2, key.columns()[0].clone(), 2));
+            }
+            other => panic!("{other:?}"),
+        }
+    }
+}
+
+#[test]
+fn big_outputs_come_in_bounded_blocks_and_big_bins_in_bounded_chunks() {
+    let rows = 150_000i64;
+    let keys = Int64Array::from_iter_values(0..rows);
+    let texts = StringArray::from_iter_values((0..rows).map(|key| format!("{:>20}", key * 7)));
+    let batch = RecordBatch::try_from_iter([("k", Arc::new(keys) as ArrayRef), ("s", Arc::new(texts) as _)]).unwrap();
+    for column in ["k", "s"] {
+        let aggs = vec![AggSpec { name: "most".into(), function: "max".into(), column: Some("s".into()) }];
+        let source = SourceSpec { schema: batch.schema(), event_time: None, lateness_ms: 0, order_by: vec![] };
+        let steps = vec![
+            StepSpec::KeyBy { columns: vec![column.into()], nulls: Nulls::Group },
+            StepSpec::Agg { emit: Some(Emit::Final), aggs },
+        ];
+        let mut cluster = Cluster::new(PlanSpec { version: PLAN_VERSION, source, steps }, 1, 2);
+        cluster.feed(0, batch.clone()).unwrap();
+        for bin in 0..2 {
+            cluster.relocate(&Move { stage: 0, bin, to: 0, through_bytes: true });
+        }
+        cluster.close(i64::MAX).unwrap();
+        assert_eq!(cluster.rows.len(), 3);
+        let (got, _) = cluster.take();
+        assert_eq!(got.len(), rows as usize);
+        assert!(got.iter().all(|row| match (&row[0], &row[1]) {
+            (Cell::Int(key), Cell::Text(most)) => most.trim() == (key * 7).to_string(),
+            (key, most) => key == most,
+        }));
+    }
+}
+
+#[test]
+fn window_bounds_keep_the_type_of_event_time() {
+    let time = Time::Micro;
+    let cluster = Cluster::new(spec(batch(&[], time).schema(), Key::Int, Some((10, 5)), None), 2, 1);
+    let output = cluster.plan().output_schema();
+    let bound = DataType::Timestamp(TimeUnit::Microsecond, Some("UTC".into()));
+    assert_eq!(output.field(0).data_type(), &bound);
+    assert_eq!(output.field_with_name("window_end").unwrap().data_type(), &bound);
+    assert_eq!(output.field(2).name(), "ki");
+}

@@ -1,0 +1,499 @@
+//! Groups of workers against a sequential oracle: any number of workers and processes, migrations while
+//! epochs run and between them, rollback after a failure.
+
+use std::collections::{BTreeMap, HashMap};
+use std::os::unix::net::UnixStream;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use arrow_array::cast::AsArray;
+use arrow_array::types::Int64Type;
+use arrow_array::{ArrayRef, Int64Array, RecordBatch};
+use crossbeam::channel::{Receiver, unbounded};
+use penstock_dataflow::fabric::{self, Duplex};
+use penstock_dataflow::{Endpoint, FabricGuard, FabricTag};
+use penstock_plan::host::{Event, Group, GroupConfig, HostError, Inline, Input, Resident};
+use penstock_plan::{CallError, Callbacks, ForeignState, Plan, StateFault};
+
+const PATIENCE: Duration = Duration::from_secs(10);
+
+fn schema_text(columns: &[&str]) -> String {
+    let batch = rows(columns, &[]);
+    let mut bytes = Vec::new();
+    arrow_ipc::writer::StreamWriter::try_new(&mut bytes, &batch.schema()).unwrap();
+    const DIGITS: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
+    let mut text = String::new();
+    for chunk in bytes.chunks(3) {
+        let word = chunk.iter().fold(0_u32, |word, byte| word << 8 | u32::from(*byte)) << (8 * (3 - chunk.len()));
+        for digit in 0..4 {
+            let sextet = (word >> (18 - 6 * digit)) as usize & 63;
+            text.push(if digit <= chunk.len() { DIGITS[sextet] as char } else { '=' });
+        }
+    }
+    text
+}
+
+fn rows(columns: &[&str], values: &[Vec<i64>]) -> RecordBatch {
+    let column = |at: usize| -> ArrayRef { Arc::new(Int64Array::from_iter_values(values.iter().map(|row| row[at]))) };
+    RecordBatch::try_from_iter(columns.iter().enumerate().map(|(at, name)| (*name, column(at)))).unwrap()
+}
+
+fn read(batches: &[RecordBatch]) -> Vec<Vec<i64>> {
+    let mut all = Vec::new();
+    for batch in batches {
+        for row in 0..batch.num_rows() {
+            let value = |column: &ArrayRef| column.as_primitive::<Int64Type>().value(row);
+            all.push(batch.columns().iter().map(value).collect());
+        }
+    }
+    all
+}
+
+fn plan(columns: &[&str], event_time: bool, steps: &str) -> Arc<Plan> {
+    let event_time = if event_time { r#""event_time":"ts","# } else { "" };
+    let schema = schema_text(columns);
+    let text =
+        format!(r#"{{"version":1,"source":{{{event_time}"schema":"{schema}","lateness_ms":0}},"steps":[{steps}]}}"#);
+    Arc::new(Plan::from_json(&text).unwrap())
+}
+
+fn counting(emit: &str) -> Arc<Plan> {
+    plan(
+        &["k", "v"],
+        false,
+        &format!(
+            r#"{{"op":"key_by","columns":["k"]}},
+               {{"op":"agg","emit":"{emit}","aggs":[{{"name":"n","fn":"count"}},{{"name":"s","fn":"sum","column":"v"}}]}}"#
+        ),
+    )
+}
+
+fn sequences() -> Arc<Plan> {
+    let schema = schema_text(&["k", "at", "v"]);
+    plan(
+        &["k", "v"],
+        false,
+        &format!(
+            r#"{{"op":"key_by","columns":["k"]}},{{"op":"stateful_map","call":0,"schema":"{schema}","name":"number"}}"#
+        ),
+    )
+}
+
+/// User code: numbers the rows of each key, with undo; fails at a value when told to.
+#[derive(Default)]
+struct Numbers {
+    poison: Arc<Mutex<Option<i64>>>,
+    applied: Arc<AtomicU64>,
+}
+
+#[derive(Clone, Default)]
+struct Numbering {
+    seen: BTreeMap<i64, i64>,
+    saved: Option<BTreeMap<i64, i64>>,
+    poison: Arc<Mutex<Option<i64>>>,
+    applied: Arc<AtomicU64>,
+}
+
+impl Callbacks for Numbers {
+    fn map(&self, _: usize, batch: &RecordBatch) -> Result<RecordBatch, CallError> {
+        Ok(batch.clone())
+    }
+
+    fn new_state(&self, _: usize) -> Box<dyn ForeignState> {
+        Box::new(Numbering { poison: self.poison.clone(), applied: self.applied.clone(), ..Numbering::default() })
+    }
+}
+
+impl ForeignState for Numbering {
+    fn apply(&mut self, batch: &RecordBatch) -> Result<RecordBatch, CallError> {
+        if self.saved.is_none() {
+            self.saved = Some(self.seen.clone());
+        }
+        let mut out = Vec::new();
+        for row in read(std::slice::from_ref(batch)) {
+            if *self.poison.lock().unwrap() == Some(row[1]) {
+                return Err(CallError::new("number", "poisoned"));
+            }
+            let at = self.seen.entry(row[0]).or_default();
+            out.push(vec![row[0], *at, row[1]]);
+            *at += 1;
+            self.applied.fetch_add(1, Ordering::Relaxed);
+        }
+        Ok(rows(&["k", "at", "v"], &out))
+    }
+
+    fn encode(&self, chunk: &mut dyn FnMut(Vec<u8>)) {
+        for (key, count) in &self.seen {
+            chunk([key.to_le_bytes(), count.to_le_bytes()].concat());
+        }
+    }
+
+    fn absorb(&mut self, chunk: &[u8]) -> Result<(), StateFault> {
+        let number = |at: usize| i64::from_le_bytes(chunk[at..at + 8].try_into().unwrap());
+        self.seen.insert(number(0), number(8));
+        Ok(())
+    }
+
+    fn bytes(&self) -> usize {
+        16 * self.seen.len()
+    }
+
+    fn keys(&self) -> usize {
+        self.seen.len()
+    }
+
+    fn mark(&mut self) {
+        self.saved = None;
+    }
+
+    fn rollback(&mut self) {
+        if let Some(saved) = self.saved.take() {
+            self.seen = saved;
+        }
+    }
+}
+
+/// Groups of one or more processes that work on one query.
+struct Cluster {
+    groups: Vec<(Group, Receiver<Event>)>,
+    _guards: Vec<FabricGuard>,
+    workers: usize,
+}
+
+fn endpoints(processes: usize, threads: usize, generation: u64) -> (Vec<Vec<Endpoint>>, Vec<FabricGuard>) {
+    if processes == 1 {
+        return (vec![fabric::threads(threads)], Vec::new());
+    }
+    let mut streams: Vec<Vec<Option<Box<dyn Duplex>>>> = Vec::new();
+    streams.resize_with(processes, || (0..processes).map(|_| None).collect());
+    for a in 0..processes {
+        for b in a + 1..processes {
+            let (left, right) = UnixStream::pair().unwrap();
+            streams[a][b] = Some(Box::new(left));
+            streams[b][a] = Some(Box::new(right));
+        }
+    }
+    let tag = FabricTag { query: 1, generation };
+    let made = streams.into_iter().enumerate().map(|(p, streams)| fabric::processes(p, threads, streams, tag).unwrap());
+    made.unzip()
+}
+
+impl Cluster {
+    fn start(
+        config: &GroupConfig,
+        processes: usize,
+        threads: usize,
+        generation: u64,
+        residents: Vec<Resident>,
+    ) -> Self {
+        let (endpoints, guards) = endpoints(processes, threads, generation);
+        let groups = endpoints.into_iter().zip(residents).map(|(endpoints, resident)| {
+            let (events, inbox) = unbounded();
+            (Group::start(config.clone(), endpoints, resident, events).unwrap(), inbox)
+        });
+        Cluster { groups: groups.collect(), _guards: guards, workers: processes * threads }
+    }
+
+    /// Deals `values` to the processes, partition by partition, and releases them.
+    fn release(&self, epoch: u64, columns: &[&str], values: &[Vec<i64>], watermark: Option<i64>) {
+        let share = values.len().div_ceil(self.groups.len()).max(1);
+        for (p, (group, _)) in self.groups.iter().enumerate() {
+            let (from, to) = ((p * share).min(values.len()), ((p + 1) * share).min(values.len()));
+            let batches = vec![rows(columns, &values[from..to])];
+            let input = Input { partition: p as u32, batches, rows_before: from as u64 };
+            group.release(epoch, vec![input], watermark).unwrap();
+        }
+    }
+
+    /// Waits until every worker has completed `epoch`; counts completed migrations on the way.
+    fn complete(&self, epoch: u64, migrated: &mut usize) -> Result<Vec<RecordBatch>, HostError> {
+        let mut all = Vec::new();
+        for (group, inbox) in &self.groups {
+            let mut left = self.workers / self.groups.len();
+            while left > 0 {
+                match inbox
+                    .recv_timeout(PATIENCE)
+                    .unwrap_or_else(|_| panic!("epoch {epoch} hangs: {:?}", group.stats()))
+                {
+                    Event::EpochDone { epoch: done, outputs, late_rows, .. } => {
+                        assert_eq!((done, late_rows), (epoch, 0));
+                        all.extend(outputs);
+                        left -= 1;
+                    }
+                    Event::MigrationDone { .. } => *migrated += 1,
+                    Event::Failed { error } => return Err(error),
+                }
+            }
+        }
+        Ok(all)
+    }
+
+    fn stop(self) -> (Vec<Resident>, Vec<HostError>) {
+        for (group, _) in &self.groups {
+            group.ask_to_stop();
+        }
+        let (residents, errors): (Vec<_>, Vec<_>) = self.groups.into_iter().map(|(group, _)| group.stop()).unzip();
+        // A process that ends first is lost to the others: with several processes that is how a stop looks.
+        let told = |error: &HostError| {
+            use penstock_dataflow::Error::{Aborted, PeerLost};
+            !matches!(error, HostError::Dataflow(PeerLost { .. } | Aborted { .. }))
+        };
+        (residents, errors.into_iter().flatten().filter(told).collect())
+    }
+}
+
+fn config(plan: &Arc<Plan>, callbacks: &Arc<dyn Callbacks>, workers: usize) -> GroupConfig {
+    let mut config = GroupConfig::founding(plan.clone(), callbacks.clone(), 4, workers as u32);
+    config.slice_rows = 50;
+    config.window = 4;
+    config
+}
+
+fn fresh(processes: usize) -> Vec<Resident> {
+    (0..processes).map(|_| Resident::fresh()).collect()
+}
+
+/// A deterministic stream of numbers.
+struct Random(u64);
+
+impl Random {
+    fn below(&mut self, bound: u64) -> u64 {
+        self.0 = self.0.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+        (self.0 >> 33) % bound
+    }
+}
+
+fn moves(random: &mut Random, workers: usize, strategy: u64) -> Vec<Vec<(u32, u32)>> {
+    let all = (0..16).filter_map(|bin| (random.below(2) == 0).then(|| (bin, random.below(workers as u64) as u32)));
+    let all = all.collect::<Vec<_>>();
+    match strategy {
+        0 => vec![all],
+        1 => all.chunks(3).map(<[_]>::to_vec).collect(),
+        _ => all.into_iter().map(|step| vec![step]).collect(),
+    }
+}
+
+#[test]
+fn counts_equal_the_oracle_while_bins_move() {
+    let none: Arc<dyn Callbacks> = Arc::new(Numbers::default());
+    for (processes, threads) in [(1, 1), (1, 2), (1, 4), (2, 1), (2, 2)] {
+        for strategy in 0..3 {
+            let workers = processes * threads;
+            let config = config(&counting("update"), &none, workers);
+            let cluster = Cluster::start(&config, processes, threads, 1, fresh(processes));
+            let mut random = Random(7 + strategy);
+            let mut oracle: BTreeMap<i64, (i64, i64)> = BTreeMap::new();
+            let mut latest: BTreeMap<i64, (i64, i64)> = BTreeMap::new();
+            let (mut asked, mut migrated) = (0, 0);
+            for epoch in 0..8 {
+                let count = random.below(1500) as usize;
+                let values =
+                    (0..count).map(|_| vec![random.below(300) as i64, random.below(9) as i64]).collect::<Vec<_>>();
+                for row in &values {
+                    let entry = oracle.entry(row[0]).or_default();
+                    *entry = (entry.0 + 1, entry.1 + row[1]);
+                }
+                cluster.release(epoch, &["k", "v"], &values, None);
+                cluster.groups[0].0.migrate(epoch, moves(&mut random, workers, strategy));
+                asked += 1;
+                let outputs = cluster.complete(epoch, &mut migrated).unwrap();
+                let mut seen = std::collections::BTreeSet::new();
+                for row in read(&outputs) {
+                    assert!(seen.insert(row[0]), "key {} is reported twice in epoch {epoch}", row[0]);
+                    latest.insert(row[0], (row[1], row[2]));
+                }
+                assert_eq!(latest, oracle, "{processes} x {threads}, strategy {strategy}, epoch {epoch}");
+            }
+            // Migrations that reach over the last epoch finish without data.
+            while migrated < asked {
+                match cluster.groups[0].1.recv_timeout(PATIENCE).expect("an idle migration finishes") {
+                    Event::MigrationDone { .. } => migrated += 1,
+                    other => panic!("{other:?}"),
+                }
+            }
+            let (residents, errors) = cluster.stop();
+            assert!(errors.is_empty(), "{errors:?}");
+            let mut held = residents.iter().flat_map(|it| it.inventory(8).ops[0].clone()).collect::<Vec<_>>();
+            held.sort_unstable();
+            assert_eq!(held, (0..16).collect::<Vec<_>>());
+            let keys: u64 = residents.iter().map(Resident::keys).sum();
+            assert_eq!(keys, oracle.len() as u64);
+        }
+    }
+}
+
+#[test]
+fn the_order_of_rows_does_not_depend_on_workers() {
+    let numbers: Arc<dyn Callbacks> = Arc::new(Numbers::default());
+    let mut random = Random(3);
+    let values = (0..3000).map(|v| vec![random.below(40) as i64, v]).collect::<Vec<_>>();
+    let mut expected = Vec::new();
+    let mut at: HashMap<i64, i64> = HashMap::new();
+    for row in &values {
+        let at = at.entry(row[0]).or_default();
+        expected.push(vec![row[0], *at, row[1]]);
+        *at += 1;
+    }
+    expected.sort_unstable();
+    for (processes, threads) in [(1, 1), (1, 3), (2, 2), (3, 1)] {
+        let config = config(&sequences(), &numbers, processes * threads);
+        let cluster = Cluster::start(&config, processes, threads, 1, fresh(processes));
+        let mut got = Vec::new();
+        for (epoch, values) in values.chunks(1100).enumerate() {
+            cluster.release(epoch as u64, &["k", "v"], values, None);
+            cluster.groups[0].0.migrate(0, moves(&mut random, processes * threads, 1));
+            got.extend(read(&cluster.complete(epoch as u64, &mut 0).unwrap()));
+        }
+        got.sort_unstable();
+        assert_eq!(got, expected, "{processes} x {threads}");
+        assert!(cluster.stop().1.is_empty());
+    }
+}
+
+/// Next owners after a failure: each bin in the process that can bring it back.
+fn owners_at(residents: &[Resident], epoch: u64, threads: usize) -> Vec<Vec<u32>> {
+    let inventories = residents.iter().map(|it| it.inventory(epoch)).collect::<Vec<_>>();
+    let owner = |op: usize, bin: u32| {
+        let having = (0..residents.len()).filter(|p| inventories[*p].ops[op].contains(&bin)).collect::<Vec<_>>();
+        assert_eq!(having.len(), 1, "bin {bin} comes back once, from {having:?}");
+        (having[0] * threads + bin as usize % threads) as u32
+    };
+    (0..inventories[0].ops.len()).map(|op| (0..16).map(|bin| owner(op, bin)).collect()).collect()
+}
+
+#[test]
+fn a_failed_epoch_is_undone_and_replayed_with_the_same_rows() {
+    for (processes, threads, seed) in [(1, 1, 1), (1, 3, 2), (2, 1, 3), (2, 2, 4), (3, 1, 5)] {
+        let poison = Arc::new(Mutex::new(None));
+        let numbers: Arc<dyn Callbacks> = Arc::new(Numbers { poison: poison.clone(), ..Numbers::default() });
+        let workers = processes * threads;
+        let mut config = config(&sequences(), &numbers, workers);
+        config.journal = true;
+        let mut random = Random(seed);
+        let mut cluster = Cluster::start(&config, processes, threads, 1, fresh(processes));
+        let mut at: HashMap<i64, i64> = HashMap::new();
+        for epoch in 0..12_u64 {
+            let values = (0..800).map(|v| vec![random.below(60) as i64, v]).collect::<Vec<_>>();
+            let mut expected = Vec::new();
+            for row in &values {
+                let at = at.entry(row[0]).or_default();
+                expected.push(vec![row[0], *at, row[1]]);
+                *at += 1;
+            }
+            expected.sort_unstable();
+            if epoch % 3 == 1 {
+                *poison.lock().unwrap() = Some(random.below(800) as i64);
+                cluster.groups[0].0.migrate(epoch, moves(&mut random, workers, epoch % 2));
+                cluster.release(epoch, &["k", "v"], &values, None);
+                let error = cluster.complete(epoch, &mut 0).unwrap_err();
+                assert!(error.to_string().contains("poisoned"), "{error}");
+                *poison.lock().unwrap() = None;
+                let (residents, errors) = cluster.stop();
+                assert!(errors.iter().any(|error| matches!(error, HostError::Call(call) if call.step == "number")));
+                config.owners = owners_at(&residents, epoch, threads);
+                config.epoch = epoch;
+                cluster = Cluster::start(&config, processes, threads, epoch + 2, residents);
+            }
+            cluster.release(epoch, &["k", "v"], &values, None);
+            cluster.groups[0].0.migrate(epoch, moves(&mut random, workers, 1));
+            let mut got = read(&cluster.complete(epoch, &mut 0).unwrap());
+            got.sort_unstable();
+            let differ = got.iter().zip(&expected).find(|(got, expected)| got != expected);
+            assert_eq!((got.len(), differ), (expected.len(), None), "{processes} x {threads}, epoch {epoch}");
+        }
+        assert!(cluster.stop().1.is_empty());
+    }
+}
+
+#[test]
+fn windows_close_with_the_watermark_on_any_number_of_workers() {
+    let none: Arc<dyn Callbacks> = Arc::new(Numbers::default());
+    let plan = plan(
+        &["ts", "k"],
+        true,
+        r#"{"op":"key_by","columns":["k"]},{"op":"window","kind":"sliding","size_us":10000,"every_us":5000},
+           {"op":"agg","aggs":[{"name":"n","fn":"count"}]},{"op":"top","n":1,"by":"n","per":"window"}"#,
+    );
+    let mut random = Random(9);
+    let values = (0..4000).map(|i| vec![i / 20 + random.below(4) as i64, random.below(12) as i64]).collect::<Vec<_>>();
+    let mut counts: BTreeMap<(i64, i64), i64> = BTreeMap::new();
+    for row in &values {
+        for start in [row[0].div_euclid(5) * 5, row[0].div_euclid(5) * 5 - 5] {
+            *counts.entry((start, row[1])).or_default() += 1;
+        }
+    }
+    let most = |start: i64| counts.range((start, 0)..(start + 1, 0)).map(|(_, n)| *n).max();
+    let hottest = counts.iter().filter(|((start, _), n)| most(*start) == Some(**n));
+    let mut expected = hottest.map(|((start, key), n)| vec![*start, start + 10, *key, *n]).collect::<Vec<_>>();
+    expected.sort_unstable();
+    for (processes, threads) in [(1, 1), (1, 4), (2, 1)] {
+        let config = config(&plan, &none, processes * threads);
+        let cluster = Cluster::start(&config, processes, threads, 1, fresh(processes));
+        let mut got = Vec::new();
+        let chunks = values.chunks(500).collect::<Vec<_>>();
+        for (epoch, values) in chunks.iter().enumerate() {
+            let last = epoch + 1 == chunks.len();
+            let seen = values.iter().map(|row| row[0] - 4).max().unwrap() * 1000;
+            cluster.release(epoch as u64, &["ts", "k"], values, Some(if last { i64::MAX } else { seen }));
+            cluster.groups[0].0.migrate(0, moves(&mut random, processes * threads, 0));
+            got.extend(read(&cluster.complete(epoch as u64, &mut 0).unwrap()));
+        }
+        got.sort_unstable();
+        assert_eq!(got, expected, "{processes} x {threads}");
+        assert!(cluster.stop().1.is_empty());
+    }
+    // In pieces, as a batch host runs it: rows of one hash meet in one second piece.
+    let batch = rows(&["ts", "k"], &values);
+    let mut rows_in: Vec<RecordBatch> = vec![batch];
+    for piece in 0..plan.pieces() {
+        let mut out = Vec::new();
+        for part in 0..2 {
+            let mut inline = Inline::new(plan.clone(), none.clone(), Some(piece)).unwrap();
+            for batch in &rows_in {
+                let mine = match piece {
+                    0 if part == 0 => batch.clone(),
+                    0 => batch.slice(0, 0),
+                    _ => {
+                        let hashes = plan.exchange_hashes(piece, batch).unwrap();
+                        let keep = (0..batch.num_rows() as u32).filter(|row| hashes[*row as usize] % 2 == part);
+                        let keep = arrow_array::UInt32Array::from_iter_values(keep);
+                        arrow_select::take::take_record_batch(batch, &keep).unwrap()
+                    }
+                };
+                out.extend(inline.push(&mine).unwrap());
+            }
+            out.extend(inline.finish().unwrap());
+            assert!(matches!(inline.finish(), Err(HostError::Finished)));
+        }
+        let schema = plan.piece_output_schema(piece).unwrap();
+        assert!(out.iter().all(|batch| batch.schema() == schema), "piece {piece}");
+        rows_in = out;
+    }
+    let mut got = read(&rows_in);
+    got.sort_unstable();
+    assert_eq!(got, expected);
+}
+
+#[test]
+fn state_that_is_not_there_is_refused() {
+    let none: Arc<dyn Callbacks> = Arc::new(Numbers::default());
+    let mut config = config(&counting("final"), &none, 2);
+    let cluster = Cluster::start(&config, 1, 2, 1, fresh(1));
+    let (mut residents, _) = cluster.stop();
+    let (events, _inbox) = unbounded();
+    let resident = residents.pop().unwrap();
+    config.owners[0].truncate(8);
+    let refused = Group::start(config.clone(), fabric::threads(2), resident, events.clone());
+    assert!(matches!(refused, Err(HostError::Owners { given: 1, bins: 8, steps: 1, expected: 16 })));
+    config.owners = vec![vec![0; 16]];
+    let mut empty = Cluster::start(&config, 1, 1, 1, fresh(1)).stop().0;
+    let mut narrow = config.clone();
+    narrow.owners = vec![(0..16).map(|bin| bin % 2).collect()];
+    // Worker 1's bins never were in this process.
+    drop(empty.pop());
+    let (residents, _) = Cluster::start(&narrow, 2, 1, 1, fresh(2)).stop();
+    let alone = residents.into_iter().next().unwrap();
+    let refused = Group::start(config, fabric::threads(1), alone, events);
+    assert!(matches!(refused, Err(HostError::MissingBins { op: 0, bins }) if bins.len() == 8));
+}
