@@ -45,12 +45,15 @@ impl<T: Ord + Clone> Arrivals<T> {
         to: &mut Destination<'_, T, S, P>,
     ) -> Result<Option<(u32, What, usize)>, BinsError> {
         match piece {
-            Piece::Prepare { bin } => {
+            Piece::Prepare { bin, epoch } => {
                 if bin >= 1 << to.table.bits() {
                     return Err(BinsError::Absent { bin });
                 }
                 if to.table.get(bin).is_some() || self.prepared.contains_key(&bin) {
                     return Err(BinsError::Occupied { bin });
+                }
+                if epoch != to.table.epoch() {
+                    return Err(BinsError::EpochDiffers { bin, here: to.table.epoch(), there: epoch });
                 }
                 self.prepared.insert(bin, time.clone());
                 if foreign {
@@ -89,7 +92,9 @@ impl<T: Ord + Clone> Arrivals<T> {
         if self.prepared.is_empty() {
             return Vec::new();
         }
-        self.prepared.extract_if(.., |_, time| passed(time)).collect()
+        let (settled, waiting) = std::mem::take(&mut self.prepared).into_iter().partition(|(_, time)| passed(time));
+        self.prepared = waiting;
+        BTreeMap::into_iter(settled).collect()
     }
 
     fn expect(&self, bin: u32, time: &T) -> Result<(), BinsError> {
@@ -126,10 +131,7 @@ mod tests {
             }
         }
 
-        fn with<R>(
-            &mut self,
-            act: impl FnOnce(&mut Arrivals<u64>, &mut Destination<'_, u64, Counts, char>) -> R,
-        ) -> R {
+        fn with<R>(&mut self, act: impl FnOnce(&mut Arrivals<u64>, &mut Destination<'_, u64, Counts, char>) -> R) -> R {
             let mut to = Destination {
                 name: "count",
                 table: &mut self.table,
@@ -160,7 +162,7 @@ mod tests {
     #[test]
     fn several_chunks_make_a_bin_and_settle_once() {
         let mut rig = Rig::new();
-        rig.piece(5, Piece::Prepare { bin: 1 }).unwrap();
+        rig.piece(5, Piece::Prepare { bin: 1, epoch: None }).unwrap();
         rig.piece(5, Piece::State { bin: 1, chunk: chunks(0..3) }).unwrap();
         rig.piece(5, Piece::State { bin: 1, chunk: chunks(3..7) }).unwrap();
         rig.piece(5, Piece::Pending { bin: 1, records: vec![(9, 'z'), (5, 'a')] }).unwrap();
@@ -179,7 +181,7 @@ mod tests {
     #[test]
     fn an_empty_bin_moves() {
         let mut rig = Rig::new();
-        rig.piece(5, Piece::Prepare { bin: 3 }).unwrap();
+        rig.piece(5, Piece::Prepare { bin: 3, epoch: None }).unwrap();
         assert!(rig.table.get(3).unwrap().is_empty(), "at once: it may have to move on");
         assert_eq!(rig.settle(6), [(3, 5)]);
     }
@@ -187,8 +189,12 @@ mod tests {
     #[test]
     fn breaches_are_fatal() {
         let mut rig = Rig::new();
-        assert!(matches!(rig.piece(5, Piece::Prepare { bin: 0 }), Err(BinsError::Occupied { bin: 0 })));
-        assert!(matches!(rig.piece(5, Piece::Prepare { bin: 4 }), Err(BinsError::Absent { bin: 4 })));
+        assert!(matches!(
+            rig.piece(5, Piece::Prepare { bin: 1, epoch: Some(3) }),
+            Err(BinsError::EpochDiffers { bin: 1, here: None, there: Some(3) })
+        ));
+        assert!(matches!(rig.piece(5, Piece::Prepare { bin: 0, epoch: None }), Err(BinsError::Occupied { bin: 0 })));
+        assert!(matches!(rig.piece(5, Piece::Prepare { bin: 4, epoch: None }), Err(BinsError::Absent { bin: 4 })));
         let chunk = chunks(0..1);
         assert!(matches!(
             rig.piece(5, Piece::State { bin: 1, chunk: chunk.clone() }),
@@ -198,8 +204,8 @@ mod tests {
             rig.piece(5, Piece::Pending { bin: 1, records: vec![(5, 'a')] }),
             Err(BinsError::Unprepared { bin: 1 })
         ));
-        rig.piece(5, Piece::Prepare { bin: 1 }).unwrap();
-        assert!(matches!(rig.piece(5, Piece::Prepare { bin: 1 }), Err(BinsError::Occupied { bin: 1 })));
+        rig.piece(5, Piece::Prepare { bin: 1, epoch: None }).unwrap();
+        assert!(matches!(rig.piece(5, Piece::Prepare { bin: 1, epoch: None }), Err(BinsError::Occupied { bin: 1 })));
         assert!(matches!(rig.piece(6, Piece::State { bin: 1, chunk }), Err(BinsError::Unprepared { bin: 1 })));
         assert!(matches!(
             rig.piece(5, Piece::State { bin: 1, chunk: vec![255; 3] }),

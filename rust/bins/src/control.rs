@@ -149,8 +149,14 @@ mod tests {
         assert_eq!(check(&one(moved(4, 0))), Err(ControlError::BinOutOfRange { bin: 4, bins: 4 }));
         assert_eq!(check(&one(moved(0, 2))), Err(ControlError::AbsentWorker { worker: 2 }));
         assert_eq!(check(&one(Command::Map(vec![0, 0, 9, 0]))), Err(ControlError::AbsentWorker { worker: 9 }));
-        assert_eq!(check(&Control::batch(8, vec![Command::Noop])), Err(ControlError::Sequence { found: 8, expected: 7 }));
-        assert_eq!(check(&Control::batch(6, vec![Command::Noop])), Err(ControlError::Sequence { found: 6, expected: 7 }));
+        assert_eq!(
+            check(&Control::batch(8, vec![Command::Noop])),
+            Err(ControlError::Sequence { found: 8, expected: 7 })
+        );
+        assert_eq!(
+            check(&Control::batch(6, vec![Command::Noop])),
+            Err(ControlError::Sequence { found: 6, expected: 7 })
+        );
         let mut mixed = Control::batch(7, vec![Command::Noop, Command::Noop]);
         mixed[1].sequence = 9;
         assert_eq!(check(&mixed), Err(ControlError::Sequence { found: 9, expected: 7 }));
@@ -160,10 +166,7 @@ mod tests {
         let mut uneven = Control::batch(7, vec![Command::Noop, Command::Noop]);
         uneven[1].count = 1;
         assert_eq!(check(&uneven), Err(ControlError::Count { announced: 1, present: 2 }));
-        assert_eq!(
-            check(&Control::batch(7, vec![moved(2, 1), moved(2, 0)])),
-            Err(ControlError::MovedTwice { bin: 2 })
-        );
+        assert_eq!(check(&Control::batch(7, vec![moved(2, 1), moved(2, 0)])), Err(ControlError::MovedTwice { bin: 2 }));
         assert_eq!(
             check(&Control::batch(7, vec![moved(2, 1), Command::Map(vec![0; 4])])),
             Err(ControlError::MapNotAlone { others: 1 })

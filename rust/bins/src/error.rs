@@ -170,6 +170,16 @@ pub enum BinsError {
         /// The bin.
         bin: u32,
     },
+    /// A bin moves between two workers of which only one has marked the epoch: the migration is of the epoch's first instant.
+    #[error("bin {bin} comes with the mark of epoch {there:?} into a table marked with {here:?}")]
+    EpochDiffers {
+        /// The bin.
+        bin: u32,
+        /// The mark of the receiving table.
+        here: Option<u64>,
+        /// The mark of the sending table.
+        there: Option<u64>,
+    },
     /// A ticket that the shelf does not know.
     #[error("bin {bin} of {name} is not on the shelf under ticket {ticket}")]
     NotShelved {

@@ -21,11 +21,13 @@
 //!
 //! # Life of an epoch
 //!
-//! A host that can lose a process works in epochs. When S's output has left an epoch and the host has committed it, each worker
-//! calls [`BinTable::mark_all`] before it advances its own inputs into the next epoch: those inputs hold back every record
-//! and every migration of the next one. [`Shelf::close_epoch`] frees what only the old epoch needed. Should an epoch
-//! fail, all workers end, their tables deposit their bins on the shelf, and [`Shelf::rebuild`] makes the tables of the new
-//! generation as they were when the epoch began.
+//! A host that can lose a process works in epochs. At the end of one, all inputs go to the first instant of the next, which lets
+//! S's output leave the old one. When it has, and the host has committed the epoch, each worker calls
+//! [`BinTable::mark_all`], and only then moves its data input beyond that instant; so every record and every
+//! migration of the new epoch waits for every worker's mark, provided that no control is scheduled for the first
+//! instant itself (else [`BinsError::EpochDiffers`]). [`Shelf::close_epoch`] frees what only the old epoch needed. Should
+//! an epoch fail, all workers end, their tables deposit their bins on the shelf, and [`Shelf::rebuild`] makes the tables
+//! of the new generation as they were when the epoch began.
 //! Post-dated records are not undone: a flow that is to be rolled back keeps its timers in its bins.
 //!
 //! Source: Megaphone (Hoffmann et al.), §3 and §4. Departures are in the modules.
@@ -63,7 +65,7 @@ pub use plan::{Migration, MigrationProgress, PlanStep, Strategy, commands, steps
 pub use routing::Routing;
 pub use shelf::{Rebuilt, Shelf};
 pub use state::{Later, Outbox, Step};
-pub use state_machine::state_machine;
+pub use state_machine::{StateMachine, state_machine};
 pub use stateful::{Config, Stateful, stateful};
 pub use stats::{Counters, Event, LOG_EVENTS, Stats, What};
 pub use table::BinTable;

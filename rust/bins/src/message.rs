@@ -38,7 +38,11 @@ impl<D: Wire> Wire for Addressed<D> {
 #[derive(Debug)]
 pub(crate) enum Piece<T, P> {
     /// The bin comes; it is empty until its state follows.
-    Prepare { bin: u32 },
+    Prepare {
+        bin: u32,
+        /// The epoch of the sender's mark.
+        epoch: Option<u64>,
+    },
     /// Its state lies on the shelf of this process.
     Shelved { bin: u32, ticket: u64 },
     /// A chunk of its state.
@@ -58,7 +62,10 @@ impl<T: Timestamp, P: Record> Wire for Piece<T, P> {
             out.extend_from_slice(&bin.to_le_bytes());
         };
         match self {
-            Self::Prepare { bin } => head(PREPARE, bin),
+            Self::Prepare { bin, epoch } => {
+                head(PREPARE, bin);
+                encode_serde(epoch, out);
+            }
             Self::Shelved { bin, .. } => {
                 // A ticket means nothing elsewhere. Sent as a kind that nobody decodes, it stops the receiver.
                 head(0, bin);
@@ -78,8 +85,7 @@ impl<T: Timestamp, P: Record> Wire for Piece<T, P> {
         let (&kind, rest) = bytes.split_first().ok_or_else(|| WireError("no bytes".into()))?;
         let (bin, rest) = number(rest)?;
         match kind {
-            PREPARE if rest.is_empty() => Ok(Self::Prepare { bin }),
-            PREPARE => Err(WireError(format!("{} bytes too many", rest.len()))),
+            PREPARE => Ok(Self::Prepare { bin, epoch: decode_serde(rest)? }),
             STATE => Ok(Self::State { bin, chunk: rest.to_vec() }),
             PENDING => Ok(Self::Pending { bin, records: decode_serde(rest)? }),
             other => Err(WireError(format!("piece of kind {other}"))),
@@ -104,12 +110,19 @@ mod tests {
 
     #[test]
     fn pieces_survive_the_wire() {
-        assert!(matches!(Piece::<u64, String>::decode(&bytes(&Piece::Prepare { bin: 7 })), Ok(Piece::Prepare { bin: 7 })));
+        for epoch in [None, Some(u64::MAX)] {
+            let prepare = Piece::<u64, String>::decode(&bytes(&Piece::Prepare { bin: 7, epoch }));
+            assert!(matches!(prepare, Ok(Piece::Prepare { bin: 7, epoch: e }) if e == epoch));
+        }
         let state = bytes(&Piece::State { bin: 8, chunk: vec![1, 2, 3] });
-        assert!(matches!(Piece::<u64, String>::decode(&state), Ok(Piece::State { bin: 8, chunk }) if chunk == [1, 2, 3]));
+        assert!(
+            matches!(Piece::<u64, String>::decode(&state), Ok(Piece::State { bin: 8, chunk }) if chunk == [1, 2, 3])
+        );
         let records = vec![(4u64, "a".to_string()), (9, "b".to_string())];
         let pending = bytes(&Piece::Pending { bin: 9, records: records.clone() });
-        assert!(matches!(Piece::<u64, String>::decode(&pending), Ok(Piece::Pending { bin: 9, records: r }) if r == records));
+        assert!(
+            matches!(Piece::<u64, String>::decode(&pending), Ok(Piece::Pending { bin: 9, records: r }) if r == records)
+        );
         for cut in 0..pending.len() {
             assert!(Piece::<u64, String>::decode(&pending[..cut]).is_err());
         }
@@ -119,7 +132,7 @@ mod tests {
     fn tickets_and_unknown_kinds_do_not_cross() {
         assert!(Piece::<u64, String>::decode(&bytes(&Piece::Shelved { bin: 7, ticket: 1 })).is_err());
         assert!(Piece::<u64, String>::decode(&[9, 0, 0, 0, 0]).is_err());
-        let mut long = bytes(&Piece::Prepare { bin: 1 });
+        let mut long = bytes(&Piece::Prepare { bin: 1, epoch: None });
         long.push(0);
         assert!(Piece::<u64, String>::decode(&long).is_err());
     }

@@ -208,7 +208,7 @@ where
         let mut table = self.table.borrow_mut();
         let state = table.get(bin).ok_or(BinsError::Absent { bin })?;
         self.stats.record(self.index, bin, time.clone(), What::Prepare);
-        send(Piece::Prepare { bin });
+        send(Piece::Prepare { bin, epoch: table.epoch() });
         let near = (self.local)(m.to as usize);
         if !near {
             // Encoded where it lies: should that panic, the table still has it.

@@ -174,7 +174,9 @@ mod tests {
         assert!(matches!(Routing::new(21, 1), Err(BinsError::Bits { bits: 21 })));
         assert!(matches!(Routing::new(3, 0), Err(BinsError::NoPeers)));
         for length in [0, 3, 12] {
-            assert!(matches!(Routing::from_owners(vec![0; length]), Err(BinsError::Owners { length: l }) if l == length));
+            assert!(
+                matches!(Routing::from_owners(vec![0; length]), Err(BinsError::Owners { length: l }) if l == length)
+            );
         }
         assert!(Routing::from_owners(vec![0; 1 << 20]).is_ok());
         assert!(Routing::from_owners(vec![0; 1 << 21]).is_err());
@@ -203,6 +205,9 @@ mod tests {
         assert_eq!(routing, to);
         routing.backward(&moves);
         assert_eq!(routing, from);
-        assert!(matches!(from.moves_to(&Routing::new(2, 1).unwrap()), Err(BinsError::BitsDiffer { expected: 3, found: 2 })));
+        assert!(matches!(
+            from.moves_to(&Routing::new(2, 1).unwrap()),
+            Err(BinsError::BitsDiffer { expected: 3, found: 2 })
+        ));
     }
 }

@@ -138,7 +138,10 @@ impl<S: BinState> Shelf<S> {
     pub fn inventory(&self, name: &str, epoch: u64) -> Vec<u32> {
         let inner = self.lock();
         let rests = inner.operators.get(name).into_iter().flatten();
-        rests.filter(|(_, rest)| rest.resting_counts(epoch) || rest.retained_counts(epoch)).map(|(&bin, _)| bin).collect()
+        rests
+            .filter(|(_, rest)| rest.resting_counts(epoch) || rest.retained_counts(epoch))
+            .map(|(&bin, _)| bin)
+            .collect()
     }
 
     /// Sums `measure` over all states that rest here, without retained originals.

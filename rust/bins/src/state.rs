@@ -122,7 +122,7 @@ where
         self.receive_state()?;
         while let Some((capability, block)) = self.ports.data.next() {
             let from = capability.sender();
-                        let entry = self.stash.entry(capability.time().clone());
+            let entry = self.stash.entry(capability.time().clone());
             entry.or_insert_with(|| (capability.retain(), Vec::new())).1.push((from, block.content));
         }
         while let Some(time) = self.next_time() {

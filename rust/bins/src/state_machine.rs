@@ -16,6 +16,12 @@ use crate::keyed::{Keyed, KeyedMap};
 use crate::state::Step;
 use crate::stateful::{Config, Stateful, stateful};
 
+/// A built state machine over keys `K` with per-key state `A` and outputs `R`.
+pub type StateMachine<T, K, A, R> = Stateful<T, KeyedMap<K, A>, Vec<R>>;
+
+/// Nothing is post-dated here.
+type MachineStep<'a, T, K, V, A, R> = Step<'a, T, Keyed<K, V>, KeyedMap<K, A>, (), Vec<R>>;
+
 /// Applies `fold` to each value with the state of its key, in time order; migration is invisible to it.
 ///
 /// `fold(key, value, state)` returns whether to drop the key, and outputs. A dropped or new key starts from the default state.
@@ -72,7 +78,7 @@ pub fn state_machine<T, K, V, A, R, I, F>(
     control: &Stream<T, Vec<Control>>,
     config: Config<T, KeyedMap<K, A>>,
     mut fold: F,
-) -> Result<Stateful<T, KeyedMap<K, A>, Vec<R>>, BinsError>
+) -> Result<StateMachine<T, K, A, R>, BinsError>
 where
     T: Timestamp + TotalOrder,
     K: Eq + Hash + Clone + Serialize + DeserializeOwned + Send + 'static,
@@ -82,7 +88,7 @@ where
     I: IntoIterator<Item = R>,
     F: FnMut(&K, V, &mut A) -> (bool, I) + 'static,
 {
-    let logic = move |step: Step<'_, T, Keyed<K, V>, KeyedMap<K, A>, (), Vec<R>>| -> Result<(), BoxError> {
+    let logic = move |step: MachineStep<'_, T, K, V, A, R>| -> Result<(), BoxError> {
         let bits = step.bins.bits();
         let mut outputs = Vec::new();
         for block in step.blocks {

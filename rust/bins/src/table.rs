@@ -167,9 +167,7 @@ impl<S: BinState> BinTable<S> {
         self.held = 0;
         (0u32..)
             .zip(&mut self.slots)
-            .filter_map(|(bin, slot)| {
-                Some((bin, Held { state: slot.take()?, arrived: arrived.contains(&bin), epoch }))
-            })
+            .filter_map(|(bin, slot)| Some((bin, Held { state: slot.take()?, arrived: arrived.contains(&bin), epoch })))
             .collect()
     }
 

@@ -54,21 +54,22 @@ impl<S: BinState> Clone for Seat<S> {
     }
 }
 
+/// Counters by process.
+pub type ProcessStats = Vec<Arc<Stats<u64>>>;
+
 /// Runs `program` on all workers; the results by worker. `shelves` has one per process.
 pub fn run<S, R>(
     layout: Layout,
     shelves: &[Shelf<S>],
     program: impl Fn(&mut Worker, &Seat<S>) -> Result<R, BoxError> + Clone + Send + Sync + 'static,
-) -> (Vec<Result<R, Error>>, Vec<Arc<Stats<u64>>>)
+) -> (Vec<Result<R, Error>>, ProcessStats)
 where
     S: BinState,
     R: Send + 'static,
 {
     assert_eq!(shelves.len(), layout.processes());
-    let seats: Vec<Seat<S>> = shelves
-        .iter()
-        .map(|shelf| Seat { layout, shelf: shelf.clone(), stats: Arc::new(Stats::new()) })
-        .collect();
+    let seats: Vec<Seat<S>> =
+        shelves.iter().map(|shelf| Seat { layout, shelf: shelf.clone(), stats: Arc::new(Stats::new()) }).collect();
     let stats = seats.iter().map(|seat| Arc::clone(&seat.stats)).collect();
     let threads: Vec<_> = fabrics(layout)
         .into_iter()

@@ -1,6 +1,7 @@
 //! The naive twin: a single-threaded stateful operator, and the program that runs the real one on the same load.
 #![allow(dead_code, unreachable_pub)]
 
+pub mod duo;
 pub mod fleet;
 
 use std::cell::RefCell;
@@ -115,11 +116,7 @@ pub fn apply(state: &mut u64, value: i64) -> Option<(u64, i64)> {
 }
 
 /// The logic on bins, by [`apply`].
-pub fn logic(
-    worker: u32,
-    bits: u8,
-    step: Step<'_, u64, Block, Sums, Row, Vec<Output>>,
-) -> Result<(), BoxError> {
+pub fn logic(worker: u32, bits: u8, step: Step<'_, u64, Block, Sums, Row, Vec<Output>>) -> Result<(), BoxError> {
     let Step { time, blocks, due, bins, later, out, .. } = step;
     let mut outputs = Vec::new();
     let rows = blocks.into_iter().flat_map(|block| block.into_hashed_rows().collect::<Vec<_>>());
@@ -184,12 +181,7 @@ pub fn config(worker: &Worker, seat: &Seat<Sums>, routing: &Routing) -> Config<u
     config_with(worker, seat, routing, table)
 }
 
-pub fn config_with(
-    worker: &Worker,
-    seat: &Seat<Sums>,
-    routing: &Routing,
-    table: BinTable<Sums>,
-) -> Config<u64, Sums> {
+pub fn config_with(worker: &Worker, seat: &Seat<Sums>, routing: &Routing, table: BinTable<Sums>) -> Config<u64, Sums> {
     let (layout, process) = (seat.layout, seat.layout.process_of(worker.index()));
     Config {
         name: "sums".into(),

@@ -1,0 +1,335 @@
+//! The protocol step by step, on two workers that the test steps itself.
+
+mod common;
+
+use common::duo::Duo;
+use common::fleet::Layout;
+use common::{Sums, hash};
+use penstock_bins::{BinsError, Command, Control, ControlError, Controller, Routing, ScheduleError, What, bin};
+use penstock_dataflow::InputHandle;
+
+const BITS: u8 = 4;
+
+/// A key in a bin of the given worker by the initial routing, other than those in `but`.
+fn key_of(worker: u32, but: &[u64]) -> u64 {
+    let routing = Routing::new(BITS, 2).unwrap();
+    let free = |key: &u64| but.iter().all(|other| bin(hash(key), BITS) != bin(hash(other), BITS));
+    (0..).find(|key| routing.owner(hash(key)) == worker && free(key)).unwrap()
+}
+
+fn bin_of(key: u64) -> u32 {
+    bin(hash(&key), BITS)
+}
+
+fn two() -> (Duo, Routing) {
+    let routing = Routing::new(BITS, 2).unwrap();
+    (Duo::new(Layout::Threads(2), &routing), routing)
+}
+
+fn times(duo: &Duo) -> Vec<(u64, u64, u32)> {
+    duo.outputs().into_iter().map(|(time, key, _, worker)| (time, key, worker)).collect()
+}
+
+/// Megaphone §3.5, Fig. 4 (M-13).
+#[test]
+fn the_papers_example() {
+    let (mut duo, _) = two();
+    let mut control = duo.lead();
+    let a = key_of(0, &[]);
+    let b = key_of(0, &[a]);
+    let c = key_of(1, &[]);
+
+    // (a) Control has reached 42: records at 43 and 44 wait.
+    duo.data_to(43);
+    duo.rigs[0].data.as_mut().unwrap().advance_to(44).unwrap();
+    duo.send(0, vec![(a, 3)]);
+    duo.send(1, vec![(c, 5)]);
+    control.advance_to(42).unwrap();
+    duo.settle();
+    assert_eq!(times(&duo), []);
+    assert_eq!(duo.frontier(), [42]);
+    assert_eq!(duo.stats.counters().records_routed, 0, "both records wait in F");
+
+    // (b) Control at 45 with an update of b at 45: both records proceed, b's record waits.
+    duo.data_to(45);
+    duo.send(1, vec![(b, 1)]);
+    control.advance_to(45).unwrap();
+    control.send(Control::batch(0, vec![Command::Move { bin: bin_of(b), worker: 1 }]));
+    duo.settle();
+    assert_eq!(times(&duo), [(43, c, 1), (44, a, 0)]);
+    assert_eq!(duo.frontier(), [45]);
+    assert!(duo.holds(0, bin_of(b)), "the configuration at 45 is not certain yet");
+
+    // Control passes 45: b moves, although data at 45 may still come.
+    control.advance_to(55).unwrap();
+    duo.settle();
+    assert!(!duo.holds(0, bin_of(b)) && duo.holds(1, bin_of(b)));
+    assert_eq!(duo.frontier(), [45]);
+    assert_eq!(times(&duo).len(), 2, "nothing at 45 is applied early");
+
+    // (c) Data at 53 holds the output back though control is at 55; a record at 55 waits in F.
+    duo.data_to(53);
+    duo.rigs[0].data.as_mut().unwrap().advance_to(55).unwrap();
+    duo.send(0, vec![(a, 2)]);
+    duo.settle();
+    assert_eq!(times(&duo), [(43, c, 1), (44, a, 0), (45, b, 1)]);
+    assert_eq!(duo.frontier(), [53]);
+    assert_eq!(duo.stats.counters().records_routed, 3);
+
+    // Control past 55: the record is routed, not applied.
+    control.advance_to(56).unwrap();
+    duo.settle();
+    assert_eq!(duo.stats.counters().records_routed, 4);
+    assert_eq!(times(&duo).len(), 3);
+    duo.data_to(56);
+    duo.settle();
+    assert_eq!(times(&duo).last(), Some(&(55, a, 0)));
+    assert_eq!(duo.frontier(), [56]);
+}
+
+/// M-03: data and control reach 10, nothing else comes; the output reaches 10, and the bins have moved.
+#[test]
+fn an_idle_source_does_not_delay_a_migration() {
+    for layout in [Layout::Threads(2), Layout::Apart { processes: 2, threads: 1 }] {
+        let routing = Routing::new(BITS, 2).unwrap();
+        let mut duo = Duo::new(layout, &routing);
+        let mut control = Controller::new(duo.lead(), routing, 2);
+        for time in 3..9 {
+            let command = Command::Map(vec![(time % 2) as u32; 1 << BITS]);
+            control.schedule(time, vec![command]).unwrap();
+        }
+        duo.data_to(10);
+        control.advance_to(10).unwrap();
+        duo.settle();
+        assert_eq!(duo.frontier(), [10]);
+        assert_eq!(duo.rigs[0].counts.table.borrow().len(), 1 << BITS);
+        assert_eq!(duo.rigs[1].counts.table.borrow().len(), 0);
+        let counters = duo.stats.counters();
+        // 8 bins to worker 1, then five times all 16 to the other side.
+        assert_eq!((counters.bins_in, counters.bins_out, counters.bins_owned), (88, 88, 16));
+    }
+}
+
+/// M-08: F's state output depends on control only. Data stands at 5, where it may still bring records.
+#[test]
+fn data_alone_does_not_delay_the_state() {
+    let (mut duo, routing) = two();
+    let mut control = Controller::new(duo.lead(), routing, 2);
+    let key = key_of(0, &[]);
+    control.schedule(5, vec![Command::Move { bin: bin_of(key), worker: 1 }]).unwrap();
+    duo.data_to(5);
+    duo.send(1, vec![(key, 1)]);
+    control.advance_to(1_000).unwrap();
+    duo.settle();
+    let installed =
+        duo.stats.log().into_iter().filter(|e| e.what == What::Installed).map(|e| (e.worker, e.bin, e.time));
+    assert_eq!(installed.collect::<Vec<_>>(), [(1, bin_of(key), 5)]);
+    assert_eq!((duo.frontier(), times(&duo)), (vec![5], vec![]));
+    // A later migration waits: S may still have to apply records at 5.
+    let mut control = control;
+    control.schedule(1_000, vec![Command::Move { bin: bin_of(key), worker: 0 }]).unwrap();
+    control.advance_to(1_001).unwrap();
+    duo.settle();
+    assert!(duo.holds(1, bin_of(key)));
+    duo.data_to(1_000);
+    duo.settle();
+    assert!(duo.holds(0, bin_of(key)));
+    assert_eq!(times(&duo), [(5, key, 1)]);
+}
+
+/// M-08: F holds the time of a migration, so S applies nothing at or after it before the bin is there.
+#[test]
+fn state_holds_back_data_at_the_time_of_a_migration() {
+    let (mut duo, _) = two();
+    let mut control = duo.lead();
+    let key = key_of(0, &[]);
+    duo.send(0, vec![(key, 1)]);
+    control.advance_to(4).unwrap();
+    control.send(Control::batch(0, vec![Command::Move { bin: bin_of(key), worker: 1 }]));
+    control.advance_to(9).unwrap();
+    duo.rigs[0].data.as_mut().unwrap().advance_to(6).unwrap();
+    duo.send(0, vec![(key, 2)]);
+    duo.rigs[0].data = None;
+    duo.settle();
+    // Worker 1's data stands at 0: nothing before 4 is complete, so the bin stays, and data at 6 has been routed to 1.
+    assert_eq!(duo.stats.counters().records_routed, 2);
+    assert!(duo.holds(0, bin_of(key)));
+    assert_eq!((duo.frontier(), times(&duo)), (vec![0], vec![]));
+    duo.rigs[1].data = None;
+    duo.settle();
+    assert_eq!(times(&duo), [(0, key, 0), (6, key, 1)]);
+}
+
+/// M-05: control far ahead, late control refused.
+#[test]
+fn control_is_prepared_ahead_and_late_control_is_refused() {
+    const AHEAD: u64 = 1_000_000;
+    let (mut duo, routing) = two();
+    let mut control = Controller::new(duo.lead(), routing, 2);
+    let key = key_of(0, &[]);
+    for i in 0..100 {
+        let command = Command::Move { bin: bin_of(key), worker: (i % 2 == 0).into() };
+        control.schedule(AHEAD + i, vec![command]).unwrap();
+    }
+    control.advance_to(AHEAD + 50).unwrap();
+    for time in [0, 7, AHEAD - 1] {
+        duo.data_to(time);
+        duo.send(1, vec![(key, 1)]);
+    }
+    duo.settle();
+    duo.data_to(AHEAD + 2);
+    duo.settle();
+    assert_eq!(times(&duo), [(0, key, 0), (7, key, 0), (AHEAD - 1, key, 0)]);
+    assert!(duo.holds(1, bin_of(key)), "moved at {AHEAD}, back at the next, and on at the one after");
+
+    let refused = control.schedule(AHEAD + 49, vec![Command::Noop]);
+    assert_eq!(refused, Err(ScheduleError::Late { held: Some(AHEAD + 50), asked: AHEAD + 49 }));
+    let refused = control.advance_to(3);
+    assert_eq!(refused, Err(ScheduleError::Late { held: Some(AHEAD + 50), asked: 3 }));
+    control.close();
+    let refused = control.schedule(AHEAD + 500, vec![Command::Noop]);
+    assert_eq!(refused, Err(ScheduleError::Late { held: None, asked: AHEAD + 500 }));
+    duo.data_to(AHEAD + 100);
+    duo.settle();
+    assert!(duo.holds(0, bin_of(key)), "closing emits what is scheduled");
+    assert_eq!(duo.frontier(), [AHEAD + 100]);
+}
+
+/// The raw input refuses late control as well.
+#[test]
+fn the_control_input_does_not_go_back() {
+    let (mut duo, _) = two();
+    let mut control: InputHandle<u64, Vec<Control>> = duo.lead();
+    control.advance_to(9).unwrap();
+    let refused = control.advance_to(8).unwrap_err();
+    assert_eq!((refused.held, refused.asked), (9, 8));
+}
+
+/// M-06: every reject leaves routing, bins and sequence as they were, on all workers, and the dataflow goes on.
+#[test]
+fn refused_control_changes_nothing() {
+    let (mut duo, routing) = two();
+    let mut control = duo.lead();
+    let moved = |bin, worker| Command::Move { bin, worker };
+    let mut torn = Control::batch(0, vec![moved(0, 1), moved(1, 0)]);
+    torn.pop();
+    let bad = [
+        (Control::batch(0, vec![Command::Map(vec![0; 3])]), ControlError::MapLength { length: 3, bins: 16 }),
+        (Control::batch(0, vec![moved(16, 0)]), ControlError::BinOutOfRange { bin: 16, bins: 16 }),
+        (Control::batch(0, vec![moved(0, 2)]), ControlError::AbsentWorker { worker: 2 }),
+        (Control::batch(1, vec![moved(0, 1)]), ControlError::Sequence { found: 1, expected: 0 }),
+        (torn, ControlError::Count { announced: 2, present: 1 }),
+        (Control::batch(0, vec![moved(0, 1), moved(0, 0)]), ControlError::MovedTwice { bin: 0 }),
+        (Control::batch(0, vec![Command::Map(vec![1; 16]), moved(0, 0)]), ControlError::MapNotAlone { others: 1 }),
+    ];
+    let mut expected = Vec::new();
+    for (time, (batch, error)) in (1u64..).zip(bad) {
+        control.advance_to(time).unwrap();
+        control.send(batch);
+        expected.push((time, error));
+    }
+    control.advance_to(20).unwrap();
+    duo.data_to(20);
+    duo.settle();
+    assert_eq!(duo.frontier(), [20], "refused control holds nothing back");
+    for rig in &duo.rigs {
+        assert_eq!(*rig.counts.rejected.borrow(), expected);
+        assert_eq!(*rig.counts.routing.borrow(), routing);
+    }
+    assert_eq!(duo.stats.counters().bins_out, 0);
+    // Sequence 0 is still the next one.
+    control.send(Control::batch(0, vec![moved(0, 1)]));
+    control.advance_to(21).unwrap();
+    duo.data_to(21);
+    duo.settle();
+    assert!(duo.holds(1, 0));
+    assert_eq!(duo.rigs[1].counts.routing.borrow().owner_of(0), 1);
+    assert_eq!(duo.rigs[0].counts.rejected.borrow().len(), 7);
+}
+
+/// Scheduling refuses what F would refuse, and merges what is scheduled for one time.
+#[test]
+fn the_controller_checks_at_once() {
+    let (mut duo, routing) = two();
+    let mut control = Controller::new(duo.lead(), routing, 2);
+    let moved = |bin, worker| Command::Move { bin, worker };
+    control.schedule(4, vec![moved(0, 1)]).unwrap();
+    control.schedule(4, vec![moved(1, 0), Command::Noop]).unwrap();
+    control.schedule(3, vec![Command::Map(vec![1; 16])]).unwrap();
+    for (commands, error) in [
+        (vec![moved(0, 0)], ControlError::MovedTwice { bin: 0 }),
+        (vec![Command::Map(vec![0; 16])], ControlError::MapNotAlone { others: 2 }),
+        (vec![moved(2, 1), moved(99, 1)], ControlError::BinOutOfRange { bin: 99, bins: 16 }),
+        (vec![moved(2, 7)], ControlError::AbsentWorker { worker: 7 }),
+        (vec![Command::Map(vec![0; 8])], ControlError::MapLength { length: 8, bins: 16 }),
+    ] {
+        assert_eq!(control.schedule(4, commands), Err(ScheduleError::Control(error)));
+    }
+    let mut owners = vec![1; 16];
+    owners[1] = 0;
+    assert_eq!(control.routing().owners(), owners);
+    control.advance_to(5).unwrap();
+    duo.data_to(5);
+    duo.settle();
+    assert_eq!(duo.rigs[1].counts.routing.borrow().owners(), owners);
+    assert!(duo.rigs[1].counts.rejected.borrow().is_empty());
+}
+
+/// One control stream drives two operators at the same times.
+#[test]
+fn operators_share_control() {
+    use penstock_bins::{Config, Keyed, Shelf, Stats, state_machine};
+    use std::sync::Arc;
+    let routing = Routing::new(2, 1).unwrap();
+    let mut worker = penstock_dataflow::Worker::new(penstock_dataflow::fabric::threads(1).remove(0));
+    let shelf = Shelf::<Sums>::new();
+    let (mut data, mut control, first, second) = worker.dataflow::<u64, _>("joint", |scope| {
+        let (data, blocks) = scope.new_input::<Keyed<u64, u64>>();
+        let (control, commands) = scope.new_input();
+        let config = |name: &str| Config::in_process(name, routing.clone(), 0, shelf.clone(), Arc::new(Stats::new()));
+        let sum = |key: &u64, value: u64, sum: &mut u64| {
+            *sum += value;
+            (*sum >= 10, Some((*key, *sum)))
+        };
+        let first = state_machine(&blocks, &commands, config("first"), sum).unwrap();
+        let again = first.output.map_blocks(|rows: Vec<(u64, u64)>| Keyed::new(rows, hash));
+        let second = state_machine(&again, &commands, config("second"), sum).unwrap();
+        (data, control, first, second)
+    });
+    for time in 0..4 {
+        data.send(Keyed::new(vec![(8, 4)], hash));
+        control.send(Control::batch(time, vec![Command::Noop]));
+        data.advance_to(time + 1).unwrap();
+        control.advance_to(time + 1).unwrap();
+    }
+    while worker.has_work() {
+        worker.step().unwrap();
+    }
+    assert!(first.probe.less_equal(&4) && !second.probe.less_than(&4));
+    let state = |operator: &penstock_bins::Stateful<u64, Sums, Vec<(u64, u64)>>| {
+        operator.table.borrow().owned().find_map(|(_, state)| state.get(&8).copied())
+    };
+    // 4, 8, 12 and gone, 4 | 4, 12 and gone, 12 and gone, 4.
+    assert_eq!((state(&first), state(&second)), (Some(4), Some(4)));
+    assert!(second.rejected.borrow().is_empty());
+}
+
+/// A bin that moves at the first instant of an epoch that only one of the two workers has marked would lose its undo.
+#[test]
+fn a_move_between_two_marks_is_fatal() {
+    for layout in [Layout::Threads(2), Layout::Apart { processes: 2, threads: 1 }] {
+        let routing = Routing::new(BITS, 2).unwrap();
+        let mut duo = Duo::new(layout, &routing);
+        let mut control = Controller::new(duo.lead(), routing, 2);
+        control.schedule(10, vec![Command::Move { bin: 0, worker: 1 }]).unwrap();
+        duo.data_to(10);
+        control.advance_to(11).unwrap();
+        duo.rigs[0].counts.table.borrow_mut().mark_all(1);
+        let error = (0..100).find_map(|_| duo.workers.iter_mut().find_map(|worker| worker.step().err()));
+        let Some(penstock_dataflow::Error::Operator { source, .. }) = error else { panic!("{error:?}") };
+        assert!(
+            matches!(source.downcast_ref(), Some(BinsError::EpochDiffers { bin: 0, here: None, there: Some(1) })),
+            "{source:?}"
+        );
+    }
+}
