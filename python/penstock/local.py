@@ -197,6 +197,8 @@ class LocalSession:
         self._late = late
         self._batch_rows = batch_rows
         self._used = False
+        # Who owns each bin when all migrations asked for are complete; at first they are dealt out in turn.
+        self._owners = [number % workers for number in range(1 << bits)] if flow.keyed else []
         plan, calls = flow.to_plan()
         self._native = _native.LocalRun(plan, calls, workers=workers, bits=bits)
 
@@ -255,8 +257,12 @@ class LocalSession:
                 raise ConfigError(f"worker {worker!r} does not exist; the workers are 0 to {self.workers - 1}")
         if source == target:
             raise ConfigError(f"worker {source} is both the source and the target of the migration")
-        steps = migration_steps(self.stats()["owners"], source, target, strategy, batch_bins)
-        return Migration(self, int(self._native.migrate(steps)), sum(len(step) for step in steps))
+        steps = migration_steps(self._owners, source, target, strategy, batch_bins)
+        handle = int(self._native.migrate(steps))
+        for step in steps:
+            for number, worker in step:
+                self._owners[number] = worker
+        return Migration(self, handle, sum(len(step) for step in steps))
 
     def stats(self) -> dict[str, Any]:
         """Return what the workers count: bins, keys, state bytes, rows, owners of bins."""

@@ -137,6 +137,11 @@ class Report:
             }
         )
 
+    def not_started(self, moves: list[Move]) -> None:
+        """Tell that the input ended before these."""
+        for move in moves:
+            print(f"penstock: --migrate {move} did not start: the input ended before", file=sys.stderr)
+
     def show(self, as_json: bool) -> None:
         """Print the report, and on stderr what the user should know about late rows."""
         if as_json:
@@ -347,8 +352,7 @@ def _fed(
     for move, migration in running:
         done = migration.wait()
         report.migrations.append(migration_report(str(move), strategy, done))
-    for move in waiting:
-        print(f"penstock: --migrate {move} did not start: the input ended before", file=sys.stderr)
+    report.not_started(waiting)
 
 
 def migration_report(move: str, strategy: str, done: dict[str, Any]) -> dict[str, Any]:

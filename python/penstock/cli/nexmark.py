@@ -13,7 +13,6 @@ import typer
 
 from penstock.cli.common import (
     Host,
-    Move,
     Report,
     Strategy,
     UsageError,
@@ -24,7 +23,7 @@ from penstock.cli.common import (
     spark_session,
     whole_file,
 )
-from penstock.errors import ConfigError
+from penstock.cli.engine import EPOCHS, engine_host
 from penstock.flow import Flow
 from penstock.workloads import nexmark as workload
 
@@ -112,7 +111,14 @@ def nexmark(
         elif host is Host.spark:
             results = _spark(flow, input, report, total)
         else:
-            results = _engine(flow, input, report, total, moves, strategy.value, batch_rows)
+            results = engine_host(
+                flow,
+                workload.read(flow, input, batch_rows),
+                report,
+                file_rows=max(batch_rows, -(-total // EPOCHS)),
+                moves=moves,
+                strategy=strategy.value,
+            )
         report.output_rows = _write(flow, results, part)
     report.seconds = time.perf_counter() - begin
     report.show(json)
@@ -139,15 +145,3 @@ def _spark(flow: Flow, folder: Path, report: Report, total: int) -> Iterator[pa.
     report.rows = total
     for batch in table.to_batches():
         yield conform(batch, flow.output_schema, "output")
-
-
-def _engine(
-    flow: Flow,
-    folder: Path,
-    report: Report,
-    total: int,
-    moves: list[Move],
-    strategy: str,
-    batch_rows: int,
-) -> Iterator[pa.RecordBatch]:
-    raise ConfigError("--host engine is not part of this build")

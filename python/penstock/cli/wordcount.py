@@ -20,11 +20,14 @@ from penstock.cli.common import (
     spark_session,
     whole_file,
 )
-from penstock.errors import ConfigError
+from penstock.cli.engine import engine_host
 from penstock.flow import Flow
 from penstock.workloads import wordcount as workload
 
 __all__ = ["EPILOG", "wordcount"]
+
+#: Chunks of text per epoch of the engine host, a few megabytes.
+_CHUNKS_PER_EPOCH = 16
 
 EPILOG = """
 **Examples**
@@ -82,7 +85,9 @@ def wordcount(
         elif host is Host.spark:
             results = _spark(flow, files, report)
         else:
-            results = _engine(flow, files, report)
+            results = engine_host(
+                flow, workload.read(files), report, file_rows=_CHUNKS_PER_EPOCH, moves=[], strategy="batched"
+            )
         counts = pa.Table.from_batches(results, schema=flow.output_schema)
         part.write_bytes(workload.to_tsv(counts))
     report.rows = sum(counts.column("count").to_pylist())
@@ -99,7 +104,3 @@ def _spark(flow: Flow, files: list[Path], report: Report) -> Iterator[pa.RecordB
         table = run(flow, workload.read_spark(files, spark)).toArrow()
     for batch in table.to_batches():
         yield conform(batch, flow.output_schema, "output")
-
-
-def _engine(flow: Flow, files: list[Path], report: Report) -> Iterator[pa.RecordBatch]:
-    raise ConfigError("--host engine is not part of this build")

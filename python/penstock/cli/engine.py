@@ -1,0 +1,180 @@
+"""The engine host of the commands: a flow resident beside a Spark stream.
+
+The input is laid out as a few Parquet files that a file stream takes one per epoch, in order;
+so a command shows what a streaming query does: epochs, migrations between and during them,
+and a final epoch that closes what is still open.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+
+from penstock.cli.common import Move, Report, migration_report, spark_session
+from penstock.flow import Flow
+from penstock.schema import conform, spark_types
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+__all__ = ["engine_host"]
+
+#: Files, and so epochs, that an input of known size is laid out in.
+EPOCHS = 8
+
+
+def engine_host(
+    flow: Flow,
+    source: Iterator[pa.RecordBatch],
+    report: Report,
+    *,
+    file_rows: int,
+    moves: list[Move],
+    strategy: str,
+) -> Iterator[pa.RecordBatch]:
+    """Run a flow resident beside a Spark stream.
+
+    Parameters
+    ----------
+    flow : Flow
+        What to compute.
+    source : iterator of pyarrow.RecordBatch
+        The input.
+    report : Report
+        Gets rows, late rows and migrations.
+    file_rows : int
+        Rows per epoch.
+    moves : list of Move
+        Migrations to start on the way.
+    strategy : str
+        How they move bins.
+
+    Yields
+    ------
+    pyarrow.RecordBatch
+        Results, after the stream has ended.
+    """
+    name = f"penstock {report.command}"
+    with spark_session(name, report.workers + 2, report.workers) as (spark, folder):
+        files = _lay_out(source, flow, folder / "input", file_rows)
+        report.rows = sum(files)
+        tables = _stream(spark, flow, folder, files, report, moves, strategy)
+    for table in tables:
+        for batch in table.to_batches():
+            yield conform(batch, flow.output_schema, "output")
+
+
+def _stream(
+    spark: SparkSession,
+    flow: Flow,
+    folder: Path,
+    files: list[int],
+    report: Report,
+    moves: list[Move],
+    strategy: str,
+) -> list[pa.Table]:
+    from penstock.spark.engine import Engine
+
+    # By batch id: Spark may call a sink twice for one batch, with the same rows.
+    results: dict[int, pa.Table] = {}
+    late: dict[int, int] = {}
+
+    def sink(out: DataFrame, batch_id: int) -> None:
+        results[batch_id] = out.toArrow()
+
+    def late_sink(out: DataFrame, batch_id: int) -> None:
+        late[batch_id] = out.count()
+
+    with Engine(spark, workers=report.workers) as engine:
+        step = engine.foreach_batch(flow, sink, late=late_sink)
+        mover = _Mover(engine, report, files, moves, strategy)
+        stream = spark.readStream.schema(_ddl(flow)).option("maxFilesPerTrigger", 1).parquet(str(folder / "input"))
+        writer = stream.writeStream.option("checkpointLocation", str(folder / "checkpoint")).trigger(availableNow=True)
+        query = writer.foreachBatch(mover.around(step)).start()
+        try:
+            while not query.awaitTermination(1):
+                pass
+            mover.wait()
+            rest = engine.finish(query).toArrow()
+        finally:
+            query.stop()
+    report.late_rows = sum(late.values())
+    return [*(results[batch_id] for batch_id in sorted(results)), rest]
+
+
+class _Mover:
+    """Starts migrations when their share of the input has passed."""
+
+    def __init__(self, engine: Any, report: Report, files: list[int], moves: list[Move], strategy: str) -> None:
+        self._engine = engine
+        self._report = report
+        self._before = [0, *itertools.accumulate(files)]
+        self._waiting = list(moves)
+        self._strategy = strategy
+        self._begin = time.perf_counter()
+        self._owners: list[int] | None = None
+        self._running: list[tuple[Move, Any]] = []
+
+    def around(self, step: Callable[[DataFrame, int], None]) -> Callable[[DataFrame, int], None]:
+        """Wrap the function that runs an epoch: look at the clock and the input before it."""
+
+        def run(frame: DataFrame, batch_id: int) -> None:
+            if batch_id:
+                self.start(self._before[min(batch_id, len(self._before) - 1)])
+            step(frame, batch_id)
+
+        return run
+
+    def start(self, rows: int) -> None:
+        """Start what is due after so many rows."""
+        total = self._before[-1]
+        for move in list(self._waiting):
+            if move.due(rows, total, time.perf_counter() - self._begin):
+                self._waiting.remove(move)
+                owners = self._owners or list(self._engine.owners()[0])
+                bins = {number: move.target for number, owner in enumerate(owners) if owner == move.source}
+                self._owners = [bins.get(number, owner) for number, owner in enumerate(owners)]
+                self._running.append((move, self._engine.migrate(moves=bins, strategy=self._strategy)))
+
+    def wait(self) -> None:
+        """Start what is due at the end, and wait for all."""
+        self.start(self._before[-1])
+        for move, migration in self._running:
+            migration.wait(timeout=300)
+            self._report.migrations.append(migration_report(str(move), self._strategy, migration.report))
+        self._report.not_started(self._waiting)
+
+
+def _lay_out(source: Iterator[pa.RecordBatch], flow: Flow, folder: Path, file_rows: int) -> list[int]:
+    """Write the input as files of at least `file_rows` rows; returns the rows of each."""
+    import pyarrow.parquet as pq
+
+    folder.mkdir()
+    schema = spark_types(flow.input_schema)
+    counts: list[int] = []
+    batches = (conform(batch, schema) for batch in source)
+    for first in batches:
+        path = folder / f"part-{len(counts):05d}.parquet"
+        rows = 0
+        with pq.ParquetWriter(path, schema) as writer:
+            for batch in itertools.chain([first], batches):
+                writer.write_batch(batch)
+                rows += batch.num_rows
+                if rows >= file_rows:
+                    break
+        # The stream takes files in the order of their times.
+        os.utime(path, (1_000_000_000 + len(counts), 1_000_000_000 + len(counts)))
+        counts.append(rows)
+    return counts
+
+
+def _ddl(flow: Flow) -> str:
+    from penstock.schema import to_ddl
+
+    return to_ddl(spark_types(flow.input_schema))
