@@ -204,9 +204,8 @@ class Job:
             self.stop.wait(0.05)
         for handle in handles:
             handle.wait(timeout=10)
-        own = list(engine.timeline().migrations)[-len(handles) :]
-        step.bins = sum(move.bins for move in own)
-        step.bytes = sum(move.bytes for move in own)
+        step.bins = sum(handle.report["bins"] for handle in handles)
+        step.bytes = sum(handle.report["bytes"] for handle in handles)
         step.ended = time.monotonic()
         step.state = "done"
 
