@@ -39,16 +39,13 @@ pub trait Host: Send + Sync + 'static {
     /// No keys.
     fn empty(&self) -> Self::Bins;
 
-    /// Back to the state before the epoch that was not completed.
-    fn rollback(&self, bins: &mut Self::Bins);
-
-    /// Which bins are here, as JSON for the driver.
-    fn inventory(&self, bins: &Self::Bins) -> Value;
+    /// Which bins are here as they were when `epoch` began, as JSON for the driver.
+    fn inventory(&self, bins: &Self::Bins, epoch: u64) -> Value;
 
     /// How many keys.
     fn keys(&self, bins: &Self::Bins) -> u64;
 
-    /// Starts the workers. `mesh[i]` is the connection to process `i`, None for our own. Every
+    /// Starts the workers with the bins as they were when epoch `launch.epoch` began. `mesh[i]` is the connection to process `i`, None for our own. Every
     /// worker reports to `events`.
     ///
     /// # Errors

@@ -38,7 +38,7 @@ pub enum Request {
         /// The epoch.
         epoch: u64,
     },
-    /// End a generation.
+    /// End a generation and say which bins are here.
     StopQuery {
         /// The query.
         query: String,
@@ -46,6 +46,10 @@ pub enum Request {
         generation: u64,
         /// Keep the bins for the next generation.
         keep: bool,
+        /// The epoch that the next generation begins with; by default the one after the last that
+        /// was completed here.
+        #[serde(default)]
+        epoch: Option<u64>,
     },
     /// End a query and forget everything about it.
     DropQuery {
@@ -148,10 +152,10 @@ pub struct Peer {
 pub enum Resume {
     /// None.
     Fresh,
-    /// Those kept when the last generation stopped.
+    /// Those kept when the last generation stopped, as they were when the epoch began that this
+    /// generation begins with.
+    #[serde(alias = "rollback")]
     Resident,
-    /// The same, without the epoch that was not completed.
-    Rollback,
 }
 
 /// Run an epoch.

@@ -213,10 +213,11 @@ impl Registry {
             Arc::clone(&entry.writer)
         };
         let body = json!({ "reason": reason }).to_string();
-        if locked(&writer).send_body(Kind::Dismiss, 0, &body, &[]).is_err() {
-            if let Some(entry) = self.shared.members().get(&member) {
-                entry.breaker.shutdown();
-            }
+        let sent = locked(&writer).send_body(Kind::Dismiss, 0, &body, &[]);
+        if sent.is_err()
+            && let Some(entry) = self.shared.members().get(&member)
+        {
+            entry.breaker.shutdown();
         }
         Ok(())
     }

@@ -177,9 +177,11 @@ fn a_failed_epoch_is_answered_with_the_error_and_runs_again_after_a_rollback() {
 
     let stopped = driver.ask_all(&json!({"do": "stop_query", "query": "q", "generation": 1, "keep": true}));
     assert_eq!(stopped[0]["failed"]["kind"], "user_function");
-    assert_eq!((&stopped[0]["completed"], &stopped[0]["inventory"]), (&json!(0), &json!([0, 1])));
-    let started = driver.start("q", &[0, 1], json!({"generation": 2, "epoch": 1, "resume": "rollback"}));
-    assert_eq!((&started[0]["keys"], &started[1]["keys"]), (&json!(2), &json!(0)));
+    assert_eq!((&stopped[0]["completed"], &stopped[0]["inventory"]), (&json!(0), &json!([0])));
+    let earlier = json!({"do": "stop_query", "query": "q", "generation": 1, "keep": true, "epoch": 0});
+    assert_eq!(driver.ask(0, &earlier)["inventory"], json!([]));
+    let started = driver.start("q", &[0, 1], json!({"generation": 2, "epoch": 1, "resume": "resident"}));
+    assert!(started.iter().all(|body| body["ok"] == true), "{started:?}");
 
     // The staged rows are still there; the old generation is not.
     assert_eq!(kind(&driver.ask(0, &release("q", 1, 1, &[]))), "stale_generation");
@@ -303,7 +305,7 @@ fn a_lost_member_is_reported_and_its_peers_fail_then_go_on_without_it() {
     // A replacement gets a new id, and the next generation runs on both.
     let place = driver.join();
     assert!(driver.seats[place].id > driver.seats[0].id.max(id));
-    let started = driver.start("q", &[0, place], json!({"generation": 2, "resume": "rollback"}));
+    let started = driver.start("q", &[0, place], json!({"generation": 2, "resume": "resident"}));
     assert!(started.iter().all(|body| body["ok"] == true), "{started:?}");
     assert_eq!(driver.ask(place, &release("q", 2, 0, &[]))["ok"], true);
     let members: Vec<u64> = driver.registry.members().iter().map(|info| info.member).collect();
@@ -335,6 +337,37 @@ fn a_start_whose_peer_never_comes_can_be_given_up_and_one_that_is_away_is_named(
 }
 
 #[test]
+fn a_connection_may_come_before_the_start_that_it_is_for() {
+    let mut driver = Driver::new(2);
+    for generation in 0..2 {
+        for process in 0..2 {
+            let mut body = driver.start_body("q", &[0, 1], process);
+            body["generation"] = generation.into();
+            // The first one dials and has done its part before the second one hears anything.
+            assert_eq!(driver.ask(process, &body)["ok"], true);
+        }
+        assert_eq!(driver.ask(1, &release("q", generation, 0, &[]))["ok"], true);
+        driver.ask_all(&json!({"do": "stop_query", "query": "q", "generation": generation, "keep": false}));
+    }
+    driver.close();
+}
+
+#[test]
+fn a_batch_may_be_longer_than_a_frame() {
+    let mut driver = Driver::new(1);
+    driver.start("q", &[0], json!({}));
+    let rows: Vec<i64> = (0..2_500_000).collect();
+    let mut feed = Feed::connect(&driver.seats[0].address, SECRET, "q", 0, 0, 1, &schema()).unwrap();
+    feed.push(&batch(&rows)).unwrap();
+    feed.push(&batch(&[1])).unwrap();
+    assert_eq!(feed.finish().unwrap().rows, 2_500_001);
+    assert_eq!(driver.ask(0, &release("q", 1, 0, &[(0, 1, 2_500_001)]))["ok"], true);
+    let out = drained(&driver, 0, 0, 0, Which::Rows);
+    assert_eq!((out.len(), &out[..2_500_000]), (2_500_001, &rows[..]));
+    driver.close();
+}
+
+#[test]
 fn members_of_different_generations_do_not_meet() {
     let mut driver = Driver::new(2);
     driver.start("q", &[0, 1], json!({"generation": 5}));
@@ -356,7 +389,7 @@ fn a_panic_of_the_host_is_an_answer_and_costs_the_state_of_that_query_only() {
     driver.start("q", &[0], json!({}));
     assert_eq!(kind(&driver.ask(0, &release("p", 1, 0, &[]))), "internal");
     assert_eq!(driver.ask(0, &release("q", 1, 0, &[]))["ok"], true);
-    let rollback = json!({"generation": 2, "resume": "rollback"});
+    let rollback = json!({"generation": 2, "resume": "resident"});
     assert_eq!(kind(&driver.start("p", &[0], rollback)[0]), "state_lost");
     assert_eq!(driver.start("p", &[0], json!({"generation": 3}))[0]["ok"], true);
     driver.close();
@@ -378,34 +411,40 @@ fn members_end_when_they_are_told_sent_away_or_left_alone() {
 }
 
 #[test]
-fn heartbeats_keep_a_silent_member_and_silence_loses_it() {
+fn a_silent_member_is_lost_and_heartbeats_are_no_events() {
     use penstock_cluster::session::{Kind, Limits, Role, Secret, Session};
-    let limits = Limits { silence: Duration::from_millis(300), ..limits() };
-    let registry = Registry::bind_with("127.0.0.1", 0, None, SECRET, limits.clone()).unwrap();
-    let secret = Secret::new(SECRET).unwrap();
-    let join = || {
-        let mut session = Session::dial(registry.address(), &secret, Role::Member, &Value::Null, &limits).unwrap();
+    let join = |registry: &Registry| {
+        let secret = Secret::new(SECRET).unwrap();
+        let address = registry.address();
+        let mut session = Session::dial(address, &secret, Role::Member, &Value::Null, &limits()).unwrap();
         session.send_body(Kind::Join, 0, "{}", &[]).unwrap();
         session.receive_answer().unwrap();
         session
     };
-    let (mut beating, _silent) = (join(), join());
-    let deadline = std::time::Instant::now() + PATIENCE;
-    let mut events = Vec::new();
-    while !events.iter().any(|event| matches!(event, RegistryEvent::Lost { .. })) {
-        assert!(std::time::Instant::now() < deadline);
-        beating.send(Kind::Heartbeat, &[]).unwrap();
-        events.extend(registry.poll(Duration::from_millis(20)));
+    let next = |registry: &Registry| {
+        let events = registry.poll(PATIENCE);
+        assert!(!events.is_empty());
+        events
+    };
+    let strict = Limits { silence: Duration::from_millis(100), ..limits() };
+    let registry = Registry::bind_with("127.0.0.1", 0, None, SECRET, strict).unwrap();
+    let _silent = join(&registry);
+    let mut events = next(&registry);
+    if events.len() == 1 {
+        events.extend(next(&registry));
     }
-    let lost: Vec<_> = events
-        .iter()
-        .filter_map(|event| match event {
-            RegistryEvent::Lost { member, reason, .. } => Some((*member, reason.as_str())),
-            _ => None,
-        })
-        .collect();
-    assert_eq!(lost, [(2, "silent for 300ms")]);
-    registry.close();
+    let RegistryEvent::Lost { member, reason, .. } = &events[1] else { panic!("{events:?}") };
+    assert_eq!((*member, reason.as_str()), (1, "silent for 100ms"));
+
+    let registry = Registry::bind("127.0.0.1", 0, None, SECRET).unwrap();
+    let mut beating = join(&registry);
+    assert!(matches!(next(&registry)[..], [RegistryEvent::Joined { member: 1, .. }]));
+    for _ in 0..3 {
+        beating.send(Kind::Heartbeat, &[]).unwrap();
+    }
+    beating.send_body(Kind::Message, 0, "{}", b"x").unwrap();
+    let events = next(&registry);
+    assert!(matches!(&events[..], [RegistryEvent::Message { member: 1, attachment, .. }] if attachment == b"x"));
 }
 
 #[test]

@@ -57,7 +57,7 @@ proptest! {
     #[test]
     fn what_was_written_is_read(
         frames in prop::collection::vec(
-            (kind(), (any::<u8>(), 0usize..200_000).prop_map(|(byte, length)| vec![byte; length])),
+            (kind(), (any::<u8>(), 0usize..80_000).prop_map(|(byte, length)| vec![byte; length])),
             0..4,
         ),
         cut in any::<prop::sample::Index>(),

@@ -26,7 +26,7 @@ pub(super) enum Command {
     Start { call: u64, start: Box<Start>, attachment: Vec<u8> },
     Release { call: u64, release: Release },
     Migrate { call: u64, generation: u64, handle: u64, steps: Vec<Vec<(u32, u32)>> },
-    Stop { call: u64, generation: u64, keep: bool },
+    Stop { call: u64, generation: u64, keep: bool, epoch: Option<u64> },
     Stats { ticket: u64 },
     Drop { call: u64 },
     End,
@@ -66,6 +66,8 @@ pub(super) struct Actor<H: Host> {
     running: Option<Running<H>>,
     /// Bins between generations; None while running, or lost.
     bins: Option<H::Bins>,
+    /// The epoch that the last generation began with.
+    began: u64,
     /// The last epoch that was completed here.
     completed: Option<u64>,
     unanswered: BTreeSet<u64>,
@@ -80,8 +82,8 @@ impl<H: Host> Actor<H> {
     ) -> Self {
         let bins = Some(core.host.empty());
         let unanswered = BTreeSet::new();
-        let (running, completed) = (None, None);
-        Actor { core, query, commands, incoming, running, bins, completed, unanswered }
+        let (running, began, completed) = (None, 0, None);
+        Actor { core, query, commands, incoming, running, bins, began, completed, unanswered }
     }
 
     /// Serves until the query is dropped or the member ends.
@@ -142,8 +144,8 @@ impl<H: Host> Actor<H> {
                     self.answer(call, Err(failure));
                 }
             }
-            Turn::Command(Command::Stop { call, generation, keep }) => {
-                self.stop(call, generation, keep);
+            Turn::Command(Command::Stop { call, generation, keep, epoch }) => {
+                self.stop(call, generation, keep, epoch);
             }
             Turn::Command(Command::Stats { ticket }) => {
                 let query = self.query.name.clone();
@@ -176,12 +178,11 @@ impl<H: Host> Actor<H> {
             self.bins = Some(host.empty());
             self.completed = None;
         }
-        let Some(mut bins) = self.bins.take() else {
+        self.began = start.epoch;
+        self.completed = self.completed.filter(|last| *last < start.epoch);
+        let Some(bins) = self.bins.take() else {
             return Err(Failure::new("state_lost", "the state of this query was lost here"));
         };
-        if start.resume == Resume::Rollback {
-            host.rollback(&mut bins);
-        }
         let keys = host.keys(&bins);
         let launch = start.launch();
         let (sender, events) = unbounded();
@@ -251,7 +252,7 @@ impl<H: Host> Actor<H> {
         Ok(())
     }
 
-    fn stop(&mut self, call: u64, generation: u64, keep: bool) {
+    fn stop(&mut self, call: u64, generation: u64, keep: bool, epoch: Option<u64>) {
         if let Some(running) = &self.running
             && running.launch.generation > generation
         {
@@ -260,6 +261,7 @@ impl<H: Host> Actor<H> {
             return self.answer(call, Err(failure));
         }
         let failed = self.end_group();
+        let epoch = epoch.unwrap_or_else(|| self.completed.map_or(self.began, |last| last + 1));
         if !keep {
             self.bins = Some(self.core.host.empty());
         }
@@ -268,7 +270,7 @@ impl<H: Host> Actor<H> {
             Some(bins) => Ok(json!({
                 "ok": true,
                 "keys": host.keys(bins),
-                "inventory": host.inventory(bins),
+                "inventory": host.inventory(bins, epoch),
                 "completed": self.completed,
                 "failed": failed.map(|failure| failure.to_body()["error"].take()),
             })),

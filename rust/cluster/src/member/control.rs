@@ -90,7 +90,9 @@ impl<H: Host> Control<H> {
                 }
                 let seat = &self.seats[&name];
                 seat.query.announce(start.generation)?;
-                self.core.lobby.wake(&name, start.generation.saturating_sub(1));
+                if let Some(older) = start.generation.checked_sub(1) {
+                    self.core.lobby.wake(&name, older);
+                }
                 seat.tell(Command::Start { call, start, attachment })
             }
             Request::Release(release) => {
@@ -103,12 +105,12 @@ impl<H: Host> Control<H> {
                 seat.query.check(generation)?;
                 seat.tell(Command::Migrate { call, generation, handle, steps })
             }
-            Request::StopQuery { query, generation, keep } => {
+            Request::StopQuery { query, generation, keep, epoch } => {
                 let seat = self.find(&query)?;
                 seat.query.check(generation)?;
                 seat.query.retire();
                 self.core.lobby.wake(&query, generation);
-                seat.tell(Command::Stop { call, generation, keep })
+                seat.tell(Command::Stop { call, generation, keep, epoch })
             }
             Request::DropQuery { query } => {
                 self.find(&query)?;

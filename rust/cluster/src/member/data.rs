@@ -42,11 +42,12 @@ fn refuse(mut session: Session, failure: Failure) {
 struct Ticket<'a, H: Host> {
     query: &'a Query<H>,
     context: &'a FeedContext,
+    number: u64,
 }
 
 impl<H: Host> Drop for Ticket<'_, H> {
     fn drop(&mut self) {
-        self.query.staging().abandon(self.context);
+        self.query.staging().abandon(self.context, self.number);
     }
 }
 
@@ -54,26 +55,31 @@ fn feed<H: Host>(mut session: Session, context: &[u8], core: &Core<H>) {
     let opened = parse::<FeedContext>(context).and_then(|context| {
         let query = core.query(&context.query)?;
         let program = query.program()?;
-        query.staging().open(&context)?;
-        Ok((context, query, program))
+        let number = query.staging().open(&context)?;
+        Ok((context, query, program, number))
     });
-    let (context, query, program) = match opened {
+    let (context, query, program, number) = match opened {
         Ok(opened) => opened,
         Err(failure) => return refuse(session, failure),
     };
-    let ticket = Ticket { query: &query, context: &context };
+    let ticket = Ticket { query: &query, context: &context, number };
     if session.answer(&Ok(json!({ "ok": true, "member": core.member }))).is_err() {
         return;
     }
-    let (batches, end, max_event_time) = match gather(&mut session, core, &program) {
-        Ok(Some(gathered)) => gathered,
+    let staged = gather(&mut session, core, &program).and_then(|gathered| match gathered {
+        Some((batches, end, latest)) => {
+            query.staging().keep(&context, number, batches)?;
+            Ok(Some((end, latest)))
+        }
+        None => Ok(None),
+    });
+    // Before the peer hears about it: it may try again at once.
+    drop(ticket);
+    let (end, max_event_time) = match staged {
+        Ok(Some(staged)) => staged,
         Ok(None) => return,
         Err(failure) => return refuse(session, failure),
     };
-    if let Err(failure) = query.staging().keep(&context, batches) {
-        return refuse(session, failure);
-    }
-    drop(ticket);
     let receipt = json!({
         "ok": true,
         "rows": end.rows,

@@ -1,13 +1,14 @@
 //! Rows that feeds have delivered and nobody has committed yet.
 //!
 //! Keyed by epoch, partition and attempt. An attempt appears here only when its stream was complete
-//! and checked; one that broke off leaves nothing. Which attempts count is decided by the release
+//! and checked; one that broke off leaves nothing. An attempt that connects again before it is
+//! complete replaces itself: its older connection can no longer complete it. Which attempts count is decided by the release
 //! of the epoch, which takes copies of the (shared) batches, so that the epoch can be released
 //! again after a rollback; they go when the epoch is complete or discarded.
 //!
 //! Departure: no budget and no spilling yet; `bytes` is what a budget would bound.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 
 use arrow_array::RecordBatch;
 
@@ -29,34 +30,43 @@ struct Attempt {
 pub(crate) struct Staging {
     /// Epochs before this are complete: nobody may feed them.
     floor: u64,
-    arriving: BTreeSet<(u64, Key)>,
+    tickets: u64,
+    arriving: BTreeMap<(u64, Key), u64>,
     epochs: BTreeMap<u64, BTreeMap<Key, Attempt>>,
 }
 
 impl Staging {
-    /// A feed begins.
-    pub(crate) fn open(&mut self, feed: &FeedContext) -> Result<(), Failure> {
+    /// A feed begins; returns its ticket.
+    pub(crate) fn open(&mut self, feed: &FeedContext) -> Result<u64, Failure> {
         self.still_open(feed)?;
         let key = (feed.partition, feed.attempt);
-        let staged = self.epochs.get(&feed.epoch).is_some_and(|epoch| epoch.contains_key(&key));
-        if staged || !self.arriving.insert((feed.epoch, key)) {
+        if self.epochs.get(&feed.epoch).is_some_and(|epoch| epoch.contains_key(&key)) {
             let message = format!(
                 "attempt {} of partition {} of epoch {} is here already",
                 feed.attempt, feed.partition, feed.epoch
             );
             return Err(Failure::new("staging", message));
         }
-        Ok(())
+        self.tickets += 1;
+        self.arriving.insert((feed.epoch, key), self.tickets);
+        Ok(self.tickets)
     }
 
-    /// A feed that was opened has ended without success.
-    pub(crate) fn abandon(&mut self, feed: &FeedContext) {
-        self.arriving.remove(&(feed.epoch, (feed.partition, feed.attempt)));
+    /// A feed that was opened has ended; false when another connection had taken its place.
+    pub(crate) fn abandon(&mut self, feed: &FeedContext, ticket: u64) -> bool {
+        let place = (feed.epoch, (feed.partition, feed.attempt));
+        let ours = self.arriving.get(&place) == Some(&ticket);
+        if ours {
+            self.arriving.remove(&place);
+        }
+        ours
     }
 
     /// A feed that was opened is complete.
-    pub(crate) fn keep(&mut self, feed: &FeedContext, batches: Vec<RecordBatch>) -> Result<(), Failure> {
-        self.abandon(feed);
+    pub(crate) fn keep(&mut self, feed: &FeedContext, ticket: u64, batches: Vec<RecordBatch>) -> Result<(), Failure> {
+        if !self.abandon(feed, ticket) {
+            return Err(Failure::new("staging", "another connection has taken the place of this one"));
+        }
         self.still_open(feed)?;
         let rows = batches.iter().map(|batch| batch.num_rows() as u64).sum();
         let bytes = batches.iter().map(RecordBatch::get_array_memory_size).sum();
@@ -144,11 +154,11 @@ mod tests {
     fn only_complete_chosen_attempts_are_released() {
         let mut staging = Staging::default();
         for (partition, attempt, values) in [(1, 5, &[1, 2][..]), (0, 6, &[3]), (1, 7, &[4, 5])] {
-            staging.open(&feed(3, partition, attempt)).unwrap();
-            staging.keep(&feed(3, partition, attempt), vec![batch(values)]).unwrap();
+            let ticket = staging.open(&feed(3, partition, attempt)).unwrap();
+            staging.keep(&feed(3, partition, attempt), ticket, vec![batch(values)]).unwrap();
         }
-        staging.open(&feed(3, 2, 8)).unwrap();
-        staging.abandon(&feed(3, 2, 8));
+        let ticket = staging.open(&feed(3, 2, 8)).unwrap();
+        assert!(staging.abandon(&feed(3, 2, 8), ticket));
         assert!(staging.select(3, &[commit(2, 8, 0)]).is_err());
         assert!(staging.select(3, &[commit(1, 5, 3)]).is_err(), "other row count");
         assert!(staging.select(3, &[commit(1, 5, 2), commit(1, 7, 2)]).is_err());
@@ -164,14 +174,16 @@ mod tests {
     #[test]
     fn an_attempt_comes_once_and_not_after_its_epoch() {
         let mut staging = Staging::default();
-        staging.open(&feed(0, 0, 1)).unwrap();
-        assert!(staging.open(&feed(0, 0, 1)).is_err(), "it is arriving");
-        staging.keep(&feed(0, 0, 1), vec![]).unwrap();
+        let old = staging.open(&feed(0, 0, 1)).unwrap();
+        let new = staging.open(&feed(0, 0, 1)).unwrap();
+        assert!(!staging.abandon(&feed(0, 0, 1), old), "the newer connection stands");
+        assert_eq!(staging.keep(&feed(0, 0, 1), old, vec![]).unwrap_err().kind, "staging");
+        staging.keep(&feed(0, 0, 1), new, vec![]).unwrap();
         assert!(staging.open(&feed(0, 0, 1)).is_err(), "it is here");
         staging.discard(0);
-        staging.open(&feed(0, 0, 1)).unwrap();
+        let ticket = staging.open(&feed(0, 0, 1)).unwrap();
         staging.set_floor(1);
-        assert!(staging.keep(&feed(0, 0, 1), vec![]).is_err(), "its epoch ended meanwhile");
+        assert!(staging.keep(&feed(0, 0, 1), ticket, vec![]).is_err(), "its epoch ended meanwhile");
         staging.set_floor(0);
         staging.open(&feed(0, 0, 1)).unwrap();
     }

@@ -28,7 +28,6 @@ pub const PATIENCE: Duration = Duration::from_secs(20);
 
 pub fn limits() -> Limits {
     Limits {
-        handshake_time: Duration::from_millis(400),
         grace: Duration::from_millis(300),
         mesh_time: Duration::from_secs(5),
         heartbeat: Duration::from_millis(50),
@@ -90,11 +89,10 @@ pub struct Echo {
     pub gate: Arc<Gate>,
 }
 
-/// "Keys" are the rows seen, by epoch; the mark is before the last incomplete epoch.
+/// "Keys" are the rows seen, by epoch.
 #[derive(Clone, Debug, Default)]
 pub struct EchoBins {
     rows: BTreeMap<u64, u64>,
-    completed: Option<u64>,
 }
 
 struct Work {
@@ -146,12 +144,8 @@ impl Host for Echo {
         EchoBins::default()
     }
 
-    fn rollback(&self, bins: &mut EchoBins) {
-        bins.rows.retain(|epoch, _| Some(*epoch) <= bins.completed);
-    }
-
-    fn inventory(&self, bins: &EchoBins) -> Value {
-        json!(bins.rows.keys().collect::<Vec<_>>())
+    fn inventory(&self, bins: &EchoBins, epoch: u64) -> Value {
+        json!(bins.rows.range(..epoch).map(|(epoch, _)| *epoch).collect::<Vec<_>>())
     }
 
     fn keys(&self, bins: &EchoBins) -> u64 {
@@ -163,11 +157,12 @@ impl Host for Echo {
         program: &Arc<Wishes>,
         launch: &Launch,
         mesh: Vec<Option<TcpStream>>,
-        bins: EchoBins,
+        mut bins: EchoBins,
         events: Sender<HostEvent>,
     ) -> Result<EchoGroup, (Failure, Option<EchoBins>)> {
         assert_eq!(mesh.len(), launch.processes);
         assert!(mesh[launch.process].is_none());
+        bins.rows.retain(|epoch, _| *epoch < launch.epoch);
         let tag = launch.query_number() ^ launch.generation;
         let mut watchers = Vec::new();
         for (process, stream) in mesh.iter().enumerate() {
@@ -286,10 +281,6 @@ impl Worker {
                 let _ = self.events.send(HostEvent::Failed { failure });
                 return;
             }
-            {
-                let mut bins = self.bins.lock().unwrap();
-                bins.completed = bins.completed.max(Some(epoch));
-            }
             *self.watermark.lock().unwrap() = watermark;
             let _ = self.events.send(HostEvent::EpochDone {
                 epoch,
@@ -313,6 +304,7 @@ pub struct Seat {
 /// A registry with members, and the events that nobody asked for yet.
 pub struct Driver {
     pub registry: Registry,
+    pub limits: Limits,
     pub seats: Vec<Seat>,
     pub gate: Arc<Gate>,
     pub events: Vec<RegistryEvent>,
@@ -320,9 +312,14 @@ pub struct Driver {
 
 impl Driver {
     pub fn new(members: usize) -> Self {
-        let registry = Registry::bind_with("127.0.0.1", 0, None, SECRET, limits()).unwrap();
+        Driver::with(members, limits())
+    }
+
+    pub fn with(members: usize, limits: Limits) -> Self {
+        let registry = Registry::bind_with("127.0.0.1", 0, None, SECRET, limits.clone()).unwrap();
         let gate = Arc::default();
-        let mut driver = Driver { registry, seats: Vec::new(), gate, events: Vec::new() };
+        let (seats, events) = Default::default();
+        let mut driver = Driver { registry, limits, seats, gate, events };
         for _ in 0..members {
             driver.join();
         }
@@ -333,7 +330,7 @@ impl Driver {
     pub fn join(&mut self) -> usize {
         let host = Echo { gate: self.gate.clone() };
         let info = json!({ "host": "here" });
-        let member = Member::connect_to(self.registry.address(), SECRET, info, host, limits()).unwrap();
+        let member = Member::connect_to(self.registry.address(), SECRET, info, host, self.limits.clone()).unwrap();
         let (id, address) = (member.id(), member.address().to_owned());
         let stop = Arc::new(Mutex::new(false));
         let asked = stop.clone();

@@ -1,0 +1,267 @@
+//! The real [`Host`]: plans compiled and run by `penstock_plan` on a fabric of authenticated
+//! streams.
+//!
+//! Owns the translation between the member's words and those of the engine: errors become
+//! [`Failure`]s whose `kind` the driver maps to an exception. User callables come from the
+//! [`Loader`], which alone knows how to read the attachment of a start.
+
+use std::net::TcpStream;
+use std::sync::Arc;
+
+use arrow_array::RecordBatch;
+use arrow_schema::SchemaRef;
+use crossbeam::channel::Sender;
+use penstock_dataflow::fabric::{self, Duplex};
+use penstock_dataflow::{Error as FlowError, FabricGuard, FabricTag};
+use penstock_plan::host::{Event, Group, GroupConfig, HostError, Input, Resident};
+use penstock_plan::{CallError, Callbacks, OpError, Plan, PlanError};
+use serde_json::{Value, json};
+
+use crate::error::{ClusterError, Failure};
+use crate::host::{Host, HostEvent, Launch, Staged};
+use crate::member::Member;
+use crate::session::Limits;
+
+/// Turns the attachment of a start into the callables of a plan.
+pub trait Loader: Send + Sync {
+    /// Reads what the driver wrote. Called on the thread of the query.
+    fn load(&self, attachment: &[u8]) -> Result<Arc<dyn Callbacks>, CallError>;
+
+    /// Bytes from which the driver can rebuild the original exception; empty when there is none.
+    fn write_origin(&self, error: &CallError) -> Vec<u8> {
+        let _ = error;
+        Vec::new()
+    }
+}
+
+/// Runs queries with `penstock_plan`.
+pub struct GroupHost {
+    loader: Arc<dyn Loader>,
+}
+
+impl GroupHost {
+    /// A host whose callables come from `loader`.
+    pub fn new(loader: Arc<dyn Loader>) -> Self {
+        GroupHost { loader }
+    }
+
+    fn call_failure(&self, error: &CallError) -> Failure {
+        let failure = Failure::new("user_function", error.message.clone())
+            .with("step", error.step.as_str())
+            .with("file", error.file.as_str())
+            .with("line", error.line)
+            .with("row", error.row);
+        Failure { attachment: self.loader.write_origin(error), ..failure }
+    }
+
+    fn plan_failure(error: &PlanError) -> Failure {
+        Failure::new("plan", error.to_string())
+    }
+
+    fn op_failure(&self, error: &OpError) -> Failure {
+        let message = error.to_string();
+        match error {
+            OpError::Call(call) => self.call_failure(call),
+            OpError::NullKey { step, column, row } => Failure::new("null_key", message)
+                .with("step", step.to_string())
+                .with("column", column.as_str())
+                .with("row", *row),
+            OpError::Schema { step, .. } => Failure::new("schema", message).with("step", step.to_string()),
+            OpError::Overflow { step, column, .. } => {
+                Failure::new("data", message).with("step", step.to_string()).with("column", column.as_str())
+            }
+            OpError::EventTime { step, column, row, value } => Failure::new("data", message)
+                .with("step", step.to_string())
+                .with("column", column.as_str())
+                .with("row", *row)
+                .with("value", *value),
+            _ => Failure::new("internal", message),
+        }
+    }
+
+    fn flow_failure(&self, error: &FlowError) -> Failure {
+        let message = error.to_string();
+        match error {
+            FlowError::Operator { name, worker, source } => {
+                let failure = if let Some(op) = source.downcast_ref::<OpError>() {
+                    self.op_failure(op)
+                } else if let Some(call) = source.downcast_ref::<CallError>() {
+                    self.call_failure(call)
+                } else {
+                    // Also what failed in another process, which tells the details itself.
+                    Failure::new("operator", message)
+                };
+                failure.with("operator", name.as_str()).with("worker", *worker)
+            }
+            FlowError::Panic { name, worker, .. } => {
+                Failure::new("panic", message).with("operator", name.as_str()).with("worker", *worker)
+            }
+            FlowError::Aborted { worker, .. } => Failure::new("aborted", message).with("worker", *worker),
+            FlowError::PeerLost { process, .. } => Failure::new("peer_lost", message).with("process", *process),
+            FlowError::Protocol { process, .. } => Failure::new("protocol", message).with("process", *process),
+            FlowError::TooLarge { bytes, limit } => {
+                Failure::new("too_large", message).with("bytes", *bytes).with("limit", *limit)
+            }
+            _ => Failure::new("internal", message),
+        }
+    }
+
+    fn failure(&self, error: &HostError) -> Failure {
+        match error {
+            HostError::Call(call) => self.call_failure(call),
+            HostError::Data(data) => match data.downcast_ref::<OpError>() {
+                Some(op) => self.op_failure(op),
+                None => Failure::new("data", data.to_string()),
+            },
+            HostError::Dataflow(flow) => self.flow_failure(flow),
+            HostError::Bins(bins) => Failure::new("state", bins.to_string()),
+            HostError::MissingBins { op, bins } => {
+                Failure::new("state", error.to_string()).with("op", *op).with("bins", bins.clone())
+            }
+            HostError::EpochTooLarge { rows } => Failure::new("epoch_too_large", error.to_string()).with("rows", *rows),
+            other => Failure::new("internal", other.to_string()),
+        }
+    }
+}
+
+/// A compiled plan with its callables.
+pub struct Program {
+    plan: Arc<Plan>,
+    callbacks: Arc<dyn Callbacks>,
+}
+
+/// The workers of one generation and the threads of their mesh.
+pub struct Running {
+    group: Group,
+    fabric: FabricGuard,
+}
+
+impl Host for GroupHost {
+    type Program = Program;
+    type Bins = Resident;
+    type Group = Running;
+    type Event = Event;
+
+    fn load(&self, plan: &Value, attachment: &[u8]) -> Result<Program, Failure> {
+        let plan = Plan::from_json(&plan.to_string()).map_err(|error| Self::plan_failure(&error))?;
+        let callbacks = self.loader.load(attachment).map_err(|error| self.call_failure(&error))?;
+        Ok(Program { plan: Arc::new(plan), callbacks })
+    }
+
+    fn input_schema(&self, program: &Program) -> SchemaRef {
+        program.plan.input_schema().clone()
+    }
+
+    fn output_schema(&self, program: &Program, late: bool) -> SchemaRef {
+        if late { program.plan.input_schema().clone() } else { program.plan.output_schema().clone() }
+    }
+
+    fn max_event_time(&self, program: &Program, batch: &RecordBatch) -> Result<Option<i64>, Failure> {
+        Ok(program.plan.event_time().and_then(|column| column.max_us(batch)))
+    }
+
+    fn empty(&self) -> Resident {
+        Resident::fresh()
+    }
+
+    fn inventory(&self, bins: &Resident, epoch: u64) -> Value {
+        serde_json::to_value(bins.inventory(epoch)).expect("lists of numbers are JSON")
+    }
+
+    fn keys(&self, bins: &Resident) -> u64 {
+        bins.keys()
+    }
+
+    fn start(
+        &self,
+        program: &Arc<Program>,
+        launch: &Launch,
+        mesh: Vec<Option<TcpStream>>,
+        bins: Resident,
+        events: Sender<Event>,
+    ) -> Result<Running, (Failure, Option<Resident>)> {
+        let streams = mesh.into_iter().map(|stream| stream.map(|stream| Box::new(stream) as Box<dyn Duplex>)).collect();
+        let tag = FabricTag { query: launch.query_number(), generation: launch.generation };
+        let (endpoints, fabric) = match fabric::processes(launch.process, launch.threads, streams, tag) {
+            Ok(made) => made,
+            Err(error) => return Err((self.flow_failure(&error), Some(bins))),
+        };
+        let workers = (launch.processes * launch.threads) as u32;
+        let founding = GroupConfig::founding(program.plan.clone(), program.callbacks.clone(), launch.bits, workers);
+        let config = GroupConfig {
+            owners: launch.owners.clone(),
+            epoch: launch.epoch,
+            watermark: launch.watermark,
+            journal: launch.journal,
+            ..founding
+        };
+        match Group::start(config, endpoints, bins, events) {
+            Ok(group) => Ok(Running { group, fabric }),
+            Err(error) => Err((self.failure(&error), None)),
+        }
+    }
+
+    fn translate(&self, event: Event) -> HostEvent {
+        match event {
+            Event::EpochDone { epoch, worker, outputs, late_rows, late } => {
+                HostEvent::EpochDone { epoch, worker, rows: outputs, late, late_rows }
+            }
+            Event::MigrationDone { handle, moved, bytes, steps } => {
+                let steps: Vec<Value> = steps
+                    .iter()
+                    .map(|step| {
+                        json!({ "step": step.step, "bins": step.bins,
+                            "started_ns": step.started_ns, "ended_ns": step.ended_ns })
+                    })
+                    .collect();
+                HostEvent::MigrationDone { handle, report: json!({ "moved": moved, "bytes": bytes, "steps": steps }) }
+            }
+            Event::Failed { error } => HostEvent::Failed { failure: self.failure(&error) },
+        }
+    }
+
+    fn release(
+        &self,
+        running: &Running,
+        epoch: u64,
+        inputs: Vec<Staged>,
+        watermark: Option<i64>,
+    ) -> Result<(), Failure> {
+        let inputs = inputs
+            .into_iter()
+            .map(|Staged { partition, batches, rows_before }| Input { partition, batches, rows_before })
+            .collect();
+        running.group.release(epoch, inputs, watermark).map_err(|error| self.failure(&error))
+    }
+
+    fn migrate(&self, running: &Running, handle: u64, steps: Vec<Vec<(u32, u32)>>) {
+        running.group.migrate(handle, steps);
+    }
+
+    fn stats(&self, running: &Running) -> Value {
+        serde_json::to_value(running.group.stats()).expect("counters are JSON")
+    }
+
+    fn stop(&self, running: Running) -> (Resident, Option<Failure>) {
+        let Running { group, fabric } = running;
+        let (bins, error) = group.stop();
+        // After the workers: leaving with a live dataflow would abort the others.
+        drop(fabric);
+        (bins, error.map(|error| self.failure(&error)))
+    }
+}
+
+impl Member<GroupHost> {
+    /// Joins the registry at `host:port` with the real engine; see [`Member::connect_to`].
+    ///
+    /// # Errors
+    /// As [`Member::connect_to`].
+    pub fn connect(
+        registry: &str,
+        secret: [u8; 32],
+        info: Value,
+        loader: Arc<dyn Loader>,
+    ) -> Result<Self, ClusterError> {
+        Self::connect_to(registry, secret, info, GroupHost::new(loader), Limits::default())
+    }
+}

@@ -1,0 +1,277 @@
+//! Registry and members with the real engine: keyed counts over two members, against an oracle.
+
+mod common;
+
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicI64, Ordering::SeqCst};
+use std::sync::{Arc, Mutex};
+use std::thread;
+
+use arrow_array::cast::AsArray;
+use arrow_array::types::Int64Type;
+use arrow_array::{ArrayRef, Int64Array, RecordBatch};
+use arrow_schema::{DataType, Field, Schema, SchemaRef};
+use common::{Driver, SECRET, Seat};
+use penstock_cluster::message::Which;
+use penstock_cluster::{End, Feed, GroupHost, Loader, Member, RegistryEvent, drain};
+use penstock_plan::spec::SourceSpec;
+use penstock_plan::{CallError, Callbacks, ForeignState};
+use serde_json::{Value, json};
+
+const BITS: u8 = 4;
+
+fn schema() -> SchemaRef {
+    Arc::new(Schema::new(vec![Field::new("k", DataType::Int64, true), Field::new("v", DataType::Int64, true)]))
+}
+
+fn batch(rows: &[(i64, i64)]) -> RecordBatch {
+    let column = |values: Vec<i64>| -> ArrayRef { Arc::new(Int64Array::from(values)) };
+    let columns = vec![column(rows.iter().map(|row| row.0).collect()), column(rows.iter().map(|row| row.1).collect())];
+    RecordBatch::try_new(schema(), columns).unwrap()
+}
+
+/// Passes rows through; raises at one value.
+struct Through(Arc<AtomicI64>);
+
+impl Callbacks for Through {
+    fn map(&self, _: usize, batch: &RecordBatch) -> Result<RecordBatch, CallError> {
+        let poison = self.0.load(SeqCst);
+        let values = batch.column(1).as_primitive::<Int64Type>();
+        match values.values().iter().position(|value| *value == poison) {
+            Some(row) => Err(CallError { row: Some(row), line: 12, ..CallError::new("through", "it is poison") }),
+            None => Ok(batch.clone()),
+        }
+    }
+
+    fn new_state(&self, _: usize) -> Box<dyn ForeignState> {
+        unreachable!("the plan has no state of its own")
+    }
+}
+
+struct Callables(Arc<AtomicI64>);
+
+impl Loader for Callables {
+    fn load(&self, attachment: &[u8]) -> Result<Arc<dyn Callbacks>, CallError> {
+        match attachment {
+            b"through" => Ok(Arc::new(Through(self.0.clone()))),
+            _ => Err(CallError::new("load", "not callables")),
+        }
+    }
+
+    fn write_origin(&self, error: &CallError) -> Vec<u8> {
+        error.message.clone().into_bytes()
+    }
+}
+
+struct Cluster {
+    driver: Driver,
+    poison: Arc<AtomicI64>,
+    totals: BTreeMap<i64, (i64, i64)>,
+    generation: u64,
+}
+
+impl Cluster {
+    fn new(members: usize) -> Self {
+        let mut driver = Driver::new(0);
+        let poison = Arc::new(AtomicI64::new(i64::MIN));
+        for _ in 0..members {
+            let loader = Arc::new(Callables(poison.clone()));
+            let member = Member::<GroupHost>::connect(driver.registry.address(), SECRET, json!({}), loader).unwrap();
+            let (id, address) = (member.id(), member.address().to_owned());
+            let thread = thread::spawn(move || member.run(&|| false));
+            driver.await_event(|event| matches!(event, RegistryEvent::Joined { member, .. } if *member == id));
+            driver.seats.push(Seat { id, address, stop: Arc::new(Mutex::new(false)), thread });
+        }
+        Cluster { driver, poison, totals: BTreeMap::new(), generation: 0 }
+    }
+
+    fn seats(&self) -> Vec<usize> {
+        (0..self.driver.seats.len()).collect()
+    }
+
+    fn start(&mut self, epoch: u64, owners: &[u32], resume: &str) -> Vec<Value> {
+        self.generation += 1;
+        let source = SourceSpec { schema: schema(), event_time: None, lateness_ms: 0, order_by: vec![] };
+        let source = serde_json::to_value(source).unwrap();
+        let steps = json!([
+            {"op": "map_batches", "call": 0, "schema": source["schema"]},
+            {"op": "key_by", "columns": ["k"]},
+            {"op": "agg", "emit": "update", "aggs": [
+                {"name": "n", "fn": "count"}, {"name": "s", "fn": "sum", "column": "v"}]},
+        ]);
+        let plan = json!({"version": 1, "source": source, "steps": steps});
+        let seats = self.seats();
+        let calls: Vec<u64> = seats
+            .iter()
+            .map(|seat| {
+                let mut body = self.driver.start_body("q", &seats, *seat);
+                body["plan"] = plan.clone();
+                body["generation"] = self.generation.into();
+                body["bits"] = BITS.into();
+                body["owners"] = json!([owners]);
+                body["epoch"] = epoch.into();
+                body["resume"] = resume.into();
+                self.driver.send_with(*seat, &body, b"through")
+            })
+            .collect();
+        calls.into_iter().map(|call| self.driver.reply(call)).collect()
+    }
+
+    /// Feeds one partition to each member.
+    fn feed(&self, epoch: u64, parts: &[Vec<(i64, i64)>]) {
+        for (seat, rows) in parts.iter().enumerate() {
+            let address = &self.driver.seats[seat].address;
+            let mut feed = Feed::connect(address, SECRET, "q", epoch, seat as u32, 7, &schema()).unwrap();
+            rows.chunks(10).for_each(|chunk| feed.push(&batch(chunk)).unwrap());
+            assert_eq!(feed.finish().unwrap().rows, rows.len() as u64);
+        }
+    }
+
+    fn release(&mut self, epoch: u64, parts: &[Vec<(i64, i64)>]) -> Vec<u64> {
+        let generation = self.generation;
+        let send = |(seat, rows): (usize, &Vec<(i64, i64)>)| {
+            let feeds = json!([{"partition": seat, "attempt": 7, "rows": rows.len(), "rows_before": 0}]);
+            let body = json!({"do": "release", "query": "q", "generation": generation, "epoch": epoch,
+                "feeds": feeds, "watermark": null, "finish": false});
+            self.driver.send(seat, &body)
+        };
+        parts.iter().enumerate().map(send).collect()
+    }
+
+    /// All rows that an epoch put out, by key.
+    fn drained(&self, epoch: u64) -> BTreeMap<i64, (i64, i64)> {
+        let mut found = BTreeMap::new();
+        for seat in &self.driver.seats {
+            for piece in 0..2 {
+                for batch in drain(&seat.address, SECRET, "q", epoch, piece, Which::Rows).unwrap() {
+                    let batch = batch.unwrap();
+                    let column = |at: usize| batch.column(at).as_primitive::<Int64Type>().values().to_vec();
+                    for ((key, n), s) in column(0).into_iter().zip(column(1)).zip(column(2)) {
+                        assert_eq!(found.insert(key, (n, s)), None, "key {key} came from two places");
+                    }
+                }
+            }
+        }
+        found
+    }
+
+    /// Runs an epoch and compares its output with the oracle, twice.
+    fn epoch(&mut self, epoch: u64, parts: &[Vec<(i64, i64)>]) {
+        self.feed(epoch, parts);
+        for call in self.release(epoch, parts) {
+            let body = self.driver.reply(call);
+            assert_eq!(body["ok"], true, "{body}");
+        }
+        self.check(epoch, parts);
+    }
+
+    fn check(&mut self, epoch: u64, parts: &[Vec<(i64, i64)>]) {
+        let mut touched = BTreeMap::new();
+        for (key, value) in parts.iter().flatten() {
+            let total = self.totals.entry(*key).or_default();
+            *total = (total.0 + 1, total.1 + value);
+            touched.insert(*key, *total);
+        }
+        assert_eq!(self.drained(epoch), touched);
+        assert_eq!(self.drained(epoch), touched);
+    }
+
+    /// Ends the generation; owners for the next one by what each process holds.
+    fn stop(&mut self, epoch: u64) -> Vec<u32> {
+        let body =
+            json!({"do": "stop_query", "query": "q", "generation": self.generation, "keep": true, "epoch": epoch});
+        let answers = self.driver.ask_all(&body);
+        let mut owners = vec![u32::MAX; 1 << BITS];
+        for (process, answer) in answers.iter().enumerate() {
+            assert_eq!(answer["ok"], true, "{answer}");
+            for bin in answer["inventory"]["ops"][0].as_array().unwrap() {
+                let bin = bin.as_u64().unwrap() as usize;
+                assert_eq!(owners[bin], u32::MAX, "bin {bin} is in two places");
+                owners[bin] = 2 * process as u32 + (bin % 2) as u32;
+            }
+        }
+        assert!(owners.iter().all(|owner| *owner != u32::MAX), "{owners:?}");
+        owners
+    }
+}
+
+fn parts(epoch: i64) -> Vec<Vec<(i64, i64)>> {
+    (0..2).map(|seat| (0..50).map(|row| ((row * 7 + epoch) % 40, row + 1000 * seat)).collect()).collect()
+}
+
+#[test]
+fn counts_over_two_members_survive_migrations_and_generations() {
+    let mut cluster = Cluster::new(2);
+    let owners: Vec<u32> = (0..1 << BITS).map(|bin| bin % 4).collect();
+    let started = cluster.start(0, &owners, "fresh");
+    assert_eq!(started, vec![json!({"ok": true, "keys": 0}); 2]);
+    cluster.epoch(0, &parts(0));
+
+    // Every bin moves to the other process, in two steps, while an epoch is fed.
+    let moves: Vec<(u32, u32)> = (0..1 << BITS).map(|bin| (bin, (bin + 2) % 4)).collect();
+    let (first, second) = moves.split_at(7);
+    let body = json!({"do": "migrate", "query": "q", "generation": 1, "handle": 3, "steps": [first, second]});
+    let call = cluster.driver.send(0, &body);
+    cluster.epoch(1, &parts(1));
+    let moved = cluster.driver.reply(call);
+    assert_eq!((&moved["ok"], &moved["moved"]), (&json!(true), &json!(16)));
+    assert_eq!(moved["steps"].as_array().unwrap().len(), 2);
+    cluster.epoch(2, &parts(2));
+    let stats = cluster.driver.ask(1, &json!({"do": "stats", "query": "q"}));
+    assert_eq!(stats["queries"]["q"]["group"]["owners"][0][0], 2);
+
+    let owners = cluster.stop(3);
+    assert_eq!(owners[0] / 2, 1, "it moved to the second process");
+    let started = cluster.start(3, &owners, "resident");
+    let keys: u64 = started.iter().map(|body| body["keys"].as_u64().unwrap()).sum();
+    assert_eq!(keys, cluster.totals.len() as u64, "{started:?}");
+    cluster.epoch(3, &parts(3));
+    cluster.driver.ask_all(&json!({"do": "stop"}));
+    assert_eq!(cluster.driver.close(), [End::Stopped, End::Stopped]);
+}
+
+#[test]
+fn an_epoch_in_which_the_user_raised_runs_again_from_its_beginning() {
+    let mut cluster = Cluster::new(2);
+    let owners: Vec<u32> = (0..1 << BITS).map(|bin| bin % 4).collect();
+    cluster.start(0, &owners, "fresh");
+    cluster.epoch(0, &parts(0));
+    cluster.poison.store(1049, SeqCst);
+    cluster.feed(1, &parts(1));
+    let calls = cluster.release(1, &parts(1));
+    let kept =
+        cluster.driver.await_event(|event| matches!(event, RegistryEvent::Reply { call, .. } if *call == calls[1]));
+    let RegistryEvent::Reply { body, attachment, .. } = kept else { unreachable!("matched") };
+    let error = &body["error"];
+    assert_eq!(error["kind"], "user_function", "{body}");
+    assert_eq!((&error["step"], &error["line"]), (&json!("through"), &json!(12)));
+    assert_eq!(attachment, b"it is poison");
+    let other = cluster.driver.reply(calls[0]);
+    assert!(other["error"]["message"].as_str().unwrap().contains("it is poison"), "{other}");
+
+    cluster.poison.store(i64::MIN, SeqCst);
+    let owners = cluster.stop(1);
+    cluster.start(1, &owners, "resident");
+    // The rows are staged still.
+    for call in cluster.release(1, &parts(1)) {
+        let body = cluster.driver.reply(call);
+        assert_eq!(body["ok"], true, "{body}");
+    }
+    cluster.check(1, &parts(1));
+    cluster.epoch(2, &parts(2));
+    cluster.driver.close();
+}
+
+#[test]
+fn what_cannot_start_says_why() {
+    let mut cluster = Cluster::new(1);
+    let refused = cluster.start(0, &[0; 8], "fresh");
+    assert_eq!(refused[0]["error"]["kind"], "protocol", "{refused:?}");
+    let mut body = cluster.driver.start_body("r", &[0], 0);
+    body["plan"] = json!({"version": 99});
+    let answer = cluster.driver.ask(0, &body);
+    assert_eq!(answer["error"]["kind"], "plan", "{answer}");
+    let started = cluster.start(0, &[0; 16], "fresh");
+    assert_eq!(started[0]["ok"], true, "{started:?}");
+    cluster.driver.close();
+}
