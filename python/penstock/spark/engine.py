@@ -1,0 +1,679 @@
+"""The engine: keyed state that stays resident beside Structured Streaming queries, and moves while they run.
+
+Owns: the life of everything that an engine starts (registry, residents, threads) and the public surface. What is
+behind it: `hub` (registry), `residents` (members), `query` (epochs and generations), `record` (figures),
+`migrate` (moves).
+
+Life of a batch: Spark calls the function made by `Engine.foreach_batch`; feed tasks stage the batch's rows at the
+members; the receipts that Spark delivers are the commit; the members run the epoch and freeze its outputs; the
+sink gets them as a DataFrame, as often as it wants; the next batch drops them.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import itertools
+import logging
+import os
+import sys
+import threading
+import time
+import weakref
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+from penstock.errors import ConfigError, EngineError
+from penstock.spark import preflight
+from penstock.spark.guard import require_classic
+from penstock.spark.hub import Hub, Member
+from penstock.spark.migrate import STRATEGIES, Migration
+from penstock.spark.place import Secret
+from penstock.spark.query import Abandoned, Program, Query, Setup, described
+from penstock.spark.record import Recorder
+from penstock.spark.residents import Residents
+from penstock.spark.slots import capacity, executor_count, require_slots
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+    from penstock.flow import Flow
+    from penstock.report.timeline import Timeline
+
+__all__ = ["BatchFunction", "Engine"]
+
+log = logging.getLogger(__name__)
+
+Sink = Callable[["DataFrame", int], Any]
+
+#: How long to wait for executors that the configuration promises before residents are placed, seconds.
+_EXECUTORS_S = 20.0
+_NUMBERS = itertools.count(1)
+
+
+class Engine:
+    """Resident workers on Spark that hold keyed state for streaming queries.
+
+    Parameters
+    ----------
+    spark : pyspark.sql.SparkSession
+        A classic session. The engine lives at most as long as its context.
+    workers : int, default 2
+        Resident processes; each holds one task slot for the engine's life.
+    threads : int, default 1
+        Worker threads in each process.
+    bits : int, default 8
+        The state is cut into ``2 ** bits`` bins, at most 20.
+    name : str, optional
+        For job descriptions, threads and messages.
+    start_timeout : float, default 300.0
+        Seconds to wait for task slots that the cluster may still offer.
+    registry_port : int, default 0
+        Port at the driver that members dial; 0 takes any.
+    window : int, default 8
+        Slices that may be under way at once.
+    slice_rows : int, default 16_384
+        Greatest size of a slice; smaller slices let bins move sooner.
+
+    Raises
+    ------
+    UnsupportedSession
+        For a Spark Connect session.
+    ConfigError
+        When an option is out of range.
+
+    Notes
+    -----
+    A context manager: entering starts it, leaving ends every thread, port and Spark job of it, also after errors.
+    State is kept in memory: when a member dies, its queries end with `StateLost` and give no wrong number.
+
+    Examples
+    --------
+    >>> import penstock as pk
+    >>> flow = pk.Flow("auction bigint, price bigint").key_by("auction").agg(n=pk.count())
+    >>> with pk.Engine(spark, workers=2) as engine:  # doctest: +SKIP
+    ...     query = bids.writeStream.foreachBatch(engine.foreach_batch(flow, sink)).start()
+    ...     engine.migrate(to=[1] * 256).wait(progress=True)
+    ...     query.stop()
+    ...     rest = engine.finish(query)
+    """
+
+    def __init__(
+        self,
+        spark: SparkSession,
+        workers: int = 2,
+        threads: int = 1,
+        bits: int = 8,
+        name: str | None = None,
+        start_timeout: float = 300.0,
+        registry_port: int = 0,
+        window: int = 8,
+        slice_rows: int = 16_384,
+    ) -> None:
+        require_classic(spark, "penstock.Engine")
+        for label, value, least, most in (
+            ("workers", workers, 1, 1 << 12),
+            ("threads", threads, 1, 1 << 10),
+            ("bits", bits, 0, 20),
+            ("registry_port", registry_port, 0, 65_535),
+            ("window", window, 1, 1 << 20),
+            ("slice_rows", slice_rows, 1, 1 << 30),
+        ):
+            if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
+                raise ConfigError(f"{label}={value!r} must be an int from {least} to {most}")
+        if not isinstance(start_timeout, (int, float)) or isinstance(start_timeout, bool) or start_timeout <= 0:
+            raise ConfigError(f"start_timeout={start_timeout!r} must be a number of seconds above 0")
+        self.name = name if name is not None else f"engine-{next(_NUMBERS)}"
+        self.workers = workers
+        self.threads = threads
+        self.bits = bits
+        self._spark = spark
+        self._start_timeout = float(start_timeout)
+        self._port = registry_port
+        self._window = window
+        self._slice_rows = slice_rows
+        self._lock = threading.RLock()
+        self._queries: dict[str, Query] = {}
+        self._names: dict[str, str] = {}
+        self._state = "new"
+        self._generations = itertools.count(1)
+        self._hub: Hub | None = None
+        self._residents: Residents | None = None
+        self._recorder: Recorder | None = None
+        self._setup: Setup | None = None
+
+    # Life
+
+    def start(self) -> Engine:
+        """Start the members and wait until they serve; does nothing when they do.
+
+        Raises
+        ------
+        SlotsError
+            Within moments, when the cluster can never offer ``workers + 1`` task slots.
+        EngineError
+            When an executor cannot serve (a table says why), or slots do not come within `start_timeout`.
+        """
+        with self._lock:
+            if self._state == "open":
+                return self
+            if self._state != "new":
+                raise EngineError(f"engine {self.name} is closed; make a new one")
+            self._state = "starting"
+        try:
+            self._begin()
+        except BaseException:
+            self.close()
+            raise
+        with self._lock:
+            if self._state != "starting":
+                raise EngineError(f"engine {self.name} was closed while it started")
+            self._state = "open"
+        return self
+
+    def close(self) -> None:
+        """End every thread, port and Spark job of the engine; the state is gone. Harmless when done twice."""
+        with self._lock:
+            if self._state == "closed":
+                return
+            self._state = "closing"
+        interrupted: BaseException | None = None
+        for end in (self._end_residents, self._end_hub):
+            for _ in range(2):
+                try:
+                    end()
+                    break
+                except KeyboardInterrupt as error:
+                    interrupted = error
+                except Exception:
+                    log.exception("engine %s did not close cleanly", self.name)
+                    break
+        with self._lock:
+            self._state = "closed"
+        if interrupted is not None:
+            raise interrupted
+
+    def _end_residents(self) -> None:
+        if self._residents is not None:
+            self._residents.close()
+
+    def _end_hub(self) -> None:
+        if self._hub is not None:
+            self._hub.close()
+
+    def __enter__(self) -> Engine:
+        return self.start()
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None = None,
+        error: BaseException | None = None,
+        trace: TracebackType | None = None,
+    ) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"<penstock.Engine {self.name!r}: {self._state}, {self.workers} workers, {len(self._queries)} queries>"
+
+    def __reduce__(self) -> Any:
+        raise TypeError("an Engine lives in the driver and cannot be pickled")
+
+    def _begin(self) -> None:
+        began = time.monotonic()
+        sc = self._spark.sparkContext
+        if os.environ.get("PYSPARK_PIN_THREAD", "true").lower() == "false":
+            raise ConfigError("PYSPARK_PIN_THREAD=false makes all Python threads share one job group; unset it")
+        found = capacity(sc)
+        require_slots(found, self.workers)
+        conf = sc.getConf()
+        host = str(conf.get("spark.driver.host") or "127.0.0.1")
+        bind = str(conf.get("spark.driver.bindAddress") or host)
+        secret = Secret.random()
+        hub = Hub(bind, self._port, host, secret, self.name)
+        self._hub = hub
+        self._recorder = Recorder(hub, f"engine {self.name}", self._names.get)
+        self._residents = Residents(sc, hub, secret, self.name, self.workers)
+        hub.listen(lost=self._on_lost, message=self._on_message)
+        hub.start()
+        _at_exit(self)
+        self._setup = Setup(
+            hub=hub,
+            secret=secret,
+            recorder=self._recorder,
+            members=self._members,
+            generation=lambda: next(self._generations),
+            threads=self.threads,
+            bits=self.bits,
+            window=self._window,
+            slice_rows=self._slice_rows,
+            engine=self.name,
+        )
+        deadline = began + self._start_timeout
+        executors = 0 if (sc.master or "local").partition("[")[0] == "local" else found.executors or 1
+        if executors:
+            self._await_executors(min(executors, self.workers), deadline)
+        self._examine(executors, deadline)
+        self._residents.start()
+        while not self._residents.wait(self._require_starting, min(5.0, max(0.1, deadline - time.monotonic()))):
+            waited = time.monotonic() - began
+            missing = self._residents.missing()
+            if time.monotonic() >= deadline:
+                raise EngineError(
+                    f"engine {self.name} has {len(self._residents.members)} of {self.workers} workers after"
+                    f" {waited:.0f} s (start_timeout={self._start_timeout:g}); missing: {missing}. Are there"
+                    f" {self.workers + 1} free task slots? ({found.setting})"
+                )
+            self._tell(f"{len(self._residents.members)} of {self.workers} workers after {waited:.0f} s; {missing}")
+        preflight.judge([_seen(member) for member in self._residents.members], hub.address)
+
+    def _require_starting(self) -> None:
+        if self._state != "starting":
+            raise EngineError(f"engine {self.name} was closed while it started")
+
+    def _tell(self, text: str) -> None:
+        print(f"penstock {self.name}: {text}", file=sys.stderr, flush=True)
+
+    def _await_executors(self, count: int, deadline: float) -> None:
+        """Executors that are on their way come before residents are placed, so that they spread."""
+        assert self._hub is not None
+        sc = self._spark.sparkContext
+        limit = min(deadline, time.monotonic() + _EXECUTORS_S)
+        while executor_count(sc) < count and time.monotonic() < limit:
+            self._hub.wait_for(lambda: False, self._require_starting, 0.1)
+
+    def _examine(self, executors: int, deadline: float) -> None:
+        """Look at the executors with a tiny job, in a thread and job group of its own."""
+        assert self._hub is not None
+        sc, hub = self._spark.sparkContext, self._hub
+        tasks = max(1, min(2 * max(executors, executor_count(sc)), 256))
+        look = preflight.probe(hub.address)
+        group = f"penstock-{self.name}-preflight-{os.urandom(4).hex()}"
+        found: list[Mapping[str, Any]] = []
+        errors: list[BaseException] = []
+
+        def work() -> None:
+            try:
+                sc.setJobGroup(group, f"penstock {self.name}: preflight", False)
+                found.extend(sc.parallelize(range(tasks), tasks).mapPartitions(look).collect())
+            except BaseException as error:
+                errors.append(error)
+            finally:
+                hub.wake()
+
+        thread = threading.Thread(target=work, name=f"penstock-preflight-{self.name}", daemon=True)
+        thread.start()
+        try:
+            began = time.monotonic()
+            while not hub.wait_for(lambda: not thread.is_alive(), self._require_starting, 5.0):
+                if time.monotonic() > deadline:
+                    raise EngineError(
+                        f"no task slot came free within {self._start_timeout:g} s (start_timeout): the executors"
+                        " could not be examined"
+                    )
+                self._tell(f"waiting for a free task slot for {time.monotonic() - began:.0f} s")
+        finally:
+            if thread.is_alive():
+                with contextlib.suppress(Exception):
+                    sc.cancelJobGroup(group)
+                thread.join(10)
+        if errors:
+            raise EngineError(f"the executors could not be examined: {_last_line(errors[0])}") from errors[0]
+        preflight.judge(found, hub.address)
+
+    # Queries
+
+    def foreach_batch(self, flow: Flow, sink: Sink, late: Sink | None = None, name: str | None = None) -> BatchFunction:
+        """Make the function for ``DataStreamWriter.foreachBatch`` that runs a flow on this engine.
+
+        Parameters
+        ----------
+        flow : Flow
+            What to compute.
+        sink : callable
+            ``sink(df, batch_id)`` with the results of each batch; may evaluate `df` any number of times.
+        late : callable, optional
+            ``late(df, batch_id)`` with the rows that came too late. Without it they are counted and a warning tells.
+        name : str, optional
+            What the query is called; default Spark's name of the query, else its id.
+
+        Returns
+        -------
+        BatchFunction
+            For one Spark query (which may be restarted from its checkpoint while this engine lives).
+
+        Raises
+        ------
+        PlanError, SchemaError
+            When the flow is not complete, or Spark has no type for one of its columns.
+
+        Notes
+        -----
+        The function raises `StateLost` when a member died, `UserFunctionError` when a function of the flow raised,
+        `SchemaError` when the batch does not have the flow's columns. Spark then ends the query; `BatchFunction.error`
+        keeps the exception itself. After anything but `StateLost` the query can be started again from its checkpoint
+        and replays the batch exactly.
+        """
+        for label, value in (("sink", sink), ("late", late)):
+            if value is not None and not callable(value):
+                raise ConfigError(f"{label}={value!r} must be a function of (DataFrame, batch id)")
+        return BatchFunction(self, Program.of(flow), sink, late, name)
+
+    @property
+    def queries(self) -> dict[str, Query]:
+        """Queries that have had a batch, by name (id where there is none)."""
+        with self._lock:
+            return {query.name: query for query in self._queries.values()}
+
+    def finish(self, query: Any) -> DataFrame:
+        """Run the final epoch of a query and return what was still open.
+
+        Parameters
+        ----------
+        query : StreamingQuery or str
+            The stream, or its id or name. It must be stopped, or idle.
+
+        Returns
+        -------
+        pyspark.sql.DataFrame
+            The flow's columns; readable while the engine is open. The same again when asked again.
+
+        Raises
+        ------
+        EngineError
+            When there is no such query, or the sink of its last batch did not return.
+        StateLost
+            When its state is lost.
+        """
+        return self._find(query).finish(self._spark, self._require_open)
+
+    def migrate(
+        self,
+        to: Sequence[int] | None = None,
+        moves: Mapping[int, int] | Iterable[tuple[int, int]] | None = None,
+        strategy: str = "batched",
+        batch_size: int = 16,
+        query: Any = None,
+    ) -> Migration:
+        """Move bins to other workers, during an epoch or between epochs.
+
+        Parameters
+        ----------
+        to : list of int, optional
+            The worker of each bin afterwards.
+        moves : dict of bin to worker, or list of (bin, worker), optional
+            Only these bins. With neither, bins are spread evenly.
+        strategy : {"batched", "all-at-once", "fluid"}, default "batched"
+            Many bins at once make a short migration with a long pause, few bins a long one with short pauses.
+        batch_size : int, default 16
+            Bins of a step, for "batched".
+        query : StreamingQuery or str, optional
+            Default every running query.
+
+        Returns
+        -------
+        Migration
+            A handle; `Migration.wait` waits for the end.
+
+        Raises
+        ------
+        ConfigError
+            When a bin, worker or strategy does not exist.
+        EngineError
+            When there is no such query, or it does not run.
+        """
+        self._require_open()
+        if strategy not in STRATEGIES:
+            raise ConfigError(f"strategy {strategy!r} is none of {', '.join(STRATEGIES)}")
+        if moves is not None and not isinstance(moves, Mapping):
+            moves = list(moves)
+        if query is not None:
+            chosen = [self._find(query)]
+        else:
+            with self._lock:
+                chosen = [found for found in self._queries.values() if found.running]
+            if not chosen:
+                raise EngineError(f"engine {self.name} has no running query: nothing can move")
+        handle = Migration()
+        for found in chosen:
+            found.migrate(handle, to, moves, strategy, batch_size)
+        handle.seal()
+        return handle
+
+    def rebalance(self, query: Any = None, strategy: str = "batched", batch_size: int = 16) -> Migration:
+        """Spread the bins evenly over the workers, moving as few as possible; see `migrate`."""
+        return self.migrate(strategy=strategy, batch_size=batch_size, query=query)
+
+    def owners(self, query: Any = None) -> list[list[int]]:
+        """The worker of each bin, one list for each keyed step of the query; `query` may be left out when it is alone.
+
+        Raises
+        ------
+        EngineError
+            When there is no such query.
+        """
+        return self._find(query).owners()
+
+    # Figures
+
+    def stats(self) -> list[dict[str, Any]]:
+        """The present figures of every worker of every query.
+
+        Returns
+        -------
+        list of dict
+            query, worker, bins, keys, state_bytes, rows, late_rows, rss (bytes), pid, executor, and more.
+            Counts of rows are since the query began here.
+        """
+        self._require_open()
+        assert self._recorder is not None
+        self._recorder.refresh()
+        return self._recorder.latest()
+
+    def moves(self) -> list[dict[str, Any]]:
+        """The log of moved bins: query, op, worker, bin, what (prepare, state, installed), at_ns, routed_rows."""
+        if self._recorder is None:
+            return []
+        if self._state == "open":
+            self._recorder.refresh()
+        return self._recorder.moves()
+
+    def timeline(self) -> Timeline:
+        """What was measured so far: epochs, slices, migrations and load; a copy, bounded in size."""
+        from penstock.report.timeline import Timeline
+
+        if self._recorder is None:
+            return Timeline(f"engine {self.name}")
+        conditions = {"workers": f"{self.workers} processes x {self.threads} threads", "bins": str(1 << self.bits)}
+        return self._recorder.timeline(conditions)
+
+    def members(self) -> list[Member]:
+        """The members that serve now, by resident."""
+        return [] if self._residents is None else self._residents.members
+
+    # Inside
+
+    def _require_open(self) -> None:
+        if self._state != "open":
+            what = "has not started; use it in a with statement" if self._state == "new" else f"is {self._state}"
+            raise EngineError(f"engine {self.name} {what}")
+
+    def _members(self, check: Callable[[], None]) -> list[Member]:
+        """All members, waiting for replacements where some are missing."""
+        assert self._residents is not None
+        if not self._residents.wait(check, self._start_timeout):
+            raise EngineError(
+                f"engine {self.name} has {len(self._residents.members)} of {self.workers} workers; missing:"
+                f" {self._residents.missing()}"
+            )
+        return self._residents.members
+
+    def _find(self, query: Any) -> Query:
+        with self._lock:
+            if query is None:
+                if len(self._queries) != 1:
+                    raise EngineError(
+                        f"engine {self.name} has {len(self._queries)} queries: say which, {self._known()}"
+                    )
+                return next(iter(self._queries.values()))
+            wanted = query if isinstance(query, str) else str(getattr(query, "id", query))
+            if wanted in self._queries:
+                return self._queries[wanted]
+            for found in self._queries.values():
+                if found.name == wanted:
+                    return found
+            raise EngineError(f"engine {self.name} has had no batch of a query {wanted}; it knows {self._known()}")
+
+    def _known(self) -> str:
+        return ", ".join(f"{query.name} ({query.id})" for query in self._queries.values()) or "none"
+
+    def _query(self, program: Program, query_id: str, name: str) -> Query:
+        """The query of an id; made at its first batch."""
+        with self._lock:
+            found = self._queries.get(query_id)
+            if found is not None:
+                if found.program.plan != program.plan:
+                    raise EngineError(
+                        f"Spark query {query_id} ({found.name}) has state of another flow in engine {self.name};"
+                        " start a new query (a new checkpoint) for the changed flow",
+                        query=query_id,
+                    )
+                return found
+            assert self._setup is not None
+            taken = {query.name for query in self._queries.values()}
+            label = name if name not in taken else f"{name} ({query_id})"
+            made = Query(self._setup, program, query_id, label)
+            self._queries[query_id] = made
+            self._names[query_id] = label
+            return made
+
+    # In the hub's thread
+
+    def _on_lost(self, member: Member) -> None:
+        with self._lock:
+            queries = list(self._queries.values())
+        for query in queries:
+            query.hear_lost(member)
+
+    def _on_message(self, member: Member, body: Mapping[str, Any], attachment: bytes) -> None:
+        if body.get("event") == "failed":
+            with self._lock:
+                query = self._queries.get(str(body.get("query")))
+            if query is not None:
+                query.hear(body, attachment, member)
+
+
+class BatchFunction:
+    """The function that Spark calls with each micro-batch of one query.
+
+    Attributes
+    ----------
+    query_id : str or None
+        Spark's id of the query that it serves, once it has had a batch.
+    error : Exception or None
+        What the last batch raised. Spark wraps it in text; here it is itself.
+    """
+
+    def __init__(self, engine: Engine, program: Program, sink: Sink, late: Sink | None, name: str | None) -> None:
+        self._engine = engine
+        self._program = program
+        self._sink = sink
+        self._late = late
+        self._name = name
+        self._direct = f"direct-{os.urandom(8).hex()}"
+        self.query_id: str | None = None
+        self.error: BaseException | None = None
+
+    def __call__(self, df: DataFrame, batch_id: int) -> None:
+        """Run one batch; see `Engine.foreach_batch` for what it raises."""
+        self.error = None
+        try:
+            self._run(df, batch_id)
+        except BaseException as error:
+            self.error = error
+            raise
+
+    def _run(self, df: DataFrame, batch_id: int) -> None:
+        engine = self._engine
+        engine._require_open()
+        require_classic(df, "penstock.Engine.foreach_batch")
+        sc = df.sparkSession.sparkContext
+        query_id = sc.getLocalProperty("sql.streaming.queryId") or self._direct
+        stream = None if query_id == self._direct else engine._spark.streams.get(query_id)
+        self._bind(query_id, batch_id)
+        name = self._name or (stream.name if stream is not None else None) or query_id
+        query = engine._query(self._program, query_id, name)
+        check = self._checker(sc, stream, query_id, batch_id)
+        failure: BaseException
+        try:
+            with described(df.sparkSession, f"penstock {query.name}: epoch {batch_id}"):
+                query.batch(df, batch_id, self._sink, self._late, check)
+            return
+        except Abandoned:
+            # Alone: with Java's pages behind it Spark would not see that this is an interruption.
+            failure = Abandoned(batch_id)
+        except Exception as error:
+            failure = error
+            try:
+                check()
+            except Abandoned as stopped:
+                failure = stopped
+            except EngineError:
+                pass  # the engine is closing; the first error says more
+        if isinstance(failure, Abandoned):
+            failure.__cause__ = failure.__context__ = None
+            failure.__suppress_context__ = True
+        raise failure
+
+    def _bind(self, query_id: str, batch_id: int) -> None:
+        """State belongs to one Spark query: another one must have a function of its own."""
+        with self._engine._lock:
+            if self.query_id is not None and self.query_id != query_id:
+                earlier = self._engine._queries.get(self.query_id)
+                if batch_id != 0 or (earlier is not None and not earlier.reusable):
+                    raise EngineError(
+                        f"this function serves Spark query {self.query_id}, and is now called by Spark query {query_id}"
+                        f" with batch {batch_id}: its state belongs to the first; call engine.foreach_batch once for"
+                        " each query",
+                        query=query_id,
+                        expected=self.query_id,
+                        epoch=batch_id,
+                    )
+            self.query_id = query_id
+
+    def _checker(self, sc: Any, stream: Any, query_id: str, batch_id: int) -> Callable[[], None]:
+        """What every wait asks: is the engine open, does the query still run?"""
+        engine = self._engine
+        # Python's callback runs on the thread of the query. Stopping interrupts it, whatever session owns it.
+        thread = None if query_id == self._direct else sc._jvm.java.lang.Thread.currentThread()
+
+        def check() -> None:
+            engine._require_open()
+            if thread is not None and (thread.isInterrupted() or (stream is not None and not stream.isActive)):
+                raise Abandoned(batch_id)
+
+        return check
+
+
+def _seen(member: Member) -> dict[str, Any]:
+    facts = {key: member.info.get(key) for key in ("penstock", "python", "pyarrow")}
+    return {**facts, "host": member.host, "jvm": member.executor.rpartition("/")[2]}
+
+
+def _last_line(error: BaseException) -> str:
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    telling = [line for line in lines if "Error" in line or "MISMATCH" in line]
+    return (telling or lines or [type(error).__name__])[0]
+
+
+def _at_exit(engine: Engine) -> None:
+    """Close an engine that the program forgot, before Python ends its threads."""
+    reference = weakref.ref(engine)
+
+    def close() -> None:
+        found = reference()
+        if found is not None:
+            found.close()
+
+    atexit.register(close)
+    weakref.finalize(engine, atexit.unregister, close)

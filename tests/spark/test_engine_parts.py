@@ -1,0 +1,160 @@
+"""What the engine is made of, without Spark: slots, plans of moves, failures, preflight, secrets."""
+
+from __future__ import annotations
+
+import pickle
+from collections import Counter
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock.errors import ConfigError, EngineError, KeyNullError, SlotsError, UserFunctionError
+from penstock.spark.failures import Failure, raise_root, root
+from penstock.spark.migrate import Migration, MoveReport, balanced, moves_to, parse_moves, steps
+from penstock.spark.place import Secret
+from penstock.spark.preflight import examine, table
+from penstock.spark.slots import from_settings, require_slots
+
+
+@pytest.mark.parametrize(
+    ("master", "conf", "slots"),
+    [
+        ("local", {}, 1),
+        ("local[3,2]", {}, 3),
+        ("local[*]", {}, 7),
+        ("local[8]", {"spark.task.cpus": "4"}, 2),
+        ("local-cluster[2,2,1024]", {}, 4),
+        ("yarn", {}, 2),
+        ("yarn", {"spark.executor.instances": "4", "spark.executor.cores": "3"}, 12),
+        ("k8s://x", {"spark.dynamicAllocation.enabled": "true"}, None),
+        ("k8s://x", {"spark.dynamicAllocation.enabled": "true", "spark.dynamicAllocation.maxExecutors": "2"}, 2),
+        ("spark://x:7077", {}, None),
+        ("spark://x:7077", {"spark.cores.max": "2"}, 2),
+    ],
+)
+def test_capacity(master: str, conf: dict[str, str], slots: int | None) -> None:
+    assert from_settings(master, conf, lambda: 7).slots == slots
+
+
+@pytest.mark.parametrize(
+    ("master", "conf", "named"),
+    [
+        ("local[2]", {}, r"local\[3\]"),
+        ("yarn", {"spark.executor.instances": "2"}, "spark.executor.instances=2 with spark.executor.cores=1"),
+        (
+            "yarn",
+            {"spark.dynamicAllocation.enabled": "true", "spark.dynamicAllocation.maxExecutors": "1"},
+            "Raise spark.dynamicAllocation.maxExecutors",
+        ),
+    ],
+)
+def test_too_few_slots_name_the_setting(master: str, conf: dict[str, str], named: str) -> None:
+    with pytest.raises(SlotsError, match=named) as caught:
+        require_slots(from_settings(master, conf), 2)
+    assert caught.value.needed == 3
+    require_slots(from_settings(master, {**conf, "spark.executor.cores": "4"}), 0)
+
+
+@given(st.lists(st.integers(0, 4), min_size=1, max_size=64), st.integers(1, 5))
+def test_balanced_owners_differ_by_one_and_move_little(owners: list[int], workers: int) -> None:
+    owners = [owner % workers for owner in owners]
+    target = balanced(owners, workers)
+    share = Counter(dict.fromkeys(range(workers), 0))
+    share.update(target)
+    assert max(share.values()) - min(share.values()) <= 1
+    have = Counter(owners)
+    least = sum(max(0, have[w] - share[w]) for w in range(workers))
+    assert sum(a != b for a, b in zip(owners, target, strict=True)) == least
+
+
+@given(
+    st.lists(st.integers(0, 3), min_size=1, max_size=64),
+    st.data(),
+    st.sampled_from(["batched", "all-at-once", "fluid"]),
+    st.integers(1, 70),
+)
+def test_steps_move_each_bin_once_to_its_target(
+    owners: list[int], data: st.DataObject, strategy: str, size: int
+) -> None:
+    target = data.draw(st.lists(st.integers(0, 3), min_size=len(owners), max_size=len(owners)))
+    moves = moves_to([owners, owners], target, 4)
+    found = steps(moves, strategy, size)
+    after = list(owners)
+    for step in found:
+        assert 0 < len(step) <= {"batched": size, "all-at-once": len(moves), "fluid": 1}[strategy]
+        for bin_, worker in step:
+            assert after[bin_] != worker
+            after[bin_] = worker
+    assert after == target
+
+
+def test_moves_that_make_no_sense_are_refused() -> None:
+    for moves in ({4: 0}, {0: 2}, {-1: 0}, [(0, 1), (0, 0)], [(0,)], {"0": 1}, {True: 1}):
+        with pytest.raises(ConfigError):
+            parse_moves(moves, 4, 2)  # type: ignore[arg-type]
+    for target in ([0], [0, 0, 0], [0, 2]):
+        with pytest.raises(ConfigError):
+            moves_to([[0, 1]], target, 2)
+    with pytest.raises(ConfigError, match="strategy"):
+        steps([(0, 1)], "hasty", 1)
+    with pytest.raises(ConfigError, match="batch_size"):
+        steps([(0, 1)], "batched", 0)
+
+
+def test_a_migration_ends_when_all_its_queries_have() -> None:
+    handle = Migration()
+    first = handle.begin(MoveReport("a", "fluid"), 3)
+    second = handle.begin(MoveReport("b", "fluid"), 2)
+    handle.seal()
+    first({"moved": 3, "bytes": 10, "steps": [{"step": 0, "bins": 3, "started_ns": 1, "ended_ns": 2}]}, None)
+    assert not handle.done
+    with pytest.raises(TimeoutError):
+        handle.wait(timeout=0.05)
+    second(None, EngineError("cancelled"))
+    assert handle.done
+    with pytest.raises(EngineError, match="cancelled"):
+        handle.wait()
+    assert handle.report["moved"] == 3 and handle.report["queries"] == ["a", "b"]
+
+
+def test_the_root_failure_is_raised_with_the_users_exception() -> None:
+    cause = ZeroDivisionError("division by zero")
+    error = UserFunctionError("map_batches[0] f: boom", step="map_batches[0] f", file="a.py", line=3)
+    error.__cause__ = cause
+    import cloudpickle
+
+    own = Failure(2, {"kind": "user_function", "message": "boom", "step": "map_batches[0] f"}, cloudpickle.dumps(error))
+    echo = Failure(1, {"kind": "operator", "message": "worker 1 failed"})
+    assert root([echo, own]) is own
+    with pytest.raises(UserFunctionError) as caught:
+        raise_root([echo, own])
+    assert caught.value.line == 3
+    assert isinstance(caught.value.__cause__, ZeroDivisionError)
+    with pytest.raises(UserFunctionError, match="boom"):
+        raise_root([Failure(2, {"kind": "user_function", "message": "boom"}, b"no pickle")])
+    with pytest.raises(KeyNullError) as null:
+        raise_root([Failure(2, {"kind": "null_key", "message": "null", "column": "k", "row": 4})])
+    assert (null.value.column, null.value.row) == ("k", 4)
+    with pytest.raises(EngineError, match="strange"):
+        raise_root([Failure(2, {"kind": "never heard of", "message": "strange"})])
+
+
+def test_preflight_names_everything_that_is_wrong() -> None:
+    here = {"penstock": "0.1.0", "python": "3.11.2", "pyarrow": "21.0.0"}
+    good = {**here, "host": "a", "jvm": "7"}
+    assert examine(good, here, "d:1") == []
+    assert examine({**good, "pyarrow": "21.3.0", "python": "3.11.9"}, here, "d:1") == []
+    bad = {"host": "b", "jvm": "8", "python": "3.10.1", "penstock_error": "no module", "registry_error": "refused"}
+    bad["pyarrow"] = "14.0.0"
+    text = table(examine(bad, here, "d:1"))
+    for word in ("penstock cannot", "venv-pack", "pyarrow 14.0.0", "Python 3.10.1", "spark.driver.host", "b (JVM 8)"):
+        assert word in text
+
+
+def test_a_secret_shows_itself_to_nobody() -> None:
+    secret = Secret.random()
+    assert secret.reveal().hex() not in repr(secret) + str(secret) + f"{secret!r:>40}"
+    assert pickle.loads(pickle.dumps(secret)).reveal() == secret.reveal()
+    with pytest.raises(TypeError):
+        assert secret == secret
