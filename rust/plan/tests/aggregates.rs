@@ -473,3 +473,21 @@ fn window_bounds_keep_the_type_of_event_time() {
     assert_eq!(output.field_with_name("window_end").unwrap().data_type(), &bound);
     assert_eq!(output.field(2).name(), "ki");
 }
+
+#[test]
+fn a_mark_within_an_epoch_keeps_what_changed_before_it() {
+    let time = Time::Int;
+    let row = |key| Row { time: Some(0), key: Some(key), value: Some(1) };
+    let mut cluster = Cluster::new(spec(batch(&[], time).schema(), Key::Int, None, Some(Emit::Update)), 1, 1);
+    cluster.feed(0, batch(&[row(1), row(2)], time)).unwrap();
+    cluster.close(0).unwrap();
+    cluster.take();
+    cluster.feed(0, batch(&[row(1)], time)).unwrap();
+    cluster.mark();
+    cluster.feed(0, batch(&[row(2), row(3)], time)).unwrap();
+    cluster.rollback(0, true);
+    cluster.close(1).unwrap();
+    let (rows, _) = cluster.take();
+    let counts: Vec<&[Cell]> = rows.iter().map(|row| &row[..2]).collect();
+    assert_eq!(counts, [[Cell::Int(-1), Cell::Int(2)]], "key 1 with two rows, and no other");
+}
