@@ -1,7 +1,7 @@
 //! Authenticated connections: the only way bytes enter or leave this crate.
 //!
-//! Every connection, whatever its role, starts with the handshake of [`handshake`] and then
-//! carries the frames of [`frame`]; a mesh connection is handed to the dataflow after its first
+//! Every connection, whatever its role, starts with a handshake ([`Client`], [`Server`]) and then
+//! carries [`Frame`]s; a mesh connection is handed to the dataflow after its first
 //! answer. [`Session`] is the one type that owns a socket, so that transport encryption can later
 //! be put in here without touching anything else. Until then the secret authenticates the ends of
 //! a connection, and a checksum (not a key) guards what follows: the bytes are neither hidden from
