@@ -76,6 +76,8 @@ def run(config: DemoConfig, *, console: Console | None = None, stop: threading.E
     work.start()
     with LiveView(job.snapshot, console) if console is not None else contextlib.nullcontext():
         while work.is_alive():
+            if job.stop.is_set():
+                job.interrupt()
             work.join(0.1)
     if job.error is not None:
         raise job.error

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 import time
 from dataclasses import dataclass, field
@@ -25,7 +26,6 @@ class Feeder:
 
     folder: Path
     rate: int
-    seconds: float
     rows: int = 0
     error: BaseException | None = None
     _stop: threading.Event = field(default_factory=threading.Event)
@@ -56,7 +56,7 @@ class Feeder:
         per_file = round(self.rate * _EVENTS_PER_BID / FILES_PER_SECOND)
         source = _native.Nexmark(per_file * FILES_PER_SECOND, int(time.time() * 1000))
         started = time.monotonic()
-        for index in range(int(self.seconds * FILES_PER_SECOND)):
+        for index in itertools.count():
             if self._stop.wait(max(0.0, started + index / FILES_PER_SECOND - time.monotonic())):
                 return
             bids = pa.record_batch(source.next_batches(per_file, ["bid"])["bid"])
