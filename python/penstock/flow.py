@@ -409,7 +409,7 @@ class Flow:
         plan_step = {
             "op": "stateful_map",
             "call": len(self._calls),
-            "columns": list(takes),
+            "columns": list(self._keys),
             "schema": _encode(shape),
             "name": label,
         }

@@ -33,9 +33,19 @@ app.command(name="nexmark", epilog=nexmark.EPILOG)(nexmark.nexmark)
 app.command(name="wordcount", epilog=wordcount.EPILOG)(wordcount.wordcount)
 
 
+def _show_version(asked: bool) -> None:
+    if asked:
+        from penstock import _native
+
+        print(f"penstock {_native.version()}")
+        raise typer.Exit()
+
+
 @app.callback()
 def _options(
-    version: Annotated[bool, typer.Option("--version", help="Print the version and exit.", is_eager=True)] = False,
+    version: Annotated[
+        bool, typer.Option("--version", help="Print the version and exit.", callback=_show_version, is_eager=True)
+    ] = False,
     debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks of errors.")] = False,
 ) -> None:
     """Dataflow with keyed state that moves while it runs: workloads to try it on.
@@ -43,12 +53,8 @@ def _options(
     Each command runs in this process (`--host local`), as a Spark batch job (`--host spark`) or
     resident beside a Spark stream (`--host engine`), with the same results.
     """
-    del debug  # read by main, which must know it before anything is parsed
-    if version:
-        from penstock import _native
-
-        print(f"penstock {_native.version()}")
-        raise typer.Exit()
+    # `main` reads --debug, which it must know before anything is parsed; --version has its callback.
+    del debug, version
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -75,7 +81,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     given = [word for word in given if word != "--debug"]
     try:
         result = app(given, prog_name="penstock", standalone_mode=False)
-        return result if isinstance(result, int) else 0
+        # Newer parsers turn Ctrl-C into this exit code themselves.
+        return _interrupted() if result == 130 else result if isinstance(result, int) else 0
     except KeyboardInterrupt:
         return _interrupted()
     except BrokenPipeError:
