@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from penstock.report import Epoch, Migration, Slice, Timeline, WorkerSample
 from penstock.report.html import Check, page, save_page
-from penstock.report.timeline import duration_text, per_worker, quantiles, size_text
+from penstock.report.timeline import duration_text, joined, per_worker, quantiles, size_text
 
 T0 = 1_700_000_000.0
 
@@ -38,9 +38,7 @@ def sample() -> Timeline:
     st.lists(st.tuples(st.integers(0, 1000), st.integers(1, 9)), min_size=1, max_size=40),
     st.lists(st.floats(0.01, 1.0), min_size=1, max_size=4),
 )
-def test_quantiles_are_those_of_the_repeated_values(
-    pairs: list[tuple[int, int]], shares: list[float]
-) -> None:
+def test_quantiles_are_those_of_the_repeated_values(pairs: list[tuple[int, int]], shares: list[float]) -> None:
     repeated = sorted(value for value, weight in pairs for _ in range(weight))
     expected = []
     for share in shares:
@@ -80,6 +78,20 @@ def test_workers_add_up_over_queries_at_equal_moments() -> None:
     summed = per_worker(both)
     assert [(s.bins, s.keys, s.state_bytes, s.rows) for s in summed[0]] == [(2, 4, 6, 8)]
     assert len(summed[1]) == 1
+
+
+def test_one_move_of_two_queries_is_one_migration_in_the_picture() -> None:
+    moves = [
+        Migration(T0 + 5, T0 + 6, "batched", 8, 80, 4, "a"),
+        Migration(T0 + 1, T0 + 2, "all-at-once", 1, 10, 1, "a"),
+        Migration(T0 + 1.5, T0 + 3, "all-at-once", 2, 20, 2, "b"),
+        Migration(T0 + 5.5, T0 + 7, "all-at-once", 4, 40, 1, "b"),
+    ]
+    assert joined(moves) == [
+        Migration(T0 + 1, T0 + 3, "all-at-once", 3, 30, 2, "a, b"),
+        Migration(T0 + 5, T0 + 6, "batched", 8, 80, 4, "a"),
+        Migration(T0 + 5.5, T0 + 7, "all-at-once", 4, 40, 1, "b"),
+    ]
 
 
 def test_json_keeps_everything() -> None:
@@ -165,7 +177,7 @@ def test_the_picture_is_a_png_of_the_whole_run(tmp_path: Path) -> None:
     figure = draw(sample())
     latency = figure.axes[0]
     assert latency.get_yscale() == "log"
-    assert [text.get_text().splitlines()[0] for text in latency.texts] == ["batched of q"]
+    assert [text.get_text().splitlines()[0] for text in latency.texts] == ["batched"]
     assert figure.axes[-1].get_xlim()[1] == pytest.approx(9.9, abs=0.2)
     save_png(sample(), tmp_path / "run.png")
     content = (tmp_path / "run.png").read_bytes()
@@ -178,3 +190,15 @@ def test_the_picture_is_a_png_of_the_whole_run(tmp_path: Path) -> None:
 
 def test_the_json_form_is_one_object_with_a_version() -> None:
     assert json.loads(sample().to_json())["format"] == 1
+
+
+def test_rates_are_right_though_workers_are_sampled_at_different_moments() -> None:
+    from penstock.report.plot import draw
+
+    timeline = Timeline()
+    for index in range(40):
+        for worker in (0, 1):
+            at = T0 + index / 4 + worker * 0.001
+            timeline.workers.append(WorkerSample(at, worker, 1, 1, 1, index * 250 * (worker + 1)))
+    rows = draw(timeline).axes[1]
+    assert rows.get_ylim()[1] == pytest.approx(3000, rel=0.1)

@@ -82,9 +82,7 @@ def page(timeline: Timeline, *, checks: Sequence[Check] = (), notes: Sequence[st
     return "\n".join(part for part in parts if part)
 
 
-def save_page(
-    timeline: Timeline, path: str | Path, *, checks: Sequence[Check] = (), notes: Sequence[str] = ()
-) -> None:
+def save_page(timeline: Timeline, path: str | Path, *, checks: Sequence[Check] = (), notes: Sequence[str] = ()) -> None:
     """Write the page to a file."""
     Path(path).write_text(page(timeline, checks=checks, notes=notes), encoding="utf-8")
 

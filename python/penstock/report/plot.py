@@ -7,11 +7,12 @@ without pyplot, so drawing works in any thread and beside any other use of matpl
 from __future__ import annotations
 
 import io
+from bisect import bisect_left
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from penstock.report.timeline import Timeline, WorkerSample, duration_text, per_worker, size_text
+from penstock.report.timeline import Timeline, WorkerSample, duration_text, joined, per_worker, size_text
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -24,6 +25,11 @@ _WORKERS = ("#56B4E9", "#E69F00", "#009E73", "#CC79A7", "#0072B2", "#D55E00", "#
 _STRATEGIES = {"all-at-once": "#CC79A7", "batched": "#009E73", "fluid": "#56B4E9"}
 _OTHER = "#999999"
 _TEXT, _GRID = "#222222", "#e4e4e4"
+
+_RATE_S = 1.0
+"""Seconds over which rows per second are taken."""
+_GAP_S = 1.5
+"""Lines are not drawn across a longer time without a slice."""
 
 
 def draw(timeline: Timeline, *, window_s: float = 0.25) -> Figure:
@@ -112,15 +118,25 @@ def _latency(axes: Any, timeline: Timeline, begin: float, window_s: float) -> No
     axes.yaxis.set_minor_formatter(NullFormatter())
     windows = timeline.windows(window_s)
     if windows:
-        middle = [w.started + w.seconds / 2 - begin for w in windows]
         width = window_s * 1000
-        for label, color, values, weight in (
-            ("max", _MAX, [w.max_ns / 1e6 for w in windows], 0.9),
-            ("p99", _P99, [w.p99_ns / 1e6 for w in windows], 1.2),
-            ("p50", _P50, [w.p50_ns / 1e6 for w in windows], 1.4),
-        ):
+        for label, color, weight in (("max", _MAX, 0.9), ("p99", _P99, 1.2), ("p50", _P50, 1.4)):
+            times: list[float] = []
+            values: list[float] = []
+            for window in windows:
+                at = window.started + window.seconds / 2 - begin
+                if times and at - times[-1] > _GAP_S:
+                    times.append(at)
+                    values.append(float("nan"))
+                times.append(at)
+                values.append(getattr(window, f"{label}_ns") / 1e6)
             axes.plot(
-                middle, values, color=color, linewidth=weight, label=f"{label} of slices per {width:.0f} ms"
+                times,
+                values,
+                color=color,
+                linewidth=weight,
+                marker=".",
+                markersize=2.5 * weight,
+                label=f"{label} of slices per {width:.0f} ms",
             )
     queries = sorted({e.query for e in timeline.epochs})
     for query, marker in zip(queries, ".x+1234", strict=False):
@@ -136,26 +152,42 @@ def _latency(axes: Any, timeline: Timeline, begin: float, window_s: float) -> No
             label=f"epoch of {query}" if query else "epoch",
         )
     if windows or queries:
-        axes.legend(
-            loc="upper left", bbox_to_anchor=(0, -0.02), ncols=5, frameon=False, fontsize=8, borderpad=0
-        )
+        axes.legend(loc="upper left", bbox_to_anchor=(0, -0.02), ncols=5, frameon=False, fontsize=8, borderpad=0)
     else:
         _nothing(axes, "no epoch was measured")
 
 
 def _rows(axes: Any, samples: dict[int, list[WorkerSample]], begin: float) -> None:
+    from matplotlib.ticker import FuncFormatter
+
     axes.set_ylabel("rows/s")
-    times, columns = _aligned(samples, lambda s: float(s.rows))
-    if len(times) < 2:
+    times = sorted(s.at for own in samples.values() for s in own)
+    if len(times) < 2 or times[-1] - times[0] < _RATE_S:
         _nothing(axes, "no load was sampled")
         return
-    steps = list(pairwise(times))
-    middle = [(a + b) / 2 - begin for a, b in steps]
-    rates = [
-        [max(0.0, (y - x) / (b - a)) for (x, y), (a, b) in zip(pairwise(c), steps, strict=True)]
-        for c in columns
-    ]
-    _stack(axes, middle, rates, list(samples))
+    # Workers are sampled at different moments: rates are taken between the points of one grid.
+    grid = [times[0] + index * _RATE_S for index in range(int((times[-1] - times[0]) / _RATE_S) + 1)]
+    rates = []
+    for own in samples.values():
+        rows = [_rows_at(own, at) for at in grid]
+        rates.append([max(0.0, (after - before) / _RATE_S) for before, after in pairwise(rows)])
+    _stack(axes, [at + _RATE_S / 2 - begin for at in grid[:-1]], rates, list(samples))
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: _count_text(value)))
+
+
+def _rows_at(samples: list[WorkerSample], at: float) -> float:
+    """Rows of a worker at a moment, on the line between its samples; none before the first."""
+    index = bisect_left(samples, at, key=lambda sample: sample.at)
+    if index == 0:
+        return float(samples[0].rows) if samples[0].at == at else 0.0
+    if index == len(samples):
+        return float(samples[-1].rows)
+    left, right = samples[index - 1], samples[index]
+    return left.rows + (right.rows - left.rows) * (at - left.at) / (right.at - left.at)
+
+
+def _count_text(value: float) -> str:
+    return f"{value / 1e6:g} M" if value >= 1e6 else f"{value / 1e3:g} k" if value >= 1e3 else f"{value:g}"
 
 
 def _state(axes: Any, samples: dict[int, list[WorkerSample]], begin: float) -> None:
@@ -171,9 +203,7 @@ def _state(axes: Any, samples: dict[int, list[WorkerSample]], begin: float) -> N
     axes.legend(loc="upper left", ncols=8, frameon=False, fontsize=8)
 
 
-def _stack(
-    axes: Any, x: list[float], columns: list[list[float]], workers: list[int], step: str | None = None
-) -> None:
+def _stack(axes: Any, x: list[float], columns: list[list[float]], workers: list[int], step: str | None = None) -> None:
     from matplotlib.ticker import MaxNLocator
 
     colors = [_WORKERS[w % len(_WORKERS)] for w in workers]
@@ -188,10 +218,6 @@ def _stack(
     )
     axes.yaxis.set_major_locator(MaxNLocator(4))
     axes.set_ylim(bottom=0)
-    if axes.get_ylabel() == "rows/s":
-        axes.yaxis.set_major_formatter(
-            lambda value, _: f"{value / 1e3:g} k" if value >= 1e3 else f"{value:g}"
-        )
 
 
 def _aligned(samples: dict[int, list[WorkerSample]], value: Any) -> tuple[list[float], list[list[float]]]:
@@ -209,7 +235,7 @@ def _aligned(samples: dict[int, list[WorkerSample]], value: Any) -> tuple[list[f
 
 
 def _spans(axes: Any, timeline: Timeline, begin: float) -> None:
-    for move in timeline.migrations:
+    for move in joined(timeline.migrations):
         color = _STRATEGIES.get(move.strategy, _OTHER)
         left, right = move.started - begin, move.ended - begin
         axes.axvspan(left, right, color=color, alpha=0.22, linewidth=0, zorder=0)
@@ -221,12 +247,11 @@ def _labels(axes: Any, timeline: Timeline, begin: float, end: float) -> None:
     """Name each migration above the panel; labels that would overlap go onto further lines."""
     total = max(end - begin, 1e-3)
     lanes: list[float] = []
-    for move in sorted(timeline.migrations, key=lambda m: m.started):
+    for move in joined(timeline.migrations):
         center = min(max(((move.started + move.ended) / 2 - begin) / total, 0.0), 1.0)
         steps = f" in {move.steps} steps" if move.steps > 1 else ""
-        of = f" of {move.query}" if move.query else ""
         text = (
-            f"{move.strategy}{of}\n{move.bins} bins, {size_text(move.bytes)}\n"
+            f"{move.strategy}\n{move.bins} bins, {size_text(move.bytes)}\n"
             f"{duration_text(move.ended - move.started)}{steps}"
         )
         half = max(len(line) for line in text.splitlines()) * 0.0031

@@ -223,6 +223,29 @@ def per_worker(samples: Iterable[WorkerSample]) -> Mapping[int, list[WorkerSampl
     return result
 
 
+def joined(migrations: Iterable[Migration]) -> list[Migration]:
+    """Migrations of one strategy that overlap in time (one move of several queries), as one each.
+
+    Bins and bytes add up, steps are those of the one with most, and the queries are named one after the other.
+    """
+    result: list[Migration] = []
+    for move in sorted(migrations, key=lambda m: m.started):
+        last = result[-1] if result else None
+        if last is None or last.strategy != move.strategy or move.started > last.ended:
+            result.append(move)
+            continue
+        result[-1] = Migration(
+            started=last.started,
+            ended=max(last.ended, move.ended),
+            strategy=move.strategy,
+            bins=last.bins + move.bins,
+            bytes=last.bytes + move.bytes,
+            steps=max(last.steps, move.steps),
+            query=", ".join(name for name in (last.query, move.query) if name),
+        )
+    return result
+
+
 def _add(left: WorkerSample, right: WorkerSample) -> WorkerSample:
     return WorkerSample(
         at=left.at,
