@@ -86,7 +86,7 @@ def test_plan_of_python_steps() -> None:
     assert [(call["kind"], call["func"]) for call in calls] == [("map", double), ("stateful", running)]
     assert calls[0]["step"] == "map_batches[0] double"
     assert calls[1]["step"] == "stateful_map[2] sums"
-    assert calls[1]["keys"] == ["k"]
+    assert (calls[1]["keys"], calls[1]["columns"]) == (["k"], ["k", "v"])
 
 
 def test_emit_defaults() -> None:
