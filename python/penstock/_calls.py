@@ -141,7 +141,7 @@ def _code(func: Any) -> CodeType | None:
     while isinstance(func, functools.partial):
         func = func.func
     func = inspect.unwrap(func) if hasattr(func, "__wrapped__") else func
-    for candidate in (func, vars(type(func)).get("__call__")):
+    for candidate in (func, inspect.getattr_static(type(func), "__call__", None)):
         code = getattr(getattr(candidate, "__func__", candidate), "__code__", None)
         if isinstance(code, CodeType):
             return code

@@ -483,6 +483,63 @@ class Registry:
     ) -> None: ...
 
 @final
+class Member:
+    """The resident end of the registry in a worker process.
+
+    Parameters
+    ----------
+    registry
+        Address of the registry, ``host:port``.
+    secret
+        The engine's secret.
+    info
+        JSON object that describes this process; it gains ``address``, the data port.
+
+    Raises
+    ------
+    AuthenticationError
+        When the secrets differ.
+    ProtocolError
+        When the registry cannot be reached.
+
+    Notes
+    -----
+    Functions that the driver sends are unpickled here, which is why nobody talks to a member without the secret.
+    """
+
+    def __new__(cls, registry: str, secret: bytes, info: str = "{}") -> Self: ...
+    @property
+    def id(self) -> int:
+        """The id that the registry gave."""
+
+    @property
+    def address(self) -> str:
+        """The data port that feeds and drains dial: ``host:port``."""
+
+    def run(self) -> tuple[Literal["stopped", "dismissed", "registry_lost", "interrupted"], str]:
+        """Serve until the driver, a signal or a broken connection ends it: ``(how, why)``.
+
+        Raises
+        ------
+        KeyboardInterrupt
+            What the signal's handler raises; the member has ended then.
+        EngineError
+            When it has run before or was closed.
+        """
+
+    def close(self) -> None:
+        """End a member that does not run yet. Harmless when done twice."""
+
+    def __enter__(self) -> Self: ...
+    def __exit__(
+        self,
+        kind: type[BaseException] | None = None,
+        error: BaseException | None = None,
+        trace: TracebackType | None = None,
+        /,
+    ) -> None: ...
+
+@final
 class Feed:
     """One attempt to bring the rows of one partition to a member. They count once the epoch is released.
 

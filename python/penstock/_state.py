@@ -284,7 +284,8 @@ class BinState:
 
 def _dump(states: dict[Any, Any], keys: list[Any]) -> bytes:
     try:
-        return cloudpickle.dumps((keys, [states[key] for key in keys]), protocol=5)
+        body: bytes = cloudpickle.dumps((keys, [states[key] for key in keys]), protocol=5)
+        return body
     except Exception:
         # Find the one that does not pickle, for the message.
         for key in keys:

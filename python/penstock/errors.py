@@ -28,6 +28,7 @@ __all__ = [
     "StateLost",
     "UnsupportedSession",
     "UserFunctionError",
+    "from_failure",
 ]
 
 
@@ -182,3 +183,56 @@ class ForkError(PenstockError, RuntimeError):
 
 class UnsupportedSession(PenstockError, TypeError):
     """This kind of Spark session cannot do what was asked; the message names what can."""
+
+
+#: Class of a failure that a member reports, by its kind; an EngineError where none is named.
+_KINDS: dict[str, type[PenstockError]] = {
+    "data": SchemaError,
+    "null_key": KeyNullError,
+    "plan": PlanError,
+    "protocol": ProtocolError,
+    "schema": SchemaError,
+    "state": StateError,
+    "state_lost": StateLost,
+    "user_function": UserFunctionError,
+}
+
+
+def from_failure(failure: Mapping[str, Any], attachment: bytes = b"") -> PenstockError:
+    """Make the exception of a request that a member could not serve.
+
+    Parameters
+    ----------
+    failure : dict
+        The ``"error"`` of a reply: ``kind``, ``message`` and further facts, which become attributes.
+    attachment : bytes
+        The pickled exception, where there is one. It is unpickled, so it must come from an authenticated
+        connection.
+
+    Returns
+    -------
+    PenstockError
+        Of the class that belongs to the kind; for a user's function the original `UserFunctionError` with its
+        cause.
+
+    Examples
+    --------
+    >>> error = from_failure({"kind": "stale_generation", "message": "generation 3 is over", "given": 3})
+    >>> type(error).__name__, error.kind, error.given
+    ('EngineError', 'stale_generation', 3)
+    """
+    facts = dict(failure)
+    message = str(facts.pop("message", ""))
+    if attachment:
+        try:
+            original = pickle.loads(attachment)
+        except Exception as reason:
+            message += f"\n  the exception itself could not be restored here: {reason!r}"
+        else:
+            if isinstance(original, PenstockError):
+                return original
+            error = UserFunctionError(message, **facts)
+            error.__cause__ = original if isinstance(original, BaseException) else None
+            return error
+    kind = _KINDS.get(str(facts.get("kind")), EngineError)
+    return kind(message, **{name: value for name, value in facts.items() if name.isidentifier()})

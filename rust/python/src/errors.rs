@@ -1,4 +1,5 @@
-//! Rust errors become Python exceptions here and nowhere else.
+//! Rust errors become Python exceptions here and nowhere else. (Failures that travel as JSON are read by
+//! `penstock.errors.from_failure`, which this module also uses.)
 //!
 //! The classes live in Python (`penstock.errors`) so that they pickle and subclass builtins; this module imports
 //! them once and instantiates them with their facts as keyword arguments.
@@ -11,7 +12,7 @@ use penstock_plan::{CallError, OpError, PlanError};
 use pyo3::exceptions::{PyTypeError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
-use pyo3::types::PyDict;
+use pyo3::types::{PyBytes, PyDict};
 
 /// Which Python class an error becomes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -196,26 +197,15 @@ pub(crate) fn from_cluster(error: &ClusterError) -> PyErr {
     raise(kind, &error.to_string())
 }
 
-/// A request that the other side refused; `kind` and its facts become attributes.
+/// A request that the other side refused: what `penstock.errors.from_failure` makes of it.
 fn from_failure(failure: &Failure) -> PyErr {
-    let kind = match failure.kind.as_str() {
-        "user_function" => Kind::UserFunction,
-        "plan" => Kind::Plan,
-        "schema" => Kind::Schema,
-        "state" => Kind::State,
-        "protocol" => Kind::Protocol,
-        _ => Kind::Engine,
+    let build = |py: Python<'_>| -> PyResult<PyErr> {
+        let body = failure.to_body().to_string();
+        let body = py.import("json")?.call_method1("loads", (body,))?.get_item("error")?;
+        let made = module(py)?.call_method1("from_failure", (body, PyBytes::new(py, &failure.attachment)))?;
+        Ok(PyErr::from_value(made))
     };
-    Python::attach(|py| {
-        raise_with(py, kind, &failure.message, |facts| {
-            facts.set_item("kind", &failure.kind)?;
-            for (name, value) in &failure.fields {
-                let json = py.import("json")?.call_method1("loads", (value.to_string(),))?;
-                facts.set_item(name, json)?;
-            }
-            Ok(())
-        })
-    })
+    Python::attach(|py| build(py).unwrap_or_else(|error| error))
 }
 
 /// Why a call on a handle failed, as it leaves the detached part of the call.

@@ -15,6 +15,7 @@ mod feed;
 mod fork;
 mod inline;
 mod local;
+mod member;
 mod nexmark;
 mod plan;
 mod registry;
@@ -31,6 +32,8 @@ mod _native {
     use crate::inline::InlineRun;
     #[pymodule_export]
     use crate::local::LocalRun;
+    #[pymodule_export]
+    use crate::member::Member;
     #[pymodule_export]
     use crate::nexmark::Nexmark;
     #[pymodule_export]

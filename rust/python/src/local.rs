@@ -402,8 +402,12 @@ impl LocalRun {
 impl Drop for LocalRun {
     fn drop(&mut self) {
         if self.owner.is_here() {
-            // The finalizer holds the interpreter, so it must not wait for threads that may need it: dropping the
-            // group tells them to end.
+            // The finalizer holds the interpreter, so it must not wait for threads that may need it: tell them to end.
+            if let Some(Ok(books)) = self.inner.as_mut().map(|inner| inner.books.get_mut()) {
+                if let Some(group) = &books.group {
+                    group.ask_to_stop();
+                }
+            }
             return;
         }
         // A forked child has the memory of the handle but not its threads; leave everything as it is.
