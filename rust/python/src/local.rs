@@ -403,10 +403,9 @@ impl Drop for LocalRun {
     fn drop(&mut self) {
         if self.owner.is_here() {
             // The finalizer holds the interpreter, so it must not wait for threads that may need it: tell them to end.
-            if let Some(Ok(books)) = self.inner.as_mut().map(|inner| inner.books.get_mut()) {
-                if let Some(group) = &books.group {
-                    group.ask_to_stop();
-                }
+            let books = self.inner.as_mut().and_then(|inner| inner.books.get_mut().ok());
+            if let Some(group) = books.and_then(|books| books.group.as_ref()) {
+                group.ask_to_stop();
             }
             return;
         }

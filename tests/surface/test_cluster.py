@@ -1,0 +1,299 @@
+"""`_native.Registry`, `Member`, `Feed`, `Drain`: a driver here, members in processes of their own."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import pickle
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import cloudpickle
+import pyarrow as pa
+import pytest
+from forked import in_child
+
+import penstock as pk
+from penstock import _native, errors
+
+SECRET = bytes(range(32))
+PATIENCE = 60.0
+
+MEMBER = """
+import sys
+from penstock import _native
+member = _native.Member(sys.argv[1], bytes.fromhex(sys.stdin.readline()), '{"role": "test"}')
+print(member.id, member.address, flush=True)
+print(*member.run(), flush=True)
+"""
+
+
+class Driver:
+    """A registry, the members it started, and what they said."""
+
+    def __init__(self) -> None:
+        self.registry = _native.Registry("127.0.0.1", 0, SECRET)
+        self.processes: dict[int, subprocess.Popen[str]] = {}
+        self.addresses: dict[int, str] = {}
+        self.events: list[dict[str, Any]] = []
+
+    def member(self) -> int:
+        process = subprocess.Popen(
+            [sys.executable, "-c", MEMBER, self.registry.address],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        assert process.stdin is not None and process.stdout is not None
+        process.stdin.write(SECRET.hex() + "\n")
+        process.stdin.flush()
+        name, address = process.stdout.readline().split()
+        joined = self.until(lambda event: event["event"] == "joined" and event["member"] == int(name))
+        assert json.loads(joined["info"]) == {"role": "test", "address": address}
+        self.processes[int(name)] = process
+        self.addresses[int(name)] = address
+        return int(name)
+
+    def until(self, wanted: Callable[[Any], bool]) -> Any:
+        end = time.monotonic() + PATIENCE
+        while time.monotonic() < end:
+            for event in self.events:
+                if wanted(event):
+                    self.events.remove(event)
+                    return event
+            self.events += self.registry.poll(1.0)
+        raise AssertionError(f"nothing came; there are {self.events}")
+
+    def ask(self, member: int, attachment: bytes | None = None, /, **body: Any) -> dict[str, Any]:
+        return self.answer(self.registry.send(member, json.dumps(body), attachment))
+
+    def answer(self, call: int) -> dict[str, Any]:
+        event = self.until(lambda event: event["event"] == "reply" and event["call"] == call)
+        reply: dict[str, Any] = json.loads(event["body"])
+        if "error" in reply:
+            raise errors.from_failure(reply["error"], event["attachment"])
+        return reply
+
+    def start(self, flow: pk.Flow, members: list[int], generation: int = 1, **options: Any) -> None:
+        plan, calls = flow.to_plan()
+        owners = [[bin_ % len(members) for bin_ in range(16)]] * (_native.plan_check(plan)["pieces"] - 1)
+        peers = [{"id": member, "address": self.addresses[member]} for member in members]
+        body = {
+            "query": "q",
+            "generation": generation,
+            "plan": json.loads(plan),
+            "members": peers,
+            "threads": 1,
+            "bits": 4,
+            "owners": owners,
+            "epoch": 0,
+            "watermark": None,
+            "resume": "fresh",
+            "journal": True,
+        } | options
+        calls_ = [
+            self.registry.send(
+                member, json.dumps({"do": "start", "process": process, **body}), cloudpickle.dumps(calls)
+            )
+            for process, member in enumerate(members)
+        ]
+        for call in calls_:
+            assert self.answer(call)["ok"] is True
+
+    def feed(
+        self, member: int, epoch: int, partition: int, *batches: pa.RecordBatch, attempt: int = 7
+    ) -> dict[str, Any]:
+        where = self.addresses[member]
+        with _native.Feed(where, SECRET, "q", epoch, partition, attempt, batches[0].schema) as feed:
+            for batch in batches:
+                feed.push(batch)
+            receipt = feed.finish()
+        assert receipt["member"] == member
+        return {"partition": partition, "attempt": attempt, "rows": receipt["rows"], "rows_before": 0}
+
+    def release(
+        self, feeds: dict[int, list[dict[str, Any]]], epoch: int, generation: int = 1, finish: bool = False
+    ) -> list[dict[str, Any]]:
+        sent = [
+            self.registry.send(
+                member,
+                json.dumps(
+                    {
+                        "do": "release",
+                        "query": "q",
+                        "generation": generation,
+                        "epoch": epoch,
+                        "feeds": fed,
+                        "watermark": None,
+                        "finish": finish,
+                    }
+                ),
+            )
+            for member, fed in feeds.items()
+        ]
+        rows = []
+        for member, call in zip(feeds, sent, strict=True):
+            for piece in self.answer(call)["pieces"]:
+                drain = _native.Drain(self.addresses[member], SECRET, "q", epoch, piece["piece"])
+                rows += [row for batch in drain for row in pa.record_batch(batch).to_pylist()]
+        return rows
+
+    def close(self) -> None:
+        self.registry.close()
+        for process in self.processes.values():
+            process.kill()
+            process.wait()
+
+
+@pytest.fixture
+def driver() -> Iterator[Driver]:
+    driver = Driver()
+    yield driver
+    driver.close()
+
+
+def ks(*values: int) -> pa.RecordBatch:
+    return pa.record_batch({"k": pa.array(values, pa.int64())})
+
+
+def counting() -> pk.Flow:
+    return pk.Flow("k bigint").key_by("k").agg(n=pk.count(), emit="update")
+
+
+def summing() -> pk.Flow:
+    def step(total: Any, k: int) -> Any:
+        if k < 0:
+            raise LookupError(f"no {k}")
+        return (total or 0) + 1, (k, (total or 0) + 1)
+
+    return pk.Flow("k bigint").key_by("k").stateful_map(step, schema="k bigint, n bigint")
+
+
+@pytest.mark.parametrize("flow", [counting, summing], ids=["native", "python"])
+def test_two_members_count_and_state_moves_between_them(driver: Driver, flow: Any) -> None:
+    first, second = driver.member(), driver.member()
+    driver.start(flow(), [first, second])
+    feeds = {first: [driver.feed(first, 0, 0, ks(*range(40)))], second: [driver.feed(second, 0, 1, ks(*range(20)))]}
+    feeds[second][0]["rows_before"] = 40
+    rows = driver.release(feeds, 0)
+    last = {row["k"]: max(r["n"] for r in rows if r["k"] == row["k"]) for row in rows}
+    assert last == {k: 2 if k < 20 else 1 for k in range(40)}
+    moved = driver.ask(
+        first, do="migrate", query="q", generation=1, handle=5, steps=[[[bin_, 1] for bin_ in range(0, 16, 2)]]
+    )
+    assert moved["moved"] == 8 and moved["bytes"] > 0
+    rows = driver.release({first: [driver.feed(first, 1, 0, ks(*range(40)))], second: []}, 1)
+    assert {row["k"]: row["n"] for row in rows} == {k: 3 if k < 20 else 2 for k in range(40)}
+    stats = driver.ask(second, do="stats", query="q")
+    assert stats["ok"] and driver.ask(first, do="stop")["ok"]
+    process = driver.processes[first]
+    assert process.stdout is not None and process.stdout.readline().split()[0] == "stopped"
+    driver.until(lambda event: event["event"] == "lost" and event["member"] == first)
+
+
+def test_an_exception_in_a_member_arrives_whole_and_the_epoch_can_be_done_again(driver: Driver) -> None:
+    member = driver.member()
+    driver.start(summing(), [member])
+    driver.release({member: [driver.feed(member, 0, 0, ks(1, 2))]}, 0)
+    with pytest.raises(errors.UserFunctionError, match="no -5") as caught:
+        driver.release({member: [driver.feed(member, 1, 0, ks(1, -5, 2))]}, 1)
+    error = caught.value
+    assert isinstance(error.__cause__, LookupError) and error.row == {"k": -5}
+    assert Path(error.file).samefile(__file__) and "step" in error.step
+    driver.ask(member, do="stop_query", query="q", generation=1, keep=True)
+    driver.start(summing(), [member], generation=2, epoch=1, resume="rollback")
+    with pytest.raises(errors.EngineError, match="here already"):
+        driver.feed(member, 1, 0, ks(1, 2))  # what was staged stays until it is discarded
+    rows = driver.release({member: [driver.feed(member, 1, 0, ks(1, 2), attempt=8)]}, 1, generation=2)
+    assert sorted(row.items() for row in rows) == sorted({"k": k, "n": 2}.items() for k in (1, 2))
+
+
+def test_a_member_without_the_secret_is_refused_and_counted(driver: Driver) -> None:
+    with pytest.raises(errors.AuthenticationError):
+        _native.Member(driver.registry.address, bytes(reversed(SECRET)))
+    with socket.create_connection(driver.registry.address.rsplit(":", 1)) as raw:
+        raw.sendall(b"GET / HTTP/1.1\r\n\r\n" * 10)
+        with contextlib.suppress(ConnectionResetError):
+            while raw.recv(1000):
+                pass
+    metrics = driver.registry.metrics()
+    assert metrics["refused"] >= 2 and metrics["accepted"] == 0 and driver.registry.members() == []
+    member = driver.member()
+    with pytest.raises(errors.AuthenticationError):
+        _native.Feed(driver.addresses[member], bytes(reversed(SECRET)), "q", 0, 0, 0, ks().schema)
+
+
+def test_requests_that_cannot_be_served(driver: Driver) -> None:
+    member = driver.member()
+    with pytest.raises(errors.EngineError, match="not connected"):
+        driver.registry.send(999, "{}")
+    with pytest.raises(errors.EngineError) as caught:
+        _native.Feed(driver.addresses[member], SECRET, "nobody", 0, 0, 0, ks().schema)
+    assert caught.value.kind == "unknown_query"
+    with pytest.raises(errors.EngineError) as caught:
+        _native.Drain(driver.addresses[member], SECRET, "nobody", 0, 0)
+    assert caught.value.kind == "unknown_query"
+    with pytest.raises(ValueError, match="late"):
+        _native.Drain(driver.addresses[member], SECRET, "q", 0, 0, "everything")
+    with pytest.raises(errors.PlanError):
+        driver.start(counting(), [member], plan={"version": 1})
+
+
+def test_dismissed_interrupted_and_killed_members(driver: Driver) -> None:
+    dismissed, interrupted, killed = driver.member(), driver.member(), driver.member()
+    driver.registry.dismiss(dismissed, "not needed")
+    process = driver.processes[dismissed]
+    assert process.stdout is not None and process.stdout.readline().strip() == "dismissed not needed"
+    os.kill(driver.processes[interrupted].pid, signal.SIGINT)
+    assert driver.processes[interrupted].wait(PATIENCE) != 0, "KeyboardInterrupt"
+    os.kill(driver.processes[killed].pid, signal.SIGKILL)
+    for member in (dismissed, interrupted, killed):
+        driver.until(lambda event, member=member: event["event"] == "lost" and event["member"] == member)
+    assert driver.registry.members() == []
+
+
+def test_members_end_with_the_registry(driver: Driver) -> None:
+    member = driver.member()
+    driver.registry.close()
+    process = driver.processes[member]
+    assert process.stdout is not None and process.stdout.readline().split()[0] == "registry_lost"
+
+
+def test_bad_arguments() -> None:
+    for secret in (b"", b"short", bytes(32), bytes(33)):
+        with pytest.raises(errors.ConfigError, match="secret"):
+            _native.Registry("127.0.0.1", 0, secret)
+    with pytest.raises(errors.ConfigError, match="advertise"):
+        _native.Registry("0.0.0.0", 0, SECRET)
+    with pytest.raises(ValueError, match="info"):
+        _native.Member("127.0.0.1:1", SECRET, "{")
+    with pytest.raises(errors.ProtocolError):
+        _native.Member("127.0.0.1:1", SECRET)
+    with pytest.raises(OverflowError):
+        _native.Registry("127.0.0.1", 1 << 16, SECRET)
+
+
+def test_registry_pickling_and_fork(driver: Driver) -> None:
+    with pytest.raises(TypeError, match="Registry is a handle and cannot be pickled"):
+        pickle.dumps(driver.registry)
+
+    def work() -> None:
+        with pytest.raises(errors.ForkError):
+            driver.registry.poll(0.0)
+        del driver.registry
+
+    in_child(work)
+    assert driver.member() == 1, "the parent's registry still works"
+
+
+def test_poll_gives_up_in_time(driver: Driver) -> None:
+    begun = time.monotonic()
+    assert driver.registry.poll(0.05) == []
+    assert 0.05 <= time.monotonic() - begun < 5
