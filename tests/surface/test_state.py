@@ -146,8 +146,7 @@ def test_copies_are_independent_and_keep_sharing() -> None:
     cyclic[6].add(3)
     assert copied[0] == [1] and copied[6] == {1, 2}
     assert all(
-        found is copied[0]
-        for found in (copied[1], copied[2][0], copied[3]["k"], copied[4].clicks, copied[5][0])
+        found is copied[0] for found in (copied[1], copied[2][0], copied[3]["k"], copied[4].clicks, copied[5][0])
     )
     assert copied[-1] is copied
 
