@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import datetime
 import random
+import sys
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import cloudpickle
 import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
@@ -19,6 +21,14 @@ from penstock.spark.batch import places
 from penstock.workloads import nexmark, wordcount
 
 pytestmark = pytest.mark.spark
+
+
+@pytest.fixture(autouse=True)
+def by_value() -> Iterator[None]:
+    """Spark's workers cannot import this file: ship its functions, as those of a notebook are."""
+    cloudpickle.register_pickle_by_value(sys.modules[__name__])
+    yield
+    cloudpickle.unregister_pickle_by_value(sys.modules[__name__])
 
 
 def bag(table: pa.Table) -> Counter[tuple[Any, ...]]:
@@ -150,6 +160,16 @@ def test_an_error_of_a_user_function_reaches_the_user(spark: Any) -> None:
     assert "UserFunctionError" in str(caught.value) and "broken" in str(caught.value)
 
 
+def test_a_module_that_the_workers_lack_is_named(spark: Any) -> None:
+    cloudpickle.unregister_pickle_by_value(sys.modules[__name__])
+    try:
+        out = pk.spark.run(BIDS.map_batches(cheap), spark.createDataFrame(bids(10)).coalesce(1))
+    finally:
+        cloudpickle.register_pickle_by_value(sys.modules[__name__])
+    with pytest.raises(Exception, match=r"workers cannot import; ship it with spark\.sparkContext\.addPyFile"):
+        out.count()
+
+
 def test_types_on_the_way(spark: Any) -> None:
     """Types that Spark and Arrow name differently, through a shuffle, in a session of another time zone."""
     schema = "k decimal(10,2), d date, b binary, f boolean, ntz timestamp_ntz, ts timestamp, tags array<string>"
@@ -159,7 +179,7 @@ def test_types_on_the_way(spark: Any) -> None:
     instant = datetime.datetime(2024, 3, 10, 7, 30, tzinfo=datetime.timezone.utc)
     columns = {"k": [1, None], "d": [day, None], "b": [b"\0x", None], "f": [True, None], "ntz": [wall, None]}
     table = pa.table(columns | {"ts": [instant, None], "tags": [["a", None], None]}, schema=flow.input_schema)
-    df = spark.createDataFrame(table)
+    df = spark.createDataFrame(table, schema)
     assert pk.spark.run(flow, df).toArrow().cast(table.schema).sort_by("d") == table.sort_by("d")
 
 
@@ -228,8 +248,6 @@ def test_places_cover_all_partitions_evenly() -> None:
 
 
 def test_handles_stay_out_of_closures() -> None:
-    import cloudpickle
-
     from penstock.spark.partitions import PartitionFunction
 
     function = BIDS.map_batches(cheap).map_in_arrow()

@@ -27,7 +27,7 @@ import pyarrow.compute as pc
 from penstock.errors import ConfigError, SchemaError
 from penstock.schema import conform, spark_types, to_arrow, to_ddl
 from penstock.spark.guard import require_classic
-from penstock.spark.partitions import dump_calls
+from penstock.spark.partitions import dump_calls, load_calls
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -76,11 +76,9 @@ class Piece:
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Run the piece over the batches of one partition."""
-        import cloudpickle
-
         from penstock import _native
 
-        run = _native.InlineRun(self.plan, cloudpickle.loads(self.calls), piece=self.number)
+        run = _native.InlineRun(self.plan, load_calls(self.calls), piece=self.number)
         given = 0
         for handle in _drive(run, batches, self.input_schema):
             out = pa.record_batch(handle)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from penstock.errors import PlanError
+from penstock.errors import ConfigError, PlanError
 from penstock.schema import conform, spark_types
 
 if TYPE_CHECKING:
@@ -45,11 +45,9 @@ class PartitionFunction:
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Run the flow over the batches of one partition; the watermark is infinite at their end."""
-        import cloudpickle
-
         from penstock import _native
 
-        run = _native.InlineRun(self.plan, cloudpickle.loads(self.calls))
+        run = _native.InlineRun(self.plan, load_calls(self.calls))
         for batch in batches:
             for out in run.push(conform(batch, self.input_schema)):
                 yield conform(pa.record_batch(out), self.output_schema, "output")
@@ -91,3 +89,23 @@ def dump_calls(calls: list[dict[str, Any]]) -> bytes:
     import cloudpickle
 
     return bytes(cloudpickle.dumps(calls))
+
+
+def load_calls(pickled: bytes) -> list[dict[str, Any]]:
+    """Restore what `dump_calls` pickled, in a Python worker.
+
+    Raises
+    ------
+    ConfigError
+        When the functions come from a module that the worker cannot import.
+    """
+    import cloudpickle
+
+    try:
+        return list(cloudpickle.loads(pickled))
+    except ModuleNotFoundError as error:
+        raise ConfigError(
+            f"a function of the flow comes from the module {error.name!r}, which Spark's Python workers cannot import;"
+            f" ship it with spark.sparkContext.addPyFile, install it on the executors, or call"
+            f" cloudpickle.register_pickle_by_value({error.name}) before"
+        ) from error
