@@ -1,8 +1,8 @@
 """A view of a run while it runs: rows per second, epoch latency, load per worker, migrations.
 
 The view asks a function for a `Snapshot` a few times a second and draws it. On a terminal it redraws in
-place; anywhere else (a pipe, a log, continuous integration) it prints a plain line every few seconds and
-one for each migration that begins or ends. The function runs in the view's own thread; when it raises, the
+place; anywhere else (a pipe, a log, continuous integration) it prints a plain line every few seconds, at each
+new phase, and for each migration that begins or ends. The function runs in the view's own thread; when it raises, the
 view keeps what it showed last and raises the error when it is left.
 """
 
@@ -93,6 +93,7 @@ class LiveView:
     _live: Live | None = field(default=None, init=False)
     _error: BaseException | None = field(default=None, init=False)
     _told: dict[tuple[int, str], str] = field(default_factory=dict, init=False)
+    _phase: str = field(default="", init=False)
 
     def __enter__(self) -> LiveView:
         if self.console.is_terminal:
@@ -144,8 +145,9 @@ class LiveView:
             if move.state != told:
                 self._told[(index, move.what)] = move.state
                 self._print(f"[{current.elapsed_s:5.1f} s] migration {_move_text(move)}")
-        if line or last:
+        if line or last or current.phase != self._phase:
             self._print(plain_line(current))
+        self._phase = current.phase
 
     def _print(self, text: str) -> None:
         self.console.print(text, markup=False, highlight=False, soft_wrap=True)
@@ -159,8 +161,7 @@ def plain_line(snapshot: Snapshot) -> str:
         if snapshot.epoch_s:
             parts.append(f"epoch {snapshot.epochs} took {duration_text(snapshot.epoch_s[-1])}")
     parts += [
-        f"worker {w.worker}: {w.bins} bins, {w.keys:,} keys, {size_text(w.state_bytes)}"
-        for w in snapshot.workers
+        f"worker {w.worker}: {w.bins} bins, {w.keys:,} keys, {size_text(w.state_bytes)}" for w in snapshot.workers
     ]
     return "; ".join(parts)
 

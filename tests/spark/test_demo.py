@@ -1,0 +1,122 @@
+"""The main job as a user runs it: it ends well, and an interrupt at any phase leaves nothing behind."""
+
+from __future__ import annotations
+
+import os
+import signal
+import struct
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from penstock.report import Timeline
+
+pytestmark = [
+    pytest.mark.spark,
+    pytest.mark.timeout(400),
+    pytest.mark.skipif(not Path("/proc").is_dir(), reason="looks for left processes in /proc"),
+]
+
+
+def marked(mark: str) -> list[str]:
+    """Command lines of live processes whose environment carries the mark."""
+    found = []
+    for process in Path("/proc").iterdir():
+        try:
+            if process.name.isdigit() and mark.encode() in (process / "environ").read_bytes():
+                found.append((process / "cmdline").read_bytes().replace(b"\0", b" ").decode()[:200])
+        except OSError:
+            continue
+    return found
+
+
+@contextmanager
+def started(folder: Path, *options: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
+    """The demo in a process of its own, with a home, a temporary and a working folder of its own."""
+    mark = f"PENSTOCK_TEST_MARK={uuid.uuid4()}"
+    for name in ("tmp", "cwd"):
+        (folder / name).mkdir()
+    name, _, value = mark.partition("=")
+    process = subprocess.Popen(
+        [sys.executable, "-m", "penstock.cli", "demo", "--plain", "--output", str(folder / "out"), *options],
+        env=dict(os.environ) | {name: value, "TMPDIR": str(folder / "tmp"), "PYTHONUNBUFFERED": "1"},
+        cwd=folder / "cwd",
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    )
+    try:
+        yield process, mark
+    finally:
+        if process.poll() is None:
+            process.send_signal(signal.SIGTERM)
+            try:
+                process.wait(60)
+            except subprocess.TimeoutExpired:
+                process.kill()
+        assert process.stdout is not None
+        process.stdout.close()
+
+
+def nothing_left(folder: Path, mark: str) -> None:
+    """No process within a moment (the kernel takes one to end them), no file in the folders it could use."""
+    deadline = time.monotonic() + 20
+    while left := marked(mark):
+        assert time.monotonic() < deadline, left
+        time.sleep(0.1)
+    for name in ("tmp", "cwd"):
+        assert [path.name for path in (folder / name).iterdir()] == []
+
+
+def test_the_demo_moves_state_and_its_output_is_right(tmp_path: Path) -> None:
+    with started(tmp_path, "--seconds", "10", "--rate", "2000") as (process, mark):
+        output, _ = process.communicate(timeout=380)
+    assert process.returncode == 0, output
+    lines = output.splitlines()
+    assert sum("migration" in line and ": done" in line for line in lines) == 4
+    for what in ("hot items", "counts per auction", "moves without a restart"):
+        assert any(line.startswith(f"{what}: holds.") for line in lines), output
+    nothing_left(tmp_path, mark)
+
+    out = tmp_path / "out"
+    assert sorted(path.name for path in out.iterdir()) == ["report.html", "timeline.json", "timeline.png"]
+    timeline = Timeline.from_json((out / "timeline.json").read_text())
+    assert [m.strategy for m in sorted(timeline.migrations, key=lambda m: m.started)] == (
+        ["all-at-once"] * 4 + ["batched"] * 4
+    )
+    assert {m.bins for m in timeline.migrations} == {128}
+    assert {w.worker for w in timeline.workers} == {0, 1}
+    assert timeline.slices
+    page = (out / "report.html").read_text()
+    assert "FAILS" not in page
+    assert "<svg" in page
+    width, height = struct.unpack(">II", (out / "timeline.png").read_bytes()[16:24])
+    assert width > height > 500
+
+
+@pytest.mark.fault
+@pytest.mark.parametrize("phase", ["starting Spark", "starting the workers", ": moving"])
+def test_an_interrupt_leaves_nothing(tmp_path: Path, phase: str) -> None:
+    with started(tmp_path, "--seconds", "30", "--rate", "2000") as (process, mark):
+        assert process.stdout is not None
+        seen = []
+        for line in process.stdout:
+            seen.append(line)
+            if phase in line:
+                break
+        else:
+            pytest.fail(f"ended before {phase!r}: {''.join(seen)}")
+        process.send_signal(signal.SIGINT)
+        rest, _ = process.communicate(timeout=120)
+    assert process.returncode == 130, rest
+    assert "Traceback" not in rest
+    assert "nothing is left running" in rest
+    nothing_left(tmp_path, mark)
+    assert not (tmp_path / "out").exists()
