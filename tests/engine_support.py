@@ -1,0 +1,158 @@
+"""What the tests of the engine share."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+import penstock as pk
+
+#: Counts and sums per key, given out at the end of each epoch for the keys that changed.
+COUNTS = pk.Flow("k bigint, v bigint").key_by("k").agg(n=pk.count(), total=pk.sum("v"))
+
+
+class Kept:
+    """A sink that keeps what it gets, by batch."""
+
+    def __init__(self) -> None:
+        self.batches: dict[int, pa.Table] = {}
+
+    def __call__(self, df: Any, batch_id: int) -> None:
+        self.batches[batch_id] = df.toArrow()
+
+    def last(self, key: str = "k") -> dict[Any, dict[str, Any]]:
+        """The newest row of each key."""
+        return {row[key]: row for _, table in sorted(self.batches.items()) for row in table.to_pylist()}
+
+
+def bag(*tables: pa.Table) -> Counter[tuple[Any, ...]]:
+    """Rows with how often they are there."""
+    found: Counter[tuple[Any, ...]] = Counter()
+    for table in tables:
+        found.update(zip(*(column.to_pylist() for column in table.columns), strict=True))
+    return found
+
+
+def numbers(spark: Any, batch: int, rows: int = 600, keys: int = 7, partitions: int = 3) -> Any:
+    """One batch of (k, v), all different in v."""
+    first = batch * rows
+    return spark.range(first, first + rows, 1, partitions).selectExpr(f"id % {keys} AS k", "id AS v")
+
+
+def counted(batches: int, rows: int = 600, keys: int = 7) -> dict[int, tuple[int, int]]:
+    """What COUNTS must say after so many batches of `numbers`."""
+    values = range(batches * rows)
+    return {k: (len(own), sum(own)) for k in range(keys) if (own := [value for value in values if value % keys == k])}
+
+
+def state(kept: Kept) -> dict[int, tuple[int, int]]:
+    return {k: (row["n"], row["total"]) for k, row in kept.last().items()}
+
+
+def wait_for(condition: Callable[[], Any], timeout: float = 60.0, what: str = "the condition") -> Any:
+    """Poll until a condition holds; fails the test when it does not in time."""
+    deadline = time.monotonic() + timeout
+    while not (found := condition()):
+        assert time.monotonic() < deadline, f"{what} did not come true within {timeout:g} s"
+        time.sleep(0.02)
+    return found
+
+
+@contextlib.contextmanager
+def in_thread(work: Callable[[], Any]) -> Iterator[Callable[[float], Any]]:
+    """Run something beside the test; call what is given to get its result or exception."""
+    outcome: dict[str, Any] = {}
+
+    def run() -> None:
+        try:
+            outcome["value"] = work()
+        except BaseException as error:
+            outcome["error"] = error
+
+    thread = threading.Thread(target=run, name="beside the test", daemon=True)
+    thread.start()
+
+    def result(timeout: float = 60.0) -> Any:
+        thread.join(timeout)
+        assert not thread.is_alive(), f"it still runs after {timeout:g} s"
+        if "error" in outcome:
+            raise outcome["error"]
+        return outcome["value"]
+
+    yield result
+    thread.join(60)
+    assert not thread.is_alive()
+
+
+class Gate:
+    """A file that functions in other processes look at: closed while it exists."""
+
+    def __init__(self, folder: Path, name: str = "gate") -> None:
+        self.path = folder / name
+        self.reached = folder / f"{name}.reached"
+
+    def close(self) -> None:
+        self.path.touch()
+
+    def open(self) -> None:
+        self.path.unlink(missing_ok=True)
+
+    def function(self) -> Callable[[pa.RecordBatch], pa.RecordBatch]:
+        """A function of batches that waits while the gate is closed."""
+        path, reached = str(self.path), str(self.reached)
+
+        def waits(batch: pa.RecordBatch) -> pa.RecordBatch:
+            while os.path.exists(path):
+                open(reached, "w").close()
+                time.sleep(0.02)
+            return batch
+
+        return waits
+
+
+def refuses(address: str) -> bool:
+    """Whether nobody listens there."""
+    host, _, port = address.rpartition(":")
+    try:
+        socket.create_connection((host, int(port)), 2).close()
+    except OSError:
+        return True
+    return False
+
+
+def penstock_threads(pid: int) -> list[str]:
+    """Names of the native threads of a process that are ours."""
+    names = []
+    for task in Path(f"/proc/{pid}/task").glob("*/comm"):
+        with contextlib.suppress(OSError):
+            names.append(task.read_text().strip())
+    return [name for name in names if name.startswith("penstock")]
+
+
+def write(spark: Any, folder: Path, number: int, df: Any) -> None:
+    """Add one file to a stream's folder, so that files come in order of their numbers."""
+    import pyarrow.parquet as pq
+
+    folder.mkdir(exist_ok=True)
+    hidden = folder / f".part-{number:05d}"
+    pq.write_table(df.toArrow(), hidden)
+    os.utime(hidden, (1_600_000_000 + number, 1_600_000_000 + number))
+    hidden.rename(folder / f"part-{number:05d}.parquet")
+
+
+def stream(spark: Any, folder: Path, schema: str, function: Any, checkpoint: Path, name: str | None = None) -> Any:
+    """Start a query over a folder that takes one file a batch and ends when all were taken."""
+    read = spark.readStream.schema(schema).option("maxFilesPerTrigger", 1).parquet(str(folder))
+    writer = read.writeStream.option("checkpointLocation", str(checkpoint)).foreachBatch(function)
+    if name is not None:
+        writer = writer.queryName(name)
+    return writer.trigger(availableNow=True).start()

@@ -1,0 +1,441 @@
+"""The engine on a local cluster of two executors: right results, moves while rows pass, replays, refusals."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pyarrow as pa
+import pytest
+
+import penstock as pk
+from engine_support import (
+    COUNTS,
+    Gate,
+    Kept,
+    bag,
+    counted,
+    in_thread,
+    numbers,
+    penstock_threads,
+    refuses,
+    state,
+    stream,
+    wait_for,
+    write,
+)
+from penstock.errors import (
+    ConfigError,
+    EngineError,
+    KeyNullError,
+    SchemaError,
+    SlotsError,
+    StateLost,
+    UnsupportedSession,
+    UserFunctionError,
+)
+
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(180)]
+
+SCHEMA = "k bigint, v bigint"
+
+
+@pytest.fixture(scope="module")
+def engine(cluster: Any) -> Iterator[pk.Engine]:
+    with pk.Engine(cluster, workers=2, name="shared") as engine:
+        yield engine
+
+
+@pytest.fixture(autouse=True)
+def nothing_left(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Between tests of the shared engine: no job but the residents', no thread but the engine's."""
+    yield
+    if "engine" in request.fixturenames:
+        engine, spark = request.getfixturevalue("engine"), request.getfixturevalue("cluster")
+        wait_for(lambda: len(spark.sparkContext.statusTracker().getActiveJobsIds()) == 2, 20, "only residents run")
+        own = [thread.name for thread in threading.enumerate() if thread.name.startswith("penstock")]
+        assert len(own) == 3, own
+        assert len(engine.members()) == 2
+
+
+def test_members_live_on_distinct_executors(engine: pk.Engine) -> None:
+    members = engine.members()
+    assert len({member.executor for member in members}) == 2
+    assert len({member.pid for member in members}) == 2
+    assert engine.start() is engine
+
+
+def test_counts_equal_pandas_with_bins_moving_while_rows_pass(cluster: Any, engine: pk.Engine, tmp_path: Path) -> None:
+    brake = tmp_path / "brake"
+
+    def slow(batch: pa.RecordBatch) -> pa.RecordBatch:
+        if brake.exists():
+            time.sleep(0.2)
+        return batch
+
+    flow = pk.Flow(SCHEMA).map_batches(slow).key_by("k").agg(n=pk.count(), total=pk.sum("v"))
+    kept = Kept()
+    function = engine.foreach_batch(flow, kept, name="moving")
+    rows, keys = 400_000, 10_007
+    function(numbers(cluster, 0, rows, keys), 0)
+    before = engine.owners("moving")[0]
+    brake.touch()
+    with in_thread(lambda: function(numbers(cluster, 1, rows, keys), 1)) as result:
+        routed = sum(entry["rows"] for entry in engine.stats() if entry["query"] == "moving")
+        wait_for(
+            lambda: sum(e["rows"] for e in engine.stats() if e["query"] == "moving") > routed, what="rows are routed"
+        )
+        there = engine.migrate(to=[1 - owner for owner in before], strategy="batched", batch_size=8, query="moving")
+        report = there.wait(60)
+        brake.unlink()
+        result()
+    assert report["moved"] == 256 and report["bytes"] > 0 and len(report["steps"]) == 32
+    assert engine.owners("moving")[0] == [1 - owner for owner in before]
+    log = [entry for entry in engine.moves() if entry["query"] == "moving"]
+    first = min(entry["at_ns"] for entry in log if entry["what"] == "prepare")
+    last = max(entry["at_ns"] for entry in log if entry["what"] == "state")
+    during = [entry["routed_rows"] for entry in log if first <= entry["at_ns"] <= last and entry["worker"] == 0]
+    assert max(during) > min(during), "rows passed between the first Prepare and the last State"
+    # Between epochs, one bin at a time, and back to an even spread.
+    engine.migrate(moves=dict.fromkeys(range(64), 0), strategy="fluid", query="moving").wait(60)
+    engine.rebalance("moving").wait(60)
+    assert sorted(engine.owners("moving")[0]).count(0) == 128
+    function(numbers(cluster, 2, rows, keys), 2)
+
+    frame = pd.DataFrame({"v": range(3 * rows)})
+    grouped = frame.groupby(frame["v"] % keys)["v"]
+    expected = zip(grouped.count().index, zip(grouped.count(), grouped.sum(), strict=True), strict=True)
+    assert state(kept) == dict(expected)
+    figures = [entry for entry in engine.stats() if entry["query"] == "moving"]
+    assert sum(entry["rows"] for entry in figures) == 3 * rows
+    assert sum(entry["keys"] for entry in figures) == keys
+    assert {entry["pid"] for entry in figures} == {member.pid for member in engine.members()}
+    timeline = engine.timeline()
+    assert [(e.epoch, e.rows) for e in timeline.epochs if e.query == "moving"] == [(b, rows) for b in range(3)]
+    assert timeline.slices and next(m.bins for m in timeline.migrations if m.query == "moving") == 256
+
+
+def test_hot_items_equal_the_local_host(cluster: Any, engine: pk.Engine) -> None:
+    schema = "auction bigint, ts timestamp"
+    flow = (
+        pk.Flow(schema, event_time="ts", lateness="2s")
+        .key_by("auction")
+        .window(pk.sliding("10s", every="2s"))
+        .agg(n=pk.count())
+        .top(1, by="n", per="window")
+    )
+    tables = []
+    for batch in range(4):
+        # Some rows are late, some auctions come in bursts.
+        times = [(batch * 300 + row) * 50_000 - (20_000_000 if row % 29 == 0 else 0) for row in range(300)]
+        auctions = [(row * row + batch) % 11 for row in range(300)]
+        times = [max(0, value) for value in times]
+        tables.append(pa.table({"auction": auctions, "ts": pa.array(times, pa.timestamp("us", tz="UTC"))}))
+    kept, late = Kept(), Kept()
+    function = engine.foreach_batch(flow, kept, late=late, name="hot")
+    for batch, table in enumerate(tables):
+        function(cluster.createDataFrame(table).repartition(3), batch)
+        if batch == 1:
+            engine.migrate(to=[0] * 256, strategy="all-at-once", query="hot").wait(60)
+    rest = engine.finish("hot").toArrow()
+    late_local: list[pa.RecordBatch] = []
+    batches = [table.combine_chunks().to_batches()[0] for table in tables]
+    expected = pa.Table.from_batches(flow.run(batches, late=late_local.append), schema=flow.output_schema)
+    assert expected.num_rows > 20 and late_local
+    assert bag(*kept.batches.values(), rest) == bag(expected)
+    assert bag(*late.batches.values()) == bag(pa.Table.from_batches(late_local))
+    assert bag(engine.finish("hot").toArrow()) == bag(rest)
+    with pytest.raises(EngineError, match="finished"):
+        function(cluster.createDataFrame(tables[0]), 4)
+
+
+def test_order_within_a_key_is_that_of_the_input(cluster: Any, engine: pk.Engine) -> None:
+    def running(seen: list[int] | None, k: int, v: int) -> tuple[list[int], tuple[int, str]]:
+        seen = [*(seen or [])[-3:], v]
+        return seen, (k, ",".join(map(str, seen)))
+
+    flow = pk.Flow(SCHEMA, order_by="v").key_by("k").stateful_map(running, schema="k bigint, seen string")
+    kept = Kept()
+    function = engine.foreach_batch(flow, kept, name="ordered")
+    for batch in range(2):
+        function(numbers(cluster, batch).repartition(5), batch)
+    table = pa.table({"v": range(1_200)}).append_column("k", pa.array([v % 7 for v in range(1_200)]))
+    expected = flow.collect(table.select(["k", "v"]), batch_rows=600)
+    assert bag(*kept.batches.values()) == bag(expected)
+
+
+def test_a_replayed_batch_gives_the_same_rows_and_feeds_nothing(cluster: Any, engine: pk.Engine) -> None:
+    kept, fail = Kept(), [True]
+
+    def sink(df: Any, batch_id: int) -> None:
+        kept(df, batch_id)
+        if batch_id == 1 and fail.pop():
+            fail.append(False)
+            raise OSError("the disk is full")
+        assert df.count() == kept.batches[batch_id].num_rows == df.count(), "two more actions on the output"
+
+    function = engine.foreach_batch(COUNTS, sink, name="replayed")
+    function(numbers(cluster, 0), 0)
+    with pytest.raises(OSError, match="full"):
+        function(numbers(cluster, 1), 1)
+    with pytest.raises(EngineError, match="sink did not return"):
+        engine.finish("replayed")
+    first = kept.batches[1]
+    fed = sum(entry["rows"] for entry in engine.stats() if entry["query"] == "replayed")
+    function(numbers(cluster, 1), 1)
+    assert bag(kept.batches[1]) == bag(first)
+    assert sum(entry["rows"] for entry in engine.stats() if entry["query"] == "replayed") == fed == 1_200
+    function(numbers(cluster, 2), 2)
+    assert state(kept) == counted(3)
+    for batch in (2 + 2, 1):
+        with pytest.raises(EngineError, match="only 3 can follow") as caught:
+            function(numbers(cluster, batch), batch)
+        assert (caught.value.epoch, caught.value.expected) == (batch, 3)
+        assert function.query_id in str(caught.value)
+    function(numbers(cluster, 3), 3)
+    assert state(kept) == counted(4)
+
+
+def test_a_stream_restarted_after_its_sink_failed(cluster: Any, engine: pk.Engine, tmp_path: Path) -> None:
+    for batch in range(3):
+        write(cluster, tmp_path / "in", batch, numbers(cluster, batch))
+    kept, seen = Kept(), []
+
+    def sink(df: Any, batch_id: int) -> None:
+        seen.append((batch_id, bag(df.toArrow())))
+        if [entry[0] for entry in seen] == [0, 1]:
+            raise OSError("the disk is full")
+        kept(df, batch_id)
+
+    query = stream(
+        cluster, tmp_path / "in", SCHEMA, engine.foreach_batch(COUNTS, sink), tmp_path / "check", "restarted"
+    )
+    with pytest.raises(Exception, match="the disk is full"):
+        query.awaitTermination(120)
+    again = stream(cluster, tmp_path / "in", SCHEMA, engine.foreach_batch(COUNTS, sink), tmp_path / "check")
+    again.awaitTermination(120)
+    assert again.id == query.id and "restarted" in engine.queries
+    assert [entry[0] for entry in seen] == [0, 1, 1, 2]
+    assert seen[1] == seen[2]
+    assert state(kept) == counted(3)
+
+
+def test_stopping_a_query_in_a_stuck_epoch(cluster: Any, engine: pk.Engine, tmp_path: Path) -> None:
+    gate = Gate(tmp_path)
+    for batch in range(3):
+        write(cluster, tmp_path / "in", batch, numbers(cluster, batch))
+    kept, other = Kept(), Kept()
+    flow = pk.Flow(SCHEMA).map_batches(gate.function()).key_by("k").agg(n=pk.count(), total=pk.sum("v"))
+    beside = engine.foreach_batch(COUNTS, other, name="beside")
+    beside(numbers(cluster, 0), 0)
+    members = engine.members()
+
+    def sink(df: Any, batch_id: int) -> None:
+        kept(df, batch_id)
+        if batch_id == 0:
+            gate.close()
+
+    query = stream(cluster, tmp_path / "in", SCHEMA, engine.foreach_batch(flow, sink, name="stuck"), tmp_path / "check")
+    wait_for(gate.reached.exists, what="the epoch is stuck")
+    began = time.monotonic()
+    query.stop()
+    assert time.monotonic() - began < 5
+    assert query.exception() is None, "a stopped query has not failed"
+    beside(numbers(cluster, 1), 1)
+    assert state(other) == counted(2)
+    assert engine.members() == members
+    gate.open()
+    again = stream(cluster, tmp_path / "in", SCHEMA, engine.foreach_batch(flow, kept), tmp_path / "check")
+    again.awaitTermination(120)
+    assert again.id == query.id and again.exception() is None
+    assert state(kept) == counted(3) and sorted(kept.batches) == [0, 1, 2]
+
+
+def test_a_function_that_raises(cluster: Any, engine: pk.Engine, tmp_path: Path) -> None:
+    bad = tmp_path / "bad"
+
+    def total(so_far: int | None, k: int, v: int) -> tuple[int, tuple[int, int]]:
+        if v == 777 and bad.exists():
+            raise ZeroDivisionError(f"no {v}")
+        return (so_far or 0) + v, (k, (so_far or 0) + v)
+
+    line = total.__code__.co_firstlineno + 2
+    flow = pk.Flow(SCHEMA, order_by="v").key_by("k").stateful_map(total, schema="k bigint, total bigint")
+    kept = Kept()
+    function = engine.foreach_batch(flow, kept, name="raises")
+    function(numbers(cluster, 0), 0)
+    bad.touch()
+    for _ in range(2):
+        with pytest.raises(UserFunctionError) as caught:
+            function(numbers(cluster, 1), 1)
+        error = caught.value
+        assert error.step == "stateful_map[1] total"
+        assert (error.file, error.line) == (__file__, line)
+        assert error.row == {"k": 0, "v": 777}
+        assert isinstance(error.__cause__, ZeroDivisionError)
+        assert function.error is error
+    assert sorted(kept.batches) == [0]
+    bad.unlink()
+    for batch in (1, 2):
+        function(numbers(cluster, batch), batch)
+    table = pa.table({"k": [v % 7 for v in range(1_800)], "v": range(1_800)})
+    assert bag(*kept.batches.values()) == bag(flow.collect(table, batch_rows=600))
+
+
+def test_two_queries_side_by_side(cluster: Any, engine: pk.Engine, tmp_path: Path) -> None:
+    sinks = [Kept(), Kept()]
+    queries = []
+    for index, kept in enumerate(sinks):
+        for batch in range(3):
+            write(cluster, tmp_path / f"in{index}", batch, numbers(cluster, batch, 300, 5 + index))
+        function = engine.foreach_batch(COUNTS, kept)
+        queries.append(
+            stream(cluster, tmp_path / f"in{index}", SCHEMA, function, tmp_path / f"check{index}", f"twin {index}")
+        )
+    for query in queries:
+        query.awaitTermination(150)
+        assert query.exception() is None
+    for index, kept in enumerate(sinks):
+        assert state(kept) == counted(3, 300, 5 + index)
+    assert {"twin 0", "twin 1"} <= set(engine.queries)
+    assert engine.finish(queries[0]).count() == 0
+    with pytest.raises(EngineError, match="it knows"):
+        engine.finish("nobody")
+
+
+def test_a_function_serves_one_query(cluster: Any, engine: pk.Engine, tmp_path: Path) -> None:
+    write(cluster, tmp_path / "in", 0, numbers(cluster, 0))
+    function = engine.foreach_batch(COUNTS, Kept())
+    first = stream(cluster, tmp_path / "in", SCHEMA, function, tmp_path / "check1")
+    first.awaitTermination(120)
+    second = stream(cluster, tmp_path / "in", SCHEMA, function, tmp_path / "check2")
+    with pytest.raises(Exception, match="belongs to the first"):
+        second.awaitTermination(120)
+    assert isinstance(function.error, EngineError)
+    assert first.id in str(function.error) and second.id in str(function.error)
+
+
+def test_state_does_not_outlive_its_engine(cluster: Any, engine: pk.Engine, tmp_path: Path) -> None:
+    """A query restarted from its checkpoint finds no state: an error that names both, not a wrong count."""
+    write(cluster, tmp_path / "in", 0, numbers(cluster, 0))
+    gone = engine.foreach_batch(COUNTS, Kept(), name="first life")
+    query = stream(cluster, tmp_path / "in", SCHEMA, gone, tmp_path / "check")
+    query.awaitTermination(120)
+    write(cluster, tmp_path / "in", 1, numbers(cluster, 1))
+    with engine._lock:  # as in a new driver: nothing is known of the query
+        engine._queries.pop(query.id).drop()
+    kept = Kept()
+    function = engine.foreach_batch(COUNTS, kept)
+    with pytest.raises(Exception, match="holds no"):
+        stream(cluster, tmp_path / "in", SCHEMA, function, tmp_path / "check").awaitTermination(120)
+    assert isinstance(function.error, StateLost)
+    assert query.id in str(function.error) and "engine shared" in str(function.error)
+    assert not kept.batches
+
+
+def test_batches_that_are_empty_and_keys_that_are_null(cluster: Any, engine: pk.Engine) -> None:
+    kept = Kept()
+    function = engine.foreach_batch(COUNTS, kept, name="sparse")
+    empty = cluster.range(0).selectExpr("id AS k", "id AS v")
+    function(empty, 0)
+    assert kept.batches[0].num_rows == 0 and kept.batches[0].schema.names == ["k", "n", "total"]
+    function(cluster.range(0, 10, 1, 5).selectExpr("if(id < 4, NULL, 1) AS k", "id AS v").where("v <> 9"), 1)
+    function(empty, 2)
+    assert kept.batches[2].num_rows == 0
+    function(cluster.range(1, 2, 1, 1).selectExpr("CAST(NULL AS bigint) AS k", "CAST(NULL AS bigint) AS v"), 3)
+    assert state(kept) == {None: (5, 6), 1: (5, 30)}
+
+    strict = pk.Flow(SCHEMA).key_by("k", nulls="reject").agg(n=pk.count())
+    function = engine.foreach_batch(strict, kept, name="strict")
+    with pytest.raises(KeyNullError, match="k"):
+        function(cluster.range(1).selectExpr("CAST(NULL AS bigint) AS k", "id AS v"), 0)
+    function(numbers(cluster, 0), 0)
+
+
+def test_a_schema_that_changes(cluster: Any, engine: pk.Engine) -> None:
+    kept = Kept()
+    function = engine.foreach_batch(COUNTS, kept, name="changing")
+    function(numbers(cluster, 0), 0)
+    with pytest.raises(SchemaError, match=r"'v' is string, expected int64"):
+        function(numbers(cluster, 1).selectExpr("k", "CAST(v AS string) AS v"), 1)
+    with pytest.raises(SchemaError, match="no column 'v'"):
+        function(numbers(cluster, 1).select("k"), 1)
+    function(numbers(cluster, 1).selectExpr("'more' AS extra", "CAST(v AS int) AS v", "k"), 1)
+    assert state(kept) == counted(2)
+
+
+def test_migrations_that_make_no_sense(cluster: Any, engine: pk.Engine) -> None:
+    function = engine.foreach_batch(COUNTS, Kept(), name="still")
+    with pytest.raises(EngineError, match="no batch of a query still"):
+        engine.migrate(to=[0] * 256, query="still")
+    function(numbers(cluster, 0), 0)
+    owners = engine.owners("still")
+    for wrong in ({"to": [0]}, {"to": [2] * 256}, {"moves": {256: 0}}, {"moves": [(0, 0), (0, 1)]}):
+        with pytest.raises(ConfigError):
+            engine.migrate(**wrong, query="still")
+    with pytest.raises(ConfigError, match="strategy"):
+        engine.migrate(strategy="hasty", query="still")
+    with pytest.raises(ConfigError, match="not both"):
+        engine.migrate(to=[0] * 256, moves={0: 1}, query="still")
+    assert engine.owners("still") == owners
+    assert engine.migrate(to=owners, query="still").wait(5)["moved"] == 0
+
+
+def test_a_flow_without_state_keeps_up_with_any_batch(cluster: Any, engine: pk.Engine) -> None:
+    kept = Kept()
+    flow = pk.Flow(SCHEMA).map_batches(lambda batch: batch.slice(0, 1))
+    function = engine.foreach_batch(flow, kept, name="stateless")
+    for batch in (4, 5):
+        function(numbers(cluster, batch, partitions=2), batch)
+        assert kept.batches[batch].num_rows >= 1
+
+
+def test_what_is_refused_before_anything_starts(cluster: Any) -> None:
+    began = time.monotonic()
+    with pytest.raises(SlotsError, match=r"local-cluster\[2,2,1024\] allows 4"):
+        pk.Engine(cluster, workers=4).start()
+    assert time.monotonic() - began < 10
+    connect = type("SparkSession", (), {"__module__": "pyspark.sql.connect.session"})()
+    with pytest.raises(UnsupportedSession, match="Connect"):
+        pk.Engine(connect)
+    for wrong in ({"workers": 0}, {"bits": 21}, {"threads": True}, {"start_timeout": 0}, {"registry_port": 70_000}):
+        with pytest.raises(ConfigError, match=next(iter(wrong))):
+            pk.Engine(cluster, **wrong)
+    engine = pk.Engine(cluster)
+    with pytest.raises(EngineError, match="not started"):
+        engine.migrate()
+    engine.close()
+    engine.close()
+    with pytest.raises(EngineError, match="closed"):
+        engine.start()
+
+
+def test_closing_leaves_nothing_behind(cluster: Any) -> None:
+    """Also with an error on the way out, and with a query that was never finished. Runs last: needs all slots."""
+    sc = cluster.sparkContext
+    before = {thread.name for thread in threading.enumerate() if thread.name.startswith("penstock")}
+    jobs = len(sc.statusTracker().getActiveJobsIds())
+    # The shared engine has half of the slots, when it is there.
+    engine = pk.Engine(cluster, workers=1 if jobs else 2, name="brief")
+    with pytest.raises(KeyboardInterrupt), engine:
+        kept = Kept()
+        engine.foreach_batch(COUNTS, kept)(numbers(cluster, 0), 0)
+        assert state(kept) == counted(1)
+        addresses = [member.address for member in engine.members()] + [engine._hub.address]
+        pids = [member.pid for member in engine.members()]
+        assert not any(refuses(address) for address in addresses)
+        assert any(penstock_threads(pid) for pid in pids)
+        raise KeyboardInterrupt
+    assert {thread.name for thread in threading.enumerate() if thread.name.startswith("penstock")} == before
+    assert all(refuses(address) for address in addresses)
+    wait_for(lambda: len(sc.statusTracker().getActiveJobsIds()) == jobs, 20, "the resident jobs have ended")
+    for pid in pids:
+        wait_for(lambda pid=pid: not penstock_threads(pid), 20, "the members' threads have ended")
+    with pytest.raises(EngineError, match="closed"):
+        engine.stats()
+    assert os.getpid() not in pids
