@@ -25,6 +25,11 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import NoReturn
 
+try:
+    import fcntl
+except ImportError:  # Windows
+    fcntl = None  # type: ignore[assignment]
+
 ROOT = Path(__file__).resolve().parent.parent
 VENV = ROOT / ".venv"
 BIN = VENV / ("Scripts" if os.name == "nt" else "bin")
@@ -44,6 +49,7 @@ def main() -> int:
         )
     rust = find_rust()
     find_linker()
+    lock = only_one()
     done = [
         step(
             "1/3 virtual environment .venv",
@@ -72,6 +78,7 @@ def main() -> int:
         say(f"ready in {time.monotonic() - started:.0f} s: .venv/bin/penstock")
     else:
         say(f"up to date ({time.monotonic() - started:.1f} s): .venv/bin/penstock")
+    os.close(lock)
     return 0
 
 
@@ -152,6 +159,7 @@ def native_present() -> bool:
 def build_native() -> None:
     environment = dict(os.environ) | {"VIRTUAL_ENV": str(VENV), "PYO3_PYTHON": str(PYTHON)}
     environment.pop("CONDA_PREFIX", None)
+    environment["PIP_QUIET"] = environment["PIP_DISABLE_PIP_VERSION_CHECK"] = "1"
     run(
         [str(PYTHON), "-m", "maturin", "develop", "--release", "--locked"],
         "build the native module",
@@ -192,6 +200,19 @@ def find_linker() -> None:
 
 
 # -- helpers --------------------------------------------------------------------------------------
+
+
+def only_one() -> int:
+    """Wait until no other set-up of this checkout runs; the lock ends when the returned descriptor is closed."""
+    (ROOT / "target").mkdir(exist_ok=True)
+    lock = os.open(ROOT / "target" / ".setup.lock", os.O_RDWR | os.O_CREAT, 0o644)
+    if fcntl is not None:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            say("waiting for another set-up of this checkout")
+            fcntl.flock(lock, fcntl.LOCK_EX)
+    return lock
 
 
 def digest(paths: Iterable[Path], salt: str = "") -> str:

@@ -102,9 +102,7 @@ def test_the_launcher_drops_one_flag_and_keeps_every_other_argument(
     found = find_java()
     assert (found.source, found.launcher) == ("JAVA_HOME", True)
     arguments = ["-Xmx1g", "--add-modules=jdk.incubator.vector", "a b", "", "$(x) 'q' \"d\"", "*"]
-    done = subprocess.run(
-        [found.home / "bin" / "java", *arguments], capture_output=True, text=True, check=True
-    )
+    done = subprocess.run([found.home / "bin" / "java", *arguments], capture_output=True, text=True, check=True)
     expected = [f"<{a}>" for a in arguments if a != "--add-modules=jdk.incubator.vector"]
     assert done.stdout.splitlines() == expected
 
