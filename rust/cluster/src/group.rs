@@ -193,6 +193,8 @@ impl Host for GroupHost {
             epoch: launch.epoch,
             watermark: launch.watermark,
             journal: launch.journal,
+            window: launch.window.unwrap_or(founding.window),
+            slice_rows: launch.slice_rows.unwrap_or(founding.slice_rows),
             ..founding
         };
         match Group::start(config, endpoints, bins, events) {

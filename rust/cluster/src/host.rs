@@ -108,6 +108,10 @@ pub struct Launch {
     pub watermark: Option<i64>,
     /// Keep what a rollback needs.
     pub journal: bool,
+    /// Slices that may be under way at once; None: the host's default.
+    pub window: Option<u32>,
+    /// Greatest size of a slice; None: the host's default.
+    pub slice_rows: Option<usize>,
 }
 
 impl Launch {

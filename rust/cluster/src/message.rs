@@ -95,6 +95,12 @@ pub struct Start {
     /// Keep what a rollback needs.
     #[serde(default)]
     pub journal: bool,
+    /// Slices that may be under way at once; the engine's default when absent.
+    #[serde(default)]
+    pub window: Option<u32>,
+    /// Greatest size of a slice; the engine's default when absent.
+    #[serde(default)]
+    pub slice_rows: Option<usize>,
 }
 
 impl Start {
@@ -106,6 +112,9 @@ impl Start {
         }
         if self.threads == 0 || self.threads > 1 << 16 {
             return Err(format!("{} threads", self.threads));
+        }
+        if self.window == Some(0) || self.slice_rows == Some(0) {
+            return Err("an empty window or slice".into());
         }
         if self.bits > 20 {
             return Err(format!("2^{} bins", self.bits));
@@ -133,6 +142,8 @@ impl Start {
             epoch: self.epoch,
             watermark: self.watermark,
             journal: self.journal,
+            window: self.window,
+            slice_rows: self.slice_rows,
         }
     }
 }
@@ -287,12 +298,15 @@ mod tests {
             watermark: None,
             resume: Resume::Fresh,
             journal: true,
+            window: None,
+            slice_rows: None,
         };
         assert_eq!(good.check(), Ok(()));
         assert!(Start { process: 1, ..good.clone() }.check().is_err());
         assert!(Start { threads: 0, ..good.clone() }.check().is_err());
         assert!(Start { owners: vec![vec![0]], ..good.clone() }.check().is_err());
         assert!(Start { owners: vec![vec![0, 2]], ..good.clone() }.check().is_err());
+        assert!(Start { window: Some(0), ..good.clone() }.check().is_err());
         assert!(Start { bits: 21, ..good }.check().is_err());
     }
 }
