@@ -215,3 +215,14 @@ def test_flows_explain_themselves() -> None:
     assert "auction" in flow.explain()
     assert flow.output_schema.names == ["window_start", "window_end", "auction", "num"]
     assert set(flow.output_schema.types) == {pa.int64()}
+
+
+def test_disorder_is_the_least_lateness_at_which_nothing_is_late(tmp_path: Path) -> None:
+    def measured(times: list[int | None]) -> int:
+        pq.write_table(pa.table({"date_time": pa.array(times, pa.int64())}), tmp_path / "bid.parquet", row_group_size=2)
+        return nexmark.disorder_ms(tmp_path)
+
+    assert measured([]) == 0
+    assert measured([3, 3, 4, 9]) == 0
+    assert measured([5, 9, None, 2, 8, 20, 19]) == 7
+    assert measured([10, 0, -4, 11]) == 14

@@ -36,7 +36,7 @@ EPILOG = """
 
 `penstock nexmark --query q7_mega --input DIR --output out.parquet --workers 2 --migrate 0:1@50% --json`
 
-`penstock nexmark --query q5_mega --input SHUFFLED --output out.parquet --lateness 10s`
+`penstock nexmark --query q5_mega --input LIVE --output out.parquet --lateness 10s`
 
 `penstock nexmark --query q5_beam --input DIR --output out.parquet --host spark --workers 2`
 """
@@ -54,9 +54,10 @@ def nexmark(
         str,
         typer.Option(
             help="How far bids may be out of order in event time, such as 10s. The watermark is the"
-            " greatest event time less this. 0s serves files sorted by event time; batch jobs (--host spark) need none."
+            " greatest event time less this; later bids are counted and left out. 'auto' measures the file first, so"
+            " that none is late. Batch jobs (--host spark) need none."
         ),
-    ] = "0s",
+    ] = "auto",
     migrate: Annotated[
         Optional[list[str]],  # noqa: UP045 -- typer reads it at run time, also on Python 3.10
         typer.Option(
@@ -82,7 +83,7 @@ def nexmark(
         raise UsageError(f"--workers {workers}: at least 1 worker is needed")
     if batch_rows < 1:
         raise UsageError(f"--batch-rows {batch_rows}: at least 1 row is needed")
-    late = parse_lateness(lateness)
+    late = None if lateness == "auto" else parse_lateness(lateness)
     if not input.is_dir():
         raise UsageError(f"--input {input}: is no folder; name the folder that holds bid.parquet and params.json")
     check_output(output)
@@ -92,6 +93,8 @@ def nexmark(
             "--migrate does not go with --host spark: a batch job has no resident state; use local or engine"
         )
     params = workload.load_params(input) if query not in ("q1", "q2") else {}
+    if late is None:
+        late = f"{workload.disorder_ms(input)}ms" if params and host is not Host.spark else "0s"
     flow = workload.flow(query, params, late)
     report = Report("nexmark", host.value, workers, str(output), more={"query": query})
     total = workload.rows(input)

@@ -43,7 +43,7 @@ from penstock.flow import Flow
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-__all__ = ["QUERIES", "flow", "load_params", "read", "read_spark", "rows"]
+__all__ = ["QUERIES", "disorder_ms", "flow", "load_params", "read", "read_spark", "rows"]
 
 #: Names of the queries.
 QUERIES = ("q1", "q2", "q5_beam", "q5_mega", "q7_beam", "q7_mega")
@@ -180,6 +180,30 @@ def load_params(folder: str | Path) -> dict[str, Any]:
     if not isinstance(params, dict):
         raise ConfigError(f"{path} holds a {type(params).__name__}; expected an object by query name")
     return params
+
+
+def disorder_ms(folder: str | Path) -> int:
+    """Measure how far the bids of a folder are out of order: the least lateness at which none comes late.
+
+    Parameters
+    ----------
+    folder : str or Path
+        Holds ``bid.parquet``.
+
+    Returns
+    -------
+    int
+        Greatest distance of a bid behind the latest bid before it, milliseconds; 0 for a sorted file. Reads one column.
+    """
+    latest, furthest = None, 0
+    for batch in _open(folder).iter_batches(columns=["date_time"]):
+        times = batch.column(0).drop_null()
+        if not len(times):
+            continue
+        before = pc.cumulative_max(times, start=latest)
+        furthest = max(furthest, pc.max(pc.subtract(before, times)).as_py())
+        latest = before[-1]
+    return furthest
 
 
 def rows(folder: str | Path) -> int:
