@@ -86,11 +86,14 @@ def test_one_move_of_two_queries_is_one_migration_in_the_picture() -> None:
         Migration(T0 + 1, T0 + 2, "all-at-once", 1, 10, 1, "a"),
         Migration(T0 + 1.5, T0 + 3, "all-at-once", 2, 20, 2, "b"),
         Migration(T0 + 5.5, T0 + 7, "all-at-once", 4, 40, 1, "b"),
+        Migration(T0 + 7.4, T0 + 8, "all-at-once", 5, 50, 1, "a"),
+        Migration(T0 + 8.4, T0 + 9, "all-at-once", 6, 60, 1, "a"),
     ]
     assert joined(moves) == [
         Migration(T0 + 1, T0 + 3, "all-at-once", 3, 30, 2, "a, b"),
         Migration(T0 + 5, T0 + 6, "batched", 8, 80, 4, "a"),
-        Migration(T0 + 5.5, T0 + 7, "all-at-once", 4, 40, 1, "b"),
+        Migration(T0 + 5.5, T0 + 8, "all-at-once", 9, 90, 1, "b, a"),
+        Migration(T0 + 8.4, T0 + 9, "all-at-once", 6, 60, 1, "a"),
     ]
 
 

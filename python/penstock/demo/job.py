@@ -405,7 +405,7 @@ def _write(timeline: Timeline, checks: Sequence[Check], output: Path) -> list[Pa
     output.mkdir(parents=True, exist_ok=True)
     files = [output / "timeline.json", output / "report.html"]
     files[0].write_text(timeline.to_json(), encoding="utf-8")
-    save_page(timeline, files[1], checks=checks, notes=[_latency_note(timeline)])
+    save_page(timeline, files[1], checks=checks, notes=_latency_notes(timeline))
     try:
         from penstock.report.plot import save_png
 
@@ -416,12 +416,12 @@ def _write(timeline: Timeline, checks: Sequence[Check], output: Path) -> list[Pa
     return files
 
 
-def _latency_note(timeline: Timeline) -> str:
+def _latency_notes(timeline: Timeline) -> list[str]:
     latency = timeline.latency_ns((0.99,))
     if not latency["resting"] or not latency["migrating"]:
-        return "No slice ended during a migration."
+        return []
     resting, migrating = (duration_text(latency[name][0] / 1e9) for name in ("resting", "migrating"))
-    return f"p99 of the slices' latency: {resting} with no migration running, {migrating} while one ran."
+    return [f"p99 of the slices' latency: {resting} with no migration running, {migrating} while one ran."]
 
 
 def _take_everything(handle: Any) -> None:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from html import escape
 from pathlib import Path
 
-from penstock.report.timeline import Timeline, duration_text, per_worker, size_text
+from penstock.report.timeline import Timeline, duration_text, joined, per_worker, size_text
 
 __all__ = ["Check", "page", "save_page"]
 
@@ -94,10 +94,12 @@ def _verdict(check: Check) -> str:
 
 def _tiles(timeline: Timeline) -> str:
     begin, end = timeline.span
-    tiles = [("input rows", f"{timeline.rows:,}")]
+    queries = len({epoch.query for epoch in timeline.epochs})
+    of = f" of {queries} queries" if queries > 1 else ""
+    tiles = [(f"input rows{of}", f"{timeline.rows:,}")]
     if end > begin:
         tiles.append(("rows per second", f"{timeline.rows / (end - begin):,.0f}"))
-    tiles += [("epochs", f"{len(timeline.epochs):,}"), ("migrations", f"{len(timeline.migrations)}")]
+    tiles += [("epochs", f"{len(timeline.epochs):,}"), ("migrations", f"{len(joined(timeline.migrations))}")]
     moved = sum(m.bytes for m in timeline.migrations)
     tiles.append(("state moved", size_text(moved)))
     return '<div class="tiles">{}</div>'.format(

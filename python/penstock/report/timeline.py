@@ -224,14 +224,16 @@ def per_worker(samples: Iterable[WorkerSample]) -> Mapping[int, list[WorkerSampl
 
 
 def joined(migrations: Iterable[Migration]) -> list[Migration]:
-    """Migrations of one strategy that overlap in time (one move of several queries), as one each.
+    """Migrations of one strategy and several queries that belong together, as one each.
 
-    Bins and bytes add up, steps are those of the one with most, and the queries are named one after the other.
+    They do when they overlap, or one begins within half a second of the end of another query's. Bins and bytes add
+    up, steps are those of the one with most, and the queries are named one after the other.
     """
     result: list[Migration] = []
     for move in sorted(migrations, key=lambda m: m.started):
         last = result[-1] if result else None
-        if last is None or last.strategy != move.strategy or move.started > last.ended:
+        slack = 0.5 if last is not None and move.query not in last.query.split(", ") else 0.0
+        if last is None or last.strategy != move.strategy or move.started > last.ended + slack:
             result.append(move)
             continue
         result[-1] = Migration(
