@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import threading
 import time
 from collections.abc import Iterator
@@ -47,7 +48,7 @@ SCHEMA = "k bigint, v bigint"
 
 @pytest.fixture(scope="module")
 def engine(cluster: Any) -> Iterator[pk.Engine]:
-    with pk.Engine(cluster, workers=2, name="shared") as engine:
+    with pk.Engine(cluster, workers=2, name="shared", window=4, slice_rows=2_048) as engine:
         yield engine
 
 
@@ -75,7 +76,7 @@ def test_counts_equal_pandas_with_bins_moving_while_rows_pass(cluster: Any, engi
 
     def slow(batch: pa.RecordBatch) -> pa.RecordBatch:
         if brake.exists():
-            time.sleep(0.2)
+            time.sleep(0.04)
         return batch
 
     flow = pk.Flow(SCHEMA).map_batches(slow).key_by("k").agg(n=pk.count(), total=pk.sum("v"))
@@ -256,6 +257,59 @@ def test_stopping_a_query_in_a_stuck_epoch(cluster: Any, engine: pk.Engine, tmp_
     assert state(kept) == counted(3) and sorted(kept.batches) == [0, 1, 2]
 
 
+def test_ctrl_c_ends_the_wait_and_nothing_else(cluster: Any, engine: pk.Engine, tmp_path: Path) -> None:
+    gate = Gate(tmp_path)
+    kept = Kept()
+    flow = pk.Flow(SCHEMA).map_batches(gate.function()).key_by("k").agg(n=pk.count(), total=pk.sum("v"))
+    function = engine.foreach_batch(flow, kept, name="interrupted")
+    function(numbers(cluster, 0), 0)
+    members = engine.members()
+
+    def interrupt() -> None:
+        wait_for(gate.reached.exists, what="the epoch is under way")
+        time.sleep(0.3)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    gate.close()
+    with in_thread(interrupt) as result:
+        with pytest.raises(KeyboardInterrupt):
+            function(numbers(cluster, 1), 1)
+        result()
+    gate.open()
+    assert engine.members() == members
+    for batch in (1, 2):
+        function(numbers(cluster, batch), batch)
+    assert state(kept) == counted(3)
+
+
+def test_small_slices_and_a_finish_after_a_stop(cluster: Any, engine: pk.Engine, tmp_path: Path) -> None:
+    """What was still open comes out up to the last batch that Spark has committed, not the one that was stopped."""
+    gate = Gate(tmp_path)
+    flow = (
+        pk.Flow("k bigint, ts timestamp", event_time="ts")
+        .map_batches(gate.function())
+        .key_by("k")
+        .window(pk.tumbling("1h"))
+        .agg(n=pk.count())
+    )
+    for batch in range(2):
+        df = numbers(cluster, batch).selectExpr("k", "timestamp_seconds(v) AS ts")
+        write(cluster, tmp_path / "in", batch, df)
+    query = stream(
+        cluster,
+        tmp_path / "in",
+        "k bigint, ts timestamp",
+        engine.foreach_batch(flow, lambda df, batch_id: gate.close()),
+        tmp_path / "check",
+        "open windows",
+    )
+    wait_for(gate.reached.exists, what="the second epoch is stuck")
+    query.stop()
+    gate.open()
+    rest = engine.finish(query).toArrow()
+    assert {row["k"]: row["n"] for row in rest.to_pylist()} == {k: n for k, (n, _) in counted(1).items()}
+
+
 def test_a_function_that_raises(cluster: Any, engine: pk.Engine, tmp_path: Path) -> None:
     bad = tmp_path / "bad"
 
@@ -421,11 +475,14 @@ def test_closing_leaves_nothing_behind(cluster: Any) -> None:
     before = {thread.name for thread in threading.enumerate() if thread.name.startswith("penstock")}
     jobs = len(sc.statusTracker().getActiveJobsIds())
     # The shared engine has half of the slots, when it is there.
-    engine = pk.Engine(cluster, workers=1 if jobs else 2, name="brief")
+    engine = pk.Engine(cluster, workers=1 if jobs else 2, name="brief", slice_rows=50, bits=4)
     with pytest.raises(KeyboardInterrupt), engine:
         kept = Kept()
         engine.foreach_batch(COUNTS, kept)(numbers(cluster, 0), 0)
         assert state(kept) == counted(1)
+        assert engine.stats()[0]["worker"] == 0 and len(engine.owners()[0]) == 16
+        slices = engine.timeline().slices
+        assert max(piece.rows for piece in slices) <= 50 and sum(piece.rows for piece in slices) == 600
         addresses = [member.address for member in engine.members()] + [engine._hub.address]
         pids = [member.pid for member in engine.members()]
         assert not any(refuses(address) for address in addresses)

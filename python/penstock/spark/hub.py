@@ -13,9 +13,10 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
+import signal
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -23,7 +24,7 @@ from penstock.errors import EngineError, PenstockError
 from penstock.spark.failures import Failure
 from penstock.spark.place import Secret
 
-__all__ = ["Call", "Hub", "Member"]
+__all__ = ["Call", "Hub", "Member", "plain_interrupts"]
 
 log = logging.getLogger(__name__)
 
@@ -31,6 +32,23 @@ log = logging.getLogger(__name__)
 _TURN_S = 0.1
 #: How often waits ask whether they still have a reason to wait, seconds.
 CHECK_S = 0.1
+
+
+@contextlib.contextmanager
+def plain_interrupts() -> Iterator[None]:
+    """Let Ctrl-C end a wait and nothing else.
+
+    Spark's own handler cancels all jobs of the context, the residents' too, and so would cost all state.
+    """
+    before = signal.getsignal(signal.SIGINT)
+    if threading.current_thread() is not threading.main_thread() or not callable(before):
+        yield
+        return
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 @dataclass(eq=False)
@@ -244,18 +262,19 @@ class Hub:
     ) -> bool:
         """Wait until a predicate over members and calls holds; see `wait`."""
         deadline = None if timeout is None else time.monotonic() + timeout
-        while True:
-            with self._changed:
-                if predicate():
-                    return True
-                left = CHECK_S if deadline is None else min(CHECK_S, deadline - time.monotonic())
-                if left <= 0:
-                    return False
-                self._changed.wait(left)
-                if predicate():
-                    return True
-            if check is not None:
-                check()
+        with plain_interrupts():
+            while True:
+                with self._changed:
+                    if predicate():
+                        return True
+                    left = CHECK_S if deadline is None else min(CHECK_S, deadline - time.monotonic())
+                    if left <= 0:
+                        return False
+                    self._changed.wait(left)
+                    if predicate():
+                        return True
+                if check is not None:
+                    check()
 
     def ask(self, member: Member, request: Mapping[str, Any], timeout: float) -> Mapping[str, Any]:
         """Send a request and wait for its answer.

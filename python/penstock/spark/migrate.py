@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from penstock.errors import ConfigError, EngineError, PenstockError
+from penstock.spark.hub import plain_interrupts
 
 __all__ = ["STRATEGIES", "Migration", "MoveReport", "balanced", "moves_to", "parse_moves", "steps"]
 
@@ -222,8 +223,7 @@ class Migration:
 
     @property
     def done(self) -> bool:
-        with self._changed:
-            return self._sealed and self._open == 0
+        return self._wait(0)
 
     @property
     def report(self) -> dict[str, Any]:
@@ -264,21 +264,18 @@ class Migration:
         TimeoutError
             When it still runs after `timeout`.
         """
-        deadline = None if timeout is None else time.monotonic() + timeout
         began = time.monotonic()
+        deadline = None if timeout is None else began + timeout
         shown = False
         try:
-            while not self.done:
-                left = 0.1 if deadline is None else min(0.1, deadline - time.monotonic())
-                if left <= 0:
-                    raise TimeoutError(f"the migration still runs after {timeout:g} s")
-                with self._changed:
-                    if not (self._sealed and self._open == 0):
-                        self._changed.wait(left)
-                if progress:
-                    shown = True
-                    text = f"\rmoving {self._planned} bins: {time.monotonic() - began:.1f} s"
-                    print(text, end="", file=sys.stderr, flush=True)
+            with plain_interrupts():
+                while not self._wait(0.1 if deadline is None else min(0.1, deadline - time.monotonic())):
+                    if deadline is not None and time.monotonic() >= deadline:
+                        raise TimeoutError(f"the migration still runs after {timeout:g} s")
+                    if progress:
+                        shown = True
+                        text = f"\rmoving {self._planned} bins: {time.monotonic() - began:.1f} s"
+                        print(text, end="", file=sys.stderr, flush=True)
         finally:
             if shown:
                 print(file=sys.stderr, flush=True)
@@ -287,6 +284,11 @@ class Migration:
                 raise self.error
             raise EngineError(f"the migration failed: {self.error}") from self.error
         return self.report
+
+    def _wait(self, seconds: float) -> bool:
+        """Wait for so long at most; says whether it has ended."""
+        with self._changed:
+            return self._changed.wait_for(lambda: self._sealed and self._open == 0, max(0.0, seconds))
 
     def __repr__(self) -> str:
         state = "failed" if self.error is not None else "done" if self.done else "running"

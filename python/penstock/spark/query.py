@@ -247,7 +247,7 @@ class Query:
                 raise StateLost(f"query {self.name} cannot be finished: {self._trouble}")
             if self._status is _Status.FRESH:
                 return self._frame(session, _Frozen(0, (), (), 0), "rows")
-            self._settle_past()
+            # An epoch that was stopped is no part of it, even if it was completed since: Spark has not committed it.
             if not self._served:
                 raise EngineError(
                     f"batch {self.completed} of query {self.name} was computed but its sink did not return; start the"
