@@ -7,8 +7,10 @@ the bad value and what to do; ``--debug`` shows the traceback instead.
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
+import warnings
 from collections.abc import Sequence
 from typing import Annotated
 
@@ -79,8 +81,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     debug = "--debug" in given
     # Anywhere on the line is fine: people add it to the end of what failed.
     given = [word for word in given if word != "--debug"]
+    _log(debug)
     try:
-        result = app(given, prog_name="penstock", standalone_mode=False)
+        with warnings.catch_warnings():
+            if not debug:
+                warnings.simplefilter("ignore")  # Spark warns of a JVM that Ctrl-C has ended, and the like
+            result = app(given, prog_name="penstock", standalone_mode=False)
         # Newer parsers turn Ctrl-C into this exit code themselves.
         return _interrupted() if result == 130 else result if isinstance(result, int) else 0
     except KeyboardInterrupt:
@@ -102,6 +108,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if hasattr(error, "format_message") and hasattr(error, "exit_code"):
             return _usage(error)
         return _fail(f"{one_line(error)} (this is not expected; --debug shows where)", 1)
+
+
+def _log(debug: bool) -> None:
+    """Send logs to standard error when they are asked for, and nowhere otherwise.
+
+    Libraries log the traceback of every call that Ctrl-C or an error cuts short; what matters of it, `main` says.
+    """
+    if debug:
+        logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    elif not logging.getLogger().handlers:
+        logging.getLogger().addHandler(logging.NullHandler())
 
 
 def _usage(error: Exception) -> int:

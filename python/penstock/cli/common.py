@@ -13,10 +13,13 @@ import json
 import os
 import re
 import resource
+import signal
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -402,11 +405,41 @@ def spark_session(name: str, slots: int, workers: int) -> Iterator[tuple[SparkSe
     settings = {"spark.sql.shuffle.partitions": str(workers)}
     with tempfile.TemporaryDirectory(prefix="penstock-") as name_of_folder:
         folder = Path(name_of_folder)
-        try:
-            with private_session(folder, name, slots, settings) as session:
+        with contextlib.ExitStack() as stack:
+            # Started from the main thread, Spark would put a handler of its own for Ctrl-C, and leave it there.
+            with _interrupt_later(), ThreadPoolExecutor(1) as thread:
+                try:
+                    entered = thread.submit(stack.enter_context, private_session(folder, name, slots, settings))
+                    session = entered.result()
+                except JavaNotFound as error:
+                    raise UsageError(str(error)) from error
+                ours = stack.pop_all()
+            try:
                 yield session, folder
-        except JavaNotFound as error:
-            raise UsageError(str(error)) from error
+            finally:
+                with _interrupt_later():
+                    ours.close()
+
+
+@contextlib.contextmanager
+def _interrupt_later() -> Iterator[None]:
+    """Hold Ctrl-C back until the block is done: a JVM that is half started or half ended would stay behind."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    held = False
+
+    def hold(*_: object) -> None:
+        nonlocal held
+        held = True
+
+    before = signal.signal(signal.SIGINT, hold)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+        if held:
+            raise KeyboardInterrupt
 
 
 @contextlib.contextmanager

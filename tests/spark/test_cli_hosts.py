@@ -1,0 +1,126 @@
+"""The commands on the Spark hosts, each in a process of its own: same results, nothing left behind."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from penstock.cli import main
+
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(300)]
+
+
+def start(folder: Path, *arguments: str) -> subprocess.Popen[str]:
+    """The program in a session of its own, its temporary files below `folder`."""
+    pytest.importorskip("pyspark")
+    (folder / "tmp").mkdir(exist_ok=True)
+    return subprocess.Popen(
+        [sys.executable, "-m", "penstock.cli", *arguments],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=os.environ | {"TMPDIR": str(folder / "tmp")},
+        start_new_session=True,
+    )
+
+
+def living(session: int) -> list[str]:
+    """Processes of a session that have not ended."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                fields = (entry / "stat").read_text().rsplit(")", 1)[1].split()
+            except OSError:
+                continue
+            if int(fields[3]) == session and fields[0] not in "ZX":
+                found.append((entry / "comm").read_text().strip() if (entry / "comm").exists() else entry.name)
+    return found
+
+
+def nothing_left(folder: Path, session: int) -> None:
+    deadline = time.monotonic() + 30
+    while names := living(session):
+        assert time.monotonic() < deadline, names
+        time.sleep(0.05)
+    assert list((folder / "tmp").glob("penstock*")) == []
+
+
+def bag(path: Path) -> Counter[tuple[Any, ...]]:
+    return Counter(tuple(row.values()) for row in pq.read_table(path).to_pylist())
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Path:
+    folder = tmp_path / "site"
+    folder.mkdir()
+    count = 40_000
+    columns = {
+        "auction": [number * number % 97 for number in range(count)],
+        "bidder": [number % 11 for number in range(count)],
+        "price": [number * 7919 % 1000 for number in range(count)],
+        "date_time": [1_000_000 + 3 * number for number in range(count)],
+    }
+    pq.write_table(pa.table(columns), folder / "bid.parquet")
+    (folder / "params.json").write_text('{"q5_mega": {"size_ms": 6000, "period_ms": 1000}}')
+    return folder
+
+
+def test_nexmark_resident_with_migrations(site: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    local, engine = tmp_path / "local.parquet", tmp_path / "engine.parquet"
+    given = ["nexmark", "--query", "q5_mega", "--input", str(site), "--workers", "2", "--json"]
+    assert main([*given, "--output", str(local)]) == 0
+    capsys.readouterr()
+    moves = ["--migrate", "0:1@30%", "--migrate", "1:0@60%"]
+    program = start(tmp_path, *given, "--output", str(engine), "--host", "engine", *moves)
+    out, errors = program.communicate()
+    assert program.returncode == 0, errors
+    facts = json.loads(out)
+    assert facts["host"] == "engine" and facts["rows"] == 40_000 and facts["late_rows"] == 0
+    assert [move["migrate"] for move in facts["migrations"]] == ["0:1@30%", "1:0@60%"]
+    assert all(move["moved"] > 0 and move["bytes"] > 0 for move in facts["migrations"])
+    assert bag(engine) == bag(local)
+    nothing_left(tmp_path, program.pid)
+
+
+def test_wordcount_as_a_batch_job(tmp_path: Path) -> None:
+    book, output = tmp_path / "book.txt.gz", tmp_path / "counts.tsv"
+    book.write_bytes(gzip.compress(("Don't stop.\r\nÉtude\n\nstop" * 1000).encode()))
+    program = start(tmp_path, "wordcount", "--input", str(book), "--output", str(output), "--host", "spark")
+    out, errors = program.communicate()
+    assert program.returncode == 0, errors
+    assert out.startswith("4,001 words in ") and errors == ""
+    assert output.read_bytes() == b"don\t1\nstop\t1001\nstopdon\t999\nt\t1000\ntude\t1000\n"
+    nothing_left(tmp_path, program.pid)
+
+
+@pytest.mark.parametrize("to_group", [False, True], ids=["process", "terminal"])
+def test_interrupt_leaves_nothing(site: Path, tmp_path: Path, to_group: bool) -> None:
+    """Ctrl-C while Spark starts or runs: exit code 130, one line, no process and no file."""
+    output = tmp_path / "out.parquet"
+    given = ["nexmark", "--query", "q5_mega", "--input", str(site), "--output", str(output), "--workers", "2"]
+    program = start(tmp_path, *given, "--host", "spark")
+    deadline = time.monotonic() + 60
+    while "java" not in living(program.pid):
+        assert program.poll() is None and time.monotonic() < deadline
+        time.sleep(0.02)
+    if to_group:
+        os.killpg(program.pid, signal.SIGINT)
+    else:
+        program.send_signal(signal.SIGINT)
+    out, errors = program.communicate()
+    assert (program.returncode, out, errors) == (130, "", "penstock: interrupted\n")
+    nothing_left(tmp_path, program.pid)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["site", "tmp"]
