@@ -377,6 +377,10 @@ class Flow:
         process or into a snapshot. When `step` raises, the run stops with
         `UserFunctionError` and the state of that key is unchanged.
 
+        Rows of a key come in input order where only maps lie between the source and this
+        step. Behind another keyed step, rows that it puts out for different keys of its own
+        come in no defined order: write a step there that does not depend on it.
+
         Examples
         --------
         >>> import penstock as pk
