@@ -109,13 +109,14 @@ def test_late_rows_are_told(bids: Path, tmp_path: Path, capsys: pytest.CaptureFi
     pq.write_table(pa.concat_tables([table.slice(2_000), table.slice(0, 2_000)]), bids / "bid.parquet")
     given = ["nexmark", "--query", "q7_beam", "--input", str(bids), "--output", str(tmp_path / "out.parquet")]
     given += ["--batch-rows", "500", "--json"]
-    assert main(given) == 0
+    assert main([*given, "--lateness", "0s"]) == 0
     captured = capsys.readouterr()
     assert json.loads(captured.out)["late_rows"] == 2_000
     assert "2000 of 4000 rows came after" in captured.err and "--lateness" in captured.err
-    assert main([*given, "--lateness", "40s"]) == 0
-    captured = capsys.readouterr()
-    assert json.loads(captured.out)["late_rows"] == 0 and captured.err == ""
+    for enough in ([], ["--lateness", "auto"], ["--lateness", "40s"]):
+        assert main([*given, *enough]) == 0
+        captured = capsys.readouterr()
+        assert json.loads(captured.out)["late_rows"] == 0 and captured.err == ""
 
 
 def test_usage_errors(bids: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -160,6 +161,9 @@ def test_run_failures_leave_nothing(bids: Path, tmp_path: Path, capsys: pytest.C
     assert "says nothing about q5_beam" in refused(capsys, *given, code=1)
     (bids / "bid.parquet").write_bytes(b"PAR1 and nothing more")
     assert "is not a Parquet file" in refused(capsys, *given[:2], "q1", *given[3:], code=1)
+    (bids / "params.json").write_text('{"q5_beam": {"size_ms": 10, "period_ms": 10}}')
+    pq.write_table(pa.table({"auction": [1]}), bids / "bid.parquet")
+    assert "has no column 'date_time'; it has auction" in refused(capsys, *given, code=1)
     book = tmp_path / "book.txt.gz"
     book.write_bytes(gzip.compress(os.urandom(100_000))[:-50_000])
     assert "is damaged" in refused(capsys, "wordcount", "--input", str(book), "--output", str(output), code=1)

@@ -196,7 +196,9 @@ def disorder_ms(folder: str | Path) -> int:
         Greatest distance of a bid behind the latest bid before it, milliseconds; 0 for a sorted file. Reads one column.
     """
     latest, furthest = None, 0
-    for batch in _open(folder).iter_batches(columns=["date_time"]):
+    file = _open(folder)
+    _require(file, ["date_time"], folder)
+    for batch in _stream(file, ["date_time"], 65_536):
         times = batch.column(0).drop_null()
         if not len(times):
             continue
@@ -237,10 +239,7 @@ def read(query_flow: Flow, folder: str | Path, batch_rows: int = 65_536) -> Iter
     """
     file = _open(folder)
     wanted = query_flow.input_schema.names
-    have = file.schema_arrow.names
-    for name in wanted:
-        if name not in have:
-            raise SchemaError(f"{Path(folder) / 'bid.parquet'} has no column {name!r}; it has {', '.join(have)}")
+    _require(file, wanted, folder)
     return _stream(file, wanted, batch_rows)
 
 
@@ -291,6 +290,13 @@ def _open(folder: str | Path) -> Any:
         ) from error
     except pa.ArrowInvalid as error:
         raise ConfigError(f"{path} is not a Parquet file: {error}") from error
+
+
+def _require(file: Any, columns: list[str], folder: str | Path) -> None:
+    have = file.schema_arrow.names
+    for name in columns:
+        if name not in have:
+            raise SchemaError(f"{Path(folder) / 'bid.parquet'} has no column {name!r}; it has {', '.join(have)}")
 
 
 def _stream(file: Any, columns: list[str], batch_rows: int) -> Iterator[pa.RecordBatch]:
