@@ -152,13 +152,13 @@ pub enum HostError {
 
 impl From<penstock_dataflow::Error> for HostError {
     fn from(error: penstock_dataflow::Error) -> Self {
-        if let penstock_dataflow::Error::Operator { source, .. } = &error {
-            if let Some(error) = source.downcast_ref::<OpError>() {
-                return match error {
-                    OpError::Call(call) => HostError::Call(call.clone()),
-                    _ => HostError::Data(source.clone()),
-                };
-            }
+        if let penstock_dataflow::Error::Operator { source, .. } = &error
+            && let Some(error) = source.downcast_ref::<OpError>()
+        {
+            return match error {
+                OpError::Call(call) => HostError::Call(call.clone()),
+                _ => HostError::Data(source.clone()),
+            };
         }
         HostError::Dataflow(error)
     }
