@@ -167,12 +167,10 @@ fn endpoints(processes: usize, threads: usize, generation: u64) -> (Vec<Vec<Endp
     }
     let mut streams: Vec<Vec<Option<Box<dyn Duplex>>>> = Vec::new();
     streams.resize_with(processes, || (0..processes).map(|_| None).collect());
-    for a in 0..processes {
-        for b in a + 1..processes {
-            let (left, right) = UnixStream::pair().unwrap();
-            streams[a][b] = Some(Box::new(left));
-            streams[b][a] = Some(Box::new(right));
-        }
+    for (a, b) in (0..processes).flat_map(|a| (a + 1..processes).map(move |b| (a, b))) {
+        let (left, right) = UnixStream::pair().unwrap();
+        streams[a][b] = Some(Box::new(left));
+        streams[b][a] = Some(Box::new(right));
     }
     let tag = FabricTag { query: 1, generation };
     let made = streams.into_iter().enumerate().map(|(p, streams)| fabric::processes(p, threads, streams, tag).unwrap());
@@ -265,8 +263,12 @@ impl Random {
 }
 
 fn moves(random: &mut Random, workers: usize, strategy: u64) -> Vec<Vec<(u32, u32)>> {
-    let all = (0..16).filter_map(|bin| (random.below(2) == 0).then(|| (bin, random.below(workers as u64) as u32)));
-    let all = all.collect::<Vec<_>>();
+    let mut all = Vec::new();
+    for bin in 0..16 {
+        if random.below(2) == 0 {
+            all.push((bin, random.below(workers as u64) as u32));
+        }
+    }
     match strategy {
         0 => vec![all],
         1 => all.chunks(3).map(<[_]>::to_vec).collect(),
