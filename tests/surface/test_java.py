@@ -38,7 +38,9 @@ def fake_java(home: Path, version: str, *, vector: bool = True, broken: bool = F
 @pytest.fixture
 def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """No JAVA_HOME, an empty PATH, a private cache, and an environment that is put back."""
-    monkeypatch.delenv("JAVA_HOME", raising=False)
+    # Set before it is taken away, so that what ensure_java puts there goes with the test.
+    monkeypatch.setenv("JAVA_HOME", "")
+    monkeypatch.delenv("JAVA_HOME")
     monkeypatch.setenv("PATH", str(tmp_path / "path"))
     monkeypatch.setenv("PENSTOCK_CACHE", str(tmp_path / "cache"))
     monkeypatch.setenv("PYSPARK_PYTHON", "unset")
