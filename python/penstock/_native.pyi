@@ -96,6 +96,35 @@ def plan_check(plan: str) -> _PlanFacts:
         When it does not compile.
     """
 
+def migration_steps(
+    owners: Sequence[int], target: Sequence[int], strategy: str, batch_bins: int
+) -> list[list[tuple[int, int]]]:
+    """Cut the way from one assignment of bins to workers to another into steps of moves.
+
+    Parameters
+    ----------
+    owners, target
+        Worker of each bin before and after; ``2**k`` entries each.
+    strategy
+        "all-at-once" (one step), "batched" (`batch_bins` moves a step) or "fluid" (one move a step).
+    batch_bins
+        Moves per step of "batched", at least 1.
+
+    Returns
+    -------
+    list of list of (int, int)
+        Steps of (bin, worker); the next begins when the one before is complete.
+
+    Raises
+    ------
+    ConfigError
+        For an unknown strategy, steps of no bins, or assignments of different or odd lengths.
+
+    Notes
+    -----
+    Source: Megaphone, section 3.3.
+    """
+
 def plan_piece_schema(plan: str, piece: int) -> Schema:
     """Columns that go into piece `piece` of a plan.
 

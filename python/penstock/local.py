@@ -45,8 +45,6 @@ LateSink = Callable[[pa.RecordBatch], Any]
 #: Receives results: a function, or an object with ``write_batch`` (a ParquetWriter).
 BatchSink = Callable[[pa.RecordBatch], Any] | Any
 
-STRATEGIES = ("all-at-once", "batched", "fluid")
-
 
 class LateRows(UserWarning):
     """Rows came after their windows had closed and nobody takes the late output."""
@@ -438,12 +436,11 @@ def migration_steps(
     >>> migration_steps([0, 1, 0, 0], 0, 1, "batched", batch_bins=2)
     [[(0, 1), (2, 1)], [(3, 1)]]
     """
-    if strategy not in STRATEGIES:
-        raise ConfigError(f"strategy {strategy!r} is unknown; use {', '.join(STRATEGIES)}")
+    from penstock import _native
+
     _at_least_one(batch_bins, "batch_bins")
-    moves = [(number, target) for number, owner in enumerate(owners) if owner == source]
-    size = {"all-at-once": max(len(moves), 1), "fluid": 1, "batched": batch_bins}[strategy]
-    return [moves[start : start + size] for start in range(0, len(moves), size)]
+    wanted = [target if owner == source else owner for owner in owners]
+    return _native.migration_steps(owners, wanted, strategy, batch_bins)
 
 
 def _read(source: Any, nested: bool) -> Iterator[pa.RecordBatch]:

@@ -1,6 +1,6 @@
 """Moving bins while a query runs: what to move, in which steps, and a handle on it.
 
-Owns: the strategies as lists of steps, the balanced target, and `Migration`, which follows the moves of one or
+Owns: the checks of what a user asks for, the balanced target, and `Migration`, which follows the moves of one or
 several queries. The moves themselves are made by the workers, at a slice of the epoch that runs, or between
 epochs.
 
@@ -27,13 +27,15 @@ STRATEGIES = ("batched", "all-at-once", "fluid")
 Move = tuple[int, int]
 
 
-def steps(moves: Sequence[Move], strategy: str, batch_size: int) -> list[list[Move]]:
+def steps(owners: Sequence[Sequence[int]], moves: Sequence[Move], strategy: str, batch_size: int) -> list[list[Move]]:
     """Cut moves into steps; a step's bins move at one time, the next step waits for them.
 
     Parameters
     ----------
+    owners : list of list of int
+        Worker of each bin now, by keyed step.
     moves : sequence of (bin, worker)
-        Bins differ.
+        Bins differ, and each is elsewhere in some keyed step.
     strategy : {"batched", "all-at-once", "fluid"}
         Steps of `batch_size` bins, one step, or one bin a step.
     batch_size : int
@@ -46,15 +48,20 @@ def steps(moves: Sequence[Move], strategy: str, batch_size: int) -> list[list[Mo
 
     Examples
     --------
-    >>> steps([(0, 1), (1, 1), (2, 0)], "batched", 2)
+    >>> steps([[0, 0, 1, 0]], [(0, 1), (1, 1), (2, 0)], "batched", 2)
     [[(0, 1), (1, 1)], [(2, 0)]]
     """
-    if strategy not in STRATEGIES:
-        raise ConfigError(f"strategy {strategy!r} is none of {', '.join(STRATEGIES)}")
+    from penstock import _native
+
     if isinstance(batch_size, bool) or not isinstance(batch_size, int) or batch_size < 1:
         raise ConfigError(f"batch_size={batch_size!r} must be an int of at least 1")
-    size = {"batched": batch_size, "all-at-once": max(1, len(moves)), "fluid": 1}[strategy]
-    return [list(moves[at : at + size]) for at in range(0, len(moves), size)]
+    if not moves:
+        return []
+    before, after = list(owners[0]), list(owners[0])
+    for bin_, worker in moves:
+        before[bin_] = next(step[bin_] for step in owners if step[bin_] != worker)
+        after[bin_] = worker
+    return _native.migration_steps(before, after, strategy, batch_size)
 
 
 def parse_moves(moves: Mapping[int, int] | Iterable[Move], bins: int, workers: int) -> list[Move]:
@@ -150,7 +157,7 @@ class MoveReport:
     started, ended : float
         Seconds since 1970; `ended` is 0 until then.
     bins, bytes : int
-        Bins moved and their encoded size; bytes count only what left a process.
+        Bins moved, and bytes of state that went between processes, over all members.
     steps : list of dict
         ``step``, ``bins``, ``started_ns``, ``ended_ns`` (nanoseconds since 1970) of each step.
     error : str

@@ -669,7 +669,7 @@ class Query:
             if not self._owners and todo:
                 raise ConfigError(f"query {self.name} keeps no state: it has no bins to move")
             todo = [(bin_, worker) for bin_, worker in todo if any(op[bin_] != worker for op in self._owners)]
-            plan = steps(todo, strategy, batch_size)
+            plan = steps(self._owners, todo, strategy, batch_size)
             generation, leader = self._generation, self._members[0]
             self._handles += 1
             number = self._handles
@@ -691,19 +691,20 @@ class Query:
                         for bin_, worker in todo:
                             for op in self._owners:
                                 op[bin_] = worker
-                moved = call.body
-                self._setup.recorder.migration(
-                    timeline.Migration(
-                        started,
-                        time.time(),
-                        strategy,
-                        int(moved["moved"]),
-                        int(moved["bytes"]),
-                        len(moved["steps"]),
-                        self.name,
-                    )
+                # The leader sees the bytes of its own process only: ask all of them.
+                ended = time.time()
+                self._setup.recorder.after_refresh(lambda: told(call.body, ended))
+                return
+            end(None, error)
+
+        def told(answer: Mapping[str, Any], ended: float) -> None:
+            moved = {**answer, "bytes": self._setup.recorder.take_moved_bytes(self.name)}
+            self._setup.recorder.migration(
+                timeline.Migration(
+                    started, ended, strategy, int(moved["moved"]), moved["bytes"], len(moved["steps"]), self.name
                 )
-            end(call.body if error is None else None, error)
+            )
+            end(moved, None)
 
         request = {
             "do": "migrate",

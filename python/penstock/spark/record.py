@@ -48,6 +48,8 @@ class Recorder:
         self._migrations: deque[Migration] = deque(maxlen=_MIGRATIONS)
         self._samples: deque[WorkerSample] = deque(maxlen=_SAMPLES)
         self._moves: deque[dict[str, Any]] = deque(maxlen=_MOVES)
+        #: query -> bytes of state that its bins took between processes, not yet told of.
+        self._moved: dict[str, int] = {}
         #: (query, worker) -> the latest figures.
         self._latest: dict[tuple[str, int], dict[str, Any]] = {}
         self._owners: dict[str, list[list[int]]] = {}
@@ -79,6 +81,28 @@ class Recorder:
         """Ask all members now and wait for their answers."""
         calls = [self._ask(member) for member in self._hub.members()]
         self._hub.wait(calls, timeout=timeout)
+
+    def after_refresh(self, then: Callable[[], None]) -> None:
+        """Ask all members now, and call `then` in the hub's thread when they have answered or are gone."""
+        members = self._hub.members()
+        left = len(members)
+
+        def take(call: Call) -> None:
+            nonlocal left
+            self._take(call)
+            left -= 1
+            if left == 0:
+                then()
+
+        for member in members:
+            self._hub.call(member, {"do": "stats"}, hook=take)
+        if not members:
+            then()
+
+    def take_moved_bytes(self, query: str) -> int:
+        """Bytes of state that bins of a query took between processes since the last call; moves come one at a time."""
+        with self._lock:
+            return self._moved.pop(query, 0)
 
     def latest(self) -> list[dict[str, Any]]:
         """The latest figures of every worker of every query."""
@@ -142,6 +166,7 @@ class Recorder:
                 self._slices.append(Slice(sample["ended_ns"] / 1e9, sample["latency_ns"], sample["rows"]))
             for move in group["moves"]:
                 self._moves.append({"query": query, **move})
+                self._moved[query] = self._moved.get(query, 0) + int(move["bytes"])
             if group.get("owners"):
                 self._owners[query] = group["owners"]
 

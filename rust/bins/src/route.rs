@@ -207,7 +207,7 @@ where
         let bin = m.bin;
         let mut table = self.table.borrow_mut();
         let state = table.get(bin).ok_or(BinsError::Absent { bin })?;
-        self.stats.record(self.index, bin, time.clone(), What::Prepare);
+        self.stats.record(self.index, bin, time.clone(), What::Prepare, 0);
         send(Piece::Prepare { bin, epoch: table.epoch() });
         let near = (self.local)(m.to as usize);
         if !near {

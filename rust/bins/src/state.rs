@@ -144,7 +144,7 @@ where
             let arrived = shared.receive(|to| self.arrivals.piece(time, foreign, piece.content, to))?;
             let Some((bin, what, bytes)) = arrived else { continue };
             shared.stats.bytes_in.fetch_add(bytes as u64, Relaxed);
-            shared.stats.record(shared.index, bin, time.clone(), what);
+            shared.stats.record(shared.index, bin, time.clone(), what, bytes as u64);
             if what == What::Pending {
                 let capability = capability.retain();
                 self.hold(Some(&capability));
@@ -157,7 +157,7 @@ where
         let shared = &*self.shared;
         let passed = |time: &T| !frontiers.less_equal(STATE, time);
         for (bin, time) in self.arrivals.settle(passed) {
-            shared.stats.record(shared.index, bin, time, What::Installed);
+            shared.stats.record(shared.index, bin, time, What::Installed, 0);
             shared.stats.owned.fetch_add(1, Relaxed);
             shared.stats.moved_in.fetch_add(1, Relaxed);
         }

@@ -35,6 +35,8 @@ pub struct Event<T> {
     pub time: T,
     /// What happened.
     pub what: What,
+    /// Bytes of state in the message; 0 when the bin itself changed hands inside a process.
+    pub bytes: u64,
     /// Monotonic nanoseconds since the statistics began.
     pub at_ns: u64,
     /// Records routed by then, all workers of the process together.
@@ -117,14 +119,14 @@ impl<T> Stats<T> {
         }
     }
 
-    pub(crate) fn record(&self, worker: usize, bin: u32, time: T, what: What) {
+    pub(crate) fn record(&self, worker: usize, bin: u32, time: T, what: What, bytes: u64) {
         let routed = self.routed.load(Relaxed);
         let mut log = self.log.lock().unwrap_or_else(PoisonError::into_inner);
         let at_ns = self.begun.elapsed().as_nanos() as u64;
         if log.events.len() == LOG_EVENTS {
             log.events.pop_front();
         }
-        log.events.push_back(Event { worker, bin, time, what, at_ns, routed });
+        log.events.push_back(Event { worker, bin, time, what, bytes, at_ns, routed });
         log.total += 1;
     }
 }
@@ -160,7 +162,7 @@ mod tests {
     fn the_log_forgets_the_oldest() {
         let stats = Stats::new();
         for i in 0..LOG_EVENTS as u64 + 3 {
-            stats.record(0, 1, i, What::State);
+            stats.record(0, 1, i, What::State, 0);
         }
         let log = stats.log();
         assert_eq!((log.len(), log[0].time), (LOG_EVENTS, 3));

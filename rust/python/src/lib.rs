@@ -37,7 +37,7 @@ mod _native {
     #[pymodule_export]
     use crate::nexmark::Nexmark;
     #[pymodule_export]
-    use crate::plan::{exchange_hashes, hash_columns, max_event_time, plan_check, plan_piece_schema};
+    use crate::plan::{exchange_hashes, hash_columns, max_event_time, migration_steps, plan_check, plan_piece_schema};
     #[pymodule_export]
     use crate::registry::Registry;
     #[pymodule_export]

@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use arrow_array::{ArrayRef, Int64Array, RecordBatch as Batch, UInt64Array};
 use arrow_schema::{DataType, Field, Schema as ArrowSchema, SchemaRef};
+use penstock_bins::{Routing, Strategy, steps};
 use penstock_plan::Plan;
 use penstock_plan::hash::hash_columns_of;
 use pyo3::prelude::*;
@@ -38,6 +39,27 @@ pub(crate) fn plan_check<'py>(py: Python<'py>, plan: &str) -> PyResult<Bound<'py
     facts.set_item("pieces", plan.pieces())?;
     facts.set_item("explain", plan.explain())?;
     Ok(facts)
+}
+
+/// Cuts the way from one assignment of bins to workers to another into steps of moves ``(bin, worker)``.
+#[pyfunction]
+pub(crate) fn migration_steps(
+    owners: Vec<u32>,
+    target: Vec<u32>,
+    strategy: &str,
+    batch_bins: usize,
+) -> PyResult<Vec<Vec<(u32, u32)>>> {
+    let refused = |error: &dyn std::fmt::Display| errors::raise(Kind::Config, &error.to_string());
+    let strategy = match strategy {
+        "all-at-once" => Strategy::AllAtOnce,
+        "batched" => Strategy::Batched { size: batch_bins },
+        "fluid" => Strategy::Fluid,
+        other => {
+            return Err(refused(&format!("strategy '{other}' is unknown; there are all-at-once, batched, fluid")));
+        }
+    };
+    let routing = |owners| Routing::from_owners(owners).map_err(|error| refused(&error));
+    steps(strategy, &routing(owners)?, &routing(target)?).map_err(|error| refused(&error))
 }
 
 /// Columns that go into piece `piece` of a plan.

@@ -7,6 +7,7 @@
 use std::cell::RefCell;
 use std::collections::{BTreeMap, HashMap};
 use std::rc::Rc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
 
@@ -36,6 +37,8 @@ pub(crate) struct Shared {
     shelf: Shelf<State>,
     local: Vec<usize>,
     ops: Vec<OpShared>,
+    /// Bytes already told of by `moved_bytes`.
+    moved_before: AtomicU64,
 }
 
 struct OpShared {
@@ -82,7 +85,7 @@ impl Shared {
                 tables: Mutex::new(tables.into_iter().map(|(worker, table)| (worker as usize, table)).collect()),
             });
         }
-        Ok(Shared { shelf: resident.shelf, local: local.to_vec(), ops })
+        Ok(Shared { shelf: resident.shelf, local: local.to_vec(), ops, moved_before: AtomicU64::new(0) })
     }
 
     /// What the tables have left on the shelf, once every worker has ended.
@@ -91,9 +94,11 @@ impl Shared {
         Resident { shelf: self.shelf.clone(), fresh: false, ops }
     }
 
-    /// Bytes of state sent to other processes.
-    pub(crate) fn bytes_out(&self) -> u64 {
-        self.ops.iter().map(|op| op.stats.counters().bytes_out).sum()
+    /// Bytes of state that this process has sent or received since the last call. Only migrations move any, one at a time.
+    pub(crate) fn moved_bytes(&self) -> u64 {
+        let counters = self.ops.iter().map(|op| op.stats.counters());
+        let total = counters.map(|counters| counters.bytes_in + counters.bytes_out).sum();
+        total - self.moved_before.swap(total, Ordering::Relaxed)
     }
 
     /// Log entries since the last call.
@@ -115,6 +120,7 @@ impl Shared {
                         What::Installed => "installed",
                     }
                     .to_owned(),
+                    bytes: event.bytes,
                     at_ns: op.anchor_ns + event.at_ns,
                     routed_rows: event.routed,
                 }

@@ -88,7 +88,7 @@ pub enum Event {
         handle: u64,
         /// Bins moved.
         moved: u32,
-        /// Bytes of state sent by this process for it.
+        /// Bytes of state that this process sent or received for it; what other processes exchange it cannot see.
         bytes: u64,
         /// The steps.
         steps: Vec<StepReport>,
@@ -368,7 +368,7 @@ impl Thread {
             Told::Migrated(migrated) => Event::MigrationDone {
                 handle: migrated.handle,
                 moved: migrated.steps.iter().map(|step| step.bins).sum(),
-                bytes: self.shared.bytes_out(),
+                bytes: self.shared.moved_bytes(),
                 steps: migrated.steps,
             },
         };

@@ -44,6 +44,8 @@ pub struct BinMove {
     pub bin: u32,
     /// `prepare`, `state`, `pending` or `installed`.
     pub what: String,
+    /// Bytes of state in the message that the entry is about; 0 inside a process, where the bin itself changes hands.
+    pub bytes: u64,
     /// When, nanoseconds since the Unix epoch.
     pub at_ns: u64,
     /// Rows this worker had routed by then: rows between the first `prepare` and the last `state` were
