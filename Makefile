@@ -11,7 +11,7 @@ export PYO3_PYTHON := $(CURDIR)/$(BIN)/python
 
 .NOTPARALLEL:
 .DEFAULT_GOAL := help
-.PHONY: help setup run test lint format test-rust test-python test-wheel wheel clean distclean
+.PHONY: help setup run test lint format test-rust test-python test-wheel wheel bench clean distclean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -53,6 +53,9 @@ wheel: setup ## target/wheels/penstock-*.whl
 
 test-wheel: wheel ## the wheel as a user gets it
 	@$(STEP) "wheel" $(BIN)/python scripts/check_wheel.py target/wheels/penstock-*.whl
+
+bench: setup ## micro-benchmarks of the core (criterion; minutes)
+	cargo bench -p penstock-benches --locked $(ARGS)
 
 clean: ## forget what was built and written
 	rm -rf target out .pytest_cache .mypy_cache .ruff_cache .hypothesis spark-warehouse metastore_db derby.log
