@@ -108,6 +108,10 @@ where
     /// One run: control, then data, then the configurations that may start.
     pub(crate) fn run(&mut self, frontiers: &Frontiers<'_, T>) -> Result<(), BoxError> {
         while let Some((capability, controls)) = self.parts.ports.control.next() {
+            if controls.is_empty() {
+                // No configuration comes of it, so nothing would ever let go of its time.
+                continue;
+            }
             let time = capability.time().clone();
             self.held.entry(time.clone()).or_insert_with(|| capability.retain_for(STATE));
             self.configurations.stage(time, controls);

@@ -333,3 +333,19 @@ fn a_move_between_two_marks_is_fatal() {
         );
     }
 }
+
+/// A message of control without a command is nothing: it holds no time back and takes no place in the sequence.
+#[test]
+fn an_empty_batch_is_nothing() {
+    let (mut duo, _) = two();
+    let mut control = duo.lead();
+    control.advance_to(3).unwrap();
+    control.send(Vec::new());
+    control.advance_to(5).unwrap();
+    control.send(Control::batch(0, vec![Command::Move { bin: 0, worker: 1 }]));
+    control.advance_to(9).unwrap();
+    duo.data_to(9);
+    duo.settle();
+    assert_eq!(duo.frontier(), [9]);
+    assert!(duo.holds(1, 0));
+}
