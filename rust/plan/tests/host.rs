@@ -499,3 +499,78 @@ fn state_that_is_not_there_is_refused() {
     let refused = Group::start(config, fabric::threads(1), alone, events);
     assert!(matches!(refused, Err(HostError::MissingBins { op: 0, bins }) if bins.len() == 8));
 }
+
+impl Cluster {
+    /// Runs one migration between epochs; returns bins and bytes reported.
+    fn migrate(&self, handle: u64, steps: Vec<Vec<(u32, u32)>>) -> (u32, u64) {
+        self.groups[0].0.migrate(handle, steps);
+        match self.groups[0].1.recv_timeout(PATIENCE).expect("an idle migration finishes") {
+            Event::MigrationDone { handle: done, moved, bytes, .. } => {
+                assert_eq!(done, handle);
+                (moved, bytes)
+            }
+            other => panic!("{other:?}"),
+        }
+    }
+
+    /// Waits until the workers tell these numbers of bins.
+    fn await_bins(&self, expected: &[u32]) {
+        let deadline = std::time::Instant::now() + PATIENCE;
+        loop {
+            let stats = self.groups.iter().flat_map(|(group, _)| group.stats().workers);
+            let bins = stats.flat_map(|worker| worker.bins).collect::<Vec<_>>();
+            if bins == expected {
+                return;
+            }
+            assert!(std::time::Instant::now() < deadline, "the workers tell {bins:?}");
+            std::thread::yield_now();
+        }
+    }
+}
+
+#[test]
+fn steps_without_moves_and_bins_named_twice_do_no_harm() {
+    let none: Arc<dyn Callbacks> = Arc::new(Numbers::default());
+    let cluster = Cluster::start(&config(&counting("update"), &none, 2), 1, 2, 1, fresh(1));
+    assert_eq!(cluster.migrate(1, vec![vec![], vec![(0, 1)], vec![]]).0, 1);
+    cluster.await_bins(&[7, 9]);
+    // The last word on a bin counts.
+    assert_eq!(cluster.migrate(2, vec![vec![(2, 0), (2, 1)], vec![(4, 1)]]).0, 2);
+    cluster.await_bins(&[5, 11]);
+    cluster.release(0, &["k", "v"], &[vec![1, 1]], None);
+    assert_eq!(read(&cluster.complete(0, &mut 0).unwrap()), [[1, 1, 1]]);
+    assert!(cluster.stop().1.is_empty());
+}
+
+#[test]
+fn counters_of_all_workers_follow_an_idle_migration() {
+    let none: Arc<dyn Callbacks> = Arc::new(Numbers::default());
+    for (processes, threads) in [(1, 3), (3, 1)] {
+        let cluster = Cluster::start(&config(&counting("update"), &none, 3), processes, threads, 1, fresh(processes));
+        cluster.await_bins(&[6, 5, 5]);
+        cluster.migrate(1, vec![vec![(1, 2), (4, 2)]]);
+        cluster.await_bins(&[6, 3, 7]);
+        // One in, one out.
+        cluster.migrate(2, vec![vec![(2, 1), (7, 2)]]);
+        for (group, _) in &cluster.groups {
+            let deadline = std::time::Instant::now() + PATIENCE;
+            while (group.stats().owners[0][2], group.stats().owners[0][7]) != (1, 2) {
+                assert!(std::time::Instant::now() < deadline, "{:?}", group.stats().owners);
+                std::thread::yield_now();
+            }
+        }
+        assert!(cluster.stop().1.is_empty());
+    }
+}
+
+#[test]
+fn a_dropped_group_ends_its_threads() {
+    let none: Arc<dyn Callbacks> = Arc::new(Numbers::default());
+    let (events, inbox) = unbounded();
+    let config = config(&counting("update"), &none, 2);
+    let group = Group::start(config, fabric::threads(2), Resident::fresh(), events).unwrap();
+    drop(group);
+    let last =
+        std::iter::from_fn(|| inbox.recv_timeout(PATIENCE).map_err(|e| assert!(e.is_disconnected(), "{e}")).ok());
+    assert_eq!(last.count(), 0);
+}

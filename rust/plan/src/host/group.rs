@@ -252,7 +252,8 @@ impl Group {
         Ok(())
     }
 
-    /// Starts a migration; has an effect only in the process of worker 0. `MigrationDone` follows.
+    /// Starts a migration; has an effect only in the process of worker 0. `MigrationDone` follows. Bins and workers must
+    /// exist; of several moves of one bin in a step the last counts, a step without moves is complete at once.
     pub fn migrate(&self, handle: u64, steps: Vec<Vec<(u32, u32)>>) {
         if let Some(seat) = self.seats.first() {
             seat.tell(Command::Migrate(Order { handle, steps }));
@@ -287,16 +288,22 @@ impl Group {
     /// Ends the threads and returns the bins, with the error that ended the group when there was one.
     /// Blocks while a user's function runs.
     #[must_use]
-    pub fn stop(self) -> (Resident, Option<HostError>) {
+    pub fn stop(mut self) -> (Resident, Option<HostError>) {
         self.ask_to_stop();
         let mut failed = None;
-        for seat in self.seats {
+        for seat in std::mem::take(&mut self.seats) {
             match seat.thread.join() {
                 Ok(error) => failed = failed.or(error),
                 Err(panic) => std::panic::resume_unwind(panic),
             }
         }
         (self.shared.collect(), failed)
+    }
+}
+
+impl Drop for Group {
+    fn drop(&mut self) {
+        self.ask_to_stop();
     }
 }
 

@@ -5,7 +5,7 @@
 //! a window ahead of the data and reaches the next epoch only when the output probe stands at this epoch's
 //! last slice, so a migration asked for in the middle of an epoch takes effect there.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 use std::time::Instant;
 
 use penstock_bins::{Command as Move, Control};
@@ -78,7 +78,12 @@ impl Lead {
         Lead { control, window, sequence: 0, queue: VecDeque::new(), running: None }
     }
 
-    pub(crate) fn order(&mut self, order: Order) {
+    /// Queues a migration. A step is one batch of control, which names a bin once: of several moves the last counts.
+    pub(crate) fn order(&mut self, mut order: Order) {
+        for step in &mut order.steps {
+            let latest = step.iter().copied().collect::<BTreeMap<u32, u32>>();
+            *step = latest.into_iter().collect();
+        }
         self.queue.push_back(order);
     }
 
@@ -143,6 +148,12 @@ impl Lead {
                 let Running { order, done: steps, .. } =
                     self.running.take().expect("a migration is running: set above");
                 done(Migrated { handle: order.handle, steps });
+                true
+            }
+            // An empty batch of control takes no place in the sequence.
+            Some(moves) if moves.is_empty() => {
+                let (step, now) = (running.done.len() as u32, unix_ns(Instant::now()));
+                running.done.push(StepReport { step, bins: 0, started_ns: now, ended_ns: now });
                 true
             }
             // At the epoch's last slice there is no later slice to advance to: wait for the next epoch.

@@ -5,7 +5,7 @@
 
 use std::collections::VecDeque;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use arrow_array::RecordBatch;
 use penstock_bins::BinState;
@@ -70,9 +70,14 @@ pub(crate) struct WorkerLoop {
     marked: bool,
     flights: VecDeque<Flight>,
     meter: Arc<Meter>,
+    /// When the counters were written, what that cost, and where the output stood.
+    measured: (Instant, Duration, Option<FlowTime>),
     late_rows: u64,
     stopped: bool,
 }
+
+/// Between epochs the counters follow moving bins for at most one part in so many of a worker's time.
+const MEASURE_SHARE: u32 = 20;
 
 impl WorkerLoop {
     pub(crate) fn new(worker: Worker, mut built: Built, pace: Pace, meter: Arc<Meter>) -> Self {
@@ -93,6 +98,7 @@ impl WorkerLoop {
             marked: false,
             flights: VecDeque::new(),
             meter,
+            measured: (Instant::now(), Duration::ZERO, None),
             late_rows: 0,
             stopped: false,
         };
@@ -132,12 +138,23 @@ impl WorkerLoop {
         }
         busy |= self.follow();
         busy |= self.complete(told);
+        if self.measure_in() == Some(Duration::ZERO) {
+            self.measure();
+        }
         Ok(busy)
     }
 
-    /// Parks until a message or a command arrives.
+    /// Parks until a message or a command arrives, or the counters are to be written.
     pub(crate) fn park(&mut self) -> Result<(), Error> {
-        self.worker.step_or_park(None).map(drop)
+        self.worker.step_or_park(self.measure_in()).map(drop)
+    }
+
+    /// When to write the counters; `None` while they are right. Between epochs the output moves only with bins, and has
+    /// passed a move when the bins are where they are to be.
+    fn measure_in(&self) -> Option<Duration> {
+        let (at, cost, reached) = self.measured;
+        let stale = self.current.is_none() && first(&self.built.probes.output) != reached;
+        stale.then(|| (cost * MEASURE_SHARE).saturating_sub(at.elapsed()))
     }
 
     fn open(&mut self) -> bool {
@@ -267,6 +284,7 @@ impl WorkerLoop {
 
     /// Writes bins, keys and bytes of state into the worker's cells. Cost: one pass over the owned bins.
     fn measure(&mut self) {
+        let began = Instant::now();
         let (mut bins, mut keys, mut bytes) = (Vec::new(), 0, 0);
         for op in &self.built.ops {
             let table = op.table.borrow();
@@ -285,6 +303,7 @@ impl WorkerLoop {
             stats.late_rows = late_rows;
             *current = owners;
         });
+        self.measured = (Instant::now(), began.elapsed(), first(&self.built.probes.output));
     }
 
     /// Refreshes the counters after bins have moved between epochs.
