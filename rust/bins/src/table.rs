@@ -140,6 +140,12 @@ impl<S: BinState> BinTable<S> {
         self.slots.iter_mut().flatten().for_each(|state| state.mark());
     }
 
+    /// No epoch has begun here: undoing the next one leaves the bins as they are now, wherever they are then. For a new
+    /// generation that moves bins before it marks them.
+    pub fn unmark(&mut self) {
+        self.epoch = None;
+    }
+
     /// The epoch that began at the last mark.
     #[must_use]
     pub fn epoch(&self) -> Option<u64> {

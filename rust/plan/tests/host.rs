@@ -574,3 +574,37 @@ fn a_dropped_group_ends_its_threads() {
         std::iter::from_fn(|| inbox.recv_timeout(PATIENCE).map_err(|e| assert!(e.is_disconnected(), "{e}")).ok());
     assert_eq!(last.count(), 0);
 }
+
+#[test]
+fn bins_that_move_before_a_repeated_epoch_come_back_once() {
+    let poison = Arc::new(Mutex::new(None));
+    let numbers: Arc<dyn Callbacks> = Arc::new(Numbers { poison: poison.clone(), ..Numbers::default() });
+    let mut config = config(&sequences(), &numbers, 2);
+    config.journal = true;
+    let values = (0..200).map(|v| vec![v % 40, v]).collect::<Vec<_>>();
+    let fail = |cluster: Cluster| {
+        *poison.lock().unwrap() = Some(150);
+        cluster.release(1, &["k", "v"], &values, None);
+        assert!(cluster.complete(1, &mut 0).is_err());
+        *poison.lock().unwrap() = None;
+        cluster.stop().0
+    };
+    let mut cluster = Cluster::start(&config, 2, 1, 1, fresh(2));
+    cluster.release(0, &["k", "v"], &values, None);
+    cluster.complete(0, &mut 0).unwrap();
+    config.epoch = 1;
+    for generation in 2..5 {
+        let residents = fail(cluster);
+        config.owners = owners_at(&residents, 1, 1);
+        cluster = Cluster::start(&config, 2, 1, generation, residents);
+        let swapped = (0..16).map(|bin| (bin, 1 - config.owners[0][bin as usize])).collect();
+        assert_eq!(cluster.migrate(generation, vec![swapped]).0, 16);
+    }
+    cluster.release(1, &["k", "v"], &values, None);
+    let mut got = read(&cluster.complete(1, &mut 0).unwrap());
+    got.sort_unstable();
+    let mut expected = values.iter().map(|row| vec![row[0], 5 + row[1] / 40, row[1]]).collect::<Vec<_>>();
+    expected.sort_unstable();
+    assert_eq!(got, expected);
+    assert!(cluster.stop().1.is_empty());
+}

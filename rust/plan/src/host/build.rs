@@ -74,7 +74,11 @@ impl Shared {
                 if !rebuilt.missing.is_empty() {
                     return Err(HostError::MissingBins { op, bins: rebuilt.missing });
                 }
-                rebuilt.tables
+                let mut tables = rebuilt.tables;
+                // As in the first generation: bins may move in idle slices before `config.epoch` is marked at its cut. Their
+                // originals must not pass for those of that epoch.
+                tables.iter_mut().for_each(|(_, table)| table.unmark());
+                tables
             };
             ops.push(OpShared {
                 name,
