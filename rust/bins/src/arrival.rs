@@ -45,7 +45,7 @@ impl<T: Ord + Clone> Arrivals<T> {
         to: &mut Destination<'_, T, S, P>,
     ) -> Result<Option<(u32, What, usize)>, BinsError> {
         match piece {
-            Piece::Prepare { bin, epoch } => {
+            Piece::Prepare { bin, epoch, chunks } => {
                 if bin >= 1 << to.table.bits() {
                     return Err(BinsError::Absent { bin });
                 }
@@ -57,7 +57,7 @@ impl<T: Ord + Clone> Arrivals<T> {
                 }
                 self.prepared.insert(bin, time.clone());
                 if foreign {
-                    to.table.install_held(bin, Box::new((to.new_state)()), true)?;
+                    to.table.install_coming(bin, Box::new((to.new_state)()), chunks)?;
                 }
                 Ok(None)
             }
@@ -71,6 +71,7 @@ impl<T: Ord + Clone> Arrivals<T> {
                 self.expect(bin, time)?;
                 let state = to.table.get_mut(bin).ok_or(BinsError::Unprepared { bin })?;
                 state.absorb(&chunk).map_err(|source| BinsError::Chunk { bin, source })?;
+                to.table.chunk_came(bin);
                 Ok(Some((bin, What::State, chunk.len())))
             }
             Piece::Pending { bin, records } => {
@@ -162,7 +163,7 @@ mod tests {
     #[test]
     fn several_chunks_make_a_bin_and_settle_once() {
         let mut rig = Rig::new();
-        rig.piece(5, Piece::Prepare { bin: 1, epoch: None }).unwrap();
+        rig.piece(5, Piece::Prepare { bin: 1, epoch: None, chunks: 2 }).unwrap();
         rig.piece(5, Piece::State { bin: 1, chunk: chunks(0..3) }).unwrap();
         rig.piece(5, Piece::State { bin: 1, chunk: chunks(3..7) }).unwrap();
         rig.piece(5, Piece::Pending { bin: 1, records: vec![(9, 'z'), (5, 'a')] }).unwrap();
@@ -181,20 +182,42 @@ mod tests {
     #[test]
     fn an_empty_bin_moves() {
         let mut rig = Rig::new();
-        rig.piece(5, Piece::Prepare { bin: 3, epoch: None }).unwrap();
+        rig.piece(5, Piece::Prepare { bin: 3, epoch: None, chunks: 0 }).unwrap();
         assert!(rig.table.get(3).unwrap().is_empty(), "at once: it may have to move on");
         assert_eq!(rig.settle(6), [(3, 5)]);
+    }
+
+    #[test]
+    fn a_bin_that_has_come_in_part_is_not_deposited() {
+        for came in 0..=2 {
+            let mut rig = Rig::new();
+            rig.table.attach(rig.shelf.clone(), "count".into());
+            rig.piece(5, Piece::Prepare { bin: 1, epoch: None, chunks: 2 }).unwrap();
+            for chunk in [chunks(0..3), chunks(3..7)].into_iter().take(came) {
+                rig.piece(5, Piece::State { bin: 1, chunk }).unwrap();
+            }
+            let Rig { table, shelf, .. } = rig;
+            drop(table);
+            let whole = if came == 2 { vec![0, 1, 2] } else { vec![0, 2] };
+            assert_eq!(shelf.inventory("count", 0), whole, "{came} of 2 chunks came");
+        }
     }
 
     #[test]
     fn breaches_are_fatal() {
         let mut rig = Rig::new();
         assert!(matches!(
-            rig.piece(5, Piece::Prepare { bin: 1, epoch: Some(3) }),
+            rig.piece(5, Piece::Prepare { bin: 1, epoch: Some(3), chunks: 2 }),
             Err(BinsError::EpochDiffers { bin: 1, here: None, there: Some(3) })
         ));
-        assert!(matches!(rig.piece(5, Piece::Prepare { bin: 0, epoch: None }), Err(BinsError::Occupied { bin: 0 })));
-        assert!(matches!(rig.piece(5, Piece::Prepare { bin: 4, epoch: None }), Err(BinsError::Absent { bin: 4 })));
+        assert!(matches!(
+            rig.piece(5, Piece::Prepare { bin: 0, epoch: None, chunks: 2 }),
+            Err(BinsError::Occupied { bin: 0 })
+        ));
+        assert!(matches!(
+            rig.piece(5, Piece::Prepare { bin: 4, epoch: None, chunks: 2 }),
+            Err(BinsError::Absent { bin: 4 })
+        ));
         let chunk = chunks(0..1);
         assert!(matches!(
             rig.piece(5, Piece::State { bin: 1, chunk: chunk.clone() }),
@@ -204,8 +227,11 @@ mod tests {
             rig.piece(5, Piece::Pending { bin: 1, records: vec![(5, 'a')] }),
             Err(BinsError::Unprepared { bin: 1 })
         ));
-        rig.piece(5, Piece::Prepare { bin: 1, epoch: None }).unwrap();
-        assert!(matches!(rig.piece(5, Piece::Prepare { bin: 1, epoch: None }), Err(BinsError::Occupied { bin: 1 })));
+        rig.piece(5, Piece::Prepare { bin: 1, epoch: None, chunks: 2 }).unwrap();
+        assert!(matches!(
+            rig.piece(5, Piece::Prepare { bin: 1, epoch: None, chunks: 2 }),
+            Err(BinsError::Occupied { bin: 1 })
+        ));
         assert!(matches!(rig.piece(6, Piece::State { bin: 1, chunk }), Err(BinsError::Unprepared { bin: 1 })));
         assert!(matches!(
             rig.piece(5, Piece::State { bin: 1, chunk: vec![255; 3] }),

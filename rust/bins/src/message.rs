@@ -42,6 +42,8 @@ pub(crate) enum Piece<T, P> {
         bin: u32,
         /// The epoch of the sender's mark.
         epoch: Option<u64>,
+        /// How many chunks of state follow.
+        chunks: u64,
     },
     /// Its state lies on the shelf of this process.
     Shelved { bin: u32, ticket: u64 },
@@ -62,9 +64,9 @@ impl<T: Timestamp, P: Record> Wire for Piece<T, P> {
             out.extend_from_slice(&bin.to_le_bytes());
         };
         match self {
-            Self::Prepare { bin, epoch } => {
+            Self::Prepare { bin, epoch, chunks } => {
                 head(PREPARE, bin);
-                encode_serde(epoch, out);
+                encode_serde(&(epoch, chunks), out);
             }
             Self::Shelved { bin, .. } => {
                 // A ticket means nothing elsewhere. Sent as a kind that nobody decodes, it stops the receiver.
@@ -85,7 +87,10 @@ impl<T: Timestamp, P: Record> Wire for Piece<T, P> {
         let (&kind, rest) = bytes.split_first().ok_or_else(|| WireError("no bytes".into()))?;
         let (bin, rest) = number(rest)?;
         match kind {
-            PREPARE => Ok(Self::Prepare { bin, epoch: decode_serde(rest)? }),
+            PREPARE => {
+                let (epoch, chunks) = decode_serde(rest)?;
+                Ok(Self::Prepare { bin, epoch, chunks })
+            }
             STATE => Ok(Self::State { bin, chunk: rest.to_vec() }),
             PENDING => Ok(Self::Pending { bin, records: decode_serde(rest)? }),
             other => Err(WireError(format!("piece of kind {other}"))),
@@ -111,8 +116,8 @@ mod tests {
     #[test]
     fn pieces_survive_the_wire() {
         for epoch in [None, Some(u64::MAX)] {
-            let prepare = Piece::<u64, String>::decode(&bytes(&Piece::Prepare { bin: 7, epoch }));
-            assert!(matches!(prepare, Ok(Piece::Prepare { bin: 7, epoch: e }) if e == epoch));
+            let prepare = Piece::<u64, String>::decode(&bytes(&Piece::Prepare { bin: 7, epoch, chunks: 3 }));
+            assert!(matches!(prepare, Ok(Piece::Prepare { bin: 7, epoch: e, chunks: 3 }) if e == epoch));
         }
         let state = bytes(&Piece::State { bin: 8, chunk: vec![1, 2, 3] });
         assert!(
@@ -132,7 +137,7 @@ mod tests {
     fn tickets_and_unknown_kinds_do_not_cross() {
         assert!(Piece::<u64, String>::decode(&bytes(&Piece::Shelved { bin: 7, ticket: 1 })).is_err());
         assert!(Piece::<u64, String>::decode(&[9, 0, 0, 0, 0]).is_err());
-        let mut long = bytes(&Piece::Prepare { bin: 1, epoch: None });
+        let mut long = bytes(&Piece::Prepare { bin: 1, epoch: None, chunks: 0 });
         long.push(0);
         assert!(Piece::<u64, String>::decode(&long).is_err());
     }

@@ -212,16 +212,16 @@ where
         let mut table = self.table.borrow_mut();
         let state = table.get(bin).ok_or(BinsError::Absent { bin })?;
         self.stats.record(self.index, bin, time.clone(), What::Prepare, 0);
-        send(Piece::Prepare { bin, epoch: table.epoch() });
         let near = (self.local)(m.to as usize);
+        let mut chunks = Vec::new();
         if !near {
             // Encoded where it lies: should that panic, the table still has it.
-            let mut bytes = 0;
-            state.encode(&mut |chunk| {
-                bytes += chunk.len() as u64;
-                send(Piece::State { bin, chunk });
-            });
-            self.stats.bytes_out.fetch_add(bytes, Relaxed);
+            state.encode(&mut |chunk| chunks.push(chunk));
+        }
+        send(Piece::Prepare { bin, epoch: table.epoch(), chunks: chunks.len() as u64 });
+        for chunk in chunks {
+            self.stats.bytes_out.fetch_add(chunk.len() as u64, Relaxed);
+            send(Piece::State { bin, chunk });
         }
         let held = table.uninstall_held(bin).ok_or(BinsError::Absent { bin })?;
         if near {

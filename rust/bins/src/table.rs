@@ -9,7 +9,7 @@
 //! Source: Megaphone §4.2. Departure: undo by epoch. Bins that came from another process since the last mark are
 //! flagged *arrived*: their past is in the sender's process, so undoing drops them here.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use crate::bin::{BinState, check_bits};
 use crate::error::BinsError;
@@ -21,6 +21,8 @@ pub struct BinTable<S: BinState> {
     bits: u8,
     slots: Vec<Option<Box<S>>>,
     arrived: BTreeSet<u32>,
+    /// Bins from another process of which so many chunks have still to come.
+    coming: BTreeMap<u32, u64>,
     held: usize,
     /// The epoch that began at the last mark.
     epoch: Option<u64>,
@@ -44,7 +46,7 @@ impl<S: BinState> BinTable<S> {
     pub fn new(bits: u8) -> Result<Self, BinsError> {
         check_bits(bits)?;
         let slots = (0..1usize << bits).map(|_| None).collect();
-        Ok(Self { bits, slots, arrived: BTreeSet::new(), held: 0, epoch: None, home: None })
+        Ok(Self { bits, slots, arrived: BTreeSet::new(), coming: BTreeMap::new(), held: 0, epoch: None, home: None })
     }
 
     /// A table with a new state for every bin that `routing` gives to `worker`.
@@ -53,7 +55,15 @@ impl<S: BinState> BinTable<S> {
         let slots: Vec<_> =
             routing.owners().iter().map(|owner| (*owner == worker).then(|| Box::new(new_state()))).collect();
         let held = slots.iter().flatten().count();
-        Self { bits: routing.bits(), slots, arrived: BTreeSet::new(), held, epoch: None, home: None }
+        Self {
+            bits: routing.bits(),
+            slots,
+            arrived: BTreeSet::new(),
+            coming: BTreeMap::new(),
+            held,
+            epoch: None,
+            home: None,
+        }
     }
 
     /// Bits of a bin number.
@@ -111,6 +121,25 @@ impl<S: BinState> BinTable<S> {
         Ok(())
     }
 
+    /// Installs a bin that comes from another process in so many chunks. Should the table end before, nothing of it counts.
+    pub(crate) fn install_coming(&mut self, bin: u32, state: Box<S>, chunks: u64) -> Result<(), BinsError> {
+        self.install_held(bin, state, true)?;
+        if chunks > 0 {
+            self.coming.insert(bin, chunks);
+        }
+        Ok(())
+    }
+
+    /// One of those chunks is in the bin.
+    pub(crate) fn chunk_came(&mut self, bin: u32) {
+        if let Some(left) = self.coming.get_mut(&bin) {
+            *left -= 1;
+            if *left == 0 {
+                self.coming.remove(&bin);
+            }
+        }
+    }
+
     /// Takes a bin out.
     pub fn uninstall(&mut self, bin: u32) -> Option<Box<S>> {
         Some(self.uninstall_held(bin)?.state)
@@ -120,6 +149,7 @@ impl<S: BinState> BinTable<S> {
     pub(crate) fn uninstall_held(&mut self, bin: u32) -> Option<Held<S>> {
         let state = self.slots.get_mut(bin as usize)?.take()?;
         self.held -= 1;
+        self.coming.remove(&bin);
         Some(Held { state, arrived: self.arrived.remove(&bin), epoch: self.epoch })
     }
 
@@ -201,6 +231,10 @@ impl<S: BinState> BinTable<S> {
 impl<S: BinState> Drop for BinTable<S> {
     fn drop(&mut self) {
         if let Some((shelf, name)) = self.home.take() {
+            // Part of a bin would pass for all of it.
+            for bin in std::mem::take(&mut self.coming).into_keys() {
+                self.uninstall(bin);
+            }
             shelf.deposit(&name, self.take_all_held());
         }
     }
