@@ -256,3 +256,14 @@ def test_public_things_are_documented(name: str) -> None:
                 for member, value in vars(thing).items():
                     if not member.startswith("_") and (callable(value) or isinstance(value, property)):
                         assert inspect.getdoc(value), f"{name}.{public}.{member} has no docstring"
+
+
+def test_odd_arguments_are_refused_where_they_stand() -> None:
+    for n in (0, 2**31 + 1, 2**70, True, 1.0):
+        with pytest.raises(ConfigError, match="from 1 to 2147483648"):
+            bids().top(n, by="price")  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="top per got 5"):
+        bids().top(1, by="price", per=5)  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="order_by got 5"):
+        bids(order_by=5)
+    assert bids().top(2**31, by="price", per={"auction"}).columns  # type: ignore[arg-type]

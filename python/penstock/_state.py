@@ -20,6 +20,7 @@ import datetime
 import decimal
 import fractions
 import itertools
+import math
 import pickle
 import sys
 import uuid
@@ -239,7 +240,7 @@ class BinState:
             raise StateError(f"the state could not be moved: {chunk[2:].decode(errors='replace')}")
         try:
             keys, states = pickle.loads(chunk[2:])
-            taken = dict(zip(keys, states, strict=True))
+            taken = {_own_nan(key): state for key, state in zip(keys, states, strict=True)}
         except Exception as error:
             raise StateError(f"the state could not be restored here: {type(error).__name__}: {error}") from error
         journal = self._journal
@@ -280,6 +281,13 @@ class BinState:
     def _check(self) -> None:
         if self._tainted:
             raise StateError("the step failed in the middle of a row: roll back before using this state again")
+
+
+def _own_nan(key: Any) -> Any:
+    """The key with the NaN that rows bring here: a NaN equals only itself, and another process has another one."""
+    if type(key) is tuple:
+        return tuple(map(_own_nan, key))
+    return math.nan if type(key) is float and key != key else key
 
 
 def _dump(states: dict[Any, Any], keys: list[Any]) -> bytes:

@@ -35,6 +35,7 @@ __all__ = ["PLAN_VERSION", "Flow"]
 PLAN_VERSION = 1
 
 _KEYED_OPS = ("agg", "stateful_map", "top")
+_MOST_RANKS = 1 << 31
 
 
 class Flow:
@@ -146,7 +147,8 @@ class Flow:
 
         Notes
         -----
-        Rows travel to the worker that owns their key: one exchange.
+        Rows travel to the worker that owns their key: one exchange. In a column of floats -0.0
+        is the key 0.0, and every NaN is one key.
 
         Examples
         --------
@@ -292,7 +294,7 @@ class Flow:
         SchemaError
             When a column does not exist here.
         ConfigError
-            When `n` is not a positive int.
+            When `n` is not an int from 1 to 2**31.
         PlanError
             For ``per="window"`` where no window is.
 
@@ -308,8 +310,8 @@ class Flow:
         >>> bids.window(pk.tumbling("10s")).top(1, by="price", per="window").columns
         ('window_start', 'window_end', 'auction', 'price', 'ts')
         """
-        if isinstance(n, bool) or not isinstance(n, int) or n < 1:
-            raise ConfigError(f"top({n!r}): the number of ranks must be an int of at least 1")
+        if isinstance(n, bool) or not isinstance(n, int) or not 1 <= n <= _MOST_RANKS:
+            raise ConfigError(f"top({n!r}): the number of ranks must be an int from 1 to {_MOST_RANKS}")
         self._require([by], "top by")
         columns = self._columns
         if self._window is not None:
@@ -903,7 +905,10 @@ def _encode(schema: pa.Schema) -> str:
 
 
 def _names(names: str | Sequence[str], what: str) -> tuple[str, ...]:
-    found = (names,) if isinstance(names, str) else tuple(names)
+    try:
+        found = (names,) if isinstance(names, str) else tuple(names)
+    except TypeError:
+        raise ConfigError(f"{what} got {names!r}; name columns by their names") from None
     if not found:
         raise ConfigError(f"{what} names no column")
     for name in found:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import math
 import pickle
 from collections import deque
 from typing import Any
@@ -210,3 +211,15 @@ def test_a_wrong_return_is_refused_and_taints() -> None:
         state.apply([1], [[1]])
     with pytest.raises(StateError):
         state.apply([1], [[1]])
+
+
+def test_a_nan_key_is_found_after_a_move() -> None:
+    def count(state: int | None) -> tuple[int, tuple[int]]:
+        return (state or 0) + 1, ((state or 0) + 1,)
+
+    here, there = BinState(count, failed), BinState(count, failed)
+    here.apply([math.nan, (1, math.nan)], [])
+    for chunk in here.encode():
+        there.absorb(chunk)
+    assert there.apply([math.nan, (1, math.nan)], []) == [(2,), (2,)]
+    assert there.keys() == 2

@@ -7,7 +7,8 @@ use std::sync::Arc;
 
 use arrow_array::cast::AsArray;
 use arrow_array::types::{
-    ArrowPrimitiveType, Int8Type, Int16Type, Int32Type, Int64Type, UInt8Type, UInt16Type, UInt32Type,
+    ArrowPrimitiveType, Float16Type, Float32Type, Float64Type, Int8Type, Int16Type, Int32Type, Int64Type, UInt8Type,
+    UInt16Type, UInt32Type,
 };
 use arrow_array::{Array, ArrayRef, BooleanArray, PrimitiveArray, make_array};
 use arrow_buffer::{NullBuffer, ScalarBuffer};
@@ -17,6 +18,35 @@ use arrow_schema::{ArrowError, DataType, TimeUnit};
 pub(crate) struct Codes {
     pub(crate) values: ScalarBuffer<i64>,
     pub(crate) nulls: Option<NullBuffer>,
+}
+
+/// The column with one zero and one NaN: -0.0 becomes 0.0 and any NaN the usual one, so that values that are equal to users are equal as
+/// bytes. Other columns, and those that need no change, are shared.
+pub(crate) fn one_zero(array: &ArrayRef) -> Result<ArrayRef, ArrowError> {
+    // Adding 0.0 turns -0.0 into 0.0 and leaves every other number.
+    macro_rules! floats {
+        ($kind:ty, $zero:expr, $nan:expr) => {{
+            let column = array.as_primitive::<$kind>();
+            let plain = |v: <$kind as ArrowPrimitiveType>::Native| if v.is_nan() { $nan } else { v + $zero };
+            match column.values().iter().all(|&v| v.to_bits() == plain(v).to_bits()) {
+                true => Arc::clone(array),
+                false => Arc::new(column.unary::<_, $kind>(plain)),
+            }
+        }};
+    }
+    type Half = <Float16Type as ArrowPrimitiveType>::Native;
+    Ok(match array.data_type() {
+        DataType::Float16 => floats!(Float16Type, Half::ZERO, Half::NAN),
+        DataType::Float32 => floats!(Float32Type, 0.0, f32::NAN),
+        DataType::Float64 => floats!(Float64Type, 0.0, f64::NAN),
+        nested if nested.is_nested() => {
+            let data = array.to_data();
+            let children = data.child_data().iter().map(|child| Ok(one_zero(&make_array(child.clone()))?.to_data()));
+            let children = children.collect::<Result<Vec<_>, ArrowError>>()?;
+            make_array(data.into_builder().child_data(children).build()?)
+        }
+        _ => Arc::clone(array),
+    })
 }
 
 /// Whether the type has codes.
@@ -174,7 +204,7 @@ impl EventTime {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use arrow_array::{Date32Array, Int16Array, TimestampNanosecondArray, UInt64Array};
+    use arrow_array::{Date32Array, Float64Array, Int16Array, ListArray, TimestampNanosecondArray, UInt64Array};
 
     #[test]
     fn codes_round_trip_with_types_and_nulls() {
@@ -206,5 +236,23 @@ mod tests {
         assert_eq!(nanos.from_us(5), Some(5_000));
         assert_eq!(nanos.from_us(i64::MAX / 4), None);
         assert_eq!(column(DataType::Timestamp(TimeUnit::Second, None)).from_us(-2_000_000), Some(-2));
+    }
+
+    #[test]
+    fn floats_have_one_zero_and_one_nan() {
+        let odd = f64::from_bits(0xfff8_0000_0000_0001);
+        let column: ArrayRef =
+            Arc::new(Float64Array::from(vec![Some(-0.0), None, Some(odd), Some(-1.5), Some(f64::NAN)]));
+        let plain = one_zero(&column).unwrap();
+        let bits = |at: usize| plain.as_primitive::<Float64Type>().value(at).to_bits();
+        assert_eq!((bits(0), bits(2), bits(3)), (0, f64::NAN.to_bits(), (-1.5f64).to_bits()));
+        assert!(plain.is_null(1));
+        assert!(Arc::ptr_eq(&one_zero(&plain).unwrap(), &plain), "nothing to change, nothing copied");
+        let list = |value| -> ArrayRef {
+            Arc::new(ListArray::from_iter_primitive::<Float64Type, _, _>([None, Some([Some(1.0), Some(value)])]))
+        };
+        assert_eq!(&one_zero(&list(-0.0)).unwrap(), &list(0.0));
+        let sliced = one_zero(&list(-0.0).slice(1, 1)).unwrap();
+        assert_eq!(&sliced, &list(0.0).slice(1, 1));
     }
 }

@@ -2,7 +2,7 @@
 //!
 //! One integer-like column is kept as 64-bit codes (a null is a key of its own); any other key as arrow-row bytes in one arena, with its
 //! hash beside it. No key columns at all is the code 0: one group. Decoding restores the original types.
-//! Floats are told apart by their bits: -0.0 and 0.0 are two keys.
+//! Floats have one zero and one NaN: -0.0 and 0.0 are the key 0.0.
 
 use arrow_array::{ArrayRef, RecordBatch};
 use arrow_buffer::NullBuffer;
@@ -58,7 +58,8 @@ impl KeyCodec {
     pub(crate) fn encode(&self, batch: &RecordBatch) -> Result<Keys, ArrowError> {
         Ok(match (&self.rows, self.columns.as_slice()) {
             (Some(converter), columns) => {
-                let columns: Vec<ArrayRef> = columns.iter().map(|&at| batch.column(at).clone()).collect();
+                let columns = columns.iter().map(|&at| column::one_zero(batch.column(at)));
+                let columns = columns.collect::<Result<Vec<_>, _>>()?;
                 Keys::Rows(converter.convert_columns(&columns)?)
             }
             (None, []) => Keys::Unit,

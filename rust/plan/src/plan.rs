@@ -404,6 +404,10 @@ impl Compiler {
             None if named.is_empty() => return misplaced("it needs a key: put key_by before it"),
             None => (named, Nulls::Group),
         };
+        if let Some(&nested) = keys.iter().find(|&&at| schema.field(at).data_type().is_nested()) {
+            let need = "the key of a stateful function must be hashable in Python: make text or bytes of it first";
+            return Err(wrong_type(&step, schema.field(nested), need));
+        }
         let name = if name.is_empty() { "stateful_map" } else { name };
         self.close(KeyedSpec {
             name: name.into(),

@@ -9,12 +9,13 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use arrow_array::{Array, ArrayRef, RecordBatch, RecordBatchOptions};
+use arrow_array::{Array, RecordBatch, RecordBatchOptions};
 use arrow_row::{RowConverter, Rows, SortField};
 use arrow_schema::{Schema, SchemaRef, SortOptions};
 use hashbrown::HashTable;
 
 use crate::column::EventTime;
+use crate::column::one_zero;
 use crate::error::{OpError, StateFault, StepName};
 use crate::hash::hash_bytes;
 use crate::op::{BLOCK_ROWS, Bins, KeyedOp, Output, Sink, check_hashes, conform, send, take_rows};
@@ -55,14 +56,14 @@ impl Top {
         if self.group.is_empty() {
             return Ok(None);
         }
-        let columns: Vec<ArrayRef> = self.group.iter().map(|&at| batch.column(at).clone()).collect();
+        let columns = self.group.iter().map(|&at| one_zero(batch.column(at))).collect::<Result<Vec<_>, _>>()?;
         let fields = columns.iter().map(|column| SortField::new(column.data_type().clone())).collect();
         Ok(Some(RowConverter::new(fields)?.convert_columns(&columns)?))
     }
 
     /// The rows of a block that can be in the top n as far as the block alone tells.
     pub(crate) fn cut(&self, batch: &RecordBatch) -> Result<RecordBatch, OpError> {
-        let orders = self.order_converter(&batch.schema())?.convert_columns(&[batch.column(self.by).clone()])?;
+        let orders = self.order_converter(&batch.schema())?.convert_columns(&[one_zero(batch.column(self.by))?])?;
         let groups = self.group_rows(batch)?;
         let rows = candidates(self.n, groups.as_ref(), &orders, 0..batch.num_rows() as u32);
         if rows.len() == batch.num_rows() { Ok(batch.clone()) } else { take_rows(batch, &rows) }
@@ -424,7 +425,7 @@ impl KeyedOp for TopOp {
                 ends[row].is_none_or(|end| end - windows.size_us() == windows.last_start(times[row]))
             });
         }
-        let orders = self.orders.convert_columns(&[batch.column(self.top.by).clone()])?;
+        let orders = self.orders.convert_columns(&[one_zero(batch.column(self.top.by))?])?;
         let groups = self.top.group_rows(batch)?;
         let kept = candidates(self.top.n, groups.as_ref(), &orders, rows.into_iter());
         let encoded = self.rows.convert_columns(take_rows(batch, &kept)?.columns())?;
