@@ -98,7 +98,7 @@ def user_error(
     if isinstance(error, UserFunctionError):
         return error
     file, line = locate(func, error)
-    message = f"{step}: {type(error).__name__}: {error} ({file}:{line})"
+    message = f"{step}: {type(error).__name__}: {_text(error)} ({file}:{line})"
     shown = dict(zip(keys, key, strict=False)) | (row or {})
     if shown:
         message += "\n  row: " + ", ".join(f"{name}={_short(value)}" for name, value in shown.items())
@@ -148,6 +148,16 @@ def _code(func: Any) -> CodeType | None:
     return None
 
 
+def _text(error: Exception) -> str:
+    try:
+        return str(error)
+    except Exception:
+        return "(its text cannot be shown)"
+
+
 def _short(value: Any) -> str:
-    text = repr(value)
+    try:
+        text = repr(value)
+    except Exception:
+        text = f"<{type(value).__name__} that cannot be shown>"
     return text if len(text) <= 80 else text[:77] + "..."

@@ -8,6 +8,7 @@ import inspect
 import os
 import pickle
 import re
+import struct
 import subprocess
 import sys
 from pathlib import Path
@@ -240,6 +241,23 @@ def test_a_lying_producer_is_refused() -> None:
     _native.RecordBatch(spent)
     with pytest.raises(errors.SchemaError, match="consumed"):
         _native.RecordBatch(spent)
+
+
+def test_text_that_is_no_utf8_is_refused_by_its_row() -> None:
+    for kind, offset in ((pa.string(), "i"), (pa.large_string(), "q")):
+        buffers = [
+            None,
+            pa.py_buffer(struct.pack(f"<4{offset}", 0, 2, 4, 6)),
+            pa.py_buffer("äé".encode() + b"\xff\xfe"),
+        ]
+        bad = pa.record_batch({"s": pa.Array.from_buffers(kind, 3, buffers)})
+        with pytest.raises(errors.SchemaError, match='column "s" holds text in row 2 that is not UTF-8'):
+            _native.RecordBatch(bad)
+        assert _through(bad.slice(0, 2))["s"].to_pylist() == ["ä", "é"]
+        # A character cut in two by the rows' bounds.
+        cut = [None, pa.py_buffer(struct.pack(f"<3{offset}", 0, 1, 2)), pa.py_buffer("ä".encode())]
+        with pytest.raises(errors.SchemaError, match="row 0"):
+            _native.RecordBatch(pa.record_batch({"s": pa.Array.from_buffers(kind, 2, cut)}))
 
 
 # Tokenizer

@@ -176,6 +176,50 @@ def test_nan_is_one_key() -> None:
     assert [row["n"] for handle in made for row in pa.record_batch(handle).to_pylist()] == [1, 2, 3]
 
 
+def test_zero_is_one_key_and_one_rank() -> None:
+    def count(state: Any, k: float) -> Any:
+        return (state or 0) + 1, ((state or 0) + 1,)
+
+    halves = pa.array([0.0, -0.0, 0.0, -0.0], pa.float32())
+    batch = pa.record_batch({"k": pa.array([0.0, -0.0, 0.0, -0.0]), "f": halves, "tags": [[0.0], [-0.0]] * 2})
+    for keys in (["k"], ["f"], ["tags"], ["k", "tags"]):
+        made = pk.Flow(batch.schema).key_by(*keys).agg(n=pk.count()).collect(batch)
+        assert made["n"].to_pylist() == [4] and str(made[keys[0]].to_pylist()) in ("[0.0]", "[[0.0]]")
+    flow = pk.Flow("k double").key_by("k").stateful_map(count, schema="n bigint")
+    assert flow.collect(batch, 2)["n"].to_pylist() == [1, 2, 3, 4]
+    assert pk.Flow("k double").top(1, by="k").collect(batch).num_rows == 4
+    assert pk.Flow("k double, f float").top(1, by="f", per="k").collect(batch).num_rows == 4
+
+
+def test_keys_that_python_cannot_hash_are_refused_before_a_row_is_read() -> None:
+    for kind in ("array<bigint>", "struct<a:bigint>", "map<string,bigint>"):
+        flow = pk.Flow(f"k {kind}").key_by("k").stateful_map(lambda state, k: (None, None), schema="k bigint")
+        with pytest.raises(errors.SchemaError, match=r"stateful_map.*'k'.*hashable in Python"):
+            flow.output_schema  # noqa: B018 -- compiles the flow
+    assert pk.Flow("k array<bigint>").key_by("k").agg(n=pk.count()).columns == ("k", "n")
+
+
+def test_a_step_that_puts_none_where_null_is_not_allowed() -> None:
+    flow = pk.Flow("k bigint").key_by("k").stateful_map(lambda state, k: (None, (None,)), schema="a bigint NOT NULL")
+    with pytest.raises(errors.UserFunctionError, match=r'column "a" \(Int64\) cannot hold .* None, and it is NOT NULL'):
+        flow.collect(ks(1))
+
+
+def test_an_exception_without_a_text_is_still_the_users() -> None:
+    class Mute(Exception):
+        def __str__(self) -> str:
+            raise RuntimeError("no text")
+
+        __repr__ = __str__
+
+    def broken(state: Any, k: int) -> Any:
+        raise Mute
+
+    with pytest.raises(errors.UserFunctionError, match=r"Mute: \(its text cannot be shown\)") as caught:
+        pk.Flow("k bigint").key_by("k").stateful_map(broken, schema="a bigint").collect(ks(1))
+    assert isinstance(caught.value.__cause__, Mute)
+
+
 def test_pieces_give_what_the_whole_gives() -> None:
     flow = counting()
     plan, calls = flow.to_plan()

@@ -15,9 +15,12 @@ use std::ffi::CStr;
 use std::ptr::NonNull;
 use std::sync::Arc;
 
+use arrow_array::cast::AsArray;
 use arrow_array::ffi::{FFI_ArrowArray, FFI_ArrowSchema, from_ffi};
 use arrow_array::ffi_stream::{FFI_ArrowArrayStream, RecordBatchStreamReader};
-use arrow_array::{Array, ArrayRef, RecordBatch as Batch, StructArray, make_array};
+use arrow_array::{
+    Array, ArrayRef, GenericStringArray, OffsetSizeTrait, RecordBatch as Batch, StructArray, make_array,
+};
 use arrow_schema::{DataType, Schema as ArrowSchema, SchemaRef};
 use pyo3::prelude::*;
 use pyo3::types::{PyCapsule, PyTuple};
@@ -215,10 +218,11 @@ pub(crate) fn import_batch(object: &Bound<'_, PyAny>) -> PyResult<Batch> {
         let rows = array.len();
         let columns = StructArray::from(array.to_data()).into_parts().1;
         let options = arrow_array::RecordBatchOptions::new().with_row_count(Some(rows));
-        return Batch::try_new_with_options(schema, columns, &options).map_err(|error| errors::arrow(&error));
+        let batch = Batch::try_new_with_options(schema, columns, &options).map_err(|error| errors::arrow(&error))?;
+        return readable(batch);
     }
     if object.hasattr(pyo3::intern!(py, "__arrow_c_stream__"))? {
-        return import_stream(object);
+        return readable(import_stream(object)?);
     }
     Err(errors::raise(
         Kind::Type,
@@ -228,6 +232,34 @@ pub(crate) fn import_batch(object: &Bound<'_, PyAny>) -> PyResult<Batch> {
             errors::type_name(object)
         ),
     ))
+}
+
+/// The batch, when its text columns hold UTF-8: producers promise it and do not always check it, and everything after relies on it.
+fn readable(batch: Batch) -> PyResult<Batch> {
+    for (field, column) in batch.schema_ref().fields().iter().zip(batch.columns()) {
+        let row = match column.data_type() {
+            DataType::Utf8 => unreadable(column.as_string::<i32>()),
+            DataType::LargeUtf8 => unreadable(column.as_string::<i64>()),
+            _ => None,
+        };
+        if let Some(row) = row {
+            let message =
+                format!("column {:?} holds text in row {row} that is not UTF-8: read it as binary", field.name());
+            return Err(errors::raise(Kind::Schema, &message));
+        }
+    }
+    Ok(batch)
+}
+
+/// The first row that is not UTF-8. One pass over the bytes of all rows at once, row by row only where they are not plain ASCII.
+fn unreadable<O: OffsetSizeTrait>(column: &GenericStringArray<O>) -> Option<usize> {
+    let offsets = column.value_offsets();
+    let at = |row: usize| offsets[row].as_usize();
+    let bytes = column.value_data();
+    if bytes[at(0)..at(column.len())].is_ascii() {
+        return None;
+    }
+    (0..column.len()).find(|&row| column.is_valid(row) && std::str::from_utf8(&bytes[at(row)..at(row + 1)]).is_err())
 }
 
 /// One array of any type from an object with `__arrow_c_array__`.

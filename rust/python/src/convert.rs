@@ -9,8 +9,8 @@ use std::sync::Arc;
 use arrow_array::builder::{BooleanBuilder, GenericByteBuilder, PrimitiveBuilder};
 use arrow_array::cast::AsArray;
 use arrow_array::types::{
-    ArrowPrimitiveType, BinaryType, ByteArrayType, Float32Type, Float64Type, Int8Type, Int16Type, Int32Type, Int64Type,
-    LargeBinaryType, LargeUtf8Type, UInt8Type, UInt16Type, UInt32Type, UInt64Type, Utf8Type,
+    ArrowPrimitiveType, BinaryType, ByteArrayType, Float16Type, Float32Type, Float64Type, Int8Type, Int16Type,
+    Int32Type, Int64Type, LargeBinaryType, LargeUtf8Type, UInt8Type, UInt16Type, UInt32Type, UInt64Type, Utf8Type,
 };
 use arrow_array::{Array, ArrayRef, RecordBatch as Batch};
 use arrow_schema::{DataType, Field, Schema};
@@ -31,6 +31,7 @@ pub(crate) fn to_list<'py>(py: Python<'py>, column: &ArrayRef) -> PyResult<Bound
         DataType::UInt16 => integers::<UInt16Type>(py, column),
         DataType::UInt32 => integers::<UInt32Type>(py, column),
         DataType::UInt64 => integers::<UInt64Type>(py, column),
+        DataType::Float16 => floats::<Float16Type>(py, column),
         DataType::Float32 => floats::<Float32Type>(py, column),
         DataType::Float64 => floats::<Float64Type>(py, column),
         DataType::Boolean => PyList::new(py, column.as_boolean().iter().collect::<Vec<_>>()),
@@ -149,7 +150,13 @@ pub(crate) fn from_rows(rows: &Bound<'_, PyList>, schema: &Arc<Schema>) -> Resul
         .fields()
         .iter()
         .enumerate()
-        .map(|(at, field)| from_values(rows.py(), field, tuples.iter().map(|row| row.get_item(at))))
+        .map(|(at, field)| {
+            let column = from_values(rows.py(), field, tuples.iter().map(|row| row.get_item(at)))?;
+            match !field.is_nullable() && column.null_count() > 0 {
+                true => Err(Misfit::Value { column: described(field), reason: "None, and it is NOT NULL".to_owned() }),
+                false => Ok(column),
+            }
+        })
         .collect::<Result<Vec<_>, _>>()?;
     let options = arrow_array::RecordBatchOptions::new().with_row_count(Some(tuples.len()));
     Batch::try_new_with_options(schema.clone(), columns, &options)
