@@ -153,6 +153,22 @@ def test_usage_errors(bids: Path, tmp_path: Path, capsys: pytest.CaptureFixture[
     assert sorted(path.name for path in tmp_path.iterdir()) == ["site"]
 
 
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="this platform has no pipes with names")
+def test_what_is_no_plain_file_is_never_replaced(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    book, pipe, link, target = (tmp_path / name for name in ("book.txt", "pipe", "link", "target"))
+    book.write_text("one two one")
+    os.mkfifo(pipe)
+    given = ["wordcount", "--input", str(book), "--output"]
+    assert "is a device or a pipe; name a plain file" in refused(capsys, *given, str(pipe))
+    assert pipe.is_fifo()
+    assert "pipe: is a device" in refused(capsys, "wordcount", "--input", str(pipe), "--output", str(target))
+    target.write_text("from before")
+    link.symlink_to(target)
+    report(capsys, *given, str(link))
+    assert link.is_symlink() and target.read_text() == "one\t2\ntwo\t1\n"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["book.txt", "link", "pipe", "target"]
+
+
 def test_run_failures_leave_nothing(bids: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     output = tmp_path / "out.parquet"
     output.write_bytes(b"from before")

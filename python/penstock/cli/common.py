@@ -242,7 +242,10 @@ def check_output(output: Path) -> None:
     """Refuse an output that cannot be written, before any work is done."""
     if output.is_dir():
         raise UsageError(f"--output {output}: is a folder; name a file")
-    folder = output.absolute().parent
+    if output.exists() and not output.is_file():
+        # A device or a pipe would be replaced by the new file, not written to.
+        raise UsageError(f"--output {output}: is a device or a pipe; name a plain file")
+    folder = output.resolve().parent
     if not folder.is_dir():
         raise UsageError(f"--output {output}: the folder {folder} does not exist; make it first")
     if not os.access(folder, os.W_OK):
@@ -261,9 +264,10 @@ def whole_file(output: Path) -> Iterator[Path]:
     Yields
     ------
     Path
-        A new file in the same folder; gone, if anything goes wrong.
+        A new file in the same folder; gone, if anything goes wrong. A link stays, what it leads to is replaced.
     """
-    handle, name = tempfile.mkstemp(prefix=f".{output.name}.", suffix=".part", dir=output.absolute().parent)
+    output = output.resolve()
+    handle, name = tempfile.mkstemp(prefix=f".{output.name}.", suffix=".part", dir=output.parent)
     os.close(handle)
     part = Path(name)
     try:

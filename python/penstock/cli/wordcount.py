@@ -64,6 +64,8 @@ def wordcount(
     for path in files:
         if not path.is_file():
             problem = "is a folder; name the files in it" if path.is_dir() else "does not exist"
+            if path.exists() and not path.is_dir():
+                problem = "is a device or a pipe; name a plain file"
             raise UsageError(f"--input {path}: {problem}")
     check_output(output)
     flow = workload.flow()
