@@ -183,6 +183,15 @@ def test_types_on_the_way(spark: Any) -> None:
     assert pk.spark.run(flow, df).toArrow().cast(table.schema).sort_by("d") == table.sort_by("d")
 
 
+def test_odd_names_on_the_way(spark: Any) -> None:
+    flow = pk.Flow("`a.b` bigint, `c``d` bigint, `größe 1` bigint").key_by("a.b", "c`d")
+    flow = flow.agg(**{"s.t": pk.sum("größe 1")}, emit="final").top(5, by="s.t", per="c`d")
+    table = pa.table({"a.b": [1, 1, 2], "c`d": [3, 3, 3], "größe 1": [4, 5, 6], "x": [0, 0, 0]})
+    made = pk.spark.run(flow, spark.createDataFrame(table)).toArrow()
+    assert made.column_names == ["a.b", "c`d", "s.t"]
+    assert bag(made) == bag(flow.collect(table)) == Counter([(1, 3, 9), (2, 3, 6)])
+
+
 def test_expected_outputs(spark: Any, nexmark_data: Path) -> None:
     import pyarrow.parquet as pq
 
@@ -224,6 +233,8 @@ def test_mistakes_are_refused_before_a_job_starts(spark: Any) -> None:
         pk.spark.run(flow, spark.range(3).toDF("k"), partitions=0)
     with pytest.raises(UnsupportedSession, match="not a list"):
         pk.spark.run(flow, [1])  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match=r"needs a penstock\.Flow, not a int"):
+        pk.spark.run(5, spark.range(3))  # type: ignore[arg-type]
     stream = spark.readStream.format("rate").load().selectExpr("value AS k")
     with pytest.raises(ConfigError, match="streaming"):
         pk.spark.run(flow, stream)

@@ -428,6 +428,46 @@ def test_a_schema_that_changes(cluster: Any, engine: pk.Engine) -> None:
     assert state(kept) == counted(2)
 
 
+def test_names_with_dots(cluster: Any, engine: pk.Engine) -> None:
+    flow = pk.Flow("`a.b` bigint").key_by("a.b").agg(**{"n.m": pk.count()})
+    kept = Kept()
+    engine.foreach_batch(flow, kept, name="dots")(cluster.range(10).selectExpr("id % 2 AS `a.b`"), 0)
+    assert bag(kept.batches[0]) == {(0, 5): 1, (1, 5): 1}
+
+
+def test_a_nan_key_keeps_its_state_when_it_moves(cluster: Any, engine: pk.Engine) -> None:
+    def count(state: Any, k: float) -> Any:
+        return (state or 0) + 1, ((state or 0) + 1,)
+
+    kept = Kept()
+    flow = pk.Flow("k double").key_by("k").stateful_map(count, schema="n bigint")
+    batch, df = engine.foreach_batch(flow, kept, name="nan"), cluster.sql("SELECT double('nan') AS k")
+    batch(df, 0)
+    for epoch in (1, 2):
+        engine.migrate(to=[1 - owner for owner in engine.owners("nan")[0]], query="nan").wait(60)
+        batch(df, epoch)
+    assert [kept.batches[epoch]["n"].to_pylist() for epoch in range(3)] == [[1], [2], [3]]
+
+
+def test_a_forked_child_is_told_and_ends_nothing(engine: pk.Engine) -> None:
+    read, write_end = os.pipe()
+    child = os.fork()
+    if child == 0:
+        said = "nothing"
+        try:
+            engine.stats()
+        except BaseException as error:
+            said = type(error).__name__
+        engine.close()
+        os.write(write_end, said.encode())
+        os._exit(0)
+    os.waitpid(child, 0)
+    os.close(write_end)
+    with os.fdopen(read) as told:
+        assert told.read() == "ForkError"
+    assert engine.members() and engine.stats() is not None
+
+
 def test_migrations_that_make_no_sense(cluster: Any, engine: pk.Engine) -> None:
     function = engine.foreach_batch(COUNTS, Kept(), name="still")
     with pytest.raises(EngineError, match="no batch of a query still"):
@@ -458,6 +498,8 @@ def test_what_is_refused_before_anything_starts(cluster: Any) -> None:
     began = time.monotonic()
     with pytest.raises(SlotsError, match=r"local-cluster\[2,2,1024\] allows 4"):
         pk.Engine(cluster, workers=4).start()
+    with pytest.raises(ConfigError, match=r"needs a penstock\.Flow, not a int"):
+        pk.Engine(cluster).foreach_batch(5, Kept())  # type: ignore[arg-type]
     assert time.monotonic() - began < 10
     connect = type("SparkSession", (), {"__module__": "pyspark.sql.connect.session"})()
     with pytest.raises(UnsupportedSession, match="Connect"):
@@ -468,8 +510,11 @@ def test_what_is_refused_before_anything_starts(cluster: Any) -> None:
     engine = pk.Engine(cluster)
     with pytest.raises(EngineError, match="not started"):
         engine.migrate()
+    engine.foreach_batch(COUNTS, Kept())
     engine.close()
     engine.close()
+    with pytest.raises(EngineError, match="closed"):
+        engine.foreach_batch(COUNTS, Kept())
     with pytest.raises(EngineError, match="closed"):
         engine.start()
 

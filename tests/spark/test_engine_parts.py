@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import pickle
+import threading
 from collections import Counter
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import penstock as pk
 from penstock.errors import ConfigError, EngineError, KeyNullError, SlotsError, UserFunctionError
 from penstock.spark.failures import Failure, raise_root, root
 from penstock.spark.migrate import Migration, MoveReport, balanced, moves_to, parse_moves, steps
@@ -154,3 +156,19 @@ def test_a_secret_shows_itself_to_nobody() -> None:
     assert pickle.loads(pickle.dumps(secret)).reveal() == secret.reveal()
     with pytest.raises(TypeError):
         assert secret == secret
+
+
+def test_slots_of_other_engines_count() -> None:
+    four = from_settings("local[4]", {})
+    require_slots(four, 1, {"first": 2})
+    with pytest.raises(SlotsError, match=r"engine first holds 2.*5; local\[4\] allows 4.*close the other") as caught:
+        require_slots(four, 2, {"first": 2})
+    assert caught.value.needed == 5
+
+
+def test_a_function_that_does_not_pickle_is_named() -> None:
+    lock = threading.Lock()
+    flow = pk.Flow("k bigint").map_batches(lambda batch: batch)
+    flow = flow.map_batches(lambda batch: batch if lock else None)
+    with pytest.raises(ConfigError, match=r"map_batches\[1\] <lambda>: the function cannot be sent.*lock"):
+        flow.map_in_arrow()

@@ -26,7 +26,7 @@ import pyarrow.compute as pc
 
 from penstock.errors import ConfigError, SchemaError
 from penstock.schema import conform, spark_types, to_arrow, to_ddl
-from penstock.spark.guard import require_classic
+from penstock.spark.guard import require_classic, require_flow
 from penstock.spark.partitions import dump_calls, load_calls
 
 if TYPE_CHECKING:
@@ -80,7 +80,7 @@ class Piece:
 
         run = _native.InlineRun(self.plan, load_calls(self.calls), piece=self.number)
         given = 0
-        for handle in _drive(run, batches, self.input_schema):
+        for handle in _drive(run, renamed(batches, self.input_schema), self.input_schema):
             out = pa.record_batch(handle)
             if not out.num_rows:
                 continue
@@ -167,7 +167,8 @@ def run(flow: Flow, df: DataFrame, partitions: int | None = None) -> DataFrame:
         When the flow is not complete, the DataFrame lacks a column or has it in another
         type, or Spark has no type for an output column.
     ConfigError
-        When `partitions` is not a positive int, or `df` is a streaming DataFrame.
+        When `partitions` is not a positive int, `df` is a streaming DataFrame, or a function
+        of the flow cannot be pickled.
 
     Notes
     -----
@@ -181,6 +182,7 @@ def run(flow: Flow, df: DataFrame, partitions: int | None = None) -> DataFrame:
     >>> run(flow, spark.range(10).selectExpr("id % 3 AS k")).count()  # doctest: +SKIP
     3
     """
+    require_flow(flow, "penstock.spark.run")
     require_classic(df, "penstock.spark.run")
     if df.isStreaming:
         raise ConfigError(
@@ -202,7 +204,7 @@ def run(flow: Flow, df: DataFrame, partitions: int | None = None) -> DataFrame:
         takes = pa.schema(_native.plan_piece_schema(plan, number))
         gives = output if last else pa.schema(_native.plan_piece_schema(plan, number + 1))
         piece = Piece(plan, pickled, number, last, count, ordered, takes, spark_types(gives))
-        current = current.mapInArrow(piece, piece.ddl)
+        current = by_place(current).mapInArrow(piece, piece.ddl)
         if not last:
             current = _shuffle(current, count)
             if ordered:
@@ -243,6 +245,19 @@ def _select(flow: Flow, df: DataFrame) -> DataFrame:
     have = to_arrow(selected.schema, "the DataFrame")
     conform(pa.RecordBatch.from_pylist([], schema=have), flow.input_schema, "the DataFrame")
     return selected
+
+
+def by_place(df: DataFrame) -> DataFrame:
+    """The DataFrame as ``mapInArrow`` can take it: Spark does not find names with dots and backquotes there."""
+    if not any("." in name or "`" in name for name in df.columns):
+        return df
+    return df.toDF(*(f"c{place}" for place in range(len(df.columns))))
+
+
+def renamed(batches: Iterable[pa.RecordBatch], schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+    """Batches of `by_place` with the names of `schema`, whose columns come first."""
+    for batch in batches:
+        yield batch.rename_columns([*schema.names, *batch.schema.names[len(schema) :]])
 
 
 def _quoted(name: str) -> str:

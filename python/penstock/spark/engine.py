@@ -20,13 +20,13 @@ import sys
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from penstock.errors import ConfigError, EngineError
+from penstock.errors import ConfigError, EngineError, ForkError
 from penstock.spark import preflight
-from penstock.spark.guard import require_classic
+from penstock.spark.guard import require_classic, require_flow
 from penstock.spark.hub import Hub, Member
 from penstock.spark.migrate import STRATEGIES, Migration
 from penstock.spark.place import Secret
@@ -50,6 +50,8 @@ Sink = Callable[["DataFrame", int], Any]
 #: How long to wait for executors that the configuration promises before residents are placed, seconds.
 _EXECUTORS_S = 20.0
 _NUMBERS = itertools.count(1)
+#: Engines that were started in this process.
+_ENGINES: weakref.WeakSet[Engine] = weakref.WeakSet()
 
 
 class Engine:
@@ -137,6 +139,7 @@ class Engine:
         self._queries: dict[str, Query] = {}
         self._names: dict[str, str] = {}
         self._state = "new"
+        self._process = os.getpid()
         self._generations = itertools.count(1)
         self._hub: Hub | None = None
         self._residents: Residents | None = None
@@ -155,6 +158,7 @@ class Engine:
         EngineError
             When an executor cannot serve (a table says why), or slots do not come within `start_timeout`.
         """
+        self._require_here()
         with self._lock:
             if self._state == "open":
                 return self
@@ -174,6 +178,8 @@ class Engine:
 
     def close(self) -> None:
         """End every thread, port and Spark job of the engine; the state is gone. Harmless when done twice."""
+        if self._process != os.getpid():
+            return  # a forked child has nothing to end: the threads and the members are the parent's
         with self._lock:
             if self._state == "closed":
                 return
@@ -225,7 +231,13 @@ class Engine:
         if os.environ.get("PYSPARK_PIN_THREAD", "true").lower() == "false":
             raise ConfigError("PYSPARK_PIN_THREAD=false makes all Python threads share one job group; unset it")
         found = capacity(sc)
-        require_slots(found, self.workers)
+        held = {
+            other.name: other.workers
+            for other in list(_ENGINES)
+            if other is not self and other._spark.sparkContext is sc and other._state in ("starting", "open")
+        }
+        require_slots(found, self.workers, held)
+        _ENGINES.add(self)
         conf = sc.getConf()
         host = str(conf.get("spark.driver.host") or "127.0.0.1")
         bind = str(conf.get("spark.driver.bindAddress") or host)
@@ -346,6 +358,10 @@ class Engine:
         ------
         PlanError, SchemaError
             When the flow is not complete, or Spark has no type for one of its columns.
+        ConfigError
+            When a sink is no function, or a function of the flow cannot be pickled.
+        EngineError
+            When the engine is closed.
 
         Notes
         -----
@@ -357,6 +373,9 @@ class Engine:
         for label, value in (("sink", sink), ("late", late)):
             if value is not None and not callable(value):
                 raise ConfigError(f"{label}={value!r} must be a function of (DataFrame, batch id)")
+        if self._state in ("closing", "closed"):
+            self._require_open()
+        require_flow(flow, "penstock.Engine.foreach_batch")
         return BatchFunction(self, Program.of(flow), sink, late, name)
 
     @property
@@ -425,7 +444,7 @@ class Engine:
         self._require_open()
         if strategy not in STRATEGIES:
             raise ConfigError(f"strategy {strategy!r} is none of {', '.join(STRATEGIES)}")
-        if moves is not None and not isinstance(moves, Mapping):
+        if isinstance(moves, Iterator):
             moves = list(moves)
         if query is not None:
             chosen = [self._find(query)]
@@ -493,7 +512,18 @@ class Engine:
 
     # Inside
 
+    def _require_here(self) -> None:
+        here = os.getpid()
+        if self._process != here:
+            raise ForkError(
+                f"engine {self.name} was made in process {self._process} and is used in its forked child {here},"
+                " where its threads do not exist: use it in its own process",
+                owner=self._process,
+                here=here,
+            )
+
     def _require_open(self) -> None:
+        self._require_here()
         if self._state != "open":
             what = "has not started; use it in a with statement" if self._state == "new" else f"is {self._state}"
             raise EngineError(f"engine {self.name} {what}")
@@ -535,7 +565,7 @@ class Engine:
                 if found.program.plan != program.plan:
                     raise EngineError(
                         f"Spark query {query_id} ({found.name}) has state of another flow in engine {self.name};"
-                        " start a new query (a new checkpoint) for the changed flow",
+                        " start a new query (a new checkpoint) for the changed flow, and a query for each flow",
                         query=query_id,
                     )
                 return found

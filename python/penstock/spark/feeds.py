@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from penstock.schema import conform
+from penstock.spark.batch import renamed
 from penstock.spark.place import Secret, executor_name
 
 if TYPE_CHECKING:
@@ -103,7 +104,7 @@ class FeedTask:
         partition, attempt = context.partitionId(), context.taskAttemptId()
         feed: _native.Feed | None = None
         try:
-            for batch in batches:
+            for batch in renamed(batches, self.schema):
                 if not batch.num_rows:
                     continue
                 if feed is None:

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from penstock.errors import UnsupportedSession
+from penstock.errors import ConfigError, UnsupportedSession
 
-__all__ = ["require_classic"]
+__all__ = ["require_classic", "require_flow"]
 
 _WORKS_THERE = (
     "on Connect, df.mapInArrow(flow.map_in_arrow(), flow.output_ddl) works inside partitions, and"
@@ -46,3 +46,24 @@ def require_classic(thing: Any, what: str) -> None:
         raise UnsupportedSession(f"{what} does not run on a Spark Connect session yet; {_WORKS_THERE}")
     if not any(module.startswith("pyspark.sql") for module in modules):
         raise UnsupportedSession(f"{what} needs a Spark DataFrame or session, not a {type(thing).__name__}")
+
+
+def require_flow(thing: Any, what: str) -> None:
+    """Refuse anything that is no flow.
+
+    Raises
+    ------
+    ConfigError
+        Naming what was given instead.
+
+    Examples
+    --------
+    >>> require_flow(None, "penstock.spark.run")
+    Traceback (most recent call last):
+    ...
+    penstock.errors.ConfigError: penstock.spark.run needs a penstock.Flow, not a NoneType
+    """
+    from penstock.flow import Flow
+
+    if not isinstance(thing, Flow):
+        raise ConfigError(f"{what} needs a penstock.Flow, not a {type(thing).__name__}")

@@ -77,7 +77,10 @@ def parse_moves(moves: Mapping[int, int] | Iterable[Move], bins: int, workers: i
     >>> parse_moves({3: 1, 0: 1}, 4, 2)
     [(0, 1), (3, 1)]
     """
-    pairs = list(moves.items()) if isinstance(moves, Mapping) else [tuple(move) for move in moves]
+    try:
+        pairs = list(moves.items()) if isinstance(moves, Mapping) else [tuple(move) for move in moves]
+    except TypeError:
+        raise ConfigError(f"moves={moves!r} must be a dict of bin to worker, or (bin, worker) pairs") from None
     found: dict[int, int] = {}
     for pair in pairs:
         if len(pair) != 2 or not all(isinstance(part, int) and not isinstance(part, bool) for part in pair):

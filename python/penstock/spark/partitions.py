@@ -85,10 +85,33 @@ def map_in_arrow(flow: Flow, per_partition: bool = False) -> PartitionFunction:
 
 
 def dump_calls(calls: list[dict[str, Any]]) -> bytes:
-    """Pickle the Python functions of a plan, those of ``__main__`` and lambdas by value."""
+    """Pickle the Python functions of a plan, those of ``__main__`` and lambdas by value.
+
+    Raises
+    ------
+    ConfigError
+        When a function refers to something that does not pickle.
+    """
     import cloudpickle
 
-    return bytes(cloudpickle.dumps(calls))
+    try:
+        return bytes(cloudpickle.dumps(calls))
+    except Exception as error:
+        step = next((call["step"] for call in calls if not _pickles(call["func"])), "a function of the flow")
+        raise ConfigError(
+            f"{step}: the function cannot be sent to Spark's Python workers: {error}; make what it refers to inside"
+            " the function, where it runs"
+        ) from error
+
+
+def _pickles(func: Any) -> bool:
+    import cloudpickle
+
+    try:
+        cloudpickle.dumps(func)
+    except Exception:
+        return False
+    return True
 
 
 def load_calls(pickled: bytes) -> list[dict[str, Any]]:

@@ -29,7 +29,7 @@ from penstock.errors import ConfigError, EngineError, PenstockError, SchemaError
 from penstock.report import timeline
 from penstock.schema import spark_types
 from penstock.spark import drains, feeds
-from penstock.spark.batch import _quoted, _select
+from penstock.spark.batch import _quoted, _select, by_place
 from penstock.spark.failures import Failure, raise_root, root
 from penstock.spark.hub import Call, Hub, Member
 from penstock.spark.migrate import Migration, MoveReport, balanced, moves_to, parse_moves, steps
@@ -533,7 +533,7 @@ class Query:
         self._fed = epoch
         try:
             with described(df.sparkSession, f"penstock {self.name}: feed epoch {epoch}"):
-                rows = wanted.mapInArrow(task, feeds.RECEIPTS_DDL).collect()
+                rows = by_place(wanted).mapInArrow(task, feeds.RECEIPTS_DDL).collect()
         except Exception as error:
             # First the reasons that are ours to tell; `check` raises when the query was stopped.
             check()

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -92,8 +93,17 @@ def from_settings(master: str, conf: dict[str, str], processors: Any = os.cpu_co
     return Capacity(None if per_executor is None else count * per_executor, setting, count)
 
 
-def require_slots(found: Capacity, workers: int) -> None:
+def require_slots(found: Capacity, workers: int, held: Mapping[str, int] | None = None) -> None:
     """Refuse an engine that can never get its slots.
+
+    Parameters
+    ----------
+    found : Capacity
+        Of the cluster.
+    workers : int
+        Slots that the engine holds.
+    held : dict, optional
+        Slots that other engines of the context hold, by their names.
 
     Raises
     ------
@@ -108,7 +118,8 @@ def require_slots(found: Capacity, workers: int) -> None:
     penstock.errors.SlotsError: 2 workers hold 2 task slots and the queries need one more: 3; local[2] allows 2. \
 Start Spark with local[3] or more
     """
-    need = workers + 1
+    others = sum(held.values()) if held else 0
+    need = others + workers + 1
     if found.slots is None or found.slots >= need:
         return
     advice = {
@@ -117,8 +128,11 @@ Start Spark with local[3] or more
     }.get(found.setting[:6], f"Raise {found.setting.partition('=')[0]} or spark.executor.cores")
     if found.setting == "local":
         advice = f"Start Spark with local[{need}] or more"
+    beside = "".join(f", engine {name} holds {count}" for name, count in held.items()) if held else ""
+    if beside:
+        advice += ", or close the other engine first"
     raise SlotsError(
-        f"{workers} workers hold {workers} task slots and the queries need one more: {need};"
+        f"{workers} workers hold {workers} task slots{beside} and the queries need one more: {need};"
         f" {found.setting} allows {found.slots}. {advice}",
         needed=need,
         available=found.slots,
