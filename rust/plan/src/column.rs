@@ -39,7 +39,7 @@ pub(crate) fn one_zero(array: &ArrayRef) -> Result<ArrayRef, ArrowError> {
         DataType::Float16 => floats!(Float16Type, Half::ZERO, Half::NAN),
         DataType::Float32 => floats!(Float32Type, 0.0, f32::NAN),
         DataType::Float64 => floats!(Float64Type, 0.0, f64::NAN),
-        nested if nested.is_nested() => {
+        nested if nested.is_nested() && has_floats(nested) => {
             let data = array.to_data();
             let children = data.child_data().iter().map(|child| Ok(one_zero(&make_array(child.clone()))?.to_data()));
             let children = children.collect::<Result<Vec<_>, ArrowError>>()?;
@@ -47,6 +47,20 @@ pub(crate) fn one_zero(array: &ArrayRef) -> Result<ArrayRef, ArrowError> {
         }
         _ => Arc::clone(array),
     })
+}
+
+fn has_floats(data_type: &DataType) -> bool {
+    use DataType::*;
+    match data_type {
+        List(item) | LargeList(item) | ListView(item) | LargeListView(item) | FixedSizeList(item, _) | Map(item, _) => {
+            has_floats(item.data_type())
+        }
+        Struct(fields) => fields.iter().any(|field| has_floats(field.data_type())),
+        RunEndEncoded(_, values) => has_floats(values.data_type()),
+        Union(fields, _) => fields.iter().any(|(_, field)| has_floats(field.data_type())),
+        Dictionary(_, values) => has_floats(values),
+        plain => plain.is_floating(),
+    }
 }
 
 /// Whether the type has codes.
