@@ -17,6 +17,7 @@ import pytest
 import penstock as pk
 from engine_support import COUNTS, Gate, Kept, bag, counted, in_thread, numbers, state, stream, wait_for, write
 from penstock.errors import AuthenticationError, EngineError, StateLost
+from penstock.spark.collect import to_table
 
 pytestmark = [pytest.mark.spark, pytest.mark.fault, pytest.mark.timeout(180)]
 
@@ -105,8 +106,8 @@ def test_a_killed_drain_task_is_tried_again(cluster: Any, engine: pk.Engine, tmp
             os.kill(os.getpid(), signal.SIGKILL)
 
     def sink(df: Any, batch_id: int) -> None:
-        kept[batch_id] = df.mapInArrow(dies_once, df.schema).toArrow()
-        assert bag(df.toArrow()) == bag(kept[batch_id])
+        kept[batch_id] = to_table(df.mapInArrow(dies_once, df.schema))
+        assert bag(to_table(df)) == bag(kept[batch_id])
 
     wait_for(lambda: complete(engine), what="all members")
     function = engine.foreach_batch(COUNTS, sink, name="drained")

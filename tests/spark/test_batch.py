@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import decimal
 import random
 import sys
 from collections import Counter
@@ -16,8 +17,10 @@ import pyarrow.compute as pc
 import pytest
 
 import penstock as pk
+from engine_support import frame
 from penstock.errors import ConfigError, PlanError, SchemaError, UnsupportedSession
 from penstock.spark.batch import places
+from penstock.spark.collect import to_table
 from penstock.workloads import nexmark, wordcount
 
 pytestmark = pytest.mark.spark
@@ -75,14 +78,14 @@ FLOWS = {
 def test_same_rows_as_the_local_host(spark: Any, name: str) -> None:
     flow = FLOWS[name]
     table = bids()
-    df = spark.createDataFrame(table).repartition(4)
+    df = frame(spark, table).repartition(4)
     out = pk.spark.run(flow, df)
     local = flow.collect(table, workers=2)
     assert out.columns == local.column_names
-    got = pa.Table.from_batches(out.toArrow().to_batches())
+    got = pa.Table.from_batches(to_table(out).to_batches())
     assert bag(got.cast(local.schema)) == bag(local)
     assert local.num_rows > 0
-    assert bag(pk.spark.run(flow, df, partitions=1).toArrow().cast(local.schema)) == bag(local)
+    assert bag(to_table(pk.spark.run(flow, df, partitions=1)).cast(local.schema)) == bag(local)
 
 
 def running(state: tuple[int, int] | None, auction: int, price: int) -> tuple[tuple[int, int], tuple[int, int, int]]:
@@ -99,16 +102,16 @@ ORDERED = BIDS.key_by("auction").stateful_map(
 def test_order_of_the_input_reaches_the_step(spark: Any) -> None:
     table = bids()
     local = ORDERED.collect(table, workers=2)
-    df = spark.createDataFrame(table).coalesce(1)
-    assert bag(pk.spark.run(ORDERED, df).toArrow().cast(local.schema)) == bag(local)
+    df = frame(spark, table).coalesce(1)
+    assert bag(to_table(pk.spark.run(ORDERED, df)).cast(local.schema)) == bag(local)
     # Many partitions that follow each other, and a map that drops rows before the exchange.
-    parts = spark.createDataFrame(table).repartitionByRange(5, "ts").sortWithinPartitions("ts")
+    parts = frame(spark, table).repartitionByRange(5, "ts").sortWithinPartitions("ts")
     flow = (
         BIDS.map_batches(cheap)
         .key_by("auction")
         .stateful_map(running, schema="auction bigint, seen bigint, mixed bigint", columns=["auction", "price"])
     )
-    assert bag(pk.spark.run(flow, parts).toArrow().cast(local.schema)) == bag(flow.collect(table, workers=3))
+    assert bag(to_table(pk.spark.run(flow, parts)).cast(local.schema)) == bag(flow.collect(table, workers=3))
 
 
 def test_order_by_makes_an_order(spark: Any) -> None:
@@ -118,9 +121,9 @@ def test_order_by_makes_an_order(spark: Any) -> None:
         .key_by("auction")
         .stateful_map(running, schema="auction bigint, seen bigint, mixed bigint", columns=["auction", "price"])
     )
-    mixed = spark.createDataFrame(table).repartition(6)
+    mixed = frame(spark, table).repartition(6)
     local = flow.collect(table)
-    assert bag(pk.spark.run(flow, mixed).toArrow().cast(local.schema)) == bag(local)
+    assert bag(to_table(pk.spark.run(flow, mixed)).cast(local.schema)) == bag(local)
 
 
 def test_a_task_that_fails_is_run_again_and_changes_nothing(spark: Any) -> None:
@@ -146,9 +149,9 @@ def test_a_task_that_fails_is_run_again_and_changes_nothing(spark: Any) -> None:
     flow = keyed.stateful_map(
         fails_late, schema="auction bigint, seen bigint, mixed bigint", columns=["auction", "price"]
     )
-    df = spark.createDataFrame(table).coalesce(1)
+    df = frame(spark, table).coalesce(1)
     wanted = bag(ORDERED.collect(table))
-    assert bag(pk.spark.run(flow, df).toArrow().cast(ORDERED.output_schema)) == wanted
+    assert bag(to_table(pk.spark.run(flow, df)).cast(ORDERED.output_schema)) == wanted
 
 
 def test_an_error_of_a_user_function_reaches_the_user(spark: Any) -> None:
@@ -156,14 +159,14 @@ def test_an_error_of_a_user_function_reaches_the_user(spark: Any) -> None:
         raise ValueError("no such price")
 
     with pytest.raises(Exception, match="no such price") as caught:
-        pk.spark.run(BIDS.map_batches(broken), spark.createDataFrame(bids(10)).coalesce(1)).count()
+        pk.spark.run(BIDS.map_batches(broken), frame(spark, bids(10)).coalesce(1)).count()
     assert "UserFunctionError" in str(caught.value) and "broken" in str(caught.value)
 
 
 def test_a_module_that_the_workers_lack_is_named(spark: Any) -> None:
     cloudpickle.unregister_pickle_by_value(sys.modules[__name__])
     try:
-        out = pk.spark.run(BIDS.map_batches(cheap), spark.createDataFrame(bids(10)).coalesce(1))
+        out = pk.spark.run(BIDS.map_batches(cheap), frame(spark, bids(10)).coalesce(1))
     finally:
         cloudpickle.register_pickle_by_value(sys.modules[__name__])
     with pytest.raises(Exception, match=r"workers cannot import; ship it with spark\.sparkContext\.addPyFile"):
@@ -179,15 +182,27 @@ def test_types_on_the_way(spark: Any) -> None:
     instant = datetime.datetime(2024, 3, 10, 7, 30, tzinfo=datetime.timezone.utc)
     columns = {"k": [1, None], "d": [day, None], "b": [b"\0x", None], "f": [True, None], "ntz": [wall, None]}
     table = pa.table(columns | {"ts": [instant, None], "tags": [["a", None], None]}, schema=flow.input_schema)
-    df = spark.createDataFrame(table, schema)
-    assert pk.spark.run(flow, df).toArrow().cast(table.schema).sort_by("d") == table.sort_by("d")
+    df = frame(spark, table)
+    assert to_table(pk.spark.run(flow, df)).cast(table.schema).sort_by("d") == table.sort_by("d")
+
+
+def test_collected_tables(spark: Any) -> None:
+    """Values, nulls and types as they are, on each Spark release; and also without rows."""
+    instant = datetime.datetime(2024, 11, 3, 5, 30, tzinfo=datetime.timezone.utc)  # an hour that New York has twice
+    schema = "d decimal(20,3), n bigint, ts timestamp, ntz timestamp_ntz, s struct<a: int, b: array<string>>"
+    first = [decimal.Decimal("1.250"), 2**62, instant, instant.replace(tzinfo=None), {"a": 1, "b": ["x", None]}]
+    names = pk.Flow(schema).input_schema.names
+    table = pa.Table.from_pylist([dict(zip(names, first, strict=True)), {}, {}], pk.Flow(schema).input_schema)
+    assert to_table(frame(spark, table)) == table
+    none = to_table(frame(spark, table).where("n = 5"))
+    assert none == table.slice(0, 0)
 
 
 def test_odd_names_on_the_way(spark: Any) -> None:
     flow = pk.Flow("`a.b` bigint, `c``d` bigint, `größe 1` bigint").key_by("a.b", "c`d")
     flow = flow.agg(**{"s.t": pk.sum("größe 1")}, emit="final").top(5, by="s.t", per="c`d")
     table = pa.table({"a.b": [1, 1, 2], "c`d": [3, 3, 3], "größe 1": [4, 5, 6], "x": [0, 0, 0]})
-    made = pk.spark.run(flow, spark.createDataFrame(table)).toArrow()
+    made = to_table(pk.spark.run(flow, frame(spark, table)))
     assert made.column_names == ["a.b", "c`d", "s.t"]
     assert bag(made) == bag(flow.collect(table)) == Counter([(1, 3, 9), (2, 3, 6)])
 
@@ -197,7 +212,7 @@ def test_expected_outputs(spark: Any, nexmark_data: Path) -> None:
 
     for query in ("q1", "q5_beam", "q7_mega"):
         flow = nexmark.flow(query, nexmark.load_params(nexmark_data))
-        got = pk.spark.run(flow, nexmark.read_spark(flow, nexmark_data, spark).repartition(3)).toArrow()
+        got = to_table(pk.spark.run(flow, nexmark.read_spark(flow, nexmark_data, spark).repartition(3)))
         wanted = pq.read_table(nexmark_data / "expected" / f"{query}.parquet")
         assert got.column_names == wanted.column_names
         assert bag(got) == bag(wanted)
@@ -205,7 +220,7 @@ def test_expected_outputs(spark: Any, nexmark_data: Path) -> None:
 
 def test_word_counts(spark: Any, text_data: Path) -> None:
     files = sorted(text_data.glob("*.txt.gz"))
-    counts = pk.spark.run(wordcount.flow(), wordcount.read_spark(files, spark)).toArrow()
+    counts = to_table(pk.spark.run(wordcount.flow(), wordcount.read_spark(files, spark)))
     assert wordcount.to_tsv(counts) == (text_data / "expected_wordcount.tsv").read_bytes()
 
 

@@ -21,6 +21,7 @@ from engine_support import (
     Kept,
     bag,
     counted,
+    frame,
     in_thread,
     numbers,
     penstock_threads,
@@ -40,6 +41,7 @@ from penstock.errors import (
     UnsupportedSession,
     UserFunctionError,
 )
+from penstock.spark.collect import to_table
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(180)]
 
@@ -140,19 +142,19 @@ def test_hot_items_equal_the_local_host(cluster: Any, engine: pk.Engine) -> None
     kept, late = Kept(), Kept()
     function = engine.foreach_batch(flow, kept, late=late, name="hot")
     for batch, table in enumerate(tables):
-        function(cluster.createDataFrame(table).repartition(3), batch)
+        function(frame(cluster, table).repartition(3), batch)
         if batch == 1:
             engine.migrate(to=[0] * 256, strategy="all-at-once", query="hot").wait(60)
-    rest = engine.finish("hot").toArrow()
+    rest = to_table(engine.finish("hot"))
     late_local: list[pa.RecordBatch] = []
     batches = [table.combine_chunks().to_batches()[0] for table in tables]
     expected = pa.Table.from_batches(flow.run(batches, late=late_local.append), schema=flow.output_schema)
     assert expected.num_rows > 20 and late_local
     assert bag(*kept.batches.values(), rest) == bag(expected)
     assert bag(*late.batches.values()) == bag(pa.Table.from_batches(late_local))
-    assert bag(engine.finish("hot").toArrow()) == bag(rest)
+    assert bag(to_table(engine.finish("hot"))) == bag(rest)
     with pytest.raises(EngineError, match="finished"):
-        function(cluster.createDataFrame(tables[0]), 4)
+        function(frame(cluster, tables[0]), 4)
 
 
 def test_order_within_a_key_is_that_of_the_input(cluster: Any, engine: pk.Engine) -> None:
@@ -208,7 +210,7 @@ def test_a_stream_restarted_after_its_sink_failed(cluster: Any, engine: pk.Engin
     kept, seen = Kept(), []
 
     def sink(df: Any, batch_id: int) -> None:
-        seen.append((batch_id, bag(df.toArrow())))
+        seen.append((batch_id, bag(to_table(df))))
         if [entry[0] for entry in seen] == [0, 1]:
             raise OSError("the disk is full")
         kept(df, batch_id)
@@ -306,7 +308,7 @@ def test_small_slices_and_a_finish_after_a_stop(cluster: Any, engine: pk.Engine,
     wait_for(gate.reached.exists, what="the second epoch is stuck")
     query.stop()
     gate.open()
-    rest = engine.finish(query).toArrow()
+    rest = to_table(engine.finish(query))
     assert {row["k"]: row["n"] for row in rest.to_pylist()} == {k: n for k, (n, _) in counted(1).items()}
 
 

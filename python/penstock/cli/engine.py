@@ -79,6 +79,7 @@ def _stream(
     moves: list[Move],
     strategy: str,
 ) -> list[pa.Table]:
+    from penstock.spark.collect import to_table
     from penstock.spark.engine import Engine
 
     # By batch id: Spark may call a sink twice for one batch, with the same rows.
@@ -86,7 +87,7 @@ def _stream(
     late: dict[int, int] = {}
 
     def sink(out: DataFrame, batch_id: int) -> None:
-        results[batch_id] = out.toArrow()
+        results[batch_id] = to_table(out)
 
     def late_sink(out: DataFrame, batch_id: int) -> None:
         late[batch_id] = out.count()
@@ -101,7 +102,7 @@ def _stream(
             while not query.awaitTermination(1):
                 pass
             mover.wait()
-            rest = engine.finish(query).toArrow()
+            rest = to_table(engine.finish(query))
         finally:
             query.stop()
     report.late_rows = sum(late.values())

@@ -141,10 +141,11 @@ def _write(flow: Flow, results: Iterator[pa.RecordBatch], path: Path) -> int:
 def _spark(flow: Flow, folder: Path, report: Report, total: int) -> Iterator[pa.RecordBatch]:
     from penstock.schema import conform
     from penstock.spark.batch import run
+    from penstock.spark.collect import to_table
 
     name = f"penstock nexmark {report.more['query']}"
     with spark_session(name, report.workers, report.workers) as (spark, _):
-        table = run(flow, workload.read_spark(flow, folder, spark)).toArrow()
+        table = to_table(run(flow, workload.read_spark(flow, folder, spark)))
     report.rows = total
     for batch in table.to_batches():
         yield conform(batch, flow.output_schema, "output")

@@ -101,8 +101,9 @@ def wordcount(
 def _spark(flow: Flow, files: list[Path], report: Report) -> Iterator[pa.RecordBatch]:
     from penstock.schema import conform
     from penstock.spark.batch import run
+    from penstock.spark.collect import to_table
 
     with spark_session("penstock wordcount", report.workers, report.workers) as (spark, _):
-        table = run(flow, workload.read_spark(files, spark)).toArrow()
+        table = to_table(run(flow, workload.read_spark(files, spark)))
     for batch in table.to_batches():
         yield conform(batch, flow.output_schema, "output")

@@ -24,6 +24,7 @@ from penstock.demo.feeder import FILES_PER_SECOND, SCHEMA, Feeder
 from penstock.live import Move, Snapshot, WorkerLoad
 from penstock.report.html import Check, save_page
 from penstock.report.timeline import Epoch, Timeline, duration_text, per_worker, quantiles, size_text
+from penstock.spark.collect import to_table
 from penstock.spark.java import ensure_java
 from penstock.spark.session import private_session
 
@@ -82,7 +83,7 @@ class _Query:
 
     def sink(self, frame: Any, batch_id: int) -> None:
         """Keep the output of a batch; a batch that Spark replays replaces what it gave before."""
-        self.received[batch_id] = _to_arrow(frame)
+        self.received[batch_id] = to_table(frame)
 
     def output(self) -> pa.Table:
         """All output so far, batches in order."""
@@ -247,7 +248,7 @@ class Job:
         """End of input: what was still open comes out."""
         for query in queries:
             rest = engine.finish(query.handle)
-            query.received[max(query.received, default=-1) + 1] = _to_arrow(rest)
+            query.received[max(query.received, default=-1) + 1] = to_table(rest)
             self._check()
 
     def _verify(self, folder: Path, queries: Sequence[_Query], same: bool) -> list[Check]:
@@ -433,19 +434,6 @@ def _take_everything(handle: Any) -> None:
 def _stop_query(handle: Any) -> None:
     with contextlib.suppress(Exception):
         handle.stop()
-
-
-def _to_arrow(frame: Any) -> pa.Table:
-    """A Spark DataFrame (or what already is Arrow) as a table."""
-    if isinstance(frame, pa.Table):
-        return frame
-    if isinstance(frame, pa.RecordBatch):
-        return pa.Table.from_batches([frame])
-    if hasattr(frame, "toArrow"):
-        return frame.toArrow()
-    from penstock.schema import to_arrow
-
-    return pa.Table.from_pylist([row.asDict() for row in frame.collect()], to_arrow(frame.schema))
 
 
 def _cores() -> int:

@@ -56,13 +56,14 @@ class Abandoned(PenstockError):
     """The Spark query was stopped while an epoch ran; the epoch will be replayed when it starts again.
 
     Spark tells a stopped query from a failed one by text: a Python exception counts as an interruption when it
-    names py4j's error and Java's. It must be short, because Spark's search recurses once per character.
+    names py4j's error and Java's, which Spark 3.5 wants at the begin of the next line after a colon. It must be short,
+    because Spark's search recurses once per character.
     """
 
     def __init__(self, epoch: int) -> None:
         super().__init__(
             f"the query was stopped during epoch {epoch}. py4j.protocol.Py4JJavaError: An error occurred while"
-            " calling foreachBatch: java.lang.InterruptedException"
+            " calling foreachBatch.\n: java.lang.InterruptedException"
         )
 
 
