@@ -1,39 +1,18 @@
-"""What went wrong at a member, as the exception that the driver raises.
+"""What went wrong at a member, before the driver raises it.
 
-Owns: the translation of a failure (JSON with kind, message and facts, plus an attachment) and the choice of the
-root cause when one failure made several members fail.
+Owns: the failure of one request (JSON with kind, message and facts, plus an attachment) and the choice of the root
+cause when one failure made several members fail. `penstock.errors.from_failure` makes the exception.
 """
 
 from __future__ import annotations
 
-import pickle
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from penstock.errors import (
-    EngineError,
-    KeyNullError,
-    PenstockError,
-    PlanError,
-    ProtocolError,
-    SchemaError,
-    StateError,
-    StateLost,
-    UserFunctionError,
-)
+from penstock.errors import PenstockError, from_failure
 
 __all__ = ["Failure", "raise_root", "root"]
 
-_CLASSES: Mapping[str, type[PenstockError]] = {
-    "user_function": UserFunctionError,
-    "plan": PlanError,
-    "schema": SchemaError,
-    "data": SchemaError,
-    "null_key": KeyNullError,
-    "state": StateError,
-    "state_lost": StateLost,
-    "protocol": ProtocolError,
-}
 #: Kinds that only repeat what another member says in full.
 _ECHOES = ("peer_lost", "aborted", "stopped", "not_running", "operator")
 
@@ -67,23 +46,7 @@ class Failure(Exception):
 
     def exception(self) -> PenstockError:
         """The exception to raise; its cause is the user's exception where there is one."""
-        if self.attachment:
-            try:
-                error = pickle.loads(self.attachment)
-            except Exception:
-                error = None  # its class does not exist here; the facts remain
-            if isinstance(error, PenstockError):
-                return error
-            if isinstance(error, BaseException):
-                made = self._made()
-                made.__cause__ = error
-                return made
-        return self._made()
-
-    def _made(self) -> PenstockError:
-        cls = _CLASSES.get(self.kind, EngineError)
-        facts = {name: value for name, value in self.facts.items() if name != "message"}
-        return cls(str(self.facts.get("message", self.kind)), **facts)
+        return from_failure(self.facts, self.attachment)
 
 
 def root(failures: Iterable[Failure]) -> Failure:
