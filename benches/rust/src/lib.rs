@@ -1,7 +1,12 @@
-//! What the benches of the core share: reproducible numbers and a running group of workers.
+//! Benches of the core: against its peers, and against itself.
 //!
-//! `cargo bench` runs them all; `cargo bench -p penstock-benches --bench progress` one. They are regression guards of this
-//! project against itself, on one machine; ratios to other systems belong beside those systems, in one run.
+//! `penstock-bench` (or `penstock bench`) measures beside other systems in one run, see [`harness`]; there is one module
+//! per bench. `cargo bench` runs the criterion benches, which guard this project against its own past on one machine.
+//! Shared by both: reproducible numbers and a running group of workers.
+
+pub mod frontier;
+pub mod harness;
+pub mod machine;
 
 use std::sync::Arc;
 

@@ -1,0 +1,293 @@
+//! How the benches against peers measure, and the one line of JSON that each case becomes.
+//!
+//! Owns: interleaving, repeats, and the shape of a result. Invariants: a ratio above 1 always means that ours is better by
+//! that factor; `ours` and `peer` are medians and `ratio` is their quotient; what the machine did meanwhile stands beside it.
+//!
+//! Only ratios taken side by side are worth anything on a machine that is shared, so [`compare`] runs both sides in
+//! turn and changes who goes first. Both sides have to do the same work on the same input; each bench checks that
+//! outside the part that is timed.
+
+use std::time::{Duration, Instant};
+
+use serde_json::{Map, Value, json};
+
+use crate::machine::{self, Usage};
+
+/// The release of timely that the benches compare with.
+pub const TIMELY: &str = "0.31.0";
+
+/// Seconds that a whole bench may take: with `--quick`, and without.
+const QUICK_S: f64 = 30.0;
+const FULL_S: f64 = 75.0;
+/// The greatest budget that can be asked for, seconds.
+pub const MOST_S: f64 = 86_400.0;
+/// Pairs of repeats: at least, also where the budget is spent, and at most.
+const LEAST: usize = 3;
+const MOST: usize = 201;
+
+/// What the command line asks for.
+#[derive(Clone, Debug, Default)]
+pub struct Options {
+    /// Fewer or smaller cases, so that the bench ends within 45 s.
+    pub quick: bool,
+    /// Budget of the whole bench in seconds; default 30 when quick, else 75.
+    pub seconds: Option<f64>,
+}
+
+impl Options {
+    /// The time for one of `cases` cases, preparation included.
+    #[must_use]
+    pub fn budget(&self, cases: usize) -> Duration {
+        let whole = self.seconds.unwrap_or(if self.quick { QUICK_S } else { FULL_S });
+        Duration::from_secs_f64(whole / cases.max(1) as f64)
+    }
+}
+
+/// Which direction of a figure is better.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Better {
+    /// Times: the ratio is peer / ours.
+    Lower,
+    /// Rates: the ratio is ours / peer.
+    Higher,
+}
+
+impl Better {
+    fn ratio(self, ours: f64, peer: f64) -> f64 {
+        match self {
+            Self::Lower => peer / ours,
+            Self::Higher => ours / peer,
+        }
+    }
+}
+
+/// The figures of both sides, one of each per repeat.
+#[derive(Clone, Debug)]
+pub struct Paired {
+    /// Ours, in the order of the repeats.
+    pub ours: Vec<f64>,
+    /// The peer's, in the order of the repeats.
+    pub peer: Vec<f64>,
+    /// What this process and others used of the CPUs meanwhile.
+    pub usage: Usage,
+}
+
+/// Runs both sides in turn until the budget is spent, at least three times each, after one turn that does not count.
+///
+/// Each closure does one repeat and returns its figure. Repeats of some 20 ms and more are best: long enough for the
+/// clock and the scheduler, short enough that both sides see the same neighbours.
+pub fn compare(budget: Duration, mut ours: impl FnMut() -> f64, mut peer: impl FnMut() -> f64) -> Paired {
+    let begin = Instant::now();
+    ours();
+    peer();
+    let meter = machine::Meter::start();
+    let (mut left, mut right) = (Vec::new(), Vec::new());
+    let mut longest = Duration::ZERO;
+    while left.len() < LEAST || (begin.elapsed() + longest <= budget && left.len() < MOST) {
+        let turn = Instant::now();
+        if left.len() % 2 == 0 {
+            left.push(ours());
+            right.push(peer());
+        } else {
+            right.push(peer());
+            left.push(ours());
+        }
+        longest = longest.max(turn.elapsed());
+    }
+    Paired { ours: left, peer: right, usage: meter.stop() }
+}
+
+/// One result.
+#[derive(Clone, Debug)]
+pub struct Case {
+    case: String,
+    unit: String,
+    better: Better,
+    paired: Paired,
+    conditions: Map<String, Value>,
+}
+
+impl Case {
+    /// A case that names the peer and the parameters, such as `w2 keys=2^20 vs timely 0.31 fast hash`.
+    pub fn new(case: impl Into<String>, unit: impl Into<String>, better: Better, paired: Paired) -> Self {
+        Self { case: case.into(), unit: unit.into(), better, paired, conditions: Map::new() }
+    }
+
+    /// Adds what else one must know to repeat or judge the figure.
+    #[must_use]
+    pub fn with(mut self, name: &str, value: impl Into<Value>) -> Self {
+        self.conditions.insert(name.into(), value.into());
+        self
+    }
+
+    /// How many times better ours is, from the medians.
+    #[must_use]
+    pub fn ratio(&self) -> f64 {
+        self.better.ratio(median(&self.paired.ours), median(&self.paired.peer))
+    }
+
+    /// The result as it is printed.
+    #[must_use]
+    pub fn to_json(&self, bench: &str, options: &Options) -> Value {
+        let Paired { ours, peer, usage } = &self.paired;
+        let pairs = ours.iter().zip(peer).map(|(ours, peer)| self.better.ratio(*ours, *peer)).collect::<Vec<_>>();
+        let mut conditions = json!({
+            "versions": {
+                "penstock": env!("CARGO_PKG_VERSION"), "timely": TIMELY, "rustc": env!("PENSTOCK_RUSTC"),
+            },
+            "cores": machine::cores(),
+            "cpu": machine::cpu(),
+            "profile": if cfg!(debug_assertions) { "dev" } else { "release" },
+            "quick": options.quick,
+            "repeats": ours.len(),
+            "better": if self.better == Better::Lower { "lower" } else { "higher" },
+            "ratio_of": "medians",
+            "paired_ratio": median(&pairs),
+            "paired_ratio_range": range(&pairs),
+            "own_cpu": usage.own,
+            "foreign_cpu": usage.foreign,
+            "load": machine::load(),
+        });
+        conditions.as_object_mut().expect("it is an object").extend(self.conditions.clone());
+        json!({
+            "name": bench,
+            "case": self.case,
+            "unit": self.unit,
+            "ours": median(ours),
+            "peer": median(peer),
+            "ratio": self.ratio(),
+            "ours_range": range(ours),
+            "peer_range": range(peer),
+            "conditions": conditions,
+        })
+    }
+}
+
+/// Where the results of one bench go: standard output, one line each, as soon as they are there.
+#[derive(Debug)]
+pub struct Report {
+    bench: &'static str,
+    options: Options,
+    cases: usize,
+}
+
+impl Report {
+    /// For the bench of this name.
+    #[must_use]
+    pub fn new(bench: &'static str, options: &Options) -> Self {
+        Self { bench, options: options.clone(), cases: 0 }
+    }
+
+    /// Prints a result.
+    pub fn case(&mut self, case: Case) {
+        use std::io::Write;
+        self.cases += 1;
+        let mut out = std::io::stdout().lock();
+        let line = case.to_json(self.bench, &self.options);
+        // Whoever read us is gone: there is nobody left to measure for.
+        if writeln!(out, "{line}").and_then(|()| out.flush()).is_err() {
+            std::process::exit(1);
+        }
+    }
+
+    /// How many results there were so far.
+    #[must_use]
+    pub fn cases(&self) -> usize {
+        self.cases
+    }
+}
+
+/// Runs `work` once and returns how many nanoseconds each of its `items` took.
+pub fn nanoseconds_each(items: usize, work: impl FnOnce()) -> f64 {
+    let begin = Instant::now();
+    work();
+    begin.elapsed().as_nanos() as f64 / items as f64
+}
+
+/// Runs `work` once and returns how many millions of its `items` it did in a second.
+pub fn millions_per_second(items: usize, work: impl FnOnce()) -> f64 {
+    1e3 / nanoseconds_each(items, work)
+}
+
+/// The middle value; of an even number the mean of the two in the middle.
+///
+/// # Panics
+/// When there is none.
+#[must_use]
+pub fn median(values: &[f64]) -> f64 {
+    let mut values = values.to_vec();
+    values.sort_by(f64::total_cmp);
+    let middle = values.len() / 2;
+    if values.len() % 2 == 1 { values[middle] } else { f64::midpoint(values[middle - 1], values[middle]) }
+}
+
+fn range(values: &[f64]) -> [f64; 2] {
+    let least = values.iter().copied().fold(f64::INFINITY, f64::min);
+    [least, values.iter().copied().fold(f64::NEG_INFINITY, f64::max)]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn paired(ours: &[f64], peer: &[f64]) -> Paired {
+        Paired { ours: ours.to_vec(), peer: peer.to_vec(), usage: Usage::default() }
+    }
+
+    #[test]
+    fn above_one_is_better_for_times_and_for_rates() {
+        let time = Case::new("t", "ns", Better::Lower, paired(&[1.0, 2.0, 9.0], &[8.0, 5.0, 6.0]));
+        assert_eq!(time.ratio(), 3.0);
+        let rate = Case::new("r", "M/s", Better::Higher, paired(&[1.0, 2.0, 9.0], &[8.0, 5.0, 6.0]));
+        assert_eq!(rate.ratio(), 2.0 / 6.0);
+    }
+
+    #[test]
+    fn a_line_has_what_readers_of_it_rely_on() {
+        let case = Case::new("w1 vs x", "ns", Better::Lower, paired(&[2.0, 4.0], &[8.0, 4.0])).with("rows", 7);
+        let line = case.to_json("frontier", &Options::default());
+        assert_eq!(
+            (&line["name"], &line["case"], &line["unit"]),
+            (&json!("frontier"), &json!("w1 vs x"), &json!("ns"))
+        );
+        assert_eq!(
+            (line["ours"].as_f64(), line["peer"].as_f64(), line["ratio"].as_f64()),
+            (Some(3.0), Some(6.0), Some(2.0))
+        );
+        assert_eq!((&line["ours_range"], &line["peer_range"]), (&json!([2.0, 4.0]), &json!([4.0, 8.0])));
+        let conditions = &line["conditions"];
+        assert_eq!(conditions["versions"]["timely"], TIMELY);
+        assert_eq!((&conditions["rows"], &conditions["repeats"]), (&json!(7), &json!(2)));
+        assert!(conditions["cores"].as_u64().is_some_and(|cores| cores > 0));
+        assert_eq!(conditions["paired_ratio_range"], json!([1.0, 4.0]));
+    }
+
+    #[test]
+    fn both_sides_take_turns_and_neither_is_always_first() {
+        let order = std::cell::RefCell::new(String::new());
+        let side = |name: char| {
+            order.borrow_mut().push(name);
+            1.0
+        };
+        let paired = compare(Duration::ZERO, || side('o'), || side('p'));
+        assert_eq!((paired.ours.len(), paired.peer.len()), (3, 3));
+        assert_eq!(order.into_inner(), "opoppoop");
+    }
+
+    #[test]
+    fn the_budget_is_shared_by_the_cases_and_kept() {
+        let options = Options { quick: true, seconds: Some(0.3) };
+        assert_eq!(options.budget(3), Duration::from_millis(100));
+        let begin = Instant::now();
+        let spin = || nanoseconds_each(1, || std::thread::sleep(Duration::from_millis(2)));
+        let paired = compare(options.budget(3), spin, spin);
+        assert!((3..=50).contains(&paired.ours.len()), "{} repeats", paired.ours.len());
+        assert!(begin.elapsed() >= Duration::from_millis(50));
+    }
+
+    #[test]
+    fn the_peer_is_the_one_that_is_linked() {
+        let manifest = include_str!("../Cargo.toml");
+        assert!(manifest.contains(&format!("timely = \"={TIMELY}\"")), "TIMELY says {TIMELY}");
+    }
+}

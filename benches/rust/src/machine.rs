@@ -1,0 +1,137 @@
+//! What a figure was taken on: cores, CPU, load, and how much of them others used meanwhile.
+//!
+//! Owns: reading these from `/proc`; elsewhere they are null. Invariant: only the CPUs that this process may use are
+//! looked at, so a process that is pinned to two cores is judged by its neighbours on these two.
+
+use std::fs;
+use std::time::Instant;
+
+use serde_json::Value;
+
+/// The kernel reports CPU time to programs in hundredths of a second, whatever its own tick is.
+const TICKS_PER_SECOND: f64 = 100.0;
+
+/// CPU time as a number of busy CPUs; more than about 0.05 foreign ones make a figure doubtful.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Usage {
+    /// Of this process and the children that it has waited for.
+    pub own: Option<f64>,
+    /// Of everybody else on the CPUs that this process may use.
+    pub foreign: Option<f64>,
+}
+
+/// Reads the clocks twice, to tell what was used in between.
+#[derive(Debug)]
+pub struct Meter {
+    begin: Instant,
+    busy: Option<f64>,
+    own: Option<f64>,
+}
+
+impl Meter {
+    /// Begins.
+    #[must_use]
+    pub fn start() -> Self {
+        Self { begin: Instant::now(), busy: busy_seconds(), own: own_seconds() }
+    }
+
+    /// Ends. Under a tenth of a second the kernel's resolution says nothing, so neither does this.
+    #[must_use]
+    pub fn stop(self) -> Usage {
+        let wall = self.begin.elapsed().as_secs_f64();
+        if wall < 0.1 {
+            return Usage::default();
+        }
+        let share = |before: Option<f64>, after: Option<f64>| Some((after? - before?) / wall);
+        let own = share(self.own, own_seconds());
+        let busy = share(self.busy, busy_seconds());
+        let rounded = |value: f64| (value.max(0.0) * 1e3).round() / 1e3;
+        Usage { own: own.map(rounded), foreign: busy.zip(own).map(|(busy, own)| rounded(busy - own)) }
+    }
+}
+
+/// How many CPUs this process may use.
+#[must_use]
+pub fn cores() -> usize {
+    std::thread::available_parallelism().map_or(1, usize::from)
+}
+
+/// The name of the CPU; null where the system does not tell.
+#[must_use]
+pub fn cpu() -> Value {
+    let text = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
+    let line = text.lines().find(|line| line.starts_with("model name"));
+    line.and_then(|line| line.split_once(':')).map_or(Value::Null, |(_, name)| name.trim().into())
+}
+
+/// The load average of the last minute; null where the system does not tell.
+#[must_use]
+pub fn load() -> Value {
+    let text = fs::read_to_string("/proc/loadavg").unwrap_or_default();
+    text.split_whitespace().next().and_then(|word| word.parse::<f64>().ok()).map_or(Value::Null, Value::from)
+}
+
+/// Seconds for which the CPUs that this process may use were not idle (and the host did not take them).
+fn busy_seconds() -> Option<f64> {
+    let status = fs::read_to_string("/proc/self/status").ok()?;
+    let list = status.lines().find_map(|line| line.strip_prefix("Cpus_allowed_list:"))?;
+    let allowed = cpu_list(list)?;
+    let stat = fs::read_to_string("/proc/stat").ok()?;
+    let mut ticks = 0;
+    for line in stat.lines() {
+        let mut words = line.split_whitespace();
+        let number = words.next().and_then(|word| word.strip_prefix("cpu")).and_then(|number| number.parse().ok());
+        if number.is_some_and(|number: usize| allowed.contains(&number)) {
+            let fields = words.map_while(|word| word.parse::<u64>().ok()).collect::<Vec<_>>();
+            // user, nice, system, idle, iowait, irq, softirq, steal
+            ticks += [0, 1, 2, 5, 6, 7].iter().filter_map(|at| fields.get(*at)).sum::<u64>();
+        }
+    }
+    Some(ticks as f64 / TICKS_PER_SECOND)
+}
+
+/// Seconds of CPU that this process and the children it waited for have used.
+fn own_seconds() -> Option<f64> {
+    let stat = fs::read_to_string("/proc/self/stat").ok()?;
+    // The name in parentheses may hold spaces; utime, stime, cutime and cstime are fields 14 to 17 of the whole line.
+    let after = stat.rsplit_once(')')?.1;
+    let ticks = after.split_whitespace().skip(11).take(4).map(str::parse::<u64>).sum::<Result<u64, _>>().ok()?;
+    Some(ticks as f64 / TICKS_PER_SECOND)
+}
+
+/// Reads a list such as `0-2,5`.
+fn cpu_list(text: &str) -> Option<Vec<usize>> {
+    let mut all = Vec::new();
+    for part in text.trim().split(',') {
+        let (first, last) = part.split_once('-').unwrap_or((part, part));
+        all.extend(first.parse::<usize>().ok()?..=last.parse().ok()?);
+    }
+    Some(all)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::time::Duration;
+
+    #[test]
+    fn lists_of_cpus_are_read() {
+        assert_eq!(cpu_list("\t0-2,5\n"), Some(vec![0, 1, 2, 5]));
+        assert_eq!(cpu_list("7"), Some(vec![7]));
+        assert_eq!(cpu_list("none"), None);
+    }
+
+    #[test]
+    #[cfg(target_os = "linux")]
+    fn own_work_counts_as_own() {
+        let meter = Meter::start();
+        let begin = Instant::now();
+        while begin.elapsed() < Duration::from_millis(300) {
+            std::hint::spin_loop();
+        }
+        let usage = meter.stop();
+        assert!(usage.own.is_some_and(|own| own > 0.01), "{usage:?}");
+        assert!(usage.foreign.is_some(), "{usage:?}");
+        assert_eq!(Meter::start().stop(), Usage::default(), "too short to say");
+    }
+}

@@ -1,0 +1,121 @@
+//! `penstock-bench`: the core beside its peers, one line of JSON per case.
+//!
+//! Owns: the table of the benches and the command line. `penstock bench` starts it; alone it works as well.
+
+use std::process::ExitCode;
+
+use penstock_benches::harness::{Options, Report};
+use penstock_benches::{frontier, harness};
+
+type Run = fn(&Options, &mut Report);
+
+/// Name, what it measures in one line, and what runs it. A new bench is a line here and its module in `lib.rs`.
+const BENCHES: &[(&str, &str, Run)] =
+    &[("frontier", "a frontier moves by one among many live times, beside timely's MutableAntichain", frontier::run)];
+
+const USAGE: &str = "usage: penstock-bench NAME [--quick] [--seconds S]\n       penstock-bench --list";
+
+enum Asked {
+    List,
+    Bench(usize, Options),
+}
+
+fn main() -> ExitCode {
+    match parse(std::env::args().skip(1)) {
+        Ok(Asked::List) => {
+            for (name, summary, _) in BENCHES {
+                println!("{name}\t{summary}");
+            }
+            ExitCode::SUCCESS
+        }
+        Ok(Asked::Bench(at, options)) => {
+            let (name, _, run) = BENCHES[at];
+            let mut report = Report::new(name, &options);
+            run(&options, &mut report);
+            if report.cases() == 0 {
+                eprintln!("penstock-bench: {name} has measured nothing");
+                return ExitCode::FAILURE;
+            }
+            ExitCode::SUCCESS
+        }
+        Err(message) => {
+            eprintln!("penstock-bench: {message}");
+            ExitCode::from(2)
+        }
+    }
+}
+
+fn parse(arguments: impl Iterator<Item = String>) -> Result<Asked, String> {
+    let mut options = Options::default();
+    let mut chosen = None;
+    let mut arguments = arguments.peekable();
+    if arguments.peek().is_none() {
+        return Err(format!("name a bench: {}\n{USAGE}", names()));
+    }
+    while let Some(word) = arguments.next() {
+        match word.as_str() {
+            "--list" => return Ok(Asked::List),
+            "--quick" => options.quick = true,
+            "--seconds" => {
+                let text = arguments.next().unwrap_or_default();
+                let seconds = text.parse::<f64>().ok().filter(|seconds| *seconds > 0.0 && *seconds <= harness::MOST_S);
+                let wanted = format!("--seconds {text:?}: a number above 0, at most {}", harness::MOST_S);
+                options.seconds = Some(seconds.ok_or(wanted)?);
+            }
+            name if name.starts_with('-') => return Err(format!("{name:?} is no option\n{USAGE}")),
+            name if chosen.is_some() => return Err(format!("one bench at a time; {name:?} is a second one")),
+            name => {
+                let at = BENCHES.iter().position(|bench| bench.0 == name);
+                chosen = Some(at.ok_or_else(|| format!("{name:?} is no bench; there are {}", names()))?);
+            }
+        }
+    }
+    let at = chosen.ok_or_else(|| format!("name a bench: {}\n{USAGE}", names()))?;
+    Ok(Asked::Bench(at, options))
+}
+
+fn names() -> String {
+    BENCHES.iter().map(|bench| bench.0).collect::<Vec<_>>().join(", ")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn words(line: &str) -> Result<Asked, String> {
+        parse(line.split_whitespace().map(String::from))
+    }
+
+    #[test]
+    fn the_command_line_is_read() {
+        let Ok(Asked::Bench(0, options)) = words("--seconds 2.5 frontier --quick") else { panic!("a good line") };
+        assert_eq!((options.quick, options.seconds), (true, Some(2.5)));
+        assert!(matches!(words("--list"), Ok(Asked::List)));
+    }
+
+    #[test]
+    fn a_wrong_command_line_is_told() {
+        for (line, says) in [
+            ("", "name a bench: frontier"),
+            ("--quick", "name a bench: frontier"),
+            ("frontiers", "\"frontiers\" is no bench; there are frontier"),
+            ("frontier --fast", "\"--fast\" is no option"),
+            ("frontier frontier", "one bench at a time"),
+            ("frontier --seconds", "--seconds \"\""),
+            ("frontier --seconds 0", "--seconds \"0\""),
+            ("frontier --seconds nan", "--seconds \"nan\""),
+            ("frontier --seconds inf", "--seconds \"inf\""),
+        ] {
+            let message = words(line).err().unwrap_or_default();
+            assert!(message.contains(says), "{line:?} gives {message:?}");
+        }
+    }
+
+    #[test]
+    fn no_name_is_given_twice() {
+        let mut names = BENCHES.iter().map(|bench| bench.0).collect::<Vec<_>>();
+        names.sort_unstable();
+        names.dedup();
+        assert_eq!(names.len(), BENCHES.len());
+    }
+}
