@@ -75,4 +75,4 @@ pub use operator::{CapabilityRef, Frontiers, Grant, Input, OperatorBuilder, Outp
 pub use scope::Scope;
 pub use stream::{FeedbackHandle, Stream};
 pub use wire::{Wire, WireError};
-pub use worker::{Worker, execute};
+pub use worker::{Building, Worker, execute};

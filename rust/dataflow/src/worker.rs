@@ -54,6 +54,15 @@ impl Worker {
     ///
     /// A graph that cannot run, such as one with a loop that does not advance time, is reported by the next [`Worker::step`].
     pub fn dataflow<T: Timestamp, R>(&mut self, name: &str, build: impl FnOnce(&mut Scope<T>) -> R) -> R {
+        let building = self.open(name);
+        let result = build(&mut building.scope());
+        self.start(building);
+        result
+    }
+
+    /// Begins a dataflow, for builders that cannot be one closure; [`Worker::start`] ends it. At most one is open at a time.
+    /// One that is dropped instead leaves this worker without a dataflow that its peers have: it must be aborted.
+    pub fn open<T: Timestamp>(&mut self, name: &str) -> Building<T> {
         let family = Rc::new(Family {
             name: name.to_string(),
             regions: RefCell::new(Vec::new()),
@@ -62,16 +71,24 @@ impl Worker {
         });
         let caster = Caster::open(self.core.clone());
         let root = Region::new(self.core.clone(), family, name.to_string(), None);
-        let result = build(&mut Scope::new(root.clone()));
+        Building { caster, root }
+    }
+
+    /// Starts a dataflow that [`Worker::open`] began; what is wrong with its graph is in [`Worker::failure`] and the next step.
+    pub fn start<T: Timestamp>(&mut self, building: Building<T>) {
         self.built += 1;
-        match Dataflow::start(caster, root) {
+        match Dataflow::start(building.caster, building.root) {
             Ok(dataflow) => {
                 self.core.endpoint().dataflow_opened();
                 self.dataflows.push(dataflow);
             }
             Err(error) => self.core.fail(error),
         }
-        result
+    }
+
+    /// The error that the next step would report, if any.
+    pub fn failure(&self) -> Option<Error> {
+        self.core.check().err()
     }
 
     /// Does what can be done now, without blocking. True while a dataflow is unfinished.
@@ -158,6 +175,25 @@ impl Worker {
                 self.core.fail(Error::Panic { name: "drop".to_string(), worker: self.core.index(), message });
             }
         }
+    }
+}
+
+/// A dataflow that is being built: see [`Worker::open`].
+pub struct Building<T: Timestamp> {
+    caster: Caster,
+    root: Rc<Region<T>>,
+}
+
+impl<T: Timestamp> Building<T> {
+    /// Its outermost scope.
+    pub fn scope(&self) -> Scope<T> {
+        Scope::new(self.root.clone())
+    }
+}
+
+impl<T: Timestamp> std::fmt::Debug for Building<T> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Building").field("path", &self.root.path).finish()
     }
 }
 

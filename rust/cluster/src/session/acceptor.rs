@@ -94,6 +94,14 @@ impl Acceptor {
         Ok(Acceptor { address, shared, thread: Some(thread) })
     }
 
+    /// Gives up a connection that a handler has passed on: [`Acceptor::close`] leaves it alone.
+    pub(crate) fn disown(&self, stream: &TcpStream) {
+        // A stream without a peer is gone already.
+        if let Ok(peer) = stream.peer_addr() {
+            self.shared.open().streams.retain(|_, twin| twin.peer_addr().ok() != Some(peer));
+        }
+    }
+
     /// Ends the listener and all its connections, and joins their threads. Idempotent.
     pub(crate) fn close(&mut self) {
         self.shared.closed.store(true, SeqCst);

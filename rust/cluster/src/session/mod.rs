@@ -10,6 +10,7 @@
 mod acceptor;
 mod frame;
 mod handshake;
+mod mesh;
 mod metrics;
 
 use std::fmt;
@@ -19,6 +20,7 @@ use std::time::{Duration, Instant};
 
 pub use frame::{Frame, FrameError, Kind, read_frame, write_frame};
 pub use handshake::{Client, HandshakeError, NONCE_BYTES, Role, Server};
+pub use mesh::{MeshError, MeshPlan, MeshPort};
 pub use metrics::{Metrics, MetricsSnapshot};
 
 pub(crate) use acceptor::{Accepted, Acceptor};

@@ -1,0 +1,346 @@
+//! Connecting the processes of one run with each other, when everybody knows everybody's address.
+//!
+//! Each process listens ([`MeshPort`]), the addresses are told around by whoever starts the run, and then every process calls
+//! [`MeshPort::connect`]: the lower one dials, the higher one accepts. Both ends of every connection prove the run's secret,
+//! and name the run, themselves, the process that is meant and the shape that they expect: a connection of another run, or
+//! to an address that was given to somebody else meanwhile, is refused by name.
+
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use serde::{Deserialize, Serialize};
+
+use super::acceptor::{Accepted, Acceptor};
+use super::{Limits, Metrics, Role, Secret, Session};
+use crate::error::{ClusterError, Failure};
+
+/// How long one wait lasts before cancellation is looked at again.
+const LOOK: Duration = Duration::from_millis(20);
+/// How long a peer may take to read why it was refused.
+const REFUSAL_PATIENCE: Duration = Duration::from_secs(1);
+
+/// Who takes part in a run, and as what.
+#[derive(Clone, Debug)]
+pub struct MeshPlan {
+    /// Name of the run, equal for all.
+    pub group: String,
+    /// Index of this process.
+    pub process: usize,
+    /// Workers of each process, equal for all.
+    pub threads: usize,
+    /// Address of each process, this one's included.
+    pub addresses: Vec<String>,
+}
+
+/// Why a mesh did not come about.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum MeshError {
+    /// A process could not be reached or refused the connection.
+    #[error("process {process} at {address}: {source}")]
+    Peer {
+        /// The process.
+        process: usize,
+        /// Where it was expected.
+        address: String,
+        /// What happened.
+        source: ClusterError,
+    },
+    /// A process did not come in time.
+    #[error("process {process} did not connect within {seconds:.1} s")]
+    Absent {
+        /// The process.
+        process: usize,
+        /// How long it was waited for.
+        seconds: f64,
+    },
+    /// This process is not in the plan.
+    #[error("there is no process {process} among {count}")]
+    Shape {
+        /// Its index.
+        process: usize,
+        /// How many addresses there are.
+        count: usize,
+    },
+    /// The wait was cancelled.
+    #[error("cancelled")]
+    Cancelled,
+    /// The listener failed.
+    #[error(transparent)]
+    Port(#[from] ClusterError),
+}
+
+/// What the dialling side says about itself; covered by both proofs.
+#[derive(Serialize, Deserialize)]
+struct Introduction {
+    group: String,
+    from: usize,
+    to: usize,
+    processes: usize,
+    threads: usize,
+}
+
+/// A listener for one run.
+#[derive(Debug)]
+pub struct MeshPort {
+    listener: TcpListener,
+    address: SocketAddr,
+}
+
+impl MeshPort {
+    /// Listens on `host`; port 0 lets the system choose. Nobody is served before [`MeshPort::connect`].
+    ///
+    /// # Errors
+    /// [`ClusterError::Io`] when the address cannot be bound.
+    pub fn bind(host: &str, port: u16) -> Result<Self, ClusterError> {
+        let name = || format!("listen on {host}:{port}");
+        let listener = TcpListener::bind((host, port)).map_err(ClusterError::io(name()))?;
+        let address = listener.local_addr().map_err(ClusterError::io(name()))?;
+        Ok(MeshPort { listener, address })
+    }
+
+    /// Where it listens.
+    pub fn address(&self) -> SocketAddr {
+        self.address
+    }
+
+    /// One connection to every other process, `None` in our own place. Returns when all are there, the time is over, or
+    /// `cancelled` is set.
+    ///
+    /// # Errors
+    /// [`MeshError`], which names the process that is missing or refused.
+    pub fn connect(
+        self,
+        plan: &MeshPlan,
+        secret: &Secret,
+        patience: Duration,
+        cancelled: &AtomicBool,
+    ) -> Result<Vec<Option<TcpStream>>, MeshError> {
+        let (count, me) = (plan.addresses.len(), plan.process);
+        if me >= count {
+            return Err(MeshError::Shape { process: me, count });
+        }
+        let deadline = Instant::now() + patience;
+        let limits = Limits { handshake_time: patience.min(Limits::default().handshake_time), ..Limits::default() };
+        let mut mesh: Vec<Option<TcpStream>> = plan.addresses.iter().map(|_| None).collect();
+        let (arrived, arrivals) = channel();
+        let port = (me > 0)
+            .then(|| {
+                let (plan, arrived) = (plan.clone(), Mutex::new(arrived));
+                let handler = move |accepted: Accepted| {
+                    if let Some(welcome) = admit(accepted, &plan) {
+                        let arrived = arrived.lock().unwrap_or_else(PoisonError::into_inner);
+                        // Nobody waits any more: the connection is not needed.
+                        let _ = arrived.send(welcome);
+                    }
+                };
+                Acceptor::start(
+                    self.listener,
+                    "penstock-mesh",
+                    secret.clone(),
+                    &[Role::Mesh],
+                    limits.clone(),
+                    Arc::new(Metrics::default()),
+                    Box::new(handler),
+                )
+            })
+            .transpose()?;
+        let stopped = || cancelled.load(Ordering::Acquire);
+        for (process, address) in plan.addresses.iter().enumerate().skip(me + 1) {
+            if stopped() {
+                return Err(MeshError::Cancelled);
+            }
+            let left = deadline.saturating_duration_since(Instant::now()).max(Duration::from_millis(1));
+            let limits = Limits { connect_time: left.min(limits.connect_time), ..limits.clone() };
+            let stream = dial(plan, process, address, secret, &limits, left).map_err(|source| MeshError::Peer {
+                process,
+                address: address.clone(),
+                source,
+            })?;
+            mesh[process] = Some(stream);
+        }
+        while let Some(process) = (0..me).find(|&process| mesh[process].is_none()) {
+            if stopped() {
+                return Err(MeshError::Cancelled);
+            }
+            match next(&arrivals, deadline) {
+                Some((from, session)) => {
+                    let stream = session.into_stream()?;
+                    // From here on it is ours: closing the port must not end it.
+                    if let Some(port) = &port {
+                        port.disown(&stream);
+                    }
+                    mesh[from] = Some(stream);
+                }
+                None if Instant::now() < deadline => {}
+                None => return Err(MeshError::Absent { process, seconds: patience.as_secs_f64() }),
+            }
+        }
+        Ok(mesh)
+    }
+}
+
+fn next(arrivals: &Receiver<(usize, Session)>, deadline: Instant) -> Option<(usize, Session)> {
+    let wait = LOOK.min(deadline.saturating_duration_since(Instant::now()));
+    match arrivals.recv_timeout(wait) {
+        Ok(arrived) => Some(arrived),
+        Err(RecvTimeoutError::Timeout | RecvTimeoutError::Disconnected) => None,
+    }
+}
+
+/// Answers an authenticated connection; none when it does not belong here.
+fn admit(accepted: Accepted, plan: &MeshPlan) -> Option<(usize, Session)> {
+    let Accepted { mut session, context, .. } = accepted;
+    let refuse = |mut session: Session, kind: &str, message: String| {
+        // The peer may be gone; then there is nobody to tell.
+        let _ = session.answer(&Err(Failure::new(kind, message)));
+        session.linger(REFUSAL_PATIENCE);
+        None
+    };
+    let Ok(said) = serde_json::from_slice::<Introduction>(&context) else {
+        return refuse(session, "protocol", "this is not an introduction".to_owned());
+    };
+    let (count, me) = (plan.addresses.len(), plan.process);
+    if said.group != plan.group {
+        return refuse(session, "wrong_group", format!("process {me} here belongs to another run"));
+    }
+    if said.to != me || said.from >= me || said.processes != count || said.threads != plan.threads {
+        let message = format!(
+            "process {} of {} with {} workers meant process {}; here is process {me} of {count} with {}",
+            said.from, said.processes, said.threads, said.to, plan.threads
+        );
+        return refuse(session, "wrong_shape", message);
+    }
+    session.answer(&Ok(serde_json::json!({"ok": true}))).ok()?;
+    Some((said.from, session))
+}
+
+fn dial(
+    plan: &MeshPlan,
+    process: usize,
+    address: &str,
+    secret: &Secret,
+    limits: &Limits,
+    patience: Duration,
+) -> Result<TcpStream, ClusterError> {
+    let said = Introduction {
+        group: plan.group.clone(),
+        from: plan.process,
+        to: process,
+        processes: plan.addresses.len(),
+        threads: plan.threads,
+    };
+    let context = serde_json::to_value(said).expect("names and numbers are JSON");
+    let mut session = Session::dial(address, secret, Role::Mesh, &context, limits)?;
+    session.set_read_timeout(Some(patience))?;
+    session.receive_answer()?;
+    session.into_stream()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::{Read, Write};
+    use std::thread;
+
+    use super::*;
+
+    fn secret(byte: u8) -> Secret {
+        let mut bytes = [byte; 32];
+        bytes[0] ^= 1;
+        Secret::new(bytes).unwrap()
+    }
+
+    fn ports(count: usize) -> (Vec<MeshPort>, Vec<String>) {
+        let ports: Vec<_> = (0..count).map(|_| MeshPort::bind("127.0.0.1", 0).unwrap()).collect();
+        let addresses = ports.iter().map(|port| port.address().to_string()).collect();
+        (ports, addresses)
+    }
+
+    fn plan(process: usize, addresses: &[String]) -> MeshPlan {
+        MeshPlan { group: "run".to_owned(), process, threads: 1, addresses: addresses.to_vec() }
+    }
+
+    const PATIENCE: Duration = Duration::from_secs(20);
+
+    #[test]
+    fn three_processes_get_a_full_mesh_that_outlives_the_ports() {
+        let (ports, addresses) = ports(3);
+        let threads: Vec<_> = ports
+            .into_iter()
+            .enumerate()
+            .map(|(process, port)| {
+                let plan = plan(process, &addresses);
+                thread::spawn(move || {
+                    let mesh = port.connect(&plan, &secret(7), PATIENCE, &AtomicBool::new(false)).unwrap();
+                    for stream in mesh.iter().flatten() {
+                        (&mut &*stream).write_all(&[process as u8]).unwrap();
+                    }
+                    let mut seen = Vec::new();
+                    for (other, stream) in mesh.iter().enumerate().filter_map(|(o, s)| Some((o, s.as_ref()?))) {
+                        let mut byte = [0];
+                        (&mut &*stream).read_exact(&mut byte).unwrap();
+                        assert_eq!(usize::from(byte[0]), other);
+                        seen.push(other);
+                    }
+                    seen
+                })
+            })
+            .collect();
+        let seen: Vec<_> = threads.into_iter().map(|thread| thread.join().unwrap()).collect();
+        assert_eq!(seen, [vec![1, 2], vec![0, 2], vec![0, 1]]);
+    }
+
+    fn pair(first: (MeshPlan, Secret), second: (MeshPlan, Secret), ports: Vec<MeshPort>) -> [Result<(), MeshError>; 2] {
+        let patience = Duration::from_millis(500);
+        let threads: Vec<_> = ports
+            .into_iter()
+            .zip([first, second])
+            .map(|(port, (plan, secret))| {
+                thread::spawn(move || port.connect(&plan, &secret, patience, &AtomicBool::new(false)).map(drop))
+            })
+            .collect();
+        let results: Vec<_> = threads.into_iter().map(|thread| thread.join().unwrap()).collect();
+        results.try_into().unwrap()
+    }
+
+    #[test]
+    fn another_secret_is_refused_on_both_sides() {
+        let (ports, addresses) = ports(2);
+        let [dialled, waited] = pair((plan(0, &addresses), secret(7)), (plan(1, &addresses), secret(8)), ports);
+        assert!(matches!(dialled, Err(MeshError::Peer { process: 1, source, .. }) if source.is_authentication()));
+        assert!(matches!(waited, Err(MeshError::Absent { process: 0, .. })));
+    }
+
+    #[test]
+    fn another_run_and_another_shape_are_refused_by_name() {
+        for (change, kind) in [
+            (
+                Box::new(|plan: &mut MeshPlan| plan.group = "other".to_owned()) as Box<dyn Fn(&mut MeshPlan)>,
+                "wrong_group",
+            ),
+            (Box::new(|plan: &mut MeshPlan| plan.threads = 2), "wrong_shape"),
+        ] {
+            let (ports, addresses) = ports(2);
+            let mut other = plan(0, &addresses);
+            change(&mut other);
+            let [dialled, _] = pair((other, secret(7)), (plan(1, &addresses), secret(7)), ports);
+            let Err(MeshError::Peer { source: ClusterError::Refused(failure), .. }) = dialled else {
+                panic!("{dialled:?}")
+            };
+            assert_eq!(failure.kind, kind);
+        }
+    }
+
+    #[test]
+    fn a_wait_can_be_cancelled_and_a_wrong_index_is_refused() {
+        let (mut ports, addresses) = ports(2);
+        let cancelled = AtomicBool::new(true);
+        let waited = ports.pop().unwrap().connect(&plan(1, &addresses), &secret(7), PATIENCE, &cancelled);
+        assert!(matches!(waited, Err(MeshError::Cancelled)));
+        let wrong = ports.pop().unwrap().connect(&plan(2, &addresses), &secret(7), PATIENCE, &cancelled);
+        assert!(matches!(wrong, Err(MeshError::Shape { process: 2, count: 2 })));
+    }
+}
