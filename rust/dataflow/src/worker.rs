@@ -7,6 +7,7 @@
 //! from then on, and all dataflows, with their capabilities, are dropped.
 
 use std::cell::{Cell, RefCell};
+use std::error::Error as StdError;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::rc::Rc;
 use std::sync::Arc;
@@ -216,7 +217,7 @@ impl std::fmt::Debug for Worker {
 /// Runs a program on each seat, in a thread of its own: builds, feeds, and at last steps until all dataflows are finished.
 ///
 /// An error of the program, or a panic in it, stops all workers of the fabric. A program that returns the [`Error`] of a step
-/// passes it on unchanged.
+/// passes it on unchanged; so does one whose error has it among its causes.
 ///
 /// # Panics
 /// When the system refuses a thread.
@@ -241,9 +242,9 @@ fn drive<R, E: Into<BoxError>>(mut worker: Worker, program: &dyn Fn(&mut Worker)
     let index = worker.index();
     let outcome = match catch_unwind(AssertUnwindSafe(|| program(&mut worker).map_err(Into::into))) {
         Ok(Ok(result)) => Ok(result),
-        Ok(Err(cause)) => Err(match cause.downcast::<Error>() {
-            Ok(error) => *error,
-            Err(cause) => Error::Program { worker: index, source: Arc::from(cause) },
+        Ok(Err(cause)) => Err(match passed_on(&*cause) {
+            Some(error) => error.clone(),
+            None => Error::Program { worker: index, source: Arc::from(cause) },
         }),
         Err(panic) => Err(Error::Panic { name: "program".to_string(), worker: index, message: panic_message(&*panic) }),
     };
@@ -257,4 +258,16 @@ fn drive<R, E: Into<BoxError>>(mut worker: Worker, program: &dyn Fn(&mut Worker)
             Err(error)
         }
     }
+}
+
+/// The first [`Error`] of a step in a chain of causes.
+fn passed_on<'a>(error: &'a (dyn StdError + Send + Sync + 'static)) -> Option<&'a Error> {
+    let mut next: Option<&(dyn StdError + 'static)> = Some(error);
+    while let Some(error) = next {
+        if let Some(found) = error.downcast_ref() {
+            return Some(found);
+        }
+        next = error.source();
+    }
+    None
 }
