@@ -1,0 +1,278 @@
+//! One order of what all workers push, read the same by every worker.
+//!
+//! The dataflow is a source and a sink with a broadcast between them. What a worker pushed since its last step leaves as one block, at
+//! the time of the source's capability, and the source moves to the next time. Every worker sorts the blocks by time and then
+//! by sender, and releases those that the frontier has passed: no block can then still come before them.
+//!
+//! **Order.** Times are counters. A source that receives a block moves beyond its time (in the step that reads it, whether or not its
+//! program pushes anything), as Lamport's clocks do. So elements are ordered by (counter, worker, place among the worker's own), which
+//! needs no order on elements and keeps each worker's own pushes as they were; and an element pushed after another one was read
+//! comes after it. An idle sequencer sends nothing and keeps nobody awake.
+//!
+//! **Departure from the post** (B-07, B-10): there sources stamp with the nanoseconds elapsed since each worker's start. Then delivery
+//! waits until the slowest clock has passed the stamp: workers whose clocks began ten seconds apart deliver ten seconds late, and
+//! every worker must be stepped without pause so that its time goes on. A counter follows the messages themselves.
+//!
+//! A worker that does not step holds everyone back; one that dropped or closed its sequencer does not. What is not read waits in
+//! memory. There is no fault tolerance: when a worker fails, all stop with its error.
+//!
+//! Source: timely's post on sequencing (B-06 to B-11).
+
+use std::cell::{Cell, RefCell};
+use std::collections::{BTreeMap, VecDeque};
+use std::rc::Rc;
+use std::time::Duration;
+
+use penstock_dataflow::{Activator, Exchange, OperatorBuilder, Worker};
+use penstock_progress::capability::Capability;
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+
+use crate::error::CoordError;
+use crate::patience::Patience;
+
+/// An element with its place in the order: places are unique, ascending, and the same on every worker.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Entry<T> {
+    /// Counter of the block that brought it.
+    pub time: u64,
+    /// Worker that pushed it.
+    pub worker: usize,
+    /// Place within its block.
+    pub index: usize,
+    /// What was pushed.
+    pub element: T,
+}
+
+/// What the handle shares with its operators.
+struct Shared<T> {
+    /// Pushed, not sent yet.
+    pushed: RefCell<Vec<T>>,
+    /// The right to send; none once closed.
+    capability: RefCell<Option<Capability<u64>>>,
+    /// No more pushes: the capability goes when what was pushed is sent.
+    closing: Cell<bool>,
+    /// Released and not read.
+    released: RefCell<VecDeque<Entry<T>>>,
+    /// Whether nobody reads any more.
+    unread: Cell<bool>,
+    /// Whether all workers have closed and everything is released.
+    ended: Cell<bool>,
+    /// Whether the dataflow is there.
+    alive: Cell<bool>,
+}
+
+impl<T> Shared<T> {
+    /// Moves the source beyond a time that was received.
+    fn follow(&self, time: u64) {
+        if let Some(capability) = self.capability.borrow_mut().as_mut()
+            && *capability.time() <= time
+        {
+            capability.downgrade(&(time + 1)).expect("the time after a later one");
+        }
+    }
+}
+
+/// Tells the handle when its dataflow is dropped.
+struct Life<T>(Rc<Shared<T>>);
+
+impl<T> Drop for Life<T> {
+    fn drop(&mut self) {
+        self.0.alive.set(false);
+        // Without its dataflow it means nothing, and the handle may live long.
+        drop(self.0.capability.take());
+    }
+}
+
+/// A shared log: every worker pushes, and every worker reads the same order. All workers make it at the same place of their
+/// program.
+///
+/// ```
+/// use penstock_coord::Sequencer;
+/// use penstock_dataflow::{Worker, fabric};
+///
+/// let mut worker = Worker::new(fabric::threads(1).remove(0));
+/// let mut sequencer = Sequencer::new(&mut worker);
+/// sequencer.push('z')?;
+/// sequencer.push('a')?;
+/// assert_eq!(sequencer.next(), None); // not before a step
+/// assert_eq!(sequencer.wait_next(&mut worker, None)?, Some('z'));
+/// assert_eq!(sequencer.next(), Some('a'));
+/// sequencer.close();
+/// while worker.step()? {}
+/// # Ok::<_, penstock_coord::CoordError>(())
+/// ```
+pub struct Sequencer<T> {
+    owner: usize,
+    shared: Rc<Shared<T>>,
+    source: Activator,
+    patience: Patience,
+}
+
+impl<T: Serialize + DeserializeOwned + Send + Clone + 'static> Sequencer<T> {
+    /// A new sequencer: builds its dataflow.
+    pub fn new(worker: &mut Worker) -> Self {
+        let shared = Rc::new(Shared {
+            pushed: RefCell::new(Vec::new()),
+            capability: RefCell::new(None),
+            closing: Cell::new(false),
+            released: RefCell::new(VecDeque::new()),
+            unread: Cell::new(false),
+            ended: Cell::new(false),
+            alive: Cell::new(true),
+        });
+        let source = worker.dataflow("sequencer", |scope| {
+            let mut builder = OperatorBuilder::new(scope, "source");
+            let activator = builder.activator();
+            let (mut output, stream) = builder.output::<Vec<T>>();
+            builder.build(|mut capabilities| {
+                *shared.capability.borrow_mut() = capabilities.pop();
+                let life = Life(shared.clone());
+                move |_| {
+                    let shared = &life.0;
+                    let mut held = shared.capability.borrow_mut();
+                    if let Some(capability) = held.as_mut() {
+                        let block = shared.pushed.take();
+                        if !block.is_empty() {
+                            output.session(&*capability).give(block);
+                            capability.downgrade(&(capability.time() + 1))?;
+                        }
+                        if shared.closing.get() {
+                            *held = None;
+                        }
+                    }
+                    Ok(())
+                }
+            });
+            let members = scope.clone();
+            let broadcast = Exchange::new(move |_: &u64, block: Vec<T>, route: &mut dyn FnMut(usize, Vec<T>)| {
+                let own = members.index();
+                (0..members.peers()).filter(|worker| *worker != own).for_each(|worker| route(worker, block.clone()));
+                route(own, block);
+            });
+            let shared = shared.clone();
+            let mut waiting: BTreeMap<(u64, usize), Vec<T>> = BTreeMap::new();
+            stream.sink(broadcast, "sink", move |input, frontiers| {
+                input.for_each(|capability, block| {
+                    let time = *capability.time();
+                    shared.follow(time);
+                    waiting.insert((time, capability.sender()), block);
+                });
+                let mut released = shared.released.borrow_mut();
+                while let Some(first) = waiting.first_entry() {
+                    let (time, worker) = *first.key();
+                    if frontiers.less_equal(0, &time) {
+                        return Ok(());
+                    }
+                    let block = first.remove();
+                    if !shared.unread.get() {
+                        let entries = block.into_iter().enumerate();
+                        released.extend(entries.map(|(index, element)| Entry { time, worker, index, element }));
+                    }
+                }
+                shared.ended.set(frontiers.frontier(0).is_empty());
+                Ok(())
+            });
+            activator
+        });
+        Sequencer { owner: worker.index(), shared, source, patience: Patience::new() }
+    }
+}
+
+impl<T> Sequencer<T> {
+    /// Adds an element to the log. It leaves with the next step of the worker; what is pushed between two steps travels as
+    /// one block.
+    ///
+    /// # Errors
+    /// [`CoordError::Closed`] after [`Sequencer::close`], [`CoordError::Gone`] when the worker has stopped; nothing happens.
+    pub fn push(&mut self, element: T) -> Result<(), CoordError> {
+        let (what, worker) = ("sequencer", self.owner);
+        if self.shared.closing.get() {
+            return Err(CoordError::Closed { what, worker });
+        }
+        if !self.shared.alive.get() {
+            return Err(CoordError::Gone { what, worker });
+        }
+        let mut pushed = self.shared.pushed.borrow_mut();
+        if pushed.is_empty() {
+            self.source.activate();
+        }
+        pushed.push(element);
+        Ok(())
+    }
+
+    /// The next element of the log, if it is known already. Does not step.
+    #[allow(clippy::should_implement_trait)]
+    pub fn next(&mut self) -> Option<T> {
+        self.next_entry().map(|entry| entry.element)
+    }
+
+    /// As [`Sequencer::next`], with the element's place in the order.
+    pub fn next_entry(&mut self) -> Option<Entry<T>> {
+        self.shared.released.borrow_mut().pop_front()
+    }
+
+    /// Runs the worker until there is a next element, at most for `limit`. None when all workers have closed and everything
+    /// is read.
+    ///
+    /// # Errors
+    /// [`CoordError::Worker`] when this or another worker has stopped, [`CoordError::Silence`] after `limit`,
+    /// [`CoordError::Gone`], [`CoordError::OtherWorker`].
+    pub fn wait_next(&mut self, worker: &mut Worker, limit: Option<Duration>) -> Result<Option<T>, CoordError> {
+        let (what, owner) = ("sequencer", self.owner);
+        if worker.index() != owner {
+            return Err(CoordError::OtherWorker { what, owner, worker: worker.index() });
+        }
+        let Sequencer { shared, patience, .. } = self;
+        let read = || {
+            let next = shared.released.borrow_mut().pop_front();
+            // Gone while waiting: the worker's dataflows were dropped, its error comes from the step below.
+            if next.is_some() || shared.ended.get() || !shared.alive.get() { Some(next) } else { None }
+        };
+        match patience.until(worker, limit, read)? {
+            Some(Some(entry)) => Ok(Some(entry.element)),
+            Some(None) if shared.ended.get() => Ok(None),
+            Some(None) => {
+                worker.step()?;
+                Err(CoordError::Gone { what, worker: owner })
+            }
+            None => Err(CoordError::Silence { waited: limit.unwrap_or_default() }),
+        }
+    }
+
+    /// Ends the pushing of this worker; what it pushed is still sent, and reading goes on.
+    pub fn close(&mut self) {
+        if self.shared.closing.replace(true) {
+            return;
+        }
+        if self.shared.pushed.borrow().is_empty() {
+            drop(self.shared.capability.take());
+        } else {
+            self.source.activate();
+        }
+    }
+
+    /// Whether all workers have closed and everything is read: nothing more comes.
+    pub fn is_finished(&self) -> bool {
+        self.shared.ended.get() && self.shared.released.borrow().is_empty()
+    }
+
+    /// The counter of this worker: what it pushes next gets this time or a later one. None when closed and sent.
+    pub fn time(&self) -> Option<u64> {
+        self.shared.capability.borrow().as_ref().map(|capability| *capability.time())
+    }
+}
+
+impl<T> Drop for Sequencer<T> {
+    fn drop(&mut self) {
+        self.close();
+        self.shared.unread.set(true);
+        self.shared.released.take();
+    }
+}
+
+impl<T> std::fmt::Debug for Sequencer<T> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Sequencer").field("worker", &self.owner).field("time", &self.time()).finish_non_exhaustive()
+    }
+}
