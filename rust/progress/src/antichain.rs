@@ -5,8 +5,9 @@
 //!
 //! [`MutableAntichain`] keeps signed counts of times and the minimal ones among those with positive count. Negative counts
 //! are legal: a consumption may be heard of before its production. Costs per change, for n live times and a frontier of
-//! width w: O(log n) under total orders; for pairs of totally ordered coordinates O(log n + log w) plus the times between the
-//! one that left and its successor in the frontier; otherwise O(n · w) when an element of the frontier leaves, O(w) else.
+//! width w: O(log n) under total orders; for pairs of totally ordered coordinates O(log n + w), and as much again for each
+//! time that enters the frontier when one leaves; otherwise O(w log n) where times have lower bounds and are spread well,
+//! O(n · w) at worst.
 //!
 //! Source: Megaphone Def. 1-2, Faucet §3. Departure: no rebuilding over all live times; see [`PartialOrder::DIMENSION`].
 
@@ -14,7 +15,7 @@ use std::fmt::Debug;
 
 use smallvec::SmallVec;
 
-use crate::change_batch::{ChangeBatch, Drain};
+use crate::change_batch::{Drain, drain_net};
 use crate::counts::Counts;
 use crate::order::PartialOrder;
 
@@ -123,14 +124,14 @@ impl<T> IntoIterator for Antichain<T> {
 pub struct MutableAntichain<T> {
     counts: Counts<T>,
     /// The minimal live times, ascending by `Ord`.
-    frontier: SmallVec<[T; 1]>,
+    frontier: Vec<T>,
     /// Scratch: changes of the frontier during one update.
-    changes: ChangeBatch<T>,
+    changes: Vec<(T, i64)>,
 }
 
 impl<T> Default for MutableAntichain<T> {
     fn default() -> Self {
-        Self { counts: Counts::new(), frontier: SmallVec::new(), changes: ChangeBatch::new() }
+        Self { counts: Counts::new(), frontier: Vec::new(), changes: Vec::new() }
     }
 }
 
@@ -175,21 +176,29 @@ impl<T: PartialOrder + Ord + Clone> MutableAntichain<T> {
             }
             let least = self.counts.first_live();
             if least != self.frontier.first() {
-                self.changes.extend(self.frontier.drain(..).map(|time| (time, -1)));
-                self.changes.extend(least.map(|time| (time.clone(), 1)));
-                self.frontier.extend(least.cloned());
+                match (self.frontier.first_mut(), least) {
+                    (Some(first), Some(least)) => {
+                        self.changes.push((std::mem::replace(first, least.clone()), -1));
+                        self.changes.push((least.clone(), 1));
+                    }
+                    (_, Some(least)) => {
+                        self.changes.push((least.clone(), 1));
+                        self.frontier.push(least.clone());
+                    }
+                    (_, None) => self.changes.extend(self.frontier.pop().map(|time| (time, -1))),
+                }
             }
         } else {
             for (time, diff) in updates {
-                let (before, after) = self.counts.add(time.clone(), diff);
-                if before <= 0 && after > 0 {
+                let change = self.counts.add(time.clone(), diff);
+                if change.before <= 0 && change.after > 0 {
                     self.enter(time);
-                } else if before > 0 && after <= 0 {
-                    self.leave(&time);
+                } else if change.before > 0 && change.after <= 0 {
+                    self.leave(time, change.behind);
                 }
             }
         }
-        self.changes.drain()
+        drain_net(&mut self.changes)
     }
 
     /// A time became live.
@@ -216,46 +225,55 @@ impl<T: PartialOrder + Ord + Clone> MutableAntichain<T> {
             frontier.retain(|other| {
                 let above = time.less_equal(other);
                 if above {
-                    changes.update(other.clone(), -1);
+                    changes.push((other.clone(), -1));
                 }
                 !above
             });
         }
-        self.changes.update(time.clone(), 1);
+        self.changes.push((time.clone(), 1));
         self.frontier.insert(at, time);
     }
 
-    /// A time is live no more: if it was minimal, others may now be.
-    fn leave(&mut self, time: &T) {
-        let Ok(at) = self.frontier.binary_search(time) else {
+    /// A time is live no more: if it was minimal, others may now be. `behind` says where in the counts they are.
+    fn leave(&mut self, time: T, mut behind: usize) {
+        let Ok(mut place) = self.frontier.binary_search(&time) else {
             return;
         };
-        self.changes.update(self.frontier.remove(at), -1);
-        let mut exposed: SmallVec<[T; 4]> = SmallVec::new();
+        let Self { counts, frontier, changes } = self;
         if T::DIMENSION == 2 {
-            // Whatever lies behind the next element of the frontier and above `time` is above that element too.
-            let (previous, next) = (at.checked_sub(1).map(|at| &self.frontier[at]), self.frontier.get(at));
-            for other in self.counts.live_after(time) {
-                if next.is_some_and(|next| next <= other) {
-                    break;
-                }
-                let below = exposed.last().or(previous);
-                if time.less_equal(other) && !below.is_some_and(|below| below.less_equal(other)) {
-                    exposed.push(other.clone());
-                }
+            // Whatever lies behind the next element of the frontier and above the one that left is above that element too,
+            // and of the elements before a time the last one decides for all. The first time that is found takes the place
+            // of the one that left.
+            let first = counts.exposed(behind, &time, frontier.get(place + 1), |other| {
+                place > 0 && frontier[place - 1].less_equal(other)
+            });
+            let Some((other, next)) = first else {
+                changes.push((frontier.remove(place), -1));
+                return;
+            };
+            changes.push((std::mem::replace(&mut frontier[place], other.clone()), -1));
+            changes.push((other.clone(), 1));
+            behind = next;
+            place += 1;
+            while let Some((other, next)) = counts.exposed(behind, &frontier[place - 1], frontier.get(place), |other| {
+                frontier[place - 1].less_equal(other)
+            }) {
+                changes.push((other.clone(), 1));
+                frontier.insert(place, other.clone());
+                behind = next;
+                place += 1;
             }
         } else {
-            for other in self.counts.live_after(time) {
-                if time.less_equal(other) && !self.frontier.iter().chain(&exposed).any(|below| below.less_equal(other))
-                {
-                    exposed.push(other.clone());
-                }
+            let mut after = frontier.remove(place);
+            changes.push((time, -1));
+            while let Some((other, next)) =
+                counts.exposed(behind, &after, None, |other| frontier.iter().any(|below| below.less_equal(other)))
+            {
+                changes.push((other.clone(), 1));
+                place = frontier.partition_point(|element| element < other);
+                frontier.insert(place, other.clone());
+                (behind, after) = (next, other.clone());
             }
-        }
-        for other in exposed {
-            let at = self.frontier.binary_search(&other).unwrap_or_else(|at| at);
-            self.changes.update(other.clone(), 1);
-            self.frontier.insert(at, other);
         }
     }
 

@@ -1,25 +1,23 @@
 //! Signed counts per key, compacted lazily.
 //!
-//! The batch is a sorted, distinct prefix and an unsorted tail. The first few updates only form a tail. Once there is a
-//! prefix, an update appends to it when it comes after everything, or adds to its entry when the prefix is short enough to
-//! search and
-//! repetition likely; otherwise it joins the tail, and when the tail has outgrown the prefix both are merged. So the memory follows
-//! the live distinct keys and not the updates seen, and a batch that has not changed since its last compaction has nothing
-//! to do.
+//! The batch is a sorted, distinct prefix (which may hold zeros) and an unsorted tail. A new update is added to the last
+//! entry where the key is the same; otherwise it joins the tail. Once the tail has outgrown the prefix, both are sorted and
+//! summed. Where that showed many repetitions of few keys, updates look for their entry in the prefix first: at the entry
+//! after the one that was found last, which serves times that come round in order, then behind the end, then by binary
+//! search. So the memory follows the live distinct keys and not the updates seen, and a batch that has not changed since its
+//! last compaction has nothing to do.
 //!
-//! Source: ChangeBatch of the rescaling paper (§3.2.2, §3.4.1). Departure: search in the prefix, merge instead of a full
-//! sort.
+//! Source: ChangeBatch of the rescaling paper (§3.2.2, §3.4.1). Departures: combining in the prefix, fewer and larger sorts,
+//! a vector that keeps its memory rather than two inline entries.
 
-use smallvec::SmallVec;
-
-/// Entries kept without allocation.
-const INLINE: usize = 2;
 /// A tail shorter than this never forces a compaction.
 const TAIL: usize = 64;
 /// The longest prefix that an update searches.
-const SEARCHED: usize = 64;
-/// From this length on a sorted prefix is merged rather than sorted again.
-const MERGED: usize = 128;
+const SEARCHED: usize = 128;
+/// How many times the prefix may the batch grow to before it is compacted again, after a compaction that found repetitions.
+const GROWTH: usize = 4;
+/// The same after a compaction that did not pay, for nearly all keys were distinct.
+const GROWTH_DISTINCT: usize = 16;
 
 /// A multiset of keys with signed counts. Equal keys are summed, zeros dropped.
 ///
@@ -33,18 +31,22 @@ const MERGED: usize = 128;
 /// ```
 #[derive(Clone, Debug)]
 pub struct ChangeBatch<T> {
-    updates: SmallVec<[(T, i64); INLINE]>,
+    updates: Vec<(T, i64)>,
     /// Length of the sorted, distinct prefix.
     clean: usize,
-    /// Whether the prefix may hold zero counts.
-    zeros: bool,
-    /// Whether keys repeat so much that an update is likely to find its entry.
+    /// How many entries of the prefix became zero.
+    zeros: usize,
+    /// The length at which the tail is compacted.
+    limit: usize,
+    /// Whether keys repeat so much that an update is likely to find its entry in the prefix.
     search: bool,
+    /// Where in the prefix the next update is looked for first.
+    hint: usize,
 }
 
 /// The changes leaving a [`ChangeBatch`] or a frontier. May be ignored: what is not consumed is dropped.
 #[derive(Debug)]
-pub struct Drain<'a, T>(smallvec::Drain<'a, [(T, i64); INLINE]>);
+pub struct Drain<'a, T>(std::vec::Drain<'a, (T, i64)>);
 
 impl<T> Iterator for Drain<'_, T> {
     type Item = (T, i64);
@@ -52,6 +54,7 @@ impl<T> Iterator for Drain<'_, T> {
     fn next(&mut self) -> Option<(T, i64)> {
         self.0.next()
     }
+    #[inline]
     fn size_hint(&self) -> (usize, Option<usize>) {
         self.0.size_hint()
     }
@@ -61,7 +64,7 @@ impl<T> ExactSizeIterator for Drain<'_, T> {}
 
 impl<T> Default for ChangeBatch<T> {
     fn default() -> Self {
-        Self { updates: SmallVec::new(), clean: 0, zeros: false, search: false }
+        Self { updates: Vec::new(), clean: 0, zeros: 0, limit: TAIL, search: false, hint: 0 }
     }
 }
 
@@ -74,18 +77,25 @@ impl<T> ChangeBatch<T> {
     /// Forgets everything, keeps the memory.
     pub fn clear(&mut self) {
         self.updates.clear();
-        self.clean = 0;
-        self.zeros = false;
+        self.forget();
     }
 
-    /// Entries held now, compacted or not. At most four times the keys with a count, plus a constant.
+    /// Entries held now, compacted or not. At most sixteen times the keys that had a count when it was last compacted,
+    /// plus a constant.
     pub fn held(&self) -> usize {
         self.updates.len()
     }
 
     /// Whether there is nothing to compact.
+    #[inline]
     pub fn is_compact(&self) -> bool {
-        self.clean == self.updates.len() && !self.zeros
+        self.clean == self.updates.len() && self.zeros == 0
+    }
+
+    /// There are no entries any more.
+    #[inline]
+    fn forget(&mut self) {
+        (self.clean, self.zeros, self.limit, self.search) = (0, 0, TAIL, false);
     }
 }
 
@@ -103,49 +113,64 @@ impl<T: Ord> ChangeBatch<T> {
         if diff == 0 {
             return;
         }
-        let length = self.updates.len();
-        if let Some(last) = self.updates.last_mut() {
-            if last.0 == key {
-                last.1 += diff;
-                self.zeros |= last.1 == 0;
-                return;
+        if let Some(last) = self.updates.last_mut()
+            && last.0 == key
+        {
+            last.1 += diff;
+            if last.1 == 0 {
+                self.updates.pop();
+                self.clean = self.clean.min(self.updates.len());
+            } else if last.1 == diff {
+                // It was zero, which only entries of the prefix can be.
+                self.zeros -= 1;
             }
-            if last.1 == 0 && self.clean < length {
-                *last = (key, diff);
-                return;
-            }
+            return;
         }
-        if self.clean == 0 && length < TAIL {
-            self.updates.push((key, diff));
-        } else {
-            self.update_within(key, diff);
+        if self.search {
+            if let Some(entry) = self.updates[..self.clean].get_mut(self.hint)
+                && entry.0 == key
+            {
+                self.add_found(self.hint, diff);
+                return;
+            }
+            return self.update_searching(key, diff);
+        }
+        self.push(key, diff);
+    }
+
+    #[inline]
+    fn push(&mut self, key: T, diff: i64) {
+        self.updates.push((key, diff));
+        if self.updates.len() >= self.limit {
+            self.compact_tail();
         }
     }
 
+    /// Adds to an entry of the prefix.
+    #[inline]
+    fn add_found(&mut self, at: usize, diff: i64) {
+        let count = &mut self.updates[at].1;
+        let before = *count;
+        *count += diff;
+        self.zeros = self.zeros + usize::from(*count == 0) - usize::from(before == 0);
+        self.hint = if at + 1 == self.clean { 0 } else { at + 1 };
+    }
+
     #[inline(never)]
-    fn update_within(&mut self, key: T, diff: i64) {
+    fn update_searching(&mut self, key: T, diff: i64) {
         let clean = self.clean;
-        if clean > 0 && clean == self.updates.len() && self.updates[clean - 1].0 < key {
-            if self.updates[clean - 1].1 == 0 {
-                self.updates[clean - 1] = (key, diff);
-            } else {
+        if clean == self.updates.len() && self.updates.last().is_none_or(|last| last.0 < key) {
+            // Behind everything: the prefix grows, if it may.
+            if clean < SEARCHED {
                 self.updates.push((key, diff));
                 self.clean += 1;
+                return;
             }
+        } else if let Ok(at) = self.updates[..clean].binary_search_by(|entry| entry.0.cmp(&key)) {
+            self.add_found(at, diff);
             return;
         }
-        if self.search
-            && clean <= SEARCHED
-            && let Ok(at) = self.updates[..clean].binary_search_by(|entry| entry.0.cmp(&key))
-        {
-            self.updates[at].1 += diff;
-            self.zeros |= self.updates[at].1 == 0;
-            return;
-        }
-        self.updates.push((key, diff));
-        if self.updates.len() - clean >= (3 * clean).max(TAIL) {
-            self.compact();
-        }
+        self.push(key, diff);
     }
 
     /// Adds all changes of an iterator.
@@ -163,47 +188,38 @@ impl<T: Ord> ChangeBatch<T> {
         }
     }
 
+    /// Compacts because the tail is long, and decides how to go on.
+    #[cold]
+    fn compact_tail(&mut self) {
+        let before = self.updates.len();
+        self.compact_changed();
+        let kept = self.clean;
+        self.search = kept > 0 && kept < SEARCHED && 2 * kept <= before;
+        self.hint = 0;
+        let growth = if 8 * kept > 7 * before { GROWTH_DISTINCT } else { GROWTH };
+        self.limit = growth * kept + TAIL;
+    }
+
     #[inline(never)]
     fn compact_changed(&mut self) {
-        let (clean, before) = (self.clean, self.updates.len());
-        if clean < MERGED {
-            self.updates.sort_unstable_by(|a, b| a.0.cmp(&b.0));
-        } else if clean < before {
-            self.updates[clean..].sort_unstable_by(|a, b| a.0.cmp(&b.0));
-            if self.updates[clean].0 <= self.updates[clean - 1].0 {
-                // Two sorted runs: the stable sort finds and merges them in linear time.
-                self.updates.sort_by(|a, b| a.0.cmp(&b.0));
-            }
+        let from = self.clean;
+        if !consolidate(&mut self.updates, from) && self.zeros > 0 {
+            self.updates.retain(|entry| entry.1 != 0);
         }
-        // One pass over sorted entries: equal keys meet at `kept - 1`, which is given up when its sum is zero.
-        let entries = &mut self.updates[..];
-        let mut kept = 0;
-        for at in 0..entries.len() {
-            if kept > 0 && entries[kept - 1].0 == entries[at].0 {
-                entries[kept - 1].1 += entries[at].1;
-            } else {
-                if kept > 0 && entries[kept - 1].1 == 0 {
-                    kept -= 1;
-                }
-                if kept < at {
-                    entries.swap(kept, at);
-                }
-                kept += 1;
-            }
-        }
-        if kept > 0 && entries[kept - 1].1 == 0 {
-            kept -= 1;
-        }
-        self.updates.truncate(kept);
-        self.clean = kept;
-        self.zeros = false;
-        self.search = kept <= SEARCHED && 2 * kept <= before;
+        self.clean = self.updates.len();
+        self.zeros = 0;
+        self.limit = GROWTH * self.clean + TAIL;
     }
 
     /// Empties the batch into an iterator of compacted changes in key order. What is not consumed is dropped.
+    #[inline]
     pub fn drain(&mut self) -> Drain<'_, T> {
-        self.compact();
-        self.clean = 0;
+        if self.updates.len() > 1 {
+            self.compact();
+        }
+        if self.clean > 0 || self.search {
+            self.forget();
+        }
         Drain(self.updates.drain(..))
     }
 
@@ -236,6 +252,34 @@ impl<T: Ord> ChangeBatch<T> {
     }
 }
 
+/// Sorts changes whose first `clean` ones are sorted and distinct, sums equal keys and drops zeros; false if all were in
+/// order already, and then nothing is done.
+fn consolidate<T: Ord>(changes: &mut Vec<(T, i64)>, clean: usize) -> bool {
+    let from = clean.max(1) - 1;
+    if changes[from..].windows(2).all(|pair| pair[0].0 < pair[1].0) {
+        return false;
+    }
+    changes.sort_unstable_by(|a, b| a.0.cmp(&b.0));
+    changes.dedup_by(|next, kept| {
+        let same = next.0 == kept.0;
+        if same {
+            kept.1 += next.1;
+        }
+        same
+    });
+    changes.retain(|entry| entry.1 != 0);
+    true
+}
+
+/// Empties a list of a few changes into an iterator in which equal keys are summed and zeros dropped, in key order.
+#[inline]
+pub(crate) fn drain_net<T: Ord>(changes: &mut Vec<(T, i64)>) -> Drain<'_, T> {
+    if changes.len() > 1 && !(changes.len() == 2 && changes[0].0 < changes[1].0) {
+        consolidate(changes, 0);
+    }
+    Drain(changes.drain(..))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -260,7 +304,7 @@ mod tests {
         for key in 0..1_000_000u64 {
             batch.update(key + 4, 1);
             batch.update(key, -1);
-            assert!(batch.held() <= 4 * TAIL + 2 * SEARCHED, "{} entries at {key}", batch.held());
+            assert!(batch.held() <= 8 * GROWTH_DISTINCT + TAIL + SEARCHED, "{} entries at {key}", batch.held());
         }
         assert_eq!(batch.len(), 8);
     }
@@ -278,12 +322,43 @@ mod tests {
     }
 
     #[test]
-    fn few_updates_stay_inline() {
+    fn what_cancels_at_once_takes_no_room() {
         let mut batch = ChangeBatch::new();
         for key in 0..1000 {
             batch.update(key, 1);
             batch.update(key, -1);
+            assert_eq!(batch.held(), 0);
         }
-        assert!(!batch.updates.spilled() && batch.is_empty());
+        assert!(batch.is_empty() && batch.updates.capacity() < 8);
+    }
+
+    #[test]
+    fn repeated_keys_are_combined_and_not_collected() {
+        let mut batch = ChangeBatch::new();
+        for update in 0..100_000u64 {
+            batch.update(update % 100 * 7, 1);
+            // The first keys seemed to be distinct.
+            let most = if update < 2000 { GROWTH_DISTINCT * TAIL + TAIL } else { 100 };
+            assert!(batch.held() <= most, "{} entries at {update}", batch.held());
+        }
+        assert!(batch.search);
+        batch.extend((0..100u64).map(|key| (key * 7, -1000)));
+        assert!(batch.is_empty());
+    }
+
+    /// A count in the sorted prefix that becomes zero and then is the last entry of all.
+    #[test]
+    fn a_zero_that_becomes_the_last_entry_counts_again() {
+        let mut batch = ChangeBatch::new();
+        (0..64u64).for_each(|update| batch.update(update % 4, 1));
+        assert!(batch.search);
+        batch.update(9, 1);
+        batch.update(5, 1);
+        batch.update(9, -1);
+        batch.update(5, -1);
+        assert_eq!((batch.held(), batch.zeros), (5, 1));
+        batch.update(9, 2);
+        assert_eq!(batch.zeros, 0);
+        assert_eq!(batch.drain().last(), Some((9, 2)));
     }
 }

@@ -1,15 +1,21 @@
 //! Counts per time in `Ord` order, for [`crate::MutableAntichain`].
 //!
 //! Live times mostly move like a queue: the newest enters at the end, the oldest leaves at the front. A ring serves that in
-//! a few nanoseconds and needs no nodes. Work far from both ends of a long ring would move many entries, so the first such
-//! change turns the ring into a tree, in logarithmic time from then on; once short again it becomes a ring. Both turns are
-//! paid for by the changes that lead to them.
+//! a few nanoseconds and needs no nodes. A change that is far from both ends of a long ring would move many entries, and
+//! under partial orders the next minimal times may lie anywhere in it; so the first such change, and the growth of a ring
+//! of partially ordered times, turn it into a search tree, in logarithmic time from then on. Once short again it becomes a
+//! ring. Both turns are paid for by the changes that lead to them.
 
-use std::collections::{BTreeMap, VecDeque, btree_map::Entry};
-use std::ops::Bound;
+use std::cmp::Ordering;
+use std::collections::{VecDeque, vec_deque};
+
+use crate::order::PartialOrder;
+use crate::times::{Entries, Times};
 
 /// The most entries that a change in a ring may move.
 const MOVED: usize = 256;
+/// The longest ring of partially ordered times.
+const LONG: usize = 1024;
 /// A tree shorter than this becomes a ring.
 const SHORT: usize = MOVED / 4;
 
@@ -17,7 +23,16 @@ const SHORT: usize = MOVED / 4;
 #[derive(Clone, Debug)]
 pub(crate) enum Counts<T> {
     Ring(VecDeque<(T, i64)>),
-    Tree(BTreeMap<T, i64>),
+    Tree(Times<T, i64>),
+}
+
+/// What a change did to a count.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Change {
+    pub(crate) before: i64,
+    pub(crate) after: i64,
+    /// Where [`Counts::exposed`] finds what lies behind the time, until the next change.
+    pub(crate) behind: usize,
 }
 
 impl<T> Counts<T> {
@@ -33,40 +48,41 @@ impl<T> Counts<T> {
     }
 }
 
-impl<T: Ord> Counts<T> {
-    /// Adds to a count; returns it before and after.
+impl<T: PartialOrder + Ord + Clone> Counts<T> {
+    /// Adds to a count.
     #[inline]
-    pub(crate) fn add(&mut self, time: T, diff: i64) -> (i64, i64) {
+    pub(crate) fn add(&mut self, time: T, diff: i64) -> Change {
         match self {
             Self::Ring(ring) => {
                 let found = find(ring, &time);
                 let (at, length) = (found.unwrap_or_else(|at| at), ring.len());
-                let moved = at.min(length - at);
+                let near = if T::DIMENSION <= 1 { at.min(length - at) <= MOVED } else { length <= LONG };
                 match found {
                     Ok(at) => {
-                        let before = ring[at].1;
-                        ring[at].1 += diff;
-                        if ring[at].1 != 0 {
-                            return (before, before + diff);
+                        let count = &mut ring[at].1;
+                        let before = *count;
+                        let after = before + diff;
+                        if after != 0 {
+                            *count = after;
+                            return Change { before, after, behind: at + 1 };
                         }
                         if at == 0 {
                             ring.pop_front();
-                            return (before, 0);
+                            return Change { before, after, behind: 0 };
                         }
-                        if moved <= MOVED {
+                        if near {
                             ring.remove(at);
-                            return (before, 0);
+                            return Change { before, after, behind: at };
                         }
-                        ring[at].1 = before;
                     }
-                    Err(_) if diff == 0 => return (0, 0),
-                    Err(at) if at == length => {
-                        ring.push_back((time, diff));
-                        return (0, diff);
-                    }
-                    Err(at) if moved <= MOVED => {
-                        ring.insert(at, (time, diff));
-                        return (0, diff);
+                    Err(behind) if diff == 0 => return Change { before: 0, after: 0, behind },
+                    Err(at) if near => {
+                        if at == length {
+                            ring.push_back((time, diff));
+                        } else {
+                            ring.insert(at, (time, diff));
+                        }
+                        return Change { before: 0, after: diff, behind: at + 1 };
                     }
                     Err(_) => {}
                 }
@@ -74,22 +90,19 @@ impl<T: Ord> Counts<T> {
                 self.add(time, diff)
             }
             Self::Tree(tree) => {
-                let result = match tree.entry(time) {
-                    Entry::Vacant(_) if diff == 0 => (0, 0),
-                    Entry::Vacant(entry) => (0, *entry.insert(diff)),
-                    Entry::Occupied(mut entry) => {
-                        let before = *entry.get();
-                        *entry.get_mut() += diff;
-                        if before + diff == 0 {
-                            entry.remove();
-                        }
-                        (before, before + diff)
+                let count = tree.entry(time.clone(), || 0);
+                let before = *count;
+                *count += diff;
+                if *count == 0 {
+                    tree.remove(&time);
+                    if tree.len() < SHORT {
+                        let counts = tree.iter().map(|(time, count)| (time.clone(), *count)).collect::<VecDeque<_>>();
+                        let behind = counts.partition_point(|entry| entry.0 <= time);
+                        *self = Self::Ring(counts);
+                        return Change { before, after: 0, behind };
                     }
-                };
-                if tree.len() < SHORT {
-                    *self = Self::Ring(std::mem::take(tree).into_iter().collect());
                 }
-                result
+                Change { before, after: before + diff, behind: 0 }
             }
         }
     }
@@ -106,37 +119,61 @@ impl<T: Ord> Counts<T> {
     pub(crate) fn first_live(&self) -> Option<&T> {
         match self {
             Self::Ring(ring) => ring.iter().find(|entry| entry.1 > 0).map(|entry| &entry.0),
-            Self::Tree(tree) => tree.iter().find(|entry| *entry.1 > 0).map(|entry| entry.0),
+            Self::Tree(tree) => tree.first_free(None, |_| false, |count| *count > 0).map(|entry| entry.0),
         }
     }
 
-    /// The times strictly after `time` with a positive count, in order.
-    pub(crate) fn live_after<'a>(&'a self, time: &T) -> impl Iterator<Item = &'a T> + use<'a, T> {
-        let (ring, tree) = match self {
+    /// The first time with a positive count behind `after` that lies before `until` and is not `dominated`, and where to
+    /// go on behind it. `behind` is where the last change or this function said that the entries behind `after` are.
+    pub(crate) fn exposed(
+        &self,
+        behind: usize,
+        after: &T,
+        until: Option<&T>,
+        dominated: impl Fn(&T) -> bool,
+    ) -> Option<(&T, usize)> {
+        match self {
             Self::Ring(ring) => {
-                let from = find(ring, time).map_or_else(|at| at, |at| at + 1);
-                (Some(ring.range(from..)), None)
+                for (at, (time, count)) in ring.iter().enumerate().skip(behind) {
+                    if until.is_some_and(|until| until <= time) {
+                        return None;
+                    }
+                    if *count > 0 && !dominated(time) {
+                        return Some((time, at + 1));
+                    }
+                }
+                None
             }
-            Self::Tree(tree) => (None, Some(tree.range((Bound::Excluded(time), Bound::Unbounded)))),
-        };
-        ring.into_iter()
-            .flatten()
-            .map(|entry| (&entry.0, entry.1))
-            .chain(tree.into_iter().flatten().map(|entry| (entry.0, *entry.1)))
-            .filter(|entry| entry.1 > 0)
-            .map(|entry| entry.0)
+            Self::Tree(tree) => {
+                let blocked = |time: &T| until.is_some_and(|until| until <= time) || dominated(time);
+                tree.first_free(Some(after), blocked, |count| *count > 0).map(|entry| (entry.0, 0))
+            }
+        }
     }
 
     /// All nonzero counts in order of time.
-    pub(crate) fn iter(&self) -> impl Iterator<Item = (&T, i64)> {
-        let (ring, tree) = match self {
-            Self::Ring(ring) => (Some(ring.iter()), None),
-            Self::Tree(tree) => (None, Some(tree.iter())),
-        };
-        ring.into_iter()
-            .flatten()
-            .map(|entry| (&entry.0, entry.1))
-            .chain(tree.into_iter().flatten().map(|entry| (entry.0, *entry.1)))
+    pub(crate) fn iter(&self) -> Iter<'_, T> {
+        match self {
+            Self::Ring(ring) => Iter::Ring(ring.iter()),
+            Self::Tree(tree) => Iter::Tree(tree.iter()),
+        }
+    }
+}
+
+/// All nonzero counts in order of time.
+#[derive(Debug)]
+pub(crate) enum Iter<'a, T> {
+    Ring(vec_deque::Iter<'a, (T, i64)>),
+    Tree(Entries<'a, T, i64>),
+}
+
+impl<'a, T> Iterator for Iter<'a, T> {
+    type Item = (&'a T, i64);
+    fn next(&mut self) -> Option<Self::Item> {
+        match self {
+            Self::Ring(ring) => ring.next().map(|entry| (&entry.0, entry.1)),
+            Self::Tree(tree) => tree.next().map(|entry| (entry.0, *entry.1)),
+        }
     }
 }
 
@@ -146,36 +183,38 @@ fn find<T: Ord>(ring: &VecDeque<(T, i64)>, time: &T) -> Result<usize, usize> {
     let Some(back) = ring.back() else {
         return Err(0);
     };
-    if *time > back.0 {
-        return Err(ring.len());
+    match time.cmp(&back.0) {
+        Ordering::Greater => Err(ring.len()),
+        Ordering::Equal => Ok(ring.len() - 1),
+        Ordering::Less if *time == ring[0].0 => Ok(0),
+        Ordering::Less => ring.binary_search_by(|entry| entry.0.cmp(time)),
     }
-    if *time == back.0 {
-        return Ok(ring.len() - 1);
-    }
-    if *time == ring[0].0 {
-        return Ok(0);
-    }
-    ring.binary_search_by(|entry| entry.0.cmp(time))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::timestamp::Product;
+
+    fn added(counts: &mut Counts<u64>, time: u64, diff: i64) -> (i64, i64) {
+        let change = counts.add(time, diff);
+        (change.before, change.after)
+    }
 
     #[test]
     fn long_rings_become_trees_and_back() {
         let mut counts = Counts::new();
         for time in 0..4096u64 {
-            assert_eq!(counts.add(2 * time, 1), (0, 1));
+            assert_eq!(added(&mut counts, 2 * time, 1), (0, 1));
         }
         assert!(matches!(counts, Counts::Ring(_)));
-        assert_eq!(counts.add(4097, -1), (0, -1));
+        assert_eq!(added(&mut counts, 4097, -1), (0, -1));
         assert!(matches!(counts, Counts::Tree(_)));
-        assert_eq!(counts.add(4097, 1), (-1, 0));
+        assert_eq!(added(&mut counts, 4097, 1), (-1, 0));
         assert_eq!((counts.len(), counts.get(&4096), counts.get(&4097)), (4096, 1, 0));
-        assert_eq!(counts.live_after(&4096).next(), Some(&4098));
+        assert_eq!(counts.exposed(0, &4096, None, |_| false), Some((&4098, 0)));
         for time in 0..4090u64 {
-            assert_eq!(counts.add(2 * time, -1), (1, 0));
+            assert_eq!(added(&mut counts, 2 * time, -1), (1, 0));
         }
         assert!(matches!(counts, Counts::Ring(_)));
         assert_eq!(counts.first_live(), Some(&8180));
@@ -187,8 +226,35 @@ mod tests {
         for time in 0..2000u64 {
             counts.add(time, 2);
         }
-        assert_eq!(counts.add(1000, -2), (2, 0));
+        assert_eq!(added(&mut counts, 1000, -2), (2, 0));
         assert!(matches!(counts, Counts::Tree(_)));
         assert_eq!((counts.len(), counts.get(&1000), counts.get(&999)), (1999, 0, 2));
+    }
+
+    /// The position that a change reports is the right one in every form, also where the change ends a form.
+    #[test]
+    fn what_is_behind_a_change_is_found() {
+        let at = |time: u64| Product::new(time, 0u64);
+        let mut counts = Counts::new();
+        for time in 0..2000 {
+            counts.add(at(time), 1);
+        }
+        assert!(matches!(counts, Counts::Tree(_)));
+        for time in (1..1999).rev() {
+            let change = counts.add(at(time), -1);
+            assert_eq!((change.before, change.after), (1, 0));
+            let found = counts.exposed(change.behind, &at(time), None, |_| false);
+            assert_eq!(found.map(|found| *found.0), Some(at(1999)), "{} are left", counts.len());
+            assert!(counts.exposed(change.behind, &at(time), Some(&at(1999)), |_| false).is_none());
+        }
+        assert!(matches!(counts, Counts::Ring(_)));
+        for (time, expected) in [(0, 1999), (1999, 2000)] {
+            counts.add(at(2000), 1);
+            let change = counts.add(at(time), 1);
+            assert_eq!(
+                counts.exposed(change.behind, &at(time), None, |_| false).map(|found| found.0.outer),
+                Some(expected)
+            );
+        }
     }
 }

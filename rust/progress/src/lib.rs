@@ -22,6 +22,7 @@ pub mod notificator;
 pub mod order;
 pub mod probe;
 pub mod reachability;
+mod times;
 pub mod timestamp;
 
 pub use antichain::{Antichain, MutableAntichain};

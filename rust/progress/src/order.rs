@@ -23,6 +23,16 @@ pub trait PartialOrder: Eq {
     fn less_than(&self, other: &Self) -> bool {
         self != other && self.less_equal(other)
     }
+
+    /// A value at or before both, the later the better; `None` where none is known. Structures use it to pass over many
+    /// elements at once: too late a value gives wrong answers, the default is always right.
+    fn lower_bound(&self, other: &Self) -> Option<Self>
+    where
+        Self: Sized,
+    {
+        let _ = other;
+        None
+    }
 }
 
 /// A partial order in which any two elements are comparable, in agreement with `Ord` where the type has it.
@@ -36,6 +46,8 @@ macro_rules! natural_order {
             fn less_equal(&self, other: &Self) -> bool { self <= other }
             #[inline]
             fn less_than(&self, other: &Self) -> bool { self < other }
+            #[inline]
+            fn lower_bound(&self, other: &Self) -> Option<Self> { Some(*self.min(other)) }
         }
         impl TotalOrder for $integer {}
     )*};
@@ -52,6 +64,10 @@ impl PartialOrder for () {
     #[inline]
     fn less_than(&self, _: &Self) -> bool {
         false
+    }
+    #[inline]
+    fn lower_bound(&self, (): &Self) -> Option<Self> {
+        Some(())
     }
 }
 

@@ -128,6 +128,11 @@ impl<A: PartialOrder, B: PartialOrder> PartialOrder for Product<A, B> {
     fn less_equal(&self, other: &Self) -> bool {
         self.outer.less_equal(&other.outer) && self.inner.less_equal(&other.inner)
     }
+
+    #[inline]
+    fn lower_bound(&self, other: &Self) -> Option<Self> {
+        Some(Self::new(self.outer.lower_bound(&other.outer)?, self.inner.lower_bound(&other.inner)?))
+    }
 }
 
 impl<A: Timestamp, B: Timestamp> Timestamp for Product<A, B> {
@@ -219,6 +224,8 @@ macro_rules! lexicographic {
             fn less_equal(&self, other: &Self) -> bool { self <= other }
             #[inline]
             fn less_than(&self, other: &Self) -> bool { self < other }
+            #[inline]
+            fn lower_bound(&self, other: &Self) -> Option<Self> { Some(*self.min(other)) }
         }
         impl TotalOrder for $pair {}
     )*};

@@ -33,6 +33,9 @@ fn order<T: PartialOrder + Ord + Debug>(a: &T, b: &T, c: &T) -> Result<(), TestC
     prop_assert_eq!(a.less_than(b), a.less_equal(b) && a != b);
     prop_assert!(!(a.less_equal(b) && b.less_equal(c)) || a.less_equal(c));
     prop_assert!(!a.less_equal(b) || a.cmp(b) != Ordering::Greater, "Ord must extend the partial order");
+    let bound = a.lower_bound(b).expect("all times of this crate have lower bounds");
+    prop_assert!(bound.less_equal(a) && bound.less_equal(b));
+    prop_assert!(!(c.less_equal(a) && c.less_equal(b)) || c.less_equal(&bound), "the greatest of them");
     if T::DIMENSION <= 1 {
         prop_assert!(a.less_equal(b) || b.less_equal(a), "dimension 1 is total");
     }
