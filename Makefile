@@ -11,7 +11,7 @@ export PYO3_PYTHON := $(CURDIR)/$(BIN)/python
 
 .NOTPARALLEL:
 .DEFAULT_GOAL := help
-.PHONY: help setup run test lint format test-rust test-python test-wheel wheel bench clean distclean
+.PHONY: help setup run test lint format test-rust test-python test-wheel wheel bench criterion clean distclean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -54,7 +54,10 @@ wheel: setup ## target/wheels/penstock-*.whl
 test-wheel: wheel ## the wheel as a user gets it
 	@$(STEP) "wheel" $(BIN)/python scripts/check_wheel.py target/wheels/penstock-*.whl
 
-bench: setup ## micro-benchmarks of the core (criterion; minutes)
+bench: setup ## all benches beside their peers, into benches/results (20 minutes; goes on where it stopped)
+	@$(BIN)/penstock bench --all --record benches/results $(ARGS)
+
+criterion: setup ## micro-benchmarks of the core against its own past (minutes)
 	cargo bench -p penstock-benches --locked $(ARGS)
 
 clean: ## forget what was built and written

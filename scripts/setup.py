@@ -1,12 +1,13 @@
 """Set up the working environment: ``.venv`` with the pinned packages and the built package.
 
 Usage: ``python scripts/setup.py`` (or ``make setup``). Needs Python 3.11 or later, Rust and a C
-linker; everything else comes from the package registries. Three steps, each skipped when what it
+linker; everything else comes from the package registries. Four steps, each skipped when what it
 depends on has not changed since it last succeeded:
 
 1. the virtual environment            depends on the Python that runs this file
 2. the packages of requirements/      depends on that file's content
 3. the native module, release build   depends on the Rust sources, manifests and compiler
+4. the core's benches, release build  depends on the same, and on those of the benches
 
 A step leaves a stamp in ``.venv/.setup`` that holds a digest of what it depends on, so an
 interrupted step is simply done again. Only the standard library is used here.
@@ -52,25 +53,32 @@ def main() -> int:
     lock = only_one()
     done = [
         step(
-            "1/3 virtual environment .venv",
+            "1/4 virtual environment .venv",
             "venv",
             f"{sys.version_info[:2]}",
             venv_works,
             make_venv,
         ),
         step(
-            "2/3 pinned packages (the first time about 500 MB and some minutes, most of it Spark)",
+            "2/4 pinned packages (the first time about 500 MB and some minutes, most of it Spark)",
             "packages",
             digest([REQUIREMENTS]),
             lambda: PYTHON.exists(),
             install_packages,
         ),
         step(
-            "3/3 penstock's native module, release build (the first time some minutes)",
+            "3/4 penstock's native module, release build (the first time some minutes)",
             "native",
             digest(native_sources(), salt=rust),
             native_present,
             build_native,
+        ),
+        step(
+            "4/4 the program penstock-bench, release build (a minute)",
+            "benches",
+            digest(bench_sources(), salt=rust),
+            lambda: bench_program().exists(),
+            build_benches,
         ),
     ]
     if any(done):
@@ -165,6 +173,30 @@ def build_native() -> None:
         "build the native module",
         env=environment,
     )
+
+
+# -- step 4 ---------------------------------------------------------------------------------------
+
+
+def bench_sources() -> Iterable[Path]:
+    yield from (ROOT / "Cargo.toml", ROOT / "Cargo.lock")
+    for folder in ("rust", "benches/rust"):
+        for path in (ROOT / folder).rglob("*"):
+            if path.suffix == ".rs" or path.name == "Cargo.toml":
+                yield path
+
+
+def bench_program() -> Path:
+    target = Path(os.environ.get("CARGO_TARGET_DIR") or ROOT / "target")
+    return target / "release" / ("penstock-bench.exe" if os.name == "nt" else "penstock-bench")
+
+
+def build_benches() -> None:
+    # Libraries that the native module was built from serve here too, where both use the same parts of them.
+    what = ["-p", "penstock-benches", "--bin", "penstock-bench"]
+    environment = dict(os.environ) | {"PYO3_PYTHON": str(PYTHON)}
+    run(["cargo", "build", "--quiet", "--release", "--locked", *what], "build penstock-bench", env=environment)
+    bench_program().touch()  # `penstock bench` builds it again where a source is newer
 
 
 # -- what has to be there -------------------------------------------------------------------------

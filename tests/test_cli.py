@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import math
 import os
 import signal
 import subprocess
@@ -232,3 +233,50 @@ def test_interrupt(tmp_path: Path) -> None:
     assert child.returncode == 130
     assert errors == "penstock: interrupted\n"
     assert list(output.iterdir()) == []
+
+
+def test_report(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The page and the picture of a run come from its timeline alone."""
+    from penstock.report import Epoch, Slice, Timeline
+
+    timeline = Timeline("a run", [Epoch(0, 1e9, 1.0, 5)], [Slice(1e9 + 1, 1000, 5)], conditions={"cores": "2"})
+    kept = tmp_path / "timeline.json"
+    kept.write_text(timeline.to_json())
+    assert main(["report", str(kept)]) == 0
+    assert capsys.readouterr().out == f"wrote {tmp_path / 'report.html'}\n"
+    page = (tmp_path / "report.html").read_text()
+    assert "a run" in page and "cores" in page
+    other, picture = tmp_path / "other.html", tmp_path / "run.png"
+    assert main(["report", str(kept), "--output", str(other), "--picture", str(picture)]) == 0
+    assert other.read_text() == page and picture.read_bytes().startswith(b"\x89PNG")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["other.html", "report.html", "run.png", "timeline.json"]
+
+
+def test_report_refuses_what_is_no_timeline(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    kept, bad = tmp_path / "timeline.json", tmp_path / "bad.json"
+    kept.write_text('{"format":1,"title":"t","epochs":[],"slices":[],"migrations":[],"workers":[],"conditions":{}}')
+    whole = json.loads(kept.read_text())
+    slow = {"ended": 1.0, "latency_ns": "slow", "rows": 1}
+    for content, says in [
+        (b"", "no JSON object with a format version"),
+        (b"\xff\xfe", "bad.json: "),
+        (b"[" * 100_000, "no JSON object with a format version"),
+        (json.dumps(whole | {"format": 2}).encode(), "timeline of format 2; this release reads 1"),
+        (json.dumps(whole | {"slices": [slow]}).encode(), "latency_ns of a Slice is 'slow', not int"),
+        (json.dumps(whole | {"slices": [slow | {"latency_ns": 1, "ended": math.nan}]}).encode(), "ended of a Slice"),
+        (json.dumps(whole | {"epochs": [7]}).encode(), "not a timeline"),
+        (json.dumps(whole | {"workers": None}).encode(), "not a timeline"),
+        (json.dumps({"format": 1}).encode(), "'title' is missing"),
+    ]:
+        bad.write_bytes(content)
+        assert says in refused(capsys, "report", str(bad)), content[:40]
+    for arguments, says in [
+        ([str(tmp_path / "none.json")], "does not exist; a run writes timeline.json"),
+        ([str(tmp_path)], "is a folder or a device"),
+        ([str(kept), "--output", str(tmp_path)], "is a folder; name a file"),
+        ([str(kept), "--output", str(kept)], "is the timeline itself"),
+        ([str(kept), "--picture", str(tmp_path / "run.svg")], "name it .png"),
+        ([str(kept), "--picture", str(tmp_path / "no" / "run.png")], "does not exist; make it first"),
+    ]:
+        assert says in refused(capsys, "report", *arguments), arguments
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["bad.json", "timeline.json"]

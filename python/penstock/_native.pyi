@@ -38,6 +38,9 @@ class _MigrationReport(TypedDict):
     bytes: int
     steps: list[_StepReport]
 
+def profile() -> str:
+    """How the module was built: "release", or "dev", whose figures say nothing about speed."""
+
 def version() -> str:
     """Version of penstock, as in the package metadata."""
 

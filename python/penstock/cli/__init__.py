@@ -16,7 +16,7 @@ from typing import Annotated
 
 import typer
 
-from penstock.cli import demo, nexmark, wordcount
+from penstock.cli import bench, demo, nexmark, report, wordcount
 from penstock.cli.common import UsageError, one_line
 from penstock.errors import PenstockError
 
@@ -30,8 +30,10 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+app.command(name="bench")(bench.bench)
 app.command(name="demo")(demo.demo)
 app.command(name="nexmark", epilog=nexmark.EPILOG)(nexmark.nexmark)
+app.command(name="report")(report.report)
 app.command(name="wordcount", epilog=wordcount.EPILOG)(wordcount.wordcount)
 
 
@@ -52,7 +54,7 @@ def _options(
 ) -> None:
     """Dataflow with keyed state that moves while it runs: workloads to try it on.
 
-    Each command runs in this process (`--host local`), as a Spark batch job (`--host spark`) or
+    A workload runs in this process (`--host local`), as a Spark batch job (`--host spark`) or
     resident beside a Spark stream (`--host engine`), with the same results.
     """
     # `main` reads --debug, which it must know before anything is parsed; --version has its callback.

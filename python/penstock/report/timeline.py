@@ -10,7 +10,9 @@ from __future__ import annotations
 import json
 from bisect import bisect_left
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
+from math import isfinite
+from typing import Any, TypeVar
 
 __all__ = ["Epoch", "Migration", "Slice", "Timeline", "Window", "WorkerSample"]
 
@@ -177,21 +179,42 @@ class Timeline:
         try:
             document = json.loads(text)
             version = document.pop("format")
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise ValueError("not a timeline: no JSON object with a format version") from error
         if version != FORMAT:
             raise ValueError(f"timeline of format {version}; this release reads {FORMAT}")
         try:
             return cls(
                 title=document["title"],
-                epochs=[Epoch(**item) for item in document["epochs"]],
-                slices=[Slice(**item) for item in document["slices"]],
-                migrations=[Migration(**item) for item in document["migrations"]],
-                workers=[WorkerSample(**item) for item in document["workers"]],
-                conditions=dict(document["conditions"]),
+                epochs=_items(Epoch, document["epochs"]),
+                slices=_items(Slice, document["slices"]),
+                migrations=_items(Migration, document["migrations"]),
+                workers=_items(WorkerSample, document["workers"]),
+                conditions={str(name): str(value) for name, value in dict(document["conditions"]).items()},
             )
-        except (KeyError, TypeError) as error:
+        except KeyError as error:
+            raise ValueError(f"not a timeline: {error} is missing") from error
+        except (TypeError, ValueError) as error:
             raise ValueError(f"not a timeline: {error}") from error
+
+
+_Item = TypeVar("_Item")
+
+
+def _items(kind: type[_Item], found: Iterable[Mapping[str, Any]]) -> list[_Item]:
+    """Measurements of one kind, refused where a value is not what the kind says."""
+    wanted = {field.name: str(field.type) for field in fields(kind)}  # type: ignore[arg-type]
+    for item in found:
+        for name, value in dict(item).items():
+            number = isinstance(value, (int, float)) and not isinstance(value, bool) and isfinite(value)
+            good = {
+                "int": number and isinstance(value, int),
+                "float": number,
+                "str": isinstance(value, str),
+            }.get(wanted.get(name, ""), True)
+            if not good:
+                raise ValueError(f"{name} of a {kind.__name__} is {value!r}, not {wanted[name]}")
+    return [kind(**item) for item in found]
 
 
 def quantiles(weighted: Iterable[tuple[int, int]], at: Sequence[float]) -> list[int]:

@@ -49,4 +49,10 @@ mod _native {
     fn version() -> &'static str {
         env!("CARGO_PKG_VERSION")
     }
+
+    /// How the module was built: ``"release"``, or ``"dev"``, whose figures say nothing about speed.
+    #[pyfunction]
+    fn profile() -> &'static str {
+        if cfg!(debug_assertions) { "dev" } else { "release" }
+    }
 }

@@ -1,0 +1,95 @@
+"""Which benches there are.
+
+Owns: the table of names. Adding one is a line here, and its module (or its entry in ``benches/rust/src/main.rs``).
+Importing this imports no bench.
+"""
+
+from __future__ import annotations
+
+import difflib
+from dataclasses import dataclass
+from typing import Literal
+
+from penstock.errors import ConfigError
+
+__all__ = ["BENCHES", "Bench", "find"]
+
+
+@dataclass(frozen=True)
+class Bench:
+    """One bench.
+
+    Attributes
+    ----------
+    name : str
+        What the command line calls it.
+    kind : {"core", "python", "spark"}
+        Measured by the program of the checkout, in this process, or in a Spark session that this process starts.
+    summary : str
+        What is measured beside what, in one line.
+    module : str
+        Where its ``run(options, emit, tell)`` is; empty for the core.
+    """
+
+    name: str
+    kind: Literal["core", "python", "spark"]
+    summary: str
+    module: str = ""
+
+
+BENCHES: tuple[Bench, ...] = (
+    Bench("keyed-count", "core", "count per key, 2^10 to 2^24 keys, w1 and w2, beside timely (fast hash, SipHash)"),
+    Bench("frontier", "core", "a frontier moves by one among many live times, beside timely's MutableAntichain"),
+    Bench("change-batch", "core", "updates one by one and a drain, beside timely's ChangeBatch"),
+    Bench("empty-epoch", "core", "an epoch without data, w1 and w2, beside timely"),
+    Bench("barrier", "core", "a round of the barrier, beside timely's"),
+    Bench("sequencer", "core", "an item through the sequencer, beside timely's"),
+    Bench("noisy-neighbour", "core", "count per key at w2 beside one CPU hog, beside timely and the own quiet rate"),
+    Bench("bins-overhead", "core", "count per key with 2^4 to 2^20 bins, beside no bins"),
+    Bench(
+        "keyed-count-python",
+        "python",
+        "count per key from Python, blocks of 1,024 to 65,536 rows, beside the same from Rust",
+        "penstock.bench.keyed_count_python",
+    ),
+    Bench(
+        "foreach-batch-count",
+        "spark",
+        "count per key in foreachBatch, beside Spark's groupBy.count with RocksDB and with the default store",
+        "penstock.bench.foreach_batch_count",
+    ),
+    Bench(
+        "foreach-batch-python-state",
+        "spark",
+        "running mean per key in Python, beside applyInPandasWithState, transformWithStateInPandas and a dict",
+        "penstock.bench.python_state",
+    ),
+    Bench(
+        "map-in-arrow",
+        "spark",
+        "a flow inside mapInArrow, beside the identity function",
+        "penstock.bench.map_in_arrow",
+    ),
+)
+
+
+def find(name: str) -> Bench:
+    """Return the bench of a name.
+
+    Raises
+    ------
+    ConfigError
+        When there is none; the message lists all.
+
+    Examples
+    --------
+    >>> find("frontier").kind
+    'core'
+    """
+    for bench in BENCHES:
+        if bench.name == name:
+            return bench
+    names = [bench.name for bench in BENCHES]
+    close = difflib.get_close_matches(name, names, 1)
+    hint = f" (did you mean {close[0]}?)" if close else ""
+    raise ConfigError(f"{name!r} is no bench{hint}; there are {', '.join(names)}")

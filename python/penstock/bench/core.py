@@ -1,0 +1,117 @@
+"""The core's benches: the program ``penstock-bench`` of a checkout.
+
+Owns: finding the program, building it where it is missing or older than its sources, and running it. Invariant: the
+program never outlives the call that started it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+from penstock.bench.measure import Emit, Options, Tell
+from penstock.errors import ConfigError, EngineError
+
+__all__ = ["checkout", "program", "run"]
+
+NAME = "penstock-bench.exe" if os.name == "nt" else "penstock-bench"
+
+
+def checkout() -> Path | None:
+    """The root of the checkout that this package lies in; None for an installed wheel."""
+    root = Path(__file__).resolve().parents[3]
+    return root if (root / "benches" / "rust" / "Cargo.toml").is_file() else None
+
+
+def program(tell: Tell) -> Path:
+    """Return the program, built where that is needed.
+
+    Raises
+    ------
+    ConfigError
+        When this is an installed wheel, or the program must be built and there is no cargo.
+    EngineError
+        When it does not build.
+    """
+    root = checkout()
+    if root is None:
+        raise ConfigError(
+            "the benches of the core need a checkout of penstock, where `make setup` builds them; from an installed"
+            " package only those of Python and Spark run"
+        )
+    target = Path(os.environ.get("CARGO_TARGET_DIR") or root / "target")
+    built = target / "release" / NAME
+    if built.is_file() and built.stat().st_mtime >= max(map(_modified, _sources(root))):
+        return built
+    cargo = shutil.which("cargo") or shutil.which(str(Path.home() / ".cargo" / "bin" / "cargo"))
+    if cargo is None:
+        raise ConfigError(f"{built} is missing or out of date and cargo is not on PATH; run make setup in {root}")
+    tell(f"building {built} (the first time some minutes)")
+    command = [cargo, "build", "--quiet", "--release", "--locked", "-p", "penstock-benches", "--bin", "penstock-bench"]
+    environment = dict(os.environ) | {"CARGO_TARGET_DIR": str(target)}
+    child = subprocess.Popen(command, cwd=root, env=environment, stdout=sys.stderr)
+    if (status := _wait(child)) != 0:
+        raise EngineError(f"penstock-bench did not build (exit status {status}): {' '.join(command)} in {root}")
+    built.touch()  # cargo leaves the time when only a comment has changed
+    return built
+
+
+def run(name: str, options: Options, emit: Emit, tell: Tell) -> None:
+    """Run one bench of the core and hand on its lines as they come.
+
+    Raises
+    ------
+    ConfigError, EngineError
+        As for `program`, or when the bench fails.
+    """
+    command = [str(program(tell)), name]
+    if options.quick:
+        command.append("--quick")
+    if options.seconds is not None:
+        command += ["--seconds", repr(options.seconds)]
+    child = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    try:
+        assert child.stdout is not None
+        for text in child.stdout:
+            emit(json.loads(text))
+    except BaseException:
+        _end(child)
+        raise
+    finally:
+        if child.stdout is not None:
+            child.stdout.close()
+    if (status := _wait(child)) != 0:
+        raise EngineError(f"penstock-bench {name} failed with exit status {status}")
+
+
+def _wait(child: subprocess.Popen[str] | subprocess.Popen[bytes]) -> int:
+    try:
+        return child.wait()
+    except BaseException:
+        _end(child)
+        raise
+
+
+def _end(child: subprocess.Popen[str] | subprocess.Popen[bytes]) -> None:
+    child.terminate()
+    try:
+        child.wait(5)
+    except subprocess.TimeoutExpired:
+        child.kill()
+        child.wait()
+
+
+def _sources(root: Path) -> list[Path]:
+    """What the program is made of."""
+    found = [root / "Cargo.toml", root / "Cargo.lock"]
+    for folder in (root / "rust", root / "benches" / "rust"):
+        found += [path for path in folder.rglob("*") if path.suffix == ".rs" or path.name == "Cargo.toml"]
+    return found
+
+
+def _modified(path: Path) -> float:
+    return path.stat().st_mtime

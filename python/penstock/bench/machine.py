@@ -1,0 +1,134 @@
+"""What a figure was taken on: cores, CPU, load, and how much of them others used meanwhile.
+
+Owns: pinning, and reading ``/proc``; elsewhere these are None. The twin of ``benches/rust/src/machine.rs``, which
+says the same of the core's benches; this one also counts the processes that this one has started, such as Spark's.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+__all__ = ["CORES", "Meter", "cores", "cpu", "load", "pinned"]
+
+#: How many cores the benches are pinned to, where the system has that many.
+CORES = 2
+
+_TICKS = os.sysconf("SC_CLK_TCK") if hasattr(os, "sysconf") else 100
+
+
+@contextlib.contextmanager
+def pinned(count: int = CORES) -> Iterator[list[int]]:
+    """Keep this thread, and what it starts, on the first few CPUs that it may use.
+
+    Parameters
+    ----------
+    count : int, default 2
+        How many CPUs at most.
+
+    Yields
+    ------
+    list of int
+        The CPUs; empty where the system cannot pin.
+    """
+    if not hasattr(os, "sched_setaffinity"):
+        yield []
+        return
+    before = os.sched_getaffinity(0)
+    chosen = sorted(before)[:count]
+    os.sched_setaffinity(0, chosen)
+    try:
+        yield chosen
+    finally:
+        os.sched_setaffinity(0, before)
+
+
+def cores() -> int:
+    """How many CPUs this thread may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def cpu() -> str | None:
+    """The name of the CPU, where the system tells."""
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/cpuinfo").read_text(errors="replace").splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return None
+
+
+def load() -> float | None:
+    """The load average of the last minute, where the system tells."""
+    with contextlib.suppress(OSError, AttributeError):
+        return round(os.getloadavg()[0], 2)
+    return None
+
+
+class Meter:
+    """CPU time between two moments, as a number of busy CPUs.
+
+    `own` is that of this process and everything that it has started; `foreign` is what others used of the CPUs
+    that this thread may use. More than about 0.05 of it makes a figure doubtful.
+    """
+
+    def __init__(self) -> None:
+        self._begin = time.monotonic()
+        self._busy = _busy_seconds()
+        self._own = _tree_seconds()
+
+    def stop(self) -> tuple[float | None, float | None]:
+        """Return (own, foreign); None where the system does not tell, or the time was too short to say."""
+        wall = time.monotonic() - self._begin
+        busy, own = _busy_seconds(), _tree_seconds()
+        if wall < 0.1 or self._own is None or own is None:
+            return None, None
+        used = max(0.0, own - self._own) / wall
+        if self._busy is None or busy is None:
+            return round(used, 3), None
+        return round(used, 3), round(max(0.0, (busy - self._busy) / wall - used), 3)
+
+
+def _busy_seconds() -> float | None:
+    """Seconds for which the CPUs of this thread were not idle."""
+    try:
+        allowed = {f"cpu{number}" for number in os.sched_getaffinity(0)}
+        lines = Path("/proc/stat").read_text().splitlines()
+    except (OSError, AttributeError):
+        return None
+    ticks = 0
+    for line in lines:
+        name, *fields = line.split()
+        if name in allowed:
+            # user, nice, system, idle, iowait, irq, softirq, steal
+            ticks += sum(int(fields[at]) for at in (0, 1, 2, 5, 6, 7) if at < len(fields))
+    return ticks / _TICKS
+
+
+def _tree_seconds() -> float | None:
+    """Seconds of CPU of this process, its descendants, and the ended children that they have waited for."""
+    parents: dict[int, int] = {}
+    used: dict[int, int] = {}
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            text = path.read_text(errors="replace")
+        except OSError:
+            continue  # it has ended meanwhile
+        fields = text.rpartition(")")[2].split()
+        number = int(path.parent.name)
+        parents[number] = int(fields[1])
+        used[number] = sum(int(field) for field in fields[11:15])
+    here = os.getpid()
+    if here not in used:
+        return None
+    children: dict[int, list[int]] = {}
+    for number, parent in parents.items():
+        children.setdefault(parent, []).append(number)
+    total, waiting = 0, [here]
+    while waiting:
+        number = waiting.pop()
+        total += used[number]
+        waiting += children.get(number, [])
+    return total / _TICKS

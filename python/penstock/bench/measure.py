@@ -1,0 +1,175 @@
+"""How the benches measure, and the shape of a result.
+
+Owns: budgets, turns, repeats, medians. Invariants: both sides run in turn and neither is always first; a ratio above
+1 means that ours is better by that factor; `ours` and `peer` are medians and `ratio` is their quotient. The twin of
+``benches/rust/src/harness.rs``.
+"""
+
+from __future__ import annotations
+
+import platform
+import statistics
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from penstock.bench import machine
+
+__all__ = ["Better", "Emit", "Line", "Options", "Paired", "Tell", "compare", "line", "versions"]
+
+#: One result, ready for JSON.
+Line = dict[str, Any]
+Better = Literal["lower", "higher"]
+#: Takes each result as soon as it is there.
+Emit = Callable[[Line], None]
+#: Takes lines on how it goes.
+Tell = Callable[[str], None]
+
+LEAST, MOST = 3, 201
+
+
+@dataclass(frozen=True)
+class Options:
+    """What was asked for.
+
+    Attributes
+    ----------
+    quick : bool
+        Fewer or smaller cases, so that the bench ends within 50 s.
+    seconds : float or None
+        Budget of the whole bench; None leaves it to the bench.
+    """
+
+    quick: bool = False
+    seconds: float | None = None
+
+    def budget(self, cases: int, *, quick: float, full: float) -> float:
+        """Return the seconds for one of `cases` cases, given what the whole takes by default."""
+        whole = self.seconds if self.seconds is not None else (quick if self.quick else full)
+        return whole / max(1, cases)
+
+
+@dataclass
+class Paired:
+    """The figures of both sides, one of each per repeat, and what the CPUs did meanwhile."""
+
+    ours: list[float] = field(default_factory=list)
+    peer: list[float] = field(default_factory=list)
+    own_cpu: float | None = None
+    foreign_cpu: float | None = None
+
+
+def compare(
+    budget: float, ours: Callable[[], float], peer: Callable[[], float], *, warm: int = 1, least: int = LEAST
+) -> Paired:
+    """Run both sides in turn until the budget is spent.
+
+    Parameters
+    ----------
+    budget : float
+        Seconds, the turns that do not count included.
+    ours, peer : callable
+        Each does one repeat and returns its figure.
+    warm : int, default 1
+        Turns that do not count.
+    least : int, default 3
+        Turns that count even when the budget is spent.
+
+    Returns
+    -------
+    Paired
+        Equally many figures of both.
+    """
+    begin = time.monotonic()
+    for _ in range(warm):
+        ours()
+        peer()
+    meter = machine.Meter()
+    found = Paired()
+    longest = 0.0
+    while len(found.ours) < least or (time.monotonic() - begin + longest <= budget and len(found.ours) < MOST):
+        turn = time.monotonic()
+        if len(found.ours) % 2 == 0:
+            found.ours.append(ours())
+            found.peer.append(peer())
+        else:
+            found.peer.append(peer())
+            found.ours.append(ours())
+        longest = max(longest, time.monotonic() - turn)
+    found.own_cpu, found.foreign_cpu = meter.stop()
+    return found
+
+
+def line(
+    name: str, case: str, unit: str, better: Better, paired: Paired, options: Options, conditions: Mapping[str, Any]
+) -> Line:
+    """Make a result.
+
+    Parameters
+    ----------
+    name, case, unit : str
+        The bench; the parameters and the peer; of `ours` and `peer`.
+    better : {"lower", "higher"}
+        Times or rates.
+    paired : Paired
+        The figures.
+    options : Options
+        What was asked for.
+    conditions : mapping
+        What else one must know to repeat or judge the figure; ``versions`` are merged with ours.
+
+    Examples
+    --------
+    >>> made = line("b", "c vs d", "s", "lower", Paired([1.0], [2.0]), Options(), {})
+    >>> made["ours"], made["peer"], made["ratio"]
+    (1.0, 2.0, 2.0)
+    """
+    from penstock import _native
+
+    pairs = [_ratio(better, ours, peer) for ours, peer in zip(paired.ours, paired.peer, strict=True)]
+    ours, peer = statistics.median(paired.ours), statistics.median(paired.peer)
+    own = dict(conditions)
+    return {
+        "name": name,
+        "case": case,
+        "unit": unit,
+        "ours": ours,
+        "peer": peer,
+        "ratio": _ratio(better, ours, peer),
+        "ours_range": _range(paired.ours),
+        "peer_range": _range(paired.peer),
+        "conditions": {
+            "versions": versions() | dict(own.pop("versions", {})),
+            "cores": machine.cores(),
+            "cpu": machine.cpu(),
+            "profile": _native.profile(),
+            "quick": options.quick,
+            "repeats": len(paired.ours),
+            "better": better,
+            "ratio_of": "medians",
+            "paired_ratio": statistics.median(pairs),
+            "paired_ratio_range": _range(pairs),
+            "own_cpu": paired.own_cpu,
+            "foreign_cpu": paired.foreign_cpu,
+            "load": machine.load(),
+        }
+        | own,
+    }
+
+
+def versions() -> dict[str, str]:
+    """What runs here: penstock, Python, pyarrow."""
+    import pyarrow as pa
+
+    from penstock import _native
+
+    return {"penstock": _native.version(), "python": platform.python_version(), "pyarrow": pa.__version__}
+
+
+def _ratio(better: Better, ours: float, peer: float) -> float:
+    return peer / ours if better == "lower" else ours / peer
+
+
+def _range(values: Sequence[float]) -> list[float]:
+    return [min(values), max(values)]

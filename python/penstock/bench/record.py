@@ -1,0 +1,174 @@
+"""The results page: what was measured, kept as lines of JSON and shown as Markdown.
+
+Owns: a folder with one file of lines for each bench, and ``README.md`` made from them. Invariant: the page says
+nothing that is not in the lines; losses stand beside wins.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from penstock.bench.catalogue import BENCHES
+from penstock.bench.measure import Line
+from penstock.bench.show import figure
+from penstock.bench.targets import TARGETS, judge
+from penstock.errors import ConfigError
+
+__all__ = ["page", "read", "write", "write_page"]
+
+#: Conditions that the page tells once for a bench, or in columns.
+_TOLD = {
+    *("versions", "cores", "cpu", "profile", "quick", "repeats", "better", "ratio_of", "paired_ratio"),
+    *("paired_ratio_range", "own_cpu", "foreign_cpu", "load", "commit", "pinned", "at"),
+}
+_NOISY = 0.05
+
+_HEAD = """\
+# Results
+
+Made by `penstock bench --all --record benches/results` from the `.jsonl` files beside this page; not edited by hand.
+Each line is ours beside a peer, in one run, on the same input and cores, both sides in turn. *Ours* and *peer* are
+medians with their least and greatest value. A *ratio* above 1 means that ours is better by that factor, for times as
+for rates; it is the quotient of the medians, and the range beside it is that of the single pairs.
+"""
+
+
+def read(folder: Path, bench: str) -> list[Line]:
+    """The recorded results of a bench; empty when there are none.
+
+    Raises
+    ------
+    ConfigError
+        When the file is damaged.
+    """
+    path = folder / f"{bench}.jsonl"
+    if not path.is_file():
+        return []
+    try:
+        lines = [json.loads(text) for text in path.read_text(encoding="utf-8").splitlines()]
+        if not all(isinstance(line["conditions"], dict) and line["ratio"] > 0 for line in lines):
+            raise ValueError
+    except (ValueError, KeyError, TypeError) as error:
+        raise ConfigError(f"{path} does not hold results of a bench; delete it") from error
+    return lines
+
+
+def write(folder: Path, bench: str, lines: Iterable[Line]) -> None:
+    """Record the results of a bench in place of older ones, and renew the page."""
+    _replace(folder / f"{bench}.jsonl", "".join(f"{json.dumps(line)}\n" for line in lines))
+    write_page(folder)
+
+
+def write_page(folder: Path) -> None:
+    """Make the page again from what is recorded."""
+    _replace(folder / "README.md", page({bench.name: read(folder, bench.name) for bench in BENCHES}))
+
+
+def page(results: dict[str, list[Line]]) -> str:
+    """The page as Markdown, benches in the order of the catalogue."""
+    parts = [_HEAD, _targets([line for lines in results.values() for line in lines])]
+    for bench in BENCHES:
+        lines = results.get(bench.name, [])
+        parts.append(f"## {bench.name}\n\n{bench.summary[0].upper()}{bench.summary[1:]}.\n")
+        parts.append(_bench(lines) if lines else "Not recorded.\n")
+    return "\n".join(parts)
+
+
+def _targets(lines: Sequence[Line]) -> str:
+    rows = []
+    for target in TARGETS:
+        covered = [line for line in lines if target.covers(line)]
+        verdict = target.verdict(covered)
+        ratios = [line["ratio"] for line in covered]
+        word = f"{verdict}: {target.claim}" if verdict == "not claimed" else verdict
+        reached = "" if not ratios else _spread(ratios, "x")
+        bench = target.bench or "no bench yet"
+        rows.append([target.what, bench, f">= {figure(target.least)}x", reached, f"**{word}**"])
+    return f"## Targets\n\n{_table(['target', 'bench', 'wanted', 'ratio', ''], rows, 'llrrl')}"
+
+
+def _bench(lines: Sequence[Line]) -> str:
+    rows = []
+    for line in lines:
+        conditions = line["conditions"]
+        judged = judge(line)
+        paired = conditions.get("paired_ratio_range")
+        rows.append(
+            [
+                line["case"],
+                line["unit"],
+                _with_range(line["ours"], line["ours_range"]),
+                _with_range(line["peer"], line["peer_range"]),
+                f"**{figure(line['ratio'])}x**" + (f" ({_spread(paired, 'x')})" if paired else ""),
+                f"{conditions.get('repeats', '')}",
+                "" if judged is None else f">= {figure(judged[0].least)}x: {judged[1]}",
+            ]
+        )
+    header = ["case", "unit", "ours", "peer", "ratio (pairs)", "repeats", "target"]
+    text = [_table(header, rows, "llrrrrl"), _conditions(lines)]
+    return "\n".join(text)
+
+
+def _conditions(lines: Sequence[Line]) -> str:
+    every = [line["conditions"] for line in lines]
+    first = every[0]
+    versions: dict[str, str] = {}
+    for conditions in every:
+        versions |= conditions.get("versions", {})
+    foreign = max((conditions.get("foreign_cpu") or 0.0 for conditions in every), default=0.0)
+    told = [
+        ", ".join(f"{name} {version}" for name, version in versions.items()),
+        f"{first.get('cores')} cores of {first.get('cpu') or 'an unknown CPU'}",
+        f"{first.get('profile')} build{' of commit ' + str(first['commit']) if first.get('commit') else ''}",
+        f"{first.get('at', '')}",
+        f"others used at most {foreign:.2f} CPUs" + (" (**noisy**)" if foreign > _NOISY else ""),
+    ]
+    if first.get("quick"):
+        told.append("**quick run: small sizes**")
+    text = f"Conditions: {'; '.join(part for part in told if part)}.\n"
+    common = {key: value for key, value in first.items() if all(key in c and c[key] == value for c in every)}
+    shared = {key: value for key, value in common.items() if key not in _TOLD}
+    if shared:
+        text += f"\nAll cases: {_pairs(shared)}.\n"
+    for line in lines:
+        own = {k: v for k, v in line["conditions"].items() if k not in _TOLD and k not in shared}
+        if own:
+            text += f"\n- {line['case']}: {_pairs(own)}"
+    return text + ("\n" if not text.endswith("\n") else "")
+
+
+def _pairs(values: dict[str, Any]) -> str:
+    return ", ".join(
+        f"{name.replace('_', ' ')} {value if isinstance(value, str) else json.dumps(value)}"
+        for name, value in values.items()
+    )
+
+
+def _with_range(value: float, span: Sequence[float]) -> str:
+    return f"{figure(value)} ({_spread(span)})"
+
+
+def _spread(values: Sequence[float], unit: str = "") -> str:
+    low, high = figure(min(values)), figure(max(values))
+    return f"{low}{unit}" if low == high else f"{low} to {high}{unit}"
+
+
+def _table(header: Sequence[str], rows: Iterable[Sequence[str]], sides: str) -> str:
+    lines = [header, ["---:" if side == "r" else "---" for side in sides], *rows]
+    return "".join(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |\n" for cells in lines)
+
+
+def _replace(path: Path, text: str) -> None:
+    """Write a file so that it is there whole or as it was before."""
+    part = path.with_name(f".{path.name}.{os.getpid()}.part")
+    try:
+        part.write_text(text, encoding="utf-8")
+        part.replace(path)
+    finally:
+        with contextlib.suppress(FileNotFoundError):
+            part.unlink()

@@ -1,0 +1,176 @@
+"""Runs benches: one in this process, or all of them, each in a process of its own.
+
+Owns: pinning, what is added to every result (commit, time, CPUs), and the order and resumption of a run of all.
+Invariant: whatever ends a run, no process that it started stays behind.
+"""
+
+from __future__ import annotations
+
+import datetime
+import importlib
+import importlib.util
+import json
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+from penstock.bench import core, machine, record
+from penstock.bench.catalogue import BENCHES, Bench
+from penstock.bench.measure import Emit, Line, Options, Tell
+from penstock.errors import ConfigError, EngineError
+
+__all__ = ["run", "run_all"]
+
+#: What a result has, in the order in which people read it, beside the conditions.
+_KEYS = ("name", "case", "unit", "ours", "peer", "ratio", "ours_range", "peer_range")
+#: Seconds after which a bench of a run of all is given up.
+LIMIT_S = 900.0
+
+
+def run(bench: Bench, options: Options, emit: Emit, tell: Tell) -> None:
+    """Run one bench; each result goes to `emit` as soon as it is there.
+
+    Parameters
+    ----------
+    bench : Bench
+        Which.
+    options : Options
+        How long.
+    emit : callable
+        Takes results.
+    tell : callable
+        Takes lines on how it goes.
+
+    Raises
+    ------
+    ConfigError
+        When it cannot run here: no checkout, no Spark.
+    EngineError
+        When it fails.
+    """
+    if bench.kind == "spark" and importlib.util.find_spec("pyspark") is None:
+        raise ConfigError(f"{bench.name} needs Spark: pip install 'penstock[spark]'")
+    with machine.pinned() as cpus:
+        about = _about() | {"pinned": cpus}
+
+        def with_more(line: Line) -> None:
+            conditions = line["conditions"] | about | {"at": _now()}
+            emit({key: line[key] for key in _KEYS} | {"conditions": conditions})
+
+        if bench.kind == "core":
+            core.run(bench.name, options, with_more, tell)
+        else:
+            importlib.import_module(bench.module).run(options, with_more, tell)
+
+
+def run_all(folder: Path, options: Options, again: bool, emit: Emit, tell: Tell) -> list[str]:
+    """Run every bench and record it; what an earlier run of this commit has recorded is kept.
+
+    Parameters
+    ----------
+    folder : Path
+        Where the results are; see `record`.
+    options : Options
+        How long.
+    again : bool
+        Measure what is recorded already, too.
+    emit, tell : callable
+        As for `run`; `emit` gets kept results too.
+
+    Returns
+    -------
+    list of str
+        Names of the benches that failed; why was told.
+    """
+    if importlib.util.find_spec("pyspark") is None:
+        raise ConfigError("a run of all benches needs Spark: pip install 'penstock[spark]'")
+    core.program(tell)
+    commit = _about()["commit"]
+    failed = []
+    for number, bench in enumerate(BENCHES, 1):
+        kept = record.read(folder, bench.name)
+        title = f"{number}/{len(BENCHES)} {bench.name}"
+        if not again and commit is not None and kept and all(_same(line, commit, options) for line in kept):
+            tell(f"{title}: recorded already")
+        else:
+            tell(title)
+            try:
+                kept = _in_child(bench, options)
+            except EngineError as error:
+                tell(str(error))
+                failed.append(bench.name)
+                continue
+            record.write(folder, bench.name, kept)
+        for line in kept:
+            emit(line)
+    return failed
+
+
+def _in_child(bench: Bench, options: Options) -> list[Line]:
+    command = [sys.executable, "-m", "penstock.cli", "bench", bench.name, "--json"]
+    if options.quick:
+        command.append("--quick")
+    if options.seconds is not None:
+        command += ["--seconds", repr(options.seconds)]
+    # In a session of its own, so that Ctrl-C comes through us, and once.
+    child = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True)
+    expired = threading.Event()
+
+    def expire() -> None:
+        expired.set()
+        child.send_signal(signal.SIGINT)
+
+    timer = threading.Timer(LIMIT_S, expire)
+    timer.daemon = True
+    timer.start()
+    try:
+        out, _ = child.communicate()
+    except BaseException:
+        child.send_signal(signal.SIGINT)
+        try:
+            child.communicate(timeout=40)
+        except (subprocess.TimeoutExpired, KeyboardInterrupt):
+            child.kill()
+            child.communicate()
+        raise
+    finally:
+        timer.cancel()
+    if expired.is_set():
+        raise EngineError(f"{bench.name} did not end within {LIMIT_S:g} s and is not recorded")
+    if child.returncode != 0:
+        raise EngineError(f"{bench.name} failed with exit status {child.returncode} and is not recorded")
+    return [json.loads(text) for text in out.splitlines()]
+
+
+def _same(line: Line, commit: str, options: Options) -> bool:
+    conditions = line["conditions"]
+    return bool(conditions.get("commit") == commit and conditions.get("quick") == options.quick)
+
+
+def _about() -> dict[str, Any]:
+    """The commit that is measured; None for an installed wheel."""
+    root = core.checkout()
+    commit = None
+    if root is not None:
+        told = subprocess.run(
+            ["git", "-C", str(root), "describe", "--always", "--abbrev=12", "--exclude=*"],
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        changed = subprocess.run(
+            ["git", "-C", str(root), "status", "--porcelain", "--untracked-files=no", "--", ".", ":!benches/results"],
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        if told.returncode == 0 and changed.returncode == 0:
+            commit = told.stdout.strip() + ("-changed" if changed.stdout.strip() else "")
+    return {"commit": commit}
+
+
+def _now() -> str:
+    return datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")

@@ -1,0 +1,300 @@
+"""The benches: shape of a result, direction of a ratio, names, the record and its page."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from penstock.bench import core, machine, record, targets
+from penstock.bench.catalogue import BENCHES, find
+from penstock.bench.measure import Line, Options, Paired, compare, line
+from penstock.bench.show import table
+from penstock.cli import main
+from penstock.errors import ConfigError
+
+KEYS = ["name", "case", "unit", "ours", "peer", "ratio", "ours_range", "peer_range", "conditions"]
+needs_checkout = pytest.mark.skipif(core.checkout() is None, reason="the core's benches need a checkout")
+
+
+def made(name: str = "frontier", case: str = "live=1 vs x", ratio: float = 2.0, **conditions: Any) -> Line:
+    return line(name, case, "ns", "lower", Paired([1.0] * 3, [ratio] * 3, 1.0, 0.0), Options(), conditions)
+
+
+def check(found: Line, name: str) -> None:
+    """What every reader of a result relies on."""
+    assert list(found) == KEYS
+    assert found["name"] == name and " vs " in found["case"] and found["unit"]
+    for side in ("ours", "peer"):
+        low, high = found[f"{side}_range"]
+        assert 0 < low <= found[side] <= high
+    conditions = found["conditions"]
+    lower = conditions["better"] == "lower"
+    ratio = found["peer"] / found["ours"] if lower else found["ours"] / found["peer"]
+    assert math.isclose(found["ratio"], ratio, rel_tol=1e-9)
+    assert conditions["versions"]["penstock"] and conditions["cores"] >= 1 and conditions["repeats"] >= 1
+    assert conditions["profile"] in ("release", "dev") and isinstance(conditions["quick"], bool)
+    assert {"cpu", "load", "foreign_cpu", "own_cpu", "pinned", "at", "commit"} <= set(conditions)
+
+
+def measured(capsys: pytest.CaptureFixture[str], *arguments: str) -> list[Line]:
+    assert main(["bench", *arguments, "--json"]) == 0
+    captured = capsys.readouterr()
+    found = [json.loads(text) for text in captured.out.splitlines()]
+    assert found, captured.err
+    for one in found:
+        check(one, arguments[0])
+    return found
+
+
+def test_above_one_is_better_for_times_and_for_rates() -> None:
+    paired = Paired([1.0, 2.0, 9.0], [8.0, 5.0, 6.0])
+    time_line = line("b", "c", "s", "lower", paired, Options(), {})
+    rate_line = line("b", "c", "M/s", "higher", paired, Options(), {})
+    assert (time_line["ours"], time_line["peer"], time_line["ratio"]) == (2.0, 6.0, 3.0)
+    assert rate_line["ratio"] == 2.0 / 6.0
+    assert time_line["ours_range"] == [1.0, 9.0] and time_line["conditions"]["paired_ratio_range"] == [6 / 9, 8.0]
+
+
+def test_own_conditions_and_versions_stand_beside_the_common_ones() -> None:
+    found = made(rows=7, versions={"spark": "4"})["conditions"]
+    assert found["rows"] == 7 and found["versions"]["spark"] == "4" and found["versions"]["pyarrow"]
+
+
+def test_both_sides_take_turns() -> None:
+    order: list[str] = []
+
+    def side(name: str) -> float:
+        order.append(name)
+        return 1.0
+
+    paired = compare(0.0, lambda: side("o"), lambda: side("p"))
+    assert len(paired.ours) == len(paired.peer) == 3
+    assert "".join(order) == "opoppoop"
+    order.clear()
+    compare(0.0, lambda: side("o"), lambda: side("p"), warm=0, least=1)
+    assert "".join(order) == "op"
+
+
+def test_the_budget_ends_the_repeats() -> None:
+    assert Options(seconds=6).budget(3, quick=1, full=2) == 2
+    assert Options(quick=True).budget(4, quick=20, full=90) == 5
+    assert Options().budget(0, quick=20, full=90) == 90
+
+    def spin() -> float:
+        end = time.perf_counter() + 0.002
+        while time.perf_counter() < end:
+            pass
+        return 1.0
+
+    begin = time.monotonic()
+    paired = compare(0.2, spin, spin)
+    assert 3 <= len(paired.ours) <= 50 and time.monotonic() - begin < 30
+
+
+@pytest.mark.skipif(not Path("/proc/stat").exists(), reason="the system does not tell")
+def test_work_of_children_is_own_work() -> None:
+    """Half a second of work in a child counts as ours while it runs, and after it has ended."""
+    program = "import time\nwhile time.process_time() < 0.5: pass\nprint('done', flush=True)\ninput()"
+    with subprocess.Popen([sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
+        before = machine._tree_seconds()
+        assert child.stdout is not None and child.stdin is not None
+        child.stdout.readline()
+        running = machine._tree_seconds()
+        child.stdin.close()
+        child.wait()
+        after = machine._tree_seconds()
+    assert before is not None and running is not None and after is not None
+    assert running - before > 0.2 and after >= running - 0.05
+
+
+def test_pinning_ends_with_the_bench() -> None:
+    before = machine.cores()
+    with machine.pinned(1) as cpus:
+        assert len(cpus) == machine.cores() == 1
+    assert machine.cores() == before
+
+
+def test_the_list(capsys: pytest.CaptureFixture[str]) -> None:
+    for arguments in (["bench"], ["bench", "--list"]):
+        assert main(arguments) == 0
+        lines = capsys.readouterr().out.splitlines()
+        assert [text.split()[0] for text in lines] == [bench.name for bench in BENCHES]
+    assert main(["bench", "--json"]) == 0
+    assert [json.loads(text)["name"] for text in capsys.readouterr().out.splitlines()] == [b.name for b in BENCHES]
+    assert len({bench.name for bench in BENCHES}) == len(BENCHES)
+
+
+def test_usage_errors(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for arguments, says in [
+        (["fronter"], "'fronter' is no bench (did you mean frontier?); there are keyed-count, frontier,"),
+        (["xyzzy"], "'xyzzy' is no bench; there are"),
+        (["frontier", "--seconds", "0"], "--seconds 0"),
+        (["frontier", "--seconds", "nan"], "--seconds nan"),
+        (["frontier", "--seconds", "many"], "--seconds"),
+        (["frontier", "--all"], "name one bench, or run all"),
+        (["frontier", "--again"], "--again goes with --all"),
+        (["frontier", "--record", str(tmp_path / "none")], "is no folder; make it first"),
+        (["--all"], "--all needs --record FOLDER"),
+        (["frontier", "barrier"], "barrier"),
+    ]:
+        assert main(["bench", *arguments]) == 2, arguments
+        captured = capsys.readouterr()
+        assert captured.out == "" and captured.err.startswith("penstock: ") and captured.err.count("\n") == 1
+        assert says in captured.err, arguments
+
+
+def test_without_a_checkout_the_core_is_refused(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(core, "checkout", lambda: None)
+    assert main(["bench", "frontier", "--json"]) == 1
+    captured = capsys.readouterr()
+    assert captured.out == "" and "need a checkout of penstock" in captured.err
+
+
+@needs_checkout
+def test_without_cargo_a_missing_program_is_told(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("CARGO_TARGET_DIR", str(tmp_path))
+    monkeypatch.setattr(core.shutil, "which", lambda name: None)
+    assert main(["bench", "frontier", "--json"]) == 1
+    assert "cargo is not on PATH; run make setup" in capsys.readouterr().err
+
+
+@needs_checkout
+@pytest.mark.timeout(600)
+def test_every_bench_of_the_program_is_in_the_catalogue() -> None:
+    told = subprocess.run([core.program(print), "--list"], capture_output=True, text=True, check=True).stdout
+    assert {text.split("\t")[0] for text in told.splitlines()} <= {b.name for b in BENCHES if b.kind == "core"}
+
+
+@needs_checkout
+@pytest.mark.timeout(600)
+def test_a_bench_of_the_core(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    found = measured(capsys, "frontier", "--quick", "--seconds", "0.2", "--record", str(tmp_path))
+    assert all(one["conditions"]["quick"] and one["conditions"]["versions"]["timely"] for one in found)
+    assert record.read(tmp_path, "frontier") == found
+    assert found[0]["case"] in (tmp_path / "README.md").read_text()
+    assert main(["bench", "frontier", "--quick", "--seconds", "0.1"]) == 0
+    captured = capsys.readouterr()
+    assert "ratio" in captured.out and captured.err.count("penstock bench: ") == len(found)
+
+
+@needs_checkout
+@pytest.mark.timeout(600)
+def test_interrupt_ends_the_program() -> None:
+    core.program(print)
+    command = [sys.executable, "-m", "penstock.cli", "bench", "frontier", "--seconds", "300", "--json"]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, start_new_session=True) as child:
+        deadline = time.monotonic() + 60
+        while not (programs := _children(child.pid, "penstock-bench")):
+            assert child.poll() is None and time.monotonic() < deadline
+            time.sleep(0.02)
+        child.send_signal(signal.SIGINT)
+        assert child.stderr is not None
+        _, errors = child.communicate(timeout=30)
+    assert child.returncode == 130 and errors.endswith("penstock: interrupted\n")
+    assert not any(Path(f"/proc/{number}").exists() for number in programs)
+
+
+def _children(parent: int, name: str) -> list[int]:
+    found = []
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            text = path.read_text()
+        except OSError:
+            continue
+        if name in text.partition(")")[0] and int(text.rpartition(")")[2].split()[1]) == parent:
+            found.append(int(path.parent.name))
+    return found
+
+
+def test_targets_are_judged_by_all_that_they_cover() -> None:
+    names = {bench.name for bench in BENCHES}
+    assert all(target.bench is None or target.bench in names for target in targets.TARGETS)
+    goal = targets.Target("w", 2.0, "frontier", r"live=\d+")
+    good, bad, other = made(ratio=2.0), made(case="live=9 vs x", ratio=1.9), made(case="width=4 vs x", ratio=1.0)
+    assert goal.verdict([good, other]) == "met"
+    assert goal.verdict([good, bad]) == "missed"
+    assert goal.verdict([other]) == goal.verdict([]) == "not measured"
+    claimed = targets.Target("w", 2.0, "frontier", "", "no snapshots")
+    assert claimed.verdict([good]) == "not claimed" and claimed.verdict([]) == "not measured"
+    assert targets.Target("w", 1.0).verdict([good]) == "not measured"
+
+
+def test_the_page_shows_losses_and_what_is_missing(tmp_path: Path) -> None:
+    record.write(tmp_path, "frontier", [made(ratio=0.5, rows=1), made(case="live=4096 vs a|b", ratio=300.0, rows=2)])
+    page = (tmp_path / "README.md").read_text()
+    assert "| live=1 vs x | ns | 1 (1) | 0.5 (0.5) | **0.5x** (0.5x) | 3 | >= 1x: missed |" in page
+    assert "live=4096 vs a\\|b" in page and ">= 200x: met" in page
+    assert page.count("Not recorded.") == len(BENCHES) - 1
+    assert "| frontier move, 1 live time | frontier | >= 1x | 0.5x | **missed** |" in page
+    assert "- live=1 vs x: rows 1" in page
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["README.md", "frontier.jsonl"]
+
+
+def test_a_damaged_record_is_told(tmp_path: Path) -> None:
+    for text in ("no json", "{}", '{"conditions": 1, "ratio": 2}', '{"conditions": {}, "ratio": 0}'):
+        (tmp_path / "frontier.jsonl").write_text(text)
+        with pytest.raises(ConfigError, match=r"frontier\.jsonl does not hold results"):
+            record.read(tmp_path, "frontier")
+    assert record.read(tmp_path, "barrier") == []
+
+
+def test_the_table_says_when_the_machine_was_not_quiet() -> None:
+    assert table("frontier", [made()]).caption is None
+    noisy = line("b", "c vs d", "s", "lower", Paired([1.0], [2.0], 1.0, 0.7), Options(), {})
+    assert "others used up to 0.70 CPUs" in str(table("b", [noisy]).caption)
+
+
+def test_find() -> None:
+    assert find("barrier").kind == "core"
+    with pytest.raises(ConfigError, match="did you mean barrier"):
+        find("barriers")
+
+
+@needs_checkout
+def test_a_run_of_all_goes_on_where_it_stopped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Benches that fail are told and not recorded; the next run measures only them."""
+    from penstock.bench import runner
+
+    asked: list[str] = []
+    broken = {"barrier"}
+
+    def fake(bench: Any, options: Options) -> list[Line]:
+        asked.append(bench.name)
+        if bench.name in broken:
+            raise runner.EngineError(f"{bench.name} failed")
+        return [made(bench.name, commit="c0ffee", quick=options.quick)]
+
+    monkeypatch.setattr(runner, "_in_child", fake)
+    monkeypatch.setattr(runner, "_about", lambda: {"commit": "c0ffee"})
+    monkeypatch.setattr(core, "program", lambda tell: Path("penstock-bench"))
+    arguments = ["bench", "--all", "--record", str(tmp_path), "--json"]
+    assert main(arguments) == 1
+    captured = capsys.readouterr()
+    assert asked == [bench.name for bench in BENCHES] and captured.out.count("\n") == len(BENCHES) - 1
+    assert "failed: barrier" in captured.err and not (tmp_path / "barrier.jsonl").exists()
+    asked.clear()
+    broken.clear()
+    assert main(arguments) == 0
+    assert asked == ["barrier"] and capsys.readouterr().out.count("\n") == len(BENCHES)
+    asked.clear()
+    assert main([*arguments, "--quick"]) == 0
+    assert len(asked) == len(BENCHES), "another size is another result"
+    asked.clear()
+    assert main([*arguments, "--quick", "--again"]) == 0
+    assert len(asked) == len(BENCHES)
+    assert os.listdir(tmp_path).count("README.md") == 1
