@@ -2,7 +2,7 @@
 
 Owns the wrapping: what a function receives, what it may return, and how its exception becomes a
 `UserFunctionError` that names the step, the user's file and line, and the failing row. The native module makes one
-`MapCall` or `StatefulCall` per entry of a plan's `calls` and knows nothing else of Python.
+call object per entry of a plan's `calls` and knows nothing else of Python.
 """
 
 from __future__ import annotations
@@ -16,18 +16,23 @@ from typing import Any
 
 import pyarrow as pa
 
+from penstock._loop import BrokenOff, row_loop
 from penstock._state import BinState
 from penstock.errors import UserFunctionError
 
-__all__ = ["MapCall", "StatefulCall", "bind", "locate"]
+__all__ = ["BrokenOff", "MapCall", "StatefulCall", "bind", "locate"]
 
 
-def bind(call: dict[str, Any]) -> MapCall | StatefulCall:
-    """The wrapper of one entry of a plan's `calls`."""
+def _never() -> bool:
+    return False
+
+
+def bind(call: dict[str, Any], stopped: Callable[[], bool] = _never) -> MapCall | StatefulCall:
+    """The wrapper of one entry of a plan's `calls`; `stopped` tells it that the host is stopping."""
     if call["kind"] == "map":
         return MapCall(call["step"], call["func"], call.get("schema"))
     if call["kind"] == "stateful":
-        return StatefulCall(call["step"], call["func"], call["keys"], call["columns"], call["schema"])
+        return StatefulCall(call["step"], call["func"], call["keys"], call["columns"], call["schema"], stopped)
     raise ValueError(f"unknown kind of call {call['kind']!r}")
 
 
@@ -62,17 +67,61 @@ class StatefulCall:
     kind = "stateful"
 
     def __init__(
-        self, step: str, func: Callable[..., Any], keys: Sequence[str], columns: Sequence[str], schema: Any
+        self,
+        step: str,
+        func: Callable[..., Any],
+        keys: Sequence[str],
+        columns: Sequence[str],
+        schema: Any,
+        stopped: Callable[[], bool] = _never,
     ) -> None:
         self.step = step
         self.func = func
         self.keys = list(keys)
         self.columns = list(columns)
         self.schema = schema
+        self._stopped = stopped
+        #: Which value is the key.
+        self._key = self.columns.index(self.keys[0]) if len(self.keys) == 1 and self.keys[0] in self.columns else None
+        self._pace = [1]
 
     def new_state(self) -> BinState:
         """Empty state of one bin."""
-        return BinState(self.func, self._failed)
+        return BinState()
+
+    def apply(
+        self, bins: Sequence[BinState], counts: Sequence[int], keys: Sequence[Any], columns: Sequence[Sequence[Any]]
+    ) -> list[Any]:
+        """Run the step over the rows of a block, bin after bin, and return the rows that it puts out.
+
+        Parameters
+        ----------
+        bins
+            The bins that have rows.
+        counts
+            How many rows each of them has, one bin behind the other.
+        keys
+            Key of each row, hashable.
+        columns
+            The values that the step takes: one sequence per parameter, each as long as `keys`.
+
+        Raises
+        ------
+        UserFunctionError
+            When the step raises; the bin of that row is tainted.
+        BrokenOff
+            When the host is stopping.
+        """
+        rows: Any
+        if self._key is not None:
+            rows = zip(*columns, strict=True) if len(columns) > 1 else iter(columns[0])
+        else:
+            rows = zip(keys, *columns, strict=True) if columns else iter(keys)
+        journal = any(bin.journal is not None for bin in bins)
+        out: list[Any] = []
+        loop = row_loop(len(columns), self._key, journal)
+        loop(self.func, bins, counts, rows, out, self._failed, self._stopped, self._pace)
+        return out
 
     def refused(self, reason: str) -> UserFunctionError:
         """The error of rows that do not fit the declared schema."""

@@ -1,8 +1,7 @@
 """Keyed Python state of one bin: live objects in a dict, with an undo journal and a pickled form.
 
-A `BinState` belongs to one bin of one `stateful_map` step. The native worker that owns the bin calls `apply` once
-per (block, bin); the objects stay live between calls and are pickled only when the bin moves to another process or
-into a snapshot.
+A `BinState` belongs to one bin of one step with state. The step's loop works on its dict directly (`open`); the objects
+stay live between calls and are pickled only when the bin moves to another process or into a snapshot.
 
 Undo. From the first `mark` on, the state of a key is saved when it is first touched after a mark, and `rollback`
 puts everything back as it was at the last mark. Immutable states are saved by reference; lists, dicts, sets and the
@@ -10,7 +9,7 @@ like are copied type by type; anything else by ``copy.deepcopy``. So the cost is
 for keys that the epoch does not touch.
 
 A step that raises leaves the bin *tainted* (the step may have changed a mutable state halfway): until `rollback`,
-`apply` and `encode` refuse. A state that is never marked cannot be rolled back, and stays tainted.
+`open` and `encode` refuse. A state that is never marked cannot be rolled back, and stays tainted.
 """
 
 from __future__ import annotations
@@ -25,14 +24,14 @@ import pickle
 import sys
 import uuid
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any, Final
 
 import cloudpickle
 
 from penstock.errors import StateError
 
-__all__ = ["BinState", "copy_state"]
+__all__ = ["ATOMIC", "MISSING", "BinState", "copy_state"]
 
 _FORMAT: Final = 1
 _DATA: Final = 0
@@ -46,10 +45,10 @@ class _Missing:
     __slots__ = ()
 
 
-_MISSING: Final = _Missing()
+MISSING: Final = _Missing()
 
 #: Types whose values cannot change: a reference is as good as a copy.
-_ATOMIC: Final = frozenset(
+ATOMIC: Final = frozenset(
     {
         bool,
         bytes,
@@ -84,35 +83,35 @@ def copy_state(value: Any, memo: dict[int, Any] | None = None) -> Any:
         Objects already copied, by id: keeps shared and cyclic references.
     """
     kind = type(value)
-    if kind in _ATOMIC:
+    if kind in ATOMIC:
         return value
     if memo is None:
         memo = {}
     else:
-        known = memo.get(id(value), _MISSING)
-        if known is not _MISSING:
+        known = memo.get(id(value), MISSING)
+        if known is not MISSING:
             return known
     if kind is list:
         made: Any = []
         memo[id(value)] = made
-        made.extend([item if type(item) in _ATOMIC else copy_state(item, memo) for item in value])
+        made.extend([item if type(item) in ATOMIC else copy_state(item, memo) for item in value])
         return made
     if kind is dict:
         made = {}
         memo[id(value)] = made
         for key, item in value.items():
-            if type(key) not in _ATOMIC:
+            if type(key) not in ATOMIC:
                 key = copy_state(key, memo)
-            made[key] = item if type(item) in _ATOMIC else copy_state(item, memo)
+            made[key] = item if type(item) in ATOMIC else copy_state(item, memo)
         return made
-    if kind is set and all(type(item) in _ATOMIC for item in value):
+    if kind is set and ATOMIC.issuperset(map(type, value)):
         made = memo[id(value)] = set(value)
         return made
-    if kind is tuple and all(type(item) in _ATOMIC for item in value):
+    if kind is tuple and ATOMIC.issuperset(map(type, value)):
         return value
     if kind is deque:
         made = memo[id(value)] = deque(maxlen=value.maxlen)
-        made.extend(item if type(item) in _ATOMIC else copy_state(item, memo) for item in value)
+        made.extend(item if type(item) in ATOMIC else copy_state(item, memo) for item in value)
         return made
     return copy.deepcopy(value, memo)
 
@@ -120,93 +119,53 @@ def copy_state(value: Any, memo: dict[int, Any] | None = None) -> Any:
 class BinState:
     """State of one bin: key -> live object, never None.
 
-    Parameters
+    Attributes
     ----------
-    step
-        ``step(state, *values) -> (state, out)``, see `Flow.stateful_map`.
-    failed
-        Called with the exception, the key and the values of the row when `step` raises; its result is raised.
+    states
+        The dict; the same object as long as the bin lives.
+    journal
+        What keys were at the last mark, of those touched since; None before the first mark.
     """
 
-    __slots__ = ("_failed", "_journal", "_states", "_step", "_tainted")
+    __slots__ = ("_tainted", "journal", "states")
 
-    def __init__(
-        self,
-        step: Callable[..., tuple[Any, Any]],
-        failed: Callable[[BaseException, Any, tuple[Any, ...]], BaseException],
-    ) -> None:
-        self._step = step
-        self._failed = failed
-        self._states: dict[Any, Any] = {}
-        self._journal: dict[Any, Any] | None = None
+    def __init__(self) -> None:
+        self.states: dict[Any, Any] = {}
+        self.journal: dict[Any, Any] | None = None
         self._tainted = False
 
-    def apply(self, keys: Sequence[Any], columns: Sequence[Sequence[Any]]) -> list[tuple[Any, ...]]:
-        """Run the step over rows, in order, and return the rows that it puts out.
+    def open(self) -> dict[Any, Any]:
+        """The states, to be worked on; who changes them keeps the journal.
 
-        Parameters
-        ----------
-        keys
-            Key of each row, hashable.
-        columns
-            The values that the step takes: one sequence per parameter, each as long as `keys`.
+        Raises
+        ------
+        StateError
+            When a step has failed here.
         """
         self._check()
-        states, journal, step = self._states, self._journal, self._step
-        get = states.get
-        out_rows: list[tuple[Any, ...]] = []
-        append = out_rows.append
-        rows: Any = zip(*columns, strict=True) if columns else itertools.repeat(())
-        key: Any = None
-        values: tuple[Any, ...] = ()
-        try:
-            for key, values in zip(keys, rows):  # noqa: B905 - rows may be endless
-                state = get(key)
-                if journal is not None and key not in journal:
-                    if state is None:
-                        journal[key] = _MISSING
-                    elif type(state) in _ATOMIC:
-                        journal[key] = state
-                    else:
-                        journal[key] = copy_state(state)
-                state, out = step(state, *values)
-                if state is None:
-                    states.pop(key, None)
-                else:
-                    states[key] = state
-                if out is not None:
-                    if type(out) is tuple:
-                        append(out)
-                    elif type(out) is list:
-                        out_rows.extend(out)
-                    elif isinstance(out, tuple):
-                        append(tuple(out))
-                    else:
-                        raise TypeError(
-                            f"the step put out {out!r}; it must be None, a tuple (one row) or a list of tuples"
-                        )
-        except BaseException as error:
-            self._tainted = True
-            raise self._failed(error, key, values) from (error if isinstance(error, Exception) else None)
-        return out_rows
+        return self.states
+
+    def taint(self) -> None:
+        """A step has failed: a state may have changed halfway."""
+        self._tainted = True
 
     def mark(self) -> None:
         """An epoch begins: `rollback` comes back to here. Forgets the mark before."""
         self._check()
-        self._journal = {}
+        self.journal = {}
 
     def rollback(self) -> None:
         """Put every key back as it was at the last mark."""
-        journal = self._journal
+        journal = self.journal
         if journal is None:
             raise StateError("this state has no mark to go back to: the run keeps no journal")
-        states = self._states
+        states = self.states
         for key, saved in journal.items():
-            if saved is _MISSING:
+            if saved is MISSING:
                 states.pop(key, None)
             else:
                 states[key] = saved
-        self._journal = {}
+        self.journal = {}
         self._tainted = False
 
     def encode(self) -> Iterator[bytes]:
@@ -217,10 +176,10 @@ class BinState:
         """
         try:
             self._check()
-            keys = iter(list(self._states))
+            keys = iter(list(self.states))
             size = 256
             while chunk := list(itertools.islice(keys, size)):
-                body = _dump(self._states, chunk)
+                body = _dump(self.states, chunk)
                 yield bytes((_FORMAT, _DATA)) + body
                 size = max(1, min(1 << 16, size * _CHUNK_BYTES // max(1, len(body))))
         except Exception as error:
@@ -243,20 +202,20 @@ class BinState:
             taken = {_own_nan(key): state for key, state in zip(keys, states, strict=True)}
         except Exception as error:
             raise StateError(f"the state could not be restored here: {type(error).__name__}: {error}") from error
-        journal = self._journal
+        journal = self.journal
         if journal is not None:
             for key in taken:
                 if key not in journal:
-                    journal[key] = copy_state(self._states[key]) if key in self._states else _MISSING
-        self._states.update(taken)
+                    journal[key] = copy_state(self.states[key]) if key in self.states else MISSING
+        self.states.update(taken)
 
     def keys(self) -> int:
         """How many keys have state."""
-        return len(self._states)
+        return len(self.states)
 
     def bytes(self) -> int:
         """About how many bytes the state takes: a sample of 16 keys, and one level into containers."""
-        states = self._states
+        states = self.states
         count = len(states)
         if not count:
             return 0
@@ -266,14 +225,14 @@ class BinState:
 
     def get(self, key: Any, default: Any = None) -> Any:
         """State of `key`, or `default`. The live object: do not change it."""
-        return self._states.get(key, default)
+        return self.states.get(key, default)
 
     def items(self) -> Iterator[tuple[Any, Any]]:
         """All keys with their live states."""
-        return iter(self._states.items())
+        return iter(self.states.items())
 
     def __len__(self) -> int:
-        return len(self._states)
+        return len(self.states)
 
     def __reduce__(self) -> tuple[Any, ...]:
         raise TypeError("BinState is live state and cannot be pickled: use encode() and absorb()")

@@ -1,4 +1,4 @@
-"""`_state.BinState` against a naive twin: copies of everything, always."""
+"""`_state.BinState` and the loop on it against a naive twin: copies of everything, always."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import copy
 import dataclasses
 import math
 import pickle
+import time
 from collections import deque
 from typing import Any
 
@@ -13,8 +14,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from penstock._calls import BrokenOff, StatefulCall
 from penstock._state import BinState, copy_state
-from penstock.errors import StateError
+from penstock.errors import StateError, UserFunctionError
 
 
 class Boom(Exception):
@@ -45,8 +47,25 @@ def step(state: Any, command: str, value: int) -> tuple[Any, Any]:
     return state, [(value,), (value + 1,)]
 
 
-def failed(error: BaseException, key: Any, values: tuple[Any, ...]) -> BaseException:
-    return error
+class Call(StatefulCall):
+    """A call whose step's exceptions come out as they are."""
+
+    def __init__(self, step: Any, columns: int, stopped: Any = lambda: False) -> None:
+        super().__init__("step", step, ["key"], [f"c{place}" for place in range(columns)], None, stopped)
+
+    def _failed(self, error: BaseException, key: Any, values: tuple[Any, ...]) -> BaseException:
+        return error
+
+
+class Bin(BinState):
+    """A bin with its step."""
+
+    def __init__(self, step: Any) -> None:
+        super().__init__()
+        self.step = step
+
+    def apply(self, keys: list[Any], columns: list[list[Any]]) -> list[Any]:
+        return Call(self.step, len(columns)).apply([self], [len(keys)], keys, columns)
 
 
 class Naive:
@@ -92,7 +111,7 @@ commands = st.lists(
 
 @given(commands)
 def test_equals_the_naive_twin(script: list[tuple[str, Any]]) -> None:
-    state, twin = BinState(step, failed), Naive()
+    state, twin = Bin(step), Naive()
     for command, argument in script:
         if command == "apply":
             keys = [key for key, _, _ in argument]
@@ -119,7 +138,7 @@ def test_equals_the_naive_twin(script: list[tuple[str, Any]]) -> None:
             state.rollback()
             twin.states, twin.tainted = copy.deepcopy(twin.marked), False
         elif command == "move" and not twin.tainted:
-            moved = BinState(step, failed)
+            moved = Bin(step)
             for chunk in state.encode():
                 moved.absorb(chunk)
             state = moved
@@ -161,7 +180,7 @@ def test_only_touched_keys_are_copied_once_per_mark() -> None:
             copies += 1
             return Counted()
 
-    state = BinState(lambda state, _: (state or Counted(), None), failed)
+    state = Bin(lambda state, _: (state or Counted(), None))
     state.apply(list(range(100)), [[0] * 100])
     state.mark()
     state.apply([1, 1, 1, 2], [[0] * 4])
@@ -171,20 +190,20 @@ def test_only_touched_keys_are_copied_once_per_mark() -> None:
 
 
 def test_a_state_that_does_not_pickle_is_named_where_it_arrives() -> None:
-    state = BinState(lambda state, value: ((i for i in [value]), None), failed)
+    state = Bin(lambda state, value: ((i for i in [value]), None))
     state.apply(["good", "bad"], [[1, 2]])
     chunks = list(state.encode())
     with pytest.raises(StateError, match="key 'good'"):
         for chunk in chunks:
-            BinState(step, failed).absorb(chunk)
+            Bin(step).absorb(chunk)
 
 
 def test_large_states_travel_in_chunks() -> None:
-    state = BinState(lambda state, value: (value, None), failed)
+    state = Bin(lambda state, value: (value, None))
     state.apply(list(range(20_000)), [["x" * 500 + str(i) for i in range(20_000)]])
     chunks = list(state.encode())
     assert len(chunks) > 4 and max(map(len, chunks)) < 4 << 20
-    moved = BinState(step, failed)
+    moved = Bin(step)
     for chunk in chunks:
         moved.absorb(chunk)
     assert dict(moved.items()) == dict(state.items())
@@ -193,7 +212,7 @@ def test_large_states_travel_in_chunks() -> None:
 
 @pytest.mark.parametrize("chunk", [b"", b"\x01", b"\x02\x00", b"\x01\x00garbage", b"\x01\x01why"])
 def test_bad_chunks_change_nothing(chunk: bytes) -> None:
-    state = BinState(step, failed)
+    state = Bin(step)
     state.apply([1], [["int"], [5]])
     with pytest.raises(StateError):
         state.absorb(chunk)
@@ -202,11 +221,11 @@ def test_bad_chunks_change_nothing(chunk: bytes) -> None:
 
 def test_live_state_does_not_pickle() -> None:
     with pytest.raises(TypeError, match="encode"):
-        pickle.dumps(BinState(step, failed))
+        pickle.dumps(Bin(step))
 
 
 def test_a_wrong_return_is_refused_and_taints() -> None:
-    state = BinState(lambda state, value: (1, "text"), failed)
+    state = Bin(lambda state, value: (1, "text"))
     with pytest.raises(TypeError, match="tuple"):
         state.apply([1], [[1]])
     with pytest.raises(StateError):
@@ -217,9 +236,75 @@ def test_a_nan_key_is_found_after_a_move() -> None:
     def count(state: int | None) -> tuple[int, tuple[int]]:
         return (state or 0) + 1, ((state or 0) + 1,)
 
-    here, there = BinState(count, failed), BinState(count, failed)
+    here, there = Bin(count), Bin(count)
     here.apply([math.nan, (1, math.nan)], [])
     for chunk in here.encode():
         there.absorb(chunk)
     assert there.apply([math.nan, (1, math.nan)], []) == [(2,), (2,)]
     assert there.keys() == 2
+
+
+@given(st.lists(rows, max_size=4), st.booleans(), st.booleans())
+def test_a_block_over_several_bins_equals_one_bin_after_the_other(
+    blocks: list[list[tuple[Any, str, int]]], journal: bool, key_is_a_column: bool
+) -> None:
+    """Runs of rows by bin, with and without a journal, the key apart or among the values."""
+
+    def named(state: Any, *values: Any) -> tuple[Any, Any]:
+        return step(state, *values[-2:])
+
+    names = ["key", "command", "value"] if key_is_a_column else ["command", "value"]
+    call = StatefulCall("step", named, ["key"], names, None)
+    bins, twins = [call.new_state() for _ in range(3)], [Naive() for _ in range(3)]
+    for block in blocks:
+        calm = [row for row in block if row[1] != "boom"]
+        runs = [(place, [row for row in calm if row[0] % 3 == place]) for place in range(3)]
+        runs = [(place, run) for place, run in runs if run]
+        if journal:
+            for bin in bins:
+                bin.mark()
+        before = [copy.deepcopy(twin.states) for twin in twins]
+        expected = [made for place, run in runs for made in twins[place].apply(run)]
+        columns = [list(column) for column in zip(*(row for _, run in runs for row in run), strict=True)]
+        columns = columns or [[], [], []]
+        arguments = [bins[place] for place, _ in runs], [len(run) for _, run in runs], columns[0]
+        assert call.apply(*arguments, columns[-len(names) :]) == expected
+        assert [dict(bin.items()) for bin in bins] == [twin.states for twin in twins]
+        if journal:
+            for bin, twin, saved in zip(bins, twins, before, strict=True):
+                bin.rollback()
+                twin.states = saved
+                assert dict(bin.items()) == saved
+
+
+def test_a_slow_step_is_broken_off_between_rows() -> None:
+    done: list[int] = []
+
+    def slow(state: Any, value: int) -> tuple[int, None]:
+        done.append(value)
+        deadline = time.perf_counter() + 0.03
+        while time.perf_counter() < deadline:
+            pass
+        return value, None
+
+    call = Call(slow, 1, stopped=lambda: len(done) >= 3)
+    with pytest.raises(BrokenOff):
+        call.apply([call.new_state()], [100], list(range(100)), [list(range(100))])
+    assert len(done) <= 4
+
+
+def test_a_failed_row_names_its_key_and_leaves_other_bins_alone() -> None:
+    def picky(total: int | None, k: int, v: int) -> tuple[int, tuple[int, int]]:
+        if v < 0:
+            raise ValueError("negative")
+        return (total or 0) + v, (k, v)
+
+    call = StatefulCall("stateful_map[1] picky", picky, ["k"], ["k", "v"], None)
+    good, bad, later = call.new_state(), call.new_state(), call.new_state()
+    with pytest.raises(UserFunctionError, match=r"(?s)negative.*k=5, v=-1") as caught:
+        call.apply([good, bad, later], [1, 2, 1], [2, 5, 5, 9], [[2, 5, 5, 9], [1, 4, -1, 1]])
+    assert caught.value.key == 5 and caught.value.file == __file__
+    assert dict(good.items()) == {2: 1} and dict(bad.items()) == {5: 4} and dict(later.items()) == {}
+    with pytest.raises(StateError):
+        bad.open()
+    assert good.open() == {2: 1}

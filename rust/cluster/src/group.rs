@@ -228,12 +228,13 @@ impl Host for GroupHost {
         epoch: u64,
         inputs: Vec<Staged>,
         watermark: Option<i64>,
+        clock_ms: Option<i64>,
     ) -> Result<(), Failure> {
         let inputs = inputs
             .into_iter()
             .map(|Staged { partition, batches, rows_before }| Input { partition, batches, rows_before })
             .collect();
-        running.group.release(epoch, inputs, watermark).map_err(|error| self.failure(&error))
+        running.group.release_at(epoch, inputs, watermark, clock_ms).map_err(|error| self.failure(&error))
     }
 
     fn migrate(&self, running: &Running, handle: u64, steps: Vec<Vec<(u32, u32)>>) {

@@ -72,6 +72,7 @@ pub trait Host: Send + Sync + 'static {
         epoch: u64,
         inputs: Vec<Staged>,
         watermark: Option<i64>,
+        clock_ms: Option<i64>,
     ) -> Result<(), Failure>;
 
     /// Moves bins step by step; does not wait. [`HostEvent::MigrationDone`] follows.

@@ -184,6 +184,9 @@ pub struct Release {
     /// The watermark at the end of the epoch, in microseconds.
     #[serde(default)]
     pub watermark: Option<i64>,
+    /// Processing time of the epoch, in milliseconds since 1970.
+    #[serde(default)]
+    pub clock_ms: Option<i64>,
     /// This is the end of input.
     #[serde(default)]
     pub finish: bool,

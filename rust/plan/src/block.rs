@@ -1,4 +1,4 @@
-//! The block that flows: rows with the hashes of their keys, a watermark, or the end of an epoch.
+//! The block that flows: rows with the hashes of their keys, a watermark, the processing time, or the end of an epoch.
 //!
 //! On the wire: a tag byte, then for rows the number of hashes, the hashes, and an Arrow IPC stream of one batch; all little-endian. Frames
 //! around it carry version and checksum.
@@ -24,6 +24,8 @@ pub enum FlowBlock {
     },
     /// The watermark in microseconds since 1970; `i64::MAX` at the end of input.
     Watermark(i64),
+    /// Processing time of the epoch in milliseconds since 1970, before its watermark.
+    Clock(i64),
     /// The epoch ends.
     EndEpoch,
 }
@@ -43,6 +45,7 @@ impl FlowBlock {
 const ROWS: u8 = 1;
 const WATERMARK: u8 = 2;
 const END_EPOCH: u8 = 3;
+const CLOCK: u8 = 4;
 
 impl Wire for FlowBlock {
     fn encode(&self, out: &mut Vec<u8>) {
@@ -62,6 +65,10 @@ impl Wire for FlowBlock {
                 out.push(WATERMARK);
                 out.extend_from_slice(&us.to_le_bytes());
             }
+            Self::Clock(ms) => {
+                out.push(CLOCK);
+                out.extend_from_slice(&ms.to_le_bytes());
+            }
             Self::EndEpoch => out.push(END_EPOCH),
         }
     }
@@ -73,6 +80,7 @@ impl Wire for FlowBlock {
             Some((&WATERMARK, rest)) => {
                 Ok(Self::Watermark(i64::from_le_bytes(rest.try_into().map_err(|_| wrong("watermark"))?)))
             }
+            Some((&CLOCK, rest)) => Ok(Self::Clock(i64::from_le_bytes(rest.try_into().map_err(|_| wrong("clock"))?))),
             Some((&ROWS, rest)) => {
                 let (count, rest) = rest.split_first_chunk().ok_or_else(|| wrong("length"))?;
                 let len = u32::from_le_bytes(*count) as usize * 8;
@@ -98,7 +106,7 @@ impl Block for FlowBlock {
     fn len(&self) -> usize {
         match self {
             Self::Rows { batch, .. } => batch.num_rows(),
-            Self::Watermark(_) | Self::EndEpoch => 0,
+            Self::Watermark(_) | Self::Clock(_) | Self::EndEpoch => 0,
         }
     }
 
@@ -172,7 +180,9 @@ mod tests {
 
     #[test]
     fn signals_stay_local_and_round_trip() {
-        for block in [FlowBlock::Watermark(-7), FlowBlock::EndEpoch, FlowBlock::rows(batch(&[(1, None)]))] {
+        for block in
+            [FlowBlock::Watermark(-7), FlowBlock::Clock(5), FlowBlock::EndEpoch, FlowBlock::rows(batch(&[(1, None)]))]
+        {
             assert_eq!(block.hashes(), None);
             assert!(!block.is_empty());
             let mut bytes = Vec::new();

@@ -1,15 +1,18 @@
 //! The door to user code: what a plan asks of the language it is embedded in.
 //!
-//! A plan carries call numbers, never functions; the host resolves them through [`Callbacks`]. Calls happen once per block or once per
-//! (block, bin), never per row.
+//! A plan carries call numbers, never functions; the host resolves them through [`Callbacks`]. Calls happen once per block and once per
+//! epoch, never per row or per bin: a call gets a block's rows grouped by bin together with the states of all those bins.
 
 use std::any::Any;
 use std::fmt;
+use std::ops::Range;
 use std::sync::Arc;
 
 use arrow_array::RecordBatch;
 
 use crate::error::StateFault;
+use crate::op::{Bins, take_rows};
+use crate::state::foreign_of;
 
 /// User code failed. Carries where, so that the user finds the line, and the original exception where there is one.
 #[derive(Clone)]
@@ -26,12 +29,22 @@ pub struct CallError {
     pub message: String,
     /// The original exception, for the host to raise as the cause.
     pub origin: Option<Arc<dyn Any + Send + Sync>>,
+    /// The call was given up because the host is stopping: nothing went wrong.
+    pub broken_off: bool,
 }
 
 impl CallError {
     /// An error with a message and nothing else known.
     pub fn new(step: impl Into<String>, message: impl Into<String>) -> Self {
-        Self { step: step.into(), file: String::new(), line: 0, row: None, message: message.into(), origin: None }
+        Self {
+            step: step.into(),
+            file: String::new(),
+            line: 0,
+            row: None,
+            message: message.into(),
+            origin: None,
+            broken_off: false,
+        }
     }
 }
 
@@ -69,14 +82,94 @@ pub trait Callbacks: Send + Sync {
 
     /// Fresh state of one bin for the stateful call `call`.
     fn new_state(&self, call: usize) -> Box<dyn ForeignState>;
+
+    /// Applies a block to the states of its bins, each bin's rows in input order, and returns the rows to emit.
+    fn apply(&self, call: usize, _block: &mut Grouped<'_>) -> Result<RecordBatch, CallError> {
+        Err(CallError::new(format!("call {call}"), "these functions keep no state"))
+    }
+
+    /// Ends an epoch on all bins of a worker, for calls that see epochs; returns the rows to emit.
+    fn end_epoch(&self, call: usize, _end: &EpochEnd, _states: &mut States<'_>) -> Result<Vec<RecordBatch>, CallError> {
+        Err(CallError::new(format!("call {call}"), "these functions do not work by epochs"))
+    }
+
+    /// The host stops: calls under way may be given up (with [`CallError::broken_off`]). Called from any thread.
+    fn stop(&self) {}
+}
+
+/// What a call that sees epochs is told at the end of one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct EpochEnd {
+    /// The watermark while the epoch's rows came, in microseconds.
+    pub before_us: Option<i64>,
+    /// The watermark that the epoch ends with, in microseconds; `i64::MAX` at the end of input.
+    pub after_us: Option<i64>,
+    /// Processing time of the epoch, in milliseconds since 1970; none where all input is one epoch (a batch job).
+    pub clock_ms: Option<i64>,
+}
+
+/// The states of one step on one worker.
+pub struct States<'a>(&'a mut dyn Bins);
+
+impl<'a> States<'a> {
+    pub(crate) fn new(bins: &'a mut dyn Bins) -> Self {
+        Self(bins)
+    }
+
+    /// The bins held here, ascending.
+    #[must_use]
+    pub fn held(&self) -> Vec<u32> {
+        self.0.held()
+    }
+
+    /// The state of a bin that is held here, as [`Callbacks::new_state`] made it.
+    ///
+    /// # Panics
+    /// When the bin is not held here, or its state is of another type.
+    pub fn of<S: ForeignState>(&mut self, bin: u32) -> &mut S {
+        let state: &mut dyn Any = foreign_of(self.0, bin).expect("the operator names bins that it holds");
+        state.downcast_mut().expect("the states of a call are of one type")
+    }
+}
+
+/// A block's rows grouped by bin.
+pub struct Grouped<'a> {
+    /// The block.
+    pub batch: &'a RecordBatch,
+    /// Rows of the block, bin after bin, in input order within a bin.
+    pub rows: &'a [u32],
+    /// The bins, ascending, each with its part of `rows`.
+    pub runs: &'a [(u32, Range<usize>)],
+    /// Their states.
+    pub states: States<'a>,
+}
+
+impl Grouped<'_> {
+    /// The obvious way: one bin after the other.
+    ///
+    /// # Errors
+    /// The first of `apply`.
+    pub fn each<S: ForeignState>(
+        &mut self,
+        mut apply: impl FnMut(&mut S, &RecordBatch) -> Result<RecordBatch, CallError>,
+    ) -> Result<RecordBatch, CallError> {
+        fn failed(error: impl fmt::Display) -> CallError {
+            CallError::new("the rows of a bin", error.to_string())
+        }
+        let mut made = Vec::new();
+        for (bin, run) in self.runs {
+            let rows = take_rows(self.batch, &self.rows[run.clone()]).map_err(failed)?;
+            made.push(apply(self.states.of(*bin), &rows)?);
+        }
+        let schema = made.first().map(RecordBatch::schema).expect("a block has rows");
+        arrow_select::concat::concat_batches(&schema, &made).map_err(failed)
+    }
 }
 
 /// The state of one bin that lives in another language, for instance a dict of Python objects.
 ///
 /// The methods mirror those of a bin's native state; see `penstock_bins` for what each promises.
-pub trait ForeignState: Send {
-    /// Applies this bin's rows, in input order, and returns the rows to emit.
-    fn apply(&mut self, rows: &RecordBatch) -> Result<RecordBatch, CallError>;
+pub trait ForeignState: Any + Send {
     /// Writes the state as chunks; any number, any size.
     fn encode(&self, chunk: &mut dyn FnMut(Vec<u8>));
     /// Takes one chunk written by `encode`.

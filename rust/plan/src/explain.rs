@@ -76,6 +76,10 @@ pub(crate) fn explain(plan: &Plan) -> String {
             KeyedKind::StatefulMap { call } => {
                 (format!("call {call} ({})", keyed.name), "the function's, in input order")
             }
+            KeyedKind::GroupState { call, late_by } => {
+                let late = late_by.as_ref().map_or(String::new(), |time| format!(", late by {}", time.name));
+                (format!("call {call} ({}) once per key and epoch{late}", keyed.name), "the function's, with timeouts")
+            }
             KeyedKind::Top(top) => {
                 let order = if top.descending { "greatest" } else { "least" };
                 let by = keyed.routed.field(top.by).name();

@@ -9,7 +9,7 @@ use crate::agg::Aggregate;
 use crate::callback::Callbacks;
 use crate::column::EventTime;
 use crate::error::{OpError, StepName};
-use crate::foreign::StatefulMapOp;
+use crate::foreign::{Foreign, GroupStateOp, StatefulMapOp};
 use crate::group::{GroupBy, shape};
 use crate::hash::hash_columns_of;
 use crate::op::KeyedOp;
@@ -63,6 +63,13 @@ pub enum KeyedKind {
     StatefulMap {
         /// Number of the call.
         call: usize,
+    },
+    /// User code over the groups of an epoch, with state and a timeout per key.
+    GroupState {
+        /// Number of the call.
+        call: usize,
+        /// Rows at or before the watermark in this column are late.
+        late_by: Option<EventTime>,
     },
     /// Rank with ties.
     Top(Top),
@@ -123,7 +130,9 @@ impl KeyedSpec {
             KeyedKind::Running { emit, aggregates } => {
                 State::panes(Panes::new(shape(&key_types, aggregates, *emit == Emit::Update)))
             }
-            KeyedKind::StatefulMap { call } => State::foreign(callbacks.new_state(*call)),
+            KeyedKind::StatefulMap { call } | KeyedKind::GroupState { call, .. } => {
+                State::foreign(callbacks.new_state(*call))
+            }
             KeyedKind::Top(top) => State::groups(Groups::new(top.n, top::shape(top, &self.routed))),
         }
     }
@@ -132,7 +141,8 @@ impl KeyedSpec {
     ///
     /// # Errors
     /// A column type that Arrow cannot encode; compilation has excluded it.
-    pub fn operator(&self) -> Result<Box<dyn KeyedOp>, OpError> {
+    pub fn operator(&self, callbacks: &Arc<dyn Callbacks>) -> Result<Box<dyn KeyedOp>, OpError> {
+        let foreign = |call| Foreign::new(self.step.clone(), call, self.output.clone(), callbacks.clone());
         let group_by = |aggregates: &[Aggregate], bounds, track| {
             let (step, output) = (self.step.clone(), self.output.clone());
             GroupBy::new(step, self.keys.clone(), self.key_types(), aggregates, output, bounds, track)
@@ -145,7 +155,8 @@ impl KeyedSpec {
             KeyedKind::Running { emit, aggregates } => {
                 Box::new(RunningOp::new(group_by(aggregates, None, *emit == Emit::Update)?, *emit))
             }
-            KeyedKind::StatefulMap { .. } => Box::new(StatefulMapOp::new(self.step.clone(), self.output.clone())),
+            KeyedKind::StatefulMap { call } => Box::new(StatefulMapOp(foreign(*call))),
+            KeyedKind::GroupState { call, late_by } => Box::new(GroupStateOp::new(foreign(*call), late_by.clone())),
             KeyedKind::Top(top) => {
                 Box::new(TopOp::new(self.step.clone(), top.clone(), self.routed.clone(), self.output.clone())?)
             }

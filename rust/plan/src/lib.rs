@@ -31,7 +31,7 @@ pub mod state;
 
 pub use agg::{Aggregate, Function};
 pub use block::FlowBlock;
-pub use callback::{CallError, Callbacks, ForeignState};
+pub use callback::{CallError, Callbacks, EpochEnd, ForeignState, Grouped, States};
 pub use column::EventTime;
 pub use error::{OpError, PlanError, StateFault, StepName};
 pub use foreign::MapCall;

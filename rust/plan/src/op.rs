@@ -58,6 +58,10 @@ pub trait KeyedOp {
 
     /// Sets the watermark without firing, when a worker joins or an epoch was rolled back.
     fn resume(&mut self, watermark_us: i64);
+
+    /// The processing time of the epoch that ends, in milliseconds since 1970: fixed by the host, equal when the epoch is repeated. Comes
+    /// before the watermark.
+    fn clock(&mut self, _clock_ms: i64) {}
 }
 
 pub(crate) fn check_hashes(batch: &RecordBatch, hashes: &[u64]) -> Result<(), OpError> {

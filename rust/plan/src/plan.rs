@@ -221,7 +221,7 @@ impl Plan {
 
     /// Whether the order of input rows can change the output: a stateful user function sees it.
     pub fn needs_order(&self) -> bool {
-        self.keyed().any(|keyed| matches!(keyed.kind, KeyedKind::StatefulMap { .. }))
+        self.keyed().any(|keyed| matches!(keyed.kind, KeyedKind::StatefulMap { .. } | KeyedKind::GroupState { .. }))
     }
 
     /// The plan in words: a line per operator with its exchange, key, windows and state.
@@ -267,7 +267,18 @@ impl Compiler {
             StepSpec::Window { kind, size_us, every_us } => self.window(step, *kind, *size_us, *every_us),
             StepSpec::Agg { emit, aggs } => self.agg(step, *emit, aggs),
             StepSpec::StatefulMap { call, columns, schema, name } => {
-                self.stateful_map(step, *call, columns, schema, name)
+                let name = if name.is_empty() { "stateful_map" } else { name };
+                self.foreign(step, columns, schema, name, |_| KeyedKind::StatefulMap { call: *call })
+            }
+            StepSpec::GroupState { call, columns, schema, name, event_time } => {
+                if *event_time && self.point.event_time.is_none() {
+                    return Err(PlanError::NoEventTime { step });
+                }
+                let name = if name.is_empty() { "group_state" } else { name };
+                self.foreign(step, columns, schema, name, |point| KeyedKind::GroupState {
+                    call: *call,
+                    late_by: point.event_time.clone().filter(|_| *event_time),
+                })
             }
             StepSpec::Top { n, by, descending, per } => self.top(step, *n, by, *descending, per),
         }
@@ -382,13 +393,14 @@ impl Compiler {
         Ok(())
     }
 
-    fn stateful_map(
+    /// User code with state per key.
+    fn foreign(
         &mut self,
         step: StepName,
-        call: usize,
         columns: &[String],
         output: &SchemaRef,
         name: &str,
+        kind: impl FnOnce(&Point) -> KeyedKind,
     ) -> Result<(), PlanError> {
         let misplaced = |reason| Err(PlanError::Misplaced { step: step.clone(), reason });
         let Waiting { key, windows } = std::mem::take(&mut self.waiting);
@@ -408,7 +420,7 @@ impl Compiler {
             let need = "the key of a stateful function must be hashable in Python: make text or bytes of it first";
             return Err(wrong_type(&step, schema.field(nested), need));
         }
-        let name = if name.is_empty() { "stateful_map" } else { name };
+        let kind = kind(&self.point);
         self.close(KeyedSpec {
             name: name.into(),
             input: schema.clone(),
@@ -416,7 +428,7 @@ impl Compiler {
             output: output.clone(),
             keys,
             reject_nulls: nulls == Nulls::Reject,
-            kind: KeyedKind::StatefulMap { call },
+            kind,
             step,
         });
         self.point.window = None;

@@ -97,6 +97,23 @@ pub enum StepSpec {
         #[serde(default)]
         name: String,
     },
+    /// Applies user code to the groups of each epoch, with state and a timeout per key.
+    GroupState {
+        /// Number of the call.
+        call: usize,
+        /// Key columns; may be empty when `key_by` named them.
+        #[serde(default, deserialize_with = "none_is_empty")]
+        columns: Vec<String>,
+        /// Declared output.
+        #[serde(with = "schema_text")]
+        schema: SchemaRef,
+        /// Name shown to the user.
+        #[serde(default)]
+        name: String,
+        /// Whether timeouts are in event time; then rows at or before the watermark are late.
+        #[serde(default)]
+        event_time: bool,
+    },
     /// Keeps the rows of rank at most `n`, ties included.
     Top {
         /// Greatest rank kept.
@@ -121,6 +138,7 @@ impl StepSpec {
             Self::Window { .. } => "window",
             Self::Agg { .. } => "agg",
             Self::StatefulMap { .. } => "stateful_map",
+            Self::GroupState { .. } => "group_state",
             Self::Top { .. } => "top",
         }
     }

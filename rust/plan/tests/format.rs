@@ -124,7 +124,7 @@ fn filled(keyed: &KeyedSpec) -> (Arc<dyn Callbacks>, BinTable<State>, Vec<Vec<u8
     let calls: Arc<dyn Callbacks> = Arc::new(common::TestCalls);
     let new_state = || keyed.new_state(&calls);
     let mut bins = BinTable::fresh(&Routing::new(0, 1).unwrap(), 0, &new_state);
-    let mut op = keyed.operator().unwrap();
+    let mut op = keyed.operator(&calls).unwrap();
     let (routed, hashes) = keyed.route(&batch()).unwrap();
     op.apply(&mut bins, &routed, &hashes, &mut |_| {}).unwrap();
     op.watermark(&mut bins, 11_000, &mut |_| {}).unwrap();
@@ -187,10 +187,11 @@ fn a_bin_that_is_elsewhere_is_a_typed_error() {
     for plan in PLANS {
         let keyed = keyed(plan);
         let mut empty: BinTable<State> = BinTable::new(0).unwrap();
+        let calls: Arc<dyn Callbacks> = Arc::new(common::TestCalls);
         let (routed, hashes) = keyed.route(&batch()).unwrap();
-        let error = keyed.operator().unwrap().apply(&mut empty, &routed, &hashes, &mut |_| {}).unwrap_err();
+        let error = keyed.operator(&calls).unwrap().apply(&mut empty, &routed, &hashes, &mut |_| {}).unwrap_err();
         assert!(error.to_string().contains("bin 0 is not held"), "{error}");
-        let error = keyed.operator().unwrap().apply(&mut empty, &routed, &hashes[1..], &mut |_| {}).unwrap_err();
+        let error = keyed.operator(&calls).unwrap().apply(&mut empty, &routed, &hashes[1..], &mut |_| {}).unwrap_err();
         assert!(error.to_string().contains("hashes"), "{error}");
     }
 }

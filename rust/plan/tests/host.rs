@@ -14,7 +14,7 @@ use crossbeam::channel::{Receiver, unbounded};
 use penstock_dataflow::fabric::{self, Duplex};
 use penstock_dataflow::{Endpoint, FabricGuard, FabricTag};
 use penstock_plan::host::{Event, Group, GroupConfig, HostError, Inline, Input, Resident};
-use penstock_plan::{CallError, Callbacks, ForeignState, Plan, StateFault};
+use penstock_plan::{CallError, Callbacks, ForeignState, Grouped, Plan, StateFault};
 
 const PATIENCE: Duration = Duration::from_secs(10);
 
@@ -103,9 +103,13 @@ impl Callbacks for Numbers {
     fn new_state(&self, _: usize) -> Box<dyn ForeignState> {
         Box::new(Numbering { poison: self.poison.clone(), applied: self.applied.clone(), ..Numbering::default() })
     }
+
+    fn apply(&self, _: usize, block: &mut Grouped<'_>) -> Result<RecordBatch, CallError> {
+        block.each(Numbering::apply)
+    }
 }
 
-impl ForeignState for Numbering {
+impl Numbering {
     fn apply(&mut self, batch: &RecordBatch) -> Result<RecordBatch, CallError> {
         if self.saved.is_none() {
             self.saved = Some(self.seen.clone());
@@ -122,7 +126,9 @@ impl ForeignState for Numbering {
         }
         Ok(rows(&["k", "at", "v"], &out))
     }
+}
 
+impl ForeignState for Numbering {
     fn encode(&self, chunk: &mut dyn FnMut(Vec<u8>)) {
         for (key, count) in &self.seen {
             chunk([key.to_le_bytes(), count.to_le_bytes()].concat());

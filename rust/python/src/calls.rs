@@ -1,67 +1,91 @@
 //! The user's Python functions, behind the plan's `Callbacks`.
 //!
-//! Worker threads attach to the interpreter once per call, that is once per block (`map`) or per block and bin
-//! (`apply`). What a function may take and return, and what its exception becomes, is decided in Python
-//! (`penstock._calls`, `penstock._state`); this module converts data and carries the exception object along in
-//! [`CallError::origin`], to be raised unchanged by the call that notices the failure.
+//! Worker threads attach to the interpreter once per call, that is once per block, and once per epoch for calls that work by
+//! epochs; never once per bin. What a function may take and return, and what its exception becomes, is decided in Python
+//! (`penstock._calls`, `penstock._state`, `penstock._groups`); this module converts data and carries the exception object
+//! along in [`CallError::origin`], to be raised unchanged by the call that notices the failure.
+//!
+//! The numbers that a host asks of every bin (keys, bytes) and the mark of an epoch are kept on this side, so that asking and
+//! marking need no interpreter.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
-use arrow_array::RecordBatch as Batch;
+use arrow_array::{ArrayRef, RecordBatch as Batch, UInt32Array};
 use arrow_schema::{Schema, SchemaRef};
-use penstock_plan::{CallError, Callbacks, ForeignState, StateFault};
+use penstock_plan::{CallError, Callbacks, EpochEnd, ForeignState, Grouped, StateFault, States};
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict, PyIterator, PyList};
 
 use crate::arrow::{RecordBatch, import_batch, import_schema};
 use crate::convert::{self, Misfit};
-use crate::errors::{self, Kind};
+use crate::errors;
 
 /// The functions of one plan, by call number.
 pub(crate) struct PyCalls {
     calls: Vec<Arc<Call>>,
+    stopping: Arc<AtomicBool>,
+    /// `penstock._calls.BrokenOff`.
+    broken_off: Py<PyAny>,
 }
 
 struct Call {
-    /// `MapCall` or `StatefulCall` of `penstock._calls`.
+    /// `MapCall`, `StatefulCall` or `GroupStateCall`.
     object: Py<PyAny>,
     step: String,
     schema: Option<SchemaRef>,
     stateful: Option<Stateful>,
 }
 
-/// What a stateful call takes from each row.
-struct Stateful {
-    keys: Vec<String>,
-    columns: Vec<String>,
+/// What a call with state takes.
+enum Stateful {
+    /// Values of these columns, row by row.
+    Rows { keys: Vec<String>, columns: Vec<String> },
+    /// Whole blocks; it speaks at the end of the epoch.
+    Blocks,
+}
+
+/// Tells a call in Python that the host is stopping.
+#[pyclass(frozen, module = "penstock._native")]
+struct StopFlag(Arc<AtomicBool>);
+
+#[pymethods]
+impl StopFlag {
+    fn __call__(&self) -> bool {
+        self.0.load(Ordering::Relaxed)
+    }
 }
 
 impl PyCalls {
     /// Wraps the `calls` of `Flow.to_plan`.
     pub(crate) fn new(calls: &Bound<'_, PyAny>) -> PyResult<Arc<Self>> {
-        let bind = calls.py().import("penstock._calls")?.getattr("bind")?;
+        let py = calls.py();
+        let module = py.import("penstock._calls")?;
+        let (bind, broken_off) = (module.getattr("bind")?, module.getattr("BrokenOff")?.unbind());
+        let stopping = Arc::new(AtomicBool::new(false));
+        let flag = Bound::new(py, StopFlag(stopping.clone()))?;
         let calls = calls
             .try_iter()?
             .map(|entry| {
-                let object = bind.call1((entry?.cast_into::<PyDict>()?,))?;
+                let object = bind.call1((entry?.cast_into::<PyDict>()?, &flag))?;
                 let schema = object.getattr("schema")?;
-                let stateful = object.getattr("kind")?.extract::<String>()? == "stateful";
+                let stateful = match object.getattr("kind")?.extract::<String>()?.as_str() {
+                    "stateful" => Some(Stateful::Rows {
+                        keys: object.getattr("keys")?.extract()?,
+                        columns: object.getattr("columns")?.extract()?,
+                    }),
+                    "groups" => Some(Stateful::Blocks),
+                    _ => None,
+                };
                 Ok(Arc::new(Call {
                     step: object.getattr("step")?.extract()?,
                     schema: if schema.is_none() { None } else { Some(import_schema(&schema)?) },
-                    stateful: stateful
-                        .then(|| {
-                            Ok::<_, PyErr>(Stateful {
-                                keys: object.getattr("keys")?.extract()?,
-                                columns: object.getattr("columns")?.extract()?,
-                            })
-                        })
-                        .transpose()?,
+                    stateful,
                     object: object.unbind(),
                 }))
             })
             .collect::<PyResult<_>>()?;
-        Ok(Arc::new(Self { calls }))
+        Ok(Arc::new(Self { calls, stopping, broken_off }))
     }
 
     fn call(&self, call: usize) -> Result<&Arc<Call>, CallError> {
@@ -69,6 +93,19 @@ impl PyCalls {
             let known = self.calls.len();
             CallError::new(format!("call {call}"), format!("the plan names call {call}, but only {known} came with it"))
         })
+    }
+}
+
+impl PyCalls {
+    /// Like [`attached`], for calls that can be given up.
+    fn attached<T>(&self, step: &str, work: impl FnOnce(Python<'_>) -> PyResult<T>) -> Result<T, CallError> {
+        let mut broken_off = false;
+        let outcome = attached(step, |py| {
+            work(py).inspect_err(|error| {
+                broken_off = error.value(py).is_instance(self.broken_off.bind(py)).unwrap_or(false);
+            })
+        });
+        outcome.map_err(|error| CallError { broken_off, ..error })
     }
 }
 
@@ -88,13 +125,114 @@ impl Callbacks for PyCalls {
     }
 
     fn new_state(&self, call: usize) -> Box<dyn ForeignState> {
-        let state = match self.call(call) {
-            Ok(call) => attached(&call.step, |py| Ok(call.object.bind(py).call_method0("new_state")?.unbind()))
-                .map(|state| (call.clone(), state)),
-            Err(error) => Err(error),
-        };
-        Box::new(PyState { state })
+        let made = self.call(call).and_then(|call| {
+            attached(&call.step, |py| {
+                let object = call.object.bind(py).call_method0("new_state")?;
+                let states = object.getattr("states")?.cast_into::<PyDict>()?.unbind();
+                Ok(PyBin::new(call.clone(), object.unbind(), states))
+            })
+        });
+        Box::new(PyState(made.map(Arc::new)))
     }
+
+    fn apply(&self, call: usize, block: &mut Grouped<'_>) -> Result<Batch, CallError> {
+        let call = self.call(call)?;
+        let (Some(stateful), Some(schema)) = (&call.stateful, &call.schema) else {
+            return Err(CallError::new(&call.step, "the plan uses this call as a step with state, but it is a map"));
+        };
+        let bins = bins(&mut block.states, block.runs.iter().map(|(bin, _)| *bin))?;
+        let counts: Vec<usize> = block.runs.iter().map(|(_, run)| run.len()).collect();
+        // Into the order of the bins, without the interpreter.
+        let rows = UInt32Array::from(block.rows.to_vec());
+        let whole = bins.len() == 1 && rows.len() == block.batch.num_rows();
+        let grouped = |column: &ArrayRef| match whole {
+            true => Ok(column.clone()),
+            false => arrow_select::take::take(column, &rows, None)
+                .map_err(|error| CallError::new(&call.step, error.to_string())),
+        };
+        let made = match stateful {
+            Stateful::Rows { keys, columns } => {
+                let mut taken: Vec<(&String, ArrayRef)> = Vec::new();
+                for name in keys.iter().chain(columns) {
+                    if taken.iter().all(|(known, _)| *known != name) {
+                        let column = block
+                            .batch
+                            .column_by_name(name)
+                            .ok_or_else(|| CallError::new(&call.step, format!("the rows have no column {name:?}")))?;
+                        taken.push((name, grouped(column)?));
+                    }
+                }
+                self.attached(&call.step, |py| {
+                    let lists =
+                        taken.iter().map(|(_, column)| convert::to_list(py, column)).collect::<PyResult<Vec<_>>>()?;
+                    let list = |name: &String| {
+                        let at = taken.iter().position(|(known, _)| *known == name).expect("taken above");
+                        lists[at].clone()
+                    };
+                    let keys: Vec<_> = keys.iter().map(list).collect();
+                    let keys = match <[_; 1]>::try_from(keys) {
+                        Ok([only]) => only,
+                        Err(several) => tuples(py, rows.len(), &several)?,
+                    };
+                    let columns = PyList::new(py, columns.iter().map(list))?;
+                    let arguments = (objects(py, &bins)?, counts.as_slice(), keys, columns);
+                    let out = call.object.bind(py).call_method1(pyo3::intern!(py, "apply"), arguments)?;
+                    convert::from_rows(out.cast::<PyList>()?, schema).map_err(|misfit| match misfit {
+                        Misfit::Other(error) => error,
+                        misfit => refused(call.object.bind(py), &misfit.reason()),
+                    })
+                })
+            }
+            Stateful::Blocks => {
+                let columns = block.batch.columns().iter().map(grouped).collect::<Result<Vec<_>, _>>()?;
+                let options = arrow_array::RecordBatchOptions::new().with_row_count(Some(rows.len()));
+                let batch = Batch::try_new_with_options(block.batch.schema(), columns, &options)
+                    .map_err(|error| CallError::new(&call.step, error.to_string()))?;
+                self.attached(&call.step, |py| {
+                    let arguments = (objects(py, &bins)?, counts.as_slice(), RecordBatch::new(batch));
+                    call.object.bind(py).call_method1(pyo3::intern!(py, "take"), arguments)?;
+                    Ok(Batch::new_empty(schema.clone()))
+                })
+            }
+        };
+        let made = made?;
+        Python::try_attach(|py| bins.iter().zip(counts).for_each(|(bin, rows)| bin.measure(py, rows)));
+        Ok(made)
+    }
+
+    fn end_epoch(&self, call: usize, end: &EpochEnd, states: &mut States<'_>) -> Result<Vec<Batch>, CallError> {
+        let call = self.call(call)?;
+        let schema = call.schema.as_ref().ok_or_else(|| CallError::new(&call.step, "the call declares no schema"))?;
+        let held = states.held();
+        let bins = bins(states, held.into_iter())?;
+        self.attached(&call.step, |py| {
+            let object = call.object.bind(py);
+            let arguments = (objects(py, &bins)?, end.before_us, end.after_us, end.clock_ms);
+            let made = object.call_method1(pyo3::intern!(py, "end_epoch"), arguments)?;
+            let batches = made.try_iter()?.map(|batch| {
+                declared(&import_batch(&batch?)?, schema)
+                    .map_err(|reason| refused(object, &format!("what the function returned does not fit: {reason}")))
+            });
+            let batches = batches.collect::<PyResult<Vec<_>>>()?;
+            bins.iter().for_each(|bin| bin.measure(py, 1));
+            Ok(batches)
+        })
+    }
+
+    fn stop(&self) {
+        self.stopping.store(true, Ordering::Relaxed);
+    }
+}
+
+/// What is behind some bins.
+fn bins(states: &mut States<'_>, numbers: impl Iterator<Item = u32>) -> Result<Vec<Arc<PyBin>>, CallError> {
+    numbers.map(|bin| states.of::<PyState>(bin).0.clone()).collect()
+}
+
+/// The Python objects of some bins, marked where an epoch has begun.
+fn objects<'py>(py: Python<'py>, bins: &[Arc<PyBin>]) -> PyResult<Bound<'py, PyList>> {
+    bins.iter().try_for_each(|bin| bin.catch_up(py))?;
+    PyList::new(py, bins.iter().map(|bin| bin.object.bind(py)))
 }
 
 /// The batch under the declared schema, when its columns are those: names and types, in any order.
@@ -143,19 +281,68 @@ fn attached<T>(step: &str, work: impl FnOnce(Python<'_>) -> PyResult<T>) -> Resu
     outcome.unwrap_or_else(|| Err(CallError::new(step, "Python is shutting down")))
 }
 
-/// State of one bin: a `penstock._state.BinState`, or why there is none.
-struct PyState {
-    state: Result<(Arc<Call>, Py<PyAny>), CallError>,
+/// State of one bin.
+struct PyBin {
+    call: Arc<Call>,
+    /// A `penstock._state.BinState`.
+    object: Py<PyAny>,
+    /// Its dict from key to state: the same object for ever.
+    states: Py<PyDict>,
+    /// An epoch has begun that the object has not been told of.
+    marked: AtomicBool,
+    keys: AtomicUsize,
+    bytes: AtomicUsize,
+    /// Rows until the bytes are estimated again.
+    rows_left: AtomicUsize,
 }
+
+/// Rows after which the bytes of a bin are estimated again, by keys: an estimate costs about as much as 30 rows.
+const SAMPLE_EVERY: usize = 16;
+const SAMPLE_LEAST: usize = 1024;
+
+impl PyBin {
+    fn new(call: Arc<Call>, object: Py<PyAny>, states: Py<PyDict>) -> Self {
+        let zero = AtomicUsize::default;
+        Self { call, object, states, marked: AtomicBool::new(false), keys: zero(), bytes: zero(), rows_left: zero() }
+    }
+
+    /// Tells the object of an epoch that has begun.
+    fn catch_up(&self, py: Python<'_>) -> PyResult<()> {
+        match self.marked.swap(false, Ordering::Relaxed) {
+            true => self.object.bind(py).call_method0(pyo3::intern!(py, "mark")).map(drop),
+            false => Ok(()),
+        }
+    }
+
+    /// Takes the number of keys, and now and then the bytes, after `rows` rows.
+    fn measure(&self, py: Python<'_>, rows: usize) {
+        let keys = self.states.bind(py).len();
+        let before = self.keys.swap(keys, Ordering::Relaxed);
+        let left = self.rows_left.load(Ordering::Relaxed);
+        if left > rows && keys <= 2 * before {
+            self.rows_left.store(left - rows, Ordering::Relaxed);
+            return;
+        }
+        self.rows_left.store(SAMPLE_EVERY * keys + SAMPLE_LEAST, Ordering::Relaxed);
+        let object = self.object.bind(py);
+        match object.call_method0(pyo3::intern!(py, "bytes")).and_then(|bytes| bytes.extract()) {
+            Ok(bytes) => self.bytes.store(bytes, Ordering::Relaxed),
+            Err(error) => error.write_unraisable(py, Some(object)),
+        }
+    }
+}
+
+/// State of one bin, or why there is none.
+struct PyState(Result<Arc<PyBin>, CallError>);
 
 impl PyState {
     /// Runs `work` with the state, reporting an error as one that nobody can be told about.
-    fn quietly<T: Default>(&self, work: impl FnOnce(&Bound<'_, PyAny>) -> PyResult<T>) -> T {
-        let Ok((_, state)) = &self.state else { return T::default() };
+    fn quietly<T: Default>(&self, work: impl FnOnce(&PyBin, &Bound<'_, PyAny>) -> PyResult<T>) -> T {
+        let Ok(bin) = &self.0 else { return T::default() };
         Python::try_attach(|py| {
-            let state = state.bind(py);
-            work(state).unwrap_or_else(|error| {
-                error.write_unraisable(py, Some(state));
+            let object = bin.object.bind(py);
+            work(bin, object).unwrap_or_else(|error| {
+                error.write_unraisable(py, Some(object));
                 T::default()
             })
         })
@@ -164,37 +351,10 @@ impl PyState {
 }
 
 impl ForeignState for PyState {
-    fn apply(&mut self, rows: &Batch) -> Result<Batch, CallError> {
-        let (call, state) = self.state.as_ref().map_err(Clone::clone)?;
-        let stateful = call.stateful.as_ref().ok_or_else(|| {
-            CallError::new(&call.step, "the plan uses this call as a step with state, but it is a map")
-        })?;
-        let schema = call.schema.as_ref().ok_or_else(|| CallError::new(&call.step, "the call declares no schema"))?;
-        attached(&call.step, |py| {
-            let column = |name: &String| {
-                let column = rows.column_by_name(name).ok_or_else(|| {
-                    errors::raise(Kind::Schema, &format!("{}: the rows have no column {name:?}", call.step))
-                })?;
-                convert::to_list(py, column)
-            };
-            let keys = stateful.keys.iter().map(column).collect::<PyResult<Vec<_>>>()?;
-            let keys = match <[_; 1]>::try_from(keys) {
-                Ok([only]) => only,
-                Err(several) => tuples(py, rows.num_rows(), &several)?,
-            };
-            let columns = PyList::new(py, stateful.columns.iter().map(column).collect::<PyResult<Vec<_>>>()?)?;
-            let out = state.bind(py).call_method1(pyo3::intern!(py, "apply"), (keys, columns))?;
-            convert::from_rows(out.cast::<PyList>()?, schema).map_err(|misfit| match misfit {
-                Misfit::Other(error) => error,
-                misfit => refused(call.object.bind(py), &misfit.reason()),
-            })
-        })
-    }
-
     fn encode(&self, chunk: &mut dyn FnMut(Vec<u8>)) {
         // A state that cannot be pickled yields a chunk that says so, see `BinState.encode`.
-        let chunks = self.quietly(|state| {
-            let chunks = state.call_method0("encode")?;
+        let chunks = self.quietly(|_, object| {
+            let chunks = object.call_method0("encode")?;
             PyIterator::from_object(&chunks)?
                 .map(|bytes| Ok(bytes?.cast::<PyBytes>()?.as_bytes().to_vec()))
                 .collect::<PyResult<Vec<_>>>()
@@ -203,28 +363,37 @@ impl ForeignState for PyState {
     }
 
     fn absorb(&mut self, chunk: &[u8]) -> Result<(), StateFault> {
-        let (call, state) = self.state.as_ref().map_err(|error| StateFault::Foreign { message: error.to_string() })?;
-        attached(&call.step, |py| {
-            state.bind(py).call_method1("absorb", (PyBytes::new(py, chunk),))?;
+        let bin = self.0.as_ref().map_err(|error| StateFault::Foreign { message: error.to_string() })?;
+        attached(&bin.call.step, |py| {
+            bin.catch_up(py)?;
+            bin.object.bind(py).call_method1("absorb", (PyBytes::new(py, chunk),))?;
+            bin.measure(py, 0);
             Ok(())
         })
         .map_err(|error| StateFault::Foreign { message: error.message })
     }
 
     fn bytes(&self) -> usize {
-        self.quietly(|state| state.call_method0("bytes")?.extract())
+        self.0.as_ref().map_or(0, |bin| bin.bytes.load(Ordering::Relaxed))
     }
 
     fn keys(&self) -> usize {
-        self.quietly(|state| state.call_method0("keys")?.extract())
+        self.0.as_ref().map_or(0, |bin| bin.keys.load(Ordering::Relaxed))
     }
 
     fn mark(&mut self) {
-        self.quietly(|state| state.call_method0("mark").map(drop));
+        if let Ok(bin) = &self.0 {
+            bin.marked.store(true, Ordering::Relaxed);
+        }
     }
 
     fn rollback(&mut self) {
-        self.quietly(|state| state.call_method0("rollback").map(drop));
+        self.quietly(|bin, object| {
+            bin.catch_up(object.py())?;
+            object.call_method0("rollback")?;
+            bin.measure(object.py(), usize::MAX);
+            Ok(())
+        });
     }
 }
 

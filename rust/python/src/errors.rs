@@ -118,6 +118,7 @@ pub(crate) fn call_error(py: Python<'_>, step: &str, error: PyErr) -> CallError 
         row: None,
         message,
         origin: Some(Arc::new(error.into_value(py).into_any())),
+        broken_off: false,
     }
 }
 

@@ -225,7 +225,7 @@ impl<H: Host> Actor<H> {
         let watermark = if release.finish { Some(i64::MAX) } else { release.watermark };
         let core = Arc::clone(&self.core);
         let running = self.able(release.generation)?;
-        core.host.release(&running.group, epoch, inputs, watermark)?;
+        core.host.release(&running.group, epoch, inputs, watermark, release.clock_ms)?;
         running.epochs.insert(epoch, (call, BTreeMap::new()));
         running.next += 1;
         Ok(())

@@ -216,6 +216,7 @@ impl Host for Echo {
         epoch: u64,
         inputs: Vec<Staged>,
         watermark: Option<i64>,
+        _: Option<i64>,
     ) -> Result<(), Failure> {
         assert_ne!(group.wishes.panic_epoch, Some(epoch), "it wishes to panic");
         for work in &group.work {

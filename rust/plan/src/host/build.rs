@@ -334,7 +334,7 @@ fn keyed_step(
         new_state: Rc::new(move || spec.new_state(&callbacks)),
         stats: op.stats.clone(),
     };
-    let mut operator = keyed.operator()?;
+    let mut operator = keyed.operator(&config.callbacks)?;
     if let Some(watermark) = config.watermark {
         operator.resume(watermark);
     }
@@ -351,6 +351,10 @@ fn keyed_step(
                 FlowBlock::Watermark(watermark) => {
                     operator.watermark(bins, watermark, &mut made)?;
                     marks.push(FlowBlock::Watermark(watermark));
+                }
+                FlowBlock::Clock(clock) => {
+                    operator.clock(clock);
+                    marks.push(FlowBlock::Clock(clock));
                 }
                 FlowBlock::EndEpoch => {
                     operator.end_epoch(bins, &mut made)?;

@@ -244,10 +244,24 @@ impl Group {
     /// # Errors
     /// `EpochTooLarge`; nothing was released.
     pub fn release(&self, epoch: u64, inputs: Vec<Input>, watermark: Option<i64>) -> Result<(), HostError> {
+        self.release_at(epoch, inputs, watermark, None)
+    }
+
+    /// Like [`release`](Group::release), with the processing time that functions with timeouts see.
+    ///
+    /// # Errors
+    /// `EpochTooLarge`; nothing was released.
+    pub fn release_at(
+        &self,
+        epoch: u64,
+        inputs: Vec<Input>,
+        watermark: Option<i64>,
+        clock_ms: Option<i64>,
+    ) -> Result<(), HostError> {
         let ordered = self.config.plan.needs_order();
         let dealt = deal(inputs, self.config.slice_rows, self.seats.len(), ordered)?;
         for (seat, slices) in self.seats.iter().zip(dealt) {
-            seat.tell(Command::Release(Release { epoch, slices: slices.into(), watermark }));
+            seat.tell(Command::Release(Release { epoch, slices: slices.into(), watermark, clock_ms }));
         }
         Ok(())
     }
@@ -280,6 +294,7 @@ impl Group {
     /// Asks all workers to end at the next turn, without waiting for them.
     pub fn ask_to_stop(&self) {
         self.stopping.store(true, Ordering::Release);
+        self.config.callbacks.stop();
         for seat in &self.seats {
             seat.tell(Command::Stop);
         }
@@ -331,8 +346,14 @@ impl Thread {
             Err(error) => Some(error),
         };
         // A worker that ends first breaks off the others: after a stop that is no failure.
-        let broken_off =
-            |error: &HostError| matches!(error, HostError::Dataflow(_)) && self.stopping.load(Ordering::Acquire);
+        let broken_off = |error: &HostError| {
+            let echo = match error {
+                HostError::Dataflow(_) => true,
+                HostError::Call(call) => call.broken_off,
+                _ => false,
+            };
+            echo && self.stopping.load(Ordering::Acquire)
+        };
         let error = error.filter(|error| !broken_off(error));
         if let Some(error) = error.clone() {
             let _ = self.events.send(Event::Failed { error });

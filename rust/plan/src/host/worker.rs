@@ -25,6 +25,7 @@ pub(crate) struct Release {
     pub(crate) epoch: u64,
     pub(crate) slices: VecDeque<Slice>,
     pub(crate) watermark: Option<i64>,
+    pub(crate) clock_ms: Option<i64>,
 }
 
 /// What a host asks of a worker.
@@ -220,6 +221,9 @@ impl WorkerLoop {
             sent = true;
         }
         if release.slices.is_empty() {
+            if let Some(clock) = release.clock_ms {
+                self.built.input().send(FlowBlock::Clock(clock));
+            }
             if let Some(watermark) = release.watermark {
                 self.built.input().send(FlowBlock::Watermark(watermark));
             }

@@ -11,7 +11,7 @@ use arrow_array::{Array, RecordBatch};
 use arrow_schema::DataType;
 use penstock_bins::{BinState, BinTable, Block, Routing};
 use penstock_plan::{
-    CallError, Callbacks, FlowBlock, ForeignState, KeyedOp, KeyedSpec, OpError, Output, Plan, PlanSpec, State,
+    CallError, Callbacks, FlowBlock, ForeignState, Grouped, KeyedOp, KeyedSpec, OpError, Output, Plan, PlanSpec, State,
     StateFault,
 };
 
@@ -76,7 +76,7 @@ pub struct Counting {
     saved: Option<std::collections::BTreeMap<i64, i64>>,
 }
 
-impl ForeignState for Counting {
+impl Counting {
     fn apply(&mut self, rows: &RecordBatch) -> Result<RecordBatch, CallError> {
         let keys = rows.column(0).as_primitive::<Int64Type>();
         let values = rows.column(1).as_primitive::<Int64Type>();
@@ -93,7 +93,9 @@ impl ForeignState for Counting {
         let seen = arrow_array::Int64Array::from(seen);
         Ok(RecordBatch::try_from_iter([("k", rows.column(0).clone()), ("seen", Arc::new(seen) as _)]).unwrap())
     }
+}
 
+impl ForeignState for Counting {
     fn encode(&self, chunk: &mut dyn FnMut(Vec<u8>)) {
         for (key, seen) in &self.live {
             chunk([key.to_le_bytes(), seen.to_le_bytes()].concat());
@@ -135,6 +137,10 @@ impl Callbacks for TestCalls {
     fn new_state(&self, _: usize) -> Box<dyn ForeignState> {
         Box::<Counting>::default()
     }
+
+    fn apply(&self, _: usize, block: &mut Grouped<'_>) -> Result<RecordBatch, CallError> {
+        block.each(Counting::apply)
+    }
 }
 
 struct Stage {
@@ -173,7 +179,7 @@ impl Cluster {
                 let routing = Routing::new(bits, workers as usize).unwrap();
                 let owners: Vec<u32> = (0..1u32 << bits).map(|bin| bin % workers).collect();
                 let new_state = || keyed.new_state(&calls);
-                let worker = |worker| (BinTable::fresh(&routing, worker, &new_state), keyed.operator().unwrap());
+                let worker = |worker| (BinTable::fresh(&routing, worker, &new_state), keyed.operator(&calls).unwrap());
                 Stage { keyed: keyed.clone(), owners, workers: (0..workers).map(worker).collect() }
             })
             .collect();
@@ -251,7 +257,7 @@ impl Cluster {
         for stage in &mut self.stages {
             for (bins, op) in &mut stage.workers {
                 bins.rollback_all();
-                *op = stage.keyed.operator().unwrap();
+                *op = stage.keyed.operator(&self.calls).unwrap();
                 if resume {
                     op.resume(watermark);
                 }
