@@ -348,6 +348,35 @@ def test_a_function_that_raises(cluster: Any, engine: pk.Engine, tmp_path: Path)
     assert bag(*kept.batches.values()) == bag(flow.collect(table, batch_rows=600))
 
 
+def test_a_state_that_cannot_move_costs_only_the_migration(cluster: Any, engine: pk.Engine) -> None:
+    """A migration between epochs that breaks off in the middle: no bin is lost, wherever it was."""
+
+    class Rooted(int):
+        """Can be copied, as for the undo of an epoch, and not be pickled."""
+
+        def __deepcopy__(self, memo: Any) -> Any:
+            return self
+
+        def __reduce_ex__(self, protocol: Any) -> Any:
+            raise TypeError("it has a root")
+
+    def total(state: int | None, k: int, v: int) -> tuple[int, tuple[int, int]]:
+        total = (state or 0) + v
+        return Rooted(total) if k == 3 else total, (k, total)
+
+    flow = pk.Flow(SCHEMA, order_by="v").key_by("k").stateful_map(total, schema="k bigint, total bigint")
+    kept = Kept()
+    function = engine.foreach_batch(flow, kept, name="stays")
+    for batch in range(3):
+        function(numbers(cluster, batch), batch)
+        swapped = [1 - owner for owner in engine.owners("stays")[0]]
+        with pytest.raises(EngineError, match=r"cancelled.*key 3 cannot be pickled"):
+            engine.migrate(to=swapped, strategy="all-at-once", query="stays").wait(60)
+    function(numbers(cluster, 3), 3)
+    table = pa.table({"k": [v % 7 for v in range(2_400)], "v": range(2_400)})
+    assert bag(*kept.batches.values()) == bag(flow.collect(table, batch_rows=600))
+
+
 def test_two_queries_side_by_side(cluster: Any, engine: pk.Engine, tmp_path: Path) -> None:
     sinks = [Kept(), Kept()]
     queries = []

@@ -446,8 +446,12 @@ class Query:
             owners = [-1] * (1 << self._setup.bits)
             for process, inventory in enumerate(inventories):
                 for bin_ in inventory[op] if op < len(inventory) else ():
+                    # A bin cut off on its way between epochs is where it was and perhaps where it goes: equal copies.
                     last = before[bin_]
-                    owners[bin_] = last if last // threads == process else process * threads + bin_ % threads
+                    if last // threads == process:
+                        owners[bin_] = last
+                    elif owners[bin_] < 0:
+                        owners[bin_] = process * threads + bin_ % threads
             missing = [bin_ for bin_, owner in enumerate(owners) if owner < 0]
             if missing:
                 reason = f"{len(missing)} bins of keyed step {op} are at no member, the first is bin {missing[0]}"

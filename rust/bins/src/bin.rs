@@ -63,6 +63,11 @@ pub trait BinState: Send + 'static {
 
     /// Returns to what the state was at the last mark (or at its creation, if there was none).
     fn rollback(&mut self);
+
+    /// Nothing will be undone until the next mark: keeps no undo from here on. By default like [`mark`](Self::mark).
+    fn settle(&mut self) {
+        self.mark();
+    }
 }
 
 #[cfg(test)]

@@ -206,6 +206,10 @@ where
         self.undo.get_or_insert_default().clear();
     }
 
+    fn settle(&mut self) {
+        self.undo = None;
+    }
+
     fn rollback(&mut self) {
         match &mut self.undo {
             None => self.map.clear(),

@@ -28,6 +28,8 @@
 //! instant itself (else [`BinsError::EpochDiffers`]). [`Shelf::close_epoch`] frees what only the old epoch needed. Should
 //! an epoch fail, all workers end, their tables deposit their bins on the shelf, and [`Shelf::rebuild`] makes the tables
 //! of the new generation as they were when the epoch began.
+//! A bin that moves between two epochs ([`Config::begins`]) leaves an original that serves until the next mark, so that
+//! the end of a generation loses no bin in flight.
 //! Post-dated records are not undone: a flow that is to be rolled back keeps its timers in its bins.
 //!
 //! Source: Megaphone (Hoffmann et al.), §3 and §4. Departures are in the modules.
@@ -66,6 +68,6 @@ pub use routing::Routing;
 pub use shelf::{Rebuilt, Shelf};
 pub use state::{Later, Outbox, Step};
 pub use state_machine::{StateMachine, state_machine};
-pub use stateful::{Config, Stateful, stateful};
+pub use stateful::{Config, EpochOf, Stateful, stateful};
 pub use stats::{Counters, Event, LOG_EVENTS, Stats, What};
 pub use table::BinTable;

@@ -28,6 +28,7 @@ use crate::message::{Addressed, Piece, Record};
 use crate::pending::Pending;
 use crate::routing::Routing;
 use crate::shelf::Shelf;
+use crate::stateful::EpochOf;
 use crate::stats::{Stats, What};
 use crate::table::BinTable;
 
@@ -50,6 +51,7 @@ pub(crate) struct Shared<T, S: BinState, P> {
     pub(crate) shelf: Shelf<S>,
     pub(crate) local: Rc<dyn Fn(usize) -> bool>,
     pub(crate) new_state: Rc<dyn Fn() -> S>,
+    pub(crate) begins: EpochOf<T>,
     pub(crate) stats: Arc<Stats<T>>,
 }
 
@@ -223,11 +225,12 @@ where
             self.stats.bytes_out.fetch_add(chunk.len() as u64, Relaxed);
             send(Piece::State { bin, chunk });
         }
-        let held = table.uninstall_held(bin).ok_or(BinsError::Absent { bin })?;
+        let mut held = table.uninstall_held(bin).ok_or(BinsError::Absent { bin })?;
         if near {
             let ticket = self.shelf.put(&self.name, bin, held)?;
             send(Piece::Shelved { bin, ticket });
         } else {
+            held.begins = (self.begins)(time);
             self.shelf.retain(&self.name, bin, held)?;
         }
         self.stats.owned.fetch_sub(1, Relaxed);

@@ -4,8 +4,12 @@
 //! *moving* between two threads (the message carries only a ticket), *deposited* by a table that was dropped, and
 //! *retained*: the original of a bin that was copied to another process, kept until the epoch closes.
 //!
-//! Invariants: a bin has at most one moving or deposited state and at most one retained original in a process; an original is
-//! retained only if it was here at the last mark. Workers mark an epoch one by one, but no record and no move of it
+//! Two things make an original worth keeping. It was here at the last mark: undone, it is the bin as the epoch began. Or it
+//! left between two epochs: as it is, it is the bin as the next one begins, and so is the copy, should it have come; of equal
+//! copies [`Shelf::rebuild`] keeps the one that the routing chooses.
+//!
+//! Invariants: a bin has at most one moving or deposited state in a process, and at most one original for each epoch and
+//! purpose. Workers mark an epoch one by one, but no record and no move of it
 //! happens before the last of them did (see the crate's life of an epoch). Hence, whatever fails in an epoch, the state at the mark of every bin
 //! that was in this process then is still in this process: in a table, on the shelf, or retained.
 //!
@@ -33,7 +37,18 @@ struct Inner<S> {
 
 struct Rest<S> {
     resting: Option<(Held<S>, u64)>,
-    retained: Option<Held<S>>,
+    retained: Vec<Held<S>>,
+}
+
+/// What a state is, seen from the beginning of an epoch.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Standing {
+    /// Of another time.
+    No,
+    /// The bin's state, of which another process may have a copy.
+    Copy,
+    /// The bin's state, and the only one.
+    Only,
 }
 
 /// Tables for a new generation.
@@ -80,17 +95,21 @@ impl<S: BinState> Shelf<S> {
         }
     }
 
-    /// Keeps the original of a bin that was copied to another process, unless it arrived from one since the mark.
+    /// Keeps the original of a bin that was copied to another process, if it serves any purpose: see the module.
     pub(crate) fn retain(&self, name: &str, bin: u32, held: Held<S>) -> Result<(), BinsError> {
-        if held.arrived {
+        if held.arrived && held.begins.is_none() {
             return Ok(());
         }
         let mut inner = self.lock();
-        let rest = inner.rest(name, bin);
-        if rest.retained.as_ref().is_some_and(|old| old.epoch == held.epoch) {
+        let retained = &mut inner.rest(name, bin).retained;
+        if !held.arrived && retained.iter().any(|old| !old.arrived && old.epoch == held.epoch) {
             return Err(BinsError::TwoOriginals { bin });
         }
-        rest.retained = Some(held);
+        if held.arrived && retained.iter().any(|old| old.begins == held.begins) {
+            return Ok(()); // it was away and has come back: equal
+        }
+        retained.retain(|old| old.epoch == held.epoch);
+        retained.push(held);
         Ok(())
     }
 
@@ -114,9 +133,9 @@ impl<S: BinState> Shelf<S> {
         let mut inner = self.lock();
         for bins in inner.operators.values_mut() {
             for rest in bins.values_mut() {
-                closed.extend(rest.retained.take_if(|original| original.epoch <= Some(epoch)));
+                closed.extend(rest.retained.extract_if(.., |original| original.epoch <= Some(epoch)));
             }
-            bins.retain(|_, rest| rest.resting.is_some() || rest.retained.is_some());
+            bins.retain(|_, rest| rest.resting.is_some() || !rest.retained.is_empty());
         }
         drop(inner);
         closed.len()
@@ -128,20 +147,17 @@ impl<S: BinState> Shelf<S> {
         let inner = self.lock();
         let rests = inner.operators.values().flat_map(BTreeMap::values);
         rests.fold((0, 0), |(resting, retained), rest| {
-            (resting + usize::from(rest.resting.is_some()), retained + usize::from(rest.retained.is_some()))
+            (resting + usize::from(rest.resting.is_some()), retained + rest.retained.len())
         })
     }
 
     /// The bins of operator `name`, ascending, whose state at the beginning of `epoch` is in this process: those that
-    /// [`rebuild`](Self::rebuild) gives back.
+    /// [`rebuild`](Self::rebuild) gives back. A bin that left this process between two epochs may be in another one as well.
     #[must_use]
     pub fn inventory(&self, name: &str, epoch: u64) -> Vec<u32> {
         let inner = self.lock();
         let rests = inner.operators.get(name).into_iter().flatten();
-        rests
-            .filter(|(_, rest)| rest.resting_counts(epoch) || rest.retained_counts(epoch))
-            .map(|(&bin, _)| bin)
-            .collect()
+        rests.filter(|(_, rest)| rest.standing(epoch) != Standing::No).map(|(&bin, _)| bin).collect()
     }
 
     /// Sums `measure` over all states that rest here, without retained originals.
@@ -158,11 +174,13 @@ impl<S: BinState> Shelf<S> {
     /// Call it when all workers of the process have ended (their tables are dropped). `routing` is the routing when `epoch`
     /// began; `workers` are the members in this process. What was marked with `epoch` is rolled back: bins that came
     /// from another process since are dropped, originals that went to one come back. What was last marked before
-    /// `epoch`, or never, is at the end of the epoch before (its worker had not begun `epoch`) and stays as it is.
+    /// `epoch`, or never, is at the end of the epoch before (its worker had not begun `epoch`) and stays as it is. Copies of
+    /// bins that `routing` gives to another process are dropped.
     ///
     /// # Errors
-    /// [`BinsError::Stranded`] when a bin's owner is not among `workers`, [`BinsError::TwoOriginals`],
-    /// [`BinsError::MarkedLater`], [`BinsError::Absent`] for a bin beyond the routing's last; the shelf is then unchanged.
+    /// [`BinsError::Stranded`] when the only state of a bin is here and its owner is not among `workers`,
+    /// [`BinsError::TwoOriginals`], [`BinsError::MarkedLater`], [`BinsError::Absent`] for a bin beyond the routing's last; the
+    /// shelf is then unchanged.
     pub fn rebuild(&self, name: &str, epoch: u64, routing: &Routing, workers: &[u32]) -> Result<Rebuilt<S>, BinsError> {
         let mut inner = self.lock();
         let mut tables = Vec::with_capacity(workers.len());
@@ -171,12 +189,12 @@ impl<S: BinState> Shelf<S> {
             index.insert(worker, i);
             tables.push((worker, BinTable::new(routing.bits())?));
         }
-        for (&bin, rest) in inner.operators.get(name).into_iter().flatten() {
-            rest.check(bin, epoch, routing, |owner| index.contains_key(&owner))?;
-        }
+        inner.missing(name, epoch, routing, workers)?;
         for (bin, rest) in inner.operators.remove(name).unwrap_or_default() {
-            if let Some(state) = rest.at(epoch) {
-                tables[index[&routing.owner_of(bin)]].1.install(bin, state)?;
+            if let Some(state) = rest.at(epoch)
+                && let Some(&i) = index.get(&routing.owner_of(bin))
+            {
+                tables[i].1.install(bin, state)?;
             }
         }
         drop(inner);
@@ -191,27 +209,68 @@ impl<S: BinState> Shelf<S> {
             .collect();
         Ok(Rebuilt { tables, missing })
     }
+
+    /// The bins that [`rebuild`](Self::rebuild) would find missing; changes nothing.
+    ///
+    /// # Errors
+    /// Those of `rebuild`.
+    pub fn missing(&self, name: &str, epoch: u64, routing: &Routing, workers: &[u32]) -> Result<Vec<u32>, BinsError> {
+        self.lock().missing(name, epoch, routing, workers)
+    }
 }
 
 impl<S> Inner<S> {
+    fn missing(&self, name: &str, epoch: u64, routing: &Routing, workers: &[u32]) -> Result<Vec<u32>, BinsError> {
+        let nothing = BTreeMap::new();
+        let bins = self.operators.get(name).unwrap_or(&nothing);
+        for (&bin, rest) in bins {
+            rest.check(bin, epoch, routing, |owner| workers.contains(&owner))?;
+        }
+        let here = |bin: &u32| bins.get(bin).is_some_and(|rest| rest.standing(epoch) != Standing::No);
+        let owned = (0u32..).zip(routing.owners()).filter(|(_, owner)| workers.contains(owner));
+        Ok(owned.map(|(bin, _)| bin).filter(|bin| !here(bin)).collect())
+    }
+
     fn rest(&mut self, name: &str, bin: u32) -> &mut Rest<S> {
         if !self.operators.contains_key(name) {
             self.operators.insert(name.to_owned(), BTreeMap::new());
         }
         let bins = self.operators.get_mut(name).expect("inserted above");
-        bins.entry(bin).or_insert(Rest { resting: None, retained: None })
+        bins.entry(bin).or_insert(Rest { resting: None, retained: Vec::new() })
     }
 }
 
 impl<S> Rest<S> {
     /// Whether the resting state is the bin's at the beginning of `epoch`, or can be rolled back to it.
-    fn resting_counts(&self, epoch: u64) -> bool {
-        self.resting.as_ref().is_some_and(|(held, _)| held.epoch < Some(epoch) || !held.arrived)
+    fn of_resting(&self, epoch: u64) -> Standing {
+        match &self.resting {
+            // Its original may still be where it came from.
+            Some((held, _)) if held.epoch < Some(epoch) && held.arrived => Standing::Copy,
+            Some((held, _)) if held.epoch < Some(epoch) || !held.arrived => Standing::Only,
+            _ => Standing::No,
+        }
     }
 
-    /// The same for the retained original: one of an older epoch has gone for good.
-    fn retained_counts(&self, epoch: u64) -> bool {
-        self.retained.as_ref().is_some_and(|held| held.epoch == Some(epoch))
+    /// The same for an original: one of an older epoch has gone for good, unless it left between that and this one.
+    fn of_retained(held: &Held<S>, epoch: u64) -> Standing {
+        if held.begins == Some(epoch) {
+            Standing::Copy
+        } else if held.epoch == Some(epoch) && !held.arrived {
+            Standing::Only
+        } else {
+            Standing::No
+        }
+    }
+
+    /// The better of all.
+    fn standing(&self, epoch: u64) -> Standing {
+        let of = |standing: Standing| match standing {
+            Standing::No => 0,
+            Standing::Copy => 1,
+            Standing::Only => 2,
+        };
+        let retained = self.retained.iter().map(|held| Self::of_retained(held, epoch));
+        retained.chain([self.of_resting(epoch)]).max_by_key(|standing| of(*standing)).unwrap_or(Standing::No)
     }
 
     fn check(&self, bin: u32, epoch: u64, routing: &Routing, local: impl Fn(u32) -> bool) -> Result<(), BinsError> {
@@ -219,14 +278,18 @@ impl<S> Rest<S> {
         if let Some(marked) = states.filter_map(|held| held.epoch).find(|marked| *marked > epoch) {
             return Err(BinsError::MarkedLater { bin, marked, epoch });
         }
-        match (self.resting_counts(epoch), self.retained_counts(epoch)) {
-            (true, true) => return Err(BinsError::TwoOriginals { bin }),
-            (false, false) => return Ok(()),
-            _ => {}
+        let retained = self.retained.iter().map(|held| Self::of_retained(held, epoch));
+        let all = || retained.clone().chain([self.of_resting(epoch)]);
+        let only = all().filter(|standing| *standing == Standing::Only).count();
+        if only > 1 || (only == 1 && all().any(|standing| standing == Standing::Copy)) {
+            return Err(BinsError::TwoOriginals { bin });
+        }
+        if all().all(|standing| standing == Standing::No) {
+            return Ok(());
         }
         match routing.owners().get(bin as usize) {
             None => Err(BinsError::Absent { bin }),
-            Some(&owner) if !local(owner) => Err(BinsError::Stranded { bin, owner }),
+            Some(&owner) if only == 1 && !local(owner) => Err(BinsError::Stranded { bin, owner }),
             Some(_) => Ok(()),
         }
     }
@@ -234,10 +297,10 @@ impl<S> Rest<S> {
 
 impl<S: BinState> Rest<S> {
     fn at(self, epoch: u64) -> Option<Box<S>> {
-        let held = if self.resting_counts(epoch) {
-            self.resting.map(|(held, _)| held)
+        let held = if self.of_resting(epoch) == Standing::No {
+            self.retained.into_iter().find(|held| Self::of_retained(held, epoch) != Standing::No)
         } else {
-            self.retained.filter(|held| held.epoch == Some(epoch))
+            self.resting.map(|(held, _)| held)
         };
         held.map(|mut held| {
             if held.epoch == Some(epoch) {
@@ -284,7 +347,12 @@ mod tests {
         *state.entry(0) = value;
         state.mark();
         *state.entry(0) = value + 100;
-        Held { state, arrived, epoch: Some(epoch) }
+        Held { state, arrived, epoch: Some(epoch), begins: None }
+    }
+
+    /// A bin that left before epoch 8 began, with 100 more than when epoch 7 did.
+    fn left(value: u64, arrived: bool) -> Held<Counts> {
+        Held { begins: Some(8), ..held(value, arrived) }
     }
 
     fn value(table: &BinTable<Counts>, bin: u32) -> u64 {
@@ -335,6 +403,74 @@ mod tests {
         *table.get_mut(0).unwrap().entry(0) = 5;
         table.rollback_all();
         assert_eq!(value(table, 0), 110, "the rebuilt table is marked");
+    }
+
+    #[test]
+    fn a_bin_that_left_between_epochs_serves_both() {
+        let here = Routing::from_owners(vec![0]).unwrap();
+        let elsewhere = Routing::from_owners(vec![9]).unwrap();
+        let filled = || {
+            let shelf = Shelf::new();
+            shelf.retain("count", 0, left(10, false)).unwrap();
+            shelf
+        };
+        for (epoch, expected) in [(7, 10), (8, 110)] {
+            let shelf = filled();
+            assert_eq!(shelf.inventory("count", epoch), [0]);
+            let rebuilt = shelf.rebuild("count", epoch, &here, &[0]).unwrap();
+            assert_eq!(value(&rebuilt.tables[0].1, 0), expected);
+        }
+        assert_eq!(filled().inventory("count", 9), [] as [u32; 0]);
+        let refused = filled().rebuild("count", 7, &elsewhere, &[0]);
+        assert!(matches!(refused, Err(BinsError::Stranded { bin: 0, owner: 9 })), "the only one of that time");
+        let shelf = filled();
+        assert!(shelf.rebuild("count", 8, &elsewhere, &[0]).unwrap().missing.is_empty(), "the copy was chosen");
+        assert_eq!(shelf.counts(), (0, 0));
+        assert_eq!(filled().close_epoch(7), 1, "the next mark makes it useless");
+    }
+
+    #[test]
+    fn of_equal_copies_one_is_kept() {
+        let here = Routing::from_owners(vec![0]).unwrap();
+        let elsewhere = Routing::from_owners(vec![9]).unwrap();
+        // It left and came back.
+        let shelf = Shelf::new();
+        shelf.retain("count", 0, left(10, false)).unwrap();
+        shelf.deposit("count", vec![(0, held(10, true))]);
+        assert_eq!(shelf.inventory("count", 8), [0]);
+        let rebuilt = shelf.rebuild("count", 8, &here, &[0]).unwrap();
+        assert_eq!(value(&rebuilt.tables[0].1, 0), 110);
+        assert_eq!(shelf.counts(), (0, 0));
+        // It came, and the original is chosen.
+        let shelf = Shelf::new();
+        shelf.deposit("count", vec![(0, held(10, true))]);
+        assert!(shelf.rebuild("count", 8, &elsewhere, &[0]).unwrap().missing.is_empty());
+        assert_eq!(shelf.counts(), (0, 0));
+        // It came, and left again: as it is it serves the next epoch, undone it serves none.
+        shelf.retain("count", 0, left(20, true)).unwrap();
+        shelf.retain("count", 0, left(30, true)).unwrap();
+        assert_eq!((shelf.inventory("count", 7), shelf.inventory("count", 8)), (vec![], vec![0]));
+        assert_eq!(value(&shelf.rebuild("count", 8, &here, &[0]).unwrap().tables[0].1, 0), 120);
+        // It left in the epoch, came back in it, and left again after it.
+        let passed = || {
+            let shelf = Shelf::new();
+            shelf.retain("count", 0, held(40, false)).unwrap();
+            shelf.retain("count", 0, left(70, true)).unwrap();
+            assert_eq!(shelf.counts(), (0, 2));
+            shelf
+        };
+        assert_eq!(value(&passed().rebuild("count", 7, &here, &[0]).unwrap().tables[0].1, 0), 40);
+        assert_eq!(value(&passed().rebuild("count", 8, &here, &[0]).unwrap().tables[0].1, 0), 170);
+    }
+
+    #[test]
+    fn what_is_missing_can_be_asked_before() {
+        let shelf = Shelf::new();
+        shelf.deposit("count", vec![(1, held(1, false)), (2, held(2, true))]);
+        let routing = Routing::from_owners(vec![0, 0, 0, 5]).unwrap();
+        assert_eq!(shelf.missing("count", 7, &routing, &[0]).unwrap(), [0, 2]);
+        assert_eq!(shelf.counts(), (2, 0));
+        assert_eq!(shelf.rebuild("count", 7, &routing, &[0]).unwrap().missing, [0, 2]);
     }
 
     #[test]

@@ -26,6 +26,9 @@ use crate::state::{self, StateOperator, Step};
 use crate::stats::Stats;
 use crate::table::BinTable;
 
+/// The epoch that begins with the state that bins have at a time; `None` for times within an epoch.
+pub type EpochOf<T> = Rc<dyn Fn(&T) -> Option<u64>>;
+
 /// What a stateful operator is built from on one worker.
 pub struct Config<T, S: BinState> {
     /// Names the operator; also its bins on the shelf. Equal on all workers.
@@ -40,6 +43,9 @@ pub struct Config<T, S: BinState> {
     pub local: Rc<dyn Fn(usize) -> bool>,
     /// Makes the state of an empty bin.
     pub new_state: Rc<dyn Fn() -> S>,
+    /// The epoch that begins with the state that a bin has when it moves at this time: `Some` for times between two epochs,
+    /// at which no record is applied. Such a bin's original, kept until the epoch is marked, serves when the move is cut off.
+    pub begins: EpochOf<T>,
     /// Counters, shared by the workers of this process.
     pub stats: Arc<Stats<T>>,
 }
@@ -56,6 +62,7 @@ impl<T, S: BinState + Default> Config<T, S> {
             shelf,
             local: Rc::new(|_| true),
             new_state: Rc::new(S::default),
+            begins: Rc::new(|_| None),
             stats,
         }
     }
@@ -108,7 +115,7 @@ where
 {
     let scope = data.scope();
     let (index, peers) = (scope.index(), scope.peers());
-    let Config { name, routing, table, shelf, local, new_state, stats } = config;
+    let Config { name, routing, table, shelf, local, new_state, begins, stats } = config;
     for (bin, &worker) in (0u32..).zip(routing.owners()) {
         if worker as usize >= peers {
             return Err(BinsError::AbsentOwner { bin, worker });
@@ -126,6 +133,7 @@ where
         shelf,
         local,
         new_state,
+        begins,
         stats: Arc::clone(&stats),
     });
     let active = Rc::new(RefCell::new(routing.clone()));

@@ -36,6 +36,8 @@ pub(crate) struct Held<S> {
     pub(crate) arrived: bool,
     /// The epoch that began at its last mark.
     pub(crate) epoch: Option<u64>,
+    /// The epoch that begins with the state as it is now: the bin left between two epochs.
+    pub(crate) begins: Option<u64>,
 }
 
 impl<S: BinState> BinTable<S> {
@@ -150,7 +152,7 @@ impl<S: BinState> BinTable<S> {
         let state = self.slots.get_mut(bin as usize)?.take()?;
         self.held -= 1;
         self.coming.remove(&bin);
-        Some(Held { state, arrived: self.arrived.remove(&bin), epoch: self.epoch })
+        Some(Held { state, arrived: self.arrived.remove(&bin), epoch: self.epoch, begins: None })
     }
 
     /// The bins held, ascending.
@@ -174,6 +176,12 @@ impl<S: BinState> BinTable<S> {
     /// generation that moves bins before it marks them.
     pub fn unmark(&mut self) {
         self.epoch = None;
+    }
+
+    /// [`unmark`](Self::unmark) for a generation that never marks: [`BinState::settle`] on all bins.
+    pub fn settle_all(&mut self) {
+        self.unmark();
+        self.slots.iter_mut().flatten().for_each(|state| state.settle());
     }
 
     /// The epoch that began at the last mark.
@@ -203,7 +211,10 @@ impl<S: BinState> BinTable<S> {
         self.held = 0;
         (0u32..)
             .zip(&mut self.slots)
-            .filter_map(|(bin, slot)| Some((bin, Held { state: slot.take()?, arrived: arrived.contains(&bin), epoch })))
+            .filter_map(|(bin, slot)| {
+                let (state, arrived) = (slot.take()?, arrived.contains(&bin));
+                Some((bin, Held { state, arrived, epoch, begins: None }))
+            })
             .collect()
     }
 

@@ -199,7 +199,7 @@ impl Host for GroupHost {
         };
         match Group::start(config, endpoints, bins, events) {
             Ok(group) => Ok(Running { group, fabric }),
-            Err(error) => Err((self.failure(&error), None)),
+            Err(refused) => Err((self.failure(&refused.error), Some(refused.resident))),
         }
     }
 

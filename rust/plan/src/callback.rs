@@ -182,6 +182,10 @@ pub trait ForeignState: Any + Send {
     fn mark(&mut self);
     /// Back to the last mark.
     fn rollback(&mut self);
+    /// Nothing will be undone until the next mark.
+    fn settle(&mut self) {
+        self.mark();
+    }
     /// Whether nothing is held.
     fn is_empty(&self) -> bool {
         self.keys() == 0

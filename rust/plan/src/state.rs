@@ -73,6 +73,10 @@ impl BinState for State {
     fn rollback(&mut self) {
         each!(&mut self.0, state => state.rollback());
     }
+
+    fn settle(&mut self) {
+        each!(&mut self.0, state => state.settle());
+    }
 }
 
 impl Bins for BinTable<State> {

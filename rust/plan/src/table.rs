@@ -308,6 +308,11 @@ impl Table {
         }
     }
 
+    /// Keeps no undo until the next mark.
+    pub(crate) fn keep_no_undo(&mut self) {
+        self.undo = None;
+    }
+
     /// Back to the last mark; without one, nothing happens.
     pub(crate) fn rollback(&mut self) {
         let Some(undo) = &mut self.undo else { return };

@@ -338,6 +338,11 @@ impl Groups {
         self.undo = Some(Undo { fired: self.fired, saved: BTreeMap::new() });
     }
 
+    /// Keeps no undo until the next mark.
+    pub(crate) fn settle(&mut self) {
+        self.undo = None;
+    }
+
     pub(crate) fn rollback(&mut self) {
         let Some(undo) = &mut self.undo else {
             // Never marked: back to how it was made.

@@ -13,7 +13,7 @@ use arrow_array::{ArrayRef, Int64Array, RecordBatch};
 use crossbeam::channel::{Receiver, unbounded};
 use penstock_dataflow::fabric::{self, Duplex};
 use penstock_dataflow::{Endpoint, FabricGuard, FabricTag};
-use penstock_plan::host::{Event, Group, GroupConfig, HostError, Inline, Input, Resident};
+use penstock_plan::host::{Event, Group, GroupConfig, HostError, Inline, Input, NotStarted, Resident};
 use penstock_plan::{CallError, Callbacks, ForeignState, Grouped, Plan, StateFault};
 
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -84,6 +84,8 @@ fn sequences() -> Arc<Plan> {
 #[derive(Default)]
 struct Numbers {
     poison: Arc<Mutex<Option<i64>>>,
+    /// Its state cannot be encoded.
+    stuck: Arc<Mutex<Option<i64>>>,
     applied: Arc<AtomicU64>,
 }
 
@@ -92,6 +94,7 @@ struct Numbering {
     seen: BTreeMap<i64, i64>,
     saved: Option<BTreeMap<i64, i64>>,
     poison: Arc<Mutex<Option<i64>>>,
+    stuck: Arc<Mutex<Option<i64>>>,
     applied: Arc<AtomicU64>,
 }
 
@@ -101,7 +104,8 @@ impl Callbacks for Numbers {
     }
 
     fn new_state(&self, _: usize) -> Box<dyn ForeignState> {
-        Box::new(Numbering { poison: self.poison.clone(), applied: self.applied.clone(), ..Numbering::default() })
+        let (poison, stuck, applied) = (self.poison.clone(), self.stuck.clone(), self.applied.clone());
+        Box::new(Numbering { poison, stuck, applied, ..Numbering::default() })
     }
 
     fn apply(&self, _: usize, block: &mut Grouped<'_>) -> Result<RecordBatch, CallError> {
@@ -130,7 +134,9 @@ impl Numbering {
 
 impl ForeignState for Numbering {
     fn encode(&self, chunk: &mut dyn FnMut(Vec<u8>)) {
+        let stuck = *self.stuck.lock().unwrap();
         for (key, count) in &self.seen {
+            assert_ne!(stuck, Some(*key), "the state is stuck");
             chunk([key.to_le_bytes(), count.to_le_bytes()].concat());
         }
     }
@@ -493,7 +499,16 @@ fn state_that_is_not_there_is_refused() {
     let resident = residents.pop().unwrap();
     config.owners[0].truncate(8);
     let refused = Group::start(config.clone(), fabric::threads(2), resident, events.clone());
-    assert!(matches!(refused, Err(HostError::Owners { given: 1, bins: 8, steps: 1, expected: 16 })));
+    let NotStarted { error, resident } = *refused.err().expect("8 owners of 16 bins");
+    assert!(matches!(error, HostError::Owners { given: 1, bins: 8, steps: 1, expected: 16 }));
+    // The bins are as they were: where half of them is expected elsewhere, and where they all are at home.
+    config.owners = vec![(0..16).map(|bin| bin % 2).collect()];
+    let refused = Group::start(config.clone(), fabric::threads(1), resident, events.clone());
+    let NotStarted { error, resident } = *refused.err().expect("bins of worker 1 are here");
+    assert!(matches!(error, HostError::Bins(_)), "{error}");
+    assert_eq!(resident.inventory(0).ops, [(0..16).collect::<Vec<u32>>()]);
+    let group = Group::start(config.clone(), fabric::threads(2), resident, events.clone()).unwrap();
+    assert!(group.stop().1.is_none());
     config.owners = vec![vec![0; 16]];
     let mut empty = Cluster::start(&config, 1, 1, 1, fresh(1)).stop().0;
     let mut narrow = config.clone();
@@ -503,7 +518,9 @@ fn state_that_is_not_there_is_refused() {
     let (residents, _) = Cluster::start(&narrow, 2, 1, 1, fresh(2)).stop();
     let alone = residents.into_iter().next().unwrap();
     let refused = Group::start(config, fabric::threads(1), alone, events);
-    assert!(matches!(refused, Err(HostError::MissingBins { op: 0, bins }) if bins.len() == 8));
+    let NotStarted { error, resident: alone } = *refused.err().expect("half of the bins is elsewhere");
+    assert!(matches!(error, HostError::MissingBins { op: 0, bins } if bins.len() == 8));
+    assert_eq!(alone.inventory(0).ops[0].len(), 8);
 }
 
 impl Cluster {
@@ -613,4 +630,103 @@ fn bins_that_move_before_a_repeated_epoch_come_back_once() {
     expected.sort_unstable();
     assert_eq!(got, expected);
     assert!(cluster.stop().1.is_empty());
+}
+
+/// Next owners where bins were moving between epochs: each bin in one of the processes that can bring it back.
+fn owners_among(residents: &[Resident], epoch: u64, random: &mut Random) -> Vec<Vec<u32>> {
+    let inventories = residents.iter().map(|it| it.inventory(epoch)).collect::<Vec<_>>();
+    let owner = |bin: u32| {
+        let having = (0..residents.len()).filter(|p| inventories[*p].ops[0].contains(&bin)).collect::<Vec<_>>();
+        assert!(!having.is_empty(), "bin {bin} is nowhere");
+        having[random.below(having.len() as u64) as usize] as u32
+    };
+    vec![(0..16).map(owner).collect()]
+}
+
+#[test]
+fn bins_in_flight_between_epochs_come_back_when_the_generation_ends() {
+    let stuck = Arc::new(Mutex::new(None));
+    let numbers: Arc<dyn Callbacks> = Arc::new(Numbers { stuck: stuck.clone(), ..Numbers::default() });
+    let mut config = config(&sequences(), &numbers, 3);
+    config.journal = true;
+    let mut random = Random(11);
+    let values = (0..200).map(|v| vec![v % 40, v]).collect::<Vec<_>>();
+    let mut cluster = Cluster::start(&config, 3, 1, 1, fresh(3));
+    for epoch in 0..25 {
+        cluster.release(epoch, &["k", "v"], &values, None);
+        let mut got = read(&cluster.complete(epoch, &mut 0).unwrap());
+        got.sort_unstable();
+        let mut expected =
+            values.iter().map(|row| vec![row[0], 5 * epoch as i64 + row[1] / 40, row[1]]).collect::<Vec<_>>();
+        expected.sort_unstable();
+        assert_eq!(got, expected, "epoch {epoch}");
+        // A round over all workers, then moves by chance; cut off by a state that cannot move, or by a stop.
+        let rounds = (1..4)
+            .flat_map(|by| (0..4).map(move |part| (part * 4..part * 4 + 4).map(|bin| (bin, (bin + by) % 3)).collect()));
+        let mut steps = rounds.collect::<Vec<_>>();
+        steps.extend(moves(&mut random, 3, epoch % 3));
+        if epoch % 2 == 0 {
+            *stuck.lock().unwrap() = Some(random.below(40) as i64);
+            cluster.groups[0].0.migrate(epoch, steps);
+            let failed = cluster
+                .groups
+                .iter()
+                .any(|(_, inbox)| matches!(inbox.recv_timeout(PATIENCE), Ok(Event::Failed { .. })));
+            assert!(failed, "a stuck bin has to move");
+            *stuck.lock().unwrap() = None;
+        } else {
+            cluster.groups[0].0.migrate(epoch, steps);
+            let pause = std::time::Duration::from_micros(random.below(3000));
+            let _ = cluster.groups[0].1.recv_timeout(pause);
+        }
+        let (residents, _) = cluster.stop();
+        config.owners = owners_among(&residents, epoch + 1, &mut random);
+        config.epoch = epoch + 1;
+        cluster = Cluster::start(&config, 3, 1, epoch + 2, residents);
+    }
+    assert!(cluster.stop().1.is_empty());
+}
+
+#[test]
+fn a_cancelled_migration_ends_after_its_step() {
+    let none: Arc<dyn Callbacks> = Arc::new(Numbers::default());
+    let cluster = Cluster::start(&config(&counting("update"), &none, 2), 1, 2, 1, fresh(1));
+    let group = &cluster.groups[0].0;
+    let there = |worker: u32| (0..16).cycle().take(20_000).map(|bin| vec![(bin, worker)]).collect::<Vec<_>>();
+    group.migrate(1, there(1));
+    group.migrate(2, there(0));
+    group.cancel(2);
+    group.cancel(1);
+    group.cancel(7);
+    for handle in [1, 2] {
+        let event = cluster.groups[0].1.recv_timeout(PATIENCE).expect("a cancelled migration is told");
+        let Event::MigrationDone { handle: done, moved, steps, .. } = event else { panic!("{event:?}") };
+        assert_eq!((done, moved as usize), (handle, steps.len()));
+        assert!(if handle == 1 { steps.len() < 20_000 } else { steps.is_empty() }, "{} steps", steps.len());
+    }
+    assert_eq!(cluster.migrate(3, there(1)[..16].to_vec()).0, 16);
+    cluster.await_bins(&[0, 16]);
+    assert!(cluster.stop().1.is_empty());
+}
+
+#[test]
+fn without_a_journal_rebuilt_bins_keep_no_undo() {
+    let none: Arc<dyn Callbacks> = Arc::new(Numbers::default());
+    let mut config = config(&counting("final"), &none, 1);
+    let bytes = |journal: bool, config: &mut GroupConfig| {
+        config.journal = true;
+        config.epoch = 0;
+        let values = (0..4000).map(|v| vec![v, v]).collect::<Vec<_>>();
+        let cluster = Cluster::start(config, 1, 1, 1, fresh(1));
+        cluster.release(0, &["k", "v"], &values, None);
+        cluster.complete(0, &mut 0).unwrap();
+        let residents = cluster.stop().0;
+        (config.journal, config.epoch) = (journal, 1);
+        let cluster = Cluster::start(config, 1, 1, 2, residents);
+        cluster.release(1, &["k", "v"], &values, None);
+        cluster.complete(1, &mut 0).unwrap();
+        cluster.stop().0[0].bytes()
+    };
+    let (with, without) = (bytes(true, &mut config), bytes(false, &mut config));
+    assert!(without < with, "{without} bytes without undo, {with} with");
 }

@@ -179,7 +179,9 @@ pub(crate) fn from_host(error: &HostError) -> PyErr {
         HostError::Dataflow(dataflow) => raise(Kind::Engine, &dataflow.to_string()),
         HostError::MissingBins { .. } => raise(Kind::StateLost, &error.to_string()),
         HostError::Owners { .. } => raise(Kind::Config, &error.to_string()),
-        HostError::EpochTooLarge { .. } | HostError::Finished => raise(Kind::Engine, &error.to_string()),
+        HostError::EpochTooLarge { .. } | HostError::Finished | HostError::Thread { .. } => {
+            raise(Kind::Engine, &error.to_string())
+        }
     }
 }
 

@@ -195,7 +195,7 @@ impl LocalRun {
         let (sender, events) = unbounded();
         let group = py
             .detach(|| Group::start(config, fabric::threads(workers), Resident::fresh(), sender))
-            .map_err(|error| Problem::Host(Box::new(error)))?;
+            .map_err(|refused| Problem::Host(Box::new(refused.error)))?;
         let books = Mutex::new(Books {
             group: Some(group),
             next_epoch: 0,

@@ -30,7 +30,6 @@ use crate::routing::Routing;
 /// ```
 #[derive(Clone, Debug)]
 pub struct Migration<T> {
-    strategy: Strategy,
     steps: Vec<PlanStep>,
     issued: usize,
     in_flight: Option<T>,
@@ -60,13 +59,13 @@ impl<T: Timestamp> Migration<T> {
     /// # Errors
     /// [`BinsError::BitsDiffer`], [`BinsError::StepSize`].
     pub fn new(strategy: Strategy, from: &Routing, to: &Routing) -> Result<Self, BinsError> {
-        Ok(Self { strategy, steps: steps(strategy, from, to)?, issued: 0, in_flight: None, cancelled: false })
+        Ok(Self::from_steps(steps(strategy, from, to)?))
     }
 
-    /// How it was cut.
+    /// A migration by steps that were planned elsewhere. A step without moves is complete when it is issued.
     #[must_use]
-    pub fn strategy(&self) -> Strategy {
-        self.strategy
+    pub fn from_steps(steps: Vec<PlanStep>) -> Self {
+        Self { steps, issued: 0, in_flight: None, cancelled: false }
     }
 
     /// The step to issue now: `None` while one is in flight, and when there is none left.
@@ -83,7 +82,7 @@ impl<T: Timestamp> Migration<T> {
     pub fn issue(&mut self, time: T) -> Option<Vec<Command>> {
         let commands = commands(self.next_step()?);
         self.issued += 1;
-        self.in_flight = Some(time);
+        self.in_flight = (!commands.is_empty()).then_some(time);
         Some(commands)
     }
 
@@ -144,6 +143,20 @@ mod tests {
         assert!(!migration.is_done());
         probe.update([(7, -1)]);
         assert!(migration.observe(&probe) && migration.is_done());
+    }
+
+    #[test]
+    fn a_step_without_moves_awaits_nothing() {
+        let mut migration = Migration::<u64>::from_steps(vec![vec![], vec![(1, 1)], vec![]]);
+        assert_eq!(migration.issue(3), Some(vec![]));
+        assert_eq!(migration.progress().steps_done, 1);
+        assert_eq!(migration.issue(3), Some(vec![Command::Move { bin: 1, worker: 1 }]));
+        assert!(migration.issue(4).is_none() && !migration.is_done());
+        let probe = ProbeHandle::new();
+        probe.update([(4, 1)]);
+        assert!(migration.observe(&probe));
+        assert_eq!(migration.issue(4), Some(vec![]));
+        assert!(migration.is_done());
     }
 
     #[test]

@@ -190,6 +190,7 @@ pub fn config_with(worker: &Worker, seat: &Seat<Sums>, routing: &Routing, table:
         shelf: seat.shelf.clone(),
         local: Rc::new(move |other| layout.process_of(other) == process),
         new_state: Rc::new(Sums::default),
+        begins: Rc::new(|_| None),
         stats: Arc::clone(&seat.stats),
     }
 }

@@ -16,6 +16,7 @@ use penstock_bins::{BinTable, Block, Config, Control, Routing, Shelf, Stateful, 
 use penstock_dataflow::{BoxError, InputHandle, Pipeline, Scope, Stream, Worker};
 use penstock_progress::{FlowTime, ProbeHandle};
 
+use super::MARK;
 use super::group::{GroupConfig, HostError};
 use super::lead::Probes;
 use super::resident::Resident;
@@ -53,8 +54,8 @@ struct OpShared {
 }
 
 impl Shared {
-    /// Hands the bins of `resident` out to the workers `local` by `config.owners`.
-    pub(crate) fn new(config: &GroupConfig, local: &[usize], resident: Resident) -> Result<Self, HostError> {
+    /// Hands the bins of `resident` out to the workers `local` by `config.owners`. After an error they rest as before.
+    pub(crate) fn new(config: &GroupConfig, local: &[usize], resident: &Resident) -> Result<Self, HostError> {
         let expected = 1_usize << config.bits;
         let steps = config.plan.keyed_ops();
         let bins = config.owners.iter().map(Vec::len).find(|bins| *bins != expected).unwrap_or(expected);
@@ -62,22 +63,31 @@ impl Shared {
             return Err(HostError::Owners { given: config.owners.len(), bins, steps, expected });
         }
         let workers = local.iter().map(|worker| *worker as u32).collect::<Vec<_>>();
-        let mut ops = Vec::new();
+        let mut routed = Vec::new();
         for (op, (keyed, owners)) in config.plan.keyed().zip(&config.owners).enumerate() {
             let name = format!("{op}:{}", keyed.name);
             let routing = Routing::from_owners(owners.clone())?;
+            let shelf = &resident.shelf;
+            let bins =
+                if resident.fresh { Vec::new() } else { shelf.missing(&name, config.epoch, &routing, &workers)? };
+            if !bins.is_empty() {
+                return Err(HostError::MissingBins { op, bins });
+            }
+            routed.push((keyed, name, routing));
+        }
+        let mut ops = Vec::new();
+        for (keyed, name, routing) in routed {
             let tables = if resident.fresh {
                 let new_state = || keyed.new_state(&config.callbacks);
                 workers.iter().map(|worker| (*worker, BinTable::fresh(&routing, *worker, &new_state))).collect()
             } else {
-                let rebuilt = resident.shelf.rebuild(&name, config.epoch, &routing, &workers)?;
-                if !rebuilt.missing.is_empty() {
-                    return Err(HostError::MissingBins { op, bins: rebuilt.missing });
-                }
-                let mut tables = rebuilt.tables;
+                let mut tables = resident.shelf.rebuild(&name, config.epoch, &routing, &workers)?.tables;
                 // As in the first generation: bins may move in idle slices before `config.epoch` is marked at its cut. Their
                 // originals must not pass for those of that epoch.
-                tables.iter_mut().for_each(|(_, table)| table.unmark());
+                tables.iter_mut().for_each(|(_, table)| match config.journal {
+                    true => table.unmark(),
+                    false => table.settle_all(),
+                });
                 tables
             };
             ops.push(OpShared {
@@ -89,7 +99,7 @@ impl Shared {
                 tables: Mutex::new(tables.into_iter().map(|(worker, table)| (worker as usize, table)).collect()),
             });
         }
-        Ok(Shared { shelf: resident.shelf, local: local.to_vec(), ops, moved_before: AtomicU64::new(0) })
+        Ok(Shared { shelf: resident.shelf.clone(), local: local.to_vec(), ops, moved_before: AtomicU64::new(0) })
     }
 
     /// What the tables have left on the shelf, once every worker has ended.
@@ -324,7 +334,7 @@ fn keyed_step(
     let table = op.tables.lock().unwrap_or_else(PoisonError::into_inner).remove(&index);
     let table = table.expect("each local worker takes its table once");
     let local = shared.local.clone();
-    let (spec, callbacks) = (keyed.clone(), config.callbacks.clone());
+    let (spec, callbacks, journal) = (keyed.clone(), config.callbacks.clone(), config.journal);
     let bins = Config {
         name: op.name.clone(),
         routing: op.routing.clone(),
@@ -332,6 +342,8 @@ fn keyed_step(
         shelf: shared.shelf.clone(),
         local: Rc::new(move |worker| local.contains(&worker)),
         new_state: Rc::new(move || spec.new_state(&callbacks)),
+        // Without marks nothing tells an original from what became of its copy.
+        begins: Rc::new(move |time: &FlowTime| (journal && time.slice < MARK).then_some(time.epoch)),
         stats: op.stats.clone(),
     };
     let mut operator = keyed.operator(&config.callbacks)?;

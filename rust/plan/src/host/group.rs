@@ -123,6 +123,14 @@ pub enum HostError {
         /// The bins.
         bins: Vec<u32>,
     },
+    /// The system gives the process no further thread.
+    #[error("no thread for worker {worker}: {message}")]
+    Thread {
+        /// Absolute index of the worker.
+        worker: usize,
+        /// What the system says.
+        message: String,
+    },
     /// An order-sensitive epoch has more rows than there are data slices.
     #[error(
         "row {rows} of one epoch of an order-sensitive flow does not fit: at most 2147483645 rows; make batches smaller (for example maxFilesPerTrigger)"
@@ -148,6 +156,15 @@ pub enum HostError {
         /// Bins expected.
         expected: usize,
     },
+}
+
+/// A group that did not start.
+#[derive(Debug)]
+pub struct NotStarted {
+    /// Why.
+    pub error: HostError,
+    /// The bins, as they were.
+    pub resident: Resident,
 }
 
 impl From<penstock_dataflow::Error> for HostError {
@@ -203,39 +220,50 @@ impl Group {
     /// Starts one thread per endpoint, with the bins of `resident` that `config.owners` gives to them.
     ///
     /// # Errors
-    /// `MissingBins` when `resident` is not fresh and lacks a bin; `Owners` when the lists do not fit.
+    /// `MissingBins` when `resident` is not fresh and lacks a bin; `Owners` when the lists do not fit. The bins come back
+    /// as they were.
     pub fn start(
         config: GroupConfig,
         endpoints: Vec<Endpoint>,
         resident: Resident,
         events: Sender<Event>,
-    ) -> Result<Group, HostError> {
+    ) -> Result<Group, Box<NotStarted>> {
         let local = endpoints.iter().map(Endpoint::index).collect::<Vec<_>>();
-        let shared = Arc::new(Shared::new(&config, &local, resident)?);
-        let stopping = Arc::new(AtomicBool::new(false));
-        let seats = endpoints
-            .into_iter()
-            .map(|endpoint| {
-                let (commands, inbox) = unbounded();
-                let (send_waker, waker) = crossbeam::channel::bounded(1);
-                let meter = Arc::new(Meter::default());
-                let seat = Thread {
-                    config: config.clone(),
-                    shared: shared.clone(),
-                    inbox,
-                    events: events.clone(),
-                    meter: meter.clone(),
-                    stopping: stopping.clone(),
-                };
-                let thread = std::thread::Builder::new()
-                    .name(format!("penstock-{}", endpoint.index()))
-                    .spawn(move || seat.run(endpoint, &send_waker))
-                    .expect("the process can start a thread");
-                let waker = waker.recv().expect("a worker sends its waker before anything can fail");
-                Seat { commands, waker, meter, thread }
-            })
-            .collect();
-        Ok(Group { config, shared, seats, stopping })
+        let shared = match Shared::new(&config, &local, &resident) {
+            Ok(shared) => Arc::new(shared),
+            Err(error) => return Err(Box::new(NotStarted { error, resident })),
+        };
+        let mut group = Group { config, shared, seats: Vec::new(), stopping: Arc::new(AtomicBool::new(false)) };
+        for endpoint in endpoints {
+            let worker = endpoint.index();
+            if let Err(error) = group.seat(endpoint, events.clone()) {
+                let error = HostError::Thread { worker, message: error.to_string() };
+                let (bins, _) = group.stop(); // tables that no worker has taken are deposited by the last handle on them
+                let resident = if resident.fresh { Resident::fresh() } else { bins };
+                return Err(Box::new(NotStarted { error, resident }));
+            }
+        }
+        Ok(group)
+    }
+
+    fn seat(&mut self, endpoint: Endpoint, events: Sender<Event>) -> std::io::Result<()> {
+        let (commands, inbox) = unbounded();
+        let (send_waker, waker) = crossbeam::channel::bounded(1);
+        let meter = Arc::new(Meter::default());
+        let thread = Thread {
+            config: self.config.clone(),
+            shared: self.shared.clone(),
+            inbox,
+            events,
+            meter: meter.clone(),
+            stopping: self.stopping.clone(),
+        };
+        let thread = std::thread::Builder::new()
+            .name(format!("penstock-{}", endpoint.index()))
+            .spawn(move || thread.run(endpoint, &send_waker))?;
+        let waker = waker.recv().expect("a worker sends its waker before anything can fail");
+        self.seats.push(Seat { commands, waker, meter, thread });
+        Ok(())
     }
 
     /// Releases one epoch; epochs are released in ascending order. Then one `EpochDone` per local worker
@@ -271,6 +299,14 @@ impl Group {
     pub fn migrate(&self, handle: u64, steps: Vec<Vec<(u32, u32)>>) {
         if let Some(seat) = self.seats.first() {
             seat.tell(Command::Migrate(Order { handle, steps }));
+        }
+    }
+
+    /// Lets a migration end after the step under way; `MigrationDone` tells the steps that were done. One that has ended, or is
+    /// not known, is left alone.
+    pub fn cancel(&self, handle: u64) {
+        if let Some(seat) = self.seats.first() {
+            seat.tell(Command::Cancel(handle));
         }
     }
 

@@ -1,14 +1,14 @@
 //! The leader's half of time: the control input and the migrations that travel on it.
 //!
-//! Owns the control input of worker 0 and the queue of migrations. A migration is a list of steps; a
-//! step's moves share one time, and the next step waits until the output probe has passed it. Control stays
+//! Owns the control input of worker 0 and the queue of migrations. A [`Migration`] says which step comes next and whether it
+//! may; a step's moves share one time, that of the control held. Control stays
 //! a window ahead of the data and reaches the next epoch only when the output probe stands at this epoch's
 //! last slice, so a migration asked for in the middle of an epoch takes effect there.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::time::Instant;
 
-use penstock_bins::{Command as Move, Control};
+use penstock_bins::{Control, Migration};
 use penstock_dataflow::InputHandle;
 use penstock_progress::{FlowTime, ProbeHandle};
 use serde::{Deserialize, Serialize};
@@ -59,17 +59,17 @@ pub(crate) fn first(probe: &ProbeHandle<FlowTime>) -> Option<FlowTime> {
 }
 
 struct Running {
-    order: Order,
-    /// Time of the step under way.
-    awaited: Option<(FlowTime, u64)>,
-    done: Vec<StepReport>,
+    handle: u64,
+    migration: Migration<FlowTime>,
+    /// The steps issued; the last may be under way.
+    steps: Vec<StepReport>,
 }
 
 pub(crate) struct Lead {
     control: InputHandle<FlowTime, Vec<Control>>,
     window: u32,
     sequence: u64,
-    queue: VecDeque<Order>,
+    queue: VecDeque<Running>,
     running: Option<Running>,
 }
 
@@ -79,12 +79,19 @@ impl Lead {
     }
 
     /// Queues a migration. A step is one batch of control, which names a bin once: of several moves the last counts.
-    pub(crate) fn order(&mut self, mut order: Order) {
-        for step in &mut order.steps {
-            let latest = step.iter().copied().collect::<BTreeMap<u32, u32>>();
-            *step = latest.into_iter().collect();
-        }
-        self.queue.push_back(order);
+    pub(crate) fn order(&mut self, order: Order) {
+        let steps = order.steps.into_iter().map(|step| {
+            let latest = step.into_iter().collect::<BTreeMap<u32, u32>>();
+            latest.into_iter().collect()
+        });
+        let migration = Migration::from_steps(steps.collect());
+        self.queue.push_back(Running { handle: order.handle, migration, steps: Vec::new() });
+    }
+
+    /// Issues no further step of a migration.
+    pub(crate) fn cancel(&mut self, handle: u64) {
+        let known = self.running.iter_mut().chain(&mut self.queue);
+        known.filter(|running| running.handle == handle).for_each(|running| running.migration.cancel());
     }
 
     pub(crate) fn time(&self) -> Option<FlowTime> {
@@ -124,57 +131,33 @@ impl Lead {
 
     fn migrate(&mut self, probe: &ProbeHandle<FlowTime>, done: &mut dyn FnMut(Migrated)) -> bool {
         if self.running.is_none() {
-            let Some(order) = self.queue.pop_front() else { return false };
-            self.running = Some(Running { order, awaited: None, done: Vec::new() });
+            self.running = self.queue.pop_front();
         }
-        let running = self.running.as_mut().expect("a migration is running: set above");
-        let mut busy = false;
-        if let Some((time, started_ns)) = running.awaited {
-            if probe.less_equal(&time) {
-                return false;
+        let Some(running) = &mut self.running else { return false };
+        let mut busy = running.migration.observe(probe);
+        let now = unix_ns(Instant::now());
+        if busy && let Some(step) = running.steps.last_mut() {
+            step.ended_ns = now;
+        }
+        let time = *self.control.time();
+        // At the epoch's last slice there is no later slice to advance to: wait for the next epoch.
+        if time.slice < CLOSE
+            && let Some(commands) = running.migration.issue(time)
+        {
+            let (step, bins) = (running.steps.len() as u32, commands.len() as u32);
+            running.steps.push(StepReport { step, bins, started_ns: now, ended_ns: now });
+            // An empty batch of control takes no place in the sequence.
+            if !commands.is_empty() {
+                self.control.send(Control::batch(self.sequence, commands));
+                self.sequence += 1;
+                self.advance(FlowTime::new(time.epoch, time.slice + 1));
             }
-            let step = running.done.len();
-            running.done.push(StepReport {
-                step: step as u32,
-                bins: running.order.steps[step].len() as u32,
-                started_ns,
-                ended_ns: unix_ns(Instant::now()),
-            });
-            running.awaited = None;
             busy = true;
         }
-        match running.order.steps.get(running.done.len()) {
-            None => {
-                let Running { order, done: steps, .. } =
-                    self.running.take().expect("a migration is running: set above");
-                done(Migrated { handle: order.handle, steps });
-                true
-            }
-            // An empty batch of control takes no place in the sequence.
-            Some(moves) if moves.is_empty() => {
-                let (step, now) = (running.done.len() as u32, unix_ns(Instant::now()));
-                running.done.push(StepReport { step, bins: 0, started_ns: now, ended_ns: now });
-                true
-            }
-            // At the epoch's last slice there is no later slice to advance to: wait for the next epoch.
-            Some(_) if self.control.time().slice == CLOSE => busy,
-            Some(moves) => {
-                let time = *self.control.time();
-                let count = moves.len() as u32;
-                let batch = moves
-                    .iter()
-                    .map(|&(bin, worker)| Control {
-                        sequence: self.sequence,
-                        count,
-                        command: Move::Move { bin, worker },
-                    })
-                    .collect::<Vec<_>>();
-                self.sequence += 1;
-                self.control.send(batch);
-                running.awaited = Some((time, unix_ns(Instant::now())));
-                self.advance(FlowTime::new(time.epoch, time.slice + 1));
-                true
-            }
+        if let Some(Running { handle, steps, .. }) = self.running.take_if(|running| running.migration.is_done()) {
+            done(Migrated { handle, steps });
+            busy = true;
         }
+        busy
     }
 }

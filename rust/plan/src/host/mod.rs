@@ -31,7 +31,7 @@ mod stats;
 mod worker;
 
 pub use feed::Input;
-pub use group::{Event, Group, GroupConfig, HostError, StepReport};
+pub use group::{Event, Group, GroupConfig, HostError, NotStarted, StepReport};
 pub use inline::Inline;
 pub use resident::{Inventory, Resident};
 pub use stats::{BinMove, GroupStats, SliceSample, WorkerStats};

@@ -9,6 +9,7 @@ use serde::{Deserialize, Serialize};
 use crate::state::State;
 
 /// See the module.
+#[derive(Debug)]
 pub struct Resident {
     pub(crate) shelf: Shelf<State>,
     pub(crate) fresh: bool,

@@ -33,6 +33,7 @@ pub(crate) struct Release {
 pub(crate) enum Command {
     Release(Release),
     Migrate(Order),
+    Cancel(u64),
     Stop,
 }
 
@@ -117,6 +118,11 @@ impl WorkerLoop {
             Command::Migrate(order) => {
                 if let Some(lead) = &mut self.lead {
                     lead.order(order);
+                }
+            }
+            Command::Cancel(handle) => {
+                if let Some(lead) = &mut self.lead {
+                    lead.cancel(handle);
                 }
             }
             Command::Stop => self.stopped = true,
