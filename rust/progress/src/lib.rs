@@ -8,7 +8,8 @@
 //! | [`antichain`] | frontiers, as sets and maintained from counts |
 //! | [`reachability`] | the dataflow graph and what each live pointstamp can still reach |
 //! | [`capability`] | the right to send |
-//! | [`notificator`] | delivery of times that a frontier has passed, post-dated records |
+//! | [`notificator`] | delivery of times that a frontier has passed |
+//! | [`post_dated`] | records for later times |
 //! | [`probe`] | read-only frontiers |
 //!
 //! Nothing here knows threads, clocks, channels or wires: every structure takes values and returns values, so the
@@ -20,6 +21,7 @@ pub mod change_batch;
 mod counts;
 pub mod notificator;
 pub mod order;
+pub mod post_dated;
 pub mod probe;
 pub mod reachability;
 mod times;
@@ -28,8 +30,9 @@ pub mod timestamp;
 pub use antichain::{Antichain, MutableAntichain};
 pub use capability::{Capability, CapabilityError};
 pub use change_batch::{ChangeBatch, Drain};
-pub use notificator::{Notificator, PostDated};
+pub use notificator::Notificator;
 pub use order::{PartialOrder, TotalOrder};
+pub use post_dated::PostDated;
 pub use probe::ProbeHandle;
 pub use reachability::{GraphBuilder, GraphError, Location, Port, Source, Target, Tracker, UnknownLocation};
 pub use timestamp::{FlowSummary, FlowTime, PathSummary, Product, Refines, Timestamp};
