@@ -125,8 +125,8 @@ fn a_square_of_live_pairs_above_one_minimum() {
         }
     });
     assert!(frontier.is_empty());
-    assert!(filling < 2 * STEP << bits, "{filling} comparisons to fill");
-    assert!(emptying < 2 * STEP << bits, "{emptying} comparisons to empty");
+    assert!(filling < (2 * STEP) << bits, "{filling} comparisons to fill");
+    assert!(emptying < (2 * STEP) << bits, "{emptying} comparisons to empty");
 }
 
 #[test]
@@ -175,7 +175,7 @@ fn notifications_pass_over_those_that_wait() {
     });
     assert_eq!((delivered, notificator.len()), ((1 << bits) - 16, 16));
     while notificator.next(&[]).is_some() {}
-    assert!(asking < 4 * STEP << bits, "{asking} comparisons to ask");
+    assert!(asking < (4 * STEP) << bits, "{asking} comparisons to ask");
     assert!(compared < 8 * STEP * (delivered + asked), "{compared} comparisons for {delivered} in {asked} rounds");
     assert!(changes.borrow_mut().is_empty());
 }
