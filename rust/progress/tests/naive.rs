@@ -421,4 +421,34 @@ proptest! {
         }
         prop_assert!(ours.counts().map(|(time, count)| (*time, count)).eq(counts));
     }
+
+    /// The same under a partial order: long enough for the search tree, and back.
+    #[test]
+    fn large_mutable_antichains_of_pairs(seed in any::<u64>()) {
+        let mut ours = MutableAntichain::new();
+        let mut counts: BTreeMap<Pair, i64> = BTreeMap::new();
+        let mut random = Random(seed);
+        let most = if cfg!(miri) { 200 } else { 9_000 };
+        for step in 0..most {
+            let growing = (step / (most / 3)) % 2 == 0;
+            // Mostly the front goes, so that others are exposed.
+            let skip = if random.chance(80) { 0 } else { random.below(counts.len().max(1)) };
+            let live = (!counts.is_empty() && random.chance(if growing { 15 } else { 97 }))
+                .then(|| counts.iter().nth(skip).map(|(time, count)| (*time, -count)));
+            let draw = |random: &mut Random| Product::new(random.next() % 200, random.next() % 200);
+            let (time, diff) = live.flatten().unwrap_or_else(|| (draw(&mut random), random.below(8) as i64 - 1));
+            *counts.entry(time).or_default() += diff;
+            if counts[&time] == 0 {
+                counts.remove(&time);
+            }
+            ours.update_iter([(time, diff)]);
+            prop_assert_eq!(ours.live(), counts.len());
+            if step % 16 == 0 || counts.len() < 3 {
+                let live = counts.iter().filter(|entry| *entry.1 > 0).map(|entry| *entry.0);
+                let expected: Antichain<Pair> = live.collect();
+                prop_assert_eq!(set(ours.frontier()), set(expected.elements()));
+            }
+        }
+        prop_assert!(ours.counts().map(|(time, count)| (*time, count)).eq(counts));
+    }
 }
