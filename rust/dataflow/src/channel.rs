@@ -8,7 +8,7 @@
 use std::cell::RefCell;
 use std::collections::VecDeque;
 use std::marker::PhantomData;
-use std::rc::Rc;
+use std::rc::{Rc, Weak};
 
 use penstock_progress::change_batch::ChangeBatch;
 use penstock_progress::timestamp::Timestamp;
@@ -16,7 +16,7 @@ use penstock_progress::timestamp::Timestamp;
 use crate::activate::Activator;
 use crate::core::{Core, Sink};
 use crate::error::{Error, ProtocolFault};
-use crate::fabric::{Lane, Payload};
+use crate::fabric::Payload;
 use crate::wire::{Wire, decode_serde, encode_serde};
 
 /// Counts that one port shares with the progress tracking.
@@ -174,7 +174,8 @@ impl<T: Timestamp, D: 'static> Spread<T, D> {
     /// Opens a channel and both its ends.
     pub(crate) fn open(name: String, core: Rc<Core>, routing: Routing<T, D>, local: Direct<T, D>) -> Self {
         let receiver = Receiver {
-            worker: core.index(),
+            name: name.clone(),
+            core: Rc::downgrade(&core),
             queue: local.queue.clone(),
             activator: local.activator.clone(),
             decode: routing.decode,
@@ -189,6 +190,7 @@ impl<T: Timestamp, D: 'static> Push<T, D> for Spread<T, D> {
         let Spread { name, core, channel, routing, local } = self;
         let peers = core.peers();
         let (boxed, encode) = (routing.boxed, routing.encode);
+        let _origin = core.origin(name);
         (routing.route)(time, block, &mut |target, piece| {
             if target == local.worker {
                 local.push(time, piece);
@@ -204,7 +206,7 @@ impl<T: Timestamp, D: 'static> Push<T, D> for Spread<T, D> {
                     encode(&piece, &mut bytes);
                     Payload::Bytes(bytes)
                 };
-                core.send(target, *channel, payload, Lane::Data);
+                core.send(target, *channel, payload);
             } else {
                 core.fail(Error::Route { name: name.clone(), target, peers });
             }
@@ -213,7 +215,8 @@ impl<T: Timestamp, D: 'static> Push<T, D> for Spread<T, D> {
 }
 
 struct Receiver<T, D> {
-    worker: usize,
+    name: String,
+    core: Weak<Core>,
     queue: Queue<T, D>,
     activator: Activator,
     decode: fn(&[u8]) -> Result<D, crate::wire::WireError>,
@@ -227,23 +230,23 @@ struct Arrivals<T, D> {
 
 impl<T: Timestamp, D: 'static> Sink for Arrivals<T, D> {
     fn accept(&self, from: usize, payload: Payload) -> Result<(), Error> {
-        let Receiver { worker, queue, activator, decode } = &self.receiver;
+        let Receiver { name, core, queue, activator, decode } = &self.receiver;
+        let Some(core) = core.upgrade() else { return Ok(()) };
+        // Decoding may be the user's code.
+        let _origin = core.origin(name);
+        let expected = std::any::type_name::<D>();
+        let mismatch = |what: String| {
+            let detail = format!("channel {} into {name:?} carries {expected} here: {what}", self.channel);
+            Error::GraphMismatch { worker: core.index(), peer: from, detail }
+        };
         let (time, block) = match payload {
-            Payload::Typed(boxed) => *boxed.downcast::<(T, D)>().map_err(|_| Error::GraphMismatch {
-                worker: *worker,
-                peer: from,
-                detail: format!("channel {} carries {} here", self.channel, std::any::type_name::<D>()),
-            })?,
-            Payload::Bytes(bytes) => parse(&bytes, *decode).ok_or(Error::GraphMismatch {
-                worker: *worker,
-                peer: from,
-                detail: format!(
-                    "channel {} carries {} here: {}",
-                    self.channel,
-                    std::any::type_name::<D>(),
-                    ProtocolFault::Body(self.channel)
-                ),
-            })?,
+            Payload::Typed(boxed) => {
+                *boxed.downcast::<(T, D)>().map_err(|_| mismatch("another type was sent".to_string()))?
+            }
+            Payload::Bytes(bytes) => {
+                parse(&bytes, *decode).ok_or_else(|| mismatch(ProtocolFault::Body(self.channel).to_string()))?
+            }
+            Payload::Progress(_) => return Err(mismatch("progress was sent".to_string())),
         };
         queue.borrow_mut().push_back((time, from, block));
         activator.activate();

@@ -6,7 +6,7 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use crate::error::Error;
-use crate::fabric::{Endpoint, Envelope, Lane, Payload, Waker};
+use crate::fabric::{Endpoint, Envelope, Payload, Waker};
 
 /// The receiving end of a channel.
 pub(crate) trait Sink {
@@ -23,6 +23,8 @@ pub(crate) struct Core {
     early: RefCell<HashMap<u64, Vec<Envelope>>>,
     fault: RefCell<Option<Error>>,
     faulty: Cell<bool>,
+    /// Where the user's code was when it began to panic.
+    origin: RefCell<Option<String>>,
 }
 
 impl Core {
@@ -33,6 +35,7 @@ impl Core {
             early: RefCell::new(HashMap::new()),
             fault: RefCell::new(None),
             faulty: Cell::new(false),
+            origin: RefCell::new(None),
         }
     }
 
@@ -56,8 +59,8 @@ impl Core {
         self.endpoint.is_local(worker)
     }
 
-    pub(crate) fn send(&self, to: usize, channel: u64, payload: Payload, lane: Lane) {
-        self.endpoint.send(to, channel, payload, lane);
+    pub(crate) fn send(&self, to: usize, channel: u64, payload: Payload) {
+        self.note(self.endpoint.send(to, channel, payload));
     }
 
     /// Takes the next channel id: equal on all workers, since all build the same graph in the same order.
@@ -86,14 +89,22 @@ impl Core {
 
     /// Moves what is in the mailbox now into the channels.
     pub(crate) fn deliver(&self) {
+        let mut remote = false;
         for _ in 0..self.endpoint.waiting() {
-            let Some(envelope) = self.endpoint.receive() else { return };
-            let sink = self.channels.borrow().get(envelope.channel as usize).cloned();
-            match sink {
+            let Some(envelope) = self.endpoint.receive() else { break };
+            if let Payload::Bytes(body) = &envelope.payload {
+                remote = true;
+                self.endpoint.take_in(envelope.from, body.len());
+            }
+            let channels = self.channels.borrow();
+            match channels.get(envelope.channel as usize) {
                 Some(Some(sink)) => self.note(sink.accept(envelope.from, envelope.payload)),
                 Some(None) => {}
                 None => self.early.borrow_mut().entry(envelope.channel).or_default().push(envelope),
             }
+        }
+        if remote {
+            self.endpoint.tell_taken();
         }
     }
 
@@ -105,6 +116,14 @@ impl Core {
     pub(crate) fn fail(&self, error: Error) {
         self.fault.borrow_mut().get_or_insert(error);
         self.faulty.set(true);
+    }
+
+    /// As [`Core::fail`], but also instead of a lost peer, which only followed from this.
+    pub(crate) fn fail_rather(&self, error: Error) {
+        if matches!(*self.fault.borrow(), Some(Error::PeerLost { .. })) {
+            self.fault.take();
+        }
+        self.fail(error);
     }
 
     fn note(&self, result: Result<(), Error>) {
@@ -129,5 +148,31 @@ impl Core {
     /// Whether [`Core::check`] would fail: for use between operators.
     pub(crate) fn is_stopped(&self) -> bool {
         self.faulty.get() || self.endpoint.is_aborted()
+    }
+
+    /// Marks a stretch of code of the user: a panic that begins in it, and not in a stretch within it, has this name.
+    pub(crate) fn origin<'a>(&'a self, name: &'a str) -> Origin<'a> {
+        Origin { core: self, name }
+    }
+
+    /// Where the panic that was just caught began.
+    pub(crate) fn take_origin(&self) -> Option<String> {
+        self.origin.borrow_mut().take()
+    }
+}
+
+/// See [`Core::origin`].
+pub(crate) struct Origin<'a> {
+    core: &'a Core,
+    name: &'a str,
+}
+
+impl Drop for Origin<'_> {
+    fn drop(&mut self) {
+        if std::thread::panicking()
+            && let Ok(mut origin) = self.core.origin.try_borrow_mut()
+        {
+            origin.get_or_insert_with(|| self.name.to_string());
+        }
     }
 }

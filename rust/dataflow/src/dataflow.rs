@@ -1,8 +1,13 @@
 //! A running dataflow: its regions, and the bundles in which workers tell each other their progress.
 //!
-//! One bundle holds the changes of all regions of one worker in one step, so what was consumed and what that produced travel
-//! together, also across the borders of scopes. Bundles are numbered 0, 1, 2, ... per sender; a gap is fatal. The first one of
-//! each sender carries a hash of the graph that it built.
+//! One bundle holds the changes of all regions of one worker since its last one, so what was consumed and what that produced
+//! travel together, also across the borders of scopes. Bundles are numbered 0, 1, 2, ... per sender; a gap is fatal. The first
+//! one of each sender describes the graph that it built.
+//!
+//! A worker speaks only when that may move a frontier: changes that are all behind another live time of their location wait,
+//! summed, until one of them is not (see [`crate::region::Tracked::must_share`]). Keeping changes back is always safe, since counts that a
+//! peer does not know to be gone hold its frontiers back; and it ends, since a frontier that stands still elsewhere because of a
+//! count that is gone here stands at a time that nothing is before, here as well.
 //!
 //! Source: rescaling R§3.2.2, §3.4.1 (C-05, R-04). Departure: one sequence per dataflow instead of one per scope; each region
 //! still keeps its own accumulated counts.
@@ -17,28 +22,38 @@ use penstock_progress::timestamp::Timestamp;
 
 use crate::core::{Core, Sink};
 use crate::error::Error;
-use crate::fabric::{Lane, Payload};
+use crate::fabric::{Payload, Progress};
 use crate::region::{Family, Part, Region};
-use crate::wire::{decode_serde, encode_serde};
+use crate::wire::encode_serde;
 
-/// The progress of one worker in one step.
+/// The progress of one worker since its last bundle.
 pub(crate) struct Bundle {
     number: u64,
-    /// Hash of the graph in the bundle numbered 0, else 0.
-    shape: u64,
-    parts: Vec<(usize, Arc<dyn Part>)>,
+    /// The graph that the sender built, in the bundle numbered 0.
+    graph: Option<Arc<str>>,
+    /// By region; empty where nothing changed.
+    parts: Vec<Box<dyn Part>>,
 }
 
-/// The bundle's form between processes.
-type BundleBytes = (u64, u64, Vec<(u64, Vec<u8>)>);
+/// The bundle's form between processes: of the parts those that are not empty.
+type BundleBytes<'a> = (u64, Option<&'a str>, Vec<(u64, Vec<u8>)>);
+
+/// How many sent bundles are kept to be used again: more are only under way when a peer is far behind.
+const SPARE: usize = 8;
 
 /// Bundles that wait to be applied.
 #[derive(Default)]
-struct Inbox(RefCell<VecDeque<(usize, Payload)>>);
+struct Inbox(RefCell<VecDeque<(usize, Progress)>>);
 
 impl Sink for Inbox {
     fn accept(&self, from: usize, payload: Payload) -> Result<(), Error> {
-        self.0.borrow_mut().push_back((from, payload));
+        match payload {
+            Payload::Progress(progress) => self.0.borrow_mut().push_back((from, progress)),
+            // The sender has a data channel where we have progress; its first bundle will say what it built.
+            Payload::Typed(_) | Payload::Bytes(_) => {
+                self.0.borrow_mut().push_back((from, Progress::Bytes(Vec::new())));
+            }
+        }
         Ok(())
     }
 }
@@ -71,6 +86,8 @@ pub(crate) struct Caster {
     next: Cell<u64>,
     /// By sender: number of its next bundle.
     expected: RefCell<Vec<u64>>,
+    /// Sent bundles, oldest first: what all peers have read is filled again.
+    sent: RefCell<VecDeque<Arc<Bundle>>>,
 }
 
 impl Caster {
@@ -78,7 +95,18 @@ impl Caster {
         let inbox = Rc::new(Inbox::default());
         let sink = inbox.clone();
         let channel = core.open_channel(|_| sink);
-        Caster { core, channel, inbox, next: Cell::new(0), expected: RefCell::new(Vec::new()) }
+        let (next, expected, sent) = (Cell::new(0), RefCell::default(), RefCell::default());
+        Caster { core, channel, inbox, next, expected, sent }
+    }
+
+    /// The channels that were opened since this one, and this one.
+    fn channels(&self) -> Range<u64> {
+        self.channel..self.core.next_channel()
+    }
+
+    /// Drops what was built of a dataflow that will not start.
+    pub(crate) fn abandon(&self, family: &Family) {
+        end(&self.core, family, self.channels());
     }
 }
 
@@ -88,27 +116,28 @@ pub(crate) struct Dataflow {
     family: Rc<Family>,
     root: Rc<dyn Root>,
     caster: Caster,
-    shape: u64,
+    /// What was built, to be compared with the other workers.
+    graph: Arc<str>,
+    /// How many dataflows this worker had built before.
+    number: u64,
     channels: Range<u64>,
 }
 
 impl Dataflow {
     /// Checks the built graph and announces it to the other workers.
-    pub(crate) fn start<T: Timestamp>(caster: Caster, root: Rc<Region<T>>) -> Result<Self, Error> {
-        root.finalise()?;
+    pub(crate) fn start<T: Timestamp>(caster: Caster, root: Rc<Region<T>>, number: u64) -> Result<Self, Error> {
+        let channels = caster.channels();
+        let core = caster.core.clone();
+        if let Err(error) = root.finalise() {
+            end(&core, &root.family, channels);
+            return Err(error);
+        }
         let mut description = String::new();
         for region in root.family.regions.borrow().iter() {
             region.describe(&mut description);
         }
-        let core = caster.core.clone();
-        let dataflow = Dataflow {
-            family: root.family.clone(),
-            shape: fingerprint(description.as_bytes()),
-            channels: caster.channel..core.next_channel(),
-            core,
-            root,
-            caster,
-        };
+        let (family, graph) = (root.family.clone(), description.into());
+        let dataflow = Dataflow { core, family, root, caster, graph, number, channels };
         dataflow.root.propagate();
         dataflow.cast();
         Ok(dataflow)
@@ -117,18 +146,33 @@ impl Dataflow {
     /// Takes in progress, runs what it or new blocks activated, and shares what that changed.
     pub(crate) fn step(&self) -> Result<(), Error> {
         self.receive()?;
+        self.settle()?;
+        if self.family.pending.get() > 0 {
+            self.root.sweep()?;
+            self.settle()?;
+        }
         self.cast();
-        self.root.apply()?;
-        self.root.propagate();
-        self.root.sweep()?;
-        self.cast();
-        self.root.apply()?;
-        self.root.propagate();
         if self.family.pending.get() > 0 && self.is_done() {
             // The last run, so that logic always sees the end of its inputs; without capabilities it can send nothing.
             self.root.sweep()?;
         }
         Ok(())
+    }
+
+    /// Applies what was received and what this worker counted.
+    fn settle(&self) -> Result<(), Error> {
+        let share = self.core.peers() > 1;
+        self.family.regions.borrow().iter().for_each(|region| region.harvest(share));
+        self.root.apply()?;
+        self.root.propagate();
+        Ok(())
+    }
+
+    /// An error when a worker has left that never built this dataflow, which can then not end.
+    pub(crate) fn check_built(&self) -> Result<(), Error> {
+        let Some((peer, built)) = self.core.endpoint().left_before(self.number) else { return Ok(()) };
+        let mine = self.number + 1;
+        Err(self.mismatch(peer, &format!("number {mine} here was never built there: it left after building {built}")))
     }
 
     /// Whether a step would do something.
@@ -143,51 +187,62 @@ impl Dataflow {
         self.caster.inbox.0.borrow().is_empty() && self.family.regions.borrow().iter().all(|region| region.is_done())
     }
 
-    /// Collects the changes of all regions, applies them here and sends them to all other workers.
+    /// Tells all other workers what changed, when that may move a frontier of theirs; else keeps it for later.
     fn cast(&self) {
-        let Caster { core, channel, next, .. } = &self.caster;
+        let Caster { core, channel, next, sent, .. } = &self.caster;
         let (me, peers) = (core.index(), core.peers());
         let regions = self.family.regions.borrow();
-        let harvest = regions.iter().enumerate().filter_map(|(id, region)| Some((id, region.harvest(peers > 1)?)));
-        let parts: Vec<_> = harvest.collect();
-        if peers == 1 || (parts.is_empty() && next.get() > 0) {
+        if peers == 1 || (next.get() > 0 && !regions.iter().any(|region| region.must_share())) {
             return;
         }
         let number = next.replace(next.get() + 1);
-        let bundle = Arc::new(Bundle { number, shape: if number == 0 { self.shape } else { 0 }, parts });
+        let mut sent = sent.borrow_mut();
+        let read_by_all = sent.front_mut().is_some_and(|bundle| Arc::get_mut(bundle).is_some());
+        let used = if read_by_all { sent.pop_front() } else { None };
+        let mut bundle = used.unwrap_or_else(|| {
+            let parts = regions.iter().map(|region| region.new_part()).collect();
+            Arc::new(Bundle { number, graph: None, parts })
+        });
+        let fresh = Arc::get_mut(&mut bundle).expect("it was just made, or found to be ours alone");
+        fresh.number = number;
+        fresh.graph = (number == 0).then(|| self.graph.clone());
+        for (region, part) in regions.iter().zip(&mut fresh.parts) {
+            region.share(&mut **part);
+        }
         let mut bytes = None;
         for peer in (0..peers).filter(|peer| *peer != me) {
-            let payload = if core.is_local(peer) {
-                Payload::Typed(Box::new(bundle.clone()))
+            let progress = if core.is_local(peer) {
+                Progress::Bundle(bundle.clone())
             } else {
-                Payload::Bytes(bytes.get_or_insert_with(|| bundle.encode()).clone())
+                Progress::Bytes(bytes.get_or_insert_with(|| bundle.encode()).clone())
             };
-            core.send(peer, *channel, payload, Lane::Progress);
+            core.send(peer, *channel, Payload::Progress(progress));
+        }
+        if sent.len() < SPARE {
+            sent.push_back(bundle);
         }
     }
 
     /// Hands arrived bundles to the regions.
     fn receive(&self) -> Result<(), Error> {
-        while let Some((from, payload)) = self.next_bundle() {
-            match payload {
-                Payload::Typed(boxed) => {
-                    let bundle = boxed.downcast::<Arc<Bundle>>().map_err(|_| self.mismatch(from, "progress"))?;
-                    self.admit(from, bundle.number, bundle.shape)?;
-                    for (region, part) in &bundle.parts {
-                        let regions = self.family.regions.borrow();
-                        if !regions.get(*region).is_some_and(|region| region.absorb(part.as_any())) {
-                            return Err(self.mismatch(from, "the scopes"));
-                        }
+        while let Some((from, progress)) = self.next_bundle() {
+            let regions = self.family.regions.borrow();
+            match progress {
+                Progress::Bundle(bundle) => {
+                    self.admit(from, bundle.number, bundle.graph.as_deref())?;
+                    let fits = bundle.parts.len() == regions.len()
+                        && regions.iter().zip(&bundle.parts).all(|(region, part)| region.absorb(part.as_any()));
+                    if !fits {
+                        return Err(self.mismatch(from, "the types of time differ"));
                     }
                 }
-                Payload::Bytes(bytes) => {
-                    let (number, shape, parts): BundleBytes =
-                        decode_serde(&bytes).map_err(|_| self.mismatch(from, "progress"))?;
-                    self.admit(from, number, shape)?;
+                Progress::Bytes(bytes) => {
+                    let (number, graph, parts) = crate::wire::borrow_serde::<BundleBytes<'_>>(&bytes)
+                        .map_err(|_| self.mismatch(from, "what came for its progress is none"))?;
+                    self.admit(from, number, graph)?;
                     for (region, bytes) in &parts {
-                        let regions = self.family.regions.borrow();
                         if !regions.get(*region as usize).is_some_and(|region| region.absorb_bytes(bytes)) {
-                            return Err(self.mismatch(from, "the scopes"));
+                            return Err(self.mismatch(from, "progress of a scope that is not there"));
                         }
                     }
                 }
@@ -196,12 +251,12 @@ impl Dataflow {
         Ok(())
     }
 
-    fn next_bundle(&self) -> Option<(usize, Payload)> {
+    fn next_bundle(&self) -> Option<(usize, Progress)> {
         self.caster.inbox.0.borrow_mut().pop_front()
     }
 
     /// Checks the number of a bundle, and with the first one the graph.
-    fn admit(&self, from: usize, number: u64, shape: u64) -> Result<(), Error> {
+    fn admit(&self, from: usize, number: u64, graph: Option<&str>) -> Result<(), Error> {
         let mut expected = self.caster.expected.borrow_mut();
         if expected.len() <= from {
             expected.resize(from + 1, 0);
@@ -211,8 +266,11 @@ impl Dataflow {
             return Err(Error::SequenceGap { dataflow, worker: from, expected, got: number });
         }
         expected[from] += 1;
-        if number == 0 && shape != self.shape {
-            return Err(self.mismatch(from, &format!("graph {:016x} here, {shape:016x} there", self.shape)));
+        if number == 0 {
+            let theirs = graph.unwrap_or_default();
+            if let Some(difference) = difference(&self.graph, theirs) {
+                return Err(self.mismatch(from, &difference));
+            }
         }
         Ok(())
     }
@@ -225,29 +283,44 @@ impl Dataflow {
 
 impl Drop for Dataflow {
     fn drop(&mut self) {
-        self.family.alive.set(false);
-        self.core.close_channels(self.channels.clone());
-        for region in self.family.regions.take() {
-            region.dismantle();
-        }
+        end(&self.core, &self.family, self.channels.clone());
+    }
+}
+
+/// Ends a dataflow: drops its operators, and what still comes for it from now on.
+fn end(core: &Core, family: &Family, channels: Range<u64>) {
+    family.alive.set(false);
+    core.close_channels(channels);
+    for region in family.regions.take() {
+        region.dismantle();
     }
 }
 
 impl Bundle {
     fn encode(&self) -> Vec<u8> {
-        let parts = self.parts.iter().map(|(region, part)| {
+        let parts = self.parts.iter().enumerate().filter(|(_, part)| !part.is_empty()).map(|(region, part)| {
             let mut bytes = Vec::new();
             part.encode(&mut bytes);
-            (*region as u64, bytes)
+            (region as u64, bytes)
         });
-        let form: BundleBytes = (self.number, self.shape, parts.collect());
+        let form: BundleBytes<'_> = (self.number, self.graph.as_deref(), parts.collect());
         let mut bytes = Vec::new();
         encode_serde(&form, &mut bytes);
         bytes
     }
 }
 
-/// 64-bit FNV-1a.
-fn fingerprint(bytes: &[u8]) -> u64 {
-    bytes.iter().fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3))
+/// The first line in which two descriptions of a graph differ.
+fn difference(here: &str, there: &str) -> Option<String> {
+    let (mut mine, mut theirs) = (here.lines(), there.lines());
+    loop {
+        match (mine.next(), theirs.next()) {
+            (None, None) => return None,
+            (mine, theirs) if mine == theirs => {}
+            (mine, theirs) => {
+                let (mine, theirs) = (mine.unwrap_or("nothing more"), theirs.unwrap_or("nothing more"));
+                return Some(format!("the graphs differ: {mine} here, {theirs} there"));
+            }
+        }
+    }
 }

@@ -51,7 +51,7 @@ pub enum Error {
         /// Why.
         reason: String,
     },
-    /// The connection to a process ended without its goodbye.
+    /// The connection to a process ended without its goodbye, or it is connected but hung.
     #[error("lost process {process}: {reason}")]
     PeerLost {
         /// The process that is gone.
@@ -181,14 +181,24 @@ pub struct InputError<T: std::fmt::Debug> {
     pub asked: T,
 }
 
+/// A handle of a dataflow was used after its end.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("dataflow {dataflow:?} has ended: it finished, failed or was dropped")]
+pub struct Ended {
+    /// Name of the dataflow.
+    pub dataflow: String,
+}
+
 /// A session was refused: state unchanged.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("the capability at {time:?} is not for an output of operator {name:?}")]
+#[error("operator {name:?} cannot send at {time:?}: {}", if *.ended { "its dataflow has ended" } else { "the capability is not for that output" })]
 pub struct SessionError<T: std::fmt::Debug> {
     /// Time of the capability.
     pub time: T,
     /// Operator that refused.
     pub name: String,
+    /// Whether the dataflow has ended; else the capability is not for that output.
+    pub ended: bool,
 }
 
 /// The cause of an error that came from another process: its text.

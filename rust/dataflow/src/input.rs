@@ -6,7 +6,8 @@ use penstock_progress::capability::Capability;
 use penstock_progress::timestamp::Timestamp;
 
 use crate::channel::SharedTee;
-use crate::error::InputError;
+use crate::core::Core;
+use crate::error::{Ended, InputError};
 use crate::operator::{OperatorBuilder, Output};
 use crate::region::Family;
 use crate::scope::Scope;
@@ -14,11 +15,13 @@ use crate::stream::Stream;
 
 /// Feeds a stream. Holds a capability at its current time, which nothing downstream can pass; dropping it closes the input.
 ///
-/// What is sent moves at the worker's next step; only blocks for other workers leave at once.
+/// What is sent moves at the worker's next step; only blocks for other workers leave at once. Sending never blocks and never
+/// refuses: a program that feeds more than its peers take asks [`InputHandle::is_congested`] before each block.
 pub struct InputHandle<T: Timestamp, D> {
     tee: SharedTee<T, D>,
     capability: Capability<T>,
     family: Rc<Family>,
+    core: Rc<Core>,
 }
 
 impl<T: Timestamp, D: Clone + 'static> InputHandle<T, D> {
@@ -31,7 +34,8 @@ impl<T: Timestamp, D: Clone + 'static> InputHandle<T, D> {
             |_| Ok(())
         });
         let capability = held.expect("one capability per output");
-        (InputHandle { tee: stream.tee.clone(), capability, family: scope.region.family.clone() }, stream)
+        let (tee, family, core) = (stream.tee.clone(), scope.region.family.clone(), scope.region.core.clone());
+        (InputHandle { tee, capability, family, core }, stream)
     }
 }
 
@@ -41,6 +45,28 @@ impl<T: Timestamp, D> InputHandle<T, D> {
         if self.family.alive.get() {
             self.tee.borrow_mut().push(self.capability.time(), block);
         }
+    }
+
+    /// As [`InputHandle::send`], but says so when the dataflow has ended.
+    ///
+    /// # Errors
+    /// [`Ended`]; the block is dropped.
+    pub fn try_send(&mut self, block: D) -> Result<(), Ended> {
+        if self.has_ended() {
+            return Err(Ended { dataflow: self.family.name.clone() });
+        }
+        self.send(block);
+        Ok(())
+    }
+
+    /// Whether the dataflow has ended, by an error or because it was dropped.
+    pub fn has_ended(&self) -> bool {
+        !self.family.alive.get()
+    }
+
+    /// Whether to send nothing now: see [`Worker::is_congested`](crate::Worker::is_congested).
+    pub fn is_congested(&self) -> bool {
+        self.core.endpoint().is_congested()
     }
 
     /// Moves to a later time: nothing more comes before it.

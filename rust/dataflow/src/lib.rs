@@ -68,8 +68,8 @@ pub mod worker;
 
 pub use activate::Activator;
 pub use channel::{Exchange, Pact, Pipeline};
-pub use error::{BoxError, Error, InputError, SessionError};
-pub use fabric::{Endpoint, FabricGuard, FabricTag, Waker};
+pub use error::{BoxError, Ended, Error, InputError, SessionError};
+pub use fabric::{Endpoint, FabricGuard, FabricTag, Limits, Waker};
 pub use input::InputHandle;
 pub use operator::{CapabilityRef, Frontiers, Grant, Input, OperatorBuilder, Output, Session};
 pub use scope::Scope;

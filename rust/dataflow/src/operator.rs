@@ -20,7 +20,7 @@ use crate::activate::Activator;
 use crate::channel::{Counts, Direct, Pact, Queue, SharedTee, Spread, Tee};
 use crate::core::Core;
 use crate::error::{BoxError, Error, SessionError};
-use crate::region::{Body, InputPort, Ports};
+use crate::region::{Body, Family, InputPort, Ports};
 use crate::scope::Scope;
 use crate::stream::Stream;
 
@@ -154,7 +154,8 @@ impl<T: Timestamp> OperatorBuilder<T> {
         self.scope.region.add_meter(source.into(), counts.clone());
         let tee = Tee::shared(duplicate);
         let stream = Stream::new(source, tee.clone(), self.scope.clone());
-        (Output { tee, counts, core: self.scope.region.core.clone(), name: self.name.clone() }, stream)
+        let (core, family) = (self.scope.region.core.clone(), self.scope.region.family.clone());
+        (Output { tee, counts, core, family, name: self.name.clone() }, stream)
     }
 
     /// Finishes the operator. The constructor gets one capability per output at the minimum time, and returns the logic.
@@ -164,6 +165,7 @@ impl<T: Timestamp> OperatorBuilder<T> {
     {
         let adopt = |counts: &Counts<T>| Capability::adopt(T::minimum(), counts.clone());
         let capabilities = self.ports.outputs.borrow().iter().map(adopt).collect();
+        let _origin = self.scope.region.core.origin(&self.name);
         let logic = Rc::new(RefCell::new(Box::new(constructor(capabilities)) as crate::region::Logic<T>));
         let body = Body::Operator { ports: self.ports.clone(), logic, notify: self.notify };
         self.scope.region.set_body(self.node, body);
@@ -349,15 +351,17 @@ pub struct Output<T: Timestamp, D> {
     tee: SharedTee<T, D>,
     counts: Counts<T>,
     core: Rc<Core>,
+    family: Rc<Family>,
     name: String,
 }
 
 impl<T: Timestamp, D: 'static> Output<T, D> {
     /// Opens a session at the time of a capability. A capability of another output is an error in the operator: it stops the
-    /// dataflow with [`Error::WrongCapability`], and what is given is dropped.
+    /// dataflow with [`Error::WrongCapability`], and what is given is dropped. So it is after the end of the dataflow.
     pub fn session(&mut self, grant: &impl Grant<T>) -> Session<'_, T, D> {
-        let valid = grant.is_for(&self.counts);
-        if !valid {
+        let alive = self.family.alive.get();
+        let valid = alive && grant.is_for(&self.counts);
+        if alive && !valid {
             self.core.fail(Error::WrongCapability {
                 name: self.name.clone(),
                 worker: self.core.index(),
@@ -367,13 +371,14 @@ impl<T: Timestamp, D: 'static> Output<T, D> {
         Session { time: grant.granted().clone(), output: self, valid }
     }
 
-    /// As [`Output::session`], but a capability of another output is only refused.
+    /// As [`Output::session`], but a capability of another output, or the end of the dataflow, is only refused.
     ///
     /// # Errors
     /// [`SessionError`]; nothing happened.
     pub fn try_session(&mut self, grant: &impl Grant<T>) -> Result<Session<'_, T, D>, SessionError<T>> {
-        if !grant.is_for(&self.counts) {
-            return Err(SessionError { time: grant.granted().clone(), name: self.name.clone() });
+        let ended = !self.family.alive.get();
+        if ended || !grant.is_for(&self.counts) {
+            return Err(SessionError { time: grant.granted().clone(), name: self.name.clone(), ended });
         }
         Ok(Session { time: grant.granted().clone(), output: self, valid: true })
     }

@@ -14,8 +14,9 @@ use std::rc::{Rc, Weak};
 use std::sync::Arc;
 
 use penstock_progress::antichain::Antichain;
+use penstock_progress::change_batch::ChangeBatch;
 use penstock_progress::probe::ProbeHandle;
-use penstock_progress::reachability::{GraphBuilder, Location, Source, Target, Tracker};
+use penstock_progress::reachability::{GraphBuilder, Location, Port, Source, Target, Tracker};
 use penstock_progress::timestamp::Timestamp;
 
 use crate::activate::{Activator, Flags};
@@ -35,10 +36,12 @@ pub(crate) struct Family {
     pub(crate) alive: Cell<bool>,
 }
 
-/// The count changes of one region in one step.
+/// The count changes of one region in one bundle.
 pub(crate) trait Part: Send + Sync {
     fn encode(&self, out: &mut Vec<u8>);
+    fn is_empty(&self) -> bool;
     fn as_any(&self) -> &dyn Any;
+    fn as_any_mut(&mut self) -> &mut dyn Any;
 }
 
 struct Changes<T>(Vec<(Location, T, i64)>);
@@ -47,15 +50,27 @@ impl<T: Timestamp> Part for Changes<T> {
     fn encode(&self, out: &mut Vec<u8>) {
         encode_serde(&self.0, out);
     }
+    fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
     fn as_any(&self) -> &dyn Any {
+        self
+    }
+    fn as_any_mut(&mut self) -> &mut dyn Any {
         self
     }
 }
 
 /// A region without its type of time.
 pub(crate) trait Tracked {
-    /// Collects what this worker counted since the last call, for itself and, if wanted, to be shared.
-    fn harvest(&self, share: bool) -> Option<Arc<dyn Part>>;
+    /// Collects what this worker counted since the last call, to be applied here and, if wanted, to be shared.
+    fn harvest(&self, share: bool);
+    /// Whether what is to be shared may move a frontier: whether some of it is not behind another live time.
+    fn must_share(&self) -> bool;
+    /// An empty part for this region.
+    fn new_part(&self) -> Box<dyn Part>;
+    /// Moves what is to be shared into a part, in place of what it held.
+    fn share(&self, part: &mut dyn Part);
     /// Takes in the changes of a worker of this process; false when they are of another type.
     fn absorb(&self, part: &dyn Any) -> bool;
     /// Takes in the changes of a worker of another process; false when they cannot be decoded.
@@ -130,7 +145,10 @@ pub(crate) struct Region<T: Timestamp> {
     pub(crate) entering: Cell<usize>,
     pub(crate) leaving: Cell<usize>,
     tracker: RefCell<Option<Tracker<T>>>,
+    /// Changes to be applied.
     inbox: RefCell<Vec<(Location, T, i64)>>,
+    /// Changes of this worker that its peers have not been told.
+    outgoing: RefCell<ChangeBatch<(Location, T)>>,
     nested: RefCell<Vec<NestedNode<T>>>,
     moved: Cell<bool>,
 }
@@ -150,6 +168,7 @@ impl<T: Timestamp> Region<T> {
             leaving: Cell::new(0),
             tracker: RefCell::new(None),
             inbox: RefCell::new(Vec::new()),
+            outgoing: RefCell::new(ChangeBatch::new()),
             nested: RefCell::new(Vec::new()),
             moved: Cell::new(true),
         });
@@ -342,7 +361,8 @@ impl<T: Timestamp> Region<T> {
                 Err(Error::Operator { name: name(), worker: self.core.index(), source: Arc::from(cause) })
             }
             Err(panic) => {
-                Err(Error::Panic { name: name(), worker: self.core.index(), message: panic_message(&*panic) })
+                let name = self.core.take_origin().unwrap_or_else(name);
+                Err(Error::Panic { name, worker: self.core.index(), message: panic_message(&*panic) })
             }
         }
     }
@@ -361,13 +381,47 @@ impl<T: Timestamp> Region<T> {
 }
 
 impl<T: Timestamp> Tracked for Region<T> {
-    fn harvest(&self, share: bool) -> Option<Arc<dyn Part>> {
-        let mut inbox = self.inbox.borrow_mut();
-        let from = inbox.len();
+    fn harvest(&self, share: bool) {
+        let (mut inbox, mut outgoing) = (self.inbox.borrow_mut(), self.outgoing.borrow_mut());
         for (location, counts) in self.meters.borrow().iter() {
-            inbox.extend(counts.borrow_mut().drain().map(|(time, diff)| (*location, time, diff)));
+            let mut counts = counts.borrow_mut();
+            if counts.is_empty() {
+                continue;
+            }
+            for (time, diff) in counts.drain() {
+                if share {
+                    outgoing.update((*location, time.clone()), diff);
+                }
+                inbox.push((*location, time, diff));
+            }
         }
-        if share && inbox.len() > from { Some(Arc::new(Changes(inbox[from..].to_vec()))) } else { None }
+    }
+
+    fn must_share(&self) -> bool {
+        let mut outgoing = self.outgoing.borrow_mut();
+        if outgoing.is_empty() {
+            return false;
+        }
+        let tracker = self.tracker.borrow();
+        let Some(tracker) = tracker.as_ref() else { return true };
+        outgoing.iter().any(|((location, time), _)| {
+            let frontier = match location.port {
+                Port::Target(port) => tracker.frontier(Target { node: location.node, port }),
+                Port::Source(port) => tracker.source_frontier(Source { node: location.node, port }),
+            };
+            !frontier.iter().any(|earlier| earlier.less_than(time))
+        })
+    }
+
+    fn new_part(&self) -> Box<dyn Part> {
+        Box::new(Changes::<T>(Vec::new()))
+    }
+
+    fn share(&self, part: &mut dyn Part) {
+        let Changes(changes) =
+            part.as_any_mut().downcast_mut::<Changes<T>>().expect("the parts of a bundle are those of its regions");
+        changes.clear();
+        changes.extend(self.outgoing.borrow_mut().drain().map(|((location, time), diff)| (location, time, diff)));
     }
 
     fn absorb(&self, part: &dyn Any) -> bool {
@@ -397,12 +451,12 @@ impl<T: Timestamp> Tracked for Region<T> {
             // Writing to a string cannot fail.
             let _ = out.write_fmt(text);
         };
-        line(format_args!("{} {} {}\n", self.path, std::any::type_name::<T>(), self.entering.get()));
-        for (index, node) in self.nodes.borrow().iter().enumerate() {
-            line(format_args!("{index} {}", node.name));
+        let (path, time) = (&self.path, std::any::type_name::<T>());
+        line(format_args!("scope {path:?} with times {time} and {} streams that enter\n", self.entering.get()));
+        for (index, node) in self.nodes.borrow().iter().enumerate().skip(1) {
+            line(format_args!("node {index} of {path:?} is {:?}", node.name));
             if let Body::Operator { ports, .. } = &node.body {
-                let outputs = ports.outputs.borrow().len();
-                line(format_args!(" {outputs}"));
+                line(format_args!(" with {} outputs and paths", ports.outputs.borrow().len()));
                 for input in ports.inputs.borrow().iter() {
                     line(format_args!(" {:?}", input.summaries));
                 }
@@ -410,7 +464,10 @@ impl<T: Timestamp> Tracked for Region<T> {
             line(format_args!("\n"));
         }
         for (from, to) in self.edges.borrow().iter() {
-            line(format_args!("{}.{} {}.{}\n", from.node, from.port, to.node, to.port));
+            let (Source { node, port }, Target { node: reader, port: input }) = (from, to);
+            line(format_args!(
+                "edge in {path:?} from output {port} of node {node} to input {input} of node {reader}\n"
+            ));
         }
     }
 
@@ -418,9 +475,16 @@ impl<T: Timestamp> Tracked for Region<T> {
         self.nested.borrow_mut().clear();
         self.meters.borrow_mut().clear();
         self.inbox.borrow_mut().clear();
-        // Logic may own anything, also handles whose drop looks at this region: take it out before it is dropped.
+        // Logic may own anything, also handles whose drop looks at this region: take it out before it is dropped. And what it
+        // owns may panic in its drop, which must not keep the others alive, nor meet a second panic of theirs.
         let nodes = std::mem::take(&mut *self.nodes.borrow_mut());
-        drop(nodes);
+        for Node { name, body } in nodes {
+            if let Err(panic) = catch_unwind(AssertUnwindSafe(|| drop(body))) {
+                self.core.take_origin();
+                let (name, message) = (self.operator_name(&name), panic_message(&*panic));
+                self.core.fail(Error::Panic { name, worker: self.core.index(), message });
+            }
+        }
         *self.tracker.borrow_mut() = None;
     }
 }

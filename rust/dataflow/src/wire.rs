@@ -33,6 +33,11 @@ pub fn encode_serde<X: Serialize + ?Sized>(value: &X, out: &mut Vec<u8>) {
 
 /// Decodes what [`encode_serde`] wrote; trailing bytes are an error.
 pub fn decode_serde<X: DeserializeOwned>(bytes: &[u8]) -> Result<X, WireError> {
+    borrow_serde(bytes)
+}
+
+/// As [`decode_serde`], for values that borrow from the bytes.
+pub(crate) fn borrow_serde<'a, X: serde::Deserialize<'a>>(bytes: &'a [u8]) -> Result<X, WireError> {
     match postcard::take_from_bytes(bytes) {
         Ok((value, [])) => Ok(value),
         Ok((_, rest)) => Err(WireError(format!("{} bytes too many", rest.len()))),

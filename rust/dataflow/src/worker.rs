@@ -8,7 +8,7 @@
 
 use std::cell::{Cell, RefCell};
 use std::error::Error as StdError;
-use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::rc::Rc;
 use std::sync::Arc;
 use std::thread::JoinHandle;
@@ -27,7 +27,7 @@ use crate::scope::Scope;
 pub struct Worker {
     core: Rc<Core>,
     dataflows: Vec<Dataflow>,
-    built: usize,
+    built: u64,
 }
 
 impl Worker {
@@ -54,11 +54,23 @@ impl Worker {
     /// Builds a dataflow. All workers build the same dataflows in the same order.
     ///
     /// A graph that cannot run, such as one with a loop that does not advance time, is reported by the next [`Worker::step`].
+    /// A panic of `build` stops all workers and goes on to the caller.
     pub fn dataflow<T: Timestamp, R>(&mut self, name: &str, build: impl FnOnce(&mut Scope<T>) -> R) -> R {
         let building = self.open(name);
-        let result = build(&mut building.scope());
-        self.start(building);
-        result
+        match catch_unwind(AssertUnwindSafe(|| build(&mut building.scope()))) {
+            Ok(result) => {
+                self.start(building);
+                result
+            }
+            Err(panic) => {
+                let name = self.core.take_origin().unwrap_or_else(|| name.to_string());
+                self.core.fail(Error::Panic { name, worker: self.index(), message: panic_message(&*panic) });
+                drop(building);
+                // The peers learn of it now: the caller may never step again.
+                let _ = self.core.check();
+                resume_unwind(panic);
+            }
+        }
     }
 
     /// Begins a dataflow, for builders that cannot be one closure; [`Worker::start`] ends it. At most one is open at a time.
@@ -72,13 +84,15 @@ impl Worker {
         });
         let caster = Caster::open(self.core.clone());
         let root = Region::new(self.core.clone(), family, name.to_string(), None);
-        Building { caster, root }
+        Building { caster: Some(caster), root }
     }
 
     /// Starts a dataflow that [`Worker::open`] began; what is wrong with its graph is in [`Worker::failure`] and the next step.
-    pub fn start<T: Timestamp>(&mut self, building: Building<T>) {
+    pub fn start<T: Timestamp>(&mut self, mut building: Building<T>) {
+        let Some(caster) = building.caster.take() else { return };
+        let number = self.built;
         self.built += 1;
-        match Dataflow::start(building.caster, building.root) {
+        match Dataflow::start(caster, building.root.clone(), number) {
             Ok(dataflow) => {
                 self.core.endpoint().dataflow_opened();
                 self.dataflows.push(dataflow);
@@ -97,34 +111,52 @@ impl Worker {
     /// # Errors
     /// Why this worker or its fabric stopped; then always the same, and all dataflows are gone.
     pub fn step(&mut self) -> Result<bool, Error> {
-        let outcome = self.advance();
-        if let Err(error) = outcome {
-            if let Some(own) = error {
-                self.core.fail(own);
+        let outcome = match catch_unwind(AssertUnwindSafe(|| self.advance())) {
+            Ok(outcome) => outcome,
+            // Operators catch their own panics: this one is from code of the user elsewhere, such as decoding.
+            Err(panic) => {
+                let name = self.core.take_origin().unwrap_or_else(|| "step".to_string());
+                Err(Error::Panic { name, worker: self.index(), message: panic_message(&*panic) })
             }
-            let result = self.core.check();
-            self.discard();
-            return result.map(|()| false);
+        };
+        if let Err(error) = outcome {
+            self.core.fail(error);
+        } else if !self.core.is_stopped() {
+            return Ok(!self.dataflows.is_empty());
         }
-        Ok(!self.dataflows.is_empty())
+        // A peer that left early is why messages to it could not be sent.
+        if !self.core.endpoint().is_aborted()
+            && let Err(error) = self.dataflows.iter().try_for_each(Dataflow::check_built)
+        {
+            self.core.fail_rather(error);
+        }
+        let result = self.core.check();
+        self.discard();
+        result.map(|()| false)
     }
 
-    /// The body of a step. `Err(None)`: the reason is recorded already.
-    fn advance(&mut self) -> Result<(), Option<Error>> {
-        let stopped = |core: &Core| if core.is_stopped() { Err(None) } else { Ok(()) };
-        stopped(&self.core)?;
+    fn advance(&mut self) -> Result<(), Error> {
+        if self.core.is_stopped() {
+            return Ok(());
+        }
         self.core.deliver();
-        stopped(&self.core)?;
+        let mut finished = false;
         for dataflow in &self.dataflows {
-            dataflow.step().map_err(Some)?;
-            stopped(&self.core)?;
+            if self.core.is_stopped() {
+                return Ok(());
+            }
+            dataflow.step()?;
+            finished |= dataflow.is_done();
         }
-        let before = self.dataflows.len();
-        self.dataflows.retain(|dataflow| !dataflow.is_done());
-        for _ in self.dataflows.len()..before {
-            self.core.endpoint().dataflow_closed();
+        if finished && !self.core.is_stopped() {
+            for at in (0..self.dataflows.len()).rev() {
+                if self.dataflows[at].is_done() {
+                    drop(self.dataflows.remove(at));
+                    self.core.endpoint().dataflow_closed();
+                }
+            }
         }
-        Ok(())
+        self.dataflows.iter().try_for_each(Dataflow::check_built)
     }
 
     /// Parks while there is nothing to do, at most for `timeout` (`None`: without limit), then steps. Does not park when no
@@ -149,6 +181,30 @@ impl Worker {
         self.core.park(timeout);
     }
 
+    /// Whether more data is on its way to some process than [`fabric::Limits::link_bytes`](crate::fabric::Limits). A program should
+    /// then send nothing more into its inputs until that has ended, for example by [`Worker::wait_for_room`]; it may advance
+    /// and close them. The end of the congestion ends a park of this worker. Cost: a look at one flag per other process.
+    ///
+    /// Nothing is refused meanwhile, so a program that does not ask is correct, but unbounded in memory. Data between
+    /// threads of one process does not count: a probe bounds that.
+    pub fn is_congested(&self) -> bool {
+        self.core.endpoint().is_congested()
+    }
+
+    /// Steps, and parks in between, until the worker is not congested.
+    ///
+    /// # Errors
+    /// As [`Worker::step`].
+    pub fn wait_for_room(&mut self) -> Result<(), Error> {
+        while self.is_congested() {
+            if !self.has_work() {
+                self.core.park(None);
+            }
+            self.step()?;
+        }
+        Ok(())
+    }
+
     /// A handle that ends a park of this worker from any thread.
     pub fn waker(&self) -> Waker {
         self.core.waker()
@@ -170,18 +226,15 @@ impl Worker {
     fn discard(&mut self) {
         for dataflow in self.dataflows.drain(..) {
             self.core.endpoint().dataflow_closed();
-            // Operators are the user's: what panics in their drop must not keep the others alive.
-            if let Err(panic) = catch_unwind(AssertUnwindSafe(|| drop(dataflow))) {
-                let message = panic_message(&*panic);
-                self.core.fail(Error::Panic { name: "drop".to_string(), worker: self.core.index(), message });
-            }
+            drop(dataflow);
         }
     }
 }
 
 /// A dataflow that is being built: see [`Worker::open`].
 pub struct Building<T: Timestamp> {
-    caster: Caster,
+    /// Gone once it is started.
+    caster: Option<Caster>,
     root: Rc<Region<T>>,
 }
 
@@ -189,6 +242,14 @@ impl<T: Timestamp> Building<T> {
     /// Its outermost scope.
     pub fn scope(&self) -> Scope<T> {
         Scope::new(self.root.clone())
+    }
+}
+
+impl<T: Timestamp> Drop for Building<T> {
+    fn drop(&mut self) {
+        if let Some(caster) = self.caster.take() {
+            caster.abandon(&self.root.family);
+        }
     }
 }
 
@@ -205,6 +266,10 @@ impl Drop for Worker {
             self.abort(Error::Aborted { worker: self.index(), reason });
         }
         self.discard();
+        // Also what surfaced in no step any more, such as a panic in the drop of an operator.
+        if self.core.check().is_ok() {
+            self.core.endpoint().leave(self.built);
+        }
     }
 }
 
@@ -246,12 +311,18 @@ fn drive<R, E: Into<BoxError>>(mut worker: Worker, program: &dyn Fn(&mut Worker)
             Some(error) => error.clone(),
             None => Error::Program { worker: index, source: Arc::from(cause) },
         }),
-        Err(panic) => Err(Error::Panic { name: "program".to_string(), worker: index, message: panic_message(&*panic) }),
+        Err(panic) => {
+            let name = worker.core.take_origin().unwrap_or_else(|| "program".to_string());
+            let error = Error::Panic { name, worker: index, message: panic_message(&*panic) };
+            // If it panicked while it built a dataflow, that is what all workers report.
+            Err(worker.core.endpoint().failure().unwrap_or(error))
+        }
     };
     match outcome {
         Ok(result) => {
             while worker.step_or_park(None)? {}
-            Ok(result)
+            // A panic in the drop of an operator that has finished counts as well.
+            worker.core.check().map(|()| result)
         }
         Err(error) => {
             worker.abort(error.clone());

@@ -10,7 +10,7 @@ use std::time::Duration;
 use penstock_dataflow::error::ProtocolFault;
 use penstock_dataflow::{BoxError, Error, Exchange, OperatorBuilder, Pipeline, Worker, execute, fabric};
 use penstock_progress::timestamp::Product;
-use support::{Link, join, mesh, on_mesh};
+use support::{Link, frame, join, mesh, on_mesh};
 
 #[derive(Debug, thiserror::Error)]
 #[error("value {0} is not wanted")]
@@ -179,21 +179,6 @@ fn against(bytes: Vec<u8>, close: bool) -> Error {
     error
 }
 
-/// A frame as the format is documented, written without the crate's own code.
-fn frame(kind: u8, generation: u64, channel: u64, from: u32, to: u32, length: Option<u64>, body: &[u8]) -> Vec<u8> {
-    let mut bytes = vec![0x73, 0x6e, 0x65, 0x70, 1, kind, 0, 0];
-    bytes.extend(11u64.to_le_bytes());
-    bytes.extend(generation.to_le_bytes());
-    bytes.extend(channel.to_le_bytes());
-    bytes.extend(from.to_le_bytes());
-    bytes.extend(to.to_le_bytes());
-    bytes.extend(length.unwrap_or(body.len() as u64).to_le_bytes());
-    bytes.extend(crc32fast::hash(body).to_le_bytes());
-    bytes.extend(crc32fast::hash(&bytes).to_le_bytes());
-    bytes.extend(body);
-    bytes
-}
-
 #[test]
 fn a_stream_that_ends_without_goodbye_is_a_lost_peer() {
     assert!(matches!(against(vec![], true), Error::PeerLost { process: 1, .. }));
@@ -255,12 +240,116 @@ fn different_graphs_are_noticed() {
     };
     let mut results = join(execute(fabric::threads(2), program));
     results.extend(on_mesh(mesh(2, 1, Link::Unix), program));
-    // Over processes the news may come as an abort that carries the text.
     for result in results {
-        match result.unwrap_err() {
-            Error::GraphMismatch { detail, .. } => assert!(detail.contains("graph"), "{detail}"),
-            Error::Aborted { reason, .. } => assert!(reason.contains("another graph"), "{reason}"),
-            other => panic!("{other:?}"),
+        let text = mismatch(result.unwrap_err());
+        for part in ["\"flow\"", "node 3 of", "\"inspect\"", "edge in"] {
+            assert!(text.contains(part), "{text}");
+        }
+    }
+}
+
+/// The text of a mismatch: over processes the news may come as an abort that carries it.
+fn mismatch(error: Error) -> String {
+    match error {
+        Error::GraphMismatch { .. } => error.to_string(),
+        Error::Aborted { reason, .. } if reason.contains("another graph") => reason,
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn other_times_types_and_names_are_noticed() {
+    let run = |which: usize| {
+        let program = move |worker: &mut Worker| -> Result<(), BoxError> {
+            let odd = worker.index() == 1;
+            match which {
+                0 if odd => drop(worker.dataflow::<u32, _>("flow", |scope| scope.new_input::<Vec<u64>>().0)),
+                1 if odd => drop(worker.dataflow::<u64, _>("flux", |scope| scope.new_input::<Vec<u64>>().0)),
+                _ => drop(worker.dataflow::<u64, _>("flow", |scope| {
+                    let (handle, stream) = scope.new_input::<Vec<u64>>();
+                    if which == 2 && odd {
+                        // Same graph, other blocks: only data can show it.
+                        stream.map_blocks(|_| vec![String::from("text")]).exchange_by(|_| 0);
+                    } else {
+                        stream.map_blocks(|block| block).exchange_by(|_| 1);
+                    }
+                    handle
+                })),
+            }
+            while worker.step_or_park(None)? {}
+            Ok(())
+        };
+        let mut texts = Vec::new();
+        for result in join(execute(fabric::threads(2), program)) {
+            texts.push(result);
+        }
+        texts.extend(on_mesh(mesh(2, 1, Link::Tcp), program));
+        texts
+    };
+    for (which, wanted) in [(0, "times u64"), (1, "\"flux\"")] {
+        for result in run(which) {
+            let text = mismatch(result.unwrap_err());
+            assert!(text.contains(wanted), "{text}");
+        }
+    }
+    // Nothing was sent, so nothing is wrong.
+    assert!(run(2).iter().all(Result::is_ok));
+}
+
+#[test]
+fn blocks_of_another_type_are_noticed_when_they_come() {
+    let program = |worker: &mut Worker| -> Result<(), BoxError> {
+        let odd = worker.index() == 1;
+        let mut input = worker.dataflow::<u64, _>("flow", |scope| {
+            let (handle, stream) = scope.new_input::<Vec<u64>>();
+            if odd {
+                stream.map_blocks(|_| vec![(1u64, String::from("text"))]).exchange_by(|_| 0);
+            } else {
+                stream.map_blocks(|block| block).exchange_by(|_| 1);
+            }
+            handle
+        });
+        input.send(vec![1 << 60]);
+        while worker.step_or_park(None)? {}
+        Ok(())
+    };
+    let mut results = join(execute(fabric::threads(2), program));
+    results.extend(on_mesh(mesh(2, 1, Link::Unix), program));
+    for result in results {
+        let text = mismatch(result.unwrap_err());
+        assert!(text.contains("flow/exchange") && text.contains("carries"), "{text}");
+    }
+}
+
+#[test]
+fn a_worker_that_builds_fewer_dataflows_is_noticed_when_it_leaves() {
+    let program = |worker: &mut Worker| -> Result<(), BoxError> {
+        let few = worker.index() == 1;
+        for name in ["one", "two", "three"] {
+            if !(few && name == "three") {
+                drop(worker.dataflow::<u64, _>(name, |scope| {
+                    let (handle, stream) = scope.new_input::<Vec<u64>>();
+                    stream.exchange_by(|value| *value);
+                    handle
+                }));
+            }
+        }
+        while worker.step_or_park(None)? {}
+        Ok(())
+    };
+    for round in 0..20 {
+        let mut results = join(execute(fabric::threads(3), program));
+        results.extend(on_mesh(mesh(3, 1, Link::Unix), program));
+        for (worker, result) in results.into_iter().enumerate() {
+            if worker % 3 == 1 {
+                // It has finished, or it learns of the others' failure before it has.
+                assert!(result.as_ref().err().is_none_or(|error| !mismatch(error.clone()).is_empty()), "{result:?}");
+                continue;
+            }
+            let text = mismatch(result.expect_err("dataflow three cannot end"));
+            for part in ["worker 1", "\"three\"", "number 3", "after building 2"] {
+                assert!(text.contains(part), "round {round}, worker {worker}: {text}");
+            }
         }
     }
 }

@@ -34,7 +34,7 @@ fn no_thread_is_left_after_success_failure_or_an_unused_fabric() {
         assert!(on_mesh(mesh(3, 2, link), program(false)).iter().all(Result::is_ok));
         assert!(on_mesh(mesh(3, 2, link), program(true)).iter().all(Result::is_err));
         let unused = mesh(2, 1, link);
-        assert_eq!(threads(), before + 4);
+        assert_eq!(threads(), before + 6);
         drop(unused);
     }
     assert_eq!(threads(), before);

@@ -15,7 +15,7 @@ pub const MAX_BODY_BYTES: usize = 1 << 28;
 
 pub(super) const HEADER_BYTES: usize = 56;
 const MAGIC: u32 = 0x7065_6e73;
-const VERSION: u8 = 1;
+const VERSION: u8 = 2;
 
 /// What a frame is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -24,6 +24,12 @@ pub(super) enum Kind {
     Progress = 1,
     Abort = 2,
     Goodbye = 3,
+    /// Nothing; the sender lives.
+    Beat = 4,
+    /// How many bytes of data the sender's workers have taken in all.
+    Credit = 5,
+    /// A worker leaves, and how many dataflows it has built.
+    Leave = 6,
 }
 
 /// A checked header.
@@ -59,6 +65,11 @@ impl Frame {
         let checksum = crc32fast::hash(&header[..52]);
         header[52..56].copy_from_slice(&checksum.to_le_bytes());
         Frame { header, body }
+    }
+
+    /// Size on the stream.
+    pub(super) fn bytes(&self) -> u64 {
+        (HEADER_BYTES + self.body.len()) as u64
     }
 }
 
@@ -98,6 +109,9 @@ impl Header {
             1 => Kind::Progress,
             2 => Kind::Abort,
             3 => Kind::Goodbye,
+            4 => Kind::Beat,
+            5 => Kind::Credit,
+            6 => Kind::Leave,
             other => return Err(ProtocolFault::Kind(other)),
         };
         if u64_at(bytes, 8) != tag.query {
@@ -175,7 +189,7 @@ mod tests {
         assert_eq!(fault(FabricTag { query: 8, generation: 3 }, &frame), ProtocolFault::Query(7));
         assert_eq!(fault(FabricTag { query: 7, generation: 4 }, &frame), ProtocolFault::Generation(3));
         let mut version = frame.clone();
-        version[4] = 9;
+        version[4] = 9; // the checksum is not reached
         assert_eq!(fault(TAG, &version), ProtocolFault::Version(9));
     }
 

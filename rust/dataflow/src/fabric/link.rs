@@ -1,11 +1,19 @@
 //! The sending side of a connection between two processes: an outbox, and the thread that empties it.
 //!
-//! Two lanes: frames of the urgent one (progress, aborts) are written before any data frame that waits, so progress is never
-//! stuck behind a full data buffer. Within a lane the order is kept.
+//! Two lanes: frames of the urgent one (progress, credits, beats, aborts) are written before any data frame that waits, so
+//! progress is never stuck behind a full data buffer. Within a lane the order is kept. Putting a frame never blocks.
+//!
+//! Data is charged when it is queued and credited when the receiving process tells that its workers have taken it from their
+//! mailboxes: so the limit covers the buffers at both ends. Above it the link is congested until half of it is free again;
+//! nothing is refused then, sources are asked to wait ([`crate::Worker::is_congested`]). Operators are not: a loop whose
+//! operators wait for room deadlocks (Faucet §1, F-09), and so does an operator that may not send what would let its peer go on.
+//! For the same reason taking a block into the worker credits it, not its consumption by an operator that may be waiting for a
+//! frontier which only the throttled source can move.
 
 use std::collections::VecDeque;
 use std::io::{self, BufWriter, Write};
 use std::net::Shutdown;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Condvar, Mutex, MutexGuard};
 
 use super::frame::{Frame, HEADER_BYTES, Kind, MAX_BODY_BYTES};
@@ -13,7 +21,7 @@ use super::{FabricTag, Lane};
 use crate::error::{Error, Report};
 use crate::wire::encode_serde;
 
-/// How much data is taken between two looks at the urgent lane.
+/// How much data is taken between two looks at the urgent lane, and given to the stream in one call.
 const CHUNK_BYTES: usize = 256 * 1024;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -30,20 +38,52 @@ struct Lanes {
     urgent: VecDeque<Frame>,
     data: VecDeque<Frame>,
     phase: Phase,
+    /// Bytes of all frames ever queued, less those that were dropped unsent.
+    offered: u64,
+    /// Bytes of data frames ever queued.
+    charged: u64,
+    /// What of them the other process has taken.
+    credited: u64,
 }
 
-/// Frames on their way to one process.
+impl Lanes {
+    fn drop_data(&mut self) {
+        self.offered -= self.data.iter().map(Frame::bytes).sum::<u64>();
+        self.data.clear();
+    }
+}
+
+/// Frames on their way to one process, and how many of its own we have taken.
 pub(super) struct Outbox {
     process: usize,
     tag: FabricTag,
+    limit: u64,
     lanes: Mutex<Lanes>,
     ready: Condvar,
+    /// Whether more is under way than the limit. Written under the lock of the lanes.
+    over: AtomicBool,
+    /// Bytes that the stream has taken.
+    accepted: AtomicU64,
+    /// Bytes of data from there that workers here have taken, and how many of them we have told.
+    drained: AtomicU64,
+    told: AtomicU64,
 }
 
 impl Outbox {
-    pub(super) fn new(process: usize, tag: FabricTag) -> Self {
-        let lanes = Lanes { urgent: VecDeque::new(), data: VecDeque::new(), phase: Phase::Open };
-        Outbox { process, tag, lanes: Mutex::new(lanes), ready: Condvar::new() }
+    pub(super) fn new(process: usize, tag: FabricTag, link_bytes: usize) -> Self {
+        let (urgent, data) = (VecDeque::new(), VecDeque::new());
+        let lanes = Lanes { urgent, data, phase: Phase::Open, offered: 0, charged: 0, credited: 0 };
+        Outbox {
+            process,
+            tag,
+            limit: link_bytes as u64,
+            lanes: Mutex::new(lanes),
+            ready: Condvar::new(),
+            over: AtomicBool::new(false),
+            accepted: AtomicU64::new(0),
+            drained: AtomicU64::new(0),
+            told: AtomicU64::new(0),
+        }
     }
 
     pub(super) fn process(&self) -> usize {
@@ -56,16 +96,22 @@ impl Outbox {
 
     fn put(&self, kind: Kind, frame: Frame) -> Phase {
         let mut lanes = self.lanes();
-        if lanes.phase == Phase::Open {
-            match kind {
-                Kind::Data => lanes.data.push_back(frame),
-                _ => lanes.urgent.push_back(frame),
-            }
-            drop(lanes);
-            self.ready.notify_one();
-            return Phase::Open;
+        if lanes.phase != Phase::Open {
+            return lanes.phase;
         }
-        lanes.phase
+        lanes.offered += frame.bytes();
+        if kind == Kind::Data {
+            lanes.charged += frame.bytes();
+            if lanes.charged - lanes.credited > self.limit {
+                self.over.store(true, Ordering::Release);
+            }
+            lanes.data.push_back(frame);
+        } else {
+            lanes.urgent.push_back(frame);
+        }
+        drop(lanes);
+        self.ready.notify_one();
+        Phase::Open
     }
 
     /// Queues a message. Never blocks.
@@ -87,11 +133,64 @@ impl Outbox {
         }
     }
 
-    /// Tells the other process why this fabric stops.
+    /// Tells the other process why this fabric stops. Data that waits is of no use to it any more.
     pub(super) fn send_abort(&self, from: usize, error: &Error) {
         let mut body = Vec::new();
         encode_serde(&Report::of(error, from), &mut body);
+        self.lanes().drop_data();
         self.put(Kind::Abort, Frame::new(self.tag, Kind::Abort, 0, from, 0, body));
+    }
+
+    /// Tells the other process that a worker leaves after it built this many dataflows.
+    pub(super) fn send_leave(&self, from: usize, built: u64) {
+        self.put(Kind::Leave, Frame::new(self.tag, Kind::Leave, 0, from, 0, built.to_le_bytes().to_vec()));
+    }
+
+    pub(super) fn send_beat(&self) {
+        self.put(Kind::Beat, Frame::new(self.tag, Kind::Beat, 0, 0, 0, Vec::new()));
+    }
+
+    /// Counts data from the other process that a worker here has taken; tells it now and then.
+    pub(super) fn take_in(&self, body_bytes: usize) {
+        let bytes = (HEADER_BYTES + body_bytes) as u64;
+        let drained = self.drained.fetch_add(bytes, Ordering::AcqRel) + bytes;
+        if drained - self.told.load(Ordering::Acquire) >= self.limit / 8 {
+            self.tell();
+        }
+    }
+
+    /// Tells the other process how much of its data was taken, unless it knows.
+    pub(super) fn tell(&self) {
+        let drained = self.drained.load(Ordering::Acquire);
+        // The greatest number wins, whoever of us sends it; the other side takes totals, so order is all that matters,
+        // and only who raised the number sends.
+        if self.told.fetch_max(drained, Ordering::AcqRel) < drained {
+            let body = drained.to_le_bytes().to_vec();
+            self.put(Kind::Credit, Frame::new(self.tag, Kind::Credit, 0, 0, 0, body));
+        }
+    }
+
+    /// The other process has taken this much of our data in all; true when that ended the congestion, `None` when it cannot be.
+    pub(super) fn credit(&self, total: u64) -> Option<bool> {
+        let mut lanes = self.lanes();
+        if total > lanes.charged {
+            return None;
+        }
+        // Two workers there may have told in the other order.
+        lanes.credited = lanes.credited.max(total);
+        let room = lanes.charged - lanes.credited <= self.limit / 2;
+        Some(room && self.over.swap(false, Ordering::AcqRel))
+    }
+
+    /// Whether sources should wait.
+    pub(super) fn is_over(&self) -> bool {
+        self.over.load(Ordering::Acquire)
+    }
+
+    /// Bytes ever queued, and those of them that the stream has taken; `None` once the other process has left.
+    pub(super) fn traffic(&self) -> Option<(u64, u64)> {
+        let lanes = self.lanes();
+        (lanes.phase != Phase::Departed).then(|| (lanes.offered, self.accepted.load(Ordering::Acquire)))
     }
 
     /// Ends the sending thread once everything is written.
@@ -110,6 +209,7 @@ impl Outbox {
         lanes.phase = Phase::Departed;
         lanes.urgent.clear();
         lanes.data.clear();
+        self.over.store(false, Ordering::Release);
         drop(lanes);
         self.ready.notify_one();
     }
@@ -149,7 +249,8 @@ impl Outbox {
         stream: Box<dyn Write + Send>,
         hangup: &(dyn Fn(Shutdown) + Send + Sync),
     ) -> io::Result<()> {
-        let result = self.write_all(BufWriter::with_capacity(64 * 1024, stream));
+        let counted = Counted { stream, accepted: &self.accepted };
+        let result = self.write_all(BufWriter::with_capacity(64 * 1024, counted));
         hangup(Shutdown::Write);
         match result {
             Err(_) if self.is_departed() => Ok(()),
@@ -157,7 +258,7 @@ impl Outbox {
         }
     }
 
-    fn write_all(&self, mut stream: BufWriter<Box<dyn Write + Send>>) -> io::Result<()> {
+    fn write_all(&self, mut stream: BufWriter<Counted<'_>>) -> io::Result<()> {
         let mut frames = Vec::new();
         loop {
             let idle = match self.take(&mut frames, false) {
@@ -180,5 +281,75 @@ impl Outbox {
                 }
             }
         }
+    }
+}
+
+/// Counts what a stream takes, in portions small enough to see it move.
+struct Counted<'a> {
+    stream: Box<dyn Write + Send>,
+    accepted: &'a AtomicU64,
+}
+
+impl Write for Counted<'_> {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        let taken = self.stream.write(&bytes[..bytes.len().min(CHUNK_BYTES)])?;
+        self.accepted.fetch_add(taken as u64, Ordering::AcqRel);
+        Ok(taken)
+    }
+    fn flush(&mut self) -> io::Result<()> {
+        self.stream.flush()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn outbox(limit: usize) -> Outbox {
+        Outbox::new(1, FabricTag { query: 0, generation: 0 }, limit)
+    }
+
+    fn send(outbox: &Outbox, lane: Lane, bytes: usize) {
+        outbox.send(0, 0, 1, lane, vec![0; bytes - HEADER_BYTES]).expect("an open link");
+    }
+
+    #[test]
+    fn a_link_is_congested_above_its_limit_until_half_is_free() {
+        let outbox = outbox(1000);
+        send(&outbox, Lane::Data, 1000);
+        send(&outbox, Lane::Progress, 5000);
+        assert!(!outbox.is_over(), "at the limit, and progress does not count");
+        send(&outbox, Lane::Data, 100);
+        assert!(outbox.is_over());
+        assert_eq!((outbox.credit(599), outbox.is_over()), (Some(false), true), "501 of 1000 are under way");
+        assert_eq!((outbox.credit(600), outbox.is_over()), (Some(true), false));
+        assert_eq!(outbox.credit(1100), Some(false), "nobody waits any more");
+        assert_eq!(outbox.credit(1101), None, "more than was sent");
+    }
+
+    #[test]
+    fn what_was_taken_is_told_once_and_in_portions() {
+        let outbox = outbox(8000);
+        let told = |outbox: &Outbox| outbox.lanes().urgent.len();
+        outbox.take_in(500 - HEADER_BYTES);
+        assert_eq!(told(&outbox), 0);
+        outbox.take_in(500 - HEADER_BYTES);
+        assert_eq!(told(&outbox), 1, "an eighth of the limit");
+        outbox.tell();
+        assert_eq!(told(&outbox), 1, "it knows");
+        outbox.take_in(0);
+        outbox.tell();
+        assert_eq!(told(&outbox), 2);
+    }
+
+    #[test]
+    fn an_abort_drops_data_that_waits_and_nothing_else() {
+        let outbox = outbox(1 << 20);
+        send(&outbox, Lane::Progress, 300);
+        send(&outbox, Lane::Data, 70_000);
+        outbox.send_abort(0, &Error::Setup { reason: "test".to_string() });
+        let lanes = outbox.lanes();
+        assert_eq!((lanes.urgent.len(), lanes.data.len()), (2, 0));
+        assert_eq!(lanes.offered, lanes.urgent.iter().map(Frame::bytes).sum::<u64>());
     }
 }

@@ -8,9 +8,11 @@
 //! parked or not; the first cause wins and is what all workers report.
 
 mod frame;
+mod limits;
 mod link;
 mod process;
 mod stream;
+mod watch;
 
 use std::any::Any;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -21,17 +23,29 @@ use crossbeam::queue::SegQueue;
 use crossbeam::sync::{Parker, Unparker};
 
 pub use frame::MAX_BODY_BYTES;
-pub use process::{FabricGuard, FabricTag, processes};
+pub use limits::Limits;
+pub use process::{FabricGuard, FabricTag, processes, processes_with};
 pub use stream::{Duplex, Hangup};
 
+use crate::dataflow::Bundle;
 use crate::error::Error;
 use link::Outbox;
 
 /// What a message carries.
 pub(crate) enum Payload {
-    /// A value, from a thread of this process.
+    /// Data from a thread of this process: a value.
     Typed(Box<dyn Any + Send>),
-    /// Bytes, from another process.
+    /// Data from another process.
+    Bytes(Vec<u8>),
+    /// Progress.
+    Progress(Progress),
+}
+
+/// Progress of a dataflow on one worker.
+pub(crate) enum Progress {
+    /// From a thread of this process.
+    Bundle(Arc<Bundle>),
+    /// From another process.
     Bytes(Vec<u8>),
 }
 
@@ -71,22 +85,46 @@ enum Route {
 /// What the workers of one process share.
 pub(crate) struct Shared {
     routes: Vec<Route>,
+    /// One to each other process.
+    links: Vec<Arc<Outbox>>,
     aborted: AtomicBool,
     cause: Mutex<Option<Error>>,
     /// Dataflows of local workers that are not finished: leaving with some is not a clean goodbye.
     live: AtomicUsize,
+    /// Workers of the whole fabric that have left, and how many dataflows each had built.
+    left: Mutex<Vec<(usize, u64)>>,
+    any_left: AtomicBool,
     first_local: usize,
 }
 
 impl Shared {
-    fn new(routes: Vec<Route>, first_local: usize) -> Self {
+    fn new(routes: Vec<Route>, links: Vec<Arc<Outbox>>, first_local: usize) -> Self {
         Shared {
             routes,
+            links,
             aborted: AtomicBool::new(false),
             cause: Mutex::new(None),
             live: AtomicUsize::new(0),
+            left: Mutex::new(Vec::new()),
+            any_left: AtomicBool::new(false),
             first_local,
         }
+    }
+
+    /// Ends the park of every local worker.
+    fn wake_all(&self) {
+        for route in &self.routes {
+            if let Route::Local(mailbox) = route {
+                mailbox.doorbell.unpark();
+            }
+        }
+    }
+
+    /// Records that a worker takes part in nothing any more but in the first `built` dataflows.
+    fn leave(&self, worker: usize, built: u64) {
+        self.left.lock().unwrap_or_else(|poisoned| poisoned.into_inner()).push((worker, built));
+        self.any_left.store(true, Ordering::Release);
+        self.wake_all();
     }
 
     fn cause(&self) -> MutexGuard<'_, Option<Error>> {
@@ -108,18 +146,9 @@ impl Shared {
             *cause = Some(error.clone());
             self.aborted.store(true, Ordering::Release);
         }
-        let mut told: Vec<*const Outbox> = Vec::new();
-        for route in &self.routes {
-            match route {
-                Route::Local(mailbox) => mailbox.doorbell.unpark(),
-                Route::Remote(outbox) if tell_others => {
-                    if !told.contains(&Arc::as_ptr(outbox)) {
-                        told.push(Arc::as_ptr(outbox));
-                        outbox.send_abort(self.first_local, &error);
-                    }
-                }
-                Route::Remote(_) => {}
-            }
+        self.wake_all();
+        if tell_others {
+            self.links.iter().for_each(|outbox| outbox.send_abort(self.first_local, &error));
         }
     }
 }
@@ -153,17 +182,51 @@ impl Endpoint {
         matches!(self.shared.routes.get(worker), Some(Route::Local(_)))
     }
 
-    /// Sends to any worker but this one. Typed payloads go to local workers, bytes to the others.
-    pub(crate) fn send(&self, to: usize, channel: u64, payload: Payload, lane: Lane) {
+    /// Sends to any worker but this one. Values go to local workers, bytes to the others.
+    pub(crate) fn send(&self, to: usize, channel: u64, payload: Payload) -> Result<(), Error> {
         match (&self.shared.routes[to], payload) {
-            (Route::Local(mailbox), payload) => mailbox.push(Envelope { channel, from: self.index, payload }),
-            (Route::Remote(outbox), Payload::Bytes(body)) => {
-                if let Err(error) = outbox.send(channel, self.index, to, lane, body) {
-                    self.shared.abort(error, true);
-                }
+            (Route::Local(mailbox), payload) => {
+                mailbox.push(Envelope { channel, from: self.index, payload });
+                Ok(())
             }
-            (Route::Remote(_), Payload::Typed(_)) => unreachable!("typed payload for worker {to} of another process"),
+            (Route::Remote(outbox), Payload::Bytes(body)) => outbox.send(channel, self.index, to, Lane::Data, body),
+            (Route::Remote(outbox), Payload::Progress(Progress::Bytes(body))) => {
+                outbox.send(channel, self.index, to, Lane::Progress, body)
+            }
+            (Route::Remote(_), _) => unreachable!("a value for worker {to} of another process"),
         }
+    }
+
+    /// Counts data that this worker has taken from one of another process.
+    pub(crate) fn take_in(&self, from: usize, body_bytes: usize) {
+        if let Some(Route::Remote(outbox)) = self.shared.routes.get(from) {
+            outbox.take_in(body_bytes);
+        }
+    }
+
+    /// Tells the other processes what was taken from them.
+    pub(crate) fn tell_taken(&self) {
+        self.shared.links.iter().for_each(|outbox| outbox.tell());
+    }
+
+    /// Whether more data is on its way to some process than the limit.
+    pub(crate) fn is_congested(&self) -> bool {
+        self.shared.links.iter().any(|outbox| outbox.is_over())
+    }
+
+    /// Tells all workers that this one has built its last dataflow.
+    pub(crate) fn leave(&self, built: u64) {
+        self.shared.leave(self.index, built);
+        self.shared.links.iter().for_each(|outbox| outbox.send_leave(self.index, built));
+    }
+
+    /// A worker that left without building dataflow number `number`, and how many it had built.
+    pub(crate) fn left_before(&self, number: u64) -> Option<(usize, u64)> {
+        if !self.shared.any_left.load(Ordering::Acquire) {
+            return None;
+        }
+        let left = self.shared.left.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+        left.iter().find(|(_, built)| *built <= number).copied()
     }
 
     pub(crate) fn receive(&self) -> Option<Envelope> {
@@ -246,7 +309,7 @@ pub fn threads(workers: usize) -> Vec<Endpoint> {
     assert!(workers > 0, "a fabric has at least one worker");
     let (boxes, parkers): (Vec<_>, Vec<_>) = (0..workers).map(|_| mailbox()).unzip();
     let routes = boxes.iter().map(|mailbox| Route::Local(mailbox.clone())).collect();
-    seats(Arc::new(Shared::new(routes, 0)), boxes, parkers)
+    seats(Arc::new(Shared::new(routes, Vec::new(), 0)), boxes, parkers)
 }
 
 fn seats(shared: Arc<Shared>, boxes: Vec<Arc<Mailbox>>, parkers: Vec<Parker>) -> Vec<Endpoint> {

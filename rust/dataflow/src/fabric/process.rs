@@ -1,9 +1,10 @@
-//! A fabric over several processes: one sending and one receiving thread per connection.
+//! A fabric over several processes: one sending and one receiving thread per connection, and one that watches.
 //!
 //! Leaving: the guard queues a goodbye behind all that waits, and closes the writing half. Who receives a goodbye stops
 //! sending to that process and closes its own writing half at once, so leaving takes one round trip however busy the others
 //! are; only a hung process costs the linger time, after which the stream is cut. A stream that ends without a goodbye, or
-//! carries a frame that is none, aborts all workers of this process, and through them the others.
+//! carries a frame that is none, aborts all workers of this process, and through them the others. One more thread watches
+//! for processes that are connected but hung: see [`super::watch`].
 
 use std::io::{BufReader, Read};
 use std::net::Shutdown;
@@ -13,9 +14,11 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use super::frame::{self, Header, Kind, ReadError};
+use super::limits::Limits;
 use super::link::Outbox;
 use super::stream::{Duplex, Hangup};
-use super::{Endpoint, Envelope, Mailbox, Payload, Route, Shared, mailbox, seats};
+use super::watch::{Ear, Heard, Stop, Watched, watch};
+use super::{Endpoint, Envelope, Mailbox, Payload, Progress, Route, Shared, mailbox, seats};
 use crate::error::{Error, ProtocolFault, Report};
 use crate::wire::decode_serde;
 
@@ -75,6 +78,7 @@ pub struct FabricGuard {
     links: Vec<(Arc<Outbox>, Arc<Hangup>)>,
     leaving: Arc<AtomicBool>,
     running: Arc<Running>,
+    stop: Arc<Stop>,
     threads: Vec<JoinHandle<()>>,
 }
 
@@ -94,6 +98,7 @@ impl std::fmt::Debug for FabricGuard {
 impl Drop for FabricGuard {
     fn drop(&mut self) {
         self.leaving.store(true, Ordering::Release);
+        self.stop.stop();
         if self.shared.live.load(Ordering::Acquire) > 0 {
             let reason = "its process left with unfinished dataflows".to_string();
             self.shared.abort(Error::Aborted { worker: self.shared.first_local, reason }, true);
@@ -116,7 +121,7 @@ impl Drop for FabricGuard {
 /// Seats for the workers of this process in a fabric of `streams.len()` processes with `threads` workers each.
 ///
 /// `streams[i]` is a connected and authenticated stream to process `i`, `None` for this one. Worker `t` of process `p` has index
-/// `p * threads + t`. Starts two threads per stream.
+/// `p * threads + t`. Starts two threads per stream, and one.
 ///
 /// # Errors
 /// [`Error::Setup`] when the shape is wrong, or a stream or thread cannot be set up.
@@ -126,6 +131,21 @@ pub fn processes(
     streams: Vec<Option<Box<dyn Duplex>>>,
     tag: FabricTag,
 ) -> Result<(Vec<Endpoint>, FabricGuard), Error> {
+    processes_with(process, threads, streams, tag, Limits::default())
+}
+
+/// As [`processes`], with other limits than the usual.
+///
+/// # Errors
+/// As [`processes`]; also when a limit makes no sense.
+pub fn processes_with(
+    process: usize,
+    threads: usize,
+    streams: Vec<Option<Box<dyn Duplex>>>,
+    tag: FabricTag,
+    limits: Limits,
+) -> Result<(Vec<Endpoint>, FabricGuard), Error> {
+    limits.check()?;
     let setup = |reason: String| Error::Setup { reason };
     let count = streams.len();
     if threads == 0 || process >= count {
@@ -135,19 +155,24 @@ pub fn processes(
         return Err(setup(format!("process {process} needs a stream to each other process: see the one to {wrong}")));
     }
     let (boxes, parkers): (Vec<_>, Vec<_>) = (0..threads).map(|_| mailbox()).unzip();
-    let outboxes: Vec<Arc<Outbox>> = (0..count).map(|other| Arc::new(Outbox::new(other, tag))).collect();
+    let outboxes: Vec<Arc<Outbox>> =
+        (0..count).map(|other| Arc::new(Outbox::new(other, tag, limits.link_bytes))).collect();
     let routes = (0..count * threads)
         .map(|worker| match worker / threads {
             home if home == process => Route::Local(boxes[worker % threads].clone()),
             other => Route::Remote(outboxes[other].clone()),
         })
         .collect();
-    let shared = Arc::new(Shared::new(routes, process * threads));
+    let links = outboxes.iter().enumerate().filter(|(other, _)| *other != process);
+    let links = links.map(|(_, outbox)| outbox.clone()).collect();
+    let shared = Arc::new(Shared::new(routes, links, process * threads));
+    let mut watched = Vec::new();
     let mut guard = FabricGuard {
         shared: shared.clone(),
         links: Vec::new(),
         leaving: Arc::new(AtomicBool::new(false)),
         running: Arc::new(Running::default()),
+        stop: Arc::new(Stop::default()),
         threads: Vec::new(),
     };
     for (other, stream) in streams.into_iter().enumerate() {
@@ -157,6 +182,9 @@ pub fn processes(
         let (reader, writer) = stream.split().map_err(failed)?;
         let outbox = outboxes[other].clone();
         guard.links.push((outbox.clone(), hangup.clone()));
+        let ear = Arc::new(Ear::new());
+        let reader = Box::new(Heard { stream: reader, ear: ear.clone() });
+        watched.push(Watched::new(outbox.clone(), hangup.clone(), ear));
 
         let (mark, sender_shared, sender_hangup) = (guard.running.mark(), shared.clone(), hangup.clone());
         let sender_outbox = outbox.clone();
@@ -188,6 +216,14 @@ pub fn processes(
             .map_err(failed)?;
         guard.threads.push(receiver);
     }
+    if !watched.is_empty() {
+        let (shared, stop) = (shared.clone(), guard.stop.clone());
+        let watcher = std::thread::Builder::new()
+            .name("penstock-watch".to_string())
+            .spawn(move || watch(watched, limits, &shared, &stop))
+            .map_err(|error| setup(error.to_string()))?;
+        guard.threads.push(watcher);
+    }
     Ok((seats(shared, boxes, parkers), guard))
 }
 
@@ -215,7 +251,18 @@ impl Inbound {
                 Err(ReadError::Fault(fault)) => return Err(self.broken(fault)),
             };
             match header.kind {
-                Kind::Data | Kind::Progress => self.deliver(header, body)?,
+                Kind::Data => self.deliver(header, Payload::Bytes(body))?,
+                Kind::Progress => self.deliver(header, Payload::Progress(Progress::Bytes(body)))?,
+                Kind::Beat => {}
+                Kind::Credit => match self.outbox.credit(self.number(&body)?) {
+                    Some(true) => shared.wake_all(),
+                    Some(false) => {}
+                    None => return Err(self.broken(ProtocolFault::Body(0))),
+                },
+                Kind::Leave => {
+                    self.check_sender(&header)?;
+                    shared.leave(header.from, self.number(&body)?);
+                }
                 Kind::Abort => {
                     let report: Report = decode_serde(&body).map_err(|_| self.broken(ProtocolFault::Body(0)))?;
                     shared.abort(report.into_error(), false);
@@ -223,18 +270,30 @@ impl Inbound {
                 Kind::Goodbye => {
                     goodbye = true;
                     self.outbox.depart();
+                    shared.wake_all();
                 }
             }
         }
     }
 
-    fn deliver(&self, header: Header, body: Vec<u8>) -> Result<(), Error> {
-        if header.from / self.threads != self.process {
-            return Err(self.broken(ProtocolFault::Sender(header.from)));
+    fn check_sender(&self, header: &Header) -> Result<(), Error> {
+        if header.from / self.threads == self.process {
+            return Ok(());
         }
+        Err(self.broken(ProtocolFault::Sender(header.from)))
+    }
+
+    /// The body of a frame that carries one number.
+    fn number(&self, body: &[u8]) -> Result<u64, Error> {
+        let bytes = body.try_into().map_err(|_| self.broken(ProtocolFault::Body(0)))?;
+        Ok(u64::from_le_bytes(bytes))
+    }
+
+    fn deliver(&self, header: Header, payload: Payload) -> Result<(), Error> {
+        self.check_sender(&header)?;
         let mailbox = header.to.checked_sub(self.first).and_then(|thread| self.boxes.get(thread));
         let Some(mailbox) = mailbox else { return Err(self.broken(ProtocolFault::Receiver(header.to))) };
-        mailbox.push(Envelope { channel: header.channel, from: header.from, payload: Payload::Bytes(body) });
+        mailbox.push(Envelope { channel: header.channel, from: header.from, payload });
         Ok(())
     }
 

@@ -6,7 +6,7 @@ use std::os::unix::net::UnixStream;
 use std::thread::JoinHandle;
 
 use penstock_dataflow::fabric::{self, Duplex, Endpoint, FabricGuard, FabricTag};
-use penstock_dataflow::{BoxError, Error, Worker, execute};
+use penstock_dataflow::{BoxError, Error, Limits, Worker, execute};
 
 pub const TAG: FabricTag = FabricTag { query: 11, generation: 4 };
 
@@ -37,6 +37,10 @@ fn pair(link: Link) -> (Box<dyn Duplex>, Box<dyn Duplex>) {
 
 /// Seats and guards by process, all in this test process, over real sockets.
 pub fn mesh(processes: usize, threads: usize, link: Link) -> Vec<(Vec<Endpoint>, FabricGuard)> {
+    mesh_with(processes, threads, link, Limits::default())
+}
+
+pub fn mesh_with(processes: usize, threads: usize, link: Link, limits: Limits) -> Vec<(Vec<Endpoint>, FabricGuard)> {
     let empty = || (0..processes).map(|_| None).collect();
     let mut streams: Vec<Vec<Option<Box<dyn Duplex>>>> = (0..processes).map(|_| empty()).collect();
     for (one, two) in (0..processes).flat_map(|one| (one + 1..processes).map(move |two| (one, two))) {
@@ -45,7 +49,7 @@ pub fn mesh(processes: usize, threads: usize, link: Link) -> Vec<(Vec<Endpoint>,
         streams[two][one] = Some(right);
     }
     let seats = streams.into_iter().enumerate();
-    seats.map(|(process, streams)| fabric::processes(process, threads, streams, TAG).unwrap()).collect()
+    seats.map(|(process, streams)| fabric::processes_with(process, threads, streams, TAG, limits).unwrap()).collect()
 }
 
 pub fn join<R>(threads: Vec<JoinHandle<Result<R, Error>>>) -> Vec<Result<R, Error>> {
@@ -89,4 +93,19 @@ where
     });
     let processes: Vec<_> = processes.collect();
     processes.into_iter().flat_map(|process| process.join().unwrap()).collect()
+}
+
+/// A frame as the format is documented, written without the crate's own code.
+pub fn frame(kind: u8, generation: u64, channel: u64, from: u32, to: u32, length: Option<u64>, body: &[u8]) -> Vec<u8> {
+    let mut bytes = vec![0x73, 0x6e, 0x65, 0x70, 2, kind, 0, 0];
+    bytes.extend(11u64.to_le_bytes());
+    bytes.extend(generation.to_le_bytes());
+    bytes.extend(channel.to_le_bytes());
+    bytes.extend(from.to_le_bytes());
+    bytes.extend(to.to_le_bytes());
+    bytes.extend(length.unwrap_or(body.len() as u64).to_le_bytes());
+    bytes.extend(crc32fast::hash(body).to_le_bytes());
+    bytes.extend(crc32fast::hash(&bytes).to_le_bytes());
+    bytes.extend(body);
+    bytes
 }

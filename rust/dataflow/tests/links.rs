@@ -1,0 +1,258 @@
+//! Links between processes: bounded, watched, and never in the way of progress.
+
+mod support;
+
+use std::cell::Cell;
+use std::io::{Read, Write};
+use std::rc::Rc;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::mpsc;
+use std::time::{Duration, Instant};
+
+use penstock_dataflow::fabric::{self, Duplex};
+use penstock_dataflow::{BoxError, Endpoint, Error, FabricGuard, InputHandle, Limits, Pipeline, Worker, execute};
+use penstock_progress::probe::ProbeHandle;
+use support::{Link, join, mesh_with, on_mesh};
+
+/// Limits that a test reaches: far apart, so that one test sees one of them.
+fn limits() -> Limits {
+    let hour = Duration::from_secs(3600);
+    Limits { link_bytes: 1 << 16, beat: Duration::from_millis(20), silence: hour, stall: hour }
+}
+
+fn flow(
+    worker: &mut Worker,
+    name: &str,
+    mut each: impl FnMut(usize) + 'static,
+) -> (InputHandle<u64, Vec<u64>>, ProbeHandle<u64>) {
+    worker.dataflow::<u64, _>(name, |scope| {
+        let (handle, stream) = scope.new_input::<Vec<u64>>();
+        let read = stream.exchange_by(|value| *value).unary::<u64, _>(Pipeline, "read", |_| {
+            move |input, _, _| {
+                input.for_each(|_, block: Vec<u64>| each(block.len()));
+                Ok(())
+            }
+        });
+        (handle, read.probe().0)
+    })
+}
+
+fn spin(time: Duration) {
+    let end = Instant::now() + time;
+    while Instant::now() < end {
+        std::hint::spin_loop();
+    }
+}
+
+/// One byte on the wire per element: all for worker 1.
+const BLOCK: usize = 4096;
+
+#[test]
+fn a_slow_reader_bounds_its_sender_and_progress_goes_on() {
+    const BLOCKS: usize = 400;
+    // Blocks sent and not yet read, and the most there ever were.
+    let (waiting, most) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicUsize::new(0)));
+    let (held, peak) = (waiting.clone(), most.clone());
+    let (gate, done) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicBool::new(false)));
+    let (opened, finished) = (gate.clone(), done.clone());
+    let results = on_mesh(mesh_with(2, 1, Link::Tcp, limits()), move |worker: &mut Worker| {
+        let (held, read) = (held.clone(), Rc::new(Cell::new(0)));
+        let (counted, reader) = (read.clone(), held.clone());
+        let (mut bulk, bulk_probe) = flow(worker, "bulk", move |_| {
+            spin(Duration::from_micros(200));
+            reader.fetch_sub(1, Ordering::SeqCst);
+            counted.set(counted.get() + 1);
+        });
+        let (mut quick, quick_probe) = flow(worker, "quick", |_| ());
+        if worker.index() == 0 {
+            let mut stalls = 0;
+            for _ in 0..BLOCKS {
+                if worker.is_congested() {
+                    stalls += 1;
+                    assert!(bulk.is_congested());
+                    // The other dataflow goes on: both workers step it, without room for data.
+                    let next = quick.time() + 1;
+                    quick.advance_to(next)?;
+                    opened.store(true, Ordering::SeqCst);
+                    while quick_probe.less_than(&next) {
+                        worker.step_or_park(None)?;
+                    }
+                    worker.wait_for_room()?;
+                }
+                peak.fetch_max(held.fetch_add(1, Ordering::SeqCst) + 1, Ordering::SeqCst);
+                bulk.send(vec![1; BLOCK]);
+            }
+            assert!(stalls > 0, "the bound was never felt");
+        } else {
+            // Takes nothing before the sender has felt the bound.
+            while !opened.load(Ordering::SeqCst) {
+                std::thread::yield_now();
+            }
+            while !finished.load(Ordering::SeqCst) && !quick_probe.done() {
+                let next = *quick.time() + 1;
+                quick.advance_to(next)?;
+                worker.step_or_park(Some(Duration::from_millis(1)))?;
+                if bulk_probe.done() {
+                    finished.store(true, Ordering::SeqCst);
+                }
+                if read.get() == BLOCKS {
+                    break;
+                }
+            }
+        }
+        bulk.close();
+        quick.close();
+        while worker.step_or_park(None)? {}
+        Ok(read.get())
+    });
+    let read: Vec<usize> = results.into_iter().map(Result::unwrap).collect();
+    assert_eq!(read, [0, BLOCKS]);
+    // At most the limit at the sender or in the mailbox, once more what one step took in, and the block that went over.
+    let bound = 2 * limits().link_bytes / BLOCK + 2;
+    assert!(most.load(Ordering::SeqCst) <= bound, "{most:?} blocks were under way, {bound} allowed");
+    drop(done);
+}
+
+/// Starts process 0 of two against a peer of which only the socket exists.
+fn against_socket(limits: Limits) -> (Vec<Endpoint>, FabricGuard, std::net::TcpStream) {
+    let (ours, theirs) = support::tcp_pair();
+    let streams: Vec<Option<Box<dyn Duplex>>> = vec![None, Some(Box::new(ours))];
+    let (endpoints, guard) = fabric::processes_with(0, 1, streams, support::TAG, limits).unwrap();
+    (endpoints, guard, theirs)
+}
+
+#[test]
+fn a_peer_that_stops_reading_is_lost_and_named() {
+    let limits = Limits { stall: Duration::from_millis(300), ..limits() };
+    let (endpoints, guard, stuck) = against_socket(limits);
+    let began = Instant::now();
+    let threads = execute(endpoints, |worker: &mut Worker| -> Result<(), Error> {
+        let (mut input, _probe) = flow(worker, "flow", |_| ());
+        // More than the buffers of the system take.
+        (0..16).for_each(|_| input.send(vec![1; 1 << 20]));
+        while worker.step_or_park(None)? {}
+        Ok(())
+    });
+    let error = join(threads).remove(0).unwrap_err();
+    assert!(began.elapsed() >= Duration::from_millis(300));
+    let left = Instant::now();
+    drop(guard);
+    assert!(left.elapsed() < Duration::from_secs(4), "leaving waited {:?} for a process that is lost", left.elapsed());
+    drop(stuck);
+    let Error::PeerLost { process: 1, reason } = error else { panic!("{error:?}") };
+    let words: Vec<&str> = reason.split(' ').collect();
+    let ["took", "none", "of", "the", bytes, .., "in", seconds, "s"] = words[..] else { panic!("{reason}") };
+    assert!(bytes.parse::<u64>().unwrap() > 0, "{reason}");
+    assert!((0.3..60.0).contains(&seconds.parse::<f64>().unwrap()), "{reason}");
+}
+
+#[test]
+fn a_peer_that_is_connected_but_silent_is_lost() {
+    let limits = Limits { silence: Duration::from_millis(200), ..limits() };
+    let (endpoints, guard, mut silent) = against_socket(limits);
+    let threads = execute(endpoints, |worker: &mut Worker| -> Result<(), Error> {
+        let _flow = flow(worker, "flow", |_| ());
+        while worker.step_or_park(None)? {}
+        Ok(())
+    });
+    // It reads, so that nothing stalls, but says nothing.
+    let reader = std::thread::spawn(move || std::io::copy(&mut silent, &mut std::io::sink()).unwrap_or(0));
+    let error = join(threads).remove(0).unwrap_err();
+    assert!(
+        matches!(&error, Error::PeerLost { process: 1, reason } if reason.contains("nothing was heard")),
+        "{error:?}"
+    );
+    drop(guard);
+    assert!(reader.join().unwrap() > 0);
+}
+
+#[test]
+fn a_worker_that_is_busy_for_long_is_not_lost() {
+    let limits = Limits { silence: Duration::from_secs(1), ..limits() };
+    let results = on_mesh(mesh_with(2, 1, Link::Unix, limits), |worker: &mut Worker| {
+        let (mut input, probe) = flow(worker, "flow", |_| {
+            // One long operator: twice the silence that is allowed.
+            spin(Duration::from_secs(2));
+        });
+        if worker.index() == 0 {
+            input.send(vec![1]);
+        }
+        input.close();
+        while worker.step_or_park(None)? {}
+        Ok(probe.done())
+    });
+    assert!(results.into_iter().all(|result| matches!(result, Ok(true))));
+}
+
+#[test]
+fn an_idle_link_carries_beats_and_nothing_else() {
+    let (endpoints, guard, mut peer) = against_socket(limits());
+    let worker = Worker::new(endpoints.into_iter().next().unwrap());
+    let mut bytes = [0; 3 * 56];
+    peer.read_exact(&mut bytes).unwrap();
+    for header in bytes.chunks(56) {
+        assert_eq!((header[4], header[5], &header[40..48]), (2, 4, &[0; 8][..]), "version 2, a beat, no body");
+    }
+    drop(worker);
+    // The goodbye of the peer, so that leaving need not linger.
+    peer.write_all(&support::frame(3, 4, 0, 1, 0, None, &[])).unwrap();
+    drop(peer);
+    drop(guard);
+}
+
+#[test]
+fn credit_for_what_was_never_sent_breaks_the_protocol() {
+    let (endpoints, guard, mut peer) = against_socket(limits());
+    peer.write_all(&support::frame(5, 4, 0, 1, 0, None, &9u64.to_le_bytes())).unwrap();
+    let threads = execute(endpoints, |worker: &mut Worker| -> Result<(), Error> {
+        let _flow = flow(worker, "flow", |_| ());
+        while worker.step_or_park(None)? {}
+        Ok(())
+    });
+    let error = join(threads).remove(0).unwrap_err();
+    assert!(matches!(error, Error::Protocol { process: 1, .. }), "{error:?}");
+    drop(peer);
+    drop(guard);
+}
+
+#[test]
+fn limits_that_make_no_sense_are_refused() {
+    let nothing = Duration::ZERO;
+    for (limits, names) in [
+        (Limits { link_bytes: 0, ..limits() }, "link_bytes"),
+        (Limits { beat: nothing, ..limits() }, "beat"),
+        (Limits { stall: nothing, ..limits() }, "stall"),
+        (Limits { silence: Duration::from_millis(79), ..limits() }, "silence 79ms"),
+    ] {
+        let Err(Error::Setup { reason }) = fabric::processes_with(0, 1, vec![None], support::TAG, limits) else {
+            panic!("accepted {limits:?}")
+        };
+        assert!(reason.contains(names), "{reason}");
+    }
+}
+
+#[test]
+fn room_wakes_a_parked_source() {
+    // The sender parks without a limit in `wait_for_room`; only the credit of its slow peer can wake it.
+    let (go, gone) = mpsc::channel::<()>();
+    let gone = Arc::new(std::sync::Mutex::new(gone));
+    let go = Arc::new(std::sync::Mutex::new(Some(go)));
+    let results = on_mesh(mesh_with(2, 1, Link::Unix, limits()), move |worker: &mut Worker| -> Result<(), BoxError> {
+        let (mut input, _probe) = flow(worker, "flow", |_| ());
+        if worker.index() == 0 {
+            while !worker.is_congested() {
+                input.send(vec![1; BLOCK]);
+            }
+            drop(go.lock().unwrap().take());
+            worker.wait_for_room()?;
+            assert!(!worker.is_congested());
+        } else {
+            let _ = gone.lock().unwrap().recv();
+        }
+        input.close();
+        while worker.step_or_park(None)? {}
+        Ok(())
+    });
+    assert!(results.iter().all(Result::is_ok), "{results:?}");
+}
