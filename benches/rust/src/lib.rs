@@ -4,9 +4,11 @@
 //! per bench. `cargo bench` runs the criterion benches, which guard this project against its own past on one machine.
 //! Shared by both: reproducible numbers and a running group of workers.
 
+pub mod empty_epoch;
 pub mod frontier;
 pub mod harness;
 pub mod machine;
+pub mod noisy_neighbour;
 
 use std::sync::Arc;
 

@@ -5,13 +5,16 @@
 use std::process::ExitCode;
 
 use penstock_benches::harness::{Options, Report};
-use penstock_benches::{frontier, harness};
+use penstock_benches::{empty_epoch, frontier, harness, noisy_neighbour};
 
 type Run = fn(&Options, &mut Report);
 
 /// Name, what it measures in one line, and what runs it. A new bench is a line here and its module in `lib.rs`.
-const BENCHES: &[(&str, &str, Run)] =
-    &[("frontier", "a frontier moves by one among many live times, beside timely's MutableAntichain", frontier::run)];
+const BENCHES: &[(&str, &str, Run)] = &[
+    ("empty-epoch", "an epoch without data through an exchange, one and two workers", empty_epoch::run),
+    ("frontier", "a frontier moves by one among many live times, beside timely's MutableAntichain", frontier::run),
+    ("noisy-neighbour", "records exchanged and counted beside a CPU hog", noisy_neighbour::run),
+];
 
 const USAGE: &str = "usage: penstock-bench NAME [--quick] [--seconds S]\n       penstock-bench --list";
 
@@ -88,17 +91,17 @@ mod tests {
 
     #[test]
     fn the_command_line_is_read() {
-        let Ok(Asked::Bench(0, options)) = words("--seconds 2.5 frontier --quick") else { panic!("a good line") };
-        assert_eq!((options.quick, options.seconds), (true, Some(2.5)));
+        let Ok(Asked::Bench(at, options)) = words("--seconds 2.5 frontier --quick") else { panic!("a good line") };
+        assert_eq!((BENCHES[at].0, options.quick, options.seconds), ("frontier", true, Some(2.5)));
         assert!(matches!(words("--list"), Ok(Asked::List)));
     }
 
     #[test]
     fn a_wrong_command_line_is_told() {
         for (line, says) in [
-            ("", "name a bench: frontier"),
-            ("--quick", "name a bench: frontier"),
-            ("frontiers", "\"frontiers\" is no bench; there are frontier"),
+            ("", "name a bench: "),
+            ("--quick", "name a bench: "),
+            ("frontiers", "\"frontiers\" is no bench; there are "),
             ("frontier --fast", "\"--fast\" is no option"),
             ("frontier frontier", "one bench at a time"),
             ("frontier --seconds", "--seconds \"\""),

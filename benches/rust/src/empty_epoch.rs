@@ -1,0 +1,145 @@
+//! `empty-epoch`: every worker moves its input by one epoch without data and waits until the probe behind an exchange and a map
+//! has passed it. Spinning against timely spinning; parking against timely parking, with what an idle second costs us.
+
+use std::fs;
+use std::sync::{Arc, Barrier};
+use std::time::{Duration, Instant};
+
+use penstock_dataflow::{Worker, execute, fabric};
+use timely::dataflow::ProbeHandle;
+use timely::dataflow::operators::vec::Map as _;
+use timely::dataflow::operators::{Exchange as _, Input as _, Probe as _};
+
+use crate::harness::{Better, Case, Options, Report, compare};
+
+/// Epochs of one repeat.
+const SPINNING: u64 = 20_000;
+const PARKING: u64 = 4_000;
+
+/// Runs the bench.
+///
+/// # Panics
+/// When a worker of either side fails.
+pub fn run(options: &Options, report: &mut Report) {
+    let budget = options.budget(4);
+    for workers in [1, 2] {
+        let paired = compare(budget, || ours(workers, SPINNING, false), || peer(workers, SPINNING, false));
+        let case = format!("w{workers} spinning vs timely 0.31 spinning");
+        report.case(Case::new(case, "us/epoch", Better::Lower, paired).with("epochs", SPINNING));
+    }
+    for workers in [1, 2] {
+        let paired = compare(budget, || ours(workers, PARKING, true), || peer(workers, PARKING, true));
+        let case = format!("w{workers} step_or_park vs timely 0.31 step_or_park");
+        let case = Case::new(case, "us/epoch", Better::Lower, paired).with("epochs", PARKING);
+        report.case(case.with("idle_cpu_percent", idle_percent(workers)));
+    }
+}
+
+/// Microseconds per epoch.
+fn ours(workers: usize, epochs: u64, park: bool) -> f64 {
+    let start = Arc::new(Barrier::new(workers));
+    let threads = execute(fabric::threads(workers), move |worker: &mut Worker| {
+        let (mut input, probe) = worker.dataflow::<u64, _>("epochs", |scope| {
+            let (input, stream) = scope.new_input::<Vec<u64>>();
+            (input, stream.exchange_by(|key| *key).map_blocks(|block| block).probe().0)
+        });
+        start.wait();
+        let begin = Instant::now();
+        for epoch in 1..=epochs {
+            input.advance_to(epoch)?;
+            while probe.less_than(&epoch) {
+                if park {
+                    worker.step_or_park(None)?
+                } else {
+                    worker.step()?
+                };
+            }
+        }
+        Ok::<_, penstock_dataflow::BoxError>(begin.elapsed())
+    });
+    let times = threads.into_iter().map(|thread| thread.join().expect("no panic").expect("no error"));
+    each(times.collect(), epochs)
+}
+
+fn peer(workers: usize, epochs: u64, park: bool) -> f64 {
+    let start = Arc::new(Barrier::new(workers));
+    let guards = timely::execute(timely::Config::process(workers), move |worker| {
+        let probe = ProbeHandle::new();
+        let mut input = worker.dataflow::<u64, _, _>(|scope| {
+            let (input, stream) = scope.new_input::<Vec<u64>>();
+            stream.exchange(|key| *key).map(|key| key).probe_with(&probe);
+            input
+        });
+        start.wait();
+        let begin = Instant::now();
+        for epoch in 1..=epochs {
+            input.advance_to(epoch);
+            while probe.less_than(&epoch) {
+                if park {
+                    worker.step_or_park(None)
+                } else {
+                    worker.step()
+                };
+            }
+        }
+        begin.elapsed()
+    });
+    let times = guards.expect("threads").join().into_iter().map(|time| time.expect("no panic"));
+    each(times.collect(), epochs)
+}
+
+fn each(times: Vec<Duration>, epochs: u64) -> f64 {
+    times.into_iter().max().unwrap_or_default().as_secs_f64() * 1e6 / epochs as f64
+}
+
+/// CPU time, in percent of one CPU, that our parked workers use in a second without input.
+fn idle_percent(workers: usize) -> f64 {
+    let stages = [(); 2].map(|()| Arc::new(Barrier::new(workers + 1)));
+    let [ready, go] = stages.clone();
+    let threads = execute(fabric::threads(workers), move |worker: &mut Worker| {
+        let (mut input, probe) = worker.dataflow::<u64, _>("idle", |scope| {
+            let (input, stream) = scope.new_input::<Vec<u64>>();
+            (input, stream.exchange_by(|key| *key).map_blocks(|block| block).probe().0)
+        });
+        input.advance_to(1)?;
+        while probe.less_than(&1) {
+            worker.step_or_park(None)?;
+        }
+        ready.wait();
+        let end = Instant::now() + Duration::from_secs(1);
+        while let Some(left) = end.checked_duration_since(Instant::now()) {
+            worker.step_or_park(Some(left))?;
+        }
+        go.wait();
+        Ok::<_, penstock_dataflow::BoxError>(())
+    });
+    stages[0].wait();
+    let (before, begin) = (cpu_ns(), Instant::now());
+    stages[1].wait();
+    let share = cpu_ns().saturating_sub(before) as f64 / begin.elapsed().as_nanos() as f64;
+    for thread in threads {
+        thread.join().expect("no panic").expect("no error");
+    }
+    (share * 1e5).round() / 1e3
+}
+
+/// CPU time of all threads of this process that live, in nanoseconds; 0 where the system does not tell.
+fn cpu_ns() -> u64 {
+    let tasks = fs::read_dir("/proc/self/task").into_iter().flatten().flatten();
+    let times = tasks.filter_map(|task| fs::read_to_string(task.path().join("schedstat")).ok());
+    times.filter_map(|text| text.split(' ').next()?.parse::<u64>().ok()).sum()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn both_sides_finish_spinning_and_parking() {
+        for workers in [1, 2] {
+            for park in [false, true] {
+                assert!(ours(workers, 20, park) > 0.0 && peer(workers, 20, park) > 0.0);
+            }
+        }
+    }
+}
