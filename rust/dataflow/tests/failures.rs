@@ -1,5 +1,7 @@
 //! What happens when operators, programs, peers or graphs are wrong: every worker learns the same cause, and nothing hangs.
 
+#[path = "support/frame.rs"]
+mod frames;
 mod support;
 
 use std::cell::Cell;
@@ -7,10 +9,11 @@ use std::rc::Rc;
 use std::sync::mpsc;
 use std::time::Duration;
 
+use frames::frame;
 use penstock_dataflow::error::ProtocolFault;
 use penstock_dataflow::{BoxError, Error, Exchange, OperatorBuilder, Pipeline, Worker, execute, fabric};
 use penstock_progress::timestamp::Product;
-use support::{Link, frame, join, mesh, on_mesh};
+use support::{Link, join, mesh, on_mesh};
 
 #[derive(Debug, thiserror::Error)]
 #[error("value {0} is not wanted")]

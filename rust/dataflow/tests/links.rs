@@ -1,5 +1,7 @@
 //! Links between processes: bounded, watched, and never in the way of progress.
 
+#[path = "support/frame.rs"]
+mod frames;
 mod support;
 
 use std::cell::Cell;
@@ -10,6 +12,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
+use frames::frame;
 use penstock_dataflow::fabric::{self, Duplex};
 use penstock_dataflow::{BoxError, Endpoint, Error, FabricGuard, InputHandle, Limits, Pipeline, Worker, execute};
 use penstock_progress::probe::ProbeHandle;
@@ -196,7 +199,7 @@ fn an_idle_link_carries_beats_and_nothing_else() {
     }
     drop(worker);
     // The goodbye of the peer, so that leaving need not linger.
-    peer.write_all(&support::frame(3, 4, 0, 1, 0, None, &[])).unwrap();
+    peer.write_all(&frame(3, 4, 0, 1, 0, None, &[])).unwrap();
     drop(peer);
     drop(guard);
 }
@@ -204,7 +207,7 @@ fn an_idle_link_carries_beats_and_nothing_else() {
 #[test]
 fn credit_for_what_was_never_sent_breaks_the_protocol() {
     let (endpoints, guard, mut peer) = against_socket(limits());
-    peer.write_all(&support::frame(5, 4, 0, 1, 0, None, &9u64.to_le_bytes())).unwrap();
+    peer.write_all(&frame(5, 4, 0, 1, 0, None, &9u64.to_le_bytes())).unwrap();
     let threads = execute(endpoints, |worker: &mut Worker| -> Result<(), Error> {
         let _flow = flow(worker, "flow", |_| ());
         while worker.step_or_park(None)? {}
