@@ -4,11 +4,13 @@
 //! per bench. `cargo bench` runs the criterion benches, which guard this project against its own past on one machine.
 //! Shared by both: reproducible numbers and a running group of workers.
 
+pub mod barrier;
 pub mod empty_epoch;
 pub mod frontier;
 pub mod harness;
 pub mod machine;
 pub mod noisy_neighbour;
+pub mod sequencer;
 
 use std::sync::Arc;
 

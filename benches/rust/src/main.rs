@@ -5,15 +5,17 @@
 use std::process::ExitCode;
 
 use penstock_benches::harness::{Options, Report};
-use penstock_benches::{empty_epoch, frontier, harness, noisy_neighbour};
+use penstock_benches::{barrier, empty_epoch, frontier, harness, noisy_neighbour, sequencer};
 
 type Run = fn(&Options, &mut Report);
 
 /// Name, what it measures in one line, and what runs it. A new bench is a line here and its module in `lib.rs`.
 const BENCHES: &[(&str, &str, Run)] = &[
+    ("barrier", "rounds of a re-usable barrier, beside timely's Barrier", barrier::run),
     ("empty-epoch", "an epoch without data through an exchange, one and two workers", empty_epoch::run),
     ("frontier", "a frontier moves by one among many live times, beside timely's MutableAntichain", frontier::run),
     ("noisy-neighbour", "records exchanged and counted beside a CPU hog", noisy_neighbour::run),
+    ("sequencer", "a log that all workers push to and read, beside timely's Sequencer", sequencer::run),
 ];
 
 const USAGE: &str = "usage: penstock-bench NAME [--quick] [--seconds S]\n       penstock-bench --list";
