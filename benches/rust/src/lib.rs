@@ -83,7 +83,7 @@ impl KeyedCount {
     /// # Panics
     /// When a worker fails.
     pub fn count(&mut self, keys: &RecordBatch) {
-        let input = Input { partition: 0, batches: vec![keys.clone()], rows_before: 0 };
+        let input = Input { partition: 0, batches: vec![keys.clone().into()], rows_before: 0 };
         self.group.release(self.epoch, vec![input], None).expect("a small epoch");
         self.epoch += 1;
         for _ in 0..self.workers {

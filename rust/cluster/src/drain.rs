@@ -1,12 +1,13 @@
 //! Fetching frozen results from a member.
 
 use std::collections::VecDeque;
+use std::time::Duration;
 
 use arrow_array::RecordBatch;
 use arrow_schema::SchemaRef;
 
 use crate::columns::Decoder;
-use crate::error::ClusterError;
+use crate::error::{ClusterError, Failure};
 use crate::message::{DrainContext, StreamEnd, Which};
 use crate::session::{Kind, Limits, Role, Secret, Session};
 
@@ -15,7 +16,7 @@ use crate::session::{Kind, Limits, Role, Secret, Session};
 ///
 /// # Errors
 /// [`ClusterError::Refused`] with kind `unknown_query`, `epoch` (not complete, or closed) or
-/// `piece`; [`ClusterError::Handshake`]; others of the network.
+/// `piece`; [`ClusterError::Handshake`]; [`ClusterError::Silent`]; others of the network.
 pub fn drain(
     address: &str,
     secret: [u8; 32],
@@ -25,12 +26,28 @@ pub fn drain(
     which: Which,
 ) -> Result<Drain, ClusterError> {
     let context = DrainContext { query: query.to_owned(), epoch, piece, which };
+    drain_with(address, secret, &context, &Limits::default())
+}
+
+/// [`drain`] with other limits.
+pub fn drain_with(
+    address: &str,
+    secret: [u8; 32],
+    context: &DrainContext,
+    limits: &Limits,
+) -> Result<Drain, ClusterError> {
     let context = serde_json::to_value(context).expect("names and numbers are JSON");
     let secret = Secret::new(secret)?;
-    let mut session = Session::dial(address, &secret, Role::Drain, &context, &Limits::default())?;
-    session.receive_answer()?;
+    let peer = format!("the member at {address}");
+    let open = || -> Result<Session, ClusterError> {
+        let mut session = Session::dial(address, &secret, Role::Drain, &context, limits)?;
+        session.set_read_timeout(Some(limits.silence))?;
+        session.receive_answer()?;
+        Ok(session)
+    };
+    let session = open().map_err(|error| error.silent(&peer, limits.handshake_time))?;
     let (decoder, ready) = Default::default();
-    let mut drain = Drain { session, decoder, ready, schema: None, ended: false };
+    let mut drain = Drain { session, decoder, ready, schema: None, ended: false, peer, silence: limits.silence };
     while drain.schema.is_none() {
         drain.pull()?;
         drain.schema = drain.decoder.schema();
@@ -48,6 +65,8 @@ pub struct Drain {
     ready: VecDeque<RecordBatch>,
     schema: Option<SchemaRef>,
     ended: bool,
+    peer: String,
+    silence: Duration,
 }
 
 impl Drain {
@@ -57,7 +76,7 @@ impl Drain {
     }
 
     fn pull(&mut self) -> Result<(), ClusterError> {
-        let frame = self.session.receive()?;
+        let frame = self.session.receive().map_err(|error| error.silent(&self.peer, self.silence))?;
         let frame = frame.ok_or_else(|| ClusterError::Closed("the member ended within a piece".into()))?;
         match frame.kind {
             Kind::Data => {
@@ -73,6 +92,12 @@ impl Drain {
                     .map_err(|error| ClusterError::Protocol(error.to_string()))?;
                 self.decoder.finish(end)?;
                 self.ended = true;
+            }
+            Kind::Answer => {
+                let body = frame.into_body()?;
+                let failure = Failure::from_body(&body.json, body.attachment);
+                let failure = failure.ok_or_else(|| ClusterError::Protocol("an answer within a piece".into()))?;
+                return Err(ClusterError::Refused(failure));
             }
             other => return Err(ClusterError::Protocol(format!("{other:?} within a piece"))),
         }

@@ -6,6 +6,7 @@
 
 use std::fmt;
 use std::io;
+use std::time::Duration;
 
 use serde_json::{Map, Value};
 use thiserror::Error;
@@ -54,6 +55,14 @@ pub enum ClusterError {
         /// The id that was named.
         member: u64,
     },
+    /// A peer is connected and neither reads nor answers.
+    #[error("{peer} is silent for {silence:?}: it is hung or stopped, or its host is gone (member_timeout)")]
+    Silent {
+        /// Who.
+        peer: String,
+        /// For how long.
+        silence: Duration,
+    },
     /// The peer sent something that the protocol does not allow here.
     #[error("protocol: {0}")]
     Protocol(String),
@@ -69,6 +78,17 @@ impl ClusterError {
     pub(crate) fn io(doing: impl Into<String>) -> impl FnOnce(io::Error) -> ClusterError {
         let doing = doing.into();
         move |source| ClusterError::Io { doing, source }
+    }
+
+    /// Names the peer of an error that is a passed time limit.
+    pub(crate) fn silent(self, peer: &str, silence: Duration) -> Self {
+        let timeout = match &self {
+            ClusterError::Frame(error) => error.is_timeout(),
+            ClusterError::Handshake(error) => matches!(error, HandshakeError::Timeout),
+            ClusterError::Io { source, .. } => source.kind() == io::ErrorKind::TimedOut,
+            _ => false,
+        };
+        if timeout { ClusterError::Silent { peer: peer.to_owned(), silence } } else { self }
     }
 
     /// True when the peer did not prove that it knows the secret, or refused ours.

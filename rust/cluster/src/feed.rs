@@ -1,5 +1,7 @@
 //! Bringing rows to a member.
 
+use std::time::Duration;
+
 use arrow_array::RecordBatch;
 use arrow_schema::Schema;
 use serde::{Deserialize, Serialize};
@@ -27,6 +29,8 @@ pub struct Receipt {
 pub struct Feed {
     session: Session,
     encoder: Encoder,
+    peer: String,
+    silence: Duration,
 }
 
 impl Feed {
@@ -45,19 +49,35 @@ impl Feed {
         schema: &Schema,
     ) -> Result<Self, ClusterError> {
         let context = FeedContext { query: query.to_owned(), epoch, partition, attempt };
-        let context = serde_json::to_value(context).expect("names and numbers are JSON");
-        let limits = Limits::default();
-        let secret = Secret::new(secret)?;
-        let mut session = Session::dial(address, &secret, Role::Feed, &context, &limits)?;
-        session.receive_answer()?;
-        Ok(Feed { session, encoder: Encoder::new(schema)? })
+        Self::connect_with(address, secret, &context, schema, Limits::default())
     }
 
-    /// Sends a batch. Blocks only as long as the network does.
+    /// [`Feed::connect`] with other limits.
+    pub fn connect_with(
+        address: &str,
+        secret: [u8; 32],
+        context: &FeedContext,
+        schema: &Schema,
+        limits: Limits,
+    ) -> Result<Self, ClusterError> {
+        let context = serde_json::to_value(context).expect("names and numbers are JSON");
+        let secret = Secret::new(secret)?;
+        let peer = format!("the member at {address}");
+        let open = || -> Result<Session, ClusterError> {
+            let mut session = Session::dial(address, &secret, Role::Feed, &context, &limits)?;
+            session.set_read_timeout(Some(limits.silence))?;
+            session.receive_answer()?;
+            Ok(session)
+        };
+        let session = open().map_err(|error| error.silent(&peer, limits.handshake_time))?;
+        Ok(Feed { session, encoder: Encoder::new(schema)?, peer, silence: limits.silence })
+    }
+
+    /// Sends a batch. Waits only for the network and for the disk of a member that spills.
     ///
     /// # Errors
-    /// The reason of the member when it refuses the rows, as soon as that is known; others of the
-    /// network. The feed is over then.
+    /// The reason of the member when it refuses the rows, as soon as that is known;
+    /// [`ClusterError::Silent`] when it does not read; others of the network. The feed is over then.
     pub fn push(&mut self, batch: &RecordBatch) -> Result<(), ClusterError> {
         if self.session.has_input()? {
             // A member speaks before the end only to refuse.
@@ -76,7 +96,7 @@ impl Feed {
         if let Err(error) = self.encoder.finish(&mut self.session) {
             return Err(self.reason(error));
         }
-        let answer = self.session.receive_answer()?;
+        let answer = self.session.receive_answer().map_err(|error| error.silent(&self.peer, self.silence))?;
         serde_json::from_value(answer).map_err(|error| ClusterError::Protocol(error.to_string()))
     }
 
@@ -84,6 +104,10 @@ impl Feed {
     fn reason(&mut self, error: ClusterError) -> ClusterError {
         if !matches!(error, ClusterError::Frame(_)) {
             return error;
+        }
+        let error = error.silent(&self.peer, self.silence);
+        if matches!(error, ClusterError::Silent { .. }) {
+            return error; // it says nothing either
         }
         match self.session.receive_answer() {
             Err(refused @ ClusterError::Refused(_)) => refused,

@@ -13,7 +13,7 @@ use arrow_schema::SchemaRef;
 use crossbeam::channel::Sender;
 use penstock_dataflow::fabric::{self, Duplex};
 use penstock_dataflow::{Error as FlowError, FabricGuard, FabricTag};
-use penstock_plan::host::{Event, Group, GroupConfig, HostError, Input, Resident};
+use penstock_plan::host::{Event, Group, GroupConfig, HostError, Input, Keep, Resident};
 use penstock_plan::{CallError, Callbacks, OpError, Plan, PlanError};
 use serde_json::{Value, json};
 
@@ -21,6 +21,7 @@ use crate::error::{ClusterError, Failure};
 use crate::host::{Host, HostEvent, Launch, Staged};
 use crate::member::Member;
 use crate::session::Limits;
+use crate::spill::SpillError;
 
 /// Turns the attachment of a start into the callables of a plan.
 pub trait Loader: Send + Sync {
@@ -87,6 +88,8 @@ impl GroupHost {
                     self.op_failure(op)
                 } else if let Some(call) = source.downcast_ref::<CallError>() {
                     self.call_failure(call)
+                } else if let Some(spill) = source.downcast_ref::<SpillError>() {
+                    spill.to_failure()
                 } else {
                     // Also what failed in another process, which tells the details itself.
                     Failure::new("operator", message)
@@ -178,6 +181,7 @@ impl Host for GroupHost {
         launch: &Launch,
         mesh: Vec<Option<TcpStream>>,
         bins: Resident,
+        keep: Arc<dyn Keep>,
         events: Sender<Event>,
     ) -> Result<Running, (Failure, Option<Resident>)> {
         let streams = mesh.into_iter().map(|stream| stream.map(|stream| Box::new(stream) as Box<dyn Duplex>)).collect();
@@ -193,6 +197,7 @@ impl Host for GroupHost {
             epoch: launch.epoch,
             watermark: launch.watermark,
             journal: launch.journal,
+            keep: Some(keep),
             window: launch.window.unwrap_or(founding.window),
             slice_rows: launch.slice_rows.unwrap_or(founding.slice_rows),
             ..founding

@@ -9,6 +9,7 @@ use std::sync::Arc;
 use arrow_array::RecordBatch;
 use arrow_schema::SchemaRef;
 use crossbeam::channel::Sender;
+pub use penstock_plan::host::{Keep, Rows, Stored};
 use serde_json::Value;
 
 use crate::error::Failure;
@@ -45,8 +46,8 @@ pub trait Host: Send + Sync + 'static {
     /// How many keys.
     fn keys(&self, bins: &Self::Bins) -> u64;
 
-    /// Starts the workers with the bins as they were when epoch `launch.epoch` began. `mesh[i]` is the connection to process `i`, None for our own. Every
-    /// worker reports to `events`.
+    /// Starts the workers with the bins as they were when epoch `launch.epoch` began. `mesh[i]` is the connection to process `i`, None for our own. What
+    /// comes out goes to `keep` at once. Every worker reports to `events`.
     ///
     /// # Errors
     /// The bins come back when nothing touched them.
@@ -56,6 +57,7 @@ pub trait Host: Send + Sync + 'static {
         launch: &Launch,
         mesh: Vec<Option<TcpStream>>,
         bins: Self::Bins,
+        keep: Arc<dyn Keep>,
         events: Sender<Self::Event>,
     ) -> Result<Self::Group, (Failure, Option<Self::Bins>)>;
 
@@ -130,8 +132,8 @@ impl Launch {
 pub struct Staged {
     /// Spark's partition.
     pub partition: u32,
-    /// Its rows.
-    pub batches: Vec<RecordBatch>,
+    /// Its rows, in blocks of at most a slice where they are not in memory.
+    pub batches: Vec<Rows>,
     /// Rows of all smaller partitions in all members.
     pub rows_before: u64,
 }
@@ -146,9 +148,9 @@ pub enum HostEvent {
         /// Absolute index of the worker.
         worker: usize,
         /// What came out.
-        rows: Vec<RecordBatch>,
+        rows: Vec<Rows>,
         /// Rows that came too late.
-        late: Vec<RecordBatch>,
+        late: Vec<Rows>,
         /// How many those are, whether or not they are kept.
         late_rows: u64,
     },

@@ -18,11 +18,13 @@ mod member;
 pub mod message;
 mod registry;
 pub mod session;
+mod spill;
 
-pub use drain::{Drain, drain};
+pub use drain::{Drain, drain, drain_with};
 pub use error::{ClusterError, Failure};
 pub use feed::{Feed, Receipt};
 pub use group::{GroupHost, Loader};
 pub use host::Host;
 pub use member::{End, Member};
 pub use registry::{MemberInfo, Registry, RegistryEvent};
+pub use spill::{SpillError, SpillFigures};

@@ -284,7 +284,10 @@ fn listen(session: &mut Session, member: u64, shared: &Shared) -> String {
             Ok(Some(frame)) => frame,
             Ok(None) => return "its connection ended".into(),
             Err(ClusterError::Frame(error)) if error.is_timeout() => {
-                return format!("silent for {:?}", shared.limits.silence);
+                return format!(
+                    "connected but silent for {:?}: hung or stopped, or its host is gone (member_timeout)",
+                    shared.limits.silence
+                );
             }
             Err(error) => return error.to_string(),
         };

@@ -7,6 +7,7 @@ use std::time::Duration;
 use arrow_array::RecordBatch;
 use common::{Driver, PATIENCE, SECRET, batch, limits, schema, values};
 use penstock_cluster::message::Which;
+use penstock_cluster::session::Limits;
 use penstock_cluster::{ClusterError, End, Feed, Receipt, Registry, RegistryEvent, drain};
 use serde_json::{Value, json};
 
@@ -411,8 +412,134 @@ fn members_end_when_they_are_told_sent_away_or_left_alone() {
 }
 
 #[test]
+fn rows_beyond_the_budget_go_to_files_and_come_back_in_order() {
+    let folder = std::env::temp_dir().join(format!("penstock-spill-{}", std::process::id()));
+    std::fs::create_dir_all(&folder).unwrap();
+    let narrow = || Limits { staging_bytes: 2_000, spill_folders: vec![folder.clone()], ..limits() };
+    let mut driver = Driver::with(1, narrow());
+    driver.start("q", &[0], json!({}));
+    let staging = |driver: &mut Driver, figure: &str| {
+        let stats = driver.ask(0, &json!({"do": "stats", "query": null}));
+        stats["process"]["staging"][figure].as_u64().unwrap()
+    };
+    for epoch in 0..3 {
+        let values: Vec<i64> = (0..2_000).map(|v| 10_000 * epoch + v).collect();
+        for (partition, attempt) in [(2, 3), (0, 1), (2, 4)] {
+            feed(&driver, 0, "q", (epoch as u64, partition, attempt), &values).unwrap();
+        }
+        let staged = staging(&mut driver, "disk_bytes");
+        assert!(staged > 40_000 && staging(&mut driver, "memory_bytes") <= 2_000, "{staged}");
+        let body = driver.ask(0, &release("q", 1, epoch as u64, &[(0, 1, 2_000), (2, 4, 2_000)]));
+        assert_eq!(body["ok"], true, "{body}");
+        let both = [&values[..], &values[..]].concat();
+        for _ in 0..2 {
+            assert_eq!(drained(&driver, 0, epoch as u64, 0, Which::Rows), both);
+        }
+        // What is left are the outputs of one epoch.
+        let left = staging(&mut driver, "disk_bytes") + staging(&mut driver, "memory_bytes");
+        assert!(left < 40_000, "{left} bytes of outputs");
+        driver.ask(0, &json!({"do": "close_epoch", "query": "q", "epoch": epoch}));
+        assert_eq!(staging(&mut driver, "disk_bytes") + staging(&mut driver, "memory_bytes"), 0);
+    }
+    assert!(staging(&mut driver, "spilled_bytes") > 3 * 80_000);
+    assert_eq!(std::fs::read_dir(&folder).unwrap().count(), 0, "no name is left");
+    driver.close();
+
+    // A directory that is not there: the feed is refused by name, and the epoch can be fed again.
+    let gone = folder.join("gone");
+    let mut driver = Driver::with(1, Limits { spill_folders: vec![gone.clone()], ..narrow() });
+    driver.start("q", &[0], json!({}));
+    let values: Vec<i64> = (0..2_000).collect();
+    let ClusterError::Refused(failure) = feed(&driver, 0, "q", (0, 0, 1), &values).unwrap_err() else {
+        panic!("room?")
+    };
+    assert_eq!(failure.kind, "storage");
+    assert!(failure.message.contains(gone.to_str().unwrap()) && failure.message.contains("spark.local.dir"));
+    assert_eq!(staging(&mut driver, "memory_bytes"), 0, "nothing of the attempt is kept");
+    std::fs::create_dir_all(&gone).unwrap();
+    feed(&driver, 0, "q", (0, 0, 2), &values).unwrap();
+    assert_eq!(driver.ask(0, &release("q", 1, 0, &[(0, 2, 2_000)]))["ok"], true);
+    driver.close();
+    std::fs::remove_dir_all(&folder).unwrap();
+}
+
+/// Forwards connections to an address until told to stop; then it keeps them, as a stopped process does.
+fn proxy(to: &str) -> (std::sync::Arc<std::sync::atomic::AtomicBool>, String) {
+    use std::io::{Read, Write};
+    use std::net::{TcpListener, TcpStream};
+    let stopped = std::sync::Arc::<std::sync::atomic::AtomicBool>::default();
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = listener.local_addr().unwrap().to_string();
+    let (asked, to) = (stopped.clone(), to.to_owned());
+    std::thread::spawn(move || {
+        let (near, _) = listener.accept().unwrap();
+        let far = TcpStream::connect(to).unwrap();
+        let pairs = [(near.try_clone().unwrap(), far.try_clone().unwrap()), (far, near)];
+        let ways = pairs.map(|(mut from, mut to)| {
+            let asked = asked.clone();
+            std::thread::spawn(move || {
+                let mut bytes = [0; 4096];
+                while let Ok(some @ 1..) = from.read(&mut bytes) {
+                    if asked.load(std::sync::atomic::Ordering::SeqCst) {
+                        // Long enough for every limit of the test, and no reading meanwhile.
+                        std::thread::sleep(Duration::from_secs(4));
+                        return;
+                    }
+                    if to.write_all(&bytes[..some]).is_err() {
+                        return;
+                    }
+                }
+            })
+        });
+        ways.into_iter().for_each(|way| way.join().unwrap());
+    });
+    (stopped, address)
+}
+
+#[test]
+fn a_member_that_neither_reads_nor_answers_holds_nobody() {
+    use penstock_cluster::drain_with;
+    use penstock_cluster::message::{DrainContext, FeedContext};
+    // The port of a stopped process: the system accepts connections, nobody serves them.
+    let stopped = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = stopped.local_addr().unwrap().to_string();
+    let limits = Limits::patient(Duration::from_millis(300));
+    assert_eq!((limits.handshake_time, limits.heartbeat), (limits.silence, Duration::from_millis(50)));
+    let began = std::time::Instant::now();
+    let context = FeedContext { query: "q".into(), epoch: 0, partition: 0, attempt: 1 };
+    let error = Feed::connect_with(&address, SECRET, &context, &schema(), limits.clone()).err().unwrap();
+    assert!(matches!(&error, ClusterError::Silent { peer, .. } if peer.contains(&address)), "{error}");
+    let context = DrainContext { query: "q".into(), epoch: 0, piece: 0, which: Which::Rows };
+    let error = drain_with(&address, SECRET, &context, &limits).err().unwrap();
+    assert!(matches!(error, ClusterError::Silent { .. }), "{error}");
+
+    // One that stops later: it does not read what is sent, nor answer the end, nor send what it has.
+    let mut driver = Driver::new(1);
+    driver.start("q", &[0], json!({}));
+    feed(&driver, 0, "q", (0, 0, 1), &[1, 2]).unwrap();
+    driver.ask(0, &release("q", 1, 0, &[(0, 1, 2)]));
+    for pushes in [0, 1, 10_000] {
+        let (proxy, address) = proxy(&driver.seats[0].address);
+        let context = FeedContext { query: "q".into(), epoch: 1, partition: pushes, attempt: 1 };
+        let mut feed = Feed::connect_with(&address, SECRET, &context, &schema(), limits.clone()).unwrap();
+        proxy.store(true, std::sync::atomic::Ordering::SeqCst);
+        let values = batch(&[7; 10_000]);
+        let sent = (0..pushes).try_for_each(|_| feed.push(&values));
+        assert_eq!(sent.is_err(), pushes > 1, "the system takes a little");
+        let error = sent.err().or_else(|| feed.finish().err()).unwrap();
+        assert!(matches!(error, ClusterError::Silent { .. }), "{error}");
+    }
+    let (proxy, address) = proxy(&driver.seats[0].address);
+    proxy.store(true, std::sync::atomic::Ordering::SeqCst);
+    let error = drain_with(&address, SECRET, &context, &limits).err().unwrap();
+    assert!(matches!(error, ClusterError::Silent { .. }), "{error}");
+    drop(driver.close());
+    assert!(began.elapsed() < Duration::from_secs(15), "{:?}", began.elapsed());
+}
+
+#[test]
 fn a_silent_member_is_lost_and_heartbeats_are_no_events() {
-    use penstock_cluster::session::{Kind, Limits, Role, Secret, Session};
+    use penstock_cluster::session::{Kind, Role, Secret, Session};
     let join = |registry: &Registry| {
         let secret = Secret::new(SECRET).unwrap();
         let address = registry.address();
@@ -434,7 +561,8 @@ fn a_silent_member_is_lost_and_heartbeats_are_no_events() {
         events.extend(next(&registry));
     }
     let RegistryEvent::Lost { member, reason, .. } = &events[1] else { panic!("{events:?}") };
-    assert_eq!((*member, reason.as_str()), (1, "silent for 100ms"));
+    assert_eq!(*member, 1);
+    assert!(reason.starts_with("connected but silent for 100ms"), "{reason}");
 
     let registry = Registry::bind("127.0.0.1", 0, None, SECRET).unwrap();
     let mut beating = join(&registry);

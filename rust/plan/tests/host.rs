@@ -12,8 +12,10 @@ use arrow_array::types::Int64Type;
 use arrow_array::{ArrayRef, Int64Array, RecordBatch};
 use crossbeam::channel::{Receiver, unbounded};
 use penstock_dataflow::fabric::{self, Duplex};
-use penstock_dataflow::{Endpoint, FabricGuard, FabricTag};
-use penstock_plan::host::{Event, Group, GroupConfig, HostError, Inline, Input, NotStarted, Resident};
+use penstock_dataflow::{BoxError, Endpoint, FabricGuard, FabricTag};
+use penstock_plan::host::{
+    Event, Group, GroupConfig, HostError, Inline, Input, Keep, NotStarted, Resident, Rows, Stored,
+};
 use penstock_plan::{CallError, Callbacks, ForeignState, Grouped, Plan, StateFault};
 
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -210,7 +212,7 @@ impl Cluster {
         let share = values.len().div_ceil(self.groups.len()).max(1);
         for (p, (group, _)) in self.groups.iter().enumerate() {
             let (from, to) = ((p * share).min(values.len()), ((p + 1) * share).min(values.len()));
-            let batches = vec![rows(columns, &values[from..to])];
+            let batches = vec![rows(columns, &values[from..to]).into()];
             let input = Input { partition: p as u32, batches, rows_before: from as u64 };
             group.release(epoch, vec![input], watermark).unwrap();
         }
@@ -228,7 +230,7 @@ impl Cluster {
                 {
                     Event::EpochDone { epoch: done, outputs, late_rows, .. } => {
                         assert_eq!((done, late_rows), (epoch, 0));
-                        all.extend(outputs);
+                        all.extend(outputs.into_iter().map(Rows::into_here));
                         left -= 1;
                     }
                     Event::MigrationDone { .. } => *migrated += 1,
@@ -729,4 +731,95 @@ fn without_a_journal_rebuilt_bins_keep_no_undo() {
     };
     let (with, without) = (bytes(true, &mut config), bytes(false, &mut config));
     assert!(without < with, "{without} bytes without undo, {with} with");
+}
+
+/// A store that counts what is out of it, and may lose or refuse rows.
+#[derive(Debug, Default)]
+struct Store {
+    lost: std::sync::atomic::AtomicBool,
+    full: std::sync::atomic::AtomicBool,
+    reads: AtomicU64,
+    kept: AtomicU64,
+}
+
+#[derive(Debug)]
+struct Shelved(RecordBatch, Arc<Store>);
+
+impl Stored for Shelved {
+    fn num_rows(&self) -> usize {
+        self.0.num_rows()
+    }
+
+    fn read(&self) -> Result<RecordBatch, BoxError> {
+        if self.1.lost.load(Ordering::Relaxed) {
+            return Err("the rows are lost".into());
+        }
+        self.1.reads.fetch_add(1, Ordering::Relaxed);
+        Ok(self.0.clone())
+    }
+}
+
+struct Keeper(Arc<Store>);
+
+impl Keep for Keeper {
+    fn keep(&self, batch: RecordBatch) -> Result<Rows, BoxError> {
+        if self.0.full.load(Ordering::Relaxed) {
+            return Err("the store is full".into());
+        }
+        self.0.kept.fetch_add(batch.num_rows() as u64, Ordering::Relaxed);
+        Ok(Rows::Stored(Arc::new(Shelved(batch, self.0.clone()))))
+    }
+}
+
+#[test]
+fn rows_may_lie_elsewhere_until_they_are_due_and_once_they_are_made() {
+    let store = Arc::new(Store::default());
+    let numbers: Arc<dyn Callbacks> = Arc::new(Numbers::default());
+    let mut config = config(&sequences(), &numbers, 2);
+    config.journal = true;
+    config.keep = Some(Arc::new(Keeper(store.clone())));
+    let values = (0..600).map(|v| vec![v % 40, v]).collect::<Vec<_>>();
+    // Blocks of one slice, and one that is longer.
+    let cuts = [0, 50, 100, 130, 290, 340, 600];
+    let blocks = || {
+        let block = |ends: &[usize]| rows(&["k", "v"], &values[ends[0]..ends[1]]);
+        cuts.windows(2).map(|ends| Rows::Stored(Arc::new(Shelved(block(ends), store.clone())))).collect()
+    };
+    let release = |group: &Group| {
+        let input = Input { partition: 0, batches: blocks(), rows_before: 0 };
+        group.release(0, vec![input], None).unwrap();
+    };
+    let failing = [(&store.lost, "the rows are lost"), (&store.full, "the store is full")];
+    let mut resident = Resident::fresh();
+    for (generation, (broken, says)) in failing.into_iter().enumerate() {
+        let (events, inbox) = unbounded();
+        let group = Group::start(config.clone(), fabric::threads(2), resident, events).unwrap();
+        broken.store(true, Ordering::Relaxed);
+        release(&group);
+        let Event::Failed { error } = inbox.recv_timeout(PATIENCE).unwrap() else { panic!("{says}") };
+        let text = error.to_string();
+        assert!(text.contains(says) || matches!(error, HostError::Dataflow(_)), "{generation}: {text}");
+        broken.store(false, Ordering::Relaxed);
+        let (left, error) = group.stop();
+        assert!(error.unwrap().to_string().contains(says));
+        resident = left;
+    }
+    let (events, inbox) = unbounded();
+    let group = Group::start(config, fabric::threads(2), resident, events).unwrap();
+    release(&group);
+    let mut got = Vec::new();
+    for _ in 0..2 {
+        let event = inbox.recv_timeout(PATIENCE).unwrap();
+        let Event::EpochDone { outputs, .. } = event else { panic!("{event:?}") };
+        for block in outputs {
+            assert!(matches!(block, Rows::Stored(_)));
+            got.extend(read(&[block.read().unwrap()]));
+        }
+    }
+    got.sort_unstable();
+    let mut expected = values.iter().map(|row| vec![row[0], row[1] / 40, row[1]]).collect::<Vec<_>>();
+    expected.sort_unstable();
+    assert_eq!(got, expected);
+    assert_eq!(store.kept.load(Ordering::Relaxed), 600);
+    assert!(group.stop().1.is_none());
 }

@@ -1,7 +1,7 @@
 //! Rows to a member and results from it: [`Feed`], [`Drain`].
 
 use penstock_cluster as cluster;
-use penstock_cluster::message::Which;
+use penstock_cluster::message::{DrainContext, FeedContext, Which};
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
@@ -9,7 +9,7 @@ use crate::arrow::{RecordBatch, Schema, import_batch, import_schema};
 use crate::aside::{self, Aside};
 use crate::errors::{self, Kind, Problem};
 use crate::fork::Owner;
-use crate::registry::secret;
+use crate::registry::{limits, secret};
 
 /// One attempt to bring the rows of one partition to a member.
 #[pyclass(frozen, module = "penstock._native")]
@@ -23,6 +23,7 @@ pub(crate) struct Feed {
 impl Feed {
     #[new]
     #[allow(clippy::too_many_arguments)] // the signature that Python sees
+    #[pyo3(signature = (address, secret, query, epoch, partition, attempt, schema, silence=None))]
     fn new(
         py: Python<'_>,
         address: String,
@@ -32,9 +33,11 @@ impl Feed {
         partition: u32,
         attempt: u64,
         schema: &Bound<'_, PyAny>,
+        silence: Option<f64>,
     ) -> PyResult<Self> {
-        let (secret, schema) = (self::secret(secret)?, import_schema(schema)?);
-        let dial = move || cluster::Feed::connect(&address, secret, &query, epoch, partition, attempt, &schema);
+        let (secret, schema, limits) = (self::secret(secret)?, import_schema(schema)?, limits(silence)?);
+        let context = FeedContext { query, epoch, partition, attempt };
+        let dial = move || cluster::Feed::connect_with(&address, secret, &context, &schema, limits);
         let feed = aside::once(py, "Feed", dial)?.map_err(|error| errors::from_cluster(&error))?;
         Ok(Self { owner: Owner::here(), aside: Some(Aside::new("Feed", Some(feed))?) })
     }
@@ -118,7 +121,8 @@ pub(crate) struct Drain {
 #[pymethods]
 impl Drain {
     #[new]
-    #[pyo3(signature = (address, secret, query, epoch, piece, which="rows"))]
+    #[allow(clippy::too_many_arguments)] // the signature that Python sees
+    #[pyo3(signature = (address, secret, query, epoch, piece, which="rows", silence=None))]
     fn new(
         py: Python<'_>,
         address: String,
@@ -127,8 +131,9 @@ impl Drain {
         epoch: u64,
         piece: u32,
         which: &str,
+        silence: Option<f64>,
     ) -> PyResult<Self> {
-        let secret = self::secret(secret)?;
+        let (secret, limits) = (self::secret(secret)?, limits(silence)?);
         let which = match which {
             "rows" => Which::Rows,
             "late" => Which::Late,
@@ -137,7 +142,8 @@ impl Drain {
                 return Err(errors::raise(Kind::Value, &message));
             }
         };
-        let dial = move || cluster::drain(&address, secret, &query, epoch, piece, which);
+        let context = DrainContext { query, epoch, piece, which };
+        let dial = move || cluster::drain_with(&address, secret, &context, &limits);
         let drain = aside::once(py, "Drain", dial)?.map_err(|error| errors::from_cluster(&error))?;
         Ok(Self { owner: Owner::here(), schema: drain.schema(), aside: Some(Aside::new("Drain", drain)?) })
     }

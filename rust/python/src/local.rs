@@ -16,7 +16,7 @@ use arrow_array::RecordBatch as Batch;
 use crossbeam::channel::{Receiver, RecvTimeoutError, unbounded};
 use penstock_dataflow::fabric;
 use penstock_plan::Plan;
-use penstock_plan::host::{Event, Group, GroupConfig, HostError, Input, Resident};
+use penstock_plan::host::{Event, Group, GroupConfig, HostError, Input, Resident, Rows};
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
@@ -84,7 +84,8 @@ impl Books {
         match event {
             Event::EpochDone { epoch, worker, outputs, late, .. } => {
                 if let Some(open) = self.open.get_mut(&epoch) {
-                    open.done.insert(worker, (outputs, late));
+                    let here = |rows: Vec<Rows>| rows.into_iter().map(Rows::into_here).collect::<Vec<_>>();
+                    open.done.insert(worker, (here(outputs), here(late)));
                 }
                 // Epochs complete in order on each worker, so the first open one completes first.
                 while let Some(entry) = self.open.first_entry() {
@@ -218,7 +219,7 @@ impl LocalRun {
         let reached = inner.plan.max_event_time(&batch).map(|time| time.saturating_sub(inner.plan.lateness_us()));
         let rows = batch.num_rows().div_ceil(inner.workers).clamp(*SLICE_ROWS.start(), *SLICE_ROWS.end());
         let cuts = (0..batch.num_rows()).step_by(rows);
-        let pieces: Vec<_> = cuts.map(|at| batch.slice(at, rows.min(batch.num_rows() - at))).collect();
+        let pieces: Vec<_> = cuts.map(|at| batch.slice(at, rows.min(batch.num_rows() - at)).into()).collect();
         let input = Input { partition: 0, batches: pieces, rows_before: 0 };
         self.release(py, Some((input, reached)))
     }

@@ -5,6 +5,7 @@
 //! authenticated driver, and a function's exception goes back the same way.
 
 use std::cell::RefCell;
+use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
 
 use penstock_cluster as cluster;
@@ -17,7 +18,7 @@ use crate::aside;
 use crate::calls::PyCalls;
 use crate::errors::{self, Kind, Problem};
 use crate::fork::Owner;
-use crate::registry::secret;
+use crate::registry::{limits, secret};
 
 /// Reads the functions of a plan and writes exceptions, both cloudpickled.
 struct Pickles;
@@ -62,12 +63,23 @@ pub(crate) struct Member {
 #[pymethods]
 impl Member {
     #[new]
-    #[pyo3(signature = (registry, secret, info="{}"))]
-    fn new(py: Python<'_>, registry: String, secret: &[u8], info: &str) -> PyResult<Self> {
-        let secret = self::secret(secret)?;
+    #[pyo3(signature = (registry, secret, info="{}", silence=None, staging_bytes=None, spill_folders=None))]
+    fn new(
+        py: Python<'_>,
+        registry: String,
+        secret: &[u8],
+        info: &str,
+        silence: Option<f64>,
+        staging_bytes: Option<u64>,
+        spill_folders: Option<Vec<PathBuf>>,
+    ) -> PyResult<Self> {
+        let (secret, mut limits) = (self::secret(secret)?, self::limits(silence)?);
+        limits.staging_bytes = staging_bytes.unwrap_or(limits.staging_bytes);
+        limits.spill_folders = spill_folders.unwrap_or_default();
         let info = serde_json::from_str(info)
             .map_err(|error| errors::raise(Kind::Value, &format!("info must be a JSON object: {error}")))?;
-        let join = move || cluster::Member::connect(&registry, secret, info, Arc::new(Pickles));
+        let host = GroupHost::new(Arc::new(Pickles));
+        let join = move || cluster::Member::connect_to(&registry, secret, info, host, limits);
         let member = aside::once(py, "Member", join)?.map_err(|error| errors::from_cluster(&error))?;
         let (id, address) = (member.id(), member.address().to_owned());
         Ok(Self { owner: Owner::here(), id, address, inner: Some(Mutex::new(Some(member))) })

@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use penstock_cluster as cluster;
+use penstock_cluster::session::Limits;
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict};
 
@@ -17,6 +18,17 @@ pub(crate) fn secret(bytes: &[u8]) -> PyResult<[u8; 32]> {
     bytes
         .try_into()
         .map_err(|_| errors::raise(Kind::Config, &format!("the secret must be 32 bytes, not {}", bytes.len())))
+}
+
+/// How long a member may be silent, in seconds, as limits; the default without.
+pub(crate) fn limits(silence: Option<f64>) -> PyResult<Limits> {
+    match silence {
+        None => Ok(Limits::default()),
+        Some(seconds) => match Duration::try_from_secs_f64(seconds) {
+            Ok(silence) if silence >= Duration::from_millis(100) => Ok(Limits::patient(silence)),
+            _ => Err(errors::raise(Kind::Config, &format!("silence={seconds} must be at least 0.1 seconds"))),
+        },
+    }
 }
 
 /// Counters of a listener as a dict.
@@ -39,10 +51,17 @@ pub(crate) struct Registry {
 #[pymethods]
 impl Registry {
     #[new]
-    #[pyo3(signature = (host, port, secret, advertise=None))]
-    fn new(py: Python<'_>, host: String, port: u16, secret: &[u8], advertise: Option<String>) -> PyResult<Self> {
-        let secret = self::secret(secret)?;
-        let bind = move || cluster::Registry::bind(&host, port, advertise.as_deref(), secret);
+    #[pyo3(signature = (host, port, secret, advertise=None, silence=None))]
+    fn new(
+        py: Python<'_>,
+        host: String,
+        port: u16,
+        secret: &[u8],
+        advertise: Option<String>,
+        silence: Option<f64>,
+    ) -> PyResult<Self> {
+        let (secret, limits) = (self::secret(secret)?, limits(silence)?);
+        let bind = move || cluster::Registry::bind_with(&host, port, advertise.as_deref(), secret, limits);
         let registry = aside::once(py, "Registry", bind)?.map_err(|error| errors::from_cluster(&error))?;
         Ok(Self { owner: Owner::here(), inner: Some(Arc::new(registry)) })
     }

@@ -17,7 +17,7 @@ use super::core::{Core, Outgoing, Query};
 use super::mesh;
 use super::outputs::Piece;
 use crate::error::Failure;
-use crate::host::{Host, HostEvent, Launch};
+use crate::host::{Host, HostEvent, Keep, Launch};
 use crate::message::{Release, Resume, Start};
 
 /// What the control loop asks for.
@@ -186,7 +186,9 @@ impl<H: Host> Actor<H> {
         let keys = host.keys(&bins);
         let launch = start.launch();
         let (sender, events) = unbounded();
-        let group = match host.start(&program, &launch, mesh, bins, sender) {
+        self.query.shelf.cut(launch.slice_rows);
+        let keep = Arc::clone(&self.query.shelf) as Arc<dyn Keep>;
+        let group = match host.start(&program, &launch, mesh, bins, keep, sender) {
             Ok(group) => group,
             Err((failure, bins)) => {
                 self.bins = bins;
@@ -228,6 +230,7 @@ impl<H: Host> Actor<H> {
         core.host.release(&running.group, epoch, inputs, watermark, release.clock_ms)?;
         running.epochs.insert(epoch, (call, BTreeMap::new()));
         running.next += 1;
+        self.query.staging().release(epoch, &release.feeds);
         Ok(())
     }
 
@@ -380,14 +383,13 @@ impl<H: Host> Actor<H> {
     }
 
     fn stats(&self) -> Value {
-        let (staged_rows, staged_bytes) = self.query.staging().size();
+        let staged_rows = self.query.staging().rows();
         let (open_epochs, output_rows) = self.query.outputs().size();
         let host = &self.core.host;
         let mut body = json!({
             "running": self.running.is_some(),
             "completed": self.completed,
             "staged_rows": staged_rows,
-            "staged_bytes": staged_bytes,
             "open_epochs": open_epochs,
             "output_rows": output_rows,
         });

@@ -226,6 +226,7 @@ impl<H: Host> Control<H> {
             "uptime_s": self.since.elapsed().as_secs_f64(),
             "refused_connections": metrics.refused,
             "connections": metrics,
+            "staging": self.core.store.figures(),
         })
     }
 

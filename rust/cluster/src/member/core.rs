@@ -1,17 +1,21 @@
 //! What the threads of a member share.
 
 use std::collections::HashMap;
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use arrow_array::RecordBatch;
 use crossbeam::channel::Sender;
+use penstock_dataflow::BoxError;
 use serde_json::Value;
 
 use super::lobby::Lobby;
 use super::outputs::Outputs;
 use super::staging::Staging;
 use crate::error::Failure;
-use crate::host::Host;
+use crate::host::{Host, Keep, Rows};
 use crate::session::{Limits, Metrics, Secret};
+use crate::spill::{SpillError, Store};
 
 /// What goes to the registry.
 #[derive(Debug)]
@@ -29,6 +33,7 @@ pub(super) struct Core<H: Host> {
     pub(super) metrics: Arc<Metrics>,
     pub(super) lobby: Lobby,
     pub(super) outgoing: Sender<Outgoing>,
+    pub(super) store: Arc<Store>,
     queries: Mutex<HashMap<String, Arc<Query<H>>>>,
 }
 
@@ -40,7 +45,8 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 impl<H: Host> Core<H> {
     pub(super) fn new(host: H, member: u64, secret: Secret, limits: Limits, outgoing: Sender<Outgoing>) -> Self {
         let (metrics, lobby, queries) = Default::default();
-        Core { host, member, secret, limits, metrics, lobby, outgoing, queries }
+        let store = Arc::new(Store::new(limits.staging_bytes, &limits.spill_folders));
+        Core { host, member, secret, limits, metrics, lobby, outgoing, store, queries }
     }
 
     pub(super) fn query(&self, name: &str) -> Result<Arc<Query<H>>, Failure> {
@@ -53,7 +59,9 @@ impl<H: Host> Core<H> {
     pub(super) fn add_query(&self, name: &str) -> Arc<Query<H>> {
         Arc::clone(lock(&self.queries).entry(name.to_owned()).or_insert_with(|| {
             let (fence, program, staging, outputs) = Default::default();
-            Arc::new(Query { name: name.to_owned(), fence, program, staging, outputs })
+            let shelf =
+                Arc::new(QueryStore { store: Arc::clone(&self.store), piece_rows: AtomicUsize::new(PIECE_ROWS) });
+            Arc::new(Query { name: name.to_owned(), fence, program, staging, outputs, shelf })
         }))
     }
 
@@ -86,6 +94,35 @@ pub(super) struct Query<H: Host> {
     program: Mutex<Option<Arc<H::Program>>>,
     staging: Mutex<Staging>,
     outputs: Mutex<Outputs>,
+    pub(super) shelf: Arc<QueryStore>,
+}
+
+/// Rows of a spilled piece before a generation has said how long a slice is.
+const PIECE_ROWS: usize = 16_384;
+
+/// The member's store as one query uses it: what it spills is cut like its slices.
+pub(super) struct QueryStore {
+    store: Arc<Store>,
+    piece_rows: AtomicUsize,
+}
+
+impl QueryStore {
+    /// Slices of at most so many rows are read from now on.
+    pub(super) fn cut(&self, slice_rows: Option<usize>) {
+        self.piece_rows.store(slice_rows.unwrap_or(PIECE_ROWS), Relaxed);
+    }
+
+    /// Keeps a staged batch, in one block or in pieces.
+    pub(super) fn stage(&self, batch: RecordBatch) -> Result<Vec<Rows>, SpillError> {
+        self.store.keep(batch, self.piece_rows.load(Relaxed))
+    }
+}
+
+impl Keep for QueryStore {
+    fn keep(&self, batch: RecordBatch) -> Result<Rows, BoxError> {
+        let mut kept = self.store.keep(batch, usize::MAX)?;
+        kept.pop().ok_or_else(|| "a block without rows is not kept".into())
+    }
 }
 
 impl<H: Host> Query<H> {

@@ -9,9 +9,10 @@ use serde_json::{Value, json};
 use super::core::{Core, Query};
 use crate::columns::{Decoder, Encoder, difference, under};
 use crate::error::{ClusterError, Failure};
-use crate::host::Host;
+use crate::host::{Host, Rows};
 use crate::message::{DrainContext, FeedContext, MeshContext, StreamEnd};
 use crate::session::{Accepted, Kind, Role, Session};
+use crate::spill::SpillError;
 
 /// How long a peer may take to read why it was refused.
 const REFUSAL_PATIENCE: Duration = Duration::from_secs(5);
@@ -66,7 +67,7 @@ fn feed<H: Host>(mut session: Session, context: &[u8], core: &Core<H>) {
     if session.answer(&Ok(json!({ "ok": true, "member": core.member }))).is_err() {
         return;
     }
-    let staged = gather(&mut session, core, &program).and_then(|gathered| match gathered {
+    let staged = gather(&mut session, core, &query, &program).and_then(|gathered| match gathered {
         Some((batches, end, latest)) => {
             query.staging().keep(&context, number, batches)?;
             Ok(Some((end, latest)))
@@ -93,10 +94,15 @@ fn feed<H: Host>(mut session: Session, context: &[u8], core: &Core<H>) {
     }
 }
 
-type Gathered = (Vec<RecordBatch>, StreamEnd, Option<i64>);
+type Gathered = (Vec<Rows>, StreamEnd, Option<i64>);
 
-/// Reads a whole stream of rows; None when the feed broke off.
-fn gather<H: Host>(session: &mut Session, core: &Core<H>, program: &H::Program) -> Result<Option<Gathered>, Failure> {
+/// Reads a whole stream of rows and keeps them, each batch before the next frame is read; None when the feed broke off.
+fn gather<H: Host>(
+    session: &mut Session,
+    core: &Core<H>,
+    query: &Query<H>,
+    program: &H::Program,
+) -> Result<Option<Gathered>, Failure> {
     let malformed = |error: ClusterError| Failure::new("protocol", error.to_string());
     let expected = core.host.input_schema(program);
     let mut decoder = Decoder::default();
@@ -131,7 +137,7 @@ fn gather<H: Host>(session: &mut Session, core: &Core<H>, program: &H::Program) 
             let batch = under(&expected, batch).map_err(|error| Failure::new("schema", error.to_string()))?;
             latest = latest.max(core.host.max_event_time(program, &batch)?);
             if batch.num_rows() > 0 {
-                batches.push(batch);
+                batches.extend(query.shelf.stage(batch).map_err(|error| error.to_failure())?);
             }
         }
         if let Some(end) = end {
@@ -145,22 +151,26 @@ fn drain<H: Host>(mut session: Session, context: &[u8], core: &Core<H>) {
     let opened = parse::<DrainContext>(context).and_then(|context| {
         let query = core.query(&context.query)?;
         let program = query.program()?;
-        let batches = query.outputs().read(&context)?;
+        let blocks = query.outputs().read(&context)?;
         let late = context.which == crate::message::Which::Late;
-        let schema = match batches.first() {
-            Some(batch) => batch.schema(),
-            None => core.host.output_schema(&program, late),
-        };
-        Ok((schema, batches))
+        let first = blocks.first().map(read).transpose()?;
+        let schema = first.map_or_else(|| core.host.output_schema(&program, late), |batch| batch.schema());
+        Ok((schema, blocks))
     });
-    let (schema, batches) = match opened {
+    let (schema, blocks) = match opened {
         Ok(opened) => opened,
         Err(failure) => return refuse(session, failure),
     };
     let mut pour = || -> Result<(), ClusterError> {
         session.answer(&Ok(json!({ "ok": true, "member": core.member })))?;
         let mut encoder = Encoder::new(&schema)?;
-        batches.iter().try_for_each(|batch| encoder.push(&mut session, batch))?;
+        for rows in &*blocks {
+            match read(rows) {
+                Ok(batch) => encoder.push(&mut session, &batch)?,
+                // In the place of the next rows.
+                Err(failure) => return session.answer(&Err(failure)),
+            }
+        }
         encoder.finish(&mut session)?;
         Ok(())
     };
@@ -168,6 +178,13 @@ fn drain<H: Host>(mut session: Session, context: &[u8], core: &Core<H>) {
     if pour().is_ok() {
         session.linger(REFUSAL_PATIENCE);
     }
+}
+
+fn read(rows: &Rows) -> Result<RecordBatch, Failure> {
+    rows.read().map_err(|error| match error.downcast_ref::<SpillError>() {
+        Some(spill) => spill.to_failure(),
+        None => Failure::new("storage", error.to_string()),
+    })
 }
 
 fn mesh<H: Host>(mut session: Session, context: &[u8], core: &Core<H>) {

@@ -1,21 +1,20 @@
 //! Frozen outputs: what an epoch produced here, re-readable until it is closed.
 //!
 //! Piece `i` is the output of the `i`-th worker of this process. A sink may read a piece twice, its
-//! tasks may be retried: reading takes shared copies. Running an epoch again replaces its outputs.
+//! tasks may be retried: reading takes shared copies. The rows are in the member's store, beyond its budget in files. Running an epoch again replaces its outputs.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use arrow_array::RecordBatch;
-
 use crate::error::Failure;
+use crate::host::Rows;
 use crate::message::{DrainContext, Which};
 
 /// The output of one worker for one epoch.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Piece {
-    pub(crate) rows: Arc<[RecordBatch]>,
-    pub(crate) late: Arc<[RecordBatch]>,
+    pub(crate) rows: Arc<[Rows]>,
+    pub(crate) late: Arc<[Rows]>,
     pub(crate) late_rows: u64,
 }
 
@@ -48,7 +47,7 @@ impl Outputs {
     }
 
     /// The batches of a piece.
-    pub(crate) fn read(&self, drain: &DrainContext) -> Result<Arc<[RecordBatch]>, Failure> {
+    pub(crate) fn read(&self, drain: &DrainContext) -> Result<Arc<[Rows]>, Failure> {
         let fail = |kind: &str, message: String| {
             Err(Failure::new(kind, message).with("epoch", drain.epoch).with("piece", drain.piece))
         };

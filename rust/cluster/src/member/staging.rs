@@ -6,23 +6,22 @@
 //! of the epoch, which takes copies of the (shared) batches, so that the epoch can be released
 //! again after a rollback; they go when the epoch is complete or discarded.
 //!
-//! Departure: no budget and no spilling yet; `bytes` is what a budget would bound.
+//! Rows are in the member's store: in memory while they fit its budget, else in files. A feed is read no faster than its rows
+//! are kept, and never waits for the dataflow: a task that waited for it while it waits for the task's rows would wait
+//! for ever. Attempts that do not count go when the epoch is released.
 
-use std::collections::BTreeMap;
-
-use arrow_array::RecordBatch;
+use std::collections::{BTreeMap, BTreeSet};
 
 use crate::error::Failure;
-use crate::host::Staged;
+use crate::host::{Rows, Staged};
 use crate::message::{FeedCommit, FeedContext};
 
 type Key = (u32, u64);
 
 #[derive(Debug)]
 struct Attempt {
-    batches: Vec<RecordBatch>,
+    batches: Vec<Rows>,
     rows: u64,
-    bytes: usize,
 }
 
 /// The staging area of one query.
@@ -30,6 +29,8 @@ struct Attempt {
 pub(crate) struct Staging {
     /// Epochs before this are complete: nobody may feed them.
     floor: u64,
+    /// An epoch that runs: nobody may feed it until it is discarded.
+    released: Option<u64>,
     tickets: u64,
     arriving: BTreeMap<(u64, Key), u64>,
     epochs: BTreeMap<u64, BTreeMap<Key, Attempt>>,
@@ -63,24 +64,24 @@ impl Staging {
     }
 
     /// A feed that was opened is complete.
-    pub(crate) fn keep(&mut self, feed: &FeedContext, ticket: u64, batches: Vec<RecordBatch>) -> Result<(), Failure> {
+    pub(crate) fn keep(&mut self, feed: &FeedContext, ticket: u64, batches: Vec<Rows>) -> Result<(), Failure> {
         if !self.abandon(feed, ticket) {
             return Err(Failure::new("staging", "another connection has taken the place of this one"));
         }
         self.still_open(feed)?;
         let rows = batches.iter().map(|batch| batch.num_rows() as u64).sum();
-        let bytes = batches.iter().map(RecordBatch::get_array_memory_size).sum();
-        let attempt = Attempt { batches, rows, bytes };
+        let attempt = Attempt { batches, rows };
         let epoch = self.epochs.entry(feed.epoch).or_default();
         epoch.insert((feed.partition, feed.attempt), attempt);
         Ok(())
     }
 
     fn still_open(&self, feed: &FeedContext) -> Result<(), Failure> {
-        if feed.epoch >= self.floor {
+        if feed.epoch >= self.floor && self.released != Some(feed.epoch) {
             return Ok(());
         }
-        let message = format!("epoch {} is complete, {} is next", feed.epoch, self.floor);
+        let what = if feed.epoch < self.floor { "complete" } else { "released" };
+        let message = format!("epoch {} is {what}, {} is next", feed.epoch, self.floor);
         Err(Failure::new("epoch", message).with("given", feed.epoch).with("next", self.floor))
     }
 
@@ -113,33 +114,47 @@ impl Staging {
         Ok(chosen.into_values().collect())
     }
 
-    /// Forgets one epoch.
+    /// An epoch runs with these attempts, which [`select`](Self::select) gave out: the others go.
+    pub(crate) fn release(&mut self, epoch: u64, feeds: &[FeedCommit]) {
+        self.released = Some(epoch);
+        if let Some(attempts) = self.epochs.get_mut(&epoch) {
+            let chosen: BTreeSet<Key> = feeds.iter().map(|feed| (feed.partition, feed.attempt)).collect();
+            attempts.retain(|key, _| chosen.contains(key));
+        }
+    }
+
+    /// Forgets one epoch, which may be fed again.
     pub(crate) fn discard(&mut self, epoch: u64) {
         self.epochs.remove(&epoch);
+        self.released.take_if(|released| *released == epoch);
     }
 
     /// From now on `next` is the first epoch that may be fed; what is before it goes.
     pub(crate) fn set_floor(&mut self, next: u64) {
         self.floor = next;
+        self.released = None;
         self.epochs = self.epochs.split_off(&next);
     }
 
-    /// Rows and bytes staged.
-    pub(crate) fn size(&self) -> (u64, usize) {
-        let attempts = || self.epochs.values().flat_map(BTreeMap::values);
-        (attempts().map(|a| a.rows).sum(), attempts().map(|a| a.bytes).sum())
+    /// Rows staged.
+    pub(crate) fn rows(&self) -> u64 {
+        self.epochs.values().flat_map(BTreeMap::values).map(|attempt| attempt.rows).sum()
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use arrow_array::{ArrayRef, Int64Array};
+    use arrow_array::{ArrayRef, Int64Array, RecordBatch};
     use std::sync::Arc;
 
     fn batch(values: &[i64]) -> RecordBatch {
         let column: ArrayRef = Arc::new(Int64Array::from(values.to_vec()));
         RecordBatch::try_from_iter([("v", column)]).unwrap()
+    }
+
+    fn read(staged: &Staged) -> Vec<RecordBatch> {
+        staged.batches.iter().map(|rows| rows.read().unwrap()).collect()
     }
 
     fn feed(epoch: u64, partition: u32, attempt: u64) -> FeedContext {
@@ -155,7 +170,7 @@ mod tests {
         let mut staging = Staging::default();
         for (partition, attempt, values) in [(1, 5, &[1, 2][..]), (0, 6, &[3]), (1, 7, &[4, 5])] {
             let ticket = staging.open(&feed(3, partition, attempt)).unwrap();
-            staging.keep(&feed(3, partition, attempt), ticket, vec![batch(values)]).unwrap();
+            staging.keep(&feed(3, partition, attempt), ticket, vec![batch(values).into()]).unwrap();
         }
         let ticket = staging.open(&feed(3, 2, 8)).unwrap();
         assert!(staging.abandon(&feed(3, 2, 8), ticket));
@@ -163,11 +178,19 @@ mod tests {
         assert!(staging.select(3, &[commit(1, 5, 3)]).is_err(), "other row count");
         assert!(staging.select(3, &[commit(1, 5, 2), commit(1, 7, 2)]).is_err());
         let taken = staging.select(3, &[commit(1, 7, 2), commit(0, 6, 1)]).unwrap();
-        assert_eq!(taken[0].batches, [batch(&[3])]);
-        assert_eq!(taken[1].batches, [batch(&[4, 5])]);
-        assert_eq!(staging.size().0, 5, "selecting takes nothing away");
+        assert_eq!(read(&taken[0]), [batch(&[3])]);
+        assert_eq!(read(&taken[1]), [batch(&[4, 5])]);
+        assert_eq!(staging.rows(), 5, "selecting takes nothing away");
+        let late = staging.open(&feed(3, 4, 8)).unwrap();
+        staging.release(3, &[commit(1, 7, 2), commit(0, 6, 1)]);
+        assert_eq!(staging.rows(), 3, "what does not count has gone");
+        assert_eq!(staging.keep(&feed(3, 4, 8), late, vec![]).unwrap_err().kind, "epoch");
+        assert_eq!(staging.open(&feed(3, 5, 8)).unwrap_err().kind, "epoch");
+        assert_eq!(staging.select(3, &[commit(1, 7, 2), commit(0, 6, 1)]).unwrap().len(), 2, "for a replay");
+        staging.discard(3);
+        assert!(staging.open(&feed(3, 5, 8)).is_ok(), "fed again");
         staging.set_floor(4);
-        assert_eq!(staging.size(), (0, 0));
+        assert_eq!(staging.rows(), 0);
         assert_eq!(staging.open(&feed(3, 0, 9)).unwrap_err().kind, "epoch");
     }
 

@@ -16,6 +16,7 @@ mod metrics;
 use std::fmt;
 use std::io;
 use std::net::{IpAddr, Shutdown, SocketAddr, TcpStream, ToSocketAddrs};
+use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 pub use frame::{Frame, FrameError, Kind, read_frame, write_frame};
@@ -72,13 +73,17 @@ pub struct Limits {
     pub write_time: Duration,
     /// How often an otherwise silent member says that it lives.
     pub heartbeat: Duration,
-    /// A member that says nothing for this long is lost. Death of its process is seen at once;
-    /// this is for a host that vanished.
+    /// A member that says nothing for this long is lost, and so is one that leaves a feed or drain without an answer.
+    /// Death of its process is seen at once; this is for one that is stopped or hung, and for a host that vanished.
     pub silence: Duration,
     /// Longest time to build the mesh of one generation.
     pub mesh_time: Duration,
     /// How long a member that ends waits for the threads of its queries before it leaves them.
     pub grace: Duration,
+    /// Bytes of staged rows and frozen outputs that a member keeps in memory; more goes to files.
+    pub staging_bytes: u64,
+    /// Where those files are; the system's temporary directory when empty.
+    pub spill_folders: Vec<PathBuf>,
 }
 
 impl Default for Limits {
@@ -94,6 +99,24 @@ impl Default for Limits {
             silence: Duration::from_secs(60),
             mesh_time: Duration::from_secs(30),
             grace: Duration::from_secs(5),
+            staging_bytes: 256 << 20,
+            spill_folders: Vec::new(),
+        }
+    }
+}
+
+impl Limits {
+    /// The defaults for members that are given up when they are silent for so long: nothing waits longer for one of them.
+    #[must_use]
+    pub fn patient(silence: Duration) -> Self {
+        let limits = Limits::default();
+        Limits {
+            handshake_time: limits.handshake_time.min(silence),
+            connect_time: limits.connect_time.min(silence),
+            write_time: silence,
+            heartbeat: limits.heartbeat.min(silence / 6),
+            silence,
+            ..limits
         }
     }
 }

@@ -18,7 +18,7 @@ use arrow_array::types::Int64Type;
 use arrow_array::{ArrayRef, Int64Array, RecordBatch};
 use arrow_schema::{DataType, Field, Schema, SchemaRef};
 use crossbeam::channel::{Receiver, Sender, unbounded};
-use penstock_cluster::host::{Host, HostEvent, Launch, Staged};
+use penstock_cluster::host::{Host, HostEvent, Keep, Launch, Rows, Staged};
 use penstock_cluster::session::Limits;
 use penstock_cluster::{End, Failure, Member, Registry, RegistryEvent};
 use serde_json::{Value, json};
@@ -158,6 +158,7 @@ impl Host for Echo {
         launch: &Launch,
         mesh: Vec<Option<TcpStream>>,
         mut bins: EchoBins,
+        keep: Arc<dyn Keep>,
         events: Sender<HostEvent>,
     ) -> Result<EchoGroup, (Failure, Option<EchoBins>)> {
         assert_eq!(mesh.len(), launch.processes);
@@ -198,6 +199,7 @@ impl Host for Echo {
                 bins: bins.clone(),
                 events: events.clone(),
                 watermark: last_watermark.clone(),
+                keep: keep.clone(),
             };
             work.push(sender);
             threads.push(named("echo-worker", move || worker.run(&receiver)));
@@ -261,17 +263,31 @@ struct Worker {
     bins: Arc<Mutex<EchoBins>>,
     events: Sender<HostEvent>,
     watermark: Arc<Mutex<Option<i64>>>,
+    keep: Arc<dyn Keep>,
 }
 
 impl Worker {
+    fn kept(&self, values: &[i64]) -> Vec<Rows> {
+        if values.is_empty() { vec![] } else { vec![self.keep.keep(batch(values)).unwrap()] }
+    }
+
     fn run(&self, work: &Receiver<Work>) {
         for Work { epoch, inputs, watermark } in work {
             if self.wishes.stuck_epoch == Some(epoch) {
                 self.gate.wait();
             }
             let mine = |staged: &&Staged| staged.partition as usize % self.threads == self.thread;
-            let batches: Vec<&RecordBatch> = inputs.iter().filter(mine).flat_map(|staged| &staged.batches).collect();
-            let (rows, late): (Vec<i64>, Vec<i64>) = values(batches).into_iter().partition(|value| *value >= 0);
+            let blocks = inputs.iter().filter(mine).flat_map(|staged| &staged.batches);
+            let read: Result<Vec<RecordBatch>, _> = blocks.map(Rows::read).collect();
+            let batches = match read {
+                Ok(batches) => batches,
+                Err(error) => {
+                    let failure = Failure::new("storage", error.to_string());
+                    let _ = self.events.send(HostEvent::Failed { failure });
+                    return;
+                }
+            };
+            let (rows, late): (Vec<i64>, Vec<i64>) = values(&batches).into_iter().partition(|value| *value >= 0);
             {
                 let mut bins = self.bins.lock().unwrap();
                 *bins.rows.entry(epoch).or_default() += (rows.len() + late.len()) as u64;
@@ -287,8 +303,8 @@ impl Worker {
                 epoch,
                 worker: self.index,
                 late_rows: late.len() as u64,
-                rows: if rows.is_empty() { vec![] } else { vec![batch(&rows)] },
-                late: if late.is_empty() { vec![] } else { vec![batch(&late)] },
+                rows: self.kept(&rows),
+                late: self.kept(&late),
             });
         }
     }

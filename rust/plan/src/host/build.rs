@@ -20,6 +20,7 @@ use super::MARK;
 use super::group::{GroupConfig, HostError};
 use super::lead::Probes;
 use super::resident::Resident;
+use super::rows::{Keep, Rows};
 use super::stats::{BinMove, unix_ns};
 use super::worker::Pace;
 use crate::block::FlowBlock;
@@ -31,7 +32,39 @@ use crate::op::Output;
 use crate::state::State;
 
 type Blocks = Stream<FlowTime, FlowBlock>;
-type ByEpoch = Rc<RefCell<BTreeMap<u64, Vec<RecordBatch>>>>;
+
+/// Rows by epoch, kept where the host wants them.
+#[derive(Clone, Default)]
+pub(crate) struct ByEpoch {
+    keep: Option<Arc<dyn Keep>>,
+    rows: Rc<RefCell<BTreeMap<u64, Vec<Rows>>>>,
+}
+
+impl ByEpoch {
+    fn new(config: &GroupConfig) -> Self {
+        Self { keep: config.keep.clone(), ..Self::default() }
+    }
+
+    fn file(&self, epoch: u64, batch: RecordBatch) -> Result<(), BoxError> {
+        let rows = match &self.keep {
+            Some(keep) => keep.keep(batch)?,
+            None => Rows::Here(batch),
+        };
+        self.rows.borrow_mut().entry(epoch).or_default().push(rows);
+        Ok(())
+    }
+
+    /// Takes all rows; only where nothing keeps them.
+    pub(crate) fn take_all(&self) -> Vec<RecordBatch> {
+        let rows = std::mem::take(&mut *self.rows.borrow_mut()).into_values().flatten();
+        rows.map(Rows::into_here).collect()
+    }
+
+    /// Takes the rows of an epoch.
+    pub(crate) fn take(&self, epoch: u64) -> Vec<Rows> {
+        self.rows.borrow_mut().remove(&epoch).unwrap_or_default()
+    }
+}
 
 /// What the workers of one process share in one generation.
 pub(crate) struct Shared {
@@ -258,7 +291,7 @@ fn build_in(
     let (input_probe, sent) = blocks.probe();
     let (control_probe, commands) = commands.probe();
     blocks = sent;
-    let late = ByEpoch::default();
+    let late = ByEpoch::new(config);
     let mut ops = Vec::new();
     for part in parts(config, piece) {
         match part {
@@ -276,7 +309,7 @@ fn build_in(
             }
         }
     }
-    let outputs = ByEpoch::default();
+    let outputs = ByEpoch::new(config);
     let probes = Probes { input: input_probe, control: control_probe, output: filed(&blocks, outputs.clone()) };
     Ok(Built { input: Some(input), control: Some(control), probes, outputs, late, ops })
 }
@@ -352,9 +385,14 @@ fn keyed_step(
     }
     let logic = move |step: Step<'_, FlowTime, FlowBlock, State, (), FlowBlock>| -> Result<(), BoxError> {
         let Step { time, blocks, bins, out, .. } = step;
+        let mut refused = None;
         let mut made = |output| match output {
             Output::Rows(batch) => out.give(FlowBlock::rows(batch)),
-            Output::Late(batch) => late.borrow_mut().entry(time.epoch).or_default().push(batch),
+            Output::Late(batch) => {
+                if let Err(error) = late.file(time.epoch, batch) {
+                    refused.get_or_insert(error);
+                }
+            }
         };
         let mut marks = Vec::new();
         for block in blocks {
@@ -377,7 +415,7 @@ fn keyed_step(
         for mark in marks {
             out.give(mark);
         }
-        Ok(())
+        refused.map_or(Ok(()), Err)
     };
     Ok(stateful(&hashed, commands, bins, logic)?)
 }
@@ -388,7 +426,7 @@ fn filed(blocks: &Blocks, outputs: ByEpoch) -> ProbeHandle<FlowTime> {
         move |input, _, _| {
             while let Some((capability, block)) = input.next() {
                 if let FlowBlock::Rows { batch, .. } = block {
-                    outputs.borrow_mut().entry(capability.time().epoch).or_default().push(batch);
+                    outputs.file(capability.time().epoch, batch)?;
                 }
             }
             Ok(())

@@ -7,6 +7,9 @@
 
 use arrow_array::RecordBatch;
 
+use penstock_dataflow::BoxError;
+
+use super::rows::Rows;
 use super::{CLOSE, MARK};
 use crate::host::HostError;
 
@@ -15,8 +18,8 @@ use crate::host::HostError;
 pub struct Input {
     /// Index of the source partition; rows are ordered by (partition, row).
     pub partition: u32,
-    /// The rows, in order.
-    pub batches: Vec<RecordBatch>,
+    /// The rows, in order. Stored blocks are read as a whole, so they should not be longer than a slice.
+    pub batches: Vec<Rows>,
     /// Rows of all smaller partitions over all processes; read by order-sensitive flows only.
     pub rows_before: u64,
 }
@@ -25,13 +28,33 @@ pub struct Input {
 const FIRST: u32 = MARK + 1;
 
 /// One slice: its number within the epoch and its rows.
-pub(crate) type Slice = (u32, RecordBatch);
+pub(crate) type Slice = (u32, Cut);
+
+/// Some rows of a block.
+#[derive(Clone, Debug)]
+pub(crate) struct Cut {
+    block: Rows,
+    offset: usize,
+    rows: usize,
+}
+
+impl Cut {
+    pub(crate) fn num_rows(&self) -> usize {
+        self.rows
+    }
+
+    /// # Errors
+    /// Those of [`Rows::read`].
+    pub(crate) fn read(self) -> Result<RecordBatch, BoxError> {
+        Ok(self.block.read()?.slice(self.offset, self.rows))
+    }
+}
 
 /// Cuts `inputs` into slices of at most `slice_rows` rows and deals them round robin to `workers`.
 ///
 /// # Errors
 /// `EpochTooLarge` when an order-sensitive epoch has more rows than there are data slices (2^31 - 2).
-/// Cost: zero copy; one `RecordBatch::slice` per slice.
+/// Cost: nothing is read or copied.
 pub(crate) fn deal(
     mut inputs: Vec<Input>,
     slice_rows: usize,
@@ -54,7 +77,7 @@ pub(crate) fn deal(
                     .and_then(|number| number.checked_add(FIRST))
                     .filter(|slice| *slice < CLOSE)
                     .ok_or(HostError::EpochTooLarge { rows: number })?;
-                mine.push((slice, batch.slice(offset, rows)));
+                mine.push((slice, Cut { block: batch.clone(), offset, rows }));
                 next += 1;
                 offset += rows;
                 row += rows as u64;
@@ -70,9 +93,9 @@ mod tests {
     use arrow_array::{ArrayRef, Int64Array};
     use std::sync::Arc;
 
-    fn batch(values: std::ops::Range<i64>) -> RecordBatch {
+    fn batch(values: std::ops::Range<i64>) -> Rows {
         let column: ArrayRef = Arc::new(Int64Array::from_iter_values(values));
-        RecordBatch::try_from_iter([("x", column)]).unwrap()
+        RecordBatch::try_from_iter([("x", column)]).unwrap().into()
     }
 
     #[test]

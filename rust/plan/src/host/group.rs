@@ -8,7 +8,6 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
 
-use arrow_array::RecordBatch;
 use crossbeam::channel::{Receiver, Sender, unbounded};
 use penstock_dataflow::{Endpoint, Waker, Worker};
 
@@ -17,6 +16,7 @@ use super::feed::{Input, deal};
 use super::lead::Order;
 pub use super::lead::StepReport;
 use super::resident::Resident;
+use super::rows::{Keep, Rows};
 use super::stats::{GroupStats, Meter};
 use super::worker::{Command, Release, Told, WorkerLoop};
 use crate::callback::{CallError, Callbacks};
@@ -44,6 +44,8 @@ pub struct GroupConfig {
     pub slice_rows: usize,
     /// Keep what a rollback to the start of the epoch under way needs.
     pub journal: bool,
+    /// Takes outputs and late rows as they are made; without it they stay in memory until their epoch is done.
+    pub keep: Option<Arc<dyn Keep>>,
 }
 
 impl GroupConfig {
@@ -62,6 +64,7 @@ impl GroupConfig {
             window: 8,
             slice_rows: 16_384,
             journal: false,
+            keep: None,
         }
     }
 }
@@ -76,11 +79,11 @@ pub enum Event {
         /// Absolute index of the worker.
         worker: usize,
         /// Output of the epoch on this worker.
-        outputs: Vec<RecordBatch>,
+        outputs: Vec<Rows>,
         /// Rows that came after their windows had closed.
         late_rows: u64,
         /// Those rows.
-        late: Vec<RecordBatch>,
+        late: Vec<Rows>,
     },
     /// Every step of a migration has been applied (leader's process only).
     MigrationDone {

@@ -84,6 +84,6 @@ impl Inline {
     }
 
     fn taken(&mut self) -> Vec<RecordBatch> {
-        std::mem::take(&mut *self.built.outputs.borrow_mut()).into_values().flatten().collect()
+        self.built.outputs.take_all()
     }
 }

@@ -27,6 +27,7 @@ mod inline;
 mod lead;
 mod pieces;
 mod resident;
+mod rows;
 mod stats;
 mod worker;
 
@@ -34,6 +35,7 @@ pub use feed::Input;
 pub use group::{Event, Group, GroupConfig, HostError, NotStarted, StepReport};
 pub use inline::Inline;
 pub use resident::{Inventory, Resident};
+pub use rows::{Keep, Rows, Stored};
 pub use stats::{BinMove, GroupStats, SliceSample, WorkerStats};
 
 /// Slice of an epoch at which bins are marked; smaller ones are idle ticks between two batches, greater ones data.

@@ -7,7 +7,6 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use arrow_array::RecordBatch;
 use penstock_bins::BinState;
 use penstock_dataflow::{Error, Worker};
 use penstock_progress::FlowTime;
@@ -15,6 +14,7 @@ use penstock_progress::FlowTime;
 use super::build::Built;
 use super::feed::Slice;
 use super::lead::{Lead, Migrated, Order, first};
+use super::rows::Rows;
 use super::stats::{Meter, SliceSample, unix_ns};
 use super::{CLOSE, MARK};
 use crate::block::FlowBlock;
@@ -40,7 +40,7 @@ pub(crate) enum Command {
 /// What a worker tells its host.
 #[derive(Debug)]
 pub(crate) enum Told {
-    Epoch { epoch: u64, outputs: Vec<RecordBatch>, late: Vec<RecordBatch> },
+    Epoch { epoch: u64, outputs: Vec<Rows>, late: Vec<Rows> },
     Migrated(Migrated),
 }
 
@@ -138,7 +138,7 @@ impl WorkerLoop {
     pub(crate) fn turn(&mut self, told: &mut dyn FnMut(Told)) -> Result<bool, Error> {
         self.worker.step()?;
         let mut busy = self.open();
-        busy |= self.feed();
+        busy |= self.feed()?;
         if let Some(lead) = &mut self.lead {
             let feeding = self.current.as_ref().map(|release| release.epoch);
             busy |= lead.turn(&self.built.probes, feeding, &mut |migrated| told(Told::Migrated(migrated)));
@@ -201,12 +201,12 @@ impl WorkerLoop {
         }
     }
 
-    fn feed(&mut self) -> bool {
+    fn feed(&mut self) -> Result<bool, Error> {
         let Some(epoch) = self.current.as_ref().map(|release| release.epoch).filter(|_| !self.fed) else {
-            return false;
+            return Ok(false);
         };
         if !self.mark(epoch) {
-            return false;
+            return Ok(false);
         }
         let limit = self.limit(epoch);
         let release = self.current.as_mut().expect("an epoch is open: checked above");
@@ -219,8 +219,14 @@ impl WorkerLoop {
             if next.is_none_or(|slice| slice >= limit) {
                 break;
             }
-            let (slice, batch) = release.slices.pop_front().expect("the front was just read");
-            let rows = batch.num_rows() as u64;
+            let (slice, cut) = release.slices.pop_front().expect("the front was just read");
+            let rows = cut.num_rows() as u64;
+            let batch = cut.read().map_err(|error| {
+                let (name, worker) = ("input".to_owned(), self.worker.index());
+                let error = Error::Operator { name, worker, source: Arc::from(error) };
+                self.worker.abort(error.clone());
+                error
+            })?;
             self.flights.push_back(Flight { time: FlowTime::new(epoch, slice), sent: Instant::now(), rows });
             self.meter.update(|stats, _| stats.rows += rows);
             self.built.input().send(FlowBlock::rows(batch));
@@ -238,7 +244,7 @@ impl WorkerLoop {
             self.fed = true;
             sent = true;
         }
-        sent
+        Ok(sent)
     }
 
     /// Without work of its own, the data input follows the control frontier through the idle slices.
@@ -280,8 +286,8 @@ impl WorkerLoop {
             return false;
         }
         self.current = None;
-        let outputs = self.built.outputs.borrow_mut().remove(&epoch).unwrap_or_default();
-        let late = self.built.late.borrow_mut().remove(&epoch).unwrap_or_default();
+        let outputs = self.built.outputs.take(epoch);
+        let late = self.built.late.take(epoch);
         self.late_rows += late.iter().map(|batch| batch.num_rows() as u64).sum::<u64>();
         if !self.pace.journal {
             self.built.close(epoch);
