@@ -60,6 +60,7 @@ pub mod fabric;
 pub mod input;
 mod nested;
 pub mod operator;
+mod outgoing;
 mod region;
 pub mod scope;
 pub mod stream;

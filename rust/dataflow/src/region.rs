@@ -14,7 +14,6 @@ use std::rc::{Rc, Weak};
 use std::sync::Arc;
 
 use penstock_progress::antichain::Antichain;
-use penstock_progress::change_batch::ChangeBatch;
 use penstock_progress::probe::ProbeHandle;
 use penstock_progress::reachability::{GraphBuilder, Location, Port, Source, Target, Tracker};
 use penstock_progress::timestamp::Timestamp;
@@ -25,6 +24,7 @@ use crate::core::Core;
 use crate::error::{BoxError, Error, panic_message};
 use crate::nested::Nested;
 use crate::operator::Frontiers;
+use crate::outgoing::Outgoing;
 use crate::wire::{decode_serde, encode_serde};
 
 /// What all regions of one dataflow share.
@@ -148,7 +148,7 @@ pub(crate) struct Region<T: Timestamp> {
     /// Changes to be applied.
     inbox: RefCell<Vec<(Location, T, i64)>>,
     /// Changes of this worker that its peers have not been told.
-    outgoing: RefCell<ChangeBatch<(Location, T)>>,
+    outgoing: RefCell<Outgoing<T>>,
     nested: RefCell<Vec<NestedNode<T>>>,
     moved: Cell<bool>,
 }
@@ -168,7 +168,7 @@ impl<T: Timestamp> Region<T> {
             leaving: Cell::new(0),
             tracker: RefCell::new(None),
             inbox: RefCell::new(Vec::new()),
-            outgoing: RefCell::new(ChangeBatch::new()),
+            outgoing: RefCell::new(Outgoing::new()),
             nested: RefCell::new(Vec::new()),
             moved: Cell::new(true),
         });
@@ -390,7 +390,7 @@ impl<T: Timestamp> Tracked for Region<T> {
             }
             for (time, diff) in counts.drain() {
                 if share {
-                    outgoing.update((*location, time.clone()), diff);
+                    outgoing.update(*location, time.clone(), diff);
                 }
                 inbox.push((*location, time, diff));
             }
@@ -398,13 +398,9 @@ impl<T: Timestamp> Tracked for Region<T> {
     }
 
     fn must_share(&self) -> bool {
-        let mut outgoing = self.outgoing.borrow_mut();
-        if outgoing.is_empty() {
-            return false;
-        }
         let tracker = self.tracker.borrow();
         let Some(tracker) = tracker.as_ref() else { return true };
-        outgoing.iter().any(|((location, time), _)| {
+        self.outgoing.borrow_mut().must_share(|location, time| {
             let frontier = match location.port {
                 Port::Target(port) => tracker.frontier(Target { node: location.node, port }),
                 Port::Source(port) => tracker.source_frontier(Source { node: location.node, port }),
@@ -421,7 +417,7 @@ impl<T: Timestamp> Tracked for Region<T> {
         let Changes(changes) =
             part.as_any_mut().downcast_mut::<Changes<T>>().expect("the parts of a bundle are those of its regions");
         changes.clear();
-        changes.extend(self.outgoing.borrow_mut().drain().map(|((location, time), diff)| (location, time, diff)));
+        self.outgoing.borrow_mut().share(|location, time, diff| changes.push((location, time, diff)));
     }
 
     fn absorb(&self, part: &dyn Any) -> bool {
