@@ -37,6 +37,15 @@ pub fn hash_int(code: i64) -> u64 {
     finish((code as u64).wrapping_add(EVEN))
 }
 
+/// The code whose [`hash_int`] is `hash`: tables keep the hash in place of the key.
+#[inline]
+pub(crate) fn unhash_int(hash: u64) -> i64 {
+    let mut x = hash ^ (hash >> 31) ^ (hash >> 62);
+    x = x.wrapping_mul(0x3196_42b2_d24d_8ec3);
+    x = (x ^ (x >> 27) ^ (x >> 54)).wrapping_mul(0x96de_1b17_3f11_9089);
+    (x ^ (x >> 30) ^ (x >> 60)).wrapping_sub(EVEN) as i64
+}
+
 /// Hash of a byte string: 16 bytes per step by folded multiplication, the tail padded with zeros, the length mixed in first.
 #[inline]
 pub fn hash_bytes(bytes: &[u8]) -> u64 {
@@ -120,4 +129,18 @@ fn hash_single(array: &ArrayRef) -> Option<Vec<u64>> {
             hashes
         }
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    proptest! {
+        #[test]
+        fn integers_come_back_from_their_hashes(code in any::<i64>()) {
+            prop_assert_eq!(unhash_int(hash_int(code)), code);
+            prop_assert_eq!(hash_int(unhash_int(code as u64)), code as u64);
+        }
+    }
 }

@@ -3,16 +3,19 @@
 //! The pure half: [`spec`] is the plan as JSON, [`plan`] compiles it to stages, [`keyed`] is one keyed stage: routing by [`hash`], the
 //! [`state`] of its bins, and the [`op`]erator on them.
 
+mod acc;
 mod agg;
+mod bytes;
 mod column;
 mod explain;
 mod foreign;
 mod group;
 mod key;
-mod lane;
 mod panes;
 mod partition;
+mod record;
 mod running;
+mod slots;
 mod table;
 mod top;
 mod window;

@@ -19,6 +19,8 @@ pub trait Bins {
     fn bits(&self) -> u8;
     /// The state of a bin, when this worker holds it.
     fn state(&mut self, bin: u32) -> Option<&mut State>;
+    /// Whether this worker holds a bin.
+    fn holds(&self, bin: u32) -> bool;
     /// The bins this worker holds, ascending.
     fn held(&self) -> Vec<u32>;
 }

@@ -3,19 +3,21 @@
 //! A pane is a stretch of event time that no window cuts; a running aggregate has the single pane 0. Chunks carry one pane's slots each.
 //! Undo: each table undoes itself; panes born since the mark go, panes dropped since come back.
 
-use std::collections::BTreeMap;
+use smallvec::SmallVec;
 
 use crate::error::StateFault;
-use crate::table::{Shape, Table};
+use crate::record::Shape;
+use crate::table::Table;
 use crate::wire::{Reader, put_i64};
 
 /// Chunks stay at or below this size, but for single keys that exceed it.
 pub(crate) const CHUNK_BYTES: usize = 1 << 20;
 pub(crate) const TAG: u8 = b'P';
-const VERSION: u8 = 1;
+const VERSION: u8 = 2;
 const HEADER_BYTES: usize = 64;
 
 struct Pane {
+    start: i64,
     table: Table,
     /// Whether it was born since the mark.
     fresh: bool,
@@ -26,18 +28,19 @@ pub(crate) struct Panes {
     shape: Shape,
     /// Windows that end at or before this have fired here, in microseconds.
     fired: i64,
-    live: BTreeMap<i64, Pane>,
+    /// Ascending. Nearly always there is one, or the last one is asked for.
+    live: SmallVec<[Pane; 1]>,
     undo: Option<Undo>,
 }
 
 struct Undo {
     fired: i64,
-    dropped: Vec<(i64, Table)>,
+    dropped: Vec<Pane>,
 }
 
 impl Panes {
     pub(crate) fn new(shape: Shape) -> Self {
-        Self { shape, fired: i64::MIN, live: BTreeMap::new(), undo: None }
+        Self { shape, fired: i64::MIN, live: SmallVec::new(), undo: None }
     }
 
     pub(crate) fn fired(&self) -> i64 {
@@ -48,32 +51,53 @@ impl Panes {
         self.fired = self.fired.max(fired);
     }
 
+    /// Where a pane is, or where it belongs.
+    #[inline]
+    fn find(&self, start: i64) -> Result<usize, usize> {
+        match self.live.last() {
+            Some(last) if last.start == start => Ok(self.live.len() - 1),
+            Some(last) if last.start > start => self.live.binary_search_by_key(&start, |pane| pane.start),
+            _ => Err(self.live.len()),
+        }
+    }
+
     /// The table of a pane, made when there is none.
-    pub(crate) fn table_mut(&mut self, pane: i64) -> &mut Table {
-        let marked = self.undo.is_some();
-        let shape = &self.shape;
-        let pane = self.live.entry(pane).or_insert_with(|| Pane { table: Table::new(shape), fresh: marked });
-        &mut pane.table
+    #[inline]
+    pub(crate) fn table_mut(&mut self, start: i64) -> &mut Table {
+        let at = self.find(start).unwrap_or_else(|at| {
+            let pane = Pane { start, table: Table::new(&self.shape), fresh: self.undo.is_some() };
+            self.live.insert(at, pane);
+            at
+        });
+        &mut self.live[at].table
+    }
+
+    /// The table of a pane, when there is one.
+    #[inline]
+    pub(crate) fn table(&self, start: i64) -> Option<&Table> {
+        Some(&self.live[self.find(start).ok()?].table)
     }
 
     pub(crate) fn first_pane_at(&self, at_least: i64) -> Option<i64> {
-        self.live.range(at_least..).next().map(|(&pane, _)| pane)
+        self.live.get(self.find(at_least).unwrap_or_else(|at| at)).map(|pane| pane.start)
     }
 
-    pub(crate) fn range(&self, panes: std::ops::Range<i64>) -> impl Iterator<Item = (i64, &Table)> {
-        self.live.range(panes).map(|(&start, pane)| (start, &pane.table))
+    pub(crate) fn range(&self, panes: std::ops::Range<i64>) -> impl Iterator<Item = &Table> {
+        let from = self.find(panes.start).unwrap_or_else(|at| at);
+        self.live[from..].iter().take_while(move |pane| pane.start < panes.end).map(|pane| &pane.table)
     }
 
-    pub(crate) fn existing_mut(&mut self, pane: i64) -> Option<&mut Table> {
-        self.live.get_mut(&pane).map(|pane| &mut pane.table)
+    pub(crate) fn existing_mut(&mut self, start: i64) -> Option<&mut Table> {
+        let at = self.find(start).ok()?;
+        Some(&mut self.live[at].table)
     }
 
     /// Drops the panes before `end`.
     pub(crate) fn drop_before(&mut self, end: i64) {
-        while let Some(entry) = self.live.first_entry().filter(|entry| *entry.key() < end) {
-            let (start, pane) = entry.remove_entry();
+        let count = self.live.iter().take_while(|pane| pane.start < end).count();
+        for pane in self.live.drain(..count) {
             if let (Some(undo), false) = (&mut self.undo, pane.fresh) {
-                undo.dropped.push((start, pane.table));
+                undo.dropped.push(pane);
             }
         }
     }
@@ -93,10 +117,10 @@ impl Panes {
             Table::new(&self.shape).encode(0..0, &mut out);
             chunk(out);
         }
-        for (&start, pane) in &self.live {
-            for slots in pane.table.cut(CHUNK_BYTES - HEADER_BYTES - self.shape.accs.len()) {
-                let mut out = header(start);
-                pane.table.encode(slots, &mut out);
+        for pane in &self.live {
+            for positions in pane.table.cut(CHUNK_BYTES - HEADER_BYTES - self.shape.accs.len()) {
+                let mut out = header(pane.start);
+                pane.table.encode(positions, &mut out);
                 chunk(out);
             }
         }
@@ -124,17 +148,16 @@ impl Panes {
         }
         let fired = reader.i64()?;
         let start = reader.i64()?;
-        // Read aside first, so that a bad chunk changes nothing.
-        let mut read = Table::decode(&self.shape, &mut reader)?;
-        reader.finish()?;
-        if read.len() > 0 {
-            match self.live.get_mut(&start) {
-                Some(pane) => pane.table.adopt(read)?,
-                None => {
+        match self.find(start) {
+            Ok(at) => self.live[at].table.absorb(&self.shape, &mut reader)?,
+            Err(at) => {
+                let mut table = Table::new(&self.shape);
+                table.absorb(&self.shape, &mut reader)?;
+                if table.len() > 0 {
                     if self.undo.is_some() {
-                        read.mark();
+                        table.mark();
                     }
-                    self.live.insert(start, Pane { table: read, fresh: false });
+                    self.live.insert(at, Pane { start, table, fresh: false });
                 }
             }
         }
@@ -146,13 +169,13 @@ impl Panes {
     }
 
     pub(crate) fn bytes(&self) -> usize {
-        let dropped = self.undo.as_ref().map_or(0, |undo| undo.dropped.iter().map(|(_, table)| table.bytes()).sum());
-        self.live.values().map(|pane| pane.table.bytes()).sum::<usize>() + dropped
+        let dropped = self.undo.as_ref().map_or(0, |undo| undo.dropped.iter().map(|pane| pane.table.bytes()).sum());
+        self.live.iter().map(|pane| pane.table.bytes()).sum::<usize>() + dropped
     }
 
     /// Keys held, counted once per pane.
     pub(crate) fn keys(&self) -> usize {
-        self.live.values().map(|pane| pane.table.len()).sum()
+        self.live.iter().map(|pane| pane.table.len()).sum()
     }
 
     pub(crate) fn is_empty(&self) -> bool {
@@ -161,7 +184,7 @@ impl Panes {
 
     pub(crate) fn mark(&mut self) {
         self.undo = Some(Undo { fired: self.fired, dropped: Vec::new() });
-        for pane in self.live.values_mut() {
+        for pane in &mut self.live {
             pane.fresh = false;
             pane.table.mark();
         }
@@ -181,10 +204,9 @@ impl Panes {
             return;
         };
         self.fired = undo.fired;
-        self.live.retain(|_, pane| !pane.fresh);
-        for (start, table) in undo.dropped.drain(..) {
-            self.live.insert(start, Pane { table, fresh: false });
-        }
-        self.live.values_mut().for_each(|pane| pane.table.rollback());
+        self.live.retain(|pane| !pane.fresh);
+        self.live.extend(undo.dropped.drain(..));
+        self.live.sort_unstable_by_key(|pane| pane.start);
+        self.live.iter_mut().for_each(|pane| pane.table.rollback());
     }
 }

@@ -6,9 +6,9 @@
 use arrow_array::RecordBatch;
 
 use crate::error::OpError;
-use crate::group::GroupBy;
+use crate::group::{GroupBy, Part};
 use crate::op::{Bins, KeyedOp, Sink, check_hashes};
-use crate::partition::{Partition, bin_of};
+use crate::partition::ByBin;
 use crate::state::panes_of;
 
 /// When an aggregate without a window speaks.
@@ -29,13 +29,13 @@ pub(crate) struct RunningOp {
     group_by: GroupBy,
     emit: Emit,
     watermark: i64,
-    all: Vec<u32>,
-    by_bin: Partition,
+    by_bin: ByBin,
+    parts: Vec<Part>,
 }
 
 impl RunningOp {
     pub(crate) fn new(group_by: GroupBy, emit: Emit) -> Self {
-        Self { group_by, emit, watermark: i64::MIN, all: Vec::new(), by_bin: Partition::default() }
+        Self { group_by, emit, watermark: i64::MIN, by_bin: ByBin::default(), parts: Vec::new() }
     }
 }
 
@@ -49,18 +49,16 @@ impl KeyedOp for RunningOp {
     ) -> Result<(), OpError> {
         check_hashes(batch, hashes)?;
         let (keys, inputs) = self.group_by.prepare(batch)?;
-        let rows = batch.num_rows() as u32;
-        self.all.extend(self.all.len() as u32..rows);
         let bits = bins.bits();
-        self.by_bin.group(&self.all[..rows as usize], 1 << bits, |row| bin_of(hashes[row as usize], bits));
-        for (bin, _) in self.by_bin.runs() {
-            panes_of(bins, bin)?;
+        self.by_bin.all(hashes, bits, self.group_by.reads_rows(&keys));
+        self.parts.clear();
+        for run in self.by_bin.runs() {
+            if !bins.holds(run.bin) {
+                return Err(OpError::BinMissing { bin: run.bin });
+            }
+            self.parts.push(Part { bin: run.bin, pane: PANE, at: run.at.clone() });
         }
-        for (bin, rows) in self.by_bin.runs() {
-            let table = panes_of(bins, bin)?.table_mut(PANE);
-            table.update(&keys, hashes, &inputs, rows).map_err(|(at, _)| self.group_by.wrapped(at))?;
-        }
-        Ok(())
+        self.group_by.add(bins, (&keys, &inputs), &self.by_bin, &self.parts)
     }
 
     fn watermark(&mut self, bins: &mut dyn Bins, watermark_us: i64, out: &mut Sink<'_>) -> Result<(), OpError> {
@@ -74,7 +72,7 @@ impl KeyedOp for RunningOp {
         for bin in bins.held() {
             let panes = panes_of(bins, bin)?;
             if let Some(table) = panes.existing_mut(PANE) {
-                self.group_by.emit(0, table, 0..table.len(), out)?;
+                self.group_by.emit(0, table, table.taken(), out)?;
             }
             panes.drop_before(i64::MAX);
         }

@@ -88,6 +88,10 @@ impl Bins for BinTable<State> {
         self.get_mut(bin)
     }
 
+    fn holds(&self, bin: u32) -> bool {
+        self.get(bin).is_some()
+    }
+
     fn held(&self) -> Vec<u32> {
         self.owned().map(|(bin, _)| bin).collect()
     }

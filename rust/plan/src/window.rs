@@ -12,10 +12,10 @@ use arrow_array::RecordBatch;
 
 use crate::column::{self, EVENT_TIME_LIMIT_US, EventTime};
 use crate::error::{OpError, StepName};
-use crate::group::GroupBy;
+use crate::group::{GroupBy, Part};
 use crate::op::{Bins, KeyedOp, Output, Sink, check_hashes, send, take_rows};
 use crate::panes::Panes;
-use crate::partition::{Partition, bin_of};
+use crate::partition::{ByBin, Partition};
 use crate::state::panes_of;
 use crate::table::Table;
 
@@ -130,14 +130,15 @@ pub(crate) struct WindowOp {
     watermark: i64,
     scratch: Table,
     by_pane: Partition,
-    by_bin: Partition,
+    by_bin: ByBin,
+    parts: Vec<Part>,
 }
 
 impl WindowOp {
     pub(crate) fn new(group_by: GroupBy, windows: Windows, event_time: EventTime) -> Self {
         let scratch = Table::new(&group_by.shape);
-        let (by_pane, by_bin) = Default::default();
-        Self { group_by, windows, event_time, watermark: i64::MIN, scratch, by_pane, by_bin }
+        let (by_pane, by_bin, parts) = Default::default();
+        Self { group_by, windows, event_time, watermark: i64::MIN, scratch, by_pane, by_bin, parts }
     }
 
     /// Fires the windows of one bin that end in `(fired, watermark]`.
@@ -153,13 +154,10 @@ impl WindowOp {
             }
             let mut held = panes.range(start..start + windows.size_us);
             match (held.next(), held.next()) {
-                (Some((_, only)), None) => self.group_by.emit(start, only, 0..only.len(), out)?,
-                (Some((_, first)), Some((_, second))) => {
-                    self.scratch.clear();
-                    for table in [first, second].into_iter().chain(held.map(|(_, table)| table)) {
-                        self.scratch.merge(table).map_err(|(at, _)| self.group_by.wrapped(at))?;
-                    }
-                    self.group_by.emit(start, &self.scratch, 0..self.scratch.len(), out)?;
+                (Some(only), None) => self.group_by.emit(start, only, only.taken(), out)?,
+                (Some(first), Some(second)) => {
+                    self.group_by.merge(&mut self.scratch, [first, second].into_iter().chain(held))?;
+                    self.group_by.emit(start, &self.scratch, self.scratch.taken(), out)?;
                 }
                 (None, _) => unreachable!("first_start moved to a window of a live pane"),
             }
@@ -208,26 +206,26 @@ impl KeyedOp for WindowOp {
             self.by_pane.group(&rows, panes.len(), rank);
             rows.copy_from_slice(self.by_pane.rows());
         }
-        let bits = bins.bits();
-        self.by_bin.group(&rows, 1 << bits, |row| bin_of(hashes[row as usize], bits));
+        self.by_bin.some(hashes, &rows, bins.bits());
         let mut fired = self.watermark;
-        for (bin, _) in self.by_bin.runs() {
-            fired = fired.max(panes_of(bins, bin)?.fired());
+        for run in self.by_bin.runs() {
+            fired = fired.max(panes_of(bins, run.bin)?.fired());
         }
         if fired > self.watermark {
             // The watermark is one for all workers; a bin that has seen it proves it to a worker that joined later.
             self.watermark = fired;
             return self.apply(bins, batch, hashes, out);
         }
-        for (bin, run) in self.by_bin.runs() {
-            let state = panes_of(bins, bin)?;
-            for rows in run.chunk_by(|&a, &b| times[a as usize] == times[b as usize]) {
-                state
-                    .table_mut(times[rows[0] as usize])
-                    .update(&keys, hashes, &inputs, rows)
-                    .map_err(|(at, _)| self.group_by.wrapped(at))?;
+        self.parts.clear();
+        for run in self.by_bin.runs() {
+            let mut start = run.at.start;
+            let of = |row: u32| times[row as usize];
+            for rows in self.by_bin.rows()[run.at.clone()].chunk_by(|&a, &b| of(a) == of(b)) {
+                self.parts.push(Part { bin: run.bin, pane: of(rows[0]), at: start..start + rows.len() });
+                start += rows.len();
             }
         }
+        self.group_by.add(bins, (&keys, &inputs), &self.by_bin, &self.parts)?;
         late.append(&mut too_late);
         late.sort_unstable();
         if !late.is_empty() {

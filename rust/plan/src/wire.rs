@@ -1,5 +1,7 @@
 //! Little-endian plain data: how state is written to and read from chunks. Version and shape are the caller's.
 
+use arrow_buffer::ToByteSlice;
+
 use crate::error::StateFault;
 
 /// Reads what the `put_*` functions wrote; every read is bounded by the chunk.
@@ -67,9 +69,20 @@ pub(crate) fn put_i64(out: &mut Vec<u8>, value: i64) {
 }
 
 pub(crate) fn put_items<const N: usize, T: Copy>(out: &mut Vec<u8>, items: &[T], convert: impl Fn(T) -> [u8; N]) {
-    out.reserve(items.len() * N);
-    for &item in items {
-        out.extend_from_slice(&convert(item));
+    let start = out.len();
+    out.resize(start + items.len() * N, 0);
+    for (to, &item) in out[start..].chunks_exact_mut(N).zip(items) {
+        to.copy_from_slice(&convert(item));
+    }
+}
+
+/// Words as they lie in memory, where that is little-endian.
+#[inline]
+pub(crate) fn put_words(out: &mut Vec<u8>, words: &[u64]) {
+    if cfg!(target_endian = "little") {
+        out.extend_from_slice(words.to_byte_slice());
+    } else {
+        put_items(out, words, u64::to_le_bytes);
     }
 }
 

@@ -1,0 +1,257 @@
+//! Accumulators: words of a row that a function of an aggregate keeps, and the loops that add to them, one column at a time.
+//!
+//! Every accumulator begins with the number of values seen. Wide sums are two words, low first; byte values are numbered from 1.
+
+use arrow_buffer::{NullBuffer, ScalarBuffer};
+use arrow_row::Rows;
+
+use crate::bytes::ByteColumn;
+use crate::column::Codes;
+
+/// How an aggregate is stored; the byte is part of the state format.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Kind {
+    Rows,
+    Valid,
+    Int { unsigned: bool },
+    Decimal,
+    Float,
+    Code { greatest: bool },
+    Wide { greatest: bool },
+    Bytes { greatest: bool },
+}
+
+impl Kind {
+    pub(crate) fn byte(self) -> u8 {
+        match self {
+            Self::Rows => 1,
+            Self::Valid => 2,
+            Self::Int { unsigned: false } => 3,
+            Self::Int { unsigned: true } => 4,
+            Self::Decimal => 5,
+            Self::Float => 6,
+            Self::Code { greatest: false } => 7,
+            Self::Code { greatest: true } => 8,
+            Self::Bytes { greatest: false } => 9,
+            Self::Bytes { greatest: true } => 10,
+            Self::Wide { greatest: false } => 11,
+            Self::Wide { greatest: true } => 12,
+        }
+    }
+
+    /// Words in a row.
+    pub(crate) fn words(self) -> usize {
+        match self {
+            Self::Rows | Self::Valid => 1,
+            Self::Float | Self::Code { .. } | Self::Bytes { .. } => 2,
+            Self::Int { .. } | Self::Decimal | Self::Wide { .. } => 3,
+        }
+    }
+}
+
+/// The column of a block in the form its accumulator reads.
+pub(crate) enum Input {
+    Rows,
+    Valid(Option<NullBuffer>),
+    Int(Codes),
+    Decimal(ScalarBuffer<i128>, Option<NullBuffer>),
+    Float(ScalarBuffer<f64>, Option<NullBuffer>),
+    Code(Codes),
+    /// Text and binary as they are.
+    Bytes(ByteColumn, Option<NullBuffer>),
+    /// Bytes in the order of the values.
+    Ordered(Rows, Option<NullBuffer>),
+}
+
+/// Byte values of a table. Between marks values are only appended, so that an undo finds what its rows name.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Blobs {
+    values: Vec<Box<[u8]>>,
+    heap: usize,
+    /// Whether a value that gives way is kept.
+    pub(crate) append: bool,
+}
+
+impl Blobs {
+    pub(crate) fn get(&self, word: u64) -> &[u8] {
+        &self.values[word as usize - 1]
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.values.len()
+    }
+
+    /// Replaces the value that `word` names; 0 names none.
+    pub(crate) fn put(&mut self, word: &mut u64, value: &[u8]) {
+        self.heap += value.len();
+        if *word != 0 && !self.append {
+            let old = std::mem::replace(&mut self.values[*word as usize - 1], value.into());
+            self.heap -= old.len();
+        } else {
+            self.values.push(value.into());
+            *word = self.values.len() as u64;
+        }
+    }
+
+    pub(crate) fn truncate(&mut self, len: usize) {
+        for value in self.values.drain(len..) {
+            self.heap -= value.len();
+        }
+    }
+
+    pub(crate) fn heap_bytes(&self) -> usize {
+        self.heap + self.values.capacity() * size_of::<Box<[u8]>>()
+    }
+}
+
+/// A 128-bit sum wrapped.
+pub(crate) struct Wrapped;
+
+fn wide(words: &[u64], at: usize) -> i128 {
+    (u128::from(words[at + 1]) << 64 | u128::from(words[at])) as i128
+}
+
+fn set_wide(words: &mut [u64], at: usize, value: i128) {
+    words[at] = value as u64;
+    words[at + 1] = (value as u128 >> 64) as u64;
+}
+
+/// Where an accumulator lies in the words of a table.
+#[derive(Clone, Copy)]
+pub(crate) struct Place {
+    pub(crate) kind: Kind,
+    pub(crate) stride: usize,
+    pub(crate) offset: usize,
+}
+
+impl Place {
+    #[inline]
+    fn word(self, position: u32) -> usize {
+        position as usize * self.stride + self.offset
+    }
+
+    /// Adds row `rows[i]` of a block at position `at[i]`. A count of rows reads no rows.
+    pub(crate) fn update(
+        self,
+        words: &mut [u64],
+        blobs: &mut Blobs,
+        input: &Input,
+        rows: &[u32],
+        at: &[u32],
+    ) -> Result<(), Wrapped> {
+        #[inline]
+        fn each(place: Place, nulls: &Option<NullBuffer>, rows: &[u32], at: &[u32], mut add: impl FnMut(usize, usize)) {
+            let pairs = rows.iter().zip(at).map(|(&row, &at)| (row as usize, place.word(at)));
+            match nulls {
+                None => pairs.for_each(|(row, word)| add(row, word)),
+                Some(nulls) => pairs.filter(|&(row, _)| nulls.is_valid(row)).for_each(|(row, word)| add(row, word)),
+            }
+        }
+        let mut wrapped = false;
+        match (input, self.kind) {
+            (Input::Rows, _) => at.iter().for_each(|&at| words[self.word(at)] += 1),
+            (Input::Valid(nulls), _) => each(self, nulls, rows, at, |_, word| words[word] += 1),
+            (Input::Int(codes), Kind::Int { unsigned }) => each(self, &codes.nulls, rows, at, |row, word| {
+                let code = codes.values[row];
+                let more = if unsigned { i128::from(code as u64) } else { i128::from(code) };
+                words[word] += 1;
+                let sum = wide(words, word + 1) + more;
+                set_wide(words, word + 1, sum);
+            }),
+            (Input::Decimal(values, nulls), Kind::Decimal) => each(self, nulls, rows, at, |row, word| {
+                let (sum, over) = wide(words, word + 1).overflowing_add(values[row]);
+                wrapped |= over;
+                words[word] += 1;
+                set_wide(words, word + 1, sum);
+            }),
+            (Input::Decimal(values, nulls), Kind::Wide { greatest }) => each(self, nulls, rows, at, |row, word| {
+                if words[word] == 0 || beats(&values[row], &wide(words, word + 1), greatest) {
+                    set_wide(words, word + 1, values[row]);
+                }
+                words[word] += 1;
+            }),
+            (Input::Float(values, nulls), Kind::Float) => each(self, nulls, rows, at, |row, word| {
+                words[word] += 1;
+                words[word + 1] = (f64::from_bits(words[word + 1]) + values[row]).to_bits();
+            }),
+            (Input::Code(codes), Kind::Code { greatest }) => each(self, &codes.nulls, rows, at, |row, word| {
+                let code = codes.values[row];
+                if words[word] == 0 || beats(&code, &(words[word + 1] as i64), greatest) {
+                    words[word + 1] = code as u64;
+                }
+                words[word] += 1;
+            }),
+            (Input::Bytes(values, nulls), Kind::Bytes { greatest }) => each(self, nulls, rows, at, |row, word| {
+                best(words, word, blobs, values.get(row), greatest);
+            }),
+            (Input::Ordered(values, nulls), Kind::Bytes { greatest }) => each(self, nulls, rows, at, |row, word| {
+                best(words, word, blobs, values.row(row).data(), greatest);
+            }),
+            _ => unreachable!("input and accumulator are made by one kind"),
+        }
+        if wrapped { Err(Wrapped) } else { Ok(()) }
+    }
+
+    /// Merges the accumulators at `from[i]` of another table into those at `at[i]`.
+    pub(crate) fn merge(
+        self,
+        words: &mut [u64],
+        blobs: &mut Blobs,
+        (other, other_blobs): (&[u64], &Blobs),
+        from: &[u32],
+        at: &[u32],
+    ) -> Result<(), Wrapped> {
+        let mut wrapped = false;
+        for (&from, &at) in from.iter().zip(at) {
+            let (from, word) = (self.word(from), self.word(at));
+            let seen = other[from];
+            if seen == 0 {
+                continue;
+            }
+            match self.kind {
+                Kind::Rows | Kind::Valid => {}
+                Kind::Int { .. } | Kind::Decimal => {
+                    let (sum, over) = wide(words, word + 1).overflowing_add(wide(other, from + 1));
+                    wrapped |= over;
+                    set_wide(words, word + 1, sum);
+                }
+                Kind::Wide { greatest } => {
+                    let value = wide(other, from + 1);
+                    if words[word] == 0 || beats(&value, &wide(words, word + 1), greatest) {
+                        set_wide(words, word + 1, value);
+                    }
+                }
+                Kind::Float => {
+                    let sum = f64::from_bits(words[word + 1]) + f64::from_bits(other[from + 1]);
+                    words[word + 1] = sum.to_bits();
+                }
+                Kind::Code { greatest } => {
+                    let code = other[from + 1] as i64;
+                    if words[word] == 0 || beats(&code, &(words[word + 1] as i64), greatest) {
+                        words[word + 1] = code as u64;
+                    }
+                }
+                Kind::Bytes { greatest } => {
+                    let value = other_blobs.get(other[from + 1]);
+                    if words[word] == 0 || beats(value, blobs.get(words[word + 1]), greatest) {
+                        blobs.put(&mut words[word + 1], value);
+                    }
+                }
+            }
+            words[word] += seen;
+        }
+        if wrapped { Err(Wrapped) } else { Ok(()) }
+    }
+}
+
+fn best(words: &mut [u64], word: usize, blobs: &mut Blobs, value: &[u8], greatest: bool) {
+    if words[word] == 0 || beats(value, blobs.get(words[word + 1]), greatest) {
+        blobs.put(&mut words[word + 1], value);
+    }
+    words[word] += 1;
+}
+
+#[inline]
+fn beats<T: PartialOrd + ?Sized>(value: &T, best: &T, greatest: bool) -> bool {
+    if greatest { value > best } else { value < best }
+}
