@@ -193,7 +193,7 @@ impl Panes {
     /// Keeps no undo until the next mark.
     pub(crate) fn settle(&mut self) {
         self.undo = None;
-        self.live.values_mut().for_each(|pane| pane.table.keep_no_undo());
+        self.live.iter_mut().for_each(|pane| pane.table.keep_no_undo());
     }
 
     pub(crate) fn rollback(&mut self) {

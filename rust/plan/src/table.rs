@@ -407,6 +407,9 @@ impl Table {
     /// Keeps no undo until the next mark.
     pub(crate) fn keep_no_undo(&mut self) {
         self.undo = None;
+        if let Some(heap) = &mut self.heap {
+            heap.blobs.append = false;
+        }
     }
 
     /// Back to the last mark; without one, nothing happens.
