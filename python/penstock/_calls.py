@@ -16,6 +16,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from penstock._groups import GroupStateCall
 from penstock._loop import BrokenOff, row_loop
 from penstock._state import BinState
 from penstock.errors import UserFunctionError
@@ -27,12 +28,19 @@ def _never() -> bool:
     return False
 
 
-def bind(call: dict[str, Any], stopped: Callable[[], bool] = _never) -> MapCall | StatefulCall:
+def bind(call: dict[str, Any], stopped: Callable[[], bool] = _never) -> MapCall | StatefulCall | GroupStateCall:
     """The wrapper of one entry of a plan's `calls`; `stopped` tells it that the host is stopping."""
     if call["kind"] == "map":
         return MapCall(call["step"], call["func"], call.get("schema"))
     if call["kind"] == "stateful":
         return StatefulCall(call["step"], call["func"], call["keys"], call["columns"], call["schema"], stopped)
+    if call["kind"] == "groups":
+        step, func = call["step"], call["func"]
+
+        def failed(error: Exception, keys: Sequence[str], key: tuple[Any, ...]) -> UserFunctionError:
+            return user_error(step, func, error, None, key, keys)
+
+        return GroupStateCall(call, stopped, failed)
     raise ValueError(f"unknown kind of call {call['kind']!r}")
 
 

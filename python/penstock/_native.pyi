@@ -321,7 +321,7 @@ class LocalRun:
         journal: bool = False,
         ahead: int = 4,
     ) -> Self: ...
-    def push(self, batch: _ArrowData) -> None:
+    def push(self, batch: _ArrowData, clock_ms: int | None = None) -> None:
         """Hand one batch, which becomes one epoch, to the workers; waits while `ahead` epochs are under way.
 
         Raises
@@ -332,7 +332,7 @@ class LocalRun:
             When the run has failed, or is closed.
         """
 
-    def finish(self) -> None:
+    def finish(self, clock_ms: int | None = None) -> None:
         """End the input: the watermark becomes infinite, every window closes. Does not wait for the results."""
 
     def take(self, timeout: float | None = None) -> tuple[Literal["rows", "late"], RecordBatch] | None:

@@ -31,9 +31,10 @@ import cloudpickle
 
 from penstock.errors import StateError
 
-__all__ = ["ATOMIC", "MISSING", "BinState", "copy_state"]
+__all__ = ["ATOMIC", "FORMAT", "MISSING", "BinState", "copy_state", "own_nan"]
 
-_FORMAT: Final = 1
+#: First byte of every chunk of state.
+FORMAT: Final = 1
 _DATA: Final = 0
 _FAILED: Final = 1
 _CHUNK_BYTES: Final = 1 << 20
@@ -180,10 +181,10 @@ class BinState:
             size = 256
             while chunk := list(itertools.islice(keys, size)):
                 body = _dump(self.states, chunk)
-                yield bytes((_FORMAT, _DATA)) + body
+                yield bytes((FORMAT, _DATA)) + body
                 size = max(1, min(1 << 16, size * _CHUNK_BYTES // max(1, len(body))))
         except Exception as error:
-            yield bytes((_FORMAT, _FAILED)) + f"{type(error).__name__}: {error}".encode(errors="replace")
+            yield bytes((FORMAT, _FAILED)) + f"{type(error).__name__}: {error}".encode(errors="replace")
 
     def absorb(self, chunk: bytes) -> None:
         """Take the keys of one chunk of `encode`; they replace equal keys here.
@@ -193,13 +194,15 @@ class BinState:
         StateError
             When the chunk is of another format, or its contents cannot be restored; nothing was taken.
         """
-        if len(chunk) < 2 or chunk[0] != _FORMAT:
-            raise StateError(f"state of format {chunk[0] if chunk else None!r} cannot be read, only format {_FORMAT}")
+        if len(chunk) < 2 or chunk[0] != FORMAT:
+            raise StateError(f"state of format {chunk[0] if chunk else None!r} cannot be read, only format {FORMAT}")
+        if chunk[1] not in (_DATA, _FAILED):
+            raise StateError(f"a chunk of state of kind {chunk[1]} belongs to another step")
         if chunk[1] == _FAILED:
             raise StateError(f"the state could not be moved: {chunk[2:].decode(errors='replace')}")
         try:
             keys, states = pickle.loads(chunk[2:])
-            taken = {_own_nan(key): state for key, state in zip(keys, states, strict=True)}
+            taken = {own_nan(key): state for key, state in zip(keys, states, strict=True)}
         except Exception as error:
             raise StateError(f"the state could not be restored here: {type(error).__name__}: {error}") from error
         journal = self.journal
@@ -242,10 +245,10 @@ class BinState:
             raise StateError("the step failed in the middle of a row: roll back before using this state again")
 
 
-def _own_nan(key: Any) -> Any:
+def own_nan(key: Any) -> Any:
     """The key with the NaN that rows bring here: a NaN equals only itself, and another process has another one."""
     if type(key) is tuple:
-        return tuple(map(_own_nan, key))
+        return tuple(map(own_nan, key))
     return math.nan if type(key) is float and key != key else key
 
 

@@ -34,7 +34,7 @@ __all__ = ["PLAN_VERSION", "Flow"]
 #: Version of the plan format that this release writes.
 PLAN_VERSION = 1
 
-_KEYED_OPS = ("agg", "stateful_map", "top")
+_KEYED_OPS = ("agg", "group_state", "stateful_map", "top")
 _MOST_RANKS = 1 << 31
 
 
@@ -421,6 +421,144 @@ class Flow:
         }
         return self._with(plan_step, tuple(shape.names), call=call, shape=shape)
 
+    def apply_in_pandas_with_state(
+        self,
+        func: Callable[..., Any],
+        outputStructType: Any,
+        stateStructType: Any,
+        outputMode: str = "update",
+        timeoutConf: str = "NoTimeout",
+        *,
+        timezone: str = "UTC",
+        name: str | None = None,
+    ) -> Flow:
+        """Run a function written for Spark's ``applyInPandasWithState`` on the groups of each epoch.
+
+        Parameters
+        ----------
+        func : callable
+            ``func(key, frames, state)``: the key as a tuple, an iterator of pandas DataFrames with
+            the rows of the key in this epoch (all columns), and a `penstock.group_state.GroupState`.
+            It yields DataFrames with the columns of `outputStructType`.
+        outputStructType : str, pyarrow.Schema or pyspark StructType
+            Columns that `func` yields: by name, or by position where no name is text.
+        stateStructType : str, pyarrow.Schema or pyspark StructType
+            The state, a tuple.
+        outputMode : {"update", "append"}, default "update"
+            Taken for Spark's sake; rows come out once in either mode.
+        timeoutConf : {"NoTimeout", "ProcessingTimeTimeout", "EventTimeTimeout"}, default "NoTimeout"
+            What a key may wait for when it gets no rows.
+        timezone : str, default "UTC"
+            Zone in whose local time frames show timestamps.
+        name : str, optional
+            What the step is called in `explain`, errors and statistics; default the name of
+            the function.
+
+        Returns
+        -------
+        Flow
+            With the columns of `outputStructType`.
+
+        Raises
+        ------
+        ConfigError
+            When `func` is not callable, or a mode or timeout is unknown.
+        PlanError
+            Without a `key_by` before, with a window, or with event-time timeouts and no
+            `event_time`.
+        SchemaError
+            When a schema cannot be read.
+
+        Notes
+        -----
+        Each key with rows is called once per epoch, then the keys whose timeouts are due, with
+        ``state.hasTimedOut`` and one frame without rows. A timeout is gone when its call begins.
+        An epoch is a batch of Spark's together with the empty batch that Spark runs after it when
+        the watermark has moved: event-time timeouts before the new watermark come out with the
+        epoch that moved it. With event-time timeouts, rows at or before the watermark are late.
+        In a batch job each key is called once and nothing times out.
+
+        Cost: a call of `func` and some 20 microseconds per key, epoch and frame; what `func`
+        does with pandas usually takes longer. `stateful_map` needs no frames.
+
+        Examples
+        --------
+        >>> import pandas as pd
+        >>> import pyarrow as pa
+        >>> import penstock as pk
+        >>> def count(key, frames, state):
+        ...     seen = sum(map(len, frames)) + (state.get[0] if state.exists else 0)
+        ...     state.update((seen,))
+        ...     yield pd.DataFrame({"word": [key[0]], "seen": [seen]})
+        >>> keyed = pk.Flow("word string").key_by("word")
+        >>> flow = keyed.apply_in_pandas_with_state(count, "word string, seen bigint", "seen bigint")
+        >>> flow.collect(pa.table({"word": ["a", "a"]})).to_pylist()
+        [{'word': 'a', 'seen': 2}]
+        """
+        return self._group_state(
+            func, outputStructType, stateStructType, outputMode, timeoutConf, timezone, name, streaming=True
+        )
+
+    def _group_state(
+        self,
+        func: Callable[..., Any],
+        outputStructType: Any,
+        stateStructType: Any,
+        outputMode: str,
+        timeoutConf: str,
+        timezone: str,
+        name: str | None,
+        *,
+        streaming: bool,
+    ) -> Flow:
+        """The step of `apply_in_pandas_with_state`; a flow that is only for batch jobs needs no event time."""
+        from penstock.group_state import EVENT_TIME, require_timeout
+
+        what = "apply_in_pandas_with_state"
+        if not callable(func):
+            raise ConfigError(f"{what}({func!r}): give a function func(key, frames, state)")
+        if not isinstance(outputMode, str):
+            raise ConfigError(f"{what} outputMode={outputMode!r} is unknown; use 'update' or 'append'")
+        _one_of(outputMode.lower(), f"{what} outputMode", ("update", "append"))
+        require_timeout(timeoutConf)
+        if self._keys is None:
+            raise PlanError(f"{what} needs keys: write .key_by('column').{what}(...)")
+        if self._window is not None:
+            raise PlanError(f"{what} takes no window; keep what it needs in the state, or use agg")
+        if streaming and timeoutConf == EVENT_TIME and self._event_time is None:
+            raise PlanError(
+                f"{what} with EventTimeTimeout needs event time: write Flow(schema, event_time='ts', lateness='10s')"
+            )
+        try:
+            pa.scalar(0, pa.timestamp("us", timezone)).as_py()
+        except Exception as error:
+            raise ConfigError(f"{what} timezone={timezone!r} is no time zone: {error}") from error
+        shape = to_arrow(outputStructType, "outputStructType")
+        source = self._shape if self._shape is not None else self._before_keys().output_schema
+        label = name or _function_name(func)
+        call = {
+            "kind": "groups",
+            "step": f"{what}[{len(self._steps)}] {label}",
+            "func": func,
+            "keys": list(self._keys),
+            "key_types": [source.field(key).type for key in self._keys],
+            "columns": list(self._columns),
+            "schema": shape,
+            "state": to_arrow(stateStructType, "stateStructType"),
+            "timeout": timeoutConf,
+            "watermark": self._event_time is not None,
+            "timezone": timezone,
+        }
+        plan_step = {
+            "op": "group_state",
+            "call": len(self._calls),
+            "columns": list(self._keys),
+            "schema": _encode(shape),
+            "name": label,
+            "event_time": timeoutConf == EVENT_TIME and self._event_time is not None,
+        }
+        return self._with(plan_step, tuple(shape.names), call=call, shape=shape)
+
     def map_batches(self, f: Callable[[pa.RecordBatch], Any], schema: Any = None) -> Flow:
         """Run a function over whole batches, with no state.
 
@@ -582,7 +720,7 @@ class Flow:
         if self._keys is not None:
             raise PlanError(
                 f"the flow ends in key_by({', '.join(self._keys)}) that no step uses;"
-                " add .agg(...) or .stateful_map(...)"
+                " add .agg(...), .stateful_map(...) or .apply_in_pandas_with_state(...)"
             )
         source: dict[str, Any] = {"schema": _encode(self._schema), "lateness_ms": self._lateness_ms}
         if self._event_time is not None:
@@ -828,6 +966,11 @@ class Flow:
 
         plan, _ = self.to_plan()
         return dict(_native.plan_check(plan))
+
+    def _before_keys(self) -> Flow:
+        """The flow without the key_by that it ends in."""
+        state = {name: getattr(self, name) for name in self.__slots__}
+        return _restore(state | {"_steps": self._steps[:-1], "_keys": None})
 
     def _require(self, names: Sequence[str], what: str) -> None:
         for name in names:

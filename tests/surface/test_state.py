@@ -6,6 +6,8 @@ import copy
 import dataclasses
 import math
 import pickle
+import subprocess
+import sys
 import time
 from collections import deque
 from typing import Any
@@ -308,3 +310,27 @@ def test_a_failed_row_names_its_key_and_leaves_other_bins_alone() -> None:
     with pytest.raises(StateError):
         bad.open()
     assert good.open() == {2: 1}
+
+
+def test_ctrl_c_ends_a_slow_block_between_rows() -> None:
+    script = """
+import os, signal, sys, time
+import pyarrow as pa
+import penstock as pk
+sent = []
+def slow(state, k):
+    if not sent:
+        sent.append(time.monotonic())
+        os.kill(os.getpid(), signal.SIGINT)
+    time.sleep(0.05)
+    return k, (k,)
+flow = pk.Flow("k bigint").key_by("k").stateful_map(slow, schema="k bigint")
+try:
+    list(flow.run(pa.table({"k": list(range(10_000))}), workers=int(sys.argv[1])))
+except KeyboardInterrupt:
+    print(time.monotonic() - sent[0])
+"""
+    for workers in ("1", "2"):
+        command = [sys.executable, "-c", script, workers]
+        out = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+        assert float(out.stdout) < 5.0, f"the block alone takes minutes: {out.stderr}"

@@ -1,7 +1,8 @@
 """Spark hosts: batch jobs, functions inside partitions, and resident engines.
 
 ``penstock.spark.run(flow, df)`` runs a flow as a Spark batch job. `Engine` keeps keyed state
-resident beside a Structured Streaming query. Only modules below this package import
+resident beside a Structured Streaming query. `apply_in_pandas_with_state` takes a function
+written for Spark's ``applyInPandasWithState`` to either. Only modules below this package import
 pyspark, and they do it when they are used.
 
 Examples
@@ -18,12 +19,20 @@ from typing import TYPE_CHECKING, Any
 
 from penstock.spark.batch import run
 from penstock.spark.guard import require_classic
+from penstock.spark.pandas_state import StatefulStream, apply_in_pandas_with_state
 from penstock.spark.partitions import map_in_arrow
 
 if TYPE_CHECKING:
     from penstock.spark.engine import Engine
 
-__all__ = ["Engine", "map_in_arrow", "require_classic", "run"]
+__all__ = [
+    "Engine",
+    "StatefulStream",
+    "apply_in_pandas_with_state",
+    "map_in_arrow",
+    "require_classic",
+    "run",
+]
 
 
 def __getattr__(name: str) -> Any:

@@ -185,6 +185,8 @@ class Query:
         self._generation = 0
         self._owners: list[list[int]] = []
         self._watermark: int | None = None
+        #: The last epoch that was asked for and its processing time, milliseconds: the same when it is repeated.
+        self._clock: tuple[int, int] = (-1, 0)
         self._frozen: _Frozen | None = None
         #: Whether the sink has returned for the frozen epoch.
         self._served = True
@@ -378,6 +380,7 @@ class Query:
         self._members = ()
         self._frozen, self._served, self.completed, self._watermark = None, True, None, None
         self._pending = self._fed = None
+        self._clock = (-1, self._clock[1])
         self._setup.recorder.forget(self.name)
 
     # Generations
@@ -573,6 +576,9 @@ class Query:
     ) -> _Frozen:
         """Release an epoch and wait until it is complete everywhere."""
         self._require_members(epoch)
+        if self._clock[0] != epoch:
+            self._clock = (epoch, max(self._clock[1], int(time.time() * 1_000)))
+        clock_ms = self._clock[1]
         before, rows_before = 0, {}
         for receipt in receipts:
             rows_before[receipt.partition] = before
@@ -596,6 +602,7 @@ class Query:
                 "epoch": epoch,
                 "feeds": own,
                 "watermark": watermark,
+                "clock_ms": clock_ms,
                 "finish": finish,
             }
             calls.append((member, request))

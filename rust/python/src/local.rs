@@ -53,6 +53,8 @@ struct Books {
     group: Option<Group>,
     next_epoch: u64,
     watermark: Option<i64>,
+    /// Processing time of the last epoch, milliseconds since 1970.
+    clock_ms: i64,
     /// Released and not complete, by epoch.
     open: BTreeMap<u64, Epoch>,
     /// Complete and not taken.
@@ -201,6 +203,7 @@ impl LocalRun {
             group: Some(group),
             next_epoch: 0,
             watermark: None,
+            clock_ms: i64::MIN,
             open: BTreeMap::new(),
             ready: VecDeque::new(),
             finished: false,
@@ -213,7 +216,9 @@ impl LocalRun {
     }
 
     /// Hands one batch, which becomes one epoch, to the workers; waits while `ahead` epochs are under way.
-    fn push(&self, py: Python<'_>, batch: &Bound<'_, PyAny>) -> PyResult<()> {
+    /// `clock_ms` is its processing time, by default the system's; it never goes back.
+    #[pyo3(signature = (batch, clock_ms=None))]
+    fn push(&self, py: Python<'_>, batch: &Bound<'_, PyAny>, clock_ms: Option<i64>) -> PyResult<()> {
         let inner = self.inner(py)?;
         let batch = plan::fitting(&import_batch(batch)?, inner.plan.input_schema())?;
         let reached = inner.plan.max_event_time(&batch).map(|time| time.saturating_sub(inner.plan.lateness_us()));
@@ -221,12 +226,13 @@ impl LocalRun {
         let cuts = (0..batch.num_rows()).step_by(rows);
         let pieces: Vec<_> = cuts.map(|at| batch.slice(at, rows.min(batch.num_rows() - at)).into()).collect();
         let input = Input { partition: 0, batches: pieces, rows_before: 0 };
-        self.release(py, Some((input, reached)))
+        self.release(py, Some((input, reached)), clock_ms)
     }
 
     /// Ends the input: the watermark becomes infinite, every window closes. Does not wait for the results.
-    fn finish(&self, py: Python<'_>) -> PyResult<()> {
-        self.release(py, None)
+    #[pyo3(signature = (clock_ms=None))]
+    fn finish(&self, py: Python<'_>, clock_ms: Option<i64>) -> PyResult<()> {
+        self.release(py, None, clock_ms)
     }
 
     /// The next output as ``("rows" | "late", batch)``; None when `timeout` (seconds) is over or nothing more can come.
@@ -372,7 +378,7 @@ impl LocalRun {
     }
 
     /// Releases an epoch when fewer than `ahead` are under way: `None` is the last one.
-    fn release(&self, py: Python<'_>, input: Option<(Input, Option<i64>)>) -> PyResult<()> {
+    fn release(&self, py: Python<'_>, input: Option<(Input, Option<i64>)>, clock_ms: Option<i64>) -> PyResult<()> {
         let inner = self.inner(py)?;
         let last = input.is_none();
         let mut input = Some(input);
@@ -389,7 +395,10 @@ impl LocalRun {
                 None => (Vec::new(), Some(i64::MAX)),
             };
             let group = books.group.as_ref().expect("checked above");
-            group.release(books.next_epoch, inputs, watermark).map_err(|error| Problem::Host(Box::new(error)))?;
+            books.clock_ms = books.clock_ms.max(clock_ms.unwrap_or_else(system_ms));
+            group
+                .release_at(books.next_epoch, inputs, watermark, Some(books.clock_ms))
+                .map_err(|error| Problem::Host(Box::new(error)))?;
             books.open.insert(books.next_epoch, Epoch::default());
             books.next_epoch += 1;
             books.watermark = watermark;
@@ -398,6 +407,11 @@ impl LocalRun {
         };
         enter(py, None, |wait| inner.step(wait, &mut ready)).map(drop)
     }
+}
+
+fn system_ms() -> i64 {
+    let since = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
+    since.map_or(0, |since| since.as_millis() as i64)
 }
 
 impl Drop for LocalRun {

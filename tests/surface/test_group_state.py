@@ -1,0 +1,503 @@
+"""Groups of an epoch with state and timeouts, against a straightforward model of Spark's rules."""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import decimal
+import itertools
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import penstock as pk
+from penstock import _native
+from penstock._frames import Cutter, Joiner, group_rows, joined
+from penstock._groups import GroupBin, GroupStateCall
+from penstock.errors import ConfigError, PlanError, StateError, UserFunctionError
+from penstock.group_state import GroupEpoch, GroupState, StateShape, _duration_ms
+
+SCHEMA = pa.schema([("k", pa.string()), ("ts", pa.timestamp("ms")), ("v", pa.int64())])
+STATE = pa.schema([("total", pa.int64()), ("seen", pa.list_(pa.int64()))])
+OUTPUT = "k string, why string, total bigint, rows bigint, watermark bigint, clock bigint"
+LATENESS_MS = 5
+
+
+def program(key: tuple[str], frames: Iterator[pd.DataFrame], state: Any) -> Iterator[pd.DataFrame]:
+    """A function that uses everything, by what it has summed up; order-sensitive."""
+    total, seen = state.getOption or (0, [])
+    assert state.exists == (state.getOption is not None)
+    rows = 0
+    for frame in frames:
+        rows += len(frame)
+        for value in frame["v"].tolist():
+            total = (total * 31 + value) % 1_000
+            seen = [*seen[-3:], value]
+    seen.append(-1)  # must not reach the state unless it is set
+    # Only one of the two setters works.
+    if state.hasTimedOut:
+        total += 7
+        if total % 3 == 0:
+            state.remove()
+    choice = total % 5
+    if choice in (0, 1):
+        state.update((total, seen))
+    elif choice == 2:
+        state.remove()
+    if choice in (1, 2, 3):
+        try:
+            state.setTimeoutDuration(10 + total % 40)
+        except RuntimeError:
+            with contextlib.suppress(RuntimeError):
+                state.setTimeoutTimestamp(state.getCurrentWatermarkMs() + 1 + total % 40)
+    why = "timeout" if state.hasTimedOut else "rows"
+    if choice != 4:
+        row = [key[0], why, total, rows, state.getCurrentWatermarkMs(), state.getCurrentProcessingTimeMs()]
+        yield pd.DataFrame([row])
+
+
+class ModelState:
+    """The twin of `GroupState`: deep copies, no checks."""
+
+    def __init__(self, value: Any, timeout: str, watermark: int, clock: int, timed_out: bool) -> None:
+        self.value, self.conf, self.watermark, self.clock = value, timeout, watermark, clock
+        self.hasTimedOut, self.at = timed_out, None
+
+    exists = property(lambda self: self.value is not None)
+    getOption = property(lambda self: None if self.value is None else (self.value[0], list(self.value[1])))
+
+    def update(self, value: Any) -> None:
+        self.value = (value[0], tuple(value[1]))
+
+    def remove(self) -> None:
+        self.value = None
+
+    def setTimeoutDuration(self, duration: int) -> None:
+        if self.conf != "ProcessingTimeTimeout":
+            raise RuntimeError
+        self.at = self.clock + duration
+
+    def setTimeoutTimestamp(self, at: int) -> None:
+        if self.conf != "EventTimeTimeout":
+            raise RuntimeError
+        self.at = at
+
+    def getCurrentWatermarkMs(self) -> int:
+        return self.watermark
+
+    def getCurrentProcessingTimeMs(self) -> int:
+        return self.clock
+
+
+Row = tuple[str, int | None, int]
+
+
+def model(epochs: list[tuple[int, list[Row]]], conf: str) -> tuple[list[Any], list[Any]]:
+    """What comes out, and what is late."""
+    states: dict[str, tuple[Any, int | None]] = {}
+    watermark, clock, out, late = 0, 0, [], []
+
+    def call(key: str, values: list[int], timed_out: bool, watermark: int) -> None:
+        state: Any = ModelState(states.get(key, (None,))[0], conf, watermark, clock, timed_out)
+        frames = [pd.DataFrame({"v": values})] if values else []
+        out.extend(tuple(frame.iloc[0]) for frame in program((key,), iter(frames), state))
+        states.pop(key, None)
+        if state.value is not None or state.at is not None:
+            states[key] = (state.value, state.at)
+
+    def fire(limit: float, data: set[str], watermark: int) -> None:
+        due = sorted((at, key) for key, (_, at) in states.items() if at is not None and at < limit and key not in data)
+        for _, key in due:
+            call(key, [], True, watermark)
+
+    for moment, rows in epochs:
+        clock = max(clock, moment)
+        in_time = []
+        for row in rows:
+            is_late = conf == "EventTimeTimeout" and row[1] is not None and row[1] <= watermark
+            (late if is_late else in_time).append(row)
+        by_key: dict[str, list[int]] = {}
+        for key, _, value in in_time:
+            by_key.setdefault(key, []).append(value)
+        for key, values in by_key.items():
+            call(key, values, False, watermark)
+        if conf == "ProcessingTimeTimeout":
+            fire(clock, set(by_key), watermark)
+        times = [at for _, at, _ in rows if at is not None]
+        if times and max(times) - LATENESS_MS > watermark:
+            watermark = max(times) - LATENESS_MS
+            if conf == "EventTimeTimeout":
+                fire(watermark, set(), watermark)
+    if conf == "EventTimeTimeout":
+        fire(math.inf, set(), watermark)
+    return sorted(out), sorted(late, key=str)
+
+
+def batch_of(rows: list[Row]) -> pa.RecordBatch:
+    columns = list(zip(*rows, strict=True)) or [[], [], []]
+    return pa.record_batch([pa.array(column, kind) for column, kind in zip(columns, SCHEMA.types, strict=True)], SCHEMA)
+
+
+def flow_of(conf: str) -> pk.Flow:
+    flow = pk.Flow(SCHEMA, event_time="ts", lateness=LATENESS_MS).key_by("k")
+    return flow.apply_in_pandas_with_state(program, OUTPUT, STATE, "update", conf)
+
+
+def drive(
+    epochs: list[tuple[int, list[Row]]], conf: str, workers: int, moves: list[int]
+) -> tuple[list[Any], list[Any]]:
+    plan, calls = flow_of(conf).to_plan()
+    out: list[Any] = []
+    late: list[Any] = []
+    with _native.LocalRun(plan, calls, workers=workers, bits=2) as run:
+        for number, (clock, rows) in enumerate(epochs):
+            if rows:
+                run.push(batch_of(rows), clock_ms=clock)
+            if number in moves and workers > 1:
+                run.migrate([[(bin, number % workers)] for bin in range(4)])
+        run.finish(clock_ms=max(clock for clock, _ in epochs))
+        while (item := run.take(30)) is not None:
+            which = out if item[0] == "rows" else late
+            which.extend(tuple(row.values()) for row in pa.record_batch(item[1]).to_pylist())
+    return sorted(out), sorted(late, key=str)
+
+
+rows_of_an_epoch = st.lists(
+    st.tuples(st.sampled_from("abcdef"), st.one_of(st.none(), st.integers(1, 120)), st.integers(0, 9)),
+    min_size=1,
+    max_size=12,
+)
+epochs_of_a_stream = st.lists(st.tuples(st.integers(1, 200), rows_of_an_epoch), min_size=1, max_size=6)
+
+
+@settings(deadline=None)
+@given(
+    epochs_of_a_stream,
+    st.sampled_from(["NoTimeout", "ProcessingTimeTimeout", "EventTimeTimeout"]),
+    st.integers(1, 3),
+    st.lists(st.integers(0, 5), max_size=3),
+)
+def test_equals_the_model_with_bins_on_the_move(
+    epochs: list[tuple[int, list[Row]]], conf: str, workers: int, moves: list[int]
+) -> None:
+    expected, late = model(epochs, conf)
+    found, found_late = drive(epochs, conf, workers, moves)
+    assert found == expected
+    naive = [(k, None if at is None else at.replace(tzinfo=datetime.timezone.utc), v) for k, at, v in found_late]
+    assert [(k, at and round(at.timestamp() * 1000), v) for k, at, v in naive] == late
+
+
+def call_of(func: Any, conf: str = "ProcessingTimeTimeout") -> GroupStateCall:
+    flow = pk.Flow(SCHEMA, event_time="ts").key_by("k")
+    (call,) = flow.apply_in_pandas_with_state(func, OUTPUT, STATE, "update", conf).to_plan()[1]
+    return GroupStateCall(call, lambda: False, lambda error, keys, key: error)
+
+
+def outputs(batches: list[pa.RecordBatch]) -> list[Any]:
+    return sorted(tuple(row.values()) for batch in batches for row in batch.to_pylist())
+
+
+@settings(deadline=None)
+@given(st.lists(rows_of_an_epoch, min_size=1, max_size=4), st.lists(rows_of_an_epoch, min_size=1, max_size=3))
+def test_an_undone_epoch_leaves_states_timers_and_rows_as_they_were(
+    before: list[list[Row]], undone: list[list[Row]]
+) -> None:
+    call, twin = call_of(program), call_of(program)
+    bin, other = call.new_state(), twin.new_state()
+
+    def epoch(call: GroupStateCall, bin: GroupBin, rows: list[Row], clock: int) -> list[Any]:
+        call.take([bin], [len(rows)], batch_of(rows))
+        return outputs(call.end_epoch([bin], None, None, clock))
+
+    for number, rows in enumerate(before):
+        assert epoch(call, bin, rows, number) == epoch(twin, other, rows, number)
+    bin.mark()
+    for number, rows in enumerate(undone):
+        epoch(call, bin, rows, 10 + 20 * number)
+    call.take([bin], [1], batch_of([("a", 1, 1)]))
+    bin.rollback()
+    assert dict(bin.items()) == dict(other.items())
+    # Then to another process, with the rows of an epoch under way.
+    call.take([bin], [1], batch_of([("b", 1, 1)]))
+    moved = call.new_state()
+    for chunk in bin.encode():
+        moved.absorb(chunk)
+    twin.take([other], [1], batch_of([("b", 1, 1)]))
+    for clock in (30, 1_000, 2_000):
+        assert outputs(call.end_epoch([moved], None, None, clock)) == outputs(
+            twin.end_epoch([other], None, None, clock)
+        )
+        assert dict(moved.items()) == dict(other.items())
+
+
+def test_timeouts_fire_once_in_order_and_only_without_rows() -> None:
+    fired: list[tuple[str, bool]] = []
+
+    def func(key: Any, frames: Any, state: Any) -> Any:
+        fired.append((key[0], state.hasTimedOut))
+        state.update((0, []))
+        if not state.hasTimedOut:
+            state.setTimeoutDuration({"a": 30, "b": 10, "c": 20}[key[0]])
+        return []
+
+    call = call_of(func)
+    bins = [call.new_state() for _ in range(3)]
+    for bin, key in zip(bins, "abc", strict=True):
+        call.take([bin], [1], batch_of([(key, 1, 1)]))
+    call.end_epoch(bins, None, None, 100)
+    fired.clear()
+    call.take([bins[1]], [1], batch_of([("b", 1, 1)]))
+    call.end_epoch(bins, None, None, 121)
+    assert fired == [("b", False), ("c", True)]
+    call.end_epoch(bins, None, None, 131)
+    call.end_epoch(bins, None, None, 132)
+    call.end_epoch(bins, None, None, 500)
+    assert fired[2:] == [("a", True), ("b", True)], "130 is not before 130, and nothing fires twice"
+
+
+@pytest.mark.parametrize("chunk", [b"\x01\x02nothing", b"\x01\x07", b"\x02\x02"])
+def test_bad_chunks_change_nothing(chunk: bytes) -> None:
+    bin = GroupBin()
+    bin.put(("a",), (1, []), None)
+    with pytest.raises(StateError):
+        bin.absorb(chunk)
+    assert dict(bin.items()) == {("a",): ((1, []), None)} and bin.pending == []
+
+
+# The surface of the state
+
+
+def state_of(conf: str = "NoTimeout", watermark: int | None = 1_000, value: Any = None, **fields: Any) -> GroupState:
+    schema = pa.schema(fields or {"n": pa.int64()})
+    return GroupState(GroupEpoch(StateShape(schema), conf, watermark, 5_000), value)
+
+
+def test_spark_s_rules() -> None:
+    state = state_of()
+    assert not state.exists and state.getOption is None and not state.hasTimedOut
+    with pytest.raises(ValueError, match="does not exist"):
+        state.get  # noqa: B018
+    state.update((1,))
+    assert state.exists and state.get == (1,) and state.getOption == (1,)
+    state.remove()
+    assert not state.exists
+    with pytest.raises(TypeError, match="remove"):
+        state.update(None)  # type: ignore[arg-type]
+    with pytest.raises(RuntimeError, match="ProcessingTimeTimeout"):
+        state.setTimeoutDuration(5)
+    with pytest.raises(RuntimeError, match="EventTimeTimeout"):
+        state.setTimeoutTimestamp(5)
+    assert state.getCurrentWatermarkMs() == 1_000 and state.getCurrentProcessingTimeMs() == 5_000
+    with pytest.raises(RuntimeError, match="withWatermark"):
+        state_of(watermark=None).getCurrentWatermarkMs()
+    timed = state_of("ProcessingTimeTimeout")
+    for bad in (0, -1, "", "0 seconds", "1 month", "five", "1.5 h"):
+        with pytest.raises(ValueError, match="setTimeoutDuration"):
+            timed.setTimeoutDuration(bad)
+    timed.setTimeoutDuration("1 minute 30 seconds")
+    assert timed._timeout_ms == 5_000 + 90_000
+    with pytest.raises(RuntimeError):
+        timed.setTimeoutTimestamp(5)
+    event = state_of("EventTimeTimeout")
+    for late in (0, 999):
+        with pytest.raises(ValueError, match="setTimeoutTimestamp"):
+            event.setTimeoutTimestamp(late)
+    event.setTimeoutTimestamp(1_000)
+    event.setTimeoutTimestamp(datetime.datetime(2024, 1, 1, 0, 0, 0, 123_999, datetime.timezone.utc))
+    assert event._timeout_ms == 1_704_067_200_123
+    with pytest.raises(RuntimeError):
+        event.setTimeoutDuration(5)
+
+
+@pytest.mark.parametrize(
+    ("text", "ms"),
+    [
+        ("10 seconds", 10_000),
+        ("1 second", 1_000),
+        ("90s", 90_000),
+        ("interval 2 hours", 7_200_000),
+        ("5ms", 5),
+        ("1m30s", 90_000),
+    ],
+)
+def test_durations_as_spark_writes_them(text: str, ms: int) -> None:
+    assert _duration_ms(text) == ms
+
+
+def test_the_state_has_the_declared_shape() -> None:
+    kinds = {"n": pa.int32(), "x": pa.float64(), "s": pa.string(), "d": pa.date32(), "l": pa.list_(pa.int64())}
+    state = state_of(**kinds)
+    given_list = [1]
+    state.update((np.int64(3), np.float32(0.5), None, pd.Timestamp(2024, 1, 2).date(), given_list))
+    given_list.append(2)
+    assert state.get == (3, 0.5, None, datetime.date(2024, 1, 2), [1])
+    state.get[4].append(9)
+    assert state.get[4] == [1] and type(state.get[0]) is int
+    good = [1, 1.0, "s", datetime.date(2024, 1, 1), [1]]
+    for place, bad in [
+        (0, 1 << 31),
+        (0, "1"),
+        (0, True),
+        (0, 1.0),
+        (1, "x"),
+        (1, decimal.Decimal(1)),
+        (2, 5),
+        (4, ["a"]),
+    ]:
+        value = list(good)
+        value[place] = bad
+        with pytest.raises(TypeError, match=f"field '{list(kinds)[place]}'"):
+            state.update(tuple(value))
+        assert state.get[0] == 3, "unchanged"
+    for wrong in ((1,), 5, "abcde"):
+        with pytest.raises(TypeError, match="tuple of 5"):
+            state.update(wrong)  # type: ignore[arg-type]
+
+
+# Errors
+
+
+def test_what_the_flow_refuses() -> None:
+    keyed = pk.Flow(SCHEMA).key_by("k")
+    with pytest.raises(PlanError, match="event_time"):
+        keyed.apply_in_pandas_with_state(program, OUTPUT, STATE, "update", "EventTimeTimeout")
+    with pytest.raises(ConfigError, match="timeoutConf"):
+        keyed.apply_in_pandas_with_state(program, OUTPUT, STATE, "update", "Never")
+    with pytest.raises(ConfigError, match="outputMode"):
+        keyed.apply_in_pandas_with_state(program, OUTPUT, STATE, "complete")
+    with pytest.raises(ConfigError, match="timezone"):
+        keyed.apply_in_pandas_with_state(program, OUTPUT, STATE, timezone="Mars/Olympus")
+    with pytest.raises(PlanError, match="key_by"):
+        pk.Flow(SCHEMA).apply_in_pandas_with_state(program, OUTPUT, STATE)
+    with pytest.raises(ConfigError, match="function"):
+        keyed.apply_in_pandas_with_state("program", OUTPUT, STATE)  # type: ignore[arg-type]
+
+
+def _raises(key: Any, frames: Any, state: Any) -> Iterator[pd.DataFrame]:
+    if key[0] == "b":
+        raise KeyError("missing")
+    yield from ()
+
+
+@pytest.mark.parametrize(
+    ("func", "words"),
+    [
+        (_raises, r"(?s)KeyError.*missing.*k='b'"),
+        (lambda key, frames, state: pd.DataFrame({"a": [1]}), "yield DataFrames"),
+        (lambda key, frames, state: [1], "yielded a int"),
+        (lambda key, frames, state: [pd.DataFrame({"k": [1]})], "1 columns"),
+        (lambda key, frames, state: [pd.DataFrame([["k", "why", "no number", 1, 1, 1]])], "'total'"),
+        (lambda key, frames, state: [pd.DataFrame([[1] * 6], columns=list("abcdef"))], "without the column 'k'"),
+        (lambda key, frames, state: state.get, "does not exist"),
+        (lambda key, frames: [], "TypeError"),
+    ],
+)
+def test_errors_name_the_function_and_the_key(func: Any, words: str) -> None:
+    flow = pk.Flow(SCHEMA).key_by("k").apply_in_pandas_with_state(func, OUTPUT, STATE)
+    with pytest.raises(UserFunctionError, match=words) as caught:
+        flow.collect(batch_of([("a", 1, 1), ("b", 1, 1)]))
+    assert caught.value.file == __file__ and caught.value.line > 0
+
+
+# Frames
+
+
+tables = st.integers(1, 30).flatmap(
+    lambda n: st.fixed_dictionaries(
+        {
+            "i": st.lists(st.one_of(st.integers(0, 3), st.none()), min_size=n, max_size=n),
+            "f": st.lists(st.sampled_from([0.0, -0.0, 1.5, math.nan, None]), min_size=n, max_size=n),
+            "s": st.lists(st.sampled_from(["x", "y", None]), min_size=n, max_size=n),
+            "t": st.lists(
+                st.datetimes(datetime.datetime(2000, 1, 1), datetime.datetime(2030, 1, 1)), min_size=n, max_size=n
+            ),
+        }
+    )
+)
+
+
+@settings(deadline=None)
+@given(tables, st.sampled_from([["i"], ["f"], ["s", "i"], ["i", "f", "s"], ["t"]]), st.booleans())
+def test_groups_and_their_frames_equal_the_obvious_ones(
+    columns: dict[str, list[Any]], keys: list[str], nulls: bool
+) -> None:
+    if not nulls:
+        columns["i"] = [value or 0 for value in columns["i"]]
+    kinds = {"i": pa.int64(), "f": pa.float64(), "s": pa.string(), "t": pa.timestamp("us", "UTC")}
+    table = pa.table({name: pa.array(values, kinds[name]) for name, values in columns.items()})
+    order, starts = group_rows(table, keys)
+
+    def key(row: int) -> tuple[Any, ...]:
+        values = (columns[name][row] for name in keys)
+        return tuple("nan" if value != value else value for value in values)
+
+    expected: dict[Any, list[int]] = {}
+    for row in range(table.num_rows):
+        expected.setdefault(key(row), []).append(row)
+    bounds = [*starts.tolist(), table.num_rows]
+    groups = [order[a:b].tolist() for a, b in itertools.pairwise(bounds)]
+    assert sorted(groups) == sorted(expected.values())
+    ordered = table.take(order)
+    fast, naive = Cutter(ordered, "Europe/Berlin"), Cutter(ordered, "Europe/Berlin", naive=True)
+    for a, b in itertools.pairwise(bounds):
+        frame = fast.cut(a, b)
+        pd.testing.assert_frame_equal(frame, naive.cut(a, b))
+        frame.loc[0, "s"] = "changed"
+        frame["i"] = 5
+        assert len(frame) == b - a and frame["f"].iloc[-1:].equals(naive.cut(a, b)["f"].iloc[-1:])
+
+
+frames = st.lists(
+    st.sampled_from(
+        [
+            pd.DataFrame({"a": [1], "b": ["x"]}),
+            pd.DataFrame({"a": [2, 3], "b": ["y", None]}),
+            pd.DataFrame({"b": ["z"], "a": [4]}),
+            pd.DataFrame({"a": [1.0], "b": ["x"]}),
+            pd.DataFrame({"a": pd.array([None, 5], "Int64"), "b": pd.Categorical(["q", "r"])}),
+            pd.DataFrame([[7, "p"]]),
+            pd.DataFrame({"a": pd.to_datetime([1, 2]), "b": ["m", "n"], "c": pd.to_datetime([3, 4])}),
+            pd.DataFrame({"a": pd.to_datetime([5]), "b": ["m"], "c": pd.to_datetime([6])}),
+            pd.DataFrame({"a": pd.to_datetime([7], utc=True), "b": ["o"], "c": pd.to_timedelta([8])}),
+            pd.DataFrame({"a": [9, 9, 9], "b": list("abc")}).iloc[1:2],
+        ]
+    ),
+    max_size=8,
+)
+
+
+@given(frames)
+def test_joined_frames_equal_concatenated_ones(several: list[pd.DataFrame]) -> None:
+    def rows(parts: Any) -> list[str]:
+        plain = [[[None if pd.isna(v) else v for v in column] for column in columns] for _, columns in parts]
+        return sorted(str(row) for columns in plain for row in zip(*columns, strict=True))
+
+    assert rows(joined(several)) == rows(joined(several, naive=True))
+    joiner = Joiner(pa.schema({"a": pa.int64(), "b": pa.string()}), "UTC")
+    several = [frame for frame in several if frame.shape[1] == 2]
+    for frame in several:
+        joiner.add(frame)
+    joiner.flush()
+    assert sum(batch.num_rows for batch in joiner.batches) == sum(map(len, several))
+
+
+def test_timestamps_go_in_and_out_in_the_session_s_zone() -> None:
+    summer = datetime.datetime(2024, 7, 1, 12, tzinfo=datetime.timezone.utc)
+
+    def func(key: Any, frames: Any, state: Any) -> Iterator[pd.DataFrame]:
+        for frame in frames:
+            assert frame["ts"].dtype == "datetime64[ns]" and frame["ts"][0].hour == 14
+            assert key[0] == frame["ts"][0]
+            yield pd.DataFrame({"ts": frame["ts"]})
+
+    flow = pk.Flow("ts timestamp").key_by("ts")
+    flow = flow.apply_in_pandas_with_state(func, "ts timestamp", "n int", timezone="Europe/Berlin")
+    made = flow.collect(pa.table({"ts": pa.array([summer], pa.timestamp("us", "UTC"))}))
+    assert made.column("ts").to_pylist() == [summer]
