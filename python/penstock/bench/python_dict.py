@@ -40,7 +40,8 @@ def batches(keys: int, rows: int, batch_rows: int = _BATCH_ROWS) -> list[pa.Reco
 
     rng = np.random.default_rng(7)
     columns = [pa.array(rng.integers(0, keys, rows)), pa.array(rng.random(rows))]
-    return pa.Table.from_arrays(columns, schema=INPUT).to_batches(max_chunksize=batch_rows)
+    made: list[pa.RecordBatch] = pa.Table.from_arrays(columns, schema=INPUT).to_batches(max_chunksize=batch_rows)
+    return made
 
 
 def dict_loop(source: Sequence[pa.RecordBatch], states: dict[int, Any] | None = None) -> Iterator[pa.RecordBatch]:
@@ -80,14 +81,16 @@ def run(options: Options, emit: Emit, tell: Tell) -> None:
         if not _ordered(ours).equals(_ordered(peer)):
             raise AssertionError("the two sides do not give the same rows")
         del ours, peer
-        paired = compare(budget, functools.partial(_rate, stateful_map, source), functools.partial(_rate, dict_loop, source))
+        paired = compare(
+            budget, functools.partial(_rate, stateful_map, source), functools.partial(_rate, dict_loop, source)
+        )
         conditions = {"keys": keys, "rows": rows, "batch_rows": _BATCH_ROWS, "workers": 1, "journal": False}
         emit(line("python-state", f"w1 keys={keys} vs dict loop", "rows/s", "higher", paired, options, conditions))
 
 
 def _rate(side: Any, source: Sequence[pa.RecordBatch]) -> float:
     begin = time.perf_counter()
-    rows = sum(batch.num_rows for batch in side(source))
+    rows: int = sum(batch.num_rows for batch in side(source))
     return rows / (time.perf_counter() - begin)
 
 

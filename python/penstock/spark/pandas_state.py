@@ -71,7 +71,8 @@ def apply_in_pandas_with_state(
     -------
     pyspark.sql.DataFrame or StatefulStream
         For a batch DataFrame a DataFrame, lazy: each key once, nothing times out, no state is
-        kept, as in Spark. For a streaming one a `StatefulStream`: start it on an engine.
+        kept (Spark refuses the function there). For a streaming one a `StatefulStream`: start
+        it on an engine.
 
     Raises
     ------
