@@ -3,7 +3,7 @@
 Describe a computation once, as a `Flow`, and run it where the data is: in this process
 (`Flow.run`), as a Spark batch job (``penstock.spark.run``), inside Spark partitions
 (`Flow.map_in_arrow`), or resident beside a Structured Streaming query
-(``penstock.Engine``).
+(``penstock.Engine``). Below flows there are dataflows by hand: `execute` and `penstock.dataflow`.
 
 Importing this package starts no thread, socket or process and does not import pyspark.
 
@@ -29,7 +29,8 @@ from penstock.flow import Flow
 from penstock.windows import Window, sliding, tumbling
 
 if TYPE_CHECKING:
-    from penstock import spark
+    from penstock import dataflow, spark
+    from penstock.dataflow.execution import execute
     from penstock.spark.engine import Engine
 
 __all__ = [
@@ -40,7 +41,9 @@ __all__ = [
     "Window",
     "__version__",
     "count",
+    "dataflow",
     "errors",
+    "execute",
     "max",
     "mean",
     "min",
@@ -53,8 +56,10 @@ __all__ = [
 
 def __getattr__(name: str) -> Any:
     # pyspark and the native module load only when somebody asks for what needs them.
-    if name == "spark":
-        return importlib.import_module("penstock.spark")
+    if name in ("dataflow", "spark"):
+        return importlib.import_module(f"penstock.{name}")
+    if name == "execute":
+        return importlib.import_module("penstock.dataflow").execute
     if name == "Engine":
         return importlib.import_module("penstock.spark.engine").Engine
     if name == "__version__":

@@ -1,13 +1,14 @@
 """Native half of penstock. Import `penstock`, not this module.
 
 Every class is a frozen handle that refuses pickling. Handles with threads, sockets or live state (`LocalRun`,
-`InlineRun`, `Nexmark`, `Registry`, `Member`, `Feed`, `Drain`) belong to the process that made them and raise
-`ForkError` in a forked child; `RecordBatch` and `Schema` are plain data and stay usable. Long calls release the
-interpreter lock and serve signals at least every 20 ms. "Arrow data" is any object with ``__arrow_c_array__`` or
-``__arrow_c_stream__``: a pyarrow RecordBatch or Table, a polars or pandas frame; it is never copied.
+`InlineRun`, `Nexmark`, `Registry`, `Member`, `Feed`, `Drain`, all of `Dataflow...`) belong to the process that made
+them and raise `ForkError` in a forked child; `RecordBatch` and `Schema` are plain data and stay usable. Long calls
+release the interpreter lock and serve signals at least every 20 ms. "Arrow data" is any object with
+``__arrow_c_array__`` or ``__arrow_c_stream__``: a pyarrow RecordBatch or Table, a polars or pandas frame; it is never
+copied.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Literal, Protocol, TypedDict, final
 
@@ -157,6 +158,263 @@ def exchange_hashes(plan: str, piece: int, batch: _ArrowData) -> RecordBatch:
 
 def max_event_time(plan: str, batch: _ArrowData) -> int | None:
     """Greatest event time of a batch, in microseconds since 1970; None without rows or event time."""
+
+# The dataflow layer. Its handles belong to the thread of their worker: any other gets a ThreadError, and after the
+# worker's end a ClosedError. What they are for is documented in penstock.dataflow, which wraps them.
+
+_Time = int | tuple[int, ...]
+
+def dataflow_alone(threads: int) -> DataflowSeats:
+    """Seats for `threads` workers of this process, without others.
+
+    Raises
+    ------
+    ConfigError
+        When `threads` is out of range.
+    """
+
+@final
+class DataflowListener:
+    """A listener for one run of several processes, on loopback unless told otherwise."""
+
+    def __new__(cls, host: str, port: int) -> DataflowListener: ...
+    @property
+    def address(self) -> str:
+        """Where it listens, as ``host:port``."""
+
+    def connect(
+        self,
+        process: int,
+        addresses: Sequence[str],
+        secret: bytes,
+        threads: int,
+        group: str,
+        timeout: float | None,
+    ) -> DataflowSeats:
+        """Connect with all other processes and prove the secret both ways; uses the listener up.
+
+        Raises
+        ------
+        AuthenticationError, ProtocolError, WorkerLost, ConfigError
+            When a process has another secret, belongs to another run, does not come, or the arguments do not fit.
+        """
+
+    def close(self) -> None:
+        """Stop listening. Again: nothing."""
+
+@final
+class DataflowSeats:
+    """The workers' places of one process in a run."""
+
+    @property
+    def process(self) -> int:
+        """Index of this process."""
+
+    @property
+    def processes(self) -> int:
+        """How many processes there are."""
+
+    @property
+    def threads(self) -> int:
+        """Workers of each process."""
+
+    def worker(self, thread: int, main: bool) -> DataflowWorker:
+        """Make the calling thread the worker on a seat; `main`: it is the thread that hears signals.
+
+        Raises
+        ------
+        ValueError
+            When the seat is taken or does not exist.
+        """
+
+    def stop(self, reason: str) -> None:
+        """Stop all workers of the run, here and in the other processes: their next step raises. From any thread."""
+
+    def close(self) -> None:
+        """Leave the run, after its workers have ended. Again: nothing."""
+
+@final
+class DataflowWorker:
+    """One worker, bound to the thread that made it."""
+
+    @property
+    def index(self) -> int:
+        """Index of this worker among all workers."""
+
+    @property
+    def peers(self) -> int:
+        """How many workers there are."""
+
+    def open(self, name: str) -> DataflowScope:
+        """Begin a dataflow; `start` ends it."""
+
+    def start(self) -> None:
+        """Start the dataflow that was begun.
+
+        Raises
+        ------
+        GraphError
+            When it cannot run, or a worker that has ended built another.
+        """
+
+    def step(self) -> bool:
+        """Do what can be done now. True while a dataflow is unfinished."""
+
+    def step_or_park(self, timeout: float | None = None) -> bool:
+        """Park while there is nothing to do, for at most `timeout` seconds, then step."""
+
+    def finish(self) -> None:
+        """End the program: close its inputs, tell the other workers, step until all is finished everywhere."""
+
+    def abort(self, exception: BaseException) -> None:
+        """Stop this worker and all its peers, because its program raised this exception."""
+
+    def close(self) -> None:
+        """Drop the worker and everything that belongs to it. Again: nothing."""
+
+@final
+class DataflowScope:
+    """A scope of a dataflow that is being built."""
+
+    @property
+    def depth(self) -> int:
+        """How many coordinates a time has here."""
+
+    @property
+    def path(self) -> str:
+        """The name of the scope, after those around it."""
+
+    def input(self) -> tuple[DataflowInput, DataflowStream]:
+        """A stream that the program feeds, and the handle to feed it."""
+
+    def nested(self, name: str) -> DataflowScope:
+        """A scope within this one."""
+
+    def feedback(self, advance: int) -> tuple[DataflowLoop, DataflowStream]:
+        """Open a loop whose blocks come back with the innermost coordinate advanced by `advance`."""
+
+    def operator(
+        self,
+        name: str,
+        inputs: Sequence[DataflowStream],
+        constructor: Callable[[DataflowPorts, DataflowCapability], Callable[[], None]],
+    ) -> DataflowStream:
+        """An operator with one output: ``constructor(ports, capability)`` gives its logic."""
+
+@final
+class DataflowStream:
+    """The blocks that one output sends, on this worker."""
+
+    def apply(self, name: str, call: Callable[..., Any], timed: bool) -> DataflowStream:
+        """Each block through ``call(block)``; with `timed`, ``call(time, block)`` only looks on."""
+
+    def concat(self, other: DataflowStream) -> DataflowStream:
+        """The blocks of this and another stream."""
+
+    def exchange_keys(
+        self, name: str, keys: Callable[[Any], list[Any]], refused: Callable[[Exception], Exception]
+    ) -> DataflowStream:
+        """Items to the worker that the hash of their key names; `refused` makes the error of a key without one."""
+
+    def exchange_columns(self, name: str, columns: Sequence[str]) -> DataflowStream:
+        """Rows to the worker that the hash of these columns names."""
+
+    def broadcast(self, name: str) -> DataflowStream:
+        """Every block to every worker."""
+
+    def probe(self) -> DataflowProbe:
+        """A view of this stream's frontier."""
+
+    def enter(self, inner: DataflowScope) -> DataflowStream:
+        """This stream in a scope nested in its own."""
+
+    def leave(self, outer: DataflowScope) -> DataflowStream:
+        """This stream in the scope around its own."""
+
+    def connect_loop(self, feedback: DataflowLoop) -> None:
+        """Feed a loop of this scope."""
+
+@final
+class DataflowLoop:
+    """The open end of a loop."""
+
+@final
+class DataflowInput:
+    """Feeds a stream."""
+
+    @property
+    def time(self) -> Any:
+        """The current time; None when it is closed."""
+
+    def send(self, block: Any) -> None:
+        """Send a block at the current time."""
+
+    def advance_to(self, time: _Time) -> None:
+        """Move to a later time: nothing more comes before it."""
+
+    def close(self) -> None:
+        """End the input. Again: nothing."""
+
+@final
+class DataflowProbe:
+    """A view of a stream's frontier, over all workers."""
+
+    def less_than(self, time: _Time) -> bool:
+        """Whether a time before this one may still come."""
+
+    def less_equal(self, time: _Time) -> bool:
+        """Whether this time may still come."""
+
+    def done(self) -> bool:
+        """Whether nothing more comes."""
+
+    def frontier(self) -> list[_Time]:
+        """The least times that may still come."""
+
+@final
+class DataflowCapability:
+    """The right to send at a time or later."""
+
+    @property
+    def time(self) -> Any:
+        """The earliest time at which it allows to send; None when it was dropped."""
+
+    def delayed(self, time: _Time) -> DataflowCapability:
+        """A further capability, for a time in advance of this one's."""
+
+    def downgrade(self, time: _Time) -> None:
+        """Move it to a time in advance of its own."""
+
+    def drop(self) -> None:
+        """Give it up. Again: nothing."""
+
+@final
+class DataflowPorts:
+    """What the logic of one operator reads from, sends to and waits for."""
+
+    def next(self, input: int) -> tuple[DataflowCapability, Any] | None:
+        """The next block of an input with its capability; None when there is none now."""
+
+    def send(self, capability: DataflowCapability, block: Any, at: _Time | None = None) -> None:
+        """Send a block with a capability, at its time or the later one `at`."""
+
+    def frontier(self, input: int) -> list[_Time]:
+        """The least times that may still come at an input."""
+
+    def less_equal(self, input: int, time: _Time) -> bool:
+        """Whether this time may still come at an input."""
+
+    def less_than(self, input: int, time: _Time) -> bool:
+        """Whether a time before this one may still come at an input."""
+
+    def notify_at(self, capability: DataflowCapability) -> None:
+        """Ask for one notification when the capability's time is complete at all inputs; takes the capability."""
+
+    def notification(self) -> DataflowCapability | None:
+        """The capability of the earliest time that was asked for and is complete; None when there is none now."""
+
+    def activate(self) -> None:
+        """Make the logic run again in the current or the next step."""
 
 @final
 class RecordBatch:

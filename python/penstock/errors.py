@@ -15,19 +15,29 @@ from typing import Any
 
 __all__ = [
     "AuthenticationError",
+    "BlockError",
+    "CapabilityError",
+    "ClosedError",
     "ConfigError",
+    "DataflowError",
     "EngineError",
     "ForkError",
+    "GraphError",
     "KeyNullError",
     "PenstockError",
     "PlanError",
+    "ProgramError",
     "ProtocolError",
     "SchemaError",
     "SlotsError",
     "StateError",
     "StateLost",
+    "ThreadError",
+    "TimeError",
     "UnsupportedSession",
     "UserFunctionError",
+    "WorkerLost",
+    "WorkerStopped",
     "from_failure",
 ]
 
@@ -179,6 +189,82 @@ class ForkError(PenstockError, RuntimeError):
     owner, here : int
         The process id that made the handle, and the one that used it.
     """
+
+
+class DataflowError(EngineError):
+    """A worker of the dataflow layer cannot do this, or cannot go on."""
+
+
+class GraphError(DataflowError):
+    """A dataflow that cannot run, or that two workers built differently.
+
+    Attributes
+    ----------
+    worker, peer : int
+        The workers that disagree, where it is about two.
+    """
+
+
+class WorkerStopped(DataflowError):
+    """This worker was stopped because another one failed, or from outside.
+
+    The first cause is `__cause__` where it happened in this process.
+
+    Attributes
+    ----------
+    worker : int
+        The worker that failed first, or that passed the order on.
+    """
+
+
+class WorkerLost(DataflowError, ConnectionError):
+    """A process of the run died, or did not come.
+
+    Attributes
+    ----------
+    process : int
+        Its index.
+    exitcode : int or None
+        How it ended, where that is known: negative is a signal.
+    """
+
+
+class ProgramError(PenstockError, RuntimeError):
+    """The program of a worker raised, or returned what cannot leave its process.
+
+    The original exception is `__cause__`.
+
+    Attributes
+    ----------
+    worker, process : int
+        Where.
+    """
+
+
+class TimeError(PenstockError, ValueError):
+    """A time of another scope, or one that would go back.
+
+    Attributes
+    ----------
+    asked, held : int or tuple of int
+        The time that was given, and the one to which it is not at or after, where there is one.
+    """
+
+
+class CapabilityError(PenstockError, RuntimeError):
+    """A capability that was dropped, or that belongs to another operator."""
+
+
+class BlockError(PenstockError, TypeError):
+    """Something that a stream cannot carry, or that an operator does not take."""
+
+
+class ClosedError(PenstockError, RuntimeError):
+    """A handle is used after its end: a closed input, a worker whose program is over."""
+
+
+class ThreadError(PenstockError, RuntimeError):
+    """A handle of a worker is used in another thread than the worker's."""
 
 
 class UnsupportedSession(PenstockError, TypeError):

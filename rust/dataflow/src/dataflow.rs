@@ -121,6 +121,8 @@ pub(crate) struct Dataflow {
     /// How many dataflows this worker had built before.
     number: u64,
     channels: Range<u64>,
+    /// It has never stepped: a graph without anything to do must still find out that it is done.
+    fresh: Cell<bool>,
 }
 
 impl Dataflow {
@@ -137,7 +139,7 @@ impl Dataflow {
             region.describe(&mut description);
         }
         let (family, graph) = (root.family.clone(), description.into());
-        let dataflow = Dataflow { core, family, root, caster, graph, number, channels };
+        let dataflow = Dataflow { core, family, root, caster, graph, number, channels, fresh: Cell::new(true) };
         dataflow.root.propagate();
         dataflow.cast();
         Ok(dataflow)
@@ -145,6 +147,7 @@ impl Dataflow {
 
     /// Takes in progress, runs what it or new blocks activated, and shares what that changed.
     pub(crate) fn step(&self) -> Result<(), Error> {
+        self.fresh.set(false);
         self.receive()?;
         self.settle()?;
         if self.family.pending.get() > 0 {
@@ -178,6 +181,7 @@ impl Dataflow {
     /// Whether a step would do something.
     pub(crate) fn has_work(&self) -> bool {
         self.family.pending.get() > 0
+            || self.fresh.get()
             || !self.caster.inbox.0.borrow().is_empty()
             || self.family.regions.borrow().iter().any(|region| region.is_dirty())
     }

@@ -195,3 +195,48 @@ fn a_feedback_loop_terminates() {
         assert_eq!(all, expected, "{name}");
     }
 }
+
+#[test]
+fn a_dataflow_without_anything_to_do_finishes_by_parking() {
+    let threads = penstock_dataflow::execute(penstock_dataflow::fabric::threads(2), |worker: &mut Worker| {
+        worker.dataflow::<u64, _>("empty", |_| ());
+        worker.dataflow::<u64, _>("hollow", |scope| scope.nested::<Product<u64, u64>, _>("inside", |_| ()));
+        while worker.step_or_park(None)? {}
+        Ok::<_, BoxError>(worker.dataflows())
+    });
+    for thread in threads {
+        assert_eq!(thread.join().unwrap().unwrap(), 0);
+    }
+}
+
+#[test]
+fn a_dataflow_may_be_built_piece_by_piece() {
+    let threads = penstock_dataflow::execute(penstock_dataflow::fabric::threads(2), |worker: &mut Worker| {
+        let building = worker.open::<u64>("pieces");
+        let (mut handle, stream) = building.scope().new_input::<Vec<u64>>();
+        let seen = Rc::new(RefCell::new(Vec::<u64>::new()));
+        let sink = seen.clone();
+        let (probe, _) =
+            stream.exchange_by(|value| *value).inspect(move |_, block| sink.borrow_mut().extend(block)).probe();
+        worker.start(building);
+        assert!(worker.failure().is_none());
+        handle.send((0..10).collect());
+        handle.advance_to(1)?;
+        while probe.less_than(&1) {
+            worker.step_or_park(None)?;
+        }
+        handle.close();
+        let building = worker.open::<u64>("broken");
+        let (_, looped) = building.scope().feedback::<Vec<u64>>(0);
+        drop(looped);
+        worker.start(building);
+        let failure = worker.failure().map(|error| error.to_string());
+        let seen = seen.take();
+        Ok::<_, BoxError>((worker.index() as u64, seen, failure))
+    });
+    for thread in threads {
+        // The second graph is refused, so the program ends with that error.
+        let error = thread.join().unwrap().unwrap_err().to_string();
+        assert!(error.contains("\"broken\"") && error.contains("feedback"), "{error}");
+    }
+}

@@ -43,6 +43,24 @@ pub(crate) enum Kind {
     Fork,
     /// penstock.errors.UserFunctionError
     UserFunction,
+    /// penstock.errors.DataflowError
+    Dataflow,
+    /// penstock.errors.GraphError
+    Graph,
+    /// penstock.errors.TimeError
+    Time,
+    /// penstock.errors.CapabilityError
+    Capability,
+    /// penstock.errors.BlockError
+    Block,
+    /// penstock.errors.ClosedError
+    Closed,
+    /// penstock.errors.ThreadError
+    Thread,
+    /// penstock.errors.WorkerStopped
+    WorkerStopped,
+    /// penstock.errors.WorkerLost
+    WorkerLost,
 }
 
 impl Kind {
@@ -60,6 +78,15 @@ impl Kind {
             Kind::Protocol => Some("ProtocolError"),
             Kind::Fork => Some("ForkError"),
             Kind::UserFunction => Some("UserFunctionError"),
+            Kind::Dataflow => Some("DataflowError"),
+            Kind::Graph => Some("GraphError"),
+            Kind::Time => Some("TimeError"),
+            Kind::Capability => Some("CapabilityError"),
+            Kind::Block => Some("BlockError"),
+            Kind::Closed => Some("ClosedError"),
+            Kind::Thread => Some("ThreadError"),
+            Kind::WorkerStopped => Some("WorkerStopped"),
+            Kind::WorkerLost => Some("WorkerLost"),
         }
     }
 }

@@ -9,6 +9,7 @@ mod arrow;
 mod aside;
 mod calls;
 mod convert;
+mod dataflow;
 mod enter;
 mod errors;
 mod feed;
@@ -26,6 +27,11 @@ mod tokenize;
 mod _native {
     #[pymodule_export]
     use crate::arrow::{RecordBatch, Schema};
+    #[pymodule_export]
+    use crate::dataflow::{
+        DataflowCapability, DataflowInput, DataflowListener, DataflowLoop, DataflowPorts, DataflowProbe, DataflowScope,
+        DataflowSeats, DataflowStream, DataflowWorker, dataflow_alone,
+    };
     #[pymodule_export]
     use crate::feed::{Drain, Feed};
     #[pymodule_export]

@@ -7,7 +7,7 @@
 
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
+use std::sync::mpsc::{Receiver, channel};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -47,7 +47,7 @@ pub enum MeshError {
         /// Where it was expected.
         address: String,
         /// What happened.
-        source: ClusterError,
+        source: Box<ClusterError>,
     },
     /// A process did not come in time.
     #[error("process {process} did not connect within {seconds:.1} s")]
@@ -70,7 +70,7 @@ pub enum MeshError {
     Cancelled,
     /// The listener failed.
     #[error(transparent)]
-    Port(#[from] ClusterError),
+    Port(#[from] Box<ClusterError>),
 }
 
 /// What the dialling side says about itself; covered by both proofs.
@@ -147,7 +147,8 @@ impl MeshPort {
                     Box::new(handler),
                 )
             })
-            .transpose()?;
+            .transpose()
+            .map_err(Box::new)?;
         let stopped = || cancelled.load(Ordering::Acquire);
         for (process, address) in plan.addresses.iter().enumerate().skip(me + 1) {
             if stopped() {
@@ -158,7 +159,7 @@ impl MeshPort {
             let stream = dial(plan, process, address, secret, &limits, left).map_err(|source| MeshError::Peer {
                 process,
                 address: address.clone(),
-                source,
+                source: Box::new(source),
             })?;
             mesh[process] = Some(stream);
         }
@@ -168,7 +169,7 @@ impl MeshPort {
             }
             match next(&arrivals, deadline) {
                 Some((from, session)) => {
-                    let stream = session.into_stream()?;
+                    let stream = session.into_stream().map_err(Box::new)?;
                     // From here on it is ours: closing the port must not end it.
                     if let Some(port) = &port {
                         port.disown(&stream);
@@ -185,10 +186,7 @@ impl MeshPort {
 
 fn next(arrivals: &Receiver<(usize, Session)>, deadline: Instant) -> Option<(usize, Session)> {
     let wait = LOOK.min(deadline.saturating_duration_since(Instant::now()));
-    match arrivals.recv_timeout(wait) {
-        Ok(arrived) => Some(arrived),
-        Err(RecvTimeoutError::Timeout | RecvTimeoutError::Disconnected) => None,
-    }
+    arrivals.recv_timeout(wait).ok()
 }
 
 /// Answers an authenticated connection; none when it does not belong here.
@@ -327,9 +325,8 @@ mod tests {
             let mut other = plan(0, &addresses);
             change(&mut other);
             let [dialled, _] = pair((other, secret(7)), (plan(1, &addresses), secret(7)), ports);
-            let Err(MeshError::Peer { source: ClusterError::Refused(failure), .. }) = dialled else {
-                panic!("{dialled:?}")
-            };
+            let Err(MeshError::Peer { source, .. }) = dialled else { panic!("{dialled:?}") };
+            let ClusterError::Refused(failure) = *source else { panic!("{source:?}") };
             assert_eq!(failure.kind, kind);
         }
     }

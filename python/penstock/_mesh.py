@@ -1,0 +1,127 @@
+"""Seats of one process in a run of workers: alone, or connected with the other processes.
+
+`execute` and the gangs of `penstock.spark` both come through here. Connecting proves a secret of 32 bytes in both
+directions; the secret is the caller's to carry, never on a command line, in the environment or in a log.
+
+Examples
+--------
+>>> with alone(2) as seats:
+...     seats.process, seats.processes, seats.threads, seats.peers
+(0, 1, 2, 2)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from types import TracebackType
+
+from penstock import _native
+
+__all__ = ["Listener", "Seats", "alone", "listen"]
+
+
+class Seats:
+    """The places of this process's workers; `penstock.dataflow.run_workers` fills them."""
+
+    def __init__(self, native: _native.DataflowSeats) -> None:
+        self._native = native
+
+    @property
+    def process(self) -> int:
+        """Index of this process."""
+        return self._native.process
+
+    @property
+    def processes(self) -> int:
+        """How many processes there are."""
+        return self._native.processes
+
+    @property
+    def threads(self) -> int:
+        """Workers of each process."""
+        return self._native.threads
+
+    @property
+    def peers(self) -> int:
+        """Workers of all processes."""
+        return self.processes * self.threads
+
+    def stop(self, reason: str) -> None:
+        """Stop all workers of the run, here and elsewhere: their next step raises `WorkerStopped`. From any thread."""
+        self._native.stop(reason)
+
+    def close(self) -> None:
+        """Leave the run, after its workers have ended."""
+        self._native.close()
+
+    def __enter__(self) -> Seats:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+class Listener:
+    """Waits for the other processes of one run; tell them its `address`, then `connect`."""
+
+    def __init__(self, native: _native.DataflowListener) -> None:
+        self._native = native
+
+    @property
+    def address(self) -> str:
+        """Where it listens: ``host:port``."""
+        return self._native.address
+
+    def connect(
+        self,
+        process: int,
+        addresses: Sequence[str],
+        secret: bytes,
+        threads: int = 1,
+        *,
+        group: str = "",
+        timeout: float | None = 30.0,
+    ) -> Seats:
+        """Connect this process with every other; uses the listener up.
+
+        Parameters
+        ----------
+        process : int
+            Index of this process in `addresses`.
+        addresses : sequence of str
+            Of all processes, in order, this one's included; equal for all.
+        secret : bytes
+            32 random bytes that only the processes of this run know.
+        threads : int
+            Workers of each process, equal for all.
+        group : str
+            Name of the run: connections of another one are refused.
+        timeout : float, optional
+            Seconds until all must be connected.
+
+        Raises
+        ------
+        AuthenticationError
+            When a process does not prove the secret.
+        ProtocolError
+            When a process belongs to another run, or to one of another shape.
+        WorkerLost
+            When a process cannot be reached or does not come in time; `process` names it.
+        """
+        return Seats(self._native.connect(process, list(addresses), secret, threads, group, timeout))
+
+    def close(self) -> None:
+        """Stop listening."""
+        self._native.close()
+
+
+def listen(host: str = "127.0.0.1", port: int = 0) -> Listener:
+    """Listen for the other processes of a run; port 0 lets the system choose."""
+    return Listener(_native.DataflowListener(host, port))
+
+
+def alone(threads: int) -> Seats:
+    """Seats of a run of one process."""
+    return Seats(_native.dataflow_alone(threads))

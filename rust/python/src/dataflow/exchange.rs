@@ -1,0 +1,188 @@
+//! Exchanges: which worker gets which item or row.
+//!
+//! An exchange is two operators. The first runs where the block is: it splits it, and packs the parts that leave the process, so
+//! that a key function that raises or an object that does not pickle is an error of that step. The second receives. A list is
+//! split by one call of the key function's wrapper for the whole block and one pass over the keys; a record batch by the
+//! project's hash of its columns, without the interpreter.
+
+use std::sync::Arc;
+
+use arrow_array::{RecordBatch as Batch, UInt32Array};
+use penstock_dataflow::{BoxError, Exchange, OperatorBuilder, Pipeline, Stream};
+use penstock_plan::hash::hash_columns_of;
+use pyo3::prelude::*;
+use pyo3::types::{PyDict, PyList};
+
+use super::block::{Block, Parcel, attached};
+use super::hash;
+use super::stream::Layout;
+use super::time::Time;
+use crate::errors::{self, Kind};
+
+/// How blocks spread over the workers.
+pub(crate) enum Spread {
+    /// Items by their keys: `keys(block)` gives the key of each item of a list.
+    Keys {
+        /// The wrapper of the user's function.
+        keys: Py<PyAny>,
+        /// Says which key of which item was refused, as the user's error: `refused(error)`.
+        refused: Py<PyAny>,
+    },
+    /// Rows of record batches by the hash of these columns.
+    Columns(Vec<String>),
+    /// Every block to every worker.
+    Broadcast,
+}
+
+/// The stream after the exchange.
+pub(crate) fn exchange<T: Time>(
+    stream: &Stream<T, Block>,
+    name: &str,
+    spread: Spread,
+    layout: Layout,
+) -> Stream<T, Block> {
+    let mut builder = OperatorBuilder::new(stream.scope(), name);
+    builder.notify(false);
+    let mut input = builder.input(stream, Pipeline);
+    let (mut output, parcels) = builder.output_unshared::<Parcel>();
+    let scope = stream.scope().clone();
+    builder.build(|_| {
+        move |_| {
+            while let Some((capability, block)) = input.next() {
+                let parcels = split(block, &spread, scope.peers(), &layout)?;
+                let mut session = output.session(&capability);
+                parcels.into_iter().for_each(|parcel| session.give(parcel));
+            }
+            Ok(())
+        }
+    });
+    let mut builder = OperatorBuilder::new(stream.scope(), "receive");
+    builder.notify(false);
+    let pact = Exchange::new(|_: &T, parcel: Parcel, give: &mut dyn FnMut(usize, Parcel)| give(parcel.to, parcel));
+    let mut input = builder.input(&parcels, pact);
+    let (mut output, made) = builder.output();
+    builder.build(|_| {
+        move |_| {
+            while let Some((capability, parcel)) = input.next() {
+                let block = match parcel.block {
+                    packed @ Block::Packed(_) => attached(|py| packed.unpack(py))?,
+                    open => open,
+                };
+                output.session(&capability).give(block);
+            }
+            Ok(())
+        }
+    });
+    made
+}
+
+fn split(block: Block, spread: &Spread, peers: usize, layout: &Layout) -> Result<Vec<Parcel>, BoxError> {
+    let parts = match (spread, &block) {
+        _ if peers == 1 => vec![(0, block)],
+        (Spread::Broadcast, _) => return broadcast(&block, peers, layout),
+        (Spread::Columns(columns), Block::Rows(batch)) => by_columns(batch, columns, peers)?,
+        (Spread::Keys { keys, refused }, Block::Items(items)) => {
+            attached(|py| by_keys(py, items, keys, refused, peers))?
+        }
+        (Spread::Columns(columns), _) => {
+            return Err(misfit("a list", &format!("columns {columns:?}"), "a function of an item"));
+        }
+        (Spread::Keys { .. }, _) => {
+            return Err(misfit("a pyarrow.RecordBatch", "a function", "the name of a column or a list of names"));
+        }
+    };
+    let remote = parts.iter().any(|(to, _)| !layout.is_local(*to));
+    let pack = |py: Option<Python<'_>>| -> PyResult<Vec<Parcel>> {
+        let pack = |(to, block): (usize, Block)| {
+            let block = match py {
+                Some(py) if !layout.is_local(to) => block.pack(py)?,
+                _ => block,
+            };
+            Ok(Parcel { to, block })
+        };
+        parts.into_iter().map(pack).collect()
+    };
+    match remote {
+        true => attached(|py| pack(Some(py)).map_err(|error| unpacked(py, error))),
+        false => pack(None).map_err(BoxError::from),
+    }
+}
+
+fn broadcast(block: &Block, peers: usize, layout: &Layout) -> Result<Vec<Parcel>, BoxError> {
+    let packed = match (0..peers).all(|to| layout.is_local(to)) {
+        true => None,
+        false => Some(attached(|py| block.pack(py).map_err(|error| unpacked(py, error)))?),
+    };
+    let block = |to: usize| match &packed {
+        Some(packed) if !layout.is_local(to) => packed.clone(),
+        _ => block.clone(),
+    };
+    Ok((0..peers).map(|to| Parcel { to, block: block(to) }).collect())
+}
+
+fn by_keys(
+    py: Python<'_>,
+    items: &Arc<Py<PyList>>,
+    keys: &Py<PyAny>,
+    refused: &Py<PyAny>,
+    peers: usize,
+) -> PyResult<Vec<(usize, Block)>> {
+    let items = items.bind(py);
+    let keys = keys.bind(py).call1((items,))?.cast_into::<PyList>()?;
+    let mut parts: Vec<Option<Bound<'_, PyList>>> = (0..peers).map(|_| None).collect();
+    for (item, key) in items.iter().zip(keys.iter()) {
+        let hash = hash::of(&key).map_err(|error| match refused.bind(py).call1((error.into_value(py),)) {
+            Ok(error) => PyErr::from_value(error),
+            Err(error) => error,
+        })?;
+        parts[(hash % peers as u64) as usize].get_or_insert_with(|| PyList::empty(py)).append(item)?;
+    }
+    let full = parts.into_iter().enumerate().filter_map(|(to, part)| Some((to, Block::of_list(part?))));
+    Ok(full.collect())
+}
+
+fn by_columns(batch: &Batch, columns: &[String], peers: usize) -> Result<Vec<(usize, Block)>, BoxError> {
+    let column = |name: &String| {
+        batch.column_by_name(name).cloned().ok_or_else(|| {
+            let there: Vec<_> = batch.schema_ref().fields().iter().map(|field| field.name().as_str()).collect();
+            raised(Kind::Schema, &format!("exchange by column {name:?}: the batch has the columns {there:?}"))
+        })
+    };
+    let columns = columns.iter().map(column).collect::<Result<Vec<_>, _>>()?;
+    let hashes =
+        hash_columns_of(&columns, batch.num_rows()).map_err(|error| raised(Kind::Schema, &error.to_string()))?;
+    let mut rows: Vec<Vec<u32>> = vec![Vec::new(); peers];
+    for (row, hash) in hashes.iter().enumerate() {
+        rows[(hash % peers as u64) as usize].push(row as u32);
+    }
+    if let Some(to) = rows.iter().position(|part| part.len() == batch.num_rows()) {
+        return Ok(vec![(to, Block::Rows(batch.clone()))]);
+    }
+    let full = rows.into_iter().enumerate().filter(|(_, part)| !part.is_empty());
+    full.map(|(to, part)| {
+        let part = arrow_select::take::take_record_batch(batch, &UInt32Array::from(part))
+            .map_err(|error| raised(Kind::Schema, &error.to_string()))?;
+        Ok((to, Block::Rows(part)))
+    })
+    .collect()
+}
+
+/// An error of this module as the cause of an operator's.
+fn raised(kind: Kind, message: &str) -> BoxError {
+    match attached(|_| Err::<(), _>(errors::raise(kind, message))) {
+        Ok(()) => message.into(),
+        Err(error) => error,
+    }
+}
+
+fn misfit(block: &str, given: &str, wanted: &str) -> BoxError {
+    raised(Kind::Block, &format!("an exchange by {given} got {block}: the key of such a block is {wanted}"))
+}
+
+/// A block that cannot leave the process: `BlockError` from what pickling raised.
+fn unpacked(py: Python<'_>, error: PyErr) -> PyErr {
+    let message = format!("a block that goes to another process cannot be pickled: {error}");
+    let made = errors::raise_with(py, Kind::Block, &message, |_: &Bound<'_, PyDict>| Ok(()));
+    made.set_cause(py, Some(error));
+    made
+}

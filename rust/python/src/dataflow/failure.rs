@@ -1,0 +1,51 @@
+//! Why a worker stopped, as a Python exception.
+//!
+//! The worker on which an operator's logic raised gets that exception itself; every other worker of the run a `WorkerStopped`
+//! that names the first cause, with the exception as its cause where it happened in this process.
+
+use penstock_dataflow::Error;
+use pyo3::prelude::*;
+
+use super::block::PyCause;
+use crate::errors::{self, Kind};
+
+/// The exception of `error` for worker `me`.
+pub(crate) fn raise(py: Python<'_>, error: &Error, me: usize) -> PyErr {
+    let message = error.to_string();
+    match error {
+        Error::Operator { worker, source, .. } | Error::Program { worker, source } => {
+            let cause = source.downcast_ref::<PyCause>().map(|cause| PyErr::from_value(cause.exception(py).clone()));
+            match cause {
+                Some(cause) if *worker == me && matches!(error, Error::Operator { .. }) => cause,
+                cause => {
+                    let made = stopped(py, *worker, &message);
+                    made.set_cause(py, cause);
+                    made
+                }
+            }
+        }
+        Error::Aborted { worker, .. } => stopped(py, *worker, &message),
+        Error::Panic { worker, .. } if *worker != me => stopped(py, *worker, &message),
+        Error::PeerLost { process, .. } => {
+            errors::raise_with(py, Kind::WorkerLost, &message, |facts| facts.set_item("process", process))
+        }
+        Error::GraphMismatch { worker, peer, .. } => errors::raise_with(py, Kind::Graph, &message, |facts| {
+            facts.set_item("worker", worker)?;
+            facts.set_item("peer", peer)
+        }),
+        Error::Graph { dataflow, worker, .. } => errors::raise_with(py, Kind::Graph, &message, |facts| {
+            facts.set_item("dataflow", dataflow)?;
+            facts.set_item("worker", worker)
+        }),
+        Error::Protocol { .. } => errors::raise(Kind::Protocol, &message),
+        Error::WrongCapability { .. } => errors::raise(Kind::Capability, &message),
+        Error::TooLarge { .. } => errors::raise(Kind::Block, &message),
+        _ => errors::raise(Kind::Dataflow, &message),
+    }
+}
+
+fn stopped(py: Python<'_>, worker: usize, message: &str) -> PyErr {
+    errors::raise_with(py, Kind::WorkerStopped, &format!("stopped: {message}"), |facts| {
+        facts.set_item("worker", worker)
+    })
+}

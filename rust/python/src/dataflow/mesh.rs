@@ -1,0 +1,135 @@
+//! Seats for the workers of one process: alone, or connected with the other processes of a run.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Mutex, PoisonError};
+use std::time::Duration;
+
+use penstock_cluster::ClusterError;
+use penstock_cluster::session::{MeshError, MeshPlan, MeshPort, Secret};
+use penstock_dataflow::fabric::{self, Duplex, FabricTag};
+use penstock_plan::hash_bytes;
+use pyo3::prelude::*;
+
+use super::stream::Layout;
+use super::worker::DataflowSeats;
+use crate::aside;
+use crate::enter::timeout;
+use crate::errors::{self, Kind};
+use crate::fork::Owner;
+
+/// More threads than this in one process are a mistake.
+const MAX_THREADS: usize = 1024;
+
+fn checked(threads: usize) -> PyResult<usize> {
+    match threads {
+        1..=MAX_THREADS => Ok(threads),
+        _ => {
+            Err(errors::raise(Kind::Config, &format!("workers must be 1 to {MAX_THREADS} per process, got {threads}")))
+        }
+    }
+}
+
+/// Seats for `threads` workers of this process, without others.
+#[pyfunction]
+pub(crate) fn dataflow_alone(threads: usize) -> PyResult<DataflowSeats> {
+    let endpoints = fabric::threads(checked(threads)?);
+    Ok(DataflowSeats::new(Layout { process: 0, threads }, 1, endpoints, None))
+}
+
+/// A listener for one run of several processes.
+#[pyclass(frozen, module = "penstock._native")]
+pub(crate) struct DataflowListener {
+    owner: Owner,
+    address: String,
+    port: Mutex<Option<MeshPort>>,
+}
+
+impl DataflowListener {
+    fn take(&self) -> Option<MeshPort> {
+        self.port.lock().unwrap_or_else(PoisonError::into_inner).take()
+    }
+}
+
+#[pymethods]
+impl DataflowListener {
+    #[new]
+    fn new(host: &str, port: u16) -> PyResult<Self> {
+        let port = MeshPort::bind(host, port).map_err(|error| errors::from_cluster(&error))?;
+        let address = port.address().to_string();
+        Ok(DataflowListener { owner: Owner::here(), address, port: Mutex::new(Some(port)) })
+    }
+
+    /// Where it listens, as ``host:port``.
+    #[getter]
+    fn address(&self) -> &str {
+        &self.address
+    }
+
+    /// Connects the process with all others and proves the secret both ways; uses the listener up.
+    #[pyo3(signature = (process, addresses, secret, threads, group, timeout))]
+    #[allow(clippy::too_many_arguments)]
+    fn connect(
+        &self,
+        py: Python<'_>,
+        process: usize,
+        addresses: Vec<String>,
+        secret: [u8; 32],
+        threads: usize,
+        group: String,
+        timeout: Option<f64>,
+    ) -> PyResult<DataflowSeats> {
+        self.owner.check(py, "Listener")?;
+        let threads = checked(threads)?;
+        let patience = self::timeout(timeout)?.unwrap_or(Duration::from_secs(u64::from(u32::MAX)));
+        let secret = Secret::new(secret).map_err(|error| errors::from_cluster(&error))?;
+        let port = self.take().ok_or_else(|| errors::raise(Kind::Closed, "this listener was used or closed"))?;
+        let processes = addresses.len();
+        let tag = FabricTag { query: hash_bytes(group.as_bytes()), generation: 0 };
+        let plan = MeshPlan { group, process, threads, addresses };
+        let cancelled = Arc::new(AtomicBool::new(false));
+        let seen = cancelled.clone();
+        let connected = aside::once(py, "mesh", move || port.connect(&plan, &secret, patience, &seen));
+        if connected.is_err() {
+            // Ctrl-C: the thread that connects is not waited for, it ends at its next look.
+            cancelled.store(true, Ordering::Release);
+        }
+        let mesh = connected?.map_err(|error| raise(&error))?;
+        let streams: Vec<Option<Box<dyn Duplex>>> =
+            mesh.into_iter().map(|stream| stream.map(|stream| Box::new(stream) as Box<dyn Duplex>)).collect();
+        let (endpoints, guard) = fabric::processes(process, threads, streams, tag)
+            .map_err(|error| errors::raise(Kind::Dataflow, &error.to_string()))?;
+        Ok(DataflowSeats::new(Layout { process, threads }, processes, endpoints, Some(guard)))
+    }
+
+    /// Stops listening. Again: nothing.
+    fn close(&self, py: Python<'_>) -> PyResult<()> {
+        self.owner.check(py, "Listener")?;
+        drop(self.take());
+        Ok(())
+    }
+
+    fn __reduce__(&self) -> PyResult<()> {
+        Err(errors::no_pickle("DataflowListener", "tell the others its address"))
+    }
+}
+
+fn raise(error: &MeshError) -> PyErr {
+    let lost = |process: usize| {
+        Python::attach(|py| {
+            errors::raise_with(py, Kind::WorkerLost, &error.to_string(), |facts| facts.set_item("process", process))
+        })
+    };
+    match error {
+        MeshError::Peer { source, .. } if source.is_authentication() => {
+            errors::raise(Kind::Authentication, &error.to_string())
+        }
+        MeshError::Peer { source, .. } if matches!(**source, ClusterError::Refused(_)) => {
+            errors::raise(Kind::Protocol, &error.to_string())
+        }
+        MeshError::Peer { process, .. } | MeshError::Absent { process, .. } => lost(*process),
+        MeshError::Shape { .. } => errors::raise(Kind::Config, &error.to_string()),
+        MeshError::Port(cause) => errors::from_cluster(cause),
+        _ => errors::raise(Kind::Dataflow, &error.to_string()),
+    }
+}

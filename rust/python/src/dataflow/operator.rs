@@ -1,0 +1,308 @@
+//! Operators with logic in Python: their ports, capabilities and notifications.
+//!
+//! The logic is a function without arguments, called when a block arrives or a frontier of the inputs moves; it reads and sends
+//! through its [`DataflowPorts`]. Each block that is read brings a capability that lives as long as Python keeps it: the wrapper in
+//! `penstock.dataflow` hands it out, and letting go of the last reference releases it, on whichever thread that happens.
+//!
+//! Invariant: no state of a port is borrowed while Python code runs.
+
+use std::cell::RefCell;
+use std::rc::Rc;
+
+use penstock_dataflow::{Activator, Input, OperatorBuilder, Output, Pipeline, Scope, Stream};
+use penstock_progress::{Capability, Notificator, PartialOrder};
+use pyo3::prelude::*;
+
+use super::block::{Block, attached};
+use super::home::{Address, Key};
+use super::time::{Level, Nest, Pair, Time, backward, both, each, from_python, to_python};
+use crate::errors::{self, Kind};
+
+pub(crate) type Held = Level<Capability<u64>, Capability<Pair>, Capability<Nest<true>>, Capability<Nest<false>>>;
+pub(crate) type AllPorts = Level<Rc<Ports<u64>>, Rc<Ports<Pair>>, Rc<Ports<Nest<true>>>, Rc<Ports<Nest<false>>>>;
+
+/// The inputs of one operator, and its output.
+pub(crate) struct Ports<T: Time> {
+    name: String,
+    inputs: Vec<RefCell<Input<T, Block>>>,
+    output: RefCell<Output<T, Block>>,
+    /// By input: the frontier as the present run of the logic sees it.
+    frontiers: RefCell<Vec<Vec<T>>>,
+    notificator: RefCell<Notificator<T>>,
+    activator: Activator,
+}
+
+impl<T: Time> Ports<T> {
+    fn input(&self, input: usize) -> PyResult<&RefCell<Input<T, Block>>> {
+        self.inputs.get(input).ok_or_else(|| self.missing(input))
+    }
+
+    fn frontier(&self, input: usize) -> PyResult<Vec<T>> {
+        let frontiers = self.frontiers.borrow();
+        frontiers.get(input).cloned().ok_or_else(|| self.missing(input))
+    }
+
+    fn missing(&self, input: usize) -> PyErr {
+        let message = format!("operator {:?} has no input {input}: there are {}", self.name, self.inputs.len());
+        errors::raise(Kind::Value, &message)
+    }
+
+    fn give(&self, py: Python<'_>, held: &Capability<T>, at: Option<T>, block: Block, depth: usize) -> PyResult<()> {
+        let later = match at {
+            None => None,
+            Some(at) => Some(held.delayed(&at).map_err(|_| backward(py, "a capability", held.time(), &at, depth))?),
+        };
+        let mut output = self.output.borrow_mut();
+        let mut session = output.try_session(later.as_ref().unwrap_or(held)).map_err(|_| {
+            let message = format!("operator {:?} cannot send with a capability of another operator", self.name);
+            errors::raise(Kind::Capability, &message)
+        })?;
+        session.give(block);
+        Ok(())
+    }
+}
+
+/// A capability that is held, or was.
+pub(crate) struct CapabilityState {
+    held: RefCell<Option<Held>>,
+    depth: usize,
+}
+
+/// The right to send at a time or later.
+#[pyclass(frozen, module = "penstock._native")]
+pub(crate) struct DataflowCapability {
+    key: Key<CapabilityState>,
+}
+
+impl DataflowCapability {
+    fn new(address: &Address, held: Held, depth: usize) -> Self {
+        let state = CapabilityState { held: RefCell::new(Some(held)), depth };
+        DataflowCapability { key: address.keep("Capability", state) }
+    }
+}
+
+fn dropped() -> PyErr {
+    errors::raise(Kind::Capability, "this capability was dropped: whoever wants to send later keeps it")
+}
+
+#[pymethods]
+impl DataflowCapability {
+    /// The earliest time at which it allows to send; None when it was dropped.
+    #[getter]
+    fn time<'py>(&self, py: Python<'py>) -> PyResult<Option<Bound<'py, PyAny>>> {
+        let state = self.key.get(py)?;
+        let held = state.held.borrow();
+        held.as_ref().map(|held| each!(held, held => to_python(py, held.time(), state.depth))).transpose()
+    }
+
+    /// A further capability, for a time in advance of this one's.
+    fn delayed(&self, py: Python<'_>, time: &Bound<'_, PyAny>) -> PyResult<DataflowCapability> {
+        fn delay<T: Time>(held: &Capability<T>, time: &Bound<'_, PyAny>, depth: usize) -> PyResult<Capability<T>> {
+            let asked = from_python(time, depth)?;
+            held.delayed(&asked).map_err(|_| backward(time.py(), "a capability", held.time(), &asked, depth))
+        }
+        let state = self.key.get(py)?;
+        let held = state.held.borrow();
+        let later = match held.as_ref().ok_or_else(dropped)? {
+            Level::Root(held) => Level::Root(delay(held, time, state.depth)?),
+            Level::Pair(held) => Level::Pair(delay(held, time, state.depth)?),
+            Level::Odd(held) => Level::Odd(delay(held, time, state.depth)?),
+            Level::Even(held) => Level::Even(delay(held, time, state.depth)?),
+        };
+        Ok(DataflowCapability::new(self.key.address(), later, state.depth))
+    }
+
+    /// Moves it to a time in advance of its own.
+    fn downgrade(&self, py: Python<'_>, time: &Bound<'_, PyAny>) -> PyResult<()> {
+        let state = self.key.get(py)?;
+        let mut held = state.held.borrow_mut();
+        each!(held.as_mut().ok_or_else(dropped)?, held => {
+            let time = from_python(time, state.depth)?;
+            held.downgrade(&time).map_err(|_| backward(py, "a capability", held.time(), &time, state.depth))
+        })
+    }
+
+    /// Gives it up. Again: nothing.
+    fn drop(&self, py: Python<'_>) -> PyResult<()> {
+        let held = self.key.get(py)?.held.borrow_mut().take();
+        std::mem::drop(held);
+        Ok(())
+    }
+
+    fn __reduce__(&self) -> PyResult<()> {
+        Err(errors::no_pickle("DataflowCapability", "it is a right of one worker; send its time"))
+    }
+}
+
+struct PortsState {
+    ports: AllPorts,
+    depth: usize,
+}
+
+/// What the logic of one operator reads from, sends to and waits for.
+#[pyclass(frozen, module = "penstock._native")]
+pub(crate) struct DataflowPorts {
+    key: Key<PortsState>,
+}
+
+#[pymethods]
+impl DataflowPorts {
+    /// The next block of an input as ``(capability, block)``; None when there is none now.
+    fn next<'py>(&self, py: Python<'py>, input: usize) -> PyResult<Option<(DataflowCapability, Bound<'py, PyAny>)>> {
+        macro_rules! take {
+            ($state:expr, $($level:ident),*) => {
+                match &$state.ports {
+                    $(Level::$level(ports) => {
+                        let mut port = ports.input(input)?.borrow_mut();
+                        port.next().map(|(capability, block)| (Level::$level(capability.retain()), block))
+                    })*
+                }
+            };
+        }
+        let state = self.key.get(py)?;
+        let Some((held, block)) = take!(state, Root, Pair, Odd, Even) else { return Ok(None) };
+        let capability = DataflowCapability::new(self.key.address(), held, state.depth);
+        Ok(Some((capability, block.to_python(py)?)))
+    }
+
+    /// Sends a block with a capability, at its time or the later one `at`.
+    #[pyo3(signature = (capability, block, at=None))]
+    fn send(
+        &self,
+        py: Python<'_>,
+        capability: &Bound<'_, DataflowCapability>,
+        block: &Bound<'_, PyAny>,
+        at: Option<&Bound<'_, PyAny>>,
+    ) -> PyResult<()> {
+        let state = self.key.get(py)?;
+        let held = capability.get().key.get(py)?;
+        let block = Block::from_python(block)?;
+        let held = held.held.borrow();
+        let held = held.as_ref().ok_or_else(dropped)?;
+        let foreign = || errors::raise(Kind::Capability, "this capability is of another scope");
+        both!(&state.ports, held, ports, held => {
+            let at = at.map(|at| from_python(at, state.depth)).transpose()?;
+            match block {
+                Some(block) => ports.give(py, held, at, block, state.depth),
+                None => Ok(()),
+            }
+        }, else Err(foreign()))
+    }
+
+    /// The least times that may still come at an input.
+    fn frontier<'py>(&self, py: Python<'py>, input: usize) -> PyResult<Vec<Bound<'py, PyAny>>> {
+        let state = self.key.get(py)?;
+        each!(&state.ports, ports => ports.frontier(input)?.iter().map(|time| to_python(py, time, state.depth)).collect())
+    }
+
+    /// Whether this time may still come at an input.
+    fn less_equal(&self, py: Python<'_>, input: usize, time: &Bound<'_, PyAny>) -> PyResult<bool> {
+        let state = self.key.get(py)?;
+        each!(&state.ports, ports => {
+            let time = from_python(time, state.depth)?;
+            Ok(ports.frontier(input)?.iter().any(|least| least.less_equal(&time)))
+        })
+    }
+
+    /// Whether a time before this one may still come at an input.
+    fn less_than(&self, py: Python<'_>, input: usize, time: &Bound<'_, PyAny>) -> PyResult<bool> {
+        let state = self.key.get(py)?;
+        each!(&state.ports, ports => {
+            let time = from_python(time, state.depth)?;
+            Ok(ports.frontier(input)?.iter().any(|least| least.less_than(&time)))
+        })
+    }
+
+    /// Asks for one notification when the capability's time is complete at all inputs; takes the capability.
+    fn notify_at(&self, py: Python<'_>, capability: &Bound<'_, DataflowCapability>) -> PyResult<()> {
+        let (state, held) = (self.key.get(py)?, capability.get().key.get(py)?);
+        let held = held.held.borrow_mut().take().ok_or_else(dropped)?;
+        both!(&state.ports, held, ports, held => {
+            ports.notificator.borrow_mut().notify_at(held);
+            // Its time may be complete already: then no frontier will move for it.
+            ports.activator.activate();
+            Ok(())
+        }, else Err(errors::raise(Kind::Capability, "this capability is of another scope")))
+    }
+
+    /// The capability of the earliest time that was asked for and is complete; None when there is none now.
+    fn notification(&self, py: Python<'_>) -> PyResult<Option<DataflowCapability>> {
+        macro_rules! take {
+            ($state:expr, $($level:ident),*) => {
+                match &$state.ports {
+                    $(Level::$level(ports) => {
+                        let frontiers = ports.frontiers.borrow();
+                        let frontiers: Vec<&[_]> = frontiers.iter().map(Vec::as_slice).collect();
+                        ports.notificator.borrow_mut().next(&frontiers).map(Level::$level)
+                    })*
+                }
+            };
+        }
+        let state = self.key.get(py)?;
+        let held = take!(state, Root, Pair, Odd, Even);
+        Ok(held.map(|held| DataflowCapability::new(self.key.address(), held, state.depth)))
+    }
+
+    /// Makes the logic run again in the current or the next step.
+    fn activate(&self, py: Python<'_>) -> PyResult<()> {
+        each!(&self.key.get(py)?.ports, ports => ports.activator.activate());
+        Ok(())
+    }
+
+    fn __reduce__(&self) -> PyResult<()> {
+        Err(errors::no_pickle("DataflowPorts", "it belongs to the logic of one operator"))
+    }
+}
+
+/// Builds an operator: ``constructor(ports, capability)`` gives its logic.
+///
+/// # Errors
+/// What the constructor raises; the graph is then unfinished and its worker must be aborted.
+#[allow(clippy::too_many_arguments)]
+pub(crate) fn build<T: Time>(
+    scope: &Scope<T>,
+    depth: usize,
+    name: &str,
+    streams: &[&Stream<T, Block>],
+    constructor: &Bound<'_, PyAny>,
+    address: &Address,
+    level: fn(Rc<Ports<T>>) -> AllPorts,
+    hold: fn(Capability<T>) -> Held,
+) -> PyResult<Stream<T, Block>> {
+    let mut builder = OperatorBuilder::new(scope, name);
+    let activator = builder.activator();
+    let inputs: Vec<_> = streams.iter().map(|stream| RefCell::new(builder.input(stream, Pipeline))).collect();
+    let (output, made) = builder.output::<Block>();
+    let ports = Rc::new(Ports {
+        name: name.to_owned(),
+        frontiers: RefCell::new(vec![vec![T::minimum()]; inputs.len()]),
+        inputs,
+        output: RefCell::new(output),
+        notificator: RefCell::default(),
+        activator,
+    });
+    let mut outcome = Ok(());
+    builder.build(|mut capabilities| {
+        let handle = DataflowPorts { key: address.keep("Operator", PortsState { ports: level(ports.clone()), depth }) };
+        let held = DataflowCapability::new(address, hold(capabilities.remove(0)), depth);
+        let logic = constructor.call1((handle, held)).map(Bound::unbind);
+        let logic = logic.map_err(|error| outcome = Err(error)).ok();
+        let ports = ports.clone();
+        move |frontiers: &penstock_dataflow::Frontiers<'_, T>| {
+            let Some(logic) = &logic else { return Ok(()) };
+            for (seen, input) in ports.frontiers.borrow_mut().iter_mut().zip(0..) {
+                seen.clear();
+                seen.extend_from_slice(frontiers.frontier(input));
+            }
+            let unread = || ports.inputs.iter().map(|input| input.borrow().len()).sum::<usize>();
+            let before = unread();
+            attached(|py| logic.call0(py).map(drop))?;
+            // Logic that stops in the middle of its input goes on in the next step; one that reads nothing waits for news.
+            if (1..before).contains(&unread()) {
+                ports.activator.activate();
+            }
+            Ok(())
+        }
+    });
+    outcome.map(|()| made)
+}

@@ -1,0 +1,302 @@
+//! Workers, and the seats they take.
+//!
+//! [`DataflowSeats`] are the places of one process in a run; each is taken by one thread, which becomes a worker there
+//! ([`DataflowWorker`]). A step runs detached from the interpreter; logic in Python attaches for itself. A worker on the main
+//! thread parks in ticks so that Ctrl-C is heard; others park until they are woken, also by [`DataflowSeats::stop`].
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use penstock_dataflow::{Endpoint, Error, FabricGuard, Waker, Worker};
+use pyo3::prelude::*;
+
+use super::block::PyCause;
+use super::failure;
+use super::home::{Address, Home, busy};
+use super::input::InputState;
+use super::roll::Site;
+use super::stream::{DataflowScope, Layout, ScopeState};
+use super::time::Level;
+use crate::enter::{enter, timeout};
+use crate::errors::{self, Kind};
+use crate::fork::Owner;
+
+/// How to stop the workers of a process from any thread.
+#[derive(Default)]
+pub(crate) struct Control {
+    stopped: AtomicBool,
+    reason: Mutex<String>,
+    wakers: Mutex<Vec<Waker>>,
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Control {
+    fn stop(&self, reason: &str) {
+        let mut first = lock(&self.reason);
+        if !self.stopped.load(Ordering::Acquire) {
+            *first = reason.to_owned();
+            self.stopped.store(true, Ordering::Release);
+        }
+        drop(first);
+        lock(&self.wakers).iter().for_each(Waker::wake);
+    }
+
+    fn is_stopped(&self) -> bool {
+        self.stopped.load(Ordering::Acquire)
+    }
+
+    /// Ends a worker that finds itself stopped.
+    fn obey(&self, worker: &Worker) {
+        if self.stopped.load(Ordering::Acquire) {
+            worker.abort(Error::Aborted { worker: worker.index(), reason: lock(&self.reason).clone() });
+        }
+    }
+}
+
+/// The workers' places of one process in a run.
+#[pyclass(frozen, module = "penstock._native")]
+pub(crate) struct DataflowSeats {
+    owner: Owner,
+    layout: Layout,
+    processes: usize,
+    endpoints: Mutex<Vec<Option<Endpoint>>>,
+    guard: Mutex<Option<FabricGuard>>,
+    control: Arc<Control>,
+}
+
+impl DataflowSeats {
+    pub(crate) fn new(layout: Layout, processes: usize, endpoints: Vec<Endpoint>, guard: Option<FabricGuard>) -> Self {
+        DataflowSeats {
+            owner: Owner::here(),
+            layout,
+            processes,
+            endpoints: Mutex::new(endpoints.into_iter().map(Some).collect()),
+            guard: Mutex::new(guard),
+            control: Arc::default(),
+        }
+    }
+}
+
+#[pymethods]
+impl DataflowSeats {
+    /// Index of this process.
+    #[getter]
+    fn process(&self) -> usize {
+        self.layout.process
+    }
+
+    /// How many processes there are.
+    #[getter]
+    fn processes(&self) -> usize {
+        self.processes
+    }
+
+    /// Workers of each process.
+    #[getter]
+    fn threads(&self) -> usize {
+        self.layout.threads
+    }
+
+    /// Makes the calling thread the worker on a seat of this process; `main`: it is the thread that hears signals.
+    fn worker(&self, py: Python<'_>, thread: usize, main: bool) -> PyResult<DataflowWorker> {
+        self.owner.check(py, "Seats")?;
+        let endpoint = lock(&self.endpoints).get_mut(thread).and_then(Option::take).ok_or_else(|| {
+            let message = format!("seat {thread} of {} is taken or does not exist", self.layout.threads);
+            errors::raise(Kind::Value, &message)
+        })?;
+        Ok(DataflowWorker::new(endpoint, self.layout, self.control.clone(), main))
+    }
+
+    /// Stops all workers of the run, here and in the other processes: their next step raises. From any thread.
+    fn stop(&self, py: Python<'_>, reason: &str) -> PyResult<()> {
+        self.owner.check(py, "Seats")?;
+        py.detach(|| {
+            self.control.stop(reason);
+            if let Some(guard) = &*lock(&self.guard) {
+                let worker = self.layout.process * self.layout.threads;
+                guard.abort(Error::Aborted { worker, reason: reason.to_owned() });
+            }
+        });
+        Ok(())
+    }
+
+    /// Leaves the run: ends its connections. After the workers have ended; again: nothing.
+    fn close(&self, py: Python<'_>) -> PyResult<()> {
+        self.owner.check(py, "Seats")?;
+        py.detach(|| {
+            let endpoints = std::mem::take(&mut *lock(&self.endpoints));
+            drop(endpoints);
+            let guard = lock(&self.guard).take();
+            drop(guard);
+        });
+        Ok(())
+    }
+
+    fn __reduce__(&self) -> PyResult<()> {
+        Err(errors::no_pickle("DataflowSeats", "each process of a run connects for itself"))
+    }
+}
+
+impl Drop for DataflowSeats {
+    fn drop(&mut self) {
+        if !self.owner.is_here() {
+            // A forked child: the threads and the meaning of the sockets are the parent's.
+            std::mem::forget(lock(&self.guard).take());
+            std::mem::forget(std::mem::take(&mut *lock(&self.endpoints)));
+        }
+    }
+}
+
+/// One worker, bound to the thread that made it.
+#[pyclass(frozen, module = "penstock._native")]
+pub(crate) struct DataflowWorker {
+    address: Address,
+    index: usize,
+    peers: usize,
+    layout: Layout,
+    control: Arc<Control>,
+    main: bool,
+}
+
+impl DataflowWorker {
+    fn new(endpoint: Endpoint, layout: Layout, control: Arc<Control>, main: bool) -> Self {
+        let (index, peers) = (endpoint.index(), endpoint.peers());
+        let mut worker = Worker::new(endpoint);
+        lock(&control.wakers).push(worker.waker());
+        let site = Site::open(&mut worker);
+        DataflowWorker { address: Home::open(worker, site), index, peers, layout, control, main }
+    }
+
+    /// One step, and what it means for the program: whether one of its dataflows is unfinished.
+    fn step_here(&self, worker: &mut Worker, home: &Home) -> Result<bool, Error> {
+        self.control.obey(worker);
+        worker.step()?;
+        if let Some(error) = home.site.disagreement(worker.index()) {
+            worker.abort(error);
+            return worker.step();
+        }
+        Ok(worker.dataflows() > home.site.own())
+    }
+
+    fn told(&self, py: Python<'_>, outcome: Result<bool, Error>) -> PyResult<bool> {
+        outcome.map_err(|error| failure::raise(py, &error, self.index))
+    }
+
+    /// Parks until there is something to do, then steps.
+    fn pump(&self, py: Python<'_>, limit: Option<Duration>) -> PyResult<bool> {
+        drop(self.address.home(py, "Worker")?);
+        let idle = |worker: &Worker, home: &Home| worker.dataflows() > home.site.own() && !worker.has_work();
+        let wait = |wait: Option<Duration>, last: bool| {
+            self.address.away(|worker, home| {
+                let waits = idle(worker, home) && !self.control.is_stopped();
+                if waits {
+                    worker.park(wait);
+                    home.sweep();
+                }
+                let over = waits && idle(worker, home) && !self.control.is_stopped();
+                (last || !over).then(|| self.step_here(worker, home))
+            })
+        };
+        let outcome = match self.main {
+            // Only this thread hears signals, so it must look for them.
+            true => match enter(py, limit, |tick| wait(Some(tick), false).ok_or_else(|| busy("step_or_park")))? {
+                Some(outcome) => Some(outcome),
+                None => py.detach(|| wait(Some(Duration::ZERO), true)).flatten(),
+            },
+            false => py.detach(|| wait(limit, true)).flatten(),
+        };
+        self.told(py, outcome.ok_or_else(|| busy("step_or_park"))?)
+    }
+}
+
+#[pymethods]
+impl DataflowWorker {
+    /// Index of this worker among all workers.
+    #[getter]
+    fn index(&self) -> usize {
+        self.index
+    }
+
+    /// How many workers there are.
+    #[getter]
+    fn peers(&self) -> usize {
+        self.peers
+    }
+
+    /// Begins a dataflow; `start` ends it.
+    fn open(&self, py: Python<'_>, name: &str) -> PyResult<DataflowScope> {
+        let made = self.address.drive(py, "dataflow()", |worker, home| {
+            let (scope, open) = home.site.build(worker, name)?;
+            let state = ScopeState { scope: Level::Root(scope), depth: 1, layout: self.layout, open };
+            Some(DataflowScope::new(&self.address, state))
+        })?;
+        made.ok_or_else(|| {
+            errors::raise(Kind::Graph, &format!("dataflow {name:?} begins inside another one: end that first"))
+        })
+    }
+
+    /// Starts the dataflow that was begun.
+    fn start(&self, py: Python<'_>) -> PyResult<()> {
+        let outcome = self.address.drive(py, "dataflow()", |worker, home| {
+            home.site.start(worker);
+            if let Some(error) = home.site.disagreement(worker.index()) {
+                worker.abort(error);
+            }
+            match worker.failure() {
+                Some(_) => worker.step(),
+                None => Ok(true),
+            }
+        })?;
+        self.told(py, outcome).map(drop)
+    }
+
+    /// Does what can be done now. True while a dataflow is unfinished.
+    fn step(&self, py: Python<'_>) -> PyResult<bool> {
+        let outcome = self.address.drive(py, "step()", |worker, home| self.step_here(worker, home))?;
+        self.told(py, outcome)
+    }
+
+    /// Parks while there is nothing to do, for at most `timeout` seconds, then steps.
+    #[pyo3(signature = (timeout=None))]
+    fn step_or_park(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<bool> {
+        let limit = self::timeout(timeout)?;
+        self.pump(py, limit)
+    }
+
+    /// Ends the program: closes its inputs, tells the other workers, and steps until all dataflows are finished everywhere.
+    fn finish(&self, py: Python<'_>) -> PyResult<()> {
+        let home = self.address.home(py, "Worker")?;
+        home.all::<InputState>().iter().for_each(|input| input.close());
+        home.site.end(self.index);
+        drop(home);
+        while self.pump(py, None)? {}
+        Ok(())
+    }
+
+    /// Stops this worker and all its peers, because its program raised this exception.
+    fn abort(&self, py: Python<'_>, exception: &Bound<'_, PyAny>) -> PyResult<()> {
+        let cause = Arc::new(PyCause::new(py, PyErr::from_value(exception.clone())));
+        self.address.drive(py, "abort()", |worker, _| {
+            worker.abort(Error::Program { worker: worker.index(), source: cause });
+        })
+    }
+
+    /// Drops the worker and everything that belongs to it. Again: nothing.
+    fn close(&self, py: Python<'_>) -> PyResult<()> {
+        match self.address.home(py, "Worker") {
+            Ok(home) => drop(home),
+            Err(error) if error.get_type(py).name()? == "ClosedError" => return Ok(()),
+            Err(error) => return Err(error),
+        }
+        py.detach(|| self.address.close());
+        Ok(())
+    }
+
+    fn __reduce__(&self) -> PyResult<()> {
+        Err(errors::no_pickle("DataflowWorker", "a worker is its thread"))
+    }
+}
