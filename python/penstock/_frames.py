@@ -19,8 +19,10 @@ import pyarrow.compute as pc
 __all__ = ["Cutter", "Joiner", "group_rows", "joined", "nothing", "scalars"]
 
 _TO_PANDAS: Final = {"date_as_object": True, "coerce_temporal_nanoseconds": True, "ignore_metadata": True}
-#: Rows that are joined at a time.
-_JOIN_ROWS: Final = 65_536
+#: Frames are joined when they have so many rows: many living frames are what makes the garbage collector slow.
+_JOIN_ROWS: Final = 2_048
+#: Rows of a batch that goes on.
+_BATCH_ROWS: Final = 65_536
 
 
 def group_rows(table: pa.Table, keys: Sequence[str]) -> tuple[Any, Any]:
@@ -179,7 +181,7 @@ class Joiner:
         self._timezone = timezone
         self._frames: list[pd.DataFrame] = []
         self._rows = 0
-        self.batches: list[pa.RecordBatch] = []
+        self._made: list[pa.RecordBatch] = []
 
     def add(self, frame: Any) -> None:
         """Take one frame.
@@ -201,14 +203,25 @@ class Joiner:
         if rows:
             self._frames.append(frame)
             self._rows += rows
-            if self._rows >= _JOIN_ROWS:
-                self.flush()
+
+    @property
+    def full(self) -> bool:
+        """Whether it is time to `flush`."""
+        return self._rows >= _JOIN_ROWS
 
     def flush(self) -> None:
         """Join what was taken so far."""
         frames, self._frames, self._rows = self._frames, [], 0
         for names, columns in joined(frames):
-            self.batches.append(self._batch(names, columns))
+            self._made.append(self._batch(names, columns))
+
+    def take(self) -> list[pa.RecordBatch]:
+        """Everything that was taken, in batches of some size."""
+        self.flush()
+        made, self._made = self._made, []
+        whole = pa.Table.from_batches(made, self._schema).combine_chunks()
+        batches: list[pa.RecordBatch] = whole.to_batches(max_chunksize=_BATCH_ROWS)
+        return batches
 
     def _batch(self, names: tuple[Any, ...], columns: list[Any]) -> pa.RecordBatch:
         if any(isinstance(name, str) for name in names):

@@ -25,7 +25,7 @@ import heapq
 import io
 import time
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import pyarrow as pa
 
@@ -39,6 +39,7 @@ if TYPE_CHECKING:
 
 __all__ = ["GroupBin", "GroupStateCall"]
 
+_T = TypeVar("_T")
 _ROWS: Final = 2
 #: The watermark at the end of input, microseconds.
 _END_US: Final = (1 << 63) - 1
@@ -195,8 +196,7 @@ class GroupStateCall:
                 self._timeouts(bins, epoch, clock_ms, out)
             elif self._timeout == EVENT_TIME and (ended or after > before):
                 self._timeouts(bins, self._epoch(after, clock_ms), _END_US if ended else after, out)
-        self._guarded(bins, (), out.flush)
-        return out.batches
+        return self._joining(bins, out.take)
 
     def refused(self, reason: str) -> BaseException:
         """The error of results that do not fit the declared schema."""
@@ -232,6 +232,8 @@ class GroupStateCall:
             bin = pieces[owners[at]][0]
             frame = cut(bounds[at], bounds[at + 1])
             self._call(bin, key, tell, frame, False, epoch, out)
+            if out.full:
+                self._joining(bins, out.flush)
 
     def _timeouts(self, bins: Sequence[GroupBin], epoch: GroupEpoch, limit_ms: int, out: Joiner) -> None:
         """Steps 2 and 3."""
@@ -247,6 +249,8 @@ class GroupStateCall:
         empty = nothing(self._columns)
         for (_, key, bin), tell in zip(due, shown, strict=True):
             self._call(bin, key, tell, empty.copy(), True, epoch, out)
+            if out.full:
+                self._joining(bins, out.flush)
 
     def _call(
         self,
@@ -277,10 +281,11 @@ class GroupStateCall:
         if self._stopped():
             raise BrokenOff
 
-    def _guarded(self, bins: Sequence[GroupBin], key: tuple[Any, ...], work: Callable[[], None]) -> None:
+    def _joining(self, bins: Sequence[GroupBin], work: Callable[[], _T]) -> _T:
+        """Join frames; which key a value that does not fit came from is not known here."""
         try:
-            work()
+            return work()
         except Exception as error:
             for bin in bins:
                 bin.taint()
-            raise self._failed(error, (), key) from error
+            raise self._failed(error, (), ()) from error

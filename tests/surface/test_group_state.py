@@ -484,8 +484,8 @@ def test_joined_frames_equal_concatenated_ones(several: list[pd.DataFrame]) -> N
     several = [frame for frame in several if frame.shape[1] == 2]
     for frame in several:
         joiner.add(frame)
-    joiner.flush()
-    assert sum(batch.num_rows for batch in joiner.batches) == sum(map(len, several))
+    assert sum(batch.num_rows for batch in joiner.take()) == sum(map(len, several))
+    assert joiner.take() == []
 
 
 def test_timestamps_go_in_and_out_in_the_session_s_zone() -> None:
