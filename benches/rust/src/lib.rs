@@ -5,6 +5,7 @@
 //! Shared by both: reproducible numbers and a running group of workers.
 
 pub mod barrier;
+pub mod change_batch;
 pub mod empty_epoch;
 pub mod frontier;
 pub mod harness;

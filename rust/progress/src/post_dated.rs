@@ -148,11 +148,11 @@ mod tests {
     #[test]
     fn a_million_records_come_back_in_order() {
         let mut queue = PostDated::new();
-        let count = 1_000_000u64;
+        let count = if cfg!(miri) { 1_000 } else { 1_000_000u64 };
         for record in 0..count {
             queue.push(record.wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 48, record, ());
         }
-        assert_eq!(queue.len(), 1_000_000);
+        assert_eq!(queue.len() as u64, count);
         let half = 1u64 << 15;
         let mut last = (0, 0);
         let mut seen = 0;
@@ -162,7 +162,7 @@ mod tests {
             seen += 1;
         }
         assert!(queue.least().is_some_and(|least| *least >= half));
-        assert_eq!(seen + queue.drain_ready(&[]).count(), 1_000_000);
+        assert_eq!(seen + queue.drain_ready(&[]).count() as u64, count);
         assert!(queue.is_empty());
     }
 

@@ -79,9 +79,12 @@ fn summary<T: Timestamp>(s: &T::Summary, r: &T::Summary, a: &T, b: &T) -> Result
     Ok(())
 }
 
-/// Failures are reproduced by the values that proptest prints; no files are written.
-fn config(cases: u32) -> ProptestConfig {
-    ProptestConfig { cases, failure_persistence: None, ..ProptestConfig::default() }
+/// Failures are reproduced by the values that proptest prints; no files are written. `cases` is what a usual run takes;
+/// PROPTEST_CASES, which is 256 by default, raises or lowers it in proportion.
+fn config(cases: u64) -> ProptestConfig {
+    let usual = ProptestConfig::default();
+    let cases = (cases * u64::from(usual.cases) / 256).clamp(1, 1 << 30) as u32;
+    ProptestConfig { cases, failure_persistence: None, ..usual }
 }
 
 proptest! {

@@ -288,9 +288,12 @@ fn change() -> impl Strategy<Value = Change> {
     ]
 }
 
-/// Failures are reproduced by the values that proptest prints; no files are written.
-fn config(cases: u32) -> ProptestConfig {
-    ProptestConfig { cases, failure_persistence: None, ..ProptestConfig::default() }
+/// Failures are reproduced by the values that proptest prints; no files are written. `cases` is what a usual run takes;
+/// PROPTEST_CASES, which is 256 by default, raises or lowers it in proportion.
+fn config(cases: u64) -> ProptestConfig {
+    let usual = ProptestConfig::default();
+    let cases = (cases * u64::from(usual.cases) / 256).clamp(1, 1 << 30) as u32;
+    ProptestConfig { cases, failure_persistence: None, ..usual }
 }
 
 proptest! {
@@ -406,8 +409,8 @@ proptest! {
         let mut ours = MutableAntichain::new();
         let mut counts: BTreeMap<u64, i64> = BTreeMap::new();
         let mut random = Random(seed);
-        for step in 0..12_000 {
-            let growing = (step / 3000) % 2 == 0;
+        for step in 0..if cfg!(miri) { 1_500 } else { 12_000 } {
+            let growing = (step / if cfg!(miri) { 750 } else { 3000 }) % 2 == 0;
             let live = (!counts.is_empty() && random.chance(if growing { 10 } else { 95 }))
                 .then(|| counts.range(random.next() % 5000..).next().map(|(time, count)| (*time, -count)));
             let (time, diff) = live.flatten().unwrap_or_else(|| (random.next() % 5000, 1));
