@@ -257,6 +257,16 @@ class DataflowWorker:
             When it cannot run, or a worker that has ended built another.
         """
 
+    def barrier(self) -> DataflowBarrier:
+        """A rendezvous of all workers."""
+
+    def sequencer(self) -> DataflowSequencer:
+        """One order of what all workers push."""
+
+    @property
+    def is_congested(self) -> bool:
+        """Whether more data waits for other processes than their links should hold."""
+
     def step(self) -> bool:
         """Do what can be done now. True while a dataflow is unfinished."""
 
@@ -271,6 +281,46 @@ class DataflowWorker:
 
     def close(self) -> None:
         """Drop the worker and everything that belongs to it. Again: nothing."""
+
+@final
+class DataflowBarrier:
+    """A rendezvous of all workers."""
+
+    @property
+    def round(self) -> int:
+        """The last round that this worker has arrived for."""
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Arrive and wait for all others; the round that was passed."""
+
+    def advance(self) -> int:
+        """Arrive without waiting; the round arrived for."""
+
+    def reached(self, round: int) -> bool:
+        """Whether all workers have arrived for a round, as far as the last step has learned."""
+
+    def close(self) -> None:
+        """Give it up: this worker counts as arrived for ever. Again: nothing."""
+
+@final
+class DataflowSequencer:
+    """One order of what all workers push."""
+
+    @property
+    def finished(self) -> bool:
+        """Whether all workers have closed and everything is read."""
+
+    def push(self, element: Any) -> None:
+        """Add an element; it leaves with the worker's next step."""
+
+    def next(self) -> tuple[Any] | None:
+        """The next element as a tuple of one, when it is known already; does not step."""
+
+    def wait_next(self, timeout: float | None = None) -> tuple[Any] | None:
+        """Wait for the next element; None when all workers have closed and everything is read."""
+
+    def close(self) -> None:
+        """End the pushing of this worker; reading goes on. Again: nothing."""
 
 @final
 class DataflowScope:

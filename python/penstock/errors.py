@@ -19,6 +19,7 @@ __all__ = [
     "CapabilityError",
     "ClosedError",
     "ConfigError",
+    "CoordinationTimeout",
     "DataflowError",
     "EngineError",
     "ForkError",
@@ -257,6 +258,16 @@ class CapabilityError(PenstockError, RuntimeError):
 
 class BlockError(PenstockError, TypeError):
     """Something that a stream cannot carry, or that an operator does not take."""
+
+
+class CoordinationTimeout(PenstockError, TimeoutError):
+    """The other workers did not come to a barrier, or pushed nothing into a sequencer, in the time that was given.
+
+    Attributes
+    ----------
+    round : int
+        The round waited for, at a barrier.
+    """
 
 
 class ClosedError(PenstockError, RuntimeError):

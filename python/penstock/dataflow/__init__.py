@@ -36,6 +36,7 @@ progress, waiting) does not hold it. Programs that compute in Python scale with 
 
 from __future__ import annotations
 
+from penstock.dataflow.coordination import Barrier, Sequencer
 from penstock.dataflow.execution import execute, run_here, run_workers
 from penstock.dataflow.handles import Block, InputHandle, Loop, Probe
 from penstock.dataflow.operator import Capability, Frontiers, Input, Output
@@ -43,6 +44,7 @@ from penstock.dataflow.stream import Scope, Stream, Time
 from penstock.dataflow.worker import Worker
 
 __all__ = [
+    "Barrier",
     "Block",
     "Capability",
     "Frontiers",
@@ -52,6 +54,7 @@ __all__ = [
     "Output",
     "Probe",
     "Scope",
+    "Sequencer",
     "Stream",
     "Time",
     "Worker",

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+from penstock.dataflow.coordination import Barrier, Sequencer
 from penstock.dataflow.stream import Scope
 from penstock.errors import DataflowError
 
@@ -76,6 +77,47 @@ class Worker:
             self._native.abort(error)
             raise
         self._native.start()
+
+    def barrier(self) -> Barrier:
+        """Make a rendezvous of all workers: see `Barrier`. All workers make it at the same place of their program.
+
+        Examples
+        --------
+        >>> import penstock as pk
+        >>> pk.execute(lambda worker: worker.barrier().wait(), workers=2)
+        [1, 1]
+        """
+        return Barrier(self._native.barrier())
+
+    def sequencer(self) -> Sequencer[Any]:
+        """Make a log that all workers share: see `Sequencer`. All workers make it at the same place of their program.
+
+        Examples
+        --------
+        >>> import penstock as pk
+        >>> def program(worker):
+        ...     log = worker.sequencer()
+        ...     if worker.index == 1:
+        ...         log.push("hello")
+        ...     return log.wait_next()
+        >>> pk.execute(program, workers=2)
+        ['hello', 'hello']
+        """
+        return Sequencer(self._native.sequencer())
+
+    @property
+    def is_congested(self) -> bool:
+        """Whether more data is on its way to another process than the links should hold.
+
+        Sending is never refused; a program that feeds faster than its peers take steps until this is over.
+
+        Examples
+        --------
+        >>> import penstock as pk
+        >>> pk.execute(lambda worker: worker.is_congested, workers=1)
+        [False]
+        """
+        return self._native.is_congested
 
     def step(self) -> bool:
         """Do what can be done now, without waiting. True while a dataflow is unfinished.

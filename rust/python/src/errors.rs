@@ -61,6 +61,8 @@ pub(crate) enum Kind {
     WorkerStopped,
     /// penstock.errors.WorkerLost
     WorkerLost,
+    /// penstock.errors.CoordinationTimeout
+    CoordinationTimeout,
 }
 
 impl Kind {
@@ -87,6 +89,7 @@ impl Kind {
             Kind::Thread => Some("ThreadError"),
             Kind::WorkerStopped => Some("WorkerStopped"),
             Kind::WorkerLost => Some("WorkerLost"),
+            Kind::CoordinationTimeout => Some("CoordinationTimeout"),
         }
     }
 }

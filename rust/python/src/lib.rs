@@ -29,8 +29,8 @@ mod _native {
     use crate::arrow::{RecordBatch, Schema};
     #[pymodule_export]
     use crate::dataflow::{
-        DataflowCapability, DataflowInput, DataflowListener, DataflowLoop, DataflowPorts, DataflowProbe, DataflowScope,
-        DataflowSeats, DataflowStream, DataflowWorker, dataflow_alone,
+        DataflowBarrier, DataflowCapability, DataflowInput, DataflowListener, DataflowLoop, DataflowPorts,
+        DataflowProbe, DataflowScope, DataflowSeats, DataflowSequencer, DataflowStream, DataflowWorker, dataflow_alone,
     };
     #[pymodule_export]
     use crate::feed::{Drain, Feed};

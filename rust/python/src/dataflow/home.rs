@@ -221,6 +221,12 @@ impl<X: 'static> Key<X> {
         thing.ok_or_else(|| errors::raise(Kind::Closed, &format!("this {} is closed", self.class)))
     }
 
+    /// The thing, for callers that have found the home already.
+    pub(crate) fn find(&self, home: &Home) -> Option<Rc<X>> {
+        let thing = home.things.borrow().get(&self.key).cloned()?;
+        thing.downcast::<X>().ok()
+    }
+
     /// Where the thing is.
     pub(crate) fn address(&self) -> &Address {
         &self.address

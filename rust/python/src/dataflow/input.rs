@@ -60,7 +60,7 @@ impl DataflowInput {
         let mut input = state.input.borrow_mut();
         let input = input.as_mut().ok_or_else(|| closed("send"))?;
         if let Some(block) = block {
-            each!(input, input => input.send(block));
+            each!(input, input => input.try_send(block).map_err(|error| errors::raise(Kind::Closed, &error.to_string())))?;
         }
         Ok(())
     }

@@ -8,10 +8,12 @@
 //! | [`worker`], [`roll`] | seats, steps, parking; that all workers build the same |
 //! | [`stream`], [`exchange`], [`operator`] | building: streams and scopes, exchanges, logic in Python |
 //! | [`input`], [`probe`] | feeding and watching |
+//! | [`coordination`] | barriers and sequencers |
 //! | [`mesh`] | connecting the processes of a run |
 //! | [`hash`], [`failure`] | stable hashes of keys, errors |
 
 mod block;
+mod coordination;
 mod exchange;
 mod failure;
 mod hash;
@@ -25,6 +27,7 @@ mod stream;
 mod time;
 mod worker;
 
+pub(crate) use coordination::{DataflowBarrier, DataflowSequencer};
 pub(crate) use input::DataflowInput;
 pub(crate) use mesh::{DataflowListener, dataflow_alone};
 pub(crate) use operator::{DataflowCapability, DataflowPorts};

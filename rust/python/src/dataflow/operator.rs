@@ -53,9 +53,12 @@ impl<T: Time> Ports<T> {
             Some(at) => Some(held.delayed(&at).map_err(|_| backward(py, "a capability", held.time(), &at, depth))?),
         };
         let mut output = self.output.borrow_mut();
-        let mut session = output.try_session(later.as_ref().unwrap_or(held)).map_err(|_| {
-            let message = format!("operator {:?} cannot send with a capability of another operator", self.name);
-            errors::raise(Kind::Capability, &message)
+        let mut session = output.try_session(later.as_ref().unwrap_or(held)).map_err(|error| {
+            let (kind, why) = match error.ended {
+                true => (Kind::Closed, "any more: its dataflow has ended"),
+                false => (Kind::Capability, "with a capability of another operator"),
+            };
+            errors::raise(kind, &format!("operator {:?} cannot send {why}", self.name))
         })?;
         session.give(block);
         Ok(())

@@ -55,6 +55,11 @@ impl Site {
         Some((scope, open))
     }
 
+    /// Whether a dataflow is being built.
+    pub(crate) fn is_building(&self) -> bool {
+        self.building.borrow().is_some()
+    }
+
     /// Starts what is being built.
     pub(crate) fn start(&self, worker: &mut Worker) {
         let building = self.building.borrow_mut().take();

@@ -8,12 +8,14 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use penstock_coord::{Barrier, Sequencer};
 use penstock_dataflow::{Endpoint, Error, FabricGuard, Waker, Worker};
 use pyo3::prelude::*;
 
 use super::block::PyCause;
+use super::coordination::{DataflowBarrier, DataflowSequencer, Pickled, Slot};
 use super::failure;
-use super::home::{Address, Home, busy};
+use super::home::{Address, Home, Key, busy};
 use super::input::InputState;
 use super::roll::Site;
 use super::stream::{DataflowScope, Layout, ScopeState};
@@ -151,15 +153,34 @@ impl Drop for DataflowSeats {
     }
 }
 
+/// What handles that step a worker know of it.
+#[derive(Clone)]
+pub(crate) struct Post {
+    pub(crate) index: usize,
+    /// It is on the thread that hears signals.
+    pub(crate) main: bool,
+    control: Arc<Control>,
+}
+
+impl Post {
+    /// Ends a worker that was stopped from outside, or that has built other dataflows than one that has ended.
+    pub(crate) fn watch(&self, worker: &mut Worker, home: &Home) -> Result<(), Error> {
+        self.control.obey(worker);
+        if let Some(error) = home.site.disagreement(self.index) {
+            worker.abort(error);
+            worker.step()?;
+        }
+        Ok(())
+    }
+}
+
 /// One worker, bound to the thread that made it.
 #[pyclass(frozen, module = "penstock._native")]
 pub(crate) struct DataflowWorker {
     address: Address,
-    index: usize,
     peers: usize,
     layout: Layout,
-    control: Arc<Control>,
-    main: bool,
+    post: Post,
 }
 
 impl DataflowWorker {
@@ -168,22 +189,43 @@ impl DataflowWorker {
         let mut worker = Worker::new(endpoint);
         lock(&control.wakers).push(worker.waker());
         let site = Site::open(&mut worker);
-        DataflowWorker { address: Home::open(worker, site), index, peers, layout, control, main }
+        let post = Post { index, main, control };
+        DataflowWorker { address: Home::open(worker, site), peers, layout, post }
     }
 
     /// One step, and what it means for the program: whether one of its dataflows is unfinished.
     fn step_here(&self, worker: &mut Worker, home: &Home) -> Result<bool, Error> {
-        self.control.obey(worker);
+        self.post.watch(worker, home)?;
         worker.step()?;
-        if let Some(error) = home.site.disagreement(worker.index()) {
-            worker.abort(error);
-            return worker.step();
-        }
+        self.post.watch(worker, home)?;
         Ok(worker.dataflows() > home.site.own())
     }
 
+    /// Builds a dataflow of `penstock-coord` beside the program's; all workers do it at the same place.
+    fn beside<X: 'static>(
+        &self,
+        py: Python<'_>,
+        name: &'static str,
+        make: impl FnOnce(&mut Worker) -> X + Send,
+    ) -> PyResult<Key<Slot<X>>> {
+        let made = self.address.drive(py, "making a barrier or sequencer", |worker, home| {
+            if home.site.is_building() {
+                return None;
+            }
+            home.site.note(name);
+            let made = make(worker);
+            Some(self.address.keep(name, Slot::new(made)))
+        })?;
+        made.ok_or_else(|| {
+            errors::raise(
+                Kind::Graph,
+                &format!("a {name} is made inside a dataflow that is being built: end that first"),
+            )
+        })
+    }
+
     fn told(&self, py: Python<'_>, outcome: Result<bool, Error>) -> PyResult<bool> {
-        outcome.map_err(|error| failure::raise(py, &error, self.index))
+        outcome.map_err(|error| failure::raise(py, &error, self.post.index))
     }
 
     /// Parks until there is something to do, then steps.
@@ -192,16 +234,16 @@ impl DataflowWorker {
         let idle = |worker: &Worker, home: &Home| worker.dataflows() > home.site.own() && !worker.has_work();
         let wait = |wait: Option<Duration>, last: bool| {
             self.address.away(|worker, home| {
-                let waits = idle(worker, home) && !self.control.is_stopped();
+                let waits = idle(worker, home) && !self.post.control.is_stopped();
                 if waits {
                     worker.park(wait);
                     home.sweep();
                 }
-                let over = waits && idle(worker, home) && !self.control.is_stopped();
+                let over = waits && idle(worker, home) && !self.post.control.is_stopped();
                 (last || !over).then(|| self.step_here(worker, home))
             })
         };
-        let outcome = match self.main {
+        let outcome = match self.post.main {
             // Only this thread hears signals, so it must look for them.
             true => match enter(py, limit, |tick| wait(Some(tick), false).ok_or_else(|| busy("step_or_park")))? {
                 Some(outcome) => Some(outcome),
@@ -218,7 +260,7 @@ impl DataflowWorker {
     /// Index of this worker among all workers.
     #[getter]
     fn index(&self) -> usize {
-        self.index
+        self.post.index
     }
 
     /// How many workers there are.
@@ -254,6 +296,24 @@ impl DataflowWorker {
         self.told(py, outcome).map(drop)
     }
 
+    /// A rendezvous of all workers.
+    fn barrier(&self, py: Python<'_>) -> PyResult<DataflowBarrier> {
+        let key = self.beside(py, "barrier", Barrier::new)?;
+        Ok(DataflowBarrier::new(key, self.post.clone()))
+    }
+
+    /// One order of what all workers push.
+    fn sequencer(&self, py: Python<'_>) -> PyResult<DataflowSequencer> {
+        let key = self.beside(py, "sequencer", Sequencer::<Pickled>::new)?;
+        Ok(DataflowSequencer::new(key, self.post.clone()))
+    }
+
+    /// Whether more data waits for other processes than their links should hold.
+    #[getter]
+    fn is_congested(&self, py: Python<'_>) -> PyResult<bool> {
+        self.address.drive(py, "is_congested", |worker, _| worker.is_congested())
+    }
+
     /// Does what can be done now. True while a dataflow is unfinished.
     fn step(&self, py: Python<'_>) -> PyResult<bool> {
         let outcome = self.address.drive(py, "step()", |worker, home| self.step_here(worker, home))?;
@@ -271,7 +331,9 @@ impl DataflowWorker {
     fn finish(&self, py: Python<'_>) -> PyResult<()> {
         let home = self.address.home(py, "Worker")?;
         home.all::<InputState>().iter().for_each(|input| input.close());
-        home.site.end(self.index);
+        home.all::<Slot<Barrier>>().iter().for_each(|barrier| barrier.close());
+        home.all::<Slot<Sequencer<Pickled>>>().iter().for_each(|sequencer| sequencer.close());
+        home.site.end(self.post.index);
         drop(home);
         while self.pump(py, None)? {}
         Ok(())
