@@ -12,7 +12,7 @@ use arrow_array::types::Int64Type;
 use arrow_array::{ArrayRef, Int64Array, RecordBatch};
 use crossbeam::channel::{Receiver, unbounded};
 use penstock_dataflow::fabric::{self, Duplex};
-use penstock_dataflow::{BoxError, Endpoint, FabricGuard, FabricTag};
+use penstock_dataflow::{BoxError, Endpoint, FabricGuard, FabricTag, Limits};
 use penstock_plan::host::{
     Event, Group, GroupConfig, HostError, Inline, Input, Keep, NotStarted, Resident, Rows, Stored,
 };
@@ -187,7 +187,10 @@ fn endpoints(processes: usize, threads: usize, generation: u64) -> (Vec<Vec<Endp
         streams[b][a] = Some(Box::new(right));
     }
     let tag = FabricTag { query: 1, generation };
-    let made = streams.into_iter().enumerate().map(|(p, streams)| fabric::processes(p, threads, streams, tag).unwrap());
+    // So little room that every other slice has to wait for some.
+    let limits = Limits { link_bytes: 512, ..Limits::default() };
+    let made = streams.into_iter().enumerate();
+    let made = made.map(|(p, streams)| fabric::processes_with(p, threads, streams, tag, limits).unwrap());
     made.unzip()
 }
 

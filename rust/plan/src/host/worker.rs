@@ -216,7 +216,8 @@ impl WorkerLoop {
             // The input always stands at the next slice to send: it holds back nobody's frontier longer
             // than it must.
             self.built.advance(FlowTime::new(epoch, next.unwrap_or(CLOSE)));
-            if next.is_none_or(|slice| slice >= limit) {
+            // A congested link ends the park of this worker when it has room again.
+            if next.is_none_or(|slice| slice >= limit) || self.worker.is_congested() {
                 break;
             }
             let (slice, cut) = release.slices.pop_front().expect("the front was just read");
