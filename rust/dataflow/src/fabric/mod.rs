@@ -11,10 +11,12 @@ mod frame;
 mod limits;
 mod link;
 mod process;
+mod shuffle;
 mod stream;
 mod watch;
 
 use std::any::Any;
+use std::cell::RefCell;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
@@ -30,6 +32,7 @@ pub use stream::{Duplex, Hangup};
 use crate::dataflow::Bundle;
 use crate::error::Error;
 use link::Outbox;
+use shuffle::Shuffle;
 
 /// What a message carries.
 pub(crate) enum Payload {
@@ -159,6 +162,8 @@ pub struct Endpoint {
     shared: Arc<Shared>,
     mailbox: Arc<Mailbox>,
     parker: Parker,
+    /// Between mailbox and worker, in a simulation.
+    shuffle: Option<RefCell<Shuffle>>,
 }
 
 impl Endpoint {
@@ -230,15 +235,22 @@ impl Endpoint {
     }
 
     pub(crate) fn receive(&self) -> Option<Envelope> {
-        self.mailbox.queue.pop()
+        match &self.shuffle {
+            None => self.mailbox.queue.pop(),
+            Some(shuffle) => shuffle.borrow_mut().next(),
+        }
     }
 
+    /// How many messages to receive now.
     pub(crate) fn waiting(&self) -> usize {
-        self.mailbox.queue.len()
+        match &self.shuffle {
+            None => self.mailbox.queue.len(),
+            Some(shuffle) => shuffle.borrow_mut().arriving(&self.mailbox.queue),
+        }
     }
 
     pub(crate) fn has_mail(&self) -> bool {
-        !self.mailbox.queue.is_empty()
+        !self.mailbox.queue.is_empty() || self.shuffle.as_ref().is_some_and(|shuffle| !shuffle.borrow().is_empty())
     }
 
     pub(crate) fn park(&self, timeout: Option<Duration>) {
@@ -312,12 +324,28 @@ pub fn threads(workers: usize) -> Vec<Endpoint> {
     seats(Arc::new(Shared::new(routes, Vec::new(), 0)), boxes, parkers)
 }
 
+/// As [`threads`], but messages take an arbitrary number of steps and overtake each other, as the seed wants: for simulations.
+/// When all workers are stepped by one thread, a run depends on nothing but the seed.
+///
+/// # Panics
+/// When `workers` is 0.
+pub fn shuffled(workers: usize, seed: u64) -> Vec<Endpoint> {
+    let mut seats = threads(workers);
+    for seat in &mut seats {
+        seat.shuffle = Some(RefCell::new(Shuffle::new(seed ^ (seat.index as u64) << 32)));
+    }
+    seats
+}
+
 fn seats(shared: Arc<Shared>, boxes: Vec<Arc<Mailbox>>, parkers: Vec<Parker>) -> Vec<Endpoint> {
     let first = shared.first_local;
     boxes
         .into_iter()
         .zip(parkers)
         .enumerate()
-        .map(|(thread, (mailbox, parker))| Endpoint { index: first + thread, shared: shared.clone(), mailbox, parker })
+        .map(|(thread, (mailbox, parker))| {
+            let (index, shared) = (first + thread, shared.clone());
+            Endpoint { index, shared, mailbox, parker, shuffle: None }
+        })
         .collect()
 }
