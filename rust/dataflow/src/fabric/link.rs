@@ -10,58 +10,25 @@
 //! For the same reason taking a block into the worker credits it, not its consumption by an operator that may be waiting for a
 //! frontier which only the throttled source can move.
 
-use std::collections::VecDeque;
 use std::io::{self, BufWriter, Write};
 use std::net::Shutdown;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Condvar, Mutex, MutexGuard};
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::frame::{Frame, HEADER_BYTES, Kind, MAX_BODY_BYTES};
+use super::lanes::{Lanes, Phase};
 use super::{FabricTag, Lane};
 use crate::error::{Error, Report};
 use crate::wire::encode_serde;
 
 /// How much data is taken between two looks at the urgent lane, and given to the stream in one call.
-const CHUNK_BYTES: usize = 256 * 1024;
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Phase {
-    /// Frames are accepted.
-    Open,
-    /// This process leaves: what waits is sent, then the goodbye.
-    Closing,
-    /// The other process said goodbye: nothing more is sent to it.
-    Departed,
-}
-
-struct Lanes {
-    urgent: VecDeque<Frame>,
-    data: VecDeque<Frame>,
-    phase: Phase,
-    /// Bytes of all frames ever queued, less those that were dropped unsent.
-    offered: u64,
-    /// Bytes of data frames ever queued.
-    charged: u64,
-    /// What of them the other process has taken.
-    credited: u64,
-}
-
-impl Lanes {
-    fn drop_data(&mut self) {
-        self.offered -= self.data.iter().map(Frame::bytes).sum::<u64>();
-        self.data.clear();
-    }
-}
+const CHUNK_BYTES: u64 = 256 * 1024;
 
 /// Frames on their way to one process, and how many of its own we have taken.
 pub(super) struct Outbox {
     process: usize,
     tag: FabricTag,
     limit: u64,
-    lanes: Mutex<Lanes>,
-    ready: Condvar,
-    /// Whether more is under way than the limit. Written under the lock of the lanes.
-    over: AtomicBool,
+    lanes: Lanes<Frame>,
     /// Bytes that the stream has taken.
     accepted: AtomicU64,
     /// Bytes of data from there that workers here have taken, and how many of them we have told.
@@ -71,15 +38,12 @@ pub(super) struct Outbox {
 
 impl Outbox {
     pub(super) fn new(process: usize, tag: FabricTag, link_bytes: usize) -> Self {
-        let (urgent, data) = (VecDeque::new(), VecDeque::new());
-        let lanes = Lanes { urgent, data, phase: Phase::Open, offered: 0, charged: 0, credited: 0 };
+        let limit = link_bytes as u64;
         Outbox {
             process,
             tag,
-            limit: link_bytes as u64,
-            lanes: Mutex::new(lanes),
-            ready: Condvar::new(),
-            over: AtomicBool::new(false),
+            limit,
+            lanes: Lanes::new(limit),
             accepted: AtomicU64::new(0),
             drained: AtomicU64::new(0),
             told: AtomicU64::new(0),
@@ -90,28 +54,9 @@ impl Outbox {
         self.process
     }
 
-    fn lanes(&self) -> MutexGuard<'_, Lanes> {
-        self.lanes.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
-    }
-
     fn put(&self, kind: Kind, frame: Frame) -> Phase {
-        let mut lanes = self.lanes();
-        if lanes.phase != Phase::Open {
-            return lanes.phase;
-        }
-        lanes.offered += frame.bytes();
-        if kind == Kind::Data {
-            lanes.charged += frame.bytes();
-            if lanes.charged - lanes.credited > self.limit {
-                self.over.store(true, Ordering::Release);
-            }
-            lanes.data.push_back(frame);
-        } else {
-            lanes.urgent.push_back(frame);
-        }
-        drop(lanes);
-        self.ready.notify_one();
-        Phase::Open
+        let bytes = frame.bytes();
+        self.lanes.put(kind != Kind::Data, frame, bytes)
     }
 
     /// Queues a message. Never blocks.
@@ -137,7 +82,7 @@ impl Outbox {
     pub(super) fn send_abort(&self, from: usize, error: &Error) {
         let mut body = Vec::new();
         encode_serde(&Report::of(error, from), &mut body);
-        self.lanes().drop_data();
+        self.lanes.drop_data();
         self.put(Kind::Abort, Frame::new(self.tag, Kind::Abort, 0, from, 0, body));
     }
 
@@ -172,75 +117,28 @@ impl Outbox {
 
     /// The other process has taken this much of our data in all; true when that ended the congestion, `None` when it cannot be.
     pub(super) fn credit(&self, total: u64) -> Option<bool> {
-        let mut lanes = self.lanes();
-        if total > lanes.charged {
-            return None;
-        }
-        // Two workers there may have told in the other order.
-        lanes.credited = lanes.credited.max(total);
-        let room = lanes.charged - lanes.credited <= self.limit / 2;
-        Some(room && self.over.swap(false, Ordering::AcqRel))
+        self.lanes.credit(total)
     }
 
     /// Whether sources should wait.
     pub(super) fn is_over(&self) -> bool {
-        self.over.load(Ordering::Acquire)
+        self.lanes.is_over()
     }
 
     /// Bytes ever queued, and those of them that the stream has taken; `None` once the other process has left.
     pub(super) fn traffic(&self) -> Option<(u64, u64)> {
-        let lanes = self.lanes();
-        (lanes.phase != Phase::Departed).then(|| (lanes.offered, self.accepted.load(Ordering::Acquire)))
+        let (accepted, offered) = (self.accepted.load(Ordering::Acquire), self.lanes.offered());
+        (!self.lanes.is_departed()).then_some((offered, accepted))
     }
 
     /// Ends the sending thread once everything is written.
     pub(super) fn close(&self) {
-        let mut lanes = self.lanes();
-        if lanes.phase == Phase::Open {
-            lanes.phase = Phase::Closing;
-        }
-        drop(lanes);
-        self.ready.notify_one();
+        self.lanes.close();
     }
 
     /// The other process said goodbye.
     pub(super) fn depart(&self) {
-        let mut lanes = self.lanes();
-        lanes.phase = Phase::Departed;
-        lanes.urgent.clear();
-        lanes.data.clear();
-        self.over.store(false, Ordering::Release);
-        drop(lanes);
-        self.ready.notify_one();
-    }
-
-    fn is_departed(&self) -> bool {
-        self.lanes().phase == Phase::Departed
-    }
-
-    /// Takes what is to be written next; the phase says what to do when that is nothing.
-    fn take(&self, frames: &mut Vec<Frame>, may_wait: bool) -> Option<Phase> {
-        let mut lanes = self.lanes();
-        loop {
-            if !lanes.urgent.is_empty() {
-                frames.extend(lanes.urgent.drain(..));
-                return None;
-            }
-            if !lanes.data.is_empty() {
-                let mut bytes = 0;
-                while bytes < CHUNK_BYTES
-                    && let Some(frame) = lanes.data.pop_front()
-                {
-                    bytes += HEADER_BYTES + frame.body.len();
-                    frames.push(frame);
-                }
-                return None;
-            }
-            if lanes.phase != Phase::Open || !may_wait {
-                return Some(lanes.phase);
-            }
-            lanes = self.ready.wait(lanes).unwrap_or_else(|poisoned| poisoned.into_inner());
-        }
+        self.lanes.depart();
     }
 
     /// The sending thread: writes until closed or departed. An error after the other side's goodbye is none.
@@ -253,7 +151,7 @@ impl Outbox {
         let result = self.write_all(BufWriter::with_capacity(64 * 1024, counted));
         hangup(Shutdown::Write);
         match result {
-            Err(_) if self.is_departed() => Ok(()),
+            Err(_) if self.lanes.is_departed() => Ok(()),
             other => other,
         }
     }
@@ -261,10 +159,10 @@ impl Outbox {
     fn write_all(&self, mut stream: BufWriter<Counted<'_>>) -> io::Result<()> {
         let mut frames = Vec::new();
         loop {
-            let idle = match self.take(&mut frames, false) {
+            let idle = match self.lanes.take(&mut frames, CHUNK_BYTES, false) {
                 Some(_) => {
                     stream.flush()?;
-                    self.take(&mut frames, true)
+                    self.lanes.take(&mut frames, CHUNK_BYTES, true)
                 }
                 None => None,
             };
@@ -292,7 +190,7 @@ struct Counted<'a> {
 
 impl Write for Counted<'_> {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        let taken = self.stream.write(&bytes[..bytes.len().min(CHUNK_BYTES)])?;
+        let taken = self.stream.write(&bytes[..bytes.len().min(CHUNK_BYTES as usize)])?;
         self.accepted.fetch_add(taken as u64, Ordering::AcqRel);
         Ok(taken)
     }
@@ -330,16 +228,20 @@ mod tests {
     #[test]
     fn what_was_taken_is_told_once_and_in_portions() {
         let outbox = outbox(8000);
-        let told = |outbox: &Outbox| outbox.lanes().urgent.len();
+        let told = |outbox: &Outbox| {
+            let mut frames = Vec::new();
+            outbox.lanes.take(&mut frames, 1, false);
+            frames.len()
+        };
         outbox.take_in(500 - HEADER_BYTES);
         assert_eq!(told(&outbox), 0);
         outbox.take_in(500 - HEADER_BYTES);
         assert_eq!(told(&outbox), 1, "an eighth of the limit");
         outbox.tell();
-        assert_eq!(told(&outbox), 1, "it knows");
+        assert_eq!(told(&outbox), 0, "it knows");
         outbox.take_in(0);
         outbox.tell();
-        assert_eq!(told(&outbox), 2);
+        assert_eq!(told(&outbox), 1);
     }
 
     #[test]
@@ -348,8 +250,12 @@ mod tests {
         send(&outbox, Lane::Progress, 300);
         send(&outbox, Lane::Data, 70_000);
         outbox.send_abort(0, &Error::Setup { reason: "test".to_string() });
-        let lanes = outbox.lanes();
-        assert_eq!((lanes.urgent.len(), lanes.data.len()), (2, 0));
-        assert_eq!(lanes.offered, lanes.urgent.iter().map(Frame::bytes).sum::<u64>());
+        let mut frames = Vec::new();
+        while outbox.lanes.take(&mut frames, u64::MAX, false).is_none() {}
+        assert_eq!(
+            frames.iter().map(|frame| frame.header[5]).collect::<Vec<_>>(),
+            [Kind::Progress as u8, Kind::Abort as u8]
+        );
+        assert_eq!(outbox.lanes.offered(), frames.iter().map(Frame::bytes).sum::<u64>());
     }
 }

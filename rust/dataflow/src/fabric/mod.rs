@@ -8,11 +8,14 @@
 //! parked or not; the first cause wins and is what all workers report.
 
 mod frame;
+mod lanes;
 mod limits;
 mod link;
+mod mailbox;
 mod process;
 mod shuffle;
 mod stream;
+mod sync;
 mod watch;
 
 use std::any::Any;
@@ -21,8 +24,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
-use crossbeam::queue::SegQueue;
-use crossbeam::sync::{Parker, Unparker};
+use crossbeam::sync::Parker;
 
 pub use frame::MAX_BODY_BYTES;
 pub use limits::Limits;
@@ -66,18 +68,7 @@ pub(crate) enum Lane {
     Data,
 }
 
-/// The queue of one worker, and its doorbell.
-pub(crate) struct Mailbox {
-    queue: SegQueue<Envelope>,
-    doorbell: Unparker,
-}
-
-impl Mailbox {
-    fn push(&self, envelope: Envelope) {
-        self.queue.push(envelope);
-        self.doorbell.unpark();
-    }
-}
+type Mailbox = mailbox::Mailbox<Envelope>;
 
 /// Where a worker is.
 enum Route {
@@ -118,7 +109,7 @@ impl Shared {
     fn wake_all(&self) {
         for route in &self.routes {
             if let Route::Local(mailbox) = route {
-                mailbox.doorbell.unpark();
+                mailbox.ring();
             }
         }
     }
@@ -296,7 +287,7 @@ pub struct Waker {
 impl Waker {
     /// Ends the current or the next park of the worker. Costs one atomic exchange when it is not parked.
     pub fn wake(&self) {
-        self.mailbox.doorbell.unpark();
+        self.mailbox.ring();
     }
 }
 
@@ -306,11 +297,9 @@ impl std::fmt::Debug for Waker {
     }
 }
 
-/// A mailbox and the parker that only its worker holds.
 fn mailbox() -> (Arc<Mailbox>, Parker) {
-    let parker = Parker::new();
-    let doorbell = parker.unparker().clone();
-    (Arc::new(Mailbox { queue: SegQueue::new(), doorbell }), parker)
+    let (mailbox, parker) = Mailbox::new();
+    (Arc::new(mailbox), parker)
 }
 
 /// Seats for `workers` workers, all of them threads of this process. No thread is started.
