@@ -756,6 +756,8 @@ class Registry:
         32 random bytes that every process of the engine knows.
     advertise
         Host that members dial; default `host`.
+    silence
+        Seconds after which a member that is connected and says nothing is lost, at least 0.1; default 60.
 
     Raises
     ------
@@ -769,7 +771,9 @@ class Registry:
     Whoever does not prove that it knows the secret is closed and counted, see `metrics`.
     """
 
-    def __new__(cls, host: str, port: int, secret: bytes, advertise: str | None = None) -> Self: ...
+    def __new__(
+        cls, host: str, port: int, secret: bytes, advertise: str | None = None, silence: float | None = None
+    ) -> Self: ...
     @property
     def address(self) -> str:
         """What members dial: ``host:port``."""
@@ -834,6 +838,12 @@ class Member:
         The engine's secret.
     info
         JSON object that describes this process; it gains ``address``, the data port.
+    silence
+        As at the registry: the member says that it lives six times in that.
+    staging_bytes
+        Bytes of staged rows and frozen results in memory; more goes to files. Default 256 MiB.
+    spill_folders
+        Directories for these files, used in turn; default the system's temporary one.
 
     Raises
     ------
@@ -847,7 +857,15 @@ class Member:
     Functions that the driver sends are unpickled here, which is why nobody talks to a member without the secret.
     """
 
-    def __new__(cls, registry: str, secret: bytes, info: str = "{}") -> Self: ...
+    def __new__(
+        cls,
+        registry: str,
+        secret: bytes,
+        info: str = "{}",
+        silence: float | None = None,
+        staging_bytes: int | None = None,
+        spill_folders: Sequence[str] | None = None,
+    ) -> Self: ...
     @property
     def id(self) -> int:
         """The id that the registry gave."""
@@ -893,6 +911,8 @@ class Feed:
         What the rows are.
     schema
         Their columns: any object with ``__arrow_c_schema__``.
+    silence
+        Seconds to wait for a member that neither reads nor answers; default 60 (30 for reading).
 
     Raises
     ------
@@ -900,12 +920,22 @@ class Feed:
         When the secrets differ.
     EngineError
         When the member refuses: unknown query, an epoch that is over, an attempt that it has already (`kind` tells).
+    StorageError
+        When the member has no room for more rows, neither in memory nor in its directories.
     ProtocolError
-        When the network fails.
+        When the network fails, or the member is silent for too long.
     """
 
     def __new__(
-        cls, address: str, secret: bytes, query: str, epoch: int, partition: int, attempt: int, schema: Any
+        cls,
+        address: str,
+        secret: bytes,
+        query: str,
+        epoch: int,
+        partition: int,
+        attempt: int,
+        schema: Any,
+        silence: float | None = None,
     ) -> Self: ...
     def push(self, batch: _ArrowData) -> None:
         """Send one batch.
@@ -951,6 +981,8 @@ class Drain:
         What to read.
     which
         The results ("rows") or the rows that came too late ("late").
+    silence
+        Seconds to wait for a member that does not answer; default 60.
 
     Raises
     ------
@@ -970,6 +1002,7 @@ class Drain:
         epoch: int,
         piece: int,
         which: Literal["rows", "late"] = "rows",
+        silence: float | None = None,
     ) -> Self: ...
     @property
     def schema(self) -> Schema:

@@ -10,7 +10,7 @@ The native module imports this module once and raises these classes; nothing els
 from __future__ import annotations
 
 import pickle
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 __all__ = [
@@ -33,6 +33,7 @@ __all__ = [
     "SlotsError",
     "StateError",
     "StateLost",
+    "StorageError",
     "ThreadError",
     "TimeError",
     "UnsupportedSession",
@@ -174,6 +175,21 @@ class SlotsError(EngineError):
     """The cluster can never offer as many task slots as the engine and its input need."""
 
 
+class StorageError(PenstockError, OSError):
+    """Rows that do not fit in memory cannot be written to a local directory, or not be had back.
+
+    Attributes
+    ----------
+    paths : list of str
+        The directories.
+    setting : str
+        What to change.
+    """
+
+    paths: Sequence[str] = ()
+    setting: str = ""
+
+
 class AuthenticationError(PenstockError, ConnectionError):
     """A peer does not know the engine's secret, or does not prove that it does."""
 
@@ -291,6 +307,7 @@ _KINDS: dict[str, type[PenstockError]] = {
     "schema": SchemaError,
     "state": StateError,
     "state_lost": StateLost,
+    "storage": StorageError,
     "user_function": UserFunctionError,
 }
 

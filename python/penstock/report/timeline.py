@@ -60,7 +60,10 @@ class Migration:
 
 @dataclass(frozen=True, slots=True)
 class WorkerSample:
-    """What one worker held at one moment; ``rows`` counts from the start of the run."""
+    """What one worker held at one moment; ``rows`` counts from the start of the run.
+
+    ``staged_bytes`` and ``disk_bytes`` are those of its whole process: rows that wait, in memory and in files.
+    """
 
     at: float
     worker: int
@@ -69,6 +72,8 @@ class WorkerSample:
     state_bytes: int
     rows: int
     query: str = ""
+    staged_bytes: int = 0
+    disk_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -279,6 +284,9 @@ def _add(left: WorkerSample, right: WorkerSample) -> WorkerSample:
         keys=left.keys + right.keys,
         state_bytes=left.state_bytes + right.state_bytes,
         rows=left.rows + right.rows,
+        # Of the process, and so the same for all its queries.
+        staged_bytes=max(left.staged_bytes, right.staged_bytes),
+        disk_bytes=max(left.disk_bytes, right.disk_bytes),
     )
 
 

@@ -49,6 +49,8 @@ class DrainTask:
         Columns, in Spark's Arrow types.
     secret : Secret
         Lets the task in.
+    silence : float
+        Seconds to wait for a member that does not answer.
     """
 
     query: str
@@ -57,6 +59,7 @@ class DrainTask:
     pieces: tuple[Piece, ...]
     schema: pa.Schema
     secret: Secret
+    silence: float = 60.0
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Read the pieces whose numbers come in."""
@@ -65,8 +68,9 @@ class DrainTask:
         for batch in batches:
             for index in batch.column(0).to_pylist():
                 piece = self.pieces[index]
-                secret = self.secret.reveal()
-                for rows in _native.Drain(piece.address, secret, self.query, self.epoch, piece.number, self.which):
+                secret, limit = self.secret.reveal(), self.silence
+                read = _native.Drain(piece.address, secret, self.query, self.epoch, piece.number, self.which, limit)
+                for rows in read:
                     if rows.num_rows:
                         yield conform(pa.record_batch(rows), self.schema, "output")
 
@@ -79,6 +83,7 @@ def outputs(
     pieces: Iterable[Piece],
     schema: pa.Schema,
     secret: Secret,
+    silence: float = 60.0,
 ) -> DataFrame:
     """Make the DataFrame of an epoch's output.
 
@@ -94,6 +99,8 @@ def outputs(
         Columns as the flow gives them.
     secret : Secret
         The engine's.
+    silence : float
+        Seconds to wait for a member that does not answer.
 
     Returns
     -------
@@ -105,5 +112,5 @@ def outputs(
     types = spark_types(schema)
     if not fixed:
         return session.createDataFrame([], to_ddl(types))
-    task = DrainTask(query, epoch, which, fixed, types, secret)
+    task = DrainTask(query, epoch, which, fixed, types, secret, silence)
     return session.range(0, len(fixed), 1, len(fixed)).mapInArrow(task, to_ddl(types))

@@ -28,6 +28,7 @@ from penstock.errors import ConfigError, EngineError, ForkError
 from penstock.spark import preflight
 from penstock.spark.guard import require_classic, require_flow
 from penstock.spark.hub import Hub, Member
+from penstock.spark.memory import parse_bytes
 from penstock.spark.migrate import STRATEGIES, Migration
 from penstock.spark.place import Secret
 from penstock.spark.query import Abandoned, Program, Query, Setup, described
@@ -77,6 +78,18 @@ class Engine:
         Slices that may be under way at once.
     slice_rows : int, default 16_384
         Greatest size of a slice; smaller slices let bins move sooner.
+    staging_memory : int or str, optional
+        Memory of each resident process for rows that wait for their epoch, and for results that wait for the sink:
+        bytes, or a size such as "256m". What is beyond it goes to files in the executor's local directories
+        (``spark.local.dir``). Default an eighth of the limit on the process: the least of
+        ``spark.executor.pyspark.memory``, ``spark.executor.memoryOverhead``, the container's limit without the JVM,
+        and half of the machine's memory; from 16 MiB to 1 GiB.
+    staging_folders : sequence of str, optional
+        Directories for these files on every executor, used in turn; default the executor's local directories.
+    member_timeout : float, default 60.0
+        Seconds after which a resident process that is connected but silent (stopped, hung, on a host that
+        vanished) counts as lost; at least 0.5. One that dies is noticed at once. Feeds and reads of results wait no
+        longer for it.
 
     Raises
     ------
@@ -112,6 +125,9 @@ class Engine:
         registry_port: int = 0,
         window: int = 8,
         slice_rows: int = 16_384,
+        staging_memory: int | str | None = None,
+        staging_folders: Sequence[str] | None = None,
+        member_timeout: float = 60.0,
     ) -> None:
         require_classic(spark, "penstock.Engine")
         for label, value, least, most in (
@@ -126,6 +142,9 @@ class Engine:
                 raise ConfigError(f"{label}={value!r} must be an int from {least} to {most}")
         if not isinstance(start_timeout, (int, float)) or isinstance(start_timeout, bool) or start_timeout <= 0:
             raise ConfigError(f"start_timeout={start_timeout!r} must be a number of seconds above 0")
+        silence = member_timeout if isinstance(member_timeout, (int, float)) and member_timeout is not True else 0.0
+        if not 0.5 <= silence <= 86_400:
+            raise ConfigError(f"member_timeout={member_timeout!r} must be a number of seconds from 0.5 to 86400")
         self.name = name if name is not None else f"engine-{next(_NUMBERS)}"
         self.workers = workers
         self.threads = threads
@@ -135,6 +154,9 @@ class Engine:
         self._port = registry_port
         self._window = window
         self._slice_rows = slice_rows
+        self._staging_memory = None if staging_memory is None else parse_bytes(staging_memory, "staging_memory")
+        self._staging_folders = _folders(staging_folders)
+        self._silence = float(silence)
         self._lock = threading.RLock()
         self._queries: dict[str, Query] = {}
         self._names: dict[str, str] = {}
@@ -242,10 +264,12 @@ class Engine:
         host = str(conf.get("spark.driver.host") or "127.0.0.1")
         bind = str(conf.get("spark.driver.bindAddress") or host)
         secret = Secret.random()
-        hub = Hub(bind, self._port, host, secret, self.name)
+        hub = Hub(bind, self._port, host, secret, self.name, self._silence)
         self._hub = hub
         self._recorder = Recorder(hub, f"engine {self.name}", self._names.get)
-        self._residents = Residents(sc, hub, secret, self.name, self.workers)
+        self._residents = Residents(
+            sc, hub, secret, self.name, self.workers, self._silence, self._staging_memory, self._staging_folders
+        )
         hub.listen(lost=self._on_lost, message=self._on_message)
         hub.start()
         _at_exit(self)
@@ -259,6 +283,7 @@ class Engine:
             bits=self.bits,
             window=self._window,
             slice_rows=self._slice_rows,
+            silence=self._silence,
             engine=self.name,
         )
         deadline = began + self._start_timeout
@@ -482,7 +507,9 @@ class Engine:
         -------
         list of dict
             query, worker, bins, keys, state_bytes, rows, late_rows, rss (bytes), pid, executor, and more.
-            Counts of rows are since the query began here.
+            Counts of rows are since the query began here. Of the whole process, bytes: staging_memory (what waiting
+            rows and results may take), staged_bytes (what they take now), staged_peak_bytes, disk_bytes (in files now),
+            spilled_bytes (written to files so far).
         """
         self._require_open()
         assert self._recorder is not None
@@ -688,6 +715,13 @@ class BatchFunction:
 def _seen(member: Member) -> dict[str, Any]:
     facts = {key: member.info.get(key) for key in ("penstock", "python", "pyarrow")}
     return {**facts, "host": member.host, "jvm": member.executor.rpartition("/")[2]}
+
+
+def _folders(given: Sequence[str] | None) -> tuple[str, ...]:
+    paths = () if given is None or isinstance(given, (str, bytes)) else tuple(given)
+    if (given is not None and not paths) or not all(isinstance(path, str) and os.path.isabs(path) for path in paths):
+        raise ConfigError(f"staging_folders={given!r} must be absolute paths of directories on the executors")
+    return paths
 
 
 def _last_line(error: BaseException) -> str:

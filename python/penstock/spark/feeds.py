@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
+from penstock.errors import AuthenticationError, ProtocolError
 from penstock.schema import conform
 from penstock.spark.batch import renamed
 from penstock.spark.place import Secret, executor_name
@@ -87,6 +88,8 @@ class FeedTask:
         The members, in process order.
     secret : Secret
         Lets the task in.
+    silence : float
+        Seconds to wait for a member that neither reads nor answers.
     """
 
     query: str
@@ -94,6 +97,7 @@ class FeedTask:
     schema: pa.Schema
     seats: tuple[Seat, ...]
     secret: Secret
+    silence: float = 60.0
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Stage all batches; yields one row, or none for an empty partition."""
@@ -103,27 +107,44 @@ class FeedTask:
         assert context is not None, "a feed runs inside a Spark task"
         partition, attempt = context.partitionId(), context.taskAttemptId()
         feed: _native.Feed | None = None
+        seat: Seat | None = None
         try:
             for batch in renamed(batches, self.schema):
                 if not batch.num_rows:
                     continue
                 if feed is None:
-                    feed = self._connect(partition, attempt)
+                    seat = self._seat(partition)
+                    feed = self._connect(seat, partition, attempt)
                 feed.push(conform(batch, self.schema))
             if feed is None:
                 return
             receipt: Any = feed.finish()
+        except (ProtocolError, AuthenticationError) as error:
+            if seat is None:
+                raise
+            # The driver reads this text: the first line has to name the member.
+            raise ProtocolError(f"member {seat.member} at {seat.address}: {error}") from error
         finally:
             if feed is not None:
                 feed.close()
         row = {"partition": partition, "attempt": attempt, **receipt}
         yield pa.RecordBatch.from_pylist([row], schema=RECEIPTS)
 
-    def _connect(self, partition: int, attempt: int) -> _native.Feed:
-        from penstock import _native
-
+    def _seat(self, partition: int) -> Seat:
         here = executor_name()
         near = [seat for seat in self.seats if seat.executor == here] or list(self.seats)
-        seat = near[partition % len(near)]
-        secret = self.secret.reveal()
-        return _native.Feed(seat.address, secret, self.query, self.epoch, partition, attempt, self.schema)
+        return near[partition % len(near)]
+
+    def _connect(self, seat: Seat, partition: int, attempt: int) -> _native.Feed:
+        from penstock import _native
+
+        return _native.Feed(
+            seat.address,
+            self.secret.reveal(),
+            self.query,
+            self.epoch,
+            partition,
+            attempt,
+            self.schema,
+            self.silence,
+        )

@@ -6,16 +6,23 @@ before anything has started. Recognises both without importing pyspark.
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 from penstock.errors import ConfigError, UnsupportedSession
 
 __all__ = ["require_classic", "require_flow"]
 
-_WORKS_THERE = (
-    "on Connect, df.mapInArrow(flow.map_in_arrow(), flow.output_ddl) works inside partitions, and"
-    " flow.run(df.toArrow()) works in this process; else create the session without .remote(...)"
-)
+
+def _works_there() -> str:
+    """What serves a Connect session of the installed Spark: toArrow exists since 4.0."""
+    version = str(getattr(sys.modules.get("pyspark"), "__version__", "4"))
+    old = version.partition(".")[0] in ("2", "3")
+    rows = "pyarrow.Table.from_pandas(df.toPandas())" if old else "df.toArrow()"
+    return (
+        "on Connect, df.mapInArrow(flow.map_in_arrow(), flow.output_ddl) works inside partitions, and"
+        f" flow.run({rows}) works in this process; else create the session without .remote(...)"
+    )
 
 
 def require_classic(thing: Any, what: str) -> None:
@@ -43,7 +50,7 @@ def require_classic(thing: Any, what: str) -> None:
     """
     modules = [kind.__module__ for kind in type(thing).__mro__]
     if any(module.startswith("pyspark.sql.connect") for module in modules):
-        raise UnsupportedSession(f"{what} does not run on a Spark Connect session yet; {_WORKS_THERE}")
+        raise UnsupportedSession(f"{what} does not run on a Spark Connect session yet; {_works_there()}")
     if not any(module.startswith("pyspark.sql") for module in modules):
         raise UnsupportedSession(f"{what} needs a Spark DataFrame or session, not a {type(thing).__name__}")
 

@@ -84,6 +84,11 @@ class Member:
     process: Mapping[str, Any] = field(default_factory=dict)
 
     @property
+    def hung(self) -> bool:
+        """Whether it was given up because it was silent: its process may still be there."""
+        return self.lost is not None and self.lost.startswith("connected but silent")
+
+    @property
     def host(self) -> str:
         """Name of its machine."""
         return self.executor.partition("/")[0]
@@ -134,6 +139,8 @@ class Hub:
         Of the engine.
     name : str
         Names the thread.
+    silence : float, optional
+        Seconds after which a member that is connected and says nothing is lost; default 60.
 
     Raises
     ------
@@ -141,10 +148,18 @@ class Hub:
         When it cannot listen there.
     """
 
-    def __init__(self, host: str, port: int, advertise: str | None, secret: Secret, name: str) -> None:
+    def __init__(
+        self,
+        host: str,
+        port: int,
+        advertise: str | None,
+        secret: Secret,
+        name: str,
+        silence: float | None = None,
+    ) -> None:
         from penstock import _native
 
-        self._registry = _native.Registry(host, port, secret.reveal(), advertise)
+        self._registry = _native.Registry(host, port, secret.reveal(), advertise, silence)
         self.address: str = self._registry.address
         self._changed = threading.Condition()
         self._members: dict[int, Member] = {}

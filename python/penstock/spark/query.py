@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
 import pyarrow as pa
 
-from penstock.errors import ConfigError, EngineError, PenstockError, SchemaError, StateLost
+from penstock.errors import ConfigError, EngineError, PenstockError, SchemaError, StateLost, StorageError
 from penstock.report import timeline
 from penstock.schema import spark_types
 from penstock.spark import drains, feeds
@@ -123,6 +123,8 @@ class Setup:
     bits: int
     window: int
     slice_rows: int
+    #: Seconds after which a silent member is lost.
+    silence: float
     engine: str
 
 
@@ -537,7 +539,7 @@ class Query:
         if self.program.ordered and flow.order_by:
             wanted = wanted.sort(*(_quoted(name) for name in flow.order_by))
         seats = tuple(feeds.Seat(member.id, member.executor, member.address) for member in self._members)
-        task = feeds.FeedTask(self.id, epoch, flow.input_schema, seats, self._setup.secret)
+        task = feeds.FeedTask(self.id, epoch, flow.input_schema, seats, self._setup.secret, self._setup.silence)
         self._fed = epoch
         try:
             with described(df.sparkSession, f"penstock {self.name}: feed epoch {epoch}"):
@@ -545,12 +547,16 @@ class Query:
         except Exception as error:
             # First the reasons that are ours to tell; `check` raises when the query was stopped.
             check()
-            self._hub.wait_for(lambda: any(m.lost is not None for m in self._members), check, 1.0)
-            self._require_members(epoch)
             text = str(error)
-            if "penstock.errors.SchemaError" in text:
-                line = next(line for line in text.splitlines() if "penstock.errors.SchemaError" in line)
-                raise SchemaError(line.partition("penstock.errors.SchemaError:")[2].strip()) from None
+            # A task gives a silent member up on its own; the registry does a little later, and says who it is.
+            patience = 1.0 + (self._setup.silence if "penstock.errors.ProtocolError" in text else 0.0)
+            self._hub.wait_for(lambda: any(m.lost is not None for m in self._members), check, patience)
+            self._require_members(epoch)
+            for kind in (SchemaError, StorageError):
+                mark = f"penstock.errors.{kind.__name__}:"
+                line = next((line for line in text.splitlines() if mark in line), None)
+                if line is not None:
+                    raise kind(line.partition(mark)[2].strip()) from None
             raise
         receipts = [feeds.Receipt(**row.asDict()) for row in rows]
         receipts.sort(key=lambda receipt: receipt.partition)
@@ -653,7 +659,8 @@ class Query:
         pieces, schema = (
             (frozen.rows, self.program.output) if which == "rows" else (frozen.late, self.program.flow.input_schema)
         )
-        return drains.outputs(session, self.id, frozen.epoch, which, pieces, schema, self._setup.secret)
+        secret, silence = self._setup.secret, self._setup.silence
+        return drains.outputs(session, self.id, frozen.epoch, which, pieces, schema, secret, silence)
 
     # Moving bins
 

@@ -178,6 +178,7 @@ class Recorder:
             rows, late = before["rows"], before["late_rows"]
         self._earlier[key] = (generation, rows, late)
         bins = list(worker["bins"])
+        staging: Mapping[str, Any] = member.process.get("staging") or {}
         load = WorkerSample(
             at,
             key[1],
@@ -186,6 +187,8 @@ class Recorder:
             int(worker["state_bytes"]),
             rows + int(worker["rows"]),
             query,
+            int(staging.get("memory_bytes", 0)),
+            int(staging.get("disk_bytes", 0)),
         )
         self._samples.append(load)
         self._latest[key] = {
@@ -204,6 +207,11 @@ class Recorder:
             "executor": member.executor,
             "pid": member.pid,
             "rss": member.process.get("rss_bytes"),
+            "staging_memory": staging.get("budget_bytes"),
+            "staged_bytes": load.staged_bytes,
+            "staged_peak_bytes": staging.get("memory_peak_bytes"),
+            "disk_bytes": load.disk_bytes,
+            "spilled_bytes": staging.get("spilled_bytes"),
             "refused_connections": member.process.get("refused_connections"),
             "at": at,
         }

@@ -19,10 +19,11 @@ import platform
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from penstock.spark.hub import Hub, Member
+from penstock.spark.memory import Hints, local_folders, staging_bytes
 from penstock.spark.place import Secret, executor_name
 from penstock.spark.slots import executor_count
 
@@ -54,12 +55,24 @@ class ResidentTask:
         Name of the engine.
     slot : int
         Which resident this is.
+    silence : float
+        Seconds after which the driver gives a silent member up; it says that it lives six times in that.
+    staging_memory : int or None
+        Bytes of waiting rows and results in memory; None for a share of the limit on this process.
+    hints : Hints
+        What the driver knows of the executor's memory.
+    staging_folders : tuple of str
+        Where rows go that do not fit; empty for the executor's local directories.
     """
 
     registry: str
     secret: Secret
     engine: str
     slot: int
+    silence: float = 60.0
+    staging_memory: int | None = None
+    hints: Hints = field(default_factory=Hints)
+    staging_folders: tuple[str, ...] = ()
 
     def __call__(self, numbers: Iterable[int]) -> Iterator[str]:
         """Serve; yields one line that says why it ended."""
@@ -71,6 +84,7 @@ class ResidentTask:
         for _ in numbers:
             pass
         before = _thread_count()
+        budget = staging_bytes(self.hints) if self.staging_memory is None else self.staging_memory
         info = {
             "slot": self.slot,
             "engine": self.engine,
@@ -81,7 +95,8 @@ class ResidentTask:
             "penstock": _native.version(),
         }
         try:
-            member = _native.Member(self.registry, self.secret.reveal(), json.dumps(info))
+            secret, folders = self.secret.reveal(), list(self.staging_folders) or local_folders(self.hints)
+            member = _native.Member(self.registry, secret, json.dumps(info), self.silence, budget, folders)
         except PenstockError as error:
             # The engine may be gone: no reason for Spark to retry or to complain. It is told by what comes out.
             yield f"could not join: {error}"
@@ -140,10 +155,24 @@ class Residents:
         The engine's.
     count : int
         How many.
+    silence, staging_memory, staging_folders
+        For the members, see `ResidentTask`.
     """
 
-    def __init__(self, sc: Any, hub: Hub, secret: Secret, name: str, count: int) -> None:
+    def __init__(
+        self,
+        sc: Any,
+        hub: Hub,
+        secret: Secret,
+        name: str,
+        count: int,
+        silence: float = 60.0,
+        staging_memory: int | None = None,
+        staging_folders: tuple[str, ...] = (),
+    ) -> None:
         self._sc = sc
+        self._silence = silence
+        self._staging = (staging_memory, staging_folders)
         self._hub = hub
         self._secret = secret
         self._name = name
@@ -213,7 +242,11 @@ class Residents:
 
     def _reside(self, seat: _Seat) -> None:
         pause = _PAUSE_S[0]
-        task = ResidentTask(self._hub.address, self._secret, self._name, seat.slot)
+        hints = Hints.of(self._sc.getConf().get, self._sc.master or "local")
+        memory, folders = self._staging
+        task = ResidentTask(
+            self._hub.address, self._secret, self._name, seat.slot, self._silence, memory, hints, folders
+        )
         while not self._closing.is_set():
             began = time.monotonic()
             tries = seat.tries
@@ -262,6 +295,15 @@ class Residents:
         if seat is not None and seat.member is member and not self._closing.is_set():
             seat.tries = 0
             log.warning("%s is gone: %s", member, member.lost)
+            if member.hung:
+                # Its process still holds a task slot. Spark kills it, however it hangs, and the job is submitted again.
+                threading.Thread(
+                    target=self._cancel, args=(seat,), name=f"penstock-cancel-{self._name}-{seat.slot}", daemon=True
+                ).start()
+
+    def _cancel(self, seat: _Seat) -> None:
+        with contextlib.suppress(Exception):
+            self._sc.cancelJobGroup(seat.group)
 
     def _room_elsewhere(self, taken: set[str]) -> bool:
         try:
