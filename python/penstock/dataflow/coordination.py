@@ -147,8 +147,8 @@ class Sequencer(Generic[X]):
     """A log that every worker appends to and every worker reads in the same order; made by `Worker.sequencer`.
 
     The order is by counters, never by clocks: what a worker pushed comes in its order, and what is pushed after
-    something was read comes after it. Elements are pickled by cloudpickle, so functions may be pushed. A worker that does
-    not step holds everyone back; one that has closed its sequencer does not.
+    something was read comes after it. Elements are pickled by cloudpickle, so functions may be pushed. A worker that
+    does not step holds everyone back; one that has closed its sequencer does not.
 
     Examples
     --------

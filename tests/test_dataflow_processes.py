@@ -1,0 +1,405 @@
+"""The dataflow layer on processes: results, crashes, Ctrl-C, secrets, coordination."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import signal
+import socket
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+import penstock as pk
+from penstock import _mesh, errors
+from penstock.dataflow import Worker, run_here
+
+WORDS = ["the", "quick", "brown", "fox", "jumps", "over", "the", "lazy", "dog", "and", "the", "fox", "ends"]
+
+
+def _alive(pid: int) -> bool:
+    """Whether a process runs; a zombie does not."""
+    try:
+        return "\nState:\tZ" not in Path(f"/proc/{pid}/status").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+def _until(condition: Any, limit: float = 20.0) -> None:
+    end = time.monotonic() + limit
+    while not condition():
+        assert time.monotonic() < end, "it did not happen in time"
+        time.sleep(0.01)
+
+
+def _count(worker: Worker) -> Any:
+    with worker.dataflow("words") as scope:
+        handle, stream = scope.input()
+        batches, rows = scope.input()
+        seen = stream.exchange(lambda word: word).collect()
+        everywhere = stream.broadcast().collect()
+        by_column = rows.exchange("n").collect()
+    handle.send(WORDS[worker.index :: worker.peers])
+    batches.send(pa.record_batch({"n": list(range(worker.index, 40, worker.peers))}))
+    return [seen, everywhere, by_column]
+
+
+def test_processes_and_threads_agree_wherever_they_are_cut() -> None:
+    def homes(results: list[Any]) -> tuple[list[Any], list[Any]]:
+        words = [sorted(w for _, block in seen for w in block) for seen, _, _ in results]
+        numbers = [sorted(n for _, block in rows for n in block["n"].to_pylist()) for _, _, rows in results]
+        for _, everywhere, _ in results:
+            assert Counter(w for _, block in everywhere for w in block) == Counter(WORDS)
+        return words, numbers
+
+    # Each process has a PYTHONHASHSEED of its own.
+    threads = homes(pk.execute(_count, workers=4))
+    assert homes(pk.execute(_count, workers=2, processes=2)) == threads
+    assert Counter(word for part in threads[0] for word in part) == Counter(WORDS)
+    assert sorted(n for part in threads[1] for n in part) == list(range(40))
+
+
+def test_barriers_and_sequencers_work_across_processes() -> None:
+    def program(worker: Worker) -> Any:
+        barrier, log = worker.barrier(), worker.sequencer()
+        rounds = [barrier.wait() for _ in range(50)]
+        for number in range(20):
+            log.push((worker.index, number))
+            worker.step()
+        log.close()
+        return rounds, list(log), log.finished
+
+    results = pk.execute(program, workers=2, processes=2)
+    rounds, log, finished = results[0]
+    assert all(result == results[0] for result in results) and finished
+    assert rounds == list(range(1, 51))
+    assert sorted(log) == [(worker, number) for worker in range(4) for number in range(20)]
+    for worker in range(4):
+        assert [number for owner, number in log if owner == worker] == list(range(20)), "own pushes keep their order"
+
+
+def test_functions_that_are_pushed_build_the_same_dataflows_everywhere() -> None:
+    def program(worker: Worker) -> Any:
+        log = worker.sequencer()
+        factor = worker.index + 2
+        log.push(lambda stream: (factor, stream.map(lambda x: x * factor)))
+        log.close()
+        made = []
+        for number, build in enumerate(log):
+            with worker.dataflow(f"request {number}") as scope:
+                handle, stream = scope.input()
+                factor_there, scaled = build(stream)
+                made.append((factor_there, scaled.exchange(lambda x: 0).collect()))
+            handle.send([1])
+        return made
+
+    first, second = pk.execute(program, workers=1, processes=2)
+    assert [factor for factor, _ in first] == [factor for factor, _ in second]
+    assert sorted(factor for factor, _ in first) == [2, 3]
+    for (factor, seen), (_, seen_there) in zip(first, second, strict=True):
+        assert [x for _, block in seen + seen_there for x in block] == [factor] * 2
+
+
+# What goes wrong
+
+
+@pytest.mark.fault
+@pytest.mark.parametrize("wait", ["probe", "barrier"])
+def test_a_killed_process_is_named_and_the_others_stop(wait: str) -> None:
+    def program(worker: Worker) -> None:
+        with worker.dataflow() as scope:
+            _handle, stream = scope.input()
+            probe = stream.probe()
+        barrier = worker.barrier()
+        barrier.wait()
+        if worker.index == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        if wait == "barrier":
+            barrier.wait()
+        worker.step_while(lambda: not probe.done())
+
+    begin = time.monotonic()
+    with pytest.raises(errors.WorkerLost, match=r"process 1 \(worker 1\) was killed by SIGKILL") as caught:
+        pk.execute(program, workers=1, processes=3)
+    assert (caught.value.process, caught.value.exitcode) == (1, -signal.SIGKILL)
+    assert time.monotonic() - begin < 20
+
+
+@pytest.mark.fault
+def test_a_process_that_ends_itself_is_named() -> None:
+    def program(worker: Worker) -> None:
+        if worker.index == 0:
+            os._exit(7)
+        worker.barrier().wait()
+
+    with pytest.raises(errors.WorkerLost, match=r"process 0 .* ended with exit code 7"):
+        pk.execute(program, workers=1, processes=2)
+
+
+def test_a_program_that_raises_in_another_process_is_the_cause_with_its_place() -> None:
+    def program(worker: Worker) -> None:
+        barrier = worker.barrier()
+        barrier.wait()
+        if worker.index == 2:
+            raise LookupError("over there")
+        barrier.wait()
+
+    with pytest.raises(errors.ProgramError, match="the program of worker 2 raised LookupError: over there") as caught:
+        pk.execute(program, workers=2, processes=2)
+    assert (caught.value.worker, caught.value.process) == (2, 1)
+    assert isinstance(caught.value.__cause__, LookupError)
+    assert "test_dataflow_processes.py" in caught.value.traceback
+
+
+def test_logic_that_raises_in_another_process_is_the_users_error() -> None:
+    def program(worker: Worker) -> None:
+        with worker.dataflow() as scope:
+            handle, stream = scope.input()
+            stream.exchange(lambda x: x).map(lambda x: 1 // x)
+        handle.send(list(range(9)))
+
+    with pytest.raises(errors.UserFunctionError, match="ZeroDivisionError") as caught:
+        pk.execute(program, workers=1, processes=2)
+    assert isinstance(caught.value.__cause__, ZeroDivisionError) and "item: 0" in str(caught.value)
+
+
+def test_what_cannot_leave_its_process_is_named() -> None:
+    with pytest.raises(errors.ProgramError, match="the result of worker 1 cannot be sent") as caught:
+        pk.execute(lambda worker: threading.Lock() if worker.index else None, workers=1, processes=2)
+    assert (caught.value.worker, caught.value.process) == (1, 1)
+
+    lock = threading.Lock()
+    with pytest.raises(errors.ProgramError, match="the program cannot be sent to other processes"):
+        pk.execute(lambda worker: lock, workers=1, processes=2)
+
+    def block(worker: Worker) -> None:
+        with worker.dataflow() as scope:
+            handle, stream = scope.input()
+            stream.broadcast()
+        handle.send([threading.Lock()])
+
+    with pytest.raises(errors.BlockError, match="goes to another process cannot be pickled"):
+        pk.execute(block, workers=1, processes=2)
+
+
+def test_different_dataflows_are_found_out_across_processes() -> None:
+    def program(worker: Worker) -> None:
+        with worker.dataflow("common") as scope:
+            scope.input()
+        if worker.index == 1:
+            with worker.dataflow("extra") as scope:
+                _, stream = scope.input()
+                probe = stream.probe()
+            worker.step_while(lambda: not probe.done())
+
+    with pytest.raises(errors.GraphError, match="extra"):
+        pk.execute(program, workers=1, processes=2)
+
+
+def test_processes_that_do_not_start_in_time_are_an_error() -> None:
+    with pytest.raises(errors.WorkerLost, match="did not start in time"):
+        pk.execute(lambda worker: None, workers=1, processes=2, start_timeout=0.001)
+
+
+# Secrets
+
+
+def test_the_secret_of_a_run_is_neither_on_a_command_line_nor_in_the_environment(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    secret = bytes(range(32))
+    monkeypatch.setattr(secrets, "token_bytes", lambda count: secret[:count])
+
+    def program(worker: Worker) -> bytes:
+        return Path("/proc/self/cmdline").read_bytes() + Path("/proc/self/environ").read_bytes()
+
+    for shown in pk.execute(program, workers=1, processes=2):
+        assert secret not in shown and secret.hex().encode() not in shown
+
+
+def _pair(first: dict[str, Any], second: dict[str, Any]) -> list[Any]:
+    """What two processes of a run say that were told different things; both are threads here."""
+    listeners = [_mesh.listen(), _mesh.listen()]
+    addresses = [listener.address for listener in listeners]
+    outcomes: list[Any] = [None, None]
+
+    def connect(process: int, told: dict[str, Any]) -> None:
+        facts = {"secret": secrets.token_bytes(32), "threads": 1, "group": "run", "timeout": 1.0} | told
+        try:
+            with listeners[process].connect(process, addresses, **facts) as seats:
+                outcomes[process] = run_here(seats, lambda worker: worker.barrier().wait())
+        except errors.PenstockError as error:
+            outcomes[process] = error
+
+    threads = [threading.Thread(target=connect, args=pair) for pair in enumerate((first, second))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+    return outcomes
+
+
+def test_processes_meet_when_they_agree() -> None:
+    secret = secrets.token_bytes(32)
+    assert _pair({"secret": secret}, {"secret": secret}) == [1, 1]
+
+
+def test_strangers_are_refused() -> None:
+    secret = secrets.token_bytes(32)
+    dialled, waited = _pair({}, {})
+    assert isinstance(dialled, errors.AuthenticationError) and isinstance(waited, errors.WorkerLost)
+    assert waited.process == 0
+    for other in ({"group": "other"}, {"threads": 2}):
+        dialled, waited = _pair({"secret": secret}, {"secret": secret} | other)
+        assert isinstance(dialled, errors.ProtocolError) and isinstance(waited, errors.WorkerLost)
+
+
+def test_bytes_that_prove_nothing_do_not_disturb_a_run() -> None:
+    listeners = [_mesh.listen(), _mesh.listen()]
+    addresses = [listener.address for listener in listeners]
+    host, _, port = addresses[1].rpartition(":")
+    noise = [socket.create_connection((host, int(port))) for _ in range(8)]
+    for stream in noise:
+        stream.sendall(b"GET / HTTP/1.1\r\n\r\n" * 100)
+    secret = secrets.token_bytes(32)
+    results: list[Any] = [None, None]
+
+    def run(process: int) -> None:
+        with listeners[process].connect(process, addresses, secret, timeout=20.0) as seats:
+            results[process] = run_here(seats, lambda worker: worker.barrier().wait())
+
+    threads = [threading.Thread(target=run, args=(process,)) for process in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+    for stream in noise:
+        stream.close()
+    assert results == [1, 1]
+
+
+def test_a_weak_or_short_secret_and_a_used_listener_are_refused() -> None:
+    listener = _mesh.listen()
+    with pytest.raises(errors.ConfigError, match="not random"):
+        listener.connect(0, [listener.address], bytes(32))
+    with pytest.raises((TypeError, ValueError)):
+        listener.connect(0, [listener.address], b"short")
+    with pytest.raises(errors.ConfigError, match="no process 3"):
+        listener.connect(3, [listener.address], secrets.token_bytes(32))
+    with pytest.raises(errors.ClosedError):
+        listener.connect(0, [listener.address], secrets.token_bytes(32))
+
+
+# Ctrl-C and death, seen from outside
+
+
+def _script(body: str) -> subprocess.Popen[str]:
+    code = "import os, sys, time\nimport penstock as pk\n" + textwrap.dedent(body)
+    return subprocess.Popen(
+        [sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+    )
+
+
+WAITS = {
+    "park": "while True: worker.step_or_park()",
+    "barrier": "worker.barrier().wait() if worker.index == 0 else worker.step_while(lambda: not probe.done())",
+    "sequencer": "worker.sequencer().wait_next() if worker.index == 0 else worker.step_while(lambda: not probe.done())",
+    "python": "while True: pass",
+}
+
+
+@pytest.mark.fault
+@pytest.mark.parametrize("wait", sorted(WAITS))
+@pytest.mark.parametrize("processes", [1, 2])
+def test_ctrl_c_ends_every_wait_and_leaves_no_process(wait: str, processes: int) -> None:
+    script = _script(
+        f"""
+        def program(worker):
+            with worker.dataflow() as scope:
+                handle, stream = scope.input()
+                probe = stream.probe()
+            worker.barrier().wait()
+            os.write(1, b"%d\\n" % os.getpid())
+            {WAITS[wait]}
+        try:
+            pk.execute(program, workers=2, processes={processes})
+        except KeyboardInterrupt:
+            print("interrupted", flush=True)
+        """
+    )
+    assert script.stdout is not None
+    pids = {int(script.stdout.readline()) for _ in range(2 * processes)}
+    assert len(pids) == processes
+    begin = time.monotonic()
+    script.send_signal(signal.SIGINT)
+    out, err = script.communicate(timeout=30)
+    assert out.split() == ["interrupted"] and script.returncode == 0, err
+    assert time.monotonic() - begin < 10
+    _until(lambda: not any(_alive(pid) for pid in pids))
+
+
+@pytest.mark.fault
+def test_ctrl_c_on_a_worker_in_the_main_thread() -> None:
+    script = _script(
+        """
+        from penstock import _mesh
+        from penstock.dataflow import run_here
+        def program(worker):
+            barrier = worker.barrier()
+            with worker.dataflow() as scope:
+                handle, stream = scope.input()
+            print("ready", flush=True)
+            while True:
+                worker.step_or_park()
+        try:
+            with _mesh.alone(1) as seats:
+                run_here(seats, program)
+        except KeyboardInterrupt:
+            print("interrupted", flush=True)
+        """
+    )
+    assert script.stdout is not None and script.stdout.readline() == "ready\n"
+    script.send_signal(signal.SIGINT)
+    out, err = script.communicate(timeout=20)
+    assert out.split() == ["interrupted"] and script.returncode == 0, err
+
+
+@pytest.mark.fault
+def test_children_die_with_their_parent() -> None:
+    script = _script(
+        """
+        def program(worker):
+            worker.barrier().wait()
+            os.write(1, b"%d\\n" % os.getpid())
+            while True: pass
+        pk.execute(program, workers=1, processes=2)
+        """
+    )
+    assert script.stdout is not None
+    pids = [int(script.stdout.readline()) for _ in range(2)]
+    assert all(_alive(pid) for pid in pids)
+    script.kill()
+    script.wait()
+    script.stdout.close()
+    assert script.stderr is not None
+    script.stderr.close()
+    _until(lambda: not any(_alive(pid) for pid in pids))
+
+
+def test_a_library_that_is_only_on_the_parents_path_is_found(tmp_path: Path) -> None:
+    (tmp_path / "only_here_4711.py").write_text("def program(worker):\n    return worker.index * 10\n")
+    sys.path.insert(0, str(tmp_path))
+    try:
+        from only_here_4711 import program  # type: ignore[import-not-found]
+
+        assert pk.execute(program, workers=1, processes=2) == [0, 10]
+    finally:
+        sys.path.remove(str(tmp_path))
