@@ -13,7 +13,7 @@ use timely::dataflow::operators::{Exchange as _, Input as _, Probe as _};
 use crate::harness::{Better, Case, Options, Report, compare};
 
 /// Epochs of one repeat.
-const SPINNING: u64 = 20_000;
+const SPINNING: u64 = 8_000;
 const PARKING: u64 = 4_000;
 
 /// Runs the bench.

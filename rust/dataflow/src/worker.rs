@@ -28,12 +28,22 @@ pub struct Worker {
     core: Rc<Core>,
     dataflows: Vec<Dataflow>,
     built: u64,
+    /// Looks into the mailbox before the next park.
+    looks: Cell<u32>,
+    most_looks: u32,
 }
+
+/// At most so many looks before a park, a few microseconds in all: about what a wake-up costs.
+const MOST_LOOKS: u32 = 128;
+const LEAST_LOOKS: u32 = 4;
 
 impl Worker {
     /// A worker on this seat. Stays on the thread that makes it.
     pub fn new(endpoint: Endpoint) -> Self {
-        Worker { core: Rc::new(Core::new(endpoint)), dataflows: Vec::new(), built: 0 }
+        let alone = std::thread::available_parallelism().is_ok_and(|cpus| cpus.get() == 1);
+        let most_looks = if alone { 0 } else { MOST_LOOKS };
+        let core = Rc::new(Core::new(endpoint));
+        Worker { core, dataflows: Vec::new(), built: 0, looks: Cell::new(most_looks), most_looks }
     }
 
     /// Index of this worker among all workers.
@@ -165,10 +175,28 @@ impl Worker {
     /// # Errors
     /// As [`Worker::step`].
     pub fn step_or_park(&mut self, timeout: Option<Duration>) -> Result<bool, Error> {
-        if !self.dataflows.is_empty() && !self.has_work() {
+        if !self.dataflows.is_empty() && !self.has_work() && !self.mail_comes() {
             self.core.park(timeout);
         }
         self.step()
+    }
+
+    /// Looks for mail for a moment: when peers answer at once, parking and waking cost more than that. Looks less the less it
+    /// finds, so that an idle worker, or one whose peers share its CPU with others, parks nearly at once.
+    fn mail_comes(&self) -> bool {
+        let looks = self.looks.get();
+        if self.peers() == 1 || looks == 0 {
+            return false;
+        }
+        for _ in 0..looks {
+            if self.core.endpoint().has_mail() || self.core.is_stopped() {
+                self.looks.set((2 * looks).min(self.most_looks));
+                return true;
+            }
+            std::hint::spin_loop();
+        }
+        self.looks.set((looks / 2).max(LEAST_LOOKS));
+        false
     }
 
     /// Whether a step would do something now.
@@ -197,7 +225,7 @@ impl Worker {
     /// As [`Worker::step`].
     pub fn wait_for_room(&mut self) -> Result<(), Error> {
         while self.is_congested() {
-            if !self.has_work() {
+            if !self.has_work() && !self.mail_comes() {
                 self.core.park(None);
             }
             self.step()?;

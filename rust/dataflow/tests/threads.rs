@@ -12,18 +12,28 @@ fn threads() -> usize {
 #[test]
 fn no_thread_is_left_after_success_failure_or_an_unused_fabric() {
     let before = threads();
-    let program = |fail: bool| {
+    #[derive(Clone, Copy, PartialEq)]
+    enum Fails {
+        Not,
+        Program,
+        Operator,
+        Constructor,
+    }
+    let program = |fails: Fails| {
         move |worker: &mut Worker| -> Result<(), BoxError> {
+            let worker_is_bad = worker.index() == 1;
             let mut input = worker.dataflow::<u64, _>("flow", |scope| {
                 let (handle, stream) = scope.new_input::<Vec<u64>>();
-                stream.exchange_by(|value| *value).inspect(|_, _| ());
+                let bad = worker_is_bad;
+                stream.exchange_by(|value| *value).inspect(move |_, _| assert!(!bad || fails != Fails::Operator));
+                assert!(!bad || fails != Fails::Constructor);
                 handle
             });
             for epoch in 1..20 {
                 input.send((0..100).collect());
                 input.advance_to(epoch)?;
                 worker.step()?;
-                if fail && worker.index() == 1 && epoch == 10 {
+                if fails == Fails::Program && worker_is_bad && epoch == 10 {
                     return Err("enough".into());
                 }
             }
@@ -31,8 +41,10 @@ fn no_thread_is_left_after_success_failure_or_an_unused_fabric() {
         }
     };
     for link in [Link::Tcp, Link::Unix] {
-        assert!(on_mesh(mesh(3, 2, link), program(false)).iter().all(Result::is_ok));
-        assert!(on_mesh(mesh(3, 2, link), program(true)).iter().all(Result::is_err));
+        assert!(on_mesh(mesh(3, 2, link), program(Fails::Not)).iter().all(Result::is_ok));
+        for fails in [Fails::Program, Fails::Operator, Fails::Constructor] {
+            assert!(on_mesh(mesh(3, 2, link), program(fails)).iter().all(Result::is_err));
+        }
         let unused = mesh(2, 1, link);
         assert_eq!(threads(), before + 6);
         drop(unused);

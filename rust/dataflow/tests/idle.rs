@@ -1,0 +1,61 @@
+//! Idle costs nothing: parked workers use no CPU and are woken at once. A test program of its own: it reads the CPU time of the whole
+//! process.
+
+mod support;
+
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, mpsc};
+use std::time::{Duration, Instant};
+
+use penstock_dataflow::{BoxError, Endpoint, FabricGuard, Worker, execute, fabric};
+use support::{Link, join, mesh};
+
+/// CPU time of all threads of this process.
+fn cpu() -> Duration {
+    let tasks = std::fs::read_dir("/proc/self/task").unwrap().flatten();
+    let times = tasks.filter_map(|task| std::fs::read_to_string(task.path().join("schedstat")).ok());
+    Duration::from_nanos(times.map(|text| text.split(' ').next().unwrap().parse::<u64>().unwrap()).sum())
+}
+
+fn check(name: &str, endpoints: Vec<Endpoint>, guards: Vec<FabricGuard>) {
+    let workers = endpoints.len();
+    let (ready, parked) = mpsc::channel();
+    let stop = Arc::new(AtomicUsize::new(0));
+    let flag = stop.clone();
+    let threads = execute(endpoints, move |worker: &mut Worker| -> Result<usize, BoxError> {
+        let (mut input, probe) = worker.dataflow::<u64, _>("flow", |scope| {
+            let (handle, stream) = scope.new_input::<Vec<u64>>();
+            (handle, stream.exchange_by(|value| *value).inspect(|_, _| ()).probe().0)
+        });
+        input.send((0..100).collect());
+        input.advance_to(1)?;
+        while probe.less_than(&1) {
+            worker.step_or_park(None)?;
+        }
+        ready.send(worker.waker())?;
+        let mut turns = 0;
+        while flag.load(Ordering::SeqCst) == 0 {
+            worker.step_or_park(None)?;
+            turns += 1;
+        }
+        Ok(turns)
+    });
+    let wakers: Vec<_> = parked.iter().take(workers).collect();
+    // The interval is what is measured, nothing is awaited by it; what others do on this machine does not count.
+    let (before, began) = (cpu(), Instant::now());
+    std::thread::sleep(Duration::from_millis(600));
+    let (used, idle) = (cpu() - before, began.elapsed());
+    stop.store(1, Ordering::SeqCst);
+    wakers.iter().for_each(fabric::Waker::wake);
+    let turns: Vec<usize> = join(threads).into_iter().map(Result::unwrap).collect();
+    drop(guards);
+    assert!(turns.iter().all(|turns| *turns < 20), "{name}: {turns:?} turns");
+    assert!(used < idle / 50, "{name}: {used:?} of CPU in {idle:?}");
+}
+
+#[test]
+fn parked_workers_use_no_cpu_on_any_fabric() {
+    check("threads", fabric::threads(3), Vec::new());
+    let (seats, guards): (Vec<_>, Vec<_>) = mesh(2, 2, Link::Unix).into_iter().unzip();
+    check("processes", seats.into_iter().flatten().collect(), guards);
+}
