@@ -10,8 +10,6 @@ use arrow_select::take::take;
 use penstock_bins::Block;
 use penstock_dataflow::wire::{Wire, WireError};
 
-use crate::partition::Partition;
-
 /// See the module.
 #[derive(Clone, Debug, PartialEq)]
 pub enum FlowBlock {
@@ -123,21 +121,39 @@ impl Block for FlowBlock {
 
     fn split(self, workers: &[u32], emit: &mut dyn FnMut(u32, Self)) {
         let Self::Rows { batch, hashes } = self else { unreachable!("only rows are divided") };
-        let rows: Vec<u32> = (0..workers.len() as u32).collect();
         let groups = workers.iter().max().map_or(0, |&last| last as usize + 1);
-        let mut by_worker = Partition::default();
-        by_worker.group(&rows, groups, |row| workers[row as usize]);
-        for (worker, rows) in by_worker.runs() {
-            let indices = UInt32Array::from(rows.to_vec());
+        let mut counts = vec![0; groups];
+        workers.iter().for_each(|&worker| counts[worker as usize] += 1);
+        let mut parted: Vec<Vec<u64>> = counts.iter().map(|&count| vec![0; count]).collect();
+        let mut next = vec![0_usize; groups];
+        for (&worker, &hash) in workers.iter().zip(&hashes) {
+            let at = &mut next[worker as usize];
+            parted[worker as usize][*at] = hash;
+            *at += 1;
+        }
+        let mut rows: Vec<Vec<u32>> = vec![Vec::new(); groups];
+        if batch.num_columns() > 0 {
+            rows = counts.iter().map(|&count| vec![0; count]).collect();
+            next.fill(0);
+            for (row, &worker) in (0..).zip(workers) {
+                let at = &mut next[worker as usize];
+                rows[worker as usize][*at] = row;
+                *at += 1;
+            }
+        }
+        for (worker, (hashes, rows)) in
+            (0..).zip(parted.into_iter().zip(rows)).filter(|(_, (hashes, _))| !hashes.is_empty())
+        {
+            let indices = UInt32Array::from(rows);
             let columns = batch
                 .columns()
                 .iter()
                 .map(|column| take(column, &indices, None).expect("row numbers of the batch itself"))
                 .collect();
-            let options = RecordBatchOptions::new().with_row_count(Some(rows.len()));
+            let options = RecordBatchOptions::new().with_row_count(Some(hashes.len()));
             let part = RecordBatch::try_new_with_options(batch.schema(), columns, &options)
                 .expect("taken columns fit the batch's schema");
-            emit(worker, Self::keyed(part, rows.iter().map(|&row| hashes[row as usize]).collect()));
+            emit(worker, Self::keyed(part, hashes));
         }
     }
 }
@@ -171,6 +187,18 @@ mod tests {
                 prop_assert!(FlowBlock::decode(&bytes[..cut]).is_err());
             }
             let workers: Vec<u32> = hashes.iter().map(|hash| (hash % u64::from(peers)) as u32).collect();
+            let bare = batch(&rows).project(&[]).unwrap();
+            let bare = FlowBlock::keyed(bare, hashes.clone());
+            bytes.clear();
+            bare.encode(&mut bytes);
+            prop_assert_eq!(&FlowBlock::decode(&bytes).unwrap(), &bare);
+            let mut parts = Vec::new();
+            bare.split(&workers, &mut |worker, part| parts.push((worker, part.hashes().unwrap().to_vec(), part.len())));
+            for (worker, hashes, len) in parts {
+                prop_assert_eq!(len, hashes.len());
+                let expected: Vec<u64> = rows.iter().map(|row| row.0 as u64).filter(|hash| hash % u64::from(peers) == u64::from(worker)).collect();
+                prop_assert_eq!(hashes, expected);
+            }
             block.split(&workers, &mut |worker, part| {
                 let expected: Vec<_> = rows.iter().filter(|row| row.0 as u64 % u64::from(peers) == u64::from(worker)).cloned().collect();
                 assert_eq!(part, FlowBlock::keyed(batch(&expected), expected.iter().map(|row| row.0 as u64).collect()));

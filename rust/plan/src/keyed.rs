@@ -12,6 +12,7 @@ use crate::error::{OpError, StepName};
 use crate::foreign::{Foreign, GroupStateOp, StatefulMapOp};
 use crate::group::{GroupBy, shape};
 use crate::hash::hash_columns_of;
+use crate::key::KeyKind;
 use crate::op::KeyedOp;
 use crate::panes::Panes;
 use crate::running::{Emit, RunningOp};
@@ -80,16 +81,6 @@ impl KeyedSpec {
         self.keys.iter().map(|&at| self.routed.field(at).data_type().clone()).collect()
     }
 
-    /// Makes a block ready for the exchange: the routed block and one key hash per row.
-    ///
-    /// # Errors
-    /// Those of [`assign`](Self::assign) and [`hashes`](Self::hashes).
-    pub fn route(&self, batch: &RecordBatch) -> Result<(RecordBatch, Vec<u64>), OpError> {
-        let routed = self.assign(batch)?;
-        let hashes = self.hashes(&routed)?;
-        Ok((routed, hashes))
-    }
-
     /// The rows to route: a top step drops here rows that the block itself shows to be out, and a top over raw rows repeats
     /// each row for each of its windows.
     ///
@@ -122,6 +113,29 @@ impl KeyedSpec {
         Ok(hash_columns_of(&columns, routed.num_rows())?)
     }
 
+    /// The columns of the routed schema that travel to the operator, and how many of them it can do with in a block without null keys.
+    /// A running aggregate reads its inputs; a key that is one integer travels as its hash. Other operators give rows back whole.
+    fn carried(&self) -> Option<(Vec<usize>, usize)> {
+        let KeyedKind::Running { aggregates, .. } = &self.kind else { return None };
+        let mut columns: Vec<usize> = aggregates.iter().filter_map(|aggregate| aggregate.column).collect();
+        columns.sort_unstable();
+        columns.dedup();
+        let values = columns.len();
+        columns.extend(self.keys.iter().filter(|key| !columns[..values].contains(key)).copied().collect::<Vec<_>>());
+        let bare = if KeyKind::of(&self.key_types()).has_bytes() { columns.len() } else { values };
+        Some((columns, bare))
+    }
+
+    /// What of an assigned block its operator reads: all that has to travel beside the hashes.
+    ///
+    /// # Errors
+    /// None for a block of the routed schema.
+    pub fn carry(&self, routed: RecordBatch) -> Result<RecordBatch, OpError> {
+        let Some((columns, bare)) = self.carried() else { return Ok(routed) };
+        let nulls = columns[bare..].iter().any(|&at| routed.column(at).null_count() > 0);
+        Ok(routed.project(if nulls { &columns } else { &columns[..bare] })?)
+    }
+
     /// The state of a bin that has seen nothing.
     pub fn new_state(&self, callbacks: &Arc<dyn Callbacks>) -> State {
         let key_types = self.key_types();
@@ -137,7 +151,7 @@ impl KeyedSpec {
         }
     }
 
-    /// The operator, for one worker.
+    /// The operator, for one worker. It takes blocks as [`carry`](Self::carry) gives them.
     ///
     /// # Errors
     /// A column type that Arrow cannot encode; compilation has excluded it.
@@ -145,7 +159,15 @@ impl KeyedSpec {
         let foreign = |call| Foreign::new(self.step.clone(), call, self.output.clone(), callbacks.clone());
         let group_by = |aggregates: &[Aggregate], bounds, track| {
             let (step, output) = (self.step.clone(), self.output.clone());
-            GroupBy::new(step, self.keys.clone(), self.key_types(), aggregates, output, bounds, track)
+            let (mut keys, mut aggregates) = (self.keys.clone(), aggregates.to_vec());
+            if let Some((columns, _)) = self.carried() {
+                let place =
+                    |at: &mut usize| *at = columns.iter().position(|column| column == at).expect("it is carried");
+                keys.iter_mut()
+                    .chain(aggregates.iter_mut().filter_map(|aggregate| aggregate.column.as_mut()))
+                    .for_each(place);
+            }
+            GroupBy::new(step, keys, self.key_types(), &aggregates, output, bounds, track)
         };
         Ok(match &self.kind {
             KeyedKind::Window { windows, event_time, aggregates } => {

@@ -120,12 +120,18 @@ const PLANS: [&str; 4] = [
     r#"{"op":"window","kind":"tumbling","size_us":10000},{"op":"top","n":2,"by":"i","per":"window"}"#,
 ];
 
+fn carried(keyed: &KeyedSpec) -> (RecordBatch, Vec<u64>) {
+    let routed = keyed.assign(&batch()).unwrap();
+    let hashes = keyed.hashes(&routed).unwrap();
+    (keyed.carry(routed).unwrap(), hashes)
+}
+
 fn filled(keyed: &KeyedSpec) -> (Arc<dyn Callbacks>, BinTable<State>, Vec<Vec<u8>>) {
     let calls: Arc<dyn Callbacks> = Arc::new(common::TestCalls);
     let new_state = || keyed.new_state(&calls);
     let mut bins = BinTable::fresh(&Routing::new(0, 1).unwrap(), 0, &new_state);
     let mut op = keyed.operator(&calls).unwrap();
-    let (routed, hashes) = keyed.route(&batch()).unwrap();
+    let (routed, hashes) = carried(keyed);
     op.apply(&mut bins, &routed, &hashes, &mut |_| {}).unwrap();
     op.watermark(&mut bins, 11_000, &mut |_| {}).unwrap();
     let mut chunks = Vec::new();
@@ -188,7 +194,7 @@ fn a_bin_that_is_elsewhere_is_a_typed_error() {
         let keyed = keyed(plan);
         let mut empty: BinTable<State> = BinTable::new(0).unwrap();
         let calls: Arc<dyn Callbacks> = Arc::new(common::TestCalls);
-        let (routed, hashes) = keyed.route(&batch()).unwrap();
+        let (routed, hashes) = carried(&keyed);
         let error = keyed.operator(&calls).unwrap().apply(&mut empty, &routed, &hashes, &mut |_| {}).unwrap_err();
         assert!(error.to_string().contains("bin 0 is not held"), "{error}");
         let error = keyed.operator(&calls).unwrap().apply(&mut empty, &routed, &hashes[1..], &mut |_| {}).unwrap_err();

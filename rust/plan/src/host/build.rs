@@ -361,7 +361,7 @@ fn keyed_step(
     let spec = keyed.clone();
     let hashed = each_rows(blocks, &format!("key {}", keyed.step), move |batch| {
         let hashes = spec.hashes(&batch)?;
-        Ok(FlowBlock::keyed(batch, hashes))
+        Ok(FlowBlock::keyed(spec.carry(batch)?, hashes))
     });
     let index = blocks.scope().index();
     let table = op.tables.lock().unwrap_or_else(PoisonError::into_inner).remove(&index);

@@ -75,11 +75,14 @@ pub(crate) struct WorkerLoop {
     /// When the counters were written, what that cost, and where the output stood.
     measured: (Instant, Duration, Option<FlowTime>),
     late_rows: u64,
+    few_bins: bool,
     stopped: bool,
 }
 
-/// Between epochs the counters follow moving bins for at most one part in so many of a worker's time.
+/// The counters follow what happens for at most one part in so many of a worker's time; with [`FEW_BINS`] they are right at
+/// the end of every epoch.
 const MEASURE_SHARE: u32 = 20;
+const FEW_BINS: usize = 1 << 10;
 
 impl WorkerLoop {
     pub(crate) fn new(worker: Worker, mut built: Built, pace: Pace, meter: Arc<Meter>) -> Self {
@@ -89,6 +92,7 @@ impl WorkerLoop {
         };
         let index = worker.index();
         meter.update(|stats, _| stats.worker = index);
+        let few_bins = built.owners().iter().map(Vec::len).sum::<usize>() <= FEW_BINS;
         let mut this = WorkerLoop {
             worker,
             built,
@@ -102,6 +106,7 @@ impl WorkerLoop {
             meter,
             measured: (Instant::now(), Duration::ZERO, None),
             late_rows: 0,
+            few_bins,
             stopped: false,
         };
         this.measure();
@@ -294,7 +299,10 @@ impl WorkerLoop {
             self.built.close(epoch);
         }
         self.meter.update(|stats, _| stats.epochs += 1);
-        self.measure();
+        let (at, cost, _) = self.measured;
+        if self.few_bins || at.elapsed() >= cost * MEASURE_SHARE {
+            self.measure();
+        }
         told(Told::Epoch { epoch, outputs, late });
         true
     }

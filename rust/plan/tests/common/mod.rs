@@ -217,8 +217,10 @@ impl Cluster {
         for map in &self.plan.stages()[at].pre {
             batch = map.apply(&self.calls, &batch)?;
         }
-        let (routed, hashes) = stage.keyed.route(&batch)?;
+        let routed = stage.keyed.assign(&batch)?;
         assert_eq!(routed.schema(), stage.keyed.routed);
+        let hashes = stage.keyed.hashes(&routed)?;
+        let routed = stage.keyed.carry(routed)?;
         let bits = stage.owners.len().trailing_zeros() as u8;
         let owners: Vec<u32> =
             hashes.iter().map(|&hash| stage.owners[penstock_bins::bin(hash, bits) as usize]).collect();
