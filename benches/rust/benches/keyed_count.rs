@@ -4,7 +4,9 @@
 #![allow(missing_docs)] // the macros of criterion make public items without any
 
 use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
-use penstock_benches::{KeyedCount, Numbers, block};
+use penstock_benches::counting::KeyedCount;
+use penstock_benches::{Numbers, block};
+use penstock_plan::Emit;
 
 const ROWS: usize = 65_536;
 
@@ -13,7 +15,7 @@ fn keyed_count(criterion: &mut Criterion) {
     group.throughput(Throughput::Elements(ROWS as u64));
     for workers in [1, 2] {
         for keys in [1_i64 << 16, 1 << 20] {
-            let mut count = KeyedCount::start(workers, 8);
+            let mut count = KeyedCount::start(workers, 8, Emit::Final);
             let all = (0..keys).collect::<Vec<_>>();
             all.chunks(ROWS).for_each(|chunk| count.count(&block(chunk)));
             let mut numbers = Numbers(7).map(|number| (number % keys as u64) as i64);

@@ -5,16 +5,20 @@
 use std::process::ExitCode;
 
 use penstock_benches::harness::{Options, Report};
-use penstock_benches::{barrier, change_batch, empty_epoch, frontier, harness, noisy_neighbour, sequencer};
+use penstock_benches::{
+    barrier, bins_overhead, change_batch, empty_epoch, frontier, harness, keyed_count, noisy_neighbour, sequencer,
+};
 
 type Run = fn(&Options, &mut Report);
 
 /// Name, what it measures in one line, and what runs it. A new bench is a line here and its module in `lib.rs`.
 const BENCHES: &[(&str, &str, Run)] = &[
     ("barrier", "rounds of a re-usable barrier, beside timely's Barrier", barrier::run),
+    ("bins-overhead", "a keyed count with 2^4 to 2^20 bins, beside one bin", bins_overhead::run),
     ("change-batch", "counts are updated one by one and drained, beside timely's ChangeBatch", change_batch::run),
     ("empty-epoch", "an epoch without data through an exchange, one and two workers", empty_epoch::run),
     ("frontier", "a frontier moves by one among many live times, beside timely's MutableAntichain", frontier::run),
+    ("keyed-count", "a count of many integer keys, beside timely with a hash map", keyed_count::run),
     ("noisy-neighbour", "records exchanged and counted beside a CPU hog", noisy_neighbour::run),
     ("sequencer", "a log that all workers push to and read, beside timely's Sequencer", sequencer::run),
 ];
