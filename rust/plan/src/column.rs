@@ -13,6 +13,7 @@ use arrow_array::types::{
 use arrow_array::{Array, ArrayRef, BooleanArray, PrimitiveArray, make_array};
 use arrow_buffer::{NullBuffer, ScalarBuffer};
 use arrow_schema::{ArrowError, DataType, TimeUnit};
+use arrow_select::take::take;
 
 /// A column's codes and its nulls; codes under a null are arbitrary.
 pub(crate) struct Codes {
@@ -60,6 +61,22 @@ fn has_floats(data_type: &DataType) -> bool {
         Union(fields, _) => fields.iter().any(|(_, field)| has_floats(field.data_type())),
         Dictionary(_, values) => has_floats(values),
         plain => plain.is_floating(),
+    }
+}
+
+/// The type of a column once a dictionary is looked up: keys and what comes of them are plain values.
+pub(crate) fn plain_type(data_type: &DataType) -> &DataType {
+    match data_type {
+        DataType::Dictionary(_, values) => values,
+        plain => plain,
+    }
+}
+
+/// The column with its dictionary looked up; other columns are shared.
+pub(crate) fn plain(array: &ArrayRef) -> Result<ArrayRef, ArrowError> {
+    match array.as_any_dictionary_opt() {
+        Some(dictionary) => take(dictionary.values(), dictionary.keys(), None),
+        None => Ok(Arc::clone(array)),
     }
 }
 

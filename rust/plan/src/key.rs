@@ -3,7 +3,7 @@
 //! One integer-like column is kept as its 64-bit hash alone: [`hash_int`](crate::hash::hash_int) is a bijection, so the hash *is* the key and
 //! a table never reads the key column. One column of text or binary is kept as its bytes, any other key as arrow-row bytes, both beside
 //! their hash. A null of a single column is a key of its own. No key columns at all is the integer key 0: one group.
-//! Floats have one zero and one NaN: -0.0 and 0.0 are the key 0.0, and every NaN is one key, also inside lists and structs.
+//! A dictionary is looked up first, and its keys come back as plain values. Floats have one zero and one NaN: -0.0 and 0.0 are the key 0.0, and every NaN is one key, also inside lists and structs.
 
 use arrow_array::{Array, ArrayRef, RecordBatch};
 use arrow_buffer::NullBuffer;
@@ -87,15 +87,16 @@ impl KeyCodec {
 
     pub(crate) fn encode(&self, batch: &RecordBatch) -> Result<Keys, ArrowError> {
         if let Some(converter) = &self.rows {
-            let columns = self.columns.iter().map(|&at| column::one_zero(batch.column(at)));
+            let columns = self.columns.iter().map(|&at| column::one_zero(&column::plain(batch.column(at))?));
             let columns = columns.collect::<Result<Vec<_>, _>>()?;
             return Ok(Keys::Rows(converter.convert_columns(&columns)?));
         }
         let Some(&at) = self.columns.first() else { return Ok(Keys::Unit) };
         // An integer key without nulls has not travelled: its hashes say all.
         let Some(array) = batch.columns().get(at) else { return Ok(Keys::Int(None)) };
+        let array = column::plain(array)?;
         let nulls = array.nulls().filter(|nulls| nulls.null_count() > 0).cloned();
-        Ok(match ByteColumn::of(array) {
+        Ok(match ByteColumn::of(&array) {
             Some(column) => Keys::Bytes(column, nulls),
             None => Keys::Int(nulls),
         })

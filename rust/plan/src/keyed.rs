@@ -7,7 +7,7 @@ use arrow_schema::{DataType, SchemaRef};
 
 use crate::agg::Aggregate;
 use crate::callback::Callbacks;
-use crate::column::EventTime;
+use crate::column::{EventTime, plain, plain_type};
 use crate::error::{OpError, StepName};
 use crate::foreign::{Foreign, GroupStateOp, StatefulMapOp};
 use crate::group::{GroupBy, shape};
@@ -78,7 +78,7 @@ pub enum KeyedKind {
 
 impl KeyedSpec {
     fn key_types(&self) -> Vec<DataType> {
-        self.keys.iter().map(|&at| self.routed.field(at).data_type().clone()).collect()
+        self.keys.iter().map(|&at| plain_type(self.routed.field(at).data_type()).clone()).collect()
     }
 
     /// The rows to route: a top step drops here rows that the block itself shows to be out, and a top over raw rows repeats
@@ -101,7 +101,7 @@ impl KeyedSpec {
     /// # Errors
     /// [`OpError::NullKey`] where nulls are rejected.
     pub fn hashes(&self, routed: &RecordBatch) -> Result<Vec<u64>, OpError> {
-        let columns: Vec<ArrayRef> = self.keys.iter().map(|&at| routed.column(at).clone()).collect();
+        let columns = self.keys.iter().map(|&at| plain(routed.column(at))).collect::<Result<Vec<ArrayRef>, _>>()?;
         if self.reject_nulls {
             for (column, &at) in columns.iter().zip(&self.keys) {
                 if let Some(row) = column.logical_nulls().and_then(|nulls| nulls.iter().position(|valid| !valid)) {
@@ -132,7 +132,7 @@ impl KeyedSpec {
     /// None for a block of the routed schema.
     pub fn carry(&self, routed: RecordBatch) -> Result<RecordBatch, OpError> {
         let Some((columns, bare)) = self.carried() else { return Ok(routed) };
-        let nulls = columns[bare..].iter().any(|&at| routed.column(at).null_count() > 0);
+        let nulls = columns[bare..].iter().any(|&at| routed.column(at).logical_null_count() > 0);
         Ok(routed.project(if nulls { &columns } else { &columns[..bare] })?)
     }
 

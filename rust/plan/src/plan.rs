@@ -11,7 +11,7 @@ use arrow_row::{RowConverter, SortField};
 use arrow_schema::{DataType, Field, Schema, SchemaRef};
 
 use crate::agg::{Aggregate, Function};
-use crate::column::{EVENT_TIME_LIMIT_US, EventTime};
+use crate::column::{EVENT_TIME_LIMIT_US, EventTime, plain_type};
 use crate::error::{PlanError, StepName};
 use crate::foreign::MapCall;
 use crate::keyed::{KeyedKind, KeyedSpec};
@@ -88,27 +88,36 @@ fn unique(step: &StepName, schema: &Schema) -> Result<(), PlanError> {
     }
 }
 
-fn has_dictionary(data_type: &DataType) -> bool {
-    match data_type {
-        DataType::Dictionary(_, _) | DataType::RunEndEncoded(_, _) => true,
-        DataType::List(field) | DataType::LargeList(field) | DataType::FixedSizeList(field, _) => {
-            has_dictionary(field.data_type())
+/// Whether a type, or one that it is made of, is like this.
+fn contains(data_type: &DataType, like: fn(&DataType) -> bool) -> bool {
+    like(data_type)
+        || match data_type {
+            DataType::List(field)
+            | DataType::LargeList(field)
+            | DataType::FixedSizeList(field, _)
+            | DataType::ListView(field)
+            | DataType::LargeListView(field)
+            | DataType::Map(field, _) => contains(field.data_type(), like),
+            DataType::Struct(fields) => fields.iter().any(|field| contains(field.data_type(), like)),
+            _ => false,
         }
-        DataType::Struct(fields) => fields.iter().any(|field| has_dictionary(field.data_type())),
-        _ => false,
-    }
+}
+
+fn is_encoded(data_type: &DataType) -> bool {
+    matches!(data_type, DataType::Dictionary(_, _) | DataType::RunEndEncoded(_, _))
 }
 
 /// A column whose values are kept as bytes and come back with their own type.
 fn storable(step: &StepName, field: &Field) -> Result<(), PlanError> {
-    if has_dictionary(field.data_type()) {
+    if contains(field.data_type(), is_encoded) {
         return Err(wrong_type(
             step,
             field,
             "which does not keep its type in state: convert it to its value type first",
         ));
     }
-    match RowConverter::supports_fields(&[SortField::new(field.data_type().clone())]) {
+    let ordered = !contains(field.data_type(), |data_type| matches!(data_type, DataType::Union(_, _)));
+    match ordered && RowConverter::supports_fields(&[SortField::new(field.data_type().clone())]) {
         true => Ok(()),
         false => Err(wrong_type(step, field, "which has no order or equality")),
     }
@@ -120,7 +129,8 @@ fn key_columns(step: &StepName, schema: &Schema, names: &[String]) -> Result<Vec
         .iter()
         .map(|name| {
             let at = column(step, schema, name)?;
-            storable(step, schema.field(at))?;
+            let field = schema.field(at);
+            storable(step, &field.clone().with_data_type(plain_type(field.data_type()).clone()))?;
             match seen.insert(at) {
                 true => Ok(at),
                 false => Err(PlanError::DuplicateColumn { step: step.clone(), column: name.clone() }),
@@ -357,7 +367,11 @@ impl Compiler {
             let time = self.point.event_time.as_ref().expect("a window step needs it");
             fields.extend([WINDOW_START, WINDOW_END].map(|name| Field::new(name, time.data_type.clone(), false)));
         }
-        fields.extend(keys.iter().map(|&at| schema.field(at).clone()));
+        fields.extend(keys.iter().map(|&at| {
+            let field = schema.field(at).clone();
+            let data_type = plain_type(field.data_type()).clone();
+            field.with_data_type(data_type)
+        }));
         fields.extend(aggregates.iter().map(|aggregate| {
             Field::new(&aggregate.name, aggregate.output.clone(), aggregate.function != Function::Count)
         }));
@@ -416,6 +430,7 @@ impl Compiler {
             None if named.is_empty() => return misplaced("it needs a key: put key_by before it"),
             None => (named, Nulls::Group),
         };
+        keys.iter().try_for_each(|&at| storable(&step, schema.field(at)))?;
         if let Some(&nested) = keys.iter().find(|&&at| schema.field(at).data_type().is_nested()) {
             let need = "the key of a stateful function must be hashable in Python: make text or bytes of it first";
             return Err(wrong_type(&step, schema.field(nested), need));

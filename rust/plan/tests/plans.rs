@@ -89,7 +89,10 @@ fn errors_name_the_step_and_the_column() {
     says(join(&[KEY, &agg(r#""fn":"sum","column":"w""#)]), "column 'w' does not exist; there are: k, t, v");
     says(join(&[KEY, r#"{"op":"agg","aggs":[{"name":"k","fn":"count"}]}"#]), "two columns named 'k'");
     says(join(&[KEY, r#"{"op":"agg","aggs":[]}"#]), "at least one aggregate");
-    says(join(&[r#"{"op":"key_by","columns":["code"]}"#]), "column 'code'");
+    let by_code = r#"{"op":"key_by","columns":["code"]}"#;
+    assert_eq!(join(&[by_code, COUNT]).unwrap().output_schema().field(0).data_type(), &DataType::Utf8);
+    let stateful = format!(r#"{{"op":"stateful_map","call":0,"schema":"{}"}}"#, schema_to_text(&schema()));
+    says(join(&[by_code, &stateful]), "column 'code' has type Dictionary(Int32, Utf8), which does not keep its type");
     says(join(&[r#"{"op":"key_by","columns":["k","k"]}"#]), "two columns named 'k'");
     says(join(&[r#"{"op":"key_by","columns":[]}"#]), "a key needs a column");
     says(join(&[KEY, KEY, COUNT]), "step 1 (key_by): the flow is keyed already");
