@@ -14,8 +14,8 @@
 const TAIL: usize = 64;
 /// The longest prefix that an update searches.
 const SEARCHED: usize = 128;
-/// Up to this length all neighbours are compared to see whether they are in order.
-const FEW: usize = 16;
+/// Up to this length sorting costs no more than a wrong guess of whether it is needed.
+const FEW: usize = 20;
 /// How many times the prefix may the batch grow to before it is compacted again, after a compaction that found repetitions.
 const GROWTH: usize = 4;
 /// The same after a compaction that did not pay, for nearly all keys were distinct.
@@ -253,14 +253,7 @@ impl<T: Ord> ChangeBatch<T> {
 
 /// Sorts changes whose first `clean` ones are sorted and distinct, and sums equal keys. Returns whether there were any.
 fn consolidate<T: Ord>(changes: &mut Vec<(T, i64)>, clean: usize) -> bool {
-    let ascending = |pairs: &[(T, i64)]| pairs[0].0 < pairs[1].0;
-    let mut pairs = changes[clean.max(1) - 1..].windows(2);
-    let sorted = match changes.len() {
-        // All of a few comparisons cost less than a wrong guess at the last one.
-        ..=FEW => pairs.fold(true, |sorted, pair| sorted & ascending(pair)),
-        _ => pairs.all(ascending),
-    };
-    if sorted {
+    if changes.len() > FEW && changes[clean.max(1) - 1..].windows(2).all(|pair| pair[0].0 < pair[1].0) {
         return false;
     }
     changes.sort_unstable_by(|a, b| a.0.cmp(&b.0));

@@ -99,6 +99,9 @@ fn a_failing_seed_tells_how_to_repeat_it() {
     assert!(explore(again, None).is_ok());
 }
 
+/// Seeds tried with a fault; under the slow interpreter too few for a share to mean anything.
+const BROKEN: u64 = if cfg!(miri) { 1 } else { 60 };
+
 /// How many of the seeds in which a fault struck are noticed, and how many there are.
 fn noticed(fault: Fault, seeds: u64) -> (u64, u64) {
     let (mut noticed, mut struck) = (0, 0);
@@ -113,18 +116,16 @@ fn noticed(fault: Fault, seeds: u64) -> (u64, u64) {
 
 /// Whatever is lost, repeated or reordered on a link is noticed every time.
 #[test]
-#[cfg_attr(miri, ignore = "hundreds of runs")]
 fn broken_links_are_noticed_always() {
     let faults = [Fault::LostBroadcast, Fault::DoubledBroadcast, Fault::OvertakingBroadcast, Fault::ForgottenChange];
     for fault in faults {
-        let (noticed, struck) = noticed(fault, 40);
-        assert!(noticed == struck && struck > 20, "{fault:?}: {noticed} of {struck}");
+        let (noticed, struck) = noticed(fault, BROKEN);
+        assert!(noticed == struck && struck >= BROKEN / 2, "{fault:?}: {noticed} of {struck}");
     }
 }
 
 /// The other faults need a schedule that they matter in.
 #[test]
-#[cfg_attr(miri, ignore = "hundreds of runs")]
 fn broken_rules_are_noticed() {
     let faults = [
         (Fault::TornStep, 20),
@@ -133,7 +134,7 @@ fn broken_rules_are_noticed() {
         (Fault::UncountedDowngrade, 50),
     ];
     for (fault, least) in faults {
-        let (noticed, struck) = noticed(fault, 60);
-        assert!(100 * noticed >= least * struck && struck > 10, "{fault:?}: {noticed} of {struck}");
+        let (noticed, struck) = noticed(fault, BROKEN);
+        assert!(cfg!(miri) || 100 * noticed >= least * struck && struck > 10, "{fault:?}: {noticed} of {struck}");
     }
 }
