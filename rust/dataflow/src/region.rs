@@ -297,16 +297,10 @@ impl<T: Timestamp> Region<T> {
     /// Carries changed counts to the frontiers of operators, probes and nested regions.
     pub(crate) fn propagate(&self) {
         if self.moved.replace(false) {
-            let changes = match self.tracker.borrow_mut().as_mut() {
-                Some(tracker) => {
-                    tracker.propagate();
-                    tracker.drain_changes()
-                }
-                None => Vec::new(),
-            };
             let nodes = self.nodes.borrow();
-            for (target, time, diff) in changes {
-                match &nodes[target.node].body {
+            if let Some(tracker) = self.tracker.borrow_mut().as_mut() {
+                tracker.propagate();
+                tracker.each_change(|target, time, diff| match &nodes[target.node].body {
                     Body::Operator { notify: true, .. } => self.flags.raise(target.node),
                     Body::Nested(nested) => nested.outer_change(target.port, time, diff),
                     Body::Probe { handle, wake } => {
@@ -314,7 +308,7 @@ impl<T: Timestamp> Region<T> {
                         wake.iter().for_each(Activator::activate);
                     }
                     Body::Operator { .. } | Body::Outside | Body::Unbuilt => {}
-                }
+                });
             }
         }
         for (_, nested) in self.nested.borrow().iter() {

@@ -163,7 +163,14 @@ impl<T: Timestamp> Tracker<T> {
 
     /// The net changes of target frontiers since the last call, by target, then time.
     pub fn drain_changes(&mut self) -> Vec<(Target, T, i64)> {
-        self.changes.drain().map(|((target, time), diff)| (target, time, diff)).collect()
+        let mut changes = Vec::new();
+        self.each_change(|target, time, diff| changes.push((target, time, diff)));
+        changes
+    }
+
+    /// As [`Tracker::drain_changes`], one by one: allocates nothing.
+    pub fn each_change(&mut self, mut each: impl FnMut(Target, T, i64)) {
+        self.changes.drain().for_each(|((target, time), diff)| each(target, time, diff));
     }
 
     /// The times that may still arrive at an input, as of the last propagation.
