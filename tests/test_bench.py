@@ -19,7 +19,7 @@ from penstock.bench.catalogue import BENCHES, find
 from penstock.bench.measure import Line, Options, Paired, compare, line
 from penstock.bench.show import table
 from penstock.cli import main
-from penstock.errors import ConfigError
+from penstock.errors import ConfigError, EngineError
 
 KEYS = ["name", "case", "unit", "ours", "peer", "ratio", "ours_range", "peer_range", "conditions"]
 needs_checkout = pytest.mark.skipif(core.checkout() is None, reason="the core's benches need a checkout")
@@ -230,6 +230,11 @@ def test_targets_are_judged_by_all_that_they_cover() -> None:
     claimed = targets.Target("w", 2.0, "frontier", "", "no snapshots")
     assert claimed.verdict([good]) == "not claimed" and claimed.verdict([]) == "not measured"
     assert targets.Target("w", 1.0).verdict([good]) == "not measured"
+    idle = targets.Target("w", 2.0, "frontier", of="idle", most=True)
+    assert [idle.verdict([made(idle=value)]) for value in (1.9, 2.1)] == ["met", "missed"]
+    assert idle.verdict([made()]) == "not measured"
+    assert targets.Target("w", 2.0, "frontier", of="ours").verdict([good]) == "missed"
+    assert [verdict for _, verdict in targets.judge(made(ratio=0.9))] == ["missed"]
 
 
 def test_the_page_shows_losses_and_what_is_missing(tmp_path: Path) -> None:
@@ -298,3 +303,103 @@ def test_a_run_of_all_goes_on_where_it_stopped(
     assert main([*arguments, "--quick", "--again"]) == 0
     assert len(asked) == len(BENCHES)
     assert os.listdir(tmp_path).count("README.md") == 1
+
+
+@needs_checkout
+@pytest.mark.timeout(600)
+def test_the_same_count_from_python_and_from_rust() -> None:
+    from penstock.bench import keyed_count_python
+
+    found: list[Line] = []
+    keyed_count_python.run(Options(quick=True, seconds=0.1), found.append, print, keys=1 << 8, rows=1 << 14)
+    assert [one["case"].split(" keys")[0] for one in found] == [
+        f"w{workers} rows={rows}" for rows in (1024, 8192, 65536) for workers in (1, 2)
+    ]
+    assert all(one["ratio"] > 0 and one["conditions"]["input_rows"] == 1 << 14 for one in found)
+    assert sum(bool(targets.judge(one)) for one in found) == 4
+
+
+@needs_checkout
+@pytest.mark.timeout(600)
+def test_a_side_that_ends_is_told() -> None:
+    from penstock.bench import keyed_count_python as bench
+
+    with (
+        pytest.raises(EngineError, match="--side ended with exit status 1"),
+        bench._side([str(core.program(print)), "--side"], {"plan": "nothing"}) as run,
+    ):
+        run()
+
+
+def test_both_sides_see_the_same_keys() -> None:
+    """The first numbers of splitmix64 from 7, by whole columns."""
+    from penstock.bench import keyed_count_python as bench
+
+    state, expected = 7, []
+    for _ in range(100):
+        state = (state + 0x9E37_79B9_7F4A_7C15) % 2**64
+        z = (state ^ (state >> 30)) * 0xBF58_476D_1CE4_E5B9 % 2**64
+        z = (z ^ (z >> 27)) * 0x94D0_49BB_1331_11EB % 2**64
+        expected.append((z ^ (z >> 31)) % 1024)
+    assert bench._numbers(100, 1024).to_pylist() == expected
+
+
+def test_a_dict_and_a_flow_keep_the_same_means(monkeypatch: pytest.MonkeyPatch) -> None:
+    from penstock.bench import python_dict
+
+    found: list[Line] = []
+    options = Options(quick=True, seconds=0.1)
+    python_dict.beside_dict("python-state", 50, 100, 0.1, options, found.append)
+    assert found[0]["conditions"]["rows"] == 100 and "vs dict loop" in found[0]["case"]
+    monkeypatch.setattr(python_dict, "_loop", lambda blocks, schema: schema.empty_table().to_batches())
+    with pytest.raises(EngineError, match="the figures are void"):
+        python_dict.beside_dict("python-state", 50, 100, 0.1, options, found.append)
+
+
+def test_a_peer_that_is_not_done_in_time_bounds_the_ratio() -> None:
+    from penstock.bench import python_state
+
+    def side(*rates: float, bound: float | None = None) -> python_state._Side:
+        return python_state._Side(None, None, list(rates), bound)  # type: ignore[arg-type]
+
+    found: list[Line] = []
+    told: list[str] = []
+    rest = ((1.0, 0.0), Options(), {"batch_rows": 1000}, found.append, told.append)
+    ours = side(5000.0, 6000.0)
+    python_state._tell_of("stateful_map", ours, "transformWithState", side(bound=10.0), 1000, *rest)
+    assert found[0]["peer"] == 100.0 and found[0]["ratio"] == 50.0
+    assert "no batch done in 10 s" in found[0]["case"] and found[0]["conditions"]["peer_unfinished"] is True
+    python_state._tell_of("stateful_map", ours, "transformWithState", side(50.0), 1000, *rest)
+    assert found[1]["ratio"] == 100.0 and "peer_unfinished" not in found[1]["conditions"]
+    python_state._tell_of("stateful_map", ours, "transformWithState", side(), 1000, *rest)
+    assert len(found) == 2 and told == ["stateful_map beside transformWithState: no time was left for it"]
+
+
+@pytest.mark.spark
+@pytest.mark.timeout(400)
+def test_the_benches_on_spark_at_a_tiny_size() -> None:
+    """In a process of their own: a bench owns the JVM that it starts."""
+    program = """
+import json
+from penstock.bench import foreach_batch_count, machine, map_in_arrow, python_state
+from penstock.bench.measure import Options
+options = Options(quick=True, seconds=0.1)
+def emit(line): print(json.dumps(line), flush=True)
+def tell(text): pass
+with machine.pinned():
+    foreach_batch_count.run(options, emit, tell, keys=500)
+    map_in_arrow.run(options, emit, tell, rows=2_000)
+    python_state.run(Options(seconds=0.1), emit, tell, keys=100, local={10: 100})
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False, timeout=380)
+    assert done.returncode == 0, done.stderr[-3000:]
+    found = [json.loads(text) for text in done.stdout.splitlines()]
+    names = ["foreach-batch-count"] * 2 + ["map-in-arrow"] + ["foreach-batch-python-state"] * (len(found) - 3)
+    assert [one["name"] for one in found] == names
+    assert ["RocksDB" in one["case"] or "default" in one["case"] for one in found[:3]] == [True, True, False]
+    peers = [one["case"].partition(" vs ")[2] for one in found[4:]]
+    assert peers[0] == peers[-1] == "applyInPandasWithState" and len(peers) >= 2
+    for one in found[:3] + found[4:]:
+        assert one["ratio"] > 0 and one["conditions"]["versions"]["spark"] and one["conditions"]["versions"]["java"]
+    assert found[0]["conditions"]["durable_snapshots"] is False
+    assert _children(os.getpid(), "java") == []

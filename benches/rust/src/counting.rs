@@ -15,7 +15,9 @@ use penstock_plan::{CallError, Callbacks, Emit, ForeignState, Plan};
 
 use crate::block;
 
-struct NoCalls;
+/// For plans without functions of the user.
+#[derive(Debug)]
+pub(crate) struct NoCalls;
 
 impl Callbacks for NoCalls {
     fn map(&self, call: usize, _: &RecordBatch) -> Result<RecordBatch, CallError> {

@@ -15,6 +15,7 @@ pub mod keyed_count;
 pub mod machine;
 pub mod noisy_neighbour;
 pub mod sequencer;
+pub mod side;
 
 use std::sync::Arc;
 

@@ -6,7 +6,7 @@ use std::process::ExitCode;
 
 use penstock_benches::harness::{Options, Report};
 use penstock_benches::{
-    barrier, bins_overhead, change_batch, empty_epoch, frontier, harness, keyed_count, noisy_neighbour, sequencer,
+    barrier, bins_overhead, change_batch, empty_epoch, frontier, harness, keyed_count, noisy_neighbour, sequencer, side,
 };
 
 type Run = fn(&Options, &mut Report);
@@ -27,6 +27,7 @@ const USAGE: &str = "usage: penstock-bench NAME [--quick] [--seconds S]\n       
 
 enum Asked {
     List,
+    Side,
     Bench(usize, Options),
 }
 
@@ -38,6 +39,13 @@ fn main() -> ExitCode {
             }
             ExitCode::SUCCESS
         }
+        Ok(Asked::Side) => match side::serve(std::io::stdin().lock(), std::io::stdout().lock()) {
+            Ok(()) => ExitCode::SUCCESS,
+            Err(message) => {
+                eprintln!("penstock-bench: {message}");
+                ExitCode::FAILURE
+            }
+        },
         Ok(Asked::Bench(at, options)) => {
             let (name, _, run) = BENCHES[at];
             let mut report = Report::new(name, &options);
@@ -65,6 +73,7 @@ fn parse(arguments: impl Iterator<Item = String>) -> Result<Asked, String> {
     while let Some(word) = arguments.next() {
         match word.as_str() {
             "--list" => return Ok(Asked::List),
+            "--side" => return Ok(Asked::Side),
             "--quick" => options.quick = true,
             "--seconds" => {
                 let text = arguments.next().unwrap_or_default();
@@ -101,6 +110,7 @@ mod tests {
         let Ok(Asked::Bench(at, options)) = words("--seconds 2.5 frontier --quick") else { panic!("a good line") };
         assert_eq!((BENCHES[at].0, options.quick, options.seconds), ("frontier", true, Some(2.5)));
         assert!(matches!(words("--list"), Ok(Asked::List)));
+        assert!(matches!(words("--side"), Ok(Asked::Side)));
     }
 
     #[test]

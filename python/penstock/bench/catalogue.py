@@ -53,6 +53,12 @@ BENCHES: tuple[Bench, ...] = (
         "penstock.bench.keyed_count_python",
     ),
     Bench(
+        "python-state",
+        "python",
+        "running mean per key by a Python function, beside a dict in a loop",
+        "penstock.bench.python_dict",
+    ),
+    Bench(
         "foreach-batch-count",
         "spark",
         "count per key in foreachBatch, beside Spark's groupBy.count with RocksDB and with the default store",

@@ -16,7 +16,7 @@ from typing import Any, Literal
 
 from penstock.bench import machine
 
-__all__ = ["Better", "Emit", "Line", "Options", "Paired", "Tell", "compare", "line", "versions"]
+__all__ = ["LEAST", "Better", "Emit", "Line", "Options", "Paired", "Tell", "compare", "going", "line", "versions"]
 
 #: One result, ready for JSON.
 Line = dict[str, Any]
@@ -27,6 +27,8 @@ Emit = Callable[[Line], None]
 Tell = Callable[[str], None]
 
 LEAST, MOST = 3, 201
+#: When a quick bench has to come to its end, seconds after it began.
+QUICK_S = 38.0
 
 
 @dataclass(frozen=True)
@@ -43,6 +45,11 @@ class Options:
 
     quick: bool = False
     seconds: float | None = None
+    begun: float = field(default_factory=time.monotonic, compare=False)
+
+    def left(self) -> float:
+        """Return the seconds until a quick bench has to come to its end; no limit otherwise."""
+        return self.begun + QUICK_S - time.monotonic() if self.quick else float("inf")
 
     def budget(self, cases: int, *, quick: float, full: float) -> float:
         """Return the seconds for one of `cases` cases, given what the whole takes by default."""
@@ -61,7 +68,13 @@ class Paired:
 
 
 def compare(
-    budget: float, ours: Callable[[], float], peer: Callable[[], float], *, warm: int = 1, least: int = LEAST
+    budget: float,
+    ours: Callable[[], float],
+    peer: Callable[[], float],
+    *,
+    warm: int = 1,
+    least: int = LEAST,
+    left: Callable[[], float] = Options().left,
 ) -> Paired:
     """Run both sides in turn until the budget is spent.
 
@@ -75,6 +88,8 @@ def compare(
         Turns that do not count.
     least : int, default 3
         Turns that count even when the budget is spent.
+    left : callable, optional
+        Seconds until all has to end; then one turn is enough.
 
     Returns
     -------
@@ -88,7 +103,7 @@ def compare(
     meter = machine.Meter()
     found = Paired()
     longest = 0.0
-    while len(found.ours) < least or (time.monotonic() - begin + longest <= budget and len(found.ours) < MOST):
+    while going(len(found.ours), least, time.monotonic() - begin + longest <= budget, left()):
         turn = time.monotonic()
         if len(found.ours) % 2 == 0:
             found.ours.append(ours())
@@ -99,6 +114,17 @@ def compare(
         longest = max(longest, time.monotonic() - turn)
     found.own_cpu, found.foreign_cpu = meter.stop()
     return found
+
+
+def going(done: int, least: int, within: bool, left: float) -> bool:
+    """Whether another turn is made: at least one, more while there is time.
+
+    Examples
+    --------
+    >>> [going(0, 3, False, -1), going(1, 3, True, -1), going(1, 3, False, 9), going(3, 3, True, 9)]
+    [True, False, True, True]
+    """
+    return done == 0 or (left > 0 and done < MOST and (done < least or within))
 
 
 def line(

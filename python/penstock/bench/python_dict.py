@@ -2,109 +2,118 @@
 
 Both sides call the same function once per row, take the same Arrow batches and give Arrow batches back. The loop is
 what one writes by hand: ``to_pylist``, a dict, ``zip``, ``pa.array``. Checked outside the measured part: the same rows.
-The functions below the line serve a bench on Spark as well: the same mean as written for ``applyInPandasWithState``.
 """
 
 from __future__ import annotations
 
-import functools
+import random
 import time
-from collections.abc import Iterator, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator
 
 import pyarrow as pa
 
 from penstock.bench.measure import Emit, Options, Tell, compare, line
-from penstock.flow import Flow
+from penstock.errors import EngineError
 
-__all__ = ["batches", "dict_loop", "flow", "mean", "mean_in_pandas", "run", "stateful_map"]
+__all__ = ["INPUT", "OUTPUT", "beside_dict", "newest", "run", "running_mean"]
 
-INPUT = pa.schema([("k", pa.int64()), ("v", pa.float64())])
-OUTPUT = pa.schema([("k", pa.int64()), ("mean", pa.float64())])
-#: For ``applyInPandasWithState``.
-OUTPUT_DDL, STATE_DDL = "k bigint, mean double", "n bigint, total double"
-_BATCH_ROWS = 65_536
+NAME = "python-state"
+#: Spark DDL of what goes in and comes out.
+INPUT, OUTPUT = "k bigint, v bigint", "k bigint, n bigint, mean double"
+#: Rows by keys.
+FULL = {10_000: 2_000_000, 200_000: 2_000_000, 1_000_000: 5_000_000}
+QUICK = {200_000: 400_000}
+_BLOCK_ROWS = 65_536
 
 
-def mean(state: tuple[int, float] | None, k: int, v: float) -> tuple[tuple[int, float], tuple[int, float]]:
-    """The user's function of both sides."""
-    n, total = state or (0, 0.0)
+def running_mean(state: tuple[int, int] | None, k: int, v: int) -> tuple[tuple[int, int], tuple[int, int, float]]:
+    """The user's function of both sides: state and row to state and row."""
+    n, total = state if state is not None else (0, 0)
     n += 1
     total += v
-    return (n, total), (k, total / n)
-
-
-def batches(keys: int, rows: int, batch_rows: int = _BATCH_ROWS) -> list[pa.RecordBatch]:
-    """Rows with uniform keys; the same for the same arguments."""
-    import numpy as np
-
-    rng = np.random.default_rng(7)
-    columns = [pa.array(rng.integers(0, keys, rows)), pa.array(rng.random(rows))]
-    made: list[pa.RecordBatch] = pa.Table.from_arrays(columns, schema=INPUT).to_batches(max_chunksize=batch_rows)
-    return made
-
-
-def dict_loop(source: Sequence[pa.RecordBatch], states: dict[int, Any] | None = None) -> Iterator[pa.RecordBatch]:
-    """The peer; `states` keeps the keys from call to call."""
-    states = {} if states is None else states
-    for batch in source:
-        rows: list[tuple[int, float]] = []
-        get, append = states.get, rows.append
-        for k, v in zip(batch.column(0).to_pylist(), batch.column(1).to_pylist(), strict=True):
-            state, row = mean(get(k), k, v)
-            states[k] = state
-            append(row)
-        columns = zip(*rows, strict=True)
-        arrays = [pa.array(column, kind) for column, kind in zip(columns, OUTPUT.types, strict=True)]
-        yield pa.RecordBatch.from_arrays(arrays, schema=OUTPUT)
-
-
-def flow() -> Flow:
-    """The same as a flow."""
-    return Flow(INPUT).key_by("k").stateful_map(mean, schema=OUTPUT)
-
-
-def stateful_map(source: Sequence[pa.RecordBatch], workers: int = 1) -> Iterator[pa.RecordBatch]:
-    """Ours."""
-    return flow().run(iter(source), workers=workers)
+    return (n, total), (k, n, total / n)
 
 
 def run(options: Options, emit: Emit, tell: Tell) -> None:
-    """Measure; a case is a number of keys."""
-    cases = [200_000] if options.quick else [10_000, 200_000, 1_000_000]
-    budget = options.budget(len(cases), quick=30, full=120)
-    rows = 400_000 if options.quick else 2_000_000
-    for keys in cases:
+    """Run the bench: a case is a number of keys."""
+    cases = (
+        [(200_000, 400_000)] if options.quick else [(10_000, 2_000_000), (200_000, 2_000_000), (1_000_000, 5_000_000)]
+    )
+    budget = options.budget(len(cases), quick=25, full=75)
+    for keys, rows in cases:
         tell(f"{keys:,} keys")
-        source = batches(keys, rows)
-        ours, peer = (pa.Table.from_batches(side(source)) for side in (stateful_map, dict_loop))
-        if not _ordered(ours).equals(_ordered(peer)):
-            raise AssertionError("the two sides do not give the same rows")
-        del ours, peer
-        paired = compare(
-            budget, functools.partial(_rate, stateful_map, source), functools.partial(_rate, dict_loop, source)
-        )
-        conditions = {"keys": keys, "rows": rows, "batch_rows": _BATCH_ROWS, "workers": 1, "journal": False}
-        emit(line("python-state", f"w1 keys={keys} vs dict loop", "rows/s", "higher", paired, options, conditions))
+        beside_dict(NAME, keys, rows, budget, options, emit)
 
 
-def _rate(side: Any, source: Sequence[pa.RecordBatch]) -> float:
-    begin = time.perf_counter()
-    rows: int = sum(batch.num_rows for batch in side(source))
-    return rows / (time.perf_counter() - begin)
+def beside_dict(name: str, keys: int, rows: int, budget: float, options: Options, emit: Emit) -> None:
+    """Run one case of the bench `name`, from empty state to the last row.
+
+    Raises
+    ------
+    EngineError
+        When the two sides do not give the same rows.
+    """
+    import penstock as pk
+
+    blocks = _blocks(keys, rows)
+    flow = pk.Flow(INPUT).key_by("k").stateful_map(running_mean, schema=OUTPUT)
+    schema = flow.output_schema
+
+    def ours() -> pa.Table:
+        return pa.Table.from_batches(list(flow.run(blocks, workers=1)), schema)
+
+    def peer() -> pa.Table:
+        return pa.Table.from_batches(list(_loop(blocks, schema)), schema)
+
+    if not _ordered(ours()).equals(_ordered(peer())):
+        raise EngineError(f"{name}: the means differ from those of a dict; the figures are void")
+    paired = compare(budget, _rate(ours, rows), _rate(peer, rows), warm=0, left=options.left)
+    conditions = {"rows": rows, "block_rows": _BLOCK_ROWS, "journal": False}
+    case = f"stateful_map in this process, w1 keys={keys} vs dict loop with the same function"
+    emit(line(name, case, "rows/s", "higher", paired, options, conditions))
+
+
+def _loop(blocks: list[pa.RecordBatch], schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+    states: dict[int, tuple[int, int]] = {}
+    get = states.get
+    for block in blocks:
+        rows: list[tuple[int, int, float]] = []
+        append = rows.append
+        for k, v in zip(block.column(0).to_pylist(), block.column(1).to_pylist(), strict=True):
+            states[k], row = running_mean(get(k), k, v)
+            append(row)
+        columns = zip(*rows, strict=True)
+        arrays = [pa.array(column, kind) for column, kind in zip(columns, schema.types, strict=True)]
+        yield pa.RecordBatch.from_arrays(arrays, schema=schema)
+
+
+def _blocks(keys: int, rows: int) -> list[pa.RecordBatch]:
+    numbers = random.Random(7)
+    table = pa.table(
+        {"k": numbers.choices(range(keys), k=rows), "v": numbers.choices(range(1000), k=rows)},
+        pa.schema([("k", pa.int64()), ("v", pa.int64())]),
+    )
+    return list(table.to_batches(_BLOCK_ROWS))
+
+
+def _rate(work: Callable[[], pa.Table], rows: int) -> Callable[[], float]:
+    def once() -> float:
+        begin = time.perf_counter()
+        made = work()
+        seconds = time.perf_counter() - begin
+        assert made.num_rows == rows
+        return rows / seconds
+
+    return once
 
 
 def _ordered(table: pa.Table) -> pa.Table:
-    return table.combine_chunks().sort_by([("k", "ascending"), ("mean", "ascending")])
+    return table.combine_chunks().sort_by([("k", "ascending"), ("n", "ascending")])
 
 
-def mean_in_pandas(key: Any, frames: Any, state: Any) -> Any:
-    """The mean after each batch, written for Spark's ``applyInPandasWithState``; takes `OUTPUT_DDL` and `STATE_DDL`."""
-    import pandas as pd  # type: ignore[import-untyped]
-
-    n, total = state.getOption or (0, 0.0)
-    for frame in frames:
-        n += len(frame)
-        total += float(frame["v"].sum())
-    state.update((n, total))
-    yield pd.DataFrame({"k": [key[0]], "mean": [total / n]})
+def newest(table: pa.Table) -> dict[int, tuple[int, float]]:
+    """The newest count and mean of each key, whatever the order of its rows was."""
+    last: dict[int, tuple[int, float]] = {}
+    for k, n, mean in zip(*(table[name].to_pylist() for name in ("k", "n", "mean")), strict=True):
+        last[k] = max(last.get(k, (0, 0.0)), (n, mean))
+    return last

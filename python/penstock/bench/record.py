@@ -84,12 +84,11 @@ def _targets(lines: Sequence[Line]) -> str:
     for target in TARGETS:
         covered = [line for line in lines if target.covers(line)]
         verdict = target.verdict(covered)
-        ratios = [line["ratio"] for line in covered]
+        values = [value for line in covered if (value := target.value(line)) is not None]
         word = f"{verdict}: {target.claim}" if verdict == "not claimed" else verdict
-        reached = "" if not ratios else _spread(ratios, "x")
-        bench = target.bench or "no bench yet"
-        rows.append([target.what, bench, f">= {figure(target.least)}x", reached, f"**{word}**"])
-    return f"## Targets\n\n{_table(['target', 'bench', 'wanted', 'ratio', ''], rows, 'llrrl')}"
+        reached = _spread(values, target.unit.split(" ")[0]) if values else ""
+        rows.append([target.what, target.bench or "no bench yet", target.wanted, reached, f"**{word}**"])
+    return f"## Targets\n\n{_table(['target', 'bench', 'wanted', 'found', ''], rows, 'llrrl')}"
 
 
 def _bench(lines: Sequence[Line]) -> str:
@@ -106,7 +105,7 @@ def _bench(lines: Sequence[Line]) -> str:
                 _with_range(line["peer"], line["peer_range"]),
                 f"**{figure(line['ratio'])}x**" + (f" ({_spread(paired, 'x')})" if paired else ""),
                 f"{conditions.get('repeats', '')}",
-                "" if judged is None else f">= {figure(judged[0].least)}x: {judged[1]}",
+                "; ".join(f"{goal.wanted}: {verdict}" for goal, verdict in judged),
             ]
         )
     header = ["case", "unit", "ours", "peer", "ratio (pairs)", "repeats", "target"]

@@ -26,11 +26,8 @@ def table(name: str, lines: list[Line]) -> Table:
         made.add_column(title, justify="left" if title in ("unit", "target") else "right", no_wrap=True)
     for line in lines:
         judged = judge(line)
-        if judged is None:
-            good, target = line["ratio"] >= 1, ""
-        else:
-            goal, verdict = judged
-            good, target = line["ratio"] >= goal.least, f">= {figure(goal.least)}x {verdict}"
+        good = all(verdict != "missed" for _, verdict in judged) if judged else line["ratio"] >= 1
+        target = "; ".join(f"{goal.wanted} {verdict}" for goal, verdict in judged)
         made.add_row(
             line["case"],
             figure(line["ours"]),

@@ -17,6 +17,8 @@ from penstock.errors import ConfigError
 __all__ = ["bench"]
 
 _MOST_S = 86_400.0
+#: Columns of a table that goes into a file or a pipe.
+_WIDTH = 120
 
 
 def bench(
@@ -78,7 +80,8 @@ def _one(name: str, options: Options, recorded: Path | None, as_json: bool) -> N
     except ConfigError as error:
         raise UsageError(str(error)) from error
     lines: list[Line] = []
-    _warn_of_dev_build()
+    if chosen.kind != "core":
+        _warn_of_dev_build()
     try:
         runner.run(chosen, options, _emit(lines, as_json), _tell)
     finally:
@@ -122,7 +125,10 @@ def _show(name: str, lines: list[Line]) -> None:
 
         from penstock.bench.show import table
 
-        Console().print(table(name, lines))
+        console = Console()
+        if not console.is_terminal:
+            console.width = _WIDTH
+        console.print(table(name, lines))
 
 
 def _tell(text: str) -> None:

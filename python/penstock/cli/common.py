@@ -18,7 +18,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -377,7 +377,9 @@ def migration_report(move: str, strategy: str, done: dict[str, Any]) -> dict[str
 
 
 @contextlib.contextmanager
-def spark_session(name: str, slots: int, workers: int) -> Iterator[tuple[SparkSession, Path]]:
+def spark_session(
+    name: str, slots: int, workers: int, settings: Mapping[str, str] | None = None
+) -> Iterator[tuple[SparkSession, Path]]:
     """Start a local Spark session for a command, and leave nothing of it behind.
 
     Parameters
@@ -388,6 +390,8 @@ def spark_session(name: str, slots: int, workers: int) -> Iterator[tuple[SparkSe
         Tasks that run at once.
     workers : int
         Partitions of shuffles.
+    settings : mapping of str to str, optional
+        More settings of Spark.
 
     Yields
     ------
@@ -406,14 +410,14 @@ def spark_session(name: str, slots: int, workers: int) -> Iterator[tuple[SparkSe
     from penstock.spark.java import JavaNotFound
     from penstock.spark.session import private_session
 
-    settings = {"spark.sql.shuffle.partitions": str(workers)}
+    chosen = {"spark.sql.shuffle.partitions": str(workers)} | dict(settings or {})
     with tempfile.TemporaryDirectory(prefix="penstock-") as name_of_folder:
         folder = Path(name_of_folder)
         with contextlib.ExitStack() as stack:
             # Started from the main thread, Spark would put a handler of its own for Ctrl-C, and leave it there.
             with _interrupt_later(), ThreadPoolExecutor(1) as thread:
                 try:
-                    entered = thread.submit(stack.enter_context, private_session(folder, name, slots, settings))
+                    entered = thread.submit(stack.enter_context, private_session(folder, name, slots, chosen))
                     session = entered.result()
                 except JavaNotFound as error:
                     raise UsageError(str(error)) from error

@@ -1,0 +1,144 @@
+"""``foreach-batch-count``: count per key in ``foreachBatch`` beside Spark's ``groupBy.count``.
+
+All queries run in one session, read the same files, and give the counts that changed to the same sink. They take
+turns batch by batch, after the state holds every key. Ours keeps its state in memory and writes no snapshot yet, which
+the peers do at each batch: that is said beside the figures, and nothing is claimed from them.
+"""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+
+from penstock.bench import machine, streams
+from penstock.bench.measure import LEAST, Emit, Options, Paired, Tell, going, line
+from penstock.bench.streams import Sink, Stream
+from penstock.errors import EngineError
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+__all__ = ["run"]
+
+NAME = "foreach-batch-count"
+SCHEMA = "k bigint"
+#: Keys, which is also the rows of a batch.
+FULL, QUICK = 1_000_000, 100_000
+
+
+def run(options: Options, emit: Emit, tell: Tell, keys: int | None = None) -> None:
+    """Run the bench; `keys` is for tests."""
+    import penstock as pk
+    from penstock.spark.engine import Engine
+
+    count = keys or (QUICK if options.quick else FULL)
+    with streams.session(NAME, tell, residents=True) as (spark, folder):
+        flow = pk.Flow(SCHEMA).key_by("k").agg(n=pk.count())
+        files = _Files(folder / "files", count)
+        with Engine(spark, workers=streams.WORKERS, name="bench") as engine:
+            sinks = {name: Sink() for name in ("ours", "RocksDB", "default store")}
+            made = {"ours": Stream(spark, folder / "ours", SCHEMA, engine.foreach_batch(flow, sinks["ours"]))}
+            for name, store in (("RocksDB", streams.ROCKSDB), ("default store", streams.DEFAULT)):
+                made[name] = Stream(
+                    spark, folder / name.split()[0], SCHEMA, sinks[name], _count, mode="update", store=store
+                )
+            try:
+                tell(f"filling {count:,} keys and warming up")
+                for file in (files.every_key(), files.next()):
+                    for stream in made.values():
+                        stream.give(file)
+                tell("measuring")
+                rates, own, foreign = _rounds(made, files, options, tell)
+                _check(made, sinks, files)
+                conditions = {
+                    "versions": streams.spark_versions(spark),
+                    "batch_rows": count,
+                    "durable_snapshots": False,
+                    "peer_durable_snapshots": True,
+                    "workers": f"{streams.WORKERS} resident processes of 1 thread",
+                    "peer_shuffle_partitions": machine.cores(),
+                    "timed": "triggerExecution of Spark's progress, on both sides",
+                }
+                for name in ("RocksDB", "default store"):
+                    case = f"keys={count} rows={count} vs Spark groupBy.count, {name}"
+                    paired = Paired(rates["ours"], rates[name], own, foreign)
+                    emit(line(NAME, case, "rows/s", "higher", paired, options, conditions))
+            finally:
+                for stream in made.values():
+                    stream.stop()
+
+
+def _count(frame: DataFrame) -> DataFrame:
+    return frame.groupBy("k").count().withColumnRenamed("count", "n")
+
+
+class _Files:
+    """Batches of uniform keys, and how often each key has come."""
+
+    def __init__(self, folder: Path, keys: int) -> None:
+        import numpy as np
+
+        folder.mkdir()
+        self._folder = folder
+        self._numbers = np.random.default_rng(7)
+        self._keys = keys
+        self._made = 0
+        self.counts = np.zeros(keys, dtype=np.int64)
+        self.last: Any = None
+
+    def every_key(self) -> Path:
+        import numpy as np
+
+        return self._write(np.arange(self._keys, dtype=np.int64))
+
+    def next(self) -> Path:
+        return self._write(self._numbers.integers(0, self._keys, self._keys))
+
+    def _write(self, keys: Any) -> Path:
+        import numpy as np
+
+        self.counts += np.bincount(keys, minlength=self._keys)
+        self.last = keys
+        self._made += 1
+        return streams.write_file(self._folder / f"{self._made}.parquet", pa.table({"k": pa.array(keys)}))
+
+
+def _rounds(
+    made: dict[str, Stream], files: _Files, options: Options, tell: Tell
+) -> tuple[dict[str, list[float]], float | None, float | None]:
+    """Give every query the same batches, in changing order, until the budget is spent; rows per second of each."""
+    rates: dict[str, list[float]] = {name: [] for name in made}
+    names = list(made)
+    budget = options.budget(1, quick=15, full=150)
+    begin, longest = time.monotonic(), 0.0
+    meter = machine.Meter()
+    while going(len(rates["ours"]), LEAST, time.monotonic() - begin + longest <= budget, options.left()):
+        turn = time.monotonic()
+        file = files.next()
+        seconds = {name: made[name].give(file) for name in names}
+        for name in made:
+            rates[name].append(len(files.last) / seconds[name])
+        tell(f"batch {len(rates['ours'])}: " + ", ".join(f"{name} {seconds[name]:.2f} s" for name in made))
+        names = [*names[1:], names[0]]
+        longest = max(longest, time.monotonic() - turn)
+    return rates, *meter.stop()
+
+
+def _check(made: dict[str, Stream], sinks: dict[str, Sink], files: _Files) -> None:
+    """One more batch, of which every query has to give the same counts: those that were counted here."""
+    import numpy as np
+
+    file = files.next()
+    changed = np.unique(files.last)
+    for name, stream in made.items():
+        sinks[name].keep = True
+        stream.give(file)
+        found = sinks[name].kept
+        assert found is not None
+        found = found.sort_by("k")
+        same = np.array_equal(found["k"].to_numpy(), changed)
+        if not same or not np.array_equal(found["n"].to_numpy(), files.counts[changed]):
+            raise EngineError(f"{NAME}: the counts of {name} are wrong; the figures are void")

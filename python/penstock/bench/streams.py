@@ -1,0 +1,166 @@
+"""What the benches on Spark share: a session on the benches' cores, and queries that get one batch at a time.
+
+Owns: the session's settings, the files that are input for both sides, and the clock of a batch. Invariant: a batch of
+ours and a batch of Spark's own are timed alike: Spark's ``triggerExecution``, from looking for input to the commit.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+
+from penstock.bench import machine
+from penstock.bench.measure import Tell
+from penstock.cli.common import spark_session
+from penstock.errors import EngineError
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+__all__ = ["BatchTimeout", "Sink", "Stream", "session", "spark_versions", "write_file"]
+
+#: Slots that our two residents hold for the engine's life. They sleep between batches.
+WORKERS = 2
+ROCKSDB = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
+DEFAULT = "org.apache.spark.sql.execution.streaming.state.HDFSBackedStateStoreProvider"
+
+_PROVIDER = "spark.sql.streaming.stateStore.providerClass"
+_GIVE_UP_S = 600.0
+_POLL_S = 0.02
+
+
+class BatchTimeout(Exception):
+    """A batch was not done in time."""
+
+
+@contextlib.contextmanager
+def session(name: str, tell: Tell, *, residents: bool) -> Iterator[tuple[SparkSession, Path]]:
+    """Start Spark on the CPUs of this thread: a task for each core, and room for residents where they are wanted."""
+    cores = machine.cores()
+    settings = {
+        "spark.driver.memory": "4g",
+        "spark.sql.adaptive.enabled": "false",
+        "spark.sql.streaming.pollingDelay": "100ms",
+        "spark.sql.streaming.noDataMicroBatches.enabled": "false",
+        "spark.sql.streaming.numRecentProgressUpdates": "1000",
+        "spark.sql.streaming.stopTimeout": "20s",
+    }
+    tell("starting Spark")
+    slots = cores + (WORKERS if residents else 0)
+    with spark_session(f"penstock bench {name}", slots, cores, settings) as (spark, folder):
+        yield spark, folder
+
+
+def spark_versions(spark: SparkSession) -> dict[str, str]:
+    """Spark's and Java's, for the conditions."""
+    import importlib.metadata
+
+    jvm: Any = spark.sparkContext._jvm
+    return {
+        "spark": spark.version,
+        "java": str(jvm.java.lang.System.getProperty("java.version")),
+        "pandas": importlib.metadata.version("pandas"),
+    }
+
+
+def write_file(path: Path, table: pa.Table) -> Path:
+    """Write input so that every core has a part of it to read."""
+    import pyarrow.parquet as pq
+
+    pq.write_table(table, path, row_group_size=max(1, table.num_rows // 8), compression="none")
+    return path
+
+
+class Sink:
+    """Evaluates each batch once and throws it away; keeps it where that is asked for."""
+
+    def __init__(self) -> None:
+        self.keep = False
+        self.kept: pa.Table | None = None
+
+    def __call__(self, frame: DataFrame, batch_id: int) -> None:
+        if self.keep:
+            from penstock.spark.collect import to_table
+
+            self.kept = to_table(frame)
+        else:
+            frame.write.format("noop").mode("overwrite").save()
+
+
+class Stream:
+    """A streaming query over a folder that is given one file, and so one batch, at a time.
+
+    Parameters
+    ----------
+    spark : pyspark.sql.SparkSession
+        Where it runs.
+    folder : Path
+        For its input and its checkpoint; made here.
+    schema : str
+        Of the files, Spark DDL.
+    sink : callable
+        ``sink(df, batch_id)``, for ``foreachBatch``.
+    shape : callable, optional
+        From the streaming input to what the sink gets.
+    mode : str, default "append"
+        Output mode.
+    store : str, default DEFAULT
+        Class of the state store.
+    """
+
+    def __init__(
+        self,
+        spark: SparkSession,
+        folder: Path,
+        schema: str,
+        sink: Callable[[DataFrame, int], Any],
+        shape: Callable[[DataFrame], DataFrame] | None = None,
+        mode: str = "append",
+        store: str = DEFAULT,
+    ) -> None:
+        self._input = folder / "input"
+        self._input.mkdir(parents=True)
+        self._given = 0
+        spark.conf.set(_PROVIDER, store)
+        read = spark.readStream.schema(schema).option("maxFilesPerTrigger", 1).parquet(str(self._input))
+        shaped = read if shape is None else shape(read)
+        writer = shaped.writeStream.queryName(folder.name).outputMode(mode)
+        writer = writer.option("checkpointLocation", str(folder / "checkpoint")).foreachBatch(sink)
+        self.query: Any = writer.trigger(processingTime="0 seconds").start()
+
+    def give(self, file: Path, limit: float = _GIVE_UP_S) -> float:
+        """Hand over one file and return the seconds that its batch took.
+
+        Raises
+        ------
+        BatchTimeout
+            When it is not done after `limit` seconds; the query goes on with it.
+        EngineError
+            When the query failed.
+        """
+        batch = self._given
+        self._given += 1
+        hidden = self._input / f".{batch}"
+        os.link(file, hidden)
+        hidden.rename(self._input / f"part-{batch:05d}.parquet")
+        deadline = time.monotonic() + limit
+        while True:
+            last = self.query.lastProgress
+            if last is not None and last["batchId"] == batch and last["numInputRows"]:
+                return float(last["durationMs"]["triggerExecution"]) / 1e3
+            if not self.query.isActive:
+                raise EngineError(f"the query {self.query.name} ended: {self.query.exception()}")
+            if time.monotonic() > deadline:
+                raise BatchTimeout(f"{self.query.name}: batch {batch} is not done after {limit:g} s")
+            time.sleep(_POLL_S)
+
+    def stop(self) -> None:
+        """End the query; a batch under way is cancelled."""
+        with contextlib.suppress(Exception):
+            self.query.stop()
