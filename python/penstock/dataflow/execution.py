@@ -6,13 +6,14 @@ the error that the caller sees is the first cause, never what the other workers 
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import queue
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from penstock.dataflow.worker import Worker
@@ -21,7 +22,16 @@ from penstock.errors import ConfigError, PenstockError, ProgramError, WorkerLost
 if TYPE_CHECKING:
     from penstock._mesh import Seats
 
-__all__ = ["Failure", "collect_outcomes", "default_workers", "execute", "first_cause", "run_here", "run_workers"]
+__all__ = [
+    "Failure",
+    "collect_outcomes",
+    "default_workers",
+    "execute",
+    "first_cause",
+    "run_here",
+    "run_workers",
+    "seated",
+]
 
 R = TypeVar("R")
 
@@ -242,18 +252,37 @@ def collect_outcomes(seats: Seats, program: Callable[[Worker], R]) -> list[R | F
     return outcomes
 
 
-def _drive(seats: Seats, thread: int, program: Callable[[Worker], R], *, main: bool) -> R:
+@contextlib.contextmanager
+def seated(seats: Seats, thread: int = 0, *, main: bool | None = None) -> Iterator[Worker]:
+    """Make the calling thread the worker on a seat; at the end its dataflows are run to theirs.
+
+    For hosts whose program is no function, such as a generator. An exception stops all workers of the run, and is
+    raised as it is.
+
+    Examples
+    --------
+    >>> from penstock import _mesh
+    >>> with _mesh.alone(1) as seats, seated(seats) as worker:
+    ...     worker.peers
+    1
+    """
+    if main is None:
+        main = threading.current_thread() is threading.main_thread()
     native = seats._native.worker(thread, main)
     try:
         try:
-            result = program(Worker(native))
+            yield Worker(native)
             native.finish()
         except BaseException as error:
             native.abort(error)
             raise
-        return result
     finally:
         native.close()
+
+
+def _drive(seats: Seats, thread: int, program: Callable[[Worker], R], *, main: bool) -> R:
+    with seated(seats, thread, main=main) as worker:
+        return program(worker)
 
 
 def _leave(threads: list[threading.Thread]) -> None:

@@ -2,8 +2,9 @@
 
 ``penstock.spark.run(flow, df)`` runs a flow as a Spark batch job. `Engine` keeps keyed state
 resident beside a Structured Streaming query. `apply_in_pandas_with_state` takes a function
-written for Spark's ``applyInPandasWithState`` to either. Only modules below this package import
-pyspark, and they do it when they are used.
+written for Spark's ``applyInPandasWithState`` to either. `gang` runs a program on tasks that
+work together as workers; `cause_of` finds penstock's error in what Spark raises. Only modules
+below this package import pyspark, and they do it when they are used.
 
 Examples
 --------
@@ -18,6 +19,8 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from penstock.spark.batch import run
+from penstock.spark.failures import cause_of
+from penstock.spark.gang import gang
 from penstock.spark.guard import require_classic
 from penstock.spark.pandas_state import StatefulStream, apply_in_pandas_with_state
 from penstock.spark.partitions import map_in_arrow
@@ -29,6 +32,8 @@ __all__ = [
     "Engine",
     "StatefulStream",
     "apply_in_pandas_with_state",
+    "cause_of",
+    "gang",
     "map_in_arrow",
     "require_classic",
     "run",

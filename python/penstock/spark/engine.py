@@ -34,7 +34,7 @@ from penstock.spark.place import Secret
 from penstock.spark.query import Abandoned, Program, Query, Setup, described
 from penstock.spark.record import Recorder
 from penstock.spark.residents import Residents
-from penstock.spark.slots import capacity, executor_count, require_slots
+from penstock.spark.slots import capacity, executor_count, held_slots, require_slots
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -53,6 +53,11 @@ _EXECUTORS_S = 20.0
 _NUMBERS = itertools.count(1)
 #: Engines that were started in this process.
 _ENGINES: weakref.WeakSet[Engine] = weakref.WeakSet()
+
+
+def open_engines(sc: Any) -> list[Engine]:
+    """The engines of a Spark context that hold slots."""
+    return [one for one in list(_ENGINES) if one._spark.sparkContext is sc and one._state in ("starting", "open")]
 
 
 class Engine:
@@ -253,12 +258,7 @@ class Engine:
         if os.environ.get("PYSPARK_PIN_THREAD", "true").lower() == "false":
             raise ConfigError("PYSPARK_PIN_THREAD=false makes all Python threads share one job group; unset it")
         found = capacity(sc)
-        held = {
-            other.name: other.workers
-            for other in list(_ENGINES)
-            if other is not self and other._spark.sparkContext is sc and other._state in ("starting", "open")
-        }
-        require_slots(found, self.workers, held)
+        require_slots(found, self.workers, held_slots(sc, but=self))
         _ENGINES.add(self)
         conf = sc.getConf()
         host = str(conf.get("spark.driver.host") or "127.0.0.1")

@@ -1,17 +1,20 @@
-"""What went wrong at a member, before the driver raises it.
+"""What went wrong at a member or in a task, before the driver raises it.
 
-Owns: the failure of one request (JSON with kind, message and facts, plus an attachment) and the choice of the root
-cause when one failure made several members fail. `penstock.errors.from_failure` makes the exception.
+Owns: the failure of one request (JSON with kind, message and facts, plus an attachment), the choice of the root
+cause when one failure made several members fail (`penstock.errors.from_failure` makes the exception), and finding
+penstock's error in what Spark raises for a failed job.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from penstock.errors import PenstockError, from_failure
+from penstock import errors
+from penstock.errors import PenstockError, WorkerLost, from_failure
 
-__all__ = ["Failure", "raise_root", "root"]
+__all__ = ["Failure", "cause_of", "raise_root", "root"]
 
 #: Kinds that only repeat what another member says in full.
 _ECHOES = ("peer_lost", "aborted", "stopped", "not_running", "operator")
@@ -68,3 +71,59 @@ def raise_root(failures: Iterable[Failure]) -> None:
     """Raise the exception of the root failure, with the user's exception as its cause."""
     error = root(failures).exception()
     raise error from error.__cause__
+
+
+#: An error of penstock's at the end of a Python traceback, up to what Spark writes behind it.
+_RAISED = re.compile(r"^penstock\.errors\.(\w+): (.*?)(?=\n *SQLSTATE:|\n\s*\n|\n\tat |\Z)", re.MULTILINE | re.DOTALL)
+_TASK = re.compile(r"\btask (\d+) of the gang\b")
+_PLACE = re.compile(r"\(([^()\n]+):(\d+)\)$", re.MULTILINE)
+_DIED = re.compile(r"because barrier task \w+\(\d+, (\d+)\) finished unsuccessfully\.\s*(?:[\w.]+: )?([^\n]*)")
+
+
+def cause_of(error: BaseException) -> PenstockError | None:
+    """penstock's own error in what Spark raised for a failed job.
+
+    Spark hands a task's exception to the driver as text. This finds it there and makes the exception again, so that a
+    program can tell what happened without reading.
+
+    Parameters
+    ----------
+    error : Exception
+        What an action on a DataFrame raised.
+
+    Returns
+    -------
+    PenstockError or None
+        Of the class that the task raised, with ``task``, ``file`` and ``line`` where the text names them; a
+        `WorkerLost` for a task of a gang whose process died; its cause is `error`. None when it is not about penstock.
+
+    Examples
+    --------
+    >>> try:
+    ...     pk.spark.gang(df, program, tasks=2, schema="n bigint").collect()  # doctest: +SKIP
+    ... except Exception as error:
+    ...     raise pk.spark.cause_of(error) or error
+    """
+    if isinstance(error, PenstockError):
+        return error
+    text = str(error)
+    raised = [(name, message) for name, message in _RAISED.findall(text) if name in errors.__all__]
+    made: PenstockError | None = None
+    if raised:
+        first = next((one for one in raised if one[0] not in ("WorkerStopped", "WorkerLost")), raised[0])
+        made = getattr(errors, first[0])(first[1].rstrip(), **_facts(first[1]))
+    elif died := _DIED.search(text):
+        task = int(died.group(1))
+        made = WorkerLost(f"task {task} of the gang died: {died.group(2)}", process=task, task=task)
+    if made is not None:
+        made.__cause__ = error
+    return made
+
+
+def _facts(message: str) -> dict[str, Any]:
+    facts: dict[str, Any] = {}
+    if task := _TASK.search(message):
+        facts["task"] = int(task.group(1))
+    if place := _PLACE.search(message):
+        facts |= {"file": place.group(1), "line": int(place.group(2))}
+    return facts

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import os
 import re
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from penstock.errors import SlotsError
 
-__all__ = ["Capacity", "capacity", "executor_count", "require_slots"]
+__all__ = ["Capacity", "capacity", "executor_count", "held_slots", "require_gang", "require_slots"]
 
 
 @dataclass(frozen=True)
@@ -122,22 +123,74 @@ Start Spark with local[3] or more
     need = others + workers + 1
     if found.slots is None or found.slots >= need:
         return
+    beside = _beside(held)
+    raise SlotsError(
+        f"{workers} workers hold {workers} task slots{beside} and the queries need one more: {need};"
+        f" {found.setting} allows {found.slots}. {_advice(found, need, bool(beside))}",
+        needed=need,
+        available=found.slots,
+        setting=found.setting,
+    )
+
+
+def require_gang(found: Capacity, tasks: int, held: Mapping[str, int] | None = None) -> None:
+    """Refuse a gang whose tasks can never all run at once; Spark itself would wait for ten minutes.
+
+    Parameters
+    ----------
+    found : Capacity
+        Of the cluster.
+    tasks : int
+        Tasks of the gang.
+    held : dict, optional
+        Slots that engines of the context hold, by their names.
+
+    Raises
+    ------
+    SlotsError
+        Naming the setting that bounds the capacity.
+
+    Examples
+    --------
+    >>> require_gang(from_settings("local[2]", {}), 3)
+    Traceback (most recent call last):
+    ...
+    penstock.errors.SlotsError: a gang of 3 tasks needs 3 task slots at once; local[2] allows 2. Start Spark with \
+local[3] or more
+    """
+    need = tasks + (sum(held.values()) if held else 0)
+    if found.slots is None or found.slots >= need:
+        return
+    beside = _beside(held)
+    raise SlotsError(
+        f"a gang of {tasks} tasks needs {tasks} task slots at once{beside}; {found.setting} allows {found.slots}."
+        f" {_advice(found, need, bool(beside))}",
+        needed=need,
+        available=found.slots,
+        setting=found.setting,
+    )
+
+
+def _beside(held: Mapping[str, int] | None) -> str:
+    return "".join(f", engine {name} holds {count}" for name, count in held.items()) if held else ""
+
+
+def _advice(found: Capacity, need: int, beside: bool) -> str:
     advice = {
         "local[": f"Start Spark with local[{need}] or more",
         "local-": f"Start Spark with more executors or cores, such as local-cluster[{need},1,1024]",
     }.get(found.setting[:6], f"Raise {found.setting.partition('=')[0]} or spark.executor.cores")
     if found.setting == "local":
         advice = f"Start Spark with local[{need}] or more"
-    beside = "".join(f", engine {name} holds {count}" for name, count in held.items()) if held else ""
-    if beside:
-        advice += ", or close the other engine first"
-    raise SlotsError(
-        f"{workers} workers hold {workers} task slots{beside} and the queries need one more: {need};"
-        f" {found.setting} allows {found.slots}. {advice}",
-        needed=need,
-        available=found.slots,
-        setting=found.setting,
-    )
+    return advice + ", or close the other engine first" if beside else advice
+
+
+def held_slots(sc: Any, but: Any = None) -> dict[str, int]:
+    """Slots that the engines of a Spark context hold, by the names of the engines; `but` is left out."""
+    engines = sys.modules.get("penstock.spark.engine")
+    if engines is None:
+        return {}
+    return {engine.name: engine.workers for engine in engines.open_engines(sc) if engine is not but}
 
 
 def executor_count(sc: Any) -> int:
