@@ -134,6 +134,7 @@ def test_the_list(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_usage_errors(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "file").touch()
     for arguments, says in [
         (["fronter"], "'fronter' is no bench (did you mean frontier?); there are keyed-count, frontier,"),
         (["xyzzy"], "'xyzzy' is no bench; there are"),
@@ -142,7 +143,8 @@ def test_usage_errors(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Non
         (["frontier", "--seconds", "many"], "--seconds"),
         (["frontier", "--all"], "name one bench, or run all"),
         (["frontier", "--again"], "--again goes with --all"),
-        (["frontier", "--record", str(tmp_path / "none")], "is no folder; make it first"),
+        (["frontier", "--record", str(tmp_path / "none" / "deeper")], "does not exist; make it first"),
+        (["frontier", "--record", str(tmp_path / "file")], "is no folder; name one"),
         (["--all"], "--all needs --record FOLDER"),
         (["frontier", "barrier"], "barrier"),
     ]:
@@ -181,6 +183,7 @@ def test_every_bench_of_the_program_is_in_the_catalogue() -> None:
 @needs_checkout
 @pytest.mark.timeout(600)
 def test_a_bench_of_the_core(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    tmp_path = tmp_path / "results"
     found = measured(capsys, "frontier", "--quick", "--seconds", "0.2", "--record", str(tmp_path))
     assert all(one["conditions"]["quick"] and one["conditions"]["versions"]["timely"] for one in found)
     assert record.read(tmp_path, "frontier") == found

@@ -18,7 +18,7 @@ pub const TIMELY: &str = "0.31.0";
 
 /// Seconds that a whole bench may take: with `--quick`, and without.
 const QUICK_S: f64 = 30.0;
-const FULL_S: f64 = 75.0;
+const FULL_S: f64 = 60.0;
 /// The greatest budget that can be asked for, seconds.
 pub const MOST_S: f64 = 86_400.0;
 /// Pairs of repeats: at least, also where the budget is spent, and at most.
@@ -30,7 +30,7 @@ const MOST: usize = 201;
 pub struct Options {
     /// Fewer or smaller cases, so that the bench ends within 45 s.
     pub quick: bool,
-    /// Budget of the whole bench in seconds; default 30 when quick, else 75.
+    /// Budget of the whole bench in seconds; default 30 when quick, else 60.
     pub seconds: Option<f64>,
 }
 

@@ -39,7 +39,7 @@ def run(options: Options, emit: Emit, tell: Tell, keys: int = KEYS, rows: int = 
 
     flow = pk.Flow("k bigint").key_by("k").agg(n=pk.count(), emit="final")
     column = _numbers(rows, keys)
-    budget = options.budget(len(BLOCK_ROWS) * len(WORKERS), quick=30, full=75)
+    budget = options.budget(len(BLOCK_ROWS) * len(WORKERS), quick=30, full=60)
     program = core.program(tell)
     plan, _ = flow.to_plan()
     for block_rows in BLOCK_ROWS:

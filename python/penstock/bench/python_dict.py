@@ -39,7 +39,7 @@ def run(options: Options, emit: Emit, tell: Tell) -> None:
     cases = (
         [(200_000, 400_000)] if options.quick else [(10_000, 2_000_000), (200_000, 2_000_000), (1_000_000, 5_000_000)]
     )
-    budget = options.budget(len(cases), quick=25, full=75)
+    budget = options.budget(len(cases), quick=25, full=60)
     for keys, rows in cases:
         tell(f"{keys:,} keys")
         beside_dict(NAME, keys, rows, budget, options, emit)

@@ -16,7 +16,7 @@ from typing import Any
 import pyarrow as pa
 
 from penstock.bench import machine, streams
-from penstock.bench.measure import LEAST, Emit, Options, Paired, Tell, going, line
+from penstock.bench.measure import Emit, Options, Paired, Tell, going, line
 from penstock.bench.python_dict import INPUT, OUTPUT, beside_dict, newest, running_mean
 from penstock.bench.streams import BatchTimeout, Sink, Stream
 from penstock.errors import EngineError
@@ -31,6 +31,8 @@ LOCAL_FULL, LOCAL_QUICK = {200_000: 2_000_000, 1_000_000: 5_000_000}, {200_000: 
 FULL, QUICK = 200_000, 5_000
 #: Seconds after which a batch of a peer is given up.
 _LIMIT_S = 100.0
+#: Rounds also where the budget is spent: one takes minutes.
+_LEAST = 2
 #: What a quick bench may take longer for a peer that has begun.
 _GRACE_S = 5.0
 #: What would take a quick bench over its time.
@@ -152,10 +154,10 @@ def _rounds(
     sides: dict[str, _Side], files: _Files, keys: int, options: Options, tell: Tell
 ) -> tuple[float | None, float | None]:
     """Give every query the same batches until the budget is spent; a peer that is too slow drops out."""
-    budget = options.budget(1, quick=12, full=240)
+    budget = options.budget(1, quick=12, full=200)
     begin, longest = time.monotonic(), 0.0
     meter = machine.Meter()
-    while going(len(sides[OURS].rates), LEAST, time.monotonic() - begin + longest <= budget, options.left()):
+    while going(len(sides[OURS].rates), _LEAST, time.monotonic() - begin + longest <= budget, options.left()):
         turn = time.monotonic()
         file = files.make(range(keys), keys)
         for name, side in sides.items():

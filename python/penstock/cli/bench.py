@@ -51,8 +51,13 @@ def bench(
         raise UsageError("--again goes with --all; one bench that is named is always measured")
     if name is not None and every:
         raise UsageError(f"{name!r} and --all: name one bench, or run all")
-    if recorded is not None and not recorded.is_dir():
-        raise UsageError(f"--record {recorded}: is no folder; make it first")
+    if recorded is not None:
+        if recorded.exists() and not recorded.is_dir():
+            raise UsageError(f"--record {recorded}: is no folder; name one")
+        if not recorded.resolve().parent.is_dir():
+            raise UsageError(
+                f"--record {recorded}: the folder {recorded.resolve().parent} does not exist; make it first"
+            )
     options = Options(quick, seconds)
     if every:
         _all(recorded, options, again, as_json)
@@ -88,6 +93,7 @@ def _one(name: str, options: Options, recorded: Path | None, as_json: bool) -> N
         if not as_json:
             _show(name, lines)
     if recorded is not None:
+        recorded.mkdir(exist_ok=True)
         record.write(recorded, name, lines)
 
 
@@ -98,6 +104,7 @@ def _all(recorded: Path | None, options: Options, again: bool, as_json: bool) ->
         raise UsageError("--all needs --record FOLDER, where the results are kept and an interrupted run goes on")
     lines: list[Line] = []
     _warn_of_dev_build()
+    recorded.mkdir(exist_ok=True)
     failed = runner.run_all(recorded, options, again, _emit(lines, as_json), _tell)
     if not as_json:
         for bench in BENCHES:
