@@ -1,6 +1,6 @@
 //! Edges: how a block gets from an output to the inputs behind it.
 //!
-//! An output feeds a [`Tee`]; each edge of it is a [`Push`]. An edge inside a scope ends in a queue of the receiving operator
+//! An output feeds a `Tee`; each edge of it is a `Push`. An edge inside a scope ends in a queue of the receiving operator
 //! and counts each block in the `in_flight` batch of that input, which the reader counts down again; so a block that is read
 //! in the step that made it costs no progress message. An edge that enters or leaves a nested scope only translates the time
 //! and goes on to the tee behind it.

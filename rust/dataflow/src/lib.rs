@@ -13,6 +13,15 @@
 //! | [`input`] | feeding a dataflow |
 //! | [`wire`], [`error`] | encoding of blocks, errors |
 //!
+//! **Feeding.** Sending never blocks. Between processes data is bounded by asking the sources to wait: a program that feeds much
+//! calls [`Worker::wait_for_room`] before a block, or looks at [`Worker::is_congested`] and goes on with something else.
+//! Operators never wait for room: a loop of them would deadlock. Within a process, and across an epoch, a probe bounds what is under
+//! way.
+//!
+//! **Failing.** An error or a panic in any code of the user stops all workers, with the operator and the worker where it began; so does
+//! a lost process, and one that is connected but says nothing or reads nothing ([`fabric::Limits`]). Everything that operators
+//! held is dropped then. Handles that outlive their dataflow refuse ([`InputHandle::try_send`], [`Output::try_session`]).
+//!
 //! Counting words on two workers:
 //!
 //! ```
