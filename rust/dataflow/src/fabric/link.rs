@@ -99,7 +99,8 @@ impl Outbox {
     pub(super) fn take_in(&self, body_bytes: usize) {
         let bytes = (HEADER_BYTES + body_bytes) as u64;
         let drained = self.drained.fetch_add(bytes, Ordering::AcqRel) + bytes;
-        if drained - self.told.load(Ordering::Acquire) >= self.limit / 8 {
+        // Another worker may have told more by now.
+        if drained.saturating_sub(self.told.load(Ordering::Acquire)) >= self.limit / 8 {
             self.tell();
         }
     }
