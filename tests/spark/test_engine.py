@@ -104,6 +104,14 @@ def test_counts_equal_pandas_with_bins_moving_while_rows_pass(cluster: Any, engi
     last = max(entry["at_ns"] for entry in log if entry["what"] == "state")
     during = [entry["routed_rows"] for entry in log if first <= entry["at_ns"] <= last and entry["worker"] == 0]
     assert max(during) > min(during), "rows passed between the first Prepare and the last State"
+    # Cancelled: what has moved has moved, and the engine knows which bins those are.
+    cut = engine.migrate(to=before, strategy="fluid", query="moving")
+    cut.cancel()
+    report = cut.wait(60)
+    assert report["moved"] == len(report["steps"]) < 256
+    cut.cancel()
+    moved = sum(owner == then for owner, then in zip(engine.owners("moving")[0], before, strict=True))
+    assert moved == report["moved"]
     # Between epochs, one bin at a time, and back to an even spread.
     engine.migrate(moves=dict.fromkeys(range(64), 0), strategy="fluid", query="moving").wait(60)
     engine.rebalance("moving").wait(60)

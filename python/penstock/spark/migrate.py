@@ -195,6 +195,7 @@ class Migration:
         self._open = 0
         self._planned = 0
         self._sealed = False
+        self._cancels: list[Callable[[], None]] = []
         self.error: Exception | None = None
         self.reports: list[MoveReport] = []
 
@@ -222,6 +223,11 @@ class Migration:
                 self._changed.notify_all()
 
         return end
+
+    def cancellable(self, cancel: Callable[[], None]) -> None:
+        """Enter what ends the moves of one query."""
+        with self._changed:
+            self._cancels.append(cancel)
 
     def seal(self) -> None:
         """All queries have been entered."""
@@ -294,6 +300,16 @@ class Migration:
                 raise self.error
             raise EngineError(f"the migration failed: {self.error}") from self.error
         return self.report
+
+    def cancel(self) -> None:
+        """Issue no further step; the one under way is completed, and `wait` returns what was done.
+
+        Every bin is with one worker then. Does not wait itself. Harmless after the end.
+        """
+        with self._changed:
+            cancels = list(self._cancels)
+        for cancel in cancels:
+            cancel()
 
     def _wait(self, seconds: float) -> bool:
         """Wait for so long at most; says whether it has ended."""

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import contextlib
 import enum
+import itertools
 import json
 import logging
 import threading
@@ -707,7 +708,8 @@ class Query:
             else:
                 with self._lock:
                     if self._generation == generation:
-                        for bin_, worker in todo:
+                        # Those of a cancelled migration that were done.
+                        for bin_, worker in itertools.chain(*plan[: len(call.body["steps"])]):
                             for op in self._owners:
                                 op[bin_] = worker
                 # The leader sees the bytes of its own process only: ask all of them.
@@ -733,6 +735,12 @@ class Query:
             "steps": plan,
         }
         self._hub.call(leader, request, hook=settled)
+        stop = {"do": "cancel_migration", "query": self.id, "generation": generation, "handle": number}
+
+        def cancel() -> None:
+            self._hub.call(leader, stop)
+
+        handle.cancellable(cancel)
 
 
 @contextlib.contextmanager

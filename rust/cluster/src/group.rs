@@ -7,6 +7,7 @@
 
 use std::net::TcpStream;
 use std::sync::Arc;
+use std::time::Duration;
 
 use arrow_array::RecordBatch;
 use arrow_schema::SchemaRef;
@@ -38,12 +39,22 @@ pub trait Loader: Send + Sync {
 /// Runs queries with `penstock_plan`.
 pub struct GroupHost {
     loader: Arc<dyn Loader>,
+    links: fabric::Limits,
 }
 
 impl GroupHost {
     /// A host whose callables come from `loader`.
     pub fn new(loader: Arc<dyn Loader>) -> Self {
-        GroupHost { loader }
+        GroupHost { loader, links: fabric::Limits::default() }
+    }
+
+    /// The same, giving up peers that are connected but hung half a time later than the registry does after `silence`:
+    /// the registry says who it is.
+    #[must_use]
+    pub fn silent_after(self, silence: Duration) -> Self {
+        let links = fabric::Limits::default();
+        let (silence, beat) = (silence * 3 / 2, links.beat.min(silence / 6));
+        GroupHost { links: fabric::Limits { beat, silence, stall: silence, ..links }, ..self }
     }
 
     fn call_failure(&self, error: &CallError) -> Failure {
@@ -186,7 +197,8 @@ impl Host for GroupHost {
     ) -> Result<Running, (Failure, Option<Resident>)> {
         let streams = mesh.into_iter().map(|stream| stream.map(|stream| Box::new(stream) as Box<dyn Duplex>)).collect();
         let tag = FabricTag { query: launch.query_number(), generation: launch.generation };
-        let (endpoints, fabric) = match fabric::processes(launch.process, launch.threads, streams, tag) {
+        let (endpoints, fabric) = match fabric::processes_with(launch.process, launch.threads, streams, tag, self.links)
+        {
             Ok(made) => made,
             Err(error) => return Err((self.flow_failure(&error), Some(bins))),
         };
@@ -244,6 +256,10 @@ impl Host for GroupHost {
 
     fn migrate(&self, running: &Running, handle: u64, steps: Vec<Vec<(u32, u32)>>) {
         running.group.migrate(handle, steps);
+    }
+
+    fn cancel(&self, running: &Running, handle: u64) {
+        running.group.cancel(handle);
     }
 
     fn stats(&self, running: &Running) -> Value {

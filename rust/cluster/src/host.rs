@@ -80,6 +80,9 @@ pub trait Host: Send + Sync + 'static {
     /// Moves bins step by step; does not wait. [`HostEvent::MigrationDone`] follows.
     fn migrate(&self, group: &Self::Group, handle: u64, steps: Vec<Vec<(u32, u32)>>);
 
+    /// Ends a migration after the step under way; [`HostEvent::MigrationDone`] tells what was done.
+    fn cancel(&self, group: &Self::Group, handle: u64);
+
     /// Figures about the workers, as JSON.
     fn stats(&self, group: &Self::Group) -> Value;
 

@@ -24,6 +24,15 @@ pub enum Request {
         /// Bin and its new worker, step by step.
         steps: Vec<Vec<(u32, u32)>>,
     },
+    /// Let a migration end after the step under way; its own answer tells what was done.
+    CancelMigration {
+        /// The query.
+        query: String,
+        /// Its generation.
+        generation: u64,
+        /// The migration.
+        handle: u64,
+    },
     /// Forget the outputs of this epoch and those before.
     CloseEpoch {
         /// The query.

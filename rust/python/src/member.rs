@@ -78,7 +78,7 @@ impl Member {
         limits.spill_folders = spill_folders.unwrap_or_default();
         let info = serde_json::from_str(info)
             .map_err(|error| errors::raise(Kind::Value, &format!("info must be a JSON object: {error}")))?;
-        let host = GroupHost::new(Arc::new(Pickles));
+        let host = GroupHost::new(Arc::new(Pickles)).silent_after(limits.silence);
         let join = move || cluster::Member::connect_to(&registry, secret, info, host, limits);
         let member = aside::once(py, "Member", join)?.map_err(|error| errors::from_cluster(&error))?;
         let (id, address) = (member.id(), member.address().to_owned());

@@ -26,6 +26,7 @@ pub(super) enum Command {
     Start { call: u64, start: Box<Start>, attachment: Vec<u8> },
     Release { call: u64, release: Release },
     Migrate { call: u64, generation: u64, handle: u64, steps: Vec<Vec<(u32, u32)>> },
+    Cancel { call: u64, generation: u64, handle: u64 },
     Stop { call: u64, generation: u64, keep: bool, epoch: Option<u64> },
     Stats { ticket: u64 },
     Drop { call: u64 },
@@ -38,6 +39,7 @@ impl Command {
             Command::Start { call, .. }
             | Command::Release { call, .. }
             | Command::Migrate { call, .. }
+            | Command::Cancel { call, .. }
             | Command::Stop { call, .. }
             | Command::Drop { call } => Some(*call),
             Command::Stats { .. } | Command::End => None,
@@ -143,6 +145,14 @@ impl<H: Host> Actor<H> {
                 if let Err(failure) = self.migrate(call, generation, handle, steps) {
                     self.answer(call, Err(failure));
                 }
+            }
+            Turn::Command(Command::Cancel { call, generation, handle }) => {
+                let core = Arc::clone(&self.core);
+                let answer = self.able(generation).map(|running| {
+                    core.host.cancel(&running.group, handle);
+                    json!({ "ok": true })
+                });
+                self.answer(call, answer);
             }
             Turn::Command(Command::Stop { call, generation, keep, epoch }) => {
                 self.stop(call, generation, keep, epoch);

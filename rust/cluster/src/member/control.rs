@@ -105,6 +105,11 @@ impl<H: Host> Control<H> {
                 seat.query.check(generation)?;
                 seat.tell(Command::Migrate { call, generation, handle, steps })
             }
+            Request::CancelMigration { query, generation, handle } => {
+                let seat = self.find(&query)?;
+                seat.query.check(generation)?;
+                seat.tell(Command::Cancel { call, generation, handle })
+            }
             Request::StopQuery { query, generation, keep, epoch } => {
                 let seat = self.find(&query)?;
                 seat.query.check(generation)?;

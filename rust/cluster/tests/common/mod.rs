@@ -234,6 +234,8 @@ impl Host for Echo {
         group.events.send(HostEvent::MigrationDone { handle, report }).unwrap();
     }
 
+    fn cancel(&self, _: &EchoGroup, _: u64) {}
+
     fn stats(&self, group: &EchoGroup) -> Value {
         json!({ "watermark": *group.last_watermark.lock().unwrap() })
     }
