@@ -58,8 +58,8 @@ pub fn run(options: &Options, report: &mut Report) {
         let (mut left, mut right) = (0, 0);
         let paired = compare(
             budget,
-            || move_ours(MOVES / 4, &mut ours, &mut left, ours_moves),
-            || move_peer(MOVES / 4 / width as usize, &mut peer, &mut right, peer_moves),
+            || move_ours(MOVES / 8, &mut ours, &mut left, ours_moves),
+            || move_peer((MOVES / 8 / width as usize).max(256), &mut peer, &mut right, peer_moves),
         );
         let case = format!("Product width={width} vs timely 0.31 MutableAntichain");
         report.case(Case::new(case, "ns/move", Better::Lower, paired));
