@@ -135,6 +135,7 @@ impl<T: Serialize + DeserializeOwned + Send + Clone + 'static> Sequencer<T> {
                         let block = shared.pushed.take();
                         if !block.is_empty() {
                             output.session(&*capability).give(block);
+                            // One block per time and worker, whenever the sink gets to read it.
                             capability.downgrade(&(capability.time() + 1))?;
                         }
                         if shared.closing.get() {
