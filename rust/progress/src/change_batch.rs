@@ -213,7 +213,8 @@ impl<T: Ord> ChangeBatch<T> {
     /// Empties the batch into an iterator of compacted changes in key order. What is not consumed is dropped.
     #[inline]
     pub fn drain(&mut self) -> Drain<'_, T> {
-        if self.updates.len() > 1 {
+        // A single entry may be a zero of the prefix.
+        if self.updates.len() > 1 || self.zeros > 0 {
             self.compact();
         }
         if self.clean > 0 || self.search {
@@ -305,6 +306,18 @@ mod tests {
             assert!(batch.held() <= 8 * GROWTH_DISTINCT + TAIL + SEARCHED, "{} entries at {key}", batch.held());
         }
         assert_eq!(batch.len(), 8);
+    }
+
+    /// A count in the sorted prefix that became zero is alone once the entries behind it have gone.
+    #[test]
+    fn a_zero_that_is_left_alone_is_not_handed_out() {
+        let mut batch = ChangeBatch::new();
+        (0..64u64).for_each(|update| batch.update(update % 2, 1));
+        assert!(batch.search);
+        batch.update(0, -32);
+        batch.update(1, -32);
+        assert_eq!(batch.drain().collect::<Vec<_>>(), []);
+        assert!(batch.is_compact() && batch.is_empty());
     }
 
     #[test]
