@@ -78,9 +78,10 @@ impl<T: Timestamp> OperatorBuilder<T> {
                 self.ports.outputs.borrow().len()
             ));
         }
+        let wiring = pact.into_wiring().0;
         let port = {
             let mut inputs = self.ports.inputs.borrow_mut();
-            inputs.push(InputPort { summaries });
+            inputs.push(InputPort { summaries, exchanged: wiring.is_some() });
             inputs.len() - 1
         };
         let target = Target { node: self.node, port };
@@ -93,7 +94,7 @@ impl<T: Timestamp> OperatorBuilder<T> {
             worker: region.core.index(),
         };
         region.add_meter(target.into(), in_flight.clone());
-        let edge = match pact.into_wiring().0 {
+        let edge = match wiring {
             None => Box::new(direct) as Box<dyn crate::channel::Push<T, D>>,
             Some(routing) => Box::new(Spread::open(self.name.clone(), region.core.clone(), routing, direct)),
         };

@@ -92,6 +92,8 @@ pub(crate) type Logic<T> = Box<dyn FnMut(&Frontiers<'_, T>) -> Result<(), BoxErr
 pub(crate) struct InputPort<S> {
     /// By output: how times advance on the way; empty when no path leads there.
     pub(crate) summaries: Vec<Antichain<S>>,
+    /// Whether blocks come from other workers as well, over a channel.
+    pub(crate) exchanged: bool,
 }
 
 /// The ports of an operator.
@@ -448,7 +450,7 @@ impl<T: Timestamp> Tracked for Region<T> {
             if let Body::Operator { ports, .. } = &node.body {
                 line(format_args!(" with {} outputs and paths", ports.outputs.borrow().len()));
                 for input in ports.inputs.borrow().iter() {
-                    line(format_args!(" {:?}", input.summaries));
+                    line(format_args!(" {:?}{}", input.summaries, if input.exchanged { " exchanged" } else { "" }));
                 }
             }
             line(format_args!("\n"));

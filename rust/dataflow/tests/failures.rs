@@ -251,6 +251,43 @@ fn different_graphs_are_noticed() {
     }
 }
 
+/// Without a channel at one of them, what the other one sends would wait there for ever.
+#[test]
+fn an_exchange_on_one_worker_only_is_noticed() {
+    let program = |worker: &mut Worker| -> Result<(), BoxError> {
+        let odd = worker.index() == 1;
+        let mut input = worker.dataflow::<u64, _>("flow", |scope| {
+            let (handle, stream) = scope.new_input::<Vec<u64>>();
+            let mut builder = OperatorBuilder::new(scope, "read");
+            let mut input = match odd {
+                true => builder
+                    .input(&stream, Exchange::new(|_: &u64, block, give: &mut dyn FnMut(usize, _)| give(0, block))),
+                false => builder.input(&stream, Pipeline),
+            };
+            builder.build(|_| {
+                move |_| {
+                    input.for_each(|_, _| ());
+                    Ok(())
+                }
+            });
+            handle
+        });
+        input.send(vec![1]);
+        drop(input);
+        let begin = std::time::Instant::now();
+        while worker.step_or_park(Some(Duration::from_millis(100)))? {
+            assert!(begin.elapsed() < Duration::from_secs(10), "it waits for ever");
+        }
+        Ok(())
+    };
+    let mut results = join(execute(fabric::threads(2), program));
+    results.extend(on_mesh(mesh(2, 1, Link::Unix), program));
+    for result in results {
+        let text = mismatch(result.unwrap_err());
+        assert!(text.contains("\"read\"") && text.contains("exchanged"), "{text}");
+    }
+}
+
 /// The text of a mismatch: over processes the news may come as an abort that carries it.
 fn mismatch(error: Error) -> String {
     match error {
