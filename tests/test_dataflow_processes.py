@@ -111,6 +111,44 @@ def test_functions_that_are_pushed_build_the_same_dataflows_everywhere() -> None
 # What goes wrong
 
 
+def test_a_process_that_is_done_long_before_another_leaves_in_order() -> None:
+    def program(worker: Worker) -> int:
+        ended = []
+
+        def slow_end(capability: Any) -> Any:
+            capability.drop()
+
+            def logic(input: Any, output: Any, frontiers: Any) -> None:
+                for _ in input:
+                    pass
+                if not frontiers.frontier() and not ended:
+                    ended.append(True)
+                    # The other process has nothing to wait for any more, and is gone when this one goes on.
+                    time.sleep(2.0 * worker.index)
+
+            return logic
+
+        with worker.dataflow() as scope:
+            _handle, stream = scope.input()
+            stream.unary(slow_end)
+        # The end of worker 0's input is the last thing that worker 1 waits for.
+        time.sleep(1.0 - worker.index)
+        return worker.index
+
+    assert pk.execute(program, workers=1, processes=2) == [0, 1]
+
+
+@pytest.mark.fault
+def test_a_signal_without_a_name_is_told_by_its_number() -> None:
+    def program(worker: Worker) -> None:
+        if worker.index == 1:
+            os.kill(os.getpid(), signal.SIGRTMIN + 3)
+        worker.barrier().wait()
+
+    with pytest.raises(errors.WorkerLost, match=rf"was killed by signal {signal.SIGRTMIN + 3}"):
+        pk.execute(program, workers=1, processes=2)
+
+
 @pytest.mark.fault
 @pytest.mark.parametrize("wait", ["probe", "barrier"])
 def test_a_killed_process_is_named_and_the_others_stop(wait: str) -> None:

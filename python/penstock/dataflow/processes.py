@@ -147,7 +147,8 @@ class _Child:
         """The error of a child that ended without its outcomes."""
         code = self.popen.wait()
         if code < 0:
-            with contextlib.suppress(ValueError):
+            how = f"was killed by signal {-code}"
+            with contextlib.suppress(ValueError):  # one without a name, such as a real-time signal
                 how = f"was killed by {signal.Signals(-code).name}"
         else:
             how = f"ended with exit code {code}"
@@ -308,6 +309,8 @@ def _serve(pipe: _Pipe, job: _Job) -> list[tuple[str, int, bytes]]:
         return [_packed(job, Failure(first, job.process, error))]
     _watch(pipe, seats)
     outcomes = collect_outcomes(seats, program)
+    # Leave in order: the others may have something to finish, and would take a connection that just ends for a crash.
+    seats.close()
     packed = [_packed(job, outcome, first + thread) for thread, outcome in enumerate(outcomes)]
     # Before the parent knows: it ends this process as soon as it does.
     for stream in (sys.stdout, sys.stderr):
