@@ -445,6 +445,64 @@ def test_a_capability_of_another_operator_is_refused() -> None:
     assert pk.execute(program, workers=1) == [True]
 
 
+def test_a_notification_for_a_capability_of_another_scope_is_refused_and_it_stays() -> None:
+    def program(worker: Worker) -> Any:
+        held: list[Any] = []
+        seen: list[Any] = []
+        with worker.dataflow() as scope:
+            _handle, stream = scope.input()
+
+            @stream.unary
+            def keeper(capability: Any) -> Any:
+                held.append(capability)
+                return lambda input, output, frontiers: None
+
+            @stream.enter(scope.nested()).unary
+            def asker(capability: Any) -> Any:
+                capability.drop()
+
+                def logic(input: Any, output: Any, frontiers: Any) -> None:
+                    if held and not seen:
+                        with pytest.raises(errors.CapabilityError, match="another scope"):
+                            frontiers.notify_at(held[0])
+                        seen.append(held.pop().time)
+
+                return logic
+
+            asker.probe()
+        _handle.advance_to(1)
+        worker.step()
+        return seen
+
+    assert pk.execute(program, workers=1) == [[0]]
+
+
+def test_a_number_whose_conversion_uses_the_handle_is_a_time() -> None:
+    class Late:
+        def __init__(self, look: Any) -> None:
+            self.look = look
+
+        def __index__(self) -> int:
+            assert self.look() == 0
+            return 5
+
+    def program(worker: Worker) -> Any:
+        with worker.dataflow() as scope:
+            handle, _stream = scope.input()
+
+            def start(capability: Any) -> Any:
+                for move in (capability.delayed, capability.downgrade):
+                    move(Late(lambda: capability.time))
+                assert capability.time == 5
+                return lambda output: capability.drop()
+
+            scope.source(start)
+        handle.advance_to(Late(lambda: handle.time))
+        return handle.time
+
+    assert pk.execute(program, workers=1) == [5]
+
+
 def test_a_held_capability_holds_the_frontier_and_letting_go_releases_it() -> None:
     def program(worker: Worker) -> Any:
         held: list[Any] = []

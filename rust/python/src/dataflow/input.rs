@@ -7,7 +7,7 @@ use pyo3::prelude::*;
 
 use super::block::Block;
 use super::home::{Address, Key};
-use super::time::{Level, Nest, Pair, backward, each, from_python, to_python};
+use super::time::{Level, Nest, Pair, Time, backward, each, parse, to_python};
 use crate::errors::{self, Kind};
 
 type Inputs = Level<
@@ -68,10 +68,11 @@ impl DataflowInput {
     /// Moves to a later time: nothing more comes before it.
     fn advance_to(&self, py: Python<'_>, time: &Bound<'_, PyAny>) -> PyResult<()> {
         let state = self.key.get(py)?;
+        let time = parse(time, state.depth)?;
         let mut input = state.input.borrow_mut();
         let input = input.as_mut().ok_or_else(|| closed("advance_to"))?;
         each!(input, input => {
-            let time = from_python(time, state.depth)?;
+            let time = Time::from_coordinates(&time);
             input.advance_to(time).map_err(|error| backward(py, "an input", &error.held, &error.asked, state.depth))
         })
     }

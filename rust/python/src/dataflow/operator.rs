@@ -15,7 +15,7 @@ use pyo3::prelude::*;
 
 use super::block::{Block, attached};
 use super::home::{Address, Key};
-use super::time::{Level, Nest, Pair, Time, backward, both, each, from_python, to_python};
+use super::time::{Level, Nest, Pair, Time, backward, both, each, from_python, parse, to_python};
 use crate::errors::{self, Kind};
 
 pub(crate) type Held = Level<Capability<u64>, Capability<Pair>, Capability<Nest<true>>, Capability<Nest<false>>>;
@@ -100,17 +100,18 @@ impl DataflowCapability {
 
     /// A further capability, for a time in advance of this one's.
     fn delayed(&self, py: Python<'_>, time: &Bound<'_, PyAny>) -> PyResult<DataflowCapability> {
-        fn delay<T: Time>(held: &Capability<T>, time: &Bound<'_, PyAny>, depth: usize) -> PyResult<Capability<T>> {
-            let asked = from_python(time, depth)?;
-            held.delayed(&asked).map_err(|_| backward(time.py(), "a capability", held.time(), &asked, depth))
-        }
         let state = self.key.get(py)?;
+        let time = parse(time, state.depth)?;
+        fn delay<T: Time>(py: Python<'_>, held: &Capability<T>, time: &[u64], depth: usize) -> PyResult<Capability<T>> {
+            let asked = T::from_coordinates(time);
+            held.delayed(&asked).map_err(|_| backward(py, "a capability", held.time(), &asked, depth))
+        }
         let held = state.held.borrow();
         let later = match held.as_ref().ok_or_else(dropped)? {
-            Level::Root(held) => Level::Root(delay(held, time, state.depth)?),
-            Level::Pair(held) => Level::Pair(delay(held, time, state.depth)?),
-            Level::Odd(held) => Level::Odd(delay(held, time, state.depth)?),
-            Level::Even(held) => Level::Even(delay(held, time, state.depth)?),
+            Level::Root(held) => Level::Root(delay(py, held, &time, state.depth)?),
+            Level::Pair(held) => Level::Pair(delay(py, held, &time, state.depth)?),
+            Level::Odd(held) => Level::Odd(delay(py, held, &time, state.depth)?),
+            Level::Even(held) => Level::Even(delay(py, held, &time, state.depth)?),
         };
         Ok(DataflowCapability::new(self.key.address(), later, state.depth))
     }
@@ -118,9 +119,10 @@ impl DataflowCapability {
     /// Moves it to a time in advance of its own.
     fn downgrade(&self, py: Python<'_>, time: &Bound<'_, PyAny>) -> PyResult<()> {
         let state = self.key.get(py)?;
+        let time = parse(time, state.depth)?;
         let mut held = state.held.borrow_mut();
         each!(held.as_mut().ok_or_else(dropped)?, held => {
-            let time = from_python(time, state.depth)?;
+            let time = Time::from_coordinates(&time);
             held.downgrade(&time).map_err(|_| backward(py, "a capability", held.time(), &time, state.depth))
         })
     }
@@ -180,11 +182,12 @@ impl DataflowPorts {
         let state = self.key.get(py)?;
         let held = capability.get().key.get(py)?;
         let block = Block::from_python(block)?;
+        let at = at.map(|at| parse(at, state.depth)).transpose()?;
         let held = held.held.borrow();
         let held = held.as_ref().ok_or_else(dropped)?;
         let foreign = || errors::raise(Kind::Capability, "this capability is of another scope");
         both!(&state.ports, held, ports, held => {
-            let at = at.map(|at| from_python(at, state.depth)).transpose()?;
+            let at = at.map(|at| Time::from_coordinates(&at));
             match block {
                 Some(block) => ports.give(py, held, at, block, state.depth),
                 None => Ok(()),
@@ -219,13 +222,20 @@ impl DataflowPorts {
     /// Asks for one notification when the capability's time is complete at all inputs; takes the capability.
     fn notify_at(&self, py: Python<'_>, capability: &Bound<'_, DataflowCapability>) -> PyResult<()> {
         let (state, held) = (self.key.get(py)?, capability.get().key.get(py)?);
-        let held = held.held.borrow_mut().take().ok_or_else(dropped)?;
+        let mut held = held.held.borrow_mut();
+        let fits = |held: &Held| both!(&state.ports, held, _ports, _held => true, else false);
+        if !fits(held.as_ref().ok_or_else(dropped)?) {
+            return Err(errors::raise(Kind::Capability, "this capability is of another scope"));
+        }
+        let taken = held.take();
+        std::mem::drop(held);
+        let Some(held) = taken else { return Ok(()) };
         both!(&state.ports, held, ports, held => {
             ports.notificator.borrow_mut().notify_at(held);
             // Its time may be complete already: then no frontier will move for it.
             ports.activator.activate();
             Ok(())
-        }, else Err(errors::raise(Kind::Capability, "this capability is of another scope")))
+        }, else Ok(()))
     }
 
     /// The capability of the earliest time that was asked for and is complete; None when there is none now.

@@ -201,18 +201,24 @@ pub(crate) fn to_python<'py, T: Time>(py: Python<'py>, time: &T, depth: usize) -
     }
 }
 
-/// The time that Python means, in a scope of this depth.
+/// The coordinates of the time that Python means, in a scope of this depth. May run Python code, such as `__index__`: nothing
+/// is borrowed meanwhile.
 ///
 /// # Errors
 /// `TimeError` that names the value, and what a time is in this scope.
-pub(crate) fn from_python<T: Time>(value: &Bound<'_, PyAny>, depth: usize) -> PyResult<T> {
+pub(crate) fn parse(value: &Bound<'_, PyAny>, depth: usize) -> PyResult<Coordinates> {
     let coordinate = |value: &Bound<'_, PyAny>| value.extract::<u64>().ok();
     let found: Option<Coordinates> = match value.cast::<PyTuple>() {
         Ok(tuple) if depth > 1 && tuple.len() == depth => tuple.iter().map(|value| coordinate(&value)).collect(),
         Err(_) if depth == 1 => coordinate(value).map(|only| SmallVec::from_slice(&[only])),
         _ => None,
     };
-    found.map(|coordinates| T::from_coordinates(&coordinates)).ok_or_else(|| foreign(value, depth))
+    found.ok_or_else(|| foreign(value, depth))
+}
+
+/// As [`parse`], as a time.
+pub(crate) fn from_python<T: Time>(value: &Bound<'_, PyAny>, depth: usize) -> PyResult<T> {
+    Ok(T::from_coordinates(&parse(value, depth)?))
 }
 
 fn foreign(value: &Bound<'_, PyAny>, depth: usize) -> PyErr {
