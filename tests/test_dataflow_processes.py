@@ -139,6 +139,34 @@ def test_a_process_that_is_done_long_before_another_leaves_in_order() -> None:
 
 
 @pytest.mark.fault
+def test_a_killed_process_is_found_though_one_that_it_started_holds_its_sockets() -> None:
+    def program(worker: Worker) -> None:
+        if worker.index == 1:
+            if os.fork() == 0:
+                time.sleep(15.0)
+                os._exit(0)
+            os.kill(os.getpid(), signal.SIGKILL)
+        worker.barrier().wait()
+
+    begin = time.monotonic()
+    with pytest.raises(errors.WorkerLost, match=r"process 1 \(worker 1\) was killed by SIGKILL"):
+        pk.execute(program, workers=1, processes=2)
+    assert time.monotonic() - begin < 12.0
+
+
+@pytest.mark.fault
+def test_an_error_without_a_message_is_the_error() -> None:
+    def program(worker: Worker) -> None:
+        if worker.index == 1:
+            raise errors.ProgramError("")
+        worker.barrier().wait()
+
+    with pytest.raises(errors.ProgramError) as caught:
+        pk.execute(program, workers=1, processes=2)
+    assert (caught.value.message, caught.value.worker) == ("", 1)
+
+
+@pytest.mark.fault
 def test_a_signal_without_a_name_is_told_by_its_number() -> None:
     def program(worker: Worker) -> None:
         if worker.index == 1:

@@ -43,6 +43,9 @@ _GRACE = 5.0
 #: Seconds between asking a child to end and killing it.
 _PATIENCE = 2.0
 
+#: Seconds between two looks at whether a child still runs.
+_LOOK = 0.5
+
 #: Reads the parent's module path, which may be the only way to this package, then goes on in `child`.
 _BOOT = """
 import pickle, socket, struct, sys
@@ -219,9 +222,14 @@ def _supervise(children: list[_Child], start: float) -> list[Failure]:
             limit = start if not connected else give_up
             if give_up is not None:
                 limit = give_up
-            for key, _ in selector.select(None if limit is None else max(0.0, limit - time.monotonic())):
-                child = key.data
-                if not child.pipe.fill():
+            left = _LOOK if limit is None else min(_LOOK, max(0.0, limit - time.monotonic()))
+            # What a child has sent before its end is there by now.
+            ended = [child for child in children if not child.gone and child.popen.poll() is not None]
+            ready = [key.data for key, _ in selector.select(0.0 if ended else left)]
+            # A process that it started may hold its socket open: then that never ends.
+            silent = [child for child in ended if child not in ready]
+            for child in ready + silent:
+                if child in silent or not child.pipe.fill():
                     child.gone = True
                     selector.unregister(child.pipe.socket)
                     if child.outcomes is None:
@@ -235,7 +243,7 @@ def _supervise(children: list[_Child], start: float) -> list[Failure]:
                         failures += [outcome for outcome in child.outcomes if isinstance(outcome, Failure)]
             if failures and give_up is None:
                 give_up = time.monotonic() + _GRACE
-                _tell(children, ("stop", str(first_cause(failures).message).splitlines()[0]))
+                _tell(children, ("stop", str(first_cause(failures).message).partition("\n")[0]))
             if not connected and not failures and all(child.address is not None for child in children):
                 connected = True
                 _tell(children, ("connect", [child.address for child in children]))
