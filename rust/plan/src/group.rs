@@ -38,6 +38,7 @@ pub(crate) struct GroupBy {
     /// Output on its way: starts of windows, and the rows.
     starts: Vec<i64>,
     records: Records,
+    positions: Vec<u32>,
     scratch: Scratch,
 }
 
@@ -62,8 +63,8 @@ impl GroupBy {
         let aggregators = aggregates.iter().cloned().map(Aggregator::new).collect::<Result<_, _>>()?;
         let records = Records::new(&shape);
         let codec = KeyCodec::new(columns, types)?;
-        let (starts, scratch) = Default::default();
-        Ok(Self { step, shape, codec, aggregators, schema, bounds, starts, records, scratch })
+        let (starts, positions, scratch) = Default::default();
+        Ok(Self { step, shape, codec, aggregators, schema, bounds, starts, records, positions, scratch })
     }
 
     /// Whether updates read rows of the block besides the hashes.
@@ -126,16 +127,27 @@ impl GroupBy {
         positions: impl Iterator<Item = usize>,
         out: &mut Sink<'_>,
     ) -> Result<(), OpError> {
-        for position in positions {
-            if self.bounds.is_some() {
-                self.starts.push(start);
+        let mut positions = positions.map(|position| position as u32);
+        loop {
+            let mut some = std::mem::take(&mut self.positions);
+            some.clear();
+            some.extend(positions.by_ref().take(TOUCHED));
+            std::hint::black_box(table.touch_at(&some));
+            for &position in &some {
+                if self.bounds.is_some() {
+                    self.starts.push(start);
+                }
+                self.records.push(&self.shape, table, position as usize);
+                if self.records.len() == BLOCK_ROWS {
+                    self.flush(out)?;
+                }
             }
-            self.records.push(&self.shape, table, position);
-            if self.records.len() == BLOCK_ROWS {
-                self.flush(out)?;
+            let last = some.len() < TOUCHED;
+            self.positions = some;
+            if last {
+                return Ok(());
             }
         }
-        Ok(())
     }
 
     /// Merges tables of one bin into `into`.

@@ -25,12 +25,13 @@ struct Pane {
 
 /// See the module.
 pub(crate) struct Panes {
-    shape: Shape,
-    /// Windows that end at or before this have fired here, in microseconds.
-    fired: i64,
     /// Ascending. Nearly always there is one, or the last one is asked for.
     live: SmallVec<[Pane; 1]>,
-    undo: Option<Undo>,
+    /// Windows that end at or before this have fired here, in microseconds.
+    fired: i64,
+    // Apart, so that what an update reads of thousands of bins fits into the caches.
+    shape: Box<Shape>,
+    undo: Option<Box<Undo>>,
 }
 
 struct Undo {
@@ -40,7 +41,7 @@ struct Undo {
 
 impl Panes {
     pub(crate) fn new(shape: Shape) -> Self {
-        Self { shape, fired: i64::MIN, live: SmallVec::new(), undo: None }
+        Self { shape: Box::new(shape), fired: i64::MIN, live: SmallVec::new(), undo: None }
     }
 
     pub(crate) fn fired(&self) -> i64 {
@@ -183,7 +184,7 @@ impl Panes {
     }
 
     pub(crate) fn mark(&mut self) {
-        self.undo = Some(Undo { fired: self.fired, dropped: Vec::new() });
+        self.undo = Some(Box::new(Undo { fired: self.fired, dropped: Vec::new() }));
         for pane in &mut self.live {
             pane.fresh = false;
             pane.table.mark();

@@ -71,7 +71,13 @@ impl Records {
     #[inline]
     pub(crate) fn push(&mut self, shape: &Shape, table: &Table, position: usize) {
         let start = self.words.len();
-        self.words.extend_from_slice(table.row(position));
+        match *table.row(position) {
+            // Rows of known length are copied without a call.
+            [a, b] => self.words.extend([a, b]),
+            [a, b, c] => self.words.extend([a, b, c]),
+            [a, b, c, d] => self.words.extend([a, b, c, d]),
+            ref row => self.words.extend_from_slice(row),
+        }
         if table.is_null(position) {
             self.nulls.push((start / self.stride) as u32);
         }

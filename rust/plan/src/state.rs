@@ -98,7 +98,7 @@ impl Bins for BinTable<State> {
 }
 
 fn inner(bins: &mut dyn Bins, bin: u32) -> Result<&mut Inner, OpError> {
-    bins.state(bin).map(|state| &mut state.0).ok_or(OpError::BinMissing { bin })
+    bins.state(bin).map(|state| &mut state.0).ok_or_else(|| OpError::BinMissing { bin })
 }
 
 pub(crate) fn panes_of(bins: &mut dyn Bins, bin: u32) -> Result<&mut Panes, OpError> {

@@ -33,6 +33,9 @@ use crate::key::{KeyKind, Keys};
 use crate::record::Shape;
 use crate::slots::Slots;
 
+/// Words of a cache line, and positions that are searched as one. Groups of rows of two words are lines.
+const LINE: usize = 8;
+const GROUP: usize = 4;
 /// Positions of the smallest table.
 const LEAST_POSITIONS: usize = 8;
 /// A table grows when fewer of the records at hand than this would find room if they were new.
@@ -59,7 +62,6 @@ pub(crate) struct Heap {
     offsets: Box<[usize]>,
 }
 
-#[derive(Clone)]
 struct Undo {
     /// Rows written since the mark, new ones included.
     touched: Slots,
@@ -75,15 +77,16 @@ struct Undo {
 const ORDINARY: u64 = 2;
 const CHANGED: u64 = 1 << 8;
 
-/// See the module.
-#[derive(Clone)]
+/// See the module. What an update reads of it is one cache line.
 pub(crate) struct Table {
+    /// The rows, from the first word that begins a cache line.
     words: Vec<u64>,
+    first: u8,
+    stride: u16,
     /// Positions - 1; 0 while there are none.
-    mask: usize,
+    mask: u32,
     /// Keys at positions.
-    used: usize,
-    stride: usize,
+    used: u32,
     special: [bool; 2],
     key: KeyKind,
     heap: Option<Box<Heap>>,
@@ -91,15 +94,18 @@ pub(crate) struct Table {
     undo: Option<Box<Undo>>,
 }
 
+const _: () = assert!(size_of::<Table>() <= 64, "a cache line");
+
 impl Table {
     pub(crate) fn new(shape: &Shape) -> Self {
         let offsets = shape.blobs().collect::<Box<[usize]>>();
         let heap = shape.key.has_bytes() || !offsets.is_empty();
         Self {
             words: Vec::new(),
+            first: 0,
+            stride: u16::try_from(shape.stride()).expect("at most 255 aggregates of 3 words"),
             mask: 0,
             used: 0,
-            stride: shape.stride(),
             special: [false; 2],
             key: shape.key,
             heap: heap.then(|| Box::new(Heap { offsets, ..Heap::default() })),
@@ -109,16 +115,32 @@ impl Table {
     }
 
     pub(crate) fn len(&self) -> usize {
-        self.used + usize::from(self.special[ZERO]) + usize::from(self.special[NULL])
+        self.used as usize + usize::from(self.special[ZERO]) + usize::from(self.special[NULL])
     }
 
     fn positions(&self) -> usize {
-        if self.words.is_empty() { 0 } else { self.mask + 1 }
+        if self.words.is_empty() { 0 } else { self.mask as usize + 1 }
+    }
+
+    fn stride(&self) -> usize {
+        self.stride.into()
+    }
+
+    /// Where the row at a position begins in `words`.
+    #[inline]
+    fn at(&self, position: usize) -> usize {
+        usize::from(self.first) + position * self.stride()
     }
 
     #[inline]
     pub(crate) fn row(&self, position: usize) -> &[u64] {
-        &self.words[position * self.stride..(position + 1) * self.stride]
+        &self.words[self.at(position)..][..self.stride()]
+    }
+
+    #[inline]
+    fn row_mut(&mut self, position: usize) -> &mut [u64] {
+        let (at, stride) = (self.at(position), self.stride());
+        &mut self.words[at..at + stride]
     }
 
     /// Whether a taken position holds the null key.
@@ -150,7 +172,7 @@ impl Table {
     pub(crate) fn taken_in(&self, range: Range<usize>) -> impl Iterator<Item = usize> + Clone {
         let positions = self.positions();
         range.filter(move |&position| match position.checked_sub(positions) {
-            None => self.words[position * self.stride] != 0,
+            None => self.words[self.at(position)] != 0,
             Some(special) => self.special[special],
         })
     }
@@ -162,8 +184,12 @@ impl Table {
         if self.words.is_empty() {
             return 0;
         }
-        let (stride, mask) = (self.stride, self.mask);
-        hashes.iter().fold(0, |sum, &hash| sum ^ self.words[(hash as usize & mask) * stride])
+        hashes.iter().fold(0, |sum, &hash| sum ^ self.words[self.at((hash as u32 & self.mask) as usize)])
+    }
+
+    /// The same for rows whose positions are known.
+    pub(crate) fn touch_at(&self, positions: &[u32]) -> u64 {
+        positions.iter().fold(0, |sum, &position| sum ^ self.words[self.at(position as usize)])
     }
 
     /// Adds a block's rows: record `i` has hash `hashes[i]` and is row `rows[i]`. Rows of one key keep their order. `rows` may be empty
@@ -191,10 +217,11 @@ impl Table {
             }
             self.prepare_write(&scratch.at);
             for (index, ((kind, offset), input)) in shape.accs().zip(inputs).enumerate() {
-                let place = Place { kind, stride: self.stride, offset };
+                let place = Place { kind, stride: self.stride(), offset };
                 let mut none = Blobs::default();
                 let blobs = self.heap.as_mut().map_or(&mut none, |heap| &mut heap.blobs);
-                place.update(&mut self.words, blobs, input, rows, &scratch.at).map_err(|wrapped| (index, wrapped))?;
+                let words = &mut self.words[usize::from(self.first)..];
+                place.update(words, blobs, input, rows, &scratch.at).map_err(|wrapped| (index, wrapped))?;
             }
             start = part.end;
         }
@@ -221,11 +248,13 @@ impl Table {
             self.find(&ids, |i| other.bytes_of(from[i]), |i| other.is_null(from[i] as usize), scratch);
             self.prepare_write(&scratch.at);
             for (index, (kind, offset)) in shape.accs().enumerate() {
-                let place = Place { kind, stride: self.stride, offset };
+                let place = Place { kind, stride: self.stride(), offset };
                 let (mut none, others) = (Blobs::default(), Blobs::default());
                 let blobs = self.heap.as_mut().map_or(&mut none, |heap| &mut heap.blobs);
                 let others = other.heap.as_ref().map_or(&others, |heap| &heap.blobs);
-                let merged = place.merge(&mut self.words, blobs, (&other.words, others), from, &scratch.at);
+                let (words, theirs) =
+                    (&mut self.words[usize::from(self.first)..], &other.words[usize::from(other.first)..]);
+                let merged = place.merge(words, blobs, (theirs, others), from, &scratch.at);
                 done = done.and(merged.map_err(|wrapped| (index, wrapped)));
             }
             start += more;
@@ -240,7 +269,7 @@ impl Table {
 
     /// How many of `wanted` keys find room even if all are new; makes some room and says nothing when those are too few.
     fn room_for(&mut self, wanted: usize) -> Option<usize> {
-        let room = (self.positions() * 3 / 4).saturating_sub(self.used);
+        let room = (self.positions() * 3 / 4).saturating_sub(self.used as usize);
         if room < wanted.min(LEAST_ROOM) {
             self.relocate((self.positions() * 2).max(LEAST_POSITIONS), |_| true);
             return None;
@@ -253,16 +282,14 @@ impl Table {
         let Scratch { at, missed, .. } = scratch;
         at.resize(hashes.len(), 0);
         missed.resize(hashes.len().max(missed.len()), 0);
-        let (stride, mask) = (self.stride, self.mask);
-        let mut misses = 0;
-        // No branch depends on memory here: the first probes of many records are under way at once.
-        for (i, (&hash, at)) in hashes.iter().zip(at.iter_mut()).enumerate() {
-            let position = hash as usize & mask;
-            let hit = (self.words[position * stride] == hash) & (hash != 0);
-            *at = position as u32;
-            missed[misses] = i as u32;
-            misses += usize::from(!hit);
-        }
+        let words = &self.words[usize::from(self.first)..];
+        let misses = match self.stride {
+            2 => first_probes::<2>(words, 2, self.mask, hashes, at, missed),
+            3 => first_probes::<3>(words, 3, self.mask, hashes, at, missed),
+            4 => first_probes::<4>(words, 4, self.mask, hashes, at, missed),
+            5 => first_probes::<5>(words, 5, self.mask, hashes, at, missed),
+            _ => first_probes::<0>(words, self.stride(), self.mask, hashes, at, missed),
+        };
         for &i in &missed[..misses] {
             at[i as usize] = self.find_int(hashes[i as usize]) as u32;
         }
@@ -307,30 +334,34 @@ impl Table {
                 heap.keys.push(bytes);
                 let number = heap.keys.len() as u64 - 1;
                 self.take(vacant, hash);
-                self.words[vacant * self.stride + 1] = number;
+                self.row_mut(vacant)[1] = number;
                 vacant
             }
         }
     }
 
-    /// Where the key with this hash is, or the vacancy where it belongs.
+    /// Where the key with this hash is, or the vacancy where it belongs: around the group of its position, then group after group.
     #[inline]
     fn probe(&self, hash: u64, is: impl Fn(&[u64]) -> bool) -> Result<usize, usize> {
-        let mut position = hash as usize & self.mask;
+        let position = (hash as u32 & self.mask) as usize;
+        let mut group = position & !(GROUP - 1);
         loop {
-            let row = self.row(position);
-            if row[0] == hash && is(row) {
-                return Ok(position);
+            for turn in 0..GROUP {
+                let position = group | (position + turn) & (GROUP - 1);
+                let row = self.row(position);
+                if row[0] == hash && is(row) {
+                    return Ok(position);
+                }
+                if row[0] == 0 {
+                    return Err(position);
+                }
             }
-            if row[0] == 0 {
-                return Err(position);
-            }
-            position = (position + 1) & self.mask;
+            group = (group + GROUP) & self.mask as usize;
         }
     }
 
     fn take(&mut self, vacant: usize, hash: u64) -> usize {
-        self.words[vacant * self.stride] = hash;
+        self.row_mut(vacant)[0] = hash;
         self.used += 1;
         if let Some(undo) = &mut self.undo {
             undo.touched.insert(vacant as u32);
@@ -351,7 +382,8 @@ impl Table {
     /// Saves what a rollback needs and lists what changes.
     fn prepare_write(&mut self, at: &[u32]) {
         if let Some(undo) = &mut self.undo {
-            let (words, stride, positions) = (&self.words, self.stride, self.mask + 1);
+            let (words, stride) = (&self.words[usize::from(self.first)..], usize::from(self.stride));
+            let positions = self.mask as usize + 1;
             for &position in at {
                 if undo.touched.insert(position) {
                     let what = (position as usize).checked_sub(positions).map_or(ORDINARY, |special| special as u64);
@@ -426,7 +458,7 @@ impl Table {
             **changed = std::mem::take(&mut undo.changed);
         }
         let saved = std::mem::take(&mut undo.saved);
-        for row in saved.chunks_exact(1 + self.stride) {
+        for row in saved.chunks_exact(1 + self.stride()) {
             let (what, row) = (row[0], &row[1..]);
             let position = match what & !CHANGED {
                 ORDINARY => {
@@ -435,7 +467,7 @@ impl Table {
                 }
                 special => self.special(special as usize),
             };
-            self.words[position * self.stride..][..self.stride].copy_from_slice(row);
+            self.row_mut(position).copy_from_slice(row);
             if what & CHANGED != 0 {
                 self.set_changed(position);
             }
@@ -454,17 +486,22 @@ impl Table {
 
     /// Moves the rows that `keep` names by their old positions to a table of `positions` positions; the others are gone. There is room.
     fn relocate(&mut self, positions: usize, keep: impl Fn(usize) -> bool) {
-        let (stride, before) = (self.stride, self.positions());
-        let old = std::mem::replace(&mut self.words, vec![0; (positions + 2) * stride]);
-        self.mask = positions - 1;
+        let (stride, before) = (self.stride(), self.positions());
+        let empty = vec![0; (positions + 2) * stride + LINE - 1];
+        // A line is 64 bytes; where alignment cannot be had, rows are merely slower.
+        let first = empty.as_ptr().align_offset(LINE * 8).min(LINE - 1);
+        let old_first = std::mem::replace(&mut self.first, first as u8);
+        let old = std::mem::replace(&mut self.words, empty);
+        self.mask = u32::try_from(positions - 1).expect("one bin holds fewer than 2^32 keys");
         self.used = 0;
-        let mut sets: Vec<(&mut Slots, Slots)> = Vec::new();
-        sets.extend(self.changed.as_deref_mut().map(|set| (set, Slots::default())));
-        if let Some(undo) = &mut self.undo {
-            sets.extend([(&mut undo.touched, Slots::default()), (&mut undo.changed, Slots::default())]);
-        }
-        sets.retain(|(set, _)| !set.list().is_empty());
-        for (from, row) in old.chunks_exact(stride).enumerate() {
+        let changed = self.changed.as_deref_mut().map(std::mem::take).unwrap_or_default();
+        let [touched, marked] = match &mut self.undo {
+            Some(undo) => [std::mem::take(&mut undo.touched), std::mem::take(&mut undo.changed)],
+            None => Default::default(),
+        };
+        let sets = [changed, touched, marked];
+        let mut moved: [Slots; 3] = Default::default();
+        for (from, row) in old[usize::from(old_first)..].chunks_exact(stride).take(before + 2).enumerate() {
             let to = match from.checked_sub(before) {
                 None if row[0] == 0 => continue,
                 Some(special) if !self.special[special] => continue,
@@ -475,23 +512,22 @@ impl Table {
                 None if !keep(from) => continue,
                 Some(special) => positions + special,
                 None => {
-                    let mut to = row[0] as usize & self.mask;
-                    while self.words[to * stride] != 0 {
-                        to = (to + 1) & self.mask;
-                    }
                     self.used += 1;
-                    to
+                    self.probe(row[0], |_| false).expect_err("nothing is what is looked for")
                 }
             };
-            self.words[to * stride..][..stride].copy_from_slice(row);
-            for (set, moved) in &mut sets {
-                if set.contains(from as u32) {
-                    moved.insert(to as u32);
-                }
+            let at = usize::from(self.first) + to * stride;
+            self.words[at..at + stride].copy_from_slice(row);
+            for (_, moved) in sets.iter().zip(&mut moved).filter(|(set, _)| set.contains(from as u32)) {
+                moved.insert(to as u32);
             }
         }
-        for (set, moved) in sets {
-            *set = moved;
+        let [changed, touched, marked] = moved;
+        if let Some(set) = &mut self.changed {
+            **set = changed;
+        }
+        if let Some(undo) = &mut self.undo {
+            (undo.touched, undo.changed) = (touched, marked);
         }
     }
 
@@ -504,7 +540,8 @@ impl Table {
             return;
         }
         let old = std::mem::take(&mut heap.blobs);
-        for (position, row) in self.words.chunks_exact_mut(self.stride).enumerate() {
+        let rows = self.words[usize::from(self.first)..].chunks_exact_mut(self.stride.into()).take(positions + 2);
+        for (position, row) in rows.enumerate() {
             let taken = position.checked_sub(positions).map_or(row[0] != 0, |special| self.special[special]);
             for &offset in heap.offsets.iter().filter(|_| taken) {
                 let word = std::mem::take(&mut row[offset]);
@@ -536,4 +573,34 @@ impl Table {
         let heap = self.heap.as_ref().map_or(0, |heap| heap.keys.heap_bytes() + heap.blobs.heap_bytes());
         self.words.capacity() * 8 + self.changed.as_ref().map_or(0, |changed| changed.heap_bytes()) + heap + undo
     }
+}
+
+/// Looks for integer keys in the groups of their positions. Finds the position of each, or lists it as missed; says how many are missed.
+///
+/// No branch depends on memory here, so that the reads of many records are under way at once and none is guessed wrong.
+#[inline]
+fn first_probes<const STRIDE: usize>(
+    words: &[u64],
+    stride: usize,
+    mask: u32,
+    hashes: &[u64],
+    at: &mut [u32],
+    missed: &mut [u32],
+) -> usize {
+    let stride = if STRIDE == 0 { stride } else { STRIDE };
+    let mut misses = 0;
+    for (i, (&hash, at)) in hashes.iter().zip(at).enumerate() {
+        let group = (hash as u32 & mask) as usize & !(GROUP - 1);
+        let rows = &words[group * stride..(group + GROUP) * stride];
+        let (mut found, mut place) = (0, 0);
+        for turn in 0..GROUP {
+            let equal = usize::from(rows[turn * stride] == hash);
+            found |= equal;
+            place += equal * turn;
+        }
+        *at = (group + place) as u32;
+        missed[misses] = i as u32;
+        misses += 1 - found * usize::from(hash != 0);
+    }
+    misses
 }

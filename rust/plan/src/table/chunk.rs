@@ -15,7 +15,7 @@ use crate::wire::{Reader, put_u32, put_words};
 impl Table {
     /// Cuts the positions into ranges whose rows encode to at most `limit` bytes each (a single row may exceed it).
     pub(crate) fn cut(&self, limit: usize) -> Vec<Range<usize>> {
-        let fixed = self.stride * 8 + usize::from(self.changed.is_some());
+        let fixed = self.stride() * 8 + usize::from(self.changed.is_some());
         let mut cuts = Vec::new();
         let (mut start, mut size) = (0, 8);
         for position in self.taken() {
@@ -49,7 +49,7 @@ impl Table {
         out.push(special(ZERO) | special(NULL) << 1);
         let words_at = out.len();
         rows().for_each(|position| put_words(out, self.row(position)));
-        let count = (out.len() - words_at) / (self.stride * 8);
+        let count = (out.len() - words_at) / (self.stride() * 8);
         out[count_at..words_at - 1].copy_from_slice(&(count as u32).to_le_bytes());
         if self.key.has_bytes() {
             put_texts(out, rows().map(|position| Some(self.key_bytes(position))));
@@ -72,7 +72,7 @@ impl Table {
         let count = reader.u32()? as usize;
         let special = reader.u8()?;
         let mut words: Vec<u64> = Vec::new();
-        reader.items(count.saturating_mul(self.stride), &mut words, u64::from_le_bytes)?;
+        reader.items(count.saturating_mul(self.stride()), &mut words, u64::from_le_bytes)?;
         let keys = if self.key.has_bytes() { read_texts(reader, count)? } else { Vec::new() };
         let blobs = shape.blobs().map(|_| read_texts(reader, count)).collect::<Result<Vec<_>, _>>()?;
         let flags = if self.changed.is_some() { reader.take(count)? } else { &[] };
@@ -84,22 +84,22 @@ impl Table {
         if keys.iter().any(Option::is_none) {
             return corrupt("the bytes of the keys");
         }
-        let odd = words.chunks_exact(self.stride).skip(specials.len()).any(|row| row[0] == 0);
+        let odd = words.chunks_exact(self.stride()).skip(specials.len()).any(|row| row[0] == 0);
         let empty = |(at, values): (usize, &Vec<Option<&[u8]>>)| {
-            let mut rows = words.chunks_exact(self.stride).zip(values);
+            let mut rows = words.chunks_exact(self.stride()).zip(values);
             rows.any(|(row, value)| (row[at - 1] > 0) != value.is_some())
         };
         if odd || shape.blobs().zip(&blobs).any(empty) {
             return corrupt("the rows of a table");
         }
-        let room = self.used + count;
+        let room = self.used as usize + count;
         if self.positions() < room * 2 {
             self.relocate((room * 2).next_power_of_two().max(LEAST_POSITIONS), |_| true);
         }
         let before = self.heap.as_ref().map_or((0, 0), |heap| (heap.keys.len(), heap.blobs.len()));
         let mut come = Vec::with_capacity(count);
         let mut twice = false;
-        for (i, row) in words.chunks_exact(self.stride).enumerate() {
+        for (i, row) in words.chunks_exact(self.stride()).enumerate() {
             let len = self.len();
             let position = match (specials.get(i), keys.get(i)) {
                 (Some(&which), _) => self.special(which),
@@ -111,8 +111,9 @@ impl Table {
                 break;
             }
             come.push(position as u32);
-            let number = self.words[position * self.stride + 1];
-            let to = &mut self.words[position * self.stride..][..self.stride];
+            let (at, stride) = (self.at(position), self.stride());
+            let to = &mut self.words[at..at + stride];
+            let number = to[1];
             to.copy_from_slice(row);
             to[0] = if specials.get(i).is_some() { 0 } else { row[0].max(1) };
             if let Some(heap) = &mut self.heap {
