@@ -7,7 +7,6 @@ use std::collections::BTreeSet;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::{Duration, Instant};
 
 use penstock_dataflow::{BoxError, OperatorBuilder, Pipeline, Worker, execute, fabric};
 use penstock_progress::notificator::Notificator;
@@ -238,7 +237,6 @@ fn a_scope_in_an_outer_loop_does_not_hold_itself_back() {
 #[test]
 fn a_hundred_thousand_empty_epochs() {
     let epochs = if cfg!(miri) { 100 } else { 100_000 };
-    let start = Instant::now();
     let mut worker = Worker::new(fabric::threads(1).remove(0));
     let (mut input, probe) = worker.dataflow::<u64, _>("flow", |scope| {
         let (handle, stream) = scope.new_input::<Vec<u64>>();
@@ -253,7 +251,6 @@ fn a_hundred_thousand_empty_epochs() {
         }
         assert_eq!(steps, 1, "one worker needs one step per epoch");
     }
-    assert!(start.elapsed() < Duration::from_secs(20), "{:?}", start.elapsed());
 }
 
 #[test]
