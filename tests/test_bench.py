@@ -392,7 +392,8 @@ def tell(text): pass
 with machine.pinned():
     foreach_batch_count.run(options, emit, tell, keys=500)
     map_in_arrow.run(options, emit, tell, rows=2_000)
-    python_state.run(Options(seconds=0.1), emit, tell, keys=100, local={10: 100})
+    options = Options(seconds=0.1)
+    python_state.run(options, emit, tell, keys=100, local={10: 100}, peers=("applyInPandasWithState",))
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False, timeout=380)
     assert done.returncode == 0, done.stderr[-3000:]
@@ -401,7 +402,7 @@ with machine.pinned():
     assert [one["name"] for one in found] == names
     assert ["RocksDB" in one["case"] or "default" in one["case"] for one in found[:3]] == [True, True, False]
     peers = [one["case"].partition(" vs ")[2] for one in found[4:]]
-    assert peers[0] == peers[-1] == "applyInPandasWithState" and len(peers) >= 2
+    assert peers == ["applyInPandasWithState"] * 2
     for one in found[:3] + found[4:]:
         assert one["ratio"] > 0 and one["conditions"]["versions"]["spark"] and one["conditions"]["versions"]["java"]
     assert found[0]["conditions"]["durable_snapshots"] is False

@@ -7,6 +7,7 @@
 //! turn and changes who goes first. Both sides have to do the same work on the same input; each bench checks that
 //! outside the part that is timed.
 
+use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
 use serde_json::{Map, Value, json};
@@ -43,6 +44,21 @@ impl Options {
     }
 }
 
+/// When a quick bench has to come to its end, after it was asked for; see [`end_in`].
+pub const QUICK_END: Duration = Duration::from_secs(38);
+
+static END: OnceLock<Instant> = OnceLock::new();
+
+/// From that moment on one turn that counts is enough for a case, also where three would be made: on a machine that
+/// others keep busy a bench then says less, but ends in time. The first call counts.
+pub fn end_in(time: Duration) {
+    let _ = END.set(Instant::now() + time);
+}
+
+fn ended() -> bool {
+    END.get().is_some_and(|end| Instant::now() >= *end)
+}
+
 /// Which direction of a figure is better.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Better {
@@ -73,6 +89,7 @@ pub struct Paired {
 }
 
 /// Runs both sides in turn until the budget is spent, at least three times each, after one turn that does not count.
+/// (Once when [`end_in`] says that it is late.)
 ///
 /// Each closure does one repeat and returns its figure. Repeats of some 20 ms and more are best: long enough for the
 /// clock and the scheduler, short enough that both sides see the same neighbours.
@@ -83,7 +100,12 @@ pub fn compare(budget: Duration, mut ours: impl FnMut() -> f64, mut peer: impl F
     let meter = machine::Meter::start();
     let (mut left, mut right) = (Vec::new(), Vec::new());
     let mut longest = Duration::ZERO;
-    while left.len() < LEAST || (begin.elapsed() + longest <= budget && left.len() < MOST) {
+    let more = |turns: usize, longest: Duration| match turns {
+        0 => true,
+        _ if ended() => false,
+        _ => turns < LEAST || (begin.elapsed() + longest <= budget && turns < MOST),
+    };
+    while more(left.len(), longest) {
         let turn = Instant::now();
         if left.len() % 2 == 0 {
             left.push(ours());

@@ -48,6 +48,9 @@ fn main() -> ExitCode {
         },
         Ok(Asked::Bench(at, options)) => {
             let (name, _, run) = BENCHES[at];
+            if options.quick {
+                harness::end_in(harness::QUICK_END);
+            }
             let mut report = Report::new(name, &options);
             run(&options, &mut report);
             if report.cases() == 0 {

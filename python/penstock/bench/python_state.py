@@ -40,13 +40,20 @@ _SLOWEST = ("transformWithStateInPandas",)
 _WARM_KEYS = 200
 
 
-def run(options: Options, emit: Emit, tell: Tell, keys: int | None = None, local: dict[int, int] | None = None) -> None:
-    """Run the bench; `keys` and `local` are for tests."""
+def run(
+    options: Options,
+    emit: Emit,
+    tell: Tell,
+    keys: int | None = None,
+    local: dict[int, int] | None = None,
+    peers: tuple[str, ...] | None = None,
+) -> None:
+    """Run the bench; `keys`, `local` and `peers` are for tests."""
     cases = local or (LOCAL_QUICK if options.quick else LOCAL_FULL)
     budget = options.budget(len(cases), quick=5, full=50)
     for count, rows in cases.items():
         beside_dict(NAME, count, rows, budget, options, emit)
-    _beside_spark(keys or (QUICK if options.quick else FULL), options, emit, tell)
+    _beside_spark(keys or (QUICK if options.quick else FULL), peers, options, emit, tell)
 
 
 @dataclass
@@ -59,7 +66,7 @@ class _Side:
     bound: float | None = None
 
 
-def _beside_spark(keys: int, options: Options, emit: Emit, tell: Tell) -> None:
+def _beside_spark(keys: int, peers: tuple[str, ...] | None, options: Options, emit: Emit, tell: Tell) -> None:
     import penstock as pk
     from penstock.spark.engine import Engine
     from penstock.spark.peers import PEERS, STATE, lacking, running_means
@@ -79,6 +86,8 @@ def _beside_spark(keys: int, options: Options, emit: Emit, tell: Tell) -> None:
                     stream = Stream(spark, folder / name, INPUT, engine.foreach_batch(flow, sink))
                     sides[name] = _Side(stream, sink)
                 for name, shape in PEERS.items():
+                    if peers is not None and name not in peers:
+                        continue
                     if why := lacking(name):
                         tell(f"{name} is left out: {why}")
                         continue
