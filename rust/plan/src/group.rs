@@ -87,6 +87,18 @@ impl GroupBy {
             let fit = parts[next..].iter().take_while(|part| part.at.end <= end).count();
             let group = &parts[next..next + fit.max(1)];
             next += group.len();
+            if fit == 0 {
+                // A part that is larger than a group is touched and updated in pieces.
+                let table = panes_of(bins, first.bin)?.table_mut(first.pane);
+                for start in first.at.clone().step_by(TOUCHED) {
+                    let at = start..first.at.end.min(start + TOUCHED);
+                    std::hint::black_box(table.touch(&hashes[at.clone()]));
+                    let rows = rows.get(at.clone()).unwrap_or_default();
+                    let done = table.update(&self.shape, keys, inputs, &hashes[at], rows, &mut self.scratch);
+                    done.map_err(|(at, _)| self.wrapped(at))?;
+                }
+                continue;
+            }
             // Two rounds: where a table is says only its bin, where its rows are only the table.
             let mut sum = 0;
             for part in group {

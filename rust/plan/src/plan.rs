@@ -234,6 +234,11 @@ impl Plan {
         self.keyed().any(|keyed| matches!(keyed.kind, KeyedKind::StatefulMap { .. } | KeyedKind::GroupState { .. }))
     }
 
+    /// Whether it calls functions of the user.
+    pub fn has_calls(&self) -> bool {
+        self.needs_order() || self.stages.iter().any(|stage| !stage.pre.is_empty())
+    }
+
     /// The plan in words: a line per operator with its exchange, key, windows and state.
     pub fn explain(&self) -> String {
         crate::explain::explain(self)

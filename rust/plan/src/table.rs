@@ -287,7 +287,6 @@ impl Table {
             2 => first_probes::<2>(words, 2, self.mask, hashes, at, missed),
             3 => first_probes::<3>(words, 3, self.mask, hashes, at, missed),
             4 => first_probes::<4>(words, 4, self.mask, hashes, at, missed),
-            5 => first_probes::<5>(words, 5, self.mask, hashes, at, missed),
             _ => first_probes::<0>(words, self.stride(), self.mask, hashes, at, missed),
         };
         for &i in &missed[..misses] {
@@ -575,9 +574,10 @@ impl Table {
     }
 }
 
-/// Looks for integer keys in the groups of their positions. Finds the position of each, or lists it as missed; says how many are missed.
+/// Looks for integer keys at their positions and then in the groups around them. Finds the position of each, or lists it as missed; says
+/// how many are missed.
 ///
-/// No branch depends on memory here, so that the reads of many records are under way at once and none is guessed wrong.
+/// No branch depends on what is read here, so that the reads of many records are under way at once and none is guessed wrong.
 #[inline]
 fn first_probes<const STRIDE: usize>(
     words: &[u64],
@@ -589,18 +589,27 @@ fn first_probes<const STRIDE: usize>(
 ) -> usize {
     let stride = if STRIDE == 0 { stride } else { STRIDE };
     let mut misses = 0;
-    for (i, (&hash, at)) in hashes.iter().zip(at).enumerate() {
-        let group = (hash as u32 & mask) as usize & !(GROUP - 1);
+    for (i, (&hash, at)) in hashes.iter().zip(at.iter_mut()).enumerate() {
+        let position = hash as u32 & mask;
+        *at = position;
+        missed[misses] = i as u32;
+        misses += usize::from((words[position as usize * stride] != hash) | (hash == 0));
+    }
+    let (mut next, among) = (0, misses);
+    for place in 0..among {
+        let i = missed[place] as usize;
+        let hash = hashes[i];
+        let group = at[i] as usize & !(GROUP - 1);
         let rows = &words[group * stride..(group + GROUP) * stride];
-        let (mut found, mut place) = (0, 0);
+        let (mut found, mut turns) = (0, 0);
         for turn in 0..GROUP {
             let equal = usize::from(rows[turn * stride] == hash);
             found |= equal;
-            place += equal * turn;
+            turns += equal * turn;
         }
-        *at = (group + place) as u32;
-        missed[misses] = i as u32;
-        misses += 1 - found * usize::from(hash != 0);
+        at[i] = (group + turns) as u32;
+        missed[next] = i as u32;
+        next += 1 - found * usize::from(hash != 0);
     }
-    misses
+    next
 }

@@ -28,8 +28,6 @@ use crate::fork::Owner;
 use crate::plan;
 
 const MAX_WORKERS: usize = 1024;
-/// Rows of a slice: enough to make a block's fixed costs small, few enough to spread a batch over the workers.
-const SLICE_ROWS: std::ops::RangeInclusive<usize> = 1024..=16_384;
 
 /// Worker threads of this process that run one flow.
 #[pyclass(frozen, module = "penstock._native")]
@@ -222,10 +220,7 @@ impl LocalRun {
         let inner = self.inner(py)?;
         let batch = plan::fitting(&import_batch(batch)?, inner.plan.input_schema())?;
         let reached = inner.plan.max_event_time(&batch).map(|time| time.saturating_sub(inner.plan.lateness_us()));
-        let rows = batch.num_rows().div_ceil(inner.workers).clamp(*SLICE_ROWS.start(), *SLICE_ROWS.end());
-        let cuts = (0..batch.num_rows()).step_by(rows);
-        let pieces: Vec<_> = cuts.map(|at| batch.slice(at, rows.min(batch.num_rows() - at)).into()).collect();
-        let input = Input { partition: 0, batches: pieces, rows_before: 0 };
+        let input = Input { partition: 0, batches: vec![batch.into()], rows_before: 0 };
         self.release(py, Some((input, reached)), clock_ms)
     }
 

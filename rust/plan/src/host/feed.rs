@@ -50,7 +50,11 @@ impl Cut {
     }
 }
 
-/// Cuts `inputs` into slices of at most `slice_rows` rows and deals them round robin to `workers`.
+/// No block is cut smaller than this only to share it.
+const LEAST_SHARE: usize = 1024;
+
+/// Cuts `inputs` into slices of at most `slice_rows` rows, such that each worker has a share of every block, and deals them round robin
+/// to `workers`.
 ///
 /// # Errors
 /// `EpochTooLarge` when an order-sensitive epoch has more rows than there are data slices (2^31 - 2).
@@ -67,9 +71,10 @@ pub(crate) fn deal(
     for input in inputs {
         let mut row = input.rows_before;
         for batch in input.batches {
+            let most = slice_rows.min(batch.num_rows().div_ceil(workers).max(LEAST_SHARE));
             let mut offset = 0;
             while offset < batch.num_rows() {
-                let rows = slice_rows.min(batch.num_rows() - offset);
+                let rows = most.min(batch.num_rows() - offset);
                 let mine = &mut dealt[next % workers];
                 let number = if ordered { row } else { mine.len() as u64 };
                 let slice = u32::try_from(number)
@@ -119,6 +124,16 @@ mod tests {
         let dealt = deal(inputs, 2, 2, false).unwrap();
         let numbers = |w: usize| dealt[w].iter().map(|(s, _)| s - FIRST).collect::<Vec<_>>();
         assert_eq!((numbers(0), numbers(1)), (vec![0, 1, 2], vec![0, 1]));
+    }
+
+    #[test]
+    fn every_worker_has_a_share_of_a_large_block() {
+        let inputs = vec![Input { partition: 0, batches: vec![batch(0..10_000)], rows_before: 0 }];
+        let dealt = deal(inputs, 1 << 16, 3, false).unwrap();
+        let rows = |worker: usize| dealt[worker].iter().map(|(_, cut)| cut.num_rows()).collect::<Vec<_>>();
+        assert_eq!((rows(0), rows(1), rows(2)), (vec![3_334], vec![3_334], vec![3_332]));
+        let inputs = vec![Input { partition: 0, batches: vec![batch(0..1_000)], rows_before: 0 }];
+        assert_eq!(deal(inputs, 1 << 16, 3, false).unwrap()[0].len(), 1, "not cut below {LEAST_SHARE} rows");
     }
 
     #[test]

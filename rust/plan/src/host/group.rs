@@ -40,7 +40,7 @@ pub struct GroupConfig {
     pub watermark: Option<i64>,
     /// Slices that may be under way beyond the probe (default 8).
     pub window: u32,
-    /// Rows of a slice at most (default 16,384).
+    /// Rows of a slice at most (default 65,536; 16,384 with functions of the user, so that a migration waits less for one).
     pub slice_rows: usize,
     /// Keep what a rollback to the start of the epoch under way needs.
     pub journal: bool,
@@ -54,6 +54,7 @@ impl GroupConfig {
     pub fn founding(plan: Arc<Plan>, callbacks: Arc<dyn Callbacks>, bits: u8, workers: u32) -> Self {
         let owners = (0..1_u32 << bits).map(|bin| bin % workers).collect::<Vec<_>>();
         let owners = vec![owners; plan.keyed_ops()];
+        let slice_rows = if plan.has_calls() { 1 << 14 } else { 1 << 16 };
         GroupConfig {
             plan,
             callbacks,
@@ -62,7 +63,7 @@ impl GroupConfig {
             epoch: 0,
             watermark: None,
             window: 8,
-            slice_rows: 16_384,
+            slice_rows,
             journal: false,
             keep: None,
         }

@@ -16,8 +16,12 @@ impl Table {
     /// Cuts the positions into ranges whose rows encode to at most `limit` bytes each (a single row may exceed it).
     pub(crate) fn cut(&self, limit: usize) -> Vec<Range<usize>> {
         let fixed = self.stride() * 8 + usize::from(self.changed.is_some());
-        let mut cuts = Vec::new();
+        let mut cuts: Vec<Range<usize>> = Vec::new();
         let (mut start, mut size) = (0, 8);
+        if self.heap.is_none() && self.len() * fixed + size <= limit {
+            cuts.extend((self.len() > 0).then(|| 0..self.positions() + 2));
+            return cuts;
+        }
         for position in self.taken() {
             let more = fixed + self.heap.as_ref().map_or(0, |heap| self.heap_len(heap, position));
             if size + more > limit && size > 8 {
@@ -44,13 +48,18 @@ impl Table {
         let ordinary = range.start..range.end.min(self.positions());
         let rows = || self.taken_in(specials.clone()).chain(self.taken_in(ordinary.clone()));
         let special = |which: usize| u8::from(self.special[which] && range.contains(&(self.positions() + which)));
-        let count_at = out.len();
-        put_u32(out, 0);
+        let mut words = Vec::with_capacity((range.len() * 3 / 4 + 2) * self.stride());
+        self.taken_in(specials.clone()).for_each(|position| words.extend_from_slice(self.row(position)));
+        if !ordinary.is_empty() {
+            let all = &self.words[self.at(ordinary.start)..self.at(ordinary.end)];
+            for row in all.chunks_exact(self.stride()).filter(|row| row[0] != 0) {
+                words.extend_from_slice(row);
+            }
+        }
+        put_u32(out, (words.len() / self.stride()) as u32);
         out.push(special(ZERO) | special(NULL) << 1);
-        let words_at = out.len();
-        rows().for_each(|position| put_words(out, self.row(position)));
-        let count = (out.len() - words_at) / (self.stride() * 8);
-        out[count_at..words_at - 1].copy_from_slice(&(count as u32).to_le_bytes());
+        out.reserve_exact(words.len() * 8);
+        put_words(out, &words);
         if self.key.has_bytes() {
             put_texts(out, rows().map(|position| Some(self.key_bytes(position))));
         }
@@ -100,6 +109,20 @@ impl Table {
         let mut come = Vec::with_capacity(count);
         let mut twice = false;
         for (i, row) in words.chunks_exact(self.stride()).enumerate() {
+            if self.heap.is_none() && i >= specials.len() {
+                match self.probe(row[0], |_| true) {
+                    Err(vacant) => {
+                        self.take(vacant, row[0]);
+                        self.row_mut(vacant).copy_from_slice(row);
+                        come.push(vacant as u32);
+                        continue;
+                    }
+                    Ok(_) => {
+                        twice = true;
+                        break;
+                    }
+                }
+            }
             let len = self.len();
             let position = match (specials.get(i), keys.get(i)) {
                 (Some(&which), _) => self.special(which),
