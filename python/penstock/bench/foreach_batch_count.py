@@ -49,7 +49,9 @@ def run(options: Options, emit: Emit, tell: Tell, keys: int | None = None) -> No
                 tell(f"filling {count:,} keys and warming up")
                 for file in (files.every_key(), files.next()):
                     for stream in made.values():
-                        stream.give(file)
+                        stream.offer(file)
+                    for stream in made.values():
+                        stream.done()
                 tell("measuring")
                 rates, own, foreign = _rounds(made, files, options, tell)
                 _check(made, sinks, files)

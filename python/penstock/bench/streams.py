@@ -144,11 +144,20 @@ class Stream:
         EngineError
             When the query failed.
         """
+        self.offer(file)
+        return self.done(limit)
+
+    def offer(self, file: Path) -> None:
+        """Hand over one file and do not wait for its batch."""
         batch = self._given
         self._given += 1
         hidden = self._input / f".{batch}"
         os.link(file, hidden)
         hidden.rename(self._input / f"part-{batch:05d}.parquet")
+
+    def done(self, limit: float = _GIVE_UP_S) -> float:
+        """Wait for the batch of the last file; see `give`."""
+        batch = self._given - 1
         deadline = time.monotonic() + limit
         while True:
             last = self.query.lastProgress
