@@ -20,8 +20,6 @@ use crate::{Numbers, block};
 
 /// Epochs under way at once, as in the local host of Python.
 const AHEAD: usize = 4;
-/// Rows of a slice, as in the local host of Python.
-const SLICE_ROWS: std::ops::RangeInclusive<usize> = 1024..=16_384;
 
 /// Counts keys from Rust: what the local host of Python does, without Python.
 struct Side {
@@ -54,13 +52,10 @@ impl Side {
         let mut outputs = Vec::new();
         let mut told = 0;
         for (epoch, block) in self.blocks.iter().enumerate() {
-            let rows = block.num_rows().div_ceil(self.workers).clamp(*SLICE_ROWS.start(), *SLICE_ROWS.end());
-            let cuts = (0..block.num_rows()).step_by(rows);
-            let batches = cuts.map(|at| block.slice(at, rows.min(block.num_rows() - at)).into()).collect();
             while epoch >= AHEAD + told / self.workers {
                 told += take(&events, &mut outputs);
             }
-            let input = Input { partition: 0, batches, rows_before: 0 };
+            let input = Input { partition: 0, batches: vec![block.clone().into()], rows_before: 0 };
             group.release(epoch as u64, vec![input], None).expect("a small epoch");
         }
         group.release(self.blocks.len() as u64, Vec::new(), Some(i64::MAX)).expect("an empty epoch");
