@@ -84,9 +84,10 @@ def gang(df: DataFrame, program: Program, tasks: int, schema: Any, *, timeout: f
 
     Notes
     -----
-    When a program raises, the job fails with a `UserFunctionError` that names the task and the user's file and line, and
-    the other tasks are stopped in whatever they wait for; so they are when a task dies. Before it gives up, Spark runs
-    the whole gang again (``spark.stage.maxConsecutiveAttempts``, 4 runs by default), so effects outside must be repeatable.
+    When a program raises, the job fails with a `UserFunctionError` that names the task and the user's file and line,
+    and the other tasks are stopped in whatever they wait for; so they are when a task dies. Before it gives up, Spark
+    runs the whole gang again (``spark.stage.maxConsecutiveAttempts``, 4 runs by default), so effects outside must be
+    repeatable.
 
     Cost: one shuffle of the input and one of the result, which keeps what follows, such as ``limit``, apart from the
     barrier stage. Connecting takes two threads and a socket per pair of tasks.
