@@ -276,7 +276,7 @@ enum Change {
 }
 
 fn change() -> impl Strategy<Value = Change> {
-    let key = prop_oneof![0..8u64, 0..500u64];
+    let key = prop_oneof![0..2u64, 0..8u64, 0..500u64];
     let diff = -2..3i64;
     prop_oneof![
         20 => (key.clone(), diff.clone()).prop_map(|(key, diff)| Change::Update(key, diff)),
