@@ -177,6 +177,12 @@ impl Table {
         })
     }
 
+    /// Reads the table's own lines: where its rows are cannot be asked before.
+    #[inline]
+    pub(crate) fn touch_head(&self) -> u64 {
+        self.words.len() as u64 ^ u64::from(self.used) ^ u64::from(self.undo.is_some())
+    }
+
     /// Reads where the rows of these hashes are to be found, so that they are in the cache when they are needed. The sum keeps the
     /// compiler from leaving the reads out.
     #[inline]
