@@ -434,6 +434,9 @@ def test_a_capability_of_another_operator_is_refused() -> None:
                         return
                     with pytest.raises(errors.CapabilityError, match='"user" cannot send with a capability of another'):
                         output.send(stolen[0], ["x"])
+                    with pytest.raises(errors.CapabilityError, match="notify_at takes a capability of this operator"):
+                        frontiers.notify_at(stolen[0])
+                    assert stolen[0].time == 0
                     stolen.clear()
                     capability.drop()
 

@@ -383,6 +383,11 @@ impl<T: Timestamp, D: 'static> Output<T, D> {
         }
         Ok(Session { time: grant.granted().clone(), output: self, valid: true })
     }
+
+    /// Whether a session at this capability would be of this output.
+    pub fn accepts(&self, grant: &impl Grant<T>) -> bool {
+        grant.is_for(&self.counts)
+    }
 }
 
 /// Sends blocks at one time.

@@ -227,6 +227,12 @@ impl DataflowPorts {
         if !fits(held.as_ref().ok_or_else(dropped)?) {
             return Err(errors::raise(Kind::Capability, "this capability is of another scope"));
         }
+        let own =
+            |held: &Held| both!(&state.ports, held, ports, held => ports.output.borrow().accepts(held), else false);
+        if !own(held.as_ref().ok_or_else(dropped)?) {
+            let message = "notify_at takes a capability of this operator, and this one is another operator's";
+            return Err(errors::raise(Kind::Capability, message));
+        }
         let taken = held.take();
         std::mem::drop(held);
         let Some(held) = taken else { return Ok(()) };
