@@ -20,7 +20,7 @@ import pytest
 
 import penstock as pk
 from penstock import _mesh, errors
-from penstock.dataflow import Worker, run_here
+from penstock.dataflow import Worker, processes, run_here
 
 WORDS = ["the", "quick", "brown", "fox", "jumps", "over", "the", "lazy", "dog", "and", "the", "fox", "ends"]
 
@@ -276,6 +276,15 @@ def test_processes_that_do_not_start_in_time_are_an_error() -> None:
 
 
 # Secrets
+
+
+def test_a_process_that_never_takes_its_job_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(processes, "_BOOT", "import signal; signal.pause()")
+    ballast = bytes(8 << 20)  # more than a socket holds
+    began = time.monotonic()
+    with pytest.raises(errors.WorkerLost, match="did not start in time"):
+        pk.execute(lambda worker: len(ballast), workers=1, processes=2, start_timeout=1.0)
+    assert time.monotonic() - began < 30
 
 
 def test_the_secret_of_a_run_is_neither_on_a_command_line_nor_in_the_environment(

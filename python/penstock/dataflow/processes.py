@@ -146,9 +146,29 @@ class _Child:
                 start_new_session=True,
             )
 
+    def start(self, job: _Job, deadline: float) -> None:
+        """Hand over the job.
+
+        Raises
+        ------
+        WorkerLost
+            When it has not taken the job by `deadline`.
+        """
+        self.pipe.socket.settimeout(max(0.001, deadline - time.monotonic()))
+        try:
+            self.pipe.send(list(sys.path))
+            self.pipe.send(job)
+        except TimeoutError:
+            raise _late(self) from None
+        except ConnectionError:
+            return  # it is gone: its end says so
+        finally:
+            self.pipe.socket.settimeout(None)
+
     def loss(self) -> WorkerLost:
-        """The error of a child that ended without its outcomes."""
-        code = self.popen.wait()
+        """The error of a child that ended, or closed its socket, without its outcomes."""
+        self.end(time.monotonic() + _PATIENCE)
+        code = self.popen.returncode
         if code < 0:
             how = f"was killed by signal {-code}"
             with contextlib.suppress(ValueError):  # one without a name, such as a real-time signal
@@ -179,15 +199,13 @@ def run_processes(program: Callable[[Worker], R], threads: int, processes: int, 
         raise ProgramError(f"the program cannot be sent to other processes: {error}") from error
     secret, group = secrets.token_bytes(32), secrets.token_hex(8)
     children: list[_Child] = []
+    start = time.monotonic() + start_timeout
     try:
         for process in range(processes):
             child = _Child(process, threads)
             children.append(child)
-            job = _Job(process, processes, threads, secret, group, code, start_timeout, os.getpid())
-            with contextlib.suppress(ConnectionError):  # it is gone: noticed below
-                child.pipe.send(list(sys.path))
-                child.pipe.send(job)
-        failures = _supervise(children, time.monotonic() + start_timeout)
+            child.start(_Job(process, processes, threads, secret, group, code, start_timeout, os.getpid()), start)
+        failures = _supervise(children, start)
     except BaseException:
         _tell(children, ("stop", "the program that started this run was interrupted"))
         raise
@@ -205,9 +223,12 @@ def run_processes(program: Callable[[Worker], R], threads: int, processes: int, 
 
 
 def _tell(children: list[_Child], message: Any) -> None:
+    """Send a message to every child that takes it soon; one that does not is killed in the end."""
     for child in children:
+        child.pipe.socket.settimeout(_PATIENCE / len(children))
         with contextlib.suppress(OSError):
             child.pipe.send(message)
+        child.pipe.socket.settimeout(None)
 
 
 def _supervise(children: list[_Child], start: float) -> list[Failure]:
