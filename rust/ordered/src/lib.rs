@@ -1,0 +1,9 @@
+//! Ordered stream processing on the cores of one machine: many workers, the output of one.
+//!
+//! After "Scaling Ordered Stream Processing on Shared-Memory Multicores" (Prasaad, Ramalingam, Rajan, 2019). [`reorder`] puts
+//! outputs back into the order of their inputs without a lock; [`queue`] hands the items of partitions to workers such that no
+//! partition is worked on twice at a time.
+
+pub mod queue;
+pub mod reorder;
+mod sync;
