@@ -23,21 +23,23 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from penstock import errors
-from penstock.aggregates import Aggregate, count, max, mean, min, sum
 from penstock.errors import PenstockError
-from penstock.flow import Flow
-from penstock.windows import Window, sliding, tumbling
 
 if TYPE_CHECKING:
-    from penstock import dataflow, spark
+    from penstock import dataflow, ordered, spark
+    from penstock.aggregates import Aggregate, count, max, mean, min, sum
     from penstock.dataflow.execution import execute
+    from penstock.flow import Flow
+    from penstock.ordered import Pipeline, ordered_map
     from penstock.spark.engine import Engine
+    from penstock.windows import Window, sliding, tumbling
 
 __all__ = [
     "Aggregate",
     "Engine",
     "Flow",
     "PenstockError",
+    "Pipeline",
     "Window",
     "__version__",
     "count",
@@ -47,21 +49,41 @@ __all__ = [
     "max",
     "mean",
     "min",
+    "ordered",
+    "ordered_map",
     "sliding",
     "spark",
     "sum",
     "tumbling",
 ]
 
+#: Where what is public comes from. It loads when somebody asks for it: pyarrow, pyspark and the native module cost
+#: more to import than a short-lived process may want to pay, such as a child that only calls a function.
+_HOMES = {
+    "Aggregate": "aggregates",
+    "Engine": "spark.engine",
+    "Flow": "flow",
+    "Pipeline": "ordered",
+    "Window": "windows",
+    "count": "aggregates",
+    "execute": "dataflow",
+    "max": "aggregates",
+    "mean": "aggregates",
+    "min": "aggregates",
+    "ordered_map": "ordered",
+    "sliding": "windows",
+    "sum": "aggregates",
+    "tumbling": "windows",
+}
+
 
 def __getattr__(name: str) -> Any:
-    # pyspark and the native module load only when somebody asks for what needs them.
-    if name in ("dataflow", "spark"):
+    if name in ("dataflow", "ordered", "spark"):
         return importlib.import_module(f"penstock.{name}")
-    if name == "execute":
-        return importlib.import_module("penstock.dataflow").execute
-    if name == "Engine":
-        return importlib.import_module("penstock.spark.engine").Engine
+    if name in _HOMES:
+        found = getattr(importlib.import_module(f"penstock.{_HOMES[name]}"), name)
+        globals()[name] = found
+        return found
     if name == "__version__":
         return importlib.import_module("penstock._native").version()
     raise AttributeError(f"module 'penstock' has no attribute {name!r}")

@@ -24,7 +24,11 @@ __all__ = [
     "EngineError",
     "ForkError",
     "GraphError",
+    "ItemTimeout",
+    "ItemsLost",
     "KeyNullError",
+    "NotPicklable",
+    "OrderedError",
     "PenstockError",
     "PlanError",
     "ProgramError",
@@ -292,6 +296,48 @@ class ClosedError(PenstockError, RuntimeError):
 
 class ThreadError(PenstockError, RuntimeError):
     """A handle of a worker is used in another thread than the worker's."""
+
+
+class OrderedError(PenstockError, RuntimeError):
+    """An ordered iterator cannot go on, or is used where it may not be."""
+
+
+class ItemTimeout(OrderedError, TimeoutError):
+    """A function did not return within `timeout=`.
+
+    Attributes
+    ----------
+    item, last : int
+        Number of the first and the last item of the call, counted from 0 along the input; the same without `chunk=`.
+    step : str
+        The function, such as ``map resize``.
+    timeout : float
+        Seconds that it had.
+    """
+
+
+class ItemsLost(OrderedError, ConnectionError):
+    """The process that worked on some items ended: a function that exits, a crash of native code, a kill.
+
+    Attributes
+    ----------
+    item, last : int
+        Numbers of the first and the last of the items, counted from 0 along the input.
+    exitcode : int or None
+        How the process ended; negative is a signal.
+    step : str
+        What it was doing.
+    """
+
+
+class NotPicklable(OrderedError, TypeError):
+    """A function, an item, a result or a state cannot go to another process and back.
+
+    Attributes
+    ----------
+    item : int or None
+        Number of the item, counted from 0 along the input, where it is about one.
+    """
 
 
 class UnsupportedSession(PenstockError, TypeError):

@@ -1,0 +1,169 @@
+"""Messages between this process and a worker process.
+
+A message is a pickle (protocol 5) over a stream socket. What is large leaves the pickle and goes through shared memory:
+record batches as an Arrow stream, and every other buffer that knows how to (numpy arrays). The memory is an anonymous
+file whose descriptor travels with the message; the receiver maps it privately and reads in place, without a copy.
+
+Trust: both ends of the socket belong to one user, who started the other one and whose functions run there.
+"""
+
+from __future__ import annotations
+
+import io
+import mmap
+import os
+import pickle
+import socket
+import struct
+import sys
+from typing import Any
+
+__all__ = ["Ended", "dumps", "loads", "receive", "send"]
+
+#: Length of the pickle, number of buffers in shared memory, bytes of shared memory.
+_HEAD = struct.Struct("<QIQ")
+_PLACE = struct.Struct("<QQ")
+#: From how many bytes on a buffer goes through shared memory.
+LARGE = 32 << 10
+#: From how many bytes on the pickle itself does.
+BODY = 256 << 10
+
+_memfd = getattr(os, "memfd_create", None)
+
+
+class Ended(ConnectionError):
+    """The other side is gone."""
+
+
+def _load_batch(body: Any) -> Any:
+    import pyarrow as pa
+
+    return pa.ipc.open_stream(pa.py_buffer(body)).read_next_batch()
+
+
+def _reduce_batch(batch: Any) -> tuple[Any, ...]:
+    import pyarrow as pa
+
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, batch.schema) as stream:
+        stream.write_batch(batch)
+    return (_load_batch, (pickle.PickleBuffer(sink.getvalue()),))
+
+
+def dumps(value: Any, buffers: list[Any] | None = None) -> bytes:
+    """Pickle a value; functions and classes of ``__main__`` by value. Large buffers go to `buffers`, if given."""
+
+    def aside(buffer: pickle.PickleBuffer) -> bool:
+        try:
+            raw = buffer.raw()
+        except BufferError:
+            return True  # not in one piece: it stays
+        if buffers is None or raw.nbytes < LARGE:
+            return True
+        buffers.append(raw)
+        return False
+
+    out = io.BytesIO()
+    pickler = pickle.Pickler(out, 5, buffer_callback=aside)
+    arrow = sys.modules.get("pyarrow")
+    if arrow is not None:
+        pickler.dispatch_table = {arrow.RecordBatch: _reduce_batch}
+    try:
+        pickler.dump(value)
+    except Exception:
+        import cloudpickle
+
+        if buffers is not None:
+            buffers.clear()
+        return bytes(cloudpickle.dumps(value, 5))
+    body = out.getvalue()
+    if b"__main__" in body:
+        # By name, which the other side does not know.
+        import cloudpickle
+
+        if buffers is not None:
+            buffers.clear()
+        return bytes(cloudpickle.dumps(value, 5))
+    return body
+
+
+def loads(body: Any, buffers: list[Any] | None = None) -> Any:
+    """What `dumps` pickled."""
+    return pickle.loads(body, buffers=buffers or ())
+
+
+def send(sock: socket.socket, body: bytes, buffers: list[Any]) -> None:
+    """Send a message that `dumps` made."""
+    if _memfd is None or not (buffers or len(body) >= BODY):
+        sock.sendall(_HEAD.pack(len(body), 0, 0) + body)
+        return
+    places, size = [], 0
+    parts = [*buffers, body] if len(body) >= BODY else list(buffers)
+    for part in parts:
+        length = len(part) if isinstance(part, bytes) else part.nbytes
+        places.append((size, length))
+        size += (length + 63) & ~63
+    handle = _memfd("penstock-ordered", getattr(os, "MFD_CLOEXEC", 1))
+    try:
+        os.ftruncate(handle, size)
+        for part, (offset, _) in zip(parts, places, strict=True):
+            view = memoryview(part).cast("B") if not isinstance(part, bytes) else memoryview(part)
+            while view:
+                done = os.pwrite(handle, view, offset)
+                view, offset = view[done:], offset + done
+        in_memory = len(body) >= BODY
+        head = _HEAD.pack(0 if in_memory else len(body), len(places), size)
+        # The descriptor goes with the first byte.
+        sent = socket.send_fds(sock, [head], [handle])
+        rest = head[sent:] + b"".join(_PLACE.pack(*place) for place in places) + (b"" if in_memory else body)
+        sock.sendall(rest)
+    finally:
+        os.close(handle)
+
+
+def _exactly(sock: socket.socket, count: int) -> bytearray:
+    data = bytearray(count)
+    view = memoryview(data)
+    while view:
+        got = sock.recv_into(view)
+        if not got:
+            raise Ended("the other process is gone")
+        view = view[got:]
+    return data
+
+
+def receive(sock: socket.socket) -> tuple[Any, list[Any]]:
+    """The next message: a pickle and its buffers, for `loads`.
+
+    Raises
+    ------
+    Ended
+        At the end of the socket.
+    TimeoutError
+        When the socket has a timeout and nothing came.
+    """
+    handle = -1
+    try:
+        if _memfd is None:
+            head = bytes(_exactly(sock, _HEAD.size))
+        else:
+            head, handles, _, _ = socket.recv_fds(sock, _HEAD.size, 1)
+            handle = handles[0] if handles else -1
+            if not head:
+                raise Ended("the other process is gone")
+            if len(head) < _HEAD.size:
+                head += bytes(_exactly(sock, _HEAD.size - len(head)))
+        length, count, size = _HEAD.unpack(head)
+        if not count:
+            return _exactly(sock, length), []
+        places = list(_PLACE.iter_unpack(_exactly(sock, count * _PLACE.size)))
+        # Private, so that an array made of it can be written to, as one that was pickled.
+        memory = mmap.mmap(handle, size, flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ | mmap.PROT_WRITE)
+        parts = [memoryview(memory)[offset : offset + bytes_] for offset, bytes_ in places]
+        body = _exactly(sock, length) if length else parts.pop()
+        return body, list(parts)
+    except ConnectionError as error:
+        raise error if isinstance(error, Ended) else Ended(str(error)) from error
+    finally:
+        if handle >= 0:
+            os.close(handle)

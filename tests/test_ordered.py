@@ -1,0 +1,378 @@
+"""Ordered runs beside their serial twins: values, order, errors at their places, and bad arguments."""
+
+from __future__ import annotations
+
+import doctest
+import importlib
+import itertools
+import pkgutil
+import random
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import cloudpickle
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import penstock as pk
+import penstock.ordered
+from penstock import errors, ordered
+
+MODULES = ["penstock.ordered"] + [f"penstock.ordered.{m.name}" for m in pkgutil.iter_modules(penstock.ordered.__path__)]
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_examples_run(name: str) -> None:
+    assert doctest.testmod(importlib.import_module(name)).failed == 0
+
+
+class Boom(Exception):
+    pass
+
+
+def outcomes(results: Iterable[Any]) -> list[Any]:
+    """All results; an exception as its type and text."""
+    found: list[Any] = []
+    it = iter(results)
+    while True:
+        try:
+            found.append(next(it))
+        except StopIteration:
+            return found
+        except Exception as error:
+            found.append((type(error), str(error)))
+
+
+def risky(x: int) -> int:
+    if x % 7 == 3:
+        raise Boom(x)
+    return x * 2
+
+
+def expand(x: int) -> list[int]:
+    if x % 11 == 5:
+        raise Boom("expand", x)
+    return [x] * (x % 3)
+
+
+def odd(x: int) -> bool:
+    if x % 13 == 7:
+        raise Boom("odd", x)
+    return x % 4 != 1
+
+
+def running(total: int, x: int) -> tuple[int | None, list[tuple[int, int]] | None]:
+    if x % 17 == 9:
+        raise Boom("running", x)
+    total += x
+    if x % 19 == 4:
+        return None, None
+    return total, [(x % 5, total)]
+
+
+def last(key: int, total: int) -> list[tuple[str, int, int]]:
+    return [("end", key, total)]
+
+
+def count(n: int, x: Any) -> tuple[int, list[Any]]:
+    if n % 23 == 22:
+        raise Boom("count", n)
+    return n + 1, [(n, x)]
+
+
+def total(n: int) -> list[tuple[str, int]]:
+    return [("all", n)]
+
+
+# The serial twin of every step, on a list of outcomes.
+
+
+def naive(kind: str, values: list[Any]) -> list[Any]:
+    out: list[Any] = []
+    states: dict[int, int] = {}
+    n = 0
+    for value in values:
+        if isinstance(value, BaseException):
+            out.append(value)
+            continue
+        try:
+            if kind == "map":
+                out.append(risky(value))
+            elif kind == "flat_map":
+                out.extend(expand(value))
+            elif kind == "filter":
+                if odd(value):
+                    out.append(value)
+            elif kind == "partitioned":
+                key = value % 5
+                state, made = running(states.get(key, 0), value)
+                if state is None:
+                    states.pop(key, None)
+                else:
+                    states[key] = state
+                out.extend(total for _, total in made or ())
+            elif kind == "stateful":
+                n, made_all = count(n, value)
+                out.extend(place + x for place, x in made_all)
+        except Boom as error:
+            out.append(error)
+    if kind == "partitioned":
+        out.extend(states.values())
+    if kind == "stateful":
+        out.append(n)
+    return out
+
+
+def number_of(pair: tuple[int, int]) -> int:
+    return pair[1]
+
+
+def second(state: int, x: int) -> tuple[int | None, list[int] | None]:
+    held, out = running(state, x)
+    return held, None if out is None else [number_of(pair) for pair in out]
+
+
+def summed(n: int, x: int) -> tuple[int, list[int]]:
+    n, out = count(n, x)
+    return n, [a + b for a, b in out]
+
+
+STEPS: dict[str, Callable[[], ordered.Step]] = {
+    "map": lambda: ordered.map(risky),
+    "flat_map": lambda: ordered.flat_map(expand),
+    "filter": lambda: ordered.filter(odd),
+    "partitioned": lambda: ordered.partitioned(
+        second, key=lambda x: x % 5, initial=0, finish=lambda key, state: [state], partitions=3
+    ),
+    "stateful": lambda: ordered.stateful(summed, initial=0, finish=lambda n: [n]),
+}
+
+
+def serial(kinds: list[str], xs: list[int]) -> list[Any]:
+    values: list[Any] = list(xs)
+    for kind in kinds:
+        values = naive(kind, values)
+    return [(type(v), str(v)) if isinstance(v, BaseException) else v for v in values]
+
+
+@settings(max_examples=60)
+@given(
+    st.lists(st.sampled_from(sorted(STEPS)), min_size=1, max_size=4),
+    st.lists(st.integers(0, 1000), max_size=120),
+    st.sampled_from([None, 1, 3, 50]),
+    st.sampled_from([None, 1, 10]),
+)
+def test_inline_equals_the_serial_twin(
+    kinds: list[str], xs: list[int], chunk: int | None, in_flight: int | None
+) -> None:
+    pipeline = ordered.Pipeline([STEPS[kind]() for kind in kinds])
+    results = pipeline.run(iter(xs), mode="inline", chunk=chunk, in_flight=in_flight)
+    assert outcomes(results) == serial(kinds, xs)
+    assert results.stats.items_in == len(xs)
+
+
+def test_the_builtin_is_the_twin_of_ordered_map() -> None:
+    assert list(pk.ordered_map(str, range(5000))) == list(map(str, range(5000)))
+    assert list(pk.ordered_map(str, [])) == []
+    results = pk.ordered_map(risky, range(12), mode="inline")
+    assert [next(results) for _ in range(3)] == [0, 2, 4]
+    with pytest.raises(Boom) as caught:
+        next(results)
+    assert caught.value.args == (3,) and "item 3 of the input, in map risky" in caught.value.__notes__
+    assert next(results) == 8
+
+
+def test_the_input_is_consumed_lazily_and_within_the_bound() -> None:
+    read: list[int] = []
+
+    def source() -> Iterator[int]:
+        for x in itertools.count():
+            read.append(x)
+            yield x
+
+    results = pk.ordered_map(abs, source(), in_flight=5, mode="inline")
+    assert read == []
+    for taken in range(40):
+        assert next(results) == taken
+        assert len(read) - (taken + 1) <= 5
+    results.close()
+    seen = len(read)
+    assert list(results) == [] and len(read) == seen
+
+
+def test_an_exception_of_the_input_comes_after_all_results_before_it() -> None:
+    def source() -> Iterator[int]:
+        yield from range(10)
+        raise Boom("input")
+
+    results = pk.ordered_map(abs, source(), chunk=4)
+    taken = [next(results) for _ in range(10)]
+    assert taken == list(range(10))
+    with pytest.raises(Boom, match="input"):
+        next(results)
+    assert list(results) == []
+
+
+def test_a_function_that_ends_an_iterator_by_accident_is_an_error_at_its_place() -> None:
+    results = outcomes(pk.ordered_map(lambda x: next(iter([])) if x == 2 else x, range(4), mode="inline"))
+    assert results[:2] == [0, 1] and results[2][0] is errors.UserFunctionError and results[3] == 3
+
+
+WRONG: list[tuple[ordered.Step, Any, str]] = [
+    (ordered.map_batches(lambda xs: xs[:-1]), 3, "must return"),
+    (ordered.map_batches(lambda xs: 5), 3, "must return a sequence"),
+    (ordered.flat_map(lambda x: 5), 3, "must return an iterable or None"),
+    (ordered.stateful(lambda s, x: x), 3, r"must return \(state, outputs\)"),
+    (ordered.partitioned(lambda s, x: (s, 5), key=abs), 3, "an iterable or None"),
+    (ordered.map_batches(lambda b: 5), pa.record_batch({"a": [1]}), "RecordBatch, a Table"),
+    (ordered.map_batches(lambda b: b.slice(0, 1), same_length=True), pa.record_batch({"a": [1, 2]}), "as many rows"),
+    (ordered.rows(), 3, "needs items that are record batches"),
+    (ordered.batches("a bigint, b bigint"), (1,), "tuples of 2 values"),
+]
+
+
+@pytest.mark.parametrize(("step", "item", "text"), WRONG, ids=lambda value: str(value)[:30])
+def test_wrong_results_are_named(step: ordered.Step, item: Any, text: str) -> None:
+    with pytest.raises(errors.UserFunctionError, match=text):
+        list(ordered.Pipeline([step]).run([item], mode="inline"))
+
+
+def test_what_came_out_before_an_exception_stays() -> None:
+    def partly(x: int) -> Iterator[int]:
+        yield x
+        raise Boom(x)
+
+    results = outcomes(ordered.Pipeline([ordered.flat_map(partly), ordered.map(str)]).run([1, 2]))
+    assert results == ["1", (Boom, "1"), "2", (Boom, "2")]
+
+
+def test_a_step_that_raises_leaves_its_state() -> None:
+    def step(state: int, x: int) -> tuple[int, list[int]]:
+        if x < 0:
+            raise Boom(x)
+        return state + x, [state + x]
+
+    keyed = ordered.partitioned(step, key=lambda x: abs(x) % 2, initial=0)
+    assert outcomes(ordered.Pipeline([keyed]).run([1, 2, -1, 3, -2, 4])) == [1, 2, (Boom, "-1"), 4, (Boom, "-2"), 6]
+
+
+def test_keys_that_cannot_be_had_are_errors_at_their_places() -> None:
+    keyed = ordered.partitioned(lambda s, x: (s, [x]), key=lambda x: [x] if x == 2 else 10 // x, initial=list)
+    found = outcomes(ordered.Pipeline([keyed]).run([1, 2, 0, 3]))
+    assert found[0] == 1 and found[1][0] is TypeError and found[2][0] is ZeroDivisionError and found[3] == 3
+
+
+def batches_of(rows: list[tuple[str, int]], size: int) -> list[pa.RecordBatch]:
+    return [
+        pa.record_batch({"k": [k for k, _ in rows[i : i + size]], "v": [v for _, v in rows[i : i + size]]})
+        for i in range(0, len(rows), size)
+    ]
+
+
+def sums(state: int, row: tuple[str, int]) -> tuple[int, list[tuple[str, int]]]:
+    return state + row[1], [(row[0], state + row[1])]
+
+
+def test_partitioned_over_columns_keeps_row_order_and_batches() -> None:
+    rng = random.Random(5)
+    rows = [(rng.choice("abcd"), rng.randrange(100)) for _ in range(100)]
+    held: dict[str, int] = {}
+    expected = []
+    for k, v in rows:
+        held[k] = held.get(k, 0) + v
+        expected.append({"k": k, "sum": held[k]})
+    step = ordered.partitioned(
+        sums, key="k", initial=0, schema="k string, sum bigint", finish=lambda key, state: [(key.upper(), state)]
+    )
+    out = list(ordered.Pipeline([step]).run(batches_of(rows, 8), mode="inline", chunk=5))
+    assert [b.num_rows for b in out] == [8] * 12 + [4, 4]
+    assert [row for b in out[:-1] for row in b.to_pylist()] == expected
+    assert out[-1].to_pylist() == [{"k": k.upper(), "sum": v} for k, v in held.items()]
+
+
+def test_partitioned_per_batch_and_key() -> None:
+    def step(state: int, batch: pa.RecordBatch) -> tuple[int, list[Any]]:
+        return state + batch.num_rows, [(batch.column("k")[0].as_py(), state + batch.num_rows)]
+
+    batches = batches_of([("b", 1), ("a", 2), ("b", 3), ("a", 4), ("c", 5), ("a", 6)], 3)
+    pipeline = ordered.Pipeline([ordered.partitioned(step, key=["k"], initial=0, batches=True)])
+    assert list(pipeline.run(batches)) == [("b", 2), ("a", 1), ("a", 3), ("c", 1)]
+
+
+def test_rows_and_batches_are_inverse() -> None:
+    batches = batches_of([("b", 1), ("a", 2), ("b", 3)], 2)
+    pipeline = ordered.Pipeline(
+        [ordered.rows(), ordered.filter(lambda r: r[1] != 2), ordered.batches(batches[0].schema)]
+    )
+    assert pa.Table.from_batches(pipeline.run(batches)).to_pylist() == [{"k": "b", "v": 1}, {"k": "b", "v": 3}]
+
+
+def test_flows_are_steps() -> None:
+    batches = batches_of([(k, v) for v, k in enumerate("abcabcaab")], 2)
+    counts = pk.Flow("k string, v bigint").key_by("k").agg(n=pk.count(), emit="final")
+    double = pk.Flow("k string, v bigint").map_batches(
+        lambda b: pa.record_batch({"k": b.column("k"), "v": pa.array([2 * v for v in b.column("v").to_pylist()])}),
+        schema="k string, v bigint",
+    )
+    pipeline = ordered.Pipeline([ordered.flow(double), ordered.flow(counts)])
+    found = [row for b in pipeline.run(batches) for row in b.to_pylist()]
+    assert sorted((row["k"], row["n"]) for row in found) == [("a", 4), ("b", 3), ("c", 2)]
+    doubled = [row["v"] for b in ordered.Pipeline([ordered.flow(double)]).run(batches) for row in b.to_pylist()]
+    assert doubled == [2 * v for v in range(9)]
+
+
+BAD: list[tuple[Callable[[], Any], str]] = [
+    (lambda: pk.ordered_map(3, []), "must be a function"),
+    (lambda: pk.ordered_map(abs, [], workers=0), "workers must be"),
+    (lambda: pk.ordered_map(abs, [], workers=True), "workers must be"),
+    (lambda: pk.ordered_map(abs, [], in_flight=0), "in_flight must be"),
+    (lambda: pk.ordered_map(abs, [], chunk=1.5), "chunk must be"),
+    (lambda: pk.ordered_map(abs, [], in_flight_bytes="1G"), "in_flight_bytes must be"),
+    (lambda: pk.ordered_map(abs, [], mode="fork"), "mode must be one of"),
+    (lambda: pk.ordered_map(abs, [], timeout=0), "timeout must be"),
+    (lambda: pk.ordered_map(abs, [], timeout=1, mode="inline"), "timeout= needs"),
+    (lambda: ordered.Pipeline([]), "at least one step"),
+    (lambda: ordered.Pipeline([abs]), "step 0 of the pipeline"),
+    (lambda: ordered.Pipeline([ordered.map(abs)], queue="shared"), "breaks the order within a key"),
+    (lambda: ordered.Pipeline([ordered.map(abs)], scheduler="fifo"), "scheduler must be one of"),
+    (lambda: ordered.map(None), "must be a function"),
+    (lambda: ordered.partitioned(abs, key=3), "key must be"),
+    (lambda: ordered.partitioned(abs, key=abs, batches=True), "need keys that are columns"),
+    (lambda: ordered.partitioned(abs, key=abs, partitions=0), "partitions must be"),
+    (lambda: ordered.partitioned(abs, key=abs, finish=3), "finish must be a function"),
+    (lambda: ordered.flow(abs), "needs a penstock.Flow"),
+]
+
+
+@pytest.mark.parametrize(("make", "text"), BAD, ids=[text for _, text in BAD])
+def test_bad_arguments_are_refused(make: Callable[[], Any], text: str) -> None:
+    with pytest.raises(errors.ConfigError, match=text):
+        make()
+
+
+def test_an_input_that_is_none_is_a_type_error() -> None:
+    with pytest.raises(TypeError, match="not iterable"):
+        pk.ordered_map(abs, 3)  # type: ignore[arg-type]
+
+
+def test_a_pipeline_is_a_value() -> None:
+    pipeline = ordered.Pipeline([ordered.map(lambda x: x + 1), STEPS["partitioned"]()], scheduler="lip")
+    copy = cloudpickle.loads(cloudpickle.dumps(pipeline))
+    assert copy.scheduler == "lip" and repr(copy) == repr(pipeline)
+    assert outcomes(copy.run(range(30))) == outcomes(pipeline.run(range(30))) == outcomes(pipeline.run(range(30)))
+    with pytest.raises(TypeError, match="cannot be pickled"):
+        cloudpickle.dumps(pipeline.run([]))
+
+
+def test_an_iterator_used_by_its_own_function_says_so() -> None:
+    results: ordered.OrderedIterator
+
+    def f(x: int) -> Any:
+        return next(results) if x == 0 else x
+
+    results = pk.ordered_map(f, range(3), mode="inline", chunk=1)
+    with pytest.raises(errors.OrderedError, match="is being used"):
+        next(results)
+    assert list(results) == [1, 2]
