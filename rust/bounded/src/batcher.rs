@@ -1,0 +1,287 @@
+//! The operator at the ingress: holds inputs back, and hands their items out in batches as the window allows.
+//!
+//! Per outer time it keeps the inputs that came, the one that is being expanded, and a capability at the next batch; outer times are
+//! served in ascending order, one at a time. Admitting asks the probe at the egress which batches are unfinished, and nothing
+//! else: no edge leads back, and the engine knows nothing of it.
+//!
+//! Two ways to stall are closed by construction (F-05):
+//!
+//! - *An open outer time.* As long as an input at `e` may come, a batch 0 of `e` may come behind it and the probe stays at or before `e`.
+//!   So of a time that is open at most N batches are handed out, and the rest waits until the frontier of the batcher's input
+//!   has passed it: what comes meanwhile is buffered as it came, not expanded.
+//! - *An idle worker.* A worker without inputs at `e` holds no capability at `e`; its capability comes with the first block and goes with
+//!   the last item.
+//!
+//! One run hands out at most [`QUANTUM`] items and asks for another run, so that the operators behind it work in between:
+//! within a worker the queues of the body then hold what a quantum becomes, however large the batch is.
+//!
+//! Source: Faucet §4. Departures: the count of unfinished batches in place of a look at batch `b - N` ([`crate::window`] says
+//! why it still ends), and batches handed out in pieces.
+
+use std::cell::RefCell;
+use std::collections::{BTreeMap, VecDeque};
+use std::rc::Rc;
+use std::vec::IntoIter;
+
+use penstock_dataflow::{Activator, BoxError, Frontiers, Input, OperatorBuilder, Output, Pipeline, Scope, Stream};
+use penstock_progress::capability::Capability;
+use penstock_progress::probe::ProbeHandle;
+use penstock_progress::timestamp::Timestamp;
+
+use crate::batch::BatchTime;
+use crate::bounds::{Bounds, Regulator};
+use crate::error::{Failure, OnFailure};
+use crate::expand::Expand;
+use crate::monitor::Shared;
+use crate::window::Window;
+
+/// Items in one run of the batcher, and in one block.
+pub const QUANTUM: usize = 1024;
+/// Blocks of inputs that one run looks through when they have no items.
+const PATIENCE: usize = 64;
+
+/// What happens at the ingress of a bounded scope, in its order: for instrumentation.
+#[derive(Debug)]
+pub enum Event<'a, I, Y> {
+    /// Items are handed out as part of a batch.
+    Admitted {
+        /// Time of the batch.
+        time: &'a I,
+        /// The items.
+        items: &'a [Y],
+    },
+    /// A batch has finished on all workers. The batcher sees it at its next run.
+    Finished {
+        /// Time of the batch.
+        time: &'a I,
+    },
+}
+
+/// Sees every [`Event`] of a batcher.
+pub type Observer<I, Y> = Box<dyn FnMut(Event<'_, I, Y>)>;
+
+/// The inputs of one outer time.
+struct Pending<X, L, I: Timestamp> {
+    blocks: VecDeque<IntoIter<X>>,
+    live: Option<L>,
+    /// At the batch that is handed out next, or is being handed out.
+    capability: Capability<I>,
+    /// Items of a batch that is not full yet.
+    filled: u64,
+}
+
+impl<X, L, I: Timestamp> Pending<X, L, I> {
+    /// Goes on to the next batch when the one that is being handed out has reached its size.
+    fn turn<O: Timestamp>(&mut self, outer: &O, size: u64, shared: &RefCell<Shared<O>>)
+    where
+        I: BatchTime<O>,
+    {
+        if self.filled >= size {
+            self.filled = 0;
+            let next = I::numbered(outer.clone(), shared.borrow().window.next(outer));
+            self.capability.downgrade(&next).expect("the next batch comes after this one");
+        }
+    }
+}
+
+/// What the batcher of one scope is made of.
+pub(crate) struct Parts<I, X, P: Expand<X>> {
+    pub(crate) expand: P,
+    pub(crate) on_failure: OnFailure,
+    pub(crate) observer: Option<Observer<I, P::Item>>,
+}
+
+/// A built batcher.
+pub(crate) struct Built<O: Timestamp, I: Timestamp, Y> {
+    pub(crate) stream: Stream<I, Vec<Y>>,
+    pub(crate) probe: ProbeHandle<I>,
+    /// Runs the batcher when the probe moves.
+    pub(crate) wake: Activator,
+    pub(crate) shared: Rc<RefCell<Shared<O>>>,
+}
+
+/// Adds a batcher to a scope, behind what enters.
+pub(crate) fn batcher<O, I, X, P>(
+    scope: &Scope<I>,
+    entered: &Stream<I, Vec<X>>,
+    bounds: &Bounds,
+    parts: Parts<I, X, P>,
+) -> Built<O, I, P::Item>
+where
+    O: Timestamp,
+    I: BatchTime<O>,
+    X: 'static,
+    P: Expand<X> + 'static,
+    P::Item: Clone + 'static,
+{
+    let probe = ProbeHandle::new();
+    let shared = Rc::new(RefCell::new(Shared {
+        window: Window::new(),
+        regulator: Regulator::new(bounds),
+        buffered: 0,
+        failed: 0,
+        failures: Vec::new(),
+        show: |outer: &O, number| format!("{:?}", I::numbered(outer.clone(), number)),
+    }));
+    let mut builder = OperatorBuilder::new(scope, "batcher");
+    let mut input = builder.input(entered, Pipeline);
+    let (mut output, stream) = builder.output();
+    let wake = builder.activator();
+    let mut batcher =
+        Batcher { pending: BTreeMap::new(), parts, probe: probe.clone(), shared: shared.clone(), again: wake.clone() };
+    builder.build(|_| move |frontiers| batcher.run(&mut input, &mut output, frontiers));
+    Built { stream, probe, wake, shared }
+}
+
+struct Batcher<O: Timestamp, I: Timestamp, X, P: Expand<X>> {
+    pending: BTreeMap<O, Pending<X, P::Live, I>>,
+    parts: Parts<I, X, P>,
+    probe: ProbeHandle<I>,
+    shared: Rc<RefCell<Shared<O>>>,
+    again: Activator,
+}
+
+impl<O, I, X, P> Batcher<O, I, X, P>
+where
+    O: Timestamp,
+    I: BatchTime<O>,
+    X: 'static,
+    P: Expand<X>,
+    P::Item: Clone + 'static,
+{
+    fn run(
+        &mut self,
+        input: &mut Input<I, Vec<X>>,
+        output: &mut Output<I, Vec<P::Item>>,
+        frontiers: &Frontiers<'_, I>,
+    ) -> Result<(), BoxError> {
+        self.take_in(input);
+        self.retire();
+        let outcome = self.admit(output);
+        let mut shared = self.shared.borrow_mut();
+        let (batches, items) = shared.window.finished();
+        shared.regulator.observe(batches, items, !self.pending.is_empty());
+        let pending = &self.pending;
+        shared
+            .window
+            .forget(|outer| !pending.contains_key(outer) && !frontiers.less_equal(0, &I::to_inner(outer.clone())));
+        outcome
+    }
+
+    fn take_in(&mut self, input: &mut Input<I, Vec<X>>) {
+        input.for_each(|capability, block| {
+            if block.is_empty() {
+                return;
+            }
+            let outer = capability.time().clone().to_outer();
+            let mut shared = self.shared.borrow_mut();
+            shared.buffered += block.len() as u64;
+            let pending = self.pending.entry(outer).or_insert_with_key(|outer| {
+                let next = I::numbered(outer.clone(), shared.window.next(outer));
+                let capability = capability.delayed(&next).expect("a batch of a time is not before the time");
+                Pending { blocks: VecDeque::new(), live: None, capability, filled: 0 }
+            });
+            pending.blocks.push_back(block.into_iter());
+        });
+    }
+
+    fn retire(&mut self) {
+        let mut finished = Vec::new();
+        let watched = self.parts.observer.is_some();
+        self.shared.borrow_mut().window.retire(
+            |outer, number| self.probe.less_equal(&I::numbered(outer.clone(), number)),
+            |outer, number| {
+                if watched {
+                    finished.push(I::numbered(outer.clone(), number));
+                }
+            },
+        );
+        if let Some(observer) = &mut self.parts.observer {
+            finished.iter().for_each(|time| observer(Event::Finished { time }));
+        }
+    }
+
+    /// Hands out items as long as there are some, the window has room, and this run has not done enough.
+    fn admit(&mut self, output: &mut Output<I, Vec<P::Item>>) -> Result<(), BoxError> {
+        let (mut items, mut looked) = (0, 0);
+        while let Some(mut first) = self.pending.first_entry() {
+            let outer = first.key().clone();
+            let (batches, size) = {
+                let Shared { regulator, .. } = &*self.shared.borrow();
+                (regulator.batches(), regulator.batch_size())
+            };
+            let pending = first.get_mut();
+            // The size may have shrunk since the batch was begun.
+            pending.turn(&outer, size, &self.shared);
+            if pending.filled == 0 && !self.shared.borrow().window.has_room(&outer, batches) {
+                return Ok(());
+            }
+            if items >= QUANTUM || looked >= PATIENCE {
+                self.again.activate();
+                return Ok(());
+            }
+            let wanted = (size - pending.filled).min((QUANTUM - items) as u64) as usize;
+            let block = draw(pending, &outer, wanted, &mut self.parts, &self.shared)?;
+            looked += 1;
+            let count = block.len();
+            items += count;
+            if count > 0 {
+                if let Some(observer) = &mut self.parts.observer {
+                    observer(Event::Admitted { time: pending.capability.time(), items: &block });
+                }
+                let mut shared = self.shared.borrow_mut();
+                if pending.filled == 0 {
+                    shared.window.admit(&outer, count as u64);
+                    looked = 0;
+                } else {
+                    shared.window.extend(&outer, count as u64);
+                }
+                drop(shared);
+                output.session(&pending.capability).give(block);
+                pending.filled += count as u64;
+            }
+            if pending.blocks.is_empty() {
+                first.remove();
+            } else {
+                pending.turn(&outer, size, &self.shared);
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Up to `wanted` items of one outer time. Looks through so many blocks at most.
+fn draw<O, I, X, P>(
+    pending: &mut Pending<X, P::Live, I>,
+    outer: &O,
+    wanted: usize,
+    parts: &mut Parts<I, X, P>,
+    shared: &RefCell<Shared<O>>,
+) -> Result<Vec<P::Item>, Failure>
+where
+    O: Timestamp,
+    I: Timestamp,
+    P: Expand<X>,
+{
+    let mut items = Vec::new();
+    let mut looked = 0;
+    while let Some(inputs) = pending.blocks.front_mut().filter(|_| items.len() < wanted && looked < PATIENCE) {
+        let before = inputs.len() + usize::from(pending.live.is_some());
+        let outcome = parts.expand.fill(inputs, &mut pending.live, wanted - items.len(), &mut items);
+        let after = inputs.len() + usize::from(pending.live.is_some());
+        looked += 1;
+        if after == 0 {
+            pending.blocks.pop_front();
+        }
+        let mut shared = shared.borrow_mut();
+        shared.buffered -= (before - after) as u64;
+        if let Err((input, drawn, cause)) = outcome {
+            let failure = Failure { input, time: format!("{outer:?}"), drawn, cause };
+            shared.fail(failure.clone());
+            if parts.on_failure == OnFailure::Stop {
+                return Err(failure);
+            }
+        }
+    }
+    Ok(items)
+}

@@ -1,0 +1,396 @@
+//! Finds N and B while running: raises them until throughput flattens, lowers them while memory is short.
+//!
+//! Pure: it is told the time, what has finished and how full the memory is, and answers with the bounds. It watches for a period,
+//! longer when fewer than two windows of batches finished in it, and then judges:
+//!
+//! - growing: the batch size is raised fourfold as long as that gains throughput, then the number of batches twofold; a raise that gains
+//!   nothing is taken back. Then it rests, and tries again after a while, since bodies and neighbours change;
+//! - short of memory (the share at or above [`Limits::high`]): each period halves the batch size, at its least the number of batches,
+//!   whatever throughput says, until the share is below [`Limits::low`];
+//! - a period in which the batcher ran out of input says nothing about the bounds and is not judged.
+//!
+//! Source: Faucet §5.1: throughput is flat above a small number of batches and a threshold of the batch size, below which it
+//! collapses; so a search that stops where it flattens ends with little memory at nearly full speed. The paper leaves the
+//! choice to the user.
+
+use crate::bounds::{BoundsError, PERIOD, check};
+
+/// What an adaptive controller may do.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Limits {
+    /// Batches: least, first, most.
+    pub batches: (u64, u64, u64),
+    /// Items per batch: least, first, most.
+    pub batch_size: (u64, u64, u64),
+    /// How long to watch before a judgement, nanoseconds.
+    pub period_ns: u64,
+    /// A raise must gain this much throughput to stay: 0.05 is 5 %.
+    pub gain: f64,
+    /// Share of memory from which on the bounds shrink, and below which they may grow again.
+    pub high: f64,
+    /// See `high`.
+    pub low: f64,
+    /// Periods to rest before growth is tried again.
+    pub rest: u32,
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        let period_ns = u64::try_from(PERIOD.as_nanos()).unwrap_or(u64::MAX);
+        Limits {
+            batches: (1, 2, 64),
+            batch_size: (1, 64, 1 << 20),
+            period_ns,
+            gain: 0.05,
+            high: 0.85,
+            low: 0.7,
+            rest: 64,
+        }
+    }
+}
+
+impl Limits {
+    pub(crate) fn check(&self) -> Result<(), BoundsError> {
+        check(self.batches.0, self.batch_size.0)?;
+        check(self.batches.2, self.batch_size.2)?;
+        for (what, (least, first, most)) in [("batches", self.batches), ("batch_size", self.batch_size)] {
+            if least > first || first > most {
+                let (least, most) = if least > first { (least, first) } else { (first, most) };
+                return Err(BoundsError::Reversed { what, least, most });
+            }
+        }
+        Ok(())
+    }
+}
+
+/// What a controller is doing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Phase {
+    /// The bounds were given.
+    Fixed,
+    /// Larger bounds are being tried.
+    Growing,
+    /// Larger bounds gained nothing; or there is room again and growth waits.
+    Settled,
+    /// Memory is short.
+    Short,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Knob {
+    Size,
+    Batches,
+}
+
+#[derive(Clone, Copy, Debug)]
+enum State {
+    /// Measures the bounds as they are.
+    Measuring,
+    /// Measures raised bounds against those before.
+    Trying {
+        knob: Knob,
+        from: (u64, u64),
+        rate: f64,
+    },
+    Resting {
+        left: u32,
+    },
+    Short,
+}
+
+/// See the module.
+#[derive(Debug)]
+pub struct Controller {
+    limits: Limits,
+    bounds: (u64, u64),
+    state: State,
+    /// Begin of the period that is being watched, and what had finished by then.
+    since: (u64, u64, u64),
+    /// When it was last told.
+    told_ns: u64,
+    starved: bool,
+    rate: Option<f64>,
+    raises: u64,
+    shrinks: u64,
+}
+
+impl Controller {
+    /// A controller that starts now.
+    pub fn new(limits: Limits, now_ns: u64) -> Self {
+        let bounds = (limits.batches.1, limits.batch_size.1);
+        Controller {
+            limits,
+            bounds,
+            state: State::Measuring,
+            since: (now_ns, 0, 0),
+            told_ns: now_ns,
+            starved: false,
+            rate: None,
+            raises: 0,
+            shrinks: 0,
+        }
+    }
+
+    /// Number of batches and items per batch.
+    pub fn bounds(&self) -> (u64, u64) {
+        self.bounds
+    }
+
+    /// What it is doing.
+    pub fn phase(&self) -> Phase {
+        match self.state {
+            State::Measuring | State::Trying { .. } => Phase::Growing,
+            State::Resting { .. } => Phase::Settled,
+            State::Short => Phase::Short,
+        }
+    }
+
+    /// Items per second in the last period that was judged.
+    pub fn rate(&self) -> Option<f64> {
+        self.rate
+    }
+
+    /// How often a bound was raised to stay, and how often one shrank.
+    pub fn moves(&self) -> (u64, u64) {
+        (self.raises, self.shrinks)
+    }
+
+    /// Whether a period has passed: memory is worth reading and [`Controller::observe`] worth a call.
+    pub fn is_due(&self, now_ns: u64) -> bool {
+        now_ns.saturating_sub(self.told_ns) >= self.limits.period_ns
+    }
+
+    /// The batcher has nothing more to admit: the period says nothing about the bounds.
+    pub fn starved(&mut self) {
+        self.starved = true;
+    }
+
+    /// Takes in how many batches and items have finished in all, and the share of memory in use.
+    pub fn observe(&mut self, now_ns: u64, batches: u64, items: u64, memory: Option<f64>) {
+        self.told_ns = now_ns;
+        if memory.is_some_and(|share| share >= self.limits.high) {
+            self.shrink();
+            self.restart(now_ns, batches, items);
+            return;
+        }
+        if matches!(self.state, State::Short) {
+            if memory.is_none_or(|share| share < self.limits.low) {
+                self.state = State::Resting { left: self.limits.rest };
+            }
+            self.restart(now_ns, batches, items);
+            return;
+        }
+        let (since_ns, batches_then, items_then) = self.since;
+        if self.starved {
+            self.restart(now_ns, batches, items);
+            return;
+        }
+        if batches.saturating_sub(batches_then) < 2 * self.bounds.0 {
+            return;
+        }
+        let elapsed_ns = now_ns.saturating_sub(since_ns).max(1);
+        let rate = items.saturating_sub(items_then) as f64 * 1e9 / elapsed_ns as f64;
+        self.rate = Some(rate);
+        self.judge(rate);
+        self.restart(now_ns, batches, items);
+    }
+
+    fn restart(&mut self, now_ns: u64, batches: u64, items: u64) {
+        self.since = (now_ns, batches, items);
+        self.starved = false;
+    }
+
+    fn judge(&mut self, rate: f64) {
+        match self.state {
+            State::Measuring => self.try_raise(Knob::Size, rate),
+            State::Trying { knob, from, rate: before } => {
+                if rate >= before * (1.0 + self.limits.gain) {
+                    self.raises += 1;
+                    self.try_raise(knob, rate);
+                } else {
+                    self.bounds = from;
+                    match knob {
+                        Knob::Size => self.try_raise(Knob::Batches, before),
+                        Knob::Batches => self.state = State::Resting { left: self.limits.rest },
+                    }
+                }
+            }
+            State::Resting { left: 0 | 1 } => self.state = State::Measuring,
+            State::Resting { left } => self.state = State::Resting { left: left - 1 },
+            State::Short => {}
+        }
+    }
+
+    /// Raises a bound for the next period; the other one, or rest, where it is at its most.
+    fn try_raise(&mut self, knob: Knob, rate: f64) {
+        let from = self.bounds;
+        let Limits { batches: (.., most_batches), batch_size: (.., most_size), .. } = self.limits;
+        self.bounds = match knob {
+            Knob::Size => (from.0, from.1.saturating_mul(4).min(most_size)),
+            Knob::Batches => (from.0.saturating_mul(2).min(most_batches), from.1),
+        };
+        self.state = match (self.bounds == from, knob) {
+            (false, _) => State::Trying { knob, from, rate },
+            (true, Knob::Size) => return self.try_raise(Knob::Batches, rate),
+            (true, Knob::Batches) => State::Resting { left: self.limits.rest },
+        };
+    }
+
+    fn shrink(&mut self) {
+        // A raise that was being tried is the first thing to go.
+        if let State::Trying { from, .. } = self.state {
+            self.bounds = from;
+        }
+        self.state = State::Short;
+        let (batches, size) = self.bounds;
+        let (least_batches, least_size) = (self.limits.batches.0, self.limits.batch_size.0);
+        let next = if size > least_size {
+            (batches, (size / 2).max(least_size))
+        } else {
+            ((batches / 2).max(least_batches), size)
+        };
+        if next != self.bounds {
+            self.shrinks += 1;
+            self.bounds = next;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A machine whose throughput depends on the bounds, on a clock of its own.
+    struct Simulated {
+        controller: Controller,
+        now_ns: u64,
+        batches: u64,
+        items: u64,
+    }
+
+    impl Simulated {
+        fn new(limits: Limits) -> Self {
+            Simulated { controller: Controller::new(limits, 0), now_ns: 0, batches: 0, items: 0 }
+        }
+
+        /// One period at this many items per second.
+        fn period(&mut self, rate: impl Fn(u64, u64) -> f64, memory: Option<f64>) -> (u64, u64) {
+            let period = self.controller.limits.period_ns;
+            let (n, b) = self.controller.bounds();
+            assert!(!self.controller.is_due(self.now_ns));
+            self.now_ns += period;
+            let done = (rate(n, b) * period as f64 / 1e9) as u64;
+            self.items += done;
+            self.batches += done / b;
+            assert!(self.controller.is_due(self.now_ns));
+            self.controller.observe(self.now_ns, self.batches, self.items, memory);
+            self.controller.bounds()
+        }
+    }
+
+    /// As in the paper: batches below a threshold cost much, one batch alone waits for stragglers.
+    fn flat_from(threshold: u64, batches: u64) -> impl Fn(u64, u64) -> f64 {
+        move |n, b| 1e9 * (b as f64 / threshold as f64).min(1.0) * (n as f64 / batches as f64).min(1.0)
+    }
+
+    #[test]
+    fn it_grows_until_throughput_flattens_and_then_rests() {
+        let mut machine = Simulated::new(Limits::default());
+        let rate = flat_from(1_000, 4);
+        for _ in 0..12 {
+            machine.period(&rate, Some(0.2));
+        }
+        assert_eq!(machine.controller.bounds(), (4, 1024), "the least powers that reach the plateau");
+        assert_eq!(machine.controller.phase(), Phase::Settled);
+        assert_eq!(machine.controller.moves(), (3, 0));
+        assert_eq!(machine.controller.rate(), Some(1e9));
+        for _ in 0..machine.controller.limits.rest - 10 {
+            assert_eq!(machine.period(&rate, Some(0.2)), (4, 1024));
+        }
+    }
+
+    #[test]
+    fn after_a_rest_it_follows_a_machine_that_has_changed() {
+        let mut machine = Simulated::new(Limits { rest: 5, ..Limits::default() });
+        for _ in 0..12 {
+            machine.period(flat_from(64, 2), None);
+        }
+        assert_eq!(machine.controller.bounds(), (2, 64));
+        for _ in 0..40 {
+            machine.period(flat_from(16_000, 2), None);
+        }
+        assert_eq!(machine.controller.bounds(), (2, 16_384));
+    }
+
+    #[test]
+    fn it_never_leaves_its_limits() {
+        let limits = Limits { batches: (2, 3, 5), batch_size: (10, 20, 50), rest: 1, ..Limits::default() };
+        let mut machine = Simulated::new(limits);
+        for turn in 0..60 {
+            // More is always better, but now and then memory is short.
+            let (n, b) = machine.period(|n, b| 1e8 * (n * b) as f64, Some(if turn % 20 > 14 { 0.9 } else { 0.1 }));
+            assert!((2..=5).contains(&n) && (10..=50).contains(&b), "{n} batches of {b}");
+        }
+    }
+
+    #[test]
+    fn short_memory_shrinks_size_then_batches_and_room_lets_it_grow_again() {
+        let limits = Limits { batches: (1, 4, 64), batch_size: (16, 64, 1 << 20), rest: 3, ..Limits::default() };
+        let mut machine = Simulated::new(limits);
+        let rate = flat_from(64, 4);
+        let seen: Vec<_> = (0..6).map(|_| machine.period(&rate, Some(0.9))).collect();
+        assert_eq!(seen, [(4, 32), (4, 16), (2, 16), (1, 16), (1, 16), (1, 16)]);
+        assert_eq!((machine.controller.phase(), machine.controller.moves()), (Phase::Short, (0, 4)));
+        // Between the two shares nothing moves.
+        assert_eq!(machine.period(&rate, Some(0.8)), (1, 16));
+        assert_eq!(machine.controller.phase(), Phase::Short);
+        for _ in 0..4 {
+            assert_eq!(machine.period(&rate, Some(0.3)), (1, 16), "it rests first");
+        }
+        while machine.controller.phase() == Phase::Growing || machine.controller.moves().0 == 0 {
+            machine.period(&rate, Some(0.3));
+        }
+        assert_eq!(machine.controller.bounds(), (4, 64));
+    }
+
+    #[test]
+    fn a_raise_under_trial_is_taken_back_before_anything_shrinks() {
+        let mut machine = Simulated::new(Limits::default());
+        assert_eq!(machine.period(flat_from(1_000, 2), Some(0.1)), (2, 256), "tried");
+        assert_eq!(machine.period(flat_from(1_000, 2), Some(0.95)), (2, 32), "half of what it was before");
+    }
+
+    #[test]
+    fn periods_without_input_or_with_too_few_batches_are_not_judged() {
+        let mut machine = Simulated::new(Limits::default());
+        for _ in 0..10 {
+            machine.controller.starved();
+            assert_eq!(machine.period(flat_from(1_000, 4), None), (2, 64));
+        }
+        assert_eq!(machine.controller.rate(), None);
+        // Three of the four batches that make two windows finish in the first period: it goes on watching.
+        let mut slow = Controller::new(Limits::default(), 0);
+        slow.observe(20_000_000, 3, 192, None);
+        assert_eq!(slow.rate(), None);
+        slow.observe(40_000_000, 4, 256, None);
+        assert_eq!(slow.rate(), Some(256.0 / 0.04));
+        // Memory is looked at nevertheless.
+        slow.observe(60_000_000, 4, 256, Some(1.0));
+        assert_eq!(slow.phase(), Phase::Short);
+    }
+
+    #[test]
+    fn limits_are_checked() {
+        let good = Limits::default();
+        assert_eq!(good.check(), Ok(()));
+        let zero = Limits { batches: (0, 1, 2), ..good.clone() };
+        assert_eq!(zero.check(), Err(BoundsError::Zero { what: "batches" }));
+        let reversed = Limits { batch_size: (8, 4, 16), ..good.clone() };
+        assert_eq!(reversed.check(), Err(BoundsError::Reversed { what: "batch_size", least: 8, most: 4 }));
+        let reversed = Limits { batches: (1, 9, 8), ..good.clone() };
+        assert_eq!(reversed.check(), Err(BoundsError::Reversed { what: "batches", least: 9, most: 8 }));
+        let many = Limits { batches: (1, 2, u64::MAX), ..good };
+        assert!(matches!(many.check(), Err(BoundsError::Overflow { .. })));
+    }
+}

@@ -1,0 +1,71 @@
+//! Flow control of parts of a dataflow by progress alone: Faucet.
+//!
+//! A bounded scope holds at most N batches of B items per worker in its body; what is more waits at its ingress, as inputs that are
+//! not expanded yet. It is a composition of what every program has: a nested scope, an operator that holds back, a probe.
+//! So bodies may exchange, loop and contain bounded scopes themselves, and an edge that is full blocks nobody: there is no
+//! such edge.
+//!
+//! | module | owns |
+//! |---|---|
+//! | [`faucet`] | the wrapper: enter, batcher, body, probe, leave |
+//! | [`batcher`] | the operator at the ingress, its events |
+//! | `window` | which batches are admitted and unfinished; why it always goes on |
+//! | `expand` | from an input to its items, lazily |
+//! | [`bounds`] | N and B: fixed or adaptive, checked |
+//! | [`controller`], [`memory`] | finding N and B while running |
+//! | [`batch`] | the coordinate of times that numbers batches |
+//! | [`monitor`], [`error`] | figures, failures |
+//!
+//! ```
+//! use penstock_bounded::{BoundedStream, Bounds};
+//! use penstock_dataflow::{BoxError, execute, fabric};
+//!
+//! let threads = execute(fabric::threads(2), |worker| {
+//!     let bounds = Bounds::fixed(4, 1_000)?;
+//!     let (mut input, monitor) = worker.dataflow::<u64, _>("surge", |scope| {
+//!         let (input, numbers) = scope.new_input::<Vec<u64>>();
+//!         // Two inputs become two million items, of which eight thousand at most exist at a time.
+//!         let (_, monitor) = numbers.bounded_flat_map(bounds, |many| 0..many, |_, items| items.exchange_by(|item| *item));
+//!         (input, monitor)
+//!     });
+//!     input.send(vec![1_000_000]);
+//!     input.close();
+//!     while worker.step_or_park(None)? {}
+//!     Ok::<_, BoxError>(monitor.stats())
+//! });
+//! for thread in threads {
+//!     let stats = thread.join().unwrap()?;
+//!     assert_eq!((stats.admitted_items, stats.unfinished), (1_000_000, 0));
+//!     assert!(stats.maximum <= 4 && stats.maximum_items <= 4_000);
+//! }
+//! # Ok::<(), penstock_dataflow::Error>(())
+//! ```
+//!
+//! **What is bounded.** Items admitted and unfinished: at most `N * B` per worker, over all outer times together unless an earlier
+//! outer time gets input after a later one was begun. Memory is what a body makes of them. Input of an outer time that is still
+//! open, beyond N batches, waits as it came; feed in epochs that close. What has left the scope is not bounded by it.
+//!
+//! **What never finishes.** A body that holds a batch for ever, for example by waiting for the end of the outer time before it answers,
+//! holds the window shut: [`Stats::holding`] says which batch. Such an operator belongs behind the scope.
+//!
+//! Source: Lattuada, McSherry, Chothia: Faucet (BeyondMR 2016), F-01 to F-10. Beyond it: N and B that adapt.
+
+pub mod batch;
+pub mod batcher;
+pub mod bounds;
+pub mod controller;
+pub mod error;
+mod expand;
+pub mod faucet;
+pub mod memory;
+pub mod monitor;
+mod window;
+
+pub use batch::{Batch, BatchTime, Batched};
+pub use batcher::{Event, Observer};
+pub use bounds::{Bounds, BoundsError, Clock};
+pub use controller::{Controller, Limits, Phase};
+pub use error::{Failure, OnFailure};
+pub use faucet::{BoundedStream, Egress, Faucet, Gate};
+pub use memory::Memory;
+pub use monitor::{Monitor, Stats};
