@@ -34,6 +34,11 @@ def nexmark_data() -> Path:
 
 
 @pytest.fixture(scope="session")
+def tpcxbb_data() -> Path:
+    return data_folder("tpcxbb")
+
+
+@pytest.fixture(scope="session")
 def text_data() -> Path:
     return data_folder("text")
 

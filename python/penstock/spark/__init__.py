@@ -3,8 +3,9 @@
 ``penstock.spark.run(flow, df)`` runs a flow as a Spark batch job. `Engine` keeps keyed state
 resident beside a Structured Streaming query. `apply_in_pandas_with_state` takes a function
 written for Spark's ``applyInPandasWithState`` to either. `gang` runs a program on tasks that
-work together as workers; `cause_of` finds penstock's error in what Spark raises. Only modules
-below this package import pyspark, and they do it when they are used.
+work together as workers; `ordered` and `ordered_partitions` run functions and pipelines on the
+CPUs of each task and keep the order; `cause_of` finds penstock's error in what Spark raises.
+Only modules below this package import pyspark, and they do it when they are used.
 
 Examples
 --------
@@ -22,6 +23,7 @@ from penstock.spark.batch import run
 from penstock.spark.failures import cause_of
 from penstock.spark.gang import gang
 from penstock.spark.guard import require_classic
+from penstock.spark.ordered import ordered, ordered_partitions
 from penstock.spark.pandas_state import StatefulStream, apply_in_pandas_with_state
 from penstock.spark.partitions import map_in_arrow
 
@@ -35,6 +37,8 @@ __all__ = [
     "cause_of",
     "gang",
     "map_in_arrow",
+    "ordered",
+    "ordered_partitions",
     "require_classic",
     "run",
 ]

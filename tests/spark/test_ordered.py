@@ -1,0 +1,216 @@
+"""Ordered functions inside Spark tasks: order, errors at their place, nothing left of a task that ends."""
+
+from __future__ import annotations
+
+import random
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import cloudpickle
+import pyarrow as pa
+import pyarrow.compute as pc
+import pytest
+
+import penstock as pk
+from engine_support import frame
+from penstock import ordered
+from penstock.errors import ConfigError, SchemaError, UserFunctionError
+from penstock.spark import ordered as spark_ordered
+from penstock.spark.collect import to_table
+from penstock.workloads import tpcxbb
+from tpcxbb_support import BAGS, expected, some_clicks, some_lines, write
+
+#: Far beyond what anything here takes, far below waiting for ever.
+LIMIT_S = 60.0
+
+
+@pytest.fixture(autouse=True)
+def by_value() -> Iterator[None]:
+    """Spark's workers cannot import this file: ship its functions, as those of a notebook are."""
+    cloudpickle.register_pickle_by_value(sys.modules[__name__])
+    yield
+    cloudpickle.unregister_pickle_by_value(sys.modules[__name__])
+
+
+def twice(batch: pa.RecordBatch) -> pa.RecordBatch:
+    return pa.record_batch({"id": pc.multiply(batch.column("id"), 2)})
+
+
+def gone(pid: int) -> bool:
+    """Whether a process has ended; one that nobody has waited for yet has."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] in "ZX"
+    except OSError:
+        return True
+
+
+def noted(folder: Path) -> list[int]:
+    return [int(path.name) for path in folder.glob("[0-9]*")]
+
+
+@pytest.mark.spark
+@pytest.mark.parametrize("mode", ["auto", "inline"])
+def test_rows_leave_in_order(spark: Any, mode: str) -> None:
+    spark.conf.set("spark.sql.execution.arrow.maxRecordsPerBatch", "97")
+    df = spark.range(0, 3_000, 1, 2)
+    over_batches = pk.spark.ordered(twice, "id bigint", mode=mode, workers=2)
+    assert to_table(df.mapInArrow(over_batches, over_batches.ddl)).column("id").to_pylist() == list(range(0, 6_000, 2))
+
+    def described(row: dict[str, Any]) -> tuple[int, str]:
+        return row["id"], f"row {row['id']}"
+
+    over_rows = pk.spark.ordered(described, "id bigint, text string", rows=True, mode=mode, workers=2)
+    table = to_table(df.mapInArrow(over_rows, over_rows.ddl))
+    assert table.column("text").to_pylist() == [f"row {number}" for number in range(3_000)]
+    rdd = spark.sparkContext.parallelize(range(500), 2)
+    squares = rdd.mapPartitions(pk.spark.ordered_partitions(lambda n: n * n, mode=mode, workers=2))
+    assert squares.collect() == [n * n for n in range(500)]
+    spark.conf.unset("spark.sql.execution.arrow.maxRecordsPerBatch")
+
+
+@pytest.mark.spark
+def test_a_pipeline_has_its_state_per_partition_and_ends_with_it(spark: Any) -> None:
+    def running(total: int, row: dict[str, Any]) -> tuple[int, list[tuple[str, int]]]:
+        return total + row["id"], [("sum", total + row["id"])]
+
+    line = ordered.Pipeline(
+        [ordered.stateful(running, initial=0, finish=lambda total: [("end", total)]), ordered.filter(lambda row: row)]
+    )
+    sums = pk.spark.ordered(line, "what string, total bigint", rows=True, workers=2, mode="inline")
+    got = spark.range(0, 8, 1, 2).mapInArrow(sums, sums.ddl).collect()
+    assert [row.total for row in got if row.what == "sum"] == [0, 1, 3, 6, 4, 9, 15, 22]
+    assert [row.total for row in got if row.what == "end"] == [6, 22]
+
+
+@pytest.mark.spark
+def test_tpcxbb_on_spark_is_tpcxbb_here(spark: Any, tmp_path: Path) -> None:
+    rng = random.Random(12)
+    clicks, sales = some_clicks(rng, 200), some_lines(rng, 60)
+    folder = write(tmp_path, random.Random(1).sample(clicks, len(clicks)), sales)
+    for name, wanted in expected(clicks, sales).items():
+        table = tpcxbb.run_spark(tpcxbb.find(name), folder, spark, workers=2)
+        rows = list(zip(*(column.to_pylist() for column in table.columns), strict=True))
+        assert (sorted(rows) if name in BAGS else rows) == wanted, name
+    write(tmp_path, [], [])
+    assert tpcxbb.run_spark(tpcxbb.find("q4"), folder, spark).to_pylist() == [
+        {"pages": None, "sessions": 0, "avg_pages": None}
+    ]
+    assert tpcxbb.run_spark(tpcxbb.find("q1"), folder, spark).num_rows == 0
+    write(tmp_path, [clicks[0], clicks[1], clicks[1]], [])
+    with pytest.raises(SchemaError, match=r"web_clickstreams\.parquet has seq 3 twice"):
+        tpcxbb.run_spark(tpcxbb.find("q2_sessions"), folder, spark)
+
+
+@pytest.mark.spark
+@pytest.mark.parametrize("mode", ["inline"])
+def test_a_function_that_raises_names_its_row_at_the_driver(spark: Any, mode: str) -> None:
+    def picky(row: dict[str, Any]) -> tuple[int]:
+        if row["id"] == 77:
+            raise ValueError("no such price")
+        return (row["id"],)
+
+    failing = pk.spark.ordered(picky, "id bigint", rows=True, mode=mode, workers=2)
+    with pytest.raises(Exception, match="no such price") as caught:
+        spark.range(0, 100, 1, 1).mapInArrow(failing, failing.ddl).collect()
+    cause = pk.spark.cause_of(caught.value)
+    assert isinstance(cause, UserFunctionError)
+    assert "row 77 of partition 0: ValueError: no such price" in str(cause)
+    assert cause.file == __file__
+
+
+@pytest.mark.spark
+def test_what_cannot_be_shipped_is_told_at_the_call(spark: Any) -> None:
+    lock = threading.Lock()
+    with pytest.raises(ConfigError, match="cannot be sent to Spark's Python workers"):
+        pk.spark.ordered(lambda batch: (lock, batch), "id bigint")
+    empty = pk.spark.ordered(twice, "id bigint")
+    assert frame(spark, pa.table({"id": pa.array([], pa.int64())})).mapInArrow(empty, empty.ddl).count() == 0
+
+
+def one(f: Any, schema: Any, rows: bool = True) -> list[pa.RecordBatch]:
+    batch = pa.record_batch({"id": [1, 2]})
+    return list(pk.spark.ordered(f, schema, rows=rows, workers=1, mode="inline")([batch]))
+
+
+def test_wrong_results_are_named() -> None:
+    for f, says in [
+        (lambda row: (1, 2), "result 0 has 2 values, expected 1 (id)"),
+        (lambda row: {"ident": 1}, "result 0 has the columns ident; expected id"),
+        (lambda row: None, "result 0 is None, expected a RecordBatch, or a row"),
+        (lambda row: ("one",) if row["id"] == 2 else (1,), "result 1 has 'one' in column 'id', expected int64"),
+        (lambda row: (2**70,), "result 0 has 1180591620717411303424 in column 'id', expected int64"),
+        (lambda row: pa.record_batch({"other": [1]}), "result 0: has no column 'id'; it has other"),
+    ]:
+        with pytest.raises(SchemaError) as caught:
+            one(f, "id bigint")
+        assert says in str(caught.value)
+    with pytest.raises(SchemaError, match="result 1 has a null in column 'id', which is NOT NULL"):
+        one(lambda row: (None if row["id"] == 2 else 1,), "id bigint NOT NULL")
+    with pytest.raises(SchemaError, match=r"is \[1\], not a pyarrow RecordBatch; rows need a schema"):
+        one(lambda batch: [1], None, rows=False)
+    assert one(twice, None, rows=False)[0].column("id").to_pylist() == [2, 4]
+    mixed = one(lambda row: (1,) if row["id"] == 1 else pa.record_batch({"id": pa.array([7], pa.int8())}), "id bigint")
+    assert [batch.to_pydict() for batch in mixed] == [{"id": [1]}, {"id": [7]}]
+
+
+def test_errors_of_the_input_stay_what_they_are() -> None:
+    def broken() -> Iterator[int]:
+        yield 1
+        raise OSError("the disk is gone")
+
+    results = pk.spark.ordered_partitions(lambda n: n, workers=1, mode="inline")(broken())
+    assert next(results) == 1
+    with pytest.raises(OSError, match="the disk is gone"):
+        next(results)
+
+
+def test_bad_arguments_are_refused_at_the_call() -> None:
+    for arguments, says in [
+        ({"f": 7}, "needs a function or a penstock.Pipeline, not a int"),
+        ({"workers": 0}, "workers=0 must be"),
+        ({"in_flight": True}, "in_flight=True must be"),
+        ({"chunk": 1.5}, "chunk=1.5 must be"),
+        ({"mode": "fast"}, "mode='fast' is unknown; the modes are auto"),
+        ({"timeout": -1}, "timeout=-1 must be"),
+    ]:
+        with pytest.raises(ConfigError) as caught:
+            pk.spark.ordered_partitions(**({"f": abs} | arguments))
+        assert says in str(caught.value)
+    with pytest.raises(SchemaError, match="needs the schema of the rows"):
+        pk.spark.ordered(abs, rows=True)
+    with pytest.raises(SchemaError, match="was given no schema"):
+        _ = pk.spark.ordered(abs).ddl
+
+
+def test_workers_are_the_cpus_of_the_task(monkeypatch: pytest.MonkeyPatch) -> None:
+    from penstock.spark import ordered as function
+
+    module = sys.modules[function.__module__]
+
+    class Context:
+        def cpus(self) -> int:
+            return 3
+
+        def partitionId(self) -> int:
+            return 5
+
+    asked: list[Any] = []
+
+    class Out(list[int]):
+        def __next__(self) -> int:
+            raise StopIteration
+
+        def close(self) -> None: ...
+
+    def start(f: Any, items: Any, options: dict[str, Any]) -> Any:
+        asked.append(options["workers"])
+        return Out()
+
+    monkeypatch.setattr(module, "_context", Context)
+    monkeypatch.setattr(module, "_start", start)
+    assert list(spark_ordered(twice, "id bigint")([])) == []
+    assert list(spark_ordered(twice, "id bigint", workers=2)([])) == []
+    assert asked == [3, 2]
