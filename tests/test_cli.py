@@ -6,6 +6,7 @@ import gzip
 import json
 import math
 import os
+import random
 import signal
 import subprocess
 import sys
@@ -19,6 +20,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from penstock.cli import main
+from tpcxbb_support import BAGS, expected, some_clicks, some_lines, write
 
 
 @pytest.fixture
@@ -62,7 +64,7 @@ def bag(path: Path) -> Counter[tuple[Any, ...]]:
 
 
 def test_help_teaches(capsys: pytest.CaptureFixture[str]) -> None:
-    for command in ("nexmark", "wordcount"):
+    for command in ("nexmark", "tpcxbb", "wordcount"):
         assert main([command, "--help"]) == 0
         text = capsys.readouterr().out
         assert "Examples" in text and f"penstock {command} --" in text
@@ -152,6 +154,73 @@ def test_usage_errors(bids: Path, tmp_path: Path, capsys: pytest.CaptureFixture[
     ]:
         assert says in refused(capsys, *arguments), arguments
     assert sorted(path.name for path in tmp_path.iterdir()) == ["site"]
+
+
+@pytest.fixture
+def shop(tmp_path: Path) -> Path:
+    """A small web shop with stores."""
+    rng = random.Random(3)
+    return write(tmp_path / "shop", some_clicks(rng, 200), some_lines(rng, 50))
+
+
+def test_tpcxbb_report_and_output(shop: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    rng = random.Random(3)
+    wanted = expected(some_clicks(rng, 200), some_lines(rng, 50))
+    output = tmp_path / "out.parquet"
+    for number, (query, rows) in enumerate(wanted.items()):
+        given = ["tpcxbb", "--query", query, "--input", str(shop), "--output", str(output)]
+        given += ["--workers", "2", "--mode", "inline", "--queue", ("hybrid", "partitioned")[number % 2]]
+        given += ["--scheduler", ("adaptive", "qst", "lip", "et", "ct")[number % 5], "--batch-rows", "17"]
+        facts = report(capsys, *given)
+        assert facts["query"] == query and facts["host"] == "local" and facts["workers"] == 2
+        assert facts["queue"] in given and facts["scheduler"] in given and facts["mode"] == "inline"
+        assert facts["output_rows"] == len(rows) and facts["rows"] == (200 if query[1] in "234" else len(sales(shop)))
+        got = [tuple(row.values()) for row in pq.read_table(output).to_pylist()]
+        assert (sorted(got) if query in BAGS else got) == rows, query
+    assert main(["tpcxbb", "--query", "q4", "--input", str(shop), "--output", str(output)]) == 0
+    text = capsys.readouterr()
+    assert text.out.startswith("200 rows in ") and text.err == ""
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["out.parquet", "shop"]
+
+
+def sales(shop: Path) -> pa.Table:
+    return pq.read_table(shop / "store_sales.parquet")
+
+
+def test_tpcxbb_says_what_is_wrong(shop: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    output = tmp_path / "out.parquet"
+    good = {"query": "q4", "input": str(shop), "output": str(output)}
+
+    def with_options(**changed: str) -> list[str]:
+        options = {f"--{name.replace('_', '-')}": value for name, value in (good | changed).items()}
+        return ["tpcxbb", *(word for pair in options.items() for word in pair)]
+
+    for arguments, says in [
+        (with_options(query="q2_session"), "--query: query 'q2_session' is unknown (did you mean q2_sessions?)"),
+        (with_options(query="xyz"), "the queries are q1_pairs, q1, q2_sessions,"),
+        (with_options(input=str(tmp_path / "nowhere")), "nowhere: is no folder"),
+        (with_options(output=str(tmp_path)), "is a folder; name a file"),
+        (with_options(workers="0"), "--workers 0: expected 1 to 256"),
+        (with_options(workers="1000"), "--workers 1000: expected 1 to 256"),
+        (with_options(host="engine"), "--host"),
+        (with_options(queue="shared"), "--queue"),
+        (with_options(scheduler="best"), "--scheduler"),
+        (with_options(mode="fast"), "--mode"),
+        (with_options(batch_rows="0"), "--batch-rows 0"),
+    ]:
+        assert says in refused(capsys, *arguments), arguments
+    pages = shop / "web_page.parquet"
+    pq.write_table(pq.read_table(pages).rename_columns(["wp_web_page_sk", "type"]), pages)
+    for host in ("local", "spark"):
+        told = refused(capsys, *with_options(host=host), code=1)
+        assert "web_page.parquet has no column 'wp_type'; it has wp_web_page_sk, type" in told
+        told = refused(capsys, *with_options(host=host, query="q15", input=str(tmp_path)), code=1)
+        assert f"cannot read {tmp_path}/params.json" in told
+    (shop / "params.json").write_text('{"session_timeout_s": "1h"}')
+    assert "session_timeout_s is '1h'; expected a whole number" in refused(
+        capsys, *with_options(query="q2_sessions"), code=1
+    )
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["shop"]
 
 
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="this platform has no pipes with names")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import os
+import random
 import signal
 import subprocess
 import sys
@@ -18,6 +19,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from penstock.cli import main
+from tpcxbb_support import expected, some_clicks, write
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(300)]
 
@@ -124,3 +126,18 @@ def test_interrupt_leaves_nothing(site: Path, tmp_path: Path, to_group: bool) ->
     assert (program.returncode, out, errors) == (130, "", "penstock: interrupted\n")
     nothing_left(tmp_path, program.pid)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["site", "tmp"]
+
+
+def test_tpcxbb_in_one_task(tmp_path: Path) -> None:
+    rng = random.Random(4)
+    clicks = some_clicks(rng, 300)
+    shop = write(tmp_path / "shop", random.Random(1).sample(clicks, len(clicks)), [])
+    output = tmp_path / "out.parquet"
+    given = ["tpcxbb", "--query", "q2_sessions", "--input", str(shop), "--output", str(output), "--workers", "2"]
+    program = start(tmp_path, *given, "--host", "spark", "--mode", "inline", "--queue", "partitioned", "--json")
+    out, errors = program.communicate()
+    assert program.returncode == 0, errors
+    assert errors == "" and json.loads(out)["rows"] == 300
+    rows = [tuple(row.values()) for row in pq.read_table(output).to_pylist()]
+    assert rows == expected(clicks, [])["q2_sessions"]
+    nothing_left(tmp_path, program.pid)

@@ -16,7 +16,7 @@ from typing import Annotated
 
 import typer
 
-from penstock.cli import bench, demo, nexmark, report, wordcount
+from penstock.cli import bench, demo, nexmark, report, tpcxbb, wordcount
 from penstock.cli.common import UsageError, one_line
 from penstock.errors import PenstockError
 
@@ -34,6 +34,7 @@ app.command(name="bench")(bench.bench)
 app.command(name="demo")(demo.demo)
 app.command(name="nexmark", epilog=nexmark.EPILOG)(nexmark.nexmark)
 app.command(name="report")(report.report)
+app.command(name="tpcxbb", epilog=tpcxbb.EPILOG)(tpcxbb.tpcxbb)
 app.command(name="wordcount", epilog=wordcount.EPILOG)(wordcount.wordcount)
 
 

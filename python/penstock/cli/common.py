@@ -40,6 +40,7 @@ __all__ = [
     "Report",
     "Strategy",
     "UsageError",
+    "bar",
     "check_output",
     "local_host",
     "one_line",
@@ -323,7 +324,7 @@ def local_host(
 
     with (
         LocalSession(flow, report.workers, late=late, batch_rows=batch_rows) as session,
-        _bar(progress, total) as step,
+        bar(progress, total) as step,
     ):
         fed = _fed(session, flow, source, report, total, moves, strategy, batch_rows)
         for batch in session.run(fed):
@@ -451,7 +452,8 @@ def _interrupt_later() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _bar(progress: bool, total: int) -> Iterator[Any]:
+def bar(progress: bool, total: int) -> Iterator[Any]:
+    """Show a progress bar while the block runs, if asked to; yields what takes the rows that are done."""
     if not progress:
         yield lambda rows: None
         return

@@ -1,0 +1,156 @@
+"""``penstock tpcxbb``: TPCx-BB queries over ordered streams of clicks and sales."""
+
+from __future__ import annotations
+
+import contextlib
+import enum
+import sys
+import time
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Annotated
+
+import pyarrow as pa
+import typer
+
+from penstock.cli.common import Report, UsageError, bar, check_output, spark_session, whole_file
+from penstock.errors import ConfigError
+from penstock.workloads import tpcxbb as workload
+
+__all__ = ["EPILOG", "tpcxbb"]
+
+#: No machine has more, and each is a thread or a process.
+_MOST_WORKERS = 256
+
+EPILOG = """
+**Queries**
+
+q1_pairs, q1: items sold on one ticket, and the 100 pairs sold together most often.
+q2_sessions, q2_pairs, q2: sessions of users, the items viewed together with one, and the 30 viewed most often.
+q3_views, q3: the last views before each purchase of an item, and the 100 items viewed most often.
+q4_carts, q4: sessions that end with an abandoned cart, and their average length.
+q15_all, q15: a line through the daily sales of each category, and the categories that do not grow.
+
+q1, q2_sessions, q2, q3 and q15 are written in their order, the others as a bag. The queries need params.json,
+web_clickstreams.parquet or store_sales.parquet, and most of them item.parquet or web_page.parquet.
+
+**Examples**
+
+`penstock tpcxbb --query q2_sessions --input DIR --output out.parquet`
+
+`penstock tpcxbb --query q1 --input DIR --output out.parquet --workers 2 --mode processes --json`
+
+`penstock tpcxbb --query q4 --input DIR --output out.parquet --workers 2 --queue partitioned --scheduler et`
+
+`penstock tpcxbb --query q3 --input DIR --output out.parquet --host spark --workers 2`
+"""
+
+
+class Where(str, enum.Enum):
+    """Where the pipeline runs."""
+
+    local = "local"
+    spark = "spark"
+
+
+class Queue(str, enum.Enum):
+    """How rows wait for the worker of their key."""
+
+    hybrid = "hybrid"
+    partitioned = "partitioned"
+
+
+class Scheduler(str, enum.Enum):
+    """Which operator a free worker serves next."""
+
+    adaptive = "adaptive"
+    qst = "qst"
+    lip = "lip"
+    et = "et"
+    ct = "ct"
+
+
+class Mode(str, enum.Enum):
+    """Where the steps run."""
+
+    auto = "auto"
+    inline = "inline"
+    threads = "threads"
+    processes = "processes"
+
+
+def tpcxbb(
+    query: Annotated[str, typer.Option(help=f"Which output: {', '.join(workload.QUERIES)}.")],
+    input: Annotated[Path, typer.Option(help="Folder with params.json and the tables, one Parquet file each.")],
+    output: Annotated[Path, typer.Option(help="Parquet file to write; replaced when all went well.")],
+    host: Annotated[Where, typer.Option(help="Where: this process, or one task of a Spark job.")] = Where.local,
+    workers: Annotated[int, typer.Option(help="Workers of the pipeline.")] = 1,
+    queue: Annotated[
+        Queue,
+        typer.Option(
+            help="How rows wait for the worker of their key: in the order of their arrival (hybrid), or a queue for"
+            " each partition of keys by itself."
+        ),
+    ] = Queue.hybrid,
+    scheduler: Annotated[
+        Scheduler,
+        typer.Option(
+            help="Which operator a free worker serves: the earliest with room behind it (qst), the latest with work"
+            " (lip), the one with most work (et), the slowest (ct), or what measures best (adaptive)."
+        ),
+    ] = Scheduler.adaptive,
+    mode: Annotated[
+        Mode,
+        typer.Option(help="Where the steps run: as measured while running (auto), in the caller, threads, processes."),
+    ] = Mode.auto,
+    batch_rows: Annotated[int, typer.Option(help="Rows of the stream that are read at once.")] = 8192,
+    json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")] = False,
+) -> None:
+    """Run a TPCx-BB query as an ordered pipeline over a stream of clicks or sales, and write its result as Parquet.
+
+    The result is that of one pass over the rows in the order of their seq: the same for every host, any number of
+    workers, each queue, each scheduler and each mode.
+    """
+    try:
+        asked = workload.find(query)
+    except ConfigError as error:
+        raise UsageError(f"--query: {error}") from error
+    if not 1 <= workers <= _MOST_WORKERS:
+        raise UsageError(f"--workers {workers}: expected 1 to {_MOST_WORKERS}")
+    if batch_rows < 1:
+        raise UsageError(f"--batch-rows {batch_rows}: at least 1 row is needed")
+    if not input.is_dir():
+        raise UsageError(f"--input {input}: is no folder; name the folder that holds params.json and the tables")
+    check_output(output)
+    report = Report("tpcxbb", host.value, workers, str(output))
+    how = {"mode": mode.value, "scheduler": scheduler.value, "queue": queue.value}
+    report.more = {"query": query, **how}
+    report.rows = workload.check(asked, input)
+    begin = time.perf_counter()
+    with whole_file(output) as part:
+        if host is Where.local:
+            with bar(not json and sys.stderr.isatty(), report.rows) as step:
+                results = workload.run_local(asked, input, workers=workers, batch_rows=batch_rows, step=step, **how)
+                with contextlib.closing(results):
+                    report.output_rows = _write(results, asked.schema, part)
+        else:
+            with spark_session(f"penstock tpcxbb {query}", workers, workers) as (spark, _):
+                table = workload.run_spark(asked, input, spark, workers=workers, **how)
+            report.output_rows = _write(table.to_batches(), table.schema, part)
+    report.seconds = time.perf_counter() - begin
+    report.show(json)
+
+
+def _write(results: Iterable[pa.RecordBatch], schema: pa.Schema, path: Path) -> int:
+    """Write as it comes; sums that may be wide are few, and wait for all of them to tell their type."""
+    import pyarrow.parquet as pq
+
+    if any(pa.types.is_decimal(kind) for kind in schema.types):
+        table = workload.narrow(pa.Table.from_batches(results, schema))
+        results, schema = table.to_batches(), table.schema
+    count = 0
+    with pq.ParquetWriter(path, schema) as writer:
+        for batch in results:
+            writer.write_batch(batch)
+            count += batch.num_rows
+    return count
