@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import math
 import os
@@ -378,6 +379,25 @@ def test_a_peer_that_is_not_done_in_time_bounds_the_ratio() -> None:
     assert len(found) == 2 and told == ["stateful_map beside transformWithState: no time was left for it"]
 
 
+@pytest.mark.timeout(300)
+def test_an_ordered_map_beside_its_peers(monkeypatch: pytest.MonkeyPatch) -> None:
+    from penstock.bench import ordered_map
+
+    found: list[Line] = []
+    with machine.pinned():
+        ordered_map.run(Options(quick=True, seconds=0.1), found.append, print, costs=[100], seconds=0.02)
+    peers = [one["case"].partition(" vs ")[2].partition(",")[0] for one in found]
+    kinds = 5 if importlib.util.find_spec("joblib") else 4
+    assert peers[:4] == peers[kinds : kinds + 4]
+    assert peers[:4] == ["serial map", "Pool.imap", "thread executor", "process executor"]
+    assert all("by hand" in one["case"] for one in found if "Pool" in one["case"])
+    assert all(one["ratio"] > 0 and one["conditions"]["items"] >= 8 for one in found)
+    assert sum(bool(targets.judge(one)) for one in found) == 2
+    monkeypatch.setattr(ordered_map, "_ours", lambda more: lambda work, items: iter([0]))
+    with pytest.raises(EngineError, match="ours gave other results than the builtin map; the figures are void"):
+        ordered_map.run(Options(quick=True, seconds=0.1), found.append, print, costs=[100], seconds=0.02)
+
+
 @pytest.mark.spark
 @pytest.mark.timeout(400)
 def test_the_benches_on_spark_at_a_tiny_size() -> None:
@@ -399,12 +419,12 @@ with machine.pinned():
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False, timeout=380)
     assert done.returncode == 0, done.stderr[-3000:]
     found = [json.loads(text) for text in done.stdout.splitlines()]
-    names = ["foreach-batch-count"] * 2 + ["map-in-arrow"] + ["foreach-batch-python-state"] * (len(found) - 3)
+    names = ["foreach-batch-count"] * 2 + ["map-in-arrow"] * 2 + ["foreach-batch-python-state"] * (len(found) - 4)
     assert [one["name"] for one in found] == names
-    assert ["RocksDB" in one["case"] or "default" in one["case"] for one in found[:3]] == [True, True, False]
-    peers = [one["case"].partition(" vs ")[2] for one in found[4:]]
+    assert ["RocksDB" in one["case"] or "default" in one["case"] for one in found[:4]] == [True, True, False, False]
+    peers = [one["case"].partition(" vs ")[2] for one in found[5:]]
     assert peers == ["applyInPandasWithState"] * 2
-    for one in found[:3] + found[4:]:
+    for one in found[:4] + found[5:]:
         assert one["ratio"] > 0 and one["conditions"]["versions"]["spark"] and one["conditions"]["versions"]["java"]
     assert found[0]["conditions"]["durable_snapshots"] is False
     assert _children(os.getpid(), "java") == before

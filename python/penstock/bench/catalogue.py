@@ -59,6 +59,12 @@ BENCHES: tuple[Bench, ...] = (
         "penstock.bench.python_dict",
     ),
     Bench(
+        "ordered-map",
+        "python",
+        "functions of 1 µs to 1 ms in order, beside map, Pool.imap, executors and joblib",
+        "penstock.bench.ordered_map",
+    ),
+    Bench(
         "foreach-batch-count",
         "spark",
         "count per key in foreachBatch, beside Spark's groupBy.count with RocksDB and with the default store",
@@ -73,7 +79,7 @@ BENCHES: tuple[Bench, ...] = (
     Bench(
         "map-in-arrow",
         "spark",
-        "a flow inside mapInArrow, beside the identity function",
+        "a flow and an ordered map inside mapInArrow, beside the identity function",
         "penstock.bench.map_in_arrow",
     ),
 )

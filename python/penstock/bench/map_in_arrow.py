@@ -1,4 +1,4 @@
-"""``map-in-arrow``: a flow inside ``mapInArrow`` beside the identity function: what the helper costs."""
+"""``map-in-arrow``: a flow, and an ordered map, inside ``mapInArrow`` beside the identity: what the helpers cost."""
 
 from __future__ import annotations
 
@@ -28,20 +28,25 @@ def run(options: Options, emit: Emit, tell: Tell, rows: int | None = None) -> No
     import penstock as pk
 
     count = rows or (QUICK if options.quick else FULL)
-    budget = options.budget(1, quick=15, full=60)
+    budget = options.budget(2, quick=15, full=100)
     with streams.session(NAME, tell, residents=False) as (spark, folder):
         frame = spark.read.schema(SCHEMA).parquet(str(_write(folder / "rows.parquet", count)))
         flow = pk.Flow(SCHEMA).map_batches(_same)
-        ours = frame.mapInArrow(flow.map_in_arrow(), flow.output_ddl)
+        in_order = pk.spark.ordered(_same, SCHEMA)
         peer = frame.mapInArrow(_identity, SCHEMA)
-        tell("measuring")
-        paired = compare(budget, _rate(ours, count), _rate(peer, count), left=options.left)
-        totals = [_total(each) for each in (ours, peer, frame)]
-        if totals.count(totals[0]) != 3:
-            raise EngineError(f"{NAME}: the rows are not those of the input; the figures are void")
-        conditions = {"versions": streams.spark_versions(spark), "columns": SCHEMA, "source": "Parquet to noop"}
-    case = f"rows={count} flow of one map vs identity in mapInArrow"
-    emit(line(NAME, case, "M rows/s", "higher", paired, options, conditions))
+        sides = {
+            "flow of one map": frame.mapInArrow(flow.map_in_arrow(), flow.output_ddl),
+            "ordered identity": frame.mapInArrow(in_order, in_order.ddl),
+        }
+        for name, ours in sides.items():
+            tell(f"measuring: {name}")
+            paired = compare(budget, _rate(ours, count), _rate(peer, count), left=options.left)
+            totals = [_total(each) for each in (ours, peer, frame)]
+            if totals.count(totals[0]) != 3:
+                raise EngineError(f"{NAME}: the rows of the {name} are not those of the input; the figures are void")
+            conditions = {"versions": streams.spark_versions(spark), "columns": SCHEMA, "source": "Parquet to noop"}
+            case = f"rows={count} {name} vs identity in mapInArrow"
+            emit(line(NAME, case, "M rows/s", "higher", paired, options, conditions))
 
 
 def _same(batch: pa.RecordBatch) -> pa.RecordBatch:

@@ -137,13 +137,15 @@ TARGETS: tuple[Target, ...] = (
         "foreach-batch-python-state",
         r"keys=(200000|1000000)\b.*vs (apply|transform)",
     ),
-    Target("a flow in mapInArrow, beside the identity", 0.9, "map-in-arrow"),
+    Target("a flow in mapInArrow, beside the identity", 0.9, "map-in-arrow", r"\bflow\b"),
+    Target("an ordered map in mapInArrow, beside the identity", 0.9, "map-in-arrow", r"\bordered\b"),
+    Target("ordered map, never below the builtin map", 0.9, "ordered-map", r"vs serial"),
+    Target("ordered map, from 100 µs an item, 2 cores, beside serial", 1.8, "ordered-map", r"^100+ us .*vs serial"),
     Target("Python state per record, beside bytewax", 7.0),
     Target("extra latency of a migration: fluid, batched, all-at-once", 1.0),
     Target("rescale from 1 to 2 workers while saturated: throughput afterwards", 1.7),
     Target("NEXMark Q3, Q4, Q5, Q8 in process, beside timely", 1.5),
     Target("NEXMark from Python, beside the best of Spark, PyFlink, bytewax, Pathway", 10.0),
-    Target("ordered map, from 100 µs an item, 2 cores, beside serial", 1.8),
     Target("3- and 4-cliques, beside Spark SQL and GraphFrames", 10.0),
 )
 
