@@ -94,6 +94,7 @@ class LiveView:
     _error: BaseException | None = field(default=None, init=False)
     _told: dict[tuple[int, str], str] = field(default_factory=dict, init=False)
     _phase: str = field(default="", init=False)
+    _line: str = field(default="", init=False)
 
     def __enter__(self) -> LiveView:
         if self.console.is_terminal:
@@ -145,8 +146,11 @@ class LiveView:
             if move.state != told:
                 self._told[(index, move.what)] = move.state
                 self._print(f"[{current.elapsed_s:5.1f} s] migration {_move_text(move)}")
-        if line or last or current.phase != self._phase:
-            self._print(plain_line(current))
+        text = plain_line(current)
+        # The time alone is no news when the run is over.
+        if line or current.phase != self._phase or (last and text.partition("] ")[2] != self._line.partition("] ")[2]):
+            self._print(text)
+            self._line = text
         self._phase = current.phase
 
     def _print(self, text: str) -> None:
