@@ -4,6 +4,8 @@
 //! outputs back into the order of their inputs without a lock; [`queue`] hands the items of partitions to workers such that no
 //! partition is worked on twice at a time.
 
+pub mod pipeline;
 pub mod queue;
 pub mod reorder;
+pub mod schedule;
 mod sync;

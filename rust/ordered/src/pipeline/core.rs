@@ -1,0 +1,42 @@
+//! What the threads of a pipeline share.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use super::hub::Hub;
+use super::payload::Payload;
+use super::stage::Stage;
+use crate::schedule::Scheduler;
+
+pub(super) struct Core<P, E> {
+    pub(super) hub: Arc<Hub<P, E>>,
+    pub(super) stages: Vec<Arc<Stage<P, E>>>,
+    pub(super) scheduler: Box<dyn Scheduler>,
+    /// When the window of CT began.
+    window_ns: AtomicU64,
+}
+
+impl<P: Payload, E: Send + 'static> Core<P, E> {
+    pub(super) fn new(hub: Arc<Hub<P, E>>, stages: Vec<Arc<Stage<P, E>>>, scheduler: Box<dyn Scheduler>) -> Self {
+        Self { hub, stages, scheduler, window_ns: AtomicU64::new(0) }
+    }
+
+    /// All that has ever arrived anywhere: changes whenever there is something new to do.
+    pub(super) fn arrivals(&self) -> u64 {
+        self.stages.iter().map(|stage| stage.counters.arrivals()).fold(0, u64::wrapping_add)
+    }
+
+    /// Begins a new window when the current one is over; one worker does.
+    pub(super) fn window(&self, now_ns: u64, length_ns: u64) {
+        let began = self.window_ns.load(Ordering::Relaxed);
+        let over = now_ns.saturating_sub(began) >= length_ns;
+        if over && self.window_ns.compare_exchange(began, now_ns, Ordering::Relaxed, Ordering::Relaxed).is_ok() {
+            self.stages.iter().for_each(|stage| stage.counters.window());
+        }
+    }
+
+    /// Whether a reorder buffer could still refuse this ticket.
+    pub(super) fn fits(&self, ticket: u64) -> bool {
+        self.stages.iter().all(|stage| ticket < stage.ring.next() + stage.ring.slots() as u64)
+    }
+}
