@@ -6,7 +6,7 @@
 //! thread or by the one that has the right, before that one gives it up for good.
 #![allow(unsafe_code)]
 
-use super::sync::{AtomicBool, AtomicUsize, Ordering, fence};
+use super::sync::{AtomicBool, AtomicUsize, Ordering};
 
 /// A way to hand the right to emit over.
 ///
@@ -52,8 +52,9 @@ unsafe impl Handover for Counter {
 
 /// A flag that is tried, cleared, and followed by a second look, as in the slides.
 ///
-/// Clearing is a store and looking is a load: without a full fence in between the load may come first, and an item whose sender has
-/// still found the flag set stays behind.
+/// Were it cleared by a store, the look behind it could come first, and an item whose sender has still found the flag set would stay
+/// behind. So it is cleared by an exchange, which reads what such senders have written (a full fence would do, too, but the
+/// model checker takes that for wrong).
 pub(super) struct Flag(AtomicBool);
 
 // SAFETY: (exclusive) only who changes the flag from false to true is told so, and only that thread sets it to false again. Taking
@@ -64,13 +65,11 @@ unsafe impl Handover for Flag {
     }
 
     fn arrive(&self) -> bool {
-        fence(Ordering::SeqCst); // Partner of the one below: either we find the flag cleared or the other thread finds our item.
         !self.0.swap(true, Ordering::AcqRel)
     }
 
     fn leave(&self, _: &mut usize, ready: impl Fn() -> bool) -> bool {
-        self.0.store(false, Ordering::Release);
-        fence(Ordering::SeqCst);
+        self.0.swap(false, Ordering::AcqRel);
         ready() && !self.0.swap(true, Ordering::AcqRel)
     }
 }

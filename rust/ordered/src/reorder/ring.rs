@@ -34,6 +34,7 @@ struct Slot<T> {
 struct Turn<F> {
     next: u64,
     at: usize,
+    broken: bool,
     sink: F,
 }
 
@@ -66,7 +67,7 @@ impl<T: Send, F: FnMut(u64, T) + Send, H: Handover> Ring<T, F, H> {
             broken: AtomicBool::new(false),
             said: OnceLock::new(),
             handover: Padded::new(H::new()),
-            turn: Padded::new(UnsafeCell::new(Turn { next: 0, at: 0, sink })),
+            turn: Padded::new(UnsafeCell::new(Turn { next: 0, at: 0, broken: false, sink })),
             next: Padded::new(AtomicU64::new(0)),
         })
     }
@@ -144,17 +145,17 @@ impl<T: Send, F: FnMut(u64, T) + Send, H: Handover> Ring<T, F, H> {
     /// # Safety
     /// The caller has the right to emit.
     unsafe fn emit(&self) {
-        if self.broken.load(Ordering::Relaxed) {
-            return;
-        }
         self.turn.with_mut(|turn| {
             // SAFETY: only who has the right to emit comes here, and one stretch of it happens before the next (`Handover`).
             let turn = unsafe { &mut *turn };
-            let outcome = catch_unwind(AssertUnwindSafe(|| while self.round(turn) {}));
-            self.next.store(turn.next, Ordering::Release);
-            if let Err(panic) = outcome {
+            if turn.broken {
+                return;
+            }
+            if let Err(panic) = catch_unwind(AssertUnwindSafe(|| while self.round(turn) {})) {
                 // The item was moved into the sink: the slot that held it stays claimed, so that it is not dropped again.
                 self.slots[turn.at].word.store(word(turn.next, CLAIMED), Ordering::Relaxed);
+                self.next.store(turn.next, Ordering::Release);
+                turn.broken = true;
                 let _ = self.said.set(said(&*panic));
                 self.broken.store(true, Ordering::Release);
             }
@@ -163,11 +164,11 @@ impl<T: Send, F: FnMut(u64, T) + Send, H: Handover> Ring<T, F, H> {
 
     /// Emits what is in order, at most as much as there are slots, and publishes how far it came; whether there may be more.
     fn round(&self, turn: &mut Turn<F>) -> bool {
-        let count = self.slots.len();
-        for _ in 0..count {
+        let (first, count) = (turn.next, self.slots.len());
+        while turn.next < first + count as u64 {
             let (t, slot) = (turn.next, &self.slots[turn.at]);
             if slot.word.load(Ordering::Acquire) != word(t, HELD) {
-                return false;
+                break;
             }
             // SAFETY: the slot holds `t`, which its sender has released; only who has the right to emit takes it out, once, as the
             // word moves on below or, after a panic, is never looked at again.
@@ -177,8 +178,11 @@ impl<T: Send, F: FnMut(u64, T) + Send, H: Handover> Ring<T, F, H> {
             turn.next = t + 1;
             turn.at = if turn.at + 1 == count { 0 } else { turn.at + 1 };
         }
-        self.next.store(turn.next, Ordering::Release);
-        true
+        let emitted = turn.next - first;
+        if emitted > 0 {
+            self.next.store(turn.next, Ordering::Release);
+        }
+        emitted == count as u64
     }
 }
 

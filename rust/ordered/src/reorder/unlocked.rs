@@ -54,6 +54,6 @@ unlocked! {
 }
 
 unlocked! {
-    /// Comparator: the flag and the second look of the slides, with the full fences that they need.
+    /// Comparator: the flag and the second look of the slides, cleared by an exchange as a second look needs.
     Flagged by Flag
 }
