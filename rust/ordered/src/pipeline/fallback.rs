@@ -2,7 +2,8 @@
 //!
 //! Pure: it is told what was measured and answers with a lane. The rule: begin on the caller's thread and measure one sample there
 //! ([`SAMPLE_NS`] of work, at least one envelope); then measure the workers over a trial; keep what gave more items per second
-//! of wall time. The first sample is short and its verdict on the workers is looked at again soon. Workers have to be better by [`GAIN`]: a tie goes to the caller, who needs one core. What was chosen is kept for
+//! of wall time. The first sample is short and its verdict on the workers is looked at again soon. Workers have to be better by
+//! [`GAIN`]: a tie goes to the caller, who needs one core. What was chosen is kept for
 //! [`KEEP_NS`] (longer for long envelopes), twice as long each time that it is confirmed. Where the work per item has doubled or halved since the
 //! decision it is measured at once. Envelopes of less than [`FLOOR_NS`] of work never leave the caller: handing one over costs as much.
 //!
@@ -22,10 +23,15 @@ const SAMPLE_NS: u64 = 100_000;
 const SAMPLE_MOST: u64 = 64;
 /// The samples after the first, which should cost little, and may be cold or disturbed.
 const SAMPLE_AGAIN_NS: u64 = 2_000_000;
-const TRIAL_NS: u64 = 2_000_000;
+/// A sample and a trial are the median of pieces, so that a piece in which others took the core does not decide.
+const PIECE_NS: u64 = 400_000;
+const PIECE_ENVELOPES: u64 = 12;
+const PIECES: usize = 5;
 const TRIAL_LONG_NS: u64 = 300_000_000;
 const FLOOR_NS: u64 = 1_500;
-const GAIN: f64 = 0.93;
+/// The share of the caller's time that workers may need at most; and where the caller has won before, so that noise does not turn it.
+const GAIN: f64 = 0.87;
+const GAIN_AGAIN: f64 = 0.75;
 const KEEP_NS: u64 = 50_000_000;
 const KEEP_ENVELOPES: u64 = 64;
 const KEEP_MOST_NS: u64 = 5_000_000_000;
@@ -41,6 +47,11 @@ pub(crate) struct Fallback {
     /// Whether anything was decided yet.
     seen: bool,
     window: Window,
+    /// The pieces of a sample or trial: when the current one began with how much, and what those before took per item.
+    piece: Window,
+    pieces: Vec<f64>,
+    /// Windows in a row in which the work had shifted.
+    shifts: u32,
     caller_each: f64,
     /// Work per item at the last decision.
     decided_work: f64,
@@ -79,6 +90,9 @@ impl Fallback {
             won: None,
             seen: false,
             window,
+            piece: window,
+            pieces: Vec::new(),
+            shifts: 0,
             caller_each: 0.0,
             decided_work: 0.0,
             skip: 0,
@@ -92,15 +106,20 @@ impl Fallback {
     /// An envelope is about to start where nothing ran before: time before it does not count.
     pub(crate) fn starts(&mut self, now_ns: u64) {
         if self.window.envelopes == 0 {
-            self.window.begun_ns = now_ns;
+            self.begin(now_ns);
         }
+    }
+
+    fn begin(&mut self, now_ns: u64) {
+        self.window = Window { begun_ns: now_ns, ..Window::default() };
+        self.piece = self.window;
     }
 
     /// An output was handed over: how many items went in, and how long operators worked on it.
     pub(crate) fn done(&mut self, now_ns: u64, items: usize, work_ns: u64) {
         if self.skip > 0 {
             self.skip -= 1;
-            self.window = Window { begun_ns: now_ns, ..Window::default() };
+            self.begin(now_ns);
             return;
         }
         let window = &mut self.window;
@@ -115,12 +134,16 @@ impl Fallback {
     }
 
     fn sampled(&mut self, now_ns: u64) {
-        let window = self.window;
+        let (window, piece) = (self.window, self.piece);
+        let piece_work_ns = window.work_ns - piece.work_ns;
+        if piece_work_ns >= PIECE_NS || window.envelopes - piece.envelopes >= PIECE_ENVELOPES {
+            self.piece_ends(now_ns);
+        }
         let enough_ns = if self.seen { SAMPLE_AGAIN_NS } else { SAMPLE_NS };
         if window.work_ns < enough_ns && window.envelopes < SAMPLE_MOST {
             return;
         }
-        self.caller_each = window.wall_each(now_ns);
+        self.caller_each = self.each(now_ns);
         if window.work_ns / window.envelopes < FLOOR_NS {
             self.decide(now_ns, Lane::Caller);
         } else {
@@ -129,17 +152,37 @@ impl Fallback {
     }
 
     fn tried(&mut self, now_ns: u64) {
-        let (window, passed_ns) = (self.window, now_ns.saturating_sub(self.window.begun_ns));
-        let enough = window.envelopes >= 4 * self.workers && passed_ns >= TRIAL_NS;
-        if enough || (window.envelopes >= self.workers && passed_ns >= TRIAL_LONG_NS) {
-            let better = window.wall_each(now_ns) < GAIN * self.caller_each;
+        let (window, piece) = (self.window, self.piece);
+        let piece_ns = now_ns.saturating_sub(piece.begun_ns);
+        if piece_ns >= PIECE_NS && window.envelopes - piece.envelopes >= 2 * self.workers {
+            self.piece_ends(now_ns);
+        }
+        let long = now_ns.saturating_sub(window.begun_ns) >= TRIAL_LONG_NS;
+        if self.pieces.len() >= PIECES || (long && !self.pieces.is_empty()) {
+            let gain = if self.won == Some(Lane::Caller) { GAIN_AGAIN } else { GAIN };
+            let better = self.each(now_ns) < gain * self.caller_each;
             self.decide(now_ns, if better { Lane::Workers } else { Lane::Caller });
         }
     }
 
+    fn piece_ends(&mut self, now_ns: u64) {
+        let items = self.window.items - self.piece.items;
+        self.pieces.push(now_ns.saturating_sub(self.piece.begun_ns) as f64 / items.max(1) as f64);
+        self.piece = Window { begun_ns: now_ns, ..self.window };
+    }
+
+    /// Wall time per item: the median of the pieces.
+    fn each(&mut self, now_ns: u64) -> f64 {
+        if self.pieces.is_empty() {
+            return self.window.wall_each(now_ns);
+        }
+        self.pieces.sort_by(f64::total_cmp);
+        self.pieces[self.pieces.len() / 2]
+    }
+
     fn kept(&mut self, now_ns: u64, until_ns: u64) {
         // Look at the work of a window, not of one envelope that may be unlike the others.
-        if self.window.work_ns < SAMPLE_NS && self.window.envelopes < SAMPLE_MOST {
+        if self.window.work_ns < SAMPLE_AGAIN_NS && self.window.envelopes < SAMPLE_MOST {
             return;
         }
         let work = self.window.work_each();
@@ -148,6 +191,8 @@ impl Fallback {
             Lane::Caller => work > 2.0 * self.decided_work,
             Lane::Workers => work < 0.5 * self.decided_work,
         };
+        self.shifts = if shifted { self.shifts + 1 } else { 0 };
+        let shifted = self.shifts >= 2;
         if (shifted || now_ns >= until_ns) && (worth || self.lane == Lane::Workers) {
             if shifted {
                 self.won = None;
@@ -174,7 +219,9 @@ impl Fallback {
             if lane == Lane::Workers && self.lane == Lane::Caller && until_ns.is_none() { self.workers } else { 0 };
         self.lane = lane;
         self.until_ns = until_ns;
-        self.window = Window { begun_ns: now_ns, ..Window::default() };
+        self.shifts = 0;
+        self.pieces.clear();
+        self.begin(now_ns);
     }
 }
 

@@ -1,0 +1,90 @@
+//! Whether work runs where it is faster, as measured on this machine; and that a pipeline without work uses none.
+
+use std::convert::Infallible;
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use penstock_ordered::pipeline::{Builder, Mode, NotTaken, Options, Payload, Pipeline, Pulled};
+
+/// Both tests measure: one at a time.
+static ALONE: Mutex<()> = Mutex::new(());
+
+/// One item.
+struct One;
+
+impl Payload for One {
+    fn items(&self) -> usize {
+        1
+    }
+
+    fn bytes(&self) -> usize {
+        8
+    }
+}
+
+fn spin(time: Duration) {
+    let begin = Instant::now();
+    while begin.elapsed() < time {
+        std::hint::spin_loop();
+    }
+}
+
+fn drive(pipeline: &Pipeline<One, Infallible>, mut items: usize) -> Duration {
+    let begin = Instant::now();
+    let end = pipeline.stats().pulled + items as u64;
+    while pipeline.stats().pulled < end {
+        while items > 0 {
+            match pipeline.try_push(One) {
+                Ok(()) => items -= 1,
+                Err(NotTaken::Full(_)) => break,
+                Err(NotTaken::Closed(_)) => unreachable!("nothing closes it"),
+            }
+        }
+        assert!(matches!(pipeline.pull(Duration::from_secs(60)), Pulled::Output { .. }));
+    }
+    begin.elapsed()
+}
+
+#[test]
+fn workers_that_do_not_help_are_left_alone() {
+    let _alone = ALONE.lock();
+    // All operators share a lock, so a second worker gains nothing.
+    let lock = Arc::new(Mutex::new(()));
+    let pipeline = Builder::new()
+        .stateless("locked", move |_, one| {
+            let _held = lock.lock().expect("nothing panics inside");
+            spin(Duration::from_micros(50));
+            Ok(one)
+        })
+        .build(Options { workers: 2, ..Options::default() })
+        .expect("good options");
+    drive(&pipeline, 10_000);
+    let stats = pipeline.stats();
+    assert!(stats.inline > 5_000, "{} of 10000 ran inline", stats.inline);
+}
+
+/// CPU time of all threads of this process.
+fn cpu() -> Duration {
+    let tasks = std::fs::read_dir("/proc/self/task").expect("this is Linux").flatten();
+    let times = tasks.filter_map(|task| std::fs::read_to_string(task.path().join("schedstat")).ok());
+    Duration::from_nanos(times.filter_map(|text| text.split(' ').next()?.parse::<u64>().ok()).sum())
+}
+
+#[test]
+fn a_pipeline_without_work_uses_no_cpu_and_is_woken() {
+    let _alone = ALONE.lock();
+    let options = Options { workers: 4, mode: Mode::Parallel, ..Options::default() };
+    let pipeline = Builder::<One, Infallible>::new()
+        .stateless("pass", |_, one| Ok(one))
+        .stateful("count", |_, one| Ok(one))
+        .build(options)
+        .expect("good options");
+    drive(&pipeline, 100);
+    assert_eq!(pipeline.stats().threads, 4);
+    // The interval is what is measured, nothing is awaited by it; what others do on this machine does not count.
+    let (before, began) = (cpu(), Instant::now());
+    assert!(matches!(pipeline.pull(Duration::from_millis(600)), Pulled::Nothing));
+    let (used, idle) = (cpu() - before, began.elapsed());
+    assert!(used < idle / 50, "{used:?} of CPU in {idle:?}");
+    drive(&pipeline, 100);
+}
