@@ -684,6 +684,43 @@ class LocalRun:
     ) -> None: ...
 
 @final
+class OrderedRun:
+    """One native pipeline over Python objects, for `penstock.ordered`.
+
+    Parameters
+    ----------
+    operators
+        One dict each: ``kind`` ("stateless", "stateful" or "partitioned"), ``name``, ``call(worker, object)``, which
+        returns an object; partitioned ones also ``partitions``, ``split(object)``, which returns parts, and
+        ``merge(parts)``. Objects say their ``weight``, parts also their ``partition``.
+    workers, in_flight
+        Threads, and the most objects between push and pull.
+    scheduler, queue
+        By name.
+    """
+
+    def __new__(
+        cls, operators: Sequence[Mapping[str, Any]], *, workers: int, in_flight: int, scheduler: str, queue: str
+    ) -> Self: ...
+    def try_push(self, object: Any, bytes: int) -> bool:
+        """Hand an object over; False when there is no room."""
+
+    def pull(self, timeout: float | None = None) -> Any | None:
+        """The next object in order; None when there is none within `timeout` seconds.
+
+        Raises
+        ------
+        BaseException
+            What an operator raised, in the place of its object; nothing comes after it.
+        """
+
+    def stats(self) -> list[dict[str, Any]]:
+        """What each operator has done."""
+
+    def close(self, limit: float | None = None) -> bool:
+        """End it and wait for its workers, at most `limit` seconds. Whether all have ended."""
+
+@final
 class InlineRun:
     """One flow, or one piece of a plan, in the calling thread; it starts no thread.
 

@@ -20,6 +20,8 @@ from typing import Any
 from penstock.errors import NotPicklable, UserFunctionError
 from penstock.ordered import wire
 from penstock.ordered.chunk import Chunk, Failure, add_note
+from penstock.ordered.keyed import Packed, run_part
+from penstock.ordered.operators import compile_steps
 
 __all__ = ["main"]
 
@@ -44,8 +46,6 @@ def main(sock: socket.socket, parent: int) -> None:
 
 
 def _serve(sock: socket.socket) -> None:
-    from penstock.ordered.operators import compile_steps
-
     body, buffers = wire.receive(sock)
     try:
         operators: list[Any] = compile_steps(wire.loads(body, buffers))
@@ -93,14 +93,17 @@ def _apply(operator: Any, first: int, values: list[Any], origins: Any, failed: i
 
 
 def _keyed(
-    operator: Any, keys: list[Any], items: list[Any], numbers: list[int], lent: list[tuple[Any, bytes | None]]
+    operator: Any,
+    keys: list[Any],
+    items: list[Any],
+    numbers: list[int],
+    places: list[tuple[int, int]],
+    lent: list[tuple[Any, bytes | None]],
 ) -> tuple[Any, ...]:
-    from penstock.ordered.keyed import Packed, run_part
-
     started = time.perf_counter()
     states: dict[Any, tuple[Any, Any]] = {key: (Packed(body), None) for key, body in lent if body is not None}
     try:
-        outs = run_part(operator, states, keys, items, numbers)
+        outs = run_part(operator, states, keys, items, numbers, places)
         bodies = [_packed(operator.name, key, states) for key, _ in lent]
     except (NotPicklable, KeyboardInterrupt) as error:
         return ("failed", Failure(_portable(error, operator.name)))
@@ -111,16 +114,15 @@ def _keyed(
     return ("done", outs, bodies, time.perf_counter() - started)
 
 
-def _packed(name: str, key: Any, states: dict[Any, tuple[Any, Any]]) -> bytes | None:
+def _packed(name: str, key: Any, states: dict[Any, tuple[Any, Any]]) -> tuple[bytes, Any] | None:
     held = states.get(key)
     if held is None:
         return None
-    state = held[0]
-    if hasattr(state, "body") and type(state).__name__ == "Packed":
-        body: bytes = state.body  # untouched
-        return body
+    state, place = held
+    if isinstance(state, Packed):
+        return state.body, place  # untouched
     try:
-        return wire.dumps(state)
+        return wire.dumps(state), place
     except Exception as error:
         raise NotPicklable(
             f"{name}: the state of key {key!r:.80} does not pickle, so it cannot leave the worker process: {error}",

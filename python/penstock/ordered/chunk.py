@@ -54,6 +54,11 @@ class Chunk:
         self.final = final
         self.spent = 0.0
 
+    @property
+    def weight(self) -> int:
+        """How many values there are now."""
+        return len(self.values)
+
     def numbers(self) -> Sequence[int]:
         """Number of the item behind each value."""
         return range(self.first, self.first + len(self.values)) if self.origins is None else self.origins

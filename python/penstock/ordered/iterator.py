@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Protocol
 
-from penstock.errors import ForkError, OrderedError
+from penstock.errors import ForkError, NotPicklable, OrderedError
 from penstock.ordered.chunk import Chunk, Outcomes, Raised, estimate_bytes
 from penstock.ordered.operators import Operator, compile_steps, finishes, serial
 from penstock.ordered.policy import Chooser, Sizer
@@ -88,8 +88,8 @@ class Stats:
 class Engine(Protocol):
     """Who works on chunks beside the caller's thread."""
 
-    def push(self, chunk: Chunk) -> bool:
-        """Hand a chunk over; False when there is no room."""
+    def push(self, chunk: Chunk, size: int) -> bool:
+        """Hand a chunk of about `size` bytes over; False when there is no room."""
 
     def pull(self, wait: bool) -> Chunk | None:
         """The next finished chunk; None when there is none yet. With `wait`, only a signal ends the wait early."""
@@ -97,9 +97,12 @@ class Engine(Protocol):
     def stats(self) -> tuple[dict[str, Any], ...]:
         """Counts per operator."""
 
-    def close(self) -> None:
-        """End all work, whatever is under way."""
+    def close(self, limit: float | None = None) -> None:
+        """End all work, whatever is under way, in about `limit` seconds."""
 
+
+#: Seconds that functions under way have when the interpreter ends.
+_AT_EXIT = 2.0
 
 #: Runs with threads or processes, to be ended before the interpreter is.
 _open: weakref.WeakSet[Driver] = weakref.WeakSet()
@@ -107,7 +110,7 @@ _open: weakref.WeakSet[Driver] = weakref.WeakSet()
 
 def _close_all() -> None:
     for driver in list(_open):
-        driver.close()
+        driver.close(_AT_EXIT)
 
 
 class Driver:
@@ -130,16 +133,19 @@ class Driver:
             left = None
         self._chooser = Chooser(workers, left=left)
         self._mode = "inline" if self._auto else options.mode
+        if self._auto and options.timeout is not None:
+            self._auto, self._mode = False, "processes"  # only a process can be ended
         self._engine: Engine | None = None
         self._pool: Any = None
         self._pid = os.getpid()
-        self._busy = self._ended = self._exhausted = False
+        self._busy = self._ended = self._exhausted = self._waiting = False
         self._error: BaseException | None = None
         self._number = self._item = 0
         self._chunks_out = self._items_out = self._values_out = self._errors = self._last = 0
         self._bytes = 0
         self._sizes: dict[int, tuple[int, int]] = {}
-        self._sample: Chunk | None = None
+        #: The results that are being given out: `close` takes back what is left of them.
+        self._given: list[Any] = []
 
     def __iter__(self) -> Iterator[Iterable[Any]]:
         return self
@@ -153,11 +159,12 @@ class Driver:
         except StopIteration:
             raise
         except BaseException as error:
-            if self._engine is None and not self._ended and isinstance(error, KeyboardInterrupt):
-                self.close()  # in the middle of the user's code: what it was doing is lost
+            # Ctrl-C while waiting leaves the run as it is. In the middle of the user's code what it was doing is lost.
+            if not isinstance(error, ForkError) and not (self._waiting and isinstance(error, KeyboardInterrupt)):
+                self.close()
             return Raised(error)
         finally:
-            self._busy = False
+            self._busy = self._waiting = False
 
     # The loop
 
@@ -173,10 +180,9 @@ class Driver:
                     raise error
                 break
             self._count(chunk)
-            if chunk.failed:
-                return Outcomes(chunk.values)
             if chunk.values:
-                return chunk.values
+                self._given = chunk.values
+                return Outcomes(chunk.values) if chunk.failed else chunk.values
         raise StopIteration
 
     def _advance(self) -> Chunk | None:
@@ -203,13 +209,15 @@ class Driver:
             if not changing and self._room():
                 chunk = self._read()
                 if chunk is not None:
-                    if not engine.push(chunk):
+                    if not engine.push(chunk, self._sizes[chunk.number][1]):
                         raise OrderedError("the runtime refused a chunk within its bounds")
                     continue
                 under_way = self._number - self._chunks_out
             if not under_way:
                 return None
+            self._waiting = True
             done = engine.pull(True)
+            self._waiting = False
             if done is not None:
                 return done
 
@@ -243,7 +251,7 @@ class Driver:
         if not values and not final:
             return None
         chunk = Chunk(self._number, self._item, values, final)
-        size = estimate_bytes(values)
+        size = estimate_bytes(values) if self._engine is not None else estimate_bytes(values[:1]) * len(values)
         self._sizes[self._number] = (len(values), size)
         self._number += 1
         self._item += len(values)
@@ -297,8 +305,13 @@ class Driver:
         if mode == "processes" and self._pool is None:
             from penstock.ordered.processes import Pool
 
-            self._pool = Pool(self.steps, self.options.workers)
-        pool = self._pool if mode == "processes" else None
+            try:
+                self._pool = Pool(self.steps, self.options.workers)
+            except NotPicklable:
+                if self.options.mode != "auto":
+                    raise
+                self._mode = "threads"
+        pool = self._pool if self._mode == "processes" else None
         self._engine = Parallel(self._operators, self.options, pool)
 
     def _forked(self) -> None:
@@ -312,10 +325,17 @@ class Driver:
             here=os.getpid(),
         )
 
-    def close(self) -> None:
-        """End the run; what has not been given out is dropped."""
+    def stop(self) -> None:
+        """End the run, and what was about to be given out with it."""
+        given = self._given
+        self.close()
+        given.clear()
+
+    def close(self, limit: float | None = None) -> None:
+        """End the run; what has not been given out is dropped. Functions under way in threads end, or have `limit`."""
         self._ended = self._exhausted = True
         self._input = None
+        self._given = []
         pool, self._pool = self._pool, None
         engine, self._engine = self._engine, None
         if os.getpid() != self._pid:
@@ -325,7 +345,7 @@ class Driver:
                 pool.close()
         finally:
             if engine is not None:
-                engine.close()
+                engine.close(limit)
             for operator in self._operators:
                 if hasattr(operator, "close"):
                     operator.close()
@@ -390,23 +410,25 @@ class OrderedIterator:
     1
     """
 
-    # The instance's `__next__` is that of a C iterator over the lists that the driver gives: a method in Python would
-    # cost each item twice as much as the loop around it.
+    # A loop takes results from a C iterator over the lists that the driver gives, and so does `next` of this object: a
+    # method in Python would cost each item twice as much as the loop around it.
     if TYPE_CHECKING:
 
         def __next__(self) -> Any: ...
 
     else:
-        __slots__ = ("__next__", "__weakref__", "_driver")
+        __slots__ = ("__next__", "__weakref__", "_driver", "_results")
 
     _driver: Driver
+    _results: Iterator[Any]
 
     def __init__(self, driver: Driver) -> None:
         self._driver = driver
-        self.__next__ = itertools.chain.from_iterable(driver).__next__  # type: ignore[method-assign]
+        self._results = itertools.chain.from_iterable(driver)
+        self.__next__ = self._results.__next__  # type: ignore[method-assign]
 
-    def __iter__(self) -> Self:
-        return self
+    def __iter__(self) -> Iterator[Any]:
+        return self._results
 
     def __enter__(self) -> Self:
         return self
@@ -427,8 +449,7 @@ class OrderedIterator:
         >>> list(results)
         []
         """
-        self._driver.close()
-        self.__next__ = iter(()).__next__  # type: ignore[method-assign]
+        self._driver.stop()
 
     @property
     def stats(self) -> Stats:

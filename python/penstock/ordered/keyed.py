@@ -65,25 +65,35 @@ class Part:
         self.finished: list[tuple[tuple[int, int], list[Any]]] = []
         self.spent = 0.0
 
+    def places(self) -> list[tuple[int, int]]:
+        """Where each item stands in the whole run."""
+        number = self.chunk.number
+        return [(number, position) for position in self.positions]
+
     @property
-    def count(self) -> int:
-        """How many items."""
-        return len(self.items)
+    def weight(self) -> int:
+        """How many values there are now."""
+        return sum(map(len, self.outs)) if self.outs else len(self.items)
 
 
 def run_part(
-    keyed: Keyed, states: dict[Any, tuple[Any, Any]], keys: Sequence[Any], items: Sequence[Any], numbers: Sequence[int]
+    keyed: Keyed,
+    states: dict[Any, tuple[Any, Any]],
+    keys: Sequence[Any],
+    items: Sequence[Any],
+    numbers: Sequence[int],
+    places: Sequence[tuple[int, int]],
 ) -> list[list[Any]]:
-    """Do the items one after the other on `states`; the outputs of each."""
+    """Do the items one after the other on `states`; the outputs of each. A new key has the place of its item."""
     outs: list[list[Any]] = []
     step, name = keyed.call, keyed.name
-    for key, item, number in zip(keys, items, numbers, strict=True):
+    for key, item, number, here in zip(keys, items, numbers, places, strict=True):
         out: list[Any] = []
         outs.append(out)
         try:
             held = states.get(key)
             if held is None:
-                state, place = keyed.fresh(), None
+                state, place = keyed.fresh(), here
             else:
                 state, place = held
                 if state.__class__ is Packed:
@@ -168,16 +178,12 @@ class Keyed:
     def operate(self, part: Part) -> None:
         """Do a part on the states of its partition, in this process."""
         table = self.tables[part.partition]
-        part.outs = run_part(self, table.states, part.keys, part.items, part.numbers)
+        part.outs = run_part(self, table.states, part.keys, part.items, part.numbers, part.places())
         self.settle(part)
 
     def settle(self, part: Part) -> None:
-        """Note where new keys first appeared; at the end of the input, finish."""
+        """At the end of the input, finish."""
         states = self.tables[part.partition].states
-        for key, position in zip(part.keys, part.positions, strict=True):
-            held = states.get(key)
-            if held is not None and held[1] is None:
-                states[key] = (held[0], (part.chunk.number, position))
         if part.chunk.final and self._finish is not None:
             if not self.forgets and not states:
                 states[_ALL] = (self.fresh(), (0, 0))  # a stateful step has its state without any item
@@ -263,15 +269,15 @@ class Keyed:
             lent.append((key, state.body))
         return lent
 
-    def take_back(self, part: Part, bodies: Sequence[bytes | None]) -> None:
-        """What has become of the states that were lent, in the same order."""
+    def take_back(self, part: Part, returned: Sequence[tuple[bytes, Any] | None]) -> None:
+        """What has become of the states that were lent, in the same order, and their places where they are new."""
         states = self.tables[part.partition].states
-        for key, body in zip(dict.fromkeys(part.keys), bodies, strict=True):
-            if body is None:
+        for key, back in zip(dict.fromkeys(part.keys), returned, strict=True):
+            if back is None:
                 states.pop(key, None)
             else:
-                held = states.get(key)
-                states[key] = (Packed(body), held[1] if held is not None else None)
+                body, place = back
+                states[key] = (Packed(body), states[key][1] if place is None else place)
         self.settle(part)
 
 

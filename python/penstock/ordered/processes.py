@@ -4,7 +4,10 @@ Each child has one socket, a private pair, over which everything goes; its end i
 of the pool starts the children and lives as long as it: the system kills a child when the thread that started it
 ends, so nothing is left behind even after `kill -9` of this process.
 
-Invariants: worker `i` alone talks to child `i`, one request at a time; a child that ended is replaced, and what it was
+There are more callers than children: one pickles its request or unpickles its reply while the children work on those
+of others.
+
+Invariants: one caller at a time talks to a child, with one request; a child that ended is replaced, and what it was
 working on is an error that names the items; after `close` no child is left.
 """
 
@@ -23,6 +26,7 @@ import sys
 import threading
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from penstock.errors import ConfigError, ItemsLost, ItemTimeout, NotPicklable, OrderedError
@@ -133,6 +137,8 @@ class Pool:
         self._pid = os.getpid()
         self._children: list[_Child | None] = [None] * workers
         self._lock = threading.Lock()
+        #: Children that nobody talks to, the one used last first: it is awake.
+        self._free: queue.LifoQueue[int] = queue.LifoQueue()
         self._closed = False
         self._deaths = 0
         self._wanted: queue.SimpleQueue[tuple[int, queue.SimpleQueue[Any]] | None] = queue.SimpleQueue()
@@ -140,6 +146,7 @@ class Pool:
         self._starter.start()
         for worker in range(workers):
             self._wanted.put((worker, queue.SimpleQueue()))
+            self._free.put(worker)
 
     def _start(self) -> None:
         """Start children as they are asked for: see the module for why one thread does it."""
@@ -188,14 +195,14 @@ class Pool:
 
     # Calls, in the thread of a worker
 
-    def apply(self, worker: int, place: int, name: str, chunk: Chunk, timeout: float | None) -> None:
+    def apply(self, place: int, name: str, chunk: Chunk, timeout: float | None) -> None:
         """Do a stateless operator on a chunk, over there."""
         numbers = chunk.numbers()
         if not chunk.values:
             return
         try:
             request = ("apply", place, chunk.first, chunk.values, chunk.origins, chunk.failed)
-            reply = self._call(worker, request, name, numbers[0], numbers[-1], timeout)
+            reply = self._call(request, name, numbers[0], numbers[-1], timeout)
         except wire.Ended:
             raise
         except _Unsendable:
@@ -210,7 +217,7 @@ class Pool:
                 kept.append(value)
             chunk.values = kept
             request = ("apply", place, chunk.first, chunk.values, chunk.origins, chunk.failed)
-            reply = self._call(worker, request, name, numbers[0], numbers[-1], timeout)
+            reply = self._call(request, name, numbers[0], numbers[-1], timeout)
         if reply[0] == "done":
             _, chunk.values, chunk.origins, chunk.failed, spent = reply
             chunk.spent += spent
@@ -223,15 +230,15 @@ class Pool:
         else:
             chunk.values, chunk.origins, chunk.failed = [reply[1]], [numbers[0]], 1
 
-    def keyed(self, worker: int, place: int, operator: Any, part: Any, timeout: float | None) -> None:
+    def keyed(self, place: int, operator: Any, part: Any, timeout: float | None) -> None:
         """Do a part of a chunk, over there, on states that travel with it."""
         name = operator.name
         if part.items:
             first, last = part.numbers[0], part.numbers[-1]
             try:
                 lent = operator.lend(part)
-                request = ("keyed", place, part.keys, part.items, part.numbers, lent)
-                reply = self._call(worker, request, name, first, last, timeout)
+                request = ("keyed", place, part.keys, part.items, part.numbers, part.places(), lent)
+                reply = self._call(request, name, first, last, timeout)
             except _Unsendable as unsent:
                 made = NotPicklable(
                     f"{name}: an item or key among items {first} to {last} does not pickle: {unsent.__cause__}",
@@ -249,7 +256,7 @@ class Pool:
         operator.settle(part)
 
     def _call(
-        self, worker: int, request: tuple[Any, ...], name: str, first: int, last: int, timeout: float | None
+        self, request: tuple[Any, ...], name: str, first: int, last: int, timeout: float | None
     ) -> tuple[Any, ...]:
         """One request and its reply, ``("done", ...)`` or ``("failed", failure)``."""
         buffers: list[Any] = []
@@ -258,14 +265,12 @@ class Pool:
         except Exception as error:
             raise _Unsendable from error
         where = f"item {first}" if first == last else f"items {first} to {last}"
-        child = self._child(worker)
+        worker = self._free.get()
         try:
-            child.hello()
-            child.socket.settimeout(timeout)
-            wire.send(child.socket, body, buffers)
-            reply: tuple[Any, ...] = wire.loads(*wire.receive(child.socket))
-        except TimeoutError:
-            self._replace(worker, child)
+            answer = self._exchange(worker, body, buffers, timeout)
+        finally:
+            self._free.put(worker)
+        if isinstance(answer, _Late):
             made: OrderedError = ItemTimeout(
                 f"{name} did not return within {timeout} s for {where} of the input; its process was ended",
                 item=first,
@@ -274,41 +279,54 @@ class Pool:
                 timeout=timeout,
             )
             return ("failed", Failure(made))
-        except (wire.Ended, ConnectionError, BrokenPipeError) as error:
-            if self._closed:
-                raise OrderedError("this run was closed") from error
-            code = self._replace(worker, child)
+        if isinstance(answer, _Gone):
             self._deaths += 1
-            how = _how(code)
+            how = _how(answer.code)
             if self._deaths >= _DEATHS:
                 raise OrderedError(
                     f"{self._deaths} worker processes in a row ended in the middle of their work, the last one {how} at"
                     f" {where} of the input, in {name}: the run ends"
-                ) from None
+                )
             made = ItemsLost(
                 f"a worker process {how} while {name} worked on {where} of the input; their results are lost, the"
                 " process is replaced",
                 item=first,
                 last=last,
-                exitcode=code,
+                exitcode=answer.code,
                 step=name,
             )
             return ("failed", Failure(made))
-        except OrderedError:
-            raise
+        self._deaths = 0
+        try:
+            reply: tuple[Any, ...] = wire.loads(*answer)
         except Exception as error:
             made = NotPicklable(
                 f"what {name} returned for {where} of the input cannot be restored here: {error!r}", item=first
             )
             made.__cause__ = error
             return ("failed", Failure(made))
-        self._deaths = 0
         if reply[0] == "broken":
             made = NotPicklable(
                 f"{where} of the input cannot be restored in a worker process, for {name}: {reply[1]}", item=first
             )
             return ("failed", Failure(made))
         return reply
+
+    def _exchange(self, worker: int, body: bytes, buffers: list[Any], timeout: float | None) -> Any:
+        """Send a request to a child and take its reply, as it came; or why there is none."""
+        child = self._child(worker)
+        try:
+            child.hello()
+            child.socket.settimeout(timeout)
+            wire.send(child.socket, body, buffers)
+            return wire.receive(child.socket)
+        except TimeoutError:
+            self._replace(worker, child)
+            return _Late()
+        except ConnectionError as error:
+            if self._closed:
+                raise OrderedError("this run was closed") from error
+            return _Gone(self._replace(worker, child))
 
     def _replace(self, worker: int, child: _Child) -> int | None:
         code = child.end()
@@ -337,6 +355,17 @@ class Pool:
         self._wanted.put(None)
         if threading.current_thread() is not self._starter:
             self._starter.join()
+
+
+class _Late:
+    """Instead of a reply: there was none in time."""
+
+
+@dataclass
+class _Gone:
+    """Instead of a reply: the child ended."""
+
+    code: int | None
 
 
 class _Unsendable(Exception):

@@ -18,6 +18,7 @@ mod inline;
 mod local;
 mod member;
 mod nexmark;
+mod ordered;
 mod plan;
 mod registry;
 mod tokenize;
@@ -42,6 +43,8 @@ mod _native {
     use crate::member::Member;
     #[pymodule_export]
     use crate::nexmark::Nexmark;
+    #[pymodule_export]
+    use crate::ordered::OrderedRun;
     #[pymodule_export]
     use crate::plan::{exchange_hashes, hash_columns, max_event_time, migration_steps, plan_check, plan_piece_schema};
     #[pymodule_export]

@@ -1,0 +1,454 @@
+"""Ordered runs in threads and processes: the serial twin again, then everything that can go wrong."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import penstock as pk
+from penstock import errors, ordered
+from test_ordered import STEPS, Boom, batches_of, outcomes, risky, serial, sums
+
+sys.path.insert(0, str(Path(__file__).parent / "surface"))
+from forked import in_child
+
+
+def eventually(condition: Callable[[], bool], seconds: float = 20.0) -> None:
+    """Wait for a condition."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "it never came about"
+        time.sleep(0.005)
+
+
+def children(of: int | None = None) -> set[int]:
+    """Process ids of the children of a process."""
+    found = set()
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            with contextlib.suppress(OSError):
+                fields = (entry / "stat").read_text().rpartition(")")[2].split()
+                if int(fields[1]) == (of or os.getpid()) and fields[0] != "Z":
+                    found.add(int(entry.name))
+    return found
+
+
+def native_threads() -> int:
+    return sum((task / "comm").read_text().startswith("penstock-o") for task in Path("/proc/self/task").iterdir())
+
+
+@pytest.fixture(autouse=True)
+def _nothing_is_left() -> Iterator[None]:
+    before = children()
+    yield
+    eventually(lambda: children() <= before and native_threads() == 0)
+
+
+@settings(max_examples=40)
+@given(
+    st.lists(st.sampled_from(sorted(STEPS)), min_size=1, max_size=4),
+    st.lists(st.integers(0, 1000), max_size=150),
+    st.sampled_from([None, 1, 3, 50]),
+    st.sampled_from([None, 1, 10]),
+    st.sampled_from([1, 2, 5]),
+    st.sampled_from(["adaptive", "qst", "lip", "et", "ct"]),
+    st.sampled_from(["hybrid", "partitioned"]),
+)
+def test_threads_equal_the_serial_twin(
+    kinds: list[str], xs: list[int], chunk: int | None, in_flight: int | None, workers: int, scheduler: str, queue: str
+) -> None:
+    pipeline = ordered.Pipeline([STEPS[kind]() for kind in kinds], scheduler=scheduler, queue=queue)
+    results = pipeline.run(iter(xs), mode="threads", chunk=chunk, in_flight=in_flight, workers=workers)
+    assert outcomes(results) == serial(kinds, xs)
+
+
+@pytest.mark.parametrize("scheduler", ["adaptive", "qst", "lip", "et", "ct"])
+def test_processes_equal_the_serial_twin(scheduler: str) -> None:
+    kinds = ["map", "flat_map", "partitioned", "filter", "stateful", "map"]
+    xs = [(i * 7919) % 1000 for i in range(400)]
+    for queue in ("hybrid", "partitioned"):
+        pipeline = ordered.Pipeline([STEPS[kind]() for kind in kinds], scheduler=scheduler, queue=queue)
+        results = pipeline.run(iter(xs), mode="processes", workers=2, chunk=30)
+        assert outcomes(results) == serial(kinds, xs)
+
+
+def slow(x: int) -> int:
+    """Waits now and then, so that results come in another order than items."""
+    if x % 3 == 0:
+        time.sleep(0.002)
+    return x
+
+
+def test_waiting_functions_overlap_in_threads_and_keep_order() -> None:
+    started = time.perf_counter()
+    assert list(pk.ordered_map(lambda x: time.sleep(0.05) or x, range(16), workers=8, mode="threads")) == list(
+        range(16)
+    )
+    assert time.perf_counter() - started < 0.6
+    assert list(pk.ordered_map(slow, range(300), workers=4, mode="threads", chunk=2)) == list(range(300))
+
+
+def test_the_state_of_a_key_sees_its_items_in_order_while_other_keys_work() -> None:
+    inside: dict[int, int] = {}
+    most = 0
+
+    def step(last: int, x: int) -> tuple[int, list[int]]:
+        nonlocal most
+        key = x % 4
+        inside[key] = inside.get(key, 0) + 1
+        most = max(most, sum(inside.values()))
+        assert inside[key] == 1, "two workers on one key"
+        assert x > last
+        time.sleep(0.001)
+        inside[key] -= 1
+        return x, [x]
+
+    keyed = ordered.partitioned(step, key=lambda x: x % 4, initial=-1, partitions=16)
+    assert list(ordered.Pipeline([keyed]).run(range(200), workers=4, mode="threads", chunk=5)) == list(range(200))
+    assert most > 1
+
+
+@pytest.mark.parametrize("mode", ["threads", "processes"])
+def test_run_ahead_is_bounded_in_items(mode: str) -> None:
+    read = 0
+
+    def source() -> Iterator[int]:
+        nonlocal read
+        for x in range(200):
+            read += 1
+            yield x
+
+    results = pk.ordered_map(abs, source(), workers=2, in_flight=7, mode=mode)
+    assert read == 0
+    for taken, x in enumerate(results):
+        assert x == taken and read - taken <= 7
+    assert read == 200
+
+
+def test_run_ahead_is_bounded_in_bytes() -> None:
+    read = 0
+
+    def source() -> Iterator[bytes]:
+        nonlocal read
+        for _ in range(100):
+            read += 1
+            yield bytes(1 << 20)
+
+    results = pk.ordered_map(len, source(), workers=2, in_flight_bytes=4 << 20, mode="threads", chunk=1)
+    for taken, _ in enumerate(results):
+        assert read - taken <= 6
+
+
+@pytest.mark.parametrize("mode", ["inline", "threads", "processes"])
+def test_errors_come_at_their_places_with_a_note(mode: str) -> None:
+    results = pk.ordered_map(risky, range(12), mode=mode, workers=2, chunk=4)
+    assert [next(results) for _ in range(3)] == [0, 2, 4]
+    with pytest.raises(Boom) as caught:
+        next(results)
+    assert caught.value.args == (3,)
+    notes = "\n".join(caught.value.__notes__)
+    assert "item 3 of the input, in map risky" in notes
+    if mode == "processes":
+        assert "raise Boom(x)" in notes  # the traceback over there
+    rest = outcomes(results)
+    assert rest[:3] == [8, 10, 12] and rest[6] == (Boom, "10") and len(rest) == 8
+    assert results.stats.errors == 2
+
+
+@pytest.mark.parametrize("mode", ["threads", "processes"])
+def test_an_input_that_raises_is_heard_after_all_results(mode: str) -> None:
+    def source() -> Iterator[int]:
+        yield from range(25)
+        raise Boom("input")
+
+    results = pk.ordered_map(slow, source(), mode=mode, workers=3, chunk=2)
+    assert [next(results) for _ in range(25)] == list(range(25))
+    with pytest.raises(Boom, match="input"):
+        next(results)
+    assert list(results) == []
+
+
+@pytest.mark.parametrize("mode", ["threads", "processes"])
+def test_closing_early_stops_everything(mode: str) -> None:
+    read = 0
+
+    def source() -> Iterator[int]:
+        nonlocal read
+        while True:
+            read += 1
+            yield read
+
+    with pk.ordered_map(slow, source(), mode=mode, workers=2) as results:
+        assert next(results) == 1
+        assert results.stats.mode == mode and results.stats.workers == 2
+        assert children() if mode == "processes" else native_threads() == 2
+    before = read
+    assert list(results) == [] and read == before
+    if mode == "processes":
+        assert not children()
+    # The same without a close: the last reference is enough.
+    results = pk.ordered_map(slow, source(), mode=mode, workers=2)
+    assert next(results) == before + 1
+    del results
+
+
+def leave(x: int) -> int:
+    if x == 5:
+        os._exit(3)
+    return x
+
+
+def test_a_function_that_ends_its_process_is_an_error_that_names_the_items() -> None:
+    results = pk.ordered_map(leave, range(10), mode="processes", workers=2, chunk=3)
+    found: list[Any] = []
+    while True:
+        try:
+            found.append(next(results))
+        except StopIteration:
+            break
+        except errors.ItemsLost as error:
+            assert (error.item, error.last, error.exitcode, error.step) == (3, 5, 3, "map leave")
+            found.append("lost")
+    assert found == [0, 1, 2, "lost", 6, 7, 8, 9]
+
+
+def test_a_function_that_ends_every_process_ends_the_run() -> None:
+    results = outcomes(pk.ordered_map(lambda x: os._exit(4), range(100), mode="processes", workers=2, chunk=1))
+    assert len(results) < 20 and results[-1][0] is errors.OrderedError and "in a row" in results[-1][1]
+
+
+def test_a_killed_process_leaves_the_states_as_they_were() -> None:
+    def step(total: int, x: int) -> tuple[int, list[int]]:
+        if x == 4:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return total + x, [total + x]
+
+    keyed = ordered.partitioned(step, key=lambda x: x % 2, initial=0)
+    results = outcomes(ordered.Pipeline([keyed]).run(range(8), mode="processes", workers=2, chunk=1))
+    assert results[:4] == [0, 1, 2, 4] and results[4][0] is errors.ItemsLost and results[5:] == [9, 8, 16]
+
+
+def test_an_item_that_takes_too_long_is_named_and_left_behind() -> None:
+    def hang(x: int) -> int:
+        if x == 3:
+            time.sleep(60)
+        return x
+
+    results = outcomes(pk.ordered_map(hang, range(6), workers=2, timeout=0.7))
+    assert results[:3] == [0, 1, 2] and results[3][0] is errors.ItemTimeout and results[4:] == [4, 5]
+    assert "item 3 of the input" in results[3][1]
+
+
+def test_a_thread_that_hangs_ends_the_run() -> None:
+    def hang(x: int) -> int:
+        while x == 3:
+            pass
+        return x
+
+    results = outcomes(pk.ordered_map(hang, range(6), workers=2, timeout=0.3, mode="threads"))
+    assert results[:3] == [0, 1, 2] and results[3][0] is errors.ItemTimeout and len(results) == 4
+
+
+def test_what_does_not_pickle_is_said() -> None:
+    lock = threading.Lock()
+
+    def locked(x: int) -> int:
+        with lock:
+            return x
+
+    with pytest.raises(errors.NotPicklable, match=r"map .*locked: the function cannot be sent"):
+        next(pk.ordered_map(locked, range(3), mode="processes"))
+    assert list(pk.ordered_map(locked, range(3), workers=2)) == [0, 1, 2]
+    made = outcomes(
+        pk.ordered_map(lambda x: threading.Lock() if x == 1 else x, range(3), mode="processes", workers=2, chunk=3)
+    )
+    assert made[0] == 0 and made[1][0] is errors.NotPicklable and made[2] == 2
+    items: list[Any] = [1, lock, 3]
+    sent = outcomes(pk.ordered_map(str, items, mode="processes", workers=2, chunk=3))
+    assert sent[0] == "1" and sent[1][0] is errors.NotPicklable and sent[2] == "3"
+    kept = ordered.stateful(lambda state, x: (threading.Lock(), [x]))
+    states = outcomes(ordered.Pipeline([kept]).run([1, 2], mode="processes", workers=2, chunk=1))
+    assert [kind for kind, _ in states] == [errors.NotPicklable] * 2
+
+
+class Picky(Exception):
+    def __init__(self, a: int, b: int) -> None:
+        super().__init__(a)
+
+
+def picky(x: int) -> int:
+    raise Picky(x, 2)
+
+
+def test_an_exception_that_does_not_pickle_keeps_its_text() -> None:
+    with pytest.raises(errors.UserFunctionError, match="map picky raised Picky, which does not pickle") as caught:
+        next(pk.ordered_map(picky, [7], mode="processes", workers=2))
+    assert any("Picky: 7" in note for note in caught.value.__notes__)
+
+
+def double(batch: pa.RecordBatch) -> pa.RecordBatch:
+    return pa.record_batch({"a": pa.array(batch.column("a").to_numpy() * 2)})
+
+
+def test_batches_and_arrays_travel_through_shared_memory() -> None:
+    batches = [pa.record_batch({"a": np.arange(n) + n}) for n in (0, 10, 200_000, 5, 300_000)]
+    pipeline = ordered.Pipeline([ordered.map_batches(double, same_length=True)])
+    made = list(pipeline.run(batches, mode="processes", workers=2))
+    assert made == [double(batch) for batch in batches]
+    arrays = [np.arange(n) for n in (3, 100_000)]
+    for got, array in zip(pk.ordered_map(lambda a: a + 1, arrays, mode="processes", workers=2), arrays, strict=True):
+        assert (got == array + 1).all()
+        got[0] = 5  # it is the caller's own
+
+
+def test_keyed_columns_are_the_same_in_every_mode() -> None:
+    rows = [("abcde"[i * i % 5], i) for i in range(200)]
+    step = ordered.partitioned(
+        sums, key="k", initial=0, schema="k string, sum bigint", finish=lambda key, state: [(key, -state)]
+    )
+    pipeline = ordered.Pipeline([step])
+    inline = list(pipeline.run(batches_of(rows, 7), mode="inline"))
+    for mode in ("threads", "processes"):
+        assert list(pipeline.run(batches_of(rows, 7), mode=mode, workers=2, chunk=3)) == inline
+
+
+def test_flows_run_on_workers() -> None:
+    batches = batches_of([("abc"[v % 3], v) for v in range(60)], 5)
+    counts = pk.Flow("k string, v bigint").key_by("k").agg(n=pk.sum("v"), emit="final")
+    kept = pk.Flow("k string, v bigint").map_batches(lambda b: b, schema="k string, v bigint")
+    pipeline = ordered.Pipeline([ordered.flow(kept), ordered.flow(counts)])
+    found = [row for b in pipeline.run(batches, mode="threads", workers=3) for row in b.to_pylist()]
+    assert found == [row for b in pipeline.run(batches, mode="inline") for row in b.to_pylist()]
+
+
+def test_a_fork_while_it_runs_is_refused_there_and_harmless_here() -> None:
+    for mode in ("threads", "processes"):
+        results = pk.ordered_map(slow, range(200), mode=mode, workers=2, chunk=1)
+        assert next(results) == 0
+
+        def child(results: ordered.OrderedIterator = results) -> None:
+            with pytest.raises(errors.ForkError, match="forked child"):
+                next(results)
+            results.close()
+
+        in_child(child)
+        assert list(results) == list(range(1, 200))
+
+
+def test_a_forked_child_can_run_its_own() -> None:
+    def child() -> None:
+        assert list(pk.ordered_map(slow, range(50), mode="threads", workers=2)) == list(range(50))
+        assert list(pk.ordered_map(slow, range(50), mode="processes", workers=2)) == list(range(50))
+
+    assert list(pk.ordered_map(slow, range(50), mode="threads", workers=2)) == list(range(50))
+    in_child(child)
+
+
+def script(text: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-c", textwrap.dedent(text)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+
+
+@pytest.mark.parametrize("mode", ["threads", "processes"])
+def test_ctrl_c_reaches_a_caller_who_waits_and_the_run_can_go_on(mode: str) -> None:
+    process = script(f"""
+        import itertools, os, time, penstock as pk
+        def f(x):
+            time.sleep(2 if x == 20 else 0)
+            return x
+        results = pk.ordered_map(f, range(100), mode={mode!r}, workers=2, chunk=1)
+        got = [next(results) for _ in range(20)]
+        try:
+            print("waiting", flush=True)
+            got.append(next(results))
+        except KeyboardInterrupt:
+            print("interrupted", flush=True)
+        got += results
+        print(got == list(range(100)), flush=True)
+        """)
+    assert process.stdout is not None
+    assert process.stdout.readline() == "waiting\n"
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=30)
+    assert out == "interrupted\nTrue\n", err
+
+
+@pytest.mark.parametrize("mode", ["threads", "processes"])
+def test_the_interpreter_ends_with_an_open_iterator(mode: str) -> None:
+    process = script(f"""
+        import itertools, time, penstock as pk
+        results = pk.ordered_map(lambda x: time.sleep(0.01) or x, itertools.count(), mode={mode!r}, workers=2)
+        print(next(results), next(results))
+        """)
+    out, err = process.communicate(timeout=30)
+    assert (process.returncode, out, err) == (0, "0 1\n", "")
+
+
+def test_children_end_with_a_killed_parent() -> None:
+    process = script("""
+        import time, penstock as pk
+        def busy(x):
+            while x:
+                pass
+            return x
+        results = pk.ordered_map(busy, range(100), mode="processes", workers=2, chunk=1)
+        print(next(results), flush=True)
+        next(results)
+        """)
+    assert process.stdout is not None and process.stdout.readline() == "0\n"
+    eventually(lambda: len(children(process.pid)) == 2)
+    found = children(process.pid)
+    process.kill()
+    process.communicate()
+    eventually(lambda: not any(Path(f"/proc/{pid}").exists() for pid in found))
+
+
+def burn(x: int) -> int:
+    total = 0
+    for i in range(6000):
+        total += i
+    return total
+
+
+def test_auto_takes_processes_for_what_holds_the_lock_and_threads_for_what_waits() -> None:
+    results = pk.ordered_map(burn, range(4000), workers=2)
+    assert sum(1 for _ in results) == 4000
+    stats = results.stats
+    assert {"inline", "threads"} <= stats.rates.keys(), stats
+    results = pk.ordered_map(lambda x: time.sleep(0.001) or x, range(400), workers=4)
+    assert list(results) == list(range(400))
+    assert results.stats.mode == "threads", results.stats
+
+
+def test_auto_stays_in_the_callers_thread_for_cheap_items() -> None:
+    results = pk.ordered_map(abs, range(50_000), workers=4)
+    assert sum(results) == sum(range(50_000))
+    assert results.stats.mode == "inline" and "too little" in results.stats.why
+
+
+def test_auto_keeps_state_across_its_modes() -> None:
+    def step(total: int, x: int) -> tuple[int, list[int]]:
+        for _ in range(2000):
+            pass
+        return total + x, [total + x]
+
+    xs = list(range(3000))
+    keyed = ordered.partitioned(step, key=lambda x: x % 7, initial=0, finish=lambda key, state: [(key, state)])
+    pipeline = ordered.Pipeline([keyed])
+    assert list(pipeline.run(xs, workers=2)) == list(pipeline.run(xs, mode="inline"))
