@@ -1,0 +1,135 @@
+//! The identifiers of users as dense numbers, and back.
+//!
+//! A domain numbers the distinct identifiers of all relations of an index in ascending order, so results do not depend on
+//! the order of the input. Identifiers are 64-bit numbers or texts, not both. Dense numbers have 32 bits.
+
+use std::collections::HashMap;
+
+use crate::csr::Section;
+use crate::error::GraphError;
+
+/// Most nodes of an index.
+pub const MOST_NODES: u64 = u32::MAX as u64;
+
+/// Identifiers by dense number.
+#[derive(Clone, Debug)]
+pub enum Domain {
+    /// Numbers, ascending.
+    Numbers(Section<u64>),
+    /// Texts, ascending bytewise: text `i` is `bytes[ends[i] .. ends[i + 1]]`.
+    Texts {
+        /// Where texts end; one more than there are texts, the first is 0.
+        ends: Section<u64>,
+        /// All texts.
+        bytes: Section<u8>,
+    },
+}
+
+impl Domain {
+    /// How many nodes there are.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        match self {
+            Self::Numbers(numbers) => numbers.get().len(),
+            Self::Texts { ends, .. } => ends.get().len() - 1,
+        }
+    }
+
+    /// Whether there are none.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// The identifier of a node, as text for people.
+    ///
+    /// # Panics
+    /// When there is no such node.
+    #[must_use]
+    pub fn show(&self, node: u32) -> String {
+        match self {
+            Self::Numbers(numbers) => numbers.get()[node as usize].to_string(),
+            Self::Texts { ends, bytes } => String::from_utf8_lossy(text(ends.get(), bytes.get(), node)).into_owned(),
+        }
+    }
+}
+
+/// The bytes of text `node`.
+#[must_use]
+pub fn text<'a>(ends: &[u64], bytes: &'a [u8], node: u32) -> &'a [u8] {
+    &bytes[ends[node as usize] as usize..ends[node as usize + 1] as usize]
+}
+
+/// Numbers of all relations to dense numbers.
+pub(crate) struct Ranks {
+    pub(crate) sorted: Vec<u64>,
+    /// Rank by number, where the numbers are small enough for a table.
+    table: Vec<u32>,
+}
+
+impl Ranks {
+    pub(crate) fn new(numbers: impl Iterator<Item = u64> + Clone) -> Result<Self, GraphError> {
+        let (count, greatest) = numbers.clone().fold((0_u64, 0), |(n, max), id| (n + 1, u64::max(max, id)));
+        if greatest / 8 <= count {
+            let mut table = vec![0_u32; if count == 0 { 0 } else { greatest as usize + 1 }];
+            numbers.for_each(|id| table[id as usize] = 1);
+            let mut sorted = Vec::new();
+            for (id, rank) in table.iter_mut().enumerate().filter(|(_, rank)| **rank == 1) {
+                *rank = u32::try_from(sorted.len()).map_err(|_| too_many(sorted.len()))?;
+                sorted.push(id as u64);
+            }
+            return Ok(Self { sorted, table });
+        }
+        let mut sorted = numbers.collect::<Vec<_>>();
+        sorted.sort_unstable();
+        sorted.dedup();
+        sorted.shrink_to_fit();
+        if sorted.len() as u64 > MOST_NODES {
+            return Err(too_many(sorted.len()));
+        }
+        Ok(Self { sorted, table: Vec::new() })
+    }
+
+    /// The rank of a number that was among those given.
+    pub(crate) fn of(&self, number: u64) -> u32 {
+        match self.table.is_empty() {
+            false => self.table[number as usize],
+            true => self.sorted.binary_search(&number).expect("every number was given") as u32,
+        }
+    }
+}
+
+fn too_many(count: usize) -> GraphError {
+    GraphError::TooMany { what: "nodes", count: count as u64, most: MOST_NODES }
+}
+
+/// Collects texts, numbering them as they first come.
+#[derive(Debug, Default)]
+pub(crate) struct Texts {
+    numbers: HashMap<Box<str>, u32>,
+}
+
+impl Texts {
+    pub(crate) fn number(&mut self, text: &str) -> Result<u32, GraphError> {
+        if let Some(&number) = self.numbers.get(text) {
+            return Ok(number);
+        }
+        let number = u32::try_from(self.numbers.len()).map_err(|_| too_many(self.numbers.len()))?;
+        self.numbers.insert(text.into(), number);
+        Ok(number)
+    }
+
+    /// The domain, and the rank of each number.
+    pub(crate) fn finish(self) -> (Domain, Vec<u32>) {
+        let mut all = self.numbers.into_iter().collect::<Vec<_>>();
+        all.sort_unstable();
+        let mut ranks = vec![0; all.len()];
+        let (mut ends, mut bytes) = (vec![0_u64], Vec::new());
+        for (rank, (text, number)) in all.into_iter().enumerate() {
+            ranks[number as usize] = rank as u32;
+            bytes.extend_from_slice(text.as_bytes());
+            ends.push(bytes.len() as u64);
+        }
+        (Domain::Texts { ends: ends.into(), bytes: bytes.into() }, ranks)
+    }
+}

@@ -1,0 +1,279 @@
+//! Relations over one domain, ready to be joined.
+//!
+//! Owns: how edges become an [`Index`]. Invariants: every relation is a set of edges over the same dense nodes; what a
+//! relation says of self-loops and repeated edges ([`Loops`], [`Repeats`]) was applied. An oriented index numbers its nodes
+//! by the orientation; `labels` leads back to the domain.
+
+use std::collections::HashSet;
+
+use crate::cliques::{self, Orientation};
+use crate::csr::{Csr, Section};
+use crate::domain::{Domain, Ranks, Texts};
+use crate::error::GraphError;
+
+/// What happens to edges from a node to itself.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Loops {
+    /// They are edges like others.
+    #[default]
+    Keep,
+    /// They are left out; their nodes stay.
+    Drop,
+    /// They are an error.
+    Refuse,
+}
+
+/// What happens to edges that come more than once.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Repeats {
+    /// They count once.
+    #[default]
+    Drop,
+    /// They are an error.
+    Refuse,
+}
+
+/// A relation by name.
+#[derive(Clone, Debug)]
+pub struct Relation {
+    /// As patterns call it.
+    pub name: String,
+    /// From sources to targets.
+    pub forward: Csr,
+    /// From targets to sources; not there when nobody asks for it.
+    pub reverse: Option<Csr>,
+    /// Nodes with an edge to themselves, ascending.
+    pub loops: Section<u32>,
+}
+
+/// Relations over one domain.
+#[derive(Clone, Debug)]
+pub struct Index {
+    /// What nodes are called.
+    pub domain: Domain,
+    /// Place in the domain by node; `None`: nodes are numbered as the domain is.
+    pub labels: Option<Section<u32>>,
+    /// In the order in which they were named.
+    pub relations: Vec<Relation>,
+}
+
+impl Index {
+    /// How many nodes there are.
+    #[must_use]
+    pub fn nodes(&self) -> usize {
+        self.domain.len()
+    }
+
+    /// How many edges all relations have together.
+    #[must_use]
+    pub fn edges(&self) -> u64 {
+        self.relations.iter().map(|relation| relation.forward.view().targets.len() as u64).sum()
+    }
+
+    /// Place of a node in the domain.
+    #[must_use]
+    pub fn place(&self, node: u32) -> u32 {
+        self.labels.as_ref().map_or(node, |labels| labels.get()[node as usize])
+    }
+}
+
+struct Raw {
+    name: String,
+    from: Vec<u64>,
+    to: Vec<u64>,
+    loops: Loops,
+    repeats: Repeats,
+}
+
+/// A relation with its edges as dense nodes.
+type Ranked = (Raw, Vec<(u32, u32)>);
+
+/// Collects edges.
+pub struct Builder {
+    texts: Option<Texts>,
+    relations: Vec<Raw>,
+}
+
+impl Builder {
+    /// Nodes are 64-bit numbers.
+    #[must_use]
+    pub fn numbers() -> Self {
+        Self { texts: None, relations: Vec::new() }
+    }
+
+    /// Nodes are texts.
+    #[must_use]
+    pub fn texts() -> Self {
+        Self { texts: Some(Texts::default()), relations: Vec::new() }
+    }
+
+    /// Says what happens to self-loops and repeated edges of a relation; it then exists, also without edges.
+    pub fn relation(&mut self, name: &str, loops: Loops, repeats: Repeats) {
+        let raw = self.raw(name);
+        (raw.loops, raw.repeats) = (loops, repeats);
+    }
+
+    fn raw(&mut self, name: &str) -> &mut Raw {
+        let at = self.relations.iter().position(|raw| raw.name == name).unwrap_or_else(|| {
+            let (loops, repeats) = Default::default();
+            self.relations.push(Raw { name: name.into(), from: Vec::new(), to: Vec::new(), loops, repeats });
+            self.relations.len() - 1
+        });
+        &mut self.relations[at]
+    }
+
+    /// Adds edges between numbers.
+    ///
+    /// # Errors
+    /// When the columns differ in length or nodes are texts.
+    pub fn numbers_in(&mut self, name: &str, from: &[u64], to: &[u64]) -> Result<(), GraphError> {
+        if self.texts.is_some() {
+            return Err(edges(name, "its nodes are numbers, but those of the index are texts".into()));
+        }
+        if from.len() != to.len() {
+            return Err(edges(name, format!("{} sources, but {} targets", from.len(), to.len())));
+        }
+        let raw = self.raw(name);
+        raw.from.extend_from_slice(from);
+        raw.to.extend_from_slice(to);
+        Ok(())
+    }
+
+    /// Adds an edge between texts.
+    ///
+    /// # Errors
+    /// When nodes are numbers, or there are too many.
+    pub fn text_in(&mut self, name: &str, from: &str, to: &str) -> Result<(), GraphError> {
+        let Some(texts) = &mut self.texts else {
+            return Err(edges(name, "its nodes are texts, but those of the index are numbers".into()));
+        };
+        let (from, to) = (u64::from(texts.number(from)?), u64::from(texts.number(to)?));
+        let raw = self.raw(name);
+        raw.from.push(from);
+        raw.to.push(to);
+        Ok(())
+    }
+
+    /// Builds both directions of every relation.
+    ///
+    /// # Errors
+    /// When there are too many nodes, or a self-loop or repeated edge that a relation refuses.
+    pub fn finish(self) -> Result<Index, GraphError> {
+        self.build(true)
+    }
+
+    /// Builds the direction from sources to targets only, which is enough for cliques of directed edges.
+    ///
+    /// # Errors
+    /// As [`Builder::finish`].
+    pub fn finish_forward(self) -> Result<Index, GraphError> {
+        self.build(false)
+    }
+
+    fn build(self, both: bool) -> Result<Index, GraphError> {
+        let (domain, relations) = self.ranked()?;
+        let nodes = domain.len();
+        let built = relations.into_iter().map(|(raw, pairs)| {
+            let drop = raw.loops == Loops::Drop;
+            check(&raw, &domain, &pairs)?;
+            let forward = Csr::new(nodes, pairs.iter().copied().filter(|(from, to)| !drop || from != to));
+            std::mem::drop(pairs);
+            let reverse = both.then(|| forward.reversed());
+            let view = forward.view();
+            let loops = (0..nodes as u32).filter(|&node| view.list(node).binary_search(&node).is_ok());
+            let loops = if drop { Vec::new().into() } else { loops.collect::<Vec<_>>().into() };
+            Ok(Relation { name: raw.name, forward, reverse, loops })
+        });
+        let relations = built.collect::<Result<Vec<_>, GraphError>>()?;
+        Ok(Index { domain, labels: None, relations })
+    }
+
+    /// Builds the undirected graph of all relations' edges, oriented: each edge once, from the node that comes first by
+    /// `orientation` to the other. Self-loops are dropped unless they are refused.
+    ///
+    /// # Errors
+    /// As [`Builder::finish`].
+    pub fn finish_oriented(self, orientation: Orientation) -> Result<Index, GraphError> {
+        let (domain, relations) = self.ranked()?;
+        let nodes = domain.len();
+        let name = relations.first().map_or_else(|| "e".to_owned(), |(raw, _)| raw.name.clone());
+        for (raw, pairs) in &relations {
+            check(raw, &domain, pairs)?;
+        }
+        let pairs = relations.iter().flat_map(|(_, pairs)| pairs.iter().copied()).filter(|(from, to)| from != to);
+        let both = Csr::new(nodes, pairs.flat_map(|(from, to)| [(from, to), (to, from)]));
+        drop(relations);
+        let labels = cliques::ranked(both.view(), orientation);
+        let mut ranks = vec![0_u32; nodes];
+        for (rank, &node) in labels.iter().enumerate() {
+            ranks[node as usize] = rank as u32;
+        }
+        let oriented = both.view().edges().map(|(from, to)| (ranks[from as usize], ranks[to as usize]));
+        let forward = Csr::new(nodes, oriented.filter(|(from, to)| from < to));
+        let relation = Relation { name, forward, reverse: None, loops: Vec::new().into() };
+        Ok(Index { domain, labels: Some(labels.into()), relations: vec![relation] })
+    }
+
+    /// The domain, and each relation's edges as dense nodes.
+    fn ranked(self) -> Result<(Domain, Vec<Ranked>), GraphError> {
+        let mut relations = self.relations;
+        let dense: Dense;
+        let domain = match self.texts {
+            Some(texts) => {
+                let (domain, ranks) = texts.finish();
+                dense = Dense::Texts(ranks);
+                domain
+            }
+            None => {
+                let all = relations.iter().flat_map(|raw| raw.from.iter().chain(&raw.to)).copied();
+                let ranks = Ranks::new(all)?;
+                let sorted = ranks.sorted.clone();
+                dense = Dense::Numbers(ranks);
+                Domain::Numbers(sorted.into())
+            }
+        };
+        let mut built = Vec::new();
+        for mut raw in relations.drain(..) {
+            let (from, to) = (std::mem::take(&mut raw.from), std::mem::take(&mut raw.to));
+            let pairs = from.into_iter().zip(to).map(|(from, to)| (dense.of(from), dense.of(to))).collect();
+            built.push((raw, pairs));
+        }
+        Ok((domain, built))
+    }
+}
+
+/// Identifiers as collected to dense nodes.
+enum Dense {
+    Numbers(Ranks),
+    Texts(Vec<u32>),
+}
+
+impl Dense {
+    fn of(&self, id: u64) -> u32 {
+        match self {
+            Self::Numbers(ranks) => ranks.of(id),
+            Self::Texts(ranks) => ranks[id as usize],
+        }
+    }
+}
+
+fn edges(relation: &str, problem: String) -> GraphError {
+    GraphError::Edges { relation: relation.into(), problem }
+}
+
+/// Refuses what the relation does not want.
+fn check(raw: &Raw, domain: &Domain, pairs: &[(u32, u32)]) -> Result<(), GraphError> {
+    if raw.loops == Loops::Refuse
+        && let Some(&(node, _)) = pairs.iter().find(|(from, to)| from == to)
+    {
+        return Err(GraphError::SelfLoop { relation: raw.name.clone(), node: domain.show(node) });
+    }
+    if raw.repeats == Repeats::Refuse {
+        let mut seen = HashSet::new();
+        if let Some(&(from, to)) = pairs.iter().find(|pair| !seen.insert(**pair)) {
+            let (from, to) = (domain.show(from), domain.show(to));
+            return Err(GraphError::Repeated { relation: raw.name.clone(), from, to });
+        }
+    }
+    Ok(())
+}

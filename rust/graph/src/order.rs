@@ -1,0 +1,158 @@
+//! In which order the attributes of a pattern are bound.
+//!
+//! A search that binds a node meets lists; what it costs is the sum over all levels of (prefixes so far) times (the shortest
+//! list that votes). The estimate takes lists at their average length, as seen by whoever arrives there by an edge (long
+//! lists are met more often), and lets every further vote keep its share of the nodes. All connected orders are compared
+//! up to [`EXHAUSTIVE`] attributes, above it the cheapest next attribute is taken.
+
+use crate::error::GraphError;
+use crate::index::Index;
+use crate::pattern::Pattern;
+
+/// Most attributes for which every order is tried.
+pub const EXHAUSTIVE: usize = 7;
+
+/// What the choice knows of one direction of a relation.
+#[derive(Clone, Copy, Debug, Default)]
+struct Lists {
+    /// How many are not empty.
+    some: f64,
+    /// Average length of those.
+    mean: f64,
+    /// Average length as met by following an edge of the other direction, supposing degrees of both are alike.
+    met: f64,
+}
+
+struct Facts {
+    nodes: f64,
+    /// By atom: forward and reverse.
+    atoms: Vec<[Lists; 2]>,
+}
+
+/// The order to bind the attributes of `pattern` in, as numbers of variables.
+///
+/// # Errors
+/// When `given` does not name every variable once, or names one that nothing joins to those before it.
+pub fn choose(index: &Index, pattern: &Pattern, given: Option<&[&str]>) -> Result<Vec<usize>, GraphError> {
+    match given {
+        Some(names) => check(pattern, names),
+        None => Ok(cheapest(&facts(index, pattern), pattern)),
+    }
+}
+
+fn check(pattern: &Pattern, names: &[&str]) -> Result<Vec<usize>, GraphError> {
+    let refuse =
+        |problem: String| GraphError::Order { order: names.iter().map(|name| (*name).into()).collect(), problem };
+    let mut order: Vec<usize> = Vec::new();
+    for name in names {
+        let at = pattern.variables.iter().position(|known| known == name);
+        let at = at.ok_or_else(|| refuse(format!("the pattern has no variable {name:?}")))?;
+        if order.contains(&at) {
+            return Err(refuse(format!("{name:?} is named twice")));
+        }
+        if !order.is_empty() && !joined(pattern, &order, at) {
+            return Err(refuse(format!("nothing joins {name:?} to the variables before it")));
+        }
+        order.push(at);
+    }
+    match (0..pattern.variables.len()).find(|at| !order.contains(at)) {
+        Some(missing) => Err(refuse(format!("it leaves out {:?}", pattern.variables[missing]))),
+        None => Ok(order),
+    }
+}
+
+fn joined(pattern: &Pattern, bound: &[usize], next: usize) -> bool {
+    pattern
+        .body
+        .iter()
+        .any(|atom| (atom.from == next && bound.contains(&atom.to)) || (atom.to == next && bound.contains(&atom.from)))
+}
+
+fn facts(index: &Index, pattern: &Pattern) -> Facts {
+    let lists = |degrees: &mut dyn Iterator<Item = usize>| {
+        let (mut some, mut sum, mut squares) = (0.0, 0.0, 0.0);
+        for degree in degrees.filter(|degree| *degree > 0).map(|degree| degree as f64) {
+            (some, sum, squares) = (some + 1.0, sum + degree, squares + degree * degree);
+        }
+        if some == 0.0 { Lists::default() } else { Lists { some, mean: sum / some, met: squares / sum } }
+    };
+    let known = index.relations.iter().map(|relation| {
+        let forward = relation.forward.view();
+        let mut sources = vec![0_usize; index.nodes()];
+        forward.targets.iter().for_each(|&to| sources[to as usize] += 1);
+        let mut degrees = (0..index.nodes() as u32).map(|node| forward.degree(node));
+        [lists(&mut degrees), lists(&mut sources.into_iter())]
+    });
+    let known = known.collect::<Vec<_>>();
+    let of = |name: &str| index.relations.iter().position(|relation| relation.name == name);
+    let atoms = pattern.body.iter().map(|atom| of(&atom.relation).map_or([Lists::default(); 2], |at| known[at]));
+    Facts { nodes: (index.nodes() as f64).max(1.0), atoms: atoms.collect() }
+}
+
+/// Lists met when `next` is bound after `bound`; the factor by which prefixes grow, and the length of the shortest list.
+fn level(facts: &Facts, pattern: &Pattern, bound: &[usize], next: usize) -> (f64, f64) {
+    let (mut shortest, mut kept) = (f64::INFINITY, 1.0);
+    for (atom, lists) in pattern.body.iter().zip(&facts.atoms) {
+        let length = match bound.is_empty() {
+            true if atom.from == next => lists[0].some,
+            true if atom.to == next => lists[1].some,
+            _ => {
+                let (list, end) = match (atom.from, atom.to) {
+                    (from, to) if to == next && bound.contains(&from) => (&lists[0], from),
+                    (from, to) if from == next && bound.contains(&to) => (&lists[1], to),
+                    _ => continue,
+                };
+                if end == bound[0] { list.mean } else { list.met }
+            }
+        };
+        kept *= length / facts.nodes;
+        shortest = shortest.min(length);
+    }
+    (kept * facts.nodes, shortest)
+}
+
+fn cheapest(facts: &Facts, pattern: &Pattern) -> Vec<usize> {
+    let all = pattern.variables.len();
+    let mut best = (f64::INFINITY, Vec::new());
+    if all <= EXHAUSTIVE {
+        extend(facts, pattern, &mut Vec::new(), 1.0, 0.0, &mut best);
+        return best.1;
+    }
+    let mut bound: Vec<usize> = Vec::new();
+    while bound.len() < all {
+        let open = (0..all).filter(|next| !bound.contains(next));
+        let open = open.filter(|&next| bound.is_empty() || joined(pattern, &bound, next));
+        let next = open.min_by(|&a, &b| {
+            let cost = |next| level(facts, pattern, &bound, next);
+            cost(a).partial_cmp(&cost(b)).unwrap_or(std::cmp::Ordering::Equal)
+        });
+        bound.push(next.expect("a pattern is connected"));
+    }
+    bound
+}
+
+fn extend(
+    facts: &Facts,
+    pattern: &Pattern,
+    bound: &mut Vec<usize>,
+    prefixes: f64,
+    cost: f64,
+    best: &mut (f64, Vec<usize>),
+) {
+    // The first of equal orders stays, which is the order of the text.
+    if bound.len() == pattern.variables.len() {
+        if best.1.is_empty() || cost < best.0 * 0.999 {
+            *best = (cost, bound.clone());
+        }
+        return;
+    }
+    for next in 0..pattern.variables.len() {
+        if bound.contains(&next) || (!bound.is_empty() && !joined(pattern, bound, next)) {
+            continue;
+        }
+        let (growth, shortest) = level(facts, pattern, bound, next);
+        bound.push(next);
+        extend(facts, pattern, bound, prefixes * growth, cost + prefixes * shortest, best);
+        bound.pop();
+    }
+}

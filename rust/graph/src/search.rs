@@ -1,0 +1,300 @@
+//! GenericJoin over one unit of work, depth first.
+//!
+//! At each level the shortest voting list proposes (*count*, *propose*) and the others keep what they have, too
+//! (*validate*). A [`Search`] is suspended between any two rows: [`Search::fill`] goes on until its batch is full. It holds
+//! one list of candidates per level and nothing else, so memory does not depend on how many matches there are.
+//! [`Search::count`] takes the last level by the length of what the voters agree on, without writing it down; every prefix
+//! of one attribute less is enumerated all the same.
+//!
+//! Invariants: matches come in ascending order of the attributes as they are bound; each once; units one after the other
+//! give what the whole gives.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use crate::csr::View;
+use crate::intersect;
+use crate::query::Query;
+use crate::units::Unit;
+
+/// Matches by column: one column per attribute, in the order in which they are bound.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Rows {
+    /// Nodes by level.
+    pub columns: Vec<Vec<u32>>,
+}
+
+impl Rows {
+    /// No match yet.
+    #[must_use]
+    pub fn new(query: &Query) -> Self {
+        Self { columns: vec![Vec::new(); query.levels().len()] }
+    }
+
+    /// How many matches there are.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.columns.first().map_or(0, Vec::len)
+    }
+
+    /// Whether there are none.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Places in the domain by column of the result.
+    ///
+    /// With `sorted` the places of every row ascend: for undirected cliques, whose nodes have no order of their own.
+    #[must_use]
+    pub fn places(&self, query: &Query, sorted: bool) -> Vec<Vec<u32>> {
+        let labels = query.index().labels.as_ref().map(|labels| labels.get());
+        let place = |&node: &u32| labels.map_or(node, |labels| labels[node as usize]);
+        let column = |level: &usize| self.columns[*level].iter().map(place).collect::<Vec<_>>();
+        let mut columns = query.head().iter().map(column).collect::<Vec<_>>();
+        if sorted {
+            let mut row = Vec::with_capacity(columns.len());
+            for at in 0..self.len() {
+                row.clear();
+                row.extend(columns.iter().map(|column| column[at]));
+                row.sort_unstable();
+                columns.iter_mut().zip(&row).for_each(|(column, place)| column[at] = *place);
+            }
+        }
+        columns
+    }
+}
+
+/// Candidates of a level: a piece of a list as it stands, or a list of their own.
+#[derive(Clone, Debug, Default)]
+struct Candidates {
+    own: Vec<u32>,
+    /// `(list, node, first, end)` when they are part of the list of a node.
+    shared: Option<(usize, u32, usize, usize)>,
+    /// The next one.
+    at: usize,
+}
+
+impl Candidates {
+    fn get<'a>(&'a self, views: &[View<'a>]) -> &'a [u32] {
+        match self.shared {
+            Some((list, node, first, end)) => &views[list].list(node)[first..end],
+            None => &self.own,
+        }
+    }
+}
+
+/// A suspended search.
+#[derive(Clone, Debug)]
+pub struct Search {
+    query: Query,
+    unit: Unit,
+    levels: Vec<Candidates>,
+    prefix: Vec<u32>,
+    /// Level whose candidates are being taken; `None` once all are.
+    depth: Option<usize>,
+    root: u32,
+}
+
+impl Search {
+    /// Over the prefixes of `unit`.
+    #[must_use]
+    pub fn new(query: &Query, unit: Unit) -> Self {
+        let all = query.levels().len();
+        let depth = (!unit.is_empty()).then_some(0);
+        let root = unit.from.0;
+        Self { query: query.clone(), unit, levels: vec![Candidates::default(); all], prefix: vec![0; all], depth, root }
+    }
+
+    /// Whether every match has been given.
+    #[must_use]
+    pub fn is_done(&self) -> bool {
+        self.depth.is_none()
+    }
+
+    /// Appends matches until `rows` has `most`, or there are no more; then the answer is false.
+    ///
+    /// `stop` is looked at between prefixes; once it is set, the answer is true.
+    pub fn fill(&mut self, rows: &mut Rows, most: usize, stop: &AtomicBool) -> bool {
+        let query = self.query.clone();
+        let views = query.views();
+        let last = query.levels().len() - 1;
+        while let Some(depth) = self.depth {
+            if depth == 0 {
+                if stop.load(Ordering::Relaxed) {
+                    return true;
+                }
+                if !self.next_root(&query) {
+                    self.depth = None;
+                    return false;
+                }
+                if last == 0 {
+                    if rows.len() >= most {
+                        self.root -= 1;
+                        return true;
+                    }
+                    rows.columns[0].push(self.prefix[0]);
+                    continue;
+                }
+                self.extend(&query, &views, 1);
+                self.depth = Some(1);
+                continue;
+            }
+            let level = &mut self.levels[depth];
+            let candidates = level.get(&views);
+            if level.at == candidates.len() {
+                self.depth = Some(depth - 1);
+                continue;
+            }
+            if depth == last {
+                let room = most.saturating_sub(rows.len());
+                if room == 0 {
+                    return true;
+                }
+                let taken = &candidates[level.at..candidates.len().min(level.at + room)];
+                rows.columns[last].extend_from_slice(taken);
+                let (at, full) = (level.at + taken.len(), rows.columns[last].len());
+                self.levels[last].at = at;
+                for (column, node) in rows.columns[..last].iter_mut().zip(&self.prefix) {
+                    column.resize(full, *node);
+                }
+                continue;
+            }
+            let node = candidates[level.at];
+            self.levels[depth].at += 1;
+            self.prefix[depth] = node;
+            if depth == 1 && stop.load(Ordering::Relaxed) {
+                self.levels[depth].at -= 1;
+                return true;
+            }
+            self.extend(&query, &views, depth + 1);
+            self.depth = Some(depth + 1);
+        }
+        false
+    }
+
+    /// Takes the next root; false when there is none.
+    fn next_root(&mut self, query: &Query) -> bool {
+        let (end, cut) = self.unit.to;
+        let more = self.root < end || (self.root == end && cut > 0);
+        if more {
+            self.prefix[0] = query.roots()[self.root as usize];
+            self.root += 1;
+        }
+        more
+    }
+
+    /// How many matches the rest of the unit has; `None` when `stop` was set meanwhile.
+    pub fn count(mut self, stop: &AtomicBool) -> Option<u64> {
+        let query = self.query.clone();
+        let views = query.views();
+        let mut found = 0;
+        while self.next_root(&query) {
+            if stop.load(Ordering::Relaxed) {
+                return None;
+            }
+            if self.levels.len() == 1 {
+                found += 1;
+                continue;
+            }
+            found += self.below(&query, &views, 1, stop)?;
+        }
+        Some(found)
+    }
+
+    fn below(&mut self, query: &Query, views: &[View<'_>], depth: usize, stop: &AtomicBool) -> Option<u64> {
+        if depth == self.levels.len() - 1 {
+            return Some(self.agree(query, views, depth));
+        }
+        self.extend(query, views, depth);
+        let mut found = 0;
+        let many = self.levels[depth].get(views).len();
+        for at in 0..many {
+            if depth == 1 && stop.load(Ordering::Relaxed) {
+                return None;
+            }
+            self.prefix[depth] = self.levels[depth].get(views)[at];
+            found += self.below(query, views, depth + 1, stop)?;
+        }
+        Some(found)
+    }
+
+    /// The places of the unit inside the list that proposes the second attribute of the present root.
+    fn cut(&self, whole: usize) -> (usize, usize) {
+        let root = self.root - 1; // the one taken last
+        let first = if root == self.unit.from.0 { self.unit.from.1 as usize } else { 0 };
+        let end = if root == self.unit.to.0 { self.unit.to.1 as usize } else { whole };
+        (first.min(whole), end.min(whole))
+    }
+
+    /// Finds the candidates of a level for the prefix above it.
+    fn extend(&mut self, query: &Query, views: &[View<'_>], depth: usize) {
+        let (above, here) = self.levels.split_at_mut(depth);
+        let level = &mut here[0];
+        (level.at, level.shared) = (0, None);
+        level.own.clear();
+        let plan = &query.levels()[depth];
+        let prefix = &self.prefix;
+        let list = |at: usize| {
+            let voter = plan.voters[at];
+            views[voter.list].list(prefix[voter.position])
+        };
+        if depth == 1 {
+            let (by, proposed) = query.proposer(views, prefix[0]);
+            let (first, end) = self.cut(proposed.len());
+            let level = &mut self.levels[1];
+            if plan.voters.len() == 1 && plan.looped.is_none() {
+                level.shared = Some((plan.voters[0].list, self.prefix[0], first, end));
+                return;
+            }
+            level.own.extend_from_slice(&proposed[first..end]);
+            for at in (0..plan.voters.len()).filter(|at| *at != by) {
+                let voter = plan.voters[at];
+                intersect::retain(&mut level.own, views[voter.list].list(self.prefix[voter.position]));
+            }
+        } else {
+            match (plan.base, plan.voters.len()) {
+                (Some(base), 0) => level.own.extend_from_slice(above[base].get(views)),
+                (Some(base), votes) => {
+                    intersect::intersect(above[base].get(views), list(0), &mut level.own);
+                    (1..votes).for_each(|at| intersect::retain(&mut level.own, list(at)));
+                }
+                (None, 1) if plan.looped.is_none() => {
+                    let voter = plan.voters[0];
+                    let node = prefix[voter.position];
+                    level.shared = Some((voter.list, node, 0, views[voter.list].degree(node)));
+                    return;
+                }
+                (None, 1) => level.own.extend_from_slice(list(0)),
+                (None, 2) => intersect::intersect(list(0), list(1), &mut level.own),
+                (None, votes) => {
+                    // The two shortest first: what they agree on bounds the rest.
+                    let mut order = (0..votes).collect::<Vec<_>>();
+                    order.sort_by_key(|&at| list(at).len());
+                    intersect::intersect(list(order[0]), list(order[1]), &mut level.own);
+                    order[2..].iter().for_each(|&at| intersect::retain(&mut level.own, list(at)));
+                }
+            }
+        }
+        if let Some(looped) = &plan.looped {
+            intersect::retain(&mut self.levels[depth].own, looped);
+        }
+    }
+
+    /// How many candidates the last level has for the prefix above it.
+    fn agree(&mut self, query: &Query, views: &[View<'_>], depth: usize) -> u64 {
+        let plan = &query.levels()[depth];
+        if depth > 1 && plan.looped.is_none() {
+            let list = |at: usize| {
+                let voter = plan.voters[at];
+                views[voter.list].list(self.prefix[voter.position])
+            };
+            match (plan.base, plan.voters.len()) {
+                (Some(base), 1) => return intersect::count(self.levels[base].get(views), list(0)) as u64,
+                (None, 2) => return intersect::count(list(0), list(1)) as u64,
+                _ => {}
+            }
+        }
+        self.extend(query, views, depth);
+        self.levels[depth].get(views).len() as u64
+    }
+}

@@ -1,0 +1,195 @@
+//! Edge lists as text: one edge per line, two nodes separated by tabs, blanks or a comma.
+//!
+//! Lines that are empty or begin with `#` or `%` say nothing; further columns of a line (weights, times) are read over; a
+//! carriage return at the end of a line is no part of it. Text comes in pieces of any size; a line that is no edge is an
+//! error with the name of the file and the number of the line.
+
+use crate::error::GraphError;
+
+/// What nodes are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Ids {
+    /// Numbers of 64 bits.
+    Numbers,
+    /// Texts.
+    Texts,
+}
+
+/// An edge as it was read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Edge<'a> {
+    /// From, to.
+    Numbers(u64, u64),
+    /// From, to.
+    Texts(&'a str, &'a str),
+}
+
+/// Gets the edges of a text.
+pub type Each<'a> = &'a mut dyn FnMut(Edge<'_>) -> Result<(), GraphError>;
+
+/// Longest line, bytes.
+pub const LONGEST: usize = 1 << 20;
+
+/// Reads one file.
+#[derive(Debug)]
+pub struct EdgeText {
+    place: String,
+    ids: Ids,
+    line: u64,
+    rest: Vec<u8>,
+    edges: u64,
+}
+
+impl EdgeText {
+    /// `place` is the name of the file, for errors.
+    #[must_use]
+    pub fn new(place: &str, ids: Ids) -> Self {
+        Self { place: place.into(), ids, line: 0, rest: Vec::new(), edges: 0 }
+    }
+
+    /// How many edges were read.
+    #[must_use]
+    pub fn edges(&self) -> u64 {
+        self.edges
+    }
+
+    /// Reads a piece of the text; `each` gets the edges in it.
+    ///
+    /// # Errors
+    /// [`GraphError::Line`] for a line that is no edge, or what `each` refuses; edges before it were given.
+    pub fn push(&mut self, text: &[u8], each: Each<'_>) -> Result<(), GraphError> {
+        let mut text = text;
+        if !self.rest.is_empty() {
+            let end = text.iter().position(|&byte| byte == b'\n').map_or(text.len(), |at| at + 1);
+            self.rest.extend_from_slice(&text[..end]);
+            text = &text[end..];
+            if self.rest.last() != Some(&b'\n') {
+                return self.bounded();
+            }
+            let whole = std::mem::take(&mut self.rest);
+            self.lines(&whole, each)?;
+        }
+        let end = text.iter().rposition(|&byte| byte == b'\n').map_or(0, |at| at + 1);
+        self.lines(&text[..end], each)?;
+        self.rest.extend_from_slice(&text[end..]);
+        self.bounded()
+    }
+
+    /// Reads the last line, which may have no end.
+    ///
+    /// # Errors
+    /// As [`EdgeText::push`].
+    pub fn finish(&mut self, each: Each<'_>) -> Result<(), GraphError> {
+        let rest = std::mem::take(&mut self.rest);
+        self.lines(&rest, each)
+    }
+
+    fn bounded(&self) -> Result<(), GraphError> {
+        if self.rest.len() <= LONGEST {
+            return Ok(());
+        }
+        Err(self.wrong(self.line + 1, "it is longer than 1 MiB: this is no edge list".into()))
+    }
+
+    fn wrong(&self, line: u64, problem: String) -> GraphError {
+        GraphError::Line { place: self.place.clone(), line, problem }
+    }
+
+    fn lines(&mut self, text: &[u8], each: Each<'_>) -> Result<(), GraphError> {
+        if text.is_empty() {
+            return Ok(());
+        }
+        for line in text.strip_suffix(b"\n").unwrap_or(text).split(|&byte| byte == b'\n') {
+            self.line += 1;
+            let separates = |byte: &u8| matches!(byte, b' ' | b'\t' | b',' | b'\r');
+            let mut words = line.split(separates).filter(|word| !word.is_empty());
+            let Some(first) = words.next().filter(|word| !matches!(word[0], b'#' | b'%')) else { continue };
+            let Some(second) = words.next() else {
+                return Err(self.wrong(self.line, format!("{:?} is one node; an edge has two", shown(first))));
+            };
+            each(match self.ids {
+                Ids::Numbers => Edge::Numbers(self.number(first)?, self.number(second)?),
+                Ids::Texts => Edge::Texts(self.text(first)?, self.text(second)?),
+            })?;
+            self.edges += 1;
+        }
+        Ok(())
+    }
+
+    fn number(&self, word: &[u8]) -> Result<u64, GraphError> {
+        let digits = word.iter().try_fold(0_u64, |number, byte| {
+            let digit = byte.wrapping_sub(b'0');
+            if digit > 9 { None } else { number.checked_mul(10)?.checked_add(u64::from(digit)) }
+        });
+        digits.ok_or_else(|| {
+            let problem = if word.iter().all(u8::is_ascii_digit) { "does not fit in 64 bits" } else { "is no number" };
+            self.wrong(
+                self.line,
+                format!("node {:?} {problem}; nodes that are names have to be read as text", shown(word)),
+            )
+        })
+    }
+
+    fn text<'a>(&self, word: &'a [u8]) -> Result<&'a str, GraphError> {
+        std::str::from_utf8(word).map_err(|_| self.wrong(self.line, format!("node {:?} is not UTF-8", shown(word))))
+    }
+}
+
+/// A word of the file as it is shown: not more than a line of it.
+fn shown(word: &[u8]) -> String {
+    let text = String::from_utf8_lossy(&word[..word.len().min(60)]).into_owned();
+    if word.len() > 60 { text + "..." } else { text }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn read(text: &str, step: usize, ids: Ids) -> Result<Vec<(String, String)>, GraphError> {
+        let mut edges = Vec::new();
+        let mut each = |edge: Edge<'_>| {
+            edges.push(match edge {
+                Edge::Numbers(from, to) => (from.to_string(), to.to_string()),
+                Edge::Texts(from, to) => (from.to_owned(), to.to_owned()),
+            });
+            Ok(())
+        };
+        let mut reader = EdgeText::new("g.txt", ids);
+        for piece in text.as_bytes().chunks(step) {
+            reader.push(piece, &mut each)?;
+        }
+        reader.finish(&mut each)?;
+        assert_eq!(reader.edges() as usize, edges.len());
+        Ok(edges)
+    }
+
+    #[test]
+    fn lines_are_edges_however_the_text_is_cut() {
+        let text = "# FromNode ToNode\r\n1\t2\r\n\n% more\n  3 4 0.5\n18446744073709551615,1\n7 8";
+        for step in 1..text.len() {
+            let edges = read(text, step, Ids::Numbers).unwrap();
+            let wanted = [("1", "2"), ("3", "4"), ("18446744073709551615", "1"), ("7", "8")];
+            assert_eq!(edges, wanted.map(|(from, to)| (from.to_owned(), to.to_owned())), "in steps of {step}");
+        }
+        assert_eq!(read("ann bob\nbob ann\n", 3, Ids::Texts).unwrap().len(), 2);
+        assert_eq!(read("", 1, Ids::Numbers).unwrap(), []);
+    }
+
+    #[test]
+    fn a_line_that_is_no_edge_is_named() {
+        for (text, says) in [
+            ("1 2\n\n3\n", "g.txt, line 3: \"3\" is one node; an edge has two"),
+            ("1 2\n3 x\n", "g.txt, line 2: node \"x\" is no number"),
+            ("1 -2", "g.txt, line 1: node \"-2\" is no number"),
+            ("18446744073709551616 1", "g.txt, line 1: node \"18446744073709551616\" does not fit in 64 bits"),
+        ] {
+            for step in [1, 4, 100] {
+                let message = read(text, step, Ids::Numbers).expect_err(text).to_string();
+                assert!(message.contains(says), "{text:?} gives {message:?}");
+            }
+        }
+        let long = vec![b'1'; LONGEST + 2];
+        let error = EdgeText::new("g", Ids::Numbers).push(&long, &mut |_| Ok(())).unwrap_err();
+        assert!(error.to_string().contains("line 1: it is longer than 1 MiB"), "{error}");
+    }
+}
