@@ -26,7 +26,7 @@ from penstock import errors
 from penstock.errors import PenstockError
 
 if TYPE_CHECKING:
-    from penstock import dataflow, ordered, spark
+    from penstock import dataflow, graph, ordered, spark
     from penstock.aggregates import Aggregate, count, max, mean, min, sum
     from penstock.dataflow.execution import execute
     from penstock.flow import Flow
@@ -46,6 +46,7 @@ __all__ = [
     "dataflow",
     "errors",
     "execute",
+    "graph",
     "max",
     "mean",
     "min",
@@ -78,7 +79,7 @@ _HOMES = {
 
 
 def __getattr__(name: str) -> Any:
-    if name in ("dataflow", "ordered", "spark"):
+    if name in ("dataflow", "graph", "ordered", "spark"):
         return importlib.import_module(f"penstock.{name}")
     if name in _HOMES:
         found = getattr(importlib.import_module(f"penstock.{_HOMES[name]}"), name)

@@ -1,14 +1,15 @@
 """Native half of penstock. Import `penstock`, not this module.
 
 Every class is a frozen handle that refuses pickling. Handles with threads, sockets or live state (`LocalRun`,
-`InlineRun`, `Nexmark`, `Registry`, `Member`, `Feed`, `Drain`, all of `Dataflow...`) belong to the process that made
-them and raise `ForkError` in a forked child; `RecordBatch` and `Schema` are plain data and stay usable. Long calls
-release the interpreter lock and serve signals at least every 20 ms. "Arrow data" is any object with
+`InlineRun`, `GraphSearch`, `Nexmark`, `Registry`, `Member`, `Feed`, `Drain`, all of `Dataflow...`) belong to the
+process that made them and raise `ForkError` in a forked child; `RecordBatch` and `Schema` are plain data and stay
+usable. Long calls release the interpreter lock and serve signals at least every 20 ms. "Arrow data" is any object with
 ``__arrow_c_array__`` or ``__arrow_c_stream__``: a pyarrow RecordBatch or Table, a polars or pandas frame; it is never
 copied.
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, Protocol, TypedDict, final
 
@@ -41,6 +42,18 @@ class _MigrationReport(TypedDict):
 
 def profile() -> str:
     """How the module was built: "release", or "dev", whose figures say nothing about speed."""
+
+def graph_clique(relation: str, size: int) -> tuple[str, list[str]]:
+    """The pattern of cliques, and the order to bind its variables in."""
+
+def graph_pattern(text: str) -> tuple[list[str], list[str]]:
+    """Relations and columns of a pattern, which is checked as far as that needs no data.
+
+    Raises
+    ------
+    PatternError
+        With ``place``, a character of the text.
+    """
 
 def version() -> str:
     """Version of penstock, as in the package metadata."""
@@ -719,6 +732,95 @@ class OrderedRun:
 
     def close(self, limit: float | None = None) -> bool:
         """End it and wait for its workers, at most `limit` seconds. Whether all have ended."""
+class GraphText:
+    """Reads an edge list piece by piece into record batches of two columns, ``src`` and ``dst``."""
+
+    def __new__(cls, place: str, ids: str) -> Self: ...
+    def read(self, text: bytes, last: bool = False) -> RecordBatch:
+        """The edges of the next piece of the text; `last` says that no other follows.
+
+        Raises
+        ------
+        SchemaError
+            For a line that is no edge, with ``file`` and ``line``.
+        """
+
+@final
+class GraphBuilder:
+    """Collects the edges of relations. `ids`: signed, unsigned or text."""
+
+    def __new__(cls, ids: str) -> Self: ...
+    def relation(self, name: str, self_loops: str, repeated: str) -> None:
+        """Names a relation; what happens to its self-loops (keep, drop, refuse) and repeated edges (drop, refuse)."""
+
+    def add(self, name: str, edges: _ArrowData) -> None:
+        """Adds edges: two columns of int64, uint64 or large_string, as the builder was told, without nulls."""
+
+    def finish(self, shape: str) -> GraphIndex:
+        """Builds the index; the builder is spent. `shape`: both, forward, degree or degeneracy."""
+
+@final
+class GraphIndex:
+    """Relations ready to be searched: memory of this process, or a file that all processes of the host share."""
+
+    @staticmethod
+    def open(path: str | Path) -> GraphIndex:
+        """Maps a file that `save` wrote."""
+
+    def save(self, path: str | Path) -> None:
+        """Writes the index to a file, which appears at once and whole."""
+
+    @property
+    def ids(self) -> Literal["signed", "unsigned", "text"]:
+        """What nodes are."""
+
+    @property
+    def sets(self) -> bool:
+        """Whether it is an undirected graph, oriented: matches are sets, whose nodes ascend."""
+
+    @property
+    def nodes(self) -> int:
+        """How many nodes all relations name."""
+
+    @property
+    def relations(self) -> list[tuple[str, int]]:
+        """How many edges each relation has, by name."""
+
+    def order(self, pattern: str, order: Sequence[str] | None = None) -> list[str]:
+        """The order in which the attributes of a pattern are bound."""
+
+    def units(self, pattern: str, parts: int, order: Sequence[str] | None = None) -> list[tuple[int, int, int, int]]:
+        """Cuts the work of a pattern into about `parts` pieces of like size."""
+
+@final
+class GraphSearch:
+    """Threads that search an index for a pattern: a count, or rows as they are found."""
+
+    def __new__(
+        cls,
+        index: GraphIndex,
+        pattern: str,
+        *,
+        count: bool,
+        order: Sequence[str] | None = None,
+        workers: int = 1,
+        batches: int = 64,
+        batch_size: int = 1024,
+        rows: int = 8192,
+        in_order: bool = False,
+        unit: tuple[int, int, int, int] | None = None,
+    ) -> Self: ...
+    def count(self, timeout: float | None = None) -> dict[str, int] | None:
+        """Waits for the end of a count; None when `timeout` (seconds) is over."""
+
+    def next(self, timeout: float | None = None) -> tuple[RecordBatch | None, dict[str, int] | None]:
+        """The next rows, or at the end what a count tells; neither when `timeout` (seconds) is over."""
+
+    def progress(self) -> tuple[int, int]:
+        """How many values of the first attribute are behind, and of how many."""
+
+    def close(self) -> None:
+        """Stops and joins the threads. Harmless when done twice."""
 
 @final
 class InlineRun:

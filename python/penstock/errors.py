@@ -29,6 +29,7 @@ __all__ = [
     "KeyNullError",
     "NotPicklable",
     "OrderedError",
+    "PatternError",
     "PenstockError",
     "PlanError",
     "ProgramError",
@@ -224,6 +225,18 @@ class GraphError(DataflowError):
     worker, peer : int
         The workers that disagree, where it is about two.
     """
+
+
+class PatternError(PenstockError, ValueError):
+    """A pattern over a graph is wrong, or names a relation that nobody gave.
+
+    Attributes
+    ----------
+    place : int
+        The character of its text that this is about, from 1; 0 where there is none.
+    """
+
+    place: int = 0
 
 
 class WorkerStopped(DataflowError):

@@ -16,7 +16,7 @@ from typing import Annotated
 
 import typer
 
-from penstock.cli import bench, demo, nexmark, report, tpcxbb, wordcount
+from penstock.cli import bench, cliques, demo, nexmark, report, tpcxbb, wordcount
 from penstock.cli.common import UsageError, one_line
 from penstock.errors import PenstockError
 
@@ -31,6 +31,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.command(name="bench")(bench.bench)
+app.command(name="cliques", epilog=cliques.EPILOG)(cliques.cliques)
 app.command(name="demo")(demo.demo)
 app.command(name="nexmark", epilog=nexmark.EPILOG)(nexmark.nexmark)
 app.command(name="report")(report.report)

@@ -16,6 +16,8 @@ pub const MOST_NODES: u64 = u32::MAX as u64;
 pub enum Domain {
     /// Numbers, ascending.
     Numbers(Section<u64>),
+    /// Signed numbers, ascending, with their sign bit turned round ([`turned`]), so that they are in order as they are.
+    Signed(Section<u64>),
     /// Texts, ascending bytewise: text `i` is `bytes[ends[i] .. ends[i + 1]]`.
     Texts {
         /// Where texts end; one more than there are texts, the first is 0.
@@ -30,7 +32,7 @@ impl Domain {
     #[must_use]
     pub fn len(&self) -> usize {
         match self {
-            Self::Numbers(numbers) => numbers.get().len(),
+            Self::Numbers(numbers) | Self::Signed(numbers) => numbers.get().len(),
             Self::Texts { ends, .. } => ends.get().len() - 1,
         }
     }
@@ -49,9 +51,22 @@ impl Domain {
     pub fn show(&self, node: u32) -> String {
         match self {
             Self::Numbers(numbers) => numbers.get()[node as usize].to_string(),
+            Self::Signed(numbers) => signed(numbers.get()[node as usize]).to_string(),
             Self::Texts { ends, bytes } => String::from_utf8_lossy(text(ends.get(), bytes.get(), node)).into_owned(),
         }
     }
+}
+
+/// A signed number with its sign bit turned round: smaller numbers have smaller codes.
+#[must_use]
+pub fn turned(number: i64) -> u64 {
+    number.cast_unsigned() ^ (1 << 63)
+}
+
+/// The signed number of a code.
+#[must_use]
+pub fn signed(code: u64) -> i64 {
+    (code ^ (1 << 63)).cast_signed()
 }
 
 /// The bytes of text `node`.

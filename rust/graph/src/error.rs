@@ -93,9 +93,6 @@ pub enum GraphError {
         /// What is wrong with it.
         problem: String,
     },
-    /// The caller broke it off.
-    #[error("the search was stopped")]
-    Stopped,
     /// A thread of the crew could not be started, or panicked.
     #[error("a thread of the search failed: {0}")]
     Thread(String),

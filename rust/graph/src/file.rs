@@ -35,6 +35,7 @@ const TARGETS: u64 = 7;
 const BACK_OFFSETS: u64 = 8;
 const BACK_TARGETS: u64 = 9;
 const LOOPS: u64 = 10;
+const SIGNED: u64 = 11;
 
 /// Writes an index: under another name first, then moved to `path` in one step.
 ///
@@ -56,6 +57,7 @@ fn write(index: &Index, path: &Path) -> std::io::Result<()> {
     }
     let mut sections: Vec<(u64, u64, &[u8])> = Vec::new();
     match &index.domain {
+        Domain::Signed(numbers) => sections.push((SIGNED, 0, bytemuck::cast_slice(numbers.get()))),
         Domain::Numbers(numbers) => sections.push((NUMBERS, 0, bytemuck::cast_slice(numbers.get()))),
         Domain::Texts { ends, bytes } => {
             sections.push((ENDS, 0, bytemuck::cast_slice(ends.get())));
@@ -152,9 +154,10 @@ fn read(map: &Arc<Map>) -> Result<Index, &'static str> {
     let find = |kind: u64, relation: u64| {
         sections.iter().find(|section| (section.0, section.1) == (kind, relation)).map(|section| section.2.clone())
     };
-    let domain = match find(NUMBERS, 0) {
-        Some(range) => Domain::Numbers(ascending(section(map, range)?)?),
-        None => {
+    let domain = match (find(NUMBERS, 0), find(SIGNED, 0)) {
+        (Some(range), _) => Domain::Numbers(ascending(section(map, range)?)?),
+        (None, Some(range)) => Domain::Signed(ascending(section(map, range)?)?),
+        (None, None) => {
             let ends = section::<u64>(map, find(ENDS, 0).ok_or("it has no nodes")?)?;
             let texts = section::<u8>(map, find(TEXTS, 0).ok_or("it has no texts")?)?;
             check_ends(ends.get(), texts.get().len())?;

@@ -8,7 +8,7 @@ use std::collections::HashSet;
 
 use crate::cliques::{self, Orientation};
 use crate::csr::{Csr, Section};
-use crate::domain::{Domain, Ranks, Texts};
+use crate::domain::{Domain, Ranks, Texts, turned};
 use crate::error::GraphError;
 
 /// What happens to edges from a node to itself.
@@ -90,6 +90,7 @@ type Ranked = (Raw, Vec<(u32, u32)>);
 
 /// Collects edges.
 pub struct Builder {
+    signed: bool,
     texts: Option<Texts>,
     relations: Vec<Raw>,
 }
@@ -98,13 +99,19 @@ impl Builder {
     /// Nodes are 64-bit numbers.
     #[must_use]
     pub fn numbers() -> Self {
-        Self { texts: None, relations: Vec::new() }
+        Self { signed: false, texts: None, relations: Vec::new() }
+    }
+
+    /// Nodes are signed 64-bit numbers.
+    #[must_use]
+    pub fn signed() -> Self {
+        Self { signed: true, ..Self::numbers() }
     }
 
     /// Nodes are texts.
     #[must_use]
     pub fn texts() -> Self {
-        Self { texts: Some(Texts::default()), relations: Vec::new() }
+        Self { texts: Some(Texts::default()), ..Self::numbers() }
     }
 
     /// Says what happens to self-loops and repeated edges of a relation; it then exists, also without edges.
@@ -125,17 +132,35 @@ impl Builder {
     /// Adds edges between numbers.
     ///
     /// # Errors
-    /// When the columns differ in length or nodes are texts.
+    /// When the columns differ in length or nodes are something else.
     pub fn numbers_in(&mut self, name: &str, from: &[u64], to: &[u64]) -> Result<(), GraphError> {
-        if self.texts.is_some() {
-            return Err(edges(name, "its nodes are numbers, but those of the index are texts".into()));
+        self.coded(name, from.iter().copied(), to.iter().copied(), false)
+    }
+
+    /// Adds edges between signed numbers.
+    ///
+    /// # Errors
+    /// As [`Builder::numbers_in`].
+    pub fn signed_in(&mut self, name: &str, from: &[i64], to: &[i64]) -> Result<(), GraphError> {
+        self.coded(name, from.iter().map(|&id| turned(id)), to.iter().map(|&id| turned(id)), true)
+    }
+
+    fn coded(
+        &mut self,
+        name: &str,
+        from: impl ExactSizeIterator<Item = u64>,
+        to: impl ExactSizeIterator<Item = u64>,
+        signed: bool,
+    ) -> Result<(), GraphError> {
+        if self.texts.is_some() || self.signed != signed {
+            return Err(edges(name, "its nodes are numbers of another kind than those of the index".into()));
         }
         if from.len() != to.len() {
             return Err(edges(name, format!("{} sources, but {} targets", from.len(), to.len())));
         }
         let raw = self.raw(name);
-        raw.from.extend_from_slice(from);
-        raw.to.extend_from_slice(to);
+        raw.from.extend(from);
+        raw.to.extend(to);
         Ok(())
     }
 
@@ -229,7 +254,7 @@ impl Builder {
                 let ranks = Ranks::new(all)?;
                 let sorted = ranks.sorted.clone();
                 dense = Dense::Numbers(ranks);
-                Domain::Numbers(sorted.into())
+                if self.signed { Domain::Signed(sorted.into()) } else { Domain::Numbers(sorted.into()) }
             }
         };
         let mut built = Vec::new();

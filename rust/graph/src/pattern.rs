@@ -111,6 +111,22 @@ pub enum PatternError {
     },
 }
 
+impl PatternError {
+    /// The character of the text that it is about, from 1; 0 where there is none.
+    #[must_use]
+    pub fn place(&self) -> usize {
+        match self {
+            Self::Syntax { place, .. }
+            | Self::Arity { place, .. }
+            | Self::UnknownRelation { place, .. }
+            | Self::Unbound { place, .. }
+            | Self::RepeatedHead { place, .. }
+            | Self::Disconnected { place, .. } => *place,
+            Self::TooManyVariables { .. } => 0,
+        }
+    }
+}
+
 /// Most variables of a pattern.
 pub const MOST_VARIABLES: usize = 32;
 

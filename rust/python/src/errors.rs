@@ -7,6 +7,7 @@
 use std::sync::Arc;
 
 use penstock_cluster::{ClusterError, Failure};
+use penstock_graph::GraphError;
 use penstock_plan::host::HostError;
 use penstock_plan::{CallError, OpError, PlanError};
 use pyo3::exceptions::{PyTypeError, PyValueError};
@@ -47,6 +48,10 @@ pub(crate) enum Kind {
     Dataflow,
     /// penstock.errors.GraphError
     Graph,
+    /// penstock.errors.PatternError
+    Pattern,
+    /// penstock.errors.StorageError
+    Storage,
     /// penstock.errors.TimeError
     Time,
     /// penstock.errors.CapabilityError
@@ -82,6 +87,8 @@ impl Kind {
             Kind::UserFunction => Some("UserFunctionError"),
             Kind::Dataflow => Some("DataflowError"),
             Kind::Graph => Some("GraphError"),
+            Kind::Pattern => Some("PatternError"),
+            Kind::Storage => Some("StorageError"),
             Kind::Time => Some("TimeError"),
             Kind::Capability => Some("CapabilityError"),
             Kind::Block => Some("BlockError"),
@@ -213,6 +220,29 @@ pub(crate) fn from_host(error: &HostError) -> PyErr {
             raise(Kind::Engine, &error.to_string())
         }
     }
+}
+
+/// Why a graph, a pattern or an index is refused.
+pub(crate) fn from_graph(error: &GraphError) -> PyErr {
+    let message = error.to_string();
+    Python::attach(|py| match error {
+        GraphError::Pattern(pattern) => {
+            raise_with(py, Kind::Pattern, &message, |facts| facts.set_item("place", pattern.place()))
+        }
+        GraphError::Line { place, line, .. } => raise_with(py, Kind::Schema, &message, |facts| {
+            facts.set_item("file", place)?;
+            facts.set_item("line", line)
+        }),
+        GraphError::Order { .. } | GraphError::Argument { .. } => raise(Kind::Config, &message),
+        GraphError::File { path, .. } | GraphError::Io { path, .. } => {
+            raise_with(py, Kind::Storage, &message, |facts| facts.set_item("paths", vec![path.display().to_string()]))
+        }
+        GraphError::SelfLoop { .. }
+        | GraphError::Repeated { .. }
+        | GraphError::Edges { .. }
+        | GraphError::TooMany { .. } => raise(Kind::Schema, &message),
+        GraphError::Thread(_) => raise(Kind::Engine, &message),
+    })
 }
 
 /// What went wrong between driver and member.

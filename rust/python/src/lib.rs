@@ -14,6 +14,7 @@ mod enter;
 mod errors;
 mod feed;
 mod fork;
+mod graph;
 mod inline;
 mod local;
 mod member;
@@ -35,6 +36,8 @@ mod _native {
     };
     #[pymodule_export]
     use crate::feed::{Drain, Feed};
+    #[pymodule_export]
+    use crate::graph::{GraphBuilder, GraphIndex, GraphSearch, GraphText, graph_clique, graph_pattern};
     #[pymodule_export]
     use crate::inline::InlineRun;
     #[pymodule_export]

@@ -1,0 +1,212 @@
+"""``penstock cliques``: the cliques of a graph, counted or written to a file."""
+
+from __future__ import annotations
+
+import contextlib
+import json as json_text
+import resource
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Optional
+
+import pyarrow as pa
+import typer
+
+from penstock.cli.common import Host, UsageError, check_output, spark_session, whole_file
+from penstock.graph.index import Counted, Index
+from penstock.graph.options import MOST, Options, Progress
+from penstock.graph.patterns import RELATION, clique
+
+__all__ = ["EPILOG", "cliques"]
+
+EPILOG = """
+**Examples**
+
+`penstock cliques --size 3 --input edges.txt.gz --undirected --count`
+
+`penstock cliques --size 4 --input edges.txt.gz --output cliques.parquet --workers 2 --json`
+
+`penstock cliques --size 4 --input edges.txt --count --host spark --workers 4`
+"""
+
+
+@dataclass
+class _Found:
+    """What a run gives."""
+
+    count: int
+    nodes: int
+    edges: int
+    admitted_maximum: int | None
+    batches_maximum: int | None
+
+
+def cliques(
+    input: Annotated[
+        list[Path], typer.Option(help="Edge list, gzip or plain: two nodes per line. Give it again for more files.")
+    ],
+    size: Annotated[str, typer.Option(help="Nodes per clique, 2 to 16.")] = "3",
+    undirected: Annotated[
+        bool,
+        typer.Option(
+            "--undirected",
+            help="Edges have no direction, each set of nodes counts once. Otherwise edges as they stand: every order of"
+            " the nodes in which each has an edge to every later one.",
+        ),
+    ] = False,
+    count: Annotated[bool, typer.Option("--count", help="Only count: the default without --output.")] = False,
+    output: Annotated[Optional[Path], typer.Option(help="Parquet file of cliques to write.")] = None,  # noqa: UP045
+    host: Annotated[Host, typer.Option(help="Where: threads of this process, or tasks of a Spark job.")] = Host.local,
+    batches: Annotated[
+        str,
+        typer.Option(
+            help="N: at most so many batches of partial results are open and unfinished at a time, over all workers."
+            " The search is depth first: a batch is a range of first edges (pairs of nodes) whose cliques are being"
+            " searched, and what lies below them is one list per worker and level whatever N is. So N bounds how many"
+            " workers search at once and, with --output, the rows that wait (two batches of 8,192 per N), not"
+            " intermediate results, of which there are none. On Spark: per task."
+        ),
+    ] = "64",
+    batch_size: Annotated[str, typer.Option(help="B: first edges per batch.")] = "1024",
+    workers: Annotated[str, typer.Option(help="Threads, or tasks of the Spark job at a time.")] = "1",
+    text: Annotated[bool, typer.Option("--text", help="Nodes are names, not numbers.")] = False,
+    json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")] = False,
+) -> None:
+    """Find the cliques of a graph: 3 nodes for triangles, 4, 5 and so on.
+
+    Self-loops and repeated edges of the input do not count. Memory holds the graph and never its cliques, however many
+    there are.
+    """
+    chosen = {"size": size, "batches": batches, "batch-size": batch_size, "workers": workers}
+    numbers = {name: _whole(name, value) for name, value in chosen.items()}
+    if numbers["size"] < 2:
+        raise UsageError(f"--size {size}: a clique has 2 to 16 nodes")
+    options = Options(numbers["workers"], numbers["batches"], numbers["batch-size"])
+    if host is Host.engine:
+        raise UsageError("--host engine: cliques run with --host local or --host spark")
+    if count and output is not None:
+        raise UsageError(f"--count and --output {output}: choose one; the number of rows is told with --output, too")
+    for path in input:
+        if not path.is_file():
+            problem = "is a folder; name the files in it" if path.is_dir() else "does not exist"
+            if path.exists() and not path.is_dir():
+                problem = "is a device or a pipe; name a plain file"
+            raise UsageError(f"--input {path}: {problem}")
+    if output is not None:
+        check_output(output)
+    show = not json and sys.stderr.isatty()
+    begin = time.perf_counter()
+    index = Index(
+        {RELATION: [str(path) for path in input]},
+        ids="text" if text else "number",
+        self_loops="drop",
+        shape="degree" if undirected else "forward",
+    )
+    loaded = time.perf_counter() - begin
+    loaded_peak = _peak_bytes()
+    if host is Host.local:
+        found = _local(index, numbers["size"], options, output, show)
+    else:
+        found = _spark(index, numbers["size"], options, output)
+    seconds = time.perf_counter() - begin
+    facts: dict[str, Any] = {
+        "command": "cliques",
+        "host": host.value,
+        "size": numbers["size"],
+        "undirected": undirected,
+        "workers": numbers["workers"],
+        "batches": numbers["batches"],
+        "batch_size": numbers["batch-size"],
+        "nodes": found.nodes,
+        "edges": found.edges,
+        "count": found.count,
+        "seconds": round(seconds, 6),
+        "load_seconds": round(loaded, 6),
+        "search_seconds": round(seconds - loaded, 6),
+        "admitted_maximum": found.admitted_maximum,
+        "batches_maximum": found.batches_maximum,
+        "peak_memory_bytes": _peak_bytes(),
+        "loaded_peak_memory_bytes": loaded_peak,
+        "output": None if output is None else str(output),
+    }
+    if json:
+        print(json_text.dumps(facts))
+        return
+    kind = "undirected" if undirected else "directed"
+    print(
+        f"{found.count:,} {kind} cliques of {size} nodes in {found.nodes:,} nodes and {found.edges:,} edges,"
+        f" {seconds:.2f} s ({loaded:.2f} s to load), {_peak_bytes() / 2**20:,.0f} MiB at most"
+        + ("" if output is None else f", written to {output}")
+    )
+
+
+def _whole(name: str, text: str) -> int:
+    """Read a number of at least 1."""
+    most = {"size": 16, "workers": 4096}.get(name, MOST)
+    number = int(text) if text.isascii() and text.isdecimal() else 0
+    if not 1 <= number <= most:
+        raise UsageError(f"--{name} {text}: must be a whole number from 1 to {most}")
+    return number
+
+
+def _peak_bytes() -> int:
+    """Most memory that this process ever had resident, as the system saw it."""
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak * (1 if sys.platform == "darwin" else 1024)
+
+
+def _local(index: Index, size: int, options: Options, output: Path | None, show: bool) -> _Found:
+    pattern, order = clique(size)
+    with _bar(show) as progress:
+        if output is None:
+            done = index.count(pattern, order=order, options=options, progress=progress)
+        else:
+            with index.match(pattern, order=order, options=options, progress=progress) as matches:
+                _write(matches, matches.schema, output)
+            done = Counted(**matches.stats)
+    return _Found(done.count, index.nodes, sum(index.edges.values()), done.admitted_maximum, done.batches_maximum)
+
+
+@contextlib.contextmanager
+def _bar(show: bool) -> Iterator[Progress | None]:
+    """A bar of the first nodes that are behind, on standard error."""
+    if not show:
+        yield None
+        return
+    from rich.console import Console
+    from rich.progress import Progress as Bar
+
+    with Bar(console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task("nodes", total=None)
+        yield lambda behind, all: bar.update(task, completed=behind, total=all)
+
+
+def _write(batches: Any, schema: pa.Schema, output: Path) -> int:
+    import pyarrow.parquet as pq
+
+    rows = 0
+    with whole_file(output) as part, pq.ParquetWriter(part, schema) as writer:
+        for batch in batches:
+            rows += batch.num_rows
+            writer.write_batch(batch)
+    return rows
+
+
+def _spark(index: Index, size: int, options: Options, output: Path | None) -> _Found:
+    from penstock.schema import conform
+    from penstock.spark import graph
+
+    pattern, order = clique(size)
+    edges = sum(index.edges.values())
+    with spark_session("penstock cliques", options.threads, options.threads) as (spark, folder):
+        per_task = Options(1, options.batches, options.batch_size, options.batch_rows)
+        job = graph.Job(spark, index, pattern, order, per_task)
+        if output is None:
+            done = job.counted()
+            return _Found(done.count, index.nodes, edges, done.admitted_maximum, done.batches_maximum)
+        batches = (conform(batch, job.schema, "cliques") for batch in graph.written(job.rows(), folder))
+        rows = _write(batches, job.schema, output)
+    return _Found(rows, index.nodes, edges, None, None)

@@ -1,0 +1,97 @@
+"""Graphs on Spark: the same matches as in this process, whatever the tasks are given."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+
+import penstock as pk
+from conftest import data_folder
+from penstock import errors
+
+pytestmark = pytest.mark.spark
+
+EDGES = [(a * 2**33, b * 2**33) for a in range(-6, 14) for b in range(-6, 14) if (a * 7 + b * 3) % 4 == 0 or a == 0]
+TRIANGLE = "tri(a, b, c) :- e(a, b), e(a, c), e(b, c)"
+
+
+@pytest.fixture(scope="module")
+def edges(spark: Any) -> Any:
+    return spark.createDataFrame(EDGES * 2, "src bigint, dst bigint")
+
+
+def bag(rows: Any) -> Counter[tuple[Any, ...]]:
+    return Counter(tuple(row) for row in rows)
+
+
+def local(batches: Any) -> Counter[tuple[Any, ...]]:
+    return Counter(tuple(row.values()) for batch in batches for row in batch.to_pylist())
+
+
+def test_dataframes_give_what_tables_give(spark: Any, edges: Any) -> None:
+    table = edges.toArrow()
+    for directed in (False, True):
+        frame = pk.graph.cliques(edges, 3, directed=directed)
+        assert frame.columns == ["a1", "a2", "a3"] and [kind for _, kind in frame.dtypes] == ["bigint"] * 3
+        wanted = local(pk.graph.cliques(table, 3, directed=directed))
+        assert bag(frame.collect()) == wanted and max(wanted.values()) == 1
+        told: list[tuple[int, int]] = []
+        count = pk.graph.cliques(edges, 3, directed=directed, count=True, progress=lambda *at, to=told: to.append(at))
+        assert count == wanted.total() and told[-1][0] == told[-1][1] > 1
+    names = edges.selectExpr("concat('n', dst) AS t", "concat('n', src) AS s")
+    pattern = "p(x, z) :- e(x, y), f(y, z), e(y, x)"
+    frame = pk.graph.match(pattern, {"e": names, "f": names}, columns=("s", "t"), batch_rows=7)
+    assert [kind for _, kind in frame.dtypes] == ["string"] * 2
+    both = {"e": names.toArrow(), "f": names.toArrow()}
+    assert bag(frame.collect()) == local(pk.graph.match(pattern, both, columns=("s", "t")))
+
+
+def test_a_hub_is_shared_by_tasks(spark: Any) -> None:
+    from pyspark.sql.functions import spark_partition_id
+
+    hub = [(0, n) for n in range(1, 400)] + [(n, n + 1) for n in range(1, 399)]
+    frame = pk.graph.match(TRIANGLE, {"e": spark.createDataFrame(hub, "a int, b int")}, order=["a", "b", "c"])
+    parts = frame.groupBy(spark_partition_id()).count().collect()
+    assert sum(row["count"] for row in parts) == 398 and len(parts) >= 4
+
+
+def test_nothing_gives_nothing(spark: Any) -> None:
+    empty = spark.createDataFrame([], "a bigint, b bigint")
+    assert pk.graph.cliques(empty, 3, count=True) == 0 and pk.graph.cliques(empty, 4).collect() == []
+
+
+def test_what_is_wrong_is_refused_at_the_driver(spark: Any, edges: Any) -> None:
+    with pytest.raises(errors.PatternError, match='no relation "g"'):
+        pk.graph.match("p(a) :- g(a, b)", {"e": edges})
+    with pytest.raises(errors.ConfigError, match="streaming"):
+        stream = spark.readStream.format("rate").load().selectExpr("value AS a", "value AS b")
+        pk.graph.cliques(stream, 3)
+    with pytest.raises(errors.ConfigError, match="give all as one kind"):
+        pk.graph.match("p(a) :- e(a, b), f(a, b)", {"e": edges, "f": edges.toArrow()})
+    with pytest.raises(errors.SchemaError, match="null in row"):
+        pk.graph.cliques(spark.createDataFrame([(1, None)], "a int, b int"), 3)
+
+
+@pytest.mark.timeout(300)
+def test_the_command(tmp_path: Path) -> None:
+    """In a process of its own: it starts a session for itself."""
+    path = data_folder("graphs") / "ca-GrQc.txt.gz"
+    out = tmp_path / "out.parquet"
+    shared = ["--input", str(path), "--size", "3", "--undirected", "--host", "spark", "--workers", "2", "--json"]
+
+    def run(*more: str) -> dict[str, Any]:
+        command = [sys.executable, "-m", "penstock.cli", "cliques", *shared, *more]
+        return dict(json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout))
+
+    facts = run("--batches", "1", "--batch-size", "10")
+    assert facts["count"] == 48_260 and facts["admitted_maximum"] == 10 and facts["batches_maximum"] == 1
+    assert run("--output", str(out))["count"] == pq.read_table(out).num_rows == 48_260
+    assert os.listdir(tmp_path) == ["out.parquet"]

@@ -1,0 +1,380 @@
+"""Graphs: cliques and patterns beside brute force and the published counts, edge files, options, the command line."""
+
+from __future__ import annotations
+
+import contextlib
+import gzip
+import itertools
+import json
+import os
+import pickle
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import penstock as pk
+from conftest import data_folder
+from penstock import errors
+from penstock.cli import main
+from penstock.graph.options import Options
+
+#: Undirected 3- and 4-cliques, then the join of directed edges; published by SNAP or counted by two methods.
+PUBLISHED = {
+    "facebook_combined": (1_612_010, 30_004_668, 1_612_010, 30_004_668),
+    "wiki-Vote": (608_389, 2_077_903, 746_557, 3_660_704),
+    "ca-GrQc": (48_260, 329_297, 289_560, 7_903_128),
+}
+
+
+@pytest.fixture(scope="session")
+def graphs() -> Path:
+    return data_folder("graphs")
+
+
+@pytest.fixture(scope="session")
+def rmat(graphs: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    pytest.importorskip("numpy")
+    path = tmp_path_factory.mktemp("rmat") / "rmat.txt"
+    subprocess.run([sys.executable, graphs / "rmat.py", "14", "200000", "42", path], check=True, capture_output=True)
+    return path
+
+
+def edges_of(pairs: list[tuple[Any, Any]], kind: Any = None) -> pa.Table:
+    return pa.table({"a": pa.array([a for a, _ in pairs], kind), "b": pa.array([b for _, b in pairs], kind)})
+
+
+def rows(batches: Any) -> list[tuple[Any, ...]]:
+    return sorted(tuple(row.values()) for batch in batches for row in batch.to_pylist())
+
+
+# Counts
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+@pytest.mark.parametrize("size", [3, 4])
+@pytest.mark.parametrize("directed", [False, True])
+def test_counts_are_the_published_ones(graphs: Path, name: str, size: int, directed: bool) -> None:
+    wanted = PUBLISHED[name][2 * directed + size - 3]
+    path = graphs / f"{name}.txt.gz"
+    assert pk.graph.cliques(path, size, directed=directed, count=True, workers=2) == wanted
+    if not directed:
+        assert pk.graph.cliques(path, size, orientation="degeneracy", count=True) == wanted
+
+
+def test_counts_of_the_generated_graph(rmat: Path) -> None:
+    counts = [pk.graph.cliques(rmat, size, directed=d, count=True) for d in (False, True) for size in (3, 4)]
+    assert counts == [175_237, 83_574, 150_786, 61_074]
+
+
+def test_enumeration_gives_as_many_rows_as_the_count_each_a_clique(graphs: Path) -> None:
+    path = graphs / "ca-GrQc.txt.gz"
+    known = {(row["src"], row["dst"]) for batch in pk.graph.read_edges(path) for row in batch.to_pylist()}
+    table = pk.graph.cliques(path, 3, workers=2, batches=3, batch_size=50).to_table()
+    found = set(zip(*(column.to_pylist() for column in table.columns), strict=True))
+    assert len(found) == table.num_rows == 48_260
+    assert all(a < b < c and {(a, b), (a, c), (b, c)} <= known for a, b, c in found)
+
+
+node = st.integers(-4, 4).map(lambda n: n * 2**40 if n % 2 else n)
+
+
+@settings(max_examples=60)
+@given(pairs=st.lists(st.tuples(node, node), max_size=30), size=st.integers(2, 4), workers=st.integers(1, 3))
+def test_cliques_beside_brute_force(pairs: list[tuple[int, int]], size: int, workers: int) -> None:
+    straight = {(a, b) for a, b in pairs if a != b}
+    nodes = sorted({n for pair in pairs for n in pair})
+    both = straight | {(b, a) for a, b in straight}
+    sets = [c for c in itertools.combinations(nodes, size) if set(itertools.combinations(c, 2)) <= both]
+    lists = [c for c in itertools.permutations(nodes, size) if set(itertools.combinations(c, 2)) <= straight]
+    table = edges_of(pairs, pa.int64())
+    assert rows(pk.graph.cliques(table, size, workers=workers)) == sets
+    assert rows(pk.graph.cliques(table, size, directed=True, workers=workers)) == sorted(lists)
+    assert pk.graph.cliques(table, size, directed=True, count=True) == len(lists)
+
+
+@settings(max_examples=40)
+@given(e=st.lists(st.tuples(node, node), max_size=20), f=st.lists(st.tuples(node, node), max_size=20))
+def test_patterns_beside_nested_loops(e: list[tuple[int, int]], f: list[tuple[int, int]]) -> None:
+    wanted = sorted((a, c) for a, b in set(e) for x, c in set(f) if x == b and (c, a) in set(e))
+    relations = {"e": edges_of(e, pa.int64()), "f": edges_of(f, pa.int64())}
+    pattern = "p(a, c) :- e(a, b), f(b, c), e(c, a)"
+    assert rows(pk.graph.match(pattern, relations)) == wanted
+    assert pk.graph.match(pattern, relations, count=True, order=["c", "b", "a"]) == len(wanted)
+
+
+def test_in_order_gives_the_same_batches_with_any_number_of_threads(graphs: Path) -> None:
+    index = pk.graph.Index({"e": graphs / "wiki-Vote.txt.gz"})
+    pattern = "tri(a, b, c) :- e(a, b), e(a, c), e(b, c)"
+    tables = []
+    for workers in (1, 3):
+        options = Options(workers, batch_size=100, in_order=True)
+        tables.append(index.match(pattern, options=options).to_table().combine_chunks())
+    assert tables[0].num_rows == 746_557 and tables[0].equals(tables[1])
+
+
+def test_units_add_up_and_cut_heavy_vertices(graphs: Path) -> None:
+    index = pk.graph.Index({"e": graphs / "wiki-Vote.txt.gz"}, self_loops="drop")
+    text, order = "tri(a, b, c) :- e(a, b), e(a, c), e(b, c)", ["a", "b", "c"]
+    units = index.units(text, 40, order)
+    assert 30 <= len(units) <= 50 and any(unit[1] for unit in units)
+    assert sum(index.count(text, order=order, unit=unit).count for unit in units) == 746_557
+    hub = edges_of([(0, n) for n in range(1, 500)] + [(n, n + 1) for n in range(1, 499)])
+    index = pk.graph.Index({"e": hub})
+    units = index.units(text, 8, order)
+    assert len(units) >= 4 and sum(index.count(text, order=order, unit=unit).count for unit in units) == 498
+    with pytest.raises(ValueError, match="not part"):
+        index.count(text, unit=(0, 0, 10**6, 0))
+
+
+def test_the_window_is_never_exceeded_and_is_full_when_there_is_enough_to_do(graphs: Path) -> None:
+    index = pk.graph.Index({"e": graphs / "facebook_combined.txt.gz"}, shape="forward")
+    text = "tri(a, b, c) :- e(a, b), e(a, c), e(b, c)"
+    for batches, size in [(1, 1), (1, 7), (2, 100)]:
+        options = Options(2, batches=batches, batch_size=size)
+        done = index.count(text, order=["a", "b", "c"], options=options)
+        assert done.count == 1_612_010 and done.prefixes == 88_234
+        assert done.admitted_maximum == batches * size and done.batches_maximum == batches
+
+
+# Nodes and files
+
+
+def test_nodes_keep_their_type() -> None:
+    text = [("ann", "bob"), ("bob", "cy"), ("ann", "cy"), ("zoë", "zoë")]
+    assert rows(pk.graph.cliques(edges_of(text), 3)) == [("ann", "bob", "cy")]
+    large = [(2**64 - 1, 2**63), (2**63, 0), (0, 2**64 - 1)]
+    found = pk.graph.cliques(edges_of(large, pa.uint64()), 3)
+    assert found.schema.types == [pa.uint64()] * 3 and rows(found) == [(0, 2**63, 2**64 - 1)]
+    small = edges_of([(-5, 3), (3, 7), (-5, 7)], pa.int16())
+    found = pk.graph.cliques(small, 3)
+    assert found.schema.types == [pa.int64()] * 3 and rows(found) == [(-5, 3, 7)]
+    categories = pa.table({name: pa.array(["x", "y"]).dictionary_encode() for name in "ab"})
+    assert pk.graph.match("p(a) :- e(a, a)", {"e": categories}, count=True) == 2
+
+
+def test_empty_graphs_and_isolated_nodes() -> None:
+    for empty in (edges_of([], pa.int64()), edges_of([(7, 7)]), edges_of([], pa.string()), []):
+        assert pk.graph.cliques(empty, 3, count=True) == 0
+        assert pk.graph.cliques(empty, 3, directed=True).to_table().num_rows == 0
+        assert pk.graph.match("p(a, b) :- e(a, b), e(b, a)", {"e": empty}, self_loops="drop", count=True) == 0
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_edge_files(tmp_path: Path, packed: bool) -> None:
+    text = b"# SNAP\r\n1\t2\r\n\n2   3\n% more\n1,3,0.5\n18446744073709551615 1"
+    path = tmp_path / ("e.txt.gz" if packed else "e.txt")
+    path.write_bytes(gzip.compress(text) if packed else text)
+    found = [row for batch in pk.graph.read_edges(path) for row in batch.to_pylist()]
+    assert [(row["src"], row["dst"]) for row in found] == [(1, 2), (2, 3), (1, 3), (2**64 - 1, 1)]
+    assert pk.graph.cliques(str(path), 3, count=True) == 1
+    names = tmp_path / "names.txt"
+    names.write_text("ann bob\nbob cy\nann cy\n")
+    assert pk.graph.cliques([names], 3, ids="text", count=True) == 1
+
+
+def test_a_malformed_line_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "e.txt"
+    path.write_text("1 2\n# x\n3 four\n")
+    with pytest.raises(errors.SchemaError, match=r"e\.txt, line 3: node \"four\" is no number") as caught:
+        pk.graph.cliques(path, 3, count=True)
+    assert caught.value.line == 3 and caught.value.file == str(path)
+    path.write_text("1 2\n3\n")
+    with pytest.raises(errors.SchemaError, match='line 2: "3" is one node'):
+        pk.graph.cliques(path, 3)
+    (tmp_path / "cut.gz").write_bytes(gzip.compress(b"1 2\n" * 1000)[:-20])
+    with pytest.raises(errors.SchemaError, match="damaged gzip"):
+        pk.graph.cliques(tmp_path / "cut.gz", 3)
+    with pytest.raises(FileNotFoundError):
+        pk.graph.cliques(tmp_path / "none.txt", 3)
+
+
+def test_an_index_is_a_file_that_others_open(tmp_path: Path, graphs: Path) -> None:
+    index = pk.graph.Index({"e": graphs / "ca-GrQc.txt.gz"}, self_loops="drop", shape="degeneracy")
+    path = tmp_path / "grqc.index"
+    index.save(path)
+    again = pk.graph.Index.open(path)
+    assert (again.nodes, again.edges, again.ids, again.sets) == (5242, {"e": 14_484}, "unsigned", True)
+    text = "tri(a, b, c) :- e(a, b), e(a, c), e(b, c)"
+    assert again.count(text, order=["a", "b", "c"]).count == 48_260
+    assert rows(again.match(text, order=["a", "b", "c"])) == rows(index.match(text, order=["a", "b", "c"]))
+    damaged = bytearray(path.read_bytes())
+    damaged[len(damaged) // 2] ^= 1
+    path.with_suffix(".damaged").write_bytes(damaged)
+    with pytest.raises(errors.StorageError, match="checksum"):
+        pk.graph.Index.open(path.with_suffix(".damaged"))
+    with pytest.raises(TypeError, match="cannot be pickled"):
+        pickle.dumps(index)
+
+
+# What is refused
+
+
+EDGE = edges_of([(1, 2)])
+
+
+@pytest.mark.parametrize(
+    ("pattern", "place", "says"),
+    [
+        ("p(a) :- e(a b)", 13, 'expected "," or "\\)"'),
+        ("p(a) :- g(a, b)", 9, 'no relation "g"; there are e'),
+        ("p(a) :- e(a, b), e(c, d)", 18, "nothing joins"),
+        ("p(z) :- e(a, b)", 3, 'no atom binds "z"'),
+        ("p(a, a) :- e(a, b)", 6, "in the head already"),
+        ("", 1, "expected the name"),
+    ],
+)
+def test_a_pattern_that_is_none_is_refused_with_its_place(pattern: str, place: int, says: str) -> None:
+    with pytest.raises(errors.PatternError, match=says) as caught:
+        pk.graph.match(pattern, {"e": EDGE})
+    assert caught.value.place == place and pickle.loads(pickle.dumps(caught.value)).place == place
+
+
+@pytest.mark.parametrize("wrong", [0, -1, 1.5, True, "2", 2**31, 10**30, None])
+@pytest.mark.parametrize("option", ["batches", "batch_size", "batch_rows", "workers", "size"])
+def test_options_out_of_range_are_refused(option: str, wrong: Any) -> None:
+    if option == "workers" and wrong is None:
+        return
+    options = {"size": 3} | {option: wrong}
+    with pytest.raises(errors.ConfigError, match=option):
+        pk.graph.cliques(EDGE, **options)
+
+
+def test_what_is_no_edges_is_refused() -> None:
+    cases: list[tuple[Any, str]] = [
+        (7, "not int"),
+        ([1, 2], "expected record batches, got int"),
+        ({"a": [1]}, "not dict"),
+        (pa.table({"a": [1]}), "edges need two"),
+        (pa.table({"a": [1.5], "b": [2.0]}), "nodes are integers or text"),
+        (pa.table({"a": [1], "b": ["x"]}), "bring them to one type"),
+        (pa.table({"a": [1, None], "b": [1, 2]}), "null in row 1"),
+    ]
+    for edges, says in cases:
+        with pytest.raises((errors.SchemaError, errors.ConfigError), match=says):
+            pk.graph.cliques(edges, 3)
+    with pytest.raises(errors.SchemaError, match="no single column 'x'"):
+        pk.graph.cliques(EDGE, 3, columns=("a", "x"))
+    with pytest.raises(errors.SchemaError, match="another relation numbers"):
+        pk.graph.match("p(a) :- e(a, b), f(a, b)", {"e": EDGE, "f": edges_of([("x", "y")])})
+    with pytest.raises(errors.SchemaError, match="does not fit"):
+        negative = edges_of([(-1, 2)])
+        pk.graph.match("p(a) :- e(a, b), f(a, b)", {"e": negative, "f": edges_of([(1, 2)], pa.uint64())})
+    with pytest.raises(errors.SchemaError, match="self-loop at -3"):
+        pk.graph.match("p(a) :- e(a, b)", {"e": edges_of([(-3, -3)])}, self_loops="refuse")
+    with pytest.raises(errors.ConfigError, match="nothing joins"):
+        pk.graph.match("p(a) :- e(a, b), e(b, c)", {"e": EDGE}, order=["a", "c", "b"])
+    with pytest.raises(errors.ConfigError, match="a name is letters"):
+        pk.graph.match("p(a) :- e(a, b)", {"e 1": EDGE})
+
+
+# Running
+
+
+def searching() -> int:
+    """How many threads of searches this process has."""
+    count = 0
+    for task in Path("/proc/self/task").iterdir():
+        with contextlib.suppress(OSError):
+            count += (task / "comm").read_text().startswith("penstock-graph-")
+    return count
+
+
+def until(count: int) -> None:
+    """Wait until there are so many."""
+    deadline = time.monotonic() + 20
+    while (now := searching()) != count:
+        assert time.monotonic() < deadline, f"{now} threads"
+
+
+def test_closing_early_stops_the_threads(graphs: Path) -> None:
+    with pk.graph.cliques(graphs / "facebook_combined.txt.gz", 4, workers=2, batch_rows=100) as found:
+        assert next(found).num_rows <= 100
+        until(2)
+    until(0)  # they are joined; the system may list them a moment longer
+    assert list(found) == []
+
+
+def test_progress_is_told(graphs: Path) -> None:
+    told: list[tuple[int, int]] = []
+    count = pk.graph.cliques(
+        graphs / "ca-GrQc.txt.gz", 3, count=True, progress=lambda behind, all: told.append((behind, all))
+    )
+    assert count == 48_260 and told and told[-1][0] == told[-1][1] > 0
+
+
+def test_an_interrupt_ends_a_count() -> None:
+    work = (
+        "import itertools, pyarrow as pa, penstock as pk\n"
+        "pairs = list(itertools.combinations(range(700), 2))\n"
+        "edges = pa.table({'a': [a for a, _ in pairs], 'b': [b for _, b in pairs]})\n"
+        "print('go', flush=True)\n"
+        "pk.graph.cliques(edges, 9, count=True, workers=1)\n"
+    )
+    with subprocess.Popen([sys.executable, "-c", work], stdout=subprocess.PIPE, stderr=subprocess.PIPE) as child:
+        assert child.stdout is not None and child.stdout.readline() == b"go\n"
+        child.send_signal(signal.SIGINT)
+        _, err = child.communicate(timeout=60)
+    assert b"KeyboardInterrupt" in err
+
+
+# The command
+
+
+def _cliques(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, Any]:
+    assert main(["cliques", *arguments, "--json"]) == 0
+    return dict(json.loads(capsys.readouterr().out))
+
+
+def test_the_command_counts(graphs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for name, counts in PUBLISHED.items():
+        path = str(graphs / f"{name}.txt.gz")
+        for size, directed in [("3", True), ("3", False), ("4", False)]:
+            kind = [] if directed else ["--undirected"]
+            facts = _cliques(
+                capsys, "--size", size, "--input", path, "--count", *kind, "--batches", "2", "--workers", "2"
+            )
+            assert facts["count"] == counts[2 * directed + int(size) - 3]
+            assert facts["admitted_maximum"] <= 2 * 1024 and facts["batches_maximum"] <= 2
+            assert facts["seconds"] > 0 and facts["peak_memory_bytes"] > 10**7
+
+
+def test_the_command_writes_rows(graphs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "out.parquet"
+    path = str(graphs / "ca-GrQc.txt.gz")
+    facts = _cliques(capsys, "--size", "3", "--input", path, "--undirected", "--output", str(out))
+    table = pq.read_table(out)
+    assert table.column_names == ["a1", "a2", "a3"] and table.num_rows == facts["count"] == 48_260
+    assert os.listdir(tmp_path) == ["out.parquet"]
+
+
+def test_the_command_refuses_what_is_wrong(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "e.txt"
+    path.write_text("1 2\n2 x\n")
+    good = ["--input", str(path)]
+    for wrong, code, says in [
+        (["--size", "1"], 2, "--size 1"),
+        (["--size", "17"], 2, "--size 17"),
+        (["--batches", "0"], 2, "--batches 0: must be a whole number from 1"),
+        (["--batches", "-3"], 2, "--batches -3"),
+        (["--batches", "1.5"], 2, "--batches 1.5"),
+        (["--batch-size", "99999999999999999999"], 2, "--batch-size 9"),
+        (["--workers", "many"], 2, "--workers many"),
+        (["--host", "engine"], 2, "--host engine"),
+        (["--count", "--output", str(tmp_path / "o")], 2, "choose one"),
+        (["--output", str(tmp_path / "none" / "o")], 2, "does not exist"),
+        (["--input", str(tmp_path / "none")], 2, "does not exist"),
+        ([], 1, "e.txt, line 2: node"),
+    ]:
+        assert main(["cliques", *good, *wrong]) == code, wrong
+        captured = capsys.readouterr()
+        assert captured.out == "" and says in captured.err and captured.err.count("\n") == 1, captured.err
+    assert os.listdir(tmp_path) == ["e.txt"]
