@@ -108,7 +108,9 @@ class Job:
 
     def rows(self) -> DataFrame:
         """The matches, lazily; Spark searches again whenever it runs the plan again."""
-        output = spark_types(self.schema)
+        # Spark has no unsigned numbers; a node that does not fit is an error of the task that finds it.
+        signed = [field.with_type(pa.int64()) if pa.types.is_uint64(field.type) else field for field in self.schema]
+        output = spark_types(pa.schema(signed))
         return self._numbers().mapInArrow(self._make(False, output), to_ddl(output))
 
     def counted(self, progress: Progress | None = None) -> Counted:
