@@ -6,7 +6,8 @@ use std::process::ExitCode;
 
 use penstock_benches::harness::{Options, Report};
 use penstock_benches::{
-    barrier, bins_overhead, change_batch, empty_epoch, frontier, harness, keyed_count, noisy_neighbour, sequencer, side,
+    barrier, bins_overhead, change_batch, empty_epoch, frontier, harness, keyed_count, noisy_neighbour, reorder,
+    sequencer, side,
 };
 
 type Run = fn(&Options, &mut Report);
@@ -20,6 +21,7 @@ const BENCHES: &[(&str, &str, Run)] = &[
     ("frontier", "a frontier moves by one among many live times, beside timely's MutableAntichain", frontier::run),
     ("keyed-count", "a count of many integer keys, beside timely with a hash map", keyed_count::run),
     ("noisy-neighbour", "records exchanged and counted beside a CPU hog", noisy_neighbour::run),
+    ("reorder", "items leave in order: without a lock, beside a lock, a flag, oneTBB and rayon", reorder::run),
     ("sequencer", "a log that all workers push to and read, beside timely's Sequencer", sequencer::run),
 ];
 
