@@ -15,6 +15,7 @@ pub mod keyed_count;
 pub mod machine;
 pub mod noisy_neighbour;
 pub mod reorder;
+pub mod schedulers;
 pub mod sequencer;
 pub mod side;
 

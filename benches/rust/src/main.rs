@@ -7,7 +7,7 @@ use std::process::ExitCode;
 use penstock_benches::harness::{Options, Report};
 use penstock_benches::{
     barrier, bins_overhead, change_batch, empty_epoch, frontier, harness, keyed_count, noisy_neighbour, reorder,
-    sequencer, side,
+    schedulers, sequencer, side,
 };
 
 type Run = fn(&Options, &mut Report);
@@ -22,6 +22,7 @@ const BENCHES: &[(&str, &str, Run)] = &[
     ("keyed-count", "a count of many integer keys, beside timely with a hash map", keyed_count::run),
     ("noisy-neighbour", "records exchanged and counted beside a CPU hog", noisy_neighbour::run),
     ("reorder", "items leave in order: without a lock, beside a lock, a flag, oneTBB and rayon", reorder::run),
+    ("schedulers", "schedulers, queues and buffers of ordered pipelines, claim by claim", schedulers::run_all),
     ("sequencer", "a log that all workers push to and read, beside timely's Sequencer", sequencer::run),
 ];
 
