@@ -169,11 +169,11 @@ def test_tpcxbb_report_and_output(shop: Path, tmp_path: Path, capsys: pytest.Cap
     output = tmp_path / "out.parquet"
     for number, (query, rows) in enumerate(wanted.items()):
         given = ["tpcxbb", "--query", query, "--input", str(shop), "--output", str(output)]
-        given += ["--workers", "2", "--mode", "inline", "--queue", ("hybrid", "partitioned")[number % 2]]
+        given += ["--workers", "2", "--mode", "threads", "--queue", ("hybrid", "partitioned")[number % 2]]
         given += ["--scheduler", ("adaptive", "qst", "lip", "et", "ct")[number % 5], "--batch-rows", "17"]
         facts = report(capsys, *given)
         assert facts["query"] == query and facts["host"] == "local" and facts["workers"] == 2
-        assert facts["queue"] in given and facts["scheduler"] in given and facts["mode"] == "inline"
+        assert facts["queue"] in given and facts["scheduler"] in given and facts["mode"] == "threads"
         assert facts["output_rows"] == len(rows) and facts["rows"] == (200 if query[1] in "234" else len(sales(shop)))
         got = [tuple(row.values()) for row in pq.read_table(output).to_pylist()]
         assert (sorted(got) if query in BAGS else got) == rows, query

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import doctest
+import importlib
 import json
 import random
 from pathlib import Path
@@ -30,7 +32,7 @@ def rows_of(table: pa.Table, name: str) -> list[tuple[Any, ...]]:
 
 
 @pytest.mark.parametrize("name", tpcxbb.QUERIES)
-@pytest.mark.parametrize(("workers", "mode"), [(1, "inline"), (2, "auto")])
+@pytest.mark.parametrize(("workers", "mode"), [(1, "inline"), (2, "threads")])
 def test_expected_output(tpcxbb_data: Path, name: str, workers: int, mode: str) -> None:
     wanted = pq.read_table(tpcxbb_data / "expected" / f"{name}.parquet")
     got = result(name, tpcxbb_data, workers=workers, mode=mode)
@@ -62,8 +64,17 @@ def test_every_queue_and_scheduler_gives_the_same(tmp_path: Path, queue: str, sc
     clicks, sales = some_clicks(rng, 400), some_lines(rng, 100)
     folder = write(tmp_path, clicks, sales)
     for name, wanted in expected(clicks, sales).items():
-        got = result(name, folder, 32, queue=queue, scheduler=scheduler, workers=3, mode="inline")
+        got = result(name, folder, 32, queue=queue, scheduler=scheduler, workers=3, mode="threads")
         assert rows_of(got, name) == wanted, name
+
+
+def test_processes_give_the_same(tmp_path: Path) -> None:
+    rng = random.Random(6)
+    clicks, sales = some_clicks(rng, 300), some_lines(rng, 100)
+    folder = write(tmp_path, clicks, sales)
+    wanted = expected(clicks, sales)
+    for name in ("q1", "q2_sessions", "q3_views", "q4"):
+        assert rows_of(result(name, folder, 50, workers=2, mode="processes"), name) == wanted[name], name
 
 
 def click(seq: int, time: int, user: int | None = 1, item: int | None = 1, page: int | None = 2) -> Any:
@@ -203,3 +214,8 @@ def test_closing_early_stops_the_reading(tpcxbb_data: Path) -> None:
     assert next(out).num_rows > 0
     out.close()
     assert 0 < read[-1] < 300_000
+
+
+@pytest.mark.parametrize("name", ["tables", "steps", "queries", "hosts"])
+def test_examples(name: str) -> None:
+    assert doctest.testmod(importlib.import_module(f"penstock.workloads.tpcxbb.{name}")).failed == 0

@@ -134,7 +134,7 @@ def test_tpcxbb_in_one_task(tmp_path: Path) -> None:
     shop = write(tmp_path / "shop", random.Random(1).sample(clicks, len(clicks)), [])
     output = tmp_path / "out.parquet"
     given = ["tpcxbb", "--query", "q2_sessions", "--input", str(shop), "--output", str(output), "--workers", "2"]
-    program = start(tmp_path, *given, "--host", "spark", "--mode", "inline", "--queue", "partitioned", "--json")
+    program = start(tmp_path, *given, "--host", "spark", "--mode", "processes", "--queue", "partitioned", "--json")
     out, errors = program.communicate()
     assert program.returncode == 0, errors
     assert errors == "" and json.loads(out)["rows"] == 300

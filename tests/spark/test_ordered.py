@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import random
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,7 +17,7 @@ import pyarrow.compute as pc
 import pytest
 
 import penstock as pk
-from engine_support import frame
+from engine_support import Gate, frame, in_thread, wait_for
 from penstock import ordered
 from penstock.errors import ConfigError, SchemaError, UserFunctionError
 from penstock.spark import ordered as spark_ordered
@@ -52,7 +54,7 @@ def noted(folder: Path) -> list[int]:
 
 
 @pytest.mark.spark
-@pytest.mark.parametrize("mode", ["auto", "inline"])
+@pytest.mark.parametrize("mode", ["auto", "threads", "processes"])
 def test_rows_leave_in_order(spark: Any, mode: str) -> None:
     spark.conf.set("spark.sql.execution.arrow.maxRecordsPerBatch", "97")
     df = spark.range(0, 3_000, 1, 2)
@@ -79,7 +81,7 @@ def test_a_pipeline_has_its_state_per_partition_and_ends_with_it(spark: Any) -> 
     line = ordered.Pipeline(
         [ordered.stateful(running, initial=0, finish=lambda total: [("end", total)]), ordered.filter(lambda row: row)]
     )
-    sums = pk.spark.ordered(line, "what string, total bigint", rows=True, workers=2, mode="inline")
+    sums = pk.spark.ordered(line, "what string, total bigint", rows=True, workers=2, mode="threads")
     got = spark.range(0, 8, 1, 2).mapInArrow(sums, sums.ddl).collect()
     assert [row.total for row in got if row.what == "sum"] == [0, 1, 3, 6, 4, 9, 15, 22]
     assert [row.total for row in got if row.what == "end"] == [6, 22]
@@ -105,7 +107,7 @@ def test_tpcxbb_on_spark_is_tpcxbb_here(spark: Any, tmp_path: Path) -> None:
 
 
 @pytest.mark.spark
-@pytest.mark.parametrize("mode", ["inline"])
+@pytest.mark.parametrize("mode", ["threads", "processes"])
 def test_a_function_that_raises_names_its_row_at_the_driver(spark: Any, mode: str) -> None:
     def picky(row: dict[str, Any]) -> tuple[int]:
         if row["id"] == 77:
@@ -119,6 +121,93 @@ def test_a_function_that_raises_names_its_row_at_the_driver(spark: Any, mode: st
     assert isinstance(cause, UserFunctionError)
     assert "row 77 of partition 0: ValueError: no such price" in str(cause)
     assert cause.file == __file__
+
+
+@pytest.mark.spark
+def test_a_worker_is_reused_as_new(spark: Any, tmp_path: Path) -> None:
+    """The second job finds the threads, files and processes of before the first, and gets the right rows."""
+
+    def look(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for _ in batches:
+            pass
+        threads, files = len(os.listdir("/proc/self/task")), len(os.listdir("/proc/self/fd"))
+        yield pa.RecordBatch.from_pylist([{"pid": os.getpid(), "threads": threads, "files": files}])
+
+    def state() -> dict[int, tuple[int, int]]:
+        df = spark.range(0, 2, 1, 1).mapInArrow(look, "pid bigint, threads bigint, files bigint")
+        return {row.pid: (row.threads, row.files) for row in df.collect()}
+
+    folder = str(tmp_path)
+
+    def note(n: int) -> int:
+        open(f"{folder}/{os.getpid()}", "w").close()
+        return n + 1
+
+    def job() -> list[int]:
+        rdd = spark.sparkContext.parallelize(range(400), 1)
+        return list(rdd.mapPartitions(pk.spark.ordered_partitions(note, mode="processes", workers=2)).collect())
+
+    assert job() == list(range(1, 401))
+    before = state()
+    for _ in range(2):
+        assert job() == list(range(1, 401))
+    after = state()
+    both = before.keys() & after.keys()
+    assert both, "Spark reuses its Python workers"
+    for pid in both:
+        assert after[pid][0] <= before[pid][0] and after[pid][1] <= before[pid][1]
+    children = [pid for pid in noted(tmp_path) if pid not in after]
+    assert children
+    wait_for(lambda: all(map(gone, children)), LIMIT_S, "the end of the worker processes")
+
+
+@pytest.mark.spark
+def test_a_limit_ends_the_processes(spark: Any, tmp_path: Path) -> None:
+    folder = str(tmp_path)
+
+    def note(row: dict[str, Any]) -> tuple[int]:
+        open(f"{folder}/{os.getpid()}", "w").close()
+        return (row["id"],)
+
+    endless = pk.spark.ordered(note, "id bigint", rows=True, mode="processes", workers=2, in_flight=64)
+    df = spark.range(0, 50_000_000, 1, 1).mapInArrow(endless, endless.ddl)
+    begin = time.monotonic()
+    assert [row.id for row in df.limit(3).collect()] == [0, 1, 2]
+    assert time.monotonic() - begin < LIMIT_S
+    assert noted(tmp_path)
+    wait_for(lambda: all(map(gone, noted(tmp_path))), LIMIT_S, "the end of the worker processes")
+
+
+@pytest.mark.spark
+@pytest.mark.fault
+def test_a_task_that_is_killed_while_full_leaves_no_process(spark: Any, tmp_path: Path) -> None:
+    gate = Gate(tmp_path)
+    gate.close()
+    path, folder = str(gate.path), str(tmp_path)
+
+    def waits(row: dict[str, Any]) -> tuple[int]:
+        open(f"{folder}/{os.getpid()}", "w").close()
+        while os.path.exists(path):
+            time.sleep(0.02)
+        return (row["id"],)
+
+    stuck = pk.spark.ordered(waits, "id bigint", rows=True, mode="processes", workers=2, in_flight=8)
+    sc = spark.sparkContext
+
+    def job() -> str:
+        sc.setJobGroup("stuck", "a task that never ends", interruptOnCancel=True)
+        try:
+            spark.range(0, 1_000, 1, 1).mapInArrow(stuck, stuck.ddl).collect()
+        except Exception as error:
+            return str(error)
+        return "it ended"
+
+    with in_thread(job) as result:
+        wait_for(lambda: len(noted(tmp_path)) >= 2, LIMIT_S, "two processes at work")
+        sc.cancelJobGroup("stuck")
+        assert "cancel" in result(LIMIT_S).lower()
+    wait_for(lambda: all(map(gone, noted(tmp_path))), LIMIT_S, "the end of the worker processes")
+    gate.open()
 
 
 @pytest.mark.spark

@@ -25,11 +25,23 @@ _MOST_WORKERS = 256
 EPILOG = """
 **Queries**
 
-q1_pairs, q1: items sold on one ticket, and the 100 pairs sold together most often.
-q2_sessions, q2_pairs, q2: sessions of users, the items viewed together with one, and the 30 viewed most often.
-q3_views, q3: the last views before each purchase of an item, and the 100 items viewed most often.
-q4_carts, q4: sessions that end with an abandoned cart, and their average length.
-q15_all, q15: a line through the daily sales of each category, and the categories that do not grow.
+`q1_pairs`, `q1`: items sold on one ticket, and the 100 pairs sold together most often: item_sk_1, item_sk_2, cnt.
+
+`q2_sessions`: clicks on items with the session of their user: seq, wcs_user_sk, wcs_item_sk, session.
+
+`q2_pairs`, `q2`: items viewed in a session with one, and the 30 viewed most often: item_sk_1, item_sk_2, cnt.
+
+`q3_views`: the last views before each purchase of an item: purchase_seq, view_seq, lastviewed_item.
+
+`q3`: the 100 items viewed most often before it: purchased_item, lastviewed_item, cnt.
+
+`q4_carts`: sessions that end with an abandoned cart: wcs_user_sk, session, pages, last_seq.
+
+`q4`: how many there are and how long: pages, sessions, avg_pages.
+
+`q15_all`: a line through the daily sales of each category: cat, n, sx, sy, sxy, sxx, slope, intercept.
+
+`q15`: the categories that do not grow: cat, slope, intercept.
 
 q1, q2_sessions, q2, q3 and q15 are written in their order, the others as a bag. The queries need params.json,
 web_clickstreams.parquet or store_sales.parquet, and most of them item.parquet or web_page.parquet.
