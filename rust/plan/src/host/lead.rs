@@ -3,7 +3,8 @@
 //! Owns the control input of worker 0 and the queue of migrations. A [`Migration`] says which step comes next and whether it
 //! may; a step's moves share one time, that of the control held. Control stays
 //! a window ahead of the data and reaches the next epoch only when the output probe stands at this epoch's
-//! last slice, so a migration asked for in the middle of an epoch takes effect there.
+//! last slice, so a migration asked for in the middle of an epoch takes effect there; where epochs overlap, when the leader begins to feed
+//! the next.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::time::Instant;

@@ -4,7 +4,8 @@
 //! its share slice by slice, never more than a window of slices ahead of the probe on the plan's output;
 //! the watermark travels in the epoch's last slice; an epoch is done on a worker when the probe has
 //! passed it, and a flow with no epoch in flight is quiescent: no block, no capability, no timer of the
-//! engine, only bins.
+//! engine, only bins. Where several workers count and nothing is marked between epochs, the next epoch is fed while the others
+//! still count this one.
 //!
 //! Slices of an epoch: `[0, MARK)` idle ticks, so that a migration finishes between two batches; `MARK` the cut at which
 //! bins are marked, nothing is ever sent at it; `(MARK, CLOSE)` data; `CLOSE` the watermark and the end of the epoch.

@@ -66,9 +66,12 @@ pub(crate) struct WorkerLoop {
     pace: Pace,
     lead: Option<Lead>,
     queue: VecDeque<Release>,
-    /// Epoch being fed, or fed and not yet complete.
+    /// Epoch being fed.
     current: Option<Release>,
-    fed: bool,
+    /// Epochs that are fed and not yet complete, oldest first.
+    fed: VecDeque<u64>,
+    /// Slices that may be under way when they are of more than one epoch; 0: an epoch begins when the one before is complete.
+    overlap: usize,
     marked: bool,
     flights: VecDeque<Flight>,
     meter: Arc<Meter>,
@@ -83,6 +86,9 @@ pub(crate) struct WorkerLoop {
 /// the end of every epoch.
 const MEASURE_SHARE: u32 = 20;
 const FEW_BINS: usize = 1 << 10;
+/// Slices under way where epochs overlap: the wait for the others hides behind the slice of the next epoch. More of them gain nothing
+/// and drive each other out of the caches.
+const OVERLAP: usize = 3;
 
 impl WorkerLoop {
     pub(crate) fn new(worker: Worker, mut built: Built, pace: Pace, meter: Arc<Meter>) -> Self {
@@ -92,6 +98,8 @@ impl WorkerLoop {
         };
         let index = worker.index();
         meter.update(|stats, _| stats.worker = index);
+        // Alone there is nobody to wait for; with a journal all bins are marked between two epochs.
+        let overlap = if pace.journal || worker.peers() == 1 { 0 } else { OVERLAP };
         let few_bins = built.owners().iter().map(Vec::len).sum::<usize>() <= FEW_BINS;
         let mut this = WorkerLoop {
             worker,
@@ -100,7 +108,8 @@ impl WorkerLoop {
             lead,
             queue: VecDeque::new(),
             current: None,
-            fed: false,
+            fed: VecDeque::new(),
+            overlap,
             marked: false,
             flights: VecDeque::new(),
             meter,
@@ -145,7 +154,7 @@ impl WorkerLoop {
         let mut busy = self.open();
         busy |= self.feed()?;
         if let Some(lead) = &mut self.lead {
-            let feeding = self.current.as_ref().map(|release| release.epoch);
+            let feeding = self.current.as_ref().map(|release| release.epoch).or(self.fed.back().copied());
             busy |= lead.turn(&self.built.probes, feeding, &mut |migrated| told(Told::Migrated(migrated)));
         }
         busy |= self.follow();
@@ -165,17 +174,16 @@ impl WorkerLoop {
     /// passed a move when the bins are where they are to be.
     fn measure_in(&self) -> Option<Duration> {
         let (at, cost, reached) = self.measured;
-        let stale = self.current.is_none() && first(&self.built.probes.output) != reached;
+        let stale = self.current.is_none() && self.fed.is_empty() && first(&self.built.probes.output) != reached;
         stale.then(|| (cost * MEASURE_SHARE).saturating_sub(at.elapsed()))
     }
 
     fn open(&mut self) -> bool {
-        if self.current.is_some() {
+        if self.current.is_some() || self.fed.len() > self.overlap {
             return false;
         }
         let Some(release) = self.queue.pop_front() else { return false };
         self.current = Some(release);
-        self.fed = false;
         self.marked = !self.pace.journal;
         true
     }
@@ -201,22 +209,23 @@ impl WorkerLoop {
         match first(&self.built.probes.output) {
             Some(time) if time.epoch == epoch => time.slice.max(MARK).saturating_add(self.pace.window),
             Some(time) if time.epoch > epoch => CLOSE,
+            Some(_) if self.flights.len() < self.overlap => CLOSE,
             Some(_) => MARK, // an earlier epoch is still under way somewhere
             None => CLOSE,
         }
     }
 
     fn feed(&mut self) -> Result<bool, Error> {
-        let Some(epoch) = self.current.as_ref().map(|release| release.epoch).filter(|_| !self.fed) else {
+        let Some(epoch) = self.current.as_ref().map(|release| release.epoch) else {
             return Ok(false);
         };
         if !self.mark(epoch) {
             return Ok(false);
         }
-        let limit = self.limit(epoch);
-        let release = self.current.as_mut().expect("an epoch is open: checked above");
         let mut sent = false;
         loop {
+            let limit = self.limit(epoch);
+            let release = self.current.as_mut().expect("an epoch is open: checked above");
             let next = release.slices.front().map(|(slice, _)| *slice);
             // The input always stands at the next slice to send: it holds back nobody's frontier longer
             // than it must.
@@ -238,7 +247,7 @@ impl WorkerLoop {
             self.built.input().send(FlowBlock::rows(batch));
             sent = true;
         }
-        if release.slices.is_empty() {
+        if let Some(release) = self.current.take_if(|release| release.slices.is_empty()) {
             if let Some(clock) = release.clock_ms {
                 self.built.input().send(FlowBlock::Clock(clock));
             }
@@ -247,7 +256,7 @@ impl WorkerLoop {
             }
             self.built.input().send(FlowBlock::EndEpoch);
             self.built.advance(FlowTime::new(epoch + 1, 0));
-            self.fed = true;
+            self.fed.push_back(epoch);
             sent = true;
         }
         Ok(sent)
@@ -255,7 +264,7 @@ impl WorkerLoop {
 
     /// Without work of its own, the data input follows the control frontier through the idle slices.
     fn follow(&mut self) -> bool {
-        if self.current.is_some() && !self.fed {
+        if self.current.is_some() {
             return false;
         }
         let held = *self.built.input().time();
@@ -285,26 +294,27 @@ impl WorkerLoop {
                 rows: flight.rows,
             });
         }
-        let Some(epoch) = self.current.as_ref().map(|release| release.epoch).filter(|_| self.fed) else {
-            return false;
-        };
-        if self.built.probes.output.less_equal(&FlowTime::new(epoch, CLOSE)) {
-            return false;
+        let mut completed = false;
+        while let Some(&epoch) = self.fed.front() {
+            if self.built.probes.output.less_equal(&FlowTime::new(epoch, CLOSE)) {
+                break;
+            }
+            self.fed.pop_front();
+            let outputs = self.built.outputs.take(epoch);
+            let late = self.built.late.take(epoch);
+            self.late_rows += late.iter().map(|batch| batch.num_rows() as u64).sum::<u64>();
+            if !self.pace.journal {
+                self.built.close(epoch);
+            }
+            self.meter.update(|stats, _| stats.epochs += 1);
+            let (at, cost, _) = self.measured;
+            if self.few_bins || at.elapsed() >= cost * MEASURE_SHARE {
+                self.measure();
+            }
+            told(Told::Epoch { epoch, outputs, late });
+            completed = true;
         }
-        self.current = None;
-        let outputs = self.built.outputs.take(epoch);
-        let late = self.built.late.take(epoch);
-        self.late_rows += late.iter().map(|batch| batch.num_rows() as u64).sum::<u64>();
-        if !self.pace.journal {
-            self.built.close(epoch);
-        }
-        self.meter.update(|stats, _| stats.epochs += 1);
-        let (at, cost, _) = self.measured;
-        if self.few_bins || at.elapsed() >= cost * MEASURE_SHARE {
-            self.measure();
-        }
-        told(Told::Epoch { epoch, outputs, late });
-        true
+        completed
     }
 
     /// Writes bins, keys and bytes of state into the worker's cells. Cost: one pass over the owned bins.

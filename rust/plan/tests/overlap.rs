@@ -1,0 +1,129 @@
+//! Epochs that are released together: several workers feed the next while they still count the one before.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Condvar, Mutex};
+use std::time::Duration;
+
+use arrow_array::cast::AsArray;
+use arrow_array::types::Int64Type;
+use arrow_array::{ArrayRef, Int64Array, RecordBatch};
+use crossbeam::channel::{Receiver, unbounded};
+use penstock_dataflow::fabric;
+use penstock_plan::host::{Event, Group, GroupConfig, Input, Resident};
+use penstock_plan::spec::{AggSpec, Nulls, PLAN_VERSION, PlanSpec, SourceSpec, StepSpec};
+use penstock_plan::{CallError, Callbacks, Emit, ForeignState, Plan};
+
+const PATIENCE: Duration = Duration::from_secs(10);
+
+fn keys(keys: impl IntoIterator<Item = i64>) -> RecordBatch {
+    let column: ArrayRef = Arc::new(Int64Array::from_iter_values(keys));
+    RecordBatch::try_from_iter([("k", column)]).unwrap()
+}
+
+/// Lets epoch 0 pass on the first worker only once a row of epoch 1 has been seen: the keys are the epochs.
+#[derive(Default)]
+struct Meeting(Mutex<bool>, Condvar);
+
+impl Callbacks for Meeting {
+    fn map(&self, _: usize, batch: &RecordBatch) -> Result<RecordBatch, CallError> {
+        let mut next = self.0.lock().unwrap();
+        if batch.column(0).as_primitive::<Int64Type>().value(0) == 1 {
+            *next = true;
+            self.1.notify_all();
+        } else if batch.num_rows() == ROWS + 1 {
+            let waited = self.1.wait_timeout_while(next, PATIENCE, |next| !*next).unwrap().1;
+            if waited.timed_out() {
+                return Err(CallError::new("meeting", "epoch 1 did not begin".to_string()));
+            }
+        }
+        Ok(batch.clone())
+    }
+
+    fn new_state(&self, call: usize) -> Box<dyn ForeignState> {
+        unreachable!("no state of call {call}")
+    }
+}
+
+const ROWS: usize = 1024;
+
+fn start(mapped: bool, workers: usize) -> (Group, Receiver<Event>) {
+    let schema = keys([]).schema();
+    let source = SourceSpec { schema: schema.clone(), event_time: None, lateness_ms: 0, order_by: Vec::new() };
+    let count = AggSpec { name: "n".into(), function: "count".into(), column: None };
+    let mut steps = vec![
+        StepSpec::KeyBy { columns: vec!["k".into()], nulls: Nulls::Group },
+        StepSpec::Agg { emit: Some(Emit::Update), aggs: vec![count] },
+    ];
+    if mapped {
+        steps.insert(0, StepSpec::MapBatches { call: 0, schema });
+    }
+    let plan = Plan::compile(PlanSpec { version: PLAN_VERSION, source, steps }).unwrap();
+    let mut config = GroupConfig::founding(Arc::new(plan), Arc::new(Meeting::default()), 4, workers as u32);
+    config.slice_rows = 2 * ROWS;
+    let (sender, events) = unbounded();
+    (Group::start(config, fabric::threads(workers), Resident::fresh(), sender).unwrap(), events)
+}
+
+fn release(group: &Group, epoch: u64, block: RecordBatch) {
+    group.release(epoch, vec![Input { partition: 0, batches: vec![block.into()], rows_before: 0 }], None).unwrap();
+}
+
+#[test]
+fn an_epoch_begins_while_the_one_before_is_under_way() {
+    let (group, events) = start(true, 2);
+    // One row more for the first worker than for the second.
+    release(&group, 0, keys(std::iter::repeat_n(0, 2 * ROWS + 1)));
+    release(&group, 1, keys(std::iter::repeat_n(1, 2 * ROWS)));
+    for done in [0, 0, 1, 1] {
+        match events.recv_timeout(PATIENCE).unwrap() {
+            Event::EpochDone { epoch, .. } => assert_eq!(epoch, done),
+            other => panic!("{other:?}"),
+        }
+    }
+    assert!(group.stop().1.is_none());
+}
+
+#[test]
+fn each_epoch_tells_its_own_changes_while_bins_move() {
+    const EPOCHS: u64 = 30;
+    for workers in [2, 3] {
+        let (group, events) = start(false, workers);
+        let blocks = (0..EPOCHS).map(|epoch| {
+            // Epochs without rows, with fewer than slices, and with a slice for each worker.
+            let rows = [0, 3, 700, 3 * ROWS][epoch as usize % 4];
+            (0..rows as u64).map(|row| ((row * 31 + epoch * 17) % 301) as i64).collect::<Vec<_>>()
+        });
+        let blocks = blocks.collect::<Vec<_>>();
+        for (epoch, block) in (0..).zip(&blocks) {
+            release(&group, epoch, keys(block.iter().copied()));
+            if epoch % 5 == 0 {
+                let moves = |bin: u32| (bin, (bin + epoch as u32) % workers as u32);
+                group.migrate(epoch, vec![(0..8).map(moves).collect(), (8..16).map(moves).collect()]);
+            }
+        }
+        let (mut done, mut migrated) = (0, 0);
+        let mut told: BTreeMap<u64, BTreeMap<i64, i64>> = BTreeMap::new();
+        while done < EPOCHS as usize * workers || migrated < EPOCHS / 5 {
+            match events.recv_timeout(PATIENCE).expect("nothing hangs") {
+                Event::EpochDone { epoch, outputs, .. } => {
+                    done += 1;
+                    for rows in outputs.into_iter().map(|rows| rows.into_here()) {
+                        let column = |at: usize| rows.column(at).as_primitive::<Int64Type>().values().to_vec();
+                        for (key, n) in column(0).into_iter().zip(column(1)) {
+                            assert_eq!(told.entry(epoch).or_default().insert(key, n), None, "{key} twice in {epoch}");
+                        }
+                    }
+                }
+                Event::MigrationDone { .. } => migrated += 1,
+                Event::Failed { error } => panic!("{error}"),
+            }
+        }
+        let mut counts = BTreeMap::new();
+        for (epoch, block) in (0..).zip(&blocks) {
+            block.iter().for_each(|key| *counts.entry(*key).or_insert(0) += 1);
+            let changed = block.iter().map(|key| (*key, counts[key])).collect::<BTreeMap<_, _>>();
+            assert_eq!(told.remove(&epoch).unwrap_or_default(), changed, "{workers} workers, epoch {epoch}");
+        }
+        assert!(group.stop().1.is_none());
+    }
+}
