@@ -165,6 +165,11 @@ impl<S: BinState> BinTable<S> {
         (0u32..).zip(&mut self.slots).filter_map(|(bin, slot)| Some((bin, slot.as_deref_mut()?)))
     }
 
+    /// All bins, ascending, to change; `None` for those not held.
+    pub fn slots_mut(&mut self) -> impl Iterator<Item = Option<&mut S>> {
+        self.slots.iter_mut().map(Option::as_deref_mut)
+    }
+
     /// `epoch` begins: [`BinState::mark`] on all bins. What arrived before is from now on like any other.
     pub fn mark_all(&mut self, epoch: u64) {
         self.epoch = Some(epoch);

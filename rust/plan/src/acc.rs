@@ -124,68 +124,107 @@ pub(crate) struct Place {
     pub(crate) offset: usize,
 }
 
+/// Where the accumulators of some records lie, one record after the other.
+pub(crate) trait Cells {
+    /// Records.
+    fn len(&self) -> usize;
+    /// The words of the accumulator at `place` for record `i`.
+    fn cell(&mut self, place: Place, i: usize) -> &mut [u64];
+}
+
+/// Records at positions of one table.
+pub(crate) struct At<'a> {
+    pub(crate) words: &'a mut [u64],
+    pub(crate) at: &'a [u32],
+}
+
+impl Cells for At<'_> {
+    fn len(&self) -> usize {
+        self.at.len()
+    }
+
+    #[inline]
+    fn cell(&mut self, place: Place, i: usize) -> &mut [u64] {
+        place.cell(self.words, self.at[i])
+    }
+}
+
 impl Place {
+    /// The words of the accumulator at a position of a table with these words.
+    #[inline]
+    pub(crate) fn cell(self, words: &mut [u64], position: u32) -> &mut [u64] {
+        let word = self.word(position);
+        &mut words[word..word + self.kind.words()]
+    }
+
     #[inline]
     fn word(self, position: u32) -> usize {
         position as usize * self.stride + self.offset
     }
 
-    /// Adds row `rows[i]` of a block at position `at[i]`. A count of rows reads no rows.
+    /// Adds row `rows[i]` of a block to the `i`-th cell. A count of rows reads no rows.
     pub(crate) fn update(
         self,
-        words: &mut [u64],
+        cells: &mut impl Cells,
         blobs: &mut Blobs,
         input: &Input,
         rows: &[u32],
-        at: &[u32],
     ) -> Result<(), Wrapped> {
         #[inline]
-        fn each(place: Place, nulls: &Option<NullBuffer>, rows: &[u32], at: &[u32], mut add: impl FnMut(usize, usize)) {
-            let pairs = rows.iter().zip(at).map(|(&row, &at)| (row as usize, place.word(at)));
+        fn each(
+            place: Place,
+            nulls: &Option<NullBuffer>,
+            rows: &[u32],
+            cells: &mut impl Cells,
+            mut add: impl FnMut(usize, &mut [u64]),
+        ) {
+            let rows = rows.iter().map(|&row| row as usize).enumerate();
             match nulls {
-                None => pairs.for_each(|(row, word)| add(row, word)),
-                Some(nulls) => pairs.filter(|&(row, _)| nulls.is_valid(row)).for_each(|(row, word)| add(row, word)),
+                None => rows.for_each(|(i, row)| add(row, cells.cell(place, i))),
+                Some(nulls) => {
+                    rows.filter(|&(_, row)| nulls.is_valid(row)).for_each(|(i, row)| add(row, cells.cell(place, i)));
+                }
             }
         }
         let mut wrapped = false;
         match (input, self.kind) {
-            (Input::Rows, _) => at.iter().for_each(|&at| words[self.word(at)] += 1),
-            (Input::Valid(nulls), _) => each(self, nulls, rows, at, |_, word| words[word] += 1),
-            (Input::Int(codes), Kind::Int { unsigned }) => each(self, &codes.nulls, rows, at, |row, word| {
+            (Input::Rows, _) => (0..cells.len()).for_each(|i| cells.cell(self, i)[0] += 1),
+            (Input::Valid(nulls), _) => each(self, nulls, rows, cells, |_, cell| cell[0] += 1),
+            (Input::Int(codes), Kind::Int { unsigned }) => each(self, &codes.nulls, rows, cells, |row, cell| {
                 let code = codes.values[row];
                 let more = if unsigned { i128::from(code as u64) } else { i128::from(code) };
-                words[word] += 1;
-                let sum = wide(words, word + 1) + more;
-                set_wide(words, word + 1, sum);
+                cell[0] += 1;
+                let sum = wide(cell, 1) + more;
+                set_wide(cell, 1, sum);
             }),
-            (Input::Decimal(values, nulls), Kind::Decimal) => each(self, nulls, rows, at, |row, word| {
-                let (sum, over) = wide(words, word + 1).overflowing_add(values[row]);
+            (Input::Decimal(values, nulls), Kind::Decimal) => each(self, nulls, rows, cells, |row, cell| {
+                let (sum, over) = wide(cell, 1).overflowing_add(values[row]);
                 wrapped |= over;
-                words[word] += 1;
-                set_wide(words, word + 1, sum);
+                cell[0] += 1;
+                set_wide(cell, 1, sum);
             }),
-            (Input::Decimal(values, nulls), Kind::Wide { greatest }) => each(self, nulls, rows, at, |row, word| {
-                if words[word] == 0 || beats(&values[row], &wide(words, word + 1), greatest) {
-                    set_wide(words, word + 1, values[row]);
+            (Input::Decimal(values, nulls), Kind::Wide { greatest }) => each(self, nulls, rows, cells, |row, cell| {
+                if cell[0] == 0 || beats(&values[row], &wide(cell, 1), greatest) {
+                    set_wide(cell, 1, values[row]);
                 }
-                words[word] += 1;
+                cell[0] += 1;
             }),
-            (Input::Float(values, nulls), Kind::Float) => each(self, nulls, rows, at, |row, word| {
-                words[word] += 1;
-                words[word + 1] = (f64::from_bits(words[word + 1]) + values[row]).to_bits();
+            (Input::Float(values, nulls), Kind::Float) => each(self, nulls, rows, cells, |row, cell| {
+                cell[0] += 1;
+                cell[1] = (f64::from_bits(cell[1]) + values[row]).to_bits();
             }),
-            (Input::Code(codes), Kind::Code { greatest }) => each(self, &codes.nulls, rows, at, |row, word| {
+            (Input::Code(codes), Kind::Code { greatest }) => each(self, &codes.nulls, rows, cells, |row, cell| {
                 let code = codes.values[row];
-                if words[word] == 0 || beats(&code, &(words[word + 1] as i64), greatest) {
-                    words[word + 1] = code as u64;
+                if cell[0] == 0 || beats(&code, &(cell[1] as i64), greatest) {
+                    cell[1] = code as u64;
                 }
-                words[word] += 1;
+                cell[0] += 1;
             }),
-            (Input::Bytes(values, nulls), Kind::Bytes { greatest }) => each(self, nulls, rows, at, |row, word| {
-                best(words, word, blobs, values.get(row), greatest);
+            (Input::Bytes(values, nulls), Kind::Bytes { greatest }) => each(self, nulls, rows, cells, |row, cell| {
+                best(cell, blobs, values.get(row), greatest);
             }),
-            (Input::Ordered(values, nulls), Kind::Bytes { greatest }) => each(self, nulls, rows, at, |row, word| {
-                best(words, word, blobs, values.row(row).data(), greatest);
+            (Input::Ordered(values, nulls), Kind::Bytes { greatest }) => each(self, nulls, rows, cells, |row, cell| {
+                best(cell, blobs, values.row(row).data(), greatest);
             }),
             _ => unreachable!("input and accumulator are made by one kind"),
         }
@@ -244,11 +283,11 @@ impl Place {
     }
 }
 
-fn best(words: &mut [u64], word: usize, blobs: &mut Blobs, value: &[u8], greatest: bool) {
-    if words[word] == 0 || beats(value, blobs.get(words[word + 1]), greatest) {
-        blobs.put(&mut words[word + 1], value);
+fn best(cell: &mut [u64], blobs: &mut Blobs, value: &[u8], greatest: bool) {
+    if cell[0] == 0 || beats(value, blobs.get(cell[1]), greatest) {
+        blobs.put(&mut cell[1], value);
     }
-    words[word] += 1;
+    cell[0] += 1;
 }
 
 #[inline]

@@ -12,7 +12,6 @@ use crate::column::{self, EventTime};
 use crate::error::{OpError, StepName};
 use crate::key::{KeyCodec, KeyKind, Keys};
 use crate::op::{BLOCK_ROWS, Bins, Output, Sink};
-use crate::partition::ByBin;
 use crate::record::{Records, Shape};
 use crate::state::panes_of;
 use crate::table::{Scratch, Table};
@@ -72,15 +71,14 @@ impl GroupBy {
         !matches!(keys, Keys::Unit | Keys::Int(None)) || self.aggregators.iter().any(Aggregator::reads_rows)
     }
 
-    /// Adds the records of a block to the bins' tables, part by part. `parts` divide what `by_bin` has sorted.
+    /// Adds records to the bins' tables, part by part. `parts` divide the records, which are rows of a block.
     pub(crate) fn add(
         &mut self,
         bins: &mut dyn Bins,
         (keys, inputs): (&Keys, &[Input]),
-        by_bin: &ByBin,
+        (hashes, rows): (&[u64], &[u32]),
         parts: &[Part],
     ) -> Result<(), OpError> {
-        let (hashes, rows) = (by_bin.hashes(), by_bin.rows());
         let mut next = 0;
         while let Some(first) = parts.get(next) {
             let end = first.at.start + TOUCHED;
@@ -118,6 +116,11 @@ impl GroupBy {
             }
         }
         Ok(())
+    }
+
+    /// Whether all values are words.
+    pub(crate) fn plain(&self) -> bool {
+        self.shape.blobs().next().is_none()
     }
 
     pub(crate) fn prepare(&self, batch: &RecordBatch) -> Result<(Keys, Vec<Input>), OpError> {

@@ -7,6 +7,7 @@ mod acc;
 mod agg;
 mod bytes;
 mod column;
+mod direct;
 mod explain;
 mod foreign;
 mod group;
@@ -23,7 +24,7 @@ mod wire;
 
 pub mod block;
 pub mod callback;
-pub mod error;
+mod error;
 pub mod hash;
 pub mod host;
 pub mod keyed;

@@ -73,6 +73,12 @@ impl Panes {
         &mut self.live[at].table
     }
 
+    /// Reads the lines that finding the last table will read.
+    #[inline]
+    pub(crate) fn touch_head(&self) -> u64 {
+        self.live.last().map_or(0, |pane| pane.table.touch_head() ^ pane.start as u64)
+    }
+
     /// The table of a pane, when there is one.
     #[inline]
     pub(crate) fn table(&self, start: i64) -> Option<&Table> {

@@ -5,8 +5,10 @@
 
 use arrow_array::RecordBatch;
 
+use crate::direct::{Adding, Direct, Failed, parts_of};
 use crate::error::OpError;
 use crate::group::{GroupBy, Part};
+use crate::key::Keys;
 use crate::op::{Bins, KeyedOp, Sink, check_hashes};
 use crate::partition::ByBin;
 use crate::state::panes_of;
@@ -21,6 +23,10 @@ pub enum Emit {
     Final,
 }
 
+/// Bins with fewer records of a block than this are opened many at once; with at least as many for each of all bins, opening them all
+/// costs little.
+const FEW_RECORDS: usize = 64;
+
 /// A running aggregate keeps everything in one pane.
 const PANE: i64 = 0;
 
@@ -30,12 +36,26 @@ pub(crate) struct RunningOp {
     emit: Emit,
     watermark: i64,
     by_bin: ByBin,
+    direct: Direct,
+    /// Whether the last block held so many new keys that looking for those that are there did not pay.
+    many_new: bool,
+    /// Whether the tables are too large to find records in the order in which they come. They seldom shrink.
+    large: bool,
     parts: Vec<Part>,
 }
 
 impl RunningOp {
     pub(crate) fn new(group_by: GroupBy, emit: Emit) -> Self {
-        Self { group_by, emit, watermark: i64::MIN, by_bin: ByBin::default(), parts: Vec::new() }
+        Self {
+            group_by,
+            emit,
+            watermark: i64::MIN,
+            by_bin: ByBin::default(),
+            direct: Direct::default(),
+            many_new: false,
+            large: false,
+            parts: Vec::new(),
+        }
     }
 }
 
@@ -50,7 +70,33 @@ impl KeyedOp for RunningOp {
         check_hashes(batch, hashes)?;
         let (keys, inputs) = self.group_by.prepare(batch)?;
         let bits = bins.bits();
-        self.by_bin.all(hashes, bits, self.group_by.reads_rows(&keys));
+        let reads_rows = self.group_by.reads_rows(&keys);
+        let direct = matches!(keys, Keys::Unit | Keys::Int(None)) && self.group_by.plain();
+        let direct = direct && !std::mem::take(&mut self.many_new);
+        let adding = Adding { shape: &self.group_by.shape, inputs: &inputs, pane: PANE };
+        let failed = |failed| match failed {
+            Failed::Wrapped(at) => self.group_by.wrapped(at),
+            Failed::Op(error) => error,
+        };
+        if direct && !self.large && hashes.len() >= FEW_RECORDS << bits {
+            self.large = !self.direct.add_unsorted(bins, &adding, hashes).map_err(failed)?;
+            if !self.large {
+                let left = self.direct.left();
+                self.many_new = left.rows.len() > hashes.len() / 4;
+                self.by_bin.some(hashes, &left.rows, bits);
+                let sorted = (self.by_bin.hashes(), self.by_bin.rows());
+                parts_of(sorted.0, bits, PANE, &mut self.parts);
+                return self.group_by.add(bins, (&keys, &inputs), sorted, &self.parts);
+            }
+        }
+        self.by_bin.all(hashes, bits, reads_rows);
+        if direct && self.by_bin.runs().len() * FEW_RECORDS > hashes.len() {
+            self.direct.add_sorted(bins, &adding, &self.by_bin, reads_rows).map_err(failed)?;
+            let left = self.direct.left();
+            self.many_new = left.rows.len() > hashes.len() / 4;
+            parts_of(&left.hashes, bits, PANE, &mut self.parts);
+            return self.group_by.add(bins, (&keys, &inputs), (&left.hashes, &left.rows), &self.parts);
+        }
         self.parts.clear();
         for run in self.by_bin.runs() {
             if !bins.holds(run.bin) {
@@ -58,7 +104,7 @@ impl KeyedOp for RunningOp {
             }
             self.parts.push(Part { bin: run.bin, pane: PANE, at: run.at.clone() });
         }
-        self.group_by.add(bins, (&keys, &inputs), &self.by_bin, &self.parts)
+        self.group_by.add(bins, (&keys, &inputs), (self.by_bin.hashes(), self.by_bin.rows()), &self.parts)
     }
 
     fn watermark(&mut self, bins: &mut dyn Bins, watermark_us: i64, out: &mut Sink<'_>) -> Result<(), OpError> {

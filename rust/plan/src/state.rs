@@ -95,6 +95,10 @@ impl Bins for BinTable<State> {
     fn held(&self) -> Vec<u32> {
         self.owned().map(|(bin, _)| bin).collect()
     }
+
+    fn states(&mut self) -> Box<dyn Iterator<Item = Option<&mut State>> + '_> {
+        Box::new(self.slots_mut())
+    }
 }
 
 fn inner(bins: &mut dyn Bins, bin: u32) -> Result<&mut Inner, OpError> {
@@ -105,6 +109,25 @@ pub(crate) fn panes_of(bins: &mut dyn Bins, bin: u32) -> Result<&mut Panes, OpEr
     match inner(bins, bin)? {
         Inner::Panes(panes) => Ok(panes),
         _ => Err(OpError::StateKind { bin }),
+    }
+}
+
+impl State {
+    /// Reads the lines that opening a table will read.
+    #[inline]
+    pub(crate) fn touch_head(&self) -> u64 {
+        match &self.0 {
+            Inner::Panes(panes) => panes.touch_head(),
+            _ => 0,
+        }
+    }
+
+    /// The panes of an aggregate's bin.
+    pub(crate) fn panes_mut(&mut self) -> Option<&mut Panes> {
+        match &mut self.0 {
+            Inner::Panes(panes) => Some(panes),
+            _ => None,
+        }
     }
 }
 

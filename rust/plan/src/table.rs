@@ -24,16 +24,19 @@
 //! path, searching by line and slices of 65,536 rows took 2^20 keys from 25 to 21, 4,096 bins from 59 to 37, one bin from 33 to 21.
 
 mod chunk;
+mod open;
 #[cfg(test)]
 mod twin;
 
 use std::ops::Range;
 
-use crate::acc::{Blobs, Input, Place, Wrapped};
+use crate::acc::{At, Blobs, Input, Place, Wrapped};
 use crate::bytes::Texts;
 use crate::key::{KeyKind, Keys};
 use crate::record::Shape;
 use crate::slots::Slots;
+
+pub(crate) use open::{Everywhere, Open};
 
 /// Words of a cache line, and positions that are searched as one. Groups of rows of two words are lines.
 const LINE: usize = 8;
@@ -64,7 +67,7 @@ pub(crate) struct Heap {
     offsets: Box<[usize]>,
 }
 
-struct Undo {
+pub(crate) struct Undo {
     /// Rows written since the mark, new ones included.
     touched: Slots,
     /// Old rows as they were: what they are, then their words.
@@ -229,7 +232,8 @@ impl Table {
                 let mut none = Blobs::default();
                 let blobs = self.heap.as_mut().map_or(&mut none, |heap| &mut heap.blobs);
                 let words = &mut self.words[usize::from(self.first)..];
-                place.update(words, blobs, input, rows, &scratch.at).map_err(|wrapped| (index, wrapped))?;
+                let mut cells = At { words, at: &scratch.at };
+                place.update(&mut cells, blobs, input, rows).map_err(|wrapped| (index, wrapped))?;
             }
             start = part.end;
         }
@@ -388,23 +392,9 @@ impl Table {
 
     /// Saves what a rollback needs and lists what changes.
     fn prepare_write(&mut self, at: &[u32]) {
-        if let Some(undo) = &mut self.undo {
-            let (words, stride) = (&self.words[usize::from(self.first)..], usize::from(self.stride));
-            let positions = self.mask as usize + 1;
-            for &position in at {
-                if undo.touched.insert(position) {
-                    let what = (position as usize).checked_sub(positions).map_or(ORDINARY, |special| special as u64);
-                    let changed = if undo.changed.contains(position) { CHANGED } else { 0 };
-                    undo.saved.push(what | changed);
-                    undo.saved.extend_from_slice(&words[position as usize * stride..][..stride]);
-                }
-            }
-        }
-        if let Some(changed) = &mut self.changed {
-            for &position in at {
-                changed.insert(position);
-            }
-        }
+        let words = self.words.get(usize::from(self.first)..).unwrap_or_default();
+        let layout = (usize::from(self.stride), self.mask);
+        log_write(self.undo.as_deref_mut(), self.changed.as_deref_mut(), words, layout, at);
     }
 
     /// The positions changed since the last `settle`; none when the table does not track.
@@ -579,6 +569,33 @@ impl Table {
             .map_or(0, |undo| undo.touched.heap_bytes() + undo.changed.heap_bytes() + undo.saved.capacity() * 8);
         let heap = self.heap.as_ref().map_or(0, |heap| heap.keys.heap_bytes() + heap.blobs.heap_bytes());
         self.words.capacity() * 8 + self.changed.as_ref().map_or(0, |changed| changed.heap_bytes()) + heap + undo
+    }
+}
+
+/// Saves what a rollback needs and lists what changes, before rows at these positions are written.
+#[inline]
+fn log_write(
+    undo: Option<&mut Undo>,
+    changed: Option<&mut Slots>,
+    words: &[u64],
+    (stride, mask): (usize, u32),
+    at: &[u32],
+) {
+    if let Some(undo) = undo {
+        let positions = mask as usize + 1;
+        for &position in at {
+            if undo.touched.insert(position) {
+                let what = (position as usize).checked_sub(positions).map_or(ORDINARY, |special| special as u64);
+                let changed = if undo.changed.contains(position) { CHANGED } else { 0 };
+                undo.saved.push(what | changed);
+                undo.saved.extend_from_slice(&words[position as usize * stride..][..stride]);
+            }
+        }
+    }
+    if let Some(changed) = changed {
+        for &position in at {
+            changed.insert(position);
+        }
     }
 }
 

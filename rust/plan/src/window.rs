@@ -225,7 +225,7 @@ impl KeyedOp for WindowOp {
                 start += rows.len();
             }
         }
-        self.group_by.add(bins, (&keys, &inputs), &self.by_bin, &self.parts)?;
+        self.group_by.add(bins, (&keys, &inputs), (self.by_bin.hashes(), self.by_bin.rows()), &self.parts)?;
         late.append(&mut too_late);
         late.sort_unstable();
         if !late.is_empty() {
