@@ -23,8 +23,11 @@ pub enum Emit {
     Final,
 }
 
-/// Bins with fewer records of a block than this are opened many at once; with at least as many for each of all bins, opening them all
-/// costs little.
+/// With at most so many bins, and so many records of a block for each of them, opening all tables costs little.
+const MOST_OPEN_BITS: u8 = 8;
+const LEAST_RECORDS: usize = 16;
+
+/// Where bins have fewer records of a block than this, many are opened at once.
 const FEW_RECORDS: usize = 64;
 
 /// A running aggregate keeps everything in one pane.
@@ -78,7 +81,7 @@ impl KeyedOp for RunningOp {
             Failed::Wrapped(at) => self.group_by.wrapped(at),
             Failed::Op(error) => error,
         };
-        if direct && !self.large && hashes.len() >= FEW_RECORDS << bits {
+        if direct && !self.large && bits <= MOST_OPEN_BITS && hashes.len() >> bits >= LEAST_RECORDS {
             self.large = !self.direct.add_unsorted(bins, &adding, hashes).map_err(failed)?;
             if !self.large {
                 let left = self.direct.left();
