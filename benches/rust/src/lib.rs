@@ -14,6 +14,7 @@ pub mod harness;
 pub mod keyed_count;
 pub mod machine;
 pub mod noisy_neighbour;
+pub mod queues;
 pub mod reorder;
 pub mod schedulers;
 pub mod sequencer;

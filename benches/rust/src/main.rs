@@ -6,8 +6,8 @@ use std::process::ExitCode;
 
 use penstock_benches::harness::{Options, Report};
 use penstock_benches::{
-    barrier, bins_overhead, change_batch, empty_epoch, frontier, harness, keyed_count, noisy_neighbour, reorder,
-    schedulers, sequencer, side,
+    barrier, bins_overhead, change_batch, empty_epoch, frontier, harness, keyed_count, noisy_neighbour, queues,
+    reorder, schedulers, sequencer, side,
 };
 
 type Run = fn(&Options, &mut Report);
@@ -21,6 +21,7 @@ const BENCHES: &[(&str, &str, Run)] = &[
     ("frontier", "a frontier moves by one among many live times, beside timely's MutableAntichain", frontier::run),
     ("keyed-count", "a count of many integer keys, beside timely with a hash map", keyed_count::run),
     ("noisy-neighbour", "records exchanged and counted beside a CPU hog", noisy_neighbour::run),
+    ("queues", "items of skewed partitions: the hybrid queue beside the partitioned and the shared one", queues::run),
     ("reorder", "items leave in order: without a lock, beside a lock, a flag, oneTBB and rayon", reorder::run),
     ("schedulers", "schedulers, queues and buffers of ordered pipelines, claim by claim", schedulers::run_all),
     ("sequencer", "a log that all workers push to and read, beside timely's Sequencer", sequencer::run),

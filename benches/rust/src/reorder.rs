@@ -163,7 +163,7 @@ pub fn run(options: &Options, report: &mut Report) {
 }
 
 /// Nanoseconds of one turn of the spinning loop, undisturbed.
-fn calibrate() -> f64 {
+pub(crate) fn calibrate() -> f64 {
     const TURNS: u64 = 2_000_000;
     let once = |_| {
         let begin = Instant::now();
@@ -179,7 +179,7 @@ fn mixed(number: u64) -> u64 {
 }
 
 /// The work on one item.
-fn spun(number: u64, turns: u64) -> u64 {
+pub(crate) fn spun(number: u64, turns: u64) -> u64 {
     let mut x = number;
     for _ in 0..turns {
         x = (x ^ (x >> 29)).wrapping_mul(0x9E37_79B9_7F4A_7C15);

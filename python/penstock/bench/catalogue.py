@@ -44,7 +44,8 @@ BENCHES: tuple[Bench, ...] = (
     Bench("empty-epoch", "core", "an epoch without data, w1 and w2, beside timely"),
     Bench("barrier", "core", "a round of the barrier, beside timely's"),
     Bench("sequencer", "core", "an item through the sequencer, beside timely's"),
-    Bench("reorder", "core", "items worked on by threads leave in order, beside a lock, a flag, oneTBB, rayon and no order"),
+    Bench("reorder", "core", "items leave in order without a lock, beside a lock, a flag, oneTBB, rayon, no order"),
+    Bench("queues", "core", "items of skewed partitions through the hybrid queue, beside partitioned and shared"),
     Bench("noisy-neighbour", "core", "count per key at w2 beside one CPU hog, beside timely and the own quiet rate"),
     Bench("bins-overhead", "core", "count per key with 2^4 to 2^20 bins, beside no bins"),
     Bench(

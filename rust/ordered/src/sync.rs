@@ -3,7 +3,7 @@
 //! Owns nothing. Both name them as `super::sync`, so that the models can compile the same source files over the primitives of a
 //! model checker. For them the queue, crossbeam's here, is its contract behind a lock.
 
-pub(crate) use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering, fence};
+pub(crate) use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 pub(crate) use std::sync::{Mutex, MutexGuard, PoisonError};
 
 pub(crate) use crossbeam::queue::SegQueue as Queue;
