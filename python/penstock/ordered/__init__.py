@@ -16,20 +16,24 @@ Examples
 
 from __future__ import annotations
 
-from penstock.ordered.iterator import OrderedIterator, Stats
-from penstock.ordered.pipeline import Pipeline, default_workers, ordered_map
-from penstock.ordered.steps import (
-    Step,
-    batches,
-    filter,
-    flat_map,
-    flow,
-    map,
-    map_batches,
-    partitioned,
-    rows,
-    stateful,
-)
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from penstock.ordered.iterator import OrderedIterator, Stats
+    from penstock.ordered.pipeline import Pipeline, default_workers, ordered_map
+    from penstock.ordered.steps import (
+        Step,
+        batches,
+        filter,
+        flat_map,
+        flow,
+        map,
+        map_batches,
+        partitioned,
+        rows,
+        stateful,
+    )
 
 __all__ = [
     "OrderedIterator",
@@ -48,3 +52,20 @@ __all__ = [
     "rows",
     "stateful",
 ]
+
+#: A worker process needs none of these: they load when somebody asks.
+_HOMES = {"OrderedIterator": "iterator", "Stats": "iterator"} | dict.fromkeys(
+    ("Pipeline", "default_workers", "ordered_map"), "pipeline"
+)
+
+
+def __getattr__(name: str) -> Any:
+    if name not in __all__:
+        raise AttributeError(f"module 'penstock.ordered' has no attribute {name!r}")
+    found = getattr(importlib.import_module(f"penstock.ordered.{_HOMES.get(name, 'steps')}"), name)
+    globals()[name] = found
+    return found
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -270,7 +270,9 @@ class Driver:
         self._sizer.saw(self._mode, items, chunk.spent)
         if self._auto and items:
             cost = self._sizer.cost(self._mode) or 0.0
-            self._chooser.delivered(time.perf_counter(), items, chunk.spent, cost)
+            # What was under way when the mode changed says nothing about the next one.
+            counts = self._chooser.mode == self._mode
+            self._chooser.delivered(time.perf_counter(), items, chunk.spent, cost, counts)
             if self._chooser.wants_processes:
                 self._prepare(chunk)
             elif self._pool is not None and self._mode != "processes":
@@ -286,8 +288,15 @@ class Driver:
             if self._pool is None:
                 self._chooser.no_processes(why)
                 return
-        if self._mode != "processes" and self._chooser.mode != "processes" and self._pool.ready():
-            self._chooser.processes_ready()
+        if self._mode == "processes" or self._chooser.mode == "processes":
+            return
+        try:
+            if self._pool.ready():
+                self._chooser.processes_ready()
+        except OrderedError as error:
+            pool, self._pool = self._pool, None
+            pool.close()
+            self._chooser.no_processes(f"processes cannot be used: {error}")
 
     def _switch(self, mode: str) -> None:
         if self._engine is not None:

@@ -6,11 +6,14 @@ be replayed.
 A run in mode "auto" starts in the caller's thread. Where an item costs enough for others to help, it tries threads:
 they pay when the functions release the interpreter lock or wait. Where they do not pay enough, worker processes are
 started while the run goes on, and tried when they are up. Each trial does real work, whose results count; the best of
-what was measured stays, the simpler one when they are close. A cost that changes fourfold opens the question again.
+what was measured stays, the simpler one when they are close. A cost that changes fourfold opens the question again;
+threads, the cheapest to try, are tried again now and then.
 """
 
 from __future__ import annotations
 
+import math
+from collections import deque
 from dataclasses import dataclass, field
 
 __all__ = ["TARGETS", "Chooser", "Sizer"]
@@ -22,13 +25,21 @@ LARGEST = 4096
 #: Seconds per item from which others can help.
 WORTH = 8e-6
 #: Seconds of work after which threads are tried.
-EARLY = 0.002
+EARLY = 0.004
 #: Seconds of work after which, or that must be left for which, processes are started.
 STARTING = 0.15
 #: Seconds that a trial lasts at least.
-TRIAL = {"threads": 0.03, "processes": 0.06}
+TRIAL = {"threads": 0.02, "processes": 0.06}
 #: By how much the costlier way must be faster than the simpler one.
 BETTER = 1.15
+#: What of the caller's own speed threads must reach to go on while processes start.
+HARMLESS = 0.85
+#: Seconds over which their speed is measured then.
+WINDOW = 0.05
+#: Chunks in a row whose cost is unlike the one of the decision, until it is taken anew.
+UNLIKE = 8
+#: Seconds that a decision holds before threads are tried again; twice as long each time.
+KEEP = 5.0
 #: What of the ideal speed-up is good enough not to look for more.
 GOOD = 0.8
 
@@ -45,20 +56,20 @@ class Sizer:
         if chunk is not None and in_flight is not None:
             self._fixed = min(chunk, in_flight)
         self._most_bytes = max(1, most_bytes // (8 * workers))
-        self._cost: dict[str, float] = {}
+        #: Costs of the last chunks by mode. The middle one counts: one alone may have been interrupted by others.
+        self._seen: dict[str, deque[float]] = {}
         self._bytes = 0.0
         self._last = 0
 
     def cost(self, mode: str) -> float | None:
-        """Seconds of work per item, as last seen in this mode."""
-        return self._cost.get(mode)
+        """Seconds of work per item, as of late in this mode."""
+        seen = self._seen.get(mode)
+        return sorted(seen)[len(seen) // 2] if seen else None
 
     def saw(self, mode: str, items: int, spent: float) -> None:
         """A chunk was worked on."""
         if items:
-            cost = spent / items
-            held = self._cost.get(mode)
-            self._cost[mode] = cost if held is None else held + (cost - held) * (0.5 if cost > held else 0.25)
+            self._seen.setdefault(mode, deque(maxlen=5)).append(spent / items)
 
     def read(self, items: int, size: int) -> None:
         """A chunk was read."""
@@ -70,13 +81,18 @@ class Sizer:
         """How many items the next chunk should have, at least one."""
         if self._fixed is not None:
             return self._fixed
-        cost = self._cost.get(mode) or max(self._cost.values(), default=0.0)
-        if not self._cost:
+        if not self._seen:
             return 1
-        wanted = int(TARGETS[mode] / cost) if cost > 0 else LARGEST
+        # Soon shorter where items become dear: a chunk of the old length could take long.
+        seen = self._seen.get(mode)
+        cost = max(sorted(seen)[len(seen) // 2], seen[-1] / 2) if seen else self._other_cost()
+        wanted = int(min(TARGETS[mode] / cost, LARGEST)) if cost > 0 else LARGEST
         if self._bytes > 0:
             wanted = min(wanted, int(self._most_bytes / self._bytes))
         return max(1, min(wanted, 2 * self._last or 1, self._bound))
+
+    def _other_cost(self) -> float:
+        return max(self.cost(mode) or 0.0 for mode in self._seen)
 
 
 @dataclass
@@ -106,6 +122,9 @@ class Chooser:
     _delivered: int = 0
     _chunks: int = 0
     _settled_cost: float = 0.0
+    _unlike: int = 0
+    _keep: float = KEEP
+    _until: float = 0.0
     #: Whether worker processes should be started in the background.
     wants_processes: bool = False
 
@@ -113,12 +132,17 @@ class Chooser:
         if self.workers < 2:
             self._phase, self.why = "settled", "one worker cannot be faster than the caller's thread"
 
-    def delivered(self, now: float, items: int, spent: float, cost: float) -> None:
-        """A chunk of the present mode is done: `items` of it, `spent` seconds of work, `cost` per item of late."""
+    def delivered(self, now: float, items: int, spent: float, cost: float, counts: bool = True) -> None:
+        """A chunk is done: `items` of it, `spent` seconds of work, `cost` per item of late.
+
+        Without `counts` it was handed out in another mode than the present one, and says nothing about this one.
+        """
         self._items += items
         self._spent += spent
         if self.left is not None:
             self.left = max(0, self.left - items)
+        if not counts:
+            return
         if self._since is None:
             self._chunks += 1
             # The first results of several workers come together; they say when it began, not how fast it is.
@@ -132,10 +156,30 @@ class Chooser:
         elif self._phase == "trial":
             self._judge(now, cost)
         elif self._phase == "waiting":
+            self._wait(now, cost)
+        elif self.workers > 1:
+            self._keep_up(now, cost)
+
+    def _wait(self, now: float, cost: float) -> None:
+        if self.mode == "threads" and self._since is not None and now - self._since >= WINDOW:
+            before = self.rates["threads"]
             self._rate(now)
-            self._start_processes(cost)
-        elif self._settled_cost and not self._settled_cost / 4 <= cost <= self._settled_cost * 4 and self.workers > 1:
+            self.rates["threads"] = max(before, self.rates["threads"])
+            self._since, self._delivered = now, 0
+            if self.rates["threads"] >= GOOD * self.workers * self.rates["inline"]:
+                self._settle(now, cost)
+                return
+        self._start_processes(cost)
+
+    def _keep_up(self, now: float, cost: float) -> None:
+        """Look whether the decision still holds."""
+        like = self._settled_cost / 4 <= cost <= self._settled_cost * 4
+        self._unlike = 0 if like or not self._settled_cost else self._unlike + 1
+        if self._unlike >= UNLIKE:
             self._again(cost)
+        elif now >= self._until and self.mode != "threads":
+            self._keep *= 2
+            self._try("threads")
 
     def processes_ready(self) -> None:
         """The worker processes are up."""
@@ -147,7 +191,7 @@ class Chooser:
         self.processes = self.wants_processes = False
         if self._phase == "waiting" or self.mode == "processes":
             self.rates.pop("processes", None)
-            self._settle(self._settled_cost, why)
+            self._settle(None, self._settled_cost, why)
 
     def _rate(self, now: float) -> None:
         """Note how fast the present mode is, over the time since it began."""
@@ -171,28 +215,31 @@ class Chooser:
             return
         self._rate(now)
         ideal = self.workers * self.rates["inline"]
-        if self.mode == "threads" and self.rates["threads"] < GOOD * ideal and self.processes:
-            faster = self.rates["threads"] >= BETTER * self.rates["inline"]
-            self.mode = "threads" if faster else "inline"
+        known = "processes" in self.rates
+        if self.mode == "threads" and self.rates["threads"] < GOOD * ideal and self.processes and not known:
+            # A trial is short, and the machine may have been busy: they go on, and are measured, while others start.
+            harmless = self.rates["threads"] >= HARMLESS * self.rates["inline"]
+            self.mode = "threads" if harmless else "inline"
             self._phase, self._since, self._chunks, self._delivered = "waiting", None, 0, 0
             self.why = "processes may help; there is not enough work yet to start them"
             self._start_processes(cost)
         else:
-            self._settle(cost)
+            self._settle(now, cost)
 
     def _start_processes(self, cost: float) -> None:
         if not self.wants_processes and (self._spent >= STARTING or (self.left or 0) * cost >= 2 * STARTING):
             self.wants_processes = True
             self.why = "processes are being started"
 
-    def _settle(self, cost: float, why: str | None = None) -> None:
+    def _settle(self, now: float | None, cost: float, why: str | None = None) -> None:
         best = "inline"
         for mode in ("threads", "processes"):
             if self.rates.get(mode, 0.0) >= BETTER * self.rates.get(best, 0.0):
                 best = mode
         ratios = ", ".join(f"{mode} {rate:,.0f}" for mode, rate in self.rates.items())
         self.why = f"the best of what was measured, in items a second: {ratios}" + (f"; {why}" if why else "")
-        self.mode, self._phase, self._settled_cost = best, "settled", cost
+        self.mode, self._phase, self._settled_cost, self._unlike = best, "settled", cost, 0
+        self._until = math.inf if now is None else now + self._keep
         self._since, self._chunks, self._delivered = None, 0, 0
         self.wants_processes = self.wants_processes and best == "processes"
 
@@ -201,4 +248,5 @@ class Chooser:
         self.mode, self._phase, self._settled_cost = "inline", "inline", 0.0
         self._spent, self._since, self._chunks, self._delivered = 0.0, None, 0, 0
         self.rates.clear()
+        self._unlike = 0
         self.wants_processes = False

@@ -177,16 +177,20 @@ class Pool:
         return child
 
     def ready(self) -> bool:
-        """Whether all children are up."""
+        """Whether all children are up.
+
+        Raises
+        ------
+        OrderedError
+            When one cannot come up.
+        """
         for child in self._children:
-            if child is None:
+            if child is None or not (child.up or child.readable()):
                 return False
-            if not child.up:
-                if not child.readable():
-                    return False
-                # What is wrong with one that is gone says the first call.
-                with contextlib.suppress(wire.Ended, OrderedError):
-                    child.hello()
+            try:
+                child.hello()
+            except wire.Ended as error:
+                raise OrderedError(f"a worker process {_how(child.popen.wait())} when it started") from error
         return True
 
     def pids(self) -> list[int]:

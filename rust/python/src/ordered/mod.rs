@@ -5,6 +5,7 @@
 //! object with a `weight` (values in it).
 
 mod payload;
+mod resident;
 mod run;
 
 pub(crate) use run::OrderedRun;

@@ -4,6 +4,7 @@ use penstock_ordered::pipeline::Payload;
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyList};
 
+use super::resident;
 use crate::errors::{self, Kind};
 
 /// A Python object in an envelope.
@@ -90,6 +91,7 @@ impl Spec {
         let call = self.call.clone_ref(py);
         move |worker, given| {
             Python::try_attach(|py| {
+                resident::stay(py);
                 let made = call.bind(py).call1((worker, given.object)).map_err(Broken)?;
                 Object::new(&made, given.bytes).map_err(Broken)
             })

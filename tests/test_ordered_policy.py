@@ -1,0 +1,167 @@
+"""Decisions of ordered runs in virtual time: where functions run, how long chunks are, how much may be ahead."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock.ordered.policy import LARGEST, TARGETS, Chooser, Sizer
+
+
+def simulate(
+    cost: float,
+    speedups: dict[str, float],
+    seconds: float = 3.0,
+    workers: int = 2,
+    left: int | None = None,
+    boot: float | None = 0.1,
+    chooser: Chooser | None = None,
+) -> tuple[Chooser, list[str]]:
+    """Run a function of this cost; `speedups` says what each mode makes of it, `boot` when processes are up."""
+    chooser = chooser or Chooser(workers, left=left)
+    sizer = Sizer(None, None, workers, 1 << 30)
+    now, asked, modes = 0.0, None, []
+    while now < seconds:
+        mode = chooser.mode
+        if not modes or modes[-1] != mode:
+            modes.append(mode)
+        items = sizer.items(mode)
+        sizer.read(items, items)
+        now += items * cost / (speedups[mode] if mode != "inline" else 1.0)
+        sizer.saw(mode, items, items * cost)
+        chooser.delivered(now, items, items * cost, sizer.cost(mode) or 0.0)
+        if chooser.wants_processes and boot is not None and mode != "processes":
+            asked = now if asked is None else asked
+            if now - asked >= boot:
+                chooser.processes_ready()
+    return chooser, modes
+
+
+@pytest.mark.parametrize("cost", [1e-5, 1e-4, 1e-3, 0.02])
+def test_what_holds_the_lock_goes_to_processes(cost: float) -> None:
+    chooser, modes = simulate(cost, {"threads": 0.95, "processes": 1.9})
+    assert modes == ["inline", "threads", "processes"], chooser.why
+    assert chooser.rates["processes"] == pytest.approx(1.9 / cost, rel=0.2)
+
+
+@pytest.mark.parametrize("cost", [1e-5, 1e-4, 1e-3, 0.05])
+def test_what_releases_the_lock_stays_in_threads(cost: float) -> None:
+    chooser, modes = simulate(cost, {"threads": 1.9, "processes": 1.9})
+    assert modes == ["inline", "threads"] and not chooser.wants_processes
+
+
+def test_threads_are_tried_again_now_and_then_and_processes_stay_up_meanwhile() -> None:
+    chooser, modes = simulate(1e-3, {"threads": 0.95, "processes": 1.9}, seconds=30.0)
+    assert modes == ["inline", "threads"] + ["processes", "threads"] * 2 + ["processes"]
+    assert chooser.wants_processes
+
+
+def test_what_was_under_way_in_another_mode_does_not_count() -> None:
+    chooser, _ = simulate(1e-3, {"threads": 1.9}, seconds=0.2)
+    rates = dict(chooser.rates)
+    for _ in range(50):
+        chooser.delivered(0.2, 100, 10.0, 1.0, counts=False)
+    assert chooser.rates == rates and chooser.mode == "threads"
+
+
+def test_threads_that_do_harm_are_left_while_processes_start() -> None:
+    assert simulate(1e-4, {"threads": 0.5, "processes": 1.9})[1] == ["inline", "threads", "inline", "processes"]
+
+
+def test_a_trial_on_a_busy_machine_is_corrected_while_processes_start() -> None:
+    chooser, _ = simulate(1e-4, {"threads": 1.0}, seconds=0.06, boot=None, left=100_000)
+    assert chooser.wants_processes
+    chooser, modes = simulate(1e-4, {"threads": 1.9}, seconds=0.2, boot=None, chooser=chooser)
+    assert modes == ["threads"] and not chooser.wants_processes and "best" in chooser.why
+
+
+def test_the_simpler_way_wins_where_the_other_is_hardly_faster() -> None:
+    chooser, modes = simulate(1e-4, {"threads": 1.05, "processes": 1.1})
+    assert modes[-1] == "inline" and chooser.mode == "inline" and not chooser.wants_processes
+    chooser, _ = simulate(1e-4, {"threads": 1.4, "processes": 1.5})
+    assert chooser.mode == "threads"
+
+
+def test_cheap_items_never_leave_the_caller() -> None:
+    chooser, modes = simulate(1e-6, {}, seconds=0.5)
+    assert modes == ["inline"] and "too little" in chooser.why
+
+
+def test_one_worker_never_leaves_the_caller() -> None:
+    assert simulate(1e-3, {}, workers=1)[1] == ["inline"]
+
+
+def test_a_short_input_is_not_worth_processes() -> None:
+    chooser, modes = simulate(1e-4, {"threads": 0.95, "processes": 1.9}, seconds=0.1, left=1000)
+    assert not chooser.wants_processes and "processes" not in modes
+
+
+def test_a_long_input_starts_processes_at_once() -> None:
+    chooser, modes = simulate(1e-4, {"threads": 0.95, "processes": 1.9}, seconds=0.05, left=100_000, boot=None)
+    assert chooser.wants_processes and modes == ["inline", "threads"]
+
+
+def test_processes_that_cannot_be_had_leave_the_best_of_the_rest() -> None:
+    chooser, modes = simulate(1e-4, {"threads": 1.3}, seconds=0.5, boot=None)
+    assert chooser.wants_processes and modes == ["inline", "threads"]
+    chooser.no_processes("a lambda holds a lock")
+    assert chooser.mode == "threads" and "holds a lock" in chooser.why and not chooser.wants_processes
+    _, modes = simulate(1e-4, {"threads": 1.3}, seconds=0.5, chooser=chooser)
+    assert modes == ["threads"]
+
+
+def test_a_cost_that_changes_opens_the_question_again() -> None:
+    chooser, _ = simulate(1e-4, {"threads": 1.9})
+    assert chooser.mode == "threads"
+    chooser, modes = simulate(1e-6, {"threads": 0.5}, seconds=0.5, chooser=chooser)
+    assert modes == ["threads", "inline"]
+
+
+@given(
+    st.one_of(st.none(), st.integers(1, 10_000)),
+    st.one_of(st.none(), st.integers(1, 10_000)),
+    st.integers(1, 8),
+    st.lists(st.tuples(st.floats(0, 1), st.integers(0, 1 << 24)), max_size=30),
+)
+def test_chunks_keep_their_bounds(
+    chunk: int | None, in_flight: int | None, workers: int, seen: list[tuple[float, int]]
+) -> None:
+    sizer = Sizer(chunk, in_flight, workers, 1 << 26)
+    for spent, size in seen:
+        items = sizer.items("threads")
+        assert 1 <= items <= (chunk or LARGEST)
+        if in_flight is not None:
+            assert items <= in_flight
+        sizer.read(items, size)
+        sizer.saw("threads", items, spent)
+
+
+def test_chunks_grow_to_their_target_and_one_dear_item_is_a_chunk() -> None:
+    for mode, target in TARGETS.items():
+        sizer = Sizer(None, None, 2, 1 << 30)
+        assert sizer.items(mode) == 1
+        for _ in range(30):
+            items = sizer.items(mode)
+            sizer.read(items, items)
+            sizer.saw(mode, items, items * 1e-5)
+        assert sizer.items(mode) * 1e-5 == pytest.approx(target, rel=0.2)
+        for _ in range(10):
+            sizer.saw(mode, 1, 0.1)
+        assert sizer.items(mode) == 1
+
+
+def test_one_interrupted_chunk_is_not_taken_for_dear_items() -> None:
+    sizer = Sizer(None, None, 2, 1 << 30)
+    for spent in (1e-6, 1e-6, 1e-6, 0.1, 1e-6):
+        sizer.saw("inline", 1, spent)
+    assert sizer.cost("inline") == 1e-6
+
+
+def test_large_items_make_short_chunks() -> None:
+    sizer = Sizer(None, None, 2, 64 << 20)
+    for _ in range(20):
+        items = sizer.items("threads")
+        sizer.read(items, items << 20)
+        sizer.saw("threads", items, items * 1e-6)
+    assert sizer.items("threads") <= 4
