@@ -28,7 +28,7 @@ const MOST_OPEN_BITS: u8 = 8;
 const LEAST_RECORDS: usize = 16;
 
 /// Where bins have fewer records of a block than this, many are opened at once.
-const FEW_RECORDS: usize = 64;
+const FEW_RECORDS: usize = 32;
 
 /// A running aggregate keeps everything in one pane.
 const PANE: i64 = 0;
@@ -44,6 +44,8 @@ pub(crate) struct RunningOp {
     many_new: bool,
     /// Whether the tables are too large to find records in the order in which they come. They seldom shrink.
     large: bool,
+    /// Whether tables list their changes or can undo them, and so cannot be lent.
+    logged: bool,
     parts: Vec<Part>,
 }
 
@@ -57,6 +59,7 @@ impl RunningOp {
             direct: Direct::default(),
             many_new: false,
             large: false,
+            logged: emit == Emit::Update,
             parts: Vec::new(),
         }
     }
@@ -75,7 +78,7 @@ impl KeyedOp for RunningOp {
         let bits = bins.bits();
         let reads_rows = self.group_by.reads_rows(&keys);
         let direct = matches!(keys, Keys::Unit | Keys::Int(None)) && self.group_by.plain();
-        let direct = direct && !std::mem::take(&mut self.many_new);
+        let direct = direct && !self.logged && !std::mem::take(&mut self.many_new);
         let adding = Adding { shape: &self.group_by.shape, inputs: &inputs, pane: PANE };
         let failed = |failed| match failed {
             Failed::Wrapped(at) => self.group_by.wrapped(at),
@@ -94,7 +97,8 @@ impl KeyedOp for RunningOp {
         }
         self.by_bin.all(hashes, bits, reads_rows);
         if direct && self.by_bin.runs().len() * FEW_RECORDS > hashes.len() {
-            self.direct.add_sorted(bins, &adding, &self.by_bin, reads_rows).map_err(failed)?;
+            let lent = self.direct.add_sorted(bins, &adding, &self.by_bin, reads_rows).map_err(failed)?;
+            self.logged |= !lent;
             let left = self.direct.left();
             self.many_new = left.rows.len() > hashes.len() / 4;
             parts_of(&left.hashes, bits, PANE, &mut self.parts);

@@ -67,7 +67,7 @@ pub(crate) struct Heap {
     offsets: Box<[usize]>,
 }
 
-pub(crate) struct Undo {
+struct Undo {
     /// Rows written since the mark, new ones included.
     touched: Slots,
     /// Old rows as they were: what they are, then their words.
@@ -392,9 +392,23 @@ impl Table {
 
     /// Saves what a rollback needs and lists what changes.
     fn prepare_write(&mut self, at: &[u32]) {
-        let words = self.words.get(usize::from(self.first)..).unwrap_or_default();
-        let layout = (usize::from(self.stride), self.mask);
-        log_write(self.undo.as_deref_mut(), self.changed.as_deref_mut(), words, layout, at);
+        if let Some(undo) = &mut self.undo {
+            let (words, stride) = (&self.words[usize::from(self.first)..], usize::from(self.stride));
+            let positions = self.mask as usize + 1;
+            for &position in at {
+                if undo.touched.insert(position) {
+                    let what = (position as usize).checked_sub(positions).map_or(ORDINARY, |special| special as u64);
+                    let changed = if undo.changed.contains(position) { CHANGED } else { 0 };
+                    undo.saved.push(what | changed);
+                    undo.saved.extend_from_slice(&words[position as usize * stride..][..stride]);
+                }
+            }
+        }
+        if let Some(changed) = &mut self.changed {
+            for &position in at {
+                changed.insert(position);
+            }
+        }
     }
 
     /// The positions changed since the last `settle`; none when the table does not track.
@@ -569,33 +583,6 @@ impl Table {
             .map_or(0, |undo| undo.touched.heap_bytes() + undo.changed.heap_bytes() + undo.saved.capacity() * 8);
         let heap = self.heap.as_ref().map_or(0, |heap| heap.keys.heap_bytes() + heap.blobs.heap_bytes());
         self.words.capacity() * 8 + self.changed.as_ref().map_or(0, |changed| changed.heap_bytes()) + heap + undo
-    }
-}
-
-/// Saves what a rollback needs and lists what changes, before rows at these positions are written.
-#[inline]
-fn log_write(
-    undo: Option<&mut Undo>,
-    changed: Option<&mut Slots>,
-    words: &[u64],
-    (stride, mask): (usize, u32),
-    at: &[u32],
-) {
-    if let Some(undo) = undo {
-        let positions = mask as usize + 1;
-        for &position in at {
-            if undo.touched.insert(position) {
-                let what = (position as usize).checked_sub(positions).map_or(ORDINARY, |special| special as u64);
-                let changed = if undo.changed.contains(position) { CHANGED } else { 0 };
-                undo.saved.push(what | changed);
-                undo.saved.extend_from_slice(&words[position as usize * stride..][..stride]);
-            }
-        }
-    }
-    if let Some(changed) = changed {
-        for &position in at {
-            changed.insert(position);
-        }
     }
 }
 

@@ -1,10 +1,10 @@
 //! A table lent to records that come in no order of tables: what finding and changing a row needs, without the table's own lines.
 //!
-//! Only for tables whose keys are their hashes and whose values are words. Keys are found and changed, never added.
+//! Only for tables whose keys are their hashes, whose values are words, and whose changes are not listed. Keys are found and changed, never
+//! added.
 
-use super::{GROUP, Table, Undo, log_write};
+use super::{GROUP, Table};
 use crate::acc::{Cells, Place};
-use crate::slots::Slots;
 
 /// See the module. One that is not there finds nothing.
 #[derive(Default)]
@@ -12,19 +12,17 @@ pub(crate) struct Open<'a> {
     /// The rows, by position.
     words: &'a mut [u64],
     mask: u32,
-    undo: Option<&'a mut Undo>,
-    changed: Option<&'a mut Slots>,
 }
 
 impl Table {
-    /// Lends the table, or one that is not there when its keys or values are more than words.
+    /// Lends the table; `None` when its keys or values are more than words, or a change needs more than the row.
     #[inline]
-    pub(crate) fn open(&mut self) -> Open<'_> {
-        if self.words.is_empty() || self.heap.is_some() {
-            return Open::default();
+    pub(crate) fn open(&mut self) -> Option<Open<'_>> {
+        if self.heap.is_some() || self.undo.is_some() || self.changed.is_some() {
+            return None;
         }
-        let (words, mask) = (&mut self.words[usize::from(self.first)..], self.mask);
-        Open { words, mask, undo: self.undo.as_deref_mut(), changed: self.changed.as_deref_mut() }
+        let words = self.words.get_mut(usize::from(self.first)..).unwrap_or_default();
+        Some(Open { words, mask: self.mask })
     }
 }
 
@@ -86,17 +84,6 @@ impl Open<'_> {
             }
             group = (group + GROUP as u32) & self.mask;
         }
-    }
-
-    /// Whether writes are logged.
-    pub(crate) fn logs(&self) -> bool {
-        self.undo.is_some() || self.changed.is_some()
-    }
-
-    /// Saves what a rollback needs and lists what changes.
-    #[inline]
-    pub(crate) fn prepare_write(&mut self, stride: usize, position: u32) {
-        log_write(self.undo.as_deref_mut(), self.changed.as_deref_mut(), self.words, (stride, self.mask), &[position]);
     }
 }
 
