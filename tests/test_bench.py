@@ -392,6 +392,7 @@ def test_an_ordered_map_beside_its_peers(monkeypatch: pytest.MonkeyPatch) -> Non
     assert peers[:4] == ["serial map", "Pool.imap", "thread executor", "process executor"]
     assert all("by hand" in one["case"] for one in found if "Pool" in one["case"])
     assert all(one["ratio"] > 0 and one["conditions"]["items"] >= 8 for one in found)
+    assert all(one["conditions"]["mode"] in ("inline", "threads", "processes") for one in found)
     assert sum(bool(targets.judge(one)) for one in found) == 2
     monkeypatch.setattr(ordered_map, "_ours", lambda more: lambda work, items: iter([0]))
     with pytest.raises(EngineError, match="ours gave other results than the builtin map; the figures are void"):

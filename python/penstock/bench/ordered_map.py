@@ -192,17 +192,10 @@ def _ours(more: dict[str, Any]) -> Callable[[Work, Iterable[int]], Iterator[int]
     def mapped(work: Work, items: Iterable[int]) -> Iterator[int]:
         with pk.ordered_map(work, items) as out:
             yield from out
-            more["stats"] = _told(out.stats)
+            stats = out.stats
+            more.update(mode=stats.mode, why=stats.why, chunk_items=stats.chunk_items)
 
     return mapped
-
-
-def _told(stats: Any) -> Any:
-    """What ours decided while running, where it tells."""
-    found = stats() if callable(stats) else stats
-    if isinstance(found, dict):
-        return {name: value for name, value in found.items() if isinstance(value, (str, int, float))}
-    return str(found)
 
 
 def _pool(workers: int, chunk: int) -> Callable[[Work, Iterable[int]], Iterator[int]]:
