@@ -21,7 +21,6 @@
 use std::cell::RefCell;
 use std::collections::{BTreeMap, VecDeque};
 use std::rc::Rc;
-use std::vec::IntoIter;
 
 use penstock_dataflow::{Activator, BoxError, Frontiers, Input, OperatorBuilder, Output, Pipeline, Scope, Stream};
 use penstock_progress::capability::Capability;
@@ -31,7 +30,7 @@ use penstock_progress::timestamp::Timestamp;
 use crate::batch::BatchTime;
 use crate::bounds::{Bounds, Regulator};
 use crate::error::{Failure, OnFailure};
-use crate::expand::Expand;
+use crate::expand::{Broken, Expand, Fault};
 use crate::monitor::Shared;
 use crate::window::Window;
 
@@ -42,13 +41,13 @@ const PATIENCE: usize = 64;
 
 /// What happens at the ingress of a bounded scope, in its order: for instrumentation.
 #[derive(Debug)]
-pub enum Event<'a, I, Y> {
+pub enum Event<'a, I, B> {
     /// Items are handed out as part of a batch.
     Admitted {
         /// Time of the batch.
         time: &'a I,
         /// The items.
-        items: &'a [Y],
+        items: &'a B,
     },
     /// A batch has finished on all workers. The batcher sees it at its next run.
     Finished {
@@ -58,19 +57,19 @@ pub enum Event<'a, I, Y> {
 }
 
 /// Sees every [`Event`] of a batcher.
-pub type Observer<I, Y> = Box<dyn FnMut(Event<'_, I, Y>)>;
+pub type Observer<I, B> = Box<dyn FnMut(Event<'_, I, B>)>;
 
 /// The inputs of one outer time.
-struct Pending<X, L, I: Timestamp> {
-    blocks: VecDeque<IntoIter<X>>,
-    live: Option<L>,
+struct Pending<N, I: Timestamp> {
+    /// The inputs by block; those of the first may have begun.
+    blocks: VecDeque<N>,
     /// At the batch that is handed out next, or is being handed out.
     capability: Capability<I>,
     /// Items of a batch that is not full yet.
     filled: u64,
 }
 
-impl<X, L, I: Timestamp> Pending<X, L, I> {
+impl<N, I: Timestamp> Pending<N, I> {
     /// Goes on to the next batch when the one that is being handed out has reached its size.
     fn turn<O: Timestamp>(&mut self, outer: &O, size: u64, shared: &RefCell<Shared<O>>)
     where
@@ -85,15 +84,15 @@ impl<X, L, I: Timestamp> Pending<X, L, I> {
 }
 
 /// What the batcher of one scope is made of.
-pub(crate) struct Parts<I, X, P: Expand<X>> {
+pub(crate) struct Parts<I, P, B> {
     pub(crate) expand: P,
     pub(crate) on_failure: OnFailure,
-    pub(crate) observer: Option<Observer<I, P::Item>>,
+    pub(crate) observer: Option<Observer<I, B>>,
 }
 
 /// A built batcher.
-pub(crate) struct Built<O: Timestamp, I: Timestamp, Y> {
-    pub(crate) stream: Stream<I, Vec<Y>>,
+pub(crate) struct Built<O: Timestamp, I: Timestamp, B> {
+    pub(crate) stream: Stream<I, B>,
     pub(crate) probe: ProbeHandle<I>,
     /// Runs the batcher when the probe moves.
     pub(crate) wake: Activator,
@@ -101,18 +100,17 @@ pub(crate) struct Built<O: Timestamp, I: Timestamp, Y> {
 }
 
 /// Adds a batcher to a scope, behind what enters.
-pub(crate) fn batcher<O, I, X, P>(
+pub(crate) fn batcher<O, I, D, P>(
     scope: &Scope<I>,
-    entered: &Stream<I, Vec<X>>,
+    entered: &Stream<I, D>,
     bounds: &Bounds,
-    parts: Parts<I, X, P>,
-) -> Built<O, I, P::Item>
+    parts: Parts<I, P, P::Block>,
+) -> Built<O, I, P::Block>
 where
     O: Timestamp,
     I: BatchTime<O>,
-    X: 'static,
-    P: Expand<X> + 'static,
-    P::Item: Clone + 'static,
+    D: 'static,
+    P: Expand<D> + 'static,
 {
     let probe = ProbeHandle::new();
     let shared = Rc::new(RefCell::new(Shared {
@@ -133,29 +131,28 @@ where
     Built { stream, probe, wake, shared }
 }
 
-struct Batcher<O: Timestamp, I: Timestamp, X, P: Expand<X>> {
-    pending: BTreeMap<O, Pending<X, P::Live, I>>,
-    parts: Parts<I, X, P>,
+struct Batcher<O: Timestamp, I: Timestamp, D, P: Expand<D>> {
+    pending: BTreeMap<O, Pending<P::Inputs, I>>,
+    parts: Parts<I, P, P::Block>,
     probe: ProbeHandle<I>,
     shared: Rc<RefCell<Shared<O>>>,
     again: Activator,
 }
 
-impl<O, I, X, P> Batcher<O, I, X, P>
+impl<O, I, D, P> Batcher<O, I, D, P>
 where
     O: Timestamp,
     I: BatchTime<O>,
-    X: 'static,
-    P: Expand<X>,
-    P::Item: Clone + 'static,
+    D: 'static,
+    P: Expand<D>,
 {
     fn run(
         &mut self,
-        input: &mut Input<I, Vec<X>>,
-        output: &mut Output<I, Vec<P::Item>>,
+        input: &mut Input<I, D>,
+        output: &mut Output<I, P::Block>,
         frontiers: &Frontiers<'_, I>,
     ) -> Result<(), BoxError> {
-        self.take_in(input);
+        self.take_in(input)?;
         self.retire();
         let outcome = self.admit(output);
         let mut shared = self.shared.borrow_mut();
@@ -168,21 +165,24 @@ where
         outcome
     }
 
-    fn take_in(&mut self, input: &mut Input<I, Vec<X>>) {
-        input.for_each(|capability, block| {
-            if block.is_empty() {
-                return;
+    fn take_in(&mut self, input: &mut Input<I, D>) -> Result<(), BoxError> {
+        while let Some((capability, block)) = input.next() {
+            let inputs = self.parts.expand.load(block)?;
+            let left = self.parts.expand.left(&inputs);
+            if left == 0 {
+                continue;
             }
             let outer = capability.time().clone().to_outer();
             let mut shared = self.shared.borrow_mut();
-            shared.buffered += block.len() as u64;
+            shared.buffered += left;
             let pending = self.pending.entry(outer).or_insert_with_key(|outer| {
                 let next = I::numbered(outer.clone(), shared.window.next(outer));
                 let capability = capability.delayed(&next).expect("a batch of a time is not before the time");
-                Pending { blocks: VecDeque::new(), live: None, capability, filled: 0 }
+                Pending { blocks: VecDeque::new(), capability, filled: 0 }
             });
-            pending.blocks.push_back(block.into_iter());
-        });
+            pending.blocks.push_back(inputs);
+        }
+        Ok(())
     }
 
     fn retire(&mut self) {
@@ -202,7 +202,7 @@ where
     }
 
     /// Hands out items as long as there are some, the window has room, and this run has not done enough.
-    fn admit(&mut self, output: &mut Output<I, Vec<P::Item>>) -> Result<(), BoxError> {
+    fn admit(&mut self, output: &mut Output<I, P::Block>) -> Result<(), BoxError> {
         let (mut items, mut looked) = (0, 0);
         while let Some(mut first) = self.pending.first_entry() {
             let outer = first.key().clone();
@@ -221,11 +221,11 @@ where
                 return Ok(());
             }
             let wanted = (size - pending.filled).min((QUANTUM - items) as u64) as usize;
-            let block = draw(pending, &outer, wanted, &mut self.parts, &self.shared)?;
+            let (count, gathered) = draw(pending, &outer, wanted, &mut self.parts, &self.shared)?;
             looked += 1;
-            let count = block.len();
             items += count;
             if count > 0 {
+                let block = self.parts.expand.seal(gathered)?;
                 if let Some(observer) = &mut self.parts.observer {
                     observer(Event::Admitted { time: pending.capability.time(), items: &block });
                 }
@@ -250,38 +250,43 @@ where
     }
 }
 
-/// Up to `wanted` items of one outer time. Looks through so many blocks at most.
-fn draw<O, I, X, P>(
-    pending: &mut Pending<X, P::Live, I>,
+/// Up to `wanted` items of one outer time, and how many. Looks through so many blocks at most.
+fn draw<O, I, D, P>(
+    pending: &mut Pending<P::Inputs, I>,
     outer: &O,
     wanted: usize,
-    parts: &mut Parts<I, X, P>,
+    parts: &mut Parts<I, P, P::Block>,
     shared: &RefCell<Shared<O>>,
-) -> Result<Vec<P::Item>, Failure>
+) -> Result<(usize, P::Gathered), BoxError>
 where
     O: Timestamp,
     I: Timestamp,
-    P: Expand<X>,
+    P: Expand<D>,
 {
-    let mut items = Vec::new();
-    let mut looked = 0;
-    while let Some(inputs) = pending.blocks.front_mut().filter(|_| items.len() < wanted && looked < PATIENCE) {
-        let before = inputs.len() + usize::from(pending.live.is_some());
-        let outcome = parts.expand.fill(inputs, &mut pending.live, wanted - items.len(), &mut items);
-        let after = inputs.len() + usize::from(pending.live.is_some());
+    let (mut items, mut gathered, mut looked) = (0, P::Gathered::default(), 0);
+    while let Some(inputs) = pending.blocks.front_mut().filter(|_| items < wanted && looked < PATIENCE) {
+        let before = parts.expand.left(inputs);
+        let (count, outcome) = parts.expand.fill(inputs, wanted - items, &mut gathered);
+        let after = parts.expand.left(inputs);
+        items += count;
         looked += 1;
         if after == 0 {
             pending.blocks.pop_front();
         }
         let mut shared = shared.borrow_mut();
-        shared.buffered -= (before - after) as u64;
-        if let Err((input, drawn, cause)) = outcome {
-            let failure = Failure { input, time: format!("{outer:?}"), drawn, cause };
-            shared.fail(failure.clone());
-            if parts.on_failure == OnFailure::Stop {
-                return Err(failure);
+        shared.buffered -= before - after;
+        match outcome {
+            Ok(()) if after > 0 => break,
+            Ok(()) => {}
+            Err(Fault::Fatal(error)) => return Err(error),
+            Err(Fault::Input(Broken { input, drawn, cause })) => {
+                let failure = Failure { input, time: format!("{outer:?}"), drawn, cause };
+                shared.fail(failure.clone());
+                if parts.on_failure == OnFailure::Stop {
+                    return Err(failure.into());
+                }
             }
         }
     }
-    Ok(items)
+    Ok((items, gathered))
 }

@@ -54,17 +54,17 @@ several!(A, B);
 several!(A, B, C);
 several!(A, B, C, D);
 
-/// A bounded scope that is being set up: its bounds, name and instruments. `I`: its times; `Y`: the items that its body gets.
+/// A bounded scope that is being set up: its bounds, name and instruments. `I`: its times; `B`: the blocks that its body gets.
 ///
 /// [`BoundedStream`] is the short way for what most programs need.
-pub struct Faucet<I, Y> {
+pub struct Faucet<I, B> {
     bounds: Bounds,
     name: String,
     on_failure: OnFailure,
-    observer: Option<Observer<I, Y>>,
+    observer: Option<Observer<I, B>>,
 }
 
-impl<I, Y> Faucet<I, Y> {
+impl<I, B> Faucet<I, B> {
     /// With these bounds.
     pub fn new(bounds: Bounds) -> Self {
         Faucet { bounds, name: "bounded".to_string(), on_failure: OnFailure::Stop, observer: None }
@@ -83,11 +83,50 @@ impl<I, Y> Faucet<I, Y> {
     }
 
     /// Shows every admission and every finished batch on this worker, in order.
-    pub fn observed(mut self, observer: impl FnMut(Event<'_, I, Y>) + 'static) -> Self {
+    pub fn observed(mut self, observer: impl FnMut(Event<'_, I, B>) + 'static) -> Self {
         self.observer = Some(Box::new(observer));
         self
     }
 
+    /// Opens the scope: its inside, the stream of batches, and the gate through which what is made of them must leave. For
+    /// builders that cannot be one closure, and for blocks of other kinds than lists. A gate through which nothing leaves
+    /// opens the window for N batches and never again.
+    pub fn open<O, D, P>(self, stream: &Stream<O, D>, expand: P) -> (Scope<I>, Stream<I, B>, Gate<O, I>, Monitor)
+    where
+        O: Timestamp,
+        I: BatchTime<O>,
+        D: 'static,
+        P: Expand<D, Block = B> + 'static,
+    {
+        let Faucet { bounds, name, on_failure, observer } = self;
+        let outer = stream.scope().clone();
+        let inner = outer.nested(&name, |inner: &mut Scope<I>| inner.clone());
+        let entered = stream.enter(&inner);
+        let built = batcher::<O, I, D, P>(&inner, &entered, &bounds, Parts { expand, on_failure, observer });
+        let gate = Gate { outer, probe: built.probe, wake: built.wake };
+        (inner, built.stream, gate, Monitor::new(built.shared))
+    }
+
+    fn build<O, D, P, R>(
+        self,
+        stream: &Stream<O, D>,
+        expand: P,
+        body: impl FnOnce(&mut Scope<I>, Stream<I, B>) -> R,
+    ) -> (R::Outside, Monitor)
+    where
+        O: Timestamp,
+        I: BatchTime<O>,
+        D: 'static,
+        P: Expand<D, Block = B> + 'static,
+        R: Egress<O, I>,
+    {
+        let (mut inner, batches, mut gate, monitor) = self.open(stream, expand);
+        let outcome = body(&mut inner, batches);
+        (outcome.leave(&mut gate), monitor)
+    }
+}
+
+impl<I, Y: Clone + 'static> Faucet<I, Vec<Y>> {
     /// Builds the scope around `body`, which gets the inputs in batches.
     pub fn around<O, R>(
         self,
@@ -97,7 +136,6 @@ impl<I, Y> Faucet<I, Y> {
     where
         O: Timestamp,
         I: BatchTime<O>,
-        Y: Clone + 'static,
         R: Egress<O, I>,
     {
         self.build(stream, Itself, body)
@@ -115,7 +153,6 @@ impl<I, Y> Faucet<I, Y> {
         O: Timestamp,
         I: BatchTime<O>,
         X: 'static,
-        Y: Clone + 'static,
         L: Iterator<Item = Y> + 'static,
         R: Egress<O, I>,
     {
@@ -133,41 +170,15 @@ impl<I, Y> Faucet<I, Y> {
         O: Timestamp,
         I: BatchTime<O>,
         X: Clone + Debug + 'static,
-        Y: Clone + 'static,
         L: Iterator<Item = Result<Y, E>> + 'static,
         E: Into<BoxError> + 'static,
         R: Egress<O, I>,
     {
         self.build(stream, EachOr(expand), body)
     }
-
-    fn build<O, X, P, R>(
-        self,
-        stream: &Stream<O, Vec<X>>,
-        expand: P,
-        body: impl FnOnce(&mut Scope<I>, Stream<I, Vec<Y>>) -> R,
-    ) -> (R::Outside, Monitor)
-    where
-        O: Timestamp,
-        I: BatchTime<O>,
-        X: 'static,
-        Y: Clone + 'static,
-        P: Expand<X, Item = Y> + 'static,
-        R: Egress<O, I>,
-    {
-        let Faucet { bounds, name, on_failure, observer } = self;
-        let outer = stream.scope().clone();
-        outer.nested(&name, |inner: &mut Scope<I>| {
-            let entered = stream.enter(inner);
-            let built = batcher::<O, I, X, P>(inner, &entered, &bounds, Parts { expand, on_failure, observer });
-            let outcome = body(inner, built.stream);
-            let mut gate = Gate { outer: outer.clone(), probe: built.probe, wake: built.wake };
-            (outcome.leave(&mut gate), Monitor::new(built.shared))
-        })
-    }
 }
 
-impl<I, Y> Debug for Faucet<I, Y> {
+impl<I, B> Debug for Faucet<I, B> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Faucet").field("name", &self.name).field("bounds", &self.bounds).finish()
     }

@@ -10,7 +10,7 @@
 //! | [`faucet`] | the wrapper: enter, batcher, body, probe, leave |
 //! | [`batcher`] | the operator at the ingress, its events |
 //! | `window` | which batches are admitted and unfinished; why it always goes on |
-//! | `expand` | from an input to its items, lazily |
+//! | [`expand`] | from inputs to items, lazily |
 //! | [`bounds`] | N and B: fixed or adaptive, checked |
 //! | [`controller`], [`memory`] | finding N and B while running |
 //! | [`batch`] | the coordinate of times that numbers batches |
@@ -55,7 +55,7 @@ pub mod batcher;
 pub mod bounds;
 pub mod controller;
 pub mod error;
-mod expand;
+pub mod expand;
 pub mod faucet;
 pub mod memory;
 pub mod monitor;
@@ -66,6 +66,7 @@ pub use batcher::{Event, Observer};
 pub use bounds::{Bounds, BoundsError, Clock};
 pub use controller::{Controller, Limits, Phase};
 pub use error::{Failure, OnFailure};
+pub use expand::{Broken, Expand, Fault, Itself};
 pub use faucet::{BoundedStream, Egress, Faucet, Gate};
 pub use memory::Memory;
 pub use monitor::{Monitor, Stats};

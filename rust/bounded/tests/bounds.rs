@@ -81,7 +81,7 @@ fn logged(
     let bounds = Bounds::fixed(batches, size)?;
     let (mut input, monitor) = worker.dataflow::<u64, _>("logged", |scope| {
         let (input, stream) = scope.new_input::<Vec<u64>>();
-        let faucet = Faucet::<Batched<u64>, u64>::new(bounds).observed(move |event| {
+        let faucet = Faucet::<Batched<u64>, Vec<u64>>::new(bounds).observed(move |event| {
             sink.borrow_mut().push(match event {
                 Event::Admitted { time, items } => (time.outer, time.inner.0, Some(items.len() as u64)),
                 Event::Finished { time } => (time.outer, time.inner.0, None),
@@ -211,7 +211,7 @@ fn what_all_workers_have_admitted_stays_within_their_windows() {
             let mut open = std::collections::BTreeMap::new();
             let mut input = worker.dataflow::<u64, _>("shared", |scope| {
                 let (input, stream) = scope.new_input::<Vec<u64>>();
-                let faucet = Faucet::<Batched<u64>, u64>::new(bounds).observed(move |event| match event {
+                let faucet = Faucet::<Batched<u64>, Vec<u64>>::new(bounds).observed(move |event| match event {
                     Event::Admitted { time, items } => {
                         let items = items.len() as i64;
                         let now = items + counts.0.fetch_add(items, Ordering::SeqCst);
@@ -331,7 +331,7 @@ fn failing(worker: &mut Worker, on_failure: OnFailure) -> Result<(Vec<u64>, u64,
                 _ => Ok(at),
             })
         };
-        let faucet = Faucet::<Batched<u64>, u64>::new(bounds).on_failure(on_failure);
+        let faucet = Faucet::<Batched<u64>, Vec<u64>>::new(bounds).on_failure(on_failure);
         let (out, monitor) = faucet.trying(&stream, expand, |_, items| items);
         out.inspect(move |_, block| sink.borrow_mut().extend(block));
         (input, monitor)

@@ -19,7 +19,7 @@ fn trace(worker: &mut Worker) -> Result<Vec<String>, BoxError> {
     let (outer_bounds, inner_bounds) = (bounds()?, bounds()?);
     let mut input = worker.dataflow::<u64, _>("trace", |scope| {
         let (input, stream) = scope.new_input::<Vec<String>>();
-        let outer = Faucet::<Batched<u64>, String>::new(outer_bounds).named("u").observed(move |event| {
+        let outer = Faucet::<Batched<u64>, Vec<String>>::new(outer_bounds).named("u").observed(move |event| {
             let line = match event {
                 Event::Admitted { time, items } => format!("{items:?} @ u{}", time.inner.0 + 1),
                 Event::Finished { time } => format!("end of u{}", time.inner.0 + 1),
@@ -27,15 +27,16 @@ fn trace(worker: &mut Worker) -> Result<Vec<String>, BoxError> {
             outer_log.borrow_mut().push(line);
         });
         outer.around(&stream, |_, prefixes| {
-            let inner = Faucet::<Batched<Batched<u64>>, String>::new(inner_bounds).named("v").observed(move |event| {
-                let name =
-                    |time: &Batched<Batched<u64>>| format!("(u{}, v{})", time.outer.inner.0 + 1, time.inner.0 + 1);
-                let line = match event {
-                    Event::Admitted { time, items } => format!("{items:?} @ {}", name(time)),
-                    Event::Finished { time } => format!("end of {}", name(time)),
-                };
-                inner_log.borrow_mut().push(line);
-            });
+            let inner =
+                Faucet::<Batched<Batched<u64>>, Vec<String>>::new(inner_bounds).named("v").observed(move |event| {
+                    let name =
+                        |time: &Batched<Batched<u64>>| format!("(u{}, v{})", time.outer.inner.0 + 1, time.inner.0 + 1);
+                    let line = match event {
+                        Event::Admitted { time, items } => format!("{items:?} @ {}", name(time)),
+                        Event::Finished { time } => format!("end of {}", name(time)),
+                    };
+                    inner_log.borrow_mut().push(line);
+                });
             // Two extensions of a11 and one of a12; none of them has extensions itself.
             let extend = |prefix: String| {
                 let second = if prefix == "a11" { vec!["a21", "a22"] } else { vec!["a23"] };
@@ -137,7 +138,7 @@ fn an_inner_scope_holds_at_most_its_window_for_every_batch_of_the_outer_one() {
                     |many| 0..many,
                     |_, items| {
                         let faucet =
-                            Faucet::<Batched<Batched<u64>>, u64>::new(inner).observed(move |event| match event {
+                            Faucet::<Batched<Batched<u64>>, Vec<u64>>::new(inner).observed(move |event| match event {
                                 Event::Admitted { time, items } => {
                                     let items = items.len() as i64;
                                     counts.1.fetch_max(
