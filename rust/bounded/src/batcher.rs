@@ -113,12 +113,14 @@ where
     P: Expand<D> + 'static,
 {
     let probe = ProbeHandle::new();
+    let watched = probe.clone();
     let shared = Rc::new(RefCell::new(Shared {
         window: Window::new(),
         regulator: Regulator::new(bounds),
         buffered: 0,
         failed: 0,
         failures: Vec::new(),
+        unfinished: Box::new(move |outer: &O, number| watched.less_equal(&I::numbered(outer.clone(), number))),
         show: |outer: &O, number| format!("{:?}", I::numbered(outer.clone(), number)),
     }));
     let mut builder = OperatorBuilder::new(scope, "batcher");

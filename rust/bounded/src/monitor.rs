@@ -48,6 +48,9 @@ pub struct Stats {
     pub holding: Option<String>,
 }
 
+/// Asks the probe about a batch.
+type Asked<O> = Box<dyn Fn(&O, u64) -> bool>;
+
 /// What batcher and monitor share.
 pub(crate) struct Shared<O> {
     pub(crate) window: Window<O>,
@@ -55,6 +58,8 @@ pub(crate) struct Shared<O> {
     pub(crate) buffered: u64,
     pub(crate) failed: u64,
     pub(crate) failures: Vec<Failure>,
+    /// Whether a batch is unfinished.
+    pub(crate) unfinished: Asked<O>,
     /// Shows the time of a batch.
     pub(crate) show: fn(&O, u64) -> String,
 }
@@ -69,8 +74,9 @@ impl<O: Ord + Clone> Shared<O> {
 
     fn stats(&self) -> Stats {
         let Shared { window, regulator, .. } = self;
-        let ((unfinished, unfinished_items), (maximum, maximum_items)) = (window.unfinished(), window.most());
-        let (finished, finished_items) = window.finished();
+        // The batcher may not have run since the probe moved.
+        let (unfinished, unfinished_items, oldest) = window.standing(&self.unfinished);
+        let ((maximum, maximum_items), (admitted, admitted_items)) = (window.most(), window.admitted());
         let controller = regulator.controller();
         let (raises, shrinks) = controller.map_or((0, 0), |controller| controller.moves());
         Stats {
@@ -80,15 +86,15 @@ impl<O: Ord + Clone> Shared<O> {
             raises,
             shrinks,
             rate: controller.and_then(|controller| controller.rate()),
-            admitted: unfinished + finished,
-            admitted_items: unfinished_items + finished_items,
+            admitted,
+            admitted_items,
             unfinished,
             unfinished_items,
             maximum,
             maximum_items,
             buffered: self.buffered,
             failed: self.failed,
-            holding: window.oldest().map(|(outer, number)| (self.show)(outer, number)),
+            holding: oldest.map(|(outer, number)| (self.show)(outer, number)),
         }
     }
 }
@@ -116,7 +122,7 @@ impl Monitor {
         Monitor(shared)
     }
 
-    /// The figures as of the last run of the batcher.
+    /// The figures as of now.
     pub fn stats(&self) -> Stats {
         self.0.stats()
     }

@@ -117,14 +117,22 @@ impl<O: Ord + Clone> Window<O> {
         self.next.retain(|outer, _| !over(outer));
     }
 
-    /// The unfinished batch that began first.
-    pub(crate) fn oldest(&self) -> Option<(&O, u64)> {
-        self.unfinished.iter().find_map(|(outer, batches)| Some((outer, batches.front()?.number)))
+    /// What is unfinished now, as `unfinished` says: batches, their items, and the one that began first.
+    pub(crate) fn standing(&self, unfinished: impl Fn(&O, u64) -> bool) -> (u64, u64, Option<(&O, u64)>) {
+        let (mut batches, mut items, mut oldest) = (0, 0, None);
+        for (outer, admitted) in &self.unfinished {
+            for batch in admitted.iter().filter(|batch| unfinished(outer, batch.number)) {
+                batches += 1;
+                items += batch.items;
+                oldest = oldest.or(Some((outer, batch.number)));
+            }
+        }
+        (batches, items, oldest)
     }
 
-    /// Unfinished batches and their items.
-    pub(crate) fn unfinished(&self) -> (u64, u64) {
-        (self.unfinished_batches, self.unfinished_items)
+    /// Batches admitted and their items.
+    pub(crate) fn admitted(&self) -> (u64, u64) {
+        (self.unfinished_batches + self.finished_batches, self.unfinished_items + self.finished_items)
     }
 
     /// The most unfinished batches at a batch's outer time and before it when it was admitted; the most unfinished items.
@@ -161,7 +169,9 @@ mod tests {
         window.admit(&5, 7);
         window.admit(&5, 7);
         assert!(!window.has_room(&5, 2) && !window.has_room(&7, 2) && window.has_room(&7, 3));
-        assert_eq!((window.unfinished(), window.most(), window.oldest()), ((4, 34), (2, 34), Some((&5, 0))));
+        assert_eq!((window.admitted(), window.most()), ((4, 34), (2, 34)));
+        assert_eq!(window.standing(|_, _| true), (4, 34, Some((&5, 0))));
+        assert_eq!(window.standing(|outer, number| (*outer, number) != (5, 0)), (3, 27, Some((&5, 1))));
     }
 
     #[test]
@@ -175,9 +185,9 @@ mod tests {
         let mut gone = Vec::new();
         window.retire(|outer, number| *outer == 1 && number >= 2, |outer, number| gone.push((*outer, number)));
         assert_eq!(gone, [(1, 0), (1, 1), (2, 0)]);
-        assert_eq!((window.unfinished(), window.finished(), window.most()), ((1, 4), (3, 13), (4, 17)));
-        assert_eq!(window.oldest(), Some((&1, 2)));
+        assert_eq!((window.admitted(), window.finished(), window.most()), ((4, 17), (3, 13), (4, 17)));
+        assert_eq!(window.standing(|_, _| true), (1, 4, Some((&1, 2))));
         window.retire(|_, _| false, |_, _| ());
-        assert_eq!((window.unfinished(), window.oldest()), ((0, 0), None));
+        assert_eq!((window.standing(|_, _| true), window.finished()), ((0, 0, None), (4, 17)));
     }
 }
