@@ -394,8 +394,28 @@ class DataflowStream:
     def leave(self, outer: DataflowScope) -> DataflowStream:
         """This stream in the scope around its own."""
 
+    def bounded(
+        self,
+        name: str,
+        batches: int | None,
+        batch_size: int | None,
+        memory: int | None,
+        begin: Callable[[Any], tuple[Callable[[int], tuple[list[Any], int]], int]] | None,
+    ) -> tuple[DataflowScope, DataflowStream, DataflowGate]:
+        """Open a bounded scope behind this stream; ``begin(block)`` gives the lazy expansion of a block."""
+
+    def close_bounded(self, gate: DataflowGate, outer: DataflowScope) -> DataflowStream:
+        """This stream behind the bounded scope that it closes."""
+
     def connect_loop(self, feedback: DataflowLoop) -> None:
         """Feed a loop of this scope."""
+
+@final
+class DataflowGate:
+    """The end of a bounded scope, and its figures on this worker."""
+
+    def stats(self) -> dict[str, Any]:
+        """The figures of the scope on this worker."""
 
 @final
 class DataflowLoop:

@@ -36,6 +36,7 @@ progress, waiting) does not hold it. Programs that compute in Python scale with 
 
 from __future__ import annotations
 
+from penstock.dataflow.bounded import Bounded, Failure
 from penstock.dataflow.coordination import Barrier, Sequencer
 from penstock.dataflow.execution import execute, run_here, run_workers
 from penstock.dataflow.handles import Block, InputHandle, Loop, Probe
@@ -46,7 +47,9 @@ from penstock.dataflow.worker import Worker
 __all__ = [
     "Barrier",
     "Block",
+    "Bounded",
     "Capability",
+    "Failure",
     "Frontiers",
     "Input",
     "InputHandle",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from typing import TYPE_CHECKING, Any, Generic, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar, overload
 
 from penstock.dataflow.functions import each_block, each_item, keys_of, name_of, observe, refused_key
 from penstock.dataflow.handles import Block, InputHandle, Loop, Probe
@@ -12,6 +12,7 @@ from penstock.errors import BlockError
 
 if TYPE_CHECKING:
     from penstock import _native
+    from penstock.dataflow.bounded import Bounded
 
 __all__ = ["Block", "Scope", "Stream", "Time"]
 
@@ -494,6 +495,87 @@ class Stream(Generic[X]):
         again, out = body(self.enter(inner).concat(back))
         again.connect_loop(loop)
         return out.leave(self.scope)
+
+    def bounded(
+        self,
+        body: Callable[[Stream[Any]], Stream[Y]],
+        *,
+        batches: int | None = None,
+        batch_size: int | None = None,
+        memory: int | None = None,
+        expand: Callable[[X], Iterable[Any]] | None = None,
+        on_failure: Literal["stop", "continue"] = "stop",
+        name: str = "bounded",
+    ) -> Bounded[Y]:
+        """Run a body on this stream in batches, of which each worker has few in it at a time.
+
+        What is more waits before it, as it came. So a body that makes much of little keeps the memory flat; it may
+        exchange, iterate, and have bounded scopes in it. The batch is the last coordinate of the times in there.
+
+        Parameters
+        ----------
+        body : callable
+            ``body(stream) -> stream``, in a scope of its own.
+        batches, batch_size : int, optional
+            How many batches may be unfinished on a worker, and how many items each has (rows of record batches). What
+            is not given is found while running: raised until throughput does not grow any more, lowered while memory is
+            short.
+        memory : int, optional
+            Bytes: the resident set of the process is compared with this rather than with its limit.
+        expand : callable, optional
+            From an item of a list to an iterable of items for the body, such as a generator. It is drawn from as there
+            is room, however long it is.
+        on_failure : {"stop", "continue"}
+            When `expand` or its iterator raises: stop all workers with the item named, or drop what is left of that
+            item and go on; then `Bounded.failures` has it.
+
+        Returns
+        -------
+        Bounded
+            The stream that the body gave, in this scope, with `Bounded.stats`.
+
+        Raises
+        ------
+        ConfigError
+            For bounds that are no whole numbers from 1 on, or too large to count.
+
+        Notes
+        -----
+        A time that is still open at the input gets its first batches at once, the rest when it closes: feed in epochs
+        that close. A body that answers only at the end of a time holds its batches until then: put such an operator
+        behind the bounded scope. ``stats()["holding"]`` names the batch.
+
+        Examples
+        --------
+        A million items of which thirty exist at a time:
+
+        >>> import penstock as pk
+        >>> def program(worker):
+        ...     with worker.dataflow() as scope:
+        ...         numbers, stream = scope.input()
+        ...         out = stream.bounded(
+        ...             lambda items: items.filter(lambda x: x % 250_000 == 0), expand=range, batches=3, batch_size=10
+        ...         )
+        ...         seen, probe = out.collect(), out.probe()
+        ...     numbers.send([1_000_000])
+        ...     numbers.close()
+        ...     worker.step_while(lambda: not probe.done())
+        ...     return [x for _, block in seen for x in block], out.stats()["maximum_items"]
+        >>> pk.execute(program, workers=1)
+        [([0, 250000, 500000, 750000], 30)]
+        """
+        from penstock.dataflow.bounded import bounded
+
+        return bounded(
+            self,
+            body,
+            batches=batches,
+            batch_size=batch_size,
+            memory=memory,
+            expand=expand,
+            on_failure=on_failure,
+            name=name,
+        )
 
     def probe(self) -> Probe:
         """A view of this stream's frontier, over all workers. It costs nothing per block. See `Probe`."""

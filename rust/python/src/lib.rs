@@ -31,8 +31,9 @@ mod _native {
     use crate::arrow::{RecordBatch, Schema};
     #[pymodule_export]
     use crate::dataflow::{
-        DataflowBarrier, DataflowCapability, DataflowInput, DataflowListener, DataflowLoop, DataflowPorts,
-        DataflowProbe, DataflowScope, DataflowSeats, DataflowSequencer, DataflowStream, DataflowWorker, dataflow_alone,
+        DataflowBarrier, DataflowCapability, DataflowGate, DataflowInput, DataflowListener, DataflowLoop,
+        DataflowPorts, DataflowProbe, DataflowScope, DataflowSeats, DataflowSequencer, DataflowStream, DataflowWorker,
+        dataflow_alone,
     };
     #[pymodule_export]
     use crate::feed::{Drain, Feed};

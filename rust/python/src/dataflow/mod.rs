@@ -7,12 +7,14 @@
 //! | [`block`] | lists and record batches, within a process and between |
 //! | [`worker`], [`roll`] | seats, steps, parking; that all workers build the same |
 //! | [`stream`], [`exchange`], [`operator`] | building: streams and scopes, exchanges, logic in Python |
+//! | [`bounded`] | bounded scopes |
 //! | [`input`], [`probe`] | feeding and watching |
 //! | [`coordination`] | barriers and sequencers |
 //! | [`mesh`] | connecting the processes of a run |
 //! | [`hash`], [`failure`] | stable hashes of keys, errors |
 
 mod block;
+mod bounded;
 mod coordination;
 mod exchange;
 mod failure;
@@ -27,6 +29,7 @@ mod stream;
 mod time;
 mod worker;
 
+pub(crate) use bounded::DataflowGate;
 pub(crate) use coordination::{DataflowBarrier, DataflowSequencer};
 pub(crate) use input::DataflowInput;
 pub(crate) use mesh::{DataflowListener, dataflow_alone};

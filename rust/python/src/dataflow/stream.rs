@@ -11,6 +11,7 @@ use penstock_progress::ProbeHandle;
 use pyo3::prelude::*;
 
 use super::block::{Block, attached};
+use super::bounded::{self, DataflowGate};
 use super::exchange::{Spread, exchange};
 use super::home::{Address, Key};
 use super::input::{DataflowInput, InputState};
@@ -19,7 +20,8 @@ use super::probe::{DataflowProbe, ProbeState};
 use super::time::{Level, Nest, Pair, Time, both, each, lift, to_python};
 use crate::errors::{self, Kind};
 
-type Streams = Level<Stream<u64, Block>, Stream<Pair, Block>, Stream<Nest<true>, Block>, Stream<Nest<false>, Block>>;
+pub(crate) type Streams =
+    Level<Stream<u64, Block>, Stream<Pair, Block>, Stream<Nest<true>, Block>, Stream<Nest<false>, Block>>;
 pub(crate) type Scopes = Level<Scope<u64>, Scope<Pair>, Scope<Nest<true>>, Scope<Nest<false>>>;
 type Loops = Level<
     FeedbackHandle<u64, Block>,
@@ -49,6 +51,8 @@ pub(crate) struct ScopeState {
     pub(crate) depth: usize,
     pub(crate) layout: Layout,
     pub(crate) open: Open,
+    /// Its last coordinate numbers batches.
+    pub(crate) bounded: bool,
 }
 
 pub(crate) struct StreamState {
@@ -159,7 +163,8 @@ impl DataflowScope {
             Level::Odd(scope) => Level::Even(scope.nested::<Nest<false>, _>(name, |inner| inner.clone())),
             Level::Even(scope) => Level::Odd(scope.nested::<Nest<true>, _>(name, |inner| inner.clone())),
         };
-        let nested = ScopeState { scope, depth: state.depth + 1, layout: state.layout, open: state.open.clone() };
+        let (depth, layout, open) = (state.depth + 1, state.layout, state.open.clone());
+        let nested = ScopeState { scope, depth, layout, open, bounded: false };
         Ok(DataflowScope::new(self.key.address(), nested))
     }
 
@@ -169,6 +174,11 @@ impl DataflowScope {
             scope.feedback::<Block>(T::advance(advance))
         }
         let (state, address) = (self.state(py)?, self.key.address());
+        if state.bounded {
+            let message = "the last coordinate of a bounded scope is the batch: a loop in it needs a scope of its own, \
+                           by iterate or nested";
+            return Err(errors::raise(Kind::Graph, message));
+        }
         macro_rules! split {
             ($($level:ident),*) => {
                 match &state.scope {
@@ -298,6 +308,38 @@ impl DataflowStream {
         };
         let like = (outer.depth, state.layout, &state.open);
         Ok(DataflowStream::new(self.key.address(), like, stream))
+    }
+
+    /// Opens a bounded scope behind this stream; `begin(block)` gives the lazy expansion of a block.
+    #[pyo3(signature = (name, batches, batch_size, memory, begin))]
+    fn bounded(
+        &self,
+        py: Python<'_>,
+        name: &str,
+        batches: Option<u64>,
+        batch_size: Option<u64>,
+        memory: Option<u64>,
+        begin: Option<Py<PyAny>>,
+    ) -> PyResult<(DataflowScope, DataflowStream, DataflowGate)> {
+        let (state, address) = (self.state(py)?, self.key.address());
+        let bounds = bounded::bounds(batches, batch_size, memory)?;
+        let (scope, stream, gate) = bounded::open(address, &state.stream, name, bounds, begin);
+        let (depth, layout) = (state.depth + 1, state.layout);
+        let inner = ScopeState { scope, depth, layout, open: state.open.clone(), bounded: true };
+        let stream = DataflowStream::new(address, (depth, layout, &state.open), stream);
+        Ok((DataflowScope::new(address, inner), stream, gate))
+    }
+
+    /// This stream behind the bounded scope that it closes.
+    fn close_bounded(
+        &self,
+        py: Python<'_>,
+        gate: &Bound<'_, DataflowGate>,
+        outer: &Bound<'_, DataflowScope>,
+    ) -> PyResult<DataflowStream> {
+        let (state, outer) = (self.state(py)?, outer.get().state(py)?);
+        let stream = gate.get().leave(py, &state.stream)?;
+        Ok(DataflowStream::new(self.key.address(), (outer.depth, state.layout, &state.open), stream))
     }
 
     /// Feeds a loop of this scope.

@@ -38,6 +38,20 @@ impl<const ODD: bool> Nest<ODD> {
         Nest(coordinates)
     }
 
+    /// The coordinate of the innermost scope.
+    pub(crate) fn innermost(&self) -> u64 {
+        self.at(0)
+    }
+
+    /// This time with another coordinate of the innermost scope.
+    pub(crate) fn with_innermost(mut self, coordinate: u64) -> Self {
+        match self.0.first_mut() {
+            Some(first) => *first = coordinate,
+            None => self.0.push(coordinate),
+        }
+        Nest::of(self.0)
+    }
+
     fn at(&self, index: usize) -> u64 {
         self.0.get(index).copied().unwrap_or(0)
     }
@@ -333,7 +347,8 @@ mod tests {
             assert_eq!(deeper.coordinates(4)[..], [a, b, c, 0]);
             let moved = Nest::<false>::advance(7).results_in(&deeper).unwrap();
             assert_eq!(moved.coordinates(4)[..], [a, b, c, 7]);
-            assert_eq!(Refines::<Deep>::to_outer(moved), nest([a, b, c]));
+            assert_eq!(Refines::<Deep>::to_outer(moved.clone()), nest([a, b, c]));
+            assert_eq!((moved.innermost(), moved.with_innermost(0)), (7, deeper));
         }
     }
 

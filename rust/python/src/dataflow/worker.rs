@@ -273,7 +273,7 @@ impl DataflowWorker {
     fn open(&self, py: Python<'_>, name: &str) -> PyResult<DataflowScope> {
         let made = self.address.drive(py, "dataflow()", |worker, home| {
             let (scope, open) = home.site.build(worker, name)?;
-            let state = ScopeState { scope: Level::Root(scope), depth: 1, layout: self.layout, open };
+            let state = ScopeState { scope: Level::Root(scope), depth: 1, layout: self.layout, open, bounded: false };
             Some(DataflowScope::new(&self.address, state))
         })?;
         made.ok_or_else(|| {

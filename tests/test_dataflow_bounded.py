@@ -1,0 +1,222 @@
+"""Bounded scopes from Python: the same results within any bounds, laziness, failures, and what is refused."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import penstock as pk
+from penstock import errors
+from penstock.dataflow import Stream, Worker
+
+
+def _items(seen: list[tuple[Any, Any]]) -> list[Any]:
+    return [item for _, block in seen for item in (block if isinstance(block, list) else block.to_pylist())]
+
+
+def _halve(stream: Stream[int]) -> Stream[int]:
+    """Halve until odd, in a loop that crosses workers."""
+
+    def body(numbers: Stream[int]) -> tuple[Stream[int], Stream[int]]:
+        numbers = numbers.exchange(lambda x: x)
+        even = numbers.filter(lambda x: x > 0 and x % 2 == 0).map(lambda x: x // 2)
+        return even, numbers.filter(lambda x: x == 0 or x % 2 == 1)
+
+    return stream.iterate(body)
+
+
+@settings(max_examples=20)
+@given(
+    many=st.lists(st.lists(st.integers(0, 20), max_size=4), min_size=1, max_size=3),
+    bounds=st.sampled_from([(None, None), (1, 1), (2, 3), (4, None), (None, 50)]),
+    workers=st.integers(1, 3),
+)
+def test_results_and_times_are_those_without_bounds(
+    many: list[list[int]], bounds: tuple[int | None, int | None], workers: int
+) -> None:
+    def program(worker: Worker) -> list[tuple[Any, Any]]:
+        with worker.dataflow() as scope:
+            handle, stream = scope.input()
+            out = stream.bounded(
+                lambda items: _halve(items.map(lambda x: x + 1)), expand=range, batches=bounds[0], batch_size=bounds[1]
+            )
+            seen = out.collect()
+            probe = out.probe()
+        for epoch, block in enumerate(many):
+            handle.advance_to(epoch)
+            handle.send(block)
+        handle.close()
+        worker.step_while(lambda: not probe.done())
+        stats = out.stats()
+        assert bounds[0] is None or stats["maximum"] <= bounds[0]
+        assert (stats["unfinished"], stats["buffered"], stats["holding"]) == (0, 0, None)
+        assert stats["phase"] == ("fixed" if None not in bounds else stats["phase"])
+        return seen
+
+    def odd(x: int) -> int:
+        return odd(x // 2) if x and x % 2 == 0 else x
+
+    expected = sorted(
+        (epoch, odd(x + 1)) for epoch, block in enumerate(many) for _ in range(workers) for n in block for x in range(n)
+    )
+    seen = [pair for pairs in pk.execute(program, workers=workers) for pair in pairs]
+    assert sorted((time, item) for time, block in seen for item in block) == expected
+
+
+def test_a_generator_is_drawn_from_only_as_there_is_room() -> None:
+    def program(worker: Worker) -> tuple[int, int, int]:
+        drawn = done = most = 0
+
+        def endless(start: int) -> Iterator[int]:
+            nonlocal drawn, most
+            for x in range(start):
+                drawn += 1
+                most = max(most, drawn - done)
+                yield x
+
+        def finish(x: int) -> None:
+            nonlocal done
+            done += 1
+
+        with worker.dataflow() as scope:
+            handle, stream = scope.input()
+            out = stream.bounded(lambda items: items.inspect(finish), expand=endless, batches=2, batch_size=7)
+            probe = out.probe()
+        handle.send([20_000, 3])
+        handle.close()
+        worker.step_while(lambda: not probe.done())
+        return drawn, done, most
+
+    drawn, done, most = pk.execute(program, workers=1)[0]
+    assert (drawn, done) == (20_003, 20_003)
+    assert most <= 14
+
+
+def test_record_batches_go_in_slices_and_nested_scopes_hold_each_other() -> None:
+    def program(worker: Worker) -> tuple[list[Any], list[Any], dict[str, Any]]:
+        times: list[Any] = []
+
+        def inner(rows: Stream[Any]) -> Stream[Any]:
+            return rows.inspect_blocks(lambda time, block: times.append((time, block.num_rows)))
+
+        with worker.dataflow() as scope:
+            handle, stream = scope.input()
+            out = stream.bounded(
+                lambda rows: rows.bounded(inner, batches=1, batch_size=3, name="inner"), batches=1, batch_size=4
+            )
+            seen = out.collect()
+            probe = out.probe()
+        handle.advance_to(5)
+        handle.send(pa.record_batch({"x": list(range(10))}))
+        handle.close()
+        worker.step_while(lambda: not probe.done())
+        return _items(seen), times, out.stats()
+
+    rows, times, stats = pk.execute(program, workers=1)[0]
+    assert [row["x"] for row in rows] == list(range(10))
+    assert times == [((5, 0, 0), 3), ((5, 0, 1), 1), ((5, 1, 0), 3), ((5, 1, 1), 1), ((5, 2, 0), 2)]
+    assert (stats["admitted"], stats["admitted_items"], stats["maximum_items"]) == (3, 10, 4)
+
+
+def _three(x: int) -> Iterator[int]:
+    yield x
+    if x == 2:
+        raise RuntimeError("no more of two")
+    yield 10 * x
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_an_iterator_that_raises_is_named_and_stops_all_or_nothing(workers: int) -> None:
+    def program(worker: Worker, on_failure: Any) -> tuple[list[int], list[Any]]:
+        with worker.dataflow() as scope:
+            handle, stream = scope.input()
+            out = stream.bounded(lambda items: items, expand=_three, batches=1, batch_size=2, on_failure=on_failure)
+            seen: list[int] = []
+            probe = out.inspect(seen.append).probe()
+        if worker.index == 0:
+            handle.send([1, 2, 3])
+        handle.close()
+        worker.step_while(lambda: not probe.done())
+        return seen, [(failure.item, failure.drawn, str(failure.error)) for failure in out.failures]
+
+    items, failures = pk.execute(lambda worker: program(worker, "continue"), workers=workers)[0]
+    assert (items, failures) == ([1, 10, 2, 3, 30], [(2, 1, "no more of two")])
+    with pytest.raises(errors.UserFunctionError, match="no more of two") as caught:
+        pk.execute(lambda worker: program(worker, "stop"), workers=workers)
+    assert "item: 2" in str(caught.value)
+    assert "bounded _three" in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["batches", "batch_size", "memory"])
+@pytest.mark.parametrize("value", [0, -1, 1.5, True, "4", 2**64])
+def test_bounds_that_are_no_counts_are_refused(name: str, value: Any) -> None:
+    def program(worker: Worker) -> None:
+        with worker.dataflow() as scope:
+            _, stream = scope.input()
+            with pytest.raises(errors.ConfigError, match=f"{name} is a whole number.*{value!r}"):
+                stream.bounded(lambda items: items, **{name: value})
+
+    pk.execute(program, workers=1)
+
+
+def test_other_misuse_is_refused() -> None:
+    def program(worker: Worker) -> None:
+        with worker.dataflow() as scope:
+            _, stream = scope.input()
+            with pytest.raises(errors.ConfigError, match="more than can be counted"):
+                stream.bounded(lambda items: items, batches=2**40, batch_size=2**40)
+            with pytest.raises(errors.ConfigError, match="leave batches or batch_size out"):
+                stream.bounded(lambda items: items, batches=1, batch_size=1, memory=1)
+            with pytest.raises(errors.ConfigError, match="'never'"):
+                stream.bounded(lambda items: items, on_failure="never")  # type: ignore[arg-type]
+
+    pk.execute(program, workers=1)
+
+    def build(body: Any) -> Any:
+        def program(worker: Worker) -> None:
+            with worker.dataflow() as scope:
+                scope.input()[1].bounded(body, batches=1, batch_size=1)
+
+        return program
+
+    with pytest.raises(errors.GraphError, match="a loop in it needs a scope of its own"):
+        pk.execute(build(lambda items: items.scope.feedback()[1]), workers=1)
+    with pytest.raises(errors.GraphError, match="gives back a stream, got int"):
+        pk.execute(build(lambda items: 4), workers=1)
+
+
+def test_a_body_that_never_answers_is_named_and_can_be_given_up() -> None:
+    def program(worker: Worker) -> dict[str, Any]:
+        with worker.dataflow() as scope:
+            handle, stream = scope.input()
+
+            def hold(items: Stream[int]) -> Stream[Any]:
+                @items.unary
+                def never(capability: Any) -> Any:
+                    capability.drop()
+                    held: list[Any] = []
+
+                    def logic(input: Any, output: Any, frontiers: Any) -> None:
+                        held.extend(capability for capability, _ in input)
+
+                    return logic
+
+                return never
+
+            out = stream.bounded(hold, batches=2, batch_size=10)
+        handle.advance_to(6)
+        handle.send(list(range(50)))
+        handle.close()
+        for _ in range(50):
+            worker.step()
+        raise LookupError(out.stats()["holding"], out.stats()["buffered"])
+
+    with pytest.raises(errors.ProgramError) as caught:
+        pk.execute(program, workers=1)
+    assert isinstance(caught.value.__cause__, LookupError)
+    assert caught.value.__cause__.args == ("(6, 0)", 30)
