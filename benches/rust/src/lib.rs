@@ -7,8 +7,13 @@
 pub mod barrier;
 pub mod bins_overhead;
 pub mod change_batch;
+pub mod clique_flow;
 pub mod counting;
 pub mod empty_epoch;
+pub mod faucet_child;
+pub mod faucet_memory;
+pub mod faucet_overhead;
+pub mod faucet_sensitivity;
 pub mod frontier;
 pub mod harness;
 pub mod keyed_count;

@@ -6,8 +6,8 @@ use std::process::ExitCode;
 
 use penstock_benches::harness::{Options, Report};
 use penstock_benches::{
-    barrier, bins_overhead, change_batch, empty_epoch, frontier, harness, keyed_count, noisy_neighbour, queues,
-    reorder, schedulers, sequencer, side,
+    barrier, bins_overhead, change_batch, empty_epoch, faucet_child, faucet_memory, faucet_overhead,
+    faucet_sensitivity, frontier, harness, keyed_count, noisy_neighbour, queues, reorder, schedulers, sequencer, side,
 };
 
 type Run = fn(&Options, &mut Report);
@@ -18,6 +18,9 @@ const BENCHES: &[(&str, &str, Run)] = &[
     ("bins-overhead", "a keyed count with 2^4 to 2^20 bins, beside one bin", bins_overhead::run),
     ("change-batch", "counts are updated one by one and drained, beside timely's ChangeBatch", change_batch::run),
     ("empty-epoch", "an epoch without data through an exchange, one and two workers", empty_epoch::run),
+    ("faucet-memory", "peak memory of cliques as a dataflow, bounded, beside no flow control", faucet_memory::run),
+    ("faucet-overhead", "time of cliques as a dataflow, bounded, beside no flow control", faucet_overhead::run),
+    ("faucet-sensitivity", "time and peak memory of cliques over N and B", faucet_sensitivity::run),
     ("frontier", "a frontier moves by one among many live times, beside timely's MutableAntichain", frontier::run),
     ("keyed-count", "a count of many integer keys, beside timely with a hash map", keyed_count::run),
     ("noisy-neighbour", "records exchanged and counted beside a CPU hog", noisy_neighbour::run),
@@ -32,6 +35,7 @@ const USAGE: &str = "usage: penstock-bench NAME [--quick] [--seconds S]\n       
 enum Asked {
     List,
     Side,
+    Cliques,
     Bench(usize, Options),
 }
 
@@ -44,6 +48,13 @@ fn main() -> ExitCode {
             ExitCode::SUCCESS
         }
         Ok(Asked::Side) => match side::serve(std::io::stdin().lock(), std::io::stdout().lock()) {
+            Ok(()) => ExitCode::SUCCESS,
+            Err(message) => {
+                eprintln!("penstock-bench: {message}");
+                ExitCode::FAILURE
+            }
+        },
+        Ok(Asked::Cliques) => match faucet_child::serve(std::io::stdin().lock(), std::io::stdout().lock()) {
             Ok(()) => ExitCode::SUCCESS,
             Err(message) => {
                 eprintln!("penstock-bench: {message}");
@@ -81,6 +92,7 @@ fn parse(arguments: impl Iterator<Item = String>) -> Result<Asked, String> {
         match word.as_str() {
             "--list" => return Ok(Asked::List),
             "--side" => return Ok(Asked::Side),
+            "--cliques" => return Ok(Asked::Cliques),
             "--quick" => options.quick = true,
             "--seconds" => {
                 let text = arguments.next().unwrap_or_default();

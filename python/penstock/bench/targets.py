@@ -143,6 +143,12 @@ TARGETS: tuple[Target, ...] = (
         "foreach-batch-python-state",
         r"keys=(200000|1000000)\b.*vs (apply|transform)",
     ),
+    Target("bounded cliques beside no flow control: time", 1 / 1.2, "faucet-overhead", r"N=2-8"),
+    Target("the same, bounds found while running", 1 / 1.2, "faucet-overhead", r"adaptive"),
+    Target("bounded 4-cliques on the largest graph: peak memory", 10.0, "faucet-memory", r"4-cliques.*2\^17.*N=4"),
+    Target(
+        "the same: at no more time than without flow control", 1.0, "faucet-memory", r"4-.*2\^17.*N=4", of="time_ratio"
+    ),
     Target("a flow in mapInArrow, beside the identity", 0.9, "map-in-arrow", r"\bflow\b"),
     Target("an ordered map in mapInArrow, beside the identity", 0.9, "map-in-arrow", r"\bordered\b"),
     Target("ordered map, never below the builtin map", 0.9, "ordered-map", r"vs serial"),

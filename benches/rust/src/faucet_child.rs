@@ -1,0 +1,158 @@
+//! One run of the clique flow in a process of its own: `penstock-bench --cliques`.
+//!
+//! Memory is what the system counts as resident, so every measurement needs a process that has done nothing else. It reads one
+//! line of JSON that says what to run and answers with one line: cliques, seconds, and the peak of the resident set
+//! above what the loaded graph takes.
+
+use std::fs;
+use std::io::{BufRead, Write};
+use std::process::{Command, Stdio};
+use std::sync::Arc;
+
+use serde_json::{Value, json};
+
+use crate::clique_flow::{Control, Graph, run};
+
+/// What to run.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Task {
+    /// The graph has two to this power vertices.
+    pub scale: u32,
+    /// Edges drawn.
+    pub draws: u64,
+    /// Vertices of a clique.
+    pub size: usize,
+    /// Threads.
+    pub workers: usize,
+    /// How the flow is held back.
+    pub control: Control,
+}
+
+/// What it took.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Taken {
+    /// Cliques found.
+    pub cliques: u64,
+    /// Edges of the graph.
+    pub edges: u64,
+    /// Time of the run.
+    pub seconds: f64,
+    /// Peak of the resident set, less what was resident when the graph was loaded.
+    pub peak_mib: f64,
+    /// The most batches that were unfinished on a worker; 0 when free.
+    pub maximum: u64,
+    /// N and B at the end; 0 when free.
+    pub bounds: (u64, u64),
+}
+
+const GRAPH_SEED: u64 = 42;
+
+impl Task {
+    fn to_json(self) -> Value {
+        let control = match self.control {
+            Control::Free => json!("free"),
+            Control::Adaptive => json!("adaptive"),
+            Control::Bounded(outer, inner) => json!({"outer": [outer.0, outer.1], "inner": inner.map(|i| [i.0, i.1])}),
+        };
+        let Self { scale, draws, size, workers, .. } = self;
+        json!({"scale": scale, "draws": draws, "size": size, "workers": workers, "control": control})
+    }
+
+    fn from_json(told: &Value) -> Option<Self> {
+        let pair = |value: &Value| Some((value.get(0)?.as_u64()?, value.get(1)?.as_u64()?));
+        let control = match &told["control"] {
+            Value::String(free) if free == "free" => Control::Free,
+            Value::String(adaptive) if adaptive == "adaptive" => Control::Adaptive,
+            bounded => Control::Bounded(pair(&bounded["outer"])?, pair(&bounded["inner"])),
+        };
+        let (draws, size) = (told["draws"].as_u64()?, told["size"].as_u64()? as usize);
+        Some(Self {
+            scale: u32::try_from(told["scale"].as_u64()?).ok().filter(|scale| *scale < 32)?,
+            draws,
+            size: Some(size).filter(|size| (3..=4).contains(size))?,
+            workers: told["workers"].as_u64()? as usize,
+            control,
+        })
+    }
+
+    /// Runs it in a process of its own.
+    ///
+    /// # Panics
+    /// When that process cannot be started or fails.
+    #[must_use]
+    pub fn in_child(self) -> Taken {
+        let program = std::env::current_exe().expect("this program has a path");
+        let mut command = Command::new(program);
+        command.arg("--cliques").stdin(Stdio::piped()).stdout(Stdio::piped());
+        let mut child = command.spawn().expect("the system grants a process");
+        writeln!(child.stdin.take().expect("it was asked for"), "{}", self.to_json()).expect("the child reads");
+        let output = child.wait_with_output().expect("the child ends");
+        assert!(output.status.success(), "{self:?} ended with {}", output.status);
+        let told: Value = serde_json::from_slice(&output.stdout).expect("the child answers in JSON");
+        let number = |name: &str| told[name].as_u64().unwrap_or(0);
+        Taken {
+            cliques: number("cliques"),
+            edges: number("edges"),
+            seconds: told["seconds"].as_f64().expect("a time"),
+            peak_mib: told["peak_mib"].as_f64().expect("a figure"),
+            maximum: number("maximum"),
+            bounds: (number("batches"), number("batch_size")),
+        }
+    }
+}
+
+/// Reads a task, runs it, and answers.
+///
+/// # Errors
+/// What was wrong, for people.
+pub fn serve(mut from: impl BufRead, mut to: impl Write) -> Result<(), String> {
+    let mut line = String::new();
+    from.read_line(&mut line).map_err(|error| error.to_string())?;
+    let told: Value = serde_json::from_str(&line).map_err(|error| format!("{line:?} is no JSON: {error}"))?;
+    let task = Task::from_json(&told).ok_or_else(|| format!("{told} is no task"))?;
+    let graph = Arc::new(Graph::rmat(task.scale, task.draws, GRAPH_SEED));
+    // From here on the peak counts anew, where the system allows it; else loading counts as well.
+    let _ = fs::write("/proc/self/clear_refs", "5");
+    let loaded = kib("VmRSS:")?;
+    let taken = run(&graph, task.size, task.workers, task.control);
+    let peak = kib("VmHWM:")?;
+    let most = taken.stats.iter().map(|stats| stats.maximum).max().unwrap_or(0);
+    let bounds = taken.stats.first().map_or((0, 0), |stats| (stats.batches, stats.batch_size));
+    let answer = json!({
+        "cliques": taken.cliques, "edges": graph.edges(), "seconds": taken.seconds, "maximum": most,
+        "peak_mib": peak.saturating_sub(loaded).max(4) as f64 / 1024.0, "batches": bounds.0, "batch_size": bounds.1,
+    });
+    writeln!(to, "{answer}").map_err(|error| error.to_string())
+}
+
+fn kib(name: &str) -> Result<u64, String> {
+    let text = fs::read_to_string("/proc/self/status").map_err(|error| format!("/proc/self/status: {error}"))?;
+    let line = text.lines().find_map(|line| line.strip_prefix(name));
+    let value = line.and_then(|line| line.trim().strip_suffix("kB")?.trim().parse().ok());
+    value.ok_or_else(|| format!("/proc/self/status has no {name}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_task_survives_the_pipe_and_is_answered() {
+        for control in [
+            Control::Free,
+            Control::Adaptive,
+            Control::Bounded((4, 1000), None),
+            Control::Bounded((4, 1000), Some((2, 64))),
+        ] {
+            let task = Task { scale: 6, draws: 300, size: 4, workers: 1, control };
+            assert_eq!(Task::from_json(&task.to_json()), Some(task));
+            let mut answer = Vec::new();
+            serve(format!("{}\n", task.to_json()).as_bytes(), &mut answer).unwrap();
+            let told: Value = serde_json::from_slice(&answer).unwrap();
+            assert_eq!(told["cliques"], Graph::rmat(6, 300, GRAPH_SEED).count(4));
+        }
+        let wrong = json!({"scale": 99, "draws": 1, "size": 4, "workers": 1, "control": "free"});
+        assert!(serve(format!("{wrong}\n").as_bytes(), Vec::new()).is_err());
+        assert!(serve("cliques\n".as_bytes(), Vec::new()).is_err());
+    }
+}
