@@ -752,6 +752,7 @@ class OrderedRun:
 
     def close(self, limit: float | None = None) -> bool:
         """End it and wait for its workers, at most `limit` seconds. Whether all have ended."""
+
 class GraphText:
     """Reads an edge list piece by piece into record batches of two columns, ``src`` and ``dst``."""
 

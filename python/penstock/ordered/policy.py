@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 __all__ = ["TARGETS", "Chooser", "Sizer"]
 
 #: Seconds of work in a chunk: what a chunk costs to hand over is small beside it, and it is soon done.
-TARGETS = {"inline": 0.001, "threads": 0.001_5, "processes": 0.004}
+TARGETS = {"inline": 0.001, "threads": 0.001_5, "processes": 0.008}
 #: Most items of a chunk.
 LARGEST = 4096
 #: Seconds per item from which others can help.
