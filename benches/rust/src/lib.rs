@@ -8,6 +8,7 @@ pub mod barrier;
 pub mod bins_overhead;
 pub mod change_batch;
 pub mod clique_flow;
+pub mod cliques;
 pub mod counting;
 pub mod empty_epoch;
 pub mod faucet_child;

@@ -6,7 +6,7 @@ use std::process::ExitCode;
 
 use penstock_benches::harness::{Options, Report};
 use penstock_benches::{
-    barrier, bins_overhead, change_batch, empty_epoch, faucet_child, faucet_memory, faucet_overhead,
+    barrier, bins_overhead, change_batch, cliques, empty_epoch, faucet_child, faucet_memory, faucet_overhead,
     faucet_sensitivity, frontier, harness, keyed_count, noisy_neighbour, queues, reorder, schedulers, sequencer, side,
 };
 
@@ -17,6 +17,7 @@ const BENCHES: &[(&str, &str, Run)] = &[
     ("barrier", "rounds of a re-usable barrier, beside timely's Barrier", barrier::run),
     ("bins-overhead", "a keyed count with 2^4 to 2^20 bins, beside one bin", bins_overhead::run),
     ("change-batch", "counts are updated one by one and drained, beside timely's ChangeBatch", change_batch::run),
+    ("cliques", "directed 3- and 4-cliques, beside a hand-written loop and GenericJoin on timely", cliques::run),
     ("empty-epoch", "an epoch without data through an exchange, one and two workers", empty_epoch::run),
     ("faucet-memory", "peak memory of cliques as a dataflow, bounded, beside no flow control", faucet_memory::run),
     ("faucet-overhead", "time of cliques as a dataflow, bounded, beside no flow control", faucet_overhead::run),
