@@ -781,6 +781,24 @@ class GraphBuilder:
         """Builds the index; the builder is spent. `shape`: both, forward, degree or degeneracy."""
 
 @final
+class GraphDeltas:
+    """Changes of edges to changes of the matches of a pattern. `ids`: signed, unsigned or text."""
+
+    def __new__(cls, pattern: str, ids: str) -> Self: ...
+    def change(self, name: str, edges: _ArrowData, times: int) -> None:
+        """Notes edges that come (`times` above 0) or go (below) in the epoch under way."""
+
+    def discard(self) -> None:
+        """Forgets what was noted in the epoch under way."""
+
+    def commit(self) -> list[RecordBatch]:
+        """Ends the epoch: matches that went (column ``diff`` -1), then those that came (1)."""
+
+    @property
+    def schema(self) -> Schema:
+        """The columns of what `commit` gives."""
+
+@final
 class GraphIndex:
     """Relations ready to be searched: memory of this process, or a file that all processes of the host share."""
 

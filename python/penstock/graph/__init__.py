@@ -1,8 +1,8 @@
 """Patterns in graphs: cliques and any join of binary relations, worst-case optimal.
 
 `cliques` and `match` take Arrow tables, edge files or Spark DataFrames and give rows as they are found, or a count.
-`Index` keeps relations ready for many questions, in memory or in a file that all processes of a host share. Only a
-Spark DataFrame loads pyspark.
+`Index` keeps relations ready for many questions, in memory or in a file that all processes of a host share. `Deltas`
+turns changes of edges into changes of matches. Only a Spark DataFrame loads pyspark.
 
 Examples
 --------
@@ -17,9 +17,10 @@ Examples
 
 from __future__ import annotations
 
+from penstock.graph.deltas import Deltas
 from penstock.graph.edges import read_edges
 from penstock.graph.index import Counted, Index
 from penstock.graph.matches import Matches
 from penstock.graph.patterns import atom, cliques, match, pattern
 
-__all__ = ["Counted", "Index", "Matches", "atom", "cliques", "match", "pattern", "read_edges"]
+__all__ = ["Counted", "Deltas", "Index", "Matches", "atom", "cliques", "match", "pattern", "read_edges"]

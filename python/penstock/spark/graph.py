@@ -192,7 +192,9 @@ def match(
     for name, frame in relations.items():
         require_classic(frame, "penstock.graph")
         if frame.isStreaming:
-            raise ConfigError(f"relation {name!r} is a streaming DataFrame; call this on the batches of foreachBatch")
+            raise ConfigError(
+                f"relation {name!r} is a streaming DataFrame; feed its batches to penstock.graph.Deltas in foreachBatch"
+            )
         session = frame.sparkSession
         chosen = frame.columns[:2] if columns is None else [name for name in columns if name in frame.columns]
         tables[name] = to_table(frame.select(*("`" + column.replace("`", "``") + "`" for column in chosen)))

@@ -13,7 +13,6 @@
 //! | [`units`] | prefixes cut into pieces of work; heavy vertices are cut, too |
 //! | [`crew`] | threads that share the units: a count, or rows in order or as they come |
 //! | [`cliques`] | cliques of edges as they stand, or of an undirected graph by orientation |
-//! | [`bits`] | cliques inside one neighbourhood as rows of bits |
 //! | [`delta`] | changes of edges to changes of matches |
 //! | [`text`] | edge lists as text |
 //!
@@ -38,6 +37,7 @@
 pub mod cliques;
 pub mod crew;
 pub mod csr;
+pub mod delta;
 pub mod domain;
 pub mod error;
 pub mod file;

@@ -38,7 +38,7 @@ mod _native {
     #[pymodule_export]
     use crate::feed::{Drain, Feed};
     #[pymodule_export]
-    use crate::graph::{GraphBuilder, GraphIndex, GraphSearch, GraphText, graph_clique, graph_pattern};
+    use crate::graph::{GraphBuilder, GraphDeltas, GraphIndex, GraphSearch, GraphText, graph_clique, graph_pattern};
     #[pymodule_export]
     use crate::inline::InlineRun;
     #[pymodule_export]

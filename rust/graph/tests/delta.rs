@@ -1,0 +1,95 @@
+//! Deltas beside a search of the whole graph after every epoch.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use penstock_graph::delta::Deltas;
+use penstock_graph::{Builder, Loops, Pattern, Query, Repeats, crew};
+use proptest::prelude::*;
+
+const PATTERNS: &[&str] = &[
+    "p(a,b,c) :- e(a,b), e(a,c), e(b,c)",
+    "p(a,b) :- e(a,b), e(b,a), e(a,a)",
+    "p(a) :- e(a,a)",
+    "p(a,b,c,d) :- e(a,b), f(b,c), e(c,d), f(d,a)",
+    "p(a,b,c,d) :- e(a,b), e(a,c), e(a,d), e(b,c), e(b,d), e(c,d)",
+    "p(a,b,c) :- e(a,b), f(b,c), e(b,b)",
+];
+
+/// Every match of the edges, by variable.
+fn whole(pattern: &Pattern, edges: &BTreeMap<(usize, u32, u32), ()>) -> BTreeMap<Vec<u32>, i64> {
+    let mut builder = Builder::numbers();
+    for (at, name) in ["e", "f"].into_iter().enumerate() {
+        builder.relation(name, Loops::Keep, Repeats::Drop);
+        let own = edges.keys().filter(|edge| edge.0 == at);
+        let (from, to): (Vec<_>, Vec<_>) = own.map(|edge| (u64::from(edge.1), u64::from(edge.2))).unzip();
+        builder.numbers_in(name, &from, &to).unwrap();
+    }
+    // All variables, in the order of the body.
+    let all = Pattern { head: (0..pattern.variables.len()).collect(), ..pattern.clone() };
+    let query = Query::new(Arc::new(builder.finish().unwrap()), &all, None).unwrap();
+    let penstock_graph::domain::Domain::Numbers(ids) = query.index().domain.clone() else { panic!("numbers") };
+    let mut found = BTreeMap::new();
+    for rows in crew::Matches::start(&query, &crew::Crew::default()).unwrap() {
+        let rows = rows.unwrap();
+        let places = rows.places(&query, false);
+        for at in 0..rows.len() {
+            *found.entry(places.iter().map(|column| ids.get()[column[at] as usize] as u32).collect()).or_default() += 1;
+        }
+    }
+    found
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::with_cases(48) })]
+
+    #[test]
+    fn every_epoch_gives_exactly_what_changed(
+        epochs in proptest::collection::vec(
+            proptest::collection::vec((0_usize..2, 0_u32..6, 0_u32..6, -2_i64..4), 0..14), 1..7,
+        ),
+    ) {
+        for text in PATTERNS {
+            let pattern = Pattern::parse(text).unwrap();
+            let mut deltas = Deltas::new(&pattern);
+            let mut edges = BTreeMap::new();
+            let mut before = whole(&pattern, &edges);
+            for epoch in &epochs {
+                let mut net: BTreeMap<(usize, u32, u32), i64> = BTreeMap::new();
+                for &(at, from, to, times) in epoch {
+                    let name = ["e", "f"][at];
+                    if deltas.change(name, from, to, times).is_ok() {
+                        *net.entry((at, from, to)).or_default() += times;
+                    } else {
+                        prop_assert!(!text.contains(name));
+                    }
+                }
+                for (edge, times) in net {
+                    if times > 0 { edges.insert(edge, ()); }
+                    if times < 0 { edges.remove(&edge); }
+                }
+                let after = whole(&pattern, &edges);
+                let mut given: BTreeMap<Vec<u32>, i64> = BTreeMap::new();
+                let mut calls = 0;
+                deltas.commit(&mut |row, came| {
+                    calls += 1;
+                    *given.entry(row.to_vec()).or_default() += if came { 1 } else { -1 };
+                });
+                let rows = before.keys().chain(after.keys());
+                let changed = rows.filter(|row| before.contains_key(*row) != after.contains_key(*row));
+                let wanted = changed.map(|row| (row.clone(), if after.contains_key(row) { 1 } else { -1 }));
+                let wanted = wanted.collect::<BTreeMap<_, _>>();
+                prop_assert_eq!(&given, &wanted, "{}", text);
+                prop_assert_eq!(calls, wanted.len(), "{}: something was given and taken back", text);
+                before = after;
+            }
+        }
+    }
+}
+
+#[test]
+fn a_relation_that_the_pattern_does_not_know_is_refused() {
+    let mut deltas = Deltas::new(&Pattern::parse("p(a) :- e(a,b)").unwrap());
+    assert!(deltas.change("g", 1, 2, 1).unwrap_err().to_string().contains("no relation \"g\"; there are e"));
+    deltas.commit(&mut |_, _| panic!("nothing has changed"));
+}
