@@ -4,7 +4,7 @@
 //! longer when fewer than two windows of batches finished in it, and then judges:
 //!
 //! - growing: the batch size is raised fourfold as long as that gains throughput, then the number of batches twofold; a raise that gains
-//!   nothing is taken back. Then it rests, and tries again after a while, since bodies and neighbours change;
+//!   nothing in two periods, since one may be unlucky, is taken back. Then it rests, and tries again after a while, since bodies and neighbours change;
 //! - short of memory (the share at or above [`Limits::high`]): each period halves the batch size, at its least the number of batches,
 //!   whatever throughput says, until the share is below [`Limits::low`];
 //! - a period in which the batcher ran out of input says nothing about the bounds and is not judged.
@@ -38,8 +38,9 @@ impl Default for Limits {
     fn default() -> Self {
         let period_ns = u64::try_from(PERIOD.as_nanos()).unwrap_or(u64::MAX);
         Limits {
-            batches: (1, 2, 64),
-            batch_size: (1, 64, 1 << 20),
+            // What the paper found to be enough for nearly full speed on one worker.
+            batches: (1, 4, 64),
+            batch_size: (1, 1024, 1 << 20),
             period_ns,
             gain: 0.05,
             high: 0.85,
@@ -92,6 +93,7 @@ enum State {
         knob: Knob,
         from: (u64, u64),
         rate: f64,
+        again: bool,
     },
     Resting {
         left: u32,
@@ -204,10 +206,12 @@ impl Controller {
     fn judge(&mut self, rate: f64) {
         match self.state {
             State::Measuring => self.try_raise(Knob::Size, rate),
-            State::Trying { knob, from, rate: before } => {
+            State::Trying { knob, from, rate: before, again } => {
                 if rate >= before * (1.0 + self.limits.gain) {
                     self.raises += 1;
                     self.try_raise(knob, rate);
+                } else if !again {
+                    self.state = State::Trying { knob, from, rate: before, again: true };
                 } else {
                     self.bounds = from;
                     match knob {
@@ -231,7 +235,7 @@ impl Controller {
             Knob::Batches => (from.0.saturating_mul(2).min(most_batches), from.1),
         };
         self.state = match (self.bounds == from, knob) {
-            (false, _) => State::Trying { knob, from, rate },
+            (false, _) => State::Trying { knob, from, rate, again: false },
             (true, Knob::Size) => return self.try_raise(Knob::Batches, rate),
             (true, Knob::Batches) => State::Resting { left: self.limits.rest },
         };
@@ -260,6 +264,10 @@ impl Controller {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    fn modest() -> Limits {
+        Limits { batches: (1, 2, 64), batch_size: (1, 64, 1 << 20), ..Limits::default() }
+    }
 
     /// A machine whose throughput depends on the bounds, on a clock of its own.
     struct Simulated {
@@ -296,7 +304,7 @@ mod tests {
 
     #[test]
     fn it_grows_until_throughput_flattens_and_then_rests() {
-        let mut machine = Simulated::new(Limits::default());
+        let mut machine = Simulated::new(modest());
         let rate = flat_from(1_000, 4);
         for _ in 0..12 {
             machine.period(&rate, Some(0.2));
@@ -312,12 +320,15 @@ mod tests {
 
     #[test]
     fn after_a_rest_it_follows_a_machine_that_has_changed() {
-        let mut machine = Simulated::new(Limits { rest: 5, ..Limits::default() });
-        for _ in 0..12 {
+        let mut machine = Simulated::new(Limits { rest: 5, ..modest() });
+        for _ in 0..9 {
             machine.period(flat_from(64, 2), None);
         }
-        assert_eq!(machine.controller.bounds(), (2, 64));
-        for _ in 0..40 {
+        assert_eq!((machine.controller.bounds(), machine.controller.phase()), ((2, 64), Phase::Settled));
+        while machine.controller.phase() == Phase::Settled {
+            machine.period(flat_from(16_000, 2), None);
+        }
+        while machine.controller.phase() == Phase::Growing {
             machine.period(flat_from(16_000, 2), None);
         }
         assert_eq!(machine.controller.bounds(), (2, 16_384));
@@ -356,21 +367,21 @@ mod tests {
 
     #[test]
     fn a_raise_under_trial_is_taken_back_before_anything_shrinks() {
-        let mut machine = Simulated::new(Limits::default());
+        let mut machine = Simulated::new(modest());
         assert_eq!(machine.period(flat_from(1_000, 2), Some(0.1)), (2, 256), "tried");
         assert_eq!(machine.period(flat_from(1_000, 2), Some(0.95)), (2, 32), "half of what it was before");
     }
 
     #[test]
     fn periods_without_input_or_with_too_few_batches_are_not_judged() {
-        let mut machine = Simulated::new(Limits::default());
+        let mut machine = Simulated::new(modest());
         for _ in 0..10 {
             machine.controller.starved();
             assert_eq!(machine.period(flat_from(1_000, 4), None), (2, 64));
         }
         assert_eq!(machine.controller.rate(), None);
         // Three of the four batches that make two windows finish in the first period: it goes on watching.
-        let mut slow = Controller::new(Limits::default(), 0);
+        let mut slow = Controller::new(modest(), 0);
         slow.observe(20_000_000, 3, 192, None);
         assert_eq!(slow.rate(), None);
         slow.observe(40_000_000, 4, 256, None);
@@ -378,6 +389,16 @@ mod tests {
         // Memory is looked at nevertheless.
         slow.observe(60_000_000, 4, 256, Some(1.0));
         assert_eq!(slow.phase(), Phase::Short);
+    }
+
+    #[test]
+    fn one_unlucky_period_does_not_end_the_growth() {
+        let mut machine = Simulated::new(modest());
+        machine.period(flat_from(1_000, 2), None);
+        machine.period(|_, _| 1.0, None);
+        assert_eq!((machine.controller.bounds(), machine.controller.phase()), ((2, 256), Phase::Growing));
+        machine.period(flat_from(1_000, 2), None);
+        assert_eq!(machine.controller.bounds(), (2, 1024), "raised further");
     }
 
     #[test]
