@@ -20,7 +20,7 @@ use crate::reorder::{calibrate, spun};
 /// Items between admission and the sink.
 const WINDOW: u64 = 1024;
 /// Items that wait for each worker.
-const AHEAD: usize = 4;
+const AHEAD: u64 = 4;
 /// Items of one partition before its worker looks elsewhere.
 const QUANTUM: usize = 16;
 /// How long one repeat should take.
@@ -178,10 +178,11 @@ fn one(queue: &dyn PartitionQueue<Item>, dealt: &[usize], workers: usize, turns:
     let buffer = NonBlocking::new(WINDOW as usize, sink).expect("there are slots");
     let seen: Vec<_> = (0..queue.partitions()).map(|_| AtomicU64::new(0)).collect();
     let violations = AtomicU64::new(0);
-    let ingress = Mutex::new(0_u64);
+    let (ingress, started) = (Mutex::new(0_u64), AtomicU64::new(0));
     let done: Vec<_> = (0..workers).map(|_| AtomicU64::new(0)).collect();
     let work = |worker: usize| {
         let mut operate = |partition: usize, item: Item| {
+            started.fetch_add(1, Ordering::Relaxed);
             spun(item.number, turns);
             if seen[partition].fetch_max(item.number + 1, Ordering::Relaxed) > item.number {
                 violations.fetch_add(1, Ordering::Relaxed);
@@ -192,7 +193,9 @@ fn one(queue: &dyn PartitionQueue<Item>, dealt: &[usize], workers: usize, turns:
         while buffer.next() < items {
             // Whoever finds the ingress free admits some; a longer queue would only be waited in.
             if let Ok(mut next) = ingress.try_lock() {
-                while *next < items.min(buffer.next() + WINDOW) && queue.len() < AHEAD * workers {
+                while *next < items.min(buffer.next() + WINDOW)
+                    && *next < started.load(Ordering::Relaxed) + AHEAD * workers as u64
+                {
                     queue.add(dealt[*next as usize], Item { number: *next, begun: Instant::now() });
                     *next += 1;
                 }
