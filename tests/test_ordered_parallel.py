@@ -249,7 +249,9 @@ def test_an_item_that_takes_too_long_is_named_and_left_behind() -> None:
             time.sleep(60)
         return x
 
-    results = outcomes(pk.ordered_map(hang, range(6), workers=2, timeout=0.7))
+    run = pk.ordered_map(hang, range(6), workers=2, timeout=0.7)
+    results = outcomes(run)
+    assert run.stats.mode == "processes" and "only a process can be ended" in run.stats.why
     assert results[:3] == [0, 1, 2] and results[3][0] is errors.ItemTimeout and results[4:] == [4, 5]
     assert "item 3 of the input" in results[3][1]
 

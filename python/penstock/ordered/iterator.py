@@ -125,16 +125,16 @@ class Driver:
         self._sizer = Sizer(options.chunk, options.in_flight, workers, options.in_flight_bytes)
         self._window = options.in_flight if options.in_flight is not None else 1 << 62
         self._auto = options.mode == "auto"
-        if self._auto and not _has_runtime():
-            workers = 1
         try:
             left = len(xs)  # type: ignore[arg-type]
         except TypeError:
             left = None
         self._chooser = Chooser(workers, left=left)
         self._mode = "inline" if self._auto else options.mode
+        self._why = "asked for"
         if self._auto and options.timeout is not None:
-            self._auto, self._mode = False, "processes"  # only a process can be ended
+            self._auto, self._mode = False, "processes"
+            self._why = "with timeout=, since only a process can be ended"
         self._engine: Engine | None = None
         self._pool: Any = None
         self._pid = os.getpid()
@@ -320,6 +320,7 @@ class Driver:
                 if self.options.mode != "auto":
                     raise
                 self._mode = "threads"
+                self._why = "the functions do not pickle, so they cannot go to processes"
         pool = self._pool if self._mode == "processes" else None
         self._engine = Parallel(self._operators, self.options, pool)
 
@@ -370,7 +371,7 @@ class Driver:
         names: tuple[dict[str, Any], ...] = tuple({"name": operator.name} for operator in self._operators)
         return Stats(
             mode=self._mode,
-            why=self._chooser.why if self._auto else "asked for",
+            why=self._chooser.why if self._auto else self._why,
             items_in=self._item,
             values_out=self._values_out,
             chunks=self._chunks_out,
@@ -397,12 +398,6 @@ def _start_pool(driver: Driver, chunk: Chunk) -> tuple[Any, str]:
         return Pool(driver.steps, driver.options.workers), ""
     except Exception as error:
         return None, f"processes cannot be used: {error}"
-
-
-def _has_runtime() -> bool:
-    from penstock import _native
-
-    return hasattr(_native, "OrderedRun")
 
 
 class OrderedIterator:
