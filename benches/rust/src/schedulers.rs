@@ -199,37 +199,46 @@ struct Run {
     cores: f64,
 }
 
+/// Pushes all, pulls all; the outputs folded into one number.
+fn drive(
+    pipeline: &Pipeline<Batch, Infallible>,
+    inputs: &[Vec<u64>],
+    mut clock: impl FnMut() -> Instant,
+    mut seen: impl FnMut(&Batch),
+) -> u64 {
+    let mut sum = 0;
+    let mut waiting = inputs.iter().cloned();
+    let mut held: Option<Vec<u64>> = None;
+    for _ in 0..inputs.len() {
+        while let Some(values) = held.take().or_else(|| waiting.next()) {
+            match pipeline.try_push(Batch { born: clock(), values }) {
+                Ok(()) => {}
+                Err(NotTaken::Full(batch)) => {
+                    held = Some(batch.values);
+                    break;
+                }
+                Err(NotTaken::Closed(_)) => unreachable!("it is open"),
+            }
+        }
+        match pipeline.pull(Duration::from_secs(30)) {
+            Pulled::Output { payload, .. } => {
+                seen(&payload);
+                sum = fold(sum, &payload.values);
+            }
+            Pulled::Error { error, .. } => panic!("{error:?}"),
+            Pulled::Nothing | Pulled::End => panic!("an output is missing"),
+        }
+    }
+    sum
+}
+
 /// Runs everything through, and checks the result.
 fn run(pipeline: &Pipeline<Batch, Infallible>, inputs: &[Vec<u64>], expected: u64) -> Run {
-    let mut sum = 0;
     let mut latencies = Vec::with_capacity(inputs.len());
     let begin = Instant::now();
-    let mut waiting = inputs.iter();
-    let mut held: Option<Batch> = None;
-    for _ in 0..inputs.len() {
-        let begin_output = loop {
-            while let Some(batch) = held
-                .take()
-                .or_else(|| waiting.next().map(|values| Batch { born: Instant::now(), values: values.clone() }))
-            {
-                match pipeline.try_push(batch) {
-                    Ok(()) => {}
-                    Err(NotTaken::Full(batch)) => {
-                        held = Some(Batch { born: Instant::now(), ..batch });
-                        break;
-                    }
-                    Err(NotTaken::Closed(_)) => unreachable!("it is open"),
-                }
-            }
-            match pipeline.pull(Duration::from_secs(30)) {
-                Pulled::Output { payload, .. } => break payload,
-                Pulled::Error { error, .. } => panic!("{error:?}"),
-                Pulled::Nothing | Pulled::End => panic!("an output is missing"),
-            }
-        };
-        latencies.push(begin_output.born.elapsed().as_nanos() as f64 / 1e3);
-        sum = fold(sum, &begin_output.values);
-    }
+    let sum = drive(pipeline, inputs, Instant::now, |batch| {
+        latencies.push(batch.born.elapsed().as_nanos() as f64 / 1e3);
+    });
     let wall = begin.elapsed();
     assert_eq!(sum, expected, "not what a serial run gives");
     latencies.sort_by(f64::total_cmp);
@@ -370,7 +379,9 @@ fn fallback(asked: &harness::Options, report: &mut Report, cases: usize) {
             asked.budget(cases),
             || {
                 let pipeline = build(&steps, Options { mode: Mode::Auto, ..options() });
-                let rate = run(&pipeline, &inputs, expected).rate;
+                let begin = Instant::now();
+                assert_eq!(drive(&pipeline, &inputs, || begin, |_| {}), expected, "not what a serial run gives");
+                let rate = rate(begin);
                 inline = pipeline.stats().inline as f64 / envelopes as f64;
                 rate
             },

@@ -151,6 +151,8 @@ TARGETS: tuple[Target, ...] = (
     ),
     Target("a flow in mapInArrow, beside the identity", 0.9, "map-in-arrow", r"\bflow\b"),
     Target("an ordered map in mapInArrow, beside the identity", 0.9, "map-in-arrow", r"\bordered\b"),
+    Target("ordered pipeline that measures itself, never below a serial loop", 0.9, "schedulers", r"vs serial loop"),
+    Target("adaptive scheduler, beside the best fixed one", 0.95, "schedulers", r"adaptive vs best fixed"),
     Target("ordered map, never below the builtin map", 0.9, "ordered-map", r"vs serial"),
     Target("ordered map, from 100 µs an item, 2 cores, beside serial", 1.8, "ordered-map", r"^100+ us .*vs serial"),
     Target("Python state per record, beside bytewax", 7.0),

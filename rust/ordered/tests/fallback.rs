@@ -48,12 +48,12 @@ fn drive(pipeline: &Pipeline<One, Infallible>, mut items: usize) -> Duration {
 #[test]
 fn workers_that_do_not_help_are_left_alone() {
     let _alone = ALONE.lock();
-    // All operators share a lock, so a second worker gains nothing.
+    // All operators share a lock, so a second worker gains nothing; and it costs workers more, so that it shows on a busy machine, too.
     let lock = Arc::new(Mutex::new(()));
     let pipeline = Builder::new()
-        .stateless("locked", move |_, one| {
+        .stateless("locked", move |turn, one| {
             let _held = lock.lock().expect("nothing panics inside");
-            spin(Duration::from_micros(50));
+            spin(Duration::from_micros(if turn.worker < 2 { 250 } else { 50 }));
             Ok(one)
         })
         .build(Options { workers: 2, ..Options::default() })

@@ -29,6 +29,7 @@ const PIECE_ENVELOPES: u64 = 12;
 const PIECES: usize = 5;
 const TRIAL_LONG_NS: u64 = 300_000_000;
 const FLOOR_NS: u64 = 1_500;
+const CHEAP_NS: u64 = 20_000;
 /// The share of the caller's time that workers may need at most; and where the caller has won before, so that noise does not turn it.
 const GAIN: f64 = 0.87;
 const GAIN_AGAIN: f64 = 0.75;
@@ -44,6 +45,8 @@ pub(crate) struct Fallback {
     until_ns: Option<u64>,
     keep_ns: u64,
     won: Option<Lane>,
+    /// Whether envelopes took less than [`CHEAP_NS`] of work at the decision.
+    cheap: bool,
     /// Whether anything was decided yet.
     seen: bool,
     window: Window,
@@ -88,6 +91,7 @@ impl Fallback {
             until_ns: None,
             keep_ns: KEEP_NS,
             won: None,
+            cheap: false,
             seen: false,
             window,
             piece: window,
@@ -101,6 +105,11 @@ impl Fallback {
 
     pub(crate) fn lane(&self) -> Lane {
         self.lane
+    }
+
+    /// Whether it is enough to be told of some of the envelopes: the choice is the caller, who would pay more for clocks than for work.
+    pub(crate) fn is_settled(&self) -> bool {
+        self.until_ns.is_some() && self.lane == Lane::Caller && self.cheap
     }
 
     /// An envelope is about to start where nothing ran before: time before it does not count.
@@ -206,6 +215,7 @@ impl Fallback {
     fn decide(&mut self, now_ns: u64, lane: Lane) {
         let again = self.won.replace(lane) == Some(lane);
         let each_ns = self.window.work_ns / self.window.envelopes.max(1);
+        self.cheap = each_ns < CHEAP_NS;
         let first = !std::mem::replace(&mut self.seen, true);
         let least = KEEP_NS.max(KEEP_ENVELOPES * each_ns) / if first { 4 } else { 1 };
         self.keep_ns = if again { (self.keep_ns * 2).clamp(least, KEEP_MOST_NS.max(least)) } else { least };

@@ -100,6 +100,9 @@ impl<P: Payload, E> Hub<P, E> {
     }
 
     pub(super) fn take(&self) -> Option<Envelope<P, E>> {
+        if self.ready() == 0 {
+            return None;
+        }
         let envelope = self.output.pop()?;
         self.ready.fetch_sub(envelope.label.weight, Ordering::Relaxed);
         Some(envelope)
@@ -145,6 +148,11 @@ impl<P: Payload, E> Hub<P, E> {
 
     pub(super) fn broken(&self) -> Option<&str> {
         self.broken.get().map(String::as_str)
+    }
+
+    /// Whether an owner waits; see [`Sleepers::any`].
+    pub(super) fn owners_wait(&self) -> bool {
+        self.owners.any()
     }
 
     pub(super) fn wake_owners(&self) {

@@ -29,7 +29,7 @@ mod worker;
 
 use std::collections::VecDeque;
 use std::fmt;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -48,6 +48,12 @@ use gate::Share;
 
 /// How long a thread that waits for room goes without looking again.
 const LOOK_AGAIN: Duration = Duration::from_millis(10);
+
+/// What the fallback says: the workers; the caller, and to measure each envelope; the caller, and to measure one of [`SOME`].
+const WORKERS: u8 = 0;
+const MEASURED: u8 = 1;
+const SETTLED: u8 = 2;
+const SOME: u64 = 8;
 
 /// Where operators run.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
@@ -129,6 +135,7 @@ pub struct Pipeline<P: Payload, E: Send + 'static> {
     ingress: Mutex<Ingress<P>>,
     egress: Mutex<Egress<P, E>>,
     fallback: Mutex<Fallback>,
+    advice: AtomicU8,
     threads: Mutex<Vec<JoinHandle<()>>>,
     pulled: AtomicU64,
     inline: AtomicU64,
@@ -174,6 +181,7 @@ impl<P: Payload, E: Send + 'static> Pipeline<P, E> {
         Self {
             core: Arc::new(core),
             fallback: Mutex::new(Fallback::new(options.workers)),
+            advice: AtomicU8::new(MEASURED),
             options,
             ingress: Mutex::new(ingress),
             egress: Mutex::new(egress),
@@ -189,8 +197,26 @@ impl<P: Payload, E: Send + 'static> Pipeline<P, E> {
             _ if self.options.workers <= 1 => Lane::Caller,
             Mode::Inline => Lane::Caller,
             Mode::Parallel => Lane::Workers,
-            Mode::Auto => lock(&self.fallback).lane(),
+            Mode::Auto if self.advice.load(Ordering::Relaxed) == WORKERS => Lane::Workers,
+            Mode::Auto => Lane::Caller,
         }
+    }
+
+    /// Tells the fallback, and keeps what it says where no lock is needed to read it.
+    fn advise(&self, tell: impl FnOnce(&mut Fallback)) {
+        let mut fallback = lock(&self.fallback);
+        tell(&mut fallback);
+        let advice = match fallback.lane() {
+            Lane::Workers => WORKERS,
+            Lane::Caller if fallback.is_settled() => SETTLED,
+            Lane::Caller => MEASURED,
+        };
+        self.advice.store(advice, Ordering::Relaxed);
+    }
+
+    /// Whether this pipeline chooses between the lanes.
+    fn chooses(&self) -> bool {
+        self.options.mode == Mode::Auto && self.options.workers > 1
     }
 
     /// Takes an envelope in. Never waits, and no thread of the pipeline ever waits for what it does.
@@ -228,8 +254,8 @@ impl<P: Payload, E: Send + 'static> Pipeline<P, E> {
             let ticket = ingress.ticket;
             ingress.ticket += 1;
             ingress.inline = false;
-            if alone && self.options.mode == Mode::Auto {
-                lock(&self.fallback).starts(hub.now_ns());
+            if alone && self.chooses() {
+                self.advise(|fallback| fallback.starts(hub.now_ns()));
             }
             let content = Content::Data(Ok(payload));
             let weight = share.items.max(1);
@@ -238,8 +264,11 @@ impl<P: Payload, E: Send + 'static> Pipeline<P, E> {
         } else {
             ingress.inline = true;
             ingress.backlog.push_back((number, share, payload));
-            drop(ingress);
-            hub.wake_owners();
+            // Who waits looks into the backlog under this lock, so a look is enough here.
+            if hub.owners_wait() {
+                drop(ingress);
+                hub.wake_owners();
+            }
         }
         Ok(())
     }
@@ -281,6 +310,9 @@ impl<P: Payload, E: Send + 'static> Pipeline<P, E> {
 
     /// Brings the next output, waiting for it. Runs operators on this thread where that is faster; see [`Mode`].
     pub fn pull(&self, timeout: Duration) -> Pulled<P, E> {
+        if let Some(pulled) = self.try_pull() {
+            return pulled;
+        }
         let deadline = Instant::now().checked_add(timeout);
         loop {
             if let Some(pulled) = self.try_pull() {
@@ -320,14 +352,13 @@ impl<P: Payload, E: Send + 'static> Pipeline<P, E> {
         }
         if let Some(Envelope { label: Label { number, share, entered, work_ns, .. }, content }) = hub.take() {
             let Content::Data(outcome) = content else { unreachable!("only a partitioned operator gets parts") };
-            self.leaves(share, entered, work_ns);
+            self.leaves(share, entered, Some(work_ns));
             return Some(self.hand_over(&mut egress, number, outcome));
         }
         let waiting = lock(&self.ingress).backlog.pop_front();
         if let Some((number, share, payload)) = waiting {
-            let items = share.items;
-            let (outcome, share, work_ns) = self.run(number, share, payload);
-            self.leaves(share, items, work_ns);
+            let (outcome, work_ns) = self.run(number, payload);
+            self.leaves(share, share.items, work_ns);
             self.inline.fetch_add(1, Ordering::Relaxed);
             return Some(self.hand_over(&mut egress, number, outcome));
         }
@@ -347,29 +378,34 @@ impl<P: Payload, E: Send + 'static> Pipeline<P, E> {
         }
     }
 
-    /// All operators on this thread.
-    fn run(&self, number: u64, share: Share, payload: P) -> (Outcome<P, E>, Share, u64) {
+    /// All operators on this thread; how long it took, if that was measured.
+    fn run(&self, number: u64, payload: P) -> (Outcome<P, E>, Option<u64>) {
         let hub = &self.core.hub;
-        let mut now = hub.now_ns();
-        let began = now;
-        if self.options.mode == Mode::Auto {
-            lock(&self.fallback).starts(began);
+        let settled = self.advice.load(Ordering::Relaxed) == SETTLED;
+        let mut clock = (!settled || number.is_multiple_of(SOME)).then(|| hub.now_ns());
+        let began = clock;
+        if let Some(now) = clock
+            && self.chooses()
+        {
+            self.advise(|fallback| fallback.starts(now));
         }
         let turn = Turn { worker: self.options.workers, number };
-        let outcome = self.core.stages.iter().try_fold(payload, |payload, stage| stage.inline(turn, payload, &mut now));
-        (outcome, share, now - began)
+        let stands_for = if settled { SOME } else { 1 };
+        let mut stages = self.core.stages.iter();
+        let outcome = stages.try_fold(payload, |payload, stage| stage.inline(turn, payload, &mut clock, stands_for));
+        (outcome, clock.zip(began).map(|(now, began)| now - began))
     }
 
     /// What operators give at the end of the input; each passes the operators behind.
     fn finish(&self, egress: &mut Egress<P, E>) {
-        let mut now = self.core.hub.now_ns();
+        let mut clock = Some(self.core.hub.now_ns());
         let mut number = lock(&self.ingress).number;
         for (at, stage) in self.core.stages.iter().enumerate() {
             let turn = |number| Turn { worker: self.options.workers, number };
             if let Some(outcome) = stage.finish(turn(number)) {
                 let behind = &self.core.stages[at + 1..];
                 let pass = |payload| {
-                    behind.iter().try_fold(payload, |payload, stage| stage.inline(turn(number), payload, &mut now))
+                    behind.iter().try_fold(payload, |payload, stage| stage.inline(turn(number), payload, &mut clock, 1))
                 };
                 let outcome = outcome.and_then(pass);
                 egress.last.push_back((number, outcome));
@@ -378,13 +414,15 @@ impl<P: Payload, E: Send + 'static> Pipeline<P, E> {
         }
     }
 
-    fn leaves(&self, share: Share, items: usize, work_ns: u64) {
+    fn leaves(&self, share: Share, items: usize, work_ns: Option<u64>) {
         let hub = &self.core.hub;
         hub.gate.leave(share);
         self.pulled.fetch_add(1, Ordering::Release);
         hub.wake_owners();
-        if self.options.mode == Mode::Auto && self.options.workers > 1 {
-            lock(&self.fallback).done(hub.now_ns(), items, work_ns);
+        if let Some(work_ns) = work_ns
+            && self.chooses()
+        {
+            self.advise(|fallback| fallback.done(hub.now_ns(), items, work_ns));
         }
     }
 

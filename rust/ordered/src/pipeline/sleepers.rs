@@ -52,6 +52,12 @@ impl Sleepers {
         false
     }
 
+    /// Whether somebody sleeps. Enough of a look where both sides hold the same lock: this one while it publishes and looks here, the
+    /// sleeper when it looks once more.
+    pub(crate) fn any(&self) -> bool {
+        self.asleep.iter().any(|word| word.load(Ordering::Relaxed) != 0)
+    }
+
     /// Wakes all that sleep.
     pub(crate) fn wake_all(&self) {
         while self.wake_one() {}

@@ -192,15 +192,19 @@ impl<P: Payload, E: Send + 'static> Stage<P, E> {
         self.guard(|| operator.merge(parts))
     }
 
-    /// Works on a whole envelope on the thread of the owner, also by partition, past the queues.
-    pub(super) fn inline(&self, turn: Turn, payload: P, now: &mut u64) -> Outcome<P, E> {
+    /// Works on a whole envelope on the thread of the owner, also by partition, past the queues. Reads the clock if it is given; then
+    /// the envelope stands for so many.
+    pub(super) fn inline(&self, turn: Turn, payload: P, clock: &mut Option<u64>, stands_for: u64) -> Outcome<P, E> {
         let items = payload.items();
-        self.hub.holds(turn.worker, self.at, turn.number, *now);
+        if let Some(now) = clock {
+            self.hub.holds(turn.worker, self.at, turn.number, *now);
+        }
         let outcome = self.call(turn, payload);
-        self.counters.worked(items, self.hub.lap(now));
-        self.counters.gave(items, outcome.as_ref().map_or(0, Payload::items));
-        self.counters.passed();
-        self.hub.lets_go(turn.worker);
+        let each = clock.as_mut().map(|now| (self.hub.lap(now), stands_for));
+        self.counters.passed(items, outcome.as_ref().map_or(0, Payload::items), each);
+        if each.is_some() {
+            self.hub.lets_go(turn.worker);
+        }
         outcome
     }
 

@@ -90,12 +90,6 @@ impl Counters {
         (self.fed.arrived.load(Ordering::Relaxed) as f64 / works as f64).max(1.0)
     }
 
-    /// An envelope was worked on past the queues.
-    pub(super) fn passed(&self) {
-        self.fed.envelopes.fetch_add(1, Ordering::Relaxed);
-        self.done.envelopes.fetch_add(1, Ordering::Relaxed);
-    }
-
     /// All that has ever arrived.
     pub(super) fn arrivals(&self) -> u64 {
         self.fed.arrived.load(Ordering::Acquire)
@@ -120,6 +114,22 @@ impl Counters {
         self.done.busy_ns.fetch_add(ns, Ordering::Relaxed);
         if items > 0 {
             follow(&self.done.cost, ns as f64 / items as f64);
+        }
+    }
+
+    /// An envelope of so many items was worked on past the queues. Of some only the time is taken, for those before as well.
+    pub(super) fn passed(&self, items_in: usize, items_out: usize, each: Option<(u64, u64)>) {
+        let done = &*self.done;
+        self.fed.envelopes.fetch_add(1, Ordering::Relaxed);
+        done.envelopes.fetch_add(1, Ordering::Relaxed);
+        done.items_in.fetch_add(items_in as u64, Ordering::Relaxed);
+        done.items_out.fetch_add(items_out as u64, Ordering::Relaxed);
+        if let Some((ns, stands_for)) = each {
+            done.busy_ns.fetch_add(ns * stands_for, Ordering::Relaxed);
+            if items_in > 0 {
+                follow(&done.cost, ns as f64 / items_in as f64);
+                follow(&done.selectivity, items_out as f64 / items_in as f64);
+            }
         }
     }
 
