@@ -86,33 +86,48 @@ def run_part(
 ) -> list[list[Any]]:
     """Do the items one after the other on `states`; the outputs of each. A new key has the place of its item."""
     outs: list[list[Any]] = []
-    step, name = keyed.call, keyed.name
     for key, item, number, here in zip(keys, items, numbers, places, strict=True):
         out: list[Any] = []
         outs.append(out)
-        try:
-            held = states.get(key)
-            if held is None:
-                state, place = keyed.fresh(), here
-            else:
-                state, place = held
-                if state.__class__ is Packed:
-                    state = pickle.loads(state.body)
-            made = step(state, item)
-            if made.__class__ is not tuple or len(made) != 2:
-                raise wrong(name, f"must return (state, outputs), got {made!r:.80}", number)
-            state, outputs = made
-            if outputs is not None:
-                if not hasattr(outputs, "__iter__"):
-                    raise wrong(name, f"must return outputs that are an iterable or None, got {outputs!r:.80}", number)
-                out.extend(outputs)
-            if state is None and keyed.forgets:
-                states.pop(key, None)
-            else:
-                states[key] = (state, place)
-        except BaseException as error:
-            out.append(failure(error, number, name))
+        _run_item(keyed, states, key, item, number, here, out)
     return outs
+
+
+def _run_item(
+    keyed: Keyed,
+    states: dict[Any, tuple[Any, Any]],
+    key: Any,
+    item: Any,
+    number: int,
+    here: tuple[int, int],
+    out: list[Any],
+) -> bool:
+    """Do one item, whose outputs go to the end of `out`; whether all went well."""
+    name = keyed.name
+    try:
+        held = states.get(key)
+        if held is None:
+            state, place = keyed.fresh(), here
+        else:
+            state, place = held
+            if state.__class__ is Packed:
+                state = pickle.loads(state.body)
+        made = keyed.call(state, item)
+        if made.__class__ is not tuple or len(made) != 2:
+            raise wrong(name, f"must return (state, outputs), got {made!r:.80}", number)
+        state, outputs = made
+        if outputs is not None:
+            if not hasattr(outputs, "__iter__"):
+                raise wrong(name, f"must return outputs that are an iterable or None, got {outputs!r:.80}", number)
+            out.extend(outputs)
+        if state is None and keyed.forgets:
+            states.pop(key, None)
+        else:
+            states[key] = (state, place)
+        return True
+    except BaseException as error:
+        out.append(failure(error, number, name))
+        return False
 
 
 class Keyed:
@@ -230,11 +245,34 @@ class Keyed:
         return chunk
 
     def __call__(self, chunk: Chunk) -> None:
-        """The whole chunk here and now."""
-        parts = self.split(chunk)
-        for part in parts:
-            self.operate(part)
-        self.merge(parts)
+        """The whole chunk here and now: item by item, on the same tables, without parts."""
+        if chunk.final:
+            parts = self.split(chunk)
+            for part in parts:
+                self.operate(part)
+            self.merge(parts)
+            return
+        values: list[Any] = []
+        origins: list[int] = []
+        failed, states = 0, self.tables[0].states
+        key: Any = _ALL
+        for place, (number, value) in enumerate(zip(chunk.numbers(), chunk.values, strict=True)):
+            if value.__class__ is Failure:
+                values.append(value)
+                failed += 1
+            else:
+                try:
+                    if self.key is not None:
+                        key = self.key(value)
+                        states = self.tables[hash(key) % self.partitions].states
+                except BaseException as error:
+                    values.append(failure(error, number, f"the key of {self.name}"))
+                    failed += 1
+                else:
+                    failed += not _run_item(self, states, key, value, number, (chunk.number, place), values)
+            if len(values) > len(origins):
+                origins.extend([number] * (len(values) - len(origins)))
+        chunk.values, chunk.origins, chunk.failed = values, origins, failed
 
     # States on their way to a worker process and back
 
