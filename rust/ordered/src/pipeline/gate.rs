@@ -5,8 +5,7 @@
 //! limit; items and bytes exceed theirs only by what envelopes that were inside already have grown by, or by one envelope that alone
 //! is larger than the limit. Counts are never negative: only who holds an envelope changes its share.
 //!
-//! Growth is expected: an envelope is charged with its own size times the largest growth that a pipeline has shown lately, so
-//! that a window of envelopes which all explode is not admitted before the first has.
+//! So a window of envelopes that all explode at once exceeds a limit by what they grow, and nothing comes in until it is below again.
 //!
 //! Explored by `tests/models.rs`.
 
