@@ -194,12 +194,12 @@ fn a_number_that_has_left_or_waits_is_not_taken_again() {
 fn a_number_that_has_just_left_is_not_taken_again() {
     fn with<B: Reorder<u64> + 'static>(make: fn(usize, Sink<'static, u64>) -> Result<B, NoSlots>) {
         let whole: Arc<OnceLock<B>> = Arc::default();
-        let (sink_side, out) = (whole.clone(), Arc::new(Mutex::new(Vec::new())));
+        let (sink_side, out) = (Arc::downgrade(&whole), Arc::new(Mutex::new(Vec::new())));
         let seen = out.clone();
         let sink = move |t, item| {
             seen.lock().unwrap().push(item);
             if t == 1 {
-                let other = sink_side.clone();
+                let other = sink_side.upgrade().unwrap();
                 let sent = std::thread::spawn(move || other.get().unwrap().send(0, 99)).join().unwrap();
                 let refused = sent.unwrap_err();
                 assert_eq!((refused.item, refused.next, refused.why), (99, 0, Refusal::Past));
