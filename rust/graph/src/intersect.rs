@@ -121,6 +121,11 @@ impl Marks {
         Self { words: vec![0; nodes.div_ceil(64)] }
     }
 
+    /// Makes room for nodes below `nodes`.
+    pub fn reserve(&mut self, nodes: usize) {
+        self.words.resize(self.words.len().max(nodes.div_ceil(64)), 0);
+    }
+
     /// Sets the bits of a list.
     pub fn set(&mut self, list: &[u32]) {
         list.iter().for_each(|&node| self.words[(node >> 6) as usize] |= 1 << (node & 63));

@@ -12,8 +12,8 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use crate::csr::View;
-use crate::intersect;
-use crate::query::Query;
+use crate::intersect::{self, Marks};
+use crate::query::{Query, Voter};
 use crate::units::Unit;
 
 /// Matches by column: one column per attribute, in the order in which they are bound.
@@ -93,7 +93,12 @@ pub struct Search {
     /// Level whose candidates are being taken; `None` once all are.
     depth: Option<usize>,
     root: u32,
+    /// For counting triples: the list of the present root that votes at the last level, as bits.
+    marks: Marks,
 }
+
+/// Most nodes for which a list is kept as bits: 1 MiB of them.
+const MOST_MARKED: usize = 1 << 23;
 
 impl Search {
     /// Over the prefixes of `unit`.
@@ -102,7 +107,15 @@ impl Search {
         let all = query.levels().len();
         let depth = (!unit.is_empty()).then_some(0);
         let root = unit.from.0;
-        Self { query: query.clone(), unit, levels: vec![Candidates::default(); all], prefix: vec![0; all], depth, root }
+        Self {
+            query: query.clone(),
+            unit,
+            levels: vec![Candidates::default(); all],
+            prefix: vec![0; all],
+            depth,
+            root,
+            marks: Marks::default(),
+        }
     }
 
     /// Whether every match has been given.
@@ -196,9 +209,47 @@ impl Search {
                 found += 1;
                 continue;
             }
-            found += self.below(&query, &views, 1, stop)?;
+            found += match marked(&query) {
+                Some(votes) => self.triples(&query, &views, votes, stop)?,
+                None => self.below(&query, &views, 1, stop)?,
+            };
         }
         Some(found)
+    }
+
+    /// Counts below the present root where two lists vote at the last of three levels: that of the root is the same for all
+    /// second nodes, so it becomes bits once, and each of the other lists is one probe per value, or looks it up.
+    fn triples(
+        &mut self,
+        query: &Query,
+        views: &[View<'_>],
+        (root, second): (Voter, Voter),
+        stop: &AtomicBool,
+    ) -> Option<u64> {
+        let list = views[root.list].list(self.prefix[0]);
+        self.extend(query, views, 1);
+        let nodes = self.levels[1].get(views);
+        let bits = nodes.len() >= 8;
+        if bits {
+            self.marks.reserve(query.index().nodes());
+            self.marks.set(list);
+        }
+        let mut found = 0;
+        let mut stopped = false;
+        for &node in nodes {
+            stopped = stop.load(Ordering::Relaxed);
+            if stopped {
+                break;
+            }
+            let other = views[second.list].list(node);
+            let probe = bits && other.len() < list.len().saturating_mul(intersect::GALLOP);
+            // Values of the other list outside this one's range are not worth a probe.
+            found += if probe { self.marks.count(within(other, list)) } else { intersect::count(list, other) } as u64;
+        }
+        if bits {
+            self.marks.clear(list);
+        }
+        (!stopped).then_some(found)
     }
 
     fn below(&mut self, query: &Query, views: &[View<'_>], depth: usize, stop: &AtomicBool) -> Option<u64> {
@@ -297,4 +348,20 @@ impl Search {
         self.extend(query, views, depth);
         self.levels[depth].get(views).len() as u64
     }
+}
+
+/// The two voters of the last of three levels, the root's first, where that is all there is to it.
+fn marked(query: &Query) -> Option<(Voter, Voter)> {
+    let [_, _, last] = query.levels() else { return None };
+    let [a, b] = last.voters[..] else { return None };
+    let fits = last.looped.is_none() && a.position != b.position && query.index().nodes() <= MOST_MARKED;
+    fits.then_some(if a.position == 0 { (a, b) } else { (b, a) })
+}
+
+/// The part of a list that lies in the range of another.
+fn within<'a>(list: &'a [u32], other: &[u32]) -> &'a [u32] {
+    let (Some(&first), Some(&last)) = (other.first(), other.last()) else { return &[] };
+    let begin = list.partition_point(|&node| node < first);
+    let end = list.partition_point(|&node| node <= last);
+    &list[begin..end.max(begin)]
 }

@@ -141,6 +141,22 @@ proptest! {
     }
 
     #[test]
+    fn counts_of_dense_graphs_are_what_is_enumerated(
+        e in proptest::collection::vec((0_u64..40, 0_u64..40), 300..900), parts in 1_usize..9,
+    ) {
+        let index = Arc::new(index(&[("e", &e)]));
+        for text in [PATTERNS[5], "cycle(a,b,c) :- e(a,b), e(b,c), e(c,a)", "in(a,b,c) :- e(b,a), e(c,a), e(b,c)"] {
+            let query = Query::new(index.clone(), &Pattern::parse(text).unwrap(), None).unwrap();
+            let stop = AtomicBool::new(false);
+            for unit in units::split(&query, parts) {
+                let mut all = Rows::new(&query);
+                Search::new(&query, unit).fill(&mut all, usize::MAX, &stop);
+                prop_assert_eq!(Search::new(&query, unit).count(&stop), Some(all.len() as u64), "{}", text);
+            }
+        }
+    }
+
+    #[test]
     fn every_order_gives_the_same(e in graph(), order in Just(["a", "b", "c", "d"]).prop_shuffle()) {
         let relations = [("e", &e)];
         let index = Arc::new(index(&relations));
