@@ -17,7 +17,7 @@ import penstock as pk
 from conftest import data_folder
 from penstock import errors
 
-pytestmark = pytest.mark.spark
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(300)]
 
 EDGES = [(a * 2**33, b * 2**33) for a in range(-6, 14) for b in range(-6, 14) if (a * 7 + b * 3) % 4 == 0 or a == 0]
 TRIANGLE = "tri(a, b, c) :- e(a, b), e(a, c), e(b, c)"
@@ -80,7 +80,24 @@ def test_what_is_wrong_is_refused_at_the_driver(spark: Any, edges: Any) -> None:
         pk.graph.cliques(spark.createDataFrame([(1, None)], "a int, b int"), 3)
 
 
-@pytest.mark.timeout(300)
+def test_batches_of_a_stream_are_epochs_of_deltas(spark: Any, tmp_path: Path) -> None:
+    edges = [(a, b) for a in range(8) for b in range(8) if (a + 2 * b) % 3]
+    for number in range(3):
+        part = spark.createDataFrame(edges[number::3], "src bigint, dst bigint").coalesce(1)
+        part.write.mode("append").parquet(str(tmp_path / "edges"))
+    deltas = pk.graph.Deltas(TRIANGLE)
+    seen: list[tuple[Any, ...]] = []
+
+    def epoch(batch: Any, number: int) -> None:
+        seen.extend(tuple(row.values()) for row in deltas.update({"e": batch}).to_pylist())
+
+    stream = spark.readStream.schema("src bigint, dst bigint").option("maxFilesPerTrigger", 1)
+    query = stream.parquet(str(tmp_path / "edges")).writeStream.foreachBatch(epoch).trigger(availableNow=True).start()
+    query.awaitTermination()
+    table = spark.createDataFrame(edges, "src bigint, dst bigint").toArrow()
+    assert sorted(seen) == sorted((*row, 1) for row in local(pk.graph.match(TRIANGLE, {"e": table})))
+
+
 def test_the_command(tmp_path: Path) -> None:
     """In a process of its own: it starts a session for itself."""
     path = data_folder("graphs") / "ca-GrQc.txt.gz"
