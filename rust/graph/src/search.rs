@@ -93,7 +93,7 @@ pub struct Search {
     /// Level whose candidates are being taken; `None` once all are.
     depth: Option<usize>,
     root: u32,
-    /// For counting triples: the list of the present root that votes at the last level, as bits.
+    /// For counting: the list that every node of the level above the last is met with, as bits.
     marks: Marks,
 }
 
@@ -257,6 +257,9 @@ impl Search {
             return Some(self.agree(query, views, depth));
         }
         self.extend(query, views, depth);
+        if let Some(voter) = last_by_base(query, depth) {
+            return Some(self.inside(query, views, depth, voter.list));
+        }
         let mut found = 0;
         let many = self.levels[depth].get(views).len();
         for at in 0..many {
@@ -267,6 +270,27 @@ impl Search {
             found += self.below(query, views, depth + 1, stop)?;
         }
         Some(found)
+    }
+
+    /// Counts the last level where candidates of the level above stand for all voters but the node taken there: they
+    /// become bits once. The list of each of them is one probe per value, or looks them up.
+    fn inside(&mut self, query: &Query, views: &[View<'_>], depth: usize, list: usize) -> u64 {
+        let nodes = self.levels[depth].get(views);
+        let bits = nodes.len() >= 8;
+        if bits {
+            self.marks.reserve(query.index().nodes());
+            self.marks.set(nodes);
+        }
+        let mut found = 0;
+        for &node in nodes {
+            let other = views[list].list(node);
+            let probe = bits && other.len() < nodes.len().saturating_mul(intersect::GALLOP);
+            found += if probe { self.marks.count(within(other, nodes)) } else { intersect::count(nodes, other) } as u64;
+        }
+        if bits {
+            self.marks.clear(nodes);
+        }
+        found
     }
 
     /// The places of the unit inside the list that proposes the second attribute of the present root.
@@ -356,6 +380,14 @@ fn marked(query: &Query) -> Option<(Voter, Voter)> {
     let [a, b] = last.voters[..] else { return None };
     let fits = last.looped.is_none() && a.position != b.position && query.index().nodes() <= MOST_MARKED;
     fits.then_some(if a.position == 0 { (a, b) } else { (b, a) })
+}
+
+/// The one voter of the last level whose node is taken at `depth`, right above it, where that level's candidates are the base.
+fn last_by_base(query: &Query, depth: usize) -> Option<Voter> {
+    let last = query.levels().last().filter(|last| last.base == Some(depth) && last.looped.is_none())?;
+    let [voter] = last.voters[..] else { return None };
+    let fits = depth + 2 == query.levels().len() && voter.position == depth && query.index().nodes() <= MOST_MARKED;
+    fits.then_some(voter)
 }
 
 /// The part of a list that lies in the range of another.

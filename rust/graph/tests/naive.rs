@@ -86,6 +86,8 @@ const PATTERNS: &[&str] = &[
     "kite(a,b,c,d) :- e(a,b), e(b,a), e(a,c), e(b,c), f(c,d), f(d,c), e(d,d)",
 ];
 
+const K4: &str = "p(a,b,c,d) :- e(a,b), e(a,c), e(a,d), e(b,c), e(b,d), e(c,d)";
+
 proptest! {
     #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::with_cases(64) })]
 
@@ -145,7 +147,7 @@ proptest! {
         e in proptest::collection::vec((0_u64..40, 0_u64..40), 300..900), parts in 1_usize..9,
     ) {
         let index = Arc::new(index(&[("e", &e)]));
-        for text in [PATTERNS[5], "cycle(a,b,c) :- e(a,b), e(b,c), e(c,a)", "in(a,b,c) :- e(b,a), e(c,a), e(b,c)"] {
+        for text in [PATTERNS[5], K4, "cycle(a,b,c) :- e(a,b), e(b,c), e(c,a)", "in(a,b,c) :- e(b,a), e(c,a), e(b,c)"] {
             let query = Query::new(index.clone(), &Pattern::parse(text).unwrap(), None).unwrap();
             let stop = AtomicBool::new(false);
             for unit in units::split(&query, parts) {
