@@ -3,7 +3,9 @@
 //! Progress of all regions of a dataflow travels in one bundle per step, so a block that crosses the border is counted once, at
 //! the operator that will read it, and never at the border itself. What the outer region must know is which of its times the
 //! inner pointstamps can still reach: each inner location has precomputed paths to the outputs of the scope, and the images of
-//! its pointstamps, stripped to outer times, are counted per output. Their frontier is the capability that the scope's node
+//! its least pointstamps, stripped to outer times, are counted per output. (Of each location only the frontier counts: while a worker knows
+//! of a block that was read and not yet of its having been sent, a count is below zero, and must not cancel what stands at another
+//! location with the same outer time.) Their frontier is the capability that the scope's node
 //! holds in the outer region. Every worker derives it from the same bundles, so it is never sent.
 //!
 //! Frontiers go the other way: the outer frontier at an input of the scope is a capability of node 0 inside. It is left out
@@ -40,13 +42,15 @@ pub(crate) struct NestedRegion<O: Timestamp, T: Timestamp> {
     inner: Rc<Region<T>>,
     /// By location: its paths to each output of the scope.
     exits: RefCell<BTreeMap<Location, Vec<Antichain<T::Summary>>>>,
-    /// By output of the scope: images of the inner pointstamps.
+    /// By location: the counts of its pointstamps.
+    standing: RefCell<BTreeMap<Location, MutableAntichain<T>>>,
+    /// By output of the scope: images of the frontiers of all locations.
     holds: RefCell<Vec<MutableAntichain<O>>>,
 }
 
 impl<O: Timestamp, T: Refines<O>> NestedRegion<O, T> {
     pub(crate) fn new(inner: Rc<Region<T>>) -> Self {
-        NestedRegion { inner, exits: RefCell::new(BTreeMap::new()), holds: RefCell::new(Vec::new()) }
+        NestedRegion { inner, exits: RefCell::default(), standing: RefCell::default(), holds: RefCell::default() }
     }
 
     /// Counts the images of one inner change; reports what that does to the frontiers.
@@ -56,10 +60,14 @@ impl<O: Timestamp, T: Refines<O>> NestedRegion<O, T> {
         }
         let exits = self.exits.borrow();
         let Some(exits) = exits.get(&location) else { return };
-        for (port, (paths, images)) in exits.iter().zip(self.holds.borrow_mut().iter_mut()).enumerate() {
-            let reached = paths.elements().iter().filter_map(|path| path.results_in(time));
-            for (time, diff) in images.update_iter(reached.map(|time| (time.to_outer(), diff))) {
-                hold(port, time, diff);
+        let mut standing = self.standing.borrow_mut();
+        let (mut holds, counts) = (self.holds.borrow_mut(), standing.entry(location).or_default());
+        for (time, diff) in counts.update_iter([(time.clone(), diff)]) {
+            for (port, (paths, images)) in exits.iter().zip(holds.iter_mut()).enumerate() {
+                let reached = paths.elements().iter().filter_map(|path| path.results_in(&time));
+                for (time, diff) in images.update_iter(reached.map(|time| (time.to_outer(), diff))) {
+                    hold(port, time, diff);
+                }
             }
         }
     }
