@@ -9,7 +9,7 @@
 //! Values are never copied; a stream of several batches, which has to become one batch, is the only exception.
 //!
 //! These two handles are plain immutable data: unlike the others they stay usable after `fork`.
-#![allow(unsafe_code)] // see the module header; everything else in the workspace denies it
+#![allow(unsafe_code)] // see the module header
 
 use std::ffi::CStr;
 use std::ptr::NonNull;
