@@ -185,7 +185,7 @@ def test_an_input_that_raises_is_heard_after_all_results(mode: str) -> None:
 
 @pytest.mark.parametrize("mode", ["threads", "processes"])
 def test_closing_early_stops_everything(mode: str) -> None:
-    read = 0
+    others, read = children(), 0
 
     def source() -> Iterator[int]:
         nonlocal read
@@ -196,11 +196,11 @@ def test_closing_early_stops_everything(mode: str) -> None:
     with pk.ordered_map(slow, source(), mode=mode, workers=2) as results:
         assert next(results) == 1
         assert results.stats.mode == mode and results.stats.workers == 2
-        assert children() if mode == "processes" else native_threads() == 2
+        assert children() - others if mode == "processes" else native_threads() == 2
     before = read
     assert list(results) == [] and read == before
     if mode == "processes":
-        assert not children()
+        assert children() <= others
     # The same without a close: the last reference is enough.
     results = pk.ordered_map(slow, source(), mode=mode, workers=2)
     assert next(results) == before + 1

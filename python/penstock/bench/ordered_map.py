@@ -14,6 +14,7 @@ import hashlib
 import importlib.util
 import itertools
 import multiprocessing
+import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor
@@ -92,7 +93,24 @@ def run(
     chosen = tuple(costs or (_QUICK_US if options.quick else _COSTS_US))
     serial_s = seconds or (_QUICK_S if options.quick else _FULL_S)
     cases = [(cost, kind) for cost in chosen for kind in ("holding", "releasing")]
-    budget = options.budget(len(cases), quick=24, full=560)
+    budget = options.budget(len(cases), quick=24, full=160)
+    try:
+        _cases(cases, serial_s, budget, options, emit, tell)
+    finally:
+        _end_loky()
+
+
+def _end_loky() -> None:
+    """End the processes that joblib keeps for later."""
+    if "joblib" in sys.modules:
+        from joblib.externals.loky import get_reusable_executor
+
+        get_reusable_executor().shutdown(wait=True)
+
+
+def _cases(
+    cases: Iterable[tuple[int, str]], serial_s: float, budget: float, options: Options, emit: Emit, tell: Tell
+) -> None:
     workers = machine.cores()
     for cost, kind in cases:
         job, real_us = _calibrated(kind, cost)
