@@ -54,7 +54,7 @@ wheel: setup ## target/wheels/penstock-*.whl
 test-wheel: wheel ## the wheel as a user gets it
 	@$(STEP) "wheel" $(BIN)/python scripts/check_wheel.py target/wheels/penstock-*.whl
 
-bench: setup ## all benches beside their peers, into benches/results (20 minutes; goes on where it stopped)
+bench: setup ## all benches beside their peers, into benches/results (half an hour; goes on where it stopped)
 	@$(BIN)/penstock bench --all --record benches/results $(ARGS)
 
 criterion: setup ## micro-benchmarks of the core against its own past (minutes)

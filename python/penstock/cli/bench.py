@@ -31,7 +31,7 @@ def bench(
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object per line instead of a table.")] = False,
     listed: Annotated[bool, typer.Option("--list", help="List the benches.")] = False,
-    every: Annotated[bool, typer.Option("--all", help="Run all benches (about 20 minutes).")] = False,
+    every: Annotated[bool, typer.Option("--all", help="Run all benches (about half an hour).")] = False,
     recorded: Annotated[
         Path | None,
         typer.Option("--record", metavar="FOLDER", help="Keep the results there and renew its page, README.md."),
