@@ -58,8 +58,20 @@ impl Sleepers {
         self.asleep.iter().any(|word| word.load(Ordering::Relaxed) != 0)
     }
 
-    /// Wakes all that sleep.
+    /// Wakes all that sleep, each once. Not until nobody sleeps: one that finds nothing and sleeps again at once, on the processor of
+    /// who wakes it, would keep both busy with each other.
     pub(crate) fn wake_all(&self) {
-        while self.wake_one() {}
+        fence(Ordering::SeqCst);
+        for (at, word) in self.asleep.iter().enumerate() {
+            if word.load(Ordering::Relaxed) == 0 {
+                continue;
+            }
+            let mut seen = word.fetch_and(0, Ordering::AcqRel);
+            while seen != 0 {
+                let bit = seen & seen.wrapping_neg();
+                self.unparkers[at * 64 + bit.trailing_zeros() as usize].unpark();
+                seen &= !bit;
+            }
+        }
     }
 }
