@@ -124,6 +124,24 @@ macro_rules! primitives {
     };
 }
 
+/// The same sleepers over a token that calls whom it wakes, there and then: as when the sleeper runs at once, in the waker's stead.
+#[path = "."]
+mod at_once {
+    pub mod sync {
+        pub use std::sync::atomic::{AtomicU64, Ordering, fence};
+
+        pub struct Unparker(pub Box<dyn Fn()>);
+
+        impl Unparker {
+            pub fn unpark(&self) {
+                (self.0)();
+            }
+        }
+    }
+    #[path = "../src/pipeline/sleepers.rs"]
+    pub mod sleepers;
+}
+
 primitives!(sound, fence: true);
 primitives!(unfenced, fence: false);
 
@@ -150,6 +168,33 @@ fn nobody_sleeps_through_what_was_made() {
 #[test]
 fn all_wake_at_the_end() {
     explore(Some(2), sound::all_are_woken);
+}
+
+/// Who finds nothing and sleeps again before the waker goes on is not woken again: the two would be busy with each other for ever.
+#[test]
+fn a_wake_of_all_is_once_per_sleeper() {
+    use std::cell::{Cell, OnceCell};
+    use std::rc::Rc;
+
+    let (woken, sleepers) = (Rc::new(Cell::new([0; 3])), Rc::new(OnceCell::<at_once::sleepers::Sleepers>::new()));
+    let seats = (0..3).map(|seat| {
+        let (woken, sleepers) = (woken.clone(), sleepers.clone());
+        at_once::sync::Unparker(Box::new(move || {
+            let mut counts = woken.get();
+            counts[seat] += 1;
+            woken.set(counts);
+            assert!(counts[seat] < 10, "woken again and again");
+            let sleepers = sleepers.get().unwrap();
+            sleepers.retract(seat);
+            sleepers.announce(seat);
+        }))
+    });
+    let _ = sleepers.set(at_once::sleepers::Sleepers::new(seats.collect()));
+    let all = sleepers.get().unwrap();
+    all.announce(0);
+    all.announce(2);
+    all.wake_all();
+    assert_eq!(woken.get(), [1, 0, 1]);
 }
 
 #[test]
