@@ -5,15 +5,17 @@ mod frames;
 mod support;
 
 use std::cell::Cell;
+use std::net::TcpStream;
 use std::rc::Rc;
 use std::sync::mpsc;
 use std::time::Duration;
 
 use frames::frame;
 use penstock_dataflow::error::ProtocolFault;
+use penstock_dataflow::fabric::Duplex;
 use penstock_dataflow::{BoxError, Error, Exchange, OperatorBuilder, Pipeline, Worker, execute, fabric};
 use penstock_progress::timestamp::Product;
-use support::{Link, join, mesh, on_mesh};
+use support::{Link, TAG, join, mesh, on_mesh, tcp_pair};
 
 #[derive(Debug, thiserror::Error)]
 #[error("value {0} is not wanted")]
@@ -102,6 +104,30 @@ fn a_failed_program_stops_its_peers() {
             matches!(&result, Err(Error::Program { worker: 1, source }) if source.to_string() == "value 3 is not wanted"),
             "{result:?}"
         );
+    }
+}
+
+/// Process 0 never hears from process 1, which panics, but from process 2, which learns it from process 1 and leaves.
+#[test]
+fn a_process_that_leaves_after_an_abort_tells_the_cause_first() {
+    let ((deaf, _unheard), (_unread, spoken)) = (tcp_pair(), tcp_pair());
+    let ((zero, two), (one, third)) = (tcp_pair(), tcp_pair());
+    let boxed = |stream: TcpStream| -> Option<Box<dyn Duplex>> { Some(Box::new(stream)) };
+    let streams = [
+        vec![None, boxed(deaf), boxed(zero)],
+        vec![boxed(spoken), None, boxed(one)],
+        vec![boxed(two), boxed(third), None],
+    ];
+    let seats = streams.into_iter().enumerate();
+    let mesh = seats.map(|(process, streams)| fabric::processes(process, 1, streams, TAG).unwrap()).collect();
+    let results = on_mesh(mesh, |worker| {
+        assert!(worker.index() != 1, "enough");
+        let _input = worker.dataflow::<u64, _>("flow", |scope| scope.new_input::<Vec<u64>>().0);
+        while worker.step_or_park(None)? {}
+        Ok::<_, BoxError>(())
+    });
+    for result in results {
+        assert!(matches!(&result, Err(Error::Panic { worker: 1, message, .. }) if message == "enough"), "{result:?}");
     }
 }
 

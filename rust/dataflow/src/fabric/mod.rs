@@ -129,21 +129,22 @@ impl Shared {
         self.aborted.load(Ordering::Acquire)
     }
 
-    /// Stops the fabric: wakes every local worker and, unless the news came from there, tells the other processes.
-    /// The first cause wins.
-    fn abort(&self, error: Error, tell_others: bool) {
+    /// Stops the fabric: wakes every local worker and tells the other processes. The first cause wins.
+    ///
+    /// A cause that came from another process is passed on too. Each process tells it before its own goodbye, so nobody can see
+    /// a process leave and take that for the cause, however late the words of the process where it began.
+    fn abort(&self, error: Error) {
         {
             let mut cause = self.cause();
             if cause.is_some() {
                 return;
             }
-            *cause = Some(error.clone());
+            self.links.iter().for_each(|outbox| outbox.send_abort(self.first_local, &error));
+            *cause = Some(error);
+            // Last: who sees it may leave, and the goodbye has to be behind the cause.
             self.aborted.store(true, Ordering::Release);
         }
         self.wake_all();
-        if tell_others {
-            self.links.iter().for_each(|outbox| outbox.send_abort(self.first_local, &error));
-        }
     }
 }
 
@@ -252,7 +253,7 @@ impl Endpoint {
     }
 
     pub(crate) fn abort(&self, error: Error) {
-        self.shared.abort(error, true);
+        self.shared.abort(error);
     }
 
     pub(crate) fn is_aborted(&self) -> bool {

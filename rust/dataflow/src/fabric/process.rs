@@ -85,7 +85,7 @@ pub struct FabricGuard {
 impl FabricGuard {
     /// Stops the fabric from outside, for example for a rollback: every worker of it, here and elsewhere, reports `error`.
     pub fn abort(&self, error: Error) {
-        self.shared.abort(error, true);
+        self.shared.abort(error);
     }
 }
 
@@ -101,7 +101,7 @@ impl Drop for FabricGuard {
         self.stop.stop();
         if self.shared.live.load(Ordering::Acquire) > 0 {
             let reason = "its process left with unfinished dataflows".to_string();
-            self.shared.abort(Error::Aborted { worker: self.shared.first_local, reason }, true);
+            self.shared.abort(Error::Aborted { worker: self.shared.first_local, reason });
         }
         for (outbox, _) in &self.links {
             outbox.close();
@@ -193,7 +193,7 @@ pub fn processes_with(
             .spawn(move || {
                 let _mark = mark;
                 if let Err(error) = sender_outbox.run(writer, &**sender_hangup) {
-                    sender_shared.abort(Error::PeerLost { process: other, reason: error.to_string() }, true);
+                    sender_shared.abort(Error::PeerLost { process: other, reason: error.to_string() });
                 }
             })
             .map_err(failed)?;
@@ -208,7 +208,7 @@ pub fn processes_with(
                 if let Err(error) = inbound.run(reader, &shared)
                     && !leaving.load(Ordering::Acquire)
                 {
-                    shared.abort(error, true);
+                    shared.abort(error);
                 }
                 // Nothing that still comes on this stream is of use: let a blocked sender on either side end.
                 hangup(Shutdown::Read);
@@ -265,7 +265,7 @@ impl Inbound {
                 }
                 Kind::Abort => {
                     let report: Report = decode_serde(&body).map_err(|_| self.broken(ProtocolFault::Body(0)))?;
-                    shared.abort(report.into_error(), false);
+                    shared.abort(report.into_error());
                 }
                 Kind::Goodbye => {
                     goodbye = true;

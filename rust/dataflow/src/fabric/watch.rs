@@ -68,7 +68,7 @@ impl Watched {
     }
 
     fn lost(&self, reason: String, shared: &Shared) {
-        shared.abort(Error::PeerLost { process: self.outbox.process(), reason }, true);
+        shared.abort(Error::PeerLost { process: self.outbox.process(), reason });
         // Whoever of our threads is blocked on this stream must end.
         (self.hangup)(Shutdown::Both);
     }
