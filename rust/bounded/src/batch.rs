@@ -10,8 +10,9 @@
 
 use std::fmt;
 
+use penstock_progress::nest::Nest;
 use penstock_progress::order::{PartialOrder, TotalOrder};
-use penstock_progress::timestamp::{PathSummary, Product, Refines, Timestamp};
+use penstock_progress::timestamp::{FlowTime, PathSummary, Product, Refines, Timestamp};
 use serde::{Deserialize, Serialize};
 
 /// Number of a batch within one outer time.
@@ -92,6 +93,50 @@ impl<O: Timestamp> BatchTime<O> for Product<O, u64> {
         self.inner
     }
 }
+
+/// For scopes of any depth. As for plain integers, a loop needs a scope of its own.
+macro_rules! nested {
+    ($inner:ty => $($outer:ty),*) => {$(
+        impl BatchTime<$outer> for $inner {
+            fn numbered(outer: $outer, number: u64) -> Self {
+                <Self as Refines<$outer>>::to_inner(outer).with_innermost(number)
+            }
+            fn number(&self) -> u64 {
+                self.innermost()
+            }
+        }
+    )*};
+}
+
+nested!(Nest<true> => Product<u64, u64>, Nest<false>);
+nested!(Nest<false> => Nest<true>);
+
+impl BatchTime<FlowTime> for Product<FlowTime, Nest<true>> {
+    fn numbered(outer: FlowTime, number: u64) -> Self {
+        Product::new(outer, Nest::minimum().with_innermost(number))
+    }
+    fn number(&self) -> u64 {
+        self.inner.innermost()
+    }
+}
+
+/// As `nested`, for the scopes of a flow.
+macro_rules! nested_in_flow {
+    ($inner:literal in $outer:literal) => {
+        impl BatchTime<Product<FlowTime, Nest<$outer>>> for Product<FlowTime, Nest<$inner>> {
+            fn numbered(outer: Product<FlowTime, Nest<$outer>>, number: u64) -> Self {
+                let Product { outer, inner } = <Self as Refines<Product<FlowTime, Nest<$outer>>>>::to_inner(outer);
+                Product::new(outer, inner.with_innermost(number))
+            }
+            fn number(&self) -> u64 {
+                self.inner.innermost()
+            }
+        }
+    };
+}
+
+nested_in_flow!(true in false);
+nested_in_flow!(false in true);
 
 #[cfg(test)]
 mod tests {

@@ -19,6 +19,7 @@ pub mod antichain;
 pub mod capability;
 pub mod change_batch;
 mod counts;
+pub mod nest;
 pub mod notificator;
 pub mod order;
 pub mod post_dated;

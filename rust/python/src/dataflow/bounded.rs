@@ -12,7 +12,7 @@ use std::sync::Arc;
 use arrow_array::RecordBatch as Batch;
 use penstock_bounded::{BatchTime, Bounds, BoundsError, Egress, Expand, Faucet, Fault, Gate, Limits, Memory, Monitor};
 use penstock_dataflow::{BoxError, Scope, Stream};
-use penstock_progress::timestamp::{Refines, Timestamp};
+use penstock_progress::timestamp::Timestamp;
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyList};
 
@@ -21,33 +21,6 @@ use super::home::{Address, Key};
 use super::stream::{Scopes, Streams};
 use super::time::{Level, Nest, Pair};
 use crate::errors::{self, Kind};
-
-impl BatchTime<Pair> for Nest<true> {
-    fn numbered(outer: Pair, number: u64) -> Self {
-        <Self as Refines<Pair>>::to_inner(outer).with_innermost(number)
-    }
-    fn number(&self) -> u64 {
-        self.innermost()
-    }
-}
-
-impl BatchTime<Nest<true>> for Nest<false> {
-    fn numbered(outer: Nest<true>, number: u64) -> Self {
-        <Self as Refines<Nest<true>>>::to_inner(outer).with_innermost(number)
-    }
-    fn number(&self) -> u64 {
-        self.innermost()
-    }
-}
-
-impl BatchTime<Nest<false>> for Nest<true> {
-    fn numbered(outer: Nest<false>, number: u64) -> Self {
-        <Self as Refines<Nest<false>>>::to_inner(outer).with_innermost(number)
-    }
-    fn number(&self) -> u64 {
-        self.innermost()
-    }
-}
 
 /// How blocks are handed out: as they are, or by `begin(list)`, which gives an expansion.
 struct Hand {

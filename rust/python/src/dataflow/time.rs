@@ -3,162 +3,20 @@
 //! At the root a time is an int; a nested scope appends a coordinate, so a time there is a tuple, outermost first, under the
 //! product order. Rust sees four types, whatever the depth: `u64` and a pair, whose orders of dimension one and two the progress
 //! tracking exploits, and from the third coordinate on [`Nest`], of any depth.
-//!
-//! A [`Nest`] keeps its coordinates innermost first without zeros at the end, so that all times with the same coordinates are
-//! equal, the least is empty whatever the depth, entering a scope puts a zero in front, and leaving takes one away: none needs
-//! to know the depth. Its parameter alternates from scope to scope, because a scope's times must be of another type than
-//! those of the scope around it.
 
-use std::cmp::Ordering;
-use std::fmt;
-
-use penstock_progress::order::PartialOrder;
-use penstock_progress::timestamp::{PathSummary, Product, Refines, Timestamp};
+pub(crate) use penstock_progress::nest::Nest;
+use penstock_progress::timestamp::{Product, Timestamp};
 use pyo3::prelude::*;
 use pyo3::types::PyTuple;
-use serde::{Deserialize, Serialize};
 use smallvec::SmallVec;
 
 use crate::errors::{self, Kind};
 
-/// Coordinates of a time, outermost first.
-pub(crate) type Coordinates = SmallVec<[u64; 4]>;
-
-/// A time with three coordinates or more, and the summary of a path: see the module.
-#[derive(Clone, PartialEq, Eq, Hash, Default, Serialize, Deserialize)]
-#[serde(from = "Vec<u64>", into = "Vec<u64>")]
-pub(crate) struct Nest<const ODD: bool>(SmallVec<[u64; 4]>);
-
-impl<const ODD: bool> Nest<ODD> {
-    /// Of coordinates innermost first.
-    fn of(mut coordinates: SmallVec<[u64; 4]>) -> Self {
-        while coordinates.last() == Some(&0) {
-            coordinates.pop();
-        }
-        Nest(coordinates)
-    }
-
-    /// The coordinate of the innermost scope.
-    pub(crate) fn innermost(&self) -> u64 {
-        self.at(0)
-    }
-
-    /// This time with another coordinate of the innermost scope.
-    pub(crate) fn with_innermost(mut self, coordinate: u64) -> Self {
-        match self.0.first_mut() {
-            Some(first) => *first = coordinate,
-            None => self.0.push(coordinate),
-        }
-        Nest::of(self.0)
-    }
-
-    fn at(&self, index: usize) -> u64 {
-        self.0.get(index).copied().unwrap_or(0)
-    }
-
-    fn enter<const OTHER: bool>(&self) -> Nest<OTHER> {
-        match self.0.is_empty() {
-            true => Nest::default(),
-            false => Nest(std::iter::once(0).chain(self.0.iter().copied()).collect()),
-        }
-    }
-
-    fn leave<const OTHER: bool>(&self) -> Nest<OTHER> {
-        Nest(self.0.iter().skip(1).copied().collect())
-    }
-
-    fn sum(&self, other: &Self) -> Option<Self> {
-        let length = self.0.len().max(other.0.len());
-        (0..length).map(|index| self.at(index).checked_add(other.at(index))).collect::<Option<_>>().map(Nest)
-    }
-}
-
-impl<const ODD: bool> From<Vec<u64>> for Nest<ODD> {
-    fn from(coordinates: Vec<u64>) -> Self {
-        Nest::of(coordinates.into())
-    }
-}
-
-impl<const ODD: bool> From<Nest<ODD>> for Vec<u64> {
-    fn from(nest: Nest<ODD>) -> Self {
-        nest.0.into_vec()
-    }
-}
-
-impl<const ODD: bool> fmt::Debug for Nest<ODD> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_list().entries(self.0.iter().rev()).finish()
-    }
-}
-
-impl<const ODD: bool> PartialOrder for Nest<ODD> {
-    fn less_equal(&self, other: &Self) -> bool {
-        self.0.len() <= other.0.len() && self.0.iter().zip(&other.0).all(|(own, theirs)| own <= theirs)
-    }
-}
-
-/// Lexicographic from the outermost coordinate: what is longer has a greater one there, the others being zero.
-impl<const ODD: bool> Ord for Nest<ODD> {
-    fn cmp(&self, other: &Self) -> Ordering {
-        self.0.len().cmp(&other.0.len()).then_with(|| self.0.iter().rev().cmp(other.0.iter().rev()))
-    }
-}
-
-impl<const ODD: bool> PartialOrd for Nest<ODD> {
-    fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
-        Some(self.cmp(other))
-    }
-}
-
-impl<const ODD: bool> Timestamp for Nest<ODD> {
-    type Summary = Self;
-    fn minimum() -> Self {
-        Nest::default()
-    }
-}
-
-impl<const ODD: bool> PathSummary<Nest<ODD>> for Nest<ODD> {
-    fn results_in(&self, time: &Self) -> Option<Self> {
-        self.sum(time)
-    }
-    fn followed_by(&self, next: &Self) -> Option<Self> {
-        self.sum(next)
-    }
-}
-
 /// A pair, which is the time of a scope in a scope.
 pub(crate) type Pair = Product<u64, u64>;
 
-impl Refines<Pair> for Nest<true> {
-    fn to_inner(outer: Pair) -> Self {
-        Nest::of(SmallVec::from_slice(&[0, outer.inner, outer.outer]))
-    }
-    fn to_outer(self) -> Pair {
-        Pair::new(self.at(2), self.at(1))
-    }
-    fn summarize(path: Self) -> Pair {
-        Refines::<Pair>::to_outer(path)
-    }
-}
-
-macro_rules! refine {
-    ($inner:literal in $outer:literal) => {
-        impl Refines<Nest<$outer>> for Nest<$inner> {
-            fn to_inner(outer: Nest<$outer>) -> Self {
-                outer.enter()
-            }
-            fn to_outer(self) -> Nest<$outer> {
-                self.leave()
-            }
-            fn summarize(path: Self) -> Nest<$outer> {
-                path.leave()
-            }
-        }
-    };
-}
-
-refine!(false in true);
-refine!(true in false);
+/// Coordinates of a time, outermost first.
+pub(crate) type Coordinates = SmallVec<[u64; 4]>;
 
 /// A type of time that Python's ints and tuples stand for.
 pub(crate) trait Time: Timestamp {
@@ -312,50 +170,13 @@ pub(crate) use {both, each, lift};
 mod tests {
     use super::*;
 
-    type Deep = Nest<true>;
-
-    fn nest(coordinates: [u64; 3]) -> Deep {
-        Deep::from_coordinates(&coordinates)
-    }
-
-    fn grid() -> Vec<[u64; 3]> {
-        (0..27).map(|code| [code / 9, code / 3 % 3, code % 3]).collect()
-    }
-
     #[test]
-    fn orders_are_those_of_the_padded_coordinates() {
-        for left in grid() {
-            assert_eq!(nest(left).coordinates(3)[..], left);
-            for right in grid() {
-                let product = left.iter().zip(&right).all(|(l, r)| l <= r);
-                assert_eq!(nest(left).less_equal(&nest(right)), product, "{left:?} {right:?}");
-                assert_eq!(nest(left).cmp(&nest(right)), left.cmp(&right));
-                let sum = [left[0] + right[0], left[1] + right[1], left[2] + right[2]];
-                assert_eq!(nest(left).results_in(&nest(right)), Some(nest(sum)));
-            }
+    fn coordinates_come_back_whatever_the_depth() {
+        for code in 0..27 {
+            let all = [code / 9, code / 3 % 3, code % 3];
+            assert_eq!(Nest::<true>::from_coordinates(&all).coordinates(3)[..], all);
+            assert_eq!(Pair::from_coordinates(&all[1..]).coordinates(2)[..], all[1..]);
         }
-        assert_eq!(nest([u64::MAX, 0, 0]).sum(&nest([1, 0, 0])), None);
-    }
-
-    #[test]
-    fn entering_appends_a_zero_and_leaving_strips() {
-        for [a, b, c] in grid() {
-            let inner = <Deep as Refines<Pair>>::to_inner(Pair::new(a, b));
-            assert_eq!(inner, nest([a, b, 0]));
-            assert_eq!(Refines::<Pair>::to_outer(nest([a, b, c])), Pair::new(a, b));
-            let deeper = <Nest<false> as Refines<Deep>>::to_inner(nest([a, b, c]));
-            assert_eq!(deeper.coordinates(4)[..], [a, b, c, 0]);
-            let moved = Nest::<false>::advance(7).results_in(&deeper).unwrap();
-            assert_eq!(moved.coordinates(4)[..], [a, b, c, 7]);
-            assert_eq!(Refines::<Deep>::to_outer(moved.clone()), nest([a, b, c]));
-            assert_eq!((moved.innermost(), moved.with_innermost(0)), (7, deeper));
-        }
-    }
-
-    #[test]
-    fn bytes_of_a_peer_are_brought_into_form() {
-        let bytes = Vec::from(Nest::<true>::from(vec![3, 0, 0]));
-        assert_eq!(bytes, [3]);
-        assert_eq!(Nest::<true>::from(vec![0, 0]), Nest::minimum());
+        assert_eq!(Nest::<false>::advance(7), Nest::from_coordinates(&[0, 0, 0, 7]));
     }
 }
