@@ -12,6 +12,8 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+from penstock import _cpus
+
 __all__ = ["CORES", "Meter", "cores", "cpu", "load", "pinned"]
 
 #: How many cores the benches are pinned to, where the system has that many.
@@ -48,7 +50,7 @@ def pinned(count: int = CORES) -> Iterator[list[int]]:
 
 def cores() -> int:
     """How many CPUs this thread may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return _cpus.of_process()
 
 
 def cpu() -> str | None:

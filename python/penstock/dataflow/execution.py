@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import os
 import queue
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from penstock import _cpus
 from penstock.dataflow.worker import Worker
 from penstock.errors import ConfigError, PenstockError, ProgramError, WorkerLost, WorkerStopped
 
@@ -151,12 +150,9 @@ def default_workers(processes: int = 1) -> int:
     >>> 1 <= default_workers() <= 8
     True
     """
-    context = sys.modules.get("pyspark.taskcontext")
-    task = context.TaskContext.get() if context is not None else None
-    if task is not None:
-        return max(1, int(task.cpus()))
-    usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return max(1, min(usable // processes, _MOST_WORKERS))
+    if _cpus.task() is not None:
+        return _cpus.of_task_or_process()
+    return max(1, min(_cpus.of_process() // processes, _MOST_WORKERS))
 
 
 def run_workers(seats: Seats, program: Callable[[Worker], R]) -> list[R]:

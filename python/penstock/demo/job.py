@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import platform
 import shutil
 import tempfile
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,6 +18,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 import penstock as pk
+from penstock import _cpus
 from penstock.demo.expected import compare, expected_counts, expected_hot_items
 from penstock.demo.feeder import FILES_PER_SECOND, SCHEMA, Feeder
 from penstock.live import Move, Snapshot, WorkerLoad
@@ -303,7 +303,7 @@ class Job:
             "Java": java,
             "Python": platform.python_version(),
             "pyarrow": pa.__version__,
-            "machine": f"{platform.system()} {platform.machine()}, {_cores()} cores",
+            "machine": f"{platform.system()} {platform.machine()}, {_cpus.of_process()} cores",
         }
         return timeline
 
@@ -434,8 +434,3 @@ def _take_everything(handle: Any) -> None:
 def _stop_query(handle: Any) -> None:
     with contextlib.suppress(Exception):
         handle.stop()
-
-
-def _cores() -> int:
-    count: Callable[[int], set[int]] | None = getattr(os, "sched_getaffinity", None)
-    return len(count(0)) if count is not None else os.cpu_count() or 1

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from penstock import _cpus
 from penstock.errors import ConfigError
 
 __all__ = ["MOST", "Options", "Progress", "whole"]
@@ -73,4 +73,4 @@ class Options:
         """How many threads that are."""
         if self.workers is not None:
             return self.workers
-        return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        return _cpus.of_process()

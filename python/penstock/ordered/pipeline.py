@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import math
-import os
-import sys
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
+from penstock import _cpus
 from penstock.errors import ConfigError
 from penstock.ordered.iterator import Driver, Options, OrderedIterator
 from penstock.ordered.operators import compile_steps
@@ -31,16 +30,7 @@ def default_workers() -> int:
     >>> default_workers() >= 1
     True
     """
-    module = sys.modules.get("pyspark.taskcontext")
-    context = module.TaskContext.get() if module is not None else None
-    if context is not None:
-        try:
-            return max(1, int(context.cpus()))
-        except Exception:
-            return 1
-    if hasattr(os, "sched_getaffinity"):
-        return max(1, len(os.sched_getaffinity(0)))
-    return os.cpu_count() or 1
+    return _cpus.of_task_or_process()
 
 
 def _number(value: Any, name: str, what: str, most: int) -> int:

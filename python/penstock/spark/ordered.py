@@ -19,6 +19,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from penstock import _cpus
 from penstock._calls import _short, user_error
 from penstock.errors import ConfigError, PenstockError, SchemaError
 from penstock.schema import conform, spark_types, to_arrow, to_ddl
@@ -168,10 +169,9 @@ class _Run:
     def results(self, items: Iterable[Any], unit: str) -> Iterator[Any]:
         """What comes out for `items`, in order; an error of the user's code names the item."""
         f = _load(self.pickled, self.what)
-        options = self.options | {"workers": self.options["workers"] or _cpus()}
         given = _Given(items)
         number = 0
-        with contextlib.closing(_start(f, given, options)) as out:
+        with contextlib.closing(_start(f, given, self.options)) as out:
             while True:
                 try:
                     result = next(out)
@@ -348,23 +348,8 @@ def _is_pipeline(f: Any) -> bool:
     return isinstance(f, Pipeline)
 
 
-def _context() -> Any:
-    """Spark's context of the task; None outside of one."""
-    try:
-        from pyspark import TaskContext
-    except ImportError:
-        return None
-    return TaskContext.get()
-
-
-def _cpus() -> int | None:
-    """How many CPUs Spark gives the task; None outside of one."""
-    context = _context()
-    return None if context is None else max(1, int(context.cpus()))
-
-
 def _partition() -> str:
-    context = _context()
+    context = _cpus.task()
     return "" if context is None else f" of partition {context.partitionId()}"
 
 
