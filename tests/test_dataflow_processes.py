@@ -19,8 +19,8 @@ import pyarrow as pa
 import pytest
 
 import penstock as pk
-from penstock import _mesh, errors
-from penstock.dataflow import Worker, processes, run_here
+from penstock import _children, _mesh, errors
+from penstock.dataflow import Worker, run_here
 
 WORDS = ["the", "quick", "brown", "fox", "jumps", "over", "the", "lazy", "dog", "and", "the", "fox", "ends"]
 
@@ -279,7 +279,7 @@ def test_processes_that_do_not_start_in_time_are_an_error() -> None:
 
 
 def test_a_process_that_never_takes_its_job_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(processes, "_BOOT", "import signal; signal.pause()")
+    monkeypatch.setattr(_children, "_BOOT", "import signal; signal.pause()")
     ballast = bytes(8 << 20)  # more than a socket holds
     began = time.monotonic()
     with pytest.raises(errors.WorkerLost, match="did not start in time"):

@@ -1,9 +1,8 @@
 """Workers in processes of their own: starting them, telling them who they are, and ending them.
 
-Each child gets one socket from its parent, a private pair: over it come the job (with the secret of the run, which is
-nowhere else) and the addresses of all, and back go the child's address and the outcomes of its workers. The end of
-that socket is the end of the other side: a child whose parent is gone ends at once, a parent whose child is gone
-names it.
+Each child has one socket to its parent (see `_children`): over it come the job (with the secret of the run, which is
+nowhere else) and the addresses of all, and back go the child's address and the outcomes of its workers. A child whose
+parent is gone ends at once, a parent whose child is gone names it.
 
 Invariant: when `run_processes` returns or raises, no child is left.
 """
@@ -15,10 +14,8 @@ import os
 import pickle
 import secrets
 import selectors
-import signal
 import socket
 import struct
-import subprocess
 import sys
 import time
 import traceback
@@ -28,8 +25,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import cloudpickle
 
+from penstock._children import Child, how_ended, require_interpreter
 from penstock.dataflow.execution import Failure, collect_outcomes, first_cause
-from penstock.errors import ConfigError, PenstockError, ProgramError, WorkerLost
+from penstock.errors import PenstockError, ProgramError, WorkerLost
 
 if TYPE_CHECKING:
     from penstock.dataflow.worker import Worker
@@ -46,23 +44,6 @@ _PATIENCE = 2.0
 #: Seconds between two looks at whether a child still runs.
 _LOOK = 0.5
 
-#: Reads the parent's module path, which may be the only way to this package, then goes on in `child`.
-_BOOT = """
-import pickle, socket, struct, sys
-control = socket.socket(fileno=int(sys.argv[1]))
-def read(count):
-    data = b""
-    while len(data) < count:
-        part = control.recv(count - len(data))
-        if not part:
-            sys.exit(1)
-        data += part
-    return data
-sys.path[:] = pickle.loads(read(struct.unpack("<Q", read(8))[0]))
-from penstock.dataflow.processes import child
-child(control)
-"""
-
 
 @dataclass(frozen=True)
 class _Job:
@@ -75,7 +56,6 @@ class _Job:
     group: str
     program: bytes
     start_timeout: float
-    parent: int
 
     def __repr__(self) -> str:
         return f"_Job(process={self.process})"  # never the secret
@@ -126,25 +106,17 @@ class _Pipe:
         return (message,)
 
 
-class _Child:
+class _Child(Child):
     """One process of a run, as its parent sees it."""
 
     def __init__(self, process: int, threads: int) -> None:
+        super().__init__(__name__, "child")
         self.process = process
         self.workers = range(process * threads, (process + 1) * threads)
         self.address: str | None = None
         self.outcomes: list[Any] | None = None
         self.gone = False
-        ours, theirs = socket.socketpair()
-        self.pipe = _Pipe(ours)
-        with theirs:
-            self.popen = subprocess.Popen(
-                [sys.executable, "-c", _BOOT, str(theirs.fileno())],
-                stdin=subprocess.DEVNULL,
-                pass_fds=[theirs.fileno()],
-                # Ctrl-C of the terminal is the parent's, who ends the children in order.
-                start_new_session=True,
-            )
+        self.pipe = _Pipe(self.socket)
 
     def start(self, job: _Job, deadline: float) -> None:
         """Hand over the job.
@@ -154,45 +126,24 @@ class _Child:
         WorkerLost
             When it has not taken the job by `deadline`.
         """
-        self.pipe.socket.settimeout(max(0.001, deadline - time.monotonic()))
         try:
-            self.pipe.send(list(sys.path))
-            self.pipe.send(job)
+            self.hand_over(lambda: self.pipe.send(job), deadline)
         except TimeoutError:
             raise _late(self) from None
-        except ConnectionError:
-            return  # it is gone: its end says so
-        finally:
-            self.pipe.socket.settimeout(None)
 
     def loss(self) -> WorkerLost:
         """The error of a child that ended, or closed its socket, without its outcomes."""
-        self.end(time.monotonic() + _PATIENCE)
-        code = self.popen.returncode
-        if code < 0:
-            how = f"was killed by signal {-code}"
-            with contextlib.suppress(ValueError):  # one without a name, such as a real-time signal
-                how = f"was killed by {signal.Signals(-code).name}"
-        else:
-            how = f"ended with exit code {code}"
+        code = self.end(time.monotonic() + _PATIENCE)
         first, last = self.workers[0], self.workers[-1]
         who = f"worker {first}" if first == last else f"workers {first} to {last}"
         when = "before it was connected" if self.address is None else "before its program did"
-        return WorkerLost(f"process {self.process} ({who}) {how} {when}", process=self.process, exitcode=code)
-
-    def end(self, deadline: float) -> None:
-        """Wait for the process until `deadline`, then kill it."""
-        try:
-            self.popen.wait(max(0.0, deadline - time.monotonic()))
-        except subprocess.TimeoutExpired:
-            self.popen.kill()
-            self.popen.wait()
+        what = f"process {self.process} ({who}) {how_ended(code)} {when}"
+        return WorkerLost(what, process=self.process, exitcode=code)
 
 
 def run_processes(program: Callable[[Worker], R], threads: int, processes: int, start_timeout: float) -> list[R]:
     """Run a program on `threads` workers in each of `processes` new processes. See `execute`."""
-    if not sys.executable:
-        raise ConfigError("this interpreter does not know its executable, so it cannot start others")
+    require_interpreter()
     try:
         code = cloudpickle.dumps(program)
     except Exception as error:
@@ -204,7 +155,7 @@ def run_processes(program: Callable[[Worker], R], threads: int, processes: int, 
         for process in range(processes):
             child = _Child(process, threads)
             children.append(child)
-            child.start(_Job(process, processes, threads, secret, group, code, start_timeout, os.getpid()), start)
+            child.start(_Job(process, processes, threads, secret, group, code, start_timeout), start)
         failures = _supervise(children, start)
     except BaseException:
         _tell(children, ("stop", "the program that started this run was interrupted"))
@@ -306,12 +257,9 @@ def _restored(child: _Child, outcome: tuple[str, int, bytes]) -> Any:
 
 def child(control: socket.socket) -> None:
     """The main function of a child: see the module."""
-    _die_with_parent()
     pipe = _Pipe(control)
     try:
         job: _Job = pipe.receive()
-        if os.getppid() != job.parent:
-            return  # it died before the system was asked to tell
         outcomes = _serve(pipe, job)
         pipe.send(("outcomes", outcomes))
     except (EOFError, ConnectionError):
@@ -383,12 +331,3 @@ def _packed(job: _Job, outcome: Any, worker: int = 0) -> tuple[str, int, bytes]:
     cause = failed.__cause__ or failed
     failed.__dict__["traceback"] = "".join(traceback.format_exception(type(cause), cause, cause.__traceback__))
     return ("failure", outcome.worker, cloudpickle.dumps(failed))
-
-
-def _die_with_parent() -> None:
-    """Ask the system to kill this process when its parent's thread ends, where it can."""
-    if sys.platform == "linux":
-        import ctypes
-
-        with contextlib.suppress(OSError, AttributeError):
-            ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG

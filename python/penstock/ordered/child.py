@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import signal
 import socket
 import sys
 import time
@@ -26,14 +25,11 @@ from penstock.ordered.operators import compile_steps
 __all__ = ["main"]
 
 
-def main(sock: socket.socket, parent: int) -> None:
+def main(sock: socket.socket) -> None:
     """Serve the parent until the socket ends."""
-    _die_with_parent()
     code = 1
     try:
-        if os.getppid() == parent:
-            _serve(sock)
-            code = 0
+        _serve(sock)
     except (wire.Ended, ConnectionError):
         code = 0
     except KeyboardInterrupt:
@@ -173,12 +169,3 @@ def _checked(values: list[Any]) -> tuple[list[Any], int]:
             bad += 1
         kept.append(value)
     return kept, bad
-
-
-def _die_with_parent() -> None:
-    """Ask the system to kill this process when the thread that started it ends."""
-    if sys.platform == "linux":
-        import ctypes
-
-        with contextlib.suppress(OSError, AttributeError):
-            ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG

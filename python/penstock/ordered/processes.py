@@ -1,8 +1,8 @@
 """Worker processes: one per worker of a run, started (never forked) when first wanted.
 
-Each child has one socket, a private pair, over which everything goes; its end is the end of the other side. A thread
-of the pool starts the children and lives as long as it: the system kills a child when the thread that started it
-ends, so nothing is left behind even after `kill -9` of this process.
+Each child has one socket, over which everything goes. A thread of the pool starts the children and lives as long as
+it: the system kills a child when the thread that started it ends (see `_children`), so nothing is left behind even
+after `kill -9` of this process.
 
 There are more callers than children: one pickles its request or unpickles its reply while the children work on those
 of others.
@@ -15,21 +15,17 @@ from __future__ import annotations
 
 import contextlib
 import os
-import pickle
 import queue
 import select
-import signal
 import socket
-import struct
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from penstock.errors import ConfigError, ItemsLost, ItemTimeout, NotPicklable, OrderedError
+from penstock._children import Child, how_ended, require_interpreter
+from penstock.errors import ItemsLost, ItemTimeout, NotPicklable, OrderedError
 from penstock.ordered import wire
 from penstock.ordered.chunk import Chunk, Failure, add_note
 from penstock.ordered.steps import Step
@@ -44,57 +40,43 @@ _PATIENCE = 0.25
 #: So many children in a row that end before they did anything, and the run ends.
 _DEATHS = 5
 
-#: Reads the parent's module path, which may be the only way to this package, then goes on in `child.main`.
-_BOOT = """
-import pickle, socket, struct, sys
-sock = socket.socket(fileno=int(sys.argv[1]))
-def read(count):
-    data = b""
-    while len(data) < count:
-        part = sock.recv(count - len(data))
-        if not part:
-            sys.exit(1)
-        data += part
-    return data
-sys.path[:] = pickle.loads(read(struct.unpack("<Q", read(8))[0]))
-from penstock.ordered.child import main
-main(sock, int(sys.argv[2]))
-"""
 
-
-class _Child:
+class _Child(Child):
     """One process, seen from here."""
 
-    def __init__(self, code: bytes) -> None:
-        ours, theirs = socket.socketpair()
-        self.socket = ours
+    def __init__(self) -> None:
+        super().__init__("penstock.ordered.child", "main")
         self.up = False
-        with theirs:
-            self.popen = subprocess.Popen(
-                [sys.executable, "-c", _BOOT, str(theirs.fileno()), str(os.getpid())],
-                stdin=subprocess.DEVNULL,
-                pass_fds=[theirs.fileno()],
-                # Ctrl-C of the terminal is the parent's, who ends the children in order.
-                start_new_session=True,
-            )
-        path = pickle.dumps(list(sys.path), 5)
-        with contextlib.suppress(ConnectionError):  # it is gone: noticed by who calls it
-            ours.sendall(struct.pack("<Q", len(path)) + path)
-            wire.send(ours, code, [])
+        self._deadline = time.monotonic() + _START
 
-    def readable(self) -> bool:
-        """Whether it has something to say, or is gone."""
-        return bool(select.select([self.socket], [], [], 0)[0])
+    def learn(self, code: bytes) -> None:
+        """Give it the functions.
+
+        Raises
+        ------
+        OrderedError
+            When it does not take them in time.
+        """
+        try:
+            self.hand_over(lambda: wire.send(self.socket, code, []), self._deadline)
+        except TimeoutError as error:
+            raise OrderedError(
+                f"worker process {self.popen.pid} was started, but did not take its functions within {_START:g} s"
+            ) from error
+
+    def speaks(self) -> bool:
+        """Whether it has something to say, is gone, or should have come up by now."""
+        return bool(select.select([self.socket], [], [], 0)[0]) or time.monotonic() > self._deadline
 
     def hello(self) -> None:
         """Wait until it is up."""
         if self.up:
             return
-        self.socket.settimeout(_START)
+        self.limit(self._deadline)
         try:
             message = wire.loads(*wire.receive(self.socket))
         except TimeoutError as error:
-            raise OrderedError(f"a worker process did not start within {_START:.0f} s") from error
+            raise OrderedError(f"worker process {self.popen.pid} did not come up within {_START:g} s") from error
         if message[0] != "ready":
             raise NotPicklable(
                 f"the functions cannot be restored in a worker process: {message[1]}; import what they need inside"
@@ -103,12 +85,15 @@ class _Child:
             )
         self.up = True
 
-    def end(self) -> int | None:
-        """Kill it if it is not gone yet; how it ended."""
+    def hang_up(self) -> None:
+        """Let it know that it is not needed any more; what is being sent to it fails."""
         with contextlib.suppress(OSError):
             self.socket.shutdown(socket.SHUT_RDWR)
-        self.popen.kill()
-        code = self.popen.wait()
+
+    def dismiss(self) -> int:
+        """Kill it if it is not gone yet; how it ended."""
+        self.hang_up()
+        code = self.end()
         self.socket.close()
         return code
 
@@ -130,51 +115,80 @@ class Pool:
     """
 
     def __init__(self, steps: Sequence[Step], workers: int) -> None:
-        if not sys.executable:
-            raise ConfigError("this interpreter does not know its executable, so it cannot start others")
+        require_interpreter()
         self._code = _pickled(steps)
         self.workers = workers
         self._pid = os.getpid()
         self._children: list[_Child | None] = [None] * workers
+        #: The one that is being started, and why none can be: then nobody waits for another one.
+        self._starting: _Child | None = None
+        self._broken: BaseException | None = None
         self._lock = threading.Lock()
         #: Children that nobody talks to, the one used last first: it is awake.
         self._free: queue.LifoQueue[int] = queue.LifoQueue()
         self._closed = False
         self._deaths = 0
-        self._wanted: queue.SimpleQueue[tuple[int, queue.SimpleQueue[Any]] | None] = queue.SimpleQueue()
+        self._wanted: queue.SimpleQueue[tuple[int, queue.SimpleQueue[_Child | None]] | None] = queue.SimpleQueue()
         self._starter = threading.Thread(target=self._start, name="penstock-ordered-start", daemon=True)
         self._starter.start()
         for worker in range(workers):
-            self._wanted.put((worker, queue.SimpleQueue()))
+            self._ask(worker)
             self._free.put(worker)
 
     def _start(self) -> None:
         """Start children as they are asked for: see the module for why one thread does it."""
         while (wanted := self._wanted.get()) is not None:
             worker, reply = wanted
-            child: _Child | None = None
-            try:
-                with self._lock:
-                    # Only missing ones: a call may have asked for one that was under way.
-                    if not self._closed and self._children[worker] is None:
-                        self._children[worker] = _Child(self._code)
-                    child = self._children[worker]
-                reply.put(child)
-            except BaseException as error:
-                reply.put(error)
+            # Only missing ones: a call may have asked for one that was under way.
+            if self._children[worker] is None and not self._broken:
+                try:
+                    self._begin(worker)
+                except BaseException as error:
+                    self._broken = error
+            reply.put(self._children[worker])
+
+    def _begin(self, worker: int) -> None:
+        with self._lock:
+            if self._closed:
+                return
+            child = self._starting = _Child()
+        try:
+            # Without the lock: it may take long, and who closes the pool does not wait for that.
+            child.learn(self._code)
+        except BaseException:
+            child.dismiss()
+            raise
+        finally:
+            with self._lock:
+                self._starting = None
+        with self._lock:
+            if not self._closed:
+                self._children[worker] = child
+                return
+        child.dismiss()
+
+    def _ask(self, worker: int) -> queue.SimpleQueue[_Child | None]:
+        """Have a child started, if it is missing; gets it, or None."""
+        reply: queue.SimpleQueue[_Child | None] = queue.SimpleQueue()
+        with self._lock:
+            if self._closed:
+                reply.put(None)
+            else:
+                self._wanted.put((worker, reply))
+        return reply
 
     def _child(self, worker: int) -> _Child:
-        child = self._children[worker]
-        if child is None:
-            reply: queue.SimpleQueue[Any] = queue.SimpleQueue()
-            self._wanted.put((worker, reply))
-            found = reply.get(timeout=_START)
-            if isinstance(found, BaseException):
-                raise OrderedError(f"no worker process can be started: {found}") from found
-            child = found
-        if child is None or self._closed:
+        child = self._children[worker] or self._ask(worker).get()
+        if self._closed:
             raise OrderedError("this run was closed")
+        if child is None:
+            raise self._cannot_start()
         return child
+
+    def _cannot_start(self) -> OrderedError:
+        error = OrderedError(f"no worker process can be started: {self._broken}")
+        error.__cause__ = self._broken
+        return error
 
     def ready(self) -> bool:
         """Whether all children are up.
@@ -184,13 +198,15 @@ class Pool:
         OrderedError
             When one cannot come up.
         """
+        if self._broken:
+            raise self._cannot_start()
         for child in self._children:
-            if child is None or not (child.up or child.readable()):
+            if child is None or not (child.up or child.speaks()):
                 return False
             try:
                 child.hello()
             except wire.Ended as error:
-                raise OrderedError(f"a worker process {_how(child.popen.wait())} when it started") from error
+                raise OrderedError(f"a worker process {how_ended(child.popen.wait())} when it started") from error
         return True
 
     def pids(self) -> list[int]:
@@ -285,7 +301,7 @@ class Pool:
             return ("failed", Failure(made))
         if isinstance(answer, _Gone):
             self._deaths += 1
-            how = _how(answer.code)
+            how = how_ended(answer.code)
             if self._deaths >= _DEATHS:
                 raise OrderedError(
                     f"{self._deaths} worker processes in a row ended in the middle of their work, the last one {how} at"
@@ -332,12 +348,11 @@ class Pool:
                 raise OrderedError("this run was closed") from error
             return _Gone(self._replace(worker, child))
 
-    def _replace(self, worker: int, child: _Child) -> int | None:
-        code = child.end()
+    def _replace(self, worker: int, child: _Child) -> int:
+        code = child.dismiss()
         with self._lock:
             self._children[worker] = None
-        if not self._closed:
-            self._wanted.put((worker, queue.SimpleQueue()))
+        self._ask(worker)
         return code
 
     def close(self) -> None:
@@ -346,16 +361,15 @@ class Pool:
             return
         with self._lock:
             self._closed = True
+            if self._starting is not None:
+                self._starting.hang_up()
             children = [child for child in self._children if child is not None]
         for child in children:
-            with contextlib.suppress(OSError):
-                child.socket.shutdown(socket.SHUT_RDWR)
+            child.hang_up()
         deadline = time.monotonic() + _PATIENCE
         for child in children:
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                child.popen.wait(max(0.0, deadline - time.monotonic()))
-        for child in children:
-            child.end()
+            child.end(deadline)
+            child.dismiss()
         self._wanted.put(None)
         if threading.current_thread() is not self._starter:
             self._starter.join()
@@ -369,7 +383,7 @@ class _Late:
 class _Gone:
     """Instead of a reply: the child ended."""
 
-    code: int | None
+    code: int
 
 
 class _Unsendable(Exception):
@@ -405,12 +419,3 @@ def _item_error(value: Any, number: int, error: BaseException) -> NotPicklable:
     )
     made.__cause__ = error
     return made
-
-
-def _how(code: int | None) -> str:
-    if code is not None and code < 0:
-        try:
-            return f"was killed by {signal.Signals(-code).name}"
-        except ValueError:
-            return f"was killed by signal {-code}"
-    return f"ended with exit code {code}"

@@ -1,0 +1,152 @@
+"""Python processes that work for this one: starting them, and what always holds for them.
+
+They are started, not forked: a fork of a process with threads may hang. Each gets one end of a private pair of
+sockets and, first, the module path of its parent, which may be the only way to this package. Nothing of a job is on a
+command line or in the environment.
+
+Invariants: a child dies with the thread that started it (where the system can tell it, on Linux), and else with its
+socket, whose end is the end of the other side; Ctrl-C of the terminal is the parent's, who ends its children in order;
+a child that does not come up costs its parent no more than the time it was given.
+
+A child imports this, too, so what only a parent needs is imported where it is used.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pickle
+import signal
+import socket
+import struct
+import sys
+import time
+from collections.abc import Callable
+from importlib import import_module
+
+from penstock.errors import ConfigError
+
+__all__ = ["Child", "enter", "how_ended", "require_interpreter"]
+
+#: Reads the module path of the parent and goes on in `enter`, which that makes it find.
+_BOOT = """
+import pickle, socket, struct, sys
+sock = socket.socket(fileno=int(sys.argv[1]))
+def read(count):
+    data = b""
+    while len(data) < count:
+        part = sock.recv(count - len(data))
+        if not part:
+            sys.exit(1)
+        data += part
+    return data
+sys.path[:] = pickle.loads(read(struct.unpack("<Q", read(8))[0]))
+from penstock._children import enter
+enter(sock, *sys.argv[2:])
+"""
+
+
+def require_interpreter() -> None:
+    """Refuse to start children where nobody knows how.
+
+    Raises
+    ------
+    ConfigError
+        In an interpreter that does not know its executable.
+    """
+    if not sys.executable:
+        raise ConfigError("this interpreter does not know its executable, so it cannot start others")
+
+
+class Child:
+    """A process that calls ``module.entry(socket)``.
+
+    Attributes
+    ----------
+    popen : subprocess.Popen
+        The process.
+    socket : socket.socket
+        This end of the pair.
+    """
+
+    def __init__(self, module: str, entry: str) -> None:
+        import subprocess
+
+        self.socket, theirs = socket.socketpair()
+        with theirs:
+            self.popen = subprocess.Popen(
+                [sys.executable, "-c", _BOOT, str(theirs.fileno()), str(os.getpid()), module, entry],
+                stdin=subprocess.DEVNULL,
+                pass_fds=[theirs.fileno()],
+                # Ctrl-C of the terminal is the parent's, who ends the children in order.
+                start_new_session=True,
+            )
+
+    def hand_over(self, send: Callable[[], None], deadline: float) -> None:
+        """Give it the module path, and what `send` sends then over the socket.
+
+        A child that is gone is no error: its end says so to who talks to it.
+
+        Raises
+        ------
+        TimeoutError
+            When it has not taken that by `deadline` (of `time.monotonic`). It still runs.
+        """
+        path = pickle.dumps(list(sys.path), 5)
+        self.limit(deadline)
+        try:
+            self.socket.sendall(struct.pack("<Q", len(path)) + path)
+            self.limit(deadline)
+            send()
+        except ConnectionError:
+            return
+        finally:
+            with contextlib.suppress(OSError):  # closed by another thread
+                self.socket.settimeout(None)
+
+    def limit(self, deadline: float) -> None:
+        """Make what is done next with the socket end by `deadline` (of `time.monotonic`)."""
+        self.socket.settimeout(max(0.001, deadline - time.monotonic()))
+
+    def end(self, deadline: float = 0.0) -> int:
+        """Wait for the process until `deadline` (of `time.monotonic`), then kill it; how it ended."""
+        import subprocess
+
+        try:
+            return self.popen.wait(max(0.0, deadline - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            self.popen.kill()
+            return self.popen.wait()
+
+
+def how_ended(code: int) -> str:
+    """What an exit code says, in words.
+
+    Examples
+    --------
+    >>> how_ended(3), how_ended(-9), how_ended(-99)
+    ('ended with exit code 3', 'was killed by SIGKILL', 'was killed by signal 99')
+    """
+    if code >= 0:
+        return f"ended with exit code {code}"
+    try:
+        return f"was killed by {signal.Signals(-code).name}"
+    except ValueError:  # one without a name, such as a real-time signal
+        return f"was killed by signal {-code}"
+
+
+def enter(sock: socket.socket, parent: str, module: str, entry: str) -> None:
+    """In the child: become one that dies with `parent`, and do what it was started for."""
+    _die_with_parent()
+    if os.getppid() != int(parent):
+        os._exit(1)  # it died before the system was asked to tell
+    getattr(import_module(module), entry)(sock)
+
+
+def _die_with_parent() -> None:
+    """Ask the system to kill this process when the thread that started it ends, where it can."""
+    if sys.platform == "linux":
+        import ctypes
+
+        with contextlib.suppress(OSError, AttributeError):
+            ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG

@@ -1,0 +1,126 @@
+"""Processes that are started to help: what happens when one of them hangs where it starts."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import penstock as pk
+from penstock import _children, errors, ordered
+from penstock.ordered import processes, wire
+from penstock.ordered.steps import Step
+
+#: More than a socket holds.
+BALLAST = bytes(8 << 20)
+
+
+def heavy() -> tuple[Step, ...]:
+    """Steps whose functions do not fit into a socket."""
+    ballast = BALLAST
+    return (ordered.map(lambda x: x + len(ballast)),)
+
+
+@pytest.fixture
+def hanging(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Children that read nothing and do not end by themselves while their parent lives."""
+    monkeypatch.setattr(_children, "_BOOT", "import sys, socket, select\nselect.select([], [], [], 600)")
+    monkeypatch.setattr(wire, "BODY", 1 << 30)  # functions go through the socket, however large
+
+
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(processes, "_START", 0.3)
+
+
+def within(seconds: float, function: Any) -> BaseException | None:
+    """Call a function in a thread that may hang for ever; what it raised."""
+    raised: list[BaseException | None] = []
+
+    def call() -> None:
+        try:
+            function()
+        except BaseException as error:
+            raised.append(error)
+        else:
+            raised.append(None)
+
+    thread = threading.Thread(target=call, daemon=True)
+    thread.start()
+    thread.join(seconds)
+    assert raised, f"it has not ended after {seconds} s"
+    return raised[0]
+
+
+def gone(child: _children.Child) -> bool:
+    return child.popen.returncode is not None and not Path(f"/proc/{child.popen.pid}").exists()
+
+
+def test_a_child_that_takes_nothing_is_an_error_in_time(hanging: None) -> None:
+    child = _children.Child("nobody", "nothing")
+    error = within(60, lambda: child.hand_over(lambda: child.socket.sendall(BALLAST), time.monotonic() + 0.2))
+    assert isinstance(error, TimeoutError) and child.popen.poll() is None
+    child.end()
+    child.socket.close()
+    assert gone(child)
+
+
+def test_a_child_that_is_gone_is_left_to_who_talks_to_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_children, "_BOOT", "raise SystemExit(5)")
+    child = _children.Child("nobody", "nothing")
+    child.hand_over(lambda: child.socket.sendall(BALLAST), time.monotonic() + 60)
+    assert _children.how_ended(child.end(time.monotonic() + 60)) == "ended with exit code 5"
+    assert child.socket.gettimeout() is None
+    child.socket.close()
+
+
+def test_a_child_whose_parent_is_gone_already_ends() -> None:
+    code = "from penstock._children import enter\nenter(None, '-1', 'builtins', 'print')"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout, done.stderr) == (1, "", "")
+
+
+def test_a_worker_that_hangs_before_it_takes_its_functions_ends_the_run(hanging: None, impatient: None) -> None:
+    results = ordered.Pipeline(heavy()).run(range(10), mode="processes", workers=2)
+    error = within(60, lambda: next(results))
+    assert isinstance(error, errors.OrderedError), error
+    assert "no worker process can be started" in str(error) and "did not take its functions within 0.3 s" in str(error)
+    assert within(60, results.close) is None
+
+
+def test_a_worker_that_hangs_before_it_is_up_ends_the_run(hanging: None, impatient: None) -> None:
+    results = pk.ordered_map(abs, range(10), mode="processes", workers=2)
+    error = within(60, lambda: next(results))
+    assert isinstance(error, errors.OrderedError) and "did not come up within 0.3 s" in str(error)
+    assert within(60, results.close) is None
+
+
+@pytest.mark.parametrize("steps", [(ordered.map(abs),), heavy()], ids=["light", "heavy"])
+def test_who_asks_whether_hanging_workers_are_up_is_told(hanging: None, impatient: None, steps: Any) -> None:
+    pool = processes.Pool(steps, 2)
+
+    def ask() -> None:
+        while not pool.ready():
+            time.sleep(0.01)
+
+    assert isinstance(within(60, ask), errors.OrderedError)
+    assert within(60, pool.close) is None and pool.pids() == []
+
+
+def test_a_pool_is_closed_while_a_worker_hangs_in_its_start(hanging: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(processes, "_START", 600.0)
+    handing = threading.Event()
+    monkeypatch.setattr(processes.wire, "send", lambda *message: handing.set() or send(*message))
+    pool = processes.Pool(heavy(), 2)
+    assert handing.wait(60)
+    child = pool._starting
+    assert within(60, pool.close) is None
+    assert child is not None and gone(child)
+
+
+send = wire.send
