@@ -23,6 +23,7 @@ import pyarrow as pa
 from penstock._calls import user_error
 from penstock.errors import ConfigError, PenstockError, SchemaError, UserFunctionError, WorkerLost, WorkerStopped
 from penstock.schema import conform, spark_types, to_arrow, to_ddl
+from penstock.spark import functions
 from penstock.spark.batch import by_place, renamed
 from penstock.spark.guard import require_classic
 from penstock.spark.place import Secret
@@ -38,6 +39,9 @@ __all__ = ["GangTask", "gang"]
 
 #: Seconds that a task whose peer has failed waits for Spark to end it, so that the peer's error is the one to show.
 _HOLD_BACK_S = 5.0
+
+#: The program in messages.
+_WHAT = "the program of the gang"
 
 Program = Callable[["Worker", pa.RecordBatchReader], Any]
 
@@ -127,7 +131,8 @@ def gang(df: DataFrame, program: Program, tasks: int, schema: Any, *, timeout: f
     _require_barrier(df)
     sc = df.sparkSession.sparkContext
     require_gang(capacity(sc), tasks, held_slots(sc))
-    task = GangTask(_dump(program), tasks, takes, output, Secret.random(), uuid.uuid4().hex, float(timeout))
+    pickled = functions.dump(program, _WHAT)
+    task = GangTask(pickled, tasks, takes, output, Secret.random(), uuid.uuid4().hex, float(timeout))
     spread = by_place(df).repartition(tasks)
     return spread.mapInArrow(task, to_ddl(output), barrier=True).repartition(tasks)
 
@@ -149,32 +154,6 @@ def _require_barrier(df: DataFrame) -> None:
         raise ConfigError(
             f"gang needs Spark 3.5 or later, where mapInArrow knows barrier stages; this is {pyspark.__version__}"
         )
-
-
-def _dump(program: Program) -> bytes:
-    import cloudpickle
-
-    try:
-        return bytes(cloudpickle.dumps(program))
-    except Exception as error:
-        raise ConfigError(
-            f"the program of the gang cannot be sent to Spark's Python workers: {error}; make what it refers to"
-            " inside the program, where it runs"
-        ) from error
-
-
-def _load(pickled: bytes) -> Program:
-    import cloudpickle
-
-    try:
-        program: Program = cloudpickle.loads(pickled)
-    except ModuleNotFoundError as error:
-        raise ConfigError(
-            f"the program of the gang comes from the module {error.name!r}, which Spark's Python workers cannot import;"
-            f" ship it with spark.sparkContext.addPyFile, install it on the executors, or call"
-            f" cloudpickle.register_pickle_by_value({error.name}) before"
-        ) from error
-    return program
 
 
 @dataclass(frozen=True)
@@ -228,7 +207,7 @@ class GangTask:
 
         seats = self._connect(context, index)
         try:
-            program = _load(self.program)
+            program: Program = functions.load(self.program, _WHAT)
             with seated(seats, 0) as worker:
                 try:
                     yield from self._fitting(program(worker, rows))

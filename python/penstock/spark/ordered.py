@@ -23,6 +23,7 @@ from penstock import _cpus
 from penstock._calls import _short, user_error
 from penstock.errors import ConfigError, PenstockError, SchemaError
 from penstock.schema import conform, spark_types, to_arrow, to_ddl
+from penstock.spark import functions
 
 __all__ = ["OrderedFunction", "OrderedPartitions", "ordered", "ordered_partitions"]
 
@@ -164,11 +165,11 @@ class _Run:
         if timeout is not None and bad:
             raise ConfigError(f"timeout={timeout!r} must be a number of seconds above 0")
         options = {"workers": workers, "in_flight": in_flight, "mode": mode, "chunk": chunk, "timeout": timeout}
-        return cls(what, _dump(f, what), options)
+        return cls(what, functions.dump(f, f"the function of {what}"), options)
 
     def results(self, items: Iterable[Any], unit: str) -> Iterator[Any]:
         """What comes out for `items`, in order; an error of the user's code names the item."""
-        f = _load(self.pickled, self.what)
+        f = functions.load(self.pickled, f"the function of {self.what}")
         given = _Given(items)
         number = 0
         with contextlib.closing(_start(f, given, self.options)) as out:
@@ -351,28 +352,3 @@ def _is_pipeline(f: Any) -> bool:
 def _partition() -> str:
     context = _cpus.task()
     return "" if context is None else f" of partition {context.partitionId()}"
-
-
-def _dump(f: Any, what: str) -> bytes:
-    import cloudpickle
-
-    try:
-        return bytes(cloudpickle.dumps(f))
-    except Exception as error:
-        raise ConfigError(
-            f"the function of {what} cannot be sent to Spark's Python workers: {error}; make what it refers to inside"
-            " the function, where it runs"
-        ) from error
-
-
-def _load(pickled: bytes, what: str) -> Any:
-    import cloudpickle
-
-    try:
-        return cloudpickle.loads(pickled)
-    except ModuleNotFoundError as error:
-        raise ConfigError(
-            f"the function of {what} comes from the module {error.name!r}, which Spark's Python workers cannot import;"
-            f" ship it with spark.sparkContext.addPyFile, install it on the executors, or call"
-            f" cloudpickle.register_pickle_by_value({error.name}) before"
-        ) from error

@@ -17,6 +17,7 @@ import pyarrow as pa
 
 from penstock.errors import ConfigError, PlanError
 from penstock.schema import conform, spark_types
+from penstock.spark import functions
 
 if TYPE_CHECKING:
     from penstock.flow import Flow
@@ -85,50 +86,15 @@ def map_in_arrow(flow: Flow, per_partition: bool = False) -> PartitionFunction:
 
 
 def dump_calls(calls: list[dict[str, Any]]) -> bytes:
-    """Pickle the Python functions of a plan, those of ``__main__`` and lambdas by value.
-
-    Raises
-    ------
-    ConfigError
-        When a function refers to something that does not pickle.
-    """
-    import cloudpickle
-
+    """Pickle the Python functions of a plan; see `functions.dump`. An error names the step."""
     try:
-        return bytes(cloudpickle.dumps(calls))
-    except Exception as error:
-        step = next((call["step"] for call in calls if not _pickles(call["func"])), "a function of the flow")
-        raise ConfigError(
-            f"{step}: the function cannot be sent to Spark's Python workers: {error}; make what it refers to inside"
-            " the function, where it runs"
-        ) from error
-
-
-def _pickles(func: Any) -> bool:
-    import cloudpickle
-
-    try:
-        cloudpickle.dumps(func)
-    except Exception:
-        return False
-    return True
+        return functions.dump(calls, "a function of the flow")
+    except ConfigError:
+        for call in calls:
+            functions.dump(call["func"], f"{call['step']}: the function")
+        raise
 
 
 def load_calls(pickled: bytes) -> list[dict[str, Any]]:
-    """Restore what `dump_calls` pickled, in a Python worker.
-
-    Raises
-    ------
-    ConfigError
-        When the functions come from a module that the worker cannot import.
-    """
-    import cloudpickle
-
-    try:
-        return list(cloudpickle.loads(pickled))
-    except ModuleNotFoundError as error:
-        raise ConfigError(
-            f"a function of the flow comes from the module {error.name!r}, which Spark's Python workers cannot import;"
-            f" ship it with spark.sparkContext.addPyFile, install it on the executors, or call"
-            f" cloudpickle.register_pickle_by_value({error.name}) before"
-        ) from error
+    """Restore what `dump_calls` pickled, in a Python worker; see `functions.load`."""
+    return list(functions.load(pickled, "a function of the flow"))

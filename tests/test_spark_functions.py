@@ -1,0 +1,53 @@
+"""Functions of the user on their way to Spark's Python workers, without Spark."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from types import ModuleType
+
+import pytest
+
+import penstock as pk
+from penstock import ordered
+from penstock.errors import ConfigError
+from penstock.spark import functions
+from penstock.spark.partitions import dump_calls, load_calls
+
+LOCK = threading.Lock()
+
+
+def test_functions_travel_by_value() -> None:
+    factor = 3
+    assert functions.load(functions.dump(lambda x: x * factor, "it"), "it")(2) == 6
+
+
+def test_what_cannot_travel_is_named_where_it_is_given() -> None:
+    lock = LOCK
+    with pytest.raises(ConfigError, match=r"^the function of ordered cannot be sent to Spark's .*lock"):
+        pk.spark.ordered(lambda batch: (lock, batch), "id bigint")
+    with pytest.raises(ConfigError, match=r"^the function of ordered_partitions cannot be sent to Spark's"):
+        pk.spark.ordered_partitions(ordered.Pipeline([ordered.map(lambda x: (lock, x))]))
+    flow = pk.Flow("id bigint").map_batches(lambda batch: batch).map_batches(lambda batch: (lock, batch)[1])
+    with pytest.raises(ConfigError, match=r"map_batches.*: the function cannot be sent to Spark's Python workers"):
+        flow.map_in_arrow()
+
+
+def test_the_step_that_cannot_travel_is_named() -> None:
+    calls = [{"step": "step 1", "func": abs}, {"step": "step 2", "func": lambda: LOCK}]
+    assert load_calls(dump_calls(calls[:1])) == calls[:1]
+    with pytest.raises(ConfigError, match=r"^step 2: the function cannot be sent"):
+        dump_calls([calls[0], {"step": "step 2", "func": [LOCK]}])
+    with pytest.raises(ConfigError, match=r"^a function of the flow cannot be sent"):
+        dump_calls([calls[0] | {"notes": LOCK}])
+
+
+def test_a_module_that_is_not_there_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    module = ModuleType("only_at_the_driver")
+    exec("def program(worker):\n    return worker", module.__dict__)
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    pickled = functions.dump(module.program, "the program of the gang")
+    monkeypatch.delitem(sys.modules, module.__name__)
+    with pytest.raises(ConfigError, match="comes from the module 'only_at_the_driver', which Spark's Python") as caught:
+        functions.load(pickled, "the program of the gang")
+    assert "register_pickle_by_value(only_at_the_driver)" in str(caught.value)
