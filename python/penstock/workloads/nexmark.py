@@ -27,7 +27,6 @@ Source: the NEXMark paper's queries in the shape that Apache Beam (``_beam``) an
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -39,6 +38,7 @@ from penstock import aggregates, windows
 from penstock.durations import Duration
 from penstock.errors import ConfigError, SchemaError
 from penstock.flow import Flow
+from penstock.workloads.params import read_params
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -170,16 +170,7 @@ def load_params(folder: str | Path) -> dict[str, Any]:
     ConfigError
         When the file is not there or is not a JSON object.
     """
-    path = Path(folder) / "params.json"
-    try:
-        params = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ConfigError(f"cannot read {path}: {error.strerror}; it holds the window lengths") from error
-    except ValueError as error:
-        raise ConfigError(f"{path} is not JSON: {error}") from error
-    if not isinstance(params, dict):
-        raise ConfigError(f"{path} holds a {type(params).__name__}; expected an object by query name")
-    return params
+    return read_params(folder, "the window lengths", "by query name")
 
 
 def disorder_ms(folder: str | Path) -> int:

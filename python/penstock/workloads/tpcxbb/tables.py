@@ -10,7 +10,6 @@ order. A file that is not in that order is sorted first.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +20,7 @@ import pyarrow.compute as pc
 
 from penstock.errors import ConfigError, SchemaError
 from penstock.schema import conform
+from penstock.workloads.params import read_params
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -132,16 +132,7 @@ def load_params(folder: str | Path) -> Params:
     ConfigError
         When the file is not there or is not a JSON object.
     """
-    path = Path(folder) / "params.json"
-    try:
-        values = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ConfigError(f"cannot read {path}: {error.strerror}; it holds the queries' parameters") from error
-    except ValueError as error:
-        raise ConfigError(f"{path} is not JSON: {error}") from error
-    if not isinstance(values, dict):
-        raise ConfigError(f"{path} holds a {type(values).__name__}; expected an object of parameters by name")
-    return Params(values)
+    return Params(read_params(folder, "the queries' parameters", "of parameters by name"))
 
 
 def require(table: Table, columns: Iterable[str], folder: str | Path) -> None:
