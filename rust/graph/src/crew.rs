@@ -149,9 +149,21 @@ impl Shared {
         self.news.notify_all();
     }
 
+    /// The thread's search, at the beginning of a unit.
+    fn begun<'a>(&self, search: &'a mut Option<Search>, unit: Unit) -> &'a mut Search {
+        match search {
+            Some(search) => {
+                search.begin(unit);
+                search
+            }
+            None => search.insert(Search::new(&self.query, unit)),
+        }
+    }
+
     fn count(&self) {
+        let mut search: Option<Search> = None;
         while let Some((number, unit)) = self.admit() {
-            if let Some(found) = Search::new(&self.query, unit).count(&self.stop) {
+            if let Some(found) = self.begun(&mut search, unit).count(&self.stop) {
                 self.count.fetch_add(found, Ordering::Relaxed);
             }
             self.finish(number);
@@ -159,8 +171,9 @@ impl Shared {
     }
 
     fn rows(&self) {
+        let mut search: Option<Search> = None;
         while let Some((number, unit)) = self.admit() {
-            let mut search = Search::new(&self.query, unit);
+            let search = self.begun(&mut search, unit);
             let mut more = true;
             while more && !self.stop.load(Ordering::Relaxed) {
                 let mut rows = Rows::new(&self.query);

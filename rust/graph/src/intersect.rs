@@ -108,27 +108,45 @@ fn seek(list: &[u32], from: usize, value: u32) -> usize {
     from + low + rest[low..high].partition_point(|&other| other < value)
 }
 
+/// The part of a list that lies in the range of another.
+pub(crate) fn within<'a>(list: &'a [u32], other: &[u32]) -> &'a [u32] {
+    let (Some(&first), Some(&last)) = (other.first(), other.last()) else { return &[] };
+    let begin = list.partition_point(|&node| node < first);
+    let end = list.partition_point(|&node| node <= last);
+    &list[begin..end.max(begin)]
+}
+
 /// A list as one bit per node, for lists that many others are met with.
 #[derive(Clone, Debug, Default)]
 pub struct Marks {
     words: Vec<u64>,
+    /// For a word with bits: how many values of the list are in earlier ones.
+    before: Vec<u32>,
 }
 
 impl Marks {
     /// No bit set, for nodes below `nodes`.
     #[must_use]
     pub fn new(nodes: usize) -> Self {
-        Self { words: vec![0; nodes.div_ceil(64)] }
+        Self { words: vec![0; nodes.div_ceil(64)], before: vec![0; nodes.div_ceil(64)] }
     }
 
     /// Makes room for nodes below `nodes`.
     pub fn reserve(&mut self, nodes: usize) {
-        self.words.resize(self.words.len().max(nodes.div_ceil(64)), 0);
+        let words = self.words.len().max(nodes.div_ceil(64));
+        self.words.resize(words, 0);
+        self.before.resize(words, 0);
     }
 
-    /// Sets the bits of a list.
+    /// Sets the bits of a list, where none is set.
     pub fn set(&mut self, list: &[u32]) {
-        list.iter().for_each(|&node| self.words[(node >> 6) as usize] |= 1 << (node & 63));
+        for (at, &node) in list.iter().enumerate() {
+            let word = (node >> 6) as usize;
+            if self.words[word] == 0 {
+                self.before[word] = at as u32;
+            }
+            self.words[word] |= 1 << (node & 63);
+        }
     }
 
     /// Clears the words of a list, which leaves nothing when it was the one that was set.
@@ -143,10 +161,42 @@ impl Marks {
         self.words[(node >> 6) as usize] >> (node & 63) & 1 == 1
     }
 
+    /// Where a marked node stands in the list that was set.
+    #[inline]
+    #[must_use]
+    pub fn place(&self, node: u32) -> usize {
+        let word = (node >> 6) as usize;
+        let below = self.words[word] & ((1 << (node & 63)) - 1);
+        self.before[word] as usize + below.count_ones() as usize
+    }
+
     /// How many of the list are marked.
     #[must_use]
     pub fn count(&self, list: &[u32]) -> usize {
         list.iter().map(|&node| (self.words[(node >> 6) as usize] >> (node & 63) & 1) as usize).sum()
+    }
+
+    /// Appends those of the list that are marked to `out`.
+    pub fn keep(&self, list: &[u32], out: &mut Vec<u32>) {
+        let begin = out.len();
+        out.resize(begin + list.len() + 1, 0);
+        let kept = self.keep_in(list, &mut out[begin..]);
+        out.truncate(begin + kept);
+    }
+
+    /// Writes those of the list that are marked, and says how many. A value that is not kept is written, too, so `into`
+    /// is longer than the list.
+    #[inline]
+    #[must_use]
+    pub fn keep_in(&self, list: &[u32], into: &mut [u32]) -> usize {
+        // No branch that depends on the data; one check of the length for all writes.
+        let into = &mut into[..list.len() + 1];
+        let mut kept = 0;
+        for &node in list {
+            into[kept] = node;
+            kept += (self.words[(node >> 6) as usize] >> (node & 63) & 1) as usize;
+        }
+        kept
     }
 }
 
@@ -181,6 +231,12 @@ mod tests {
                 let mut marks = Marks::new(600);
                 marks.set(x);
                 prop_assert_eq!(marks.count(y), wanted.len());
+                let mut kept = vec![7];
+                marks.keep(y, &mut kept);
+                prop_assert_eq!(&kept[1..], &wanted);
+                for (at, &node) in x.iter().enumerate() {
+                    prop_assert_eq!((marks.has(node), marks.place(node)), (true, at));
+                }
                 marks.clear(x);
                 prop_assert_eq!(marks.count(x), 0);
             }

@@ -10,6 +10,7 @@
 //! | [`query`] | a pattern made ready for one index: who votes at which level |
 //! | [`intersect`] | merge and galloping over sorted lists |
 //! | [`search`] | GenericJoin, depth first, suspended whenever its caller has enough rows |
+//! | `near` | cliques below one root, in its neighbourhood as bits |
 //! | [`units`] | prefixes cut into pieces of work; heavy vertices are cut, too |
 //! | [`crew`] | threads that share the units: a count, or rows in order or as they come |
 //! | [`cliques`] | cliques of edges as they stand, or of an undirected graph by orientation |
@@ -44,6 +45,7 @@ pub mod file;
 pub mod index;
 pub mod intersect;
 mod map;
+mod near;
 pub mod order;
 pub mod pattern;
 pub mod query;

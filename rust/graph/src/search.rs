@@ -4,7 +4,7 @@
 //! (*validate*). A [`Search`] is suspended between any two rows: [`Search::fill`] goes on until its batch is full. It holds
 //! one list of candidates per level and nothing else, so memory does not depend on how many matches there are.
 //! [`Search::count`] takes the last level by the length of what the voters agree on, without writing it down; every prefix
-//! of one attribute less is enumerated all the same.
+//! of one attribute less is enumerated all the same. Cliques below a root are searched in its neighbourhood (`near`).
 //!
 //! Invariants: matches come in ascending order of the attributes as they are bound; each once; units one after the other
 //! give what the whole gives.
@@ -13,6 +13,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use crate::csr::View;
 use crate::intersect::{self, Marks};
+use crate::near::{Count, End, Last as _, Near, Write};
 use crate::query::{Query, Voter};
 use crate::units::Unit;
 
@@ -95,6 +96,12 @@ pub struct Search {
     root: u32,
     /// For counting: the list that every node of the level above the last is met with, as bits.
     marks: Marks,
+    /// For cliques: below the present root, where its list is not too long.
+    near: Option<Box<Near>>,
+    /// Whether the search stands below a root that was entered.
+    inside: bool,
+    /// Last nodes of the present prefix that did not fit into the batch.
+    rest: Vec<u32>,
 }
 
 /// Most nodes for which a list is kept as bits: 1 MiB of them.
@@ -105,17 +112,29 @@ impl Search {
     #[must_use]
     pub fn new(query: &Query, unit: Unit) -> Self {
         let all = query.levels().len();
-        let depth = (!unit.is_empty()).then_some(0);
-        let root = unit.from.0;
-        Self {
+        let near = (all >= 3 && query.is_clique() && query.index().nodes() <= MOST_MARKED)
+            .then(|| Box::new(Near::new(all, query.index().nodes())));
+        let mut search = Self {
             query: query.clone(),
             unit,
             levels: vec![Candidates::default(); all],
             prefix: vec![0; all],
-            depth,
-            root,
+            depth: None,
+            root: 0,
             marks: Marks::default(),
-        }
+            near,
+            inside: false,
+            rest: Vec::new(),
+        };
+        search.begin(unit);
+        search
+    }
+
+    /// Gives up what is left and begins with another unit. Memory is used again.
+    pub fn begin(&mut self, unit: Unit) {
+        self.depth = (!unit.is_empty()).then_some(0);
+        (self.unit, self.root, self.inside) = (unit, unit.from.0, false);
+        self.rest.clear();
     }
 
     /// Whether every match has been given.
@@ -132,6 +151,13 @@ impl Search {
         let views = query.views();
         let last = query.levels().len() - 1;
         while let Some(depth) = self.depth {
+            if self.inside {
+                self.inside = !self.below_root(&query, &views, rows, most, stop);
+                if self.inside {
+                    return true;
+                }
+                continue;
+            }
             if depth == 0 {
                 if stop.load(Ordering::Relaxed) {
                     return true;
@@ -146,6 +172,13 @@ impl Search {
                         return true;
                     }
                     rows.columns[0].push(self.prefix[0]);
+                    continue;
+                }
+                if let Some(mut near) = self.near.take() {
+                    self.inside = self.enter(&mut near, &views);
+                    self.near = Some(near);
+                }
+                if self.inside {
                     continue;
                 }
                 self.extend(&query, &views, 1);
@@ -185,6 +218,59 @@ impl Search {
         false
     }
 
+    /// Enters the neighbourhood of the present root, where cliques are wanted and it is not too large.
+    fn enter(&self, near: &mut Near, views: &[View<'_>]) -> bool {
+        let root = self.prefix[0];
+        let list = views[0].list(root);
+        let fits = near.fits(list);
+        if fits {
+            let (first, end) = self.cut(list.len());
+            near.enter(root, list, first..end);
+        }
+        fits
+    }
+
+    /// Rows below the root that was entered, and below those after it that can be entered as well. Whether there are no
+    /// more.
+    fn below_root(
+        &mut self,
+        query: &Query,
+        views: &[View<'_>],
+        rows: &mut Rows,
+        most: usize,
+        stop: &AtomicBool,
+    ) -> bool {
+        let mut near = self.near.take().expect("a root was entered");
+        if !self.rest.is_empty() {
+            let room = most.saturating_sub(rows.len()).min(self.rest.len());
+            let (last, others) = rows.columns.split_last_mut().expect("a match has columns");
+            last.extend(self.rest.drain(..room));
+            others.iter_mut().zip(&near.prefix).for_each(|(column, node)| column.resize(last.len(), *node));
+        }
+        let mut end = End::Full;
+        if self.rest.is_empty() && rows.len() < most {
+            let mut write = Write::new(&mut rows.columns, most);
+            end = loop {
+                let end = near.walk(views[0], &mut write, stop);
+                if end != End::Done {
+                    break end;
+                }
+                write.turn(0, near.prefix[0]);
+                if !self.next_root(query) {
+                    self.depth = None;
+                    break end;
+                }
+                if !self.enter(&mut near, views) {
+                    self.root -= 1; // taken again, as lists
+                    break end;
+                }
+            };
+            write.end(&near.prefix, &mut self.rest);
+        }
+        self.near = Some(near);
+        end == End::Done
+    }
+
     /// Takes the next root; false when there is none.
     fn next_root(&mut self, query: &Query) -> bool {
         let (end, cut) = self.unit.to;
@@ -197,7 +283,7 @@ impl Search {
     }
 
     /// How many matches the rest of the unit has; `None` when `stop` was set meanwhile.
-    pub fn count(mut self, stop: &AtomicBool) -> Option<u64> {
+    pub fn count(&mut self, stop: &AtomicBool) -> Option<u64> {
         let query = self.query.clone();
         let views = query.views();
         let mut found = 0;
@@ -208,6 +294,19 @@ impl Search {
             if self.levels.len() == 1 {
                 found += 1;
                 continue;
+            }
+            if let Some(mut near) = self.near.take() {
+                let mut count = Count::default();
+                let entered = self.enter(&mut near, &views);
+                let end = if entered { near.walk(views[0], &mut count, stop) } else { End::Done };
+                self.near = Some(near);
+                if end == End::Stopped {
+                    return None;
+                }
+                found += count.0;
+                if entered {
+                    continue;
+                }
             }
             found += match marked(&query) {
                 Some(votes) => self.triples(&query, &views, votes, stop)?,
@@ -244,7 +343,9 @@ impl Search {
             let other = views[second.list].list(node);
             let probe = bits && other.len() < list.len().saturating_mul(intersect::GALLOP);
             // Values of the other list outside this one's range are not worth a probe.
-            found += if probe { self.marks.count(within(other, list)) } else { intersect::count(list, other) } as u64;
+            found +=
+                if probe { self.marks.count(intersect::within(other, list)) } else { intersect::count(list, other) }
+                    as u64;
         }
         if bits {
             self.marks.clear(list);
@@ -285,7 +386,9 @@ impl Search {
         for &node in nodes {
             let other = views[list].list(node);
             let probe = bits && other.len() < nodes.len().saturating_mul(intersect::GALLOP);
-            found += if probe { self.marks.count(within(other, nodes)) } else { intersect::count(nodes, other) } as u64;
+            found +=
+                if probe { self.marks.count(intersect::within(other, nodes)) } else { intersect::count(nodes, other) }
+                    as u64;
         }
         if bits {
             self.marks.clear(nodes);
@@ -388,12 +491,4 @@ fn last_by_base(query: &Query, depth: usize) -> Option<Voter> {
     let [voter] = last.voters[..] else { return None };
     let fits = depth + 2 == query.levels().len() && voter.position == depth && query.index().nodes() <= MOST_MARKED;
     fits.then_some(voter)
-}
-
-/// The part of a list that lies in the range of another.
-fn within<'a>(list: &'a [u32], other: &[u32]) -> &'a [u32] {
-    let (Some(&first), Some(&last)) = (other.first(), other.last()) else { return &[] };
-    let begin = list.partition_point(|&node| node < first);
-    let end = list.partition_point(|&node| node <= last);
-    &list[begin..end.max(begin)]
 }
