@@ -1,7 +1,4 @@
-//! The primitives of the crate over those of loom. The queue is its contract: first in, first out, behind a lock.
-
-use std::collections::VecDeque;
-use std::ops::Deref;
+//! The primitives of the crate over those of loom.
 
 pub use loom::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 pub use loom::sync::{Mutex, MutexGuard};
@@ -22,37 +19,4 @@ impl<T> UnsafeCell<T> {
     }
 }
 
-#[derive(Debug)]
-pub struct Queue<T>(Mutex<VecDeque<T>>);
-
-impl<T> Queue<T> {
-    pub fn new() -> Self {
-        Self(Mutex::new(VecDeque::new()))
-    }
-    pub fn push(&self, item: T) {
-        self.0.lock().unwrap().push_back(item);
-    }
-    pub fn pop(&self) -> Option<T> {
-        self.0.lock().unwrap().pop_front()
-    }
-    pub fn is_empty(&self) -> bool {
-        self.0.lock().unwrap().is_empty()
-    }
-}
-
-/// Cache lines are nothing that models know.
-#[derive(Debug)]
-pub struct Padded<T>(T);
-
-impl<T> Padded<T> {
-    pub fn new(value: T) -> Self {
-        Self(value)
-    }
-}
-
-impl<T> Deref for Padded<T> {
-    type Target = T;
-    fn deref(&self) -> &T {
-        &self.0
-    }
-}
+include!("contract.rs");
