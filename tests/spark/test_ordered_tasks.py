@@ -287,19 +287,15 @@ def test_workers_are_the_cpus_of_the_task(monkeypatch: pytest.MonkeyPatch) -> No
             return 5
 
     asked: list[Any] = []
+    start = module._start
 
-    class Out(list[int]):
-        def __next__(self) -> int:
-            raise StopIteration
+    def started(f: Any, items: Any, options: dict[str, Any]) -> Any:
+        made = start(f, items, options)
+        asked.append(made._driver.options.workers)
+        return made
 
-        def close(self) -> None: ...
-
-    def start(f: Any, items: Any, options: dict[str, Any]) -> Any:
-        asked.append(options["workers"])
-        return Out()
-
-    monkeypatch.setattr(module, "_context", Context)
-    monkeypatch.setattr(module, "_start", start)
+    monkeypatch.setattr(module._cpus, "task", Context)
+    monkeypatch.setattr(module, "_start", started)
     assert list(spark_ordered(twice, "id bigint")([])) == []
     assert list(spark_ordered(twice, "id bigint", workers=2)([])) == []
     assert asked == [3, 2]
