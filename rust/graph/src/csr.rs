@@ -27,6 +27,13 @@ impl<T: Pod> Section<T> {
         Some(Self(Memory::Mapped(map.clone(), range)))
     }
 
+    /// Gives pages of a mapped file back to the system, where the values are in one; they come back when read.
+    pub(crate) fn release(&self) {
+        if let Memory::Mapped(map, _) = &self.0 {
+            map.release();
+        }
+    }
+
     /// The values. Cheap, but not free: take it out of loops.
     #[must_use]
     pub fn get(&self) -> &[T] {

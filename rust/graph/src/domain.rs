@@ -122,6 +122,7 @@ fn too_many(count: usize) -> GraphError {
 #[derive(Debug, Default)]
 pub(crate) struct Texts {
     numbers: HashMap<Box<str>, u32>,
+    bytes: usize,
 }
 
 impl Texts {
@@ -131,7 +132,13 @@ impl Texts {
         }
         let number = u32::try_from(self.numbers.len()).map_err(|_| too_many(self.numbers.len()))?;
         self.numbers.insert(text.into(), number);
+        self.bytes += text.len();
         Ok(number)
+    }
+
+    /// How many texts there are, of how many bytes.
+    pub(crate) fn held(&self) -> (usize, usize) {
+        (self.numbers.len(), self.bytes)
     }
 
     /// The domain, and the rank of each number.

@@ -5,8 +5,7 @@
 //! each at a multiple of 8. Invariants: lengths are compared with the size of the file before anything is made of them;
 //! after [`open`] the lists of a file obey what `csr` promises, so damage is an error, never a panic or a wrong list.
 
-use std::fs::{self, File};
-use std::io::{BufWriter, Seek, SeekFrom, Write};
+use std::fs::File;
 use std::ops::Range;
 use std::path::Path;
 use std::sync::Arc;
@@ -18,97 +17,31 @@ use crate::domain::Domain;
 use crate::error::GraphError;
 use crate::index::{Index, Relation};
 use crate::map::Map;
+pub use crate::write::save;
 
-const MAGIC: [u8; 8] = *b"PENSTKGR";
-const VERSION: u32 = 1;
-const HEAD: usize = 24;
+pub(crate) const MAGIC: [u8; 8] = *b"PENSTKGR";
+pub(crate) const VERSION: u32 = 1;
+pub(crate) const HEAD: usize = 24;
+/// Bytes that are looked at before their pages are given back: whoever opens a large file stays small.
+const RELEASE: usize = 32 << 20;
 /// Most relations of a file.
 const MOST_RELATIONS: usize = 4096;
 
-const NUMBERS: u64 = 1;
-const ENDS: u64 = 2;
-const TEXTS: u64 = 3;
-const LABELS: u64 = 4;
-const NAME: u64 = 5;
-const OFFSETS: u64 = 6;
-const TARGETS: u64 = 7;
-const BACK_OFFSETS: u64 = 8;
-const BACK_TARGETS: u64 = 9;
-const LOOPS: u64 = 10;
-const SIGNED: u64 = 11;
-
-/// Writes an index: under another name first, then moved to `path` in one step.
-///
-/// # Errors
-/// [`GraphError::Io`]; nothing is at `path` then that was not there before.
-pub fn save(index: &Index, path: &Path) -> Result<(), GraphError> {
-    let part = path.with_extension(format!("part{}", std::process::id()));
-    let io = |source| GraphError::Io { path: path.to_owned(), source };
-    let written = write(index, &part).and_then(|()| fs::rename(&part, path));
-    if written.is_err() {
-        let _ = fs::remove_file(&part); // it may not be there
-    }
-    written.map_err(io)
-}
-
-fn write(index: &Index, path: &Path) -> std::io::Result<()> {
-    if cfg!(target_endian = "big") {
-        return Err(std::io::Error::other("index files are written on little-endian machines only"));
-    }
-    let mut sections: Vec<(u64, u64, &[u8])> = Vec::new();
-    match &index.domain {
-        Domain::Signed(numbers) => sections.push((SIGNED, 0, bytemuck::cast_slice(numbers.get()))),
-        Domain::Numbers(numbers) => sections.push((NUMBERS, 0, bytemuck::cast_slice(numbers.get()))),
-        Domain::Texts { ends, bytes } => {
-            sections.push((ENDS, 0, bytemuck::cast_slice(ends.get())));
-            sections.push((TEXTS, 0, bytes.get()));
-        }
-    }
-    if let Some(labels) = &index.labels {
-        sections.push((LABELS, 0, bytemuck::cast_slice(labels.get())));
-    }
-    for (at, relation) in index.relations.iter().enumerate() {
-        let at = at as u64;
-        sections.push((NAME, at, relation.name.as_bytes()));
-        sections.push((OFFSETS, at, bytemuck::cast_slice(relation.forward.offsets.get())));
-        sections.push((TARGETS, at, bytemuck::cast_slice(relation.forward.targets.get())));
-        if let Some(reverse) = &relation.reverse {
-            sections.push((BACK_OFFSETS, at, bytemuck::cast_slice(reverse.offsets.get())));
-            sections.push((BACK_TARGETS, at, bytemuck::cast_slice(reverse.targets.get())));
-        }
-        sections.push((LOOPS, at, bytemuck::cast_slice(relation.loops.get())));
-    }
-    let mut header = vec![sections.len() as u64];
-    let mut at = HEAD + 8 + sections.len() * 32;
-    for (kind, relation, bytes) in &sections {
-        header.extend([*kind, *relation, at as u64, bytes.len() as u64]);
-        at = (at + bytes.len()).next_multiple_of(8);
-    }
-    let mut file = BufWriter::new(File::create(path)?);
-    let mut crc = crc32fast::Hasher::new();
-    file.write_all(&[0; HEAD])?;
-    let mut put = |file: &mut BufWriter<File>, bytes: &[u8]| {
-        let blank = &[0; 8][..bytes.len().next_multiple_of(8) - bytes.len()];
-        crc.update(bytes);
-        crc.update(blank);
-        file.write_all(bytes).and_then(|()| file.write_all(blank))
-    };
-    put(&mut file, bytemuck::cast_slice(&header))?;
-    for (_, _, bytes) in &sections {
-        put(&mut file, bytes)?;
-    }
-    let mut head = MAGIC.to_vec();
-    head.extend(VERSION.to_le_bytes());
-    head.extend(crc.finalize().to_le_bytes());
-    head.extend(((at - HEAD) as u64).to_le_bytes());
-    file.seek(SeekFrom::Start(0))?;
-    file.write_all(&head)?;
-    file.into_inner().map_err(std::io::IntoInnerError::into_error)?.sync_all()
-}
+pub(crate) const NUMBERS: u64 = 1;
+pub(crate) const ENDS: u64 = 2;
+pub(crate) const TEXTS: u64 = 3;
+pub(crate) const LABELS: u64 = 4;
+pub(crate) const NAME: u64 = 5;
+pub(crate) const OFFSETS: u64 = 6;
+pub(crate) const TARGETS: u64 = 7;
+pub(crate) const BACK_OFFSETS: u64 = 8;
+pub(crate) const BACK_TARGETS: u64 = 9;
+pub(crate) const LOOPS: u64 = 10;
+pub(crate) const SIGNED: u64 = 11;
 
 /// Maps an index file. Its pages are shared with every process of this host that maps it.
 ///
-/// The file must not change as long as the index lives; [`save`] never changes one.
+/// The file must not change as long as the index lives; [`save`](crate::write::save) never changes one.
 ///
 /// # Errors
 /// [`GraphError::Io`], or [`GraphError::File`] when it is no index of this release, or damaged.
@@ -136,7 +69,12 @@ fn read(map: &Arc<Map>) -> Result<Index, &'static str> {
     if number(16) != Some((bytes.len() - HEAD) as u64) {
         return Err("its length is not what it says: part of it is missing");
     }
-    if crc32fast::hash(&bytes[HEAD..]) != half(12) {
+    let mut crc = crc32fast::Hasher::new();
+    for piece in bytes[HEAD..].chunks(RELEASE) {
+        crc.update(piece);
+        map.release();
+    }
+    if crc.finalize() != half(12) {
         return Err("its checksum is wrong");
     }
     let count = number(HEAD).ok_or("it has no sections")? as usize;
@@ -186,6 +124,7 @@ fn read(map: &Arc<Map>) -> Result<Index, &'static str> {
         }
         relations.push(Relation { name, forward, reverse, loops });
     }
+    map.release();
     Ok(Index { domain, labels, relations })
 }
 
@@ -220,8 +159,14 @@ fn lists(
         return Err("a relation has not one list per node");
     }
     check_ends(view.offsets, view.targets.len()).map_err(|_| "lists do not end where they should")?;
+    let mut seen = 0;
     let right = |node: u32| {
         let list = view.list(node);
+        seen += size_of_val(list);
+        if seen > RELEASE {
+            map.release();
+            seen = 0;
+        }
         strictly(list) && list.last().is_none_or(|&last| (last as usize) < nodes)
     };
     if (0..nodes as u32).all(right) { Ok(Some(csr)) } else { Err("a list is not in order") }

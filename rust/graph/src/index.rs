@@ -70,6 +70,16 @@ impl Index {
         self.relations.iter().map(|relation| relation.forward.view().targets.len() as u64).sum()
     }
 
+    /// Gives the pages of a mapped file back to the system; they come back when they are read. A process that has looked
+    /// at a large index and goes on without it stays small.
+    pub fn release(&self) {
+        let forward = self.relations.iter().map(|relation| &relation.forward);
+        forward.chain(self.relations.iter().filter_map(|relation| relation.reverse.as_ref())).for_each(|lists| {
+            lists.offsets.release();
+            lists.targets.release();
+        });
+    }
+
     /// Place of a node in the domain.
     #[must_use]
     pub fn place(&self, node: u32) -> u32 {
@@ -177,6 +187,20 @@ impl Builder {
         raw.from.push(from);
         raw.to.push(to);
         Ok(())
+    }
+
+    /// How many edges are held, and how many texts of how many bytes.
+    pub(crate) fn held(&self) -> (usize, usize, usize) {
+        let (texts, bytes) = self.texts.as_ref().map_or((0, 0), Texts::held);
+        (self.relations.iter().map(|raw| raw.from.len()).sum(), texts, bytes)
+    }
+
+    /// The domain, and the edges of each relation as dense nodes, after what relations refuse.
+    pub(crate) fn checked(self) -> Result<(Domain, Vec<Vec<(u32, u32)>>), GraphError> {
+        let (domain, relations) = self.ranked()?;
+        let checked = relations.into_iter().map(|(raw, pairs)| check(&raw, &domain, &pairs).map(|()| pairs));
+        let checked = checked.collect::<Result<Vec<_>, _>>()?;
+        Ok((domain, checked))
     }
 
     /// Builds both directions of every relation.

@@ -6,6 +6,8 @@
 //! | [`domain`] | the identifiers of users as dense numbers, and back |
 //! | [`csr`] | one direction of a relation: sorted adjacency |
 //! | [`index`] | relations that share a domain; built in memory, or mapped from a file ([`file`]) |
+//! | [`large`] | an index file of more edges than memory holds, by way of scratch files |
+//! | [`mod@write`] | index files, section by section |
 //! | [`order`] | in which order attributes are bound, by statistics |
 //! | [`query`] | a pattern made ready for one index: who votes at which level |
 //! | [`intersect`] | merge and galloping over sorted lists |
@@ -44,17 +46,21 @@ pub mod error;
 pub mod file;
 pub mod index;
 pub mod intersect;
+pub mod large;
 mod map;
 mod near;
 pub mod order;
 pub mod pattern;
 pub mod query;
+mod scratch;
 pub mod search;
 pub mod text;
 pub mod units;
+pub mod write;
 
 pub use error::GraphError;
 pub use index::{Builder, Index, Loops, Repeats};
+pub use large::LargeBuilder;
 pub use pattern::{Atom, Pattern, PatternError};
 pub use query::Query;
 pub use search::{Rows, Search};
