@@ -781,6 +781,27 @@ class GraphBuilder:
         """Builds the index; the builder is spent. `shape`: both, forward, degree or degeneracy."""
 
 @final
+class GraphFileBuilder:
+    """Collects the edges of relations by way of scratch files: memory does not grow with the edges.
+
+    `ids`: signed, unsigned or text; `folder`: where scratch files are; `memory`: bytes.
+    """
+
+    def __new__(cls, ids: str, folder: str | Path, memory: int) -> Self: ...
+    def relation(self, name: str, self_loops: str) -> None:
+        """Names a relation and says what happens to its self-loops (keep, drop, refuse). Repeated edges count once."""
+
+    def add(self, name: str, edges: _ArrowData) -> None:
+        """Adds edges: two columns of int64, uint64 or large_string, as the builder was told, without nulls."""
+
+    @property
+    def spilled(self) -> int:
+        """How often edges went to disk."""
+
+    def finish(self, shape: str, path: str | Path) -> None:
+        """Writes the index to a file, which appears at once and whole; the builder is spent."""
+
+@final
 class GraphDeltas:
     """Changes of edges to changes of the matches of a pattern. `ids`: signed, unsigned or text."""
 

@@ -42,6 +42,9 @@ class _Found:
     edges: int
     admitted_maximum: int | None
     batches_maximum: int | None
+    #: When the graph was there, and the most memory until then.
+    loaded_at: float
+    loaded_peak: int
 
 
 def cliques(
@@ -99,18 +102,15 @@ def cliques(
         check_output(output)
     show = not json and sys.stderr.isatty()
     begin = time.perf_counter()
-    index = Index(
-        {RELATION: [str(path) for path in input]},
-        ids="text" if text else "number",
-        self_loops="drop",
-        shape="degree" if undirected else "forward",
-    )
-    loaded = time.perf_counter() - begin
-    loaded_peak = _peak_bytes()
-    if host is Host.local:
-        found = _local(index, numbers["size"], options, output, show)
-    else:
-        found = _spark(index, numbers["size"], options, output)
+    how = {
+        "ids": "text" if text else "number",
+        "self_loops": "drop",
+        "shape": "degree" if undirected else "forward",
+    }
+    edges = {RELATION: [str(path) for path in input]}
+    run = _local if host is Host.local else _spark
+    found = run(edges, numbers["size"], options, output, show, how)
+    loaded = found.loaded_at - begin
     seconds = time.perf_counter() - begin
     facts: dict[str, Any] = {
         "command": "cliques",
@@ -129,7 +129,7 @@ def cliques(
         "admitted_maximum": found.admitted_maximum,
         "batches_maximum": found.batches_maximum,
         "peak_memory_bytes": _peak_bytes(),
-        "loaded_peak_memory_bytes": loaded_peak,
+        "loaded_peak_memory_bytes": found.loaded_peak,
         "output": None if output is None else str(output),
     }
     if json:
@@ -158,21 +158,26 @@ def _peak_bytes() -> int:
     return peak * (1 if sys.platform == "darwin" else 1024)
 
 
-def _local(index: Index, size: int, options: Options, output: Path | None, show: bool) -> _Found:
+def _local(
+    edges: dict[str, Any], size: int, options: Options, output: Path | None, show: bool, how: dict[str, Any]
+) -> _Found:
+    index = Index(edges, **how)
+    loaded = time.perf_counter(), _peak_bytes()
     pattern, order = clique(size)
-    with _bar(show) as progress:
+    with _bar(show, "nodes") as progress:
         if output is None:
             done = index.count(pattern, order=order, options=options, progress=progress)
         else:
             with index.match(pattern, order=order, options=options, progress=progress) as matches:
                 _write(matches, matches.schema, output)
             done = Counted(**matches.stats)
-    return _Found(done.count, index.nodes, sum(index.edges.values()), done.admitted_maximum, done.batches_maximum)
+    total = sum(index.edges.values())
+    return _Found(done.count, index.nodes, total, done.admitted_maximum, done.batches_maximum, *loaded)
 
 
 @contextlib.contextmanager
-def _bar(show: bool) -> Iterator[Progress | None]:
-    """A bar of the first nodes that are behind, on standard error."""
+def _bar(show: bool, what: str) -> Iterator[Progress | None]:
+    """A bar of the first nodes or the tasks that are behind, on standard error."""
     if not show:
         yield None
         return
@@ -180,7 +185,7 @@ def _bar(show: bool) -> Iterator[Progress | None]:
     from rich.progress import Progress as Bar
 
     with Bar(console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task("nodes", total=None)
+        task = bar.add_task(what, total=None)
         yield lambda behind, all: bar.update(task, completed=behind, total=all)
 
 
@@ -195,18 +200,21 @@ def _write(batches: Any, schema: pa.Schema, output: Path) -> int:
     return rows
 
 
-def _spark(index: Index, size: int, options: Options, output: Path | None) -> _Found:
+def _spark(
+    edges: dict[str, Any], size: int, options: Options, output: Path | None, show: bool, how: dict[str, Any]
+) -> _Found:
     from penstock.schema import conform
     from penstock.spark import graph
 
     pattern, order = clique(size)
-    edges = sum(index.edges.values())
     with spark_session("penstock cliques", options.threads, options.threads) as (spark, folder):
         per_task = Options(1, options.batches, options.batch_size, options.batch_rows)
-        job = graph.Job(spark, index, pattern, order, per_task)
-        if output is None:
-            done = job.counted()
-            return _Found(done.count, index.nodes, edges, done.admitted_maximum, done.batches_maximum)
-        batches = (conform(batch, job.schema, "cliques") for batch in graph.written(job.rows(), folder))
-        rows = _write(batches, job.schema, output)
-    return _Found(rows, index.nodes, edges, None, None)
+        job = graph.Job(spark, edges, pattern, order, per_task, **how)
+        loaded = time.perf_counter(), _peak_bytes()
+        with _bar(show, "tasks") as progress:
+            if output is None:
+                done = job.counted(progress)
+                return _Found(done.count, job.nodes, job.edges, done.admitted_maximum, done.batches_maximum, *loaded)
+            batches = (conform(batch, job.schema, "cliques") for batch in graph.written(job, folder, progress))
+            rows = _write(batches, job.schema, output)
+    return _Found(rows, job.nodes, job.edges, None, None, *loaded)

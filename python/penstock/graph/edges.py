@@ -19,7 +19,7 @@ import pyarrow.compute as pc
 
 from penstock.errors import ConfigError, SchemaError
 
-__all__ = ["Edges", "Ids", "Source", "read_edges", "sources"]
+__all__ = ["Edges", "Ids", "Source", "edge_columns", "node_kind", "read_edges", "sources"]
 
 #: What relations may be given as.
 Edges: TypeAlias = Any
@@ -165,7 +165,7 @@ def _open(name: str, edges: Edges, columns: Sequence[str] | None, ids: Literal["
         return Source(name, kind, (batch for path in paths for batch in read_edges(path, ids)))
     if hasattr(edges, "__arrow_c_stream__"):
         reader = pa.RecordBatchReader.from_stream(edges)
-        return Source(name, _kind(name, _two(name, reader.schema, columns)), _picked(name, reader, columns))
+        return Source(name, node_kind(name, _two(name, reader.schema, columns)), _picked(name, reader, columns))
     if hasattr(edges, "__arrow_c_array__"):
         edges = [pa.record_batch(edges)]
     if not isinstance(edges, Iterable) or isinstance(edges, (str, bytes, Mapping)):
@@ -180,7 +180,9 @@ def _open(name: str, edges: Edges, columns: Sequence[str] | None, ids: Literal["
     if not hasattr(first, "__arrow_c_array__"):
         raise ConfigError(f"relation {name!r}: expected record batches, got {type(first).__name__}")
     first = pa.record_batch(first)
-    return Source(name, _kind(name, _two(name, first.schema, columns)), _picked(name, _chain(first, iterator), columns))
+    return Source(
+        name, node_kind(name, _two(name, first.schema, columns)), _picked(name, _chain(first, iterator), columns)
+    )
 
 
 def _paths(edges: Edges) -> list[str] | None:
@@ -197,23 +199,35 @@ def _chain(first: pa.RecordBatch, rest: Iterator[Any]) -> Iterator[pa.RecordBatc
         yield pa.record_batch(batch)
 
 
-def _two(name: str, schema: pa.Schema, columns: Sequence[str] | None) -> tuple[pa.Field, pa.Field]:
+def edge_columns(name: str, names: Sequence[str], columns: Sequence[str] | None) -> tuple[int, int]:
+    """Tell the places of the columns where edges begin and end.
+
+    Raises
+    ------
+    SchemaError
+        When there are no two columns, or not exactly one of each name that was given.
+    """
     if columns is None:
-        if len(schema) < 2:
+        if len(names) < 2:
             raise SchemaError(
-                f"relation {name!r} has {len(schema)} column(s), {', '.join(schema.names) or 'none'}: edges need two"
+                f"relation {name!r} has {len(names)} column(s), {', '.join(names) or 'none'}: edges need two"
             )
-        return schema.field(0), schema.field(1)
+        return 0, 1
     for column in columns:
-        if len(schema.get_all_field_indices(column)) != 1:
-            raise SchemaError(
-                f"relation {name!r} has no single column {column!r}; it has {', '.join(schema.names) or 'none'}"
-            )
-    return schema.field(columns[0]), schema.field(columns[1])
+        if list(names).count(column) != 1:
+            raise SchemaError(f"relation {name!r} has no single column {column!r}; it has {', '.join(names) or 'none'}")
+    return list(names).index(columns[0]), list(names).index(columns[1])
 
 
-def _kind(name: str, fields: tuple[pa.Field, pa.Field]) -> Ids:
-    kinds = set()
+def node_kind(name: str, fields: Iterable[pa.Field]) -> Ids:
+    """Tell what the nodes of two columns are.
+
+    Raises
+    ------
+    SchemaError
+        When they can be none, naming the column.
+    """
+    kinds: set[Ids] = set()
     for field in fields:
         kind = field.type.value_type if pa.types.is_dictionary(field.type) else field.type
         if pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind):
@@ -225,17 +239,18 @@ def _kind(name: str, fields: tuple[pa.Field, pa.Field]) -> Ids:
         else:
             raise SchemaError(f"relation {name!r}: column {field.name!r} is {kind}; nodes are integers or text")
     if len(kinds) == 1:
-        return kinds.pop()  # type: ignore[return-value]
+        return kinds.pop()
     if "text" in kinds:
         raise SchemaError(f"relation {name!r}: one of its columns is text and the other is not; bring them to one type")
     return "unsigned"
 
 
+def _two(name: str, schema: pa.Schema, columns: Sequence[str] | None) -> list[pa.Field]:
+    return [schema.field(at) for at in edge_columns(name, schema.names, columns)]
+
+
 def _picked(name: str, batches: Iterable[pa.RecordBatch], columns: Sequence[str] | None) -> Iterator[pa.RecordBatch]:
     for batch in batches:
-        first, second = _two(name, batch.schema, columns)
-        places = (
-            (0, 1) if columns is None else (batch.schema.names.index(columns[0]), batch.schema.names.index(columns[1]))
-        )
+        places = edge_columns(name, batch.schema.names, columns)
         pair = [batch.column(place) for place in places]
-        yield pa.RecordBatch.from_arrays(pair, names=[first.name, second.name])
+        yield pa.RecordBatch.from_arrays(pair, names=[batch.schema.names[place] for place in places])

@@ -15,7 +15,10 @@ from penstock.graph.edges import Edges, Ids, sources
 from penstock.graph.matches import Matches
 from penstock.graph.options import Options, Progress
 
-__all__ = ["Counted", "Index", "Unit"]
+__all__ = ["Counted", "Index", "Shape", "Unit"]
+
+#: Which directions an index has, or how an undirected graph is oriented.
+Shape = Literal["both", "forward", "degree", "degeneracy"]
 
 #: A piece of the work: place of the first prefix, and of the one after the last.
 Unit = tuple[int, int, int, int]
@@ -92,14 +95,11 @@ class Index:
         ids: Literal["number", "text"] = "number",
         self_loops: Literal["keep", "drop", "refuse"] = "keep",
         repeated: Literal["drop", "refuse"] = "drop",
-        shape: Literal["both", "forward", "degree", "degeneracy"] = "both",
+        shape: Shape = "both",
     ) -> None:
         from penstock import _native
 
-        if not isinstance(relations, Mapping):
-            raise ConfigError(f"relations are a dict of name to edges, not {type(relations).__name__}")
-        if shape not in ("both", "forward", "degree", "degeneracy"):
-            raise ConfigError(f'shape={shape!r} must be "both", "forward", "degree" or "degeneracy"')
+        _check(relations, shape)
         kind, opened = sources(relations, columns, ids)
         builder = _native.GraphBuilder(kind)
         for source in opened:
@@ -107,6 +107,61 @@ class Index:
             for batch in source.cast(kind):
                 builder.add(source.name, batch)
         self._handle = builder.finish(shape)
+
+    @classmethod
+    def build(
+        cls,
+        path: str | os.PathLike[str],
+        relations: Mapping[str, Edges],
+        *,
+        columns: Sequence[str] | None = None,
+        ids: Literal["number", "text"] = "number",
+        self_loops: Literal["keep", "drop", "refuse"] = "keep",
+        shape: Shape = "both",
+        memory: int = 128 << 20,
+    ) -> Index:
+        """Build an index file of edges that need not fit in memory, and map it.
+
+        Parameters
+        ----------
+        path : path
+            The file; it appears whole or not at all. What was there is replaced.
+        relations, columns, ids, self_loops, shape
+            As for `Index`. Repeated edges count once.
+        memory : int, default 128 MiB
+            About how many bytes are taken while it is built, at least 1 MiB. What is more goes to files without a name
+            in the folder of `path`: about four times the edges.
+
+        Raises
+        ------
+        SchemaError, ConfigError, OSError
+            As for `Index`.
+        StorageError
+            When the folder cannot be written to, or is full.
+
+        Examples
+        --------
+        >>> import tempfile
+        >>> import pyarrow as pa
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     Index.build(f"{folder}/e.graph", {"e": pa.table({"src": [1, 2], "dst": [2, 1]})})
+        <penstock.graph.Index 2 nodes, edges e: 2>
+        """
+        from penstock import _native
+
+        _check(relations, shape)
+        if isinstance(memory, bool) or not isinstance(memory, int) or not 1 << 20 <= memory <= 1 << 50:
+            raise ConfigError(f"memory={memory!r} must be an int of {1 << 20} to {1 << 50} bytes")
+        kind, opened = sources(relations, columns, ids)
+        file = Path(path)
+        builder = _native.GraphFileBuilder(kind, file.absolute().parent, memory)
+        for source in opened:
+            builder.relation(source.name, self_loops)
+        for source in opened:
+            for batch in source.cast(kind):
+                builder.add(source.name, batch)
+        builder.finish(shape, file)
+        return cls.open(file)
 
     @classmethod
     def open(cls, path: str | os.PathLike[str]) -> Index:
@@ -263,3 +318,10 @@ class Index:
     def __repr__(self) -> str:
         edges = ", ".join(f"{name}: {count:,}" for name, count in self.edges.items())
         return f"<penstock.graph.Index {self.nodes:,} nodes, edges {edges or 'none'}>"
+
+
+def _check(relations: object, shape: object) -> None:
+    if not isinstance(relations, Mapping):
+        raise ConfigError(f"relations are a dict of name to edges, not {type(relations).__name__}")
+    if shape not in ("both", "forward", "degree", "degeneracy"):
+        raise ConfigError(f'shape={shape!r} must be "both", "forward", "degree" or "degeneracy"')

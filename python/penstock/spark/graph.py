@@ -1,17 +1,19 @@
 """Patterns in graphs as Spark jobs: DataFrames in, a DataFrame or a count out.
 
-Owns: how an index reaches tasks, and how work is shared by them. The driver collects the edges, builds one index and
-gives its file to Spark, which brings it to every executor once; its tasks map that file, so one copy in memory serves
-all of them. The work is cut into units of like estimated size, heavy vertices too, several per slot of the cluster, and
-each task searches one unit at a time: a task that Spark runs again gives the same rows.
+Owns: how an index reaches tasks, and how work is shared by them. The edges come to the driver piece by piece
+(`stream`) and become one index file, by way of scratch files where they are many; Spark brings that file to its
+executors, and those of one host share one copy (`hosted`), which all their tasks map. The work is cut into units of
+like estimated size, heavy vertices too, several per slot of the cluster, and each task searches one unit: a task that
+Spark runs again gives the same rows.
 
-Invariants: closures carry a pattern and numbers, never a native handle; rows stream out of a task batch by batch.
+Invariants: closures carry a pattern and numbers, never a native handle; rows stream out of a task batch by batch;
+memory of the driver grows with the nodes at most, never with the edges or the matches.
 """
 
 from __future__ import annotations
 
+import hashlib
 import os
-import threading
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -21,27 +23,34 @@ from typing import TYPE_CHECKING, Any, Literal
 import pyarrow as pa
 
 from penstock.errors import ConfigError
-from penstock.graph.index import Counted, Index, Unit
+from penstock.graph.edges import Edges, edge_columns, node_kind
+from penstock.graph.index import Counted, Index, Shape, Unit
 from penstock.graph.options import Options, Progress
-from penstock.schema import conform, spark_types, to_ddl
-from penstock.spark.collect import to_table
+from penstock.schema import conform, spark_types, to_arrow, to_ddl
 from penstock.spark.guard import require_classic
+from penstock.spark.hosted import meeting_place, opened
+from penstock.spark.memory import Hints, local_folders
+from penstock.spark.stream import pieces
+from penstock.spark.watch import watched
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-__all__ = ["Job", "match", "written"]
+__all__ = ["Job", "edge_batches", "match", "written"]
 
 #: Units of work per slot of the cluster: enough to even out what the estimate got wrong.
 _UNITS_PER_SLOT = 8
 _COUNTED = "count bigint, prefixes bigint, admitted_maximum bigint, batches_maximum bigint"
+
+#: The index that this Python worker used last: opening reads all of it.
+_last: list[tuple[str, Index]] = []
 
 
 @dataclass(frozen=True)
 class _Search:
     """What a task does, as a function for ``mapInArrow``: its input rows are numbers of units."""
 
-    file: str
+    digest: str
     pattern: str
     order: tuple[str, ...]
     units: tuple[Unit, ...]
@@ -51,12 +60,10 @@ class _Search:
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Search the units whose numbers come."""
-        from pyspark import SparkFiles
-
         numbers = [number for batch in batches for number in batch.column(0).to_pylist()]
         if not numbers:
             return
-        index = Index.open(SparkFiles.get(self.file))
+        index = host_index(self.digest)
         for number in numbers:
             unit = self.units[number]
             if self.counts:
@@ -70,40 +77,79 @@ class _Search:
                     yield conform(batch, self.output, "matches")
 
 
+def host_index(digest: str) -> Index:
+    """Open the index of that digest in a task: the one copy of this host."""
+    from pyspark import SparkFiles
+
+    own = Path(SparkFiles.get(_name(digest)))
+    if not _last or _last[0][0] != str(own):
+        _last.clear()
+        place = meeting_place(local_folders(Hints())[0])
+        _last.append((str(own), opened(own, digest, place, Index.open)))
+    return _last[0][1]
+
+
+def _digest(path: Path) -> str:
+    digest = hashlib.sha256()
+    with path.open("rb", buffering=0) as file:
+        while block := file.read(1 << 20):
+            digest.update(block)
+    return digest.hexdigest()
+
+
+def _name(digest: str) -> str:
+    return f"penstock-{digest}.graph"
+
+
 class Job:
-    """A pattern over an index, ready to be searched by the tasks of a session.
+    """A pattern over relations, ready to be searched by the tasks of a session.
 
     Parameters
     ----------
     session : pyspark.sql.SparkSession
         Classic. It keeps the file of the index until it stops.
-    index : Index
-        What to search.
+    relations : mapping of str to edges
+        As for `penstock.graph.Index`.
     pattern : str
-        For what.
+        What to search for.
     order : sequence of str, optional
         The order to bind variables in.
     options : Options
         For each task.
+    **build
+        As for `penstock.graph.Index.build`.
     """
 
     def __init__(
-        self, session: SparkSession, index: Index, pattern: str, order: Sequence[str] | None, options: Options
+        self,
+        session: SparkSession,
+        relations: Mapping[str, Edges],
+        pattern: str,
+        order: Sequence[str] | None,
+        options: Options,
+        **build: Any,
     ) -> None:
-        self.schema = index.schema(pattern)
-        self._session = session
         context = session.sparkContext
-        bound = tuple(index.order(pattern, order))
-        slots = max(1, int(context.defaultParallelism))
-        units = tuple(index.units(pattern, slots * _UNITS_PER_SLOT, bound))
-        name = f"penstock-{uuid.uuid4().hex}.graph"
         # Executors fetch it when their first task needs it, so it stays as long as the session's other temporary files.
-        path = os.path.join(context._temp_dir, name)
-        index.save(path)
-        context.addFile(path)
-        self._units = len(units)
+        folder = Path(context._temp_dir)
+        part = folder / f"{uuid.uuid4().hex}.graph"
+        try:
+            index = Index.build(part, relations, **build)
+            digest = _digest(part)
+            self.schema = index.schema(pattern)
+            bound = tuple(index.order(pattern, order))
+            self.slots = max(1, int(context.defaultParallelism))
+            self.units = tuple(index.units(pattern, self.slots * _UNITS_PER_SLOT, bound))
+            # The same graph again is the same file, which Spark has brought already.
+            path = folder / _name(digest)
+            os.replace(part, path)
+        finally:
+            part.unlink(missing_ok=True)
+        context.addFile(str(path))
+        self.digest, self.nodes, self.edges = digest, index.nodes, sum(index.edges.values())
+        self._session, self._pattern = session, pattern
         self._make: Callable[[bool, pa.Schema], _Search] = lambda counts, output: _Search(
-            name, pattern, bound, units, options, counts, output
+            digest, pattern, bound, self.units, options, counts, output
         )
 
     def rows(self) -> DataFrame:
@@ -117,7 +163,7 @@ class Job:
         """Count the matches now. Maxima are those of the task that had most."""
         output = pa.schema([(part.split()[0], pa.int64()) for part in _COUNTED.split(", ")])
         frame = self._numbers().mapInArrow(self._make(True, output), _COUNTED)
-        rows = frame.collect() if progress is None else self._watched(frame, progress)
+        rows = self.watched(frame.collect, "counted", progress)
         return Counted(
             sum(row[0] for row in rows),
             sum(row[1] for row in rows),
@@ -125,52 +171,51 @@ class Job:
             max((row[3] for row in rows), default=0),
         )
 
+    def watched(self, action: Callable[[], Any], what: str, progress: Progress | None = None) -> Any:
+        """Run an action over all units, telling how many are done; an interrupt cancels it."""
+        description = f"penstock: {self._pattern} is {what}"
+        return watched(self._session.sparkContext, description, action, max(1, len(self.units)), progress)
+
     def _numbers(self) -> DataFrame:
-        return self._session.range(0, self._units, 1, max(1, self._units))
+        return self._session.range(0, len(self.units), 1, max(1, len(self.units)))
 
-    def _watched(self, frame: DataFrame, progress: Progress) -> list[Any]:
-        """Collect in a thread of its own, and tell how many tasks are done."""
-        from pyspark import InheritableThread
 
-        context = self._session.sparkContext
-        group = f"penstock-{uuid.uuid4().hex}"
-        outcome: list[Any] = []
-        ended = threading.Event()
+def edge_batches(name: str, frame: DataFrame, columns: Sequence[str] | None) -> Iterator[pa.RecordBatch]:
+    """Give the edges of a DataFrame batch by batch, an empty one first, which tells their types.
 
-        def collect() -> None:
-            try:
-                context.setJobGroup(group, "penstock: a pattern is counted", True)
-                outcome.append(frame.collect())
-            except BaseException as error:
-                outcome.append(error)
-            finally:
-                ended.set()
+    Raises
+    ------
+    UnsupportedSession, ConfigError
+        For a Spark Connect session, or a streaming DataFrame; at the call.
+    SchemaError
+        When it has no such columns, or they cannot be nodes; at the call.
+    """
+    require_classic(frame, "penstock.graph")
+    if frame.isStreaming:
+        raise ConfigError(
+            f"relation {name!r} is a streaming DataFrame; feed its batches to penstock.graph.Deltas in foreachBatch"
+        )
+    # By place: names may be there twice, or with dots and blanks.
+    numbered = frame.toDF(*(f"c{at}" for at in range(len(frame.columns))))
+    places = edge_columns(name, frame.columns, columns)
+    pair = numbered.select(*(f"c{at}" for at in places))
+    types = to_arrow(pair.schema, f"relation {name!r}").types
+    names = [frame.columns[at] for at in places]
+    first = pa.RecordBatch.from_arrays([pa.array([], kind) for kind in types], names=names)
+    node_kind(name, first.schema)
 
-        thread = InheritableThread(target=collect, daemon=True)
-        thread.start()
-        tracker = context.statusTracker()
-        try:
-            while not ended.wait(0.2):
-                stages = [
-                    tracker.getStageInfo(stage)
-                    for job in tracker.getJobIdsForGroup(group)
-                    for stage in getattr(tracker.getJobInfo(job), "stageIds", ())
-                ]
-                progress(sum(stage.numCompletedTasks for stage in stages if stage is not None), self._units)
-        except BaseException:
-            context.cancelJobGroup(group)
-            raise
-        thread.join()
-        if isinstance(outcome[0], BaseException):
-            raise outcome[0]
-        progress(self._units, self._units)
-        return list(outcome[0])
+    def batches() -> Iterator[pa.RecordBatch]:
+        yield first
+        for batch in pieces(pair, f"penstock: the edges of {name}"):
+            yield pa.RecordBatch.from_arrays(batch.columns, names=names)
+
+    return batches()
 
 
 def match(
     pattern: str,
     relations: Mapping[str, DataFrame],
-    shape: Literal["both", "forward", "degree", "degeneracy"],
+    shape: Shape,
     order: Sequence[str] | None,
     columns: Sequence[str] | None,
     self_loops: Literal["keep", "drop", "refuse"],
@@ -187,22 +232,12 @@ def match(
     PatternError, SchemaError
         As there.
     """
-    tables = {}
-    session = None
-    for name, frame in relations.items():
-        require_classic(frame, "penstock.graph")
-        if frame.isStreaming:
-            raise ConfigError(
-                f"relation {name!r} is a streaming DataFrame; feed its batches to penstock.graph.Deltas in foreachBatch"
-            )
-        session = frame.sparkSession
-        chosen = frame.columns[:2] if columns is None else [name for name in columns if name in frame.columns]
-        tables[name] = to_table(frame.select(*("`" + column.replace("`", "``") + "`" for column in chosen)))
-    if session is None:
+    if not relations:
         raise ConfigError("no relations: give a dict of name to DataFrame")
-    index = Index(tables, columns=columns, self_loops=self_loops, shape=shape)
+    session = next(iter(relations.values())).sparkSession
+    edges = {name: edge_batches(name, frame, columns) for name, frame in relations.items()}
     threads = options if options.workers is not None else _one_thread(options)
-    job = Job(session, index, pattern, order, threads)
+    job = Job(session, edges, pattern, order, threads, self_loops=self_loops, shape=shape)
     return job.counted(progress).count if count else job.rows()
 
 
@@ -210,12 +245,13 @@ def _one_thread(options: Options) -> Options:
     return Options(1, options.batches, options.batch_size, options.batch_rows, options.in_order)
 
 
-def written(frame: DataFrame, folder: Path) -> Iterator[pa.RecordBatch]:
-    """Give the rows of a DataFrame batch by batch, by way of files in `folder`: the driver never holds all of them."""
+def written(job: Job, folder: Path, progress: Progress | None = None) -> Iterator[pa.RecordBatch]:
+    """Give the matches batch by batch, by way of files in `folder`: the driver never holds all of them."""
     import pyarrow.parquet as pq
 
     place = folder / "rows"
-    frame.write.parquet(str(place))
+    frame = job.rows()
+    job.watched(lambda: frame.write.parquet(str(place)), "written", progress)
     for path in sorted(place.glob("*.parquet")):
         with pq.ParquetFile(path) as file:
             yield from file.iter_batches()

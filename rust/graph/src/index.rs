@@ -95,8 +95,10 @@ struct Raw {
     repeats: Repeats,
 }
 
-/// A relation with its edges as dense nodes.
-type Ranked = (Raw, Vec<(u32, u32)>);
+/// Edges as dense nodes.
+pub(crate) type Pairs = Vec<(u32, u32)>;
+/// A relation with its edges.
+type Ranked = (Raw, Pairs);
 
 /// Collects edges.
 pub struct Builder {
@@ -196,7 +198,7 @@ impl Builder {
     }
 
     /// The domain, and the edges of each relation as dense nodes, after what relations refuse.
-    pub(crate) fn checked(self) -> Result<(Domain, Vec<Vec<(u32, u32)>>), GraphError> {
+    pub(crate) fn checked(self) -> Result<(Domain, Vec<Pairs>), GraphError> {
         let (domain, relations) = self.ranked()?;
         let checked = relations.into_iter().map(|(raw, pairs)| check(&raw, &domain, &pairs).map(|()| pairs));
         let checked = checked.collect::<Result<Vec<_>, _>>()?;

@@ -21,7 +21,7 @@ use crate::csr::{Section, View};
 use crate::domain::{Domain, MOST_NODES};
 use crate::error::GraphError;
 use crate::file::{BACK_OFFSETS, BACK_TARGETS, ENDS, LABELS, LOOPS, NAME, NUMBERS, OFFSETS, SIGNED, TARGETS, TEXTS};
-use crate::index::{Builder, Loops, Repeats};
+use crate::index::{Builder, Loops, Pairs, Repeats};
 use crate::map::Map;
 use crate::scratch::{Merge, Scratch, Sorter, Writer};
 use crate::write::{IndexFile, save};
@@ -122,7 +122,7 @@ impl LargeBuilder {
         Ok(())
     }
 
-    fn put(&self, domain: &Domain, relations: Vec<Vec<(u32, u32)>>) -> io::Result<Piece> {
+    fn put(&self, domain: &Domain, relations: Vec<Pairs>) -> io::Result<Piece> {
         let nodes = match domain {
             Domain::Numbers(numbers) | Domain::Signed(numbers) => Nodes::Numbers(self.scratch.put(numbers.get())?),
             Domain::Texts { ends, bytes } => {

@@ -79,7 +79,10 @@ fn facts(index: &Index, pattern: &Pattern) -> Facts {
     let known = index.relations.iter().map(|relation| {
         let forward = relation.forward.view();
         let mut sources = vec![0_usize; index.nodes()];
-        forward.targets.iter().for_each(|&to| sources[to as usize] += 1);
+        for piece in forward.targets.chunks(1 << 22) {
+            piece.iter().for_each(|&to| sources[to as usize] += 1);
+            index.release();
+        }
         let mut degrees = (0..index.nodes() as u32).map(|node| forward.degree(node));
         [lists(&mut degrees), lists(&mut sources.into_iter())]
     });

@@ -89,7 +89,13 @@ fn width(query: &Query, views: &[View<'_>], root: u32) -> u32 {
 pub fn split(query: &Query, parts: usize) -> Vec<Unit> {
     let views = query.views();
     let roots = query.roots();
-    let mut costs = roots.iter().map(|&root| cost(query, &views, root)).collect::<Vec<_>>();
+    let costs = roots.iter().enumerate().map(|(at, &root)| {
+        if at % (1 << 16) == 0 {
+            query.index().release(); // who cuts the work need not keep the pages of who does it
+        }
+        cost(query, &views, root)
+    });
+    let mut costs = costs.collect::<Vec<_>>();
     let total = costs.iter().sum::<u64>();
     let each = total.div_ceil(parts.max(1) as u64).max(1);
     let mut units = Vec::new();

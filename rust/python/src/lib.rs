@@ -38,7 +38,9 @@ mod _native {
     #[pymodule_export]
     use crate::feed::{Drain, Feed};
     #[pymodule_export]
-    use crate::graph::{GraphBuilder, GraphDeltas, GraphIndex, GraphSearch, GraphText, graph_clique, graph_pattern};
+    use crate::graph::{
+        GraphBuilder, GraphDeltas, GraphFileBuilder, GraphIndex, GraphSearch, GraphText, graph_clique, graph_pattern,
+    };
     #[pymodule_export]
     use crate::inline::InlineRun;
     #[pymodule_export]

@@ -1,0 +1,122 @@
+//! Graphs: edges read from text, indices, searches for patterns in them, and changes.
+//!
+//! Owns: what nodes are called on the way in ([`Ids`], [`ends`]). Numbers keep their Arrow type.
+
+use arrow_array::{Array, ArrayRef};
+use arrow_schema::DataType;
+use penstock_graph::cliques;
+use penstock_graph::domain::Domain;
+use penstock_graph::{GraphError, Index, Pattern};
+use pyo3::prelude::*;
+
+use crate::arrow::import_batch;
+use crate::errors::{self, Kind};
+
+mod build;
+mod deltas;
+mod index;
+mod search;
+mod text;
+
+pub(crate) use build::{GraphBuilder, GraphFileBuilder};
+pub(crate) use deltas::GraphDeltas;
+pub(crate) use index::GraphIndex;
+pub(crate) use search::GraphSearch;
+pub(crate) use text::GraphText;
+
+/// What nodes are called.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Ids {
+    Signed,
+    Unsigned,
+    Text,
+}
+
+impl Ids {
+    pub(crate) fn read(name: &str) -> PyResult<Self> {
+        match name {
+            "signed" => Ok(Self::Signed),
+            "unsigned" => Ok(Self::Unsigned),
+            "text" => Ok(Self::Text),
+            _ => Err(errors::raise(Kind::Config, &format!("ids {name:?}: one of signed, unsigned and text"))),
+        }
+    }
+
+    pub(crate) fn of(index: &Index) -> Self {
+        match index.domain {
+            Domain::Numbers(_) => Self::Unsigned,
+            Domain::Signed(_) => Self::Signed,
+            Domain::Texts { .. } => Self::Text,
+        }
+    }
+
+    pub(crate) fn arrow(self) -> DataType {
+        match self {
+            Self::Signed => DataType::Int64,
+            Self::Unsigned => DataType::UInt64,
+            Self::Text => DataType::LargeUtf8,
+        }
+    }
+
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::Signed => "signed",
+            Self::Unsigned => "unsigned",
+            Self::Text => "text",
+        }
+    }
+}
+
+/// A finished detached part of a call.
+pub(crate) fn done<T>(outcome: Result<T, GraphError>) -> PyResult<T> {
+    outcome.map_err(|error| errors::from_graph(&error))
+}
+
+/// The first two columns of a batch, checked to be nodes of that kind without nulls.
+pub(crate) fn ends(ids: Ids, name: &str, edges: &Bound<'_, PyAny>) -> PyResult<(ArrayRef, ArrayRef)> {
+    let batch = import_batch(edges)?;
+    if batch.num_columns() < 2 {
+        let message = format!("relation {name:?} has {} columns: edges need two", batch.num_columns());
+        return Err(errors::raise(Kind::Schema, &message));
+    }
+    let (from, to) = (batch.column(0).clone(), batch.column(1).clone());
+    for (column, field) in [&from, &to].into_iter().zip(batch.schema_ref().fields()) {
+        let wanted = ids.arrow();
+        if *column.data_type() != wanted {
+            let message = format!(
+                "relation {name:?}: column {:?} is {}, but nodes of this index are {wanted}",
+                field.name(),
+                column.data_type()
+            );
+            return Err(errors::raise(Kind::Schema, &message));
+        }
+        if let Some(row) = (0..column.len()).find(|&row| column.is_null(row)).filter(|_| column.null_count() > 0) {
+            let message = format!(
+                "relation {name:?}: column {:?} is null in row {row}: an edge has two nodes; filter such rows out",
+                field.name()
+            );
+            return Err(errors::raise(Kind::Schema, &message));
+        }
+    }
+    Ok((from, to))
+}
+
+/// The pattern of cliques, and the order to bind its variables in.
+#[pyfunction]
+pub(crate) fn graph_clique(relation: &str, size: usize) -> PyResult<(String, Vec<String>)> {
+    let pattern = done(cliques::pattern(relation, size))?;
+    let atom = |atom: &penstock_graph::Atom| {
+        format!("{}({}, {})", atom.relation, pattern.variables[atom.from], pattern.variables[atom.to])
+    };
+    let body = pattern.body.iter().map(atom).collect::<Vec<_>>().join(", ");
+    let text = format!("{}({}) :- {body}", pattern.name, pattern.columns().collect::<Vec<_>>().join(", "));
+    Ok((text, pattern.variables))
+}
+
+/// Relations and columns of a pattern, which is checked as far as that needs no data.
+#[pyfunction]
+pub(crate) fn graph_pattern(text: &str) -> PyResult<(Vec<String>, Vec<String>)> {
+    let pattern = Pattern::parse(text).map_err(|error| errors::from_graph(&error.into()))?;
+    let own = |names: Vec<&str>| names.into_iter().map(String::from).collect();
+    Ok((own(pattern.relations()), own(pattern.columns().collect())))
+}
