@@ -259,11 +259,12 @@ def test_errors_of_the_input_stay_what_they_are() -> None:
 def test_bad_arguments_are_refused_at_the_call() -> None:
     for arguments, says in [
         ({"f": 7}, "needs a function or a penstock.Pipeline, not a int"),
-        ({"workers": 0}, "workers=0 must be"),
-        ({"in_flight": True}, "in_flight=True must be"),
-        ({"chunk": 1.5}, "chunk=1.5 must be"),
-        ({"mode": "fast"}, "mode='fast' is unknown; the modes are auto"),
-        ({"timeout": -1}, "timeout=-1 must be"),
+        ({"workers": 0}, "workers must be a number of workers from 1 to 1024, got 0"),
+        ({"in_flight": True}, "in_flight must be a number of items from 1 to 1099511627776, got True"),
+        ({"chunk": 1.5}, "chunk must be a number of items from 1 to 16777216, got 1.5"),
+        ({"mode": "fast"}, "mode must be one of auto, inline, threads, processes, got 'fast'"),
+        ({"timeout": -1}, "timeout must be a number of seconds above 0, got -1"),
+        ({"timeout": 1, "mode": "inline"}, "timeout= needs mode"),
     ]:
         with pytest.raises(ConfigError) as caught:
             pk.spark.ordered_partitions(**({"f": abs} | arguments))

@@ -12,7 +12,7 @@ from penstock.ordered.iterator import Driver, Options, OrderedIterator
 from penstock.ordered.operators import compile_steps
 from penstock.ordered.steps import Step, map
 
-__all__ = ["MODES", "QUEUES", "SCHEDULERS", "Pipeline", "default_workers", "ordered_map"]
+__all__ = ["MODES", "QUEUES", "SCHEDULERS", "Pipeline", "check_options", "default_workers", "ordered_map"]
 
 MODES = ("auto", "inline", "threads", "processes")
 SCHEDULERS = ("adaptive", "qst", "lip", "et", "ct")
@@ -45,7 +45,7 @@ def _one_of(value: Any, name: str, known: Sequence[str]) -> str:
     return str(value)
 
 
-def _options(
+def check_options(
     workers: int | None,
     in_flight: int | None,
     in_flight_bytes: int | None,
@@ -55,6 +55,13 @@ def _options(
     scheduler: str = "adaptive",
     queue: str = "hybrid",
 ) -> Options:
+    """What a run is asked for, with what nobody says; also for hosts that run it later and elsewhere.
+
+    Raises
+    ------
+    ConfigError
+        When an argument is not allowed.
+    """
     count = default_workers() if workers is None else _number(workers, "workers", "a number of workers", 1024)
     ahead = None if in_flight is None else _number(in_flight, "in_flight", "a number of items", 1 << 40)
     most = IN_FLIGHT_BYTES
@@ -141,7 +148,7 @@ def ordered_map(
     """
     if not callable(f):
         raise ConfigError(f"ordered_map({f!r}, ...): the first argument must be a function")
-    options = _options(workers, in_flight, in_flight_bytes, mode, chunk, timeout)
+    options = check_options(workers, in_flight, in_flight_bytes, mode, chunk, timeout)
     return OrderedIterator(Driver(xs, (map(f),), options))
 
 
@@ -244,7 +251,7 @@ class Pipeline:
         >>> list(pipeline.run([-1, -2, 3], workers=2, in_flight=8))
         [2, 3]
         """
-        options = _options(workers, in_flight, in_flight_bytes, mode, chunk, timeout, self._scheduler, self._queue)
+        options = check_options(workers, in_flight, in_flight_bytes, mode, chunk, timeout, self._scheduler, self._queue)
         return OrderedIterator(Driver(xs, self._steps, options))
 
     def explain(self) -> str:

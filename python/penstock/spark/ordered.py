@@ -27,7 +27,6 @@ from penstock.spark import functions
 
 __all__ = ["OrderedFunction", "OrderedPartitions", "ordered", "ordered_partitions"]
 
-_MODES = ("auto", "inline", "threads", "processes")
 #: Rows of a batch that is made of rows, and how long the first of them waits for others, seconds.
 _PACK_ROWS, _PACK_S = 4_096, 0.1
 
@@ -156,14 +155,10 @@ class _Run:
     ) -> _Run:
         if not _is_pipeline(f) and not callable(f):
             raise ConfigError(f"{what} needs a function or a penstock.Pipeline, not a {type(f).__name__}")
-        for name, value in (("workers", workers), ("in_flight", in_flight), ("chunk", chunk)):
-            if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
-                raise ConfigError(f"{name}={value!r} must be an int of at least 1")
-        if mode not in _MODES:
-            raise ConfigError(f"mode={mode!r} is unknown; the modes are {', '.join(_MODES)}")
-        bad = isinstance(timeout, bool) or not isinstance(timeout, (int, float)) or not 0 < timeout < float("inf")
-        if timeout is not None and bad:
-            raise ConfigError(f"timeout={timeout!r} must be a number of seconds above 0")
+        from penstock.ordered.pipeline import check_options
+
+        # At the call, not in the task; there they are asked for again, and the workers are those of the task.
+        check_options(workers, in_flight, None, mode, chunk, timeout)
         options = {"workers": workers, "in_flight": in_flight, "mode": mode, "chunk": chunk, "timeout": timeout}
         return cls(what, functions.dump(f, f"the function of {what}"), options)
 
