@@ -19,7 +19,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from penstock.cli import main
+from penstock.cli import choices, main
+from penstock.ordered.pipeline import MODES, QUEUES, SCHEDULERS
 from tpcxbb_support import BAGS, expected, some_clicks, some_lines, write
 
 
@@ -319,6 +320,12 @@ def test_report(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["report", str(kept), "--output", str(other), "--picture", str(picture)]) == 0
     assert other.read_text() == page and picture.read_bytes().startswith(b"\x89PNG")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["other.html", "report.html", "run.png", "timeline.json"]
+
+
+def test_the_choices_are_those_of_the_pipelines() -> None:
+    for options, known in ((choices.Mode, MODES), (choices.Queue, QUEUES), (choices.Scheduler, SCHEDULERS)):
+        assert tuple(option.value for option in options) == known
+    assert {option.value for option in choices.Where} < {option.value for option in choices.Host}
 
 
 def test_report_refuses_what_is_no_timeline(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

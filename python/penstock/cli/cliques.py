@@ -15,7 +15,8 @@ from typing import Annotated, Any, Optional
 import pyarrow as pa
 import typer
 
-from penstock.cli.common import Host, UsageError, check_output, spark_session, whole_file
+from penstock.cli.choices import Host
+from penstock.cli.common import UsageError, check_output, spark_session, whole_file
 from penstock.graph.index import Counted, Index
 from penstock.graph.options import MOST, Options, Progress
 from penstock.graph.patterns import RELATION, clique

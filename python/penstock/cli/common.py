@@ -7,7 +7,6 @@ file stays behind.
 from __future__ import annotations
 
 import contextlib
-import enum
 import importlib.util
 import json
 import os
@@ -35,10 +34,8 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 __all__ = [
-    "Host",
     "Move",
     "Report",
-    "Strategy",
     "UsageError",
     "bar",
     "check_output",
@@ -54,22 +51,6 @@ _MOVE = re.compile(r"(\d+):(\d+)@(.+)")
 
 class UsageError(Exception):
     """The command line is wrong; the message names the option, the value and what to do."""
-
-
-class Host(str, enum.Enum):
-    """Where a command runs."""
-
-    local = "local"
-    spark = "spark"
-    engine = "engine"
-
-
-class Strategy(str, enum.Enum):
-    """How many bins a migration moves at once."""
-
-    all_at_once = "all-at-once"
-    batched = "batched"
-    fluid = "fluid"
 
 
 @dataclass(frozen=True)

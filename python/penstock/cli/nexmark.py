@@ -11,10 +11,9 @@ from typing import Annotated, Optional
 import pyarrow as pa
 import typer
 
+from penstock.cli.choices import Host, Strategy
 from penstock.cli.common import (
-    Host,
     Report,
-    Strategy,
     UsageError,
     check_output,
     local_host,

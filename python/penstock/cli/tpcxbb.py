@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import enum
 import sys
 import time
 from collections.abc import Iterable
@@ -13,6 +12,7 @@ from typing import Annotated
 import pyarrow as pa
 import typer
 
+from penstock.cli.choices import Mode, Queue, Scheduler, Where
 from penstock.cli.common import Report, UsageError, bar, check_output, spark_session, whole_file
 from penstock.errors import ConfigError
 from penstock.workloads import tpcxbb as workload
@@ -56,39 +56,6 @@ web_clickstreams.parquet or store_sales.parquet, and most of them item.parquet o
 
 `penstock tpcxbb --query q3 --input DIR --output out.parquet --host spark --workers 2`
 """
-
-
-class Where(str, enum.Enum):
-    """Where the pipeline runs."""
-
-    local = "local"
-    spark = "spark"
-
-
-class Queue(str, enum.Enum):
-    """How rows wait for the worker of their key."""
-
-    hybrid = "hybrid"
-    partitioned = "partitioned"
-
-
-class Scheduler(str, enum.Enum):
-    """Which operator a free worker serves next."""
-
-    adaptive = "adaptive"
-    qst = "qst"
-    lip = "lip"
-    et = "et"
-    ct = "ct"
-
-
-class Mode(str, enum.Enum):
-    """Where the steps run."""
-
-    auto = "auto"
-    inline = "inline"
-    threads = "threads"
-    processes = "processes"
 
 
 def tpcxbb(

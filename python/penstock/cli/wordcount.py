@@ -11,8 +11,8 @@ from typing import Annotated, Optional
 import pyarrow as pa
 import typer
 
+from penstock.cli.choices import Host
 from penstock.cli.common import (
-    Host,
     Report,
     UsageError,
     check_output,
