@@ -16,6 +16,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from penstock._expand import FlatMapCall
 from penstock._groups import GroupStateCall
 from penstock._loop import BrokenOff, row_loop
 from penstock._state import BinState
@@ -28,10 +29,16 @@ def _never() -> bool:
     return False
 
 
-def bind(call: dict[str, Any], stopped: Callable[[], bool] = _never) -> MapCall | StatefulCall | GroupStateCall:
+def bind(
+    call: dict[str, Any], stopped: Callable[[], bool] = _never
+) -> MapCall | FlatMapCall | StatefulCall | GroupStateCall:
     """The wrapper of one entry of a plan's `calls`; `stopped` tells it that the host is stopping."""
     if call["kind"] == "map":
         return MapCall(call["step"], call["func"], call.get("schema"))
+    if call["kind"] == "flat":
+        return FlatMapCall(
+            call["step"], call["func"], call["columns"], call["schema"], call["rows"], user_error, misfit
+        )
     if call["kind"] == "stateful":
         return StatefulCall(call["step"], call["func"], call["keys"], call["columns"], call["schema"], stopped)
     if call["kind"] == "groups":
@@ -65,8 +72,7 @@ class MapCall:
 
     def refused(self, reason: str) -> UserFunctionError:
         """The error of a result that does not have the declared schema."""
-        file, line = locate(self.func, None)
-        return UserFunctionError(f"{self.step}: {reason} ({file}:{line})", step=self.step, file=file, line=line)
+        return misfit(self.step, self.func, reason)
 
 
 class StatefulCall:
@@ -133,14 +139,19 @@ class StatefulCall:
 
     def refused(self, reason: str) -> UserFunctionError:
         """The error of rows that do not fit the declared schema."""
-        file, line = locate(self.func, None)
-        return UserFunctionError(f"{self.step}: {reason} ({file}:{line})", step=self.step, file=file, line=line)
+        return misfit(self.step, self.func, reason)
 
     def _failed(self, error: BaseException, key: Any, values: tuple[Any, ...]) -> BaseException:
         if not isinstance(error, Exception):
             return error  # KeyboardInterrupt, SystemExit: not the function's fault
         row = dict(zip(self.columns, values, strict=False))
         return user_error(self.step, self.func, error, row, key if len(self.keys) != 1 else (key,), self.keys)
+
+
+def misfit(step: str, func: Callable[..., Any], reason: str) -> UserFunctionError:
+    """The error of results that do not have the declared schema; names where the function is defined."""
+    file, line = locate(func, None)
+    return UserFunctionError(f"{step}: {reason} ({file}:{line})", step=step, file=file, line=line)
 
 
 def user_error(
@@ -150,16 +161,22 @@ def user_error(
     row: dict[str, Any] | None = None,
     key: tuple[Any, ...] = (),
     keys: Sequence[str] = (),
+    note: str | None = None,
 ) -> UserFunctionError:
-    """The `UserFunctionError` of an exception that `func` raised; the caller raises it from `error`."""
+    """The `UserFunctionError` of an exception that `func` raised; the caller raises it from `error`.
+
+    `note` tells about the input in place of the row.
+    """
     if isinstance(error, UserFunctionError):
         return error
     file, line = locate(func, error)
     message = f"{step}: {type(error).__name__}: {_text(error)} ({file}:{line})"
     shown = dict(zip(keys, key, strict=False)) | (row or {})
-    if shown:
+    if note is not None:
+        message += note
+    elif shown:
         message += "\n  row: " + ", ".join(f"{name}={_short(value)}" for name, value in shown.items())
-    if row is not None and not _frames(func, error):
+    if note is None and row is not None and not _frames(func, error):
         message += "\n  the step is called as step(state, *values) and returns (state, out)"
     return UserFunctionError(
         message, step=step, file=file, line=line, row=row, key=key[0] if len(key) == 1 else key or None

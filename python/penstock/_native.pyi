@@ -900,7 +900,9 @@ class InlineRun:
 
     def __new__(cls, plan: str, calls: Sequence[Mapping[str, Any]], piece: int | None = None) -> Self: ...
     def push(self, batch: _ArrowData) -> list[RecordBatch]:
-        """Apply one batch and return what it makes at once.
+        """Take one batch and return what it makes at once.
+
+        That is all of it, or where the flow expands its input as much as is worth handing on: `pull` gives the rest.
 
         Raises
         ------
@@ -910,8 +912,14 @@ class InlineRun:
             When a step fails; the run cannot be used after that.
         """
 
+    def pull(self) -> list[RecordBatch] | None:
+        """Go on with what was pushed: more of what it makes, or None when that was all. Serves signals meanwhile."""
+
     def finish(self) -> list[RecordBatch]:
-        """End the input and return everything that was still open."""
+        """End the input and return what was still open, as `push` does."""
+
+    def scopes(self) -> str:
+        """The bounded scopes of the flow, as JSON: a list of their statistics."""
 
 class _JoinedEvent(TypedDict):
     event: Literal["joined"]

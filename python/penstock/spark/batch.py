@@ -19,7 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -27,7 +27,7 @@ import pyarrow.compute as pc
 from penstock.errors import ConfigError, SchemaError
 from penstock.schema import conform, spark_types, to_arrow, to_ddl
 from penstock.spark.guard import require_classic, require_flow
-from penstock.spark.partitions import dump_calls, load_calls
+from penstock.spark.partitions import drive, dump_calls, load_calls
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -80,7 +80,7 @@ class Piece:
 
         run = _native.InlineRun(self.plan, load_calls(self.calls), piece=self.number)
         given = 0
-        for handle in _drive(run, renamed(batches, self.input_schema), self.input_schema):
+        for handle in drive(run, renamed(batches, self.input_schema), self.input_schema):
             out = pa.record_batch(handle)
             if not out.num_rows:
                 continue
@@ -210,13 +210,6 @@ def run(flow: Flow, df: DataFrame, partitions: int | None = None) -> DataFrame:
             if ordered:
                 current = current.sortWithinPartitions(MAKER, ROW)
     return current
-
-
-def _drive(run: Any, batches: Iterable[pa.RecordBatch], schema: pa.Schema) -> Iterator[Any]:
-    for batch in batches:
-        if batch.num_rows:
-            yield from run.push(conform(batch, schema))
-    yield from run.finish()
 
 
 def _shuffle(df: DataFrame, count: int) -> DataFrame:

@@ -49,11 +49,23 @@ class PartitionFunction:
         from penstock import _native
 
         run = _native.InlineRun(self.plan, load_calls(self.calls))
-        for batch in batches:
-            for out in run.push(conform(batch, self.input_schema)):
-                yield conform(pa.record_batch(out), self.output_schema, "output")
-        for out in run.finish():
+        for out in drive(run, batches, self.input_schema):
             yield conform(pa.record_batch(out), self.output_schema, "output")
+
+
+def drive(run: Any, batches: Iterable[pa.RecordBatch], schema: pa.Schema) -> Iterator[Any]:
+    """Feed batches to a native ``InlineRun`` and give what it makes, as the caller takes it.
+
+    A batch that expands is worked on only as far as its output is taken; the next one is read when it is worked off.
+    """
+    for batch in batches:
+        if batch.num_rows:
+            yield from run.push(conform(batch, schema))
+            while (made := run.pull()) is not None:
+                yield from made
+    yield from run.finish()
+    while (made := run.pull()) is not None:
+        yield from made
 
 
 def map_in_arrow(flow: Flow, per_partition: bool = False) -> PartitionFunction:

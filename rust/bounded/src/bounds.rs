@@ -97,6 +97,34 @@ impl Bounds {
         Ok(Bounds { policy: Policy::Fixed { batches, batch_size } })
     }
 
+    /// Fixed where both numbers are given; else what is not given is found while running, within `limits`, keeping away from a budget of
+    /// bytes that the process may hold.
+    ///
+    /// # Errors
+    /// [`BoundsError`].
+    pub fn given(
+        batches: Option<u64>,
+        batch_size: Option<u64>,
+        budget_bytes: Option<u64>,
+        mut limits: Limits,
+    ) -> Result<Self, BoundsError> {
+        let memory = budget_bytes.map(Memory::budget).transpose()?;
+        if let (Some(batches), Some(batch_size)) = (batches, batch_size) {
+            return Bounds::fixed(batches, batch_size);
+        }
+        if let Some(batches) = batches {
+            limits.batches = (batches, batches, batches);
+        }
+        if let Some(size) = batch_size {
+            limits.batch_size = (size, size, size);
+        }
+        let bounds = Bounds::adaptive().within(limits)?;
+        Ok(match memory {
+            Some(memory) => bounds.with_memory(memory),
+            None => bounds,
+        })
+    }
+
     /// Found while running: both grow until more throughput does not come of it, and shrink while memory is short.
     pub fn adaptive() -> Self {
         let start = Instant::now();

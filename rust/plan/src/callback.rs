@@ -80,6 +80,12 @@ pub trait Callbacks: Send + Sync {
     /// Applies call `call` to a block. The result's schema is the declared one (checked by the caller).
     fn map(&self, call: usize, batch: &RecordBatch) -> Result<RecordBatch, CallError>;
 
+    /// Begins to expand a block by call `call`; nothing is made before it is asked for. `skip` says whether inputs that fail are left
+    /// out.
+    fn expand(&self, call: usize, _batch: &RecordBatch, _skip: bool) -> Result<Box<dyn Expansion>, CallError> {
+        Err(CallError::new(format!("call {call}"), "these functions expand nothing"))
+    }
+
     /// Fresh state of one bin for the stateful call `call`.
     fn new_state(&self, call: usize) -> Box<dyn ForeignState>;
 
@@ -95,6 +101,31 @@ pub trait Callbacks: Send + Sync {
 
     /// The host stops: calls under way may be given up (with [`CallError::broken_off`]). Called from any thread.
     fn stop(&self) {}
+}
+
+/// What is left of a block that a flat map expands.
+pub trait Expansion {
+    /// Inputs that are left, one that has begun included.
+    fn left(&self) -> u64;
+
+    /// Makes up to `room` rows more, in blocks of the declared columns. Fewer while inputs are left means that they should be handed on
+    /// first.
+    fn draw(&mut self, room: usize) -> (Vec<RecordBatch>, Result<(), Spoiled>);
+}
+
+/// An expansion failed.
+#[derive(Debug)]
+pub struct Spoiled {
+    /// The input that failed, as people read it, and how many rows it had given before. None: the call itself is at fault.
+    pub input: Option<(String, u64)>,
+    /// Why.
+    pub error: CallError,
+}
+
+impl From<CallError> for Spoiled {
+    fn from(error: CallError) -> Self {
+        Spoiled { input: None, error }
+    }
 }
 
 /// What a call that sees epochs is told at the end of one.

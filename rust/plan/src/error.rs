@@ -10,7 +10,9 @@ use crate::callback::CallError;
 /// A step of a plan, named the way messages show it.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct StepName {
-    /// Position in the plan's list of steps, counted from 0.
+    /// Positions of the steps around it, outermost first.
+    pub within: Vec<usize>,
+    /// Position in the plan's list of steps, or in that of the step around it, counted from 0.
     pub index: usize,
     /// The step's `op` word, or `source`.
     pub op: &'static str,
@@ -19,13 +21,20 @@ pub struct StepName {
 impl StepName {
     /// Names step `index` with operation `op`.
     pub fn new(index: usize, op: &'static str) -> Self {
-        Self { index, op }
+        Self { within: Vec::new(), index, op }
+    }
+
+    /// Names step `index` of the body of this step.
+    pub fn inside(&self, index: usize, op: &'static str) -> Self {
+        Self { within: self.within.iter().copied().chain([self.index]).collect(), index, op }
     }
 }
 
 impl fmt::Display for StepName {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "step {} ({})", self.index, self.op)
+        f.write_str("step ")?;
+        self.within.iter().try_for_each(|index| write!(f, "{index}."))?;
+        write!(f, "{} ({})", self.index, self.op)
     }
 }
 
@@ -103,6 +112,24 @@ pub enum PlanError {
         value: i64,
         /// What is wrong with it.
         reason: &'static str,
+    },
+    /// The body of a loop gives back other columns than go around.
+    #[error("{step}: the body must give back ({expected}), it gives ({found})")]
+    LoopColumns {
+        /// The step.
+        step: StepName,
+        /// Columns that it must give back.
+        expected: String,
+        /// Columns that it gives.
+        found: String,
+    },
+    /// Bounds that cannot be kept.
+    #[error("{step}: {source}")]
+    Bounds {
+        /// The step.
+        step: StepName,
+        /// Why.
+        source: penstock_bounded::BoundsError,
     },
     /// A number of the plan is out of range.
     #[error("{step}: {name} = {value} is out of range")]

@@ -3,6 +3,7 @@
 use std::fmt::Write;
 
 use crate::agg::Aggregate;
+use crate::chain::{Bound, Stateless};
 use crate::keyed::{KeyedKind, KeyedSpec};
 use crate::plan::{Plan, names};
 use crate::running::Emit;
@@ -16,7 +17,7 @@ fn time(us: i64) -> String {
     }
 }
 
-fn columns(schema: &arrow_schema::Schema) -> String {
+pub(crate) fn columns(schema: &arrow_schema::Schema) -> String {
     let columns: Vec<String> =
         schema.fields().iter().map(|field| format!("{} {}", field.name(), field.data_type())).collect();
     columns.join(", ")
@@ -40,6 +41,44 @@ fn aggregates(keyed: &KeyedSpec, aggregates: &[Aggregate]) -> String {
     words.join(", ")
 }
 
+/// Steps without state; those of a body are set in.
+fn chain(steps: &[Stateless], depth: usize, line: &mut dyn FnMut(String)) {
+    let margin = "  ".repeat(depth);
+    for step in steps {
+        match step {
+            Stateless::Map(map) => {
+                line(format!("{margin}{}: call {}: {}", map.step, map.call, columns(&map.schema)));
+            }
+            Stateless::FlatMap(flat) => {
+                let each = if flat.rows { "row" } else { "block" };
+                line(format!(
+                    "{margin}{}: call {} per {each}, lazily: {}",
+                    flat.step,
+                    flat.call,
+                    columns(&flat.schema)
+                ));
+            }
+            Stateless::Bounded(part) => {
+                line(format!("{margin}{}: {}", part.step, bound(&part.bound)));
+                chain(&part.body, depth + 1, line);
+            }
+            Stateless::Iterate(part) => {
+                line(format!("{margin}{}: until no row goes around again", part.step));
+                chain(&part.body, depth + 1, line);
+            }
+        }
+    }
+}
+
+fn bound(bound: &Bound) -> String {
+    let found = || "found while running".to_owned();
+    let batches = bound.batches.map_or_else(found, |batches| batches.to_string());
+    let size = bound.batch_size.map_or_else(found, |size| size.to_string());
+    let memory = bound.memory.map_or(String::new(), |bytes| format!(", within {bytes} bytes of memory"));
+    let failure = if bound.skip { ", inputs that fail are left out" } else { "" };
+    format!("unfinished batches: {batches}, rows of a batch: {size}{memory}{failure}")
+}
+
 pub(crate) fn explain(plan: &Plan) -> String {
     let mut text = String::new();
     // Writing to a string cannot fail.
@@ -49,9 +88,7 @@ pub(crate) fn explain(plan: &Plan) -> String {
         line(format!("  event time {}, lateness {}", event_time.name, time(plan.lateness_us())));
     }
     for stage in plan.stages() {
-        for map in &stage.pre {
-            line(format!("{}: call {}: {}", map.step, map.call, columns(&map.schema)));
-        }
+        chain(&stage.pre, 0, &mut line);
         let Some(keyed) = &stage.keyed else { continue };
         line(match keyed.keys.is_empty() {
             true => "exchange: all rows to one bin".into(),

@@ -24,6 +24,7 @@ mod wire;
 
 pub mod block;
 pub mod callback;
+pub mod chain;
 mod error;
 pub mod hash;
 pub mod host;
@@ -35,7 +36,8 @@ pub mod state;
 
 pub use agg::{Aggregate, Function};
 pub use block::FlowBlock;
-pub use callback::{CallError, Callbacks, EpochEnd, ForeignState, Grouped, States};
+pub use callback::{CallError, Callbacks, EpochEnd, Expansion, ForeignState, Grouped, Spoiled, States};
+pub use chain::{Bound, BoundedPart, FlatMapCall, Loop, Stateless};
 pub use column::EventTime;
 pub use error::{OpError, PlanError, StateFault, StepName};
 pub use foreign::MapCall;

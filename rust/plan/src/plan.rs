@@ -1,6 +1,6 @@
 //! Compiling a flow: from steps that name things to stages that are cut at exchanges.
 //!
-//! A stage is some user maps and then at most one keyed operator behind an exchange. Only the last stage may have none. Compilation
+//! A stage is some steps without state and then at most one keyed operator behind an exchange. Only the last stage may have none. Compilation
 //! resolves every column and type, so that running a plan can fail only on data. Windows and keys wait for the step that uses them.
 
 use std::collections::HashSet;
@@ -11,12 +11,13 @@ use arrow_row::{RowConverter, SortField};
 use arrow_schema::{DataType, Field, Schema, SchemaRef};
 
 use crate::agg::{Aggregate, Function};
+use crate::chain::{Bound, BoundedPart, FlatMapCall, Loop, Stateless, body_schema, is_metered};
 use crate::column::{EVENT_TIME_LIMIT_US, EventTime, plain_type};
 use crate::error::{PlanError, StepName};
 use crate::foreign::MapCall;
 use crate::keyed::{KeyedKind, KeyedSpec};
 use crate::running::Emit;
-use crate::spec::{AggSpec, Nulls, PLAN_VERSION, Per, PlanSpec, StepSpec, WindowKind};
+use crate::spec::{AggSpec, Nulls, OnFailure, PLAN_VERSION, Per, PlanSpec, StepSpec, WindowKind};
 use crate::top::Top;
 use crate::window::Windows;
 
@@ -25,13 +26,13 @@ pub const WINDOW_START: &str = "window_start";
 /// Name of the column with a window's end.
 pub const WINDOW_END: &str = "window_end";
 
-/// User maps and then at most one keyed operator.
+/// Steps without state and then at most one keyed operator.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Stage {
     /// Columns that enter.
     pub input: SchemaRef,
-    /// User maps, before the exchange.
-    pub pre: Vec<MapCall>,
+    /// Steps without state, before the exchange.
+    pub pre: Vec<Stateless>,
     /// The operator behind the exchange.
     pub keyed: Option<KeyedSpec>,
     /// Columns that leave.
@@ -139,6 +140,63 @@ fn key_columns(step: &StepName, schema: &Schema, names: &[String]) -> Result<Vec
         .collect()
 }
 
+/// A step without state and the columns that leave it.
+fn stateless(step: StepName, spec: &StepSpec, schema: &SchemaRef) -> Result<(Stateless, SchemaRef), PlanError> {
+    match spec {
+        StepSpec::MapBatches { call, schema } => {
+            unique(&step, schema)?;
+            Ok((Stateless::Map(MapCall { step, call: *call, schema: schema.clone() }), schema.clone()))
+        }
+        StepSpec::FlatMap { call, schema, rows } => {
+            unique(&step, schema)?;
+            let made = FlatMapCall { step, call: *call, schema: schema.clone(), rows: *rows };
+            Ok((Stateless::FlatMap(made), schema.clone()))
+        }
+        StepSpec::Bounded { batches, batch_size, memory, on_failure, body } => {
+            let skip = *on_failure == OnFailure::Skip;
+            let bound = Bound { batches: *batches, batch_size: *batch_size, memory: *memory, skip };
+            bound.bounds().map_err(|source| PlanError::Bounds { step: step.clone(), source })?;
+            let (body, schema) = inside(&step, body, schema)?;
+            Ok((Stateless::Bounded(BoundedPart { step, bound, body }), schema))
+        }
+        StepSpec::Iterate { again, body } => {
+            let expected = body_schema(schema, again);
+            unique(&step, &expected)?;
+            let (body, found) = inside(&step, body, schema)?;
+            let like = |a: &Field, b: &Field| a.name() == b.name() && a.data_type().equals_datatype(b.data_type());
+            let fits = found.fields().len() == expected.fields().len()
+                && found.fields().iter().zip(expected.fields()).all(|(a, b)| like(a, b));
+            if !fits {
+                let (expected, found) = (crate::explain::columns(&expected), crate::explain::columns(&found));
+                return Err(PlanError::LoopColumns { step, expected, found });
+            }
+            let made = Loop { step, body, again: schema.fields().len(), schema: schema.clone() };
+            Ok((Stateless::Iterate(made), schema.clone()))
+        }
+        StepSpec::KeyBy { .. }
+        | StepSpec::Window { .. }
+        | StepSpec::Agg { .. }
+        | StepSpec::StatefulMap { .. }
+        | StepSpec::GroupState { .. }
+        | StepSpec::Top { .. } => {
+            let reason = "a bounded part or a loop holds steps without state only: its batches are finished one after \
+                          the other, a keyed step needs all rows of a time; put it behind";
+            Err(PlanError::Misplaced { step, reason })
+        }
+    }
+}
+
+/// The steps of a body and the columns that leave it.
+fn inside(around: &StepName, body: &[StepSpec], schema: &SchemaRef) -> Result<(Vec<Stateless>, SchemaRef), PlanError> {
+    let (mut steps, mut schema) = (Vec::new(), schema.clone());
+    for (index, spec) in body.iter().enumerate() {
+        let (step, columns) = stateless(around.inside(index, spec.op()), spec, &schema)?;
+        steps.push(step);
+        schema = columns;
+    }
+    Ok((steps, schema))
+}
+
 impl Plan {
     /// Compiles a flow.
     ///
@@ -239,6 +297,11 @@ impl Plan {
         self.needs_order() || self.stages.iter().any(|stage| !stage.pre.is_empty())
     }
 
+    /// Whether a part of it holds back: a flat map, a bounded part or a loop.
+    pub fn is_metered(&self) -> bool {
+        self.stages.iter().any(|stage| is_metered(&stage.pre))
+    }
+
     /// The plan in words: a line per operator with its exchange, key, windows and state.
     pub fn explain(&self) -> String {
         crate::explain::explain(self)
@@ -256,16 +319,20 @@ impl Compiler {
     fn step(&mut self, step: StepName, spec: &StepSpec) -> Result<(), PlanError> {
         let misplaced = |reason| Err(PlanError::Misplaced { step: step.clone(), reason });
         match spec {
-            StepSpec::MapBatches { call, schema } => {
+            StepSpec::MapBatches { .. }
+            | StepSpec::FlatMap { .. }
+            | StepSpec::Bounded { .. }
+            | StepSpec::Iterate { .. } => {
                 if self.waiting.key.is_some() || self.waiting.windows.is_some() {
                     return misplaced(
                         "key_by and window must be followed by the step they describe; move this before them",
                     );
                 }
-                unique(&step, schema)?;
-                let before = std::mem::replace(&mut self.point.schema, schema.clone());
+                let before = self.point.schema.clone();
+                let (made, schema) = stateless(step, spec, &before)?;
+                self.point.schema = schema;
                 self.keep_times(&before);
-                self.stage.pre.push(MapCall { step, call: *call, schema: schema.clone() });
+                self.stage.pre.push(made);
                 Ok(())
             }
             StepSpec::KeyBy { columns, nulls } => {

@@ -57,6 +57,41 @@ pub enum StepSpec {
         #[serde(with = "schema_text")]
         schema: SchemaRef,
     },
+    /// Expands inputs by user code, lazily.
+    FlatMap {
+        /// Number of the call.
+        call: usize,
+        /// Declared output.
+        #[serde(with = "schema_text")]
+        schema: SchemaRef,
+        /// Whether an input is a row; else it is a block.
+        #[serde(default)]
+        rows: bool,
+    },
+    /// Holds so much of its body's rows at a time.
+    Bounded {
+        /// Batches that may be unfinished.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        batches: Option<u64>,
+        /// Rows of a batch.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        batch_size: Option<u64>,
+        /// Bytes that the process may hold.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        memory: Option<u64>,
+        /// What happens when an expansion fails.
+        #[serde(default)]
+        on_failure: OnFailure,
+        /// Steps without state.
+        body: Vec<StepSpec>,
+    },
+    /// Sends rows through its body until they leave.
+    Iterate {
+        /// Boolean column of the body's output: whether a row goes around again.
+        again: String,
+        /// Steps without state.
+        body: Vec<StepSpec>,
+    },
     /// Names the key of the next keyed step.
     KeyBy {
         /// Key columns.
@@ -134,6 +169,9 @@ impl StepSpec {
     pub fn op(&self) -> &'static str {
         match self {
             Self::MapBatches { .. } => "map_batches",
+            Self::FlatMap { .. } => "flat_map",
+            Self::Bounded { .. } => "bounded",
+            Self::Iterate { .. } => "iterate",
             Self::KeyBy { .. } => "key_by",
             Self::Window { .. } => "window",
             Self::Agg { .. } => "agg",
@@ -142,6 +180,17 @@ impl StepSpec {
             Self::Top { .. } => "top",
         }
     }
+}
+
+/// What happens when the expansion of an input fails.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum OnFailure {
+    /// The flow stops.
+    #[default]
+    Stop,
+    /// The input is left out, the others go on.
+    Skip,
 }
 
 /// What to do with null keys.

@@ -14,7 +14,7 @@ use crossbeam::channel::{Receiver, unbounded};
 use penstock_dataflow::fabric::{self, Duplex};
 use penstock_dataflow::{BoxError, Endpoint, FabricGuard, FabricTag, Limits};
 use penstock_plan::host::{
-    Event, Group, GroupConfig, HostError, Inline, Input, Keep, NotStarted, Resident, Rows, Stored,
+    Event, Group, GroupConfig, HostError, Inline, Input, Keep, NotStarted, Pulled, Resident, Rows, Stored,
 };
 use penstock_plan::{CallError, Callbacks, ForeignState, Grouped, Plan, StateFault};
 
@@ -480,9 +480,11 @@ fn windows_close_with_the_watermark_on_any_number_of_workers() {
                         arrow_select::take::take_record_batch(batch, &keep).unwrap()
                     }
                 };
-                out.extend(inline.push(&mine).unwrap());
+                inline.push(&mine).unwrap();
+                out.extend(pulled(&mut inline));
             }
-            out.extend(inline.finish().unwrap());
+            inline.finish().unwrap();
+            out.extend(pulled(&mut inline));
             assert!(matches!(inline.finish(), Err(HostError::Finished)));
         }
         let schema = plan.piece_output_schema(piece).unwrap();
@@ -492,6 +494,17 @@ fn windows_close_with_the_watermark_on_any_number_of_workers() {
     let mut got = read(&rows_in);
     got.sort_unstable();
     assert_eq!(got, expected);
+}
+
+fn pulled(inline: &mut Inline) -> Vec<RecordBatch> {
+    let mut all = Vec::new();
+    loop {
+        match inline.pull(Duration::from_secs(60)).unwrap() {
+            Pulled::Made(made) => all.extend(made),
+            Pulled::Working => panic!("a minute has passed"),
+            Pulled::Idle => return all,
+        }
+    }
 }
 
 #[test]

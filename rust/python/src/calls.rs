@@ -8,12 +8,14 @@
 //! The numbers that a host asks of every bin (keys, bytes) and the mark of an epoch are kept on this side, so that asking and
 //! marking need no interpreter.
 
+mod expand;
+
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use arrow_array::{ArrayRef, RecordBatch as Batch, UInt32Array};
 use arrow_schema::{Schema, SchemaRef};
-use penstock_plan::{CallError, Callbacks, EpochEnd, ForeignState, Grouped, StateFault, States};
+use penstock_plan::{CallError, Callbacks, EpochEnd, Expansion, ForeignState, Grouped, StateFault, States};
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict, PyIterator, PyList};
 
@@ -122,6 +124,10 @@ impl Callbacks for PyCalls {
                 None => Ok(made),
             }
         })
+    }
+
+    fn expand(&self, call: usize, batch: &Batch, skip: bool) -> Result<Box<dyn Expansion>, CallError> {
+        expand::begin(self.call(call)?, batch, skip)
     }
 
     fn new_state(&self, call: usize) -> Box<dyn ForeignState> {

@@ -177,7 +177,8 @@ pub(crate) fn from_call(error: &CallError) -> PyErr {
 /// A plan that does not compile: a wrong column or type is a SchemaError, anything else a PlanError.
 pub(crate) fn from_plan(error: &PlanError) -> PyErr {
     let kind = match error {
-        PlanError::MissingColumn { .. } | PlanError::ColumnType { .. } => Kind::Schema,
+        PlanError::MissingColumn { .. } | PlanError::ColumnType { .. } | PlanError::LoopColumns { .. } => Kind::Schema,
+        PlanError::Bounds { .. } => Kind::Config,
         _ => Kind::Plan,
     };
     raise(kind, &error.to_string())

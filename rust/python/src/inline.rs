@@ -3,19 +3,22 @@
 //! The dataflow inside is bound to the thread that made it. The Python handle is not (Python may pass it anywhere), so
 //! the dataflow lives in a table of its thread and the handle holds its number: any other thread gets a typed error
 //! where it would otherwise need luck.
+//!
+//! It works only while it is pulled, in ticks between which signals are served: a flow that expands its input makes no more than
+//! the caller takes.
 
 use std::cell::RefCell;
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use arrow_array::RecordBatch as Batch;
 use arrow_schema::SchemaRef;
-use penstock_plan::host::{HostError, Inline};
+use penstock_plan::host::{HostError, Inline, Pulled};
 use pyo3::prelude::*;
 
 use crate::arrow::{RecordBatch, import_batch};
 use crate::calls::PyCalls;
+use crate::enter::TICK;
 use crate::errors::{self, Kind, Problem};
 use crate::fork::Owner;
 use crate::plan;
@@ -73,15 +76,38 @@ impl InlineRun {
         Ok(Self { owner: Owner::here(), thread: std::thread::current().id(), number, input })
     }
 
-    /// Applies one batch and returns what it makes at once, as a list of batches.
+    /// Takes one batch and returns what it makes at once, as a list of batches: all of it, or where the flow expands its input as
+    /// much as is worth handing on; `pull` gives the rest.
     fn push(&self, py: Python<'_>, batch: &Bound<'_, PyAny>) -> PyResult<Vec<RecordBatch>> {
         let batch = plan::fitting(&import_batch(batch)?, &self.input)?;
-        self.with(py, |run| run.push(&batch))
+        self.with(py, |run| run.push(&batch))?;
+        Ok(self.pull(py)?.unwrap_or_default())
     }
 
-    /// Ends the input and returns everything that was still open.
+    /// Goes on with what was pushed: more of what it makes, or None when that was all.
+    fn pull(&self, py: Python<'_>) -> PyResult<Option<Vec<RecordBatch>>> {
+        loop {
+            match self.with(py, |run| run.pull(TICK))? {
+                Pulled::Made(made) => {
+                    let full = made.into_iter().filter(|batch| batch.num_rows() > 0);
+                    return Ok(Some(full.map(RecordBatch::new).collect()));
+                }
+                Pulled::Idle => return Ok(None),
+                Pulled::Working => py.check_signals()?,
+            }
+        }
+    }
+
+    /// Ends the input and returns what was still open, as `push` does.
     fn finish(&self, py: Python<'_>) -> PyResult<Vec<RecordBatch>> {
-        self.with(py, Inline::finish)
+        self.with(py, Inline::finish)?;
+        Ok(self.pull(py)?.unwrap_or_default())
+    }
+
+    /// The bounded scopes of the flow, as JSON.
+    fn scopes(&self, py: Python<'_>) -> PyResult<String> {
+        let scopes = self.with(py, |run| Ok(run.scopes()))?;
+        serde_json::to_string(&scopes).map_err(|error| errors::raise(Kind::Engine, &error.to_string()))
     }
 
     fn __reduce__(&self) -> PyResult<()> {
@@ -90,17 +116,17 @@ impl InlineRun {
 }
 
 impl InlineRun {
-    fn with(
+    fn with<T: Send>(
         &self,
         py: Python<'_>,
-        work: impl FnOnce(&mut Inline) -> Result<Vec<Batch>, HostError> + Send,
-    ) -> PyResult<Vec<RecordBatch>> {
+        work: impl FnOnce(&mut Inline) -> Result<T, HostError> + Send,
+    ) -> PyResult<T> {
         self.owner.check(py, "InlineRun")?;
         if self.thread != std::thread::current().id() {
             return Err(errors::raise(Kind::Engine, "an InlineRun works only in the thread that made it"));
         }
         let number = self.number;
-        let outcome = py.detach(|| {
+        Ok(py.detach(|| {
             // Out of the table while it runs: a user's function may make and use other runs. It comes back only
             // after success, so a failure or a panic leaves a handle that says so.
             let taken = RUNS.with_borrow_mut(|runs| runs.remove(&number));
@@ -116,8 +142,7 @@ impl InlineRun {
                 }
                 Err(error) => Err(Problem::Host(Box::new(error))),
             }
-        })?;
-        Ok(outcome.into_iter().filter(|batch| batch.num_rows() > 0).map(RecordBatch::new).collect())
+        })?)
     }
 }
 

@@ -12,11 +12,12 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
 
 use arrow_array::RecordBatch;
-use penstock_bins::{BinTable, Block, Config, Control, Routing, Shelf, Stateful, Stats, Step, What, stateful};
+use penstock_bins::{BinTable, Config, Control, Routing, Shelf, Stateful, Stats, Step, What, stateful};
 use penstock_dataflow::{BoxError, InputHandle, Pipeline, Scope, Stream, Worker};
 use penstock_progress::{FlowTime, ProbeHandle};
 
 use super::MARK;
+use super::chain::{self, Context, Monitors, each_rows};
 use super::group::{GroupConfig, HostError};
 use super::lead::Probes;
 use super::resident::Resident;
@@ -24,9 +25,7 @@ use super::rows::{Keep, Rows};
 use super::stats::{BinMove, unix_ns};
 use super::worker::Pace;
 use crate::block::FlowBlock;
-use crate::callback::Callbacks;
-use crate::error::OpError;
-use crate::foreign::MapCall;
+use crate::chain::Stateless;
 use crate::keyed::KeyedSpec;
 use crate::op::Output;
 use crate::state::State;
@@ -192,6 +191,7 @@ pub(crate) struct Built {
     pub(crate) outputs: ByEpoch,
     pub(crate) late: ByEpoch,
     pub(crate) ops: Vec<Op>,
+    pub(crate) monitors: Monitors,
 }
 
 impl Built {
@@ -236,10 +236,10 @@ pub(crate) fn pace(config: &GroupConfig) -> Pace {
     Pace { window: window.max(1), journal: config.journal }
 }
 
-/// What a dataflow is made of. A piece of the plan is the keyed step it begins with, the maps behind it, and the assignment
+/// What a dataflow is made of. A piece of the plan is the keyed step it begins with, the steps without state behind it, and the assignment
 /// of rows for the next keyed step, so that the host's shuffle needs only hashes.
 enum Part<'a> {
-    Maps(&'a [MapCall]),
+    Steps(&'a [Stateless]),
     Assign(&'a KeyedSpec),
     Keyed(usize, &'a KeyedSpec),
 }
@@ -250,7 +250,7 @@ fn parts(config: &GroupConfig, piece: Option<usize>) -> Vec<Part<'_>> {
     for stage in config.plan.stages() {
         let ends_here = piece.is_none_or(|piece| piece == op);
         if ends_here {
-            parts.push(Part::Maps(&stage.pre));
+            parts.push(Part::Steps(&stage.pre));
         }
         let Some(keyed) = &stage.keyed else { continue };
         if ends_here {
@@ -293,13 +293,11 @@ fn build_in(
     blocks = sent;
     let late = ByEpoch::new(config);
     let mut ops = Vec::new();
+    let monitors = Monitors::default();
+    let context = Context { callbacks: &config.callbacks, monitors: &monitors };
     for part in parts(config, piece) {
         match part {
-            Part::Maps(maps) => {
-                for map in maps {
-                    blocks = mapped(&blocks, map.clone(), config.callbacks.clone());
-                }
-            }
+            Part::Steps(steps) => blocks = chain::stage(blocks, steps, &context),
             Part::Assign(keyed) => blocks = assigned(&blocks, keyed.clone()),
             Part::Keyed(index, keyed) => {
                 let op = &shared.ops[index];
@@ -311,34 +309,7 @@ fn build_in(
     }
     let outputs = ByEpoch::new(config);
     let probes = Probes { input: input_probe, control: control_probe, output: filed(&blocks, outputs.clone()) };
-    Ok(Built { input: Some(input), control: Some(control), probes, outputs, late, ops })
-}
-
-/// Applies `change` to rows; everything else passes, and so do no blocks without rows.
-fn each_rows(
-    blocks: &Blocks,
-    name: &str,
-    mut change: impl FnMut(RecordBatch) -> Result<FlowBlock, OpError> + 'static,
-) -> Blocks {
-    blocks.unary(Pipeline, name, |_| {
-        move |input, output, _| {
-            while let Some((capability, block)) = input.next() {
-                let block = match block {
-                    FlowBlock::Rows { batch, .. } => change(batch)?,
-                    other => other,
-                };
-                if !block.is_empty() {
-                    output.session(&capability).give(block);
-                }
-            }
-            Ok(())
-        }
-    })
-}
-
-fn mapped(blocks: &Blocks, map: MapCall, callbacks: Arc<dyn Callbacks>) -> Blocks {
-    let name = format!("map {}", map.step);
-    each_rows(blocks, &name, move |batch| Ok(FlowBlock::rows(map.apply(&callbacks, &batch)?)))
+    Ok(Built { input: Some(input), control: Some(control), probes, outputs, late, ops, monitors })
 }
 
 fn assigned(blocks: &Blocks, keyed: KeyedSpec) -> Blocks {

@@ -22,6 +22,7 @@
 //! Source: Megaphone §3.3 (strategies as user-supplied data), §4.3; slices and watermarks are ours.
 
 mod build;
+mod chain;
 mod feed;
 mod group;
 mod inline;
@@ -34,10 +35,10 @@ mod worker;
 
 pub use feed::Input;
 pub use group::{Event, Group, GroupConfig, HostError, NotStarted, StepReport};
-pub use inline::Inline;
+pub use inline::{Inline, Pulled};
 pub use resident::{Inventory, Resident};
 pub use rows::{Keep, Rows, Stored};
-pub use stats::{BinMove, GroupStats, SliceSample, WorkerStats};
+pub use stats::{BinMove, GroupStats, ScopeStats, SliceSample, WorkerStats};
 
 /// Slice of an epoch at which bins are marked; smaller ones are idle ticks between two batches, greater ones data.
 pub const MARK: u32 = 1 << 31;

@@ -7,6 +7,7 @@
 use std::sync::{Mutex, OnceLock};
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
+use penstock_bounded::Monitor;
 use serde::{Deserialize, Serialize};
 
 /// Nanoseconds since the Unix epoch of a monotonic instant.
@@ -70,6 +71,76 @@ pub struct WorkerStats {
     pub late_rows: u64,
     /// Epochs completed.
     pub epochs: u64,
+    /// Bounded scopes: bounded parts and flat maps.
+    #[serde(default)]
+    pub scopes: Vec<ScopeStats>,
+}
+
+/// A bounded scope on one worker; see [`penstock_bounded::Stats`].
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct ScopeStats {
+    /// The step.
+    pub step: String,
+    /// Batches that may be unfinished, now.
+    pub batches: u64,
+    /// Rows of a batch, now.
+    pub batch_size: u64,
+    /// `fixed`, `growing`, `settled` or `short` (of memory).
+    pub phase: String,
+    /// How often a bound was raised to stay.
+    pub raises: u64,
+    /// How often a bound shrank.
+    pub shrinks: u64,
+    /// Rows per second in the last period that was judged.
+    pub rate: Option<f64>,
+    /// Batches admitted so far.
+    pub admitted: u64,
+    /// Their rows.
+    pub admitted_rows: u64,
+    /// Batches admitted and not finished.
+    pub unfinished: u64,
+    /// Their rows.
+    pub unfinished_rows: u64,
+    /// The most batches that were unfinished.
+    pub maximum: u64,
+    /// The most rows that were unfinished.
+    pub maximum_rows: u64,
+    /// Inputs that wait before the scope.
+    pub buffered: u64,
+    /// Inputs whose expansion failed and that were left out.
+    pub failed: u64,
+    /// The first of them, and why.
+    pub failures: Vec<String>,
+    /// The batch that is unfinished for longest: its time.
+    pub holding: Option<String>,
+}
+
+/// Failures that are shown.
+const FAILURES: usize = 10;
+
+impl ScopeStats {
+    pub(crate) fn of(step: &str, monitor: &Monitor) -> Self {
+        let stats = monitor.stats();
+        ScopeStats {
+            step: step.to_owned(),
+            batches: stats.batches,
+            batch_size: stats.batch_size,
+            phase: format!("{:?}", stats.phase).to_lowercase(),
+            raises: stats.raises,
+            shrinks: stats.shrinks,
+            rate: stats.rate,
+            admitted: stats.admitted,
+            admitted_rows: stats.admitted_items,
+            unfinished: stats.unfinished,
+            unfinished_rows: stats.unfinished_items,
+            maximum: stats.maximum,
+            maximum_rows: stats.maximum_items,
+            buffered: stats.buffered,
+            failed: stats.failed,
+            failures: monitor.failures().iter().take(FAILURES).map(ToString::to_string).collect(),
+            holding: stats.holding,
+        }
+    }
 }
 
 /// Answer to [`Group::stats`](crate::host::Group::stats).

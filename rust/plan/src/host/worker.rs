@@ -77,6 +77,8 @@ pub(crate) struct WorkerLoop {
     meter: Arc<Meter>,
     /// When the counters were written, what that cost, and where the output stood.
     measured: (Instant, Duration, Option<FlowTime>),
+    /// When the figures of the bounded scopes were written: also in the middle of an epoch, which may never end.
+    scopes_told: Instant,
     late_rows: u64,
     few_bins: bool,
     stopped: bool,
@@ -86,6 +88,8 @@ pub(crate) struct WorkerLoop {
 /// the end of every epoch.
 const MEASURE_SHARE: u32 = 20;
 const FEW_BINS: usize = 1 << 10;
+/// How old the figures of a bounded scope may be while its worker is busy.
+const SCOPES_EVERY: Duration = Duration::from_millis(20);
 /// Slices under way where epochs overlap: the wait for the others hides behind the slice of the next epoch. More of them gain nothing
 /// and drive each other out of the caches.
 const OVERLAP: usize = 3;
@@ -114,6 +118,7 @@ impl WorkerLoop {
             flights: VecDeque::new(),
             meter,
             measured: (Instant::now(), Duration::ZERO, None),
+            scopes_told: Instant::now(),
             late_rows: 0,
             few_bins,
             stopped: false,
@@ -161,6 +166,11 @@ impl WorkerLoop {
         busy |= self.complete(told);
         if self.measure_in() == Some(Duration::ZERO) {
             self.measure();
+        }
+        if !self.built.monitors.is_empty() && self.scopes_told.elapsed() >= SCOPES_EVERY {
+            self.scopes_told = Instant::now();
+            let scopes = self.built.monitors.stats();
+            self.meter.update(|stats, _| stats.scopes = scopes);
         }
         Ok(busy)
     }
@@ -332,10 +342,11 @@ impl WorkerLoop {
             bins.push(owned);
         }
         let owners = self.built.owners();
-        let late_rows = self.late_rows;
+        let (late_rows, scopes) = (self.late_rows, self.built.monitors.stats());
         self.meter.update(|stats, current| {
             (stats.bins, stats.keys, stats.state_bytes) = (bins, keys, bytes);
             stats.late_rows = late_rows;
+            stats.scopes = scopes;
             *current = owners;
         });
         self.measured = (Instant::now(), began.elapsed(), first(&self.built.probes.output));

@@ -10,6 +10,7 @@ use arrow_array::types::*;
 use arrow_array::{Array, RecordBatch};
 use arrow_schema::DataType;
 use penstock_bins::{BinState, BinTable, Block, Routing};
+use penstock_plan::chain::Stateless;
 use penstock_plan::{
     CallError, Callbacks, FlowBlock, ForeignState, Grouped, KeyedOp, KeyedSpec, OpError, Output, Plan, PlanSpec, State,
     StateFault,
@@ -214,7 +215,8 @@ impl Cluster {
             return Ok(());
         };
         let mut batch = batch;
-        for map in &self.plan.stages()[at].pre {
+        for step in &self.plan.stages()[at].pre {
+            let Stateless::Map(map) = step else { panic!("{} is no map", step.step()) };
             batch = map.apply(&self.calls, &batch)?;
         }
         let routed = stage.keyed.assign(&batch)?;

@@ -10,7 +10,7 @@ use std::cell::RefCell;
 use std::sync::Arc;
 
 use arrow_array::RecordBatch as Batch;
-use penstock_bounded::{BatchTime, Bounds, BoundsError, Egress, Expand, Faucet, Fault, Gate, Limits, Memory, Monitor};
+use penstock_bounded::{BatchTime, Bounds, Egress, Expand, Faucet, Fault, Gate, Limits, Monitor};
 use penstock_dataflow::{BoxError, Scope, Stream};
 use penstock_progress::timestamp::Timestamp;
 use pyo3::prelude::*;
@@ -145,24 +145,8 @@ pub(crate) struct DataflowGate {
 
 /// The bounds that Python asks for; none of a number means that it is found while running.
 pub(crate) fn bounds(batches: Option<u64>, size: Option<u64>, budget: Option<u64>) -> PyResult<Bounds> {
-    let made = || -> Result<Bounds, BoundsError> {
-        if let (Some(batches), Some(size)) = (batches, size) {
-            return Bounds::fixed(batches, size);
-        }
-        let mut limits = Limits::default();
-        if let Some(batches) = batches {
-            limits.batches = (batches, batches, batches);
-        }
-        if let Some(size) = size {
-            limits.batch_size = (size, size, size);
-        }
-        let bounds = Bounds::adaptive().within(limits)?;
-        Ok(match budget {
-            Some(bytes) => bounds.with_memory(Memory::budget(bytes)?),
-            None => bounds,
-        })
-    };
-    made().map_err(|error| errors::raise(Kind::Config, &error.to_string()))
+    Bounds::given(batches, size, budget, Limits::default())
+        .map_err(|error| errors::raise(Kind::Config, &error.to_string()))
 }
 
 /// Opens a bounded scope behind a stream.

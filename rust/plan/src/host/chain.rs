@@ -1,0 +1,342 @@
+//! Steps without state on one worker: operators, and scopes for what is metered or goes around.
+//!
+//! A bounded part is a bounded scope, a loop a scope with a feedback. A flat map is the expansion at the ingress of a bounded scope that
+//! reaches to the end of its chain: so what it makes is drawn only as the window allows, wherever it stands, under the
+//! bounds of the part around it, and a flat map behind another one holds what waits before it to N batches of B rows. One
+//! that begins a bounded part is that part's own ingress.
+//!
+//! Invariants
+//! - Only rows enter: watermarks and ends of epochs pass beside, at their time, which is that of no row.
+//! - Nothing is exchanged, and without loops rows leave in the order in which they came: pieces of a batch, batches of a time and times
+//!   are handed out one after the other, and every edge keeps their order.
+//! - A loop stands in a scope of its own, so no path advances a batch.
+
+use std::cell::RefCell;
+use std::rc::Rc;
+use std::sync::Arc;
+
+use arrow_array::cast::AsArray;
+use arrow_array::{BooleanArray, RecordBatch};
+use arrow_select::concat::concat_batches;
+use arrow_select::filter::filter_record_batch;
+use penstock_bins::Block;
+use penstock_bounded::{BatchTime, Broken, Expand, Faucet, Fault, Monitor, OnFailure};
+use penstock_dataflow::{BoxError, Pipeline, Scope, Stream};
+use penstock_progress::FlowTime;
+use penstock_progress::nest::Nest;
+use penstock_progress::timestamp::{FlowSummary, Product, Timestamp};
+
+use super::stats::ScopeStats;
+use crate::block::FlowBlock;
+use crate::callback::{Callbacks, Expansion};
+use crate::chain::{Bound, FlatMapCall, Loop, Stateless};
+use crate::error::{OpError, StepName};
+use crate::foreign::MapCall;
+use crate::op::conform;
+
+/// Bytes after which rows that were drawn are handed on.
+const DRAWN_BYTES: usize = 1 << 20;
+
+/// A time below which scopes nest.
+pub(crate) trait Scoped: Timestamp {
+    /// The time of a scope in one of this time.
+    type Inner: Scoped + BatchTime<Self>;
+    /// The way from one round of a loop in such a scope to the next.
+    fn round() -> <Self::Inner as Timestamp>::Summary;
+}
+
+fn round<const ODD: bool>() -> Product<FlowSummary, Nest<ODD>> {
+    Product::new(FlowSummary::default(), Nest::default().with_innermost(1))
+}
+
+impl Scoped for FlowTime {
+    type Inner = Product<FlowTime, Nest<true>>;
+    fn round() -> Product<FlowSummary, Nest<true>> {
+        round()
+    }
+}
+
+impl Scoped for Product<FlowTime, Nest<true>> {
+    type Inner = Product<FlowTime, Nest<false>>;
+    fn round() -> Product<FlowSummary, Nest<false>> {
+        round()
+    }
+}
+
+impl Scoped for Product<FlowTime, Nest<false>> {
+    type Inner = Product<FlowTime, Nest<true>>;
+    fn round() -> Product<FlowSummary, Nest<true>> {
+        round()
+    }
+}
+
+/// The bounded scopes of a worker, by name, in the order of their ingresses.
+#[derive(Clone, Default)]
+pub(crate) struct Monitors(Rc<RefCell<Vec<(String, Monitor)>>>);
+
+impl Monitors {
+    pub(crate) fn is_empty(&self) -> bool {
+        self.0.borrow().is_empty()
+    }
+
+    pub(crate) fn stats(&self) -> Vec<ScopeStats> {
+        self.0.borrow().iter().map(|(name, monitor)| ScopeStats::of(name, monitor)).collect()
+    }
+}
+
+/// What all steps of a worker share.
+pub(crate) struct Context<'a> {
+    pub(crate) callbacks: &'a Arc<dyn Callbacks>,
+    pub(crate) monitors: &'a Monitors,
+}
+
+/// Applies `change` to rows; everything else passes, and so do no blocks without rows.
+pub(crate) fn each_rows<T: Timestamp>(
+    blocks: &Stream<T, FlowBlock>,
+    name: &str,
+    mut change: impl FnMut(RecordBatch) -> Result<FlowBlock, OpError> + 'static,
+) -> Stream<T, FlowBlock> {
+    blocks.unary(Pipeline, name, |_| {
+        move |input, output, _| {
+            while let Some((capability, block)) = input.next() {
+                let block = match block {
+                    FlowBlock::Rows { batch, .. } => change(batch)?,
+                    other => other,
+                };
+                if !block.is_empty() {
+                    output.session(&capability).give(block);
+                }
+            }
+            Ok(())
+        }
+    })
+}
+
+/// The blocks that `keep` wants.
+fn only<T: Timestamp>(
+    blocks: &Stream<T, FlowBlock>,
+    name: &str,
+    keep: impl Fn(&FlowBlock) -> bool + 'static,
+) -> Stream<T, FlowBlock> {
+    blocks.unary(Pipeline, name, |_| {
+        move |input, output, _| {
+            while let Some((capability, block)) = input.next() {
+                if keep(&block) {
+                    output.session(&capability).give(block);
+                }
+            }
+            Ok(())
+        }
+    })
+}
+
+fn mapped<T: Timestamp>(blocks: &Stream<T, FlowBlock>, map: MapCall, context: &Context<'_>) -> Stream<T, FlowBlock> {
+    let (name, callbacks) = (format!("map {}", map.step), context.callbacks.clone());
+    each_rows(blocks, &name, move |batch| Ok(FlowBlock::rows(map.apply(&callbacks, &batch)?)))
+}
+
+/// The steps of a stage, behind rows and marks.
+pub(crate) fn stage(
+    blocks: Stream<FlowTime, FlowBlock>,
+    steps: &[Stateless],
+    context: &Context<'_>,
+) -> Stream<FlowTime, FlowBlock> {
+    if !crate::chain::is_metered(steps) {
+        return chain(blocks, steps, context, Bound::default());
+    }
+    let is_rows = |block: &FlowBlock| matches!(block, FlowBlock::Rows { .. });
+    let marks = only(&blocks, "marks", move |block| !is_rows(block));
+    let rows = only(&blocks, "rows", is_rows);
+    chain(rows, steps, context, Bound::default()).concat(&marks)
+}
+
+fn chain<T: Scoped>(
+    mut rows: Stream<T, FlowBlock>,
+    steps: &[Stateless],
+    context: &Context<'_>,
+    bound: Bound,
+) -> Stream<T, FlowBlock> {
+    for (at, step) in steps.iter().enumerate() {
+        rows = match step {
+            Stateless::Map(map) => mapped(&rows, map.clone(), context),
+            Stateless::FlatMap(call) => {
+                return scope(&rows, call.step.clone(), Some(call), &steps[at + 1..], context, bound);
+            }
+            Stateless::Bounded(part) => match part.body.split_first() {
+                Some((Stateless::FlatMap(call), rest)) => {
+                    scope(&rows, part.step.clone(), Some(call), rest, context, part.bound)
+                }
+                _ => scope(&rows, part.step.clone(), None, &part.body, context, part.bound),
+            },
+            Stateless::Iterate(part) => looped(&rows, part, context, bound),
+        };
+    }
+    rows
+}
+
+/// A bounded scope around `rest`, behind the expansion of `call` where there is one.
+fn scope<T: Scoped>(
+    rows: &Stream<T, FlowBlock>,
+    step: StepName,
+    call: Option<&FlatMapCall>,
+    rest: &[Stateless],
+    context: &Context<'_>,
+    bound: Bound,
+) -> Stream<T, FlowBlock> {
+    let bounds = bound.bounds().expect("bounds were checked when the plan was compiled");
+    let name = step.to_string();
+    let on_failure = if bound.skip { OnFailure::GoOn } else { OnFailure::Stop };
+    let expand = Hand { call: call.cloned(), callbacks: context.callbacks.clone(), skip: bound.skip };
+    let faucet = Faucet::<T::Inner, FlowBlock>::new(bounds).named(&name).on_failure(on_failure);
+    let (_, batches, mut gate, monitor) = faucet.open(rows, expand);
+    context.monitors.0.borrow_mut().push((name, monitor));
+    let made = chain::<T::Inner>(batches, rest, context, bound);
+    penstock_bounded::Egress::leave(made, &mut gate)
+}
+
+/// A loop: what its body marks goes around again at the next round.
+fn looped<T: Scoped>(
+    rows: &Stream<T, FlowBlock>,
+    part: &Loop,
+    context: &Context<'_>,
+    bound: Bound,
+) -> Stream<T, FlowBlock> {
+    let outer = rows.scope().clone();
+    let inner: Scope<T::Inner> = outer.nested(&part.step.to_string(), |inner: &mut Scope<T::Inner>| inner.clone());
+    let (feedback, around) = inner.feedback::<FlowBlock>(T::round());
+    let made = chain::<T::Inner>(rows.enter(&inner).concat(&around), &part.body, context, bound);
+    parted(&made, part, true).connect_loop(feedback);
+    parted(&made, part, false).leave(&outer)
+}
+
+/// The rows that go around again, or those that leave, without the column that says so. Null leaves.
+fn parted<T: Timestamp>(rows: &Stream<T, FlowBlock>, part: &Loop, again: bool) -> Stream<T, FlowBlock> {
+    let (at, schema, step) = (part.again, part.schema.clone(), part.step.clone());
+    each_rows(rows, if again { "again" } else { "done" }, move |batch| {
+        let marks = batch.column(at).as_boolean();
+        let wanted: BooleanArray = marks.iter().map(|mark| Some((mark == Some(true)) == again)).collect();
+        let columns: Vec<usize> = (0..at).collect();
+        let kept = filter_record_batch(&batch.project(&columns)?, &wanted)?;
+        Ok(FlowBlock::rows(conform(&step, &schema, &kept)?))
+    })
+}
+
+/// How blocks are handed out: as they are, or expanded.
+struct Hand {
+    call: Option<FlatMapCall>,
+    callbacks: Arc<dyn Callbacks>,
+    skip: bool,
+}
+
+/// What is left of a block.
+enum Rest {
+    Rows {
+        batch: RecordBatch,
+        at: usize,
+    },
+    /// Not begun.
+    Whole(RecordBatch),
+    Begun(Box<dyn Expansion>),
+    Done,
+}
+
+/// Rows on their way into a batch.
+#[derive(Default)]
+struct Drawn {
+    blocks: Vec<RecordBatch>,
+    bytes: usize,
+}
+
+impl Drawn {
+    fn take(&mut self, batch: RecordBatch) -> usize {
+        let rows = batch.num_rows();
+        if rows > 0 {
+            self.bytes += bytes_of(&batch);
+            self.blocks.push(batch);
+        }
+        rows
+    }
+}
+
+/// Bytes of the rows of a block, of which it may be a part.
+pub(crate) fn bytes_of(batch: &RecordBatch) -> usize {
+    batch.columns().iter().map(|column| column.to_data().get_slice_memory_size().unwrap_or_default()).sum()
+}
+
+impl Expand<FlowBlock> for Hand {
+    type Inputs = Rest;
+    type Gathered = Drawn;
+    type Block = FlowBlock;
+
+    fn load(&mut self, block: FlowBlock) -> Result<Rest, BoxError> {
+        match block {
+            FlowBlock::Rows { batch, .. } if batch.num_rows() == 0 => Ok(Rest::Done),
+            FlowBlock::Rows { batch, .. } if self.call.is_some() => Ok(Rest::Whole(batch)),
+            FlowBlock::Rows { batch, .. } => Ok(Rest::Rows { batch, at: 0 }),
+            other => Err(format!("{other:?} in a bounded part").into()),
+        }
+    }
+
+    fn left(&self, rest: &Rest) -> u64 {
+        match rest {
+            Rest::Rows { batch, at } => (batch.num_rows() - at) as u64,
+            Rest::Whole(batch) if self.call.as_ref().is_some_and(|call| call.rows) => batch.num_rows() as u64,
+            Rest::Whole(_) => 1,
+            Rest::Begun(expansion) => expansion.left(),
+            Rest::Done => 0,
+        }
+    }
+
+    fn fill(&mut self, rest: &mut Rest, room: usize, drawn: &mut Drawn) -> (usize, Result<(), Fault>) {
+        if drawn.bytes >= DRAWN_BYTES {
+            return (0, Ok(()));
+        }
+        if let Rest::Rows { batch, at } = rest {
+            let count = room.min(batch.num_rows() - *at);
+            drawn.take(batch.slice(*at, count));
+            *at += count;
+            return (count, Ok(()));
+        }
+        let call = self.call.as_ref().expect("only a call leaves anything but rows");
+        if let Rest::Whole(batch) = rest {
+            match self.callbacks.expand(call.call, batch, self.skip) {
+                Ok(begun) => *rest = Rest::Begun(begun),
+                Err(error) => return (0, Err(fatal(error.into()))),
+            }
+        }
+        let Rest::Begun(expansion) = rest else { return (0, Ok(())) };
+        let (blocks, outcome) = expansion.draw(room);
+        let mut count = 0;
+        for block in blocks {
+            match conform(&call.step, &call.schema, &block) {
+                Ok(block) => count += drawn.take(block),
+                Err(error) => return (count, Err(fatal(error))),
+            }
+        }
+        match outcome {
+            Ok(()) => (count, Ok(())),
+            Err(spoiled) => match spoiled.input {
+                Some((input, before)) if self.skip => {
+                    (count, Err(Fault::Input(Broken { input, drawn: before, cause: spoiled.error.message })))
+                }
+                // With the exception itself, which names the input.
+                _ => (count, Err(fatal(spoiled.error.into()))),
+            },
+        }
+    }
+
+    fn seal(&mut self, mut drawn: Drawn) -> Result<FlowBlock, BoxError> {
+        let batch = match drawn.blocks.len() {
+            1 => drawn.blocks.remove(0),
+            _ => {
+                let schema = drawn.blocks.first().ok_or("a block of nothing")?.schema();
+                concat_batches(&schema, &drawn.blocks).map_err(OpError::from)?
+            }
+        };
+        Ok(FlowBlock::rows(batch))
+    }
+}
+
+fn fatal(error: OpError) -> Fault {
+    Fault::Fatal(Box::new(error))
+}
