@@ -2,33 +2,45 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Callable
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.ordered.policy import LARGEST, TARGETS, Chooser, Sizer
 
+Speed = float | Callable[[float], float]
+
 
 def simulate(
     cost: float,
-    speedups: dict[str, float],
+    speedups: dict[str, Speed],
     seconds: float = 3.0,
     workers: int = 2,
     left: int | None = None,
     boot: float | None = 0.1,
     chooser: Chooser | None = None,
 ) -> tuple[Chooser, list[str]]:
-    """Run a function of this cost; `speedups` says what each mode makes of it, `boot` when processes are up."""
+    """Run a function of this cost; `speedups` says what each mode makes of it, `boot` when processes are up.
+
+    A speed-up may be a function of the seconds that have been spent in its mode.
+    """
     chooser = chooser or Chooser(workers, left=left)
     sizer = Sizer(None, None, workers, 1 << 30)
     now, asked, modes = 0.0, None, []
+    within = Counter[str]()
     while now < seconds:
         mode = chooser.mode
         if not modes or modes[-1] != mode:
             modes.append(mode)
         items = sizer.items(mode)
         sizer.read(items, items)
-        now += items * cost / (speedups[mode] if mode != "inline" else 1.0)
+        speed = speedups[mode] if mode != "inline" else 1.0
+        took = items * cost / (speed(within[mode]) if callable(speed) else speed)
+        now += took
+        within[mode] += took
         sizer.saw(mode, items, items * cost)
         chooser.delivered(now, items, items * cost, sizer.cost(mode) or 0.0)
         if chooser.wants_processes and boot is not None and mode != "processes":
@@ -81,6 +93,49 @@ def test_the_simpler_way_wins_where_the_other_is_hardly_faster() -> None:
     assert modes[-1] == "inline" and chooser.mode == "inline" and not chooser.wants_processes
     chooser, _ = simulate(1e-4, {"threads": 1.4, "processes": 1.5})
     assert chooser.mode == "threads"
+
+
+def starting_slowly(early: float, late: float, until: float = 0.09) -> tuple[Speed, list[float]]:
+    """A speed-up that is another one for its first seconds; gets the times at which somebody asked for it."""
+    asked: list[float] = []
+
+    def speed(spent: float) -> float:
+        asked.append(spent)
+        return early if spent < until else late
+
+    return speed, asked
+
+
+@pytest.mark.parametrize("cost", [1e-4, 1e-3])
+@pytest.mark.parametrize("early", [0.75, 0.9, 1.1])
+def test_a_trial_of_processes_that_loses_by_little_is_repeated(cost: float, early: float) -> None:
+    speed, _ = starting_slowly(early, 1.9)
+    chooser, modes = simulate(cost, {"threads": 0.95, "processes": speed})
+    assert modes == ["inline", "threads", "processes"] and chooser.mode == "processes", chooser.why
+    assert chooser.rates["processes"] > 1.15 / cost
+
+
+@pytest.mark.parametrize(("early", "trials"), [(0.5, 1), (0.75, 2), (1.1, 2)])
+def test_a_trial_is_repeated_once_and_not_where_it_loses_by_much(early: float, trials: int) -> None:
+    speed, asked = starting_slowly(early, early)
+    chooser, modes = simulate(1e-4, {"threads": 0.95, "processes": speed}, seconds=1.0)
+    assert modes[-2:] == ["processes", "inline"] and not chooser.wants_processes
+    # Each trial ends with the first chunk behind its 60 ms, and begins with the results that say when it began.
+    assert 0.06 * trials < asked[-1] < (0.06 + 0.05) * trials
+
+
+def test_the_better_one_of_two_trials_counts() -> None:
+    speed, _ = starting_slowly(1.12, 0.5)
+    chooser, _ = simulate(1e-4, {"threads": 0.95, "processes": speed}, seconds=1.0)
+    assert chooser.mode == "inline" and chooser.rates["processes"] == pytest.approx(1.12e4, rel=0.05)
+
+
+def test_a_trial_after_a_change_of_cost_may_be_repeated_again() -> None:
+    chooser, modes = simulate(1e-4, {"threads": 0.95, "processes": starting_slowly(0.9, 1.9)[0]})
+    assert modes[-1] == "processes"
+    dearer = {"threads": 0.95, "processes": starting_slowly(0.9, 1.9)[0]}
+    chooser, modes = simulate(1e-2, dearer, seconds=4.0, chooser=chooser)
+    assert modes == ["processes", "inline", "threads", "processes"] and chooser.mode == "processes"
 
 
 def test_cheap_items_never_leave_the_caller() -> None:

@@ -5,8 +5,10 @@ be replayed.
 
 A run in mode "auto" starts in the caller's thread. Where an item costs enough for others to help, it tries threads:
 they pay when the functions release the interpreter lock or wait. Where they do not pay enough, worker processes are
-started while the run goes on, and tried when they are up. Each trial does real work, whose results count; the best of
-what was measured stays, the simpler one when they are close. A cost that changes fourfold opens the question again;
+started while the run goes on, and tried when they are up. A trial of them that loses by little is repeated at once, as
+others may have disturbed it, and the better one counts: they are hardly slower, so that costs next to nothing. Each
+trial does real work, whose results count; the best of what was measured stays, the simpler one when they are close. A
+cost that changes fourfold opens the question again;
 threads, the cheapest to try, are tried again now and then.
 """
 
@@ -32,6 +34,8 @@ STARTING = 0.15
 TRIAL = {"threads": 0.02, "processes": 0.06}
 #: By how much the costlier way must be faster than the simpler one.
 BETTER = 1.15
+#: What of the best speed so far processes must reach in a trial that does not win to be tried once more.
+CLOSE = 0.7
 #: What of the caller's own speed threads must reach to go on while processes start.
 HARMLESS = 0.85
 #: Seconds over which their speed is measured then.
@@ -125,6 +129,7 @@ class Chooser:
     _unlike: int = 0
     _keep: float = KEEP
     _until: float = 0.0
+    _repeated: bool = False
     #: Whether worker processes should be started in the background.
     wants_processes: bool = False
 
@@ -184,6 +189,7 @@ class Chooser:
     def processes_ready(self) -> None:
         """The worker processes are up."""
         if self._phase == "waiting" and self.wants_processes:
+            self._repeated = False
             self._try("processes")
 
     def no_processes(self, why: str) -> None:
@@ -213,7 +219,17 @@ class Chooser:
     def _judge(self, now: float, cost: float) -> None:
         if self._since is None or now - self._since < TRIAL[self.mode] or self._chunks < 2 * self.workers:
             return
+        before = self.rates.get("processes", 0.0)
         self._rate(now)
+        if self.mode == "processes":
+            # What disturbs a trial makes it slower, never faster.
+            rate = self.rates["processes"] = max(before, self.rates.get("processes", 0.0))
+            best = self._best()
+            if not self._repeated and best != "processes" and rate >= CLOSE * self.rates[best]:
+                self._repeated = True
+                self._try("processes")
+                self.why = "processes lost by little and are tried once more"
+                return
         ideal = self.workers * self.rates["inline"]
         known = "processes" in self.rates
         if self.mode == "threads" and self.rates["threads"] < GOOD * ideal and self.processes and not known:
@@ -231,11 +247,16 @@ class Chooser:
             self.wants_processes = True
             self.why = "processes are being started"
 
-    def _settle(self, now: float | None, cost: float, why: str | None = None) -> None:
+    def _best(self) -> str:
+        """The mode that what was measured speaks for."""
         best = "inline"
         for mode in ("threads", "processes"):
             if self.rates.get(mode, 0.0) >= BETTER * self.rates.get(best, 0.0):
                 best = mode
+        return best
+
+    def _settle(self, now: float | None, cost: float, why: str | None = None) -> None:
+        best = self._best()
         ratios = ", ".join(f"{mode} {rate:,.0f}" for mode, rate in self.rates.items())
         self.why = f"the best of what was measured, in items a second: {ratios}" + (f"; {why}" if why else "")
         self.mode, self._phase, self._settled_cost, self._unlike = best, "settled", cost, 0
