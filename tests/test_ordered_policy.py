@@ -131,10 +131,14 @@ def test_the_better_one_of_two_trials_counts() -> None:
 
 
 def test_a_trial_after_a_change_of_cost_may_be_repeated_again() -> None:
-    chooser, modes = simulate(1e-4, {"threads": 0.95, "processes": starting_slowly(0.9, 1.9)[0]})
+    chooser = Chooser(2)
+    speeds: dict[str, Speed] = {
+        "threads": 0.95,
+        "processes": lambda spent: 0.9 if chooser.why == "processes are tried" else 1.9,
+    }
+    _, modes = simulate(1e-4, speeds, chooser=chooser)
     assert modes[-1] == "processes"
-    dearer = {"threads": 0.95, "processes": starting_slowly(0.9, 1.9)[0]}
-    chooser, modes = simulate(1e-2, dearer, seconds=4.0, chooser=chooser)
+    _, modes = simulate(1e-2, speeds, seconds=4.0, chooser=chooser)
     assert modes == ["processes", "inline", "threads", "processes"] and chooser.mode == "processes"
 
 
