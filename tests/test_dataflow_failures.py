@@ -1,0 +1,156 @@
+"""Dataflow programs that fail or wait: the first cause, and an end of every wait."""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import Any
+
+import pytest
+
+import penstock as pk
+from penstock import _mesh, errors
+from penstock.dataflow import Worker
+
+# Failures
+
+
+def test_a_program_that_raises_stops_all_others_and_is_the_cause() -> None:
+    stopped: list[BaseException] = []
+
+    def program(worker: Worker) -> None:
+        try:
+            with worker.dataflow() as scope:
+                _handle, stream = scope.input()
+                probe = stream.probe()
+            if worker.index == 1:
+                raise KeyError("enough")
+            worker.step_while(lambda: not probe.done())
+        except errors.WorkerStopped as error:
+            stopped.append(error)
+            raise
+
+    with pytest.raises(errors.ProgramError, match="the program of worker 1 raised KeyError") as caught:
+        pk.execute(program, workers=3)
+    assert caught.value.worker == 1 and caught.value.process == 0
+    assert isinstance(caught.value.__cause__, KeyError)
+    assert len(stopped) == 2
+    assert all(error.worker == 1 and isinstance(error.__cause__, KeyError) for error in stopped)  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("where", ["map", "filter", "flat_map", "inspect", "logic", "constructor", "build"])
+def test_user_code_that_raises_stops_all_and_reaches_the_caller(where: str) -> None:
+    def bad(*_: Any) -> Any:
+        raise ValueError("bad luck")
+
+    def program(worker: Worker) -> None:
+        with worker.dataflow() as scope:
+            handle, stream = scope.input()
+            if where in ("map", "filter", "flat_map", "inspect"):
+                getattr(stream, where)(bad)
+            elif where == "logic":
+                stream.unary(lambda capability: bad)
+            elif where == "constructor" and worker.index == 1:
+                stream.unary(bad)
+            elif where == "build" and worker.index == 1:
+                bad()
+            probe = stream.probe()
+        if worker.index == 1:
+            handle.send([1])
+        worker.step_while(lambda: not probe.done())
+
+    with pytest.raises((errors.UserFunctionError, errors.ProgramError), match="bad luck") as caught:
+        pk.execute(program, workers=2)
+    assert isinstance(caught.value.__cause__, ValueError)
+    if where in ("map", "filter", "flat_map", "inspect"):
+        assert caught.value.step == f"{where} bad" and "item: 1" in str(caught.value)
+
+
+def test_waiting_for_what_cannot_come_is_an_error() -> None:
+    def program(worker: Worker) -> None:
+        with worker.dataflow() as scope:
+            scope.input()[0].close()
+        worker.step_while(lambda: True)
+
+    with pytest.raises(errors.DataflowError, match="all dataflows are finished"):
+        pk.execute(program, workers=2)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [{"workers": 0}, {"workers": -1}, {"workers": 1.5}, {"workers": True}, {"processes": 0}, {"workers": 5000}],
+)
+def test_absurd_arguments_are_refused(arguments: dict[str, Any]) -> None:
+    with pytest.raises(errors.ConfigError):
+        pk.execute(lambda worker: None, **arguments)
+
+
+def test_the_program_must_be_a_function() -> None:
+    with pytest.raises(errors.ConfigError, match="function of a worker"):
+        pk.execute(3)  # type: ignore[arg-type]
+
+
+# Waiting
+
+
+def test_parking_uses_no_cpu_and_releases_the_interpreter_lock() -> None:
+    def program(worker: Worker) -> float:
+        with worker.dataflow() as scope:
+            _handle, _stream = scope.input()
+        worker.step()
+        used = time.thread_time()
+        end = time.monotonic() + 0.4
+        while (left := end - time.monotonic()) > 0:
+            worker.step_or_park(left)
+        return time.thread_time() - used
+
+    counted = [0]
+    done = threading.Event()
+
+    def count() -> None:
+        while not done.is_set():
+            counted[0] += 1
+
+    other = threading.Thread(target=count)
+    other.start()
+    try:
+        used = pk.execute(program, workers=2)
+    finally:
+        done.set()
+        other.join()
+    assert max(used) < 0.1
+    assert counted[0] > 1000
+
+
+def test_a_stop_from_outside_ends_every_wait() -> None:
+    for wait in ("park", "barrier", "sequencer"):
+        with _mesh.alone(2) as seats:
+            ready = threading.Barrier(3)
+
+            def program(worker: Worker, wait: str = wait, ready: threading.Barrier = ready) -> None:
+                with worker.dataflow() as scope:
+                    _handle, _stream = scope.input()
+                barrier, log = worker.barrier(), worker.sequencer()
+                ready.wait()
+                if wait == "park" or worker.index == 1:
+                    while True:
+                        worker.step_or_park()
+                elif wait == "barrier":
+                    barrier.wait()
+                else:
+                    log.wait_next()
+
+            outcome: list[BaseException] = []
+
+            def run(seats: Any = seats, program: Any = program, outcome: Any = outcome) -> None:
+                try:
+                    pk.dataflow.run_workers(seats, program)
+                except errors.WorkerStopped as error:
+                    outcome.append(error)
+
+            thread = threading.Thread(target=run)
+            thread.start()
+            ready.wait()
+            seats.stop("closing time")
+            thread.join(20)
+            assert not thread.is_alive() and "closing time" in str(outcome[0])

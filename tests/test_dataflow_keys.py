@@ -1,0 +1,116 @@
+"""Where items of a dataflow go: keys, their hashes, and what has none."""
+
+from __future__ import annotations
+
+from datetime import date, datetime, timezone
+from decimal import Decimal
+from fractions import Fraction
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import penstock as pk
+from penstock import errors
+from penstock.dataflow import Worker
+
+
+@settings(max_examples=30)
+@given(number=st.one_of(st.integers(-(2**70), 2**70), st.floats(allow_nan=False, allow_infinity=False)))
+def test_equal_keys_meet(number: Any) -> None:
+    exact = Fraction(number)
+    forms = [number, exact, (number,)[0]]
+    if exact.denominator == 1:
+        forms += [int(exact), Decimal(int(exact))]
+    if isinstance(number, float):
+        forms.append(Decimal(number))
+    assert len(set(forms)) == 1, "they are one key of a dict"
+    assert len(set(_worker_of(forms))) == 1
+    assert len(set(_worker_of([("x", form) for form in forms]))) == 1
+
+
+def _worker_of(keys: list[Any], peers: int = 7) -> list[int]:
+    def program(worker: Worker) -> list[Any]:
+        with worker.dataflow() as scope:
+            handle, stream = scope.input()
+            seen = stream.exchange(lambda pair: pair[1]).collect()
+        if worker.index == 0:
+            handle.send(list(enumerate(keys)))
+        return seen
+
+    homes = {}
+    for worker, seen in enumerate(pk.execute(program, workers=peers)):
+        homes.update({index: worker for _, block in seen for index, _ in block})
+    return [homes[index] for index in range(len(keys))]
+
+
+def test_the_worker_of_a_key_is_part_of_the_format() -> None:
+    keys = [0, 1, -1, 2**63, 2**64 - 1, 10**30, "a", "é", "", b"a", None, 1.5, ("a", 1), (), date(2026, 1, 1)]
+    keys += [datetime(2026, 1, 1, tzinfo=timezone.utc), Decimal("0.1"), frozenset({"a", "b"})]
+    golden = _worker_of(keys)
+    assert golden == GOLDEN
+    same = [True, 1, 1.0, Decimal(1)]
+    assert len(set(_worker_of(same))) == 1
+    assert _worker_of(["\ud800"]) == _worker_of(["\ud800"])
+
+
+GOLDEN = [2, 2, 0, 6, 0, 6, 4, 6, 0, 4, 2, 3, 4, 2, 5, 6, 3, 0]
+
+
+def test_a_key_function_that_raises_names_step_file_line_and_item() -> None:
+    def key(item: int) -> float:
+        return 1 / item  # the line
+
+    def program(worker: Worker) -> None:
+        with worker.dataflow() as scope:
+            handle, stream = scope.input()
+            stream.exchange(key)
+        handle.send([1, 2, 0, 4])
+        worker.step_while(lambda: True)
+
+    with pytest.raises(errors.UserFunctionError, match=r"exchange key: ZeroDivisionError.*\n  item: 0") as caught:
+        pk.execute(program, workers=2)
+    assert caught.value.file == __file__
+    assert caught.value.line == key.__code__.co_firstlineno + 1
+    assert isinstance(caught.value.__cause__, ZeroDivisionError)
+
+
+class _Unstable:
+    pass
+
+
+@pytest.mark.parametrize("key", [_Unstable(), [1], {"a": 1}, (1, _Unstable())])
+def test_a_key_without_a_stable_hash_is_refused(key: Any) -> None:
+    def program(worker: Worker) -> None:
+        with worker.dataflow() as scope:
+            handle, stream = scope.input()
+            stream.exchange(lambda item: key)
+        handle.send([1])
+
+    with pytest.raises(errors.UserFunctionError, match="has no hash that is the same in every process"):
+        pk.execute(program, workers=2)
+
+
+def test_a_missing_column_and_a_key_of_the_wrong_kind_are_named() -> None:
+    def program(key: Any, block: Any) -> Any:
+        def run(worker: Worker) -> None:
+            with worker.dataflow() as scope:
+                handle, stream = scope.input()
+                stream.exchange(key)
+            handle.send(block)
+
+        return run
+
+    with pytest.raises(errors.SchemaError, match=r'"x".*\["k"\]'):
+        pk.execute(program("x", pa.record_batch({"k": [1]})), workers=2)
+    with pytest.raises(errors.BlockError, match="got a list"):
+        pk.execute(program("x", [1]), workers=2)
+    with pytest.raises(errors.BlockError, match="RecordBatch: the key of such a block is the name of a column"):
+        pk.execute(program(str, pa.record_batch({"k": [1]})), workers=2)
+    with pytest.raises(errors.ProgramError, match="a function or names of columns"):
+        try:
+            pk.execute(program([3], [1]), workers=1)
+        except errors.BlockError as error:
+            raise errors.ProgramError(error.message) from error
