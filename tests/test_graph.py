@@ -326,44 +326,6 @@ def test_an_interrupt_ends_a_count() -> None:
     assert b"KeyboardInterrupt" in err
 
 
-# Deltas
-
-
-@settings(max_examples=30)
-@given(
-    epochs=st.lists(
-        st.tuples(st.sets(st.tuples(node, node), max_size=8), st.sets(st.tuples(node, node), max_size=5)), max_size=6
-    )
-)
-def test_deltas_beside_recomputation(epochs: list[tuple[set[Any], set[Any]]]) -> None:
-    text = "p(a, b, c) :- e(a, b), e(b, c), e(c, a)"
-    deltas = pk.graph.Deltas(text)
-    edges: set[tuple[int, int]] = set()
-    before: set[tuple[Any, ...]] = set()
-    for added, removed in epochs:
-        edges = (edges | (added - removed)) - (removed - added)
-        table = deltas.update({"e": edges_of(sorted(added), pa.int64())}, {"e": edges_of(sorted(removed), pa.int64())})
-        after = set(rows(pk.graph.match(text, {"e": edges_of(sorted(edges), pa.int64())}, workers=1)))
-        wanted = [(*row, -1) for row in before - after] + [(*row, 1) for row in after - before]
-        assert sorted(tuple(row.values()) for row in table.to_pylist()) == sorted(wanted)
-        before = after
-
-
-def test_deltas_refuse_and_stay_as_they_were() -> None:
-    deltas = pk.graph.Deltas("back(x, y) :- e(x, y), e(y, x)", ids="text")
-    with pytest.raises(errors.PatternError, match='no relation "f"'):
-        deltas.update({"e": edges_of([("a", "b")]), "f": edges_of([("a", "b")])})
-    with pytest.raises(errors.SchemaError, match="numbers for nodes"):
-        deltas.update({"e": edges_of([(1, 2)])})
-    with pytest.raises(errors.SchemaError, match="null in row 0"):
-        deltas.update({"e": edges_of([(None, "b")], pa.string())})
-    assert deltas.update({"e": edges_of([("b", "a")])}).num_rows == 0
-    assert deltas.update({"e": edges_of([("a", "b")] * 2)}).num_rows == 2
-    assert deltas.update({"e": edges_of([("a", "b")])}).num_rows == 0
-    with pytest.raises(errors.ConfigError, match="diff"):
-        pk.graph.Deltas("p(diff) :- e(diff, x)")
-
-
 # The command
 
 

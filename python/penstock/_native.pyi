@@ -807,17 +807,46 @@ class GraphDeltas:
 
     def __new__(cls, pattern: str, ids: str) -> Self: ...
     def change(self, name: str, edges: _ArrowData, times: int) -> None:
-        """Notes edges that come (`times` above 0) or go (below) in the epoch under way."""
+        """Notes edges that come (`times` above 0) or go (below) in the epoch to come."""
 
     def discard(self) -> None:
-        """Forgets what was noted in the epoch under way."""
+        """Forgets what was noted of the epoch to come."""
 
-    def commit(self) -> list[RecordBatch]:
-        """Ends the epoch: matches that went (column ``diff`` -1), then those that came (1)."""
+    def expect(self, epoch: int) -> bool:
+        """Whether an epoch of that number is the one that is held, so that it is only given again.
+
+        Raises
+        ------
+        StateLost
+            When it is neither that nor the next.
+        """
+
+    def begin(self, epoch: int | None = None) -> None:
+        """Begins the epoch of what was noted; what the one before changed is forgotten."""
+
+    @property
+    def epoch(self) -> int | None:
+        """The number of the epoch that is held."""
+
+    def changes(self, rows: int = 8192) -> GraphChanges:
+        """What the epoch changed, from the start."""
 
     @property
     def schema(self) -> Schema:
-        """The columns of what `commit` gives."""
+        """The columns of what has changed."""
+
+@final
+class GraphChanges:
+    """The matches that an epoch changed: those that went (column ``diff`` -1), then those that came (1)."""
+
+    def next(self) -> RecordBatch | None:
+        """The next rows; None at the end.
+
+        Raises
+        ------
+        StateError
+            When another epoch has begun.
+        """
 
 @final
 class GraphIndex:

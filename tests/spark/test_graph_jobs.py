@@ -80,22 +80,66 @@ def test_what_is_wrong_is_refused_at_the_driver(spark: Any, edges: Any) -> None:
         pk.graph.cliques(spark.createDataFrame([(1, None)], "a int, b int"), 3)
 
 
+def test_edges_come_to_the_driver_in_pieces(spark: Any, edges: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    from penstock.spark import stream
+
+    monkeypatch.setattr(stream, "_AT_A_TIME", 1)
+    some = edges.repartition(3)
+    found = [tuple(row.values()) for batch in stream.pieces(some, "some edges") for row in batch.to_pylist()]
+    assert Counter(found) == Counter(EDGES * 2)
+    assert spark.sparkContext.getLocalProperty("spark.job.description") is None
+    assert not spark.sparkContext._jsc.getPersistentRDDs()
+
+
+def test_columns_are_found_by_place(spark: Any) -> None:
+    """Names that SQL would have to quote, or that are there twice."""
+    frame = spark.createDataFrame([(1, 9, 2), (2, 9, 3), (1, 9, 3)], "`a.b` int, `x y` int, `a.c` int")
+    assert pk.graph.cliques(frame, 3, columns=("a.b", "a.c"), count=True) == 1
+    same = spark.createDataFrame([(1, 2), (2, 3), (1, 3)], "a int, b int").toDF("a", "a")
+    assert pk.graph.cliques(same, 3, count=True) == 1
+    with pytest.raises(errors.SchemaError, match="no single column 'a'"):
+        pk.graph.cliques(same, 3, columns=("a", "b"))
+    with pytest.raises(errors.SchemaError, match="column 'b' is double; nodes are integers or text"):
+        pk.graph.cliques(spark.createDataFrame([(1, 2.0)], "a int, b double"), 3)
+    with pytest.raises(errors.SchemaError, match="has 1 column"):
+        pk.graph.cliques(spark.range(3), 3)
+
+
 def test_batches_of_a_stream_are_epochs_of_deltas(spark: Any, tmp_path: Path) -> None:
+    """A sink that fails once: the batch comes again, and so do its changes."""
     edges = [(a, b) for a in range(8) for b in range(8) if (a + 2 * b) % 3]
+    gone = edges[1::4]
     for number in range(3):
-        part = spark.createDataFrame(edges[number::3], "src bigint, dst bigint").coalesce(1)
+        rows = [(*edge, 1) for edge in edges[number::3]] + [(*edge, -1) for edge in gone if number == 2]
+        part = spark.createDataFrame(rows, "src bigint, dst bigint, diff int").coalesce(1)
         part.write.mode("append").parquet(str(tmp_path / "edges"))
     deltas = pk.graph.Deltas(TRIANGLE)
-    seen: list[tuple[Any, ...]] = []
+    seen: dict[int, list[tuple[Any, ...]]] = {}
+    tries: list[int] = []
 
-    def epoch(batch: Any, number: int) -> None:
-        seen.extend(tuple(row.values()) for row in deltas.update({"e": batch}).to_pylist())
+    def sink(changes: pk.graph.Changes, number: int) -> None:
+        tries.append(number)
+        if tries == [0, 1]:
+            next(changes)
+            raise RuntimeError("the sink is full")
+        seen[number] = [tuple(row.values()) for batch in changes for row in batch.to_pylist()]
 
-    stream = spark.readStream.schema("src bigint, dst bigint").option("maxFilesPerTrigger", 1)
-    query = stream.parquet(str(tmp_path / "edges")).writeStream.foreachBatch(epoch).trigger(availableNow=True).start()
-    query.awaitTermination()
-    table = spark.createDataFrame(edges, "src bigint, dst bigint").toArrow()
-    assert sorted(seen) == sorted((*row, 1) for row in local(pk.graph.match(TRIANGLE, {"e": table})))
+    def run() -> Any:
+        stream = spark.readStream.schema("src bigint, dst bigint, diff int").option("maxFilesPerTrigger", 1)
+        writer = stream.parquet(str(tmp_path / "edges")).writeStream.trigger(availableNow=True)
+        writer = writer.option("checkpointLocation", str(tmp_path / "checkpoint"))
+        return writer.foreachBatch(deltas.foreach_batch(sink, diff="diff")).start()
+
+    with pytest.raises(Exception, match="the sink is full"):
+        run().awaitTermination()
+    run().awaitTermination()
+    assert tries == [0, 1, 1, 2]
+    total = Counter[tuple[Any, ...]]()
+    for changes in seen.values():
+        for *row, diff in changes:
+            total[tuple(row)] += diff
+    left = spark.createDataFrame(sorted(set(edges) - set(gone)), "src bigint, dst bigint")
+    assert +total == local(pk.graph.match(TRIANGLE, {"e": left.toArrow()})) and min(total.values()) == 0
 
 
 def test_the_command(tmp_path: Path) -> None:
@@ -112,3 +156,26 @@ def test_the_command(tmp_path: Path) -> None:
     assert facts["count"] == 48_260 and facts["admitted_maximum"] == 10 and facts["batches_maximum"] == 1
     assert run("--output", str(out))["count"] == pq.read_table(out).num_rows == 48_260
     assert os.listdir(tmp_path) == ["out.parquet"]
+
+
+def test_a_host_has_one_copy(cluster: Any) -> None:
+    """Two executors: all slots at once look at the file that a count has left."""
+    from penstock.spark.graph import Job, host_index
+
+    frame = cluster.createDataFrame(EDGES, "src bigint, dst bigint")
+    options = pk.graph.options.Options(1)
+    job = Job(cluster, {"e": frame.toArrow()}, TRIANGLE, None, options)
+    count = job.counted().count
+    assert count == pk.graph.match(TRIANGLE, {"e": frame.toArrow()}, count=True)
+    digest = job.digest
+
+    def look(_: Any) -> Any:
+        from pyspark import SparkFiles
+
+        from penstock.spark.place import executor_name
+
+        host_index(digest)
+        yield executor_name(), os.stat(SparkFiles.get(f"penstock-{digest}.graph")).st_ino
+
+    seen = cluster.sparkContext.parallelize(range(4), 4).barrier().mapPartitions(look).collect()
+    assert len({name for name, _ in seen}) == 2 and len({inode for _, inode in seen}) == 1

@@ -7,8 +7,10 @@
 //! find that out.
 //!
 //! Invariants: relations are sets; an edge that comes though it is there, or goes though it is not, changes nothing; between
-//! epochs matches given and taken add up to the matches of the edges that are there. Cost of an epoch: the lists of
-//! nodes whose edges change are copied; then the search, which does not depend on the size of the graph otherwise.
+//! epochs matches given and taken add up to the matches of the edges that are there. What an epoch changed is held beside the
+//! edges until the next one begins, so its matches are found as often as somebody asks, by a [`Cursor`] that stops wherever
+//! its caller has enough: memory holds the edges, the lists of nodes whose edges change, and one list per level. Cost of an
+//! epoch: those lists are made anew; then the search, which does not depend on the size of the graph otherwise.
 //! Nodes stay numbered for as long as the object lives.
 
 use std::collections::HashMap;
@@ -17,46 +19,73 @@ use crate::error::GraphError;
 use crate::intersect;
 use crate::pattern::{Pattern, PatternError};
 
-/// Lists of neighbours of one direction, before and after the change under way.
+/// Lists of neighbours of one direction: as they were, after edges have gone, and after others have come.
 #[derive(Debug, Default)]
 struct Lists {
     lists: Vec<Vec<u32>>,
-    changed: HashMap<u32, Vec<u32>>,
+    changed: [HashMap<u32, Vec<u32>>; 2],
 }
 
 impl Lists {
-    fn get(&self, node: u32, after: bool) -> &[u32] {
-        match self.changed.get(&node).filter(|_| after) {
-            Some(list) => list,
-            None => self.lists.get(node as usize).map_or(&[], Vec::as_slice),
-        }
+    /// As it is after so many (0 to 2) of the epoch's two changes.
+    fn get(&self, node: u32, changes: usize) -> &[u32] {
+        let changed = self.changed[..changes].iter().rev().find_map(|changed| changed.get(&node));
+        let list = changed.or_else(|| self.lists.get(node as usize));
+        list.map_or(&[], Vec::as_slice)
     }
 
-    fn change(&mut self, node: u32, other: u32, comes: bool) {
-        let list =
-            self.changed.entry(node).or_insert_with(|| self.lists.get(node as usize).cloned().unwrap_or_default());
-        match (list.binary_search(&other), comes) {
-            (Err(at), true) => list.insert(at, other),
-            (Ok(at), false) => drop(list.remove(at)),
-            _ => {}
-        }
-    }
-
-    fn settle(&mut self) {
-        for (node, list) in self.changed.drain() {
-            if self.lists.len() <= node as usize {
-                self.lists.resize_with(node as usize + 1, Vec::new);
+    /// Makes the lists after a change; its edges ascend.
+    fn change(&mut self, change: usize, edges: &[(u32, u32)]) {
+        for group in edges.chunk_by(|one, other| one.0 == other.0) {
+            let node = group[0].0;
+            let before = self.get(node, change);
+            let mut after = Vec::with_capacity(before.len() + group.len() * change);
+            if change == GOES {
+                let mut goes = group.iter().peekable();
+                for &other in before {
+                    if goes.next_if(|edge| edge.1 == other).is_none() {
+                        after.push(other);
+                    }
+                }
+            } else {
+                let mut there = before.iter().peekable();
+                for &(_, comes) in group {
+                    while let Some(&other) = there.next_if(|other| **other < comes) {
+                        after.push(other);
+                    }
+                    after.push(comes);
+                }
+                after.extend(there);
             }
-            self.lists[node as usize] = list;
+            self.changed[change].insert(node, after);
+        }
+    }
+
+    /// Makes what the epoch changed the lists as they were.
+    fn settle(&mut self) {
+        for changed in &mut self.changed {
+            for (node, list) in changed.drain() {
+                if self.lists.len() <= node as usize {
+                    self.lists.resize_with(node as usize + 1, Vec::new);
+                }
+                self.lists[node as usize] = list;
+            }
+            changed.shrink_to(1024);
         }
     }
 }
+
+/// The first change of an epoch, and the second.
+const GOES: usize = 0;
+const COMES: usize = 1;
 
 #[derive(Debug, Default)]
 struct Relation {
     name: String,
     forward: Lists,
     reverse: Lists,
+    /// The edges of each change, ascending.
+    edges: [Vec<(u32, u32)>; 2],
 }
 
 /// How the rest is bound once an atom is.
@@ -79,6 +108,18 @@ struct Step {
 /// Gets a match, as nodes by variable, and whether it came (else it went).
 pub type Each<'a> = &'a mut dyn FnMut(&[u32], bool);
 
+/// How far somebody is with the matches of an epoch.
+#[derive(Clone, Debug)]
+pub struct Cursor {
+    epoch: u64,
+    change: usize,
+    atom: usize,
+    edge: usize,
+    row: Vec<u32>,
+    /// Candidates of each step that is under way, and how many are behind.
+    stack: Vec<(Vec<u32>, usize)>,
+}
+
 /// A pattern over edges that change.
 #[derive(Debug)]
 pub struct Deltas {
@@ -87,8 +128,9 @@ pub struct Deltas {
     of: Vec<usize>,
     relations: Vec<Relation>,
     plans: Vec<Plan>,
-    /// What this epoch changes, by relation and edge.
+    /// What the epoch to come changes, by relation and edge.
     pending: HashMap<(usize, u32, u32), i64>,
+    epoch: u64,
 }
 
 impl Deltas {
@@ -100,7 +142,7 @@ impl Deltas {
         let of = of.map(|at| at.expect("it is one of them")).collect();
         let relations = names.iter().map(|name| Relation { name: (*name).to_owned(), ..Relation::default() }).collect();
         let plans = (0..pattern.body.len()).map(|atom| plan(pattern, atom)).collect();
-        Self { pattern: pattern.clone(), of, relations, plans, pending: HashMap::new() }
+        Self { pattern: pattern.clone(), of, relations, plans, pending: HashMap::new(), epoch: 0 }
     }
 
     /// What is looked for.
@@ -109,7 +151,7 @@ impl Deltas {
         &self.pattern
     }
 
-    /// Notes that an edge comes (`times` above 0) or goes (below) in the epoch under way; what comes and goes in one epoch
+    /// Notes that an edge comes (`times` above 0) or goes (below) in the epoch to come; what comes and goes in one epoch
     /// adds up.
     ///
     /// # Errors
@@ -124,71 +166,123 @@ impl Deltas {
         Ok(())
     }
 
-    /// Forgets the changes of the epoch under way.
+    /// Forgets what was noted of the epoch to come.
     pub fn discard(&mut self) {
         self.pending.clear();
     }
 
-    /// Ends the epoch: `each` gets every match that went, then every match that came, once each.
-    pub fn commit(&mut self, each: Each<'_>) {
-        let mut pending = self.pending.drain().filter(|(_, times)| *times != 0).collect::<Vec<_>>();
-        pending.sort_unstable(); // so that the order of matches does not depend on the hash
-        for comes in [false, true] {
-            let mut edges = vec![Vec::new(); self.relations.len()];
-            for &((at, from, to), times) in &pending {
-                let relation = &mut self.relations[at];
-                let there = relation.forward.get(from, false).binary_search(&to).is_ok();
-                if (times > 0) == comes && there != comes {
-                    edges[at].push((from, to));
-                    relation.forward.change(from, to, comes);
-                    relation.reverse.change(to, from, comes);
-                }
-            }
-            let mut row = vec![0; self.pattern.variables.len()];
-            for (atom, plan) in self.plans.iter().enumerate() {
-                let (from, to) = (self.pattern.body[atom].from, self.pattern.body[atom].to);
-                for &(begin, end) in &edges[self.of[atom]] {
-                    if from == to && begin != end {
-                        continue;
-                    }
-                    (row[from], row[to]) = (begin, end);
-                    if plan.checks.iter().all(|&other| self.holds(other, atom, &row)) {
-                        self.extend(atom, &plan.steps, &mut row, &mut |row| each(row, comes));
-                    }
-                }
-            }
-            for relation in &mut self.relations {
-                relation.forward.settle();
-                relation.reverse.settle();
+    /// Begins the epoch of what was noted; the one before is over, and cursors of it are of no use.
+    pub fn begin(&mut self) {
+        let mut edges = vec![[Vec::new(), Vec::new()]; self.relations.len()];
+        for relation in &mut self.relations {
+            relation.forward.settle();
+            relation.reverse.settle();
+        }
+        for ((at, from, to), times) in self.pending.drain() {
+            let there = self.relations[at].forward.get(from, 0).binary_search(&to).is_ok();
+            match times {
+                times if times > 0 && !there => edges[at][COMES].push((from, to)),
+                times if times < 0 && there => edges[at][GOES].push((from, to)),
+                _ => {}
             }
         }
+        for (relation, mut edges) in self.relations.iter_mut().zip(edges) {
+            for change in [GOES, COMES] {
+                edges[change].sort_unstable();
+                relation.forward.change(change, &edges[change]);
+                let mut back = edges[change].iter().map(|&(from, to)| (to, from)).collect::<Vec<_>>();
+                back.sort_unstable();
+                relation.reverse.change(change, &back);
+            }
+            relation.edges = edges;
+        }
+        self.epoch += 1;
     }
 
-    /// The list of an atom's relation, as it is for a search that starts at atom `start`.
-    fn list(&self, atom: usize, start: usize, node: u32, backwards: bool) -> &[u32] {
+    /// Before the first match of the epoch.
+    #[must_use]
+    pub fn cursor(&self) -> Cursor {
+        let row = vec![0; self.pattern.variables.len()];
+        Cursor { epoch: self.epoch, change: GOES, atom: 0, edge: 0, row, stack: Vec::new() }
+    }
+
+    /// Gives the next matches of the epoch, at most `most`, and looks at no more than `steps` nodes for them. Whether there
+    /// may be more. Those that went come first; none comes twice.
+    ///
+    /// # Errors
+    /// [`GraphError::Over`] when another epoch has begun.
+    pub fn next(&self, at: &mut Cursor, most: usize, steps: usize, each: Each<'_>) -> Result<bool, GraphError> {
+        if at.epoch != self.epoch {
+            return Err(GraphError::Over);
+        }
+        let (mut most, mut steps) = (most, steps);
+        while at.change <= COMES {
+            if most == 0 || steps == 0 {
+                return Ok(true);
+            }
+            steps -= 1;
+            let Some(plan) = self.plans.get(at.atom) else {
+                (at.change, at.atom, at.edge) = (at.change + 1, 0, 0);
+                continue;
+            };
+            let depth = at.stack.len();
+            let found = if let Some((candidates, behind)) = at.stack.last_mut() {
+                let Some(&node) = candidates.get(*behind) else {
+                    at.stack.pop();
+                    continue;
+                };
+                *behind += 1;
+                let step = &plan.steps[depth - 1];
+                at.row[step.variable] = node;
+                step.loops.iter().all(|&atom| self.holds(atom, at))
+            } else {
+                let Some(&(from, to)) = self.relations[self.of[at.atom]].edges[at.change].get(at.edge) else {
+                    (at.atom, at.edge) = (at.atom + 1, 0);
+                    continue;
+                };
+                at.edge += 1;
+                let atom = &self.pattern.body[at.atom];
+                (at.row[atom.from], at.row[atom.to]) = (from, to);
+                (atom.from != atom.to || from == to) && plan.checks.iter().all(|&atom| self.holds(atom, at))
+            };
+            match plan.steps.get(depth) {
+                _ if !found => {}
+                Some(step) => at.stack.push((self.candidates(step, at), 0)),
+                None => {
+                    each(&at.row, at.change == COMES);
+                    most -= 1;
+                }
+            }
+        }
+        Ok(false)
+    }
+
+    /// Begins the epoch of what was noted and gives all its matches.
+    pub fn commit(&mut self, each: Each<'_>) {
+        self.begin();
+        let mut cursor = self.cursor();
+        while self.next(&mut cursor, usize::MAX, usize::MAX, each).expect("the epoch has just begun") {}
+    }
+
+    /// The list of an atom's relation, as it is for a search that starts at the atom of the cursor.
+    fn list(&self, atom: usize, at: &Cursor, node: u32, backwards: bool) -> &[u32] {
         let relation = &self.relations[self.of[atom]];
         let lists = if backwards { &relation.reverse } else { &relation.forward };
-        lists.get(node, atom < start)
+        lists.get(node, at.change + usize::from(atom < at.atom))
     }
 
-    fn holds(&self, atom: usize, start: usize, row: &[u32]) -> bool {
+    fn holds(&self, atom: usize, at: &Cursor) -> bool {
         let (from, to) = (self.pattern.body[atom].from, self.pattern.body[atom].to);
-        self.list(atom, start, row[from], false).binary_search(&row[to]).is_ok()
+        self.list(atom, at, at.row[from], false).binary_search(&at.row[to]).is_ok()
     }
 
-    fn extend(&self, start: usize, steps: &[Step], row: &mut Vec<u32>, each: &mut dyn FnMut(&[u32])) {
-        let Some((step, rest)) = steps.split_first() else { return each(row) };
-        let mut lists = step.voters.iter().map(|&(atom, bound, back)| self.list(atom, start, row[bound], back));
-        let mut lists = lists.by_ref().collect::<Vec<_>>();
+    fn candidates(&self, step: &Step, at: &Cursor) -> Vec<u32> {
+        let lists = step.voters.iter().map(|&(atom, bound, back)| self.list(atom, at, at.row[bound], back));
+        let mut lists = lists.collect::<Vec<_>>();
         lists.sort_by_key(|list| list.len());
         let mut candidates = lists[0].to_vec();
         lists[1..].iter().for_each(|list| intersect::retain(&mut candidates, list));
-        for node in candidates {
-            row[step.variable] = node;
-            if step.loops.iter().all(|&atom| self.holds(atom, start, row)) {
-                self.extend(start, rest, row, each);
-            }
-        }
+        candidates
     }
 }
 

@@ -93,6 +93,9 @@ pub enum GraphError {
         /// What is wrong with it.
         problem: String,
     },
+    /// Matches of an epoch are asked for when the next one has begun.
+    #[error("these changes are of an epoch that is over: another one has begun; take them before")]
+    Over,
     /// A thread of the crew could not be started, or panicked.
     #[error("a thread of the search failed: {0}")]
     Thread(String),

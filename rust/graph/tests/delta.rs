@@ -81,6 +81,19 @@ proptest! {
                 let wanted = wanted.collect::<BTreeMap<_, _>>();
                 prop_assert_eq!(&given, &wanted, "{}", text);
                 prop_assert_eq!(calls, wanted.len(), "{}: something was given and taken back", text);
+                // The same again, a little at a time.
+                let (mut cursor, mut again, mut more) = (deltas.cursor(), BTreeMap::new(), true);
+                while more {
+                    let mut calls = 0;
+                    more = deltas
+                        .next(&mut cursor, 2, 3, &mut |row, came| {
+                            calls += 1;
+                            again.insert(row.to_vec(), if came { 1 } else { -1 });
+                        })
+                        .unwrap();
+                    prop_assert!(calls <= 2);
+                }
+                prop_assert_eq!(&again, &wanted, "{}", text);
                 before = after;
             }
         }
@@ -92,4 +105,19 @@ fn a_relation_that_the_pattern_does_not_know_is_refused() {
     let mut deltas = Deltas::new(&Pattern::parse("p(a) :- e(a,b)").unwrap());
     assert!(deltas.change("g", 1, 2, 1).unwrap_err().to_string().contains("no relation \"g\"; there are e"));
     deltas.commit(&mut |_, _| panic!("nothing has changed"));
+}
+
+#[test]
+fn what_an_epoch_changed_is_there_until_the_next_begins() {
+    let mut deltas = Deltas::new(&Pattern::parse("p(a,b) :- e(a,b)").unwrap());
+    (0..10).for_each(|node| deltas.change("e", node, node + 1, 1).unwrap());
+    deltas.begin();
+    let mut old = deltas.cursor();
+    assert!(deltas.next(&mut old, 3, usize::MAX, &mut |_, _| {}).unwrap());
+    deltas.change("e", 0, 1, -1).unwrap();
+    let mut rest = 0;
+    assert!(!deltas.next(&mut old, 100, usize::MAX, &mut |_, _| rest += 1).unwrap());
+    assert_eq!(rest, 7, "what is noted for the next epoch does not count yet");
+    deltas.begin();
+    assert!(deltas.next(&mut old, 1, 1, &mut |_, _| {}).unwrap_err().to_string().contains("epoch that is over"));
 }

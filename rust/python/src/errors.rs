@@ -242,6 +242,7 @@ pub(crate) fn from_graph(error: &GraphError) -> PyErr {
         | GraphError::Repeated { .. }
         | GraphError::Edges { .. }
         | GraphError::TooMany { .. } => raise(Kind::Schema, &message),
+        GraphError::Over => raise(Kind::State, &message),
         GraphError::Thread(_) => raise(Kind::Engine, &message),
     })
 }

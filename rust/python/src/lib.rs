@@ -39,7 +39,8 @@ mod _native {
     use crate::feed::{Drain, Feed};
     #[pymodule_export]
     use crate::graph::{
-        GraphBuilder, GraphDeltas, GraphFileBuilder, GraphIndex, GraphSearch, GraphText, graph_clique, graph_pattern,
+        GraphBuilder, GraphChanges, GraphDeltas, GraphFileBuilder, GraphIndex, GraphSearch, GraphText, graph_clique,
+        graph_pattern,
     };
     #[pymodule_export]
     use crate::inline::InlineRun;

@@ -19,7 +19,7 @@ mod search;
 mod text;
 
 pub(crate) use build::{GraphBuilder, GraphFileBuilder};
-pub(crate) use deltas::GraphDeltas;
+pub(crate) use deltas::{GraphChanges, GraphDeltas};
 pub(crate) use index::GraphIndex;
 pub(crate) use search::GraphSearch;
 pub(crate) use text::GraphText;

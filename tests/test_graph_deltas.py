@@ -1,0 +1,144 @@
+"""Changes of matches: beside recomputation, given again, a batch at a time, and what is refused."""
+
+from __future__ import annotations
+
+import itertools
+import signal
+import subprocess
+import sys
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import penstock as pk
+from penstock import errors
+
+TRIANGLE = "tri(a, b, c) :- e(a, b), e(a, c), e(b, c)"
+
+node = st.integers(-4, 4).map(lambda n: n * 2**40 if n % 2 else n)
+
+
+def edges_of(pairs: Any, kind: Any = None) -> pa.Table:
+    pairs = list(pairs)
+    return pa.table({"a": pa.array([a for a, _ in pairs], kind), "b": pa.array([b for _, b in pairs], kind)})
+
+
+def rows(batches: Any) -> list[tuple[Any, ...]]:
+    return sorted(tuple(row.values()) for batch in batches for row in batch.to_pylist())
+
+
+@settings(max_examples=30)
+@given(
+    epochs=st.lists(
+        st.tuples(st.sets(st.tuples(node, node), max_size=8), st.sets(st.tuples(node, node), max_size=5)), max_size=6
+    )
+)
+def test_deltas_beside_recomputation(epochs: list[tuple[set[Any], set[Any]]]) -> None:
+    text = "p(a, b, c) :- e(a, b), e(b, c), e(c, a)"
+    deltas = pk.graph.Deltas(text)
+    edges: set[tuple[int, int]] = set()
+    before: set[tuple[Any, ...]] = set()
+    for added, removed in epochs:
+        edges = (edges | (added - removed)) - (removed - added)
+        table = deltas.update({"e": edges_of(sorted(added), pa.int64())}, {"e": edges_of(sorted(removed), pa.int64())})
+        after = set(rows(pk.graph.match(text, {"e": edges_of(sorted(edges), pa.int64())}, workers=1)))
+        wanted = [(*row, -1) for row in before - after] + [(*row, 1) for row in after - before]
+        assert sorted(tuple(row.values()) for row in table.to_pylist()) == sorted(wanted)
+        before = after
+
+
+def test_deltas_refuse_and_stay_as_they_were() -> None:
+    deltas = pk.graph.Deltas("back(x, y) :- e(x, y), e(y, x)", ids="text")
+    with pytest.raises(errors.PatternError, match='no relation "f"'):
+        deltas.update({"e": edges_of([("a", "b")]), "f": edges_of([("a", "b")])})
+    with pytest.raises(errors.SchemaError, match="numbers for nodes"):
+        deltas.update({"e": edges_of([(1, 2)])})
+    with pytest.raises(errors.SchemaError, match="null in row 0"):
+        deltas.update({"e": edges_of([(None, "b")], pa.string())})
+    assert deltas.update({"e": edges_of([("b", "a")])}).num_rows == 0
+    assert deltas.update({"e": edges_of([("a", "b")] * 2)}).num_rows == 2
+    assert deltas.update({"e": edges_of([("a", "b")])}).num_rows == 0
+    with pytest.raises(errors.ConfigError, match="diff"):
+        pk.graph.Deltas("p(diff) :- e(diff, x)")
+
+
+def test_an_epoch_is_given_again_until_the_next_is_fed() -> None:
+    deltas = pk.graph.Deltas(TRIANGLE)
+    clique = edges_of(itertools.combinations(range(6), 2))
+    first = deltas.update({"e": clique}, epoch=0)
+    assert first.num_rows == 20 and deltas.epoch == 0
+    again = deltas.stream(epoch=0, batch_rows=7)
+    assert again.replayed and [batch.num_rows for batch in again] == [7, 7, 6]
+    # Neither what is given with it nor a reader who gave up midway makes a difference.
+    next(deltas.stream({"e": edges_of([(7, 8)])}, epoch=0, batch_rows=1))
+    assert deltas.update({"e": 5}, epoch=0).equals(first)
+    gone = deltas.stream(removed={"e": edges_of([(0, 1)])}, epoch=1, batch_rows=1)
+    assert not gone.replayed and next(gone).to_pylist() == [{"a": 0, "b": 1, "c": 2, "diff": -1}]
+    late = deltas.stream(epoch=1, batch_rows=1)
+    assert late.to_table().num_rows == 4
+    assert deltas.update({"e": edges_of([(0, 1)])}, epoch=2).column("diff").to_pylist() == [1] * 4
+    with pytest.raises(errors.StateError, match="epoch that is over"):
+        next(gone)
+
+
+def test_an_epoch_that_cannot_be_is_refused() -> None:
+    edge = {"e": edges_of([(1, 2)])}
+    deltas = pk.graph.Deltas("p(a, b) :- e(a, b)")
+    with pytest.raises(
+        errors.StateLost, match="epoch 3 is the first that these deltas see: the edges of epochs 0 to 2 are"
+    ):
+        deltas.update(edge, epoch=3)
+    assert deltas.update(edge, epoch=0).num_rows == 1
+    with pytest.raises(errors.StateLost, match="epoch 2 after 0"):
+        deltas.update(edge, epoch=2)
+    assert deltas.update(edge, epoch=1).num_rows == 0
+    with pytest.raises(errors.StateLost, match="epoch 0 has been: the last was 1"):
+        deltas.update(edge, epoch=0)
+    # An epoch that could not be read has not been.
+    with pytest.raises(errors.SchemaError):
+        deltas.update({"e": pa.table({"a": [1.5], "b": [2]})}, epoch=2)
+    assert deltas.update({"e": edges_of([(2, 3)])}, epoch=2).num_rows == 1
+    # One without a number ends it.
+    assert deltas.update().num_rows == 0 and deltas.epoch is None
+    with pytest.raises(errors.StateLost, match="epoch 2 has been"):
+        deltas.update(edge, epoch=2)
+    for wrong in (-1, 1.5, True, "3", 2**63):
+        with pytest.raises(errors.ConfigError, match="epoch="):
+            deltas.update(edge, epoch=wrong)  # type: ignore[arg-type]
+    loaded = pk.graph.Deltas("p(a, b) :- e(a, b)")
+    loaded.update(edge)
+    assert loaded.update({"e": edges_of([(2, 3)])}, epoch=7).num_rows == 1
+
+
+def test_what_is_no_dict_of_relations_is_refused() -> None:
+    deltas = pk.graph.Deltas("p(a, b) :- e(a, b), f(b, a)")
+    with pytest.raises(errors.ConfigError, match="a dict of name to edges"):
+        deltas.update(edges_of([(1, 2)]))
+    with pytest.raises(errors.ConfigError, match="the pattern has e, f; name the one"):
+        deltas.foreach_batch(print)
+    with pytest.raises(errors.ConfigError, match="relation='g' is none of the pattern"):
+        deltas.foreach_batch(print, "g")
+
+
+def test_an_interrupt_ends_a_wait_for_changes_and_loses_none() -> None:
+    work = (
+        "import itertools, pyarrow as pa, penstock as pk\n"
+        "pairs = list(itertools.combinations(range(400), 2))\n"
+        "edges = pa.table({'a': [a for a, _ in pairs], 'b': [b for _, b in pairs]})\n"
+        "text, _ = pk.graph.patterns.clique(6)\n"
+        "deltas = pk.graph.Deltas(text)\n"
+        "changes = deltas.stream({'e': edges}, epoch=0, batch_rows=1 << 24)\n"
+        "try:\n"
+        "    print('go', flush=True)\n"
+        "    next(changes)\n"
+        "except KeyboardInterrupt:\n"
+        "    print('stopped', deltas.stream(epoch=0, batch_rows=10).__next__().num_rows, flush=True)\n"
+    )
+    with subprocess.Popen([sys.executable, "-c", work], stdout=subprocess.PIPE) as child:
+        assert child.stdout is not None and child.stdout.readline() == b"go\n"
+        child.send_signal(signal.SIGINT)
+        out, _ = child.communicate(timeout=60)
+    assert out == b"stopped 10\n" and child.returncode == 0
