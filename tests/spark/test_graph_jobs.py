@@ -10,12 +10,14 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
 import penstock as pk
 from conftest import data_folder
 from penstock import errors
+from penstock.graph.options import Options
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(300)]
 
@@ -159,23 +161,21 @@ def test_the_command(tmp_path: Path) -> None:
 
 
 def test_a_host_has_one_copy(cluster: Any) -> None:
-    """Two executors: all slots at once look at the file that a count has left."""
+    """Two executors: all slots at once open the index."""
     from penstock.spark.graph import Job, host_index
 
-    frame = cluster.createDataFrame(EDGES, "src bigint, dst bigint")
-    options = pk.graph.options.Options(1)
-    job = Job(cluster, {"e": frame.toArrow()}, TRIANGLE, None, options)
-    count = job.counted().count
-    assert count == pk.graph.match(TRIANGLE, {"e": frame.toArrow()}, count=True)
-    digest = job.digest
+    table = pa.table({"a": [a for a, _ in EDGES], "b": [b for _, b in EDGES]})
+    digest = Job(cluster, {"e": table}, TRIANGLE, None, Options(1)).digest
 
     def look(_: Any) -> Any:
         from pyspark import SparkFiles
 
         from penstock.spark.place import executor_name
 
-        host_index(digest)
-        yield executor_name(), os.stat(SparkFiles.get(f"penstock-{digest}.graph")).st_ino
+        count = host_index(digest).count(TRIANGLE).count
+        yield executor_name(), count, os.stat(SparkFiles.get(f"penstock-{digest}.graph")).st_ino
 
     seen = cluster.sparkContext.parallelize(range(4), 4).barrier().mapPartitions(look).collect()
-    assert len({name for name, _ in seen}) == 2 and len({inode for _, inode in seen}) == 1
+    names, counts, inodes = (set(column) for column in zip(*seen, strict=True))
+    assert len(names) == 2 and len(inodes) == 1
+    assert counts == {pk.graph.match(TRIANGLE, {"e": table}, count=True)}
