@@ -662,8 +662,11 @@ class LocalRun:
         journal: bool = False,
         ahead: int = 4,
     ) -> Self: ...
-    def push(self, batch: _ArrowData, clock_ms: int | None = None) -> None:
+    def push(self, batch: _ArrowData, clock_ms: int | None = None) -> bool:
         """Hand one batch, which becomes one epoch, to the workers; waits while `ahead` epochs are under way.
+
+        False, and nothing was pushed, when the workers wait themselves until outputs are taken. Only flows that
+        expand their input do.
 
         Raises
         ------
@@ -673,8 +676,11 @@ class LocalRun:
             When the run has failed, or is closed.
         """
 
-    def finish(self, clock_ms: int | None = None) -> None:
-        """End the input: the watermark becomes infinite, every window closes. Does not wait for the results."""
+    def finish(self, clock_ms: int | None = None) -> bool:
+        """End the input: the watermark becomes infinite, every window closes. Does not wait for the results.
+
+        False as for `push`.
+        """
 
     def take(self, timeout: float | None = None) -> tuple[Literal["rows", "late"], RecordBatch] | None:
         """The next output as ``("rows" | "late", batch)``; None when `timeout` (seconds) is over or nothing can come.

@@ -11,6 +11,7 @@ control comes back to the caller.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import time
 import warnings
@@ -195,6 +196,8 @@ class LocalSession:
         self._late = late
         self._batch_rows = batch_rows
         self._used = False
+        # What the workers told last, once they have ended.
+        self._scopes: list[dict[str, Any]] | None = None
         # Who owns each bin when all migrations asked for are complete; at first they are dealt out in turn.
         self._owners = [number % workers for number in range(1 << bits)] if flow.keyed else []
         plan, calls = flow.to_plan()
@@ -266,8 +269,32 @@ class LocalSession:
         """Return what the workers count: bins, keys, state bytes, rows, owners of bins."""
         return dict(json.loads(self._native.stats()))
 
+    def scopes(self) -> list[dict[str, Any]]:
+        """Return the figures of the bounded parts and flat maps, over all workers.
+
+        Returns
+        -------
+        list of dict
+            One per bounded scope and worker, in the order of the flow: ``worker``, ``step``;
+            ``batches`` (N) and ``batch_size`` (B), as they are now; ``phase``: ``fixed``,
+            ``growing``, ``settled`` or ``short`` (of memory); ``raises`` and ``shrinks``; ``rate``
+            in rows per second; ``admitted`` batches and ``admitted_rows``; ``unfinished``,
+            ``unfinished_rows`` and the most there were of both, ``maximum`` and ``maximum_rows``;
+            ``buffered``: inputs that wait before the scope; ``failed`` inputs and the first
+            ``failures``; ``holding``: the time of the batch that is unfinished for longest.
+
+        Notes
+        -----
+        As of up to 20 ms ago. After the session is closed, as of its end.
+        """
+        told = self._scopes if self._scopes is not None else self.stats()["workers"]
+        return [{"worker": worker["worker"], **scope} for worker in told for scope in worker["scopes"]]
+
     def close(self) -> None:
         """Stop the threads and drop the state; harmless when done twice."""
+        if self._scopes is None:
+            with contextlib.suppress(EngineError):
+                self._scopes = self.stats()["workers"]
         self._native.close()
 
     def __enter__(self) -> LocalSession:
@@ -281,10 +308,12 @@ class LocalSession:
     def _pump(self, source: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         try:
             for batch in source:
-                self._native.push(batch)
+                while not self._native.push(batch):
+                    yield from self._outputs(0.0)
                 self.rows += batch.num_rows
                 yield from self._outputs(0.0)
-            self._native.finish()
+            while not self._native.finish():
+                yield from self._outputs(0.0)
             yield from self._outputs(None)
         finally:
             self.close()

@@ -345,6 +345,8 @@ class StatelessFlow:
             run = self._mine.run = _native.InlineRun(self._plan, self._calls)
         try:
             made = run.push(self._conform(batch, self._schema))
+            while (more := run.pull()) is not None:
+                made += more
         except BaseException:
             self._mine.run = None  # a run that failed cannot go on
             raise

@@ -73,6 +73,10 @@ pub trait BatchTime<O: Timestamp>: Refines<O> {
     fn numbered(outer: O, number: u64) -> Self;
     /// The batch of a time.
     fn number(&self) -> u64;
+    /// The batch in words.
+    fn show(&self) -> String {
+        format!("{self:?}")
+    }
 }
 
 impl<O: Timestamp> BatchTime<O> for Product<O, Batch> {
@@ -118,6 +122,16 @@ impl BatchTime<FlowTime> for Product<FlowTime, Nest<true>> {
     fn number(&self) -> u64 {
         self.inner.innermost()
     }
+    fn show(&self) -> String {
+        show(self.outer, &self.inner)
+    }
+}
+
+/// Hosts number the slices with data from 2^31 on; the coordinates in between are those of the scopes around.
+fn show<const ODD: bool>(time: FlowTime, inner: &Nest<ODD>) -> String {
+    let around: Vec<u64> = Vec::from(inner.clone()).into_iter().skip(1).rev().collect();
+    let around = if around.is_empty() { String::new() } else { format!(", {around:?}") };
+    format!("batch {} of epoch {}, slice {}{around}", inner.innermost(), time.epoch, time.slice & (u32::MAX >> 1))
 }
 
 /// As `nested`, for the scopes of a flow.
@@ -131,6 +145,9 @@ macro_rules! nested_in_flow {
             fn number(&self) -> u64 {
                 self.inner.innermost()
             }
+            fn show(&self) -> String {
+                show(self.outer, &self.inner)
+            }
         }
     };
 }
@@ -141,6 +158,17 @@ nested_in_flow!(false in true);
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn batches_of_a_flow_are_shown_in_words() {
+        type Outer = Product<FlowTime, Nest<true>>;
+        type Inner = Product<FlowTime, Nest<false>>;
+        let outer = Outer::numbered(FlowTime::new(3, (1 << 31) + 7), 5);
+        assert_eq!(BatchTime::<FlowTime>::show(&outer), "batch 5 of epoch 3, slice 7");
+        let inner = Inner::numbered(outer.clone(), 2);
+        assert_eq!((BatchTime::<Outer>::number(&inner), Refines::<Outer>::to_outer(inner.clone())), (2, outer));
+        assert_eq!(BatchTime::<Outer>::show(&inner), "batch 2 of epoch 3, slice 7, [5]");
+    }
 
     fn lawful<I: BatchTime<u64>>() {
         assert_eq!(I::numbered(7, 0), I::to_inner(7));

@@ -121,7 +121,7 @@ where
         failed: 0,
         failures: Vec::new(),
         unfinished: Box::new(move |outer: &O, number| watched.less_equal(&I::numbered(outer.clone(), number))),
-        show: |outer: &O, number| format!("{:?}", I::numbered(outer.clone(), number)),
+        show: |outer: &O, number| I::numbered(outer.clone(), number).show(),
     }));
     let mut builder = OperatorBuilder::new(scope, "batcher");
     let mut input = builder.input(entered, Pipeline);

@@ -225,6 +225,7 @@ impl Host for GroupHost {
             Event::EpochDone { epoch, worker, outputs, late_rows, late } => {
                 HostEvent::EpochDone { epoch, worker, rows: outputs, late, late_rows }
             }
+            Event::Rows { .. } => unreachable!("only a host that asks for it is told rows of an epoch under way"),
             Event::MigrationDone { handle, moved, bytes, steps } => {
                 let steps: Vec<Value> = steps
                     .iter()

@@ -238,6 +238,7 @@ impl Cluster {
                     }
                     Event::MigrationDone { .. } => *migrated += 1,
                     Event::Failed { error } => return Err(error),
+                    Event::Rows { .. } => panic!("nobody asked for rows of an epoch under way"),
                 }
             }
         }

@@ -55,8 +55,8 @@ struct Books {
     clock_ms: i64,
     /// Released and not complete, by epoch.
     open: BTreeMap<u64, Epoch>,
-    /// Complete and not taken.
-    ready: VecDeque<(&'static str, Batch)>,
+    /// Complete, or told before it is, and not taken.
+    ready: VecDeque<Ready>,
     /// The last epoch was released.
     finished: bool,
     /// Failures told so far; each worker tells at most one.
@@ -70,6 +70,14 @@ struct Books {
 #[derive(Default)]
 struct Epoch {
     done: BTreeMap<usize, (Vec<Batch>, Vec<Batch>)>,
+}
+
+/// An output that nobody has taken yet.
+struct Ready {
+    kind: &'static str,
+    batch: Batch,
+    /// Who waits for its being taken, and what it counts.
+    told: Option<(usize, usize)>,
 }
 
 #[derive(Clone)]
@@ -96,15 +104,27 @@ impl Books {
                     let kinds = [("rows", rows), ("late", late)];
                     for (kind, batches) in kinds {
                         let full = batches.into_iter().flatten().filter(|batch| batch.num_rows() > 0);
-                        self.ready.extend(full.map(|batch| (kind, batch)));
+                        self.ready.extend(full.map(|batch| Ready { kind, batch, told: None }));
                     }
                 }
+            }
+            Event::Rows { worker, rows, bytes, .. } => {
+                self.ready.push_back(Ready { kind: "rows", batch: rows, told: Some((worker, bytes)) });
             }
             Event::MigrationDone { handle, moved, bytes, steps } => {
                 let steps = steps.iter().map(|s| (s.step, s.bins, s.started_ns, s.ended_ns)).collect();
                 self.migrations.insert(handle, Some(Report { moved, bytes, steps }));
             }
             Event::Failed { error } => self.failures.push(error),
+        }
+    }
+
+    /// Lets workers go on that wait for their outputs to be taken.
+    fn let_go(&mut self) {
+        for (worker, bytes) in self.ready.iter_mut().filter_map(|ready| ready.told.take()) {
+            if let Some(group) = &self.group {
+                group.taken(worker, bytes);
+            }
         }
     }
 
@@ -193,6 +213,8 @@ impl LocalRun {
         let callbacks = PyCalls::new(calls)?;
         let mut config = GroupConfig::founding(plan.clone(), callbacks, bits, workers as u32);
         config.journal = journal;
+        // What an epoch expands to may be more than memory holds: it is handed out as it comes.
+        config.eager = plan.is_metered();
         let (sender, events) = unbounded();
         let group = py
             .detach(|| Group::start(config, fabric::threads(workers), Resident::fresh(), sender))
@@ -213,10 +235,11 @@ impl LocalRun {
         Ok(Self { owner: Owner::here(), inner: Some(Box::new(inner)) })
     }
 
-    /// Hands one batch, which becomes one epoch, to the workers; waits while `ahead` epochs are under way.
-    /// `clock_ms` is its processing time, by default the system's; it never goes back.
+    /// Hands one batch, which becomes one epoch, to the workers; waits while `ahead` epochs are under way. False, and nothing was
+    /// pushed, when they wait themselves until outputs are taken. `clock_ms` is its processing time, by default the system's; it
+    /// never goes back.
     #[pyo3(signature = (batch, clock_ms=None))]
-    fn push(&self, py: Python<'_>, batch: &Bound<'_, PyAny>, clock_ms: Option<i64>) -> PyResult<()> {
+    fn push(&self, py: Python<'_>, batch: &Bound<'_, PyAny>, clock_ms: Option<i64>) -> PyResult<bool> {
         let inner = self.inner(py)?;
         let batch = plan::fitting(&import_batch(batch)?, inner.plan.input_schema())?;
         let reached = inner.plan.max_event_time(&batch).map(|time| time.saturating_sub(inner.plan.lateness_us()));
@@ -224,9 +247,9 @@ impl LocalRun {
         self.release(py, Some((input, reached)), clock_ms)
     }
 
-    /// Ends the input: the watermark becomes infinite, every window closes. Does not wait for the results.
+    /// Ends the input: the watermark becomes infinite, every window closes. Does not wait for the results; false as for `push`.
     #[pyo3(signature = (clock_ms=None))]
-    fn finish(&self, py: Python<'_>, clock_ms: Option<i64>) -> PyResult<()> {
+    fn finish(&self, py: Python<'_>, clock_ms: Option<i64>) -> PyResult<bool> {
         self.release(py, None, clock_ms)
     }
 
@@ -236,7 +259,12 @@ impl LocalRun {
         let inner = self.inner(py)?;
         let limit = self::timeout(timeout)?;
         let mut ready = |_: &Inner, books: &mut Books| match books.ready.pop_front() {
-            Some(item) => Ok(Some(Some(item))),
+            Some(Ready { kind, batch, told }) => {
+                if let (Some((worker, bytes)), Some(group)) = (told, &books.group) {
+                    group.taken(worker, bytes);
+                }
+                Ok(Some(Some((kind, batch))))
+            }
             None if books.finished && books.open.is_empty() => Ok(Some(None)),
             None => Ok(None),
         };
@@ -297,6 +325,11 @@ impl LocalRun {
         let inner = self.inner(py)?;
         let limit = self::timeout(timeout)?;
         let mut ready = |_: &Inner, books: &mut Books| match books.migrations.get(&handle) {
+            Some(None) => {
+                // Whoever waits here takes nothing meanwhile: workers that wait for that would never move their bins.
+                books.let_go();
+                Ok(None)
+            }
             Some(report) => Ok(report.clone()),
             None => Err(Problem::Unknown { what: "migration", handle }),
         };
@@ -372,18 +405,18 @@ impl LocalRun {
         Ok(self.inner.as_ref().expect("only Drop takes it"))
     }
 
-    /// Releases an epoch when fewer than `ahead` are under way: `None` is the last one.
-    fn release(&self, py: Python<'_>, input: Option<(Input, Option<i64>)>, clock_ms: Option<i64>) -> PyResult<()> {
+    /// Releases an epoch when fewer than `ahead` are under way: `None` is the last one. False when they wait for outputs to be taken.
+    fn release(&self, py: Python<'_>, input: Option<(Input, Option<i64>)>, clock_ms: Option<i64>) -> PyResult<bool> {
         let inner = self.inner(py)?;
         let last = input.is_none();
         let mut input = Some(input);
         let mut ready = |inner: &Inner, books: &mut Books| {
             if books.finished {
-                return if last { Ok(Some(())) } else { Err(Problem::Host(Box::new(HostError::Finished))) };
+                return if last { Ok(Some(true)) } else { Err(Problem::Host(Box::new(HostError::Finished))) };
             }
             let failed = books.failure(inner.workers, false).is_some();
             if failed || books.group.is_none() || books.open.len() >= inner.ahead {
-                return Ok(None);
+                return Ok(books.ready.iter().any(|ready| ready.told.is_some()).then_some(false));
             }
             let (inputs, watermark) = match input.take().expect("released at most once") {
                 Some((input, reached)) => (vec![input], books.watermark.max(reached)),
@@ -398,9 +431,9 @@ impl LocalRun {
             books.next_epoch += 1;
             books.watermark = watermark;
             books.finished = last;
-            Ok(Some(()))
+            Ok(Some(true))
         };
-        enter(py, None, |wait| inner.step(wait, &mut ready)).map(drop)
+        enter(py, None, |wait| inner.step(wait, &mut ready)).map(|released| released.unwrap_or_default())
     }
 }
 

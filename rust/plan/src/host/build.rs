@@ -12,12 +12,13 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
 
 use arrow_array::RecordBatch;
+use arrow_select::concat::concat_batches;
 use penstock_bins::{BinTable, Config, Control, Routing, Shelf, Stateful, Stats, Step, What, stateful};
 use penstock_dataflow::{BoxError, InputHandle, Pipeline, Scope, Stream, Worker};
 use penstock_progress::{FlowTime, ProbeHandle};
 
 use super::MARK;
-use super::chain::{self, Context, Monitors, each_rows};
+use super::chain::{self, Context, Monitors, bytes_of, each_rows};
 use super::group::{GroupConfig, HostError};
 use super::lead::Probes;
 use super::resident::Resident;
@@ -26,6 +27,7 @@ use super::stats::{BinMove, unix_ns};
 use super::worker::Pace;
 use crate::block::FlowBlock;
 use crate::chain::Stateless;
+use crate::error::OpError;
 use crate::keyed::KeyedSpec;
 use crate::op::Output;
 use crate::state::State;
@@ -36,33 +38,80 @@ type Blocks = Stream<FlowTime, FlowBlock>;
 #[derive(Clone, Default)]
 pub(crate) struct ByEpoch {
     keep: Option<Arc<dyn Keep>>,
-    rows: Rc<RefCell<BTreeMap<u64, Vec<Rows>>>>,
+    /// Whether what is filed is weighed, for [`ByEpoch::take_worth`].
+    weigh: bool,
+    rows: Rc<RefCell<BTreeMap<u64, Filed>>>,
+}
+
+/// The rows of one epoch.
+#[derive(Default)]
+struct Filed {
+    rows: Vec<Rows>,
+    weight: Worth,
 }
 
 impl ByEpoch {
     fn new(config: &GroupConfig) -> Self {
-        Self { keep: config.keep.clone(), ..Self::default() }
+        Self { keep: config.keep.clone(), weigh: config.plan.is_metered(), ..Self::default() }
     }
 
     fn file(&self, epoch: u64, batch: RecordBatch) -> Result<(), BoxError> {
+        let weight = match self.weigh && self.keep.is_none() {
+            true => Worth { rows: batch.num_rows(), bytes: bytes_of(&batch) },
+            false => Worth::default(),
+        };
         let rows = match &self.keep {
             Some(keep) => keep.keep(batch)?,
             None => Rows::Here(batch),
         };
-        self.rows.borrow_mut().entry(epoch).or_default().push(rows);
+        let mut filed = self.rows.borrow_mut();
+        let filed = filed.entry(epoch).or_default();
+        filed.rows.push(rows);
+        filed.weight.rows += weight.rows;
+        filed.weight.bytes += weight.bytes;
         Ok(())
     }
 
     /// Takes all rows; only where nothing keeps them.
     pub(crate) fn take_all(&self) -> Vec<RecordBatch> {
-        let rows = std::mem::take(&mut *self.rows.borrow_mut()).into_values().flatten();
-        rows.map(Rows::into_here).collect()
+        let filed = std::mem::take(&mut *self.rows.borrow_mut()).into_values();
+        filed.flat_map(|filed| filed.rows).map(Rows::into_here).collect()
+    }
+
+    /// Takes the rows of the first epoch that has so many, joined to one block; only where nothing keeps them.
+    pub(crate) fn take_worth(&self, worth: Worth) -> Result<Option<(u64, RecordBatch)>, BoxError> {
+        let mut rows = self.rows.borrow_mut();
+        let enough = |filed: &Filed| filed.weight.rows >= worth.rows || filed.weight.bytes >= worth.bytes;
+        let Some(epoch) = rows.iter().find(|(_, filed)| enough(filed)).map(|(epoch, _)| *epoch) else {
+            return Ok(None);
+        };
+        let filed = rows.remove(&epoch).unwrap_or_default();
+        Ok(joined(filed.rows.into_iter().map(Rows::into_here).collect())?.map(|batch| (epoch, batch)))
     }
 
     /// Takes the rows of an epoch.
     pub(crate) fn take(&self, epoch: u64) -> Vec<Rows> {
-        self.rows.borrow_mut().remove(&epoch).unwrap_or_default()
+        self.rows.borrow_mut().remove(&epoch).unwrap_or_default().rows
     }
+}
+
+/// How much output is worth handing on before its epoch is complete.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Worth {
+    pub(crate) rows: usize,
+    pub(crate) bytes: usize,
+}
+
+/// What is handed on to a consumer who takes as he goes.
+pub(crate) const WORTH_TELLING: Worth = Worth { rows: 8192, bytes: 2 << 20 };
+
+/// Blocks as one; none of none.
+pub(crate) fn joined(mut blocks: Vec<RecordBatch>) -> Result<Option<RecordBatch>, BoxError> {
+    if blocks.len() < 2 {
+        return Ok(blocks.pop());
+    }
+    let schema = blocks[0].schema();
+    Ok(Some(concat_batches(&schema, &blocks).map_err(OpError::from)?))
 }
 
 /// What the workers of one process share in one generation.
@@ -233,7 +282,7 @@ pub(crate) fn pace(config: &GroupConfig) -> Pace {
         false => config.window,
         true => u32::try_from(u64::from(config.window) * config.slice_rows as u64).unwrap_or(u32::MAX / 2),
     };
-    Pace { window: window.max(1), journal: config.journal }
+    Pace { window: window.max(1), journal: config.journal, eager: config.eager }
 }
 
 /// What a dataflow is made of. A piece of the plan is the keyed step it begins with, the steps without state behind it, and the assignment

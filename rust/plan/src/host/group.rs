@@ -8,8 +8,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
 
+use arrow_array::RecordBatch;
 use crossbeam::channel::{Receiver, Sender, unbounded};
-use penstock_dataflow::{Endpoint, Waker, Worker};
+use penstock_dataflow::{BoxError, Endpoint, Waker, Worker};
 
 use super::build::{self, Shared};
 use super::feed::{Input, deal};
@@ -40,12 +41,16 @@ pub struct GroupConfig {
     pub watermark: Option<i64>,
     /// Slices that may be under way beyond the probe (default 8).
     pub window: u32,
-    /// Rows of a slice at most (default 65,536; 16,384 with functions of the user, so that a migration waits less for one).
+    /// Rows of a slice at most (default 65,536; 16,384 with functions of the user, so that a migration waits less for one; 1,024 where
+    /// they expand before a keyed step).
     pub slice_rows: usize,
     /// Keep what a rollback to the start of the epoch under way needs.
     pub journal: bool,
-    /// Takes outputs and late rows as they are made; without it they stay in memory until their epoch is done.
+    /// Takes outputs and late rows as they are made; without it they stay in memory until their epoch is done, or are told.
     pub keep: Option<Arc<dyn Keep>>,
+    /// Tell outputs as they are made, by [`Event::Rows`], and wait while the host has not [taken](Group::taken) them: for plans
+    /// whose epochs may expand beyond memory.
+    pub eager: bool,
 }
 
 impl GroupConfig {
@@ -54,7 +59,12 @@ impl GroupConfig {
     pub fn founding(plan: Arc<Plan>, callbacks: Arc<dyn Callbacks>, bits: u8, workers: u32) -> Self {
         let owners = (0..1_u32 << bits).map(|bin| bin % workers).collect::<Vec<_>>();
         let owners = vec![owners; plan.keyed_ops()];
-        let slice_rows = if plan.has_calls() { 1 << 14 } else { 1 << 16 };
+        let slice_rows = match (plan.is_metered() && plan.keyed_ops() > 0, plan.has_calls()) {
+            // A keyed step holds what becomes of a slice until the slice has gone through.
+            (true, _) => 1 << 10,
+            (false, true) => 1 << 14,
+            (false, false) => 1 << 16,
+        };
         GroupConfig {
             plan,
             callbacks,
@@ -66,6 +76,7 @@ impl GroupConfig {
             slice_rows,
             journal: false,
             keep: None,
+            eager: false,
         }
     }
 }
@@ -85,6 +96,17 @@ pub enum Event {
         late_rows: u64,
         /// Those rows.
         late: Vec<Rows>,
+    },
+    /// Output of an epoch that is not complete; only where the host asked for it.
+    Rows {
+        /// The epoch.
+        epoch: u64,
+        /// Absolute index of the worker.
+        worker: usize,
+        /// The rows.
+        rows: RecordBatch,
+        /// What they count against the worker until they are [taken](Group::taken).
+        bytes: usize,
     },
     /// Every step of a migration has been applied (leader's process only).
     MigrationDone {
@@ -191,6 +213,12 @@ impl From<OpError> for HostError {
     }
 }
 
+impl From<BoxError> for HostError {
+    fn from(error: BoxError) -> Self {
+        HostError::Data(Arc::from(error))
+    }
+}
+
 impl From<penstock_bins::BinsError> for HostError {
     fn from(error: penstock_bins::BinsError) -> Self {
         HostError::Bins(Arc::new(error))
@@ -198,6 +226,7 @@ impl From<penstock_bins::BinsError> for HostError {
 }
 
 struct Seat {
+    worker: usize,
     commands: Sender<Command>,
     waker: Waker,
     meter: Arc<Meter>,
@@ -251,6 +280,7 @@ impl Group {
     }
 
     fn seat(&mut self, endpoint: Endpoint, events: Sender<Event>) -> std::io::Result<()> {
+        let worker = endpoint.index();
         let (commands, inbox) = unbounded();
         let (send_waker, waker) = crossbeam::channel::bounded(1);
         let meter = Arc::new(Meter::default());
@@ -266,7 +296,7 @@ impl Group {
             .name(format!("penstock-{}", endpoint.index()))
             .spawn(move || thread.run(endpoint, &send_waker))?;
         let waker = waker.recv().expect("a worker sends its waker before anything can fail");
-        self.seats.push(Seat { commands, waker, meter, thread });
+        self.seats.push(Seat { worker, commands, waker, meter, thread });
         Ok(())
     }
 
@@ -303,6 +333,13 @@ impl Group {
     pub fn migrate(&self, handle: u64, steps: Vec<Vec<(u32, u32)>>) {
         if let Some(seat) = self.seats.first() {
             seat.tell(Command::Migrate(Order { handle, steps }));
+        }
+    }
+
+    /// The host has handed on rows that were told as [`Event::Rows`].
+    pub fn taken(&self, worker: usize, bytes: usize) {
+        if let Some(seat) = self.seats.iter().find(|seat| seat.worker == worker) {
+            seat.tell(Command::Taken(bytes));
         }
     }
 
@@ -406,6 +443,11 @@ impl Thread {
             while let Ok(command) = self.inbox.try_recv() {
                 worker.command(command);
             }
+            // Blocking, not stepping: peers that need this worker wait as well, until the host takes what it was told.
+            while worker.is_ahead() && !worker.stopped() {
+                let Ok(command) = self.inbox.recv() else { return Ok(()) };
+                worker.command(command);
+            }
             if worker.stopped() {
                 return Ok(());
             }
@@ -433,6 +475,7 @@ impl Thread {
                 late_rows: late.iter().map(|batch| batch.num_rows() as u64).sum(),
                 late,
             },
+            Told::Rows { epoch, rows, bytes } => Event::Rows { epoch, worker, rows, bytes },
             Told::Migrated(migrated) => Event::MigrationDone {
                 handle: migrated.handle,
                 moved: migrated.steps.iter().map(|step| step.bins).sum(),

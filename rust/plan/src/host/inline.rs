@@ -1,7 +1,7 @@
 //! One worker in the caller's thread: a whole plan, or one of its pieces, inside a Spark task.
 //!
 //! Owns a fabric of one worker and starts no thread, so it is safe in a forked Python worker. All input is
-//! one epoch, each pushed block one slice of it; the watermark is infinite at its end.
+//! one epoch, each pushed block one slice of it, or several where the plan expands it; the watermark is infinite at its end.
 //!
 //! It works only while it is pulled. Where the plan is metered, a pull ends as soon as there is something worth handing on, and what
 //! is not expanded yet stays where it is until the next pull: so a consumer that does not take holds everything up, and
@@ -11,27 +11,20 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use arrow_array::RecordBatch;
-use arrow_select::concat::concat_batches;
 use penstock_dataflow::{Worker, fabric};
 use penstock_progress::FlowTime;
 
 use super::CLOSE;
-use super::build::{self, Built, Shared};
-use super::chain::bytes_of;
+use super::build::{self, Built, Shared, WORTH_TELLING, Worth};
 use super::group::{GroupConfig, HostError};
 use super::resident::Resident;
 use super::stats::ScopeStats;
 use crate::block::FlowBlock;
 use crate::callback::Callbacks;
-use crate::error::OpError;
 use crate::plan::Plan;
 
 /// log2 of the bins of an inline worker: state never moves here, so few bins serve.
 const BITS: u8 = 6;
-/// Rows, or bytes, that are worth handing on.
-const MADE_ROWS: usize = 8192;
-const MADE_BYTES: usize = 2 << 20;
-
 /// What a pull gives.
 #[derive(Debug)]
 pub enum Pulled {
@@ -48,11 +41,9 @@ pub struct Inline {
     worker: Worker,
     built: Built,
     slice: u32,
+    slice_rows: usize,
     finished: bool,
     metered: bool,
-    made: Vec<RecordBatch>,
-    rows: usize,
-    bytes: usize,
 }
 
 impl Inline {
@@ -67,8 +58,9 @@ impl Inline {
         let mut worker = Worker::new(endpoint);
         let mut built = build::build(&mut worker, &config, &shared, piece)?;
         drop(built.control.take()); // nothing moves: a closed control input routes at once
-        let metered = !built.monitors.is_empty();
-        Ok(Inline { worker, built, slice: 0, finished: false, metered, made: Vec::new(), rows: 0, bytes: 0 })
+        let metered = config.plan.is_metered();
+        let slice_rows = if metered { config.slice_rows } else { usize::MAX };
+        Ok(Inline { worker, built, slice: 0, slice_rows, finished: false, metered })
     }
 
     /// Takes one block in. Nothing happens before the next pull.
@@ -76,12 +68,17 @@ impl Inline {
     /// # Errors
     /// `Finished` after [`finish`](Self::finish).
     pub fn push(&mut self, batch: &RecordBatch) -> Result<(), HostError> {
-        if self.finished || self.slice == CLOSE - 1 {
-            return Err(HostError::Finished);
+        let pieces = batch.num_rows().div_ceil(self.slice_rows).max(1);
+        let last =
+            u32::try_from(pieces).ok().and_then(|pieces| self.slice.checked_add(pieces)).filter(|last| *last < CLOSE);
+        let Some(_) = last.filter(|_| !self.finished) else { return Err(HostError::Finished) };
+        for piece in 0..pieces {
+            let from = piece * self.slice_rows;
+            let rows = batch.slice(from, self.slice_rows.min(batch.num_rows() - from));
+            self.built.input().send(FlowBlock::rows(rows));
+            self.slice += 1;
+            self.advance(self.slice);
         }
-        self.built.input().send(FlowBlock::rows(batch.clone()));
-        self.slice += 1;
-        self.advance(self.slice);
         Ok(())
     }
 
@@ -111,9 +108,16 @@ impl Inline {
                 true => self.built.probes.output.done(),
                 false => !self.built.probes.output.less_than(&FlowTime::new(0, self.slice)),
             };
-            let enough = self.metered && (self.rows >= MADE_ROWS || self.bytes >= MADE_BYTES);
-            if (idle || enough) && !self.made.is_empty() {
-                return self.hand_on().map(Pulled::Made);
+            let made = match self.metered {
+                true => {
+                    let worth = if idle { Worth::default() } else { WORTH_TELLING };
+                    self.built.outputs.take_worth(worth)?.map(|(_, rows)| rows).into_iter().collect()
+                }
+                false if idle => self.built.outputs.take_all(),
+                false => Vec::new(),
+            };
+            if !made.is_empty() {
+                return Ok(Pulled::Made(made));
             }
             if idle {
                 return Ok(Pulled::Idle);
@@ -122,7 +126,6 @@ impl Inline {
                 return Ok(Pulled::Working);
             }
             self.worker.step()?;
-            self.gather();
         }
     }
 
@@ -133,26 +136,5 @@ impl Inline {
 
     fn advance(&mut self, slice: u32) {
         self.built.advance(FlowTime::new(0, slice));
-    }
-
-    fn gather(&mut self) {
-        for batch in self.built.outputs.take_all() {
-            if self.metered {
-                self.rows += batch.num_rows();
-                self.bytes += bytes_of(&batch);
-            }
-            self.made.push(batch);
-        }
-    }
-
-    /// What was made; small blocks of a metered plan as one.
-    fn hand_on(&mut self) -> Result<Vec<RecordBatch>, HostError> {
-        (self.rows, self.bytes) = (0, 0);
-        let made = std::mem::take(&mut self.made);
-        if !self.metered || made.len() == 1 {
-            return Ok(made);
-        }
-        let joined = concat_batches(&made[0].schema(), &made).map_err(OpError::from)?;
-        Ok(vec![joined])
     }
 }

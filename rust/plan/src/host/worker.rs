@@ -7,11 +7,13 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use arrow_array::RecordBatch;
 use penstock_bins::BinState;
-use penstock_dataflow::{Error, Worker};
+use penstock_dataflow::{BoxError, Error, Worker};
 use penstock_progress::FlowTime;
 
-use super::build::Built;
+use super::build::{Built, WORTH_TELLING, Worth};
+use super::chain::bytes_of;
 use super::feed::Slice;
 use super::lead::{Lead, Migrated, Order, first};
 use super::rows::Rows;
@@ -34,6 +36,8 @@ pub(crate) enum Command {
     Release(Release),
     Migrate(Order),
     Cancel(u64),
+    /// So many bytes of what was told as rows are in the hands of the host's caller.
+    Taken(usize),
     Stop,
 }
 
@@ -41,6 +45,7 @@ pub(crate) enum Command {
 #[derive(Debug)]
 pub(crate) enum Told {
     Epoch { epoch: u64, outputs: Vec<Rows>, late: Vec<Rows> },
+    Rows { epoch: u64, rows: RecordBatch, bytes: usize },
     Migrated(Migrated),
 }
 
@@ -58,6 +63,8 @@ pub(crate) struct Pace {
     pub(crate) window: u32,
     /// Whether bins are marked before each epoch.
     pub(crate) journal: bool,
+    /// Whether outputs are told as they are made.
+    pub(crate) eager: bool,
 }
 
 pub(crate) struct WorkerLoop {
@@ -79,6 +86,8 @@ pub(crate) struct WorkerLoop {
     measured: (Instant, Duration, Option<FlowTime>),
     /// When the figures of the bounded scopes were written: also in the middle of an epoch, which may never end.
     scopes_told: Instant,
+    /// Bytes of rows that were told and are not taken.
+    untaken: usize,
     late_rows: u64,
     few_bins: bool,
     stopped: bool,
@@ -88,6 +97,8 @@ pub(crate) struct WorkerLoop {
 /// the end of every epoch.
 const MEASURE_SHARE: u32 = 20;
 const FEW_BINS: usize = 1 << 10;
+/// Bytes that may be told and not taken.
+const UNTAKEN_BYTES: usize = 8 << 20;
 /// How old the figures of a bounded scope may be while its worker is busy.
 const SCOPES_EVERY: Duration = Duration::from_millis(20);
 /// Slices under way where epochs overlap: the wait for the others hides behind the slice of the next epoch. More of them gain nothing
@@ -119,6 +130,7 @@ impl WorkerLoop {
             meter,
             measured: (Instant::now(), Duration::ZERO, None),
             scopes_told: Instant::now(),
+            untaken: 0,
             late_rows: 0,
             few_bins,
             stopped: false,
@@ -129,6 +141,11 @@ impl WorkerLoop {
 
     pub(crate) fn stopped(&self) -> bool {
         self.stopped
+    }
+
+    /// Whether the host should take before more is made.
+    pub(crate) fn is_ahead(&self) -> bool {
+        self.untaken >= UNTAKEN_BYTES
     }
 
     pub(crate) fn command(&mut self, command: Command) {
@@ -144,6 +161,7 @@ impl WorkerLoop {
                     lead.cancel(handle);
                 }
             }
+            Command::Taken(bytes) => self.untaken -= bytes,
             Command::Stop => self.stopped = true,
         }
     }
@@ -163,7 +181,10 @@ impl WorkerLoop {
             busy |= lead.turn(&self.built.probes, feeding, &mut |migrated| told(Told::Migrated(migrated)));
         }
         busy |= self.follow();
-        busy |= self.complete(told);
+        if self.pace.eager {
+            self.tell_rows(WORTH_TELLING, told)?;
+        }
+        busy |= self.complete(told)?;
         if self.measure_in() == Some(Duration::ZERO) {
             self.measure();
         }
@@ -246,12 +267,7 @@ impl WorkerLoop {
             }
             let (slice, cut) = release.slices.pop_front().expect("the front was just read");
             let rows = cut.num_rows() as u64;
-            let batch = cut.read().map_err(|error| {
-                let (name, worker) = ("input".to_owned(), self.worker.index());
-                let error = Error::Operator { name, worker, source: Arc::from(error) };
-                self.worker.abort(error.clone());
-                error
-            })?;
+            let batch = cut.read().map_err(|error| self.refuse("input", error))?;
             self.flights.push_back(Flight { time: FlowTime::new(epoch, slice), sent: Instant::now(), rows });
             self.meter.update(|stats, _| stats.rows += rows);
             self.built.input().send(FlowBlock::rows(batch));
@@ -291,7 +307,20 @@ impl WorkerLoop {
         true
     }
 
-    fn complete(&mut self, told: &mut dyn FnMut(Told)) -> bool {
+    /// Tells outputs of epochs where they are `worth` it.
+    fn tell_rows(&mut self, worth: Worth, told: &mut dyn FnMut(Told)) -> Result<(), Error> {
+        while let Some((epoch, rows)) =
+            self.built.outputs.take_worth(worth).map_err(|error| self.refuse("output", error))?
+        {
+            // Also of no columns: rows cost something.
+            let bytes = bytes_of(&rows) + rows.num_rows();
+            self.untaken += bytes;
+            told(Told::Rows { epoch, rows, bytes });
+        }
+        Ok(())
+    }
+
+    fn complete(&mut self, told: &mut dyn FnMut(Told)) -> Result<bool, Error> {
         let now = Instant::now();
         while let Some(flight) = self.flights.front() {
             if self.built.probes.output.less_equal(&flight.time) {
@@ -310,6 +339,9 @@ impl WorkerLoop {
                 break;
             }
             self.fed.pop_front();
+            if self.pace.eager {
+                self.tell_rows(Worth::default(), told)?;
+            }
             let outputs = self.built.outputs.take(epoch);
             let late = self.built.late.take(epoch);
             self.late_rows += late.iter().map(|batch| batch.num_rows() as u64).sum::<u64>();
@@ -324,7 +356,14 @@ impl WorkerLoop {
             told(Told::Epoch { epoch, outputs, late });
             completed = true;
         }
-        completed
+        Ok(completed)
+    }
+
+    /// An error of the host's own, as that of an operator: all workers end with it.
+    fn refuse(&self, name: &str, error: BoxError) -> Error {
+        let error = Error::Operator { name: name.to_owned(), worker: self.worker.index(), source: Arc::from(error) };
+        self.worker.abort(error.clone());
+        error
     }
 
     /// Writes bins, keys and bytes of state into the worker's cells. Cost: one pass over the owned bins.
