@@ -131,6 +131,12 @@ def test_units_add_up_and_cut_heavy_vertices(graphs: Path) -> None:
     index = pk.graph.Index({"e": hub})
     units = index.units(text, 8, order)
     assert len(units) >= 4 and sum(index.count(text, order=order, unit=unit).count for unit in units) == 498
+    star = pk.graph.Index({"e": edges_of([(0, n) for n in range(1, 2000)] + [(n, 0) for n in range(1, 2000)])})
+    there_and_back = "p(a, b, c) :- e(a, b), e(b, c)"
+    units = star.units(there_and_back, 10, ["a", "b", "c"])
+    counts = [star.count(there_and_back, order=["a", "b", "c"], unit=unit).count for unit in units]
+    # From the hub to each spoke and back, and from each spoke by the hub to each: no unit has much more than a share.
+    assert sum(counts) == 1999 + 1999**2 and max(counts) < 1.5 * sum(counts) / 10
     with pytest.raises(ValueError, match="not part"):
         index.count(text, unit=(0, 0, 10**6, 0))
 
@@ -193,6 +199,9 @@ def test_a_malformed_line_is_named(tmp_path: Path) -> None:
     (tmp_path / "cut.gz").write_bytes(gzip.compress(b"1 2\n" * 1000)[:-20])
     with pytest.raises(errors.SchemaError, match="damaged gzip"):
         pk.graph.cliques(tmp_path / "cut.gz", 3)
+    (tmp_path / "none.gz").write_bytes(b"")
+    with pytest.raises(errors.SchemaError, match="damaged gzip file: it has no bytes"):
+        pk.graph.cliques(tmp_path / "none.gz", 3)
     with pytest.raises(FileNotFoundError):
         pk.graph.cliques(tmp_path / "none.txt", 3)
 
@@ -362,7 +371,9 @@ def test_the_command_refuses_what_is_wrong(tmp_path: Path, capsys: pytest.Captur
     good = ["--input", str(path)]
     for wrong, code, says in [
         (["--size", "1"], 2, "--size 1"),
-        (["--size", "17"], 2, "--size 17"),
+        (["--size", "17"], 2, "--size 17: must be a whole number from 2 to 16"),
+        (["--size", "2.5"], 2, "--size 2.5"),
+        (["--output", str(path)], 2, "is the input"),
         (["--batches", "0"], 2, "--batches 0: must be a whole number from 1"),
         (["--batches", "-3"], 2, "--batches -3"),
         (["--batches", "1.5"], 2, "--batches 1.5"),

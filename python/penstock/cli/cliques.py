@@ -62,7 +62,10 @@ def cliques(
         ),
     ] = False,
     count: Annotated[bool, typer.Option("--count", help="Only count: the default without --output.")] = False,
-    output: Annotated[Optional[Path], typer.Option(help="Parquet file of cliques to write.")] = None,  # noqa: UP045
+    output: Annotated[
+        Optional[Path],  # noqa: UP045
+        typer.Option(help="Parquet file of cliques to write; replaced where there is one."),
+    ] = None,
     host: Annotated[Host, typer.Option(help="Where: threads of this process, or tasks of a Spark job.")] = Host.local,
     batches: Annotated[
         str,
@@ -86,8 +89,6 @@ def cliques(
     """
     chosen = {"size": size, "batches": batches, "batch-size": batch_size, "workers": workers}
     numbers = {name: _whole(name, value) for name, value in chosen.items()}
-    if numbers["size"] < 2:
-        raise UsageError(f"--size {size}: a clique has 2 to 16 nodes")
     options = Options(numbers["workers"], numbers["batches"], numbers["batch-size"])
     if host is Host.engine:
         raise UsageError("--host engine: cliques run with --host local or --host spark")
@@ -101,6 +102,8 @@ def cliques(
             raise UsageError(f"--input {path}: {problem}")
     if output is not None:
         check_output(output)
+        if output.exists() and any(output.samefile(path) for path in input):
+            raise UsageError(f"--output {output}: is the input; name another file")
     show = not json and sys.stderr.isatty()
     begin = time.perf_counter()
     how = {
@@ -136,20 +139,20 @@ def cliques(
     if json:
         print(json_text.dumps(facts))
         return
-    kind = "undirected" if undirected else "directed"
+    kind, what = "undirected" if undirected else "directed", "clique" if found.count == 1 else "cliques"
     print(
-        f"{found.count:,} {kind} cliques of {size} nodes in {found.nodes:,} nodes and {found.edges:,} edges,"
+        f"{found.count:,} {kind} {what} of {size} nodes in {found.nodes:,} nodes and {found.edges:,} edges,"
         f" {seconds:.2f} s ({loaded:.2f} s to load), {_peak_bytes() / 2**20:,.0f} MiB at most"
         + ("" if output is None else f", written to {output}")
     )
 
 
 def _whole(name: str, text: str) -> int:
-    """Read a number of at least 1."""
-    most = {"size": 16, "workers": 4096}.get(name, MOST)
-    number = int(text) if text.isascii() and text.isdecimal() else 0
-    if not 1 <= number <= most:
-        raise UsageError(f"--{name} {text}: must be a whole number from 1 to {most}")
+    """Read a number in its range."""
+    least, most = {"size": (2, 16), "workers": (1, 4096)}.get(name, (1, MOST))
+    number = int(text) if text.isascii() and text.isdecimal() and len(text) < 20 else -1
+    if not least <= number <= most:
+        raise UsageError(f"--{name} {text}: must be a whole number from {least} to {most}")
     return number
 
 

@@ -69,6 +69,8 @@ def read_edges(path: str | os.PathLike[str], ids: Literal["number", "text"] = "n
     reader = _native.GraphText(name, "text" if ids == "text" else "unsigned")
     opened: Any = gzip.open(name, "rb") if name.endswith(".gz") else open(name, "rb")  # noqa: SIM115
     with opened as file:
+        if name.endswith(".gz") and os.fstat(file.fileno()).st_size == 0:
+            raise SchemaError(f"{name}: damaged gzip file: it has no bytes; fetch it again", file=name)
         while True:
             try:
                 chunk = file.read(_CHUNK_BYTES)

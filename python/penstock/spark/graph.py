@@ -235,6 +235,8 @@ def match(
     if not relations:
         raise ConfigError("no relations: give a dict of name to DataFrame")
     session = next(iter(relations.values())).sparkSession
+    # What does not fit the names is refused before anything is read.
+    Index({name: [] for name in relations}).order(pattern, order)
     edges = {name: edge_batches(name, frame, columns) for name, frame in relations.items()}
     threads = options if options.workers is not None else _one_thread(options)
     job = Job(session, edges, pattern, order, threads, self_loops=self_loops, shape=shape)

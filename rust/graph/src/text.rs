@@ -125,7 +125,7 @@ impl EdgeText {
             let problem = if word.iter().all(u8::is_ascii_digit) { "does not fit in 64 bits" } else { "is no number" };
             self.wrong(
                 self.line,
-                format!("node {:?} {problem}; nodes that are names have to be read as text", shown(word)),
+                format!("node {:?} {problem}; nodes that are names are read by ids=\"text\" (--text)", shown(word)),
             )
         })
     }
