@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -51,6 +52,7 @@ class _Search:
     """What a task does, as a function for ``mapInArrow``: its input rows are numbers of units."""
 
     digest: str
+    shared: bool
     pattern: str
     order: tuple[str, ...]
     units: tuple[Unit, ...]
@@ -63,7 +65,7 @@ class _Search:
         numbers = [number for batch in batches for number in batch.column(0).to_pylist()]
         if not numbers:
             return
-        index = host_index(self.digest)
+        index = host_index(self.digest, self.shared)
         for number in numbers:
             unit = self.units[number]
             if self.counts:
@@ -77,14 +79,14 @@ class _Search:
                     yield conform(batch, self.output, "matches")
 
 
-def host_index(digest: str) -> Index:
-    """Open the index of that digest in a task: the one copy of this host."""
+def host_index(digest: str, shared: bool = True) -> Index:
+    """Open the index of that digest in a task: the one copy of this host, or this executor's where none is shared."""
     from pyspark import SparkFiles
 
     own = Path(SparkFiles.get(_name(digest)))
     if not _last or _last[0][0] != str(own):
         _last.clear()
-        place = meeting_place(local_folders(Hints())[0])
+        place = meeting_place(local_folders(Hints())[0]) if shared else None
         _last.append((str(own), opened(own, digest, place, Index.open)))
     return _last[0][1]
 
@@ -148,8 +150,10 @@ class Job:
         context.addFile(str(path))
         self.digest, self.nodes, self.edges = digest, index.nodes, sum(index.edges.values())
         self._session, self._pattern = session, pattern
+        # A local session has one executor.
+        shared = not re.fullmatch(r"local(\[.*\])?", str(context.master))
         self._make: Callable[[bool, pa.Schema], _Search] = lambda counts, output: _Search(
-            digest, pattern, bound, self.units, options, counts, output
+            digest, shared, pattern, bound, self.units, options, counts, output
         )
 
     def rows(self) -> DataFrame:
@@ -193,7 +197,7 @@ def edge_batches(name: str, frame: DataFrame, columns: Sequence[str] | None) -> 
     require_classic(frame, "penstock.graph")
     if frame.isStreaming:
         raise ConfigError(
-            f"relation {name!r} is a streaming DataFrame; feed its batches to penstock.graph.Deltas in foreachBatch"
+            f"relation {name!r} is a streaming DataFrame; feed its batches to penstock.graph.Deltas by foreach_batch"
         )
     # By place: names may be there twice, or with dots and blanks.
     numbered = frame.toDF(*(f"c{at}" for at in range(len(frame.columns))))

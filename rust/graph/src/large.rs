@@ -23,7 +23,8 @@ use crate::error::GraphError;
 use crate::file::{BACK_OFFSETS, BACK_TARGETS, ENDS, LABELS, LOOPS, NAME, NUMBERS, OFFSETS, SIGNED, TARGETS, TEXTS};
 use crate::index::{Builder, Loops, Pairs, Repeats};
 use crate::map::Map;
-use crate::scratch::{Merge, Scratch, Sorter, Writer};
+use crate::scratch::{Scratch, Writer};
+use crate::sorter::{Merge, Sorter};
 use crate::write::{IndexFile, save};
 
 /// What the file has.

@@ -54,6 +54,7 @@ pub mod pattern;
 pub mod query;
 mod scratch;
 pub mod search;
+mod sorter;
 pub mod text;
 pub mod units;
 pub mod write;

@@ -17,8 +17,9 @@ pub(crate) struct Map(Mmap);
 impl Map {
     pub(crate) fn open(file: &File) -> io::Result<Self> {
         // SAFETY: the file must not change while it is mapped. `write` upholds it for the files that it writes
-        // (written under a temporary name, renamed when whole, never opened for writing again); whoever else writes to
-        // an index file breaks its own promise to the caller of `file::open`.
+        // (written under a temporary name, renamed when whole, never opened for writing again), `large` for the scratch file
+        // that it maps (it has no name, and nothing is written to it after it is mapped); whoever else writes to an index
+        // file breaks its own promise to the caller of `file::open`.
         unsafe { Mmap::map(file) }.map(Self)
     }
 
