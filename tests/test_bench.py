@@ -18,6 +18,7 @@ import pytest
 from penstock.bench import core, machine, record, targets
 from penstock.bench.catalogue import BENCHES, find
 from penstock.bench.measure import Line, Options, Paired, compare, line
+from penstock.bench.pictures import PICTURES, svg
 from penstock.bench.show import table
 from penstock.cli import main
 from penstock.errors import ConfigError, EngineError
@@ -250,6 +251,55 @@ def test_the_page_shows_losses_and_what_is_missing(tmp_path: Path) -> None:
     assert "| frontier move, 1 live time | frontier | >= 1x | 0.5x | **missed** |" in page
     assert "- live=1 vs x: rows 1" in page
     assert sorted(path.name for path in tmp_path.iterdir()) == ["README.md", "frontier.jsonl"]
+
+
+def _drawn(name: str) -> list[Line]:
+    """Lines as the bench of a curve gives them."""
+    two = [(workers, kind) for workers in (1, 2) for kind in ("fixed", "adaptive")]
+    if name == "faucet-sensitivity":
+        asked = [("B", 4, 10), ("B", 4, 1000), ("N", 1, 1000), ("N", 8, 1000), ("adaptive", 4, 1024), ("none", 0, 0)]
+        return [
+            made(
+                name,
+                f"w{w} N={n} B={b} vs x",
+                1 + n,
+                sweep=s,
+                workers=w,
+                batches=n,
+                batch_size=b,
+                peak_mib=2.5,
+                edges=9,
+            )
+            for w in (1, 2)
+            for s, n, b in asked
+        ]
+    if name == "faucet-memory":
+        facts = [{"size": size, "edges": edges} for size in (1, 3, 4) for edges in (100, 900)]
+        return [made(name, "m vs free", 30.0, workers=w, bounds=kind, **f) for w, kind in two for f in facts]
+    ratios = {"time_ratio_min": 0.9, "time_ratio_mean": 1.1, "time_ratio_max": 1.3}
+    return [made(name, "o vs free", 0.9, size=3, workers=w, bounds=kind, **ratios) for w, kind in two]
+
+
+@pytest.mark.parametrize("name", PICTURES)
+def test_a_curve_is_drawn_beside_the_page_from_its_lines(tmp_path: Path, name: str) -> None:
+    pytest.importorskip("matplotlib")
+    lines = _drawn(name)
+    record.write(tmp_path, name, lines)
+    picture = (tmp_path / f"{name}.svg").read_text()
+    assert f"]({name}.svg)" in (tmp_path / "README.md").read_text()
+    assert picture.startswith("<?xml") and picture == svg(name, record.read(tmp_path, name))
+    assert picture != svg(name, lines[: len(lines) // 2]), "it shows the lines"
+    record.write(tmp_path, "frontier", [made()])
+    assert f"]({name}.svg)" in (tmp_path / "README.md").read_text(), "the record of another bench leaves it"
+    record.write(tmp_path, name, [])
+    assert not (tmp_path / f"{name}.svg").exists() and "svg" not in (tmp_path / "README.md").read_text()
+
+
+def test_without_matplotlib_there_is_no_picture(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    record.write(tmp_path, "faucet-memory", _drawn("faucet-memory"))
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["README.md", "faucet-memory.jsonl"]
+    assert "svg" not in (tmp_path / "README.md").read_text()
 
 
 def test_a_damaged_record_is_told(tmp_path: Path) -> None:

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import subprocess
+import sys
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -164,6 +169,46 @@ def test_bounds_that_are_no_counts_are_refused(name: str, value: Any) -> None:
     pk.execute(program, workers=1)
 
 
+def _adapting(worker: Worker, memory: int, many: int) -> tuple[int, int, dict[str, Any], dict[str, Any]]:
+    """Feed a scope with this budget until its bounds are at their least, or a period was judged."""
+    with worker.dataflow() as scope:
+        handle, stream = scope.input()
+        out = stream.bounded(lambda items: items, expand=range, memory=memory)
+        counts: list[int] = []
+        probe = out.inspect_blocks(lambda _, block: counts.append(len(block))).probe()
+    first = out.stats()
+    sent = 0
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline:
+        stats = out.stats()
+        if stats["rate"] is not None or stats["batches"] * stats["batch_size"] == 1:
+            break
+        if stats["buffered"] < 2:
+            sent += 1
+            handle.advance_to(sent)
+            handle.send([many])
+        worker.step()
+    stats = out.stats()
+    handle.close()
+    worker.step_while(lambda: not probe.done())
+    return sum(counts), sent * many, first, stats
+
+
+def test_memory_over_its_budget_shrinks_the_bounds() -> None:
+    passed, sent, first, stats = pk.execute(lambda worker: _adapting(worker, 1, 500), workers=1)[0]
+    assert passed == sent
+    assert (first["batches"], first["batch_size"], first["phase"]) == (4, 1024, "growing")
+    assert (stats["batches"], stats["batch_size"], stats["phase"]) == (1, 1, "short")
+    assert stats["shrinks"] == 12, "1,024 items halve ten times, four batches twice"
+
+
+def test_memory_within_its_budget_leaves_the_bounds_to_throughput() -> None:
+    passed, sent, _, stats = pk.execute(lambda worker: _adapting(worker, 2**50, 100_000), workers=1)[0]
+    assert passed == sent
+    assert stats["shrinks"] == 0 and stats["phase"] in ("growing", "settled") and stats["rate"] > 0
+    assert stats["batches"] >= 4 and stats["batch_size"] >= 1024
+
+
 def test_other_misuse_is_refused() -> None:
     def program(worker: Worker) -> None:
         with worker.dataflow() as scope:
@@ -220,3 +265,63 @@ def test_a_body_that_never_answers_is_named_and_can_be_given_up() -> None:
         pk.execute(program, workers=1)
     assert isinstance(caught.value.__cause__, LookupError)
     assert caught.value.__cause__.args == ("(6, 0)", 30)
+
+
+_HOLDS = """
+import os
+import penstock as pk
+
+def say(text):
+    return os.write(1, (text + chr(10)).encode())
+
+def program(worker):
+    with worker.dataflow() as scope:
+        handle, stream = scope.input()
+
+        def hold(items):
+            @items.unary
+            def never(capability):
+                capability.drop()
+                held = []
+                return lambda input, output, frontiers: held.extend(capability for capability, _ in input)
+            return never
+
+        out = stream.bounded(hold, batches=2, batch_size=10, name="slow")
+        probe = out.probe()
+    handle.advance_to(6)
+    handle.send(list(range(50)))
+    handle.close()
+    told = []
+
+    def going():
+        if not told and out.stats()["unfinished"] == 2:
+            told.append(say("holds"))
+        return not probe.done()
+
+    try:
+        worker.step_while(going)
+    finally:
+        stats = out.stats()
+        say(f"{worker.index} {stats['holding']} {stats['buffered']}")
+
+try:
+    pk.execute(program, workers=WORKERS)
+except KeyboardInterrupt:
+    say("interrupted")
+"""
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_ctrl_c_ends_a_body_that_never_answers_and_the_figures_say_which_batch_holds(workers: int) -> None:
+    script = _HOLDS.replace("WORKERS", str(workers))
+    with subprocess.Popen(
+        [sys.executable, "-c", script], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=dict(os.environ)
+    ) as child:
+        assert child.stdout is not None
+        for _ in range(workers):
+            assert child.stdout.readline() == "holds\n"
+        child.send_signal(signal.SIGINT)
+        out, err = child.communicate(timeout=60)
+    told = out.splitlines()
+    assert sorted(told[:-1]) == [f"{worker} (6, 0) 30" for worker in range(workers)], err
+    assert (told[-1], child.returncode) == ("interrupted", 0)

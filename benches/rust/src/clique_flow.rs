@@ -199,7 +199,7 @@ pub enum Control {
 }
 
 impl Control {
-    fn bounds(self) -> (Option<Bounds>, Option<Bounds>) {
+    pub(crate) fn bounds(self) -> (Option<Bounds>, Option<Bounds>) {
         let fixed = |(batches, size)| Bounds::fixed(batches, size).expect("benches ask for sensible bounds");
         match self {
             Self::Free => (None, None),
@@ -241,12 +241,25 @@ fn join<T: Timestamp>(
 /// What one run found and took.
 #[derive(Clone, Debug)]
 pub struct Run {
-    /// Cliques found.
-    pub cliques: u64,
-    /// From the first edge to the end of the slowest worker.
+    /// Cliques found, or items.
+    pub found: u64,
+    /// From the first input to the end of the slowest worker.
     pub seconds: f64,
     /// Figures of the outer scope, by worker; none when free.
     pub stats: Vec<Stats>,
+}
+
+impl Run {
+    /// From what each worker found, how long it took, and its figures.
+    pub(crate) fn of(workers: impl Iterator<Item = (u64, f64, Option<Stats>)>) -> Self {
+        let mut whole = Self { found: 0, seconds: 0.0, stats: Vec::new() };
+        for (found, seconds, stats) in workers {
+            whole.found += found;
+            whole.seconds = whole.seconds.max(seconds);
+            whole.stats.extend(stats);
+        }
+        whole
+    }
 }
 
 /// Runs the join on so many threads. Each worker brings the edges of its share of the vertices.
@@ -261,13 +274,7 @@ pub fn run(graph: &Arc<Graph>, size: usize, workers: usize, control: Control) ->
     let threads = execute(fabric::threads(workers), program);
     let results =
         threads.into_iter().map(|thread| thread.join().expect("workers catch panics").expect("no step fails"));
-    let mut whole = Run { cliques: 0, seconds: 0.0, stats: Vec::new() };
-    for (cliques, seconds, stats) in results {
-        whole.cliques += cliques;
-        whole.seconds = whole.seconds.max(seconds);
-        whole.stats.extend(stats);
-    }
-    whole
+    Run::of(results)
 }
 
 fn work(
@@ -312,17 +319,17 @@ fn work(
 }
 
 /// Everything at once, in blocks as large as those of a batcher.
-fn blocks<I: Iterator<Item = Prefix>>(
-    shares: &Stream<u64, Vec<u32>>,
-    edges: impl Fn(u32) -> I + 'static,
-) -> Stream<u64, Vec<Prefix>> {
-    shares.unary(Pipeline, "edges", move |_| {
+pub(crate) fn blocks<X: 'static, I: Iterator<Item: Clone> + 'static>(
+    inputs: &Stream<u64, Vec<X>>,
+    expand: impl Fn(X) -> I + 'static,
+) -> Stream<u64, Vec<I::Item>> {
+    inputs.unary(Pipeline, "expand", move |_| {
         move |input, output, _| {
             input.for_each(|capability, block| {
-                let mut edges = block.into_iter().flat_map(&edges);
+                let mut items = block.into_iter().flat_map(&expand);
                 let mut session = output.session(&capability);
                 loop {
-                    let block: Vec<Prefix> = edges.by_ref().take(penstock_bounded::batcher::QUANTUM).collect();
+                    let block: Vec<I::Item> = items.by_ref().take(penstock_bounded::batcher::QUANTUM).collect();
                     if block.is_empty() {
                         break;
                     }
@@ -383,7 +390,7 @@ mod tests {
                     ];
                     for control in ways {
                         let run = run(&graph, size, workers, control);
-                        assert_eq!(run.cliques, expected, "{size}-cliques of {vertices} on {workers}, {control:?}");
+                        assert_eq!(run.found, expected, "{size}-cliques of {vertices} on {workers}, {control:?}");
                         assert_eq!(run.stats.len(), if control == Control::Free { 0 } else { workers });
                     }
                 }

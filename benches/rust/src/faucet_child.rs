@@ -1,8 +1,8 @@
-//! One run of the clique flow in a process of its own: `penstock-bench --cliques`.
+//! One run of a flow in a process of its own: `penstock-bench --flow`.
 //!
 //! Memory is what the system counts as resident, so every measurement needs a process that has done nothing else. It reads one
-//! line of JSON that says what to run and answers with one line: cliques, seconds, and the peak of the resident set
-//! above what the loaded graph takes.
+//! line of JSON that says what to run and answers with one line: what was found, seconds, and the peak of the resident
+//! set above what the loaded graph takes.
 
 use std::fs;
 use std::io::{BufRead, Write};
@@ -11,17 +11,33 @@ use std::sync::Arc;
 
 use serde_json::{Value, json};
 
-use crate::clique_flow::{Control, Graph, run};
+use crate::clique_flow::{self, Control, Graph};
+use crate::surge_flow;
+
+/// What is computed.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Work {
+    /// Cliques of an R-MAT graph.
+    Cliques {
+        /// It has two to this power vertices.
+        scale: u32,
+        /// Edges drawn.
+        draws: u64,
+        /// Vertices of a clique.
+        size: usize,
+    },
+    /// One input becomes so many items.
+    Surge {
+        /// How many.
+        items: u64,
+    },
+}
 
 /// What to run.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Task {
-    /// The graph has two to this power vertices.
-    pub scale: u32,
-    /// Edges drawn.
-    pub draws: u64,
-    /// Vertices of a clique.
-    pub size: usize,
+    /// What is computed.
+    pub work: Work,
     /// Threads.
     pub workers: usize,
     /// How the flow is held back.
@@ -31,9 +47,9 @@ pub struct Task {
 /// What it took.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Taken {
-    /// Cliques found.
-    pub cliques: u64,
-    /// Edges of the graph.
+    /// Cliques or items found.
+    pub found: u64,
+    /// Edges of the graph; 0 without one.
     pub edges: u64,
     /// Time of the run.
     pub seconds: f64,
@@ -54,8 +70,11 @@ impl Task {
             Control::Adaptive => json!("adaptive"),
             Control::Bounded(outer, inner) => json!({"outer": [outer.0, outer.1], "inner": inner.map(|i| [i.0, i.1])}),
         };
-        let Self { scale, draws, size, workers, .. } = self;
-        json!({"scale": scale, "draws": draws, "size": size, "workers": workers, "control": control})
+        let work = match self.work {
+            Work::Cliques { scale, draws, size } => json!({"scale": scale, "draws": draws, "size": size}),
+            Work::Surge { items } => json!({"items": items}),
+        };
+        json!({"work": work, "workers": self.workers, "control": control})
     }
 
     fn from_json(told: &Value) -> Option<Self> {
@@ -65,14 +84,15 @@ impl Task {
             Value::String(adaptive) if adaptive == "adaptive" => Control::Adaptive,
             bounded => Control::Bounded(pair(&bounded["outer"])?, pair(&bounded["inner"])),
         };
-        let (draws, size) = (told["draws"].as_u64()?, told["size"].as_u64()? as usize);
-        Some(Self {
-            scale: u32::try_from(told["scale"].as_u64()?).ok().filter(|scale| *scale < 32)?,
-            draws,
-            size: Some(size).filter(|size| (3..=4).contains(size))?,
-            workers: told["workers"].as_u64()? as usize,
-            control,
-        })
+        let work = match &told["work"] {
+            surge if surge["items"].is_u64() => Work::Surge { items: surge["items"].as_u64()? },
+            cliques => Work::Cliques {
+                scale: u32::try_from(cliques["scale"].as_u64()?).ok().filter(|scale| *scale < 32)?,
+                draws: cliques["draws"].as_u64()?,
+                size: Some(cliques["size"].as_u64()? as usize).filter(|size| (3..=4).contains(size))?,
+            },
+        };
+        Some(Self { work, workers: told["workers"].as_u64()? as usize, control })
     }
 
     /// Runs it in a process of its own.
@@ -83,7 +103,7 @@ impl Task {
     pub fn in_child(self) -> Taken {
         let program = std::env::current_exe().expect("this program has a path");
         let mut command = Command::new(program);
-        command.arg("--cliques").stdin(Stdio::piped()).stdout(Stdio::piped());
+        command.arg("--flow").stdin(Stdio::piped()).stdout(Stdio::piped());
         let mut child = command.spawn().expect("the system grants a process");
         writeln!(child.stdin.take().expect("it was asked for"), "{}", self.to_json()).expect("the child reads");
         let output = child.wait_with_output().expect("the child ends");
@@ -91,7 +111,7 @@ impl Task {
         let told: Value = serde_json::from_slice(&output.stdout).expect("the child answers in JSON");
         let number = |name: &str| told[name].as_u64().unwrap_or(0);
         Taken {
-            cliques: number("cliques"),
+            found: number("found"),
             edges: number("edges"),
             seconds: told["seconds"].as_f64().expect("a time"),
             peak_mib: told["peak_mib"].as_f64().expect("a figure"),
@@ -110,16 +130,23 @@ pub fn serve(mut from: impl BufRead, mut to: impl Write) -> Result<(), String> {
     from.read_line(&mut line).map_err(|error| error.to_string())?;
     let told: Value = serde_json::from_str(&line).map_err(|error| format!("{line:?} is no JSON: {error}"))?;
     let task = Task::from_json(&told).ok_or_else(|| format!("{told} is no task"))?;
-    let graph = Arc::new(Graph::rmat(task.scale, task.draws, GRAPH_SEED));
+    let graph = match task.work {
+        Work::Cliques { scale, draws, .. } => Graph::rmat(scale, draws, GRAPH_SEED),
+        Work::Surge { .. } => Graph::undirected(0, Vec::new()),
+    };
+    let graph = Arc::new(graph);
     // From here on the peak counts anew, where the system allows it; else loading counts as well.
     let _ = fs::write("/proc/self/clear_refs", "5");
     let loaded = kib("VmRSS:")?;
-    let taken = run(&graph, task.size, task.workers, task.control);
+    let taken = match task.work {
+        Work::Cliques { size, .. } => clique_flow::run(&graph, size, task.workers, task.control),
+        Work::Surge { items } => surge_flow::run(items, task.workers, task.control),
+    };
     let peak = kib("VmHWM:")?;
     let most = taken.stats.iter().map(|stats| stats.maximum).max().unwrap_or(0);
     let bounds = taken.stats.first().map_or((0, 0), |stats| (stats.batches, stats.batch_size));
     let answer = json!({
-        "cliques": taken.cliques, "edges": graph.edges(), "seconds": taken.seconds, "maximum": most,
+        "found": taken.found, "edges": graph.edges(), "seconds": taken.seconds, "maximum": most,
         "peak_mib": peak.saturating_sub(loaded).max(4) as f64 / 1024.0, "batches": bounds.0, "batch_size": bounds.1,
     });
     writeln!(to, "{answer}").map_err(|error| error.to_string())
@@ -138,20 +165,24 @@ mod tests {
 
     #[test]
     fn a_task_survives_the_pipe_and_is_answered() {
+        let cliques = Work::Cliques { scale: 6, draws: 300, size: 4 };
+        let found = Graph::rmat(6, 300, GRAPH_SEED).count(4);
         for control in [
             Control::Free,
             Control::Adaptive,
             Control::Bounded((4, 1000), None),
             Control::Bounded((4, 1000), Some((2, 64))),
         ] {
-            let task = Task { scale: 6, draws: 300, size: 4, workers: 1, control };
-            assert_eq!(Task::from_json(&task.to_json()), Some(task));
-            let mut answer = Vec::new();
-            serve(format!("{}\n", task.to_json()).as_bytes(), &mut answer).unwrap();
-            let told: Value = serde_json::from_slice(&answer).unwrap();
-            assert_eq!(told["cliques"], Graph::rmat(6, 300, GRAPH_SEED).count(4));
+            for (work, found) in [(cliques, found), (Work::Surge { items: 777 }, 777)] {
+                let task = Task { work, workers: 1, control };
+                assert_eq!(Task::from_json(&task.to_json()), Some(task));
+                let mut answer = Vec::new();
+                serve(format!("{}\n", task.to_json()).as_bytes(), &mut answer).unwrap();
+                let told: Value = serde_json::from_slice(&answer).unwrap();
+                assert_eq!(told["found"], found);
+            }
         }
-        let wrong = json!({"scale": 99, "draws": 1, "size": 4, "workers": 1, "control": "free"});
+        let wrong = json!({"work": {"scale": 99, "draws": 1, "size": 4}, "workers": 1, "control": "free"});
         assert!(serve(format!("{wrong}\n").as_bytes(), Vec::new()).is_err());
         assert!(serve("cliques\n".as_bytes(), Vec::new()).is_err());
     }

@@ -55,7 +55,8 @@ pub fn end_in(time: Duration) {
     let _ = END.set(Instant::now() + time);
 }
 
-fn ended() -> bool {
+/// Whether the moment of [`end_in`] has come.
+pub fn ended() -> bool {
     END.get().is_some_and(|end| Instant::now() >= *end)
 }
 

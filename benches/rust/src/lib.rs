@@ -25,6 +25,7 @@ pub mod reorder;
 pub mod schedulers;
 pub mod sequencer;
 pub mod side;
+pub mod surge_flow;
 
 use std::sync::Arc;
 

@@ -36,7 +36,7 @@ const USAGE: &str = "usage: penstock-bench NAME [--quick] [--seconds S]\n       
 enum Asked {
     List,
     Side,
-    Cliques,
+    Flow,
     Bench(usize, Options),
 }
 
@@ -55,7 +55,7 @@ fn main() -> ExitCode {
                 ExitCode::FAILURE
             }
         },
-        Ok(Asked::Cliques) => match faucet_child::serve(std::io::stdin().lock(), std::io::stdout().lock()) {
+        Ok(Asked::Flow) => match faucet_child::serve(std::io::stdin().lock(), std::io::stdout().lock()) {
             Ok(()) => ExitCode::SUCCESS,
             Err(message) => {
                 eprintln!("penstock-bench: {message}");
@@ -93,7 +93,7 @@ fn parse(arguments: impl Iterator<Item = String>) -> Result<Asked, String> {
         match word.as_str() {
             "--list" => return Ok(Asked::List),
             "--side" => return Ok(Asked::Side),
-            "--cliques" => return Ok(Asked::Cliques),
+            "--flow" => return Ok(Asked::Flow),
             "--quick" => options.quick = true,
             "--seconds" => {
                 let text = arguments.next().unwrap_or_default();

@@ -1,20 +1,22 @@
 """The results page: what was measured, kept as lines of JSON and shown as Markdown.
 
-Owns: a folder with one file of lines for each bench, and ``README.md`` made from them. Invariant: the page says
-nothing that is not in the lines; losses stand beside wins.
+Owns: a folder with one file of lines for each bench, a picture beside it where it has one, and ``README.md`` made
+from them. Invariant: page and pictures say nothing that is not in the lines; losses stand beside wins.
 """
 
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import json
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 from penstock.bench.catalogue import BENCHES
 from penstock.bench.measure import Line
+from penstock.bench.pictures import PICTURES, svg
 from penstock.bench.show import figure
 from penstock.bench.targets import TARGETS, judge
 from penstock.errors import ConfigError
@@ -59,22 +61,35 @@ def read(folder: Path, bench: str) -> list[Line]:
 
 
 def write(folder: Path, bench: str, lines: Iterable[Line]) -> None:
-    """Record the results of a bench in place of older ones, and renew the page."""
+    """Record the results of a bench in place of older ones, and renew the page and its picture, if it has one.
+
+    Without matplotlib there is no picture.
+    """
+    lines = list(lines)
     _replace(folder / f"{bench}.jsonl", "".join(f"{json.dumps(line)}\n" for line in lines))
+    if bench in PICTURES:
+        picture = folder / f"{bench}.svg"
+        if lines and importlib.util.find_spec("matplotlib") is not None:
+            _replace(picture, svg(bench, lines))
+        else:
+            picture.unlink(missing_ok=True)
     write_page(folder)
 
 
 def write_page(folder: Path) -> None:
     """Make the page again from what is recorded."""
-    _replace(folder / "README.md", page({bench.name: read(folder, bench.name) for bench in BENCHES}))
+    pictures = {bench for bench in PICTURES if (folder / f"{bench}.svg").is_file()}
+    _replace(folder / "README.md", page({bench.name: read(folder, bench.name) for bench in BENCHES}, pictures))
 
 
-def page(results: dict[str, list[Line]]) -> str:
-    """The page as Markdown, benches in the order of the catalogue."""
+def page(results: dict[str, list[Line]], pictures: Collection[str] = ()) -> str:
+    """The page as Markdown, benches in the order of the catalogue; `pictures`: those with one beside it."""
     parts = [_HEAD, _targets([line for lines in results.values() for line in lines])]
     for bench in BENCHES:
         lines = results.get(bench.name, [])
         parts.append(f"## {bench.name}\n\n{bench.summary[0].upper()}{bench.summary[1:]}.\n")
+        if bench.name in pictures and lines:
+            parts.append(f"![{bench.summary}]({bench.name}.svg)\n")
         parts.append(_bench(lines) if lines else "Not recorded.\n")
     return "\n".join(parts)
 

@@ -41,7 +41,8 @@ from penstock.dataflow.coordination import Barrier, Sequencer
 from penstock.dataflow.execution import execute, run_here, run_workers
 from penstock.dataflow.handles import Block, InputHandle, Loop, Probe
 from penstock.dataflow.operator import Capability, Frontiers, Input, Output
-from penstock.dataflow.stream import Scope, Stream, Time
+from penstock.dataflow.scope import Scope
+from penstock.dataflow.stream import Stream, Time
 from penstock.dataflow.worker import Worker
 
 __all__ = [

@@ -11,7 +11,8 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from penstock.dataflow.functions import failed, name_of
-from penstock.dataflow.stream import Scope, Stream
+from penstock.dataflow.scope import Scope
+from penstock.dataflow.stream import Stream
 from penstock.errors import BlockError, ConfigError, GraphError
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from penstock.dataflow.coordination import Barrier, Sequencer
-from penstock.dataflow.stream import Scope
+from penstock.dataflow.scope import Scope
 from penstock.errors import DataflowError
 
 if TYPE_CHECKING:

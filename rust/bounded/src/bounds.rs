@@ -208,6 +208,7 @@ impl Regulator {
     pub(crate) fn observe(&mut self, finished_batches: u64, finished_items: u64, waiting: bool) {
         if let Some((controller, memory, clock)) = &mut self.adaptive {
             let now_ns = clock();
+            controller.settle(now_ns, finished_batches, finished_items);
             if controller.is_due(now_ns) {
                 controller.observe(now_ns, finished_batches, finished_items, memory.share());
                 (self.batches, self.batch_size) = controller.bounds();

@@ -3,17 +3,28 @@
 //! Pure: it is told the time, what has finished and how full the memory is, and answers with the bounds. It watches for a period,
 //! longer when fewer than two windows of batches finished in it, and then judges:
 //!
-//! - growing: the batch size is raised fourfold as long as that gains throughput, then the number of batches twofold; a raise that gains
-//!   nothing in two periods, since one may be unlucky, is taken back. Then it rests, and tries again after a while, since bodies and neighbours change;
+//! - growing: larger bounds (four times the batch size, then twice the batches) and those at hand take turns, period by period, since
+//!   only what is measured side by side can be compared while neighbours come and go. The larger ones stay if they win [`WINS`]
+//!   pairs before they lose [`LOSSES`], with a gain in sum; clearly better ones stay after two pairs. Then it tries again;
+//! - settled: it rests, and after a while tries again, since bodies and machines change. Whatever lies above the first bounds
+//!   has to prove itself once more then, against the next smaller ones, so luck does not add up;
 //! - short of memory (the share at or above [`Limits::high`]): each period halves the batch size, at its least the number of batches,
 //!   whatever throughput says, until the share is below [`Limits::low`];
-//! - a period in which the batcher ran out of input says nothing about the bounds and is not judged.
+//! - a period in which the batcher ran out of input says nothing about the bounds and is not judged, nor is the time until the
+//!   batches of other bounds have finished.
 //!
 //! Source: Faucet §5.1: throughput is flat above a small number of batches and a threshold of the batch size, below which it
 //! collapses; so a search that stops where it flattens ends with little memory at nearly full speed. The paper leaves the
 //! choice to the user.
 
 use crate::bounds::{BoundsError, PERIOD, check};
+
+/// Pairs of periods that larger bounds have to win.
+pub const WINS: u32 = 5;
+/// Pairs of periods that they may not lose.
+pub const LOSSES: u32 = 2;
+/// Larger bounds with this gain stay after two pairs.
+const CLEAR: f64 = 1.5;
 
 /// What an adaptive controller may do.
 #[derive(Clone, Debug, PartialEq)]
@@ -84,20 +95,67 @@ enum Knob {
     Batches,
 }
 
+/// Larger bounds beside smaller ones, in turn.
+#[derive(Clone, Copy, Debug)]
+struct Trial {
+    knob: Knob,
+    small: (u64, u64),
+    large: (u64, u64),
+    /// Whether the larger ones are in force already, and have to prove that again.
+    again: bool,
+    /// Rate of the first half of a pair, which is that of the smaller bounds.
+    first: Option<f64>,
+    /// Pairs won and lost.
+    won: u32,
+    lost: u32,
+    /// Sums of the rates.
+    sums: (f64, f64),
+}
+
+/// What a pair of periods says.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Verdict {
+    Open,
+    Larger,
+    Smaller,
+}
+
+impl Trial {
+    fn new(knob: Knob, small: (u64, u64), large: (u64, u64), again: bool) -> Self {
+        Trial { knob, small, large, again, first: None, won: 0, lost: 0, sums: (0.0, 0.0) }
+    }
+
+    /// The bounds of the period to come.
+    fn bounds(&self) -> (u64, u64) {
+        if self.first.is_none() { self.small } else { self.large }
+    }
+
+    fn judge(&mut self, rate: f64, gain: f64) -> Verdict {
+        let Some(first) = self.first.take() else {
+            self.first = Some(rate);
+            return Verdict::Open;
+        };
+        self.sums = (self.sums.0 + first, self.sums.1 + rate);
+        if rate > first {
+            self.won += 1
+        } else {
+            self.lost += 1
+        }
+        let gained = self.sums.1 / self.sums.0.max(f64::MIN_POSITIVE);
+        if self.won >= WINS && gained >= 1.0 + gain || self.won >= 2 && self.lost == 0 && gained >= CLEAR {
+            Verdict::Larger
+        } else if self.won >= WINS || self.lost >= LOSSES {
+            Verdict::Smaller
+        } else {
+            Verdict::Open
+        }
+    }
+}
+
 #[derive(Clone, Copy, Debug)]
 enum State {
-    /// Measures the bounds as they are.
-    Measuring,
-    /// Measures raised bounds against those before.
-    Trying {
-        knob: Knob,
-        from: (u64, u64),
-        rate: f64,
-        again: bool,
-    },
-    Resting {
-        left: u32,
-    },
+    Trying(Trial),
+    Resting { left: u32 },
     Short,
 }
 
@@ -111,6 +169,8 @@ pub struct Controller {
     since: (u64, u64, u64),
     /// When it was last told.
     told_ns: u64,
+    /// After a change: so many batches of the old bounds may be unfinished. They are not judged.
+    unsettled: u64,
     starved: bool,
     rate: Option<f64>,
     raises: u64,
@@ -121,17 +181,20 @@ impl Controller {
     /// A controller that starts now.
     pub fn new(limits: Limits, now_ns: u64) -> Self {
         let bounds = (limits.batches.1, limits.batch_size.1);
-        Controller {
+        let mut controller = Controller {
             limits,
             bounds,
-            state: State::Measuring,
+            state: State::Resting { left: 0 },
             since: (now_ns, 0, 0),
             told_ns: now_ns,
+            unsettled: 0,
             starved: false,
             rate: None,
             raises: 0,
             shrinks: 0,
-        }
+        };
+        controller.raise(Knob::Size);
+        controller
     }
 
     /// Number of batches and items per batch.
@@ -142,7 +205,7 @@ impl Controller {
     /// What it is doing.
     pub fn phase(&self) -> Phase {
         match self.state {
-            State::Measuring | State::Trying { .. } => Phase::Growing,
+            State::Trying(_) => Phase::Growing,
             State::Resting { .. } => Phase::Settled,
             State::Short => Phase::Short,
         }
@@ -163,6 +226,21 @@ impl Controller {
         now_ns.saturating_sub(self.told_ns) >= self.limits.period_ns
     }
 
+    /// After a change of the bounds: whether batches of the old ones may be unfinished. Until [`Controller::settle`] says
+    /// otherwise nothing is judged.
+    pub fn is_settling(&self) -> bool {
+        self.unsettled > 0
+    }
+
+    /// Takes in how many batches and items have finished in all, to see whether those of the old bounds have.
+    pub fn settle(&mut self, now_ns: u64, batches: u64, items: u64) {
+        if self.unsettled > 0 && batches.saturating_sub(self.since.1) >= self.unsettled {
+            self.unsettled = 0;
+            self.told_ns = now_ns;
+            self.restart(now_ns, batches, items);
+        }
+    }
+
     /// The batcher has nothing more to admit: the period says nothing about the bounds.
     pub fn starved(&mut self) {
         self.starved = true;
@@ -173,6 +251,7 @@ impl Controller {
         self.told_ns = now_ns;
         if memory.is_some_and(|share| share >= self.limits.high) {
             self.shrink();
+            self.unsettled = 0;
             self.restart(now_ns, batches, items);
             return;
         }
@@ -182,6 +261,9 @@ impl Controller {
             }
             self.restart(now_ns, batches, items);
             return;
+        }
+        if self.is_settling() {
+            return self.settle(now_ns, batches, items);
         }
         let (since_ns, batches_then, items_then) = self.since;
         if self.starved {
@@ -194,7 +276,9 @@ impl Controller {
         let elapsed_ns = now_ns.saturating_sub(since_ns).max(1);
         let rate = items.saturating_sub(items_then) as f64 * 1e9 / elapsed_ns as f64;
         self.rate = Some(rate);
+        let before = self.bounds;
         self.judge(rate);
+        self.unsettled = if self.bounds == before { 0 } else { before.0 };
         self.restart(now_ns, batches, items);
     }
 
@@ -204,47 +288,85 @@ impl Controller {
     }
 
     fn judge(&mut self, rate: f64) {
-        match self.state {
-            State::Measuring => self.try_raise(Knob::Size, rate),
-            State::Trying { knob, from, rate: before, again } => {
-                if rate >= before * (1.0 + self.limits.gain) {
-                    self.raises += 1;
-                    self.try_raise(knob, rate);
-                } else if !again {
-                    self.state = State::Trying { knob, from, rate: before, again: true };
-                } else {
-                    self.bounds = from;
-                    match knob {
-                        Knob::Size => self.try_raise(Knob::Batches, before),
-                        Knob::Batches => self.state = State::Resting { left: self.limits.rest },
+        match &mut self.state {
+            State::Trying(trial) => {
+                let verdict = trial.judge(rate, self.limits.gain);
+                self.bounds = trial.bounds();
+                let Trial { knob, small, large, again, .. } = *trial;
+                match (verdict, again) {
+                    (Verdict::Open, _) => {}
+                    (Verdict::Larger, false) => {
+                        self.raises += 1;
+                        self.bounds = large;
+                        self.raise(knob);
+                    }
+                    (Verdict::Smaller, false) => {
+                        self.bounds = small;
+                        match knob {
+                            Knob::Size => self.raise(Knob::Batches),
+                            Knob::Batches => self.rest(),
+                        }
+                    }
+                    (Verdict::Larger, true) => {
+                        self.bounds = large;
+                        match knob {
+                            Knob::Batches => self.prove(Knob::Size),
+                            Knob::Size => self.raise(Knob::Size),
+                        }
+                    }
+                    (Verdict::Smaller, true) => {
+                        self.shrinks += 1;
+                        self.bounds = small;
+                        self.prove(knob);
                     }
                 }
             }
-            State::Resting { left: 0 | 1 } => self.state = State::Measuring,
-            State::Resting { left } => self.state = State::Resting { left: left - 1 },
+            State::Resting { left: 0 | 1 } => self.prove(Knob::Batches),
+            State::Resting { left } => *left -= 1,
             State::Short => {}
         }
     }
 
-    /// Raises a bound for the next period; the other one, or rest, where it is at its most.
-    fn try_raise(&mut self, knob: Knob, rate: f64) {
-        let from = self.bounds;
-        let Limits { batches: (.., most_batches), batch_size: (.., most_size), .. } = self.limits;
-        self.bounds = match knob {
-            Knob::Size => (from.0, from.1.saturating_mul(4).min(most_size)),
-            Knob::Batches => (from.0.saturating_mul(2).min(most_batches), from.1),
+    fn rest(&mut self) {
+        self.state = State::Resting { left: self.limits.rest };
+    }
+
+    /// Tries a larger bound; of the other kind, or rests, where it is at its most.
+    fn raise(&mut self, knob: Knob) {
+        let (batches, size) = self.bounds;
+        let large = match knob {
+            Knob::Size => (batches, size.saturating_mul(4).min(self.limits.batch_size.2)),
+            Knob::Batches => (batches.saturating_mul(2).min(self.limits.batches.2), size),
         };
-        self.state = match (self.bounds == from, knob) {
-            (false, _) => State::Trying { knob, from, rate, again: false },
-            (true, Knob::Size) => return self.try_raise(Knob::Batches, rate),
-            (true, Knob::Batches) => State::Resting { left: self.limits.rest },
+        match (large == self.bounds, knob) {
+            (false, _) => self.state = State::Trying(Trial::new(knob, self.bounds, large, false)),
+            (true, Knob::Size) => self.raise(Knob::Batches),
+            (true, Knob::Batches) => self.rest(),
+        }
+    }
+
+    /// Has a bound above the first one prove itself again; where there is none, tries a larger one.
+    fn prove(&mut self, knob: Knob) {
+        let large = self.bounds;
+        let small = match knob {
+            Knob::Size => (large.0, (large.1 / 4).max(self.limits.batch_size.1)),
+            Knob::Batches => ((large.0 / 2).max(self.limits.batches.1), large.1),
         };
+        if small.0 < large.0 || small.1 < large.1 {
+            let trial = Trial::new(knob, small, large, true);
+            self.bounds = trial.bounds();
+            self.state = State::Trying(trial);
+        } else if knob == Knob::Batches {
+            self.prove(Knob::Size);
+        } else {
+            self.raise(Knob::Size);
+        }
     }
 
     fn shrink(&mut self) {
-        // A raise that was being tried is the first thing to go.
-        if let State::Trying { from, .. } = self.state {
-            self.bounds = from;
+        // What was being tried is the first thing to go.
+        if let State::Trying(trial) = self.state {
+            self.bounds = trial.small;
         }
         self.state = State::Short;
         let (batches, size) = self.bounds;
@@ -287,6 +409,10 @@ mod tests {
             let period = self.controller.limits.period_ns;
             let (n, b) = self.controller.bounds();
             assert!(!self.controller.is_due(self.now_ns));
+            if self.controller.is_settling() {
+                self.batches += n.max(self.controller.unsettled);
+                self.controller.settle(self.now_ns, self.batches, self.items);
+            }
             self.now_ns += period;
             let done = (rate(n, b) * period as f64 / 1e9) as u64;
             self.items += done;
@@ -306,14 +432,15 @@ mod tests {
     fn it_grows_until_throughput_flattens_and_then_rests() {
         let mut machine = Simulated::new(modest());
         let rate = flat_from(1_000, 4);
-        for _ in 0..12 {
+        for _ in 0..20 {
+            assert_eq!(machine.controller.phase(), Phase::Growing);
             machine.period(&rate, Some(0.2));
         }
         assert_eq!(machine.controller.bounds(), (4, 1024), "the least powers that reach the plateau");
         assert_eq!(machine.controller.phase(), Phase::Settled);
         assert_eq!(machine.controller.moves(), (3, 0));
         assert_eq!(machine.controller.rate(), Some(1e9));
-        for _ in 0..machine.controller.limits.rest - 10 {
+        for _ in 1..machine.controller.limits.rest {
             assert_eq!(machine.period(&rate, Some(0.2)), (4, 1024));
         }
     }
@@ -392,13 +519,71 @@ mod tests {
     }
 
     #[test]
+    fn what_is_left_of_other_bounds_is_not_judged() {
+        let mut controller = Controller::new(Limits { period_ns: 10, ..modest() }, 0);
+        controller.observe(10, 4, 256, None);
+        assert_eq!((controller.bounds(), controller.is_settling()), ((2, 256), true));
+        let rate = controller.rate();
+        controller.settle(11, 5, 320);
+        controller.observe(20, 5, 320, None);
+        assert!(controller.is_settling() && controller.rate() == rate, "one of two batches of 64 has finished");
+        controller.settle(25, 6, 384);
+        assert!(!controller.is_settling() && !controller.is_due(34), "a period begins here");
+        controller.observe(35, 10, 384 + 1024, None);
+        assert_eq!((controller.rate(), controller.bounds()), (Some(1024.0 * 1e8), (2, 64)));
+        // Memory does not wait for that.
+        controller.observe(45, 10, 384 + 1024, Some(0.99));
+        assert_eq!((controller.phase(), controller.is_settling()), (Phase::Short, false));
+    }
+
+    #[test]
     fn one_unlucky_period_does_not_end_the_growth() {
         let mut machine = Simulated::new(modest());
-        machine.period(flat_from(1_000, 2), None);
-        machine.period(|_, _| 1.0, None);
-        assert_eq!((machine.controller.bounds(), machine.controller.phase()), ((2, 256), Phase::Growing));
-        machine.period(flat_from(1_000, 2), None);
-        assert_eq!(machine.controller.bounds(), (2, 1024), "raised further");
+        let rate = flat_from(1_000, 2);
+        machine.period(&rate, None);
+        assert_eq!(machine.period(|_, _| 1e6, None), (2, 64), "the larger bounds lost a pair");
+        for _ in 0..2 * WINS {
+            assert_eq!((machine.controller.phase(), machine.controller.moves()), (Phase::Growing, (0, 0)));
+            machine.period(&rate, None);
+        }
+        assert_eq!((machine.controller.bounds(), machine.controller.moves()), ((2, 256), (1, 0)));
+    }
+
+    #[test]
+    fn what_does_not_prove_itself_again_goes_back_to_the_first_bounds_and_no_further() {
+        let mut machine = Simulated::new(Limits { rest: 2, ..modest() });
+        while machine.controller.phase() == Phase::Growing {
+            machine.period(flat_from(4_000, 8), None);
+        }
+        assert_eq!(machine.controller.bounds(), (8, 4096));
+        for _ in 0..100 {
+            machine.period(flat_from(4_000, 8), None);
+            let (n, b) = machine.controller.bounds();
+            assert!(n >= 4 && b >= 1024, "what is needed comes through every time: {n} batches of {b}");
+        }
+        for _ in 0..100 {
+            machine.period(flat_from(16, 1), None);
+        }
+        while machine.controller.phase() == Phase::Growing {
+            machine.period(flat_from(16, 1), None);
+        }
+        assert_eq!((machine.controller.bounds(), machine.controller.moves()), ((2, 64), (5, 5)));
+    }
+
+    #[test]
+    fn luck_does_not_add_up() {
+        // What is measured is noise of a factor of two, whatever the bounds are.
+        let first = Limits::default();
+        let mut machine = Simulated::new(first.clone());
+        let (mut state, mut sum, periods) = (7u64, 0.0, 20_000);
+        for _ in 0..periods {
+            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            let noise = 1.0 + (state >> 33) as f64 / f64::from(1u32 << 31);
+            let (n, b) = machine.period(|_, _| 1e9 * noise, None);
+            sum += (n * b) as f64;
+        }
+        let mean = sum / f64::from(periods) / (first.batches.1 * first.batch_size.1) as f64;
+        assert!(mean < 2.0, "{mean} times the first bounds on average");
     }
 
     #[test]

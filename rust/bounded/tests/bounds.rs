@@ -5,7 +5,9 @@ mod support;
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 
-use penstock_bounded::{Batched, BoundedStream, Bounds, BoundsError, Event, Failure, Faucet, Limits, OnFailure};
+use penstock_bounded::{
+    Batched, BoundedStream, Bounds, BoundsError, Event, Failure, Faucet, Limits, Memory, OnFailure, Phase,
+};
 use penstock_dataflow::{BoxError, Error, Pipeline, Worker, execute, fabric};
 use support::{everywhere, run};
 
@@ -315,6 +317,50 @@ fn bounds_that_say_nothing_are_refused() {
     assert!(matches!(Bounds::adaptive().within(reversed), Err(BoundsError::Reversed { .. })));
     let error = Bounds::fixed(0, 1).unwrap_err().to_string();
     assert_eq!(error, "batches is 0, so nothing could ever be admitted: give 1 or more");
+}
+
+#[test]
+fn bounds_shrink_while_memory_is_short_and_grow_again_when_there_is_room() {
+    const PERIOD_NS: u64 = 20_000_000;
+    let (share, now_ns) = (Rc::new(Cell::new(0.9)), Rc::new(Cell::new(0)));
+    let (meter, clock) = (share.clone(), now_ns.clone());
+    let limits = Limits { batches: (1, 4, 8), batch_size: (2, 16, 64), rest: 3, ..Limits::default() };
+    let bounds = Bounds::adaptive()
+        .within(limits)
+        .unwrap()
+        .with_memory(Memory::reading(move || Some(meter.get())))
+        .with_clock(Rc::new(move || clock.get()));
+    let mut worker = Worker::new(fabric::threads(1).remove(0));
+    let (mut input, monitor) = worker.dataflow::<u64, _>("metered", |scope| {
+        let (input, stream) = scope.new_input::<Vec<u64>>();
+        let (_, monitor) = stream.bounded_flat_map(bounds, |many| 0..many, |_, items| items);
+        (input, monitor)
+    });
+    input.send(vec![100_000]);
+    input.close();
+    let mut periods = |until: &dyn Fn(&penstock_bounded::Stats) -> bool| {
+        let mut seen = vec![monitor.stats()];
+        while !until(seen.last().unwrap()) {
+            now_ns.set(now_ns.get() + PERIOD_NS);
+            assert!(worker.step().unwrap(), "the input has ended first: {:?}", seen.last());
+            let stats = monitor.stats();
+            assert!(stats.maximum <= 8 && stats.maximum_items <= 8 * 64, "{stats:?}");
+            if (stats.batches, stats.batch_size) != seen.last().map(|last| (last.batches, last.batch_size)).unwrap() {
+                seen.push(stats);
+            } else {
+                *seen.last_mut().unwrap() = stats;
+            }
+        }
+        seen.into_iter().map(|stats| (stats.batches, stats.batch_size)).collect::<Vec<_>>()
+    };
+    let shrunk = periods(&|stats| stats.batches * stats.batch_size == 2);
+    assert_eq!(shrunk, [(4, 16), (4, 8), (4, 4), (4, 2), (2, 2), (1, 2)]);
+    share.set(0.8);
+    let left = monitor.stats();
+    assert_eq!((left.phase, left.shrinks, left.raises), (Phase::Short, 5, 0));
+    share.set(0.2);
+    periods(&|stats| stats.raises > 0);
+    worker.drop_dataflows();
 }
 
 fn failing(worker: &mut Worker, on_failure: OnFailure) -> Result<(Vec<u64>, u64, Vec<Failure>), BoxError> {

@@ -1,0 +1,193 @@
+"""Pictures of recorded results, for benches whose result is a curve.
+
+Owns: which benches have one, and how it is drawn. Invariant: a picture shows what the lines beside it say, no more;
+equal lines give equal bytes. Needs matplotlib (``pip install penstock[report]``), imported when something is drawn.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from penstock.bench.measure import Line
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+__all__ = ["PICTURES", "draw", "svg"]
+
+# Colours that stay apart for colour-blind readers and in grey.
+_COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7")
+_FREE, _TEXT, _GRID = "#777777", "#222222", "#e4e4e4"
+_STYLE: Any = {
+    "font.family": "DejaVu Sans",
+    "font.size": 9,
+    "axes.edgecolor": "#888888",
+    "axes.labelcolor": _TEXT,
+    "text.color": _TEXT,
+    "xtick.color": _TEXT,
+    "ytick.color": _TEXT,
+    "svg.fonttype": "none",
+    "svg.hashsalt": "penstock",
+}
+
+
+def draw(bench: str, lines: Sequence[Line]) -> Figure:
+    """The picture of a bench, from its lines.
+
+    Parameters
+    ----------
+    bench : str
+        One of `PICTURES`.
+    lines : sequence of dict
+        What was recorded of it; not empty.
+    """
+    from matplotlib import rc_context
+    from matplotlib.figure import Figure
+
+    with rc_context(_STYLE):
+        figure = Figure(figsize=(10, 6.4), dpi=110, layout="constrained")
+        PICTURES[bench](figure, lines)
+        for axes in figure.axes:
+            axes.grid(True, color=_GRID, linewidth=0.7)
+            axes.set_axisbelow(True)
+            for side in ("top", "right"):
+                axes.spines[side].set_visible(False)
+        return figure
+
+
+def svg(bench: str, lines: Sequence[Line]) -> str:
+    """The picture as SVG, the same for the same lines."""
+    from matplotlib import rc_context
+
+    buffer = io.BytesIO()
+    figure = draw(bench, lines)
+    with rc_context(_STYLE):
+        figure.savefig(buffer, format="svg", facecolor="white", metadata={"Date": None})
+    # matplotlib ends path data with blanks.
+    return "".join(f"{text.rstrip()}\n" for text in buffer.getvalue().decode().splitlines())
+
+
+def _sensitivity(figure: Figure, lines: Sequence[Line]) -> None:
+    """Time and peak memory over B at N = 4 and over N at a fixed B; one colour per number of threads."""
+    panels = figure.subplots(2, 2, sharex="col", sharey="row")
+    for color, workers in zip(_COLORS, _distinct(lines, "workers"), strict=False):
+        own = [line for line in lines if line["conditions"]["workers"] == workers]
+        name = f"{workers} thread" + ("s" if workers > 1 else "")
+        for column, (sweep, knob) in enumerate((("B", "batch_size"), ("N", "batches"))):
+            of = sorted((line for line in own if line["conditions"]["sweep"] == sweep), key=_by(knob))
+            at = [line["conditions"][knob] for line in of]
+            _ranged(panels[0][column], at, of, color, name)
+            panels[1][column].plot(at, [line["conditions"]["peak_mib"] for line in of], "o-", color=color, ms=4)
+        for line in own:
+            facts = line["conditions"]
+            if facts["sweep"] == "adaptive":
+                for column, knob in enumerate(("batch_size", "batches")):
+                    label = f"{name}, found while running" if column == 0 else None
+                    star = {"color": color, "marker": "*", "ms": 12, "ls": "none", "mec": "white", "label": label}
+                    panels[0][column].plot(facts[knob], line["ours"], **star)
+                    panels[1][column].plot(facts[knob], facts["peak_mib"], **star)
+            elif facts["sweep"] == "none":
+                style = {"color": color, "ls": ":", "lw": 1.3}
+                for column in (0, 1):
+                    panels[0][column].axhline(line["ours"], label=f"{name}, no flow control", **style)
+                    panels[1][column].axhline(facts["peak_mib"], **style)
+    for row in panels:
+        for axes in row:
+            axes.set_yscale("log")
+            _plain(axes.yaxis)
+    panels[1][0].set_xscale("log")
+    panels[1][1].set_xscale("log", base=2)
+    _plain(panels[1][1].xaxis)
+    panels[0][0].set_ylabel("time, ms")
+    panels[1][0].set_ylabel("peak memory above the graph, MiB")
+    panels[1][0].set_xlabel("B, items per batch and worker (N = 4)")
+    panels[1][1].set_xlabel("N, batches per worker (B = 1,000 per thread)")
+    panels[0][0].legend(frameon=False, fontsize=8)
+    first = lines[0]["conditions"]
+    figure.suptitle(
+        f"4-cliques within bounds, {first['edges']:,} edges: time and memory over N and B", x=0.01, ha="left"
+    )
+
+
+def _memory(figure: Figure, lines: Sequence[Line]) -> None:
+    """Peak memory over the size of the graph, within bounds and without; a panel for each size of cliques."""
+    lines = [line for line in lines if line["conditions"]["size"] > 1]
+    sizes = _distinct(lines, "size")
+    panels = figure.subplots(1, len(sizes), sharey=True, squeeze=False)[0]
+    for axes, size in zip(panels, sizes, strict=True):
+        for color, workers in zip(_COLORS, _distinct(lines, "workers"), strict=False):
+            own = [
+                line for line in lines if (line["conditions"]["size"], line["conditions"]["workers"]) == (size, workers)
+            ]
+            name = f"{workers} thread" + ("s" if workers > 1 else "")
+            for kind, style, said in (("fixed", "o-", "N=4, B=1,000 per thread"), ("adaptive", "*--", "bounds found")):
+                of = sorted((line for line in own if line["conditions"]["bounds"] == kind), key=_by("edges"))
+                edges = [line["conditions"]["edges"] for line in of]
+                axes.plot(edges, [line["ours"] for line in of], style, color=color, ms=5, label=f"{name}, {said}")
+                if kind == "fixed":
+                    free = [line["peer"] for line in of]
+                    axes.plot(edges, free, "s:", color=color, ms=4, label=f"{name}, no flow control")
+        axes.set_title(f"{size}-cliques", fontsize=10)
+        axes.set_xscale("log")
+        axes.set_yscale("log")
+        _plain(axes.yaxis)
+        axes.set_xlabel("edges")
+    panels[0].set_ylabel("peak memory above the graph, MiB")
+    panels[0].legend(frameon=False, fontsize=8)
+    figure.suptitle("Peak memory over the size of the graph", x=0.01, ha="left")
+
+
+def _overhead(figure: Figure, lines: Sequence[Line]) -> None:
+    """Time within bounds over time without, per number of threads: least, mean, greatest of the pairs."""
+    axes = figure.subplots()
+    names = []
+    for at, line in enumerate(lines):
+        facts = line["conditions"]
+        least, mean, most = (facts[f"time_ratio_{word}"] for word in ("min", "mean", "max"))
+        color = _COLORS[facts["bounds"] == "adaptive"]
+        axes.plot([at, at], [least, most], color=color, lw=6, solid_capstyle="butt", alpha=0.35)
+        axes.plot(at, mean, "o", color=color)
+        axes.annotate(f"{mean:.2f}", (at, mean), xytext=(9, -3), textcoords="offset points", fontsize=8)
+        kind = "bounds found" if facts["bounds"] == "adaptive" else "bounds given"
+        names.append(f"{facts['size']}-cliques\n{facts['workers']} thread{'s' * (facts['workers'] > 1)}\n{kind}")
+    axes.axhline(1.0, color=_FREE, lw=1)
+    axes.axhline(1.2, color=_FREE, lw=1, ls=":")
+    axes.set_xticks(range(len(names)), names, fontsize=8)
+    axes.set_ylim(bottom=0)
+    axes.set_ylabel("time within bounds / time without")
+    figure.suptitle("What flow control costs: least, mean and greatest of the pairs", x=0.01, ha="left")
+
+
+#: The benches that have a picture.
+PICTURES: dict[str, Callable[[Any, Sequence[Line]], None]] = {
+    "faucet-overhead": _overhead,
+    "faucet-memory": _memory,
+    "faucet-sensitivity": _sensitivity,
+}
+
+
+def _by(knob: str) -> Callable[[Line], Any]:
+    return lambda line: line["conditions"][knob]
+
+
+def _distinct(lines: Sequence[Line], condition: str) -> list[Any]:
+    return sorted({line["conditions"][condition] for line in lines})
+
+
+def _ranged(axes: Any, at: Sequence[float], lines: Sequence[Line], color: str, name: str) -> None:
+    middle = [line["ours"] for line in lines]
+    below = [line["ours"] - line["ours_range"][0] for line in lines]
+    above = [line["ours_range"][1] - line["ours"] for line in lines]
+    axes.errorbar(at, middle, yerr=(below, above), fmt="o-", color=color, ms=4, capsize=2, lw=1.4, label=name)
+
+
+def _plain(axis: Any) -> None:
+    """Numbers of a logarithmic axis as people write them."""
+    from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
+
+    axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,g}"))
+    if axis.axis_name == "y":
+        axis.set_major_locator(LogLocator(base=10, subs=(1.0, 2.0, 5.0)))
+    axis.set_minor_formatter(NullFormatter())
