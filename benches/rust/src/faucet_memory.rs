@@ -7,7 +7,7 @@
 
 use crate::clique_flow::Control;
 use crate::faucet_child::{Taken, Task, Work};
-use crate::harness::{Better, Case, Options, Paired, Report};
+use crate::harness::{Better, Case, Options, Paired, Report, ended};
 use crate::machine::Meter;
 
 /// N and B of both scopes, on every worker.
@@ -18,11 +18,14 @@ const BOUNDS: (u64, u64) = (4, 1_000);
 /// # Panics
 /// When a child process fails, or both sides do not find the same.
 pub fn run(options: &Options, report: &mut Report) {
-    let quick = [(3, 13), (3, 15), (4, 13), (4, 15)];
+    let quick = [(3, 13), (3, 15), (4, 12), (4, 14)];
     let full = [(3, 13), (3, 15), (3, 17), (4, 13), (4, 15), (4, 16), (4, 17)];
     let cases: &[(usize, u32)] = if options.quick { &quick } else { &full };
     for workers in [1, 2] {
         for (size, scale) in cases {
+            if ended() {
+                return;
+            }
             let work = Work::Cliques { scale: *scale, draws: 1_000_000 >> (17 - scale), size: *size };
             let name = format!("{size}-cliques w{workers} 2^{scale} vertices");
             beside(report, &name, *size, work, workers, (*size == 4).then_some(BOUNDS));

@@ -18,7 +18,7 @@ const BATCHES: [u64; 6] = [1, 2, 3, 4, 8, 16];
 /// # Panics
 /// When a child process fails.
 pub fn run(options: &Options, report: &mut Report) {
-    let (scale, draws, repeats) = if options.quick { (13, 40_000, 1) } else { (14, 150_000, 3) };
+    let (scale, draws, repeats) = if options.quick { (13, 40_000, 1) } else { (14, 150_000, 5) };
     for workers in [1, 2] {
         let large = 1_000 * workers as u64;
         let mut asked: Vec<(&str, String, Control)> = Vec::new();

@@ -7,6 +7,7 @@ equal lines give equal bytes. Needs matplotlib (``pip install penstock[report]``
 from __future__ import annotations
 
 import io
+import statistics
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -70,28 +71,31 @@ def svg(bench: str, lines: Sequence[Line]) -> str:
 
 
 def _sensitivity(figure: Figure, lines: Sequence[Line]) -> None:
-    """Time and peak memory over B at N = 4 and over N at a fixed B; one colour per number of threads."""
+    """Time and peak memory over B at N = 4 and over N at a fixed B; one colour per number of threads.
+
+    Times are those of the pairs, as parts of the time beside them, so neighbours on the machine change them little.
+    """
     panels = figure.subplots(2, 2, sharex="col", sharey="row")
     for color, workers in zip(_COLORS, _distinct(lines, "workers"), strict=False):
         own = [line for line in lines if line["conditions"]["workers"] == workers]
-        name = f"{workers} thread" + ("s" if workers > 1 else "")
+        threads = _threads(workers)
+        name = f"{threads}; 1 is {statistics.median(line['peer'] for line in own):,.0f} ms"
         for column, (sweep, knob) in enumerate((("B", "batch_size"), ("N", "batches"))):
             of = sorted((line for line in own if line["conditions"]["sweep"] == sweep), key=_by(knob))
             at = [line["conditions"][knob] for line in of]
             _ranged(panels[0][column], at, of, color, name)
             panels[1][column].plot(at, [line["conditions"]["peak_mib"] for line in of], "o-", color=color, ms=4)
         for line in own:
-            facts = line["conditions"]
+            facts, time = line["conditions"], 1 / line["conditions"]["paired_ratio"]
             if facts["sweep"] == "adaptive":
+                style = {"color": color, "marker": "*", "ms": 12, "ls": "none", "mec": "white", "zorder": 5}
                 for column, knob in enumerate(("batch_size", "batches")):
-                    label = f"{name}, found while running" if column == 0 else None
-                    star = {"color": color, "marker": "*", "ms": 12, "ls": "none", "mec": "white", "label": label}
-                    panels[0][column].plot(facts[knob], line["ours"], **star)
-                    panels[1][column].plot(facts[knob], facts["peak_mib"], **star)
+                    panels[0][column].plot(facts[knob], time, label=f"{threads}, bounds found", **style)
+                    panels[1][column].plot(facts[knob], facts["peak_mib"], **style)
             elif facts["sweep"] == "none":
                 style = {"color": color, "ls": ":", "lw": 1.3}
                 for column in (0, 1):
-                    panels[0][column].axhline(line["ours"], label=f"{name}, no flow control", **style)
+                    panels[0][column].axhline(time, label=f"{threads}, no flow control", **style)
                     panels[1][column].axhline(facts["peak_mib"], **style)
     for row in panels:
         for axes in row:
@@ -99,16 +103,21 @@ def _sensitivity(figure: Figure, lines: Sequence[Line]) -> None:
             _plain(axes.yaxis)
     panels[1][0].set_xscale("log")
     panels[1][1].set_xscale("log", base=2)
-    _plain(panels[1][1].xaxis)
-    panels[0][0].set_ylabel("time, ms")
+    for axes in panels[1]:
+        _plain(axes.xaxis)
+    low, high = panels[0][0].get_ylim()
+    panels[0][0].set_ylim(min(low, 0.5), max(high, 2.0))
+    panels[0][0].set_ylabel("time, 1 is that beside it")
     panels[1][0].set_ylabel("peak memory above the graph, MiB")
     panels[1][0].set_xlabel("B, items per batch and worker (N = 4)")
     panels[1][1].set_xlabel("N, batches per worker (B = 1,000 per thread)")
-    panels[0][0].legend(frameon=False, fontsize=8)
-    first = lines[0]["conditions"]
+    edges = lines[0]["conditions"]["edges"]
     figure.suptitle(
-        f"4-cliques within bounds, {first['edges']:,} edges: time and memory over N and B", x=0.01, ha="left"
+        f"4-cliques, {edges:,} edges: time (beside N = 4, B = 1,000 per thread) and memory over N and B",
+        x=0.01,
+        ha="left",
     )
+    _legend(figure, panels[0][0])
 
 
 def _memory(figure: Figure, lines: Sequence[Line]) -> None:
@@ -121,7 +130,7 @@ def _memory(figure: Figure, lines: Sequence[Line]) -> None:
             own = [
                 line for line in lines if (line["conditions"]["size"], line["conditions"]["workers"]) == (size, workers)
             ]
-            name = f"{workers} thread" + ("s" if workers > 1 else "")
+            name = _threads(workers)
             for kind, style, said in (("fixed", "o-", "N=4, B=1,000 per thread"), ("adaptive", "*--", "bounds found")):
                 of = sorted((line for line in own if line["conditions"]["bounds"] == kind), key=_by("edges"))
                 edges = [line["conditions"]["edges"] for line in of]
@@ -133,15 +142,19 @@ def _memory(figure: Figure, lines: Sequence[Line]) -> None:
         axes.set_xscale("log")
         axes.set_yscale("log")
         _plain(axes.yaxis)
+        edges = sorted({line["conditions"]["edges"] for line in lines if line["conditions"]["size"] == size})
+        axes.set_xticks(edges, [f"{count:,}" for count in edges])
+        axes.set_xticks([], minor=True)
         axes.set_xlabel("edges")
     panels[0].set_ylabel("peak memory above the graph, MiB")
-    panels[0].legend(frameon=False, fontsize=8)
+    _legend(figure, panels[0])
     figure.suptitle("Peak memory over the size of the graph", x=0.01, ha="left")
 
 
 def _overhead(figure: Figure, lines: Sequence[Line]) -> None:
     """Time within bounds over time without, per number of threads: least, mean, greatest of the pairs."""
     axes = figure.subplots()
+    lines = [line for line in lines if line["conditions"]["bounds"] in ("fixed", "adaptive")]
     names = []
     for at, line in enumerate(lines):
         facts = line["conditions"]
@@ -151,7 +164,7 @@ def _overhead(figure: Figure, lines: Sequence[Line]) -> None:
         axes.plot(at, mean, "o", color=color)
         axes.annotate(f"{mean:.2f}", (at, mean), xytext=(9, -3), textcoords="offset points", fontsize=8)
         kind = "bounds found" if facts["bounds"] == "adaptive" else "bounds given"
-        names.append(f"{facts['size']}-cliques\n{facts['workers']} thread{'s' * (facts['workers'] > 1)}\n{kind}")
+        names.append(f"{facts['size']}-cliques\n{_threads(facts['workers'])}\n{kind}")
     axes.axhline(1.0, color=_FREE, lw=1)
     axes.axhline(1.2, color=_FREE, lw=1, ls=":")
     axes.set_xticks(range(len(names)), names, fontsize=8)
@@ -176,18 +189,29 @@ def _distinct(lines: Sequence[Line], condition: str) -> list[Any]:
     return sorted({line["conditions"][condition] for line in lines})
 
 
+def _threads(workers: int) -> str:
+    return f"{workers} thread{'s' if workers > 1 else ''}"
+
+
 def _ranged(axes: Any, at: Sequence[float], lines: Sequence[Line], color: str, name: str) -> None:
-    middle = [line["ours"] for line in lines]
-    below = [line["ours"] - line["ours_range"][0] for line in lines]
-    above = [line["ours_range"][1] - line["ours"] for line in lines]
+    """Times as parts of those beside them: the middle of the pairs, and their range."""
+    middle = [1 / line["conditions"]["paired_ratio"] for line in lines]
+    ranges = [line["conditions"]["paired_ratio_range"] for line in lines]
+    below = [max(0.0, value - 1 / most) for value, (_, most) in zip(middle, ranges, strict=True)]
+    above = [max(0.0, 1 / least - value) for value, (least, _) in zip(middle, ranges, strict=True)]
     axes.errorbar(at, middle, yerr=(below, above), fmt="o-", color=color, ms=4, capsize=2, lw=1.4, label=name)
+
+
+def _legend(figure: Figure, axes: Any) -> None:
+    handles, names = axes.get_legend_handles_labels()
+    figure.legend(handles, names, loc="outside lower left", ncols=3, frameon=False, fontsize=8)
 
 
 def _plain(axis: Any) -> None:
     """Numbers of a logarithmic axis as people write them."""
     from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
-    axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,g}"))
+    axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.12g}"))
     if axis.axis_name == "y":
-        axis.set_major_locator(LogLocator(base=10, subs=(1.0, 2.0, 5.0)))
+        axis.set_major_locator(LogLocator(base=10, subs=(1.0, 2.0, 5.0), numticks=20))
     axis.set_minor_formatter(NullFormatter())
