@@ -16,7 +16,8 @@ use std::time::{Duration, Instant};
 
 use crate::error::GraphError;
 use crate::query::Query;
-use crate::search::{Rows, Search};
+use crate::rows::Rows;
+use crate::search::Search;
 use crate::units::{Cursor, Unit};
 
 /// How the work is shared.

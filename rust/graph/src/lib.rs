@@ -11,6 +11,7 @@
 //! | [`order`] | in which order attributes are bound, by statistics |
 //! | [`query`] | a pattern made ready for one index: who votes at which level |
 //! | [`intersect`] | merge and galloping over sorted lists |
+//! | [`rows`] | matches by column |
 //! | [`search`] | GenericJoin, depth first, suspended whenever its caller has enough rows |
 //! | `near` | cliques below one root, in its neighbourhood as bits |
 //! | [`units`] | prefixes cut into pieces of work; heavy vertices are cut, too |
@@ -52,6 +53,7 @@ mod near;
 pub mod order;
 pub mod pattern;
 pub mod query;
+pub mod rows;
 mod scratch;
 pub mod search;
 mod sorter;
@@ -64,5 +66,6 @@ pub use index::{Builder, Index, Loops, Repeats};
 pub use large::LargeBuilder;
 pub use pattern::{Atom, Pattern, PatternError};
 pub use query::Query;
-pub use search::{Rows, Search};
+pub use rows::Rows;
+pub use search::Search;
 pub use units::Unit;

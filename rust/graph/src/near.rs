@@ -18,6 +18,9 @@ use crate::intersect::{self, Marks};
 /// The longest list of a root that becomes rows: 2 MiB of them.
 pub(crate) const MOST_PLACES: usize = 4096;
 
+/// Rows for which a batch makes room at once; beyond them it grows as it is filled.
+const LARGEST_STEP: usize = 1 << 16;
+
 /// Words of a row, or of candidates, that may have bits.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct Span {
@@ -285,6 +288,8 @@ impl<'a> Write<'a> {
     pub(crate) fn new(columns: &'a mut [Vec<u32>], most: usize) -> Self {
         let (last, columns) = columns.split_last_mut().expect("a match has columns");
         let filled = last.len();
+        let more = most.saturating_sub(filled).min(LARGEST_STEP);
+        columns.iter_mut().for_each(|column| column.reserve(more));
         Self { columns, last, filled, most }
     }
 
@@ -306,7 +311,7 @@ impl<'a> Write<'a> {
         let wanted = self.filled + more;
         if self.last.len() < wanted {
             // For a whole batch at once, and for what the last prefix may have beyond it.
-            let whole = self.most.min(1 << 16).saturating_add(more);
+            let whole = self.most.min(LARGEST_STEP).saturating_add(more);
             self.last.resize(wanted.max(whole).max(wanted.min(2 * self.last.len())), 0);
         }
         &mut self.last[self.filled..]

@@ -15,55 +15,8 @@ use crate::csr::View;
 use crate::intersect::{self, Marks};
 use crate::near::{Count, End, Last as _, Near, Write};
 use crate::query::{Query, Voter};
+use crate::rows::Rows;
 use crate::units::Unit;
-
-/// Matches by column: one column per attribute, in the order in which they are bound.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Rows {
-    /// Nodes by level.
-    pub columns: Vec<Vec<u32>>,
-}
-
-impl Rows {
-    /// No match yet.
-    #[must_use]
-    pub fn new(query: &Query) -> Self {
-        Self { columns: vec![Vec::new(); query.levels().len()] }
-    }
-
-    /// How many matches there are.
-    #[must_use]
-    pub fn len(&self) -> usize {
-        self.columns.first().map_or(0, Vec::len)
-    }
-
-    /// Whether there are none.
-    #[must_use]
-    pub fn is_empty(&self) -> bool {
-        self.len() == 0
-    }
-
-    /// Places in the domain by column of the result.
-    ///
-    /// With `sorted` the places of every row ascend: for undirected cliques, whose nodes have no order of their own.
-    #[must_use]
-    pub fn places(&self, query: &Query, sorted: bool) -> Vec<Vec<u32>> {
-        let labels = query.index().labels.as_ref().map(|labels| labels.get());
-        let place = |&node: &u32| labels.map_or(node, |labels| labels[node as usize]);
-        let column = |level: &usize| self.columns[*level].iter().map(place).collect::<Vec<_>>();
-        let mut columns = query.head().iter().map(column).collect::<Vec<_>>();
-        if sorted {
-            let mut row = Vec::with_capacity(columns.len());
-            for at in 0..self.len() {
-                row.clear();
-                row.extend(columns.iter().map(|column| column[at]));
-                row.sort_unstable();
-                columns.iter_mut().zip(&row).for_each(|(column, place)| column[at] = *place);
-            }
-        }
-        columns
-    }
-}
 
 /// Candidates of a level: a piece of a list as it stands, or a list of their own.
 #[derive(Clone, Debug, Default)]
