@@ -15,123 +15,14 @@ use penstock_bounded::{BoundedStream, Bounds, Monitor, Stats};
 use penstock_dataflow::{BoxError, Pipeline, Stream, Worker, execute, fabric};
 use penstock_progress::timestamp::Timestamp;
 
-/// Neighbours of higher rank, sorted, by vertex.
-#[derive(Debug)]
-pub struct Graph {
-    offsets: Vec<u32>,
-    targets: Vec<u32>,
-}
+pub use crate::graphs::Graph;
 
 /// The vertices of a clique so far; what is not known yet is 0.
 pub type Prefix = [u32; 4];
 
-impl Graph {
-    /// An R-MAT graph of `2^scale` vertices with probabilities .57, .19, .19, from so many draws.
-    #[must_use]
-    pub fn rmat(scale: u32, draws: u64, seed: u64) -> Self {
-        let mut edges = Vec::with_capacity(draws as usize);
-        for draw in 0..draws {
-            let (mut one, mut two) = (0u32, 0u32);
-            for level in 0..u64::from(scale) {
-                let step = draw * u64::from(scale) + level + 1;
-                let mut z = seed.wrapping_add(0x9E37_79B9_7F4A_7C15u64.wrapping_mul(step));
-                z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
-                z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
-                let at = ((z ^ (z >> 31)) >> 11) as f64 / (1u64 << 53) as f64;
-                (one, two) =
-                    (2 * one + u32::from(at >= 0.76), 2 * two + u32::from((0.57..0.76).contains(&at) || at >= 0.95));
-            }
-            if one != two {
-                edges.push((one.min(two), one.max(two)));
-            }
-        }
-        Self::undirected(1 << scale, edges)
-    }
-
-    /// Of edges between vertices below `vertices`; repeats and loops are dropped.
-    #[must_use]
-    pub fn undirected(vertices: usize, mut edges: Vec<(u32, u32)>) -> Self {
-        edges.iter_mut().for_each(|edge| *edge = (edge.0.min(edge.1), edge.0.max(edge.1)));
-        edges.retain(|(one, two)| one != two);
-        edges.sort_unstable();
-        edges.dedup();
-        let mut degree = vec![0u32; vertices];
-        edges.iter().flat_map(|(one, two)| [one, two]).for_each(|vertex| degree[*vertex as usize] += 1);
-        let mut order: Vec<u32> = (0..vertices as u32).collect();
-        order.sort_unstable_by_key(|vertex| (degree[*vertex as usize], *vertex));
-        let mut rank = vec![0u32; vertices];
-        order.iter().enumerate().for_each(|(at, vertex)| rank[*vertex as usize] = at as u32);
-        for edge in &mut edges {
-            let (one, two) = (rank[edge.0 as usize], rank[edge.1 as usize]);
-            *edge = (one.min(two), one.max(two));
-        }
-        edges.sort_unstable();
-        let mut offsets = vec![0u32; vertices + 1];
-        edges.iter().for_each(|(one, _)| offsets[*one as usize + 1] += 1);
-        (0..vertices).for_each(|at| offsets[at + 1] += offsets[at]);
-        Self { offsets, targets: edges.into_iter().map(|(_, two)| two).collect() }
-    }
-
-    /// Neighbours of higher rank, ascending.
-    #[must_use]
-    pub fn neighbours(&self, vertex: u32) -> &[u32] {
-        &self.targets[self.offsets[vertex as usize] as usize..self.offsets[vertex as usize + 1] as usize]
-    }
-
-    /// Number of vertices.
-    #[must_use]
-    pub fn vertices(&self) -> u32 {
-        self.offsets.len() as u32 - 1
-    }
-
-    /// Number of edges.
-    #[must_use]
-    pub fn edges(&self) -> usize {
-        self.targets.len()
-    }
-
-    /// Cliques of three or four vertices by plain loops.
-    #[must_use]
-    pub fn count(&self, size: usize) -> u64 {
-        let (mut found, mut both, mut all) = (0, Vec::new(), Vec::new());
-        for one in 0..self.vertices() {
-            for two in self.neighbours(one) {
-                both.clear();
-                both.extend_from_slice(self.neighbours(one));
-                keep(&mut both, self.neighbours(*two));
-                if size == 3 {
-                    found += both.len() as u64;
-                    continue;
-                }
-                for three in &both {
-                    all.clear();
-                    all.extend_from_slice(&both);
-                    keep(&mut all, self.neighbours(*three));
-                    found += all.len() as u64;
-                }
-            }
-        }
-        found
-    }
-}
-
 /// Keeps what is in both ascending lists.
-fn keep(list: &mut Vec<u32>, mut other: &[u32]) {
-    let skewed = other.len() / 8 > list.len();
-    list.retain(|wanted| {
-        if skewed {
-            let mut reach = 1;
-            while reach <= other.len() && other[reach - 1] < *wanted {
-                reach *= 2;
-            }
-            let (low, high) = (reach / 2, reach.min(other.len()));
-            other = &other[low + other[low..high].partition_point(|vertex| vertex < wanted)..];
-        } else {
-            let smaller = other.iter().position(|vertex| vertex >= wanted).unwrap_or(other.len());
-            other = &other[smaller..];
-        }
-        other.first() == Some(wanted)
-    });
+fn keep(list: &mut Vec<u32>, other: &[u32]) {
+    penstock_graph::intersect::retain(list, other);
 }
 
 /// A prefix, the fewest extensions that a vertex of it has, and which one.
@@ -377,7 +268,7 @@ mod tests {
             // Loops, repeats and both directions among them.
             let mut vertex = || (numbers.next().unwrap() % u64::from(vertices)) as u32;
             let edges: Vec<(u32, u32)> = (0..6 * vertices).map(|_| (vertex(), vertex())).collect();
-            let graph = Arc::new(Graph::undirected(vertices as usize, edges.clone()));
+            let graph = Arc::new(Graph::undirected("", &edges));
             for size in [3, 4] {
                 let expected = brute_force(vertices, &edges, size);
                 assert_eq!(graph.count(size), expected);
@@ -395,17 +286,6 @@ mod tests {
                     }
                 }
             }
-        }
-    }
-
-    #[test]
-    fn common_vertices_are_found_by_merging_and_by_leaping() {
-        let other: Vec<u32> = (0..500).map(|at| 3 * at).collect();
-        for list in [vec![], vec![0], vec![1], vec![3, 4, 5, 6, 1497, 1498, 5000], (0..1500).collect::<Vec<u32>>()] {
-            let expected: Vec<u32> = list.iter().copied().filter(|vertex| other.contains(vertex)).collect();
-            let mut kept = list;
-            keep(&mut kept, &other);
-            assert_eq!(kept, expected);
         }
     }
 }

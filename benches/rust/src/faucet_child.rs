@@ -132,7 +132,7 @@ pub fn serve(mut from: impl BufRead, mut to: impl Write) -> Result<(), String> {
     let task = Task::from_json(&told).ok_or_else(|| format!("{told} is no task"))?;
     let graph = match task.work {
         Work::Cliques { scale, draws, .. } => Graph::rmat(scale, draws, GRAPH_SEED),
-        Work::Surge { .. } => Graph::undirected(0, Vec::new()),
+        Work::Surge { .. } => Graph::undirected("", &[]),
     };
     let graph = Arc::new(graph);
     // From here on the peak counts anew, where the system allows it; else loading counts as well.

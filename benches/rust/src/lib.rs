@@ -7,7 +7,9 @@
 pub mod barrier;
 pub mod bins_overhead;
 pub mod change_batch;
+pub mod clique_child;
 pub mod clique_flow;
+pub mod clique_peers;
 pub mod cliques;
 pub mod counting;
 pub mod empty_epoch;
@@ -16,6 +18,7 @@ pub mod faucet_memory;
 pub mod faucet_overhead;
 pub mod faucet_sensitivity;
 pub mod frontier;
+pub mod graphs;
 pub mod harness;
 pub mod keyed_count;
 pub mod machine;

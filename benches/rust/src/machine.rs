@@ -35,6 +35,12 @@ impl Meter {
         Self { begin: Instant::now(), busy: busy_seconds(), own: own_seconds() }
     }
 
+    /// What was used so far; see [`Meter::stop`].
+    #[must_use]
+    pub fn look(&self) -> Usage {
+        Self { ..*self }.stop()
+    }
+
     /// Ends. Under a tenth of a second the kernel's resolution says nothing, so neither does this.
     #[must_use]
     pub fn stop(self) -> Usage {

@@ -6,8 +6,9 @@ use std::process::ExitCode;
 
 use penstock_benches::harness::{Options, Report};
 use penstock_benches::{
-    barrier, bins_overhead, change_batch, cliques, empty_epoch, faucet_child, faucet_memory, faucet_overhead,
-    faucet_sensitivity, frontier, harness, keyed_count, noisy_neighbour, queues, reorder, schedulers, sequencer, side,
+    barrier, bins_overhead, change_batch, clique_child, cliques, empty_epoch, faucet_child, faucet_memory,
+    faucet_overhead, faucet_sensitivity, frontier, harness, keyed_count, noisy_neighbour, queues, reorder, schedulers,
+    sequencer, side,
 };
 
 type Run = fn(&Options, &mut Report);
@@ -17,7 +18,11 @@ const BENCHES: &[(&str, &str, Run)] = &[
     ("barrier", "rounds of a re-usable barrier, beside timely's Barrier", barrier::run),
     ("bins-overhead", "a keyed count with 2^4 to 2^20 bins, beside one bin", bins_overhead::run),
     ("change-batch", "counts are updated one by one and drained, beside timely's ChangeBatch", change_batch::run),
-    ("cliques", "directed 3- and 4-cliques, beside a hand-written loop and GenericJoin on timely", cliques::run),
+    (
+        "cliques",
+        "rows and counts of 3- and 4-cliques, beside a hand-written loop and GenericJoin on timely",
+        cliques::run,
+    ),
     ("empty-epoch", "an epoch without data through an exchange, one and two workers", empty_epoch::run),
     ("faucet-memory", "peak memory of cliques as a dataflow, bounded, beside no flow control", faucet_memory::run),
     ("faucet-overhead", "time of cliques as a dataflow, bounded, beside no flow control", faucet_overhead::run),
@@ -37,6 +42,7 @@ enum Asked {
     List,
     Side,
     Flow,
+    CliqueMemory(Vec<String>),
     Bench(usize, Options),
 }
 
@@ -57,6 +63,16 @@ fn main() -> ExitCode {
         },
         Ok(Asked::Flow) => match faucet_child::serve(std::io::stdin().lock(), std::io::stdout().lock()) {
             Ok(()) => ExitCode::SUCCESS,
+            Err(message) => {
+                eprintln!("penstock-bench: {message}");
+                ExitCode::FAILURE
+            }
+        },
+        Ok(Asked::CliqueMemory(words)) => match clique_child::serve(&words) {
+            Ok(answer) => {
+                println!("{answer}");
+                ExitCode::SUCCESS
+            }
             Err(message) => {
                 eprintln!("penstock-bench: {message}");
                 ExitCode::FAILURE
@@ -94,6 +110,7 @@ fn parse(arguments: impl Iterator<Item = String>) -> Result<Asked, String> {
             "--list" => return Ok(Asked::List),
             "--side" => return Ok(Asked::Side),
             "--flow" => return Ok(Asked::Flow),
+            "--clique-memory" => return Ok(Asked::CliqueMemory(arguments.collect())),
             "--quick" => options.quick = true,
             "--seconds" => {
                 let text = arguments.next().unwrap_or_default();
