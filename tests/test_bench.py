@@ -179,7 +179,9 @@ def test_without_cargo_a_missing_program_is_told(
 @pytest.mark.timeout(600)
 def test_every_bench_of_the_program_is_in_the_catalogue() -> None:
     told = subprocess.run([core.program(print), "--list"], capture_output=True, text=True, check=True).stdout
-    assert {text.split("\t")[0] for text in told.splitlines()} <= {b.name for b in BENCHES if b.kind == "core"}
+    assert {text.split("\t")[0] for text in told.splitlines()} <= {b.name for b in BENCHES if b.kind == "core"} | {
+        "cliques"
+    }
 
 
 @needs_checkout
@@ -485,3 +487,54 @@ with machine.pinned():
         assert one["ratio"] > 0 and one["conditions"]["versions"]["spark"] and one["conditions"]["versions"]["java"]
     assert found[0]["conditions"]["durable_snapshots"] is False
     assert _children(os.getpid(), "java") == before
+
+
+def test_generated_graphs_are_those_of_the_core() -> None:
+    """The number of distinct edges that the core's twin has, and what becomes of shared files that are not there."""
+    from penstock.bench import cliques
+
+    edges = cliques._rmat(14, 200_000)
+    assert edges.group_by(["src", "dst"]).aggregate([]).num_rows == 198_472
+    told: list[str] = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PENSTOCK_DATA", "/nowhere")
+        assert cliques._unpacked(Path("unused"), told.append) == {}
+    assert len(told) == len(cliques.FILES) and "PENSTOCK_DATA names the folder" in told[0]
+    full = cliques._graphs(Options(), {}, None)
+    assert set(full) >= set(cliques._graphs(Options(quick=True), {}, None)) and "wiki-Vote" not in full
+
+
+@pytest.mark.spark
+@pytest.mark.timeout(400)
+def test_cliques_as_spark_jobs_beside_self_joins() -> None:
+    """At a tiny size; and a peer that does not end is cancelled and bounds the ratio."""
+    program = """
+import json
+from penstock.bench import cliques, machine
+from penstock.bench.measure import Options
+options = Options(quick=True, seconds=0.1)
+def emit(line): print(json.dumps(line), flush=True)
+told = []
+with machine.pinned(), cliques._session(options, told.append) as (spark, folder, frames):
+    assert not frames and "GraphFrames is not measured" in told[0]
+    graphs = {"small": (cliques._rmat(7, 900), (3, 4))}
+    cliques._beside_spark(spark, folder, frames, graphs, 0.1, options, emit, told.append)
+    endless = lambda: spark.range(10**15).selectExpr("sum(id % 7)").collect()
+    cliques._case(spark, "a vs endless", 0.1, 1.0, lambda: 0.5, endless, options, {}, emit, told.append)
+    def failing(): raise ValueError("a peer")
+    try:
+        cliques._within(spark, 60.0, failing)
+    except ValueError:
+        print(json.dumps("raised"))
+"""
+    environment = {name: value for name, value in os.environ.items() if name != "PENSTOCK_GRAPHFRAMES"}
+    command = [sys.executable, "-c", program]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=380, env=environment)
+    assert done.returncode == 0, done.stderr[-3000:]
+    *found, last, raised = [json.loads(text) for text in done.stdout.splitlines()]
+    assert [one["case"] for one in found] == [
+        f"Spark job count size={size} small vs Spark SQL self-joins" for size in (3, 4)
+    ]
+    assert all(one["ratio"] > 0 and one["conditions"]["cliques"] > 0 for one in found)
+    assert last["peer"] == 1.0 and last["ratio"] == 2.0 and last["conditions"]["peer_unfinished"] is True
+    assert last["case"] == "a vs endless (not done in 1 s)" and raised == "raised"

@@ -47,7 +47,6 @@ BENCHES: tuple[Bench, ...] = (
     Bench("reorder", "core", "items leave in order without a lock, beside a lock, a flag, oneTBB, rayon, no order"),
     Bench("queues", "core", "items of skewed partitions through the hybrid queue, beside partitioned and shared"),
     Bench("noisy-neighbour", "core", "count per key at w2 beside one CPU hog, beside timely and the own quiet rate"),
-    Bench("cliques", "core", "directed 3- and 4-cliques, w1 and w2, beside a hand-written loop and timely GenericJoin"),
     Bench("schedulers", "core", "schedulers, queues and buffers of ordered pipelines, claim by claim; beside a loop"),
     Bench("bins-overhead", "core", "count per key with 2^4 to 2^20 bins, beside no bins"),
     Bench("faucet-overhead", "core", "cliques as a dataflow, bounded, w1 and w2, beside no flow control"),
@@ -82,6 +81,12 @@ BENCHES: tuple[Bench, ...] = (
         "spark",
         "running mean per key in Python, beside applyInPandasWithState, transformWithStateInPandas and a dict",
         "penstock.bench.python_state",
+    ),
+    Bench(
+        "cliques",
+        "spark",
+        "3- and 4-cliques, beside a hand-written loop and timely GenericJoin; as Spark jobs beside SQL and GraphFrames",
+        "penstock.bench.cliques",
     ),
     Bench(
         "map-in-arrow",

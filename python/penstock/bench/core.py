@@ -11,6 +11,7 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 
 from penstock.bench.measure import Emit, Options, Tell
@@ -60,8 +61,8 @@ def program(tell: Tell) -> Path:
     return built
 
 
-def run(name: str, options: Options, emit: Emit, tell: Tell) -> None:
-    """Run one bench of the core and hand on its lines as they come.
+def run(name: str, options: Options, emit: Emit, tell: Tell, environment: Mapping[str, str] | None = None) -> None:
+    """Run one bench of the core, with more in its environment, and hand on its lines as they come.
 
     Raises
     ------
@@ -73,7 +74,8 @@ def run(name: str, options: Options, emit: Emit, tell: Tell) -> None:
         command.append("--quick")
     if options.seconds is not None:
         command += ["--seconds", repr(options.seconds)]
-    child = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    given = dict(os.environ) | dict(environment or {})
+    child = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=given)
     try:
         assert child.stdout is not None
         for text in child.stdout:
