@@ -90,13 +90,13 @@ fn check(sets: &Sets, size: usize, batch: usize, prefixes: usize, parts: usize) 
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::with_cases(10) })]
+    #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::with_cases(6) })]
 
     #[test]
     fn rows_of_several_words(
         seed in any::<u64>(), size in 3_usize..6, batch in 1_usize..300, prefixes in 1_usize..60, parts in 1_usize..9, up in any::<bool>(),
     ) {
-        let nodes = 200;
+        let nodes = 150;
         let mut state = seed | 1;
         let mut random = |below: u32| {
             state ^= state << 13;
@@ -106,7 +106,7 @@ proptest! {
         };
         // Two hubs that have nearly all nodes, and nodes that are dense among themselves.
         let hubs = (0..nodes).flat_map(|node| [(3, node), (70, node)]);
-        let dense = (0..900).map(|_| (random(30) * 6, random(30) * 6)).collect::<Vec<_>>();
+        let dense = (0..900).map(|_| (random(30) * 5, random(30) * 5)).collect::<Vec<_>>();
         let edges = hubs.chain(dense).map(|(a, b)| if up { (a.min(b), a.max(b)) } else { (a, b) });
         check(&graph(nodes, edges), size, batch, prefixes, parts);
     }
