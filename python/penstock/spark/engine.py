@@ -1,8 +1,8 @@
 """The engine: keyed state that stays resident beside Structured Streaming queries, and moves while they run.
 
 Owns: the life of everything that an engine starts (registry, residents, threads) and the public surface. What is
-behind it: `hub` (registry), `residents` (members), `query` (epochs and generations), `record` (figures),
-`migrate` (moves).
+behind it: `hub` (registry), `startup` and `residents` (members), `batch_function` (what Spark calls), `query` (epochs),
+`generation` (workers and bins), `record` (figures), `migrate` (moves).
 
 Life of a batch: Spark calls the function made by `Engine.foreach_batch`; feed tasks stage the batch's rows at the
 members; the receipts that Spark delivers are the commit; the members run the epoch and freeze its outputs; the
@@ -12,11 +12,9 @@ sink gets them as a DataFrame, as often as it wants; the next batch drops them.
 from __future__ import annotations
 
 import atexit
-import contextlib
 import itertools
 import logging
 import os
-import sys
 import threading
 import time
 import weakref
@@ -25,16 +23,19 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from penstock.errors import ConfigError, EngineError, ForkError
-from penstock.spark import preflight
+from penstock.spark.batch_function import BatchFunction, Sink
+from penstock.spark.generation import Setup
 from penstock.spark.guard import require_classic, require_flow
 from penstock.spark.hub import Hub, Member
 from penstock.spark.memory import parse_bytes
 from penstock.spark.migrate import STRATEGIES, Migration
 from penstock.spark.place import Secret
-from penstock.spark.query import Abandoned, Program, Query, Setup, described
+from penstock.spark.program import Program
+from penstock.spark.query import Query
 from penstock.spark.record import Recorder
 from penstock.spark.residents import Residents
-from penstock.spark.slots import capacity, executor_count, held_slots, require_slots
+from penstock.spark.slots import capacity, held_slots, require_slots
+from penstock.spark.startup import Startup
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -42,14 +43,10 @@ if TYPE_CHECKING:
     from penstock.flow import Flow
     from penstock.report.timeline import Timeline
 
-__all__ = ["BatchFunction", "Engine"]
+__all__ = ["Engine"]
 
 log = logging.getLogger(__name__)
 
-Sink = Callable[["DataFrame", int], Any]
-
-#: How long to wait for executors that the configuration promises before residents are placed, seconds.
-_EXECUTORS_S = 20.0
 _NUMBERS = itertools.count(1)
 #: Engines that were started in this process.
 _ENGINES: weakref.WeakSet[Engine] = weakref.WeakSet()
@@ -286,77 +283,14 @@ class Engine:
             silence=self._silence,
             engine=self.name,
         )
-        deadline = began + self._start_timeout
-        executors = 0 if (sc.master or "local").partition("[")[0] == "local" else found.executors or 1
-        if executors:
-            self._await_executors(min(executors, self.workers), deadline)
-        self._examine(executors, deadline)
+        startup = Startup(sc, hub, self.name, self.workers, self._start_timeout, began, self._require_starting)
+        startup.executors(found.executors)
         self._residents.start()
-        while not self._residents.wait(self._require_starting, min(5.0, max(0.1, deadline - time.monotonic()))):
-            waited = time.monotonic() - began
-            missing = self._residents.missing()
-            if time.monotonic() >= deadline:
-                raise EngineError(
-                    f"engine {self.name} has {len(self._residents.members)} of {self.workers} workers after"
-                    f" {waited:.0f} s (start_timeout={self._start_timeout:g}); missing: {missing}. Are there"
-                    f" {self.workers + 1} free task slots? ({found.setting})"
-                )
-            self._tell(f"{len(self._residents.members)} of {self.workers} workers after {waited:.0f} s; {missing}")
-        preflight.judge([_seen(member) for member in self._residents.members], hub.address)
+        startup.members(self._residents, found.setting)
 
     def _require_starting(self) -> None:
         if self._state != "starting":
             raise EngineError(f"engine {self.name} was closed while it started")
-
-    def _tell(self, text: str) -> None:
-        print(f"penstock {self.name}: {text}", file=sys.stderr, flush=True)
-
-    def _await_executors(self, count: int, deadline: float) -> None:
-        """Executors that are on their way come before residents are placed, so that they spread."""
-        assert self._hub is not None
-        sc = self._spark.sparkContext
-        limit = min(deadline, time.monotonic() + _EXECUTORS_S)
-        while executor_count(sc) < count and time.monotonic() < limit:
-            self._hub.wait_for(lambda: False, self._require_starting, 0.1)
-
-    def _examine(self, executors: int, deadline: float) -> None:
-        """Look at the executors with a tiny job, in a thread and job group of its own."""
-        assert self._hub is not None
-        sc, hub = self._spark.sparkContext, self._hub
-        tasks = max(1, min(2 * max(executors, executor_count(sc)), 256))
-        look = preflight.probe(hub.address)
-        group = f"penstock-{self.name}-preflight-{os.urandom(4).hex()}"
-        found: list[Mapping[str, Any]] = []
-        errors: list[BaseException] = []
-
-        def work() -> None:
-            try:
-                sc.setJobGroup(group, f"penstock {self.name}: preflight", False)
-                found.extend(sc.parallelize(range(tasks), tasks).mapPartitions(look).collect())
-            except BaseException as error:
-                errors.append(error)
-            finally:
-                hub.wake()
-
-        thread = threading.Thread(target=work, name=f"penstock-preflight-{self.name}", daemon=True)
-        thread.start()
-        try:
-            began = time.monotonic()
-            while not hub.wait_for(lambda: not thread.is_alive(), self._require_starting, 5.0):
-                if time.monotonic() > deadline:
-                    raise EngineError(
-                        f"no task slot came free within {self._start_timeout:g} s (start_timeout): the executors"
-                        " could not be examined"
-                    )
-                self._tell(f"waiting for a free task slot for {time.monotonic() - began:.0f} s")
-        finally:
-            if thread.is_alive():
-                with contextlib.suppress(Exception):
-                    sc.cancelJobGroup(group)
-                thread.join(10)
-        if errors:
-            raise EngineError(f"the executors could not be examined: {_last_line(errors[0])}") from errors[0]
-        preflight.judge(found, hub.address)
 
     # Queries
 
@@ -620,114 +554,11 @@ class Engine:
                 query.hear(body, attachment, member)
 
 
-class BatchFunction:
-    """The function that Spark calls with each micro-batch of one query.
-
-    Attributes
-    ----------
-    query_id : str or None
-        Spark's id of the query that it serves, once it has had a batch.
-    error : Exception or None
-        What the last batch raised. Spark wraps it in text; here it is itself.
-    """
-
-    def __init__(self, engine: Engine, program: Program, sink: Sink, late: Sink | None, name: str | None) -> None:
-        self._engine = engine
-        self._program = program
-        self._sink = sink
-        self._late = late
-        self._name = name
-        self._direct = f"direct-{os.urandom(8).hex()}"
-        self.query_id: str | None = None
-        self.error: BaseException | None = None
-
-    def __call__(self, df: DataFrame, batch_id: int) -> None:
-        """Run one batch; see `Engine.foreach_batch` for what it raises."""
-        self.error = None
-        try:
-            self._run(df, batch_id)
-        except BaseException as error:
-            self.error = error
-            raise
-
-    def _run(self, df: DataFrame, batch_id: int) -> None:
-        engine = self._engine
-        engine._require_open()
-        require_classic(df, "penstock.Engine.foreach_batch")
-        sc = df.sparkSession.sparkContext
-        query_id = sc.getLocalProperty("sql.streaming.queryId") or self._direct
-        stream = None if query_id == self._direct else engine._spark.streams.get(query_id)
-        self._bind(query_id, batch_id)
-        name = self._name or (stream.name if stream is not None else None) or query_id
-        query = engine._query(self._program, query_id, name)
-        check = self._checker(sc, stream, query_id, batch_id)
-        failure: BaseException
-        try:
-            with described(df.sparkSession, f"penstock {query.name}: epoch {batch_id}"):
-                query.batch(df, batch_id, self._sink, self._late, check)
-            return
-        except Abandoned:
-            # Alone: with Java's pages behind it Spark would not see that this is an interruption.
-            failure = Abandoned(batch_id)
-        except Exception as error:
-            failure = error
-            try:
-                check()
-            except Abandoned as stopped:
-                failure = stopped
-            except EngineError:
-                pass  # the engine is closing; the first error says more
-        if isinstance(failure, Abandoned):
-            failure.__cause__ = failure.__context__ = None
-            failure.__suppress_context__ = True
-        raise failure
-
-    def _bind(self, query_id: str, batch_id: int) -> None:
-        """State belongs to one Spark query: another one must have a function of its own."""
-        with self._engine._lock:
-            if self.query_id is not None and self.query_id != query_id:
-                earlier = self._engine._queries.get(self.query_id)
-                if batch_id != 0 or (earlier is not None and not earlier.reusable):
-                    raise EngineError(
-                        f"this function serves Spark query {self.query_id}, and is now called by Spark query {query_id}"
-                        f" with batch {batch_id}: its state belongs to the first; call engine.foreach_batch once for"
-                        " each query",
-                        query=query_id,
-                        expected=self.query_id,
-                        epoch=batch_id,
-                    )
-            self.query_id = query_id
-
-    def _checker(self, sc: Any, stream: Any, query_id: str, batch_id: int) -> Callable[[], None]:
-        """What every wait asks: is the engine open, does the query still run?"""
-        engine = self._engine
-        # Python's callback runs on the thread of the query. Stopping interrupts it, whatever session owns it.
-        thread = None if query_id == self._direct else sc._jvm.java.lang.Thread.currentThread()
-
-        def check() -> None:
-            engine._require_open()
-            if thread is not None and (thread.isInterrupted() or (stream is not None and not stream.isActive)):
-                raise Abandoned(batch_id)
-
-        return check
-
-
-def _seen(member: Member) -> dict[str, Any]:
-    facts = {key: member.info.get(key) for key in ("penstock", "python", "pyarrow")}
-    return {**facts, "host": member.host, "jvm": member.executor.rpartition("/")[2]}
-
-
 def _folders(given: Sequence[str] | None) -> tuple[str, ...]:
     paths = () if given is None or isinstance(given, (str, bytes)) else tuple(given)
     if (given is not None and not paths) or not all(isinstance(path, str) and os.path.isabs(path) for path in paths):
         raise ConfigError(f"staging_folders={given!r} must be absolute paths of directories on the executors")
     return paths
-
-
-def _last_line(error: BaseException) -> str:
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    telling = [line for line in lines if "Error" in line or "MISMATCH" in line]
-    return (telling or lines or [type(error).__name__])[0]
 
 
 def _at_exit(engine: Engine) -> None:

@@ -26,7 +26,8 @@ if TYPE_CHECKING:
     from pyspark.sql.streaming.query import StreamingQuery
     from pyspark.sql.streaming.readwriter import DataStreamWriter
 
-    from penstock.spark.engine import BatchFunction, Engine, Sink
+    from penstock.spark.batch_function import BatchFunction, Sink
+    from penstock.spark.engine import Engine
 
 __all__ = ["StatefulStream", "apply_in_pandas_with_state"]
 
