@@ -39,6 +39,7 @@ from penstock.durations import Duration
 from penstock.errors import ConfigError, SchemaError
 from penstock.flow import Flow
 from penstock.workloads.params import read_params
+from penstock.workloads.parquet import open_table
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -187,7 +188,7 @@ def disorder_ms(folder: str | Path) -> int:
         Greatest distance of a bid behind the latest bid before it, milliseconds; 0 for a sorted file. Reads one column.
     """
     latest, furthest = None, 0
-    file = _open(folder)
+    file = open_table(folder, "bid")
     _require(file, ["date_time"], folder)
     for batch in _stream(file, ["date_time"], 65_536):
         times = batch.column(0).drop_null()
@@ -201,7 +202,7 @@ def disorder_ms(folder: str | Path) -> int:
 
 def rows(folder: str | Path) -> int:
     """Return how many bids a folder holds, from the file's footer."""
-    return int(_open(folder).metadata.num_rows)
+    return int(open_table(folder, "bid").metadata.num_rows)
 
 
 def read(query_flow: Flow, folder: str | Path, batch_rows: int = 65_536) -> Iterator[pa.RecordBatch]:
@@ -228,7 +229,7 @@ def read(query_flow: Flow, folder: str | Path, batch_rows: int = 65_536) -> Iter
     SchemaError
         When it lacks a column.
     """
-    file = _open(folder)
+    file = open_table(folder, "bid")
     wanted = query_flow.input_schema.names
     _require(file, wanted, folder)
     return _stream(file, wanted, batch_rows)
@@ -251,7 +252,7 @@ def read_spark(query_flow: Flow, folder: str | Path, spark: SparkSession) -> Dat
     pyspark.sql.DataFrame
         Lazy.
     """
-    _open(folder).close()
+    open_table(folder, "bid").close()
     frame = spark.read.parquet(str(Path(folder).absolute() / "bid.parquet"))
     return frame.select(*query_flow.input_schema.names)
 
@@ -267,20 +268,6 @@ def _window_params(query: str, params: Mapping[str, Any]) -> dict[str, int]:
             raise ConfigError(f"params.json: {query}.{name} is {value!r}; expected milliseconds, an int of at least 1")
         found[name] = value
     return found
-
-
-def _open(folder: str | Path) -> Any:
-    import pyarrow.parquet as pq
-
-    path = Path(folder) / "bid.parquet"
-    try:
-        return pq.ParquetFile(path)
-    except OSError as error:
-        raise ConfigError(
-            f"cannot read {path}: {error.strerror or error}; --input is the folder that holds it"
-        ) from error
-    except pa.ArrowInvalid as error:
-        raise ConfigError(f"{path} is not a Parquet file: {error}") from error
 
 
 def _require(file: Any, columns: list[str], folder: str | Path) -> None:

@@ -21,6 +21,7 @@ import pyarrow.compute as pc
 from penstock.errors import ConfigError, SchemaError
 from penstock.schema import conform
 from penstock.workloads.params import read_params
+from penstock.workloads.parquet import open_table
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -137,13 +138,13 @@ def load_params(folder: str | Path) -> Params:
 
 def require(table: Table, columns: Iterable[str], folder: str | Path) -> None:
     """Refuse a file that lacks a column, or has it in another kind; see `read`."""
-    with _open(table, folder) as file:
+    with open_table(folder, table.name) as file:
         _require(file, table.select(columns), table, folder)
 
 
 def rows(table: Table, folder: str | Path) -> int:
     """Return how many rows a table holds, from the file's footer."""
-    with _open(table, folder) as file:
+    with open_table(folder, table.name) as file:
         return int(file.metadata.num_rows)
 
 
@@ -178,7 +179,7 @@ def read(table: Table, columns: Iterable[str], folder: str | Path, batch_rows: i
     A file whose rows stand in the order of ``seq`` is streamed; another one is read whole and sorted.
     """
     wanted = table.select(columns)
-    file = _open(table, folder)
+    file = open_table(folder, table.name)
     _require(file, wanted, table, folder)
     name = f"{table.name}.parquet"
     if _sorted(file, name):
@@ -245,7 +246,7 @@ def dimension(table: Table, folder: str | Path) -> dict[int, Any]:
     ConfigError, SchemaError
         As `read`; also when a key comes twice.
     """
-    with _open(table, folder) as file:
+    with open_table(folder, table.name) as file:
         _require(file, table.schema, table, folder)
         name = f"{table.name}.parquet"
         found: dict[int, Any] = {}
@@ -256,20 +257,6 @@ def dimension(table: Table, folder: str | Path) -> dict[int, Any]:
                     raise SchemaError(f"{name} has {table.schema.names[0]} {key} twice; one row is needed for each")
                 found[key] = value
         return found
-
-
-def _open(table: Table, folder: str | Path) -> Any:
-    import pyarrow.parquet as pq
-
-    path = Path(folder) / f"{table.name}.parquet"
-    try:
-        return pq.ParquetFile(path)
-    except OSError as error:
-        raise ConfigError(
-            f"cannot read {path}: {error.strerror or error}; --input is the folder that holds it"
-        ) from error
-    except pa.ArrowInvalid as error:
-        raise ConfigError(f"{path} is not a Parquet file: {error}") from error
 
 
 def _require(file: Any, wanted: pa.Schema, table: Table, folder: str | Path) -> None:
