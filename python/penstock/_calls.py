@@ -19,6 +19,7 @@ import pyarrow as pa
 from penstock._expand import FlatMapCall
 from penstock._groups import GroupStateCall
 from penstock._loop import BrokenOff, row_loop
+from penstock._short import short
 from penstock._state import BinState
 from penstock.errors import UserFunctionError
 
@@ -65,7 +66,7 @@ class MapCall:
         try:
             result = self.func(pa.record_batch(handle))
             if not (hasattr(result, "__arrow_c_array__") or hasattr(result, "__arrow_c_stream__")):
-                raise TypeError(f"the function returned {_short(result)}, not a pyarrow RecordBatch or Table")
+                raise TypeError(f"the function returned {short(result)}, not a pyarrow RecordBatch or Table")
         except Exception as error:
             raise user_error(self.step, self.func, error) from error
         return result
@@ -175,7 +176,7 @@ def user_error(
     if note is not None:
         message += note
     elif shown:
-        message += "\n  row: " + ", ".join(f"{name}={_short(value)}" for name, value in shown.items())
+        message += "\n  row: " + ", ".join(f"{name}={short(value)}" for name, value in shown.items())
     if note is None and row is not None and not _frames(func, error):
         message += "\n  the step is called as step(state, *values) and returns (state, out)"
     return UserFunctionError(
@@ -227,11 +228,3 @@ def _text(error: Exception) -> str:
         return str(error)
     except Exception:
         return "(its text cannot be shown)"
-
-
-def _short(value: Any) -> str:
-    try:
-        text = repr(value)
-    except Exception:
-        text = f"<{type(value).__name__} that cannot be shown>"
-    return text if len(text) <= 80 else text[:77] + "..."

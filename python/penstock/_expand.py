@@ -13,6 +13,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from penstock._short import short
 from penstock.errors import UserFunctionError
 
 __all__ = ["BatchExpansion", "FlatMapCall", "RowExpansion"]
@@ -110,7 +111,7 @@ class RowExpansion:
                 drawn = self._drawn + len(made) - before
                 row = dict(zip(self._columns, self._input, strict=True))
                 self._end()
-                text = _short(row)
+                text = short(row, most=200)
                 failed = self._fail(error, row, text, drawn)
                 if failed is not error:
                     failed.__cause__ = error
@@ -151,13 +152,13 @@ class BatchExpansion:
                 self._live = _iterator(self._func(batch), "an iterable of batches")
             for made in self._live:
                 if not (hasattr(made, "__arrow_c_array__") or hasattr(made, "__arrow_c_stream__")):
-                    raise TypeError(f"the function gave {_short(made)}, not a pyarrow RecordBatch or Table")
+                    raise TypeError(f"the function gave {short(made)}, not a pyarrow RecordBatch or Table")
                 if len(made):
                     self._drawn += len(made)
                     return [made], self.left, None
         except Exception as error:
             self.left, self._live = 0, None
-            text = f"a batch of {self._rows} rows, of which the first is {_short(self._first.to_pylist()[0])}"
+            text = f"a batch of {self._rows} rows, of which the first is {short(self._first.to_pylist()[0], most=200)}"
             failed = self._fail(error, None, text, self._drawn)
             if failed is not error:
                 failed.__cause__ = error
@@ -172,16 +173,8 @@ class BatchExpansion:
 def _iterator(made: Any, wanted: str) -> Iterator[Any]:
     # A batch or a tuple is iterable as well, by columns and by values: not what is meant.
     if isinstance(made, (pa.RecordBatch, pa.Table, tuple, str, bytes, dict)):
-        raise TypeError(f"the function returned {_short(made)}, not {wanted}: yield it, or return a list of it")
+        raise TypeError(f"the function returned {short(made)}, not {wanted}: yield it, or return a list of it")
     try:
         return iter(made)
     except TypeError:
-        raise TypeError(f"the function returned {_short(made)}, not {wanted}") from None
-
-
-def _short(value: Any) -> str:
-    try:
-        text = repr(value)
-    except Exception:
-        text = f"<{type(value).__name__} that cannot be shown>"
-    return text if len(text) <= 200 else text[:197] + "..."
+        raise TypeError(f"the function returned {short(made)}, not {wanted}") from None

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any, TypeVar
 
 from penstock._calls import locate, user_error
+from penstock._short import short
 from penstock.errors import BlockError, PenstockError, UserFunctionError
 
 __all__ = ["each_block", "each_item", "failed", "keys_of", "name_of", "observe", "refused_key"]
@@ -39,18 +40,10 @@ def failed(
         return error
     made = user_error(step, func, error)
     if known:
-        text = _text(item)
+        text = short(item)
         made.add_detail(f"item: {text}")
         made.__dict__["item"] = text
     return made
-
-
-def _text(item: Any) -> str:
-    try:
-        text = repr(item)
-    except Exception:
-        text = f"<{type(item).__name__} that cannot be shown>"
-    return text if len(text) <= 80 else text[:77] + "..."
 
 
 def _items(step: str, block: Any, instead: str) -> list[Any]:

@@ -20,7 +20,8 @@ from typing import Any
 import pyarrow as pa
 
 from penstock import _cpus
-from penstock._calls import _short, user_error
+from penstock._calls import user_error
+from penstock._short import short
 from penstock.errors import ConfigError, PenstockError, SchemaError
 from penstock.schema import conform, spark_types, to_arrow, to_ddl
 from penstock.spark import functions
@@ -297,7 +298,7 @@ class _Rows:
 
     def _values(self, row: Any, number: int) -> tuple[Any, ...]:
         if self.schema is None:
-            raise self._refused(number, f"is {_short(row)}, not a pyarrow RecordBatch; rows need a schema")
+            raise self._refused(number, f"is {short(row)}, not a pyarrow RecordBatch; rows need a schema")
         names = self.schema.names
         if isinstance(row, dict):
             if row.keys() != set(names):
@@ -307,7 +308,7 @@ class _Rows:
             if len(row) != len(names):
                 raise self._refused(number, f"has {len(row)} values, expected {len(names)} ({', '.join(names)})")
             return tuple(row)
-        raise self._refused(number, f"is {_short(row)}, expected a RecordBatch, or a row as a tuple or a dict")
+        raise self._refused(number, f"is {short(row)}, expected a RecordBatch, or a row as a tuple or a dict")
 
     def _column(self, values: tuple[Any, ...], field: pa.Field) -> pa.Array:
         try:
@@ -318,7 +319,7 @@ class _Rows:
                     pa.array([value], field.type)
                 except (pa.ArrowException, TypeError, ValueError, OverflowError):
                     raise self._refused(
-                        self._first + place, f"has {_short(value)} in column {field.name!r}, expected {field.type}"
+                        self._first + place, f"has {short(value)} in column {field.name!r}, expected {field.type}"
                     ) from error
             raise
         if column.null_count and not field.nullable:
