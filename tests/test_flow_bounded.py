@@ -221,6 +221,28 @@ def test_a_surge_keeps_memory_flat(batches: str) -> None:
     assert total >= 950 and most < 200, f"{most} MiB for {total} MiB of rows"
 
 
+PEAK = """
+def sizes(batch):
+    return pa.record_batch({"at": batch["at"], "size": pc.binary_length(batch["data"]).cast(pa.int64())})
+
+def peak():
+    with open("/proc/self/status") as file:
+        return int(next(line for line in file if line.startswith("VmHWM")).split()[1]) >> 10
+
+flow = surge().map_batches(sizes, "at bigint, size bigint").key_by("at").agg(size=pk.sum("size"), emit="final")
+flow.collect(table(n=[3]))
+before = peak()
+total = pc.sum(flow.collect(table(n=[1000]))["size"]).as_py()
+print(peak() - before, total >> 20)
+"""
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
+def test_rows_that_wait_for_a_keyed_step_hold_nothing_but_themselves() -> None:
+    most, total = map(int, in_a_fresh_process(PEAK).split())
+    assert total == 1000 and most < 200, f"{most} MiB, of which the rows are 16 bytes for each of {total} MiB"
+
+
 def test_nothing_is_drawn_that_nobody_takes() -> None:
     drawn = itertools.count()
 

@@ -238,6 +238,50 @@ def test_inside_partitions(spark: Any) -> None:
     assert sorted(row.k for row in out.distinct().collect()) == [0, 2, 4]
 
 
+def test_a_partition_that_expands_keeps_its_worker_small(spark: Any) -> None:
+    def blocks(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+        for at in range(batch["n"][0].as_py()):
+            yield pa.record_batch({"at": [at] * 64, "data": [bytes([at % 251]) * (1 << 14)] * 64})
+
+    def weighed(batch: pa.RecordBatch) -> pa.RecordBatch:
+        with open("/proc/self/statm") as file:
+            resident = int(file.read().split()[1]) * 4096
+        return batch.append_column("resident", pa.array([resident] * batch.num_rows))
+
+    def part(inner: pk.Flow) -> pk.Flow:
+        made = inner.flat_map(blocks, "at bigint, data binary")
+        return made.map_batches(weighed, "at bigint, data binary, resident bigint")
+
+    flow = pk.Flow("n bigint").bounded(part, batches=2)
+    df = spark.createDataFrame([(600,)], "n bigint").coalesce(1)
+    out = df.mapInArrow(flow.map_in_arrow(), flow.output_ddl)
+    figures = ("sum(length(data))", "max(resident) - min(resident)")
+    size, grown = out.selectExpr(*figures).first()
+    assert size == 600 << 20 and grown < 200 << 20, f"{grown} bytes more for {size} bytes of rows"
+
+
+def test_expanded_rows_reach_the_step_behind_a_shuffle(spark: Any) -> None:
+    def words(text: str) -> Iterator[tuple[str]]:
+        return ((word,) for word in text.split())
+
+    def shorter(batch: pa.RecordBatch) -> pa.RecordBatch:
+        return batch.append_column("again", pc.greater(pc.utf8_length(batch["word"]), 3))
+
+    def cut(batch: pa.RecordBatch) -> pa.RecordBatch:
+        long = pc.greater(pc.utf8_length(batch["word"]), 3)
+        return pa.record_batch({"word": pc.if_else(long, pc.utf8_slice_codeunits(batch["word"], 1), batch["word"])})
+
+    flow = (
+        pk.Flow("text string")
+        .bounded(lambda part: part.flat_map(words, "word string", rows=True), batches=1, batch_size=3)
+        .iterate(lambda part: part.map_batches(cut).map_batches(shorter, "word string, again boolean"))
+        .key_by("word")
+        .agg(n=pk.count(), emit="final")
+    )
+    df = spark.createDataFrame([("alpha pha x",), ("",), ("lpha alpha x",)], "text string").repartition(2)
+    assert sorted((row.word, row.n) for row in pk.spark.run(flow, df).collect()) == [("pha", 4), ("x", 2)]
+
+
 def test_mistakes_are_refused_before_a_job_starts(spark: Any) -> None:
     flow = pk.Flow("k bigint").key_by("k").agg(n=pk.count(), emit="final")
     with pytest.raises(SchemaError, match="the DataFrame has no column 'k'; it has id"):

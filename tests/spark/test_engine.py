@@ -12,6 +12,7 @@ from typing import Any
 
 import pandas as pd
 import pyarrow as pa
+import pyarrow.compute as pc
 import pytest
 
 import penstock as pk
@@ -531,6 +532,40 @@ def test_a_flow_without_state_keeps_up_with_any_batch(cluster: Any, engine: pk.E
     for batch in (4, 5):
         function(numbers(cluster, batch, partitions=2), batch)
         assert kept.batches[batch].num_rows >= 1
+
+
+def test_a_batch_that_expands_beyond_memory(cluster: Any, engine: pk.Engine) -> None:
+    def blocks(v: int) -> Iterator[tuple[int, bytes]]:
+        return ((v, bytes([v % 251]) * (1 << 18)) for _ in range(64))
+
+    def sizes(batch: pa.RecordBatch) -> pa.RecordBatch:
+        return pa.record_batch({"v": batch["v"], "size": pc.binary_length(batch["data"]).cast(pa.int64())})
+
+    def part(inner: pk.Flow) -> pk.Flow:
+        return inner.flat_map(blocks, "v bigint, data binary", rows=True)
+
+    # In between are 40 times 16 MiB, of which few exist at a time; what comes out is small and is exchanged.
+    kept = Kept()
+    expanded = pk.Flow(SCHEMA).flat_map(lambda k, v: [(v,)] * 2, "v bigint", rows=True)
+    flow = expanded.bounded(part, batches=2, batch_size=16).map_batches(sizes, "v bigint, size bigint")
+    counts = flow.key_by("v").agg(n=pk.count(), size=pk.sum("size"), emit="update")
+    function = engine.foreach_batch(counts, kept, name="expanding")
+    function(numbers(cluster, 0, rows=2), 0)
+    before = {member.pid: resident(member.pid) for member in engine.members()}
+    function(numbers(cluster, 1, rows=20), 1)
+    got = {row["v"]: (row["n"], row["size"]) for row in kept.batches[1].to_pylist()}
+    assert got == dict.fromkeys(range(20, 40), (128, 128 << 18))
+    grown = {pid: resident(pid) - bytes_ for pid, bytes_ in before.items()}
+    assert all(more < 200 << 20 for more in grown.values()), grown
+    scopes = [scope for entry in engine.stats() if entry["query"] == "expanding" for scope in entry["scopes"]]
+    assert len(scopes) == 4 and sum(scope["admitted_rows"] for scope in scopes if "0 (flat" in scope["step"]) == 44
+    assert {scope["maximum"] for scope in scopes if "bounded" in scope["step"]} == {2}
+
+
+def resident(pid: int) -> int:
+    """The most bytes of a process that were in memory."""
+    status = Path(f"/proc/{pid}/status").read_text()
+    return int(next(line for line in status.splitlines() if line.startswith("VmHWM")).split()[1]) * 1024
 
 
 def test_what_is_refused_before_anything_starts(cluster: Any) -> None:

@@ -440,7 +440,8 @@ class Engine:
         Returns
         -------
         list of dict
-            query, worker, bins, keys, state_bytes, rows, late_rows, rss (bytes), pid, executor, and more.
+            query, worker, bins, keys, state_bytes, rows, late_rows, rss (bytes), pid, executor, and more;
+            scopes: the bounded parts and flat maps of the flow, as `LocalSession.scopes` tells them.
             Counts of rows are since the query began here. Of the whole process, bytes: staging_memory (what waiting
             rows and results may take), staged_bytes (what they take now), staged_peak_bytes, disk_bytes (in files now),
             spilled_bytes (written to files so far).

@@ -201,6 +201,7 @@ class Recorder:
             "rows": load.rows,
             "late_rows": late + int(worker["late_rows"]),
             "epochs": int(worker["epochs"]),
+            "scopes": list(worker.get("scopes", ())),
             "generation": generation,
             "member": member.id,
             "resident": member.slot,

@@ -10,14 +10,16 @@
 //! - Nothing is exchanged, and without loops rows leave in the order in which they came: pieces of a batch, batches of a time and times
 //!   are handed out one after the other, and every edge keeps their order.
 //! - A loop stands in a scope of its own, so no path advances a batch.
+//! - What leaves a stage with such steps, and what waits in one before a scope in a scope, is in memory of its own.
 
 use std::cell::RefCell;
 use std::rc::Rc;
 use std::sync::Arc;
 
 use arrow_array::cast::AsArray;
-use arrow_array::{BooleanArray, RecordBatch};
-use arrow_select::concat::concat_batches;
+use arrow_array::{ArrayRef, BooleanArray, RecordBatch, RecordBatchOptions};
+use arrow_schema::DataType;
+use arrow_select::concat::{concat, concat_batches};
 use arrow_select::filter::filter_record_batch;
 use penstock_bins::Block;
 use penstock_bounded::{BatchTime, Broken, Expand, Faucet, Fault, Monitor, OnFailure};
@@ -39,6 +41,8 @@ const DRAWN_BYTES: usize = 1 << 20;
 
 /// A time below which scopes nest.
 pub(crate) trait Scoped: Timestamp {
+    /// Whether it is the time of a scope in a scope.
+    const NESTED: bool;
     /// The time of a scope in one of this time.
     type Inner: Scoped + BatchTime<Self>;
     /// The way from one round of a loop in such a scope to the next.
@@ -50,6 +54,7 @@ fn round<const ODD: bool>() -> Product<FlowSummary, Nest<ODD>> {
 }
 
 impl Scoped for FlowTime {
+    const NESTED: bool = false;
     type Inner = Product<FlowTime, Nest<true>>;
     fn round() -> Product<FlowSummary, Nest<true>> {
         round()
@@ -57,6 +62,7 @@ impl Scoped for FlowTime {
 }
 
 impl Scoped for Product<FlowTime, Nest<true>> {
+    const NESTED: bool = true;
     type Inner = Product<FlowTime, Nest<false>>;
     fn round() -> Product<FlowSummary, Nest<false>> {
         round()
@@ -64,6 +70,7 @@ impl Scoped for Product<FlowTime, Nest<true>> {
 }
 
 impl Scoped for Product<FlowTime, Nest<false>> {
+    const NESTED: bool = true;
     type Inner = Product<FlowTime, Nest<true>>;
     fn round() -> Product<FlowSummary, Nest<true>> {
         round()
@@ -147,7 +154,26 @@ pub(crate) fn stage(
     let is_rows = |block: &FlowBlock| matches!(block, FlowBlock::Rows { .. });
     let marks = only(&blocks, "marks", move |block| !is_rows(block));
     let rows = only(&blocks, "rows", is_rows);
-    chain(rows, steps, context, Bound::default()).concat(&marks)
+    let made = chain(rows, steps, context, Bound::default());
+    each_rows(&made, "own", |batch| Ok(FlowBlock::rows(owned(&batch)?))).concat(&marks)
+}
+
+/// The rows of a block in memory of their own. What comes from another language keeps everything alive that it came with, however
+/// little of it is left: rows that wait behind what was expanded (for the end of their slice, or for the host) would hold all of
+/// it. Cost: one copy.
+fn owned(batch: &RecordBatch) -> Result<RecordBatch, OpError> {
+    let columns = batch.columns().iter().map(|column| {
+        let copied: ArrayRef = match column.data_type() {
+            DataType::Utf8View => Arc::new(column.as_string_view().gc()),
+            DataType::BinaryView => Arc::new(column.as_binary_view().gc()),
+            // Of a single array it would make no copy.
+            _ => concat(&[column, &column.slice(0, 0)])?,
+        };
+        Ok::<ArrayRef, OpError>(copied)
+    });
+    let columns = columns.collect::<Result<Vec<_>, _>>()?;
+    let options = RecordBatchOptions::new().with_row_count(Some(batch.num_rows()));
+    Ok(RecordBatch::try_new_with_options(batch.schema(), columns, &options)?)
 }
 
 fn chain<T: Scoped>(
@@ -186,7 +212,7 @@ fn scope<T: Scoped>(
     let bounds = bound.bounds().expect("bounds were checked when the plan was compiled");
     let name = step.to_string();
     let on_failure = if bound.skip { OnFailure::GoOn } else { OnFailure::Stop };
-    let expand = Hand { call: call.cloned(), callbacks: context.callbacks.clone(), skip: bound.skip };
+    let expand = Hand { call: call.cloned(), callbacks: context.callbacks.clone(), skip: bound.skip, own: T::NESTED };
     let faucet = Faucet::<T::Inner, FlowBlock>::new(bounds).named(&name).on_failure(on_failure);
     let (_, batches, mut gate, monitor) = faucet.open(rows, expand);
     context.monitors.0.borrow_mut().push((name, monitor));
@@ -226,6 +252,8 @@ struct Hand {
     call: Option<FlatMapCall>,
     callbacks: Arc<dyn Callbacks>,
     skip: bool,
+    /// Whether what waits is copied: behind another scope it is little of much.
+    own: bool,
 }
 
 /// What is left of a block.
@@ -269,6 +297,10 @@ impl Expand<FlowBlock> for Hand {
     type Block = FlowBlock;
 
     fn load(&mut self, block: FlowBlock) -> Result<Rest, BoxError> {
+        let block = match block {
+            FlowBlock::Rows { batch, .. } if self.own => FlowBlock::rows(owned(&batch)?),
+            other => other,
+        };
         match block {
             FlowBlock::Rows { batch, .. } if batch.num_rows() == 0 => Ok(Rest::Done),
             FlowBlock::Rows { batch, .. } if self.call.is_some() => Ok(Rest::Whole(batch)),
