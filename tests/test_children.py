@@ -100,6 +100,17 @@ def test_a_worker_that_hangs_before_it_is_up_ends_the_run(hanging: None, impatie
     assert within(60, results.close) is None
 
 
+def test_a_worker_that_cannot_be_started_at_all_ends_the_run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "no-python"))
+    results = pk.ordered_map(abs, range(10), mode="processes", workers=2)
+    error = within(60, lambda: next(results))
+    assert isinstance(error, errors.OrderedError) and isinstance(error.__cause__, FileNotFoundError)
+    assert "no worker process can be started" in str(error) and "no-python" in str(error)
+    monkeypatch.setattr(sys, "executable", "")
+    refused = within(60, lambda: next(pk.ordered_map(abs, range(10), mode="processes", workers=2)))
+    assert isinstance(refused, errors.ConfigError) and "does not know its executable" in str(refused)
+
+
 @pytest.mark.parametrize("steps", [(ordered.map(abs),), heavy()], ids=["light", "heavy"])
 def test_who_asks_whether_hanging_workers_are_up_is_told(hanging: None, impatient: None, steps: Any) -> None:
     pool = processes.Pool(steps, 2)

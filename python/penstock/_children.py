@@ -73,14 +73,18 @@ class Child:
         import subprocess
 
         self.socket, theirs = socket.socketpair()
-        with theirs:
-            self.popen = subprocess.Popen(
-                [sys.executable, "-c", _BOOT, str(theirs.fileno()), str(os.getpid()), module, entry],
-                stdin=subprocess.DEVNULL,
-                pass_fds=[theirs.fileno()],
-                # Ctrl-C of the terminal is the parent's, who ends the children in order.
-                start_new_session=True,
-            )
+        try:
+            with theirs:
+                self.popen = subprocess.Popen(
+                    [sys.executable, "-c", _BOOT, str(theirs.fileno()), str(os.getpid()), module, entry],
+                    stdin=subprocess.DEVNULL,
+                    pass_fds=[theirs.fileno()],
+                    # Ctrl-C of the terminal is the parent's, who ends the children in order.
+                    start_new_session=True,
+                )
+        except BaseException:
+            self.socket.close()
+            raise
 
     def hand_over(self, send: Callable[[], None], deadline: float) -> None:
         """Give it the module path, and what `send` sends then over the socket.
