@@ -265,11 +265,15 @@ def test_what_is_no_edges_is_refused() -> None:
         (pa.table({"a": [1]}), "edges need two"),
         (pa.table({"a": [1.5], "b": [2.0]}), "nodes are integers or text"),
         (pa.table({"a": [1], "b": ["x"]}), "bring them to one type"),
-        (pa.table({"a": [1, None], "b": [1, 2]}), "null in row 1"),
+        (pa.table({"a": [1, 2], "b": [1, None]}), 'column "b" is null in row 1'),
+        ([pa.record_batch({"a": [1], "b": [2]}), pa.record_batch({"a": ["1"], "b": ["2"]})], "text for nodes in some"),
     ]
     for edges, says in cases:
         with pytest.raises((errors.SchemaError, errors.ConfigError), match=says):
             pk.graph.cliques(edges, 3)
+    for columns in ("a", ("a",), ("a", "a"), (0, 1)):
+        with pytest.raises(errors.ConfigError, match="must be two names"):
+            pk.graph.cliques(EDGE, 3, columns=columns)  # type: ignore[arg-type]
     with pytest.raises(errors.SchemaError, match="no single column 'x'"):
         pk.graph.cliques(EDGE, 3, columns=("a", "x"))
     with pytest.raises(errors.SchemaError, match="another relation numbers"):

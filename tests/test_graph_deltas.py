@@ -101,6 +101,8 @@ def test_an_epoch_that_cannot_be_is_refused() -> None:
     with pytest.raises(errors.SchemaError):
         deltas.update({"e": pa.table({"a": [1.5], "b": [2]})}, epoch=2)
     assert deltas.update({"e": edges_of([(2, 3)])}, epoch=2).num_rows == 1
+    with pytest.raises(errors.StateLost, match="fed for e, and comes again for e, f"):
+        deltas.update({"e": edge, "f": edge}, epoch=2)
     # One without a number ends it.
     assert deltas.update().num_rows == 0 and deltas.epoch is None
     with pytest.raises(errors.StateLost, match="epoch 2 has been"):

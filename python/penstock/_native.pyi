@@ -818,16 +818,16 @@ class GraphDeltas:
     def discard(self) -> None:
         """Forgets what was noted of the epoch to come."""
 
-    def expect(self, epoch: int) -> bool:
+    def expect(self, epoch: int, relations: Sequence[str]) -> bool:
         """Whether an epoch of that number is the one that is held, so that it is only given again.
 
         Raises
         ------
         StateLost
-            When it is neither that nor the next.
+            When it is neither that nor the next, or has edges of other relations.
         """
 
-    def begin(self, epoch: int | None = None) -> None:
+    def begin(self, epoch: int | None, relations: Sequence[str]) -> None:
         """Begins the epoch of what was noted; what the one before changed is forgotten."""
 
     @property

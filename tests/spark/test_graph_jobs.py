@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import subprocess
 import sys
+import time
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -63,6 +65,24 @@ def test_a_hub_is_shared_by_tasks(spark: Any) -> None:
     frame = pk.graph.match(TRIANGLE, {"e": spark.createDataFrame(hub, "a int, b int")}, order=["a", "b", "c"])
     parts = frame.groupBy(spark_partition_id()).count().collect()
     assert sum(row["count"] for row in parts) == 398 and len(parts) >= 4
+
+
+def test_an_interrupt_cancels_the_job(spark: Any) -> None:
+    """As Ctrl-C would come: while the driver looks how far the tasks are."""
+    pairs = list(itertools.combinations(range(300), 2))
+    frame = spark.createDataFrame(pairs, "a int, b int")
+    tracker = spark.sparkContext.statusTracker()
+
+    def interrupt(done: int, total: int) -> None:
+        if tracker.getActiveJobsIds():
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        pk.graph.cliques(frame, 8, count=True, progress=interrupt)
+    deadline = time.monotonic() + 60
+    while tracker.getActiveJobsIds():
+        assert time.monotonic() < deadline, "the job goes on"
+        time.sleep(0.05)
 
 
 def test_nothing_gives_nothing(spark: Any) -> None:

@@ -145,20 +145,25 @@ class Deltas:
         PatternError, SchemaError, ConfigError
             For a relation that the pattern does not have, and for what is no edge. Nothing has changed then.
         StateLost
-            For an epoch that is over, or one before which others are missing. Nothing has changed then.
+            For an epoch that is over, one before which others are missing, or the last one with edges of other
+            relations (two streams that count for themselves cannot feed one object). Nothing has changed then.
         """
         from penstock.graph.options import whole
 
         whole("batch_rows", batch_rows, 1 << 24)
+        for edges in (added, removed):
+            if edges is not None and not isinstance(edges, Mapping):
+                raise ConfigError(f"edges that come or go are a dict of name to edges, not {type(edges).__name__}")
+        relations = sorted({str(name) for edges in (added, removed) for name in edges or ()})
         if epoch is not None:
             if isinstance(epoch, bool) or not isinstance(epoch, int) or not 0 <= epoch < 1 << 63:
                 raise ConfigError(f"epoch={epoch!r} must be an int of 0 to 2**63 - 1, such as Spark's batch id")
-            if self._handle.expect(epoch):
+            if self._handle.expect(epoch, relations):
                 return Changes(self._handle.changes(batch_rows), self.schema, True)
         try:
             for edges, times in ((added, 1), (removed, -1)):
-                self._note({} if edges is None else edges, times)
-            self._handle.begin(epoch)
+                self._note(edges or {}, times)
+            self._handle.begin(epoch, relations)
         except BaseException:
             self._handle.discard()
             raise
@@ -218,8 +223,6 @@ class Deltas:
         return run
 
     def _note(self, relations: Mapping[str, Edges], times: int) -> None:
-        if not isinstance(relations, Mapping):
-            raise ConfigError(f"edges that come or go are a dict of name to edges, not {type(relations).__name__}")
         _, opened = sources(
             {name: _local(name, edges) for name, edges in relations.items()},
             None,

@@ -19,7 +19,7 @@ import pyarrow.compute as pc
 
 from penstock.errors import ConfigError, SchemaError
 
-__all__ = ["Edges", "Ids", "Source", "edge_columns", "node_kind", "read_edges", "sources"]
+__all__ = ["Edges", "Ids", "Source", "check_columns", "edge_columns", "node_kind", "read_edges", "sources"]
 
 #: What relations may be given as.
 Edges: TypeAlias = Any
@@ -115,13 +115,15 @@ class Source:
                 f" {'text' if ids == 'text' else 'numbers'}; bring them to one type"
             )
         for batch in self.batches:
+            if (node_kind(self.name, batch.schema) == "text") != (self.ids == "text"):
+                raise SchemaError(f"relation {self.name!r} has text for nodes in some batches and numbers in others")
             columns = []
             for column in batch.columns:
                 try:
                     columns.append(pc.cast(column, _TYPES[ids]))
                 except pa.ArrowInvalid as error:
                     raise SchemaError(f"relation {self.name!r}: a node does not fit {_TYPES[ids]}: {error}") from error
-            yield pa.RecordBatch.from_arrays(columns, names=["src", "dst"])
+            yield pa.RecordBatch.from_arrays(columns, names=batch.schema.names)
 
 
 def sources(
@@ -150,8 +152,7 @@ def sources(
     SchemaError, ConfigError
         When something is no edges, or has no such columns.
     """
-    if columns is not None and (isinstance(columns, str) or len(columns) != 2):
-        raise ConfigError(f"columns={columns!r} must be two names: where edges begin and where they end")
+    check_columns(columns)
     opened = [_open(name, edges, columns, ids) for name, edges in relations.items()]
     kinds = {source.ids for source in opened}
     chosen: Ids = "text" if kinds == {"text"} else "unsigned" if "unsigned" in kinds else "signed"
@@ -199,6 +200,13 @@ def _chain(first: pa.RecordBatch, rest: Iterator[Any]) -> Iterator[pa.RecordBatc
     yield first
     for batch in rest:
         yield pa.record_batch(batch)
+
+
+def check_columns(columns: object) -> None:
+    """Refuse what is not None or two different names."""
+    two = isinstance(columns, (list, tuple)) and len(columns) == 2 and columns[0] != columns[1]
+    if columns is not None and not (two and all(isinstance(name, str) for name in columns)):  # type: ignore[attr-defined]
+        raise ConfigError(f"columns={columns!r} must be two names: where edges begin and where they end")
 
 
 def edge_columns(name: str, names: Sequence[str], columns: Sequence[str] | None) -> tuple[int, int]:

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import pyarrow as pa
 
 from penstock.errors import ConfigError
-from penstock.graph.edges import Edges, edge_columns, node_kind
+from penstock.graph.edges import Edges, check_columns, edge_columns, node_kind
 from penstock.graph.index import Counted, Index, Shape, Unit
 from penstock.graph.options import Options, Progress
 from penstock.schema import conform, spark_types, to_arrow, to_ddl
@@ -201,6 +201,7 @@ def edge_batches(name: str, frame: DataFrame, columns: Sequence[str] | None) -> 
         )
     # By place: names may be there twice, or with dots and blanks.
     numbered = frame.toDF(*(f"c{at}" for at in range(len(frame.columns))))
+    check_columns(columns)
     places = edge_columns(name, frame.columns, columns)
     pair = numbered.select(*(f"c{at}" for at in places))
     types = to_arrow(pair.schema, f"relation {name!r}").types

@@ -61,7 +61,7 @@ pub enum PatternError {
         count: usize,
     },
     /// A relation that nobody gave.
-    #[error("pattern, character {place}: there is no relation {relation:?}; there are {known}")]
+    #[error("pattern{}: there is no relation {relation:?}; there are {known}", at(*place))]
     UnknownRelation {
         /// Character, from 1.
         place: usize,
@@ -109,6 +109,11 @@ pub enum PatternError {
         /// How many there may be.
         most: usize,
     },
+}
+
+/// How a place in the text is told; 0: edges were given for a relation that the text does not have.
+fn at(place: usize) -> String {
+    if place == 0 { String::new() } else { format!(", character {place}") }
 }
 
 impl PatternError {

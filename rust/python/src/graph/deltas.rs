@@ -66,8 +66,8 @@ struct State {
     held: Option<u64>,
     /// The greatest number so far.
     last: Option<u64>,
-    /// Whether anything was ever fed.
-    fed: bool,
+    /// The relations that the epoch held was fed for; None before the first.
+    fed: Option<Vec<String>>,
 }
 
 /// Changes of edges to changes of the matches of a pattern.
@@ -97,7 +97,7 @@ impl GraphDeltas {
         }
         fields.push(Field::new("diff", DataType::Int8, false));
         let (deltas, names) = (Deltas::new(&pattern), Names::default());
-        let state = Arc::new(Mutex::new(State { deltas, names, held: None, last: None, fed: false }));
+        let state = Arc::new(Mutex::new(State { deltas, names, held: None, last: None, fed: None }));
         Ok(Self { ids, schema: Arc::new(ArrowSchema::new(fields)), state })
     }
 
@@ -127,11 +127,21 @@ impl GraphDeltas {
 
     /// Whether an epoch of that number is the one that is held, so that it is only given again.
     ///
-    /// Raises `StateLost` when it is neither that nor the next.
-    fn expect(&self, epoch: u64) -> PyResult<bool> {
+    /// Raises `StateLost` when it is neither that nor the next, or has edges of other relations.
+    fn expect(&self, epoch: u64, relations: Vec<String>) -> PyResult<bool> {
         let state = locked(&self.state);
         if state.held == Some(epoch) {
-            return Ok(true);
+            let fed = state.fed.as_deref().unwrap_or_default();
+            if relations.is_empty() || fed == relations {
+                return Ok(true);
+            }
+            let problem = format!(
+                "epoch {epoch} has been fed for {}, and comes again for {}: epochs of one count feed deltas; feed all \
+                 relations in one call",
+                if fed.is_empty() { "nothing".to_owned() } else { fed.join(", ") },
+                relations.join(", ")
+            );
+            return Err(errors::raise(Kind::StateLost, &problem));
         }
         let problem = match state.last {
             Some(last) if epoch <= last => format!(
@@ -142,7 +152,7 @@ impl GraphDeltas {
                 "epoch {epoch} after {last}: the edges of the epochs between are missing; feed them first, or make the \
                  deltas anew"
             ),
-            None if epoch > 0 && !state.fed => format!(
+            None if epoch > 0 && state.fed.is_none() => format!(
                 "epoch {epoch} is the first that these deltas see: the edges of epochs 0 to {} are missing; feed what \
                  was there before without a number, then go on",
                 epoch - 1
@@ -153,12 +163,11 @@ impl GraphDeltas {
     }
 
     /// Begins the epoch of what was noted; what the one before changed is forgotten.
-    #[pyo3(signature = (epoch=None))]
-    fn begin(&self, py: Python<'_>, epoch: Option<u64>) {
+    fn begin(&self, py: Python<'_>, epoch: Option<u64>, relations: Vec<String>) {
         py.detach(|| {
             let mut state = locked(&self.state);
             state.deltas.begin();
-            (state.held, state.last, state.fed) = (epoch, epoch.or(state.last), true);
+            (state.held, state.last, state.fed) = (epoch, epoch.or(state.last), Some(relations));
         });
     }
 
