@@ -426,8 +426,8 @@ def test_state_does_not_outlive_its_engine(cluster: Any, engine: pk.Engine, tmp_
     query = stream(cluster, tmp_path / "in", SCHEMA, gone, tmp_path / "check")
     query.awaitTermination(120)
     write(cluster, tmp_path / "in", 1, numbers(cluster, 1))
-    with engine._lock:  # as in a new driver: nothing is known of the query
-        engine._queries.pop(query.id).drop()
+    with engine._queries._lock:  # as in a new driver: nothing is known of the query
+        engine._queries._held.pop(query.id).drop()
     kept = Kept()
     function = engine.foreach_batch(COUNTS, kept)
     with pytest.raises(Exception, match="holds no"):

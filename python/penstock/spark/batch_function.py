@@ -6,6 +6,7 @@ Owns: which Spark query a function serves, and telling a query that was stopped 
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -42,6 +43,7 @@ class BatchFunction:
         self._late = late
         self._name = name
         self._direct = f"direct-{os.urandom(8).hex()}"
+        self._lock = threading.Lock()
         self.query_id: str | None = None
         self.error: BaseException | None = None
 
@@ -63,7 +65,8 @@ class BatchFunction:
         stream = None if query_id == self._direct else engine._spark.streams.get(query_id)
         self._bind(query_id, batch_id)
         name = self._name or (stream.name if stream is not None else None) or query_id
-        query = engine._query(self._program, query_id, name)
+        assert engine._setup is not None
+        query = engine._queries.of(engine._setup, self._program, query_id, name)
         check = self._checker(sc, stream, query_id, batch_id)
         failure: BaseException
         try:
@@ -88,7 +91,7 @@ class BatchFunction:
 
     def _bind(self, query_id: str, batch_id: int) -> None:
         """State belongs to one Spark query: another one must have a function of its own."""
-        with self._engine._lock:
+        with self._lock:
             if self.query_id is not None and self.query_id != query_id:
                 earlier = self._engine._queries.get(self.query_id)
                 if batch_id != 0 or (earlier is not None and not earlier.reusable):

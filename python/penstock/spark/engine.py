@@ -1,8 +1,8 @@
 """The engine: keyed state that stays resident beside Structured Streaming queries, and moves while they run.
 
 Owns: the life of everything that an engine starts (registry, residents, threads) and the public surface. What is
-behind it: `hub` (registry), `startup` and `residents` (members), `batch_function` (what Spark calls), `query` (epochs),
-`generation` (workers and bins), `record` (figures), `migrate` (moves).
+behind it: `hub` (registry), `startup` and `residents` (members), `batch_function` (what Spark calls), `queries`,
+`query` (epochs), `generation` (workers and bins), `record` (figures), `migrate` (moves).
 
 Life of a batch: Spark calls the function made by `Engine.foreach_batch`; feed tasks stage the batch's rows at the
 members; the receipts that Spark delivers are the commit; the members run the epoch and freeze its outputs; the
@@ -31,6 +31,7 @@ from penstock.spark.memory import parse_bytes
 from penstock.spark.migrate import STRATEGIES, Migration
 from penstock.spark.place import Secret
 from penstock.spark.program import Program
+from penstock.spark.queries import Queries
 from penstock.spark.query import Query
 from penstock.spark.record import Recorder
 from penstock.spark.residents import Residents
@@ -160,8 +161,7 @@ class Engine:
         self._staging_folders = _folders(staging_folders)
         self._silence = float(silence)
         self._lock = threading.RLock()
-        self._queries: dict[str, Query] = {}
-        self._names: dict[str, str] = {}
+        self._queries = Queries(self.name)
         self._state = "new"
         self._process = os.getpid()
         self._generations = itertools.count(1)
@@ -263,11 +263,11 @@ class Engine:
         secret = Secret.random()
         hub = Hub(bind, self._port, host, secret, self.name, self._silence)
         self._hub = hub
-        self._recorder = Recorder(hub, f"engine {self.name}", self._names.get)
+        self._recorder = Recorder(hub, f"engine {self.name}", self._queries.name_of)
         self._residents = Residents(
             sc, hub, secret, self.name, self.workers, self._silence, self._staging_memory, self._staging_folders
         )
-        hub.listen(lost=self._on_lost, message=self._on_message)
+        hub.listen(lost=self._queries.hear_lost, message=self._queries.hear)
         hub.start()
         _at_exit(self)
         self._setup = Setup(
@@ -340,8 +340,7 @@ class Engine:
     @property
     def queries(self) -> dict[str, Query]:
         """Queries that have had a batch, by name (id where there is none)."""
-        with self._lock:
-            return {query.name: query for query in self._queries.values()}
+        return {query.name: query for query in self._queries.all()}
 
     def finish(self, query: Any) -> DataFrame:
         """Run the final epoch of a query and return what was still open.
@@ -363,7 +362,7 @@ class Engine:
         StateLost
             When its state is lost.
         """
-        return self._find(query).finish(self._spark, self._require_open)
+        return self._queries.find(query).finish(self._spark, self._require_open)
 
     def migrate(
         self,
@@ -406,10 +405,9 @@ class Engine:
         if isinstance(moves, Iterator):
             moves = list(moves)
         if query is not None:
-            chosen = [self._find(query)]
+            chosen = [self._queries.find(query)]
         else:
-            with self._lock:
-                chosen = [found for found in self._queries.values() if found.running]
+            chosen = [found for found in self._queries.all() if found.running]
             if not chosen:
                 raise EngineError(f"engine {self.name} has no running query: nothing can move")
         handle = Migration()
@@ -430,7 +428,7 @@ class Engine:
         EngineError
             When there is no such query.
         """
-        return self._find(query).owners()
+        return self._queries.find(query).owners()
 
     # Figures
 
@@ -499,60 +497,6 @@ class Engine:
                 f" {self._residents.missing()}"
             )
         return self._residents.members
-
-    def _find(self, query: Any) -> Query:
-        with self._lock:
-            if query is None:
-                if len(self._queries) != 1:
-                    raise EngineError(
-                        f"engine {self.name} has {len(self._queries)} queries: say which, {self._known()}"
-                    )
-                return next(iter(self._queries.values()))
-            wanted = query if isinstance(query, str) else str(getattr(query, "id", query))
-            if wanted in self._queries:
-                return self._queries[wanted]
-            for found in self._queries.values():
-                if found.name == wanted:
-                    return found
-            raise EngineError(f"engine {self.name} has had no batch of a query {wanted}; it knows {self._known()}")
-
-    def _known(self) -> str:
-        return ", ".join(f"{query.name} ({query.id})" for query in self._queries.values()) or "none"
-
-    def _query(self, program: Program, query_id: str, name: str) -> Query:
-        """The query of an id; made at its first batch."""
-        with self._lock:
-            found = self._queries.get(query_id)
-            if found is not None:
-                if found.program.plan != program.plan:
-                    raise EngineError(
-                        f"Spark query {query_id} ({found.name}) has state of another flow in engine {self.name};"
-                        " start a new query (a new checkpoint) for the changed flow, and a query for each flow",
-                        query=query_id,
-                    )
-                return found
-            assert self._setup is not None
-            taken = {query.name for query in self._queries.values()}
-            label = name if name not in taken else f"{name} ({query_id})"
-            made = Query(self._setup, program, query_id, label)
-            self._queries[query_id] = made
-            self._names[query_id] = label
-            return made
-
-    # In the hub's thread
-
-    def _on_lost(self, member: Member) -> None:
-        with self._lock:
-            queries = list(self._queries.values())
-        for query in queries:
-            query.hear_lost(member)
-
-    def _on_message(self, member: Member, body: Mapping[str, Any], attachment: bytes) -> None:
-        if body.get("event") == "failed":
-            with self._lock:
-                query = self._queries.get(str(body.get("query")))
-            if query is not None:
-                query.hear(body, attachment, member)
 
 
 def _folders(given: Sequence[str] | None) -> tuple[str, ...]:
