@@ -13,7 +13,7 @@ PY
 )
 if [ -n "$library" ]; then
     export LD_LIBRARY_PATH="$library${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}"
-    exec cargo test --workspace --locked "$@"
+    exec cargo test --workspace --locked --no-fail-fast "$@"
 fi
 echo "no shared libpython beside $(.venv/bin/python --version): the binding crate is tested through Python only"
-exec cargo test --workspace --exclude penstock-python --locked "$@"
+exec cargo test --workspace --exclude penstock-python --locked --no-fail-fast "$@"

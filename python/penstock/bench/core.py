@@ -10,7 +10,6 @@ import json
 import os
 import shutil
 import subprocess
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -54,7 +53,8 @@ def program(tell: Tell) -> Path:
     tell(f"building {built} (the first time some minutes)")
     command = [cargo, "build", "--quiet", "--release", "--locked", "-p", "penstock-benches", "--bin", "penstock-bench"]
     environment = dict(os.environ) | {"CARGO_TARGET_DIR": str(target)}
-    child = subprocess.Popen(command, cwd=root, env=environment, stdout=sys.stderr)
+    # Our output is for results, and cargo speaks on standard error.
+    child = subprocess.Popen(command, cwd=root, env=environment, stdout=subprocess.DEVNULL)
     if (status := _wait(child)) != 0:
         raise EngineError(f"penstock-bench did not build (exit status {status}): {' '.join(command)} in {root}")
     built.touch()  # cargo leaves the time when only a comment has changed
