@@ -11,7 +11,8 @@ use std::sync::Arc;
 
 use serde_json::{Value, json};
 
-use crate::clique_flow::{self, Control, Graph};
+use crate::clique_flow::{self, Control, Graph, Run};
+use crate::clique_peers::{Feed, on_timely};
 use crate::surge_flow;
 
 /// What is computed.
@@ -19,6 +20,8 @@ use crate::surge_flow;
 pub enum Work {
     /// Cliques of an R-MAT graph.
     Cliques {
+        /// On timely rather than on our engine, where every bound means rounds of edges as in [`crate::clique_peers`].
+        timely: bool,
         /// It has two to this power vertices.
         scale: u32,
         /// Edges drawn.
@@ -71,7 +74,9 @@ impl Task {
             Control::Bounded(outer, inner) => json!({"outer": [outer.0, outer.1], "inner": inner.map(|i| [i.0, i.1])}),
         };
         let work = match self.work {
-            Work::Cliques { scale, draws, size } => json!({"scale": scale, "draws": draws, "size": size}),
+            Work::Cliques { timely, scale, draws, size } => {
+                json!({"timely": timely, "scale": scale, "draws": draws, "size": size})
+            }
             Work::Surge { items } => json!({"items": items}),
         };
         json!({"work": work, "workers": self.workers, "control": control})
@@ -87,6 +92,7 @@ impl Task {
         let work = match &told["work"] {
             surge if surge["items"].is_u64() => Work::Surge { items: surge["items"].as_u64()? },
             cliques => Work::Cliques {
+                timely: cliques["timely"].as_bool()?,
                 scale: u32::try_from(cliques["scale"].as_u64()?).ok().filter(|scale| *scale < 32)?,
                 draws: cliques["draws"].as_u64()?,
                 size: Some(cliques["size"].as_u64()? as usize).filter(|size| (3..=4).contains(size))?,
@@ -139,6 +145,11 @@ pub fn serve(mut from: impl BufRead, mut to: impl Write) -> Result<(), String> {
     let _ = fs::write("/proc/self/clear_refs", "5");
     let loaded = kib("VmRSS:")?;
     let taken = match task.work {
+        Work::Cliques { timely: true, size, .. } => {
+            let feed = if task.control == Control::Free { Feed::Whole } else { Feed::Rounds };
+            let (milliseconds, found) = on_timely(&graph, size, task.workers, false, feed);
+            Run { found, seconds: milliseconds / 1e3, stats: Vec::new() }
+        }
         Work::Cliques { size, .. } => clique_flow::run(&graph, size, task.workers, task.control),
         Work::Surge { items } => surge_flow::run(items, task.workers, task.control),
     };
@@ -165,7 +176,7 @@ mod tests {
 
     #[test]
     fn a_task_survives_the_pipe_and_is_answered() {
-        let cliques = Work::Cliques { scale: 6, draws: 300, size: 4 };
+        let cliques = Work::Cliques { timely: false, scale: 6, draws: 300, size: 4 };
         let found = Graph::rmat(6, 300, GRAPH_SEED).count(4);
         for control in [
             Control::Free,
@@ -182,7 +193,8 @@ mod tests {
                 assert_eq!(told["found"], found);
             }
         }
-        let wrong = json!({"work": {"scale": 99, "draws": 1, "size": 4}, "workers": 1, "control": "free"});
+        let wrong =
+            json!({"work": {"timely": false, "scale": 99, "draws": 1, "size": 4}, "workers": 1, "control": "free"});
         assert!(serve(format!("{wrong}\n").as_bytes(), Vec::new()).is_err());
         assert!(serve("cliques\n".as_bytes(), Vec::new()).is_err());
     }

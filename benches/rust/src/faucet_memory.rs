@@ -7,7 +7,7 @@
 
 use crate::clique_flow::Control;
 use crate::faucet_child::{Taken, Task, Work};
-use crate::harness::{Better, Case, Options, Paired, Report, ended};
+use crate::harness::{Better, Case, Options, Paired, Report, TIMELY, ended};
 use crate::machine::Meter;
 
 /// N and B of both scopes, on every worker.
@@ -26,17 +26,28 @@ pub fn run(options: &Options, report: &mut Report) {
             if ended() {
                 return;
             }
-            let work = Work::Cliques { scale: *scale, draws: 1_000_000 >> (17 - scale), size: *size };
+            let on = |timely| Work::Cliques { timely, scale: *scale, draws: 1_000_000 >> (17 - scale), size: *size };
             let name = format!("{size}-cliques w{workers} 2^{scale} vertices");
-            beside(report, &name, *size, work, workers, (*size == 4).then_some(BOUNDS));
+            let inner = (*size == 4).then_some(BOUNDS);
+            let fixed = beside(report, &name, *size, on(false), workers, inner);
+            if Some(&(*size, *scale)) == cases.last() {
+                beside_timely(report, &name, *size, on(true), workers, fixed);
+            }
         }
         let items = if options.quick { 10_000_000 } else { 100_000_000 };
         beside(report, &format!("1 input of {items} items w{workers}"), 1, Work::Surge { items }, workers, None);
     }
 }
 
-/// Within bounds that are given and that are found, beside no flow control.
-fn beside(report: &mut Report, name: &str, size: usize, work: Work, workers: usize, inner: Option<(u64, u64)>) {
+/// Within bounds that are given and that are found, beside no flow control. What it took with those given.
+fn beside(
+    report: &mut Report,
+    name: &str,
+    size: usize,
+    work: Work,
+    workers: usize,
+    inner: Option<(u64, u64)>,
+) -> Taken {
     let meter = Meter::start();
     let run = |control| Task { work, workers, control }.in_child();
     let free = run(Control::Free);
@@ -62,4 +73,25 @@ fn beside(report: &mut Report, name: &str, size: usize, work: Work, workers: usi
             .with("batch_size", batch_size);
         report.case(case);
     }
+    fixed
+}
+
+/// Within bounds that are given, beside the join on timely, where the program feeds edges in rounds.
+fn beside_timely(report: &mut Report, name: &str, size: usize, work: Work, workers: usize, ours: Taken) {
+    let meter = Meter::start();
+    let timely = Task { work, workers, control: Control::Bounded(BOUNDS, None) }.in_child();
+    let usage = meter.stop();
+    assert_eq!(timely.found, ours.found);
+    let paired = Paired { ours: vec![ours.peak_mib], peer: vec![timely.peak_mib], usage };
+    let name = format!("{name} N={} B={} vs timely {TIMELY} fed in rounds", BOUNDS.0, BOUNDS.1);
+    let case = Case::new(name, "MiB", Better::Lower, paired)
+        .with("size", size)
+        .with("workers", workers)
+        .with("bounds", "beside timely")
+        .with("edges", ours.edges)
+        .with("found", ours.found)
+        .with("seconds", ours.seconds)
+        .with("seconds_timely", timely.seconds)
+        .with("time_ratio_timely", timely.seconds / ours.seconds);
+    report.case(case);
 }

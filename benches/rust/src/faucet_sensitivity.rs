@@ -35,7 +35,8 @@ pub fn run(options: &Options, report: &mut Report) {
         asked.push(("adaptive", "adaptive".to_string(), Control::Adaptive));
         asked.push(("none", "no flow control".to_string(), Control::Free));
         for (sweep, name, control) in asked {
-            let run = |control| Task { work: Work::Cliques { scale, draws, size: 4 }, workers, control }.in_child();
+            let work = Work::Cliques { timely: false, scale, draws, size: 4 };
+            let run = |control| Task { work, workers, control }.in_child();
             let meter = Meter::start();
             let (mut ours, mut peer): (Vec<Taken>, Vec<Taken>) = Default::default();
             while ours.is_empty() || (ours.len() < repeats && !ended()) {

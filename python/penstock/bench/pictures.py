@@ -110,10 +110,10 @@ def _sensitivity(figure: Figure, lines: Sequence[Line]) -> None:
     panels[0][0].set_ylabel("time, 1 is that beside it")
     panels[1][0].set_ylabel("peak memory above the graph, MiB")
     panels[1][0].set_xlabel("B, items per batch and worker (N = 4)")
-    panels[1][1].set_xlabel("N, batches per worker (B = 1,000 per thread)")
+    panels[1][1].set_xlabel("N, batches per worker (B = 1,000 times the threads)")
     edges = lines[0]["conditions"]["edges"]
     figure.suptitle(
-        f"4-cliques, {edges:,} edges: time (beside N = 4, B = 1,000 per thread) and memory over N and B",
+        f"4-cliques, {edges:,} edges: time (beside N = 4, B = 1,000 times the threads) and memory",
         x=0.01,
         ha="left",
     )
@@ -124,20 +124,25 @@ def _memory(figure: Figure, lines: Sequence[Line]) -> None:
     """Peak memory over the size of the graph, within bounds and without; a panel for each size of cliques."""
     lines = [line for line in lines if line["conditions"]["size"] > 1]
     sizes = _distinct(lines, "size")
-    panels = figure.subplots(1, len(sizes), sharey=True, squeeze=False)[0]
-    for axes, size in zip(panels, sizes, strict=True):
+    panels = figure.subplots(1, max(1, len(sizes)), sharey=True, squeeze=False)[0]
+    for axes, size in zip(panels, sizes, strict=False):
         for color, workers in zip(_COLORS, _distinct(lines, "workers"), strict=False):
             own = [
                 line for line in lines if (line["conditions"]["size"], line["conditions"]["workers"]) == (size, workers)
             ]
             name = _threads(workers)
-            for kind, style, said in (("fixed", "o-", "N=4, B=1,000 per thread"), ("adaptive", "*--", "bounds found")):
+            for kind, style, said in (("fixed", "o-", "N=4, B=1,000"), ("adaptive", "*--", "bounds found")):
                 of = sorted((line for line in own if line["conditions"]["bounds"] == kind), key=_by("edges"))
                 edges = [line["conditions"]["edges"] for line in of]
                 axes.plot(edges, [line["ours"] for line in of], style, color=color, ms=5, label=f"{name}, {said}")
                 if kind == "fixed":
                     free = [line["peer"] for line in of]
                     axes.plot(edges, free, "s:", color=color, ms=4, label=f"{name}, no flow control")
+            timely = [line for line in own if line["conditions"]["bounds"] == "beside timely"]
+            for line in timely:
+                axes.plot(
+                    line["conditions"]["edges"], line["peer"], "X", color=color, label=f"{name}, timely in rounds"
+                )
         axes.set_title(f"{size}-cliques", fontsize=10)
         axes.set_xscale("log")
         axes.set_yscale("log")
@@ -147,7 +152,7 @@ def _memory(figure: Figure, lines: Sequence[Line]) -> None:
         axes.set_xticks([], minor=True)
         axes.set_xlabel("edges")
     panels[0].set_ylabel("peak memory above the graph, MiB")
-    _legend(figure, panels[0])
+    _legend(figure, panels[-1])
     figure.suptitle("Peak memory over the size of the graph", x=0.01, ha="left")
 
 

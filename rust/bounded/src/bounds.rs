@@ -221,4 +221,4 @@ impl Regulator {
 }
 
 /// How long an adaptive controller watches before it judges: see [`Limits::period`].
-pub(crate) const PERIOD: Duration = Duration::from_millis(20);
+pub(crate) const PERIOD: Duration = Duration::from_millis(50);

@@ -321,7 +321,7 @@ fn bounds_that_say_nothing_are_refused() {
 
 #[test]
 fn bounds_shrink_while_memory_is_short_and_grow_again_when_there_is_room() {
-    const PERIOD_NS: u64 = 20_000_000;
+    const PERIOD_NS: u64 = 50_000_000;
     let (share, now_ns) = (Rc::new(Cell::new(0.9)), Rc::new(Cell::new(0)));
     let (meter, clock) = (share.clone(), now_ns.clone());
     let limits = Limits { batches: (1, 4, 8), batch_size: (2, 16, 64), rest: 3, ..Limits::default() };
