@@ -65,12 +65,15 @@ class RunSummary:
         Input rows that came after all their windows had closed.
     seconds : float
         Wall time from the first row read to the last row handed over.
+    scopes : tuple of dict
+        Bounded parts and flat maps at the end of the run; see `LocalSession.scopes`.
     """
 
     rows: int
     output_rows: int
     late_rows: int
     seconds: float
+    scopes: tuple[dict[str, Any], ...] = ()
 
     @property
     def rows_per_second(self) -> float:
@@ -352,33 +355,56 @@ def run(
     The flow and the options are checked here, before the first batch is asked for; the
     threads start with the first batch.
     """
+    _check(flow, workers, batch_rows)
+    return _run(flow, source, workers, late, progress, batch_rows, [])
+
+
+def _check(flow: Flow, workers: int, batch_rows: int) -> None:
     _at_least_one(workers, "workers")
     _at_least_one(batch_rows, "batch_rows")
     flow.output_schema  # noqa: B018 -- compiles the flow, so that mistakes show at the call
-    return _run(flow, source, workers, late, progress, batch_rows)
 
 
 def _run(
-    flow: Flow, source: Any, workers: int, late: LateSink | None, progress: bool, batch_rows: int
+    flow: Flow,
+    source: Any,
+    workers: int,
+    late: LateSink | None,
+    progress: bool,
+    batch_rows: int,
+    scopes: list[dict[str, Any]],
 ) -> Iterator[pa.RecordBatch]:
+    """The batches of a run; at its end `scopes` gets the figures of the bounded parts."""
     with LocalSession(flow, workers, late=late, batch_rows=batch_rows) as session:
         if not progress:
             yield from session.run(source)
-            return
-        with _progress() as bar:
-            task = bar.add_task("rows", total=getattr(source, "num_rows", None), out=0)
-            for batch in session.run(_watched(source, flow, batch_rows, lambda rows: bar.update(task, advance=rows))):
-                bar.update(task, out=session.output_rows)
-                yield batch
+        else:
+            with _progress() as bar:
+                task = bar.add_task("rows", total=getattr(source, "num_rows", None), out=0)
+                watched = _watched(source, flow, batch_rows, lambda rows: bar.update(task, advance=rows))
+                for batch in session.run(watched):
+                    bar.update(task, out=session.output_rows)
+                    yield batch
+    scopes.extend(session.scopes())
 
 
-def run_into(flow: Flow, sink: BatchSink, source: Any, workers: int = 1, **options: Any) -> RunSummary:
+def run_into(
+    flow: Flow,
+    sink: BatchSink,
+    source: Any,
+    workers: int = 1,
+    *,
+    late: LateSink | None = None,
+    progress: bool = False,
+    batch_rows: int = 65_536,
+) -> RunSummary:
     """Run a flow in this process and hand each batch to a sink; see `Flow.run_into`."""
     write = getattr(sink, "write_batch", sink)
     if not callable(write):
         raise ConfigError(f"sink {sink!r} is neither a function nor an object with write_batch")
-    given: LateSink | None = options.pop("late", None)
+    _check(flow, workers, batch_rows)
     rows = late_rows = output_rows = 0
+    scopes: list[dict[str, Any]] = []
 
     def count_rows(more: int) -> None:
         nonlocal rows
@@ -387,15 +413,15 @@ def run_into(flow: Flow, sink: BatchSink, source: Any, workers: int = 1, **optio
     def take_late(batch: pa.RecordBatch) -> None:
         nonlocal late_rows
         late_rows += batch.num_rows
-        if given is not None:
-            given(batch)
+        if late is not None:
+            late(batch)
 
     begin = time.perf_counter()
-    watched = _watched(source, flow, options.get("batch_rows", 65_536), count_rows)
-    for batch in run(flow, watched, workers, late=take_late, **options):
+    watched = _watched(source, flow, batch_rows, count_rows)
+    for batch in _run(flow, watched, workers, take_late, progress, batch_rows, scopes):
         write(batch)
         output_rows += batch.num_rows
-    return RunSummary(rows, output_rows, late_rows, time.perf_counter() - begin)
+    return RunSummary(rows, output_rows, late_rows, time.perf_counter() - begin, tuple(scopes))
 
 
 def batches(source: Any, schema: pa.Schema, batch_rows: int) -> Iterator[pa.RecordBatch]:

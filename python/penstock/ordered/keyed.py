@@ -363,15 +363,20 @@ class KeyedFlow:
     def _push(self, batch: Any) -> list[Any]:
         import pyarrow as pa
 
+        from penstock._inline import all_of
         from penstock.ordered.transforms import need_batch
 
         need_batch(batch, self.name)
-        return [pa.record_batch(out) for out in self._made().push(self._conform(batch, self._schema))]
+        run = self._made()
+        return [pa.record_batch(out) for out in all_of(run, run.push(self._conform(batch, self._schema)))]
 
     def _finish(self) -> list[Any]:
         import pyarrow as pa
 
-        return [pa.record_batch(out) for out in self._made().finish()]
+        from penstock._inline import all_of
+
+        run = self._made()
+        return [pa.record_batch(out) for out in all_of(run, run.finish())]
 
     def _made(self) -> Any:
         if self._run is None:

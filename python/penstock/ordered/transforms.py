@@ -337,6 +337,8 @@ class StatelessFlow:
     def _push(self, batch: Any) -> Iterable[Any]:
         import pyarrow as pa
 
+        from penstock._inline import all_of
+
         need_batch(batch, self.name)
         run = getattr(self._mine, "run", None)
         if run is None:
@@ -344,9 +346,7 @@ class StatelessFlow:
 
             run = self._mine.run = _native.InlineRun(self._plan, self._calls)
         try:
-            made = run.push(self._conform(batch, self._schema))
-            while (more := run.pull()) is not None:
-                made += more
+            made = all_of(run, run.push(self._conform(batch, self._schema)))
         except BaseException:
             self._mine.run = None  # a run that failed cannot go on
             raise

@@ -24,10 +24,11 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from penstock._inline import drive
 from penstock.errors import ConfigError, SchemaError
 from penstock.schema import conform, spark_types, to_arrow, to_ddl
 from penstock.spark.guard import require_classic, require_flow
-from penstock.spark.partitions import drive, dump_calls, load_calls
+from penstock.spark.partitions import dump_calls, load_calls
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
+from penstock._inline import drive
 from penstock.errors import ConfigError, PlanError
 from penstock.schema import conform, spark_types
 from penstock.spark import functions
@@ -51,21 +52,6 @@ class PartitionFunction:
         run = _native.InlineRun(self.plan, load_calls(self.calls))
         for out in drive(run, batches, self.input_schema):
             yield conform(pa.record_batch(out), self.output_schema, "output")
-
-
-def drive(run: Any, batches: Iterable[pa.RecordBatch], schema: pa.Schema) -> Iterator[Any]:
-    """Feed batches to a native ``InlineRun`` and give what it makes, as the caller takes it.
-
-    A batch that expands is worked on only as far as its output is taken; the next one is read when it is worked off.
-    """
-    for batch in batches:
-        if batch.num_rows:
-            yield from run.push(conform(batch, schema))
-            while (made := run.pull()) is not None:
-                yield from made
-    yield from run.finish()
-    while (made := run.pull()) is not None:
-        yield from made
 
 
 def map_in_arrow(flow: Flow, per_partition: bool = False) -> PartitionFunction:
