@@ -15,7 +15,7 @@
 //! One run hands out at most [`QUANTUM`] items and asks for another run, so that the operators behind it work in between:
 //! within a worker the queues of the body then hold what a quantum becomes, however large the batch is.
 //!
-//! Source: Faucet §4. Departures: the count of unfinished batches in place of a look at batch `b - N` ([`crate::window`] says
+//! Source: Faucet §4. Departures: the count of unfinished batches in place of a look at batch `b - N` (`window` says
 //! why it still ends), and batches handed out in pieces.
 
 use std::cell::RefCell;

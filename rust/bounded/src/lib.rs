@@ -48,7 +48,21 @@
 //! **What never finishes.** A body that holds a batch for ever, for example by waiting for the end of the outer time before it answers,
 //! holds the window shut: [`Stats::holding`] says which batch. Such an operator belongs behind the scope.
 //!
-//! Source: Lattuada, McSherry, Chothia: Faucet (BeyondMR 2016), F-01 to F-10. Beyond it: N and B that adapt.
+//! # Beyond flow control
+//!
+//! A bounded scope is an operator that holds back, a coordinate that names what it let through, and a probe that says when
+//! that is over. None of it is known to the engine, so other patterns fit the same three places (F-15):
+//!
+//! - *Other orders.* What is served next is one line of the batcher: the least outer time. By priority, by deadline or round robin
+//!   over keys would stand there as well; what must stay is that nothing holds the least time that can still finish
+//!   (the argument is in `window`). A stage that is limited by slots of something else, connections or devices, takes N = slots.
+//! - *Buffers.* A batch that has finished is free of buffers on every worker, so N sets of them suffice, and [`Event::Finished`]
+//!   is where they would be handed back. Not done: what a scope holds beside stacks and code is small already.
+//! - *Punctuations.* All that is needed of an engine is to say that everything of a batch has left. Where there is no progress tracking,
+//!   one marker per batch over all channels says it too (aligned barriers, ends of transactions), at the price of that round per
+//!   batch; so does an epoch that all members have reported, which is how staged batches of Spark are released to resident workers.
+//!
+//! Source: Lattuada, McSherry, Chothia: Faucet (BeyondMR 2016), F-01 to F-10, §6 and §7. Beyond it: N and B that adapt.
 
 pub mod batch;
 pub mod batcher;
