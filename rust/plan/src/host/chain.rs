@@ -162,16 +162,15 @@ pub(crate) fn stage(
 /// little of it is left: rows that wait behind what was expanded (for the end of their slice, or for the host) would hold all of
 /// it. Cost: one copy.
 fn owned(batch: &RecordBatch) -> Result<RecordBatch, OpError> {
-    let columns = batch.columns().iter().map(|column| {
-        let copied: ArrayRef = match column.data_type() {
+    let columns = batch.columns().iter().map(|column| -> ArrayRef {
+        match column.data_type() {
             DataType::Utf8View => Arc::new(column.as_string_view().gc()),
             DataType::BinaryView => Arc::new(column.as_binary_view().gc()),
-            // Of a single array it would make no copy.
-            _ => concat(&[column, &column.slice(0, 0)])?,
-        };
-        Ok::<ArrayRef, OpError>(copied)
+            // Of a single array it would make no copy. What it cannot copy stays as it is.
+            _ => concat(&[column, &column.slice(0, 0)]).unwrap_or_else(|_| column.clone()),
+        }
     });
-    let columns = columns.collect::<Result<Vec<_>, _>>()?;
+    let columns = columns.collect();
     let options = RecordBatchOptions::new().with_row_count(Some(batch.num_rows()));
     Ok(RecordBatch::try_new_with_options(batch.schema(), columns, &options)?)
 }
