@@ -64,7 +64,7 @@ def test_a_hub_is_shared_by_tasks(spark: Any) -> None:
     hub = [(0, n) for n in range(1, 400)] + [(n, n + 1) for n in range(1, 399)]
     frame = pk.graph.match(TRIANGLE, {"e": spark.createDataFrame(hub, "a int, b int")}, order=["a", "b", "c"])
     parts = frame.groupBy(spark_partition_id()).count().collect()
-    assert sum(row["count"] for row in parts) == 398 and len(parts) >= 4
+    assert sum(row["count"] for row in parts) == 398 and len(parts) >= 2
 
 
 def test_an_interrupt_cancels_the_job(spark: Any) -> None:

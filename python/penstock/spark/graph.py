@@ -39,8 +39,9 @@ if TYPE_CHECKING:
 
 __all__ = ["Job", "edge_batches", "match", "written"]
 
-#: Units of work per slot of the cluster: enough to even out what the estimate got wrong.
-_UNITS_PER_SLOT = 8
+#: Units of work per slot of the cluster: enough to even out what the estimate got wrong, and not one for so few edges
+#: that a task costs more than searching them.
+_UNITS_PER_SLOT, _LEAST_PER_SLOT, _EDGES_PER_UNIT = 8, 2, 25_000
 _COUNTED = "count bigint, prefixes bigint, admitted_maximum bigint, batches_maximum bigint"
 
 #: The index that this Python worker used last: opening reads all of it.
@@ -141,7 +142,9 @@ class Job:
             self.schema = index.schema(pattern)
             bound = tuple(index.order(pattern, order))
             self.slots = max(1, int(context.defaultParallelism))
-            self.units = tuple(index.units(pattern, self.slots * _UNITS_PER_SLOT, bound))
+            worth = sum(index.edges.values()) // _EDGES_PER_UNIT
+            parts = self.slots * max(_LEAST_PER_SLOT, min(_UNITS_PER_SLOT, worth // self.slots))
+            self.units = tuple(index.units(pattern, parts, bound))
             # The same graph again is the same file, which Spark has brought already.
             path = folder / _name(digest)
             os.replace(part, path)
