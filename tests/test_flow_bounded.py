@@ -322,7 +322,7 @@ def test_bounds_that_are_not_given_are_found() -> None:
     with flow.start() as session:
         assert sum(batch.num_rows for batch in session.run(table(n=[200_000]))) == 200_000
         (scope,) = session.scopes()
-    assert scope["phase"] in ("growing", "settled") and scope["maximum"] <= max(scope["batches"], 4)
+    assert scope["phase"] in ("growing", "settled") and 1 <= scope["maximum"] <= 16
     small = pk.Flow("n bigint").bounded(
         lambda part: part.flat_map(up_to, "i bigint", rows=True).map_batches(slow), batch_size=64, memory="1m"
     )

@@ -559,7 +559,8 @@ def test_a_batch_that_expands_beyond_memory(cluster: Any, engine: pk.Engine) -> 
     assert all(more < 200 << 20 for more in grown.values()), grown
     scopes = [scope for entry in engine.stats() if entry["query"] == "expanding" for scope in entry["scopes"]]
     assert len(scopes) == 4 and sum(scope["admitted_rows"] for scope in scopes if "0 (flat" in scope["step"]) == 44
-    assert {scope["maximum"] for scope in scopes if "bounded" in scope["step"]} == {2}
+    # A member that got no rows admitted none.
+    assert max(scope["maximum"] for scope in scopes if "bounded" in scope["step"]) == 2
 
 
 def resident(pid: int) -> int:
