@@ -1,4 +1,4 @@
-//! Steps without state, as a plan holds them: maps, flat maps, bounded parts and loops, nested to any depth.
+//! Steps without state, as a plan holds them: maps, flat maps, bounded parts and loops, nested to any depth; and their compilation.
 //!
 //! Nothing here runs: `host::chain` makes scopes of it. A flat map is always metered: it is the expansion at the ingress of a bounded
 //! scope that reaches to the end of its chain, under the bounds of the part that it stands in.
@@ -6,8 +6,10 @@
 use arrow_schema::{DataType, Field, Schema, SchemaRef};
 use penstock_bounded::{Bounds, BoundsError, Limits};
 
-use crate::error::StepName;
+use crate::error::{PlanError, StepName};
 use crate::foreign::MapCall;
+use crate::plan::unique;
+use crate::spec::{OnFailure, StepSpec};
 
 /// One step without state.
 #[derive(Clone, Debug, PartialEq)]
@@ -102,7 +104,7 @@ pub struct Loop {
 }
 
 /// The columns that the body of a loop must give back: those of the loop and one of truth values.
-pub(crate) fn body_schema(columns: &Schema, again: &str) -> Schema {
+fn body_schema(columns: &Schema, again: &str) -> Schema {
     let fields = columns.fields().iter().cloned();
     Schema::new(fields.chain([Field::new(again, DataType::Boolean, true).into()]).collect::<Vec<_>>())
 }
@@ -110,4 +112,68 @@ pub(crate) fn body_schema(columns: &Schema, again: &str) -> Schema {
 /// Whether some steps are more than maps.
 pub(crate) fn is_metered(steps: &[Stateless]) -> bool {
     steps.iter().any(Stateless::is_metered)
+}
+
+/// Compiles a step without state; with the columns that leave it.
+///
+/// # Errors
+/// A [`PlanError`] that names the step by its place, those around it included.
+pub(crate) fn stateless(
+    step: StepName,
+    spec: &StepSpec,
+    schema: &SchemaRef,
+) -> Result<(Stateless, SchemaRef), PlanError> {
+    match spec {
+        StepSpec::MapBatches { call, schema } => {
+            unique(&step, schema)?;
+            Ok((Stateless::Map(MapCall { step, call: *call, schema: schema.clone() }), schema.clone()))
+        }
+        StepSpec::FlatMap { call, schema, rows } => {
+            unique(&step, schema)?;
+            let made = FlatMapCall { step, call: *call, schema: schema.clone(), rows: *rows };
+            Ok((Stateless::FlatMap(made), schema.clone()))
+        }
+        StepSpec::Bounded { batches, batch_size, memory, on_failure, body } => {
+            let skip = *on_failure == OnFailure::Skip;
+            let bound = Bound { batches: *batches, batch_size: *batch_size, memory: *memory, skip };
+            bound.bounds().map_err(|source| PlanError::Bounds { step: step.clone(), source })?;
+            let (body, schema) = inside(&step, body, schema)?;
+            Ok((Stateless::Bounded(BoundedPart { step, bound, body }), schema))
+        }
+        StepSpec::Iterate { again, body } => {
+            let expected = body_schema(schema, again);
+            unique(&step, &expected)?;
+            let (body, found) = inside(&step, body, schema)?;
+            let like = |a: &Field, b: &Field| a.name() == b.name() && a.data_type().equals_datatype(b.data_type());
+            let fits = found.fields().len() == expected.fields().len()
+                && found.fields().iter().zip(expected.fields()).all(|(a, b)| like(a, b));
+            if !fits {
+                let (expected, found) = (crate::explain::columns(&expected), crate::explain::columns(&found));
+                return Err(PlanError::LoopColumns { step, expected, found });
+            }
+            let made = Loop { step, body, again: schema.fields().len(), schema: schema.clone() };
+            Ok((Stateless::Iterate(made), schema.clone()))
+        }
+        StepSpec::KeyBy { .. }
+        | StepSpec::Window { .. }
+        | StepSpec::Agg { .. }
+        | StepSpec::StatefulMap { .. }
+        | StepSpec::GroupState { .. }
+        | StepSpec::Top { .. } => {
+            let reason = "a bounded part or a loop holds steps without state only: its batches are finished one after \
+                          the other, a keyed step needs all rows of a time; put it behind";
+            Err(PlanError::Misplaced { step, reason })
+        }
+    }
+}
+
+/// The steps of a body and the columns that leave it.
+fn inside(around: &StepName, body: &[StepSpec], schema: &SchemaRef) -> Result<(Vec<Stateless>, SchemaRef), PlanError> {
+    let (mut steps, mut schema) = (Vec::new(), schema.clone());
+    for (index, spec) in body.iter().enumerate() {
+        let (step, columns) = stateless(around.inside(index, spec.op()), spec, &schema)?;
+        steps.push(step);
+        schema = columns;
+    }
+    Ok((steps, schema))
 }

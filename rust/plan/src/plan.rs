@@ -11,13 +11,12 @@ use arrow_row::{RowConverter, SortField};
 use arrow_schema::{DataType, Field, Schema, SchemaRef};
 
 use crate::agg::{Aggregate, Function};
-use crate::chain::{Bound, BoundedPart, FlatMapCall, Loop, Stateless, body_schema, is_metered};
+use crate::chain::{Stateless, is_metered, stateless};
 use crate::column::{EVENT_TIME_LIMIT_US, EventTime, plain_type};
 use crate::error::{PlanError, StepName};
-use crate::foreign::MapCall;
 use crate::keyed::{KeyedKind, KeyedSpec};
 use crate::running::Emit;
-use crate::spec::{AggSpec, Nulls, OnFailure, PLAN_VERSION, Per, PlanSpec, StepSpec, WindowKind};
+use crate::spec::{AggSpec, Nulls, PLAN_VERSION, Per, PlanSpec, StepSpec, WindowKind};
 use crate::top::Top;
 use crate::window::Windows;
 
@@ -81,7 +80,7 @@ fn wrong_type(step: &StepName, field: &Field, need: &'static str) -> PlanError {
     }
 }
 
-fn unique(step: &StepName, schema: &Schema) -> Result<(), PlanError> {
+pub(crate) fn unique(step: &StepName, schema: &Schema) -> Result<(), PlanError> {
     let mut names = HashSet::new();
     match schema.fields().iter().find(|field| !names.insert(field.name())) {
         Some(field) => Err(PlanError::DuplicateColumn { step: step.clone(), column: field.name().clone() }),
@@ -138,63 +137,6 @@ fn key_columns(step: &StepName, schema: &Schema, names: &[String]) -> Result<Vec
             }
         })
         .collect()
-}
-
-/// A step without state and the columns that leave it.
-fn stateless(step: StepName, spec: &StepSpec, schema: &SchemaRef) -> Result<(Stateless, SchemaRef), PlanError> {
-    match spec {
-        StepSpec::MapBatches { call, schema } => {
-            unique(&step, schema)?;
-            Ok((Stateless::Map(MapCall { step, call: *call, schema: schema.clone() }), schema.clone()))
-        }
-        StepSpec::FlatMap { call, schema, rows } => {
-            unique(&step, schema)?;
-            let made = FlatMapCall { step, call: *call, schema: schema.clone(), rows: *rows };
-            Ok((Stateless::FlatMap(made), schema.clone()))
-        }
-        StepSpec::Bounded { batches, batch_size, memory, on_failure, body } => {
-            let skip = *on_failure == OnFailure::Skip;
-            let bound = Bound { batches: *batches, batch_size: *batch_size, memory: *memory, skip };
-            bound.bounds().map_err(|source| PlanError::Bounds { step: step.clone(), source })?;
-            let (body, schema) = inside(&step, body, schema)?;
-            Ok((Stateless::Bounded(BoundedPart { step, bound, body }), schema))
-        }
-        StepSpec::Iterate { again, body } => {
-            let expected = body_schema(schema, again);
-            unique(&step, &expected)?;
-            let (body, found) = inside(&step, body, schema)?;
-            let like = |a: &Field, b: &Field| a.name() == b.name() && a.data_type().equals_datatype(b.data_type());
-            let fits = found.fields().len() == expected.fields().len()
-                && found.fields().iter().zip(expected.fields()).all(|(a, b)| like(a, b));
-            if !fits {
-                let (expected, found) = (crate::explain::columns(&expected), crate::explain::columns(&found));
-                return Err(PlanError::LoopColumns { step, expected, found });
-            }
-            let made = Loop { step, body, again: schema.fields().len(), schema: schema.clone() };
-            Ok((Stateless::Iterate(made), schema.clone()))
-        }
-        StepSpec::KeyBy { .. }
-        | StepSpec::Window { .. }
-        | StepSpec::Agg { .. }
-        | StepSpec::StatefulMap { .. }
-        | StepSpec::GroupState { .. }
-        | StepSpec::Top { .. } => {
-            let reason = "a bounded part or a loop holds steps without state only: its batches are finished one after \
-                          the other, a keyed step needs all rows of a time; put it behind";
-            Err(PlanError::Misplaced { step, reason })
-        }
-    }
-}
-
-/// The steps of a body and the columns that leave it.
-fn inside(around: &StepName, body: &[StepSpec], schema: &SchemaRef) -> Result<(Vec<Stateless>, SchemaRef), PlanError> {
-    let (mut steps, mut schema) = (Vec::new(), schema.clone());
-    for (index, spec) in body.iter().enumerate() {
-        let (step, columns) = stateless(around.inside(index, spec.op()), spec, &schema)?;
-        steps.push(step);
-        schema = columns;
-    }
-    Ok((steps, schema))
 }
 
 impl Plan {
