@@ -23,7 +23,7 @@ pub(crate) const MAGIC: [u8; 8] = *b"PENSTKGR";
 pub(crate) const VERSION: u32 = 1;
 pub(crate) const HEAD: usize = 24;
 /// Bytes that are looked at before their pages are given back: whoever opens a large file stays small.
-const RELEASE: usize = 32 << 20;
+const RELEASE: usize = 8 << 20;
 /// Most relations of a file.
 const MOST_RELATIONS: usize = 4096;
 

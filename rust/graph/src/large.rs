@@ -342,7 +342,7 @@ impl LargeBuilder {
         drop(labels);
         let mut forward = Sorter::new(&self.scratch, self.most());
         for (at, (from, to)) in view.edges().enumerate() {
-            if at % (1 << 22) == 0 {
+            if at % (1 << 20) == 0 {
                 map.release();
             }
             let (from, to) = (ranks[from as usize], ranks[to as usize]);
