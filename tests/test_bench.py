@@ -520,7 +520,7 @@ with machine.pinned(), cliques._session(options, told.append) as (spark, folder,
     graphs = {"small": (cliques._rmat(7, 900), (3, 4))}
     cliques._beside_spark(spark, folder, frames, graphs, 0.1, options, emit, told.append)
     endless = lambda: spark.range(10**15).selectExpr("sum(id % 7)").collect()
-    cliques._case(spark, "a vs endless", 0.1, 1.0, lambda: 0.5, endless, options, {}, emit, told.append)
+    assert not cliques._case(spark, "a vs endless", 0.1, 1.0, lambda: 0.5, endless, options, {}, emit, told.append)
     def failing(): raise ValueError("a peer")
     try:
         cliques._within(spark, 60.0, failing)
