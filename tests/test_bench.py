@@ -292,8 +292,11 @@ def test_a_curve_is_drawn_beside_the_page_from_its_lines(tmp_path: Path, name: s
     assert picture.startswith("<?xml") and "threads" in picture
     record.write(tmp_path, "frontier", [made()])
     assert f"]({name}.svg)" in (tmp_path / "README.md").read_text(), "the record of another bench leaves it"
-    record.write(tmp_path, name, [])
-    assert not (tmp_path / f"{name}.svg").exists() and "svg" not in (tmp_path / "README.md").read_text()
+    for less in ([*lines, made(name)], []):
+        record.write(tmp_path, name, lines)
+        record.write(tmp_path, name, less)
+        assert record.read(tmp_path, name) == less, "lines that lack what a picture shows are recorded all the same"
+        assert not (tmp_path / f"{name}.svg").exists() and "svg" not in (tmp_path / "README.md").read_text()
 
 
 def test_equal_lines_are_drawn_equally() -> None:

@@ -16,7 +16,7 @@ from penstock.bench.measure import Line
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-__all__ = ["PICTURES", "draw", "svg"]
+__all__ = ["PICTURES", "can_draw", "draw", "svg"]
 
 # Colours that stay apart for colour-blind readers and in grey.
 _COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7")
@@ -34,6 +34,12 @@ _STYLE: Any = {
 }
 
 
+def can_draw(bench: str, lines: Sequence[Line]) -> bool:
+    """Whether a bench has a picture, and these lines what it shows: those of an older version may not."""
+    needed = _NEEDED.get(bench)
+    return bool(lines) and needed is not None and all(needed <= line["conditions"].keys() for line in lines)
+
+
 def draw(bench: str, lines: Sequence[Line]) -> Figure:
     """The picture of a bench, from its lines.
 
@@ -42,7 +48,7 @@ def draw(bench: str, lines: Sequence[Line]) -> Figure:
     bench : str
         One of `PICTURES`.
     lines : sequence of dict
-        What was recorded of it; not empty.
+        What was recorded of it; such that `can_draw`.
     """
     from matplotlib import rc_context
     from matplotlib.figure import Figure
@@ -183,6 +189,13 @@ PICTURES: dict[str, Callable[[Any, Sequence[Line]], None]] = {
     "faucet-overhead": _overhead,
     "faucet-memory": _memory,
     "faucet-sensitivity": _sensitivity,
+}
+
+#: Conditions that every line of theirs has.
+_NEEDED = {
+    "faucet-overhead": {"bounds", "size", "workers"},
+    "faucet-memory": {"bounds", "size", "workers", "edges"},
+    "faucet-sensitivity": {"sweep", "workers", "peak_mib", "edges"},
 }
 
 

@@ -16,7 +16,7 @@ from typing import Any
 
 from penstock.bench.catalogue import BENCHES
 from penstock.bench.measure import Line
-from penstock.bench.pictures import PICTURES, svg
+from penstock.bench.pictures import PICTURES, can_draw, svg
 from penstock.bench.show import figure
 from penstock.bench.targets import TARGETS, judge
 from penstock.errors import ConfigError
@@ -63,13 +63,13 @@ def read(folder: Path, bench: str) -> list[Line]:
 def write(folder: Path, bench: str, lines: Iterable[Line]) -> None:
     """Record the results of a bench in place of older ones, and renew the page and its picture, if it has one.
 
-    Without matplotlib there is no picture.
+    Without matplotlib, or from lines that lack what it shows, there is no picture.
     """
     lines = list(lines)
     _replace(folder / f"{bench}.jsonl", "".join(f"{json.dumps(line)}\n" for line in lines))
     if bench in PICTURES:
         picture = folder / f"{bench}.svg"
-        if lines and importlib.util.find_spec("matplotlib") is not None:
+        if can_draw(bench, lines) and importlib.util.find_spec("matplotlib") is not None:
             _replace(picture, svg(bench, lines))
         else:
             picture.unlink(missing_ok=True)
