@@ -491,3 +491,28 @@ def test_a_module_that_a_child_cannot_import_leaves_auto_in_threads(tmp_path: Pa
         """)
     out, err = process.communicate(timeout=60)
     assert out == "True True\n", err
+
+
+def test_a_child_that_cannot_restore_the_functions_says_so_to_every_caller(tmp_path: Path) -> None:
+    (tmp_path / "gone.py").write_text("def burn(x):\n    return x\n")
+    process = script(f"""
+        import sys, penstock as pk
+        from penstock import ordered
+        from penstock.ordered.chunk import Chunk
+        from penstock.ordered.processes import Pool
+        sys.path.insert(0, {str(tmp_path)!r})
+        import gone
+        sys.path.pop(0)
+        pool = Pool([ordered.map(gone.burn)], 1)
+        for first in range(3):
+            chunk = Chunk(0, first, [first])
+            try:
+                pool.apply(0, "burn", chunk, None)
+            except pk.errors.NotPicklable as error:
+                print("cannot be restored in a worker process" in str(error))
+            else:
+                print(chunk.values[0].error)
+        pool.close()
+        """)
+    out, err = process.communicate(timeout=60)
+    assert out == "True\n" * 3, err

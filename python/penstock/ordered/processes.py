@@ -47,6 +47,8 @@ class _Child(Child):
     def __init__(self) -> None:
         super().__init__("penstock.ordered.child", "main")
         self.up = False
+        #: Why it cannot restore the functions, once it has told; then it is gone.
+        self._refusal: str | None = None
         self._deadline = time.monotonic() + _START
 
     def learn(self, code: bytes) -> None:
@@ -72,18 +74,24 @@ class _Child(Child):
         """Wait until it is up."""
         if self.up:
             return
+        if self._refusal is not None:  # it has told another caller, and ended
+            raise self._refused()
         self.limit(self._deadline)
         try:
             message = wire.loads(*wire.receive(self.socket))
         except TimeoutError as error:
             raise OrderedError(f"worker process {self.popen.pid} did not come up within {_START:g} s") from error
         if message[0] != "ready":
-            raise NotPicklable(
-                f"the functions cannot be restored in a worker process: {message[1]}; import what they need inside"
-                " them, or use mode='threads'",
-                item=None,
-            )
+            self._refusal = message[1]
+            raise self._refused()
         self.up = True
+
+    def _refused(self) -> NotPicklable:
+        return NotPicklable(
+            f"the functions cannot be restored in a worker process: {self._refusal}; import what they need inside"
+            " them, or use mode='threads'",
+            item=None,
+        )
 
     def hang_up(self) -> None:
         """Let it know that it is not needed any more; what is being sent to it fails."""
