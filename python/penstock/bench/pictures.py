@@ -6,12 +6,12 @@ equal lines give equal bytes. Needs matplotlib (``pip install penstock[report]``
 
 from __future__ import annotations
 
-import io
 import statistics
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from penstock.bench.measure import Line
+from penstock.report.style import STYLE, frame, svg_text
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -20,18 +20,7 @@ __all__ = ["PICTURES", "can_draw", "draw", "svg"]
 
 # Colours that stay apart for colour-blind readers and in grey.
 _COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7")
-_FREE, _TEXT, _GRID = "#777777", "#222222", "#e4e4e4"
-_STYLE: Any = {
-    "font.family": "DejaVu Sans",
-    "font.size": 9,
-    "axes.edgecolor": "#888888",
-    "axes.labelcolor": _TEXT,
-    "text.color": _TEXT,
-    "xtick.color": _TEXT,
-    "ytick.color": _TEXT,
-    "svg.fonttype": "none",
-    "svg.hashsalt": "penstock",
-}
+_FREE = "#777777"
 
 
 def can_draw(bench: str, lines: Sequence[Line]) -> bool:
@@ -53,27 +42,16 @@ def draw(bench: str, lines: Sequence[Line]) -> Figure:
     from matplotlib import rc_context
     from matplotlib.figure import Figure
 
-    with rc_context(_STYLE):
+    with rc_context(STYLE):
         figure = Figure(figsize=(10, 6.4), dpi=110, layout="constrained")
         PICTURES[bench](figure, lines)
-        for axes in figure.axes:
-            axes.grid(True, color=_GRID, linewidth=0.7)
-            axes.set_axisbelow(True)
-            for side in ("top", "right"):
-                axes.spines[side].set_visible(False)
+        frame(figure.axes)
         return figure
 
 
 def svg(bench: str, lines: Sequence[Line]) -> str:
     """The picture as SVG, the same for the same lines."""
-    from matplotlib import rc_context
-
-    buffer = io.BytesIO()
-    figure = draw(bench, lines)
-    with rc_context(_STYLE):
-        figure.savefig(buffer, format="svg", facecolor="white", metadata={"Date": None})
-    # matplotlib ends path data with blanks.
-    return "".join(f"{text.rstrip()}\n" for text in buffer.getvalue().decode().splitlines())
+    return svg_text(draw(bench, lines))
 
 
 def _sensitivity(figure: Figure, lines: Sequence[Line]) -> None:

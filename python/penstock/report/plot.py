@@ -6,12 +6,12 @@ without pyplot, so drawing works in any thread and beside any other use of matpl
 
 from __future__ import annotations
 
-import io
 from bisect import bisect_left
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from penstock.report.style import STYLE, TEXT, encode, frame
 from penstock.report.timeline import Timeline, WorkerSample, duration_text, joined, per_worker, size_text
 
 if TYPE_CHECKING:
@@ -24,7 +24,6 @@ _P50, _P99, _MAX, _EPOCH = "#0072B2", "#D55E00", "#9a9a9a", "#444444"
 _WORKERS = ("#56B4E9", "#E69F00", "#009E73", "#CC79A7", "#0072B2", "#D55E00", "#F0E442", "#999999")
 _STRATEGIES = {"all-at-once": "#CC79A7", "batched": "#009E73", "fluid": "#56B4E9"}
 _OTHER = "#999999"
-_TEXT, _GRID = "#222222", "#e4e4e4"
 
 _RATE_S = 1.0
 """Seconds over which rows per second are taken."""
@@ -45,7 +44,7 @@ def draw(timeline: Timeline, *, window_s: float = 0.25) -> Figure:
     from matplotlib import rc_context
     from matplotlib.figure import Figure
 
-    with rc_context(_style()):
+    with rc_context(STYLE):
         figure = Figure(figsize=(12, 7.6), dpi=130, layout="constrained")
         latency, rows, state = figure.subplots(3, 1, sharex=True, height_ratios=(3.2, 1.2, 1.2))
         begin, end = timeline.span
@@ -53,11 +52,8 @@ def draw(timeline: Timeline, *, window_s: float = 0.25) -> Figure:
         samples = {w: list(s) for w, s in per_worker(list(timeline.workers)).items()}
         _rows(rows, samples, begin)
         _state(state, samples, begin)
+        frame((latency, rows, state))
         for axes in (latency, rows, state):
-            axes.grid(True, color=_GRID, linewidth=0.7)
-            axes.set_axisbelow(True)
-            for side in ("top", "right"):
-                axes.spines[side].set_visible(False)
             _spans(axes, timeline, begin)
         state.set_xlim(0, max(end - begin, 1e-3))
         state.set_xlabel("seconds since the start")
@@ -70,42 +66,18 @@ def draw(timeline: Timeline, *, window_s: float = 0.25) -> Figure:
 
 def latency_png(timeline: Timeline, *, window_s: float = 0.25) -> bytes:
     """The picture as PNG bytes."""
-    return _encode(draw(timeline, window_s=window_s), "png")
+    return encode(draw(timeline, window_s=window_s), "png")
 
 
 def latency_svg(timeline: Timeline, *, window_s: float = 0.25) -> str:
     """The picture as an ``<svg>`` element to put into a page: no XML header, text as text."""
-    text = _encode(draw(timeline, window_s=window_s), "svg").decode()
+    text = encode(draw(timeline, window_s=window_s), "svg").decode()
     return text[text.index("<svg") :]
 
 
 def save_png(timeline: Timeline, path: str | Path, *, window_s: float = 0.25) -> None:
     """Write the picture to a file."""
     Path(path).write_bytes(latency_png(timeline, window_s=window_s))
-
-
-def _style() -> Any:
-    return {
-        "font.family": "DejaVu Sans",
-        "font.size": 9,
-        "axes.edgecolor": "#888888",
-        "axes.labelcolor": _TEXT,
-        "text.color": _TEXT,
-        "xtick.color": _TEXT,
-        "ytick.color": _TEXT,
-        "svg.fonttype": "none",
-        "svg.hashsalt": "penstock",
-    }
-
-
-def _encode(figure: Figure, kind: str) -> bytes:
-    from matplotlib import rc_context
-
-    buffer = io.BytesIO()
-    with rc_context(_style()):
-        metadata = {"Date": None} if kind == "svg" else None
-        figure.savefig(buffer, format=kind, facecolor="white", metadata=metadata)
-    return buffer.getvalue()
 
 
 def _latency(axes: Any, timeline: Timeline, begin: float, window_s: float) -> None:
@@ -269,7 +241,7 @@ def _labels(axes: Any, timeline: Timeline, begin: float, end: float) -> None:
             va="bottom",
             fontsize=7.5,
             linespacing=1.15,
-            color=_TEXT,
+            color=TEXT,
             bbox={
                 "boxstyle": "round,pad=0.3",
                 "facecolor": "white",
