@@ -1,0 +1,239 @@
+//! The engine: which residents there are, and the queries that they serve.
+//!
+//! Owns the roster and the users' rescales; what happens to a query is its own (`query`). A step takes one event and returns the effects
+//! of it; nothing else goes in or out.
+
+use std::collections::BTreeMap;
+
+use crate::error::EngineError;
+use crate::protocol::{Effect, Event, Handle, MemberId, QueryId, Ticket};
+use crate::query::{Query, View};
+use crate::roster::Roster;
+
+/// What an engine is made with.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Setup {
+    /// Residents at the start.
+    pub workers: u32,
+    /// Worker threads of each.
+    pub threads: u32,
+    /// State begins cut into `2^bits` ranges.
+    pub bits: u8,
+    /// Manifests kept below the last committed batch; at least 1.
+    pub keep: u32,
+    /// Whether to take over a checkpoint whose engine answers.
+    pub takeover: bool,
+    /// Whether a sink may be called again after the loss of a member.
+    pub retry_sink: bool,
+    /// Tells engines apart; random.
+    pub nonce: u64,
+    /// Address of its registry.
+    pub registry: String,
+    /// Attempts at one call.
+    pub tries: u32,
+    /// Calls of a sink within one call.
+    pub sink_tries: u32,
+    /// Attempts at one thing with storage.
+    pub store_tries: u32,
+    /// Pause before the second of them; it doubles.
+    pub backoff_ms: u64,
+    /// How long to wait for a loss to be noticed after something failed for no reason of its own.
+    pub loss_ms: u64,
+    /// How long to wait for members.
+    pub start_ms: u64,
+    /// Files of a manifest above which they are merged.
+    pub merge_files: usize,
+    /// Ranges of one step of a migration that the engine starts.
+    pub move_ranges: usize,
+}
+
+impl Default for Setup {
+    fn default() -> Setup {
+        Setup {
+            workers: 2,
+            threads: 1,
+            bits: 8,
+            keep: 1,
+            takeover: false,
+            retry_sink: true,
+            nonce: 0,
+            registry: String::new(),
+            tries: 8,
+            sink_tries: 3,
+            store_tries: 5,
+            backoff_ms: 100,
+            loss_ms: 3_000,
+            start_ms: 300_000,
+            merge_files: 64,
+            move_ranges: 16,
+        }
+    }
+}
+
+/// See the module.
+///
+/// # Examples
+/// ```
+/// use penstock_engine::{Effect, Engine, Event, Setup};
+/// let mut engine = Engine::new(Setup { workers: 1, ..Setup::default() });
+/// assert_eq!(engine.begin(), [Effect::StartResident { slot: 0 }]);
+/// assert_eq!(engine.step(Event::Timer { ticket: 99 }), [], "nobody waits for it");
+/// ```
+#[derive(Debug)]
+pub struct Engine {
+    setup: Setup,
+    roster: Roster,
+    queries: BTreeMap<QueryId, Query>,
+    tickets: Ticket,
+    rescale: Option<Handle>,
+    closed: bool,
+}
+
+impl Engine {
+    /// An engine that has not begun.
+    #[must_use]
+    pub fn new(setup: Setup) -> Engine {
+        let roster = Roster::new(setup.workers);
+        Engine { setup, roster, queries: BTreeMap::new(), tickets: 0, rescale: None, closed: false }
+    }
+
+    /// What to do first.
+    #[must_use]
+    pub fn begin(&mut self) -> Vec<Effect> {
+        (0..self.setup.workers).map(|slot| Effect::StartResident { slot }).collect()
+    }
+
+    /// Takes an event; returns what to do, in order.
+    pub fn step(&mut self, event: Event) -> Vec<Effect> {
+        let mut out = Vec::new();
+        if self.closed {
+            self.refuse(event, &mut out);
+            return out;
+        }
+        match event {
+            Event::MemberUp { slot, member } => {
+                if self.roster.up(slot, member) {
+                    self.each(&mut out, Query::member_up);
+                } else {
+                    out.push(Effect::Dismiss { member });
+                }
+            }
+            Event::MemberLost { member, reason } => {
+                let slot = self.roster.lost(member);
+                self.each(&mut out, |query, view| query.member_lost(member, &reason, view));
+                if let Some(slot) = slot.filter(|slot| *slot < self.roster.wanted()) {
+                    out.push(Effect::StartResident { slot });
+                }
+            }
+            Event::Open { query, program } => {
+                self.queries.entry(query.clone()).or_insert_with(|| Query::new(query, program));
+            }
+            Event::Rescale { handle, workers, free } => self.rescale(handle, workers, free, &mut out),
+            Event::CancelMigration { handle } => {
+                self.each(&mut out, |query, view| query.cancel_migration(handle, view));
+            }
+            Event::Close => {
+                self.close(&mut out);
+                return out;
+            }
+            Event::Answer { ticket, .. }
+            | Event::Receipt { ticket, .. }
+            | Event::Fed { ticket, .. }
+            | Event::Sunk { ticket, .. }
+            | Event::Stored { ticket, .. }
+            | Event::Timer { ticket } => {
+                let asker = self.queries.iter().find(|(_, query)| query.waits_for(ticket));
+                if let Some(id) = asker.map(|(id, _)| id.clone()) {
+                    self.told(&id, event, &mut out);
+                }
+            }
+            Event::GroupFailed { ref query, .. }
+            | Event::Batch { ref query, .. }
+            | Event::Committed { ref query, .. }
+            | Event::Finish { ref query, .. }
+            | Event::Stop { ref query }
+            | Event::Migrate { ref query, .. } => {
+                let id = query.clone();
+                self.told(&id, event, &mut out);
+            }
+        }
+        self.retire(&mut out);
+        out
+    }
+
+    fn told(&mut self, id: &QueryId, event: Event, out: &mut Vec<Effect>) {
+        if let Some(query) = self.queries.get_mut(id) {
+            let mut view = View { setup: &self.setup, roster: &self.roster, tickets: &mut self.tickets, out };
+            query.step(event, &mut view);
+        }
+    }
+
+    fn each(&mut self, out: &mut Vec<Effect>, mut act: impl FnMut(&mut Query, &mut View<'_>)) {
+        let mut view = View { setup: &self.setup, roster: &self.roster, tickets: &mut self.tickets, out };
+        self.queries.values_mut().for_each(|query| act(query, &mut view));
+    }
+
+    /// New residents start beside those that serve; leavers stay until no query needs them.
+    fn rescale(&mut self, handle: Handle, workers: u32, free: u32, out: &mut Vec<Effect>) {
+        let held = self.roster.held();
+        let refused = if workers == 0 {
+            Some("rescale(0): an engine has at least one worker; close it to end it".to_owned())
+        } else if workers > held + free {
+            Some(format!("rescale({workers}): {held} slots are held and {free} more are free"))
+        } else if self.rescale.is_some() {
+            Some(format!("rescale({workers}): the engine goes to {} workers just now", self.roster.wanted()))
+        } else {
+            None
+        };
+        if let Some(reason) = refused {
+            out.push(Effect::Rescaled { handle, outcome: Err(EngineError::Refused(reason)) });
+            return;
+        }
+        self.rescale = Some(handle);
+        self.setup.workers = workers;
+        out.extend(self.roster.want(workers).into_iter().map(|slot| Effect::StartResident { slot }));
+        self.each(out, |query, view| query.member_up(view));
+    }
+
+    /// Lets leavers go that no query needs, and ends a rescale.
+    fn retire(&mut self, out: &mut Vec<Effect>) {
+        let needs = |member: MemberId| self.queries.values().any(|query| query.needs(member));
+        let free: Vec<u32> =
+            self.roster.leaving().filter(|(_, seat)| !seat.is_some_and(needs)).map(|(slot, _)| slot).collect();
+        for slot in free {
+            self.roster.retire(slot);
+            out.push(Effect::RetireResident { slot });
+        }
+        let settled = self.roster.complete()
+            && self.roster.leaving().next().is_none()
+            && self.queries.values().all(|query| query.has_settled(&self.roster));
+        if settled && let Some(handle) = self.rescale.take() {
+            out.push(Effect::Rescaled { handle, outcome: Ok(self.roster.wanted()) });
+        }
+    }
+
+    fn close(&mut self, out: &mut Vec<Effect>) {
+        self.closed = true;
+        self.each(out, Query::close);
+        if let Some(handle) = self.rescale.take() {
+            out.push(Effect::Rescaled { handle, outcome: Err(EngineError::Closed) });
+        }
+        self.roster.want(0);
+        for (slot, _) in self.roster.leaving() {
+            out.push(Effect::RetireResident { slot });
+        }
+    }
+
+    /// Every call ends, also those that come too late.
+    fn refuse(&self, event: Event, out: &mut Vec<Effect>) {
+        let error = EngineError::Closed;
+        match event {
+            Event::MemberUp { member, .. } => out.push(Effect::Dismiss { member }),
+            Event::Batch { query, epoch, .. } => out.push(Effect::Fail { query, epoch, error }),
+            Event::Finish { query, .. } => out.push(Effect::Fail { query, epoch: 0, error }),
+            Event::Migrate { handle, .. } => out.push(Effect::Moved { handle, outcome: Err(error) }),
+            Event::Rescale { handle, .. } => out.push(Effect::Rescaled { handle, outcome: Err(error) }),
+            _ => {}
+        }
+    }
+}

@@ -1,0 +1,243 @@
+//! Why a call of a user or of Spark fails, and why a member could not do what it was asked. Data; prose is made by `Display`.
+
+use serde::{Deserialize, Serialize};
+
+use crate::manifest::FormatError;
+
+/// Why storage did not do what was asked.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, thiserror::Error)]
+pub enum StoreError {
+    /// It may work later: no connection, slow, throttled.
+    #[error("{0}")]
+    Unavailable(String),
+    /// A file is there and is not what was written.
+    #[error("{name} {reason}")]
+    Damaged {
+        /// The file.
+        name: String,
+        /// What is wrong with it.
+        reason: String,
+    },
+}
+
+/// What kind of failure a member tells of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Kind {
+    /// A function of the user raised: trying again gives the same.
+    User,
+    /// The data is refused: trying again gives the same.
+    Data,
+    /// Another member's failure, or the end of the generation, seen from here.
+    Echo,
+    /// The request was of a generation that has ended.
+    Stale,
+    /// The state that was here is gone.
+    State,
+    /// Storage, for a while.
+    Store,
+    /// Storage, for good: a damaged file.
+    Damaged,
+    /// Ours.
+    Internal,
+}
+
+/// A request that a member could not serve.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, thiserror::Error)]
+#[error("{message}")]
+pub struct Failure {
+    /// What to do about it.
+    pub kind: Kind,
+    /// For people.
+    pub message: String,
+}
+
+impl Failure {
+    /// A failure of a kind.
+    pub fn new(kind: Kind, message: impl Into<String>) -> Failure {
+        Failure { kind, message: message.into() }
+    }
+}
+
+impl From<StoreError> for Failure {
+    fn from(error: StoreError) -> Failure {
+        let kind = if matches!(error, StoreError::Damaged { .. }) { Kind::Damaged } else { Kind::Store };
+        Failure::new(kind, error.to_string())
+    }
+}
+
+/// Why a batch, a finish, a migration or a rescale failed.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum EngineError {
+    /// The Spark query was stopped; the batch will be asked for again.
+    #[error("the query was stopped during epoch {epoch}")]
+    Abandoned {
+        /// The epoch.
+        epoch: u64,
+    },
+    /// One call at a time.
+    #[error("epoch {running} of the query is still under way: {asked} has to wait")]
+    Busy {
+        /// Under way.
+        running: u64,
+        /// Asked for.
+        asked: u64,
+    },
+    /// A batch that the state does not belong to.
+    #[error(
+        "batch {asked} is asked for, but the state is at batch {at:?}: only the batch after it, or it again, can follow"
+    )]
+    OutOfOrder {
+        /// Asked for.
+        asked: u64,
+        /// The last one completed.
+        at: Option<u64>,
+    },
+    /// The final epoch has run.
+    #[error("the query is finished after batch {after}: batch {asked} comes too late")]
+    Finished {
+        /// The last batch.
+        after: u64,
+        /// Asked for.
+        asked: u64,
+    },
+    /// To finish, the last batch must be committed.
+    #[error(
+        "batch {epoch} was computed but Spark has not committed it: start the query again, so that Spark replays it, then finish"
+    )]
+    Uncommitted {
+        /// The batch.
+        epoch: u64,
+    },
+    /// State is gone and nothing durable has it.
+    #[error(
+        "the state at the beginning of batch {epoch} is lost: {reason}; start a new query from batch 0 (a new checkpoint)"
+    )]
+    StateLost {
+        /// The batch that needs it.
+        epoch: u64,
+        /// Where it was.
+        reason: String,
+    },
+    /// The checkpoint has no manifest of the batch before.
+    #[error(
+        "batch {asked} is asked for, but the checkpoint has no state of the batch before it; the newest is of batch {newest:?}"
+    )]
+    NoManifest {
+        /// Asked for.
+        asked: u64,
+        /// What there is.
+        newest: Option<u64>,
+    },
+    /// A file of the checkpoint is damaged.
+    #[error("{name} {reason}: put back the file, or start from a copy of the checkpoint")]
+    Damaged {
+        /// The file.
+        name: String,
+        /// What is wrong with it.
+        reason: String,
+    },
+    /// The checkpoint belongs to another query.
+    #[error("the checkpoint holds the state of query {found}, not of {query}")]
+    OtherQuery {
+        /// Ours.
+        query: String,
+        /// Its.
+        found: String,
+    },
+    /// The flow has changed in a way that state cannot follow.
+    #[error("the checkpoint has {before}, the flow has {after}: state cannot be taken over")]
+    OtherPlan {
+        /// In the checkpoint.
+        before: String,
+        /// In the flow.
+        after: String,
+    },
+    /// Another engine serves the checkpoint.
+    #[error("the engine of claim {claim} serves this checkpoint: end it first, or take over with takeover=True")]
+    Held {
+        /// Its claim.
+        claim: u64,
+    },
+    /// Another engine has taken the checkpoint over.
+    #[error("claim {by} has taken the checkpoint over from claim {claim}")]
+    Fenced {
+        /// Ours.
+        claim: u64,
+        /// The newer one.
+        by: u64,
+    },
+    /// Storage does not work.
+    #[error("{what} failed {tries} times: {reason}; nothing is lost, the batch can be asked for again")]
+    Store {
+        /// What was tried.
+        what: &'static str,
+        /// How often.
+        tries: u32,
+        /// The last reason.
+        reason: String,
+    },
+    /// The source gave other rows for the same batch.
+    #[error(
+        "the source is not replayable: batch {epoch} had {before} rows when the sink was called, and now has {now} rows, or others"
+    )]
+    NotReplayable {
+        /// The batch.
+        epoch: u64,
+        /// Rows at first.
+        before: u64,
+        /// Rows now.
+        now: u64,
+    },
+    /// Feeding failed for no reason of ours.
+    #[error("feeding epoch {epoch} failed: {reason}")]
+    Feed {
+        /// The epoch.
+        epoch: u64,
+        /// Spark's reason.
+        reason: String,
+    },
+    /// The sink raised.
+    #[error("the sink failed for epoch {epoch}: {reason}")]
+    Sink {
+        /// The epoch.
+        epoch: u64,
+        /// What it raised.
+        reason: String,
+    },
+    /// A function of the user raised, or the data was refused.
+    #[error("{0}")]
+    Member(Failure),
+    /// Members did not come.
+    #[error("{missing} of {wanted} workers are missing")]
+    NoMembers {
+        /// How many.
+        missing: u32,
+        /// Of how many.
+        wanted: u32,
+    },
+    /// Attempt after attempt broke off.
+    #[error("epoch {epoch} broke off {tries} times, at last: {reason}")]
+    Broken {
+        /// The epoch.
+        epoch: u64,
+        /// How often.
+        tries: u32,
+        /// The last reason.
+        reason: String,
+    },
+    /// Moves or workers that do not exist, slots that are not there.
+    #[error("{0}")]
+    Refused(String),
+    /// The generation ended before the migration did.
+    #[error("the migration was cut off: {0}")]
+    CutOff(String),
+    /// The engine is closed.
+    #[error("the engine is closed")]
+    Closed,
+}
+
+impl From<(String, FormatError)> for EngineError {
+    fn from((name, error): (String, FormatError)) -> EngineError {
+        EngineError::Damaged { name, reason: error.to_string() }
+    }
+}

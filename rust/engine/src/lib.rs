@@ -1,0 +1,95 @@
+//! The engine's protocol as pure state machines: events in, effects out. No thread, socket, clock or file.
+//!
+//! **Nothing executes it yet.** Today `penstock.spark` (Python) still decides what is described here, without durable state: `query`,
+//! `generation`, `residents` and `migrate` are to become executors of these effects. What is checked is the protocol: `tests/` holds a simulation of
+//! the whole cluster around it.
+//!
+//! | module | owns |
+//! |---|---|
+//! | `engine` | the roster and rescales; [`Engine`], which hands events to queries |
+//! | `query` | one query: calls, checkpoint and claim, generations, epochs, moves and retention |
+//! | `member` | [`Member`]: what a member does about what it is asked |
+//! | `protocol`, `error` | events, effects, requests, answers; why something failed |
+//! | `manifest` | manifests and claims, their form on disk, and which manifest serves |
+//! | `range` | bins as ranges of the hash, layouts |
+//! | `roster` | slots, and the members that serve them |
+//!
+//! # A query
+//!
+//! ```text
+//! Fresh ──batch──▶ Running ──loss, failure──▶ Broken ──next call──▶ Running        Finished: the final epoch has run
+//!   ▲                                            │                                 Lost: nothing has the state
+//!   └──────────── fenced, other logs ────────────┴── not durable, ranges missing ──▶ Lost
+//! ```
+//!
+//! A call (batch, finish, or the engine's own regroup between two batches) goes through these phases; each ends by an answer, a loss or a timer:
+//!
+//! ```text
+//! Claiming ─▶ Stopping ─▶ Gathering ─▶ Loading ─▶ Starting ─▶ Discarding ─▶ Feeding ─▶ Releasing ─▶ Serving ─▶ return
+//!             └── a new generation, where one is needed ──┘                                       │
+//!                        ▲                                                                        │
+//!                        └──── a member was lost: survivors undo, the rest is loaded, fed again ◀─┘
+//! ```
+//!
+//! *Serving*: members write their files while the sink runs; when both have ended the claims are read again and the manifest is
+//! written; they are read once more and the call returns. A batch that is asked for again is served again while all that it is made of
+//! stands, and computed again otherwise, by another attempt, whose sink is called again.
+//!
+//! # Invariants, and why
+//!
+//! - *State, output and manifest of a batch are of one attempt* (a generation). Attempts may differ where functions of the user are not
+//!   pure; a manifest of one with the output of another would never be noticed.
+//! - *Every question has a ticket, and what is moot is forgotten*: late, repeated and stray answers change nothing.
+//! - *Every call ends*: each phase waits for something that ends, by its answer or by the loss of who was asked; attempts, calls of the sink and tries
+//!   with storage are bounded.
+//! - *Lost is what is in no inventory*, not what the dead member owned: an original may survive elsewhere.
+//! - *The set of members changes between the request for a batch and its mark*, or when Spark is known to have committed the last batch:
+//!   before that the originals that undo it are needed.
+//! - *Rows are fed when the old ones are forgotten* everywhere, not merely told to: rows and requests come on different connections.
+//! - *A file is never written twice under one name*: a write that was given up may still arrive, also in part.
+//! - *A final epoch is undone to where it began* until it has returned; its manifest is no base of another epoch.
+//! - *Manifests of the newest claim serve first*, generations ascend over claims, so an engine that was fenced is never taken for the present
+//!   one, whatever it still writes.
+//! - *What is durable decides* where logs and memory have gone different ways (another engine, hand-edited logs): the state here is dropped and read again.
+//!
+//! # Who executes what
+//!
+//! | Effect | Today's call |
+//! |---|---|
+//! | `StartResident`, `RetireResident`, `Dismiss` | a thread of `residents.Residents` that resubmits its job with pauses; `Hub.dismiss` |
+//! | `Call` with `Stop`, `Start`, `Release`, `Migrate`, `CancelMigration`, `CloseEpoch`, `Discard`, `Drop` | `Hub.call` with `stop_query` (keep), `start`, `release`, `migrate`, `cancel_migration`, `close_epoch`, `discard`, `drop_query` |
+//! | `Call` with `Load`, `Write`, `Merge` | none: to be added to `cluster::message` |
+//! | `Feed`, `Sink` | `feeds.FeedTask` under `mapInArrow(..).collect()`; `drains.outputs` and the user's function |
+//! | `ReadCheckpoint`, `CreateClaim`, `ReadClaims`, `WriteManifest`, `Delete` | none: a thread of the engine, and the probe of the claim's registry |
+//! | `Timer` | the hub's turn |
+//! | `Complete`, `Fail`, `Moved`, `Rescaled` | return or exception of `BatchFunction` and `finish`; the end of a `Migration` handle |
+//!
+//! | [`MemberEffect`] | Today's call |
+//! |---|---|
+//! | `EndGroup` | `Host::stop`, then `Host::inventory(epoch)` |
+//! | `StartGroup` | `mesh::connect`, then `Host::start`; what was loaded goes into the tables where `Shelf::rebuild` names bins as missing |
+//! | `ReleaseInput`, `Migrate`, `CancelMigration` | `Staging::select` and `Host::release`; `Host::migrate`; `Host::cancel` |
+//! | `CloseOutputs`, `DiscardStaged`, `DropAll` | `Outputs` and `Group::settle`; `Staging`; `Command::Drop` |
+//! | `LoadRanges`, `WriteFiles`, `MergeFiles` | none: the records of the workers, and storage |
+//! | `Reply`, `Tell` | `Core::reply`; the event `failed` |
+//!
+//! Non-goals: what a data file looks like inside, how rows are staged and outputs kept, what Python shows of all this.
+
+mod engine;
+mod error;
+mod manifest;
+mod member;
+mod protocol;
+mod query;
+mod range;
+mod roster;
+
+pub use engine::{Engine, Setup};
+pub use error::{EngineError, Failure, Kind, StoreError};
+pub use manifest::{Claim, Contents, DataFile, FormatError, Manifest, Operator, Plan, VERSION, decode, encode};
+pub use member::{Member, MemberEffect, MemberEvent};
+pub use protocol::{
+    Answer, Commit, Effect, Event, Handle, MemberId, Piece, Program, QueryId, Ranges, Receipt, Release, Request, Stamp,
+    Start, Stored, Ticket,
+};
+pub use range::{Layout, LayoutError, MAX_LENGTH, Range};

@@ -1,0 +1,357 @@
+//! What is durable besides the data files: manifests and claims, their form on disk, and which manifest serves.
+//!
+//! A manifest says what the state at the end of a batch consists of: a list of data files. A claim says which engine writes to a
+//! checkpoint from now on; claims are numbered and created only where there is none of that number.
+//!
+//! On disk both are `MAGIC version body length checksum`: the body is JSON, its length (8 bytes) and CRC-32 (4 bytes) stand at the end, little-endian,
+//! so that a file that was torn, cut or changed is recognised whatever its beginning says. A file is never changed once written.
+//!
+//! Invariants: state, output and manifest of a batch are of one attempt, which the generation names; generations ascend over
+//! all claims of a checkpoint. Of several manifests of a batch the one of the newest claim, and of that the newest generation, serves.
+
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
+
+const MAGIC: &[u8; 8] = b"penstock";
+/// What this release writes; it reads this and all before.
+pub const VERSION: u16 = 1;
+const HEAD: usize = MAGIC.len() + 2;
+const TAIL: usize = 8 + 4;
+
+/// One data file of a member.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+pub struct DataFile {
+    /// Its name in the checkpoint.
+    pub name: String,
+    /// Bytes.
+    pub length: u64,
+    /// CRC-32 of them.
+    pub checksum: u32,
+    /// The epoch whose changes it holds; of a merged file the newest.
+    pub epoch: u64,
+    /// The generation that wrote it.
+    pub generation: u64,
+}
+
+/// A named operator that keeps state.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Operator {
+    /// Stable over changes of the flow.
+    pub name: String,
+    /// What it computes.
+    pub kind: String,
+    /// Types of key and value.
+    pub types: String,
+    /// Version of its state's form.
+    pub version: u32,
+}
+
+/// The flow as state sees it.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Plan {
+    /// Those with state, in the order of the flow.
+    pub operators: Vec<Operator>,
+    /// Names of the sources, in order.
+    pub sources: Vec<String>,
+}
+
+impl Plan {
+    /// Says what of this plan's state `newer` cannot take over.
+    ///
+    /// # Errors
+    /// The two sides that do not fit.
+    pub fn check(&self, newer: &Plan) -> Result<(), (String, String)> {
+        if self.sources != newer.sources {
+            return Err((self.sources.join(", "), newer.sources.join(", ")));
+        }
+        let told = |one: &Operator| format!("{} ({} of {}, version {})", one.name, one.kind, one.types, one.version);
+        for old in &self.operators {
+            match newer.operators.iter().find(|one| one.name == old.name) {
+                Some(new) if new == old => {}
+                Some(new) => return Err((told(old), told(new))),
+                None => return Err((told(old), "nothing of that name".into())),
+            }
+        }
+        Ok(())
+    }
+}
+
+/// The state at the end of a batch.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Manifest {
+    /// Spark's id of the query.
+    pub query: String,
+    /// The batch.
+    pub batch: u64,
+    /// Whether the final epoch of the query follows the batch here.
+    pub finished: bool,
+    /// Number of the claim under which it was written.
+    pub claim: u64,
+    /// The attempt that computed state and output.
+    pub generation: u64,
+    /// Tells manifests of equal batch and generation apart.
+    pub nonce: u64,
+    /// What computed it.
+    pub plan: Plan,
+    /// Watermark reached, by source; microseconds.
+    pub watermarks: Vec<Option<i64>>,
+    /// Processing time of the batch, milliseconds.
+    pub clock_ms: i64,
+    /// Rows that came too late, over all batches.
+    pub late_rows: u64,
+    /// The manifest it follows.
+    pub parent: Option<String>,
+    /// Files, newest last; newest per key counts.
+    pub files: Vec<DataFile>,
+}
+
+impl Manifest {
+    /// Its name in the checkpoint; names sort by batch.
+    #[must_use]
+    pub fn name(&self) -> String {
+        let finished = if self.finished { "-finished" } else { "" };
+        format!("manifest-{:020}{finished}-{:020}-{:016x}", self.batch, self.generation, self.nonce)
+    }
+}
+
+/// Who writes to a checkpoint.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Claim {
+    /// One more than the claim before.
+    pub number: u64,
+    /// Tells engines apart.
+    pub nonce: u64,
+    /// Address of the engine's registry: whoever wants the checkpoint asks there first.
+    pub registry: String,
+    /// The manifest that it starts from.
+    pub from: Option<String>,
+}
+
+impl Claim {
+    /// Its name in the checkpoint.
+    #[must_use]
+    pub fn name(number: u64) -> String {
+        format!("claim-{number:020}")
+    }
+}
+
+/// A file that cannot be read.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum FormatError {
+    /// It does not begin as our files do.
+    #[error("is no file of penstock")]
+    Foreign,
+    /// A newer release wrote it.
+    #[error("has version {found}; this release reads up to {VERSION}")]
+    Newer {
+        /// Its version.
+        found: u16,
+    },
+    /// It is shorter or longer than it says.
+    #[error("has {found} bytes where it says {expected}")]
+    Length {
+        /// Bytes of the body that are there.
+        found: u64,
+        /// Bytes that its end announces.
+        expected: u64,
+    },
+    /// Its bytes have changed.
+    #[error("has checksum {found:08x} where it says {expected:08x}")]
+    Checksum {
+        /// Of the bytes that are there.
+        found: u32,
+        /// As announced.
+        expected: u32,
+    },
+    /// Its content is none that this version writes.
+    #[error("has unknown content: {message}")]
+    Body {
+        /// What is wrong.
+        message: String,
+    },
+}
+
+/// The form on disk.
+///
+/// # Panics
+/// Never: what is written has no map with keys that are no strings.
+#[must_use]
+pub fn encode<T: Serialize>(content: &T) -> Vec<u8> {
+    let body = serde_json::to_vec(content).expect("plain data becomes JSON");
+    let mut out = Vec::with_capacity(HEAD + body.len() + TAIL);
+    out.extend_from_slice(MAGIC);
+    out.extend_from_slice(&VERSION.to_le_bytes());
+    out.extend_from_slice(&body);
+    out.extend_from_slice(&(body.len() as u64).to_le_bytes());
+    let checksum = crc32fast::hash(&out);
+    out.extend_from_slice(&checksum.to_le_bytes());
+    out
+}
+
+/// Reads what [`encode`] wrote.
+///
+/// # Errors
+/// What is wrong with it.
+pub fn decode<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, FormatError> {
+    let torn = |found: usize| FormatError::Length { found: found as u64, expected: (HEAD + TAIL) as u64 };
+    let head = bytes.get(..HEAD).ok_or_else(|| torn(bytes.len()))?;
+    if &head[..MAGIC.len()] != MAGIC {
+        return Err(FormatError::Foreign);
+    }
+    let found = u16::from_le_bytes([head[8], head[9]]);
+    if found > VERSION {
+        return Err(FormatError::Newer { found });
+    }
+    let (rest, tail) = bytes.split_last_chunk::<4>().ok_or_else(|| torn(bytes.len()))?;
+    let (rest, announced) = rest.split_last_chunk::<8>().ok_or_else(|| torn(bytes.len()))?;
+    let body = rest.get(HEAD..).ok_or_else(|| torn(bytes.len()))?;
+    let (found, expected) = (body.len() as u64, u64::from_le_bytes(*announced));
+    if found != expected {
+        return Err(FormatError::Length { found, expected });
+    }
+    let (found, expected) = (crc32fast::hash(&bytes[..bytes.len() - 4]), u32::from_le_bytes(*tail));
+    if found != expected {
+        return Err(FormatError::Checksum { found, expected });
+    }
+    serde_json::from_slice(body).map_err(|error| FormatError::Body { message: error.to_string() })
+}
+
+/// What a checkpoint holds; what cannot be read is there by name.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Contents {
+    /// Claims by number, each as read.
+    pub claims: Vec<(u64, Result<Claim, FormatError>)>,
+    /// Manifests by name, each as read.
+    pub manifests: Vec<(String, Result<Manifest, FormatError>)>,
+    /// Names of data files with their generation and epoch.
+    pub files: Vec<DataFile>,
+    /// Whether the registry of the newest claim answers.
+    pub held: bool,
+}
+
+impl Contents {
+    /// Number of the newest claim, 0 where there is none.
+    #[must_use]
+    pub fn newest_claim(&self) -> u64 {
+        self.claims.iter().map(|(number, _)| *number).max().unwrap_or(0)
+    }
+
+    /// The manifest that serves who asks for the batch after `batch`, with the final epoch where that has run.
+    ///
+    /// # Errors
+    /// The name of one of that batch that cannot be read: taking an older attempt instead could take one that was not committed.
+    pub fn serving(&self, batch: u64) -> Result<Option<&Manifest>, (String, FormatError)> {
+        let mut best: Option<&Manifest> = None;
+        let prefix = format!("manifest-{batch:020}-");
+        for (name, read) in &self.manifests {
+            match read {
+                Ok(manifest) if manifest.batch == batch => {
+                    let rank = |one: &Manifest| (one.claim, one.generation, one.finished);
+                    if best.is_none_or(|best| rank(best) < rank(manifest)) {
+                        best = Some(manifest);
+                    }
+                }
+                Err(error) if name.starts_with(&prefix) => return Err((name.clone(), error.clone())),
+                _ => {}
+            }
+        }
+        Ok(best)
+    }
+
+    /// The newest batch of which a manifest can be read.
+    #[must_use]
+    pub fn newest_batch(&self) -> Option<u64> {
+        self.manifests.iter().filter_map(|(_, read)| read.as_ref().ok()).map(|manifest| manifest.batch).max()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn manifest(batch: u64, claim: u64, generation: u64) -> Manifest {
+        Manifest {
+            query: "q".into(),
+            batch,
+            finished: false,
+            claim,
+            generation,
+            nonce: 7,
+            plan: Plan::default(),
+            watermarks: vec![Some(-5), None],
+            clock_ms: 1_700_000_000_000,
+            late_rows: 3,
+            parent: None,
+            files: vec![DataFile { name: "f".into(), length: 9, checksum: 1, epoch: batch, generation }],
+        }
+    }
+
+    #[test]
+    fn every_cut_and_every_changed_byte_is_noticed() {
+        let original = manifest(4, 1, 2);
+        let bytes = encode(&original);
+        assert_eq!(decode::<Manifest>(&bytes), Ok(original));
+        for cut in 0..bytes.len() {
+            assert!(decode::<Manifest>(&bytes[..cut]).is_err(), "cut at {cut}");
+        }
+        for at in 0..bytes.len() {
+            let mut changed = bytes.clone();
+            changed[at] ^= 0x10;
+            assert!(decode::<Manifest>(&changed).is_err(), "changed at {at}");
+        }
+        let mut longer = bytes.clone();
+        longer.push(0);
+        assert!(decode::<Manifest>(&longer).is_err());
+        assert!(matches!(decode::<Claim>(&bytes), Err(FormatError::Body { .. })));
+    }
+
+    #[test]
+    fn a_newer_version_and_a_foreign_file_are_named() {
+        let mut newer = encode(&manifest(4, 1, 2));
+        newer[8] = 9;
+        assert_eq!(decode::<Manifest>(&newer), Err(FormatError::Newer { found: 9 }));
+        assert_eq!(decode::<Manifest>(b"a parquet file, surely"), Err(FormatError::Foreign));
+        assert_eq!(decode::<Manifest>(b""), Err(FormatError::Length { found: 0, expected: 22 }));
+    }
+
+    /// The first version's bytes, written down: they stay readable.
+    #[test]
+    fn version_1_stays_readable() {
+        let claim = Claim { number: 3, nonce: 5, registry: "h:1".into(), from: Some("m".into()) };
+        let body = br#"{"number":3,"nonce":5,"registry":"h:1","from":"m"}"#;
+        let mut bytes = b"penstock\x01\x00".to_vec();
+        bytes.extend_from_slice(body);
+        bytes.extend_from_slice(&[body.len() as u8, 0, 0, 0, 0, 0, 0, 0]);
+        bytes.extend_from_slice(&[0x7c, 0xe2, 0x18, 0xc1]);
+        assert_eq!(decode::<Claim>(&bytes), Ok(claim.clone()));
+        assert_eq!(encode(&claim), bytes);
+    }
+
+    #[test]
+    fn the_newest_claim_serves_and_then_the_newest_generation() {
+        let all = [manifest(4, 1, 9), manifest(4, 2, 11), manifest(4, 2, 12), manifest(5, 1, 10)];
+        let named = |one: &Manifest| (one.name(), Ok(one.clone()));
+        let mut contents = Contents { manifests: all.iter().map(named).collect(), ..Contents::default() };
+        assert_eq!(contents.serving(4), Ok(Some(&all[2])));
+        assert_eq!(contents.serving(5), Ok(Some(&all[3])));
+        assert_eq!(contents.serving(6), Ok(None));
+        let damaged = manifest(4, 1, 3).name();
+        contents.manifests.push((damaged.clone(), Err(FormatError::Foreign)));
+        assert_eq!(contents.serving(4), Err((damaged, FormatError::Foreign)));
+        assert!(contents.serving(5).is_ok(), "of another batch");
+    }
+
+    #[test]
+    fn a_changed_flow_is_named_on_both_sides() {
+        let operator =
+            |name: &str, version| Operator { name: name.into(), kind: "sum".into(), types: "long".into(), version };
+        let plan = |operators| Plan { operators, sources: vec!["bids".into()] };
+        let old = plan(vec![operator("a", 1), operator("b", 1)]);
+        assert_eq!(old.check(&plan(vec![operator("new", 1), operator("b", 1), operator("a", 1)])), Ok(()));
+        let (before, after) = old.check(&plan(vec![operator("a", 2), operator("b", 1)])).unwrap_err();
+        assert_eq!((&*before, &*after), ("a (sum of long, version 1)", "a (sum of long, version 2)"));
+        let (_, after) = old.check(&plan(vec![operator("a", 1)])).unwrap_err();
+        assert_eq!(after, "nothing of that name");
+        assert!(old.check(&Plan { sources: vec!["asks".into()], ..old.clone() }).is_err());
+    }
+}

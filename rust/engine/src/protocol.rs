@@ -1,0 +1,486 @@
+//! What the machines hear and what they ask for. Plain data.
+//!
+//! An effect that is answered carries a ticket; its answer carries the ticket back. A ticket whose question is moot is forgotten, so that late
+//! and repeated answers change nothing. Executors do effects in the order in which they come, at most once, and decide nothing.
+
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Serialize};
+
+use crate::error::{EngineError, Failure, StoreError};
+use crate::manifest::{Claim, Contents, DataFile, Manifest, Plan};
+use crate::range::{Layout, Range};
+
+/// Spark's id of a query.
+pub type QueryId = String;
+/// Names a question.
+pub type Ticket = u64;
+/// Names a user's migration or rescale.
+pub type Handle = u64;
+
+/// A resident process. Given by the registry, never used again.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+pub struct MemberId(pub u64);
+
+/// Which life of a query's workers a frame is of, and among whom: in every frame.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+pub struct Stamp {
+    /// Ascends over all claims of a checkpoint.
+    pub generation: u64,
+    /// Ascends with every change of the member list.
+    pub membership: u64,
+}
+
+/// What a feed task tells: the rows of a partition that a member has staged. Delivered receipts are the commit.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Receipt {
+    /// Spark's partition.
+    pub partition: u32,
+    /// Spark's task attempt, unique in the application.
+    pub attempt: u64,
+    /// Who has the rows.
+    pub member: MemberId,
+    /// How many.
+    pub rows: u64,
+    /// Greatest event time, microseconds.
+    pub max_event_time: Option<i64>,
+    /// Sum of the rows' hashes, modulo 2^64: the same whatever their order and partitions.
+    pub hash: u64,
+}
+
+/// Committed rows of one partition.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Commit {
+    /// Spark's partition.
+    pub partition: u32,
+    /// The attempt that counts.
+    pub attempt: u64,
+    /// Its rows.
+    pub rows: u64,
+    /// Rows of all smaller partitions.
+    pub rows_before: u64,
+}
+
+/// Frozen output of one worker.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Piece {
+    /// Where it is.
+    pub member: MemberId,
+    /// Its number there.
+    pub number: u32,
+    /// Its rows.
+    pub rows: u64,
+    /// Its late rows.
+    pub late_rows: u64,
+}
+
+/// Ranges by the name of their operator.
+pub type Ranges = BTreeMap<String, Vec<Range>>;
+
+/// Begin a generation.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Start {
+    /// Of the generation.
+    pub stamp: Stamp,
+    /// All members; ranks are indices.
+    pub members: Vec<MemberId>,
+    /// Index of the receiver.
+    pub rank: u32,
+    /// Workers of each member.
+    pub threads: u32,
+    /// Who owns what, by operator; worker `rank * threads + thread`.
+    pub layouts: BTreeMap<String, Layout>,
+    /// The next epoch.
+    pub epoch: u64,
+    /// Watermark so far, microseconds.
+    pub watermark: Option<i64>,
+    /// Whether all state begins empty; else it is what was kept and loaded.
+    pub fresh: bool,
+}
+
+/// Run an epoch.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Release {
+    /// Of the generation.
+    pub stamp: Stamp,
+    /// The epoch.
+    pub epoch: u64,
+    /// What counts of what is staged here.
+    pub feeds: Vec<Commit>,
+    /// Watermark at its end, microseconds.
+    pub watermark: Option<i64>,
+    /// Its processing time, milliseconds.
+    pub clock_ms: i64,
+    /// Whether it is the final one.
+    pub finish: bool,
+}
+
+/// What a member is asked, about one query.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Request {
+    /// End the workers; tell which ranges' state at the beginning of `epoch` is here.
+    Stop {
+        /// Of the generation that begins: whatever is older has ended.
+        stamp: Stamp,
+        /// The epoch that it begins with.
+        epoch: u64,
+    },
+    /// Read these ranges from files, for the next start.
+    Load {
+        /// Of the generation that begins.
+        stamp: Stamp,
+        /// What.
+        ranges: Ranges,
+        /// From where; newest last.
+        files: Vec<DataFile>,
+    },
+    /// Begin a generation.
+    Start(Start),
+    /// Run an epoch.
+    Release(Release),
+    /// Write what the epoch changed.
+    Write {
+        /// Of the generation that ran it.
+        stamp: Stamp,
+        /// The epoch.
+        epoch: u64,
+    },
+    /// Merge files into one.
+    Merge {
+        /// Of the present generation.
+        stamp: Stamp,
+        /// Which; newest last.
+        files: Vec<DataFile>,
+    },
+    /// Move ranges step by step. To the member of worker 0.
+    Migrate {
+        /// Of the present generation.
+        stamp: Stamp,
+        /// Names it.
+        handle: Handle,
+        /// Range and new worker, of every operator; step by step.
+        steps: Vec<Vec<(Range, u32)>>,
+    },
+    /// Let a migration end after the step under way.
+    CancelMigration {
+        /// Of the present generation.
+        stamp: Stamp,
+        /// Which.
+        handle: Handle,
+    },
+    /// Forget the outputs of this epoch and those before.
+    CloseEpoch {
+        /// The epoch.
+        epoch: u64,
+    },
+    /// Forget what is staged for an epoch.
+    Discard {
+        /// The epoch.
+        epoch: u64,
+    },
+    /// Forget the query.
+    Drop,
+}
+
+/// What a member answers.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Answer {
+    /// Done.
+    Done,
+    /// Stopped; this is here.
+    Inventory(Ranges),
+    /// An epoch is complete here.
+    Released {
+        /// Frozen outputs by worker: number, rows, late rows.
+        pieces: Vec<(u32, u64, u64)>,
+    },
+    /// Files are written.
+    Written(Vec<DataFile>),
+    /// A migration has ended; so many of its steps were done.
+    Migrated(u32),
+}
+
+/// What storage answers.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Stored {
+    /// What the checkpoint holds.
+    Contents(Contents),
+    /// Whether the claim was made: there was none of its number.
+    Claimed(bool),
+    /// Number of the newest claim.
+    NewestClaim(u64),
+    /// Written.
+    Written,
+}
+
+/// What an engine hears.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Event {
+    /// A resident has joined.
+    MemberUp {
+        /// Which one.
+        slot: u32,
+        /// Its id.
+        member: MemberId,
+    },
+    /// A member is gone, for good: its connection ended or it was silent.
+    MemberLost {
+        /// Which.
+        member: MemberId,
+        /// Why.
+        reason: String,
+    },
+    /// A member answers.
+    Answer {
+        /// The question.
+        ticket: Ticket,
+        /// What it says.
+        answer: Result<Answer, Failure>,
+    },
+    /// The workers of a member failed while nothing was asked of them.
+    GroupFailed {
+        /// Whose.
+        query: QueryId,
+        /// Of which generation.
+        stamp: Stamp,
+        /// Why.
+        failure: Failure,
+    },
+    /// A query is going to ask.
+    Open {
+        /// Its id.
+        query: QueryId,
+        /// What is to be known of it.
+        program: Program,
+    },
+    /// Spark calls with a batch.
+    Batch {
+        /// Whose.
+        query: QueryId,
+        /// Which.
+        epoch: u64,
+        /// Spark's own time of the batch, milliseconds: durable before the call.
+        clock_ms: i64,
+        /// The last batch in Spark's commit log.
+        committed: Option<u64>,
+    },
+    /// Spark's commit log has a batch; told while the query is idle.
+    Committed {
+        /// Whose.
+        query: QueryId,
+        /// Which.
+        epoch: u64,
+    },
+    /// The user ends the input.
+    Finish {
+        /// Whose.
+        query: QueryId,
+        /// Milliseconds.
+        clock_ms: i64,
+        /// The last batch in Spark's commit log.
+        committed: Option<u64>,
+    },
+    /// The Spark query was stopped.
+    Stop {
+        /// Which.
+        query: QueryId,
+    },
+    /// Spark delivers a receipt of a feed.
+    Receipt {
+        /// The feed.
+        ticket: Ticket,
+        /// The receipt.
+        receipt: Receipt,
+    },
+    /// The stage of a feed has ended; all receipts were delivered before.
+    Fed {
+        /// The feed.
+        ticket: Ticket,
+        /// Why it failed, if so.
+        outcome: Result<(), String>,
+    },
+    /// The sink has returned or raised.
+    Sunk {
+        /// The call.
+        ticket: Ticket,
+        /// What it raised, if so.
+        outcome: Result<(), String>,
+    },
+    /// Storage answers.
+    Stored {
+        /// The question.
+        ticket: Ticket,
+        /// What it says.
+        outcome: Result<Stored, StoreError>,
+    },
+    /// A timer has run out.
+    Timer {
+        /// Which.
+        ticket: Ticket,
+    },
+    /// A user moves ranges.
+    Migrate {
+        /// Whose.
+        query: QueryId,
+        /// The user's handle.
+        handle: Handle,
+        /// Step by step.
+        steps: Vec<Vec<(Range, u32)>>,
+    },
+    /// A user wants no further step.
+    CancelMigration {
+        /// The user's handle.
+        handle: Handle,
+    },
+    /// A user wants another number of residents.
+    Rescale {
+        /// The user's handle.
+        handle: Handle,
+        /// How many.
+        workers: u32,
+        /// Task slots that can be had beyond those held.
+        free: u32,
+    },
+    /// The engine closes.
+    Close,
+}
+
+/// What is to be known of a query.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Program {
+    /// Operators with state, and sources.
+    pub plan: Plan,
+    /// How far the watermark stays behind the greatest event time, microseconds.
+    pub lateness_us: i64,
+    /// Whether state is durable.
+    pub durable: bool,
+}
+
+/// What an engine asks for.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Effect {
+    /// Keep a resident running in this slot from now on.
+    StartResident {
+        /// The slot.
+        slot: u32,
+    },
+    /// End the resident of this slot, and run none.
+    RetireResident {
+        /// The slot.
+        slot: u32,
+    },
+    /// Send a member away that is not needed: another one serves its slot.
+    Dismiss {
+        /// The member.
+        member: MemberId,
+    },
+    /// Ask a member; answered by [`Event::Answer`] or by the member's loss.
+    Call {
+        /// The question.
+        ticket: Ticket,
+        /// Whom.
+        member: MemberId,
+        /// About which query.
+        query: QueryId,
+        /// What.
+        request: Request,
+    },
+    /// Run the feed stage of a batch; answered by receipts and [`Event::Fed`].
+    Feed {
+        /// The question.
+        ticket: Ticket,
+        /// Whose.
+        query: QueryId,
+        /// Which epoch.
+        epoch: u64,
+        /// Who takes rows.
+        members: Vec<MemberId>,
+    },
+    /// Call the sink; answered by [`Event::Sunk`].
+    Sink {
+        /// The question.
+        ticket: Ticket,
+        /// Whose.
+        query: QueryId,
+        /// Which epoch.
+        epoch: u64,
+        /// What it reads.
+        pieces: Vec<Piece>,
+    },
+    /// Read what the checkpoint holds, and ask the registry of the newest claim whether it lives.
+    ReadCheckpoint {
+        /// The question.
+        ticket: Ticket,
+        /// Whose.
+        query: QueryId,
+    },
+    /// Create a claim where there is none of its number.
+    CreateClaim {
+        /// The question.
+        ticket: Ticket,
+        /// Whose.
+        query: QueryId,
+        /// Registry's address is filled in by the executor.
+        claim: Claim,
+    },
+    /// Read the number of the newest claim.
+    ReadClaims {
+        /// The question.
+        ticket: Ticket,
+        /// Whose.
+        query: QueryId,
+    },
+    /// Write a manifest under its name.
+    WriteManifest {
+        /// The question.
+        ticket: Ticket,
+        /// Whose.
+        query: QueryId,
+        /// What.
+        manifest: Box<Manifest>,
+    },
+    /// Delete files of the checkpoint, in this order; no answer.
+    Delete {
+        /// Whose.
+        query: QueryId,
+        /// Which.
+        names: Vec<String>,
+    },
+    /// Ring after so many milliseconds.
+    Timer {
+        /// The question.
+        ticket: Ticket,
+        /// Milliseconds.
+        after_ms: u64,
+    },
+    /// Let Spark's call for a batch, or the user's for the end, return.
+    Complete {
+        /// Whose.
+        query: QueryId,
+        /// Which epoch.
+        epoch: u64,
+    },
+    /// Let it raise.
+    Fail {
+        /// Whose.
+        query: QueryId,
+        /// Which epoch.
+        epoch: u64,
+        /// What.
+        error: EngineError,
+    },
+    /// A user's migration has ended.
+    Moved {
+        /// The user's handle.
+        handle: Handle,
+        /// Steps that were done.
+        outcome: Result<u32, EngineError>,
+    },
+    /// A user's rescale has ended.
+    Rescaled {
+        /// The user's handle.
+        handle: Handle,
+        /// Workers now.
+        outcome: Result<u32, EngineError>,
+    },
+}

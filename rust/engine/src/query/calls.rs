@@ -1,0 +1,193 @@
+//! Losses of members, further attempts, and the ends of calls.
+//!
+//! Invariants: a loss is answered in the phase in which it is noticed, or when what is under way there has ended by itself; every call ends, after so
+//! many attempts at the latest.
+
+use super::{Asked, At, Call, Phase, Query, Status, View, What};
+use crate::error::{EngineError, Failure, Kind};
+use crate::protocol::{Effect, Event, MemberId, Request};
+
+impl Query {
+    // Losses
+
+    pub(crate) fn member_lost(&mut self, member: MemberId, reason: &str, view: &mut View<'_>) {
+        if !self.members.contains(&member) {
+            return;
+        }
+        let reason = format!("member {} is gone: {reason}", member.0);
+        self.broke(&reason, view);
+        let Some(call) = &mut self.call else { return };
+        match &mut call.phase {
+            Phase::Stopping { waiting, .. } => {
+                waiting.remove(&member);
+                self.all_stopped(view);
+            }
+            Phase::Loading { .. }
+            | Phase::Starting { .. }
+            | Phase::Discarding { .. }
+            | Phase::FeedFailed { .. }
+            | Phase::Releasing { .. }
+            | Phase::Puzzled { .. } => self.again(reason, view),
+            Phase::Serving(_) => self.serve(view),
+            // The stage or the wait ends by itself.
+            Phase::Feeding { .. } | Phase::Gathering { .. } | Phase::Claiming => {}
+        }
+    }
+
+    /// The generation has come to its end before its time.
+    pub(super) fn broke(&mut self, reason: &str, view: &mut View<'_>) {
+        self.trouble = reason.to_owned();
+        if self.status == Status::Running {
+            self.status = Status::Broken;
+        }
+        self.cut_off(view);
+    }
+
+    pub(super) fn any_lost(&self, view: &View<'_>) -> bool {
+        self.members.iter().any(|member| !view.roster.alive(*member))
+    }
+
+    /// Attempt once more, with another generation.
+    pub(super) fn again(&mut self, reason: String, view: &mut View<'_>) {
+        if self.status == Status::Running {
+            self.status = Status::Broken;
+        }
+        let Some(call) = &mut self.call else { return };
+        call.tries += 1;
+        let (epoch, tries) = (call.epoch, call.tries);
+        if tries >= view.setup.tries {
+            return self.fail(EngineError::Broken { epoch, tries, reason }, view);
+        }
+        self.frozen = self.frozen.take().filter(|frozen| frozen.at.epoch != Some(epoch));
+        self.begin_generation(view);
+    }
+
+    /// A member cannot go on with what the attempt asked of it.
+    pub(super) fn hindered(&mut self, failure: Failure, view: &mut View<'_>) {
+        match failure.kind {
+            Kind::User | Kind::Data => {
+                self.broke(&failure.message, view);
+                self.fail(EngineError::Member(failure), view);
+            }
+            _ if self.any_lost(view) => self.again(failure.message, view),
+            _ => {
+                // A peer says that another one is gone; the driver's own connection tells which.
+                self.broke(&failure.message, view);
+                self.forget_questions();
+                if let Some(call) = &mut self.call {
+                    call.phase = Phase::Puzzled { reason: failure.message };
+                }
+                self.timer(Asked::Loss, view.setup.loss_ms, view);
+            }
+        }
+    }
+
+    pub(super) fn no_loss(&mut self, view: &mut View<'_>) {
+        let Some(call) = &mut self.call else { return };
+        match &mut call.phase {
+            Phase::Puzzled { reason } => {
+                let reason = reason.clone();
+                self.again(reason, view);
+            }
+            Phase::FeedFailed { reason } => {
+                let (epoch, reason) = (call.epoch, reason.clone());
+                self.fail(EngineError::Feed { epoch, reason }, view);
+            }
+            Phase::Serving(serving) => {
+                serving.patient = true;
+                self.serve(view);
+            }
+            _ => {}
+        }
+    }
+
+    // Ends of calls
+
+    pub(super) fn stop(&mut self, view: &mut View<'_>) {
+        let next = self.next.take_if(|event| matches!(event, Event::Batch { .. }));
+        if let Some(Event::Batch { query, epoch, .. }) = next {
+            view.out.push(Effect::Fail { query, epoch, error: EngineError::Abandoned { epoch } });
+        }
+        // The end of the input is the user's own call.
+        if let Some(Call { what: What::Batch, epoch, .. }) = self.call {
+            self.fail(EngineError::Abandoned { epoch }, view);
+        }
+    }
+
+    pub(super) fn fail(&mut self, error: EngineError, view: &mut View<'_>) {
+        let Some(call) = self.call.take() else { return };
+        self.forget_questions();
+        // Nothing was asked of the workers before the release, and nothing is under way behind it.
+        if !matches!(call.phase, Phase::Serving(_) | Phase::Feeding { .. } | Phase::FeedFailed { .. })
+            && self.status == Status::Running
+        {
+            self.broke(&error.to_string(), view);
+        }
+        if matches!(error, EngineError::Fenced { .. } | EngineError::StateLost { .. }) {
+            self.lose(&error, view);
+        }
+        if call.what != What::Regroup {
+            view.out.push(Effect::Fail { query: self.id.clone(), epoch: call.epoch, error });
+        }
+        self.go_on(view);
+    }
+
+    pub(super) fn complete(&mut self, view: &mut View<'_>) {
+        let Some(call) = self.call.take() else { return };
+        self.forget_questions();
+        if call.what != What::Regroup {
+            if let Some(frozen) = &mut self.frozen {
+                frozen.returned = true;
+            }
+            if call.what == What::Finish {
+                self.status = Status::Finished;
+            }
+            view.out.push(Effect::Complete { query: self.id.clone(), epoch: call.epoch });
+        }
+        self.go_on(view);
+    }
+
+    /// What waited for the end of a call.
+    fn go_on(&mut self, view: &mut View<'_>) {
+        if let Some(event) = self.next.take() {
+            self.step(event, view);
+        }
+    }
+
+    /// The state is no longer ours.
+    fn lose(&mut self, error: &EngineError, view: &mut View<'_>) {
+        self.start_over(view);
+        self.trouble = error.to_string();
+        self.status = if matches!(error, EngineError::Fenced { .. }) { Status::Fresh } else { Status::Lost };
+    }
+
+    /// Forgets everything here and at the members: what is durable is read again.
+    pub(super) fn start_over(&mut self, view: &mut View<'_>) {
+        self.cut_off(view);
+        for member in std::mem::take(&mut self.members) {
+            if view.roster.alive(member) {
+                self.tell(member, Request::Drop, view);
+            }
+        }
+        self.status = Status::Fresh;
+        self.claim = None;
+        self.layouts.clear();
+        self.base = At::default();
+        self.frozen = None;
+        self.kept.clear();
+        (self.shown, self.fed, self.merged, self.uneven) = (None, None, None, false);
+    }
+
+    pub(crate) fn close(&mut self, view: &mut View<'_>) {
+        self.cut_off(view);
+        let epoch = match self.next.take() {
+            Some(Event::Batch { epoch, .. }) => Some(epoch),
+            Some(_) => Some(self.base.epoch.map_or(0, |last| last + 1)),
+            None => None,
+        };
+        if let Some(epoch) = epoch {
+            view.out.push(Effect::Fail { query: self.id.clone(), epoch, error: EngineError::Closed });
+        }
+        self.fail(EngineError::Closed, view);
+    }
+}

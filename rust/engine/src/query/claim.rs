@@ -1,0 +1,270 @@
+//! Reading a checkpoint, claiming it, and which batch may be asked for.
+//!
+//! Invariants: state belongs to one Spark query id. Served are the batch after the last one, and the last one again. A manifest serves only
+//! who asks for the batch after its own: anything else would drop a committed batch silently.
+
+use super::{Asked, At, Call, Frozen, Phase, Query, Serving, Sink, Stage, Status, View, What};
+use crate::error::EngineError;
+use crate::manifest::{Claim, Contents};
+use crate::protocol::{Effect, Request};
+
+impl Query {
+    /// Spark calls with a batch.
+    pub(super) fn batch(&mut self, epoch: u64, clock_ms: i64, committed: Option<u64>, view: &mut View<'_>) {
+        if let Some(call) = &self.call {
+            let error = EngineError::Busy { running: call.epoch, asked: epoch };
+            return view.out.push(Effect::Fail { query: self.id.clone(), epoch, error });
+        }
+        self.call = Some(Call { what: What::Batch, epoch, clock_ms, tries: 0, sink_calls: 0, phase: Phase::Claiming });
+        self.committed = self.committed.max(committed);
+        if self.program.durable && committed != epoch.checked_sub(1) {
+            let reason = format!(
+                "batch {epoch} is asked for while Spark's commit log ends with {committed:?}: with asynchronous progress \
+                 tracking state cannot be durable; turn one of them off"
+            );
+            return self.fail(EngineError::Refused(reason), view);
+        }
+        if self.program.durable && self.claim.is_none() {
+            return self.read_checkpoint(1, view);
+        }
+        match self.admit(epoch) {
+            Ok(()) => self.go(view),
+            // Logs and state have gone different ways, through another engine or by hand: what is durable decides.
+            Err(EngineError::OutOfOrder { .. }) if self.program.durable => {
+                self.start_over(view);
+                self.read_checkpoint(1, view);
+            }
+            Err(error) => self.fail(error, view),
+        }
+    }
+
+    /// The user ends the input.
+    pub(super) fn finish(&mut self, clock_ms: i64, committed: Option<u64>, view: &mut View<'_>) {
+        // A final epoch whose sink failed is served again.
+        let again = self.frozen.as_ref().is_some_and(|frozen| frozen.finish);
+        let at = self.frozen.as_ref().filter(|_| !again).map_or(&self.base, |frozen| &frozen.at).clone();
+        let durable = self.program.durable;
+        let behind = durable && self.status != Status::Finished && (self.claim.is_none() || at.epoch < committed);
+        let known = if behind { committed } else { at.epoch };
+        let epoch = known.or(committed).map_or(0, |last| last + 1);
+        if let Some(call) = &self.call {
+            let error = EngineError::Busy { running: call.epoch, asked: epoch };
+            return view.out.push(Effect::Fail { query: self.id.clone(), epoch, error });
+        }
+        self.call = Some(Call { what: What::Finish, epoch, clock_ms, tries: 0, sink_calls: 0, phase: Phase::Claiming });
+        match self.status {
+            Status::Finished => return self.complete(view),
+            Status::Lost => {
+                let reason = self.trouble.clone();
+                return self.fail(EngineError::StateLost { epoch, reason }, view);
+            }
+            _ if known.is_none() && committed.is_some() => {
+                let reason = "it died with the engine that ran the batches before".to_owned();
+                return self.fail(EngineError::StateLost { epoch, reason }, view);
+            }
+            _ if known.is_none() => {
+                self.call = None;
+                return view.out.push(Effect::Complete { query: self.id.clone(), epoch });
+            }
+            _ => {}
+        }
+        if behind && self.claim.is_some() {
+            self.start_over(view);
+        }
+        let waits = self.frozen.as_ref().is_some_and(|frozen| !frozen.returned);
+        if (waits && !again) || (durable && committed != known) {
+            return self.fail(EngineError::Uncommitted { epoch: epoch - 1 }, view);
+        }
+        if durable && self.claim.is_none() {
+            return self.read_checkpoint(1, view);
+        }
+        if !again {
+            self.advance();
+        }
+        self.go(view);
+    }
+
+    /// The last epoch is final: what undoes it, and its outputs, are no longer needed.
+    pub(super) fn advance(&mut self) {
+        if let Some(frozen) = self.frozen.take() {
+            self.base = frozen.at;
+            self.shown = None;
+        }
+    }
+
+    /// Refuses any batch that the state does not belong to.
+    fn admit(&mut self, epoch: u64) -> Result<(), EngineError> {
+        let at = self.frozen.as_ref().map_or(self.base.epoch, |frozen| frozen.at.epoch);
+        match self.status {
+            Status::Finished => {
+                let after = at.and_then(|at| at.checked_sub(1)).unwrap_or(0);
+                return Err(EngineError::Finished { after, asked: epoch });
+            }
+            Status::Lost if epoch > 0 => {
+                return Err(EngineError::StateLost { epoch, reason: self.trouble.clone() });
+            }
+            Status::Lost => self.status = Status::Fresh,
+            _ => {}
+        }
+        if self.frozen.as_ref().is_some_and(|frozen| frozen.finish) {
+            // A final epoch that came to nothing is undone: input goes on.
+            self.frozen = None;
+            self.status = Status::Broken;
+        }
+        match &self.frozen {
+            Some(frozen) if frozen.at.epoch == Some(epoch) => return Ok(()),
+            Some(frozen)
+                if frozen.at.epoch.map(|last| last + 1) == Some(epoch) && (frozen.returned || frozen.durable) =>
+            {
+                self.advance();
+                return Ok(());
+            }
+            Some(_) => {}
+            None if self.base.epoch.map_or(0, |last| last + 1) == epoch => return Ok(()),
+            None if self.base.epoch.is_none() && self.program.plan.operators.is_empty() => {
+                self.base.epoch = epoch.checked_sub(1);
+                return Ok(());
+            }
+            None if self.base.epoch.is_none() => {
+                let reason = "it died with the engine that ran the batches before".to_owned();
+                return Err(EngineError::StateLost { epoch, reason });
+            }
+            None => {}
+        }
+        Err(EngineError::OutOfOrder { asked: epoch, at })
+    }
+
+    /// Admitted: serve again, feed, or have workers first.
+    pub(super) fn go(&mut self, view: &mut View<'_>) {
+        let Some(call) = &self.call else { return };
+        let epoch = call.epoch;
+        if self.frozen.as_ref().is_some_and(|frozen| frozen.at.epoch == Some(epoch)) {
+            if self.frozen.as_ref().is_some_and(|frozen| self.servable(frozen, view)) {
+                return self.serve_again(view);
+            }
+            self.frozen = None;
+            return self.begin_generation(view);
+        }
+        if let Some(last) = self.base.epoch {
+            for member in self.members.clone() {
+                self.tell(member, Request::CloseEpoch { epoch: last }, view);
+            }
+        }
+        self.retain(view);
+        match self.status == Status::Running && self.is_grouped(view.roster) {
+            true => self.feed(view),
+            false => self.begin_generation(view),
+        }
+    }
+
+    /// Whether outputs and records of an epoch still stand, all of them.
+    fn servable(&self, frozen: &Frozen, view: &View<'_>) -> bool {
+        frozen.stamp == self.stamp && frozen.members.iter().all(|member| view.roster.alive(*member))
+    }
+
+    fn serve_again(&mut self, view: &mut View<'_>) {
+        if let Some(call) = &mut self.call {
+            call.phase =
+                Phase::Serving(Serving { sink: Sink::Checking, gone: false, patient: false, stage: Stage::Sinking });
+        }
+        self.begin_serving(view);
+    }
+
+    // The checkpoint
+
+    pub(super) fn read_checkpoint(&mut self, tries: u32, view: &mut View<'_>) {
+        let ticket = self.ask(Asked::Checkpoint { tries }, view);
+        view.out.push(Effect::ReadCheckpoint { ticket, query: self.id.clone() });
+    }
+
+    /// Restore from here, if it is ours.
+    pub(super) fn read(&mut self, contents: &Contents, view: &mut View<'_>) {
+        let Some(call) = &self.call else { return };
+        let (what, epoch) = (call.what, call.epoch);
+        match self.restore_point(contents, epoch, what, view) {
+            Ok(Some(from)) => {
+                let setup = view.setup;
+                let (number, nonce, registry) = (contents.newest_claim() + 1, setup.nonce, setup.registry.clone());
+                self.make_claim(Claim { number, nonce, registry, from }, 1, view);
+            }
+            Ok(None) => {
+                self.status = Status::Finished;
+                self.complete(view);
+            }
+            Err(error) => self.fail(error, view),
+        }
+    }
+
+    /// Takes over what the batch before `epoch` left; returns the manifest's name, or None where the final epoch that is asked for
+    /// has run.
+    fn restore_point(
+        &mut self,
+        contents: &Contents,
+        epoch: u64,
+        what: What,
+        view: &View<'_>,
+    ) -> Result<Option<Option<String>>, EngineError> {
+        if contents.held && !view.setup.takeover {
+            return Err(EngineError::Held { claim: contents.newest_claim() });
+        }
+        self.base = At::default();
+        self.kept.clear();
+        let Some(before) = epoch.checked_sub(1) else { return Ok(Some(None)) };
+        let Some(manifest) = contents.serving(before)? else {
+            return match self.program.plan.operators.is_empty() {
+                true => {
+                    self.base.epoch = Some(before);
+                    Ok(Some(None))
+                }
+                false => Err(EngineError::NoManifest { asked: epoch, newest: contents.newest_batch() }),
+            };
+        };
+        if manifest.query != self.id {
+            return Err(EngineError::OtherQuery { query: self.id.clone(), found: manifest.query.clone() });
+        }
+        if let Err((before, after)) = manifest.plan.check(&self.program.plan) {
+            return Err(EngineError::OtherPlan { before, after });
+        }
+        if manifest.finished {
+            return match what {
+                What::Finish => {
+                    self.base.epoch = Some(epoch);
+                    Ok(None)
+                }
+                _ => Err(EngineError::Finished { after: before, asked: epoch }),
+            };
+        }
+        self.base = At {
+            epoch: Some(before),
+            watermark: manifest.watermarks.iter().flatten().min().copied(),
+            clock_ms: manifest.clock_ms,
+            late_rows: manifest.late_rows,
+        };
+        self.kept.insert(before, manifest.clone());
+        Ok(Some(Some(manifest.name())))
+    }
+
+    pub(super) fn make_claim(&mut self, claim: Claim, tries: u32, view: &mut View<'_>) {
+        let ticket = self.ask(Asked::Claim { claim: claim.clone(), tries }, view);
+        view.out.push(Effect::CreateClaim { ticket, query: self.id.clone(), claim });
+    }
+
+    pub(super) fn claimed(&mut self, claim: Claim, made: bool, view: &mut View<'_>) {
+        if !made {
+            // Somebody else was faster, and serves now.
+            return match view.setup.takeover {
+                true => self.read_checkpoint(1, view),
+                false => self.fail(EngineError::Held { claim: claim.number }, view),
+            };
+        }
+        self.stamp.generation = claim.number << 32;
+        self.claim = Some(claim);
+        self.go(view);
+    }
+
+    /// Reads the claims again, before something that only one engine may do.
+    pub(super) fn check_claim(&mut self, tries: u32, view: &mut View<'_>) {
+        let ticket = self.ask(Asked::Claims { tries }, view);
+        view.out.push(Effect::ReadClaims { ticket, query: self.id.clone() });
+    }
+}

@@ -1,0 +1,299 @@
+//! Generations: ending one everywhere, who owns what in the next, restoring what nobody has, beginning it.
+//!
+//! A generation begins with the state at the beginning of the epoch that is asked for. What members kept comes from them, undone where that
+//! epoch had begun; what no survivor has comes from the manifest of the batch before. Lost is what is in no inventory, not
+//! what the dead member owned: an original may survive elsewhere.
+//!
+//! Invariants: every range has one owner, who has its state or loads it; a member that leaves goes only when the others have everything.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use super::{Asked, Phase, Query, Status, View, What};
+use crate::error::{EngineError, Failure, Kind};
+use crate::manifest::DataFile;
+use crate::protocol::{Answer, MemberId, Ranges, Request, Start};
+use crate::range::{Layout, Range};
+use crate::roster::Roster;
+
+/// By operator: each range with the member and thread that has it, where one does.
+type Places = BTreeMap<String, Vec<(Range, Option<(MemberId, u32)>)>>;
+
+impl Query {
+    /// Ends the present generation and begins the next, for the epoch of the call.
+    pub(super) fn begin_generation(&mut self, view: &mut View<'_>) {
+        self.forget_questions();
+        self.cut_off(view);
+        self.merged = None;
+        if self.status == Status::Running {
+            self.status = Status::Broken;
+        }
+        self.stamp.generation += 1;
+        let Some(call) = &mut self.call else { return };
+        let epoch = call.epoch;
+        let survivors: BTreeSet<MemberId> =
+            self.members.iter().copied().filter(|member| view.roster.alive(*member)).collect();
+        call.phase = Phase::Stopping { waiting: survivors.clone(), inventories: BTreeMap::new() };
+        let stamp = self.stamp;
+        for member in survivors {
+            self.call_member(member, Asked::Stop(member), Request::Stop { stamp, epoch }, view);
+        }
+        self.all_stopped(view);
+    }
+
+    pub(super) fn stopped(&mut self, member: MemberId, answer: Result<Answer, Failure>, view: &mut View<'_>) {
+        let Some(super::Call { phase: Phase::Stopping { waiting, inventories }, .. }) = &mut self.call else { return };
+        waiting.remove(&member);
+        // A member that cannot say what it has has nothing.
+        if let Ok(Answer::Inventory(ranges)) = answer {
+            inventories.insert(member, ranges);
+        }
+        self.all_stopped(view);
+    }
+
+    pub(super) fn all_stopped(&mut self, view: &mut View<'_>) {
+        let Some(super::Call { phase: Phase::Stopping { waiting, inventories }, .. }) = &mut self.call else { return };
+        if !waiting.is_empty() {
+            return;
+        }
+        let inventories = std::mem::take(inventories);
+        self.gather(inventories, view);
+    }
+
+    /// Waits for members: for all at the first time, then for any.
+    fn gather(&mut self, inventories: BTreeMap<MemberId, Ranges>, view: &mut View<'_>) {
+        let enough = match self.status {
+            Status::Fresh => view.roster.complete(),
+            _ => view.roster.serving().next().is_some(),
+        };
+        let Some(call) = &mut self.call else { return };
+        let waits = matches!(call.phase, Phase::Gathering { .. });
+        call.phase = Phase::Gathering { inventories };
+        if enough {
+            self.forget_questions();
+            self.assign(view);
+        } else if !waits {
+            self.timer(Asked::Members, view.setup.start_ms, view);
+        }
+    }
+
+    /// Somebody came, or fewer are wanted.
+    pub(crate) fn member_up(&mut self, view: &mut View<'_>) {
+        if let Some(super::Call { phase: Phase::Gathering { inventories }, .. }) = &mut self.call {
+            let inventories = std::mem::take(inventories);
+            self.gather(inventories, view);
+        } else {
+            self.regroup(view);
+        }
+    }
+
+    pub(super) fn nobody_came(&mut self, view: &mut View<'_>) {
+        let wanted = view.roster.wanted();
+        let missing = wanted - view.roster.serving().count() as u32;
+        self.fail(EngineError::NoMembers { missing, wanted }, view);
+    }
+
+    /// Gives every range to a member that has it, or to one that loads it.
+    fn assign(&mut self, view: &mut View<'_>) {
+        let Some(super::Call { phase: Phase::Gathering { inventories }, epoch, .. }) = &mut self.call else { return };
+        let (mut inventories, epoch) = (std::mem::take(inventories), *epoch);
+        inventories.retain(|member, _| view.roster.alive(*member));
+        let threads = view.setup.threads;
+        let operators: Vec<String> = self.program.plan.operators.iter().map(|operator| operator.name.clone()).collect();
+        let fresh = self.base.epoch.is_none();
+        if fresh {
+            inventories.values_mut().for_each(Ranges::clear);
+        }
+        // Whoever served goes on with its rank where it can; those that leave stay while they have something.
+        let mut members: Vec<MemberId> =
+            self.members.iter().copied().filter(|member| view.roster.alive(*member)).collect();
+        members.extend(view.roster.serving().filter(|member| !self.members.contains(member)));
+        let mut places: Places = BTreeMap::new();
+        for name in &operators {
+            let known = self.layouts.get(name).cloned();
+            let layout = known.unwrap_or_else(|| Layout::even(view.setup.bits, members.len() as u32 * threads));
+            let place = |(range, owner): &(Range, u32)| {
+                let has = |member: &MemberId| {
+                    inventories.get(member).and_then(|all| all.get(name)).is_some_and(|some| some.contains(range))
+                };
+                // A range cut off on its way between epochs is where it was and perhaps where it goes: equal copies.
+                let last = self.members.get((owner / threads) as usize).copied().filter(has);
+                let holder = last.map(|member| (member, owner % threads)).or_else(|| {
+                    let other = members.iter().copied().find(has)?;
+                    Some((other, range.prefix() % threads))
+                });
+                (*range, holder)
+            };
+            places.insert(name.clone(), layout.ranges().iter().map(place).collect());
+        }
+        let holds = |member: &MemberId| {
+            places.values().flatten().any(|(_, holder)| holder.is_some_and(|(holder, _)| holder == *member))
+        };
+        members.retain(|member| view.roster.stays(*member) || holds(member));
+        let changed = members != self.members;
+        let missing = deal(&mut places, &members, threads, view.roster);
+        let lost: usize = missing.values().flat_map(BTreeMap::values).map(Vec::len).sum();
+        let source = self.base.epoch.and_then(|last| self.kept.get(&last)).map(|manifest| manifest.files.clone());
+        if lost > 0 && !fresh && source.is_none() {
+            let reason = match self.trouble.is_empty() {
+                true => format!("{lost} ranges are at no member"),
+                false => format!("{lost} ranges are at no member; {}", self.trouble),
+            };
+            return self.fail(EngineError::StateLost { epoch, reason }, view);
+        }
+        for leaver in self.members.clone().iter().filter(|member| !members.contains(member)) {
+            if view.roster.alive(*leaver) {
+                self.tell(*leaver, Request::Drop, view);
+            }
+        }
+        let ranked: BTreeMap<MemberId, u32> = members.iter().copied().zip(0..).collect();
+        self.layouts = places
+            .into_iter()
+            .map(|(name, ranges)| {
+                let owner = |(member, thread): (MemberId, u32)| ranked[&member] * threads + thread;
+                let ranges = ranges.into_iter().filter_map(|(range, holder)| Some((range, owner(holder?))));
+                (name, Layout::new(ranges.collect()).expect("the ranges of a layout, each with an owner"))
+            })
+            .collect();
+        self.uneven |= changed && !fresh;
+        if changed {
+            self.stamp.membership += 1;
+        }
+        self.members = members;
+        self.threads = threads;
+        if fresh || lost == 0 {
+            return self.start(view);
+        }
+        self.load_missing(missing, &source.unwrap_or_default(), view);
+    }
+
+    // Restoring
+
+    fn load_missing(&mut self, missing: BTreeMap<MemberId, Ranges>, files: &[DataFile], view: &mut View<'_>) {
+        if let Some(call) = &mut self.call {
+            call.phase = Phase::Loading { waiting: missing.keys().copied().collect() };
+        }
+        for (member, ranges) in missing {
+            self.load(member, ranges, files.to_vec(), 1, view);
+        }
+    }
+
+    pub(super) fn load(
+        &mut self,
+        member: MemberId,
+        ranges: Ranges,
+        files: Vec<DataFile>,
+        tries: u32,
+        view: &mut View<'_>,
+    ) {
+        let request = Request::Load { stamp: self.stamp, ranges: ranges.clone(), files: files.clone() };
+        self.call_member(member, Asked::Load { member, ranges, files, tries }, request, view);
+    }
+
+    pub(super) fn loaded(
+        &mut self,
+        member: MemberId,
+        ranges: Ranges,
+        files: Vec<DataFile>,
+        tries: u32,
+        answer: Result<Answer, Failure>,
+        view: &mut View<'_>,
+    ) {
+        match answer {
+            Ok(_) => {
+                let Some(super::Call { phase: Phase::Loading { waiting }, .. }) = &mut self.call else { return };
+                waiting.remove(&member);
+                if waiting.is_empty() {
+                    self.start(view);
+                }
+            }
+            Err(failure) if failure.kind == Kind::Store => {
+                let again = Asked::Load { member, ranges, files, tries };
+                self.pause(again, tries, "reading state", failure.message, view);
+            }
+            Err(failure) if failure.kind == Kind::Damaged => {
+                let (name, reason) = failure.message.split_once(' ').unwrap_or((&failure.message, "is damaged"));
+                let (name, reason) = (name.to_owned(), reason.to_owned());
+                self.fail(EngineError::Damaged { name, reason }, view);
+            }
+            Err(failure) => self.hindered(failure, view),
+        }
+    }
+
+    // Beginning
+
+    fn start(&mut self, view: &mut View<'_>) {
+        let Some(call) = &mut self.call else { return };
+        call.phase = Phase::Starting { waiting: self.members.iter().copied().collect() };
+        let epoch = call.epoch;
+        for (rank, member) in (0..).zip(self.members.clone()) {
+            let start = Start {
+                stamp: self.stamp,
+                members: self.members.clone(),
+                rank,
+                threads: view.setup.threads,
+                layouts: self.layouts.clone(),
+                epoch,
+                watermark: self.base.watermark,
+                fresh: self.base.epoch.is_none(),
+            };
+            self.call_member(member, Asked::Start(member), Request::Start(start), view);
+        }
+    }
+
+    pub(super) fn started(&mut self, member: MemberId, answer: Result<Answer, Failure>, view: &mut View<'_>) {
+        if let Err(failure) = answer {
+            return self.hindered(failure, view);
+        }
+        let Some(super::Call { phase: Phase::Starting { waiting }, what, .. }) = &mut self.call else { return };
+        let what = *what;
+        waiting.remove(&member);
+        if !waiting.is_empty() {
+            return;
+        }
+        self.status = Status::Running;
+        self.trouble.clear();
+        self.even_out(view);
+        match what {
+            What::Batch | What::Finish => self.feed(view),
+            What::Regroup => self.complete(view),
+        }
+    }
+
+    /// Whether those who serve are those who are to serve, and nobody is there that could go.
+    pub(super) fn is_grouped(&self, roster: &Roster) -> bool {
+        roster.serving().all(|member| self.members.contains(&member))
+            && self.members.iter().all(|member| roster.stays(*member) || (roster.alive(*member) && self.owns(*member)))
+    }
+
+    pub(super) fn owns(&self, member: MemberId) -> bool {
+        let Some(rank) = self.members.iter().position(|one| *one == member) else { return false };
+        let mine = |owner: u32| (owner / self.threads) as usize == rank;
+        self.layouts.values().any(|layout| layout.ranges().iter().any(|(_, owner)| mine(*owner)))
+    }
+}
+
+/// Gives ranges without a holder to the members that have the least; returns what each has to load.
+fn deal(places: &mut Places, members: &[MemberId], threads: u32, roster: &Roster) -> BTreeMap<MemberId, Ranges> {
+    let takers: Vec<MemberId> = members.iter().copied().filter(|member| roster.stays(*member)).collect();
+    let mut missing: BTreeMap<MemberId, Ranges> = BTreeMap::new();
+    for (name, ranges) in places {
+        let mut shares: BTreeMap<(MemberId, u32), usize> =
+            (0..threads).flat_map(|thread| takers.iter().map(move |member| ((*member, thread), 0))).collect();
+        for (_, holder) in ranges.iter() {
+            if let Some(share) = holder.and_then(|holder| shares.get_mut(&holder)) {
+                *share += 1;
+            }
+        }
+        for (range, holder) in ranges.iter_mut().filter(|(_, holder)| holder.is_none()) {
+            let Some((taker, share)) =
+                shares.iter_mut().min_by_key(|((member, thread), share)| (**share, *thread, *member))
+            else {
+                continue;
+            };
+            *share += 1;
+            *holder = Some(*taker);
+            missing.entry(taker.0).or_default().entry(name.clone()).or_default().push(*range);
+        }
+    }
+    missing
+}

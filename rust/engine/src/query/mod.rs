@@ -1,0 +1,400 @@
+//! One query: the way of a batch from Spark's call to its return, whatever breaks off in between.
+//!
+//! | module | owns |
+//! |---|---|
+//! | here | what is asked for and what is waited for |
+//! | `calls` | losses of members, further attempts, ends of calls |
+//! | `claim` | reading a checkpoint, claiming it, which batch may be asked for |
+//! | `generation` | ending a generation, who owns what in the next one, restoring, beginning it |
+//! | `epoch` | feeding, releasing, sink, files, manifest |
+//! | `moves` | migrations, growing and shrinking, retention, merging |
+
+mod calls;
+mod claim;
+mod epoch;
+mod generation;
+mod moves;
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use crate::engine::Setup;
+use crate::error::{EngineError, Failure, StoreError};
+use crate::manifest::{Claim, DataFile, Manifest};
+use crate::protocol::{
+    Answer, Effect, Event, Handle, MemberId, Piece, Program, QueryId, Ranges, Receipt, Request, Stamp, Stored, Ticket,
+};
+use crate::range::{Layout, Range};
+use crate::roster::Roster;
+
+/// What a query sees of its engine, and where it says what to do.
+pub(crate) struct View<'a> {
+    pub(crate) setup: &'a Setup,
+    pub(crate) roster: &'a Roster,
+    pub(crate) tickets: &'a mut Ticket,
+    pub(crate) out: &'a mut Vec<Effect>,
+}
+
+/// What may be asked of the workers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Status {
+    /// There are none, and no state but what the checkpoint has.
+    Fresh,
+    /// They run.
+    Running,
+    /// The next call begins a generation.
+    Broken,
+    /// The state is gone, and nothing has it.
+    Lost,
+    /// The final epoch has run.
+    Finished,
+}
+
+/// Where the query stands at the end of an epoch.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+struct At {
+    /// The epoch; none before the first.
+    epoch: Option<u64>,
+    watermark: Option<i64>,
+    clock_ms: i64,
+    late_rows: u64,
+}
+
+/// A completed epoch whose outputs stand at the members, with what is durable of it.
+#[derive(Clone, Debug)]
+struct Frozen {
+    stamp: Stamp,
+    members: Vec<MemberId>,
+    at: At,
+    finish: bool,
+    pieces: Vec<Piece>,
+    files: BTreeMap<MemberId, Vec<DataFile>>,
+    /// Whether the manifest of this attempt is written.
+    durable: bool,
+    /// Whether the call has returned.
+    returned: bool,
+}
+
+/// Rows and order-free hash of a feed.
+type Rows = (u64, u64);
+
+/// What Spark or the user waits for.
+#[derive(Debug)]
+struct Call {
+    what: What,
+    epoch: u64,
+    clock_ms: i64,
+    /// Attempts that broke off.
+    tries: u32,
+    sink_calls: u32,
+    phase: Phase,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum What {
+    Batch,
+    Finish,
+    /// Another set of members, between two batches.
+    Regroup,
+}
+
+/// How far a call is.
+#[derive(Debug)]
+enum Phase {
+    /// Reads the checkpoint, then claims it.
+    Claiming,
+    /// Waits for members, with what those that stopped have.
+    Gathering { inventories: BTreeMap<MemberId, Ranges> },
+    /// Ends a generation.
+    Stopping { waiting: BTreeSet<MemberId>, inventories: BTreeMap<MemberId, Ranges> },
+    /// Ranges come from files.
+    Loading { waiting: BTreeSet<MemberId> },
+    /// Begins a generation.
+    Starting { waiting: BTreeSet<MemberId> },
+    /// What an earlier feed of the epoch left is forgotten: its end is waited for, since rows come on other connections.
+    Discarding { waiting: BTreeSet<MemberId> },
+    /// Rows come.
+    Feeding { receipts: BTreeMap<u32, Receipt>, twice: bool },
+    /// Feeding failed; perhaps a member is gone.
+    FeedFailed { reason: String },
+    /// The epoch runs.
+    Releasing { waiting: BTreeSet<MemberId>, pieces: Vec<Piece>, at: At, rows: Rows },
+    /// Something broke that only repeats what another member says; who is it?
+    Puzzled { reason: String },
+    /// The epoch is complete: files are written, the sink runs, then manifest and return.
+    Serving(Serving),
+}
+
+#[derive(Debug)]
+struct Serving {
+    sink: Sink,
+    /// Members whose part cannot be written any more.
+    gone: bool,
+    /// The loss of a member has been waited for.
+    patient: bool,
+    stage: Stage,
+}
+
+#[derive(Debug, PartialEq, Eq)]
+enum Sink {
+    Checking,
+    Called,
+    Returned,
+    Failed(String),
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Stage {
+    Sinking,
+    CheckingManifest,
+    Writing,
+    CheckingReturn,
+}
+
+/// A question, by its ticket.
+#[derive(Debug)]
+enum Asked {
+    Checkpoint { tries: u32 },
+    Claim { claim: Claim, tries: u32 },
+    Members,
+    Stop(MemberId),
+    Load { member: MemberId, ranges: Ranges, files: Vec<DataFile>, tries: u32 },
+    Start(MemberId),
+    Discard(MemberId),
+    Feed,
+    Loss,
+    Release(MemberId),
+    Write { member: MemberId, tries: u32 },
+    Sink,
+    Claims { tries: u32 },
+    Manifest { manifest: Box<Manifest>, tries: u32 },
+    Pause(Box<Asked>),
+    // Those that a new generation does not end:
+    Migrate { handle: Option<Handle>, steps: Vec<Vec<(Range, u32)>> },
+    Merge { names: BTreeSet<String> },
+    Collect,
+}
+
+/// See the module.
+#[derive(Debug)]
+pub(crate) struct Query {
+    id: QueryId,
+    program: Program,
+    status: Status,
+    /// Ours, once made.
+    claim: Option<Claim>,
+    stamp: Stamp,
+    members: Vec<MemberId>,
+    /// Workers of each member.
+    threads: u32,
+    layouts: BTreeMap<String, Layout>,
+    /// Where the last epoch ended whose batch Spark has committed.
+    base: At,
+    frozen: Option<Frozen>,
+    /// Manifests that are kept, by batch.
+    kept: BTreeMap<u64, Manifest>,
+    /// What the sink has seen of an epoch.
+    shown: Option<(u64, Rows)>,
+    /// The epoch of which rows are staged.
+    fed: Option<u64>,
+    /// The last batch that Spark is known to have committed.
+    committed: Option<u64>,
+    call: Option<Call>,
+    /// A call that came during a regroup.
+    next: Option<Event>,
+    asked: BTreeMap<Ticket, Asked>,
+    /// Members were added or are leaving: shares are to be made equal.
+    uneven: bool,
+    merged: Option<(BTreeSet<String>, DataFile)>,
+    trouble: String,
+}
+
+impl Query {
+    pub(crate) fn new(id: QueryId, program: Program) -> Query {
+        Query {
+            id,
+            program,
+            status: Status::Fresh,
+            claim: None,
+            stamp: Stamp::default(),
+            members: Vec::new(),
+            threads: 1,
+            layouts: BTreeMap::new(),
+            base: At::default(),
+            frozen: None,
+            kept: BTreeMap::new(),
+            shown: None,
+            fed: None,
+            committed: None,
+            call: None,
+            next: None,
+            asked: BTreeMap::new(),
+            uneven: false,
+            merged: None,
+            trouble: String::new(),
+        }
+    }
+
+    pub(crate) fn waits_for(&self, ticket: Ticket) -> bool {
+        self.asked.contains_key(&ticket)
+    }
+
+    /// Whether a member takes part: it holds state, outputs or a vote in what runs.
+    pub(crate) fn needs(&self, member: MemberId) -> bool {
+        let present = !matches!(self.status, Status::Fresh | Status::Lost) || self.call.is_some();
+        present && self.members.contains(&member)
+    }
+
+    pub(crate) fn step(&mut self, event: Event, view: &mut View<'_>) {
+        match event {
+            Event::Batch { epoch, clock_ms, committed, .. } => {
+                if self.call.as_ref().is_some_and(|call| call.what == What::Regroup) {
+                    self.next = Some(event);
+                } else {
+                    self.batch(epoch, clock_ms, committed, view);
+                }
+            }
+            Event::Finish { clock_ms, committed, .. } => {
+                if self.call.as_ref().is_some_and(|call| call.what == What::Regroup) {
+                    self.next = Some(event);
+                } else {
+                    self.finish(clock_ms, committed, view);
+                }
+            }
+            Event::Committed { epoch, .. } => {
+                self.committed = self.committed.max(Some(epoch));
+                self.regroup(view);
+            }
+            Event::Stop { .. } => self.stop(view),
+            Event::Migrate { handle, steps, .. } => self.migrate(handle, steps, view),
+            Event::GroupFailed { stamp, failure, .. } if stamp == self.stamp && self.status == Status::Running => {
+                self.broke(&failure.message, view);
+            }
+            Event::Answer { ticket, answer } => {
+                if let Some(asked) = self.asked.remove(&ticket) {
+                    self.answered(asked, answer, view);
+                }
+            }
+            Event::Stored { ticket, outcome } => {
+                if let Some(asked) = self.asked.remove(&ticket) {
+                    self.stored(asked, outcome, view);
+                }
+            }
+            Event::Receipt { receipt, .. } => self.receipt(receipt),
+            Event::Fed { ticket, outcome } => {
+                self.asked.remove(&ticket);
+                self.fed(outcome, view);
+            }
+            Event::Sunk { ticket, outcome } => {
+                self.asked.remove(&ticket);
+                self.sunk(outcome, view);
+            }
+            Event::Timer { ticket } => {
+                if let Some(asked) = self.asked.remove(&ticket) {
+                    self.rang(asked, view);
+                }
+            }
+            _ => {}
+        }
+    }
+
+    // Asking
+
+    fn ask(&mut self, asked: Asked, view: &mut View<'_>) -> Ticket {
+        *view.tickets += 1;
+        self.asked.insert(*view.tickets, asked);
+        *view.tickets
+    }
+
+    fn call_member(&mut self, member: MemberId, asked: Asked, request: Request, view: &mut View<'_>) -> Ticket {
+        let ticket = self.ask(asked, view);
+        view.out.push(Effect::Call { ticket, member, query: self.id.clone(), request });
+        ticket
+    }
+
+    /// Asks without caring for the answer.
+    fn tell(&mut self, member: MemberId, request: Request, view: &mut View<'_>) {
+        *view.tickets += 1;
+        view.out.push(Effect::Call { ticket: *view.tickets, member, query: self.id.clone(), request });
+    }
+
+    fn timer(&mut self, asked: Asked, after_ms: u64, view: &mut View<'_>) {
+        let ticket = self.ask(asked, view);
+        view.out.push(Effect::Timer { ticket, after_ms });
+    }
+
+    /// Asks again after a pause that doubles; fails the call when it was tried often enough.
+    fn pause(&mut self, asked: Asked, tries: u32, what: &'static str, reason: String, view: &mut View<'_>) {
+        if tries >= view.setup.store_tries {
+            return self.fail(EngineError::Store { what, tries, reason }, view);
+        }
+        let after = view.setup.backoff_ms << (tries - 1).min(6);
+        self.timer(Asked::Pause(Box::new(asked)), after, view);
+    }
+
+    /// What was asked for the present attempt is moot.
+    fn forget_questions(&mut self) {
+        self.asked.retain(|_, asked| matches!(asked, Asked::Migrate { .. } | Asked::Merge { .. } | Asked::Collect));
+    }
+
+    // What comes back
+
+    fn answered(&mut self, asked: Asked, answer: Result<Answer, Failure>, view: &mut View<'_>) {
+        match asked {
+            Asked::Stop(member) => self.stopped(member, answer, view),
+            Asked::Load { member, ranges, files, tries } => self.loaded(member, ranges, files, tries, answer, view),
+            Asked::Start(member) => self.started(member, answer, view),
+            Asked::Discard(member) => self.discarded(member, view),
+            Asked::Release(member) => self.released(member, answer, view),
+            Asked::Write { member, tries } => self.written(member, tries, answer, view),
+            Asked::Migrate { handle, steps } => self.migrated(handle, &steps, answer, view),
+            Asked::Merge { names } => self.merged_files(names, answer),
+            _ => {}
+        }
+    }
+
+    fn stored(&mut self, asked: Asked, outcome: Result<Stored, StoreError>, view: &mut View<'_>) {
+        match (asked, outcome) {
+            (Asked::Collect, Ok(Stored::Contents(contents))) => self.collect(&contents, view),
+            (Asked::Collect, _) => {}
+            (asked, Err(error @ StoreError::Damaged { .. })) => {
+                let StoreError::Damaged { name, reason } = error else { unreachable!("just matched") };
+                drop(asked);
+                self.fail(EngineError::Damaged { name, reason }, view);
+            }
+            (asked, Err(StoreError::Unavailable(reason))) => self.unavailable(asked, reason, view),
+            (Asked::Checkpoint { .. }, Ok(Stored::Contents(contents))) => self.read(&contents, view),
+            (Asked::Claim { claim, .. }, Ok(Stored::Claimed(made))) => self.claimed(claim, made, view),
+            (Asked::Claims { .. }, Ok(Stored::NewestClaim(newest))) => self.checked(newest, view),
+            (Asked::Manifest { manifest, .. }, Ok(Stored::Written)) => self.sealed(*manifest, view),
+            _ => {}
+        }
+    }
+
+    fn unavailable(&mut self, asked: Asked, reason: String, view: &mut View<'_>) {
+        let (what, tries) = match &asked {
+            Asked::Checkpoint { tries } => ("reading the checkpoint", *tries),
+            Asked::Claim { tries, .. } => ("claiming the checkpoint", *tries),
+            Asked::Claims { tries } => ("reading the claims", *tries),
+            Asked::Manifest { tries, .. } => ("writing the manifest", *tries),
+            _ => return,
+        };
+        self.pause(asked, tries, what, reason, view);
+    }
+
+    fn rang(&mut self, asked: Asked, view: &mut View<'_>) {
+        match asked {
+            Asked::Members => self.nobody_came(view),
+            Asked::Loss => self.no_loss(view),
+            Asked::Pause(asked) => match *asked {
+                Asked::Checkpoint { tries } => self.read_checkpoint(tries + 1, view),
+                Asked::Claim { claim, tries } => self.make_claim(claim, tries + 1, view),
+                Asked::Claims { tries } => self.check_claim(tries + 1, view),
+                Asked::Manifest { manifest, tries } => self.write_manifest(manifest, tries + 1, view),
+                Asked::Load { member, ranges, files, tries } => self.load(member, ranges, files, tries + 1, view),
+                Asked::Write { member, tries } => self.write(member, tries + 1, view),
+                _ => {}
+            },
+            _ => {}
+        }
+    }
+}

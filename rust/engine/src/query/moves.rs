@@ -1,0 +1,223 @@
+//! Moving ranges, changing the set of members between two batches, and keeping what is durable small.
+//!
+//! Invariants: members join and leave between the request for a batch and its mark, or on an idle query whose last batch Spark is known to have
+//! committed: before that the originals that undo the batch are needed. A manifest goes when Spark has committed a later one, `keep` further ones stay;
+//! a file goes when no manifest names it and it belongs to a generation before the present one, or to an epoch before the oldest manifest.
+
+use std::collections::BTreeSet;
+
+use super::{Asked, Call, Phase, Query, Status, View, What};
+use crate::error::{EngineError, Failure};
+use crate::manifest::{Contents, DataFile, Manifest};
+use crate::protocol::{Answer, Effect, Handle, MemberId, Request};
+use crate::range::Range;
+use crate::roster::Roster;
+
+impl Query {
+    // Migrations
+
+    pub(super) fn migrate(&mut self, handle: Handle, steps: Vec<Vec<(Range, u32)>>, view: &mut View<'_>) {
+        let workers = self.members.len() as u32 * self.threads;
+        let refused = if self.status != Status::Running {
+            Some("the query does not run: its ranges cannot move now".to_owned())
+        } else {
+            steps.iter().flatten().find_map(|(range, worker)| {
+                let known = self.layouts.values().all(|layout| layout.ranges().iter().any(|(one, _)| one == range));
+                match (known, *worker < workers) {
+                    (false, _) => Some(format!("there is no range {range}")),
+                    (_, false) => {
+                        Some(format!("there is no worker {worker}: the query has workers 0 to {}", workers - 1))
+                    }
+                    _ => None,
+                }
+            })
+        };
+        if let Some(reason) = refused {
+            return view.out.push(Effect::Moved { handle, outcome: Err(EngineError::Refused(reason)) });
+        }
+        self.order(Some(handle), steps, view);
+    }
+
+    fn order(&mut self, handle: Option<Handle>, steps: Vec<Vec<(Range, u32)>>, view: &mut View<'_>) {
+        let ticket = self.ask(Asked::Migrate { handle, steps: steps.clone() }, view);
+        let (stamp, leader) = (self.stamp, self.members[0]);
+        let request = Request::Migrate { stamp, handle: ticket, steps };
+        view.out.push(Effect::Call { ticket, member: leader, query: self.id.clone(), request });
+    }
+
+    pub(crate) fn cancel_migration(&mut self, handle: Handle, view: &mut View<'_>) {
+        let meant = |asked: &Asked| matches!(asked, Asked::Migrate { handle: Some(one), .. } if *one == handle);
+        if let Some(ticket) = self.asked.iter().find(|(_, asked)| meant(asked)).map(|(ticket, _)| *ticket) {
+            let (stamp, leader) = (self.stamp, self.members[0]);
+            self.tell(leader, Request::CancelMigration { stamp, handle: ticket }, view);
+        }
+    }
+
+    pub(super) fn migrated(
+        &mut self,
+        handle: Option<Handle>,
+        steps: &[Vec<(Range, u32)>],
+        answer: Result<Answer, Failure>,
+        view: &mut View<'_>,
+    ) {
+        let outcome = match answer {
+            Ok(Answer::Migrated(done)) => {
+                for (range, worker) in steps.iter().take(done as usize).flatten() {
+                    for layout in self.layouts.values_mut() {
+                        layout.give(*range, *worker).expect("the steps were checked");
+                    }
+                }
+                Ok(done)
+            }
+            Ok(_) => Ok(0),
+            Err(failure) => Err(EngineError::CutOff(failure.message)),
+        };
+        if let Some(handle) = handle {
+            view.out.push(Effect::Moved { handle, outcome });
+        }
+        self.regroup(view);
+    }
+
+    /// Migrations do not outlive their generation.
+    pub(super) fn cut_off(&mut self, view: &mut View<'_>) {
+        let gone = self.asked.extract_if(.., |_, asked| matches!(asked, Asked::Migrate { .. })).collect::<Vec<_>>();
+        for (_, asked) in gone {
+            match asked {
+                Asked::Migrate { handle: Some(handle), .. } => {
+                    let error = EngineError::CutOff(self.trouble.clone());
+                    view.out.push(Effect::Moved { handle, outcome: Err(error) });
+                }
+                _ => self.uneven = true,
+            }
+        }
+    }
+
+    /// Gives those who came their share, and takes it from those who go.
+    pub(super) fn even_out(&mut self, view: &mut View<'_>) {
+        let leaves = self.members.iter().any(|member| !view.roster.stays(*member));
+        if !(self.uneven || leaves) {
+            return;
+        }
+        self.uneven = false;
+        let keeps: Vec<bool> = self
+            .members
+            .iter()
+            .flat_map(|member| std::iter::repeat_n(view.roster.stays(*member), self.threads as usize))
+            .collect();
+        let mut seen = BTreeSet::new();
+        let moves: Vec<(Range, u32)> = self
+            .layouts
+            .values()
+            .flat_map(|layout| layout.balanced(&keeps))
+            .filter(|(range, _)| seen.insert(*range))
+            .collect();
+        let steps: Vec<_> = moves.chunks(view.setup.move_ranges.max(1)).map(<[_]>::to_vec).collect();
+        if !steps.is_empty() {
+            self.order(None, steps, view);
+        }
+    }
+
+    // Another set of members
+
+    /// Between two batches, once Spark has committed the last: takes in who came, lets go who may.
+    pub(super) fn regroup(&mut self, view: &mut View<'_>) {
+        let moving = self.asked.values().any(|asked| matches!(asked, Asked::Migrate { .. }));
+        let started = !self.members.is_empty() && matches!(self.status, Status::Running | Status::Broken);
+        if self.call.is_some() || !started || moving {
+            return;
+        }
+        let proven = match &self.frozen {
+            Some(frozen) => frozen.returned && self.committed >= frozen.at.epoch,
+            None => self.base.epoch.is_some(),
+        };
+        if !proven || self.frozen.as_ref().is_some_and(|frozen| frozen.finish) {
+            return;
+        }
+        if self.status == Status::Running && self.is_grouped(view.roster) {
+            // Shares of leavers that are not under way yet.
+            return self.even_out(view);
+        }
+        if view.roster.serving().next().is_none() {
+            return;
+        }
+        self.advance();
+        let epoch = self.base.epoch.map_or(0, |last| last + 1);
+        self.call =
+            Some(Call { what: What::Regroup, epoch, clock_ms: 0, tries: 0, sink_calls: 0, phase: Phase::Claiming });
+        if let Some(last) = self.base.epoch {
+            for member in self.members.clone() {
+                self.tell(member, Request::CloseEpoch { epoch: last }, view);
+            }
+        }
+        self.begin_generation(view);
+    }
+
+    /// Whether this query is what the roster wants.
+    pub(crate) fn has_settled(&self, roster: &Roster) -> bool {
+        let moving = self.asked.values().any(|asked| matches!(asked, Asked::Migrate { handle: None, .. }));
+        let idle = matches!(self.status, Status::Fresh | Status::Lost | Status::Finished) && self.call.is_none();
+        let stays = |member: &MemberId| roster.stays(*member);
+        idle || (self.status == Status::Running
+            && !moving
+            && roster.serving().all(|member| self.members.contains(&member))
+            && self.members.iter().all(stays))
+    }
+
+    // What is durable
+
+    /// Lets manifests go that nobody can ask for any more, and begins to merge files where they are many.
+    pub(super) fn retain(&mut self, view: &mut View<'_>) {
+        let Some(committed) = self.committed.filter(|_| self.program.durable && self.claim.is_some()) else { return };
+        let oldest = committed.saturating_sub(u64::from(view.setup.keep.max(1)));
+        self.kept.retain(|batch, _| *batch >= oldest);
+        if !self.asked.values().any(|asked| matches!(asked, Asked::Collect)) {
+            let ticket = self.ask(Asked::Collect, view);
+            view.out.push(Effect::ReadCheckpoint { ticket, query: self.id.clone() });
+        }
+        let Some(base) = self.base.epoch.and_then(|last| self.kept.get(&last)) else { return };
+        let running = self.status == Status::Running && self.is_grouped(view.roster);
+        let merging = self.merged.is_some() || self.asked.values().any(|asked| matches!(asked, Asked::Merge { .. }));
+        if running && !merging && base.files.len() > view.setup.merge_files {
+            let files = base.files.clone();
+            let names = files.iter().map(|file| file.name.clone()).collect();
+            let (stamp, member) = (self.stamp, self.members[base.batch as usize % self.members.len()]);
+            self.call_member(member, Asked::Merge { names }, Request::Merge { stamp, files }, view);
+        }
+    }
+
+    /// A merged file of a generation that has ended is not used.
+    pub(super) fn merged_files(&mut self, names: BTreeSet<String>, answer: Result<Answer, Failure>) {
+        if let Ok(Answer::Written(mut files)) = answer
+            && files.len() == 1
+            && files[0].generation == self.stamp.generation
+            && let Some(file) = files.pop()
+        {
+            self.merged = Some((names, file));
+        }
+    }
+
+    /// Deletes what the listing shows and nothing needs.
+    pub(super) fn collect(&mut self, contents: &Contents, view: &mut View<'_>) {
+        let Some(oldest) = self.kept.keys().next().copied() else { return };
+        let ours = self.claim.as_ref().map(|claim| claim.number);
+        if ours != Some(contents.newest_claim()) || contents.manifests.iter().any(|(_, read)| read.is_err()) {
+            return; // not ours any more, or nobody knows what is needed
+        }
+        let read = || contents.manifests.iter().filter_map(|(name, read)| Some((name, read.as_ref().ok()?)));
+        let stays = |manifest: &Manifest| manifest.batch >= oldest;
+        let mut names: Vec<String> = read().filter(|(_, one)| !stays(one)).map(|(name, _)| name.clone()).collect();
+        let listed = read().map(|(_, one)| one).filter(|one| stays(one));
+        let mut needed: BTreeSet<&str> =
+            listed.chain(self.kept.values()).flat_map(|one| &one.files).map(|file| file.name.as_str()).collect();
+        needed.extend(self.merged.iter().map(|(_, file)| file.name.as_str()));
+        if let Some(frozen) = &self.frozen {
+            needed.extend(frozen.files.values().flatten().map(|file| file.name.as_str()));
+        }
+        let of_old = |file: &&DataFile| file.generation < self.stamp.generation || file.epoch < oldest;
+        let unnamed = contents.files.iter().filter(of_old).filter(|file| !needed.contains(file.name.as_str()));
+        names.extend(unnamed.map(|file| file.name.clone()));
+        if !names.is_empty() {
+            view.out.push(Effect::Delete { query: self.id.clone(), names });
+        }
+    }
+}

@@ -1,0 +1,179 @@
+//! Runs of the simulation: by seed, and by the name of a sequence.
+
+use std::cell::RefCell;
+use std::collections::BTreeMap;
+
+use crate::sim::Dice;
+use crate::sim::faults::{Fault, Plan};
+use crate::sim::world::{Scenario, World};
+
+thread_local! {
+    /// How often milestones were reached, over all runs of this thread.
+    pub(crate) static SEEN: RefCell<BTreeMap<String, u64>> = const { RefCell::new(BTreeMap::new()) };
+}
+
+/// A run in which everything may happen; what was violated, if anything.
+pub(crate) fn random(seed: u64) -> Option<String> {
+    let mut dice = Dice(seed);
+    run(Scenario {
+        seed,
+        workers: dice.between(1, 3) as u32,
+        threads: dice.between(1, 2) as u32,
+        bits: dice.between(1, 3) as u8,
+        batches: dice.between(2, 5),
+        durable: !dice.once_in(8),
+        retry_sink: !dice.once_in(6),
+        takeover: dice.once_in(4),
+        merge_files: dice.between(2, 12) as usize,
+        slow: dice.between(3, 40),
+        faults: Plan { scripted: Vec::new(), random: dice.below(9) as u32, rate: dice.between(10, 160) },
+    })
+}
+
+/// The sequences of events that break a naive protocol, by name.
+pub(crate) fn sequence(name: &str, seed: u64) -> Scenario {
+    let mut dice = Dice(seed ^ 0x5E0);
+    let batch = dice.between(1, 3);
+    let member = dice.below(3);
+    let mut scenario = Scenario {
+        seed,
+        workers: 2 + (seed % 2) as u32,
+        threads: 1 + (seed / 2 % 2) as u32,
+        bits: 3,
+        batches: 4,
+        durable: true,
+        retry_sink: true,
+        takeover: false,
+        merge_files: 64,
+        slow: 20,
+        faults: Plan::default(),
+    };
+    let at = |what: &'static str, times: u64, fault: Fault| (what, times, fault);
+    let crash = Fault::CrashMember(member);
+    scenario.faults.scripted = match name {
+        "1 one attempt" => match seed % 3 {
+            0 => vec![at("sink called", batch, crash)],
+            1 => vec![at("sink returned", batch, crash)],
+            _ => vec![at("write asked", 2 * batch, crash)],
+        },
+        "1 one attempt again" => match seed % 2 {
+            // Computed, written, returned, and asked for again.
+            0 => vec![at("returned", batch, Fault::Stop), at("returned", batch, crash)],
+            _ => vec![at("manifest written", batch, Fault::Stop), at("abandoned", 1, crash)],
+        },
+        "2 crash before the manifest" => vec![
+            at("sink called", if seed.is_multiple_of(3) { 1 } else { 99 }, crash),
+            at("manifest asked", batch, Fault::CrashDriver),
+        ],
+        "2 crash after the manifest" => vec![at("manifest written", batch, Fault::CrashDriver)],
+        "2 crash after the commit" => vec![at("committed", batch, Fault::CrashDriver)],
+        "3 a bin moves after a key was touched" => {
+            vec![at("fed", batch, Fault::MigrateAll), at("fed", batch + 1, Fault::MigrateAll)]
+        }
+        "4 idle moves wait for the record" => {
+            scenario.batches = 8;
+            (1..=8)
+                .flat_map(|one| [at("fed", one, Fault::MigrateAll), at("epoch done", 3 * one, Fault::MigrateAll)])
+                .collect()
+        }
+        "5 rescale" => {
+            let workers = if seed % 4 < 2 { 1 } else { 4 };
+            vec![
+                at("sink called", batch, Fault::Rescale(workers)),
+                match seed % 3 {
+                    0 => at("sink called", batch, Fault::SinkRaises),
+                    1 => at("returned", batch, Fault::Stop),
+                    _ => at("batch called", batch + 1, Fault::Stop),
+                },
+                at("committed", 3, Fault::Rescale(2)),
+            ]
+        }
+        "5 rescale without a checkpoint" => {
+            scenario.durable = false;
+            let workers = if seed % 4 < 2 { 1 } else { 4 };
+            vec![at("sink called", batch, Fault::Rescale(workers)), at("returned", batch, Fault::Stop)]
+        }
+        "6 the clock is Spark's own" => match seed % 2 {
+            0 => vec![at("manifest asked", batch, Fault::CrashDriver)],
+            _ => vec![at("sink called", batch, Fault::CrashDriver)],
+        },
+        "7 a damaged file is refused" => {
+            let what = if seed.is_multiple_of(2) { Fault::Damage } else { Fault::DamageManifest };
+            vec![at("committed", 2, what), at("committed", 2, Fault::CrashDriver)]
+        }
+        "8 lost is what nobody has" => {
+            vec![at("fed", batch, Fault::MigrateAll), at("moved", 1, crash)]
+        }
+        "9 the source is not replayable" => {
+            vec![at("sink called", batch, Fault::Unstable), at("sink called", batch, crash)]
+        }
+        "10 the sink fails" => {
+            scenario.retry_sink = seed.is_multiple_of(2);
+            (1..=4).map(|one| at("sink called", batch + one, Fault::CrashMember(member + one))).collect()
+        }
+        "11 finish once" => match seed % 5 {
+            0 => vec![at("finish called", 1, Fault::CrashDriver)],
+            1 => vec![at("manifest asked", 5, Fault::CrashDriver)],
+            2 => vec![at("manifest written", 5, Fault::CrashDriver)],
+            3 => vec![at("sink called", 5, crash)],
+            _ => vec![at("manifest written", 5, Fault::StoreDown(900)), at("store failed", 1, crash)],
+        },
+        "12 two engines" => {
+            scenario.takeover = seed.is_multiple_of(2);
+            let when = ["sink called", "manifest asked", "returned", "batch called"][(seed / 2 % 4) as usize];
+            vec![at(when, batch, Fault::SecondEngine)]
+        }
+        "store fails" => {
+            let when = ["manifest asked", "write asked", "sink called", "finish called"][(seed % 4) as usize];
+            let times = if when == "finish called" { 1 } else { batch };
+            vec![
+                at(when, times, Fault::StoreDown(dice.between(20, 900))),
+                at("store failed", 1, Fault::CrashMember(member)),
+            ]
+        }
+        "files are merged" => {
+            scenario.merge_files = 2;
+            scenario.batches = 6;
+            vec![at("fed", 4, Fault::MigrateAll), at("committed", 5, Fault::CrashDriver)]
+        }
+        "the store is slow" => {
+            scenario.slow = 2;
+            vec![at("sink called", batch, crash.clone()), at("write asked", 5 * batch, crash)]
+        }
+        "a member dies with its rows" => {
+            scenario.workers = 1 + (seed % 2) as u32;
+            vec![at("staged", batch, crash)]
+        }
+        "migrations are cut off" => (1..4)
+            .flat_map(|one| [at("fed", one, Fault::MigrateAll), at("epoch done", 3 * one, Fault::CutMesh)])
+            .collect(),
+        "members lose each other" => vec![
+            at("group started", batch, Fault::CutMesh),
+            at("fed", batch, Fault::CutMesh),
+            at("group started", batch + 4, Fault::CutMesh),
+        ],
+        other => panic!("no sequence {other:?}"),
+    };
+    scenario
+}
+
+/// Runs a scenario; what was violated, if anything.
+pub(crate) fn run(scenario: Scenario) -> Option<String> {
+    finished(&World::new(scenario).run())
+}
+
+/// What was violated in a run; shows what happened where that is wanted.
+pub(crate) fn finished(world: &World) -> Option<String> {
+    SEEN.with_borrow_mut(|seen| {
+        for (what, times) in &world.seen {
+            *seen.entry(what.clone()).or_default() += times;
+        }
+        *seen.entry("events".into()).or_default() += world.events;
+        *seen.entry("ms of virtual time".into()).or_default() += world.now;
+    });
+    if let (Some(trace), false) = (&world.trace, world.violations.is_empty()) {
+        println!("{:?}", world.scenario);
+        trace.iter().for_each(|line| println!("{line}"));
+    }
+    world.violations.first().cloned()
+}

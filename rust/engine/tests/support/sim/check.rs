@@ -1,0 +1,189 @@
+//! What has to hold: a serial oracle, and the comparison of every committed batch, the state after it and the end with it.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use super::ledger::{Out, Tagged, Value};
+use super::spark::LATENESS;
+use super::world::{QUERY, World};
+use crate::machine::{Event, Stamp};
+
+/// The serial flow up to some batch.
+#[derive(Default)]
+struct Oracle {
+    state: BTreeMap<u64, Value>,
+    out: Vec<Out>,
+    watermark: Option<i64>,
+    clock: i64,
+    late: u64,
+}
+
+impl World {
+    fn oracle(&self, batches: u64) -> Oracle {
+        let mut oracle = Oracle::default();
+        for epoch in 0..batches {
+            let offsets = &self.spark.offsets[&epoch];
+            oracle.out.clear();
+            oracle.clock = oracle.clock.max(offsets.clock);
+            for row in &offsets.rows {
+                if oracle.watermark.is_some_and(|watermark| row.time < watermark) {
+                    oracle.late += 1;
+                    continue;
+                }
+                let tagged = Tagged { row: *row, salt: 0, clock: oracle.clock, epoch };
+                oracle.out.push(oracle.state.entry(row.key).or_default().take(tagged));
+                if row.last {
+                    oracle.state.remove(&row.key);
+                }
+            }
+            let reached = offsets.rows.iter().map(|row| row.time).max().map(|time| time - LATENESS);
+            oracle.watermark = oracle.watermark.max(reached);
+        }
+        oracle
+    }
+
+    /// Spark has committed a batch: output, state and manifest are the serial flow's, and of one attempt.
+    pub fn check_commit(&mut self, epoch: u64) {
+        let oracle = self.oracle(epoch + 1);
+        let Some(sunk) = self.spark.sink.get(&epoch) else {
+            return self.violate(format!("batch {epoch} is committed and its sink has nothing"));
+        };
+        let salts: BTreeSet<u64> = sunk.iter().map(|row| row.4).collect();
+        let mut plain: Vec<Out> = sunk.iter().map(|row| (row.0, row.1, row.2, row.3, 0)).collect();
+        let mut expected = oracle.out.clone();
+        plain.sort_unstable();
+        expected.sort_unstable();
+        if plain != expected {
+            return self.violate(format!("batch {epoch} gives {plain:?} where the serial flow gives {expected:?}"));
+        }
+        if salts.len() > 1 {
+            return self.violate(format!("the output of batch {epoch} is of attempts {salts:?}"));
+        }
+        if !self.scenario.durable {
+            return;
+        }
+        let contents = self.storage.contents(false);
+        let manifest = match contents.serving(epoch) {
+            Ok(Some(manifest)) => manifest.clone(),
+            Ok(None) => return self.violate(format!("batch {epoch} is committed and has no manifest")),
+            Err((name, error)) => return self.violate(format!("{name} {error}")),
+        };
+        let salt = manifest.generation;
+        if self.salts.values().any(|earlier| *earlier > salt) {
+            self.violate(format!("attempt {salt} of batch {epoch} comes after {:?}", self.salts));
+        }
+        self.salts.insert(epoch, salt);
+        let strict = self.times("second engine") == 0;
+        if strict && salts.iter().any(|one| *one != salt) {
+            self.violate(format!("the output of batch {epoch} is of attempt {salts:?}, its manifest of {salt}"));
+        }
+        let told = (manifest.watermarks[0], manifest.clock_ms, manifest.late_rows);
+        if told != (oracle.watermark, oracle.clock, oracle.late) {
+            let expected = (oracle.watermark, oracle.clock, oracle.late);
+            self.violate(format!(
+                "the manifest of batch {epoch} says {told:?} where the serial flow says {expected:?}"
+            ));
+        }
+        match self.storage.state(&manifest.files) {
+            Err(error) => self.violate(format!("the state of batch {epoch} cannot be read: {error}")),
+            Ok(state) => {
+                let held: BTreeMap<u64, Value> =
+                    state.into_iter().filter_map(|(key, value)| Some((key, value?))).collect();
+                let plain: BTreeMap<u64, Value> =
+                    held.iter().map(|(key, value)| (*key, Value { salt: 0, ..*value })).collect();
+                if plain != oracle.state {
+                    let expected = &oracle.state;
+                    return self.violate(format!("the state of batch {epoch} is {plain:?} instead of {expected:?}"));
+                }
+                for (key, value) in held {
+                    if strict && self.salts.get(&(value.epoch - 1)) != Some(&value.salt) {
+                        let (of, is) = (value.epoch - 1, value.salt);
+                        self.violate(format!("key {key} after batch {epoch} is of attempt {is} at batch {of}"));
+                    }
+                }
+            }
+        }
+    }
+
+    /// The final epoch gave every key that was there, once.
+    pub fn check_finish(&mut self, epoch: u64) {
+        let oracle = self.oracle(epoch);
+        let expected: Vec<(u64, i64)> = oracle.state.iter().map(|(key, value)| (*key, value.sum)).collect();
+        let sunk = self.spark.sink.get(&epoch).cloned().unwrap_or_default();
+        let mut given: Vec<(u64, i64)> = sunk.iter().map(|row| (row.0, row.2)).collect();
+        given.sort_unstable();
+        if given != expected {
+            self.violate(format!("the final epoch gives {given:?} instead of {expected:?}"));
+        }
+    }
+
+    /// No two workers of one generation own a bin.
+    pub fn check_owners(&mut self, driver: usize, stamp: Stamp) {
+        let mut seen = BTreeSet::new();
+        let members = self.processes.values().filter(|one| one.driver == driver);
+        let groups = members.filter_map(|one| one.group.as_ref()).filter(|one| one.stamp == stamp);
+        let owned = groups.flat_map(|group| &group.loops).flat_map(|one| one.owned());
+        if let Some(bin) = owned.into_iter().find(|bin| !seen.insert(*bin)) {
+            self.violate(format!("two workers of generation {} own bin {bin}", stamp.generation));
+        }
+    }
+
+    /// A query that is finished stays so: asked again after a restart it gives nothing twice.
+    pub fn after_finish(&mut self, run: usize) {
+        self.spark.runs[run].alive = false;
+        let driver = self.spark.runs[run].driver;
+        if !self.scenario.durable || self.times("finished again") > 0 {
+            return self.end(None);
+        }
+        // Every call of a user has ended, or does so with the engine.
+        self.hear(driver, Event::Close);
+        self.check_handles(driver);
+        self.crash_driver(driver);
+        let ask_again = self.dice.once_in(2);
+        self.after(50, move |world| {
+            if world.times("second engine") > 0 {
+                return world.end(None);
+            }
+            let driver = world.new_driver();
+            let committed = world.spark.commits.checked_sub(1);
+            if ask_again {
+                return world.spark_starts(driver);
+            }
+            // Spark asks for another batch instead.
+            let program = world.program();
+            let epoch = world.spark.commits;
+            world.hear(driver, Event::Open { query: QUERY.into(), program });
+            world.spark.runs.push(super::spark::Run {
+                driver,
+                alive: true,
+                next: epoch,
+                call: Some((epoch, false)),
+                job: 1,
+            });
+            world.hear(driver, Event::Batch { query: QUERY.into(), epoch, clock_ms: 0, committed });
+        });
+    }
+
+    fn check_handles(&mut self, driver: usize) {
+        let open: Vec<u64> =
+            self.drivers[driver].handles.iter().filter(|(_, ended)| !**ended).map(|(handle, _)| *handle).collect();
+        if !open.is_empty() {
+            self.violate(format!("calls {open:?} of engine {driver} never end"));
+        }
+    }
+
+    /// The run is over.
+    pub fn end(&mut self, error: Option<crate::machine::EngineError>) {
+        self.ended = error;
+        self.after(0, World::end_now);
+    }
+
+    fn end_now(&mut self) {
+        for driver in 0..self.drivers.len() {
+            if self.drivers[driver].alive {
+                self.hear(driver, Event::Close);
+                self.check_handles(driver);
+            }
+        }
+        self.done = true;
+    }
+}

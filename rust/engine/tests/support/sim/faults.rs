@@ -1,0 +1,189 @@
+//! What goes wrong, and when: at a milestone that a test names, or wherever the dice say.
+
+use super::world::QUERY;
+use super::world::World;
+use crate::machine::{Event, MemberId, Range};
+
+/// One thing that happens to the cluster.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Fault {
+    /// A member process dies; which one, counted over those alive.
+    CrashMember(u64),
+    /// The driver process dies, its members follow.
+    CrashDriver,
+    /// Members lose their connections to each other and live.
+    CutMesh,
+    /// The store does not work for so long.
+    StoreDown(u64),
+    /// The user stops the query, and starts it again.
+    Stop,
+    /// Some ranges go to some workers.
+    Migrate,
+    /// All ranges go round, one after the other.
+    MigrateAll,
+    /// Another number of members.
+    Rescale(u32),
+    /// The sink raises once.
+    SinkRaises,
+    /// Feed tasks die so often.
+    TasksDie(u32),
+    /// A second program runs the query from the same checkpoint.
+    SecondEngine,
+    /// A byte of the newest data file changes.
+    Damage,
+    /// A byte of the newest manifest changes.
+    DamageManifest,
+    /// The source gives other rows from now on.
+    Unstable,
+}
+
+/// What goes wrong in a run.
+#[derive(Clone, Debug, Default)]
+pub struct Plan {
+    /// At the n-th time that a milestone is reached.
+    pub scripted: Vec<(&'static str, u64, Fault)>,
+    /// So many more, at any event.
+    pub random: u32,
+    /// One in so many events.
+    pub rate: u64,
+}
+
+impl World {
+    /// Lets happen what is due.
+    pub fn strike(&mut self) {
+        let due = |one: &(&'static str, u64, Fault)| self.times(one.0) >= one.1;
+        if let Some(at) = self.scenario.faults.scripted.iter().position(due) {
+            let (_, _, fault) = self.scenario.faults.scripted.remove(at);
+            return self.happen(fault);
+        }
+        if self.scenario.faults.random > 0 && self.dice.once_in(self.scenario.faults.rate.max(1)) {
+            self.scenario.faults.random -= 1;
+            let fault = self.any_fault();
+            self.happen(fault);
+        }
+    }
+
+    fn any_fault(&mut self) -> Fault {
+        match self.dice.below(24) {
+            0..6 => Fault::CrashMember(self.dice.below(3)),
+            6..8 => Fault::CrashDriver,
+            8 => Fault::CutMesh,
+            9..11 => Fault::StoreDown(self.dice.between(20, 900)),
+            11..13 => Fault::Stop,
+            13..17 => Fault::Migrate,
+            17 => Fault::MigrateAll,
+            18..20 => Fault::Rescale(self.dice.between(1, 4) as u32),
+            20 => Fault::SinkRaises,
+            21 => Fault::TasksDie(self.dice.between(1, 4) as u32),
+            22 if self.scenario.takeover => Fault::SecondEngine,
+            22 => Fault::Stop,
+            _ => Fault::CrashMember(self.dice.below(3)),
+        }
+    }
+
+    fn handle(&mut self, driver: usize) -> u64 {
+        let handles = &mut self.drivers[driver].handles;
+        let handle = handles.len() as u64 + 1;
+        handles.insert(handle, false);
+        handle
+    }
+
+    fn live_driver(&self) -> Option<usize> {
+        self.drivers.iter().rposition(|driver| driver.alive)
+    }
+
+    pub fn happen(&mut self, fault: Fault) {
+        self.note(|| format!("FAULT {fault:?}"));
+        match fault {
+            Fault::CrashMember(which) => {
+                let alive: Vec<MemberId> = self.processes.keys().copied().collect();
+                if let Some(member) = alive.get(which as usize % alive.len().max(1)) {
+                    self.reached("crash");
+                    self.end_process(*member, "its process was killed");
+                }
+            }
+            Fault::CrashDriver => {
+                if let Some(driver) = self.live_driver() {
+                    self.crash_driver(driver);
+                    let run = self.spark.runs.iter().rposition(|run| run.driver == driver);
+                    match run {
+                        Some(run) => self.restart(run),
+                        None => self.violate("a driver without a run".into()),
+                    }
+                }
+            }
+            Fault::CutMesh => {
+                let groups = self.processes.values().filter_map(|one| one.group.as_ref());
+                if let Some(one) = groups.flat_map(|group| &group.loops).next() {
+                    one.abort();
+                }
+            }
+            Fault::StoreDown(time) => self.storage.down_until = self.now + time,
+            Fault::Stop => self.stop_run(),
+            Fault::Migrate | Fault::MigrateAll => self.migrate(fault == Fault::MigrateAll),
+            Fault::Rescale(workers) => {
+                if let Some(driver) = self.live_driver() {
+                    let handle = self.handle(driver);
+                    self.hear(driver, Event::Rescale { handle, workers, free: 4 });
+                }
+            }
+            Fault::SinkRaises => self.spark.bad_sinks += 1,
+            Fault::TasksDie(times) => self.spark.bad_tasks += times,
+            Fault::SecondEngine => {
+                if self.scenario.durable && self.live_driver().is_some() && !self.spark.finished {
+                    self.reached("second engine");
+                    let driver = self.new_driver();
+                    self.spark_starts(driver);
+                }
+            }
+            Fault::Damage | Fault::DamageManifest => {
+                let kind = if fault == Fault::Damage { "data-" } else { "manifest-" };
+                let fits = |(name, bytes): &(&String, &mut Vec<u8>)| name.starts_with(kind) && bytes.len() > 2;
+                let newest = self.storage.files.iter_mut().rev().find(fits);
+                if let Some((_, bytes)) = newest {
+                    let at = bytes.len() / 2;
+                    bytes[at] ^= 1;
+                    self.reached("damage");
+                }
+            }
+            Fault::Unstable => self.spark.unstable = true,
+        }
+    }
+
+    fn migrate(&mut self, all: bool) {
+        let Some(driver) = self.live_driver() else { return };
+        let bits = self.drivers[driver].bits;
+        let workers = (self.drivers[driver].slots.len() as u32 * self.scenario.threads).max(1);
+        let bins = 1_u64 << bits;
+        let moves = if all { bins } else { self.dice.between(1, bins) };
+        let shift = self.dice.below(u64::from(workers)) as u32;
+        let steps = (0..moves)
+            .map(|at| {
+                let bin = if all { at } else { self.dice.below(bins) } as u32;
+                let worker = if all { (bin + shift) % workers } else { self.dice.below(u64::from(workers)) as u32 };
+                vec![(Range::new(bin, bits).expect("a bin"), worker)]
+            })
+            .collect();
+        let handle = self.handle(driver);
+        self.hear(driver, Event::Migrate { query: QUERY.into(), handle, steps });
+        if self.dice.once_in(5) {
+            self.soon(60, move |world| world.hear(driver, Event::CancelMigration { handle }));
+        }
+    }
+
+    /// The program dies; what it started notices.
+    pub fn crash_driver(&mut self, driver: usize) {
+        self.drivers[driver].alive = false;
+        self.reached("crash");
+        for run in self.spark.runs.iter_mut().filter(|run| run.driver == driver) {
+            run.alive = false;
+            run.call = None;
+            run.job += 1;
+        }
+        let members: Vec<MemberId> =
+            self.processes.iter().filter(|(_, one)| one.driver == driver).map(|(member, _)| *member).collect();
+        for member in members {
+            self.soon(150, move |world| world.end_process(member, "its driver is gone"));
+        }
+    }
+}

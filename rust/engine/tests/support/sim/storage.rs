@@ -1,0 +1,132 @@
+//! A store of files, and the simulated form of a data file.
+
+use std::collections::BTreeMap;
+
+use penstock_bins::bin;
+use serde::{Deserialize, Serialize};
+
+use super::flow::Record;
+use super::ledger::{Value, hash};
+use crate::machine::{Claim, Contents, DataFile, Manifest, Range, StoreError, decode, encode};
+
+/// Names and bytes, and what is wrong with the store now.
+#[derive(Default)]
+pub struct Storage {
+    pub files: BTreeMap<String, Vec<u8>>,
+    /// Nothing works until then.
+    pub down_until: u64,
+}
+
+/// Changes of one range of one operator.
+#[derive(Debug, Serialize, Deserialize)]
+struct Segment {
+    operator: String,
+    prefix: u32,
+    length: u8,
+    entries: Vec<(u64, Option<Value>)>,
+}
+
+impl Storage {
+    /// Writes what an epoch changed.
+    pub fn segments(record: &Record, bits: u8) -> Vec<u8> {
+        let segments: Vec<Segment> = record
+            .iter()
+            .map(|(bin, entries)| Segment {
+                operator: "sums".into(),
+                prefix: *bin,
+                length: bits,
+                entries: entries.clone(),
+            })
+            .collect();
+        postcard::to_stdvec(&segments).expect("plain data")
+    }
+
+    pub fn put(&mut self, name: String, bytes: Vec<u8>, epoch: u64, generation: u64) -> DataFile {
+        let (length, checksum) = (bytes.len() as u64, crc32fast::hash(&bytes));
+        self.files.insert(name.clone(), bytes);
+        DataFile { name, length, checksum, epoch, generation }
+    }
+
+    /// The keys of all files, newest per key.
+    pub fn state(&self, files: &[DataFile]) -> Result<BTreeMap<u64, Option<Value>>, StoreError> {
+        let mut state = BTreeMap::new();
+        for file in files {
+            let damaged = |reason: &str| StoreError::Damaged { name: file.name.clone(), reason: reason.into() };
+            let bytes = self.files.get(&file.name).ok_or_else(|| damaged("is not there"))?;
+            if bytes.len() as u64 != file.length || crc32fast::hash(bytes) != file.checksum {
+                return Err(damaged("has other bytes than were written"));
+            }
+            let segments: Vec<Segment> = postcard::from_bytes(bytes).map_err(|_| damaged("cannot be read"))?;
+            for segment in segments {
+                let range = Range::new(segment.prefix, segment.length).expect("written by us");
+                assert_eq!(segment.operator, "sums");
+                for (key, value) in segment.entries {
+                    assert!(range.contains(hash(&key)), "key {key} is not of range {range}");
+                    state.insert(key, value);
+                }
+            }
+        }
+        Ok(state)
+    }
+
+    /// The same by bin.
+    pub fn restored(&self, files: &[DataFile], bits: u8) -> Result<BTreeMap<u32, BTreeMap<u64, Value>>, StoreError> {
+        let mut bins: BTreeMap<u32, BTreeMap<u64, Value>> = BTreeMap::new();
+        for (key, value) in self.state(files)? {
+            if let Some(value) = value {
+                bins.entry(bin(hash(&key), bits)).or_default().insert(key, value);
+            }
+        }
+        Ok(bins)
+    }
+
+    /// All files as one.
+    pub fn merged(&self, files: &[DataFile]) -> Result<Vec<u8>, StoreError> {
+        let entries = self.state(files)?.into_iter().collect();
+        let whole = Segment { operator: "sums".into(), prefix: 0, length: 0, entries };
+        Ok(postcard::to_stdvec(&vec![whole]).expect("plain data"))
+    }
+
+    pub fn newest_claim(&self) -> u64 {
+        let numbers = self.files.keys().filter_map(|name| name.strip_prefix("claim-")?.parse().ok());
+        numbers.max().unwrap_or(0)
+    }
+
+    pub fn claim(&mut self, claim: &Claim) -> bool {
+        let name = Claim::name(claim.number);
+        match self.files.get(&name) {
+            Some(bytes) => decode::<Claim>(bytes).is_ok_and(|there| there.nonce == claim.nonce),
+            None => {
+                self.files.insert(name, encode(claim));
+                true
+            }
+        }
+    }
+
+    /// The newest claim's nonce.
+    pub fn holder(&self) -> Option<u64> {
+        decode::<Claim>(self.files.get(&Claim::name(self.newest_claim()))?).ok().map(|claim| claim.nonce)
+    }
+
+    pub fn contents(&self, held: bool) -> Contents {
+        let mut contents = Contents { held, ..Contents::default() };
+        for (name, bytes) in &self.files {
+            if let Some(number) = name.strip_prefix("claim-") {
+                contents.claims.push((number.parse().expect("as written"), decode(bytes)));
+            } else if name.starts_with("manifest-") {
+                contents.manifests.push((name.clone(), decode::<Manifest>(bytes)));
+            } else {
+                let parts: Vec<&str> = name.split('-').collect();
+                let number = |at: usize| parts[at].parse().expect("data-GENERATION-EPOCH-...");
+                contents.files.push(DataFile {
+                    name: name.clone(),
+                    length: bytes.len() as u64,
+                    checksum: 0,
+                    epoch: number(2),
+                    generation: number(1),
+                });
+            }
+        }
+        contents
+    }
+}

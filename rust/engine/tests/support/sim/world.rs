@@ -1,0 +1,364 @@
+//! Virtual time, who lives in it, and how messages travel.
+
+use std::collections::BTreeMap;
+
+use penstock_dataflow::Endpoint;
+
+use super::Dice;
+use super::faults::Plan;
+use super::hosts::Process;
+use super::spark::Spark;
+use super::storage::Storage;
+use crate::machine::{
+    Effect, Engine, EngineError, Event, Manifest, MemberEvent, MemberId, Operator, Plan as Flow, Program, Setup,
+    StoreError, Stored,
+};
+
+/// Something that happens at its time.
+type Happening = Box<dyn FnOnce(&mut World)>;
+
+/// One driver process with its engine.
+pub struct Driver {
+    pub engine: Engine,
+    pub alive: bool,
+    pub nonce: u64,
+    pub slots: BTreeMap<u32, u64>,
+    pub bits: u8,
+    /// What every call of a user came to: handle, and whether it ended.
+    pub handles: BTreeMap<u64, bool>,
+}
+
+/// What a run is made with.
+#[derive(Clone, Debug)]
+pub struct Scenario {
+    pub seed: u64,
+    pub workers: u32,
+    pub threads: u32,
+    pub bits: u8,
+    pub batches: u64,
+    pub durable: bool,
+    pub retry_sink: bool,
+    pub takeover: bool,
+    pub merge_files: usize,
+    /// One operation of storage in so many is slow.
+    pub slow: u64,
+    pub faults: Plan,
+}
+
+pub struct World {
+    pub scenario: Scenario,
+    pub now: u64,
+    pub dice: Dice,
+    queue: BTreeMap<(u64, u64), Happening>,
+    sequence: u64,
+    links: BTreeMap<(u64, u64), u64>,
+    pub drivers: Vec<Driver>,
+    pub processes: BTreeMap<MemberId, Process>,
+    pub fabrics: BTreeMap<(usize, u64), Vec<Option<Endpoint>>>,
+    pub storage: Storage,
+    pub spark: Spark,
+    pub members: u64,
+    /// What must not be, in the order found.
+    pub violations: Vec<String>,
+    /// Attempt by epoch, as the sink has it.
+    pub salts: BTreeMap<u64, u64>,
+    pub trace: Option<Vec<String>>,
+    /// Milestones that faults wait for.
+    pub seen: BTreeMap<String, u64>,
+    pub events: u64,
+    pub done: bool,
+    /// Why the query ended before its batches, where it may.
+    pub ended: Option<EngineError>,
+}
+
+pub const QUERY: &str = "q";
+
+impl World {
+    pub fn new(scenario: Scenario) -> World {
+        let dice = Dice(scenario.seed.wrapping_mul(0x2545_F491_4F6C_DD1D) ^ 0x5eed);
+        let trace = std::env::var_os("PENSTOCK_TRACE").map(|_| Vec::new());
+        World {
+            scenario,
+            now: 1_000,
+            dice,
+            queue: BTreeMap::new(),
+            sequence: 0,
+            links: BTreeMap::new(),
+            drivers: Vec::new(),
+            processes: BTreeMap::new(),
+            fabrics: BTreeMap::new(),
+            storage: Storage::default(),
+            spark: Spark::default(),
+            members: 0,
+            violations: Vec::new(),
+            salts: BTreeMap::new(),
+            trace,
+            seen: BTreeMap::new(),
+            events: 0,
+            done: false,
+            ended: None,
+        }
+    }
+
+    /// Runs to the end; what was violated, if anything.
+    pub fn run(mut self) -> World {
+        self.new_driver();
+        self.spark_starts(0);
+        let horizon = 400_000;
+        while let Some(((time, _), happening)) = self.queue.pop_first() {
+            self.now = self.now.max(time);
+            self.events += 1;
+            happening(&mut self);
+            self.strike();
+            if !self.violations.is_empty() || self.done {
+                break;
+            }
+            if self.now > horizon || self.events > 200_000 {
+                self.violate(format!("it does not end: {}", self.under_way()));
+                break;
+            }
+        }
+        if !self.done && self.violations.is_empty() {
+            self.violate(format!("nothing happens any more: {}", self.under_way()));
+        }
+        self
+    }
+
+    fn under_way(&self) -> String {
+        let calls: Vec<String> = self.spark.runs.iter().map(|run| format!("{:?}", run.call)).collect();
+        format!(
+            "at {} after {} events, {} commits, calls {}",
+            self.now,
+            self.events,
+            self.spark.commits,
+            calls.join(" ")
+        )
+    }
+
+    pub fn violate(&mut self, what: String) {
+        self.note(|| format!("VIOLATION {what}"));
+        self.violations.push(what);
+    }
+
+    pub fn note(&mut self, what: impl FnOnce() -> String) {
+        if let Some(trace) = &mut self.trace {
+            trace.push(format!("{:>7} {}", self.now, what()));
+        }
+    }
+
+    /// A milestone that a fault may wait for.
+    pub fn reached(&mut self, what: &str) {
+        *self.seen.entry(what.to_owned()).or_default() += 1;
+    }
+
+    pub fn times(&self, what: &str) -> u64 {
+        self.seen.get(what).copied().unwrap_or(0)
+    }
+
+    // Time
+
+    pub fn after(&mut self, delay: u64, happening: impl FnOnce(&mut World) + 'static) {
+        self.sequence += 1;
+        self.queue.insert((self.now + delay, self.sequence), Box::new(happening));
+    }
+
+    /// Later, after a while that the dice choose.
+    pub fn soon(&mut self, most: u64, happening: impl FnOnce(&mut World) + 'static) {
+        let delay = self.dice.below(most + 1);
+        self.after(delay, happening);
+    }
+
+    /// Over a link: in order with what went over it before.
+    pub fn send(&mut self, from: u64, to: u64, happening: impl FnOnce(&mut World) + 'static) {
+        let delay = if self.dice.once_in(20) { self.dice.below(60) } else { self.dice.below(6) };
+        let at = (self.now + delay).max(self.links.get(&(from, to)).copied().unwrap_or(0));
+        self.links.insert((from, to), at);
+        self.sequence += 1;
+        self.queue.insert((at, self.sequence), Box::new(happening));
+    }
+
+    // Drivers
+
+    /// A new driver process, with an engine that begins.
+    pub fn new_driver(&mut self) -> usize {
+        let scenario = &self.scenario;
+        let nonce = self.dice.next();
+        // A restart may choose another number of workers and ranges.
+        let (workers, bits) = match self.drivers.is_empty() {
+            true => (scenario.workers, scenario.bits),
+            false => (self.dice.between(1, 3) as u32, self.dice.between(1, 3) as u8),
+        };
+        let setup = Setup {
+            workers,
+            threads: self.scenario.threads,
+            bits,
+            takeover: self.scenario.takeover && !self.drivers.is_empty(),
+            retry_sink: self.scenario.retry_sink,
+            nonce,
+            registry: format!("driver-{}", self.drivers.len()),
+            backoff_ms: 20,
+            loss_ms: 200,
+            start_ms: 3_000,
+            merge_files: self.scenario.merge_files,
+            move_ranges: 1,
+            ..Setup::default()
+        };
+        let mut engine = Engine::new(setup);
+        let effects = engine.begin();
+        self.drivers.push(Driver {
+            engine,
+            alive: true,
+            nonce,
+            slots: BTreeMap::new(),
+            bits,
+            handles: BTreeMap::new(),
+        });
+        let driver = self.drivers.len() - 1;
+        self.perform(driver, effects);
+        driver
+    }
+
+    pub fn program(&self) -> Program {
+        let operator = Operator { name: "sums".into(), kind: "sum".into(), types: "long".into(), version: 1 };
+        let plan = Flow { operators: vec![operator], sources: vec!["rows".into()] };
+        Program { plan, lateness_us: super::spark::LATENESS, durable: self.scenario.durable }
+    }
+
+    /// The engine of a driver hears something, and what it asks for is done.
+    pub fn hear(&mut self, driver: usize, event: Event) {
+        if !self.drivers[driver].alive {
+            return;
+        }
+        self.note(|| format!("engine {driver} <- {event:?}"));
+        let effects = self.drivers[driver].engine.step(event);
+        self.perform(driver, effects);
+    }
+
+    fn perform(&mut self, driver: usize, effects: Vec<Effect>) {
+        for effect in effects {
+            self.note(|| format!("engine {driver} -> {effect:?}"));
+            self.effect(driver, effect);
+        }
+    }
+
+    fn effect(&mut self, driver: usize, effect: Effect) {
+        match effect {
+            Effect::StartResident { slot } => {
+                let life = self.dice.next();
+                self.drivers[driver].slots.insert(slot, life);
+                let delay = self.dice.between(5, 120);
+                self.after(delay, move |world| {
+                    if world.drivers[driver].alive && world.drivers[driver].slots.get(&slot) == Some(&life) {
+                        world.join(driver, slot);
+                    }
+                });
+            }
+            Effect::RetireResident { slot } => {
+                self.drivers[driver].slots.remove(&slot);
+                let found = self.processes.iter().find(|(_, one)| one.driver == driver && one.slot == slot);
+                if let Some(member) = found.map(|(member, _)| *member) {
+                    self.end_process(member, "it was told to end");
+                }
+            }
+            Effect::Dismiss { member } => self.end_process(member, "it was not needed"),
+            Effect::Call { ticket, member, request, .. } => {
+                self.send(driver as u64, 1_000 + member.0, move |world| {
+                    world.tell_member(member, MemberEvent::Asked { ticket, request });
+                });
+            }
+            Effect::Feed { ticket, epoch, members, .. } => self.feed(driver, ticket, epoch, members),
+            Effect::Sink { ticket, epoch, pieces, .. } => self.sink(driver, ticket, epoch, pieces),
+            Effect::ReadCheckpoint { ticket, .. } => {
+                self.store(driver, ticket, move |world| {
+                    let holder = world.storage.holder();
+                    let answers = |one: &Driver| one.alive && Some(one.nonce) == holder;
+                    let held = world.drivers.iter().enumerate().any(|(at, one)| at != driver && answers(one));
+                    Stored::Contents(world.storage.contents(held))
+                });
+            }
+            Effect::CreateClaim { ticket, claim, .. } => {
+                let holder = self.storage.holder();
+                let held = |(at, one): (usize, &Driver)| at != driver && one.alive && Some(one.nonce) == holder;
+                if !self.scenario.takeover && self.drivers.iter().enumerate().any(held) {
+                    self.violate("a checkpoint is claimed whose engine answers".into());
+                }
+                self.store(driver, ticket, move |world| Stored::Claimed(world.storage.claim(&claim)));
+            }
+            Effect::ReadClaims { ticket, .. } => {
+                self.store(driver, ticket, |world| Stored::NewestClaim(world.storage.newest_claim()));
+            }
+            Effect::WriteManifest { ticket, manifest, .. } => {
+                self.reached("manifest asked");
+                self.store(driver, ticket, move |world| {
+                    world.write_manifest(&manifest);
+                    Stored::Written
+                });
+            }
+            Effect::Delete { names, .. } => {
+                self.soon(40, move |world| {
+                    for name in names {
+                        world.storage.files.remove(&name);
+                    }
+                });
+            }
+            Effect::Timer { ticket, after_ms } => {
+                self.after(after_ms, move |world| world.hear(driver, Event::Timer { ticket }));
+            }
+            Effect::Complete { epoch, .. } => self.call_returns(driver, epoch, None),
+            Effect::Fail { epoch, error, .. } => self.call_returns(driver, epoch, Some(error)),
+            Effect::Moved { handle, outcome } => {
+                self.drivers[driver].handles.insert(handle, true);
+                self.reached(if outcome.is_ok() { "moved" } else { "cut off" });
+            }
+            Effect::Rescaled { handle, outcome } => {
+                self.drivers[driver].handles.insert(handle, true);
+                self.reached(if outcome.is_ok() { "rescaled" } else { "not rescaled" });
+            }
+        }
+    }
+
+    fn write_manifest(&mut self, manifest: &Manifest) {
+        self.storage.files.insert(manifest.name(), crate::machine::encode(manifest));
+        self.reached("manifest written");
+    }
+
+    /// Whether storage works now; if not, whether the effect happens although it says that it did not.
+    pub fn store_works(&mut self) -> Result<(), bool> {
+        match self.now < self.storage.down_until {
+            true => Err(self.dice.once_in(4)),
+            false => Ok(()),
+        }
+    }
+
+    /// How long storage takes.
+    pub fn store_delay(&mut self, most: u64) -> u64 {
+        match self.dice.once_in(self.scenario.slow) {
+            true => self.dice.between(100, 600),
+            false => self.dice.between(1, most),
+        }
+    }
+
+    /// Asks storage for the driver, whose answer may be lost.
+    fn store(&mut self, driver: usize, ticket: u64, act: impl FnOnce(&mut World) -> Stored + 'static) {
+        let delay = self.store_delay(25);
+        self.after(delay, move |world| {
+            if !world.drivers[driver].alive {
+                // What was on its way to the store may still arrive.
+                if world.dice.once_in(2) {
+                    act(world);
+                }
+                return;
+            }
+            let outcome = match world.store_works() {
+                Ok(()) => Ok(act(world)),
+                Err(happens) => {
+                    if happens {
+                        act(world);
+                    }
+                    Err(StoreError::Unavailable("the store is down".into()))
+                }
+            };
+            world.hear(driver, Event::Stored { ticket, outcome });
+        });
+    }
+}
