@@ -11,7 +11,7 @@ export PYO3_PYTHON := $(CURDIR)/$(BIN)/python
 
 .NOTPARALLEL:
 .DEFAULT_GOAL := help
-.PHONY: help setup run test lint format test-rust test-python test-wheel wheel bench criterion clean distclean
+.PHONY: help setup release run test lint format test-rust test-python test-long test-wheel wheel bench criterion clean distclean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -20,8 +20,11 @@ setup: ## .venv with the pinned packages and the built package; quick when nothi
 ifeq ($(strip $(PYTHON)),)
 	@echo "setup: no Python 3.11 or later on PATH. Install one, or name it: make setup PYTHON=/path/to/python3" >&2; exit 1
 else
-	@$(PYTHON) scripts/setup.py
+	@$(PYTHON) scripts/setup.py $(SETUP)
 endif
+
+release: SETUP = --profile release
+release: setup ## setup with a fully optimised native module, as wheels have it (some ten minutes on two cores)
 
 run: setup ## the main job: a streaming query whose keyed state moves while it runs (about a minute)
 	@$(BIN)/penstock demo $(ARGS)
@@ -44,17 +47,25 @@ format: setup ## rewrite the sources in the project's format
 test-rust: setup ## cargo test
 	@$(STEP) "cargo test" scripts/test_rust.sh
 
-test-python: setup ## pytest, on the release build
+test-python: setup ## pytest
+	@$(STEP) "penstock-bench" cargo build --quiet --profile setup --locked -p penstock-benches --bin penstock-bench
 	@$(STEP) "pytest" $(BIN)/python -m pytest --durations=15 $(ARGS)
 
-wheel: setup ## target/wheels/penstock-*.whl
-	@rm -f target/wheels/penstock-*.whl
+wheel: setup ## target/wheels/penstock-*.whl, fully optimised (some ten minutes on two cores)
+	@rm -rf target/wheels
 	@$(BIN)/maturin build --release --locked --out target/wheels
+	@$(BIN)/python scripts/check_wheel.py target/wheels/penstock-*.whl
 
-test-wheel: wheel ## the wheel as a user gets it
-	@$(STEP) "wheel" $(BIN)/python scripts/check_wheel.py target/wheels/penstock-*.whl
+test-long: setup ## what repeats for minutes: every test, more seeds
+	@$(STEP) "cargo test, more seeds" env PENSTOCK_SEEDS=$${PENSTOCK_SEEDS:-3000} PROPTEST_CASES=$${PROPTEST_CASES:-2000} scripts/test_rust.sh
+	@$(STEP) "pytest --long" $(BIN)/python -m pytest --long --durations=15 $(ARGS)
 
-bench: setup ## all benches beside their peers, into benches/results (half an hour; goes on where it stopped)
+test-wheel: setup ## a wheel of what setup built, as a user gets it; `make wheel` does the same with the optimised one
+	@rm -rf target/wheels-test
+	@$(STEP) "wheel" $(BIN)/maturin build --quiet --profile setup --locked --out target/wheels-test
+	@$(STEP) "installed wheel" $(BIN)/python scripts/check_wheel.py target/wheels-test/penstock-*.whl
+
+bench: release ## all benches beside their peers, into benches/results (half an hour; goes on where it stopped)
 	@$(BIN)/penstock bench --all --record benches/results $(ARGS)
 
 criterion: setup ## micro-benchmarks of the core against its own past (minutes)

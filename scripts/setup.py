@@ -1,30 +1,35 @@
 """Set up the working environment: ``.venv`` with the pinned packages and the built package.
 
 Usage: ``python scripts/setup.py`` (or ``make setup``). Needs Python 3.11 or later, Rust and a C
-linker; everything else comes from the package registries. Four steps, each skipped when what it
+linker; everything else comes from the package registries. Three steps, each skipped when what it
 depends on has not changed since it last succeeded:
 
-1. the virtual environment            depends on the Python that runs this file
-2. the packages of requirements/      depends on that file's content
-3. the native module, release build   depends on the Rust sources, manifests and compiler
-4. the core's benches, release build  depends on the same, and on those of the benches
+1. the virtual environment        depends on the Python that runs this file
+2. the packages of requirements/  depends on that file's content; by uv, by pip where uv cannot be had
+3. the native module              depends on the Rust sources, manifests, compiler and profile
 
 A step leaves a stamp in ``.venv/.setup`` that holds a digest of what it depends on, so an
 interrupted step is simply done again. Only the standard library is used here.
+
+The native module is built with the profile ``setup`` of Cargo.toml, which takes a fraction of the
+time of a release build and is close to it where it counts. ``--profile release`` builds that one,
+which is what `make bench` measures.
 """
 
 from __future__ import annotations
 
+import argparse
 import hashlib
 import os
 import re
 import shutil
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import NoReturn
+from typing import NamedTuple, NoReturn
 
 try:
     import fcntl
@@ -37,7 +42,9 @@ BIN = VENV / ("Scripts" if os.name == "nt" else "bin")
 PYTHON = BIN / ("python.exe" if os.name == "nt" else "python")
 STAMPS = VENV / ".setup"
 REQUIREMENTS = ROOT / "requirements" / "dev.txt"
+UV = "uv==0.13.9"
 OLDEST_PYTHON = (3, 11)
+PROGRESS_SECONDS = 10.0
 
 
 def main() -> int:
@@ -48,39 +55,17 @@ def main() -> int:
             f"{dotted(OLDEST_PYTHON)} or later.",
             "Name another one: make setup PYTHON=python3.12",
         )
+    profile = arguments().profile
     rust = find_rust()
     find_linker()
     lock = only_one()
-    done = [
-        step(
-            "1/4 virtual environment .venv",
-            "venv",
-            f"{sys.version_info[:2]}",
-            venv_works,
-            make_venv,
-        ),
-        step(
-            "2/4 pinned packages (the first time about 500 MB and some minutes, most of it Spark)",
-            "packages",
-            digest([REQUIREMENTS]),
-            lambda: PYTHON.exists(),
-            install_packages,
-        ),
-        step(
-            "3/4 penstock's native module, release build (the first time some minutes)",
-            "native",
-            digest(native_sources(), salt=rust),
-            native_present,
-            build_native,
-        ),
-        step(
-            "4/4 the program penstock-bench, release build (a minute)",
-            "benches",
-            digest(bench_sources(), salt=rust),
-            lambda: bench_program().exists(),
-            build_benches,
-        ),
+    native = f"{profile} {digest(native_sources(), salt=rust)}"
+    steps = [
+        Step("virtual environment .venv", "venv", f"{sys.version_info[:2]}", venv_works, make_venv),
+        Step("pinned packages, 500 MB, most of it Spark", "packages", digest([REQUIREMENTS]), PYTHON.exists, packages),
+        Step(f"native module, profile {profile}", "native", native, native_present, lambda: build_native(profile)),
     ]
+    done = [step.run(number, len(steps)) for number, step in enumerate(steps, start=1)]
     if any(done):
         run([str(BIN / "penstock"), "--help"], "start .venv/bin/penstock", quiet=True)
         say(f"ready in {time.monotonic() - started:.0f} s: .venv/bin/penstock")
@@ -90,19 +75,38 @@ def main() -> int:
     return 0
 
 
-def step(title: str, name: str, wanted: str, intact: Callable[[], bool], make: Callable[[], None]) -> bool:
-    """Do a step unless its stamp says that it is done and its result is still there."""
-    stamp = STAMPS / name
-    if stamp.exists() and stamp.read_text() == wanted and intact():
-        return False
-    say(title)
-    started = time.monotonic()
-    stamp.unlink(missing_ok=True)
-    make()
-    STAMPS.mkdir(parents=True, exist_ok=True)
-    stamp.write_text(wanted)
-    say(f"    done in {time.monotonic() - started:.0f} s")
-    return True
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description="Set up .venv with the pinned packages and the built package.")
+    parser.add_argument(
+        "--profile",
+        choices=("setup", "release"),
+        default="setup",
+        help="how the native module is built (default: setup)",
+    )
+    return parser.parse_args()
+
+
+class Step(NamedTuple):
+    """One part of the set-up: done unless its stamp says so and its result is still there."""
+
+    title: str
+    name: str
+    wanted: str  # what the stamp says when it is done
+    intact: Callable[[], bool]
+    make: Callable[[], None]
+
+    def run(self, number: int, of: int) -> bool:
+        stamp = STAMPS / self.name
+        if stamp.exists() and stamp.read_text() == self.wanted and self.intact():
+            return False
+        say(f"{number}/{of} {self.title}")
+        started = time.monotonic()
+        stamp.unlink(missing_ok=True)
+        self.make()
+        STAMPS.mkdir(parents=True, exist_ok=True)
+        stamp.write_text(self.wanted)
+        say(f"    done in {time.monotonic() - started:.0f} s")
+        return True
 
 
 # -- step 1 ---------------------------------------------------------------------------------------
@@ -141,12 +145,15 @@ def make_venv() -> None:
 # -- step 2 ---------------------------------------------------------------------------------------
 
 
-def install_packages() -> None:
-    pip = [str(PYTHON), "-m", "pip", "--disable-pip-version-check", "install"]
-    run(
-        [*pip, "--quiet", "--progress-bar", "off", "-r", str(REQUIREMENTS)],
-        "install the pinned packages",
-    )
+def packages() -> None:
+    """With uv, which downloads and unpacks side by side; pip does the same, only slower."""
+    pip = [str(PYTHON), "-m", "pip", "--disable-pip-version-check", "install", "--quiet", "--progress-bar", "off"]
+    uv = [str(BIN / "uv"), "pip", "install", "--quiet", "--python", str(PYTHON), "-r", str(REQUIREMENTS)]
+    if subprocess.run([*pip, UV], capture_output=True, check=False).returncode == 0:
+        watched(uv, "install the pinned packages", dict(os.environ))
+    else:
+        say(f"    without {UV}, which could not be installed: pip takes some minutes")
+        watched([*pip, "-r", str(REQUIREMENTS)], "install the pinned packages", dict(os.environ))
 
 
 # -- step 3 ---------------------------------------------------------------------------------------
@@ -164,39 +171,12 @@ def native_present() -> bool:
     return built and any((BIN / name).exists() for name in ("penstock", "penstock.exe"))
 
 
-def build_native() -> None:
+def build_native(profile: str) -> None:
     environment = dict(os.environ) | {"VIRTUAL_ENV": str(VENV), "PYO3_PYTHON": str(PYTHON)}
     environment.pop("CONDA_PREFIX", None)
     environment["PIP_QUIET"] = environment["PIP_DISABLE_PIP_VERSION_CHECK"] = "1"
-    run(
-        [str(PYTHON), "-m", "maturin", "develop", "--release", "--locked"],
-        "build the native module",
-        env=environment,
-    )
-
-
-# -- step 4 ---------------------------------------------------------------------------------------
-
-
-def bench_sources() -> Iterable[Path]:
-    yield from (ROOT / "Cargo.toml", ROOT / "Cargo.lock")
-    for folder in ("rust", "benches/rust"):
-        for path in (ROOT / folder).rglob("*"):
-            if path.suffix == ".rs" or path.name == "Cargo.toml":
-                yield path
-
-
-def bench_program() -> Path:
-    target = Path(os.environ.get("CARGO_TARGET_DIR") or ROOT / "target")
-    return target / "release" / ("penstock-bench.exe" if os.name == "nt" else "penstock-bench")
-
-
-def build_benches() -> None:
-    # Libraries that the native module was built from serve here too, where both use the same parts of them.
-    what = ["-p", "penstock-benches", "--bin", "penstock-bench"]
-    environment = dict(os.environ) | {"PYO3_PYTHON": str(PYTHON)}
-    run(["cargo", "build", "--quiet", "--release", "--locked", *what], "build penstock-bench", env=environment)
-    bench_program().touch()  # `penstock bench` builds it again where a source is newer
+    command = [str(PYTHON), "-m", "maturin", "develop", "--profile", profile, "--locked"]
+    watched(command, "build the native module", environment)
 
 
 # -- what has to be there -------------------------------------------------------------------------
@@ -262,6 +242,59 @@ def run(command: list[str], purpose: str, *, env: dict[str, str] | None = None, 
             f"could not {purpose} (exit status {done.returncode}): {' '.join(command)}",
             *([(done.stdout + done.stderr).strip()] if quiet else []),
         )
+
+
+def watched(command: list[str], purpose: str, environment: dict[str, str]) -> None:
+    """Run what takes long. A terminal shows its own progress, elsewhere a line every few seconds says what it does."""
+    if sys.stderr.isatty():
+        return run(command, purpose, env=environment)
+    environment |= {"CARGO_TERM_PROGRESS_WHEN": "always", "CARGO_TERM_PROGRESS_WIDTH": "120"}
+    child = subprocess.Popen(command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    progress = Progress()
+    reader = threading.Thread(target=progress.read, args=(child,), daemon=True)
+    reader.start()
+    try:
+        while child.poll() is None:
+            reader.join(PROGRESS_SECONDS)
+            if reader.is_alive():
+                progress.tell()
+        reader.join()
+    except BaseException:
+        child.terminate()
+        child.wait()
+        raise
+    if child.returncode != 0:
+        fail(f"could not {purpose} (exit status {child.returncode}): {' '.join(command)}", *progress.spoken[-200:])
+
+
+class Progress:
+    """What a long command says: the state of a bar is told now and then, the rest is kept for when it fails."""
+
+    BAR = re.compile(r"Building \[[=> ]*\] (\d+)/(\d+): (.*)")
+
+    def __init__(self) -> None:
+        self.started = time.monotonic()
+        self.bar = ""
+        self.spoken: list[str] = []
+
+    def read(self, child: subprocess.Popen[bytes]) -> None:
+        assert child.stdout is not None
+        pending = b""
+        while piece := child.stdout.read1(65536):  # type: ignore[attr-defined]
+            *lines, pending = re.split(rb"[\r\n]", pending + piece)
+            for line in lines:
+                self.hear(re.sub(r"\x1b\[[0-9;]*[A-Za-z]", "", line.decode(errors="replace")).rstrip())
+
+    def hear(self, line: str) -> None:
+        if bar := self.BAR.search(line):
+            done, of, now = bar.groups()
+            self.bar = f"{done} of {of} crates built, now {now}"
+        elif line:
+            self.spoken.append(line)
+
+    def tell(self) -> None:
+        seconds = time.monotonic() - self.started
+        say(f"    {seconds:3.0f} s  {self.bar}".rstrip())
 
 
 def dotted(version: tuple[int, ...]) -> str:

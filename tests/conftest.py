@@ -1,4 +1,9 @@
-"""What the tests share: how Hypothesis searches, where the data is, and one Spark session."""
+"""What the tests share: how Hypothesis searches, where the data is, one Spark session, their order and its cost.
+
+Tests marked ``long`` repeat for minutes what others show in seconds, each with a process and a JVM of its own; they run
+with ``--long`` (`make test-long`). Modules that want the same kind of Spark session stand together, since changing it
+costs seconds. At the end stands what each group of tests took, beside what it may.
+"""
 
 from __future__ import annotations
 
@@ -12,10 +17,60 @@ from typing import Any
 import pytest
 from hypothesis import settings
 
+#: Seconds that a group of tests may take on two cores, by the first of these that a test's path contains.
+BUDGETS = {"tests/spark/": 240.0, "tests/fault/": 60.0, "tests/surface/": 90.0, "tests/": 120.0}
+
+#: JVMs that live for seconds spend most of them on compiling well what runs once.
+QUICK_JVM = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+
+# The benches' program in the profile that the module is built with: seconds beside minutes, and no figure is kept.
+os.environ.setdefault("PENSTOCK_BENCH_PROFILE", "setup")
+
 # No deadline: the first example imports, and the machine may be busy. HYPOTHESIS_PROFILE=long searches more.
 settings.register_profile("default", deadline=None, print_blob=True)
 settings.register_profile("long", deadline=None, print_blob=True, max_examples=5_000)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--long", action="store_true", help="also run what repeats for minutes")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if not config.getoption("--long"):
+        left = [item for item in items if item.get_closest_marker("long")]
+        config.hook.pytest_deselected(items=left)
+        items[:] = [item for item in items if item not in left]
+    modules: dict[str, int] = {}
+    for item in items:
+        names = getattr(item, "fixturenames", ())
+        kind = 2 if "cluster" in names else 1 if "spark" in names else 0
+        modules[item.nodeid.partition("::")[0]] = max(modules.get(item.nodeid.partition("::")[0], 0), kind)
+    items.sort(key=lambda item: modules[item.nodeid.partition("::")[0]])
+
+
+def pytest_terminal_summary(terminalreporter: Any) -> None:
+    spent: dict[str, list[float]] = {group: [] for group in BUDGETS}
+    for reports in terminalreporter.stats.values():
+        for report in reports:
+            if isinstance(report, pytest.TestReport):
+                spent[next(group for group in BUDGETS if report.nodeid.startswith(group))].append(report.duration)
+    terminalreporter.section("seconds by group of tests")
+    for group, budget in BUDGETS.items():
+        total = sum(spent[group])
+        over = "  OVER" if total > budget else ""
+        terminalreporter.write_line(f"{total:6.0f} of {budget:4.0f}  {group}{over}")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def quick_jvms(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Spark's defaults for sessions that tests start in processes of their own."""
+    folder = tmp_path_factory.mktemp("spark-conf")
+    options = "".join(f"spark.{who}.defaultJavaOptions {QUICK_JVM}\n" for who in ("driver", "executor"))
+    (folder / "spark-defaults.conf").write_text(options)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("SPARK_CONF_DIR", str(folder))
+        yield
 
 
 def data_folder(name: str) -> Path:
@@ -52,7 +107,7 @@ class Sessions:
 
     def get(self, master: str) -> Any:
         pytest.importorskip("pyspark")
-        from penstock.spark.java import JavaNotFound, ensure_java
+        from penstock.spark._session.java import JavaNotFound, ensure_java
 
         if self.session is not None and self.master == master and self.session.sparkContext._jsc is not None:
             return self.session

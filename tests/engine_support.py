@@ -15,8 +15,8 @@ from typing import Any
 import pyarrow as pa
 
 import penstock as pk
-from penstock.schema import spark_types, to_ddl
-from penstock.spark.collect import to_table
+from penstock._schema import spark_types, to_ddl
+from penstock.spark._session.collect import to_table
 
 #: Counts and sums per key, given out at the end of each epoch for the keys that changed.
 COUNTS = pk.Flow("k bigint, v bigint").key_by("k").agg(n=pk.count(), total=pk.sum("v"))

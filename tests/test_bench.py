@@ -10,7 +10,9 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -43,8 +45,9 @@ def check(found: Line, name: str) -> None:
     ratio = found["peer"] / found["ours"] if lower else found["ours"] / found["peer"]
     assert math.isclose(found["ratio"], ratio, rel_tol=1e-9)
     assert conditions["versions"]["penstock"] and conditions["cores"] >= 1 and conditions["repeats"] >= 1
-    assert conditions["profile"] in ("release", "dev") and isinstance(conditions["quick"], bool)
-    assert {"cpu", "load", "foreign_cpu", "own_cpu", "pinned", "at", "commit"} <= set(conditions)
+    assert conditions["profile"] in ("release", "setup", "dev") and isinstance(conditions["quick"], bool)
+    assert {"cpu", "load", "foreign_cpu", "own_cpu", "stolen_cpu", "pinned", "at", "commit"} <= set(conditions)
+    assert isinstance(conditions["noisy"], bool) and conditions["pairs_again"] >= 0
 
 
 def measured(capsys: pytest.CaptureFixture[str], *arguments: str) -> list[Line]:
@@ -172,7 +175,7 @@ def test_without_cargo_a_missing_program_is_told(
     monkeypatch.setenv("CARGO_TARGET_DIR", str(tmp_path))
     monkeypatch.setattr(core.shutil, "which", lambda name: None)
     assert main(["bench", "frontier", "--json"]) == 1
-    assert "cargo is not on PATH; run make setup" in capsys.readouterr().err
+    assert "cargo is not on PATH; get Rust" in capsys.readouterr().err
 
 
 @needs_checkout
@@ -250,7 +253,7 @@ def test_the_page_shows_losses_and_what_is_missing(tmp_path: Path) -> None:
     assert "| live=1 vs x | ns | 1 (1) | 0.5 (0.5) | **0.5x** (0.5x) | 3 | >= 1x: missed |" in page
     assert "live=4096 vs a\\|b" in page and ">= 200x: met" in page
     assert page.count("Not recorded.") == len(BENCHES) - 1
-    assert "| frontier move, 1 live time | frontier | >= 1x | 0.5x | **missed** |" in page
+    assert "| frontier move in order, 1 live time | frontier | >= 1x | 0.5x | **missed** |" in page
     assert "- live=1 vs x: rows 1" in page
     assert sorted(path.name for path in tmp_path.iterdir()) == ["README.md", "frontier.jsonl"]
 
@@ -325,6 +328,75 @@ def test_the_table_says_when_the_machine_was_not_quiet() -> None:
     assert table("frontier", [made()]).caption is None
     noisy = line("b", "c vs d", "s", "lower", Paired([1.0], [2.0], 1.0, 0.7), Options(), {})
     assert "others used up to 0.70 CPUs" in str(table("b", [noisy]).caption)
+
+
+def test_the_table_says_what_the_host_took() -> None:
+    noisy = line("b", "c vs d", "s", "lower", Paired([1.0], [2.0], 1.0, 0.0, 0.4), Options(), {})
+    assert noisy["conditions"]["stolen_cpu"] == 0.4 and noisy["conditions"]["noisy"]
+    assert "the host of this machine took up to 0.40" in str(table("b", [noisy]).caption)
+
+
+def test_time_that_the_host_took_is_told_from_what_others_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    at = min(os.sched_getaffinity(0))
+    beside = max(os.sched_getaffinity(0)) + 1
+
+    def write(user: int, stolen: int) -> None:
+        # user nice system idle iowait irq softirq steal guest guest_nice
+        lines = [f"cpu{at} {user} 0 0 1000 0 0 0 {stolen} 0 0", f"cpu{beside} 9{user} 0 0 0 0 0 0 9{stolen} 0 0"]
+        (tmp_path / "stat").write_text("\n".join(["cpu 1 1 1 1", *lines, "intr 5"]))
+
+    now = iter([100.0, 102.0])
+    monkeypatch.setattr(machine, "_PROC", tmp_path)
+    monkeypatch.setattr(machine, "_tree_seconds", lambda: 7.0)
+    monkeypatch.setattr(machine, "time", SimpleNamespace(monotonic=lambda: next(now)))
+    write(500, 100)
+    meter = machine.Meter()
+    assert machine.stolen() == 100 / machine._TICKS
+    write(500 + machine._TICKS, 100 + machine._TICKS // 2)
+    assert meter.stop() == machine.Usage(0.0, 0.5, 0.25)
+    (tmp_path / "stat").unlink()
+    assert machine.stolen() is None
+
+
+class _Host:
+    """Takes CPU from some pairs. Each takes a second of a clock that only it moves, and gives its number from 1."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, taken: Callable[[int], float]) -> None:
+        self.now, self.lost, self.pair, self.turns = 0.0, 0.0, 0, 0
+        self.taken = taken
+        monkeypatch.setattr("penstock.bench.measure.time", SimpleNamespace(monotonic=lambda: self.now))
+        monkeypatch.setattr(machine, "stolen", lambda: self.lost)
+        monkeypatch.setattr(machine, "Meter", lambda: self)
+
+    def side(self) -> float:
+        self.now += 0.5
+        self.turns += 1
+        if self.turns % 2 == 0:
+            self.lost += self.taken(self.pair)
+            self.pair += 1
+        return float((self.turns - 1) // 2 + 1)
+
+    def stop(self) -> machine.Usage:
+        return machine.Usage(1.0, 0.0, self.lost / self.now)
+
+
+def test_a_pair_from_which_the_host_took_time_is_measured_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    host = _Host(monkeypatch, lambda pair: 0.2 if pair in (1, 2, 5) else 0.04)
+    found = compare(7.0, host.side, host.side, warm=0, least=4)
+    assert found.ours == found.peer == [1.0, 4.0, 5.0, 7.0]
+    assert (found.again, found.disturbed, found.noisy) == (3, False, False)
+    told = line("b", "c vs d", "s", "lower", found, Options(), {})["conditions"]
+    assert (told["pairs_again"], told["noisy"], told["repeats"]) == (3, False, 4)
+    assert told["stolen_cpu"] == found.stolen_cpu > machine.NOISY
+
+
+def test_a_host_that_always_takes_time_ends_no_bench_and_marks_the_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    host = _Host(monkeypatch, lambda pair: 0.2)
+    found = compare(5.0, host.side, host.side, warm=0, least=3)
+    assert (found.ours, found.again, host.pair) == ([1.0, 2.0, 3.0], 5, 5)
+    assert found.disturbed and found.noisy
+    late = compare(100.0, host.side, host.side, warm=0, least=3, left=lambda: 0.0)
+    assert len(late.ours) == 1 and late.noisy, "one turn, as a bench that is out of time does it"
 
 
 def test_find() -> None:

@@ -13,8 +13,9 @@ import pytest
 
 import penstock as pk
 from penstock import _children, errors, ordered
-from penstock.ordered import processes, wire
-from penstock.ordered.steps import Step
+from penstock.ordered import _processes as processes
+from penstock.ordered import _wire as wire
+from penstock.ordered._steps import Step
 
 #: More than a socket holds.
 BALLAST = bytes(8 << 20)

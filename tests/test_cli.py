@@ -20,7 +20,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from penstock.cli import choices, main
-from penstock.ordered.pipeline import MODES, QUEUES, SCHEDULERS
+from penstock.ordered._pipeline import MODES, QUEUES, SCHEDULERS
 from tpcxbb_support import BAGS, expected, some_clicks, some_lines, write
 
 

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from penstock import _cpus
-from penstock.dataflow import execution
+from penstock.dataflow import _execution as execution
+from penstock.graph._options import Options
 from penstock.ordered import default_workers
 
 
@@ -42,3 +43,4 @@ def test_without_an_affinity_it_has_those_of_the_machine_and_at_least_one(monkey
 def test_a_task_has_the_cpus_that_spark_gives_it(monkeypatch: pytest.MonkeyPatch, says: int, are: int) -> None:
     in_task(monkeypatch, SimpleNamespace(cpus=lambda: says))
     assert _cpus.of_task_or_process() == default_workers() == execution.default_workers(processes=2) == are
+    assert (Options().threads, Options(workers=3).threads) == (are, 3)

@@ -198,8 +198,8 @@ def test_memory_over_its_budget_shrinks_the_bounds() -> None:
     passed, sent, first, stats = pk.execute(lambda worker: _adapting(worker, 1, 500), workers=1)[0]
     assert passed == sent
     assert (first["batches"], first["batch_size"], first["phase"]) == (4, 1024, "growing")
-    assert (stats["batches"], stats["batch_size"], stats["phase"]) == (1, 1, "short")
-    assert stats["shrinks"] == 12, "1,024 items halve ten times, four batches twice"
+    assert (stats["batches"], stats["batch_size"], stats["phase"]) == (2, 64, "short")
+    assert stats["shrinks"] == 5, "1,024 items halve four times, four batches once; less would not work"
 
 
 def test_memory_within_its_budget_leaves_the_bounds_to_throughput() -> None:

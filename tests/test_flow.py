@@ -90,13 +90,17 @@ def test_plan_of_python_steps() -> None:
 
 
 def test_emit_defaults() -> None:
-    def emit(flow: pk.Flow) -> str:
-        return str(json.loads(flow.to_plan()[0])["steps"][-1]["emit"])
+    def emit(flow: pk.Flow, streaming: bool = False) -> str | None:
+        return json.loads(flow.to_plan(streaming)[0])["steps"][-1].get("emit")
 
     keyed = bids().key_by("auction")
-    assert emit(keyed.agg(n=pk.count())) == "update"
-    assert emit(keyed.window(pk.tumbling("1s")).agg(n=pk.count())) == "final"
-    assert emit(keyed.agg(n=pk.count(), emit="final")) == "final"
+    assert emit(keyed.agg(n=pk.count())) is None, "the end of input"
+    assert emit(keyed.agg(n=pk.count()), streaming=True) == "update"
+    assert "all keys at the end, on a stream changed keys each epoch" in keyed.agg(n=pk.count()).explain()
+    for streaming in (False, True):
+        assert emit(keyed.window(pk.tumbling("1s")).agg(n=pk.count()), streaming) == "final"
+        for mode in ("final", "update"):
+            assert emit(keyed.agg(n=pk.count(), emit=mode), streaming) == mode
 
 
 def test_a_flow_never_changes() -> None:
@@ -159,6 +163,11 @@ Build = Callable[[], Any]
         ),
         (lambda: bids().key_by("auction").agg(auction=pk.count()), SchemaError, "output column 'auction'"),
         (lambda: bids().key_by("auction").agg(n=pk.count(), emit="late"), ConfigError, "emit='late'"),
+        (
+            lambda: bids().key_by("auction").window(pk.tumbling("1s")).agg(n=pk.count(), emit="update"),
+            PlanError,
+            "leave emit out",
+        ),
         (lambda: pk.sum(""), ConfigError, "give the name of a column"),
         (lambda: bids().top(0, by="price"), ConfigError, r"top\(0\)"),
         (lambda: bids().top(1, by="cost"), SchemaError, "top by: column 'cost'"),
@@ -195,7 +204,7 @@ def test_text_and_html() -> None:
         "Flow(auction bigint, price bigint, ts timestamp, event_time='ts', lateness='5s')",
         "  .map_batches(<lambda>) -> auction bigint, price bigint, ts timestamp",
         "  .key_by(auction)",
-        "  .agg(n=count(), emit=update)",
+        "  .agg(n=count())",
     ]
     page = flow._repr_html_()
     assert "&lt;lambda&gt;" in page and "<lambda>" not in page
@@ -204,7 +213,7 @@ def test_text_and_html() -> None:
 
 def test_importing_starts_nothing() -> None:
     code = (
-        "import sys, threading; import penstock as pk; import penstock.local, penstock.cli;"
+        "import sys, threading; import penstock as pk; import penstock._local, penstock.cli;"
         "assert threading.active_count() == 1;"
         "assert 'pyspark' not in sys.modules and 'penstock._native' not in sys.modules, 'imported too early'"
     )
@@ -221,22 +230,22 @@ def test_exports() -> None:
 
 MODULES = (
     "penstock",
-    "penstock.aggregates",
-    "penstock.durations",
-    "penstock.flow",
-    "penstock.flow.base",
-    "penstock.flow.builder",
-    "penstock.flow.keyed",
-    "penstock.flow.running",
-    "penstock.flow.stateless",
-    "penstock.flow.text",
-    "penstock.local",
-    "penstock.schema",
+    "penstock._aggregates",
+    "penstock._durations",
+    "penstock._flow",
+    "penstock._flow.base",
+    "penstock._flow.builder",
+    "penstock._flow.keyed",
+    "penstock._flow.running",
+    "penstock._flow.stateless",
+    "penstock._flow.text",
+    "penstock._local",
+    "penstock._schema",
     "penstock.spark",
     "penstock.spark.batch",
-    "penstock.spark.guard",
-    "penstock.spark.partitions",
-    "penstock.windows",
+    "penstock.spark._session.guard",
+    "penstock.spark._tasks.partitions",
+    "penstock._windows",
     "penstock.workloads.nexmark",
     "penstock.workloads.wordcount",
     "penstock.cli",

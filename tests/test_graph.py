@@ -25,7 +25,7 @@ import penstock as pk
 from conftest import data_folder
 from penstock import errors
 from penstock.cli import main
-from penstock.graph.options import Options
+from penstock.graph._options import Options
 
 #: Undirected 3- and 4-cliques, then the join of directed edges; published by SNAP or counted by two methods.
 PUBLISHED = {

@@ -130,7 +130,7 @@ def test_an_interrupt_ends_a_wait_for_changes_and_loses_none() -> None:
         "import itertools, pyarrow as pa, penstock as pk\n"
         "pairs = list(itertools.combinations(range(400), 2))\n"
         "edges = pa.table({'a': [a for a, _ in pairs], 'b': [b for _, b in pairs]})\n"
-        "text, _ = pk.graph.patterns.clique(6)\n"
+        "text, _ = pk.graph._patterns.clique(6)\n"
         "deltas = pk.graph.Deltas(text)\n"
         "changes = deltas.stream({'e': edges}, epoch=0, batch_rows=1 << 24)\n"
         "try:\n"

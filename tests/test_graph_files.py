@@ -15,7 +15,7 @@ import pytest
 import penstock as pk
 from conftest import data_folder
 from penstock import errors
-from penstock.spark.hosted import meeting_place, opened
+from penstock.spark._graph.hosted import meeting_place, opened
 
 TRIANGLE = "tri(a, b, c) :- e(a, b), e(a, c), e(b, c)"
 

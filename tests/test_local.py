@@ -22,8 +22,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import penstock as pk
+from penstock import _local as local
+from penstock._local import LateRows, migration_steps
 from penstock.errors import ConfigError, EngineError, ForkError, PlanError, SchemaError, UserFunctionError
-from penstock.local import LateRows, migration_steps
 
 
 def counting() -> pk.Flow:
@@ -114,6 +115,34 @@ def test_empty_input(workers: int) -> None:
     assert counting().collect([], workers).schema == counting().output_schema
 
 
+def test_progress_knows_the_rows_of_sources_that_tell_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    table = pa.table({"k": [1, 2, 1]})
+    pq.write_table(table, tmp_path / "k.parquet")
+    totals: list[Any] = []
+    make = local._progress
+
+    def watched() -> Any:
+        bar = make()
+        add = bar.add_task
+        monkeypatch.setattr(
+            bar, "add_task", lambda what, total, **more: (totals.append(total), add(what, total=total, **more))[1]
+        )
+        return bar
+
+    monkeypatch.setattr(local, "_progress", watched)
+    known = [table, table.to_batches()[0], [table, table], (table.to_batches()[0],), ds.dataset(tmp_path / "k.parquet")]
+    unknown = [table.to_reader(), [table, table.to_reader()], iter([table])]
+    for source in [*known, *unknown]:
+        assert rows(counting().run(source, progress=True))
+    assert totals == [3, 3, 6, 3, 3, None, None, None]
+
+
+@pytest.mark.parametrize("bits", [-1, 21, 40, True, 2.0, "8"])
+def test_bits_that_cannot_be_are_refused_by_their_name(bits: Any) -> None:
+    with pytest.raises(ConfigError, match=f"bits={bits!r} must be an int from 0 to 20"):
+        local.LocalSession(counting(), 1, bits=bits)
+
+
 def test_progress_shows_and_changes_nothing(capfd: pytest.CaptureFixture[str]) -> None:
     table = pa.table({"k": [1, 2, 1]})
     assert rows(counting().run(table, progress=True)) == rows(counting().run(table))
@@ -134,15 +163,70 @@ def test_late_rows_go_to_the_callback_or_a_warning() -> None:
     late: list[pa.RecordBatch] = []
     for workers in (1, 3):
         late.clear()
-        assert rows(flow.run(source, workers, late=late.append)) == wanted
+        assert rows(flow.run(source, workers, late=late.append, streaming=True)) == wanted
         assert sorted(k for batch in late for k in batch.column("k").to_pylist()) == [2, 3]
     with pytest.warns(LateRows, match="2 of 7 rows came after"):
-        assert rows(flow.run(source)) == wanted
+        assert rows(flow.run(source, streaming=True)) == wanted
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        summary = flow.run_into(lambda batch: None, source, workers=2, streaming=True)
+    assert (summary.rows, summary.output_rows, summary.late_rows) == (7, 3, 2)
+    assert summary.rows_per_second > 0
+    # Where the input ends with the last batch no row is too late for it.
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         summary = flow.run_into(lambda batch: None, source, workers=2)
-    assert (summary.rows, summary.output_rows, summary.late_rows) == (7, 3, 2)
-    assert summary.rows_per_second > 0
+    assert (summary.rows, summary.output_rows, summary.late_rows) == (7, 5, 0)
+    timeless = pa.record_batch({"k": [1, 2], "ts": pa.array([None, 5], pa.int64())})
+    with pytest.warns(LateRows, match="1 of 2 rows have no event time"):
+        assert rows(flow.run(timeless)) == [(0, 1_000, 2, 1)]
+
+
+def test_more_rows_than_a_batch_give_one_row_per_key() -> None:
+    table = pa.table({"k": [number % 3 for number in range(200_000)]})
+    for workers in (1, 2):
+        for emit in (None, "update", "final"):
+            flow = pk.Flow("k bigint").key_by("k").agg(n=pk.count(), emit=emit)
+            assert rows([flow.collect(table, workers)]) == [(0, 66_667), (1, 66_667), (2, 66_666)]
+    largest = pk.Flow("k bigint").key_by("k").agg(n=pk.count()).top(1, by="n")
+    assert rows(largest.run(table, batch_rows=1_000)) == [(0, 66_667), (1, 66_667)]
+    with pytest.raises(PlanError, match="emit='final' in the agg"):
+        largest.run(table, streaming=True)
+    with pytest.raises(ConfigError, match="streaming='yes'"):
+        largest.run(table, streaming="yes")  # type: ignore[arg-type]
+
+
+TIMES = st.lists(st.tuples(st.integers(0, 3), st.one_of(st.none(), st.integers(-90, 90))), max_size=60)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    events=TIMES,
+    size=st.integers(1, 40),
+    every=st.integers(1, 40),
+    workers=st.integers(1, 3),
+    batch_rows=st.integers(1, 30),
+)
+def test_windows_of_any_size_and_step_against_plain_python(
+    events: list[tuple[int, int | None]], size: int, every: int, workers: int, batch_rows: int
+) -> None:
+    """In any order of rows and however they are cut; rows between windows are in none."""
+    wanted: dict[tuple[int, int, int], int] = {}
+    for k, ts in events:
+        if ts is None:
+            continue
+        start = ts // every * every
+        while start + size > ts:
+            wanted[start, start + size, k] = wanted.get((start, start + size, k), 0) + 1
+            start -= every
+    table = pa.table(
+        {name: pa.array([event[at] for event in events], pa.int64()) for at, name in enumerate(("k", "ts"))}
+    )
+    windows = pk.Flow("k bigint, ts bigint", event_time="ts").key_by("k").window(pk.sliding(size, every=every))
+    late: list[pa.RecordBatch] = []
+    got = rows(windows.agg(n=pk.count()).run(table, workers, batch_rows=batch_rows, late=late.append))
+    assert got == sorted((*key, n) for key, n in wanted.items())
+    assert sum(batch.num_rows for batch in late) == sum(ts is None for _, ts in events)
 
 
 def test_sinks(tmp_path: Path) -> None:
@@ -171,7 +255,7 @@ def test_leaving_early_stops_the_workers() -> None:
             yield pa.record_batch({"k": [read]})
 
     flow = pk.Flow("k bigint").key_by("k").agg(n=pk.count(), emit="update")
-    for number, _ in enumerate(flow.run(endless(), workers=3)):
+    for number, _ in enumerate(flow.run(endless(), workers=3, streaming=True)):
         if number == 5:
             break
     assert read < 100, "the source was read far ahead of what was taken"
@@ -244,10 +328,10 @@ def test_updates_end_in_the_final_values(ops: list[tuple[int, int]], workers: in
         {"k": pa.array([op[0] for op in ops], pa.int64()), "v": pa.array([op[1] for op in ops], pa.int64())}
     )
     last = {}
-    for batch in flow.agg(**aggs).run(table, workers, batch_rows=7):
+    for batch in flow.agg(**aggs).run(table, workers, batch_rows=7, streaming=True):
         for row in batch.to_pylist():
             last[row["k"]] = row
-    final = {row["k"]: row for row in flow.agg(emit="final", **aggs).collect(table, workers).to_pylist()}
+    final = {row["k"]: row for row in flow.agg(**aggs).collect(table, workers, batch_rows=9).to_pylist()}
     wanted: dict[int, list[int]] = {}
     for k, v in ops:
         wanted.setdefault(k, []).append(v)
@@ -330,7 +414,7 @@ def test_a_forked_child_is_told(tmp_path: Path) -> None:
         assert rows(session.run(pa.table({"k": [4]}))) == [(4, 1)]
 
 
-def test_interrupt_ends_a_run_at_once() -> None:
+def test_an_interrupt_that_leaves_a_run_ends_it_at_once() -> None:
     code = """
 import pyarrow as pa, penstock as pk
 def source():
@@ -345,8 +429,9 @@ try:
     for batch in flow.run(source(), workers=2):
         pass
 except KeyboardInterrupt:
-    import os
-    print("threads", len(os.listdir("/proc/self/task")))
+    pass  # until here the run could go on
+import os
+print("threads", len(os.listdir("/proc/self/task")))
 """
     with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as child:
         assert child.stdout is not None

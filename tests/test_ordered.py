@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import doctest
+import functools
+import gc
 import importlib
 import itertools
 import pkgutil
@@ -376,3 +378,51 @@ def test_an_iterator_used_by_its_own_function_says_so() -> None:
     with pytest.raises(errors.OrderedError, match="is being used"):
         next(results)
     assert list(results) == [1, 2]
+
+
+async def fetched(x: int) -> int:
+    return x
+
+
+async def fetches(x: int) -> Any:
+    yield x
+
+
+class Fetching:
+    async def __call__(self, x: int) -> int:
+        return x
+
+
+@pytest.mark.parametrize("f", [fetched, fetches, Fetching(), functools.partial(fetched, 1), Fetching().__call__])
+def test_coroutine_functions_are_refused_where_they_are_given(f: Any) -> None:
+    given: list[Callable[[], Any]] = [
+        lambda: pk.ordered_map(f, [1]),
+        lambda: ordered.map(f),
+        lambda: ordered.filter(f),
+        lambda: ordered.flat_map(f),
+        lambda: ordered.map_batches(f),
+        lambda: ordered.stateful(f),
+        lambda: ordered.stateful(sums, finish=f),
+        lambda: ordered.stateful(sums, initial=f),
+        lambda: ordered.partitioned(f, key=abs),
+        lambda: ordered.partitioned(sums, key=f),
+    ]
+    for give in given:
+        with pytest.raises(errors.ConfigError, match=r"(fetched|fetches|Fetching\S*) is a coroutine function"):
+            give()
+
+
+@pytest.mark.parametrize("mode", ["inline", "threads"])
+@pytest.mark.filterwarnings("error")
+def test_a_coroutine_that_is_returned_all_the_same_is_an_error_at_its_place(mode: str) -> None:
+    def some(x: int) -> Any:
+        return fetched(x) if x == 2 else x
+
+    for step in (ordered.map(some), ordered.filter(some)):
+        results = pk.Pipeline([step]).run([1, 2, 3], mode=mode, workers=2)
+        assert next(results) == 1
+        with pytest.raises(errors.UserFunctionError, match=r"returned a coroutine \(fetched\)") as raised:
+            next(results)
+        assert raised.value.item == 2 - 1
+        assert next(results) == 3
+        gc.collect()  # nothing is left that was never awaited

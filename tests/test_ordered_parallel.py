@@ -12,7 +12,8 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from queue import SimpleQueue
+from typing import Any, cast
 
 import numpy as np
 import pyarrow as pa
@@ -22,6 +23,11 @@ from hypothesis import strategies as st
 
 import penstock as pk
 from penstock import errors, ordered
+from penstock.ordered._driver import _open
+from penstock.ordered._operators import compile_steps
+from penstock.ordered._parallel import Parallel
+from penstock.ordered._pipeline import check_options
+from penstock.ordered._turns import Turns
 from test_ordered import STEPS, Boom, batches_of, outcomes, risky, serial, sums
 
 sys.path.insert(0, str(Path(__file__).parent / "surface"))
@@ -56,7 +62,11 @@ def native_threads() -> int:
 def _nothing_is_left() -> Iterator[None]:
     before = children()
     yield
-    eventually(lambda: children() <= before and native_threads() == 0)
+    try:
+        eventually(lambda: children() <= before and native_threads() == 0)
+    finally:
+        for driver in list(_open):  # a test that failed holds on to its run
+            driver.close(2.0)
 
 
 @settings(max_examples=40)
@@ -362,14 +372,31 @@ def test_a_forked_child_can_run_its_own() -> None:
     in_child(child)
 
 
-def script(text: str) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        [sys.executable, "-c", textwrap.dedent(text)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    )
+Script = Callable[[str], "subprocess.Popen[str]"]
+
+
+@pytest.fixture
+def script() -> Iterator[Script]:
+    """Starts a script in a process of its own, which ends with the test, and after a minute in any case."""
+    with contextlib.ExitStack() as ends:
+
+        def start(text: str) -> subprocess.Popen[str]:
+            process = subprocess.Popen(
+                [sys.executable, "-c", textwrap.dedent(text)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+            )
+            ends.enter_context(process)
+            ends.callback(process.kill)
+            # Who waits for its output reads the end then.
+            limit = threading.Timer(60, process.kill)
+            limit.start()
+            ends.callback(limit.cancel)
+            return process
+
+        yield start
 
 
 @pytest.mark.parametrize("mode", ["threads", "processes"])
-def test_ctrl_c_reaches_a_caller_who_waits_and_the_run_can_go_on(mode: str) -> None:
+def test_ctrl_c_reaches_a_caller_who_waits_and_the_run_can_go_on(mode: str, script: Script) -> None:
     process = script(f"""
         import itertools, os, time, penstock as pk
         def f(x):
@@ -393,7 +420,7 @@ def test_ctrl_c_reaches_a_caller_who_waits_and_the_run_can_go_on(mode: str) -> N
 
 
 @pytest.mark.parametrize("mode", ["threads", "processes"])
-def test_the_interpreter_ends_with_an_open_iterator(mode: str) -> None:
+def test_the_interpreter_ends_with_an_open_iterator(mode: str, script: Script) -> None:
     process = script(f"""
         import itertools, time, penstock as pk
         results = pk.ordered_map(lambda x: time.sleep(0.01) or x, itertools.count(), mode={mode!r}, workers=2)
@@ -403,7 +430,7 @@ def test_the_interpreter_ends_with_an_open_iterator(mode: str) -> None:
     assert (process.returncode, out, err) == (0, "0 1\n", "")
 
 
-def test_children_end_with_a_killed_parent() -> None:
+def test_children_end_with_a_killed_parent(script: Script) -> None:
     process = script("""
         import time, penstock as pk
         def busy(x):
@@ -420,6 +447,62 @@ def test_children_end_with_a_killed_parent() -> None:
     process.kill()
     process.communicate()
     eventually(lambda: not any(Path(f"/proc/{pid}").exists() for pid in found))
+
+
+class Slow:
+    """An item that lets others go before it while it is pickled, where they can."""
+
+    def __init__(self, x: int, folder: Path) -> None:
+        self.x, self.folder = x, folder
+
+    def __reduce__(self) -> Any:
+        # Two that do not hold both processes meanwhile never get there: hence the limit.
+        deadline = time.monotonic() + 1
+        while self.x == 0 and len(list(self.folder.glob("began-*"))) < 2 and time.monotonic() < deadline:
+            time.sleep(0.01)
+        return Slow, (self.x, self.folder)
+
+
+def hold(item: Slow) -> int:
+    (item.folder / f"began-{item.x}").touch()
+    while item.x and not (item.folder / "go").exists():
+        time.sleep(0.01)
+    return item.x
+
+
+def test_an_earlier_chunk_gets_a_process_before_later_ones(tmp_path: Path) -> None:
+    items = [Slow(x, tmp_path) for x in range(6)]
+    with pk.ordered_map(hold, items, mode="processes", workers=2, chunk=1) as results:
+        first: list[int] = []
+        caller = threading.Thread(target=lambda: first.append(next(results)), daemon=True)
+        caller.start()
+        caller.join(20)
+        try:
+            assert first == [0]
+        finally:
+            (tmp_path / "go").touch()
+            caller.join()
+        assert list(results) == [1, 2, 3, 4, 5]
+
+
+def test_turns_go_by_number_whoever_asks_first() -> None:
+    turns = Turns(2)
+    turns.begin(5)
+    told: SimpleQueue[tuple[int, int]] = SimpleQueue()
+    threads = [threading.Thread(target=lambda n=n: told.put((n, turns.take(n, 0)))) for n in (9, 7, 6, 8)]
+    for number, thread in enumerate(threads, 1):
+        thread.start()
+        eventually(lambda number=number: turns._asked == number)
+    assert told.empty()  # 5 has not asked
+    turns.passed(5, 0)
+    got = [told.get(timeout=20) for _ in range(2)]
+    assert sorted(number for number, _ in got) == [6, 7] and told.empty()
+    turns.give(got[0][1])
+    assert told.get(timeout=20)[0] == 8
+    turns.close()
+    assert turns.take(3) == -1 and told.get(timeout=20) == (9, -1)
+    for thread in threads:
+        thread.join()
 
 
 def burn(x: int) -> int:
@@ -473,7 +556,7 @@ def test_what_a_function_keeps_per_thread_lasts_as_long_as_the_thread() -> None:
     assert len(made) <= 3
 
 
-def test_a_module_that_a_child_cannot_import_leaves_auto_in_threads(tmp_path: Path) -> None:
+def test_a_module_that_a_child_cannot_import_leaves_auto_in_threads(tmp_path: Path, script: Script) -> None:
     (tmp_path / "gone.py").write_text("def burn(x):\n    for _ in range(5000):\n        pass\n    return x\n")
     process = script(f"""
         import sys, penstock as pk
@@ -493,13 +576,13 @@ def test_a_module_that_a_child_cannot_import_leaves_auto_in_threads(tmp_path: Pa
     assert out == "True True\n", err
 
 
-def test_a_child_that_cannot_restore_the_functions_says_so_to_every_caller(tmp_path: Path) -> None:
+def test_a_child_that_cannot_restore_the_functions_says_so_to_every_caller(tmp_path: Path, script: Script) -> None:
     (tmp_path / "gone.py").write_text("def burn(x):\n    return x\n")
     process = script(f"""
         import sys, penstock as pk
         from penstock import ordered
-        from penstock.ordered.chunk import Chunk
-        from penstock.ordered.processes import Pool
+        from penstock.ordered._chunk import Chunk
+        from penstock.ordered._processes import Pool
         sys.path.insert(0, {str(tmp_path)!r})
         import gone
         sys.path.pop(0)
@@ -516,3 +599,14 @@ def test_a_child_that_cannot_restore_the_functions_says_so_to_every_caller(tmp_p
         """)
     out, err = process.communicate(timeout=60)
     assert out == "True\n" * 3, err
+
+
+@pytest.mark.parametrize("workers", [683, 684, 1024])
+def test_as_many_workers_as_pass_the_check_can_be_had(workers: int) -> None:
+    options = check_options(workers, None, None, "processes", None, None)
+    operators = compile_steps([ordered.map(abs)])
+    # The pool itself would start so many processes; the run only hands work to it.
+    run = Parallel(operators, options, cast(Any, object()))
+    run.close()
+    with pytest.raises(errors.ConfigError, match="1024"):
+        check_options(1025, None, None, "processes", None, None)

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.ordered.policy import LARGEST, TARGETS, Chooser, Sizer
+from penstock.ordered._policy import LARGEST, TARGETS, Chooser, Sizer
 
 Speed = float | Callable[[float], float]
 
@@ -224,3 +224,62 @@ def test_large_items_make_short_chunks() -> None:
         sizer.read(items, items << 20)
         sizer.saw("threads", items, items * 1e-6)
     assert sizer.items("threads") <= 4
+
+
+def crew(
+    cost: float, workers: int, seconds: float, speedup: dict[str, float], chooser: Chooser | None = None
+) -> tuple[Chooser, dict[str, float], list[float]]:
+    """Workers beside each other in virtual time: seconds by mode, and how long each trial took.
+
+    A mode that makes all of them `speedup` times as fast as one has each take `workers / speedup` times the cost.
+    """
+    chooser = chooser or Chooser(workers)
+    within, trials = Counter[str](), list[float]()
+    # The clock goes on where it was for a chooser that is used again.
+    now = begin = chooser._decided
+    while now - begin < seconds:
+        mode, began = chooser.mode, now
+        if mode == "inline":
+            now += cost
+            chooser.delivered(now, 1, cost, cost)
+        else:
+            took = cost * workers / speedup[mode]
+            # Each has one at hand; what was begun before a change is finished behind it, and does not count.
+            ends = [now + took] * workers
+            while ends:
+                now = ends.pop(0)
+                chooser.delivered(now, 1, took, took, chooser.mode == mode)
+                if chooser.wants_processes and mode != "processes":
+                    chooser.processes_ready()
+                if chooser.mode == mode and now - begin < seconds:
+                    ends.append(now + took)
+        within[mode] += now - began
+        if mode == "threads":
+            trials.append(now - began)
+        if chooser.wants_processes and mode == "inline":
+            chooser.processes_ready()
+    return chooser, dict(within), trials
+
+
+@pytest.mark.parametrize(("cost", "workers"), [(10.0, 8), (1.0, 8), (10.0, 2), (0.2, 4)])
+def test_trials_of_dear_items_cost_a_small_share_of_the_time(cost: float, workers: int) -> None:
+    seconds = 4_000 * cost
+    chooser, within, trials = crew(cost, workers, seconds, {"threads": 1.0, "processes": 0.95 * workers})
+    assert chooser.mode == "processes" and len(trials) >= 2, chooser.why
+    # The first one is no loss beside the caller's own thread; of those that follow each ends at its first results.
+    assert trials[0] <= 2 * workers * cost + cost and max(trials[1:]) <= (workers + 1) * cost
+    assert sum(trials[1:]) <= 0.06 * seconds
+    assert within["processes"] >= 0.9 * seconds
+
+
+def test_dear_items_that_gain_in_threads_stay_there() -> None:
+    chooser, within, trials = crew(10.0, 8, 4_000.0, {"threads": 7.5})
+    assert chooser.mode == "threads" and len(trials) == 1 and within["threads"] > 3_900
+
+
+def test_costs_that_go_up_and_down_open_the_question_no_more_often_than_trials_are_paid() -> None:
+    chooser, lost = Chooser(8), 0.0
+    for cost in [10.0, 45.0] * 6:
+        chooser, within, _ = crew(cost, 8, 100 * cost, {"threads": 1.0, "processes": 7.6}, chooser)
+        lost += within.get("threads", 0.0) / (100 * cost)
+    assert lost / 12 < 0.25, lost

@@ -14,7 +14,7 @@ README = Path(__file__).resolve().parents[1] / "README.md"
 _PROGRAM = """
 import re, sys
 from pathlib import Path
-from penstock.spark.session import private_session
+from penstock.spark._session.session import private_session
 
 readme, folder = Path(sys.argv[1]).read_text(encoding="utf-8"), sys.argv[2]
 blocks = re.findall(r"^```python\\n(.*?)^```", readme, re.MULTILINE | re.DOTALL)

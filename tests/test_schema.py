@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from penstock._schema import conform, parse_ddl, spark_types, to_arrow, to_ddl
 from penstock.errors import SchemaError
-from penstock.schema import conform, parse_ddl, spark_types, to_arrow, to_ddl
 
 INSTANT = pa.timestamp("us", tz="UTC")
 
@@ -53,6 +53,8 @@ INSTANT = pa.timestamp("us", tz="UTC")
 def test_ddl_types(ddl: str, kind: pa.DataType) -> None:
     assert parse_ddl(f"x {ddl}").field("x").type == kind
     assert parse_ddl(f"x: {ddl}, y int").names == ["x", "y"]
+    # What can be read can be written, and means the same to Spark.
+    assert parse_ddl(to_ddl(parse_ddl(f"x {ddl}"))).field("x").type == kind
 
 
 def test_ddl_decorations() -> None:

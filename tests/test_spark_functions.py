@@ -11,8 +11,8 @@ import pytest
 import penstock as pk
 from penstock import ordered
 from penstock.errors import ConfigError
-from penstock.spark import functions
-from penstock.spark.partitions import dump_calls, load_calls
+from penstock.spark._tasks import functions
+from penstock.spark._tasks.partitions import dump_calls, load_calls
 
 LOCK = threading.Lock()
 

@@ -11,7 +11,7 @@ Examples
 --------
 >>> import pyarrow as pa
 >>> import penstock as pk
->>> flow = pk.Flow("auction bigint, price bigint").key_by("auction").agg(best=pk.max("price"), emit="final")
+>>> flow = pk.Flow("auction bigint, price bigint").key_by("auction").agg(best=pk.max("price"))
 >>> bids = pa.table({"auction": [1, 2, 1], "price": [10, 20, 30]})
 >>> sorted((row["auction"], row["best"]) for batch in flow.run(bids, workers=2) for row in batch.to_pylist())
 [(1, 30), (2, 20)]
@@ -26,18 +26,22 @@ from penstock import errors
 from penstock.errors import PenstockError
 
 if TYPE_CHECKING:
-    from penstock import dataflow, graph, ordered, spark
-    from penstock.aggregates import Aggregate, count, max, mean, min, sum
-    from penstock.dataflow.execution import execute
-    from penstock.flow import Flow
+    from penstock import dataflow, graph, ordered, report, spark
+    from penstock._aggregates import Aggregate, count, max, mean, min, sum
+    from penstock._flow import Flow
+    from penstock._functions.group_state import GroupState
+    from penstock._pump import LateRows
+    from penstock._windows import Window, sliding, tumbling
+    from penstock.dataflow._execution import execute
     from penstock.ordered import Pipeline, ordered_map
     from penstock.spark.engine import Engine
-    from penstock.windows import Window, sliding, tumbling
 
 __all__ = [
     "Aggregate",
     "Engine",
     "Flow",
+    "GroupState",
+    "LateRows",
     "PenstockError",
     "Pipeline",
     "Window",
@@ -52,6 +56,7 @@ __all__ = [
     "min",
     "ordered",
     "ordered_map",
+    "report",
     "sliding",
     "spark",
     "sum",
@@ -61,25 +66,27 @@ __all__ = [
 #: Where what is public comes from. It loads when somebody asks for it: pyarrow, pyspark and the native module cost
 #: more to import than a short-lived process may want to pay, such as a child that only calls a function.
 _HOMES = {
-    "Aggregate": "aggregates",
+    "Aggregate": "_aggregates",
     "Engine": "spark.engine",
-    "Flow": "flow",
+    "Flow": "_flow",
+    "GroupState": "_functions.group_state",
+    "LateRows": "_pump",
     "Pipeline": "ordered",
-    "Window": "windows",
-    "count": "aggregates",
+    "Window": "_windows",
+    "count": "_aggregates",
     "execute": "dataflow",
-    "max": "aggregates",
-    "mean": "aggregates",
-    "min": "aggregates",
+    "max": "_aggregates",
+    "mean": "_aggregates",
+    "min": "_aggregates",
     "ordered_map": "ordered",
-    "sliding": "windows",
-    "sum": "aggregates",
-    "tumbling": "windows",
+    "sliding": "_windows",
+    "sum": "_aggregates",
+    "tumbling": "_windows",
 }
 
 
 def __getattr__(name: str) -> Any:
-    if name in ("dataflow", "graph", "ordered", "spark"):
+    if name in ("dataflow", "graph", "ordered", "report", "spark"):
         return importlib.import_module(f"penstock.{name}")
     if name in _HOMES:
         found = getattr(importlib.import_module(f"penstock.{_HOMES[name]}"), name)

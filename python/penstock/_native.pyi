@@ -41,7 +41,7 @@ class _MigrationReport(TypedDict):
     steps: list[_StepReport]
 
 def profile() -> str:
-    """How the module was built: "release", or "dev", whose figures say nothing about speed."""
+    """How it was built, by Cargo.toml's profiles: "release"; "setup", a quick build; "dev", slow."""
 
 def graph_clique(relation: str, size: int) -> tuple[str, list[str]]:
     """The pattern of cliques, and the order to bind its variables in."""
@@ -626,7 +626,8 @@ class LocalRun:
     """Worker threads of this process that run one flow.
 
     Each pushed batch is one epoch, at whose end the watermark moves to
-    ``max(old, greatest event time - lateness)``.
+    ``max(old, greatest event time - lateness)``. With `whole` all of them are one epoch,
+    which ends with the input; its watermark is infinite then, and no row is late.
 
     Parameters
     ----------
@@ -640,6 +641,8 @@ class LocalRun:
         Keep what a rollback needs (costs a copy of each state touched in an epoch).
     ahead
         Epochs under way before `push` waits.
+    whole
+        All that is pushed is one epoch, without processing time, as in a batch job. Not with `journal`.
 
     Raises
     ------
@@ -661,9 +664,10 @@ class LocalRun:
         bits: int = 8,
         journal: bool = False,
         ahead: int = 4,
+        whole: bool = False,
     ) -> Self: ...
     def push(self, batch: _ArrowData, clock_ms: int | None = None) -> bool:
-        """Hand one batch, which becomes one epoch, to the workers; waits while `ahead` epochs are under way.
+        """Hand one batch, which becomes an epoch, to the workers; waits while `ahead` batches are under way.
 
         False, and nothing was pushed, when the workers wait themselves until outputs are taken. Only flows that
         expand their input do.
@@ -690,6 +694,9 @@ class LocalRun:
         UserFunctionError, EngineError
             When the run has failed and everything before was taken.
         """
+
+    def nudge(self) -> None:
+        """End the wait of a `take`, or of the next one, which gives None."""
 
     @property
     def done(self) -> bool:
@@ -723,6 +730,33 @@ class LocalRun:
     ) -> None: ...
 
 @final
+class Handover:
+    """An iterator over the items of the lists that a function gives.
+
+    An interrupt never costs it an item, and nothing that the function raises ends it.
+
+    Parameters
+    ----------
+    fill
+        ``fill(taken)`` gives the next list, or None at the end; `taken` is how many lists have arrived here. A list
+        that got lost on its way is asked for again, with the same number.
+    refusal
+        Class of the error for who uses it while it is being used.
+    failure
+        An item of this class is not given: its ``error`` is raised.
+    """
+
+    def __new__(
+        cls,
+        fill: Callable[[int], list[Any] | None],
+        refusal: type[Exception],
+        failure: type[Any] | None = None,
+    ) -> Self: ...
+    def __iter__(self) -> Self: ...
+    def __next__(self) -> Any: ...
+    def clear(self) -> None:
+        """Drop what has not been handed out."""
+
 class OrderedRun:
     """One native pipeline over Python objects, for `penstock.ordered`.
 
@@ -745,13 +779,16 @@ class OrderedRun:
         """Hand an object over; False when there is no room."""
 
     def pull(self, timeout: float | None = None) -> Any | None:
-        """The next object in order; None when there is none within `timeout` seconds.
+        """The next object in order; None when there is none within `timeout` seconds, or somebody nudged.
 
         Raises
         ------
         BaseException
             What an operator raised, in the place of its object; nothing comes after it.
         """
+
+    def nudge(self) -> None:
+        """End the wait of a `pull`, or of the next one; harmless when closed."""
 
     def stats(self) -> list[dict[str, Any]]:
         """What each operator has done."""

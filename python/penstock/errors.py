@@ -24,6 +24,7 @@ __all__ = [
     "EngineError",
     "ForkError",
     "GraphError",
+    "Interrupted",
     "ItemTimeout",
     "ItemsLost",
     "KeyNullError",
@@ -309,6 +310,10 @@ class ClosedError(PenstockError, RuntimeError):
 
 class ThreadError(PenstockError, RuntimeError):
     """A handle of a worker is used in another thread than the worker's."""
+
+
+class Interrupted(PenstockError, RuntimeError):
+    """An interrupt (Ctrl-C) broke off what cannot be repeated, so the rest of the results cannot be had."""
 
 
 class OrderedError(PenstockError, RuntimeError):

@@ -17,7 +17,7 @@ import pytest
 import penstock as pk
 from engine_support import COUNTS, Gate, Kept, bag, counted, in_thread, numbers, state, stream, wait_for, write
 from penstock.errors import AuthenticationError, EngineError, StateLost
-from penstock.spark.collect import to_table
+from penstock.spark._session.collect import to_table
 
 pytestmark = [pytest.mark.spark, pytest.mark.fault, pytest.mark.timeout(180)]
 
@@ -87,6 +87,73 @@ def test_a_member_killed_in_an_epoch(cluster: Any, engine: pk.Engine, tmp_path: 
     stream(cluster, tmp_path / "in", SCHEMA, again, tmp_path / "check2").awaitTermination(120)
     assert again.error is None
     assert state(other) == counted(2)
+
+
+PLAIN = pk.Flow(SCHEMA).map_batches(lambda batch: batch)
+
+
+def rows_of(kept: Kept, batch: int) -> list[int]:
+    return sorted(kept.batches[batch]["v"].to_pylist())
+
+
+@pytest.mark.parametrize("flow", [PLAIN, COUNTS], ids=["keyless", "keyed, first epoch"])
+def test_a_member_killed_while_it_is_fed_and_nothing_was_lost(
+    cluster: Any, engine: pk.Engine, tmp_path: Path, flow: pk.Flow
+) -> None:
+    """The batch is fed again, to the replacement."""
+    wait_for(lambda: complete(engine), what="all members")
+    gate = Gate(tmp_path)
+    kept = Kept()
+    function = engine.foreach_batch(flow, kept)
+    first = 0
+    if flow is PLAIN:
+        function(numbers(cluster, 0), 0)
+        first = 1
+    gate.close()
+    waits = gate.function()
+
+    def held(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        yield from map(waits, batches)
+
+    df = numbers(cluster, first)
+    with in_thread(lambda: function(df.mapInArrow(held, df.schema), first)) as result:
+        try:
+            wait_for(gate.reached.exists, what="a task feeds")
+            victim = engine.members()[0]
+            os.kill(victim.pid, signal.SIGKILL)
+            wait_for(lambda: victim.lost is not None, what="the loss is noticed")
+        finally:
+            gate.open()
+        result(120)
+    assert victim.id not in {member.id for member in engine.members()}
+    if flow is COUNTS:
+        assert state(kept) == counted(1)
+        return
+    function(numbers(cluster, 2), 2)
+    assert [rows_of(kept, batch) for batch in range(3)] == [list(range(b * 600, b * 600 + 600)) for b in range(3)]
+
+
+def test_outputs_that_went_with_a_member_are_made_again(cluster: Any, engine: pk.Engine) -> None:
+    """Without state a batch that Spark has not committed is computed from its rows."""
+    wait_for(lambda: complete(engine), what="all members")
+    kept = Kept()
+
+    def fails(df: Any, batch_id: int) -> None:
+        if batch_id == 1 and not kept.batches.get(1):
+            kept(df, batch_id)
+            raise OSError("the disk is full")
+        kept(df, batch_id)
+
+    function = engine.foreach_batch(PLAIN, fails, name="made again")
+    function(numbers(cluster, 0), 0)
+    with pytest.raises(OSError, match="full"):
+        function(numbers(cluster, 1), 1)
+    victim = engine.members()[1]
+    os.kill(victim.pid, signal.SIGKILL)
+    wait_for(lambda: victim.lost is not None, what="the loss is noticed")
+    for batch in (1, 2):
+        function(numbers(cluster, batch), batch)
+    assert [rows_of(kept, batch) for batch in range(3)] == [list(range(b * 600, b * 600 + 600)) for b in range(3)]
 
 
 def test_a_killed_drain_task_is_tried_again(cluster: Any, engine: pk.Engine, tmp_path: Path) -> None:

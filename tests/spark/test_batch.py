@@ -19,8 +19,8 @@ import pytest
 import penstock as pk
 from engine_support import frame
 from penstock.errors import ConfigError, PlanError, SchemaError, UnsupportedSession
+from penstock.spark._session.collect import to_table
 from penstock.spark.batch import places
-from penstock.spark.collect import to_table
 from penstock.workloads import nexmark, wordcount
 
 pytestmark = pytest.mark.spark
@@ -318,7 +318,7 @@ def test_places_cover_all_partitions_evenly() -> None:
 
 
 def test_handles_stay_out_of_closures() -> None:
-    from penstock.spark.partitions import PartitionFunction
+    from penstock.spark._tasks.partitions import PartitionFunction
 
     function = BIDS.map_batches(cheap).map_in_arrow()
     assert isinstance(function, PartitionFunction)

@@ -97,6 +97,7 @@ def test_nexmark_resident_with_migrations(site: Path, tmp_path: Path, capsys: py
     nothing_left(tmp_path, program.pid)
 
 
+@pytest.mark.long
 def test_wordcount_as_a_batch_job(tmp_path: Path) -> None:
     book, output = tmp_path / "book.txt.gz", tmp_path / "counts.tsv"
     book.write_bytes(gzip.compress(("Don't stop.\r\nÉtude\n\nstop" * 1000).encode()))
@@ -108,7 +109,7 @@ def test_wordcount_as_a_batch_job(tmp_path: Path) -> None:
     nothing_left(tmp_path, program.pid)
 
 
-@pytest.mark.parametrize("to_group", [False, True], ids=["process", "terminal"])
+@pytest.mark.parametrize("to_group", [False, pytest.param(True, marks=pytest.mark.long)], ids=["process", "terminal"])
 def test_interrupt_leaves_nothing(site: Path, tmp_path: Path, to_group: bool) -> None:
     """Ctrl-C while Spark starts or runs: exit code 130, one line, no process and no file."""
     output = tmp_path / "out.parquet"
@@ -128,6 +129,7 @@ def test_interrupt_leaves_nothing(site: Path, tmp_path: Path, to_group: bool) ->
     assert sorted(path.name for path in tmp_path.iterdir()) == ["site", "tmp"]
 
 
+@pytest.mark.long
 def test_tpcxbb_in_one_task(tmp_path: Path) -> None:
     rng = random.Random(4)
     clicks = some_clicks(rng, 300)

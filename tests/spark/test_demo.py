@@ -76,12 +76,12 @@ def nothing_left(folder: Path, mark: str) -> None:
 
 
 def test_the_demo_moves_state_and_its_output_is_right(tmp_path: Path) -> None:
-    with started(tmp_path, "--seconds", "10", "--rate", "2000") as (process, mark):
+    with started(tmp_path, "--seconds", "10", "--rate", "2000", "--bidders", "20000") as (process, mark):
         output, _ = process.communicate(timeout=380)
     assert process.returncode == 0, output
     lines = output.splitlines()
     assert sum("migration" in line and ": done" in line for line in lines) == 4
-    for what in ("hot items", "counts per auction", "moves without a restart"):
+    for what in ("hot items", "what bidders bid", "moves without a restart"):
         assert any(line.startswith(f"{what}: holds.") for line in lines), output
     nothing_left(tmp_path, mark)
 
@@ -94,8 +94,12 @@ def test_the_demo_moves_state_and_its_output_is_right(tmp_path: Path) -> None:
     assert {m.bins for m in timeline.migrations} == {128}
     assert {w.worker for w in timeline.workers} == {0, 1}
     assert timeline.slices
+    whole = [e for e in timeline.epochs if e.rows]
+    assert whole and all(e.feed_s > 0 and e.run_s > 0 and e.serve_s > 0 for e in whole)
+    assert all(abs(e.feed_s + e.run_s + e.serve_s - e.seconds) < 1e-6 for e in whole)
+    assert sum(e.spark_s > 0 for e in whole) > len(whole) / 2
     page = (out / "report.html").read_text()
-    assert "FAILS" not in page
+    assert "FAILS" not in page and "of keyed state moved to another worker while rows passed" in page
     assert "<svg" in page
     width, height = struct.unpack(">II", (out / "timeline.png").read_bytes()[16:24])
     assert width > height > 500
@@ -103,9 +107,15 @@ def test_the_demo_moves_state_and_its_output_is_right(tmp_path: Path) -> None:
 
 @pytest.mark.fault
 # A migration may be over within one redraw, so its first line says that it moves or that it is done.
-@pytest.mark.parametrize("phase", ["starting Spark", "starting the workers", "migration "])
+@pytest.mark.parametrize(
+    "phase",
+    [
+        *(pytest.param(name, marks=pytest.mark.long) for name in ("starting Spark", "starting the workers")),
+        "migration ",
+    ],
+)
 def test_an_interrupt_leaves_nothing(tmp_path: Path, phase: str) -> None:
-    with started(tmp_path, "--seconds", "30", "--rate", "2000") as (process, mark):
+    with started(tmp_path, "--seconds", "30", "--rate", "2000", "--bidders", "20000") as (process, mark):
         assert process.stdout is not None
         seen = []
         for line in process.stdout:

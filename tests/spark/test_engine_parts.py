@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import pickle
 import threading
+import time
 from collections import Counter
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -12,11 +14,13 @@ from hypothesis import strategies as st
 
 import penstock as pk
 from penstock.errors import ConfigError, EngineError, KeyNullError, SlotsError, UserFunctionError
-from penstock.spark.failures import Failure, raise_root, root
-from penstock.spark.migrate import Migration, MoveReport, balanced, moves_to, parse_moves, steps
-from penstock.spark.place import Secret
-from penstock.spark.preflight import examine, table
-from penstock.spark.slots import from_settings, require_slots
+from penstock.spark._engine.migrate import Migration, MoveReport, balanced, moves_to, parse_moves, steps
+from penstock.spark._engine.moves import Moves, Wish
+from penstock.spark._engine.preflight import examine, table
+from penstock.spark._engine.query import Query
+from penstock.spark._tasks.failures import Failure, raise_root, root
+from penstock.spark._tasks.place import Secret
+from penstock.spark._tasks.slots import from_settings, require_slots
 
 
 @pytest.mark.parametrize(
@@ -70,6 +74,14 @@ def test_balanced_owners_differ_by_one_and_move_little(owners: list[int], worker
     assert sum(a != b for a, b in zip(owners, target, strict=True)) == least
 
 
+def test_half_a_million_bins_are_balanced_at_once() -> None:
+    """Linear: it runs while a query is locked."""
+    began = time.process_time()
+    target = balanced([0] * (1 << 19), 4)
+    assert Counter(target) == dict.fromkeys(range(4), 1 << 17)
+    assert time.process_time() - began < 5.0, "quadratic: minutes"
+
+
 @given(st.integers(0, 6), st.data(), st.sampled_from(["batched", "all-at-once", "fluid"]), st.integers(1, 70))
 def test_steps_move_each_bin_once_to_its_target(bits: int, data: st.DataObject, strategy: str, size: int) -> None:
     workers = st.lists(st.integers(0, 3), min_size=1 << bits, max_size=1 << bits)
@@ -87,6 +99,34 @@ def test_steps_move_each_bin_once_to_its_target(bits: int, data: st.DataObject, 
     assert sum(len(step) for step in found) == len(moves)
 
 
+def test_rows_are_fed_again_only_after_the_earlier_ones_are_discarded() -> None:
+    """They come over other connections than the discard, which would take them along."""
+    calls: list[tuple[str, dict[str, Any], list[str]]] = []
+
+    class Members:
+        members = ("a", "b")
+
+        def ready(self, *_: Any) -> None:
+            pass
+
+        def answers(self, sent: Any, epoch: int, check: Any) -> None:
+            for call in sent:
+                call[2].append("answered")
+
+    class Calls:
+        def call(self, member: str, request: dict[str, Any]) -> Any:
+            calls.append((member, request, []))
+            return calls[-1]
+
+    query = Query.__new__(Query)
+    vars(query).update(_generations=Members(), _hub=Calls(), id="q", completed=6, _watermark=None, _fed=7)
+    query._ready(7, lambda: None)
+    discard = {"do": "discard", "query": "q", "epoch": 7}
+    assert calls == [("a", discard, ["answered"]), ("b", discard, ["answered"])]
+    query._ready(7, lambda: None)
+    assert len(calls) == 2, "nothing was fed since"
+
+
 def test_moves_that_make_no_sense_are_refused() -> None:
     for moves in ({4: 0}, {0: 2}, {-1: 0}, [(0, 1), (0, 0)], [(0,)], {"0": 1}, {True: 1}):
         with pytest.raises(ConfigError):
@@ -102,8 +142,8 @@ def test_moves_that_make_no_sense_are_refused() -> None:
 
 def test_a_migration_ends_when_all_its_queries_have() -> None:
     handle = Migration()
-    first = handle.begin(MoveReport("a", "fluid"), 3)
-    second = handle.begin(MoveReport("b", "fluid"), 2)
+    first = handle.begin(MoveReport("a", "fluid"))
+    second = handle.begin(MoveReport("b", "fluid"))
     handle.seal()
     first({"moved": 3, "bytes": 10, "steps": [{"step": 0, "bins": 3, "started_ns": 1, "ended_ns": 2}]}, None)
     assert not handle.done
@@ -114,6 +154,78 @@ def test_a_migration_ends_when_all_its_queries_have() -> None:
     with pytest.raises(EngineError, match="cancelled"):
         handle.wait()
     assert handle.report["moved"] == 3 and handle.report["queries"] == ["a", "b"]
+
+
+class Bins:
+    """Owners that follow the plans that are made, each when the test says so."""
+
+    def __init__(self, owners: list[int]) -> None:
+        self.owners = owners
+        self.broken = False
+        self.open: list[Any] = []
+        self.stopped = 0
+        self.moves = Moves(self.begin)
+
+    def ask(self, to: list[int] | None = None) -> Migration:
+        handle = Migration()
+        self.moves.add(handle, "q", Wish(None if to is None else tuple(to), None, "all-at-once", 1))
+        handle.seal()
+        return handle
+
+    def begin(self, wish: Wish, started: Any, ended: Any) -> Any:
+        if self.broken:
+            raise EngineError("its bins cannot move now")
+        (plan,) = wish.plan([self.owners], 2, len(self.owners), "q") or ([],)
+        started(len(plan))
+        if not plan:
+            ended({"moved": 0}, None)
+            return None
+
+        def end() -> None:
+            for bin_, worker in plan:
+                self.owners[bin_] = worker
+            ended({"moved": len(plan)}, None)
+
+        def stop() -> None:
+            self.stopped += 1
+
+        self.open.append(end)
+        return stop
+
+
+def test_migrations_take_turns_and_plan_when_theirs_comes() -> None:
+    bins = Bins([0, 0, 1, 1])
+    there, back, even = bins.ask([1, 1, 1, 1]), bins.ask([0, 0, 1, 1]), bins.ask()
+    assert len(bins.open) == 1 and not there.done and not back.done
+    bins.open.pop()()
+    assert there.wait(1)["moved"] == 2 and not back.done, "as it was before is a move now"
+    bins.open.pop()()
+    assert back.wait(1)["moved"] == 2
+    assert even.wait(1)["moved"] == 0 and bins.owners == [0, 0, 1, 1]
+    assert back.reports[0].started >= there.reports[0].ended > 0
+
+
+def test_a_migration_that_waits_can_be_cancelled() -> None:
+    bins = Bins([0, 0])
+    first, second, third = bins.ask([1, 1]), bins.ask([0, 1]), bins.ask([0, 0])
+    second.cancel()
+    assert second.wait(1)["moved"] == 0 and bins.stopped == 0 and not first.done
+    first.cancel()
+    assert bins.stopped == 1
+    bins.open.pop()()
+    bins.open.pop()()
+    assert first.wait(1)["moved"] == 2 == third.wait(1)["moved"] and bins.owners == [0, 0]
+
+
+def test_many_migrations_may_end_at_once() -> None:
+    bins = Bins([0, 0])
+    first, rest = bins.ask([1, 1]), [bins.ask([1, 1]) for _ in range(5_000)]
+    bins.broken = True
+    bins.open.pop()()
+    assert first.wait(1)["moved"] == 2
+    for handle in rest:
+        with pytest.raises(EngineError, match="cannot move now"):
+            handle.wait(1)
 
 
 def test_the_root_failure_is_raised_with_the_users_exception() -> None:

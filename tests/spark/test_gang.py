@@ -26,9 +26,9 @@ from penstock.errors import (
     WorkerLost,
     WorkerStopped,
 )
+from penstock.spark._tasks.place import Secret
+from penstock.spark._tasks.slots import from_settings, require_gang
 from penstock.spark.gang import GangTask
-from penstock.spark.place import Secret
-from penstock.spark.slots import from_settings, require_gang
 
 #: Far beyond what anything here takes, far below waiting for ever.
 LIMIT_S = 60.0

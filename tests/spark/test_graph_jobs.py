@@ -19,7 +19,7 @@ import pytest
 import penstock as pk
 from conftest import data_folder
 from penstock import errors
-from penstock.graph.options import Options
+from penstock.graph._options import Options
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(300)]
 
@@ -103,7 +103,7 @@ def test_what_is_wrong_is_refused_at_the_driver(spark: Any, edges: Any) -> None:
 
 
 def test_edges_come_to_the_driver_in_pieces(spark: Any, edges: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    from penstock.spark import stream
+    from penstock.spark._graph import stream
 
     monkeypatch.setattr(stream, "_AT_A_TIME", 1)
     some = edges.repartition(3)
@@ -164,20 +164,25 @@ def test_batches_of_a_stream_are_epochs_of_deltas(spark: Any, tmp_path: Path) ->
     assert +total == local(pk.graph.match(TRIANGLE, {"e": left.toArrow()})) and min(total.values()) == 0
 
 
-def test_the_command(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "more",
+    [["--output", "out.parquet"], pytest.param(["--batches", "1", "--batch-size", "10"], marks=pytest.mark.long)],
+    ids=["rows", "count"],
+)
+def test_the_command(tmp_path: Path, more: list[str]) -> None:
     """In a process of its own: it starts a session for itself."""
     path = data_folder("graphs") / "ca-GrQc.txt.gz"
-    out = tmp_path / "out.parquet"
     shared = ["--input", str(path), "--size", "3", "--undirected", "--host", "spark", "--workers", "2", "--json"]
 
-    def run(*more: str) -> dict[str, Any]:
-        command = [sys.executable, "-m", "penstock.cli", "cliques", *shared, *more]
-        return dict(json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout))
-
-    facts = run("--batches", "1", "--batch-size", "10")
-    assert facts["count"] == 48_260 and facts["admitted_maximum"] == 10 and facts["batches_maximum"] == 1
-    assert run("--output", str(out))["count"] == pq.read_table(out).num_rows == 48_260
-    assert os.listdir(tmp_path) == ["out.parquet"]
+    command = [sys.executable, "-m", "penstock.cli", "cliques", *shared, *more]
+    facts = json.loads(subprocess.run(command, check=True, capture_output=True, text=True, cwd=tmp_path).stdout)
+    assert facts["count"] == 48_260
+    if more[0] == "--output":
+        assert pq.read_table(tmp_path / more[1]).num_rows == 48_260
+        assert os.listdir(tmp_path) == [more[1]]
+    else:
+        assert facts["admitted_maximum"] == 10 and facts["batches_maximum"] == 1
+        assert os.listdir(tmp_path) == []
 
 
 def test_a_host_has_one_copy(cluster: Any) -> None:
@@ -190,7 +195,7 @@ def test_a_host_has_one_copy(cluster: Any) -> None:
     def look(_: Any) -> Any:
         from pyspark import SparkFiles
 
-        from penstock.spark.place import executor_name
+        from penstock.spark._tasks.place import executor_name
 
         count = host_index(digest).count(TRIANGLE).count
         yield executor_name(), count, os.stat(SparkFiles.get(f"penstock-{digest}.graph")).st_ino

@@ -21,7 +21,7 @@ from engine_support import Gate, frame, in_thread, wait_for
 from penstock import ordered
 from penstock.errors import ConfigError, SchemaError, UserFunctionError
 from penstock.spark import ordered as spark_ordered
-from penstock.spark.collect import to_table
+from penstock.spark._session.collect import to_table
 from penstock.workloads import tpcxbb
 from tpcxbb_support import BAGS, expected, some_clicks, some_lines, write
 

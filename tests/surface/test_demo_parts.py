@@ -12,24 +12,43 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.demo.expected import compare, expected_counts, expected_hot_items
+from penstock.demo.expected import compare, compare_tables, expected_bidders, expected_hot_items, latest
 from penstock.demo.feeder import FILES_PER_SECOND, Feeder
 
 BIDS = st.lists(st.tuples(st.integers(0, 4), st.integers(0, 60)), min_size=1, max_size=60)
 
 
 def table(bids: list[tuple[int, int]]) -> pa.Table:
+    """Bids on auctions at times; the bidder is the auction's number, and the price the time."""
     return pa.table(
         {
             "auction": pa.array([auction for auction, _ in bids], pa.int64()),
+            "bidder": pa.array([auction for auction, _ in bids], pa.int64()),
+            "price": pa.array([at for _, at in bids], pa.int64()),
             "date_time": pa.array([1_000_000 + at for _, at in bids], pa.int64()),
         }
     )
 
 
 @given(BIDS)
-def test_counts_are_those_of_a_loop(bids: list[tuple[int, int]]) -> None:
-    assert expected_counts(table(bids)) == dict(Counter(auction for auction, _ in bids))
+def test_bidders_are_those_of_a_loop(bids: list[tuple[int, int]]) -> None:
+    prices: dict[int, list[int]] = {}
+    updates = []
+    for bidder, price in bids:
+        own = prices.setdefault(bidder, [])
+        own.append(price)
+        row = {"bidder": bidder, "bids": len(own), "spent": sum(own), "highest": max(own), "lowest": min(own)}
+        updates.append(row)
+    expected = [
+        {"bidder": key, "bids": len(own), "spent": sum(own), "highest": max(own), "lowest": min(own)}
+        for key, own in sorted(prices.items())
+    ]
+    assert expected_bidders(table(bids)).to_pylist() == expected
+    last = latest(pa.Table.from_pylist(updates[::-1]), "bidder", "bids")
+    assert compare_tables(expected_bidders(table(bids)), last, "x").passed
+    wrong = last.set_column(2, "spent", pa.array([1_000_000] * last.num_rows, pa.int64()))
+    told = compare_tables(expected_bidders(table(bids)), wrong, "x")
+    assert not told.passed and f"{last.num_rows:,} rows missing or wrong" in told.detail
 
 
 @given(BIDS, st.integers(1, 7), st.integers(1, 4))
@@ -57,12 +76,16 @@ def test_compare_tells_lost_from_repeated() -> None:
 
 
 def test_the_feeder_writes_whole_files_at_its_rate(tmp_path: Path) -> None:
-    feeder = Feeder(tmp_path, rate=2_000)
-    started = time.monotonic()
+    feeder = Feeder(tmp_path, rate=2_000, bidders=3_001)
     feeder.start()
+    while feeder.loaded < 3_001 and feeder.running:
+        time.sleep(0.01)
+    assert feeder.rows == 0
+    started = time.monotonic()
+    feeder.go_on()
     seen: set[str] = set()
     while len(seen) < FILES_PER_SECOND and feeder.running:
-        for path in tmp_path.glob("bids-*.parquet"):
+        for path in tmp_path.glob("bids-1-*.parquet"):
             assert pq.read_metadata(path).num_rows > 0, "a visible file is whole"
             seen.add(path.name)
     elapsed = time.monotonic() - started
@@ -70,17 +93,22 @@ def test_the_feeder_writes_whole_files_at_its_rate(tmp_path: Path) -> None:
     assert not feeder.running
     assert feeder.error is None
     assert elapsed >= 1 - 1 / FILES_PER_SECOND
-    files = sorted(tmp_path.iterdir())
-    assert [path.name for path in files] == [f"bids-{index:05}.parquet" for index in range(len(files))]
+    first, files = sorted(tmp_path.glob("bids-0-*")), sorted(tmp_path.glob("bids-1-*"))
+    assert sorted(tmp_path.iterdir()) == first + files
+    load = pa.concat_tables(map(pq.read_table, first))
+    assert load["bidder"].to_pylist() == list(range(3_001)) and load.num_rows == feeder.loaded
+    assert [path.name for path in files] == [f"bids-1-{index:05}.parquet" for index in range(len(files))]
+    assert max(load["date_time"].to_pylist()) <= min(pq.read_table(files[0])["date_time"].to_pylist())
     written = pa.concat_tables(map(pq.read_table, files))
     assert written.num_rows == feeder.rows == pytest.approx(2_000 / FILES_PER_SECOND * len(files), rel=0.05)
     times = written["date_time"].to_pylist()
     assert times == sorted(times)
+    assert set(written["bidder"].to_pylist()) <= set(range(3_001)) and len(set(written["bidder"].to_pylist())) > 100
     assert times[-1] - times[0] == pytest.approx(1000 / FILES_PER_SECOND * len(files), rel=0.1)
 
 
 def test_the_feeder_keeps_its_error(tmp_path: Path) -> None:
-    feeder = Feeder(tmp_path / "no" / "folder", rate=1_000)
+    feeder = Feeder(tmp_path / "no" / "folder", rate=1_000, bidders=10)
     feeder.start()
     while feeder.running:
         time.sleep(0.01)

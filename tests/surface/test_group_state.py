@@ -19,10 +19,10 @@ from hypothesis import strategies as st
 
 import penstock as pk
 from penstock import _native
-from penstock._frames import Cutter, Joiner, group_rows, joined
-from penstock._groups import GroupBin, GroupStateCall
+from penstock._functions.frames import Cutter, Joiner, group_rows, joined
+from penstock._functions.group_state import GroupEpoch, GroupState, StateShape, _duration_ms
+from penstock._functions.groups import GroupBin, GroupStateCall
 from penstock.errors import ConfigError, PlanError, StateError, UserFunctionError
-from penstock.group_state import GroupEpoch, GroupState, StateShape, _duration_ms
 
 SCHEMA = pa.schema([("k", pa.string()), ("ts", pa.timestamp("ms")), ("v", pa.int64())])
 STATE = pa.schema([("total", pa.int64()), ("seen", pa.list_(pa.int64()))])

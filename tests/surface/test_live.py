@@ -8,7 +8,7 @@ import threading
 import pytest
 from rich.console import Console
 
-from penstock.live import LiveView, Move, Snapshot, WorkerLoad, bar, plain_line, sparkline
+from penstock._live import LiveView, Move, Snapshot, WorkerLoad, bar, plain_line, sparkline
 
 
 def snapshot(state: str = "planned", epochs: int = 3) -> Snapshot:
@@ -69,13 +69,26 @@ def test_a_terminal_is_redrawn_within_its_width(width: int) -> None:
     assert "\x1b[" in text
     assert text.rstrip().endswith("\x1b[?25h"), "the cursor is shown again"
     plain = Console(file=io.StringIO(), force_terminal=False, width=width, record=True)
-    from penstock.live import draw
+    from penstock._live import draw
 
     plain.print(draw(snapshot("done"), width=width))
     lines = plain.export_text().splitlines()
     assert max(map(len, lines)) <= width
     assert any("123,456 rows" in line for line in lines)
     assert any("half to worker 1" in line and "done" in line for line in lines)
+
+
+@pytest.mark.parametrize("width", [24, 32, 48, 60])
+def test_a_narrow_terminal_shows_how_long_of_how_much(width: int) -> None:
+    from penstock._live import draw
+
+    plain = Console(file=io.StringIO(), force_terminal=False, width=width, record=True)
+    long = Snapshot(title="demo", phase="moving the state about", elapsed_s=12_345.0, total_s=20_000.0)
+    plain.print(draw(long, width=width))
+    lines = plain.export_text().splitlines()
+    assert max(map(len, lines)) <= width
+    text = "12345 of about 20000 s"
+    assert any(text in line for line in lines) or width < len(text) + 5, lines
 
 
 def test_nothing_yet_is_a_view_too() -> None:

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from penstock.errors import ConfigError, StorageError, from_failure
-from penstock.spark import memory
-from penstock.spark.memory import Hints, limit_bytes, local_folders, parse_bytes, staging_bytes
+from penstock.spark._tasks import memory
+from penstock.spark._tasks.memory import Hints, limit_bytes, local_folders, parse_bytes, staging_bytes
 
 MIB = 1 << 20
 
@@ -107,7 +107,7 @@ def test_advice_for_connect_fits_the_version(monkeypatch: pytest.MonkeyPatch) ->
     from types import SimpleNamespace
 
     from penstock.errors import UnsupportedSession
-    from penstock.spark.guard import require_classic
+    from penstock.spark._session.guard import require_classic
 
     session = type("SparkSession", (), {"__module__": "pyspark.sql.connect.session"})()
     for version, advice in (("3.5.6", "from_pandas"), ("4.0.1", r"df\.toArrow"), ("4.3.0.dev1", r"df\.toArrow")):

@@ -13,8 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.report import Epoch, Migration, Slice, Timeline, WorkerSample
-from penstock.report.html import Check, page, save_page
-from penstock.report.timeline import duration_text, joined, per_worker, quantiles, size_text
+from penstock.report._html import Check, page, save_page
+from penstock.report._timeline import duration_text, joined, per_worker, quantiles, size_text
 
 T0 = 1_700_000_000.0
 
@@ -97,6 +97,15 @@ def test_one_move_of_two_queries_is_one_migration_in_the_picture() -> None:
     ]
 
 
+def test_a_part_of_a_run_begins_at_its_moment() -> None:
+    timeline = sample()
+    begin = timeline.span[0]
+    assert timeline.since(begin) == timeline and timeline.since(timeline.span[1] + 1).span == (0.0, 0.0)
+    late = timeline.since(begin + 3)
+    assert late.epochs == [e for e in timeline.epochs if e.started >= begin + 3] != timeline.epochs
+    assert 0 < len(late.slices) < len(timeline.slices) and late.span[0] >= begin + 3
+
+
 def test_json_keeps_everything() -> None:
     timeline = sample()
     assert Timeline.from_json(timeline.to_json()) == timeline
@@ -119,6 +128,21 @@ def test_units() -> None:
         "5 GB",
     ]
     assert [duration_text(s) for s in (8.4e-4, 0.012, 3.21)] == ["840 µs", "12 ms", "3.21 s"]
+    # Never an exponent, also where three digits round up.
+    assert [duration_text(s) for s in (9.999e-4, 0.9999, 999.4, 999.6, 1234.5)] == [
+        "1 ms",
+        "1 s",
+        "999 s",
+        "1,000 s",
+        "1,234 s",
+    ]
+    assert [size_text(n) for n in (999, 999_400, 999_600, 999.6e6, 1.25e12)] == [
+        "999 B",
+        "999 kB",
+        "1 MB",
+        "1 GB",
+        "1,250 GB",
+    ]
 
 
 class _Page(html.parser.HTMLParser):
@@ -150,7 +174,7 @@ class _Page(html.parser.HTMLParser):
 
 def test_the_page_is_whole_and_fetches_nothing(tmp_path: Path) -> None:
     checks = [Check("counts", True, "10 = 10"), Check("<hot>", False, "a & b")]
-    save_page(sample(), tmp_path / "report.html", checks=checks, notes=["a <note>"])
+    save_page(sample(), tmp_path / "report.html", checks=checks)
     text = (tmp_path / "report.html").read_text(encoding="utf-8")
     parsed = _Page()
     parsed.feed(text)
@@ -159,7 +183,14 @@ def test_the_page_is_whole_and_fetches_nothing(tmp_path: Path) -> None:
     assert parsed.fetched == []
     assert not re.search(r"url\((?!#)|@import", text)
     shown = " ".join(parsed.text)
-    for expected in ("a <run> & more", "counts: holds.", "<hot>: FAILS.", "a <note>", "batched", "64 bins"):
+    for expected in (
+        "a <run> & more",
+        "counts: holds.",
+        "<hot>: FAILS.",
+        "to another worker while rows",
+        "batched",
+        "64 bins",
+    ):
         assert expected in shown
 
 
@@ -175,7 +206,7 @@ def test_without_matplotlib_the_page_says_so(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_the_picture_is_a_png_of_the_whole_run(tmp_path: Path) -> None:
-    from penstock.report.plot import draw, save_png
+    from penstock.report._plot import draw, save_png
 
     figure = draw(sample())
     latency = figure.axes[0]
@@ -196,7 +227,7 @@ def test_the_json_form_is_one_object_with_a_version() -> None:
 
 
 def test_rates_are_right_though_workers_are_sampled_at_different_moments() -> None:
-    from penstock.report.plot import draw
+    from penstock.report._plot import draw
 
     timeline = Timeline()
     for index in range(40):

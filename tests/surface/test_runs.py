@@ -117,6 +117,22 @@ def test_late_rows_go_aside_whatever_the_workers_do(workers: int) -> None:
 
 
 @pytest.mark.parametrize("workers", [1, 2])
+def test_all_that_is_pushed_is_one_epoch_on_request(workers: int) -> None:
+    flow = windows()
+    with start(flow, workers=workers, whole=True) as run:
+        for batch in (at((1, 3.0), (2, 4.0)), at((1, 95.0)), at((1, 5.0), (1, 24.5)), at((3, 9.0))):
+            run.push(in_time(flow, batch))
+            assert run.take(0.05) is None, "nothing closes before the input ends"
+        run.finish()
+        items = [(item[0], pa.record_batch(item[1])) for item in iter(run.take, None)]
+    assert {kind for kind, _ in items} == {"rows"}
+    found = sorted((r["window_start"].timestamp(), r["k"], r["n"]) for _, b in items for r in b.to_pylist())
+    assert found == [(0, 1, 2), (0, 2, 1), (0, 3, 1), (20, 1, 1), (90, 1, 1)]
+    with pytest.raises(errors.ConfigError, match="leave journal out"):
+        start(flow, whole=True, journal=True)
+
+
+@pytest.mark.parametrize("workers", [1, 2])
 def test_state_in_python_sees_rows_of_a_key_in_order(workers: int) -> None:
     rows = [(i % 5, i * 7 % 11) for i in range(3000)]
     expected: dict[int, list[int]] = collections.defaultdict(list)

@@ -14,7 +14,7 @@ pytestmark = pytest.mark.spark
 _PROGRAM = """
 import os, subprocess, sys
 from pathlib import Path
-from penstock.spark.session import private_session
+from penstock.spark._session.session import private_session
 folder = Path(sys.argv[1])
 for round in range(2):
     with private_session(folder, "test", slots=1, settings={"spark.sql.shuffle.partitions": "3"}) as spark:
@@ -55,7 +55,7 @@ def test_two_sessions_one_after_the_other_leave_nothing(tmp_path: Path) -> None:
 
 def test_a_failing_start_shows_sparks_words(tmp_path: Path) -> None:
     program = (
-        "import sys; from pathlib import Path; from penstock.spark.session import private_session\n"
+        "import sys; from pathlib import Path; from penstock.spark._session.session import private_session\n"
         "with private_session(Path(sys.argv[1]), 't', 1, {'spark.driver.memory': '1kk'}): pass"
     )
     done = subprocess.run(

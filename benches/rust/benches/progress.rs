@@ -44,6 +44,19 @@ fn frontier(criterion: &mut Criterion) {
             });
         });
     }
+    // The consumption of later times is heard of first, while one live time stays.
+    for owed in [256_u64, 4_096] {
+        group.bench_function(BenchmarkId::new("owed", owed), |bencher| {
+            let mut antichain = MutableAntichain::new();
+            antichain.update_iter((0..=owed).map(|time| (time, if time == 0 { 1 } else { -1 }))).count();
+            let mut first = 1;
+            bencher.iter(|| {
+                let changes = antichain.update_iter([(first + owed, -1), (first, 1)]).count();
+                first += 1;
+                changes
+            });
+        });
+    }
     group.finish();
 }
 

@@ -169,7 +169,7 @@ impl Bench<'_> {
         for (side, name) in peers {
             let peer = task(side).in_child();
             assert_eq!(peer.cliques, ours.cliques, "{name}");
-            let paired = Paired { ours: vec![ours.peak_mib], peer: vec![peer.peak_mib], usage: meter.look() };
+            let paired = Paired::new(vec![ours.peak_mib], vec![peer.peak_mib], meter.look());
             let case = format!("w{workers} memory of rows size={size} R-MAT 2^{scale} vs {name}");
             self.report.case(
                 Case::new(case, "MiB", Better::Lower, paired)

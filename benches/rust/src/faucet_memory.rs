@@ -57,7 +57,7 @@ fn beside(
     let given = format!("N={} B={}", BOUNDS.0, BOUNDS.1);
     for (bounds, said, taken) in [("fixed", given.as_str(), fixed), ("adaptive", "adaptive", adaptive)] {
         let Taken { found, edges, seconds, peak_mib, maximum, bounds: (batches, batch_size) } = taken;
-        let paired = Paired { ours: vec![peak_mib], peer: vec![free.peak_mib], usage };
+        let paired = Paired::new(vec![peak_mib], vec![free.peak_mib], usage);
         let case = Case::new(format!("{name} {said} vs no flow control"), "MiB", Better::Lower, paired)
             .with("size", size)
             .with("workers", workers)
@@ -82,7 +82,7 @@ fn beside_timely(report: &mut Report, name: &str, size: usize, work: Work, worke
     let timely = Task { work, workers, control: Control::Bounded(BOUNDS, None) }.in_child();
     let usage = meter.stop();
     assert_eq!(timely.found, ours.found);
-    let paired = Paired { ours: vec![ours.peak_mib], peer: vec![timely.peak_mib], usage };
+    let paired = Paired::new(vec![ours.peak_mib], vec![timely.peak_mib], usage);
     let name = format!("{name} N={} B={} vs timely {TIMELY} fed in rounds", BOUNDS.0, BOUNDS.1);
     let case = Case::new(name, "MiB", Better::Lower, paired)
         .with("size", size)

@@ -46,7 +46,7 @@ pub fn run(options: &Options, report: &mut Report) {
             let usage = meter.stop();
             assert!(ours.iter().zip(&peer).all(|(ours, peer)| ours.found == peer.found));
             let milliseconds = |side: &[Taken]| side.iter().map(|taken| taken.seconds * 1e3).collect();
-            let paired = Paired { ours: milliseconds(&ours), peer: milliseconds(&peer), usage };
+            let paired = Paired::new(milliseconds(&ours), milliseconds(&peer), usage);
             let most = |side: &[Taken]| side.iter().map(|taken| taken.peak_mib).fold(0.0, f64::max);
             let (batches, batch_size) = ours[ours.len() - 1].bounds;
             let case = format!("4-cliques w{workers} {name} vs N=4 B={large}");

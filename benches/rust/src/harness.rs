@@ -4,7 +4,8 @@
 //! that factor; `ours` and `peer` are medians and `ratio` is their quotient; what the machine did meanwhile stands beside it.
 //!
 //! Only ratios taken side by side are worth anything on a machine that is shared, so [`compare`] runs both sides in
-//! turn and changes who goes first. Both sides have to do the same work on the same input; each bench checks that
+//! turn and changes who goes first. A pair from which the machine's host took CPU is measured again while there is time, and a
+//! line that has one is marked. Both sides have to do the same work on the same input; each bench checks that
 //! outside the part that is timed.
 
 use std::sync::OnceLock;
@@ -87,6 +88,26 @@ pub struct Paired {
     pub peer: Vec<f64>,
     /// What this process and others used of the CPUs meanwhile.
     pub usage: Usage,
+    /// Pairs that were set aside because the host took CPU from them, and measured again.
+    pub again: usize,
+    /// Whether pairs from which the host took CPU are among the figures: there was no time for enough others.
+    pub disturbed: bool,
+}
+
+impl Paired {
+    /// Figures that were taken in another way than by [`compare`].
+    #[must_use]
+    pub fn new(ours: Vec<f64>, peer: Vec<f64>, usage: Usage) -> Self {
+        Self { ours, peer, usage, again: 0, disturbed: false }
+    }
+
+    /// Whether these figures are doubtful.
+    #[must_use]
+    pub fn is_noisy(&self) -> bool {
+        let above = |cpus: Option<f64>| cpus.is_some_and(|cpus| cpus > machine::NOISY);
+        let taken = if self.again > 0 { self.disturbed } else { above(self.usage.stolen) };
+        taken || above(self.usage.foreign)
+    }
 }
 
 /// Runs both sides in turn until the budget is spent, at least three times each, after one turn that does not count.
@@ -94,30 +115,55 @@ pub struct Paired {
 ///
 /// Each closure does one repeat and returns its figure. Repeats of some 20 ms and more are best: long enough for the
 /// clock and the scheduler, short enough that both sides see the same neighbours.
-pub fn compare(budget: Duration, mut ours: impl FnMut() -> f64, mut peer: impl FnMut() -> f64) -> Paired {
+pub fn compare(budget: Duration, ours: impl FnMut() -> f64, peer: impl FnMut() -> f64) -> Paired {
+    compare_beside(budget, ours, peer, machine::stolen)
+}
+
+/// [`compare`] with a clock of what the host has taken, seconds.
+fn compare_beside(
+    budget: Duration,
+    mut ours: impl FnMut() -> f64,
+    mut peer: impl FnMut() -> f64,
+    stolen: impl Fn() -> Option<f64>,
+) -> Paired {
     let begin = Instant::now();
     ours();
     peer();
     let meter = machine::Meter::start();
-    let (mut left, mut right) = (Vec::new(), Vec::new());
+    let (mut quiet, mut disturbed) = (Vec::new(), Vec::new());
     let mut longest = Duration::ZERO;
-    let more = |turns: usize, longest: Duration| match turns {
-        0 => true,
-        _ if ended() => false,
-        _ => turns < LEAST || (begin.elapsed() + longest <= budget && turns < MOST),
-    };
-    while more(left.len(), longest) {
-        let turn = Instant::now();
-        if left.len() % 2 == 0 {
-            left.push(ours());
-            right.push(peer());
-        } else {
-            right.push(peer());
-            left.push(ours());
+    loop {
+        let turns = quiet.len() + disturbed.len();
+        let within = begin.elapsed() + longest <= budget;
+        let more = match turns {
+            0 => true,
+            _ if ended() => false,
+            // Only what counts counts while there is time; then all does.
+            _ if within => quiet.len() < MOST,
+            _ => turns < LEAST,
+        };
+        if !more {
+            break;
         }
-        longest = longest.max(turn.elapsed());
+        let (turn, before) = (Instant::now(), stolen());
+        let pair = if turns % 2 == 0 {
+            let mine = ours();
+            (mine, peer())
+        } else {
+            let other = peer();
+            (ours(), other)
+        };
+        let took = turn.elapsed();
+        longest = longest.max(took);
+        let taken = stolen().zip(before).map_or(0.0, |(after, before)| after - before);
+        let to = if taken > machine::NOISY * took.as_secs_f64() { &mut disturbed } else { &mut quiet };
+        to.push(pair);
     }
-    Paired { ours: left, peer: right, usage: meter.stop() }
+    let usage = meter.stop();
+    let missing = LEAST.saturating_sub(quiet.len()).min(disturbed.len());
+    let (again, kept) = (disturbed.len(), disturbed.into_iter().take(missing));
+    let (ours, peer) = quiet.into_iter().chain(kept).unzip();
+    Paired { ours, peer, usage, again, disturbed: missing > 0 }
 }
 
 /// One result.
@@ -152,7 +198,7 @@ impl Case {
     /// The result as it is printed.
     #[must_use]
     pub fn to_json(&self, bench: &str, options: &Options) -> Value {
-        let Paired { ours, peer, usage } = &self.paired;
+        let Paired { ours, peer, usage, again, .. } = &self.paired;
         let pairs = ours.iter().zip(peer).map(|(ours, peer)| self.better.ratio(*ours, *peer)).collect::<Vec<_>>();
         let mut conditions = json!({
             "versions": {
@@ -160,7 +206,7 @@ impl Case {
             },
             "cores": machine::cores(),
             "cpu": machine::cpu(),
-            "profile": if cfg!(debug_assertions) { "dev" } else { "release" },
+            "profile": env!("PENSTOCK_PROFILE"),
             "quick": options.quick,
             "repeats": ours.len(),
             "better": if self.better == Better::Lower { "lower" } else { "higher" },
@@ -169,6 +215,9 @@ impl Case {
             "paired_ratio_range": range(&pairs),
             "own_cpu": usage.own,
             "foreign_cpu": usage.foreign,
+            "stolen_cpu": usage.stolen,
+            "pairs_again": again,
+            "noisy": self.paired.is_noisy(),
             "load": machine::load(),
         });
         conditions.as_object_mut().expect("it is an object").extend(self.conditions.clone());
@@ -254,7 +303,7 @@ mod tests {
     use super::*;
 
     fn paired(ours: &[f64], peer: &[f64]) -> Paired {
-        Paired { ours: ours.to_vec(), peer: peer.to_vec(), usage: Usage::default() }
+        Paired::new(ours.to_vec(), peer.to_vec(), Usage::default())
     }
 
     #[test]
@@ -283,6 +332,39 @@ mod tests {
         assert_eq!((&conditions["rows"], &conditions["repeats"]), (&json!(7), &json!(2)));
         assert!(conditions["cores"].as_u64().is_some_and(|cores| cores > 0));
         assert_eq!(conditions["paired_ratio_range"], json!([1.0, 4.0]));
+    }
+
+    /// Compares two sides of a millisecond, of which the host takes ten from some pairs; each gives the number of its pair.
+    fn beside_a_host(budget: Duration, takes: impl Fn(usize) -> bool) -> Paired {
+        let (turns, lost) = (std::cell::Cell::new(0), std::cell::Cell::new(0.0));
+        let side = || {
+            std::thread::sleep(Duration::from_millis(1));
+            turns.set(turns.get() + 1);
+            if turns.get() % 2 == 0 && takes(turns.get() / 2 - 1) {
+                lost.set(lost.get() + 0.01);
+            }
+            f64::from(u32::try_from((turns.get() - 1) / 2).unwrap())
+        };
+        compare_beside(budget, side, side, || Some(lost.get()))
+    }
+
+    #[test]
+    fn a_pair_from_which_the_host_took_time_is_measured_again() {
+        // The first pair does not count; then every other one is disturbed.
+        let found = beside_a_host(Duration::from_secs(2), |pair| pair % 2 == 0);
+        assert!(found.ours.len() >= LEAST && found.again >= LEAST, "{found:?}");
+        assert!(found.ours.iter().chain(&found.peer).all(|pair| pair % 2.0 == 1.0), "{found:?}");
+        assert!(!found.disturbed, "{found:?}");
+        assert!(!Paired { usage: Usage { stolen: Some(0.9), ..Usage::default() }, ..found }.is_noisy());
+    }
+
+    #[test]
+    fn a_host_that_always_takes_time_ends_no_bench_and_marks_the_line() {
+        let found = beside_a_host(Duration::from_millis(20), |_| true);
+        assert_eq!((found.ours.len(), found.disturbed, found.is_noisy()), (LEAST, true, true), "{found:?}");
+        assert!(found.again >= LEAST);
+        let line = Case::new("t", "ns", Better::Lower, found).to_json("frontier", &Options::default());
+        assert_eq!(line["conditions"]["noisy"], true);
     }
 
     #[test]

@@ -1,4 +1,4 @@
-//! What a figure was taken on: cores, CPU, load, and how much of them others used meanwhile.
+//! What a figure was taken on: cores, CPU, load, and how much of them others used, or the host took, meanwhile.
 //!
 //! Owns: reading these from `/proc`; elsewhere they are null. Invariant: only the CPUs that this process may use are
 //! looked at, so a process that is pinned to two cores is judged by its neighbours on these two.
@@ -11,20 +11,32 @@ use serde_json::Value;
 /// The kernel reports CPU time to programs in hundredths of a second, whatever its own tick is.
 const TICKS_PER_SECOND: f64 = 100.0;
 
-/// CPU time as a number of busy CPUs; more than about 0.05 foreign ones make a figure doubtful.
+/// A figure is doubtful when others used more CPUs than this, or the machine's host took more.
+pub const NOISY: f64 = 0.05;
+
+/// CPU time as a number of busy CPUs.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Usage {
     /// Of this process and the children that it has waited for.
     pub own: Option<f64>,
     /// Of everybody else on the CPUs that this process may use.
     pub foreign: Option<f64>,
+    /// What the host of this machine gave to other machines while work waited here. It comes in bursts.
+    pub stolen: Option<f64>,
+}
+
+/// Seconds of the CPUs that this process may use.
+#[derive(Clone, Copy, Debug, PartialEq)]
+struct Clocks {
+    busy: f64,
+    stolen: f64,
 }
 
 /// Reads the clocks twice, to tell what was used in between.
 #[derive(Debug)]
 pub struct Meter {
     begin: Instant,
-    busy: Option<f64>,
+    clocks: Option<Clocks>,
     own: Option<f64>,
 }
 
@@ -32,7 +44,7 @@ impl Meter {
     /// Begins.
     #[must_use]
     pub fn start() -> Self {
-        Self { begin: Instant::now(), busy: busy_seconds(), own: own_seconds() }
+        Self { begin: Instant::now(), clocks: clocks(), own: own_seconds() }
     }
 
     /// What was used so far; see [`Meter::stop`].
@@ -48,11 +60,14 @@ impl Meter {
         if wall < 0.1 {
             return Usage::default();
         }
-        let share = |before: Option<f64>, after: Option<f64>| Some((after? - before?) / wall);
-        let own = share(self.own, own_seconds());
-        let busy = share(self.busy, busy_seconds());
         let rounded = |value: f64| (value.max(0.0) * 1e3).round() / 1e3;
-        Usage { own: own.map(rounded), foreign: busy.zip(own).map(|(busy, own)| rounded(busy - own)) }
+        let own = self.own.zip(own_seconds()).map(|(before, after)| (after - before) / wall);
+        let clocks = self.clocks.zip(clocks());
+        Usage {
+            own: own.map(rounded),
+            foreign: clocks.zip(own).map(|((before, after), own)| rounded((after.busy - before.busy) / wall - own)),
+            stolen: clocks.map(|(before, after)| rounded((after.stolen - before.stolen) / wall)),
+        }
     }
 }
 
@@ -77,23 +92,33 @@ pub fn load() -> Value {
     text.split_whitespace().next().and_then(|word| word.parse::<f64>().ok()).map_or(Value::Null, Value::from)
 }
 
-/// Seconds for which the CPUs that this process may use were not idle (and the host did not take them).
-fn busy_seconds() -> Option<f64> {
+/// Seconds that the machine's host has taken from the CPUs of this process so far, where the system tells.
+#[must_use]
+pub fn stolen() -> Option<f64> {
+    clocks().map(|clocks| clocks.stolen)
+}
+
+/// Seconds for which the CPUs that this process may use worked here, and for which the host had taken them.
+fn clocks() -> Option<Clocks> {
     let status = fs::read_to_string("/proc/self/status").ok()?;
     let list = status.lines().find_map(|line| line.strip_prefix("Cpus_allowed_list:"))?;
     let allowed = cpu_list(list)?;
-    let stat = fs::read_to_string("/proc/stat").ok()?;
-    let mut ticks = 0;
+    Some(clocks_of(&fs::read_to_string("/proc/stat").ok()?, &allowed))
+}
+
+fn clocks_of(stat: &str, allowed: &[usize]) -> Clocks {
+    let (mut busy, mut stolen) = (0, 0);
     for line in stat.lines() {
         let mut words = line.split_whitespace();
         let number = words.next().and_then(|word| word.strip_prefix("cpu")).and_then(|number| number.parse().ok());
         if number.is_some_and(|number: usize| allowed.contains(&number)) {
             let fields = words.map_while(|word| word.parse::<u64>().ok()).collect::<Vec<_>>();
             // user, nice, system, idle, iowait, irq, softirq, steal
-            ticks += [0, 1, 2, 5, 6, 7].iter().filter_map(|at| fields.get(*at)).sum::<u64>();
+            busy += [0, 1, 2, 5, 6].iter().filter_map(|at| fields.get(*at)).sum::<u64>();
+            stolen += fields.get(7).copied().unwrap_or(0);
         }
     }
-    Some(ticks as f64 / TICKS_PER_SECOND)
+    Clocks { busy: busy as f64 / TICKS_PER_SECOND, stolen: stolen as f64 / TICKS_PER_SECOND }
 }
 
 /// Seconds of CPU that this process and the children it waited for have used.
@@ -128,6 +153,14 @@ mod tests {
     }
 
     #[test]
+    fn what_the_host_took_is_not_what_others_used() {
+        let stat =
+            "cpu 1 2 3 4 5 6 7 8 9 10\ncpu0 100 0 20 999 77 3 7 50 100 0\ncpu1 9 9 9 9 9 9 9 9 9 9\ncpu2 70 0 0 0\n";
+        assert_eq!(clocks_of(stat, &[0, 2]), Clocks { busy: 2.0, stolen: 0.5 });
+        assert_eq!(clocks_of("intr 5", &[0]), Clocks { busy: 0.0, stolen: 0.0 });
+    }
+
+    #[test]
     #[cfg(target_os = "linux")]
     fn own_work_counts_as_own() {
         let meter = Meter::start();
@@ -137,7 +170,7 @@ mod tests {
         }
         let usage = meter.stop();
         assert!(usage.own.is_some_and(|own| own > 0.01), "{usage:?}");
-        assert!(usage.foreign.is_some(), "{usage:?}");
+        assert!(usage.foreign.is_some() && usage.stolen.is_some(), "{usage:?}");
         assert_eq!(Meter::start().stop(), Usage::default(), "too short to say");
     }
 }

@@ -67,7 +67,7 @@ pub fn run(options: &Options, report: &mut Report) {
         let [quiet, ours, peer_quiet, peer] = rates.map(|rates| rates[1..].to_vec());
         for (condition, ours, peer) in [("beside one CPU hog", ours, peer), ("quiet", quiet, peer_quiet)] {
             let case = format!("w2 keys=2^16 {condition} vs timely 0.31 {what}");
-            report.case(Case::new(case, "M records/s", Better::Higher, Paired { ours, peer, usage }));
+            report.case(Case::new(case, "M records/s", Better::Higher, Paired::new(ours, peer, usage)));
         }
     }
 }

@@ -3,7 +3,8 @@
 //!
 //! Owns: three pipelines (light operators; high selectivity; uneven costs), and one case per claim. All variants of a comparison run in turn
 //! on the same input, and every run is checked against a serial loop over the same functions. Throughput is of inputs at saturation, with two
-//! workers and 64 envelopes in flight; latency is from push to pull there, so that throughput and latency belong together.
+//! workers and 64 envelopes in flight; latency is from push to pull there, so that throughput and latency belong together. Where schedulers are
+//! compared a run takes at least a second: the adaptive one explores for some 16 ms at a time, which would be most of a short job.
 
 use std::convert::Infallible;
 use std::sync::Mutex;
@@ -19,6 +20,9 @@ use crate::{Numbers, machine};
 const WORKERS: usize = 2;
 const FIXED: [SchedulerKind; 4] = [SchedulerKind::Qst, SchedulerKind::Lip, SchedulerKind::Et, SchedulerKind::Ct];
 const PARTITIONS: usize = 64;
+/// What a run takes at least where schedulers are compared; in a quick bench less, and then it says little about the adaptive one.
+const JOB: Duration = Duration::from_secs(1);
+const QUICK_JOB: Duration = Duration::from_millis(100);
 
 /// Some items, and when they were pushed.
 struct Batch {
@@ -191,6 +195,7 @@ fn inputs(items: usize, envelopes: usize) -> Vec<Vec<u64>> {
 /// What one run gave.
 #[derive(Clone, Copy)]
 struct Run {
+    seconds: f64,
     /// Thousands of inputs per second.
     rate: f64,
     p50_us: f64,
@@ -245,6 +250,7 @@ fn run(pipeline: &Pipeline<Batch, Infallible>, inputs: &[Vec<u64>], expected: u6
     let at = |share: f64| latencies[((latencies.len() - 1) as f64 * share) as usize];
     let busy = pipeline.stats().operators.iter().map(|operator| operator.busy).sum::<Duration>();
     Run {
+        seconds: wall.as_secs_f64(),
         rate: inputs.len() as f64 * inputs[0].len() as f64 / wall.as_secs_f64() / 1e3,
         p50_us: at(0.5),
         p99_us: at(0.99),
@@ -293,7 +299,7 @@ fn figures(name: &str, runs: &[Run]) -> (String, Value) {
 
 /// Throughput and p50 latency of one variant beside another one.
 fn beside(report: &mut Report, what: &str, claim: &str, ours: &[Run], peer: &[Run], usage: machine::Usage) {
-    let pair = |figure: fn(&Run) -> f64| Paired { ours: of(ours, figure), peer: of(peer, figure), usage };
+    let pair = |figure: fn(&Run) -> f64| Paired::new(of(ours, figure), of(peer, figure), usage);
     for (name, unit, better, paired) in [
         ("throughput", "k items/s", Better::Higher, pair(|run| run.rate)),
         ("p50 latency", "µs", Better::Lower, pair(|run| run.p50_us)),
@@ -307,13 +313,26 @@ fn options() -> Options {
     Options { workers: WORKERS, mode: Mode::Parallel, in_flight: 64, ..Options::default() }
 }
 
+/// The same shape with as many envelopes as the fastest variant needs that time for.
+fn lasting(time: Duration, shape: &Shape, variants: &[Options]) -> Shape {
+    let sample = inputs(shape.items, shape.envelopes);
+    let expected = serial(shape.steps, &sample);
+    let seconds = |options: &Options| run(&build(shape.steps, options.clone()), &sample, expected).seconds;
+    let fastest = variants.iter().map(seconds).fold(f64::INFINITY, f64::min);
+    // A quarter more, since a longer job starts its threads once, too.
+    let times = (1.25 * time.as_secs_f64() / fastest).ceil().max(1.0) as usize;
+    Shape { envelopes: shape.envelopes * times, ..*shape }
+}
+
 /// The schedulers against each other, on each pipeline.
 fn schedulers(asked: &harness::Options, report: &mut Report, cases: usize) {
     let with = |scheduler| Options { scheduler, ..options() };
     let mut variants = FIXED.map(with).to_vec();
     variants.push(with(SchedulerKind::Adaptive));
     for shape in &SHAPES {
+        let shape = &lasting(if asked.quick { QUICK_JOB } else { JOB }, shape, &variants);
         let (runs, usage) = rounds(asked.budget(cases) * 2, shape, shape.steps, &variants);
+        let job_s = runs.iter().flatten().map(|run| run.seconds).fold(f64::INFINITY, f64::min);
         let rate = |at: usize| median(&of(&runs[at], |run| run.rate));
         let by_rate = |among: &[usize]| {
             let mut order = among.to_vec();
@@ -325,14 +344,10 @@ fn schedulers(asked: &harness::Options, report: &mut Report, cases: usize) {
         let name = |at: usize| FIXED[at].name();
         let all = FIXED.iter().map(|kind| kind.name()).chain(["adaptive"]).zip(&runs);
         let all = all.map(|(name, runs)| figures(name, runs)).collect::<serde_json::Map<_, _>>();
-        let pair = |a: usize, b: usize| Paired {
-            ours: of(&runs[a], |run| run.rate),
-            peer: of(&runs[b], |run| run.rate),
-            usage,
-        };
+        let pair = |a: usize, b: usize| Paired::new(of(&runs[a], |run| run.rate), of(&runs[b], |run| run.rate), usage);
         let case =
             Case::new(format!("{}: adaptive vs best fixed", shape.name), "k items/s", Better::Higher, pair(4, best));
-        report.case(case.with("best", name(best)).with("all", Value::Object(all)));
+        report.case(case.with("best", name(best)).with("all", Value::Object(all)).with("shortest_job_s", job_s));
         let case =
             Case::new(format!("{}: best vs worst fixed", shape.name), "k items/s", Better::Higher, pair(best, worst));
         let case = case.with("claim", "equal worker time still gives unequal throughput");

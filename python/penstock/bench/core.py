@@ -18,6 +18,9 @@ from penstock.errors import ConfigError, EngineError
 
 __all__ = ["checkout", "program", "run"]
 
+#: Variable of the environment: another profile of Cargo.toml to build the program with. Its results name it.
+PROFILE = "PENSTOCK_BENCH_PROFILE"
+
 NAME = "penstock-bench.exe" if os.name == "nt" else "penstock-bench"
 
 
@@ -40,18 +43,21 @@ def program(tell: Tell) -> Path:
     root = checkout()
     if root is None:
         raise ConfigError(
-            "the benches of the core need a checkout of penstock, where `make setup` builds them; from an installed"
-            " package only those of Python and Spark run"
+            "the benches of the core need a checkout of penstock, where the first one that runs builds them;"
+            " from an installed package only those of Python and Spark run"
         )
     target = Path(os.environ.get("CARGO_TARGET_DIR") or root / "target")
-    built = target / "release" / NAME
+    profile = os.environ.get(PROFILE) or "release"
+    built = target / profile / NAME
     if built.is_file() and built.stat().st_mtime >= max(map(_modified, _sources(root))):
         return built
     cargo = shutil.which("cargo") or shutil.which(str(Path.home() / ".cargo" / "bin" / "cargo"))
     if cargo is None:
-        raise ConfigError(f"{built} is missing or out of date and cargo is not on PATH; run make setup in {root}")
-    tell(f"building {built} (the first time some minutes)")
-    command = [cargo, "build", "--quiet", "--release", "--locked", "-p", "penstock-benches", "--bin", "penstock-bench"]
+        raise ConfigError(
+            f"{built} is missing or out of date and cargo is not on PATH; get Rust from https://rustup.rs"
+        )
+    tell(f"building {built}: the first time about ten minutes on two cores, later only what has changed")
+    command = [cargo, "build", "--profile", profile, "--locked", "-p", "penstock-benches", "--bin", "penstock-bench"]
     environment = dict(os.environ) | {"CARGO_TARGET_DIR": str(target)}
     # Our output is for results, and cargo speaks on standard error.
     child = subprocess.Popen(command, cwd=root, env=environment, stdout=subprocess.DEVNULL)

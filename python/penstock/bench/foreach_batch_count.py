@@ -53,7 +53,7 @@ def run(options: Options, emit: Emit, tell: Tell, keys: int | None = None) -> No
                     for stream in made.values():
                         stream.done()
                 tell("measuring")
-                rates, own, foreign = _rounds(made, files, options, tell)
+                rates, usage = _rounds(made, files, options, tell)
                 _check(made, sinks, files)
                 conditions = {
                     "versions": streams.spark_versions(spark),
@@ -66,7 +66,7 @@ def run(options: Options, emit: Emit, tell: Tell, keys: int | None = None) -> No
                 }
                 for name in ("RocksDB", "default store"):
                     case = f"keys={count} rows={count} vs Spark groupBy.count, {name}"
-                    paired = Paired(rates["ours"], rates[name], own, foreign)
+                    paired = Paired(rates["ours"], rates[name], *usage)
                     emit(line(NAME, case, "rows/s", "higher", paired, options, conditions))
             finally:
                 for stream in made.values():
@@ -110,7 +110,7 @@ class _Files:
 
 def _rounds(
     made: dict[str, Stream], files: _Files, options: Options, tell: Tell
-) -> tuple[dict[str, list[float]], float | None, float | None]:
+) -> tuple[dict[str, list[float]], machine.Usage]:
     """Give every query the same batches, in changing order, until the budget is spent; rows per second of each."""
     rates: dict[str, list[float]] = {name: [] for name in made}
     names = list(made)
@@ -126,7 +126,7 @@ def _rounds(
         tell(f"batch {len(rates['ours'])}: " + ", ".join(f"{name} {seconds[name]:.2f} s" for name in made))
         names = [*names[1:], names[0]]
         longest = max(longest, time.monotonic() - turn)
-    return rates, *meter.stop()
+    return rates, meter.stop()
 
 
 def _check(made: dict[str, Stream], sinks: dict[str, Sink], files: _Files) -> None:

@@ -21,7 +21,7 @@ from penstock.bench.measure import Emit, Options, Paired, Tell, compare, line
 from penstock.errors import EngineError
 
 if TYPE_CHECKING:
-    from penstock.flow import Flow
+    from penstock._flow import Flow
 
 __all__ = ["run"]
 

@@ -1,4 +1,4 @@
-"""What a figure was taken on: cores, CPU, load, and how much of them others used meanwhile.
+"""What a figure was taken on: cores, CPU, load, and how much of them others used, or the host took, meanwhile.
 
 Owns: pinning, and reading ``/proc``; elsewhere these are None. The twin of ``benches/rust/src/machine.rs``, which
 says the same of the core's benches; this one also counts the processes that this one has started, such as Spark's.
@@ -11,14 +11,19 @@ import os
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 from penstock import _cpus
 
-__all__ = ["CORES", "Meter", "cores", "cpu", "load", "pinned"]
+__all__ = ["CORES", "NOISY", "Meter", "Usage", "cores", "cpu", "load", "pinned", "stolen"]
 
 #: How many cores the benches are pinned to, where the system has that many.
 CORES = 2
 
+#: A figure is doubtful when others used more CPUs than this, or the machine's host took more.
+NOISY = 0.05
+
+_PROC = Path("/proc")
 _TICKS = os.sysconf("SC_CLK_TCK") if hasattr(os, "sysconf") else 100
 
 
@@ -69,44 +74,66 @@ def load() -> float | None:
     return None
 
 
-class Meter:
-    """CPU time between two moments, as a number of busy CPUs.
+class Usage(NamedTuple):
+    """CPU time as a number of busy CPUs; None where the system does not tell, or the time was too short to say.
 
-    `own` is that of this process and everything that it has started; `foreign` is what others used of the CPUs
-    that this thread may use. More than about 0.05 of it makes a figure doubtful.
+    Attributes
+    ----------
+    own : float or None
+        Of this process and everything that it has started.
+    foreign : float or None
+        What others used of the CPUs that this thread may use.
+    stolen : float or None
+        What the host of this machine gave to other machines while work waited here. It comes in bursts.
     """
+
+    own: float | None = None
+    foreign: float | None = None
+    stolen: float | None = None
+
+
+class Meter:
+    """CPU time between two moments."""
 
     def __init__(self) -> None:
         self._begin = time.monotonic()
-        self._busy = _busy_seconds()
+        self._clocks = _clocks()
         self._own = _tree_seconds()
 
-    def stop(self) -> tuple[float | None, float | None]:
-        """Return (own, foreign); None where the system does not tell, or the time was too short to say."""
+    def stop(self) -> Usage:
+        """Return what was used since the beginning."""
         wall = time.monotonic() - self._begin
-        busy, own = _busy_seconds(), _tree_seconds()
+        clocks, own = _clocks(), _tree_seconds()
         if wall < 0.1 or self._own is None or own is None:
-            return None, None
+            return Usage()
         used = max(0.0, own - self._own) / wall
-        if self._busy is None or busy is None:
-            return round(used, 3), None
-        return round(used, 3), round(max(0.0, (busy - self._busy) / wall - used), 3)
+        if self._clocks is None or clocks is None:
+            return Usage(round(used, 3))
+        busy, lost = (max(0.0, after - before) / wall for before, after in zip(self._clocks, clocks, strict=True))
+        return Usage(round(used, 3), round(max(0.0, busy - used), 3), round(lost, 3))
 
 
-def _busy_seconds() -> float | None:
-    """Seconds for which the CPUs of this thread were not idle."""
+def stolen() -> float | None:
+    """Seconds that the machine's host has taken from the CPUs of this thread so far, where the system tells."""
+    clocks = _clocks()
+    return None if clocks is None else clocks[1]
+
+
+def _clocks() -> tuple[float, float] | None:
+    """Seconds for which the CPUs of this thread worked here, and for which the host had taken them."""
     try:
         allowed = {f"cpu{number}" for number in os.sched_getaffinity(0)}
-        lines = Path("/proc/stat").read_text().splitlines()
+        lines = (_PROC / "stat").read_text().splitlines()
     except (OSError, AttributeError):
         return None
-    ticks = 0
+    busy = taken = 0
     for line in lines:
         name, *fields = line.split()
         if name in allowed:
             # user, nice, system, idle, iowait, irq, softirq, steal
-            ticks += sum(int(fields[at]) for at in (0, 1, 2, 5, 6, 7) if at < len(fields))
-    return ticks / _TICKS
+            busy += sum(int(fields[at]) for at in (0, 1, 2, 5, 6) if at < len(fields))
+            taken += sum(int(field) for field in fields[7:8])
+    return busy / _TICKS, taken / _TICKS
 
 
 def _tree_seconds() -> float | None:

@@ -1,7 +1,8 @@
 """How the benches measure, and the shape of a result.
 
 Owns: budgets, turns, repeats, medians. Invariants: both sides run in turn and neither is always first; a ratio above
-1 means that ours is better by that factor; `ours` and `peer` are medians and `ratio` is their quotient. The twin of
+1 means that ours is better by that factor; `ours` and `peer` are medians and `ratio` is their quotient; a pair from
+which the machine's host took CPU is repeated while there is time, and a line that has one is marked. The twin of
 ``benches/rust/src/harness.rs``.
 """
 
@@ -59,12 +60,25 @@ class Options:
 
 @dataclass
 class Paired:
-    """The figures of both sides, one of each per repeat, and what the CPUs did meanwhile."""
+    """The figures of both sides, one of each per repeat, and what the CPUs did meanwhile.
+
+    `again` pairs were set aside because the host took CPU from them, and measured again.
+    """
 
     ours: list[float] = field(default_factory=list)
     peer: list[float] = field(default_factory=list)
     own_cpu: float | None = None
     foreign_cpu: float | None = None
+    stolen_cpu: float | None = None
+    again: int = 0
+    #: Whether pairs from which the host took CPU are among the figures: there was no time for enough others.
+    disturbed: bool = False
+
+    @property
+    def noisy(self) -> bool:
+        """Whether these figures are doubtful."""
+        taken = self.disturbed if self.again else (self.stolen_cpu or 0.0) > machine.NOISY
+        return taken or (self.foreign_cpu or 0.0) > machine.NOISY
 
 
 def compare(
@@ -94,26 +108,46 @@ def compare(
     Returns
     -------
     Paired
-        Equally many figures of both.
+        Equally many figures of both, of pairs from which the host took nothing; where the budget does not last for
+        `least` of these, others with them.
     """
     begin = time.monotonic()
     for _ in range(warm):
         ours()
         peer()
     meter = machine.Meter()
-    found = Paired()
+    quiet: list[tuple[float, float]] = []
+    disturbed: list[tuple[float, float]] = []
     longest = 0.0
-    while going(len(found.ours), least, time.monotonic() - begin + longest <= budget, left()):
-        turn = time.monotonic()
-        if len(found.ours) % 2 == 0:
-            found.ours.append(ours())
-            found.peer.append(peer())
+    while True:
+        turns = len(quiet) + len(disturbed)
+        within = time.monotonic() - begin + longest <= budget
+        if not going(len(quiet) if within and left() > 0 and turns else turns, least, within, left()):
+            break
+        turn, taken = time.monotonic(), machine.stolen()
+        if turns % 2 == 0:
+            mine = ours()
+            pair = mine, peer()
         else:
-            found.peer.append(peer())
-            found.ours.append(ours())
-        longest = max(longest, time.monotonic() - turn)
-    found.own_cpu, found.foreign_cpu = meter.stop()
-    return found
+            other = peer()
+            pair = ours(), other
+        took = time.monotonic() - turn
+        longest = max(longest, took)
+        (disturbed if _taken_since(taken) > machine.NOISY * took else quiet).append(pair)
+    usage = meter.stop()
+    used = quiet + disturbed[: max(0, least - len(quiet))]
+    return Paired(
+        [pair[0] for pair in used],
+        [pair[1] for pair in used],
+        *usage,
+        again=len(disturbed),
+        disturbed=len(used) > len(quiet),
+    )
+
+
+def _taken_since(before: float | None) -> float:
+    after = machine.stolen()
+    return 0.0 if before is None or after is None else after - before
 
 
 def going(done: int, least: int, within: bool, left: float) -> bool:
@@ -178,6 +212,9 @@ def line(
             "paired_ratio_range": _range(pairs),
             "own_cpu": paired.own_cpu,
             "foreign_cpu": paired.foreign_cpu,
+            "stolen_cpu": paired.stolen_cpu,
+            "pairs_again": paired.again,
+            "noisy": paired.noisy,
             "load": machine.load(),
         }
         | own,

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from penstock.bench.measure import Line
-from penstock.report.style import STYLE, frame, svg_text
+from penstock.report._style import STYLE, frame, svg_text
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

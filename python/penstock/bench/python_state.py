@@ -68,8 +68,8 @@ class _Side:
 
 def _beside_spark(keys: int, peers: tuple[str, ...] | None, options: Options, emit: Emit, tell: Tell) -> None:
     import penstock as pk
+    from penstock.bench.peers import PEERS, STATE, lacking, running_means
     from penstock.spark.engine import Engine
-    from penstock.spark.peers import PEERS, STATE, lacking, running_means
 
     with streams.session(NAME, tell, residents=True) as (spark, folder):
         keyed = pk.Flow(INPUT).key_by("k")
@@ -101,7 +101,7 @@ def _beside_spark(keys: int, peers: tuple[str, ...] | None, options: Options, em
                     sides[name] = _Side(stream, sink)
                 _warm_up(sides, files, 1 if options.quick else 2, tell)
                 tell("measuring")
-                own, foreign = _rounds(sides, files, keys, options, tell)
+                usage = _rounds(sides, files, keys, options, tell)
                 conditions = {
                     "versions": streams.spark_versions(spark),
                     "batch_rows": keys,
@@ -114,7 +114,7 @@ def _beside_spark(keys: int, peers: tuple[str, ...] | None, options: Options, em
                 for name, peer in [(OURS, name) for name in PEERS] + [(OURS_PANDAS, SAME_FUNCTION)]:
                     if peer in sides:
                         case = (name, sides[name], peer, sides[peer], keys)
-                        _tell_of(*case, (own, foreign), options, conditions, emit, tell)
+                        _tell_of(*case, usage, options, conditions, emit, tell)
             finally:
                 for side in sides.values():
                     side.stream.stop()
@@ -126,7 +126,7 @@ def _tell_of(
     peer: str,
     side: _Side,
     keys: int,
-    usage: tuple[float | None, float | None],
+    usage: machine.Usage,
     options: Options,
     conditions: dict[str, Any],
     emit: Emit,
@@ -161,9 +161,7 @@ def _warm_up(sides: dict[str, _Side], files: _Files, batches: int, tell: Tell) -
                 raise EngineError(f"{NAME}: the means of {name} are wrong in batch {number}; the figures are void")
 
 
-def _rounds(
-    sides: dict[str, _Side], files: _Files, keys: int, options: Options, tell: Tell
-) -> tuple[float | None, float | None]:
+def _rounds(sides: dict[str, _Side], files: _Files, keys: int, options: Options, tell: Tell) -> machine.Usage:
     """Give every query the same batches until the budget is spent; a peer that is too slow drops out."""
     budget = options.budget(1, quick=12, full=200)
     begin, longest = time.monotonic(), 0.0

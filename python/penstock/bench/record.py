@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from penstock.bench.catalogue import BENCHES
+from penstock.bench.machine import NOISY
 from penstock.bench.measure import Line
 from penstock.bench.pictures import PICTURES, can_draw, svg
 from penstock.bench.show import figure
@@ -26,9 +27,19 @@ __all__ = ["page", "read", "write", "write_page"]
 #: Conditions that the page tells once for a bench, or in columns.
 _TOLD = {
     *("versions", "cores", "cpu", "profile", "quick", "repeats", "better", "ratio_of", "paired_ratio"),
-    *("paired_ratio_range", "own_cpu", "foreign_cpu", "load", "commit", "pinned", "at"),
+    *(
+        "paired_ratio_range",
+        "own_cpu",
+        "foreign_cpu",
+        "stolen_cpu",
+        "pairs_again",
+        "noisy",
+        "load",
+        "commit",
+        "pinned",
+        "at",
+    ),
 }
-_NOISY = 0.05
 
 _HEAD = """\
 # Results
@@ -135,12 +146,17 @@ def _conditions(lines: Sequence[Line]) -> str:
     for conditions in every:
         versions |= conditions.get("versions", {})
     foreign = max((conditions.get("foreign_cpu") or 0.0 for conditions in every), default=0.0)
+    stolen = max((conditions.get("stolen_cpu") or 0.0 for conditions in every), default=0.0)
+    again = sum(conditions.get("pairs_again") or 0 for conditions in every)
+    noisy = any(conditions.get("noisy", (conditions.get("foreign_cpu") or 0.0) > NOISY) for conditions in every)
     told = [
         ", ".join(f"{name} {version}" for name, version in versions.items()),
         f"{first.get('cores')} cores of {first.get('cpu') or 'an unknown CPU'}",
         f"{first.get('profile')} build{' of commit ' + str(first['commit']) if first.get('commit') else ''}",
         f"{first.get('at', '')}",
-        f"others used at most {foreign:.2f} CPUs" + (" (**noisy**)" if foreign > _NOISY else ""),
+        f"others used at most {foreign:.2f} CPUs" + (" (**noisy**)" if noisy else ""),
+        f"the host took at most {stolen:.2f} CPUs" if stolen or again else "",
+        f"{again} pairs measured again for that" if again else "",
     ]
     if first.get("quick"):
         told.append("**quick run: small sizes**")

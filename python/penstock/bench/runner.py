@@ -17,6 +17,7 @@ import threading
 from pathlib import Path
 from typing import Any
 
+from penstock import _native
 from penstock.bench import core, machine, record
 from penstock.bench.catalogue import BENCHES, Bench
 from penstock.bench.measure import Emit, Line, Options, Tell
@@ -63,6 +64,8 @@ def run(bench: Bench, options: Options, emit: Emit, tell: Tell) -> None:
         if bench.kind == "core":
             core.run(bench.name, options, with_more, tell)
         else:
+            if (profile := _native.profile()) != "release":
+                tell(f"the native module is a build of profile {profile}; figures to keep: make release, then again")
             importlib.import_module(bench.module).run(options, with_more, tell)
 
 

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from penstock.bench.machine import NOISY
 from penstock.bench.measure import Line
 from penstock.bench.targets import judge
+from penstock.report._timeline import figure_text
 
 if TYPE_CHECKING:
     from rich.table import Table
 
 __all__ = ["figure", "table"]
-
-_NOISY = 0.05
 
 
 def table(name: str, lines: list[Line]) -> Table:
@@ -36,9 +36,13 @@ def table(name: str, lines: list[Line]) -> Table:
             Text(f"{figure(line['ratio'])}x", style="green" if good else "red"),
             target,
         )
-    noisy = max((line["conditions"].get("foreign_cpu") or 0.0 for line in lines), default=0.0)
-    if noisy > _NOISY:
-        made.caption = f"others used up to {noisy:.2f} CPUs meanwhile: repeat it on a quiet machine"
+    conditions = [line["conditions"] for line in lines]
+    foreign, stolen = (
+        max((one.get(name) or 0.0 for one in conditions), default=0.0) for name in ("foreign_cpu", "stolen_cpu")
+    )
+    if any(one.get("noisy", (one.get("foreign_cpu") or 0.0) > NOISY) for one in conditions):
+        taken = f" and the host of this machine took up to {stolen:.2f}" if stolen else ""
+        made.caption = f"others used up to {foreign:.2f} CPUs meanwhile{taken}: repeat it on a quiet machine"
         made.caption_justify = "left"
     return made
 
@@ -51,4 +55,4 @@ def figure(value: float) -> str:
     >>> [figure(value) for value in (0.01234, 1.2345, 123456.7, 2.0)]
     ['0.0123', '1.23', '123,457', '2']
     """
-    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
+    return figure_text(value)

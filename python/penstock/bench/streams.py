@@ -86,7 +86,7 @@ class Sink:
 
     def __call__(self, frame: DataFrame, batch_id: int) -> None:
         if self.keep:
-            from penstock.spark.collect import to_table
+            from penstock.spark._session.collect import to_table
 
             self.kept = to_table(frame)
         else:

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from penstock.bench.measure import Line
+from penstock.report._timeline import figure_text
 
 __all__ = ["TARGETS", "Target", "Verdict", "judge"]
 
@@ -89,7 +90,7 @@ class Target:
         >>> Target("w", 2.0).wanted, Target("w", 25.0, of="ours", most=True).wanted
         ('>= 2x', '<= 25')
         """
-        return f"{'<=' if self.most else '>='} {self.limit:.3g}{self.unit}"
+        return f"{'<=' if self.most else '>='} {figure_text(self.limit)}{self.unit}"
 
 
 _SNAPSHOTS = "without durable snapshots, which the peer writes and ours does not have yet"
@@ -99,8 +100,10 @@ TARGETS: tuple[Target, ...] = (
     Target("the same, giving the changes of each epoch", 2.0, "keyed-count", r"2\^20 changes vs.*fast"),
     Target("keyed count, 2^20 keys, beside timely with SipHash", 5.0, "keyed-count", r"2\^20\b.*[Ss]ip"),
     Target("the same from Python, blocks of 8,192 rows and more", 0.9, "keyed-count-python", r"rows=(8192|65536)\b"),
-    Target("frontier move, 4,096 live times", 200.0, "frontier", r"live=4096\b"),
-    Target("frontier move, 1 live time", 1.0, "frontier", r"live=1\b"),
+    Target(
+        "frontier move in order (oldest of 4,096 live times goes)", 200.0, "frontier", r"^live=4096 (in order )?vs "
+    ),
+    Target("frontier move in order, 1 live time", 1.0, "frontier", r"^live=1 (in order )?vs "),
     Target("ChangeBatch, 16,384 updates, 16 times", 3.0, "change-batch", r"n=16384 times=16\b"),
     Target("ChangeBatch, 16,384 updates, all times distinct", 2.0, "change-batch", r"n=16384 times=distinct"),
     Target("ChangeBatch, small sizes", 1.0, "change-batch", r"n=\d{1,3}\b"),

@@ -17,9 +17,9 @@ import typer
 
 from penstock.cli.choices import Host
 from penstock.cli.common import UsageError, check_output, spark_session, whole_file
-from penstock.graph.index import Counted, Index
-from penstock.graph.options import MOST, Options, Progress
-from penstock.graph.patterns import RELATION, clique
+from penstock.graph._index import Counted, Index
+from penstock.graph._options import MOST, Options, Progress
+from penstock.graph._patterns import RELATION, clique
 
 __all__ = ["EPILOG", "cliques"]
 
@@ -207,7 +207,7 @@ def _write(batches: Any, schema: pa.Schema, output: Path) -> int:
 def _spark(
     edges: dict[str, Any], size: int, options: Options, output: Path | None, show: bool, how: dict[str, Any]
 ) -> _Found:
-    from penstock.schema import conform
+    from penstock._schema import conform
     from penstock.spark import graph
 
     pattern, order = clique(size)

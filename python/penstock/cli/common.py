@@ -25,10 +25,10 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from penstock.durations import format_duration, parse_duration
+from penstock._durations import format_duration, parse_duration
+from penstock._flow import Flow
+from penstock._local import LocalSession, Migration, batches
 from penstock.errors import ConfigError
-from penstock.flow import Flow
-from penstock.local import LocalSession, Migration, batches
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -273,7 +273,7 @@ def local_host(
     progress: bool,
     batch_rows: int,
 ) -> Iterator[pa.RecordBatch]:
-    """Run a flow on threads of this process, with migrations on the way.
+    """Run a flow on threads of this process as a stream, with migrations on the way.
 
     Parameters
     ----------
@@ -304,7 +304,7 @@ def local_host(
         report.late_rows += batch.num_rows
 
     with (
-        LocalSession(flow, report.workers, late=late, batch_rows=batch_rows) as session,
+        LocalSession(flow, report.workers, late=late, batch_rows=batch_rows, streaming=True) as session,
         bar(progress, total) as step,
     ):
         fed = _fed(session, flow, source, report, total, moves, strategy, batch_rows)
@@ -389,8 +389,8 @@ def spark_session(
     """
     if importlib.util.find_spec("pyspark") is None:
         raise UsageError("--host spark and engine need Spark: pip install 'penstock[spark]'")
-    from penstock.spark.java import JavaNotFound
-    from penstock.spark.session import private_session
+    from penstock.spark._session.java import JavaNotFound
+    from penstock.spark._session.session import private_session
 
     chosen = {"spark.sql.shuffle.partitions": str(workers)} | dict(settings or {})
     with tempfile.TemporaryDirectory(prefix="penstock-") as name_of_folder:
@@ -442,5 +442,5 @@ def bar(progress: bool, total: int) -> Iterator[Any]:
     from rich.progress import Progress
 
     with Progress(console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task("rows", total=total)
+        task = bar.add_task("rows", total=total or None)
         yield lambda rows: bar.update(task, completed=rows)

@@ -14,8 +14,11 @@ def demo(
     seconds: Annotated[
         float,
         typer.Option(min=5, max=3600, help="How long bids are generated; the rest takes about 20 s more."),
-    ] = 40.0,
+    ] = 20.0,
     rate: Annotated[int, typer.Option(min=100, max=1_000_000, help="Bids per second.")] = 20_000,
+    bidders: Annotated[
+        int, typer.Option(min=100, max=10_000_000, help="Keys of the larger state; half a million are about 64 MB.")
+    ] = 1_000_000,
     bits: Annotated[int, typer.Option(min=1, max=16, help="2**BITS bins hold the keyed state.")] = 8,
     output: Annotated[
         Path, typer.Option(file_okay=False, help="Folder for report.html, timeline.png and timeline.json.")
@@ -24,11 +27,11 @@ def demo(
 ) -> None:
     """Run a streaming query whose keyed state moves between two workers while it runs.
 
-    Spark Structured Streaming over NEXMark bids computes hot items and counts per auction against two
-    resident worker processes. Half of the keyed state moves to the other worker and back, all-at-once and
-    then batched. At the end the output is compared with an independent computation.
+    Spark Structured Streaming over NEXMark bids computes hot items, and what each of a million bidders has bid,
+    against two resident worker processes. Half of the keyed state moves to the other worker and back,
+    all-at-once and then batched. At the end the output is compared with an independent computation.
     """
     from penstock.demo import DemoConfig, main
 
-    config = DemoConfig(seconds=seconds, rate=rate, bits=bits, output=output)
+    config = DemoConfig(seconds=seconds, rate=rate, bidders=bidders, bits=bits, output=output)
     raise typer.Exit(main(config, plain=plain))

@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
+from penstock._flow import Flow
+from penstock._schema import conform, spark_types
 from penstock.cli.common import Move, Report, migration_report, spark_session
-from penstock.flow import Flow
-from penstock.schema import conform, spark_types
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -79,7 +79,7 @@ def _stream(
     moves: list[Move],
     strategy: str,
 ) -> list[pa.Table]:
-    from penstock.spark.collect import to_table
+    from penstock.spark._session.collect import to_table
     from penstock.spark.engine import Engine
 
     # By batch id: Spark may call a sink twice for one batch, with the same rows.
@@ -176,6 +176,6 @@ def _lay_out(source: Iterator[pa.RecordBatch], flow: Flow, folder: Path, file_ro
 
 
 def _ddl(flow: Flow) -> str:
-    from penstock.schema import to_ddl
+    from penstock._schema import to_ddl
 
     return to_ddl(spark_types(flow.input_schema))

@@ -11,6 +11,7 @@ from typing import Annotated, Optional
 import pyarrow as pa
 import typer
 
+from penstock._flow import Flow
 from penstock.cli.choices import Host, Strategy
 from penstock.cli.common import (
     Report,
@@ -23,7 +24,6 @@ from penstock.cli.common import (
     whole_file,
 )
 from penstock.cli.engine import EPOCHS, engine_host
-from penstock.flow import Flow
 from penstock.workloads import nexmark as workload
 
 __all__ = ["EPILOG", "nexmark"]
@@ -138,9 +138,9 @@ def _write(flow: Flow, results: Iterator[pa.RecordBatch], path: Path) -> int:
 
 
 def _spark(flow: Flow, folder: Path, report: Report, total: int) -> Iterator[pa.RecordBatch]:
-    from penstock.schema import conform
+    from penstock._schema import conform
+    from penstock.spark._session.collect import to_table
     from penstock.spark.batch import run
-    from penstock.spark.collect import to_table
 
     name = f"penstock nexmark {report.more['query']}"
     with spark_session(name, report.workers, report.workers) as (spark, _):

@@ -11,7 +11,7 @@ import typer
 from penstock.cli.common import UsageError, check_output, whole_file
 
 if TYPE_CHECKING:
-    from penstock.report.timeline import Timeline
+    from penstock.report._timeline import Timeline
 
 __all__ = ["report"]
 
@@ -35,7 +35,7 @@ def report(
     The page needs no other file: latency per slice with the migrations marked, load of the workers, epochs, conditions.
     What the run checked at its end is not in the timeline and so not on this page.
     """
-    from penstock.report.html import save_page
+    from penstock.report._html import save_page
 
     timeline = _read(file)
     page = output if output is not None else file.resolve().parent / "report.html"
@@ -55,7 +55,7 @@ def report(
         save_page(timeline, part)
     print(f"wrote {page}")
     if picture is not None:
-        from penstock.report.plot import save_png
+        from penstock.report._plot import save_png
 
         with whole_file(picture) as part:
             save_png(timeline, part)
@@ -63,7 +63,7 @@ def report(
 
 
 def _read(file: Path) -> Timeline:
-    from penstock.report.timeline import Timeline
+    from penstock.report._timeline import Timeline
 
     if not file.exists():
         raise UsageError(f"{file}: does not exist; a run writes timeline.json into its output folder")

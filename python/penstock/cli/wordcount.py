@@ -11,6 +11,7 @@ from typing import Annotated, Optional
 import pyarrow as pa
 import typer
 
+from penstock._flow import Flow
 from penstock.cli.choices import Host
 from penstock.cli.common import (
     Report,
@@ -21,7 +22,6 @@ from penstock.cli.common import (
     whole_file,
 )
 from penstock.cli.engine import engine_host
-from penstock.flow import Flow
 from penstock.workloads import wordcount as workload
 
 __all__ = ["EPILOG", "wordcount"]
@@ -99,9 +99,9 @@ def wordcount(
 
 
 def _spark(flow: Flow, files: list[Path], report: Report) -> Iterator[pa.RecordBatch]:
-    from penstock.schema import conform
+    from penstock._schema import conform
+    from penstock.spark._session.collect import to_table
     from penstock.spark.batch import run
-    from penstock.spark.collect import to_table
 
     with spark_session("penstock wordcount", report.workers, report.workers) as (spark, _):
         table = to_table(run(flow, workload.read_spark(files, spark)))

@@ -36,14 +36,14 @@ progress, waiting) does not hold it. Programs that compute in Python scale with 
 
 from __future__ import annotations
 
-from penstock.dataflow.bounded import Bounded, Failure
-from penstock.dataflow.coordination import Barrier, Sequencer
-from penstock.dataflow.execution import execute, run_here, run_workers
-from penstock.dataflow.handles import Block, InputHandle, Loop, Probe
-from penstock.dataflow.operator import Capability, Frontiers, Input, Output
-from penstock.dataflow.scope import Scope
-from penstock.dataflow.stream import Stream, Time
-from penstock.dataflow.worker import Worker
+from penstock.dataflow._bounded import Bounded, Failure
+from penstock.dataflow._coordination import Barrier, Sequencer
+from penstock.dataflow._execution import execute, run_here, run_workers
+from penstock.dataflow._handles import Block, InputHandle, Loop, Probe
+from penstock.dataflow._operator import Capability, Frontiers, Input, Output
+from penstock.dataflow._scope import Scope
+from penstock.dataflow._stream import Stream, Time
+from penstock.dataflow._worker import Worker
 
 __all__ = [
     "Barrier",

@@ -23,8 +23,8 @@ import threading
 
 from rich.console import Console
 
+from penstock._live import LiveView
 from penstock.demo.job import DemoConfig, Interrupted, Job, Outcome
-from penstock.live import LiveView
 
 __all__ = ["DemoConfig", "Interrupted", "Outcome", "main", "run"]
 

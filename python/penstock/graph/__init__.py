@@ -17,10 +17,10 @@ Examples
 
 from __future__ import annotations
 
-from penstock.graph.deltas import Changes, Deltas
-from penstock.graph.edges import read_edges
-from penstock.graph.index import Counted, Index
-from penstock.graph.matches import Matches
-from penstock.graph.patterns import atom, cliques, match, pattern
+from penstock.graph._deltas import Changes, Deltas
+from penstock.graph._edges import read_edges
+from penstock.graph._index import Counted, Index
+from penstock.graph._matches import Matches
+from penstock.graph._patterns import atom, cliques, match, pattern
 
 __all__ = ["Changes", "Counted", "Deltas", "Index", "Matches", "atom", "cliques", "match", "pattern", "read_edges"]

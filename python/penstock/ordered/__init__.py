@@ -20,9 +20,10 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from penstock.ordered.iterator import OrderedIterator, Stats
-    from penstock.ordered.pipeline import Pipeline, default_workers, ordered_map
-    from penstock.ordered.steps import (
+    from penstock.ordered._driver import Stats
+    from penstock.ordered._iterator import OrderedIterator
+    from penstock.ordered._pipeline import Pipeline, default_workers, ordered_map
+    from penstock.ordered._steps import (
         Step,
         batches,
         filter,
@@ -54,15 +55,15 @@ __all__ = [
 ]
 
 #: A worker process needs none of these: they load when somebody asks.
-_HOMES = {"OrderedIterator": "iterator", "Stats": "iterator"} | dict.fromkeys(
-    ("Pipeline", "default_workers", "ordered_map"), "pipeline"
+_HOMES = {"OrderedIterator": "_iterator", "Stats": "_driver"} | dict.fromkeys(
+    ("Pipeline", "default_workers", "ordered_map"), "_pipeline"
 )
 
 
 def __getattr__(name: str) -> Any:
     if name not in __all__:
         raise AttributeError(f"module 'penstock.ordered' has no attribute {name!r}")
-    found = getattr(importlib.import_module(f"penstock.ordered.{_HOMES.get(name, 'steps')}"), name)
+    found = getattr(importlib.import_module(f"penstock.ordered.{_HOMES.get(name, '_steps')}"), name)
     globals()[name] = found
     return found
 

@@ -2,15 +2,16 @@
 
 ``penstock.spark.run(flow, df)`` runs a flow as a Spark batch job. `Engine` keeps keyed state
 resident beside a Structured Streaming query. `apply_in_pandas_with_state` takes a function
-written for Spark's ``applyInPandasWithState`` to either. `gang` runs a program on tasks that
-work together as workers; `ordered` and `ordered_partitions` run functions and pipelines on the
-CPUs of each task and keep the order; `cause_of` finds penstock's error in what Spark raises.
+written for Spark's ``applyInPandasWithState`` to either; `engines` lists the open engines. `gang`
+runs a program on tasks that work together as workers; `ordered` and `ordered_partitions` run
+functions and pipelines on the CPUs of each task and keep the order; `cause_of` finds penstock's
+error in what Spark raises.
 Only modules below this package import pyspark, and they do it when they are used.
 
 Examples
 --------
 >>> import penstock as pk
->>> flow = pk.Flow("k bigint").key_by("k").agg(n=pk.count(), emit="final")
+>>> flow = pk.Flow("k bigint").key_by("k").agg(n=pk.count())
 >>> counts = pk.spark.run(flow, spark.range(10).selectExpr("id % 3 AS k"))  # doctest: +SKIP
 """
 
@@ -19,13 +20,14 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from penstock.spark._engine.handles import engines
+from penstock.spark._session.guard import require_classic
+from penstock.spark._tasks.failures import cause_of
+from penstock.spark._tasks.partitions import map_in_arrow
 from penstock.spark.batch import run
-from penstock.spark.failures import cause_of
 from penstock.spark.gang import gang
-from penstock.spark.guard import require_classic
 from penstock.spark.ordered import ordered, ordered_partitions
-from penstock.spark.pandas_state import StatefulStream, apply_in_pandas_with_state
-from penstock.spark.partitions import map_in_arrow
+from penstock.spark.state import StatefulStream, apply_in_pandas_with_state
 
 if TYPE_CHECKING:
     from penstock.spark.engine import Engine
@@ -35,6 +37,7 @@ __all__ = [
     "StatefulStream",
     "apply_in_pandas_with_state",
     "cause_of",
+    "engines",
     "gang",
     "map_in_arrow",
     "ordered",

@@ -24,16 +24,16 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from penstock._inline import drive
+from penstock._functions.inline import drive
+from penstock._schema import conform, spark_types, to_arrow, to_ddl
 from penstock.errors import ConfigError, SchemaError
-from penstock.schema import conform, spark_types, to_arrow, to_ddl
-from penstock.spark.guard import require_classic, require_flow
-from penstock.spark.partitions import dump_calls, load_calls
+from penstock.spark._session.guard import require_classic, require_flow
+from penstock.spark._tasks.partitions import dump_calls, load_calls
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-    from penstock.flow import Flow
+    from penstock._flow import Flow
 
 __all__ = ["Piece", "run"]
 
@@ -157,8 +157,8 @@ def run(flow: Flow, df: DataFrame, partitions: int | None = None) -> DataFrame:
     Returns
     -------
     pyspark.sql.DataFrame
-        Lazy, with the columns of the flow. The same rows as `Flow.run` gives; a step with
-        ``emit="update"`` sees the input as one epoch, so it gives each key once.
+        Lazy, with the columns of the flow. The same rows as `Flow.run` gives: the input is
+        one epoch, at whose end all windows close.
 
     Raises
     ------
@@ -179,7 +179,7 @@ def run(flow: Flow, df: DataFrame, partitions: int | None = None) -> DataFrame:
     Examples
     --------
     >>> import penstock as pk
-    >>> flow = pk.Flow("k bigint").key_by("k").agg(n=pk.count(), emit="final")
+    >>> flow = pk.Flow("k bigint").key_by("k").agg(n=pk.count())
     >>> run(flow, spark.range(10).selectExpr("id % 3 AS k")).count()  # doctest: +SKIP
     3
     """

@@ -2,7 +2,8 @@
 
 Owns: the life of everything that an engine starts (registry, residents, threads) and the public surface. What is
 behind it: `hub` (registry), `startup` and `residents` (members), `batch_function` (what Spark calls), `queries`,
-`query` (epochs), `generation` (workers and bins), `record` (figures), `migrate` (moves).
+`query` (epochs), `generation` (workers and bins), `record` (figures), `moves` and `migrate` (moves), `ended` (queries
+that have ended), `handles` (the open engines).
 
 Life of a batch: Spark calls the function made by `Engine.foreach_batch`; feed tasks stage the batch's rows at the
 members; the receipts that Spark delivers are the commit; the members run the epoch and freeze its outputs; the
@@ -11,51 +12,45 @@ sink gets them as a DataFrame, as often as it wants; the next batch drops them.
 
 from __future__ import annotations
 
-import atexit
 import itertools
 import logging
+import math
 import os
 import threading
 import time
-import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from penstock.errors import ConfigError, EngineError, ForkError
-from penstock.spark.batch_function import BatchFunction, Sink
-from penstock.spark.generation import Setup
-from penstock.spark.guard import require_classic, require_flow
-from penstock.spark.hub import Hub, Member
-from penstock.spark.memory import parse_bytes
-from penstock.spark.migrate import STRATEGIES, Migration
-from penstock.spark.place import Secret
-from penstock.spark.program import Program
-from penstock.spark.queries import Queries
-from penstock.spark.query import Query
-from penstock.spark.record import Recorder
-from penstock.spark.residents import Residents
-from penstock.spark.slots import capacity, held_slots, require_slots
-from penstock.spark.startup import Startup
+from penstock.spark._engine import handles
+from penstock.spark._engine.batch_function import BatchFunction, Sink
+from penstock.spark._engine.ended import Ended
+from penstock.spark._engine.generation import Setup
+from penstock.spark._engine.hub import Hub, Member
+from penstock.spark._engine.migrate import STRATEGIES, Migration
+from penstock.spark._engine.program import Program
+from penstock.spark._engine.queries import Queries
+from penstock.spark._engine.query import Query
+from penstock.spark._engine.record import Recorder
+from penstock.spark._engine.residents import Residents
+from penstock.spark._engine.startup import Startup
+from penstock.spark._session.guard import require_classic, require_flow
+from penstock.spark._tasks.memory import parse_bytes
+from penstock.spark._tasks.place import Secret
+from penstock.spark._tasks.slots import capacity, held_slots, require_slots
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-    from penstock.flow import Flow
-    from penstock.report.timeline import Timeline
+    from penstock._flow import Flow
+    from penstock.report._timeline import Timeline
 
 __all__ = ["Engine"]
 
 log = logging.getLogger(__name__)
 
 _NUMBERS = itertools.count(1)
-#: Engines that were started in this process.
-_ENGINES: weakref.WeakSet[Engine] = weakref.WeakSet()
-
-
-def open_engines(sc: Any) -> list[Engine]:
-    """The engines of a Spark context that hold slots."""
-    return [one for one in list(_ENGINES) if one._spark.sparkContext is sc and one._state in ("starting", "open")]
 
 
 class Engine:
@@ -93,6 +88,8 @@ class Engine:
         Seconds after which a resident process that is connected but silent (stopped, hung, on a host that
         vanished) counts as lost; at least 0.5. One that dies is noticed at once. Feeds and reads of results wait no
         longer for it.
+    linger : float, default 300.0
+        Seconds for which a query that has ended and cannot come back is kept for `finish`; see `drop`.
 
     Raises
     ------
@@ -131,6 +128,7 @@ class Engine:
         staging_memory: int | str | None = None,
         staging_folders: Sequence[str] | None = None,
         member_timeout: float = 60.0,
+        linger: float = 300.0,
     ) -> None:
         require_classic(spark, "penstock.Engine")
         for label, value, least, most in (
@@ -148,6 +146,8 @@ class Engine:
         silence = member_timeout if isinstance(member_timeout, (int, float)) and member_timeout is not True else 0.0
         if not 0.5 <= silence <= 86_400:
             raise ConfigError(f"member_timeout={member_timeout!r} must be a number of seconds from 0.5 to 86400")
+        if not isinstance(linger, (int, float)) or isinstance(linger, bool) or not 0 <= linger < math.inf:
+            raise ConfigError(f"linger={linger!r} must be a number of seconds from 0")
         self.name = name if name is not None else f"engine-{next(_NUMBERS)}"
         self.workers = workers
         self.threads = threads
@@ -162,6 +162,7 @@ class Engine:
         self._silence = float(silence)
         self._lock = threading.RLock()
         self._queries = Queries(self.name)
+        self._ended = Ended(spark, self.name, float(linger), self._gone)
         self._state = "new"
         self._process = os.getpid()
         self._generations = itertools.count(1)
@@ -209,7 +210,7 @@ class Engine:
                 return
             self._state = "closing"
         interrupted: BaseException | None = None
-        for end in (self._end_residents, self._end_hub):
+        for end in (self._ended.close, self._end_residents, self._end_hub):
             for _ in range(2):
                 try:
                     end()
@@ -221,6 +222,7 @@ class Engine:
                     break
         with self._lock:
             self._state = "closed"
+        handles.remove(self)
         if interrupted is not None:
             raise interrupted
 
@@ -256,7 +258,7 @@ class Engine:
             raise ConfigError("PYSPARK_PIN_THREAD=false makes all Python threads share one job group; unset it")
         found = capacity(sc)
         require_slots(found, self.workers, held_slots(sc, but=self))
-        _ENGINES.add(self)
+        handles.add(self)
         conf = sc.getConf()
         host = str(conf.get("spark.driver.host") or "127.0.0.1")
         bind = str(conf.get("spark.driver.bindAddress") or host)
@@ -269,7 +271,6 @@ class Engine:
         )
         hub.listen(lost=self._queries.hear_lost, message=self._queries.hear)
         hub.start()
-        _at_exit(self)
         self._setup = Setup(
             hub=hub,
             secret=secret,
@@ -300,7 +301,8 @@ class Engine:
         Parameters
         ----------
         flow : Flow
-            What to compute.
+            What to compute. Each batch is an epoch: an `agg` without a window gives updates where it does not say
+            ``emit="final"``.
         sink : callable
             ``sink(df, batch_id)`` with the results of each batch; may evaluate `df` any number of times.
         late : callable, optional
@@ -353,7 +355,8 @@ class Engine:
         Returns
         -------
         pyspark.sql.DataFrame
-            The flow's columns; readable while the engine is open. The same again when asked again.
+            The flow's columns; readable until the query is dropped or the engine closed. The same again when asked
+            again.
 
         Raises
         ------
@@ -361,8 +364,53 @@ class Engine:
             When there is no such query, or the sink of its last batch did not return.
         StateLost
             When its state is lost.
+
+        Notes
+        -----
+        The query's worker threads, connections and state end here; what came out stays.
         """
         return self._queries.find(query).finish(self._spark, self._require_open)
+
+    def drop(self, query: Any) -> None:
+        """Forget a query: its threads, connections, state and outputs at the members end.
+
+        Parameters
+        ----------
+        query : StreamingQuery or str
+            The stream, or its id or name. It must be stopped.
+
+        Raises
+        ------
+        EngineError
+            When there is no such query, or it still runs.
+
+        Notes
+        -----
+        Started again from its checkpoint, a query that kept state ends with `StateLost`; one without goes on.
+
+        This happens by itself to a query that has ended and cannot come back, `linger` seconds after its end, unless
+        `finish` was called: its Spark query is not active any more, and its checkpoint does not exist. Spark deletes
+        the checkpoint that it made itself (no ``checkpointLocation``) when such a query is stopped or done, but keeps
+        it when the query failed. A query whose checkpoint exists at its end can be started again at any time: it is
+        kept until it is dropped or the engine closed, and so are queries that are called by hand, without a stream.
+        """
+        self._require_open()
+        found = self._queries.find(query)
+        if self._ended.runs(found.id):
+            raise EngineError(f"query {found.name} ({found.id}) runs: stop it, then drop it", query=found.id)
+        self._drop(found)
+
+    def _drop(self, query: Query) -> None:
+        self._queries.drop(query, self._require_open)
+        assert self._recorder is not None
+        self._recorder.forget(query.name)
+
+    def _gone(self, query_id: str) -> None:
+        """A Spark query has ended and cannot come back; what `finish` gave stays readable."""
+        found = self._queries.get(query_id)
+        if found is not None and not found.finished and self._state == "open":
+            log.info("engine %s drops query %s, which has ended: its checkpoint is gone", self.name, found.name)
+            self._drop(found)
 
     def migrate(
         self,
@@ -459,7 +507,7 @@ class Engine:
 
     def timeline(self) -> Timeline:
         """What was measured so far: epochs, slices, migrations and load; a copy, bounded in size."""
-        from penstock.report.timeline import Timeline
+        from penstock.report._timeline import Timeline
 
         if self._recorder is None:
             return Timeline(f"engine {self.name}")
@@ -471,6 +519,9 @@ class Engine:
         return [] if self._residents is None else self._residents.members
 
     # Inside
+
+    def _holds_slots_of(self, sc: Any) -> bool:
+        return self._spark.sparkContext is sc and self._state in ("starting", "open")
 
     def _require_here(self) -> None:
         here = os.getpid()
@@ -504,16 +555,3 @@ def _folders(given: Sequence[str] | None) -> tuple[str, ...]:
     if (given is not None and not paths) or not all(isinstance(path, str) and os.path.isabs(path) for path in paths):
         raise ConfigError(f"staging_folders={given!r} must be absolute paths of directories on the executors")
     return paths
-
-
-def _at_exit(engine: Engine) -> None:
-    """Close an engine that the program forgot, before Python ends its threads."""
-    reference = weakref.ref(engine)
-
-    def close() -> None:
-        found = reference()
-        if found is not None:
-            found.close()
-
-    atexit.register(close)
-    weakref.finalize(engine, atexit.unregister, close)

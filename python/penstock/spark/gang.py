@@ -20,14 +20,14 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from penstock._calls import user_error
+from penstock._functions.calls import user_error
+from penstock._schema import conform, spark_types, to_arrow, to_ddl
 from penstock.errors import ConfigError, PenstockError, SchemaError, UserFunctionError, WorkerLost, WorkerStopped
-from penstock.schema import conform, spark_types, to_arrow, to_ddl
-from penstock.spark import functions
+from penstock.spark._session.guard import require_classic
+from penstock.spark._tasks import functions
+from penstock.spark._tasks.place import Secret
+from penstock.spark._tasks.slots import capacity, held_slots, require_gang
 from penstock.spark.batch import by_place, renamed
-from penstock.spark.guard import require_classic
-from penstock.spark.place import Secret
-from penstock.spark.slots import capacity, held_slots, require_gang
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -203,7 +203,7 @@ class GangTask:
             pass
 
     def _run(self, context: Any, index: int, rows: pa.RecordBatchReader) -> Iterator[pa.RecordBatch]:
-        from penstock.dataflow.execution import seated
+        from penstock.dataflow._execution import seated
 
         seats = self._connect(context, index)
         try:

@@ -23,16 +23,16 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import pyarrow as pa
 
+from penstock._schema import conform, spark_types, to_arrow, to_ddl
 from penstock.errors import ConfigError
-from penstock.graph.edges import Edges, check_columns, edge_columns, node_kind
-from penstock.graph.index import Counted, Index, Shape, Unit
-from penstock.graph.options import Options, Progress
-from penstock.schema import conform, spark_types, to_arrow, to_ddl
-from penstock.spark.guard import require_classic
-from penstock.spark.hosted import meeting_place, opened
-from penstock.spark.memory import Hints, local_folders
-from penstock.spark.stream import pieces
-from penstock.spark.watch import watched
+from penstock.graph._edges import Edges, check_columns, edge_columns, node_kind
+from penstock.graph._index import Counted, Index, Shape, Unit
+from penstock.graph._options import Options, Progress
+from penstock.spark._graph.hosted import meeting_place, opened
+from penstock.spark._graph.stream import pieces
+from penstock.spark._graph.watch import watched
+from penstock.spark._session.guard import require_classic
+from penstock.spark._tasks.memory import Hints, local_folders
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -20,11 +20,11 @@ from typing import Any
 import pyarrow as pa
 
 from penstock import _cpus
-from penstock._calls import user_error
-from penstock._short import short
+from penstock._functions.calls import user_error
+from penstock._functions.short import short
+from penstock._schema import conform, spark_types, to_arrow, to_ddl
 from penstock.errors import ConfigError, PenstockError, SchemaError
-from penstock.schema import conform, spark_types, to_arrow, to_ddl
-from penstock.spark import functions
+from penstock.spark._tasks import functions
 
 __all__ = ["OrderedFunction", "OrderedPartitions", "ordered", "ordered_partitions"]
 
@@ -156,11 +156,12 @@ class _Run:
     ) -> _Run:
         if not _is_pipeline(f) and not callable(f):
             raise ConfigError(f"{what} needs a function or a penstock.Pipeline, not a {type(f).__name__}")
-        from penstock.ordered.pipeline import check_options
+        from penstock.ordered._pipeline import check_options
 
         # At the call, not in the task; there they are asked for again, and the workers are those of the task.
         check_options(workers, in_flight, None, mode, chunk, timeout)
         options = {"workers": workers, "in_flight": in_flight, "mode": mode, "chunk": chunk, "timeout": timeout}
+        options["reads"] = "here"  # a task's rows come from its own thread, and end
         return cls(what, functions.dump(f, f"the function of {what}"), options)
 
     def results(self, items: Iterable[Any], unit: str) -> Iterator[Any]:

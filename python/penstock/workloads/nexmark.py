@@ -34,10 +34,12 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from penstock import aggregates, windows
-from penstock.durations import Duration
+from penstock import _aggregates as aggregates
+from penstock import _windows as windows
+from penstock._durations import Duration
+from penstock._flow import Flow
+from penstock._resume import guarded
 from penstock.errors import ConfigError, SchemaError
-from penstock.flow import Flow
 from penstock.workloads.params import read_params
 from penstock.workloads.parquet import open_table
 
@@ -232,7 +234,7 @@ def read(query_flow: Flow, folder: str | Path, batch_rows: int = 65_536) -> Iter
     file = open_table(folder, "bid")
     wanted = query_flow.input_schema.names
     _require(file, wanted, folder)
-    return _stream(file, wanted, batch_rows)
+    return guarded(_stream(file, wanted, batch_rows), f"the reading of {folder}")
 
 
 def read_spark(query_flow: Flow, folder: str | Path, spark: SparkSession) -> DataFrame:

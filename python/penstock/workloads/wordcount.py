@@ -19,9 +19,10 @@ from typing import IO, TYPE_CHECKING, cast
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from penstock import aggregates
+from penstock import _aggregates as aggregates
+from penstock._flow import Flow
+from penstock._resume import guarded
 from penstock.errors import ConfigError
-from penstock.flow import Flow
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -106,6 +107,10 @@ def chunks(paths: Iterable[str | Path], chunk_bytes: int = _CHUNK_BYTES) -> Iter
     ...     list(chunks([path], chunk_bytes=5))
     [b'to ', b'be or ', b'not']
     """
+    return guarded(_chunks(paths, chunk_bytes), "the reading of text")
+
+
+def _chunks(paths: Iterable[str | Path], chunk_bytes: int) -> Iterator[bytes]:
     for path in paths:
         try:
             with _open(path) as file:
@@ -131,8 +136,8 @@ def read(paths: Sequence[str | Path], chunk_bytes: int = _CHUNK_BYTES) -> Iterat
     iterator of pyarrow.RecordBatch
         One row and one column, ``chunk``.
     """
-    for chunk in chunks(paths, chunk_bytes):
-        yield pa.record_batch({"chunk": pa.array([chunk], pa.binary())})
+    read = (pa.record_batch({"chunk": pa.array([chunk], pa.binary())}) for chunk in _chunks(paths, chunk_bytes))
+    return guarded(read, "the reading of text")
 
 
 def read_spark(paths: Sequence[str | Path], spark: SparkSession) -> DataFrame:

@@ -1,8 +1,8 @@
 //! Bins on their way in: S's half of the protocol, without any dataflow.
 //!
-//! A bin is announced by Prepare, filled by State (chunks, or a ticket of the shelf), followed by its post-dated records, and
-//! *settled* when the state frontier has passed the time of its move: then all of it is here. Every piece is installed
-//! at once, an empty bin by its Prepare: F may have to send the bin on before S runs again.
+//! A bin is announced by Prepare, filled by State (chunks and an End that counts them, or a ticket of the shelf), followed by its
+//! post-dated records, and *settled* when the state frontier has passed the time of its move: then all of it must be here. Every
+//! piece is installed at once, an empty bin by its Prepare: F may have to send the bin on before S runs again.
 //!
 //! Invariants: state and records are accepted only between the Prepare and the settling of their bin, at the Prepare's
 //! time; a Prepare never meets a bin that is here. Violations are fatal (M-10).
@@ -19,7 +19,15 @@ use crate::table::BinTable;
 
 /// Bins prepared but not settled.
 pub(crate) struct Arrivals<T> {
-    prepared: BTreeMap<u32, T>,
+    prepared: BTreeMap<u32, Coming<T>>,
+}
+
+/// A bin on its way in.
+struct Coming<T> {
+    /// When it moves.
+    time: T,
+    /// Whether all of its state has come.
+    whole: bool,
 }
 
 /// Where arrivals go.
@@ -45,7 +53,7 @@ impl<T: Ord + Clone> Arrivals<T> {
         to: &mut Destination<'_, T, S, P>,
     ) -> Result<Option<(u32, What, usize)>, BinsError> {
         match piece {
-            Piece::Prepare { bin, epoch, chunks } => {
+            Piece::Prepare { bin, epoch } => {
                 if bin >= 1 << to.table.bits() {
                     return Err(BinsError::Absent { bin });
                 }
@@ -55,24 +63,35 @@ impl<T: Ord + Clone> Arrivals<T> {
                 if epoch != to.table.epoch() {
                     return Err(BinsError::EpochDiffers { bin, here: to.table.epoch(), there: epoch });
                 }
-                self.prepared.insert(bin, time.clone());
+                self.prepared.insert(bin, Coming { time: time.clone(), whole: false });
                 if foreign {
-                    to.table.install_coming(bin, Box::new((to.new_state)()), chunks)?;
+                    to.table.install_coming(bin, Box::new((to.new_state)()))?;
                 }
                 Ok(None)
             }
             Piece::Shelved { bin, ticket } => {
-                self.expect(bin, time)?;
+                let coming = self.expect(bin, time)?;
                 let held = to.shelf.take(to.name, bin, ticket)?;
-                to.table.install_held(bin, held.state, held.arrived)?;
+                to.table.install_held(bin, held)?;
+                coming.whole = true;
                 Ok(Some((bin, What::State, 0)))
             }
             Piece::State { bin, chunk } => {
-                self.expect(bin, time)?;
-                let state = to.table.get_mut(bin).ok_or(BinsError::Unprepared { bin })?;
+                let coming = self.expect(bin, time)?;
+                let state = to.table.get_mut(bin).filter(|_| !coming.whole).ok_or(BinsError::Unprepared { bin })?;
                 state.absorb(&chunk).map_err(|source| BinsError::Chunk { bin, source })?;
                 to.table.chunk_came(bin);
                 Ok(Some((bin, What::State, chunk.len())))
+            }
+            Piece::End { bin, chunks } => {
+                let coming = self.expect(bin, time)?;
+                let arrived = to.table.coming(bin).ok_or(BinsError::Unprepared { bin })?;
+                if arrived != chunks {
+                    return Err(BinsError::Incomplete { bin, arrived, announced: Some(chunks) });
+                }
+                coming.whole = true;
+                to.table.all_came(bin);
+                Ok(None)
             }
             Piece::Pending { bin, records } => {
                 self.expect(bin, time)?;
@@ -88,19 +107,32 @@ impl<T: Ord + Clone> Arrivals<T> {
         }
     }
 
-    /// Settles the bins whose time the state frontier has passed: `passed(time)`.
-    pub(crate) fn settle(&mut self, passed: impl Fn(&T) -> bool) -> Vec<(u32, T)> {
+    /// Settles the bins whose time the state frontier has passed: `passed(time)`. `arrived` says how many chunks of one that is coming
+    /// have come.
+    ///
+    /// # Errors
+    /// [`BinsError::Incomplete`]: a bin of which something is missing, although nothing more can come.
+    pub(crate) fn settle(
+        &mut self,
+        arrived: impl Fn(u32) -> Option<u64>,
+        passed: impl Fn(&T) -> bool,
+    ) -> Result<Vec<(u32, T)>, BinsError> {
         if self.prepared.is_empty() {
-            return Vec::new();
+            return Ok(Vec::new());
         }
-        let (settled, waiting) = std::mem::take(&mut self.prepared).into_iter().partition(|(_, time)| passed(time));
+        let all = std::mem::take(&mut self.prepared).into_iter();
+        let (settled, waiting) = all.partition::<BTreeMap<_, _>, _>(|(_, coming)| passed(&coming.time));
         self.prepared = waiting;
-        BTreeMap::into_iter(settled).collect()
+        let whole = |(bin, coming): (u32, Coming<T>)| match coming.whole {
+            true => Ok((bin, coming.time)),
+            false => Err(BinsError::Incomplete { bin, arrived: arrived(bin).unwrap_or(0), announced: None }),
+        };
+        settled.into_iter().map(whole).collect()
     }
 
-    fn expect(&self, bin: u32, time: &T) -> Result<(), BinsError> {
-        match self.prepared.get(&bin) {
-            Some(prepared) if prepared == time => Ok(()),
+    fn expect(&mut self, bin: u32, time: &T) -> Result<&mut Coming<T>, BinsError> {
+        match self.prepared.get_mut(&bin) {
+            Some(coming) if coming.time == *time => Ok(coming),
             _ => Err(BinsError::Unprepared { bin }),
         }
     }
@@ -109,6 +141,7 @@ impl<T: Ord + Clone> Arrivals<T> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::bin::Encoding;
     use crate::keyed::KeyedMap;
     use crate::routing::Routing;
 
@@ -147,77 +180,106 @@ mod tests {
             self.with(|arrivals, to| arrivals.piece(&time, true, piece, to)).map(drop)
         }
 
-        fn settle(&mut self, frontier: u64) -> Vec<(u32, u64)> {
-            self.arrivals.settle(|time| *time < frontier)
+        fn settle(&mut self, frontier: u64) -> Result<Vec<(u32, u64)>, BinsError> {
+            self.arrivals.settle(|bin| self.table.coming(bin), |time| *time < frontier)
         }
     }
 
     fn chunks(keys: std::ops::Range<u64>) -> Vec<u8> {
         let mut state = Counts::default();
         keys.for_each(|key| *state.entry(key) = key);
-        let mut out = Vec::new();
-        state.encode(&mut |chunk| out = chunk);
-        out
+        state.encode(&mut Encoding::new()).unwrap().unwrap()
     }
 
     #[test]
     fn several_chunks_make_a_bin_and_settle_once() {
         let mut rig = Rig::new();
-        rig.piece(5, Piece::Prepare { bin: 1, epoch: None, chunks: 2 }).unwrap();
+        rig.piece(5, Piece::Prepare { bin: 1, epoch: None }).unwrap();
         rig.piece(5, Piece::State { bin: 1, chunk: chunks(0..3) }).unwrap();
         rig.piece(5, Piece::State { bin: 1, chunk: chunks(3..7) }).unwrap();
         rig.piece(5, Piece::Pending { bin: 1, records: vec![(9, 'z'), (5, 'a')] }).unwrap();
-        assert!(rig.settle(5).is_empty());
-        assert_eq!(rig.settle(6), [(1, 5)]);
+        rig.piece(5, Piece::End { bin: 1, chunks: 2 }).unwrap();
+        assert!(rig.settle(5).unwrap().is_empty());
+        assert_eq!(rig.settle(6).unwrap(), [(1, 5)]);
         assert_eq!(rig.table.get(1).unwrap().keys(), 7);
         assert_eq!(rig.pending.take_due(&20), [(1, 'a'), (1, 'z')]);
         assert!(matches!(
             rig.piece(5, Piece::State { bin: 1, chunk: chunks(8..9) }),
             Err(BinsError::Unprepared { bin: 1 })
         ));
-        rig.table.rollback_all();
+        rig.table.rollback_all().unwrap();
         assert!(rig.table.get(1).is_none(), "what arrived from another process is dropped");
     }
 
     #[test]
     fn an_empty_bin_moves() {
         let mut rig = Rig::new();
-        rig.piece(5, Piece::Prepare { bin: 3, epoch: None, chunks: 0 }).unwrap();
+        rig.piece(5, Piece::Prepare { bin: 3, epoch: None }).unwrap();
         assert!(rig.table.get(3).unwrap().is_empty(), "at once: it may have to move on");
-        assert_eq!(rig.settle(6), [(3, 5)]);
+        rig.piece(5, Piece::End { bin: 3, chunks: 0 }).unwrap();
+        assert_eq!(rig.settle(6).unwrap(), [(3, 5)]);
     }
 
     #[test]
     fn a_bin_that_has_come_in_part_is_not_deposited() {
-        for came in 0..=2 {
+        for came in 0..=3 {
             let mut rig = Rig::new();
             rig.table.attach(rig.shelf.clone(), "count".into());
-            rig.piece(5, Piece::Prepare { bin: 1, epoch: None, chunks: 2 }).unwrap();
+            rig.piece(5, Piece::Prepare { bin: 1, epoch: None }).unwrap();
             for chunk in [chunks(0..3), chunks(3..7)].into_iter().take(came) {
                 rig.piece(5, Piece::State { bin: 1, chunk }).unwrap();
             }
+            if came == 3 {
+                rig.piece(5, Piece::End { bin: 1, chunks: 2 }).unwrap();
+            }
             let Rig { table, shelf, .. } = rig;
             drop(table);
-            let whole = if came == 2 { vec![0, 1, 2] } else { vec![0, 2] };
-            assert_eq!(shelf.inventory("count", 0), whole, "{came} of 2 chunks came");
+            let whole = if came == 3 { vec![0, 1, 2] } else { vec![0, 2] };
+            assert_eq!(shelf.inventory("count", 0), whole, "{came} of two chunks and the end came");
         }
+    }
+
+    #[test]
+    fn chunks_are_counted() {
+        let begun = |came: u64| {
+            let mut rig = Rig::new();
+            rig.piece(5, Piece::Prepare { bin: 1, epoch: None }).unwrap();
+            for key in 0..came {
+                rig.piece(5, Piece::State { bin: 1, chunk: chunks(key..key + 1) }).unwrap();
+            }
+            rig
+        };
+        for (came, announced) in [(0, 1), (1, 2), (2, 1), (1, 0)] {
+            let refused = begun(came).piece(5, Piece::End { bin: 1, chunks: announced });
+            assert!(
+                matches!(refused, Err(BinsError::Incomplete { bin: 1, arrived, announced: Some(a) }) if (arrived, a) == (came, announced)),
+                "{refused:?}"
+            );
+        }
+        let unfinished = begun(2).settle(6);
+        assert!(
+            matches!(unfinished, Err(BinsError::Incomplete { bin: 1, arrived: 2, announced: None })),
+            "{unfinished:?}"
+        );
+        let mut rig = begun(1);
+        rig.piece(5, Piece::End { bin: 1, chunks: 1 }).unwrap();
+        let more = rig.piece(5, Piece::State { bin: 1, chunk: chunks(8..9) });
+        assert!(matches!(more, Err(BinsError::Unprepared { bin: 1 })), "{more:?}");
+        // A ticket that never comes.
+        let mut rig = Rig::new();
+        rig.with(|arrivals, to| arrivals.piece(&5, false, Piece::Prepare { bin: 3, epoch: None }, to)).unwrap();
+        assert!(matches!(rig.settle(6), Err(BinsError::Incomplete { bin: 3, arrived: 0, announced: None })));
     }
 
     #[test]
     fn breaches_are_fatal() {
         let mut rig = Rig::new();
         assert!(matches!(
-            rig.piece(5, Piece::Prepare { bin: 1, epoch: Some(3), chunks: 2 }),
+            rig.piece(5, Piece::Prepare { bin: 1, epoch: Some(3) }),
             Err(BinsError::EpochDiffers { bin: 1, here: None, there: Some(3) })
         ));
-        assert!(matches!(
-            rig.piece(5, Piece::Prepare { bin: 0, epoch: None, chunks: 2 }),
-            Err(BinsError::Occupied { bin: 0 })
-        ));
-        assert!(matches!(
-            rig.piece(5, Piece::Prepare { bin: 4, epoch: None, chunks: 2 }),
-            Err(BinsError::Absent { bin: 4 })
-        ));
+        assert!(matches!(rig.piece(5, Piece::Prepare { bin: 0, epoch: None }), Err(BinsError::Occupied { bin: 0 })));
+        assert!(matches!(rig.piece(5, Piece::Prepare { bin: 4, epoch: None }), Err(BinsError::Absent { bin: 4 })));
         let chunk = chunks(0..1);
         assert!(matches!(
             rig.piece(5, Piece::State { bin: 1, chunk: chunk.clone() }),
@@ -227,11 +289,8 @@ mod tests {
             rig.piece(5, Piece::Pending { bin: 1, records: vec![(5, 'a')] }),
             Err(BinsError::Unprepared { bin: 1 })
         ));
-        rig.piece(5, Piece::Prepare { bin: 1, epoch: None, chunks: 2 }).unwrap();
-        assert!(matches!(
-            rig.piece(5, Piece::Prepare { bin: 1, epoch: None, chunks: 2 }),
-            Err(BinsError::Occupied { bin: 1 })
-        ));
+        rig.piece(5, Piece::Prepare { bin: 1, epoch: None }).unwrap();
+        assert!(matches!(rig.piece(5, Piece::Prepare { bin: 1, epoch: None }), Err(BinsError::Occupied { bin: 1 })));
         assert!(matches!(rig.piece(6, Piece::State { bin: 1, chunk }), Err(BinsError::Unprepared { bin: 1 })));
         assert!(matches!(
             rig.piece(5, Piece::State { bin: 1, chunk: vec![255; 3] }),

@@ -8,6 +8,8 @@
 //! Source: Megaphone §4.2 (top bits, since low bits index the tables inside a bin). Departures: a state marks and
 //! undoes an epoch by itself, so that a failed epoch needs no second copy of everything.
 
+use std::any::Any;
+
 use crate::error::{BinsError, StateError};
 
 /// The most bits a bin number may have.
@@ -38,8 +40,12 @@ pub(crate) fn check_bits(bits: u8) -> Result<(), BinsError> {
 /// A state moves between processes as chunks: `absorb`ing the chunks of `encode`, in order, into a new state must give
 /// an equal one. Between the threads of one process the object itself moves and none of this is called.
 pub trait BinState: Send + 'static {
-    /// Hands out the state in chunks; none for an empty state. Chunks of 64 KiB to 1 MiB keep frames small.
-    fn encode(&self, chunk: &mut dyn FnMut(Vec<u8>));
+    /// Makes the next chunk of the state; `None` after the last, which is at once for an empty state. Chunks of 64 KiB to 1 MiB
+    /// keep frames small. The state does not change while an encoding of it is under way.
+    ///
+    /// # Errors
+    /// What of it cannot be encoded. The worker stops with it, and the state stays where it is.
+    fn encode(&self, encoding: &mut Encoding) -> Result<Option<Vec<u8>>, StateError>;
 
     /// Adds the content of one chunk.
     ///
@@ -62,11 +68,41 @@ pub trait BinState: Send + 'static {
     fn mark(&mut self);
 
     /// Returns to what the state was at the last mark (or at its creation, if there was none).
-    fn rollback(&mut self);
+    ///
+    /// # Errors
+    /// Why it cannot: the state is of no use then, unless a further attempt succeeds.
+    fn rollback(&mut self) -> Result<(), StateError>;
 
     /// Nothing will be undone until the next mark: keeps no undo from here on. By default like [`mark`](Self::mark).
     fn settle(&mut self) {
         self.mark();
+    }
+}
+
+/// An encoding under way: how far it is. Belongs to one state, which keeps in it what it likes.
+#[derive(Default)]
+pub struct Encoding(Option<Box<dyn Any>>);
+
+impl Encoding {
+    /// At the beginning.
+    #[must_use]
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// What the state has kept here; `begin` makes it at the first call.
+    ///
+    /// # Panics
+    /// When a state of another type has begun this encoding.
+    pub fn place<P: 'static>(&mut self, begin: impl FnOnce() -> P) -> &mut P {
+        let place = self.0.get_or_insert_with(|| Box::new(begin()));
+        place.downcast_mut().expect("an encoding is of one state")
+    }
+}
+
+impl std::fmt::Debug for Encoding {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Encoding").field("begun", &self.0.is_some()).finish()
     }
 }
 

@@ -1,7 +1,8 @@
 //! What can go wrong: rejected control (state unchanged, the dataflow goes on) and fatal protocol faults.
 //!
 //! [`ControlError`] and [`ScheduleError`] are rejects. [`BinsError`] is misuse at build time, or, inside an operator,
-//! fatal: the worker stops with it and its peers learn of it. [`StateError`] is what a state says of a bad chunk.
+//! fatal: the worker stops with it and its peers learn of it. [`StateError`] is what a state says that cannot be encoded, takes a
+//! bad chunk, or cannot go back.
 
 use std::sync::Arc;
 
@@ -79,7 +80,7 @@ pub enum ScheduleError<T> {
     Control(#[from] ControlError),
 }
 
-/// A state refused a chunk.
+/// What a state could not do.
 #[derive(Clone, Debug, thiserror::Error)]
 #[error("{message}")]
 pub struct StateError {
@@ -89,12 +90,12 @@ pub struct StateError {
 }
 
 impl StateError {
-    /// A refusal in words.
+    /// The reason in words.
     pub fn new(message: impl Into<String>) -> Self {
         Self { message: message.into(), source: None }
     }
 
-    /// A refusal caused by another error.
+    /// Another error is the reason.
     pub fn from_source(source: impl std::error::Error + Send + Sync + 'static) -> Self {
         Self { message: source.to_string(), source: Some(Arc::new(source)) }
     }
@@ -197,6 +198,45 @@ pub enum BinsError {
         bin: u32,
         /// What the state said.
         source: StateError,
+    },
+    /// A bin's state could not be encoded; it stays where it is.
+    #[error("bin {bin} cannot move: {source}")]
+    Encode {
+        /// The bin.
+        bin: u32,
+        /// What the state said.
+        source: StateError,
+    },
+    /// A bin's state could not return to the mark.
+    #[error("bin {bin} cannot go back to the beginning of its epoch: {source}")]
+    Rollback {
+        /// The bin.
+        bin: u32,
+        /// What the state said.
+        source: StateError,
+    },
+    /// A bin of which fewer or more chunks came than its sender made, or not the end.
+    #[error(
+        "bin {bin} has come in part: {arrived} chunks of {}",
+        announced.map_or_else(|| "an unknown number".to_owned(), |chunks| chunks.to_string())
+    )]
+    Incomplete {
+        /// The bin.
+        bin: u32,
+        /// Chunks that came.
+        arrived: u64,
+        /// Chunks that its sender announced, if it did.
+        announced: Option<u64>,
+    },
+    /// A worker says that it took more state than was sent to it.
+    #[error("worker {worker} took {taken} bytes of state, {sent} were under way")]
+    Overdrawn {
+        /// The worker.
+        worker: usize,
+        /// What it says.
+        taken: u64,
+        /// What was under way.
+        sent: u64,
     },
     /// A post-dated record earlier than the time it was made at.
     #[error("post-dated to {asked}, but it is already {now}")]

@@ -11,7 +11,7 @@ use penstock_dataflow::wire::{Wire, WireError, decode_serde, encode_serde};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
-use crate::bin::BinState;
+use crate::bin::{BinState, Encoding};
 use crate::block::Block;
 use crate::error::StateError;
 
@@ -167,17 +167,17 @@ where
     K: Eq + Hash + Clone + Serialize + DeserializeOwned + Send + 'static,
     A: Clone + Serialize + DeserializeOwned + Send + 'static,
 {
-    fn encode(&self, chunk: &mut dyn FnMut(Vec<u8>)) {
+    fn encode(&self, encoding: &mut Encoding) -> Result<Option<Vec<u8>>, StateError> {
+        // A hash map cannot be entered in the middle: the keys that are left.
+        let left = encoding.place(|| self.map.keys().cloned().collect::<Vec<K>>());
         let mut out = Vec::new();
-        for entry in &self.map {
-            encode_serde(&entry, &mut out);
-            if out.len() >= CHUNK_BYTES {
-                chunk(std::mem::take(&mut out));
-            }
+        while out.len() < CHUNK_BYTES
+            && let Some(key) = left.pop()
+        {
+            let state = self.map.get(&key).ok_or_else(|| StateError::new("a key went while it was encoded"))?;
+            out = postcard::to_extend(&(&key, state), out).map_err(StateError::from_source)?;
         }
-        if !out.is_empty() {
-            chunk(out);
-        }
+        Ok((!out.is_empty()).then_some(out))
     }
 
     fn absorb(&mut self, chunk: &[u8]) -> Result<(), StateError> {
@@ -210,7 +210,7 @@ where
         self.undo = None;
     }
 
-    fn rollback(&mut self) {
+    fn rollback(&mut self) -> Result<(), StateError> {
         match &mut self.undo {
             None => self.map.clear(),
             Some(undo) => {
@@ -222,6 +222,7 @@ where
                 }
             }
         }
+        Ok(())
     }
 }
 
@@ -231,11 +232,13 @@ mod tests {
     use proptest::prelude::*;
 
     fn copy(state: &KeyedMap<u16, String>) -> (KeyedMap<u16, String>, usize) {
-        let mut chunks = Vec::new();
-        state.encode(&mut |chunk| chunks.push(chunk));
-        let mut copy = KeyedMap::default();
-        chunks.iter().for_each(|chunk| copy.absorb(chunk).unwrap());
-        (copy, chunks.len())
+        let (mut copy, mut chunks) = (KeyedMap::default(), 0);
+        let mut encoding = Encoding::new();
+        while let Some(chunk) = state.encode(&mut encoding).unwrap() {
+            copy.absorb(&chunk).unwrap();
+            chunks += 1;
+        }
+        (copy, chunks)
     }
 
     #[test]
@@ -254,8 +257,7 @@ mod tests {
     fn bad_chunks_are_refused() {
         let mut state = KeyedMap::<u16, String>::default();
         *state.entry(3) = "three".into();
-        let mut chunk = Vec::new();
-        state.encode(&mut |bytes| chunk = bytes);
+        let chunk = state.encode(&mut Encoding::new()).unwrap().unwrap();
         assert!(state.clone().absorb(&chunk).is_err(), "a key twice");
         for cut in 1..chunk.len() {
             assert!(KeyedMap::<u16, String>::default().absorb(&chunk[..cut]).is_err(), "cut at {cut}");
@@ -282,13 +284,13 @@ mod tests {
                         at_mark = state.map.clone();
                     }
                     2 if value % 4 == 0 => {
-                        state.rollback();
+                        state.rollback().unwrap();
                         prop_assert_eq!(&state.map, &at_mark);
                     }
                     _ => *state.entry(key) = value,
                 }
             }
-            state.rollback();
+            state.rollback().unwrap();
             prop_assert_eq!(&state.map, &at_mark);
         }
     }

@@ -11,7 +11,7 @@
 //! | `routing`, `control` | who owns which bin; commands and what makes a batch acceptable |
 //! | `configuration` | the configuration function over time, F's protocol state |
 //! | `route`, `state` | the operators F and S |
-//! | `arrival`, `message` | bins on their way in; what travels from F to S |
+//! | `shipment`, `arrival`, `message` | bins on their way out, in; what travels from F to S |
 //! | `pending` | post-dated records, by bin |
 //! | `table`, `shelf` | bins of a worker; bins at rest in a process, undo of a failed epoch |
 //! | `stateful`, `state_machine` | building the operator |
@@ -28,8 +28,8 @@
 //! instant itself (else [`BinsError::EpochDiffers`]). [`Shelf::close_epoch`] frees what only the old epoch needed. Should
 //! an epoch fail, all workers end, their tables deposit their bins on the shelf, and [`Shelf::rebuild`] makes the tables
 //! of the new generation as they were when the epoch began.
-//! A bin that moves between two epochs ([`Config::begins`]) leaves an original that serves until the next mark, so that
-//! the end of a generation loses no bin in flight.
+//! A bin that moves between two epochs ([`Config::begins`]) leaves an original that serves until the move is complete, so that
+//! the end of a generation loses no bin in flight; and longer while the epoch before may be undone ([`Shelf::settle_epoch`]).
 //! Post-dated records are not undone: a flow that is to be rolled back keeps its timers in its bins.
 //!
 //! Source: Megaphone (Hoffmann et al.), §3 and §4. Departures are in the modules.
@@ -48,13 +48,14 @@ mod plan;
 mod route;
 mod routing;
 mod shelf;
+mod shipment;
 mod state;
 mod state_machine;
 mod stateful;
 mod stats;
 mod table;
 
-pub use bin::{BinState, MAX_BITS, bin};
+pub use bin::{BinState, Encoding, MAX_BITS, bin};
 pub use block::Block;
 pub use configuration::{Configuration, Configurations, Outcome};
 pub use control::{Command, Control, Move, check_batch};
@@ -68,6 +69,6 @@ pub use routing::Routing;
 pub use shelf::{Rebuilt, Shelf};
 pub use state::{Later, Outbox, Step};
 pub use state_machine::{StateMachine, state_machine};
-pub use stateful::{Config, EpochOf, Stateful, stateful};
+pub use stateful::{Config, EpochOf, SHIP_BYTES, Stateful, stateful};
 pub use stats::{Counters, Event, LOG_EVENTS, Stats, What};
 pub use table::BinTable;

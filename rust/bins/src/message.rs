@@ -1,7 +1,8 @@
 //! What travels from F to S.
 //!
-//! Data: [`Addressed`] blocks, each with its worker. State: Prepare(bin), State(bin, chunk), Pending(bin,
-//! time, record) (M-10), from one F in that order; between threads of one process the state is a ticket for the shelf.
+//! Data: [`Addressed`] blocks, each with its worker. State: Prepare(bin), State(bin, chunk), End(bin, chunks), Pending(bin,
+//! time, record) (M-10), from one F in that order; between threads of one process the state is a ticket for the shelf. How many
+//! chunks there are is known when the last one is made, so the End tells it.
 //!
 //! On the wire numbers are little-endian; a chunk is copied once, never taken apart.
 
@@ -16,7 +17,7 @@ pub trait Record: Serialize + DeserializeOwned + Send + 'static {}
 impl<P: Serialize + DeserializeOwned + Send + 'static> Record for P {}
 
 /// A block on its way to a worker.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct Addressed<D> {
     pub(crate) to: u32,
     pub(crate) content: D,
@@ -42,20 +43,39 @@ pub(crate) enum Piece<T, P> {
         bin: u32,
         /// The epoch of the sender's mark.
         epoch: Option<u64>,
-        /// How many chunks of state follow.
-        chunks: u64,
     },
     /// Its state lies on the shelf of this process.
     Shelved { bin: u32, ticket: u64 },
     /// A chunk of its state.
     State { bin: u32, chunk: Vec<u8> },
+    /// Its state is complete.
+    End {
+        bin: u32,
+        /// How many chunks of state there were.
+        chunks: u64,
+    },
     /// Post-dated records of it.
     Pending { bin: u32, records: Vec<(T, P)> },
+}
+
+/// What a post-dated record counts for while it is under way, in bytes.
+const RECORD_BYTES: u64 = 64;
+
+impl<T, P> Piece<T, P> {
+    /// What it counts for while it is under way between processes, in bytes.
+    pub(crate) fn weight(&self) -> u64 {
+        match self {
+            Self::State { chunk, .. } => chunk.len() as u64,
+            Self::Pending { records, .. } => records.len() as u64 * RECORD_BYTES,
+            Self::Prepare { .. } | Self::Shelved { .. } | Self::End { .. } => 0,
+        }
+    }
 }
 
 const PREPARE: u8 = 1;
 const STATE: u8 = 2;
 const PENDING: u8 = 3;
+const END: u8 = 4;
 
 impl<T: Timestamp, P: Record> Wire for Piece<T, P> {
     fn encode(&self, out: &mut Vec<u8>) {
@@ -64,9 +84,9 @@ impl<T: Timestamp, P: Record> Wire for Piece<T, P> {
             out.extend_from_slice(&bin.to_le_bytes());
         };
         match self {
-            Self::Prepare { bin, epoch, chunks } => {
+            Self::Prepare { bin, epoch } => {
                 head(PREPARE, bin);
-                encode_serde(&(epoch, chunks), out);
+                encode_serde(epoch, out);
             }
             Self::Shelved { bin, .. } => {
                 // A ticket means nothing elsewhere. Sent as a kind that nobody decodes, it stops the receiver.
@@ -75,6 +95,10 @@ impl<T: Timestamp, P: Record> Wire for Piece<T, P> {
             Self::State { bin, chunk } => {
                 head(STATE, bin);
                 out.extend_from_slice(chunk);
+            }
+            Self::End { bin, chunks } => {
+                head(END, bin);
+                encode_serde(chunks, out);
             }
             Self::Pending { bin, records } => {
                 head(PENDING, bin);
@@ -87,11 +111,9 @@ impl<T: Timestamp, P: Record> Wire for Piece<T, P> {
         let (&kind, rest) = bytes.split_first().ok_or_else(|| WireError("no bytes".into()))?;
         let (bin, rest) = number(rest)?;
         match kind {
-            PREPARE => {
-                let (epoch, chunks) = decode_serde(rest)?;
-                Ok(Self::Prepare { bin, epoch, chunks })
-            }
+            PREPARE => Ok(Self::Prepare { bin, epoch: decode_serde(rest)? }),
             STATE => Ok(Self::State { bin, chunk: rest.to_vec() }),
+            END => Ok(Self::End { bin, chunks: decode_serde(rest)? }),
             PENDING => Ok(Self::Pending { bin, records: decode_serde(rest)? }),
             other => Err(WireError(format!("piece of kind {other}"))),
         }
@@ -116,9 +138,11 @@ mod tests {
     #[test]
     fn pieces_survive_the_wire() {
         for epoch in [None, Some(u64::MAX)] {
-            let prepare = Piece::<u64, String>::decode(&bytes(&Piece::Prepare { bin: 7, epoch, chunks: 3 }));
-            assert!(matches!(prepare, Ok(Piece::Prepare { bin: 7, epoch: e, chunks: 3 }) if e == epoch));
+            let prepare = Piece::<u64, String>::decode(&bytes(&Piece::Prepare { bin: 7, epoch }));
+            assert!(matches!(prepare, Ok(Piece::Prepare { bin: 7, epoch: e }) if e == epoch));
         }
+        let end = Piece::<u64, String>::decode(&bytes(&Piece::End { bin: 7, chunks: u64::MAX }));
+        assert!(matches!(end, Ok(Piece::End { bin: 7, chunks: u64::MAX })));
         let state = bytes(&Piece::State { bin: 8, chunk: vec![1, 2, 3] });
         assert!(
             matches!(Piece::<u64, String>::decode(&state), Ok(Piece::State { bin: 8, chunk }) if chunk == [1, 2, 3])
@@ -137,7 +161,7 @@ mod tests {
     fn tickets_and_unknown_kinds_do_not_cross() {
         assert!(Piece::<u64, String>::decode(&bytes(&Piece::Shelved { bin: 7, ticket: 1 })).is_err());
         assert!(Piece::<u64, String>::decode(&[9, 0, 0, 0, 0]).is_err());
-        let mut long = bytes(&Piece::Prepare { bin: 1, epoch: None, chunks: 0 });
+        let mut long = bytes(&Piece::Prepare { bin: 1, epoch: None });
         long.push(0);
         assert!(Piece::<u64, String>::decode(&long).is_err());
     }

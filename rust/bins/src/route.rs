@@ -8,7 +8,7 @@
 //! sender and time, blocks leave in the order in which they came.
 //!
 //! Source: Megaphone §3.4, §4.3. Departures: control is not re-broadcast (the edge into F is a broadcast already); within
-//! a process a bin's state moves as a ticket.
+//! a process a bin's state moves as a ticket; between processes it moves as there is room (see `shipment`).
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
@@ -22,14 +22,15 @@ use penstock_progress::{Capability, ProbeHandle, Timestamp, TotalOrder};
 use crate::bin::BinState;
 use crate::block::{Block, route_block};
 use crate::configuration::{Configuration, Configurations, Outcome};
-use crate::control::{Control, Move};
+use crate::control::Control;
 use crate::error::{BinsError, BoxError, ControlError};
 use crate::message::{Addressed, Piece, Record};
 use crate::pending::Pending;
 use crate::routing::Routing;
 use crate::shelf::Shelf;
+use crate::shipment::{Shipment, UnderWay};
 use crate::stateful::EpochOf;
-use crate::stats::{Stats, What};
+use crate::stats::Stats;
 use crate::table::BinTable;
 
 /// Input port of control at F; data is port 0.
@@ -38,9 +39,6 @@ pub(crate) const CONTROL: usize = 1;
 /// Output ports of F, in the order in which they are added.
 pub(crate) const ROUTED: usize = 0;
 pub(crate) const STATE: usize = 1;
-
-/// Post-dated records in one message between processes.
-const RECORDS_PER_MESSAGE: usize = 1024;
 
 /// What F and S of one worker share.
 pub(crate) struct Shared<T, S: BinState, P> {
@@ -52,6 +50,8 @@ pub(crate) struct Shared<T, S: BinState, P> {
     pub(crate) local: Rc<dyn Fn(usize) -> bool>,
     pub(crate) new_state: Rc<dyn Fn() -> S>,
     pub(crate) begins: EpochOf<T>,
+    /// Bins that have left the process in the configuration that was started last, until it is complete.
+    pub(crate) left: RefCell<Vec<u32>>,
     pub(crate) stats: Arc<Stats<T>>,
 }
 
@@ -59,6 +59,8 @@ pub(crate) struct Shared<T, S: BinState, P> {
 pub(crate) struct Ports<T: Timestamp, D: Block, P: Record> {
     pub(crate) data: Input<T, D>,
     pub(crate) control: Input<T, Vec<Control>>,
+    /// How many bytes of state a worker has taken in. Leads to no output.
+    pub(crate) taken: Input<T, Addressed<u64>>,
     pub(crate) routed: Output<T, Addressed<D>>,
     pub(crate) states: Output<T, Addressed<Piece<T, P>>>,
 }
@@ -70,6 +72,8 @@ pub(crate) struct RouteParts<T: Timestamp, D: Block, S: BinState, P: Record> {
     pub(crate) routing: Routing,
     /// S's output frontier.
     pub(crate) probe: ProbeHandle<T>,
+    /// Bytes of state that may be under way.
+    pub(crate) ship_bytes: usize,
     /// The routing by which bins lie now, for the host to read.
     pub(crate) active: Rc<RefCell<Routing>>,
     pub(crate) rejected: Rc<RefCell<Vec<(T, ControlError)>>>,
@@ -86,6 +90,9 @@ pub(crate) struct RouteOperator<T: Timestamp, D: Block, S: BinState, P: Record> 
     stash: BTreeMap<T, (Capability<T>, Vec<D>)>,
     /// Time of the last started configuration that moves bins, until S has passed it.
     moving: Option<T>,
+    /// What is being sent away and the right to; no later configuration starts before it is all sent, since it holds back S.
+    shipment: Option<(Capability<T>, Shipment<T, P>)>,
+    under_way: UnderWay,
     owners: Vec<u32>,
 }
 
@@ -99,6 +106,8 @@ where
     pub(crate) fn new(parts: RouteParts<T, D, S, P>) -> Self {
         Self {
             configurations: Configurations::new(parts.routing.clone()),
+            under_way: UnderWay::new(parts.ship_bytes),
+            shipment: None,
             parts,
             held: BTreeMap::new(),
             stash: BTreeMap::new(),
@@ -107,7 +116,7 @@ where
         }
     }
 
-    /// One run: control, then data, then the configurations that may start.
+    /// One run: control, then data, then the state for which there is room, then the configurations that may start.
     pub(crate) fn run(&mut self, frontiers: &Frontiers<'_, T>) -> Result<(), BoxError> {
         while let Some((capability, controls)) = self.parts.ports.control.next() {
             if controls.is_empty() {
@@ -119,18 +128,26 @@ where
             self.configurations.stage(time, controls);
         }
         self.compile(frontiers.frontier(CONTROL));
-        self.moving.take_if(|time| !self.parts.probe.less_equal(time));
+        if self.moving.take_if(|time| !self.parts.probe.less_equal(time)).is_some() {
+            self.parts.shared.have_come();
+        }
         self.release();
-        while let Some((capability, block)) = self.parts.ports.data.next() {
+        loop {
+            let Some((capability, block)) = self.parts.ports.data.next() else { break };
             let time = capability.time();
             if self.configurations.uncertain(time) {
                 let time = time.clone();
                 self.stash.entry(time).or_insert_with(|| (capability.retain_for(ROUTED), Vec::new())).1.push(block);
             } else {
-                let capability = capability.retain_for(ROUTED);
-                self.route(&capability, block);
+                let routed = capability.retain_for(ROUTED);
+                drop(capability);
+                self.route(&routed, block);
             }
         }
+        while let Some((capability, taken)) = self.parts.ports.taken.next() {
+            self.under_way.taken(capability.sender(), taken.content)?;
+        }
+        self.ship()?;
         let probe = self.parts.probe.clone();
         while let Some(configuration) = self.configurations.start(|time| probe.less_than(time)) {
             self.migrate(configuration)?;
@@ -183,7 +200,7 @@ where
         }
     }
 
-    /// Sends away the bins that leave this worker, and lets go of the configuration's time.
+    /// Begins to send away the bins that leave this worker, or lets go of the configuration's time.
     fn migrate(&mut self, configuration: Configuration<T>) -> Result<(), BinsError> {
         let Configuration { time, moves } = configuration;
         self.parts.active.borrow_mut().forward(&moves);
@@ -192,57 +209,21 @@ where
         }
         let Some(capability) = self.held.remove(&time) else { return Ok(()) };
         let here = self.parts.shared.index as u32;
-        let mut session = self.parts.ports.states.session(&capability);
-        for m in moves.into_iter().filter(|m| m.from == here) {
-            self.parts.shared.ship(m, &time, &mut |piece| {
-                session.give(Addressed { to: m.to, content: piece });
-            })?;
+        let leaving = moves.into_iter().filter(|m| m.from == here);
+        self.shipment = Some((capability, Shipment::new(time, leaving, &self.parts.shared)));
+        self.ship()
+    }
+
+    /// Sends what there is room for; with the last piece, lets go of the time.
+    fn ship(&mut self) -> Result<(), BinsError> {
+        let RouteParts { ports, shared, .. } = &mut self.parts;
+        if let Some((capability, shipment)) = &mut self.shipment {
+            let mut session = ports.states.session(capability);
+            let mut send = |to, content| session.give(Addressed { to, content });
+            if shipment.send(shared, &mut self.under_way, &mut send)? {
+                self.shipment = None;
+            }
         }
         Ok(())
-    }
-}
-
-impl<T, S, P> Shared<T, S, P>
-where
-    T: Timestamp,
-    S: BinState,
-    P: Record,
-{
-    /// Uninstalls a bin and sends its pieces.
-    fn ship(&self, m: Move, time: &T, send: &mut dyn FnMut(Piece<T, P>)) -> Result<(), BinsError> {
-        let bin = m.bin;
-        let mut table = self.table.borrow_mut();
-        let state = table.get(bin).ok_or(BinsError::Absent { bin })?;
-        self.stats.record(self.index, bin, time.clone(), What::Prepare, 0);
-        let near = (self.local)(m.to as usize);
-        let mut chunks = Vec::new();
-        if !near {
-            // Encoded where it lies: should that panic, the table still has it.
-            state.encode(&mut |chunk| chunks.push(chunk));
-        }
-        send(Piece::Prepare { bin, epoch: table.epoch(), chunks: chunks.len() as u64 });
-        for chunk in chunks {
-            self.stats.bytes_out.fetch_add(chunk.len() as u64, Relaxed);
-            send(Piece::State { bin, chunk });
-        }
-        let mut held = table.uninstall_held(bin).ok_or(BinsError::Absent { bin })?;
-        if near {
-            let ticket = self.shelf.put(&self.name, bin, held)?;
-            send(Piece::Shelved { bin, ticket });
-        } else {
-            held.begins = (self.begins)(time);
-            self.shelf.retain(&self.name, bin, held)?;
-        }
-        self.stats.owned.fetch_sub(1, Relaxed);
-        self.stats.moved_out.fetch_add(1, Relaxed);
-        let mut records = self.pending.borrow_mut().take_bin(bin).into_iter();
-        loop {
-            let limit = if near { usize::MAX } else { RECORDS_PER_MESSAGE };
-            let some: Vec<_> = records.by_ref().take(limit).collect();
-            if some.is_empty() {
-                return Ok(());
-            }
-            send(Piece::Pending { bin, records: some });
-        }
     }
 }

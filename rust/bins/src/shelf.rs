@@ -4,9 +4,10 @@
 //! *moving* between two threads (the message carries only a ticket), *deposited* by a table that was dropped, and
 //! *retained*: the original of a bin that was copied to another process, kept until the epoch closes.
 //!
-//! Two things make an original worth keeping. It was here at the last mark: undone, it is the bin as the epoch began. Or it
+//! Two things make an original worth keeping, until both are over: see [`Shelf::settle_epoch`] and the next mark. It was here at the last mark: undone, it is the bin as the epoch began. Or it
 //! left between two epochs: as it is, it is the bin as the next one begins, and so is the copy, should it have come; of equal
-//! copies [`Shelf::rebuild`] keeps the one that the routing chooses.
+//! copies [`Shelf::rebuild`] keeps the one that the routing chooses. The first is over when the host knows that the epoch of the mark
+//! will not be undone, the second when the copy is complete; so an idle stream keeps no original.
 //!
 //! Invariants: a bin has at most one moving or deposited state in a process, and at most one original for each epoch and
 //! purpose. Workers mark an epoch one by one, but no record and no move of it
@@ -33,6 +34,8 @@ pub struct Shelf<S> {
 struct Inner<S> {
     operators: HashMap<String, BTreeMap<u32, Rest<S>>>,
     next_ticket: u64,
+    /// No epoch up to this one will be undone.
+    settled: Option<u64>,
 }
 
 struct Rest<S> {
@@ -64,7 +67,7 @@ impl<S: BinState> Shelf<S> {
     /// An empty shelf.
     #[must_use]
     pub fn new() -> Self {
-        Self { inner: Arc::new(Mutex::new(Inner { operators: HashMap::new(), next_ticket: 0 })) }
+        Self { inner: Arc::new(Mutex::new(Inner { operators: HashMap::new(), next_ticket: 0, settled: None })) }
     }
 
     fn lock(&self) -> MutexGuard<'_, Inner<S>> {
@@ -97,7 +100,7 @@ impl<S: BinState> Shelf<S> {
 
     /// Keeps the original of a bin that was copied to another process, if it serves any purpose: see the module.
     pub(crate) fn retain(&self, name: &str, bin: u32, held: Held<S>) -> Result<(), BinsError> {
-        if held.arrived && held.begins.is_none() {
+        if (held.arrived || held.epoch.is_none()) && held.begins.is_none() {
             return Ok(());
         }
         let mut inner = self.lock();
@@ -141,6 +144,28 @@ impl<S: BinState> Shelf<S> {
         closed.len()
     }
 
+    /// `epoch` and those before will not be undone, which only the host knows: drops the originals that were kept for that alone;
+    /// returns how many.
+    pub fn settle_epoch(&self, epoch: u64) -> usize {
+        let mut inner = self.lock();
+        inner.settled = inner.settled.max(Some(epoch));
+        let freed = inner.free();
+        drop(inner); // what is freed may be much: not under the lock
+        freed.len()
+    }
+
+    /// The workers that these bins of an operator went to have all of them: originals that no undo needs go.
+    pub(crate) fn have_come(&self, name: &str, bins: &[u32]) {
+        let mut inner = self.lock();
+        for bin in bins {
+            let rest = inner.operators.get_mut(name).and_then(|rests| rests.get_mut(bin));
+            rest.into_iter().flat_map(|rest| &mut rest.retained).for_each(|held| held.copied = true);
+        }
+        let freed = inner.free();
+        drop(inner);
+        drop(freed);
+    }
+
     /// Bins at rest: moving or deposited, and retained originals.
     #[must_use]
     pub fn counts(&self) -> (usize, usize) {
@@ -180,7 +205,7 @@ impl<S: BinState> Shelf<S> {
     /// # Errors
     /// [`BinsError::Stranded`] when the only state of a bin is here and its owner is not among `workers`,
     /// [`BinsError::TwoOriginals`], [`BinsError::MarkedLater`], [`BinsError::Absent`] for a bin beyond the routing's last; the
-    /// shelf is then unchanged.
+    /// shelf is then unchanged. [`BinsError::Rollback`]: all bins are still here, and the same call may be tried again.
     pub fn rebuild(&self, name: &str, epoch: u64, routing: &Routing, workers: &[u32]) -> Result<Rebuilt<S>, BinsError> {
         let mut inner = self.lock();
         let mut tables = Vec::with_capacity(workers.len());
@@ -190,6 +215,10 @@ impl<S: BinState> Shelf<S> {
             tables.push((worker, BinTable::new(routing.bits())?));
         }
         inner.missing(name, epoch, routing, workers)?;
+        // Undone where they lie, all before any is taken: one that cannot go back costs no other.
+        for (&bin, rest) in inner.operators.get_mut(name).into_iter().flatten() {
+            rest.roll_back(bin, epoch)?;
+        }
         for (bin, rest) in inner.operators.remove(name).unwrap_or_default() {
             if let Some(state) = rest.at(epoch)
                 && let Some(&i) = index.get(&routing.owner_of(bin))
@@ -231,6 +260,21 @@ impl<S> Inner<S> {
         Ok(owned.map(|(bin, _)| bin).filter(|bin| !here(bin)).collect())
     }
 
+    /// Takes out the originals that serve nothing any more: their copies have come, and the epoch that they could undo is settled, or
+    /// was another process's to undo.
+    fn free(&mut self) -> Vec<Held<S>> {
+        let mut freed = Vec::new();
+        let settled = self.settled;
+        let spare = |held: &mut Held<S>| held.copied && (held.arrived || held.epoch <= settled);
+        for bins in self.operators.values_mut() {
+            for rest in bins.values_mut() {
+                freed.extend(rest.retained.extract_if(.., |held| spare(held)));
+            }
+            bins.retain(|_, rest| rest.resting.is_some() || !rest.retained.is_empty());
+        }
+        freed
+    }
+
     fn rest(&mut self, name: &str, bin: u32) -> &mut Rest<S> {
         if !self.operators.contains_key(name) {
             self.operators.insert(name.to_owned(), BTreeMap::new());
@@ -246,6 +290,7 @@ impl<S> Rest<S> {
         match &self.resting {
             // Its original may still be where it came from.
             Some((held, _)) if held.epoch < Some(epoch) && held.arrived => Standing::Copy,
+            Some((held, _)) if held.epoch == Some(epoch) && !held.arrived && held.came => Standing::Copy,
             Some((held, _)) if held.epoch < Some(epoch) || !held.arrived => Standing::Only,
             _ => Standing::No,
         }
@@ -256,7 +301,7 @@ impl<S> Rest<S> {
         if held.begins == Some(epoch) {
             Standing::Copy
         } else if held.epoch == Some(epoch) && !held.arrived {
-            Standing::Only
+            if held.came { Standing::Copy } else { Standing::Only }
         } else {
             Standing::No
         }
@@ -296,18 +341,27 @@ impl<S> Rest<S> {
 }
 
 impl<S: BinState> Rest<S> {
+    /// Undoes what happened since `epoch` began to the state that serves it.
+    fn roll_back(&mut self, bin: u32, epoch: u64) -> Result<(), BinsError> {
+        let held = if self.of_resting(epoch) == Standing::No {
+            self.retained.iter_mut().find(|held| Self::of_retained(held, epoch) != Standing::No)
+        } else {
+            self.resting.as_mut().map(|(held, _)| held)
+        };
+        match held.filter(|held| held.epoch == Some(epoch)) {
+            Some(held) => held.state.rollback().map_err(|source| BinsError::Rollback { bin, source }),
+            None => Ok(()),
+        }
+    }
+
+    /// The state that serves `epoch`.
     fn at(self, epoch: u64) -> Option<Box<S>> {
         let held = if self.of_resting(epoch) == Standing::No {
             self.retained.into_iter().find(|held| Self::of_retained(held, epoch) != Standing::No)
         } else {
             self.resting.map(|(held, _)| held)
         };
-        held.map(|mut held| {
-            if held.epoch == Some(epoch) {
-                held.state.rollback();
-            }
-            held.state
-        })
+        held.map(|held| held.state)
     }
 }
 
@@ -333,6 +387,8 @@ impl<S: BinState> std::fmt::Debug for Shelf<S> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::bin::Encoding;
+    use crate::error::StateError;
     use crate::keyed::KeyedMap;
 
     type Counts = KeyedMap<u64, u64>;
@@ -347,7 +403,7 @@ mod tests {
         *state.entry(0) = value;
         state.mark();
         *state.entry(0) = value + 100;
-        Held { state, arrived, epoch: Some(epoch), begins: None }
+        Held { state, arrived, came: false, epoch: Some(epoch), begins: None, copied: false }
     }
 
     /// A bin that left before epoch 8 began, with 100 more than when epoch 7 did.
@@ -401,7 +457,7 @@ mod tests {
         let table = &mut rebuilt.tables[0].1;
         assert_eq!(value(table, 0), 110);
         *table.get_mut(0).unwrap().entry(0) = 5;
-        table.rollback_all();
+        table.rollback_all().unwrap();
         assert_eq!(value(table, 0), 110, "the rebuilt table is marked");
     }
 
@@ -427,6 +483,31 @@ mod tests {
         assert!(shelf.rebuild("count", 8, &elsewhere, &[0]).unwrap().missing.is_empty(), "the copy was chosen");
         assert_eq!(shelf.counts(), (0, 0));
         assert_eq!(filled().close_epoch(7), 1, "the next mark makes it useless");
+    }
+
+    /// Workers mark one by one: the receiver of a bin may have marked the epoch while its sender has not, and still has the original.
+    #[test]
+    fn a_bin_that_came_before_its_mark_gives_way_to_the_original() {
+        let elsewhere = Routing::from_owners(vec![9]).unwrap();
+        let here = Routing::from_owners(vec![0]).unwrap();
+        let shelf = Shelf::new();
+        let came = |marks: &[u64]| {
+            let mut table = BinTable::<Counts>::new(0).unwrap();
+            table.attach(shelf.clone(), "count".into());
+            table.install_coming(0, held(10, false).state).unwrap();
+            table.all_came(0);
+            marks.iter().for_each(|epoch| table.mark_all(*epoch));
+            *table.get_mut(0).unwrap().entry(0) = 999;
+        };
+        came(&[8]);
+        assert_eq!(shelf.inventory("count", 8), [0]);
+        assert!(shelf.rebuild("count", 8, &elsewhere, &[0]).unwrap().missing.is_empty());
+        assert_eq!(shelf.counts(), (0, 0));
+        // With the next mark it is the only one again.
+        came(&[8, 9]);
+        let refused = shelf.rebuild("count", 9, &elsewhere, &[0]);
+        assert!(matches!(refused, Err(BinsError::Stranded { bin: 0, owner: 9 })));
+        assert_eq!(value(&shelf.rebuild("count", 9, &here, &[0]).unwrap().tables[0].1, 0), 110);
     }
 
     #[test]
@@ -515,5 +596,51 @@ mod tests {
         let rebuilt = shelf.rebuild("count", 0, &routing, &[0]).unwrap();
         assert!(rebuilt.missing.is_empty());
         assert_eq!(rebuilt.tables[0].1.get(1).unwrap().get(&4), Some(&4));
+    }
+
+    /// A state that cannot go back while it is stuck.
+    #[derive(Debug)]
+    struct Stuck(Arc<std::sync::atomic::AtomicBool>, u64);
+
+    impl BinState for Stuck {
+        fn encode(&self, _: &mut Encoding) -> Result<Option<Vec<u8>>, StateError> {
+            Ok(None)
+        }
+        fn absorb(&mut self, _: &[u8]) -> Result<(), StateError> {
+            Ok(())
+        }
+        fn bytes(&self) -> usize {
+            0
+        }
+        fn keys(&self) -> usize {
+            1
+        }
+        fn mark(&mut self) {}
+        fn rollback(&mut self) -> Result<(), StateError> {
+            if self.0.load(std::sync::atomic::Ordering::Relaxed) {
+                return Err(StateError::new("stuck"));
+            }
+            self.1 = 0;
+            Ok(())
+        }
+    }
+
+    #[test]
+    fn a_bin_that_cannot_go_back_is_named_and_costs_no_other() {
+        let flag = |stuck| Arc::new(std::sync::atomic::AtomicBool::new(stuck));
+        let (free, stuck) = (flag(false), flag(true));
+        let shelf = Shelf::new();
+        let bins = [&free, &free, &stuck, &free].map(|flag| Box::new(Stuck(Arc::clone(flag), 5)));
+        let held = |state| Held { state, arrived: false, came: false, epoch: Some(7), begins: None, copied: false };
+        shelf.deposit("count", (0..).zip(bins.map(held)).collect());
+        let routing = Routing::new(2, 1).unwrap();
+        for _ in 0..2 {
+            let refused = shelf.rebuild("count", 7, &routing, &[0]);
+            assert!(matches!(refused, Err(BinsError::Rollback { bin: 2, .. })), "{refused:?}");
+            assert_eq!(shelf.inventory("count", 7), [0, 1, 2, 3]);
+        }
+        stuck.store(false, std::sync::atomic::Ordering::Relaxed);
+        let rebuilt = shelf.rebuild("count", 7, &routing, &[0]).unwrap();
+        assert!(rebuilt.tables[0].1.owned().all(|(_, state)| state.1 == 0) && rebuilt.missing.is_empty());
     }
 }

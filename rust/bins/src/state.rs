@@ -87,6 +87,7 @@ pub(crate) struct Ports<T: Timestamp, D: Block, P: Record, O: 'static> {
     pub(crate) data: Input<T, Addressed<D>>,
     pub(crate) states: Input<T, Addressed<Piece<T, P>>>,
     pub(crate) output: Output<T, O>,
+    pub(crate) taken: Output<T, Addressed<u64>>,
 }
 
 /// Blocks of one time with their senders.
@@ -101,6 +102,8 @@ pub(crate) struct StateOperator<T: Timestamp, D: Block, S: BinState, P: Record, 
     stash: BTreeMap<T, Stashed<T, D>>,
     /// For the least pending time.
     least: Option<Capability<T>>,
+    /// For telling what was taken in: at the least of all times, since that is no event of the flow. Until no state can come.
+    telling: Option<Capability<T>>,
 }
 
 impl<T, D, S, P, O, L> StateOperator<T, D, S, P, O, L>
@@ -112,14 +115,22 @@ where
     O: 'static,
     L: FnMut(Step<'_, T, D, S, P, O>) -> Result<(), BoxError>,
 {
-    pub(crate) fn new(ports: Ports<T, D, P, O>, shared: Rc<Shared<T, S, P>>, logic: L) -> Self {
-        Self { ports, shared, logic, arrivals: Arrivals::new(), stash: BTreeMap::new(), least: None }
+    pub(crate) fn new(
+        ports: Ports<T, D, P, O>,
+        telling: Option<Capability<T>>,
+        shared: Rc<Shared<T, S, P>>,
+        logic: L,
+    ) -> Self {
+        Self { ports, shared, logic, arrivals: Arrivals::new(), stash: BTreeMap::new(), least: None, telling }
     }
 
     /// One run: state, then data, then every time that is complete.
     pub(crate) fn run(&mut self, frontiers: &Frontiers<'_, T>) -> Result<(), BoxError> {
-        self.settle(frontiers);
+        self.settle(frontiers)?;
         self.receive_state()?;
+        if frontiers.frontier(STATE).is_empty() {
+            self.telling = None;
+        }
         while let Some((capability, block)) = self.ports.data.next() {
             let from = capability.sender();
             let entry = self.stash.entry(capability.time().clone());
@@ -138,29 +149,43 @@ where
 
     fn receive_state(&mut self) -> Result<(), BoxError> {
         let shared = Rc::clone(&self.shared);
-        while let Some((capability, piece)) = self.ports.states.next() {
+        let mut taken = BTreeMap::<usize, u64>::new();
+        loop {
+            let Some((capability, piece)) = self.ports.states.next() else { break };
             let time = capability.time();
             let foreign = !(shared.local)(capability.sender());
+            if foreign && piece.content.weight() > 0 {
+                *taken.entry(capability.sender()).or_default() += piece.content.weight();
+            }
             let arrived = shared.receive(|to| self.arrivals.piece(time, foreign, piece.content, to))?;
             let Some((bin, what, bytes)) = arrived else { continue };
             shared.stats.bytes_in.fetch_add(bytes as u64, Relaxed);
             shared.stats.record(shared.index, bin, time.clone(), what, bytes as u64);
             if what == What::Pending {
-                let capability = capability.retain();
-                self.hold(Some(&capability));
+                let held = capability.retain();
+                drop(capability);
+                self.hold(Some(&held));
+            }
+        }
+        if let Some(telling) = &self.telling {
+            let mut session = self.ports.taken.session(telling);
+            for (sender, bytes) in taken {
+                session.give(Addressed { to: sender as u32, content: bytes });
             }
         }
         Ok(())
     }
 
-    fn settle(&mut self, frontiers: &Frontiers<'_, T>) {
+    fn settle(&mut self, frontiers: &Frontiers<'_, T>) -> Result<(), BinsError> {
         let shared = &*self.shared;
         let passed = |time: &T| !frontiers.less_equal(STATE, time);
-        for (bin, time) in self.arrivals.settle(passed) {
+        let table = shared.table.borrow();
+        for (bin, time) in self.arrivals.settle(|bin| table.coming(bin), passed)? {
             shared.stats.record(shared.index, bin, time, What::Installed, 0);
             shared.stats.owned.fetch_add(1, Relaxed);
             shared.stats.moved_in.fetch_add(1, Relaxed);
         }
+        Ok(())
     }
 
     /// The least time for which there is something to apply.

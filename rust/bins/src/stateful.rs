@@ -1,7 +1,7 @@
 //! The stateful operator: F and S together.
 //!
-//! Builds, on each worker: the broadcast of control into F, the exchange of blocks and of state from F to S, and the
-//! probe of S's output that F reads.
+//! Builds, on each worker: the broadcast of control into F, the exchange of blocks and of state from F to S, the way back on
+//! which S tells F how much state it has taken in, and the probe of S's output that F reads.
 //!
 //! Source: Megaphone §3.4 Fig. 3, §4.1; M-09, M-12.
 
@@ -44,11 +44,17 @@ pub struct Config<T, S: BinState> {
     /// Makes the state of an empty bin.
     pub new_state: Rc<dyn Fn() -> S>,
     /// The epoch that begins with the state that a bin has when it moves at this time: `Some` for times between two epochs,
-    /// at which no record is applied. Such a bin's original, kept until the epoch is marked, serves when the move is cut off.
+    /// at which no record is applied. Such a bin's original, kept until the move is complete, serves when it is cut off.
     pub begins: EpochOf<T>,
+    /// Bytes of state that this worker may have under way to other processes: encoded, and not yet taken in there. Less than one
+    /// chunk may come on top.
+    pub ship_bytes: usize,
     /// Counters, shared by the workers of this process.
     pub stats: Arc<Stats<T>>,
 }
+
+/// What [`Config::ship_bytes`] is unless somebody knows better: enough for a fast link and a slow receiver.
+pub const SHIP_BYTES: usize = 8 << 20;
 
 impl<T, S: BinState + Default> Config<T, S> {
     /// A configuration for workers that are all threads of one process, starting with empty bins.
@@ -63,6 +69,7 @@ impl<T, S: BinState + Default> Config<T, S> {
             local: Rc::new(|_| true),
             new_state: Rc::new(S::default),
             begins: Rc::new(|_| None),
+            ship_bytes: SHIP_BYTES,
             stats,
         }
     }
@@ -115,7 +122,7 @@ where
 {
     let scope = data.scope();
     let (index, peers) = (scope.index(), scope.peers());
-    let Config { name, routing, table, shelf, local, new_state, begins, stats } = config;
+    let Config { name, routing, table, shelf, local, new_state, begins, ship_bytes, stats } = config;
     for (bin, &worker) in (0u32..).zip(routing.owners()) {
         if worker as usize >= peers {
             return Err(BinsError::AbsentOwner { bin, worker });
@@ -134,6 +141,7 @@ where
         local,
         new_state,
         begins,
+        left: RefCell::default(),
         stats: Arc::clone(&stats),
     });
     let active = Rc::new(RefCell::new(routing.clone()));
@@ -150,12 +158,16 @@ where
         (0..members.peers()).for_each(|worker| route(worker, batch.clone()));
     });
     let control = builder.input_with(control, broadcast, vec![nowhere(), through()]);
+    // What was taken in comes back to F and leads nowhere, so it holds back no frontier.
+    let (around, told) = scope.feedback::<Addressed<u64>>(T::Summary::default());
+    let taken = builder.input_with(&told, by_address(), vec![nowhere(), nowhere()]);
     let members = scope.clone();
     let mut operator = RouteOperator::new(RouteParts {
-        ports: route::Ports { data, control, routed, states },
+        ports: route::Ports { data, control, taken, routed, states },
         shared: Rc::clone(&shared),
         routing,
         probe: probe.clone(),
+        ship_bytes,
         active: Rc::clone(&active),
         rejected: Rc::clone(&rejected),
         present: Rc::new(move |worker| (worker as usize) < members.peers()),
@@ -168,20 +180,30 @@ where
 
     let mut builder = OperatorBuilder::new(scope, &format!("{}: state", shared.name));
     let data = builder.input(&routed_stream, by_address());
-    let states = builder.input(&states_stream, by_address());
+    // A piece of the budget at a time; rows that go elsewhere need not wait for it.
+    let states = builder.input(&states_stream, by_address_behind());
     let (output, output_stream) = builder.output::<O>();
-    let mut operator = StateOperator::new(state::Ports { data, states, output }, shared, logic);
-    builder.build(|capabilities| {
-        drop(capabilities);
+    let (taken, taken_stream) = builder.output_with::<Addressed<u64>>(vec![nowhere(), nowhere()]);
+    builder.build(|mut capabilities| {
+        let ports = state::Ports { data, states, output, taken };
+        let mut operator = StateOperator::new(ports, capabilities.pop(), shared, logic);
         move |frontiers| operator.run(frontiers)
     });
+    taken_stream.connect_loop(around);
     let output = output_stream.probe_waking(&mut probe, wake_route);
     Ok(Stateful { output, probe, routing: active, rejected, table, stats })
 }
 
 /// Each message to the worker that it names.
 fn by_address<T: Timestamp, D: Wire>() -> impl Pact<T, Addressed<D>> {
-    Exchange::new(|_: &T, block: Addressed<D>, route: &mut dyn FnMut(usize, Addressed<D>)| {
-        route(block.to as usize, block);
-    })
+    Exchange::new(address::<T, D>)
+}
+
+/// The same; other messages go before these.
+fn by_address_behind<T: Timestamp, D: Wire>() -> impl Pact<T, Addressed<D>> {
+    Exchange::new(address::<T, D>).behind_data()
+}
+
+fn address<T, D>(_: &T, block: Addressed<D>, route: &mut dyn FnMut(usize, Addressed<D>)) {
+    route(block.to as usize, block);
 }

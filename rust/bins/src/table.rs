@@ -21,7 +21,9 @@ pub struct BinTable<S: BinState> {
     bits: u8,
     slots: Vec<Option<Box<S>>>,
     arrived: BTreeSet<u32>,
-    /// Bins from another process of which so many chunks have still to come.
+    /// Bins that had arrived when the epoch was marked: where they came from, an original may stand until its worker has marked, too.
+    came: BTreeSet<u32>,
+    /// Bins from another process of which something has still to come, and how many chunks have.
     coming: BTreeMap<u32, u64>,
     held: usize,
     /// The epoch that began at the last mark.
@@ -34,10 +36,14 @@ pub(crate) struct Held<S> {
     pub(crate) state: Box<S>,
     /// It came from another process since the mark.
     pub(crate) arrived: bool,
+    /// It came from another process before the mark, and after the one before that.
+    pub(crate) came: bool,
     /// The epoch that began at its last mark.
     pub(crate) epoch: Option<u64>,
     /// The epoch that begins with the state as it is now: the bin left between two epochs.
     pub(crate) begins: Option<u64>,
+    /// The process that it went to has all of it.
+    pub(crate) copied: bool,
 }
 
 impl<S: BinState> BinTable<S> {
@@ -48,7 +54,8 @@ impl<S: BinState> BinTable<S> {
     pub fn new(bits: u8) -> Result<Self, BinsError> {
         check_bits(bits)?;
         let slots = (0..1usize << bits).map(|_| None).collect();
-        Ok(Self { bits, slots, arrived: BTreeSet::new(), coming: BTreeMap::new(), held: 0, epoch: None, home: None })
+        let (arrived, came, coming) = Default::default();
+        Ok(Self { bits, slots, arrived, came, coming, held: 0, epoch: None, home: None })
     }
 
     /// A table with a new state for every bin that `routing` gives to `worker`.
@@ -61,6 +68,7 @@ impl<S: BinState> BinTable<S> {
             bits: routing.bits(),
             slots,
             arrived: BTreeSet::new(),
+            came: BTreeSet::new(),
             coming: BTreeMap::new(),
             held,
             epoch: None,
@@ -114,32 +122,42 @@ impl<S: BinState> BinTable<S> {
         Ok(())
     }
 
-    /// Like [`install`](Self::install) for a bin that remembers whether it arrived since the mark.
-    pub(crate) fn install_held(&mut self, bin: u32, state: Box<S>, arrived: bool) -> Result<(), BinsError> {
-        self.install(bin, state)?;
-        if arrived {
+    /// Like [`install`](Self::install) for a bin that remembers how it came to this process.
+    pub(crate) fn install_held(&mut self, bin: u32, held: Held<S>) -> Result<(), BinsError> {
+        self.install(bin, held.state)?;
+        if held.arrived {
             self.arrived.insert(bin);
         }
-        Ok(())
-    }
-
-    /// Installs a bin that comes from another process in so many chunks. Should the table end before, nothing of it counts.
-    pub(crate) fn install_coming(&mut self, bin: u32, state: Box<S>, chunks: u64) -> Result<(), BinsError> {
-        self.install_held(bin, state, true)?;
-        if chunks > 0 {
-            self.coming.insert(bin, chunks);
+        if held.came {
+            self.came.insert(bin);
         }
         Ok(())
     }
 
-    /// One of those chunks is in the bin.
+    /// Installs a bin that begins to come from another process. Should the table end before [`all_came`](Self::all_came), nothing of
+    /// it counts.
+    pub(crate) fn install_coming(&mut self, bin: u32, state: Box<S>) -> Result<(), BinsError> {
+        self.install(bin, state)?;
+        self.arrived.insert(bin);
+        self.coming.insert(bin, 0);
+        Ok(())
+    }
+
+    /// One more chunk is in a bin that is coming.
     pub(crate) fn chunk_came(&mut self, bin: u32) {
-        if let Some(left) = self.coming.get_mut(&bin) {
-            *left -= 1;
-            if *left == 0 {
-                self.coming.remove(&bin);
-            }
+        if let Some(chunks) = self.coming.get_mut(&bin) {
+            *chunks += 1;
         }
+    }
+
+    /// All of a bin that was coming is here.
+    pub(crate) fn all_came(&mut self, bin: u32) {
+        self.coming.remove(&bin);
+    }
+
+    /// Of a bin of which something has still to come: how many chunks have.
+    pub(crate) fn coming(&self, bin: u32) -> Option<u64> {
+        self.coming.get(&bin).copied()
     }
 
     /// Takes a bin out.
@@ -152,7 +170,8 @@ impl<S: BinState> BinTable<S> {
         let state = self.slots.get_mut(bin as usize)?.take()?;
         self.held -= 1;
         self.coming.remove(&bin);
-        Some(Held { state, arrived: self.arrived.remove(&bin), epoch: self.epoch, begins: None })
+        let (arrived, came) = (self.arrived.remove(&bin), self.came.remove(&bin));
+        Some(Held { state, arrived, came, epoch: self.epoch, begins: None, copied: false })
     }
 
     /// The bins held, ascending.
@@ -173,7 +192,7 @@ impl<S: BinState> BinTable<S> {
     /// `epoch` begins: [`BinState::mark`] on all bins. What arrived before is from now on like any other.
     pub fn mark_all(&mut self, epoch: u64) {
         self.epoch = Some(epoch);
-        self.arrived.clear();
+        self.came = std::mem::take(&mut self.arrived);
         self.slots.iter_mut().flatten().for_each(|state| state.mark());
     }
 
@@ -198,11 +217,17 @@ impl<S: BinState> BinTable<S> {
     /// Back to the last mark: [`BinState::rollback`] on all bins; those that arrived since are dropped.
     ///
     /// Bins that left since are not brought back: between threads and processes that is [`Shelf::rebuild`]'s work.
-    pub fn rollback_all(&mut self) {
+    ///
+    /// # Errors
+    /// [`BinsError::Rollback`]; some bins are back then, and the others are as they were.
+    pub fn rollback_all(&mut self) -> Result<(), BinsError> {
         for bin in std::mem::take(&mut self.arrived) {
             self.uninstall(bin);
         }
-        self.slots.iter_mut().flatten().for_each(|state| state.rollback());
+        let slots = (0u32..).zip(&mut self.slots).filter_map(|(bin, slot)| Some((bin, slot.as_mut()?)));
+        slots
+            .into_iter()
+            .try_for_each(|(bin, state)| state.rollback().map_err(|source| BinsError::Rollback { bin, source }))
     }
 
     /// Takes all bins out, ascending.
@@ -211,14 +236,14 @@ impl<S: BinState> BinTable<S> {
     }
 
     fn take_all_held(&mut self) -> Vec<(u32, Held<S>)> {
-        let arrived = std::mem::take(&mut self.arrived);
+        let (arrived, came) = (std::mem::take(&mut self.arrived), std::mem::take(&mut self.came));
         let epoch = self.epoch;
         self.held = 0;
         (0u32..)
             .zip(&mut self.slots)
             .filter_map(|(bin, slot)| {
-                let (state, arrived) = (slot.take()?, arrived.contains(&bin));
-                Some((bin, Held { state, arrived, epoch, begins: None }))
+                let (state, arrived, came) = (slot.take()?, arrived.contains(&bin), came.contains(&bin));
+                Some((bin, Held { state, arrived, came, epoch, begins: None, copied: false }))
             })
             .collect()
     }
@@ -304,8 +329,10 @@ mod tests {
         table.mark_all(3);
         *table.get_mut(1).unwrap().entry(5) = 2;
         *table.get_mut(3).unwrap().entry(6) = 2;
-        table.install_held(0, Box::default(), true).unwrap();
-        table.rollback_all();
+        let held =
+            Held { state: Box::default(), arrived: true, came: false, epoch: Some(3), begins: None, copied: false };
+        table.install_held(0, held).unwrap();
+        table.rollback_all().unwrap();
         assert_eq!(table.len(), 2);
         assert_eq!(table.get(1).unwrap().get(&5), Some(&1));
         assert!(table.get(3).unwrap().is_empty());

@@ -20,12 +20,13 @@ use proptest::strategy::{Just, Strategy as _};
 /// Feeds ticks while the leader drives one migration after the other; what was sent is the load to check against.
 fn drive(layout: Layout, bits: u8, plans: Vec<(Strategy, Routing)>, seed: u64) -> (Load, Trace) {
     let workers = layout.workers();
-    let empty = Load { bits, workers, data: vec![BTreeMap::new(); workers], control: BTreeMap::new() };
+    let ship_bytes = common::ship_bytes(&mut Dice(seed));
+    let empty = Load { bits, workers, data: vec![BTreeMap::new(); workers], control: BTreeMap::new(), ship_bytes };
     let (load, trace, done) = (Arc::new(Mutex::new(empty)), SharedTrace::default(), Arc::new(AtomicBool::new(false)));
     let (sent, shared) = (Arc::clone(&load), Arc::clone(&trace));
     let (results, stats) = fleet::run(layout, &fleet::shelves(layout), move |worker, seat| {
         let initial = Routing::new(bits, workers)?;
-        let config = config(worker, seat, &initial);
+        let config = Config { ship_bytes, ..config(worker, seat, &initial) };
         let mut rig = build(worker, config, &shared)?;
         let index = worker.index();
         let mut dice = Dice(seed ^ index as u64);
@@ -260,8 +261,8 @@ fn a_bad_chunk_is_fatal() {
     #[derive(Default)]
     struct Broken;
     impl penstock_bins::BinState for Broken {
-        fn encode(&self, chunk: &mut dyn FnMut(Vec<u8>)) {
-            chunk(vec![1]);
+        fn encode(&self, _: &mut penstock_bins::Encoding) -> Result<Option<Vec<u8>>, penstock_bins::StateError> {
+            Ok(Some(vec![1]))
         }
         fn absorb(&mut self, _: &[u8]) -> Result<(), penstock_bins::StateError> {
             Err(penstock_bins::StateError::new("not mine"))
@@ -273,7 +274,9 @@ fn a_bad_chunk_is_fatal() {
             0
         }
         fn mark(&mut self) {}
-        fn rollback(&mut self) {}
+        fn rollback(&mut self) -> Result<(), penstock_bins::StateError> {
+            Ok(())
+        }
     }
     let layout = Layout::Apart { processes: 2, threads: 1 };
     let (results, _) = fleet::run::<Broken, ()>(layout, &fleet::shelves(layout), |worker, seat| {

@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex};
 
 use common::fleet::{self, Layout, Seat};
 use common::{Block, Dice, Load, Output, Row, Sums, apply, config_with, hash, random_batch};
-use penstock_bins::{BinTable, BinsError, BoxError, Controller, Keyed, Shelf, Step, bin, stateful};
+use penstock_bins::{BinTable, BinsError, BoxError, Config, Controller, Keyed, Shelf, Step, bin, stateful};
 use penstock_dataflow::Worker;
 use proptest::prelude::*;
 
@@ -29,7 +29,8 @@ impl Fuse {
 
 /// Values that post-date nothing: flows that roll back keep their timers in their bins.
 fn load(dice: &mut Dice, bits: u8, workers: usize, epochs: u64) -> Load {
-    let mut load = Load { bits, workers, data: vec![BTreeMap::new(); workers], control: BTreeMap::new() };
+    let ship_bytes = common::ship_bytes(dice);
+    let mut load = Load { bits, workers, data: vec![BTreeMap::new(); workers], control: BTreeMap::new(), ship_bytes };
     for tick in 0..epochs * TICKS {
         for times in &mut load.data {
             let rows: Vec<Row> = (0..dice.below(4)).map(|_| (dice.below(60), dice.below(10) as i64)).collect();
@@ -61,7 +62,7 @@ fn program(run: &Arc<Run>, worker: &mut Worker, seat: &Seat<Sums>, begin: u64) -
         Some(last) => run.load.routing_at(last * TICKS + TICKS - 1),
         None => run.load.initial(),
     };
-    let config = config_with(worker, seat, &routing, table);
+    let config = Config { ship_bytes: run.load.ship_bytes, ..config_with(worker, seat, &routing, table) };
     let burning = Arc::clone(run);
     let (mut data, control, counts) = worker.dataflow::<u64, _>("epochs", |scope| {
         let (data, blocks) = scope.new_input::<Block>();

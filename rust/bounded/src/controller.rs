@@ -9,7 +9,8 @@
 //! - settled: it rests, and after a while tries again, since bodies and machines change. Whatever lies above the first bounds
 //!   has to prove itself once more then, against the next smaller ones, so luck does not add up;
 //! - short of memory (the share at or above [`Limits::high`]): each period halves the batch size, at its least the number of batches,
-//!   whatever throughput says, until the share is below [`Limits::low`];
+//!   whatever throughput says, until the share is below [`Limits::low`]. The least bounds are a floor that still works: what fills
+//!   memory may be no doing of the scope's, and batches of one item would not empty it;
 //! - a period in which the batcher ran out of input says nothing about the bounds and is not judged, nor is the time until the
 //!   batches of other bounds have finished.
 //!
@@ -50,8 +51,9 @@ impl Default for Limits {
         let period_ns = u64::try_from(PERIOD.as_nanos()).unwrap_or(u64::MAX);
         Limits {
             // What the paper found to be enough for nearly full speed on one worker.
-            batches: (1, 4, 64),
-            batch_size: (1, 1024, 1 << 20),
+            batches: (2, 4, 64),
+            // A batch costs about as much as so many items: below, a scope does little but count batches.
+            batch_size: (64, 1024, 1 << 20),
             period_ns,
             gain: 0.05,
             high: 0.85,
@@ -493,6 +495,15 @@ mod tests {
             machine.period(&rate, Some(0.3));
         }
         assert_eq!(machine.controller.bounds(), (4, 64));
+    }
+
+    #[test]
+    fn what_fills_memory_for_ever_leaves_bounds_that_work() {
+        let mut machine = Simulated::new(Limits::default());
+        for _ in 0..100 {
+            machine.period(flat_from(64, 2), Some(0.99));
+        }
+        assert_eq!((machine.controller.bounds(), machine.controller.phase()), ((2, 64), Phase::Short));
     }
 
     #[test]

@@ -1,7 +1,9 @@
-//! How much of the memory that this process may have it has: the resident set against the least limit that holds for it.
+//! How much of the memory that this process may have it has: what it holds against the least limit that holds for it.
 //!
-//! The resident set is the system's count, not ours, so it sees what no counter of a dataflow does: fragmentation, other
-//! scopes, other dataflows and the interpreter. Where nothing can be read, nothing is known, and nothing shrinks.
+//! It holds its anonymous and shared memory ([`held_bytes`]); pages of files that are mapped belong to the system's cache, which takes
+//! them back when it needs them, so an index that is mapped makes no scope small. The count is the system's, not ours, so it
+//! sees what no counter of a dataflow does: fragmentation, other scopes, other dataflows and the interpreter. Where nothing can be
+//! read, nothing is known, and nothing shrinks.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -14,13 +16,13 @@ use crate::bounds::BoundsError;
 pub struct Memory(Rc<dyn Fn() -> Option<f64>>);
 
 impl Memory {
-    /// The resident set of this process as a share of what its control group, or the machine, allows.
+    /// What this process holds as a share of what its control group, or the machine, allows.
     pub fn host() -> Self {
         let limit = limit_bytes(Path::new("/"));
-        Memory(Rc::new(move || Some(resident_bytes()? as f64 / limit? as f64)))
+        Memory(Rc::new(move || Some(held_bytes()? as f64 / limit? as f64)))
     }
 
-    /// The resident set of this process as a share of a budget.
+    /// What this process holds as a share of a budget.
     ///
     /// # Errors
     /// [`BoundsError::Zero`].
@@ -28,7 +30,7 @@ impl Memory {
         if bytes == 0 {
             return Err(BoundsError::Zero { what: "budget_bytes" });
         }
-        Ok(Memory(Rc::new(move || Some(resident_bytes()? as f64 / bytes as f64))))
+        Ok(Memory(Rc::new(move || Some(held_bytes()? as f64 / bytes as f64))))
     }
 
     /// Another reading; none when it knows nothing.
@@ -48,9 +50,17 @@ impl std::fmt::Debug for Memory {
     }
 }
 
-/// The resident set of this process.
-pub fn resident_bytes() -> Option<u64> {
-    kilobytes(&fs::read_to_string("/proc/self/status").ok()?, "VmRSS:")
+/// The anonymous and shared memory of this process that is resident; all of its resident set where the system does not tell them apart.
+pub fn held_bytes() -> Option<u64> {
+    held(&fs::read_to_string("/proc/self/status").ok()?)
+}
+
+fn held(status: &str) -> Option<u64> {
+    let parts = (kilobytes(status, "RssAnon:"), kilobytes(status, "RssShmem:"));
+    match parts {
+        (Some(own), Some(shared)) => Some(own + shared),
+        _ => kilobytes(status, "VmRSS:"),
+    }
 }
 
 /// The least of the limits of the control groups that this process is in, and the memory of the machine. `root` is `/`
@@ -121,11 +131,19 @@ mod tests {
     }
 
     #[test]
+    fn pages_of_files_are_not_held() {
+        let status = "Name:\tx\nVmRSS:\t  9000 kB\nRssAnon:\t  1000 kB\nRssFile:\t  7980 kB\nRssShmem:\t    20 kB\n";
+        assert_eq!(held(status), Some(1020 * 1024));
+        assert_eq!(held("VmRSS:\t  9000 kB\n"), Some(9000 * 1024), "an old kernel");
+        assert_eq!(held(""), None);
+    }
+
+    #[test]
     #[cfg(all(target_os = "linux", not(miri)))]
-    fn the_resident_set_follows_what_is_touched() {
-        let before = resident_bytes().unwrap();
+    fn what_is_held_follows_what_is_touched() {
+        let before = held_bytes().unwrap();
         let block = vec![1u8; 64 << 20];
-        let after = resident_bytes().unwrap();
+        let after = held_bytes().unwrap();
         assert!(after >= before + (48 << 20), "{before} then {after} bytes with {} more", block.len());
         assert!(Memory::host().share().is_some_and(|share| share > 0.0 && share < 1.5));
         assert!(Memory::budget(1 << 20).unwrap().share().is_some_and(|share| share > 1.0));

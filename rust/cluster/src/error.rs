@@ -63,6 +63,19 @@ pub enum ClusterError {
         /// For how long.
         silence: Duration,
     },
+    /// A listener has closed every connection before it looked at it.
+    #[error(
+        "{address} has turned away {tries} connections in {waited:.1?} before the handshake: more of them come than it \
+         serves at a time, or it is not a penstock of this version. Let fewer tasks feed or read at once"
+    )]
+    TurnedAway {
+        /// Who.
+        address: String,
+        /// How many there were.
+        tries: u32,
+        /// For how long.
+        waited: Duration,
+    },
     /// The peer sent something that the protocol does not allow here.
     #[error("protocol: {0}")]
     Protocol(String),

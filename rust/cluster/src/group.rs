@@ -14,7 +14,7 @@ use arrow_schema::SchemaRef;
 use crossbeam::channel::Sender;
 use penstock_dataflow::fabric::{self, Duplex};
 use penstock_dataflow::{Error as FlowError, FabricGuard, FabricTag};
-use penstock_plan::host::{Event, Group, GroupConfig, HostError, Input, Keep, Resident};
+use penstock_plan::host::{Event, Group, GroupConfig, HostError, Input, Keep, Resident, StepReport};
 use penstock_plan::{CallError, Callbacks, OpError, Plan, PlanError};
 use serde_json::{Value, json};
 
@@ -178,6 +178,10 @@ impl Host for GroupHost {
         Resident::fresh()
     }
 
+    fn nothing(&self) -> Resident {
+        Resident::nothing()
+    }
+
     fn inventory(&self, bins: &Resident, epoch: u64) -> Value {
         serde_json::to_value(bins.inventory(epoch)).expect("lists of numbers are JSON")
     }
@@ -227,14 +231,14 @@ impl Host for GroupHost {
             }
             Event::Rows { .. } => unreachable!("only a host that asks for it is told rows of an epoch under way"),
             Event::MigrationDone { handle, moved, bytes, steps } => {
-                let steps: Vec<Value> = steps
-                    .iter()
-                    .map(|step| {
-                        json!({ "step": step.step, "bins": step.bins,
-                            "started_ns": step.started_ns, "ended_ns": step.ended_ns })
-                    })
-                    .collect();
+                let steps = step_reports(&steps);
                 HostEvent::MigrationDone { handle, report: json!({ "moved": moved, "bytes": bytes, "steps": steps }) }
+            }
+            Event::MigrationRefused { handle, error, steps } => {
+                let message =
+                    format!("step {} of the migration was refused, nothing of it moved: {error}", steps.len());
+                let failure = Failure::new("migration", message).with("step", steps.len());
+                HostEvent::MigrationFailed { handle, failure: failure.with("steps", step_reports(&steps)) }
             }
             Event::Failed { error } => HostEvent::Failed { failure: self.failure(&error) },
         }
@@ -263,6 +267,10 @@ impl Host for GroupHost {
         running.group.cancel(handle);
     }
 
+    fn settle(&self, running: &Running, epoch: u64) {
+        running.group.settle(epoch);
+    }
+
     fn stats(&self, running: &Running) -> Value {
         serde_json::to_value(running.group.stats()).expect("counters are JSON")
     }
@@ -274,6 +282,11 @@ impl Host for GroupHost {
         drop(fabric);
         (bins, error.map(|error| self.failure(&error)))
     }
+}
+
+fn step_reports(steps: &[StepReport]) -> Vec<Value> {
+    let report = |step: &StepReport| json!({ "step": step.step, "bins": step.bins, "started_ns": step.started_ns, "ended_ns": step.ended_ns });
+    steps.iter().map(report).collect()
 }
 
 impl Member<GroupHost> {

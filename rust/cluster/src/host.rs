@@ -37,8 +37,11 @@ pub trait Host: Send + Sync + 'static {
     /// Greatest event time of a batch in microseconds; None without rows or event time.
     fn max_event_time(&self, program: &Self::Program, batch: &RecordBatch) -> Result<Option<i64>, Failure>;
 
-    /// No keys.
+    /// No keys: a generation that starts with this makes the bins that it owns.
     fn empty(&self) -> Self::Bins;
+
+    /// No bins: a generation that starts with this may own none.
+    fn nothing(&self) -> Self::Bins;
 
     /// Which bins are here as they were when `epoch` began, as JSON for the driver.
     fn inventory(&self, bins: &Self::Bins, epoch: u64) -> Value;
@@ -77,11 +80,14 @@ pub trait Host: Send + Sync + 'static {
         clock_ms: Option<i64>,
     ) -> Result<(), Failure>;
 
-    /// Moves bins step by step; does not wait. [`HostEvent::MigrationDone`] follows.
+    /// Moves bins step by step; does not wait. [`HostEvent::MigrationDone`] follows, or [`HostEvent::MigrationFailed`].
     fn migrate(&self, group: &Self::Group, handle: u64, steps: Vec<Vec<(u32, u32)>>);
 
     /// Ends a migration after the step under way; [`HostEvent::MigrationDone`] tells what was done.
     fn cancel(&self, group: &Self::Group, handle: u64);
+
+    /// This epoch and those before will not be undone; does not wait.
+    fn settle(&self, group: &Self::Group, epoch: u64);
 
     /// Figures about the workers, as JSON.
     fn stats(&self, group: &Self::Group) -> Value;
@@ -163,6 +169,13 @@ pub enum HostEvent {
         handle: u64,
         /// Figures: `moved`, `bytes`, `steps`.
         report: Value,
+    },
+    /// A migration has ended early; the workers go on.
+    MigrationFailed {
+        /// The handle given to [`Host::migrate`].
+        handle: u64,
+        /// Why.
+        failure: Failure,
     },
     /// The workers have failed; only [`Host::stop`] is useful now.
     Failed {

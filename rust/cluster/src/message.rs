@@ -40,6 +40,14 @@ pub enum Request {
         /// The last epoch to forget.
         epoch: u64,
     },
+    /// This epoch is complete at all members and its outputs have been used: it will not be undone. What the workers keep for that
+    /// alone may go.
+    SettleEpoch {
+        /// The query.
+        query: String,
+        /// The epoch.
+        epoch: u64,
+    },
     /// Forget what is staged for an epoch.
     Discard {
         /// The query.

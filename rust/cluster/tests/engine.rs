@@ -195,6 +195,22 @@ impl Cluster {
     }
 }
 
+impl Cluster {
+    /// Waits until the members keep so many originals.
+    fn await_originals(&mut self, expected: u64) {
+        let deadline = std::time::Instant::now() + std::time::Duration::from_secs(60);
+        loop {
+            let stats = self.driver.ask_all(&json!({"do": "stats", "query": "q"}));
+            let kept =
+                stats.iter().map(|body| body["queries"]["q"]["group"]["originals"].as_u64().unwrap()).sum::<u64>();
+            if kept == expected {
+                return;
+            }
+            assert!(std::time::Instant::now() < deadline, "{kept} originals, not {expected}");
+        }
+    }
+}
+
 fn parts(epoch: i64) -> Vec<Vec<(i64, i64)>> {
     (0..2).map(|seat| (0..50).map(|row| ((row * 7 + epoch) % 40, row + 1000 * seat)).collect()).collect()
 }
@@ -218,7 +234,23 @@ fn counts_over_two_members_survive_migrations_and_generations() {
     assert_eq!(moved["steps"].as_array().unwrap().len(), 2);
     cluster.epoch(2, &parts(2));
     let stats = cluster.driver.ask(1, &json!({"do": "stats", "query": "q"}));
-    assert_eq!(stats["queries"]["q"]["group"]["owners"][0][0], 2);
+    let group = &stats["queries"]["q"]["group"];
+    // Four bins each, as before. What grows with the bins does not travel with every sample.
+    assert_eq!([&group["workers"][0]["bins"], &group["workers"][1]["bins"]], [&json!([4]); 2]);
+    assert_eq!(group["owners"], Value::Null);
+
+    // Between the epochs they move back. What undoes the last epoch is kept until the driver says that it will not be undone.
+    let back: Vec<(u32, u32)> = moves.iter().map(|(bin, worker)| (*bin, (worker + 2) % 4)).collect();
+    let there: Vec<(u32, u32)> = moves.clone();
+    for (handle, steps) in [(4, back), (5, there)] {
+        let body = json!({"do": "migrate", "query": "q", "generation": 1, "handle": handle, "steps": [steps]});
+        assert_eq!(cluster.driver.ask(0, &body)["ok"], true);
+    }
+    for (epoch, kept) in [(1, 16), (2, 0)] {
+        let settled = cluster.driver.ask_all(&json!({"do": "settle_epoch", "query": "q", "epoch": epoch}));
+        assert_eq!(settled, vec![json!({"ok": true}); 2]);
+        cluster.await_originals(kept);
+    }
 
     let owners = cluster.stop(3);
     assert_eq!(owners[0] / 2, 1, "it moved to the second process");
@@ -273,5 +305,29 @@ fn what_cannot_start_says_why() {
     assert_eq!(answer["error"]["kind"], "plan", "{answer}");
     let started = cluster.start(0, &[0; 16], "fresh");
     assert_eq!(started[0]["ok"], true, "{started:?}");
+    cluster.driver.close();
+}
+
+/// A member that never held a bin of the query is refused the bins that it is to go on with, and does not make empty ones.
+#[test]
+fn a_joiner_without_bins_is_told_so() {
+    let mut cluster = Cluster::new(2);
+    let owners: Vec<u32> = (0..1 << BITS).map(|bin| bin % 4).collect();
+    let refused = cluster.start(3, &owners, "resident");
+    for answer in &refused {
+        assert_eq!(answer["error"]["kind"], "state", "{refused:?}");
+        assert_eq!(answer["error"]["bins"].as_array().map(Vec::len), Some(8), "{refused:?}");
+    }
+    // Neither after a beginning from nothing that failed, or one whose bins were not kept.
+    let refused = cluster.start(0, &[0; 8], "fresh");
+    assert_eq!(refused[0]["error"]["kind"], "protocol", "{refused:?}");
+    cluster.start(0, &owners, "fresh");
+    let body = json!({"do": "stop_query", "query": "q", "generation": cluster.generation, "keep": false});
+    let answers = cluster.driver.ask_all(&body);
+    assert!(answers.iter().all(|answer| answer["keys"] == 0), "{answers:?}");
+    let refused = cluster.start(0, &owners, "resident");
+    assert_eq!(refused[1]["error"]["kind"], "state", "{refused:?}");
+    cluster.start(0, &owners, "fresh");
+    cluster.epoch(0, &parts(0));
     cluster.driver.close();
 }

@@ -7,9 +7,9 @@ use std::net::{Shutdown, TcpStream};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use common::{Driver, PATIENCE, SECRET, limits, until};
-use penstock_cluster::session::{Client, Limits, MetricsSnapshot, Role, Secret, Server, Session};
-use penstock_cluster::{ClusterError, Registry, RegistryEvent};
+use common::{Driver, PATIENCE, SECRET, batch, limits, until};
+use penstock_cluster::session::{Client, HandshakeError, Limits, MetricsSnapshot, Role, Secret, Server, Session};
+use penstock_cluster::{ClusterError, Feed, Registry, RegistryEvent};
 use serde_json::{Value, json};
 
 const HEADER_BYTES: usize = 8;
@@ -298,19 +298,90 @@ fn frames_that_members_do_not_send_end_that_member_only() {
 }
 
 #[test]
-fn at_most_64_connections_may_be_unauthenticated() {
+fn at_most_64_connections_may_be_unauthenticated_a_quarter_of_them_from_known_hosts() {
     let limits = Limits { handshake_time: PATIENCE, ..Limits::default() };
     assert_eq!(limits.pending, 64);
     let registry = Registry::bind_with("127.0.0.1", 0, None, SECRET, limits.clone()).unwrap();
-    let dial_member = || Session::dial(registry.address(), &secret(), Role::Member, &Value::Null, &limits);
-    let idle: Vec<TcpStream> = (0..64).map(|_| dial(registry.address())).collect();
-    // They are accepted in order, so the next one is the 65th.
-    ended(dial(registry.address()));
-    assert!(dial_member().is_err());
-    assert_eq!(registry.metrics().refused_crowded, 2);
-    assert_eq!(registry.metrics().refused, 2);
-    drop(idle);
-    until("room again", || registry.metrics().refused_malformed == 64);
-    dial_member().unwrap();
+    for room in [48, 64] {
+        let before = registry.metrics();
+        let idle: Vec<TcpStream> = (0..room).map(|_| dial(registry.address())).collect();
+        // They are accepted in order, so this one is one too many.
+        ended(dial(registry.address()));
+        assert_eq!(registry.metrics().refused_crowded, before.refused_crowded + 1);
+        let turned_away = Session::dial(
+            registry.address(),
+            &secret(),
+            Role::Member,
+            &Value::Null,
+            &Limits { dial_time: Duration::ZERO, ..limits.clone() },
+        );
+        assert!(matches!(turned_away, Err(ClusterError::TurnedAway { tries: 1, .. })), "{turned_away:?}");
+        assert_eq!(registry.metrics().refused, before.refused + 2);
+        drop(idle);
+        until("room again", || registry.metrics().refused_malformed == before.refused_malformed + room);
+        // From now on this host is known.
+        Session::dial(registry.address(), &secret(), Role::Member, &Value::Null, &limits).unwrap();
+        until("the proof is seen", || registry.metrics().accepted == before.accepted + 1);
+    }
     registry.close();
+}
+
+#[test]
+fn an_honest_dial_that_is_turned_away_comes_back() {
+    let limits = Limits { handshake_time: PATIENCE, dial_time: PATIENCE, pending: 4, ..limits() };
+    let registry = Registry::bind_with("127.0.0.1", 0, None, SECRET, limits.clone()).unwrap();
+    let idle: Vec<TcpStream> = (0..3).map(|_| dial(registry.address())).collect();
+    let address = registry.address();
+    thread::scope(|scope| {
+        let dials: Vec<_> = (0..8)
+            .map(|_| scope.spawn(|| Session::dial(address, &secret(), Role::Member, &Value::Null, &limits)))
+            .collect();
+        until("all are turned away, some again", || registry.metrics().refused_crowded > 16);
+        assert_eq!(registry.metrics().accepted, 0);
+        drop(idle);
+        dials.into_iter().for_each(|dial| drop(dial.join().unwrap().unwrap()));
+    });
+    until("the other side has seen it too", || registry.metrics().accepted == 8);
+    registry.close();
+}
+
+#[test]
+fn many_feeds_at_a_member_with_few_seats_all_arrive() {
+    let mut driver = Driver::with(1, Limits { pending: 2, ..limits() });
+    assert_eq!(driver.start("q", &[0], json!({}))[0]["ok"], true);
+    let address = driver.seats[0].address.clone();
+    // While these two do not speak there is no seat for anybody else.
+    let idle = [dial(&address), dial(&address)];
+    let refused = |driver: &mut Driver| {
+        driver.ask(0, &json!({"do": "stats", "query": null}))["process"]["refused_connections"].as_u64().unwrap()
+    };
+    thread::scope(|scope| {
+        let feeds: Vec<_> = (0..40u32)
+            .map(|partition| {
+                let address = &address;
+                scope.spawn(move || -> Result<u64, ClusterError> {
+                    let rows = batch(&[i64::from(partition)]);
+                    let mut feed = Feed::connect(address, SECRET, "q", 0, partition, 1, &rows.schema())?;
+                    feed.push(&rows)?;
+                    Ok(feed.finish()?.rows)
+                })
+            })
+            .collect();
+        until("all are turned away, some again", || refused(&mut driver) > 80);
+        drop(idle);
+        for feed in feeds {
+            assert_eq!(feed.join().unwrap().unwrap(), 1);
+        }
+    });
+    driver.close();
+}
+
+#[test]
+fn a_context_that_no_server_reads_is_refused_before_anybody_is_called() {
+    let context = Value::from("x".repeat(4096));
+    let error = Session::dial("127.0.0.1:1", &secret(), Role::Feed, &context, &limits()).unwrap_err();
+    assert!(
+        matches!(error, ClusterError::Handshake(HandshakeError::TooLong { bytes, limit: 4096 }) if bytes > 4096),
+        "{error}"
+    );
 }

@@ -98,8 +98,13 @@ proptest! {
     fn a_round_is_reached_after_all_arrived(
         count in 1usize..=16,
         schedule in prop::collection::vec((any::<prop::sample::Index>(), any::<bool>()), 1..400),
+        late in any::<Option<u64>>(),
     ) {
-        let mut workers = workers(count);
+        // At once, or after any number of steps and overtaking each other.
+        let mut workers = late.map_or_else(
+            || workers(count),
+            |seed| fabric::shuffled(count, seed).into_iter().map(Worker::new).collect(),
+        );
         let mut barriers: Vec<Barrier> = workers.iter_mut().map(Barrier::new).collect();
         for (pick, arrive) in schedule {
             let chosen = pick.index(count);

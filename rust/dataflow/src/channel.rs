@@ -1,7 +1,7 @@
 //! Edges: how a block gets from an output to the inputs behind it.
 //!
 //! An output feeds a `Tee`; each edge of it is a `Push`. An edge inside a scope ends in a queue of the receiving operator
-//! and counts each block in the `in_flight` batch of that input, which the reader counts down again; so a block that is read
+//! and counts each block in the `in_flight` meter of that input, which the reader counts down again; so a block that is read
 //! in the step that made it costs no progress message. An edge that enters or leaves a nested scope only translates the time
 //! and goes on to the tee behind it.
 
@@ -10,7 +10,7 @@ use std::collections::VecDeque;
 use std::marker::PhantomData;
 use std::rc::{Rc, Weak};
 
-use penstock_progress::change_batch::ChangeBatch;
+use penstock_progress::meter::Meter;
 use penstock_progress::timestamp::Timestamp;
 
 use crate::activate::Activator;
@@ -20,7 +20,7 @@ use crate::fabric::Payload;
 use crate::wire::{Wire, decode_serde, encode_serde};
 
 /// Counts that one port shares with the progress tracking.
-pub(crate) type Counts<T> = Rc<RefCell<ChangeBatch<T>>>;
+pub(crate) type Counts<T> = Rc<Meter<T>>;
 
 /// Blocks waiting at an input, with time and sender.
 pub(crate) type Queue<T, D> = Rc<RefCell<VecDeque<(T, usize, D)>>>;
@@ -78,7 +78,7 @@ pub(crate) struct Direct<T, D> {
 
 impl<T: Timestamp, D> Push<T, D> for Direct<T, D> {
     fn push(&mut self, time: &T, block: D) {
-        self.in_flight.borrow_mut().update(time.clone(), 1);
+        self.in_flight.update(time.clone(), 1);
         self.queue.borrow_mut().push_back((time.clone(), self.worker, block));
         self.activator.activate();
     }
@@ -114,6 +114,8 @@ pub(crate) struct Routing<T, D> {
     boxed: fn(T, D) -> Payload,
     encode: fn(&D, &mut Vec<u8>),
     decode: fn(&[u8]) -> Result<D, crate::wire::WireError>,
+    /// What encoded blocks travel as.
+    encoded: fn(Vec<u8>) -> Payload,
 }
 
 /// Blocks stay on their worker.
@@ -132,6 +134,7 @@ impl<T: Timestamp, D: 'static> Pact<T, D> for Pipeline {
 /// threads of the same process are moved as they are, others encoded.
 pub struct Exchange<T, D, F> {
     route: F,
+    encoded: fn(Vec<u8>) -> Payload,
     marker: PhantomData<fn(T, D)>,
 }
 
@@ -141,7 +144,14 @@ where
 {
     /// An exchange by this routing function. A worker that does not exist stops the dataflow with [`Error::Route`].
     pub fn new(route: F) -> Self {
-        Exchange { route, marker: PhantomData }
+        Exchange { route, encoded: Payload::Bytes, marker: PhantomData }
+    }
+
+    /// Lets the blocks of other edges go before these on their way to another process, but for a fifth. They do not count for
+    /// [`Limits::link_bytes`](crate::fabric::Limits), so their sender has to bound what is under way.
+    #[must_use]
+    pub fn behind_data(self) -> Self {
+        Exchange { encoded: Payload::Behind, ..self }
     }
 }
 
@@ -157,6 +167,7 @@ where
             boxed: |time, block| Payload::Typed(Box::new((time, block))),
             encode: D::encode,
             decode: D::decode,
+            encoded: self.encoded,
         }))
     }
 }
@@ -189,13 +200,13 @@ impl<T: Timestamp, D: 'static> Push<T, D> for Spread<T, D> {
     fn push(&mut self, time: &T, block: D) {
         let Spread { name, core, channel, routing, local } = self;
         let peers = core.peers();
-        let (boxed, encode) = (routing.boxed, routing.encode);
+        let (boxed, encode, encoded) = (routing.boxed, routing.encode, routing.encoded);
         let _origin = core.origin(name);
         (routing.route)(time, block, &mut |target, piece| {
             if target == local.worker {
                 local.push(time, piece);
             } else if target < peers {
-                local.in_flight.borrow_mut().update(time.clone(), 1);
+                local.in_flight.update(time.clone(), 1);
                 let payload = if core.is_local(target) {
                     boxed(time.clone(), piece)
                 } else {
@@ -204,7 +215,7 @@ impl<T: Timestamp, D: 'static> Push<T, D> for Spread<T, D> {
                     let length = (bytes.len() - 4) as u32;
                     bytes[..4].copy_from_slice(&length.to_le_bytes());
                     encode(&piece, &mut bytes);
-                    Payload::Bytes(bytes)
+                    encoded(bytes)
                 };
                 core.send(target, *channel, payload);
             } else {
@@ -243,7 +254,7 @@ impl<T: Timestamp, D: 'static> Sink for Arrivals<T, D> {
             Payload::Typed(boxed) => {
                 *boxed.downcast::<(T, D)>().map_err(|_| mismatch("another type was sent".to_string()))?
             }
-            Payload::Bytes(bytes) => {
+            Payload::Bytes(bytes) | Payload::Behind(bytes) => {
                 parse(&bytes, *decode).ok_or_else(|| mismatch(ProtocolFault::Body(self.channel).to_string()))?
             }
             Payload::Progress(_) => return Err(mismatch("progress was sent".to_string())),

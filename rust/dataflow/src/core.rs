@@ -29,6 +29,7 @@ pub(crate) struct Core {
 
 impl Core {
     pub(crate) fn new(endpoint: Endpoint) -> Self {
+        endpoint.take();
         Core {
             endpoint,
             channels: RefCell::new(Vec::new()),
@@ -132,13 +133,18 @@ impl Core {
         }
     }
 
-    /// The error that stops this worker, if any: its own, or that of the fabric. Its own is spread to all others.
-    pub(crate) fn check(&self) -> Result<(), Error> {
+    /// Spreads an error of this worker to all others.
+    pub(crate) fn spread(&self) {
         if self.faulty.get()
             && let Some(error) = self.fault.borrow_mut().take()
         {
             self.endpoint.abort(error);
         }
+    }
+
+    /// The error that stops this worker and all others, if any.
+    pub(crate) fn check(&self) -> Result<(), Error> {
+        self.spread();
         match self.endpoint.failure() {
             Some(error) => Err(error),
             None => Ok(()),

@@ -2,7 +2,8 @@
 //!
 //! One bundle holds the changes of all regions of one worker since its last one, so what was consumed and what that produced
 //! travel together, also across the borders of scopes. Bundles are numbered 0, 1, 2, ... per sender; a gap is fatal. The first
-//! one of each sender describes the graph that it built.
+//! one of each sender describes the graph that it built; a dataflow, also one without any source, is not done before that of every
+//! worker has come. So nobody leaves while another has yet to build it, and graphs that differ are always noticed.
 //!
 //! A worker speaks only when that may move a frontier: changes that are all behind another live time of their location wait,
 //! summed, until one of them is not (see [`crate::region::Tracked::must_share`]). Keeping changes back is always safe, since counts that a
@@ -20,6 +21,7 @@ use std::sync::Arc;
 
 use penstock_progress::timestamp::Timestamp;
 
+use crate::activate::Mark;
 use crate::core::{Core, Sink};
 use crate::error::Error;
 use crate::fabric::{Payload, Progress};
@@ -42,18 +44,20 @@ type BundleBytes<'a> = (u64, Option<&'a str>, Vec<(u64, Vec<u8>)>);
 const SPARE: usize = 8;
 
 /// Bundles that wait to be applied.
-#[derive(Default)]
-struct Inbox(RefCell<VecDeque<(usize, Progress)>>);
+struct Inbox {
+    bundles: RefCell<VecDeque<(usize, Progress)>>,
+    mark: Rc<Mark>,
+}
 
 impl Sink for Inbox {
     fn accept(&self, from: usize, payload: Payload) -> Result<(), Error> {
-        match payload {
-            Payload::Progress(progress) => self.0.borrow_mut().push_back((from, progress)),
+        let progress = match payload {
+            Payload::Progress(progress) => progress,
             // The sender has a data channel where we have progress; its first bundle will say what it built.
-            Payload::Typed(_) | Payload::Bytes(_) => {
-                self.0.borrow_mut().push_back((from, Progress::Bytes(Vec::new())));
-            }
-        }
+            Payload::Typed(_) | Payload::Bytes(_) | Payload::Behind(_) => Progress::Bytes(Vec::new()),
+        };
+        self.bundles.borrow_mut().push_back((from, progress));
+        self.mark.raise();
         Ok(())
     }
 }
@@ -86,17 +90,19 @@ pub(crate) struct Caster {
     next: Cell<u64>,
     /// By sender: number of its next bundle.
     expected: RefCell<Vec<u64>>,
+    /// From how many workers the first bundle has come.
+    met: Cell<usize>,
     /// Sent bundles, oldest first: what all peers have read is filled again.
     sent: RefCell<VecDeque<Arc<Bundle>>>,
 }
 
 impl Caster {
-    pub(crate) fn open(core: Rc<Core>) -> Self {
-        let inbox = Rc::new(Inbox::default());
+    pub(crate) fn open(core: Rc<Core>, mark: Rc<Mark>) -> Self {
+        let inbox = Rc::new(Inbox { bundles: RefCell::default(), mark });
         let sink = inbox.clone();
         let channel = core.open_channel(|_| sink);
-        let (next, expected, sent) = (Cell::new(0), RefCell::default(), RefCell::default());
-        Caster { core, channel, inbox, next, expected, sent }
+        let (next, expected, met, sent) = (Cell::new(0), RefCell::default(), Cell::new(0), RefCell::default());
+        Caster { core, channel, inbox, next, expected, met, sent }
     }
 
     /// The channels that were opened since this one, and this one.
@@ -142,29 +148,42 @@ impl Dataflow {
         let dataflow = Dataflow { core, family, root, caster, graph, number, channels, fresh: Cell::new(true) };
         dataflow.root.propagate();
         dataflow.cast();
+        dataflow.family.mark.start(number);
         Ok(dataflow)
     }
 
-    /// Takes in progress, runs what it or new blocks activated, and shares what that changed.
-    pub(crate) fn step(&self) -> Result<(), Error> {
+    /// How many dataflows this worker had built before.
+    pub(crate) fn number(&self) -> u64 {
+        self.number
+    }
+
+    /// Its turn in a step: takes in progress, runs what it or new blocks activated, and shares what that changed. True once it is
+    /// done, after which it has no turn any more; else it is entered again when it has more to do.
+    pub(crate) fn step(&self) -> Result<bool, Error> {
         self.fresh.set(false);
         self.receive()?;
         self.settle()?;
-        if self.family.pending.get() > 0 {
+        if self.family.mark.is_pending() {
             self.root.sweep()?;
             self.settle()?;
         }
         self.cast();
-        if self.family.pending.get() > 0 && self.is_done() {
+        let mut done = self.is_done();
+        if done && self.family.mark.is_pending() {
             // The last run, so that logic always sees the end of its inputs; without capabilities it can send nothing.
             self.root.sweep()?;
+            done = self.is_done();
         }
-        Ok(())
+        if !done {
+            self.family.mark.turned(self.has_work());
+        }
+        Ok(done)
     }
 
     /// Applies what was received and what this worker counted.
     fn settle(&self) -> Result<(), Error> {
         let share = self.core.peers() > 1;
+        self.family.mark.collect();
         self.family.regions.borrow().iter().for_each(|region| region.harvest(share));
         self.root.apply()?;
         self.root.propagate();
@@ -180,15 +199,18 @@ impl Dataflow {
 
     /// Whether a step would do something.
     pub(crate) fn has_work(&self) -> bool {
-        self.family.pending.get() > 0
+        let mark = &self.family.mark;
+        mark.is_pending()
             || self.fresh.get()
-            || !self.caster.inbox.0.borrow().is_empty()
-            || self.family.regions.borrow().iter().any(|region| region.is_dirty())
+            || !self.caster.inbox.bundles.borrow().is_empty()
+            || mark.has_counted() && self.family.regions.borrow().iter().any(|region| region.is_dirty())
     }
 
-    /// Whether no message and no capability is left on any worker.
+    /// Whether no message and no capability is left on any worker, all of which have built it.
     pub(crate) fn is_done(&self) -> bool {
-        self.caster.inbox.0.borrow().is_empty() && self.family.regions.borrow().iter().all(|region| region.is_done())
+        self.caster.met.get() + 1 >= self.core.peers()
+            && self.caster.inbox.bundles.borrow().is_empty()
+            && self.family.regions.borrow().iter().all(|region| region.is_done())
     }
 
     /// Tells all other workers what changed, when that may move a frontier of theirs; else keeps it for later.
@@ -256,7 +278,7 @@ impl Dataflow {
     }
 
     fn next_bundle(&self) -> Option<(usize, Progress)> {
-        self.caster.inbox.0.borrow_mut().pop_front()
+        self.caster.inbox.bundles.borrow_mut().pop_front()
     }
 
     /// Checks the number of a bundle, and with the first one the graph.
@@ -275,6 +297,7 @@ impl Dataflow {
             if let Some(difference) = difference(&self.graph, theirs) {
                 return Err(self.mismatch(from, &difference));
             }
+            self.caster.met.set(self.caster.met.get() + 1);
         }
         Ok(())
     }

@@ -213,6 +213,7 @@ pub(crate) enum Report {
     Panic { name: String, worker: usize, text: String },
     Program { worker: usize, text: String },
     Other { worker: usize, text: String },
+    Lost { process: usize, text: String },
 }
 
 impl Report {
@@ -225,6 +226,7 @@ impl Report {
                 Report::Panic { name: name.clone(), worker: *worker, text: message.clone() }
             }
             Error::Program { worker, source } => Report::Program { worker: *worker, text: source.to_string() },
+            Error::PeerLost { process, reason } => Report::Lost { process: *process, text: reason.clone() },
             Error::Aborted { worker, reason } => Report::Other { worker: *worker, text: reason.clone() },
             other => Report::Other { worker: reporter, text: other.to_string() },
         }
@@ -238,6 +240,7 @@ impl Report {
             Report::Panic { name, worker, text } => Error::Panic { name, worker, message: text },
             Report::Program { worker, text } => Error::Program { worker, source: Arc::new(RemoteCause(text)) },
             Report::Other { worker, text } => Error::Aborted { worker, reason: text },
+            Report::Lost { process, text } => Error::PeerLost { process, reason: text },
         }
     }
 }

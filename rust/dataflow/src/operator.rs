@@ -1,9 +1,12 @@
 //! Operators: how they are built, and what their logic sees.
 //!
 //! Logic runs when a block arrives, when a frontier of its inputs moves, or on request by an [`Activator`]. It reads blocks from its
-//! [`Input`]s and sends with a capability through its [`Output`]s. A block counts as consumed when it is handed out; whoever
-//! wants to send at its time later retains a capability before the next block is read. What logic leaves unread stays, but
+//! [`Input`]s and sends with a capability through its [`Output`]s. A block counts as consumed once its [`CapabilityRef`] is dropped;
+//! whoever wants to send at its time later retains a capability before that. What logic leaves unread stays, but
 //! brings no further run by itself.
+//!
+//! No right outlives what it stands for: a [`Session`] borrows the capability that it was opened with, so that cannot be downgraded or
+//! dropped before; and while a [`CapabilityRef`] lives, wherever it is kept, its block is under way and holds all frontiers back.
 //!
 //! Source: Megaphone §3.1, Faucet §3 (C-01, C-04).
 
@@ -86,7 +89,7 @@ impl<T: Timestamp> OperatorBuilder<T> {
         };
         let target = Target { node: self.node, port };
         let queue: Queue<T, D> = Rc::new(RefCell::new(VecDeque::new()));
-        let in_flight: Counts<T> = Counts::default();
+        let in_flight: Counts<T> = region.family.meter();
         let direct = Direct {
             queue: queue.clone(),
             in_flight: in_flight.clone(),
@@ -142,7 +145,7 @@ impl<T: Timestamp> OperatorBuilder<T> {
     }
 
     pub(crate) fn output_of<D: 'static>(&mut self, duplicate: Option<fn(&D) -> D>) -> (Output<T, D>, Stream<T, D>) {
-        let counts: Counts<T> = Counts::default();
+        let counts: Counts<T> = self.scope.region.family.meter();
         let port = {
             let mut outputs = self.ports.outputs.borrow_mut();
             outputs.push(counts.clone());
@@ -232,8 +235,7 @@ impl<T: Timestamp, D> Input<T, D> {
     #[allow(clippy::should_implement_trait)]
     pub fn next(&mut self) -> Option<(CapabilityRef<'_, T>, D)> {
         let (time, from, block) = self.queue.borrow_mut().pop_front()?;
-        self.in_flight.borrow_mut().update(time.clone(), -1);
-        Some((CapabilityRef { time, from, ports: &self.ports, port: self.port }, block))
+        Some((CapabilityRef { time, from, in_flight: &self.in_flight, ports: &self.ports, port: self.port }, block))
     }
 
     /// Reads all waiting blocks.
@@ -254,10 +256,11 @@ impl<T: Timestamp, D> Input<T, D> {
     }
 }
 
-/// The right to send that a block brings with it, until the next one is read.
+/// The right to send that a block brings with it, until it is dropped: that consumes the block.
 pub struct CapabilityRef<'a, T: Timestamp> {
     time: T,
     from: usize,
+    in_flight: &'a Counts<T>,
     ports: &'a Ports<T>,
     port: usize,
 }
@@ -306,6 +309,12 @@ impl<T: Timestamp> CapabilityRef<'_, T> {
     /// [`CapabilityError`] when `time` is not in advance of this one.
     pub fn delayed(&self, time: &T) -> Result<Capability<T>, CapabilityError> {
         self.retain().delayed(time)
+    }
+}
+
+impl<T: Timestamp> Drop for CapabilityRef<'_, T> {
+    fn drop(&mut self) {
+        self.in_flight.release(self.time.clone());
     }
 }
 
@@ -359,7 +368,41 @@ pub struct Output<T: Timestamp, D> {
 impl<T: Timestamp, D: 'static> Output<T, D> {
     /// Opens a session at the time of a capability. A capability of another output is an error in the operator: it stops the
     /// dataflow with [`Error::WrongCapability`], and what is given is dropped. So it is after the end of the dataflow.
-    pub fn session(&mut self, grant: &impl Grant<T>) -> Session<'_, T, D> {
+    ///
+    /// The session borrows the capability:
+    ///
+    /// ```
+    /// # use penstock_dataflow::Output;
+    /// # use penstock_progress::Capability;
+    /// fn good(output: &mut Output<u64, &'static str>, capability: &mut Capability<u64>) {
+    ///     output.session(capability).give("at its time");
+    ///     capability.downgrade(&7).unwrap();
+    ///     output.session(capability).give("at 7");
+    /// }
+    /// ```
+    ///
+    /// so nobody can give at a time for which no capability is held any more:
+    ///
+    /// ```compile_fail,E0502
+    /// # use penstock_dataflow::Output;
+    /// # use penstock_progress::Capability;
+    /// fn bad(output: &mut Output<u64, &'static str>, capability: &mut Capability<u64>) {
+    ///     let mut session = output.session(capability);
+    ///     capability.downgrade(&7).unwrap();
+    ///     session.give("too late"); // frontiers may have passed that time
+    /// }
+    /// ```
+    ///
+    /// ```compile_fail,E0505
+    /// # use penstock_dataflow::{Input, Output};
+    /// fn bad(input: &mut Input<u64, u32>, output: &mut Output<u64, u32>) {
+    ///     let (capability, block) = input.next().unwrap();
+    ///     let mut session = output.session(&capability);
+    ///     drop(capability);
+    ///     session.give(block);
+    /// }
+    /// ```
+    pub fn session<'a>(&'a mut self, grant: &'a impl Grant<T>) -> Session<'a, T, D> {
         let alive = self.family.alive.get();
         let valid = alive && grant.is_for(&self.counts);
         if alive && !valid {
@@ -369,19 +412,19 @@ impl<T: Timestamp, D: 'static> Output<T, D> {
                 time: format!("{:?}", grant.granted()),
             });
         }
-        Session { time: grant.granted().clone(), output: self, valid }
+        Session { time: grant.granted(), output: self, valid }
     }
 
     /// As [`Output::session`], but a capability of another output, or the end of the dataflow, is only refused.
     ///
     /// # Errors
     /// [`SessionError`]; nothing happened.
-    pub fn try_session(&mut self, grant: &impl Grant<T>) -> Result<Session<'_, T, D>, SessionError<T>> {
+    pub fn try_session<'a>(&'a mut self, grant: &'a impl Grant<T>) -> Result<Session<'a, T, D>, SessionError<T>> {
         let ended = !self.family.alive.get();
         if ended || !grant.is_for(&self.counts) {
             return Err(SessionError { time: grant.granted().clone(), name: self.name.clone(), ended });
         }
-        Ok(Session { time: grant.granted().clone(), output: self, valid: true })
+        Ok(Session { time: grant.granted(), output: self, valid: true })
     }
 
     /// Whether a session at this capability would be of this output.
@@ -390,23 +433,23 @@ impl<T: Timestamp, D: 'static> Output<T, D> {
     }
 }
 
-/// Sends blocks at one time.
+/// Sends blocks at one time, while the capability for it is borrowed.
 pub struct Session<'a, T: Timestamp, D> {
     output: &'a mut Output<T, D>,
-    time: T,
+    time: &'a T,
     valid: bool,
 }
 
 impl<T: Timestamp, D: 'static> Session<'_, T, D> {
-    /// Sends one block: one message, one progress update.
+    /// Sends one block: one message, one progress update. After the end of the dataflow it is dropped.
     pub fn give(&mut self, block: D) {
-        if self.valid {
-            self.output.tee.borrow_mut().push(&self.time, block);
+        if self.valid && self.output.family.alive.get() {
+            self.output.tee.borrow_mut().push(self.time, block);
         }
     }
 
     /// The time of the session.
     pub fn time(&self) -> &T {
-        &self.time
+        self.time
     }
 }

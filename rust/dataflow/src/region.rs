@@ -14,11 +14,13 @@ use std::rc::{Rc, Weak};
 use std::sync::Arc;
 
 use penstock_progress::antichain::Antichain;
+use penstock_progress::change_batch::ChangeBatch;
+use penstock_progress::meter::Meter;
 use penstock_progress::probe::ProbeHandle;
 use penstock_progress::reachability::{GraphBuilder, Location, Port, Source, Target, Tracker};
 use penstock_progress::timestamp::Timestamp;
 
-use crate::activate::{Activator, Flags};
+use crate::activate::{Activator, Flags, Mark};
 use crate::channel::Counts;
 use crate::core::Core;
 use crate::error::{BoxError, Error, panic_message};
@@ -31,9 +33,17 @@ use crate::wire::{decode_serde, encode_serde};
 pub(crate) struct Family {
     pub(crate) name: String,
     pub(crate) regions: RefCell<Vec<Rc<dyn Tracked>>>,
-    /// Raised activation flags in all regions.
-    pub(crate) pending: Rc<Cell<usize>>,
+    /// Whether it has something to do.
+    pub(crate) mark: Rc<Mark>,
     pub(crate) alive: Cell<bool>,
+}
+
+impl Family {
+    /// A meter for a port of any region: when something is counted there, the next step looks at this dataflow.
+    pub(crate) fn meter<T>(&self) -> Counts<T> {
+        let mark = self.mark.clone();
+        Rc::new(Meter::with_bell(Rc::new(move || mark.count())))
+    }
 }
 
 /// The count changes of one region in one bundle.
@@ -144,6 +154,8 @@ pub(crate) struct Region<T: Timestamp> {
     nodes: RefCell<Vec<Node<T>>>,
     pub(crate) edges: RefCell<Vec<(Source, Target)>>,
     meters: RefCell<Vec<(Location, Counts<T>)>>,
+    /// Empty between uses.
+    collected: RefCell<ChangeBatch<T>>,
     pub(crate) entering: Cell<usize>,
     pub(crate) leaving: Cell<usize>,
     tracker: RefCell<Option<Tracker<T>>>,
@@ -159,13 +171,14 @@ impl<T: Timestamp> Region<T> {
     pub(crate) fn new(core: Rc<Core>, family: Rc<Family>, path: String, parent: Option<Box<dyn Any>>) -> Rc<Self> {
         let region = Rc::new(Region {
             core,
-            flags: Rc::new(Flags::new(family.pending.clone())),
+            flags: Rc::new(Flags::new(family.mark.clone())),
             family: family.clone(),
             path,
             parent,
             nodes: RefCell::new(vec![Node { name: "outside".to_string(), body: Body::Outside }]),
             edges: RefCell::new(Vec::new()),
             meters: RefCell::new(Vec::new()),
+            collected: RefCell::default(),
             entering: Cell::new(0),
             leaving: Cell::new(0),
             tracker: RefCell::new(None),
@@ -322,7 +335,7 @@ impl<T: Timestamp> Region<T> {
     pub(crate) fn sweep(&self) -> Result<(), Error> {
         let count = self.nodes.borrow().len();
         for index in 1..count {
-            if self.family.pending.get() == 0 {
+            if !self.family.mark.is_pending() {
                 return Ok(());
             }
             let nested = match &self.nodes.borrow()[index].body {
@@ -379,12 +392,10 @@ impl<T: Timestamp> Region<T> {
 impl<T: Timestamp> Tracked for Region<T> {
     fn harvest(&self, share: bool) {
         let (mut inbox, mut outgoing) = (self.inbox.borrow_mut(), self.outgoing.borrow_mut());
-        for (location, counts) in self.meters.borrow().iter() {
-            let mut counts = counts.borrow_mut();
-            if counts.is_empty() {
-                continue;
-            }
-            for (time, diff) in counts.drain() {
+        let mut collected = self.collected.borrow_mut();
+        for (location, counts) in self.meters.borrow().iter().filter(|(_, counts)| counts.has_rung()) {
+            counts.collect(&mut collected);
+            for (time, diff) in collected.drain() {
                 if share {
                     outgoing.update(*location, time.clone(), diff);
                 }
@@ -429,8 +440,7 @@ impl<T: Timestamp> Tracked for Region<T> {
     }
 
     fn is_dirty(&self) -> bool {
-        !self.inbox.borrow().is_empty()
-            || self.meters.borrow().iter().any(|(_, counts)| !counts.borrow_mut().is_empty())
+        !self.inbox.borrow().is_empty() || self.meters.borrow().iter().any(|(_, counts)| !counts.is_empty())
     }
 
     fn is_done(&self) -> bool {

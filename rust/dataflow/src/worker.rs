@@ -1,10 +1,11 @@
 //! A worker: one thread with its copy of every dataflow.
 //!
-//! A step never blocks: it empties the mailbox into the channels, lets each dataflow apply progress and run its activated operators,
-//! and shares what that changed. A worker without work parks until a message, a timeout or a [`Waker`] ends the park.
+//! A step never blocks: it empties the mailbox into the channels, lets each dataflow with something to do apply progress and run its
+//! activated operators, and shares what that changed. It does not look at the others, however many there are. A worker without work parks until a message, a timeout or a [`Waker`] ends the park.
 //!
 //! An error from an operator, a panic, or a failure of the fabric stops the worker and all its peers: `step` returns the error
-//! from then on, and all dataflows, with their capabilities, are dropped.
+//! from then on, the same one at all of them, and all dataflows, with their capabilities, are dropped. Only that report may take a
+//! moment: when processes fail at the same time they agree on one cause.
 
 use std::cell::{Cell, RefCell};
 use std::error::Error as StdError;
@@ -16,6 +17,7 @@ use std::time::Duration;
 
 use penstock_progress::timestamp::Timestamp;
 
+use crate::activate::{Agenda, Mark};
 use crate::core::Core;
 use crate::dataflow::{Caster, Dataflow};
 use crate::error::{BoxError, Error, panic_message};
@@ -26,8 +28,14 @@ use crate::scope::Scope;
 /// See the module.
 pub struct Worker {
     core: Rc<Core>,
+    /// By number.
     dataflows: Vec<Dataflow>,
+    agenda: Rc<Agenda>,
     built: u64,
+    /// Turns of dataflows in steps.
+    turns: u64,
+    /// How many workers had left when the dataflows were last checked for what those had not built.
+    known_left: Option<usize>,
     /// Looks into the mailbox before the next park.
     looks: Cell<u32>,
     most_looks: u32,
@@ -43,7 +51,16 @@ impl Worker {
         let alone = std::thread::available_parallelism().is_ok_and(|cpus| cpus.get() == 1);
         let most_looks = if alone { 0 } else { MOST_LOOKS };
         let core = Rc::new(Core::new(endpoint));
-        Worker { core, dataflows: Vec::new(), built: 0, looks: Cell::new(most_looks), most_looks }
+        Worker {
+            core,
+            dataflows: Vec::new(),
+            agenda: Rc::default(),
+            built: 0,
+            turns: 0,
+            known_left: None,
+            looks: Cell::new(most_looks),
+            most_looks,
+        }
     }
 
     /// Index of this worker among all workers.
@@ -59,6 +76,11 @@ impl Worker {
     /// How many dataflows are not finished.
     pub fn dataflows(&self) -> usize {
         self.dataflows.len()
+    }
+
+    /// How often a step has looked at a dataflow, since this worker was made: one that has nothing to do adds nothing.
+    pub fn turns(&self) -> u64 {
+        self.turns
     }
 
     /// Builds a dataflow. All workers build the same dataflows in the same order.
@@ -77,7 +99,7 @@ impl Worker {
                 self.core.fail(Error::Panic { name, worker: self.index(), message: panic_message(&*panic) });
                 drop(building);
                 // The peers learn of it now: the caller may never step again.
-                let _ = self.core.check();
+                self.core.spread();
                 resume_unwind(panic);
             }
         }
@@ -86,13 +108,10 @@ impl Worker {
     /// Begins a dataflow, for builders that cannot be one closure; [`Worker::start`] ends it. At most one is open at a time.
     /// One that is dropped instead leaves this worker without a dataflow that its peers have: it must be aborted.
     pub fn open<T: Timestamp>(&mut self, name: &str) -> Building<T> {
-        let family = Rc::new(Family {
-            name: name.to_string(),
-            regions: RefCell::new(Vec::new()),
-            pending: Rc::new(Cell::new(0)),
-            alive: Cell::new(true),
-        });
-        let caster = Caster::open(self.core.clone());
+        let mark = Rc::new(Mark::new(self.agenda.clone()));
+        let caster = Caster::open(self.core.clone(), mark.clone());
+        let family =
+            Rc::new(Family { name: name.to_string(), regions: RefCell::new(Vec::new()), mark, alive: Cell::new(true) });
         let root = Region::new(self.core.clone(), family, name.to_string(), None);
         Building { caster: Some(caster), root }
     }
@@ -106,6 +125,7 @@ impl Worker {
             Ok(dataflow) => {
                 self.core.endpoint().dataflow_opened();
                 self.dataflows.push(dataflow);
+                self.known_left = None;
             }
             Err(error) => self.core.fail(error),
         }
@@ -150,23 +170,32 @@ impl Worker {
             return Ok(());
         }
         self.core.deliver();
-        let mut finished = false;
-        for dataflow in &self.dataflows {
+        let mut done = Vec::new();
+        while let Some(number) = self.agenda.next() {
             if self.core.is_stopped() {
                 return Ok(());
             }
-            dataflow.step()?;
-            finished |= dataflow.is_done();
+            // It may have been dropped.
+            let Some(dataflow) = find(&self.dataflows, number) else { continue };
+            self.turns += 1;
+            if dataflow.step()? {
+                done.push(number);
+            }
         }
-        if finished && !self.core.is_stopped() {
-            for at in (0..self.dataflows.len()).rev() {
-                if self.dataflows[at].is_done() {
+        if !self.core.is_stopped() {
+            for number in done {
+                if let Ok(at) = self.dataflows.binary_search_by_key(&number, Dataflow::number) {
                     drop(self.dataflows.remove(at));
                     self.core.endpoint().dataflow_closed();
                 }
             }
         }
-        self.dataflows.iter().try_for_each(Dataflow::check_built)
+        let left = self.core.endpoint().left();
+        if self.known_left != Some(left) {
+            self.dataflows.iter().try_for_each(Dataflow::check_built)?;
+            self.known_left = Some(left);
+        }
+        Ok(())
     }
 
     /// Parks while there is nothing to do, at most for `timeout` (`None`: without limit), then steps. Does not park when no
@@ -201,7 +230,9 @@ impl Worker {
 
     /// Whether a step would do something now.
     pub fn has_work(&self) -> bool {
-        self.core.is_stopped() || self.core.endpoint().has_mail() || self.dataflows.iter().any(Dataflow::has_work)
+        self.core.is_stopped()
+            || self.core.endpoint().has_mail()
+            || self.agenda.any(|number| find(&self.dataflows, number).is_some_and(Dataflow::has_work))
     }
 
     /// Parks until a message or a [`Waker`] comes, or the time is over, also when there is work.
@@ -238,11 +269,10 @@ impl Worker {
         self.core.waker()
     }
 
-    /// Stops this worker and all its peers: the next step of each returns this error.
+    /// Stops this worker and all its peers: the next step of each returns this error, or that of who failed before.
     pub fn abort(&self, error: Error) {
         self.core.fail(error);
-        // The error is what the next step reports.
-        let _ = self.core.check();
+        self.core.spread();
     }
 
     /// Drops all dataflows, finished or not, and what still comes for them. Other workers are not told: they do the same, or
@@ -257,6 +287,11 @@ impl Worker {
             drop(dataflow);
         }
     }
+}
+
+/// The dataflow with this number.
+fn find(dataflows: &[Dataflow], number: u64) -> Option<&Dataflow> {
+    dataflows.binary_search_by_key(&number, Dataflow::number).ok().map(|at| &dataflows[at])
 }
 
 /// A dataflow that is being built: see [`Worker::open`].
@@ -295,7 +330,8 @@ impl Drop for Worker {
         }
         self.discard();
         // Also what surfaced in no step any more, such as a panic in the drop of an operator.
-        if self.core.check().is_ok() {
+        self.core.spread();
+        if !self.core.endpoint().is_aborted() {
             self.core.endpoint().leave(self.built);
         }
     }
@@ -341,9 +377,7 @@ fn drive<R, E: Into<BoxError>>(mut worker: Worker, program: &dyn Fn(&mut Worker)
         }),
         Err(panic) => {
             let name = worker.core.take_origin().unwrap_or_else(|| "program".to_string());
-            let error = Error::Panic { name, worker: index, message: panic_message(&*panic) };
-            // If it panicked while it built a dataflow, that is what all workers report.
-            Err(worker.core.endpoint().failure().unwrap_or(error))
+            Err(Error::Panic { name, worker: index, message: panic_message(&*panic) })
         }
     };
     match outcome {
@@ -353,8 +387,9 @@ fn drive<R, E: Into<BoxError>>(mut worker: Worker, program: &dyn Fn(&mut Worker)
             worker.core.check().map(|()| result)
         }
         Err(error) => {
+            // If another one failed before, or a panic while a dataflow was built is known already, all report that.
             worker.abort(error.clone());
-            Err(error)
+            Err(worker.failure().unwrap_or(error))
         }
     }
 }

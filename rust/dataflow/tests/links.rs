@@ -195,7 +195,7 @@ fn an_idle_link_carries_beats_and_nothing_else() {
     let mut bytes = [0; 3 * 56];
     peer.read_exact(&mut bytes).unwrap();
     for header in bytes.chunks(56) {
-        assert_eq!((header[4], header[5], &header[40..48]), (2, 4, &[0; 8][..]), "version 2, a beat, no body");
+        assert_eq!((header[4], header[5], &header[40..48]), (3, 4, &[0; 8][..]), "version 3, a beat, no body");
     }
     drop(worker);
     // The goodbye of the peer, so that leaving need not linger.

@@ -110,7 +110,7 @@ fn explore(model: impl Fn() + Sync + Send + 'static) {
 macro_rules! models {
     () => {
         pub mod models {
-            use super::lanes::{Lanes, Phase};
+            use super::lanes::{Lane, Lanes, Phase};
             use super::mailbox::Mailbox;
             use super::sync::Arc;
             use loom::thread;
@@ -144,10 +144,10 @@ macro_rules! models {
                 let sender = {
                     let lanes = lanes.clone();
                     thread::spawn(move || {
-                        assert_eq!(lanes.put(false, 'd', 1), Phase::Open);
-                        assert_eq!(lanes.put(true, 'u', 1), Phase::Open);
+                        assert_eq!(lanes.put(Lane::Data, 'd', 1), Phase::Open);
+                        assert_eq!(lanes.put(Lane::Urgent, 'u', 1), Phase::Open);
                         lanes.close();
-                        assert_eq!(lanes.put(false, 'x', 1), Phase::Closing);
+                        assert_eq!(lanes.put(Lane::Data, 'x', 1), Phase::Closing);
                     })
                 };
                 let mut frames = Vec::new();
@@ -185,7 +185,7 @@ macro_rules! models {
                     while lanes.is_over() {
                         parker.park();
                     }
-                    lanes.put(false, 1, 1);
+                    lanes.put(Lane::Data, 1, 1);
                 }
                 lanes.close();
                 receiver.join().unwrap();

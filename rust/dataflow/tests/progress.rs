@@ -7,6 +7,7 @@ use std::collections::BTreeSet;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
 
 use penstock_dataflow::{BoxError, OperatorBuilder, Pipeline, Worker, execute, fabric};
 use penstock_progress::notificator::Notificator;
@@ -201,6 +202,8 @@ fn frontiers_pass_into_nested_scopes_and_out_again() {
 #[test]
 fn a_scope_in_an_outer_loop_does_not_hold_itself_back() {
     let done = everywhere(|worker| {
+        let seen = Rc::new(RefCell::new(Vec::new()));
+        let sink = seen.clone();
         let (mut input, probe) = worker.dataflow::<u64, _>("flow", |scope| {
             let (handle, stream) = scope.new_input::<Vec<u64>>();
             let (feedback, back) = scope.feedback(1);
@@ -213,6 +216,7 @@ fn a_scope_in_an_outer_loop_does_not_hold_itself_back() {
             });
             let (probe, looped) = inside.probe();
             looped
+                .inspect(move |time, block| sink.borrow_mut().extend(block.iter().map(|value| (*time, *value))))
                 .unary(Pipeline, "drop empty", |_| {
                     move |input, output, _| {
                         input.for_each(|capability, block: Vec<u64>| {
@@ -227,11 +231,30 @@ fn a_scope_in_an_outer_loop_does_not_hold_itself_back() {
             (handle, probe)
         });
         input.send(vec![9, 4]);
+        // It stays open far ahead, so that nothing but the loop could hold the loop back; each turn takes one time.
+        input.advance_to(100)?;
+        let begin = Instant::now();
+        while probe.less_than(&100) {
+            worker.step_or_park(Some(Duration::from_millis(100)))?;
+            if begin.elapsed() > Duration::from_secs(60) {
+                return Err(format!("held back at {probe:?}").into());
+            }
+        }
+        assert!(!probe.done(), "the input can still send");
         input.close();
         while worker.step_or_park(None)? {}
-        Ok(probe.done())
+        assert!(probe.done());
+        Ok(seen.take())
     });
-    assert!(done.into_iter().all(|(_, results)| results.into_iter().all(|done| done)));
+    let turns = |first: u64| (0..first).map(move |turn| (turn, first - 1 - turn));
+    for (name, seen) in done {
+        let expected: Vec<(u64, u64)> = seen.iter().flat_map(|_| turns(9).chain(turns(4))).collect();
+        let sorted = |mut all: Vec<(u64, u64)>| {
+            all.sort_unstable();
+            all
+        };
+        assert_eq!(sorted(seen.concat()), sorted(expected), "{name}");
+    }
 }
 
 #[test]

@@ -231,3 +231,54 @@ fn handles_that_outlive_the_worker_refuse_as_well() {
     let (output, capability) = kept.as_mut().unwrap();
     assert!(output.try_session(capability).is_err());
 }
+
+/// A block whose right to send is held, wherever that is, is under way: nothing passes its time.
+#[test]
+fn a_block_holds_frontiers_back_until_its_right_is_dropped() {
+    let mut worker = Worker::new(fabric::threads(1).remove(0));
+    let (mut feed, mut kept, mut output, probe) = worker.dataflow::<u64, _>("flow", |scope| {
+        let (feed, stream) = scope.new_input::<u64>();
+        let mut builder = OperatorBuilder::new(scope, "kept outside");
+        let input = builder.input(&stream, Pipeline);
+        let (output, sent) = builder.output::<u64>();
+        builder.build(|_| |_| Ok(()));
+        (feed, input, output, sent.probe().0)
+    });
+    feed.send(1);
+    feed.advance_to(5).unwrap();
+    let steps = |worker: &mut Worker| (0..3).for_each(|_| assert!(worker.step().unwrap()));
+    steps(&mut worker);
+    let (capability, block) = kept.next().unwrap();
+    steps(&mut worker);
+    assert!(probe.less_equal(&0), "a block at 0 may still be sent");
+    output.session(&capability).give(block);
+    let retained = capability.retain();
+    drop(capability);
+    steps(&mut worker);
+    assert!(probe.less_equal(&0), "the retained capability is at 0");
+    drop(retained);
+    steps(&mut worker);
+    assert!(!probe.less_than(&5) && probe.less_equal(&5));
+}
+
+/// A session that is open when its dataflow ends drops what it is given.
+#[test]
+fn a_session_gives_nothing_after_the_end() {
+    let mut worker = Worker::new(fabric::threads(1).remove(0));
+    let (capability, mut output) = worker.dataflow::<u64, _>("flow", |scope| {
+        let mut builder = OperatorBuilder::new(scope, "kept outside");
+        let (output, sent) = builder.output::<Rc<()>>();
+        sent.sink(Pipeline, "reader", |_, _| Ok(()));
+        let mut held = None;
+        builder.build(|mut capabilities| {
+            held = capabilities.pop();
+            |_| Ok(())
+        });
+        (held.unwrap(), output)
+    });
+    let block = Rc::new(());
+    let mut session = output.session(&capability);
+    worker.drop_dataflows();
+    session.give(block.clone());
+    assert_eq!(Rc::strong_count(&block), 1, "it waits for a reader that is gone");
+}

@@ -1,12 +1,13 @@
 //! Whether work runs where it is faster, as measured on this machine; and that a pipeline without work uses none.
 
 use std::convert::Infallible;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use penstock_ordered::pipeline::{Builder, Mode, NotTaken, Options, Payload, Pipeline, Pulled};
 
-/// Both tests measure: one at a time.
+/// All tests here measure: one at a time.
 static ALONE: Mutex<()> = Mutex::new(());
 
 /// One item.
@@ -49,18 +50,41 @@ fn drive(pipeline: &Pipeline<One, Infallible>, mut items: usize) -> Duration {
 fn workers_that_do_not_help_are_left_alone() {
     let _alone = ALONE.lock();
     // All operators share a lock, so a second worker gains nothing; and it costs workers more, so that it shows on a busy machine, too.
-    let lock = Arc::new(Mutex::new(()));
+    let (lock, tried) = (Arc::new(Mutex::new(())), Arc::new(AtomicUsize::new(0)));
     let pipeline = Builder::new()
-        .stateless("locked", move |turn, one| {
-            let _held = lock.lock().expect("nothing panics inside");
-            spin(Duration::from_micros(if turn.worker < 2 { 250 } else { 50 }));
+        .stateless("locked", {
+            let tried = tried.clone();
+            move |turn, one| {
+                let _held = lock.lock().expect("nothing panics inside");
+                tried.fetch_add(usize::from(turn.worker < 2), Ordering::Relaxed);
+                spin(Duration::from_micros(if turn.worker < 2 { 250 } else { 50 }));
+                Ok(one)
+            }
+        })
+        .build(Options { workers: 2, ..Options::default() })
+        .expect("good options");
+    drive(&pipeline, 10_000);
+    let (stats, tried) = (pipeline.stats(), tried.load(Ordering::Relaxed) as u64);
+    assert!(stats.inline > 5_000, "{} of 10000 ran inline", stats.inline);
+    // They are left alone because they were tried, not because nobody thought of them.
+    assert!(tried > 0 && stats.threads == 2, "{tried} of 10000 ran on {} workers", stats.threads);
+    assert_eq!(stats.inline + tried, 10_000);
+}
+
+#[test]
+fn workers_that_help_are_used() {
+    let _alone = ALONE.lock();
+    // The same the other way around: what a worker does in 50 us takes the caller 250.
+    let pipeline = Builder::new()
+        .stateless("uneven", |turn, one| {
+            spin(Duration::from_micros(if turn.worker < 2 { 50 } else { 250 }));
             Ok(one)
         })
         .build(Options { workers: 2, ..Options::default() })
         .expect("good options");
     drive(&pipeline, 10_000);
     let stats = pipeline.stats();
-    assert!(stats.inline > 5_000, "{} of 10000 ran inline", stats.inline);
+    assert!(stats.inline < 5_000 && stats.threads == 2, "{} of 10000 ran inline", stats.inline);
 }
 
 /// CPU time of all threads of this process.

@@ -381,6 +381,22 @@ fn a_panic_is_an_error_at_its_place_and_the_rest_goes_on() {
 }
 
 #[test]
+fn a_nudge_ends_one_wait_and_costs_nothing() {
+    let options = parallel(2, 4);
+    let pipeline = Builder::<Batch, Bad>::new().stateless("s", |_, b| Ok(b)).build(options).expect("good options");
+    std::thread::scope(|scope| {
+        // Before the wait, or during it: either way it ends, and brings nothing.
+        scope.spawn(|| pipeline.nudge());
+        assert!(matches!(pipeline.pull(Duration::from_secs(60)), Pulled::Nothing));
+    });
+    pipeline.nudge();
+    pipeline.try_push(Batch::of([3])).expect("there is room");
+    let output = std::iter::from_fn(|| Some(pipeline.pull(Duration::from_secs(60))))
+        .find(|pulled| !matches!(pulled, Pulled::Nothing));
+    assert!(matches!(output, Some(Pulled::Output { number: 0, payload }) if payload == Batch::of([3])));
+}
+
+#[test]
 fn a_split_that_names_no_partition_fails_at_its_place() {
     let pipeline = Builder::<Batch, Bad>::new()
         .partitioned("p", 2, |b: Batch| Ok(vec![(b.0.len(), b)]), |_, _, b| Ok(b), |mut parts| Ok(parts.remove(0).1))

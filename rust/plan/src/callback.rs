@@ -9,6 +9,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use arrow_array::RecordBatch;
+use penstock_bins::Encoding;
 
 use crate::error::StateFault;
 use crate::op::{Bins, take_rows};
@@ -201,9 +202,9 @@ impl Grouped<'_> {
 ///
 /// The methods mirror those of a bin's native state; see `penstock_bins` for what each promises.
 pub trait ForeignState: Any + Send {
-    /// Writes the state as chunks; any number, any size.
-    fn encode(&self, chunk: &mut dyn FnMut(Vec<u8>));
-    /// Takes one chunk written by `encode`.
+    /// Makes the next chunk of the state, of any size; none after the last.
+    fn encode(&self, encoding: &mut Encoding) -> Result<Option<Vec<u8>>, StateFault>;
+    /// Takes one chunk made by `encode`.
     fn absorb(&mut self, chunk: &[u8]) -> Result<(), StateFault>;
     /// Estimated bytes held.
     fn bytes(&self) -> usize;
@@ -212,7 +213,7 @@ pub trait ForeignState: Any + Send {
     /// An epoch begins: forget older undo information.
     fn mark(&mut self);
     /// Back to the last mark.
-    fn rollback(&mut self);
+    fn rollback(&mut self) -> Result<(), StateFault>;
     /// Nothing will be undone until the next mark.
     fn settle(&mut self) {
         self.mark();

@@ -74,7 +74,7 @@ impl Bound {
     /// [`BoundsError`] of numbers that cannot be kept.
     pub fn bounds(&self) -> Result<Bounds, BoundsError> {
         // Rows of a flow are wider than records of a program, and what waits before a scope within a scope is up to N x B.
-        let limits = Limits { batches: (1, 4, 16), batch_size: (1, 1024, 1 << 16), ..Limits::default() };
+        let limits = Limits { batches: (2, 4, 16), batch_size: (64, 1024, 1 << 16), ..Limits::default() };
         Bounds::given(self.batches, self.batch_size, self.memory, limits)
     }
 }

@@ -399,7 +399,7 @@ mod tests {
                     if undone {
                         rig.apply(&block[len / 2..]).unwrap();
                         rig.apply(&block).unwrap();
-                        rig.table.rollback_all();
+                        rig.table.rollback_all().unwrap();
                     }
                 }
                 rig.apply(&block).unwrap();

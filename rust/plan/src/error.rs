@@ -1,7 +1,7 @@
 //! The typed errors of this crate.
 //!
 //! [`PlanError`] is what a flow description can get wrong: it is raised before anything runs and names the step and the column.
-//! [`OpError`] is what data can get wrong while a plan runs. [`StateFault`] is what bytes of a moved or stored bin can get wrong.
+//! [`OpError`] is what data can get wrong while a plan runs. [`StateFault`] is what the state of a bin can get wrong when it moves or goes back.
 
 use std::fmt;
 
@@ -234,8 +234,8 @@ pub enum OpError {
     Arrow(#[from] arrow_schema::ArrowError),
 }
 
-/// What bytes of a moved or stored bin can get wrong.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+/// What the state of a bin can get wrong when it moves or goes back.
+#[derive(Clone, Debug, thiserror::Error)]
 pub enum StateFault {
     /// Written by a release with another format.
     #[error("state format {found} is not supported, this release reads {supported}")]
@@ -257,10 +257,7 @@ pub enum StateFault {
         /// What is wrong.
         what: &'static str,
     },
-    /// The user's state could not be restored.
-    #[error("the user's state: {message}")]
-    Foreign {
-        /// What the user's side says.
-        message: String,
-    },
+    /// The user's state could not be written, restored, or brought back.
+    #[error("the user's state: {0}")]
+    Foreign(#[source] CallError),
 }

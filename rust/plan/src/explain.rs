@@ -7,6 +7,7 @@ use crate::chain::{Bound, Stateless};
 use crate::keyed::{KeyedKind, KeyedSpec};
 use crate::plan::{Plan, names};
 use crate::running::Emit;
+use crate::spec::StepSpec;
 use crate::window::Windows;
 
 fn time(us: i64) -> String {
@@ -28,6 +29,11 @@ fn windows(windows: &Windows) -> String {
         true => format!("tumbling {}", time(windows.size_us())),
         false => format!("sliding {} every {}", time(windows.size_us()), time(windows.every_us())),
     }
+}
+
+/// Whether the plan leaves open when this aggregate speaks.
+fn is_default(plan: &Plan, keyed: &KeyedSpec) -> bool {
+    matches!(plan.spec().steps.get(keyed.step.index), Some(StepSpec::Agg { emit: None, .. }))
 }
 
 fn aggregates(keyed: &KeyedSpec, aggregates: &[Aggregate]) -> String {
@@ -103,7 +109,9 @@ pub(crate) fn explain(plan: &Plan) -> String {
                 format!(
                     "running, {}: {}",
                     match emit {
-                        Emit::Update => "changed keys each epoch",
+                        Emit::Update => "changed keys at the end of each epoch",
+                        Emit::Final if is_default(plan, keyed) =>
+                            "all keys at the end, on a stream changed keys each epoch",
                         Emit::Final => "all keys at the end",
                     },
                     aggregates(keyed, aggs)

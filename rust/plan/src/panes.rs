@@ -3,6 +3,10 @@
 //! A pane is a stretch of event time that no window cuts; a running aggregate has the single pane 0. Chunks carry one pane's slots each.
 //! Undo: each table undoes itself; panes born since the mark go, panes dropped since come back.
 
+use std::collections::VecDeque;
+use std::ops::Range;
+
+use penstock_bins::Encoding;
 use smallvec::SmallVec;
 
 use crate::error::StateFault;
@@ -37,6 +41,17 @@ pub(crate) struct Panes {
 struct Undo {
     fired: i64,
     dropped: Vec<Pane>,
+}
+
+/// How far an encoding is.
+#[derive(Default)]
+struct Place {
+    /// Panes that are begun.
+    begun: usize,
+    /// What is left of the last of them.
+    left: VecDeque<Range<usize>>,
+    /// Of a bin without panes: whether it was told what has fired.
+    told: bool,
 }
 
 impl Panes {
@@ -89,7 +104,7 @@ impl Panes {
         self.live.get(self.find(at_least).unwrap_or_else(|at| at)).map(|pane| pane.start)
     }
 
-    pub(crate) fn range(&self, panes: std::ops::Range<i64>) -> impl Iterator<Item = &Table> {
+    pub(crate) fn range(&self, panes: Range<i64>) -> impl Iterator<Item = &Table> {
         let from = self.find(panes.start).unwrap_or_else(|at| at);
         self.live[from..].iter().take_while(move |pane| pane.start < panes.end).map(|pane| &pane.table)
     }
@@ -109,7 +124,8 @@ impl Panes {
         }
     }
 
-    pub(crate) fn encode(&self, chunk: &mut dyn FnMut(Vec<u8>)) {
+    /// The next chunk; none after the last.
+    pub(crate) fn encode(&self, encoding: &mut Encoding) -> Option<Vec<u8>> {
         let header = |pane: i64| {
             let mut out = Vec::new();
             out.extend_from_slice(&[TAG, VERSION, self.shape.key as u8, u8::from(self.shape.track)]);
@@ -119,17 +135,22 @@ impl Panes {
             put_i64(&mut out, pane);
             out
         };
-        if self.live.is_empty() && self.fired > i64::MIN {
+        let place = encoding.place(Place::default);
+        if self.live.is_empty() && self.fired > i64::MIN && !std::mem::replace(&mut place.told, true) {
             let mut out = header(0);
             Table::new(&self.shape).encode(0..0, &mut out);
-            chunk(out);
+            return Some(out);
         }
-        for pane in &self.live {
-            for positions in pane.table.cut(CHUNK_BYTES - HEADER_BYTES - self.shape.accs.len()) {
+        loop {
+            if let Some(positions) = place.left.pop_front() {
+                let pane = &self.live[place.begun - 1];
                 let mut out = header(pane.start);
                 pane.table.encode(positions, &mut out);
-                chunk(out);
+                return Some(out);
             }
+            let pane = self.live.get(place.begun)?;
+            place.begun += 1;
+            place.left = pane.table.cut(CHUNK_BYTES - HEADER_BYTES - self.shape.accs.len()).into();
         }
     }
 

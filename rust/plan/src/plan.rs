@@ -369,7 +369,7 @@ impl Compiler {
         }
         if self.point.updates {
             return misplaced(
-                "its input replaces earlier values, which would be counted again; use emit=final before it",
+                "its input replaces earlier values, which would be counted again; write emit='final' in the agg before it",
             );
         }
         let Waiting { key, windows } = std::mem::take(&mut self.waiting);
@@ -402,7 +402,7 @@ impl Compiler {
                 (KeyedKind::Window { windows, event_time, aggregates }, false)
             }
             None => {
-                let emit = emit.unwrap_or(Emit::Update);
+                let emit = emit.unwrap_or(Emit::Final);
                 self.point.window = None;
                 (KeyedKind::Running { emit, aggregates }, emit == Emit::Update)
             }
@@ -472,7 +472,7 @@ impl Compiler {
         let Some(count) = count else { return Err(PlanError::Range { step, name: "n", value: n as i64 }) };
         if self.point.updates {
             return misplaced(
-                "its input replaces earlier values, which would be ranked again; use emit=final before it",
+                "its input replaces earlier values, which would be ranked again; write emit='final' in the agg before it",
             );
         }
         let Waiting { key, windows } = std::mem::take(&mut self.waiting);

@@ -112,7 +112,8 @@ pub enum StepSpec {
     },
     /// Aggregates by key and window.
     Agg {
-        /// When a running aggregate speaks; a windowed one speaks when a window closes.
+        /// When a running aggregate speaks, by default at the end of input: a host of streams writes out what it takes for the default.
+        /// A windowed one speaks when a window closes.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         emit: Option<Emit>,
         /// The output columns.

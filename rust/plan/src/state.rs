@@ -3,7 +3,7 @@
 //! Chunks of native state are versioned little-endian plain data of at most 1 MiB (a single key may exceed it); chunks of foreign state are
 //! what the user's side writes.
 
-use penstock_bins::{BinState, BinTable, StateError};
+use penstock_bins::{BinState, BinTable, Encoding, StateError};
 
 use crate::callback::ForeignState;
 use crate::error::OpError;
@@ -46,8 +46,12 @@ impl State {
 }
 
 impl BinState for State {
-    fn encode(&self, chunk: &mut dyn FnMut(Vec<u8>)) {
-        each!(&self.0, state => state.encode(chunk));
+    fn encode(&self, encoding: &mut Encoding) -> Result<Option<Vec<u8>>, StateError> {
+        match &self.0 {
+            Inner::Panes(panes) => Ok(panes.encode(encoding)),
+            Inner::Groups(groups) => Ok(groups.encode(encoding)),
+            Inner::Foreign(state) => state.encode(encoding).map_err(StateError::from_source),
+        }
     }
 
     fn absorb(&mut self, chunk: &[u8]) -> Result<(), StateError> {
@@ -70,8 +74,13 @@ impl BinState for State {
         each!(&mut self.0, state => state.mark());
     }
 
-    fn rollback(&mut self) {
-        each!(&mut self.0, state => state.rollback());
+    fn rollback(&mut self) -> Result<(), StateError> {
+        match &mut self.0 {
+            Inner::Panes(panes) => panes.rollback(),
+            Inner::Groups(groups) => groups.rollback(),
+            Inner::Foreign(state) => return state.rollback().map_err(StateError::from_source),
+        }
+        Ok(())
     }
 
     fn settle(&mut self) {

@@ -7,12 +7,15 @@
 //! exchanged, so a window of many keys costs the network n rows per worker. Ties at rank n are all kept; they bound memory.
 
 use std::collections::BTreeMap;
+use std::ops::Bound;
 use std::sync::Arc;
 
 use arrow_array::{Array, RecordBatch, RecordBatchOptions};
 use arrow_row::{RowConverter, Rows, SortField};
 use arrow_schema::{Schema, SchemaRef, SortOptions};
 use hashbrown::HashTable;
+
+use penstock_bins::Encoding;
 
 use crate::column::EventTime;
 use crate::column::one_zero;
@@ -213,6 +216,17 @@ pub(crate) struct Groups {
     undo: Option<Undo>,
 }
 
+/// How far an encoding is.
+#[derive(Default)]
+struct Place {
+    /// The end, group and row that the next chunk begins with; the first of all when there is none.
+    next: Option<(i64, Box<[u8]>, usize)>,
+    /// Whether a chunk was made.
+    begun: bool,
+    /// Whether the last one was.
+    done: bool,
+}
+
 struct Undo {
     fired: i64,
     /// Groups touched since the mark, as they were then.
@@ -255,25 +269,34 @@ impl Groups {
         Ok(())
     }
 
-    pub(crate) fn encode(&self, chunk: &mut dyn FnMut(Vec<u8>)) {
-        let header = || {
-            let mut out = vec![TAG, VERSION];
-            put_i64(&mut out, self.shape as i64);
-            put_i64(&mut out, self.fired);
-            out
-        };
-        let mut out = header();
+    /// The next chunk; none after the last.
+    pub(crate) fn encode(&self, encoding: &mut Encoding) -> Option<Vec<u8>> {
+        let mut out = vec![TAG, VERSION];
+        put_i64(&mut out, self.shape as i64);
+        put_i64(&mut out, self.fired);
         let empty = out.len();
-        let (mut sent, fired) = (false, self.fired > i64::MIN);
-        let groups =
-            self.live.iter().flat_map(|(end, names)| names.iter().map(move |(name, group)| (end, name, group)));
+        let place = encoding.place(Place::default);
+        if place.done {
+            return None;
+        }
+        let from = place.next.take();
+        let (first, name, skipped) = from.as_ref().map_or((i64::MIN, &[][..], 0), |(end, name, at)| (*end, name, *at));
+        // The first group may be begun: the rows that were sent of it are skipped.
+        let groups = self.live.range(first..).flat_map(|(end, names)| {
+            let least = if *end == first { name } else { &[][..] };
+            names
+                .range::<[u8], _>((Bound::Included(least), Bound::Unbounded))
+                .map(move |(name, group)| (end, name, group))
+        });
+        let mut sent = skipped;
         for (end, name, group) in groups {
-            for (order, row) in &group.rows {
+            for (at, (order, row)) in group.rows.iter().enumerate().skip(std::mem::take(&mut sent)) {
                 // Flat entries: a group of many ties may span chunks.
                 let more = 8 + 12 + name.len() + order.len() + row.len();
                 if out.len() > empty && out.len() + more > CHUNK_BYTES {
-                    chunk(std::mem::replace(&mut out, header()));
-                    sent = true;
+                    place.next = Some((*end, name.clone(), at));
+                    place.begun = true;
+                    return Some(out);
                 }
                 put_i64(&mut out, *end);
                 put_blob(&mut out, name);
@@ -281,9 +304,9 @@ impl Groups {
                 put_blob(&mut out, row);
             }
         }
-        if out.len() > empty || (fired && !sent) {
-            chunk(out);
-        }
+        place.done = true;
+        // Rows, or what has fired of a bin that has none.
+        (out.len() > empty || (self.fired > i64::MIN && !place.begun)).then_some(out)
     }
 
     /// Takes one chunk of `encode`. What has come so far becomes the state that a rollback returns to.

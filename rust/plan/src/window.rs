@@ -1,10 +1,11 @@
 //! Windowed aggregates over panes.
 //!
-//! Windows `[s, s + size)` start at multiples of `every` (from 0; negative times floor) and `every <= size`. A pane is a stretch of
-//! gcd(size, every) that no window cuts: a row is added once, to its pane, and a window merges its panes when it fires. A window fires
-//! when the watermark reaches its end, if it holds a row; windows that begin before the first event are windows like others. A pane is
-//! dropped when no open window needs it. A row is late when all its windows have fired; it goes to the side output and changes nothing.
-//! Rows without an event time go there too.
+//! Windows `[s, s + size)` start at multiples of `every` (from 0; negative times floor). A pane is a stretch that no window cuts: of
+//! gcd(size, every) where windows overlap, else the window itself. A row is added once, to its pane, and a window merges its panes when it
+//! fires. A window fires when the watermark reaches its end, if it holds a row; windows that begin before the first event are windows like
+//! others. A pane is dropped when no open window needs it. A row is late when all its windows have fired; it goes to the side output and
+//! changes nothing. Rows without an event time go there too. Where `every > size` there are gaps: a row in one has no window, so it is
+//! in no result and never late.
 //!
 //! Each bin keeps how far it has fired, so a bin that moves to a worker with another history never fires a window twice.
 
@@ -19,11 +20,12 @@ use crate::partition::{ByBin, Partition};
 use crate::state::panes_of;
 use crate::table::Table;
 
-/// Tumbling (`size == every`) or sliding windows, in microseconds.
+/// Tumbling (`size == every`), sliding (`size > every`) or apart (`size < every`) windows, in microseconds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Windows {
     size_us: i64,
     every_us: i64,
+    /// Length of a pane; panes start at multiples of it where windows overlap, else where windows start.
     pane_us: i64,
 }
 
@@ -35,7 +37,7 @@ impl Windows {
     /// Windows of `size_us` every `every_us`.
     ///
     /// # Errors
-    /// The name of the option that is out of range and why: both must be positive, `every <= size`, `size` at most about 73,000 years.
+    /// The name of the option that is out of range and why: both must be positive and at most about 73,000 years.
     pub fn new(size_us: i64, every_us: i64) -> Result<Self, (&'static str, &'static str)> {
         if size_us < 1 {
             return Err(("size_us", "must be positive"));
@@ -46,10 +48,11 @@ impl Windows {
         if every_us < 1 {
             return Err(("every_us", "must be positive"));
         }
-        if every_us > size_us {
-            return Err(("every_us", "must not exceed the size: rows between windows would vanish"));
+        if every_us > EVENT_TIME_LIMIT_US {
+            return Err(("every_us", "is longer than the range of event times"));
         }
-        Ok(Self { size_us, every_us, pane_us: gcd(size_us, every_us) })
+        let pane_us = if size_us > every_us { gcd(size_us, every_us) } else { size_us };
+        Ok(Self { size_us, every_us, pane_us })
     }
 
     /// Length of a window.
@@ -62,12 +65,20 @@ impl Windows {
         self.every_us
     }
 
-    /// Start of the pane that holds a time.
-    pub(crate) fn pane(&self, time: i64) -> i64 {
-        time.div_euclid(self.pane_us) * self.pane_us
+    /// Whether a window holds a time.
+    pub(crate) fn hold(&self, time: i64) -> bool {
+        time.rem_euclid(self.every_us) < self.size_us
     }
 
-    /// Start of the last window that holds a time.
+    /// Start of the pane that holds a time of a window.
+    pub(crate) fn pane(&self, time: i64) -> i64 {
+        match self.size_us > self.every_us {
+            true => time.div_euclid(self.pane_us) * self.pane_us,
+            false => self.last_start(time),
+        }
+    }
+
+    /// Start of the last window that begins at or before a time: the last that holds it, if any does.
     pub(crate) fn last_start(&self, time: i64) -> i64 {
         time.div_euclid(self.every_us) * self.every_us
     }
@@ -92,7 +103,7 @@ impl Windows {
     /// The starts of the windows that hold a time, ascending.
     pub(crate) fn starts(&self, time: i64) -> impl Iterator<Item = i64> {
         let (first, last) = (self.first_start(self.pane(time)), self.last_start(time));
-        (first..=last).step_by(self.every_us as usize)
+        (first..=last).step_by(self.every_us as usize).filter(move |_| self.hold(time))
     }
 }
 
@@ -186,7 +197,7 @@ impl KeyedOp for WindowOp {
         let mut too_late = Vec::new();
         for row in 0..times.len() as u32 {
             let time = &mut times[row as usize];
-            if absent.next_if_eq(&row).is_some() {
+            if absent.next_if_eq(&row).is_some() || !self.windows.hold(*time) {
                 continue;
             }
             if *time < open {

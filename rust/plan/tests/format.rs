@@ -5,7 +5,7 @@ mod common;
 use std::sync::Arc;
 
 use arrow_array::*;
-use penstock_bins::{BinState, BinTable, Routing};
+use penstock_bins::{BinState, BinTable, Encoding, Routing};
 use penstock_plan::spec::schema_to_text;
 use penstock_plan::{Callbacks, KeyedSpec, NULL_HASH, Plan, State, hash_bytes, hash_columns, hash_int};
 
@@ -134,8 +134,8 @@ fn filled(keyed: &KeyedSpec) -> (Arc<dyn Callbacks>, BinTable<State>, Vec<Vec<u8
     let (routed, hashes) = carried(keyed);
     op.apply(&mut bins, &routed, &hashes, &mut |_| {}).unwrap();
     op.watermark(&mut bins, 11_000, &mut |_| {}).unwrap();
-    let mut chunks = Vec::new();
-    bins.get(0).unwrap().encode(&mut |chunk| chunks.push(chunk));
+    let mut encoding = Encoding::new();
+    let chunks = std::iter::from_fn(|| bins.get(0).unwrap().encode(&mut encoding).unwrap()).collect();
     (calls, bins, chunks)
 }
 
@@ -183,7 +183,7 @@ fn state_of_another_step_is_refused() {
 fn never_marked_states_roll_back_to_nothing() {
     for plan in PLANS {
         let (_, mut bins, _) = filled(&keyed(plan));
-        bins.rollback_all();
+        bins.rollback_all().unwrap();
         assert!(bins.get(0).unwrap().is_empty());
     }
 }

@@ -11,12 +11,13 @@ use arrow_array::cast::AsArray;
 use arrow_array::types::Int64Type;
 use arrow_array::{ArrayRef, Int64Array, RecordBatch};
 use crossbeam::channel::{Receiver, unbounded};
+use penstock_bins::ControlError;
 use penstock_dataflow::fabric::{self, Duplex};
 use penstock_dataflow::{BoxError, Endpoint, FabricGuard, FabricTag, Limits};
 use penstock_plan::host::{
     Event, Group, GroupConfig, HostError, Inline, Input, Keep, NotStarted, Pulled, Resident, Rows, Stored,
 };
-use penstock_plan::{CallError, Callbacks, ForeignState, Grouped, Plan, StateFault};
+use penstock_plan::{CallError, Callbacks, Encoding, ForeignState, Grouped, Plan, StateFault};
 
 const PATIENCE: Duration = Duration::from_secs(10);
 
@@ -135,11 +136,13 @@ impl Numbering {
 }
 
 impl ForeignState for Numbering {
-    fn encode(&self, chunk: &mut dyn FnMut(Vec<u8>)) {
-        let stuck = *self.stuck.lock().unwrap();
-        for (key, count) in &self.seen {
-            assert_ne!(stuck, Some(*key), "the state is stuck");
-            chunk([key.to_le_bytes(), count.to_le_bytes()].concat());
+    fn encode(&self, encoding: &mut Encoding) -> Result<Option<Vec<u8>>, StateFault> {
+        let left = encoding.place(|| self.seen.clone().into_iter());
+        match left.next() {
+            Some((key, _)) if *self.stuck.lock().unwrap() == Some(key) => {
+                Err(StateFault::Foreign(CallError::new("number", format!("the state of {key} is stuck"))))
+            }
+            next => Ok(next.map(|(key, count)| [key.to_le_bytes(), count.to_le_bytes()].concat())),
         }
     }
 
@@ -161,10 +164,11 @@ impl ForeignState for Numbering {
         self.saved = None;
     }
 
-    fn rollback(&mut self) {
+    fn rollback(&mut self) -> Result<(), StateFault> {
         if let Some(saved) = self.saved.take() {
             self.seen = saved;
         }
+        Ok(())
     }
 }
 
@@ -237,6 +241,7 @@ impl Cluster {
                         left -= 1;
                     }
                     Event::MigrationDone { .. } => *migrated += 1,
+                    Event::MigrationRefused { error, .. } => panic!("a good migration was refused: {error}"),
                     Event::Failed { error } => return Err(error),
                     Event::Rows { .. } => panic!("nobody asked for rows of an epoch under way"),
                 }
@@ -497,6 +502,41 @@ fn windows_close_with_the_watermark_on_any_number_of_workers() {
     assert_eq!(got, expected);
 }
 
+/// What is released in parts is one epoch: each key is told once, and no row comes after the watermark.
+#[test]
+fn an_epoch_in_parts_has_one_end() {
+    let none: Arc<dyn Callbacks> = Arc::new(Numbers::default());
+    let windows = plan(
+        &["k", "ts"],
+        true,
+        r#"{"op":"key_by","columns":["k"]},{"op":"window","kind":"tumbling","size_us":1000000},
+           {"op":"agg","aggs":[{"name":"n","fn":"count"}]}"#,
+    );
+    let values: Vec<Vec<i64>> = (0..600).map(|i| vec![i % 3, (600 - i) * 10]).collect();
+    for (plan, columns) in [(counting("update"), ["k", "v"]), (windows, ["k", "ts"])] {
+        let mut seen = Vec::new();
+        for (threads, part) in [(1, 600), (1, 7), (3, 100)] {
+            let cluster = Cluster::start(&config(&plan, &none, threads), 1, threads, 1, fresh(1));
+            let (group, _) = &cluster.groups[0];
+            let parts = values.chunks(part);
+            let end = parts.len() as u64;
+            for (epoch, values) in (0..).zip(parts) {
+                let batches = vec![rows(&columns, values).into()];
+                group.release_part(epoch, vec![Input { partition: 0, batches, rows_before: 0 }]).unwrap();
+                let made = cluster.complete(epoch, &mut 0).unwrap();
+                assert_eq!(read(&made), Vec::<Vec<i64>>::new(), "the epoch is not over");
+            }
+            group.release(end, Vec::new(), Some(i64::MAX)).unwrap();
+            let mut got = read(&cluster.complete(end, &mut 0).unwrap());
+            got.sort_unstable();
+            seen.push(got);
+            assert!(cluster.stop().1.is_empty());
+        }
+        assert!(seen[0].len() >= 3 && seen.iter().all(|got| *got == seen[0]), "{seen:?}");
+        assert_eq!(seen[0].iter().map(|row| row[row.len() - if columns[1] == "v" { 2 } else { 1 }]).sum::<i64>(), 600);
+    }
+}
+
 fn pulled(inline: &mut Inline) -> Vec<RecordBatch> {
     let mut all = Vec::new();
     loop {
@@ -585,6 +625,58 @@ fn steps_without_moves_and_bins_named_twice_do_no_harm() {
 }
 
 #[test]
+fn a_refused_step_is_told_and_the_next_migration_works() {
+    let none: Arc<dyn Callbacks> = Arc::new(Numbers::default());
+    let count = |name| {
+        format!(
+            r#"{{"op":"key_by","columns":["k"]}},{{"op":"agg","emit":"final","aggs":[{{"name":"{name}","fn":"count"}}]}}"#
+        )
+    };
+    let two_steps = plan(&["k", "v"], false, &format!("{},{}", count("n"), count("m")));
+    for plan in [counting("update"), two_steps] {
+        let cluster = Cluster::start(&config(&plan, &none, 2), 1, 2, 1, fresh(1));
+        let keyed = plan.keyed_ops();
+        for (handle, wrong, expected) in [
+            (1, (0, 9), ControlError::AbsentWorker { worker: 9 }),
+            (2, (99, 0), ControlError::BinOutOfRange { bin: 99, bins: 16 }),
+        ] {
+            // The first step moves, the second is refused as a whole, the third is not issued.
+            let back = handle as u32 % 2;
+            cluster.groups[0].0.migrate(handle, vec![vec![(0, back)], vec![(2, 1), wrong], vec![(4, 1)]]);
+            match cluster.groups[0].1.recv_timeout(PATIENCE).expect("a refused migration ends") {
+                Event::MigrationRefused { handle: told, error, steps } => {
+                    assert_eq!((told, error, steps.len()), (handle, expected, 1));
+                }
+                other => panic!("{other:?}"),
+            }
+        }
+        assert_eq!(cluster.migrate(3, vec![vec![(6, 1)], vec![(8, 1)]]).0, 2);
+        cluster.await_bins(&[vec![6; keyed], vec![10; keyed]].concat());
+        cluster.release(0, &["k", "v"], &[vec![1, 1]], None);
+        cluster.complete(0, &mut 0).unwrap();
+        assert!(cluster.stop().1.is_empty());
+    }
+}
+
+#[test]
+fn a_process_without_bins_is_told_so_when_it_is_to_own_some() {
+    let none: Arc<dyn Callbacks> = Arc::new(Numbers::default());
+    let config = config(&counting("update"), &none, 1);
+    let (events, _inbox) = unbounded();
+    let refused = Group::start(config, fabric::threads(1), Resident::nothing(), events);
+    let NotStarted { error, resident } = *refused.err().expect("it has no bins");
+    assert!(matches!(error, HostError::MissingBins { op: 0, bins } if bins.len() == 16));
+    assert_eq!(resident.inventory(0).ops, Vec::<Vec<u32>>::new());
+    // It joins where its bins are to come from others.
+    let mut wide = self::config(&counting("update"), &none, 2);
+    wide.owners = vec![vec![0; 16]];
+    let cluster = Cluster::start(&wide, 2, 1, 1, vec![Resident::fresh(), Resident::nothing()]);
+    cluster.migrate(1, vec![(0..16).map(|bin| (bin, bin % 2)).collect()]);
+    cluster.await_bins(&[8, 8]);
+    cluster.stop();
+}
+
+#[test]
 fn counters_of_all_workers_follow_an_idle_migration() {
     let none: Arc<dyn Callbacks> = Arc::new(Numbers::default());
     for (processes, threads) in [(1, 3), (3, 1)] {
@@ -596,8 +688,8 @@ fn counters_of_all_workers_follow_an_idle_migration() {
         cluster.migrate(2, vec![vec![(2, 1), (7, 2)]]);
         for (group, _) in &cluster.groups {
             let deadline = std::time::Instant::now() + PATIENCE;
-            while (group.stats().owners[0][2], group.stats().owners[0][7]) != (1, 2) {
-                assert!(std::time::Instant::now() < deadline, "{:?}", group.stats().owners);
+            while (group.owners()[0][2], group.owners()[0][7]) != (1, 2) {
+                assert!(std::time::Instant::now() < deadline, "{:?}", group.owners());
                 std::thread::yield_now();
             }
         }
@@ -668,6 +760,7 @@ fn bins_in_flight_between_epochs_come_back_when_the_generation_ends() {
     let numbers: Arc<dyn Callbacks> = Arc::new(Numbers { stuck: stuck.clone(), ..Numbers::default() });
     let mut config = config(&sequences(), &numbers, 3);
     config.journal = true;
+    config.ship_bytes = 48;
     let mut random = Random(11);
     let values = (0..200).map(|v| vec![v % 40, v]).collect::<Vec<_>>();
     let mut cluster = Cluster::start(&config, 3, 1, 1, fresh(3));
@@ -679,6 +772,9 @@ fn bins_in_flight_between_epochs_come_back_when_the_generation_ends() {
             values.iter().map(|row| vec![row[0], 5 * epoch as i64 + row[1] / 40, row[1]]).collect::<Vec<_>>();
         expected.sort_unstable();
         assert_eq!(got, expected, "epoch {epoch}");
+        if random.below(2) == 0 {
+            cluster.groups.iter().for_each(|(group, _)| group.settle(epoch));
+        }
         // A round over all workers, then moves by chance; cut off by a state that cannot move, or by a stop.
         let rounds = (1..4)
             .flat_map(|by| (0..4).map(move |part| (part * 4..part * 4 + 4).map(|bin| (bin, (bin + by) % 3)).collect()));
@@ -687,11 +783,16 @@ fn bins_in_flight_between_epochs_come_back_when_the_generation_ends() {
         if epoch % 2 == 0 {
             *stuck.lock().unwrap() = Some(random.below(40) as i64);
             cluster.groups[0].0.migrate(epoch, steps);
-            let failed = cluster
-                .groups
-                .iter()
-                .any(|(_, inbox)| matches!(inbox.recv_timeout(PATIENCE), Ok(Event::Failed { .. })));
-            assert!(failed, "a stuck bin has to move");
+            let failures = cluster.groups.iter().filter_map(|(_, inbox)| match inbox.recv_timeout(PATIENCE) {
+                Ok(Event::Failed { error }) => Some(error),
+                _ => None,
+            });
+            // The process whose bin it is says why, with what the user's code said; the others repeat it.
+            let told = failures.filter(|error| match error {
+                HostError::Call(call) => call.message.contains("is stuck"),
+                _ => false,
+            });
+            assert_eq!(told.count(), 1, "a stuck bin has to move");
             *stuck.lock().unwrap() = None;
         } else {
             cluster.groups[0].0.migrate(epoch, steps);
@@ -704,6 +805,47 @@ fn bins_in_flight_between_epochs_come_back_when_the_generation_ends() {
         cluster = Cluster::start(&config, 3, 1, epoch + 2, residents);
     }
     assert!(cluster.stop().1.is_empty());
+}
+
+#[test]
+fn originals_go_while_the_stream_is_idle() {
+    let numbers: Arc<dyn Callbacks> = Arc::new(Numbers::default());
+    let mut config = config(&sequences(), &numbers, 2);
+    config.journal = true;
+    let values = (0..200).map(|v| vec![v % 40, v]).collect::<Vec<_>>();
+    let cluster = Cluster::start(&config, 2, 1, 1, fresh(2));
+    // A worker learns a little after the leader that its bins have come.
+    let await_originals = |expected: usize| {
+        let deadline = std::time::Instant::now() + PATIENCE;
+        loop {
+            let originals = cluster.groups.iter().map(|(group, _)| group.stats().originals).sum::<usize>();
+            if originals == expected {
+                return;
+            }
+            assert!(std::time::Instant::now() < deadline, "{originals} originals stay, not {expected}");
+            std::thread::yield_now();
+        }
+    };
+    let all_to = |worker: u32| vec![(0..16).map(|bin| (bin, worker)).collect::<Vec<_>>()];
+    cluster.release(0, &["k", "v"], &values, None);
+    cluster.complete(0, &mut 0).unwrap();
+    // Moves between the epochs: the first leaves what undoes epoch 0, which may still happen.
+    assert_eq!(cluster.migrate(1, all_to(1)).0, 16);
+    assert_eq!(cluster.migrate(2, all_to(0)).0, 16);
+    cluster.await_bins(&[16, 0]);
+    // Of either worker the bins that it had at the mark.
+    await_originals(16);
+    for (group, _) in &cluster.groups {
+        group.settle(0);
+    }
+    await_originals(0);
+    // Nothing undoes it any more, so later moves leave nothing as soon as they are complete.
+    assert_eq!(cluster.migrate(3, all_to(1)).0, 16);
+    cluster.await_bins(&[0, 16]);
+    await_originals(0);
+    cluster.release(1, &["k", "v"], &values, None);
+    assert_eq!(cluster.complete(1, &mut 0).unwrap().iter().map(RecordBatch::num_rows).sum::<usize>(), 200);
+    cluster.stop();
 }
 
 #[test]

@@ -4,8 +4,8 @@
 //! element is less than or equal to it; the empty frontier says that nothing more comes.
 //!
 //! [`MutableAntichain`] keeps signed counts of times and the minimal ones among those with positive count. Negative counts
-//! are legal: a consumption may be heard of before its production. Costs per change, for n live times and a frontier of
-//! width w: O(log n) under total orders; for pairs of totally ordered coordinates O(log n + w), and as much again for each
+//! are legal: a consumption may be heard of before its production. They are kept apart: however many there are, no search for
+//! minimal times looks at them. Costs per change, for n times with counts, and of those that are live a frontier of width w: O(log n) under total orders; for pairs of totally ordered coordinates O(log n + w), and as much again for each
 //! time that enters the frontier when one leaves; otherwise O(w log n) where times have lower bounds and are spread well,
 //! O(n · w) at worst.
 //!
@@ -172,7 +172,7 @@ impl<T: PartialOrder + Ord + Clone> MutableAntichain<T> {
     pub fn update_iter(&mut self, updates: impl IntoIterator<Item = (T, i64)>) -> Drain<'_, T> {
         if T::DIMENSION <= 1 {
             for (time, diff) in updates {
-                self.counts.add(time, diff);
+                self.counts.add(&time, diff);
             }
             let least = self.counts.first_live();
             if least != self.frontier.first() {
@@ -190,7 +190,7 @@ impl<T: PartialOrder + Ord + Clone> MutableAntichain<T> {
             }
         } else {
             for (time, diff) in updates {
-                let change = self.counts.add(time.clone(), diff);
+                let change = self.counts.add(&time, diff);
                 if change.before <= 0 && change.after > 0 {
                     self.enter(time);
                 } else if change.before > 0 && change.after <= 0 {

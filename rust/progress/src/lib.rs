@@ -8,6 +8,7 @@
 //! | [`antichain`] | frontiers, as sets and maintained from counts |
 //! | [`reachability`] | the dataflow graph and what each live pointstamp can still reach |
 //! | [`capability`] | the right to send |
+//! | [`meter`] | what capabilities and messages change, until it is collected |
 //! | [`notificator`] | delivery of times that a frontier has passed |
 //! | [`post_dated`] | records for later times |
 //! | [`probe`] | read-only frontiers |
@@ -19,6 +20,7 @@ pub mod antichain;
 pub mod capability;
 pub mod change_batch;
 mod counts;
+pub mod meter;
 pub mod nest;
 pub mod notificator;
 pub mod order;
@@ -31,6 +33,7 @@ pub mod timestamp;
 pub use antichain::{Antichain, MutableAntichain};
 pub use capability::{Capability, CapabilityError};
 pub use change_batch::{ChangeBatch, Drain};
+pub use meter::Meter;
 pub use notificator::Notificator;
 pub use order::{PartialOrder, TotalOrder};
 pub use post_dated::PostDated;

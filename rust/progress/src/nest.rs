@@ -89,6 +89,11 @@ impl<const ODD: bool> PartialOrder for Nest<ODD> {
     fn less_equal(&self, other: &Self) -> bool {
         self.0.len() <= other.0.len() && self.0.iter().zip(&other.0).all(|(own, theirs)| own <= theirs)
     }
+
+    /// Of each coordinate the lesser one: zero where one of them has none.
+    fn lower_bound(&self, other: &Self) -> Option<Self> {
+        Some(Nest::of(self.0.iter().zip(&other.0).map(|(own, theirs)| *own.min(theirs)).collect()))
+    }
 }
 
 /// Lexicographic from the outermost coordinate: what is longer has a greater one there, the others being zero.

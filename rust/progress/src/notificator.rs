@@ -53,7 +53,7 @@ impl<T: Timestamp> Notificator<T> {
 
     /// The capability of the earliest pending time that is in advance of none of the frontiers.
     pub fn next(&mut self, frontiers: &[&[T]]) -> Option<Capability<T>> {
-        let free = self.pending.first_free(None, |time| !complete(time, frontiers), |_| true);
+        let free = self.pending.first_free(None, |time| !complete(time, frontiers));
         let time = free?.0.clone();
         let group = self.pending.entry(time.clone(), SmallVec::new);
         let capability = (!group.is_empty()).then(|| group.remove(0));
@@ -87,14 +87,13 @@ impl<T: Timestamp> Default for Notificator<T> {
 
 #[cfg(test)]
 mod tests {
-    use std::cell::RefCell;
     use std::rc::Rc;
 
     use super::*;
-    use crate::change_batch::ChangeBatch;
+    use crate::meter::Meter;
     use crate::timestamp::Product;
 
-    type Changes<T> = Rc<RefCell<ChangeBatch<T>>>;
+    type Changes<T> = Rc<Meter<T>>;
 
     #[test]
     fn delivers_each_group_once_and_never_early() {
@@ -103,7 +102,9 @@ mod tests {
         for time in [7, 3, 3, 5] {
             notificator.notify_at(Capability::mint(time, Rc::clone(&changes)));
         }
-        assert_eq!(changes.borrow_mut().iter().copied().collect::<Vec<_>>(), [(3, 1), (5, 1), (7, 1)]);
+        let mut held = crate::change_batch::ChangeBatch::new();
+        changes.collect(&mut held);
+        assert_eq!(held.drain().collect::<Vec<_>>(), [(3, 1), (5, 1), (7, 1)]);
         assert!(notificator.next(&[&[3]]).is_none());
         assert!(notificator.next(&[&[], &[2]]).is_none());
         assert_eq!(notificator.next(&[&[6], &[]]).map(|held| *held.time()), Some(3));
@@ -111,7 +112,9 @@ mod tests {
         assert_eq!(notificator.next(&[&[6]]).map(|held| *held.time()), Some(5));
         assert_eq!(notificator.next(&[&[7]]).map(|held| *held.time()), None);
         assert_eq!(notificator.next(&[]).map(|held| *held.time()), Some(7));
-        assert!(notificator.is_empty() && changes.borrow_mut().is_empty());
+        changes.collect(&mut held);
+        assert!(notificator.is_empty());
+        assert_eq!(held.drain().collect::<Vec<_>>(), [(3, -1), (5, -1), (7, -1)]);
     }
 
     #[test]

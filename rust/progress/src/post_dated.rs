@@ -121,7 +121,7 @@ impl<T: Timestamp, K, V> Iterator for Ready<'_, T, K, V> {
                 return Some((time.clone(), key, value));
             }
             let records = &mut self.queue.records;
-            let free = records.first_free(None, |time| !complete(time, &[self.frontier]), |_| true);
+            let free = records.first_free(None, |time| !complete(time, &[self.frontier]));
             let time = free?.0.clone();
             let group = records.remove(&time)?;
             self.queue.length -= group.len();

@@ -60,22 +60,16 @@ impl<T: PartialOrder + Ord + Clone, V> Times<T, V> {
         }
     }
 
-    /// The first entry behind `after` that is not blocked and is accepted. `blocked` must hold for every time that lies at
+    /// The first entry behind `after` that is not blocked. `blocked` must hold for every time that lies at
     /// or after one for which it holds.
-    pub(crate) fn first_free(
-        &self,
-        after: Option<&T>,
-        blocked: impl Fn(&T) -> bool,
-        accept: impl Fn(&V) -> bool,
-    ) -> Option<(&T, &V)> {
+    pub(crate) fn first_free(&self, after: Option<&T>, blocked: impl Fn(&T) -> bool) -> Option<(&T, &V)> {
         match self {
             Self::Map(map) => {
                 use std::ops::Bound::{Excluded, Unbounded};
-                let mut entries = map.range((after.map_or(Unbounded, Excluded), Unbounded));
                 // Whatever follows a blocked time is blocked as well.
-                entries.by_ref().take_while(|entry| !blocked(entry.0)).find(|entry| accept(entry.1))
+                map.range((after.map_or(Unbounded, Excluded), Unbounded)).next().filter(|entry| !blocked(entry.0))
             }
-            Self::Tree(tree) => search(&tree.root, after, &blocked, &accept).map(|node| (&node.time, &node.value)),
+            Self::Tree(tree) => search(&tree.root, after, &blocked).map(|node| (&node.time, &node.value)),
         }
     }
 
@@ -263,18 +257,17 @@ fn search<'a, T: Ord, V>(
     link: &'a Link<T, V>,
     after: Option<&T>,
     blocked: &impl Fn(&T) -> bool,
-    accept: &impl Fn(&V) -> bool,
 ) -> Option<&'a Node<T, V>> {
     let node = link.as_ref()?;
     if node.bound.as_ref().is_some_and(blocked) {
         return None;
     }
     if after.is_some_and(|after| node.time <= *after) {
-        return search(&node.right, after, blocked, accept);
+        return search(&node.right, after, blocked);
     }
-    search(&node.left, after, blocked, accept)
-        .or_else(|| (!blocked(&node.time) && accept(&node.value)).then_some(&**node))
-        .or_else(|| search(&node.right, None, blocked, accept))
+    search(&node.left, after, blocked)
+        .or_else(|| (!blocked(&node.time)).then_some(&**node))
+        .or_else(|| search(&node.right, None, blocked))
 }
 
 /// The entries of a tree in order: a stack of nodes whose left side is done.
@@ -352,9 +345,9 @@ mod tests {
                 let frontier = [Product::new(a, b), Product::new(b, a)];
                 let blocked = |time: &Pair| frontier.iter().any(|element| element.less_equal(time));
                 for after in [None, Some(&time)] {
-                    let found = ours.first_free(after, blocked, |value| value % 3 != 0);
+                    let found = ours.first_free(after, blocked);
                     let mut expected = naive.iter().filter(|entry| after.is_none_or(|after| after < entry.0));
-                    prop_assert_eq!(found, expected.find(|entry| !blocked(entry.0) && entry.1 % 3 != 0));
+                    prop_assert_eq!(found, expected.find(|entry| !blocked(entry.0)));
                 }
             }
             prop_assert!(ours.iter().eq(naive.iter()));
@@ -377,7 +370,7 @@ mod tests {
         };
         let mut after = None;
         let mut found = 0;
-        while let Some((time, ())) = times.first_free(after.as_ref(), blocked, |()| true) {
+        while let Some((time, ())) = times.first_free(after.as_ref(), blocked) {
             assert!(!frontier.iter().any(|element| element.less_equal(time)));
             after = Some(*time);
             found += 1;
@@ -385,7 +378,8 @@ mod tests {
         assert_eq!(found, 3 * side + 9 + 5 * 4 + (side - 9));
         assert!(asked.get() < 120 * (found + 1), "{} questions for {found} times", asked.get());
         let before = asked.get();
-        assert_eq!(times.first_free(None, |time| blocked(time) || time.inner > 0 || time.outer > 9, |()| false), None);
+        let row = |time: &Pair| blocked(time) || time.inner > 0 || time.outer > 9;
+        assert_eq!(times.first_free(Some(&Product::new(9, side)), row), None);
         assert!(asked.get() - before < 400, "{} questions for nothing", asked.get() - before);
     }
 }

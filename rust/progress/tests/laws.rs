@@ -3,6 +3,7 @@
 use std::cmp::Ordering;
 use std::fmt::Debug;
 
+use penstock_progress::nest::Nest;
 use penstock_progress::{FlowSummary, FlowTime, PartialOrder, PathSummary, Product, Refines, Timestamp, TotalOrder};
 use proptest::prelude::*;
 
@@ -21,6 +22,11 @@ fn time() -> impl Strategy<Value = FlowTime> {
 
 fn advance() -> impl Strategy<Value = FlowSummary> {
     (word(), half()).prop_map(|(epochs, slices)| FlowSummary::new(epochs, slices))
+}
+
+/// Coordinates of up to five scopes, few of them far from zero, so that lengths differ and zeros stand in between.
+fn nest<const ODD: bool>() -> impl Strategy<Value = Nest<ODD>> {
+    prop::collection::vec(prop_oneof![4 => 0..4u64, 1 => word()], 0..=5).prop_map(Nest::from)
 }
 
 fn pair<A: Strategy, B: Strategy>(a: A, b: B) -> impl Strategy<Value = Product<A::Value, B::Value>> {
@@ -141,6 +147,22 @@ proptest! {
         order(&deep[0], &deep[1], &deep[2])?;
         let right: Vec<_> = times.iter().map(|time| Product::new(time.0, Product::new(time.1, time.2))).collect();
         order(&right[0], &right[1], &right[2])?;
+    }
+
+    #[test]
+    fn nests(a in nest::<true>(), b in nest::<true>(), c in nest::<true>(), s in nest::<true>(), r in nest::<true>()) {
+        order(&a, &b, &c)?;
+        summary::<Nest<true>>(&s, &r, &a, &b)?;
+    }
+
+    #[test]
+    fn flows_in_nests(
+        a in pair(time(), nest::<false>()), b in pair(time(), nest::<false>()), c in pair(time(), nest::<false>()),
+        s in pair(advance(), nest::<false>()), r in pair(advance(), nest::<false>()),
+    ) {
+        order(&a, &b, &c)?;
+        order(&s, &r, &s)?;
+        summary::<Product<FlowTime, Nest<false>>>(&s, &r, &a, &b)?;
     }
 
     #[test]

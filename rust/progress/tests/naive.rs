@@ -2,15 +2,14 @@
 
 mod common;
 
-use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Debug;
 use std::rc::Rc;
 
 use common::{Graph, Random, SmallTime};
 use penstock_progress::{
-    Antichain, Capability, ChangeBatch, FlowTime, GraphError, Location, MutableAntichain, Notificator, PartialOrder,
-    PathSummary, Port, PostDated, Product, Source, Target, Timestamp,
+    Antichain, Capability, ChangeBatch, FlowTime, GraphError, Location, Meter, MutableAntichain, Notificator,
+    PartialOrder, PathSummary, Port, PostDated, Product, Source, Target, Timestamp,
 };
 use proptest::prelude::*;
 
@@ -201,7 +200,7 @@ fn refusal<T: SmallTime>(seed: u64) -> Result<(), TestCaseError> {
 
 fn notificator<T: SmallTime>(seed: u64) -> Result<(), TestCaseError> {
     let mut random = Random(seed);
-    let changes = Rc::new(RefCell::new(ChangeBatch::new()));
+    let (changes, mut held) = (Rc::new(Meter::new()), ChangeBatch::new());
     let mut ours = Notificator::new();
     let mut pending: BTreeSet<T> = BTreeSet::new();
     for _ in 0..40 {
@@ -222,11 +221,15 @@ fn notificator<T: SmallTime>(seed: u64) -> Result<(), TestCaseError> {
             pending.remove(&time);
         }
         drop(delivered);
-        let held: Vec<(T, i64)> = changes.borrow_mut().iter().cloned().collect();
-        prop_assert_eq!(held, pending.iter().map(|time| (time.clone(), 1)).collect::<Vec<_>>());
+        changes.collect(&mut held);
+        prop_assert_eq!(
+            held.iter().cloned().collect::<Vec<_>>(),
+            pending.iter().map(|time| (time.clone(), 1)).collect::<Vec<_>>()
+        );
     }
     while ours.next(&[]).is_some() {}
-    prop_assert!(ours.is_empty() && changes.borrow_mut().is_empty());
+    changes.collect(&mut held);
+    prop_assert!(ours.is_empty() && held.is_empty());
     Ok(())
 }
 

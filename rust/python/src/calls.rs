@@ -2,7 +2,7 @@
 //!
 //! Worker threads attach to the interpreter once per call, that is once per block, and once per epoch for calls that work by
 //! epochs; never once per bin. What a function may take and return, and what its exception becomes, is decided in Python
-//! (`penstock._calls`, `penstock._state`, `penstock._groups`); this module converts data and carries the exception object
+//! (`penstock._functions.calls`, `penstock._functions.state`, `penstock._functions.groups`); this module converts data and carries the exception object
 //! along in [`CallError::origin`], to be raised unchanged by the call that notices the failure.
 //!
 //! The numbers that a host asks of every bin (keys, bytes) and the mark of an epoch are kept on this side, so that asking and
@@ -15,7 +15,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use arrow_array::{ArrayRef, RecordBatch as Batch, UInt32Array};
 use arrow_schema::{Schema, SchemaRef};
-use penstock_plan::{CallError, Callbacks, EpochEnd, Expansion, ForeignState, Grouped, StateFault, States};
+use penstock_plan::{CallError, Callbacks, Encoding, EpochEnd, Expansion, ForeignState, Grouped, StateFault, States};
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict, PyIterator, PyList};
 
@@ -27,7 +27,7 @@ use crate::errors;
 pub(crate) struct PyCalls {
     calls: Vec<Arc<Call>>,
     stopping: Arc<AtomicBool>,
-    /// `penstock._calls.BrokenOff`.
+    /// `penstock._functions.calls.BrokenOff`.
     broken_off: Py<PyAny>,
 }
 
@@ -62,7 +62,7 @@ impl PyCalls {
     /// Wraps the `calls` of `Flow.to_plan`.
     pub(crate) fn new(calls: &Bound<'_, PyAny>) -> PyResult<Arc<Self>> {
         let py = calls.py();
-        let module = py.import("penstock._calls")?;
+        let module = py.import("penstock._functions.calls")?;
         let (bind, broken_off) = (module.getattr("bind")?, module.getattr("BrokenOff")?.unbind());
         let stopping = Arc::new(AtomicBool::new(false));
         let flag = Bound::new(py, StopFlag(stopping.clone()))?;
@@ -290,7 +290,7 @@ fn attached<T>(step: &str, work: impl FnOnce(Python<'_>) -> PyResult<T>) -> Resu
 /// State of one bin.
 struct PyBin {
     call: Arc<Call>,
-    /// A `penstock._state.BinState`.
+    /// A `penstock._functions.state.BinState`.
     object: Py<PyAny>,
     /// Its dict from key to state: the same object for ever.
     states: Py<PyDict>,
@@ -342,41 +342,36 @@ impl PyBin {
 struct PyState(Result<Arc<PyBin>, CallError>);
 
 impl PyState {
-    /// Runs `work` with the state, reporting an error as one that nobody can be told about.
-    fn quietly<T: Default>(&self, work: impl FnOnce(&PyBin, &Bound<'_, PyAny>) -> PyResult<T>) -> T {
-        let Ok(bin) = &self.0 else { return T::default() };
-        Python::try_attach(|py| {
-            let object = bin.object.bind(py);
-            work(bin, object).unwrap_or_else(|error| {
-                error.write_unraisable(py, Some(object));
-                T::default()
-            })
-        })
-        .unwrap_or_default()
+    /// Runs `work` with the state; a Python exception becomes a fault that carries it.
+    fn with<T>(&self, work: impl FnOnce(&PyBin, &Bound<'_, PyAny>) -> PyResult<T>) -> Result<T, StateFault> {
+        let bin = self.0.as_ref().map_err(|error| StateFault::Foreign(error.clone()))?;
+        attached(&bin.call.step, |py| work(bin, bin.object.bind(py))).map_err(StateFault::Foreign)
     }
 }
 
 impl ForeignState for PyState {
-    fn encode(&self, chunk: &mut dyn FnMut(Vec<u8>)) {
-        // A state that cannot be pickled yields a chunk that says so, see `BinState.encode`.
-        let chunks = self.quietly(|_, object| {
-            let chunks = object.call_method0("encode")?;
-            PyIterator::from_object(&chunks)?
-                .map(|bytes| Ok(bytes?.cast::<PyBytes>()?.as_bytes().to_vec()))
-                .collect::<PyResult<Vec<_>>>()
-        });
-        chunks.into_iter().for_each(chunk);
+    fn encode(&self, encoding: &mut Encoding) -> Result<Option<Vec<u8>>, StateFault> {
+        let begun = encoding.place(|| None::<Py<PyIterator>>);
+        self.with(|_, object| {
+            let py = object.py();
+            let chunks = match begun {
+                Some(chunks) => chunks.bind(py).clone(),
+                None => PyIterator::from_object(&object.call_method0("encode")?)?,
+            };
+            *begun = Some(chunks.clone().unbind());
+            let mut left = chunks;
+            left.next().map(|bytes| Ok(bytes?.cast::<PyBytes>()?.as_bytes().to_vec())).transpose()
+        })
     }
 
     fn absorb(&mut self, chunk: &[u8]) -> Result<(), StateFault> {
-        let bin = self.0.as_ref().map_err(|error| StateFault::Foreign { message: error.to_string() })?;
-        attached(&bin.call.step, |py| {
+        self.with(|bin, object| {
+            let py = object.py();
             bin.catch_up(py)?;
-            bin.object.bind(py).call_method1("absorb", (PyBytes::new(py, chunk),))?;
+            object.call_method1("absorb", (PyBytes::new(py, chunk),))?;
             bin.measure(py, 0);
             Ok(())
         })
-        .map_err(|error| StateFault::Foreign { message: error.message })
     }
 
     fn bytes(&self) -> usize {
@@ -393,13 +388,13 @@ impl ForeignState for PyState {
         }
     }
 
-    fn rollback(&mut self) {
-        self.quietly(|bin, object| {
+    fn rollback(&mut self) -> Result<(), StateFault> {
+        self.with(|bin, object| {
             bin.catch_up(object.py())?;
             object.call_method0("rollback")?;
             bin.measure(object.py(), usize::MAX);
             Ok(())
-        });
+        })
     }
 }
 

@@ -3,7 +3,11 @@
 //! [`enter`] detaches from the interpreter, so that other Python threads run, and comes back at least every [`TICK`]
 //! to let Python handle signals: Ctrl-C ends any call within one tick. The work is given in steps that wait no longer
 //! than they are told; a step never holds a lock when it returns, so nothing waits for the interpreter under a lock.
+//!
+//! [`locked`] is the way to what a lock guards. Attached threads take no lock, and whoever has one makes no Python object, an
+//! exception included: what goes wrong under a lock leaves as a value of Rust and is converted when the caller is attached again.
 
+use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use pyo3::prelude::*;
@@ -37,6 +41,11 @@ where
             return Ok(None);
         }
     }
+}
+
+/// Runs `work` detached with what `mutex` guards. `work` never attaches.
+pub(crate) fn locked<S: Send, T: Send>(py: Python<'_>, mutex: &Mutex<S>, work: impl FnOnce(&mut S) -> T + Send) -> T {
+    py.detach(|| work(&mut mutex.lock().unwrap_or_else(PoisonError::into_inner)))
 }
 
 /// A timeout given in seconds by Python: `None` waits for ever; negative, NaN and absurd values are refused.

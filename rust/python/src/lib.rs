@@ -15,6 +15,7 @@ mod errors;
 mod feed;
 mod fork;
 mod graph;
+mod handover;
 mod inline;
 mod local;
 mod member;
@@ -43,6 +44,8 @@ mod _native {
         graph_pattern,
     };
     #[pymodule_export]
+    use crate::handover::Handover;
+    #[pymodule_export]
     use crate::inline::InlineRun;
     #[pymodule_export]
     use crate::local::LocalRun;
@@ -66,9 +69,9 @@ mod _native {
         env!("CARGO_PKG_VERSION")
     }
 
-    /// How the module was built: ``"release"``, or ``"dev"``, whose figures say nothing about speed.
+    /// How the module was built, by Cargo.toml's profiles: ``"release"``; ``"setup"``, a quick build; ``"dev"``, slow.
     #[pyfunction]
     fn profile() -> &'static str {
-        if cfg!(debug_assertions) { "dev" } else { "release" }
+        env!("PENSTOCK_PROFILE")
     }
 }

@@ -1,19 +1,22 @@
 //! A flow on worker threads of this process: [`LocalRun`].
 //!
 //! Each pushed batch is one epoch. The watermark moves at its end: max(old, greatest event time - lateness), so
-//! lateness depends on the input alone, not on threads or timing. Results of an epoch are handed out when all workers
-//! have completed it, in epoch order and by worker within it.
+//! lateness depends on the input alone, not on threads or timing. Or all of them are one epoch (`whole`), as the input of a
+//! batch job is: then nothing depends on how the input is cut into batches, and no row is late. Results of a batch are handed out when all
+//! workers have completed it, in order and by worker within it.
 //!
 //! Any number of Python threads may call a `LocalRun` at once. Whoever waits takes the next event of the workers and
 //! applies it to the shared books; the lock on them is taken only while detached from the interpreter and never held
 //! while waiting.
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use arrow_array::RecordBatch as Batch;
-use crossbeam::channel::{Receiver, RecvTimeoutError, unbounded};
+use crossbeam::channel::{Receiver, RecvTimeoutError, Sender, bounded, select, unbounded};
+use penstock_bins::ControlError;
 use penstock_dataflow::fabric;
 use penstock_plan::Plan;
 use penstock_plan::host::{Event, Group, GroupConfig, HostError, Input, Resident, Rows};
@@ -41,7 +44,12 @@ struct Inner {
     workers: usize,
     bits: u8,
     ahead: usize,
+    /// Whether all that is pushed is one epoch.
+    whole: bool,
     events: Receiver<Event>,
+    /// Wakes who waits, and what says so to one `take`.
+    nudges: (Sender<()>, Receiver<()>),
+    nudged: AtomicBool,
     books: Mutex<Books>,
 }
 
@@ -63,7 +71,7 @@ struct Books {
     failures: Vec<HostError>,
     next_migration: u64,
     /// None while under way.
-    migrations: HashMap<u64, Option<Report>>,
+    migrations: HashMap<u64, Option<Result<Report, ControlError>>>,
 }
 
 /// Output of an epoch so far, by worker.
@@ -113,7 +121,10 @@ impl Books {
             }
             Event::MigrationDone { handle, moved, bytes, steps } => {
                 let steps = steps.iter().map(|s| (s.step, s.bins, s.started_ns, s.ended_ns)).collect();
-                self.migrations.insert(handle, Some(Report { moved, bytes, steps }));
+                self.migrations.insert(handle, Some(Ok(Report { moved, bytes, steps })));
+            }
+            Event::MigrationRefused { handle, error, .. } => {
+                self.migrations.insert(handle, Some(Err(error)));
             }
             Event::Failed { error } => self.failures.push(error),
         }
@@ -175,7 +186,12 @@ impl Inner {
         if let Some(outcome) = look(None, false)? {
             return Ok(Some(outcome));
         }
-        match self.events.recv_timeout(wait) {
+        let told = select! {
+            recv(self.events) -> event => event.map_err(|_| RecvTimeoutError::Disconnected),
+            recv(self.nudges.1) -> _ => return look(None, false),
+            default(wait) => Err(RecvTimeoutError::Timeout),
+        };
+        match told {
             Ok(event) => look(Some(event), false),
             Err(RecvTimeoutError::Timeout) => Ok(None),
             Err(RecvTimeoutError::Disconnected) => match look(None, true)? {
@@ -190,7 +206,8 @@ impl Inner {
 #[pymethods]
 impl LocalRun {
     #[new]
-    #[pyo3(signature = (plan, calls, workers=1, bits=8, journal=false, ahead=4))]
+    #[pyo3(signature = (plan, calls, workers=1, bits=8, journal=false, ahead=4, whole=false))]
+    #[expect(clippy::too_many_arguments, reason = "keywords in Python")]
     fn new(
         py: Python<'_>,
         plan: &str,
@@ -199,6 +216,7 @@ impl LocalRun {
         bits: u8,
         journal: bool,
         ahead: usize,
+        whole: bool,
     ) -> PyResult<Self> {
         if !(1..=MAX_WORKERS).contains(&workers) {
             return Err(errors::raise(Kind::Config, &format!("workers must be in 1..={MAX_WORKERS}, got {workers}")));
@@ -208,6 +226,12 @@ impl LocalRun {
         }
         if ahead == 0 {
             return Err(errors::raise(Kind::Config, "ahead must be at least 1"));
+        }
+        if whole && journal {
+            return Err(errors::raise(
+                Kind::Config,
+                "whole=True has one epoch and so nothing to go back to: leave journal out",
+            ));
         }
         let plan = Arc::new(plan::compile(plan)?);
         let callbacks = PyCalls::new(calls)?;
@@ -231,13 +255,14 @@ impl LocalRun {
             next_migration: 0,
             migrations: HashMap::new(),
         });
-        let inner = Inner { plan, workers, bits, ahead, events, books };
+        let (nudges, nudged) = (bounded(1), AtomicBool::new(false));
+        let inner = Inner { plan, workers, bits, ahead, whole, events, nudges, nudged, books };
         Ok(Self { owner: Owner::here(), inner: Some(Box::new(inner)) })
     }
 
-    /// Hands one batch, which becomes one epoch, to the workers; waits while `ahead` epochs are under way. False, and nothing was
-    /// pushed, when they wait themselves until outputs are taken. `clock_ms` is its processing time, by default the system's; it
-    /// never goes back.
+    /// Hands one batch, which becomes one epoch or a part of the only one, to the workers; waits while `ahead` are under way. False, and
+    /// nothing was pushed, when they wait themselves until outputs are taken. `clock_ms` is its processing time, by default the system's; it
+    /// never goes back. The only epoch has none, as a batch job.
     #[pyo3(signature = (batch, clock_ms=None))]
     fn push(&self, py: Python<'_>, batch: &Bound<'_, PyAny>, clock_ms: Option<i64>) -> PyResult<bool> {
         let inner = self.inner(py)?;
@@ -253,12 +278,13 @@ impl LocalRun {
         self.release(py, None, clock_ms)
     }
 
-    /// The next output as ``("rows" | "late", batch)``; None when `timeout` (seconds) is over or nothing more can come.
+    /// The next output as ``("rows" | "late", batch)``; None when `timeout` (seconds) is over, nothing more can come or somebody
+    /// nudged.
     #[pyo3(signature = (timeout=None))]
     fn take(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<Option<(&'static str, RecordBatch)>> {
         let inner = self.inner(py)?;
         let limit = self::timeout(timeout)?;
-        let mut ready = |_: &Inner, books: &mut Books| match books.ready.pop_front() {
+        let mut ready = |inner: &Inner, books: &mut Books| match books.ready.pop_front() {
             Some(Ready { kind, batch, told }) => {
                 if let (Some((worker, bytes)), Some(group)) = (told, &books.group) {
                     group.taken(worker, bytes);
@@ -266,10 +292,18 @@ impl LocalRun {
                 Ok(Some(Some((kind, batch))))
             }
             None if books.finished && books.open.is_empty() => Ok(Some(None)),
-            None => Ok(None),
+            None => Ok(inner.nudged.swap(false, Ordering::AcqRel).then_some(None)),
         };
         let taken = enter(py, limit, |wait| inner.step(wait, &mut ready))?.flatten();
         Ok(taken.map(|(kind, batch)| (kind, RecordBatch::new(batch))))
+    }
+
+    /// Ends the wait of a `take`, or of the next one.
+    fn nudge(&self, py: Python<'_>) -> PyResult<()> {
+        let inner = self.inner(py)?;
+        inner.nudged.store(true, Ordering::Release);
+        let _ = inner.nudges.0.try_send(());
+        Ok(())
     }
 
     /// Whether the input has ended and every result has been taken.
@@ -330,12 +364,14 @@ impl LocalRun {
                 books.let_go();
                 Ok(None)
             }
-            Some(report) => Ok(report.clone()),
+            Some(ended) => Ok(ended.clone()),
             None => Err(Problem::Unknown { what: "migration", handle }),
         };
         let Some(report) = enter(py, limit, |wait| inner.step(wait, &mut ready))? else {
             return Ok(None);
         };
+        let report =
+            report.map_err(|error| errors::raise(Kind::Engine, &format!("migration {handle} was refused: {error}")))?;
         let result = PyDict::new(py);
         result.set_item("moved", report.moved)?;
         result.set_item("bytes", report.bytes)?;
@@ -352,12 +388,18 @@ impl LocalRun {
         Ok(Some(result))
     }
 
-    /// Counters of the workers as JSON; latency samples and bin moves since the last call.
+    /// Counters of the workers and owners of the bins as JSON; latency samples and bin moves since the last call.
     fn stats(&self, py: Python<'_>) -> PyResult<String> {
         let inner = self.inner(py)?;
-        let stats = py.detach(|| inner.with(|books| books.group.as_ref().map(Group::stats)))?;
-        let stats = stats.ok_or(Problem::Closed("LocalRun"))?;
-        serde_json::to_string(&stats).map_err(|error| errors::raise(Kind::Engine, &error.to_string()))
+        let ask = |group: &Group| (group.stats(), group.owners());
+        let told = py.detach(|| inner.with(|books| books.group.as_ref().map(ask)))?;
+        let (stats, owners) = told.ok_or(Problem::Closed("LocalRun"))?;
+        let write = || -> serde_json::Result<String> {
+            let mut stats = serde_json::to_value(stats)?;
+            stats["owners"] = serde_json::to_value(owners)?;
+            Ok(stats.to_string())
+        };
+        write().map_err(|error| errors::raise(Kind::Engine, &error.to_string()))
     }
 
     /// Stops the threads and drops the state. Harmless when done twice; after it every other method raises.
@@ -419,15 +461,20 @@ impl LocalRun {
                 return Ok(books.ready.iter().any(|ready| ready.told.is_some()).then_some(false));
             }
             let (inputs, watermark) = match input.take().expect("released at most once") {
+                Some((input, _)) if inner.whole => (vec![input], None),
                 Some((input, reached)) => (vec![input], books.watermark.max(reached)),
                 None => (Vec::new(), Some(i64::MAX)),
             };
             let group = books.group.as_ref().expect("checked above");
-            books.clock_ms = books.clock_ms.max(clock_ms.unwrap_or_else(system_ms));
-            group
-                .release_at(books.next_epoch, inputs, watermark, Some(books.clock_ms))
-                .map_err(|error| Problem::Host(Box::new(error)))?;
-            books.open.insert(books.next_epoch, Epoch::default());
+            let epoch = books.next_epoch;
+            let released = if inner.whole {
+                if last { group.release(epoch, inputs, watermark) } else { group.release_part(epoch, inputs) }
+            } else {
+                books.clock_ms = books.clock_ms.max(clock_ms.unwrap_or_else(system_ms));
+                group.release_at(epoch, inputs, watermark, Some(books.clock_ms))
+            };
+            released.map_err(|error| Problem::Host(Box::new(error)))?;
+            books.open.insert(epoch, Epoch::default());
             books.next_epoch += 1;
             books.watermark = watermark;
             books.finished = last;

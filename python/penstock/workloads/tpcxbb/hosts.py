@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from penstock.schema import conform, spark_types, to_ddl
+from penstock._schema import conform, spark_types, to_ddl
 from penstock.workloads.tpcxbb.queries import Query, narrow, pack, pipeline
 from penstock.workloads.tpcxbb.tables import in_order, read, read_spark, require, rows
 
@@ -124,8 +124,8 @@ def run_spark(
     PenstockError
         As `run_local`, also for what the task raised.
     """
-    from penstock.spark.collect import to_table
-    from penstock.spark.failures import cause_of
+    from penstock.spark._session.collect import to_table
+    from penstock.spark._tasks.failures import cause_of
     from penstock.spark.ordered import ordered
 
     if rows(query.stream, folder) == 0:

@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from penstock._schema import conform
 from penstock.errors import ConfigError, SchemaError
-from penstock.schema import conform
 from penstock.workloads.params import read_params
 from penstock.workloads.parquet import open_table
 

@@ -55,6 +55,13 @@ pub struct Load {
     pub data: Vec<BTreeMap<u64, Vec<Vec<Row>>>>,
     /// By time; every batch is acceptable.
     pub control: BTreeMap<u64, Vec<Command>>,
+    /// Bytes of state under way.
+    pub ship_bytes: usize,
+}
+
+/// From one piece at a time to all at once.
+pub fn ship_bytes(dice: &mut Dice) -> usize {
+    [0, 1, 100, 1000, penstock_bins::SHIP_BYTES][dice.below(5) as usize]
 }
 
 impl Load {
@@ -78,7 +85,8 @@ impl Load {
         for _ in 0..batches {
             control.insert(dice.below(ticks), random_batch(&mut dice, bits, workers));
         }
-        Self { bits, workers, data, control }
+        let ship_bytes = ship_bytes(&mut dice);
+        Self { bits, workers, data, control, ship_bytes }
     }
 
     pub fn initial(&self) -> Routing {
@@ -191,6 +199,7 @@ pub fn config_with(worker: &Worker, seat: &Seat<Sums>, routing: &Routing, table:
         local: Rc::new(move |other| layout.process_of(other) == process),
         new_state: Rc::new(Sums::default),
         begins: Rc::new(|_| None),
+        ship_bytes: penstock_bins::SHIP_BYTES,
         stats: Arc::clone(&seat.stats),
     }
 }
@@ -218,7 +227,7 @@ pub fn run(load: &Load, layout: Layout, seed: u64) -> Trace {
     let (shared, sent) = (Arc::clone(&trace), load.clone());
     let (results, stats) = fleet::run(layout, &shelves, move |worker, seat| {
         let load = &sent;
-        let config = config(worker, seat, &load.initial());
+        let config = Config { ship_bytes: load.ship_bytes, ..config(worker, seat, &load.initial()) };
         let mut rig = build(worker, config, &shared)?;
         let index = worker.index();
         let mut dice = Dice(seed ^ (index as u64) << 32);

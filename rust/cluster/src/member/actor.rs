@@ -28,6 +28,7 @@ pub(super) enum Command {
     Migrate { call: u64, generation: u64, handle: u64, steps: Vec<Vec<(u32, u32)>> },
     Cancel { call: u64, generation: u64, handle: u64 },
     Stop { call: u64, generation: u64, keep: bool, epoch: Option<u64> },
+    Settle { call: u64, epoch: u64 },
     Stats { ticket: u64 },
     Drop { call: u64 },
     End,
@@ -41,6 +42,7 @@ impl Command {
             | Command::Migrate { call, .. }
             | Command::Cancel { call, .. }
             | Command::Stop { call, .. }
+            | Command::Settle { call, .. }
             | Command::Drop { call } => Some(*call),
             Command::Stats { .. } | Command::End => None,
         }
@@ -82,7 +84,7 @@ impl<H: Host> Actor<H> {
         commands: Receiver<Command>,
         incoming: Sender<Incoming>,
     ) -> Self {
-        let bins = Some(core.host.empty());
+        let bins = Some(core.host.nothing());
         let unanswered = BTreeSet::new();
         let (running, began, completed) = (None, 0, None);
         Actor { core, query, commands, incoming, running, bins, began, completed, unanswered }
@@ -157,6 +159,13 @@ impl<H: Host> Actor<H> {
             Turn::Command(Command::Stop { call, generation, keep, epoch }) => {
                 self.stop(call, generation, keep, epoch);
             }
+            Turn::Command(Command::Settle { call, epoch }) => {
+                // Between two generations nothing is kept for longer than the next one's first mark.
+                if let Some(running) = &self.running {
+                    self.core.host.settle(&running.group, epoch);
+                }
+                self.answer(call, Ok(json!({ "ok": true })));
+            }
             Turn::Command(Command::Stats { ticket }) => {
                 let query = self.query.name.clone();
                 let body = self.stats();
@@ -201,7 +210,8 @@ impl<H: Host> Actor<H> {
         let group = match host.start(&program, &launch, mesh, bins, keep, sender) {
             Ok(group) => group,
             Err((failure, bins)) => {
-                self.bins = bins;
+                // Bins that were to be made in this generation are not there for the next.
+                self.bins = if start.resume == Resume::Fresh { Some(host.nothing()) } else { bins };
                 return Err(failure);
             }
         };
@@ -276,7 +286,7 @@ impl<H: Host> Actor<H> {
         let failed = self.end_group();
         let epoch = epoch.unwrap_or_else(|| self.completed.map_or(self.began, |last| last + 1));
         if !keep {
-            self.bins = Some(self.core.host.empty());
+            self.bins = Some(self.core.host.nothing());
         }
         let host = &self.core.host;
         let answer = match &self.bins {
@@ -312,6 +322,11 @@ impl<H: Host> Actor<H> {
                         self.answer(call, Ok(with_ok(report)));
                     }
                 }
+                HostEvent::MigrationFailed { handle, failure } => {
+                    if let Some(call) = running.migrations.remove(&handle) {
+                        self.answer(call, Err(failure));
+                    }
+                }
                 HostEvent::Failed { failure } => drop(running.failed.get_or_insert(failure)),
             }
         }
@@ -339,6 +354,11 @@ impl<H: Host> Actor<H> {
             HostEvent::MigrationDone { handle, report } => {
                 if let Some(call) = running.migrations.remove(&handle) {
                     self.answer(call, Ok(with_ok(report)));
+                }
+            }
+            HostEvent::MigrationFailed { handle, failure } => {
+                if let Some(call) = running.migrations.remove(&handle) {
+                    self.answer(call, Err(failure));
                 }
             }
             HostEvent::Failed { failure } => self.failed(failure),

@@ -131,6 +131,7 @@ impl<H: Host> Control<H> {
                 self.find(&query)?.query.outputs().close(epoch);
                 Ok(Done::Now)
             }
+            Request::SettleEpoch { query, epoch } => self.find(&query)?.tell(Command::Settle { call, epoch }),
             Request::Discard { query, epoch } => {
                 self.find(&query)?.query.staging().discard(epoch);
                 Ok(Done::Now)

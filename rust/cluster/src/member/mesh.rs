@@ -10,7 +10,7 @@ use super::core::{Core, Query};
 use crate::error::{ClusterError, Failure};
 use crate::host::Host;
 use crate::message::{MeshContext, Peer, Start};
-use crate::session::{Role, Session};
+use crate::session::{Limits, Role, Session};
 
 /// One connection to every other process, None in our own place.
 ///
@@ -26,7 +26,9 @@ pub(super) fn connect<H: Host>(
     let mut mesh: Vec<Option<TcpStream>> = start.members.iter().map(|_| None).collect();
     for (process, peer) in start.members.iter().enumerate().skip(start.process + 1) {
         query.admit(start.generation)?;
-        let stream = dial(core, start, process, peer).map_err(|error| lost(process, peer, error))?;
+        let left = deadline.saturating_duration_since(Instant::now());
+        let limits = Limits { dial_time: left.min(core.limits.dial_time), ..core.limits.clone() };
+        let stream = dial(core, start, process, peer, &limits).map_err(|error| lost(process, peer, error))?;
         mesh[process] = Some(stream);
     }
     for (process, peer) in start.members.iter().enumerate().take(start.process) {
@@ -44,7 +46,13 @@ pub(super) fn connect<H: Host>(
     Ok(mesh)
 }
 
-fn dial<H: Host>(core: &Core<H>, start: &Start, process: usize, peer: &Peer) -> Result<TcpStream, ClusterError> {
+fn dial<H: Host>(
+    core: &Core<H>,
+    start: &Start,
+    process: usize,
+    peer: &Peer,
+    limits: &Limits,
+) -> Result<TcpStream, ClusterError> {
     let context = MeshContext {
         query: start.query.clone(),
         generation: start.generation,
@@ -53,8 +61,8 @@ fn dial<H: Host>(core: &Core<H>, start: &Start, process: usize, peer: &Peer) -> 
         member: peer.id,
     };
     let context = serde_json::to_value(context).expect("names and numbers are JSON");
-    let mut session = Session::dial(&peer.address, &core.secret, Role::Mesh, &context, &core.limits)?;
-    session.set_read_timeout(Some(core.limits.handshake_time))?;
+    let mut session = Session::dial(&peer.address, &core.secret, Role::Mesh, &context, limits)?;
+    session.set_read_timeout(Some(limits.handshake_time))?;
     session.receive_answer()?;
     session.into_stream()
 }

@@ -1,14 +1,15 @@
 //! A listener: one thread that accepts, one thread per connection.
 //!
 //! A connection is authenticated on its own thread and, once it is, served there by the handler.
-//! At most [`Limits::pending`] of them are unauthenticated at a time; whatever goes wrong before
-//! that closes this one connection and counts. [`Acceptor::close`] ends every connection and joins
-//! every thread.
+//! At most [`Limits::pending`] of them are unauthenticated at a time, a quarter of which is kept for
+//! hosts that have authenticated themselves here before; one more is turned away, and an honest
+//! peer tries again ([`Session::dial`]). Whatever goes wrong before authentication closes this one
+//! connection and counts. [`Acceptor::close`] ends every connection and joins every thread.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::io::ErrorKind;
-use std::net::{Ipv4Addr, Ipv6Addr, Shutdown, SocketAddr, TcpListener, TcpStream};
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::SeqCst};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, Shutdown, SocketAddr, TcpListener, TcpStream};
+use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
@@ -19,6 +20,8 @@ use crate::error::{ClusterError, Failure};
 
 /// Pause after the system refused to accept (no file descriptors, no memory).
 const EXHAUSTED_PAUSE: Duration = Duration::from_millis(20);
+/// One seat in so many is kept for hosts that are known.
+const KEPT_SHARE: usize = 4;
 /// How long a refused peer may take to read why.
 const REFUSAL_PATIENCE: Duration = Duration::from_secs(1);
 
@@ -39,7 +42,6 @@ struct Shared {
     metrics: Arc<Metrics>,
     handler: Box<Handler>,
     closed: AtomicBool,
-    pending: AtomicUsize,
     open: Mutex<Open>,
 }
 
@@ -48,6 +50,43 @@ struct Open {
     next: u64,
     streams: HashMap<u64, TcpStream>,
     threads: Vec<JoinHandle<()>>,
+    room: Room,
+}
+
+/// Who may be in a handshake: as many as there are seats, some of which only known hosts take.
+#[derive(Debug, Default)]
+struct Room {
+    taken: usize,
+    /// Hosts that have proved the secret, so only those of our own cluster.
+    known: HashSet<IpAddr>,
+}
+
+impl Room {
+    /// Whether one more handshake may begin; if so, it has taken its seat.
+    fn enter(&mut self, host: IpAddr, seats: usize) -> bool {
+        let kept = if self.known.contains(&host.to_canonical()) { 0 } else { seats / KEPT_SHARE };
+        let free = self.taken < seats - kept;
+        self.taken += usize::from(free);
+        free
+    }
+
+    /// A handshake has ended; `proved` by whoever has proved the secret in it.
+    fn leave(&mut self, proved: Option<IpAddr>) {
+        self.taken -= 1;
+        self.known.extend(proved.map(|host| host.to_canonical()));
+    }
+}
+
+/// A seat in the room: given back when the handshake ends, however it does.
+struct Seat<'a> {
+    shared: &'a Shared,
+    proved: Option<IpAddr>,
+}
+
+impl Drop for Seat<'_> {
+    fn drop(&mut self) {
+        self.shared.open().room.leave(self.proved);
+    }
 }
 
 impl Shared {
@@ -83,7 +122,6 @@ impl Acceptor {
             metrics,
             handler,
             closed: AtomicBool::new(false),
-            pending: AtomicUsize::new(0),
             open: Mutex::default(),
         });
         let (owned, session_name) = (Arc::clone(&shared), format!("{name}-conn"));
@@ -146,8 +184,8 @@ fn wake(mut address: SocketAddr) {
 
 fn accept(listener: &TcpListener, shared: &Arc<Shared>, name: &str) {
     loop {
-        let stream = match listener.accept() {
-            Ok((stream, _)) => stream,
+        let (stream, host) = match listener.accept() {
+            Ok((stream, peer)) => (stream, peer.ip()),
             Err(error) => {
                 if shared.closed.load(SeqCst) {
                     return;
@@ -161,19 +199,19 @@ fn accept(listener: &TcpListener, shared: &Arc<Shared>, name: &str) {
         if shared.closed.load(SeqCst) {
             return;
         }
-        if shared.pending.fetch_add(1, SeqCst) >= shared.limits.pending {
-            shared.pending.fetch_sub(1, SeqCst);
+        let seated = shared.open().room.enter(host, shared.limits.pending);
+        if !seated {
             shared.metrics.refuse(&shared.metrics.refused_crowded);
             continue;
         }
-        if spawn(stream, shared, name).is_err() {
-            shared.pending.fetch_sub(1, SeqCst);
+        if spawn(stream, host, shared, name).is_err() {
+            shared.open().room.leave(None);
             shared.metrics.refuse(&shared.metrics.refused_crowded);
         }
     }
 }
 
-fn spawn(stream: TcpStream, shared: &Arc<Shared>, name: &str) -> std::io::Result<()> {
+fn spawn(stream: TcpStream, host: IpAddr, shared: &Arc<Shared>, name: &str) -> std::io::Result<()> {
     let twin = stream.try_clone()?;
     let mut open = shared.open();
     open.threads.retain(|thread| !thread.is_finished());
@@ -182,7 +220,7 @@ fn spawn(stream: TcpStream, shared: &Arc<Shared>, name: &str) -> std::io::Result
     let owned = Arc::clone(shared);
     let thread = thread::Builder::new().name(name.to_owned()).spawn(move || {
         let _entry = Entry { shared: &owned, id };
-        serve(stream, &owned);
+        serve(stream, host, &owned);
     })?;
     open.streams.insert(id, twin);
     open.threads.push(thread);
@@ -201,9 +239,11 @@ impl Drop for Entry<'_> {
     }
 }
 
-fn serve(mut stream: TcpStream, shared: &Shared) {
+fn serve(mut stream: TcpStream, host: IpAddr, shared: &Shared) {
+    let mut seat = Seat { shared, proved: None };
     let authenticated = authenticate(&mut stream, shared);
-    shared.pending.fetch_sub(1, SeqCst);
+    seat.proved = authenticated.is_ok().then_some(host);
+    drop(seat);
     let metrics = &shared.metrics;
     let (role, context) = match authenticated {
         Ok(peer) => peer,
@@ -235,4 +275,43 @@ fn authenticate(stream: &mut TcpStream, shared: &Shared) -> Result<(Role, Vec<u8
     let (server, challenge) = Server::challenge(&shared.secret, &hello, handshake::nonce()?)?;
     wire.send(&challenge)?;
     server.verify(&wire.receive()?)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const OURS: IpAddr = IpAddr::V4(Ipv4Addr::new(10, 0, 0, 1));
+    const THEIRS: IpAddr = IpAddr::V4(Ipv4Addr::new(10, 0, 0, 2));
+
+    #[test]
+    fn strangers_do_not_take_the_last_quarter_of_the_seats() {
+        let mut room = Room::default();
+        assert!(room.enter(OURS, 8));
+        room.leave(Some(OURS));
+        assert_eq!((0..20).filter(|_| room.enter(THEIRS, 8)).count(), 6);
+        assert!(room.enter(OURS, 8) && room.enter(OURS, 8), "seats that are kept for us");
+        assert!(!room.enter(OURS, 8) && !room.enter(THEIRS, 8), "nobody gets more than there are");
+        room.leave(None);
+        assert!(!room.enter(THEIRS, 8), "7 of 8 are taken, 6 of them are for strangers");
+        assert!(room.enter(OURS, 8));
+    }
+
+    #[test]
+    fn a_host_is_known_by_its_proof_in_either_notation() {
+        let mut room = Room::default();
+        assert!(room.enter(THEIRS, 4));
+        room.leave(None);
+        assert!(room.known.is_empty(), "it has proved nothing");
+        let mapped = IpAddr::V6(Ipv4Addr::new(10, 0, 0, 1).to_ipv6_mapped());
+        assert!(room.enter(mapped, 4));
+        room.leave(Some(mapped));
+        assert_eq!((0..9).filter(|_| room.enter(OURS, 4)).count(), 4);
+    }
+
+    #[test]
+    fn a_single_seat_is_for_everybody() {
+        let mut room = Room::default();
+        assert!(room.enter(THEIRS, 1) && !room.enter(THEIRS, 1));
+    }
 }

@@ -126,6 +126,15 @@ pub(super) fn nonce() -> Result<[u8; NONCE_BYTES], HandshakeError> {
     Ok(nonce)
 }
 
+/// Refuses a hello that no server reads to its end: it would close without a word.
+pub(super) fn fits(hello: &[u8], limits: &Limits) -> Result<(), HandshakeError> {
+    let bytes = hello.len() + HEADER_BYTES + PROOF_BYTES;
+    if bytes > limits.handshake_bytes {
+        return Err(HandshakeError::TooLong { bytes, limit: limits.handshake_bytes });
+    }
+    Ok(())
+}
+
 fn message(kind: u8, body: &[&[u8]]) -> Vec<u8> {
     let length: usize = body.iter().map(|part| part.len()).sum();
     // A body that the length field cannot hold is far past every limit of the receiver, which

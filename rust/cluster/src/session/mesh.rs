@@ -155,7 +155,8 @@ impl MeshPort {
                 return Err(MeshError::Cancelled);
             }
             let left = deadline.saturating_duration_since(Instant::now()).max(Duration::from_millis(1));
-            let limits = Limits { connect_time: left.min(limits.connect_time), ..limits.clone() };
+            let (connect_time, dial_time) = (left.min(limits.connect_time), left.min(limits.dial_time));
+            let limits = Limits { connect_time, dial_time, ..limits.clone() };
             let stream = dial(plan, process, address, secret, &limits, left).map_err(|source| MeshError::Peer {
                 process,
                 address: address.clone(),

@@ -17,6 +17,7 @@ use std::fmt;
 use std::io;
 use std::net::{IpAddr, Shutdown, SocketAddr, TcpStream, ToSocketAddrs};
 use std::path::PathBuf;
+use std::thread;
 use std::time::{Duration, Instant};
 
 pub use frame::{Frame, FrameError, Kind, read_frame, write_frame};
@@ -28,6 +29,9 @@ pub(crate) use acceptor::{Accepted, Acceptor};
 
 use crate::error::{ClusterError, Failure};
 use serde_json::Value;
+
+/// Pauses before a dial that was turned away is tried again: the first, doubling, up to the second.
+const PAUSES: (Duration, Duration) = (Duration::from_millis(10), Duration::from_millis(500));
 
 /// The secret of one engine: 256 bits that every process of it knows. Never printed.
 #[derive(Clone)]
@@ -69,6 +73,8 @@ pub struct Limits {
     pub frame_bytes: usize,
     /// Longest time to establish a connection.
     pub connect_time: Duration,
+    /// For how long a dial that a crowded listener turns away tries again.
+    pub dial_time: Duration,
     /// Longest time that one write may be blocked by a peer that does not read.
     pub write_time: Duration,
     /// How often an otherwise silent member says that it lives.
@@ -94,6 +100,7 @@ impl Default for Limits {
             pending: 64,
             frame_bytes: 256 << 20,
             connect_time: Duration::from_secs(10),
+            dial_time: Duration::from_secs(30),
             write_time: Duration::from_secs(30),
             heartbeat: Duration::from_secs(10),
             silence: Duration::from_secs(60),
@@ -113,6 +120,7 @@ impl Limits {
         Limits {
             handshake_time: limits.handshake_time.min(silence),
             connect_time: limits.connect_time.min(silence),
+            dial_time: limits.dial_time.min(silence),
             write_time: silence,
             heartbeat: limits.heartbeat.min(silence / 6),
             silence,
@@ -132,8 +140,12 @@ impl Session {
     /// Dials `address` and authenticates both ends. `context` is what the connection is for, as
     /// JSON; both proofs cover it. The server's own answer to it follows as a frame.
     ///
+    /// A listener that serves as many handshakes as it may turns this one away. It is tried again then, after pauses
+    /// that grow and differ between dials, for at most [`Limits::dial_time`].
+    ///
     /// # Errors
-    /// [`ClusterError::Address`], [`ClusterError::Io`] or [`ClusterError::Handshake`].
+    /// [`ClusterError::Address`], [`ClusterError::Io`] or [`ClusterError::Handshake`];
+    /// [`ClusterError::TurnedAway`] when there was no room all the time.
     pub fn dial(
         address: &str,
         secret: &Secret,
@@ -141,9 +153,36 @@ impl Session {
         context: &Value,
         limits: &Limits,
     ) -> Result<Self, ClusterError> {
-        let mut stream = connect(address, limits.connect_time)?;
+        let began = Instant::now();
+        let mut pause = PAUSES.0;
+        for tries in 1.. {
+            match Self::dial_once(address, secret, role, context, limits) {
+                Err(ClusterError::Handshake(HandshakeError::Truncated)) => {}
+                done => return done,
+            }
+            let waited = began.elapsed();
+            if waited >= limits.dial_time {
+                return Err(ClusterError::TurnedAway { address: address.to_owned(), tries, waited });
+            }
+            // Who was turned away together comes back one by one.
+            let share = f64::from(handshake::nonce()?[0]) / 255.0;
+            thread::sleep(pause.mul_f64(0.5 + 0.5 * share).min(limits.dial_time - waited));
+            pause = (2 * pause).min(PAUSES.1);
+        }
+        unreachable!("the tries are not counted to their end")
+    }
+
+    fn dial_once(
+        address: &str,
+        secret: &Secret,
+        role: Role,
+        context: &Value,
+        limits: &Limits,
+    ) -> Result<Self, ClusterError> {
         let context = context.to_string();
         let (client, hello) = Client::hello(secret, role, context.as_bytes(), handshake::nonce()?);
+        handshake::fits(&hello, limits)?;
+        let mut stream = connect(address, limits.connect_time)?;
         let mut wire = handshake::Wire::new(&mut stream, limits);
         wire.send(&hello)?;
         let challenge = wire.receive()?;

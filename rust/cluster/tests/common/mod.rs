@@ -144,6 +144,10 @@ impl Host for Echo {
         EchoBins::default()
     }
 
+    fn nothing(&self) -> EchoBins {
+        EchoBins::default()
+    }
+
     fn inventory(&self, bins: &EchoBins, epoch: u64) -> Value {
         json!(bins.rows.range(..epoch).map(|(epoch, _)| *epoch).collect::<Vec<_>>())
     }
@@ -236,6 +240,8 @@ impl Host for Echo {
 
     fn cancel(&self, _: &EchoGroup, _: u64) {}
 
+    fn settle(&self, _: &EchoGroup, _: u64) {}
+
     fn stats(&self, group: &EchoGroup) -> Value {
         json!({ "watermark": *group.last_watermark.lock().unwrap() })
     }
@@ -301,6 +307,8 @@ impl Worker {
                 return;
             }
             *self.watermark.lock().unwrap() = watermark;
+            // Before it is told: who hears it may look whether it is gone.
+            drop((inputs, batches));
             let _ = self.events.send(HostEvent::EpochDone {
                 epoch,
                 worker: self.index,
@@ -435,7 +443,7 @@ impl Driver {
 }
 
 /// Waits until something holds.
-pub fn until(what: &str, holds: impl Fn() -> bool) {
+pub fn until(what: &str, mut holds: impl FnMut() -> bool) {
     let deadline = Instant::now() + PATIENCE;
     while !holds() {
         assert!(Instant::now() < deadline, "never: {what}");

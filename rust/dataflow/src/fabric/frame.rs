@@ -15,7 +15,7 @@ pub const MAX_BODY_BYTES: usize = 1 << 28;
 
 pub(super) const HEADER_BYTES: usize = 56;
 const MAGIC: u32 = 0x7065_6e73;
-const VERSION: u8 = 2;
+const VERSION: u8 = 3;
 
 /// What a frame is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -30,6 +30,8 @@ pub(super) enum Kind {
     Credit = 5,
     /// A worker leaves, and how many dataflows it has built.
     Leave = 6,
+    /// Data that went behind other data and is not charged.
+    Behind = 7,
 }
 
 /// A checked header.
@@ -112,6 +114,7 @@ impl Header {
             4 => Kind::Beat,
             5 => Kind::Credit,
             6 => Kind::Leave,
+            7 => Kind::Behind,
             other => return Err(ProtocolFault::Kind(other)),
         };
         if u64_at(bytes, 8) != tag.query {

@@ -1,4 +1,6 @@
-//! Two queues of frames to one process, emptied by one thread: what waits in the urgent one is taken first. Putting never blocks.
+//! Three queues of frames to one process, emptied by one thread: what waits in the urgent one is taken first, then data, then what
+//! goes behind data. Putting never blocks. So that data which never ends does not hold up what is behind it for ever, one frame of
+//! that goes first when four times its size has gone before it.
 //!
 //! Data is charged when it is put and credited when the receiver tells so; above the limit the lanes are over, until half of
 //! it is free again. Whoever ends that is told, so that it wakes the sources that wait. Invariants: what is put before the lanes close
@@ -22,12 +24,29 @@ pub(crate) enum Phase {
     Departed,
 }
 
+/// Which queue a frame waits in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Lane {
+    /// Progress, credits, beats, aborts: before all else.
+    Urgent,
+    /// Data, which is charged.
+    Data,
+    /// What need not come soon, such as state that moves: not charged, since who sends it bounds it.
+    Behind,
+}
+
+/// How much data goes before a frame behind it, in sizes of that frame.
+const DATA_SHARE: u64 = 4;
+
 /// A frame with its size.
 type Sized<F> = (F, u64);
 
 struct State<F> {
     urgent: VecDeque<Sized<F>>,
     data: VecDeque<Sized<F>>,
+    behind: VecDeque<Sized<F>>,
+    /// Bytes of data that went before the first frame behind.
+    before: u64,
     phase: Phase,
     /// Bytes of all frames ever put, less those that were dropped unsent.
     offered: u64,
@@ -45,8 +64,9 @@ pub(crate) struct Lanes<F> {
 
 impl<F> Lanes<F> {
     pub(crate) fn new(limit: u64) -> Self {
-        let (urgent, data) = (VecDeque::new(), VecDeque::new());
-        let state = State { urgent, data, phase: Phase::Open, offered: 0, charged: 0, credited: 0 };
+        let (urgent, data, behind) = (VecDeque::new(), VecDeque::new(), VecDeque::new());
+        let (phase, before, offered, charged, credited) = (Phase::Open, 0, 0, 0, 0);
+        let state = State { urgent, data, behind, before, phase, offered, charged, credited };
         Lanes { limit, state: Mutex::new(state), ready: Condvar::new(), over: AtomicBool::new(false) }
     }
 
@@ -55,20 +75,22 @@ impl<F> Lanes<F> {
     }
 
     /// Adds a frame if the lanes are open; the phase says whether they were.
-    pub(crate) fn put(&self, urgent: bool, frame: F, bytes: u64) -> Phase {
+    pub(crate) fn put(&self, lane: Lane, frame: F, bytes: u64) -> Phase {
         let mut state = self.state();
         if state.phase != Phase::Open {
             return state.phase;
         }
         state.offered += bytes;
-        if urgent {
-            state.urgent.push_back((frame, bytes));
-        } else {
-            state.charged += bytes;
-            if state.charged - state.credited > self.limit {
-                self.over.store(true, Ordering::Release);
+        match lane {
+            Lane::Urgent => state.urgent.push_back((frame, bytes)),
+            Lane::Behind => state.behind.push_back((frame, bytes)),
+            Lane::Data => {
+                state.charged += bytes;
+                if state.charged - state.credited > self.limit {
+                    self.over.store(true, Ordering::Release);
+                }
+                state.data.push_back((frame, bytes));
             }
-            state.data.push_back((frame, bytes));
         }
         drop(state);
         self.ready.notify_one();
@@ -101,10 +123,12 @@ impl<F> Lanes<F> {
         self.state().phase == Phase::Departed
     }
 
-    /// Drops the data that waits.
+    /// Drops the data that waits, and what is behind it.
     pub(crate) fn drop_data(&self) {
         let mut state = self.state();
-        state.offered -= state.data.drain(..).map(|(_, bytes)| bytes).sum::<u64>();
+        let State { data, behind, .. } = &mut *state;
+        let dropped = data.drain(..).chain(behind.drain(..)).map(|(_, bytes)| bytes).sum::<u64>();
+        state.offered -= dropped;
     }
 
     /// Accepts no more; what waits can still be taken.
@@ -123,17 +147,26 @@ impl<F> Lanes<F> {
         state.phase = Phase::Departed;
         state.urgent.clear();
         state.data.clear();
+        state.behind.clear();
         self.over.store(false, Ordering::Release);
         drop(state);
         self.ready.notify_one();
     }
 
-    /// Takes all urgent frames, else data of about `bytes`; when there is nothing, waits if it may, and at last returns the phase.
+    /// Takes all urgent frames, else data of about `bytes`, or one frame behind it; when there is nothing, waits if it may, and at last returns the phase.
     pub(crate) fn take(&self, frames: &mut Vec<F>, bytes: u64, may_wait: bool) -> Option<Phase> {
         let mut state = self.state();
         loop {
             if !state.urgent.is_empty() {
                 frames.extend(state.urgent.drain(..).map(|(frame, _)| frame));
+                return None;
+            }
+            let turn = |(_, size): &Sized<F>| state.data.is_empty() || state.before / DATA_SHARE >= *size;
+            if state.behind.front().is_some_and(turn)
+                && let Some((frame, _)) = state.behind.pop_front()
+            {
+                state.before = 0;
+                frames.push(frame);
                 return None;
             }
             let mut taken = 0;
@@ -144,6 +177,9 @@ impl<F> Lanes<F> {
                 frames.push(frame);
             }
             if taken > 0 {
+                if !state.behind.is_empty() {
+                    state.before += taken;
+                }
                 return None;
             }
             if state.phase != Phase::Open || !may_wait {

@@ -1,7 +1,8 @@
 //! The sending side of a connection between two processes: an outbox, and the thread that empties it.
 //!
-//! Two lanes: frames of the urgent one (progress, credits, beats, aborts) are written before any data frame that waits, so
-//! progress is never stuck behind a full data buffer. Within a lane the order is kept. Putting a frame never blocks.
+//! Three lanes: frames of the urgent one (progress, credits, beats, aborts) are written before any data frame that waits, so
+//! progress is never stuck behind a full data buffer; and data before state that moves, which who sends it bounds. Within a lane the
+//! order is kept. Putting a frame never blocks.
 //!
 //! Data is charged when it is queued and credited when the receiving process tells that its workers have taken it from their
 //! mailboxes: so the limit covers the buffers at both ends. Above it the link is congested until half of it is free again;
@@ -14,9 +15,10 @@ use std::io::{self, BufWriter, Write};
 use std::net::Shutdown;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use super::FabricTag;
 use super::frame::{Frame, HEADER_BYTES, Kind, MAX_BODY_BYTES};
-use super::lanes::{Lanes, Phase};
-use super::{FabricTag, Lane};
+use super::lanes::{Lane, Lanes, Phase};
+use super::verdict::Cause;
 use crate::error::{Error, Report};
 use crate::wire::encode_serde;
 
@@ -56,7 +58,12 @@ impl Outbox {
 
     fn put(&self, kind: Kind, frame: Frame) -> Phase {
         let bytes = frame.bytes();
-        self.lanes.put(kind != Kind::Data, frame, bytes)
+        let lane = match kind {
+            Kind::Data => Lane::Data,
+            Kind::Behind => Lane::Behind,
+            _ => Lane::Urgent,
+        };
+        self.lanes.put(lane, frame, bytes)
     }
 
     /// Queues a message. Never blocks.
@@ -65,8 +72,9 @@ impl Outbox {
             return Err(Error::TooLarge { bytes: body.len(), limit: MAX_BODY_BYTES });
         }
         let kind = match lane {
-            Lane::Progress => Kind::Progress,
+            Lane::Urgent => Kind::Progress,
             Lane::Data => Kind::Data,
+            Lane::Behind => Kind::Behind,
         };
         match self.put(kind, Frame::new(self.tag, kind, channel, from, to, body)) {
             Phase::Open => Ok(()),
@@ -79,9 +87,9 @@ impl Outbox {
     }
 
     /// Tells the other process why this fabric stops. Data that waits is of no use to it any more.
-    pub(super) fn send_abort(&self, from: usize, error: &Error) {
+    pub(super) fn send_abort(&self, from: usize, cause: &Cause) {
         let mut body = Vec::new();
-        encode_serde(&Report::of(error, from), &mut body);
+        encode_serde(&(cause.origin, Report::of(&cause.error, from)), &mut body);
         self.lanes.drop_data();
         self.put(Kind::Abort, Frame::new(self.tag, Kind::Abort, 0, from, 0, body));
     }
@@ -216,7 +224,7 @@ mod tests {
     fn a_link_is_congested_above_its_limit_until_half_is_free() {
         let outbox = outbox(1000);
         send(&outbox, Lane::Data, 1000);
-        send(&outbox, Lane::Progress, 5000);
+        send(&outbox, Lane::Urgent, 5000);
         assert!(!outbox.is_over(), "at the limit, and progress does not count");
         send(&outbox, Lane::Data, 100);
         assert!(outbox.is_over());
@@ -224,6 +232,30 @@ mod tests {
         assert_eq!((outbox.credit(600), outbox.is_over()), (Some(true), false));
         assert_eq!(outbox.credit(1100), Some(false), "nobody waits any more");
         assert_eq!(outbox.credit(1101), None, "more than was sent");
+    }
+
+    #[test]
+    fn data_goes_before_state_and_state_moves_on() {
+        let outbox = outbox(1 << 30);
+        let sizes = |outbox: &Outbox| {
+            let mut frames = Vec::new();
+            outbox.lanes.take(&mut frames, 1, false);
+            frames.iter().map(Frame::bytes).collect::<Vec<_>>()
+        };
+        (0..3).for_each(|_| send(&outbox, Lane::Behind, 1000));
+        (0..9).for_each(|_| send(&outbox, Lane::Data, 500));
+        send(&outbox, Lane::Urgent, 100);
+        assert_eq!(sizes(&outbox), [100]);
+        (0..8).for_each(|_| assert_eq!(sizes(&outbox), [500]));
+        assert_eq!(sizes(&outbox), [1000], "four times as much data has gone before it");
+        assert_eq!(sizes(&outbox), [500]);
+        (0..2).for_each(|_| assert_eq!(sizes(&outbox), [1000]));
+        assert!(!outbox.is_over() && outbox.credit(4500).is_some(), "only data is charged");
+        assert_eq!(outbox.credit(4501), None);
+        send(&outbox, Lane::Behind, 1000);
+        outbox.send_abort(0, &Cause { origin: 0, error: Error::Setup { reason: "test".to_string() } });
+        assert_eq!(sizes(&outbox).len(), 1);
+        assert_eq!(sizes(&outbox), [] as [u64; 0], "an abort drops state that waits");
     }
 
     #[test]
@@ -248,9 +280,9 @@ mod tests {
     #[test]
     fn an_abort_drops_data_that_waits_and_nothing_else() {
         let outbox = outbox(1 << 20);
-        send(&outbox, Lane::Progress, 300);
+        send(&outbox, Lane::Urgent, 300);
         send(&outbox, Lane::Data, 70_000);
-        outbox.send_abort(0, &Error::Setup { reason: "test".to_string() });
+        outbox.send_abort(0, &Cause { origin: 0, error: Error::Setup { reason: "test".to_string() } });
         let mut frames = Vec::new();
         while outbox.lanes.take(&mut frames, u64::MAX, false).is_none() {}
         assert_eq!(

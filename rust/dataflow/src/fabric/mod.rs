@@ -5,7 +5,8 @@
 //! workers changes (our departure from rescaling R§3.1, which stores typed endpoints per channel).
 //!
 //! Invariants: messages of one sender to one receiver arrive in order within a lane; an abort reaches every worker of the fabric,
-//! parked or not; the first cause wins and is what all workers report.
+//! parked or not, and all report one cause (module `verdict`). A seat that is dropped before its worker is made is such a
+//! cause, since its peers would wait for that worker for ever.
 
 mod frame;
 mod lanes;
@@ -16,12 +17,13 @@ mod process;
 mod shuffle;
 mod stream;
 mod sync;
+mod verdict;
 mod watch;
 
 use std::any::Any;
-use std::cell::RefCell;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::cell::{Cell, RefCell};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use crossbeam::sync::Parker;
@@ -33,8 +35,10 @@ pub use stream::{Duplex, Hangup};
 
 use crate::dataflow::Bundle;
 use crate::error::Error;
+use lanes::Lane;
 use link::Outbox;
 use shuffle::Shuffle;
+use verdict::{Cause, Verdict};
 
 /// What a message carries.
 pub(crate) enum Payload {
@@ -42,6 +46,8 @@ pub(crate) enum Payload {
     Typed(Box<dyn Any + Send>),
     /// Data from another process.
     Bytes(Vec<u8>),
+    /// Data from another process that other data goes before.
+    Behind(Vec<u8>),
     /// Progress.
     Progress(Progress),
 }
@@ -61,13 +67,6 @@ pub(crate) struct Envelope {
     pub(crate) payload: Payload,
 }
 
-/// Which queue a message waits in when it leaves the process: progress never waits behind data.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Lane {
-    Progress,
-    Data,
-}
-
 type Mailbox = mailbox::Mailbox<Envelope>;
 
 /// Where a worker is.
@@ -81,26 +80,31 @@ pub(crate) struct Shared {
     routes: Vec<Route>,
     /// One to each other process.
     links: Vec<Arc<Outbox>>,
-    aborted: AtomicBool,
-    cause: Mutex<Option<Error>>,
+    process: usize,
+    verdict: Verdict,
     /// Dataflows of local workers that are not finished: leaving with some is not a clean goodbye.
     live: AtomicUsize,
+    /// Local seats whose worker is not made yet: leaving with some is none either.
+    vacant: AtomicUsize,
     /// Workers of the whole fabric that have left, and how many dataflows each had built.
     left: Mutex<Vec<(usize, u64)>>,
-    any_left: AtomicBool,
+    left_count: AtomicUsize,
     first_local: usize,
 }
 
 impl Shared {
-    fn new(routes: Vec<Route>, links: Vec<Arc<Outbox>>, first_local: usize) -> Self {
+    fn new(routes: Vec<Route>, links: Vec<Arc<Outbox>>, process: usize, first_local: usize) -> Self {
+        let verdict = Verdict::new(links.iter().map(|outbox| outbox.process()));
+        let vacant = routes.iter().filter(|route| matches!(route, Route::Local(_))).count();
         Shared {
             routes,
             links,
-            aborted: AtomicBool::new(false),
-            cause: Mutex::new(None),
+            vacant: AtomicUsize::new(vacant),
+            process,
+            verdict,
             live: AtomicUsize::new(0),
             left: Mutex::new(Vec::new()),
-            any_left: AtomicBool::new(false),
+            left_count: AtomicUsize::new(0),
             first_local,
         }
     }
@@ -116,44 +120,42 @@ impl Shared {
 
     /// Records that a worker takes part in nothing any more but in the first `built` dataflows.
     fn leave(&self, worker: usize, built: u64) {
-        self.left.lock().unwrap_or_else(|poisoned| poisoned.into_inner()).push((worker, built));
-        self.any_left.store(true, Ordering::Release);
+        let mut left = self.left.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+        left.push((worker, built));
+        self.left_count.store(left.len(), Ordering::Release);
+        drop(left);
         self.wake_all();
-    }
-
-    fn cause(&self) -> MutexGuard<'_, Option<Error>> {
-        self.cause.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
     }
 
     fn is_aborted(&self) -> bool {
-        self.aborted.load(Ordering::Acquire)
+        self.verdict.is_stopped()
     }
 
-    /// Stops the fabric: wakes every local worker and tells the other processes. The first cause wins.
-    ///
-    /// A cause that came from another process is passed on too. Each process tells it before its own goodbye, so nobody can see
-    /// a process leave and take that for the cause, however late the words of the process where it began.
+    /// Stops the fabric: wakes every local worker and tells the other processes.
     fn abort(&self, error: Error) {
-        {
-            let mut cause = self.cause();
-            if cause.is_some() {
-                return;
-            }
-            self.links.iter().for_each(|outbox| outbox.send_abort(self.first_local, &error));
-            *cause = Some(error);
-            // Last: who sees it may leave, and the goodbye has to be behind the cause.
-            self.aborted.store(true, Ordering::Release);
+        self.stop(None, Cause { origin: self.process, error });
+    }
+
+    /// As [`Shared::abort`], also for a cause that came from another process, which is passed on too. Each process tells a cause
+    /// before its own goodbye, so nobody can see a process leave and take that for the cause, however late the words of the
+    /// process where it began.
+    fn stop(&self, from: Option<usize>, cause: Cause) {
+        let tell = |cause: &Cause| self.links.iter().for_each(|outbox| outbox.send_abort(self.first_local, cause));
+        if self.verdict.stop(from, cause, tell) {
+            self.wake_all();
         }
-        self.wake_all();
     }
 }
 
-/// The seat of one worker: made by [`threads`] or [`processes`], moved into the worker's thread.
+/// The seat of one worker: made by [`threads`] or [`processes`], moved into the worker's thread. One that is dropped before a
+/// [`Worker`](crate::Worker) was made of it stops all workers of the fabric.
 pub struct Endpoint {
     index: usize,
     shared: Arc<Shared>,
     mailbox: Arc<Mailbox>,
     parker: Parker,
+    /// Whether its worker was made.
+    taken: Cell<bool>,
     /// Between mailbox and worker, in a simulation.
     shuffle: Option<RefCell<Shuffle>>,
 }
@@ -167,6 +169,13 @@ impl Endpoint {
     /// How many workers the fabric has now. Ask each time: do not keep the answer.
     pub fn peers(&self) -> usize {
         self.shared.routes.len()
+    }
+
+    /// A worker was made of this seat, and answers for its end from now on.
+    pub(crate) fn take(&self) {
+        if !self.taken.replace(true) {
+            self.shared.vacant.fetch_sub(1, Ordering::AcqRel);
+        }
     }
 
     /// A handle that wakes this worker from any thread.
@@ -187,8 +196,9 @@ impl Endpoint {
                 Ok(())
             }
             (Route::Remote(outbox), Payload::Bytes(body)) => outbox.send(channel, self.index, to, Lane::Data, body),
+            (Route::Remote(outbox), Payload::Behind(body)) => outbox.send(channel, self.index, to, Lane::Behind, body),
             (Route::Remote(outbox), Payload::Progress(Progress::Bytes(body))) => {
-                outbox.send(channel, self.index, to, Lane::Progress, body)
+                outbox.send(channel, self.index, to, Lane::Urgent, body)
             }
             (Route::Remote(_), _) => unreachable!("a value for worker {to} of another process"),
         }
@@ -217,9 +227,14 @@ impl Endpoint {
         self.shared.links.iter().for_each(|outbox| outbox.send_leave(self.index, built));
     }
 
+    /// How many workers have left.
+    pub(crate) fn left(&self) -> usize {
+        self.shared.left_count.load(Ordering::Acquire)
+    }
+
     /// A worker that left without building dataflow number `number`, and how many it had built.
     pub(crate) fn left_before(&self, number: u64) -> Option<(usize, u64)> {
-        if !self.shared.any_left.load(Ordering::Acquire) {
+        if self.left() == 0 {
             return None;
         }
         let left = self.shared.left.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
@@ -260,8 +275,9 @@ impl Endpoint {
         self.shared.is_aborted()
     }
 
+    /// Why the fabric stopped, if it did. Waits for a moment when processes may have failed at the same time.
     pub(crate) fn failure(&self) -> Option<Error> {
-        if self.is_aborted() { self.shared.cause().clone() } else { None }
+        self.shared.verdict.report()
     }
 
     pub(crate) fn dataflow_opened(&self) {
@@ -270,6 +286,15 @@ impl Endpoint {
 
     pub(crate) fn dataflow_closed(&self) {
         self.shared.live.fetch_sub(1, Ordering::AcqRel);
+    }
+}
+
+impl Drop for Endpoint {
+    fn drop(&mut self) {
+        if !self.taken.get() {
+            let reason = "its seat was dropped before the worker was made".to_string();
+            self.shared.abort(Error::Aborted { worker: self.index, reason });
+        }
     }
 }
 
@@ -311,7 +336,7 @@ pub fn threads(workers: usize) -> Vec<Endpoint> {
     assert!(workers > 0, "a fabric has at least one worker");
     let (boxes, parkers): (Vec<_>, Vec<_>) = (0..workers).map(|_| mailbox()).unzip();
     let routes = boxes.iter().map(|mailbox| Route::Local(mailbox.clone())).collect();
-    seats(Arc::new(Shared::new(routes, Vec::new(), 0)), boxes, parkers)
+    seats(Arc::new(Shared::new(routes, Vec::new(), 0, 0)), boxes, parkers)
 }
 
 /// As [`threads`], but messages take an arbitrary number of steps and overtake each other, as the seed wants: for simulations.
@@ -335,7 +360,7 @@ fn seats(shared: Arc<Shared>, boxes: Vec<Arc<Mailbox>>, parkers: Vec<Parker>) ->
         .enumerate()
         .map(|(thread, (mailbox, parker))| {
             let (index, shared) = (first + thread, shared.clone());
-            Endpoint { index, shared, mailbox, parker, shuffle: None }
+            Endpoint { index, shared, mailbox, parker, taken: Cell::new(false), shuffle: None }
         })
         .collect()
 }

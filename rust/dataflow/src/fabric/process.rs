@@ -17,6 +17,7 @@ use super::frame::{self, Header, Kind, ReadError};
 use super::limits::Limits;
 use super::link::Outbox;
 use super::stream::{Duplex, Hangup};
+use super::verdict::Cause;
 use super::watch::{Ear, Heard, Stop, Watched, watch};
 use super::{Endpoint, Envelope, Mailbox, Payload, Progress, Route, Shared, mailbox, seats};
 use crate::error::{Error, ProtocolFault, Report};
@@ -71,7 +72,7 @@ impl Drop for RunningMark {
 }
 
 /// Owns the threads of a fabric over processes. Dropping it leaves the fabric and ends them; it is to be dropped after the
-/// workers of this process. Leaving with an unfinished dataflow aborts the other processes.
+/// workers of this process. Leaving with an unfinished dataflow, or before all workers were made, aborts the other processes.
 #[must_use = "dropping the guard leaves the fabric"]
 pub struct FabricGuard {
     shared: Arc<Shared>,
@@ -99,9 +100,15 @@ impl Drop for FabricGuard {
     fn drop(&mut self) {
         self.leaving.store(true, Ordering::Release);
         self.stop.stop();
-        if self.shared.live.load(Ordering::Acquire) > 0 {
-            let reason = "its process left with unfinished dataflows".to_string();
-            self.shared.abort(Error::Aborted { worker: self.shared.first_local, reason });
+        let unfinished = if self.shared.vacant.load(Ordering::Acquire) > 0 {
+            Some("its process left before its workers were made")
+        } else if self.shared.live.load(Ordering::Acquire) > 0 {
+            Some("its process left with unfinished dataflows")
+        } else {
+            None
+        };
+        if let Some(reason) = unfinished {
+            self.shared.abort(Error::Aborted { worker: self.shared.first_local, reason: reason.to_string() });
         }
         for (outbox, _) in &self.links {
             outbox.close();
@@ -165,7 +172,7 @@ pub fn processes_with(
         .collect();
     let links = outboxes.iter().enumerate().filter(|(other, _)| *other != process);
     let links = links.map(|(_, outbox)| outbox.clone()).collect();
-    let shared = Arc::new(Shared::new(routes, links, process * threads));
+    let shared = Arc::new(Shared::new(routes, links, process, process * threads));
     let mut watched = Vec::new();
     let mut guard = FabricGuard {
         shared: shared.clone(),
@@ -210,6 +217,7 @@ pub fn processes_with(
                 {
                     shared.abort(error);
                 }
+                shared.verdict.ended(other);
                 // Nothing that still comes on this stream is of use: let a blocked sender on either side end.
                 hangup(Shutdown::Read);
             })
@@ -252,6 +260,7 @@ impl Inbound {
             };
             match header.kind {
                 Kind::Data => self.deliver(header, Payload::Bytes(body))?,
+                Kind::Behind => self.deliver(header, Payload::Behind(body))?,
                 Kind::Progress => self.deliver(header, Payload::Progress(Progress::Bytes(body)))?,
                 Kind::Beat => {}
                 Kind::Credit => match self.outbox.credit(self.number(&body)?) {
@@ -264,12 +273,14 @@ impl Inbound {
                     shared.leave(header.from, self.number(&body)?);
                 }
                 Kind::Abort => {
-                    let report: Report = decode_serde(&body).map_err(|_| self.broken(ProtocolFault::Body(0)))?;
-                    shared.abort(report.into_error());
+                    let (origin, report): (usize, Report) =
+                        decode_serde(&body).map_err(|_| self.broken(ProtocolFault::Body(0)))?;
+                    shared.stop(Some(self.process), Cause { origin, error: report.into_error() });
                 }
                 Kind::Goodbye => {
                     goodbye = true;
                     self.outbox.depart();
+                    shared.verdict.ended(self.process);
                     shared.wake_all();
                 }
             }

@@ -10,7 +10,7 @@ pub(crate) fn frame(
     length: Option<u64>,
     body: &[u8],
 ) -> Vec<u8> {
-    let mut bytes = vec![0x73, 0x6e, 0x65, 0x70, 2, kind, 0, 0];
+    let mut bytes = vec![0x73, 0x6e, 0x65, 0x70, 3, kind, 0, 0];
     bytes.extend(11u64.to_le_bytes());
     bytes.extend(generation.to_le_bytes());
     bytes.extend(channel.to_le_bytes());

@@ -12,7 +12,7 @@ use crossbeam::sync::Parker;
 use crossbeam::utils::CachePadded;
 
 use super::envelope::Envelope;
-use super::gate::{Gate, Limits};
+use super::gate::{Gate, Limits, Share};
 use super::payload::Payload;
 use super::sleepers::Sleepers;
 
@@ -122,8 +122,7 @@ impl<P: Payload, E> Hub<P, E> {
     }
 
     /// Counts anew what the envelope holds.
-    pub(super) fn recount(&self, envelope: &mut Envelope<P, E>) {
-        let share = envelope.content.share();
+    pub(super) fn recount(&self, envelope: &mut Envelope<P, E>, share: Share) {
         self.gate.change(envelope.label.share, share);
         envelope.label.share = share;
         envelope.label.weight = share.items.max(1);

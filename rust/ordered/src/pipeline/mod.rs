@@ -29,7 +29,7 @@ mod worker;
 
 use std::collections::VecDeque;
 use std::fmt;
-use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -42,7 +42,7 @@ pub use payload::{Fault, Partitioned, Payload, Stateful, Turn};
 pub use stats::{OperatorStats, Stats};
 
 use self::core::Core;
-use envelope::{Content, Envelope, Label, Outcome};
+use envelope::{Content, Envelope, Kept, Label, Outcome};
 use fallback::{Fallback, Lane};
 use gate::Share;
 
@@ -139,6 +139,7 @@ pub struct Pipeline<P: Payload, E: Send + 'static> {
     threads: Mutex<Vec<JoinHandle<()>>>,
     pulled: AtomicU64,
     inline: AtomicU64,
+    nudged: AtomicBool,
     process: u32,
 }
 
@@ -147,7 +148,7 @@ struct Ingress<P> {
     ticket: u64,
     closed: bool,
     /// For the thread that pulls: at most one.
-    backlog: VecDeque<(u64, Share, P)>,
+    backlog: VecDeque<(u64, Share, Kept<P>)>,
     /// Whether what is inside is for the thread that pulls, or was.
     inline: bool,
     /// Of the workers that were not started yet.
@@ -157,7 +158,7 @@ struct Ingress<P> {
 
 struct Egress<P, E> {
     /// What operators gave at the end of the input.
-    last: VecDeque<(u64, Outcome<P, E>)>,
+    last: VecDeque<(u64, Kept<Outcome<P, E>>)>,
     finished: bool,
     ended: bool,
 }
@@ -188,6 +189,7 @@ impl<P: Payload, E: Send + 'static> Pipeline<P, E> {
             threads: Mutex::new(Vec::new()),
             pulled: AtomicU64::new(0),
             inline: AtomicU64::new(0),
+            nudged: AtomicBool::new(false),
             process: std::process::id(),
         }
     }
@@ -257,13 +259,12 @@ impl<P: Payload, E: Send + 'static> Pipeline<P, E> {
             if alone && self.chooses() {
                 self.advise(|fallback| fallback.starts(hub.now_ns()));
             }
-            let content = Content::Data(Ok(payload));
             let weight = share.items.max(1);
             let label = Label { number, ticket, share, entered: share.items, work_ns: 0, weight };
-            core.stages[0].enter(Envelope { label, content });
+            core.stages[0].enter(label, payload);
         } else {
             ingress.inline = true;
-            ingress.backlog.push_back((number, share, payload));
+            ingress.backlog.push_back((number, share, Kept::new(payload)));
             // Who waits looks into the backlog under this lock, so a look is enough here.
             if hub.owners_wait() {
                 drop(ingress);
@@ -318,12 +319,20 @@ impl<P: Payload, E: Send + 'static> Pipeline<P, E> {
             if let Some(pulled) = self.try_pull() {
                 return pulled;
             }
-            if deadline.is_some_and(|deadline| Instant::now() >= deadline) {
+            if self.nudged.swap(false, Ordering::AcqRel) || deadline.is_some_and(|deadline| Instant::now() >= deadline)
+            {
                 return Pulled::Nothing;
             }
             let hub = &self.core.hub;
-            hub.wait(deadline, || hub.has_output() || hub.stops() || self.has_inline() || self.is_over());
+            let nudged = || self.nudged.load(Ordering::Acquire);
+            hub.wait(deadline, || nudged() || hub.has_output() || hub.stops() || self.has_inline() || self.is_over());
         }
+    }
+
+    /// Ends the wait of one `pull`, or of the next one that would wait: it brings nothing.
+    pub fn nudge(&self) {
+        self.nudged.store(true, Ordering::Release);
+        self.core.hub.wake_owners();
     }
 
     fn has_inline(&self) -> bool {
@@ -353,11 +362,11 @@ impl<P: Payload, E: Send + 'static> Pipeline<P, E> {
         if let Some(Envelope { label: Label { number, share, entered, work_ns, .. }, content }) = hub.take() {
             let Content::Data(outcome) = content else { unreachable!("only a partitioned operator gets parts") };
             self.leaves(share, entered, Some(work_ns));
-            return Some(self.hand_over(&mut egress, number, outcome));
+            return Some(self.hand_over(&mut egress, number, outcome.into_inner()));
         }
         let waiting = lock(&self.ingress).backlog.pop_front();
         if let Some((number, share, payload)) = waiting {
-            let (outcome, work_ns) = self.run(number, payload);
+            let (outcome, work_ns) = self.run(number, payload.into_inner());
             self.leaves(share, share.items, work_ns);
             self.inline.fetch_add(1, Ordering::Relaxed);
             return Some(self.hand_over(&mut egress, number, outcome));
@@ -370,7 +379,7 @@ impl<P: Payload, E: Send + 'static> Pipeline<P, E> {
             self.finish(&mut egress);
         }
         match egress.last.pop_front() {
-            Some((number, outcome)) => Some(self.hand_over(&mut egress, number, outcome)),
+            Some((number, outcome)) => Some(self.hand_over(&mut egress, number, outcome.into_inner())),
             None => {
                 egress.ended = true;
                 Some(Pulled::End)
@@ -408,7 +417,7 @@ impl<P: Payload, E: Send + 'static> Pipeline<P, E> {
                     behind.iter().try_fold(payload, |payload, stage| stage.inline(turn(number), payload, &mut clock, 1))
                 };
                 let outcome = outcome.and_then(pass);
-                egress.last.push_back((number, outcome));
+                egress.last.push_back((number, Kept::new(outcome)));
                 number += 1;
             }
         }

@@ -1,14 +1,16 @@
 //! One operator of a pipeline: its queue, its reorder buffer, its figures, and how it works on an envelope.
 //!
 //! Invariants: envelopes are fed in the order of their tickets by one thread at a time (the ingress, or who emits from the buffer before);
-//! `workers <= most`; what the buffer before emits is in the queue before a worker is woken; no panic of an operator leaves this module.
+//! `workers <= most`; what the buffer before emits is in the queue before a worker is woken; no panic of an operator, or of a payload
+//! that is asked or dropped, leaves this module: an envelope that was taken from the queue goes on, with the panic as its error.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use crossbeam::queue::SegQueue;
 
-use super::envelope::{Assembly, Content, Envelope, Outcome, Piece, Work};
+use super::envelope::{Assembly, Content, Envelope, Kept, Label, Outcome, Part, Piece, Work, said};
+use super::gate::Share;
 use super::hub::Hub;
 use super::payload::{Fault, Partitioned, Payload, Stateful, Turn};
 use super::stats::Counters;
@@ -52,11 +54,24 @@ impl<P: Payload, E: Send + 'static> Stage<P, E> {
                 result.map_err(|error| Fault::Failed { operator: self.at, name: Arc::clone(&self.name), error })
             }
             Err(panic) => {
-                let text = panic.downcast_ref::<&str>().map(|text| (*text).to_owned());
-                let message = text.or_else(|| panic.downcast_ref::<String>().cloned());
-                let message = message.unwrap_or_else(|| "(no message)".to_owned());
-                Err(Fault::Panicked { operator: self.at, name: Arc::clone(&self.name), message })
+                Err(Fault::Panicked { operator: self.at, name: Arc::clone(&self.name), message: said(panic) })
             }
+        }
+    }
+
+    /// Asks a payload what it weighs.
+    fn weigh(&self, payload: P) -> Outcome<(P, Share), E> {
+        // Kept outside of the guard: if it panics, it is not dropped in the middle of that.
+        let payload = Kept::new(payload);
+        let share = self.guard(|| Ok(Share { items: payload.get().items(), bytes: payload.get().bytes() }))?;
+        Ok((payload.into_inner(), share))
+    }
+
+    /// What this operator gave, and its weight; 0 where that cannot be said.
+    fn weighed(&self, outcome: Outcome<P, E>) -> (Outcome<P, E>, Share) {
+        match outcome.and_then(|payload| self.weigh(payload)) {
+            Ok((payload, share)) => (Ok(payload), share),
+            Err(fault) => (Err(fault), Share::default()),
         }
     }
 
@@ -68,9 +83,8 @@ impl<P: Payload, E: Send + 'static> Stage<P, E> {
                 // The last part gets the reference that the others were made from: who is last has to find it among the parts.
                 let pieces = parts.len();
                 let assemblies = std::iter::repeat_n(Arc::new(Assembly::new(envelope.label, pieces)), pieces);
-                for (at, (assembly, (partition, part))) in assemblies.zip(parts).enumerate() {
-                    let weight = part.items().max(1);
-                    self.add(partition, weight, Work::Part(assembly, at, part));
+                for (at, (assembly, part)) in assemblies.zip(parts).enumerate() {
+                    self.add(part.partition, part.share.items.max(1), Work::Part(assembly, at, part));
                 }
             }
             Content::Data(_) => {
@@ -108,29 +122,46 @@ impl<P: Payload, E: Send + 'static> Stage<P, E> {
         }
     }
 
-    /// Prepares what goes to this operator: splits it if it works by partition.
-    fn prepare(&self, content: Content<P, E>) -> Content<P, E> {
-        let Kind::Partitioned(operator, partitions) = &self.kind else { return content };
-        let split = |payload| {
-            let parts = self.guard(|| operator.split(payload))?;
-            match parts.iter().find(|(partition, _)| partition >= partitions) {
-                None => Ok(parts),
-                Some((partition, _)) => Err(Fault::NoSuchPartition {
-                    operator: self.at,
-                    name: Arc::clone(&self.name),
-                    partition: *partition,
-                    partitions: *partitions,
-                }),
-            }
+    /// Prepares what goes to this operator, and weighs that again: splits it if it works by partition.
+    fn prepare(&self, outcome: Outcome<P, E>, share: Share) -> (Content<P, E>, Share) {
+        let whole = |(outcome, share)| (Content::Data(Kept::new(outcome)), share);
+        let (operator, payload) = match (&self.kind, outcome) {
+            (Kind::Partitioned(operator, _), Ok(payload)) => (operator, payload),
+            (_, outcome) => return whole((outcome, share)),
         };
-        match content {
-            Content::Data(Ok(payload)) => match split(payload) {
-                Ok(parts) if parts.is_empty() => Content::Data(self.guard(|| operator.merge(Vec::new()))),
-                Ok(parts) => Content::Parts(parts),
-                Err(fault) => Content::Data(Err(fault)),
-            },
-            other => other,
+        match self.split(payload) {
+            Ok(parts) if parts.is_empty() => whole(self.weighed(self.guard(|| operator.merge(Vec::new())))),
+            Ok(parts) => {
+                let mut share = Share::default();
+                for part in &parts {
+                    share.items += part.share.items;
+                    share.bytes += part.share.bytes;
+                }
+                (Content::Parts(parts), share)
+            }
+            Err(fault) => whole((Err(fault), Share::default())),
         }
+    }
+
+    fn split(&self, payload: P) -> Outcome<Vec<Part<P>>, E> {
+        let Kind::Partitioned(operator, partitions) = &self.kind else { unreachable!("nothing else splits") };
+        let parts = self.guard(|| operator.split(payload))?;
+        // From here on each is dropped alone, whatever happens.
+        let parts = parts.into_iter().map(|(partition, part)| (partition, Kept::new(part))).collect::<Vec<_>>();
+        if let Some((partition, _)) = parts.iter().find(|(partition, _)| partition >= partitions) {
+            let (partition, partitions) = (*partition, *partitions);
+            return Err(Fault::NoSuchPartition {
+                operator: self.at,
+                name: Arc::clone(&self.name),
+                partition,
+                partitions,
+            });
+        }
+        let weighed = parts.into_iter().map(|(partition, part)| {
+            let (part, share) = self.weigh(part.into_inner())?;
+            Ok(Part { partition, payload: Kept::new(part), share })
+        });
+        weighed.collect()
     }
 
     /// Works on one piece from the queue.
@@ -145,24 +176,28 @@ impl<P: Payload, E: Send + 'static> Stage<P, E> {
                 if !matches!(self.kind, Kind::Partitioned(..))
                     && let Content::Data(outcome) = envelope.content
                 {
-                    envelope.content = Content::Data(outcome.and_then(|payload| self.call(turn, payload)));
+                    let outcome = outcome.into_inner().and_then(|payload| self.call(turn, payload));
+                    envelope.content = Content::Data(Kept::new(outcome));
                 }
                 let spent_ns = self.hub.lap(now);
                 envelope.label.work_ns += spent_ns;
                 self.counters.worked(items, spent_ns);
-                self.finished(envelope, items, now);
+                let Content::Data(outcome) = envelope.content else { unreachable!("whole envelopes have no parts") };
+                self.finished(envelope.label, outcome.into_inner(), items, now);
             }
             Work::Part(assembly, at, part) => {
-                let (number, items) = (assembly.label.number, part.items());
+                let Part { partition: _, payload, share: Share { items, .. } } = part;
+                let number = assembly.label.number;
                 self.hub.holds(worker, self.at, number, *now);
                 self.counters.taken(items.max(1));
                 let Kind::Partitioned(operator, _) = &self.kind else {
                     unreachable!("only partitioned operators get parts")
                 };
-                let outcome = self.guard(|| operator.operate(Turn { worker, number }, partition, part));
+                let payload = payload.into_inner();
+                let outcome = self.guard(|| operator.operate(Turn { worker, number }, partition, payload));
                 let work_ns = self.hub.lap(now);
                 self.counters.worked(items, work_ns);
-                let _ = assembly.done.push(Piece { at, partition, outcome, work_ns });
+                let _ = assembly.done.push(Piece { at, partition, outcome: Kept::new(outcome), work_ns });
                 if let Some(assembly) = Arc::into_inner(assembly) {
                     self.merge(assembly, now);
                 }
@@ -177,31 +212,45 @@ impl<P: Payload, E: Send + 'static> Stage<P, E> {
         let mut label = assembly.label;
         let items = label.share.items;
         label.work_ns += pieces.iter().map(|piece| piece.work_ns).sum::<u64>();
-        let content = Content::Data(self.put_together(pieces));
+        let outcome = self.put_together(pieces.into_iter().map(|piece| (piece.partition, piece.outcome)));
         let merge_ns = self.hub.lap(now);
         label.work_ns += merge_ns;
-        let envelope = Envelope { label, content };
         self.counters.aside(merge_ns);
-        self.finished(envelope, items, now);
+        self.finished(label, outcome, items, now);
     }
 
-    fn put_together(&self, pieces: Vec<Piece<P, E>>) -> Outcome<P, E> {
+    /// Merges parts, or gives the error of the first that failed.
+    fn put_together(&self, pieces: impl IntoIterator<Item = (usize, Kept<Outcome<P, E>>)>) -> Outcome<P, E> {
         let Kind::Partitioned(operator, _) = &self.kind else { unreachable!("only partitioned operators get parts") };
-        let parts = pieces.into_iter().map(|piece| piece.outcome.map(|part| (piece.partition, part)));
-        let parts = parts.collect::<Result<Vec<_>, _>>()?;
-        self.guard(|| operator.merge(parts))
+        let mut parts = Vec::new();
+        let mut failed = None;
+        for (partition, outcome) in pieces {
+            match outcome.into_inner() {
+                Ok(part) => parts.push((partition, Kept::new(part))),
+                // Each on its own way out.
+                Err(fault) if failed.is_some() => drop(Kept::new(fault)),
+                Err(fault) => failed = Some(fault),
+            }
+        }
+        match failed {
+            Some(fault) => Err(fault),
+            None => {
+                let parts = parts.into_iter().map(|(partition, part)| (partition, part.into_inner())).collect();
+                self.guard(|| operator.merge(parts))
+            }
+        }
     }
 
     /// Works on a whole envelope on the thread of the owner, also by partition, past the queues. Reads the clock if it is given; then
     /// the envelope stands for so many.
     pub(super) fn inline(&self, turn: Turn, payload: P, clock: &mut Option<u64>, stands_for: u64) -> Outcome<P, E> {
-        let items = payload.items();
+        let (payload, share) = self.weigh(payload)?;
         if let Some(now) = clock {
             self.hub.holds(turn.worker, self.at, turn.number, *now);
         }
-        let outcome = self.call(turn, payload);
+        let (outcome, made) = self.weighed(self.call(turn, payload));
         let each = clock.as_mut().map(|now| (self.hub.lap(now), stands_for));
-        self.counters.passed(items, outcome.as_ref().map_or(0, Payload::items), each);
+        self.counters.passed(share.items, made.items, each);
         if each.is_some() {
             self.hub.lets_go(turn.worker);
         }
@@ -215,21 +264,15 @@ impl<P: Payload, E: Send + 'static> Stage<P, E> {
                 let mut operator = operator.lock().unwrap_or_else(PoisonError::into_inner);
                 self.guard(|| operator.operate(turn, payload))
             }
-            Kind::Partitioned(operator, _) => match self.prepare(Content::Data(Ok(payload))) {
-                Content::Parts(parts) => {
-                    let mut done = Vec::with_capacity(parts.len());
-                    let mut failed = None;
-                    for (partition, part) in parts {
-                        // All of them, as on workers: the state of every partition sees its part.
-                        match self.guard(|| operator.operate(turn, partition, part)) {
-                            Ok(part) => done.push((partition, part)),
-                            Err(fault) => drop(failed.get_or_insert(fault)),
-                        }
-                    }
-                    failed.map_or_else(|| self.guard(|| operator.merge(done)), Err)
-                }
-                Content::Data(outcome) => outcome,
-            },
+            Kind::Partitioned(operator, _) => {
+                let done = self.split(payload)?.into_iter().map(|Part { partition, payload, .. }| {
+                    let payload = payload.into_inner();
+                    (partition, Kept::new(self.guard(|| operator.operate(turn, partition, payload))))
+                });
+                // All of them, as on workers: the state of every partition sees its part.
+                let done = done.collect::<Vec<_>>();
+                self.put_together(done)
+            }
         }
     }
 
@@ -247,32 +290,30 @@ impl<P: Payload, E: Send + 'static> Stage<P, E> {
             Kind::Partitioned(operator, partitions) => {
                 let ends = (0..*partitions).filter_map(|partition| {
                     let end = self.guard(|| operator.finish(turn, partition)).transpose()?;
-                    Some(end.map(|part| (partition, part)))
+                    Some((partition, Kept::new(end)))
                 });
-                let ends = ends.collect::<Result<Vec<_>, _>>();
-                match ends {
-                    Ok(parts) if parts.is_empty() => None,
-                    Ok(parts) => Some(self.guard(|| operator.merge(parts))),
-                    Err(fault) => Some(Err(fault)),
-                }
+                let ends = ends.collect::<Vec<_>>();
+                (!ends.is_empty()).then(|| self.put_together(ends))
             }
         }
     }
 
     /// Sends an envelope that this operator is done with.
-    fn finished(&self, mut envelope: Envelope<P, E>, items: usize, now: &mut u64) {
-        let made = match &envelope.content {
-            Content::Data(outcome) => outcome.as_ref().map_or(0, Payload::items),
-            _ => 0,
+    fn finished(&self, label: Label, outcome: Outcome<P, E>, items: usize, now: &mut u64) {
+        let (outcome, share) = self.weighed(outcome);
+        self.counters.gave(items, share.items);
+        let Some(next) = &self.next else {
+            return self.leave(Envelope { label, content: Content::Data(Kept::new(outcome)) }, share);
         };
-        self.counters.gave(items, made);
-        if let Some(next) = &self.next {
-            envelope.content = next.prepare(envelope.content);
-            let split_ns = self.hub.lap(now);
-            next.counters.aside(split_ns);
-            envelope.label.work_ns += split_ns;
-        }
-        self.hub.recount(&mut envelope);
+        let (content, share) = next.prepare(outcome, share);
+        let split_ns = self.hub.lap(now);
+        next.counters.aside(split_ns);
+        let label = Label { work_ns: label.work_ns + split_ns, ..label };
+        self.leave(Envelope { label, content }, share);
+    }
+
+    fn leave(&self, mut envelope: Envelope<P, E>, share: Share) {
+        self.hub.recount(&mut envelope, share);
         self.counters.made(envelope.label.weight);
         self.send(envelope);
     }
@@ -281,13 +322,16 @@ impl<P: Payload, E: Send + 'static> Stage<P, E> {
         // A ticket is admitted only when it fits into every buffer, so this is our own mistake, and no output would ever come.
         if let Err(refused) = self.ring.send(envelope.label.ticket, envelope) {
             self.hub.breaks(format!("operator {} ({}): {refused}", self.at, self.name));
+        } else if let Some(why) = self.ring.broken() {
+            self.hub.breaks(format!("operator {} ({}): {why}", self.at, self.name));
         }
     }
 
     /// Splits for this operator on the thread of the owner, which then feeds it.
-    pub(super) fn enter(&self, mut envelope: Envelope<P, E>) {
-        envelope.content = self.prepare(envelope.content);
-        self.hub.recount(&mut envelope);
+    pub(super) fn enter(&self, label: Label, payload: P) {
+        let (content, share) = self.prepare(Ok(payload), label.share);
+        let mut envelope = Envelope { label, content };
+        self.hub.recount(&mut envelope, share);
         self.feed(envelope);
     }
 

@@ -1,13 +1,16 @@
 //! What a worker thread does: it asks the scheduler which operator to serve, serves a quantum, and parks where there is nothing to do.
 //!
 //! Invariants: a worker parks only after a whole round in which nothing arrived and no operator that could run had anything for it; so
-//! whatever is left behind by one that goes on is found by that one. It never waits for another worker.
+//! whatever is left behind by one that goes on is found by that one. It never waits for another worker. No panic ends it in silence: one that
+//! comes here (a scheduler's, or a mistake of ours) has lost an envelope, so it ends the pipeline, and whoever pulls is told.
 
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
 use crossbeam::sync::Parker;
 
 use super::core::Core;
+use super::envelope::said;
 use super::payload::Payload;
 use crate::schedule::{self, Load};
 
@@ -19,6 +22,12 @@ const QUANTUM: usize = 64;
 const WINDOW_NS: u64 = 10_000_000;
 
 pub(super) fn run<P: Payload, E: Send + 'static>(core: &Arc<Core<P, E>>, worker: usize, parker: &Parker) {
+    if let Err(panic) = catch_unwind(AssertUnwindSafe(|| work(core, worker, parker))) {
+        core.hub.breaks(format!("worker {worker} panicked: {}", said(panic)));
+    }
+}
+
+fn work<P: Payload, E: Send + 'static>(core: &Arc<Core<P, E>>, worker: usize, parker: &Parker) {
     let mut round = Round { core, worker, loads: Vec::new(), barred: vec![false; core.stages.len()], last: None };
     let mut seen = core.arrivals();
     while !core.hub.stops() {

@@ -13,7 +13,7 @@ use std::time::Instant;
 
 use arrow_array::RecordBatch;
 use arrow_select::concat::concat_batches;
-use penstock_bins::{BinTable, Config, Control, Routing, Shelf, Stateful, Stats, Step, What, stateful};
+use penstock_bins::{BinTable, Config, Control, ControlError, Routing, Shelf, Stateful, Stats, Step, What, stateful};
 use penstock_dataflow::{BoxError, InputHandle, Pipeline, Scope, Stream, Worker};
 use penstock_progress::{FlowTime, ProbeHandle};
 
@@ -146,7 +146,8 @@ impl Shared {
         let workers = local.iter().map(|worker| *worker as u32).collect::<Vec<_>>();
         let mut routed = Vec::new();
         for (op, (keyed, owners)) in config.plan.keyed().zip(&config.owners).enumerate() {
-            let name = format!("{op}:{}", keyed.name);
+            // The step, not what the user calls it: bins stay when a function is renamed between generations.
+            let name = keyed.step.to_string();
             let routing = Routing::from_owners(owners.clone())?;
             let shelf = &resident.shelf;
             let bins =
@@ -189,6 +190,16 @@ impl Shared {
         Resident { shelf: self.shelf.clone(), fresh: false, ops }
     }
 
+    /// See [`super::Group::settle`].
+    pub(crate) fn settle(&self, epoch: u64) {
+        self.shelf.settle_epoch(epoch);
+    }
+
+    /// Originals of bins that are kept.
+    pub(crate) fn originals(&self) -> usize {
+        self.shelf.counts().1
+    }
+
     /// Bytes of state that this process has sent or received since the last call. Only migrations move any, one at a time.
     pub(crate) fn moved_bytes(&self) -> u64 {
         let counters = self.ops.iter().map(|op| op.stats.counters());
@@ -229,6 +240,7 @@ impl Shared {
 pub(crate) struct Op {
     pub(crate) table: Rc<RefCell<BinTable<State>>>,
     routing: Rc<RefCell<Routing>>,
+    rejected: Rc<RefCell<Vec<(FlowTime, ControlError)>>>,
     shelf: Shelf<State>,
 }
 
@@ -269,6 +281,12 @@ impl Built {
         self.ops.iter().for_each(|op| {
             op.shelf.close_epoch(epoch);
         });
+    }
+
+    /// Why the control of a time was refused, if it was. All keyed steps see the same control, with the same bins and workers.
+    pub(crate) fn refusal(&self, time: &FlowTime) -> Option<ControlError> {
+        let all = self.ops.iter().map(|op| op.rejected.borrow_mut().extract_if(.., |(at, _)| at == time).last());
+        all.fold(None, |first, found| first.or(found.map(|(_, error)| error)))
     }
 
     /// Owner of each bin by the routing in force, per keyed step.
@@ -351,8 +369,9 @@ fn build_in(
             Part::Keyed(index, keyed) => {
                 let op = &shared.ops[index];
                 let built = keyed_step(&blocks, &commands, config, shared, op, keyed, late.clone())?;
-                blocks = built.output;
-                ops.push(Op { table: built.table, routing: built.routing, shelf: shared.shelf.clone() });
+                let Stateful { output, table, routing, rejected, .. } = built;
+                blocks = output;
+                ops.push(Op { table, routing, rejected, shelf: shared.shelf.clone() });
             }
         }
     }
@@ -397,6 +416,7 @@ fn keyed_step(
         new_state: Rc::new(move || spec.new_state(&callbacks)),
         // Without marks nothing tells an original from what became of its copy.
         begins: Rc::new(move |time: &FlowTime| (journal && time.slice < MARK).then_some(time.epoch)),
+        ship_bytes: config.ship_bytes,
         stats: op.stats.clone(),
     };
     let mut operator = keyed.operator(&config.callbacks)?;

@@ -4,22 +4,24 @@
 //! outlives its generation: a rollback, a join or a leave ends it and starts the next one with the bins
 //! that it left in its [`Resident`].
 
+use std::error::Error as _;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
 
 use arrow_array::RecordBatch;
 use crossbeam::channel::{Receiver, Sender, unbounded};
+use penstock_bins::{BinsError, ControlError};
 use penstock_dataflow::{BoxError, Endpoint, Waker, Worker};
 
 use super::build::{self, Shared};
 use super::feed::{Input, deal};
-use super::lead::Order;
 pub use super::lead::StepReport;
+use super::lead::{Migrated, Order};
 use super::resident::Resident;
 use super::rows::{Keep, Rows};
 use super::stats::{GroupStats, Meter};
-use super::worker::{Command, Release, Told, WorkerLoop};
+use super::worker::{Command, End, Release, Told, WorkerLoop};
 use crate::callback::{CallError, Callbacks};
 use crate::error::OpError;
 use crate::plan::Plan;
@@ -46,6 +48,8 @@ pub struct GroupConfig {
     pub slice_rows: usize,
     /// Keep what a rollback to the start of the epoch under way needs.
     pub journal: bool,
+    /// Bytes of state that each worker may have under way to other processes (default 8 MiB); see [`penstock_bins::Config`].
+    pub ship_bytes: usize,
     /// Takes outputs and late rows as they are made; without it they stay in memory until their epoch is done, or are told.
     pub keep: Option<Arc<dyn Keep>>,
     /// Tell outputs as they are made, by [`Event::Rows`], and wait while the host has not [taken](Group::taken) them: for plans
@@ -75,6 +79,7 @@ impl GroupConfig {
             window: 8,
             slice_rows,
             journal: false,
+            ship_bytes: penstock_bins::SHIP_BYTES,
             keep: None,
             eager: false,
         }
@@ -119,6 +124,16 @@ pub enum Event {
         /// The steps.
         steps: Vec<StepReport>,
     },
+    /// A step of a migration was refused (leader's process only): nothing of it moved, and no step behind it was issued. The group
+    /// goes on.
+    MigrationRefused {
+        /// As given to [`Group::migrate`].
+        handle: u64,
+        /// Why.
+        error: ControlError,
+        /// The steps that were completed before.
+        steps: Vec<StepReport>,
+    },
     /// A worker has ended with an error; the whole group is ending.
     Failed {
         /// Why.
@@ -140,7 +155,7 @@ pub enum HostError {
     Data(Arc<dyn std::error::Error + Send + Sync>),
     /// The bins do not fit the routing, or the protocol of moving them was broken.
     #[error(transparent)]
-    Bins(Arc<penstock_bins::BinsError>),
+    Bins(Arc<BinsError>),
     /// The resident state lacks bins that this process should own.
     #[error("keyed step {op} lacks the state of {} bins (first: {:?}) that this process should own", bins.len(), bins.first())]
     MissingBins {
@@ -195,15 +210,17 @@ pub struct NotStarted {
 
 impl From<penstock_dataflow::Error> for HostError {
     fn from(error: penstock_dataflow::Error) -> Self {
-        if let penstock_dataflow::Error::Operator { source, .. } = &error
-            && let Some(error) = source.downcast_ref::<OpError>()
-        {
+        let penstock_dataflow::Error::Operator { source, .. } = &error else { return HostError::Dataflow(error) };
+        if let Some(error) = source.downcast_ref::<OpError>() {
             return match error {
                 OpError::Call(call) => HostError::Call(call.clone()),
                 _ => HostError::Data(source.clone()),
             };
         }
-        HostError::Dataflow(error)
+        match source.downcast_ref::<BinsError>() {
+            Some(error) => error.clone().into(),
+            None => HostError::Dataflow(error),
+        }
     }
 }
 
@@ -219,8 +236,16 @@ impl From<BoxError> for HostError {
     }
 }
 
-impl From<penstock_bins::BinsError> for HostError {
-    fn from(error: penstock_bins::BinsError) -> Self {
+impl From<BinsError> for HostError {
+    fn from(error: BinsError) -> Self {
+        // The user's code may be the reason.
+        let mut cause: Option<&(dyn std::error::Error + 'static)> = error.source();
+        while let Some(reason) = cause {
+            if let Some(call) = reason.downcast_ref::<CallError>() {
+                return HostError::Call(call.clone());
+            }
+            cause = reason.source();
+        }
         HostError::Bins(Arc::new(error))
     }
 }
@@ -320,16 +345,30 @@ impl Group {
         watermark: Option<i64>,
         clock_ms: Option<i64>,
     ) -> Result<(), HostError> {
+        self.tell_release(epoch, inputs, Some(End { watermark, clock_ms }))
+    }
+
+    /// Releases rows of an epoch that goes on in the next release: `EpochDone` comes as for any, but operators see neither a watermark nor
+    /// an end of the epoch. Not with a journal, whose marks lie between epochs.
+    ///
+    /// # Errors
+    /// `EpochTooLarge`; nothing was released.
+    pub fn release_part(&self, epoch: u64, inputs: Vec<Input>) -> Result<(), HostError> {
+        debug_assert!(!self.config.journal, "what a part leaves open would be marked as if it were complete");
+        self.tell_release(epoch, inputs, None)
+    }
+
+    fn tell_release(&self, epoch: u64, inputs: Vec<Input>, end: Option<End>) -> Result<(), HostError> {
         let ordered = self.config.plan.needs_order();
         let dealt = deal(inputs, self.config.slice_rows, self.seats.len(), ordered)?;
         for (seat, slices) in self.seats.iter().zip(dealt) {
-            seat.tell(Command::Release(Release { epoch, slices: slices.into(), watermark, clock_ms }));
+            seat.tell(Command::Release(Release { epoch, slices: slices.into(), end }));
         }
         Ok(())
     }
 
-    /// Starts a migration; has an effect only in the process of worker 0. `MigrationDone` follows. Bins and workers must
-    /// exist; of several moves of one bin in a step the last counts, a step without moves is complete at once.
+    /// Starts a migration; has an effect only in the process of worker 0. `MigrationDone` follows, or `MigrationRefused` when a bin
+    /// or worker does not exist. Of several moves of one bin in a step the last counts, a step without moves is complete at once.
     pub fn migrate(&self, handle: u64, steps: Vec<Vec<(u32, u32)>>) {
         if let Some(seat) = self.seats.first() {
             seat.tell(Command::Migrate(Order { handle, steps }));
@@ -359,7 +398,20 @@ impl Group {
             seat.meter.collect(&mut stats);
         }
         stats.moves = self.shared.drain_moves();
+        stats.originals = self.shared.originals();
         stats
+    }
+
+    /// Owner of each bin as the first local worker routes now, per keyed step. Not a counter: as long as there are bins.
+    #[must_use]
+    pub fn owners(&self) -> Vec<Vec<u32>> {
+        self.seats.first().map(|seat| seat.meter.owners()).unwrap_or_default()
+    }
+
+    /// `epoch` is complete everywhere, its output is in use, and it will not be undone: originals of bins that were kept for that
+    /// go, now or as soon as their moves are complete.
+    pub fn settle(&self, epoch: u64) {
+        self.shared.settle(epoch);
     }
 
     /// Whether all threads have ended, after which [`stop`](Group::stop) does not block.
@@ -476,6 +528,9 @@ impl Thread {
                 late,
             },
             Told::Rows { epoch, rows, bytes } => Event::Rows { epoch, worker, rows, bytes },
+            Told::Migrated(Migrated { handle, steps, refused: Some(error) }) => {
+                Event::MigrationRefused { handle, error, steps }
+            }
             Told::Migrated(migrated) => Event::MigrationDone {
                 handle: migrated.handle,
                 moved: migrated.steps.iter().map(|step| step.bins).sum(),

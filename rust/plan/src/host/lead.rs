@@ -9,7 +9,7 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::time::Instant;
 
-use penstock_bins::{Control, Migration};
+use penstock_bins::{Control, ControlError, Migration};
 use penstock_dataflow::InputHandle;
 use penstock_progress::{FlowTime, ProbeHandle};
 use serde::{Deserialize, Serialize};
@@ -37,12 +37,18 @@ pub struct StepReport {
     pub ended_ns: u64,
 }
 
-/// A completed migration.
+/// A migration that has ended.
 #[derive(Clone, Debug)]
 pub(crate) struct Migrated {
     pub(crate) handle: u64,
+    /// The completed steps.
     pub(crate) steps: Vec<StepReport>,
+    /// Why the step behind them was refused: nothing of it moved, and no further step was issued.
+    pub(crate) refused: Option<ControlError>,
 }
+
+/// The refusal of the control of a time, when there is one: known once the output probe has passed that time.
+pub(crate) type Refusal<'a> = &'a dyn Fn(&FlowTime) -> Option<ControlError>;
 
 /// What the workers can see of time.
 pub(crate) struct Probes {
@@ -64,6 +70,8 @@ struct Running {
     migration: Migration<FlowTime>,
     /// The steps issued; the last may be under way.
     steps: Vec<StepReport>,
+    /// The time of the last of them.
+    at: Option<FlowTime>,
 }
 
 pub(crate) struct Lead {
@@ -86,7 +94,7 @@ impl Lead {
             latest.into_iter().collect()
         });
         let migration = Migration::from_steps(steps.collect());
-        self.queue.push_back(Running { handle: order.handle, migration, steps: Vec::new() });
+        self.queue.push_back(Running { handle: order.handle, migration, steps: Vec::new(), at: None });
     }
 
     /// Issues no further step of a migration.
@@ -100,8 +108,14 @@ impl Lead {
     }
 
     /// Advances control behind the probe and drives the migration under way.
-    pub(crate) fn turn(&mut self, probes: &Probes, feeding: Option<u64>, done: &mut dyn FnMut(Migrated)) -> bool {
-        self.pace(probes, feeding) | self.migrate(&probes.output, done)
+    pub(crate) fn turn(
+        &mut self,
+        probes: &Probes,
+        feeding: Option<u64>,
+        refusal: Refusal<'_>,
+        done: &mut dyn FnMut(Migrated),
+    ) -> bool {
+        self.pace(probes, feeding) | self.migrate(&probes.output, refusal, done)
     }
 
     fn advance(&mut self, time: FlowTime) {
@@ -130,13 +144,22 @@ impl Lead {
         true
     }
 
-    fn migrate(&mut self, probe: &ProbeHandle<FlowTime>, done: &mut dyn FnMut(Migrated)) -> bool {
+    fn migrate(&mut self, probe: &ProbeHandle<FlowTime>, refusal: Refusal<'_>, done: &mut dyn FnMut(Migrated)) -> bool {
         if self.running.is_none() {
             self.running = self.queue.pop_front();
         }
         let Some(running) = &mut self.running else { return false };
         let mut busy = running.migration.observe(probe);
         let now = unix_ns(Instant::now());
+        if busy && let Some(error) = running.at.and_then(|at| refusal(&at)) {
+            // A refused batch takes no place in the sequence either.
+            self.sequence -= 1;
+            running.steps.pop();
+            if let Some(Running { handle, steps, .. }) = self.running.take() {
+                done(Migrated { handle, steps, refused: Some(error) });
+            }
+            return true;
+        }
         if busy && let Some(step) = running.steps.last_mut() {
             step.ended_ns = now;
         }
@@ -148,6 +171,7 @@ impl Lead {
             let (step, bins) = (running.steps.len() as u32, commands.len() as u32);
             running.steps.push(StepReport { step, bins, started_ns: now, ended_ns: now });
             // An empty batch of control takes no place in the sequence.
+            running.at = (!commands.is_empty()).then_some(time);
             if !commands.is_empty() {
                 self.control.send(Control::batch(self.sequence, commands));
                 self.sequence += 1;
@@ -156,7 +180,7 @@ impl Lead {
             busy = true;
         }
         if let Some(Running { handle, steps, .. }) = self.running.take_if(|running| running.migration.is_done()) {
-            done(Migrated { handle, steps });
+            done(Migrated { handle, steps, refused: None });
             busy = true;
         }
         busy

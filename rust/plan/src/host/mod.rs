@@ -5,7 +5,7 @@
 //! the watermark travels in the epoch's last slice; an epoch is done on a worker when the probe has
 //! passed it, and a flow with no epoch in flight is quiescent: no block, no capability, no timer of the
 //! engine, only bins. Where several workers count and nothing is marked between epochs, the next epoch is fed while the others
-//! still count this one.
+//! still count this one. A host whose whole input is one epoch releases it in parts: numbered like epochs, and only the last has an end.
 //!
 //! Slices of an epoch: `[0, MARK)` idle ticks, so that a migration finishes between two batches; `MARK` the cut at which
 //! bins are marked, nothing is ever sent at it; `(MARK, CLOSE)` data; `CLOSE` the watermark and the end of the epoch.

@@ -30,6 +30,13 @@ impl Resident {
         Resident { shelf: Shelf::new(), fresh: true, ops: Vec::new() }
     }
 
+    /// Nothing, and nothing is made: for a process that joins a query whose bins are elsewhere. A generation that gives it a bin is
+    /// refused with [`HostError::MissingBins`](super::HostError::MissingBins).
+    #[must_use]
+    pub fn nothing() -> Self {
+        Resident { fresh: false, ..Self::fresh() }
+    }
+
     /// The bins whose state at the beginning of `epoch` is here. In a generation that begins with `epoch`, their owners
     /// must be workers of this process.
     #[must_use]

@@ -152,8 +152,9 @@ pub struct GroupStats {
     pub slices: Vec<SliceSample>,
     /// Bin moves logged since the last call.
     pub moves: Vec<BinMove>,
-    /// Owner of each bin as the first local worker routes now, per keyed step.
-    pub owners: Vec<Vec<u32>>,
+    /// Originals that are kept of bins which moved to other processes.
+    #[serde(default)]
+    pub originals: usize,
 }
 
 /// Samples kept between two calls of `stats`; older ones are dropped first.
@@ -192,8 +193,9 @@ impl Meter {
         let mut cells = self.cells();
         into.workers.push(cells.stats.clone());
         into.slices.extend(cells.slices.drain(..));
-        if into.owners.is_empty() {
-            into.owners.clone_from(&cells.owners);
-        }
+    }
+
+    pub(crate) fn owners(&self) -> Vec<Vec<u32>> {
+        self.cells().owners.clone()
     }
 }

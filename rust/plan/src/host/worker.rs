@@ -26,6 +26,12 @@ use crate::block::FlowBlock;
 pub(crate) struct Release {
     pub(crate) epoch: u64,
     pub(crate) slices: VecDeque<Slice>,
+    pub(crate) end: Option<End>,
+}
+
+/// What an epoch ends with. Without it the operators go on with the same epoch in the next one that is released.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct End {
     pub(crate) watermark: Option<i64>,
     pub(crate) clock_ms: Option<i64>,
 }
@@ -178,7 +184,8 @@ impl WorkerLoop {
         busy |= self.feed()?;
         if let Some(lead) = &mut self.lead {
             let feeding = self.current.as_ref().map(|release| release.epoch).or(self.fed.back().copied());
-            busy |= lead.turn(&self.built.probes, feeding, &mut |migrated| told(Told::Migrated(migrated)));
+            let (built, mut done) = (&self.built, |migrated| told(Told::Migrated(migrated)));
+            busy |= lead.turn(&built.probes, feeding, &|time| built.refusal(time), &mut done);
         }
         busy |= self.follow();
         if self.pace.eager {
@@ -274,13 +281,15 @@ impl WorkerLoop {
             sent = true;
         }
         if let Some(release) = self.current.take_if(|release| release.slices.is_empty()) {
-            if let Some(clock) = release.clock_ms {
-                self.built.input().send(FlowBlock::Clock(clock));
+            if let Some(end) = release.end {
+                if let Some(clock) = end.clock_ms {
+                    self.built.input().send(FlowBlock::Clock(clock));
+                }
+                if let Some(watermark) = end.watermark {
+                    self.built.input().send(FlowBlock::Watermark(watermark));
+                }
+                self.built.input().send(FlowBlock::EndEpoch);
             }
-            if let Some(watermark) = release.watermark {
-                self.built.input().send(FlowBlock::Watermark(watermark));
-            }
-            self.built.input().send(FlowBlock::EndEpoch);
             self.built.advance(FlowTime::new(epoch + 1, 0));
             self.fed.push_back(epoch);
             sent = true;
@@ -363,7 +372,7 @@ impl WorkerLoop {
     fn refuse(&self, name: &str, error: BoxError) -> Error {
         let error = Error::Operator { name: name.to_owned(), worker: self.worker.index(), source: Arc::from(error) };
         self.worker.abort(error.clone());
-        error
+        self.worker.failure().unwrap_or(error)
     }
 
     /// Writes bins, keys and bytes of state into the worker's cells. Cost: one pass over the owned bins.

@@ -9,7 +9,7 @@ use arrow_array::cast::AsArray;
 use arrow_array::types::*;
 use arrow_array::{Array, RecordBatch};
 use arrow_schema::DataType;
-use penstock_bins::{BinState, BinTable, Block, Routing};
+use penstock_bins::{BinState, BinTable, Block, Encoding, Routing};
 use penstock_plan::chain::Stateless;
 use penstock_plan::{
     CallError, Callbacks, FlowBlock, ForeignState, Grouped, KeyedOp, KeyedSpec, OpError, Output, Plan, PlanSpec, State,
@@ -97,15 +97,15 @@ impl Counting {
 }
 
 impl ForeignState for Counting {
-    fn encode(&self, chunk: &mut dyn FnMut(Vec<u8>)) {
-        for (key, seen) in &self.live {
-            chunk([key.to_le_bytes(), seen.to_le_bytes()].concat());
-        }
+    fn encode(&self, encoding: &mut Encoding) -> Result<Option<Vec<u8>>, StateFault> {
+        let left = encoding.place(|| self.live.clone().into_iter());
+        Ok(left.next().map(|(key, seen)| [key.to_le_bytes(), seen.to_le_bytes()].concat()))
     }
 
     fn absorb(&mut self, chunk: &[u8]) -> Result<(), StateFault> {
-        let (key, seen) = chunk.split_first_chunk().ok_or(StateFault::Foreign { message: "short".into() })?;
-        let seen = seen.try_into().map_err(|_| StateFault::Foreign { message: "short".into() })?;
+        let short = || StateFault::Foreign(CallError::new("count", "short"));
+        let (key, seen) = chunk.split_first_chunk().ok_or_else(short)?;
+        let seen = seen.try_into().map_err(|_| short())?;
         self.live.insert(i64::from_le_bytes(*key), i64::from_le_bytes(seen));
         Ok(())
     }
@@ -122,8 +122,9 @@ impl ForeignState for Counting {
         self.saved = Some(self.live.clone());
     }
 
-    fn rollback(&mut self) {
+    fn rollback(&mut self) -> Result<(), StateFault> {
         self.live = self.saved.clone().unwrap_or_default();
+        Ok(())
     }
 }
 
@@ -260,7 +261,7 @@ impl Cluster {
         self.watermark = watermark;
         for stage in &mut self.stages {
             for (bins, op) in &mut stage.workers {
-                bins.rollback_all();
+                bins.rollback_all().unwrap();
                 *op = stage.keyed.operator(&self.calls).unwrap();
                 if resume {
                     op.resume(watermark);
@@ -282,10 +283,11 @@ impl Cluster {
         let mut state = stage.workers[from as usize].0.uninstall(bin as u32).unwrap();
         if moved.through_bytes {
             let mut copy = Box::new(stage.keyed.new_state(&self.calls));
-            state.encode(&mut |chunk| {
+            let mut encoding = Encoding::new();
+            while let Some(chunk) = state.encode(&mut encoding).unwrap() {
                 assert!(chunk.len() <= 1 << 20);
                 copy.absorb(&chunk).unwrap();
-            });
+            }
             assert_eq!((copy.keys(), copy.is_empty()), (state.keys(), state.is_empty()));
             state = copy;
             state.mark();

@@ -2,6 +2,7 @@
 
 #![allow(dead_code, unreachable_pub, reason = "each test binary uses its part")]
 
+use penstock_progress::nest::Nest;
 use penstock_progress::{
     Antichain, FlowSummary, FlowTime, GraphBuilder, GraphError, Location, Product, Source, Target, Timestamp, Tracker,
 };
@@ -62,6 +63,19 @@ impl<A: SmallTime, B: SmallTime> SmallTime for Product<A, B> {
     fn summary(random: &mut Random, advancing: bool) -> Self::Summary {
         let outer = random.chance(50);
         Product::new(A::summary(random, advancing && outer), B::summary(random, advancing && !outer))
+    }
+}
+
+/// Of up to three scopes; an advancing summary advances one of them.
+impl<const ODD: bool> SmallTime for Nest<ODD> {
+    fn small(random: &mut Random) -> Self {
+        Nest::from((0..random.below(4)).map(|_| random.next() % 3).collect::<Vec<_>>())
+    }
+    fn summary(random: &mut Random, advancing: bool) -> Self {
+        let mut coordinates = vec![0; 1 + random.below(3)];
+        let chosen = random.below(coordinates.len());
+        coordinates[chosen] = u64::from(advancing) + random.next() % 2;
+        Nest::from(coordinates)
     }
 }
 

@@ -6,12 +6,11 @@
 //! zero and every frontier empty (liveness). A [`Fault`] breaks one rule of the protocol on purpose, to see that the observer
 //! notices.
 
-use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::rc::Rc;
 
 use penstock_progress::{
-    Antichain, Capability, ChangeBatch, Location, Notificator, PathSummary, Port, Source, Target, Tracker,
+    Antichain, Capability, ChangeBatch, Location, Meter, Notificator, PathSummary, Port, Source, Target, Tracker,
 };
 
 use super::common::{Graph, Random, SmallTime};
@@ -52,7 +51,7 @@ type Waiting<T> = (Notificator<T>, BTreeSet<(Source, T)>);
 struct Peer<T: SmallTime> {
     tracker: Tracker<T>,
     /// What capabilities of each output have changed, not yet broadcast.
-    counts: BTreeMap<Source, Rc<RefCell<ChangeBatch<T>>>>,
+    counts: BTreeMap<Source, Rc<Meter<T>>>,
     capabilities: Vec<(Source, Capability<T>)>,
     messages: Vec<(Target, T)>,
     /// Message counts, not yet broadcast.
@@ -72,7 +71,7 @@ impl<T: SmallTime> Peer<T> {
             && self.messages.is_empty()
             && self.notificators.values().all(|(notificator, _)| notificator.is_empty())
             && self.changes.is_empty()
-            && self.counts.values().all(|counts| counts.borrow_mut().is_empty())
+            && self.counts.values().all(|counts| counts.is_empty())
             && self.links.iter().all(|link| link.0.is_empty())
     }
 }
@@ -195,7 +194,7 @@ impl<T: SmallTime> Cluster<T> {
             capability.downgrade(&later).map_err(|error| error.to_string())?;
             if *fault == Some(Fault::UncountedDowngrade) && !*struck {
                 *struck = true;
-                peer.counts[source].borrow_mut().update(later, -1);
+                peer.counts[source].update(later, -1);
             }
         }
         Ok(())
@@ -267,8 +266,9 @@ impl<T: SmallTime> Cluster<T> {
     fn broadcast(&mut self, at: usize) {
         let peer = &mut self.peers[at];
         for (source, counts) in &peer.counts {
-            let changes = &mut peer.changes;
-            changes.extend(counts.borrow_mut().drain().map(|(time, diff)| (((*source).into(), time), diff)));
+            let mut counted = ChangeBatch::new();
+            counts.collect(&mut counted);
+            peer.changes.extend(counted.drain().map(|(time, diff)| (((*source).into(), time), diff)));
         }
         let changes: Vec<_> = peer.changes.drain().collect();
         let mut parts = vec![changes];

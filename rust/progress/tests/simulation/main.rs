@@ -11,6 +11,7 @@ use std::ops::Range;
 
 use cluster::{Cluster, Fault};
 use common::SmallTime;
+use penstock_progress::nest::Nest;
 use penstock_progress::{FlowTime, Product};
 
 /// What a run tells besides its verdict.
@@ -38,6 +39,8 @@ fn simulate(seed: u64, fault: Option<Fault>) -> (Seen, Result<(), String>) {
         run::<Product<u64, u64>>,
         run::<Product<FlowTime, u64>>,
         run::<Product<Product<u64, u64>, u64>>,
+        run::<Nest<true>>,
+        run::<Product<FlowTime, Nest<false>>>,
     ];
     let result = all.iter().try_for_each(|run| run(seed, fault, &mut seen));
     (seen, result)

@@ -47,7 +47,7 @@ pub(super) fn begin(call: &Arc<Call>, batch: &Batch, skip: bool) -> Result<Box<d
 struct PyExpansion {
     call: Arc<Call>,
     schema: SchemaRef,
-    /// A `penstock._expand.Expansion`.
+    /// A `penstock._functions.expand.Expansion`.
     object: Py<PyAny>,
     left: u64,
     rows: bool,

@@ -1,8 +1,8 @@
 //! Seats for the workers of one process: alone, or connected with the other processes of a run.
 
 use std::sync::Arc;
+use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use penstock_cluster::ClusterError;
@@ -14,7 +14,7 @@ use pyo3::prelude::*;
 use super::stream::Layout;
 use super::worker::DataflowSeats;
 use crate::aside;
-use crate::enter::timeout;
+use crate::enter::{locked, timeout};
 use crate::errors::{self, Kind};
 use crate::fork::Owner;
 
@@ -46,8 +46,8 @@ pub(crate) struct DataflowListener {
 }
 
 impl DataflowListener {
-    fn take(&self) -> Option<MeshPort> {
-        self.port.lock().unwrap_or_else(PoisonError::into_inner).take()
+    fn take(&self, py: Python<'_>) -> Option<MeshPort> {
+        locked(py, &self.port, Option::take)
     }
 }
 
@@ -83,7 +83,7 @@ impl DataflowListener {
         let threads = checked(threads)?;
         let patience = self::timeout(timeout)?.unwrap_or(Duration::from_secs(u64::from(u32::MAX)));
         let secret = Secret::new(secret).map_err(|error| errors::from_cluster(&error))?;
-        let port = self.take().ok_or_else(|| errors::raise(Kind::Closed, "this listener was used or closed"))?;
+        let port = self.take(py).ok_or_else(|| errors::raise(Kind::Closed, "this listener was used or closed"))?;
         let processes = addresses.len();
         let tag = FabricTag { query: hash_bytes(group.as_bytes()), generation: 0 };
         let plan = MeshPlan { group, process, threads, addresses };
@@ -105,7 +105,7 @@ impl DataflowListener {
     /// Stops listening. Again: nothing.
     fn close(&self, py: Python<'_>) -> PyResult<()> {
         self.owner.check(py, "Listener")?;
-        drop(self.take());
+        drop(self.take(py));
         Ok(())
     }
 

@@ -20,7 +20,7 @@ use super::input::InputState;
 use super::roll::Site;
 use super::stream::{DataflowScope, Layout, ScopeState};
 use super::time::Level;
-use crate::enter::{enter, timeout};
+use crate::enter::{enter, locked, timeout};
 use crate::errors::{self, Kind};
 use crate::fork::Owner;
 
@@ -54,7 +54,8 @@ impl Control {
     /// Ends a worker that finds itself stopped.
     fn obey(&self, worker: &Worker) {
         if self.stopped.load(Ordering::Acquire) {
-            worker.abort(Error::Aborted { worker: worker.index(), reason: lock(&self.reason).clone() });
+            let reason = lock(&self.reason).clone();
+            worker.abort(Error::Aborted { worker: worker.index(), reason });
         }
     }
 }
@@ -106,7 +107,8 @@ impl DataflowSeats {
     /// Makes the calling thread the worker on a seat of this process; `main`: it is the thread that hears signals.
     fn worker(&self, py: Python<'_>, thread: usize, main: bool) -> PyResult<DataflowWorker> {
         self.owner.check(py, "Seats")?;
-        let endpoint = lock(&self.endpoints).get_mut(thread).and_then(Option::take).ok_or_else(|| {
+        let taken = locked(py, &self.endpoints, |endpoints| endpoints.get_mut(thread).and_then(Option::take));
+        let endpoint = taken.ok_or_else(|| {
             let message = format!("seat {thread} of {} is taken or does not exist", self.layout.threads);
             errors::raise(Kind::Value, &message)
         })?;

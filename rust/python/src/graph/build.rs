@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 
 use arrow_array::cast::AsArray;
 use arrow_array::types::{Int64Type, UInt64Type};
@@ -13,6 +13,7 @@ use penstock_graph::{Builder, GraphError, LargeBuilder, Loops, Repeats};
 use pyo3::prelude::*;
 
 use crate::aside;
+use crate::enter::locked;
 use crate::errors::{self, Kind, Problem};
 use crate::graph::{GraphIndex, Ids, done, ends};
 
@@ -82,10 +83,7 @@ impl GraphBuilder {
         py: Python<'_>,
         work: impl FnOnce(&mut Builder) -> Result<T, GraphError> + Send,
     ) -> PyResult<T> {
-        let outcome = py.detach(|| {
-            let mut builder = self.builder.lock().unwrap_or_else(PoisonError::into_inner);
-            builder.as_mut().map(work)
-        });
+        let outcome = locked(py, &self.builder, |builder| builder.as_mut().map(work));
         done(outcome.ok_or(Problem::Closed("GraphBuilder"))?)
     }
 }
@@ -130,7 +128,7 @@ impl GraphBuilder {
             Shape::Forward => builder.finish_forward(),
             Shape::Oriented(orientation) => builder.finish_oriented(orientation),
         };
-        let taken = self.builder.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let taken = locked(py, &self.builder, Option::take);
         let builder = taken.ok_or(Problem::Closed("GraphBuilder"))?;
         let index = done(aside::once(py, "GraphBuilder", move || work(builder))?)?;
         Ok(GraphIndex { index: Arc::new(index) })
@@ -164,18 +162,16 @@ impl GraphFileBuilder {
     }
 
     /// Names a relation and says what happens to its self-loops (keep, drop, refuse). Repeated edges count once.
-    fn relation(&self, name: &str, self_loops: &str) -> PyResult<()> {
+    fn relation(&self, py: Python<'_>, name: &str, self_loops: &str) -> PyResult<()> {
         let loops = loops(self_loops)?;
-        let mut builder = self.builder.lock().unwrap_or_else(PoisonError::into_inner);
-        builder.as_mut().ok_or(Problem::Closed("GraphFileBuilder"))?.relation(name, loops);
-        Ok(())
+        let named = locked(py, &self.builder, |builder| builder.as_mut().map(|builder| builder.relation(name, loops)));
+        Ok(named.ok_or(Problem::Closed("GraphFileBuilder"))?)
     }
 
     /// Adds edges: the first two columns of a batch, int64, uint64 or (large) text as the builder was told.
     fn add(&self, py: Python<'_>, name: &str, edges: &Bound<'_, PyAny>) -> PyResult<()> {
         let (from, to) = ends(self.ids, name, edges)?;
-        let outcome = py.detach(|| {
-            let mut builder = self.builder.lock().unwrap_or_else(PoisonError::into_inner);
+        let outcome = locked(py, &self.builder, |builder| {
             let builder = builder.as_mut()?;
             Some((0..from.len()).step_by(PIECE).try_for_each(|first| {
                 let rows = PIECE.min(from.len() - first);
@@ -188,15 +184,15 @@ impl GraphFileBuilder {
 
     /// How often edges went to disk.
     #[getter]
-    fn spilled(&self) -> PyResult<usize> {
-        let builder = self.builder.lock().unwrap_or_else(PoisonError::into_inner);
-        Ok(builder.as_ref().ok_or(Problem::Closed("GraphFileBuilder"))?.spilled())
+    fn spilled(&self, py: Python<'_>) -> PyResult<usize> {
+        let spilled = locked(py, &self.builder, |builder| builder.as_ref().map(LargeBuilder::spilled));
+        Ok(spilled.ok_or(Problem::Closed("GraphFileBuilder"))?)
     }
 
     /// Writes the index to a file, which appears at once and whole; the builder is spent.
     fn finish(&self, py: Python<'_>, shape: &str, path: PathBuf) -> PyResult<()> {
         let shape = read(shape)?;
-        let taken = self.builder.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let taken = locked(py, &self.builder, Option::take);
         let builder = taken.ok_or(Problem::Closed("GraphFileBuilder"))?;
         let outcome = aside::once(py, "GraphFileBuilder", move || builder.finish(shape, &path));
         if outcome.is_err() {

@@ -5,7 +5,7 @@
 //! gets them once more.
 
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use arrow_array::cast::AsArray;
@@ -18,9 +18,9 @@ use penstock_graph::domain::{signed, turned};
 use pyo3::prelude::*;
 
 use crate::arrow::{RecordBatch, Schema};
-use crate::enter::enter;
+use crate::enter::{enter, locked};
 use crate::errors::{self, Kind};
-use crate::graph::{Ids, done, ends};
+use crate::graph::{Ids, Trouble, ends};
 
 /// Nodes numbered as they first come.
 #[derive(Default)]
@@ -32,25 +32,21 @@ struct Names {
 }
 
 impl Names {
-    fn full() -> PyErr {
-        errors::raise(Kind::Schema, "more than 2^32 - 1 nodes: deltas cannot number them")
-    }
-
-    fn number(&mut self, id: u64) -> PyResult<u32> {
+    fn number(&mut self, id: u64) -> Result<u32, Trouble> {
         if let Some(&node) = self.numbers.get(&id) {
             return Ok(node);
         }
-        let node = u32::try_from(self.ids.len()).ok().filter(|node| *node < u32::MAX).ok_or_else(Self::full)?;
+        let node = u32::try_from(self.ids.len()).ok().filter(|node| *node < u32::MAX).ok_or(Trouble::Full)?;
         self.numbers.insert(id, node);
         self.ids.push(id);
         Ok(node)
     }
 
-    fn text(&mut self, name: &str) -> PyResult<u32> {
+    fn text(&mut self, name: &str) -> Result<u32, Trouble> {
         if let Some(&node) = self.texts.get(name) {
             return Ok(node);
         }
-        let node = u32::try_from(self.names.len()).ok().filter(|node| *node < u32::MAX).ok_or_else(Self::full)?;
+        let node = u32::try_from(self.names.len()).ok().filter(|node| *node < u32::MAX).ok_or(Trouble::Full)?;
         let name = Arc::<str>::from(name);
         self.texts.insert(name.clone(), node);
         self.names.push(name);
@@ -78,10 +74,6 @@ pub(crate) struct GraphDeltas {
     state: Arc<Mutex<State>>,
 }
 
-fn locked(state: &Mutex<State>) -> MutexGuard<'_, State> {
-    state.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
 #[pymethods]
 impl GraphDeltas {
     #[new]
@@ -104,9 +96,7 @@ impl GraphDeltas {
     /// Notes edges that come (`times` above 0) or go (below) in the epoch to come.
     fn change(&self, py: Python<'_>, name: &str, edges: &Bound<'_, PyAny>, times: i64) -> PyResult<()> {
         let (from, to) = ends(self.ids, name, edges)?;
-        py.detach(|| {
-            let mut state = locked(&self.state);
-            let State { deltas, names, .. } = &mut *state;
+        let noted = locked(py, &self.state, |State { deltas, names, .. }| {
             let mut nodes = |column: &ArrayRef, row: usize| match self.ids {
                 Ids::Signed => names.number(turned(column.as_primitive::<Int64Type>().value(row))),
                 Ids::Unsigned => names.number(column.as_primitive::<UInt64Type>().value(row)),
@@ -114,24 +104,25 @@ impl GraphDeltas {
             };
             for row in 0..from.len() {
                 let (from, to) = (nodes(&from, row)?, nodes(&to, row)?);
-                done(deltas.change(name, from, to, times))?;
+                deltas.change(name, from, to, times)?;
             }
-            Ok(())
-        })
+            Ok::<_, Trouble>(())
+        });
+        Ok(noted?)
     }
 
     /// Forgets what was noted of the epoch to come.
-    fn discard(&self) {
-        locked(&self.state).deltas.discard();
+    fn discard(&self, py: Python<'_>) {
+        locked(py, &self.state, |state| state.deltas.discard());
     }
 
     /// Whether an epoch of that number is the one that is held, so that it is only given again.
     ///
     /// Raises `StateLost` when it is neither that nor the next, or has edges of other relations.
-    fn expect(&self, epoch: u64, relations: Vec<String>) -> PyResult<bool> {
-        let state = locked(&self.state);
-        if state.held == Some(epoch) {
-            let fed = state.fed.as_deref().unwrap_or_default();
+    fn expect(&self, py: Python<'_>, epoch: u64, relations: Vec<String>) -> PyResult<bool> {
+        let (held, last, fed) = locked(py, &self.state, |state| (state.held, state.last, state.fed.clone()));
+        if held == Some(epoch) {
+            let fed = fed.unwrap_or_default();
             if relations.is_empty() || fed == relations {
                 return Ok(true);
             }
@@ -143,7 +134,7 @@ impl GraphDeltas {
             );
             return Err(errors::raise(Kind::StateLost, &problem));
         }
-        let problem = match state.last {
+        let problem = match last {
             Some(last) if epoch <= last => format!(
                 "epoch {epoch} has been: the last was {last}, and only the one fed last can be given again; make the \
                  deltas anew and feed them from the start"
@@ -152,7 +143,7 @@ impl GraphDeltas {
                 "epoch {epoch} after {last}: the edges of the epochs between are missing; feed them first, or make the \
                  deltas anew"
             ),
-            None if epoch > 0 && state.fed.is_none() => format!(
+            None if epoch > 0 && fed.is_none() => format!(
                 "epoch {epoch} is the first that these deltas see: the edges of epochs 0 to {} are missing; feed what \
                  was there before without a number, then go on",
                 epoch - 1
@@ -164,8 +155,7 @@ impl GraphDeltas {
 
     /// Begins the epoch of what was noted; what the one before changed is forgotten.
     fn begin(&self, py: Python<'_>, epoch: Option<u64>, relations: Vec<String>) {
-        py.detach(|| {
-            let mut state = locked(&self.state);
+        locked(py, &self.state, |state| {
             state.deltas.begin();
             (state.held, state.last, state.fed) = (epoch, epoch.or(state.last), Some(relations));
         });
@@ -173,14 +163,14 @@ impl GraphDeltas {
 
     /// The number of the epoch that is held.
     #[getter]
-    fn epoch(&self) -> Option<u64> {
-        locked(&self.state).held
+    fn epoch(&self, py: Python<'_>) -> Option<u64> {
+        locked(py, &self.state, |state| state.held)
     }
 
     /// What the epoch changed, from the start.
     #[pyo3(signature = (rows=8192))]
-    fn changes(&self, rows: usize) -> GraphChanges {
-        let cursor = locked(&self.state).deltas.cursor();
+    fn changes(&self, py: Python<'_>, rows: usize) -> GraphChanges {
+        let cursor = locked(py, &self.state, |state| state.deltas.cursor());
         let found = Found {
             cursor: Some(cursor),
             columns: vec![Vec::new(); self.schema.fields().len() - 1],
@@ -229,11 +219,11 @@ const STEPS: usize = 1024;
 
 impl GraphChanges {
     /// Searches until a batch is full, the end has come, or time is over: then None.
-    fn look(&self, wait: Duration) -> PyResult<Option<Option<Batch>>> {
+    fn look(&self, wait: Duration) -> Result<Option<Option<Batch>>, Trouble> {
         let deadline = Instant::now() + wait;
         let mut found = self.found.lock().unwrap_or_else(PoisonError::into_inner);
         let Found { cursor, columns, diffs } = &mut *found;
-        let state = locked(&self.state);
+        let state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         let head = &state.deltas.pattern().head;
         while let Some(at) = cursor.as_mut().filter(|_| diffs.len() < self.rows) {
             let room = self.rows - diffs.len();
@@ -241,7 +231,7 @@ impl GraphChanges {
                 columns.iter_mut().zip(head).for_each(|(column, at)| column.push(row[*at]));
                 diffs.push(if came { 1 } else { -1 });
             };
-            if !done(state.deltas.next(at, room, STEPS, &mut each))? {
+            if !state.deltas.next(at, room, STEPS, &mut each)? {
                 *cursor = None;
             } else if Instant::now() >= deadline {
                 return Ok(None);
@@ -261,7 +251,7 @@ impl GraphChanges {
             });
         }
         arrays.push(Arc::new(Int8Array::from(std::mem::take(diffs))));
-        let batch = Batch::try_new(self.schema.clone(), arrays).map_err(|error| errors::arrow(&error))?;
+        let batch = Batch::try_new(self.schema.clone(), arrays).map_err(Trouble::Arrow)?;
         Ok(Some(Some(batch)))
     }
 }

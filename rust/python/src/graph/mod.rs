@@ -10,7 +10,7 @@ use penstock_graph::{GraphError, Index, Pattern};
 use pyo3::prelude::*;
 
 use crate::arrow::import_batch;
-use crate::errors::{self, Kind};
+use crate::errors::{self, Kind, Problem};
 
 mod build;
 mod deltas;
@@ -63,6 +63,33 @@ impl Ids {
             Self::Signed => "signed",
             Self::Unsigned => "unsigned",
             Self::Text => "text",
+        }
+    }
+}
+
+/// Why the detached part of a call failed. It becomes an exception when the caller is attached again and holds no lock.
+#[derive(Debug)]
+pub(crate) enum Trouble {
+    Graph(GraphError),
+    Arrow(arrow_schema::ArrowError),
+    Handle(Problem),
+    /// Nodes of deltas have no number left.
+    Full,
+}
+
+impl From<GraphError> for Trouble {
+    fn from(error: GraphError) -> Self {
+        Self::Graph(error)
+    }
+}
+
+impl From<Trouble> for PyErr {
+    fn from(trouble: Trouble) -> PyErr {
+        match trouble {
+            Trouble::Graph(error) => errors::from_graph(&error),
+            Trouble::Arrow(error) => errors::arrow(&error),
+            Trouble::Handle(problem) => problem.into(),
+            Trouble::Full => errors::raise(Kind::Schema, "more than 2^32 - 1 nodes: deltas cannot number them"),
         }
     }
 }

@@ -15,10 +15,10 @@ use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
 use crate::arrow::RecordBatch;
-use crate::enter::{enter, timeout};
+use crate::enter::{enter, locked, timeout};
 use crate::errors::{self, Kind, Problem};
 use crate::fork::Owner;
-use crate::graph::{GraphIndex, Ids, done};
+use crate::graph::{GraphIndex, Ids, Trouble, done};
 
 enum Work {
     Count(Counting),
@@ -36,11 +36,11 @@ pub(crate) struct GraphSearch {
 
 impl GraphSearch {
     /// One look at the work, waiting at most as long as the closure does.
-    fn look<T>(&self, look: impl FnOnce(&Work) -> Result<T, GraphError>) -> Result<T, PyErr> {
+    fn look<T>(&self, look: impl FnOnce(&Work) -> Result<T, GraphError>) -> Result<T, Trouble> {
         let work = self.work.lock().unwrap_or_else(PoisonError::into_inner);
         match work.as_ref() {
-            Some(work) => look(work).map_err(|error| errors::from_graph(&error)),
-            None => Err(Problem::Closed("GraphSearch").into()),
+            Some(work) => Ok(look(work)?),
+            None => Err(Trouble::Handle(Problem::Closed("GraphSearch"))),
         }
     }
 
@@ -129,8 +129,8 @@ impl GraphSearch {
                 Work::Rows(matches) => matches.next_in(wait),
                 Work::Count(_) => Ok(Next::Nothing),
             })?;
-            Ok::<_, PyErr>(match next {
-                Next::Rows(rows) => Some(Ok(self.batch(&rows).map_err(|error| errors::arrow(&error))?)),
+            Ok::<_, Trouble>(match next {
+                Next::Rows(rows) => Some(Ok(self.batch(&rows).map_err(Trouble::Arrow)?)),
                 Next::End(done) => Some(Err(done)),
                 Next::Nothing => None,
             })
@@ -145,18 +145,19 @@ impl GraphSearch {
     /// How many values of the first attribute are behind, and of how many.
     fn progress(&self, py: Python<'_>) -> PyResult<(u64, u64)> {
         self.owner.check(py, "GraphSearch")?;
-        py.detach(|| {
+        let behind = py.detach(|| {
             self.look(|work| match work {
                 Work::Count(counting) => Ok(counting.progress()),
                 Work::Rows(matches) => Ok(matches.progress()),
             })
-        })
+        });
+        Ok(behind?)
     }
 
     /// Stops and joins the threads. Harmless when done twice.
     fn close(&self, py: Python<'_>) -> PyResult<()> {
         self.owner.check(py, "GraphSearch")?;
-        let work = self.work.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let work = locked(py, &self.work, Option::take);
         py.detach(|| drop(work));
         Ok(())
     }

@@ -1,5 +1,6 @@
 //! [`OrderedRun`]: one native pipeline, as its Python driver sees it.
 
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -9,7 +10,7 @@ use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
 use super::payload::{self, Broken, Object, Sort, Spec};
-use crate::enter::{self, enter};
+use crate::enter::{self, enter, locked};
 use crate::errors::{self, Kind, Problem};
 use crate::fork::Owner;
 
@@ -27,6 +28,7 @@ enum State {
 pub(crate) struct OrderedRun {
     owner: Owner,
     state: Mutex<State>,
+    nudged: AtomicBool,
 }
 
 #[pymethods]
@@ -69,7 +71,11 @@ impl OrderedRun {
             ..Options::default()
         };
         let run = py.detach(|| builder.build(options)).map_err(|error| refuse(&error))?;
-        Ok(Self { owner: Owner::here(), state: Mutex::new(State::Running(Arc::new(run))) })
+        Ok(Self {
+            owner: Owner::here(),
+            state: Mutex::new(State::Running(Arc::new(run))),
+            nudged: AtomicBool::new(false),
+        })
     }
 
     /// Hands an object over; false when there is no room.
@@ -79,20 +85,33 @@ impl OrderedRun {
         Ok(py.detach(move || run.try_push(given).is_ok()))
     }
 
-    /// The next object in order; None when there is none within `timeout` seconds.
+    /// The next object in order; None when there is none within `timeout` seconds, or somebody nudged.
     #[pyo3(signature = (timeout=None))]
     fn pull(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<Option<Py<PyAny>>> {
         let run = self.running(py)?;
         let timeout = enter::timeout(timeout)?;
         let pulled = enter(py, timeout, |wait: Duration| match run.pull(wait) {
-            Pulled::Output { payload, .. } => Ok(Some(payload.object)),
+            Pulled::Output { payload, .. } => Ok(Some(Some(payload.object))),
             Pulled::Error { error, .. } => Err(fault(error)),
-            Pulled::Nothing => Ok(None),
+            Pulled::Nothing => Ok(self.nudged.swap(false, Ordering::AcqRel).then_some(None)),
             Pulled::End => Err(PyErr::from(Problem::Ended("OrderedRun"))),
         });
         // The last one to let go waits for the workers, who may need the interpreter for that.
         py.detach(move || drop(run));
-        pulled
+        pulled.map(Option::flatten)
+    }
+
+    /// Ends the wait of a `pull`, or of the next one; harmless when closed.
+    fn nudge(&self, py: Python<'_>) -> PyResult<()> {
+        self.owner.check(py, "OrderedRun")?;
+        self.nudged.store(true, Ordering::Release);
+        if let Ok(run) = self.running(py) {
+            py.detach(move || {
+                run.nudge();
+                drop(run);
+            });
+        }
+        Ok(())
     }
 
     /// What each operator has done.
@@ -124,13 +143,13 @@ impl OrderedRun {
             return Ok(true);
         }
         let limit = enter::timeout(limit)?;
-        let Some(ending) = self.end() else { return Ok(true) };
+        let Some(ending) = py.detach(|| self.end()) else { return Ok(true) };
         let ended = enter(py, limit, |wait: Duration| match ending.recv_timeout(wait) {
             Ok(()) | Err(RecvTimeoutError::Disconnected) => Ok::<_, PyErr>(Some(())),
             Err(RecvTimeoutError::Timeout) => Ok(None),
         })?;
         if ended.is_some() {
-            *self.locked() = State::Ended;
+            locked(py, &self.state, |state| *state = State::Ended);
         }
         Ok(ended.is_some())
     }
@@ -141,21 +160,19 @@ impl OrderedRun {
 }
 
 impl OrderedRun {
-    fn locked(&self) -> std::sync::MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     fn running(&self, py: Python<'_>) -> PyResult<Arc<Run>> {
         self.owner.check(py, "OrderedRun")?;
-        match &*self.locked() {
-            State::Running(run) => Ok(run.clone()),
-            _ => Err(Problem::Closed("OrderedRun").into()),
-        }
+        let run = locked(py, &self.state, |state| match state {
+            State::Running(run) => Some(run.clone()),
+            _ => None,
+        });
+        run.ok_or_else(|| Problem::Closed("OrderedRun").into())
     }
 
-    /// Lets the pipeline end in a thread of its own; what says that it has, unless it has already.
+    /// Lets the pipeline end in a thread of its own; what says that it has, unless it has already. For detached callers: without a
+    /// thread the pipeline ends here, and its workers may need the interpreter for that.
     fn end(&self) -> Option<Receiver<()>> {
-        let mut state = self.locked();
+        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         match std::mem::replace(&mut *state, State::Ended) {
             State::Ended => None,
             State::Ending(ending) => {
@@ -182,10 +199,14 @@ impl OrderedRun {
 impl Drop for OrderedRun {
     fn drop(&mut self) {
         if self.owner.is_here() {
-            self.end();
+            // The finalizer holds the interpreter, and it may be the interpreter's last.
+            if Python::try_attach(|py| py.detach(|| self.end())).is_none() {
+                self.end();
+            }
         } else {
             // The parent's: its threads do not exist here, and its memory is a copy that nobody may touch.
-            std::mem::forget(std::mem::replace(&mut *self.locked(), State::Ended));
+            let state = self.state.get_mut().unwrap_or_else(PoisonError::into_inner);
+            std::mem::forget(std::mem::replace(state, State::Ended));
         }
     }
 }

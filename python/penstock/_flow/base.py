@@ -1,0 +1,317 @@
+"""What a flow is made of: its source, its steps and the functions that they call.
+
+Owns the state of a `Flow`, the plan that it becomes, what can be asked of it, equality, pickling and how it shows.
+"""
+
+from __future__ import annotations
+
+import html
+import json
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+
+from penstock._durations import format_duration
+from penstock._flow.text import encode, missing, step_text, to_text
+from penstock._schema import to_ddl
+from penstock._windows import Window
+from penstock.errors import PlanError
+
+if TYPE_CHECKING:
+    from penstock._flow.builder import Flow
+
+__all__ = ["PLAN_VERSION", "FlowBase"]
+
+#: Version of the plan format that this release writes.
+PLAN_VERSION = 1
+
+_KEYED_OPS = ("agg", "group_state", "stateful_map", "top")
+
+
+class Around:
+    """What a flow that is given to a body stands in; bodies give back a flow with the same one."""
+
+    def __init__(self, what: str, path: str) -> None:
+        #: The step: ``bounded`` or ``iterate``.
+        self.what = what
+        #: Its place in the flow, as labels of steps begin.
+        self.path = path
+
+
+class FlowBase:
+    """The state of a flow, and what can be asked of it."""
+
+    __slots__ = (
+        "_calls",
+        "_columns",
+        "_event_time",
+        "_keys",
+        "_lateness_ms",
+        "_order_by",
+        "_schema",
+        "_scope",
+        "_shape",
+        "_steps",
+        "_window",
+    )
+
+    _schema: pa.Schema
+    _columns: tuple[str, ...]
+    _event_time: str | None
+    _lateness_ms: int
+    _order_by: tuple[str, ...]
+    #: Steps as they stand in the plan; schemas are base64 text.
+    _steps: tuple[dict[str, Any], ...]
+    #: What each call number stands for, as the native part takes it.
+    _calls: tuple[dict[str, Any], ...]
+    #: The key columns of a key_by that no keyed step has used yet.
+    _keys: tuple[str, ...] | None
+    #: The window that no keyed step has used yet.
+    _window: Window | None
+    #: Schema of the rows here where Python knows it without the compiler.
+    _shape: pa.Schema | None
+    #: The bounded part or loop whose body this is.
+    _scope: Around | None
+
+    # Looking
+
+    @property
+    def input_schema(self) -> pa.Schema:
+        """Columns of the input (pyarrow.Schema)."""
+        return self._schema
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """Names of the columns that come out of the last step."""
+        return self._columns
+
+    @property
+    def event_time(self) -> str | None:
+        """The event-time column of the input, where there is one."""
+        return self._event_time
+
+    @property
+    def lateness_ms(self) -> int:
+        """How far a row may lag behind the greatest event time, in milliseconds."""
+        return self._lateness_ms
+
+    @property
+    def order_by(self) -> tuple[str, ...]:
+        """Columns that fix the order of the input; empty where none were named."""
+        return self._order_by
+
+    @property
+    def keyed(self) -> bool:
+        """Whether a step keeps state per key or group (and so needs all rows of it)."""
+        return any(step["op"] in _KEYED_OPS for step in self._steps)
+
+    @property
+    def output_schema(self) -> pa.Schema:
+        """Columns that come out (pyarrow.Schema), as the native compiler types them.
+
+        Raises
+        ------
+        PlanError
+            When the flow ends in a key_by or window that nothing uses, or a step does not
+            fit its input.
+        SchemaError
+            When a column has a type that its step does not take.
+        """
+        return pa.schema(self._check()["output_schema"])
+
+    @property
+    def output_ddl(self) -> str:
+        """The output columns as Spark DDL, for the `schema` argument of ``mapInArrow``."""
+        return to_ddl(self.output_schema)
+
+    @property
+    def needs_order(self) -> bool:
+        """Whether results depend on the order of the input within a key."""
+        return bool(self._check()["needs_order"])
+
+    def explain(self) -> str:
+        """Describe the plan: steps, exchanges and schemas, one line each.
+
+        Returns
+        -------
+        str
+            Text for people; its form may change between releases.
+
+        Raises
+        ------
+        PlanError
+            When the flow is not complete.
+
+        Examples
+        --------
+        >>> import penstock as pk
+        >>> "word" in pk.Flow("word string").key_by("word").agg(n=pk.count()).explain()
+        True
+        """
+        return str(self._check()["explain"])
+
+    def to_plan(self, streaming: bool = False) -> tuple[str, list[dict[str, Any]]]:
+        """Return the plan that hosts run.
+
+        Parameters
+        ----------
+        streaming : bool, default False
+            For a host whose input does not end: an `agg` without a window that does not say
+            when it speaks gives updates, else final values.
+
+        Returns
+        -------
+        plan : str
+            JSON, versioned; schemas in it are Arrow IPC bytes in base64.
+        calls : list of dict
+            The Python functions by call number, as the native part takes them.
+
+        Raises
+        ------
+        PlanError
+            When the flow ends in a key_by or window that nothing uses.
+
+        Examples
+        --------
+        >>> import json
+        >>> import penstock as pk
+        >>> plan, calls = pk.Flow("k bigint").key_by("k").agg(n=pk.count()).to_plan()
+        >>> [step["op"] for step in json.loads(plan)["steps"]], calls
+        (['key_by', 'agg'], [])
+        """
+        if self._window is not None:
+            raise PlanError(f"the flow ends in window({self._window}) that no step uses; add .agg(...) or .top(...)")
+        if self._keys is not None:
+            raise PlanError(
+                f"the flow ends in key_by({', '.join(self._keys)}) that no step uses;"
+                " add .agg(...), .stateful_map(...) or .apply_in_pandas_with_state(...)"
+            )
+        source: dict[str, Any] = {"schema": encode(self._schema), "lateness_ms": self._lateness_ms}
+        if self._event_time is not None:
+            source["event_time"] = self._event_time
+        if self._order_by:
+            source["order_by"] = list(self._order_by)
+        steps = [{"emit": "update"} | step if streaming and step["op"] == "agg" else step for step in self._steps]
+        plan = {"version": PLAN_VERSION, "source": source, "steps": steps}
+        return json.dumps(plan, separators=(",", ":")), [dict(call) for call in self._calls]
+
+    # Showing
+
+    def __repr__(self) -> str:
+        lines = [f"Flow({to_text(self._schema)}{self._source_options()})"]
+        lines.extend(f"  .{step_text(step, self._calls)}" for step in self._steps)
+        return "\n".join(lines)
+
+    def _repr_html_(self) -> str:
+        boxes = [f"<b>source</b> {html.escape(to_text(self._schema) + self._source_options())}"]
+        boxes.extend(html.escape(step_text(step, self._calls)) for step in self._steps)
+        style = "border:1px solid #8888;border-radius:4px;padding:2px 8px;display:inline-block"
+        arrow = "<div style='padding-left:1em'>&darr;</div>"
+        return "<div>" + arrow.join(f"<div style='{style}'>{box}</div>" for box in boxes) + "</div>"
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, FlowBase):
+            return NotImplemented
+        return (
+            self._schema.equals(other._schema)
+            and self._event_time == other._event_time
+            and self._lateness_ms == other._lateness_ms
+            and self._order_by == other._order_by
+            and self._steps == other._steps
+            and [call["func"] for call in self._calls] == [call["func"] for call in other._calls]
+        )
+
+    def __hash__(self) -> int:
+        return hash((tuple(self._schema.names), self._event_time, self._lateness_ms, len(self._steps), self._columns))
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name in FlowBase.__slots__ and not hasattr(self, name):
+            object.__setattr__(self, name, value)
+        else:
+            raise AttributeError(f"a Flow never changes ({name}); its methods return a new Flow")
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (restore, ({name: getattr(self, name) for name in FlowBase.__slots__},))
+
+    # Inside
+
+    def _check(self, streaming: bool = False) -> dict[str, Any]:
+        from penstock import _native
+
+        plan, _ = self.to_plan(streaming)
+        return dict(_native.plan_check(plan))
+
+    def _before_keys(self) -> Flow:
+        """The flow without the key_by that it ends in."""
+        state = {name: getattr(self, name) for name in FlowBase.__slots__}
+        return restore(state | {"_steps": self._steps[:-1], "_keys": None})
+
+    def _label(self, op: str, name: str) -> str:
+        """What a step that comes next is called in errors and statistics."""
+        path = "" if self._scope is None else self._scope.path
+        return f"{path}{op}[{len(self._steps)}] {name}"
+
+    def _stateless_only(self, op: str) -> None:
+        if self._scope is not None:
+            raise PlanError(
+                f"{op} inside {self._scope.what}: a body has steps without state only (map_batches, flat_map, bounded,"
+                f" iterate), because its batches are finished one after the other; put {op} behind {self._scope.what}"
+            )
+
+    def _no_keys(self, op: str) -> None:
+        if self._keys is not None or self._window is not None:
+            waiting = "key_by" if self._window is None else "window"
+            raise PlanError(f"{op} directly after {waiting}: the function sees no keys; put it before {waiting}")
+
+    def _require(self, names: Sequence[str], what: str) -> None:
+        for name in names:
+            if name not in self._columns:
+                raise missing(name, what, self._columns)
+
+    def _source_options(self) -> str:
+        options = ""
+        if self._event_time is not None:
+            options += f", event_time={self._event_time!r}, lateness={format_duration(self._lateness_ms * 1_000)!r}"
+        if self._order_by:
+            options += f", order_by={list(self._order_by)!r}"
+        return options
+
+    def _with(
+        self,
+        step: dict[str, Any],
+        columns: tuple[str, ...],
+        *,
+        keys: tuple[str, ...] | None = None,
+        window: Window | None = None,
+        shape: pa.Schema | None = None,
+        call: dict[str, Any] | None = None,
+        calls: tuple[dict[str, Any], ...] | None = None,
+    ) -> Flow:
+        """The flow with one more step; `call` is its function, `calls` are all of them where its body brought some."""
+        if calls is None:
+            calls = self._calls if call is None else (*self._calls, call)
+        return restore(
+            {
+                "_schema": self._schema,
+                "_event_time": self._event_time,
+                "_lateness_ms": self._lateness_ms,
+                "_order_by": self._order_by,
+                "_steps": (*self._steps, step),
+                "_calls": calls,
+                "_scope": self._scope,
+                "_columns": columns,
+                "_keys": keys,
+                "_window": window,
+                "_shape": shape,
+            }
+        )
+
+
+def restore(state: dict[str, Any]) -> Flow:
+    from penstock._flow.builder import Flow
+
+    flow = object.__new__(Flow)
+    for name, value in state.items():
+        object.__setattr__(flow, name, value)
+    return flow

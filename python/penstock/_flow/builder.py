@@ -1,0 +1,87 @@
+"""The builder: a flow from its input on."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from penstock._durations import Duration, milliseconds, parse_duration
+from penstock._flow.keyed import KeyedSteps
+from penstock._flow.running import Running
+from penstock._flow.stateless import StatelessSteps
+from penstock._flow.text import names_of
+from penstock._schema import to_arrow
+from penstock.errors import ConfigError
+
+__all__ = ["Flow"]
+
+
+class Flow(KeyedSteps, StatelessSteps, Running):
+    """A description of a computation over batches of rows.
+
+    Parameters
+    ----------
+    schema : str, pyarrow.Schema or pyspark StructType
+        Columns of the input: Spark DDL such as ``"auction bigint, ts timestamp"``, or a
+        schema object.
+    event_time : str, optional
+        Column that says when a row happened: a timestamp of any unit, or a bigint that
+        counts milliseconds since 1970. Needed by `window`.
+    lateness : str, int or datetime.timedelta, default "0s"
+        How far behind the greatest event time a row of an input that does not end may still
+        come, in whole milliseconds. The watermark is the greatest event time of all epochs so
+        far minus this. A row whose windows have all closed is late: it goes to the late
+        output and a counter, never silently away. An input that ends is one epoch, whose
+        windows close with it, so nothing is late there.
+    order_by : str or sequence of str, optional
+        Columns that fix the order of the input where the host may change it (Spark may
+        replan partitions). Only `stateful_map` cares about order.
+
+    Raises
+    ------
+    SchemaError
+        When the schema cannot be read or a named column is not in it.
+    ConfigError
+        When a duration is not one.
+
+    Notes
+    -----
+    Every method returns a new Flow in time linear in the number of steps and touches no
+    data. The same flow gives the same rows on every host and any number of workers: where
+    the input ends those of all of it, beside a stream those of the same epochs.
+
+    Examples
+    --------
+    >>> import penstock as pk
+    >>> flow = (pk.Flow("auction bigint, price bigint, ts timestamp", event_time="ts", lateness="5s")
+    ...           .key_by("auction").window(pk.sliding("60s", every="1s")).agg(n=pk.count())
+    ...           .top(1, by="n", per="window"))
+    >>> flow.columns
+    ('window_start', 'window_end', 'auction', 'n')
+    """
+
+    __slots__ = ()
+
+    def __init__(
+        self,
+        schema: Any,
+        event_time: str | None = None,
+        lateness: Duration = "0s",
+        order_by: str | Sequence[str] | None = None,
+    ) -> None:
+        self._schema = to_arrow(schema)
+        self._columns = tuple(self._schema.names)
+        self._event_time = event_time
+        self._lateness_ms = milliseconds(parse_duration(lateness, "lateness", allow_zero=True), "lateness")
+        self._order_by = names_of(order_by, "order_by") if order_by is not None else ()
+        self._steps = ()
+        self._calls = ()
+        self._keys = None
+        self._window = None
+        self._shape = self._schema
+        self._scope = None
+        if event_time is not None:
+            self._require([event_time], "event_time")
+        elif self._lateness_ms:
+            raise ConfigError(f"lateness {lateness!r} needs event_time: name the column that says when a row happened")
+        self._require(self._order_by, "order_by")

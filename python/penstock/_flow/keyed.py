@@ -1,0 +1,484 @@
+"""Steps with state per key: keys and windows, and the steps that use them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+
+from penstock._aggregates import Aggregate
+from penstock._flow.base import FlowBase
+from penstock._flow.text import encode, function_name, missing, names_of, one_of
+from penstock._schema import to_arrow
+from penstock._windows import Window
+from penstock.errors import ConfigError, PlanError, SchemaError
+
+if TYPE_CHECKING:
+    from penstock._flow.builder import Flow
+
+__all__ = ["KeyedSteps"]
+
+_MOST_RANKS = 1 << 31
+
+
+class KeyedSteps(FlowBase):
+    """The methods of a flow that keep state."""
+
+    __slots__ = ()
+
+    def key_by(self, *columns: str, nulls: str = "group") -> Flow:
+        """Say which columns the next keyed step groups by.
+
+        Parameters
+        ----------
+        *columns : str
+            At least one column.
+        nulls : {"group", "reject"}, default "group"
+            Whether null is a key like any other, or an error.
+
+        Returns
+        -------
+        Flow
+            To be followed by `window`, `agg`, `stateful_map` or `top`.
+
+        Raises
+        ------
+        SchemaError
+            When a column does not exist here.
+        ConfigError
+            When no column is given, one is given twice, or `nulls` is neither of the two.
+
+        Notes
+        -----
+        Rows travel to the worker that owns their key: one exchange. In a column of floats -0.0
+        is the key 0.0, and every NaN is one key.
+
+        Examples
+        --------
+        >>> import penstock as pk
+        >>> pk.Flow("k bigint, v bigint").key_by("k").agg(total=pk.sum("v")).columns
+        ('k', 'total')
+        """
+        self._stateless_only("key_by")
+        names = names_of(columns, "key_by")
+        self._require(names, "key_by")
+        one_of(nulls, "key_by nulls", ("group", "reject"))
+        if self._keys is not None:
+            raise PlanError(
+                f"key_by({', '.join(names)}) follows key_by({', '.join(self._keys)}) directly;"
+                " name all key columns in one key_by"
+            )
+        if self._window is not None:
+            raise PlanError("key_by comes before window: write .key_by(...).window(...).agg(...)")
+        return self._with(
+            {"op": "key_by", "columns": list(names), "nulls": nulls},
+            self._columns,
+            keys=names,
+            shape=self._shape,
+        )
+
+    def window(self, window: Window) -> Flow:
+        """Cut event time for the next `agg` or `top`.
+
+        Parameters
+        ----------
+        window : Window
+            Made by `penstock.tumbling` or `penstock.sliding`.
+
+        Returns
+        -------
+        Flow
+            To be followed by `agg` or `top`.
+
+        Raises
+        ------
+        ConfigError
+            When the argument is no window.
+        PlanError
+            When the flow has no `event_time`, or a window is already waiting to be used.
+
+        Examples
+        --------
+        >>> import penstock as pk
+        >>> flow = pk.Flow("k bigint, ts timestamp", event_time="ts")
+        >>> flow.key_by("k").window(pk.tumbling("1m")).agg(n=pk.count()).columns
+        ('window_start', 'window_end', 'k', 'n')
+        """
+        self._stateless_only("window")
+        if not isinstance(window, Window):
+            raise ConfigError(f"window({window!r}): make it with penstock.tumbling or penstock.sliding")
+        if self._event_time is None:
+            raise PlanError(
+                f"window({window}) needs event time: write Flow(schema, event_time='ts') with the column that"
+                " says when a row happened"
+            )
+        if self._window is not None:
+            raise PlanError(f"window({window}) follows window({self._window}) directly; keep one of them")
+        return self._with(window.to_step(), self._columns, keys=self._keys, window=window, shape=self._shape)
+
+    def agg(self, *, emit: str | None = None, **aggregates: Aggregate) -> Flow:
+        """Aggregate per key, or per key and window.
+
+        Parameters
+        ----------
+        emit : {"final", "update"}, optional
+            When rows come out of an aggregate without a window. ``"final"``: one row per
+            key, when the input ends. ``"update"``: at the end of every epoch, one row with
+            the current values of each key that changed in it. Default: "final" where the
+            input ends; "update" where it does not, which is beside a Spark query and in
+            local runs with ``streaming=True``. With a window there is only "final": a row
+            per key and window, when the window closes.
+        **aggregates : Aggregate
+            Output column = what it holds, such as ``n=pk.count()``.
+
+        Returns
+        -------
+        Flow
+            Columns: window_start and window_end where there is a window, the keys, the
+            aggregates. Window bounds have the type of the event-time column.
+
+        Raises
+        ------
+        SchemaError
+            When a column does not exist here, or an output name is taken.
+        PlanError
+            Without a `key_by` before, or for "update" with a window.
+        ConfigError
+            When no aggregate is given, or one is not made by penstock.
+
+        Notes
+        -----
+        Memory: a few words per key (and open window) and aggregate.
+
+        An input that ends is one epoch, so "update" gives a row per key there, too. An `agg`
+        or `top` behind it takes final values only: beside a Spark query such a flow says
+        ``emit="final"``, and its rows come with `Engine.finish`.
+
+        Examples
+        --------
+        >>> import penstock as pk
+        >>> pk.Flow("word string").key_by("word").agg(count=pk.count()).columns
+        ('word', 'count')
+        """
+        self._stateless_only("agg")
+        if self._keys is None:
+            raise PlanError("agg needs keys: write .key_by('column').agg(...)")
+        if not aggregates:
+            raise ConfigError("agg() names no aggregate; write for example .agg(n=penstock.count())")
+        if emit is not None:
+            one_of(emit, "agg emit", ("final", "update"))
+        if emit == "update" and self._window is not None:
+            raise PlanError(
+                f"agg(emit='update') with window({self._window}): its rows come when a window closes; leave emit out"
+            )
+        head = (("window_start", "window_end") if self._window is not None else ()) + self._keys
+        for name, aggregate in aggregates.items():
+            if not isinstance(aggregate, Aggregate):
+                raise ConfigError(
+                    f"agg({name}={aggregate!r}) is no aggregate; use penstock.count, sum, min, max or mean"
+                )
+            if aggregate.column is not None:
+                self._require([aggregate.column], f"agg {name}={aggregate}")
+            if name in head:
+                raise SchemaError(f"agg {name}={aggregate} takes the name of the output column {name!r}; rename it")
+        step: dict[str, Any] = {"op": "agg", "aggs": [item.to_plan(name) for name, item in aggregates.items()]}
+        # Where it is left open the host decides: see `to_plan`.
+        if emit is not None or self._window is not None:
+            step["emit"] = "final" if emit is None else emit
+        return self._with(step, (*head, *aggregates))
+
+    def top(self, n: int, by: str, per: str | Sequence[str] | None = None, descending: bool = True) -> Flow:
+        """Keep the rows with the `n` greatest values, ties included.
+
+        Parameters
+        ----------
+        n : int
+            How many ranks; a row is kept when fewer than `n` rows of its group are greater,
+            so equal values stay or go together and more than `n` rows may come out.
+        by : str
+            The column that decides.
+        per : str or sequence of str, optional
+            The groups: ``"window"`` (one group per window), column names, or None for one
+            group over everything.
+        descending : bool, default True
+            False keeps the least values.
+
+        Returns
+        -------
+        Flow
+            The same columns; with a `window` directly before, window_start and window_end
+            in front of them.
+
+        Raises
+        ------
+        SchemaError
+            When a column does not exist here.
+        ConfigError
+            When `n` is not an int from 1 to 2**31.
+        PlanError
+            For ``per="window"`` where no window is.
+
+        Notes
+        -----
+        Rows travel to the worker that owns their group: one exchange. Memory: the rows kept
+        per open group.
+
+        Examples
+        --------
+        >>> import penstock as pk
+        >>> bids = pk.Flow("auction bigint, price bigint, ts timestamp", event_time="ts")
+        >>> bids.window(pk.tumbling("10s")).top(1, by="price", per="window").columns
+        ('window_start', 'window_end', 'auction', 'price', 'ts')
+        """
+        self._stateless_only("top")
+        if isinstance(n, bool) or not isinstance(n, int) or not 1 <= n <= _MOST_RANKS:
+            raise ConfigError(f"top({n!r}): the number of ranks must be an int from 1 to {_MOST_RANKS}")
+        self._require([by], "top by")
+        columns = self._columns
+        if self._window is not None:
+            columns = ("window_start", "window_end", *columns)
+        group: str | list[str] | None
+        if per is None:
+            group = None
+        elif per == "window":
+            if "window_start" not in columns:
+                raise PlanError("top(per='window') needs a window before it: write .window(...) or group by columns")
+            group = "window"
+        else:
+            group = list(names_of(per, "top per"))
+            unknown = [name for name in group if name not in columns]
+            if unknown:
+                raise missing(unknown[0], "top per", columns)
+        if self._keys is not None:
+            raise PlanError(f"top does not use key_by({', '.join(self._keys)}); name the groups with per=")
+        step = {"op": "top", "n": n, "by": by, "descending": bool(descending), "per": group}
+        shape = self._shape if self._window is None else None
+        return self._with(step, columns, shape=shape)
+
+    def stateful_map(
+        self,
+        step: Callable[..., Any],
+        *,
+        schema: Any,
+        columns: Sequence[str] | None = None,
+        name: str | None = None,
+    ) -> Flow:
+        """Run a Python function per row with a state of its own per key.
+
+        Parameters
+        ----------
+        step : callable
+            ``step(state, *values) -> (state, out)``. `state` is None for a new key; a
+            returned state of None forgets the key. `values` are those of `columns`. `out`
+            is None (no row), a tuple (one row) or a list of tuples, in the order of
+            `schema`. Rows of one key come in input order.
+        schema : str, pyarrow.Schema or pyspark StructType
+            Columns that `step` puts out.
+        columns : sequence of str, optional
+            Columns that `step` receives; default all, in order.
+        name : str, optional
+            What the step is called in `explain`, errors and statistics; default the name of
+            the function.
+
+        Returns
+        -------
+        Flow
+            With the columns of `schema`.
+
+        Raises
+        ------
+        SchemaError
+            When a column does not exist here or `schema` cannot be read.
+        PlanError
+            Without a `key_by` before, or with a window.
+        ConfigError
+            When `step` is not callable.
+
+        Notes
+        -----
+        The state is a live Python object; it is pickled only when its bin moves to another
+        process or into a snapshot. When `step` raises, the run stops with
+        `UserFunctionError` and the state of that key is unchanged.
+
+        Rows of a key come in input order where only maps lie between the source and this
+        step. Behind another keyed step, rows that it puts out for different keys of its own
+        come in no defined order: write a step there that does not depend on it.
+
+        Examples
+        --------
+        >>> import penstock as pk
+        >>> def running(total, k, v):
+        ...     total = (total or 0) + v
+        ...     return total, (k, total)
+        >>> keyed = pk.Flow("k bigint, v bigint").key_by("k")
+        >>> flow = keyed.stateful_map(running, schema="k bigint, total bigint")
+        >>> flow.columns
+        ('k', 'total')
+        """
+        self._stateless_only("stateful_map")
+        if not callable(step):
+            raise ConfigError(f"stateful_map({step!r}): the step must be a function step(state, *values)")
+        if self._keys is None:
+            raise PlanError("stateful_map needs keys: write .key_by('column').stateful_map(...)")
+        if self._window is not None:
+            raise PlanError("stateful_map takes no window; keep what it needs in the state, or use agg")
+        takes = self._columns if columns is None else names_of(columns, "stateful_map columns")
+        self._require(takes, "stateful_map columns")
+        shape = to_arrow(schema, "stateful_map schema")
+        label = name or function_name(step)
+        call = {
+            "kind": "stateful",
+            "step": self._label("stateful_map", label),
+            "func": step,
+            "columns": list(takes),
+            "keys": list(self._keys),
+            "schema": shape,
+        }
+        plan_step = {
+            "op": "stateful_map",
+            "call": len(self._calls),
+            "columns": list(self._keys),
+            "schema": encode(shape),
+            "name": label,
+        }
+        return self._with(plan_step, tuple(shape.names), call=call, shape=shape)
+
+    def apply_in_pandas_with_state(
+        self,
+        func: Callable[..., Any],
+        outputStructType: Any,
+        stateStructType: Any,
+        outputMode: str = "update",
+        timeoutConf: str = "NoTimeout",
+        *,
+        timezone: str = "UTC",
+        name: str | None = None,
+    ) -> Flow:
+        """Run a function written for Spark's ``applyInPandasWithState`` on the groups of each epoch.
+
+        Parameters
+        ----------
+        func : callable
+            ``func(key, frames, state)``: the key as a tuple, an iterator of pandas DataFrames with
+            the rows of the key in this epoch (all columns), and a `penstock._functions.group_state.GroupState`.
+            It yields DataFrames with the columns of `outputStructType`.
+        outputStructType : str, pyarrow.Schema or pyspark StructType
+            Columns that `func` yields: by name, or by position where no name is text.
+        stateStructType : str, pyarrow.Schema or pyspark StructType
+            The state, a tuple.
+        outputMode : {"update", "append"}, default "update"
+            Taken for Spark's sake; rows come out once in either mode.
+        timeoutConf : {"NoTimeout", "ProcessingTimeTimeout", "EventTimeTimeout"}, default "NoTimeout"
+            What a key may wait for when it gets no rows.
+        timezone : str, default "UTC"
+            Zone in whose local time frames show timestamps.
+        name : str, optional
+            What the step is called in `explain`, errors and statistics; default the name of
+            the function.
+
+        Returns
+        -------
+        Flow
+            With the columns of `outputStructType`.
+
+        Raises
+        ------
+        ConfigError
+            When `func` is not callable, or a mode or timeout is unknown.
+        PlanError
+            Without a `key_by` before, with a window, or with event-time timeouts and no
+            `event_time`.
+        SchemaError
+            When a schema cannot be read.
+
+        Notes
+        -----
+        Each key with rows is called once per epoch, then the keys whose timeouts are due, with
+        ``state.hasTimedOut`` and one frame without rows. A timeout is gone when its call begins.
+        An epoch is a batch of Spark's together with the empty batch that Spark runs after it when
+        the watermark has moved: event-time timeouts before the new watermark come out with the
+        epoch that moved it. With event-time timeouts, rows at or before the watermark are late.
+        In a batch job each key is called once and nothing times out.
+
+        Cost: a call of `func` and some 20 microseconds per key, epoch and frame; what `func`
+        does with pandas usually takes longer. `stateful_map` needs no frames.
+
+        Examples
+        --------
+        >>> import pandas as pd
+        >>> import pyarrow as pa
+        >>> import penstock as pk
+        >>> def count(key, frames, state):
+        ...     seen = sum(map(len, frames)) + (state.get[0] if state.exists else 0)
+        ...     state.update((seen,))
+        ...     yield pd.DataFrame({"word": [key[0]], "seen": [seen]})
+        >>> keyed = pk.Flow("word string").key_by("word")
+        >>> flow = keyed.apply_in_pandas_with_state(count, "word string, seen bigint", "seen bigint")
+        >>> flow.collect(pa.table({"word": ["a", "a"]})).to_pylist()
+        [{'word': 'a', 'seen': 2}]
+        """
+        return self._group_state(
+            func, outputStructType, stateStructType, outputMode, timeoutConf, timezone, name, streaming=True
+        )
+
+    def _group_state(
+        self,
+        func: Callable[..., Any],
+        outputStructType: Any,
+        stateStructType: Any,
+        outputMode: str,
+        timeoutConf: str,
+        timezone: str,
+        name: str | None,
+        *,
+        streaming: bool,
+    ) -> Flow:
+        """The step of `apply_in_pandas_with_state`; a flow that is only for batch jobs needs no event time."""
+        from penstock._functions.group_state import EVENT_TIME, require_timeout
+
+        what = "apply_in_pandas_with_state"
+        self._stateless_only(what)
+        if not callable(func):
+            raise ConfigError(f"{what}({func!r}): give a function func(key, frames, state)")
+        if not isinstance(outputMode, str):
+            raise ConfigError(f"{what} outputMode={outputMode!r} is unknown; use 'update' or 'append'")
+        one_of(outputMode.lower(), f"{what} outputMode", ("update", "append"))
+        require_timeout(timeoutConf)
+        if self._keys is None:
+            raise PlanError(f"{what} needs keys: write .key_by('column').{what}(...)")
+        if self._window is not None:
+            raise PlanError(f"{what} takes no window; keep what it needs in the state, or use agg")
+        if streaming and timeoutConf == EVENT_TIME and self._event_time is None:
+            raise PlanError(
+                f"{what} with EventTimeTimeout needs event time: write Flow(schema, event_time='ts', lateness='10s')"
+            )
+        try:
+            pa.scalar(0, pa.timestamp("us", timezone)).as_py()
+        except Exception as error:
+            raise ConfigError(f"{what} timezone={timezone!r} is no time zone: {error}") from error
+        shape = to_arrow(outputStructType, "outputStructType")
+        source = self._shape if self._shape is not None else self._before_keys().output_schema
+        label = name or function_name(func)
+        call = {
+            "kind": "groups",
+            "step": self._label(what, label),
+            "func": func,
+            "keys": list(self._keys),
+            "key_types": [source.field(key).type for key in self._keys],
+            "columns": list(self._columns),
+            "schema": shape,
+            "state": to_arrow(stateStructType, "stateStructType"),
+            "timeout": timeoutConf,
+            "watermark": self._event_time is not None,
+            "timezone": timezone,
+        }
+        plan_step = {
+            "op": "group_state",
+            "call": len(self._calls),
+            "columns": list(self._keys),
+            "schema": encode(shape),
+            "name": label,
+            "event_time": timeoutConf == EVENT_TIME and self._event_time is not None,
+        }
+        return self._with(plan_step, tuple(shape.names), call=call, shape=shape)

@@ -1,0 +1,231 @@
+"""From a flow to a run: the hosts, by their short names."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, cast
+
+import pyarrow as pa
+
+from penstock._flow.base import FlowBase
+
+if TYPE_CHECKING:
+    from penstock._flow.builder import Flow
+    from penstock._local import BatchSink, LateSink, LocalResults, LocalSession, RunSummary
+    from penstock.spark._tasks.partitions import PartitionFunction
+
+__all__ = ["Running"]
+
+
+class Running(FlowBase):
+    """The methods of a flow that run it."""
+
+    __slots__ = ()
+
+    def run(
+        self,
+        source: Any,
+        workers: int = 1,
+        *,
+        late: LateSink | None = None,
+        progress: bool = False,
+        batch_rows: int = 65_536,
+        streaming: bool = False,
+    ) -> LocalResults:
+        """Run in this process, without Spark.
+
+        Parameters
+        ----------
+        source : Arrow data
+            A RecordBatchReader, Table or RecordBatch; a polars or pandas frame, a DuckDB
+            result or anything else with ``__arrow_c_stream__``; or an iterable of batches.
+        workers : int, default 1
+            Threads; each owns a share of the keys.
+        late : callable, optional
+            Called with a ``pyarrow.RecordBatch`` of rows that are in no window because they
+            are late or have no event time, in this thread. Without it a warning tells how
+            many there were.
+        progress : bool, default False
+            Show a progress bar on stderr.
+        batch_rows : int, default 65_536
+            Larger input batches are cut. With `streaming` each piece is one epoch, at whose
+            end the watermark moves.
+        streaming : bool, default False
+            Take the source for a stream without an end: each batch of it is an epoch of its
+            own, as Spark's batches are beside a query. Windows close as the watermark passes
+            them, rows behind it are late, aggregates give updates, and state is what is still
+            open. By default the whole input is one epoch, as in a batch job: windows and
+            aggregates come when it ends, and nothing depends on where batches are cut.
+
+        Returns
+        -------
+        LocalResults
+            An iterator of ``pyarrow.RecordBatch``: results as they become final. Closing it
+            early (leaving the loop) stops the workers.
+
+        Raises
+        ------
+        PlanError, SchemaError
+            When the flow is not complete or does not fit the source (before the first
+            batch).
+        UserFunctionError
+            When a function of the flow raises.
+        ConfigError
+            When an option is out of range.
+
+        Notes
+        -----
+        The source is read as results are taken, with a bounded number of batches in flight, in a
+        thread of its own: while it is silent, results come out. After Ctrl-C the iterator goes on
+        where it was.
+
+        Examples
+        --------
+        >>> import pyarrow as pa
+        >>> import penstock as pk
+        >>> words = pa.table({"word": ["a", "b", "a"]})
+        >>> flow = pk.Flow("word string").key_by("word").agg(n=pk.count())
+        >>> sorted((r["word"], r["n"]) for batch in flow.run(words) for r in batch.to_pylist())
+        [('a', 2), ('b', 1)]
+        """
+        from penstock._local import run
+
+        flow = cast("Flow", self)
+        return run(flow, source, workers, late=late, progress=progress, batch_rows=batch_rows, streaming=streaming)
+
+    def collect(self, source: Any, workers: int = 1, **options: Any) -> pa.Table:
+        """Run in this process and return all rows as one table.
+
+        Parameters
+        ----------
+        source : Arrow data
+            As for `run`.
+        workers : int, default 1
+            Threads.
+        **options
+            The other arguments of `run`.
+
+        Returns
+        -------
+        pyarrow.Table
+            Every output row; the columns of `output_schema`.
+
+        Examples
+        --------
+        >>> import pyarrow as pa
+        >>> import penstock as pk
+        >>> flow = pk.Flow("k bigint").key_by("k").agg(n=pk.count())
+        >>> flow.collect(pa.table({"k": [1, 1, 1]})).to_pylist()
+        [{'k': 1, 'n': 3}]
+        """
+        return pa.Table.from_batches(self.run(source, workers, **options), schema=self.output_schema)
+
+    def run_into(self, sink: BatchSink, source: Any, workers: int = 1, **options: Any) -> RunSummary:
+        """Run in this process and hand every output batch to a sink.
+
+        Parameters
+        ----------
+        sink : callable, or object with ``write_batch``
+            Called with each ``pyarrow.RecordBatch`` in this thread; a
+            ``pyarrow.parquet.ParquetWriter`` or an IPC writer serves as it is.
+        source : Arrow data
+            As for `run`.
+        workers : int, default 1
+            Threads.
+        **options
+            The other arguments of `run`.
+
+        Returns
+        -------
+        RunSummary
+            Rows in, out and late, and seconds.
+
+        Raises
+        ------
+        ConfigError
+            When the sink is neither of the two.
+
+        Examples
+        --------
+        >>> import pyarrow as pa
+        >>> import penstock as pk
+        >>> got = []
+        >>> flow = pk.Flow("k bigint").key_by("k").agg(n=pk.count())
+        >>> flow.run_into(got.append, pa.table({"k": [1, 2]})).output_rows
+        2
+        """
+        from penstock._local import run_into
+
+        return run_into(cast("Flow", self), sink, source, workers, **options)
+
+    def start(
+        self,
+        workers: int = 1,
+        *,
+        late: LateSink | None = None,
+        batch_rows: int = 65_536,
+        streaming: bool = False,
+    ) -> LocalSession:
+        """Start workers in this process and keep hold of them.
+
+        Parameters
+        ----------
+        workers : int, default 1
+            Threads.
+        late : callable, optional
+            As for `run`.
+        batch_rows : int, default 65_536
+            As for `run`.
+        streaming : bool, default False
+            As for `run`.
+
+        Returns
+        -------
+        LocalSession
+            A context manager with `run`, `migrate` and `stats`.
+
+        Examples
+        --------
+        >>> import pyarrow as pa
+        >>> import penstock as pk
+        >>> flow = pk.Flow("k bigint").key_by("k").agg(n=pk.count())
+        >>> with flow.start(workers=2) as session:
+        ...     rows = [row for batch in session.run(pa.table({"k": [7, 7]})) for row in batch.to_pylist()]
+        >>> rows
+        [{'k': 7, 'n': 2}]
+        """
+        from penstock._local import LocalSession
+
+        return LocalSession(cast("Flow", self), workers, late=late, batch_rows=batch_rows, streaming=streaming)
+
+    def map_in_arrow(self, per_partition: bool = False) -> PartitionFunction:
+        """Return a function for ``DataFrame.mapInArrow`` that runs the flow inside each partition.
+
+        Parameters
+        ----------
+        per_partition : bool, default False
+            A keyed flow sees only the keys of one partition; say True when that is meant.
+            For results over all partitions use ``penstock.spark.run(flow, df)``.
+
+        Returns
+        -------
+        PartitionFunction
+            A picklable function from an iterator of batches to an iterator of batches.
+
+        Raises
+        ------
+        PlanError
+            When the flow is keyed and `per_partition` is False.
+
+        Examples
+        --------
+        >>> import pyarrow as pa
+        >>> import penstock as pk
+        >>> f = pk.Flow("k bigint").map_batches(lambda b: b.slice(0, 1)).map_in_arrow()
+        >>> [b.num_rows for b in f(iter([pa.record_batch({"k": [1, 2]})]))]
+        [1]
+
+        With Spark: ``df.mapInArrow(flow.map_in_arrow(), flow.output_ddl)``.
+        """
+        from penstock.spark._tasks.partitions import map_in_arrow
+
+        return map_in_arrow(cast("Flow", self), per_partition)

@@ -1,0 +1,103 @@
+"""Steps and schemas of a flow in words, and the names that users write, checked."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pyarrow as pa
+
+from penstock._aggregates import Aggregate
+from penstock._schema import to_ddl
+from penstock._windows import Window
+from penstock.errors import ConfigError, SchemaError
+
+__all__ = ["to_text"]
+
+
+def to_text(schema: pa.Schema) -> str:
+    """Write a schema for people, in DDL where Spark has the types.
+
+    Parameters
+    ----------
+    schema : pyarrow.Schema
+        Any schema.
+
+    Returns
+    -------
+    str
+        One line.
+
+    Examples
+    --------
+    >>> import pyarrow as pa
+    >>> to_text(pa.schema({"k": pa.uint8()}))
+    'k uint8'
+    """
+    try:
+        return to_ddl(schema).replace("`", "")
+    except SchemaError:
+        return ", ".join(f"{field.name} {field.type}" for field in schema)
+
+
+def encode(schema: pa.Schema) -> str:
+    """A schema as the text that plans carry."""
+    return base64.b64encode(schema.remove_metadata().serialize().to_pybytes()).decode("ascii")
+
+
+def names_of(names: str | Sequence[str], what: str) -> tuple[str, ...]:
+    """Names of columns as the user gave them: at least one, none twice."""
+    try:
+        found = (names,) if isinstance(names, str) else tuple(names)
+    except TypeError:
+        raise ConfigError(f"{what} got {names!r}; name columns by their names") from None
+    if not found:
+        raise ConfigError(f"{what} names no column")
+    for name in found:
+        if not isinstance(name, str):
+            raise ConfigError(f"{what} got {name!r}; name columns by their names")
+        if found.count(name) > 1:
+            raise ConfigError(f"{what} names column {name!r} twice")
+    return found
+
+
+def missing(name: Any, what: str, columns: Sequence[str]) -> SchemaError:
+    """The error of a column that is not there."""
+    return SchemaError(f"{what}: column {name!r} does not exist here; there are {', '.join(columns)}")
+
+
+def one_of(value: str, what: str, known: tuple[str, ...]) -> None:
+    """Refuses a word that is none of the known."""
+    if value not in known:
+        raise ConfigError(f"{what}={value!r} is unknown; use {' or '.join(repr(item) for item in known)}")
+
+
+def function_name(f: Callable[..., Any]) -> str:
+    """What a function is called for people."""
+    return str(getattr(f, "__qualname__", None) or type(f).__name__).rsplit("<locals>.", maxsplit=1)[-1]
+
+
+def step_text(step: dict[str, Any], calls: Sequence[dict[str, Any]]) -> str:
+    """A step for people, as it was written."""
+    op = step["op"]
+    if op == "key_by":
+        return f"key_by({', '.join(step['columns'])})"
+    if op == "window":
+        return f"window({Window(step['kind'], step['size_us'], step['every_us'])})"
+    if op == "agg":
+        items = [f"{a['name']}={Aggregate(a['fn'], a.get('column'))}" for a in step["aggs"]]
+        if "emit" in step:
+            items.append(f"emit={step['emit']}")
+        return f"agg({', '.join(items)})"
+    if op == "top":
+        per = step["per"] if step["per"] is None or isinstance(step["per"], str) else ", ".join(step["per"])
+        order = "" if step["descending"] else ", descending=False"
+        return f"top({step['n']}, by={step['by']}, per={per}{order})"
+    if op in ("bounded", "iterate"):
+        body = " ".join(f".{step_text(inner, calls)}" for inner in step["body"])
+        known = ("batches", "batch_size", "memory", "on_failure") if op == "bounded" else ("again",)
+        options = "".join(f", {name}={step[name]}" for name in known if name in step)
+        return f"{op}({body}{options})"
+    call = calls[step["call"]]
+    return f"{op}({call['step'].split(' ', 1)[-1]}) -> {to_text(call['schema'])}"

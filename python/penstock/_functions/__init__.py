@@ -1,0 +1,1 @@
+"""What runs users' functions: called with blocks by the native workers; keyed state, groups, iterators, frames."""

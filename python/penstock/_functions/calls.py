@@ -1,0 +1,230 @@
+"""User functions of a flow, as the native workers call them.
+
+Owns the wrapping: what a function receives, what it may return, and how its exception becomes a
+`UserFunctionError` that names the step, the user's file and line, and the failing row. The native module makes one
+call object per entry of a plan's `calls` and knows nothing else of Python.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import traceback
+from collections.abc import Callable, Sequence
+from types import CodeType
+from typing import Any
+
+import pyarrow as pa
+
+from penstock._functions.expand import FlatMapCall
+from penstock._functions.groups import GroupStateCall
+from penstock._functions.loop import BrokenOff, row_loop
+from penstock._functions.short import short
+from penstock._functions.state import BinState
+from penstock.errors import UserFunctionError
+
+__all__ = ["BrokenOff", "MapCall", "StatefulCall", "bind", "locate"]
+
+
+def _never() -> bool:
+    return False
+
+
+def bind(
+    call: dict[str, Any], stopped: Callable[[], bool] = _never
+) -> MapCall | FlatMapCall | StatefulCall | GroupStateCall:
+    """The wrapper of one entry of a plan's `calls`; `stopped` tells it that the host is stopping."""
+    if call["kind"] == "map":
+        return MapCall(call["step"], call["func"], call.get("schema"))
+    if call["kind"] == "flat":
+        return FlatMapCall(
+            call["step"], call["func"], call["columns"], call["schema"], call["rows"], user_error, misfit
+        )
+    if call["kind"] == "stateful":
+        return StatefulCall(call["step"], call["func"], call["keys"], call["columns"], call["schema"], stopped)
+    if call["kind"] == "groups":
+        step, func = call["step"], call["func"]
+
+        def failed(error: Exception, keys: Sequence[str], key: tuple[Any, ...]) -> UserFunctionError:
+            return user_error(step, func, error, None, key, keys)
+
+        return GroupStateCall(call, stopped, failed)
+    raise ValueError(f"unknown kind of call {call['kind']!r}")
+
+
+class MapCall:
+    """A function from batch to batch."""
+
+    kind = "map"
+
+    def __init__(self, step: str, func: Callable[[pa.RecordBatch], Any], schema: Any) -> None:
+        self.step = step
+        self.func = func
+        self.schema = schema
+
+    def __call__(self, handle: Any) -> Any:
+        try:
+            result = self.func(pa.record_batch(handle))
+            if not (hasattr(result, "__arrow_c_array__") or hasattr(result, "__arrow_c_stream__")):
+                raise TypeError(f"the function returned {short(result)}, not a pyarrow RecordBatch or Table")
+        except Exception as error:
+            raise user_error(self.step, self.func, error) from error
+        return result
+
+    def refused(self, reason: str) -> UserFunctionError:
+        """The error of a result that does not have the declared schema."""
+        return misfit(self.step, self.func, reason)
+
+
+class StatefulCall:
+    """A function ``f(state, *values) -> (state, out)``."""
+
+    kind = "stateful"
+
+    def __init__(
+        self,
+        step: str,
+        func: Callable[..., Any],
+        keys: Sequence[str],
+        columns: Sequence[str],
+        schema: Any,
+        stopped: Callable[[], bool] = _never,
+    ) -> None:
+        self.step = step
+        self.func = func
+        self.keys = list(keys)
+        self.columns = list(columns)
+        self.schema = schema
+        self._stopped = stopped
+        #: Which value is the key.
+        self._key = self.columns.index(self.keys[0]) if len(self.keys) == 1 and self.keys[0] in self.columns else None
+        self._pace = [1]
+
+    def new_state(self) -> BinState:
+        """Empty state of one bin."""
+        return BinState()
+
+    def apply(
+        self, bins: Sequence[BinState], counts: Sequence[int], keys: Sequence[Any], columns: Sequence[Sequence[Any]]
+    ) -> list[Any]:
+        """Run the step over the rows of a block, bin after bin, and return the rows that it puts out.
+
+        Parameters
+        ----------
+        bins
+            The bins that have rows.
+        counts
+            How many rows each of them has, one bin behind the other.
+        keys
+            Key of each row, hashable.
+        columns
+            The values that the step takes: one sequence per parameter, each as long as `keys`.
+
+        Raises
+        ------
+        UserFunctionError
+            When the step raises; the bin of that row is tainted.
+        BrokenOff
+            When the host is stopping.
+        """
+        rows: Any
+        if self._key is not None:
+            rows = zip(*columns, strict=True) if len(columns) > 1 else iter(columns[0])
+        else:
+            rows = zip(keys, *columns, strict=True) if columns else iter(keys)
+        journal = any(bin.journal is not None for bin in bins)
+        out: list[Any] = []
+        loop = row_loop(len(columns), self._key, journal)
+        loop(self.func, bins, counts, rows, out, self._failed, self._stopped, self._pace)
+        return out
+
+    def refused(self, reason: str) -> UserFunctionError:
+        """The error of rows that do not fit the declared schema."""
+        return misfit(self.step, self.func, reason)
+
+    def _failed(self, error: BaseException, key: Any, values: tuple[Any, ...]) -> BaseException:
+        if not isinstance(error, Exception):
+            return error  # KeyboardInterrupt, SystemExit: not the function's fault
+        row = dict(zip(self.columns, values, strict=False))
+        return user_error(self.step, self.func, error, row, key if len(self.keys) != 1 else (key,), self.keys)
+
+
+def misfit(step: str, func: Callable[..., Any], reason: str) -> UserFunctionError:
+    """The error of results that do not have the declared schema; names where the function is defined."""
+    file, line = locate(func, None)
+    return UserFunctionError(f"{step}: {reason} ({file}:{line})", step=step, file=file, line=line)
+
+
+def user_error(
+    step: str,
+    func: Callable[..., Any],
+    error: Exception,
+    row: dict[str, Any] | None = None,
+    key: tuple[Any, ...] = (),
+    keys: Sequence[str] = (),
+    note: str | None = None,
+) -> UserFunctionError:
+    """The `UserFunctionError` of an exception that `func` raised; the caller raises it from `error`.
+
+    `note` tells about the input in place of the row.
+    """
+    if isinstance(error, UserFunctionError):
+        return error
+    file, line = locate(func, error)
+    message = f"{step}: {type(error).__name__}: {_text(error)} ({file}:{line})"
+    shown = dict(zip(keys, key, strict=False)) | (row or {})
+    if note is not None:
+        message += note
+    elif shown:
+        message += "\n  row: " + ", ".join(f"{name}={short(value)}" for name, value in shown.items())
+    if note is None and row is not None and not _frames(func, error):
+        message += "\n  the step is called as step(state, *values) and returns (state, out)"
+    return UserFunctionError(
+        message, step=step, file=file, line=line, row=row, key=key[0] if len(key) == 1 else key or None
+    )
+
+
+def locate(func: Callable[..., Any], error: BaseException | None) -> tuple[str, int]:
+    """File and line in the user's code: of the innermost frame in the function's file, else of its definition."""
+    frames = [] if error is None else _frames(func, error)
+    if frames:
+        return frames[-1].filename, frames[-1].lineno or 0
+    code = _code(func)
+    if code is not None:
+        return code.co_filename, code.co_firstlineno
+    # No Python code (a builtin): the innermost frame that is not ours, when there is one.
+    ours = __name__.rpartition(".")[0]
+    for frame, line in reversed(list(traceback.walk_tb(error.__traceback__ if error else None))):
+        if not frame.f_globals.get("__name__", "").startswith(ours):
+            return frame.f_code.co_filename, line
+    return f"<{getattr(func, '__qualname__', type(func).__name__)}>", 0
+
+
+def _frames(func: Callable[..., Any], error: BaseException) -> list[traceback.FrameSummary]:
+    code = _code(func)
+    if code is None:
+        return []
+    return [
+        traceback.FrameSummary(frame.f_code.co_filename, line, frame.f_code.co_name, lookup_line=False)
+        for frame, line in traceback.walk_tb(error.__traceback__)
+        if frame.f_code.co_filename == code.co_filename
+    ]
+
+
+def _code(func: Any) -> CodeType | None:
+    """Code of a function, a method, a partial, or an object with `__call__`."""
+    while isinstance(func, functools.partial):
+        func = func.func
+    func = inspect.unwrap(func) if hasattr(func, "__wrapped__") else func
+    for candidate in (func, inspect.getattr_static(type(func), "__call__", None)):
+        code = getattr(getattr(candidate, "__func__", candidate), "__code__", None)
+        if isinstance(code, CodeType):
+            return code
+    return None
+
+
+def _text(error: Exception) -> str:
+    try:
+        return str(error)
+    except Exception:
+        return "(its text cannot be shown)"

@@ -1,0 +1,180 @@
+"""Flat maps of a flow: the user's iterators, drawn from on demand.
+
+Owns the wrapping of a function that gives an iterable per input, and the loops that draw from it. Invariant: never
+more is drawn than was asked for, and an iterator that raises is given up; what it gave before stays.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from itertools import islice
+from typing import Any
+
+import pyarrow as pa
+
+from penstock._functions.short import short
+from penstock.errors import UserFunctionError
+
+__all__ = ["BatchExpansion", "FlatMapCall", "RowExpansion"]
+
+_log = logging.getLogger("penstock")
+#: Failures of one call that are logged, where they are skipped; statistics count all.
+_LOGGED = 10
+#: Makes the error of a failure: what was raised, the row (where an input is one), the input as text, rows given before.
+_Fail = Callable[[Exception, dict[str, Any] | None, str, int], UserFunctionError]
+#: What was made, inputs that are left, and the failure of one: its text, the rows that it had given, the error.
+_Drawn = tuple[list[Any], int, tuple[str | None, int, BaseException] | None]
+
+
+class FlatMapCall:
+    """A function from a row or a batch to an iterable of rows or batches."""
+
+    kind = "flat"
+
+    def __init__(
+        self,
+        step: str,
+        func: Callable[..., Any],
+        columns: Sequence[str],
+        schema: Any,
+        rows: bool,
+        user_error: Callable[..., UserFunctionError],
+        misfit: Callable[..., UserFunctionError],
+    ) -> None:
+        self.step = step
+        self.func = func
+        self.columns = list(columns)
+        self.schema = schema
+        self.rows = rows
+        self._user_error = user_error
+        self._misfit = misfit
+        self._logged = 0
+
+    def begin(self, data: Any, rows: int, skip: bool) -> RowExpansion | BatchExpansion:
+        """Begin to expand a block: a list of columns, or a batch; `skip` says whether failures are left out."""
+        fail = self._skipped if skip else self._failed
+        if self.rows:
+            return RowExpansion(
+                self.func, self.columns, zip(*data, strict=True) if data else iter([()] * rows), rows, fail
+            )
+        return BatchExpansion(self.func, pa.record_batch(data), fail)
+
+    def refused(self, reason: str) -> UserFunctionError:
+        """The error of results that do not fit the declared schema."""
+        return self._misfit(self.step, self.func, reason)
+
+    def _failed(self, error: Exception, row: dict[str, Any] | None, text: str, drawn: int) -> UserFunctionError:
+        note = f"\n  input: {text}\n  rows that it had given before: {drawn}"
+        return self._user_error(self.step, self.func, error, row, note=note)
+
+    def _skipped(self, error: Exception, row: dict[str, Any] | None, text: str, drawn: int) -> UserFunctionError:
+        failed = self._failed(error, row, text, drawn)
+        self._logged += 1
+        if self._logged <= _LOGGED:
+            _log.warning("an input is left out: %s", failed)
+        return failed
+
+
+class RowExpansion:
+    """The rows of a block, each through a function that gives tuples."""
+
+    def __init__(
+        self,
+        func: Callable[..., Any],
+        columns: Sequence[str],
+        inputs: Iterator[tuple[Any, ...]],
+        left: int,
+        fail: _Fail,
+    ) -> None:
+        self._func = func
+        self._columns = columns
+        self._inputs = inputs
+        #: Inputs that are left, one that has begun included.
+        self.left = left
+        self._input: tuple[Any, ...] = ()
+        self._live: Iterator[Any] | None = None
+        self._drawn = 0
+        self._fail = fail
+
+    def draw(self, room: int) -> _Drawn:
+        """Up to `room` tuples."""
+        made: list[Any] = []
+        while self.left and len(made) < room:
+            before = len(made)
+            try:
+                if self._live is None:
+                    self._input, self._drawn = next(self._inputs), 0
+                    self._live = _iterator(self._func(*self._input), "an iterable of rows (tuples)")
+                made.extend(islice(self._live, room - before))
+            except Exception as error:
+                drawn = self._drawn + len(made) - before
+                row = dict(zip(self._columns, self._input, strict=True))
+                self._end()
+                text = short(row, most=200)
+                failed = self._fail(error, row, text, drawn)
+                if failed is not error:
+                    failed.__cause__ = error
+                return made, self.left, (text, drawn, failed)
+            except BaseException as error:  # Ctrl-C, SystemExit: nobody's input is at fault
+                self._end()
+                return made, self.left, (None, 0, error)
+            self._drawn += len(made) - before
+            if len(made) < room:
+                self._end()
+        return made, self.left, None
+
+    def _end(self) -> None:
+        self._live = None
+        self.left -= 1
+
+
+class BatchExpansion:
+    """One batch through a function that gives batches."""
+
+    def __init__(self, func: Callable[..., Any], batch: pa.RecordBatch, fail: _Fail) -> None:
+        self._func = func
+        self._batch: pa.RecordBatch | None = batch
+        self._first = batch.slice(0, 1)
+        self._rows = batch.num_rows
+        #: 1 until all has come.
+        self.left = 1
+        self._live: Iterator[Any] | None = None
+        self._drawn = 0
+        self._fail = fail
+
+    def draw(self, room: int) -> _Drawn:
+        """The next batch, of any length, in a list; an empty one when that was all."""
+        del room
+        try:
+            if self._live is None:
+                batch, self._batch = self._batch, None
+                self._live = _iterator(self._func(batch), "an iterable of batches")
+            for made in self._live:
+                if not (hasattr(made, "__arrow_c_array__") or hasattr(made, "__arrow_c_stream__")):
+                    raise TypeError(f"the function gave {short(made)}, not a pyarrow RecordBatch or Table")
+                if len(made):
+                    self._drawn += len(made)
+                    return [made], self.left, None
+        except Exception as error:
+            self.left, self._live = 0, None
+            text = f"a batch of {self._rows} rows, of which the first is {short(self._first.to_pylist()[0], most=200)}"
+            failed = self._fail(error, None, text, self._drawn)
+            if failed is not error:
+                failed.__cause__ = error
+            return [], 0, (text, self._drawn, failed)
+        except BaseException as error:
+            self.left, self._live = 0, None
+            return [], 0, (None, 0, error)
+        self.left, self._live = 0, None
+        return [], 0, None
+
+
+def _iterator(made: Any, wanted: str) -> Iterator[Any]:
+    # A batch or a tuple is iterable as well, by columns and by values: not what is meant.
+    if isinstance(made, (pa.RecordBatch, pa.Table, tuple, str, bytes, dict)):
+        raise TypeError(f"the function returned {short(made)}, not {wanted}: yield it, or return a list of it")
+    try:
+        return iter(made)
+    except TypeError:
+        raise TypeError(f"the function returned {short(made)}, not {wanted}") from None

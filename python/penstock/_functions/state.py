@@ -1,0 +1,279 @@
+"""Keyed Python state of one bin: live objects in a dict, with an undo journal and a pickled form.
+
+A `BinState` belongs to one bin of one step with state. The step's loop works on its dict directly (`open`); the objects
+stay live between calls and are pickled only when the bin moves to another process or into a snapshot.
+
+Undo. From the first `mark` on, the state of a key is saved when it is first touched after a mark, and `rollback`
+puts everything back as it was at the last mark. Immutable states are saved by reference; lists, dicts, sets and the
+like are copied type by type; anything else by ``copy.deepcopy``. So the cost is one copy per key and epoch, and none
+for keys that the epoch does not touch.
+
+A step that raises leaves the bin *tainted* (the step may have changed a mutable state halfway): until `rollback`,
+`open` and `encode` refuse. A state that is never marked cannot be rolled back, and stays tainted.
+"""
+
+from __future__ import annotations
+
+import copy
+import datetime
+import decimal
+import fractions
+import itertools
+import math
+import pickle
+import sys
+import uuid
+from collections import deque
+from collections.abc import Iterator
+from typing import Any, Final
+
+import cloudpickle
+
+from penstock.errors import StateError
+
+__all__ = ["ATOMIC", "FORMAT", "MISSING", "BinState", "copy_state", "own_nan"]
+
+#: First byte of every chunk of state.
+FORMAT: Final = 1
+_DATA: Final = 0
+_CHUNK_BYTES: Final = 1 << 20
+
+
+class _Missing:
+    """Journal entry of a key that did not exist at the mark."""
+
+    __slots__ = ()
+
+
+MISSING: Final = _Missing()
+
+#: Types whose values cannot change: a reference is as good as a copy.
+ATOMIC: Final = frozenset(
+    {
+        bool,
+        bytes,
+        complex,
+        datetime.date,
+        datetime.datetime,
+        datetime.time,
+        datetime.timedelta,
+        decimal.Decimal,
+        float,
+        fractions.Fraction,
+        int,
+        range,
+        str,
+        type(None),
+        type(Ellipsis),
+        uuid.UUID,
+    }
+)
+
+
+def copy_state(value: Any, memo: dict[int, Any] | None = None) -> Any:
+    """An independent copy of `value`: changes to either are not seen in the other.
+
+    Equal to ``copy.deepcopy`` in what it returns, cheaper for builtin containers.
+
+    Parameters
+    ----------
+    value
+        Any object that ``copy.deepcopy`` takes.
+    memo
+        Objects already copied, by id: keeps shared and cyclic references.
+    """
+    kind = type(value)
+    if kind in ATOMIC:
+        return value
+    if memo is None:
+        memo = {}
+    else:
+        known = memo.get(id(value), MISSING)
+        if known is not MISSING:
+            return known
+    if kind is list:
+        made: Any = []
+        memo[id(value)] = made
+        made.extend([item if type(item) in ATOMIC else copy_state(item, memo) for item in value])
+        return made
+    if kind is dict:
+        made = {}
+        memo[id(value)] = made
+        for key, item in value.items():
+            if type(key) not in ATOMIC:
+                key = copy_state(key, memo)
+            made[key] = item if type(item) in ATOMIC else copy_state(item, memo)
+        return made
+    if kind is set and ATOMIC.issuperset(map(type, value)):
+        made = memo[id(value)] = set(value)
+        return made
+    if kind is tuple and ATOMIC.issuperset(map(type, value)):
+        return value
+    if kind is deque:
+        made = memo[id(value)] = deque(maxlen=value.maxlen)
+        made.extend(item if type(item) in ATOMIC else copy_state(item, memo) for item in value)
+        return made
+    return copy.deepcopy(value, memo)
+
+
+class BinState:
+    """State of one bin: key -> live object, never None.
+
+    Attributes
+    ----------
+    states
+        The dict; the same object as long as the bin lives.
+    journal
+        What keys were at the last mark, of those touched since; None before the first mark.
+    """
+
+    __slots__ = ("_tainted", "journal", "states")
+
+    def __init__(self) -> None:
+        self.states: dict[Any, Any] = {}
+        self.journal: dict[Any, Any] | None = None
+        self._tainted = False
+
+    def open(self) -> dict[Any, Any]:
+        """The states, to be worked on; who changes them keeps the journal.
+
+        Raises
+        ------
+        StateError
+            When a step has failed here.
+        """
+        self._check()
+        return self.states
+
+    def taint(self) -> None:
+        """A step has failed: a state may have changed halfway."""
+        self._tainted = True
+
+    def mark(self) -> None:
+        """An epoch begins: `rollback` comes back to here. Forgets the mark before."""
+        self._check()
+        self.journal = {}
+
+    def rollback(self) -> None:
+        """Put every key back as it was at the last mark."""
+        journal = self.journal
+        if journal is None:
+            raise StateError("this state has no mark to go back to: the run keeps no journal")
+        states = self.states
+        for key, saved in journal.items():
+            if saved is MISSING:
+                states.pop(key, None)
+            else:
+                states[key] = saved
+        self.journal = {}
+        self._tainted = False
+
+    def encode(self) -> Iterator[bytes]:
+        """The whole state as chunks of about a mebibyte, for `absorb`; the journal stays behind.
+
+        Raises
+        ------
+        StateError
+            When a step has failed here, or a state does not pickle; it names the key.
+        """
+        self._check()
+        keys = iter(list(self.states))
+        size = 256
+        while chunk := list(itertools.islice(keys, size)):
+            body = _dump(self.states, chunk)
+            yield bytes((FORMAT, _DATA)) + body
+            size = max(1, min(1 << 16, size * _CHUNK_BYTES // max(1, len(body))))
+
+    def absorb(self, chunk: bytes) -> None:
+        """Take the keys of one chunk of `encode`; they replace equal keys here.
+
+        Raises
+        ------
+        StateError
+            When the chunk is of another format, or its contents cannot be restored; nothing was taken.
+        """
+        if len(chunk) < 2 or chunk[0] != FORMAT:
+            raise StateError(f"state of format {chunk[0] if chunk else None!r} cannot be read, only format {FORMAT}")
+        if chunk[1] != _DATA:
+            raise StateError(f"a chunk of state of kind {chunk[1]} belongs to another step")
+        try:
+            keys, states = pickle.loads(chunk[2:])
+            taken = {own_nan(key): state for key, state in zip(keys, states, strict=True)}
+        except Exception as error:
+            raise StateError(f"the state could not be restored here: {type(error).__name__}: {error}") from error
+        journal = self.journal
+        if journal is not None:
+            for key in taken:
+                if key not in journal:
+                    journal[key] = copy_state(self.states[key]) if key in self.states else MISSING
+        self.states.update(taken)
+
+    def keys(self) -> int:
+        """How many keys have state."""
+        return len(self.states)
+
+    def bytes(self) -> int:
+        """About how many bytes the state takes: a sample of 16 keys, and one level into containers."""
+        states = self.states
+        count = len(states)
+        if not count:
+            return 0
+        sampled = list(itertools.islice(states.items(), 16))
+        mean = sum(_size(key) + _size(state) for key, state in sampled) / len(sampled)
+        return sys.getsizeof(states) + int(mean * count)
+
+    def get(self, key: Any, default: Any = None) -> Any:
+        """State of `key`, or `default`. The live object: do not change it."""
+        return self.states.get(key, default)
+
+    def items(self) -> Iterator[tuple[Any, Any]]:
+        """All keys with their live states."""
+        return iter(self.states.items())
+
+    def __len__(self) -> int:
+        return len(self.states)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        raise TypeError("BinState is live state and cannot be pickled: use encode() and absorb()")
+
+    def _check(self) -> None:
+        if self._tainted:
+            raise StateError("the step failed in the middle of a row: roll back before using this state again")
+
+
+def own_nan(key: Any) -> Any:
+    """The key with the NaN that rows bring here: a NaN equals only itself, and another process has another one."""
+    if type(key) is tuple:
+        return tuple(map(own_nan, key))
+    return math.nan if type(key) is float and key != key else key
+
+
+def _dump(states: dict[Any, Any], keys: list[Any]) -> bytes:
+    try:
+        body: bytes = cloudpickle.dumps((keys, [states[key] for key in keys]), protocol=5)
+        return body
+    except Exception:
+        # Find the one that does not pickle, for the message.
+        for key in keys:
+            try:
+                cloudpickle.dumps((key, states[key]), protocol=5)
+            except Exception as error:
+                raise StateError(f"the state of key {key!r} cannot be pickled: {error}") from error
+        raise
+
+
+def _size(value: Any) -> int:
+    size = sys.getsizeof(value)
+    if isinstance(value, dict):
+        items: Any = itertools.chain.from_iterable(value.items())
+    elif isinstance(value, (list, tuple, set, frozenset, deque)):
+        items = value
+    elif hasattr(value, "__dict__"):
+        items = vars(value).values()
+    else:
+        return size
+    sampled = list(itertools.islice(items, 64))
+    if sampled:
+        count = len(value) * (2 if isinstance(value, dict) else 1) if hasattr(value, "__len__") else len(sampled)
+        size += sum(sys.getsizeof(item) for item in sampled) * max(count, 1) // len(sampled)
+    return size

@@ -1,0 +1,271 @@
+"""A view of a run while it runs: rows per second, epoch latency, load per worker, migrations.
+
+The view asks a function for a `Snapshot` a few times a second and draws it. On a terminal it redraws in
+place; anywhere else (a pipe, a log, continuous integration) it prints a plain line every few seconds, at each
+new phase, and for each migration that begins or ends. The function runs in the view's own thread; when it raises, the
+view keeps what it showed last and raises the error when it is left.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Literal
+
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.panel import Panel
+from rich.table import Table
+from rich.text import Text
+
+from penstock.report._timeline import duration_text, size_text
+
+__all__ = ["LiveView", "Move", "Snapshot", "WorkerLoad"]
+
+_REDRAWS_PER_SECOND = 4
+_BLOCKS = "▁▂▃▄▅▆▇█"
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerLoad:
+    """What one worker holds and does at this moment."""
+
+    worker: int
+    bins: int
+    keys: int
+    state_bytes: int
+    rows_per_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Move:
+    """A migration as the view shows it. ``what`` says in words what moves where."""
+
+    what: str
+    strategy: str
+    state: Literal["planned", "moving", "done"]
+    bins: int = 0
+    bytes: int = 0
+    seconds: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """One moment of a run. ``epoch_s`` holds the latencies of the latest epochs in seconds, oldest first."""
+
+    title: str
+    phase: str
+    elapsed_s: float
+    total_s: float
+    rows: int = 0
+    rows_per_s: float = 0.0
+    epochs: int = 0
+    epoch_s: Sequence[float] = ()
+    workers: Sequence[WorkerLoad] = ()
+    moves: Sequence[Move] = ()
+    slice_p50_s: float | None = None
+    slice_p99_s: float | None = None
+
+
+@dataclass(slots=True)
+class LiveView:
+    """Context manager that shows snapshots until it is left, the last one included.
+
+    Parameters
+    ----------
+    snapshot
+        Gives the current snapshot; called from one thread at a time, and once more at the end.
+    console
+        Where to draw; standard output by default. ``console.is_terminal`` decides between the two forms.
+    plain_every_s
+        Seconds between plain lines when it is no terminal.
+    """
+
+    snapshot: Callable[[], Snapshot]
+    console: Console = field(default_factory=Console)
+    plain_every_s: float = 5.0
+    _stop: threading.Event = field(default_factory=threading.Event, init=False)
+    _thread: threading.Thread | None = field(default=None, init=False)
+    _live: Live | None = field(default=None, init=False)
+    _error: BaseException | None = field(default=None, init=False)
+    _told: dict[tuple[int, str], str] = field(default_factory=dict, init=False)
+    _phase: str = field(default="", init=False)
+    _line: str = field(default="", init=False)
+
+    def __enter__(self) -> LiveView:
+        if self.console.is_terminal:
+            self._live = Live(console=self.console, auto_refresh=False)
+            self._live.start()
+        self._thread = threading.Thread(target=self._loop, name="penstock-live", daemon=True)
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._stop.set()
+        if self._thread is not None:
+            self._thread.join()
+        try:
+            if self._error is None and kind is None:
+                self._show(last=True)
+        finally:
+            if self._live is not None:
+                self._live.stop()
+        if self._error is not None and kind is None:
+            raise self._error
+
+    def _loop(self) -> None:
+        interval = 1 / _REDRAWS_PER_SECOND
+        due = 0.0
+        while not self._stop.is_set():
+            try:
+                now = time.monotonic()
+                self._show(line=now >= due)
+                if now >= due:
+                    due = now + self.plain_every_s
+            except BaseException as error:  # shown when the view is left; the run itself goes on
+                self._error = error
+                return
+            self._stop.wait(interval)
+
+    def _show(self, *, line: bool = True, last: bool = False) -> None:
+        current = self.snapshot()
+        if self._live is not None:
+            self._live.update(draw(current, width=self.console.width), refresh=True)
+            return
+        for index, move in enumerate(current.moves):
+            told = self._told.get((index, move.what), "planned")
+            if move.state != told:
+                self._told[(index, move.what)] = move.state
+                self._print(f"[{current.elapsed_s:5.1f} s] migration {_move_text(move)}")
+        text = plain_line(current)
+        # The time alone is no news when the run is over.
+        if line or current.phase != self._phase or (last and text.partition("] ")[2] != self._line.partition("] ")[2]):
+            self._print(text)
+            self._line = text
+        self._phase = current.phase
+
+    def _print(self, text: str) -> None:
+        self.console.print(text, markup=False, highlight=False, soft_wrap=True)
+
+
+def plain_line(snapshot: Snapshot) -> str:
+    """One line of plain text for a snapshot."""
+    parts = [f"[{snapshot.elapsed_s:5.1f} s] {snapshot.phase}"]
+    if snapshot.epochs:
+        parts.append(f"{snapshot.rows:,} rows, {snapshot.rows_per_s:,.0f} rows/s")
+        if snapshot.epoch_s:
+            parts.append(f"epoch {snapshot.epochs} took {duration_text(snapshot.epoch_s[-1])}")
+    parts += [
+        f"worker {w.worker}: {w.bins} bins, {w.keys:,} keys, {size_text(w.state_bytes)}" for w in snapshot.workers
+    ]
+    return "; ".join(parts)
+
+
+def draw(snapshot: Snapshot, width: int = 100) -> RenderableType:
+    """The view of one snapshot, for a terminal of ``width`` columns."""
+    parts: list[RenderableType] = [_progress(snapshot, width - 4), _rates(snapshot, width - 4)]
+    if snapshot.workers:
+        parts += [Text(), _workers(snapshot, width - 4)]
+    if snapshot.moves:
+        parts += [Text(), _moves(snapshot)]
+    return Panel(Group(*parts), title=f"[bold]{snapshot.title}[/]", title_align="left", border_style="blue")
+
+
+def sparkline(values: Sequence[float], width: int) -> str:
+    """The last ``width`` values as bars on a log scale from the least to the greatest of them."""
+    shown = [max(v, 1e-9) for v in values[-width:]] if width > 0 else []
+    if not shown:
+        return ""
+    low, high = math.log(min(shown)), math.log(max(shown))
+    scale = (len(_BLOCKS) - 1) / (high - low) if high - low > 1e-9 else 0.0
+    return "".join(_BLOCKS[round((math.log(v) - low) * scale)] for v in shown)
+
+
+def bar(share: float, width: int) -> str:
+    """A bar that fills ``share`` of ``width`` cells."""
+    cells = round(min(max(share, 0.0), 1.0) * width)
+    return "█" * cells + "░" * (width - cells)
+
+
+def _progress(snapshot: Snapshot, width: int) -> Text:
+    share = snapshot.elapsed_s / snapshot.total_s if snapshot.total_s > 0 else 0.0
+    ends = f" {snapshot.elapsed_s:.0f} of about {snapshot.total_s:.0f} s"
+    text = Text(no_wrap=True, overflow="ellipsis")
+    # Where it is narrow the bar goes first, then the end of the phase; the figures stay.
+    phase = max(0, min(24, width - 1 - len(ends)))
+    text.append(f"{snapshot.phase:<{phase}.{phase}} ", style="bold")
+    text.append(bar(share, max(0, width - phase - 1 - len(ends))), style="blue")
+    text.append(ends)
+    return text
+
+
+def _rates(snapshot: Snapshot, width: int) -> Text:
+    text = Text(no_wrap=True, overflow="ellipsis")
+    text.append(f"{snapshot.rows:>12,} rows  {snapshot.rows_per_s:>9,.0f} rows/s")
+    if snapshot.slice_p50_s is not None and snapshot.slice_p99_s is not None:
+        text.append("   slice p50 ")
+        text.append(duration_text(snapshot.slice_p50_s), style="cyan")
+        text.append("  p99 ")
+        text.append(duration_text(snapshot.slice_p99_s), style="cyan")
+    if snapshot.epoch_s:
+        text.append(f"\n{'epoch ' + str(snapshot.epochs):>12} took ")
+        text.append(f"{duration_text(snapshot.epoch_s[-1]):>7}  ", style="cyan")
+        text.append(sparkline(snapshot.epoch_s, width - 28), style="cyan")
+    return text
+
+
+def _workers(snapshot: Snapshot, width: int) -> Table:
+    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False)
+    table.add_column("worker", justify="right")
+    table.add_column("bins held", no_wrap=True)
+    for name, least in (("bins", 4), ("keys", 9), ("state", 7), ("rows/s", 8)):
+        table.add_column(name, justify="right", no_wrap=True, min_width=least)
+    bins = sum(w.bins for w in snapshot.workers) or 1
+    for load in snapshot.workers:
+        table.add_row(
+            str(load.worker),
+            Text(bar(load.bins / bins, max(8, min(40, width - 48))), style="yellow"),
+            f"{load.bins:,}",
+            f"{load.keys:,}",
+            size_text(load.state_bytes),
+            f"{load.rows_per_s:,.0f}",
+        )
+    return table
+
+
+def _moves(snapshot: Snapshot) -> Table:
+    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False)
+    for name in ("migration", "strategy"):
+        table.add_column(name, no_wrap=True)
+    for name, least in (("bins", 3), ("bytes", 6), ("took", 6)):
+        table.add_column(name, justify="right", no_wrap=True, min_width=least)
+    table.add_column("")
+    styles = {"planned": "dim", "moving": "bold magenta", "done": "green"}
+    for move in snapshot.moves:
+        done = move.state == "done"
+        table.add_row(
+            move.what,
+            move.strategy,
+            f"{move.bins:,}" if done else "",
+            size_text(move.bytes) if done else "",
+            duration_text(move.seconds) if move.state != "planned" else "",
+            move.state,
+            style=styles[move.state],
+        )
+    return table
+
+
+def _move_text(move: Move) -> str:
+    if move.state == "done":
+        figures = f"{move.bins} bins, {size_text(move.bytes)} in {duration_text(move.seconds)}"
+        return f"{move.what}, {move.strategy}: done, {figures}"
+    return f"{move.what}, {move.strategy}: {move.state}"

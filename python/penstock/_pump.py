@@ -1,0 +1,306 @@
+"""The loop of one local run: batches go in, results come out, whatever waits for whom and whoever interrupts it.
+
+It runs in the thread that takes results, as `fill` of their iterator (see `_resume`); the source is read in a thread of
+its own, one batch at a time as the workers take them, so that a silent source holds no finished result back.
+
+Invariants: a batch is pushed once, and only after what could be taken was; a result is given once; the session is
+closed before the end, or an error, is told.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import warnings
+from collections.abc import Callable, Iterator
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import pyarrow as pa
+
+from penstock._reader import Reader
+from penstock._resume import Aside, caught
+from penstock.errors import EngineError, Interrupted
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+    from penstock._local import LocalSession
+    from penstock._native import Handover
+
+__all__ = ["LocalResults", "Pump"]
+
+
+class LateRows(UserWarning):
+    """Rows are in no window, being late or without event time, and nobody takes the late output."""
+
+
+class LocalResults(Iterator[pa.RecordBatch]):
+    """The results of a local run, batch by batch. Made by `Flow.run` and `LocalSession.run`.
+
+    After an interrupt (Ctrl-C) it goes on where it was, with every batch once; where it cannot, it raises `Interrupted`
+    from then on. Closing it, leaving its ``with`` or dropping it stops the workers.
+
+    Parameters
+    ----------
+    pump : Pump
+        What fills it.
+    """
+
+    if TYPE_CHECKING:
+
+        def __next__(self) -> pa.RecordBatch: ...
+
+    else:
+        __slots__ = ("__next__", "__weakref__", "_pump", "_results")
+
+    _pump: Pump
+    _results: Handover
+
+    def __init__(self, pump: Pump) -> None:
+        from penstock import _native
+
+        self._pump = pump
+        self._results = _native.Handover(pump.fill, EngineError, Failed)
+        self.__next__ = self._results.__next__  # type: ignore[method-assign]
+
+    def __iter__(self) -> Iterator[pa.RecordBatch]:
+        return self._results
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Stop the run: the source is read no further, and no further batch comes."""
+        self._pump.quit()
+        self._results.clear()
+        self._pump.stop()
+
+
+class Failed:
+    """In place of a batch: what is raised."""
+
+    __slots__ = ("error",)
+
+    def __init__(self, error: BaseException) -> None:
+        self.error = error
+
+
+class _Fed(NamedTuple):
+    """What went in: batches, rows, and the batch that went last."""
+
+    batches: int = 0
+    rows: int = 0
+    last: Any = None
+
+
+class _Out(NamedTuple):
+    """What came out last, as number `serial`; `item` is what it was made of. Rows so far, late ones too; the end."""
+
+    serial: int = -1
+    batches: tuple[Any, ...] = ()
+    item: Any = None
+    rows: int = 0
+    late: int = 0
+    error: BaseException | None = None
+
+
+class Pump:
+    """See the module.
+
+    Parameters
+    ----------
+    start : callable
+        Gives the session, which is closed at the end. Called, in another thread, when the first batch is asked for.
+    source : iterator of pyarrow.RecordBatch
+        Fitting batches.
+    at_end : callable, optional
+        Called once the session is closed.
+    """
+
+    def __init__(
+        self,
+        start: Callable[[], LocalSession],
+        source: Iterator[pa.RecordBatch],
+        at_end: Callable[[], object] | None = None,
+    ) -> None:
+        self._opening = Aside(start)
+        self._session: LocalSession | None = None
+        self._native: Any = None
+        self._at_end = at_end
+        self._pid = os.getpid()
+        self._reader = Reader(source)
+        #: Boxes (see `_resume.caught`): a batch on its way in, whether it went; whether the end did; an output.
+        self._next: list[pa.RecordBatch] = []
+        self._pushed: tuple[Any, list[bool]] = (None, [])
+        self._finished: list[bool] = []
+        self._taken: list[Any] = []
+        self._fed, self._out = _Fed(), _Out()
+        #: The late output whose function was called, and the one whose function returned.
+        self._telling: Any = None
+        self._told: Any = None
+        self._error: BaseException | None = None
+        self._over = self._quit = self._warned = False
+        self._closing: Aside[None] | None = None
+
+    def fill(self, taken: int) -> list[Any] | None:
+        """The next batch, in a list."""
+        out = self._out
+        if out.serial == taken:
+            return list(out.batches)  # it got lost on its way
+        if self._native is None and not self._quit:
+            self._session = self._opening.wait()
+            self._native = self._session._native
+        while not (self._over or self._quit):
+            try:
+                made = self._step(taken)
+            except (KeyboardInterrupt, Interrupted):
+                raise
+            except BaseException as error:
+                self._error, self._over = error, True
+                break
+            if made:
+                return list(self._out.batches)
+        self._count()
+        self._shut()
+        if self._quit or self._error is None or self._error is self._out.error:
+            self._warn()
+            return None
+        self._out = self._out._replace(serial=taken, batches=(Failed(self._error),), error=self._error)
+        return list(self._out.batches)
+
+    def _warn(self) -> None:
+        session = self._session
+        if self._quit or self._error or self._warned or session is None or session._late or not session.late_rows:
+            return
+        self._warned = True
+        if session._streaming:
+            why = "came after their windows had closed and are in no result; raise the flow's lateness or"
+        else:
+            why = "have no event time and are in no result; fill it in or"
+        text = f"{session.late_rows} of {session.rows} rows {why} take them with late="
+        warnings.warn(text, LateRows, stacklevel=3)
+
+    def _count(self) -> None:
+        session, out = self._session, self._out
+        if session is None:
+            return
+        session.rows, session.output_rows, session.late_rows = self._fed.rows, out.rows, out.late
+
+    def _step(self, taken: int) -> bool:
+        """Do what can be done; whether a batch has come out, as number `taken`."""
+        if self._taken:
+            made = self._take_out(taken)
+            self._taken.clear()
+            return made
+        self._count()
+        if self._finished and self._finished[0]:
+            caught(self._taken, self._native.take, None)
+            if self._taken[0] is None and self._native.done:
+                self._over = True
+            return False
+        caught(self._taken, self._native.take, 0.0)
+        if self._taken[0] is not None:
+            return False
+        self._taken.clear()
+        if self._feed():
+            return False
+        # Nothing to take and nothing to feed yet: whatever comes first ends the wait.
+        if not self._reader.listen(self._native.nudge):
+            caught(self._taken, self._native.take, None)
+            self._reader.hush()
+        return False
+
+    def _take_out(self, taken: int) -> bool:
+        item, out = self._taken[0], self._out
+        if item is None or item is out.item:
+            return False
+        kind, handle = item
+        batch = pa.record_batch(handle)
+        if kind != "late":
+            self._out = _Out(taken, (batch,), item, out.rows + batch.num_rows, out.late, out.error)
+            self._count()
+            return True
+        late = None if self._session is None else self._session._late
+        if late is not None and self._told is not item:
+            if self._telling is item:
+                raise Interrupted(
+                    f"this run was interrupted while {late!r:.80} took {batch.num_rows} late rows, and may have taken"
+                    " them or not; run again"
+                )
+            self._telling = item
+            late(batch)
+            self._told = item
+        self._out = out._replace(item=item, late=out.late + batch.num_rows, serial=-1, batches=())
+        return False
+
+    def _feed(self) -> bool:
+        """Push the next batch, or the end, if it is there; whether there is more to do at once."""
+        reader, fed = self._reader, self._fed
+        if self._next and self._next[0] is fed.last:
+            self._next.clear()
+        if not self._next:
+            ended = reader.ended
+            if reader.items:
+                caught(self._next, reader.items.popleft)
+            elif ended:
+                if reader.error is not None:
+                    raise reader.error
+                if self._finished and not self._finished[0]:
+                    self._finished.clear()
+                caught(self._finished, self._native.finish)
+                return True
+            else:
+                reader.allow(fed.batches + 1)
+                return False
+        batch = self._next[0]
+        if self._pushed[0] is not batch:
+            self._pushed = (batch, [])
+        pushed = self._pushed[1]
+        if not pushed:
+            caught(pushed, self._native.push, batch)
+        if not pushed[0]:
+            pushed.clear()  # the workers wait until outputs are taken
+            return True
+        self._fed = _Fed(fed.batches + 1, fed.rows + batch.num_rows, batch)
+        return True
+
+    def quit(self) -> None:
+        """Nothing more comes."""
+        self._quit = True
+
+    def stop(self) -> None:
+        """End the run; nothing more comes."""
+        self._quit = True
+        self._shut()
+
+    def _shut(self) -> None:
+        if os.getpid() != self._pid:
+            return
+        if self._closing is None:
+            self._closing = Aside(self.close)
+        self._closing.wait()
+
+    def close(self) -> None:
+        """End the run, in this thread."""
+        self._quit = self._quit or not self._over
+        session = self._session
+        if session is None and self._opening.begun:
+            with contextlib.suppress(BaseException):  # who waits for it hears of it
+                session = self._opening.wait()
+        if session is not None:
+            session.close()
+        self._reader.close()
+        at_end, self._at_end = self._at_end, None
+        if at_end is not None:
+            at_end()
+
+    def __del__(self) -> None:
+        while hasattr(self, "_closing") and os.getpid() == self._pid and not (self._closing and self._closing.ended):
+            with contextlib.suppress(KeyboardInterrupt):  # nobody would hear of it
+                self._shut()

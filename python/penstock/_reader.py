@@ -1,0 +1,145 @@
+"""Reading an iterator in a thread of its own, so that nobody who waits for something else waits for it.
+
+A source may be silent for as long as it likes; what was read is there to be taken meanwhile. The thread reads no item
+that it was not allowed to. Contexts (`contextvars`) are those of who made the reader.
+
+Invariants: items are in `items` in their order, and `ended` is set behind the last one; one consumer takes them, from
+the left; the thread holds neither the consumer nor anything of his.
+"""
+
+from __future__ import annotations
+
+import _thread
+import contextlib
+import contextvars
+import queue
+from collections import deque
+from collections.abc import Callable, Iterator
+from itertools import islice
+from typing import Any
+
+__all__ = ["Reader"]
+
+#: Seconds that a source has to come back from its last item when it is not needed any more.
+_PATIENCE = 0.1
+#: Seconds between two looks at pending signals.
+_TICK = 0.02
+
+
+class Reader:
+    """See the module.
+
+    Parameters
+    ----------
+    source : iterator
+        Only its thread touches it from now on.
+
+    Attributes
+    ----------
+    items : deque
+        Read and not taken.
+    ended : bool
+        Whether all is read that ever will be.
+    error : BaseException or None
+        What the source raised at its end.
+    """
+
+    def __init__(self, source: Iterator[Any]) -> None:
+        self._source: Iterator[Any] | None = source
+        self._context = contextvars.copy_context()
+        self._claim, self._gate = _thread.allocate_lock(), _thread.allocate_lock()
+        self._gate.acquire()
+        self._orders: queue.SimpleQueue[None] = queue.SimpleQueue()
+        self._bell: queue.SimpleQueue[None] = queue.SimpleQueue()
+        self._allowed = 0
+        self._closed = False
+        self._reading = False
+        #: Called when there is something new; only the consumer changes it, so no call is lost.
+        self._tell: Callable[[], Any] | None = None
+        self.items: deque[Any] = deque()
+        self.error: BaseException | None = None
+        self.ended = False
+
+    # For the consumer: each may be interrupted anywhere, and called again.
+
+    def allow(self, total: int) -> None:
+        """Let it read up to so many items, counted from the first."""
+        if total > self._allowed:
+            self._allowed = total
+        if not self._claim.locked():
+            _thread.start_new_thread(self._run, ())
+        elif not self._reading and not self.ended:
+            self._orders.put(None)
+
+    def wait(self) -> None:
+        """Wait until there is something to take, or the end."""
+        while not self.listen(self._ring):
+            # A signal that comes just before the wait does not end it: handlers get their turn now and then.
+            with contextlib.suppress(queue.Empty):
+                self._bell.get(timeout=_TICK)
+
+    def _ring(self) -> None:
+        if self._bell.empty():
+            self._bell.put(None)
+
+    def listen(self, tell: Callable[[], Any]) -> bool:
+        """Whether there is something to take, or the end; else `tell` is called when there is, in the other thread."""
+        self._tell = tell
+        if self.items or self.ended:
+            self._tell = None
+            return True
+        return False
+
+    def hush(self) -> None:
+        """Nobody listens any more."""
+        self._tell = None
+
+    def close(self) -> None:
+        """Read no more. A source that is silent is left to its thread, which ends with what comes next."""
+        self._closed = True
+        self._allowed = -1
+        self._orders.put(None)
+        if self._claim.acquire(False):  # it never began
+            self._source, self.ended = None, True
+        elif self._gate.acquire(timeout=_PATIENCE):
+            self._gate.release()
+
+    # The thread
+
+    def _run(self) -> None:
+        if not self._claim.acquire(False):
+            return  # an interrupt hid from the consumer that it is there
+        try:
+            self._context.run(self._read)
+        except BaseException as error:
+            self.error = error
+        self._source = None
+        self.ended = True
+        self._gate.release()
+        tell = self._tell
+        if tell is not None:
+            tell()
+
+    def _read(self) -> None:
+        source, append = self._source, self.items.append
+        assert source is not None
+        read = 0
+        while not self._closed:
+            room = self._allowed - read
+            if room <= 0:
+                self._reading = False
+                if self._allowed <= read:
+                    self._orders.get()
+                continue
+            self._reading = True
+            before = read
+            for item in islice(source, room):
+                append(item)
+                read += 1
+                tell = self._tell
+                if tell is not None:
+                    tell()
+                if self._closed:
+                    return
+            if read - before < room:
+                return

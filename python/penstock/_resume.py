@@ -1,0 +1,156 @@
+"""Going on after an interrupt: what lets an iterator lose nothing, wherever Ctrl-C lands.
+
+Python runs signal handlers between two instructions of a function of the main thread. A generator in which that happens
+is dead, and looks like one that has ended. So iterators of this package are objects whose state outlives an interrupt:
+`penstock._native.Handover` hands results out, and asks an object for more by a method (``fill``) that may be broken off
+anywhere and is simply called again. Such a method keeps to three rules.
+
+- What it takes away from somebody it takes by `caught`, so that it is either still there or already kept.
+- What belongs together it changes by one store of a tuple; what was left to tidy up is told by comparing.
+- What is long and happens seldom (starting, closing) it leaves to an `Aside`, a thread, where no handler runs.
+
+Where what was interrupted is not ours to repeat (a user's function with a state, a user's generator), the iterator
+remembers that, and from then on raises `Interrupted`.
+"""
+
+from __future__ import annotations
+
+import _thread
+from collections.abc import Callable, Iterable, Iterator
+from itertools import islice, starmap
+from typing import Any, Generic, TypeVar
+
+from penstock.errors import Interrupted, ThreadError
+
+__all__ = ["Aside", "Given", "caught", "guarded"]
+
+T = TypeVar("T")
+
+
+def caught(box: list[Any], call: Callable[..., Any], *args: Any) -> None:
+    """Append what a native function returns to a list: no interrupt comes between the two."""
+    box.extend(starmap(call, (args,)))
+
+
+class Aside(Generic[T]):
+    """Work in a thread of its own, which no interrupt reaches; whoever waits may be interrupted, and wait again."""
+
+    def __init__(self, work: Callable[[], T]) -> None:
+        self._work: Callable[[], T] | None = work
+        self._claim, self._gate = _thread.allocate_lock(), _thread.allocate_lock()
+        self._gate.acquire()
+        self._made: list[T] = []
+        self._error: BaseException | None = None
+        self.ended = False
+
+    def start(self) -> None:
+        """Begin, unless that was done."""
+        if not self._claim.locked():
+            try:
+                _thread.start_new_thread(self._run, ())
+            except RuntimeError:  # at the end of the interpreter there are no new threads
+                self._run()
+
+    @property
+    def begun(self) -> bool:
+        """Whether the work has begun."""
+        return self._claim.locked()
+
+    def _run(self) -> None:
+        if not self._claim.acquire(False):
+            return  # an interrupt hid from the one who started that it had
+        try:
+            assert self._work is not None
+            self._made.append(self._work())
+        except BaseException as error:
+            self._error = error
+        finally:
+            self._work = None
+            self.ended = True
+            self._gate.release()
+
+    def wait(self) -> T:
+        """What the work returned, or raised."""
+        self.start()
+        while not self.ended:
+            if self._gate.acquire(timeout=0.1):
+                self._gate.release()
+        if self._error is not None:
+            raise self._error
+        return self._made[0]
+
+
+class Given:
+    """Fills from a native function that gives one thing after the other, then None.
+
+    Parameters
+    ----------
+    take : callable
+        Native: what it returns is kept whatever interrupts whom.
+    make : callable
+        What is handed out for it.
+    """
+
+    def __init__(self, take: Callable[[], Any], make: Callable[[Any], Any]) -> None:
+        self._take, self._make = take, make
+        self._box: list[Any] = []
+        #: What was given as which number, and the box that it came from.
+        self._out: tuple[int, list[Any], Any] = (-1, [], None)
+
+    def fill(self, taken: int) -> list[Any] | None:
+        """The next one, in a list."""
+        serial, made, box = self._out
+        if serial == taken:
+            return made  # it got lost on its way
+        if self._box is box or self._box == [None]:
+            self._box = []
+        if not self._box:
+            caught(self._box, self._take)
+        if self._box[0] is None:
+            return None
+        made = [self._make(self._box[0])]
+        self._out = (taken, made, self._box)
+        return made
+
+
+class _Guarded:
+    """Fills from an iterator that an interrupt may kill."""
+
+    def __init__(self, items: Iterator[Any], what: str) -> None:
+        self._items, self._what = items, what
+        self._given: tuple[int, list[Any]] = (-1, [])
+        self._box: list[Any] = []
+        self._inside = False
+
+    def fill(self, taken: int) -> list[Any] | None:
+        """The next item, once."""
+        serial, given = self._given
+        if serial == taken:
+            return given
+        if self._box is given:  # it has arrived
+            self._box = []
+        if not self._box:
+            if self._inside:
+                raise Interrupted(
+                    f"{self._what} was interrupted in the middle of its work, so what it would give now is not what was"
+                    " asked for; begin again"
+                )
+            self._inside = True
+            try:
+                self._box.extend(islice(self._items, 1))
+            except Exception:
+                self._inside = False  # the iterator's own: it says itself how it goes on
+                raise
+            if not self._box:
+                self._inside = False
+                return None
+        self._inside = False
+        self._given = (taken, self._box)
+        return self._box
+
+
+def guarded(items: Iterable[T], what: str) -> Iterator[T]:
+    """An iterator that an interrupt never ends silently: it goes on, or raises `Interrupted` from then on."""
+    from penstock import _native
+
+    return _native.Handover(_Guarded(iter(items), what).fill, ThreadError)

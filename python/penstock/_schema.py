@@ -1,0 +1,514 @@
+"""Schemas: Spark DDL, StructType and pyarrow in, pyarrow inside.
+
+Owns: reading whatever a user calls a schema into a ``pyarrow.Schema``, writing one back as
+Spark DDL, and conforming a batch to a schema without losing a value.
+
+Invariants: pyspark is never imported here. A StructType is read through the JSON that it
+gives of itself. Spark's ``timestamp`` is an instant and becomes ``timestamp[us, tz=UTC]``;
+``timestamp_ntz`` is a wall clock reading and becomes ``timestamp[us]``. Nullability is kept.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from typing import Any, NoReturn
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from penstock.errors import SchemaError
+
+__all__ = ["conform", "parse_ddl", "spark_types", "to_arrow", "to_ddl"]
+
+_SIMPLE: dict[str, pa.DataType] = {
+    "boolean": pa.bool_(),
+    "bool": pa.bool_(),
+    "tinyint": pa.int8(),
+    "byte": pa.int8(),
+    "smallint": pa.int16(),
+    "short": pa.int16(),
+    "int": pa.int32(),
+    "integer": pa.int32(),
+    "bigint": pa.int64(),
+    "long": pa.int64(),
+    "float": pa.float32(),
+    "real": pa.float32(),
+    "double": pa.float64(),
+    "string": pa.string(),
+    "binary": pa.binary(),
+    "date": pa.date32(),
+    "timestamp": pa.timestamp("us", tz="UTC"),
+    "timestamp_ltz": pa.timestamp("us", tz="UTC"),
+    "timestamp_ntz": pa.timestamp("us"),
+    "void": pa.null(),
+    "null": pa.null(),
+}
+_DECIMALS = ("decimal", "dec", "numeric")
+_NAMES = [*_SIMPLE, "decimal(10,2)", "array<...>", "map<...>", "struct<...>", "varchar(n)"]
+_TOKEN = re.compile(r"\s*(?:(`(?:[^`]|``)+`)|('(?:[^'\\]|\\.)*')|([A-Za-z0-9_]+)|([<>(),:]))")
+
+
+def to_arrow(schema: Any, name: str = "schema") -> pa.Schema:
+    """Read a schema in any of the forms that penstock accepts.
+
+    Parameters
+    ----------
+    schema : str, pyarrow.Schema, pyspark StructType, or object with ``__arrow_c_schema__``
+        Spark DDL such as ``"auction bigint, price bigint, ts timestamp"``, a pyarrow schema,
+        a Spark StructType, or anything that exports an Arrow schema (a polars or DuckDB
+        schema, a record batch handle).
+    name : str, default "schema"
+        What the caller calls the value; error messages begin with it.
+
+    Returns
+    -------
+    pyarrow.Schema
+        The columns; at least one, names distinct.
+
+    Raises
+    ------
+    SchemaError
+        When the text is not DDL, a type is unknown, a name appears twice, no column is
+        there, or the object is none of the above.
+
+    Examples
+    --------
+    >>> to_arrow("auction bigint, ts timestamp").names
+    ['auction', 'ts']
+    """
+    if isinstance(schema, pa.Schema):
+        found = schema
+    elif isinstance(schema, str):
+        found = parse_ddl(schema, name)
+    elif _is_struct_type(schema):
+        found = pa.schema(_json_fields(schema.jsonValue()["fields"], name))
+    elif hasattr(schema, "__arrow_c_schema__"):
+        found = pa.schema(schema)
+    else:
+        raise SchemaError(
+            f"{name} is a {type(schema).__name__}; give Spark DDL such as 'auction bigint, ts timestamp',"
+            " a StructType or a pyarrow schema"
+        )
+    if not found.names:
+        raise SchemaError(f"{name} has no columns")
+    twice = sorted({column for column in found.names if found.names.count(column) > 1})
+    if twice:
+        raise SchemaError(f"{name} names column {twice[0]!r} twice; rename one of them")
+    return found
+
+
+def parse_ddl(text: str, name: str = "schema") -> pa.Schema:
+    """Read Spark DDL.
+
+    Parameters
+    ----------
+    text : str
+        Columns parted by commas: ``name type [NOT NULL] [COMMENT '...']``, with an optional
+        colon between name and type and backquotes around odd names.
+    name : str, default "schema"
+        What the caller calls the text; error messages begin with it.
+
+    Returns
+    -------
+    pyarrow.Schema
+        One field per column.
+
+    Raises
+    ------
+    SchemaError
+        When the text is not DDL; the message names the column and the nearest known type.
+
+    Examples
+    --------
+    >>> schema = parse_ddl("k bigint NOT NULL, price decimal(10,2), tags array<string>")
+    >>> schema.field("price").type
+    Decimal128Type(decimal128(10, 2))
+    """
+    return pa.schema(_Ddl(text, name).columns())
+
+
+def to_ddl(schema: pa.Schema) -> str:
+    """Write a schema as Spark DDL.
+
+    Parameters
+    ----------
+    schema : pyarrow.Schema
+        What a flow gives out.
+
+    Returns
+    -------
+    str
+        Text for the ``schema`` argument of ``DataFrame.mapInArrow``.
+
+    Raises
+    ------
+    SchemaError
+        When Spark has no type for a column (an unsigned integer, for example).
+
+    Examples
+    --------
+    >>> import pyarrow as pa
+    >>> to_ddl(pa.schema({"word": pa.string(), "count": pa.int64()}))
+    '`word` string, `count` bigint'
+    """
+    return ", ".join(_ddl_field(field, " ") for field in schema)
+
+
+def spark_types(schema: pa.Schema) -> pa.Schema:
+    """Return the schema with the units and layouts that Spark reads from Arrow.
+
+    Parameters
+    ----------
+    schema : pyarrow.Schema
+        What a flow gives out.
+
+    Returns
+    -------
+    pyarrow.Schema
+        The same columns with timestamps in microseconds, plain strings and binaries.
+
+    Raises
+    ------
+    SchemaError
+        When Spark has no type for a column.
+
+    Examples
+    --------
+    >>> import pyarrow as pa
+    >>> spark_types(pa.schema({"ts": pa.timestamp("ms", tz="Europe/Berlin")})).field("ts").type
+    TimestampType(timestamp[us, tz=UTC])
+    """
+    return parse_ddl(to_ddl(schema))
+
+
+def conform(batch: pa.RecordBatch, schema: pa.Schema, what: str = "input") -> pa.RecordBatch:
+    """Bring a batch to a schema: columns by name, types without loss.
+
+    Parameters
+    ----------
+    batch : pyarrow.RecordBatch
+        Any columns; those that the schema does not name are left out.
+    schema : pyarrow.Schema
+        The columns that must come out, in this order.
+    what : str, default "input"
+        What the batch is; error messages begin with it.
+
+    Returns
+    -------
+    pyarrow.RecordBatch
+        The same rows. Columns that already fit are shared, not copied.
+
+    Raises
+    ------
+    SchemaError
+        When a column is missing, appears twice, or its type cannot become the wanted one
+        without changing values.
+
+    Notes
+    -----
+    Cost: nothing per row where types agree; one pass over a column where they do not.
+    Accepted: any change of width or unit that keeps every value (checked), dictionary and
+    view layouts, another time zone of an instant. Refused: text to number, an instant to a
+    wall clock reading, and the like.
+
+    Examples
+    --------
+    >>> import pyarrow as pa
+    >>> small = pa.record_batch({"b": pa.array([1, 2], pa.int32()), "a": ["x", "y"]})
+    >>> conform(small, pa.schema({"b": pa.int64()})).schema.field("b").type
+    DataType(int64)
+    """
+    if batch.schema.equals(schema, check_metadata=False):
+        return batch
+    columns = []
+    for field in schema:
+        places = batch.schema.get_all_field_indices(field.name)
+        if not places:
+            raise SchemaError(
+                f"{what} has no column {field.name!r}; it has {', '.join(batch.schema.names) or 'no columns'}"
+            )
+        if len(places) > 1:
+            raise SchemaError(f"{what} has {len(places)} columns named {field.name!r}; rename one of them")
+        column = batch.column(places[0])
+        if not field.nullable and column.null_count:
+            raise SchemaError(f"{what} has a null in column {field.name!r}, which its schema calls NOT NULL")
+        columns.append(_cast(column, field, what))
+    return pa.RecordBatch.from_arrays(columns, schema=schema)
+
+
+def _cast(column: pa.Array, field: pa.Field, what: str) -> pa.Array:
+    have, want = column.type, field.type
+    if have.equals(want):
+        return column
+    if not _family_fits(have, want):
+        raise SchemaError(f"{what} column {field.name!r} is {have}, expected {want}; cast it before")
+    try:
+        return pc.cast(column, want, safe=True)
+    except pa.ArrowInvalid as error:
+        raise SchemaError(f"{what} column {field.name!r} cannot become {want} without loss: {error}") from error
+    except pa.ArrowNotImplementedError as error:
+        raise SchemaError(f"{what} column {field.name!r} is {have}, expected {want}; cast it before") from error
+
+
+def _family_fits(have: pa.DataType, want: pa.DataType) -> bool:
+    if pa.types.is_dictionary(have):
+        return _family_fits(have.value_type, want)
+    if pa.types.is_null(have):
+        return True
+    if pa.types.is_timestamp(have) and pa.types.is_timestamp(want):
+        return (have.tz is None) == (want.tz is None)
+    return _family(have) == _family(want)
+
+
+def _family(kind: pa.DataType) -> str:
+    is_type = pa.types
+    if is_type.is_integer(kind):
+        return "integer"
+    if is_type.is_floating(kind):
+        return "floating"
+    if is_type.is_decimal(kind):
+        return "decimal"
+    if is_type.is_string(kind) or is_type.is_large_string(kind) or is_type.is_string_view(kind):
+        return "text"
+    if (
+        is_type.is_binary(kind)
+        or is_type.is_large_binary(kind)
+        or is_type.is_binary_view(kind)
+        or is_type.is_fixed_size_binary(kind)
+    ):
+        return "binary"
+    if is_type.is_date(kind):
+        return "date"
+    if is_type.is_duration(kind):
+        return "duration"
+    if is_type.is_list(kind) or is_type.is_large_list(kind) or is_type.is_fixed_size_list(kind):
+        return "list"
+    if is_type.is_map(kind):
+        return "map"
+    if is_type.is_struct(kind):
+        return "struct"
+    return str(kind)
+
+
+def _is_struct_type(schema: Any) -> bool:
+    kind = type(schema)
+    return (
+        kind.__name__ == "StructType"
+        and kind.__module__.split(".")[0] == "pyspark"
+        and callable(getattr(schema, "jsonValue", None))
+    )
+
+
+def _json_fields(fields: list[dict[str, Any]], name: str) -> list[pa.Field]:
+    return [
+        pa.field(field["name"], _json_type(field["type"], field["name"], name), bool(field.get("nullable", True)))
+        for field in fields
+    ]
+
+
+def _json_type(value: Any, column: str, name: str) -> pa.DataType:
+    if isinstance(value, str):
+        return _Ddl(value, name).only_type(column)
+    kind = value.get("type")
+    if kind == "array":
+        element = _json_type(value["elementType"], column, name)
+        return pa.list_(pa.field("element", element, bool(value["containsNull"])))
+    if kind == "map":
+        key = _json_type(value["keyType"], column, name)
+        item = _json_type(value["valueType"], column, name)
+        return pa.map_(pa.field("key", key, False), pa.field("value", item, bool(value["valueContainsNull"])))
+    if kind == "struct":
+        return pa.struct(_json_fields(value["fields"], name))
+    raise SchemaError(f"{name} column {column!r} has the type {kind!r}, which Arrow cannot hold; cast it before")
+
+
+def _ddl_field(field: pa.Field, separator: str) -> str:
+    quoted = field.name.replace("`", "``")
+    null = "" if field.nullable else " NOT NULL"
+    return f"`{quoted}`{separator}{_ddl_type(field)}{null}"
+
+
+def _ddl_type(field: pa.Field) -> str:
+    kind, is_type = field.type, pa.types
+    for test, text in _DDL_OF:
+        if test(kind):
+            return text
+    if is_type.is_timestamp(kind):
+        return "timestamp_ntz" if kind.tz is None else "timestamp"
+    if is_type.is_decimal(kind) and kind.precision <= 38:
+        return f"decimal({kind.precision},{kind.scale})"
+    if is_type.is_dictionary(kind):
+        return _ddl_type(pa.field(field.name, kind.value_type))
+    if is_type.is_map(kind):
+        return f"map<{_ddl_type(kind.key_field)},{_ddl_type(kind.item_field)}>"
+    if _family(kind) == "list":
+        return f"array<{_ddl_type(kind.value_field)}>"
+    if is_type.is_struct(kind):
+        return f"struct<{','.join(_ddl_field(inner, ':') for inner in kind)}>"
+    raise SchemaError(f"column {field.name!r} is {kind}, for which Spark has no type; cast it in a map_batches")
+
+
+_DDL_OF = (
+    (pa.types.is_boolean, "boolean"),
+    (pa.types.is_int8, "tinyint"),
+    (pa.types.is_int16, "smallint"),
+    (pa.types.is_int32, "int"),
+    (pa.types.is_int64, "bigint"),
+    (pa.types.is_float32, "float"),
+    (pa.types.is_float64, "double"),
+    (lambda kind: _family(kind) == "text", "string"),
+    (lambda kind: _family(kind) == "binary", "binary"),
+    (pa.types.is_date, "date"),
+    (pa.types.is_duration, "interval day to second"),
+    (pa.types.is_null, "void"),
+)
+
+
+class _Ddl:
+    """One pass over the words of a DDL text."""
+
+    def __init__(self, text: str, name: str) -> None:
+        self.text = text
+        self.name = name
+        self.words: list[tuple[str, int]] = []
+        self.at = 0
+        position = 0
+        while text[position:].strip():
+            match = _TOKEN.match(text, position)
+            if match is None:
+                rest = text[position:].strip()
+                raise SchemaError(f"{name} {text!r} has something unreadable at {rest[:20]!r}; {_ddl_hint()}")
+            self.words.append((match.group(0).strip(), match.start()))
+            position = match.end()
+
+    def peek(self) -> str:
+        return self.words[self.at][0] if self.at < len(self.words) else ""
+
+    def take(self) -> str:
+        word = self.peek()
+        self.at += 1
+        return word
+
+    def fail(self, what: str) -> NoReturn:
+        raise SchemaError(f"{self.name} {self.text!r}: {what}; {_ddl_hint()}")
+
+    def columns(self) -> list[pa.Field]:
+        fields = []
+        while True:
+            fields.append(self.column())
+            if not self.peek():
+                return fields
+            if self.peek() != ",":
+                self.fail(f"expected a comma before {self.peek()!r} (after column {fields[-1].name!r})")
+            self.take()
+
+    def column(self) -> pa.Field:
+        column = self.identifier()
+        if self.peek() == ":":
+            self.take()
+        kind = self.type(column)
+        nullable = True
+        if self.peek().lower() == "not":
+            self.take()
+            if self.take().lower() != "null":
+                self.fail(f"expected NOT NULL in column {column!r}")
+            nullable = False
+        elif self.peek().lower() == "null":
+            self.take()
+        if self.peek().lower() == "comment":
+            self.take()
+            if not self.take().startswith("'"):
+                self.fail(f"expected a quoted text after COMMENT in column {column!r}")
+        return pa.field(column, kind, nullable)
+
+    def identifier(self) -> str:
+        word = self.take()
+        if word.startswith("`"):
+            return word[1:-1].replace("``", "`")
+        if not word or not re.fullmatch(r"[A-Za-z0-9_]+", word):
+            self.fail(f"expected a column name instead of {word!r}" if word else "a column name is missing")
+        return word
+
+    def only_type(self, column: str) -> pa.DataType:
+        kind = self.type(column)
+        if self.peek():
+            self.fail(f"unexpected {self.peek()!r} after the type of column {column!r}")
+        return kind
+
+    def type(self, column: str) -> pa.DataType:
+        word = self.take()
+        kind = word.lower()
+        if not word or word in (",", ">", "(", ")", ":", "<"):
+            self.fail(f"column {column!r} has no type")
+        if kind in _SIMPLE:
+            return _SIMPLE[kind]
+        if kind in _DECIMALS:
+            precision, scale = self.numbers(column, [10, 0])
+            if not 1 <= precision <= 38 or not 0 <= scale <= precision:
+                self.fail(f"column {column!r}: decimal({precision},{scale}) is out of range (precision 1..38)")
+            return pa.decimal128(precision, scale)
+        if kind in ("varchar", "char", "character"):
+            self.numbers(column, [0])
+            return pa.string()
+        if kind == "interval":
+            return self.interval(column)
+        if kind == "array":
+            self.expect("<", column)
+            element = self.type(column)
+            self.expect(">", column)
+            return pa.list_(pa.field("element", element))
+        if kind == "map":
+            self.expect("<", column)
+            key = self.type(column)
+            self.expect(",", column)
+            item = self.type(column)
+            self.expect(">", column)
+            return pa.map_(key, item)
+        if kind == "struct":
+            self.expect("<", column)
+            fields = [self.column()]
+            while self.peek() == ",":
+                self.take()
+                fields.append(self.column())
+            self.expect(">", column)
+            return pa.struct(fields)
+        near = difflib.get_close_matches(kind, _NAMES, n=1)
+        advice = f"did you mean {near[0]!r}?" if near else f"the types are {', '.join(_NAMES)}"
+        raise SchemaError(f"{self.name} column {column!r} has the unknown type {word!r}; {advice}")
+
+    def numbers(self, column: str, defaults: list[int]) -> list[int]:
+        if self.peek() != "(":
+            return defaults
+        self.take()
+        values = []
+        while True:
+            word = self.take()
+            if not word.isdigit():
+                self.fail(f"column {column!r}: expected a number instead of {word!r}")
+            values.append(int(word))
+            if self.peek() != ",":
+                break
+            self.take()
+        self.expect(")", column)
+        if len(values) > len(defaults):
+            self.fail(f"column {column!r}: too many numbers in the brackets")
+        return values + defaults[len(values) :]
+
+    def interval(self, column: str) -> pa.DataType:
+        units = [self.take().lower()]
+        if self.peek().lower() == "to":
+            self.take()
+            units.append(self.take().lower())
+        if not set(units) <= {"day", "hour", "minute", "second"}:
+            self.fail(f"column {column!r}: only intervals of days to seconds have an Arrow type here")
+        return pa.duration("us")
+
+    def expect(self, word: str, column: str) -> None:
+        found: str | None = self.take()
+        if found != word:
+            self.fail(f"column {column!r}: expected {word!r} instead of {found!r}")
+
+
+def _ddl_hint() -> str:
+    return "write 'name type, name type', for example 'auction bigint, ts timestamp'"

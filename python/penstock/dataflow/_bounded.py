@@ -1,0 +1,159 @@
+"""Bounded scopes: their options, lazy expansions, and the stream that comes out.
+
+Owns the loop that draws from the iterators of a user's function. Invariant: never more is drawn than was asked for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from itertools import islice
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
+
+from penstock.dataflow._functions import failed, name_of
+from penstock.dataflow._scope import Scope
+from penstock.dataflow._stream import Stream
+from penstock.errors import BlockError, ConfigError, GraphError
+
+if TYPE_CHECKING:
+    from penstock import _native
+
+__all__ = ["Bounded", "Failure", "bounded"]
+
+X = TypeVar("X")
+
+
+@dataclass(frozen=True)
+class Failure:
+    """One item whose expansion raised.
+
+    Attributes
+    ----------
+    item : Any
+        What the function was called with.
+    drawn : int
+        How many items its iterator had given before.
+    error : Exception
+        What was raised.
+    """
+
+    item: Any
+    drawn: int
+    error: Exception
+
+
+class Bounded(Stream[X]):
+    """What comes out of a bounded scope; made by `Stream.bounded`. A stream as any other, with figures."""
+
+    __slots__ = ("_gate", "failures")
+
+    def __init__(
+        self,
+        native: _native.DataflowStream,
+        scope: Scope,
+        gate: _native.DataflowGate,
+        failures: list[Failure],
+    ) -> None:
+        super().__init__(native, scope)
+        self._gate = gate
+        #: Items whose expansion raised on this worker, where ``on_failure="continue"``.
+        self.failures = failures
+
+    def stats(self) -> dict[str, Any]:
+        """The figures of the scope on this worker, as of now. See `Stream.bounded` for an example.
+
+        Returns
+        -------
+        dict
+            ``batches`` and ``batch_size``: the bounds in force; ``phase``: ``fixed``, ``growing``, ``settled`` or
+            ``short`` (of memory); ``raises``, ``shrinks``: how often they moved; ``rate``: items per second, where the
+            bounds are found; ``admitted`` and ``admitted_items``; ``unfinished`` and ``unfinished_items``; ``maximum``
+            and ``maximum_items``: the most that were unfinished; ``buffered``: inputs that wait before the scope;
+            ``holding``: time of the batch that is unfinished for longest, or None.
+        """
+        return self._gate.stats()
+
+
+def _count(name: str, value: Any) -> int | None:
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value < 2**64:
+        raise ConfigError(f"{name} is a whole number from 1 to 2**64 - 1, got {value!r}")
+    return value
+
+
+def bounded(
+    stream: Stream[Any],
+    body: Callable[[Stream[Any]], Stream[X]],
+    *,
+    batches: int | None,
+    batch_size: int | None,
+    memory: int | None,
+    expand: Callable[[Any], Iterable[Any]] | None,
+    on_failure: Literal["stop", "continue"],
+    name: str,
+) -> Bounded[X]:
+    """As `Stream.bounded`."""
+    batches, batch_size, memory = _count("batches", batches), _count("batch_size", batch_size), _count("memory", memory)
+    if memory is not None and batches is not None and batch_size is not None:
+        raise ConfigError("memory steers bounds that adapt: leave batches or batch_size out, or memory")
+    if on_failure not in ("stop", "continue"):
+        raise ConfigError(f"on_failure is 'stop' or 'continue', got {on_failure!r}")
+    failures: list[Failure] = []
+    begin = None if expand is None else _beginner(expand, failures if on_failure == "continue" else None)
+    scope, items, gate = stream._native.bounded(name, batches, batch_size, memory, begin)
+    out = body(Stream(items, Scope(scope)))
+    if not isinstance(out, Stream):
+        raise GraphError(f"the body of a bounded scope gives back a stream, got {type(out).__name__}")
+    return Bounded(out._native.close_bounded(gate, stream.scope._native), stream.scope, gate, failures)
+
+
+def _beginner(
+    expand: Callable[[Any], Iterable[Any]], failures: list[Failure] | None
+) -> Callable[[Any], tuple[Callable[[int], tuple[list[Any], int]], int]]:
+    step = f"bounded {name_of(expand)}"
+
+    def begin(block: Any) -> tuple[Callable[[int], tuple[list[Any], int]], int]:
+        if not isinstance(block, list):
+            raise BlockError(f"{step} expands the items of a list and got a {type(block).__name__}")
+        return _Expansion(step, expand, block, failures).draw, len(block)
+
+    return begin
+
+
+class _Expansion:
+    """The items of one list, each through a function that gives an iterable, on demand."""
+
+    def __init__(
+        self, step: str, expand: Callable[[Any], Iterable[Any]], items: list[Any], failures: list[Failure] | None
+    ) -> None:
+        self._step = step
+        self._expand = expand
+        self._items = items
+        self._next = 0
+        self._live: Iterator[Any] | None = None
+        self._drawn = 0
+        self._failures = failures
+
+    def draw(self, room: int) -> tuple[list[Any], int]:
+        """Up to `room` items, and how many inputs are left."""
+        made: list[Any] = []
+        while len(made) < room and (self._live is not None or self._next < len(self._items)):
+            before = len(made)
+            try:
+                if self._live is None:
+                    self._next += 1
+                    self._drawn = 0
+                    self._live = iter(self._expand(self._items[self._next - 1]))
+                made.extend(islice(self._live, room - before))
+                self._drawn += len(made) - before
+                if len(made) < room:
+                    self._live = None
+            except Exception as error:
+                self._live = None
+                item, drawn = self._items[self._next - 1], self._drawn + len(made) - before
+                if self._failures is None:
+                    raised = failed(self._step, self._expand, error, item, known=True)
+                    raise raised from (None if raised is error else error)
+                self._failures.append(Failure(item, drawn, error))
+        return made, len(self._items) - self._next + (self._live is not None)

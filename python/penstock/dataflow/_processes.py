@@ -1,0 +1,333 @@
+"""Workers in processes of their own: starting them, telling them who they are, and ending them.
+
+Each child has one socket to its parent (see `_children`): over it come the job (with the secret of the run, which is
+nowhere else) and the addresses of all, and back go the child's address and the outcomes of its workers. A child whose
+parent is gone ends at once, a parent whose child is gone names it.
+
+Invariant: when `run_processes` returns or raises, no child is left.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pickle
+import secrets
+import selectors
+import socket
+import struct
+import sys
+import time
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import cloudpickle
+
+from penstock._children import Child, how_ended, require_interpreter
+from penstock.dataflow._execution import Failure, collect_outcomes, first_cause
+from penstock.errors import PenstockError, ProgramError, WorkerLost
+
+if TYPE_CHECKING:
+    from penstock.dataflow._worker import Worker
+
+__all__ = ["child", "run_processes"]
+
+R = TypeVar("R")
+
+#: Seconds that the others have to end by themselves after the first failure.
+_GRACE = 5.0
+#: Seconds between asking a child to end and killing it.
+_PATIENCE = 2.0
+
+#: Seconds between two looks at whether a child still runs.
+_LOOK = 0.5
+
+
+@dataclass(frozen=True)
+class _Job:
+    """What a child is to do."""
+
+    process: int
+    processes: int
+    threads: int
+    secret: bytes
+    group: str
+    program: bytes
+    start_timeout: float
+
+    def __repr__(self) -> str:
+        return f"_Job(process={self.process})"  # never the secret
+
+
+class _Pipe:
+    """Pickled messages over a socket."""
+
+    def __init__(self, control: socket.socket) -> None:
+        self.socket = control
+        self._held = bytearray()
+
+    def send(self, message: Any) -> None:
+        body = pickle.dumps(message, 5)
+        self.socket.sendall(struct.pack("<Q", len(body)) + body)
+
+    def receive(self) -> Any:
+        """The next message; EOFError at the end."""
+        while (message := self._next()) is None:
+            if not self.fill():
+                raise EOFError
+        return message[0]
+
+    def fill(self) -> bool:
+        """Read what is there, waiting for something; False at the end."""
+        try:
+            data = self.socket.recv(1 << 20)
+        except ConnectionError:
+            return False
+        self._held += data
+        return bool(data)
+
+    def messages(self) -> list[Any]:
+        """All messages that are complete."""
+        found = []
+        while (message := self._next()) is not None:
+            found.append(message[0])
+        return found
+
+    def _next(self) -> tuple[Any] | None:
+        if len(self._held) < 8:
+            return None
+        end = 8 + struct.unpack_from("<Q", self._held)[0]
+        if len(self._held) < end:
+            return None
+        message = pickle.loads(bytes(self._held[8:end]))
+        del self._held[:end]
+        return (message,)
+
+
+class _Child(Child):
+    """One process of a run, as its parent sees it."""
+
+    def __init__(self, process: int, threads: int) -> None:
+        super().__init__(__name__, "child")
+        self.process = process
+        self.workers = range(process * threads, (process + 1) * threads)
+        self.address: str | None = None
+        self.outcomes: list[Any] | None = None
+        self.gone = False
+        self.pipe = _Pipe(self.socket)
+
+    def start(self, job: _Job, deadline: float) -> None:
+        """Hand over the job.
+
+        Raises
+        ------
+        WorkerLost
+            When it has not taken the job by `deadline`.
+        """
+        try:
+            self.hand_over(lambda: self.pipe.send(job), deadline)
+        except TimeoutError:
+            raise _late(self) from None
+
+    def loss(self) -> WorkerLost:
+        """The error of a child that ended, or closed its socket, without its outcomes."""
+        code = self.end(time.monotonic() + _PATIENCE)
+        first, last = self.workers[0], self.workers[-1]
+        who = f"worker {first}" if first == last else f"workers {first} to {last}"
+        when = "before it was connected" if self.address is None else "before its program did"
+        what = f"process {self.process} ({who}) {how_ended(code)} {when}"
+        return WorkerLost(what, process=self.process, exitcode=code)
+
+
+def run_processes(program: Callable[[Worker], R], threads: int, processes: int, start_timeout: float) -> list[R]:
+    """Run a program on `threads` workers in each of `processes` new processes. See `execute`."""
+    require_interpreter()
+    try:
+        code = cloudpickle.dumps(program)
+    except Exception as error:
+        raise ProgramError(f"the program cannot be sent to other processes: {error}") from error
+    secret, group = secrets.token_bytes(32), secrets.token_hex(8)
+    children: list[_Child] = []
+    start = time.monotonic() + start_timeout
+    try:
+        for process in range(processes):
+            child = _Child(process, threads)
+            children.append(child)
+            child.start(_Job(process, processes, threads, secret, group, code, start_timeout), start)
+        failures = _supervise(children, start)
+    except BaseException:
+        _tell(children, ("stop", "the program that started this run was interrupted"))
+        raise
+    finally:
+        deadline = time.monotonic() + _PATIENCE
+        for child in children:
+            with contextlib.suppress(OSError):
+                child.pipe.socket.shutdown(socket.SHUT_WR)
+        for child in children:
+            child.end(deadline)
+            child.pipe.socket.close()
+    if failures:
+        raise first_cause(failures)
+    return [value for child in children for value in child.outcomes or []]
+
+
+def _tell(children: list[_Child], message: Any) -> None:
+    """Send a message to every child that takes it soon; one that does not is killed in the end."""
+    for child in children:
+        child.pipe.socket.settimeout(_PATIENCE / len(children))
+        with contextlib.suppress(OSError):
+            child.pipe.send(message)
+        child.pipe.socket.settimeout(None)
+
+
+def _supervise(children: list[_Child], start: float) -> list[Failure]:
+    """Take the children's messages until all have told their outcomes or are gone; what failed."""
+    failures: list[Failure] = []
+    connected = False
+    give_up: float | None = None
+    with selectors.DefaultSelector() as selector:
+        for child in children:
+            selector.register(child.pipe.socket, selectors.EVENT_READ, child)
+        while any(child.outcomes is None and not child.gone for child in children):
+            limit = start if not connected else give_up
+            if give_up is not None:
+                limit = give_up
+            left = _LOOK if limit is None else min(_LOOK, max(0.0, limit - time.monotonic()))
+            # What a child has sent before its end is there by now.
+            ended = [child for child in children if not child.gone and child.popen.poll() is not None]
+            ready = [key.data for key, _ in selector.select(0.0 if ended else left)]
+            # A process that it started may hold its socket open: then that never ends.
+            silent = [child for child in ended if child not in ready]
+            for child in ready + silent:
+                if child in silent or not child.pipe.fill():
+                    child.gone = True
+                    selector.unregister(child.pipe.socket)
+                    if child.outcomes is None:
+                        failures.append(Failure(child.workers[0], child.process, child.loss()))
+                    continue
+                for kind, value in child.pipe.messages():
+                    if kind == "address":
+                        child.address = value
+                    else:
+                        child.outcomes = [_restored(child, outcome) for outcome in value]
+                        failures += [outcome for outcome in child.outcomes if isinstance(outcome, Failure)]
+            if failures and give_up is None:
+                give_up = time.monotonic() + _GRACE
+                _tell(children, ("stop", str(first_cause(failures).message).partition("\n")[0]))
+            if not connected and not failures and all(child.address is not None for child in children):
+                connected = True
+                _tell(children, ("connect", [child.address for child in children]))
+            if limit is not None and time.monotonic() >= limit:
+                if give_up is None:
+                    failures += [
+                        Failure(child.workers[0], child.process, _late(child))
+                        for child in children
+                        if not child.address
+                    ]
+                break
+    return failures
+
+
+def _late(child: _Child) -> WorkerLost:
+    return WorkerLost(f"process {child.process} did not start in time", process=child.process, exitcode=None)
+
+
+def _restored(child: _Child, outcome: tuple[str, int, bytes]) -> Any:
+    """The result or the failure of one worker."""
+    kind, worker, body = outcome
+    try:
+        value = pickle.loads(body)
+    except Exception as error:
+        made = ProgramError(
+            f"the {kind} of worker {worker} cannot be restored here: {error!r}", worker=worker, process=child.process
+        )
+        made.__cause__ = error
+        return Failure(worker, child.process, made)
+    if kind == "result":
+        return value
+    if hasattr(value, "add_note") and getattr(value, "traceback", None):
+        value.add_note(f"On worker {worker}:\n{value.traceback}")
+    return Failure(worker, child.process, value)
+
+
+# In the child
+
+
+def child(control: socket.socket) -> None:
+    """The main function of a child: see the module."""
+    pipe = _Pipe(control)
+    try:
+        job: _Job = pipe.receive()
+        outcomes = _serve(pipe, job)
+        pipe.send(("outcomes", outcomes))
+    except (EOFError, ConnectionError):
+        os._exit(1)
+
+
+def _serve(pipe: _Pipe, job: _Job) -> list[tuple[str, int, bytes]]:
+    from penstock import _mesh
+
+    first = job.process * job.threads
+    try:
+        program = pickle.loads(job.program)
+        listener = _mesh.listen()
+        pipe.send(("address", listener.address))
+        kind, addresses = pipe.receive()
+        if kind != "connect":
+            raise EOFError
+        seats = listener.connect(
+            job.process, addresses, job.secret, job.threads, group=job.group, timeout=job.start_timeout
+        )
+    except Exception as error:
+        if isinstance(error, EOFError):
+            raise
+        return [_packed(job, Failure(first, job.process, error))]
+    _watch(pipe, seats)
+    outcomes = collect_outcomes(seats, program)
+    # Leave in order: the others may have something to finish, and would take a connection that just ends for a crash.
+    seats.close()
+    packed = [_packed(job, outcome, first + thread) for thread, outcome in enumerate(outcomes)]
+    # Before the parent knows: it ends this process as soon as it does.
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(Exception):
+            stream.flush()
+    return packed
+
+
+def _watch(pipe: _Pipe, seats: Any) -> None:
+    """Obey the parent, and end with it, in a thread of its own."""
+    import threading
+
+    def watch() -> None:
+        while True:
+            try:
+                _, reason = pipe.receive()
+                seats.stop(reason)
+            except PenstockError:
+                continue
+            except (EOFError, OSError):
+                # The parent has what it wanted, or is gone.
+                os._exit(1)
+
+    threading.Thread(target=watch, name="penstock-watch", daemon=True).start()
+
+
+def _packed(job: _Job, outcome: Any, worker: int = 0) -> tuple[str, int, bytes]:
+    """An outcome in the form that goes to the parent."""
+    if not isinstance(outcome, Failure):
+        try:
+            return ("result", worker, cloudpickle.dumps(outcome))
+        except Exception as error:
+            made = ProgramError(
+                f"the result of worker {worker} cannot be sent to the caller: {error}",
+                worker=worker,
+                process=job.process,
+            )
+            made.__cause__ = error
+            outcome = Failure(worker, job.process, made)
+    failed = outcome.exception()
+    cause = failed.__cause__ or failed
+    failed.__dict__["traceback"] = "".join(traceback.format_exception(type(cause), cause, cause.__traceback__))
+    return ("failure", outcome.worker, cloudpickle.dumps(failed))

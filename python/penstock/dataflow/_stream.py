@@ -1,0 +1,502 @@
+"""Building dataflows: streams, and what is made of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar, overload
+
+from penstock.dataflow._functions import each_block, each_item, keys_of, name_of, observe, refused_key
+from penstock.dataflow._handles import Block, Loop, Probe
+from penstock.dataflow._operator import Capability, Time
+from penstock.errors import BlockError
+
+if TYPE_CHECKING:
+    from penstock import _native
+    from penstock.dataflow._bounded import Bounded
+    from penstock.dataflow._scope import Scope
+
+__all__ = ["Block", "Stream", "Time"]
+
+X = TypeVar("X")
+Y = TypeVar("Y")
+Constructor = Callable[[Capability], Callable[..., Any]]
+
+
+class Stream(Generic[X]):
+    """The blocks that one operator sends, on this worker.
+
+    `X` is the type of the items where blocks are lists. Functions of items loop over the list in one call per block;
+    for record batches there are the methods that take blocks.
+    """
+
+    __slots__ = ("_native", "scope")
+
+    def __init__(self, native: _native.DataflowStream, scope: Scope) -> None:
+        self._native = native
+        #: The scope that it is in.
+        self.scope = scope
+
+    def _apply(self, step: str, call: Callable[..., Any], *, timed: bool = False) -> Stream[Any]:
+        return Stream(self._native.apply(step, call, timed), self.scope)
+
+    # Items and blocks
+
+    def map(self, func: Callable[[X], Y]) -> Stream[Y]:
+        """Each item through a function.
+
+        Examples
+        --------
+        >>> import penstock as pk
+        >>> def program(worker):
+        ...     with worker.dataflow() as scope:
+        ...         words, stream = scope.input()
+        ...         seen = stream.map(str.upper).collect()
+        ...     words.send(["a", "b"])
+        ...     return seen
+        >>> pk.execute(program, workers=1)
+        [[(0, ['A', 'B'])]]
+        """
+        step = f"map {name_of(func)}"
+        call = each_item(step, func, lambda func, items: [func(item) for item in items], "map_blocks")
+        return self._apply(step, call)
+
+    def flat_map(self, func: Callable[[X], Iterable[Y]]) -> Stream[Y]:
+        """Each item through a function that gives any number of items.
+
+        Examples
+        --------
+        >>> import penstock as pk
+        >>> def program(worker):
+        ...     with worker.dataflow() as scope:
+        ...         lines, stream = scope.input()
+        ...         seen = stream.flat_map(str.split).collect()
+        ...     lines.send(["to be or", "not to be"])
+        ...     return seen
+        >>> pk.execute(program, workers=1)
+        [[(0, ['to', 'be', 'or', 'not', 'to', 'be'])]]
+        """
+        step = f"flat_map {name_of(func)}"
+        call = each_item(step, func, lambda func, items: [made for item in items for made in func(item)], "map_blocks")
+        return self._apply(step, call)
+
+    def filter(self, predicate: Callable[[X], Any]) -> Stream[X]:
+        """The items for which a function is true.
+
+        Examples
+        --------
+        >>> import penstock as pk
+        >>> def program(worker):
+        ...     with worker.dataflow() as scope:
+        ...         numbers, stream = scope.input()
+        ...         seen = stream.filter(lambda x: x % 2).collect()
+        ...     numbers.send([1, 2, 3])
+        ...     return seen
+        >>> pk.execute(program, workers=1)
+        [[(0, [1, 3])]]
+        """
+        step = f"filter {name_of(predicate)}"
+        call = each_item(
+            step, predicate, lambda predicate, items: [item for item in items if predicate(item)], "map_blocks"
+        )
+        return self._apply(step, call)
+
+    def map_blocks(self, func: Callable[[Any], Any]) -> Stream[Any]:
+        """Each block through a function, which gives a list, a record batch, or None for nothing.
+
+        Do not change the block itself: other readers of the stream share it.
+
+        Examples
+        --------
+        >>> import penstock as pk, pyarrow as pa, pyarrow.compute as pc
+        >>> def program(worker):
+        ...     with worker.dataflow() as scope:
+        ...         bids, stream = scope.input()
+        ...         seen = stream.map_blocks(lambda batch: batch.filter(pc.field("price") > 10)).collect()
+        ...     bids.send(pa.record_batch({"price": [5, 20]}))
+        ...     worker.step()
+        ...     return [(time, batch.to_pylist()) for time, batch in seen]
+        >>> pk.execute(program, workers=1)
+        [[(0, [{'price': 20}])]]
+        """
+        step = f"map_blocks {name_of(func)}"
+        return self._apply(step, each_block(step, func))
+
+    def inspect(self, func: Callable[[X], Any]) -> Stream[X]:
+        """The same items, after a function has seen each.
+
+        Examples
+        --------
+        >>> import penstock as pk
+        >>> def program(worker):
+        ...     with worker.dataflow() as scope:
+        ...         numbers, stream = scope.input()
+        ...         stream.inspect(print)
+        ...     numbers.send([1, 2])
+        >>> pk.execute(program, workers=1)
+        1
+        2
+        [None]
+        """
+        step = f"inspect {name_of(func)}"
+        return self._apply(step, observe(step, func), timed=True)
+
+    def inspect_blocks(self, func: Callable[[Any, Any], Any]) -> Stream[X]:
+        """The same blocks, after ``func(time, block)`` has seen each.
+
+        Examples
+        --------
+        >>> import penstock as pk
+        >>> def program(worker):
+        ...     with worker.dataflow() as scope:
+        ...         numbers, stream = scope.input()
+        ...         stream.inspect_blocks(lambda time, block: print(time, block))
+        ...     numbers.advance_to(3)
+        ...     numbers.send([1, 2])
+        >>> pk.execute(program, workers=1)
+        3 [1, 2]
+        [None]
+        """
+        step = f"inspect_blocks {name_of(func)}"
+        return self._apply(step, each_block(step, func), timed=True)
+
+    def collect(self, into: list[tuple[Any, Any]] | None = None) -> list[tuple[Any, Any]]:
+        """A list that gets ``(time, block)`` of each block that comes out of this stream on this worker.
+
+        Returned by a program it is complete: results are taken when all dataflows are finished.
+
+        Examples
+        --------
+        >>> import penstock as pk
+        >>> def program(worker):
+        ...     with worker.dataflow() as scope:
+        ...         numbers, stream = scope.input()
+        ...         seen = stream.collect()
+        ...     numbers.send([1])
+        ...     return seen
+        >>> pk.execute(program, workers=1)
+        [[(0, [1])]]
+        """
+        seen: list[tuple[Any, Any]] = [] if into is None else into
+        self._apply("collect", lambda time, block: seen.append((time, block)), timed=True)
+        return seen
+
+    # Between workers
+
+    def exchange(self, key: str | Iterable[str] | Callable[[X], Any]) -> Stream[X]:
+        """The same items, each on the worker that its key names: equal keys meet.
+
+        Parameters
+        ----------
+        key : callable, str or list of str
+            For lists a function from item to key: an int, float, str, bytes, bool, None, date, decimal, UUID, enum,
+            or a tuple of these. For record batches the name of a column, or several.
+
+        Notes
+        -----
+        The worker is the key's 64-bit hash modulo the number of workers; the hash is the same on every worker, in every
+        process and release, for a key in a list and the same one in an Arrow column. Record batches are split without
+        the interpreter lock. A key function that raises, or gives a key without a stable hash, is a
+        `UserFunctionError`.
+
+        Examples
+        --------
+        >>> import penstock as pk
+        >>> def program(worker):
+        ...     with worker.dataflow() as scope:
+        ...         words, stream = scope.input()
+        ...         seen = stream.exchange(str.lower).collect()
+        ...     words.send(["a", "b", "A"])
+        ...     return seen
+        >>> first, second = pk.execute(program, workers=2)
+        >>> words = lambda seen: {word.lower() for _, block in seen for word in block}
+        >>> words(first) & words(second), sorted(words(first) | words(second))
+        (set(), ['a', 'b'])
+        """
+        if isinstance(key, str):
+            key = [key]
+        if callable(key):
+            step = f"exchange {name_of(key)}"
+            made = self._native.exchange_keys(step, keys_of(step, key), refused_key(step, key))
+        else:
+            columns = list(key)
+            if not columns or not all(isinstance(column, str) for column in columns):
+                raise BlockError(f"the key of an exchange is a function or names of columns, got {key!r}")
+            made = self._native.exchange_columns(f"exchange {', '.join(columns)}", columns)
+        return Stream(made, self.scope)
+
+    def broadcast(self) -> Stream[X]:
+        """Every block on every worker.
+
+        Examples
+        --------
+        >>> import penstock as pk
+        >>> def program(worker):
+        ...     with worker.dataflow() as scope:
+        ...         news, stream = scope.input()
+        ...         seen = stream.broadcast().collect()
+        ...     if worker.index == 0:
+        ...         news.send(["hello"])
+        ...     return seen
+        >>> pk.execute(program, workers=2)
+        [[(0, ['hello'])], [(0, ['hello'])]]
+        """
+        return Stream(self._native.broadcast("broadcast"), self.scope)
+
+    # Shape
+
+    def concat(self, other: Stream[X]) -> Stream[X]:
+        """The blocks of this and another stream.
+
+        Examples
+        --------
+        >>> import penstock as pk
+        >>> def program(worker):
+        ...     with worker.dataflow() as scope:
+        ...         numbers, stream = scope.input()
+        ...         seen = stream.concat(stream.map(lambda x: -x)).collect()
+        ...     numbers.send([1])
+        ...     return seen
+        >>> pk.execute(program, workers=1)
+        [[(0, [1]), (0, [-1])]]
+        """
+        return Stream(self._native.concat(other._native), self.scope)
+
+    def enter(self, inner: Scope) -> Stream[X]:
+        """This stream in a scope nested in its own. See `Scope.nested` for an example."""
+        return Stream(self._native.enter(inner._native), inner)
+
+    def leave(self, outer: Scope) -> Stream[X]:
+        """This stream in the scope around its own; its times lose their last coordinate. See `Scope.nested`."""
+        return Stream(self._native.leave(outer._native), outer)
+
+    def connect_loop(self, loop: Loop) -> None:
+        """Send this stream into a loop of its scope. See `Scope.feedback` for an example.
+
+        Raises
+        ------
+        GraphError
+            When the loop is connected already or is of another scope.
+        """
+        self._native.connect_loop(loop._native)
+
+    def iterate(
+        self, body: Callable[[Stream[Any]], tuple[Stream[Any], Stream[Y]]], *, name: str = "iterate"
+    ) -> Stream[Y]:
+        """Run a body over and over: ``body(stream) -> (again, out)``, in a scope of its own.
+
+        What is in `again` comes back to the body in the next round; what is in `out` is the result. The round is the
+        last coordinate of the times in there.
+
+        Examples
+        --------
+        Halve until odd:
+
+        >>> import penstock as pk
+        >>> def program(worker):
+        ...     def body(numbers):
+        ...         even = numbers.filter(lambda x: x % 2 == 0).map(lambda x: x // 2)
+        ...         return even, numbers.filter(lambda x: x % 2 == 1)
+        ...     with worker.dataflow() as scope:
+        ...         numbers, stream = scope.input()
+        ...         seen = stream.iterate(body).collect()
+        ...     numbers.send([12, 7])
+        ...     return seen
+        >>> [x for _, block in pk.execute(program, workers=1)[0] for x in block]
+        [7, 3]
+        """
+        inner = self.scope.nested(name)
+        loop, back = inner.feedback()
+        again, out = body(self.enter(inner).concat(back))
+        again.connect_loop(loop)
+        return out.leave(self.scope)
+
+    def bounded(
+        self,
+        body: Callable[[Stream[Any]], Stream[Y]],
+        *,
+        batches: int | None = None,
+        batch_size: int | None = None,
+        memory: int | None = None,
+        expand: Callable[[X], Iterable[Any]] | None = None,
+        on_failure: Literal["stop", "continue"] = "stop",
+        name: str = "bounded",
+    ) -> Bounded[Y]:
+        """Run a body on this stream in batches, of which each worker has few in it at a time.
+
+        What is more waits before it, as it came. So a body that makes much of little keeps the memory flat; it may
+        exchange, iterate, and have bounded scopes in it. The batch is the last coordinate of the times in there.
+
+        Parameters
+        ----------
+        body : callable
+            ``body(stream) -> stream``, in a scope of its own.
+        batches, batch_size : int, optional
+            How many batches may be unfinished on a worker, and how many items each has (rows of record batches). What
+            is not given is found while running: raised until throughput does not grow any more, lowered while memory is
+            short.
+        memory : int, optional
+            Bytes: what the process holds (resident, without pages of files) is compared with this, not its limit.
+        expand : callable, optional
+            From an item of a list to an iterable of items for the body, such as a generator. It is drawn from as there
+            is room, however long it is.
+        on_failure : {"stop", "continue"}
+            When `expand` or its iterator raises: stop all workers with the item named, or drop what is left of that
+            item and go on; then `Bounded.failures` has it.
+
+        Returns
+        -------
+        Bounded
+            The stream that the body gave, in this scope, with `Bounded.stats`.
+
+        Raises
+        ------
+        ConfigError
+            For bounds that are no whole numbers from 1 on, or too large to count.
+
+        Notes
+        -----
+        A time that is still open at the input gets its first batches at once, the rest when it closes: feed in epochs
+        that close. A body that answers only at the end of a time holds its batches until then: put such an operator
+        behind the bounded scope. ``stats()["holding"]`` names the batch.
+
+        Examples
+        --------
+        A million items of which thirty exist at a time:
+
+        >>> import penstock as pk
+        >>> def program(worker):
+        ...     with worker.dataflow() as scope:
+        ...         numbers, stream = scope.input()
+        ...         out = stream.bounded(
+        ...             lambda items: items.filter(lambda x: x % 250_000 == 0), expand=range, batches=3, batch_size=10
+        ...         )
+        ...         seen, probe = out.collect(), out.probe()
+        ...     numbers.send([1_000_000])
+        ...     numbers.close()
+        ...     worker.step_while(lambda: not probe.done())
+        ...     return [x for _, block in seen for x in block], out.stats()["maximum_items"]
+        >>> pk.execute(program, workers=1)
+        [([0, 250000, 500000, 750000], 30)]
+        """
+        from penstock.dataflow._bounded import bounded
+
+        return bounded(
+            self,
+            body,
+            batches=batches,
+            batch_size=batch_size,
+            memory=memory,
+            expand=expand,
+            on_failure=on_failure,
+            name=name,
+        )
+
+    def probe(self) -> Probe:
+        """A view of this stream's frontier, over all workers. It costs nothing per block. See `Probe`."""
+        return Probe(self._native.probe())
+
+    # Logic
+
+    @overload
+    def unary(self, constructor: Constructor, *, name: str | None = None) -> Stream[Any]: ...
+    @overload
+    def unary(self, constructor: None = None, *, name: str | None = None) -> Callable[[Constructor], Stream[Any]]: ...
+    def unary(
+        self, constructor: Constructor | None = None, *, name: str | None = None
+    ) -> Stream[Any] | Callable[[Constructor], Stream[Any]]:
+        """An operator with logic of its own: ``constructor(capability) -> logic(input, output, frontiers)``.
+
+        The constructor runs once, with a capability for the least time; the logic runs whenever a block arrives or the
+        frontier moves. It reads its `Input`, sends through its `Output` and asks its `Frontiers`. As a decorator it
+        turns the constructor into the stream.
+
+        Parameters
+        ----------
+        constructor : callable
+            Called at once. It drops the capability unless the logic sends before it has read anything: until then
+            nothing downstream gets past time 0.
+        name : str, optional
+            Default: the constructor's.
+
+        Notes
+        -----
+        An exception in the logic stops all workers; it reaches the caller as a `UserFunctionError`.
+
+        Examples
+        --------
+        Distinct words, each when it is first seen:
+
+        >>> import penstock as pk
+        >>> def program(worker):
+        ...     with worker.dataflow() as scope:
+        ...         words, stream = scope.input()
+        ...         @stream.exchange(lambda word: word).unary
+        ...         def distinct(capability):
+        ...             capability.drop()
+        ...             known = set()
+        ...             def logic(input, output, frontiers):
+        ...                 for capability, words in input:
+        ...                     fresh = dict.fromkeys(word for word in words if word not in known)
+        ...                     known.update(fresh)
+        ...                     output.send(capability, list(fresh))
+        ...             return logic
+        ...         seen = distinct.collect()
+        ...     words.send(["a", "b", "a"])
+        ...     words.send(["b"])
+        ...     return seen
+        >>> pk.execute(program, workers=1)
+        [[(0, ['a', 'b'])]]
+        """
+        if constructor is None:
+            return lambda constructor: self.unary(constructor, name=name)
+        return self.scope.operator([self], constructor, name=name)
+
+    @overload
+    def binary(self, other: Stream[Any], constructor: Constructor, *, name: str | None = None) -> Stream[Any]: ...
+    @overload
+    def binary(
+        self, other: Stream[Any], constructor: None = None, *, name: str | None = None
+    ) -> Callable[[Constructor], Stream[Any]]: ...
+    def binary(
+        self, other: Stream[Any], constructor: Constructor | None = None, *, name: str | None = None
+    ) -> Stream[Any] | Callable[[Constructor], Stream[Any]]:
+        """An operator over two streams: ``constructor(capability) -> logic(left, right, output, frontiers)``.
+
+        As `unary`; ``frontiers.frontier(1)`` is that of `other`.
+
+        Examples
+        --------
+        >>> import penstock as pk
+        >>> def program(worker):
+        ...     with worker.dataflow() as scope:
+        ...         (people, left), (bids, right) = scope.input(), scope.input()
+        ...         @left.binary(right)
+        ...         def join(capability):
+        ...             capability.drop()
+        ...             names, waiting = {}, {}
+        ...             def logic(left, right, output, frontiers):
+        ...                 for capability, block in left:
+        ...                     names.update(block)
+        ...                 for capability, block in right:
+        ...                     waiting.setdefault(capability.time, []).extend(block)
+        ...                     frontiers.notify_at(capability)
+        ...                 for capability in frontiers.notifications():
+        ...                     bids = waiting.pop(capability.time)
+        ...                     output.send(capability, [(names[who], bid) for who, bid in bids])
+        ...             return logic
+        ...         seen = join.collect()
+        ...     bids.send([(1, 30)])
+        ...     people.send([(1, "Ada")])
+        ...     return seen
+        >>> pk.execute(program, workers=1)
+        [[(0, [('Ada', 30)])]]
+        """
+        if constructor is None:
+            return lambda constructor: self.binary(other, constructor, name=name)
+        return self.scope.operator([self, other], constructor, name=name)
+
+    def __iter__(self) -> Iterator[X]:
+        raise BlockError("a stream is a description, not data: use collect or inspect to see what is in it")
+
+    def __repr__(self) -> str:
+        return f"Stream({self.scope.path!r})"

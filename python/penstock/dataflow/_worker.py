@@ -1,0 +1,209 @@
+"""A worker: one thread with its copy of every dataflow."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from penstock.dataflow._coordination import Barrier, Sequencer
+from penstock.dataflow._scope import Scope
+from penstock.errors import DataflowError
+
+if TYPE_CHECKING:
+    from penstock import _native
+
+__all__ = ["Worker"]
+
+
+class Worker:
+    """What a program of `penstock.execute` gets: builds dataflows and steps them.
+
+    It belongs to its thread: any other gets a `ThreadError`.
+    """
+
+    __slots__ = ("_native",)
+
+    def __init__(self, native: _native.DataflowWorker) -> None:
+        self._native = native
+
+    @property
+    def index(self) -> int:
+        """Index of this worker among all workers, over all processes.
+
+        Examples
+        --------
+        >>> import penstock as pk
+        >>> pk.execute(lambda worker: (worker.index, worker.peers), workers=2)
+        [(0, 2), (1, 2)]
+        """
+        return self._native.index
+
+    @property
+    def peers(self) -> int:
+        """How many workers there are. For an example see `index`."""
+        return self._native.peers
+
+    @contextmanager
+    def dataflow(self, name: str = "dataflow") -> Iterator[Scope]:
+        """Build a dataflow; it starts at the end of the ``with`` block.
+
+        All workers build the same dataflows in the same order. Those that do not are stopped with a `GraphError` that
+        names the workers and the dataflow.
+
+        Raises
+        ------
+        GraphError
+            At the end of the block when the graph cannot run: a loop that is open or does not advance, streams of
+            different scopes.
+
+        Examples
+        --------
+        >>> import penstock as pk
+        >>> def program(worker):
+        ...     with worker.dataflow("echo") as scope:
+        ...         numbers, stream = scope.input()
+        ...         seen = stream.collect()
+        ...     numbers.send([1])
+        ...     return seen
+        >>> pk.execute(program, workers=1)
+        [[(0, [1])]]
+        """
+        scope = Scope(self._native.open(name))
+        try:
+            yield scope
+        except BaseException as error:
+            # The others may have built theirs: without this one they would wait for ever.
+            self._native.abort(error)
+            raise
+        self._native.start()
+
+    def barrier(self) -> Barrier:
+        """Make a rendezvous of all workers: see `Barrier`. All workers make it at the same place of their program.
+
+        Examples
+        --------
+        >>> import penstock as pk
+        >>> pk.execute(lambda worker: worker.barrier().wait(), workers=2)
+        [1, 1]
+        """
+        return Barrier(self._native.barrier())
+
+    def sequencer(self) -> Sequencer[Any]:
+        """Make a log that all workers share: see `Sequencer`. All workers make it at the same place of their program.
+
+        Examples
+        --------
+        >>> import penstock as pk
+        >>> def program(worker):
+        ...     log = worker.sequencer()
+        ...     if worker.index == 1:
+        ...         log.push("hello")
+        ...     return log.wait_next()
+        >>> pk.execute(program, workers=2)
+        ['hello', 'hello']
+        """
+        return Sequencer(self._native.sequencer())
+
+    @property
+    def is_congested(self) -> bool:
+        """Whether more data is on its way to another process than the links should hold.
+
+        Sending is never refused; a program that feeds faster than its peers take steps until this is over.
+
+        Examples
+        --------
+        >>> import penstock as pk
+        >>> pk.execute(lambda worker: worker.is_congested, workers=1)
+        [False]
+        """
+        return self._native.is_congested
+
+    def step(self) -> bool:
+        """Do what can be done now, without waiting. True while a dataflow is unfinished.
+
+        The interpreter lock is held only while Python logic runs.
+
+        Raises
+        ------
+        UserFunctionError
+            When logic of this worker raised: all workers stop.
+        WorkerStopped, WorkerLost, GraphError
+            When the workers were stopped otherwise; then every step raises the same.
+
+        Examples
+        --------
+        >>> import penstock as pk
+        >>> def program(worker):
+        ...     with worker.dataflow() as scope:
+        ...         numbers, stream = scope.input()
+        ...     before = worker.step()
+        ...     numbers.close()
+        ...     return before, worker.step()
+        >>> pk.execute(program, workers=1)
+        [(True, False)]
+        """
+        return self._native.step()
+
+    def step_or_park(self, timeout: float | None = None) -> bool:
+        """Wait without using CPU until there is something to do, then step. True while a dataflow is unfinished.
+
+        Parameters
+        ----------
+        timeout : float, optional
+            Seconds to wait at most; default without limit.
+
+        Raises
+        ------
+        KeyboardInterrupt
+            On Ctrl-C, where this is the main thread; elsewhere `execute` stops the worker: `WorkerStopped`.
+        UserFunctionError, WorkerStopped, WorkerLost, GraphError
+            As `step`.
+
+        Examples
+        --------
+        >>> import penstock as pk
+        >>> def program(worker):
+        ...     with worker.dataflow() as scope:
+        ...         numbers, stream = scope.input()
+        ...         probe = stream.probe()
+        ...     numbers.close()
+        ...     while worker.step_or_park():
+        ...         pass
+        ...     return probe.done()
+        >>> pk.execute(program, workers=2)
+        [True, True]
+        """
+        return self._native.step_or_park(timeout)
+
+    def step_while(self, condition: Callable[[], Any]) -> None:
+        """Step, parking when idle, as long as a condition holds. The usual one is that a probe has not passed a time.
+
+        Raises
+        ------
+        DataflowError
+            When all dataflows are finished and it still holds: nothing could change it.
+        UserFunctionError, WorkerStopped, WorkerLost, GraphError
+            As `step`.
+
+        Examples
+        --------
+        >>> import penstock as pk
+        >>> def program(worker):
+        ...     with worker.dataflow() as scope:
+        ...         numbers, stream = scope.input()
+        ...         probe = stream.probe()
+        ...     numbers.advance_to(1)
+        ...     worker.step_while(lambda: probe.less_than(1))
+        ...     return probe.frontier()
+        >>> pk.execute(program, workers=2)
+        [[1], [1]]
+        """
+        alive = True
+        while condition():
+            if not alive:
+                raise DataflowError("all dataflows are finished and the condition of step_while still holds")
+            alive = self._native.step_or_park(None)
+
+    def __repr__(self) -> str:
+        return f"Worker({self.index} of {self.peers})"

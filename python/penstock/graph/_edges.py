@@ -1,0 +1,271 @@
+"""Edges from wherever they are: files, Arrow data, batches as they come.
+
+Owns: reading edge lists and telling what nodes are called. Nodes are numbers (int64, or uint64 where a relation has it)
+or text; all relations of an index agree. Files are read as a stream, gzip or plain: memory never holds a whole one.
+"""
+
+from __future__ import annotations
+
+import gzip
+import os
+import zlib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, TypeAlias
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from penstock._resume import guarded
+from penstock.errors import ConfigError, SchemaError
+
+__all__ = ["Edges", "Ids", "Source", "check_columns", "edge_columns", "node_kind", "read_edges", "sources"]
+
+#: What relations may be given as.
+Edges: TypeAlias = Any
+Ids: TypeAlias = Literal["signed", "unsigned", "text"]
+
+_CHUNK_BYTES = 1 << 20
+_TYPES = {"signed": pa.int64(), "unsigned": pa.uint64(), "text": pa.large_string()}
+
+
+def read_edges(path: str | os.PathLike[str], ids: Literal["number", "text"] = "number") -> Iterator[pa.RecordBatch]:
+    """Read an edge list: one edge per line, two nodes separated by tabs, blanks or a comma.
+
+    Parameters
+    ----------
+    path : path
+        The file; gzip when it ends in ``.gz``. Empty lines and lines that begin with ``#`` or ``%`` say nothing,
+        further columns are read over.
+    ids : {"number", "text"}, default "number"
+        What nodes are: numbers of up to 64 bits, or any text without blanks and commas.
+
+    Returns
+    -------
+    iterator of pyarrow.RecordBatch
+        Columns ``src`` and ``dst``: uint64, or large_string.
+
+    Raises
+    ------
+    SchemaError
+        For a line that is no edge, with ``file`` and ``line``, and for a damaged gzip file.
+    OSError
+        When the file cannot be read.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> with tempfile.NamedTemporaryFile("w", suffix=".txt") as file:
+    ...     _ = file.write("# a comment\\n1\\t2\\n2 3\\n")
+    ...     file.flush()
+    ...     [row for batch in read_edges(file.name) for row in batch.to_pylist()]
+    [{'src': 1, 'dst': 2}, {'src': 2, 'dst': 3}]
+    """
+    return guarded(_read_edges(path, ids), f"the reading of {path}")
+
+
+def _read_edges(path: str | os.PathLike[str], ids: Literal["number", "text"]) -> Iterator[pa.RecordBatch]:
+    from penstock import _native
+
+    if ids not in ("number", "text"):
+        raise ConfigError(f'ids={ids!r} must be "number" or "text"')
+    name = os.fspath(path)
+    reader = _native.GraphText(name, "text" if ids == "text" else "unsigned")
+    opened: Any = gzip.open(name, "rb") if name.endswith(".gz") else open(name, "rb")  # noqa: SIM115
+    with opened as file:
+        if name.endswith(".gz") and os.fstat(file.fileno()).st_size == 0:
+            raise SchemaError(f"{name}: damaged gzip file: it has no bytes; fetch it again", file=name)
+        while True:
+            try:
+                chunk = file.read(_CHUNK_BYTES)
+            except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+                raise SchemaError(f"{name}: damaged gzip file: {error}; fetch it again", file=name) from error
+            batch = pa.record_batch(reader.read(chunk, not chunk))
+            if batch.num_rows:
+                yield batch
+            if not chunk:
+                return
+
+
+@dataclass(frozen=True)
+class Source:
+    """The edges of one relation.
+
+    Attributes
+    ----------
+    name : str
+        As patterns call it.
+    ids : {"signed", "unsigned", "text"}
+        What its own columns ask for.
+    batches : iterable of pyarrow.RecordBatch
+        Read once; two columns each.
+    """
+
+    name: str
+    ids: Ids
+    batches: Iterable[pa.RecordBatch]
+
+    def cast(self, ids: Ids) -> Iterator[pa.RecordBatch]:
+        """Give the batches with nodes of that kind.
+
+        Raises
+        ------
+        SchemaError
+            When a value does not fit, or there are names among numbers.
+        """
+        if (ids == "text") != (self.ids == "text"):
+            raise SchemaError(
+                f"relation {self.name!r} has {'text' if self.ids == 'text' else 'numbers'} for nodes, another relation"
+                f" {'text' if ids == 'text' else 'numbers'}; bring them to one type"
+            )
+        for batch in self.batches:
+            if (node_kind(self.name, batch.schema) == "text") != (self.ids == "text"):
+                raise SchemaError(f"relation {self.name!r} has text for nodes in some batches and numbers in others")
+            columns = []
+            for column in batch.columns:
+                try:
+                    columns.append(pc.cast(column, _TYPES[ids]))
+                except pa.ArrowInvalid as error:
+                    raise SchemaError(f"relation {self.name!r}: a node does not fit {_TYPES[ids]}: {error}") from error
+            yield pa.RecordBatch.from_arrays(columns, names=batch.schema.names)
+
+
+def sources(
+    relations: Mapping[str, Edges], columns: Sequence[str] | None, ids: Literal["number", "text"]
+) -> tuple[Ids, list[Source]]:
+    """Open every relation and tell what nodes are.
+
+    Parameters
+    ----------
+    relations : mapping of str to edges
+        Each a path, a list of paths, Arrow data, or an iterable of record batches.
+    columns : pair of str, optional
+        Names of the columns that hold the ends of edges; default the first two.
+    ids : {"number", "text"}
+        What nodes in files are.
+
+    Returns
+    -------
+    ids : {"signed", "unsigned", "text"}
+        That all can have.
+    sources : list of Source
+        In the order of the mapping.
+
+    Raises
+    ------
+    SchemaError, ConfigError
+        When something is no edges, or has no such columns.
+    """
+    check_columns(columns)
+    opened = [_open(name, edges, columns, ids) for name, edges in relations.items()]
+    kinds = {source.ids for source in opened}
+    chosen: Ids = "text" if kinds == {"text"} else "unsigned" if "unsigned" in kinds else "signed"
+    return chosen, opened
+
+
+def _open(name: str, edges: Edges, columns: Sequence[str] | None, ids: Literal["number", "text"]) -> Source:
+    if not isinstance(name, str) or not name.isidentifier():
+        raise ConfigError(f"relation {name!r}: a name is letters, digits and underscores, as a pattern writes it")
+    paths = _paths(edges)
+    if paths is not None:
+        kind: Ids = "text" if ids == "text" else "unsigned"
+        return Source(name, kind, (batch for path in paths for batch in read_edges(path, ids)))
+    if hasattr(edges, "__arrow_c_stream__"):
+        reader = pa.RecordBatchReader.from_stream(edges)
+        return Source(name, node_kind(name, _two(name, reader.schema, columns)), _picked(name, reader, columns))
+    if hasattr(edges, "__arrow_c_array__"):
+        edges = [pa.record_batch(edges)]
+    if not isinstance(edges, Iterable) or isinstance(edges, (str, bytes, Mapping)):
+        raise ConfigError(
+            f"relation {name!r}: edges are Arrow data (a table, a frame), record batches, paths or a Spark DataFrame,"
+            f" not {type(edges).__name__}"
+        )
+    iterator = iter(edges)
+    first = next(iterator, None)
+    if first is None:
+        return Source(name, "signed", ())
+    if not hasattr(first, "__arrow_c_array__"):
+        raise ConfigError(f"relation {name!r}: expected record batches, got {type(first).__name__}")
+    first = pa.record_batch(first)
+    return Source(
+        name, node_kind(name, _two(name, first.schema, columns)), _picked(name, _chain(first, iterator), columns)
+    )
+
+
+def _paths(edges: Edges) -> list[str] | None:
+    if isinstance(edges, (str, Path)):
+        return [os.fspath(edges)]
+    if isinstance(edges, (list, tuple)) and edges and all(isinstance(path, (str, Path)) for path in edges):
+        return [os.fspath(path) for path in edges]
+    return None
+
+
+def _chain(first: pa.RecordBatch, rest: Iterator[Any]) -> Iterator[pa.RecordBatch]:
+    yield first
+    for batch in rest:
+        yield pa.record_batch(batch)
+
+
+def check_columns(columns: object) -> None:
+    """Refuse what is not None or two different names."""
+    two = isinstance(columns, (list, tuple)) and len(columns) == 2 and columns[0] != columns[1]
+    if columns is not None and not (two and all(isinstance(name, str) for name in columns)):  # type: ignore[attr-defined]
+        raise ConfigError(f"columns={columns!r} must be two names: where edges begin and where they end")
+
+
+def edge_columns(name: str, names: Sequence[str], columns: Sequence[str] | None) -> tuple[int, int]:
+    """Tell the places of the columns where edges begin and end.
+
+    Raises
+    ------
+    SchemaError
+        When there are no two columns, or not exactly one of each name that was given.
+    """
+    if columns is None:
+        if len(names) < 2:
+            raise SchemaError(
+                f"relation {name!r} has {len(names)} column(s), {', '.join(names) or 'none'}: edges need two"
+            )
+        return 0, 1
+    for column in columns:
+        if list(names).count(column) != 1:
+            raise SchemaError(f"relation {name!r} has no single column {column!r}; it has {', '.join(names) or 'none'}")
+    return list(names).index(columns[0]), list(names).index(columns[1])
+
+
+def node_kind(name: str, fields: Iterable[pa.Field]) -> Ids:
+    """Tell what the nodes of two columns are.
+
+    Raises
+    ------
+    SchemaError
+        When they can be none, naming the column.
+    """
+    kinds: set[Ids] = set()
+    for field in fields:
+        kind = field.type.value_type if pa.types.is_dictionary(field.type) else field.type
+        if pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind):
+            kinds.add("text")
+        elif pa.types.is_uint64(kind):
+            kinds.add("unsigned")
+        elif pa.types.is_integer(kind) or pa.types.is_null(kind):
+            kinds.add("signed")
+        else:
+            raise SchemaError(f"relation {name!r}: column {field.name!r} is {kind}; nodes are integers or text")
+    if len(kinds) == 1:
+        return kinds.pop()
+    if "text" in kinds:
+        raise SchemaError(f"relation {name!r}: one of its columns is text and the other is not; bring them to one type")
+    return "unsigned"
+
+
+def _two(name: str, schema: pa.Schema, columns: Sequence[str] | None) -> list[pa.Field]:
+    return [schema.field(at) for at in edge_columns(name, schema.names, columns)]
+
+
+def _picked(name: str, batches: Iterable[pa.RecordBatch], columns: Sequence[str] | None) -> Iterator[pa.RecordBatch]:
+    for batch in batches:
+        places = edge_columns(name, batch.schema.names, columns)
+        pair = [batch.column(place) for place in places]
+        yield pa.RecordBatch.from_arrays(pair, names=[batch.schema.names[place] for place in places])

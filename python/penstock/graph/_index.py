@@ -1,0 +1,327 @@
+"""Relations ready to be searched, many times and by many processes."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import pyarrow as pa
+
+from penstock.errors import ConfigError
+from penstock.graph._edges import Edges, Ids, sources
+from penstock.graph._matches import Matches
+from penstock.graph._options import Options, Progress
+
+__all__ = ["Counted", "Index", "Shape", "Unit"]
+
+#: Which directions an index has, or how an undirected graph is oriented.
+Shape = Literal["both", "forward", "degree", "degeneracy"]
+
+#: A piece of the work: place of the first prefix, and of the one after the last.
+Unit = tuple[int, int, int, int]
+
+_ARROW = {"signed": pa.int64(), "unsigned": pa.uint64(), "text": pa.large_string()}
+
+
+@dataclass(frozen=True)
+class Counted:
+    """What a count tells.
+
+    Attributes
+    ----------
+    count : int
+        Matches.
+    prefixes : int
+        Values of the first two attributes that were handed out.
+    admitted_maximum : int
+        Most of them that were admitted and unfinished at once, as measured.
+    batches_maximum : int
+        Most units of them that were.
+    """
+
+    count: int
+    prefixes: int
+    admitted_maximum: int
+    batches_maximum: int
+
+
+class Index:
+    """Relations over one set of nodes, as sorted lists of neighbours.
+
+    Parameters
+    ----------
+    relations : mapping of str to edges
+        Each relation's edges: a path or paths of edge lists, Arrow data (a table, a frame), or record batches.
+    columns : pair of str, optional
+        Names of the columns where edges begin and end; default the first two.
+    ids : {"number", "text"}, default "number"
+        What nodes in files are; Arrow data says it by its types.
+    self_loops : {"keep", "drop", "refuse"}, default "keep"
+        What happens to edges from a node to itself.
+    repeated : {"drop", "refuse"}, default "drop"
+        What happens to edges that come more than once.
+    shape : {"both", "forward", "degree", "degeneracy"}, default "both"
+        Both directions serve any pattern; ``"forward"`` is enough for directed cliques, and half the size. The others
+        take the edges of all relations as one undirected graph, oriented that way: each clique matches once.
+
+    Raises
+    ------
+    SchemaError, ConfigError, OSError
+        For what is no edge; the message names the relation, or file and line.
+
+    Notes
+    -----
+    Memory: 4 bytes per edge and direction and 8 per node and direction, 8 or the text per node; while it is built about
+    24 bytes per edge more. Nodes and their names are shared by all relations.
+
+    Examples
+    --------
+    >>> import pyarrow as pa
+    >>> index = Index({"e": pa.table({"src": ["a", "b", "b"], "dst": ["b", "a", "b"]})})
+    >>> index.nodes, index.edges
+    (2, {'e': 3})
+    >>> index.count("p(x, y) :- e(x, y), e(y, x)").count
+    3
+    """
+
+    def __init__(
+        self,
+        relations: Mapping[str, Edges],
+        *,
+        columns: Sequence[str] | None = None,
+        ids: Literal["number", "text"] = "number",
+        self_loops: Literal["keep", "drop", "refuse"] = "keep",
+        repeated: Literal["drop", "refuse"] = "drop",
+        shape: Shape = "both",
+    ) -> None:
+        from penstock import _native
+
+        _check(relations, shape)
+        kind, opened = sources(relations, columns, ids)
+        builder = _native.GraphBuilder(kind)
+        for source in opened:
+            builder.relation(source.name, self_loops, repeated)
+            for batch in source.cast(kind):
+                builder.add(source.name, batch)
+        self._handle = builder.finish(shape)
+
+    @classmethod
+    def build(
+        cls,
+        path: str | os.PathLike[str],
+        relations: Mapping[str, Edges],
+        *,
+        columns: Sequence[str] | None = None,
+        ids: Literal["number", "text"] = "number",
+        self_loops: Literal["keep", "drop", "refuse"] = "keep",
+        shape: Shape = "both",
+        memory: int = 128 << 20,
+    ) -> Index:
+        """Build an index file of edges that need not fit in memory, and map it.
+
+        Parameters
+        ----------
+        path : path
+            The file; it appears whole or not at all. What was there is replaced.
+        relations, columns, ids, self_loops, shape
+            As for `Index`. Repeated edges count once.
+        memory : int, default 128 MiB
+            About how many bytes are taken while it is built, at least 1 MiB. What is more goes to files without a name
+            in the folder of `path`: about four times the edges.
+
+        Raises
+        ------
+        SchemaError, ConfigError, OSError
+            As for `Index`.
+        StorageError
+            When the folder cannot be written to, or is full.
+
+        Examples
+        --------
+        >>> import tempfile
+        >>> import pyarrow as pa
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     Index.build(f"{folder}/e.graph", {"e": pa.table({"src": [1, 2], "dst": [2, 1]})})
+        <penstock.graph.Index 2 nodes, edges e: 2>
+        """
+        from penstock import _native
+
+        _check(relations, shape)
+        if isinstance(memory, bool) or not isinstance(memory, int) or not 1 << 20 <= memory <= 1 << 50:
+            raise ConfigError(f"memory={memory!r} must be an int of {1 << 20} to {1 << 50} bytes")
+        kind, opened = sources(relations, columns, ids)
+        file = Path(path)
+        builder = _native.GraphFileBuilder(kind, file.absolute().parent, memory)
+        for source in opened:
+            builder.relation(source.name, self_loops)
+        for source in opened:
+            for batch in source.cast(kind):
+                builder.add(source.name, batch)
+        builder.finish(shape, file)
+        return cls.open(file)
+
+    @classmethod
+    def open(cls, path: str | os.PathLike[str]) -> Index:
+        """Map a file that `save` wrote: its pages are shared by all processes of the host that do.
+
+        Parameters
+        ----------
+        path : path
+            The file. It must not be written to while it is open.
+
+        Raises
+        ------
+        StorageError
+            When it is no index of this release, or damaged.
+        """
+        from penstock import _native
+
+        made = cls.__new__(cls)
+        made._handle = _native.GraphIndex.open(Path(path))
+        return made
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the index to a file, which appears whole or not at all.
+
+        Raises
+        ------
+        StorageError
+            When it cannot be written.
+        """
+        self._handle.save(Path(path))
+
+    @property
+    def ids(self) -> Ids:
+        """What nodes are: int64, uint64 or text."""
+        kind: Ids = self._handle.ids
+        return kind
+
+    @property
+    def sets(self) -> bool:
+        """Whether matches are sets of nodes, whose columns ascend: those of an undirected graph."""
+        return bool(self._handle.sets)
+
+    @property
+    def nodes(self) -> int:
+        """How many nodes the relations name."""
+        return int(self._handle.nodes)
+
+    @property
+    def edges(self) -> dict[str, int]:
+        """How many distinct edges each relation has."""
+        return dict(self._handle.relations)
+
+    def order(self, pattern: str, order: Sequence[str] | None = None) -> list[str]:
+        """Tell in which order a search binds the variables of a pattern: the cheapest by statistics, unless given."""
+        return list(self._handle.order(str(pattern), None if order is None else list(order)))
+
+    def schema(self, pattern: str) -> pa.Schema:
+        """Tell the columns of the matches."""
+        from penstock import _native
+
+        _, columns = _native.graph_pattern(pattern)
+        return pa.schema([pa.field(name, _ARROW[self.ids], nullable=False) for name in columns])
+
+    def units(self, pattern: str, parts: int, order: Sequence[str] | None = None) -> list[Unit]:
+        """Cut the work of a pattern into about `parts` pieces of like size; heavy vertices are cut, too."""
+        return list(self._handle.units(pattern, parts, None if order is None else list(order)))
+
+    def match(
+        self,
+        pattern: str,
+        *,
+        order: Sequence[str] | None = None,
+        options: Options | None = None,
+        unit: Unit | None = None,
+        progress: Progress | None = None,
+    ) -> Matches:
+        """Enumerate the matches of a pattern.
+
+        Parameters
+        ----------
+        pattern : str
+            Such as ``"tri(a, b, c) :- e(a, b), e(a, c), e(b, c)"``.
+        order : sequence of str, optional
+            The order to bind its variables in.
+        options : Options, optional
+            Threads, window, size of batches.
+        unit : tuple of int, optional
+            Only this piece of the work.
+        progress : callable, optional
+            Called now and then with how many values of the first attribute are behind, and of how many.
+
+        Returns
+        -------
+        Matches
+            An iterator over record batches.
+
+        Raises
+        ------
+        PatternError, ConfigError
+            For a pattern or an order that cannot be used.
+        """
+        return Matches(self._search(pattern, False, order, options, unit), self.schema(pattern), progress)
+
+    def count(
+        self,
+        pattern: str,
+        *,
+        order: Sequence[str] | None = None,
+        options: Options | None = None,
+        unit: Unit | None = None,
+        progress: Progress | None = None,
+    ) -> Counted:
+        """Count the matches of a pattern: all but its last variable are enumerated, the last is counted by its lists.
+
+        Parameters and errors are those of `match`.
+        """
+        search = self._search(pattern, True, order, options, unit)
+        try:
+            while True:
+                done = search.count(0.2 if progress else None)
+                if progress is not None:
+                    progress(*search.progress())
+                if done is not None:
+                    return Counted(**done)
+        finally:
+            search.close()
+
+    def _search(
+        self,
+        pattern: str,
+        count: bool,
+        order: Sequence[str] | None,
+        options: Options | None,
+        unit: Unit | None,
+    ) -> Any:
+        from penstock import _native
+
+        if isinstance(order, str):
+            raise ConfigError(f"order={order!r} must be a list of variables")
+        how = options or Options()
+        return _native.GraphSearch(
+            self._handle,
+            pattern,
+            count=count,
+            order=None if order is None else list(order),
+            workers=how.threads,
+            batches=how.batches,
+            batch_size=how.batch_size,
+            rows=how.batch_rows,
+            in_order=how.in_order,
+            unit=unit,
+        )
+
+    def __repr__(self) -> str:
+        edges = ", ".join(f"{name}: {count:,}" for name, count in self.edges.items())
+        return f"<penstock.graph.Index {self.nodes:,} nodes, edges {edges or 'none'}>"
+
+
+def _check(relations: object, shape: object) -> None:
+    if not isinstance(relations, Mapping):
+        raise ConfigError(f"relations are a dict of name to edges, not {type(relations).__name__}")
+    if shape not in ("both", "forward", "degree", "degeneracy"):
+        raise ConfigError(f'shape={shape!r} must be "both", "forward", "degree" or "degeneracy"')

@@ -1,0 +1,76 @@
+"""Options that every search has, checked once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from penstock import _cpus
+from penstock.errors import ConfigError
+
+__all__ = ["MOST", "Options", "Progress", "whole"]
+
+#: Gets how many values of the first attribute are behind, and how many there are.
+Progress = Callable[[int, int], None]
+
+#: Greatest number of an option.
+MOST = 2**31 - 1
+
+
+def whole(name: str, value: object, most: int = MOST) -> int:
+    """Return a number of at least 1, or refuse it by its name.
+
+    Raises
+    ------
+    ConfigError
+        For 0, negative and fractional numbers, and what is too large or no number.
+
+    Examples
+    --------
+    >>> whole("batches", 0)
+    Traceback (most recent call last):
+    ...
+    penstock.errors.ConfigError: batches=0 must be an int of 1 to 2147483647
+    """
+    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= most:
+        raise ConfigError(f"{name}={value!r} must be an int of 1 to {most}")
+    return value
+
+
+@dataclass(frozen=True)
+class Options:
+    """How a search is run.
+
+    Attributes
+    ----------
+    workers : int or None
+        Threads; None: as many as the Spark task in which this runs, else this process, may use CPUs.
+    batches : int
+        Units of work that may be admitted and unfinished at a time.
+    batch_size : int
+        Prefixes (values of the first two attributes) per unit.
+    batch_rows : int
+        Rows per batch of the result.
+    in_order : bool
+        Whether rows come in the order of one thread.
+    """
+
+    workers: int | None = None
+    batches: int = 64
+    batch_size: int = 1024
+    batch_rows: int = 8192
+    in_order: bool = False
+
+    def __post_init__(self) -> None:
+        if self.workers is not None:
+            whole("workers", self.workers, 4096)
+        whole("batches", self.batches)
+        whole("batch_size", self.batch_size)
+        whole("batch_rows", self.batch_rows, 1 << 24)
+
+    @property
+    def threads(self) -> int:
+        """How many threads that are."""
+        if self.workers is not None:
+            return self.workers
+        return _cpus.of_task_or_process()

@@ -1,0 +1,463 @@
+"""Worker processes: one per worker of a run, started (never forked) when first wanted.
+
+Each child has one socket, over which everything goes. A thread of the pool starts the children and lives as long as
+it: the system kills a child when the thread that started it ends (see `_children`), so nothing is left behind even
+after `kill -9` of this process.
+
+There are more callers than children: one pickles its request or unpickles its reply while the children work on those
+of others.
+
+Invariants: one caller at a time talks to a child, with one request, and the earliest chunk
+goes first (see `turns`); a child that ended is replaced, and what it was
+working on is an error that names the items; after `close` no child is left.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import queue
+import select
+import socket
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from penstock._children import Child, how_ended, require_interpreter
+from penstock.errors import ItemsLost, ItemTimeout, NotPicklable, OrderedError
+from penstock.ordered import _wire as wire
+from penstock.ordered._chunk import Chunk, Failure, add_note
+from penstock.ordered._steps import Step
+from penstock.ordered._transforms import failure
+from penstock.ordered._turns import Turns
+
+__all__ = ["Pool"]
+
+#: Seconds that a child has to come up.
+_START = 60.0
+#: Seconds that a child has to end by itself once its socket has ended.
+_PATIENCE = 0.25
+#: So many children in a row that end before they did anything, and the run ends.
+_DEATHS = 5
+
+
+class _Child(Child):
+    """One process, seen from here."""
+
+    def __init__(self) -> None:
+        super().__init__("penstock.ordered._child", "main")
+        self.up = False
+        #: Why it cannot restore the functions, once it has told; then it is gone.
+        self._refusal: str | None = None
+        self._deadline = time.monotonic() + _START
+
+    def learn(self, code: bytes) -> None:
+        """Give it the functions.
+
+        Raises
+        ------
+        OrderedError
+            When it does not take them in time.
+        """
+        try:
+            self.hand_over(lambda: wire.send(self.socket, code, []), self._deadline)
+        except TimeoutError as error:
+            raise OrderedError(
+                f"worker process {self.popen.pid} was started, but did not take its functions within {_START:g} s"
+            ) from error
+
+    def speaks(self) -> bool:
+        """Whether it has something to say, is gone, or should have come up by now."""
+        return bool(select.select([self.socket], [], [], 0)[0]) or time.monotonic() > self._deadline
+
+    def hello(self) -> None:
+        """Wait until it is up."""
+        if self.up:
+            return
+        if self._refusal is not None:  # it has told another caller, and ended
+            raise self._refused()
+        self.limit(self._deadline)
+        try:
+            message = wire.loads(*wire.receive(self.socket))
+        except TimeoutError as error:
+            raise OrderedError(f"worker process {self.popen.pid} did not come up within {_START:g} s") from error
+        if message[0] != "ready":
+            self._refusal = message[1]
+            raise self._refused()
+        self.up = True
+
+    def _refused(self) -> NotPicklable:
+        return NotPicklable(
+            f"the functions cannot be restored in a worker process: {self._refusal}; import what they need inside"
+            " them, or use mode='threads'",
+            item=None,
+        )
+
+    def hang_up(self) -> None:
+        """Let it know that it is not needed any more; what is being sent to it fails."""
+        with contextlib.suppress(OSError):
+            self.socket.shutdown(socket.SHUT_RDWR)
+
+    def dismiss(self) -> int:
+        """Kill it if it is not gone yet; how it ended."""
+        self.hang_up()
+        code = self.end()
+        self.socket.close()
+        return code
+
+
+class Pool:
+    """The worker processes of one run.
+
+    Parameters
+    ----------
+    steps : sequence of Step
+        What they are to know.
+    workers : int
+        How many.
+
+    Raises
+    ------
+    NotPicklable
+        When a function cannot travel.
+    """
+
+    def __init__(self, steps: Sequence[Step], workers: int) -> None:
+        require_interpreter()
+        self._code = _pickled(steps)
+        self.workers = workers
+        self._pid = os.getpid()
+        self._children: list[_Child | None] = [None] * workers
+        #: The one that is being started, and why none can be: then nobody waits for another one.
+        self._starting: _Child | None = None
+        self._broken: BaseException | None = None
+        self._lock = threading.Lock()
+        #: Children that nobody talks to, and callers that wait for one.
+        self._turns = Turns(workers)
+        self._closed = False
+        self._deaths = 0
+        self._wanted: queue.SimpleQueue[tuple[int, queue.SimpleQueue[_Child | None]] | None] = queue.SimpleQueue()
+        self._starter = threading.Thread(target=self._start, name="penstock-ordered-start", daemon=True)
+        self._starter.start()
+        for worker in range(workers):
+            self._ask(worker)
+
+    def _start(self) -> None:
+        """Start children as they are asked for: see the module for why one thread does it."""
+        while (wanted := self._wanted.get()) is not None:
+            worker, reply = wanted
+            # Only missing ones: a call may have asked for one that was under way.
+            if self._children[worker] is None and not self._broken:
+                try:
+                    self._begin(worker)
+                except BaseException as error:
+                    self._broken = error
+            reply.put(self._children[worker])
+
+    def _begin(self, worker: int) -> None:
+        with self._lock:
+            if self._closed:
+                return
+            child = self._starting = _Child()
+        try:
+            # Without the lock: it may take long, and who closes the pool does not wait for that.
+            child.learn(self._code)
+        except BaseException:
+            child.dismiss()
+            raise
+        finally:
+            with self._lock:
+                self._starting = None
+        with self._lock:
+            if not self._closed:
+                self._children[worker] = child
+                return
+        child.dismiss()
+
+    def _ask(self, worker: int) -> queue.SimpleQueue[_Child | None]:
+        """Have a child started, if it is missing; gets it, or None."""
+        reply: queue.SimpleQueue[_Child | None] = queue.SimpleQueue()
+        with self._lock:
+            if self._closed:
+                reply.put(None)
+            else:
+                self._wanted.put((worker, reply))
+        return reply
+
+    def _child(self, worker: int) -> _Child:
+        child = None if self._closed else self._children[worker] or self._ask(worker).get()
+        if self._closed:
+            raise OrderedError("this run was closed")
+        if child is None:
+            raise self._cannot_start()
+        return child
+
+    def _cannot_start(self) -> OrderedError:
+        error = OrderedError(f"no worker process can be started: {self._broken}")
+        error.__cause__ = self._broken
+        return error
+
+    def ready(self) -> bool:
+        """Whether all children are up.
+
+        Raises
+        ------
+        OrderedError
+            When one cannot come up.
+        """
+        if self._broken:
+            raise self._cannot_start()
+        for child in self._children:
+            if child is None or not (child.up or child.speaks()):
+                return False
+            try:
+                child.hello()
+            except wire.Ended as error:
+                raise OrderedError(f"a worker process {how_ended(child.popen.wait())} when it started") from error
+        return True
+
+    def wait(self) -> None:
+        """Wait until all children are up.
+
+        Raises
+        ------
+        OrderedError
+            When one cannot come up, or the pool is closed.
+        """
+        for worker in range(self.workers):
+            child = self._child(worker)
+            try:
+                child.hello()
+            except wire.Ended as error:
+                raise OrderedError(f"a worker process {how_ended(child.popen.wait())} when it started") from error
+
+    def pids(self) -> list[int]:
+        """Process ids of the children that run."""
+        return [child.popen.pid for child in self._children if child is not None and child.popen.poll() is None]
+
+    def begin(self, number: int) -> None:
+        """The next chunk to come is this one; nothing is under way. Chunks come to `apply` without gaps from it on."""
+        self._turns.begin(number)
+
+    # Calls, in the thread of a worker
+
+    def apply(self, place: int, name: str, chunk: Chunk, timeout: float | None) -> None:
+        """Do a stateless operator on a chunk, over there."""
+        number = chunk.number
+        try:
+            if chunk.values:
+                self._apply(place, name, chunk, timeout)
+        finally:
+            self._turns.passed(number, place)
+
+    def _apply(self, place: int, name: str, chunk: Chunk, timeout: float | None) -> None:
+        numbers, turn = chunk.numbers(), (chunk.number, place)
+        try:
+            request = ("apply", place, chunk.first, chunk.values, chunk.origins, chunk.failed)
+            reply = self._call(request, turn, name, numbers[0], numbers[-1], timeout)
+        except wire.Ended:
+            raise
+        except _Unsendable:
+            # Which ones? The others go.
+            kept = []
+            for value, number in zip(chunk.values, numbers, strict=True):
+                try:
+                    wire.dumps(value)
+                except Exception as error:
+                    value = failure(_item_error(value, number, error), number, name)
+                    chunk.failed += 1
+                kept.append(value)
+            chunk.values = kept
+            request = ("apply", place, chunk.first, chunk.values, chunk.origins, chunk.failed)
+            reply = self._call(request, turn, name, numbers[0], numbers[-1], timeout)
+        if reply[0] == "done":
+            _, chunk.values, chunk.origins, chunk.failed, spent = reply
+            chunk.spent += spent
+            if chunk.failed:
+                for value, number in zip(chunk.values, chunk.numbers(), strict=True):
+                    if value.__class__ is Failure and isinstance(value.error, NotPicklable):
+                        if value.error.__dict__.get("item") is None:
+                            value.error.__dict__["item"] = number
+                        add_note(value.error, f"item {number} of the input, in {name}")
+        else:
+            chunk.values, chunk.origins, chunk.failed = [reply[1]], [numbers[0]], 1
+
+    def keyed(self, place: int, operator: Any, part: Any, timeout: float | None) -> None:
+        """Do a part of a chunk, over there, on states that travel with it."""
+        name = operator.name
+        if part.items:
+            first, last = part.numbers[0], part.numbers[-1]
+            try:
+                lent = operator.lend(part)
+                request = ("keyed", place, part.keys, part.items, part.numbers, part.places(), lent)
+                # Parts of one partition come in order, those of different ones in none: there is no turn to wait for.
+                reply = self._call(request, (part.chunk.number, None), name, first, last, timeout)
+            except _Unsendable as unsent:
+                made = NotPicklable(
+                    f"{name}: an item or key among items {first} to {last} does not pickle: {unsent.__cause__}",
+                    item=first,
+                )
+                reply = ("failed", failure(made, first, name))
+            except NotPicklable as error:
+                reply = ("failed", failure(error, first, name))
+            if reply[0] == "done":
+                _, part.outs, bodies, part.spent = reply
+                operator.take_back(part, bodies)
+                return
+            # Nothing of it was done: the states are as they were, the error stands for all of its items.
+            part.outs = [[reply[1]]] + [[] for _ in part.items[1:]]
+        operator.settle(part)
+
+    def _call(
+        self,
+        request: tuple[Any, ...],
+        turn: tuple[int, int | None],
+        name: str,
+        first: int,
+        last: int,
+        timeout: float | None,
+    ) -> tuple[Any, ...]:
+        """One request, when it has its `turn`, and its reply, ``("done", ...)`` or ``("failed", failure)``."""
+        buffers: list[Any] = []
+        try:
+            body = wire.dumps(request, buffers)
+        except Exception as error:
+            raise _Unsendable from error
+        where = f"item {first}" if first == last else f"items {first} to {last}"
+        worker = self._turns.take(*turn)
+        try:
+            answer = self._exchange(worker, body, buffers, timeout)
+        finally:
+            self._turns.give(worker)
+        if isinstance(answer, _Late):
+            made: OrderedError = ItemTimeout(
+                f"{name} did not return within {timeout} s for {where} of the input; its process was ended",
+                item=first,
+                last=last,
+                step=name,
+                timeout=timeout,
+            )
+            return ("failed", Failure(made))
+        if isinstance(answer, _Gone):
+            self._deaths += 1
+            how = how_ended(answer.code)
+            if self._deaths >= _DEATHS:
+                raise OrderedError(
+                    f"{self._deaths} worker processes in a row ended in the middle of their work, the last one {how} at"
+                    f" {where} of the input, in {name}: the run ends"
+                )
+            made = ItemsLost(
+                f"a worker process {how} while {name} worked on {where} of the input; their results are lost, the"
+                " process is replaced",
+                item=first,
+                last=last,
+                exitcode=answer.code,
+                step=name,
+            )
+            return ("failed", Failure(made))
+        self._deaths = 0
+        try:
+            reply: tuple[Any, ...] = wire.loads(*answer)
+        except Exception as error:
+            made = NotPicklable(
+                f"what {name} returned for {where} of the input cannot be restored here: {error!r}", item=first
+            )
+            made.__cause__ = error
+            return ("failed", Failure(made))
+        if reply[0] == "broken":
+            made = NotPicklable(
+                f"{where} of the input cannot be restored in a worker process, for {name}: {reply[1]}", item=first
+            )
+            return ("failed", Failure(made))
+        return reply
+
+    def _exchange(self, worker: int, body: bytes, buffers: list[Any], timeout: float | None) -> Any:
+        """Send a request to a child and take its reply, as it came; or why there is none."""
+        child = self._child(worker)
+        try:
+            child.hello()
+            child.socket.settimeout(timeout)
+            wire.send(child.socket, body, buffers)
+            return wire.receive(child.socket)
+        except TimeoutError:
+            self._replace(worker, child)
+            return _Late()
+        except ConnectionError as error:
+            if self._closed:
+                raise OrderedError("this run was closed") from error
+            return _Gone(self._replace(worker, child))
+
+    def _replace(self, worker: int, child: _Child) -> int:
+        code = child.dismiss()
+        with self._lock:
+            self._children[worker] = None
+        self._ask(worker)
+        return code
+
+    def close(self) -> None:
+        """End all children and wait for their ends."""
+        if os.getpid() != self._pid:
+            return
+        with self._lock:
+            self._closed = True
+            if self._starting is not None:
+                self._starting.hang_up()
+            children = [child for child in self._children if child is not None]
+        for child in children:
+            child.hang_up()
+        self._turns.close()
+        deadline = time.monotonic() + _PATIENCE
+        for child in children:
+            child.end(deadline)
+            child.dismiss()
+        self._wanted.put(None)
+        if threading.current_thread() is not self._starter:
+            self._starter.join()
+
+
+class _Late:
+    """Instead of a reply: there was none in time."""
+
+
+@dataclass
+class _Gone:
+    """Instead of a reply: the child ended."""
+
+    code: int
+
+
+class _Unsendable(Exception):
+    """A request does not pickle; the reason is the cause."""
+
+
+def _pickled(steps: Sequence[Step]) -> bytes:
+    import cloudpickle
+
+    def body(value: Any) -> bytes:
+        return bytes(cloudpickle.dumps(value, 5))
+
+    try:
+        return body(tuple(steps))
+    except Exception as error:
+        for step in steps:
+            try:
+                body(step)
+            except Exception as reason:
+                raise NotPicklable(
+                    f"{step.name}: the function cannot be sent to worker processes: {reason}; make what it refers to"
+                    " inside the function, or use mode='threads'",
+                    item=None,
+                ) from reason
+        raise NotPicklable(f"the functions cannot be sent to worker processes: {error}", item=None) from error
+
+
+def _item_error(value: Any, number: int, error: BaseException) -> NotPicklable:
+    made = NotPicklable(
+        f"item {number} of the input, of type {type(value).__qualname__}, does not pickle, so it cannot go to a worker"
+        f" process: {error}; use mode='threads'",
+        item=number,
+    )
+    made.__cause__ = error
+    return made

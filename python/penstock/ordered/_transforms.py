@@ -1,0 +1,383 @@
+"""What stateless steps do to a chunk.
+
+Each transform changes the values of a chunk in place of a whole run of items with as few Python operations per item
+as there can be: `list.extend` over `map` is the loop. It keeps what came before an exception, and the `map` object
+goes on behind it, so nobody is called twice.
+
+Invariant: after `apply`, the chunk's values, origins and count of failures are as if each item had been handled alone.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Callable, Iterable, Sequence
+from itertools import compress
+from types import CoroutineType
+from typing import Any
+
+from penstock.errors import ConfigError, UserFunctionError
+from penstock.ordered._chunk import Chunk, Failure, add_note
+from penstock.ordered._steps import Step
+
+__all__ = ["Transform", "failure", "make_transform", "wrong"]
+
+Transform = Callable[[Chunk], None]
+
+
+def failure(error: BaseException, item: int | None, step: str) -> Failure:
+    """What stands in place of a result; Ctrl-C is not a result and goes on its way."""
+    if isinstance(error, KeyboardInterrupt):
+        raise error
+    where = "at the end of the input" if item is None or item < 0 else f"item {item} of the input"
+    add_note(error, f"{where}, in {step}")
+    return Failure(error)
+
+
+def wrong(step: str, message: str, item: int | None = None) -> UserFunctionError:
+    """The error of a function that returned what its step does not take."""
+    return UserFunctionError(f"{step} {message}", step=step, item=item)
+
+
+def _passing(f: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """`f` for values among which are failures."""
+    return lambda value: value if value.__class__ is Failure else f(value)
+
+
+def _call_each(f: Callable[[Any], Any], chunk: Chunk, step: str) -> list[Any]:
+    """The result of `f` for each value, a failure where it raised; counts them."""
+    values = chunk.values
+    out: list[Any] = []
+    wanted = len(values)
+    calls = map(_passing(f) if chunk.failed else f, values)
+    while len(out) < wanted:
+        try:
+            out.extend(calls)
+            if len(out) == wanted:
+                break
+            error: BaseException = wrong(step, "raised StopIteration")
+            add_note(error, "an iterator ended inside the function: give next() a default")
+        except KeyboardInterrupt:
+            raise
+        except BaseException as raised:
+            error = raised
+        out.append(failure(error, chunk.numbers()[len(out)], step))
+        chunk.failed += 1
+    if CoroutineType in map(type, out):
+        _refuse_coroutines(out, chunk, step)
+    return out
+
+
+def _refuse_coroutines(out: list[Any], chunk: Chunk, step: str) -> None:
+    """Put failures in place of what nobody would await, such as what a lambda around a coroutine function gives."""
+    for place, (number, value) in enumerate(zip(chunk.numbers(), out, strict=True)):
+        if type(value) is CoroutineType:
+            value.close()
+            message = (
+                f"returned a coroutine ({value.__qualname__}), which nobody awaits: run it inside, as by asyncio.run"
+            )
+            out[place] = failure(wrong(step, message, number), number, step)
+            chunk.failed += 1
+
+
+class Map:
+    """See `steps.map`."""
+
+    def __init__(self, step: Step) -> None:
+        assert step.call is not None
+        self.f, self.name = step.call, step.name
+
+    def __call__(self, chunk: Chunk) -> None:
+        chunk.values = _call_each(self.f, chunk, self.name)
+
+
+class Filter(Map):
+    """See `steps.filter`."""
+
+    def __call__(self, chunk: Chunk) -> None:
+        keep = _call_each(self.f, chunk, self.name)
+        numbers = chunk.numbers()
+        try:
+            kept = list(compress(numbers, keep))
+        except KeyboardInterrupt:
+            raise
+        except BaseException:  # a truth value that cannot be had, such as that of an array
+            keep = [_truth(self.name, mark, number) for mark, number in zip(keep, numbers, strict=True)]
+            chunk.failed = sum(mark.__class__ is Failure for mark in keep)
+            kept = list(compress(numbers, keep))
+        if chunk.failed:
+            pairs = zip(keep, chunk.values, strict=True)
+            chunk.values = [mark if mark.__class__ is Failure else value for mark, value in pairs]
+        chunk.values = list(compress(chunk.values, keep))
+        chunk.origins = kept
+
+
+def _truth(step: str, mark: Any, number: int) -> Any:
+    if mark.__class__ is Failure:
+        return mark
+    try:
+        return bool(mark)
+    except BaseException as error:
+        return failure(error, number, step)
+
+
+class FlatMap(Map):
+    """See `steps.flat_map`."""
+
+    def __call__(self, chunk: Chunk) -> None:
+        expand(chunk, self._outputs, self.name)
+
+    def _outputs(self, value: Any) -> Iterable[Any]:
+        made = self.f(value)
+        if made is None:
+            return ()
+        try:
+            found: Iterable[Any] = iter(made)
+            return found
+        except TypeError:
+            raise wrong(self.name, f"must return an iterable or None, got {made!r:.80}") from None
+
+
+def expand(chunk: Chunk, outputs: Callable[[Any], Iterable[Any]], step: str) -> None:
+    """Replace each value by the outputs that it has; what came before an exception stays."""
+    out: list[Any] = []
+    origins: list[int] = []
+    failed = 0
+    for number, value in zip(chunk.numbers(), chunk.values, strict=True):
+        if value.__class__ is Failure:
+            out.append(value)
+            failed += 1
+        else:
+            try:
+                out.extend(outputs(value))
+            except BaseException as error:
+                out.append(failure(error, number, step))
+                failed += 1
+        origins.extend([number] * (len(out) - len(origins)))
+    chunk.values, chunk.origins, chunk.failed = out, origins, failed
+
+
+def is_batch(value: Any) -> bool:
+    """Whether this is a record batch; pyarrow is asked only where it is loaded."""
+    arrow = sys.modules.get("pyarrow")
+    return arrow is not None and isinstance(value, arrow.RecordBatch)
+
+
+class MapBatches(Map):
+    """See `steps.map_batches`."""
+
+    def __init__(self, step: Step) -> None:
+        super().__init__(step)
+        self.same = step.option("same_length")
+
+    def __call__(self, chunk: Chunk) -> None:
+        values = chunk.values
+        if any(is_batch(value) for value in values):
+            expand(chunk, self._batches, self.name)
+            return
+        numbers = chunk.numbers()
+        out: list[Any] = []
+        origins: list[int] = []
+        start = 0
+        while start < len(values):
+            if values[start].__class__ is Failure:
+                out.append(values[start])
+                origins.append(numbers[start])
+                start += 1
+                continue
+            end = start
+            while end < len(values) and values[end].__class__ is not Failure:
+                end += 1
+            try:
+                made = self._list(values[start:end], numbers[start])
+            except BaseException as error:
+                add_note(error, f"the call was for items {numbers[start]} to {numbers[end - 1]}")
+                made = [failure(error, numbers[start], self.name)]
+                chunk.failed += 1
+            out += made
+            origins += numbers[start : start + len(made)]
+            start = end
+        chunk.values, chunk.origins = out, origins
+
+    def _list(self, values: list[Any], item: int) -> list[Any]:
+        made = self.f(values)
+        if isinstance(made, (str, bytes, dict)) or not hasattr(made, "__len__") or not hasattr(made, "__iter__"):
+            raise wrong(self.name, f"must return a sequence of {len(values)} results, got {made!r:.80}", item)
+        if len(made) != len(values):
+            raise wrong(self.name, f"must return {len(values)} results, one per item, got {len(made)}", item)
+        return list(made)
+
+    def _batches(self, batch: Any) -> Iterable[Any]:
+        if not is_batch(batch):
+            raise wrong(self.name, f"received record batches and {type(batch).__qualname__}: it takes one kind")
+        made = arrow_batches(self.f(batch), self.name)
+        if self.same and sum(part.num_rows for part in made) != batch.num_rows:
+            got = sum(part.num_rows for part in made)
+            raise wrong(self.name, f"must return as many rows as it is given, {batch.num_rows}, got {got}")
+        return made
+
+
+def arrow_batches(made: Any, step: str) -> list[Any]:
+    """Record batches in whatever form a function gave them."""
+    import pyarrow as pa
+
+    if made is None:
+        return []
+    if isinstance(made, pa.RecordBatch):
+        return [made]
+    if isinstance(made, pa.Table):
+        return list(made.to_batches())
+    if hasattr(made, "__arrow_c_array__"):
+        return [pa.record_batch(made)]
+    if hasattr(made, "__iter__") and not isinstance(made, (str, bytes, dict)):
+        parts = list(made)
+        if all(isinstance(part, pa.RecordBatch) for part in parts):
+            return parts
+        made = next(part for part in parts if not isinstance(part, pa.RecordBatch))
+    raise wrong(step, f"must return a RecordBatch, a Table or an iterable of RecordBatches, got {made!r:.80}")
+
+
+class Rows:
+    """See `steps.rows`."""
+
+    def __init__(self, columns: Sequence[str], name: str = "rows") -> None:
+        self.columns, self.name = tuple(columns), name
+
+    def __call__(self, chunk: Chunk) -> None:
+        expand(chunk, self._tuples, self.name)
+
+    def _tuples(self, batch: Any) -> Iterable[Any]:
+        need_batch(batch, self.name)
+        names = self.columns or tuple(batch.schema.names)
+        columns = [column_of(batch, name, self.name).to_pylist() for name in names]
+        return zip(*columns, strict=True) if columns else ()
+
+
+class ByKey:
+    """Record batches in; per batch and key, as keys first appear, ``(key, rows of that key)``."""
+
+    def __init__(self, columns: Sequence[str], single: bool, name: str) -> None:
+        self.columns, self.single, self.name = tuple(columns), single, name
+
+    def __call__(self, chunk: Chunk) -> None:
+        expand(chunk, self._groups, self.name)
+
+    def _groups(self, batch: Any) -> Iterable[Any]:
+        need_batch(batch, self.name)
+        lists = [column_of(batch, name, self.name).to_pylist() for name in self.columns]
+        keys = lists[0] if self.single else list(zip(*lists, strict=True))
+        places: dict[Any, list[int]] = {}
+        for place, key in enumerate(keys):
+            places.setdefault(key, []).append(place)
+        if len(places) == 1:
+            return [(next(iter(places)), batch)]
+        return [(key, batch.take(found)) for key, found in places.items()]
+
+
+def need_batch(batch: Any, step: str) -> None:
+    """UserFunctionError unless this is a record batch."""
+    if not is_batch(batch):
+        raise wrong(step, f"needs items that are record batches, got {type(batch).__qualname__}")
+
+
+def column_of(batch: Any, name: str, step: str) -> Any:
+    """A column by name; ConfigError naming those that there are."""
+    if batch.schema.names.count(name) != 1:
+        raise ConfigError(f"{step}: no column {name!r} (or more than one); there are {', '.join(batch.schema.names)}")
+    return batch.column(name)
+
+
+class Batches:
+    """See `steps.batches`; with `by_item` the rows of different items stay in different batches."""
+
+    def __init__(self, schema: Any, name: str = "batches", by_item: bool = False) -> None:
+        self.schema, self.name, self.by_item = schema, name, by_item
+
+    def __call__(self, chunk: Chunk) -> None:
+        out: list[Any] = []
+        origins: list[int] = []
+        rows: list[Any] = []
+        first = 0
+
+        def flush() -> None:
+            if rows:
+                try:
+                    out.append(self._batch(rows))
+                except BaseException as error:
+                    out.append(failure(error, first, self.name))
+                    chunk.failed += 1
+                origins.append(first)
+                rows.clear()
+
+        for number, value in zip(chunk.numbers(), chunk.values, strict=True):
+            if value.__class__ is Failure:
+                flush()
+                out.append(value)
+                origins.append(number)
+                continue
+            if self.by_item and number != first:
+                flush()
+            if not rows:
+                first = number
+            rows.append(value)
+        flush()
+        chunk.values, chunk.origins = out, origins
+
+    def _batch(self, rows: list[Any]) -> Any:
+        import pyarrow as pa
+
+        names = self.schema.names
+        if isinstance(rows[0], dict):
+            return pa.RecordBatch.from_pylist(rows, schema=self.schema)
+        for row in rows:
+            if not isinstance(row, (tuple, list)) or len(row) != len(names):
+                raise wrong(self.name, f"needs tuples of {len(names)} values ({', '.join(names)}), got {row!r:.80}")
+        columns = zip(*rows, strict=True)
+        arrays = [pa.array(column, field.type) for column, field in zip(columns, self.schema, strict=True)]
+        return pa.record_batch(arrays, schema=self.schema)
+
+
+class StatelessFlow:
+    """A flow without keys: each thread has a run of its own."""
+
+    def __init__(self, step: Step) -> None:
+        from penstock._schema import conform
+
+        self.name = step.name
+        flow = step.option("flow")
+        self._plan, self._calls = flow.to_plan()
+        self._schema = flow.input_schema
+        self._conform = conform
+        self._mine = threading.local()
+
+    def __call__(self, chunk: Chunk) -> None:
+        expand(chunk, self._push, self.name)
+
+    def _push(self, batch: Any) -> Iterable[Any]:
+        import pyarrow as pa
+
+        from penstock._functions.inline import all_of
+
+        need_batch(batch, self.name)
+        run = getattr(self._mine, "run", None)
+        if run is None:
+            from penstock import _native
+
+            run = self._mine.run = _native.InlineRun(self._plan, self._calls)
+        try:
+            made = all_of(run, run.push(self._conform(batch, self._schema)))
+        except BaseException:
+            self._mine.run = None  # a run that failed cannot go on
+            raise
+        return [pa.record_batch(out) for out in made]
+
+
+def make_transform(step: Step) -> Transform:
+    """What does a stateless step."""
+    if step.kind == "rows":
+        return Rows(step.option("columns"))
+    if step.kind == "batches":
+        return Batches(step.option("schema"))
+    if step.kind == "flow":
+        return StatelessFlow(step)
+    return {"map": Map, "filter": Filter, "flat_map": FlatMap, "map_batches": MapBatches}[step.kind](step)

@@ -1,0 +1,216 @@
+"""A timeline as one HTML page that needs no other file: no script, no font, no request.
+
+The picture is drawn by ``penstock.report._plot`` and put in as SVG; without matplotlib the page has the
+tables only and says so. All text is escaped.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from html import escape
+from pathlib import Path
+from statistics import median
+
+from penstock.report._timeline import Timeline, duration_text, heaviest, joined, per_worker, size_text
+
+__all__ = ["Check", "page", "save_page"]
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """One thing that was verified at the end of a run: what, whether it holds, and the figures."""
+
+    what: str
+    passed: bool
+    detail: str
+
+
+_STYLE = """
+:root { color-scheme: light; }
+* { box-sizing: border-box; }
+body { margin: 2rem auto; padding: 0 1.25rem; max-width: 72rem; color: #222; background: #fff;
+       font: 15px/1.45 system-ui, -apple-system, "Segoe UI", "DejaVu Sans", sans-serif; }
+h1 { font-size: 1.5rem; margin: 0 0 .25rem; } h2 { font-size: 1.1rem; margin: 2rem 0 .5rem; }
+.when { color: #666; margin: 0 0 1.25rem; }
+.lead { font-size: 1.15rem; margin: 0 0 1rem; }
+.verdict { border-left: .4rem solid; padding: .6rem .9rem; margin: .4rem 0; background: #f6f6f6; }
+.verdict b { margin-right: .5rem; } .passed { border-color: #009e73; } .failed { border-color: #d55e00; }
+.tiles { display: flex; flex-wrap: wrap; gap: .75rem; margin: 1rem 0; }
+.tile { border: 1px solid #ddd; border-radius: .4rem; padding: .55rem .9rem; min-width: 8.5rem; }
+.tile span { display: block; color: #666; font-size: .8rem; } .tile b { font-size: 1.2rem; font-weight: 600; }
+.scroll { overflow-x: auto; }
+table { border-collapse: collapse; font-variant-numeric: tabular-nums; }
+th, td { padding: .25rem .9rem .25rem 0; text-align: right; white-space: nowrap;
+         border-bottom: 1px solid #eee; }
+th { color: #666; font-weight: 500; } th.t, td.t { text-align: left; }
+svg { width: 100%; height: auto; } summary { cursor: pointer; color: #555; }
+"""
+
+
+def page(timeline: Timeline, *, checks: Sequence[Check] = ()) -> str:
+    """The page as text.
+
+    Parameters
+    ----------
+    timeline
+        What to show.
+    checks
+        Results to state at the top, passed or not.
+    """
+    begin, end = timeline.span
+    title = escape(timeline.title or "penstock run")
+    when = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(begin)) if end > begin else ""
+    parts = [
+        f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>{title}</title>',
+        '<meta name="viewport" content="width=device-width, initial-scale=1">',
+        f"<style>{_STYLE}</style></head><body>",
+        f"<h1>{title}</h1>",
+        f'<p class="when">{when}{f", {duration_text(end - begin)}" if when else ""}</p>',
+        _lead(timeline),
+        *map(_verdict, checks),
+        _tiles(timeline),
+        _picture(timeline),
+        _latency(timeline),
+        _migrations(timeline),
+        _workers(timeline),
+        _epochs(timeline),
+        _conditions(timeline),
+        "</body></html>\n",
+    ]
+    return "\n".join(part for part in parts if part)
+
+
+def save_page(timeline: Timeline, path: str | Path, *, checks: Sequence[Check] = ()) -> None:
+    """Write the page to a file."""
+    Path(path).write_text(page(timeline, checks=checks), encoding="utf-8")
+
+
+def _lead(timeline: Timeline) -> str:
+    """The one sentence that matters: what moved, and what the rows that passed meanwhile felt of it."""
+    query = heaviest(timeline)
+    moves = [move for move in timeline.migrations if move.query == query and move.bytes]
+    found = timeline.epoch_seconds(query)
+    if not moves or not all(found.values()):
+        return ""
+    resting, migrating = (duration_text(median(found[name])) for name in ("resting", "migrating"))
+    parts = [e for e in timeline.epochs if e.query == query and e.spark_s > 0]
+    whole = sum(e.seconds + e.spark_s for e in parts)
+    spark = f" Spark's own work is {sum(e.spark_s for e in parts) / whole:.0%} of that." if parts else ""
+    size = size_text(max(move.bytes for move in moves))
+    return (
+        f'<p class="lead">{len(moves)} times up to {size} of keyed state moved to another worker while rows passed:'
+        f" a batch took {migrating} in the median while state moved, and {resting} while it rested.{escape(spark)}</p>"
+    )
+
+
+def _verdict(check: Check) -> str:
+    state, word = ("passed", "holds") if check.passed else ("failed", "FAILS")
+    return f'<div class="verdict {state}"><b>{escape(check.what)}: {word}.</b>{escape(check.detail)}</div>'
+
+
+def _tiles(timeline: Timeline) -> str:
+    begin, end = timeline.span
+    queries = len({epoch.query for epoch in timeline.epochs})
+    of = f" of {queries} queries" if queries > 1 else ""
+    tiles = [(f"input rows{of}", f"{timeline.rows:,}")]
+    if end > begin:
+        tiles.append(("rows per second", f"{timeline.rows / (end - begin):,.0f}"))
+    tiles += [("epochs", f"{len(timeline.epochs):,}"), ("migrations", f"{len(joined(timeline.migrations))}")]
+    moved = sum(m.bytes for m in timeline.migrations)
+    tiles.append(("state moved", size_text(moved)))
+    return '<div class="tiles">{}</div>'.format(
+        "".join(f'<div class="tile"><span>{escape(k)}</span><b>{escape(v)}</b></div>' for k, v in tiles)
+    )
+
+
+def _picture(timeline: Timeline) -> str:
+    try:
+        from penstock.report._plot import latency_svg
+
+        svg = latency_svg(timeline)
+    except ImportError:
+        return "<p>No picture: matplotlib is not installed (<code>pip install penstock[report]</code>).</p>"
+    return f"<h2>Latency, load and migrations</h2>\n{svg}"
+
+
+def _latency(timeline: Timeline) -> str:
+    shares = (0.5, 0.9, 0.99, 0.999, 1.0)
+    rows = []
+    for name, values in timeline.latency_ns(shares).items():
+        if values:
+            count = "while a migration ran" if name == "migrating" else "with none running"
+            rows.append([f"slices {count}", *(duration_text(v / 1e9) for v in values)])
+    for query in sorted({e.query for e in timeline.epochs}):
+        seconds = sorted(e.seconds for e in timeline.epochs if e.query == query)
+        picked = [seconds[min(int(share * len(seconds)), len(seconds) - 1)] for share in shares]
+        rows.append([f"epochs of {query}" if query else "epochs", *map(duration_text, picked)])
+    return _table("Latency", ["", "p50", "p90", "p99", "p99.9", "max"], rows)
+
+
+def _migrations(timeline: Timeline) -> str:
+    begin = timeline.span[0]
+    rows = [
+        [
+            m.strategy,
+            m.query,
+            f"{m.started - begin:.2f} s",
+            duration_text(m.ended - m.started),
+            f"{m.bins:,}",
+            size_text(m.bytes),
+            f"{m.steps:,}",
+        ]
+        for m in timeline.migrations
+    ]
+    return _table("Migrations", ["strategy", "query", "at", "took", "bins", "bytes", "steps"], rows, text=2)
+
+
+def _workers(timeline: Timeline) -> str:
+    rows = []
+    for worker, samples in per_worker(timeline.workers).items():
+        last = samples[-1]
+        rows.append(
+            [
+                f"worker {worker}",
+                f"{last.rows:,}",
+                f"{min(s.bins for s in samples):,} to {max(s.bins for s in samples):,}",
+                f"{last.bins:,}",
+                f"{last.keys:,}",
+                size_text(last.state_bytes),
+            ]
+        )
+    header = ["", "rows", "bins held", "bins at the end", "keys at the end", "state at the end"]
+    return _table("Workers", header, rows)
+
+
+def _epochs(timeline: Timeline) -> str:
+    begin = timeline.span[0]
+    rows = [
+        [e.query, f"{e.epoch}", f"{e.started - begin:.2f} s", duration_text(e.seconds), f"{e.rows:,}"]
+        for e in sorted(timeline.epochs, key=lambda e: e.started)
+    ]
+    table = _table("", ["query", "epoch", "at", "took", "rows"], rows)
+    return f"<h2>Epochs</h2><details><summary>{len(rows)} epochs</summary>{table}</details>" if rows else ""
+
+
+def _conditions(timeline: Timeline) -> str:
+    rows = [[name, value] for name, value in timeline.conditions.items()]
+    return _table("Conditions", ["", ""], rows, text=2)
+
+
+def _table(title: str, header: Sequence[str], rows: Iterable[Sequence[str]], text: int = 1) -> str:
+    """A table whose first ``text`` columns are text and the others figures; nothing when it has no row."""
+    lines = [_row("td", row, text) for row in rows]
+    if not lines:
+        return ""
+    heading = f"<h2>{escape(title)}</h2>" if title else ""
+    head = _row("th", header, text) if any(header) else ""
+    return f'{heading}<div class="scroll"><table>{head}{"".join(lines)}</table></div>'
+
+
+def _row(tag: str, cells: Sequence[str], text: int) -> str:
+    kinds = (' class="t"' if index < text else "" for index in range(len(cells)))
+    return "<tr>{}</tr>".format(
+        "".join(f"<{tag}{kind}>{escape(cell)}</{tag}>" for kind, cell in zip(kinds, cells, strict=True))
+    )

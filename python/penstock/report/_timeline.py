@@ -1,0 +1,351 @@
+"""What happened in a run, and when: epochs, slice latencies, migrations, and load per worker.
+
+Plain data. Times are seconds since 1970 as float, latencies integer nanoseconds. A timeline grows
+by appending and may be filled from several threads; readers take copies. ``to_json`` and
+``from_json`` keep it in a file, from which the report can be made again.
+"""
+
+from __future__ import annotations
+
+import json
+from bisect import bisect_left
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields
+from math import isfinite
+from typing import Any, TypeVar
+
+__all__ = ["Epoch", "Migration", "Slice", "Timeline", "Window", "WorkerSample"]
+
+FORMAT = 1
+"""Version of the JSON form."""
+
+
+@dataclass(frozen=True, slots=True)
+class Epoch:
+    """One epoch of one query: a Spark batch, or a block of a local source.
+
+    ``seconds`` passed until its outputs were complete or, where they are served to a sink, until that had them:
+    ``feed_s`` bringing its rows to the workers, ``run_s`` computing, ``serve_s`` in the sink. ``spark_s`` are seconds
+    of the batch that Spark spent before and after: finding input, planning, its logs. What was not measured is 0.
+    """
+
+    epoch: int
+    started: float
+    seconds: float
+    rows: int
+    query: str = ""
+    feed_s: float = 0.0
+    run_s: float = 0.0
+    serve_s: float = 0.0
+    spark_s: float = 0.0
+
+    @property
+    def ended(self) -> float:
+        """When its outputs were complete, or served."""
+        return self.started + self.seconds
+
+
+@dataclass(frozen=True, slots=True)
+class Slice:
+    """One bounded block of input: from its release until every worker had finished it."""
+
+    ended: float
+    latency_ns: int
+    rows: int
+
+
+@dataclass(frozen=True, slots=True)
+class Migration:
+    """One migration: its strategy, and how many bins and encoded bytes it moved in how many steps."""
+
+    started: float
+    ended: float
+    strategy: str
+    bins: int
+    bytes: int
+    steps: int
+    query: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerSample:
+    """What one worker held at one moment; ``rows`` counts from the start of the run.
+
+    ``staged_bytes`` and ``disk_bytes`` are those of its whole process: rows that wait, in memory and in files.
+    """
+
+    at: float
+    worker: int
+    bins: int
+    keys: int
+    state_bytes: int
+    rows: int
+    query: str = ""
+    staged_bytes: int = 0
+    disk_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """Latency of the rows whose slices ended within one window of time."""
+
+    started: float
+    seconds: float
+    rows: int
+    p50_ns: int
+    p99_ns: int
+    max_ns: int
+    migrating: bool
+
+
+@dataclass(slots=True)
+class Timeline:
+    """The measurements of one run.
+
+    Attributes
+    ----------
+    title
+        What was run, for headings.
+    epochs, slices, migrations, workers
+        The measurements, each in the order in which it was appended.
+    conditions
+        Under what they were made: versions, cores, rates; shown in the report as they are.
+    """
+
+    title: str = ""
+    epochs: list[Epoch] = field(default_factory=list)
+    slices: list[Slice] = field(default_factory=list)
+    migrations: list[Migration] = field(default_factory=list)
+    workers: list[WorkerSample] = field(default_factory=list)
+    conditions: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def span(self) -> tuple[float, float]:
+        """First and last moment of anything measured; (0, 0) when nothing was."""
+        starts = [e.started for e in self.epochs] + [m.started for m in self.migrations]
+        starts += [s.ended - s.latency_ns / 1e9 for s in self.slices] + [w.at for w in self.workers]
+        ends = [e.ended for e in self.epochs] + [m.ended for m in self.migrations]
+        ends += [s.ended for s in self.slices] + [w.at for w in self.workers]
+        return (min(starts), max(ends)) if starts else (0.0, 0.0)
+
+    @property
+    def rows(self) -> int:
+        """Input rows of all epochs."""
+        return sum(epoch.rows for epoch in self.epochs)
+
+    def since(self, begin: float) -> Timeline:
+        """The part of the run from a moment on: what began before it is left out."""
+        return Timeline(
+            title=self.title,
+            epochs=[epoch for epoch in self.epochs if epoch.started >= begin],
+            slices=[piece for piece in self.slices if piece.ended - piece.latency_ns / 1e9 >= begin],
+            migrations=[move for move in self.migrations if move.started >= begin],
+            workers=[sample for sample in self.workers if sample.at >= begin],
+            conditions=dict(self.conditions),
+        )
+
+    def windows(self, seconds: float = 0.25) -> list[Window]:
+        """Latency quantiles over consecutive windows of time; windows without a slice are left out.
+
+        Quantiles are over rows: a slice of 1,000 rows weighs as much as 1,000 slices of one. A window
+        counts as migrating when it overlaps a migration. Cost: sorts the slices once.
+        """
+        if not self.slices:
+            return []
+        start = self.span[0]
+        grouped: dict[int, list[Slice]] = {}
+        for piece in list(self.slices):
+            grouped.setdefault(int((piece.ended - start) / seconds), []).append(piece)
+        result = []
+        for index, pieces in sorted(grouped.items()):
+            begin = start + index * seconds
+            p50, p99 = quantiles(((s.latency_ns, s.rows) for s in pieces), (0.5, 0.99))
+            result.append(
+                Window(
+                    started=begin,
+                    seconds=seconds,
+                    rows=sum(s.rows for s in pieces),
+                    p50_ns=p50,
+                    p99_ns=p99,
+                    max_ns=max(s.latency_ns for s in pieces),
+                    migrating=self._migrating(begin, begin + seconds),
+                )
+            )
+        return result
+
+    def latency_ns(self, at: Sequence[float] = (0.5, 0.99, 0.999, 1.0)) -> dict[str, list[int]]:
+        """Row-weighted latency quantiles of slices ``"resting"`` and ``"migrating"``.
+
+        A slice is migrating when any migration ran between its release and its end. A list is empty
+        when there is no such slice.
+        """
+        groups: dict[str, list[tuple[int, int]]] = {"resting": [], "migrating": []}
+        for piece in list(self.slices):
+            moving = self._migrating(piece.ended - piece.latency_ns / 1e9, piece.ended)
+            groups["migrating" if moving else "resting"].append((piece.latency_ns, piece.rows))
+        return {name: quantiles(pieces, at) if pieces else [] for name, pieces in groups.items()}
+
+    def epoch_seconds(self, query: str) -> dict[str, list[float]]:
+        """Seconds of a query's epochs, Spark's share included, ``"resting"`` and ``"migrating"``; each in order."""
+        groups: dict[str, list[float]] = {"resting": [], "migrating": []}
+        for epoch in self.epochs:
+            if epoch.query == query:
+                moving = self._migrating(epoch.started, epoch.ended)
+                groups["migrating" if moving else "resting"].append(epoch.seconds + epoch.spark_s)
+        return groups
+
+    def _migrating(self, begin: float, end: float) -> bool:
+        return any(m.started < end and begin < m.ended for m in self.migrations)
+
+    def to_json(self) -> str:
+        """The timeline as one JSON document, with a format version."""
+        return json.dumps({"format": FORMAT, **asdict(self)}, separators=(",", ":"))
+
+    @classmethod
+    def from_json(cls, text: str) -> Timeline:
+        """Read back what ``to_json`` wrote.
+
+        Raises
+        ------
+        ValueError
+            When the text is not a timeline, or one of another format version.
+        """
+        try:
+            document = json.loads(text)
+            version = document.pop("format")
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+            raise ValueError("not a timeline: no JSON object with a format version") from error
+        if version != FORMAT:
+            raise ValueError(f"timeline of format {version}; this release reads {FORMAT}")
+        try:
+            return cls(
+                title=document["title"],
+                epochs=_items(Epoch, document["epochs"]),
+                slices=_items(Slice, document["slices"]),
+                migrations=_items(Migration, document["migrations"]),
+                workers=_items(WorkerSample, document["workers"]),
+                conditions={str(name): str(value) for name, value in dict(document["conditions"]).items()},
+            )
+        except KeyError as error:
+            raise ValueError(f"not a timeline: {error} is missing") from error
+        except (TypeError, ValueError) as error:
+            raise ValueError(f"not a timeline: {error}") from error
+
+
+_Item = TypeVar("_Item")
+
+
+def _items(kind: type[_Item], found: Iterable[Mapping[str, Any]]) -> list[_Item]:
+    """Measurements of one kind, refused where a value is not what the kind says."""
+    wanted = {field.name: str(field.type) for field in fields(kind)}  # type: ignore[arg-type]
+    for item in found:
+        for name, value in dict(item).items():
+            number = isinstance(value, (int, float)) and not isinstance(value, bool) and isfinite(value)
+            good = {
+                "int": number and isinstance(value, int),
+                "float": number,
+                "str": isinstance(value, str),
+            }.get(wanted.get(name, ""), True)
+            if not good:
+                raise ValueError(f"{name} of a {kind.__name__} is {value!r}, not {wanted[name]}")
+    return [kind(**item) for item in found]
+
+
+def quantiles(weighted: Iterable[tuple[int, int]], at: Sequence[float]) -> list[int]:
+    """Quantiles of (value, weight) pairs: the least value with at least that share of weight at or below.
+
+    A weight below 1 counts as 1, so empty slices are seen too. Raises ``ValueError`` when there is nothing.
+    """
+    pairs = sorted(weighted)
+    if not pairs:
+        raise ValueError("quantiles of nothing")
+    cumulative: list[int] = []
+    total = 0
+    for _, weight in pairs:
+        total += max(1, weight)
+        cumulative.append(total)
+    return [pairs[min(bisect_left(cumulative, share * total), len(pairs) - 1)][0] for share in at]
+
+
+def per_worker(samples: Iterable[WorkerSample]) -> Mapping[int, list[WorkerSample]]:
+    """Samples by worker, each list in time order, queries added up at equal moments."""
+    summed: dict[tuple[int, float], WorkerSample] = {}
+    for sample in samples:
+        key = (sample.worker, sample.at)
+        known = summed.get(key)
+        summed[key] = sample if known is None else _add(known, sample)
+    result: dict[int, list[WorkerSample]] = {}
+    for (worker, _), sample in sorted(summed.items()):
+        result.setdefault(worker, []).append(sample)
+    return result
+
+
+def joined(migrations: Iterable[Migration]) -> list[Migration]:
+    """Migrations of one strategy and several queries that belong together, as one each.
+
+    They do when they overlap, or one begins within half a second of the end of another query's. Bins and bytes add
+    up, steps are those of the one with most, and the queries are named one after the other.
+    """
+    result: list[Migration] = []
+    for move in sorted(migrations, key=lambda m: m.started):
+        last = result[-1] if result else None
+        slack = 0.5 if last is not None and move.query not in last.query.split(", ") else 0.0
+        if last is None or last.strategy != move.strategy or move.started > last.ended + slack:
+            result.append(move)
+            continue
+        result[-1] = Migration(
+            started=last.started,
+            ended=max(last.ended, move.ended),
+            strategy=move.strategy,
+            bins=last.bins + move.bins,
+            bytes=last.bytes + move.bytes,
+            steps=max(last.steps, move.steps),
+            query=", ".join(name for name in (last.query, move.query) if name),
+        )
+    return result
+
+
+def _add(left: WorkerSample, right: WorkerSample) -> WorkerSample:
+    return WorkerSample(
+        at=left.at,
+        worker=left.worker,
+        bins=left.bins + right.bins,
+        keys=left.keys + right.keys,
+        state_bytes=left.state_bytes + right.state_bytes,
+        rows=left.rows + right.rows,
+        # Of the process, and so the same for all its queries.
+        staged_bytes=max(left.staged_bytes, right.staged_bytes),
+        disk_bytes=max(left.disk_bytes, right.disk_bytes),
+    )
+
+
+def heaviest(timeline: Timeline) -> str:
+    """The query of which most bytes have moved, or most epochs ran where none have; of equals the first by name."""
+    weights: dict[str, tuple[int, int]] = {}
+    for query in sorted({epoch.query for epoch in timeline.epochs}):
+        moved = sum(move.bytes for move in timeline.migrations if move.query == query)
+        weights[query] = (moved, sum(epoch.query == query for epoch in timeline.epochs))
+    return max(weights, key=lambda query: weights[query], default="")
+
+
+def size_text(size: float) -> str:
+    """A byte count as people read it: ``3.4 MB``."""
+    for unit in ("B", "kB", "MB"):
+        if abs(size) < 999.5:
+            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.3g} {unit}"
+        size /= 1000
+    return f"{figure_text(size)} GB"
+
+
+def figure_text(value: float) -> str:
+    """A number in three digits, or all of those before the point: ``3.14``, ``12,300``."""
+    return f"{value:.3g}" if abs(value) < 999.5 else f"{value:,.0f}"
+
+
+def duration_text(seconds: float) -> str:
+    """A duration as people read it: ``840 µs``, ``12 ms``, ``3.2 s``, ``1,230 s``."""
+    if seconds < 0.9995e-3:
+        return f"{seconds * 1e6:.0f} µs"
+    if seconds < 0.9995:
+        return f"{seconds * 1e3:.3g} ms"
+    return f"{figure_text(seconds)} s"

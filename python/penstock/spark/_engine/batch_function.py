@@ -1,0 +1,122 @@
+"""The function that Spark calls with each micro-batch of a query of an engine.
+
+Owns: which Spark query a function serves, and telling a query that was stopped from one that failed.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from penstock.errors import EngineError
+from penstock.spark._engine.program import Program
+from penstock.spark._engine.query import Abandoned, described
+from penstock.spark._session.guard import require_classic
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+    from penstock.spark.engine import Engine
+
+__all__ = ["BatchFunction", "Sink"]
+
+Sink = Callable[["DataFrame", int], Any]
+
+
+class BatchFunction:
+    """The function that Spark calls with each micro-batch of one query.
+
+    Attributes
+    ----------
+    query_id : str or None
+        Spark's id of the query that it serves, once it has had a batch.
+    error : Exception or None
+        What the last batch raised. Spark wraps it in text; here it is itself.
+    """
+
+    def __init__(self, engine: Engine, program: Program, sink: Sink, late: Sink | None, name: str | None) -> None:
+        self._engine = engine
+        self._program = program
+        self._sink = sink
+        self._late = late
+        self._name = name
+        self._direct = f"direct-{os.urandom(8).hex()}"
+        self._lock = threading.Lock()
+        self.query_id: str | None = None
+        self.error: BaseException | None = None
+
+    def __call__(self, df: DataFrame, batch_id: int) -> None:
+        """Run one batch; see `Engine.foreach_batch` for what it raises."""
+        self.error = None
+        try:
+            self._run(df, batch_id)
+        except BaseException as error:
+            self.error = error
+            raise
+
+    def _run(self, df: DataFrame, batch_id: int) -> None:
+        engine = self._engine
+        engine._require_open()
+        require_classic(df, "penstock.Engine.foreach_batch")
+        sc = df.sparkSession.sparkContext
+        query_id = sc.getLocalProperty("sql.streaming.queryId") or self._direct
+        stream = None if query_id == self._direct else engine._spark.streams.get(query_id)
+        self._bind(query_id, batch_id)
+        name = self._name or (stream.name if stream is not None else None) or query_id
+        assert engine._setup is not None
+        query = engine._queries.of(engine._setup, self._program, query_id, name)
+        # Python's callback runs on the thread of the query. Stopping interrupts it, whatever session owns it.
+        jvm: Any = sc._jvm
+        thread = None if query_id == self._direct else jvm.java.lang.Thread.currentThread()
+        if thread is not None:
+            engine._ended.saw(query_id, thread)
+        check = self._checker(thread, stream, batch_id)
+        failure: BaseException
+        try:
+            with described(df.sparkSession, f"penstock {query.name}: epoch {batch_id}"):
+                query.batch(df, batch_id, self._program, self._sink, self._late, check)
+            return
+        except Abandoned:
+            # Alone: with Java's pages behind it Spark would not see that this is an interruption.
+            failure = Abandoned(batch_id)
+        except Exception as error:
+            failure = error
+            try:
+                check()
+            except Abandoned as stopped:
+                failure = stopped
+            except EngineError:
+                pass  # the engine is closing; the first error says more
+        if isinstance(failure, Abandoned):
+            failure.__cause__ = failure.__context__ = None
+            failure.__suppress_context__ = True
+        raise failure
+
+    def _bind(self, query_id: str, batch_id: int) -> None:
+        """State belongs to one Spark query: another one must have a function of its own."""
+        with self._lock:
+            if self.query_id is not None and self.query_id != query_id:
+                earlier = self._engine._queries.get(self.query_id)
+                if batch_id != 0 or (earlier is not None and not earlier.reusable):
+                    raise EngineError(
+                        f"this function serves Spark query {self.query_id}, and is now called by Spark query {query_id}"
+                        f" with batch {batch_id}: its state belongs to the first; call engine.foreach_batch once for"
+                        " each query",
+                        query=query_id,
+                        expected=self.query_id,
+                        epoch=batch_id,
+                    )
+            self.query_id = query_id
+
+    def _checker(self, thread: Any, stream: Any, batch_id: int) -> Callable[[], None]:
+        """What every wait asks: is the engine open, does the query still run?"""
+        engine = self._engine
+
+        def check() -> None:
+            engine._require_open()
+            if thread is not None and (thread.isInterrupted() or (stream is not None and not stream.isActive)):
+                raise Abandoned(batch_id)
+
+        return check

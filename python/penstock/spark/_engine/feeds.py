@@ -1,0 +1,150 @@
+"""Feeding an epoch: a Spark task that brings the rows of its partition to a member.
+
+Owns: the picklable task, its receipt, and the choice of the member. A task sends to a member of its own executor
+where there is one, so rows do not cross the network. What a task yields is its receipt; the receipts that the
+driver collects are the commit: rows of an attempt whose receipt Spark did not deliver never count.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+
+from penstock._schema import conform
+from penstock.errors import AuthenticationError, ProtocolError
+from penstock.spark._tasks.place import Secret, executor_name
+from penstock.spark.batch import renamed
+
+if TYPE_CHECKING:
+    from penstock import _native
+
+__all__ = ["RECEIPTS", "RECEIPTS_DDL", "FeedTask", "Receipt", "Seat"]
+
+#: Columns that a feed task yields: one row for each partition that holds rows.
+RECEIPTS_DDL = "partition int, attempt bigint, member bigint, rows bigint, max_event_time bigint, checksum bigint"
+RECEIPTS = pa.schema(
+    [
+        ("partition", pa.int32()),
+        ("attempt", pa.int64()),
+        ("member", pa.int64()),
+        ("rows", pa.int64()),
+        ("max_event_time", pa.int64()),
+        ("checksum", pa.int64()),
+    ]
+)
+
+
+@dataclass(frozen=True)
+class Receipt:
+    """What a member has staged of one partition.
+
+    Attributes
+    ----------
+    partition, attempt : int
+        Spark's numbers; the attempt is unique in the application.
+    member : int
+        Who has the rows.
+    rows : int
+        How many.
+    max_event_time : int or None
+        Microseconds since 1970.
+    checksum : int
+        CRC-32 of the Arrow stream, checked by the member.
+    """
+
+    partition: int
+    attempt: int
+    member: int
+    rows: int
+    max_event_time: int | None
+    checksum: int
+
+
+@dataclass(frozen=True)
+class Seat:
+    """A member as tasks see it: its id, its executor and its data port."""
+
+    member: int
+    executor: str
+    address: str
+
+
+@dataclass(frozen=True)
+class FeedTask:
+    """A function for ``mapInArrow`` that stages the rows of its partition and yields a receipt.
+
+    Attributes
+    ----------
+    query : str
+        Name of the query at the members.
+    epoch : int
+        Which epoch the rows belong to.
+    schema : pyarrow.Schema
+        Columns of the flow's input.
+    seats : tuple of Seat
+        The members, in process order.
+    secret : Secret
+        Lets the task in.
+    silence : float
+        Seconds to wait for a member that neither reads nor answers.
+    """
+
+    query: str
+    epoch: int
+    schema: pa.Schema
+    seats: tuple[Seat, ...]
+    secret: Secret
+    silence: float = 60.0
+
+    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Stage all batches; yields one row, or none for an empty partition."""
+        from pyspark import TaskContext
+
+        context = TaskContext.get()
+        assert context is not None, "a feed runs inside a Spark task"
+        partition, attempt = context.partitionId(), context.taskAttemptId()
+        feed: _native.Feed | None = None
+        seat: Seat | None = None
+        try:
+            for batch in renamed(batches, self.schema):
+                if not batch.num_rows:
+                    continue
+                if feed is None:
+                    seat = self._seat(partition)
+                    feed = self._connect(seat, partition, attempt)
+                feed.push(conform(batch, self.schema))
+            if feed is None:
+                return
+            receipt: Any = feed.finish()
+        except (ProtocolError, AuthenticationError) as error:
+            if seat is None:
+                raise
+            # The driver reads this text: the first line has to name the member.
+            raise ProtocolError(f"member {seat.member} at {seat.address}: {error}") from error
+        finally:
+            if feed is not None:
+                feed.close()
+        row = {"partition": partition, "attempt": attempt, **receipt}
+        yield pa.RecordBatch.from_pylist([row], schema=RECEIPTS)
+
+    def _seat(self, partition: int) -> Seat:
+        here = executor_name()
+        near = [seat for seat in self.seats if seat.executor == here] or list(self.seats)
+        return near[partition % len(near)]
+
+    def _connect(self, seat: Seat, partition: int, attempt: int) -> _native.Feed:
+        from penstock import _native
+
+        return _native.Feed(
+            seat.address,
+            self.secret.reveal(),
+            self.query,
+            self.epoch,
+            partition,
+            attempt,
+            self.schema,
+            self.silence,
+        )

@@ -1,0 +1,129 @@
+"""A flow as the members of an engine run it, and what another one may take over from it.
+
+Owns: which edits of a flow may go on from the state of the flow before. Functions may change and be renamed, and with
+them the columns that they are given; what the state was made under (steps, keys, types, the declared schema of states)
+may not.
+
+Two sets of functions are the same when they are the same bytes, pickled, and the source files behind functions that are
+pickled by name are the same. The bytes of an unchanged function may differ from one pickle to the next, which costs a
+generation; those of a changed function do not agree, so an old one is never kept.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+
+from penstock._schema import spark_types
+from penstock.spark._tasks import functions
+from penstock.spark._tasks.partitions import dump_calls
+
+if TYPE_CHECKING:
+    from penstock._flow import Flow
+
+__all__ = ["Program"]
+
+#: Steps whose ``name`` in the plan is only shown.
+_NAMED = ("stateful_map", "group_state")
+#: What of a call its states depend on.
+_BINDING = ("kind", "keys", "state", "timeout")
+
+
+@dataclass(frozen=True)
+class Program:
+    """A flow as members run it.
+
+    Attributes
+    ----------
+    flow : Flow
+        What the user wrote.
+    plan : str
+        As JSON.
+    calls : bytes
+        The Python functions, cloudpickled.
+    sources : mapping
+        Marks of the source files of the modules that `calls` refer to by name, see `functions.sources`.
+    bound : tuple
+        For each function what its states depend on.
+    keyed_steps : int
+        Steps that hold state.
+    ordered : bool
+        Whether results depend on the order of the input.
+    output : pyarrow.Schema
+        Columns of the results.
+    """
+
+    flow: Flow
+    plan: str
+    calls: bytes
+    sources: Mapping[str, str]
+    bound: tuple[tuple[Any, ...], ...]
+    keyed_steps: int
+    ordered: bool
+    output: pa.Schema
+
+    @classmethod
+    def of(cls, flow: Flow) -> Program:
+        """Compile a flow; raises what `Flow.output_schema` raises, and SchemaError where Spark lacks a type."""
+        from penstock import _native
+
+        plan, calls = flow.to_plan(streaming=True)
+        facts = _native.plan_check(plan)
+        output = pa.schema(facts["output_schema"])
+        # Both ends must be types that Spark has, before anything runs.
+        spark_types(output)
+        spark_types(flow.input_schema)
+        pickled = dump_calls(calls)
+        return cls(
+            flow,
+            plan,
+            pickled,
+            functions.sources(pickled),
+            tuple(tuple(call.get(key) for key in _BINDING) for call in calls),
+            int(facts["pieces"]) - 1,
+            bool(facts["needs_order"]),
+            output,
+        )
+
+    def same_functions(self, other: Program) -> bool:
+        """Whether members that run the other one need not be told; False also where that cannot be known."""
+        return self.plan == other.plan and self.calls == other.calls
+
+    def misfit(self, other: Program) -> str | None:
+        """Why this one cannot go on from the state of another one; None when it can."""
+        mine, theirs = _steps(self.plan), _steps(other.plan)
+        if mine != theirs:
+            pairs = zip(mine[1:], theirs[1:], strict=False)
+            differing = next((at for at, (one, two) in enumerate(pairs) if one != two), None)
+            if differing is not None:
+                return f"its step {differing} ({mine[differing + 1].get('op')}) is not that of the flow before"
+            return (
+                "its columns or options are not those of the flow before"
+                if mine[0] != theirs[0]
+                else "it has other steps"
+            )
+        for at, (one, two) in enumerate(zip(self.bound, other.bound, strict=True)):
+            for key, now, before in zip(_BINDING, one, two, strict=True):
+                if now != before:
+                    return f"{key} of its function {at} was {before}, and is {now}"
+        changed = sorted(name for name, mark in self.sources.items() if other.sources.get(name, mark) != mark)
+        if changed:
+            return (
+                f"the source of module {changed[0]} has changed, and workers keep a module that they have imported:"
+                f" call cloudpickle.register_pickle_by_value({changed[0]}) before, or start a new engine"
+            )
+        return None
+
+
+def _steps(plan: str) -> list[dict[str, Any]]:
+    """Source and steps of a plan, without what is only shown."""
+    read = json.loads(plan)
+    steps = [
+        {key: value for key, value in step.items() if key != "name" or step.get("op") not in _NAMED}
+        for step in read.pop("steps")
+    ]
+    return [read, *steps]

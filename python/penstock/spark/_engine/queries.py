@@ -1,0 +1,129 @@
+"""The queries of an engine: which there are, which one is meant, and who hears what members say.
+
+Invariant: a query id has one `Query` from its first batch until it is dropped, and its state is of one flow,
+whose functions may be edited from one run to the next.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping
+from typing import Any
+
+from penstock.errors import EngineError
+from penstock.spark._engine.generation import Check, Setup
+from penstock.spark._engine.hub import Member
+from penstock.spark._engine.program import Program
+from penstock.spark._engine.query import Query
+
+__all__ = ["Queries"]
+
+
+class Queries:
+    """All queries of an engine that have had a batch. Any thread may ask.
+
+    Parameters
+    ----------
+    engine : str
+        What the engine is called, for messages.
+    """
+
+    def __init__(self, engine: str) -> None:
+        self._engine = engine
+        self._lock = threading.Lock()
+        self._held: dict[str, Query] = {}
+        self._names: dict[str, str] = {}
+
+    def __len__(self) -> int:
+        return len(self._held)
+
+    def all(self) -> list[Query]:
+        """In the order of their first batches."""
+        with self._lock:
+            return list(self._held.values())
+
+    def get(self, query_id: str) -> Query | None:
+        """The query of an id, if it has had a batch."""
+        with self._lock:
+            return self._held.get(query_id)
+
+    def name_of(self, query_id: str) -> str | None:
+        """What people call the query of an id."""
+        return self._names.get(query_id)
+
+    def find(self, query: Any) -> Query:
+        """The query that somebody means: a stream, an id, a name, or None where there is but one.
+
+        Raises
+        ------
+        EngineError
+            When there is none, or None means several.
+        """
+        known = self.all()
+        told = ", ".join(f"{one.name} ({one.id})" for one in known) or "none"
+        if query is None:
+            if len(known) != 1:
+                raise EngineError(f"engine {self._engine} has {len(known)} queries: say which, {told}")
+            return known[0]
+        wanted = query if isinstance(query, str) else str(getattr(query, "id", query))
+        for found in known:
+            if found.id == wanted:
+                return found
+        for found in known:
+            if found.name == wanted:
+                return found
+        raise EngineError(f"engine {self._engine} has had no batch of a query {wanted}; it knows {told}")
+
+    def of(self, setup: Setup, program: Program, query_id: str, name: str) -> Query:
+        """The query of an id; made at its first batch.
+
+        Raises
+        ------
+        EngineError
+            When it has state of another flow.
+        """
+        with self._lock:
+            found = self._held.get(query_id)
+            if found is not None:
+                misfit = program.misfit(found.program)
+                if misfit is not None:
+                    raise EngineError(
+                        f"Spark query {query_id} ({found.name}) has state of another flow in engine {self._engine}:"
+                        f" {misfit}. Start a new query (a new checkpoint) for the changed flow, and a query for each"
+                        " flow",
+                        query=query_id,
+                    )
+                return found
+            taken = {query.name for query in self._held.values()}
+            label = name if name not in taken else f"{name} ({query_id})"
+            made = Query(setup, program, query_id, label)
+            self._held[query_id] = made
+            self._names[query_id] = label
+            return made
+
+    def drop(self, query: Query, check: Check) -> None:
+        """Forget a query, here and at the members.
+
+        Raises
+        ------
+        EngineError
+            When a batch of it runs.
+        """
+        query.end(check)
+        with self._lock:
+            if self._held.get(query.id) is query:
+                del self._held[query.id], self._names[query.id]
+
+    # In the hub's thread
+
+    def hear_lost(self, member: Member) -> None:
+        """A member is gone."""
+        for query in self.all():
+            query.hear_lost(member)
+
+    def hear(self, member: Member, body: Mapping[str, Any], attachment: bytes) -> None:
+        """A member says something."""
+        if body.get("event") == "failed":
+            query = self.get(str(body.get("query")))
+            if query is not None:
+                query.hear(body, attachment, member)

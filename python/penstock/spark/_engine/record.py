@@ -1,0 +1,208 @@
+"""What an engine has measured: the latest figures of every worker, and its timeline.
+
+Owns: asking the members for figures a few times a second, and keeping what they tell within bounded memory. All
+times are seconds since 1970; the members' clocks are taken as they are.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from penstock.report._timeline import Epoch, Migration, Slice, Timeline, WorkerSample
+from penstock.spark._engine.hub import Call, Hub, Member
+
+__all__ = ["Recorder"]
+
+#: How often the members are asked, seconds.
+PERIOD_S = 0.25
+#: Entries kept of each kind; the oldest go first.
+_EPOCHS, _SLICES, _MIGRATIONS, _SAMPLES, _MOVES = 100_000, 500_000, 10_000, 200_000, 200_000
+
+
+class Recorder:
+    """Collects figures.
+
+    Parameters
+    ----------
+    hub : Hub
+        Whose members are asked; must not have started.
+    title : str
+        Of the timeline.
+    name_of : callable
+        From a query's name at the members to the name to show; None for an unknown query.
+    """
+
+    def __init__(self, hub: Hub, title: str, name_of: Callable[[str], str | None]) -> None:
+        self._hub = hub
+        self._title = title
+        self._name_of = name_of
+        self._lock = threading.Lock()
+        self._asked: dict[int, Call] = {}
+        self._next = 0.0
+        self._epochs: deque[Epoch] = deque(maxlen=_EPOCHS)
+        self._slices: deque[Slice] = deque(maxlen=_SLICES)
+        self._migrations: deque[Migration] = deque(maxlen=_MIGRATIONS)
+        self._samples: deque[WorkerSample] = deque(maxlen=_SAMPLES)
+        self._moves: deque[dict[str, Any]] = deque(maxlen=_MOVES)
+        #: query -> bytes of state that its bins took between processes, not yet told of.
+        self._moved: dict[str, int] = {}
+        #: (query, worker) -> the latest figures.
+        self._latest: dict[tuple[str, int], dict[str, Any]] = {}
+        #: (query, worker) -> generation, and rows and late rows of the generations before it.
+        self._earlier: dict[tuple[str, int], tuple[int, int, int]] = {}
+        hub.listen(turn=self._turn)
+
+    # Told by the engine
+
+    def epoch(self, epoch: Epoch) -> None:
+        """Enter a completed epoch."""
+        self._epochs.append(epoch)
+
+    def migration(self, migration: Migration) -> None:
+        """Enter a completed migration."""
+        self._migrations.append(migration)
+
+    def forget(self, query: str) -> None:
+        """A query's workers are gone; what was measured stays in the timeline."""
+        with self._lock:
+            for table in (self._latest, self._earlier):
+                for key in [key for key in table if key[0] == query]:
+                    del table[key]
+
+    # Read by users
+
+    def refresh(self, timeout: float = 2.0) -> None:
+        """Ask all members now and wait for their answers."""
+        calls = [self._ask(member) for member in self._hub.members()]
+        self._hub.wait(calls, timeout=timeout)
+
+    def after_refresh(self, then: Callable[[], None]) -> None:
+        """Ask all members now, and call `then` in the hub's thread when they have answered or are gone."""
+        members = self._hub.members()
+        left = len(members)
+
+        def take(call: Call) -> None:
+            nonlocal left
+            self._take(call)
+            left -= 1
+            if left == 0:
+                then()
+
+        for member in members:
+            self._hub.call(member, {"do": "stats"}, hook=take)
+        if not members:
+            then()
+
+    def take_moved_bytes(self, query: str) -> int:
+        """Bytes of state that bins of a query took between processes since the last call; moves come one at a time."""
+        with self._lock:
+            return self._moved.pop(query, 0)
+
+    def latest(self) -> list[dict[str, Any]]:
+        """The latest figures of every worker of every query."""
+        with self._lock:
+            return [dict(entry) for _, entry in sorted(self._latest.items())]
+
+    def moves(self) -> list[dict[str, Any]]:
+        """The log of moved bins."""
+        return list(self._moves)
+
+    def timeline(self, conditions: Mapping[str, str]) -> Timeline:
+        """A copy of everything measured."""
+        return Timeline(
+            self._title,
+            list(self._epochs),
+            list(self._slices),
+            list(self._migrations),
+            list(self._samples),
+            dict(conditions),
+        )
+
+    # Asking
+
+    def _turn(self) -> None:
+        now = time.monotonic()
+        if now < self._next:
+            return
+        self._next = now + PERIOD_S
+        for member in self._hub.members():
+            asked = self._asked.get(member.id)
+            if asked is None or asked.settled:
+                self._asked[member.id] = self._ask(member)
+        connected = {member.id for member in self._hub.connected()}
+        for number in [number for number in self._asked if number not in connected]:
+            del self._asked[number]
+
+    def _ask(self, member: Member) -> Call:
+        return self._hub.call(member, {"do": "stats"}, hook=self._take)
+
+    def _take(self, call: Call) -> None:
+        if call.lost is not None or call.failure is not None:
+            return
+        call.member.process = call.body.get("process", {})
+        at = time.time()
+        for key, figures in call.body.get("queries", {}).items():
+            name = self._name_of(key)
+            if name is not None and "group" in figures:
+                self._group(call.member, name, int(figures["generation"]), figures["group"], at)
+
+    def _group(self, member: Member, query: str, generation: int, group: Mapping[str, Any], at: float) -> None:
+        with self._lock:
+            for worker in group["workers"]:
+                self._worker(member, query, generation, worker, at)
+            for sample in group["slices"]:
+                self._slices.append(Slice(sample["ended_ns"] / 1e9, sample["latency_ns"], sample["rows"]))
+            for move in group["moves"]:
+                self._moves.append({"query": query, **move})
+                self._moved[query] = self._moved.get(query, 0) + int(move["bytes"])
+
+    def _worker(self, member: Member, query: str, generation: int, worker: Mapping[str, Any], at: float) -> None:
+        key = (query, int(worker["worker"]))
+        before = self._latest.get(key)
+        known, rows, late = self._earlier.get(key, (generation, 0, 0))
+        if before is not None and known != generation:
+            rows, late = before["rows"], before["late_rows"]
+        self._earlier[key] = (generation, rows, late)
+        bins = list(worker["bins"])
+        staging: Mapping[str, Any] = member.process.get("staging") or {}
+        load = WorkerSample(
+            at,
+            key[1],
+            bins[0] if bins else 0,
+            int(worker["keys"]),
+            int(worker["state_bytes"]),
+            rows + int(worker["rows"]),
+            query,
+            int(staging.get("memory_bytes", 0)),
+            int(staging.get("disk_bytes", 0)),
+        )
+        self._samples.append(load)
+        self._latest[key] = {
+            "query": query,
+            "worker": load.worker,
+            "bins": load.bins,
+            "bins_by_step": bins,
+            "keys": load.keys,
+            "state_bytes": load.state_bytes,
+            "rows": load.rows,
+            "late_rows": late + int(worker["late_rows"]),
+            "epochs": int(worker["epochs"]),
+            "scopes": list(worker.get("scopes", ())),
+            "generation": generation,
+            "member": member.id,
+            "resident": member.slot,
+            "executor": member.executor,
+            "pid": member.pid,
+            "rss": member.process.get("rss_bytes"),
+            "staging_memory": staging.get("budget_bytes"),
+            "staged_bytes": load.staged_bytes,
+            "staged_peak_bytes": staging.get("memory_peak_bytes"),
+            "disk_bytes": load.disk_bytes,
+            "spilled_bytes": staging.get("spilled_bytes"),
+            "refused_connections": member.process.get("refused_connections"),
+            "at": at,
+        }

@@ -1,0 +1,374 @@
+"""Resident members: long-running Spark tasks, and the driver's threads that keep them running.
+
+Owns: one single-task job for each resident, submitted from a plain thread with its own job group and no
+inherited properties, so that nothing that stops a query stops a resident; resubmission with growing pauses when
+a job ends; and the placement on distinct executors, by sending a member away that sits on an occupied executor
+while another one has none.
+
+Invariants: at most one accepted member for each slot. A replacement is a new member; it holds no state until it
+is given some. Closing ends every job and thread.
+
+Spark ends all attempts of a task once one of them returns. So an attempt that Spark started beside one that serves
+(speculation) does not return: it keeps its slot and does nothing until Spark kills it. When the one that serves is
+lost, the driver ends the whole job, spare attempts too, and submits it again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+import platform
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from penstock.spark._engine.hub import Hub, Member
+from penstock.spark._tasks.memory import Hints, local_folders, staging_bytes
+from penstock.spark._tasks.place import Secret, executor_name
+from penstock.spark._tasks.slots import executor_count
+
+__all__ = ["ResidentTask", "Residents"]
+
+log = logging.getLogger(__name__)
+
+#: Pauses before a resident job is submitted again, seconds: from the first, doubling, up to the second.
+_PAUSE_S = (0.1, 10.0)
+#: A resident that served for so long begins with the short pause again, seconds.
+_STEADY_S = 30.0
+#: How often one resident is sent away for the sake of placement before it may stay anywhere.
+_TRIES = 25
+#: How long closing waits for members to end by themselves before their jobs are cancelled, seconds.
+_GRACE_S = 5.0
+#: A member that is dismissed with a reason that begins so belongs to a second attempt of a task.
+_SPARE = "another attempt serves: "
+#: The setting with which Spark starts second attempts of jobs of a single task.
+_THRESHOLD = "spark.speculation.task.duration.threshold"
+#: How often an attempt that waits to be killed looks whether somebody is left to do it, seconds.
+_ORPHAN_S = 1.0
+
+
+@dataclass(frozen=True)
+class ResidentTask:
+    """The function of a resident job: joins the registry and serves until it is told to end.
+
+    Attributes
+    ----------
+    registry : str
+        Address of the driver's registry.
+    secret : Secret
+        Lets it in, and tells it whom to let in.
+    engine : str
+        Name of the engine.
+    slot : int
+        Which resident this is.
+    silence : float
+        Seconds after which the driver gives a silent member up; it says that it lives six times in that.
+    staging_memory : int or None
+        Bytes of waiting rows and results in memory; None for a share of the limit on this process.
+    hints : Hints
+        What the driver knows of the executor's memory.
+    staging_folders : tuple of str
+        Where rows go that do not fit; empty for the executor's local directories.
+    """
+
+    registry: str
+    secret: Secret
+    engine: str
+    slot: int
+    silence: float = 60.0
+    staging_memory: int | None = None
+    hints: Hints = field(default_factory=Hints)
+    staging_folders: tuple[str, ...] = ()
+
+    def __call__(self, numbers: Iterable[int]) -> Iterator[str]:
+        """Serve; yields one line that says why it ended."""
+        import pyarrow as pa
+
+        from penstock import _native
+
+        for _ in numbers:
+            pass
+        before = _thread_count()
+        budget = staging_bytes(self.hints) if self.staging_memory is None else self.staging_memory
+        info = {
+            "slot": self.slot,
+            "engine": self.engine,
+            "executor": executor_name(),
+            "pid": os.getpid(),
+            "python": platform.python_version(),
+            "pyarrow": pa.__version__,
+            "penstock": _native.version(),
+        }
+        folders = list(self.staging_folders) or local_folders(self.hints)
+        member, refusal = self._join(info, budget, folders)
+        if member is None:
+            # The engine may be gone: no reason for Spark to retry or to complain. It is told by what comes out.
+            yield f"could not join: {refusal}"
+            return
+        how, why = member.run()
+        if how == "dismissed" and why.startswith(_SPARE):
+            _until_killed()
+        elif _thread_count() > before:
+            _leave_soon()
+        yield f"{how}: {why}" if why else how
+
+    def _join(self, info: dict[str, Any], budget: int, folders: list[str]) -> tuple[Any, str]:
+        """A native member, or None and why there is none."""
+        from penstock import _native
+        from penstock.errors import PenstockError
+
+        parent = os.getppid()
+        while True:
+            try:
+                secret = self.secret.reveal()
+                return _native.Member(self.registry, secret, json.dumps(info), self.silence, budget, folders), ""
+            except PenstockError as error:
+                # An attempt before this one may serve, and a result of this one would end it.
+                if _attempt() == 0 or os.getppid() != parent:
+                    return None, str(error)
+            time.sleep(_ORPHAN_S)
+
+
+def _attempt() -> int:
+    """How many attempts of this task Spark has started before, dead ones and live ones."""
+    from pyspark import TaskContext
+
+    context = TaskContext.get()
+    return 0 if context is None else int(context.attemptNumber())
+
+
+def _until_killed() -> None:
+    """Wait for Spark to kill this process, or for the end of the one that would do it."""
+    parent = os.getppid()
+    while os.getppid() == parent:
+        time.sleep(_ORPHAN_S)
+
+
+def _thread_count() -> int:
+    """Threads of this process, those of native code included; 0 where the system does not tell."""
+    try:
+        return len(os.listdir("/proc/self/task"))
+    except OSError:
+        return 0
+
+
+def _leave_soon() -> None:
+    """End this Python worker once its task is done: a thread stuck in a user's function must not outlive it."""
+
+    def leave() -> None:
+        time.sleep(1.0)
+        if _thread_count() > 2:  # the main thread and this one
+            os._exit(0)
+
+    threading.Thread(target=leave, name="penstock-leave", daemon=True).start()
+
+
+@dataclass(eq=False)
+class _Seat:
+    """One resident as the driver sees it."""
+
+    slot: int
+    #: Job group of its present job: each job has one of its own, so that cancelling one cannot hit the next.
+    group: str = ""
+    thread: threading.Thread | None = None
+    member: Member | None = None
+    #: Attempts of the present job that wait to be killed.
+    spares: int = 0
+    #: How often a member was sent away to find a better executor.
+    tries: int = 0
+    #: Why the last job ended.
+    last: str = ""
+
+
+class Residents:
+    """The residents of one engine.
+
+    Parameters
+    ----------
+    sc : pyspark.SparkContext
+        Where their jobs run.
+    hub : Hub
+        Where they register; must not have started.
+    secret : Secret
+        The engine's.
+    name : str
+        The engine's.
+    count : int
+        How many.
+    silence, staging_memory, staging_folders
+        For the members, see `ResidentTask`.
+    """
+
+    def __init__(
+        self,
+        sc: Any,
+        hub: Hub,
+        secret: Secret,
+        name: str,
+        count: int,
+        silence: float = 60.0,
+        staging_memory: int | None = None,
+        staging_folders: tuple[str, ...] = (),
+    ) -> None:
+        self._sc = sc
+        self._silence = silence
+        self._staging = (staging_memory, staging_folders)
+        self._hub = hub
+        self._secret = secret
+        self._name = name
+        self._closing = threading.Event()
+        self._seats = [_Seat(slot) for slot in range(count)]
+        hub.listen(joined=self._on_joined, lost=self._on_lost)
+
+    def start(self) -> None:
+        """Submit all resident jobs."""
+        conf = self._sc.getConf()
+        if conf.get("spark.speculation", "false") == "true" and conf.get(_THRESHOLD, None) is not None:
+            log.warning(
+                "spark.speculation with %s: Spark starts a second attempt of each resident of engine %s, which does"
+                " nothing and holds a task slot as long as the engine is open",
+                _THRESHOLD,
+                self._name,
+            )
+        for seat in self._seats:
+            seat.thread = threading.Thread(
+                target=self._reside, args=(seat,), name=f"penstock-resident-{self._name}-{seat.slot}", daemon=True
+            )
+            seat.thread.start()
+
+    @property
+    def complete(self) -> bool:
+        """Whether every slot has a member."""
+        return all(self._alive(seat) for seat in self._seats)
+
+    @property
+    def members(self) -> list[Member]:
+        """The accepted members that are alive, by slot."""
+        return [seat.member for seat in self._seats if seat.member is not None and self._alive(seat)]
+
+    def missing(self) -> str:
+        """What is missing, for people; empty when nothing is."""
+        parts = []
+        for seat in self._seats:
+            if not self._alive(seat):
+                why = f" (last one: {seat.last})" if seat.last else ""
+                parts.append(f"resident {seat.slot}{why}")
+        return ", ".join(parts)
+
+    def wait(self, check: Callable[[], None] | None, timeout: float) -> bool:
+        """Wait until every slot has a member; see `Hub.wait_for`."""
+        return self._hub.wait_for(lambda: self.complete, check, timeout)
+
+    def close(self) -> None:
+        """End all members and jobs; waits until they have ended."""
+        self._closing.set()
+        for member in self._hub.connected():
+            self._hub.dismiss(member, "the engine is closing")
+        self._hub.wait_for(lambda: not self._hub.connected(), timeout=_GRACE_S)
+        deadline = time.monotonic() + 2 * _GRACE_S
+        # Members that have ended give their tasks back within moments; whatever else there is gets cancelled.
+        for seat in self._seats:
+            self._join(seat, 0.5)
+        while any(seat.thread is not None and seat.thread.is_alive() for seat in self._seats):
+            for seat in self._seats:
+                if seat.thread is not None and seat.thread.is_alive():
+                    with contextlib.suppress(Exception):
+                        self._sc.cancelJobGroup(seat.group)
+                    self._join(seat, 0.5)
+            if time.monotonic() > deadline:
+                log.warning("a resident job of engine %s did not end", self._name)
+                return
+
+    def _join(self, seat: _Seat, timeout: float) -> None:
+        if seat.thread is not None and seat.thread is not threading.current_thread():
+            seat.thread.join(timeout)
+
+    def _alive(self, seat: _Seat) -> bool:
+        return seat.member is not None and seat.member.lost is None and not seat.member.dismissed
+
+    # In a seat's thread
+
+    def _reside(self, seat: _Seat) -> None:
+        pause = _PAUSE_S[0]
+        hints = Hints.of(self._sc.getConf().get, self._sc.master or "local")
+        memory, folders = self._staging
+        task = ResidentTask(
+            self._hub.address, self._secret, self._name, seat.slot, self._silence, memory, hints, folders
+        )
+        while not self._closing.is_set():
+            began = time.monotonic()
+            tries = seat.tries
+            seat.last = self._serve(seat, task)
+            if self._closing.is_set() or self._sc._jsc is None:
+                return
+            if seat.tries > tries or time.monotonic() - began > _STEADY_S:
+                pause = _PAUSE_S[0]
+            else:
+                log.warning("resident %d of engine %s ended: %s", seat.slot, self._name, seat.last)
+            self._hub.wake()
+            self._closing.wait(pause)
+            pause = min(2 * pause, _PAUSE_S[1])
+
+    def _serve(self, seat: _Seat, task: ResidentTask) -> str:
+        """Run one resident job to its end; says why it ended."""
+        seat.spares, seat.group = 0, f"penstock-{self._name}-{seat.slot}-{os.urandom(4).hex()}"
+        try:
+            # This thread is the engine's own: its properties touch no query.
+            self._sc.setJobGroup(seat.group, f"penstock {self._name}: resident {seat.slot}", False)
+            said = self._sc.parallelize([seat.slot], 1).mapPartitions(task).collect()
+            return ", ".join(said) or "no reason"
+        except Exception as error:
+            return _short(error)
+
+    # In the hub's thread
+
+    def _on_joined(self, member: Member) -> None:
+        if self._closing.is_set() or not 0 <= member.slot < len(self._seats):
+            self._hub.dismiss(member, "the engine is closing")
+            return
+        seat = self._seats[member.slot]
+        if self._alive(seat):
+            # Spark runs a second attempt beside the first (speculation).
+            seat.spares += 1
+            self._hub.dismiss(member, f"{_SPARE}{seat.member} is resident {seat.slot}")
+            return
+        taken = {other.executor for other in self.members}
+        if member.executor in taken and seat.tries < _TRIES and self._room_elsewhere(taken):
+            seat.tries += 1
+            self._hub.dismiss(member, "its executor has a member, another one has none")
+            return
+        seat.member = member
+        log.info("%s joined engine %s", member, self._name)
+
+    def _on_lost(self, member: Member) -> None:
+        seat = self._seats[member.slot] if 0 <= member.slot < len(self._seats) else None
+        if seat is not None and seat.member is member and not self._closing.is_set():
+            seat.tries = 0
+            log.warning("%s is gone: %s", member, member.lost)
+            if member.hung or seat.spares:
+                # Its process, or one that waits beside it, still holds a task slot, and Spark starts no other while it
+                # does. Spark kills it, however it hangs, and the job is submitted again.
+                name = f"penstock-cancel-{self._name}-{seat.slot}"
+                threading.Thread(target=self._cancel, args=(seat.group,), name=name, daemon=True).start()
+
+    def _cancel(self, group: str) -> None:
+        with contextlib.suppress(Exception):
+            self._sc.cancelJobGroup(group)
+
+    def _room_elsewhere(self, taken: set[str]) -> bool:
+        try:
+            return executor_count(self._sc) > len(taken)
+        except Exception:
+            return False
+
+
+def _short(error: BaseException) -> str:
+    """The telling line of an exception, which Spark wraps in pages of traces."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    telling = [line for line in lines if "Error" in line and not line.startswith(("at ", "File "))]
+    text = (telling or lines or [type(error).__name__])[-1 if telling else 0]
+    return text if len(text) <= 300 else text[:297] + "..."

@@ -1,0 +1,1 @@
+"""Spark sessions: the Java below them, private ones, which kind serves which host, their rows as Arrow."""

@@ -1,0 +1,76 @@
+"""Which Spark sessions serve which host.
+
+Owns: telling a classic session from a Spark Connect one and refusing the latter by name,
+before anything has started. Recognises both without importing pyspark.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+from penstock.errors import ConfigError, UnsupportedSession
+
+__all__ = ["require_classic", "require_flow"]
+
+
+def _works_there() -> str:
+    """What serves a Connect session of the installed Spark: toArrow exists since 4.0."""
+    version = str(getattr(sys.modules.get("pyspark"), "__version__", "4"))
+    old = version.partition(".")[0] in ("2", "3")
+    rows = "pyarrow.Table.from_pandas(df.toPandas())" if old else "df.toArrow()"
+    return (
+        "on Connect, df.mapInArrow(flow.map_in_arrow(), flow.output_ddl) works inside partitions, and"
+        f" flow.run({rows}) works in this process; else create the session without .remote(...)"
+    )
+
+
+def require_classic(thing: Any, what: str) -> None:
+    """Refuse anything that does not belong to a classic Spark session.
+
+    Parameters
+    ----------
+    thing : SparkSession or DataFrame
+        What the user gave.
+    what : str
+        What the user called; the message begins with it.
+
+    Raises
+    ------
+    UnsupportedSession
+        For a Spark Connect session or DataFrame (the message says what works there), and
+        for anything that is neither.
+
+    Examples
+    --------
+    >>> require_classic(None, "penstock.spark.run")
+    Traceback (most recent call last):
+    ...
+    penstock.errors.UnsupportedSession: penstock.spark.run needs a Spark DataFrame or session, not a NoneType
+    """
+    modules = [kind.__module__ for kind in type(thing).__mro__]
+    if any(module.startswith("pyspark.sql.connect") for module in modules):
+        raise UnsupportedSession(f"{what} does not run on a Spark Connect session yet; {_works_there()}")
+    if not any(module.startswith("pyspark.sql") for module in modules):
+        raise UnsupportedSession(f"{what} needs a Spark DataFrame or session, not a {type(thing).__name__}")
+
+
+def require_flow(thing: Any, what: str) -> None:
+    """Refuse anything that is no flow.
+
+    Raises
+    ------
+    ConfigError
+        Naming what was given instead.
+
+    Examples
+    --------
+    >>> require_flow(None, "penstock.spark.run")
+    Traceback (most recent call last):
+    ...
+    penstock.errors.ConfigError: penstock.spark.run needs a penstock.Flow, not a NoneType
+    """
+    from penstock._flow import Flow
+
+    if not isinstance(thing, Flow):
+        raise ConfigError(f"{what} needs a penstock.Flow, not a {type(thing).__name__}")

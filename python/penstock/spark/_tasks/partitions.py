@@ -1,0 +1,98 @@
+"""A flow inside each partition of a Spark job.
+
+Owns: the picklable function behind `Flow.map_in_arrow`. It carries the plan as text and the
+Python functions as cloudpickle bytes, never a native handle; the native side starts in the
+Python worker, in the thread that Spark calls, and owns no thread of its own.
+
+Invariant: nothing outlives the partition, so a retried task gives the same rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+
+from penstock._functions.inline import drive
+from penstock._schema import conform, spark_types
+from penstock.errors import ConfigError, PlanError
+from penstock.spark._tasks import functions
+
+if TYPE_CHECKING:
+    from penstock._flow import Flow
+
+__all__ = ["PartitionFunction", "map_in_arrow"]
+
+
+@dataclass(frozen=True)
+class PartitionFunction:
+    """A function from batches to batches that runs a whole flow.
+
+    Attributes
+    ----------
+    plan : str
+        The plan as JSON.
+    calls : bytes
+        The Python functions, cloudpickled.
+    input_schema, output_schema : pyarrow.Schema
+        What it takes and what it gives, in Spark's Arrow types.
+    """
+
+    plan: str
+    calls: bytes
+    input_schema: pa.Schema
+    output_schema: pa.Schema
+
+    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Run the flow over the batches of one partition; the watermark is infinite at their end."""
+        from penstock import _native
+
+        run = _native.InlineRun(self.plan, load_calls(self.calls))
+        for out in drive(run, batches, self.input_schema):
+            yield conform(pa.record_batch(out), self.output_schema, "output")
+
+
+def map_in_arrow(flow: Flow, per_partition: bool = False) -> PartitionFunction:
+    """Return a function for ``DataFrame.mapInArrow``; see `Flow.map_in_arrow`.
+
+    Parameters
+    ----------
+    flow : Flow
+        What to compute.
+    per_partition : bool, default False
+        Allow a keyed flow, whose results then are those of each partition alone.
+
+    Returns
+    -------
+    PartitionFunction
+        To be given to ``df.mapInArrow(f, flow.output_ddl)``.
+
+    Raises
+    ------
+    PlanError
+        When the flow is keyed and `per_partition` is False.
+    """
+    if flow.keyed and not per_partition:
+        raise PlanError(
+            "map_in_arrow runs inside each partition, where a keyed flow sees only some rows of a key; use"
+            " penstock.spark.run(flow, df) for results over all partitions, or say per_partition=True"
+        )
+    plan, calls = flow.to_plan()
+    return PartitionFunction(plan, dump_calls(calls), flow.input_schema, spark_types(flow.output_schema))
+
+
+def dump_calls(calls: list[dict[str, Any]]) -> bytes:
+    """Pickle the Python functions of a plan; see `functions.dump`. An error names the step."""
+    try:
+        return functions.dump(calls, "a function of the flow")
+    except ConfigError:
+        for call in calls:
+            functions.dump(call["func"], f"{call['step']}: the function")
+        raise
+
+
+def load_calls(pickled: bytes) -> list[dict[str, Any]]:
+    """Restore what `dump_calls` pickled, in a Python worker; see `functions.load`."""
+    return list(functions.load(pickled, "a function of the flow"))

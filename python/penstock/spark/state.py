@@ -1,0 +1,216 @@
+"""Functions written for Spark's ``applyInPandasWithState``, unchanged, on penstock.
+
+Owns: reading keys, schemas, the watermark and the session's time zone from a DataFrame, and the choice of the host. A
+batch DataFrame becomes a batch job. A streaming one becomes a `StatefulStream`, which starts on an `Engine`: the state
+then is resident, and moves while the query runs.
+
+What differs from Spark: the state lives in the engine, not in the checkpoint; batches that Spark runs only to let time
+pass come with the batch before them (event time) or wait for the next batch with data (processing time).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from penstock._durations import Duration
+from penstock._flow import Flow
+from penstock._functions.group_state import EVENT_TIME
+from penstock._schema import to_arrow
+from penstock.errors import ConfigError, SchemaError
+from penstock.spark._session.guard import require_classic
+from penstock.spark.batch import run
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+    from pyspark.sql.streaming.query import StreamingQuery
+    from pyspark.sql.streaming.readwriter import DataStreamWriter
+
+    from penstock.spark._engine.batch_function import BatchFunction, Sink
+    from penstock.spark.engine import Engine
+
+__all__ = ["StatefulStream", "apply_in_pandas_with_state"]
+
+#: What Spark writes into the metadata of a column with a watermark.
+_DELAY = "spark.watermarkDelayMs"
+
+
+def apply_in_pandas_with_state(
+    df: DataFrame,
+    key: str | Sequence[str],
+    func: Callable[..., Any],
+    outputStructType: Any,
+    stateStructType: Any,
+    outputMode: str = "update",
+    timeoutConf: str = "NoTimeout",
+    *,
+    event_time: str | None = None,
+    lateness: Duration | None = None,
+    timezone: str | None = None,
+    partitions: int | None = None,
+) -> Any:
+    """Apply a function written for ``df.groupBy(key).applyInPandasWithState``, unchanged.
+
+    Parameters
+    ----------
+    df : pyspark.sql.DataFrame
+        Batch or streaming, of a classic session.
+    key : str or sequence of str
+        The columns of ``groupBy``.
+    func, outputStructType, stateStructType, outputMode, timeoutConf
+        As for Spark: ``func(key, frames, state)`` yields pandas DataFrames.
+    event_time : str, optional
+        The column that the watermark follows; default the one of ``df.withWatermark``.
+    lateness : str, int or datetime.timedelta, optional
+        How far the watermark stays behind; default that of ``df.withWatermark``.
+    timezone : str, optional
+        Zone in whose local time frames show timestamps; default ``spark.sql.session.timeZone``.
+    partitions : int, optional
+        For a batch DataFrame: partitions of the shuffle, default ``spark.sql.shuffle.partitions``.
+
+    Returns
+    -------
+    pyspark.sql.DataFrame or StatefulStream
+        For a batch DataFrame a DataFrame, lazy: each key once, nothing times out, no state is
+        kept (Spark refuses the function there). For a streaming one a `StatefulStream`: start
+        it on an engine.
+
+    Raises
+    ------
+    UnsupportedSession
+        For a Spark Connect session.
+    ConfigError
+        When a mode or timeout is unknown, or event-time timeouts have no watermark to go by.
+    SchemaError
+        When a column does not exist or a schema cannot be read.
+
+    Notes
+    -----
+    One line differs from Spark: ``apply_in_pandas_with_state(df, "k", func, ...).start(engine, sink)``
+    in the place of ``df.groupBy("k").applyInPandasWithState(func, ...).writeStream.foreachBatch(sink).start()``.
+
+    Spark follows a batch that moved the watermark with an empty one, in which event-time timeouts fire; here they come
+    out with the batch that moved it. Processing-time timeouts are looked at with each batch that has data: Spark calls
+    nobody while a source is silent. A timeout that a call does not set again is gone, as Spark documents. Rows that are
+    late for event-time timeouts go to ``late=`` of `StatefulStream.start` and are counted.
+
+    Examples
+    --------
+    >>> import pandas as pd
+    >>> def count(key, frames, state):
+    ...     seen = sum(map(len, frames)) + (state.get[0] if state.exists else 0)
+    ...     state.update((seen,))
+    ...     yield pd.DataFrame({"user": [key[0]], "seen": [seen]})
+    >>> counts = apply_in_pandas_with_state(
+    ...     clicks, "user", count, "user string, seen bigint", "seen bigint", "update", "NoTimeout"
+    ... )  # doctest: +SKIP
+    >>> with pk.Engine(spark) as engine:  # doctest: +SKIP
+    ...     query = counts.start(engine, lambda df, batch_id: df.write.mode("append").saveAsTable("counts"))
+    """
+    what = "penstock.spark.apply_in_pandas_with_state"
+    require_classic(df, what)
+    keys = (key,) if isinstance(key, str) else tuple(key)
+    if not all(isinstance(name, str) for name in keys):
+        raise ConfigError(f"{what} key={key!r}: name columns by their names")
+    event_time, delay = _watermark(df, event_time)
+    if lateness is None:
+        lateness = delay
+    streaming = bool(df.isStreaming)
+    if timeoutConf == EVENT_TIME and event_time is None and streaming:
+        raise ConfigError(
+            f"{what}: EventTimeTimeout needs a watermark; write df.withWatermark('ts', '10 seconds') before, or say"
+            " event_time= and lateness="
+        )
+    zone = timezone or str(df.sparkSession.conf.get("spark.sql.session.timeZone") or "UTC")
+    flow = Flow(to_arrow(df.schema, "the DataFrame"), event_time=event_time, lateness=lateness or 0)
+    flow = flow.key_by(*keys)._group_state(
+        func, outputStructType, stateStructType, outputMode, timeoutConf, zone, None, streaming=streaming
+    )
+    return StatefulStream(df, flow) if streaming else run(flow, df, partitions)
+
+
+class StatefulStream:
+    """A streaming DataFrame with a function to be applied to its groups; starts on an `Engine`.
+
+    Attributes
+    ----------
+    df : pyspark.sql.DataFrame
+        The input.
+    flow : Flow
+        The function as a flow; ``engine.foreach_batch(stream.flow, sink)`` serves as well.
+    """
+
+    def __init__(self, df: DataFrame, flow: Flow) -> None:
+        self.df = df
+        self.flow = flow
+
+    def foreach_batch(
+        self, engine: Engine, sink: Sink, late: Sink | None = None, name: str | None = None
+    ) -> BatchFunction:
+        """The function for ``DataStreamWriter.foreachBatch``; see `Engine.foreach_batch`."""
+        return engine.foreach_batch(self.flow, sink, late, name)
+
+    def writer(self, engine: Engine, sink: Sink, late: Sink | None = None) -> DataStreamWriter:
+        """A ``DataStreamWriter`` to which a trigger, a name and options can be added before its ``start()``."""
+        return self.df.writeStream.foreachBatch(self.foreach_batch(engine, sink, late))
+
+    def start(
+        self,
+        engine: Engine,
+        sink: Sink,
+        checkpointLocation: str | None = None,
+        *,
+        late: Sink | None = None,
+        queryName: str | None = None,
+        trigger: dict[str, Any] | None = None,
+        **options: Any,
+    ) -> StreamingQuery:
+        """Start the query.
+
+        Parameters
+        ----------
+        engine : Engine
+            Holds the state; open.
+        sink : callable
+            ``sink(df, batch_id)`` with what the function yields in each batch.
+        checkpointLocation : str, optional
+            Spark's checkpoint of the source.
+        late : callable, optional
+            ``late(df, batch_id)`` with the rows that came too late.
+        queryName : str, optional
+            Spark's name of the query.
+        trigger : dict, optional
+            Arguments of ``DataStreamWriter.trigger``, such as ``{"processingTime": "1 second"}``.
+        **options
+            Options of the writer.
+
+        Returns
+        -------
+        pyspark.sql.streaming.StreamingQuery
+            Spark's own; ``engine.finish(query)`` fires the event-time timeouts that are left.
+        """
+        writer = self.writer(engine, sink, late)
+        if checkpointLocation is not None:
+            writer = writer.option("checkpointLocation", checkpointLocation)
+        if queryName is not None:
+            writer = writer.queryName(queryName)
+        if trigger is not None:
+            writer = writer.trigger(**trigger)
+        return writer.options(**options).start()
+
+    def __repr__(self) -> str:
+        return f"StatefulStream({self.flow!r})"
+
+
+def _watermark(df: DataFrame, event_time: str | None) -> tuple[str | None, int | None]:
+    """The column that the watermark follows and its delay in milliseconds, as ``withWatermark`` has left them."""
+    found = {field.name: field.metadata[_DELAY] for field in df.schema.fields if _DELAY in (field.metadata or {})}
+    if event_time is not None:
+        if event_time not in df.columns:
+            raise SchemaError(f"event_time: column {event_time!r} does not exist; there are {', '.join(df.columns)}")
+        return event_time, found.get(event_time)
+    if len(found) > 1:
+        raise ConfigError(f"the DataFrame has watermarks on {', '.join(found)}: say which with event_time=")
+    for name, delay in found.items():
+        return name, int(delay)
+    return None, None

@@ -1,0 +1,221 @@
+//! What leaves a worker: the bins of one configuration, piece by piece, as there is room.
+//!
+//! Bins that stay in the process leave at once, by ticket. The others are encoded one after the other and chunk by chunk, while less
+//! than a budget of bytes is *under way*: encoded, and not yet taken in by the worker that it went to, which says so. So a
+//! migration costs the budget and one chunk, however large the bins are and however many move at once.
+//!
+//! A bin stays in the table until its last chunk is sent: S applies nothing at or after the time of the move before that, on
+//! any worker, so it does not change; and whatever ends the worker, the bin is deposited like any other.
+//!
+//! Invariants: at most one bin is encoded at a time; more than the budget is under way by less than one chunk.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::sync::atomic::Ordering::Relaxed;
+
+use penstock_progress::Timestamp;
+
+use crate::bin::{BinState, Encoding};
+use crate::control::Move;
+use crate::error::BinsError;
+use crate::message::{Piece, Record};
+use crate::route::Shared;
+use crate::stats::What;
+
+/// Post-dated records in one message between processes.
+const RECORDS_PER_MESSAGE: usize = 1024;
+
+/// State that is encoded and not yet taken in, of one worker.
+pub(crate) struct UnderWay {
+    budget: u64,
+    bytes: u64,
+    by_receiver: BTreeMap<usize, u64>,
+}
+
+impl UnderWay {
+    pub(crate) fn new(budget: usize) -> Self {
+        Self { budget: budget as u64, bytes: 0, by_receiver: BTreeMap::new() }
+    }
+
+    /// Whether another piece may be made. One always may when there is none.
+    fn has_room(&self) -> bool {
+        self.bytes == 0 || self.bytes < self.budget
+    }
+
+    fn sent(&mut self, to: u32, bytes: u64) {
+        self.bytes += bytes;
+        *self.by_receiver.entry(to as usize).or_default() += bytes;
+    }
+
+    /// A worker has taken so much in.
+    pub(crate) fn taken(&mut self, worker: usize, bytes: u64) -> Result<(), BinsError> {
+        let sent = self.by_receiver.entry(worker).or_default();
+        *sent = sent.checked_sub(bytes).ok_or(BinsError::Overdrawn { worker, taken: bytes, sent: *sent })?;
+        self.bytes -= bytes;
+        Ok(())
+    }
+}
+
+/// The bins that one configuration sends away at its time.
+pub(crate) struct Shipment<T, P> {
+    time: T,
+    waiting: VecDeque<Move>,
+    current: Option<Current<T, P>>,
+}
+
+/// A bin of which the first pieces are sent.
+struct Current<T, P> {
+    to: Move,
+    stage: Stage<T, P>,
+}
+
+enum Stage<T, P> {
+    /// So many chunks are sent.
+    State { encoding: Encoding, chunks: u64 },
+    /// All of its state is; these are its post-dated records.
+    Records(std::vec::IntoIter<(T, P)>),
+}
+
+impl<T: Timestamp, P: Record> Shipment<T, P> {
+    /// Of these bins, those that stay in the process first: they need not wait for room.
+    pub(crate) fn new<S: BinState>(time: T, moves: impl Iterator<Item = Move>, shared: &Shared<T, S, P>) -> Self {
+        let (mut waiting, far) = moves.partition::<VecDeque<Move>, _>(|m| (shared.local)(m.to as usize));
+        waiting.extend(far);
+        Self { time, waiting, current: None }
+    }
+
+    /// Sends what there is room for; true when that was the last.
+    pub(crate) fn send<S: BinState>(
+        &mut self,
+        shared: &Shared<T, S, P>,
+        under_way: &mut UnderWay,
+        send: &mut dyn FnMut(u32, Piece<T, P>),
+    ) -> Result<bool, BinsError> {
+        loop {
+            if self.current.is_none() {
+                let Some(next) = self.waiting.pop_front() else { return Ok(true) };
+                self.current = shared.begin(next, &self.time, send)?;
+                continue;
+            }
+            if !under_way.has_room() {
+                return Ok(false);
+            }
+            let Some(Current { to, stage }) = &mut self.current else { continue };
+            let piece = match stage {
+                Stage::State { encoding, chunks } => match shared.encode(to.bin, encoding)? {
+                    Some(chunk) => {
+                        *chunks += 1;
+                        Piece::State { bin: to.bin, chunk }
+                    }
+                    None => {
+                        send(to.to, Piece::End { bin: to.bin, chunks: *chunks });
+                        let records = shared.leave(to.bin, &self.time)?;
+                        *stage = Stage::Records(records.into_iter());
+                        continue;
+                    }
+                },
+                Stage::Records(records) => {
+                    let some: Vec<_> = records.by_ref().take(RECORDS_PER_MESSAGE).collect();
+                    if some.is_empty() {
+                        self.current = None;
+                        continue;
+                    }
+                    Piece::Pending { bin: to.bin, records: some }
+                }
+            };
+            under_way.sent(to.to, piece.weight());
+            send(to.to, piece);
+        }
+    }
+}
+
+impl<T: Timestamp, S: BinState, P: Record> Shared<T, S, P> {
+    /// Announces a bin, and sends all of it when it stays in the process; else what is left to send.
+    fn begin(
+        &self,
+        m: Move,
+        time: &T,
+        send: &mut dyn FnMut(u32, Piece<T, P>),
+    ) -> Result<Option<Current<T, P>>, BinsError> {
+        let bin = m.bin;
+        let mut table = self.table.borrow_mut();
+        if table.get(bin).is_none() {
+            return Err(BinsError::Absent { bin });
+        }
+        if let Some(arrived) = table.coming(bin) {
+            return Err(BinsError::Incomplete { bin, arrived, announced: None });
+        }
+        self.stats.record(self.index, bin, time.clone(), What::Prepare, 0);
+        send(m.to, Piece::Prepare { bin, epoch: table.epoch() });
+        if !(self.local)(m.to as usize) {
+            return Ok(Some(Current { to: m, stage: Stage::State { encoding: Encoding::new(), chunks: 0 } }));
+        }
+        let held = table.uninstall_held(bin).ok_or(BinsError::Absent { bin })?;
+        let ticket = self.shelf.put(&self.name, bin, held)?;
+        send(m.to, Piece::Shelved { bin, ticket });
+        self.count_out();
+        let records = self.pending.borrow_mut().take_bin(bin);
+        if !records.is_empty() {
+            send(m.to, Piece::Pending { bin, records });
+        }
+        Ok(None)
+    }
+
+    /// The next chunk of a bin, where it lies.
+    fn encode(&self, bin: u32, encoding: &mut Encoding) -> Result<Option<Vec<u8>>, BinsError> {
+        let table = self.table.borrow();
+        let state = table.get(bin).ok_or(BinsError::Absent { bin })?;
+        let chunk = state.encode(encoding).map_err(|source| BinsError::Encode { bin, source })?;
+        let bytes = chunk.as_ref().map_or(0, Vec::len);
+        self.stats.bytes_out.fetch_add(bytes as u64, Relaxed);
+        Ok(chunk)
+    }
+
+    /// A bin of which all chunks are sent leaves the table; its post-dated records.
+    fn leave(&self, bin: u32, time: &T) -> Result<Vec<(T, P)>, BinsError> {
+        let mut held = self.table.borrow_mut().uninstall_held(bin).ok_or(BinsError::Absent { bin })?;
+        held.begins = (self.begins)(time);
+        self.shelf.retain(&self.name, bin, held)?;
+        self.left.borrow_mut().push(bin);
+        self.count_out();
+        Ok(self.pending.borrow_mut().take_bin(bin))
+    }
+
+    /// All bins that have left are complete where they went.
+    pub(crate) fn have_come(&self) {
+        let left = self.left.take();
+        if !left.is_empty() {
+            self.shelf.have_come(&self.name, &left);
+        }
+    }
+
+    fn count_out(&self) {
+        self.stats.owned.fetch_sub(1, Relaxed);
+        self.stats.moved_out.fetch_add(1, Relaxed);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn room_is_what_is_not_under_way() {
+        let mut under_way = UnderWay::new(100);
+        under_way.sent(1, 60);
+        under_way.sent(2, 39);
+        assert!(under_way.has_room());
+        under_way.sent(2, 500);
+        assert!(!under_way.has_room());
+        under_way.taken(2, 539).unwrap();
+        assert!(under_way.has_room());
+        let refused = under_way.taken(1, 61);
+        assert!(matches!(refused, Err(BinsError::Overdrawn { worker: 1, taken: 61, sent: 60 })), "{refused:?}");
+        assert!(matches!(under_way.taken(7, 1), Err(BinsError::Overdrawn { worker: 7, taken: 1, sent: 0 })));
+        under_way.taken(1, 60).unwrap();
+        assert_eq!(under_way.bytes, 0);
+        let mut nothing = UnderWay::new(0);
+        assert!(nothing.has_room(), "one piece at a time always goes");
+        nothing.sent(0, 1);
+        assert!(!nothing.has_room());
+    }
+}

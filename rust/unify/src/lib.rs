@@ -1,0 +1,1 @@
+//! Owns no code, only the features in its manifest.

@@ -1,0 +1,228 @@
+"""What is left of queries that have ended, and of engines whose handle is lost."""
+
+from __future__ import annotations
+
+import gc
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import penstock as pk
+from engine_support import (
+    COUNTS,
+    Gate,
+    Kept,
+    bag,
+    counted,
+    numbers,
+    penstock_threads,
+    refuses,
+    state,
+    stream,
+    wait_for,
+    write,
+)
+from penstock.errors import ConfigError, EngineError, StateLost
+from penstock.spark._engine.ended import Ended
+from penstock.spark._session.collect import to_table
+
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(180)]
+
+SCHEMA = "k bigint, v bigint"
+
+
+@pytest.fixture(scope="module")
+def engine(cluster: Any) -> Iterator[pk.Engine]:
+    with pk.Engine(cluster, workers=2, name="ended", bits=4) as engine:
+        yield engine
+
+
+#: Threads of a member that serve all queries.
+SHARED = {"penstock-member", "penstock-data", "penstock-read", "penstock-write"}
+
+
+@pytest.fixture(autouse=True)
+def nothing_left(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Between tests there is no query, here or at the members."""
+    yield
+    if "engine" in request.fixturenames:
+        engine = request.getfixturevalue("engine")
+        for name in list(engine.queries):
+            engine.drop(name)
+        wait_for(lambda: threads(engine) == [[], []], 20, "the members rest")
+
+
+def threads(engine: pk.Engine) -> list[list[str]]:
+    """Names of the members' threads that serve some query."""
+    return [sorted(set(penstock_threads(member.pid)) - SHARED) for member in engine.members()]
+
+
+def started(cluster: Any, engine: pk.Engine, folder: Path, batches: int, flow: pk.Flow = COUNTS, **options: Any) -> Any:
+    """A query over so many files, one a batch, without a checkpoint that outlives it."""
+    for batch in range(batches):
+        write(cluster, folder / "in", batch, numbers(cluster, batch))
+    read = cluster.readStream.schema(SCHEMA).option("maxFilesPerTrigger", 1).parquet(str(folder / "in"))
+    sink = options.pop("sink", Kept())
+    return read.writeStream.foreachBatch(engine.foreach_batch(flow, sink)).trigger(**options).start()
+
+
+def test_dropping_a_query_ends_all_of_it(cluster: Any, engine: pk.Engine, tmp_path: Path) -> None:
+    gate = Gate(tmp_path)
+    flow = pk.Flow(SCHEMA).map_batches(gate.function()).key_by("k").agg(n=pk.count(), total=pk.sum("v"))
+    kept, other = Kept(), Kept()
+    beside = engine.foreach_batch(COUNTS, other, name="beside")
+    beside(numbers(cluster, 0), 0)
+    write(cluster, tmp_path / "in", 0, numbers(cluster, 0))
+    function = engine.foreach_batch(flow, kept)
+    gate.close()
+    query = stream(cluster, tmp_path / "in", SCHEMA, function, tmp_path / "check", "dropped")
+    wait_for(gate.reached.exists, what="the epoch is under way")
+    try:
+        with pytest.raises(EngineError, match="stop it, then drop it"):
+            engine.drop(query)
+    finally:
+        gate.open()
+    query.awaitTermination(120)
+    counts = [len(penstock_threads(member.pid)) for member in engine.members()]
+    engine.drop(query)
+    assert list(engine.queries) == ["beside"]
+    wait_for(
+        lambda: all(len(penstock_threads(m.pid)) < n for m, n in zip(engine.members(), counts, strict=True)),
+        what="its threads have ended, those of the other have not",
+    )
+    assert {entry["query"] for entry in engine.stats()} == {"beside"}
+    with pytest.raises(EngineError, match="no batch of a query dropped"):
+        engine.drop("dropped")
+    # Its checkpoint is there, but not the state.
+    write(cluster, tmp_path / "in", 1, numbers(cluster, 1))
+    with pytest.raises(Exception, match="or was dropped"):
+        stream(cluster, tmp_path / "in", SCHEMA, function, tmp_path / "check").awaitTermination(120)
+    assert isinstance(function.error, StateLost)
+    engine.drop(query)
+    beside(numbers(cluster, 1), 1)
+    assert all("penstock-query" in names for names in threads(engine))
+    engine.drop("beside")
+    wait_for(lambda: threads(engine) == [[], []], what="all threads of queries have ended")
+    assert not engine.stats()
+    assert state(other) == counted(2)
+
+
+def test_a_flow_without_state_goes_on_after_it_was_dropped(cluster: Any, engine: pk.Engine, tmp_path: Path) -> None:
+    flow = pk.Flow(SCHEMA).map_batches(lambda batch: batch.slice(0, 1))
+    kept = Kept()
+    function = engine.foreach_batch(flow, kept)
+    function(numbers(cluster, 0), 0)
+    engine.drop(function.query_id)
+    function(numbers(cluster, 1), 1)
+    assert sorted(kept.batches) == [0, 1]
+    engine.drop(function.query_id)
+
+
+def test_a_finished_query_keeps_only_what_came_out(cluster: Any, engine: pk.Engine) -> None:
+    flow = pk.Flow("k bigint, ts timestamp", event_time="ts").key_by("k").window(pk.tumbling("1h")).agg(n=pk.count())
+    function = engine.foreach_batch(flow, Kept(), name="finished")
+    function(numbers(cluster, 0).selectExpr("k", "timestamp_seconds(v) AS ts"), 0)
+    assert any("penstock-0" in names for names in threads(engine))
+    rest = engine.finish("finished")
+    # The thread that answers for the query stays.
+    wait_for(lambda: threads(engine) == [["penstock-query"]] * 2, what="the workers and their connections have ended")
+    assert sum(row["n"] for row in to_table(rest).to_pylist()) == 600
+    assert bag(to_table(engine.finish("finished"))) == bag(to_table(rest))
+    with pytest.raises(EngineError, match="is finished: its bins cannot move"):
+        engine.migrate(to=[0] * 16, query="finished")
+    engine.drop("finished")
+    wait_for(lambda: threads(engine) == [[], []], what="all of it has ended")
+
+
+def test_a_query_that_cannot_come_back_is_dropped(
+    cluster: Any, engine: pk.Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept = Kept()
+    query = started(cluster, engine, tmp_path, 2, sink=kept, processingTime="0 seconds")
+    query.processAllAvailable()
+    assert query.id in engine.queries and state(kept)
+    query.stop()
+    # It waits for `finish`.
+    assert to_table(engine.finish(query)).num_rows == 0 and engine.queries[query.id].finished
+    wait_for(
+        lambda: query.id not in engine._ended._lives or engine._ended._lives[query.id].ended, what="its end is seen"
+    )
+    engine.drop(query)
+    monkeypatch.setattr(engine._ended, "_linger", 0.0)
+    query = started(cluster, engine, tmp_path, 2, availableNow=True)
+    query.awaitTermination(120)
+    wait_for(lambda: query.id not in engine.queries, what="it is dropped")
+    wait_for(lambda: threads(engine) == [[], []], what="all of it has ended")
+    with pytest.raises(EngineError, match="no batch of a query"):
+        engine.finish(query)
+    # With a checkpoint it may come back, and does.
+    kept = Kept()
+    for batch in range(2):
+        write(cluster, tmp_path / "other", batch, numbers(cluster, batch))
+        function = engine.foreach_batch(COUNTS, kept)
+        query = stream(cluster, tmp_path / "other", SCHEMA, function, tmp_path / "check")
+        query.awaitTermination(120)
+        wait_for(lambda: engine._ended._thread is None, what="nothing is left to look at")
+        assert query.id in engine.queries
+    assert sum(n for n, _ in state(kept).values()) == 1_200
+
+
+class Thread:
+    """Of the JVM's kind."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+        self.alive = True
+
+    def getId(self) -> int:
+        return self.number
+
+    def isAlive(self) -> bool:
+        return self.alive
+
+
+@pytest.mark.parametrize(
+    ("linger", "there", "dropped"), [(0.0, False, True), (3_600.0, False, False), (0.0, True, False)]
+)
+def test_what_counts_as_an_end(monkeypatch: pytest.MonkeyPatch, linger: float, there: bool, dropped: bool) -> None:
+    gone: list[str] = []
+    watch = Ended(None, "test", linger, gone.append)
+    monkeypatch.setattr("penstock.spark._engine.ended._LOOK_S", 0.01)
+    monkeypatch.setattr(watch, "_checkpoint", lambda query_id: "somewhere")
+    monkeypatch.setattr(watch, "_exists", lambda checkpoint: there)
+    try:
+        first, second = Thread(1), Thread(2)
+        watch.saw("q", first)
+        watch.saw("q", first)
+        assert watch.runs("q") and not watch.runs("other")
+        watch.saw("q", second)  # it was started again
+        first.alive = False
+        assert watch.runs("q")
+        second.alive = False
+        assert not watch.runs("q")
+        if dropped or there:
+            wait_for(lambda: watch._thread is None, what="the thread has ended")
+        else:
+            wait_for(lambda: watch._lives["q"].ended is not None, what="the end is seen")
+        assert gone == (["q"] if dropped else [])
+    finally:
+        watch.close()
+    wait_for(lambda: "penstock-ended-test" not in {thread.name for thread in threading.enumerate()}, what="no thread")
+
+
+def test_a_lost_engine_can_be_found_and_closed(cluster: Any, engine: pk.Engine) -> None:
+    assert pk.spark.engines(cluster) == [engine]
+    pk.Engine(cluster, workers=1, name="lost").start()
+    gc.collect()
+    found = {one.name: one for one in pk.spark.engines(cluster.newSession())}
+    assert set(found) == {"ended", "lost"}
+    address = found["lost"]._hub.address
+    found["lost"].close()
+    assert refuses(address)
+    assert pk.spark.engines(cluster) == [engine]
+    for wrong in (-1, True, "long", float("nan"), float("inf")):
+        with pytest.raises(ConfigError, match="linger"):
+            pk.Engine(cluster, linger=wrong)

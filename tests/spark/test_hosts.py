@@ -1,0 +1,195 @@
+"""One flow on every host: the same rows where the input ends, and those of the same epochs where it does not.
+
+Rows come in any order, some of them hours behind and some without a time, and there are more than fit into one batch.
+"""
+
+from __future__ import annotations
+
+import random
+import sys
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import cloudpickle
+import pandas as pd
+import pyarrow as pa
+import pyarrow.compute as pc
+import pytest
+
+import penstock as pk
+from engine_support import Kept, bag, frame
+from penstock.errors import PlanError
+from penstock.spark._session.collect import to_table
+
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(180)]
+
+ROWS = 70_000
+Event = tuple[int, int, "int | None"]
+Rows = Counter[tuple[Any, ...]]
+
+
+@pytest.fixture(autouse=True)
+def by_value() -> Iterator[None]:
+    """Spark's workers cannot import this file: ship its functions, as those of a notebook are."""
+    cloudpickle.register_pickle_by_value(sys.modules[__name__])
+    yield
+    cloudpickle.unregister_pickle_by_value(sys.modules[__name__])
+
+
+@pytest.fixture(scope="module")
+def engine(spark: Any) -> Iterator[pk.Engine]:
+    with pk.Engine(spark, workers=1, threads=2) as engine:
+        yield engine
+
+
+def made() -> list[Event]:
+    rng = random.Random(5)
+    times = [number * 10 + rng.randrange(-2_000, 2_000) for number in range(ROWS)]
+    for at in rng.sample(range(ROWS), ROWS // 20):
+        times[at] -= rng.randrange(7_200_000)
+    absent = set(rng.sample(range(ROWS), 500))
+    return [
+        (rng.randrange(40), rng.randrange(-9, 100), None if at in absent else time) for at, time in enumerate(times)
+    ]
+
+
+EVENTS = made()
+TABLE = pa.table(
+    {name: pa.array([event[at] for event in EVENTS], pa.int64()) for at, name in enumerate(("k", "v", "ts"))}
+)
+SOURCE = pk.Flow(TABLE.schema, event_time="ts", lateness="2s")
+KEYED = SOURCE.key_by("k")
+
+
+def windows(size: int, every: int) -> dict[int, list[Event]]:
+    """Every window with its rows, looked up row by row."""
+    held = defaultdict(list)
+    for event in EVENTS:
+        if event[2] is None:
+            continue
+        start = event[2] // every * every
+        while start + size > event[2]:
+            held[start].append(event)
+            start -= every
+    return held
+
+
+def totals() -> Rows:
+    held = defaultdict(list)
+    for k, v, _ in EVENTS:
+        held[k].append(v)
+    return Counter((k, len(values), sum(values)) for k, values in held.items())
+
+
+def counts(size: int, every: int) -> Rows:
+    found = windows(size, every).items()
+    return Counter((s, s + size, k, n) for s, own in found for k, n in Counter(k for k, _, _ in own).items())
+
+
+def best(size: int, every: int) -> Rows:
+    found = windows(size, every).items()
+    return Counter((s, s + size, *row) for s, own in found for row in own if row[1] == max(v for _, v, _ in own))
+
+
+def hottest(size: int) -> Rows:
+    most: dict[int, int] = defaultdict(int)
+    for (start, _, _, n), _ in counts(size, size).items():
+        most[start] = max(most[start], n)
+    return Counter({row: 1 for row in counts(size, size) if row[3] == most[row[0]]})
+
+
+def largest() -> Rows:
+    limit = sorted((total for _, _, total in totals()), reverse=True)[2]
+    return Counter({row: 1 for row in totals() if row[2] >= limit})
+
+
+def once(key: tuple[int], frames: Iterator[pd.DataFrame], state: Any) -> Iterator[pd.DataFrame]:
+    """What Spark's applyInPandasWithState calls: each key's rows of an epoch, in one call."""
+    rows = [len(frame) for frame in frames]
+    calls = (state.get[0] if state.exists else 0) + 1
+    state.update((calls,))
+    yield pd.DataFrame({"k": [key[0]], "calls": [calls], "n": [sum(rows)]})
+
+
+def even(batch: pa.RecordBatch) -> pa.RecordBatch:
+    return batch.filter(pc.equal(pc.bit_wise_and(batch["v"], 1), 0))
+
+
+AGGS = {"n": pk.count(), "total": pk.sum("v")}
+FLOWS: dict[str, tuple[pk.Flow, Callable[[], Rows]]] = {
+    "map": (SOURCE.map_batches(even), lambda: Counter(event for event in EVENTS if event[1] % 2 == 0)),
+    "totals": (KEYED.agg(**AGGS), totals),
+    "totals as updates": (KEYED.agg(emit="update", **AGGS), totals),
+    "largest totals": (KEYED.agg(emit="final", **AGGS).top(3, by="total"), largest),
+    "sliding": (KEYED.window(pk.sliding("60s", every="25s")).agg(n=pk.count()), lambda: counts(60_000, 25_000)),
+    "apart": (KEYED.window(pk.sliding("7s", every="50s")).agg(n=pk.count()), lambda: counts(7_000, 50_000)),
+    "hottest": (
+        KEYED.window(pk.tumbling("30s")).agg(n=pk.count()).top(1, by="n", per="window"),
+        lambda: hottest(30_000),
+    ),
+    "best apart": (
+        SOURCE.window(pk.sliding("5s", every="1m")).top(1, by="v", per="window"),
+        lambda: best(5_000, 60_000),
+    ),
+    "groups": (
+        KEYED.apply_in_pandas_with_state(
+            once, "k bigint, calls bigint, n bigint", "calls bigint", "update", "NoTimeout"
+        ),
+        lambda: Counter((k, 1, n) for k, n, _ in totals()),
+    ),
+}
+
+
+def as_table(df: Any, flow: pk.Flow) -> pa.Table:
+    return to_table(df).cast(flow.output_schema)
+
+
+@pytest.mark.parametrize("name", FLOWS)
+def test_an_input_that_ends_gives_the_same_rows_everywhere(spark: Any, engine: pk.Engine, name: str) -> None:
+    flow, twin = FLOWS[name]
+    expected = twin()
+    assert expected
+    for workers, batch_rows in ((1, 65_536), (2, ROWS), (3, 1_000)):
+        late: list[pa.RecordBatch] = []
+        local = flow.collect(TABLE, workers, batch_rows=batch_rows, late=late.append)
+        assert bag(local) == expected, f"{workers} workers, {batch_rows} rows a batch"
+        assert all(batch["ts"].null_count == batch.num_rows for batch in late), "none is late"
+    df = frame(spark, TABLE)
+    assert bag(as_table(pk.spark.run(flow, df.repartition(4)), flow)) == expected
+    inside = df.coalesce(1).mapInArrow(flow.map_in_arrow(per_partition=flow.keyed), flow.output_ddl)
+    assert bag(as_table(inside, flow)) == expected
+    kept = Kept()
+    engine.foreach_batch(flow, kept, late=Kept(), name=name)(df, 0)
+    rest = [as_table(engine.finish(name), flow)] if flow.keyed else []
+    assert bag(kept.batches[0], *rest) == expected
+
+
+@pytest.mark.parametrize("name", ["totals", "sliding", "apart", "hottest", "groups"])
+def test_a_stream_gives_the_same_rows_for_the_same_epochs(spark: Any, engine: pk.Engine, name: str) -> None:
+    flow, twin = FLOWS[name]
+    size = ROWS // 5
+    epochs = [TABLE.slice(at, size).combine_chunks().to_batches()[0] for at in range(0, ROWS, size)]
+    kept, dropped = Kept(), Kept()
+    function = engine.foreach_batch(flow, kept, late=dropped, name=f"{name}, in epochs")
+    for number, epoch in enumerate(epochs):
+        function(frame(spark, pa.Table.from_batches([epoch])), number)
+    found = bag(*kept.batches.values(), as_table(engine.finish(f"{name}, in epochs"), flow))
+    for workers in (1, 3):
+        late: list[pa.RecordBatch] = []
+        local = pa.Table.from_batches(flow.run(epochs, workers, batch_rows=size, late=late.append, streaming=True))
+        assert bag(local) == found
+        assert bag(*dropped.batches.values()) == (bag(pa.Table.from_batches(late)) if late else Counter())
+    if name == "totals":
+        newest = {row["k"]: tuple(row.values()) for row in local.to_pylist()}
+        assert Counter(newest.values()) == twin(), "the last update of a key is its final value"
+        assert local.num_rows == 5 * len(newest)
+    elif name != "groups":
+        assert any(batch["ts"].null_count < batch.num_rows for batch in late) and found != twin(), "some were late"
+
+
+def test_a_stream_of_updates_is_not_aggregated_again(engine: pk.Engine) -> None:
+    flow = KEYED.agg(n=pk.count()).top(1, by="n")
+    assert flow.collect(TABLE).num_rows >= 1
+    with pytest.raises(PlanError, match="emit='final' in the agg"):
+        engine.foreach_batch(flow, Kept())

@@ -1,0 +1,124 @@
+"""Which edits of a flow go on from the state of the flow before, and which functions count as the same."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import cloudpickle
+import pyarrow.compute as pc
+import pytest
+
+import penstock as pk
+
+pytest.importorskip("pyspark")
+
+from penstock.spark._engine.program import Program
+
+SCHEMA = "k bigint, v bigint"
+
+
+def counting(factor: int) -> Any:
+    def count(state: Any, k: int, v: int) -> Any:
+        return (state or 0) + factor, (k, (state or 0) + factor)
+
+    return count
+
+
+def keyed(step: Any, **options: Any) -> Program:
+    return Program.of(pk.Flow(SCHEMA).key_by("k").stateful_map(step, schema="k bigint, n bigint", **options))
+
+
+@pytest.fixture
+def helper(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A module of the user's, and one that uses it."""
+    (tmp_path / "penstock_test_helper.py").write_text("def twice(batch):\n    return batch\n")
+    (tmp_path / "penstock_test_user.py").write_text(
+        "from penstock_test_helper import twice\ndef f(b): return twice(b)\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    yield tmp_path / "penstock_test_helper.py"
+    for name in ("penstock_test_helper", "penstock_test_user"):
+        sys.modules.pop(name, None)
+
+
+def test_edited_functions_go_on_and_are_not_the_same() -> None:
+    before = keyed(counting(1))
+    assert keyed(counting(1)).misfit(before) is None
+    edited = keyed(counting(100))
+    assert edited.misfit(before) is None and not edited.same_functions(before)
+    renamed = keyed(lambda state, k, v: (state, (k, v)), columns=["k", "v"])
+    assert renamed.misfit(before) is None and not renamed.same_functions(before)
+    other = keyed(lambda state, v: (state, (v, v)), columns=["v"])
+    assert other.misfit(before) is None and not other.same_functions(before), "the values that it takes"
+    flow = pk.Flow(SCHEMA).key_by("k").agg(n=pk.count())
+    assert Program.of(flow).same_functions(Program.of(flow)), "no functions"
+
+
+def test_what_the_state_was_made_under_may_not_change() -> None:
+    before = keyed(counting(1))
+    other = Program.of(pk.Flow(SCHEMA).key_by("v").stateful_map(counting(1), schema="k bigint, n bigint"))
+    assert "its step 0 (key_by)" in str(other.misfit(before))
+    longer = Program.of(before.flow.map_batches(lambda batch: batch))
+    assert longer.misfit(before) == "it has other steps"
+    late = Program.of(pk.Flow("k bigint, ts timestamp", event_time="ts"))
+    plain = Program.of(pk.Flow("k bigint, ts timestamp"))
+    assert "its columns or options" in str(plain.misfit(late))
+
+    def group(state: str, timeout: str = "NoTimeout") -> Program:
+        flow = pk.Flow(SCHEMA).key_by("k")
+        step = flow.apply_in_pandas_with_state(lambda key, frames, state: [], "k bigint", state, "update", timeout)
+        return Program.of(step)
+
+    assert group("n bigint").misfit(group("n bigint")) is None
+    assert "state of its function 0 was n: int64, and is n: string" in str(group("n string").misfit(group("n bigint")))
+    changed = group("n bigint", "ProcessingTimeTimeout").misfit(group("n bigint"))
+    assert changed == "timeout of its function 0 was NoTimeout, and is ProcessingTimeTimeout"
+
+
+@pytest.mark.parametrize("way", ["itself", "through another", "in a function"])
+def test_a_module_that_workers_have_imported(helper: Path, way: str) -> None:
+    """Its functions travel by name: what the workers have of it stays as it was, so an edit is refused."""
+    module = importlib.import_module("penstock_test_helper")
+    user = importlib.import_module("penstock_test_user")
+
+    def inside(batch: Any) -> Any:
+        import penstock_test_helper
+
+        return penstock_test_helper.twice(batch)
+
+    def program() -> Program:
+        function = {"itself": module.twice, "through another": user.f, "in a function": inside}[way]
+        return Program.of(pk.Flow(SCHEMA).map_batches(function))
+
+    before = program()
+    assert set(before.sources) <= {"penstock_test_helper", "penstock_test_user"}, "the user's modules only"
+    assert program().misfit(before) is None
+    helper.write_text("def twice(batch):\n    return batch.slice(0, 0)\n")
+    importlib.reload(module)
+    assert "the source of module penstock_test_helper has changed" in str(program().misfit(before))
+
+
+def test_modules_of_packages_are_not_the_users() -> None:
+    from penstock._schema import to_arrow
+
+    def uses(batch: Any) -> Any:
+        return pc.sum(batch["v"]), to_arrow
+
+    assert Program.of(pk.Flow(SCHEMA).map_batches(uses)).sources == {}
+
+
+def test_a_module_pickled_by_value_may_change(helper: Path) -> None:
+    module: Any = importlib.import_module("penstock_test_helper")
+    cloudpickle.register_pickle_by_value(module)
+    try:
+        before = Program.of(pk.Flow(SCHEMA).map_batches(module.twice))
+        helper.write_text("def twice(batch):\n    return batch.slice(0, 0)\n")
+        importlib.reload(module)
+        after = Program.of(pk.Flow(SCHEMA).map_batches(module.twice))
+    finally:
+        cloudpickle.unregister_pickle_by_value(module)
+    assert after.misfit(before) is None and not after.same_functions(before)

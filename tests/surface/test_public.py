@@ -1,0 +1,40 @@
+"""What is public is in a package's ``__all__``; everything else has an underscore."""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+import types
+
+import pytest
+
+import penstock as pk
+
+#: Programs of the package: nobody imports from them.
+PROGRAMS = {"bench", "cli", "demo", "workloads"}
+#: Modules that are named by what is public in them, beside a package's names.
+MODULES = {"penstock.spark": {"batch", "engine", "gang", "graph", "ordered", "state"}}
+PACKAGES = ["penstock", *(f"penstock.{n}" for n in ("dataflow", "graph", "ordered", "report", "spark"))]
+
+
+@pytest.mark.parametrize("name", PACKAGES)
+def test_what_is_not_public_has_an_underscore(name: str) -> None:
+    package = importlib.import_module(name)
+    found = {module.name for module in pkgutil.iter_modules(package.__path__) if not module.name.startswith("_")}
+    assert found <= set(package.__all__) | MODULES.get(name, set()) | (PROGRAMS if name == "penstock" else set())
+
+
+@pytest.mark.parametrize("name", PACKAGES)
+def test_what_is_public_is_there_and_told(name: str) -> None:
+    package = importlib.import_module(name)
+    assert len(set(package.__all__)) == len(package.__all__)
+    assert set(package.__all__) <= set(dir(package))
+    for public in package.__all__:
+        thing = getattr(package, public)
+        assert not public.startswith("_") or public == "__version__"
+        if isinstance(thing, (type, types.FunctionType)):
+            assert thing.__doc__, public
+
+
+def test_what_users_name_is_reachable() -> None:
+    assert pk.report.Timeline and issubclass(pk.LateRows, UserWarning) and pk.GroupState.__doc__

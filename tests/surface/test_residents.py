@@ -1,0 +1,229 @@
+"""Resident tasks and the driver's view of them, against a registry and processes of their own, without a JVM."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import cloudpickle
+import pytest
+
+from engine_support import wait_for
+from penstock.spark._engine.hub import Hub, Member
+from penstock.spark._engine.residents import Residents
+from penstock.spark._tasks.place import Secret
+
+pytest.importorskip("pyspark")
+
+#: What a Python worker of Spark does with an attempt of a task, as far as the task can tell.
+ATTEMPT = """
+import pickle, sys
+from pyspark import TaskContext
+task = pickle.load(sys.stdin.buffer)
+TaskContext._getOrCreate()._attemptNumber = int(sys.argv[1])
+for line in task(iter([0])):
+    print("returned", line, flush=True)
+"""
+
+#: An attempt that does not wait to be killed returns within milliseconds once it has been sent away, seconds.
+LONG = 3.0
+
+
+class Job:
+    """A job of one task: attempts in processes. The first that returns ends the others, as Spark does it."""
+
+    def __init__(self, task: Callable[..., Any], group: str) -> None:
+        self.group, self.pickled = group, cloudpickle.dumps(task)
+        self.attempts: list[subprocess.Popen[bytes]] = []
+        self.over = threading.Event()
+        self.said: list[str] = []
+        self.error = ""
+
+    def attempt(self) -> subprocess.Popen[bytes]:
+        command = [sys.executable, "-c", ATTEMPT, str(len(self.attempts))]
+        process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        self.attempts.append(process)
+        assert process.stdin is not None
+        process.stdin.write(self.pickled)
+        process.stdin.close()
+        threading.Thread(target=self._wait, args=(process,), daemon=True).start()
+        return process
+
+    def _wait(self, process: subprocess.Popen[bytes]) -> None:
+        assert process.stdout is not None
+        said = process.stdout.read().decode()
+        if process.wait() == 0 and not self.over.is_set():
+            self.said = said.splitlines()
+            self.end()
+
+    def end(self, error: str = "") -> None:
+        self.error = self.error or error
+        self.over.set()
+        for attempt in self.attempts:
+            with contextlib.suppress(ProcessLookupError):
+                attempt.kill()
+
+
+class Context:
+    """As much of a SparkContext as residents use."""
+
+    master = "spark://test:7077"
+    _jsc = object()
+
+    def __init__(self, **settings: str) -> None:
+        self.settings = settings
+        self.jobs: list[Job] = []
+        self.cancelled: list[str] = []
+        self._group = threading.local()
+
+    def getConf(self) -> Any:
+        return self.settings
+
+    def setJobGroup(self, group: str, description: str, interrupt: bool) -> None:
+        self._group.name = group
+
+    def cancelJobGroup(self, group: str) -> None:
+        self.cancelled.append(group)
+        for job in self.jobs:
+            if job.group == group:
+                job.end("cancelled")
+
+    def parallelize(self, numbers: list[int], pieces: int) -> Context:
+        return self
+
+    def mapPartitions(self, task: Callable[..., Any]) -> Any:
+        job = Job(task, self._group.name)
+        self.jobs.append(job)
+
+        class Rows:
+            def collect(self) -> list[str]:
+                job.attempt()
+                job.over.wait()
+                if job.error:
+                    raise RuntimeError(job.error)
+                return job.said
+
+        return Rows()
+
+    def stop(self) -> None:
+        for job in self.jobs:
+            job.end("stopped")
+            for attempt in job.attempts:
+                attempt.wait(30)
+
+
+class Engine:
+    """One resident with its registry, and everybody who ever joined."""
+
+    def __init__(self, context: Context) -> None:
+        secret = Secret.random()
+        self.context = context
+        self.hub = Hub("127.0.0.1", 0, None, secret, "residents", 20.0)
+        self.joined: list[Member] = []
+        self.residents = Residents(context, self.hub, secret, "residents", 1, 20.0, 1 << 20)
+        self.hub.listen(joined=self.joined.append)
+        self.hub.start()
+        self.residents.start()
+        wait_for(lambda: self.residents.complete, what="the first attempt")
+
+    @property
+    def serving(self) -> Member:
+        [member] = self.residents.members
+        return member
+
+
+@pytest.fixture
+def engine() -> Iterator[Engine]:
+    context = Context()
+    engine = Engine(context)
+    try:
+        yield engine
+    finally:
+        try:
+            engine.residents.close()
+        finally:
+            engine.hub.close()
+            context.stop()
+
+
+def spare(engine: Engine) -> subprocess.Popen[bytes]:
+    """A second attempt that has been told that it is one."""
+    [job] = engine.context.jobs
+    process = job.attempt()
+    wait_for(lambda: len(engine.joined) == 2, what="the second attempt")
+    wait_for(lambda: engine.joined[1].lost is not None, what="the dismissal of the second attempt")
+    return process
+
+
+def test_a_second_attempt_waits_to_be_killed_and_the_first_serves_on(engine: Engine) -> None:
+    """Spark takes the return of either attempt for the end of the task and kills the other one."""
+    first, [job] = engine.serving, engine.context.jobs
+    process = spare(engine)
+    with pytest.raises(subprocess.TimeoutExpired):
+        process.wait(LONG)
+    assert engine.serving is first and first.lost is None
+    assert not job.over.is_set() and engine.context.cancelled == []
+    engine.residents.close()
+    assert job.said == ["returned dismissed: the engine is closing"]
+    assert process.wait(30) == -signal.SIGKILL
+
+
+def test_when_the_first_attempt_dies_the_second_does_not_keep_the_place(engine: Engine) -> None:
+    """Spark starts no third attempt beside one that runs, so the driver ends the job and submits it again."""
+    first, [job] = engine.serving, engine.context.jobs
+    process = spare(engine)
+    os.kill(first.pid, signal.SIGKILL)
+    wait_for(lambda: first.lost is not None, what="the loss of the first attempt")
+    assert process.wait(30) == -signal.SIGKILL
+    assert engine.context.cancelled == [job.group]
+    wait_for(lambda: engine.residents.complete, what="the replacement")
+    assert engine.serving.id > engine.joined[1].id
+    assert len({job.group for job in engine.context.jobs}) == 2, "cancelling one job must not hit the next"
+
+
+def test_a_second_attempt_that_cannot_join_does_not_end_the_first(engine: Engine) -> None:
+    """Nor does one that comes while the registry cannot be reached."""
+    first, [job] = engine.serving, engine.context.jobs
+    task = cloudpickle.loads(job.pickled)
+    with contextlib.ExitStack() as stack:
+        process = subprocess.Popen([sys.executable, "-c", ATTEMPT, "1"], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        stack.callback(process.wait, 30)
+        stack.callback(process.kill)
+        assert process.stdin is not None and process.stdout is not None
+        process.stdin.write(cloudpickle.dumps(type(task)(**{**vars(task), "registry": "127.0.0.1:1"})))
+        process.stdin.close()
+        with pytest.raises(subprocess.TimeoutExpired):
+            process.wait(2 * LONG)
+    assert engine.serving is first
+
+
+def test_a_first_attempt_that_cannot_join_says_why(engine: Engine) -> None:
+    [job] = engine.context.jobs
+    task = cloudpickle.loads(job.pickled)
+    [line] = list(type(task)(**{**vars(task), "registry": "127.0.0.1:1"})(iter([0])))
+    assert line.startswith("could not join: connect to 127.0.0.1:1: ")
+
+
+def test_the_slots_that_speculation_takes_are_named(caplog: pytest.LogCaptureFixture) -> None:
+    threshold = "spark.speculation.task.duration.threshold"
+    for settings, warned in (
+        ({}, 0),
+        ({"spark.speculation": "true"}, 0),
+        ({"spark.speculation": "true", threshold: "1s"}, 1),
+    ):
+        caplog.clear()
+        context = Context(**settings)
+        hub = Hub("127.0.0.1", 0, None, Secret.random(), "speculative", 20.0)
+        try:
+            with caplog.at_level(logging.WARNING, "penstock.spark._engine.residents"):
+                Residents(context, hub, Secret.random(), "speculative", 0).start()
+            assert [threshold in record.getMessage() for record in caplog.records] == [True] * warned
+        finally:
+            hub.close()

@@ -1,0 +1,246 @@
+"""Whoever catches Ctrl-C and goes on gets every result once and in order, or is told: wherever it lands."""
+
+from __future__ import annotations
+
+import itertools
+import subprocess
+import sys
+import textwrap
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pytest
+
+import penstock as pk
+from interrupt_support import STORM, Interrupts, at_every_instruction, taken
+from penstock import ordered
+from penstock.ordered._driver import _open
+from penstock.workloads import wordcount
+
+
+@pytest.fixture(autouse=True)
+def _nothing_runs_on() -> Iterator[None]:
+    yield
+    for driver in list(_open):
+        driver.close(2.0)
+
+
+def twice(x: int) -> int:
+    return x * 2
+
+
+def fails_at_two(x: int) -> int:
+    if x == 2:
+        raise ValueError("two")
+    return x * 2
+
+
+def summed(total: int, x: int) -> tuple[int, list[int]]:
+    return total + x, [total + x]
+
+
+def generated(count: int) -> Iterator[int]:
+    yield from range(count)
+
+
+TWICE = [0, 2, 4, 6, 8]
+
+
+@pytest.mark.parametrize(
+    ("run", "expected"),
+    [
+        (lambda: pk.ordered_map(twice, range(5), mode="inline", chunk=2), TWICE),
+        (lambda: pk.ordered_map(twice, generated(5), mode="inline", chunk=2), TWICE),
+        (lambda: pk.ordered_map(twice, range(5), workers=2, chunk=2), TWICE),
+        (lambda: pk.ordered_map(fails_at_two, range(5), mode="inline", chunk=2), [0, 2, "two", 6, 8]),
+        (
+            lambda: ordered.Pipeline([ordered.flat_map(range), ordered.filter(bool), ordered.map_batches(list)]).run(
+                range(4), mode="inline", chunk=2
+            ),
+            [1, 1, 2],
+        ),
+        (lambda: pk.ordered_map(twice, range(5), mode="threads", workers=2, chunk=2), TWICE),
+        (lambda: pk.ordered_map(twice, generated(5), mode="threads", workers=2, chunk=2), TWICE),
+        (
+            lambda: ordered.Pipeline([ordered.stateful(summed, initial=0, finish=lambda n: [n])]).run(
+                range(5), mode="threads", workers=2, chunk=2
+            ),
+            [0, 1, 3, 6, 10, 10],
+        ),
+    ],
+    ids=["inline", "inline-live", "auto", "errors", "pipeline", "threads", "threads-live", "threads-state"],
+)
+def test_an_interrupt_at_any_instruction_costs_nothing(
+    run: Callable[[], Any], expected: list[Any], request: pytest.FixtureRequest
+) -> None:
+    # Runs with threads go another way each time, and take longer: a part of the instructions each time is all of them.
+    at_every_instruction(run, expected, stride=5 if "threads" in request.node.name else 1)
+
+
+@pytest.mark.parametrize(
+    "run",
+    [
+        lambda: ordered.Pipeline([ordered.stateful(summed, initial=0)]).run(range(4), mode="inline", chunk=2),
+        lambda: pk.ordered_map(abs, itertools.accumulate(generated(4)), mode="inline", chunk=2, reads="here"),
+    ],
+    ids=["state", "input"],
+)
+def test_what_cannot_be_repeated_is_said_from_then_on(run: Callable[[], Any]) -> None:
+    assert at_every_instruction(run, [0, 1, 3, 6], torn=True)
+
+
+def test_an_input_that_raised_is_heard_whatever_interrupts_it() -> None:
+    def source() -> Iterator[int]:
+        yield 1
+        raise ValueError("the input")
+
+    at_every_instruction(lambda: pk.ordered_map(twice, source(), mode="inline"), [2, "the input"])
+
+
+@pytest.mark.parametrize("every", [1000, 300])
+def test_processes_outlive_interrupts(every: int) -> None:
+    interrupts = Interrupts(5, every)
+    results = pk.ordered_map(twice, generated(60), mode="processes", workers=2, chunk=3)
+    assert taken(results, interrupts) == [2 * x for x in range(60)]
+    assert interrupts.fired > 5
+
+
+def survives(script: str) -> None:
+    """Run a script in the middle of a storm, which says at the end that all is there."""
+    done = subprocess.run(
+        [sys.executable, "-c", STORM + textwrap.dedent(script)], capture_output=True, text=True, timeout=100
+    )
+    assert done.stdout == "True\n", done.stdout + done.stderr[-2000:]
+
+
+@pytest.mark.parametrize("mode", ["auto", "inline", "threads", "processes"])
+@pytest.mark.parametrize("source", ["range(3000)", "(x for x in range(3000))"], ids=["list", "live"])
+def test_a_storm_of_signals_costs_nothing(mode: str, source: str) -> None:
+    survives(f"""
+        def busy(x):
+            for _ in range(2000):
+                pass
+            return x
+        results = iter(pk.ordered_map(busy, {source}, mode={mode!r}, workers=2))
+        got = []
+        try:
+            storm()
+            got = collected(results, 3000)
+        finally:
+            calm()
+        print(got == list(range(3000)), flush=True)
+        os._exit(0)
+        """)
+
+
+# Local runs, graphs, readers
+
+PAIRS = [{"k": [1, 2]}, {"k": [2]}, {"k": [3, 1]}]
+
+
+def blocks() -> Iterator[pa.RecordBatch]:
+    for columns in PAIRS:
+        yield pa.record_batch(columns)
+
+
+def rows(batch: pa.RecordBatch) -> list[tuple[Any, ...]]:
+    return [tuple(row.values()) for row in batch.to_pylist()]
+
+
+def counting() -> pk.Flow:
+    return pk.Flow("k bigint").key_by("k").agg(n=pk.count(), emit="update")
+
+
+def doubling() -> pk.Flow:
+    return pk.Flow("k bigint").map_batches(lambda batch: pa.record_batch({"k": pc.multiply(batch.column(0), 2)}))
+
+
+@pytest.mark.parametrize("make", [counting, doubling], ids=["keyed", "stateless"])
+def test_a_local_run_outlives_an_interrupt_at_any_instruction(make: Callable[[], pk.Flow]) -> None:
+    flow = make()
+    expected = [rows(batch) for batch in flow.run(blocks(), streaming=True)]
+    assert len(expected) == 3
+    at_every_instruction(lambda: flow.run(blocks(), streaming=True), expected, stride=7, show=rows)
+
+
+def test_late_rows_are_taken_once_or_it_is_said() -> None:
+    flow = pk.Flow("k bigint, ts bigint", event_time="ts").key_by("k").window(pk.tumbling("1s")).agg(n=pk.count())
+    source = [pa.record_batch({"k": [1], "ts": [ts]}) for ts in (5_000, 100, 6_000)]
+    late: list[pa.RecordBatch] = []
+
+    def run() -> Any:
+        late.clear()
+        return flow.run(iter(source), streaming=True, late=late.append)
+
+    expected = [rows(batch) for batch in run()]
+    assert len(late) == 1
+
+    class Checked:
+        """The run, which looks at the late rows at its end."""
+
+        def __init__(self) -> None:
+            self.results = run()
+
+        def __iter__(self) -> Any:
+            return iter(self.results)
+
+        def close(self) -> None:
+            self.results.close()
+            assert len(late) <= 1
+
+    at_every_instruction(Checked, expected, torn=True, stride=7, show=rows)
+
+
+EDGES = pa.table({"a": [1, 1, 2, 2, 3], "b": [2, 3, 3, 4, 4]})
+
+
+def test_matches_outlive_an_interrupt_at_any_instruction() -> None:
+    def run() -> Any:
+        return pk.graph.cliques(EDGES, 3, batch_rows=1)
+
+    with run() as found:
+        expected = [rows(batch) for batch in found]
+    assert expected == [[(1, 2, 3)], [(2, 3, 4)]]
+    at_every_instruction(run, expected, show=rows)
+
+
+def test_changes_outlive_an_interrupt_at_any_instruction() -> None:
+    def run() -> Any:
+        deltas = pk.graph.Deltas("tri(a, b, c) :- e(a, b), e(a, c), e(b, c)")
+        return deltas.stream({"e": EDGES}, batch_rows=1)
+
+    expected = [rows(batch) for batch in run()]
+    assert len(expected) == 2
+    at_every_instruction(run, expected, show=rows)
+
+
+def test_readers_outlive_an_interrupt_or_say_that_they_did_not(tmp_path: Path) -> None:
+    (tmp_path / "edges.txt").write_text("1 2\n2 3\n")
+    (tmp_path / "text.txt").write_text("to be or not")
+    edges = [rows(batch) for batch in pk.graph.read_edges(tmp_path / "edges.txt")]
+    at_every_instruction(lambda: pk.graph.read_edges(tmp_path / "edges.txt"), edges, torn=True, show=rows)
+    words = [b"to ", b"be or ", b"not"]
+    at_every_instruction(lambda: wordcount.chunks([tmp_path / "text.txt"], chunk_bytes=5), words, torn=True)
+
+
+def test_a_storm_of_signals_costs_a_local_run_nothing() -> None:
+    survives("""
+        import pyarrow as pa
+        def source():
+            for number in range(400):
+                time.sleep(0.001)
+                yield pa.record_batch({"k": [number]})
+        flow = pk.Flow("k bigint").map_batches(lambda batch: batch)
+        results = iter(flow.run(source(), workers=2, streaming=True))
+        got = []
+        try:
+            storm()
+            got = collected(results, 400)
+        finally:
+            calm()
+        print([batch.column(0)[0].as_py() for batch in got] == list(range(400)), flush=True)
+        os._exit(0)
+        """)
