@@ -419,10 +419,10 @@ def test_a_coroutine_that_is_returned_all_the_same_is_an_error_at_its_place(mode
         return fetched(x) if x == 2 else x
 
     for step in (ordered.map(some), ordered.filter(some)):
-        results = pk.Pipeline([step]).run([1, 2, 3], mode=mode, workers=2)
-        assert next(results) == 1
-        with pytest.raises(errors.UserFunctionError, match=r"returned a coroutine \(fetched\)") as raised:
-            next(results)
-        assert raised.value.item == 2 - 1
-        assert next(results) == 3
+        with pk.Pipeline([step]).run([1, 2, 3], mode=mode, workers=2) as results:
+            assert next(results) == 1
+            with pytest.raises(errors.UserFunctionError, match=r"returned a coroutine \(fetched\)") as raised:
+                next(results)
+            assert raised.value.item == 2 - 1
+            assert next(results) == 3
         gc.collect()  # nothing is left that was never awaited
