@@ -170,19 +170,21 @@ def test_bounds_that_are_no_counts_are_refused(name: str, value: Any) -> None:
 
 
 def _adapting(worker: Worker, memory: int, many: int) -> tuple[int, int, dict[str, Any], dict[str, Any]]:
-    """Feed a scope with this budget until its bounds are at their least, or a period was judged."""
+    """Feed a scope with this budget until a period was judged, or its bounds have been at their least for a while."""
     with worker.dataflow() as scope:
         handle, stream = scope.input()
         out = stream.bounded(lambda items: items, expand=range, memory=memory)
         counts: list[int] = []
         probe = out.inspect_blocks(lambda _, block: counts.append(len(block))).probe()
     first = out.stats()
-    sent = 0
+    sent = least = 0
     deadline = time.monotonic() + 60
-    while time.monotonic() < deadline:
+    while least < 2_000:
+        assert time.monotonic() < deadline, out.stats()
         stats = out.stats()
-        if stats["rate"] is not None or stats["batches"] * stats["batch_size"] == 1:
+        if stats["rate"] is not None:
             break
+        least += (stats["batches"], stats["batch_size"]) == (2, 64)
         if stats["buffered"] < 2:
             sent += 1
             handle.advance_to(sent)
