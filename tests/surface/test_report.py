@@ -236,3 +236,6 @@ def test_rates_are_right_though_workers_are_sampled_at_different_moments() -> No
             timeline.workers.append(WorkerSample(at, worker, 1, 1, 1, index * 250 * (worker + 1)))
     rows = draw(timeline).axes[1]
     assert rows.get_ylim()[1] == pytest.approx(3000, rel=0.1)
+    # What workers had counted before a part of a run begins is no rate of it.
+    part = draw(timeline.since(T0 + 5.0005)).axes[1]
+    assert part.get_ylim()[1] == pytest.approx(3000, rel=0.1)

@@ -188,10 +188,10 @@ def _rows(axes: Any, samples: dict[int, list[WorkerSample]], begin: float) -> No
 
 
 def _rows_at(samples: list[WorkerSample], at: float) -> float:
-    """Rows of a worker at a moment, on the line between its samples; none before the first."""
+    """Rows of a worker at a moment, on the line between its samples; before the first as then."""
     index = bisect_left(samples, at, key=lambda sample: sample.at)
     if index == 0:
-        return float(samples[0].rows) if samples[0].at == at else 0.0
+        return float(samples[0].rows)  # a timeline may begin in the middle of a run, and workers at different moments
     if index == len(samples):
         return float(samples[-1].rows)
     left, right = samples[index - 1], samples[index]
