@@ -49,7 +49,7 @@ test-rust: setup ## cargo test
 
 test-python: setup ## pytest
 	@$(STEP) "penstock-bench" cargo build --quiet --profile setup --locked -p penstock-benches --bin penstock-bench
-	@$(STEP) "pytest" $(BIN)/python -m pytest --durations=15 $(ARGS)
+	@$(STEP) "pytest" $(BIN)/python -m pytest -n 2 --dist loadgroup --durations=15 $(ARGS)
 
 wheel: setup ## target/wheels/penstock-*.whl, fully optimised (some ten minutes on two cores)
 	@rm -rf target/wheels

@@ -2,7 +2,8 @@
 
 Tests marked ``long`` repeat for minutes what others show in seconds, each with a process and a JVM of its own; they run
 with ``--long`` (`make test-long`). Modules that want the same kind of Spark session stand together, since changing it
-costs seconds. At the end stands what each group of tests took, beside what it may.
+costs seconds. In parallel (``-n 2 --dist loadgroup``, as `make test` does) one process has all that share a session and
+the other the rest, module by module. At the end stands what each group of tests took, beside what it may.
 """
 
 from __future__ import annotations
@@ -47,6 +48,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         kind = 2 if "cluster" in names else 1 if "spark" in names else 0
         modules[item.nodeid.partition("::")[0]] = max(modules.get(item.nodeid.partition("::")[0], 0), kind)
     items.sort(key=lambda item: modules[item.nodeid.partition("::")[0]])
+    for item in items:
+        module = item.nodeid.partition("::")[0]
+        item.add_marker(pytest.mark.xdist_group("spark" if modules[module] else module))
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:
