@@ -1,0 +1,268 @@
+"""Files of a checkpoint, wherever it is: on a disk that all processes see, or in an object store.
+
+Owns: how files are written so that nobody ever reads a part of one, how one of two writers of the same name is told
+that it came second, and what a URL of Spark's is called here. What the files say is not known here.
+
+Invariants: a file that has its name is whole; a name is written once and its content never changes; what a writer that
+died has left behind begins with a dot.
+
+On a file system a file is written beside its place, synced and renamed; `create` links it instead, which fails where
+there is one. Object stores show a file when it is closed, so nothing is to be renamed; `create` looks first there, and
+two writers at one moment may both believe that they were first: `exclusive` tells, and whoever needs more looks again.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import secrets
+from collections.abc import Iterable
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+
+from penstock.errors import ConfigError
+
+if TYPE_CHECKING:
+    from pyarrow.fs import FileSystem
+
+__all__ = ["Entry", "Storage", "open_storage"]
+
+#: Bytes that can be written.
+Piece = bytes | bytearray | memoryview
+
+#: What Spark and Hadoop call a store, and what pyarrow calls it.
+_SCHEMES = {
+    "s3a": "s3",
+    "s3n": "s3",
+    "s3": "s3",
+    "gs": "gs",
+    "gcs": "gs",
+    "abfs": "abfs",
+    "abfss": "abfss",
+    "hdfs": "hdfs",
+}
+
+
+class Entry(NamedTuple):
+    """A file: its name in the folder, and bytes."""
+
+    name: str
+    size: int
+
+
+class Storage(Protocol):
+    """One folder of files, without folders in it.
+
+    All methods raise OSError when the store does not do what it should, which may pass; FileNotFoundError where a file
+    is not there.
+
+    Attributes
+    ----------
+    url : str
+        Where it is, as it was given.
+    exclusive : bool
+        Whether `create` is sure to tell all but one of several writers that they came second.
+    """
+
+    url: str
+    exclusive: bool
+
+    def list(self) -> list[Entry]:
+        """All files, also what writers that died have left; none where there is no folder."""
+
+    def read(self, name: str, offset: int = 0, length: int | None = None) -> bytes:
+        """Bytes of a file from `offset`, to its end or `length` of them; fewer where it ends before."""
+
+    def write(self, name: str, pieces: Iterable[Piece]) -> int:
+        """Write a whole file, and its folder where that is missing; returns bytes. It is durable then."""
+
+    def create(self, name: str, data: Piece) -> bool:
+        """Write a file where there is none of that name; whether it did."""
+
+    def delete(self, names: Iterable[str]) -> None:
+        """Remove files, in this order; those that are not there are no error."""
+
+
+def open_storage(url: str) -> Storage:
+    """The folder that a URL or path names; it need not be there yet.
+
+    Parameters
+    ----------
+    url : str
+        A path, or a URL of ``file:``, ``s3:``/``s3a:``, ``gs:``, ``abfs:``/``abfss:``, ``hdfs:`` or ``dbfs:/Volumes``.
+
+    Raises
+    ------
+    ConfigError
+        When nothing here can read such a URL, or its store cannot be reached with what is configured.
+
+    Examples
+    --------
+    >>> open_storage("file:/tmp/checkpoint").url
+    'file:/tmp/checkpoint'
+    """
+    match = re.match(r"([A-Za-z][A-Za-z0-9+.-]*):", url)
+    scheme = match[1].lower() if match else ""
+    if not scheme or scheme == "file":
+        path = re.sub(r"^file:(//[^/]*)?", "", url) if scheme else url
+        if not os.path.isabs(path):
+            raise ConfigError(f"{url!r} is not an absolute path: every process has to find the same folder there")
+        return _Folder(url, Path(path))
+    if scheme == "dbfs":
+        path = re.sub(r"^dbfs:/*", "/", url)
+        if not path.startswith("/Volumes/"):
+            raise ConfigError(f"{url!r}: of dbfs only volumes are mounted as folders, under dbfs:/Volumes")
+        return _Folder(url, Path(path))
+    if scheme not in _SCHEMES:
+        known = ", ".join(["file", *sorted(_SCHEMES), "dbfs"])
+        raise ConfigError(f"{url!r}: there is no store {scheme!r} here, only {known}")
+    from pyarrow import ArrowException
+    from pyarrow.fs import FileSystem
+
+    try:
+        system, base = FileSystem.from_uri(_SCHEMES[scheme] + url[len(scheme) :])
+    except (OSError, ArrowException) as error:
+        raise ConfigError(f"{url!r} cannot be opened: {error}") from error
+    if not base.strip("/"):
+        raise ConfigError(f"{url!r} names no folder in the store")
+    return _Objects(url, system, base)
+
+
+def _hidden(name: str) -> str:
+    """A name of our own beside one."""
+    return f".{name}.{secrets.token_hex(8)}"
+
+
+class _Folder:
+    """A folder of a file system."""
+
+    exclusive = True
+
+    def __init__(self, url: str, path: Path) -> None:
+        self.url, self._path = url, path
+
+    def __reduce__(self) -> Any:
+        return open_storage, (self.url,)
+
+    def list(self) -> list[Entry]:
+        found = []
+        with suppress(FileNotFoundError), os.scandir(self._path) as entries:
+            for entry in entries:
+                with suppress(FileNotFoundError):  # it went since
+                    if entry.is_file():
+                        found.append(Entry(entry.name, entry.stat().st_size))
+        return sorted(found)
+
+    def read(self, name: str, offset: int = 0, length: int | None = None) -> bytes:
+        with open(self._path / name, "rb") as file:
+            file.seek(offset)
+            return file.read(-1 if length is None else length)
+
+    def write(self, name: str, pieces: Iterable[Piece]) -> int:
+        hidden, size = self._beside(name, pieces)
+        os.replace(hidden, self._path / name)
+        self._sync()
+        return size
+
+    def create(self, name: str, data: Piece) -> bool:
+        hidden, _ = self._beside(name, [data])
+        try:
+            os.link(hidden, self._path / name)
+        except FileExistsError:
+            return False
+        finally:
+            hidden.unlink()
+        self._sync()
+        return True
+
+    def delete(self, names: Iterable[str]) -> None:
+        for name in names:
+            (self._path / name).unlink(missing_ok=True)
+
+    def _beside(self, name: str, pieces: Iterable[Piece]) -> tuple[Path, int]:
+        """Write and sync a file under another name."""
+        hidden = self._path / _hidden(name)
+        # The folder is made only where it is missing: that is once.
+        try:
+            file = open(hidden, "xb")  # noqa: SIM115
+        except FileNotFoundError:
+            self._path.mkdir(parents=True, exist_ok=True)
+            file = open(hidden, "xb")  # noqa: SIM115
+        try:
+            with file:
+                size = sum(file.write(piece) for piece in pieces)
+                file.flush()
+                os.fsync(file.fileno())
+        except BaseException:
+            hidden.unlink(missing_ok=True)
+            raise
+        return hidden, size
+
+    def _sync(self) -> None:
+        """The names in the folder outlive the machine."""
+        handle = os.open(self._path, os.O_RDONLY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)
+
+
+class _Objects:
+    """A folder of an object store, by pyarrow."""
+
+    exclusive = False
+
+    def __init__(self, url: str, system: FileSystem, base: str) -> None:
+        self.url, self._system, self._base = url, system, base.rstrip("/")
+
+    def __reduce__(self) -> Any:
+        return open_storage, (self.url,)
+
+    def _path(self, name: str) -> str:
+        return f"{self._base}/{name}"
+
+    def list(self) -> list[Entry]:
+        from pyarrow.fs import FileSelector
+
+        found = self._system.get_file_info(FileSelector(self._base, allow_not_found=True))
+        return sorted(Entry(info.base_name, info.size) for info in found if info.is_file)
+
+    def read(self, name: str, offset: int = 0, length: int | None = None) -> bytes:
+        with self._system.open_input_file(self._path(name)) as file:
+            rest = max(0, file.size() - offset)
+            return bytes(file.read_at(rest if length is None else min(rest, length), offset))
+
+    def write(self, name: str, pieces: Iterable[Piece]) -> int:
+        size = 0
+        stream = self._open(name)
+        try:
+            for piece in pieces:
+                stream.write(piece)
+                size += memoryview(piece).nbytes
+        except BaseException:
+            abort = getattr(stream, "abort", None)  # what is closed is shown
+            if abort is not None:
+                abort()
+            raise
+        stream.close()
+        return size
+
+    def _open(self, name: str) -> Any:
+        try:
+            return self._system.open_output_stream(self._path(name))
+        except FileNotFoundError:
+            self._system.create_dir(self._base, recursive=True)
+            return self._system.open_output_stream(self._path(name))
+
+    def create(self, name: str, data: Piece) -> bool:
+        [info] = self._system.get_file_info([self._path(name)])
+        if info.is_file:
+            return False
+        self.write(name, [data])
+        return True
+
+    def delete(self, names: Iterable[str]) -> None:
+        for name in names:
+            with suppress(FileNotFoundError):
+                self._system.delete_file(self._path(name))

@@ -1,0 +1,137 @@
+"""Files of a checkpoint: whole or not there, one of several creators wins, and URLs as Spark writes them."""
+
+from __future__ import annotations
+
+import doctest
+import pickle
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from pyarrow.fs import LocalFileSystem, SubTreeFileSystem
+
+from penstock import _storage
+from penstock._storage import Entry, Storage, open_storage
+from penstock.errors import ConfigError
+
+
+@pytest.fixture(params=["folder", "objects"])
+def storage(request: pytest.FixtureRequest, tmp_path: Path) -> Storage:
+    if request.param == "folder":
+        return open_storage(str(tmp_path / "deep" / "down"))
+    # What an object store does, on files: pyarrow's own twin of one.
+    return _storage._Objects("s3://x", SubTreeFileSystem(str(tmp_path), LocalFileSystem()), "deep/down")
+
+
+def test_what_was_written_is_read_whole_and_in_parts(storage: Storage) -> None:
+    assert storage.list() == []
+    with pytest.raises(FileNotFoundError):
+        storage.read("a")
+    assert storage.write("a", [b"one", memoryview(b"two"), bytearray(b"three")]) == 11
+    assert storage.write("b", []) == 0
+    assert storage.read("a") == b"onetwothree"
+    assert storage.read("a", 3, 3) == b"two" and storage.read("a", 6) == b"three"
+    assert storage.read("a", 9, 100) == b"ee" and storage.read("a", 50, 1) == b""
+    assert storage.list() == [Entry("a", 11), Entry("b", 0)]
+    storage.delete(["a", "never there", "b"])
+    assert storage.list() == []
+
+
+def test_the_second_creator_of_a_name_is_told(storage: Storage) -> None:
+    assert storage.create("claim-1", b"mine")
+    assert not storage.create("claim-1", b"yours")
+    assert storage.read("claim-1") == b"mine" and storage.list() == [Entry("claim-1", 4)]
+
+
+def test_a_write_that_breaks_off_leaves_no_file(tmp_path: Path) -> None:
+    storage = open_storage(str(tmp_path))
+
+    def pieces() -> Iterator[bytes]:
+        yield b"half"
+        raise RuntimeError("the machine is full")
+
+    with pytest.raises(RuntimeError, match="full"):
+        storage.write("a", pieces())
+    assert storage.list() == []
+
+
+def test_what_a_writer_that_died_leaves_begins_with_a_dot(tmp_path: Path) -> None:
+    script = f"""
+import os
+from penstock._storage import open_storage
+def pieces():
+    yield b"half"
+    os._exit(3)
+open_storage({str(tmp_path)!r}).write("data-1-2-x", pieces())
+"""
+    assert subprocess.run([sys.executable, "-c", script], timeout=60).returncode == 3
+    [left] = open_storage(str(tmp_path)).list()
+    assert left.name.startswith(".data-1-2-x.")
+
+
+def test_of_many_creators_one_is_first(tmp_path: Path) -> None:
+    script = f"""
+import sys
+from penstock._storage import open_storage
+storage = open_storage({str(tmp_path)!r})
+print("ready", flush=True)
+sys.stdin.readline()
+print(sum(storage.create(f"claim-{{n}}", sys.argv[1].encode()) for n in range(50)))
+"""
+    creators = [
+        subprocess.Popen(
+            [sys.executable, "-c", script, str(who)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+        for who in range(4)
+    ]
+    try:
+        for creator in creators:
+            assert creator.stdout is not None and creator.stdout.readline() == "ready\n"
+        made = [int(creator.communicate("go\n", timeout=60)[0]) for creator in creators]
+    finally:
+        for creator in creators:
+            creator.kill()
+    assert sum(made) == 50
+    storage = open_storage(str(tmp_path))
+    owners = [int(storage.read(entry.name)) for entry in storage.list()]
+    assert [owners.count(who) for who in range(4)] == made
+
+
+@pytest.mark.parametrize("url", ["{}", "file:{}", "file://{}", "file://localhost{}"])
+def test_paths_are_written_in_several_ways(url: str, tmp_path: Path) -> None:
+    url = url.format(tmp_path)
+    copy = pickle.loads(pickle.dumps(open_storage(url)))
+    assert copy.url == url and copy.exclusive
+    copy.write("a", [b"1"])
+    assert (tmp_path / "a").read_bytes() == b"1"
+
+
+def test_volumes_are_folders() -> None:
+    assert str(open_storage("dbfs:/Volumes/main/x")._path) == "/Volumes/main/x"  # type: ignore[attr-defined]
+
+
+def test_object_stores_are_called_as_pyarrow_calls_them() -> None:
+    storage = open_storage("s3a://bucket/some/folder?region=eu-west-1")
+    assert not storage.exclusive and storage._path("a") == "bucket/some/folder/a"  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(
+    ("url", "text"),
+    [
+        ("relative/path", "absolute path"),
+        ("file:x", "absolute path"),
+        ("ftp://host/x", "no store 'ftp' here, only file, abfs"),
+        ("dbfs:/mnt/x", "under dbfs:/Volumes"),
+        ("s3://", "names no folder"),
+    ],
+)
+def test_what_cannot_be_read_is_refused_by_its_name(url: str, text: str) -> None:
+    with pytest.raises(ConfigError, match=text) as refused:
+        open_storage(url)
+    assert repr(url) in str(refused.value)
+
+
+def test_examples_run() -> None:
+    assert doctest.testmod(_storage).failed == 0
