@@ -35,14 +35,14 @@ test: setup lint test-rust test-python test-wheel ## everything that has to pass
 lint: setup ## formatting, clippy, ruff, mypy
 	@$(STEP) "rustfmt" cargo fmt --all --check
 	@$(STEP) "clippy" cargo clippy --workspace --all-targets --locked -- -D warnings
-	@$(STEP) "ruff check" $(BIN)/ruff check python tests scripts
-	@$(STEP) "ruff format" $(BIN)/ruff format --check python tests scripts
+	@$(STEP) "ruff check" $(BIN)/ruff check python benches tests scripts
+	@$(STEP) "ruff format" $(BIN)/ruff format --check python benches tests scripts
 	@$(STEP) "mypy" $(BIN)/mypy
 
 format: setup ## rewrite the sources in the project's format
 	cargo fmt --all
-	$(BIN)/ruff check --fix-only python tests scripts
-	$(BIN)/ruff format python tests scripts
+	$(BIN)/ruff check --fix-only python benches tests scripts
+	$(BIN)/ruff format python benches tests scripts
 
 test-rust: setup ## cargo test
 	@$(STEP) "cargo test" scripts/test_rust.sh

@@ -28,6 +28,8 @@ counts = {}
 for batch in flow.run(table.to_reader(), workers=2):
     counts.update(zip(*(column.to_pylist() for column in batch.columns)))
 assert counts == {"a": 2, "b": 1}, counts
+from penstock.cli import main
+assert main(["bench"]) == 2, "an installed package has no benches, and says so"
 print("penstock", penstock.__version__, "works from its wheel")
 """
 
@@ -39,6 +41,9 @@ def main(wheel: str) -> None:
         assert native or any(name.endswith(".pyd") for name in names), "no native module in the wheel"
         assert "penstock/py.typed" in names, "no py.typed in the wheel"
         assert not [name for name in names if "__pycache__" in name or name.startswith("tests/")], names
+        assert not [name for name in names if name.startswith(("penstock_bench", "penstock/bench", "benches"))], (
+            "benches in the wheel: they are of a checkout only"
+        )
         assert any("LICENSE" in name for name in names), "no licence in the wheel"
         with tempfile.TemporaryDirectory(prefix="penstock-wheel-") as directory:
             archive.extractall(directory)

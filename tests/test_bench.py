@@ -17,16 +17,17 @@ from typing import Any
 
 import pytest
 
-from penstock.bench import core, machine, record, targets
-from penstock.bench.catalogue import BENCHES, find
-from penstock.bench.measure import Line, Options, Paired, compare, line
-from penstock.bench.pictures import PICTURES, svg
-from penstock.bench.show import table
 from penstock.cli import main
 from penstock.errors import ConfigError, EngineError
+from penstock_bench import core, machine, record, targets
+from penstock_bench.catalogue import BENCHES, find
+from penstock_bench.measure import Line, Options, Paired, compare, line
+from penstock_bench.pictures import PICTURES, svg
+from penstock_bench.show import table
 
+#: Begins a program that uses the benches, as `penstock bench` does.
+_IMPORTABLE = f"import sys; sys.path.append({str(core.CHECKOUT / 'benches' / 'python')!r})\n"
 KEYS = ["name", "case", "unit", "ours", "peer", "ratio", "ours_range", "peer_range", "conditions"]
-needs_checkout = pytest.mark.skipif(core.checkout() is None, reason="the core's benches need a checkout")
 
 
 def made(name: str = "frontier", case: str = "live=1 vs x", ratio: float = 2.0, **conditions: Any) -> Line:
@@ -159,16 +160,21 @@ def test_usage_errors(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Non
         assert says in captured.err, arguments
 
 
-def test_without_a_checkout_the_core_is_refused(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+def test_without_a_checkout_it_says_where_to_get_them(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(core, "checkout", lambda: None)
-    assert main(["bench", "frontier", "--json"]) == 1
-    captured = capsys.readouterr()
-    assert captured.out == "" and "need a checkout of penstock" in captured.err
+    monkeypatch.setattr("penstock.cli.bench._FOLDER", tmp_path / "none")
+    for arguments in ([], ["frontier", "--json"], ["--help"]):
+        assert main(["bench", *arguments]) == 2
+        captured = capsys.readouterr()
+        assert captured.out == "" and captured.err.count("\n") == 1 and "git clone https" in captured.err
 
 
-@needs_checkout
+def test_help_is_that_of_the_benches(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["bench", "--help"]) == 0
+    assert "--record" in capsys.readouterr().out
+
+
 def test_without_cargo_a_missing_program_is_told(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -178,7 +184,6 @@ def test_without_cargo_a_missing_program_is_told(
     assert "cargo is not on PATH; get Rust" in capsys.readouterr().err
 
 
-@needs_checkout
 @pytest.mark.timeout(600)
 def test_every_bench_of_the_program_is_in_the_catalogue() -> None:
     told = subprocess.run([core.program(print), "--list"], capture_output=True, text=True, check=True).stdout
@@ -187,7 +192,6 @@ def test_every_bench_of_the_program_is_in_the_catalogue() -> None:
     }
 
 
-@needs_checkout
 @pytest.mark.timeout(600)
 def test_a_bench_of_the_core(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     tmp_path = tmp_path / "results"
@@ -200,7 +204,6 @@ def test_a_bench_of_the_core(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     assert "ratio" in captured.out and captured.err.count("penstock bench: ") == len(found)
 
 
-@needs_checkout
 @pytest.mark.timeout(600)
 def test_interrupt_ends_the_program() -> None:
     core.program(print)
@@ -364,7 +367,7 @@ class _Host:
     def __init__(self, monkeypatch: pytest.MonkeyPatch, taken: Callable[[int], float]) -> None:
         self.now, self.lost, self.pair, self.turns = 0.0, 0.0, 0, 0
         self.taken = taken
-        monkeypatch.setattr("penstock.bench.measure.time", SimpleNamespace(monotonic=lambda: self.now))
+        monkeypatch.setattr("penstock_bench.measure.time", SimpleNamespace(monotonic=lambda: self.now))
         monkeypatch.setattr(machine, "stolen", lambda: self.lost)
         monkeypatch.setattr(machine, "Meter", lambda: self)
 
@@ -405,12 +408,11 @@ def test_find() -> None:
         find("barriers")
 
 
-@needs_checkout
 def test_a_run_of_all_goes_on_where_it_stopped(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Benches that fail are told and not recorded; the next run measures only them."""
-    from penstock.bench import runner
+    from penstock_bench import runner
 
     asked: list[str] = []
     broken = {"barrier"}
@@ -442,10 +444,9 @@ def test_a_run_of_all_goes_on_where_it_stopped(
     assert os.listdir(tmp_path).count("README.md") == 1
 
 
-@needs_checkout
 @pytest.mark.timeout(600)
 def test_the_same_count_from_python_and_from_rust() -> None:
-    from penstock.bench import keyed_count_python
+    from penstock_bench import keyed_count_python
 
     found: list[Line] = []
     keyed_count_python.run(Options(quick=True, seconds=0.1), found.append, print, keys=1 << 8, rows=1 << 14)
@@ -456,10 +457,9 @@ def test_the_same_count_from_python_and_from_rust() -> None:
     assert sum(bool(targets.judge(one)) for one in found) == 4
 
 
-@needs_checkout
 @pytest.mark.timeout(600)
 def test_a_side_that_ends_is_told() -> None:
-    from penstock.bench import keyed_count_python as bench
+    from penstock_bench import keyed_count_python as bench
 
     with (
         pytest.raises(EngineError, match="--side ended with exit status 1"),
@@ -470,7 +470,7 @@ def test_a_side_that_ends_is_told() -> None:
 
 def test_both_sides_see_the_same_keys() -> None:
     """The first numbers of splitmix64 from 7, by whole columns."""
-    from penstock.bench import keyed_count_python as bench
+    from penstock_bench import keyed_count_python as bench
 
     state, expected = 7, []
     for _ in range(100):
@@ -482,7 +482,7 @@ def test_both_sides_see_the_same_keys() -> None:
 
 
 def test_a_dict_and_a_flow_keep_the_same_means(monkeypatch: pytest.MonkeyPatch) -> None:
-    from penstock.bench import python_dict
+    from penstock_bench import python_dict
 
     found: list[Line] = []
     options = Options(quick=True, seconds=0.1)
@@ -494,7 +494,7 @@ def test_a_dict_and_a_flow_keep_the_same_means(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_a_peer_that_is_not_done_in_time_bounds_the_ratio() -> None:
-    from penstock.bench import python_state
+    from penstock_bench import python_state
 
     def side(*rates: float, bound: float | None = None) -> python_state._Side:
         return python_state._Side(None, None, list(rates), bound)  # type: ignore[arg-type]
@@ -514,7 +514,7 @@ def test_a_peer_that_is_not_done_in_time_bounds_the_ratio() -> None:
 
 @pytest.mark.timeout(300)
 def test_an_ordered_map_beside_its_peers(monkeypatch: pytest.MonkeyPatch) -> None:
-    from penstock.bench import ordered_map
+    from penstock_bench import ordered_map
 
     found: list[Line] = []
     with machine.pinned():
@@ -538,8 +538,8 @@ def test_the_benches_on_spark_at_a_tiny_size() -> None:
     """In a process of their own: a bench owns the JVM that it starts."""
     program = """
 import json
-from penstock.bench import foreach_batch_count, machine, map_in_arrow, python_state
-from penstock.bench.measure import Options
+from penstock_bench import foreach_batch_count, machine, map_in_arrow, python_state
+from penstock_bench.measure import Options
 options = Options(quick=True, seconds=0.1)
 def emit(line): print(json.dumps(line), flush=True)
 def tell(text): pass
@@ -550,7 +550,9 @@ with machine.pinned():
     python_state.run(options, emit, tell, keys=100, local={10: 100}, peers=("applyInPandasWithState",))
 """
     before = _children(os.getpid(), "java")  # the session that other tests share
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False, timeout=380)
+    done = subprocess.run(
+        [sys.executable, "-c", _IMPORTABLE + program], capture_output=True, text=True, check=False, timeout=380
+    )
     assert done.returncode == 0, done.stderr[-3000:]
     found = [json.loads(text) for text in done.stdout.splitlines()]
     names = ["foreach-batch-count"] * 2 + ["map-in-arrow"] * 2 + ["foreach-batch-python-state"] * (len(found) - 4)
@@ -566,7 +568,7 @@ with machine.pinned():
 
 def test_generated_graphs_are_those_of_the_core() -> None:
     """The number of distinct edges that the core's twin has, and what becomes of shared files that are not there."""
-    from penstock.bench import cliques
+    from penstock_bench import cliques
 
     edges = cliques._rmat(14, 200_000)
     assert edges.group_by(["src", "dst"]).aggregate([]).num_rows == 198_472
@@ -585,8 +587,8 @@ def test_cliques_as_spark_jobs_beside_self_joins() -> None:
     """At a tiny size; and a peer that does not end is cancelled and bounds the ratio."""
     program = """
 import json
-from penstock.bench import cliques, machine
-from penstock.bench.measure import Options
+from penstock_bench import cliques, machine
+from penstock_bench.measure import Options
 options = Options(quick=True, seconds=0.1)
 def emit(line): print(json.dumps(line), flush=True)
 told = []
@@ -603,7 +605,7 @@ with machine.pinned(), cliques._session(options, told.append) as (spark, folder,
         print(json.dumps("raised"))
 """
     environment = {name: value for name, value in os.environ.items() if name != "PENSTOCK_GRAPHFRAMES"}
-    command = [sys.executable, "-c", program]
+    command = [sys.executable, "-c", _IMPORTABLE + program]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=380, env=environment)
     assert done.returncode == 0, done.stderr[-3000:]
     *found, last, raised = [json.loads(text) for text in done.stdout.splitlines()]

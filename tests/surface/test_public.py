@@ -11,7 +11,7 @@ import pytest
 import penstock as pk
 
 #: Programs of the package: nobody imports from them.
-PROGRAMS = {"bench", "cli", "demo", "workloads"}
+PROGRAMS = {"cli", "demo", "workloads"}
 #: Modules that are named by what is public in them, beside a package's names.
 MODULES = {"penstock.spark": {"batch", "engine", "gang", "graph", "ordered", "state"}}
 PACKAGES = ["penstock", *(f"penstock.{n}" for n in ("dataflow", "graph", "ordered", "report", "spark"))]

@@ -30,7 +30,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-app.command(name="bench")(bench.bench)
+app.command(name="bench", context_settings=bench.SETTINGS)(bench.bench)
 app.command(name="cliques", epilog=cliques.EPILOG)(cliques.cliques)
 app.command(name="demo")(demo.demo)
 app.command(name="nexmark", epilog=nexmark.EPILOG)(nexmark.nexmark)

@@ -10,8 +10,8 @@ import statistics
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from penstock.bench.measure import Line
 from penstock.report._style import STYLE, frame, svg_text
+from penstock_bench.measure import Line
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -1,4 +1,4 @@
-"""The core's benches: the program ``penstock-bench`` of a checkout.
+"""The core's benches: the program ``penstock-bench`` of this checkout.
 
 Owns: finding the program, building it where it is missing or older than its sources, and running it. Invariant: the
 program never outlives the call that started it.
@@ -13,21 +13,17 @@ import subprocess
 from collections.abc import Mapping
 from pathlib import Path
 
-from penstock.bench.measure import Emit, Options, Tell
 from penstock.errors import ConfigError, EngineError
+from penstock_bench.measure import Emit, Options, Tell
 
-__all__ = ["checkout", "program", "run"]
+__all__ = ["CHECKOUT", "program", "run"]
 
+#: The checkout that this package lies in.
+CHECKOUT = Path(__file__).resolve().parents[3]
 #: Variable of the environment: another profile of Cargo.toml to build the program with. Its results name it.
 PROFILE = "PENSTOCK_BENCH_PROFILE"
 
 NAME = "penstock-bench.exe" if os.name == "nt" else "penstock-bench"
-
-
-def checkout() -> Path | None:
-    """The root of the checkout that this package lies in; None for an installed wheel."""
-    root = Path(__file__).resolve().parents[3]
-    return root if (root / "benches" / "rust" / "Cargo.toml").is_file() else None
 
 
 def program(tell: Tell) -> Path:
@@ -36,20 +32,14 @@ def program(tell: Tell) -> Path:
     Raises
     ------
     ConfigError
-        When this is an installed wheel, or the program must be built and there is no cargo.
+        When the program must be built and there is no cargo.
     EngineError
         When it does not build.
     """
-    root = checkout()
-    if root is None:
-        raise ConfigError(
-            "the benches of the core need a checkout of penstock, where the first one that runs builds them;"
-            " from an installed package only those of Python and Spark run"
-        )
-    target = Path(os.environ.get("CARGO_TARGET_DIR") or root / "target")
+    target = Path(os.environ.get("CARGO_TARGET_DIR") or CHECKOUT / "target")
     profile = os.environ.get(PROFILE) or "release"
     built = target / profile / NAME
-    if built.is_file() and built.stat().st_mtime >= max(map(_modified, _sources(root))):
+    if built.is_file() and built.stat().st_mtime >= max(map(_modified, _sources())):
         return built
     cargo = shutil.which("cargo") or shutil.which(str(Path.home() / ".cargo" / "bin" / "cargo"))
     if cargo is None:
@@ -60,9 +50,9 @@ def program(tell: Tell) -> Path:
     command = [cargo, "build", "--profile", profile, "--locked", "-p", "penstock-benches", "--bin", "penstock-bench"]
     environment = dict(os.environ) | {"CARGO_TARGET_DIR": str(target)}
     # Our output is for results, and cargo speaks on standard error.
-    child = subprocess.Popen(command, cwd=root, env=environment, stdout=subprocess.DEVNULL)
+    child = subprocess.Popen(command, cwd=CHECKOUT, env=environment, stdout=subprocess.DEVNULL)
     if (status := _wait(child)) != 0:
-        raise EngineError(f"penstock-bench did not build (exit status {status}): {' '.join(command)} in {root}")
+        raise EngineError(f"penstock-bench did not build (exit status {status}): {' '.join(command)} in {CHECKOUT}")
     built.touch()  # cargo leaves the time when only a comment has changed
     return built
 
@@ -113,10 +103,10 @@ def _end(child: subprocess.Popen[str] | subprocess.Popen[bytes]) -> None:
         child.wait()
 
 
-def _sources(root: Path) -> list[Path]:
+def _sources() -> list[Path]:
     """What the program is made of."""
-    found = [root / "Cargo.toml", root / "Cargo.lock"]
-    for folder in (root / "rust", root / "benches" / "rust"):
+    found = [CHECKOUT / "Cargo.toml", CHECKOUT / "Cargo.lock"]
+    for folder in (CHECKOUT / "rust", CHECKOUT / "benches" / "rust"):
         found += [path for path in folder.rglob("*") if path.suffix == ".rs" or path.name == "Cargo.toml"]
     return found
 

@@ -12,8 +12,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
 
-from penstock.bench.measure import Line
 from penstock.report._timeline import figure_text
+from penstock_bench.measure import Line
 
 __all__ = ["TARGETS", "Target", "Verdict", "judge"]
 

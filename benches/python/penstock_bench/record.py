@@ -14,13 +14,13 @@ from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from penstock.bench.catalogue import BENCHES
-from penstock.bench.machine import NOISY
-from penstock.bench.measure import Line
-from penstock.bench.pictures import PICTURES, can_draw, svg
-from penstock.bench.show import figure
-from penstock.bench.targets import TARGETS, judge
 from penstock.errors import ConfigError
+from penstock_bench.catalogue import BENCHES
+from penstock_bench.machine import NOISY
+from penstock_bench.measure import Line
+from penstock_bench.pictures import PICTURES, can_draw, svg
+from penstock_bench.show import figure
+from penstock_bench.targets import TARGETS, judge
 
 __all__ = ["page", "read", "write", "write_page"]
 

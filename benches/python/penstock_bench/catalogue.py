@@ -24,7 +24,7 @@ class Bench:
     name : str
         What the command line calls it.
     kind : {"core", "python", "spark"}
-        Measured by the program of the checkout, in this process, or in a Spark session that this process starts.
+        Measured by the program ``penstock-bench``, in this process, or in a Spark session that this process starts.
     summary : str
         What is measured beside what, in one line.
     module : str
@@ -56,43 +56,43 @@ BENCHES: tuple[Bench, ...] = (
         "keyed-count-python",
         "python",
         "count per key from Python, blocks of 1,024 to 65,536 rows, beside the same from Rust",
-        "penstock.bench.keyed_count_python",
+        "penstock_bench.keyed_count_python",
     ),
     Bench(
         "python-state",
         "python",
         "running mean per key by a Python function, beside a dict in a loop",
-        "penstock.bench.python_dict",
+        "penstock_bench.python_dict",
     ),
     Bench(
         "ordered-map",
         "python",
         "functions of 1 µs to 1 ms in order, beside map, Pool.imap, executors and joblib",
-        "penstock.bench.ordered_map",
+        "penstock_bench.ordered_map",
     ),
     Bench(
         "foreach-batch-count",
         "spark",
         "count per key in foreachBatch, beside Spark's groupBy.count with RocksDB and with the default store",
-        "penstock.bench.foreach_batch_count",
+        "penstock_bench.foreach_batch_count",
     ),
     Bench(
         "foreach-batch-python-state",
         "spark",
         "running mean per key in Python, beside applyInPandasWithState, transformWithStateInPandas and a dict",
-        "penstock.bench.python_state",
+        "penstock_bench.python_state",
     ),
     Bench(
         "cliques",
         "spark",
         "3- and 4-cliques, beside a hand-written loop and timely GenericJoin; as Spark jobs beside SQL and GraphFrames",
-        "penstock.bench.cliques",
+        "penstock_bench.cliques",
     ),
     Bench(
         "map-in-arrow",
         "spark",
         "a flow and an ordered map inside mapInArrow, beside the identity function",
-        "penstock.bench.map_in_arrow",
+        "penstock_bench.map_in_arrow",
     ),
 )
 

@@ -12,8 +12,8 @@ from collections.abc import Callable, Iterator
 
 import pyarrow as pa
 
-from penstock.bench.measure import Emit, Options, Tell, compare, line
 from penstock.errors import EngineError
+from penstock_bench.measure import Emit, Options, Tell, compare, line
 
 __all__ = ["INPUT", "OUTPUT", "beside_dict", "newest", "run", "running_mean"]
 

@@ -21,9 +21,9 @@ from concurrent.futures import Executor, Future, ProcessPoolExecutor, ThreadPool
 from dataclasses import dataclass
 from typing import Any
 
-from penstock.bench import machine
-from penstock.bench.measure import Emit, Options, Paired, Tell, going, line
 from penstock.errors import EngineError
+from penstock_bench import machine
+from penstock_bench.measure import Emit, Options, Paired, Tell, going, line
 
 __all__ = ["hold", "release", "run"]
 

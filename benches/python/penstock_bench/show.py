@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from penstock.bench.machine import NOISY
-from penstock.bench.measure import Line
-from penstock.bench.targets import judge
 from penstock.report._timeline import figure_text
+from penstock_bench.machine import NOISY
+from penstock_bench.measure import Line
+from penstock_bench.targets import judge
 
 if TYPE_CHECKING:
     from rich.table import Table

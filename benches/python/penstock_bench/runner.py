@@ -18,10 +18,10 @@ from pathlib import Path
 from typing import Any
 
 from penstock import _native
-from penstock.bench import core, machine, record
-from penstock.bench.catalogue import BENCHES, Bench
-from penstock.bench.measure import Emit, Line, Options, Tell
 from penstock.errors import ConfigError, EngineError
+from penstock_bench import core, machine, record
+from penstock_bench.catalogue import BENCHES, Bench
+from penstock_bench.measure import Emit, Line, Options, Tell
 
 __all__ = ["run", "run_all"]
 
@@ -48,7 +48,7 @@ def run(bench: Bench, options: Options, emit: Emit, tell: Tell) -> None:
     Raises
     ------
     ConfigError
-        When it cannot run here: no checkout, no Spark.
+        When it cannot run here: no cargo, no Spark.
     EngineError
         When it fails.
     """
@@ -154,25 +154,20 @@ def _same(line: Line, commit: str, options: Options) -> bool:
 
 
 def _about() -> dict[str, Any]:
-    """The commit that is measured; None for an installed wheel."""
-    root = core.checkout()
-    commit = None
-    if root is not None:
-        told = subprocess.run(
-            ["git", "-C", str(root), "describe", "--always", "--abbrev=12", "--exclude=*"],
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        changed = subprocess.run(
-            ["git", "-C", str(root), "status", "--porcelain", "--untracked-files=no", "--", ".", ":!benches/results"],
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        if told.returncode == 0 and changed.returncode == 0:
-            commit = told.stdout.strip() + ("-changed" if changed.stdout.strip() else "")
-    return {"commit": commit}
+    """The commit that is measured; None where git does not tell."""
+    git = ["git", "-C", str(core.CHECKOUT)]
+    told = subprocess.run(
+        [*git, "describe", "--always", "--abbrev=12", "--exclude=*"], capture_output=True, text=True, check=False
+    )
+    changed = subprocess.run(
+        [*git, "status", "--porcelain", "--untracked-files=no", "--", ".", ":!benches/results"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if told.returncode != 0 or changed.returncode != 0:
+        return {"commit": None}
+    return {"commit": told.stdout.strip() + ("-changed" if changed.stdout.strip() else "")}
 
 
 def _now() -> str:

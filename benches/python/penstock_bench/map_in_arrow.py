@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from penstock.bench import streams
-from penstock.bench.measure import Emit, Options, Tell, compare, line
 from penstock.errors import EngineError
+from penstock_bench import streams
+from penstock_bench.measure import Emit, Options, Tell, compare, line
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from penstock.bench import machine, streams
-from penstock.bench.measure import LEAST, Emit, Options, Paired, Tell, going, line
-from penstock.bench.streams import Sink, Stream
 from penstock.errors import EngineError
+from penstock_bench import machine, streams
+from penstock_bench.measure import LEAST, Emit, Options, Paired, Tell, going, line
+from penstock_bench.streams import Sink, Stream
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

@@ -15,11 +15,11 @@ from typing import Any
 
 import pyarrow as pa
 
-from penstock.bench import machine, streams
-from penstock.bench.measure import Emit, Options, Paired, Tell, going, line
-from penstock.bench.python_dict import INPUT, OUTPUT, beside_dict, newest, running_mean
-from penstock.bench.streams import BatchTimeout, Sink, Stream
 from penstock.errors import EngineError
+from penstock_bench import machine, streams
+from penstock_bench.measure import Emit, Options, Paired, Tell, going, line
+from penstock_bench.python_dict import INPUT, OUTPUT, beside_dict, newest, running_mean
+from penstock_bench.streams import BatchTimeout, Sink, Stream
 
 __all__ = ["run"]
 
@@ -68,8 +68,8 @@ class _Side:
 
 def _beside_spark(keys: int, peers: tuple[str, ...] | None, options: Options, emit: Emit, tell: Tell) -> None:
     import penstock as pk
-    from penstock.bench.peers import PEERS, STATE, lacking, running_means
     from penstock.spark.engine import Engine
+    from penstock_bench.peers import PEERS, STATE, lacking, running_means
 
     with streams.session(NAME, tell, residents=True) as (spark, folder):
         keyed = pk.Flow(INPUT).key_by("k")

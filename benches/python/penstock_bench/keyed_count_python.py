@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from penstock.bench import core
-from penstock.bench.measure import Emit, Options, Paired, Tell, compare, line
 from penstock.errors import EngineError
+from penstock_bench import core
+from penstock_bench.measure import Emit, Options, Paired, Tell, compare, line
 
 if TYPE_CHECKING:
     from penstock._flow import Flow

@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from penstock.bench import machine
+from penstock_bench import machine
 
 __all__ = ["LEAST", "Better", "Emit", "Line", "Options", "Paired", "Tell", "compare", "going", "line", "versions"]
 

@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from penstock.bench import machine
-from penstock.bench.measure import Tell
 from penstock.cli.common import spark_session
 from penstock.errors import EngineError
+from penstock_bench import core, machine
+from penstock_bench.measure import Tell
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -45,6 +45,7 @@ def session(name: str, tell: Tell, *, residents: bool) -> Iterator[tuple[SparkSe
     cores = machine.cores()
     settings = {
         "spark.driver.memory": "4g",
+        "spark.executorEnv.PYTHONPATH": str(core.CHECKOUT / "benches" / "python"),  # of functions that travel by name
         "spark.sql.adaptive.enabled": "false",
         "spark.sql.streaming.pollingDelay": "100ms",
         "spark.sql.streaming.noDataMicroBatches.enabled": "false",

@@ -1,7 +1,7 @@
 """``cliques``: cliques in memory beside a loop and a dataflow, and as Spark jobs beside Spark SQL and GraphFrames.
 
-Two parts. The program of the checkout measures the search itself, see ``benches/rust/src/cliques.rs``. On Spark one job
-of ours, from the DataFrame of edges to the rows or the count, stands beside the self-joins of Spark SQL: the same
+Two parts. The program ``penstock-bench`` measures the search itself, see ``benches/rust/src/cliques.rs``. On Spark one
+job of ours, from the DataFrame of edges to the rows or the count, stands beside the self-joins of Spark SQL: the same
 DataFrame, the same answer, the same cores. GraphFrames counts triangles, where its artifact can be had; where it
 cannot, the reason is told. A peer that is not done in time is cancelled and recorded as such; the ratio is then a lower
 bound.
@@ -23,10 +23,10 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from penstock.bench import core, machine, streams
-from penstock.bench.measure import Emit, Options, Paired, Tell, compare, line
 from penstock.cli.common import spark_session
 from penstock.errors import ConfigError, EngineError
+from penstock_bench import core, machine, streams
+from penstock_bench.measure import Emit, Options, Paired, Tell, compare, line
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -39,7 +39,7 @@ FILES = ("ca-GrQc", "wiki-Vote", "facebook_combined")
 #: Maven coordinates, or a jar, of GraphFrames.
 GRAPHFRAMES = "PENSTOCK_GRAPHFRAMES"
 _COORDINATES = "io.graphframes:graphframes-spark4_2.13:0.10.0"
-#: Share of the budget that the program of the checkout gets, and what both parts get by default.
+#: Share of the budget that ``penstock-bench`` gets, and what both parts get by default.
 _CORE_SHARE, _QUICK_S, _FULL_S = 0.5, 12.0, 260.0
 #: Seconds after which a peer's job is cancelled.
 _LIMIT_S, _QUICK_LIMIT_S = 30.0, 12.0
@@ -71,8 +71,7 @@ def run(options: Options, emit: Emit, tell: Tell, draws: int | None = None) -> N
 def _unpacked(folder: Path, tell: Tell) -> dict[str, Path]:
     """The shared graphs as plain text in `folder`; none where they are not there, which is told."""
     root = os.environ.get("PENSTOCK_DATA")
-    checkout = core.checkout()
-    base = Path(root) if root else (checkout.parent / "shared" / "data" if checkout else Path("data"))
+    base = Path(root) if root else core.CHECKOUT.parent / "shared" / "data"
     found = {}
     for name in FILES:
         packed = base / "graphs" / f"{name}.txt.gz"
