@@ -9,6 +9,8 @@ socket, whose end is the end of the other side; Ctrl-C of the terminal is the pa
 a child that does not come up costs its parent no more than the time it was given.
 
 A child imports this, too, so what only a parent needs is imported where it is used.
+
+Departure: children are started, not forked; the parent supervises and is no worker.
 """
 
 from __future__ import annotations

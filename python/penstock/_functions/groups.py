@@ -17,6 +17,11 @@ an undo.
 
 In a batch job (no clock) every key is called once, nothing times out and no state is kept from one job to another. At
 the end of a stream every event-time timeout fires once, with the watermark where it was.
+
+Departures: timers are not post-dated records of S, since they follow the watermark and the clock, which are values
+and not times of the dataflow; the clock is the epoch's processing time, fixed by the host and the same when it is
+repeated. An epoch stands for Spark's batch and the empty batch behind it, so event-time timeouts do not wait for
+the next data.
 """
 
 from __future__ import annotations

@@ -10,6 +10,9 @@ of others.
 Invariants: one caller at a time talks to a child, with one request, and the earliest chunk
 goes first (see `turns`); a child that ended is replaced, and what it was
 working on is an error that names the items; after `close` no child is left.
+
+Departure: state of a key travels with the call, pickled, and only that of the keys in a chunk; so the hybrid queue
+serves worker processes, too.
 """
 
 from __future__ import annotations

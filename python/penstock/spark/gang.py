@@ -7,6 +7,10 @@ this gang and travels in the closure only.
 Invariants: nothing outlives a task (its sockets and threads end with it, however it ends), so Python workers that
 Spark reuses are clean. The task that fails first is the one whose error the job shows: the others hold theirs back for
 a moment.
+
+Departure: a gang is a barrier stage, while resident workers are single-task jobs: a gang wants its failures
+coupled. Its result stands behind a shuffle, since Spark refuses `limit` and `show` inside a barrier stage; Spark
+runs a failing gang up to four times.
 """
 
 from __future__ import annotations

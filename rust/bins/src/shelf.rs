@@ -14,7 +14,8 @@
 //! happens before the last of them did (see the crate's life of an epoch). Hence, whatever fails in an epoch, the state at the mark of every bin
 //! that was in this process then is still in this process: in a table, on the shelf, or retained.
 //!
-//! Source: ours (Megaphone §4.4 leaves fault tolerance to the system beneath); M-23.
+//! Departure: all of it (Megaphone §4.4 leaves fault tolerance to the system beneath); M-23. Also originals of idle moves: the time
+//! of a move (`Config::begins`) says which epoch begins with the bin as it is; only with a journal.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};

@@ -8,6 +8,10 @@
 //! any worker, so it does not change; and whatever ends the worker, the bin is deposited like any other.
 //!
 //! Invariants: at most one bin is encoded at a time; more than the budget is under way by less than one chunk.
+//!
+//! Departure from Megaphone, which sends a bin's state as it is uninstalled: it goes as there is room. S tells F what
+//! it has taken in, on an edge that leads nowhere and so holds back no frontier; how many chunks a bin had is told
+//! behind them and compared.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::atomic::Ordering::Relaxed;

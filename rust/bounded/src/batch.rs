@@ -7,6 +7,8 @@
 //! [`Batch`] cannot be advanced along a path (its summary says nothing), unlike a plain integer: a loop that advanced it would move data
 //! out of the batch that it was admitted with, and the window would open too early. So a loop in the body needs a scope of its
 //! own, and a graph without one is refused.
+//!
+//! Departure: no path advances the batch, as said above.
 
 use std::fmt;
 

@@ -16,7 +16,8 @@
 //! within a worker the queues of the body then hold what a quantum becomes, however large the batch is.
 //!
 //! Source: Faucet §4. Departures: the count of unfinished batches in place of a look at batch `b - N` (`window` says
-//! why it still ends), and batches handed out in pieces.
+//! why it still ends), and batches handed out in pieces: so within a worker memory does not grow with B, unlike the paper's curve.
+//! Between workers it does, by what one has sent and the other has not taken.
 
 use std::cell::RefCell;
 use std::collections::{BTreeMap, VecDeque};

@@ -15,8 +15,8 @@
 //!   batches of other bounds have finished.
 //!
 //! Source: Faucet §5.1: throughput is flat above a small number of batches and a threshold of the batch size, below which it
-//! collapses; so a search that stops where it flattens ends with little memory at nearly full speed. The paper leaves the
-//! choice to the user.
+//! collapses; so a search that stops where it flattens ends with little memory at nearly full speed. Departure: the
+//! paper leaves the choice to the user.
 
 use crate::bounds::{BoundsError, PERIOD, check};
 

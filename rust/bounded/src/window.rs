@@ -10,6 +10,9 @@
 //! batch `b` of outer time `e`. What could hold it are its own unfinished batches at `e` or before. Each of those is unfinished
 //! because of something at or before it in the partial order, hence in the linear one; that is not before `(e, b)`, so the
 //! batch is one of `e` itself with a number of at least `b`, but its own batches have smaller numbers: there is none.
+//!
+//! Departure: unfinished batches are counted over all outer times, instead of a look at batch `b - N` of one: many
+//! short epochs share one window.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::ops::Bound;

@@ -10,8 +10,8 @@
 //! peer does not know to be gone hold its frontiers back; and it ends, since a frontier that stands still elsewhere because of a
 //! count that is gone here stands at a time that nothing is before, here as well.
 //!
-//! Source: rescaling R§3.2.2, §3.4.1 (C-05, R-04). Departure: one sequence per dataflow instead of one per scope; each region
-//! still keeps its own accumulated counts.
+//! Source: rescaling R§3.2.2, §3.4.1 (C-05, R-04). Departures: one sequence per dataflow instead of one per scope (each region
+//! still keeps its own accumulated counts); the graph travels as text, so that a mismatch can be named.
 
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;

@@ -10,6 +10,8 @@
 //!
 //! Frontiers go the other way: the outer frontier at an input of the scope is a capability of node 0 inside. It is left out
 //! of the derived capabilities, since the outer region follows that path on its own by the node's summary.
+//!
+//! Departure: only the frontier of an inner location counts outside, as said above.
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;

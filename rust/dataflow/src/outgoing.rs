@@ -3,6 +3,9 @@
 //! Changes of one step are summed first: most cancel, such as those of a block that was made and read in it. What is left is told
 //! at once when some of it may move a frontier, else kept. What is kept may be much, when a peer is far behind, so it is never
 //! looked through: per location its minimal times are known, and while each of these is behind another live time, everything is.
+//!
+//! Departure: news that cannot move a frontier waits, and one bundle a step is sent at most; news about times beyond
+//! the frontier come a hop later.
 
 use penstock_progress::antichain::Antichain;
 use penstock_progress::change_batch::ChangeBatch;

@@ -12,6 +12,9 @@
 //! its caller has enough: memory holds the edges, the lists of nodes whose edges change, and one list per level. Cost of an
 //! epoch: those lists are made anew; then the search, which does not depend on the size of the graph otherwise.
 //! Nodes stay numbered for as long as the object lives.
+//!
+//! Departures: deletions before insertions; what an epoch changed is held until the next, so a sink that failed gets
+//! its matches again.
 
 use std::collections::HashMap;
 

@@ -4,6 +4,8 @@
 //! short list in the long one, doubling its step from where it stood, and [`Marks`] keep a list that many others meet as
 //! bits, so that each of them is one probe per value. [`intersect`] and [`count`] choose between the first two by the
 //! lengths: galloping from [`GALLOP`] times longer. All of it is safe code; the compiler needs no help with it.
+//!
+//! Departure: no SIMD.
 
 /// How many times longer the other list is where looking up beats merging (measured: 16 to 64 differ by a few per cent).
 pub const GALLOP: usize = 32;

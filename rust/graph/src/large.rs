@@ -7,6 +7,8 @@
 //! Invariants: memory is about `memory` bytes whatever the number of edges, and 8 bytes per node where an undirected graph is
 //! oriented (32 by degeneracy); the file is byte for byte what [`Builder`] and [`save`](crate::write::save) make of the
 //! same edges, apart from the order of its sections; a file that cannot be finished is not there. Repeated edges are dropped.
+//!
+//! Departure: edges are sorted in one place, since a distributed sort would still end in one file.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;

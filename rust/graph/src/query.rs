@@ -4,6 +4,8 @@
 //! exactly the atoms whose other attribute is bound vote (F-11), so every level has a voter; an atom from a variable to
 //! itself votes once, by its self-loops. Where the voters of an earlier level all vote again (as in cliques), the list that
 //! they agreed on stands for them: [`Level::base`].
+//!
+//! Departure: the list that stands for its voters, which counts use as bits.
 
 use std::sync::Arc;
 

@@ -8,6 +8,9 @@
 //!
 //! Invariants: matches come in ascending order of the attributes as they are bound; each once; units one after the other
 //! give what the whole gives.
+//!
+//! Departure: depth first, not a dataflow. There are no intermediate results to bound, so N and B bound the ranges of
+//! first edges that are admitted, and the rows that wait.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 

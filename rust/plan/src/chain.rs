@@ -2,6 +2,10 @@
 //!
 //! Nothing here runs: `host::chain` makes scopes of it. A flat map is always metered: it is the expansion at the ingress of a bounded
 //! scope that reaches to the end of its chain, under the bounds of the part that it stands in.
+//!
+//! Departures: a flat map outside of a bounded part is under bounds that are found; k flat maps in a part hold k
+//! windows of N x B rows, one behind the other. Bounds that are found grow up to 16 batches of 65,536 rows, not 64 of
+//! 2^20: rows of a flow are wider than records of a program.
 
 use arrow_schema::{DataType, Field, Schema, SchemaRef};
 use penstock_bounded::{Bounds, BoundsError, Limits};

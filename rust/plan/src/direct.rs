@@ -22,6 +22,8 @@
 //!
 //! Sorting by the top 8 bits only and opening whole ranges of bins: 28.7 with 2^12 bins, 73 with 2^16. A single table for the bins of a worker would
 //! make bins free, but moving one within the process would copy it, about 4 ns a byte, instead of a pointer.
+//!
+//! Departure: many tables at once, where a block has few records of a bin, or all state is small; else bin by bin.
 
 use crate::acc::{Blobs, Input, Place, Wrapped};
 use crate::error::OpError;

@@ -1,4 +1,6 @@
 //! A keyed step of a compiled plan: how blocks are routed to bins, the state of a bin, and the operator on it.
+//!
+//! Departure: only what is read travels. F sends the hashes and the inputs of a running aggregate, not whole rows.
 
 use std::sync::Arc;
 

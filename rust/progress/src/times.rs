@@ -8,7 +8,7 @@
 //! entry up to the one that it finds.
 //!
 //! Invariants of the tree: in order by time, heap-ordered by priority (random, so its depth is O(log n) whatever
-//! the times are), and every bound is that of its subtree. Source: treaps (Seidel and Aragon 1996); the bounds are ours.
+//! the times are), and every bound is that of its subtree. Source: treaps (Seidel and Aragon 1996). Departure: the bounds.
 
 use std::cmp::Ordering;
 use std::collections::{BTreeMap, btree_map};

@@ -7,6 +7,9 @@
 //!
 //! The numbers that a host asks of every bin (keys, bytes) and the mark of an epoch are kept on this side, so that asking and
 //! marking need no interpreter.
+//!
+//! Departure: these are counters on the native side, since asking 256 bins through the interpreter cost more than an
+//! epoch's work. Bytes are estimated now and then.
 
 mod expand;
 

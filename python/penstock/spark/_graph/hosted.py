@@ -8,6 +8,8 @@ Invariants: what is met is never trusted by its name: the caller opens it (check
 file comes to its place by one atomic step, link or rename. A meeting place belongs to this user alone. Nothing is
 kept alive there: the file is gone with the last executor that has it, and a link that leads nowhere is removed by
 whoever comes next.
+
+Departure: one copy per host, where Spark leaves one per executor.
 """
 
 from __future__ import annotations

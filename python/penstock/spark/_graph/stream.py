@@ -3,6 +3,9 @@
 Tasks pack their rows into pieces of about a mebibyte, which Spark keeps on the executors' disks and hands out a few
 at a time. So the driver, its JVM included, holds some pieces, whatever the number of rows and however few partitions
 they come from.
+
+Departure: edges come to one place, which sorts them by runs on disk: a distributed sort would still end in one
+file.
 """
 
 from __future__ import annotations

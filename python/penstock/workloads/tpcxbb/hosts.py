@@ -3,6 +3,8 @@
 Owns: feeding a pipeline with its stream and making batches of what it gives. Both hosts run the same pipeline over the
 same stream. On Spark the stream comes together in one partition and is sorted there by ``seq``; the pipeline runs in
 that one task, which gives its results in order, and a result of one partition is collected in order.
+
+Departure: a stream on Spark is one partition, since a parallel sort orders partitions only.
 """
 
 from __future__ import annotations

@@ -2,6 +2,8 @@
 //!
 //! The lower process dials the higher one. A dialled member that does not know the generation yet
 //! lets the connection wait in its lobby, so nobody has to try twice.
+//!
+//! Departure: parked dials, for 30 s; so members start in any order.
 
 use std::net::TcpStream;
 use std::time::Instant;

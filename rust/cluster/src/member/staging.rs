@@ -9,6 +9,9 @@
 //! Rows are in the member's store: in memory while they fit its budget, else in files. A feed is read no faster than its rows
 //! are kept, and never waits for the dataflow: a task that waited for it while it waits for the task's rows would wait
 //! for ever. Attempts that do not count go when the epoch is released.
+//!
+//! Departure: staging outlives the release; the rows of an epoch stay until it is complete, so that it runs again
+//! without feeding.
 
 use std::collections::{BTreeMap, BTreeSet};
 

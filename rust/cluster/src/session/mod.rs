@@ -6,6 +6,12 @@
 //! be put in here without touching anything else. Until then the secret authenticates the ends of
 //! a connection, and a checksum (not a key) guards what follows: the bytes are neither hidden from
 //! nor protected against someone who controls the network between two hosts.
+//!
+//! Departures: heartbeats, since the standard library offers neither TCP keepalive nor a user timeout. A silent member
+//! sends a frame every sixth of the time after which silence counts as loss (60 s), at most every 10 s; links between
+//! members take one and a half times that, so that the registry says first who it is. The end of a process is still
+//! seen at once by the end of its socket. And the secret authenticates the ends of a connection only: frames carry a
+//! CRC, not a MAC, until there is TLS.
 
 mod acceptor;
 mod frame;

@@ -10,6 +10,9 @@
 //! operators wait for room deadlocks (Faucet §1, F-09), and so does an operator that may not send what would let its peer go on.
 //! For the same reason taking a block into the worker credits it, not its consumption by an operator that may be waiting for a
 //! frontier which only the throttled source can move.
+//!
+//! Departure: only sources feel the bound. Progress ignores it, and so does state that moves, which has its own;
+//! between threads of a process probes bound data.
 
 use std::io::{self, BufWriter, Write};
 use std::net::Shutdown;

@@ -3,6 +3,9 @@
 //! A process is lost when nothing was heard from it for [`Limits::silence`], or when it took no byte for [`Limits::stall`] while
 //! some waited for it. Beats come from this thread, not from workers: a worker that is busy in one long operator stays
 //! quiet, and its process does not. When this process itself was suspended the clocks start anew.
+//!
+//! Departure: beats per link from one thread per process, since the standard library's sockets have no keepalive that
+//! reports in time.
 
 use std::io::{self, Read};
 use std::net::Shutdown;

@@ -11,7 +11,8 @@
 //! Where handing work over costs more than it gains the pipeline runs on the thread that pulls, past all queues, one envelope at a time;
 //! see [`Mode`]. What operators give at the end of the input is asked for on that thread, too, once everything has left.
 //!
-//! After "Scaling Ordered Stream Processing on Shared-Memory Multicores". Departures: envelopes of items instead of tuples; the producer of a queue
+//! After "Scaling Ordered Stream Processing on Shared-Memory Multicores". Departures: envelopes of items instead of tuples; room reserved at
+//! admission; the owner's thread where handing over costs more than it gains; the producer of a queue
 //! is whoever emits from the buffer before it; an input that fails fills its slot with the error.
 
 mod builder;

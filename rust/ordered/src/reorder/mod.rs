@@ -13,7 +13,8 @@
 //!
 //! After "Scaling Ordered Stream Processing on Shared-Memory Multicores", part "Reordering Outputs". Departures: the right to emit
 //! is handed over by a counter instead of a flag and a second look; a slot is a value that names its number instead of a pointer
-//! that may be NULL, so that neither a late nor a repeated number is taken for another; a sink that panics breaks the buffer in a
+//! that may be NULL, so that neither a late nor a repeated number is taken for another, and the exchange that claims it is the test
+//! for room, too; `next` is published once per round; a sink that panics breaks the buffer in a
 //! way that every sender is told.
 
 use super::sync;

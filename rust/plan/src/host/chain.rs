@@ -11,6 +11,9 @@
 //!   are handed out one after the other, and every edge keeps their order.
 //! - A loop stands in a scope of its own, so no path advances a batch.
 //! - What leaves a stage with such steps, and what waits in one before a scope in a scope, is in memory of its own.
+//!
+//! Departure: what leaves a metered stage is copied once, since an array from Python keeps everything alive that came
+//! with it.
 
 use std::cell::RefCell;
 use std::rc::Rc;

@@ -3,6 +3,10 @@
 //! Owns the threads, their command queues and what they deposit when the generation ends. A group never
 //! outlives its generation: a rollback, a join or a leave ends it and starts the next one with the bins
 //! that it left in its [`Resident`].
+//!
+//! Departure: slices are 1,024 rows where something expands before a keyed step, which holds what a slice expands to
+//! until the slice is complete. (On the batch host a Spark shuffle lies between, which spills.) What an engine's epoch
+//! gives is frozen until the sink returns, in memory up to the staging budget, beyond it in files.
 
 use std::error::Error as _;
 use std::sync::Arc;

@@ -6,6 +6,9 @@
 //! It works only while it is pulled. Where the plan is metered, a pull ends as soon as there is something worth handing on, and what
 //! is not expanded yet stays where it is until the next pull: so a consumer that does not take holds everything up, and
 //! what waits is what the bounded scopes admit and no more. Otherwise a pull ends when the block that was pushed has gone through.
+//!
+//! Departure: a partition is driven by its consumer. A pull of a metered plan ends when 8,192 rows or 2 MiB are made,
+//! and expansion rests in the batcher as everywhere, because nobody steps: there is no second mechanism of admission.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};

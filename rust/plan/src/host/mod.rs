@@ -20,6 +20,12 @@
 //!
 //! Non-goals: staging, networks and membership (`cluster`), what a step computes (`keyed`).
 //! Source: Megaphone §3.3 (strategies as user-supplied data), §4.3; slices and watermarks are ours.
+//!
+//! Departures: a mark before the data, since a migration at the first slice of data could otherwise move a bin before
+//! its worker had marked it. Control follows the probe of the data input and a window, not the probe of the output,
+//! which control itself holds back. A local input is one epoch, released in parts, not one epoch per block: the batch
+//! host's rows must be its rows; so windows are held until the input ends, unless it streams. Epochs overlap where no
+//! journal needs a cut between them.
 
 mod build;
 mod chain;

@@ -1,4 +1,6 @@
 //! Cutting a plan at its exchanges, for a host whose shuffle lies between the pieces.
+//!
+//! Departure: what crosses a shuffle are the rows of the keyed step with their hash, not the rows of the map before it.
 
 use arrow_array::RecordBatch;
 use arrow_schema::SchemaRef;

@@ -2,6 +2,9 @@
 //!
 //! Owns the shelf on which the tables of an ended generation left their bins. The next generation names the epoch it
 //! begins with; bins come back as they were then, whether that epoch failed or was never begun.
+//!
+//! Departure: there is no `rollback` of resident state. A generation starts with its first epoch, and an inventory
+//! tells which bins a process has for it.
 
 use penstock_bins::{BinState, Shelf};
 use serde::{Deserialize, Serialize};

@@ -2,6 +2,9 @@
 //!
 //! Owns the worker's inputs and probes. `turn` never blocks; the group's threads park between turns, the
 //! inline host calls it in the caller's thread.
+//!
+//! Departure: where a plan is metered, a worker that has told 8 MiB which nobody took stops stepping. That is behind
+//! the last operator, so no edge of the dataflow is full and loops cannot lock up.
 
 use std::collections::VecDeque;
 use std::sync::Arc;

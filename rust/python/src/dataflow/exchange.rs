@@ -4,6 +4,8 @@
 //! that a key function that raises or an object that does not pickle is an error of that step. The second receives. A list is
 //! split by one call of the key function's wrapper for the whole block and one pass over the keys; a record batch by the
 //! project's hash of its columns, without the interpreter.
+//!
+//! Departure: two operators, so that splitting and pickling fail as a step of the user's; the edge only moves parcels.
 
 use std::sync::Arc;
 

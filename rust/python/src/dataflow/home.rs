@@ -7,6 +7,8 @@
 //! Invariants: no borrow of a table lasts while foreign code (Python, drops of user objects) runs; a handle that is dropped on
 //! its thread frees its thing at once, on any other it goes to the [`Trash`], which wakes the worker and is emptied by its next
 //! step, so that a capability that the garbage collector finds elsewhere still lets the frontier go.
+//!
+//! Departure: a table of handles per thread, since workers are not `Send` and Python's handles go anywhere.
 
 use std::any::Any;
 use std::cell::{Cell, RefCell};

@@ -4,6 +4,9 @@
 //! all others which dataflows it has built. Who has built others, or builds one more, stops with a `GraphError` instead of
 //! waiting for progress that nobody will send. (Graphs of one name are compared by `penstock-dataflow` itself.) The roll also
 //! holds every worker until all programs have ended.
+//!
+//! Departure: one hidden broadcast per run, without which a worker would wait for ever for a dataflow that the others
+//! never build.
 
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;

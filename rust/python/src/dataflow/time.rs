@@ -3,6 +3,9 @@
 //! At the root a time is an int; a nested scope appends a coordinate, so a time there is a tuple, outermost first, under the
 //! product order. Rust sees four types, whatever the depth: `u64` and a pair, whose orders of dimension one and two the progress
 //! tracking exploits, and from the third coordinate on [`Nest`], of any depth.
+//!
+//! Departure: inside, times are innermost first, without trailing zeros: the two common depths are plain types, any
+//! other depth is one more.
 
 pub(crate) use penstock_progress::nest::Nest;
 use penstock_progress::timestamp::{Product, Timestamp};
