@@ -563,6 +563,15 @@ with machine.pinned():
     for one in found[:4] + found[5:]:
         assert one["ratio"] > 0 and one["conditions"]["versions"]["spark"] and one["conditions"]["versions"]["java"]
     assert found[0]["conditions"]["durable_snapshots"] is False
+    for one in found[:2]:
+        ours, peer = one["conditions"]["parts_s"], one["conditions"]["peer_parts_s"]
+        assert list(ours) == ["trigger", "feed", "run", "serve", "commit"] and list(peer) == [
+            "trigger",
+            "run",
+            "commit",
+        ]
+        assert min(*ours.values(), *peer.values()) > 0
+        assert 0.5 < sum(ours.values()) * one["ours"] / one["conditions"]["batch_rows"] < 2, "medians of the whole"
     assert _children(os.getpid(), "java") == before
 
 

@@ -1,13 +1,16 @@
 """``foreach-batch-count``: count per key in ``foreachBatch`` beside Spark's ``groupBy.count``.
 
 All queries run in one session, read the same files, and give the counts that changed to the same sink. They take
-turns batch by batch, after the state holds every key. Ours keeps its state in memory and writes no snapshot yet, which
-the peers do at each batch: that is said beside the figures, and nothing is claimed from them.
+turns batch by batch, after the state holds every key, and each batch is told by its parts. Ours keeps its state in
+memory and writes no snapshot yet, which the peers do at each batch: that is said beside the figures, and nothing is
+claimed from them.
 """
 
 from __future__ import annotations
 
+import statistics
 import time
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +23,8 @@ from penstock_bench.streams import Sink, Stream
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
+
+    from penstock.spark.engine import Engine
 
 __all__ = ["run"]
 
@@ -53,7 +58,8 @@ def run(options: Options, emit: Emit, tell: Tell, keys: int | None = None) -> No
                     for stream in made.values():
                         stream.done()
                 tell("measuring")
-                rates, usage = _rounds(made, files, options, tell)
+                rates, reports, usage = _rounds(made, files, options, tell)
+                parts = _parts(reports, engine)
                 _check(made, sinks, files)
                 conditions = {
                     "versions": streams.spark_versions(spark),
@@ -64,10 +70,13 @@ def run(options: Options, emit: Emit, tell: Tell, keys: int | None = None) -> No
                     "peer_shuffle_partitions": machine.cores(),
                     "timed": "triggerExecution of Spark's progress, on both sides",
                 }
+                for name, split in parts.items():
+                    tell(f"{name}: " + ", ".join(f"{part} {seconds:.3f} s" for part, seconds in split.items()))
                 for name in ("RocksDB", "default store"):
                     case = f"keys={count} rows={count} vs Spark groupBy.count, {name}"
                     paired = Paired(rates["ours"], rates[name], *usage)
-                    emit(line(NAME, case, "rows/s", "higher", paired, options, conditions))
+                    own: dict[str, Any] = {"parts_s": parts["ours"], "peer_parts_s": parts[name]}
+                    emit(line(NAME, case, "rows/s", "higher", paired, options, conditions | own))
             finally:
                 for stream in made.values():
                     stream.stop()
@@ -110,9 +119,13 @@ class _Files:
 
 def _rounds(
     made: dict[str, Stream], files: _Files, options: Options, tell: Tell
-) -> tuple[dict[str, list[float]], machine.Usage]:
-    """Give every query the same batches, in changing order, until the budget is spent; rows per second of each."""
+) -> tuple[dict[str, list[float]], dict[str, list[Mapping[str, Any]]], machine.Usage]:
+    """Give every query the same batches, in changing order, until the budget is spent.
+
+    Returns rows per second of each, and Spark's progress reports.
+    """
     rates: dict[str, list[float]] = {name: [] for name in made}
+    reports: dict[str, list[Mapping[str, Any]]] = {name: [] for name in made}
     names = list(made)
     budget = options.budget(1, quick=15, full=150)
     begin, longest = time.monotonic(), 0.0
@@ -123,10 +136,24 @@ def _rounds(
         seconds = {name: made[name].give(file) for name in names}
         for name in made:
             rates[name].append(len(files.last) / seconds[name])
+            reports[name].append(made[name].progress)
         tell(f"batch {len(rates['ours'])}: " + ", ".join(f"{name} {seconds[name]:.2f} s" for name in made))
         names = [*names[1:], names[0]]
         longest = max(longest, time.monotonic() - turn)
-    return rates, meter.stop()
+    return rates, reports, meter.stop()
+
+
+def _parts(reports: Mapping[str, Sequence[Mapping[str, Any]]], engine: Engine) -> dict[str, dict[str, float]]:
+    """Median seconds of each part of each query's batches."""
+    epochs = {epoch.epoch: epoch for epoch in engine.timeline().epochs}
+    found = {}
+    for name, batches in reports.items():
+        splits = [
+            streams.parts(batch["durationMs"], epochs[batch["batchId"]] if name == "ours" else None)
+            for batch in batches
+        ]
+        found[name] = {part: round(statistics.median(split[part] for split in splits), 4) for part in splits[0]}
+    return found
 
 
 def _check(made: dict[str, Stream], sinks: dict[str, Sink], files: _Files) -> None:

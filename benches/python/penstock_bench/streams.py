@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,7 +23,9 @@ from penstock_bench.measure import Tell
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-__all__ = ["BatchTimeout", "Sink", "Stream", "session", "spark_versions", "write_file"]
+    from penstock.report._timeline import Epoch
+
+__all__ = ["BatchTimeout", "Sink", "Stream", "parts", "session", "spark_versions", "write_file"]
 
 #: Slots that our two residents hold for the engine's life. They sleep between batches.
 WORKERS = 2
@@ -68,6 +70,36 @@ def spark_versions(spark: SparkSession) -> dict[str, str]:
         "java": str(jvm.java.lang.System.getProperty("java.version")),
         "pandas": importlib.metadata.version("pandas"),
     }
+
+
+def parts(durations_ms: Mapping[str, float], epoch: Epoch | None = None) -> dict[str, float]:
+    """What a batch took, in seconds: its parts in order, whose sum is Spark's ``triggerExecution``.
+
+    Parameters
+    ----------
+    durations_ms : mapping
+        ``durationMs`` of Spark's progress report.
+    epoch : Epoch, optional
+        The same batch as our engine saw it. Without it everything in the sink is ``run``.
+
+    Returns
+    -------
+    dict
+        ``trigger`` (finding input, planning, calling us), ``feed`` (rows to the workers), ``run`` (keyed state),
+        ``serve`` (results in the sink) and ``commit`` (Spark's logs).
+
+    Examples
+    --------
+    >>> parts({"triggerExecution": 500, "walCommit": 50, "commitOffsets": 50, "addBatch": 300})
+    {'trigger': 0.1, 'run': 0.3, 'commit': 0.1}
+    """
+    commit = (durations_ms.get("walCommit", 0) + durations_ms.get("commitOffsets", 0)) / 1e3
+    if epoch is None:
+        own = {"run": durations_ms["addBatch"] / 1e3}
+    else:
+        own = {"feed": epoch.feed_s, "run": epoch.run_s, "serve": epoch.serve_s}
+    trigger = durations_ms["triggerExecution"] / 1e3 - commit - sum(own.values())
+    return {"trigger": round(max(0.0, trigger), 6), **own, "commit": commit}
 
 
 def write_file(path: Path, table: pa.Table) -> Path:
@@ -128,6 +160,8 @@ class Stream:
         self._input = folder / "input"
         self._input.mkdir(parents=True)
         self._given = 0
+        #: Spark's progress report of the batch that was waited for last.
+        self.progress: Mapping[str, Any] = {}
         spark.conf.set(_PROVIDER, store)
         read = spark.readStream.schema(schema).option("maxFilesPerTrigger", 1).parquet(str(self._input))
         shaped = read if shape is None else shape(read)
@@ -163,6 +197,7 @@ class Stream:
         while True:
             last = self.query.lastProgress
             if last is not None and last["batchId"] == batch and last["numInputRows"]:
+                self.progress = last
                 return float(last["durationMs"]["triggerExecution"]) / 1e3
             if not self.query.isActive:
                 raise EngineError(f"the query {self.query.name} ended: {self.query.exception()}")
