@@ -1,9 +1,10 @@
 """A view of a run while it runs: rows per second, epoch latency, load per worker, migrations.
 
-The view asks a function for a `Snapshot` a few times a second and draws it. On a terminal it redraws in
-place; anywhere else (a pipe, a log, continuous integration) it prints a plain line every few seconds, at each
-new phase, and for each migration that begins or ends. The function runs in the view's own thread; when it raises, the
-view keeps what it showed last and raises the error when it is left.
+The view asks a function for a `Snapshot` a few times a second and draws it. On a terminal it redraws in place what has
+begun. Anywhere else (a pipe, a log, continuous integration) it prints a plain line where something is new: at each new
+phase, for each migration that ends (and that begins, if it takes long), and every few seconds the figures if they have
+changed, with the workers' load only where bins have moved. The function runs in the view's own thread; when it raises,
+the view keeps what it showed last and raises the error when it is left.
 """
 
 from __future__ import annotations
@@ -27,6 +28,8 @@ from penstock.report._timeline import duration_text, size_text
 __all__ = ["LiveView", "Move", "Snapshot", "WorkerLoad"]
 
 _REDRAWS_PER_SECOND = 4
+#: Seconds after which a migration under way is told in a plain line.
+_LONG_S = 2.0
 _BLOCKS = "▁▂▃▄▅▆▇█"
 
 
@@ -55,7 +58,10 @@ class Move:
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """One moment of a run. ``epoch_s`` holds the latencies of the latest epochs in seconds, oldest first."""
+    """One moment of a run.
+
+    ``epoch_s`` holds the latencies of the latest epochs in seconds, oldest first; ``total_s`` is an estimate.
+    """
 
     title: str
     phase: str
@@ -82,7 +88,7 @@ class LiveView:
     console
         Where to draw; standard output by default. ``console.is_terminal`` decides between the two forms.
     plain_every_s
-        Seconds between plain lines when it is no terminal.
+        Seconds between plain lines with figures when it is no terminal.
     """
 
     snapshot: Callable[[], Snapshot]
@@ -94,7 +100,8 @@ class LiveView:
     _error: BaseException | None = field(default=None, init=False)
     _told: dict[tuple[int, str], str] = field(default_factory=dict, init=False)
     _phase: str = field(default="", init=False)
-    _line: str = field(default="", init=False)
+    _figures: str = field(default="", init=False)
+    _bins: list[int] = field(default_factory=list, init=False)
 
     def __enter__(self) -> LiveView:
         if self.console.is_terminal:
@@ -115,7 +122,7 @@ class LiveView:
             self._thread.join()
         try:
             if self._error is None and kind is None:
-                self._show(last=True)
+                self._show(figures=True)
         finally:
             if self._live is not None:
                 self._live.stop()
@@ -128,7 +135,7 @@ class LiveView:
         while not self._stop.is_set():
             try:
                 now = time.monotonic()
-                self._show(line=now >= due)
+                self._show(figures=now >= due)
                 if now >= due:
                     due = now + self.plain_every_s
             except BaseException as error:  # shown when the view is left; the run itself goes on
@@ -136,47 +143,61 @@ class LiveView:
                 return
             self._stop.wait(interval)
 
-    def _show(self, *, line: bool = True, last: bool = False) -> None:
+    def _show(self, *, figures: bool) -> None:
         current = self.snapshot()
         if self._live is not None:
             self._live.update(draw(current, width=self.console.width), refresh=True)
             return
+        if current.phase != self._phase:
+            self._phase = current.phase
+            self._print(current, current.phase)
         for index, move in enumerate(current.moves):
             told = self._told.get((index, move.what), "planned")
-            if move.state != told:
+            if move.state != told and (move.state == "done" or move.seconds >= _LONG_S):
                 self._told[(index, move.what)] = move.state
-                self._print(f"[{current.elapsed_s:5.1f} s] migration {_move_text(move)}")
-        text = plain_line(current)
-        # The time alone is no news when the run is over.
-        if line or current.phase != self._phase or (last and text.partition("] ")[2] != self._line.partition("] ")[2]):
-            self._print(text)
-            self._line = text
-        self._phase = current.phase
+                self._print(current, f"migration {_move_text(move)}")
+        if figures:
+            self._tell(current)
 
-    def _print(self, text: str) -> None:
-        self.console.print(text, markup=False, highlight=False, soft_wrap=True)
+    def _tell(self, current: Snapshot) -> None:
+        text = figures_text(current)
+        if text == self._figures:
+            return
+        self._figures = text
+        bins = [worker.bins for worker in current.workers]
+        if bins != self._bins:
+            self._bins = bins
+            text = "; ".join([text, *map(_load_text, current.workers)])
+        self._print(current, text)
+
+    def _print(self, current: Snapshot, text: str) -> None:
+        line = f"[{current.elapsed_s:5.1f} s] {text}"
+        self.console.print(line, markup=False, highlight=False, soft_wrap=True)
 
 
-def plain_line(snapshot: Snapshot) -> str:
-    """One line of plain text for a snapshot."""
-    parts = [f"[{snapshot.elapsed_s:5.1f} s] {snapshot.phase}"]
-    if snapshot.epochs:
-        parts.append(f"{snapshot.rows:,} rows, {snapshot.rows_per_s:,.0f} rows/s")
-        if snapshot.epoch_s:
-            parts.append(f"epoch {snapshot.epochs} took {duration_text(snapshot.epoch_s[-1])}")
-    parts += [
-        f"worker {w.worker}: {w.bins} bins, {w.keys:,} keys, {size_text(w.state_bytes)}" for w in snapshot.workers
-    ]
+def figures_text(snapshot: Snapshot) -> str:
+    """The figures of a run in one plain line; empty before its first epoch."""
+    if not snapshot.epochs:
+        return ""
+    parts = [f"{snapshot.rows:,} rows, {snapshot.rows_per_s:,.0f} rows/s"]
+    if snapshot.epoch_s:
+        parts.append(f"epoch {snapshot.epochs} took {duration_text(snapshot.epoch_s[-1])}")
     return "; ".join(parts)
+
+
+def _load_text(load: WorkerLoad) -> str:
+    return f"worker {load.worker}: {load.bins} bins, {load.keys:,} keys, {size_text(load.state_bytes)}"
 
 
 def draw(snapshot: Snapshot, width: int = 100) -> RenderableType:
     """The view of one snapshot, for a terminal of ``width`` columns."""
-    parts: list[RenderableType] = [_progress(snapshot, width - 4), _rates(snapshot, width - 4)]
+    parts: list[RenderableType] = [_progress(snapshot, width - 4)]
+    if snapshot.epochs:
+        parts.append(_rates(snapshot, width - 4))
     if snapshot.workers:
         parts += [Text(), _workers(snapshot, width - 4)]
-    if snapshot.moves:
-        parts += [Text(), _moves(snapshot)]
+    if moves := [move for move in snapshot.moves if move.state != "planned"]:
+        parts += [Text(), _moves(moves)]
     return Panel(Group(*parts), title=f"[bold]{snapshot.title}[/]", title_align="left", border_style="blue")
 
 
@@ -198,7 +219,9 @@ def bar(share: float, width: int) -> str:
 
 def _progress(snapshot: Snapshot, width: int) -> Text:
     share = snapshot.elapsed_s / snapshot.total_s if snapshot.total_s > 0 else 0.0
-    ends = f" {snapshot.elapsed_s:.0f} of about {snapshot.total_s:.0f} s"
+    ends = f" {snapshot.elapsed_s:.0f}"
+    # An estimate that has passed is none.
+    ends += f" of about {snapshot.total_s:.0f} s" if share < 1 else " s"
     text = Text(no_wrap=True, overflow="ellipsis")
     # Where it is narrow the bar goes first, then the end of the phase; the figures stay.
     phase = max(0, min(24, width - 1 - len(ends)))
@@ -242,22 +265,22 @@ def _workers(snapshot: Snapshot, width: int) -> Table:
     return table
 
 
-def _moves(snapshot: Snapshot) -> Table:
+def _moves(moves: Sequence[Move]) -> Table:
     table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False)
     for name in ("migration", "strategy"):
         table.add_column(name, no_wrap=True)
     for name, least in (("bins", 3), ("bytes", 6), ("took", 6)):
         table.add_column(name, justify="right", no_wrap=True, min_width=least)
     table.add_column("")
-    styles = {"planned": "dim", "moving": "bold magenta", "done": "green"}
-    for move in snapshot.moves:
+    styles = {"moving": "bold magenta", "done": "green"}
+    for move in moves:
         done = move.state == "done"
         table.add_row(
             move.what,
             move.strategy,
             f"{move.bins:,}" if done else "",
             size_text(move.bytes) if done else "",
-            duration_text(move.seconds) if move.state != "planned" else "",
+            duration_text(move.seconds),
             move.state,
             style=styles[move.state],
         )

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import io
 import threading
+from dataclasses import replace
 
 import pytest
 from rich.console import Console
 
-from penstock._live import LiveView, Move, Snapshot, WorkerLoad, bar, plain_line, sparkline
+from penstock._live import LiveView, Move, Snapshot, WorkerLoad, bar, figures_text, sparkline
 
 
-def snapshot(state: str = "planned", epochs: int = 3) -> Snapshot:
+def snapshot(state: str = "planned", epochs: int = 3, move_s: float = 0.25) -> Snapshot:
     return Snapshot(
         title="demo",
         phase="streaming",
@@ -22,7 +23,7 @@ def snapshot(state: str = "planned", epochs: int = 3) -> Snapshot:
         epochs=epochs,
         epoch_s=[0.1, 0.2, 0.4],
         workers=[WorkerLoad(0, 192, 1000, 64_000, 30_000.0), WorkerLoad(1, 64, 300, 20_000, 10_000.0)],
-        moves=[Move("half to worker 1", "batched", state, 64, 4096, 0.25)],  # type: ignore[arg-type]
+        moves=[Move("half to worker 1", "batched", state, 64, 4096, move_s)],  # type: ignore[arg-type]
         slice_p50_s=0.0003,
         slice_p99_s=0.002,
     )
@@ -47,7 +48,7 @@ def test_plain_lines_when_there_is_no_terminal() -> None:
     output = io.StringIO()
     run_view(
         Console(file=output, force_terminal=False, width=60),
-        [snapshot("planned"), snapshot("moving"), snapshot("done")],
+        [snapshot("planned"), snapshot("moving"), snapshot("moving", move_s=2.5), snapshot("done")],
     )
     lines = output.getvalue().splitlines()
     assert "\x1b" not in output.getvalue()
@@ -56,8 +57,40 @@ def test_plain_lines_when_there_is_no_terminal() -> None:
         "[ 12.0 s] migration half to worker 1, batched: moving",
         "[ 12.0 s] migration half to worker 1, batched: done, 64 bins, 4.1 kB in 250 ms",
     ]
-    assert lines[-1] == plain_line(snapshot())
-    assert "worker 1: 64 bins, 300 keys, 20 kB" in lines[-1]
+    rest = [line for line in lines if line not in moves]
+    assert rest == [
+        "[ 12.0 s] streaming",
+        f"[ 12.0 s] {figures_text(snapshot())};"
+        " worker 0: 192 bins, 1,000 keys, 64 kB; worker 1: 64 bins, 300 keys, 20 kB",
+    ]
+
+
+def test_plain_lines_say_only_what_is_new() -> None:
+    """Nothing while nothing happens, no phase twice, and the workers' load only where bins have moved."""
+    output = io.StringIO()
+    first = snapshot()
+    empty = replace(first, phase="starting", epochs=0, epoch_s=[], workers=[], rows=0)
+    moved = [replace(first.workers[0], bins=256), replace(first.workers[1], bins=0)]
+    run_view(
+        Console(file=output, force_terminal=False),
+        [
+            empty,
+            replace(empty, elapsed_s=17.0),
+            first,
+            replace(first, elapsed_s=18.0),
+            replace(first, rows=200_000, elapsed_s=19.0),
+            replace(first, rows=300_000, workers=moved, elapsed_s=20.0),
+        ],
+    )
+    assert output.getvalue().splitlines() == [
+        "[ 12.0 s] starting",
+        "[ 12.0 s] streaming",
+        "[ 12.0 s] 123,456 rows, 40,000 rows/s; epoch 3 took 400 ms;"
+        " worker 0: 192 bins, 1,000 keys, 64 kB; worker 1: 64 bins, 300 keys, 20 kB",
+        "[ 19.0 s] 200,000 rows, 40,000 rows/s; epoch 3 took 400 ms",
+        "[ 20.0 s] 300,000 rows, 40,000 rows/s; epoch 3 took 400 ms;"
+        " worker 0: 256 bins, 1,000 keys, 64 kB; worker 1: 0 bins, 300 keys, 20 kB",
+    ]
 
 
 @pytest.mark.parametrize("width", [60, 80, 120])
@@ -91,9 +124,23 @@ def test_a_narrow_terminal_shows_how_long_of_how_much(width: int) -> None:
     assert any(text in line for line in lines) or width < len(text) + 5, lines
 
 
+def test_a_terminal_shows_what_has_begun() -> None:
+    from penstock._live import draw
+
+    def text(given: Snapshot) -> str:
+        plain = Console(file=io.StringIO(), force_terminal=False, width=100, record=True)
+        plain.print(draw(given))
+        return plain.export_text()
+
+    assert "half to worker 1" not in text(snapshot("planned")) and "half to worker 1" in text(snapshot("moving"))
+    assert "rows" not in text(replace(snapshot("planned", epochs=0), workers=[]))
+    assert "12 of about 60 s" in text(snapshot()) and "61 s" in text(replace(snapshot(), elapsed_s=61.0))
+    assert "of about" not in text(replace(snapshot(), elapsed_s=61.0))
+
+
 def test_nothing_yet_is_a_view_too() -> None:
     empty = Snapshot(title="demo", phase="starting Spark", elapsed_s=0.0, total_s=0.0)
-    assert plain_line(empty) == "[  0.0 s] starting Spark"
+    assert figures_text(empty) == ""
     output = io.StringIO()
     run_view(Console(file=output, force_terminal=True, width=80), [empty])
     assert "starting Spark" in output.getvalue()
