@@ -9,7 +9,7 @@ use arrow_array::cast::AsArray;
 use arrow_array::types::Int64Type;
 use crossbeam::channel::{Receiver, unbounded};
 use penstock_dataflow::fabric;
-use penstock_plan::host::{Event, Group, GroupConfig, Input, Resident};
+use penstock_plan::host::{Event, Group, GroupConfig, PartitionRows, Resident};
 use penstock_plan::spec::{AggSpec, Nulls, PLAN_VERSION, PlanSpec, SourceSpec, StepSpec};
 use penstock_plan::{CallError, Callbacks, Emit, ForeignState, Plan};
 
@@ -60,7 +60,7 @@ impl KeyedCount {
     }
 
     fn release(&mut self, keys: &RecordBatch, watermark: Option<i64>) {
-        let input = Input { partition: 0, batches: vec![keys.clone().into()], rows_before: 0 };
+        let input = PartitionRows { partition: 0, batches: vec![keys.clone().into()], rows_before: 0 };
         self.group.release(self.epoch, vec![input], watermark).expect("a small epoch");
         self.epoch += 1;
     }

@@ -12,7 +12,7 @@ use arrow_array::{Int64Array, RecordBatch};
 use crossbeam::channel::{Receiver, unbounded};
 use penstock_dataflow::fabric;
 use penstock_plan::Plan;
-use penstock_plan::host::{Event, Group, GroupConfig, Input, Resident, Rows};
+use penstock_plan::host::{Event, Group, GroupConfig, PartitionRows, Resident, Rows};
 use serde_json::{Value, json};
 
 use crate::counting::NoCalls;
@@ -55,7 +55,7 @@ impl Side {
             while epoch >= AHEAD + told / self.workers {
                 told += take(&events, &mut outputs);
             }
-            let input = Input { partition: 0, batches: vec![block.clone().into()], rows_before: 0 };
+            let input = PartitionRows { partition: 0, batches: vec![block.clone().into()], rows_before: 0 };
             group.release(epoch as u64, vec![input], None).expect("a small epoch");
         }
         group.release(self.blocks.len() as u64, Vec::new(), Some(i64::MAX)).expect("an empty epoch");

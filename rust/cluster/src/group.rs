@@ -14,12 +14,12 @@ use arrow_schema::SchemaRef;
 use crossbeam::channel::Sender;
 use penstock_dataflow::fabric::{self, Duplex};
 use penstock_dataflow::{Error as FlowError, FabricGuard, FabricTag};
-use penstock_plan::host::{Event, Group, GroupConfig, HostError, Input, Keep, Resident, StepReport};
+use penstock_plan::host::{Event, Group, GroupConfig, HostError, Keep, PartitionRows, Resident, StepReport};
 use penstock_plan::{CallError, Callbacks, OpError, Plan, PlanError};
 use serde_json::{Value, json};
 
 use crate::error::{ClusterError, Failure};
-use crate::host::{Host, HostEvent, Launch, Staged};
+use crate::host::{Host, HostEvent, Launch};
 use crate::member::Member;
 use crate::session::Limits;
 use crate::spill::SpillError;
@@ -248,14 +248,10 @@ impl Host for GroupHost {
         &self,
         running: &Running,
         epoch: u64,
-        inputs: Vec<Staged>,
+        inputs: Vec<PartitionRows>,
         watermark: Option<i64>,
         clock_ms: Option<i64>,
     ) -> Result<(), Failure> {
-        let inputs = inputs
-            .into_iter()
-            .map(|Staged { partition, batches, rows_before }| Input { partition, batches, rows_before })
-            .collect();
         running.group.release_at(epoch, inputs, watermark, clock_ms).map_err(|error| self.failure(&error))
     }
 

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use arrow_array::RecordBatch;
 use arrow_schema::SchemaRef;
 use crossbeam::channel::Sender;
-pub use penstock_plan::host::{Keep, Rows, Stored};
+pub use penstock_plan::host::{Keep, PartitionRows, Rows, Stored};
 use serde_json::Value;
 
 use crate::error::Failure;
@@ -75,7 +75,7 @@ pub trait Host: Send + Sync + 'static {
         &self,
         group: &Self::Group,
         epoch: u64,
-        inputs: Vec<Staged>,
+        inputs: Vec<PartitionRows>,
         watermark: Option<i64>,
         clock_ms: Option<i64>,
     ) -> Result<(), Failure>;
@@ -134,17 +134,6 @@ impl Launch {
             .bytes()
             .fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3))
     }
-}
-
-/// The committed rows of one partition.
-#[derive(Clone, Debug)]
-pub struct Staged {
-    /// Spark's partition.
-    pub partition: u32,
-    /// Its rows, in blocks of at most a slice where they are not in memory.
-    pub batches: Vec<Rows>,
-    /// Rows of all smaller partitions in all members.
-    pub rows_before: u64,
 }
 
 /// What the workers report.

@@ -11,7 +11,9 @@ use arrow_array::{ArrayRef, BooleanArray, Int64Array, RecordBatch};
 use arrow_schema::{DataType, Field, Schema, SchemaRef};
 use crossbeam::channel::{Receiver, unbounded};
 use penstock_dataflow::fabric;
-use penstock_plan::host::{Event, Group, GroupConfig, HostError, Inline, Input, Pulled, Resident, Rows, ScopeStats};
+use penstock_plan::host::{
+    Event, Group, GroupConfig, HostError, Inline, PartitionRows, Pulled, Resident, Rows, ScopeStats,
+};
 use penstock_plan::spec::{OnFailure, PLAN_VERSION, SourceSpec};
 use penstock_plan::{CallError, Callbacks, Expansion, ForeignState, Plan, PlanError, PlanSpec, Spoiled, StepSpec};
 use proptest::prelude::*;
@@ -223,7 +225,7 @@ fn start(plan: &Arc<Plan>, functions: Functions, workers: usize, eager: bool) ->
 }
 
 fn release(group: &Group, epoch: u64, rows: &[i64], last: bool) {
-    let input = Input { partition: 0, batches: vec![batch(rows.iter().copied()).into()], rows_before: 0 };
+    let input = PartitionRows { partition: 0, batches: vec![batch(rows.iter().copied()).into()], rows_before: 0 };
     group.release(epoch, vec![input], last.then_some(i64::MAX)).unwrap();
 }
 

@@ -15,7 +15,7 @@ use penstock_bins::ControlError;
 use penstock_dataflow::fabric::{self, Duplex};
 use penstock_dataflow::{BoxError, Endpoint, FabricGuard, FabricTag, Limits};
 use penstock_plan::host::{
-    Event, Group, GroupConfig, HostError, Inline, Input, Keep, NotStarted, Pulled, Resident, Rows, Stored,
+    Event, Group, GroupConfig, HostError, Inline, Keep, NotStarted, PartitionRows, Pulled, Resident, Rows, Stored,
 };
 use penstock_plan::{CallError, Callbacks, Encoding, ForeignState, Grouped, Plan, StateFault};
 
@@ -220,7 +220,7 @@ impl Cluster {
         for (p, (group, _)) in self.groups.iter().enumerate() {
             let (from, to) = ((p * share).min(values.len()), ((p + 1) * share).min(values.len()));
             let batches = vec![rows(columns, &values[from..to]).into()];
-            let input = Input { partition: p as u32, batches, rows_before: from as u64 };
+            let input = PartitionRows { partition: p as u32, batches, rows_before: from as u64 };
             group.release(epoch, vec![input], watermark).unwrap();
         }
     }
@@ -522,7 +522,7 @@ fn an_epoch_in_parts_has_one_end() {
             let end = parts.len() as u64;
             for (epoch, values) in (0..).zip(parts) {
                 let batches = vec![rows(&columns, values).into()];
-                group.release_part(epoch, vec![Input { partition: 0, batches, rows_before: 0 }]).unwrap();
+                group.release_part(epoch, vec![PartitionRows { partition: 0, batches, rows_before: 0 }]).unwrap();
                 let made = cluster.complete(epoch, &mut 0).unwrap();
                 assert_eq!(read(&made), Vec::<Vec<i64>>::new(), "the epoch is not over");
             }
@@ -945,7 +945,7 @@ fn rows_may_lie_elsewhere_until_they_are_due_and_once_they_are_made() {
         cuts.windows(2).map(|ends| Rows::Stored(Arc::new(Shelved(block(ends), store.clone())))).collect()
     };
     let release = |group: &Group| {
-        let input = Input { partition: 0, batches: blocks(), rows_before: 0 };
+        let input = PartitionRows { partition: 0, batches: blocks(), rows_before: 0 };
         group.release(0, vec![input], None).unwrap();
     };
     let failing = [(&store.lost, "the rows are lost"), (&store.full, "the store is full")];

@@ -9,7 +9,7 @@ use arrow_array::types::Int64Type;
 use arrow_array::{ArrayRef, Int64Array, RecordBatch};
 use crossbeam::channel::{Receiver, unbounded};
 use penstock_dataflow::fabric;
-use penstock_plan::host::{Event, Group, GroupConfig, Input, Resident};
+use penstock_plan::host::{Event, Group, GroupConfig, PartitionRows, Resident};
 use penstock_plan::spec::{AggSpec, Nulls, PLAN_VERSION, PlanSpec, SourceSpec, StepSpec};
 use penstock_plan::{CallError, Callbacks, Emit, ForeignState, Plan};
 
@@ -65,7 +65,9 @@ fn start(mapped: bool, workers: usize) -> (Group, Receiver<Event>) {
 }
 
 fn release(group: &Group, epoch: u64, block: RecordBatch) {
-    group.release(epoch, vec![Input { partition: 0, batches: vec![block.into()], rows_before: 0 }], None).unwrap();
+    group
+        .release(epoch, vec![PartitionRows { partition: 0, batches: vec![block.into()], rows_before: 0 }], None)
+        .unwrap();
 }
 
 #[test]

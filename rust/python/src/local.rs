@@ -19,7 +19,7 @@ use crossbeam::channel::{Receiver, RecvTimeoutError, Sender, bounded, select, un
 use penstock_bins::ControlError;
 use penstock_dataflow::fabric;
 use penstock_plan::Plan;
-use penstock_plan::host::{Event, Group, GroupConfig, HostError, Input, Resident, Rows};
+use penstock_plan::host::{Event, Group, GroupConfig, HostError, PartitionRows, Resident, Rows};
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
@@ -268,7 +268,7 @@ impl LocalRun {
         let inner = self.inner(py)?;
         let batch = plan::fitting(&import_batch(batch)?, inner.plan.input_schema())?;
         let reached = inner.plan.max_event_time(&batch).map(|time| time.saturating_sub(inner.plan.lateness_us()));
-        let input = Input { partition: 0, batches: vec![batch.into()], rows_before: 0 };
+        let input = PartitionRows { partition: 0, batches: vec![batch.into()], rows_before: 0 };
         self.release(py, Some((input, reached)), clock_ms)
     }
 
@@ -448,7 +448,12 @@ impl LocalRun {
     }
 
     /// Releases an epoch when fewer than `ahead` are under way: `None` is the last one. False when they wait for outputs to be taken.
-    fn release(&self, py: Python<'_>, input: Option<(Input, Option<i64>)>, clock_ms: Option<i64>) -> PyResult<bool> {
+    fn release(
+        &self,
+        py: Python<'_>,
+        input: Option<(PartitionRows, Option<i64>)>,
+        clock_ms: Option<i64>,
+    ) -> PyResult<bool> {
         let inner = self.inner(py)?;
         let last = input.is_none();
         let mut input = Some(input);

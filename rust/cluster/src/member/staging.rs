@@ -16,7 +16,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use crate::error::Failure;
-use crate::host::{Rows, Staged};
+use crate::host::{PartitionRows, Rows};
 use crate::message::{FeedCommit, FeedContext};
 
 type Key = (u32, u64);
@@ -92,7 +92,7 @@ impl Staging {
     ///
     /// # Errors
     /// When one is not staged here with that many rows, or a partition is named twice.
-    pub(crate) fn select(&self, epoch: u64, feeds: &[FeedCommit]) -> Result<Vec<Staged>, Failure> {
+    pub(crate) fn select(&self, epoch: u64, feeds: &[FeedCommit]) -> Result<Vec<PartitionRows>, Failure> {
         let mut chosen = BTreeMap::new();
         for feed in feeds {
             let fail = |what: String| {
@@ -108,8 +108,11 @@ impl Staging {
             if attempt.rows != feed.rows {
                 return fail(format!("{} rows are staged, not {}", attempt.rows, feed.rows));
             }
-            let staged =
-                Staged { partition: feed.partition, batches: attempt.batches.clone(), rows_before: feed.rows_before };
+            let staged = PartitionRows {
+                partition: feed.partition,
+                batches: attempt.batches.clone(),
+                rows_before: feed.rows_before,
+            };
             if chosen.insert(feed.partition, staged).is_some() {
                 return fail("two attempts of this partition are to count".into());
             }
@@ -156,7 +159,7 @@ mod tests {
         RecordBatch::try_from_iter([("v", column)]).unwrap()
     }
 
-    fn read(staged: &Staged) -> Vec<RecordBatch> {
+    fn read(staged: &PartitionRows) -> Vec<RecordBatch> {
         staged.batches.iter().map(|rows| rows.read().unwrap()).collect()
     }
 

@@ -18,7 +18,7 @@ use arrow_array::types::Int64Type;
 use arrow_array::{ArrayRef, Int64Array, RecordBatch};
 use arrow_schema::{DataType, Field, Schema, SchemaRef};
 use crossbeam::channel::{Receiver, Sender, unbounded};
-use penstock_cluster::host::{Host, HostEvent, Keep, Launch, Rows, Staged};
+use penstock_cluster::host::{Host, HostEvent, Keep, Launch, PartitionRows, Rows};
 use penstock_cluster::session::Limits;
 use penstock_cluster::{End, Failure, Member, Registry, RegistryEvent};
 use serde_json::{Value, json};
@@ -97,7 +97,7 @@ pub struct EchoBins {
 
 struct Work {
     epoch: u64,
-    inputs: Vec<Staged>,
+    inputs: Vec<PartitionRows>,
     watermark: Option<i64>,
 }
 
@@ -220,7 +220,7 @@ impl Host for Echo {
         &self,
         group: &EchoGroup,
         epoch: u64,
-        inputs: Vec<Staged>,
+        inputs: Vec<PartitionRows>,
         watermark: Option<i64>,
         _: Option<i64>,
     ) -> Result<(), Failure> {
@@ -284,7 +284,7 @@ impl Worker {
             if self.wishes.stuck_epoch == Some(epoch) {
                 self.gate.wait();
             }
-            let mine = |staged: &&Staged| staged.partition as usize % self.threads == self.thread;
+            let mine = |staged: &&PartitionRows| staged.partition as usize % self.threads == self.thread;
             let blocks = inputs.iter().filter(mine).flat_map(|staged| &staged.batches);
             let read: Result<Vec<RecordBatch>, _> = blocks.map(Rows::read).collect();
             let batches = match read {

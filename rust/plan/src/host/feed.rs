@@ -15,7 +15,7 @@ use crate::host::HostError;
 
 /// Released rows of one source partition, in row order.
 #[derive(Clone, Debug)]
-pub struct Input {
+pub struct PartitionRows {
     /// Index of the source partition; rows are ordered by (partition, row).
     pub partition: u32,
     /// The rows, in order. Stored blocks are read as a whole, so they should not be longer than a slice.
@@ -60,7 +60,7 @@ const LEAST_SHARE: usize = 1024;
 /// `EpochTooLarge` when an order-sensitive epoch has more rows than there are data slices (2^31 - 2).
 /// Cost: nothing is read or copied.
 pub(crate) fn deal(
-    mut inputs: Vec<Input>,
+    mut inputs: Vec<PartitionRows>,
     slice_rows: usize,
     workers: usize,
     ordered: bool,
@@ -106,8 +106,8 @@ mod tests {
     #[test]
     fn ordered_slices_are_numbered_by_row_over_all_partitions() {
         let inputs = vec![
-            Input { partition: 1, batches: vec![batch(10..15)], rows_before: 10 },
-            Input { partition: 0, batches: vec![batch(0..4), batch(4..10)], rows_before: 0 },
+            PartitionRows { partition: 1, batches: vec![batch(10..15)], rows_before: 10 },
+            PartitionRows { partition: 0, batches: vec![batch(0..4), batch(4..10)], rows_before: 0 },
         ];
         let dealt = deal(inputs, 3, 2, true).unwrap();
         let mut all: Vec<_> = dealt.iter().flatten().map(|(s, b)| (s - FIRST, b.num_rows())).collect();
@@ -120,7 +120,7 @@ mod tests {
 
     #[test]
     fn unordered_slices_are_dense_on_each_worker() {
-        let inputs = vec![Input { partition: 0, batches: vec![batch(0..10)], rows_before: 7 }];
+        let inputs = vec![PartitionRows { partition: 0, batches: vec![batch(0..10)], rows_before: 7 }];
         let dealt = deal(inputs, 2, 2, false).unwrap();
         let numbers = |w: usize| dealt[w].iter().map(|(s, _)| s - FIRST).collect::<Vec<_>>();
         assert_eq!((numbers(0), numbers(1)), (vec![0, 1, 2], vec![0, 1]));
@@ -128,17 +128,17 @@ mod tests {
 
     #[test]
     fn every_worker_has_a_share_of_a_large_block() {
-        let inputs = vec![Input { partition: 0, batches: vec![batch(0..10_000)], rows_before: 0 }];
+        let inputs = vec![PartitionRows { partition: 0, batches: vec![batch(0..10_000)], rows_before: 0 }];
         let dealt = deal(inputs, 1 << 16, 3, false).unwrap();
         let rows = |worker: usize| dealt[worker].iter().map(|(_, cut)| cut.num_rows()).collect::<Vec<_>>();
         assert_eq!((rows(0), rows(1), rows(2)), (vec![3_334], vec![3_334], vec![3_332]));
-        let inputs = vec![Input { partition: 0, batches: vec![batch(0..1_000)], rows_before: 0 }];
+        let inputs = vec![PartitionRows { partition: 0, batches: vec![batch(0..1_000)], rows_before: 0 }];
         assert_eq!(deal(inputs, 1 << 16, 3, false).unwrap()[0].len(), 1, "not cut below {LEAST_SHARE} rows");
     }
 
     #[test]
     fn an_epoch_beyond_the_slices_is_refused() {
-        let inputs = vec![Input { partition: 0, batches: vec![batch(0..1)], rows_before: 1 << 31 }];
+        let inputs = vec![PartitionRows { partition: 0, batches: vec![batch(0..1)], rows_before: 1 << 31 }];
         assert!(matches!(deal(inputs, 8, 1, true), Err(HostError::EpochTooLarge { .. })));
     }
 }

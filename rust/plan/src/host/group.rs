@@ -19,7 +19,7 @@ use penstock_bins::{BinsError, ControlError};
 use penstock_dataflow::{BoxError, Endpoint, Waker, Worker};
 
 use super::build::{self, Shared};
-use super::feed::{Input, deal};
+use super::feed::{PartitionRows, deal};
 pub use super::lead::StepReport;
 use super::lead::{Migrated, Order};
 use super::resident::Resident;
@@ -334,7 +334,7 @@ impl Group {
     ///
     /// # Errors
     /// `EpochTooLarge`; nothing was released.
-    pub fn release(&self, epoch: u64, inputs: Vec<Input>, watermark: Option<i64>) -> Result<(), HostError> {
+    pub fn release(&self, epoch: u64, inputs: Vec<PartitionRows>, watermark: Option<i64>) -> Result<(), HostError> {
         self.release_at(epoch, inputs, watermark, None)
     }
 
@@ -345,7 +345,7 @@ impl Group {
     pub fn release_at(
         &self,
         epoch: u64,
-        inputs: Vec<Input>,
+        inputs: Vec<PartitionRows>,
         watermark: Option<i64>,
         clock_ms: Option<i64>,
     ) -> Result<(), HostError> {
@@ -357,12 +357,12 @@ impl Group {
     ///
     /// # Errors
     /// `EpochTooLarge`; nothing was released.
-    pub fn release_part(&self, epoch: u64, inputs: Vec<Input>) -> Result<(), HostError> {
+    pub fn release_part(&self, epoch: u64, inputs: Vec<PartitionRows>) -> Result<(), HostError> {
         debug_assert!(!self.config.journal, "what a part leaves open would be marked as if it were complete");
         self.tell_release(epoch, inputs, None)
     }
 
-    fn tell_release(&self, epoch: u64, inputs: Vec<Input>, end: Option<End>) -> Result<(), HostError> {
+    fn tell_release(&self, epoch: u64, inputs: Vec<PartitionRows>, end: Option<End>) -> Result<(), HostError> {
         let ordered = self.config.plan.needs_order();
         let dealt = deal(inputs, self.config.slice_rows, self.seats.len(), ordered)?;
         for (seat, slices) in self.seats.iter().zip(dealt) {

@@ -39,7 +39,7 @@ mod rows;
 mod stats;
 mod worker;
 
-pub use feed::Input;
+pub use feed::PartitionRows;
 pub use group::{Event, Group, GroupConfig, HostError, NotStarted, StepReport};
 pub use inline::{Inline, Pulled};
 pub use resident::{Inventory, Resident};
