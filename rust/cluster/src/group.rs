@@ -19,8 +19,9 @@ use penstock_plan::{CallError, Callbacks, OpError, Plan, PlanError};
 use serde_json::{Value, json};
 
 use crate::error::{ClusterError, Failure};
-use crate::host::{Host, HostEvent, Launch};
+use crate::host::{Host, HostEvent};
 use crate::member::Member;
+use crate::message::Start;
 use crate::session::Limits;
 use crate::spill::SpillError;
 
@@ -193,29 +194,28 @@ impl Host for GroupHost {
     fn start(
         &self,
         program: &Arc<Program>,
-        launch: &Launch,
+        start: &Start,
         mesh: Vec<Option<TcpStream>>,
         bins: Resident,
         keep: Arc<dyn Keep>,
         events: Sender<Event>,
     ) -> Result<Running, (Failure, Option<Resident>)> {
         let streams = mesh.into_iter().map(|stream| stream.map(|stream| Box::new(stream) as Box<dyn Duplex>)).collect();
-        let tag = FabricTag { query: launch.query_number(), generation: launch.generation };
-        let (endpoints, fabric) = match fabric::processes_with(launch.process, launch.threads, streams, tag, self.links)
-        {
+        let tag = FabricTag { query: start.query_number(), generation: start.generation };
+        let (endpoints, fabric) = match fabric::processes_with(start.process, start.threads, streams, tag, self.links) {
             Ok(made) => made,
             Err(error) => return Err((self.flow_failure(&error), Some(bins))),
         };
-        let workers = (launch.processes * launch.threads) as u32;
-        let founding = GroupConfig::founding(program.plan.clone(), program.callbacks.clone(), launch.bits, workers);
+        let workers = (start.processes() * start.threads) as u32;
+        let founding = GroupConfig::founding(program.plan.clone(), program.callbacks.clone(), start.bits, workers);
         let config = GroupConfig {
-            owners: launch.owners.clone(),
-            epoch: launch.epoch,
-            watermark: launch.watermark,
-            journal: launch.journal,
+            owners: start.owners.clone(),
+            epoch: start.epoch,
+            watermark: start.watermark,
+            journal: start.journal,
             keep: Some(keep),
-            window: launch.window.unwrap_or(founding.window),
-            slice_rows: launch.slice_rows.unwrap_or(founding.slice_rows),
+            window: start.window.unwrap_or(founding.window),
+            slice_rows: start.slice_rows.unwrap_or(founding.slice_rows),
             ..founding
         };
         match Group::start(config, endpoints, bins, events) {

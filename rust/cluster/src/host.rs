@@ -13,6 +13,7 @@ pub use penstock_plan::host::{Keep, PartitionRows, Rows, Stored};
 use serde_json::Value;
 
 use crate::error::Failure;
+use crate::message::Start;
 
 /// Compiles plans and runs them on the workers of this process.
 pub trait Host: Send + Sync + 'static {
@@ -49,7 +50,7 @@ pub trait Host: Send + Sync + 'static {
     /// How many keys.
     fn keys(&self, bins: &Self::Bins) -> u64;
 
-    /// Starts the workers with the bins as they were when epoch `launch.epoch` began. `mesh[i]` is the connection to process `i`, None for our own. What
+    /// Starts the workers with the bins as they were when epoch `start.epoch` began. `mesh[i]` is the connection to process `i`, None for our own. What
     /// comes out goes to `keep` at once. Every worker reports to `events`.
     ///
     /// # Errors
@@ -57,7 +58,7 @@ pub trait Host: Send + Sync + 'static {
     fn start(
         &self,
         program: &Arc<Self::Program>,
-        launch: &Launch,
+        start: &Start,
         mesh: Vec<Option<TcpStream>>,
         bins: Self::Bins,
         keep: Arc<dyn Keep>,
@@ -95,45 +96,6 @@ pub trait Host: Send + Sync + 'static {
     /// Ends the workers, also after a failure, and returns the bins. May block while a function of
     /// the user runs.
     fn stop(&self, group: Self::Group) -> (Self::Bins, Option<Failure>);
-}
-
-/// How to start the workers of one generation.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Launch {
-    /// The query; its number for the mesh is [`Launch::query_number`].
-    pub query: String,
-    /// The generation.
-    pub generation: u64,
-    /// Index of this process.
-    pub process: usize,
-    /// Number of processes.
-    pub processes: usize,
-    /// Workers of every process.
-    pub threads: usize,
-    /// Logarithm of the number of bins.
-    pub bits: u8,
-    /// For each keyed step the absolute worker index of each bin's owner.
-    pub owners: Vec<Vec<u32>>,
-    /// The next epoch.
-    pub epoch: u64,
-    /// The watermark so far, in microseconds.
-    pub watermark: Option<i64>,
-    /// Keep what a rollback needs.
-    pub journal: bool,
-    /// Slices that may be under way at once; None: the host's default.
-    pub window: Option<u32>,
-    /// Greatest size of a slice; None: the host's default.
-    pub slice_rows: Option<usize>,
-}
-
-impl Launch {
-    /// A number for the query that is equal in all members (FNV-1a of its name); frames of
-    /// different queries do not mix even if a connection were confused.
-    pub fn query_number(&self) -> u64 {
-        self.query
-            .bytes()
-            .fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3))
-    }
 }
 
 /// What the workers report.

@@ -3,8 +3,6 @@
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use crate::host::Launch;
-
 /// A request to a member, told apart by `"do"`.
 #[derive(Clone, Debug, Deserialize, Serialize, PartialEq)]
 #[serde(tag = "do", rename_all = "snake_case")]
@@ -83,7 +81,7 @@ pub enum Request {
     Stop {},
 }
 
-/// Begin a generation.
+/// Begin a generation. What the workers get of it is their [`GroupConfig`](penstock_plan::host::GroupConfig).
 #[derive(Clone, Debug, Deserialize, Serialize, PartialEq)]
 pub struct Start {
     /// The query.
@@ -123,7 +121,7 @@ pub struct Start {
 impl Start {
     /// Says what does not fit together.
     pub fn check(&self) -> Result<(), String> {
-        let processes = self.members.len();
+        let processes = self.processes();
         if self.process >= processes {
             return Err(format!("process {} of {processes}", self.process));
         }
@@ -146,22 +144,17 @@ impl Start {
         }
     }
 
-    /// The part that concerns the workers.
-    pub fn launch(&self) -> Launch {
-        Launch {
-            query: self.query.clone(),
-            generation: self.generation,
-            process: self.process,
-            processes: self.members.len(),
-            threads: self.threads,
-            bits: self.bits,
-            owners: self.owners.clone(),
-            epoch: self.epoch,
-            watermark: self.watermark,
-            journal: self.journal,
-            window: self.window,
-            slice_rows: self.slice_rows,
-        }
+    /// Number of processes.
+    pub fn processes(&self) -> usize {
+        self.members.len()
+    }
+
+    /// A number for the query that is equal in all members (FNV-1a of its name); frames of
+    /// different queries do not mix even if a connection were confused.
+    pub fn query_number(&self) -> u64 {
+        self.query
+            .bytes()
+            .fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3))
     }
 }
 

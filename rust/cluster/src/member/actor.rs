@@ -17,7 +17,7 @@ use super::core::{Core, Outgoing, Query};
 use super::mesh;
 use super::outputs::Piece;
 use crate::error::Failure;
-use crate::host::{Host, HostEvent, Keep, Launch};
+use crate::host::{Host, HostEvent, Keep};
 use crate::message::{Release, Resume, Start};
 
 /// What the control loop asks for.
@@ -51,7 +51,7 @@ impl Command {
 
 struct Running<H: Host> {
     group: H::Group,
-    launch: Launch,
+    start: Start,
     events: Receiver<H::Event>,
     /// The epoch that may be released next.
     next: u64,
@@ -203,11 +203,10 @@ impl<H: Host> Actor<H> {
             return Err(Failure::new("state_lost", "the state of this query was lost here"));
         };
         let keys = host.keys(&bins);
-        let launch = start.launch();
         let (sender, events) = unbounded();
-        self.query.shelf.cut(launch.slice_rows);
+        self.query.shelf.cut(start.slice_rows);
         let keep = Arc::clone(&self.query.shelf) as Arc<dyn Keep>;
-        let group = match host.start(&program, &launch, mesh, bins, keep, sender) {
+        let group = match host.start(&program, &start, mesh, bins, keep, sender) {
             Ok(group) => group,
             Err((failure, bins)) => {
                 // Bins that were to be made in this generation are not there for the next.
@@ -216,11 +215,11 @@ impl<H: Host> Actor<H> {
             }
         };
         self.query.set_program(program);
-        self.query.staging().set_floor(launch.epoch);
-        self.query.outputs().reopen(if start.resume == Resume::Fresh { 0 } else { launch.epoch });
-        let next = launch.epoch;
+        self.query.staging().set_floor(start.epoch);
+        self.query.outputs().reopen(if start.resume == Resume::Fresh { 0 } else { start.epoch });
+        let next = start.epoch;
         let (failed, epochs, migrations) = Default::default();
-        self.running = Some(Running { group, launch, events, next, failed, epochs, migrations });
+        self.running = Some(Running { group, start, events, next, failed, epochs, migrations });
         Ok(json!({ "ok": true, "keys": keys }))
     }
 
@@ -228,7 +227,7 @@ impl<H: Host> Actor<H> {
     fn able(&mut self, generation: u64) -> Result<&mut Running<H>, Failure> {
         self.query.check(generation)?;
         match &mut self.running {
-            Some(running) if running.launch.generation == generation => match &running.failed {
+            Some(running) if running.start.generation == generation => match &running.failed {
                 None => Ok(running),
                 Some(failure) => Err(failure.clone()),
             },
@@ -258,11 +257,11 @@ impl<H: Host> Actor<H> {
         let core = Arc::clone(&self.core);
         let running = self.able(generation)?;
         let fail = |message: String| Err(Failure::new("migration", message));
-        if running.launch.process != 0 {
+        if running.start.process != 0 {
             return fail("only the member of worker 0 migrates".into());
         }
-        let bins = 1u32 << running.launch.bits;
-        let workers = running.launch.processes * running.launch.threads;
+        let bins = 1u32 << running.start.bits;
+        let workers = running.start.processes() * running.start.threads;
         let mut moves = steps.iter().flatten();
         if let Some((bin, worker)) = moves.find(|(b, w)| *b >= bins || *w as usize >= workers) {
             return fail(format!("no bin {bin} or no worker {worker}: {bins} bins, {workers} workers"));
@@ -277,7 +276,7 @@ impl<H: Host> Actor<H> {
 
     fn stop(&mut self, call: u64, generation: u64, keep: bool, epoch: Option<u64>) {
         if let Some(running) = &self.running
-            && running.launch.generation > generation
+            && running.start.generation > generation
         {
             let failure = self.query.check(generation).err();
             let failure = failure.unwrap_or_else(|| Failure::new("internal", "generations differ"));
@@ -312,9 +311,9 @@ impl<H: Host> Actor<H> {
             match self.core.host.translate(event) {
                 HostEvent::EpochDone { epoch, worker, rows, late, late_rows } => {
                     let piece = Piece { rows: rows.into(), late: late.into(), late_rows };
-                    let done = complete(&mut running.epochs, &running.launch, epoch, worker, piece);
+                    let done = complete(&mut running.epochs, &running.start, epoch, worker, piece);
                     if let Some((call, pieces)) = done {
-                        self.close_epoch(call, epoch, running.launch.process, pieces);
+                        self.close_epoch(call, epoch, running.start.process, pieces);
                     }
                 }
                 HostEvent::MigrationDone { handle, report } => {
@@ -345,8 +344,8 @@ impl<H: Host> Actor<H> {
         match event {
             HostEvent::EpochDone { epoch, worker, rows, late, late_rows } => {
                 let piece = Piece { rows: rows.into(), late: late.into(), late_rows };
-                let process = running.launch.process;
-                let done = complete(&mut running.epochs, &running.launch, epoch, worker, piece);
+                let process = running.start.process;
+                let done = complete(&mut running.epochs, &running.start, epoch, worker, piece);
                 if let Some((call, pieces)) = done {
                     self.close_epoch(call, epoch, process, pieces);
                 }
@@ -378,7 +377,7 @@ impl<H: Host> Actor<H> {
             let mut body = failure.to_body();
             body["event"] = "failed".into();
             body["query"] = self.query.name.as_str().into();
-            body["generation"] = running.launch.generation.into();
+            body["generation"] = running.start.generation.into();
             let attachment = failure.attachment;
             // The writer is gone only when the registry is.
             let _ = self.core.outgoing.send(Outgoing::Message { body, attachment });
@@ -424,7 +423,7 @@ impl<H: Host> Actor<H> {
             "output_rows": output_rows,
         });
         if let Some(running) = &self.running {
-            body["generation"] = running.launch.generation.into();
+            body["generation"] = running.start.generation.into();
             body["next"] = running.next.into();
             body["failed"] = running.failed.is_some().into();
             body["group"] = host.stats(&running.group);
@@ -450,14 +449,14 @@ fn with_ok(mut report: Value) -> Value {
 /// Books what a worker has produced; returns caller and pieces when it was the last one.
 fn complete(
     epochs: &mut BTreeMap<u64, (u64, BTreeMap<usize, Piece>)>,
-    launch: &Launch,
+    start: &Start,
     epoch: u64,
     worker: usize,
     piece: Piece,
 ) -> Option<(u64, Vec<Piece>)> {
     let (_, pieces) = epochs.get_mut(&epoch)?;
     pieces.insert(worker, piece);
-    if pieces.len() < launch.threads {
+    if pieces.len() < start.threads {
         return None;
     }
     let (call, pieces) = epochs.remove(&epoch)?;

@@ -18,7 +18,8 @@ use arrow_array::types::Int64Type;
 use arrow_array::{ArrayRef, Int64Array, RecordBatch};
 use arrow_schema::{DataType, Field, Schema, SchemaRef};
 use crossbeam::channel::{Receiver, Sender, unbounded};
-use penstock_cluster::host::{Host, HostEvent, Keep, Launch, PartitionRows, Rows};
+use penstock_cluster::host::{Host, HostEvent, Keep, PartitionRows, Rows};
+use penstock_cluster::message::Start;
 use penstock_cluster::session::Limits;
 use penstock_cluster::{End, Failure, Member, Registry, RegistryEvent};
 use serde_json::{Value, json};
@@ -159,21 +160,21 @@ impl Host for Echo {
     fn start(
         &self,
         program: &Arc<Wishes>,
-        launch: &Launch,
+        start: &Start,
         mesh: Vec<Option<TcpStream>>,
         mut bins: EchoBins,
         keep: Arc<dyn Keep>,
         events: Sender<HostEvent>,
     ) -> Result<EchoGroup, (Failure, Option<EchoBins>)> {
-        assert_eq!(mesh.len(), launch.processes);
-        assert!(mesh[launch.process].is_none());
-        bins.rows.retain(|epoch, _| *epoch < launch.epoch);
-        let tag = launch.query_number() ^ launch.generation;
+        assert_eq!(mesh.len(), start.processes());
+        assert!(mesh[start.process].is_none());
+        bins.rows.retain(|epoch, _| *epoch < start.epoch);
+        let tag = start.query_number() ^ start.generation;
         let mut watchers = Vec::new();
         for (process, stream) in mesh.iter().enumerate() {
             let Some(stream) = stream else { continue };
             let (mut reader, mut writer) = (stream.try_clone().unwrap(), stream.try_clone().unwrap());
-            writer.write_all(&[launch.process as u8]).unwrap();
+            writer.write_all(&[start.process as u8]).unwrap();
             writer.write_all(&tag.to_le_bytes()).unwrap();
             let events = events.clone();
             watchers.push(named("echo-watch", move || {
@@ -190,14 +191,14 @@ impl Host for Echo {
             }));
         }
         let bins = Arc::new(Mutex::new(bins));
-        let last_watermark = Arc::new(Mutex::new(launch.watermark));
+        let last_watermark = Arc::new(Mutex::new(start.watermark));
         let (mut work, mut threads) = (Vec::new(), Vec::new());
-        for thread in 0..launch.threads {
+        for thread in 0..start.threads {
             let (sender, receiver) = unbounded();
             let worker = Worker {
-                index: launch.process * launch.threads + thread,
+                index: start.process * start.threads + thread,
                 thread,
-                threads: launch.threads,
+                threads: start.threads,
                 wishes: Wishes::clone(program),
                 gate: self.gate.clone(),
                 bins: bins.clone(),
