@@ -1,7 +1,7 @@
 //! Control: commands that change the routing at a time, and what makes a batch of them acceptable.
 //!
 //! All commands of one time form a batch. They carry one sequence number and the size of the batch, so that a batch
-//! torn by a faulty controller is recognised. Sequence numbers count the accepted batches of a generation: 0, 1, 2 …
+//! torn by a faulty sender is recognised. Sequence numbers count the accepted batches of a generation: 0, 1, 2 …
 //! A batch is either one full map or moves of different bins (no-ops aside), so its meaning does not depend on the
 //! order in which its commands arrive.
 //!

@@ -64,7 +64,7 @@ pub enum ControlError {
     },
 }
 
-/// Why [`Controller`](crate::Controller) refuses to schedule.
+/// Why [`ControlInput`](crate::ControlInput) refuses to schedule.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ScheduleError<T> {
     /// The time is already over at the control input.

@@ -15,7 +15,7 @@
 //! | `pending` | post-dated records, by bin |
 //! | `table`, `shelf` | bins of a worker; bins at rest in a process, undo of a failed epoch |
 //! | `stateful`, `state_machine` | building the operator |
-//! | `controller`, `plan` | control input; migrations as steps: [`Strategy`], [`Migration`] |
+//! | `control_input`, `plan` | control input; migrations as steps: [`Strategy`], [`Migration`] |
 //! | `block`, `keyed` | blocks that can be routed; rows of (key, value), a hash map as a bin |
 //! | `stats` | counters and the log of migrations |
 //!
@@ -39,7 +39,7 @@ mod bin;
 mod block;
 mod configuration;
 mod control;
-mod controller;
+mod control_input;
 mod error;
 mod keyed;
 mod message;
@@ -59,7 +59,7 @@ pub use bin::{BinState, Encoding, MAX_BITS, bin};
 pub use block::Block;
 pub use configuration::{Configuration, Configurations, Outcome};
 pub use control::{Command, Control, Move, check_batch};
-pub use controller::Controller;
+pub use control_input::ControlInput;
 pub use error::{BinsError, BoxError, ControlError, ScheduleError, StateError};
 pub use keyed::{Keyed, KeyedMap};
 pub use message::Record;

@@ -34,7 +34,7 @@ type MachineStep<'a, T, K, V, A, R> = Step<'a, T, Keyed<K, V>, KeyedMap<K, A>, (
 /// Counting words while their counts move:
 /// ```
 /// use std::sync::Arc;
-/// use penstock_bins::{Command, Config, Controller, Keyed, Routing, Shelf, Stats, state_machine};
+/// use penstock_bins::{Command, Config, ControlInput, Keyed, Routing, Shelf, Stats, state_machine};
 /// use penstock_dataflow::{BoxError, execute, fabric};
 ///
 /// fn hash(word: &String) -> u64 {
@@ -52,7 +52,7 @@ type MachineStep<'a, T, K, V, A, R> = Step<'a, T, Keyed<K, V>, KeyedMap<K, A>, (
 ///             *sum += n;
 ///             (false, Some((word.clone(), *sum)))
 ///         })?;
-///         Ok::<_, penstock_bins::BinsError>((words, Controller::new(control, routing, scope.peers()), counts))
+///         Ok::<_, penstock_bins::BinsError>((words, ControlInput::new(control, routing, scope.peers()), counts))
 ///     })?;
 ///     if worker.index() == 0 {
 ///         // From time 1 on every word is counted by worker 1.

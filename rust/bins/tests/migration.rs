@@ -10,7 +10,7 @@ use common::duo::Duo;
 use common::fleet::{self, Layout};
 use common::{Dice, Load, Row, SharedTrace, Sums, Trace, build, config, hash};
 use penstock_bins::{
-    BinTable, BinsError, BoxError, Config, Controller, Counters, Keyed, KeyedMap, Migration, Routing, Shelf, Stats,
+    BinTable, BinsError, BoxError, Config, ControlInput, Counters, Keyed, KeyedMap, Migration, Routing, Shelf, Stats,
     Step, Strategy, What, bin, state_machine, stateful,
 };
 use penstock_dataflow::{Error, Worker, fabric};
@@ -31,7 +31,7 @@ fn drive(layout: Layout, bits: u8, plans: Vec<(Strategy, Routing)>, seed: u64) -
         let index = worker.index();
         let mut dice = Dice(seed ^ index as u64);
         let mut data = rig.data.take().unwrap();
-        let mut control = Controller::new(rig.control.take().unwrap(), initial, workers);
+        let mut control = ControlInput::new(rig.control.take().unwrap(), initial, workers);
         let mut plans = plans.iter();
         let mut migration: Option<Migration<u64>> = None;
         if index > 0 {
@@ -128,7 +128,7 @@ proptest! {
 fn a_batched_migration_overlaps_with_processing() {
     let routing = Routing::new(4, 2).unwrap();
     let mut duo = Duo::new(Layout::Threads(2), &routing);
-    let mut control = Controller::new(duo.lead(), routing.clone(), 2);
+    let mut control = ControlInput::new(duo.lead(), routing.clone(), 2);
     let to = Routing::from_owners(vec![1; 16]).unwrap();
     let mut migration = Migration::new(Strategy::Batched { size: 2 }, &routing, &to).unwrap();
     let mut tick = 0;
@@ -170,7 +170,7 @@ fn big_bins_move_in_chunks() {
             let config = config(worker, seat, &routing);
             let trace = SharedTrace::default();
             let mut rig = build(worker, config, &trace)?;
-            let mut control = Controller::new(rig.control.take().unwrap(), routing, 2);
+            let mut control = ControlInput::new(rig.control.take().unwrap(), routing, 2);
             let mut data = rig.data.take().unwrap();
             if worker.index() == 0 {
                 for (time, owner) in [(1, 1), (2, 0), (3, 1)] {
@@ -234,7 +234,7 @@ fn a_million_pending_records_move() {
             let counts = stateful(&blocks, &commands, config, logic)?;
             Ok::<_, BinsError>((data, control, counts))
         })?;
-        let mut control = Controller::new(control, routing, 2);
+        let mut control = ControlInput::new(control, routing, 2);
         if worker.index() == 0 {
             for (time, owner) in [(2, 0), (3, 1), (10 + RECORDS / 8, 0)] {
                 control.schedule(time, vec![penstock_bins::Command::Map(vec![owner; 64])])?;
@@ -292,7 +292,7 @@ fn a_bad_chunk_is_fatal() {
             stateful(&blocks, &commands, config, logic)?;
             Ok::<_, BinsError>((data, control))
         })?;
-        let mut control = Controller::new(control, routing, 2);
+        let mut control = ControlInput::new(control, routing, 2);
         if here == 0 {
             control.schedule(3, vec![penstock_bins::Command::Move { bin: 0, worker: 1 }])?;
         }

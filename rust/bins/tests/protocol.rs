@@ -5,7 +5,7 @@ mod common;
 use common::duo::Duo;
 use common::fleet::Layout;
 use common::{Sums, hash};
-use penstock_bins::{BinsError, Command, Control, ControlError, Controller, Routing, ScheduleError, What, bin};
+use penstock_bins::{BinsError, Command, Control, ControlError, ControlInput, Routing, ScheduleError, What, bin};
 use penstock_dataflow::InputHandle;
 
 const BITS: u8 = 4;
@@ -93,7 +93,7 @@ fn an_idle_source_does_not_delay_a_migration() {
     for layout in [Layout::Threads(2), Layout::Apart { processes: 2, threads: 1 }] {
         let routing = Routing::new(BITS, 2).unwrap();
         let mut duo = Duo::new(layout, &routing);
-        let mut control = Controller::new(duo.lead(), routing, 2);
+        let mut control = ControlInput::new(duo.lead(), routing, 2);
         for time in 3..9 {
             let command = Command::Map(vec![(time % 2) as u32; 1 << BITS]);
             control.schedule(time, vec![command]).unwrap();
@@ -114,7 +114,7 @@ fn an_idle_source_does_not_delay_a_migration() {
 #[test]
 fn data_alone_does_not_delay_the_state() {
     let (mut duo, routing) = two();
-    let mut control = Controller::new(duo.lead(), routing, 2);
+    let mut control = ControlInput::new(duo.lead(), routing, 2);
     let key = key_of(0, &[]);
     control.schedule(5, vec![Command::Move { bin: bin_of(key), worker: 1 }]).unwrap();
     duo.data_to(5);
@@ -165,7 +165,7 @@ fn state_holds_back_data_at_the_time_of_a_migration() {
 fn control_is_prepared_ahead_and_late_control_is_refused() {
     const AHEAD: u64 = 1_000_000;
     let (mut duo, routing) = two();
-    let mut control = Controller::new(duo.lead(), routing, 2);
+    let mut control = ControlInput::new(duo.lead(), routing, 2);
     let key = key_of(0, &[]);
     for i in 0..100 {
         let command = Command::Move { bin: bin_of(key), worker: (i % 2 == 0).into() };
@@ -249,9 +249,9 @@ fn refused_control_changes_nothing() {
 
 /// Scheduling refuses what F would refuse, and merges what is scheduled for one time.
 #[test]
-fn the_controller_checks_at_once() {
+fn control_is_checked_when_it_is_scheduled() {
     let (mut duo, routing) = two();
-    let mut control = Controller::new(duo.lead(), routing, 2);
+    let mut control = ControlInput::new(duo.lead(), routing, 2);
     let moved = |bin, worker| Command::Move { bin, worker };
     control.schedule(4, vec![moved(0, 1)]).unwrap();
     control.schedule(4, vec![moved(1, 0), Command::Noop]).unwrap();
@@ -320,7 +320,7 @@ fn a_move_between_two_marks_is_fatal() {
     for layout in [Layout::Threads(2), Layout::Apart { processes: 2, threads: 1 }] {
         let routing = Routing::new(BITS, 2).unwrap();
         let mut duo = Duo::new(layout, &routing);
-        let mut control = Controller::new(duo.lead(), routing, 2);
+        let mut control = ControlInput::new(duo.lead(), routing, 2);
         control.schedule(10, vec![Command::Move { bin: 0, worker: 1 }]).unwrap();
         duo.data_to(10);
         control.advance_to(11).unwrap();

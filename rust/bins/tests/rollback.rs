@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex};
 
 use common::fleet::{self, Layout, Seat};
 use common::{Block, Dice, Load, Output, Row, Sums, apply, config_with, hash, random_batch};
-use penstock_bins::{BinTable, BinsError, BoxError, Config, Controller, Keyed, Shelf, Step, bin, stateful};
+use penstock_bins::{BinTable, BinsError, BoxError, Config, ControlInput, Keyed, Shelf, Step, bin, stateful};
 use penstock_dataflow::Worker;
 use proptest::prelude::*;
 
@@ -79,7 +79,7 @@ fn program(run: &Arc<Run>, worker: &mut Worker, seat: &Seat<Sums>, begin: u64) -
         let counts = stateful(&blocks, &commands, config, logic)?;
         Ok::<_, BinsError>((data, control, counts))
     })?;
-    let mut control = Controller::new(control, routing, worker.peers());
+    let mut control = ControlInput::new(control, routing, worker.peers());
     if index == 0 {
         for (time, commands) in run.load.control.range(begin * TICKS..) {
             control.schedule(*time, commands.clone())?;

@@ -9,8 +9,8 @@ use std::sync::atomic::{AtomicI64, Ordering::Relaxed};
 use common::fleet::{self, Layout};
 use common::hash;
 use penstock_bins::{
-    BinState, BinTable, BinsError, Command, Config, Controller, Encoding, Keyed, Routing, Shelf, StateError, Step, bin,
-    stateful,
+    BinState, BinTable, BinsError, Command, Config, ControlInput, Encoding, Keyed, Routing, Shelf, StateError, Step,
+    bin, stateful,
 };
 use penstock_dataflow::Error;
 
@@ -112,7 +112,7 @@ fn all_go(layout: Layout, ship_bytes: usize, chunks: u64, broken: Option<(u32, u
             let counts = stateful(&blocks, &commands, config, logic)?;
             Ok::<_, BinsError>((data, control, counts))
         })?;
-        let mut control = Controller::new(control, routing, worker.peers());
+        let mut control = ControlInput::new(control, routing, worker.peers());
         if index == 0 {
             control.schedule(5, vec![Command::Map(vec![worker.peers() as u32 - 1; BINS as usize])])?;
         }

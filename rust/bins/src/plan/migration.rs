@@ -12,7 +12,7 @@ use crate::control::Command;
 use crate::error::BinsError;
 use crate::routing::Routing;
 
-/// A migration under way. Pure bookkeeping: the host owns the controller and the probe.
+/// A migration under way. Pure bookkeeping: the host owns the control input and the probe.
 ///
 /// # Examples
 /// ```

@@ -11,8 +11,8 @@ use std::sync::{Arc, Mutex};
 
 use fleet::{Layout, Seat};
 use penstock_bins::{
-    BinTable, BinsError, BoxError, Command, Config, Control, ControlError, Controller, Event, Keyed, KeyedMap, Routing,
-    Stateful, Step, stateful,
+    BinTable, BinsError, BoxError, Command, Config, Control, ControlError, ControlInput, Event, Keyed, KeyedMap,
+    Routing, Stateful, Step, stateful,
 };
 use penstock_dataflow::{InputHandle, Worker};
 
@@ -232,7 +232,7 @@ pub fn run(load: &Load, layout: Layout, seed: u64) -> Trace {
         let index = worker.index();
         let mut dice = Dice(seed ^ (index as u64) << 32);
         let mut data = rig.data.take().unwrap();
-        let mut control = Controller::new(rig.control.take().unwrap(), load.initial(), worker.peers());
+        let mut control = ControlInput::new(rig.control.take().unwrap(), load.initial(), worker.peers());
         if index == 0 {
             for (time, commands) in &load.control {
                 control.schedule(*time, commands.clone())?;

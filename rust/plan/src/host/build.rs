@@ -13,14 +13,14 @@ use std::time::Instant;
 
 use arrow_array::RecordBatch;
 use arrow_select::concat::concat_batches;
-use penstock_bins::{BinTable, Config, Control, ControlError, Routing, Shelf, Stateful, Stats, Step, What, stateful};
+use penstock_bins::{BinTable, Config, Control, ControlInput, Routing, Shelf, Stateful, Stats, Step, What, stateful};
 use penstock_dataflow::{BoxError, InputHandle, Pipeline, Scope, Stream, Worker};
 use penstock_progress::{FlowTime, ProbeHandle};
 
 use super::MARK;
 use super::chain::{self, Context, Monitors, bytes_of, each_rows};
 use super::group::{GroupConfig, HostError};
-use super::lead::Probes;
+use super::leader::Probes;
 use super::resident::Resident;
 use super::rows::{Keep, Rows};
 use super::stats::{BinMove, unix_ns};
@@ -240,14 +240,13 @@ impl Shared {
 pub(crate) struct Op {
     pub(crate) table: Rc<RefCell<BinTable<State>>>,
     routing: Rc<RefCell<Routing>>,
-    rejected: Rc<RefCell<Vec<(FlowTime, ControlError)>>>,
     shelf: Shelf<State>,
 }
 
 /// A built plan on one worker.
 pub(crate) struct Built {
     pub(crate) input: Option<InputHandle<FlowTime, FlowBlock>>,
-    pub(crate) control: Option<InputHandle<FlowTime, Vec<Control>>>,
+    pub(crate) control: Option<ControlInput<FlowTime>>,
     pub(crate) probes: Probes,
     pub(crate) outputs: ByEpoch,
     pub(crate) late: ByEpoch,
@@ -281,12 +280,6 @@ impl Built {
         self.ops.iter().for_each(|op| {
             op.shelf.close_epoch(epoch);
         });
-    }
-
-    /// Why the control of a time was refused, if it was. All keyed steps see the same control, with the same bins and workers.
-    pub(crate) fn refusal(&self, time: &FlowTime) -> Option<ControlError> {
-        let all = self.ops.iter().map(|op| op.rejected.borrow_mut().extract_if(.., |(at, _)| at == time).last());
-        all.fold(None, |first, found| first.or(found.map(|(_, error)| error)))
     }
 
     /// Owner of each bin by the routing in force, per keyed step.
@@ -369,12 +362,18 @@ fn build_in(
             Part::Keyed(index, keyed) => {
                 let op = &shared.ops[index];
                 let built = keyed_step(&blocks, &commands, config, shared, op, keyed, late.clone())?;
-                let Stateful { output, table, routing, rejected, .. } = built;
+                let Stateful { output, table, routing, .. } = built;
                 blocks = output;
-                ops.push(Op { table, routing, rejected, shelf: shared.shelf.clone() });
+                ops.push(Op { table, routing, shelf: shared.shelf.clone() });
             }
         }
     }
+    // All keyed steps see the same control, with the same bins and workers.
+    let routing = match shared.ops.first() {
+        Some(op) => op.routing.clone(),
+        None => Routing::new(config.bits, scope.peers())?,
+    };
+    let control = ControlInput::new(control, routing, scope.peers());
     let outputs = ByEpoch::new(config);
     let probes = Probes { input: input_probe, control: control_probe, output: filed(&blocks, outputs.clone()) };
     Ok(Built { input: Some(input), control: Some(control), probes, outputs, late, ops, monitors })

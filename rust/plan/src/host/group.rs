@@ -20,8 +20,8 @@ use penstock_dataflow::{BoxError, Endpoint, Waker, Worker};
 
 use super::build::{self, Shared};
 use super::feed::{PartitionRows, deal};
-pub use super::lead::StepReport;
-use super::lead::{Migrated, Order};
+pub use super::leader::StepReport;
+use super::leader::{Migrated, Order};
 use super::resident::Resident;
 use super::rows::{Keep, Rows};
 use super::stats::{GroupStats, Meter};

@@ -32,7 +32,7 @@ mod chain;
 mod feed;
 mod group;
 mod inline;
-mod lead;
+mod leader;
 mod pieces;
 mod resident;
 mod rows;

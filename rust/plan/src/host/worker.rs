@@ -18,7 +18,7 @@ use penstock_progress::FlowTime;
 use super::build::{Built, WORTH_TELLING, Worth};
 use super::chain::bytes_of;
 use super::feed::Slice;
-use super::lead::{Lead, Migrated, Order, first};
+use super::leader::{Leader, Migrated, Order, first};
 use super::rows::Rows;
 use super::stats::{Meter, SliceSample, unix_ns};
 use super::{CLOSE, MARK};
@@ -80,7 +80,7 @@ pub(crate) struct WorkerLoop {
     worker: Worker,
     built: Built,
     pace: Pace,
-    lead: Option<Lead>,
+    leader: Option<Leader>,
     queue: VecDeque<Release>,
     /// Epoch being fed.
     current: Option<Release>,
@@ -116,8 +116,8 @@ const OVERLAP: usize = 3;
 
 impl WorkerLoop {
     pub(crate) fn new(worker: Worker, mut built: Built, pace: Pace, meter: Arc<Meter>) -> Self {
-        let lead = match (worker.index(), built.control.take()) {
-            (0, Some(control)) => Some(Lead::new(control, pace.window)),
+        let leader = match (worker.index(), built.control.take()) {
+            (0, Some(control)) => Some(Leader::new(control, pace.window)),
             _ => None, // dropping the handle closes the control input of a follower
         };
         let index = worker.index();
@@ -129,7 +129,7 @@ impl WorkerLoop {
             worker,
             built,
             pace,
-            lead,
+            leader,
             queue: VecDeque::new(),
             current: None,
             fed: VecDeque::new(),
@@ -161,13 +161,13 @@ impl WorkerLoop {
         match command {
             Command::Release(release) => self.queue.push_back(release),
             Command::Migrate(order) => {
-                if let Some(lead) = &mut self.lead {
-                    lead.order(order);
+                if let Some(leader) = &mut self.leader {
+                    leader.order(order);
                 }
             }
             Command::Cancel(handle) => {
-                if let Some(lead) = &mut self.lead {
-                    lead.cancel(handle);
+                if let Some(leader) = &mut self.leader {
+                    leader.cancel(handle);
                 }
             }
             Command::Taken(bytes) => self.untaken -= bytes,
@@ -185,10 +185,9 @@ impl WorkerLoop {
         self.worker.step()?;
         let mut busy = self.open();
         busy |= self.feed()?;
-        if let Some(lead) = &mut self.lead {
+        if let Some(leader) = &mut self.leader {
             let feeding = self.current.as_ref().map(|release| release.epoch).or(self.fed.back().copied());
-            let (built, mut done) = (&self.built, |migrated| told(Told::Migrated(migrated)));
-            busy |= lead.turn(&built.probes, feeding, &|time| built.refusal(time), &mut done);
+            busy |= leader.turn(&self.built.probes, feeding, &mut |migrated| told(Told::Migrated(migrated)));
         }
         busy |= self.follow();
         if self.pace.eager {
@@ -306,8 +305,8 @@ impl WorkerLoop {
             return false;
         }
         let held = *self.built.input().time();
-        let control = match &self.lead {
-            Some(lead) => lead.time(),
+        let control = match &self.leader {
+            Some(leader) => Some(leader.time()),
             None => first(&self.built.probes.control),
         };
         let Some(control) = control.filter(|control| control.epoch >= held.epoch) else { return false };

@@ -20,7 +20,7 @@ use crate::routing::Routing;
 /// Schedules commands into the control stream of one or more operators.
 ///
 /// Dropping it closes the control input without emitting what is still scheduled.
-pub struct Controller<T: Timestamp> {
+pub struct ControlInput<T: Timestamp> {
     input: Option<InputHandle<T, Vec<Control>>>,
     schedule: BTreeMap<T, Vec<Command>>,
     emitted: Routing,
@@ -28,8 +28,9 @@ pub struct Controller<T: Timestamp> {
     next_sequence: u64,
 }
 
-impl<T: Timestamp + TotalOrder> Controller<T> {
-    /// Takes the control input; `routing` is the operators' initial one, `peers` the number of workers.
+impl<T: Timestamp + TotalOrder> ControlInput<T> {
+    /// Takes the input; `routing` is the initial one of the operators (of any, where there are several: checks ask only how many bins
+    /// there are), `peers` the number of workers.
     #[must_use]
     pub fn new(input: InputHandle<T, Vec<Control>>, routing: Routing, peers: usize) -> Self {
         Self { input: Some(input), schedule: BTreeMap::new(), emitted: routing, peers, next_sequence: 0 }

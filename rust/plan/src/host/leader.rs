@@ -1,7 +1,7 @@
 //! The leader's half of time: the control input and the migrations that travel on it.
 //!
 //! Owns the control input of worker 0 and the queue of migrations. A [`Migration`] says which step comes next and whether it
-//! may; a step's moves share one time, that of the control held. Control stays
+//! may, the [`ControlInput`] whether its moves are possible; they share one time, that of the control held. Control stays
 //! a window ahead of the data and reaches the next epoch only when the output probe stands at this epoch's
 //! last slice, so a migration asked for in the middle of an epoch takes effect there; where epochs overlap, when the leader begins to feed
 //! the next.
@@ -9,8 +9,7 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::time::Instant;
 
-use penstock_bins::{Control, ControlError, Migration};
-use penstock_dataflow::InputHandle;
+use penstock_bins::{ControlError, ControlInput, Migration, ScheduleError};
 use penstock_progress::{FlowTime, ProbeHandle};
 use serde::{Deserialize, Serialize};
 
@@ -47,9 +46,6 @@ pub(crate) struct Migrated {
     pub(crate) refused: Option<ControlError>,
 }
 
-/// The refusal of the control of a time, when there is one: known once the output probe has passed that time.
-pub(crate) type Refusal<'a> = &'a dyn Fn(&FlowTime) -> Option<ControlError>;
-
 /// What the workers can see of time.
 pub(crate) struct Probes {
     /// The least data that any worker has still to send.
@@ -70,21 +66,19 @@ struct Running {
     migration: Migration<FlowTime>,
     /// The steps issued; the last may be under way.
     steps: Vec<StepReport>,
-    /// The time of the last of them.
-    at: Option<FlowTime>,
 }
 
-pub(crate) struct Lead {
-    control: InputHandle<FlowTime, Vec<Control>>,
+/// See the module.
+pub(crate) struct Leader {
+    control: ControlInput<FlowTime>,
     window: u32,
-    sequence: u64,
     queue: VecDeque<Running>,
     running: Option<Running>,
 }
 
-impl Lead {
-    pub(crate) fn new(control: InputHandle<FlowTime, Vec<Control>>, window: u32) -> Self {
-        Lead { control, window, sequence: 0, queue: VecDeque::new(), running: None }
+impl Leader {
+    pub(crate) fn new(control: ControlInput<FlowTime>, window: u32) -> Self {
+        Leader { control, window, queue: VecDeque::new(), running: None }
     }
 
     /// Queues a migration. A step is one batch of control, which names a bin once: of several moves the last counts.
@@ -94,7 +88,7 @@ impl Lead {
             latest.into_iter().collect()
         });
         let migration = Migration::from_steps(steps.collect());
-        self.queue.push_back(Running { handle: order.handle, migration, steps: Vec::new(), at: None });
+        self.queue.push_back(Running { handle: order.handle, migration, steps: Vec::new() });
     }
 
     /// Issues no further step of a migration.
@@ -103,19 +97,14 @@ impl Lead {
         known.filter(|running| running.handle == handle).for_each(|running| running.migration.cancel());
     }
 
-    pub(crate) fn time(&self) -> Option<FlowTime> {
-        Some(*self.control.time())
+    /// Where control stands.
+    pub(crate) fn time(&self) -> FlowTime {
+        *self.control.time().expect("the control input is open as long as its leader")
     }
 
     /// Advances control behind the probe and drives the migration under way.
-    pub(crate) fn turn(
-        &mut self,
-        probes: &Probes,
-        feeding: Option<u64>,
-        refusal: Refusal<'_>,
-        done: &mut dyn FnMut(Migrated),
-    ) -> bool {
-        self.pace(probes, feeding) | self.migrate(&probes.output, refusal, done)
+    pub(crate) fn turn(&mut self, probes: &Probes, feeding: Option<u64>, done: &mut dyn FnMut(Migrated)) -> bool {
+        self.pace(probes, feeding) | self.migrate(&probes.output, done)
     }
 
     fn advance(&mut self, time: FlowTime) {
@@ -125,7 +114,7 @@ impl Lead {
     /// Keeps control a window ahead of the least data that any worker has still to send, so that no block waits to be routed;
     /// and goes on to the next epoch when all else of this one is done: until then a migration can still take effect in it.
     fn pace(&mut self, probes: &Probes, feeding: Option<u64>) -> bool {
-        let held = *self.control.time();
+        let held = self.time();
         let Some(epoch) = feeding.filter(|epoch| *epoch >= held.epoch) else { return false };
         let (Some(sent), Some(reached)) = (first(&probes.input), first(&probes.output)) else { return false };
         let target = if reached == FlowTime::new(epoch, CLOSE) {
@@ -144,43 +133,36 @@ impl Lead {
         true
     }
 
-    fn migrate(&mut self, probe: &ProbeHandle<FlowTime>, refusal: Refusal<'_>, done: &mut dyn FnMut(Migrated)) -> bool {
+    fn migrate(&mut self, probe: &ProbeHandle<FlowTime>, done: &mut dyn FnMut(Migrated)) -> bool {
+        let time = self.time();
         if self.running.is_none() {
             self.running = self.queue.pop_front();
         }
         let Some(running) = &mut self.running else { return false };
         let mut busy = running.migration.observe(probe);
+        let mut refused = None;
         let now = unix_ns(Instant::now());
-        if busy && let Some(error) = running.at.and_then(|at| refusal(&at)) {
-            // A refused batch takes no place in the sequence either.
-            self.sequence -= 1;
-            running.steps.pop();
-            if let Some(Running { handle, steps, .. }) = self.running.take() {
-                done(Migrated { handle, steps, refused: Some(error) });
-            }
-            return true;
-        }
         if busy && let Some(step) = running.steps.last_mut() {
             step.ended_ns = now;
         }
-        let time = *self.control.time();
         // At the epoch's last slice there is no later slice to advance to: wait for the next epoch.
         if time.slice < CLOSE
             && let Some(commands) = running.migration.issue(time)
         {
             let (step, bins) = (running.steps.len() as u32, commands.len() as u32);
-            running.steps.push(StepReport { step, bins, started_ns: now, ended_ns: now });
-            // An empty batch of control takes no place in the sequence.
-            running.at = (!commands.is_empty()).then_some(time);
-            if !commands.is_empty() {
-                self.control.send(Control::batch(self.sequence, commands));
-                self.sequence += 1;
+            match self.control.schedule(time, commands) {
+                Ok(()) => running.steps.push(StepReport { step, bins, started_ns: now, ended_ns: now }),
+                Err(ScheduleError::Control(error)) => refused = Some(error),
+                Err(late) => unreachable!("scheduled for the time at which control stands: {late}"),
+            }
+            if refused.is_none() && bins > 0 {
                 self.advance(FlowTime::new(time.epoch, time.slice + 1));
             }
             busy = true;
         }
-        if let Some(Running { handle, steps, .. }) = self.running.take_if(|running| running.migration.is_done()) {
-            done(Migrated { handle, steps, refused: None });
+        let over = |running: &mut Running| refused.is_some() || running.migration.is_done();
+        if let Some(Running { handle, steps, .. }) = self.running.take_if(over) {
+            done(Migrated { handle, steps, refused });
             busy = true;
         }
         busy
