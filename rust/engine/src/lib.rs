@@ -67,7 +67,7 @@
 //! | [`MemberEffect`] | Today's call |
 //! |---|---|
 //! | `EndGroup` | `Host::stop`, then `Host::inventory(epoch)` |
-//! | `StartGroup` | `mesh::connect`, then `Host::start`; what was loaded goes into the tables where `Shelf::rebuild` names bins as missing |
+//! | `StartGroup` | `generation_mesh::connect`, then `Host::start`; what was loaded goes into the tables where `Shelf::rebuild` names bins as missing |
 //! | `ReleaseInput`, `Migrate`, `CancelMigration` | `Staging::select` and `Host::release`; `Host::migrate`; `Host::cancel` |
 //! | `CloseOutputs`, `DiscardStaged`, `DropAll` | `Outputs` and `Group::settle`; `Staging`; `Command::Drop` |
 //! | `LoadRanges`, `WriteFiles`, `MergeFiles` | none: the records of the workers, and storage |

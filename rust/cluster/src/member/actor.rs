@@ -14,7 +14,7 @@ use serde_json::{Value, json};
 
 use super::Incoming;
 use super::core::{Core, Outgoing, Query};
-use super::mesh;
+use super::generation_mesh;
 use super::outputs::Piece;
 use crate::error::Failure;
 use crate::host::{Host, HostEvent, Keep};
@@ -191,7 +191,7 @@ impl<H: Host> Actor<H> {
         start.check().map_err(|what| Failure::new("protocol", what))?;
         self.query.check(start.generation)?;
         let program = Arc::new(self.core.host.load(&start.plan, attachment)?);
-        let mesh = mesh::connect(&self.core, &self.query, &start)?;
+        let mesh = generation_mesh::connect(&self.core, &self.query, &start)?;
         let host = &self.core.host;
         if start.resume == Resume::Fresh {
             self.bins = Some(host.empty());

@@ -9,8 +9,8 @@ mod actor;
 mod control;
 mod core;
 mod data;
+mod generation_mesh;
 mod lobby;
-mod mesh;
 mod outputs;
 mod staging;
 

@@ -16,8 +16,8 @@
 mod acceptor;
 mod frame;
 mod handshake;
-mod mesh;
 mod metrics;
+mod run_mesh;
 
 use std::fmt;
 use std::io;
@@ -28,8 +28,8 @@ use std::time::{Duration, Instant};
 
 pub use frame::{Frame, FrameError, Kind, read_frame, write_frame};
 pub use handshake::{Client, HandshakeError, NONCE_BYTES, Role, Server};
-pub use mesh::{MeshError, MeshPlan, MeshPort};
 pub use metrics::{Metrics, MetricsSnapshot};
+pub use run_mesh::{MeshError, MeshPlan, MeshPort};
 
 pub(crate) use acceptor::{Accepted, Acceptor};
 
@@ -195,6 +195,20 @@ impl Session {
         let proof = client.answer(&challenge)?;
         wire.send(&proof)?;
         Session::new(stream, limits)
+    }
+
+    /// Dials for a connection of a mesh and gives its socket away once the other end has answered, which it has `patience` to do.
+    pub(crate) fn dial_mesh(
+        address: &str,
+        secret: &Secret,
+        context: &Value,
+        limits: &Limits,
+        patience: Duration,
+    ) -> Result<TcpStream, ClusterError> {
+        let mut session = Self::dial(address, secret, Role::Mesh, context, limits)?;
+        session.set_read_timeout(Some(patience))?;
+        session.receive_answer()?;
+        session.into_stream()
     }
 
     fn new(stream: TcpStream, limits: &Limits) -> Result<Self, ClusterError> {

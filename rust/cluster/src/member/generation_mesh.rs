@@ -1,7 +1,7 @@
-//! Connecting the members of one generation with each other.
+//! The mesh of a generation: its members connect with each other.
 //!
-//! The lower process dials the higher one. A dialled member that does not know the generation yet
-//! lets the connection wait in its lobby, so nobody has to try twice.
+//! The lower process dials the higher one, at the data port that serves feeds and drains, too. A dialled member that does not know
+//! the generation yet lets the connection wait in its [`Lobby`](super::lobby::Lobby), so nobody has to try twice.
 //!
 //! Departure: parked dials, for 30 s; so members start in any order.
 
@@ -12,7 +12,7 @@ use super::core::{Core, Query};
 use crate::error::{ClusterError, Failure};
 use crate::host::Host;
 use crate::message::{MeshContext, Peer, Start};
-use crate::session::{Limits, Role, Session};
+use crate::session::{Limits, Session};
 
 /// One connection to every other process, None in our own place.
 ///
@@ -63,10 +63,7 @@ fn dial<H: Host>(
         member: peer.id,
     };
     let context = serde_json::to_value(context).expect("names and numbers are JSON");
-    let mut session = Session::dial(&peer.address, &core.secret, Role::Mesh, &context, limits)?;
-    session.set_read_timeout(Some(limits.handshake_time))?;
-    session.receive_answer()?;
-    session.into_stream()
+    Session::dial_mesh(&peer.address, &core.secret, &context, limits, limits.handshake_time)
 }
 
 fn lost(process: usize, peer: &Peer, error: ClusterError) -> Failure {

@@ -1,4 +1,7 @@
-//! Connecting the processes of one run with each other, when everybody knows everybody's address.
+//! The mesh of a run: its processes connect with each other, when everybody knows everybody's address.
+//!
+//! There is one run to a listener, and it is known before anybody dials. Members of an engine serve many queries on one port and learn
+//! of their generations at different moments: their meshes are made by the member (module `generation_mesh`).
 //!
 //! Each process listens ([`MeshPort`]), the addresses are told around by whoever starts the run, and then every process calls
 //! [`MeshPort::connect`]: the lower one dials, the higher one accepts. Both ends of every connection prove the run's secret,
@@ -233,10 +236,7 @@ fn dial(
         threads: plan.threads,
     };
     let context = serde_json::to_value(said).expect("names and numbers are JSON");
-    let mut session = Session::dial(address, secret, Role::Mesh, &context, limits)?;
-    session.set_read_timeout(Some(patience))?;
-    session.receive_answer()?;
-    session.into_stream()
+    Session::dial_mesh(address, secret, &context, limits, patience)
 }
 
 #[cfg(test)]
