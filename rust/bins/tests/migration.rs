@@ -24,9 +24,9 @@ fn drive(layout: Layout, bits: u8, plans: Vec<(Strategy, Routing)>, seed: u64) -
     let empty = Load { bits, workers, data: vec![BTreeMap::new(); workers], control: BTreeMap::new(), ship_bytes };
     let (load, trace, done) = (Arc::new(Mutex::new(empty)), SharedTrace::default(), Arc::new(AtomicBool::new(false)));
     let (sent, shared) = (Arc::clone(&load), Arc::clone(&trace));
-    let (results, stats) = fleet::run(layout, &fleet::shelves(layout), move |worker, seat| {
+    let (results, stats) = fleet::run(layout, &fleet::shelves(layout), move |worker, process| {
         let initial = Routing::new(bits, workers)?;
-        let config = Config { ship_bytes, ..config(worker, seat, &initial) };
+        let config = Config { ship_bytes, ..config(worker, process, &initial) };
         let mut rig = build(worker, config, &shared)?;
         let index = worker.index();
         let mut dice = Dice(seed ^ index as u64);
@@ -165,29 +165,30 @@ fn big_bins_move_in_chunks() {
         (Layout::Apart { processes: 2, threads: 1 }, true),
         (Layout::Tcp { processes: 2, threads: 1 }, true),
     ] {
-        let (results, stats) = fleet::run::<KeyedMap<u64, u64>, _>(layout, &fleet::shelves(layout), |worker, seat| {
-            let routing = Routing::new(1, 2)?;
-            let config = config(worker, seat, &routing);
-            let trace = SharedTrace::default();
-            let mut rig = build(worker, config, &trace)?;
-            let mut control = ControlInput::new(rig.control.take().unwrap(), routing, 2);
-            let mut data = rig.data.take().unwrap();
-            if worker.index() == 0 {
-                for (time, owner) in [(1, 1), (2, 0), (3, 1)] {
-                    control.schedule(time, vec![penstock_bins::Command::Map(vec![owner; 2])])?;
+        let (results, stats) =
+            fleet::run::<KeyedMap<u64, u64>, _>(layout, &fleet::shelves(layout), |worker, process| {
+                let routing = Routing::new(1, 2)?;
+                let config = config(worker, process, &routing);
+                let trace = SharedTrace::default();
+                let mut rig = build(worker, config, &trace)?;
+                let mut control = ControlInput::new(rig.control.take().unwrap(), routing, 2);
+                let mut data = rig.data.take().unwrap();
+                if worker.index() == 0 {
+                    for (time, owner) in [(1, 1), (2, 0), (3, 1)] {
+                        control.schedule(time, vec![penstock_bins::Command::Map(vec![owner; 2])])?;
+                    }
+                    data.send(Keyed::new((0..KEYS).map(|key| (key, 1)).collect(), hash));
                 }
-                data.send(Keyed::new((0..KEYS).map(|key| (key, 1)).collect(), hash));
-            }
-            control.close();
-            data.advance_to(4)?;
-            if worker.index() == 1 {
-                data.send(Keyed::new((0..KEYS).map(|key| (key, 2)).collect(), hash));
-            }
-            data.close();
-            while worker.step_or_park(None)? {}
-            let outputs = std::mem::take(&mut trace.lock().unwrap().outputs);
-            Ok(outputs.into_iter().filter(|output| output.0 == 4).collect::<Vec<_>>())
-        });
+                control.close();
+                data.advance_to(4)?;
+                if worker.index() == 1 {
+                    data.send(Keyed::new((0..KEYS).map(|key| (key, 2)).collect(), hash));
+                }
+                data.close();
+                while worker.step_or_park(None)? {}
+                let outputs = std::mem::take(&mut trace.lock().unwrap().outputs);
+                Ok(outputs.into_iter().filter(|output| output.0 == 4).collect::<Vec<_>>())
+            });
         let mut outputs: Vec<_> = results.into_iter().flat_map(Result::unwrap).collect();
         outputs.sort_unstable();
         assert_eq!(outputs.len(), KEYS as usize);
@@ -211,9 +212,9 @@ type Later = Keyed<u64, u64>;
 fn a_million_pending_records_move() {
     const RECORDS: u64 = 1_000_000;
     let layout = Layout::Apart { processes: 2, threads: 1 };
-    let (results, _) = fleet::run::<KeyedMap<u64, u64>, _>(layout, &fleet::shelves(layout), |worker, seat| {
+    let (results, _) = fleet::run::<KeyedMap<u64, u64>, _>(layout, &fleet::shelves(layout), |worker, process| {
         let routing = Routing::new(6, 2)?;
-        let config = config(worker, seat, &routing);
+        let config = config(worker, process, &routing);
         let (mut data, control, counts) = worker.dataflow::<u64, _>("later", |scope| {
             let (data, blocks) = scope.new_input::<Later>();
             let (control, commands) = scope.new_input();
@@ -279,10 +280,15 @@ fn a_bad_chunk_is_fatal() {
         }
     }
     let layout = Layout::Apart { processes: 2, threads: 1 };
-    let (results, _) = fleet::run::<Broken, ()>(layout, &fleet::shelves(layout), |worker, seat| {
+    let (results, _) = fleet::run::<Broken, ()>(layout, &fleet::shelves(layout), |worker, process| {
         let routing = Routing::new(1, 2)?;
-        let mut config =
-            Config::in_process("broken", routing.clone(), worker.index(), seat.shelf.clone(), Arc::clone(&seat.stats));
+        let mut config = Config::in_process(
+            "broken",
+            routing.clone(),
+            worker.index(),
+            process.shelf.clone(),
+            Arc::clone(&process.stats),
+        );
         let here = worker.index();
         config.local = std::rc::Rc::new(move |other| other == here);
         let (data, control) = worker.dataflow::<u64, _>("broken", |scope| {

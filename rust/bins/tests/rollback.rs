@@ -6,7 +6,7 @@ use std::collections::{BTreeMap, HashMap};
 use std::sync::atomic::{AtomicI64, AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex};
 
-use common::fleet::{self, Layout, Seat};
+use common::fleet::{self, Layout, Process};
 use common::{Block, Dice, Load, Output, Row, Sums, apply, config_with, hash, random_batch};
 use penstock_bins::{BinTable, BinsError, BoxError, Config, ControlInput, Keyed, Shelf, Step, bin, stateful};
 use penstock_dataflow::Worker;
@@ -55,14 +55,14 @@ struct Run {
 }
 
 /// One worker of one generation: from the first epoch that is not committed to the end, or to the fuse.
-fn program(run: &Arc<Run>, worker: &mut Worker, seat: &Seat<Sums>, begin: u64) -> Result<(), BoxError> {
+fn program(run: &Arc<Run>, worker: &mut Worker, process: &Process<Sums>, begin: u64) -> Result<(), BoxError> {
     let (index, bits) = (worker.index(), run.load.bits);
     let table = run.tables.lock().unwrap().remove(&index).ok_or("no table")?;
     let routing = match begin.checked_sub(1) {
         Some(last) => run.load.routing_at(last * TICKS + TICKS - 1),
         None => run.load.initial(),
     };
-    let config = Config { ship_bytes: run.load.ship_bytes, ..config_with(worker, seat, &routing, table) };
+    let config = Config { ship_bytes: run.load.ship_bytes, ..config_with(worker, process, &routing, table) };
     let burning = Arc::clone(run);
     let (mut data, control, counts) = worker.dataflow::<u64, _>("epochs", |scope| {
         let (data, blocks) = scope.new_input::<Block>();
@@ -112,7 +112,7 @@ fn program(run: &Arc<Run>, worker: &mut Worker, seat: &Seat<Sums>, begin: u64) -
         run.committed.fetch_max(epoch + 1, Relaxed);
         run.fuse.burn("error")?;
         counts.table.borrow_mut().mark_all(epoch + 1);
-        seat.shelf.close_epoch(epoch);
+        process.shelf.close_epoch(epoch);
     }
     control.close();
     data.close();
@@ -159,7 +159,8 @@ fn check(seed: u64, layout: Layout, bits: u8, epochs: u64) -> usize {
         });
         let shared = Arc::clone(&run);
         let begin = committed;
-        let (results, _) = fleet::run(layout, &shelves, move |worker, seat| program(&shared, worker, seat, begin));
+        let (results, _) =
+            fleet::run(layout, &shelves, move |worker, process| program(&shared, worker, process, begin));
         // Tables that no worker took deposit their bins like the others.
         run.tables.lock().unwrap().clear();
         committed = run.committed.load(Relaxed);

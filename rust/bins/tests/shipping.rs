@@ -74,9 +74,9 @@ fn all_go(layout: Layout, ship_bytes: usize, chunks: u64, broken: Option<(u32, u
     let gauge = Arc::new(Gauge::default());
     let shelves = fleet::shelves::<Heavy>(layout);
     let measured = Arc::clone(&gauge);
-    let (results, _) = fleet::run::<Heavy, u64>(layout, &shelves, move |worker, seat| {
+    let (results, _) = fleet::run::<Heavy, u64>(layout, &shelves, move |worker, process| {
         let routing = Routing::new(BITS, worker.peers())?;
-        let (process, index) = (layout.process_of(worker.index()), worker.index());
+        let (here, index) = (layout.process_of(worker.index()), worker.index());
         let gauge = Arc::clone(&measured);
         let made = move |chunks| Heavy { gauge: Arc::clone(&gauge), chunks, broken_at: None };
         let mut table = BinTable::fresh(&routing, index as u32, &|| made(chunks));
@@ -90,15 +90,15 @@ fn all_go(layout: Layout, ship_bytes: usize, chunks: u64, broken: Option<(u32, u
             name: "heavy".into(),
             routing: routing.clone(),
             table: std::rc::Rc::new(std::cell::RefCell::new(table)),
-            shelf: seat.shelf.clone(),
-            local: std::rc::Rc::new(move |other| layout.process_of(other) == process),
+            shelf: process.shelf.clone(),
+            local: std::rc::Rc::new(move |other| layout.process_of(other) == here),
             new_state: std::rc::Rc::new({
                 let gauge = Arc::clone(&measured);
                 move || Heavy { gauge: Arc::clone(&gauge), chunks: 0, broken_at: None }
             }),
             begins: std::rc::Rc::new(|_| None),
             ship_bytes,
-            stats: Arc::clone(&seat.stats),
+            stats: Arc::clone(&process.stats),
         };
         let (mut data, control, counts) = worker.dataflow::<u64, _>("heavy", |scope| {
             let (data, blocks) = scope.new_input::<Keyed<u64, u64>>();

@@ -13,13 +13,13 @@ use serde_json::{Value, json};
 
 fn feed(
     driver: &Driver,
-    seat: usize,
+    member: usize,
     query: &str,
     place: (u64, u32, u64),
     rows: &[i64],
 ) -> Result<Receipt, ClusterError> {
     let (epoch, partition, attempt) = place;
-    let address = &driver.seats[seat].address;
+    let address = &driver.members[member].address;
     let mut feed = Feed::connect(address, SECRET, query, epoch, partition, attempt, &schema())?;
     for chunk in rows.chunks(2) {
         feed.push(&batch(chunk))?;
@@ -38,8 +38,8 @@ fn release(query: &str, generation: u64, epoch: u64, feeds: &[(u32, u64, u64)]) 
         "feeds": feeds, "watermark": 7, "finish": false })
 }
 
-fn drained(driver: &Driver, seat: usize, epoch: u64, piece: u32, which: Which) -> Vec<i64> {
-    let address = &driver.seats[seat].address;
+fn drained(driver: &Driver, place: usize, epoch: u64, piece: u32, which: Which) -> Vec<i64> {
+    let address = &driver.members[place].address;
     let drain = drain(address, SECRET, "q", epoch, piece, which).unwrap();
     assert_eq!(drain.schema(), schema());
     let batches: Vec<RecordBatch> = drain.map(Result::unwrap).collect();
@@ -64,8 +64,8 @@ fn rows_go_in_are_released_and_come_out_until_the_epoch_is_closed() {
 
     // Several connections at once, one attempt broken off, one complete attempt that does not count.
     let receipt = feed(&driver, 0, "q", (0, 0, 10), &[1, 2, 3]).unwrap();
-    assert_eq!((receipt.rows, receipt.max_event_time, receipt.member), (3, Some(3), driver.seats[0].id));
-    let mut broken = Feed::connect(&driver.seats[0].address, SECRET, "q", 0, 1, 11, &schema()).unwrap();
+    assert_eq!((receipt.rows, receipt.max_event_time, receipt.member), (3, Some(3), driver.members[0].id));
+    let mut broken = Feed::connect(&driver.members[0].address, SECRET, "q", 0, 1, 11, &schema()).unwrap();
     broken.push(&batch(&[99; 50])).unwrap();
     drop(broken);
     feed(&driver, 0, "q", (0, 1, 12), &[98]).unwrap();
@@ -105,7 +105,7 @@ fn rows_go_in_are_released_and_come_out_until_the_epoch_is_closed() {
     let again = driver.ask(0, &release("q", 1, 0, &[]));
     assert_eq!((kind(&again), &again["error"]["next"]), ("epoch", &json!(1)));
 
-    let address = driver.seats[0].address.clone();
+    let address = driver.members[0].address.clone();
     let read = |epoch, piece| drain(&address, SECRET, "q", epoch, piece, Which::Rows);
     assert_eq!(refusal(read(1, 0).err().unwrap()), "epoch");
     assert_eq!(refusal(read(0, 2).err().unwrap()), "piece");
@@ -144,7 +144,7 @@ fn feeds_of_other_columns_or_queries_are_refused_by_name() {
         std::sync::Arc::new(arrow_array::StringArray::from(vec!["x"; 100_000])) as _,
     )])
     .unwrap();
-    let mut feed = Feed::connect(&driver.seats[0].address, SECRET, "q", 0, 0, 1, &other.schema()).unwrap();
+    let mut feed = Feed::connect(&driver.members[0].address, SECRET, "q", 0, 0, 1, &other.schema()).unwrap();
     // The refusal reaches a feed that is still pushing, sooner or later.
     let error = loop {
         if let Err(error) = feed.push(&other) {
@@ -153,7 +153,7 @@ fn feeds_of_other_columns_or_queries_are_refused_by_name() {
     };
     assert_eq!(refusal(error), "schema");
     drop(feed);
-    let feed = Feed::connect(&driver.seats[0].address, SECRET, "q", 0, 0, 1, &other.schema()).unwrap();
+    let feed = Feed::connect(&driver.members[0].address, SECRET, "q", 0, 0, 1, &other.schema()).unwrap();
     assert_eq!(refusal(feed.finish().unwrap_err()), "schema");
     assert_eq!(kind(&driver.ask(0, &release("q", 1, 0, &[(0, 1, 0)]))), "staging");
     driver.close();
@@ -282,9 +282,9 @@ fn a_stuck_query_blocks_neither_another_query_nor_figures_nor_the_end() {
     assert_eq!(driver.reply(stop)["ok"], true);
     let lost = driver.await_event(|event| matches!(event, RegistryEvent::Lost { .. }));
     let RegistryEvent::Lost { member, calls, .. } = lost else { unreachable!("matched") };
-    assert_eq!((member, calls), (driver.seats[0].id, vec![stuck, ending]));
-    let seat = driver.seats.remove(0);
-    assert_eq!(seat.thread.join().unwrap(), End::Stopped);
+    assert_eq!((member, calls), (driver.members[0].id, vec![stuck, ending]));
+    let member = driver.members.remove(0);
+    assert_eq!(member.thread.join().unwrap(), End::Stopped);
     driver.close();
 }
 
@@ -292,7 +292,7 @@ fn a_stuck_query_blocks_neither_another_query_nor_figures_nor_the_end() {
 fn a_lost_member_is_reported_and_its_peers_fail_then_go_on_without_it() {
     let mut driver = Driver::new(2);
     driver.start("q", &[0, 1], json!({}));
-    let gone = driver.seats.remove(0);
+    let gone = driver.members.remove(0);
     *gone.stop.lock().unwrap() = true;
     assert_eq!(gone.thread.join().unwrap(), End::Interrupted);
     let id = gone.id;
@@ -305,13 +305,13 @@ fn a_lost_member_is_reported_and_its_peers_fail_then_go_on_without_it() {
 
     // A replacement gets a new id, and the next generation runs on both.
     let place = driver.join();
-    assert!(driver.seats[place].id > driver.seats[0].id.max(id));
+    assert!(driver.members[place].id > driver.members[0].id.max(id));
     let started = driver.start("q", &[0, place], json!({"generation": 2, "resume": "resident"}));
     assert!(started.iter().all(|body| body["ok"] == true), "{started:?}");
     assert_eq!(driver.ask(place, &release("q", 2, 0, &[]))["ok"], true);
     let members: Vec<u64> = driver.registry.members().iter().map(|info| info.member).collect();
-    assert_eq!(members, [driver.seats[0].id, driver.seats[1].id]);
-    assert_eq!(driver.registry.members()[1].info["address"], driver.seats[1].address);
+    assert_eq!(members, [driver.members[0].id, driver.members[1].id]);
+    assert_eq!(driver.registry.members()[1].info["address"], driver.members[1].address);
     driver.close();
 }
 
@@ -331,7 +331,7 @@ fn a_start_whose_peer_never_comes_can_be_given_up_and_one_that_is_away_is_named(
     let reply = driver.ask(0, &body);
     assert_eq!((kind(&reply), &reply["error"]["process"]), ("peer_lost", &json!(1)));
     // An address that belongs to another member is noticed.
-    body["members"][1] = json!({"id": 4242, "address": driver.seats[1].address});
+    body["members"][1] = json!({"id": 4242, "address": driver.members[1].address});
     body["generation"] = 2.into();
     assert_eq!(kind(&driver.ask(0, &body)), "peer_lost");
     driver.close();
@@ -358,7 +358,7 @@ fn a_batch_may_be_longer_than_a_frame() {
     let mut driver = Driver::new(1);
     driver.start("q", &[0], json!({}));
     let rows: Vec<i64> = (0..2_500_000).collect();
-    let mut feed = Feed::connect(&driver.seats[0].address, SECRET, "q", 0, 0, 1, &schema()).unwrap();
+    let mut feed = Feed::connect(&driver.members[0].address, SECRET, "q", 0, 0, 1, &schema()).unwrap();
     feed.push(&batch(&rows)).unwrap();
     feed.push(&batch(&[1])).unwrap();
     assert_eq!(feed.finish().unwrap().rows, 2_500_001);
@@ -400,8 +400,8 @@ fn a_panic_of_the_host_is_an_answer_and_costs_the_state_of_that_query_only() {
 fn members_end_when_they_are_told_sent_away_or_left_alone() {
     let mut driver = Driver::new(3);
     assert_eq!(driver.ask(0, &json!({"do": "stop"}))["ok"], true);
-    driver.registry.dismiss(driver.seats[1].id, "too old").unwrap();
-    let away = driver.seats[1].id;
+    driver.registry.dismiss(driver.members[1].id, "too old").unwrap();
+    let away = driver.members[1].id;
     let lost = driver.await_event(|event| matches!(event, RegistryEvent::Lost { member, .. } if *member == away));
     let RegistryEvent::Lost { reason, .. } = lost else { unreachable!("matched") };
     assert_eq!(reason, "dismissed: too old");
@@ -519,7 +519,7 @@ fn a_member_that_neither_reads_nor_answers_holds_nobody() {
     feed(&driver, 0, "q", (0, 0, 1), &[1, 2]).unwrap();
     driver.ask(0, &release("q", 1, 0, &[(0, 1, 2)]));
     for pushes in [0, 1, 10_000] {
-        let (proxy, address) = proxy(&driver.seats[0].address);
+        let (proxy, address) = proxy(&driver.members[0].address);
         let context = FeedContext { query: "q".into(), epoch: 1, partition: pushes, attempt: 1 };
         let mut feed = Feed::connect_with(&address, SECRET, &context, &schema(), limits.clone()).unwrap();
         proxy.store(true, std::sync::atomic::Ordering::SeqCst);
@@ -529,7 +529,7 @@ fn a_member_that_neither_reads_nor_answers_holds_nobody() {
         let error = sent.err().or_else(|| feed.finish().err()).unwrap();
         assert!(matches!(error, ClusterError::Silent { .. }), "{error}");
     }
-    let (proxy, address) = proxy(&driver.seats[0].address);
+    let (proxy, address) = proxy(&driver.members[0].address);
     proxy.store(true, std::sync::atomic::Ordering::SeqCst);
     let error = drain_with(&address, SECRET, &context, &limits).err().unwrap();
     assert!(matches!(error, ClusterError::Silent { .. }), "{error}");

@@ -11,7 +11,7 @@ use arrow_array::cast::AsArray;
 use arrow_array::types::Int64Type;
 use arrow_array::{ArrayRef, Int64Array, RecordBatch};
 use arrow_schema::{DataType, Field, Schema, SchemaRef};
-use common::{Driver, SECRET, Seat};
+use common::{Driver, MemberThread, SECRET};
 use penstock_cluster::message::Which;
 use penstock_cluster::{End, Feed, GroupHost, Loader, Member, RegistryEvent, drain};
 use penstock_plan::spec::SourceSpec;
@@ -80,13 +80,13 @@ impl Cluster {
             let (id, address) = (member.id(), member.address().to_owned());
             let thread = thread::spawn(move || member.run(&|| false));
             driver.await_event(|event| matches!(event, RegistryEvent::Joined { member, .. } if *member == id));
-            driver.seats.push(Seat { id, address, stop: Arc::new(Mutex::new(false)), thread });
+            driver.members.push(MemberThread { id, address, stop: Arc::new(Mutex::new(false)), thread });
         }
         Cluster { driver, poison, totals: BTreeMap::new(), generation: 0 }
     }
 
-    fn seats(&self) -> Vec<usize> {
-        (0..self.driver.seats.len()).collect()
+    fn places(&self) -> Vec<usize> {
+        (0..self.driver.members.len()).collect()
     }
 
     fn start(&mut self, epoch: u64, owners: &[u32], resume: &str) -> Vec<Value> {
@@ -100,18 +100,18 @@ impl Cluster {
                 {"name": "n", "fn": "count"}, {"name": "s", "fn": "sum", "column": "v"}]},
         ]);
         let plan = json!({"version": 1, "source": source, "steps": steps});
-        let seats = self.seats();
-        let calls: Vec<u64> = seats
+        let places = self.places();
+        let calls: Vec<u64> = places
             .iter()
-            .map(|seat| {
-                let mut body = self.driver.start_body("q", &seats, *seat);
+            .map(|place| {
+                let mut body = self.driver.start_body("q", &places, *place);
                 body["plan"] = plan.clone();
                 body["generation"] = self.generation.into();
                 body["bits"] = BITS.into();
                 body["owners"] = json!([owners]);
                 body["epoch"] = epoch.into();
                 body["resume"] = resume.into();
-                self.driver.send_with(*seat, &body, b"through")
+                self.driver.send_with(*place, &body, b"through")
             })
             .collect();
         calls.into_iter().map(|call| self.driver.reply(call)).collect()
@@ -119,9 +119,9 @@ impl Cluster {
 
     /// Feeds one partition to each member.
     fn feed(&self, epoch: u64, parts: &[Vec<(i64, i64)>]) {
-        for (seat, rows) in parts.iter().enumerate() {
-            let address = &self.driver.seats[seat].address;
-            let mut feed = Feed::connect(address, SECRET, "q", epoch, seat as u32, 7, &schema()).unwrap();
+        for (place, rows) in parts.iter().enumerate() {
+            let address = &self.driver.members[place].address;
+            let mut feed = Feed::connect(address, SECRET, "q", epoch, place as u32, 7, &schema()).unwrap();
             rows.chunks(10).for_each(|chunk| feed.push(&batch(chunk)).unwrap());
             assert_eq!(feed.finish().unwrap().rows, rows.len() as u64);
         }
@@ -129,11 +129,11 @@ impl Cluster {
 
     fn release(&mut self, epoch: u64, parts: &[Vec<(i64, i64)>]) -> Vec<u64> {
         let generation = self.generation;
-        let send = |(seat, rows): (usize, &Vec<(i64, i64)>)| {
-            let feeds = json!([{"partition": seat, "attempt": 7, "rows": rows.len(), "rows_before": 0}]);
+        let send = |(place, rows): (usize, &Vec<(i64, i64)>)| {
+            let feeds = json!([{"partition": place, "attempt": 7, "rows": rows.len(), "rows_before": 0}]);
             let body = json!({"do": "release", "query": "q", "generation": generation, "epoch": epoch,
                 "feeds": feeds, "watermark": null, "finish": false});
-            self.driver.send(seat, &body)
+            self.driver.send(place, &body)
         };
         parts.iter().enumerate().map(send).collect()
     }
@@ -141,9 +141,9 @@ impl Cluster {
     /// All rows that an epoch put out, by key.
     fn drained(&self, epoch: u64) -> BTreeMap<i64, (i64, i64)> {
         let mut found = BTreeMap::new();
-        for seat in &self.driver.seats {
+        for member in &self.driver.members {
             for piece in 0..2 {
-                for batch in drain(&seat.address, SECRET, "q", epoch, piece, Which::Rows).unwrap() {
+                for batch in drain(&member.address, SECRET, "q", epoch, piece, Which::Rows).unwrap() {
                     let batch = batch.unwrap();
                     let column = |at: usize| batch.column(at).as_primitive::<Int64Type>().values().to_vec();
                     for ((key, n), s) in column(0).into_iter().zip(column(1)).zip(column(2)) {
@@ -212,7 +212,7 @@ impl Cluster {
 }
 
 fn parts(epoch: i64) -> Vec<Vec<(i64, i64)>> {
-    (0..2).map(|seat| (0..50).map(|row| ((row * 7 + epoch) % 40, row + 1000 * seat)).collect()).collect()
+    (0..2).map(|place| (0..50).map(|row| ((row * 7 + epoch) % 40, row + 1000 * place)).collect()).collect()
 }
 
 #[test]

@@ -220,7 +220,7 @@ fn proof_first(address: &str, _: Role) {
 fn hostile_handshakes_are_refused_and_counted_and_change_nothing() {
     let mut driver = Driver::with(1, Limits { handshake_time: PATIENCE_WITH_ATTACKERS, ..limits() });
     assert_eq!(driver.start("q", &[0], json!({}))[0]["ok"], true);
-    let member = driver.seats[0].address.clone();
+    let member = driver.members[0].address.clone();
     let registry = driver.registry.address().to_owned();
     let mut refused = 0;
     for (what, attack, counter) in ATTACKS {
@@ -267,10 +267,10 @@ fn roles_are_served_on_their_own_port_only() {
         assert_eq!(kind(driver.registry.address(), role), "wrong_role");
     }
     assert_eq!(driver.registry.metrics().refused_role, 3);
-    assert_eq!(kind(&driver.seats[0].address, Role::Member), "wrong_role");
+    assert_eq!(kind(&driver.members[0].address, Role::Member), "wrong_role");
     // The right role with a context that says nothing.
     for role in [Role::Feed, Role::Drain, Role::Mesh] {
-        assert_eq!(kind(&driver.seats[0].address, role), "protocol");
+        assert_eq!(kind(&driver.members[0].address, role), "protocol");
     }
     driver.close();
 }
@@ -346,11 +346,11 @@ fn an_honest_dial_that_is_turned_away_comes_back() {
 }
 
 #[test]
-fn many_feeds_at_a_member_with_few_seats_all_arrive() {
+fn many_feeds_at_a_member_with_few_places_all_arrive() {
     let mut driver = Driver::with(1, Limits { pending: 2, ..limits() });
     assert_eq!(driver.start("q", &[0], json!({}))[0]["ok"], true);
-    let address = driver.seats[0].address.clone();
-    // While these two do not speak there is no seat for anybody else.
+    let address = driver.members[0].address.clone();
+    // While these two do not speak there is no place for anybody else.
     let idle = [dial(&address), dial(&address)];
     let refused = |driver: &mut Driver| {
         driver.ask(0, &json!({"do": "stats", "query": null}))["process"]["refused_connections"].as_u64().unwrap()

@@ -23,7 +23,7 @@ fn nothing_is_left_after_closing() {
         let mut driver = Driver::new(2);
         let plan = if stuck { json!({"plan": {"stuck_epoch": 0}}) } else { json!({}) };
         driver.start("q", &[0, 1], plan);
-        let address = driver.seats[0].address.clone();
+        let address = driver.members[0].address.clone();
         let schema = common::schema();
         let connect = || Feed::connect(&address, common::SECRET, "q", 0, 0, 1, &schema).unwrap();
         let open = connect();
@@ -32,10 +32,10 @@ fn nothing_is_left_after_closing() {
         // Unauthenticated, and half a request.
         let idle = std::net::TcpStream::connect(&address).unwrap();
         let gate = driver.gate.clone();
-        let registry = std::mem::take(&mut driver.seats);
+        let registry = std::mem::take(&mut driver.members);
         driver.registry.close();
-        for seat in registry {
-            seat.thread.join().unwrap();
+        for member in registry {
+            member.thread.join().unwrap();
         }
         if !stuck {
             assert_eq!(threads(), threads_before, "joined, not merely ending");

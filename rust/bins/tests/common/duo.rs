@@ -5,7 +5,7 @@ use std::sync::Arc;
 use penstock_bins::{Routing, Shelf, Stats};
 use penstock_dataflow::{Worker, fabric};
 
-use super::fleet::{Layout, Seat};
+use super::fleet::{Layout, Process};
 use super::{Block, Output, Rig, Row, SharedTrace, Sums, build, config, hash};
 
 pub struct Duo {
@@ -19,12 +19,12 @@ pub struct Duo {
 impl Duo {
     pub fn new(layout: Layout, routing: &Routing) -> Self {
         let (trace, shelf, stats) = (SharedTrace::default(), Shelf::new(), Arc::new(Stats::new()));
-        let seat = Seat { layout, shelf: shelf.clone(), stats: Arc::clone(&stats) };
+        let process = Process { layout, shelf: shelf.clone(), stats: Arc::clone(&stats) };
         let mut workers: Vec<_> = fabric::threads(layout.workers()).into_iter().map(Worker::new).collect();
         let rigs = workers
             .iter_mut()
             .map(|worker| {
-                let config = config(worker, &seat, routing);
+                let config = config(worker, &process, routing);
                 build(worker, config, &trace).unwrap()
             })
             .collect();

@@ -41,14 +41,14 @@ impl Layout {
     }
 }
 
-/// What one worker knows besides its worker.
-pub struct Seat<S: BinState> {
+/// What the workers of one process share.
+pub struct Process<S: BinState> {
     pub layout: Layout,
     pub shelf: Shelf<S>,
     pub stats: Arc<Stats<u64>>,
 }
 
-impl<S: BinState> Clone for Seat<S> {
+impl<S: BinState> Clone for Process<S> {
     fn clone(&self) -> Self {
         Self { layout: self.layout, shelf: self.shelf.clone(), stats: Arc::clone(&self.stats) }
     }
@@ -61,22 +61,22 @@ pub type ProcessStats = Vec<Arc<Stats<u64>>>;
 pub fn run<S, R>(
     layout: Layout,
     shelves: &[Shelf<S>],
-    program: impl Fn(&mut Worker, &Seat<S>) -> Result<R, BoxError> + Clone + Send + Sync + 'static,
+    program: impl Fn(&mut Worker, &Process<S>) -> Result<R, BoxError> + Clone + Send + Sync + 'static,
 ) -> (Vec<Result<R, Error>>, ProcessStats)
 where
     S: BinState,
     R: Send + 'static,
 {
     assert_eq!(shelves.len(), layout.processes());
-    let seats: Vec<Seat<S>> =
-        shelves.iter().map(|shelf| Seat { layout, shelf: shelf.clone(), stats: Arc::new(Stats::new()) }).collect();
-    let stats = seats.iter().map(|seat| Arc::clone(&seat.stats)).collect();
+    let processes: Vec<Process<S>> =
+        shelves.iter().map(|shelf| Process { layout, shelf: shelf.clone(), stats: Arc::new(Stats::new()) }).collect();
+    let stats = processes.iter().map(|process| Arc::clone(&process.stats)).collect();
     let threads: Vec<_> = fabrics(layout)
         .into_iter()
         .map(|(endpoints, guard)| {
-            let (seats, program) = (seats.clone(), program.clone());
+            let (processes, program) = (processes.clone(), program.clone());
             std::thread::spawn(move || {
-                let program = move |worker: &mut Worker| program(worker, &seats[layout.process_of(worker.index())]);
+                let program = move |worker: &mut Worker| program(worker, &processes[layout.process_of(worker.index())]);
                 let results: Vec<_> = execute(endpoints, program).into_iter().map(|t| t.join().unwrap()).collect();
                 drop(guard);
                 results

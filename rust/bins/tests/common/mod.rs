@@ -9,7 +9,7 @@ use std::collections::{BTreeMap, HashMap};
 use std::rc::Rc;
 use std::sync::{Arc, Mutex};
 
-use fleet::{Layout, Seat};
+use fleet::{Layout, Process};
 use penstock_bins::{
     BinTable, BinsError, BoxError, Command, Config, Control, ControlError, ControlInput, Event, Keyed, KeyedMap,
     Routing, Stateful, Step, stateful,
@@ -184,23 +184,28 @@ pub struct Rig {
     pub counts: Stateful<u64, Sums, Vec<Output>>,
 }
 
-pub fn config(worker: &Worker, seat: &Seat<Sums>, routing: &Routing) -> Config<u64, Sums> {
+pub fn config(worker: &Worker, process: &Process<Sums>, routing: &Routing) -> Config<u64, Sums> {
     let table = BinTable::fresh(routing, worker.index() as u32, &Sums::default);
-    config_with(worker, seat, routing, table)
+    config_with(worker, process, routing, table)
 }
 
-pub fn config_with(worker: &Worker, seat: &Seat<Sums>, routing: &Routing, table: BinTable<Sums>) -> Config<u64, Sums> {
-    let (layout, process) = (seat.layout, seat.layout.process_of(worker.index()));
+pub fn config_with(
+    worker: &Worker,
+    process: &Process<Sums>,
+    routing: &Routing,
+    table: BinTable<Sums>,
+) -> Config<u64, Sums> {
+    let (layout, index) = (process.layout, process.layout.process_of(worker.index()));
     Config {
         name: "sums".into(),
         routing: routing.clone(),
         table: Rc::new(RefCell::new(table)),
-        shelf: seat.shelf.clone(),
-        local: Rc::new(move |other| layout.process_of(other) == process),
+        shelf: process.shelf.clone(),
+        local: Rc::new(move |other| layout.process_of(other) == index),
         new_state: Rc::new(Sums::default),
         begins: Rc::new(|_| None),
         ship_bytes: penstock_bins::SHIP_BYTES,
-        stats: Arc::clone(&seat.stats),
+        stats: Arc::clone(&process.stats),
     }
 }
 
@@ -225,9 +230,9 @@ pub fn run(load: &Load, layout: Layout, seed: u64) -> Trace {
     let trace = SharedTrace::default();
     let shelves = fleet::shelves(layout);
     let (shared, sent) = (Arc::clone(&trace), load.clone());
-    let (results, stats) = fleet::run(layout, &shelves, move |worker, seat| {
+    let (results, stats) = fleet::run(layout, &shelves, move |worker, process| {
         let load = &sent;
-        let config = Config { ship_bytes: load.ship_bytes, ..config(worker, seat, &load.initial()) };
+        let config = Config { ship_bytes: load.ship_bytes, ..config(worker, process, &load.initial()) };
         let mut rig = build(worker, config, &shared)?;
         let index = worker.index();
         let mut dice = Dice(seed ^ (index as u64) << 32);

@@ -23,7 +23,8 @@ const STATS_PATIENCE: Duration = Duration::from_secs(1);
 /// How often ending threads are looked at.
 const END_PAUSE: Duration = Duration::from_millis(2);
 
-struct Seat<H: Host> {
+/// A query as the control loop sees it.
+struct QueryHandle<H: Host> {
     query: Arc<Query<H>>,
     commands: Sender<Command>,
     thread: JoinHandle<()>,
@@ -41,7 +42,7 @@ struct Gather {
 pub(super) struct Control<H: Host> {
     core: Arc<Core<H>>,
     incoming: Sender<Incoming>,
-    seats: HashMap<String, Seat<H>>,
+    queries: HashMap<String, QueryHandle<H>>,
     /// Threads of dropped queries that may not have ended yet.
     retired: Vec<JoinHandle<()>>,
     gathers: Vec<Gather>,
@@ -51,8 +52,8 @@ pub(super) struct Control<H: Host> {
 
 impl<H: Host> Control<H> {
     pub(super) fn new(core: Arc<Core<H>>, incoming: Sender<Incoming>) -> Self {
-        let (seats, retired, gathers) = Default::default();
-        Control { core, incoming, seats, retired, gathers, tickets: 0, since: Instant::now() }
+        let (queries, retired, gathers) = Default::default();
+        Control { core, incoming, queries, retired, gathers, tickets: 0, since: Instant::now() }
     }
 
     /// Takes a request; true when the member is to end.
@@ -84,45 +85,45 @@ impl<H: Host> Control<H> {
         match request {
             Request::Start(start) => {
                 let name = start.query.clone();
-                if !self.seats.contains_key(&name) {
-                    let seat = self.seat(&name)?;
-                    self.seats.insert(name.clone(), seat);
+                if !self.queries.contains_key(&name) {
+                    let entry = self.spawn(&name)?;
+                    self.queries.insert(name.clone(), entry);
                 }
-                let seat = &self.seats[&name];
-                seat.query.announce(start.generation)?;
+                let entry = &self.queries[&name];
+                entry.query.announce(start.generation)?;
                 if let Some(older) = start.generation.checked_sub(1) {
                     self.core.lobby.wake(&name, older);
                 }
-                seat.tell(Command::Start { call, start, attachment })
+                entry.tell(Command::Start { call, start, attachment })
             }
             Request::Release(release) => {
-                let seat = self.find(&release.query)?;
-                seat.query.check(release.generation)?;
-                seat.tell(Command::Release { call, release })
+                let entry = self.find(&release.query)?;
+                entry.query.check(release.generation)?;
+                entry.tell(Command::Release { call, release })
             }
             Request::Migrate { query, generation, handle, steps } => {
-                let seat = self.find(&query)?;
-                seat.query.check(generation)?;
-                seat.tell(Command::Migrate { call, generation, handle, steps })
+                let entry = self.find(&query)?;
+                entry.query.check(generation)?;
+                entry.tell(Command::Migrate { call, generation, handle, steps })
             }
             Request::CancelMigration { query, generation, handle } => {
-                let seat = self.find(&query)?;
-                seat.query.check(generation)?;
-                seat.tell(Command::Cancel { call, generation, handle })
+                let entry = self.find(&query)?;
+                entry.query.check(generation)?;
+                entry.tell(Command::Cancel { call, generation, handle })
             }
             Request::StopQuery { query, generation, keep, epoch } => {
-                let seat = self.find(&query)?;
-                seat.query.check(generation)?;
-                seat.query.retire();
+                let entry = self.find(&query)?;
+                entry.query.check(generation)?;
+                entry.query.retire();
                 self.core.lobby.wake(&query, generation);
-                seat.tell(Command::Stop { call, generation, keep, epoch })
+                entry.tell(Command::Stop { call, generation, keep, epoch })
             }
             Request::DropQuery { query } => {
                 self.find(&query)?;
-                if let Some(seat) = self.remove(&query) {
-                    let told = seat.tell(Command::Drop { call });
+                if let Some(entry) = self.remove(&query) {
+                    let told = entry.tell(Command::Drop { call });
                     self.retired.retain(|thread| !thread.is_finished());
-                    self.retired.push(seat.thread);
+                    self.retired.push(entry.thread);
                     return told;
                 }
                 Ok(Done::Now)
@@ -147,13 +148,13 @@ impl<H: Host> Control<H> {
         }
     }
 
-    fn find(&self, query: &str) -> Result<&Seat<H>, Failure> {
-        self.seats
+    fn find(&self, query: &str) -> Result<&QueryHandle<H>, Failure> {
+        self.queries
             .get(query)
             .ok_or_else(|| Failure::new("unknown_query", format!("query {query:?} is not here")).with("query", query))
     }
 
-    fn seat(&self, name: &str) -> Result<Seat<H>, Failure> {
+    fn spawn(&self, name: &str) -> Result<QueryHandle<H>, Failure> {
         let query = self.core.add_query(name);
         let (commands, inbox) = unbounded();
         let (core, incoming) = (Arc::clone(&self.core), self.incoming.clone());
@@ -162,16 +163,16 @@ impl<H: Host> Control<H> {
             .name("penstock-query".into())
             .spawn(move || actor.run())
             .map_err(|error| Failure::new("internal", format!("start a thread: {error}")))?;
-        Ok(Seat { query, commands, thread })
+        Ok(QueryHandle { query, commands, thread })
     }
 
     /// Forgets a query: whoever waits for a mesh of it stops waiting.
-    fn remove(&mut self, name: &str) -> Option<Seat<H>> {
-        let seat = self.seats.remove(name)?;
+    fn remove(&mut self, name: &str) -> Option<QueryHandle<H>> {
+        let entry = self.queries.remove(name)?;
         self.core.remove_query(name);
-        seat.query.retire();
+        entry.query.retire();
         self.core.lobby.wake(name, u64::MAX);
-        Some(seat)
+        Some(entry)
     }
 
     fn gather(&mut self, call: u64, query: Option<String>) {
@@ -184,9 +185,9 @@ impl<H: Host> Control<H> {
             queries: Map::new(),
             deadline: Instant::now() + STATS_PATIENCE,
         };
-        for (name, seat) in &self.seats {
+        for (name, entry) in &self.queries {
             if query.as_ref().is_none_or(|query| query == name) {
-                match seat.tell(Command::Stats { ticket }) {
+                match entry.tell(Command::Stats { ticket }) {
                     Ok(_) => drop(gather.waiting.insert(name.clone())),
                     Err(failure) => drop(gather.queries.insert(name.clone(), failure.to_body())),
                 }
@@ -238,12 +239,12 @@ impl<H: Host> Control<H> {
 
     /// Ends all queries. Threads that do not end within `grace` are left to the process's end.
     pub(super) fn end(mut self, grace: Duration) {
-        let names: Vec<String> = self.seats.keys().cloned().collect();
+        let names: Vec<String> = self.queries.keys().cloned().collect();
         for name in names {
-            if let Some(seat) = self.remove(&name) {
+            if let Some(entry) = self.remove(&name) {
                 // A thread that is gone needs no telling.
-                let _ = seat.tell(Command::End);
-                self.retired.push(seat.thread);
+                let _ = entry.tell(Command::End);
+                self.retired.push(entry.thread);
             }
         }
         let deadline = Instant::now() + grace;
@@ -259,7 +260,7 @@ impl<H: Host> Control<H> {
     }
 }
 
-impl<H: Host> Seat<H> {
+impl<H: Host> QueryHandle<H> {
     fn tell(&self, command: Command) -> Result<Done, Failure> {
         match self.commands.send(command) {
             Ok(()) => Ok(Done::Later),

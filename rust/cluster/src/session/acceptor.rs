@@ -20,7 +20,7 @@ use crate::error::{ClusterError, Failure};
 
 /// Pause after the system refused to accept (no file descriptors, no memory).
 const EXHAUSTED_PAUSE: Duration = Duration::from_millis(20);
-/// One seat in so many is kept for hosts that are known.
+/// One place in so many is kept for hosts that are known.
 const KEPT_SHARE: usize = 4;
 /// How long a refused peer may take to read why.
 const REFUSAL_PATIENCE: Duration = Duration::from_secs(1);
@@ -53,7 +53,7 @@ struct Open {
     room: Room,
 }
 
-/// Who may be in a handshake: as many as there are seats, some of which only known hosts take.
+/// Who may be in a handshake: as many as there are places, some of which only known hosts take.
 #[derive(Debug, Default)]
 struct Room {
     taken: usize,
@@ -62,10 +62,10 @@ struct Room {
 }
 
 impl Room {
-    /// Whether one more handshake may begin; if so, it has taken its seat.
-    fn enter(&mut self, host: IpAddr, seats: usize) -> bool {
-        let kept = if self.known.contains(&host.to_canonical()) { 0 } else { seats / KEPT_SHARE };
-        let free = self.taken < seats - kept;
+    /// Whether one more handshake may begin; if so, it has taken its place.
+    fn enter(&mut self, host: IpAddr, places: usize) -> bool {
+        let kept = if self.known.contains(&host.to_canonical()) { 0 } else { places / KEPT_SHARE };
+        let free = self.taken < places - kept;
         self.taken += usize::from(free);
         free
     }
@@ -77,13 +77,13 @@ impl Room {
     }
 }
 
-/// A seat in the room: given back when the handshake ends, however it does.
-struct Seat<'a> {
+/// A place in the room: given back when the handshake ends, however it does.
+struct RoomGuard<'a> {
     shared: &'a Shared,
     proved: Option<IpAddr>,
 }
 
-impl Drop for Seat<'_> {
+impl Drop for RoomGuard<'_> {
     fn drop(&mut self) {
         self.shared.open().room.leave(self.proved);
     }
@@ -199,8 +199,8 @@ fn accept(listener: &TcpListener, shared: &Arc<Shared>, name: &str) {
         if shared.closed.load(SeqCst) {
             return;
         }
-        let seated = shared.open().room.enter(host, shared.limits.pending);
-        if !seated {
+        let entered = shared.open().room.enter(host, shared.limits.pending);
+        if !entered {
             shared.metrics.refuse(&shared.metrics.refused_crowded);
             continue;
         }
@@ -240,10 +240,10 @@ impl Drop for Entry<'_> {
 }
 
 fn serve(mut stream: TcpStream, host: IpAddr, shared: &Shared) {
-    let mut seat = Seat { shared, proved: None };
+    let mut guard = RoomGuard { shared, proved: None };
     let authenticated = authenticate(&mut stream, shared);
-    seat.proved = authenticated.is_ok().then_some(host);
-    drop(seat);
+    guard.proved = authenticated.is_ok().then_some(host);
+    drop(guard);
     let metrics = &shared.metrics;
     let (role, context) = match authenticated {
         Ok(peer) => peer,
@@ -285,12 +285,12 @@ mod tests {
     const THEIRS: IpAddr = IpAddr::V4(Ipv4Addr::new(10, 0, 0, 2));
 
     #[test]
-    fn strangers_do_not_take_the_last_quarter_of_the_seats() {
+    fn strangers_do_not_take_the_last_quarter_of_the_places() {
         let mut room = Room::default();
         assert!(room.enter(OURS, 8));
         room.leave(Some(OURS));
         assert_eq!((0..20).filter(|_| room.enter(THEIRS, 8)).count(), 6);
-        assert!(room.enter(OURS, 8) && room.enter(OURS, 8), "seats that are kept for us");
+        assert!(room.enter(OURS, 8) && room.enter(OURS, 8), "places that are kept for us");
         assert!(!room.enter(OURS, 8) && !room.enter(THEIRS, 8), "nobody gets more than there are");
         room.leave(None);
         assert!(!room.enter(THEIRS, 8), "7 of 8 are taken, 6 of them are for strangers");
@@ -310,7 +310,7 @@ mod tests {
     }
 
     #[test]
-    fn a_single_seat_is_for_everybody() {
+    fn a_single_place_is_for_everybody() {
         let mut room = Room::default();
         assert!(room.enter(THEIRS, 1) && !room.enter(THEIRS, 1));
     }

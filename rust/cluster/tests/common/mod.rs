@@ -322,7 +322,7 @@ impl Worker {
 }
 
 /// A member that runs on its own thread.
-pub struct Seat {
+pub struct MemberThread {
     pub id: u64,
     pub address: String,
     pub stop: Arc<Mutex<bool>>,
@@ -333,7 +333,7 @@ pub struct Seat {
 pub struct Driver {
     pub registry: Registry,
     pub limits: Limits,
-    pub seats: Vec<Seat>,
+    pub members: Vec<MemberThread>,
     pub gate: Arc<Gate>,
     pub events: Vec<RegistryEvent>,
 }
@@ -343,18 +343,18 @@ impl Driver {
         Driver::with(members, limits())
     }
 
-    pub fn with(members: usize, limits: Limits) -> Self {
+    pub fn with(count: usize, limits: Limits) -> Self {
         let registry = Registry::bind_with("127.0.0.1", 0, None, SECRET, limits.clone()).unwrap();
         let gate = Arc::default();
-        let (seats, events) = Default::default();
-        let mut driver = Driver { registry, limits, seats, gate, events };
-        for _ in 0..members {
+        let (members, events) = Default::default();
+        let mut driver = Driver { registry, limits, members, gate, events };
+        for _ in 0..count {
             driver.join();
         }
         driver
     }
 
-    /// Adds a member; returns its place among the seats.
+    /// Adds a member; returns its place among the members.
     pub fn join(&mut self) -> usize {
         let host = Echo { gate: self.gate.clone() };
         let info = json!({ "host": "here" });
@@ -364,16 +364,16 @@ impl Driver {
         let asked = stop.clone();
         let thread = thread::spawn(move || member.run(&|| *asked.lock().unwrap()));
         self.await_event(|event| matches!(event, RegistryEvent::Joined { member, .. } if *member == id));
-        self.seats.push(Seat { id, address, stop, thread });
-        self.seats.len() - 1
+        self.members.push(MemberThread { id, address, stop, thread });
+        self.members.len() - 1
     }
 
-    pub fn send(&self, seat: usize, body: &Value) -> u64 {
-        self.send_with(seat, body, &[])
+    pub fn send(&self, place: usize, body: &Value) -> u64 {
+        self.send_with(place, body, &[])
     }
 
-    pub fn send_with(&self, seat: usize, body: &Value, attachment: &[u8]) -> u64 {
-        self.registry.send(self.seats[seat].id, &body.to_string(), attachment).unwrap()
+    pub fn send_with(&self, place: usize, body: &Value, attachment: &[u8]) -> u64 {
+        self.registry.send(self.members[place].id, &body.to_string(), attachment).unwrap()
     }
 
     /// Waits for an event, keeping the others.
@@ -396,40 +396,40 @@ impl Driver {
     }
 
     /// Asks and waits for the answer.
-    pub fn ask(&mut self, seat: usize, body: &Value) -> Value {
-        let call = self.send(seat, body);
+    pub fn ask(&mut self, place: usize, body: &Value) -> Value {
+        let call = self.send(place, body);
         self.reply(call)
     }
 
     pub fn ask_all(&mut self, body: &Value) -> Vec<Value> {
-        let calls: Vec<u64> = (0..self.seats.len()).map(|seat| self.send(seat, body)).collect();
+        let calls: Vec<u64> = (0..self.members.len()).map(|place| self.send(place, body)).collect();
         calls.into_iter().map(|call| self.reply(call)).collect()
     }
 
-    /// The start of a generation on the given seats, two workers each, two bins per worker.
-    pub fn start_body(&self, query: &str, seats: &[usize], process: usize) -> Value {
-        let members: Vec<Value> = seats
+    /// The start of a generation on the members at these places, two workers each, two bins per worker.
+    pub fn start_body(&self, query: &str, places: &[usize], process: usize) -> Value {
+        let members: Vec<Value> = places
             .iter()
-            .map(|seat| json!({ "id": self.seats[*seat].id, "address": self.seats[*seat].address }))
+            .map(|place| json!({ "id": self.members[*place].id, "address": self.members[*place].address }))
             .collect();
-        let workers = 2 * seats.len() as u32;
+        let workers = 2 * places.len() as u32;
         let owners: Vec<u32> = (0..8).map(|bin| bin % workers).collect();
         json!({ "do": "start", "query": query, "generation": 1, "plan": {}, "members": members,
             "process": process, "threads": 2, "bits": 3, "owners": [owners], "epoch": 0,
             "watermark": null, "resume": "fresh", "journal": true })
     }
 
-    /// Starts a generation on the given seats; `change` may alter each request.
-    pub fn start(&mut self, query: &str, seats: &[usize], change: Value) -> Vec<Value> {
-        let calls: Vec<u64> = seats
+    /// Starts a generation on the members at these places; `change` may alter each request.
+    pub fn start(&mut self, query: &str, places: &[usize], change: Value) -> Vec<Value> {
+        let calls: Vec<u64> = places
             .iter()
             .enumerate()
-            .map(|(process, seat)| {
-                let mut body = self.start_body(query, seats, process);
+            .map(|(process, place)| {
+                let mut body = self.start_body(query, places, process);
                 for (key, value) in change.as_object().unwrap() {
                     body[key] = value.clone();
                 }
-                self.send(*seat, &body)
+                self.send(*place, &body)
             })
             .collect();
         calls.into_iter().map(|call| self.reply(call)).collect()
@@ -439,7 +439,7 @@ impl Driver {
     pub fn close(self) -> Vec<End> {
         self.gate.open();
         self.registry.close();
-        self.seats.into_iter().map(|seat| seat.thread.join().unwrap()).collect()
+        self.members.into_iter().map(|member| member.thread.join().unwrap()).collect()
     }
 }
 

@@ -254,15 +254,16 @@ impl From<BinsError> for HostError {
     }
 }
 
-struct Seat {
-    worker: usize,
+/// A worker as its group sees it.
+struct WorkerHandle {
+    index: usize,
     commands: Sender<Command>,
     waker: Waker,
     meter: Arc<Meter>,
     thread: JoinHandle<Option<HostError>>,
 }
 
-impl Seat {
+impl WorkerHandle {
     fn tell(&self, command: Command) {
         // A send fails only when the thread has ended; its error has been told as an event.
         let _ = self.commands.send(command);
@@ -274,7 +275,7 @@ impl Seat {
 pub struct Group {
     config: GroupConfig,
     shared: Arc<Shared>,
-    seats: Vec<Seat>,
+    workers: Vec<WorkerHandle>,
     stopping: Arc<AtomicBool>,
 }
 
@@ -295,10 +296,10 @@ impl Group {
             Ok(shared) => Arc::new(shared),
             Err(error) => return Err(Box::new(NotStarted { error, resident })),
         };
-        let mut group = Group { config, shared, seats: Vec::new(), stopping: Arc::new(AtomicBool::new(false)) };
+        let mut group = Group { config, shared, workers: Vec::new(), stopping: Arc::new(AtomicBool::new(false)) };
         for endpoint in endpoints {
             let worker = endpoint.index();
-            if let Err(error) = group.seat(endpoint, events.clone()) {
+            if let Err(error) = group.spawn(endpoint, events.clone()) {
                 let error = HostError::Thread { worker, message: error.to_string() };
                 let (bins, _) = group.stop(); // tables that no worker has taken are deposited by the last handle on them
                 let resident = if resident.fresh { Resident::fresh() } else { bins };
@@ -308,8 +309,8 @@ impl Group {
         Ok(group)
     }
 
-    fn seat(&mut self, endpoint: Endpoint, events: Sender<Event>) -> std::io::Result<()> {
-        let worker = endpoint.index();
+    fn spawn(&mut self, endpoint: Endpoint, events: Sender<Event>) -> std::io::Result<()> {
+        let index = endpoint.index();
         let (commands, inbox) = unbounded();
         let (send_waker, waker) = crossbeam::channel::bounded(1);
         let meter = Arc::new(Meter::default());
@@ -322,10 +323,10 @@ impl Group {
             stopping: self.stopping.clone(),
         };
         let thread = std::thread::Builder::new()
-            .name(format!("penstock-{}", endpoint.index()))
+            .name(format!("penstock-{index}"))
             .spawn(move || thread.run(endpoint, &send_waker))?;
         let waker = waker.recv().expect("a worker sends its waker before anything can fail");
-        self.seats.push(Seat { worker, commands, waker, meter, thread });
+        self.workers.push(WorkerHandle { index, commands, waker, meter, thread });
         Ok(())
     }
 
@@ -364,9 +365,9 @@ impl Group {
 
     fn tell_release(&self, epoch: u64, inputs: Vec<PartitionRows>, end: Option<End>) -> Result<(), HostError> {
         let ordered = self.config.plan.needs_order();
-        let dealt = deal(inputs, self.config.slice_rows, self.seats.len(), ordered)?;
-        for (seat, slices) in self.seats.iter().zip(dealt) {
-            seat.tell(Command::Release(Release { epoch, slices: slices.into(), end }));
+        let dealt = deal(inputs, self.config.slice_rows, self.workers.len(), ordered)?;
+        for (worker, slices) in self.workers.iter().zip(dealt) {
+            worker.tell(Command::Release(Release { epoch, slices: slices.into(), end }));
         }
         Ok(())
     }
@@ -374,23 +375,23 @@ impl Group {
     /// Starts a migration; has an effect only in the process of worker 0. `MigrationDone` follows, or `MigrationRefused` when a bin
     /// or worker does not exist. Of several moves of one bin in a step the last counts, a step without moves is complete at once.
     pub fn migrate(&self, handle: u64, steps: Vec<Vec<(u32, u32)>>) {
-        if let Some(seat) = self.seats.first() {
-            seat.tell(Command::Migrate(Order { handle, steps }));
+        if let Some(worker) = self.workers.first() {
+            worker.tell(Command::Migrate(Order { handle, steps }));
         }
     }
 
     /// The host has handed on rows that were told as [`Event::Rows`].
     pub fn taken(&self, worker: usize, bytes: usize) {
-        if let Some(seat) = self.seats.iter().find(|seat| seat.worker == worker) {
-            seat.tell(Command::Taken(bytes));
+        if let Some(handle) = self.workers.iter().find(|handle| handle.index == worker) {
+            handle.tell(Command::Taken(bytes));
         }
     }
 
     /// Lets a migration end after the step under way; `MigrationDone` tells the steps that were done. One that has ended, or is
     /// not known, is left alone.
     pub fn cancel(&self, handle: u64) {
-        if let Some(seat) = self.seats.first() {
-            seat.tell(Command::Cancel(handle));
+        if let Some(worker) = self.workers.first() {
+            worker.tell(Command::Cancel(handle));
         }
     }
 
@@ -398,8 +399,8 @@ impl Group {
     #[must_use]
     pub fn stats(&self) -> GroupStats {
         let mut stats = GroupStats::default();
-        for seat in &self.seats {
-            seat.meter.collect(&mut stats);
+        for worker in &self.workers {
+            worker.meter.collect(&mut stats);
         }
         stats.moves = self.shared.drain_moves();
         stats.originals = self.shared.originals();
@@ -409,7 +410,7 @@ impl Group {
     /// Owner of each bin as the first local worker routes now, per keyed step. Not a counter: as long as there are bins.
     #[must_use]
     pub fn owners(&self) -> Vec<Vec<u32>> {
-        self.seats.first().map(|seat| seat.meter.owners()).unwrap_or_default()
+        self.workers.first().map(|worker| worker.meter.owners()).unwrap_or_default()
     }
 
     /// `epoch` is complete everywhere, its output is in use, and it will not be undone: originals of bins that were kept for that
@@ -421,15 +422,15 @@ impl Group {
     /// Whether all threads have ended, after which [`stop`](Group::stop) does not block.
     #[must_use]
     pub fn ended(&self) -> bool {
-        self.seats.iter().all(|seat| seat.thread.is_finished())
+        self.workers.iter().all(|worker| worker.thread.is_finished())
     }
 
     /// Asks all workers to end at the next turn, without waiting for them.
     pub fn ask_to_stop(&self) {
         self.stopping.store(true, Ordering::Release);
         self.config.callbacks.stop();
-        for seat in &self.seats {
-            seat.tell(Command::Stop);
+        for worker in &self.workers {
+            worker.tell(Command::Stop);
         }
     }
 
@@ -439,8 +440,8 @@ impl Group {
     pub fn stop(mut self) -> (Resident, Option<HostError>) {
         self.ask_to_stop();
         let mut failed = None;
-        for seat in std::mem::take(&mut self.seats) {
-            match seat.thread.join() {
+        for worker in std::mem::take(&mut self.workers) {
+            match worker.thread.join() {
                 Ok(error) => failed = failed.or(error),
                 Err(panic) => std::panic::resume_unwind(panic),
             }

@@ -71,7 +71,7 @@ pub struct Loop {
 }
 
 /// What a loop starts with.
-pub struct Seat {
+pub struct LoopSetup {
     pub endpoint: Endpoint,
     pub routing: Routing,
     pub table: BinTable<Ledger>,
@@ -87,16 +87,16 @@ fn first(probe: &ProbeHandle<FlowTime>) -> Option<FlowTime> {
 }
 
 impl Loop {
-    pub fn new(seat: Seat) -> Result<Loop, BoxError> {
-        let mut worker = Worker::new(seat.endpoint);
+    pub fn new(setup: LoopSetup) -> Result<Loop, BoxError> {
+        let mut worker = Worker::new(setup.endpoint);
         let index = worker.index();
-        let (bits, local) = (seat.routing.bits(), seat.local);
-        let table = Rc::new(RefCell::new(seat.table));
+        let (bits, local) = (setup.routing.bits(), setup.local);
+        let table = Rc::new(RefCell::new(setup.table));
         let config = Config {
             name: "sums".into(),
-            routing: seat.routing,
+            routing: setup.routing,
             table: Rc::clone(&table),
-            shelf: seat.shelf.clone(),
+            shelf: setup.shelf.clone(),
             local: Rc::new(move |worker| local.contains(&worker)),
             new_state: Rc::new(Ledger::default),
             begins: Rc::new(|time: &FlowTime| (time.slice < MARK).then_some(time.epoch)),
@@ -134,7 +134,7 @@ impl Loop {
             }
             Ok(())
         };
-        let start = FlowTime::new(seat.epoch, 0);
+        let start = FlowTime::new(setup.epoch, 0);
         let (input, control, sent, commands, output) = worker.dataflow::<FlowTime, _>("flow", |scope| {
             let (mut input, blocks) = scope.new_input::<Block>();
             let (mut control, commands) = scope.new_input::<Vec<Control>>();
@@ -154,11 +154,11 @@ impl Loop {
             control: commands,
             output,
             table,
-            shelf: seat.shelf,
+            shelf: setup.shelf,
             made,
             late: 0,
-            salt: seat.salt,
-            watermark: seat.watermark,
+            salt: setup.salt,
+            watermark: setup.watermark,
             queue: VecDeque::new(),
             current: None,
             fed: VecDeque::new(),

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use penstock_bins::{BinTable, Routing, Shelf};
 use penstock_dataflow::fabric;
 
-use super::flow::{Loop, Record, Seat, Share, Told};
+use super::flow::{Loop, LoopSetup, Record, Share, Told};
 use super::ledger::{Ledger, Out, Row, Value};
 use super::planted;
 use super::storage::Storage;
@@ -215,7 +215,7 @@ impl World {
         let mut loops = Vec::new();
         for (worker, table) in tables {
             let endpoint = fabric[worker as usize].take().expect("each worker starts once in a generation");
-            let seat = Seat {
+            let setup = LoopSetup {
                 endpoint,
                 routing: routing.clone(),
                 table,
@@ -225,7 +225,7 @@ impl World {
                 watermark: start.watermark,
                 salt: start.stamp.generation,
             };
-            loops.push(Loop::new(seat).map_err(|error| internal(error.to_string()))?);
+            loops.push(Loop::new(setup).map_err(|error| internal(error.to_string()))?);
         }
         process.outputs.retain(|epoch, _| *epoch < start.epoch);
         process.group = Some(Group { stamp: start.stamp, loops, life: self.members << 32 | start.stamp.generation });
