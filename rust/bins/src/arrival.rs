@@ -2,7 +2,7 @@
 //!
 //! A bin is announced by Prepare, filled by State (chunks and an End that counts them, or a ticket of the shelf), followed by its
 //! post-dated records, and *settled* when the state frontier has passed the time of its move: then all of it must be here. Every
-//! piece is installed at once, an empty bin by its Prepare: F may have to send the bin on before S runs again.
+//! part is installed at once, an empty bin by its Prepare: F may have to send the bin on before S runs again.
 //!
 //! Invariants: state and records are accepted only between the Prepare and the settling of their bin, at the Prepare's
 //! time; a Prepare never meets a bin that is here. Violations are fatal (M-10).
@@ -11,7 +11,7 @@ use std::collections::BTreeMap;
 
 use crate::bin::BinState;
 use crate::error::BinsError;
-use crate::message::Piece;
+use crate::message::BinPart;
 use crate::pending::Pending;
 use crate::shelf::Shelf;
 use crate::stats::What;
@@ -44,16 +44,16 @@ impl<T: Ord + Clone> Arrivals<T> {
         Self { prepared: BTreeMap::new() }
     }
 
-    /// Takes one piece; `foreign` says that it comes from another process. Returns bin, event and bytes for the statistics.
-    pub(crate) fn piece<S: BinState, P>(
+    /// Takes one part; `foreign` says that it comes from another process. Returns bin, event and bytes for the statistics.
+    pub(crate) fn part<S: BinState, P>(
         &mut self,
         time: &T,
         foreign: bool,
-        piece: Piece<T, P>,
+        part: BinPart<T, P>,
         to: &mut Destination<'_, T, S, P>,
     ) -> Result<Option<(u32, What, usize)>, BinsError> {
-        match piece {
-            Piece::Prepare { bin, epoch } => {
+        match part {
+            BinPart::Prepare { bin, epoch } => {
                 if bin >= 1 << to.table.bits() {
                     return Err(BinsError::Absent { bin });
                 }
@@ -69,21 +69,21 @@ impl<T: Ord + Clone> Arrivals<T> {
                 }
                 Ok(None)
             }
-            Piece::Shelved { bin, ticket } => {
+            BinPart::Shelved { bin, ticket } => {
                 let coming = self.expect(bin, time)?;
                 let held = to.shelf.take(to.name, bin, ticket)?;
                 to.table.install_held(bin, held)?;
                 coming.whole = true;
                 Ok(Some((bin, What::State, 0)))
             }
-            Piece::State { bin, chunk } => {
+            BinPart::State { bin, chunk } => {
                 let coming = self.expect(bin, time)?;
                 let state = to.table.get_mut(bin).filter(|_| !coming.whole).ok_or(BinsError::Unprepared { bin })?;
                 state.absorb(&chunk).map_err(|source| BinsError::Chunk { bin, source })?;
                 to.table.chunk_came(bin);
                 Ok(Some((bin, What::State, chunk.len())))
             }
-            Piece::End { bin, chunks } => {
+            BinPart::End { bin, chunks } => {
                 let coming = self.expect(bin, time)?;
                 let arrived = to.table.coming(bin).ok_or(BinsError::Unprepared { bin })?;
                 if arrived != chunks {
@@ -93,7 +93,7 @@ impl<T: Ord + Clone> Arrivals<T> {
                 to.table.all_came(bin);
                 Ok(None)
             }
-            Piece::Pending { bin, records } => {
+            BinPart::Pending { bin, records } => {
                 self.expect(bin, time)?;
                 if records.iter().any(|(at, _)| at < time) {
                     // Whatever was due before the move was the sender's to apply.
@@ -176,8 +176,8 @@ mod tests {
             act(&mut self.arrivals, &mut to)
         }
 
-        fn piece(&mut self, time: u64, piece: Piece<u64, char>) -> Result<(), BinsError> {
-            self.with(|arrivals, to| arrivals.piece(&time, true, piece, to)).map(drop)
+        fn part(&mut self, time: u64, part: BinPart<u64, char>) -> Result<(), BinsError> {
+            self.with(|arrivals, to| arrivals.part(&time, true, part, to)).map(drop)
         }
 
         fn settle(&mut self, frontier: u64) -> Result<Vec<(u32, u64)>, BinsError> {
@@ -194,17 +194,17 @@ mod tests {
     #[test]
     fn several_chunks_make_a_bin_and_settle_once() {
         let mut rig = Rig::new();
-        rig.piece(5, Piece::Prepare { bin: 1, epoch: None }).unwrap();
-        rig.piece(5, Piece::State { bin: 1, chunk: chunks(0..3) }).unwrap();
-        rig.piece(5, Piece::State { bin: 1, chunk: chunks(3..7) }).unwrap();
-        rig.piece(5, Piece::Pending { bin: 1, records: vec![(9, 'z'), (5, 'a')] }).unwrap();
-        rig.piece(5, Piece::End { bin: 1, chunks: 2 }).unwrap();
+        rig.part(5, BinPart::Prepare { bin: 1, epoch: None }).unwrap();
+        rig.part(5, BinPart::State { bin: 1, chunk: chunks(0..3) }).unwrap();
+        rig.part(5, BinPart::State { bin: 1, chunk: chunks(3..7) }).unwrap();
+        rig.part(5, BinPart::Pending { bin: 1, records: vec![(9, 'z'), (5, 'a')] }).unwrap();
+        rig.part(5, BinPart::End { bin: 1, chunks: 2 }).unwrap();
         assert!(rig.settle(5).unwrap().is_empty());
         assert_eq!(rig.settle(6).unwrap(), [(1, 5)]);
         assert_eq!(rig.table.get(1).unwrap().keys(), 7);
         assert_eq!(rig.pending.take_due(&20), [(1, 'a'), (1, 'z')]);
         assert!(matches!(
-            rig.piece(5, Piece::State { bin: 1, chunk: chunks(8..9) }),
+            rig.part(5, BinPart::State { bin: 1, chunk: chunks(8..9) }),
             Err(BinsError::Unprepared { bin: 1 })
         ));
         rig.table.rollback_all().unwrap();
@@ -214,9 +214,9 @@ mod tests {
     #[test]
     fn an_empty_bin_moves() {
         let mut rig = Rig::new();
-        rig.piece(5, Piece::Prepare { bin: 3, epoch: None }).unwrap();
+        rig.part(5, BinPart::Prepare { bin: 3, epoch: None }).unwrap();
         assert!(rig.table.get(3).unwrap().is_empty(), "at once: it may have to move on");
-        rig.piece(5, Piece::End { bin: 3, chunks: 0 }).unwrap();
+        rig.part(5, BinPart::End { bin: 3, chunks: 0 }).unwrap();
         assert_eq!(rig.settle(6).unwrap(), [(3, 5)]);
     }
 
@@ -225,12 +225,12 @@ mod tests {
         for came in 0..=3 {
             let mut rig = Rig::new();
             rig.table.attach(rig.shelf.clone(), "count".into());
-            rig.piece(5, Piece::Prepare { bin: 1, epoch: None }).unwrap();
+            rig.part(5, BinPart::Prepare { bin: 1, epoch: None }).unwrap();
             for chunk in [chunks(0..3), chunks(3..7)].into_iter().take(came) {
-                rig.piece(5, Piece::State { bin: 1, chunk }).unwrap();
+                rig.part(5, BinPart::State { bin: 1, chunk }).unwrap();
             }
             if came == 3 {
-                rig.piece(5, Piece::End { bin: 1, chunks: 2 }).unwrap();
+                rig.part(5, BinPart::End { bin: 1, chunks: 2 }).unwrap();
             }
             let Rig { table, shelf, .. } = rig;
             drop(table);
@@ -243,14 +243,14 @@ mod tests {
     fn chunks_are_counted() {
         let begun = |came: u64| {
             let mut rig = Rig::new();
-            rig.piece(5, Piece::Prepare { bin: 1, epoch: None }).unwrap();
+            rig.part(5, BinPart::Prepare { bin: 1, epoch: None }).unwrap();
             for key in 0..came {
-                rig.piece(5, Piece::State { bin: 1, chunk: chunks(key..key + 1) }).unwrap();
+                rig.part(5, BinPart::State { bin: 1, chunk: chunks(key..key + 1) }).unwrap();
             }
             rig
         };
         for (came, announced) in [(0, 1), (1, 2), (2, 1), (1, 0)] {
-            let refused = begun(came).piece(5, Piece::End { bin: 1, chunks: announced });
+            let refused = begun(came).part(5, BinPart::End { bin: 1, chunks: announced });
             assert!(
                 matches!(refused, Err(BinsError::Incomplete { bin: 1, arrived, announced: Some(a) }) if (arrived, a) == (came, announced)),
                 "{refused:?}"
@@ -262,12 +262,12 @@ mod tests {
             "{unfinished:?}"
         );
         let mut rig = begun(1);
-        rig.piece(5, Piece::End { bin: 1, chunks: 1 }).unwrap();
-        let more = rig.piece(5, Piece::State { bin: 1, chunk: chunks(8..9) });
+        rig.part(5, BinPart::End { bin: 1, chunks: 1 }).unwrap();
+        let more = rig.part(5, BinPart::State { bin: 1, chunk: chunks(8..9) });
         assert!(matches!(more, Err(BinsError::Unprepared { bin: 1 })), "{more:?}");
         // A ticket that never comes.
         let mut rig = Rig::new();
-        rig.with(|arrivals, to| arrivals.piece(&5, false, Piece::Prepare { bin: 3, epoch: None }, to)).unwrap();
+        rig.with(|arrivals, to| arrivals.part(&5, false, BinPart::Prepare { bin: 3, epoch: None }, to)).unwrap();
         assert!(matches!(rig.settle(6), Err(BinsError::Incomplete { bin: 3, arrived: 0, announced: None })));
     }
 
@@ -275,33 +275,33 @@ mod tests {
     fn breaches_are_fatal() {
         let mut rig = Rig::new();
         assert!(matches!(
-            rig.piece(5, Piece::Prepare { bin: 1, epoch: Some(3) }),
+            rig.part(5, BinPart::Prepare { bin: 1, epoch: Some(3) }),
             Err(BinsError::EpochDiffers { bin: 1, here: None, there: Some(3) })
         ));
-        assert!(matches!(rig.piece(5, Piece::Prepare { bin: 0, epoch: None }), Err(BinsError::Occupied { bin: 0 })));
-        assert!(matches!(rig.piece(5, Piece::Prepare { bin: 4, epoch: None }), Err(BinsError::Absent { bin: 4 })));
+        assert!(matches!(rig.part(5, BinPart::Prepare { bin: 0, epoch: None }), Err(BinsError::Occupied { bin: 0 })));
+        assert!(matches!(rig.part(5, BinPart::Prepare { bin: 4, epoch: None }), Err(BinsError::Absent { bin: 4 })));
         let chunk = chunks(0..1);
         assert!(matches!(
-            rig.piece(5, Piece::State { bin: 1, chunk: chunk.clone() }),
+            rig.part(5, BinPart::State { bin: 1, chunk: chunk.clone() }),
             Err(BinsError::Unprepared { bin: 1 })
         ));
         assert!(matches!(
-            rig.piece(5, Piece::Pending { bin: 1, records: vec![(5, 'a')] }),
+            rig.part(5, BinPart::Pending { bin: 1, records: vec![(5, 'a')] }),
             Err(BinsError::Unprepared { bin: 1 })
         ));
-        rig.piece(5, Piece::Prepare { bin: 1, epoch: None }).unwrap();
-        assert!(matches!(rig.piece(5, Piece::Prepare { bin: 1, epoch: None }), Err(BinsError::Occupied { bin: 1 })));
-        assert!(matches!(rig.piece(6, Piece::State { bin: 1, chunk }), Err(BinsError::Unprepared { bin: 1 })));
+        rig.part(5, BinPart::Prepare { bin: 1, epoch: None }).unwrap();
+        assert!(matches!(rig.part(5, BinPart::Prepare { bin: 1, epoch: None }), Err(BinsError::Occupied { bin: 1 })));
+        assert!(matches!(rig.part(6, BinPart::State { bin: 1, chunk }), Err(BinsError::Unprepared { bin: 1 })));
         assert!(matches!(
-            rig.piece(5, Piece::State { bin: 1, chunk: vec![255; 3] }),
+            rig.part(5, BinPart::State { bin: 1, chunk: vec![255; 3] }),
             Err(BinsError::Chunk { bin: 1, .. })
         ));
         assert!(matches!(
-            rig.piece(5, Piece::Shelved { bin: 1, ticket: 0 }),
+            rig.part(5, BinPart::Shelved { bin: 1, ticket: 0 }),
             Err(BinsError::NotShelved { bin: 1, ticket: 0, .. })
         ));
         assert!(matches!(
-            rig.piece(5, Piece::Pending { bin: 1, records: vec![(4, 'a')] }),
+            rig.part(5, BinPart::Pending { bin: 1, records: vec![(4, 'a')] }),
             Err(BinsError::Unprepared { bin: 1 })
         ));
     }

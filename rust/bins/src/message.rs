@@ -35,9 +35,9 @@ impl<D: Wire> Wire for Addressed<D> {
     }
 }
 
-/// One piece of a bin that moves.
+/// One part of a bin that moves.
 #[derive(Debug)]
-pub(crate) enum Piece<T, P> {
+pub(crate) enum BinPart<T, P> {
     /// The bin comes; it is empty until its state follows.
     Prepare {
         bin: u32,
@@ -61,7 +61,7 @@ pub(crate) enum Piece<T, P> {
 /// What a post-dated record counts for while it is under way, in bytes.
 const RECORD_BYTES: u64 = 64;
 
-impl<T, P> Piece<T, P> {
+impl<T, P> BinPart<T, P> {
     /// What it counts for while it is under way between processes, in bytes.
     pub(crate) fn weight(&self) -> u64 {
         match self {
@@ -77,7 +77,7 @@ const STATE: u8 = 2;
 const PENDING: u8 = 3;
 const END: u8 = 4;
 
-impl<T: Timestamp, P: Record> Wire for Piece<T, P> {
+impl<T: Timestamp, P: Record> Wire for BinPart<T, P> {
     fn encode(&self, out: &mut Vec<u8>) {
         let mut head = |kind: u8, bin: &u32| {
             out.push(kind);
@@ -115,7 +115,7 @@ impl<T: Timestamp, P: Record> Wire for Piece<T, P> {
             STATE => Ok(Self::State { bin, chunk: rest.to_vec() }),
             END => Ok(Self::End { bin, chunks: decode_serde(rest)? }),
             PENDING => Ok(Self::Pending { bin, records: decode_serde(rest)? }),
-            other => Err(WireError(format!("piece of kind {other}"))),
+            other => Err(WireError(format!("part of kind {other}"))),
         }
     }
 }
@@ -129,41 +129,41 @@ fn number(bytes: &[u8]) -> Result<(u32, &[u8]), WireError> {
 mod tests {
     use super::*;
 
-    fn bytes(piece: &Piece<u64, String>) -> Vec<u8> {
+    fn bytes(part: &BinPart<u64, String>) -> Vec<u8> {
         let mut out = Vec::new();
-        piece.encode(&mut out);
+        part.encode(&mut out);
         out
     }
 
     #[test]
-    fn pieces_survive_the_wire() {
+    fn parts_survive_the_wire() {
         for epoch in [None, Some(u64::MAX)] {
-            let prepare = Piece::<u64, String>::decode(&bytes(&Piece::Prepare { bin: 7, epoch }));
-            assert!(matches!(prepare, Ok(Piece::Prepare { bin: 7, epoch: e }) if e == epoch));
+            let prepare = BinPart::<u64, String>::decode(&bytes(&BinPart::Prepare { bin: 7, epoch }));
+            assert!(matches!(prepare, Ok(BinPart::Prepare { bin: 7, epoch: e }) if e == epoch));
         }
-        let end = Piece::<u64, String>::decode(&bytes(&Piece::End { bin: 7, chunks: u64::MAX }));
-        assert!(matches!(end, Ok(Piece::End { bin: 7, chunks: u64::MAX })));
-        let state = bytes(&Piece::State { bin: 8, chunk: vec![1, 2, 3] });
+        let end = BinPart::<u64, String>::decode(&bytes(&BinPart::End { bin: 7, chunks: u64::MAX }));
+        assert!(matches!(end, Ok(BinPart::End { bin: 7, chunks: u64::MAX })));
+        let state = bytes(&BinPart::State { bin: 8, chunk: vec![1, 2, 3] });
         assert!(
-            matches!(Piece::<u64, String>::decode(&state), Ok(Piece::State { bin: 8, chunk }) if chunk == [1, 2, 3])
+            matches!(BinPart::<u64, String>::decode(&state), Ok(BinPart::State { bin: 8, chunk }) if chunk == [1, 2, 3])
         );
         let records = vec![(4u64, "a".to_string()), (9, "b".to_string())];
-        let pending = bytes(&Piece::Pending { bin: 9, records: records.clone() });
+        let pending = bytes(&BinPart::Pending { bin: 9, records: records.clone() });
         assert!(
-            matches!(Piece::<u64, String>::decode(&pending), Ok(Piece::Pending { bin: 9, records: r }) if r == records)
+            matches!(BinPart::<u64, String>::decode(&pending), Ok(BinPart::Pending { bin: 9, records: r }) if r == records)
         );
         for cut in 0..pending.len() {
-            assert!(Piece::<u64, String>::decode(&pending[..cut]).is_err());
+            assert!(BinPart::<u64, String>::decode(&pending[..cut]).is_err());
         }
     }
 
     #[test]
     fn tickets_and_unknown_kinds_do_not_cross() {
-        assert!(Piece::<u64, String>::decode(&bytes(&Piece::Shelved { bin: 7, ticket: 1 })).is_err());
-        assert!(Piece::<u64, String>::decode(&[9, 0, 0, 0, 0]).is_err());
-        let mut long = bytes(&Piece::Prepare { bin: 1, epoch: None });
+        assert!(BinPart::<u64, String>::decode(&bytes(&BinPart::Shelved { bin: 7, ticket: 1 })).is_err());
+        assert!(BinPart::<u64, String>::decode(&[9, 0, 0, 0, 0]).is_err());
+        let mut long = bytes(&BinPart::Prepare { bin: 1, epoch: None });
         long.push(0);
-        assert!(Piece::<u64, String>::decode(&long).is_err());
+        assert!(BinPart::<u64, String>::decode(&long).is_err());
     }
 
     #[test]

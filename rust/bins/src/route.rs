@@ -24,7 +24,7 @@ use crate::block::{Block, route_block};
 use crate::configuration::{Configuration, Configurations, Outcome};
 use crate::control::Control;
 use crate::error::{BinsError, BoxError, ControlError};
-use crate::message::{Addressed, Piece, Record};
+use crate::message::{Addressed, BinPart, Record};
 use crate::pending::Pending;
 use crate::routing::Routing;
 use crate::shelf::Shelf;
@@ -62,7 +62,7 @@ pub(crate) struct Ports<T: Timestamp, D: Block, P: Record> {
     /// How many bytes of state a worker has taken in. Leads to no output.
     pub(crate) taken: Input<T, Addressed<u64>>,
     pub(crate) routed: Output<T, Addressed<D>>,
-    pub(crate) states: Output<T, Addressed<Piece<T, P>>>,
+    pub(crate) states: Output<T, Addressed<BinPart<T, P>>>,
 }
 
 /// What F is built from.
@@ -214,7 +214,7 @@ where
         self.ship()
     }
 
-    /// Sends what there is room for; with the last piece, lets go of the time.
+    /// Sends what there is room for; with the last part, lets go of the time.
     fn ship(&mut self) -> Result<(), BinsError> {
         let RouteParts { ports, shared, .. } = &mut self.parts;
         if let Some((capability, shipment)) = &mut self.shipment {

@@ -1,4 +1,4 @@
-//! What leaves a worker: the bins of one configuration, piece by piece, as there is room.
+//! What leaves a worker: the bins of one configuration, part by part, as there is room.
 //!
 //! Bins that stay in the process leave at once, by ticket. The others are encoded one after the other and chunk by chunk, while less
 //! than a budget of bytes is *under way*: encoded, and not yet taken in by the worker that it went to, which says so. So a
@@ -21,7 +21,7 @@ use penstock_progress::Timestamp;
 use crate::bin::{BinState, Encoding};
 use crate::control::Move;
 use crate::error::BinsError;
-use crate::message::{Piece, Record};
+use crate::message::{BinPart, Record};
 use crate::route::Shared;
 use crate::stats::What;
 
@@ -40,7 +40,7 @@ impl UnderWay {
         Self { budget: budget as u64, bytes: 0, by_receiver: BTreeMap::new() }
     }
 
-    /// Whether another piece may be made. One always may when there is none.
+    /// Whether another part may be made. One always may when there is none.
     fn has_room(&self) -> bool {
         self.bytes == 0 || self.bytes < self.budget
     }
@@ -66,7 +66,7 @@ pub(crate) struct Shipment<T, P> {
     current: Option<Current<T, P>>,
 }
 
-/// A bin of which the first pieces are sent.
+/// A bin of which the first parts are sent.
 struct Current<T, P> {
     to: Move,
     stage: Stage<T, P>,
@@ -92,7 +92,7 @@ impl<T: Timestamp, P: Record> Shipment<T, P> {
         &mut self,
         shared: &Shared<T, S, P>,
         under_way: &mut UnderWay,
-        send: &mut dyn FnMut(u32, Piece<T, P>),
+        send: &mut dyn FnMut(u32, BinPart<T, P>),
     ) -> Result<bool, BinsError> {
         loop {
             if self.current.is_none() {
@@ -104,14 +104,14 @@ impl<T: Timestamp, P: Record> Shipment<T, P> {
                 return Ok(false);
             }
             let Some(Current { to, stage }) = &mut self.current else { continue };
-            let piece = match stage {
+            let part = match stage {
                 Stage::State { encoding, chunks } => match shared.encode(to.bin, encoding)? {
                     Some(chunk) => {
                         *chunks += 1;
-                        Piece::State { bin: to.bin, chunk }
+                        BinPart::State { bin: to.bin, chunk }
                     }
                     None => {
-                        send(to.to, Piece::End { bin: to.bin, chunks: *chunks });
+                        send(to.to, BinPart::End { bin: to.bin, chunks: *chunks });
                         let records = shared.leave(to.bin, &self.time)?;
                         *stage = Stage::Records(records.into_iter());
                         continue;
@@ -123,11 +123,11 @@ impl<T: Timestamp, P: Record> Shipment<T, P> {
                         self.current = None;
                         continue;
                     }
-                    Piece::Pending { bin: to.bin, records: some }
+                    BinPart::Pending { bin: to.bin, records: some }
                 }
             };
-            under_way.sent(to.to, piece.weight());
-            send(to.to, piece);
+            under_way.sent(to.to, part.weight());
+            send(to.to, part);
         }
     }
 }
@@ -138,7 +138,7 @@ impl<T: Timestamp, S: BinState, P: Record> Shared<T, S, P> {
         &self,
         m: Move,
         time: &T,
-        send: &mut dyn FnMut(u32, Piece<T, P>),
+        send: &mut dyn FnMut(u32, BinPart<T, P>),
     ) -> Result<Option<Current<T, P>>, BinsError> {
         let bin = m.bin;
         let mut table = self.table.borrow_mut();
@@ -149,17 +149,17 @@ impl<T: Timestamp, S: BinState, P: Record> Shared<T, S, P> {
             return Err(BinsError::Incomplete { bin, arrived, announced: None });
         }
         self.stats.record(self.index, bin, time.clone(), What::Prepare, 0);
-        send(m.to, Piece::Prepare { bin, epoch: table.epoch() });
+        send(m.to, BinPart::Prepare { bin, epoch: table.epoch() });
         if !(self.local)(m.to as usize) {
             return Ok(Some(Current { to: m, stage: Stage::State { encoding: Encoding::new(), chunks: 0 } }));
         }
         let held = table.uninstall_held(bin).ok_or(BinsError::Absent { bin })?;
         let ticket = self.shelf.put(&self.name, bin, held)?;
-        send(m.to, Piece::Shelved { bin, ticket });
+        send(m.to, BinPart::Shelved { bin, ticket });
         self.count_out();
         let records = self.pending.borrow_mut().take_bin(bin);
         if !records.is_empty() {
-            send(m.to, Piece::Pending { bin, records });
+            send(m.to, BinPart::Pending { bin, records });
         }
         Ok(None)
     }
@@ -218,7 +218,7 @@ mod tests {
         under_way.taken(1, 60).unwrap();
         assert_eq!(under_way.bytes, 0);
         let mut nothing = UnderWay::new(0);
-        assert!(nothing.has_room(), "one piece at a time always goes");
+        assert!(nothing.has_room(), "one part at a time always goes");
         nothing.sent(0, 1);
         assert!(!nothing.has_room());
     }

@@ -20,7 +20,7 @@ use crate::arrival::{Arrivals, Destination};
 use crate::bin::BinState;
 use crate::block::Block;
 use crate::error::{BinsError, BoxError};
-use crate::message::{Addressed, Piece, Record};
+use crate::message::{Addressed, BinPart, Record};
 use crate::route::Shared;
 use crate::stats::What;
 use crate::table::BinTable;
@@ -85,7 +85,7 @@ impl<T: Timestamp, O: 'static> Outbox<'_, T, O> {
 /// The edges of S.
 pub(crate) struct Ports<T: Timestamp, D: Block, P: Record, O: 'static> {
     pub(crate) data: Input<T, Addressed<D>>,
-    pub(crate) states: Input<T, Addressed<Piece<T, P>>>,
+    pub(crate) states: Input<T, Addressed<BinPart<T, P>>>,
     pub(crate) output: Output<T, O>,
     pub(crate) taken: Output<T, Addressed<u64>>,
 }
@@ -151,13 +151,13 @@ where
         let shared = Rc::clone(&self.shared);
         let mut taken = BTreeMap::<usize, u64>::new();
         loop {
-            let Some((capability, piece)) = self.ports.states.next() else { break };
+            let Some((capability, part)) = self.ports.states.next() else { break };
             let time = capability.time();
             let foreign = !(shared.local)(capability.sender());
-            if foreign && piece.content.weight() > 0 {
-                *taken.entry(capability.sender()).or_default() += piece.content.weight();
+            if foreign && part.content.weight() > 0 {
+                *taken.entry(capability.sender()).or_default() += part.content.weight();
             }
-            let arrived = shared.receive(|to| self.arrivals.piece(time, foreign, piece.content, to))?;
+            let arrived = shared.receive(|to| self.arrivals.part(time, foreign, part.content, to))?;
             let Some((bin, what, bytes)) = arrived else { continue };
             shared.stats.bytes_in.fetch_add(bytes as u64, Relaxed);
             shared.stats.record(shared.index, bin, time.clone(), what, bytes as u64);

@@ -17,7 +17,7 @@ use crate::bin::BinState;
 use crate::block::Block;
 use crate::control::Control;
 use crate::error::{BinsError, BoxError, ControlError};
-use crate::message::{Addressed, Piece, Record};
+use crate::message::{Addressed, BinPart, Record};
 use crate::pending::Pending;
 use crate::route::{self, RouteOperator, RouteParts, Shared};
 use crate::routing::Routing;
@@ -151,7 +151,7 @@ where
     let (through, nowhere) = (|| Antichain::from_elem(T::Summary::default()), Antichain::new);
     let mut builder = OperatorBuilder::new(scope, &format!("{}: route", shared.name));
     let (routed, routed_stream) = builder.output_unshared::<Addressed<D>>();
-    let (states, states_stream) = builder.output_unshared::<Addressed<Piece<T, P>>>();
+    let (states, states_stream) = builder.output_unshared::<Addressed<BinPart<T, P>>>();
     let data = builder.input_with(data, Pipeline, vec![through(), nowhere()]);
     let members = scope.clone();
     let broadcast = Exchange::new(move |_: &T, batch: Vec<Control>, route: &mut dyn FnMut(usize, Vec<Control>)| {

@@ -53,11 +53,11 @@ pub struct LargeBuilder {
     fresh: fn() -> Builder,
     names: Vec<(String, Loops)>,
     piece: Builder,
-    pieces: Vec<Piece>,
+    pieces: Vec<StoredPiece>,
 }
 
 /// A piece on disk.
-struct Piece {
+struct StoredPiece {
     nodes: Nodes,
     count: u64,
     /// Pairs of ranks by relation.
@@ -125,7 +125,7 @@ impl LargeBuilder {
         Ok(())
     }
 
-    fn put(&self, domain: &Domain, relations: Vec<Pairs>) -> io::Result<Piece> {
+    fn put(&self, domain: &Domain, relations: Vec<Pairs>) -> io::Result<StoredPiece> {
         let nodes = match domain {
             Domain::Numbers(numbers) | Domain::Signed(numbers) => Nodes::Numbers(self.scratch.put(numbers.get())?),
             Domain::Texts { ends, bytes } => {
@@ -141,7 +141,7 @@ impl LargeBuilder {
             edges.push(writer.finish()?);
         }
         let count = domain.len() as u64;
-        Ok(Piece { nodes, count, edges, map: self.scratch.reserve(count * 4) })
+        Ok(StoredPiece { nodes, count, edges, map: self.scratch.reserve(count * 4) })
     }
 
     /// Writes the index to `path`. What was never too much for memory is built there.

@@ -96,10 +96,10 @@ pub(super) enum Work<P, E> {
 pub(super) struct Assembly<P, E> {
     pub(super) label: Label,
     /// Results as they come.
-    pub(super) done: ArrayQueue<Piece<P, E>>,
+    pub(super) done: ArrayQueue<DonePart<P, E>>,
 }
 
-pub(super) struct Piece<P, E> {
+pub(super) struct DonePart<P, E> {
     /// Its position in the split.
     pub(super) at: usize,
     pub(super) partition: usize,
@@ -108,14 +108,14 @@ pub(super) struct Piece<P, E> {
 }
 
 impl<P, E> Assembly<P, E> {
-    pub(super) fn new(label: Label, pieces: usize) -> Self {
-        Self { label, done: ArrayQueue::new(pieces.max(1)) }
+    pub(super) fn new(label: Label, parts: usize) -> Self {
+        Self { label, done: ArrayQueue::new(parts.max(1)) }
     }
 
-    /// The pieces in the order of the split.
-    pub(super) fn pieces(&self) -> Vec<Piece<P, E>> {
-        let mut pieces = std::iter::from_fn(|| self.done.pop()).collect::<Vec<_>>();
-        pieces.sort_unstable_by_key(|piece| piece.at);
-        pieces
+    /// The parts in the order of the split.
+    pub(super) fn parts(&self) -> Vec<DonePart<P, E>> {
+        let mut parts = std::iter::from_fn(|| self.done.pop()).collect::<Vec<_>>();
+        parts.sort_unstable_by_key(|part| part.at);
+        parts
     }
 }

@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use crossbeam::queue::SegQueue;
 
-use super::envelope::{Assembly, Content, Envelope, Kept, Label, Outcome, Part, Piece, Work, said};
+use super::envelope::{Assembly, Content, DonePart, Envelope, Kept, Label, Outcome, Part, Work, said};
 use super::gate::Share;
 use super::hub::Hub;
 use super::payload::{Fault, Partitioned, Payload, Stateful, Turn};
@@ -81,8 +81,8 @@ impl<P: Payload, E: Send + 'static> Stage<P, E> {
         match envelope.content {
             Content::Parts(parts) => {
                 // The last part gets the reference that the others were made from: who is last has to find it among the parts.
-                let pieces = parts.len();
-                let assemblies = std::iter::repeat_n(Arc::new(Assembly::new(envelope.label, pieces)), pieces);
+                let count = parts.len();
+                let assemblies = std::iter::repeat_n(Arc::new(Assembly::new(envelope.label, count)), count);
                 for (at, (assembly, part)) in assemblies.zip(parts).enumerate() {
                     self.add(part.partition, part.share.items.max(1), Work::Part(assembly, at, part));
                 }
@@ -197,7 +197,7 @@ impl<P: Payload, E: Send + 'static> Stage<P, E> {
                 let outcome = self.guard(|| operator.operate(Turn { worker, number }, partition, payload));
                 let work_ns = self.hub.lap(now);
                 self.counters.worked(items, work_ns);
-                let _ = assembly.done.push(Piece { at, partition, outcome: Kept::new(outcome), work_ns });
+                let _ = assembly.done.push(DonePart { at, partition, outcome: Kept::new(outcome), work_ns });
                 if let Some(assembly) = Arc::into_inner(assembly) {
                     self.merge(assembly, now);
                 }
@@ -208,11 +208,11 @@ impl<P: Payload, E: Send + 'static> Stage<P, E> {
 
     /// The last part of an envelope is done.
     fn merge(&self, assembly: Assembly<P, E>, now: &mut u64) {
-        let pieces = assembly.pieces();
+        let parts = assembly.parts();
         let mut label = assembly.label;
         let items = label.share.items;
-        label.work_ns += pieces.iter().map(|piece| piece.work_ns).sum::<u64>();
-        let outcome = self.put_together(pieces.into_iter().map(|piece| (piece.partition, piece.outcome)));
+        label.work_ns += parts.iter().map(|part| part.work_ns).sum::<u64>();
+        let outcome = self.put_together(parts.into_iter().map(|part| (part.partition, part.outcome)));
         let merge_ns = self.hub.lap(now);
         label.work_ns += merge_ns;
         self.counters.aside(merge_ns);
@@ -220,11 +220,11 @@ impl<P: Payload, E: Send + 'static> Stage<P, E> {
     }
 
     /// Merges parts, or gives the error of the first that failed.
-    fn put_together(&self, pieces: impl IntoIterator<Item = (usize, Kept<Outcome<P, E>>)>) -> Outcome<P, E> {
+    fn put_together(&self, outcomes: impl IntoIterator<Item = (usize, Kept<Outcome<P, E>>)>) -> Outcome<P, E> {
         let Kind::Partitioned(operator, _) = &self.kind else { unreachable!("only partitioned operators get parts") };
         let mut parts = Vec::new();
         let mut failed = None;
-        for (partition, outcome) in pieces {
+        for (partition, outcome) in outcomes {
             match outcome.into_inner() {
                 Ok(part) => parts.push((partition, Kept::new(part))),
                 // Each on its own way out.
