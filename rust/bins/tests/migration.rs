@@ -61,9 +61,7 @@ fn drive(layout: Layout, bits: u8, plans: Vec<(Strategy, Routing)>, seed: u64) -
             sent.lock().unwrap().data[index].insert(tick, vec![rows.clone()]);
             data.send(Keyed::new(rows, hash));
             data.advance_to(tick + 1)?;
-            while rig.counts.probe.less_than(&tick.saturating_sub(3)) {
-                worker.step_or_park(None)?;
-            }
+            worker.step_until(None, || !rig.counts.probe.less_than(&tick.saturating_sub(3)))?;
             worker.step()?;
             if done.load(Relaxed) {
                 break;

@@ -15,7 +15,6 @@ use penstock_dataflow::{InputHandle, Worker};
 use penstock_progress::probe::ProbeHandle;
 
 use crate::error::CoordError;
-use crate::patience::Patience;
 
 /// A rendezvous that all workers may pass any number of times. All workers make it at the same place of their program.
 ///
@@ -30,9 +29,7 @@ use crate::patience::Patience;
 ///     assert_eq!(barrier.wait(worker)?, 1);
 ///     // The split form: arrive, do something else, then look.
 ///     let round = barrier.advance();
-///     while !barrier.reached(round) {
-///         worker.step_or_park(None)?;
-///     }
+///     worker.step_until(None, || barrier.reached(round))?;
 ///     Ok::<_, BoxError>(round)
 /// });
 /// for thread in threads {
@@ -46,7 +43,6 @@ pub struct Barrier {
     probe: ProbeHandle<u64>,
     /// The round of a wait that ended before its time: the next wait goes on with it.
     interrupted: Option<u64>,
-    patience: Patience,
 }
 
 impl Barrier {
@@ -56,7 +52,7 @@ impl Barrier {
             let (input, stream) = scope.new_input();
             (input, stream.probe().0)
         });
-        Barrier { owner: worker.index(), input, probe, interrupted: None, patience: Patience::new() }
+        Barrier { owner: worker.index(), input, probe, interrupted: None }
     }
 
     /// Meets all other workers once: builds a dataflow without anything in it and runs it until no worker can still put
@@ -66,8 +62,7 @@ impl Barrier {
     /// As [`Barrier::wait`].
     pub fn once(worker: &mut Worker) -> Result<(), CoordError> {
         let probe = worker.dataflow::<(), _>("rendezvous", |scope| scope.new_input::<()>().1.probe().0);
-        let done = Patience::new().until(worker, None, || probe.done().then_some(()))?;
-        debug_assert_eq!(done, Some(()));
+        worker.step_until(None, || probe.done())?;
         Ok(())
     }
 
@@ -118,15 +113,14 @@ impl Barrier {
     ///
     /// # Errors
     /// As [`Barrier::wait_timeout`], and [`CoordError::NotArrived`] for a round that would never come.
-    pub fn wait_for(&mut self, worker: &mut Worker, round: u64, limit: Option<Duration>) -> Result<(), CoordError> {
+    pub fn wait_for(&self, worker: &mut Worker, round: u64, limit: Option<Duration>) -> Result<(), CoordError> {
         self.check(worker)?;
         if round > self.round() {
             return Err(CoordError::NotArrived { asked: round, arrived: self.round() });
         }
-        let Barrier { probe, patience, .. } = self;
-        match patience.until(worker, limit, || (!probe.less_than(&round)).then_some(()))? {
-            Some(()) => Ok(()),
-            None => Err(CoordError::Timeout { round, waited: limit.unwrap_or_default() }),
+        match worker.step_until(limit, || self.reached(round))? {
+            true => Ok(()),
+            false => Err(CoordError::Timeout { round, waited: limit.unwrap_or_default() }),
         }
     }
 

@@ -29,7 +29,6 @@
 
 pub mod barrier;
 pub mod error;
-mod patience;
 pub mod sequencer;
 
 pub use barrier::Barrier;

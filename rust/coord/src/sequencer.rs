@@ -29,7 +29,6 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 use crate::error::CoordError;
-use crate::patience::Patience;
 
 /// An element with its place in the order: places are unique, ascending, and the same on every worker.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -106,7 +105,6 @@ pub struct Sequencer<T> {
     owner: usize,
     shared: Rc<Shared<T>>,
     source: Activator,
-    patience: Patience,
 }
 
 impl<T: Serialize + DeserializeOwned + Send + Clone + 'static> Sequencer<T> {
@@ -176,7 +174,7 @@ impl<T: Serialize + DeserializeOwned + Send + Clone + 'static> Sequencer<T> {
             });
             activator
         });
-        Sequencer { owner: worker.index(), shared, source, patience: Patience::new() }
+        Sequencer { owner: worker.index(), shared, source }
     }
 }
 
@@ -224,20 +222,20 @@ impl<T> Sequencer<T> {
         if worker.index() != owner {
             return Err(CoordError::OtherWorker { what, owner, worker: worker.index() });
         }
-        let Sequencer { shared, patience, .. } = self;
-        let read = || {
-            let next = shared.released.borrow_mut().pop_front();
+        let (shared, mut next) = (&self.shared, None);
+        let known = worker.step_until(limit, || {
+            next = shared.released.borrow_mut().pop_front();
             // Gone while waiting: the worker's dataflows were dropped, its error comes from the step below.
-            if next.is_some() || shared.ended.get() || !shared.alive.get() { Some(next) } else { None }
-        };
-        match patience.until(worker, limit, read)? {
-            Some(Some(entry)) => Ok(Some(entry.element)),
-            Some(None) if shared.ended.get() => Ok(None),
-            Some(None) => {
+            next.is_some() || shared.ended.get() || !shared.alive.get()
+        })?;
+        match next {
+            Some(entry) => Ok(Some(entry.element)),
+            None if !known => Err(CoordError::Silence { waited: limit.unwrap_or_default() }),
+            None if shared.ended.get() => Ok(None),
+            None => {
                 worker.step()?;
                 Err(CoordError::Gone { what, worker: owner })
             }
-            None => Err(CoordError::Silence { waited: limit.unwrap_or_default() }),
         }
     }
 

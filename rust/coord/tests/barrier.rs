@@ -152,9 +152,7 @@ fn other_dataflows_progress_while_two_workers_wait_for_a_third() {
         input.close();
         if worker.index() == 2 {
             // Arrives only when the others have worked all of it off while they were waiting.
-            while !probe.done() {
-                worker.step_or_park(None)?;
-            }
+            worker.step_until(None, || probe.done())?;
         }
         barrier.wait_timeout(worker, LONG)?;
         Ok::<_, BoxError>(probe.done())

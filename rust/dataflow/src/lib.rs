@@ -45,9 +45,7 @@
 //!         lines.send(text.map(String::from).to_vec());
 //!     }
 //!     lines.advance_to(1)?;
-//!     while probe.less_than(&1) {
-//!         worker.step_or_park(None)?;
-//!     }
+//!     worker.step_until(None, || !probe.less_than(&1))?;
 //!     let counts = counts.take();
 //!     Ok::<_, penstock_dataflow::BoxError>(counts)
 //! });
@@ -70,6 +68,7 @@ pub mod input;
 mod nested;
 pub mod operator;
 mod outgoing;
+mod patience;
 mod region;
 pub mod scope;
 pub mod stream;

@@ -13,7 +13,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::rc::Rc;
 use std::sync::Arc;
 use std::thread::JoinHandle;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use penstock_progress::timestamp::Timestamp;
 
@@ -22,6 +22,7 @@ use crate::core::Core;
 use crate::dataflow::{Caster, Dataflow};
 use crate::error::{BoxError, Error, panic_message};
 use crate::fabric::{Endpoint, Waker};
+use crate::patience::Patience;
 use crate::region::{Family, Region};
 use crate::scope::Scope;
 
@@ -39,11 +40,15 @@ pub struct Worker {
     /// Looks into the mailbox before the next park.
     looks: Cell<u32>,
     most_looks: u32,
+    /// Of [`Worker::step_until`].
+    patience: Patience,
 }
 
 /// At most so many looks before a park, a few microseconds in all: about what a wake-up costs.
 const MOST_LOOKS: u32 = 128;
 const LEAST_LOOKS: u32 = 4;
+/// How often [`Worker::step_until`] looks between two readings of the clock.
+const LOOKS_PER_CLOCK: u32 = 16;
 
 impl Worker {
     /// A worker on this seat. Stays on the thread that makes it.
@@ -60,6 +65,7 @@ impl Worker {
             known_left: None,
             looks: Cell::new(most_looks),
             most_looks,
+            patience: Patience::new(),
         }
     }
 
@@ -204,10 +210,73 @@ impl Worker {
     /// # Errors
     /// As [`Worker::step`].
     pub fn step_or_park(&mut self, timeout: Option<Duration>) -> Result<bool, Error> {
-        if !self.dataflows.is_empty() && !self.has_work() && !self.mail_comes() {
-            self.core.park(timeout);
+        if !self.dataflows.is_empty() {
+            self.rest(timeout);
         }
         self.step()
+    }
+
+    /// Steps until `done` holds, looks again for a moment when there is nothing to do, then parks: true; false when `limit` has
+    /// passed before (`None`: without limit). `done` is asked first, after every step and after every park, so whoever else makes it
+    /// hold wakes this worker ([`Worker::waker`]).
+    ///
+    /// # Errors
+    /// As [`Worker::step`].
+    ///
+    /// # Examples
+    /// ```
+    /// use penstock_dataflow::{Worker, fabric};
+    ///
+    /// let mut worker = Worker::new(fabric::threads(1).remove(0));
+    /// let (mut input, probe) = worker.dataflow::<u64, _>("count", |scope| {
+    ///     let (input, numbers) = scope.new_input::<u64>();
+    ///     (input, numbers.probe().0)
+    /// });
+    /// input.send(7);
+    /// input.advance_to(1)?;
+    /// assert!(worker.step_until(None, || !probe.less_than(&1))?);
+    /// input.close();
+    /// while worker.step()? {}
+    /// # Ok::<_, penstock_dataflow::BoxError>(())
+    /// ```
+    pub fn step_until(&mut self, limit: Option<Duration>, mut done: impl FnMut() -> bool) -> Result<bool, Error> {
+        let mut waiting: Option<Instant> = None;
+        let (mut looks, mut expired) = (0u32, false);
+        loop {
+            if done() {
+                if let Some(begin) = waiting {
+                    self.patience.learn(begin.elapsed());
+                }
+                return Ok(true);
+            }
+            if expired {
+                return Ok(false);
+            }
+            if self.has_work() {
+                self.step()?;
+                // Other dataflows may always have work: with a limit the clock is read after every step.
+                expired = limit.is_some_and(|limit| waiting.get_or_insert_with(Instant::now).elapsed() >= limit);
+                continue;
+            }
+            looks = looks.wrapping_add(1);
+            if looks % LOOKS_PER_CLOCK != 1 {
+                std::hint::spin_loop();
+                continue;
+            }
+            let waited = waiting.get_or_insert_with(Instant::now).elapsed();
+            if self.patience.is_over(waited) {
+                self.rest(limit.map(|limit| limit.saturating_sub(waited)));
+                self.step()?;
+            }
+            expired = limit.is_some_and(|limit| waited >= limit);
+        }
+    }
+
+    /// Parks, unless there is something to do.
+    fn rest(&self, timeout: Option<Duration>) {
+        if !self.has_work() && !self.mail_comes() {
+            self.core.park(timeout);
+        }
     }
 
     /// Looks for mail for a moment: when peers answer at once, parking and waking cost more than that. Looks less the less it
@@ -255,13 +324,8 @@ impl Worker {
     /// # Errors
     /// As [`Worker::step`].
     pub fn wait_for_room(&mut self) -> Result<(), Error> {
-        while self.is_congested() {
-            if !self.has_work() && !self.mail_comes() {
-                self.core.park(None);
-            }
-            self.step()?;
-        }
-        Ok(())
+        let core = self.core.clone();
+        self.step_until(None, || !core.endpoint().is_congested()).map(drop)
     }
 
     /// A handle that ends a park of this worker from any thread.

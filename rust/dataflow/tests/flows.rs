@@ -57,8 +57,8 @@ fn sums(worker: &mut Worker) -> Result<Vec<(u64, u64, u64)>, BoxError> {
         let share = (0..200u64).filter(|value| *value as usize % worker.peers() == worker.index());
         input.send(share.map(|value| epoch * 1000 + value).collect());
         input.advance_to(epoch + 1)?;
-        while epoch % 3 == 0 && probe.less_than(&(epoch + 1)) {
-            worker.step_or_park(None)?;
+        if epoch % 3 == 0 {
+            worker.step_until(None, || !probe.less_than(&(epoch + 1)))?;
         }
     }
     input.close();
@@ -222,9 +222,7 @@ fn a_dataflow_may_be_built_piece_by_piece() {
         assert!(worker.failure().is_none());
         handle.send((0..10).collect());
         handle.advance_to(1)?;
-        while probe.less_than(&1) {
-            worker.step_or_park(None)?;
-        }
+        worker.step_until(None, || !probe.less_than(&1))?;
         handle.close();
         let building = worker.open::<u64>("broken");
         let (_, looped) = building.scope().feedback::<Vec<u64>>(0);

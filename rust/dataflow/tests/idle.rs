@@ -29,9 +29,7 @@ fn check(name: &str, endpoints: Vec<Endpoint>, guards: Vec<FabricGuard>) {
         });
         input.send((0..100).collect());
         input.advance_to(1)?;
-        while probe.less_than(&1) {
-            worker.step_or_park(None)?;
-        }
+        worker.step_until(None, || !probe.less_than(&1))?;
         ready.send(worker.waker())?;
         let mut turns = 0;
         while flag.load(Ordering::SeqCst) == 0 {

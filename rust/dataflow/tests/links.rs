@@ -78,9 +78,7 @@ fn a_slow_reader_bounds_its_sender_and_progress_goes_on() {
                     let next = quick.time() + 1;
                     quick.advance_to(next)?;
                     opened.store(true, Ordering::SeqCst);
-                    while quick_probe.less_than(&next) {
-                        worker.step_or_park(None)?;
-                    }
+                    worker.step_until(None, || !quick_probe.less_than(&next))?;
                     worker.wait_for_room()?;
                 }
                 peak.fetch_max(held.fetch_add(1, Ordering::SeqCst) + 1, Ordering::SeqCst);

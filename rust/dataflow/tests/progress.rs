@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use penstock_dataflow::{BoxError, OperatorBuilder, Pipeline, Worker, execute, fabric};
+use penstock_dataflow::{BoxError, Error, OperatorBuilder, Pipeline, Worker, execute, fabric};
 use penstock_progress::notificator::Notificator;
 use penstock_progress::timestamp::Product;
 use support::{Link, everywhere, join, mesh, on_mesh};
@@ -182,9 +182,7 @@ fn frontiers_pass_into_nested_scopes_and_out_again() {
         for epoch in 0..10 {
             input.send(vec![epoch; 3]);
             input.advance_to(epoch + 1)?;
-            while outer_probe.less_than(&(epoch + 1)) {
-                worker.step_or_park(None)?;
-            }
+            worker.step_until(None, || !outer_probe.less_than(&(epoch + 1)))?;
             assert!(!inner_probe.less_than(&at(epoch + 1)), "outer passed {epoch}, inner {inner_probe:?}");
             assert!(seen.borrow().iter().all(|(time, _)| *time <= at(9)));
         }
@@ -233,12 +231,8 @@ fn a_scope_in_an_outer_loop_does_not_hold_itself_back() {
         input.send(vec![9, 4]);
         // It stays open far ahead, so that nothing but the loop could hold the loop back; each turn takes one time.
         input.advance_to(100)?;
-        let begin = Instant::now();
-        while probe.less_than(&100) {
-            worker.step_or_park(Some(Duration::from_millis(100)))?;
-            if begin.elapsed() > Duration::from_secs(60) {
-                return Err(format!("held back at {probe:?}").into());
-            }
+        if !worker.step_until(Some(Duration::from_secs(60)), || !probe.less_than(&100))? {
+            return Err(format!("held back at {probe:?}").into());
         }
         assert!(!probe.done(), "the input can still send");
         input.close();
@@ -402,4 +396,30 @@ fn work_in_a_scope_without_exit_keeps_its_dataflow_alive() {
     for (name, counts) in done {
         assert_eq!(counts.iter().sum::<usize>(), 31 * counts.len(), "{name}");
     }
+}
+
+#[test]
+fn a_wait_ends_when_its_condition_holds_its_limit_is_over_or_the_worker_stops() {
+    let mut worker = Worker::new(fabric::threads(1).remove(0));
+    assert!(worker.step_until(None, || true).unwrap(), "what holds already is not waited for");
+    assert!(!worker.step_until(Some(Duration::ZERO), || false).unwrap());
+    let (input, probe) = worker.dataflow::<u64, _>("flow", |scope| {
+        let (handle, stream) = scope.new_input::<u64>();
+        (handle, stream.probe().0)
+    });
+    let (limit, begin) = (Duration::from_millis(20), Instant::now());
+    assert!(!worker.step_until(Some(limit), || probe.done()).unwrap(), "the input is open");
+    assert!(begin.elapsed() >= limit);
+    // Another thread makes it hold while this one is parked, and wakes it.
+    let (flag, waker) = (Arc::new(AtomicU64::new(0)), worker.waker());
+    let set = flag.clone();
+    let other = std::thread::spawn(move || {
+        set.store(1, Ordering::SeqCst);
+        waker.wake();
+    });
+    assert!(worker.step_until(None, || flag.load(Ordering::SeqCst) == 1).unwrap());
+    other.join().unwrap();
+    worker.abort(Error::Aborted { worker: 0, reason: "enough".into() });
+    assert!(matches!(worker.step_until(None, || false), Err(Error::Aborted { .. })));
+    drop(input);
 }
