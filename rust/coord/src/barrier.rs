@@ -134,7 +134,7 @@ impl Barrier {
         if worker.index() != owner {
             return Err(CoordError::OtherWorker { what, owner, worker: worker.index() });
         }
-        if !self.input.is_open() {
+        if self.input.has_ended() {
             // A stopped worker has dropped its dataflows as well: say why it stopped.
             worker.step()?;
             return Err(CoordError::Gone { what, worker: owner });

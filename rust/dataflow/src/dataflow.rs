@@ -6,7 +6,7 @@
 //! worker has come. So nobody leaves while another has yet to build it, and graphs that differ are always noticed.
 //!
 //! A worker speaks only when that may move a frontier: changes that are all behind another live time of their location wait,
-//! summed, until one of them is not (see [`crate::region::Tracked::must_share`]). Keeping changes back is always safe, since counts that a
+//! summed, until one of them is not (see [`AnyRegion::must_share`]). Keeping changes back is always safe, since counts that a
 //! peer does not know to be gone hold its frontiers back; and it ends, since a frontier that stands still elsewhere because of a
 //! count that is gone here stands at a time that nothing is before, here as well.
 //!
@@ -25,7 +25,7 @@ use crate::activate::Mark;
 use crate::core::{Core, Sink};
 use crate::error::Error;
 use crate::fabric::{Payload, Progress};
-use crate::region::{Family, Part, Region};
+use crate::region::{AnyRegion, Family, Part, Region};
 use crate::wire::encode_serde;
 
 /// The progress of one worker since its last bundle.
@@ -59,25 +59,6 @@ impl Sink for Inbox {
         self.bundles.borrow_mut().push_back((from, progress));
         self.mark.raise();
         Ok(())
-    }
-}
-
-/// The outermost region without its type of time.
-trait Root {
-    fn apply(&self) -> Result<(), Error>;
-    fn propagate(&self);
-    fn sweep(&self) -> Result<(), Error>;
-}
-
-impl<T: Timestamp> Root for Region<T> {
-    fn apply(&self) -> Result<(), Error> {
-        Region::apply(self, |_, _, _| {})
-    }
-    fn propagate(&self) {
-        Region::propagate(self);
-    }
-    fn sweep(&self) -> Result<(), Error> {
-        Region::sweep(self)
     }
 }
 
@@ -120,7 +101,7 @@ impl Caster {
 pub(crate) struct Dataflow {
     core: Rc<Core>,
     family: Rc<Family>,
-    root: Rc<dyn Root>,
+    root: Rc<dyn AnyRegion>,
     caster: Caster,
     /// What was built, to be compared with the other workers.
     graph: Arc<str>,

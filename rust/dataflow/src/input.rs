@@ -85,11 +85,6 @@ impl<T: Timestamp, D> InputHandle<T, D> {
         self.capability.time()
     }
 
-    /// Whether the dataflow is there: it is gone after an error, and once its worker dropped it.
-    pub fn is_open(&self) -> bool {
-        self.family.alive.get()
-    }
-
     /// Ends the input.
     pub fn close(self) {}
 }

@@ -2,7 +2,7 @@
 //!
 //! Node 0 stands for the outside: its sources are the streams that enter, its targets the streams that leave. While the graph is
 //! built, ports register their counts; [`Region::finalise`] makes the tracker. In each step the worker collects the counts of
-//! all regions ([`Tracked::harvest`]), applies those of all workers ([`Region::apply`]), carries the frontiers to the operators
+//! all regions ([`AnyRegion::harvest`]), applies those of all workers ([`Region::apply`]), carries the frontiers to the operators
 //! ([`Region::propagate`]) and runs those with something to do ([`Region::sweep`]).
 //!
 //! Initial capabilities: one per output and founding worker, so every worker starts from the same counts without a message.
@@ -32,7 +32,7 @@ use crate::wire::{decode_serde, encode_serde};
 /// What all regions of one dataflow share.
 pub(crate) struct Family {
     pub(crate) name: String,
-    pub(crate) regions: RefCell<Vec<Rc<dyn Tracked>>>,
+    pub(crate) regions: RefCell<Vec<Rc<dyn AnyRegion>>>,
     /// Whether it has something to do.
     pub(crate) mark: Rc<Mark>,
     pub(crate) alive: Cell<bool>,
@@ -72,7 +72,13 @@ impl<T: Timestamp> Part for Changes<T> {
 }
 
 /// A region without its type of time.
-pub(crate) trait Tracked {
+pub(crate) trait AnyRegion {
+    /// [`Region::apply`], where nobody outside is shown the changes: of the outermost region.
+    fn apply(&self) -> Result<(), Error>;
+    /// [`Region::propagate`].
+    fn propagate(&self);
+    /// [`Region::sweep`].
+    fn sweep(&self) -> Result<(), Error>;
     /// Collects what this worker counted since the last call, to be applied here and, if wanted, to be shared.
     fn harvest(&self, share: bool);
     /// Whether what is to be shared may move a frontier: whether some of it is not behind another live time.
@@ -389,7 +395,19 @@ impl<T: Timestamp> Region<T> {
     }
 }
 
-impl<T: Timestamp> Tracked for Region<T> {
+impl<T: Timestamp> AnyRegion for Region<T> {
+    fn apply(&self) -> Result<(), Error> {
+        Region::apply(self, |_, _, _| {})
+    }
+
+    fn propagate(&self) {
+        Region::propagate(self);
+    }
+
+    fn sweep(&self) -> Result<(), Error> {
+        Region::sweep(self)
+    }
+
     fn harvest(&self, share: bool) {
         let (mut inbox, mut outgoing) = (self.inbox.borrow_mut(), self.outgoing.borrow_mut());
         let mut collected = self.collected.borrow_mut();
