@@ -28,10 +28,9 @@ impl Sleepers {
         fence(Ordering::SeqCst);
     }
 
-    /// Says that this seat is awake; whether a wake was meant for it meanwhile.
-    pub(crate) fn retract(&self, seat: usize) -> bool {
-        let bit = 1 << (seat % 64);
-        self.asleep[seat / 64].fetch_and(!bit, Ordering::AcqRel) & bit == 0
+    /// Says that this seat is awake.
+    pub(crate) fn retract(&self, seat: usize) {
+        self.asleep[seat / 64].fetch_and(!(1 << (seat % 64)), Ordering::AcqRel);
     }
 
     /// Wakes one sleeper, if there is one. What it is woken for was published before.

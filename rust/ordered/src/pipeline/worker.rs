@@ -47,10 +47,8 @@ fn work<P: Payload, E: Send + 'static>(core: &Arc<Core<P, E>>, worker: usize, pa
         if core.arrivals() == seen && !core.hub.stops() {
             parker.park();
         }
-        if core.hub.workers.retract(worker) && core.arrivals() == seen {
-            // A wake without an arrival since is one that came from a worker which left something behind.
-            round.barred.fill(false);
-        }
+        // Everything is looked at again, also after a wake without an arrival: it came from a worker which left something behind.
+        core.hub.workers.retract(worker);
         seen = core.arrivals();
         round.barred.fill(false);
     }
