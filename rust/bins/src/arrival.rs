@@ -14,7 +14,7 @@ use crate::error::BinsError;
 use crate::message::BinPart;
 use crate::pending::Pending;
 use crate::shelf::Shelf;
-use crate::stats::What;
+use crate::stats::BinEvent;
 use crate::table::BinTable;
 
 /// Bins prepared but not settled.
@@ -51,7 +51,7 @@ impl<T: Ord + Clone> Arrivals<T> {
         foreign: bool,
         part: BinPart<T, P>,
         to: &mut Destination<'_, T, S, P>,
-    ) -> Result<Option<(u32, What, usize)>, BinsError> {
+    ) -> Result<Option<(u32, BinEvent, usize)>, BinsError> {
         match part {
             BinPart::Prepare { bin, epoch } => {
                 if bin >= 1 << to.table.bits() {
@@ -74,14 +74,14 @@ impl<T: Ord + Clone> Arrivals<T> {
                 let held = to.shelf.take(to.name, bin, ticket)?;
                 to.table.install_held(bin, held)?;
                 coming.whole = true;
-                Ok(Some((bin, What::State, 0)))
+                Ok(Some((bin, BinEvent::State, 0)))
             }
             BinPart::State { bin, chunk } => {
                 let coming = self.expect(bin, time)?;
                 let state = to.table.get_mut(bin).filter(|_| !coming.whole).ok_or(BinsError::Unprepared { bin })?;
                 state.absorb(&chunk).map_err(|source| BinsError::Chunk { bin, source })?;
                 to.table.chunk_came(bin);
-                Ok(Some((bin, What::State, chunk.len())))
+                Ok(Some((bin, BinEvent::State, chunk.len())))
             }
             BinPart::End { bin, chunks } => {
                 let coming = self.expect(bin, time)?;
@@ -102,7 +102,7 @@ impl<T: Ord + Clone> Arrivals<T> {
                 for (at, record) in records {
                     to.pending.push(bin, at, record);
                 }
-                Ok(Some((bin, What::Pending, 0)))
+                Ok(Some((bin, BinEvent::Pending, 0)))
             }
         }
     }

@@ -23,7 +23,7 @@ use crate::control::Move;
 use crate::error::BinsError;
 use crate::message::{BinPart, Record};
 use crate::route::Shared;
-use crate::stats::What;
+use crate::stats::BinEvent;
 
 /// Post-dated records in one message between processes.
 const RECORDS_PER_MESSAGE: usize = 1024;
@@ -148,7 +148,7 @@ impl<T: Timestamp, S: BinState, P: Record> Shared<T, S, P> {
         if let Some(arrived) = table.coming(bin) {
             return Err(BinsError::Incomplete { bin, arrived, announced: None });
         }
-        self.stats.record(self.index, bin, time.clone(), What::Prepare, 0);
+        self.stats.record(self.index, bin, time.clone(), BinEvent::Prepare, 0);
         send(m.to, BinPart::Prepare { bin, epoch: table.epoch() });
         if !(self.local)(m.to as usize) {
             return Ok(Some(Current { to: m, stage: Stage::State { encoding: Encoding::new(), chunks: 0 } }));

@@ -22,7 +22,7 @@ use crate::block::Block;
 use crate::error::{BinsError, BoxError};
 use crate::message::{Addressed, BinPart, Record};
 use crate::route::Shared;
-use crate::stats::What;
+use crate::stats::BinEvent;
 use crate::table::BinTable;
 
 /// Input ports of S, in the order in which they are added.
@@ -30,7 +30,7 @@ const DATA: usize = 0;
 const STATE: usize = 1;
 
 /// Everything the logic gets for one time.
-pub struct Step<'a, T: Timestamp, D, S: BinState, P, O: 'static> {
+pub struct Moment<'a, T: Timestamp, D, S: BinState, P, O: 'static> {
     /// The right to send at this time.
     pub capability: &'a Capability<T>,
     /// The time.
@@ -113,7 +113,7 @@ where
     S: BinState,
     P: Record,
     O: 'static,
-    L: FnMut(Step<'_, T, D, S, P, O>) -> Result<(), BoxError>,
+    L: FnMut(Moment<'_, T, D, S, P, O>) -> Result<(), BoxError>,
 {
     pub(crate) fn new(
         ports: Ports<T, D, P, O>,
@@ -161,7 +161,7 @@ where
             let Some((bin, what, bytes)) = arrived else { continue };
             shared.stats.bytes_in.fetch_add(bytes as u64, Relaxed);
             shared.stats.record(shared.index, bin, time.clone(), what, bytes as u64);
-            if what == What::Pending {
+            if what == BinEvent::Pending {
                 let held = capability.retain();
                 drop(capability);
                 self.hold(Some(&held));
@@ -181,7 +181,7 @@ where
         let passed = |time: &T| !frontiers.less_equal(STATE, time);
         let table = shared.table.borrow();
         for (bin, time) in self.arrivals.settle(|bin| table.coming(bin), passed)? {
-            shared.stats.record(shared.index, bin, time, What::Installed, 0);
+            shared.stats.record(shared.index, bin, time, BinEvent::Installed, 0);
             shared.stats.owned.fetch_add(1, Relaxed);
             shared.stats.moved_in.fetch_add(1, Relaxed);
         }
@@ -210,7 +210,7 @@ where
         {
             let mut out = Outbox { output: &mut self.ports.output, capability: &capability };
             let mut bins = self.shared.table.borrow_mut();
-            (self.logic)(Step {
+            (self.logic)(Moment {
                 capability: &capability,
                 time: &time,
                 blocks: blocks.into_iter().map(|(_, block)| block).collect(),

@@ -13,14 +13,14 @@ use crate::bin::bin;
 use crate::control::Control;
 use crate::error::{BinsError, BoxError};
 use crate::keyed::{Keyed, KeyedMap};
-use crate::state::Step;
+use crate::state::Moment;
 use crate::stateful::{Config, Stateful, stateful};
 
 /// A built state machine over keys `K` with per-key state `A` and outputs `R`.
 pub type StateMachine<T, K, A, R> = Stateful<T, KeyedMap<K, A>, Vec<R>>;
 
 /// Nothing is post-dated here.
-type MachineStep<'a, T, K, V, A, R> = Step<'a, T, Keyed<K, V>, KeyedMap<K, A>, (), Vec<R>>;
+type MachineMoment<'a, T, K, V, A, R> = Moment<'a, T, Keyed<K, V>, KeyedMap<K, A>, (), Vec<R>>;
 
 /// Applies `fold` to each value with the state of its key, in time order; migration is invisible to it.
 ///
@@ -88,16 +88,16 @@ where
     I: IntoIterator<Item = R>,
     F: FnMut(&K, V, &mut A) -> (bool, I) + 'static,
 {
-    let logic = move |step: MachineStep<'_, T, K, V, A, R>| -> Result<(), BoxError> {
-        let bits = step.bins.bits();
+    let logic = move |moment: MachineMoment<'_, T, K, V, A, R>| -> Result<(), BoxError> {
+        let bits = moment.bins.bits();
         let mut outputs = Vec::new();
-        for block in step.blocks {
+        for block in moment.blocks {
             if !block.is_hashed() {
                 return Err("a block without hashes has no bins".into());
             }
             for (hash, key, value) in block.into_hashed_rows() {
                 let bin = bin(hash, bits);
-                let state = step.bins.get_mut(bin).ok_or(BinsError::Absent { bin })?;
+                let state = moment.bins.get_mut(bin).ok_or(BinsError::Absent { bin })?;
                 let (done, results) = fold(&key, value, state.entry(key.clone()));
                 if done {
                     state.remove(&key);
@@ -106,7 +106,7 @@ where
             }
         }
         if !outputs.is_empty() {
-            step.out.give(outputs);
+            moment.out.give(outputs);
         }
         Ok(())
     };

@@ -22,7 +22,7 @@ use crate::pending::Pending;
 use crate::route::{self, RouteOperator, RouteParts, Shared};
 use crate::routing::Routing;
 use crate::shelf::Shelf;
-use crate::state::{self, StateOperator, Step};
+use crate::state::{self, Moment, StateOperator};
 use crate::stats::Stats;
 use crate::table::BinTable;
 
@@ -95,7 +95,7 @@ pub struct Stateful<T: Timestamp, S: BinState, O: 'static> {
 ///
 /// `data` may stay where it arises: F routes it. `control` may arise on any worker (usually one): it is broadcast here.
 /// `logic` is called once per time, in time order, when neither data nor state can still come at or before it;
-/// migration is invisible to it. See [`Step`].
+/// migration is invisible to it. See [`Moment`].
 ///
 /// # Errors
 /// [`BinsError::AbsentOwner`], and [`BinsError::Unrestored`], [`BinsError::Foreign`], [`BinsError::BitsDiffer`] when the
@@ -118,7 +118,7 @@ where
     S: BinState,
     P: Record,
     O: Clone + 'static,
-    L: FnMut(Step<'_, T, D, S, P, O>) -> Result<(), BoxError> + 'static,
+    L: FnMut(Moment<'_, T, D, S, P, O>) -> Result<(), BoxError> + 'static,
 {
     let scope = data.scope();
     let (index, peers) = (scope.index(), scope.peers());

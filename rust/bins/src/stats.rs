@@ -1,19 +1,19 @@
 //! Counters of one operator, shared by the workers of a process, and the log of its migrations.
 //!
 //! Counters are relaxed atomics, touched once per block or per bin, never per record. The log keeps the latest
-//! [`LOG_EVENTS`] events for the timeline and for tests.
+//! [`LOG_ENTRIES`] entries for the timeline and for tests.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Mutex, PoisonError};
 use std::time::Instant;
 
-/// Events kept in the log; older ones are forgotten.
-pub const LOG_EVENTS: usize = 1 << 16;
+/// Entries kept in the log; older ones are forgotten.
+pub const LOG_ENTRIES: usize = 1 << 16;
 
 /// What happened to a bin.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum What {
+pub enum BinEvent {
     /// F uninstalled it and announced it.
     Prepare,
     /// S received its state, or a chunk of it.
@@ -26,7 +26,7 @@ pub enum What {
 
 /// One entry of the log.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Event<T> {
+pub struct LogEntry<T> {
     /// Where it happened.
     pub worker: usize,
     /// The bin.
@@ -34,7 +34,7 @@ pub struct Event<T> {
     /// The time at which the bin moves.
     pub time: T,
     /// What happened.
-    pub what: What,
+    pub what: BinEvent,
     /// Bytes of state in the message; 0 when the bin itself changed hands inside a process.
     pub bytes: u64,
     /// Monotonic nanoseconds since the statistics began.
@@ -60,8 +60,8 @@ pub struct Stats<T> {
 
 #[derive(Debug)]
 struct Log<T> {
-    events: VecDeque<Event<T>>,
-    /// Events ever recorded; those before `total - events.len()` are gone.
+    entries: VecDeque<LogEntry<T>>,
+    /// Entries ever recorded; those before `total - entries.len()` are gone.
     total: usize,
 }
 
@@ -100,7 +100,7 @@ impl<T> Stats<T> {
             applied: AtomicU64::new(0),
             routed: AtomicU64::new(0),
             routed_moving: AtomicU64::new(0),
-            log: Mutex::new(Log { events: VecDeque::new(), total: 0 }),
+            log: Mutex::new(Log { entries: VecDeque::new(), total: 0 }),
         }
     }
 
@@ -119,32 +119,32 @@ impl<T> Stats<T> {
         }
     }
 
-    pub(crate) fn record(&self, worker: usize, bin: u32, time: T, what: What, bytes: u64) {
+    pub(crate) fn record(&self, worker: usize, bin: u32, time: T, what: BinEvent, bytes: u64) {
         let routed = self.routed.load(Relaxed);
         let mut log = self.log.lock().unwrap_or_else(PoisonError::into_inner);
         let at_ns = self.begun.elapsed().as_nanos() as u64;
-        if log.events.len() == LOG_EVENTS {
-            log.events.pop_front();
+        if log.entries.len() == LOG_ENTRIES {
+            log.entries.pop_front();
         }
-        log.events.push_back(Event { worker, bin, time, what, bytes, at_ns, routed });
+        log.entries.push_back(LogEntry { worker, bin, time, what, bytes, at_ns, routed });
         log.total += 1;
     }
 }
 
 impl<T: Clone> Stats<T> {
-    /// The latest events, oldest first.
+    /// The latest entries, oldest first.
     #[must_use]
-    pub fn log(&self) -> Vec<Event<T>> {
+    pub fn log(&self) -> Vec<LogEntry<T>> {
         self.log_since(0).0
     }
 
-    /// The events that are still kept of those recorded after the first `seen`, oldest first, and how many were ever
+    /// The entries that are still kept of those recorded after the first `seen`, oldest first, and how many were ever
     /// recorded: pass that as `seen` the next time.
     #[must_use]
-    pub fn log_since(&self, seen: usize) -> (Vec<Event<T>>, usize) {
+    pub fn log_since(&self, seen: usize) -> (Vec<LogEntry<T>>, usize) {
         let log = self.log.lock().unwrap_or_else(PoisonError::into_inner);
-        let kept = log.events.len().min(log.total.saturating_sub(seen));
-        (log.events.iter().skip(log.events.len() - kept).cloned().collect(), log.total)
+        let kept = log.entries.len().min(log.total.saturating_sub(seen));
+        (log.entries.iter().skip(log.entries.len() - kept).cloned().collect(), log.total)
     }
 }
 
@@ -161,11 +161,11 @@ mod tests {
     #[test]
     fn the_log_forgets_the_oldest() {
         let stats = Stats::new();
-        for i in 0..LOG_EVENTS as u64 + 3 {
-            stats.record(0, 1, i, What::State, 0);
+        for i in 0..LOG_ENTRIES as u64 + 3 {
+            stats.record(0, 1, i, BinEvent::State, 0);
         }
         let log = stats.log();
-        assert_eq!((log.len(), log[0].time), (LOG_EVENTS, 3));
+        assert_eq!((log.len(), log[0].time), (LOG_ENTRIES, 3));
         assert!(log.windows(2).all(|w| w[0].at_ns <= w[1].at_ns));
     }
 }

@@ -10,8 +10,8 @@ use common::duo::Duo;
 use common::fleet::{self, Layout};
 use common::{Dice, Load, Row, SharedTrace, Sums, Trace, build, config, hash};
 use penstock_bins::{
-    BinTable, BinsError, BoxError, Config, ControlInput, Counters, Keyed, KeyedMap, Migration, Routing, Shelf, Stats,
-    Step, Strategy, What, bin, state_machine, stateful,
+    BinEvent, BinTable, BinsError, BoxError, Config, ControlInput, Counters, Keyed, KeyedMap, Migration, Moment,
+    Routing, Shelf, Stats, Strategy, bin, state_machine, stateful,
 };
 use penstock_dataflow::{Error, Worker, fabric};
 use proptest::prelude::{ProptestConfig, any, prop_oneof, proptest};
@@ -144,8 +144,8 @@ fn a_batched_migration_overlaps_with_processing() {
         processed.push((migration.progress().bins_done, duo.outputs().len()));
     }
     let log = duo.stats.log();
-    let first = log.iter().find(|event| event.what == What::Prepare).unwrap();
-    let last = log.iter().rfind(|event| event.what == What::State).unwrap();
+    let first = log.iter().find(|event| event.what == BinEvent::Prepare).unwrap();
+    let last = log.iter().rfind(|event| event.what == BinEvent::State).unwrap();
     assert!(last.routed >= first.routed + 300, "{} records routed in between", last.routed - first.routed);
     assert!(first.at_ns < last.at_ns);
     let at = |bins| processed.iter().find(|(done, _)| *done >= bins).unwrap().1;
@@ -197,7 +197,7 @@ fn big_bins_move_in_chunks() {
         assert_eq!(sum(|c| c.bytes_in) > 0, bytes);
         if bytes {
             let log: Vec<_> = stats.iter().flat_map(|stats| stats.log()).collect();
-            let chunks = |time| log.iter().filter(|e| e.what == What::State && e.time == time).count();
+            let chunks = |time| log.iter().filter(|e| e.what == BinEvent::State && e.time == time).count();
             assert!(chunks(2) > 2, "{} chunks for two bins", chunks(2));
         }
     }
@@ -217,17 +217,17 @@ fn a_million_pending_records_move() {
             let (data, blocks) = scope.new_input::<Later>();
             let (control, commands) = scope.new_input();
             let mut last = (0, 0);
-            let logic = move |step: Step<'_, u64, Later, Sums, (u64, u64), u64>| {
-                for (key, value) in step.blocks.iter().flat_map(|block| block.rows()) {
-                    step.later.at(bin(hash(key), 6), 10 + value, (*key, *value))?;
+            let logic = move |moment: Moment<'_, u64, Later, Sums, (u64, u64), u64>| {
+                for (key, value) in moment.blocks.iter().flat_map(|block| block.rows()) {
+                    moment.later.at(bin(hash(key), 6), 10 + value, (*key, *value))?;
                 }
-                for (bin, (key, value)) in &step.due {
-                    assert_eq!((10 + value, penstock_bins::bin(hash(key), 6)), (*step.time, *bin));
-                    assert!(last.0 <= *step.time);
-                    last = (*step.time, last.1 + 1);
-                    *step.bins.get_mut(*bin).ok_or("bin elsewhere")?.entry(*key) += 1;
+                for (bin, (key, value)) in &moment.due {
+                    assert_eq!((10 + value, penstock_bins::bin(hash(key), 6)), (*moment.time, *bin));
+                    assert!(last.0 <= *moment.time);
+                    last = (*moment.time, last.1 + 1);
+                    *moment.bins.get_mut(*bin).ok_or("bin elsewhere")?.entry(*key) += 1;
                 }
-                step.out.give(step.due.len() as u64);
+                moment.out.give(moment.due.len() as u64);
                 Ok(())
             };
             let counts = stateful(&blocks, &commands, config, logic)?;
@@ -292,7 +292,7 @@ fn a_bad_chunk_is_fatal() {
         let (data, control) = worker.dataflow::<u64, _>("broken", |scope| {
             let (data, blocks) = scope.new_input::<Later>();
             let (control, commands) = scope.new_input();
-            let logic = |_: Step<'_, u64, Later, Broken, (), ()>| Ok(());
+            let logic = |_: Moment<'_, u64, Later, Broken, (), ()>| Ok(());
             stateful(&blocks, &commands, config, logic)?;
             Ok::<_, BinsError>((data, control))
         })?;
@@ -321,11 +321,11 @@ fn records_go_to_the_future_of_bins_that_are_here() {
         let (mut data, counts) = worker.dataflow::<u64, _>("late", |scope| {
             let (data, blocks) = scope.new_input::<Later>();
             let (_, commands) = scope.new_input();
-            let logic = move |step: Step<'_, u64, Later, Sums, u8, u64>| -> Result<(), BoxError> {
-                if step.due.is_empty() {
-                    step.later.at(bin, time, 1)?;
+            let logic = move |moment: Moment<'_, u64, Later, Sums, u8, u64>| -> Result<(), BoxError> {
+                if moment.due.is_empty() {
+                    moment.later.at(bin, time, 1)?;
                 }
-                step.out.give(step.due.len() as u64);
+                moment.out.give(moment.due.len() as u64);
                 Ok(())
             };
             (data, stateful(&blocks, &commands, config, logic).unwrap())

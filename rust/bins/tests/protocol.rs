@@ -5,7 +5,7 @@ mod common;
 use common::duo::Duo;
 use common::fleet::Layout;
 use common::{Sums, hash};
-use penstock_bins::{BinsError, Command, Control, ControlError, ControlInput, Routing, ScheduleError, What, bin};
+use penstock_bins::{BinEvent, BinsError, Command, Control, ControlError, ControlInput, Routing, ScheduleError, bin};
 use penstock_dataflow::InputHandle;
 
 const BITS: u8 = 4;
@@ -122,7 +122,7 @@ fn data_alone_does_not_delay_the_state() {
     control.advance_to(1_000).unwrap();
     duo.settle();
     let installed =
-        duo.stats.log().into_iter().filter(|e| e.what == What::Installed).map(|e| (e.worker, e.bin, e.time));
+        duo.stats.log().into_iter().filter(|e| e.what == BinEvent::Installed).map(|e| (e.worker, e.bin, e.time));
     assert_eq!(installed.collect::<Vec<_>>(), [(1, bin_of(key), 5)]);
     assert_eq!((duo.frontier(), times(&duo)), (vec![5], vec![]));
     // A later migration waits: S may still have to apply records at 5.

@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex};
 
 use common::fleet::{self, Layout, Process};
 use common::{Block, Dice, Load, Output, Row, Sums, apply, config_with, hash, random_batch};
-use penstock_bins::{BinTable, BinsError, BoxError, Config, ControlInput, Keyed, Shelf, Step, bin, stateful};
+use penstock_bins::{BinTable, BinsError, BoxError, Config, ControlInput, Keyed, Moment, Shelf, bin, stateful};
 use penstock_dataflow::Worker;
 use proptest::prelude::*;
 
@@ -67,11 +67,11 @@ fn program(run: &Arc<Run>, worker: &mut Worker, process: &Process<Sums>, begin: 
     let (mut data, control, counts) = worker.dataflow::<u64, _>("epochs", |scope| {
         let (data, blocks) = scope.new_input::<Block>();
         let (control, commands) = scope.new_input();
-        let logic = move |step: Step<'_, u64, Block, Sums, Row, Vec<Output>>| {
-            for (hashed, key, value) in step.blocks.into_iter().flat_map(Keyed::into_hashed_rows) {
+        let logic = move |moment: Moment<'_, u64, Block, Sums, Row, Vec<Output>>| {
+            for (hashed, key, value) in moment.blocks.into_iter().flat_map(Keyed::into_hashed_rows) {
                 burning.fuse.burn(burning.in_logic)?;
                 let bin = bin(hashed, bits);
-                let state = step.bins.get_mut(bin).ok_or(BinsError::Absent { bin })?;
+                let state = moment.bins.get_mut(bin).ok_or(BinsError::Absent { bin })?;
                 assert!(apply(state.entry(key), value).is_none());
             }
             Ok(())

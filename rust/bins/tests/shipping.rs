@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicI64, Ordering::Relaxed};
 use common::fleet::{self, Layout};
 use common::hash;
 use penstock_bins::{
-    BinState, BinTable, BinsError, Command, Config, ControlInput, Encoding, Keyed, Routing, Shelf, StateError, Step,
+    BinState, BinTable, BinsError, Command, Config, ControlInput, Encoding, Keyed, Moment, Routing, Shelf, StateError,
     bin, stateful,
 };
 use penstock_dataflow::Error;
@@ -103,9 +103,9 @@ fn all_go(layout: Layout, ship_bytes: usize, chunks: u64, broken: Option<(u32, u
         let (mut data, control, counts) = worker.dataflow::<u64, _>("heavy", |scope| {
             let (data, blocks) = scope.new_input::<Keyed<u64, u64>>();
             let (control, commands) = scope.new_input();
-            let logic = move |step: Step<'_, u64, Keyed<u64, u64>, Heavy, (), u64>| {
-                for (key, _) in step.blocks.iter().flat_map(|block| block.rows()) {
-                    step.bins.get_mut(bin(hash(key), BITS)).ok_or("bin elsewhere")?;
+            let logic = move |moment: Moment<'_, u64, Keyed<u64, u64>, Heavy, (), u64>| {
+                for (key, _) in moment.blocks.iter().flat_map(|block| block.rows()) {
+                    moment.bins.get_mut(bin(hash(key), BITS)).ok_or("bin elsewhere")?;
                 }
                 Ok(())
             };

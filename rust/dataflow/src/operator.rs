@@ -211,11 +211,6 @@ impl<'a, T: Timestamp> Frontiers<'a, T> {
         self.frontier(input).iter().any(|least| least.less_than(time))
     }
 
-    /// Whether nothing at or before `time` can still arrive at any input.
-    pub fn is_complete(&self, time: &T) -> bool {
-        (0..self.inputs).all(|input| !self.less_equal(input, time))
-    }
-
     /// The frontiers of all inputs, as a notificator takes them.
     pub fn all(&self) -> Vec<&'a [T]> {
         (0..self.inputs).map(|input| self.frontier(input)).collect()

@@ -415,7 +415,7 @@ impl LocalRun {
                 Err(RecvTimeoutError::Timeout) => {}
                 Err(RecvTimeoutError::Disconnected) => return Ok(Some(())),
             }
-            Ok::<_, Problem>(group.ended().then_some(()))
+            Ok::<_, Problem>(group.has_ended().then_some(()))
         });
         match ended {
             Ok(_) => {

@@ -11,8 +11,8 @@ use std::sync::{Arc, Mutex};
 
 use fleet::{Layout, Process};
 use penstock_bins::{
-    BinTable, BinsError, BoxError, Command, Config, Control, ControlError, ControlInput, Event, Keyed, KeyedMap,
-    Routing, Stateful, Step, stateful,
+    BinTable, BinsError, BoxError, Command, Config, Control, ControlError, ControlInput, Keyed, KeyedMap, LogEntry,
+    Moment, Routing, Stateful, stateful,
 };
 use penstock_dataflow::{InputHandle, Worker};
 
@@ -124,8 +124,8 @@ pub fn apply(state: &mut u64, value: i64) -> Option<(u64, i64)> {
 }
 
 /// The logic on bins, by [`apply`].
-pub fn logic(worker: u32, bits: u8, step: Step<'_, u64, Block, Sums, Row, Vec<Output>>) -> Result<(), BoxError> {
-    let Step { time, blocks, due, bins, later, out, .. } = step;
+pub fn logic(worker: u32, bits: u8, moment: Moment<'_, u64, Block, Sums, Row, Vec<Output>>) -> Result<(), BoxError> {
+    let Moment { time, blocks, due, bins, later, out, .. } = moment;
     let mut outputs = Vec::new();
     let rows = blocks.into_iter().flat_map(|block| block.into_hashed_rows().collect::<Vec<_>>());
     let due = due.into_iter().map(|(_, (key, value))| (hash(&key), key, value));
@@ -172,7 +172,7 @@ pub fn oracle(load: &Load) -> HashMap<u64, Vec<(u64, u64)>> {
 pub struct Trace {
     pub outputs: Vec<Output>,
     pub rejected: Vec<(u64, ControlError)>,
-    pub log: Vec<Event<u64>>,
+    pub log: Vec<LogEntry<u64>>,
 }
 
 pub type SharedTrace = Arc<Mutex<Trace>>;
@@ -216,8 +216,8 @@ pub fn build(worker: &mut Worker, config: Config<u64, Sums>, trace: &SharedTrace
         let (data, blocks) = scope.new_input::<Block>();
         let (control, commands) = scope.new_input();
         let counts =
-            stateful(&blocks, &commands, config, move |step: Step<'_, u64, Block, Sums, Row, Vec<Output>>| {
-                logic(index, bits, step)
+            stateful(&blocks, &commands, config, move |moment: Moment<'_, u64, Block, Sums, Row, Vec<Output>>| {
+                logic(index, bits, moment)
             })?;
         counts.output.inspect(move |_, outputs| trace.lock().unwrap().outputs.extend_from_slice(outputs));
         Ok(Rig { data: Some(data), control: Some(control), counts })

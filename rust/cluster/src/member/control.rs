@@ -39,7 +39,7 @@ struct Gather {
     deadline: Instant,
 }
 
-pub(super) struct Control<H: Host> {
+pub(super) struct ControlLoop<H: Host> {
     core: Arc<Core<H>>,
     incoming: Sender<Incoming>,
     queries: HashMap<String, QueryHandle<H>>,
@@ -50,10 +50,10 @@ pub(super) struct Control<H: Host> {
     since: Instant,
 }
 
-impl<H: Host> Control<H> {
+impl<H: Host> ControlLoop<H> {
     pub(super) fn new(core: Arc<Core<H>>, incoming: Sender<Incoming>) -> Self {
         let (queries, retired, gathers) = Default::default();
-        Control { core, incoming, queries, retired, gathers, tickets: 0, since: Instant::now() }
+        ControlLoop { core, incoming, queries, retired, gathers, tickets: 0, since: Instant::now() }
     }
 
     /// Takes a request; true when the member is to end.

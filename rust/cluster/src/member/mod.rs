@@ -22,7 +22,7 @@ use std::time::Duration;
 use crossbeam::channel::{Receiver, RecvTimeoutError, Sender, unbounded};
 use serde_json::Value;
 
-use self::control::Control;
+use self::control::ControlLoop;
 use self::core::{Core, Outgoing};
 use crate::error::{ClusterError, Failure};
 use crate::host::Host;
@@ -63,7 +63,7 @@ pub struct Member<H: Host> {
     core: Arc<Core<H>>,
     address: String,
     incoming: Receiver<Incoming>,
-    control: Option<Control<H>>,
+    control: Option<ControlLoop<H>>,
     acceptor: Acceptor,
     session: Session,
     reader: Option<JoinHandle<()>>,
@@ -113,7 +113,7 @@ impl<H: Host> Member<H> {
             Arc::clone(&core.metrics),
             Box::new(move |accepted| data::serve(accepted, &serving)),
         )?;
-        let control = Some(Control::new(Arc::clone(&core), inbox.clone()));
+        let control = Some(ControlLoop::new(Arc::clone(&core), inbox.clone()));
         let (input, output) = (session.try_clone()?, session.try_clone()?);
         // From here on a failure drops the member, which ends what has been started.
         let (reader, writer) = (None, None);

@@ -13,7 +13,9 @@ use std::time::Instant;
 
 use arrow_array::RecordBatch;
 use arrow_select::concat::concat_batches;
-use penstock_bins::{BinTable, Config, Control, ControlInput, Routing, Shelf, Stateful, Stats, Step, What, stateful};
+use penstock_bins::{
+    BinEvent, BinTable, Config, Control, ControlInput, Moment, Routing, Shelf, Stateful, Stats, stateful,
+};
 use penstock_dataflow::{BoxError, InputHandle, Pipeline, Scope, Stream, Worker};
 use penstock_progress::{FlowTime, ProbeHandle};
 
@@ -212,23 +214,23 @@ impl Shared {
         let mut moves = Vec::new();
         for (index, op) in self.ops.iter().enumerate() {
             let mut told = op.told.lock().unwrap_or_else(PoisonError::into_inner);
-            let (events, total) = op.stats.log_since(*told);
+            let (entries, total) = op.stats.log_since(*told);
             *told = total;
-            moves.extend(events.into_iter().map(|event| {
+            moves.extend(entries.into_iter().map(|entry| {
                 BinMove {
                     op: index,
-                    worker: event.worker as u32,
-                    bin: event.bin,
-                    what: match event.what {
-                        What::Prepare => "prepare",
-                        What::State => "state",
-                        What::Pending => "pending",
-                        What::Installed => "installed",
+                    worker: entry.worker as u32,
+                    bin: entry.bin,
+                    what: match entry.what {
+                        BinEvent::Prepare => "prepare",
+                        BinEvent::State => "state",
+                        BinEvent::Pending => "pending",
+                        BinEvent::Installed => "installed",
                     }
                     .to_owned(),
-                    bytes: event.bytes,
-                    at_ns: op.anchor_ns + event.at_ns,
-                    routed_rows: event.routed,
+                    bytes: entry.bytes,
+                    at_ns: op.anchor_ns + entry.at_ns,
+                    routed_rows: entry.routed,
                 }
             }));
         }
@@ -422,8 +424,8 @@ fn keyed_step(
     if let Some(watermark) = config.watermark {
         operator.resume(watermark);
     }
-    let logic = move |step: Step<'_, FlowTime, FlowBlock, State, (), FlowBlock>| -> Result<(), BoxError> {
-        let Step { time, blocks, bins, out, .. } = step;
+    let logic = move |moment: Moment<'_, FlowTime, FlowBlock, State, (), FlowBlock>| -> Result<(), BoxError> {
+        let Moment { time, blocks, bins, out, .. } = moment;
         let mut refused = None;
         let mut made = |output| match output {
             Output::Rows(batch) => out.give(FlowBlock::rows(batch)),

@@ -24,7 +24,7 @@ pub use super::leader::StepReport;
 use super::leader::{Migrated, Order};
 use super::resident::Resident;
 use super::rows::{Keep, Rows};
-use super::stats::{GroupStats, Meter};
+use super::stats::{Gauges, GroupStats};
 use super::worker::{Command, End, Release, Told, WorkerLoop};
 use crate::callback::{CallError, Callbacks};
 use crate::error::OpError;
@@ -259,7 +259,7 @@ struct WorkerHandle {
     index: usize,
     commands: Sender<Command>,
     waker: Waker,
-    meter: Arc<Meter>,
+    gauges: Arc<Gauges>,
     thread: JoinHandle<Option<HostError>>,
 }
 
@@ -313,20 +313,20 @@ impl Group {
         let index = endpoint.index();
         let (commands, inbox) = unbounded();
         let (send_waker, waker) = crossbeam::channel::bounded(1);
-        let meter = Arc::new(Meter::default());
+        let gauges = Arc::new(Gauges::default());
         let thread = Thread {
             config: self.config.clone(),
             shared: self.shared.clone(),
             inbox,
             events,
-            meter: meter.clone(),
+            gauges: gauges.clone(),
             stopping: self.stopping.clone(),
         };
         let thread = std::thread::Builder::new()
             .name(format!("penstock-{index}"))
             .spawn(move || thread.run(endpoint, &send_waker))?;
         let waker = waker.recv().expect("a worker sends its waker before anything can fail");
-        self.workers.push(WorkerHandle { index, commands, waker, meter, thread });
+        self.workers.push(WorkerHandle { index, commands, waker, gauges, thread });
         Ok(())
     }
 
@@ -400,7 +400,7 @@ impl Group {
     pub fn stats(&self) -> GroupStats {
         let mut stats = GroupStats::default();
         for worker in &self.workers {
-            worker.meter.collect(&mut stats);
+            worker.gauges.collect(&mut stats);
         }
         stats.moves = self.shared.drain_moves();
         stats.originals = self.shared.originals();
@@ -410,7 +410,7 @@ impl Group {
     /// Owner of each bin as the first local worker routes now, per keyed step. Not a counter: as long as there are bins.
     #[must_use]
     pub fn owners(&self) -> Vec<Vec<u32>> {
-        self.workers.first().map(|worker| worker.meter.owners()).unwrap_or_default()
+        self.workers.first().map(|worker| worker.gauges.owners()).unwrap_or_default()
     }
 
     /// `epoch` is complete everywhere, its output is in use, and it will not be undone: originals of bins that were kept for that
@@ -421,7 +421,7 @@ impl Group {
 
     /// Whether all threads have ended, after which [`stop`](Group::stop) does not block.
     #[must_use]
-    pub fn ended(&self) -> bool {
+    pub fn has_ended(&self) -> bool {
         self.workers.iter().all(|worker| worker.thread.is_finished())
     }
 
@@ -462,7 +462,7 @@ struct Thread {
     shared: Arc<Shared>,
     inbox: Receiver<Command>,
     events: Sender<Event>,
-    meter: Arc<Meter>,
+    gauges: Arc<Gauges>,
     stopping: Arc<AtomicBool>,
 }
 
@@ -474,7 +474,7 @@ impl Thread {
         let error = match build::build(&mut worker, &self.config, &self.shared, None) {
             Ok(built) => {
                 let pace = build::pace(&self.config);
-                let mut worker = WorkerLoop::new(worker, built, pace, self.meter.clone());
+                let mut worker = WorkerLoop::new(worker, built, pace, self.gauges.clone());
                 self.turns(index, &mut worker).err().map(HostError::from)
             } // dropping the worker's tables deposits their bins
             Err(error) => Some(error),

@@ -169,9 +169,9 @@ struct Cells {
 
 /// The cells of one worker, written by its thread and read by the host.
 #[derive(Debug, Default)]
-pub(crate) struct Meter(Mutex<Cells>);
+pub(crate) struct Gauges(Mutex<Cells>);
 
-impl Meter {
+impl Gauges {
     fn cells(&self) -> std::sync::MutexGuard<'_, Cells> {
         self.0.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
     }

@@ -20,7 +20,7 @@ use super::chain::bytes_of;
 use super::feed::Slice;
 use super::leader::{Leader, Migrated, Order, first};
 use super::rows::Rows;
-use super::stats::{Meter, SliceSample, unix_ns};
+use super::stats::{Gauges, SliceSample, unix_ns};
 use super::{CLOSE, MARK};
 use crate::block::FlowBlock;
 
@@ -90,7 +90,7 @@ pub(crate) struct WorkerLoop {
     overlap: usize,
     marked: bool,
     flights: VecDeque<Flight>,
-    meter: Arc<Meter>,
+    gauges: Arc<Gauges>,
     /// When the counters were written, what that cost, and where the output stood.
     measured: (Instant, Duration, Option<FlowTime>),
     /// When the figures of the bounded scopes were written: also in the middle of an epoch, which may never end.
@@ -115,13 +115,13 @@ const SCOPES_EVERY: Duration = Duration::from_millis(20);
 const OVERLAP: usize = 3;
 
 impl WorkerLoop {
-    pub(crate) fn new(worker: Worker, mut built: Built, pace: Pace, meter: Arc<Meter>) -> Self {
+    pub(crate) fn new(worker: Worker, mut built: Built, pace: Pace, gauges: Arc<Gauges>) -> Self {
         let leader = match (worker.index(), built.control.take()) {
             (0, Some(control)) => Some(Leader::new(control, pace.window)),
             _ => None, // dropping the handle closes the control input of a follower
         };
         let index = worker.index();
-        meter.update(|stats, _| stats.worker = index);
+        gauges.update(|stats, _| stats.worker = index);
         // Alone there is nobody to wait for; with a journal all bins are marked between two epochs.
         let overlap = if pace.journal || worker.peers() == 1 { 0 } else { OVERLAP };
         let few_bins = built.owners().iter().map(Vec::len).sum::<usize>() <= FEW_BINS;
@@ -136,7 +136,7 @@ impl WorkerLoop {
             overlap,
             marked: false,
             flights: VecDeque::new(),
-            meter,
+            gauges,
             measured: (Instant::now(), Duration::ZERO, None),
             scopes_told: Instant::now(),
             untaken: 0,
@@ -200,7 +200,7 @@ impl WorkerLoop {
         if !self.built.monitors.is_empty() && self.scopes_told.elapsed() >= SCOPES_EVERY {
             self.scopes_told = Instant::now();
             let scopes = self.built.monitors.stats();
-            self.meter.update(|stats, _| stats.scopes = scopes);
+            self.gauges.update(|stats, _| stats.scopes = scopes);
         }
         Ok(busy)
     }
@@ -278,7 +278,7 @@ impl WorkerLoop {
             let rows = cut.num_rows() as u64;
             let batch = cut.read().map_err(|error| self.refuse("input", error))?;
             self.flights.push_back(Flight { time: FlowTime::new(epoch, slice), sent: Instant::now(), rows });
-            self.meter.update(|stats, _| stats.rows += rows);
+            self.gauges.update(|stats, _| stats.rows += rows);
             self.built.input().send(FlowBlock::rows(batch));
             sent = true;
         }
@@ -338,7 +338,7 @@ impl WorkerLoop {
                 break;
             }
             let flight = self.flights.pop_front().expect("the front was just read");
-            self.meter.sample(SliceSample {
+            self.gauges.sample(SliceSample {
                 ended_ns: unix_ns(now),
                 latency_ns: now.duration_since(flight.sent).as_nanos() as u64,
                 rows: flight.rows,
@@ -359,7 +359,7 @@ impl WorkerLoop {
             if !self.pace.journal {
                 self.built.close(epoch);
             }
-            self.meter.update(|stats, _| stats.epochs += 1);
+            self.gauges.update(|stats, _| stats.epochs += 1);
             let (at, cost, _) = self.measured;
             if self.few_bins || at.elapsed() >= cost * MEASURE_SHARE {
                 self.measure();
@@ -393,7 +393,7 @@ impl WorkerLoop {
         }
         let owners = self.built.owners();
         let (late_rows, scopes) = (self.late_rows, self.built.monitors.stats());
-        self.meter.update(|stats, current| {
+        self.gauges.update(|stats, current| {
             (stats.bins, stats.keys, stats.state_bytes) = (bins, keys, bytes);
             stats.late_rows = late_rows;
             stats.scopes = scopes;

@@ -26,7 +26,7 @@ use crate::fork::Owner;
 
 /// How to stop the workers of a process from any thread.
 #[derive(Default)]
-pub(crate) struct Control {
+pub(crate) struct StopSignal {
     stopped: AtomicBool,
     reason: Mutex<String>,
     wakers: Mutex<Vec<Waker>>,
@@ -36,7 +36,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-impl Control {
+impl StopSignal {
     fn stop(&self, reason: &str) {
         let mut first = lock(&self.reason);
         if !self.stopped.load(Ordering::Acquire) {
@@ -68,7 +68,7 @@ pub(crate) struct DataflowSeats {
     processes: usize,
     endpoints: Mutex<Vec<Option<Endpoint>>>,
     guard: Mutex<Option<FabricGuard>>,
-    control: Arc<Control>,
+    signal: Arc<StopSignal>,
 }
 
 impl DataflowSeats {
@@ -79,7 +79,7 @@ impl DataflowSeats {
             processes,
             endpoints: Mutex::new(endpoints.into_iter().map(Some).collect()),
             guard: Mutex::new(guard),
-            control: Arc::default(),
+            signal: Arc::default(),
         }
     }
 }
@@ -112,14 +112,14 @@ impl DataflowSeats {
             let message = format!("seat {thread} of {} is taken or does not exist", self.layout.threads);
             errors::raise(Kind::Value, &message)
         })?;
-        Ok(DataflowWorker::new(endpoint, self.layout, self.control.clone(), main))
+        Ok(DataflowWorker::new(endpoint, self.layout, self.signal.clone(), main))
     }
 
     /// Stops all workers of the run, here and in the other processes: their next step raises. From any thread.
     fn stop(&self, py: Python<'_>, reason: &str) -> PyResult<()> {
         self.owner.check(py, "Seats")?;
         py.detach(|| {
-            self.control.stop(reason);
+            self.signal.stop(reason);
             if let Some(guard) = &*lock(&self.guard) {
                 let worker = self.layout.process * self.layout.threads;
                 guard.abort(Error::Aborted { worker, reason: reason.to_owned() });
@@ -161,13 +161,13 @@ pub(crate) struct Post {
     pub(crate) index: usize,
     /// It is on the thread that hears signals.
     pub(crate) main: bool,
-    control: Arc<Control>,
+    signal: Arc<StopSignal>,
 }
 
 impl Post {
     /// Ends a worker that was stopped from outside, or that has built other dataflows than one that has ended.
     pub(crate) fn watch(&self, worker: &mut Worker, home: &Home) -> Result<(), Error> {
-        self.control.obey(worker);
+        self.signal.obey(worker);
         if let Some(error) = home.site.disagreement(self.index) {
             worker.abort(error);
             worker.step()?;
@@ -186,12 +186,12 @@ pub(crate) struct DataflowWorker {
 }
 
 impl DataflowWorker {
-    fn new(endpoint: Endpoint, layout: Layout, control: Arc<Control>, main: bool) -> Self {
+    fn new(endpoint: Endpoint, layout: Layout, signal: Arc<StopSignal>, main: bool) -> Self {
         let (index, peers) = (endpoint.index(), endpoint.peers());
         let mut worker = Worker::new(endpoint);
-        lock(&control.wakers).push(worker.waker());
+        lock(&signal.wakers).push(worker.waker());
         let site = Site::open(&mut worker);
-        let post = Post { index, main, control };
+        let post = Post { index, main, signal };
         DataflowWorker { address: Home::open(worker, site), peers, layout, post }
     }
 
@@ -236,12 +236,12 @@ impl DataflowWorker {
         let idle = |worker: &Worker, home: &Home| worker.dataflows() > home.site.own() && !worker.has_work();
         let wait = |wait: Option<Duration>, last: bool| {
             self.address.away(|worker, home| {
-                let waits = idle(worker, home) && !self.post.control.is_stopped();
+                let waits = idle(worker, home) && !self.post.signal.is_stopped();
                 if waits {
                     worker.park(wait);
                     home.sweep();
                 }
-                let over = waits && idle(worker, home) && !self.post.control.is_stopped();
+                let over = waits && idle(worker, home) && !self.post.signal.is_stopped();
                 (last || !over).then(|| self.step_here(worker, home))
             })
         };

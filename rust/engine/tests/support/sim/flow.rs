@@ -9,7 +9,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 
 use penstock_bins::{
-    BinTable, BinsError, BoxError, Config, Control, Keyed, Migration, Routing, Shelf, Stats, Step, bin, stateful,
+    BinTable, BinsError, BoxError, Config, Control, Keyed, Migration, Moment, Routing, Shelf, Stats, bin, stateful,
 };
 use penstock_dataflow::{Endpoint, Error, InputHandle, Worker};
 use penstock_progress::{FlowTime, ProbeHandle};
@@ -105,15 +105,15 @@ impl Loop {
         };
         let made = Made::default();
         let making = Rc::clone(&made);
-        let logic = move |step: Step<'_, FlowTime, Block, Ledger, (), ()>| -> Result<(), BoxError> {
+        let logic = move |moment: Moment<'_, FlowTime, Block, Ledger, (), ()>| -> Result<(), BoxError> {
             let mut made = making.borrow_mut();
-            for block in step.blocks {
-                let outputs = made.entry(step.time.epoch).or_default();
+            for block in moment.blocks {
+                let outputs = made.entry(moment.time.epoch).or_default();
                 if !block.is_hashed() {
                     if !block.rows()[0].1.row.last {
                         continue;
                     }
-                    for (_, state) in step.bins.owned_mut() {
+                    for (_, state) in moment.bins.owned_mut() {
                         let held: Vec<(u64, Value)> = state.iter().map(|(key, value)| (*key, *value)).collect();
                         for (key, value) in held {
                             let tagged = block.rows()[0].1;
@@ -125,7 +125,7 @@ impl Loop {
                 }
                 for (hashed, key, tagged) in block.into_hashed_rows() {
                     let bin = bin(hashed, bits);
-                    let state = step.bins.get_mut(bin).ok_or(BinsError::Absent { bin })?;
+                    let state = moment.bins.get_mut(bin).ok_or(BinsError::Absent { bin })?;
                     outputs.push(state.entry(key).take(tagged));
                     if tagged.row.last {
                         state.remove(key);
