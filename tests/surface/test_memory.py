@@ -1,4 +1,4 @@
-"""Sizes, limits and local directories of resident processes, without Spark."""
+"""Limits and local directories of resident processes, without Spark."""
 
 from __future__ import annotations
 
@@ -9,23 +9,9 @@ import pytest
 
 from penstock.errors import ConfigError, StorageError, from_failure
 from penstock.spark._tasks import memory
-from penstock.spark._tasks.memory import Hints, limit_bytes, local_folders, parse_bytes, staging_bytes
+from penstock.spark._tasks.memory import Hints, limit_bytes, local_folders, staging_bytes
 
 MIB = 1 << 20
-
-
-@pytest.mark.parametrize(
-    ("text", "size"),
-    [(0, 0), ("0", 0), ("64", 64), ("1k", 1 << 10), ("2 MB", 2 * MIB), ("3g", 3 << 30), ("1TiB", 1 << 40), ("7b", 7)],
-)
-def test_sizes(text: Any, size: int) -> None:
-    assert parse_bytes(text, "x") == size
-
-
-@pytest.mark.parametrize("bad", ["", "m", "-1", "1.5g", "1x", -1, 2.5, None, True, b"1m"])
-def test_bad_sizes_are_named(bad: Any) -> None:
-    with pytest.raises(ConfigError, match=r"staging_memory=.* must be a number of bytes"):
-        parse_bytes(bad, "staging_memory")
 
 
 def test_hints_follow_sparks_settings() -> None:

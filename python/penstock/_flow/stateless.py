@@ -10,6 +10,7 @@ import pyarrow as pa
 from penstock._flow.base import Around, FlowBase, restore
 from penstock._flow.text import encode, function_name, one_of, to_text
 from penstock._schema import to_arrow
+from penstock._sizes import parse_bytes
 from penstock.errors import ConfigError, PlanError, SchemaError
 
 if TYPE_CHECKING:
@@ -347,8 +348,6 @@ def _count(name: str, value: Any, most: int) -> int | None:
 
 
 def _budget(memory: int | str) -> int:
-    from penstock.spark._tasks.memory import parse_bytes
-
     budget = parse_bytes(memory, "bounded memory")
     if not 1 <= budget < 1 << 63:
         raise ConfigError(f"bounded memory={memory!r} must be from 1 byte to less than 2**63")

@@ -22,6 +22,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
+from penstock._sizes import parse_bytes
 from penstock.errors import ConfigError, EngineError, ForkError
 from penstock.spark._engine import handles
 from penstock.spark._engine.batch_function import BatchFunction, Sink
@@ -36,7 +37,6 @@ from penstock.spark._engine.record import Recorder
 from penstock.spark._engine.residents import Residents
 from penstock.spark._engine.startup import Startup
 from penstock.spark._session.guard import require_classic, require_flow
-from penstock.spark._tasks.memory import parse_bytes
 from penstock.spark._tasks.place import Secret
 from penstock.spark._tasks.slots import capacity, held_slots, require_slots
 

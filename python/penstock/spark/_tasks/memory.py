@@ -1,6 +1,6 @@
 """How much memory a member may use for rows that wait, and where the rest goes.
 
-Owns: sizes as people write them, the limits that hold for a Python worker of an executor, the default of
+Owns: the limits that hold for a Python worker of an executor, the default of
 ``staging_memory`` as a share of them, and the local directories of the executor.
 
 Design: the least limit counts. A worker beside a JVM has what its container leaves: the overhead that Spark asks for
@@ -10,58 +10,21 @@ Design: the least limit counts. A worker beside a JVM has what its container lea
 from __future__ import annotations
 
 import os
-import re
 import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from penstock._sizes import parse_bytes
 from penstock.errors import ConfigError
 
-__all__ = ["Hints", "limit_bytes", "local_folders", "parse_bytes", "staging_bytes"]
+__all__ = ["Hints", "limit_bytes", "local_folders", "staging_bytes"]
 
-_UNITS = {"": 1, "b": 1, **{unit: 1 << 10 * power for power, unit in enumerate("kmgt", 1)}}
 _MIB = 1 << 20
 #: The default of ``staging_memory`` is this share of the limit, within bounds.
 _SHARE, _LEAST, _MOST = 8, 16 * _MIB, 1024 * _MIB
 #: What Spark adds to an executor's memory where nothing is said.
 _OVERHEAD_FACTOR, _OVERHEAD_LEAST = 0.1, 384 * _MIB
-
-
-def parse_bytes(value: object, label: str, bare: int = 1) -> int:
-    """Read a size.
-
-    Parameters
-    ----------
-    value : int or str
-        Bytes, or a number with a unit as Spark takes them: b, k, m, g or t, powers of 1024, with or without a b.
-    label : str
-        Names the option in messages.
-    bare : int, default 1
-        Bytes that a number without a unit stands for, in a str.
-
-    Raises
-    ------
-    ConfigError
-        For anything else, and below 0.
-
-    Examples
-    --------
-    >>> parse_bytes("256m", "staging_memory"), parse_bytes(1_000, "staging_memory")
-    (268435456, 1000)
-    >>> parse_bytes("half", "staging_memory")
-    Traceback (most recent call last):
-    ...
-    penstock.errors.ConfigError: staging_memory='half' must be a number of bytes, or a size such as "256m" or "2g"
-    """
-    if isinstance(value, int) and not isinstance(value, bool) and value >= 0:
-        return value
-    if isinstance(value, str):
-        found = re.fullmatch(r"(\d+)\s*([kmgt]?)i?(b?)", value.strip().lower())
-        if found is not None:
-            number, unit, byte = found.groups()
-            return int(number) * (bare if not unit and not byte else _UNITS[unit])
-    raise ConfigError(f'{label}={value!r} must be a number of bytes, or a size such as "256m" or "2g"')
 
 
 @dataclass(frozen=True)
