@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
@@ -10,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import penstock as pk
-from penstock._durations import format_duration, milliseconds, parse_duration
+from penstock._durations import format_duration, milliseconds, parse_duration, parse_timeout
 from penstock.errors import ConfigError
 
 
@@ -28,8 +29,11 @@ from penstock.errors import ConfigError
         ("1m30s", 90_000_000),
         (" 1 m 30 s ", 90_000_000),
         ("1.5s", 1_500_000),
+        ("10 seconds", 10_000_000),
+        ("1 hour 30 minutes", 5_400_000_000),
+        ("1 Minute", 60_000_000),
+        ("2w", 1_209_600_000_000),
         (timedelta(seconds=1, microseconds=7), 1_000_007),
-        (250, 250_000),
     ],
 )
 def test_reads(value: Any, us: int) -> None:
@@ -50,8 +54,10 @@ def test_reads(value: Any, us: int) -> None:
         ("-5s", "negative"),
         (timedelta(seconds=-1), "negative"),
         ("0s", "zero"),
-        (0, "zero"),
-        (1.5, "float"),
+        (0, 'no unit; write "0s", "0ms" or a timedelta'),
+        (5000, 'no unit; write "5000s", "5000ms" or a timedelta'),
+        (1.5, 'no unit; write "1.5s"'),
+        ("5M", "unknown unit 'M'"),
         (True, "bool"),
         (None, "NoneType"),
         ("999999999999d", "longer than"),
@@ -66,7 +72,60 @@ def test_refuses_with_the_name_and_the_value(value: Any, says: str) -> None:
 
 def test_zero_where_it_makes_sense() -> None:
     assert parse_duration("0s", allow_zero=True) == 0
-    assert parse_duration(0, allow_zero=True) == 0
+    assert parse_duration(timedelta(), allow_zero=True) == 0
+
+
+@pytest.mark.parametrize(
+    ("value", "seconds"),
+    [(None, None), (3, 3.0), (0.25, 0.25), ("250 ms", 0.25), ("1m30s", 90.0), (timedelta(minutes=2), 120.0)],
+)
+def test_timeouts_are_durations_or_seconds(value: Any, seconds: float | None) -> None:
+    assert parse_timeout(value) == seconds
+
+
+@pytest.mark.parametrize("value", [0, -1, float("nan"), float("inf"), True, b"1s", timedelta(), "0s"])
+def test_timeouts_are_refused_with_the_name_and_the_value(value: Any) -> None:
+    with pytest.raises(ConfigError, match=r"must be above 0 s: a number of seconds, text such as") as caught:
+        parse_timeout(value, "linger")
+    assert str(caught.value).startswith(f"linger={value!r}")
+
+
+def test_timeouts_have_bounds() -> None:
+    assert parse_timeout("0s", least_s=0.0) == parse_timeout(0, least_s=0.0) == 0.0
+    with pytest.raises(ConfigError, match=r"at least 0\.5 s and at most 60 s"):
+        parse_timeout("61s", least_s=0.5, most_s=60.0)
+    with pytest.raises(ConfigError, match="timeout '1' has no unit"):
+        parse_timeout("1")
+
+
+#: Where users say how long: each argument, as a call with it.
+DURATIONS: dict[str, Callable[[Any], Any]] = {
+    "lateness": lambda value: pk.Flow("k bigint, ts timestamp", event_time="ts", lateness=value),
+    "window size": pk.tumbling,
+    "window step (every)": lambda value: pk.sliding("1m", every=value),
+}
+TIMEOUTS: dict[str, Callable[[Any], Any]] = {
+    "timeout": lambda value: pk.ordered_map(abs, [], timeout=value),
+    "start_timeout": lambda value: pk.execute(lambda worker: None, workers=1, start_timeout=value),
+}
+
+
+@pytest.mark.parametrize("name", DURATIONS)
+def test_a_number_is_no_duration(name: str) -> None:
+    DURATIONS[name]("10 seconds")
+    DURATIONS[name](timedelta(seconds=10))
+    for number in (10, 10.0):
+        with pytest.raises(ConfigError, match="has no unit; write") as caught:
+            DURATIONS[name](number)
+        assert str(caught.value).startswith(f"{name} {number!r}")
+
+
+@pytest.mark.parametrize("name", TIMEOUTS)
+def test_a_number_is_a_timeout_in_seconds(name: str) -> None:
+    for value in (10, 10.0, "10 seconds", timedelta(seconds=10)):
+        TIMEOUTS[name](value)
+    with pytest.raises(ConfigError, match=f"{name}=-1 must be above 0 s"):
+        TIMEOUTS[name](-1)
 
 
 def test_milliseconds_refuses_a_remainder() -> None:
@@ -87,7 +146,7 @@ def test_windows() -> None:
         "size_us": 60_000_000,
         "every_us": 60_000_000,
     }
-    assert pk.sliding("1m", every=1_000).every_us == 1_000_000
+    assert pk.sliding("1m", every="1s").every_us == 1_000_000
     assert str(pk.sliding("90s", every="500ms")) == "sliding 90s every 500ms"
     assert str(pk.sliding("1s", every="2s")) == "sliding 1s every 2s"  # rows of every other second are in no window
     with pytest.raises(ConfigError, match="window size '0s' is zero"):

@@ -222,7 +222,9 @@ def test_windows_of_any_size_and_step_against_plain_python(
     table = pa.table(
         {name: pa.array([event[at] for event in events], pa.int64()) for at, name in enumerate(("k", "ts"))}
     )
-    windows = pk.Flow("k bigint, ts bigint", event_time="ts").key_by("k").window(pk.sliding(size, every=every))
+    windows = (
+        pk.Flow("k bigint, ts bigint", event_time="ts").key_by("k").window(pk.sliding(f"{size}ms", every=f"{every}ms"))
+    )
     late: list[pa.RecordBatch] = []
     got = rows(windows.agg(n=pk.count()).run(table, workers, batch_rows=batch_rows, late=late.append))
     assert got == sorted((*key, n) for key, n in wanted.items())

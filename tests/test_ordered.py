@@ -333,7 +333,7 @@ BAD: list[tuple[Callable[[], Any], str]] = [
     (lambda: pk.ordered_map(abs, [], chunk=1.5), "chunk must be"),
     (lambda: pk.ordered_map(abs, [], in_flight_bytes="1G"), "in_flight_bytes must be"),
     (lambda: pk.ordered_map(abs, [], mode="fork"), "mode must be one of"),
-    (lambda: pk.ordered_map(abs, [], timeout=0), "timeout must be"),
+    (lambda: pk.ordered_map(abs, [], timeout=0), "timeout=0 must be"),
     (lambda: pk.ordered_map(abs, [], timeout=1, mode="inline"), "timeout= needs"),
     (lambda: ordered.Pipeline([]), "at least one step"),
     (lambda: ordered.Pipeline([abs]), "step 0 of the pipeline"),

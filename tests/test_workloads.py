@@ -66,7 +66,7 @@ def test_expected_output(nexmark_data: Path, query: str, workers: int) -> None:
 @pytest.mark.parametrize("workers", [1, 2, 4])
 @pytest.mark.parametrize("query", WINDOWED)
 def test_expected_output_of_shuffled_input(nexmark_data: Path, query: str, workers: int) -> None:
-    flow = nexmark.flow(query, nexmark.load_params(nexmark_data), lateness=DISORDER_MS)
+    flow = nexmark.flow(query, nexmark.load_params(nexmark_data), lateness=f"{DISORDER_MS}ms")
     table = pq.read_table(nexmark_data / "bid.parquet", columns=flow.input_schema.names)
     late: list[pa.RecordBatch] = []
     disordered = shuffled(table, DISORDER_MS, seed=workers)
@@ -78,7 +78,7 @@ def test_expected_output_of_shuffled_input(nexmark_data: Path, query: str, worke
 @pytest.mark.parametrize("strategy", ["all-at-once", "batched", "fluid"])
 @pytest.mark.parametrize("query", WINDOWED)
 def test_expected_output_while_state_moves(nexmark_data: Path, query: str, strategy: str) -> None:
-    flow = nexmark.flow(query, nexmark.load_params(nexmark_data), lateness=DISORDER_MS)
+    flow = nexmark.flow(query, nexmark.load_params(nexmark_data), lateness=f"{DISORDER_MS}ms")
     table = pq.read_table(nexmark_data / "bid.parquet", columns=flow.input_schema.names)
     disordered = shuffled(table, DISORDER_MS, seed=7)
     with flow.start(workers=3, late=lambda batch: pytest.fail(f"{batch.num_rows} late rows")) as session:

@@ -5,6 +5,10 @@ Describe a computation once, as a `Flow`, and run it where the data is: in this 
 (`Flow.map_in_arrow`), or resident beside a Structured Streaming query
 (``penstock.Engine``). Below flows there are dataflows by hand: `execute` and `penstock.dataflow`.
 
+Durations of event time (windows, lateness) are text with a unit (``"10s"``, ``"5 minutes"``) or a ``timedelta``; a
+bare number is refused. Where an argument says how long to wait (``timeout``, ``start_timeout``, ``member_timeout``,
+``linger``), a number is seconds, as in the standard library; text and timedeltas are taken, too.
+
 Importing this package starts no thread, socket or process and does not import pyspark.
 
 Examples

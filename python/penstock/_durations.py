@@ -1,38 +1,60 @@
 """Durations as people write them.
 
-Owns: the one reading of ``"60s"``, ``timedelta(seconds=60)`` and ``60_000`` that every
-argument of the package shares. Inside penstock a duration is a whole number of
-microseconds, because that is the unit of Spark's timestamps and of event time in the
-native part.
+Owns: the one reading of ``"60s"``, ``"10 minutes"`` and ``timedelta(seconds=60)`` that every argument of the package
+shares. There are two kinds of arguments:
+
+- *Durations* of event time and state (windows, lateness): text with a unit, or a timedelta. A bare number is
+  refused, for nobody can see its unit. Inside penstock they are whole microseconds, the unit of Spark's timestamps
+  and of event time in the native part.
+- *Timeouts*, how long somebody waits (``timeout``, ``start_timeout``, ``member_timeout``, ``linger``): the same, and
+  a number is seconds, as everywhere in Python's standard library. Inside they are float seconds.
 
 Non-goals: calendar units. A month has no fixed length, so ``"1mo"`` is refused.
 """
 
 from __future__ import annotations
 
+import math
 import re
 from datetime import timedelta
 from decimal import Decimal
+from typing import overload
 
 from penstock.errors import ConfigError
 
-__all__ = ["Duration", "format_duration", "milliseconds", "parse_duration"]
+__all__ = ["Duration", "Timeout", "format_duration", "milliseconds", "parse_duration", "parse_timeout"]
 
-#: What every duration argument accepts: text with units, a timedelta, or whole milliseconds.
-Duration = str | int | timedelta
+#: What every duration argument accepts: text with units, or a timedelta.
+Duration = str | timedelta
 
+#: What every timeout accepts: a duration, or a number of seconds.
+Timeout = float | str | timedelta
+
+_WORDS_US = {
+    "microsecond": 1,
+    "millisecond": 1_000,
+    "second": 1_000_000,
+    "minute": 60_000_000,
+    "hour": 3_600_000_000,
+    "day": 86_400_000_000,
+    "week": 604_800_000_000,
+}
 _UNITS_US = {
     "us": 1,
     "µs": 1,
     "ms": 1_000,
     "s": 1_000_000,
+    "sec": 1_000_000,
     "m": 60_000_000,
     "min": 60_000_000,
     "h": 3_600_000_000,
     "d": 86_400_000_000,
+    "w": 604_800_000_000,
+    **_WORDS_US,
+    **{f"{word}s": us for word, us in _WORDS_US.items()},
 }
 _PART = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-zµ]+)")
-_EXAMPLES = 'write "60s", "500ms", "1m30s", "2h", a timedelta, or whole milliseconds such as 60_000'
+_EXAMPLES = 'write "60s", "500ms", "1m30s", "2 hours" or a timedelta'
 _LARGEST_US = 2**62
 
 
@@ -41,10 +63,9 @@ def parse_duration(value: Duration, name: str = "duration", *, allow_zero: bool 
 
     Parameters
     ----------
-    value : str, int or datetime.timedelta
-        Text made of numbers with units (``us``, ``ms``, ``s``, ``m`` or ``min``, ``h``,
-        ``d``), which may be joined (``"1m30s"``); a timedelta; or an int, read as
-        **milliseconds**.
+    value : str or datetime.timedelta
+        Text made of numbers with units (``us``, ``ms``, ``s``, ``m`` or ``min``, ``h``, ``d``, ``w``, or the English
+        words that Spark takes, such as ``minutes``), which may be joined (``"1m30s"``); or a timedelta.
     name : str, default "duration"
         What the caller calls the value; error messages begin with it.
     allow_zero : bool, default False
@@ -65,11 +86,15 @@ def parse_duration(value: Duration, name: str = "duration", *, allow_zero: bool 
     --------
     >>> parse_duration("60s")
     60000000
-    >>> parse_duration("1m30s") == parse_duration(90_000)
+    >>> parse_duration("1m30s") == parse_duration("1 minute 30 seconds")
     True
     >>> from datetime import timedelta
     >>> parse_duration(timedelta(milliseconds=500))
     500000
+    >>> parse_duration(60, "window size")
+    Traceback (most recent call last):
+    ...
+    penstock.errors.ConfigError: window size 60 has no unit; write "60s", "60ms" or a timedelta
     """
     us = _read(value, name)
     if us < 0:
@@ -79,6 +104,61 @@ def parse_duration(value: Duration, name: str = "duration", *, allow_zero: bool 
     if us > _LARGEST_US:
         raise ConfigError(f"{name} {value!r} is longer than event time can hold")
     return us
+
+
+@overload
+def parse_timeout(value: Timeout, name: str = ..., *, least_s: float | None = ..., most_s: float = ...) -> float: ...
+@overload
+def parse_timeout(
+    value: Timeout | None, name: str = ..., *, least_s: float | None = ..., most_s: float = ...
+) -> float | None: ...
+def parse_timeout(
+    value: Timeout | None, name: str = "timeout", *, least_s: float | None = None, most_s: float = math.inf
+) -> float | None:
+    """Read how long to wait and return seconds.
+
+    Parameters
+    ----------
+    value : float, str, datetime.timedelta or None
+        A number of seconds, or what `parse_duration` takes; None, where the caller has it, is None.
+    name : str, default "timeout"
+        What the argument is called; error messages begin with it.
+    least_s, most_s : float, optional
+        Bounds, included; without `least_s` it has to be above 0.
+
+    Returns
+    -------
+    float or None
+        Seconds, finite.
+
+    Raises
+    ------
+    ConfigError
+        When the value is none of these, or out of bounds.
+
+    Examples
+    --------
+    >>> parse_timeout(1.5), parse_timeout("500ms"), parse_timeout(None)
+    (1.5, 0.5, None)
+    >>> parse_timeout(-1, "linger", least_s=0.0)
+    Traceback (most recent call last):
+    ...
+    penstock.errors.ConfigError: linger=-1 must be at least 0 s: a number of seconds, text such as "30s", or a timedelta
+    """
+    if value is None:
+        return None
+    if isinstance(value, (int, float)) and not isinstance(value, bool):
+        seconds = float(value)
+    elif isinstance(value, (str, timedelta)):
+        seconds = _read(value, name) / 1e6
+    else:
+        seconds = math.nan
+    if math.isfinite(seconds) and (seconds > 0 if least_s is None else seconds >= least_s) and seconds <= most_s:
+        return seconds
+    bounds = "above 0 s" if least_s is None else f"at least {least_s:g} s"
+    if most_s != math.inf:
+        bounds += f" and at most {most_s:g} s"
+    raise ConfigError(f'{name}={value!r} must be {bounds}: a number of seconds, text such as "30s", or a timedelta')
 
 
 def milliseconds(us: int, name: str = "duration") -> int:
@@ -143,10 +223,10 @@ def format_duration(us: int) -> str:
 def _read(value: Duration, name: str) -> int:
     if isinstance(value, timedelta):
         return (value.days * 86_400 + value.seconds) * 1_000_000 + value.microseconds
-    if isinstance(value, bool) or not isinstance(value, (int, str)):
+    if isinstance(value, (int, float)) and not isinstance(value, bool):
+        raise ConfigError(f'{name} {value!r} has no unit; write "{value!r}s", "{value!r}ms" or a timedelta')
+    if not isinstance(value, str):
         raise ConfigError(f"{name} {value!r} is a {type(value).__name__}; {_EXAMPLES}")
-    if isinstance(value, int):
-        return value * 1_000
     text = value.strip()
     negative = text.startswith("-")
     total = Decimal(0)
@@ -160,10 +240,14 @@ def _read(value: Duration, name: str) -> int:
                 raise ConfigError(f"{name} {value!r} has no unit; {_EXAMPLES}")
             raise ConfigError(f"{name} {value!r} is not a duration; {_EXAMPLES}")
         unit = part.group(2)
-        if unit not in _UNITS_US:
-            known = ", ".join(u for u in _UNITS_US if u != "µs")
-            raise ConfigError(f"{name} {value!r} has the unknown unit {unit!r}; the units are {known}")
-        total += Decimal(part.group(1)) * _UNITS_US[unit]
+        # Spark reads its words in any case; "M" alone would be a month elsewhere.
+        known_us = _UNITS_US.get(unit) or _UNITS_US.get(unit.lower() if len(unit) > 1 else unit)
+        if known_us is None:
+            raise ConfigError(
+                f"{name} {value!r} has the unknown unit {unit!r}; the units are us, ms, s, m or min, h, d, w and their"
+                " English words (a month has no fixed length)"
+            )
+        total += Decimal(part.group(1)) * known_us
         position = part.end()
     if total != total.to_integral_value():
         raise ConfigError(f"{name} {value!r} is not a whole number of microseconds")

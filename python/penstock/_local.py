@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
+from penstock._durations import Timeout, parse_timeout
 from penstock._pump import LateRows, LocalResults, Pump
 from penstock._schema import conform
 from penstock.errors import ConfigError, EngineError, SchemaError
@@ -98,12 +99,12 @@ class Migration:
         self.bins = bins
         self._report: dict[str, Any] | None = None
 
-    def wait(self, timeout: float | None = None) -> dict[str, Any]:
+    def wait(self, timeout: Timeout | None = None) -> dict[str, Any]:
         """Wait until every bin is at its new worker.
 
         Parameters
         ----------
-        timeout : float, optional
+        timeout : float, str or datetime.timedelta, optional
             Seconds; default without limit.
 
         Returns
@@ -120,9 +121,9 @@ class Migration:
             When the workers have ended.
         """
         if self._report is None:
-            report = self._session._native.wait_migration(self._handle, timeout)
+            report = self._session._native.wait_migration(self._handle, parse_timeout(timeout, least_s=0.0))
             if report is None:
-                raise TimeoutError(f"the migration of {self.bins} bins is not complete after {timeout} s")
+                raise TimeoutError(f"the migration of {self.bins} bins is not complete after {timeout!r}")
             self._report = json.loads(report) if isinstance(report, (str, bytes)) else dict(report)
         return self._report
 

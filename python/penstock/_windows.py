@@ -55,8 +55,8 @@ def tumbling(size: Duration) -> Window:
 
     Parameters
     ----------
-    size : str, int or datetime.timedelta
-        Length, such as ``"60s"``; an int is milliseconds.
+    size : str or datetime.timedelta
+        Length, such as ``"60s"``.
 
     Returns
     -------
@@ -82,9 +82,9 @@ def sliding(size: Duration, every: Duration) -> Window:
 
     Parameters
     ----------
-    size : str, int or datetime.timedelta
-        Length of each window; an int is milliseconds.
-    every : str, int or datetime.timedelta
+    size : str or datetime.timedelta
+        Length of each window.
+    every : str or datetime.timedelta
         Distance between two starts. A row belongs to ``size / every`` windows (rounded
         up), which is what each row costs. Longer than `size`, it leaves gaps: rows in them
         are in no window.

@@ -263,7 +263,7 @@ def test_bad_arguments_are_refused_at_the_call() -> None:
         ({"in_flight": True}, "in_flight must be a number of items from 1 to 1099511627776, got True"),
         ({"chunk": 1.5}, "chunk must be a number of items from 1 to 16777216, got 1.5"),
         ({"mode": "fast"}, "mode must be one of auto, inline, threads, processes, got 'fast'"),
-        ({"timeout": -1}, "timeout must be a number of seconds above 0, got -1"),
+        ({"timeout": -1}, "timeout=-1 must be above 0 s"),
         ({"timeout": 1, "mode": "inline"}, "timeout= needs mode"),
     ]:
         with pytest.raises(ConfigError) as caught:

@@ -146,7 +146,7 @@ def batch_of(rows: list[Row]) -> pa.RecordBatch:
 
 
 def flow_of(conf: str) -> pk.Flow:
-    flow = pk.Flow(SCHEMA, event_time="ts", lateness=LATENESS_MS).key_by("k")
+    flow = pk.Flow(SCHEMA, event_time="ts", lateness=f"{LATENESS_MS}ms").key_by("k")
     return flow.apply_in_pandas_with_state(program, OUTPUT, STATE, "update", conf)
 
 
@@ -298,7 +298,7 @@ def test_spark_s_rules() -> None:
     with pytest.raises(RuntimeError, match="withWatermark"):
         state_of(watermark=None).getCurrentWatermarkMs()
     timed = state_of("ProcessingTimeTimeout")
-    for bad in (0, -1, "", "0 seconds", "1 month", "five", "1.5 h"):
+    for bad in (0, -1, "", "0 seconds", "1 month", "five", "1.5 ms"):
         with pytest.raises(ValueError, match="setTimeoutDuration"):
             timed.setTimeoutDuration(bad)
     timed.setTimeoutDuration("1 minute 30 seconds")

@@ -27,7 +27,7 @@ class Flow(KeyedSteps, StatelessSteps, Running):
     event_time : str, optional
         Column that says when a row happened: a timestamp of any unit, or a bigint that
         counts milliseconds since 1970. Needed by `window`.
-    lateness : str, int or datetime.timedelta, default "0s"
+    lateness : str or datetime.timedelta, default "0s"
         How far behind the greatest event time a row of an input that does not end may still
         come, in whole milliseconds. The watermark is the greatest event time of all epochs so
         far minus this. A row whose windows have all closed is late: it goes to the late

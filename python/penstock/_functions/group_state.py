@@ -12,13 +12,13 @@ from __future__ import annotations
 
 import datetime
 import decimal
-import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final
 
 import pyarrow as pa
 
+from penstock._durations import milliseconds, parse_duration
 from penstock._functions.state import copy_state
 from penstock.errors import ConfigError
 
@@ -31,23 +31,6 @@ PROCESSING_TIME: Final = "ProcessingTimeTimeout"
 EVENT_TIME: Final = "EventTimeTimeout"
 #: Values of `timeoutConf`.
 TIMEOUTS: Final = (NO_TIMEOUT, PROCESSING_TIME, EVENT_TIME)
-
-_UNITS_MS: Final = {
-    "millisecond": 1,
-    "ms": 1,
-    "second": 1_000,
-    "sec": 1_000,
-    "s": 1_000,
-    "minute": 60_000,
-    "min": 60_000,
-    "m": 60_000,
-    "hour": 3_600_000,
-    "h": 3_600_000,
-    "day": 86_400_000,
-    "d": 86_400_000,
-    "week": 604_800_000,
-}
-_PART: Final = re.compile(r"(\d+)\s*([A-Za-z]+)(?=\s|\d|$)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -344,21 +327,9 @@ def _check_of(field: pa.Field) -> Callable[[Any], Any]:
 
 
 def _duration_ms(text: str) -> int:
-    """Read ``"10 seconds"``, ``"1 hour 30 minutes"`` or ``"90s"``."""
-    rest, total = text.strip(), 0
-    rest = rest.removeprefix("interval ").strip()
-    if not rest:
-        raise ValueError(f"setTimeoutDuration({text!r}) is no duration")
-    while rest:
-        part = _PART.match(rest)
-        word = part[2].lower() if part else ""
-        unit = _UNITS_MS.get(word) or _UNITS_MS.get(word.removesuffix("s"))
-        if part is None or unit is None:
-            known = "milliseconds, seconds, minutes, hours, days or weeks"
-            raise ValueError(f"setTimeoutDuration({text!r}): write whole numbers of {known}; a month has no length")
-        total += int(part[1]) * unit
-        rest = rest[part.end() :].strip()
-    return total
+    """Read ``"10 seconds"`` or, as Spark has it, too, ``"interval 1 hour 30 minutes"``."""
+    name = "setTimeoutDuration"
+    return milliseconds(parse_duration(text.strip().removeprefix("interval "), name, allow_zero=True), name)
 
 
 def require_timeout(timeout: str) -> None:

@@ -7,6 +7,7 @@ from operator import itemgetter
 from types import TracebackType
 from typing import TYPE_CHECKING, Generic, TypeVar
 
+from penstock._durations import Timeout, parse_timeout
 from penstock._resume import Given
 from penstock.errors import ThreadError
 
@@ -44,12 +45,12 @@ class Barrier:
     def __init__(self, native: _native.DataflowBarrier) -> None:
         self._native = native
 
-    def wait(self, timeout: float | None = None) -> int:
+    def wait(self, timeout: Timeout | None = None) -> int:
         """Arrive, and wait until all other workers have arrived.
 
         Parameters
         ----------
-        timeout : float, optional
+        timeout : float, str or datetime.timedelta, optional
             Seconds; default without limit.
 
         Returns
@@ -83,7 +84,7 @@ class Barrier:
         round 1
         [1, 1]
         """
-        return self._native.wait(timeout)
+        return self._native.wait(parse_timeout(timeout, least_s=0.0))
 
     def advance(self) -> int:
         """Arrive without waiting, and return the round arrived for.
@@ -214,12 +215,12 @@ class Sequencer(Generic[X]):
         found = self._native.next()
         return default if found is None else found[0]
 
-    def wait_next(self, timeout: float | None = None) -> X:
+    def wait_next(self, timeout: Timeout | None = None) -> X:
         """Step until there is a next element, and return it.
 
         Parameters
         ----------
-        timeout : float, optional
+        timeout : float, str or datetime.timedelta, optional
             Seconds; default without limit.
 
         Raises
@@ -235,7 +236,7 @@ class Sequencer(Generic[X]):
         --------
         See `push`.
         """
-        found = self._native.wait_next(timeout)
+        found = self._native.wait_next(parse_timeout(timeout, least_s=0.0))
         if found is None:
             raise EOFError("all workers have closed this sequencer and everything is read")
         element: X = found[0]

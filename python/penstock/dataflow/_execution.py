@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from penstock import _cpus
+from penstock._durations import Timeout, parse_timeout
 from penstock.dataflow._worker import Worker
 from penstock.errors import ConfigError, PenstockError, ProgramError, WorkerLost, WorkerStopped
 
@@ -70,7 +71,7 @@ class Failure:
 
 
 def execute(
-    program: Callable[[Worker], R], workers: int | None = None, processes: int = 1, *, start_timeout: float = 60.0
+    program: Callable[[Worker], R], workers: int | None = None, processes: int = 1, *, start_timeout: Timeout = 60.0
 ) -> list[R]:
     """Run a program on every worker and return what each returned.
 
@@ -88,7 +89,7 @@ def execute(
     processes : int, default 1
         1: threads of this process. More: that many new Python processes with `workers` threads each, connected over
         loopback sockets that only they can use. They end with this call, however it ends.
-    start_timeout : float, default 60
+    start_timeout : float, str or datetime.timedelta, default 60
         Seconds until all processes must have started and connected.
 
     Returns
@@ -125,11 +126,12 @@ def execute(
     if not callable(program):
         raise ConfigError(f"the program must be a function of a worker, got {type(program).__name__}")
     processes = _count("processes", processes)
+    seconds = parse_timeout(start_timeout, "start_timeout")
     workers = default_workers(processes) if workers is None else _count("workers", workers)
     if processes > 1:
         from penstock.dataflow._processes import run_processes
 
-        return run_processes(program, workers, processes, start_timeout)
+        return run_processes(program, workers, processes, seconds)
     from penstock._mesh import alone
 
     with alone(workers) as seats:

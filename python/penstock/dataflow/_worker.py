@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+from penstock._durations import Timeout, parse_timeout
 from penstock.dataflow._coordination import Barrier, Sequencer
 from penstock.dataflow._scope import Scope
 from penstock.errors import DataflowError
@@ -145,12 +146,12 @@ class Worker:
         """
         return self._native.step()
 
-    def step_or_park(self, timeout: float | None = None) -> bool:
+    def step_or_park(self, timeout: Timeout | None = None) -> bool:
         """Wait without using CPU until there is something to do, then step. True while a dataflow is unfinished.
 
         Parameters
         ----------
-        timeout : float, optional
+        timeout : float, str or datetime.timedelta, optional
             Seconds to wait at most; default without limit.
 
         Raises
@@ -174,7 +175,7 @@ class Worker:
         >>> pk.execute(program, workers=2)
         [True, True]
         """
-        return self._native.step_or_park(timeout)
+        return self._native.step_or_park(parse_timeout(timeout, least_s=0.0))
 
     def step_while(self, condition: Callable[[], Any]) -> None:
         """Step, parking when idle, as long as a condition holds. The usual one is that a probe has not passed a time.

@@ -387,7 +387,7 @@ def _plan(seconds: float) -> list[_Step]:
 
 def _queries() -> tuple[_Query, _Query]:
     bids = pk.Flow(SCHEMA, event_time="date_time", lateness="1s").key_by("auction")
-    window = pk.sliding(SIZE_MS, every=EVERY_MS)
+    window = pk.sliding(f"{SIZE_MS}ms", every=f"{EVERY_MS}ms")
     hot = bids.window(window).agg(num=pk.count()).top(1, by="num", per="window")
     per_bidder = pk.Flow(SCHEMA).key_by("bidder")
     bidders = per_bidder.agg(bids=pk.count(), spent=pk.sum("price"), highest=pk.max("price"), lowest=pk.min("price"))

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from penstock import _cpus
+from penstock._durations import Timeout, parse_timeout
 from penstock.errors import ConfigError
 from penstock.ordered._driver import Driver, Options
 from penstock.ordered._iterator import OrderedIterator
@@ -54,7 +54,7 @@ def check_options(
     in_flight_bytes: int | None,
     mode: str,
     chunk: int | None,
-    timeout: float | None,
+    timeout: Timeout | None,
     scheduler: str = "adaptive",
     queue: str = "hybrid",
     reads: str = "aside",
@@ -74,16 +74,14 @@ def check_options(
     size = None if chunk is None else _number(chunk, "chunk", "a number of items", 1 << 24)
     _one_of(mode, "mode", MODES)
     _one_of(reads, "reads", READS)
-    if timeout is not None:
-        if isinstance(timeout, bool) or not isinstance(timeout, (int, float)) or not 0 < timeout < math.inf:
-            raise ConfigError(f"timeout must be a number of seconds above 0, got {timeout!r}")
+    seconds = parse_timeout(timeout)
+    if seconds is not None:
         if mode == "inline":
             raise ConfigError(
                 "timeout= needs mode 'processes', 'threads' or 'auto': inline the function cannot be left"
             )
-        timeout = float(timeout)
         size = size or 1  # the error is to name the item
-    return Options(count, ahead, most, mode, size, timeout, scheduler, queue, reads)
+    return Options(count, ahead, most, mode, size, seconds, scheduler, queue, reads)
 
 
 def ordered_map(
@@ -95,7 +93,7 @@ def ordered_map(
     in_flight_bytes: int | None = None,
     mode: str = "auto",
     chunk: int | None = None,
-    timeout: float | None = None,
+    timeout: Timeout | None = None,
     reads: str = "aside",
 ) -> OrderedIterator:
     """``map(f, xs)`` with several workers: the same results in the same order, as an iterator.
@@ -118,7 +116,7 @@ def ordered_map(
         `f` releases the interpreter lock or waits, else in worker processes.
     chunk : int, optional
         Items per hand-over; default as many as make a few milliseconds of work, one for dear items.
-    timeout : float, optional
+    timeout : float, str or datetime.timedelta, optional
         Seconds for one item (for one chunk, where `chunk` is given). Makes "auto" use processes, which can be ended.
     reads : {"aside", "here"}
         In which thread `xs` is read. "aside" is one of its own, so that finished results come out while `xs` is silent
@@ -246,7 +244,7 @@ class Pipeline:
         in_flight_bytes: int | None = None,
         mode: str = "auto",
         chunk: int | None = None,
-        timeout: float | None = None,
+        timeout: Timeout | None = None,
         reads: str = "aside",
     ) -> OrderedIterator:
         """Run over an input; parameters as for `penstock.ordered_map`.

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import itertools
 import logging
-import math
 import os
 import threading
 import time
@@ -22,6 +21,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
+from penstock._durations import Timeout, parse_timeout
 from penstock._sizes import parse_bytes
 from penstock.errors import ConfigError, EngineError, ForkError
 from penstock.spark._engine import handles
@@ -68,7 +68,7 @@ class Engine:
         The state is cut into ``2 ** bits`` bins, at most 20.
     name : str, optional
         For job descriptions, threads and messages.
-    start_timeout : float, default 300.0
+    start_timeout : float, str or datetime.timedelta, default 300.0
         Seconds to wait for task slots that the cluster may still offer.
     registry_port : int, default 0
         Port at the driver that members dial; 0 takes any.
@@ -84,11 +84,11 @@ class Engine:
         and half of the machine's memory; from 16 MiB to 1 GiB.
     staging_folders : sequence of str, optional
         Directories for these files on every executor, used in turn; default the executor's local directories.
-    member_timeout : float, default 60.0
+    member_timeout : float, str or datetime.timedelta, default 60.0
         Seconds after which a resident process that is connected but silent (stopped, hung, on a host that
         vanished) counts as lost; at least 0.5. One that dies is noticed at once. Feeds and reads of results wait no
         longer for it.
-    linger : float, default 300.0
+    linger : float, str or datetime.timedelta, default 300.0
         Seconds for which a query that has ended and cannot come back is kept for `finish`; see `drop`.
 
     Raises
@@ -121,14 +121,14 @@ class Engine:
         threads: int = 1,
         bits: int = 8,
         name: str | None = None,
-        start_timeout: float = 300.0,
+        start_timeout: Timeout = 300.0,
         registry_port: int = 0,
         window: int = 8,
         slice_rows: int = 16_384,
         staging_memory: int | str | None = None,
         staging_folders: Sequence[str] | None = None,
-        member_timeout: float = 60.0,
-        linger: float = 300.0,
+        member_timeout: Timeout = 60.0,
+        linger: Timeout = 300.0,
     ) -> None:
         require_classic(spark, "penstock.Engine")
         for label, value, least, most in (
@@ -141,28 +141,22 @@ class Engine:
         ):
             if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
                 raise ConfigError(f"{label}={value!r} must be an int from {least} to {most}")
-        if not isinstance(start_timeout, (int, float)) or isinstance(start_timeout, bool) or start_timeout <= 0:
-            raise ConfigError(f"start_timeout={start_timeout!r} must be a number of seconds above 0")
-        silence = member_timeout if isinstance(member_timeout, (int, float)) and member_timeout is not True else 0.0
-        if not 0.5 <= silence <= 86_400:
-            raise ConfigError(f"member_timeout={member_timeout!r} must be a number of seconds from 0.5 to 86400")
-        if not isinstance(linger, (int, float)) or isinstance(linger, bool) or not 0 <= linger < math.inf:
-            raise ConfigError(f"linger={linger!r} must be a number of seconds from 0")
+        self._start_timeout = parse_timeout(start_timeout, "start_timeout")
+        self._silence = parse_timeout(member_timeout, "member_timeout", least_s=0.5, most_s=86_400.0)
+        keep_s = parse_timeout(linger, "linger", least_s=0.0)
         self.name = name if name is not None else f"engine-{next(_NUMBERS)}"
         self.workers = workers
         self.threads = threads
         self.bits = bits
         self._spark = spark
-        self._start_timeout = float(start_timeout)
         self._port = registry_port
         self._window = window
         self._slice_rows = slice_rows
         self._staging_memory = None if staging_memory is None else parse_bytes(staging_memory, "staging_memory")
         self._staging_folders = _folders(staging_folders)
-        self._silence = float(silence)
         self._lock = threading.RLock()
         self._queries = Queries(self.name)
-        self._ended = Ended(spark, self.name, float(linger), self._gone)
+        self._ended = Ended(spark, self.name, keep_s, self._gone)
         self._state = "new"
         self._process = os.getpid()
         self._generations = itertools.count(1)

@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
+from penstock._durations import Timeout, parse_timeout
 from penstock._functions.calls import user_error
 from penstock._schema import conform, spark_types, to_arrow, to_ddl
 from penstock.errors import ConfigError, PenstockError, SchemaError, UserFunctionError, WorkerLost, WorkerStopped
@@ -50,7 +51,7 @@ _WHAT = "the program of the gang"
 Program = Callable[["Worker", pa.RecordBatchReader], Any]
 
 
-def gang(df: DataFrame, program: Program, tasks: int, schema: Any, *, timeout: float = 60.0) -> DataFrame:
+def gang(df: DataFrame, program: Program, tasks: int, schema: Any, *, timeout: Timeout = 60.0) -> DataFrame:
     """Run a program on Spark tasks that work together.
 
     The DataFrame is spread evenly over `tasks` tasks, which all run at the same time (a barrier stage). Each is one
@@ -69,7 +70,7 @@ def gang(df: DataFrame, program: Program, tasks: int, schema: Any, *, timeout: f
         How many tasks; each needs a slot of the cluster.
     schema : str, StructType or pyarrow.Schema
         Columns of the result.
-    timeout : float, default 60
+    timeout : float, str or datetime.timedelta, default 60
         Seconds that the tasks have for connecting, once all of them run.
 
     Returns
@@ -124,8 +125,7 @@ def gang(df: DataFrame, program: Program, tasks: int, schema: Any, *, timeout: f
         )
     if isinstance(tasks, bool) or not isinstance(tasks, int) or tasks < 1:
         raise ConfigError(f"tasks={tasks!r} must be an int of at least 1")
-    if isinstance(timeout, bool) or not isinstance(timeout, (int, float)) or not 0 < timeout < float("inf"):
-        raise ConfigError(f"timeout={timeout!r} must be a number of seconds above 0")
+    seconds = parse_timeout(timeout)
     if df.isStreaming:
         raise ConfigError(
             "gang takes a batch DataFrame, this one is streaming; inside foreachBatch each batch is one that it takes"
@@ -136,7 +136,7 @@ def gang(df: DataFrame, program: Program, tasks: int, schema: Any, *, timeout: f
     sc = df.sparkSession.sparkContext
     require_gang(capacity(sc), tasks, held_slots(sc))
     pickled = functions.dump(program, _WHAT)
-    task = GangTask(pickled, tasks, takes, output, Secret.random(), uuid.uuid4().hex, float(timeout))
+    task = GangTask(pickled, tasks, takes, output, Secret.random(), uuid.uuid4().hex, seconds)
     spread = by_place(df).repartition(tasks)
     return spread.mapInArrow(task, to_ddl(output), barrier=True).repartition(tasks)
 

@@ -20,6 +20,7 @@ from typing import Any
 import pyarrow as pa
 
 from penstock import _cpus
+from penstock._durations import Timeout
 from penstock._functions.calls import user_error
 from penstock._functions.short import short
 from penstock._schema import conform, spark_types, to_arrow, to_ddl
@@ -41,7 +42,7 @@ def ordered(
     in_flight: int | None = None,
     mode: str = "auto",
     chunk: int | None = None,
-    timeout: float | None = None,
+    timeout: Timeout | None = None,
 ) -> OrderedFunction:
     """Return a function for ``DataFrame.mapInArrow`` that runs `f` on the CPUs of the task and keeps the order.
 
@@ -63,7 +64,7 @@ def ordered(
         Where `f` runs; by default as measured while running.
     chunk : int, optional
         Items that a worker takes at once; measured by default.
-    timeout : float, optional
+    timeout : float, str or datetime.timedelta, optional
         Seconds for one item; beyond it the task fails and names the item.
 
     Returns
@@ -105,7 +106,7 @@ def ordered_partitions(
     in_flight: int | None = None,
     mode: str = "auto",
     chunk: int | None = None,
-    timeout: float | None = None,
+    timeout: Timeout | None = None,
 ) -> OrderedPartitions:
     """Return a function for ``RDD.mapPartitions`` that runs `f` on the CPUs of the task and keeps the order.
 
@@ -152,7 +153,7 @@ class _Run:
         in_flight: int | None,
         mode: str,
         chunk: int | None,
-        timeout: float | None,
+        timeout: Timeout | None,
     ) -> _Run:
         if not _is_pipeline(f) and not callable(f):
             raise ConfigError(f"{what} needs a function or a penstock.Pipeline, not a {type(f).__name__}")

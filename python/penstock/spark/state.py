@@ -11,6 +11,7 @@ pass come with the batch before them (event time) or wait for the next batch wit
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 from penstock._durations import Duration
@@ -61,7 +62,7 @@ def apply_in_pandas_with_state(
         As for Spark: ``func(key, frames, state)`` yields pandas DataFrames.
     event_time : str, optional
         The column that the watermark follows; default the one of ``df.withWatermark``.
-    lateness : str, int or datetime.timedelta, optional
+    lateness : str or datetime.timedelta, optional
         How far the watermark stays behind; default that of ``df.withWatermark``.
     timezone : str, optional
         Zone in whose local time frames show timestamps; default ``spark.sql.session.timeZone``.
@@ -114,7 +115,7 @@ def apply_in_pandas_with_state(
         raise ConfigError(f"{what} key={key!r}: name columns by their names")
     event_time, delay = _watermark(df, event_time)
     if lateness is None:
-        lateness = delay
+        lateness = delay if delay is not None else "0s"
     streaming = bool(df.isStreaming)
     if timeoutConf == EVENT_TIME and event_time is None and streaming:
         raise ConfigError(
@@ -122,7 +123,7 @@ def apply_in_pandas_with_state(
             " event_time= and lateness="
         )
     zone = timezone or str(df.sparkSession.conf.get("spark.sql.session.timeZone") or "UTC")
-    flow = Flow(to_arrow(df.schema, "the DataFrame"), event_time=event_time, lateness=lateness or 0)
+    flow = Flow(to_arrow(df.schema, "the DataFrame"), event_time=event_time, lateness=lateness)
     flow = flow.key_by(*keys)._group_state(
         func, outputStructType, stateStructType, outputMode, timeoutConf, zone, None, streaming=streaming
     )
@@ -202,9 +203,13 @@ class StatefulStream:
         return f"StatefulStream({self.flow!r})"
 
 
-def _watermark(df: DataFrame, event_time: str | None) -> tuple[str | None, int | None]:
-    """The column that the watermark follows and its delay in milliseconds, as ``withWatermark`` has left them."""
-    found = {field.name: field.metadata[_DELAY] for field in df.schema.fields if _DELAY in (field.metadata or {})}
+def _watermark(df: DataFrame, event_time: str | None) -> tuple[str | None, timedelta | None]:
+    """The column that the watermark follows and its delay, as ``withWatermark`` has left them."""
+    found = {
+        field.name: timedelta(milliseconds=int(field.metadata[_DELAY]))
+        for field in df.schema.fields
+        if _DELAY in (field.metadata or {})
+    }
     if event_time is not None:
         if event_time not in df.columns:
             raise SchemaError(f"event_time: column {event_time!r} does not exist; there are {', '.join(df.columns)}")
@@ -212,5 +217,5 @@ def _watermark(df: DataFrame, event_time: str | None) -> tuple[str | None, int |
     if len(found) > 1:
         raise ConfigError(f"the DataFrame has watermarks on {', '.join(found)}: say which with event_time=")
     for name, delay in found.items():
-        return name, int(delay)
+        return name, delay
     return None, None

@@ -28,6 +28,7 @@ Source: the NEXMark paper's queries in the shape that Apache Beam (``_beam``) an
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -63,7 +64,7 @@ def flow(query: str, params: Mapping[str, Any], lateness: Duration = "0s") -> Fl
         One of `QUERIES`.
     params : mapping
         The content of ``params.json``; q1 and q2 need nothing of it.
-    lateness : str, int or datetime.timedelta, default "0s"
+    lateness : str or datetime.timedelta, default "0s"
         How far bids may be out of order in event time.
 
     Returns
@@ -92,14 +93,14 @@ def flow(query: str, params: Mapping[str, Any], lateness: Duration = "0s") -> Fl
         return (
             Flow("auction bigint, date_time bigint", event_time="date_time", lateness=lateness)
             .key_by("auction")
-            .window(windows.sliding(sizes["size_ms"], every=sizes["period_ms"]))
+            .window(windows.sliding(sizes["size"], every=sizes["period"]))
             .agg(num=aggregates.count())
             .top(1, by="num", per="window")
         )
     bids = "price bigint, auction bigint, bidder bigint, date_time bigint"
     return (
         Flow(bids, event_time="date_time", lateness=lateness)
-        .window(windows.tumbling(sizes["size_ms"]))
+        .window(windows.tumbling(sizes["size"]))
         .top(1, by="price", per="window")
     )
 
@@ -259,7 +260,7 @@ def read_spark(query_flow: Flow, folder: str | Path, spark: SparkSession) -> Dat
     return frame.select(*query_flow.input_schema.names)
 
 
-def _window_params(query: str, params: Mapping[str, Any]) -> dict[str, int]:
+def _window_params(query: str, params: Mapping[str, Any]) -> dict[str, timedelta]:
     sizes = params.get(query)
     if not isinstance(sizes, Mapping):
         raise ConfigError(f"params.json says nothing about {query}; add its window lengths in milliseconds")
@@ -268,7 +269,7 @@ def _window_params(query: str, params: Mapping[str, Any]) -> dict[str, int]:
         value = sizes.get(name)
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
             raise ConfigError(f"params.json: {query}.{name} is {value!r}; expected milliseconds, an int of at least 1")
-        found[name] = value
+        found[name.removesuffix("_ms")] = timedelta(milliseconds=value)
     return found
 
 

@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from penstock._durations import Timeout, parse_timeout
 from penstock.errors import ConfigError, EngineError, PenstockError
 from penstock.spark._engine.hub import plain_interrupts
 
@@ -278,12 +279,12 @@ class Migration:
             "queries": [report.query for report in reports],
         }
 
-    def wait(self, timeout: float | None = None, progress: bool = False) -> dict[str, Any]:
+    def wait(self, timeout: Timeout | None = None, progress: bool = False) -> dict[str, Any]:
         """Wait for the end.
 
         Parameters
         ----------
-        timeout : float, optional
+        timeout : float, str or datetime.timedelta, optional
             Seconds; default forever.
         progress : bool, default False
             Show a line on stderr while waiting.
@@ -301,13 +302,14 @@ class Migration:
             When it still runs after `timeout`.
         """
         began = time.monotonic()
-        deadline = None if timeout is None else began + timeout
+        seconds = parse_timeout(timeout, least_s=0.0)
+        deadline = None if seconds is None else began + seconds
         shown = False
         try:
             with plain_interrupts():
                 while not self._wait(0.1 if deadline is None else min(0.1, deadline - time.monotonic())):
                     if deadline is not None and time.monotonic() >= deadline:
-                        raise TimeoutError(f"the migration still runs after {timeout:g} s")
+                        raise TimeoutError(f"the migration still runs after {seconds:g} s")
                     if progress:
                         shown = True
                         text = f"\rmoving {self._planned} bins: {time.monotonic() - began:.1f} s"
