@@ -149,7 +149,7 @@ def test_an_iterator_that_raises_is_named_and_stops_all_or_nothing(workers: int)
         worker.step_while(lambda: not probe.done())
         return seen, [(failure.item, failure.drawn, str(failure.error)) for failure in out.failures]
 
-    items, failures = pk.execute(lambda worker: program(worker, "continue"), workers=workers)[0]
+    items, failures = pk.execute(lambda worker: program(worker, "skip"), workers=workers)[0]
     assert (items, failures) == ([1, 10, 2, 3, 30], [(2, 1, "no more of two")])
     with pytest.raises(errors.UserFunctionError, match="no more of two") as caught:
         pk.execute(lambda worker: program(worker, "stop"), workers=workers)
@@ -158,12 +158,12 @@ def test_an_iterator_that_raises_is_named_and_stops_all_or_nothing(workers: int)
 
 
 @pytest.mark.parametrize("name", ["batches", "batch_size", "memory"])
-@pytest.mark.parametrize("value", [0, -1, 1.5, True, "4", 2**64])
+@pytest.mark.parametrize("value", [0, -1, 1.5, True, "half", 2**64])
 def test_bounds_that_are_no_counts_are_refused(name: str, value: Any) -> None:
     def program(worker: Worker) -> None:
         with worker.dataflow() as scope:
             _, stream = scope.input()
-            with pytest.raises(errors.ConfigError, match=f"{name} is a whole number.*{value!r}"):
+            with pytest.raises(errors.ConfigError, match=f"bounded {name}={value!r} must be"):
                 stream.bounded(lambda items: items, **{name: value})
 
     pk.execute(program, workers=1)
@@ -216,7 +216,7 @@ def test_other_misuse_is_refused() -> None:
         with worker.dataflow() as scope:
             _, stream = scope.input()
             with pytest.raises(errors.ConfigError, match="more than can be counted"):
-                stream.bounded(lambda items: items, batches=2**40, batch_size=2**40)
+                stream.bounded(lambda items: items, batches=2**30, batch_size=2**30)
             with pytest.raises(errors.ConfigError, match="leave batches or batch_size out"):
                 stream.bounded(lambda items: items, batches=1, batch_size=1, memory=1)
             with pytest.raises(errors.ConfigError, match="'never'"):

@@ -286,7 +286,9 @@ def test_the_maximum_is_within_bounds_and_reaches_them() -> None:
 
 
 def test_a_run_into_a_sink_and_a_partition_tell_their_bounds(caplog: pytest.LogCaptureFixture) -> None:
-    flow = pk.Flow("n bigint").bounded(lambda part: part.flat_map(up_to, "i bigint", rows=True), 2, 3)
+    flow = pk.Flow("n bigint").bounded(
+        lambda part: part.flat_map(up_to, "i bigint", rows=True), batches=2, batch_size=3
+    )
     got: list[pa.RecordBatch] = []
     summary = flow.run_into(got.append, table(n=[5, 6]))
     assert summary.output_rows == 11 and [scope["maximum"] for scope in summary.scopes] == [2]
@@ -486,12 +488,10 @@ def test_budgets_that_are_none_are_refused(memory: Any) -> None:
 
 def test_odd_bounds_are_refused() -> None:
     flow = pk.Flow("n bigint")
-    with pytest.raises(
-        ConfigError, match=f"batches={1 << 30} of batch_size={1 << 30} rows are more than can be counted"
-    ):
+    with pytest.raises(ConfigError, match=f"batches={1 << 30} of batch_size={1 << 30} are more than can be counted"):
         flow.bounded(lambda part: part, batches=1 << 30, batch_size=1 << 30)
     with pytest.raises(ConfigError, match="memory='1g' steers numbers"):
-        flow.bounded(lambda part: part, 1, 1, memory="1g")
+        flow.bounded(lambda part: part, batches=1, batch_size=1, memory="1g")
     with pytest.raises(ConfigError, match="on_failure='continue' is unknown; use 'stop' or 'skip'"):
         flow.bounded(lambda part: part, on_failure="continue")  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match=r"bounded\(5\): give a function"):

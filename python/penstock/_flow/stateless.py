@@ -3,24 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
+from penstock._bounds import OnFailure, parse_bounds
 from penstock._flow.base import Around, FlowBase, restore
-from penstock._flow.text import encode, function_name, one_of, to_text
+from penstock._flow.text import encode, function_name, to_text
 from penstock._schema import to_arrow
-from penstock._sizes import parse_bytes
 from penstock.errors import ConfigError, PlanError, SchemaError
 
 if TYPE_CHECKING:
     from penstock._flow.builder import Flow
 
 __all__ = ["StatelessSteps"]
-
-#: What the native part can count: batches, and rows of all of them.
-_MOST_BATCHES = 1 << 32
-_MOST_ROWS = 1 << 48
 
 
 class StatelessSteps(FlowBase):
@@ -158,10 +154,11 @@ class StatelessSteps(FlowBase):
     def bounded(
         self,
         body: Callable[[Flow], Flow],
+        *,
         batches: int | None = None,
         batch_size: int | None = None,
         memory: int | str | None = None,
-        on_failure: Literal["stop", "skip"] = "stop",
+        on_failure: OnFailure = "stop",
     ) -> Flow:
         """Hold at most so many rows in a part of the flow; the rest waits before it, not expanded.
 
@@ -225,22 +222,10 @@ class StatelessSteps(FlowBase):
         >>> flow.collect(pa.table({"n": [50_000, 30_000]})).column("i").to_pylist()
         [0, 25000, 0, 25000]
         """
-        batches, batch_size = _count("batches", batches, _MOST_BATCHES), _count("batch_size", batch_size, _MOST_ROWS)
-        if batches is not None and batch_size is not None and batches * batch_size > _MOST_ROWS:
-            raise ConfigError(
-                f"bounded batches={batches} of batch_size={batch_size} rows are more than can be counted:"
-                f" at most {_MOST_ROWS} rows in all"
-            )
-        budget = None if memory is None else _budget(memory)
-        if budget is not None and batches is not None and batch_size is not None:
-            raise ConfigError(
-                f"bounded memory={memory!r} steers numbers that are found while running: leave batches or batch_size"
-                " out, or memory"
-            )
-        one_of(on_failure, "bounded on_failure", ("stop", "skip"))
+        bounds = parse_bounds(batches, batch_size, memory, on_failure)
         made = self._body("bounded", body)
-        step: dict[str, Any] = {"op": "bounded", "on_failure": on_failure, "body": list(made._steps)}
-        given = {"batches": batches, "batch_size": batch_size, "memory": budget}
+        step: dict[str, Any] = {"op": "bounded", "on_failure": bounds.on_failure, "body": list(made._steps)}
+        given = {"batches": bounds.batches, "batch_size": bounds.batch_size, "memory": bounds.memory}
         step |= {key: value for key, value in given.items() if value is not None}
         return self._with(step, made._columns, shape=made._shape, calls=made._calls)
 
@@ -337,18 +322,3 @@ class StatelessSteps(FlowBase):
                 f"{op}: the body must return the flow that it is given, with steps added; it returned {shown}"
             )
         return made
-
-
-def _count(name: str, value: Any, most: int) -> int | None:
-    if value is None:
-        return None
-    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= most:
-        raise ConfigError(f"bounded {name}={value!r} must be a whole number from 1 to {most}")
-    return value
-
-
-def _budget(memory: int | str) -> int:
-    budget = parse_bytes(memory, "bounded memory")
-    if not 1 <= budget < 1 << 63:
-        raise ConfigError(f"bounded memory={memory!r} must be from 1 byte to less than 2**63")
-    return budget

@@ -8,12 +8,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from itertools import islice
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
+from penstock._bounds import OnFailure, parse_bounds
 from penstock.dataflow._functions import failed, name_of
 from penstock.dataflow._scope import Scope
 from penstock.dataflow._stream import Stream
-from penstock.errors import BlockError, ConfigError, GraphError
+from penstock.errors import BlockError, GraphError
 
 if TYPE_CHECKING:
     from penstock import _native
@@ -56,7 +57,7 @@ class Bounded(Stream[X]):
     ) -> None:
         super().__init__(native, scope)
         self._gate = gate
-        #: Items whose expansion raised on this worker, where ``on_failure="continue"``.
+        #: Items whose expansion raised on this worker, where ``on_failure="skip"``.
         self.failures = failures
 
     def stats(self) -> dict[str, Any]:
@@ -74,34 +75,22 @@ class Bounded(Stream[X]):
         return self._gate.stats()
 
 
-def _count(name: str, value: Any) -> int | None:
-    if value is None:
-        return None
-    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value < 2**64:
-        raise ConfigError(f"{name} is a whole number from 1 to 2**64 - 1, got {value!r}")
-    return value
-
-
 def bounded(
     stream: Stream[Any],
     body: Callable[[Stream[Any]], Stream[X]],
     *,
     batches: int | None,
     batch_size: int | None,
-    memory: int | None,
+    memory: int | str | None,
+    on_failure: OnFailure,
     expand: Callable[[Any], Iterable[Any]] | None,
-    on_failure: Literal["stop", "continue"],
     name: str,
 ) -> Bounded[X]:
     """As `Stream.bounded`."""
-    batches, batch_size, memory = _count("batches", batches), _count("batch_size", batch_size), _count("memory", memory)
-    if memory is not None and batches is not None and batch_size is not None:
-        raise ConfigError("memory steers bounds that adapt: leave batches or batch_size out, or memory")
-    if on_failure not in ("stop", "continue"):
-        raise ConfigError(f"on_failure is 'stop' or 'continue', got {on_failure!r}")
+    bounds = parse_bounds(batches, batch_size, memory, on_failure)
     failures: list[Failure] = []
-    begin = None if expand is None else _beginner(expand, failures if on_failure == "continue" else None)
-    scope, items, gate = stream._native.bounded(name, batches, batch_size, memory, begin)
+    begin = None if expand is None else _beginner(expand, failures if bounds.on_failure == "skip" else None)
+    scope, items, gate = stream._native.bounded(name, bounds.batches, bounds.batch_size, bounds.memory, begin)
     out = body(Stream(items, Scope(scope)))
     if not isinstance(out, Stream):
         raise GraphError(f"the body of a bounded scope gives back a stream, got {type(out).__name__}")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, overload
 
 from penstock.dataflow._functions import each_block, each_item, keys_of, name_of, observe, refused_key
 from penstock.dataflow._handles import Block, Loop, Probe
@@ -12,6 +12,7 @@ from penstock.errors import BlockError
 
 if TYPE_CHECKING:
     from penstock import _native
+    from penstock._bounds import OnFailure
     from penstock.dataflow._bounded import Bounded
     from penstock.dataflow._scope import Scope
 
@@ -316,9 +317,9 @@ class Stream(Generic[X]):
         *,
         batches: int | None = None,
         batch_size: int | None = None,
-        memory: int | None = None,
+        memory: int | str | None = None,
+        on_failure: OnFailure = "stop",
         expand: Callable[[X], Iterable[Any]] | None = None,
-        on_failure: Literal["stop", "continue"] = "stop",
         name: str = "bounded",
     ) -> Bounded[Y]:
         """Run a body on this stream in batches, of which each worker has few in it at a time.
@@ -334,14 +335,15 @@ class Stream(Generic[X]):
             How many batches may be unfinished on a worker, and how many items each has (rows of record batches). What
             is not given is found while running: raised until throughput does not grow any more, lowered while memory is
             short.
-        memory : int, optional
-            Bytes: what the process holds (resident, without pages of files) is compared with this, not its limit.
+        memory : int or str, optional
+            Bytes that the process may hold (resident, without pages of files), such as ``"512m"``: what is found while
+            running keeps away from it.
+        on_failure : {"stop", "skip"}, default "stop"
+            What happens when `expand` or its iterator raises: all workers stop with the item named; or what is left of
+            that item is dropped, `Bounded.failures` has it, and the others go on.
         expand : callable, optional
             From an item of a list to an iterable of items for the body, such as a generator. It is drawn from as there
             is room, however long it is.
-        on_failure : {"stop", "continue"}
-            When `expand` or its iterator raises: stop all workers with the item named, or drop what is left of that
-            item and go on; then `Bounded.failures` has it.
 
         Returns
         -------
@@ -351,7 +353,8 @@ class Stream(Generic[X]):
         Raises
         ------
         ConfigError
-            For bounds that are no whole numbers from 1 on, or too large to count.
+            When a number is not a whole one of at least 1, or too large; when `memory` is given with both numbers,
+            which leave nothing to find.
 
         Notes
         -----
@@ -386,8 +389,8 @@ class Stream(Generic[X]):
             batches=batches,
             batch_size=batch_size,
             memory=memory,
-            expand=expand,
             on_failure=on_failure,
+            expand=expand,
             name=name,
         )
 
