@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 import penstock as pk
 from penstock import errors
-from penstock.dataflow import Stream, Worker
+from penstock.dataflow import BoundedStats, Stream, Worker
 
 
 def _items(seen: list[tuple[Any, Any]]) -> list[Any]:
@@ -58,9 +58,9 @@ def test_results_and_times_are_those_without_bounds(
         handle.close()
         worker.step_while(lambda: not probe.done())
         stats = out.stats()
-        assert bounds[0] is None or stats["maximum"] <= bounds[0]
-        assert (stats["unfinished"], stats["buffered"], stats["holding"]) == (0, 0, None)
-        assert stats["phase"] == ("fixed" if None not in bounds else stats["phase"])
+        assert bounds[0] is None or stats.maximum <= bounds[0]
+        assert (stats.unfinished, stats.buffered, stats.holding) == (0, 0, None)
+        assert stats.phase == ("fixed" if None not in bounds else stats.phase)
         return seen
 
     def odd(x: int) -> int:
@@ -125,7 +125,7 @@ def test_record_batches_go_in_slices_and_nested_scopes_hold_each_other() -> None
     rows, times, stats = pk.execute(program, workers=1)[0]
     assert [row["x"] for row in rows] == list(range(10))
     assert times == [((5, 0, 0), 3), ((5, 0, 1), 1), ((5, 1, 0), 3), ((5, 1, 1), 1), ((5, 2, 0), 2)]
-    assert (stats["admitted"], stats["admitted_items"], stats["maximum_items"]) == (3, 10, 4)
+    assert (stats.admitted, stats.admitted_items, stats.maximum_items) == (3, 10, 4)
 
 
 def _three(x: int) -> Iterator[int]:
@@ -169,7 +169,7 @@ def test_bounds_that_are_no_counts_are_refused(name: str, value: Any) -> None:
     pk.execute(program, workers=1)
 
 
-def _adapting(worker: Worker, memory: int, many: int) -> tuple[int, int, dict[str, Any], dict[str, Any]]:
+def _adapting(worker: Worker, memory: int, many: int) -> tuple[int, int, BoundedStats, BoundedStats]:
     """Feed a scope with this budget until a period was judged, or its bounds have been at their least for a while."""
     with worker.dataflow() as scope:
         handle, stream = scope.input()
@@ -182,10 +182,10 @@ def _adapting(worker: Worker, memory: int, many: int) -> tuple[int, int, dict[st
     while least < 2_000:
         assert time.monotonic() < deadline, out.stats()
         stats = out.stats()
-        if stats["rate"] is not None:
+        if stats.rate is not None:
             break
-        least += (stats["batches"], stats["batch_size"]) == (2, 64)
-        if stats["buffered"] < 2:
+        least += (stats.batches, stats.batch_size) == (2, 64)
+        if stats.buffered < 2:
             sent += 1
             handle.advance_to(sent)
             handle.send([many])
@@ -199,16 +199,16 @@ def _adapting(worker: Worker, memory: int, many: int) -> tuple[int, int, dict[st
 def test_memory_over_its_budget_shrinks_the_bounds() -> None:
     passed, sent, first, stats = pk.execute(lambda worker: _adapting(worker, 1, 500), workers=1)[0]
     assert passed == sent
-    assert (first["batches"], first["batch_size"], first["phase"]) == (4, 1024, "growing")
-    assert (stats["batches"], stats["batch_size"], stats["phase"]) == (2, 64, "short")
-    assert stats["shrinks"] == 5, "1,024 items halve four times, four batches once; less would not work"
+    assert (first.batches, first.batch_size, first.phase) == (4, 1024, "growing")
+    assert (stats.batches, stats.batch_size, stats.phase) == (2, 64, "short")
+    assert stats.shrinks == 5, "1,024 items halve four times, four batches once; less would not work"
 
 
 def test_memory_within_its_budget_leaves_the_bounds_to_throughput() -> None:
     passed, sent, _, stats = pk.execute(lambda worker: _adapting(worker, 2**50, 100_000), workers=1)[0]
     assert passed == sent
-    assert stats["shrinks"] == 0 and stats["phase"] in ("growing", "settled") and stats["rate"] > 0
-    assert stats["batches"] >= 4 and stats["batch_size"] >= 1024
+    assert stats.shrinks == 0 and stats.phase in ("growing", "settled") and stats.rate > 0
+    assert stats.batches >= 4 and stats.batch_size >= 1024
 
 
 def test_other_misuse_is_refused() -> None:
@@ -261,7 +261,7 @@ def test_a_body_that_never_answers_is_named_and_can_be_given_up() -> None:
         handle.close()
         for _ in range(50):
             worker.step()
-        raise LookupError(out.stats()["holding"], out.stats()["buffered"])
+        raise LookupError(out.stats().holding, out.stats().buffered)
 
     with pytest.raises(errors.ProgramError) as caught:
         pk.execute(program, workers=1)
@@ -296,7 +296,7 @@ def program(worker):
     told = []
 
     def going():
-        if not told and out.stats()["unfinished"] == 2:
+        if not told and out.stats().unfinished == 2:
             told.append(say("holds"))
         return not probe.done()
 
@@ -304,7 +304,7 @@ def program(worker):
         worker.step_while(going)
     finally:
         stats = out.stats()
-        say(f"{worker.index} {stats['holding']} {stats['buffered']}")
+        say(f"{worker.index} {stats.holding} {stats.buffered}")
 
 try:
     pk.execute(program, workers=WORKERS)

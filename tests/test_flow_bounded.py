@@ -278,11 +278,11 @@ def test_the_maximum_is_within_bounds_and_reaches_them() -> None:
         told = session.scopes()
     assert seen == sum(range(30)) + sum(range(20))
     first, second = told
-    assert (first["step"], second["step"]) == ("step 0 (bounded)", "step 0.1 (bounded)")
-    assert (first["maximum"], first["batches"], first["maximum_rows"]) == (3, 3, 15)
-    assert (second["maximum"], second["batches"], second["maximum_rows"]) == (2, 2, 14)
-    assert (first["admitted_rows"], second["admitted_rows"]) == (50, seen)
-    assert {(scope["phase"], scope["unfinished"], scope["holding"]) for scope in told} == {("fixed", 0, None)}
+    assert (first.step, second.step) == ("step 0 (bounded)", "step 0.1 (bounded)")
+    assert (first.maximum, first.batches, first.maximum_rows) == (3, 3, 15)
+    assert (second.maximum, second.batches, second.maximum_rows) == (2, 2, 14)
+    assert (first.admitted_rows, second.admitted_rows) == (50, seen)
+    assert {(scope.phase, scope.unfinished, scope.holding) for scope in told} == {("fixed", 0, None)}
 
 
 def test_a_run_into_a_sink_and_a_partition_tell_their_bounds(caplog: pytest.LogCaptureFixture) -> None:
@@ -291,7 +291,7 @@ def test_a_run_into_a_sink_and_a_partition_tell_their_bounds(caplog: pytest.LogC
     )
     got: list[pa.RecordBatch] = []
     summary = flow.run_into(got.append, table(n=[5, 6]))
-    assert summary.output_rows == 11 and [scope["maximum"] for scope in summary.scopes] == [2]
+    assert summary.output_rows == 11 and [scope.maximum for scope in summary.scopes] == [2]
     with caplog.at_level(logging.INFO, "penstock"):
         assert sum(batch.num_rows for batch in flow.map_in_arrow()(table(n=[5, 6]).to_batches())) == 11
     assert "'admitted_rows': 11" in caplog.text and "'maximum': 2" in caplog.text
@@ -304,7 +304,7 @@ def test_bins_move_while_rows_expand() -> None:
         def source() -> Iterator[pa.Table]:
             for at in range(12):
                 yield table(n=[at * 20] * 3)
-                session.migrate(at % 2, 1 - at % 2).wait(60)
+                session.migrate(to=[1 - at % 2] * 256).wait(60)
 
         got = {row["i"]: row["n"] for batch in session.run(source()) for row in batch.to_pylist()}
     assert got == {i: 3 * sum(at * 20 > i for at in range(12)) for i in range(220)}
@@ -324,14 +324,14 @@ def test_bounds_that_are_not_given_are_found() -> None:
     with flow.start() as session:
         assert sum(batch.num_rows for batch in session.run(table(n=[200_000]))) == 200_000
         (scope,) = session.scopes()
-    assert scope["phase"] in ("growing", "settled") and 1 <= scope["maximum"] <= 16
+    assert scope.phase in ("growing", "settled") and 1 <= scope.maximum <= 16
     small = pk.Flow("n bigint").bounded(
         lambda part: part.flat_map(up_to, "i bigint", rows=True).map_batches(slow), batch_size=64, memory="1m"
     )
     with small.start() as session:
         assert sum(batch.num_rows for batch in session.run(table(n=[10_000]))) == 10_000
         (scope,) = session.scopes()
-    assert scope["shrinks"] > 0 and scope["batches"] == 2, "a process of one megabyte is short of memory"
+    assert scope.shrinks > 0 and scope.batches == 2, "a process of one megabyte is short of memory"
 
 
 def slow(batch: pa.RecordBatch) -> pa.RecordBatch:
@@ -360,14 +360,14 @@ def test_a_loop_that_never_ends_says_what_it_holds_and_can_be_left() -> None:
         thread = threading.Thread(target=wait)
         thread.start()
         deadline = time.monotonic() + 60
-        while not any(scope["unfinished"] == 2 for scope in session.scopes()) and time.monotonic() < deadline:
+        while not any(scope.unfinished == 2 for scope in session.scopes()) and time.monotonic() < deadline:
             time.sleep(0.02)
         scope = session.scopes()[0]
         session.close()
         thread.join(60)
     assert not thread.is_alive()
-    assert scope["holding"] == "batch 0 of epoch 0, slice 1"
-    assert (scope["unfinished"], scope["unfinished_rows"], scope["buffered"]) == (2, 6, 1)
+    assert scope.holding == "batch 0 of epoch 0, slice 1"
+    assert (scope.unfinished, scope.unfinished_rows, scope.buffered) == (2, 6, 1)
 
 
 def test_ctrl_c_leaves_a_partition() -> None:
@@ -424,13 +424,13 @@ def test_what_fails_is_left_out_on_request(caplog: pytest.LogCaptureFixture) -> 
         got = [i for batch in session.run(table(n=[1, 4, 3])) for i in batch["i"].to_pylist()]
         (scope,) = session.scopes()
     assert got == [0, 0, 1, 0, 1, 2], "what it gave before stays"
-    assert scope["failed"] == 1 and "{'n': 4}" in scope["failures"][0] and "after 2 items" in scope["failures"][0]
+    assert scope.failed == 1 and "{'n': 4}" in scope.failures[0] and "after 2 items" in scope.failures[0]
     assert "no third one" in caplog.text and "left out" in caplog.text
     many = pk.Flow("n bigint").bounded(lambda p: p.flat_map(lambda n: 1 // 0, rows=True), on_failure="skip")
     caplog.clear()
     with many.start() as session:
         assert list(session.run(table(n=list(range(500))))) == []
-        assert session.scopes()[0]["failed"] == 500
+        assert session.scopes()[0].failed == 500
     assert len(caplog.records) == 10, "the first ones are enough"
 
 

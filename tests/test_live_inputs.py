@@ -149,7 +149,7 @@ def test_a_slow_input_read_by_the_caller_is_cut_by_time() -> None:
     results = pk.ordered_map(abs, source(), mode="inline", reads="here", chunk=1000)
     for _ in range(20):
         next(results)
-        lengths.append(results.stats.chunk_items)
+        lengths.append(results.stats().chunk_items)
     assert max(lengths) <= 4
 
 

@@ -23,7 +23,8 @@ from hypothesis import strategies as st
 
 import penstock as pk
 from penstock import _local as local
-from penstock._local import LateRows, migration_steps
+from penstock._local import LateRows
+from penstock._migration import Migration, MigrationReport
 from penstock.errors import ConfigError, EngineError, ForkError, PlanError, SchemaError, UserFunctionError
 
 
@@ -349,33 +350,79 @@ def test_migrating_state_by_hand(strategy: str, steps: int) -> None:
     flow = pk.Flow("k bigint, v bigint").key_by("k").stateful_map(running, schema="k bigint, total bigint")
     source = [pa.record_batch({"k": list(range(50)), "v": [step] * 50}) for step in range(12)]
     wanted = rows(flow.run(source))
-    reports: list[dict[str, Any]] = []
+    reports: list[MigrationReport] = []
     with flow.start(workers=2) as session:
 
         def feed() -> Iterator[pa.RecordBatch]:
             for number, batch in enumerate(source):
                 if number == 4:
-                    reports.append(session.migrate(0, 1, strategy).wait(timeout=60))
-                    assert [set(owners) for owners in session.stats()["owners"]] == [{1}]
+                    reports.append(session.migrate(to=[1] * 256, strategy=strategy).wait("1m"))
+                    assert [set(owners) for owners in session.owners()] == [{1}]
                 if number == 8:
-                    reports.append(session.migrate(1, 0, strategy).wait(timeout=60))
+                    reports.append(session.migrate(to=[0] * 256, strategy=strategy).wait(timeout=60))
                 yield batch
 
         assert rows(session.run(feed())) == wanted
-    assert [report["moved"] for report in reports] == [128, 256]
-    assert len(reports[0]["steps"]) == steps
+    assert [report.bins for report in reports] == [128, 256]
+    assert len(reports[0].steps) == steps
 
 
 def test_migrations_that_make_no_sense() -> None:
     with counting().start(workers=2) as session:
-        for source, target, says in [(0, 2, "worker 2 does not exist"), (1, 1, "both the source and the target")]:
+        for wrong, says in [
+            ({"to": [2] * 256}, "no worker 2"),
+            ({"to": [0]}, "there are 256 bins"),
+            ({"moves": {256: 0}}, "no bin 256"),
+            ({"moves": {0: 1}, "to": [0] * 256}, "not both"),
+            ({"strategy": "hasty"}, "strategy 'hasty' is none of"),
+            ({"batch_size": 0}, "batch_size=0"),
+        ]:
             with pytest.raises(ConfigError, match=says):
-                session.migrate(source, target)
-        with pytest.raises(ConfigError, match="strategy 'hasty' is unknown"):
-            session.migrate(0, 1, "hasty")
-        with pytest.raises(ConfigError, match="batch_bins=0"):
-            session.migrate(0, 1, batch_bins=0)
-    assert migration_steps([1, 1], 0, 1, "all-at-once") == []
+                session.migrate(**wrong)  # type: ignore[arg-type]
+    with pk.Flow("k bigint").start() as stateless, pytest.raises(ConfigError, match="no state"):
+        stateless.migrate(moves={0: 0})
+
+
+def test_a_migration_tells_what_it_did() -> None:
+    with counting().start(workers=2) as session:
+        before = session.owners()
+        there = session.migrate(moves=dict.fromkeys(range(8), 1), batch_size=2)
+        back = session.migrate(to=before[0], strategy="fluid")
+        assert isinstance(there, Migration) and isinstance(back, Migration)
+        done, undone = there.wait("1 minute"), back.wait(progress=True)
+        assert there.done and back.done and there.report == done and there.error is None
+        assert (done.bins, len(done.steps), done.queries) == (4, 2, ()) and done.seconds >= 0
+        assert (undone.strategy, undone.bins, len(undone.steps)) == ("fluid", 4, 4)
+        assert undone.ended >= done.ended >= done.started > 0
+        assert session.owners() == before
+        assert session.rebalance().wait(60).bins == 0, "it is even"
+        moves = session.moves()
+    assert moves.schema.names == ["op", "worker", "bin", "what", "bytes", "at", "routed_rows"]
+    assert set(moves.column("bin").to_pylist()) == {0, 2, 4, 6}
+    assert moves.schema.field("at").type == pa.timestamp("ns", "UTC")
+
+
+def test_a_migration_that_was_cancelled_leaves_the_bins_where_they_are() -> None:
+    with counting().start(workers=2) as session:
+        before = session.owners()[0]
+        cut = session.migrate(to=[1] * 256, strategy="fluid")
+        cut.cancel()
+        even = session.migrate(to=before)  # planned from where the bins are then
+        moved = cut.wait(60).bins
+        assert moved < 128 and even.wait(60).bins == moved
+        assert session.owners() == [before]
+        cut.cancel()
+
+
+def test_figures_are_a_table() -> None:
+    with counting().start(workers=2) as session:
+        list(session.run(pa.table({"k": [1, 2, 3]})))
+        stats = session.stats()
+        assert sum(stats.column("rows").to_pylist()) == 3
+        assert stats.column("worker").to_pylist() == [0, 1] and stats.column("bins").to_pylist() == [128, 128]
+    assert session.stats() == stats, "as of its end"
+    with pk.Flow("k bigint").start() as other:
+        assert other.stats().schema == stats.schema and other.owners() == [] and other.moves().num_rows == 0
 
 
 def test_a_session_runs_once() -> None:

@@ -172,7 +172,7 @@ def test_inline_equals_the_serial_twin(
     pipeline = ordered.Pipeline([STEPS[kind]() for kind in kinds])
     results = pipeline.run(iter(xs), mode="inline", chunk=chunk, in_flight=in_flight)
     assert outcomes(results) == serial(kinds, xs)
-    assert results.stats.items_in == len(xs)
+    assert results.stats().items_in == len(xs)
 
 
 def test_the_builtin_is_the_twin_of_ordered_map() -> None:

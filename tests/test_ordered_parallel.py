@@ -188,7 +188,7 @@ def test_errors_come_at_their_places_with_a_note(mode: str) -> None:
         assert "raise Boom(x)" in notes  # the traceback over there
     rest = outcomes(results)
     assert rest[:3] == [8, 10, 12] and rest[6] == (Boom, "10") and len(rest) == 8
-    assert results.stats.errors == 2
+    assert results.stats().errors == 2
 
 
 @pytest.mark.parametrize("mode", ["threads", "processes"])
@@ -216,7 +216,7 @@ def test_closing_early_stops_everything(mode: str) -> None:
 
     with pk.ordered_map(slow, source(), mode=mode, workers=2) as results:
         assert next(results) == 1
-        assert results.stats.mode == mode and results.stats.workers == 2
+        assert results.stats().mode == mode and results.stats().workers == 2
         # A thread names itself, and may not have run yet when another one has the first result.
         eventually(lambda: bool(children() - others) if mode == "processes" else len(native_threads()) == 2)
     before = read
@@ -273,7 +273,7 @@ def test_an_item_that_takes_too_long_is_named_and_left_behind() -> None:
 
     run = pk.ordered_map(hang, range(6), workers=2, timeout=0.7)
     results = outcomes(run)
-    assert run.stats.mode == "processes" and "only a process can be ended" in run.stats.why
+    assert run.stats().mode == "processes" and "only a process can be ended" in run.stats().why
     assert results[:3] == [0, 1, 2] and results[3][0] is errors.ItemTimeout and results[4:] == [4, 5]
     assert "item 3 of the input" in results[3][1]
 
@@ -526,18 +526,18 @@ def burn(x: int) -> int:
 def test_auto_measures_what_holds_the_lock_and_what_waits() -> None:
     results = pk.ordered_map(burn, range(4000), workers=2)
     assert sum(1 for _ in results) == 4000
-    stats = results.stats
+    stats = results.stats()
     assert {"inline", "threads"} <= stats.rates.keys(), stats
     results = pk.ordered_map(lambda x: time.sleep(0.001) or x, range(400), workers=4)
     assert list(results) == list(range(400))
     # On a busy machine a trial may come out otherwise; it never stays alone.
-    assert results.stats.mode != "inline" and results.stats.rates["threads"] > 0, results.stats
+    assert results.stats().mode != "inline" and results.stats().rates["threads"] > 0, results.stats()
 
 
 def test_auto_stays_in_the_callers_thread_for_cheap_items() -> None:
     results = pk.ordered_map(abs, range(50_000), workers=4)
     assert sum(results) == sum(range(50_000))
-    assert results.stats.mode == "inline" and "too little" in results.stats.why
+    assert results.stats().mode == "inline" and "too little" in results.stats().why
 
 
 def test_auto_keeps_state_across_its_modes() -> None:
@@ -576,7 +576,7 @@ def test_a_module_that_a_child_cannot_import_leaves_auto_in_threads(tmp_path: Pa
         sys.path.pop(0)
         results = pk.ordered_map(gone.burn, range(6000), workers=2)
         assert list(results) == list(range(6000))
-        assert results.stats.errors == 0 and results.stats.mode != "processes", results.stats
+        assert results.stats().errors == 0 and results.stats().mode != "processes", results.stats()
         forced = pk.ordered_map(gone.burn, range(10), workers=2, mode="processes")
         try:
             next(forced)

@@ -47,10 +47,10 @@ def moving(source: pa.Table, batch_rows: int, session: Any, strategy: str, worke
     for number, batch in enumerate(source.to_batches(max_chunksize=batch_rows)):
         if number % 4 == 1:
             target = (number // 4 + 1) % workers
-            began.append(session.migrate((target + 1) % workers, target, strategy, batch_bins=20))
+            began.append(session.migrate(moves=dict.fromkeys(range(64), target), strategy=strategy, batch_size=20))
         yield batch
     assert began
-    assert sum(migration.wait(timeout=60)["moved"] for migration in began) > 0
+    assert sum(migration.wait(timeout=60).bins for migration in began) > 0
 
 
 @pytest.mark.parametrize("workers", [1, 2, 4])

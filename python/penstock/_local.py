@@ -12,16 +12,21 @@ back to the caller; after Ctrl-C the caller may go on.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
+import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sized
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
 from dataclasses import dataclass
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from penstock._durations import Timeout, parse_timeout
+from penstock._durations import Timeout
+from penstock._figures import LOCAL_MOVES, LOCAL_WORKERS, ScopeStats, scope_stats, to_table
+from penstock._migration import MigrationReport, MigrationStep, Wish, follow
 from penstock._pump import LateRows, LocalResults, Pump
 from penstock._schema import conform
 from penstock.errors import ConfigError, EngineError, SchemaError
@@ -33,15 +38,17 @@ if TYPE_CHECKING:
 
 __all__ = [
     "LateRows",
+    "LocalMigration",
     "LocalResults",
     "LocalSession",
-    "Migration",
     "RunSummary",
     "batches",
-    "migration_steps",
     "run",
     "run_into",
 ]
+
+#: Entries of the log of moved bins that are kept; the oldest go first.
+_MOST_MOVES = 200_000
 
 #: Receives late rows.
 LateSink = Callable[[pa.RecordBatch], Any]
@@ -63,7 +70,7 @@ class RunSummary:
         Input rows that came after all their windows had closed, or have no event time.
     seconds : float
         Wall time from the first row read to the last row handed over.
-    scopes : tuple of dict
+    scopes : tuple of ScopeStats
         Bounded parts and flat maps at the end of the run; see `LocalSession.scopes`.
     """
 
@@ -71,7 +78,7 @@ class RunSummary:
     output_rows: int
     late_rows: int
     seconds: float
-    scopes: tuple[dict[str, Any], ...] = ()
+    scopes: tuple[ScopeStats, ...] = ()
 
     @property
     def rows_per_second(self) -> float:
@@ -79,8 +86,8 @@ class RunSummary:
         return self.rows / self.seconds if self.seconds else 0.0
 
 
-class Migration:
-    """A migration under way; made by `LocalSession.migrate`.
+class LocalMigration:
+    """Moves that are under way in a session; made by `LocalSession.migrate`. A `penstock._migration.Migration`.
 
     Parameters
     ----------
@@ -88,44 +95,85 @@ class Migration:
         Where it runs.
     handle : int
         What the native side calls it.
+    strategy : str
+        As asked for.
     bins : int
-        How many bins it moves.
+        How many bins are to move.
     """
 
-    def __init__(self, session: LocalSession, handle: int, bins: int) -> None:
+    def __init__(self, session: LocalSession, handle: int, strategy: str, bins: int) -> None:
         self._session = session
         self._handle = handle
-        #: How many bins move.
-        self.bins = bins
-        self._report: dict[str, Any] | None = None
+        self._bins = bins
+        self._report = MigrationReport(strategy, time.time())
+        self._ended = False
+        #: Why it did not finish, or None.
+        self.error: Exception | None = None
 
-    def wait(self, timeout: Timeout | None = None) -> dict[str, Any]:
-        """Wait until every bin is at its new worker.
+    @property
+    def done(self) -> bool:
+        """Whether it has ended, well or not."""
+        return self._wait(0.0)
+
+    @property
+    def report(self) -> MigrationReport:
+        """What it has done, once it is done."""
+        self._wait(0.0)
+        return self._report
+
+    def wait(self, timeout: Timeout | None = None, progress: bool = False) -> MigrationReport:
+        """Wait until every bin is at its new worker; the flow need not be fed for it.
 
         Parameters
         ----------
         timeout : float, str or datetime.timedelta, optional
-            Seconds; default without limit.
+            Seconds, or a duration; default without limit.
+        progress : bool, default False
+            Show a line on stderr while waiting.
 
         Returns
         -------
-        dict
-            ``moved`` (bins), ``bytes`` (of state) and ``steps`` (a list with the start and
-            end of each step in nanoseconds).
+        MigrationReport
+            `report`.
 
         Raises
         ------
+        EngineError
+            When it was refused, or the workers have ended.
         TimeoutError
             When the time is up first; the migration goes on.
-        EngineError
-            When the workers have ended.
         """
-        if self._report is None:
-            report = self._session._native.wait_migration(self._handle, parse_timeout(timeout, least_s=0.0))
-            if report is None:
-                raise TimeoutError(f"the migration of {self.bins} bins is not complete after {timeout!r}")
-            self._report = json.loads(report) if isinstance(report, (str, bytes)) else dict(report)
+        follow(self._wait, timeout, progress, lambda: self._bins)
+        if self.error is not None:
+            raise self.error
         return self._report
+
+    def cancel(self) -> None:
+        """Begin no further step; the one under way is completed, and `wait` tells what was done."""
+        if not self.done:
+            self._session._native.cancel_migration(self._handle)
+            self._session._owners = None  # where it leaves the bins is known when it has ended
+
+    def _wait(self, seconds: float) -> bool:
+        if self._ended:
+            return True
+        try:
+            told = self._session._native.wait_migration(self._handle, seconds)
+        except EngineError as error:
+            self.error, self._ended = error, True
+            return True
+        if told is None:
+            return False
+        steps = tuple(MigrationStep(**step) for step in told["steps"])
+        # From its turn on, by the workers' clock.
+        started, ended = (steps[0].started_ns / 1e9, steps[-1].ended_ns / 1e9) if steps else (time.time(),) * 2
+        self._report = MigrationReport(self._report.strategy, started, ended, told["moved"], told["bytes"], steps)
+        self._ended = True
+        return True
+
+    def __repr__(self) -> str:
+        state = "failed" if self.error is not None else "done" if self._ended else "running"
+        return f"<Migration {state}: {self._bins} bins>"
 
 
 class LocalSession:
@@ -166,7 +214,7 @@ class LocalSession:
     >>> with LocalSession(flow, workers=2) as session:
     ...     def source():
     ...         yield pa.table({"k": [1, 2]})
-    ...         session.migrate(0, 1)
+    ...         session.migrate(to=[1] * 256)
     ...         yield pa.table({"k": [2]})
     ...     table = pa.Table.from_batches(session.run(source()))
     >>> sorted(table.to_pydict().items())[1]
@@ -203,13 +251,17 @@ class LocalSession:
         self._late = late
         self._batch_rows = batch_rows
         self._streaming = streaming
+        self._bits = bits
         self._used = False
         # What the workers told last, once they have ended.
-        self._scopes: list[dict[str, Any]] | None = None
-        # Who owns each bin when all migrations asked for are complete; at first they are dealt out in turn.
-        self._owners = [number % workers for number in range(1 << bits)] if flow.keyed else []
+        self._last: dict[str, Any] | None = None
+        self._moves: deque[dict[str, Any]] = deque(maxlen=_MOST_MOVES)
         plan, calls = flow.to_plan(streaming)
         self._native = _native.LocalRun(plan, calls, workers=workers, bits=bits, whole=not streaming)
+        self._moving = threading.Lock()
+        # Who owns each bin when all migrations asked for are complete; None where that is to be asked.
+        self._owners: list[list[int]] | None = None
+        self._begun: list[LocalMigration] = []
 
     def run(self, source: Any) -> LocalResults:
         """Feed a source and give results back as they become final.
@@ -236,74 +288,121 @@ class LocalSession:
         read = batches(source, self._flow.input_schema, self._batch_rows)
         return LocalResults(Pump(lambda: self, read))
 
-    def migrate(self, source: int, target: int, strategy: str = "batched", batch_bins: int = 16) -> Migration:
-        """Move the state of one worker to another while the flow runs.
+    def migrate(
+        self,
+        to: Sequence[int] | None = None,
+        moves: Mapping[int, int] | Iterable[tuple[int, int]] | None = None,
+        *,
+        strategy: str = "batched",
+        batch_size: int = 16,
+    ) -> LocalMigration:
+        """Move bins to other workers while the flow runs.
 
         Parameters
         ----------
-        source, target : int
-            Worker numbers, from 0.
-        strategy : {"batched", "fluid", "all-at-once"}, default "batched"
-            How many bins move in one step: `batch_bins`, one, or all.
-        batch_bins : int, default 16
-            Bins per step of "batched".
+        to : list of int, optional
+            The worker of each bin afterwards.
+        moves : dict of bin to worker, or list of (bin, worker), optional
+            Only these bins. With neither, bins are spread evenly.
+        strategy : {"batched", "all-at-once", "fluid"}, default "batched"
+            Many bins at once make a short migration with a long pause, few bins a long one with short pauses.
+        batch_size : int, default 16
+            Bins of a step, for "batched".
 
         Returns
         -------
-        Migration
-            Its `wait` tells when the last bin has arrived; the flow need not be fed for it.
+        LocalMigration
+            A handle; its `wait` waits for the end.
 
         Raises
         ------
         ConfigError
-            When a worker does not exist, both are the same or the strategy is unknown.
+            When a bin, worker or strategy does not exist.
+        EngineError
+            When the workers have ended.
 
         Notes
         -----
-        Results do not change. Between threads a bin moves as a pointer.
+        Results do not change. Migrations take turns; what a second one has to move follows from where the first one
+        leaves the bins. Between threads a bin moves as a pointer.
         """
-        for worker in (source, target):
-            if isinstance(worker, bool) or not isinstance(worker, int) or not 0 <= worker < self.workers:
-                raise ConfigError(f"worker {worker!r} does not exist; the workers are 0 to {self.workers - 1}")
-        if source == target:
-            raise ConfigError(f"worker {source} is both the source and the target of the migration")
-        steps = migration_steps(self._owners, source, target, strategy, batch_bins)
-        handle = int(self._native.migrate(steps))
-        for step in steps:
-            for number, worker in step:
-                self._owners[number] = worker
-        return Migration(self, handle, sum(len(step) for step in steps))
+        bins = 1 << self._bits
+        wish = Wish.of(to, moves, strategy, batch_size, bins, self.workers)
+        with self._moving:
+            owners = self._planned()
+            steps = wish.plan(owners, self.workers, bins, "this flow")
+            handle = int(self._native.migrate(steps))
+            migration = LocalMigration(self, handle, strategy, sum(map(len, steps)))
+            self._begun = [*(begun for begun in self._begun if not begun.done), migration]
+            for number, worker in itertools.chain.from_iterable(steps):
+                for op in owners:
+                    op[number] = worker
+        return migration
 
-    def stats(self) -> dict[str, Any]:
-        """Return what the workers count: bins, keys, state bytes, rows, owners of bins."""
-        return dict(json.loads(self._native.stats()))
+    def rebalance(self, *, strategy: str = "batched", batch_size: int = 16) -> LocalMigration:
+        """Spread the bins evenly over the workers, moving as few as possible; see `migrate`."""
+        return self.migrate(strategy=strategy, batch_size=batch_size)
 
-    def scopes(self) -> list[dict[str, Any]]:
-        """Return the figures of the bounded parts and flat maps, over all workers.
+    def owners(self) -> list[list[int]]:
+        """The worker of each bin now, one list for each keyed step of the flow."""
+        return [list(step) for step in self._told()["owners"]]
+
+    def _planned(self) -> list[list[int]]:
+        """The worker of each bin once all that was asked for is done."""
+        if self._owners is None:
+            for migration in self._begun:
+                follow(migration._wait, None, False, lambda: 0)
+            self._owners = self.owners()
+        return self._owners
+
+    def stats(self) -> pa.Table:
+        """The present figures of the workers, one row each.
 
         Returns
         -------
-        list of dict
-            One per bounded scope and worker, in the order of the flow: ``worker``, ``step``;
-            ``batches`` (N) and ``batch_size`` (B), as they are now; ``phase``: ``fixed``,
-            ``growing``, ``settled`` or ``short`` (of memory); ``raises`` and ``shrinks``; ``rate``
-            in rows per second; ``admitted`` batches and ``admitted_rows``; ``unfinished``,
-            ``unfinished_rows`` and the most there were of both, ``maximum`` and ``maximum_rows``;
-            ``buffered``: inputs that wait before the scope; ``failed`` inputs and the first
-            ``failures``; ``holding``: the time of the batch that is unfinished for longest.
+        pyarrow.Table
+            worker, bins (of the first keyed step), bins_by_step, keys, state_bytes, rows (of input that this worker
+            has fed), late_rows, epochs (completed).
 
         Notes
         -----
         As of up to 20 ms ago. After the session is closed, as of its end.
         """
-        told = self._scopes if self._scopes is not None else self.stats()["workers"]
-        return [{"worker": worker["worker"], **scope} for worker in told for scope in worker["scopes"]]
+        rows = [
+            {**worker, "bins": next(iter(worker["bins"]), 0), "bins_by_step": worker["bins"]}
+            for worker in self._told()["workers"]
+        ]
+        return to_table(rows, LOCAL_WORKERS)
+
+    def moves(self) -> pa.Table:
+        """The log of moved bins, of which the oldest entries go first.
+
+        Returns
+        -------
+        pyarrow.Table
+            op (the keyed step, from 0), worker, bin, what (prepare, state, pending, installed), bytes (of state in the
+            message), at (nanoseconds, UTC), routed_rows (by this worker until then).
+        """
+        self._told()
+        return to_table(self._moves, LOCAL_MOVES)
+
+    def scopes(self) -> list[ScopeStats]:
+        """The figures of the bounded parts and flat maps, on each worker, in the order of the flow."""
+        return scope_stats(self._told()["workers"])
+
+    def _told(self) -> dict[str, Any]:
+        """What the workers tell now, or told last, once they have ended."""
+        if self._last is None:
+            told = json.loads(self._native.stats())
+            self._moves.extend({**move, "at": int(move["at_ns"])} for move in told["moves"])
+            return dict(told)
+        return self._last
 
     def close(self) -> None:
         """Stop the threads and drop the state; harmless when done twice."""
-        if self._scopes is None:
+        if self._last is None:
             with contextlib.suppress(EngineError):
-                self._scopes = self.stats()["workers"]
+                self._last = self._told()
         self._native.close()
 
     def __enter__(self) -> LocalSession:
@@ -449,44 +548,6 @@ def batches(source: Any, schema: pa.Schema, batch_rows: int) -> Iterator[pa.Reco
         fitting = conform(batch, schema)
         for start in range(0, fitting.num_rows, batch_rows):
             yield fitting.slice(start, batch_rows)
-
-
-def migration_steps(
-    owners: list[int], source: int, target: int, strategy: str, batch_bins: int = 16
-) -> list[list[tuple[int, int]]]:
-    """Plan the move of all bins of one worker to another.
-
-    Parameters
-    ----------
-    owners : list of int
-        Worker that owns each bin now.
-    source, target : int
-        Worker numbers.
-    strategy : {"batched", "fluid", "all-at-once"}
-        How many bins move in one step.
-    batch_bins : int, default 16
-        Bins per step of "batched".
-
-    Returns
-    -------
-    list of list of (int, int)
-        Steps of (bin, worker); the next step begins when the one before is complete.
-
-    Raises
-    ------
-    ConfigError
-        When the strategy is unknown or `batch_bins` is not positive.
-
-    Examples
-    --------
-    >>> migration_steps([0, 1, 0, 0], 0, 1, "batched", batch_bins=2)
-    [[(0, 1), (2, 1)], [(3, 1)]]
-    """
-    from penstock import _native
-
-    _at_least_one(batch_bins, "batch_bins")
-    wanted = [target if owner == source else owner for owner in owners]
-    return _native.migration_steps(owners, wanted, strategy, batch_bins)
 
 
 def _read(source: Any, nested: bool) -> Iterator[pa.RecordBatch]:

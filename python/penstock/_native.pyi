@@ -711,6 +711,9 @@ class LocalRun:
             When a bin or worker does not exist; nothing moves.
         """
 
+    def cancel_migration(self, handle: int) -> None:
+        """Let a migration end after the step under way; one that has ended is left alone."""
+
     def wait_migration(self, handle: int, timeout: float | None = None) -> _MigrationReport | None:
         """Wait for a migration: ``{"moved": bins, "bytes": n, "steps": [...]}``; None when `timeout` (s) is over."""
 

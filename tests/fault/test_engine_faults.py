@@ -234,7 +234,7 @@ def test_hostile_bytes_on_every_port(cluster: Any, engine: pk.Engine, tmp_path: 
     assert state(kept) == counted(2)
     assert engine.members() == members
     assert engine._hub.metrics()["refused"] >= 4
-    figures = [entry for entry in engine.stats() if entry["query"] == "besieged"]
+    figures = [entry for entry in engine.stats().to_pylist() if entry["query"] == "besieged"]
     assert all(entry["refused_connections"] >= 4 for entry in figures)
 
 

@@ -94,32 +94,34 @@ def test_counts_equal_pandas_with_bins_moving_while_rows_pass(cluster: Any, engi
     before = engine.owners("moving")[0]
     brake.touch()
     with in_thread(lambda: function(numbers(cluster, 1, rows, keys), 1)) as result:
-        routed = sum(entry["rows"] for entry in engine.stats() if entry["query"] == "moving")
-        wait_for(
-            lambda: sum(e["rows"] for e in engine.stats() if e["query"] == "moving") > routed, what="rows are routed"
-        )
+
+        def routed() -> int:
+            return sum(entry["rows"] for entry in engine.stats().to_pylist() if entry["query"] == "moving")
+
+        before_it = routed()
+        wait_for(lambda: routed() > before_it, what="rows are routed")
         there = engine.migrate(to=[1 - owner for owner in before], strategy="batched", batch_size=8, query="moving")
         report = there.wait(60)
         brake.unlink()
         result()
-    assert report["moved"] == 256 and report["bytes"] > 0 and len(report["steps"]) == 32
+    assert report.bins == 256 and report.bytes > 0 and len(report.steps) == 32
     assert engine.owners("moving")[0] == [1 - owner for owner in before]
-    log = [entry for entry in engine.moves() if entry["query"] == "moving"]
-    first = min(entry["at_ns"] for entry in log if entry["what"] == "prepare")
-    last = max(entry["at_ns"] for entry in log if entry["what"] == "state")
-    during = [entry["routed_rows"] for entry in log if first <= entry["at_ns"] <= last and entry["worker"] == 0]
+    log = [entry for entry in engine.moves().to_pylist() if entry["query"] == "moving"]
+    first = min(entry["at"] for entry in log if entry["what"] == "prepare")
+    last = max(entry["at"] for entry in log if entry["what"] == "state")
+    during = [entry["routed_rows"] for entry in log if first <= entry["at"] <= last and entry["worker"] == 0]
     assert max(during) > min(during), "rows passed between the first Prepare and the last State"
     # Cancelled: what has moved has moved, and the engine knows which bins those are.
     cut = engine.migrate(to=before, strategy="fluid", query="moving")
     cut.cancel()
     report = cut.wait(60)
-    assert report["moved"] == len(report["steps"]) < 256
+    assert report.bins == len(report.steps) < 256
     cut.cancel()
     moved = sum(owner == then for owner, then in zip(engine.owners("moving")[0], before, strict=True))
-    assert moved == report["moved"]
+    assert moved == report.bins
     # Between epochs, one bin at a time, and back to an even spread.
     engine.migrate(moves=dict.fromkeys(range(64), 0), strategy="fluid", query="moving").wait(60)
-    engine.rebalance("moving").wait(60)
+    engine.rebalance(query="moving").wait(60)
     assert sorted(engine.owners("moving")[0]).count(0) == 128
     function(numbers(cluster, 2, rows, keys), 2)
 
@@ -127,7 +129,7 @@ def test_counts_equal_pandas_with_bins_moving_while_rows_pass(cluster: Any, engi
     grouped = frame.groupby(frame["v"] % keys)["v"]
     expected = zip(grouped.count().index, zip(grouped.count(), grouped.sum(), strict=True), strict=True)
     assert state(kept) == dict(expected)
-    figures = [entry for entry in engine.stats() if entry["query"] == "moving"]
+    figures = [entry for entry in engine.stats().to_pylist() if entry["query"] == "moving"]
     assert sum(entry["rows"] for entry in figures) == 3 * rows
     assert sum(entry["keys"] for entry in figures) == keys
     assert {entry["pid"] for entry in figures} == {member.pid for member in engine.members()}
@@ -204,10 +206,10 @@ def test_a_replayed_batch_gives_the_same_rows_and_feeds_nothing(cluster: Any, en
     with pytest.raises(EngineError, match="sink did not return"):
         engine.finish("replayed")
     first = kept.batches[1]
-    fed = sum(entry["rows"] for entry in engine.stats() if entry["query"] == "replayed")
+    fed = sum(entry["rows"] for entry in engine.stats().to_pylist() if entry["query"] == "replayed")
     function(numbers(cluster, 1), 1)
     assert bag(kept.batches[1]) == bag(first)
-    assert sum(entry["rows"] for entry in engine.stats() if entry["query"] == "replayed") == fed == 1_200
+    assert sum(entry["rows"] for entry in engine.stats().to_pylist() if entry["query"] == "replayed") == fed == 1_200
     function(numbers(cluster, 2), 2)
     assert state(kept) == counted(3)
     for batch in (2 + 2, 1):
@@ -530,7 +532,7 @@ def test_migrations_that_make_no_sense(cluster: Any, engine: pk.Engine) -> None:
     with pytest.raises(ConfigError, match="not both"):
         engine.migrate(to=[0] * 256, moves={0: 1}, query="still")
     assert engine.owners("still") == owners
-    assert engine.migrate(to=owners, query="still").wait(5)["moved"] == 0
+    assert engine.migrate(to=owners, query="still").wait(5).bins == 0
 
 
 def test_a_second_migration_begins_where_the_first_has_ended(cluster: Any, engine: pk.Engine, tmp_path: Path) -> None:
@@ -552,11 +554,11 @@ def test_a_second_migration_begins_where_the_first_has_ended(cluster: Any, engin
                 engine.migrate(to=[2] * 256, query="in turn")
             none = engine.migrate(to=[0] * 256, query="in turn")
             none.cancel()
-            assert none.wait(5)["moved"] == 0
+            assert none.wait(5).bins == 0
         finally:
             gate.open()
-        assert there.wait(60)["moved"] == 128
-        assert back.wait(60)["moved"] == 128
+        assert there.wait(60).bins == 128
+        assert back.wait(60).bins == 128
         result()
     assert engine.owners("in turn")[0] == before
     function(numbers(cluster, 2), 2)
@@ -595,10 +597,10 @@ def test_a_batch_that_expands_beyond_memory(cluster: Any, engine: pk.Engine) -> 
     assert got == dict.fromkeys(range(20, 40), (128, 128 << 18))
     grown = {pid: resident(pid) - bytes_ for pid, bytes_ in before.items()}
     assert all(more < 200 << 20 for more in grown.values()), grown
-    scopes = [scope for entry in engine.stats() if entry["query"] == "expanding" for scope in entry["scopes"]]
-    assert len(scopes) == 4 and sum(scope["admitted_rows"] for scope in scopes if "0 (flat" in scope["step"]) == 44
+    scopes = [scope for scope in engine.scopes() if scope.query == "expanding"]
+    assert len(scopes) == 4 and sum(scope.admitted_rows for scope in scopes if "0 (flat" in scope.step) == 44
     # A member that got no rows admitted none.
-    assert max(scope["maximum"] for scope in scopes if "bounded" in scope["step"]) == 2
+    assert max(scope.maximum for scope in scopes if "bounded" in scope.step) == 2
 
 
 def resident(pid: int) -> int:
@@ -643,7 +645,7 @@ def test_closing_leaves_nothing_behind(cluster: Any) -> None:
         kept = Kept()
         engine.foreach_batch(COUNTS, kept)(numbers(cluster, 0), 0)
         assert state(kept) == counted(1)
-        assert engine.stats()[0]["worker"] == 0 and len(engine.owners()[0]) == 16
+        assert engine.stats().column("worker")[0].as_py() == 0 and len(engine.owners()[0]) == 16
         slices = engine.timeline().slices
         assert max(piece.rows for piece in slices) <= 50 and sum(piece.rows for piece in slices) == 600
         addresses = [member.address for member in engine.members()] + [engine._hub.address]

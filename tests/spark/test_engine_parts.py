@@ -13,9 +13,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import penstock as pk
+from penstock._migration import Wish, balanced, moves_to, parse_moves, steps
 from penstock.errors import ConfigError, EngineError, KeyNullError, SlotsError, UserFunctionError
-from penstock.spark._engine.migrate import Migration, MoveReport, balanced, moves_to, parse_moves, steps
-from penstock.spark._engine.moves import Moves, Wish
+from penstock.spark._engine.migrate import Migration, MoveReport
+from penstock.spark._engine.moves import Moves
 from penstock.spark._engine.preflight import examine, table
 from penstock.spark._engine.query import Query
 from penstock.spark._tasks.failures import Failure, raise_root, root
@@ -153,7 +154,7 @@ def test_a_migration_ends_when_all_its_queries_have() -> None:
     assert handle.done
     with pytest.raises(EngineError, match="cancelled"):
         handle.wait()
-    assert handle.report["moved"] == 3 and handle.report["queries"] == ["a", "b"]
+    assert handle.report.bins == 3 and handle.report.queries == ("a", "b")
 
 
 class Bins:
@@ -198,10 +199,10 @@ def test_migrations_take_turns_and_plan_when_theirs_comes() -> None:
     there, back, even = bins.ask([1, 1, 1, 1]), bins.ask([0, 0, 1, 1]), bins.ask()
     assert len(bins.open) == 1 and not there.done and not back.done
     bins.open.pop()()
-    assert there.wait(1)["moved"] == 2 and not back.done, "as it was before is a move now"
+    assert there.wait(1).bins == 2 and not back.done, "as it was before is a move now"
     bins.open.pop()()
-    assert back.wait(1)["moved"] == 2
-    assert even.wait(1)["moved"] == 0 and bins.owners == [0, 0, 1, 1]
+    assert back.wait(1).bins == 2
+    assert even.wait(1).bins == 0 and bins.owners == [0, 0, 1, 1]
     assert back.reports[0].started >= there.reports[0].ended > 0
 
 
@@ -209,12 +210,12 @@ def test_a_migration_that_waits_can_be_cancelled() -> None:
     bins = Bins([0, 0])
     first, second, third = bins.ask([1, 1]), bins.ask([0, 1]), bins.ask([0, 0])
     second.cancel()
-    assert second.wait(1)["moved"] == 0 and bins.stopped == 0 and not first.done
+    assert second.wait(1).bins == 0 and bins.stopped == 0 and not first.done
     first.cancel()
     assert bins.stopped == 1
     bins.open.pop()()
     bins.open.pop()()
-    assert first.wait(1)["moved"] == 2 == third.wait(1)["moved"] and bins.owners == [0, 0]
+    assert first.wait(1).bins == 2 == third.wait(1).bins and bins.owners == [0, 0]
 
 
 def test_many_migrations_may_end_at_once() -> None:
@@ -222,7 +223,7 @@ def test_many_migrations_may_end_at_once() -> None:
     first, rest = bins.ask([1, 1]), [bins.ask([1, 1]) for _ in range(5_000)]
     bins.broken = True
     bins.open.pop()()
-    assert first.wait(1)["moved"] == 2
+    assert first.wait(1).bins == 2
     for handle in rest:
         with pytest.raises(EngineError, match="cannot move now"):
             handle.wait(1)

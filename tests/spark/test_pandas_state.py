@@ -126,7 +126,7 @@ def test_the_same_function_gives_the_same_rows_as_under_spark(spark: Any, tmp_pa
                 source(spark, tmp_path / "ours"), "k", make_sessions(), OUTPUT, STATE, "update", "EventTimeTimeout"
             )
             late_sink = lambda df, batch_id: late.extend(df.collect())  # noqa: E731
-            return stream.start(engine, sink, str(tmp_path / "co"), late=late_sink)
+            return stream.start(engine, sink, checkpointLocation=str(tmp_path / "co"), late=late_sink)
 
         def move(number: int) -> None:
             if number == 1:

@@ -210,7 +210,7 @@ def _ours(more: dict[str, Any]) -> Callable[[Work, Iterable[int]], Iterator[int]
     def mapped(work: Work, items: Iterable[int]) -> Iterator[int]:
         with pk.ordered_map(work, items) as out:
             yield from out
-            stats = out.stats
+            stats = out.stats()
             more.update(mode=stats.mode, why=stats.why, chunk_items=stats.chunk_items)
 
     return mapped

@@ -197,7 +197,7 @@ class Running(FlowBase):
 
         return LocalSession(cast("Flow", self), workers, late=late, batch_rows=batch_rows, streaming=streaming)
 
-    def map_in_arrow(self, per_partition: bool = False) -> PartitionFunction:
+    def map_in_arrow(self, *, per_partition: bool = False) -> PartitionFunction:
         """Return a function for ``DataFrame.mapInArrow`` that runs the flow inside each partition.
 
         Parameters

@@ -203,7 +203,7 @@ class StatelessSteps(FlowBase):
         behind the one before it, so k of them hold k x N x B rows, not the product of what they
         make. Rows that have left the part are not bounded by it.
 
-        Statistics (`LocalSession.stats`, ``workers[i]["scopes"]``) tell N, B, the most batches
+        Statistics (`LocalSession.scopes`, ``Engine.scopes``) tell N, B, the most batches
         that were unfinished, and the batch that holds the window shut.
 
         The order of rows does not change, unless the body has a loop.

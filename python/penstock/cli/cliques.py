@@ -17,7 +17,7 @@ import typer
 
 from penstock.cli.choices import Host
 from penstock.cli.common import UsageError, check_output, spark_session, whole_file
-from penstock.graph._index import Counted, Index
+from penstock.graph._index import Index
 from penstock.graph._options import MOST, Options, Progress
 from penstock.graph._patterns import RELATION, clique
 
@@ -174,7 +174,8 @@ def _local(
         else:
             with index.match(pattern, order=order, options=options, progress=progress) as matches:
                 _write(matches, matches.schema, output)
-            done = Counted(**matches.stats)
+            done = matches.stats()
+            assert done is not None, "all matches were taken"
     total = sum(index.edges.values())
     return _Found(done.count, index.nodes, total, done.admitted_maximum, done.batches_maximum, *loaded)
 

@@ -27,7 +27,8 @@ import pyarrow as pa
 
 from penstock._durations import format_duration, parse_duration
 from penstock._flow import Flow
-from penstock._local import LocalSession, Migration, batches
+from penstock._local import LocalMigration, LocalSession, batches
+from penstock._migration import MigrationReport
 from penstock.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -77,6 +78,13 @@ class Move:
         if self.share is not None:
             return rows >= self.share * total
         return self.after_s is not None and seconds >= self.after_s
+
+    def take(self, owners: list[int]) -> list[tuple[int, int]]:
+        """The moves of all bins that `source` has, as (bin, worker); `owners` becomes what holds after them."""
+        moves = [(number, self.target) for number, owner in enumerate(owners) if owner == self.source]
+        for number, worker in moves:
+            owners[number] = worker
+        return moves
 
     def __str__(self) -> str:
         when = f"{self.share * 100:g}%" if self.share is not None else f"{self.after_s:g}s"
@@ -325,13 +333,15 @@ def _fed(
 ) -> Iterator[pa.RecordBatch]:
     begin = time.perf_counter()
     waiting = list(moves)
-    running: list[tuple[Move, Migration]] = []
+    owners: list[int] = []
+    running: list[tuple[Move, LocalMigration]] = []
 
     def start() -> None:
         for move in list(waiting):
             if move.due(report.rows, total, time.perf_counter() - begin):
                 waiting.remove(move)
-                running.append((move, session.migrate(move.source, move.target, strategy)))
+                owners[:] = owners or first_step(session.owners())
+                running.append((move, session.migrate(moves=move.take(owners), strategy=strategy)))
 
     for batch in batches(source, flow.input_schema, batch_rows):
         start()
@@ -339,22 +349,24 @@ def _fed(
         yield batch
     start()
     for move, migration in running:
-        done = migration.wait()
-        report.migrations.append(migration_report(str(move), strategy, done))
+        report.migrations.append(told_of(move, migration.wait()))
     report.not_started(waiting)
 
 
-def migration_report(move: str, strategy: str, done: dict[str, Any]) -> dict[str, Any]:
+def first_step(owners: list[list[int]]) -> list[int]:
+    """Owners of the bins in the first keyed step, which all others have, too; none without a keyed step."""
+    return list(owners[0]) if owners else []
+
+
+def told_of(move: Move, done: MigrationReport) -> dict[str, Any]:
     """Return what is worth telling of a finished migration."""
-    steps = done.get("steps", [])
-    seconds = (steps[-1]["ended_ns"] - steps[0]["started_ns"]) / 1e9 if steps else 0.0
     return {
-        "migrate": move,
-        "strategy": strategy,
-        "moved": int(done["moved"]),
-        "bytes": int(done["bytes"]),
-        "steps": len(steps),
-        "seconds": seconds,
+        "migrate": str(move),
+        "strategy": done.strategy,
+        "moved": done.bins,
+        "bytes": done.bytes,
+        "steps": len(done.steps),
+        "seconds": (done.steps[-1].ended_ns - done.steps[0].started_ns) / 1e9 if done.steps else 0.0,
     }
 
 

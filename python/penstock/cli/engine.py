@@ -18,7 +18,7 @@ import pyarrow as pa
 
 from penstock._flow import Flow
 from penstock._schema import conform, spark_types
-from penstock.cli.common import Move, Report, migration_report, spark_session
+from penstock.cli.common import Move, Report, first_step, spark_session, told_of
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -119,7 +119,7 @@ class _Mover:
         self._waiting = list(moves)
         self._strategy = strategy
         self._begin = time.perf_counter()
-        self._owners: list[int] | None = None
+        self._owners: list[int] = []
         self._running: list[tuple[Move, Any]] = []
 
     def around(self, step: Callable[[DataFrame, int], None]) -> Callable[[DataFrame, int], None]:
@@ -138,17 +138,15 @@ class _Mover:
         for move in list(self._waiting):
             if move.due(rows, total, time.perf_counter() - self._begin):
                 self._waiting.remove(move)
-                owners = self._owners or list(self._engine.owners()[0])
-                bins = {number: move.target for number, owner in enumerate(owners) if owner == move.source}
-                self._owners = [bins.get(number, owner) for number, owner in enumerate(owners)]
-                self._running.append((move, self._engine.migrate(moves=bins, strategy=self._strategy)))
+                self._owners = self._owners or first_step(self._engine.owners())
+                moves = move.take(self._owners)
+                self._running.append((move, self._engine.migrate(moves=moves, strategy=self._strategy)))
 
     def wait(self) -> None:
         """Start what is due at the end, and wait for all."""
         self.start(self._before[-1])
         for move, migration in self._running:
-            migration.wait(timeout=300)
-            self._report.migrations.append(migration_report(str(move), self._strategy, migration.report))
+            self._report.migrations.append(told_of(move, migration.wait("5 minutes")))
         self._report.not_started(self._waiting)
 
 

@@ -36,7 +36,7 @@ progress, waiting) does not hold it. Programs that compute in Python scale with 
 
 from __future__ import annotations
 
-from penstock.dataflow._bounded import Bounded, Failure
+from penstock.dataflow._bounded import Bounded, BoundedStats, Failure
 from penstock.dataflow._coordination import Barrier, Sequencer
 from penstock.dataflow._execution import execute, run_here, run_workers
 from penstock.dataflow._handles import Block, InputHandle, Loop, Probe
@@ -49,6 +49,7 @@ __all__ = [
     "Barrier",
     "Block",
     "Bounded",
+    "BoundedStats",
     "Capability",
     "Failure",
     "Frontiers",

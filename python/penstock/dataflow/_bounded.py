@@ -19,7 +19,7 @@ from penstock.errors import BlockError, GraphError
 if TYPE_CHECKING:
     from penstock import _native
 
-__all__ = ["Bounded", "Failure", "bounded"]
+__all__ = ["Bounded", "BoundedStats", "Failure", "bounded"]
 
 X = TypeVar("X")
 
@@ -43,6 +43,48 @@ class Failure:
     error: Exception
 
 
+@dataclass(frozen=True)
+class BoundedStats:
+    """The figures of a bounded scope on one worker.
+
+    Attributes
+    ----------
+    batches, batch_size : int
+        N and B, as they are now.
+    phase : str
+        ``fixed``, ``growing``, ``settled`` or ``short`` (of memory).
+    raises, shrinks : int
+        How often a bound was raised to stay, and how often one shrank.
+    rate : float or None
+        Items per second in the last period that was judged, where bounds are found.
+    admitted, admitted_items : int
+        Batches admitted so far, and their items.
+    unfinished, unfinished_items : int
+        Batches that are admitted and not finished, and their items.
+    maximum, maximum_items : int
+        The most there were of both.
+    buffered : int
+        Inputs that wait before the scope.
+    holding : str or None
+        The time of the batch that is unfinished for longest.
+    """
+
+    batches: int
+    batch_size: int
+    phase: str
+    raises: int
+    shrinks: int
+    rate: float | None
+    admitted: int
+    admitted_items: int
+    unfinished: int
+    unfinished_items: int
+    maximum: int
+    maximum_items: int
+    buffered: int
+    holding: str | None
+
+
 class Bounded(Stream[X]):
     """What comes out of a bounded scope; made by `Stream.bounded`. A stream as any other, with figures."""
 
@@ -60,19 +102,9 @@ class Bounded(Stream[X]):
         #: Items whose expansion raised on this worker, where ``on_failure="skip"``.
         self.failures = failures
 
-    def stats(self) -> dict[str, Any]:
-        """The figures of the scope on this worker, as of now. See `Stream.bounded` for an example.
-
-        Returns
-        -------
-        dict
-            ``batches`` and ``batch_size``: the bounds in force; ``phase``: ``fixed``, ``growing``, ``settled`` or
-            ``short`` (of memory); ``raises``, ``shrinks``: how often they moved; ``rate``: items per second, where the
-            bounds are found; ``admitted`` and ``admitted_items``; ``unfinished`` and ``unfinished_items``; ``maximum``
-            and ``maximum_items``: the most that were unfinished; ``buffered``: inputs that wait before the scope;
-            ``holding``: time of the batch that is unfinished for longest, or None.
-        """
-        return self._gate.stats()
+    def stats(self) -> BoundedStats:
+        """The figures of the scope on this worker, as of now. See `Stream.bounded` for an example."""
+        return BoundedStats(**self._gate.stats())
 
 
 def bounded(

@@ -71,7 +71,7 @@ class Failure:
 
 
 def execute(
-    program: Callable[[Worker], R], workers: int | None = None, processes: int = 1, *, start_timeout: Timeout = 60.0
+    program: Callable[[Worker], R], workers: int | None = None, *, processes: int = 1, start_timeout: Timeout = 60.0
 ) -> list[R]:
     """Run a program on every worker and return what each returned.
 

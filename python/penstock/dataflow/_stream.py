@@ -360,7 +360,7 @@ class Stream(Generic[X]):
         -----
         A time that is still open at the input gets its first batches at once, the rest when it closes: feed in epochs
         that close. A body that answers only at the end of a time holds its batches until then: put such an operator
-        behind the bounded scope. ``stats()["holding"]`` names the batch.
+        behind the bounded scope. ``stats().holding`` names the batch.
 
         Examples
         --------
@@ -377,7 +377,7 @@ class Stream(Generic[X]):
         ...     numbers.send([1_000_000])
         ...     numbers.close()
         ...     worker.step_while(lambda: not probe.done())
-        ...     return [x for _, block in seen for x in block], out.stats()["maximum_items"]
+        ...     return [x for _, block in seen for x in block], out.stats().maximum_items
         >>> pk.execute(program, workers=1)
         [([0, 250000, 500000, 750000], 30)]
         """

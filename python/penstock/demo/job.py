@@ -244,8 +244,8 @@ class Job:
             self.stop.wait(0.05)
         for handle in handles:
             handle.wait(timeout=10)
-        step.bins = sum(handle.report["bins"] for handle in handles)
-        step.bytes = sum(handle.report["bytes"] for handle in handles)
+        step.bins = sum(handle.report.bins for handle in handles)
+        step.bytes = sum(handle.report.bytes for handle in handles)
         step.ended = time.monotonic()
         step.state = "done"
 
@@ -396,7 +396,8 @@ def _queries() -> tuple[_Query, _Query]:
 
 def _lives(engine: Any) -> set[tuple[Any, ...]]:
     """Which process and which generation serves each worker of each query."""
-    return {(f["query"], f["worker"], f["pid"], f["generation"]) for f in engine.stats()}
+    lives = engine.stats().select(["query", "worker", "pid", "generation"])
+    return {tuple(life.values()) for life in lives.to_pylist()}
 
 
 def _converted(timeline: Any) -> Timeline:

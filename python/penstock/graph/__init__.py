@@ -19,8 +19,8 @@ from __future__ import annotations
 
 from penstock.graph._deltas import Changes, Deltas
 from penstock.graph._edges import read_edges
-from penstock.graph._index import Counted, Index
-from penstock.graph._matches import Matches
+from penstock.graph._index import Index
+from penstock.graph._matches import Counted, Matches
 from penstock.graph._patterns import atom, cliques, match, pattern
 
 __all__ = ["Changes", "Counted", "Deltas", "Index", "Matches", "atom", "cliques", "match", "pattern", "read_edges"]

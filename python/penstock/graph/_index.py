@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -12,10 +11,10 @@ import pyarrow as pa
 
 from penstock.errors import ConfigError
 from penstock.graph._edges import Edges, Ids, sources
-from penstock.graph._matches import Matches
+from penstock.graph._matches import Counted, Matches
 from penstock.graph._options import Options, Progress
 
-__all__ = ["Counted", "Index", "Shape", "Unit"]
+__all__ = ["Index", "Shape", "Unit"]
 
 #: Which directions an index has, or how an undirected graph is oriented.
 Shape = Literal["both", "forward", "degree", "degeneracy"]
@@ -24,28 +23,6 @@ Shape = Literal["both", "forward", "degree", "degeneracy"]
 Unit = tuple[int, int, int, int]
 
 _ARROW = {"signed": pa.int64(), "unsigned": pa.uint64(), "text": pa.large_string()}
-
-
-@dataclass(frozen=True)
-class Counted:
-    """What a count tells.
-
-    Attributes
-    ----------
-    count : int
-        Matches.
-    prefixes : int
-        Values of the first two attributes that were handed out.
-    admitted_maximum : int
-        Most of them that were admitted and unfinished at once, as measured.
-    batches_maximum : int
-        Most units of them that were.
-    """
-
-    count: int
-    prefixes: int
-    admitted_maximum: int
-    batches_maximum: int
 
 
 class Index:

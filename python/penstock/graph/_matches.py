@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from dataclasses import dataclass
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
@@ -16,17 +17,39 @@ from penstock.graph._options import Progress
 if TYPE_CHECKING:
     from penstock._native import Handover
 
-__all__ = ["Matches"]
+__all__ = ["Counted", "Matches"]
 
 #: Seconds between two looks at how far it is.
 _LOOK_S = 0.2
+
+
+@dataclass(frozen=True)
+class Counted:
+    """What a search has counted.
+
+    Attributes
+    ----------
+    count : int
+        Matches.
+    prefixes : int
+        Values of the first two attributes that were handed out.
+    admitted_maximum : int
+        Most of them that were admitted and unfinished at once, as measured.
+    batches_maximum : int
+        Most units of them that were.
+    """
+
+    count: int
+    prefixes: int
+    admitted_maximum: int
+    batches_maximum: int
 
 
 class _Found:
     """Fills from a native search; see `penstock._resume`."""
 
     def __init__(self, search: Any, progress: Progress | None) -> None:
-        self.stats: dict[str, int] = {}
+        self.stats: Counted | None = None
         self._search = search
         self._progress = progress
         self._look = time.monotonic()
@@ -47,7 +70,7 @@ class _Found:
             batch, end = self._box[0]
             self._tell(search, end is not None)
             if end is not None:
-                self.stats = end
+                self.stats = Counted(**end)
                 self.close()
             elif batch is None:
                 self._box = []
@@ -81,8 +104,6 @@ class Matches(Iterator[pa.RecordBatch]):
     ----------
     schema : pyarrow.Schema
         One column per variable of the head.
-    stats : dict
-        ``count``, ``prefixes``, ``admitted_maximum`` and ``batches_maximum``; filled when the end has come.
 
     Examples
     --------
@@ -112,9 +133,8 @@ class Matches(Iterator[pa.RecordBatch]):
         self._results = _native.Handover(self._found.fill, GraphError)
         self.__next__ = self._results.__next__  # type: ignore[method-assign]
 
-    @property
-    def stats(self) -> dict[str, int]:
-        """What was counted; filled when the end has come."""
+    def stats(self) -> Counted | None:
+        """What was counted; None until the end has come."""
         return self._found.stats
 
     def to_table(self) -> pa.Table:

@@ -20,7 +20,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from penstock.ordered._driver import Stats
+    from penstock.ordered._driver import OperatorStats, Stats
     from penstock.ordered._iterator import OrderedIterator
     from penstock.ordered._pipeline import Pipeline, default_workers, ordered_map
     from penstock.ordered._steps import (
@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     )
 
 __all__ = [
+    "OperatorStats",
     "OrderedIterator",
     "Pipeline",
     "Stats",
@@ -55,7 +56,7 @@ __all__ = [
 ]
 
 #: A worker process needs none of these: they load when somebody asks.
-_HOMES = {"OrderedIterator": "_iterator", "Stats": "_driver"} | dict.fromkeys(
+_HOMES = {"OrderedIterator": "_iterator", "OperatorStats": "_driver", "Stats": "_driver"} | dict.fromkeys(
     ("Pipeline", "default_workers", "ordered_map"), "_pipeline"
 )
 

@@ -37,7 +37,7 @@ from penstock.ordered._pools import Starting
 from penstock.ordered._source import open_source
 from penstock.ordered._steps import Step
 
-__all__ = ["Driver", "Options", "Stats"]
+__all__ = ["Driver", "OperatorStats", "Options", "Stats"]
 
 
 @dataclass(frozen=True)
@@ -53,6 +53,38 @@ class Options:
     scheduler: str = "adaptive"
     queue: str = "hybrid"
     reads: str = "aside"
+
+
+@dataclass(frozen=True)
+class OperatorStats:
+    """What one operator of a run has done; all but the name is counted beside the caller's thread only.
+
+    Attributes
+    ----------
+    name : str
+        Its steps.
+    chunks_in, chunks_out, values_in, values_out : int
+        What it has taken and given.
+    busy_s : float
+        Seconds that workers spent in it.
+    waiting, workers : int
+        Chunks that wait before it, and workers in it, now.
+    selectivity : float or None
+        Values out per value in, a moving average.
+    scheduler : str
+        Which one the run uses now.
+    """
+
+    name: str
+    chunks_in: int = 0
+    chunks_out: int = 0
+    values_in: int = 0
+    values_out: int = 0
+    busy_s: float = 0.0
+    waiting: int = 0
+    workers: int = 0
+    selectivity: float | None = None
+    scheduler: str = ""
 
 
 @dataclass(frozen=True)
@@ -77,8 +109,8 @@ class Stats:
         Items read whose results have not been given out.
     rates : dict of str to float
         Items per second by mode, where "auto" has measured.
-    steps : tuple of dict
-        Per operator its name, and what the runtime counts: queues, items, time, workers, selectivity.
+    steps : tuple of OperatorStats
+        What each operator has done.
     """
 
     mode: str
@@ -91,7 +123,7 @@ class Stats:
     chunk_items: int = 0
     in_flight: int = 0
     rates: dict[str, float] = field(default_factory=dict)
-    steps: tuple[dict[str, Any], ...] = ()
+    steps: tuple[OperatorStats, ...] = ()
 
 
 class Engine(Protocol):
@@ -103,7 +135,7 @@ class Engine(Protocol):
     def pull(self, box: list[Any], wait: bool) -> None:
         """Put the next finished chunk into the box, or None; with `wait`, a nudge or a limit may end the wait."""
 
-    def stats(self) -> tuple[dict[str, Any], ...]:
+    def stats(self) -> list[dict[str, Any]]:
         """Counts per operator."""
 
     def close(self, limit: float | None = None) -> None:
@@ -526,7 +558,7 @@ class Driver:
     def stats(self) -> Stats:
         """See `Stats`."""
         engine, desk, out = self._engine, self._desk, self._out
-        names: tuple[dict[str, Any], ...] = tuple({"name": operator.name} for operator in self._operators)
+        told = [{"name": operator.name} for operator in self._operators] if engine is None else engine.stats()
         return Stats(
             mode=self._mode,
             why=self._chooser.why if self._auto else self._why,
@@ -538,5 +570,5 @@ class Driver:
             chunk_items=desk.last,
             in_flight=desk.mark.items - out.mark.items,
             rates=dict(self._chooser.rates),
-            steps=names if engine is None else engine.stats(),
+            steps=tuple(OperatorStats(**facts) for facts in told),
         )

@@ -79,7 +79,6 @@ class OrderedIterator:
         self._results.clear()
         self._driver.stop()
 
-    @property
     def stats(self) -> Stats:
         """What the run has done so far, and how it does it.
 
@@ -87,7 +86,7 @@ class OrderedIterator:
         --------
         >>> import penstock as pk
         >>> results = pk.ordered_map(abs, range(3), mode="inline")
-        >>> list(results), results.stats.items_in, results.stats.mode
+        >>> list(results), results.stats().items_in, results.stats().mode
         ([0, 1, 2], 3, 'inline')
         """
         return self._driver.stats()
@@ -96,5 +95,5 @@ class OrderedIterator:
         raise TypeError("a running ordered iterator cannot be pickled: ship the function or the Pipeline")
 
     def __repr__(self) -> str:
-        stats = self.stats
+        stats = self.stats()
         return f"<ordered iterator: {stats.mode}, {stats.items_in} items read, {stats.in_flight} in flight>"

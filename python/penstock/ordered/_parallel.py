@@ -174,9 +174,9 @@ class Parallel:
                     timeout=timeout,
                 )
 
-    def stats(self) -> tuple[dict[str, Any], ...]:
+    def stats(self) -> list[dict[str, Any]]:
         """Counts per operator."""
-        return tuple(self._run.stats())
+        return self._run.stats()
 
     def close(self, limit: float | None = None) -> None:
         """End all work: what is under way is waited for, at most `limit` seconds; then it is interrupted."""

@@ -142,7 +142,7 @@ def places(hashes: pa.Array, count: int) -> pa.Array:
     return pc.shift_right(scaled, pa.scalar(32, pa.uint64())).cast(pa.int32())
 
 
-def run(flow: Flow, df: DataFrame, partitions: int | None = None) -> DataFrame:
+def run(flow: Flow, df: DataFrame, *, partitions: int | None = None) -> DataFrame:
     """Run a flow as a Spark batch job.
 
     Parameters

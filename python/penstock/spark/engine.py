@@ -18,10 +18,12 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from datetime import datetime, timezone
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from penstock._durations import Timeout, parse_timeout
+from penstock._figures import ENGINE_MOVES, ENGINE_WORKERS, ScopeStats, scope_stats, to_table
 from penstock._sizes import parse_bytes
 from penstock.errors import ConfigError, EngineError, ForkError
 from penstock.spark._engine import handles
@@ -29,7 +31,7 @@ from penstock.spark._engine.batch_function import BatchFunction, Sink
 from penstock.spark._engine.ended import Ended
 from penstock.spark._engine.generation import Setup
 from penstock.spark._engine.hub import Hub, Member
-from penstock.spark._engine.migrate import STRATEGIES, Migration
+from penstock.spark._engine.migrate import Migration
 from penstock.spark._engine.program import Program
 from penstock.spark._engine.queries import Queries
 from penstock.spark._engine.query import Query
@@ -41,6 +43,7 @@ from penstock.spark._tasks.place import Secret
 from penstock.spark._tasks.slots import capacity, held_slots, require_slots
 
 if TYPE_CHECKING:
+    import pyarrow as pa
     from pyspark.sql import DataFrame, SparkSession
 
     from penstock._flow import Flow
@@ -118,6 +121,7 @@ class Engine:
         self,
         spark: SparkSession,
         workers: int = 2,
+        *,
         threads: int = 1,
         bits: int = 8,
         name: str | None = None,
@@ -289,7 +293,9 @@ class Engine:
 
     # Queries
 
-    def foreach_batch(self, flow: Flow, sink: Sink, late: Sink | None = None, name: str | None = None) -> BatchFunction:
+    def foreach_batch(
+        self, flow: Flow, sink: Sink, *, late: Sink | None = None, name: str | None = None
+    ) -> BatchFunction:
         """Make the function for ``DataStreamWriter.foreachBatch`` that runs a flow on this engine.
 
         Parameters
@@ -410,6 +416,7 @@ class Engine:
         self,
         to: Sequence[int] | None = None,
         moves: Mapping[int, int] | Iterable[tuple[int, int]] | None = None,
+        *,
         strategy: str = "batched",
         batch_size: int = 16,
         query: Any = None,
@@ -442,8 +449,6 @@ class Engine:
             When there is no such query, or it does not run.
         """
         self._require_open()
-        if strategy not in STRATEGIES:
-            raise ConfigError(f"strategy {strategy!r} is none of {', '.join(STRATEGIES)}")
         if isinstance(moves, Iterator):
             moves = list(moves)
         if query is not None:
@@ -458,7 +463,7 @@ class Engine:
         handle.seal()
         return handle
 
-    def rebalance(self, query: Any = None, strategy: str = "batched", batch_size: int = 16) -> Migration:
+    def rebalance(self, *, strategy: str = "batched", batch_size: int = 16, query: Any = None) -> Migration:
         """Spread the bins evenly over the workers, moving as few as possible; see `migrate`."""
         return self.migrate(strategy=strategy, batch_size=batch_size, query=query)
 
@@ -474,30 +479,47 @@ class Engine:
 
     # Figures
 
-    def stats(self) -> list[dict[str, Any]]:
-        """The present figures of every worker of every query.
+    def stats(self) -> pa.Table:
+        """The present figures of the workers, one row for each worker of each query.
 
         Returns
         -------
-        list of dict
-            query, worker, bins, keys, state_bytes, rows, late_rows, rss (bytes), pid, executor, and more;
-            scopes: the bounded parts and flat maps of the flow, as `LocalSession.scopes` tells them.
-            Counts of rows are since the query began here. Of the whole process, bytes: staging_memory (what waiting
-            rows and results may take), staged_bytes (what they take now), staged_peak_bytes, disk_bytes (in files now),
-            spilled_bytes (written to files so far).
+        pyarrow.Table
+            query, worker, bins, bins_by_step (of each keyed step), keys, state_bytes, rows, late_rows, epochs: as
+            `LocalSession.stats` tells them; rows are counted since the query began here. generation, member, resident,
+            executor, pid: where the worker is. Of its whole process: rss_bytes, staging_memory_bytes (what waiting rows
+            and results may take), staged_bytes (what they take now), staged_peak_bytes, disk_bytes (in files now),
+            spilled_bytes (written to files so far), refused_connections; at: when it told.
         """
+        rows = self._figures()
+        for row in rows:
+            row["at"] = datetime.fromtimestamp(row["at"], timezone.utc)
+        return to_table(rows, ENGINE_WORKERS)
+
+    def scopes(self) -> list[ScopeStats]:
+        """The figures of the bounded parts and flat maps of all queries, on each worker."""
+        return scope_stats(self._figures())
+
+    def _figures(self) -> list[dict[str, Any]]:
         self._require_open()
         assert self._recorder is not None
         self._recorder.refresh()
         return self._recorder.latest()
 
-    def moves(self) -> list[dict[str, Any]]:
-        """The log of moved bins: query, op, worker, bin, what (prepare, state, installed), at_ns, routed_rows."""
+    def moves(self) -> pa.Table:
+        """The log of moved bins, of which the oldest entries go first.
+
+        Returns
+        -------
+        pyarrow.Table
+            query, op (the keyed step, from 0), worker, bin, what (prepare, state, pending, installed), bytes (of state
+            in the message), at (nanoseconds, UTC), routed_rows (by this worker until then).
+        """
         if self._recorder is None:
-            return []
+            return to_table([], ENGINE_MOVES)
         if self._state == "open":
             self._recorder.refresh()
-        return self._recorder.moves()
+        return to_table(self._recorder.moves(), ENGINE_MOVES)
 
     def timeline(self) -> Timeline:
         """What was measured so far: epochs, slices, migrations and load; a copy, bounded in size."""

@@ -26,7 +26,8 @@ import pyarrow as pa
 from penstock._schema import conform, spark_types, to_arrow, to_ddl
 from penstock.errors import ConfigError
 from penstock.graph._edges import Edges, check_columns, edge_columns, node_kind
-from penstock.graph._index import Counted, Index, Shape, Unit
+from penstock.graph._index import Index, Shape, Unit
+from penstock.graph._matches import Counted
 from penstock.graph._options import Options, Progress
 from penstock.spark._graph.hosted import meeting_place, opened
 from penstock.spark._graph.stream import pieces

@@ -127,7 +127,7 @@ def apply_in_pandas_with_state(
     flow = flow.key_by(*keys)._group_state(
         func, outputStructType, stateStructType, outputMode, timeoutConf, zone, None, streaming=streaming
     )
-    return StatefulStream(df, flow) if streaming else run(flow, df, partitions)
+    return StatefulStream(df, flow) if streaming else run(flow, df, partitions=partitions)
 
 
 class StatefulStream:
@@ -146,21 +146,21 @@ class StatefulStream:
         self.flow = flow
 
     def foreach_batch(
-        self, engine: Engine, sink: Sink, late: Sink | None = None, name: str | None = None
+        self, engine: Engine, sink: Sink, *, late: Sink | None = None, name: str | None = None
     ) -> BatchFunction:
         """The function for ``DataStreamWriter.foreachBatch``; see `Engine.foreach_batch`."""
-        return engine.foreach_batch(self.flow, sink, late, name)
+        return engine.foreach_batch(self.flow, sink, late=late, name=name)
 
-    def writer(self, engine: Engine, sink: Sink, late: Sink | None = None) -> DataStreamWriter:
+    def writer(self, engine: Engine, sink: Sink, *, late: Sink | None = None) -> DataStreamWriter:
         """A ``DataStreamWriter`` to which a trigger, a name and options can be added before its ``start()``."""
-        return self.df.writeStream.foreachBatch(self.foreach_batch(engine, sink, late))
+        return self.df.writeStream.foreachBatch(self.foreach_batch(engine, sink, late=late))
 
     def start(
         self,
         engine: Engine,
         sink: Sink,
-        checkpointLocation: str | None = None,
         *,
+        checkpointLocation: str | None = None,
         late: Sink | None = None,
         queryName: str | None = None,
         trigger: dict[str, Any] | None = None,
@@ -190,7 +190,7 @@ class StatefulStream:
         pyspark.sql.streaming.StreamingQuery
             Spark's own; ``engine.finish(query)`` fires the event-time timeouts that are left.
         """
-        writer = self.writer(engine, sink, late)
+        writer = self.writer(engine, sink, late=late)
         if checkpointLocation is not None:
             writer = writer.option("checkpointLocation", checkpointLocation)
         if queryName is not None:

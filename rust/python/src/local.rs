@@ -348,6 +348,14 @@ impl LocalRun {
         Ok(started?)
     }
 
+    /// Lets a migration end after the step under way; one that has ended is left alone.
+    fn cancel_migration(&self, py: Python<'_>, handle: u64) -> PyResult<()> {
+        let inner = self.inner(py)?;
+        let told = py.detach(|| inner.with(|books| books.group.as_ref().map(|group| group.cancel(handle))))?;
+        told.ok_or(Problem::Closed("LocalRun"))?;
+        Ok(())
+    }
+
     /// Waits for a migration: ``{"moved": bins, "bytes": n, "steps": [...]}``; None when `timeout` (seconds) is over.
     #[pyo3(signature = (handle, timeout=None))]
     fn wait_migration<'py>(

@@ -23,11 +23,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
-from penstock.errors import ConfigError, EngineError, StateLost
+from penstock._migration import Wish
+from penstock.errors import EngineError, StateLost
 from penstock.report import _timeline as timeline
 from penstock.spark._engine.hub import Call, Hub, Member
-from penstock.spark._engine.migrate import Migration, parse_moves, parse_target
-from penstock.spark._engine.moves import Ended, Moves, Wish
+from penstock.spark._engine.migrate import Migration
+from penstock.spark._engine.moves import Ended, Moves
 from penstock.spark._engine.program import Program
 from penstock.spark._engine.record import Recorder
 from penstock.spark._tasks.failures import Failure, raise_root, root
@@ -399,13 +400,9 @@ class Generations:
             self._require_running()
             owners, workers = [list(step) for step in self._owners], self.workers
         bins = 1 << self._setup.bits
-        if moves is not None:
-            if to is not None:
-                raise ConfigError("migrate takes to= or moves=, not both")
-            moves = tuple(parse_moves(moves, bins, workers))
-        wish = Wish(None if to is None else parse_target(to), moves, strategy, batch_size)
+        wish = Wish.of(to, moves, strategy, batch_size, bins, workers)
         # What is wrong whatever moves before is told to the caller, not to the handle.
-        wish.plan(owners, workers, bins, self._name)
+        wish.plan(owners, workers, bins, f"query {self._name}")
         self._moves.add(handle, self._name, wish)
 
     def _require_running(self) -> None:
@@ -421,7 +418,7 @@ class Generations:
             workers, generation, leader = self.workers, self.number, self.members[0]
             self._handles += 1
             number = self._handles
-        plan = wish.plan(owners, workers, 1 << self._setup.bits, self._name)
+        plan = wish.plan(owners, workers, 1 << self._setup.bits, f"query {self._name}")
         started(sum(map(len, plan)))
         if not plan:
             ended({"moved": 0, "bytes": 0, "steps": []}, None)

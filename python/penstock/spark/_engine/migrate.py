@@ -1,166 +1,23 @@
-"""Moving bins while a query runs: what to move, in which steps, and a handle on it.
+"""The handle on the migrations of an engine's queries.
 
-Owns: the checks of what a user asks for, the balanced target, and `Migration`, which follows the moves of one or
-several queries; whose turn it is, `moves` knows. The moves themselves are made by the workers, at a slice of the epoch
-that runs, or between epochs.
-
-Source: Megaphone (VLDB 2019), section 4.3: all-at-once, fluid and batched.
+Owns: following the moves of one or several queries to their ends; whose turn it is, `moves` knows, and what is to move
+`penstock._migration`.
 """
 
 from __future__ import annotations
 
-import itertools
-import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
-from penstock._durations import Timeout, parse_timeout
-from penstock.errors import ConfigError, EngineError, PenstockError
+from penstock._durations import Timeout
+from penstock._migration import MigrationReport, MigrationStep, follow
+from penstock.errors import EngineError, PenstockError
 from penstock.spark._engine.hub import plain_interrupts
 
-__all__ = ["STRATEGIES", "Migration", "MoveReport", "balanced", "moves_to", "parse_moves", "parse_target", "steps"]
-
-#: Names of the strategies.
-STRATEGIES = ("batched", "all-at-once", "fluid")
-
-Move = tuple[int, int]
-
-
-def steps(owners: Sequence[Sequence[int]], moves: Sequence[Move], strategy: str, batch_size: int) -> list[list[Move]]:
-    """Cut moves into steps; a step's bins move at one time, the next step waits for them.
-
-    Parameters
-    ----------
-    owners : list of list of int
-        Worker of each bin now, by keyed step.
-    moves : sequence of (bin, worker)
-        Bins differ, and each is elsewhere in some keyed step.
-    strategy : {"batched", "all-at-once", "fluid"}
-        Steps of `batch_size` bins, one step, or one bin a step.
-    batch_size : int
-        Only for "batched".
-
-    Raises
-    ------
-    ConfigError
-        For another strategy, or a size below 1.
-
-    Examples
-    --------
-    >>> steps([[0, 0, 1, 0]], [(0, 1), (1, 1), (2, 0)], "batched", 2)
-    [[(0, 1), (1, 1)], [(2, 0)]]
-    """
-    from penstock import _native
-
-    if isinstance(batch_size, bool) or not isinstance(batch_size, int) or batch_size < 1:
-        raise ConfigError(f"batch_size={batch_size!r} must be an int of at least 1")
-    if not moves:
-        return []
-    before, after = list(owners[0]), list(owners[0])
-    for bin_, worker in moves:
-        before[bin_] = next(step[bin_] for step in owners if step[bin_] != worker)
-        after[bin_] = worker
-    return _native.migration_steps(before, after, strategy, batch_size)
-
-
-def parse_moves(moves: Mapping[int, int] | Iterable[Move], bins: int, workers: int) -> list[Move]:
-    """Check the moves that a user wrote.
-
-    Raises
-    ------
-    ConfigError
-        When a bin or worker does not exist, or a bin is named twice.
-
-    Examples
-    --------
-    >>> parse_moves({3: 1, 0: 1}, 4, 2)
-    [(0, 1), (3, 1)]
-    """
-    try:
-        pairs = list(moves.items()) if isinstance(moves, Mapping) else [tuple(move) for move in moves]
-    except TypeError:
-        raise ConfigError(f"moves={moves!r} must be a dict of bin to worker, or (bin, worker) pairs") from None
-    found: dict[int, int] = {}
-    for pair in pairs:
-        if len(pair) != 2 or not all(isinstance(part, int) and not isinstance(part, bool) for part in pair):
-            raise ConfigError(f"a move is (bin, worker), two ints, not {pair!r}")
-        bin_, worker = pair
-        if not 0 <= bin_ < bins:
-            raise ConfigError(f"there is no bin {bin_}: the query has bins 0 to {bins - 1}")
-        if not 0 <= worker < workers:
-            raise ConfigError(f"there is no worker {worker}: the query has workers 0 to {workers - 1}")
-        if bin_ in found:
-            raise ConfigError(f"bin {bin_} is to move twice")
-        found[bin_] = worker
-    return sorted(found.items())
-
-
-def parse_target(to: Iterable[Any]) -> tuple[Any, ...]:
-    """A copy of the target owners that a user wrote.
-
-    Raises
-    ------
-    ConfigError
-        When it is no list.
-    """
-    try:
-        return tuple(to)
-    except TypeError:
-        raise ConfigError(f"to={to!r} must be a list of workers, one for each bin") from None
-
-
-def moves_to(owners: Sequence[Sequence[int]], target: Sequence[int], workers: int) -> list[Move]:
-    """The moves from the present owners (per keyed step) to a target owner for each bin.
-
-    Raises
-    ------
-    ConfigError
-        When the target does not name one worker for each bin.
-
-    Examples
-    --------
-    >>> moves_to([[0, 1, 0]], [0, 0, 1], 2)
-    [(1, 0), (2, 1)]
-    """
-    bins = len(owners[0]) if owners else 0
-    wanted = list(target)
-    if len(wanted) == len(owners) and wanted and all(isinstance(step, Sequence) for step in wanted):
-        first: Any = wanted[0]
-        if any(list(step) != list(first) for step in wanted):  # type: ignore[call-overload]
-            raise ConfigError("all keyed steps of a query move together: give one list of owners")
-        wanted = list(first)
-    if len(wanted) != bins:
-        raise ConfigError(f"to= has {len(wanted)} owners; the query has {bins} bins")
-    moves = parse_moves(enumerate(wanted), bins, workers)
-    return [(bin_, worker) for bin_, worker in moves if any(step[bin_] != worker for step in owners)]
-
-
-def balanced(owners: Sequence[int], workers: int) -> list[int]:
-    """Owners with equal shares, up to one bin, that differ from the present ones in as few bins as possible.
-
-    Examples
-    --------
-    >>> balanced([0, 0, 0, 0], 2)
-    [0, 0, 1, 1]
-    >>> balanced([0, 1, 1, 0], 2)
-    [0, 1, 1, 0]
-    """
-    held: list[list[int]] = [[] for _ in range(workers)]
-    for bin_, owner in enumerate(owners):
-        held[owner].append(bin_)
-    # Workers with many bins get the shares that are one larger.
-    share, rest = divmod(len(owners), workers)
-    ranked = sorted(range(workers), key=lambda worker: -len(held[worker]))
-    quota = {worker: share + (place < rest) for place, worker in enumerate(ranked)}
-    result = list(owners)
-    spare = iter([bin_ for worker in ranked for bin_ in held[worker][quota[worker] :]])
-    for worker in range(workers):
-        for bin_ in itertools.islice(spare, max(0, quota[worker] - len(held[worker]))):
-            result[bin_] = worker
-    return result
+__all__ = ["Migration", "MoveReport"]
 
 
 @dataclass
@@ -177,8 +34,8 @@ class MoveReport:
         Seconds since 1970: its turn, before that the call; `ended` is 0 until then.
     bins, bytes : int
         Bins moved, and bytes of state that went between processes, over all members.
-    steps : list of dict
-        ``step``, ``bins``, ``started_ns``, ``ended_ns`` (nanoseconds since 1970) of each step.
+    steps : tuple of MigrationStep
+        One after the other.
     error : str
         Why it did not finish, or empty.
     """
@@ -189,7 +46,7 @@ class MoveReport:
     ended: float = 0.0
     bins: int = 0
     bytes: int = 0
-    steps: list[dict[str, Any]] = field(default_factory=list)
+    steps: tuple[MigrationStep, ...] = ()
     error: str = ""
 
 
@@ -230,7 +87,7 @@ class Migration:
                 if answer is not None:
                     report.bins = int(answer.get("moved", 0))
                     report.bytes = int(answer.get("bytes", 0))
-                    report.steps = [dict(step) for step in answer.get("steps", [])]
+                    report.steps = tuple(MigrationStep(**step, query=report.query) for step in answer.get("steps", []))
                 if error is not None:
                     report.error = str(error)
                     self.error = self.error or error
@@ -263,35 +120,33 @@ class Migration:
         return self._wait(0)
 
     @property
-    def report(self) -> dict[str, Any]:
-        """The figures of all queries together: strategy, started, ended, bins (alias moved), bytes, steps."""
+    def report(self) -> MigrationReport:
+        """What was done so far, of all queries together."""
         with self._changed:
             reports = list(self.reports)
-        return {
-            "strategy": reports[0].strategy if reports else "",
-            "started": min((report.started for report in reports), default=0.0),
-            "ended": max((report.ended for report in reports), default=0.0),
-            "seconds": max((r.ended for r in reports), default=0.0) - min((r.started for r in reports), default=0.0),
-            "moved": sum(report.bins for report in reports),
-            "bins": sum(report.bins for report in reports),
-            "bytes": sum(report.bytes for report in reports),
-            "steps": [{"query": report.query, **step} for report in reports for step in report.steps],
-            "queries": [report.query for report in reports],
-        }
+        return MigrationReport(
+            strategy=reports[0].strategy if reports else "",
+            started=min((report.started for report in reports), default=0.0),
+            ended=max((report.ended for report in reports), default=0.0) if self.done else 0.0,
+            bins=sum(report.bins for report in reports),
+            bytes=sum(report.bytes for report in reports),
+            steps=tuple(step for report in reports for step in report.steps),
+            queries=tuple(report.query for report in reports),
+        )
 
-    def wait(self, timeout: Timeout | None = None, progress: bool = False) -> dict[str, Any]:
+    def wait(self, timeout: Timeout | None = None, progress: bool = False) -> MigrationReport:
         """Wait for the end.
 
         Parameters
         ----------
         timeout : float, str or datetime.timedelta, optional
-            Seconds; default forever.
+            Seconds, or a duration; default without limit.
         progress : bool, default False
             Show a line on stderr while waiting.
 
         Returns
         -------
-        dict
+        MigrationReport
             `report`.
 
         Raises
@@ -301,22 +156,8 @@ class Migration:
         TimeoutError
             When it still runs after `timeout`.
         """
-        began = time.monotonic()
-        seconds = parse_timeout(timeout, least_s=0.0)
-        deadline = None if seconds is None else began + seconds
-        shown = False
-        try:
-            with plain_interrupts():
-                while not self._wait(0.1 if deadline is None else min(0.1, deadline - time.monotonic())):
-                    if deadline is not None and time.monotonic() >= deadline:
-                        raise TimeoutError(f"the migration still runs after {seconds:g} s")
-                    if progress:
-                        shown = True
-                        text = f"\rmoving {self._planned} bins: {time.monotonic() - began:.1f} s"
-                        print(text, end="", file=sys.stderr, flush=True)
-        finally:
-            if shown:
-                print(file=sys.stderr, flush=True)
+        with plain_interrupts():
+            follow(self._wait, timeout, progress, lambda: self._planned)
         if self.error is not None:
             if isinstance(self.error, PenstockError):
                 raise self.error

@@ -12,56 +12,16 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
-from penstock.errors import ConfigError
-from penstock.spark._engine.migrate import Migration, Move, MoveReport, balanced, moves_to, parse_moves, steps
+from penstock._migration import Wish
+from penstock.spark._engine.migrate import Migration, MoveReport
 
-__all__ = ["Begin", "Ended", "Moves", "Wish"]
+__all__ = ["Begin", "Ended", "Moves"]
 
 #: Told once: the leader's answer, or why there is none.
 Ended = Callable[[Mapping[str, Any] | None, Exception | None], None]
-
-
-@dataclass(frozen=True)
-class Wish:
-    """What somebody asked to move.
-
-    Attributes
-    ----------
-    to : sequence, optional
-        The worker of each bin afterwards.
-    moves : list of (bin, worker), optional
-        Only these bins. With neither, bins are spread evenly.
-    strategy, batch_size
-        As for `migrate.steps`.
-    """
-
-    to: tuple[Any, ...] | None
-    moves: tuple[Any, ...] | None
-    strategy: str
-    batch_size: int
-
-    def plan(self, owners: Sequence[Sequence[int]], workers: int, bins: int, name: str) -> list[list[Move]]:
-        """The steps from these owners, by keyed step.
-
-        Raises
-        ------
-        ConfigError
-            When a bin or worker does not exist, whoever owns what.
-        """
-        if self.moves is not None:
-            todo = parse_moves(self.moves, bins, workers)
-        elif self.to is not None:
-            todo = moves_to(owners, self.to, workers) if owners else []
-        else:
-            todo = moves_to(owners, balanced(owners[0], workers), workers) if owners else []
-        if not owners and todo:
-            raise ConfigError(f"query {name} keeps no state: it has no bins to move")
-        todo = [(bin_, worker) for bin_, worker in todo if any(op[bin_] != worker for op in owners)]
-        return steps(owners, todo, self.strategy, self.batch_size)
 
 
 class _Turn:

@@ -157,7 +157,7 @@ class Recorder:
             for sample in group["slices"]:
                 self._slices.append(Slice(sample["ended_ns"] / 1e9, sample["latency_ns"], sample["rows"]))
             for move in group["moves"]:
-                self._moves.append({"query": query, **move})
+                self._moves.append({"query": query, "at": int(move["at_ns"]), **move})
                 self._moved[query] = self._moved.get(query, 0) + int(move["bytes"])
 
     def _worker(self, member: Member, query: str, generation: int, worker: Mapping[str, Any], at: float) -> None:
@@ -197,8 +197,8 @@ class Recorder:
             "resident": member.slot,
             "executor": member.executor,
             "pid": member.pid,
-            "rss": member.process.get("rss_bytes"),
-            "staging_memory": staging.get("budget_bytes"),
+            "rss_bytes": member.process.get("rss_bytes"),
+            "staging_memory_bytes": staging.get("budget_bytes"),
             "staged_bytes": load.staged_bytes,
             "staged_peak_bytes": staging.get("memory_peak_bytes"),
             "disk_bytes": load.disk_bytes,

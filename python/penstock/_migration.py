@@ -1,0 +1,362 @@
+"""Moving bins while a flow runs: what is to move, in which steps, and what is told of it.
+
+Owns: the checks of what a user asks for, the balanced target, the plan, and the report; the same for `LocalSession`
+and ``penstock.Engine``. The moves themselves are made by the workers. All keyed steps of a flow move together: where a
+bin moves, it does in each of them.
+
+Source: Megaphone (VLDB 2019), section 4.3: all-at-once, fluid and batched.
+"""
+
+from __future__ import annotations
+
+import itertools
+import sys
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol, runtime_checkable
+
+from penstock._durations import Timeout, parse_timeout
+from penstock.errors import ConfigError
+
+__all__ = [
+    "STRATEGIES",
+    "Migration",
+    "MigrationReport",
+    "MigrationStep",
+    "Move",
+    "Wish",
+    "balanced",
+    "follow",
+    "moves_to",
+    "parse_moves",
+    "parse_target",
+    "steps",
+]
+
+#: Names of the strategies.
+STRATEGIES = ("batched", "all-at-once", "fluid")
+
+Move = tuple[int, int]
+
+
+@dataclass(frozen=True)
+class MigrationStep:
+    """Bins that moved at one time.
+
+    Attributes
+    ----------
+    step : int
+        Its number, from 0.
+    bins : int
+        How many bins it moved.
+    started_ns, ended_ns : int
+        Nanoseconds since 1970.
+    query : str
+        The query of an engine whose bins they are; empty on the local host.
+    """
+
+    step: int
+    bins: int
+    started_ns: int
+    ended_ns: int
+    query: str = ""
+
+
+@dataclass(frozen=True)
+class MigrationReport:
+    """What a migration has done.
+
+    Attributes
+    ----------
+    strategy : str
+        As asked for.
+    started, ended : float
+        Seconds since 1970: its turn, before that the call; `ended` is 0 until then.
+    bins : int
+        Bins that have moved.
+    bytes : int
+        Bytes of state that went between processes.
+    steps : tuple of MigrationStep
+        One after the other.
+    queries : tuple of str
+        Names of the queries of an engine; empty on the local host.
+    """
+
+    strategy: str
+    started: float
+    ended: float = 0.0
+    bins: int = 0
+    bytes: int = 0
+    steps: tuple[MigrationStep, ...] = ()
+    queries: tuple[str, ...] = ()
+
+    @property
+    def seconds(self) -> float:
+        """How long it took, or has taken so far."""
+        return (self.ended or time.time()) - self.started
+
+
+@runtime_checkable
+class Migration(Protocol):
+    """A handle on moves that are under way; what `LocalSession.migrate` and ``Engine.migrate`` give."""
+
+    @property
+    def done(self) -> bool:
+        """Whether it has ended, well or not."""
+
+    @property
+    def report(self) -> MigrationReport:
+        """What it has done so far."""
+
+    def wait(self, timeout: Timeout | None = None, progress: bool = False) -> MigrationReport:
+        """Wait for the end.
+
+        Parameters
+        ----------
+        timeout : float, str or datetime.timedelta, optional
+            Seconds, or a duration; default without limit.
+        progress : bool, default False
+            Show a line on stderr while waiting.
+
+        Raises
+        ------
+        EngineError
+            When it failed, or the workers have ended.
+        TimeoutError
+            When it still runs then; it goes on.
+        """
+
+    def cancel(self) -> None:
+        """Begin no further step; the one under way is completed, and `wait` tells what was done."""
+
+
+def follow(ended: Callable[[float], bool], timeout: Timeout | None, progress: bool, bins: Callable[[], int]) -> None:
+    """Wait as `Migration.wait` does.
+
+    Parameters
+    ----------
+    ended : callable
+        Waits for so many seconds at most, and says whether it has ended.
+    timeout, progress
+        As for `Migration.wait`.
+    bins : callable
+        How many are to move, for the line.
+
+    Raises
+    ------
+    TimeoutError
+        When it still runs then.
+    """
+    began = time.monotonic()
+    seconds = parse_timeout(timeout, least_s=0.0)
+    deadline = None if seconds is None else began + seconds
+    shown = False
+    try:
+        while not ended(0.1 if deadline is None else max(0.0, min(0.1, deadline - time.monotonic()))):
+            if deadline is not None and time.monotonic() >= deadline:
+                raise TimeoutError(f"the migration still runs after {seconds:g} s")
+            if progress:
+                shown = True
+                text = f"\rmoving {bins()} bins: {time.monotonic() - began:.1f} s"
+                print(text, end="", file=sys.stderr, flush=True)
+    finally:
+        if shown:
+            print(file=sys.stderr, flush=True)
+
+
+@dataclass(frozen=True)
+class Wish:
+    """What somebody asked to move.
+
+    Attributes
+    ----------
+    to : sequence, optional
+        The worker of each bin afterwards.
+    moves : list of (bin, worker), optional
+        Only these bins. With neither, bins are spread evenly.
+    strategy, batch_size
+        As for `steps`.
+    """
+
+    to: tuple[Any, ...] | None
+    moves: tuple[Any, ...] | None
+    strategy: str
+    batch_size: int
+
+    @classmethod
+    def of(
+        cls,
+        to: Sequence[int] | None,
+        moves: Mapping[int, int] | Iterable[Move] | None,
+        strategy: str,
+        batch_size: int,
+        bins: int,
+        workers: int,
+    ) -> Wish:
+        """What a user wrote, checked as far as it can be without the owners.
+
+        Raises
+        ------
+        ConfigError
+            When a bin, worker or strategy does not exist, or both `to` and `moves` are given.
+        """
+        if strategy not in STRATEGIES:
+            raise ConfigError(f"strategy {strategy!r} is none of {', '.join(STRATEGIES)}")
+        if to is not None and moves is not None:
+            raise ConfigError("migrate takes to= or moves=, not both")
+        chosen = None if moves is None else tuple(parse_moves(moves, bins, workers))
+        return cls(None if to is None else parse_target(to), chosen, strategy, batch_size)
+
+    def plan(self, owners: Sequence[Sequence[int]], workers: int, bins: int, name: str) -> list[list[Move]]:
+        """The steps from these owners, by keyed step.
+
+        Raises
+        ------
+        ConfigError
+            When a bin or worker does not exist, whoever owns what.
+        """
+        if self.moves is not None:
+            todo = parse_moves(self.moves, bins, workers)
+        elif self.to is not None:
+            todo = moves_to(owners, self.to, workers) if owners else []
+        else:
+            todo = moves_to(owners, balanced(owners[0], workers), workers) if owners else []
+        if not owners and todo:
+            raise ConfigError(f"{name} keeps no state: it has no bins to move")
+        todo = [(bin_, worker) for bin_, worker in todo if any(op[bin_] != worker for op in owners)]
+        return steps(owners, todo, self.strategy, self.batch_size)
+
+
+def steps(owners: Sequence[Sequence[int]], moves: Sequence[Move], strategy: str, batch_size: int) -> list[list[Move]]:
+    """Cut moves into steps; a step's bins move at one time, the next step waits for them.
+
+    Parameters
+    ----------
+    owners : list of list of int
+        Worker of each bin now, by keyed step.
+    moves : sequence of (bin, worker)
+        Bins differ, and each is elsewhere in some keyed step.
+    strategy : {"batched", "all-at-once", "fluid"}
+        Steps of `batch_size` bins, one step, or one bin a step.
+    batch_size : int
+        Only for "batched".
+
+    Raises
+    ------
+    ConfigError
+        For another strategy, or a size below 1.
+
+    Examples
+    --------
+    >>> steps([[0, 0, 1, 0]], [(0, 1), (1, 1), (2, 0)], "batched", 2)
+    [[(0, 1), (1, 1)], [(2, 0)]]
+    """
+    from penstock import _native
+
+    if isinstance(batch_size, bool) or not isinstance(batch_size, int) or batch_size < 1:
+        raise ConfigError(f"batch_size={batch_size!r} must be an int of at least 1")
+    if not moves:
+        return []
+    before, after = list(owners[0]), list(owners[0])
+    for bin_, worker in moves:
+        before[bin_] = next(step[bin_] for step in owners if step[bin_] != worker)
+        after[bin_] = worker
+    return _native.migration_steps(before, after, strategy, batch_size)
+
+
+def parse_moves(moves: Mapping[int, int] | Iterable[Move], bins: int, workers: int) -> list[Move]:
+    """Check the moves that a user wrote.
+
+    Raises
+    ------
+    ConfigError
+        When a bin or worker does not exist, or a bin is named twice.
+
+    Examples
+    --------
+    >>> parse_moves({3: 1, 0: 1}, 4, 2)
+    [(0, 1), (3, 1)]
+    """
+    try:
+        pairs = list(moves.items()) if isinstance(moves, Mapping) else [tuple(move) for move in moves]
+    except TypeError:
+        raise ConfigError(f"moves={moves!r} must be a dict of bin to worker, or (bin, worker) pairs") from None
+    found: dict[int, int] = {}
+    for pair in pairs:
+        if len(pair) != 2 or not all(isinstance(part, int) and not isinstance(part, bool) for part in pair):
+            raise ConfigError(f"a move is (bin, worker), two ints, not {pair!r}")
+        bin_, worker = pair
+        if not 0 <= bin_ < bins:
+            raise ConfigError(f"there is no bin {bin_}: there are bins 0 to {bins - 1}")
+        if not 0 <= worker < workers:
+            raise ConfigError(f"there is no worker {worker}: there are workers 0 to {workers - 1}")
+        if bin_ in found:
+            raise ConfigError(f"bin {bin_} is to move twice")
+        found[bin_] = worker
+    return sorted(found.items())
+
+
+def parse_target(to: Iterable[Any]) -> tuple[Any, ...]:
+    """A copy of the target owners that a user wrote.
+
+    Raises
+    ------
+    ConfigError
+        When it is no list.
+    """
+    try:
+        return tuple(to)
+    except TypeError:
+        raise ConfigError(f"to={to!r} must be a list of workers, one for each bin") from None
+
+
+def moves_to(owners: Sequence[Sequence[int]], target: Sequence[int], workers: int) -> list[Move]:
+    """The moves from the present owners (per keyed step) to a target owner for each bin.
+
+    Raises
+    ------
+    ConfigError
+        When the target does not name one worker for each bin.
+
+    Examples
+    --------
+    >>> moves_to([[0, 1, 0]], [0, 0, 1], 2)
+    [(1, 0), (2, 1)]
+    """
+    bins = len(owners[0]) if owners else 0
+    wanted = list(target)
+    if len(wanted) == len(owners) and wanted and all(isinstance(step, Sequence) for step in wanted):
+        first: Any = wanted[0]
+        if any(list(step) != list(first) for step in wanted):  # type: ignore[call-overload]
+            raise ConfigError("all keyed steps of a flow move together: give one list of owners")
+        wanted = list(first)
+    if len(wanted) != bins:
+        raise ConfigError(f"to= has {len(wanted)} owners; there are {bins} bins")
+    moves = parse_moves(enumerate(wanted), bins, workers)
+    return [(bin_, worker) for bin_, worker in moves if any(step[bin_] != worker for step in owners)]
+
+
+def balanced(owners: Sequence[int], workers: int) -> list[int]:
+    """Owners with equal shares, up to one bin, that differ from the present ones in as few bins as possible.
+
+    Examples
+    --------
+    >>> balanced([0, 0, 0, 0], 2)
+    [0, 0, 1, 1]
+    >>> balanced([0, 1, 1, 0], 2)
+    [0, 1, 1, 0]
+    """
+    held: list[list[int]] = [[] for _ in range(workers)]
+    for bin_, owner in enumerate(owners):
+        held[owner].append(bin_)
+    # Workers with many bins get the shares that are one larger.
+    share, rest = divmod(len(owners), workers)
+    ranked = sorted(range(workers), key=lambda worker: -len(held[worker]))
+    quota = {worker: share + (place < rest) for place, worker in enumerate(ranked)}
+    result = list(owners)
+    spare = iter([bin_ for worker in ranked for bin_ in held[worker][quota[worker] :]])
+    for worker in range(workers):
+        for bin_ in itertools.islice(spare, max(0, quota[worker] - len(held[worker]))):
+            result[bin_] = worker
+    return result
