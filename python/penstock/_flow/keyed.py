@@ -16,6 +16,7 @@ from penstock.errors import ConfigError, PlanError, SchemaError
 
 if TYPE_CHECKING:
     from penstock._flow.builder import Flow
+    from penstock._functions.group_state import GroupFunction
 
 __all__ = ["KeyedSteps"]
 
@@ -346,7 +347,7 @@ class KeyedSteps(FlowBase):
 
     def apply_in_pandas_with_state(
         self,
-        func: Callable[..., Any],
+        func: GroupFunction,
         outputStructType: Any,
         stateStructType: Any,
         outputMode: str = "update",
@@ -361,7 +362,7 @@ class KeyedSteps(FlowBase):
         ----------
         func : callable
             ``func(key, frames, state)``: the key as a tuple, an iterator of pandas DataFrames with
-            the rows of the key in this epoch (all columns), and a `penstock._functions.group_state.GroupState`.
+            the rows of the key in this epoch (all columns), and a `penstock.GroupState`.
             It yields DataFrames with the columns of `outputStructType`.
         outputStructType : str, pyarrow.Schema or pyspark StructType
             Columns that `func` yields: by name, or by position where no name is text.

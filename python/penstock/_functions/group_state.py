@@ -12,9 +12,9 @@ from __future__ import annotations
 
 import datetime
 import decimal
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import pyarrow as pa
 
@@ -22,7 +22,14 @@ from penstock._durations import milliseconds, parse_duration
 from penstock._functions.state import copy_state
 from penstock.errors import ConfigError
 
-__all__ = ["NO_TIMESTAMP", "TIMEOUTS", "GroupEpoch", "GroupState", "StateShape"]
+if TYPE_CHECKING:
+    import pandas as pd  # type: ignore[import-untyped]
+
+__all__ = ["NO_TIMESTAMP", "TIMEOUTS", "GroupEpoch", "GroupFunction", "GroupState", "StateShape"]
+
+#: A function as Spark's applyInPandasWithState takes it: of a key, its frames, and its state. That is a `GroupState`
+#: here, and may be annotated as Spark's own.
+GroupFunction: TypeAlias = "Callable[[Any, Iterator[pd.DataFrame], Any], Iterable[pd.DataFrame]]"
 
 #: Spark's word for no time at all.
 NO_TIMESTAMP: Final = -1

@@ -174,8 +174,9 @@ def _local(
         else:
             with index.match(pattern, order=order, options=options, progress=progress) as matches:
                 _write(matches, matches.schema, output)
-            done = matches.stats()
-            assert done is not None, "all matches were taken"
+            found = matches.stats()
+            assert found is not None, "all matches were taken"
+            done = found
     total = sum(index.edges.values())
     return _Found(done.count, index.nodes, total, done.admitted_maximum, done.batches_maximum, *loaded)
 

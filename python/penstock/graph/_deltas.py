@@ -9,7 +9,10 @@ import pyarrow as pa
 
 from penstock._resume import Given
 from penstock.errors import ConfigError, SchemaError, StateError
-from penstock.graph._edges import Edges, Ids, sources
+from penstock.graph._edges import Edges, Ids, is_spark, sources
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
 
 __all__ = ["Changes", "Deltas"]
 
@@ -105,8 +108,8 @@ class Deltas:
 
     def update(
         self,
-        added: Mapping[str, Edges] | None = None,
-        removed: Mapping[str, Edges] | None = None,
+        added: Mapping[str, Edges | DataFrame] | None = None,
+        removed: Mapping[str, Edges | DataFrame] | None = None,
         *,
         epoch: int | None = None,
     ) -> pa.Table:
@@ -123,8 +126,8 @@ class Deltas:
 
     def stream(
         self,
-        added: Mapping[str, Edges] | None = None,
-        removed: Mapping[str, Edges] | None = None,
+        added: Mapping[str, Edges | DataFrame] | None = None,
+        removed: Mapping[str, Edges | DataFrame] | None = None,
         *,
         epoch: int | None = None,
         batch_rows: int = 8192,
@@ -228,7 +231,7 @@ class Deltas:
 
         return run
 
-    def _note(self, relations: Mapping[str, Edges], times: int) -> None:
+    def _note(self, relations: Mapping[str, Edges | DataFrame], times: int) -> None:
         _, opened = sources(
             {name: _local(name, edges) for name, edges in relations.items()},
             None,
@@ -244,8 +247,8 @@ class Deltas:
                 self._handle.change(source.name, batch, times)
 
 
-def _local(name: str, edges: Any) -> Edges:
-    if any(kind.__module__.startswith("pyspark.sql") for kind in type(edges).__mro__):
+def _local(name: str, edges: Edges | DataFrame) -> Edges:
+    if is_spark(edges):
         from penstock.spark.graph import edge_batches
 
         return edge_batches(name, edges, None)

@@ -12,7 +12,7 @@ import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -20,10 +20,27 @@ import pyarrow.compute as pc
 from penstock._resume import guarded
 from penstock.errors import ConfigError, SchemaError
 
-__all__ = ["Edges", "Ids", "Source", "check_columns", "edge_columns", "node_kind", "read_edges", "sources"]
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+    from typing_extensions import TypeIs
 
-#: What relations may be given as.
-Edges: TypeAlias = Any
+__all__ = ["Edges", "Ids", "Source", "check_columns", "edge_columns", "is_spark", "node_kind", "read_edges", "sources"]
+
+
+class ArrowStream(Protocol):
+    """Tables, readers and frames: what has ``__arrow_c_stream__``."""
+
+    def __arrow_c_stream__(self, requested_schema: Any = None) -> Any: ...
+
+
+class ArrowArray(Protocol):
+    """Record batches: what has ``__arrow_c_array__``."""
+
+    def __arrow_c_array__(self, requested_schema: Any = None) -> Any: ...
+
+
+#: What relations may be given as in this process: paths of edge lists, Arrow data, record batches.
+Edges: TypeAlias = str | Path | ArrowStream | ArrowArray | Sequence[str] | Sequence[Path] | Iterable[ArrowArray]
 Ids: TypeAlias = Literal["signed", "unsigned", "text"]
 
 _CHUNK_BYTES = 1 << 20
@@ -205,6 +222,11 @@ def _chain(first: pa.RecordBatch, rest: Iterator[Any]) -> Iterator[pa.RecordBatc
     yield first
     for batch in rest:
         yield pa.record_batch(batch)
+
+
+def is_spark(edges: object) -> TypeIs[DataFrame]:
+    """Whether edges are a Spark DataFrame; imports nothing of Spark."""
+    return any(kind.__module__.startswith("pyspark.sql") for kind in type(edges).__mro__)
 
 
 def check_columns(columns: object) -> None:

@@ -3,14 +3,41 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Literal, TypedDict, overload
 
 from penstock.errors import ConfigError
-from penstock.graph._edges import Edges
+from penstock.graph._edges import Edges, is_spark
 from penstock.graph._index import Index
+from penstock.graph._matches import Matches
 from penstock.graph._options import Options, Progress
 
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+    from typing_extensions import Unpack
+
 __all__ = ["atom", "clique", "cliques", "match", "pattern"]
+
+
+class _SearchOptions(TypedDict, total=False):
+    columns: Sequence[str] | None
+    ids: Literal["number", "text"]
+    workers: int | None
+    batches: int
+    batch_size: int
+    batch_rows: int
+    in_order: bool
+    progress: Progress | None
+
+
+class _CliqueOptions(_SearchOptions, total=False):
+    directed: bool
+    orientation: Literal["degree", "degeneracy"]
+
+
+class _MatchOptions(_SearchOptions, total=False):
+    order: Sequence[str] | None
+    self_loops: Literal["keep", "drop", "refuse"]
+
 
 #: What a relation of cliques is called.
 RELATION = "e"
@@ -72,8 +99,16 @@ def clique(size: int) -> tuple[str, list[str]]:
     return text, list(order)
 
 
+@overload
+def cliques(edges: Edges | DataFrame, size: int, *, count: Literal[True], **options: Unpack[_CliqueOptions]) -> int: ...
+@overload
 def cliques(
-    edges: Edges,
+    edges: DataFrame, size: int, *, count: Literal[False] = ..., **options: Unpack[_CliqueOptions]
+) -> DataFrame: ...
+@overload
+def cliques(edges: Edges, size: int, *, count: Literal[False] = ..., **options: Unpack[_CliqueOptions]) -> Matches: ...
+def cliques(
+    edges: Edges | DataFrame,
     size: int,
     *,
     directed: bool = False,
@@ -87,7 +122,7 @@ def cliques(
     batch_rows: int = 8192,
     in_order: bool = False,
     progress: Progress | None = None,
-) -> Any:
+) -> Matches | DataFrame | int:
     """Find the cliques of a graph: sets of nodes with an edge between any two.
 
     Parameters
@@ -150,7 +185,7 @@ def cliques(
     text, order = clique(size)
     options = Options(workers, batches, batch_size, batch_rows, in_order)
     shape: Literal["forward", "degree", "degeneracy"] = "forward" if directed else orientation
-    if _is_spark(edges):
+    if is_spark(edges):
         from penstock.spark import graph
 
         return graph.match(text, {RELATION: edges}, shape, order, columns, "drop", options, count, progress)
@@ -160,9 +195,29 @@ def cliques(
     return index.match(text, order=order, options=options, progress=progress)
 
 
+@overload
 def match(
     pattern: str,
-    relations: Mapping[str, Edges],
+    relations: Mapping[str, Edges] | Mapping[str, DataFrame],
+    *,
+    count: Literal[True],
+    **options: Unpack[_MatchOptions],
+) -> int: ...
+@overload
+def match(
+    pattern: str,
+    relations: Mapping[str, DataFrame],
+    *,
+    count: Literal[False] = ...,
+    **options: Unpack[_MatchOptions],
+) -> DataFrame: ...
+@overload
+def match(
+    pattern: str, relations: Mapping[str, Edges], *, count: Literal[False] = ..., **options: Unpack[_MatchOptions]
+) -> Matches: ...
+def match(
+    pattern: str,
+    relations: Mapping[str, Edges] | Mapping[str, DataFrame],
     *,
     count: bool = False,
     order: Sequence[str] | None = None,
@@ -175,7 +230,7 @@ def match(
     batch_rows: int = 8192,
     in_order: bool = False,
     progress: Progress | None = None,
-) -> Any:
+) -> Matches | DataFrame | int:
     """Find what matches a pattern of binary relations.
 
     Parameters
@@ -223,20 +278,17 @@ def match(
     if not isinstance(relations, Mapping):
         raise ConfigError(f"relations are a dict of name to edges, not {type(relations).__name__}")
     options = Options(workers, batches, batch_size, batch_rows, in_order)
-    spark = [name for name, edges in relations.items() if _is_spark(edges)]
-    if spark:
+    frames = {name: edges for name, edges in relations.items() if is_spark(edges)}
+    if frames:
         from penstock.spark import graph
 
-        if len(spark) < len(relations):
+        if len(frames) < len(relations):
             raise ConfigError(
-                f"relations {', '.join(spark)} are DataFrames and the others are not; give all as one kind"
+                f"relations {', '.join(frames)} are DataFrames and the others are not; give all as one kind"
             )
-        return graph.match(pattern, relations, "both", order, columns, self_loops, options, count, progress)
-    index = Index(relations, columns=columns, ids=ids, self_loops=self_loops)
+        return graph.match(pattern, frames, "both", order, columns, self_loops, options, count, progress)
+    local = {name: edges for name, edges in relations.items() if not is_spark(edges)}
+    index = Index(local, columns=columns, ids=ids, self_loops=self_loops)
     if count:
         return index.count(pattern, order=order, options=options, progress=progress).count
     return index.match(pattern, order=order, options=options, progress=progress)
-
-
-def _is_spark(edges: object) -> bool:
-    return any(kind.__module__.startswith("pyspark.sql") for kind in type(edges).__mro__)

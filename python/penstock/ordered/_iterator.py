@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from penstock.errors import OrderedError
 from penstock.ordered._chunk import Failure
@@ -18,8 +18,11 @@ if TYPE_CHECKING:
 __all__ = ["OrderedIterator"]
 
 
-class OrderedIterator:
-    """Results in the order of the input. Made by `ordered_map` and `Pipeline.run`.
+X = TypeVar("X")
+
+
+class OrderedIterator(Generic[X]):
+    """Results of type X in the order of the input. Made by `ordered_map` and `Pipeline.run`.
 
     An iterator and a context manager. An exception of a function is raised where its result would have come; the next
     call goes on with the item behind it. After an interrupt (Ctrl-C) it goes on where it was, with every result once
@@ -38,7 +41,7 @@ class OrderedIterator:
     # hand when an interrupt comes.
     if TYPE_CHECKING:
 
-        def __next__(self) -> Any: ...
+        def __next__(self) -> X: ...
 
     else:
         __slots__ = ("__next__", "__weakref__", "_driver", "_results")
@@ -53,7 +56,7 @@ class OrderedIterator:
         self._results = _native.Handover(driver.fill, OrderedError, Failure)
         self.__next__ = self._results.__next__  # type: ignore[method-assign]
 
-    def __iter__(self) -> Iterator[Any]:
+    def __iter__(self) -> Iterator[X]:
         return self._results
 
     def __enter__(self) -> Self:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 from penstock import _cpus
 from penstock._durations import Timeout, parse_timeout
@@ -15,6 +15,9 @@ from penstock.ordered._parallel import MOST_WORKERS
 from penstock.ordered._steps import Step, map
 
 __all__ = ["MODES", "QUEUES", "SCHEDULERS", "Pipeline", "check_options", "default_workers", "ordered_map"]
+
+A = TypeVar("A")
+B = TypeVar("B")
 
 MODES = ("auto", "inline", "threads", "processes")
 SCHEDULERS = ("adaptive", "qst", "lip", "et", "ct")
@@ -85,8 +88,8 @@ def check_options(
 
 
 def ordered_map(
-    f: Callable[[Any], Any],
-    xs: Iterable[Any],
+    f: Callable[[A], B],
+    xs: Iterable[A],
     *,
     workers: int | None = None,
     in_flight: int | None = None,
@@ -95,7 +98,7 @@ def ordered_map(
     chunk: int | None = None,
     timeout: Timeout | None = None,
     reads: str = "aside",
-) -> OrderedIterator:
+) -> OrderedIterator[B]:
     """``map(f, xs)`` with several workers: the same results in the same order, as an iterator.
 
     Parameters
@@ -246,7 +249,7 @@ class Pipeline:
         chunk: int | None = None,
         timeout: Timeout | None = None,
         reads: str = "aside",
-    ) -> OrderedIterator:
+    ) -> OrderedIterator[Any]:
         """Run over an input; parameters as for `penstock.ordered_map`.
 
         Returns

@@ -10,22 +10,24 @@ pass come with the batch before them (event time) or wait for the next batch wit
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 from penstock._durations import Duration
 from penstock._flow import Flow
-from penstock._functions.group_state import EVENT_TIME
+from penstock._functions.group_state import EVENT_TIME, GroupFunction
 from penstock._schema import to_arrow
 from penstock.errors import ConfigError, SchemaError
 from penstock.spark._session.guard import require_classic
 from penstock.spark.batch import run
 
 if TYPE_CHECKING:
+    import pyarrow as pa
     from pyspark.sql import DataFrame
     from pyspark.sql.streaming.query import StreamingQuery
     from pyspark.sql.streaming.readwriter import DataStreamWriter
+    from pyspark.sql.types import StructType
 
     from penstock.spark._engine.batch_function import BatchFunction, Sink
     from penstock.spark.engine import Engine
@@ -39,9 +41,9 @@ _DELAY = "spark.watermarkDelayMs"
 def apply_in_pandas_with_state(
     df: DataFrame,
     key: str | Sequence[str],
-    func: Callable[..., Any],
-    outputStructType: Any,
-    stateStructType: Any,
+    func: GroupFunction,
+    outputStructType: str | pa.Schema | StructType,
+    stateStructType: str | pa.Schema | StructType,
     outputMode: str = "update",
     timeoutConf: str = "NoTimeout",
     *,
@@ -49,7 +51,7 @@ def apply_in_pandas_with_state(
     lateness: Duration | None = None,
     timezone: str | None = None,
     partitions: int | None = None,
-) -> Any:
+) -> DataFrame | StatefulStream:
     """Apply a function written for ``df.groupBy(key).applyInPandasWithState``, unchanged.
 
     Parameters
