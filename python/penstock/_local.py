@@ -34,7 +34,7 @@ from penstock.errors import ConfigError, EngineError, SchemaError
 if TYPE_CHECKING:
     from rich.progress import Progress
 
-    from penstock._flow import Flow
+    from penstock._flow.base import FlowBase
 
 __all__ = [
     "LateRows",
@@ -223,7 +223,7 @@ class LocalSession:
 
     def __init__(
         self,
-        flow: Flow,
+        flow: FlowBase,
         workers: int = 1,
         *,
         late: LateSink | None = None,
@@ -415,7 +415,7 @@ class LocalSession:
 
 
 def run(
-    flow: Flow,
+    flow: FlowBase,
     source: Any,
     workers: int = 1,
     *,
@@ -433,7 +433,7 @@ def run(
     return LocalResults(_Run(flow, source, workers, late, progress, batch_rows, streaming).pump())
 
 
-def _check(flow: Flow, workers: int, batch_rows: int, streaming: bool) -> None:
+def _check(flow: FlowBase, workers: int, batch_rows: int, streaming: bool) -> None:
     _at_least_one(workers, "workers")
     _at_least_one(batch_rows, "batch_rows")
     _yes_or_no(streaming, "streaming")
@@ -445,7 +445,7 @@ class _Run:
 
     def __init__(
         self,
-        flow: Flow,
+        flow: FlowBase,
         source: Any,
         workers: int,
         late: LateSink | None,
@@ -481,7 +481,7 @@ class _Run:
 
 
 def run_into(
-    flow: Flow,
+    flow: FlowBase,
     sink: BatchSink,
     source: Any,
     workers: int = 1,

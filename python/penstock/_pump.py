@@ -14,7 +14,7 @@ import os
 import warnings
 from collections.abc import Callable, Iterator
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import pyarrow as pa
 
@@ -25,7 +25,6 @@ from penstock.errors import EngineError, Interrupted
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-    from penstock._local import LocalSession
     from penstock._native import Handover
 
 __all__ = ["LocalResults", "Pump"]
@@ -82,6 +81,21 @@ class LocalResults(Iterator[pa.RecordBatch]):
         self._pump.stop()
 
 
+class Session(Protocol):
+    """What a pump needs of the session that it fills and empties, which is closed at its end."""
+
+    #: Rows in, rows out, and late rows, so far.
+    rows: int
+    output_rows: int
+    late_rows: int
+    _native: Any
+    _late: Callable[[pa.RecordBatch], Any] | None
+    _streaming: bool
+
+    def close(self) -> None:
+        """Stop the threads and drop the state."""
+
+
 class Failed:
     """In place of a batch: what is raised."""
 
@@ -125,12 +139,12 @@ class Pump:
 
     def __init__(
         self,
-        start: Callable[[], LocalSession],
+        start: Callable[[], Session],
         source: Iterator[pa.RecordBatch],
         at_end: Callable[[], object] | None = None,
     ) -> None:
         self._opening = Aside(start)
-        self._session: LocalSession | None = None
+        self._session: Session | None = None
         self._native: Any = None
         self._at_end = at_end
         self._pid = os.getpid()

@@ -8,7 +8,7 @@ from __future__ import annotations
 import html
 import json
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import pyarrow as pa
 
@@ -19,9 +19,11 @@ from penstock._windows import Window
 from penstock.errors import PlanError
 
 if TYPE_CHECKING:
-    from penstock._flow.builder import Flow
+    from typing_extensions import Self
 
 __all__ = ["PLAN_VERSION", "FlowBase"]
+
+F = TypeVar("F", bound="FlowBase")
 
 #: Version of the plan format that this release writes.
 PLAN_VERSION = 1
@@ -232,7 +234,7 @@ class FlowBase:
             raise AttributeError(f"a Flow never changes ({name}); its methods return a new Flow")
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return (restore, ({name: getattr(self, name) for name in FlowBase.__slots__},))
+        return (restore, (type(self), {name: getattr(self, name) for name in FlowBase.__slots__}))
 
     # Inside
 
@@ -242,10 +244,10 @@ class FlowBase:
         plan, _ = self.to_plan(streaming)
         return dict(_native.plan_check(plan))
 
-    def _before_keys(self) -> Flow:
+    def _before_keys(self) -> Self:
         """The flow without the key_by that it ends in."""
         state = {name: getattr(self, name) for name in FlowBase.__slots__}
-        return restore(state | {"_steps": self._steps[:-1], "_keys": None})
+        return restore(type(self), state | {"_steps": self._steps[:-1], "_keys": None})
 
     def _label(self, op: str, name: str) -> str:
         """What a step that comes next is called in errors and statistics."""
@@ -287,11 +289,12 @@ class FlowBase:
         shape: pa.Schema | None = None,
         call: dict[str, Any] | None = None,
         calls: tuple[dict[str, Any], ...] | None = None,
-    ) -> Flow:
+    ) -> Self:
         """The flow with one more step; `call` is its function, `calls` are all of them where its body brought some."""
         if calls is None:
             calls = self._calls if call is None else (*self._calls, call)
         return restore(
+            type(self),
             {
                 "_schema": self._schema,
                 "_event_time": self._event_time,
@@ -304,14 +307,13 @@ class FlowBase:
                 "_keys": keys,
                 "_window": window,
                 "_shape": shape,
-            }
+            },
         )
 
 
-def restore(state: dict[str, Any]) -> Flow:
-    from penstock._flow.builder import Flow
-
-    flow = object.__new__(Flow)
+def restore(kind: type[F], state: dict[str, Any]) -> F:
+    """A flow that is in this state."""
+    flow = object.__new__(kind)
     for name, value in state.items():
         object.__setattr__(flow, name, value)
     return flow

@@ -15,7 +15,8 @@ from penstock._windows import Window
 from penstock.errors import ConfigError, PlanError, SchemaError
 
 if TYPE_CHECKING:
-    from penstock._flow.builder import Flow
+    from typing_extensions import Self
+
     from penstock._functions.group_state import GroupFunction
 
 __all__ = ["KeyedSteps"]
@@ -28,7 +29,7 @@ class KeyedSteps(FlowBase):
 
     __slots__ = ()
 
-    def key_by(self, *columns: str, nulls: str = "group") -> Flow:
+    def key_by(self, *columns: str, nulls: str = "group") -> Self:
         """Say which columns the next keyed step groups by.
 
         Parameters
@@ -79,7 +80,7 @@ class KeyedSteps(FlowBase):
             shape=self._shape,
         )
 
-    def window(self, window: Window) -> Flow:
+    def window(self, window: Window) -> Self:
         """Cut event time for the next `agg` or `top`.
 
         Parameters
@@ -118,7 +119,7 @@ class KeyedSteps(FlowBase):
             raise PlanError(f"window({window}) follows window({self._window}) directly; keep one of them")
         return self._with(window.to_step(), self._columns, keys=self._keys, window=window, shape=self._shape)
 
-    def agg(self, *, emit: str | None = None, **aggregates: Aggregate) -> Flow:
+    def agg(self, *, emit: str | None = None, **aggregates: Aggregate) -> Self:
         """Aggregate per key, or per key and window.
 
         Parameters
@@ -189,7 +190,7 @@ class KeyedSteps(FlowBase):
             step["emit"] = "final" if emit is None else emit
         return self._with(step, (*head, *aggregates))
 
-    def top(self, n: int, by: str, per: str | Sequence[str] | None = None, descending: bool = True) -> Flow:
+    def top(self, n: int, by: str, per: str | Sequence[str] | None = None, descending: bool = True) -> Self:
         """Keep the rows with the `n` greatest values, ties included.
 
         Parameters
@@ -264,7 +265,7 @@ class KeyedSteps(FlowBase):
         schema: Any,
         columns: Sequence[str] | None = None,
         name: str | None = None,
-    ) -> Flow:
+    ) -> Self:
         """Run a Python function per row with a state of its own per key.
 
         Parameters
@@ -355,7 +356,7 @@ class KeyedSteps(FlowBase):
         *,
         timezone: str = "UTC",
         name: str | None = None,
-    ) -> Flow:
+    ) -> Self:
         """Run a function written for Spark's ``applyInPandasWithState`` on the groups of each epoch.
 
         Parameters
@@ -434,7 +435,7 @@ class KeyedSteps(FlowBase):
         name: str | None,
         *,
         streaming: bool,
-    ) -> Flow:
+    ) -> Self:
         """The step of `apply_in_pandas_with_state`; a flow that is only for batch jobs needs no event time."""
         from penstock._functions.group_state import EVENT_TIME, require_timeout
 

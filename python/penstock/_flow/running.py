@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
 from penstock._flow.base import FlowBase
 
 if TYPE_CHECKING:
-    from penstock._flow.builder import Flow
     from penstock._local import BatchSink, LateSink, LocalResults, LocalSession, RunSummary
     from penstock.spark._tasks.partitions import PartitionFunction
 
@@ -89,8 +88,7 @@ class Running(FlowBase):
         """
         from penstock._local import run
 
-        flow = cast("Flow", self)
-        return run(flow, source, workers, late=late, progress=progress, batch_rows=batch_rows, streaming=streaming)
+        return run(self, source, workers, late=late, progress=progress, batch_rows=batch_rows, streaming=streaming)
 
     def collect(self, source: Any, workers: int = 1, **options: Any) -> pa.Table:
         """Run in this process and return all rows as one table.
@@ -155,7 +153,7 @@ class Running(FlowBase):
         """
         from penstock._local import run_into
 
-        return run_into(cast("Flow", self), sink, source, workers, **options)
+        return run_into(self, sink, source, workers, **options)
 
     def start(
         self,
@@ -195,7 +193,7 @@ class Running(FlowBase):
         """
         from penstock._local import LocalSession
 
-        return LocalSession(cast("Flow", self), workers, late=late, batch_rows=batch_rows, streaming=streaming)
+        return LocalSession(self, workers, late=late, batch_rows=batch_rows, streaming=streaming)
 
     def map_in_arrow(self, *, per_partition: bool = False) -> PartitionFunction:
         """Return a function for ``DataFrame.mapInArrow`` that runs the flow inside each partition.
@@ -228,4 +226,4 @@ class Running(FlowBase):
         """
         from penstock.spark._tasks.partitions import map_in_arrow
 
-        return map_in_arrow(cast("Flow", self), per_partition)
+        return map_in_arrow(self, per_partition)

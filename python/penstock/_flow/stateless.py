@@ -14,7 +14,7 @@ from penstock._schema import to_arrow
 from penstock.errors import ConfigError, PlanError, SchemaError
 
 if TYPE_CHECKING:
-    from penstock._flow.builder import Flow
+    from typing_extensions import Self
 
 __all__ = ["StatelessSteps"]
 
@@ -24,7 +24,7 @@ class StatelessSteps(FlowBase):
 
     __slots__ = ()
 
-    def map_batches(self, f: Callable[[pa.RecordBatch], Any], schema: Any = None) -> Flow:
+    def map_batches(self, f: Callable[[pa.RecordBatch], Any], schema: Any = None) -> Self:
         """Run a function over whole batches, with no state.
 
         Parameters
@@ -77,7 +77,7 @@ class StatelessSteps(FlowBase):
 
     def flat_map(
         self, f: Callable[..., Any], schema: Any = None, *, rows: bool = False, name: str | None = None
-    ) -> Flow:
+    ) -> Self:
         """Expand batches, or rows, lazily: a function that gives an iterable of any length per input.
 
         Parameters
@@ -153,13 +153,13 @@ class StatelessSteps(FlowBase):
 
     def bounded(
         self,
-        body: Callable[[Flow], Flow],
+        body: Callable[[Self], Self],
         *,
         batches: int | None = None,
         batch_size: int | None = None,
         memory: int | str | None = None,
         on_failure: OnFailure = "stop",
-    ) -> Flow:
+    ) -> Self:
         """Hold at most so many rows in a part of the flow; the rest waits before it, not expanded.
 
         Parameters
@@ -229,7 +229,7 @@ class StatelessSteps(FlowBase):
         step |= {key: value for key, value in given.items() if value is not None}
         return self._with(step, made._columns, shape=made._shape, calls=made._calls)
 
-    def iterate(self, body: Callable[[Flow], Flow], again: str = "again") -> Flow:
+    def iterate(self, body: Callable[[Self], Self], again: str = "again") -> Self:
         """Send rows through a part of the flow again and again, until each of them leaves.
 
         Parameters
@@ -299,7 +299,7 @@ class StatelessSteps(FlowBase):
         """Schema of the rows here."""
         return self._shape if self._shape is not None else self.output_schema
 
-    def _body(self, op: str, body: Callable[[Flow], Flow]) -> Flow:
+    def _body(self, op: str, body: Callable[[Self], Self]) -> Self:
         """What a body makes of the rows here."""
         if not callable(body):
             raise ConfigError(f"{op}({body!r}): give a function that takes a flow and returns it with steps added")
@@ -315,7 +315,7 @@ class StatelessSteps(FlowBase):
             "_scope": around,
         }
         source = {"_event_time": None, "_lateness_ms": 0, "_order_by": (), "_steps": (), "_keys": None, "_window": None}
-        made = body(restore(empty | source))
+        made = body(restore(type(self), empty | source))
         if not isinstance(made, FlowBase) or made._scope is not around:
             shown = "another flow" if isinstance(made, FlowBase) else repr(made)
             raise PlanError(

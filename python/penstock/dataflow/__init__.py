@@ -36,13 +36,14 @@ progress, waiting) does not hold it. Programs that compute in Python scale with 
 
 from __future__ import annotations
 
-from penstock.dataflow._bounded import Bounded, BoundedStats, Failure
+from penstock.dataflow._bounded import BoundedStats, Failure
 from penstock.dataflow._coordination import Barrier, Sequencer
-from penstock.dataflow._execution import execute, run_here, run_workers
+from penstock.dataflow._execution import execute
 from penstock.dataflow._handles import Block, InputHandle, Loop, Probe
 from penstock.dataflow._operator import Capability, Frontiers, Input, Output
 from penstock.dataflow._scope import Scope
-from penstock.dataflow._stream import Stream, Time
+from penstock.dataflow._stream import Bounded, Stream, Time
+from penstock.dataflow._threads import run_here, run_workers
 from penstock.dataflow._worker import Worker
 
 __all__ = [

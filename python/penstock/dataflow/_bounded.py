@@ -1,4 +1,4 @@
-"""Bounded scopes: their options, lazy expansions, and the stream that comes out.
+"""Bounded scopes: what they tell, and lazy expansions.
 
 Owns the loop that draws from the iterators of a user's function. Invariant: never more is drawn than was asked for.
 """
@@ -8,20 +8,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from itertools import islice
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any
 
-from penstock._bounds import OnFailure, parse_bounds
 from penstock.dataflow._functions import failed, name_of
-from penstock.dataflow._scope import Scope
-from penstock.dataflow._stream import Stream
-from penstock.errors import BlockError, GraphError
+from penstock.errors import BlockError
 
-if TYPE_CHECKING:
-    from penstock import _native
-
-__all__ = ["Bounded", "BoundedStats", "Failure", "bounded"]
-
-X = TypeVar("X")
+__all__ = ["BoundedStats", "Failure", "beginner"]
 
 
 @dataclass(frozen=True)
@@ -85,53 +77,13 @@ class BoundedStats:
     holding: str | None
 
 
-class Bounded(Stream[X]):
-    """What comes out of a bounded scope; made by `Stream.bounded`. A stream as any other, with figures."""
-
-    __slots__ = ("_gate", "failures")
-
-    def __init__(
-        self,
-        native: _native.DataflowStream,
-        scope: Scope,
-        gate: _native.DataflowGate,
-        failures: list[Failure],
-    ) -> None:
-        super().__init__(native, scope)
-        self._gate = gate
-        #: Items whose expansion raised on this worker, where ``on_failure="skip"``.
-        self.failures = failures
-
-    def stats(self) -> BoundedStats:
-        """The figures of the scope on this worker, as of now. See `Stream.bounded` for an example."""
-        return BoundedStats(**self._gate.stats())
-
-
-def bounded(
-    stream: Stream[Any],
-    body: Callable[[Stream[Any]], Stream[X]],
-    *,
-    batches: int | None,
-    batch_size: int | None,
-    memory: int | str | None,
-    on_failure: OnFailure,
-    expand: Callable[[Any], Iterable[Any]] | None,
-    name: str,
-) -> Bounded[X]:
-    """As `Stream.bounded`."""
-    bounds = parse_bounds(batches, batch_size, memory, on_failure)
-    failures: list[Failure] = []
-    begin = None if expand is None else _beginner(expand, failures if bounds.on_failure == "skip" else None)
-    scope, items, gate = stream._native.bounded(name, bounds.batches, bounds.batch_size, bounds.memory, begin)
-    out = body(Stream(items, Scope(scope)))
-    if not isinstance(out, Stream):
-        raise GraphError(f"the body of a bounded scope gives back a stream, got {type(out).__name__}")
-    return Bounded(out._native.close_bounded(gate, stream.scope._native), stream.scope, gate, failures)
-
-
-def _beginner(
+def beginner(
     expand: Callable[[Any], Iterable[Any]], failures: list[Failure] | None
 ) -> Callable[[Any], tuple[Callable[[int], tuple[list[Any], int]], int]]:
+    """What the native side calls with each list: it gives the expansion of that list, and how many items it has.
+
+    `failures` takes the items whose expansion raised; None lets the first one stop the workers.
+    """
     step = f"bounded {name_of(expand)}"
 
     def begin(block: Any) -> tuple[Callable[[int], tuple[list[Any], int]], int]:

@@ -1,73 +1,22 @@
-"""Running a program on workers: threads of this process, or of several.
-
-Invariants: control comes back to the caller only when every worker has ended, on success, on an error and on Ctrl-C;
-the error that the caller sees is the first cause, never what the other workers saw of it.
-"""
+"""Running a program on workers: threads of this process, or of several."""
 
 from __future__ import annotations
 
-import contextlib
-import ctypes
-import queue
-import threading
-import time
-from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any, TypeVar
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 from penstock import _cpus
 from penstock._durations import Timeout, parse_timeout
+from penstock.dataflow._threads import run_workers
 from penstock.dataflow._worker import Worker
-from penstock.errors import ConfigError, PenstockError, ProgramError, WorkerLost, WorkerStopped
+from penstock.errors import ConfigError
 
-if TYPE_CHECKING:
-    from penstock._mesh import Seats
-
-__all__ = [
-    "Failure",
-    "collect_outcomes",
-    "default_workers",
-    "execute",
-    "first_cause",
-    "run_here",
-    "run_workers",
-    "seated",
-]
+__all__ = ["default_workers", "execute"]
 
 R = TypeVar("R")
 
-#: Seconds that a stopped worker has to notice it in a step or a park, before its thread gets an exception.
-_GRACE = 0.5
-#: Seconds after which a thread that sits in foreign code is left behind; it is a daemon and cannot send any more.
-_PATIENCE = 3.0
 #: Python threads of one process take turns: more of them than this is asked for, not assumed.
 _MOST_WORKERS = 8
-
-
-class Failure:
-    """How the program of a worker failed."""
-
-    def __init__(self, worker: int, process: int, error: BaseException) -> None:
-        self.worker = worker
-        self.process = process
-        self.error = error
-
-    @property
-    def rank(self) -> int:
-        """0 for a first cause, more for what others saw of one."""
-        return 2 if isinstance(self.error, WorkerStopped) else 1 if isinstance(self.error, WorkerLost) else 0
-
-    def exception(self) -> PenstockError:
-        """What the caller gets: penstock's errors as they are, others as the cause of a `ProgramError`."""
-        error = self.error
-        if isinstance(error, PenstockError):
-            error.__dict__.setdefault("worker", self.worker)
-            return error
-        name = type(error).__qualname__
-        text = str(error)
-        message = f"the program of worker {self.worker} raised {name}" + (f": {text}" if text else "")
-        made = ProgramError(message, worker=self.worker, process=self.process)
-        made.__cause__ = error
-        return made
 
 
 def execute(
@@ -155,147 +104,3 @@ def default_workers(processes: int = 1) -> int:
     if _cpus.task() is not None:
         return _cpus.of_task_or_process()
     return max(1, min(_cpus.of_process() // processes, _MOST_WORKERS))
-
-
-def run_workers(seats: Seats, program: Callable[[Worker], R]) -> list[R]:
-    """Run a program on the workers of this process, a thread each; results in their order.
-
-    For hosts that connect processes themselves; `execute` does it all.
-
-    Raises
-    ------
-    ProgramError, UserFunctionError, GraphError, WorkerLost, WorkerStopped
-        As `execute`; the last one when the first cause is in another process.
-
-    Examples
-    --------
-    >>> from penstock import _mesh
-    >>> with _mesh.alone(2) as seats:
-    ...     run_workers(seats, lambda worker: worker.index)
-    [0, 1]
-    """
-    return settle(collect_outcomes(seats, program))
-
-
-def run_here(seats: Seats, program: Callable[[Worker], R]) -> R:
-    """Run a program on the only worker of this process, in the calling thread.
-
-    Raises
-    ------
-    ConfigError
-        When the seats are for several threads.
-    ProgramError, UserFunctionError, GraphError, WorkerLost, WorkerStopped
-        As `run_workers`.
-
-    Examples
-    --------
-    >>> from penstock import _mesh
-    >>> with _mesh.alone(1) as seats:
-    ...     run_here(seats, lambda worker: worker.peers)
-    1
-    """
-    if seats.threads != 1:
-        raise ConfigError(f"the calling thread is one worker, the seats are for {seats.threads}")
-    try:
-        return _drive(seats, 0, program, main=threading.current_thread() is threading.main_thread())
-    except Exception as error:
-        made = Failure(seats.process, seats.process, error).exception()
-        raise made from (made.__cause__ if made is error else error)
-
-
-def settle(outcomes: list[R | Failure]) -> list[R]:
-    """The results, or the first cause raised."""
-    failures = [outcome for outcome in outcomes if isinstance(outcome, Failure)]
-    if failures:
-        raise first_cause(failures)
-    return [outcome for outcome in outcomes if not isinstance(outcome, Failure)]
-
-
-def first_cause(failures: list[Failure]) -> PenstockError:
-    """The error that made the others fail."""
-    return min(failures, key=lambda failure: failure.rank).exception()
-
-
-def collect_outcomes(seats: Seats, program: Callable[[Worker], R]) -> list[R | Failure]:
-    """What the program did on each worker of this process. Ctrl-C stops them all, then it is raised here."""
-    outcomes: list[Any] = [None] * seats.threads
-    ended: queue.SimpleQueue[int] = queue.SimpleQueue()
-    first = seats.process * seats.threads
-
-    def work(thread: int) -> None:
-        try:
-            outcomes[thread] = _drive(seats, thread, program, main=False)
-        except BaseException as error:
-            outcomes[thread] = Failure(first + thread, seats.process, error)
-        finally:
-            ended.put(thread)
-
-    threads = [
-        threading.Thread(target=work, args=(thread,), name=f"penstock-worker-{first + thread}", daemon=True)
-        for thread in range(seats.threads)
-    ]
-    started = 0
-    try:
-        for thread in threads:
-            thread.start()
-            started += 1
-        for _ in threads:
-            ended.get()
-    except BaseException:
-        seats.stop("interrupted")
-        _leave(threads[:started])
-        raise
-    for thread in threads:
-        thread.join()
-    return outcomes
-
-
-@contextlib.contextmanager
-def seated(seats: Seats, thread: int = 0, *, main: bool | None = None) -> Iterator[Worker]:
-    """Make the calling thread the worker on a seat; at the end its dataflows are run to theirs.
-
-    For hosts whose program is no function, such as a generator. An exception stops all workers of the run, and is
-    raised as it is.
-
-    Examples
-    --------
-    >>> from penstock import _mesh
-    >>> with _mesh.alone(1) as seats, seated(seats) as worker:
-    ...     worker.peers
-    1
-    """
-    if main is None:
-        main = threading.current_thread() is threading.main_thread()
-    native = seats._native.worker(thread, main)
-    try:
-        try:
-            yield Worker(native)
-            native.finish()
-        except BaseException as error:
-            native.abort(error)
-            raise
-    finally:
-        native.close()
-
-
-def _drive(seats: Seats, thread: int, program: Callable[[Worker], R], *, main: bool) -> R:
-    with seated(seats, thread, main=main) as worker:
-        return program(worker)
-
-
-def _leave(threads: list[threading.Thread]) -> None:
-    """Wait for stopped workers; wake those in Python code by an exception, leave those in foreign code."""
-    asked = False
-    begin = time.monotonic()
-    while any(thread.is_alive() for thread in threads):
-        passed = time.monotonic() - begin
-        if passed > _PATIENCE:
-            return
-        if passed > _GRACE and not asked:
-            asked = True
-            for thread in threads:
-                if thread.is_alive() and thread.ident is not None:
-                    ident = ctypes.c_ulong(thread.ident)
-                    ctypes.pythonapi.PyThreadState_SetAsyncExc(ident, ctypes.py_object(WorkerStopped))
-        for thread in threads:
-            thread.join(0.02)

@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import cloudpickle
 
 from penstock._children import Child, how_ended, require_interpreter
-from penstock.dataflow._execution import Failure, collect_outcomes, first_cause
+from penstock.dataflow._threads import Failure, collect_outcomes, first_cause
 from penstock.errors import PenstockError, ProgramError, WorkerLost
 
 if TYPE_CHECKING:

@@ -133,6 +133,10 @@ class Scope:
         )
         return Stream(made, self)
 
+    def _opened(self, native: _native.DataflowScope) -> Scope:
+        """The scope that a stream of this one has opened."""
+        return Scope(native)
+
     def nested(self, name: str = "nested") -> Scope:
         """A scope within this one: its times have one more coordinate.
 

@@ -3,24 +3,51 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from typing import TYPE_CHECKING, Any, Generic, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar, overload
 
+from penstock._bounds import OnFailure, parse_bounds
+from penstock.dataflow._bounded import BoundedStats, Failure, beginner
 from penstock.dataflow._functions import each_block, each_item, keys_of, name_of, observe, refused_key
 from penstock.dataflow._handles import Block, Loop, Probe
 from penstock.dataflow._operator import Capability, Time
-from penstock.errors import BlockError
+from penstock.errors import BlockError, GraphError
 
 if TYPE_CHECKING:
     from penstock import _native
-    from penstock._bounds import OnFailure
-    from penstock.dataflow._bounded import Bounded
-    from penstock.dataflow._scope import Scope
+    from penstock._native import DataflowScope
 
-__all__ = ["Block", "Stream", "Time"]
+__all__ = ["Block", "Bounded", "Stream", "Time"]
 
 X = TypeVar("X")
 Y = TypeVar("Y")
 Constructor = Callable[[Capability], Callable[..., Any]]
+
+
+class Place(Protocol):
+    """The scope of a stream: a `penstock.dataflow.Scope`, as far as streams know it."""
+
+    @property
+    def _native(self) -> DataflowScope: ...
+    @property
+    def depth(self) -> int:
+        """As `Scope.depth`."""
+
+    @property
+    def path(self) -> str:
+        """As `Scope.path`."""
+
+    def operator(
+        self, inputs: Iterable[Stream[Any]], constructor: Constructor, *, name: str | None = None
+    ) -> Stream[Any]:
+        """As `Scope.operator`."""
+
+    def nested(self, name: str = "nested") -> Place:
+        """As `Scope.nested`."""
+
+    def feedback(self, advance: int = 1) -> tuple[Loop, Stream[Any]]:
+        """As `Scope.feedback`."""
+
+    def _opened(self, native: DataflowScope) -> Place: ...
 
 
 class Stream(Generic[X]):
@@ -32,7 +59,7 @@ class Stream(Generic[X]):
 
     __slots__ = ("_native", "scope")
 
-    def __init__(self, native: _native.DataflowStream, scope: Scope) -> None:
+    def __init__(self, native: _native.DataflowStream, scope: Place) -> None:
         self._native = native
         #: The scope that it is in.
         self.scope = scope
@@ -262,11 +289,11 @@ class Stream(Generic[X]):
         """
         return Stream(self._native.concat(other._native), self.scope)
 
-    def enter(self, inner: Scope) -> Stream[X]:
+    def enter(self, inner: Place) -> Stream[X]:
         """This stream in a scope nested in its own. See `Scope.nested` for an example."""
         return Stream(self._native.enter(inner._native), inner)
 
-    def leave(self, outer: Scope) -> Stream[X]:
+    def leave(self, outer: Place) -> Stream[X]:
         """This stream in the scope around its own; its times lose their last coordinate. See `Scope.nested`."""
         return Stream(self._native.leave(outer._native), outer)
 
@@ -381,18 +408,14 @@ class Stream(Generic[X]):
         >>> pk.execute(program, workers=1)
         [([0, 250000, 500000, 750000], 30)]
         """
-        from penstock.dataflow._bounded import bounded
-
-        return bounded(
-            self,
-            body,
-            batches=batches,
-            batch_size=batch_size,
-            memory=memory,
-            on_failure=on_failure,
-            expand=expand,
-            name=name,
-        )
+        bounds = parse_bounds(batches, batch_size, memory, on_failure)
+        failures: list[Failure] = []
+        begin = None if expand is None else beginner(expand, failures if bounds.on_failure == "skip" else None)
+        native, items, gate = self._native.bounded(name, bounds.batches, bounds.batch_size, bounds.memory, begin)
+        out = body(Stream(items, self.scope._opened(native)))
+        if not isinstance(out, Stream):
+            raise GraphError(f"the body of a bounded scope gives back a stream, got {type(out).__name__}")
+        return Bounded(out._native.close_bounded(gate, self.scope._native), self.scope, gate, failures)
 
     def probe(self) -> Probe:
         """A view of this stream's frontier, over all workers. It costs nothing per block. See `Probe`."""
@@ -503,3 +526,25 @@ class Stream(Generic[X]):
 
     def __repr__(self) -> str:
         return f"Stream({self.scope.path!r})"
+
+
+class Bounded(Stream[X]):
+    """What comes out of a bounded scope; made by `Stream.bounded`. A stream as any other, with figures."""
+
+    __slots__ = ("_gate", "failures")
+
+    def __init__(
+        self,
+        native: _native.DataflowStream,
+        scope: Place,
+        gate: _native.DataflowGate,
+        failures: list[Failure],
+    ) -> None:
+        super().__init__(native, scope)
+        self._gate = gate
+        #: Items whose expansion raised on this worker, where ``on_failure="skip"``.
+        self.failures = failures
+
+    def stats(self) -> BoundedStats:
+        """The figures of the scope on this worker, as of now. See `Stream.bounded` for an example."""
+        return BoundedStats(**self._gate.stats())

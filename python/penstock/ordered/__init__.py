@@ -20,8 +20,8 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from penstock.ordered._driver import OperatorStats, Stats
     from penstock.ordered._iterator import OrderedIterator
+    from penstock.ordered._options import OperatorStats, Stats
     from penstock.ordered._pipeline import Pipeline, default_workers, ordered_map
     from penstock.ordered._steps import (
         Step,
@@ -56,7 +56,7 @@ __all__ = [
 ]
 
 #: A worker process needs none of these: they load when somebody asks.
-_HOMES = {"OrderedIterator": "_iterator", "OperatorStats": "_driver", "Stats": "_driver"} | dict.fromkeys(
+_HOMES = {"OrderedIterator": "_iterator", "OperatorStats": "_options", "Stats": "_options"} | dict.fromkeys(
     ("Pipeline", "default_workers", "ordered_map"), "_pipeline"
 )
 

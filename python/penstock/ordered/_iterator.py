@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from penstock.errors import OrderedError
 from penstock.ordered._chunk import Failure
-from penstock.ordered._driver import Driver, Stats
+from penstock.ordered._driver import Driver
+from penstock.ordered._options import Stats
 
 if TYPE_CHECKING:
     from typing_extensions import Self

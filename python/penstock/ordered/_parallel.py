@@ -23,7 +23,7 @@ from penstock.ordered._keyed import Keyed, Part
 from penstock.ordered._operators import Operator, Stateless
 
 if TYPE_CHECKING:
-    from penstock.ordered._driver import Options
+    from penstock.ordered._options import Options
     from penstock.ordered._processes import Pool
 
 __all__ = ["MOST_WORKERS", "Parallel"]

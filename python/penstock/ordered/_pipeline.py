@@ -8,9 +8,10 @@ from typing import Any, TypeVar
 from penstock import _cpus
 from penstock._durations import Timeout, parse_timeout
 from penstock.errors import ConfigError
-from penstock.ordered._driver import Driver, Options
+from penstock.ordered._driver import Driver
 from penstock.ordered._iterator import OrderedIterator
 from penstock.ordered._operators import compile_steps
+from penstock.ordered._options import Options
 from penstock.ordered._parallel import MOST_WORKERS
 from penstock.ordered._steps import Step, map
 

@@ -20,7 +20,6 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from penstock.spark._engine.handles import engines
 from penstock.spark._session.guard import require_classic
 from penstock.spark._tasks.failures import cause_of
 from penstock.spark._tasks.partitions import map_in_arrow
@@ -30,7 +29,7 @@ from penstock.spark.ordered import ordered, ordered_partitions
 from penstock.spark.state import StatefulStream, apply_in_pandas_with_state
 
 if TYPE_CHECKING:
-    from penstock.spark.engine import Engine
+    from penstock.spark.engine import Engine, engines
 
 __all__ = [
     "Engine",
@@ -48,8 +47,8 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    if name == "Engine":
-        return importlib.import_module("penstock.spark.engine").Engine
+    if name in ("Engine", "engines"):
+        return getattr(importlib.import_module("penstock.spark.engine"), name)
     raise AttributeError(f"module 'penstock.spark' has no attribute {name!r}")
 
 

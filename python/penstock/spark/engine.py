@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     from penstock._flow import Flow
     from penstock.report._timeline import Timeline
 
-__all__ = ["Engine"]
+__all__ = ["Engine", "engines"]
 
 log = logging.getLogger(__name__)
 
@@ -564,6 +564,34 @@ class Engine:
                 f" {self._residents.missing()}"
             )
         return self._residents.members
+
+
+def engines(spark: SparkSession) -> list[Engine]:
+    """The engines that are open on a Spark context, in the order of their starts.
+
+    Parameters
+    ----------
+    spark : pyspark.sql.SparkSession
+        Any classic session of the context.
+
+    Returns
+    -------
+    list of Engine
+        The engines themselves: one whose handle was lost (a notebook's cell that ran again, an error before the
+        assignment) can be closed, and its queries looked at, through what is returned.
+
+    Raises
+    ------
+    UnsupportedSession
+        For a Spark Connect session.
+
+    Examples
+    --------
+    >>> for engine in pk.spark.engines(spark):  # doctest: +SKIP
+    ...     engine.close()
+    """
+    require_classic(spark, "penstock.spark.engines")
+    return [one for one in handles.open_engines(spark.sparkContext) if isinstance(one, Engine)]
 
 
 def _folders(given: Sequence[str] | None) -> tuple[str, ...]:

@@ -207,7 +207,7 @@ class GangTask:
             pass
 
     def _run(self, context: Any, index: int, rows: pa.RecordBatchReader) -> Iterator[pa.RecordBatch]:
-        from penstock.dataflow._execution import seated
+        from penstock.dataflow._threads import seated
 
         seats = self._connect(context, index)
         try:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from penstock.errors import EngineError
 from penstock.spark._engine.program import Program
@@ -16,13 +16,26 @@ from penstock.spark._engine.query import Abandoned, described
 from penstock.spark._session.guard import require_classic
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
+    from pyspark.sql import DataFrame, SparkSession
 
-    from penstock.spark.engine import Engine
+    from penstock.spark._engine.ended import Ended
+    from penstock.spark._engine.generation import Setup
+    from penstock.spark._engine.queries import Queries
 
 __all__ = ["BatchFunction", "Sink"]
 
 Sink = Callable[["DataFrame", int], Any]
+
+
+class Host(Protocol):
+    """The engine, as far as the function of a query knows it."""
+
+    _spark: SparkSession
+    _setup: Setup | None
+    _queries: Queries
+    _ended: Ended
+
+    def _require_open(self) -> None: ...
 
 
 class BatchFunction:
@@ -36,7 +49,7 @@ class BatchFunction:
         What the last batch raised. Spark wraps it in text; here it is itself.
     """
 
-    def __init__(self, engine: Engine, program: Program, sink: Sink, late: Sink | None, name: str | None) -> None:
+    def __init__(self, engine: Host, program: Program, sink: Sink, late: Sink | None, name: str | None) -> None:
         self._engine = engine
         self._program = program
         self._sink = sink

@@ -21,7 +21,7 @@ from penstock.errors import ConfigError, PlanError
 from penstock.spark._tasks import functions
 
 if TYPE_CHECKING:
-    from penstock._flow import Flow
+    from penstock._flow.base import FlowBase
 
 __all__ = ["PartitionFunction", "map_in_arrow"]
 
@@ -54,7 +54,7 @@ class PartitionFunction:
             yield conform(pa.record_batch(out), self.output_schema, "output")
 
 
-def map_in_arrow(flow: Flow, per_partition: bool = False) -> PartitionFunction:
+def map_in_arrow(flow: FlowBase, per_partition: bool = False) -> PartitionFunction:
     """Return a function for ``DataFrame.mapInArrow``; see `Flow.map_in_arrow`.
 
     Parameters
