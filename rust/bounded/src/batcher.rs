@@ -29,10 +29,11 @@ use penstock_progress::probe::ProbeHandle;
 use penstock_progress::timestamp::Timestamp;
 
 use crate::batch::BatchTime;
-use crate::bounds::{Bounds, Regulator};
+use crate::bounds::Bounds;
 use crate::error::{Failure, OnFailure};
 use crate::expand::{Broken, Expand, Fault};
 use crate::monitor::Shared;
+use crate::regulator::{Common, Regulator, Told};
 use crate::window::Window;
 
 /// Items in one run of the batcher, and in one block.
@@ -117,7 +118,7 @@ where
     let watched = probe.clone();
     let shared = Rc::new(RefCell::new(Shared {
         window: Window::new(),
-        regulator: Regulator::new(bounds),
+        regulator: Regulator::new(scope.common(|| Common::new(bounds))),
         buffered: 0,
         failed: 0,
         failures: Vec::new(),
@@ -159,8 +160,8 @@ where
         self.retire();
         let outcome = self.admit(output);
         let mut shared = self.shared.borrow_mut();
-        let (batches, items) = shared.window.finished();
-        shared.regulator.observe(batches, items, !self.pending.is_empty());
+        let ((admitted, _), (finished, finished_items)) = (shared.window.admitted(), shared.window.finished());
+        shared.regulator.observe(Told { admitted, finished, finished_items, waiting: !self.pending.is_empty() });
         let pending = &self.pending;
         shared
             .window
@@ -209,10 +210,7 @@ where
         let (mut items, mut looked) = (0, 0);
         while let Some(mut first) = self.pending.first_entry() {
             let outer = first.key().clone();
-            let (batches, size) = {
-                let Shared { regulator, .. } = &*self.shared.borrow();
-                (regulator.batches(), regulator.batch_size())
-            };
+            let (batches, size) = self.shared.borrow_mut().regulator.bounds();
             let pending = first.get_mut();
             // The size may have shrunk since the batch was begun.
             pending.turn(&outer, size, &self.shared);

@@ -1,9 +1,9 @@
 //! How much a bounded scope may hold: N batches of at most B items per worker, fixed or found while running.
 
-use std::rc::Rc;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use crate::controller::{Controller, Limits};
+use crate::controller::Limits;
 use crate::memory::Memory;
 
 /// The most batches: their numbers and counts stay far from overflow.
@@ -57,10 +57,10 @@ pub(crate) fn check(batches: u64, batch_size: u64) -> Result<(), BoundsError> {
     Ok(())
 }
 
-/// Nanoseconds since some moment; what it reads must not go back.
-pub type Clock = Rc<dyn Fn() -> u64>;
+/// Nanoseconds since some moment, the same for all threads that ask; what it reads must not go back.
+pub type Clock = Arc<dyn Fn() -> u64 + Send + Sync>;
 
-/// The bounds of one scope on one worker, checked.
+/// The bounds of one scope for each of its workers, checked. In a process those hold that the worker gives which builds the scope first.
 ///
 /// ```
 /// use penstock_bounded::{Bounds, BoundsError};
@@ -128,7 +128,7 @@ impl Bounds {
     /// Found while running: both grow until more throughput does not come of it, and shrink while memory is short.
     pub fn adaptive() -> Self {
         let start = Instant::now();
-        let clock: Clock = Rc::new(move || u64::try_from(start.elapsed().as_nanos()).unwrap_or(u64::MAX));
+        let clock: Clock = Arc::new(move || u64::try_from(start.elapsed().as_nanos()).unwrap_or(u64::MAX));
         let (limits, memory) = (Limits::default(), Memory::host());
         Bounds { policy: Policy::Adaptive(Adaptive { limits, memory, clock }) }
     }
@@ -167,55 +167,6 @@ impl std::fmt::Debug for Bounds {
         match &self.policy {
             Policy::Fixed { batches, batch_size } => write!(f, "Bounds({batches} batches of {batch_size})"),
             Policy::Adaptive(adaptive) => write!(f, "Bounds(adaptive, {:?})", adaptive.limits),
-        }
-    }
-}
-
-/// The bounds in force: constant, or a controller with its readings.
-pub(crate) struct Regulator {
-    batches: u64,
-    batch_size: u64,
-    adaptive: Option<(Controller, Memory, Clock)>,
-}
-
-impl Regulator {
-    pub(crate) fn new(bounds: &Bounds) -> Self {
-        match &bounds.policy {
-            Policy::Fixed { batches, batch_size } => {
-                Regulator { batches: *batches, batch_size: *batch_size, adaptive: None }
-            }
-            Policy::Adaptive(Adaptive { limits, memory, clock }) => {
-                let controller = Controller::new(limits.clone(), clock());
-                let (batches, batch_size) = controller.bounds();
-                Regulator { batches, batch_size, adaptive: Some((controller, memory.clone(), clock.clone())) }
-            }
-        }
-    }
-
-    pub(crate) fn batches(&self) -> u64 {
-        self.batches
-    }
-
-    pub(crate) fn batch_size(&self) -> u64 {
-        self.batch_size
-    }
-
-    pub(crate) fn controller(&self) -> Option<&Controller> {
-        self.adaptive.as_ref().map(|(controller, ..)| controller)
-    }
-
-    /// Tells what has finished so far, and whether more is waiting to be admitted.
-    pub(crate) fn observe(&mut self, finished_batches: u64, finished_items: u64, waiting: bool) {
-        if let Some((controller, memory, clock)) = &mut self.adaptive {
-            let now_ns = clock();
-            controller.settle(now_ns, finished_batches, finished_items);
-            if controller.is_due(now_ns) {
-                controller.observe(now_ns, finished_batches, finished_items, memory.share());
-                (self.batches, self.batch_size) = controller.bounds();
-            }
-            if !waiting {
-                controller.starved();
-            }
         }
     }
 }

@@ -1,7 +1,7 @@
 //! Finds N and B while running: raises them until throughput flattens, lowers them while memory is short.
 //!
-//! Pure: it is told the time, what has finished and how full the memory is, and answers with the bounds. It watches for a period,
-//! longer when fewer than two windows of batches finished in it, and then judges:
+//! Pure: it is told the time, what has finished on the workers of the process and how full the memory is, and answers with the bounds, which
+//! hold for each of them. It watches for a period, longer when fewer than two windows of batches finished in it, and then judges:
 //!
 //! - growing: larger bounds (four times the batch size, then twice the batches) and those at hand take turns, period by period, since
 //!   only what is measured side by side can be compared while neighbours come and go. The larger ones stay if they win [`WINS`]
@@ -75,6 +75,17 @@ impl Limits {
         }
         Ok(())
     }
+}
+
+/// What the workers of a process have done so far in a scope.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Progress {
+    /// Batches that have finished.
+    pub batches: u64,
+    /// Their items.
+    pub items: u64,
+    /// Batches that were admitted and have not.
+    pub unfinished: u64,
 }
 
 /// What a controller is doing.
@@ -165,13 +176,14 @@ enum State {
 }
 
 /// See the module.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct Controller {
     limits: Limits,
     bounds: (u64, u64),
     state: State,
-    /// Begin of the period that is being watched, and what had finished by then.
-    since: (u64, u64, u64),
+    /// Begin of the period that is being watched, and what had been done by then.
+    since_ns: u64,
+    since: Progress,
     /// When it was last told.
     told_ns: u64,
     /// After a change: so many batches of the old bounds may be unfinished. They are not judged.
@@ -190,7 +202,8 @@ impl Controller {
             limits,
             bounds,
             state: State::Resting { left: 0 },
-            since: (now_ns, 0, 0),
+            since_ns: now_ns,
+            since: Progress::default(),
             told_ns: now_ns,
             unsettled: 0,
             starved: false,
@@ -226,69 +239,70 @@ impl Controller {
         (self.raises, self.shrinks)
     }
 
-    /// Whether a period has passed: memory is worth reading and [`Controller::observe`] worth a call.
-    pub fn is_due(&self, now_ns: u64) -> bool {
-        now_ns.saturating_sub(self.told_ns) >= self.limits.period_ns
+    /// When a period has passed: then memory is worth reading and [`Controller::observe`] worth a call.
+    pub fn due_ns(&self) -> u64 {
+        self.told_ns.saturating_add(self.limits.period_ns)
     }
 
-    /// After a change of the bounds: whether batches of the old ones may be unfinished. Until [`Controller::settle`] says
-    /// otherwise nothing is judged.
-    pub fn is_settling(&self) -> bool {
-        self.unsettled > 0
+    /// After a change of the bounds: how many batches have finished in all when those of the old ones have. Until
+    /// [`Controller::settle`] is told so nothing is judged.
+    pub fn settles_at(&self) -> Option<u64> {
+        (self.unsettled > 0).then(|| self.since.batches + self.unsettled)
     }
 
-    /// Takes in how many batches and items have finished in all, to see whether those of the old bounds have.
-    pub fn settle(&mut self, now_ns: u64, batches: u64, items: u64) {
-        if self.unsettled > 0 && batches.saturating_sub(self.since.1) >= self.unsettled {
+    /// Takes in what has finished in all, to see whether the batches of the old bounds have.
+    pub fn settle(&mut self, now_ns: u64, progress: Progress) {
+        if self.settles_at().is_some_and(|batches| progress.batches >= batches) {
             self.unsettled = 0;
             self.told_ns = now_ns;
-            self.restart(now_ns, batches, items);
+            self.restart(now_ns, progress);
         }
     }
 
-    /// The batcher has nothing more to admit: the period says nothing about the bounds.
+    /// A batcher had nothing more to admit: the period says nothing about the bounds.
     pub fn starved(&mut self) {
         self.starved = true;
     }
 
-    /// Takes in how many batches and items have finished in all, and the share of memory in use.
-    pub fn observe(&mut self, now_ns: u64, batches: u64, items: u64, memory: Option<f64>) {
+    /// Takes in what has finished in all, and the share of memory in use.
+    pub fn observe(&mut self, now_ns: u64, progress: Progress, memory: Option<f64>) {
         self.told_ns = now_ns;
         if memory.is_some_and(|share| share >= self.limits.high) {
             self.shrink();
             self.unsettled = 0;
-            self.restart(now_ns, batches, items);
+            self.restart(now_ns, progress);
             return;
         }
         if matches!(self.state, State::Short) {
             if memory.is_none_or(|share| share < self.limits.low) {
                 self.state = State::Resting { left: self.limits.rest };
             }
-            self.restart(now_ns, batches, items);
+            self.restart(now_ns, progress);
             return;
         }
-        if self.is_settling() {
-            return self.settle(now_ns, batches, items);
+        if self.settles_at().is_some() {
+            return self.settle(now_ns, progress);
         }
-        let (since_ns, batches_then, items_then) = self.since;
         if self.starved {
-            self.restart(now_ns, batches, items);
+            self.restart(now_ns, progress);
             return;
         }
-        if batches.saturating_sub(batches_then) < 2 * self.bounds.0 {
+        // The window of all workers, as far as it was full when the period began.
+        let window = self.bounds.0.max(self.since.unfinished);
+        if progress.batches.saturating_sub(self.since.batches) < 2 * window {
             return;
         }
-        let elapsed_ns = now_ns.saturating_sub(since_ns).max(1);
-        let rate = items.saturating_sub(items_then) as f64 * 1e9 / elapsed_ns as f64;
+        let elapsed_ns = now_ns.saturating_sub(self.since_ns).max(1);
+        let rate = progress.items.saturating_sub(self.since.items) as f64 * 1e9 / elapsed_ns as f64;
         self.rate = Some(rate);
         let before = self.bounds;
         self.judge(rate);
-        self.unsettled = if self.bounds == before { 0 } else { before.0 };
-        self.restart(now_ns, batches, items);
+        self.unsettled = if self.bounds == before { 0 } else { progress.unfinished };
+        self.restart(now_ns, progress);
     }
 
-    fn restart(&mut self, now_ns: u64, batches: u64, items: u64) {
-        self.since = (now_ns, batches, items);
+    fn restart(&mut self, now_ns: u64, progress: Progress) {
+        (self.since_ns, self.since) = (now_ns, progress);
         self.starved = false;
     }
 
@@ -396,6 +410,10 @@ mod tests {
         Limits { batches: (1, 2, 64), batch_size: (1, 64, 1 << 20), ..Limits::default() }
     }
 
+    fn told(batches: u64, items: u64, unfinished: u64) -> Progress {
+        Progress { batches, items, unfinished }
+    }
+
     /// A machine whose throughput depends on the bounds, on a clock of its own.
     struct Simulated {
         controller: Controller,
@@ -413,18 +431,22 @@ mod tests {
         fn period(&mut self, rate: impl Fn(u64, u64) -> f64, memory: Option<f64>) -> (u64, u64) {
             let period = self.controller.limits.period_ns;
             let (n, b) = self.controller.bounds();
-            assert!(!self.controller.is_due(self.now_ns));
-            if self.controller.is_settling() {
-                self.batches += n.max(self.controller.unsettled);
-                self.controller.settle(self.now_ns, self.batches, self.items);
+            assert!(self.controller.due_ns() > self.now_ns);
+            if let Some(batches) = self.controller.settles_at() {
+                self.batches = batches;
+                self.controller.settle(self.now_ns, self.progress());
             }
             self.now_ns += period;
             let done = (rate(n, b) * period as f64 / 1e9) as u64;
             self.items += done;
             self.batches += done / b;
-            assert!(self.controller.is_due(self.now_ns));
-            self.controller.observe(self.now_ns, self.batches, self.items, memory);
+            assert!(self.controller.due_ns() <= self.now_ns);
+            self.controller.observe(self.now_ns, self.progress(), memory);
             self.controller.bounds()
+        }
+
+        fn progress(&self) -> Progress {
+            told(self.batches, self.items, self.controller.bounds().0)
         }
     }
 
@@ -523,31 +545,46 @@ mod tests {
         assert_eq!(machine.controller.rate(), None);
         // Three of the four batches that make two windows finish in the first period: it goes on watching.
         let mut slow = Controller::new(modest(), 0);
-        slow.observe(20_000_000, 3, 192, None);
+        slow.observe(20_000_000, told(3, 192, 2), None);
         assert_eq!(slow.rate(), None);
-        slow.observe(40_000_000, 4, 256, None);
+        slow.observe(40_000_000, told(4, 256, 2), None);
         assert_eq!(slow.rate(), Some(256.0 / 0.04));
         // Memory is looked at nevertheless.
-        slow.observe(60_000_000, 4, 256, Some(1.0));
+        slow.observe(60_000_000, told(4, 256, 2), Some(1.0));
         assert_eq!(slow.phase(), Phase::Short);
     }
 
     #[test]
     fn what_is_left_of_other_bounds_is_not_judged() {
         let mut controller = Controller::new(Limits { period_ns: 10, ..modest() }, 0);
-        controller.observe(10, 4, 256, None);
-        assert_eq!((controller.bounds(), controller.is_settling()), ((2, 256), true));
+        controller.observe(10, told(4, 256, 2), None);
+        assert_eq!((controller.bounds(), controller.settles_at()), ((2, 256), Some(6)));
         let rate = controller.rate();
-        controller.settle(11, 5, 320);
-        controller.observe(20, 5, 320, None);
-        assert!(controller.is_settling() && controller.rate() == rate, "one of two batches of 64 has finished");
-        controller.settle(25, 6, 384);
-        assert!(!controller.is_settling() && !controller.is_due(34), "a period begins here");
-        controller.observe(35, 10, 384 + 1024, None);
+        controller.settle(11, told(5, 320, 2));
+        controller.observe(20, told(5, 320, 2), None);
+        assert!(
+            controller.settles_at().is_some() && controller.rate() == rate,
+            "one of two batches of 64 has finished"
+        );
+        controller.settle(25, told(6, 384, 2));
+        assert_eq!((controller.settles_at(), controller.due_ns()), (None, 35), "a period begins here");
+        controller.observe(35, told(10, 384 + 1024, 2), None);
         assert_eq!((controller.rate(), controller.bounds()), (Some(1024.0 * 1e8), (2, 64)));
         // Memory does not wait for that.
-        controller.observe(45, 10, 384 + 1024, Some(0.99));
-        assert_eq!((controller.phase(), controller.is_settling()), (Phase::Short, false));
+        controller.observe(45, told(10, 384 + 1024, 2), Some(0.99));
+        assert_eq!((controller.phase(), controller.settles_at()), (Phase::Short, None));
+    }
+
+    #[test]
+    fn windows_are_those_of_all_workers() {
+        // Three workers with two batches each: a period is two windows of six, and six are left of other bounds.
+        let mut controller = Controller::new(Limits { period_ns: 10, ..modest() }, 0);
+        controller.starved();
+        controller.observe(10, told(0, 0, 6), None);
+        controller.observe(20, told(11, 704, 6), None);
+        assert_eq!((controller.rate(), controller.bounds()), (None, (2, 64)));
+        controller.observe(30, told(12, 768, 6), None);
+        assert_eq!((controller.bounds(), controller.settles_at()), ((2, 256), Some(18)));
     }
 
     #[test]

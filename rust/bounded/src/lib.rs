@@ -13,6 +13,7 @@
 //! | [`expand`] | from inputs to items, lazily |
 //! | [`bounds`] | N and B: fixed or adaptive, checked |
 //! | [`controller`], [`memory`] | finding N and B while running |
+//! | `regulator` | one controller for the workers of a process |
 //! | [`batch`] | the coordinate of times that numbers batches |
 //! | [`monitor`], [`error`] | figures, failures |
 //!
@@ -73,12 +74,13 @@ pub mod expand;
 pub mod faucet;
 pub mod memory;
 pub mod monitor;
+mod regulator;
 mod window;
 
 pub use batch::{Batch, BatchTime, Batched};
 pub use batcher::{Event, Observer};
 pub use bounds::{Bounds, BoundsError, Clock};
-pub use controller::{Controller, Limits, Phase};
+pub use controller::{Controller, Limits, Phase, Progress};
 pub use error::{Failure, OnFailure};
 pub use expand::{Broken, Expand, Fault, Itself};
 pub use faucet::{BoundedStream, Egress, Faucet, Gate};

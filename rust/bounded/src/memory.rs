@@ -7,19 +7,19 @@
 
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::rc::Rc;
+use std::sync::Arc;
 
 use crate::bounds::BoundsError;
 
-/// A reading of memory: the share in use, about 0 to 1; above 1 is over the limit.
+/// A reading of memory, by any thread: the share in use, about 0 to 1; above 1 is over the limit.
 #[derive(Clone)]
-pub struct Memory(Rc<dyn Fn() -> Option<f64>>);
+pub struct Memory(Arc<dyn Fn() -> Option<f64> + Send + Sync>);
 
 impl Memory {
     /// What this process holds as a share of what its control group, or the machine, allows.
     pub fn host() -> Self {
         let limit = limit_bytes(Path::new("/"));
-        Memory(Rc::new(move || Some(held_bytes()? as f64 / limit? as f64)))
+        Memory(Arc::new(move || Some(held_bytes()? as f64 / limit? as f64)))
     }
 
     /// What this process holds as a share of a budget.
@@ -30,12 +30,12 @@ impl Memory {
         if bytes == 0 {
             return Err(BoundsError::Zero { what: "budget_bytes" });
         }
-        Ok(Memory(Rc::new(move || Some(held_bytes()? as f64 / bytes as f64))))
+        Ok(Memory(Arc::new(move || Some(held_bytes()? as f64 / bytes as f64))))
     }
 
     /// Another reading; none when it knows nothing.
-    pub fn reading(read: impl Fn() -> Option<f64> + 'static) -> Self {
-        Memory(Rc::new(read))
+    pub fn reading(read: impl Fn() -> Option<f64> + Send + Sync + 'static) -> Self {
+        Memory(Arc::new(read))
     }
 
     /// The share in use now.

@@ -4,9 +4,9 @@ use std::cell::RefCell;
 use std::fmt::Debug;
 use std::rc::Rc;
 
-use crate::bounds::Regulator;
-use crate::controller::Phase;
+use crate::controller::{Controller, Phase};
 use crate::error::Failure;
+use crate::regulator::Regulator;
 use crate::window::Window;
 
 /// Failures that are kept; all are counted.
@@ -20,7 +20,7 @@ pub struct Stats {
     pub batches: u64,
     /// B: items per batch, now.
     pub batch_size: u64,
-    /// What the controller is doing.
+    /// What the controller is doing: the one of all workers of this process, whose figures follow.
     pub phase: Phase,
     /// How often a bound was raised to stay.
     pub raises: u64,
@@ -78,14 +78,15 @@ impl<O: Ord + Clone> Shared<O> {
         let (unfinished, unfinished_items, oldest) = window.standing(&self.unfinished);
         let ((maximum, maximum_items), (admitted, admitted_items)) = (window.most(), window.admitted());
         let controller = regulator.controller();
-        let (raises, shrinks) = controller.map_or((0, 0), |controller| controller.moves());
+        let (batches, batch_size) = controller.as_ref().map_or_else(|bounds| *bounds, Controller::bounds);
+        let (raises, shrinks) = controller.as_ref().map_or((0, 0), Controller::moves);
         Stats {
-            batches: regulator.batches(),
-            batch_size: regulator.batch_size(),
-            phase: controller.map_or(Phase::Fixed, |controller| controller.phase()),
+            batches,
+            batch_size,
+            phase: controller.as_ref().map_or(Phase::Fixed, Controller::phase),
             raises,
             shrinks,
-            rate: controller.and_then(|controller| controller.rate()),
+            rate: controller.ok().and_then(|controller| controller.rate()),
             admitted,
             admitted_items,
             unfinished,

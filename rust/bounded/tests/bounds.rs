@@ -3,7 +3,10 @@
 mod support;
 
 use std::cell::{Cell, RefCell};
+use std::collections::BTreeSet;
 use std::rc::Rc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
 
 use penstock_bounded::{
     Batched, BoundedStream, Bounds, BoundsError, Event, Failure, Faucet, Limits, Memory, OnFailure, Phase,
@@ -322,14 +325,14 @@ fn bounds_that_say_nothing_are_refused() {
 #[test]
 fn bounds_shrink_while_memory_is_short_and_grow_again_when_there_is_room() {
     const PERIOD_NS: u64 = 50_000_000;
-    let (share, now_ns) = (Rc::new(Cell::new(0.9)), Rc::new(Cell::new(0)));
+    let (share, now_ns) = (Arc::new(Mutex::new(0.9)), Arc::new(AtomicU64::new(0)));
     let (meter, clock) = (share.clone(), now_ns.clone());
     let limits = Limits { batches: (1, 4, 8), batch_size: (2, 16, 64), rest: 3, ..Limits::default() };
     let bounds = Bounds::adaptive()
         .within(limits)
         .unwrap()
-        .with_memory(Memory::reading(move || Some(meter.get())))
-        .with_clock(Rc::new(move || clock.get()));
+        .with_memory(Memory::reading(move || Some(*meter.lock().unwrap())))
+        .with_clock(Arc::new(move || clock.load(Ordering::Relaxed)));
     let mut worker = Worker::new(fabric::threads(1).remove(0));
     let (mut input, monitor) = worker.dataflow::<u64, _>("metered", |scope| {
         let (input, stream) = scope.new_input::<Vec<u64>>();
@@ -341,7 +344,7 @@ fn bounds_shrink_while_memory_is_short_and_grow_again_when_there_is_room() {
     let mut periods = |until: &dyn Fn(&penstock_bounded::Stats) -> bool| {
         let mut seen = vec![monitor.stats()];
         while !until(seen.last().unwrap()) {
-            now_ns.set(now_ns.get() + PERIOD_NS);
+            now_ns.fetch_add(PERIOD_NS, Ordering::Relaxed);
             assert!(worker.step().unwrap(), "the input has ended first: {:?}", seen.last());
             let stats = monitor.stats();
             assert!(stats.maximum <= 8 && stats.maximum_items <= 8 * 64, "{stats:?}");
@@ -355,12 +358,66 @@ fn bounds_shrink_while_memory_is_short_and_grow_again_when_there_is_room() {
     };
     let shrunk = periods(&|stats| stats.batches * stats.batch_size == 2);
     assert_eq!(shrunk, [(4, 16), (4, 8), (4, 4), (4, 2), (2, 2), (1, 2)]);
-    share.set(0.8);
+    *share.lock().unwrap() = 0.8;
     let left = monitor.stats();
     assert_eq!((left.phase, left.shrinks, left.raises), (Phase::Short, 5, 0));
-    share.set(0.2);
+    *share.lock().unwrap() = 0.2;
     periods(&|stats| stats.raises > 0);
     worker.drop_dataflows();
+}
+
+#[test]
+fn the_workers_of_a_process_are_under_the_same_bounds() {
+    const WORKERS: usize = 3;
+    let now_ns = Arc::new(AtomicU64::new(0));
+    let mut members: Vec<_> = fabric::threads(WORKERS)
+        .into_iter()
+        .map(|seat| {
+            let clock = now_ns.clone();
+            let limits = Limits { batches: (1, 2, 4), batch_size: (1, 16, 1024), rest: 2, ..Limits::default() };
+            let bounds = Bounds::adaptive()
+                .within(limits)
+                .unwrap()
+                .with_memory(Memory::reading(|| None))
+                .with_clock(Arc::new(move || clock.load(Ordering::Relaxed)));
+            let sizes = Rc::new(RefCell::new(Vec::new()));
+            let seen = sizes.clone();
+            let mut worker = Worker::new(seat);
+            let (mut input, monitor) = worker.dataflow::<u64, _>("common", |scope| {
+                let (input, stream) = scope.new_input::<Vec<u64>>();
+                let faucet = Faucet::<Batched<u64>, Vec<u64>>::new(bounds).observed(move |event| {
+                    if let Event::Admitted { items, .. } = event {
+                        seen.borrow_mut().push(items.len() as u64);
+                    }
+                });
+                let (_, monitor) = faucet.expanding(&stream, |many| 0..many, |_, items| items);
+                (input, monitor)
+            });
+            input.send(vec![1 << 40]);
+            input.close();
+            (worker, monitor, sizes)
+        })
+        .collect();
+    let mut used: [BTreeSet<(u64, u64)>; WORKERS] = Default::default();
+    let mut random = support::Random(11);
+    for _ in 0..60_000 {
+        now_ns.fetch_add(1_000_000, Ordering::Relaxed);
+        // One worker is on a slower core.
+        let at = [0, 0, 0, 0, 1, 1, 1, 2][random.below(8) as usize];
+        let [before, first] = [&members[at].1, &members[0].1].map(penstock_bounded::Monitor::stats);
+        assert_eq!((before.batches, before.batch_size), (first.batches, first.batch_size));
+        let (worker, _, sizes) = &mut members[at];
+        worker.step().expect("nothing fails");
+        for size in sizes.take() {
+            assert_eq!(size, before.batch_size, "a batch of worker {at}");
+            used[at].insert((before.batches, size));
+        }
+    }
+    let moves = members[0].1.stats();
+    assert!(moves.raises + moves.shrinks > 0 && used[0].len() > 2, "nothing was tried: {moves:?}, {:?}", used[0]);
+    // What was tried was tried on all of them.
+    assert_eq!((&used[1], &used[2]), (&used[0], &used[0]));
+    members.iter_mut().for_each(|(worker, ..)| worker.drop_dataflows());
 }
 
 fn failing(worker: &mut Worker, on_failure: OnFailure) -> Result<(Vec<u64>, u64, Vec<Failure>), BoxError> {

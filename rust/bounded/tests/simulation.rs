@@ -8,6 +8,7 @@ mod support;
 
 use std::cell::RefCell;
 use std::rc::Rc;
+use std::sync::{Arc, Mutex};
 
 use penstock_bounded::{BoundedStream, Bounds, Limits, Memory, Monitor};
 use penstock_dataflow::{InputHandle, Scope, Stream, Worker, fabric};
@@ -105,14 +106,14 @@ fn bounds(kind: Kind) -> Option<Bounds> {
         Kind::Free => None,
         Kind::Fixed(batches, size) => Some(Bounds::fixed(batches, size).unwrap()),
         Kind::Restless(seed) => {
-            let (clock, memory) = (Rc::new(RefCell::new((0, Random(seed)))), Rc::new(RefCell::new(Random(seed + 1))));
+            let (clock, memory) = (Mutex::new((0, Random(seed))), Mutex::new(Random(seed + 1)));
             let limits = Limits { batches: (1, 2, 4), batch_size: (1, 2, 50), rest: 1, ..Limits::default() };
-            let clock = Rc::new(move || {
-                let (now, random) = &mut *clock.borrow_mut();
+            let clock = Arc::new(move || {
+                let (now, random) = &mut *clock.lock().unwrap();
                 *now += random.below(40_000_000);
                 *now
             });
-            let memory = Memory::reading(move || Some(memory.borrow_mut().below(100) as f64 / 100.0));
+            let memory = Memory::reading(move || Some(memory.lock().unwrap().below(100) as f64 / 100.0));
             Some(Bounds::adaptive().within(limits).unwrap().with_clock(clock).with_memory(memory))
         }
     }

@@ -1,8 +1,10 @@
 //! What all dataflows of one worker share: its endpoint, its channels, and the error that stopped it.
 
+use std::any::Any;
 use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
 use std::rc::Rc;
+use std::sync::Arc;
 use std::time::Duration;
 
 use crate::error::Error;
@@ -25,6 +27,8 @@ pub(crate) struct Core {
     faulty: Cell<bool>,
     /// Where the user's code was when it began to panic.
     origin: RefCell<Option<String>>,
+    /// How many values it has in common with the other workers of its process.
+    commons: Cell<u64>,
 }
 
 impl Core {
@@ -37,6 +41,7 @@ impl Core {
             fault: RefCell::new(None),
             faulty: Cell::new(false),
             origin: RefCell::new(None),
+            commons: Cell::new(0),
         }
     }
 
@@ -86,6 +91,12 @@ impl Core {
         for channel in channels {
             self.channels.borrow_mut()[channel as usize] = None;
         }
+    }
+
+    /// The next value that the workers of this process have in common.
+    pub(crate) fn common<V: Any + Send + Sync>(&self, make: impl FnOnce() -> V) -> Arc<V> {
+        let number = self.commons.replace(self.commons.get() + 1);
+        self.endpoint.common(number, make)
     }
 
     /// Moves what is in the mailbox now into the channels.

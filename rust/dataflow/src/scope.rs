@@ -1,6 +1,8 @@
 //! Scopes: where streams and operators are made.
 
+use std::any::Any;
 use std::rc::Rc;
+use std::sync::Arc;
 
 use penstock_progress::timestamp::{Refines, Timestamp};
 
@@ -43,6 +45,32 @@ impl<T: Timestamp> Scope<T> {
     /// A stream that the program feeds. Each worker feeds its own part.
     pub fn new_input<D: Clone + 'static>(&self) -> (InputHandle<T, D>, Stream<T, D>) {
         InputHandle::open(self)
+    }
+
+    /// What the workers of this process have in common at this place of the graph: the first to build it makes it, the others get the
+    /// same value. Workers of other processes have their own. As with operators, all workers ask for the same in the same order.
+    ///
+    /// ```
+    /// use std::sync::atomic::{AtomicU64, Ordering};
+    /// use penstock_dataflow::{BoxError, Error, execute, fabric};
+    ///
+    /// let threads = execute(fabric::threads(3), |worker| {
+    ///     let count = worker.dataflow::<u64, _>("counted", |scope| {
+    ///         let count = scope.common(|| AtomicU64::new(0));
+    ///         count.fetch_add(1, Ordering::Relaxed);
+    ///         count
+    ///     });
+    ///     // It ends when all workers have built it.
+    ///     while worker.step_or_park(None)? {}
+    ///     Ok::<_, BoxError>(count)
+    /// });
+    /// for thread in threads {
+    ///     assert_eq!(thread.join().unwrap()?.load(Ordering::Relaxed), 3);
+    /// }
+    /// # Ok::<(), Error>(())
+    /// ```
+    pub fn common<V: Any + Send + Sync>(&self, make: impl FnOnce() -> V) -> Arc<V> {
+        self.region.core.common(make)
     }
 
     /// Builds a scope within this one, whose times refine those of this one. Streams cross its border with

@@ -8,6 +8,7 @@
 //! parked or not, and all report one cause (module `verdict`). A seat that is dropped before its worker is made is such a
 //! cause, since its peers would wait for that worker for ever.
 
+mod commons;
 mod frame;
 mod lanes;
 mod limits;
@@ -35,6 +36,7 @@ pub use stream::{Duplex, Hangup};
 
 use crate::dataflow::Bundle;
 use crate::error::Error;
+use commons::Commons;
 use lanes::Lane;
 use link::Outbox;
 use shuffle::Shuffle;
@@ -90,6 +92,7 @@ pub(crate) struct Shared {
     left: Mutex<Vec<(usize, u64)>>,
     left_count: AtomicUsize,
     first_local: usize,
+    commons: Commons,
 }
 
 impl Shared {
@@ -106,6 +109,7 @@ impl Shared {
             left: Mutex::new(Vec::new()),
             left_count: AtomicUsize::new(0),
             first_local,
+            commons: Commons::new(vacant),
         }
     }
 
@@ -186,6 +190,11 @@ impl Endpoint {
     /// Whether that worker is a thread of this process. An index that is out of range is not.
     pub(crate) fn is_local(&self, worker: usize) -> bool {
         matches!(self.shared.routes.get(worker), Some(Route::Local(_)))
+    }
+
+    /// What the workers of this process have in common at the n-th place; see [`Commons`].
+    pub(crate) fn common<V: Any + Send + Sync>(&self, number: u64, make: impl FnOnce() -> V) -> Arc<V> {
+        self.shared.commons.take(number, make)
     }
 
     /// Sends to any worker but this one. Values go to local workers, bytes to the others.
