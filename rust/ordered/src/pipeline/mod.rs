@@ -262,6 +262,7 @@ impl<P: Payload, E: Send + 'static> Pipeline<P, E> {
             }
             let weight = share.items.max(1);
             let label = Label { number, ticket, share, entered: share.items, work_ns: 0, weight };
+            core.enters(ticket);
             core.stages[0].enter(label, payload);
         } else {
             ingress.inline = true;

@@ -89,7 +89,7 @@ impl<P: Payload, E: Send + 'static> Round<'_, P, E> {
                 self.barred[at] = true;
                 continue;
             }
-            self.core.scheduler.observe(now, hub.left(), &self.loads);
+            self.core.scheduler.observe(now, self.core.traffic(), &self.loads);
             self.core.window(now, WINDOW_NS);
             self.last = Some(at);
             return true;

@@ -1,6 +1,6 @@
 //! Which operator a free worker serves next.
 //!
-//! Owns: what a scheduler may look at ([`Load`]), the trait, the four heuristics of the source and an adaptive one that chooses among
+//! Owns: what a scheduler may look at ([`Load`], [`Traffic`]), the trait, the four heuristics of the source and an adaptive one that chooses among
 //! them. Invariants: a scheduler names only an operator that is [`runnable`](Load::runnable); of equal operators it names the earliest;
 //! it holds no lock and never divides by zero. Nothing that a scheduler does can break order or stop a pipeline: where it names nobody
 //! although there is work, the worker serves the latest operator that can run.
@@ -50,14 +50,25 @@ impl Load {
     }
 }
 
+/// What has gone through the workers of a pipeline so far.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Traffic {
+    /// Envelopes that have come to the first operator.
+    pub entered: u64,
+    /// Envelopes that have left the last one. They leave in the order in which they came.
+    pub left: u64,
+    /// Their items.
+    pub items: u64,
+}
+
 /// Names the operator that a free worker serves next.
 pub trait Scheduler: Send + Sync {
     /// The number of a runnable operator, the first of the pipeline being 0; `None` when none is worth a worker.
     fn pick(&self, loads: &[Load]) -> Option<usize>;
 
-    /// Told now and then by the workers: the time since the pipeline began, and the items that have left its last operator.
-    fn observe(&self, now_ns: u64, left: u64, loads: &[Load]) {
-        let _ = (now_ns, left, loads);
+    /// Told now and then by the workers: the time since the pipeline began, and what has gone through it.
+    fn observe(&self, now_ns: u64, traffic: Traffic, loads: &[Load]) {
+        let _ = (now_ns, traffic, loads);
     }
 
     /// What it is called in figures; of an adaptive one also what it uses at the moment.
