@@ -30,7 +30,7 @@ mod worker;
 
 use std::collections::VecDeque;
 use std::fmt;
-use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -137,6 +137,8 @@ pub struct Pipeline<P: Payload, E: Send + 'static> {
     egress: Mutex<Egress<P, E>>,
     fallback: Mutex<Fallback>,
     advice: AtomicU8,
+    /// How many envelopes it wants inside at most.
+    most_inside: AtomicUsize,
     threads: Mutex<Vec<JoinHandle<()>>>,
     pulled: AtomicU64,
     inline: AtomicU64,
@@ -184,6 +186,7 @@ impl<P: Payload, E: Send + 'static> Pipeline<P, E> {
             core: Arc::new(core),
             fallback: Mutex::new(Fallback::new(options.workers)),
             advice: AtomicU8::new(MEASURED),
+            most_inside: AtomicUsize::new(usize::MAX),
             options,
             ingress: Mutex::new(ingress),
             egress: Mutex::new(egress),
@@ -209,6 +212,7 @@ impl<P: Payload, E: Send + 'static> Pipeline<P, E> {
     fn advise(&self, tell: impl FnOnce(&mut Fallback)) {
         let mut fallback = lock(&self.fallback);
         tell(&mut fallback);
+        self.most_inside.store(fallback.most_inside(), Ordering::Relaxed);
         let advice = match fallback.lane() {
             Lane::Workers => WORKERS,
             Lane::Caller if fallback.is_settled() => SETTLED,
@@ -234,8 +238,9 @@ impl<P: Payload, E: Send + 'static> Pipeline<P, E> {
         }
         let share = Share { items: payload.items(), bytes: payload.bytes() };
         let lane = self.lane();
-        let alone = hub.gate.envelopes() == 0;
-        if (lane == Lane::Caller || ingress.inline) && !alone {
+        let inside = hub.gate.envelopes();
+        let alone = inside == 0;
+        if ((lane == Lane::Caller || ingress.inline) && !alone) || inside >= self.most_inside.load(Ordering::Relaxed) {
             return Err(NotTaken::Full(payload));
         }
         if lane == Lane::Workers {
@@ -363,13 +368,13 @@ impl<P: Payload, E: Send + 'static> Pipeline<P, E> {
         }
         if let Some(Envelope { label: Label { number, share, entered, work_ns, .. }, content }) = hub.take() {
             let Content::Data(outcome) = content else { unreachable!("only a partitioned operator gets parts") };
-            self.leaves(share, entered, Some(work_ns));
+            self.leaves(share, Lane::Workers, entered, Some(work_ns));
             return Some(self.hand_over(&mut egress, number, outcome.into_inner()));
         }
         let waiting = lock(&self.ingress).backlog.pop_front();
         if let Some((number, share, payload)) = waiting {
             let (outcome, work_ns) = self.run(number, payload.into_inner());
-            self.leaves(share, share.items, work_ns);
+            self.leaves(share, Lane::Caller, share.items, work_ns);
             self.inline.fetch_add(1, Ordering::Relaxed);
             return Some(self.hand_over(&mut egress, number, outcome));
         }
@@ -425,7 +430,7 @@ impl<P: Payload, E: Send + 'static> Pipeline<P, E> {
         }
     }
 
-    fn leaves(&self, share: Share, items: usize, work_ns: Option<u64>) {
+    fn leaves(&self, share: Share, lane: Lane, items: usize, work_ns: Option<u64>) {
         let hub = &self.core.hub;
         hub.gate.leave(share);
         self.pulled.fetch_add(1, Ordering::Release);
@@ -433,7 +438,7 @@ impl<P: Payload, E: Send + 'static> Pipeline<P, E> {
         if let Some(work_ns) = work_ns
             && self.chooses()
         {
-            self.advise(|fallback| fallback.done(hub.now_ns(), items, work_ns));
+            self.advise(|fallback| fallback.done(hub.now_ns(), lane, items, work_ns));
         }
     }
 
