@@ -5,13 +5,17 @@
 
 use std::collections::BTreeMap;
 
+use serde::Deserialize;
+
 use crate::error::EngineError;
-use crate::protocol::{Effect, Event, Handle, MemberId, QueryId, Ticket};
+use crate::protocol::{Dismissal, Effect, Event, Facts, Handle, MemberId, QueryId, Ticket};
 use crate::query::{Query, View};
+use crate::range::Layout;
 use crate::roster::Roster;
 
 /// What an engine is made with.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+#[serde(default, deny_unknown_fields)]
 pub struct Setup {
     /// Residents at the start.
     pub workers: u32,
@@ -39,6 +43,8 @@ pub struct Setup {
     pub backoff_ms: u64,
     /// How long to wait for a loss to be noticed after something failed for no reason of its own.
     pub loss_ms: u64,
+    /// How much longer where somebody could not reach a member: what is connected and silent for so long is lost.
+    pub silence_ms: u64,
     /// How long to wait for members.
     pub start_ms: u64,
     /// Files of a manifest above which they are merged.
@@ -63,6 +69,7 @@ impl Default for Setup {
             store_tries: 5,
             backoff_ms: 100,
             loss_ms: 3_000,
+            silence_ms: 0,
             start_ms: 300_000,
             merge_files: 64,
             move_ranges: 16,
@@ -86,6 +93,10 @@ pub struct Engine {
     queries: BTreeMap<QueryId, Query>,
     tickets: Ticket,
     rescale: Option<Handle>,
+    /// Queries that are being forgotten: who has still to say so.
+    dropping: BTreeMap<QueryId, BTreeMap<Ticket, MemberId>>,
+    /// No generation of a query that was forgotten is above it.
+    floor: u64,
     closed: bool,
 }
 
@@ -94,7 +105,8 @@ impl Engine {
     #[must_use]
     pub fn new(setup: Setup) -> Engine {
         let roster = Roster::new(setup.workers);
-        Engine { setup, roster, queries: BTreeMap::new(), tickets: 0, rescale: None, closed: false }
+        let (queries, dropping) = Default::default();
+        Engine { setup, roster, queries, tickets: 0, rescale: None, dropping, floor: 0, closed: false }
     }
 
     /// What to do first.
@@ -107,18 +119,23 @@ impl Engine {
     pub fn step(&mut self, event: Event) -> Vec<Effect> {
         let mut out = Vec::new();
         if self.closed {
-            self.refuse(event, &mut out);
+            refuse(event, EngineError::Closed, &mut out);
             return out;
         }
         match event {
-            Event::MemberUp { slot, member } => {
-                if self.roster.up(slot, member) {
-                    self.each(&mut out, Query::member_up);
-                } else {
-                    out.push(Effect::Dismiss { member });
+            Event::MemberUp { slot, member, executor, executors } => {
+                match self.roster.up(slot, member, executor, executors) {
+                    Ok(()) => self.each(&mut out, Query::member_up),
+                    Err(why) => {
+                        out.push(Effect::Dismiss { member, why });
+                        if why == Dismissal::Crowded {
+                            out.push(Effect::StartResident { slot });
+                        }
+                    }
                 }
             }
             Event::MemberLost { member, reason } => {
+                self.forgotten(|_, holder| holder == member, &mut out);
                 let slot = self.roster.lost(member);
                 self.each(&mut out, |query, view| query.member_lost(member, &reason, view));
                 if let Some(slot) = slot.filter(|slot| *slot < self.roster.wanted()) {
@@ -126,8 +143,11 @@ impl Engine {
                 }
             }
             Event::Open { query, program } => {
-                self.queries.entry(query.clone()).or_insert_with(|| Query::new(query, program));
+                let floor = self.floor;
+                let made = || Query::new(query.clone(), program.clone(), floor);
+                self.queries.entry(query.clone()).or_insert_with(made).open(program);
             }
+            Event::Drop { query } => self.drop_query(query, &mut out),
             Event::Rescale { handle, workers, free } => self.rescale(handle, workers, free, &mut out),
             Event::CancelMigration { handle } => {
                 self.each(&mut out, |query, view| query.cancel_migration(handle, view));
@@ -135,6 +155,9 @@ impl Engine {
             Event::Close => {
                 self.close(&mut out);
                 return out;
+            }
+            Event::Answer { ticket, .. } if self.dropping.values().any(|open| open.contains_key(&ticket)) => {
+                self.forgotten(|one, _| one == ticket, &mut out);
             }
             Event::Answer { ticket, .. }
             | Event::Receipt { ticket, .. }
@@ -161,10 +184,51 @@ impl Engine {
         out
     }
 
+    /// How a query stands; None for one that never asked.
+    #[must_use]
+    pub fn facts(&self, query: &str) -> Option<Facts> {
+        self.queries.get(query).map(Query::facts)
+    }
+
+    /// Who owns the ranges of a query, by operator in the order of the flow; owners are worker indices.
+    #[must_use]
+    pub fn layouts(&self, query: &str) -> Vec<&Layout> {
+        self.queries.get(query).map(Query::layouts).unwrap_or_default()
+    }
+
+    fn drop_query(&mut self, id: QueryId, out: &mut Vec<Effect>) {
+        let Some(query) = self.queries.get_mut(&id) else {
+            return out.push(Effect::Dropped { query: id, outcome: Ok(()) });
+        };
+        let mut view = View { setup: &self.setup, roster: &self.roster, tickets: &mut self.tickets, out };
+        match query.drop_all(&mut view) {
+            Err(error) => out.push(Effect::Dropped { query: id, outcome: Err(error) }),
+            Ok((open, generation)) => {
+                self.floor = self.floor.max(generation);
+                self.queries.remove(&id);
+                self.dropping.entry(id).or_default().extend(open);
+                self.forgotten(|_, _| false, out);
+            }
+        }
+    }
+
+    /// Somebody has forgotten a query, or is gone.
+    fn forgotten(&mut self, done: impl Fn(Ticket, MemberId) -> bool, out: &mut Vec<Effect>) {
+        for open in self.dropping.values_mut() {
+            open.retain(|ticket, member| !done(*ticket, *member));
+        }
+        for (query, _) in self.dropping.extract_if(.., |_, open| open.is_empty()) {
+            out.push(Effect::Dropped { query, outcome: Ok(()) });
+        }
+    }
+
     fn told(&mut self, id: &QueryId, event: Event, out: &mut Vec<Effect>) {
-        if let Some(query) = self.queries.get_mut(id) {
-            let mut view = View { setup: &self.setup, roster: &self.roster, tickets: &mut self.tickets, out };
-            query.step(event, &mut view);
+        match self.queries.get_mut(id) {
+            Some(query) => {
+                let mut view = View { setup: &self.setup, roster: &self.roster, tickets: &mut self.tickets, out };
+                query.step(event, &mut view);
+            }
+            None => refuse(event, EngineError::NotRunning("has not begun"), out),
         }
     }
 
@@ -218,22 +282,25 @@ impl Engine {
         if let Some(handle) = self.rescale.take() {
             out.push(Effect::Rescaled { handle, outcome: Err(EngineError::Closed) });
         }
+        for query in std::mem::take(&mut self.dropping).into_keys() {
+            out.push(Effect::Dropped { query, outcome: Ok(()) });
+        }
         self.roster.want(0);
         for (slot, _) in self.roster.leaving() {
             out.push(Effect::RetireResident { slot });
         }
     }
+}
 
-    /// Every call ends, also those that come too late.
-    fn refuse(&self, event: Event, out: &mut Vec<Effect>) {
-        let error = EngineError::Closed;
-        match event {
-            Event::MemberUp { member, .. } => out.push(Effect::Dismiss { member }),
-            Event::Batch { query, epoch, .. } => out.push(Effect::Fail { query, epoch, error }),
-            Event::Finish { query, .. } => out.push(Effect::Fail { query, epoch: 0, error }),
-            Event::Migrate { handle, .. } => out.push(Effect::Moved { handle, outcome: Err(error) }),
-            Event::Rescale { handle, .. } => out.push(Effect::Rescaled { handle, outcome: Err(error) }),
-            _ => {}
-        }
+/// Every call ends, also those that come too late or too early.
+fn refuse(event: Event, error: EngineError, out: &mut Vec<Effect>) {
+    match event {
+        Event::MemberUp { member, .. } => out.push(Effect::Dismiss { member, why: Dismissal::Unneeded }),
+        Event::Batch { query, epoch, .. } => out.push(Effect::Fail { query, epoch, error }),
+        Event::Finish { query, .. } => out.push(Effect::Fail { query, epoch: 0, error }),
+        Event::Migrate { handle, .. } => out.push(Effect::Moved { handle, outcome: Err(error) }),
+        Event::Rescale { handle, .. } => out.push(Effect::Rescaled { handle, outcome: Err(error) }),
+        Event::Drop { query } => out.push(Effect::Dropped { query, outcome: Ok(()) }),
+        _ => {}
     }
 }

@@ -3,6 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 use crate::manifest::FormatError;
+use crate::protocol::MemberId;
 
 /// Why storage did not do what was asked.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, thiserror::Error)]
@@ -66,7 +67,7 @@ impl From<StoreError> for Failure {
 }
 
 /// Why a batch, a finish, a migration or a rescale failed.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, thiserror::Error)]
 pub enum EngineError {
     /// The Spark query was stopped; the batch will be asked for again.
     #[error("the query was stopped during epoch {epoch}")]
@@ -83,14 +84,12 @@ pub enum EngineError {
         asked: u64,
     },
     /// A batch that the state does not belong to.
-    #[error(
-        "batch {asked} is asked for, but the state is at batch {at:?}: only the batch after it, or it again, can follow"
-    )]
+    #[error("batch {asked} is asked for, but the state is at batch {at}: only {} can follow", at + 1)]
     OutOfOrder {
         /// Asked for.
         asked: u64,
         /// The last one completed.
-        at: Option<u64>,
+        at: u64,
     },
     /// The final epoch has run.
     #[error("the query is finished after batch {after}: batch {asked} comes too late")]
@@ -117,6 +116,8 @@ pub enum EngineError {
         epoch: u64,
         /// Where it was.
         reason: String,
+        /// With which member it went, where that is known.
+        member: Option<MemberId>,
     },
     /// The checkpoint has no manifest of the batch before.
     #[error(
@@ -145,9 +146,9 @@ pub enum EngineError {
         found: String,
     },
     /// The flow has changed in a way that state cannot follow.
-    #[error("the checkpoint has {before}, the flow has {after}: state cannot be taken over")]
+    #[error("the state is of {before}, the flow has {after}: it cannot be taken over")]
     OtherPlan {
-        /// In the checkpoint.
+        /// Of the state.
         before: String,
         /// In the flow.
         after: String,
@@ -228,6 +229,9 @@ pub enum EngineError {
     /// Moves or workers that do not exist, slots that are not there.
     #[error("{0}")]
     Refused(String),
+    /// Ranges move while workers run.
+    #[error("the query {0}: its bins cannot move now")]
+    NotRunning(&'static str),
     /// The generation ended before the migration did.
     #[error("the migration was cut off: {0}")]
     CutOff(String),

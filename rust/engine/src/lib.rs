@@ -89,7 +89,7 @@ pub use error::{EngineError, Failure, Kind, StoreError};
 pub use manifest::{Claim, Contents, DataFile, FormatError, Manifest, Operator, Plan, VERSION, decode, encode};
 pub use member::{Member, MemberEffect, MemberEvent};
 pub use protocol::{
-    Answer, Commit, Effect, Event, Handle, MemberId, Piece, Program, QueryId, Ranges, Receipt, Release, Request, Stamp,
-    Start, Stored, Ticket,
+    Answer, Commit, Dismissal, Effect, Event, Facts, Handle, MemberId, Piece, Program, QueryId, Ranges, Receipt,
+    Release, Request, Stamp, Start, Stored, Ticket, Wish,
 };
 pub use range::{Layout, LayoutError, MAX_LENGTH, Range};

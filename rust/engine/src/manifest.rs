@@ -136,7 +136,7 @@ impl Claim {
 }
 
 /// A file that cannot be read.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, thiserror::Error)]
 pub enum FormatError {
     /// It does not begin as our files do.
     #[error("is no file of penstock")]
@@ -217,7 +217,7 @@ pub fn decode<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, FormatError> {
 }
 
 /// What a checkpoint holds; what cannot be read is there by name.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Contents {
     /// Claims by number, each as read.
     pub claims: Vec<(u64, Result<Claim, FormatError>)>,

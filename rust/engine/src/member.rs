@@ -45,6 +45,8 @@ pub enum MemberEvent {
         handle: Handle,
         /// Steps.
         steps: u32,
+        /// Why no more, where it was refused; the workers go on.
+        refused: Option<Failure>,
     },
     /// The workers failed, or a peer of theirs is gone.
     Failed(Failure),
@@ -128,11 +130,18 @@ pub enum MemberEffect {
         /// The epoch.
         epoch: u64,
     },
+    /// Forget what would undo this epoch and those before: nothing undoes them any more.
+    SettleEpoch {
+        /// The epoch.
+        epoch: u64,
+    },
     /// Forget what is staged for an epoch.
     DiscardStaged {
         /// The epoch.
         epoch: u64,
     },
+    /// End the workers, if any, and forget the state; outputs stay.
+    DropState,
     /// End the workers and forget everything.
     DropAll,
 }
@@ -209,11 +218,11 @@ impl Member {
             MemberEvent::EpochDone { epoch, worker, rows, late_rows } => {
                 self.epoch_done(epoch, worker, (rows, late_rows), &mut out);
             }
-            MemberEvent::MigrationDone { handle, steps } => {
+            MemberEvent::MigrationDone { handle, steps, refused } => {
                 if let Workers::Running(running) = &mut self.workers
                     && let Some(ticket) = running.migrations.remove(&handle)
                 {
-                    out.push(MemberEffect::Reply { ticket, answer: Ok(Answer::Migrated(steps)) });
+                    out.push(MemberEffect::Reply { ticket, answer: Ok(Answer::Migrated { steps, refused }) });
                 }
             }
             MemberEvent::Failed(failure) => self.failed(failure, &mut out),
@@ -295,8 +304,17 @@ impl Member {
                 out.push(MemberEffect::CloseOutputs { epoch });
                 out.push(MemberEffect::Reply { ticket, answer: Ok(Answer::Done) });
             }
+            Request::Settle { epoch } => {
+                out.push(MemberEffect::SettleEpoch { epoch });
+                out.push(MemberEffect::Reply { ticket, answer: Ok(Answer::Done) });
+            }
             Request::Discard { epoch } => {
                 out.push(MemberEffect::DiscardStaged { epoch });
+                out.push(MemberEffect::Reply { ticket, answer: Ok(Answer::Done) });
+            }
+            Request::Conclude => {
+                self.end(out);
+                out.push(MemberEffect::DropState);
                 out.push(MemberEffect::Reply { ticket, answer: Ok(Answer::Done) });
             }
             Request::Drop => {

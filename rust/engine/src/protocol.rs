@@ -74,6 +74,28 @@ pub struct Piece {
     pub late_rows: u64,
 }
 
+/// What a user wants to move.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Wish {
+    /// Equal shares, up to one range, by as few moves as possible.
+    Even,
+    /// The worker of each range afterwards, by first hash.
+    To(Vec<u32>),
+    /// Only these ranges.
+    Moves(Vec<(Range, u32)>),
+}
+
+/// Why a member is sent away.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Dismissal {
+    /// Another attempt of its task serves the slot.
+    Spare,
+    /// Its executor has a member, another one has none.
+    Crowded,
+    /// The slot is not wanted any more, or the engine is closed.
+    Unneeded,
+}
+
 /// Ranges by the name of their operator.
 pub type Ranges = BTreeMap<String, Vec<Range>>;
 
@@ -173,11 +195,18 @@ pub enum Request {
         /// The epoch.
         epoch: u64,
     },
+    /// Nothing undoes this epoch any more: forget what is kept for that alone.
+    Settle {
+        /// The epoch.
+        epoch: u64,
+    },
     /// Forget what is staged for an epoch.
     Discard {
         /// The epoch.
         epoch: u64,
     },
+    /// The final epoch has returned: end the workers, forget the state, keep the outputs.
+    Conclude,
     /// Forget the query.
     Drop,
 }
@@ -196,12 +225,17 @@ pub enum Answer {
     },
     /// Files are written.
     Written(Vec<DataFile>),
-    /// A migration has ended; so many of its steps were done.
-    Migrated(u32),
+    /// A migration has ended.
+    Migrated {
+        /// So many of its steps were done.
+        steps: u32,
+        /// Why no more, where that was not its end or the user's wish; the workers go on.
+        refused: Option<Failure>,
+    },
 }
 
 /// What storage answers.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Stored {
     /// What the checkpoint holds.
     Contents(Contents),
@@ -214,7 +248,7 @@ pub enum Stored {
 }
 
 /// What an engine hears.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Event {
     /// A resident has joined.
     MemberUp {
@@ -222,6 +256,10 @@ pub enum Event {
         slot: u32,
         /// Its id.
         member: MemberId,
+        /// Where it runs.
+        executor: String,
+        /// How many executors there are.
+        executors: u32,
     },
     /// A member is gone, for good: its connection ended or it was silent.
     MemberLost {
@@ -246,7 +284,7 @@ pub enum Event {
         /// Why.
         failure: Failure,
     },
-    /// A query is going to ask.
+    /// A query is going to ask, or to ask with other functions: a generation begins with them.
     Open {
         /// Its id.
         query: QueryId,
@@ -280,8 +318,13 @@ pub enum Event {
         /// The last batch in Spark's commit log.
         committed: Option<u64>,
     },
-    /// The Spark query was stopped.
+    /// Nobody waits for the call under way any more: the Spark query was stopped, or the user interrupted.
     Stop {
+        /// Which.
+        query: QueryId,
+    },
+    /// A user wants a query forgotten.
+    Drop {
         /// Which.
         query: QueryId,
     },
@@ -296,15 +339,15 @@ pub enum Event {
     Fed {
         /// The feed.
         ticket: Ticket,
-        /// Why it failed, if so.
-        outcome: Result<(), String>,
+        /// Why it failed, if so; an echo where a member could not be reached.
+        outcome: Result<(), Failure>,
     },
     /// The sink has returned or raised.
     Sunk {
         /// The call.
         ticket: Ticket,
-        /// What it raised, if so.
-        outcome: Result<(), String>,
+        /// What it raised, if so; an echo where a member could not be read from.
+        outcome: Result<(), Failure>,
     },
     /// Storage answers.
     Stored {
@@ -318,14 +361,16 @@ pub enum Event {
         /// Which.
         ticket: Ticket,
     },
-    /// A user moves ranges.
+    /// A user moves ranges, of all operators alike, when the migrations asked for before have ended.
     Migrate {
         /// Whose.
         query: QueryId,
         /// The user's handle.
         handle: Handle,
-        /// Step by step.
-        steps: Vec<Vec<(Range, u32)>>,
+        /// What; planned when its turn comes.
+        wish: Wish,
+        /// Ranges of a step, which move at one time; at least 1.
+        step: u32,
     },
     /// A user wants no further step.
     CancelMigration {
@@ -346,7 +391,7 @@ pub enum Event {
 }
 
 /// What is to be known of a query.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Program {
     /// Operators with state, and sources.
     pub plan: Plan,
@@ -354,10 +399,31 @@ pub struct Program {
     pub lateness_us: i64,
     /// Whether state is durable.
     pub durable: bool,
+    /// Names the functions that members run: other ones have another number.
+    pub functions: u64,
+}
+
+/// How a query stands, for people.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Facts {
+    /// In words: what the query does or is.
+    pub status: &'static str,
+    /// Whether its ranges can move now.
+    pub running: bool,
+    /// Whether its final epoch has run.
+    pub finished: bool,
+    /// Whether its state is gone.
+    pub lost: bool,
+    /// The last epoch that was completed.
+    pub epoch: Option<u64>,
+    /// Rows that came too late, over all epochs.
+    pub late_rows: u64,
+    /// Workers of the present generation.
+    pub workers: u32,
 }
 
 /// What an engine asks for.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub enum Effect {
     /// Keep a resident running in this slot from now on.
     StartResident {
@@ -369,10 +435,12 @@ pub enum Effect {
         /// The slot.
         slot: u32,
     },
-    /// Send a member away that is not needed: another one serves its slot.
+    /// Send a member away that is not needed.
     Dismiss {
         /// The member.
         member: MemberId,
+        /// Why.
+        why: Dismissal,
     },
     /// Ask a member; answered by [`Event::Answer`] or by the member's loss.
     Call {
@@ -469,6 +537,13 @@ pub enum Effect {
         /// What.
         error: EngineError,
     },
+    /// A user's migration has its turn.
+    Moving {
+        /// The user's handle.
+        handle: Handle,
+        /// Ranges that are to move.
+        ranges: u32,
+    },
     /// A user's migration has ended.
     Moved {
         /// The user's handle.
@@ -482,5 +557,12 @@ pub enum Effect {
         handle: Handle,
         /// Workers now.
         outcome: Result<u32, EngineError>,
+    },
+    /// A query is forgotten, here and at the members.
+    Dropped {
+        /// Which.
+        query: QueryId,
+        /// Why not, if so.
+        outcome: Result<(), EngineError>,
     },
 }

@@ -21,6 +21,7 @@ pub const MAX_LENGTH: u8 = 20;
 /// assert_eq!(low.merged(high), Some(Range::ALL));
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(into = "(u32, u8)", try_from = "(u32, u8)")]
 pub struct Range {
     prefix: u32,
     length: u8,
@@ -86,6 +87,20 @@ impl Range {
     }
 }
 
+impl From<Range> for (u32, u8) {
+    fn from(range: Range) -> (u32, u8) {
+        (range.prefix, range.length)
+    }
+}
+
+impl TryFrom<(u32, u8)> for Range {
+    type Error = String;
+
+    fn try_from((prefix, length): (u32, u8)) -> Result<Range, String> {
+        Range::new(prefix, length).ok_or_else(|| format!("there is no range {prefix}/{length}"))
+    }
+}
+
 impl std::fmt::Display for Range {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "{}/{}", self.prefix, self.length)
@@ -108,8 +123,47 @@ pub enum LayoutError {
 
 /// Who owns each range of one operator; owners are worker indices.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(into = "Form", try_from = "Form")]
 pub struct Layout {
     ranges: Vec<(Range, u32)>,
+}
+
+/// How a layout travels.
+#[derive(Serialize, Deserialize)]
+#[serde(untagged)]
+enum Form {
+    /// Ranges of one length.
+    Even {
+        length: u8,
+        owners: Vec<u32>,
+    },
+    Mixed {
+        ranges: Vec<(Range, u32)>,
+    },
+}
+
+impl From<Layout> for Form {
+    fn from(Layout { ranges }: Layout) -> Form {
+        let length = ranges[0].0.length;
+        match ranges.iter().all(|(range, _)| range.length == length) {
+            true => Form::Even { length, owners: ranges.into_iter().map(|(_, owner)| owner).collect() },
+            false => Form::Mixed { ranges },
+        }
+    }
+}
+
+impl TryFrom<Form> for Layout {
+    type Error = LayoutError;
+
+    fn try_from(form: Form) -> Result<Layout, LayoutError> {
+        match form {
+            Form::Even { length, owners } => {
+                let range = |prefix| Range::new(prefix, length).ok_or(LayoutError::Gap);
+                Layout::new((0..).zip(owners).map(|(at, owner)| Ok((range(at)?, owner))).collect::<Result<_, _>>()?)
+            }
+            Form::Mixed { ranges } => Layout::new(ranges),
+        }
+    }
 }
 
 impl Layout {
@@ -153,9 +207,20 @@ impl Layout {
     /// # Errors
     /// There is no such range.
     pub fn give(&mut self, range: Range, worker: u32) -> Result<(), LayoutError> {
-        let entry = self.ranges.iter_mut().find(|(known, _)| *known == range).ok_or(LayoutError::Unknown(range))?;
-        entry.1 = worker;
+        let at = self.position(range).ok_or(LayoutError::Unknown(range))?;
+        self.ranges[at].1 = worker;
         Ok(())
+    }
+
+    /// Who owns a range; None where there is no such range.
+    #[must_use]
+    pub fn owner_of(&self, range: Range) -> Option<u32> {
+        self.position(range).map(|at| self.ranges[at].1)
+    }
+
+    fn position(&self, range: Range) -> Option<usize> {
+        let at = self.ranges.partition_point(|(known, _)| known.first() < range.first());
+        self.ranges.get(at).is_some_and(|(known, _)| *known == range).then_some(at)
     }
 
     /// How many ranges each of the workers owns.
@@ -212,7 +277,15 @@ mod tests {
         let mixed = Layout::new(vec![(high, 0), (second, 2), (first, 1)]).unwrap();
         assert_eq!([0, 1 << 62, 1 << 63, u64::MAX].map(|hash| mixed.owner(hash)), [1, 2, 0, 0]);
         assert_eq!(mixed.clone().give(low, 3), Err(LayoutError::Unknown(low)));
+        assert_eq!([high, first, second, low].map(|range| mixed.owner_of(range)), [Some(0), Some(1), Some(2), None]);
         assert_eq!(Range::new(4, 2), None);
+        for layout in [mixed, Layout::even(3, 2)] {
+            let text = serde_json::to_string(&layout).unwrap();
+            assert_eq!(serde_json::from_str::<Layout>(&text).unwrap(), layout, "{text}");
+        }
+        for wrong in [r#"{"length":1,"owners":[0]}"#, r#"{"length":1,"owners":[0,0,0]}"#, r#"{"ranges":[[[2,1],0]]}"#] {
+            assert!(serde_json::from_str::<Layout>(wrong).is_err(), "{wrong}");
+        }
         assert_eq!(Range::new(0, MAX_LENGTH).unwrap().split(), None);
         assert_eq!((high.merged(first), Range::ALL.merged(Range::ALL)), (None, None));
     }

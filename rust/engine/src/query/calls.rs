@@ -15,6 +15,7 @@ impl Query {
             return;
         }
         let reason = format!("member {} is gone: {reason}", member.0);
+        self.gone = Some(member);
         self.broke(&reason, view);
         let Some(call) = &mut self.call else { return };
         match &mut call.phase {
@@ -65,18 +66,23 @@ impl Query {
     /// A member cannot go on with what the attempt asked of it.
     pub(super) fn hindered(&mut self, failure: Failure, view: &mut View<'_>) {
         match failure.kind {
-            Kind::User | Kind::Data => {
+            Kind::User | Kind::Data | Kind::Store => {
                 self.broke(&failure.message, view);
                 self.fail(EngineError::Member(failure), view);
             }
             _ if self.any_lost(view) => self.again(failure.message, view),
             _ => {
-                // A peer says that another one is gone; the driver's own connection tells which.
-                self.broke(&failure.message, view);
-                self.forget_questions();
-                if let Some(call) = &mut self.call {
-                    call.phase = Phase::Puzzled { reason: failure.message };
+                let Some(call) = &mut self.call else { return };
+                if let Phase::Puzzled { failure: first } = &mut call.phase {
+                    if first.kind == Kind::Echo {
+                        *first = failure;
+                    }
+                    return;
                 }
+                // Another member has failed, and says so itself, or is gone: the driver's own connection tells which.
+                call.phase = Phase::Puzzled { failure: failure.clone() };
+                self.asked.retain(|_, asked| !matches!(asked, Asked::Stop(_) | Asked::Load { .. } | Asked::Pause(_)));
+                self.broke(&failure.message, view);
                 self.timer(Asked::Loss, view.setup.loss_ms, view);
             }
         }
@@ -85,12 +91,17 @@ impl Query {
     pub(super) fn no_loss(&mut self, view: &mut View<'_>) {
         let Some(call) = &mut self.call else { return };
         match &mut call.phase {
-            Phase::Puzzled { reason } => {
-                let reason = reason.clone();
+            // Ours: trying again would give the same.
+            Phase::Puzzled { failure } if failure.kind == Kind::Internal => {
+                let failure = failure.clone();
+                self.fail(EngineError::Member(failure), view);
+            }
+            Phase::Puzzled { failure } => {
+                let reason = failure.message.clone();
                 self.again(reason, view);
             }
-            Phase::FeedFailed { reason } => {
-                let (epoch, reason) = (call.epoch, reason.clone());
+            Phase::FeedFailed { failure } => {
+                let (epoch, reason) = (call.epoch, failure.message.clone());
                 self.fail(EngineError::Feed { epoch, reason }, view);
             }
             Phase::Serving(serving) => {
@@ -104,12 +115,10 @@ impl Query {
     // Ends of calls
 
     pub(super) fn stop(&mut self, view: &mut View<'_>) {
-        let next = self.next.take_if(|event| matches!(event, Event::Batch { .. }));
-        if let Some(Event::Batch { query, epoch, .. }) = next {
-            view.out.push(Effect::Fail { query, epoch, error: EngineError::Abandoned { epoch } });
+        if let Some(epoch) = self.take_next() {
+            view.out.push(Effect::Fail { query: self.id.clone(), epoch, error: EngineError::Abandoned { epoch } });
         }
-        // The end of the input is the user's own call.
-        if let Some(Call { what: What::Batch, epoch, .. }) = self.call {
+        if let Some(Call { what: What::Batch | What::Finish, epoch, .. }) = self.call {
             self.fail(EngineError::Abandoned { epoch }, view);
         }
     }
@@ -139,12 +148,29 @@ impl Query {
             if let Some(frozen) = &mut self.frozen {
                 frozen.returned = true;
             }
-            if call.what == What::Finish {
-                self.status = Status::Finished;
-            }
             view.out.push(Effect::Complete { query: self.id.clone(), epoch: call.epoch });
+            if call.what == What::Finish && self.status != Status::Finished {
+                self.status = Status::Finished;
+                self.cut_off(view);
+                for member in self.members.clone() {
+                    self.tell(member, Request::Conclude, view);
+                }
+            } else if call.what == What::Batch && !self.program.durable {
+                // What a lost member takes along is lost; whatever else happens, the epoch is served as it is.
+                for member in self.members.clone() {
+                    self.tell(member, Request::Settle { epoch: call.epoch }, view);
+                }
+            }
         }
         self.go_on(view);
+    }
+
+    /// Takes away what waits for the end of a regroup; its epoch.
+    fn take_next(&mut self) -> Option<u64> {
+        match self.next.take()? {
+            Event::Batch { epoch, .. } => Some(epoch),
+            _ => Some(self.next_epoch()),
+        }
     }
 
     /// What waited for the end of a call.
@@ -179,13 +205,11 @@ impl Query {
     }
 
     pub(crate) fn close(&mut self, view: &mut View<'_>) {
+        if self.trouble.is_empty() {
+            self.trouble = EngineError::Closed.to_string();
+        }
         self.cut_off(view);
-        let epoch = match self.next.take() {
-            Some(Event::Batch { epoch, .. }) => Some(epoch),
-            Some(_) => Some(self.base.epoch.map_or(0, |last| last + 1)),
-            None => None,
-        };
-        if let Some(epoch) = epoch {
+        if let Some(epoch) = self.take_next() {
             view.out.push(Effect::Fail { query: self.id.clone(), epoch, error: EngineError::Closed });
         }
         self.fail(EngineError::Closed, view);

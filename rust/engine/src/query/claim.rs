@@ -17,6 +17,9 @@ impl Query {
         }
         self.call = Some(Call { what: What::Batch, epoch, clock_ms, tries: 0, sink_calls: 0, phase: Phase::Claiming });
         self.committed = self.committed.max(committed);
+        if let Some(error) = self.misfit.clone() {
+            return self.fail(error, view);
+        }
         if self.program.durable && committed != epoch.checked_sub(1) {
             let reason = format!(
                 "batch {epoch} is asked for while Spark's commit log ends with {committed:?}: with asynchronous progress \
@@ -55,13 +58,10 @@ impl Query {
         match self.status {
             Status::Finished => return self.complete(view),
             Status::Lost => {
-                let reason = self.trouble.clone();
-                return self.fail(EngineError::StateLost { epoch, reason }, view);
+                let (reason, member) = (self.trouble.clone(), self.gone);
+                return self.fail(EngineError::StateLost { epoch, reason, member }, view);
             }
-            _ if known.is_none() && committed.is_some() => {
-                let reason = "it died with the engine that ran the batches before".to_owned();
-                return self.fail(EngineError::StateLost { epoch, reason }, view);
-            }
+            _ if known.is_none() && committed.is_some() => return self.fail(nothing_held(epoch), view),
             _ if known.is_none() => {
                 self.call = None;
                 return view.out.push(Effect::Complete { query: self.id.clone(), epoch });
@@ -101,7 +101,7 @@ impl Query {
                 return Err(EngineError::Finished { after, asked: epoch });
             }
             Status::Lost if epoch > 0 => {
-                return Err(EngineError::StateLost { epoch, reason: self.trouble.clone() });
+                return Err(EngineError::StateLost { epoch, reason: self.trouble.clone(), member: self.gone });
             }
             Status::Lost => self.status = Status::Fresh,
             _ => {}
@@ -125,13 +125,12 @@ impl Query {
                 self.base.epoch = epoch.checked_sub(1);
                 return Ok(());
             }
-            None if self.base.epoch.is_none() => {
-                let reason = "it died with the engine that ran the batches before".to_owned();
-                return Err(EngineError::StateLost { epoch, reason });
-            }
             None => {}
         }
-        Err(EngineError::OutOfOrder { asked: epoch, at })
+        match at {
+            Some(at) => Err(EngineError::OutOfOrder { asked: epoch, at }),
+            None => Err(nothing_held(epoch)),
+        }
     }
 
     /// Admitted: serve again, feed, or have workers first.
@@ -267,4 +266,10 @@ impl Query {
         let ticket = self.ask(Asked::Claims { tries }, view);
         view.out.push(Effect::ReadClaims { ticket, query: self.id.clone() });
     }
+}
+
+fn nothing_held(epoch: u64) -> EngineError {
+    let reason =
+        "this engine holds none of the batches before it; it died with the engine that ran them, or was dropped";
+    EngineError::StateLost { epoch, reason: reason.to_owned(), member: None }
 }

@@ -50,17 +50,22 @@ impl Query {
         }
     }
 
-    pub(super) fn fed(&mut self, outcome: Result<(), String>, view: &mut View<'_>) {
+    pub(super) fn fed(&mut self, outcome: Result<(), Failure>, view: &mut View<'_>) {
         let Some(Call { phase: Phase::Feeding { receipts, twice }, epoch, .. }) = &mut self.call else { return };
         let epoch = *epoch;
-        if let Err(reason) = outcome {
+        if let Err(failure) = outcome {
             if self.any_lost(view) {
-                return self.again(reason, view);
+                return self.again(failure.message, view);
             }
+            if matches!(failure.kind, Kind::User | Kind::Data | Kind::Store) {
+                let reason = failure.message;
+                return self.fail(EngineError::Feed { epoch, reason }, view);
+            }
+            let wait = patience(&failure, view);
             if let Some(call) = &mut self.call {
-                call.phase = Phase::FeedFailed { reason };
+                call.phase = Phase::FeedFailed { failure };
             }
-            return self.timer(Asked::Loss, view.setup.loss_ms, view);
+            return self.timer(Asked::Loss, wait, view);
         }
         if *twice {
             let reason = "Spark delivered two attempts of one partition".to_owned();
@@ -145,6 +150,8 @@ impl Query {
         }
         pieces.sort_by_key(|piece| (piece.member, piece.number));
         let (rows, epoch) = (*rows, *epoch);
+        // With the epoch what was staged for it has gone everywhere.
+        self.fed = None;
         self.frozen = Some(Frozen {
             stamp: self.stamp,
             members: self.members.clone(),
@@ -250,11 +257,11 @@ impl Query {
         view.out.push(Effect::Sink { ticket, query: self.id.clone(), epoch, pieces });
     }
 
-    pub(super) fn sunk(&mut self, outcome: Result<(), String>, view: &mut View<'_>) {
+    pub(super) fn sunk(&mut self, outcome: Result<(), Failure>, view: &mut View<'_>) {
         let Some(Call { phase: Phase::Serving(serving), .. }) = &mut self.call else { return };
         serving.sink = match outcome {
             Ok(()) => Sink::Returned,
-            Err(reason) => Sink::Failed(reason),
+            Err(failure) => Sink::Failed(failure),
         };
         self.serve(view);
     }
@@ -272,19 +279,22 @@ impl Query {
         let retry = view.setup.retry_sink && calls < view.setup.sink_tries;
         match &serving.sink {
             Sink::Checking | Sink::Called => {}
-            Sink::Failed(reason) if lost || torn => {
-                let reason = reason.clone();
+            Sink::Failed(failure) if lost || torn => {
+                let reason = failure.message.clone();
                 match retry {
                     true => self.again(reason, view),
                     false => self.fail(EngineError::Sink { epoch, reason }, view),
                 }
             }
-            Sink::Failed(reason) if serving.patient => {
-                let reason = reason.clone();
+            Sink::Failed(failure) if serving.patient || failure.kind == Kind::User => {
+                let reason = failure.message.clone();
                 self.fail(EngineError::Sink { epoch, reason }, view);
             }
             // Perhaps it read from a member that is gone.
-            Sink::Failed(_) => self.timer(Asked::Loss, view.setup.loss_ms, view),
+            Sink::Failed(failure) => {
+                let wait = patience(failure, view);
+                self.timer(Asked::Loss, wait, view);
+            }
             Sink::Returned if torn && serving.stage == Stage::Sinking => {
                 let reason = "a member was lost before its state was written".to_owned();
                 match retry {
@@ -352,4 +362,10 @@ impl Query {
             self.check(view);
         }
     }
+}
+
+/// How long a loss may take to be noticed, milliseconds.
+fn patience(failure: &Failure, view: &View<'_>) -> u64 {
+    let silent = if failure.kind == Kind::Echo { view.setup.silence_ms } else { 0 };
+    view.setup.loss_ms + silent
 }

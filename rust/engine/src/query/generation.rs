@@ -138,7 +138,8 @@ impl Query {
                 true => format!("{lost} ranges are at no member"),
                 false => format!("{lost} ranges are at no member; {}", self.trouble),
             };
-            return self.fail(EngineError::StateLost { epoch, reason }, view);
+            let member = self.gone;
+            return self.fail(EngineError::StateLost { epoch, reason, member }, view);
         }
         for leaver in self.members.clone().iter().filter(|member| !members.contains(member)) {
             if view.roster.alive(*leaver) {
@@ -252,6 +253,7 @@ impl Query {
         }
         self.status = Status::Running;
         self.trouble.clear();
+        self.gone = None;
         self.even_out(view);
         match what {
             What::Batch | What::Finish => self.feed(view),

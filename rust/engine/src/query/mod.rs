@@ -15,13 +15,14 @@ mod epoch;
 mod generation;
 mod moves;
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use crate::engine::Setup;
 use crate::error::{EngineError, Failure, StoreError};
 use crate::manifest::{Claim, DataFile, Manifest};
 use crate::protocol::{
-    Answer, Effect, Event, Handle, MemberId, Piece, Program, QueryId, Ranges, Receipt, Request, Stamp, Stored, Ticket,
+    Answer, Effect, Event, Facts, Handle, MemberId, Piece, Program, QueryId, Ranges, Receipt, Request, Stamp, Stored,
+    Ticket, Wish,
 };
 use crate::range::{Layout, Range};
 use crate::roster::Roster;
@@ -47,6 +48,18 @@ enum Status {
     Lost,
     /// The final epoch has run.
     Finished,
+}
+
+impl Status {
+    fn told(self) -> &'static str {
+        match self {
+            Status::Fresh => "has not begun",
+            Status::Running => "runs",
+            Status::Broken => "goes back to its last completed epoch at the next batch",
+            Status::Lost => "has lost its state",
+            Status::Finished => "is finished",
+        }
+    }
 }
 
 /// Where the query stands at the end of an epoch.
@@ -115,11 +128,11 @@ enum Phase {
     /// Rows come.
     Feeding { receipts: BTreeMap<u32, Receipt>, twice: bool },
     /// Feeding failed; perhaps a member is gone.
-    FeedFailed { reason: String },
+    FeedFailed { failure: Failure },
     /// The epoch runs.
     Releasing { waiting: BTreeSet<MemberId>, pieces: Vec<Piece>, at: At, rows: Rows },
-    /// Something broke that only repeats what another member says; who is it?
-    Puzzled { reason: String },
+    /// Something broke that only repeats what another member says, or that nobody can say; who is it?
+    Puzzled { failure: Failure },
     /// The epoch is complete: files are written, the sink runs, then manifest and return.
     Serving(Serving),
 }
@@ -139,7 +152,7 @@ enum Sink {
     Checking,
     Called,
     Returned,
-    Failed(String),
+    Failed(Failure),
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -148,6 +161,14 @@ enum Stage {
     CheckingManifest,
     Writing,
     CheckingReturn,
+}
+
+/// A user's migration that waits for its turn.
+#[derive(Debug)]
+struct Turn {
+    handle: Handle,
+    wish: Wish,
+    step: u32,
 }
 
 /// A question, by its ticket.
@@ -202,20 +223,27 @@ pub(crate) struct Query {
     /// A call that came during a regroup.
     next: Option<Event>,
     asked: BTreeMap<Ticket, Asked>,
+    /// Migrations that wait for their turn.
+    turns: VecDeque<Turn>,
     /// Members were added or are leaving: shares are to be made equal.
     uneven: bool,
     merged: Option<(BTreeSet<String>, DataFile)>,
     trouble: String,
+    /// The member whose loss it was, if one's.
+    gone: Option<MemberId>,
+    /// Why the flow that is asked for cannot go on from the state here.
+    misfit: Option<EngineError>,
 }
 
 impl Query {
-    pub(crate) fn new(id: QueryId, program: Program) -> Query {
+    /// Its generations are above `floor`: nobody takes them for those of an earlier life.
+    pub(crate) fn new(id: QueryId, program: Program, floor: u64) -> Query {
         Query {
             id,
             program,
             status: Status::Fresh,
             claim: None,
-            stamp: Stamp::default(),
+            stamp: Stamp { generation: floor, membership: 0 },
             members: Vec::new(),
             threads: 1,
             layouts: BTreeMap::new(),
@@ -228,9 +256,12 @@ impl Query {
             call: None,
             next: None,
             asked: BTreeMap::new(),
+            turns: VecDeque::new(),
             uneven: false,
             merged: None,
             trouble: String::new(),
+            gone: None,
+            misfit: None,
         }
     }
 
@@ -238,9 +269,78 @@ impl Query {
         self.asked.contains_key(&ticket)
     }
 
-    /// Whether a member takes part: it holds state, outputs or a vote in what runs.
+    /// The flow is to be this one: its functions may have changed, what its state was made under may not.
+    pub(crate) fn open(&mut self, program: Program) {
+        let holds =
+            matches!(self.status, Status::Running | Status::Broken) && self.base.epoch.max(self.epoch()).is_some();
+        let other = self.program.plan.check(&program.plan).err().or_else(|| {
+            // What is kept at members is by position: an operator more has none.
+            let more = self.program.plan.operators.len() != program.plan.operators.len();
+            let told = |plan: &crate::manifest::Plan| format!("{} operators with state", plan.operators.len());
+            (more && !program.durable).then(|| (told(&self.program.plan), told(&program.plan)))
+        });
+        self.misfit = other.filter(|_| holds).map(|(before, after)| EngineError::OtherPlan { before, after });
+        if self.misfit.is_some() {
+            return;
+        }
+        if program.functions != self.program.functions && self.status == Status::Running {
+            self.status = Status::Broken;
+            self.trouble = "its functions have changed".to_owned();
+        }
+        self.program = program;
+    }
+
+    /// The last epoch that was completed.
+    fn epoch(&self) -> Option<u64> {
+        self.frozen.as_ref().map_or(self.base.epoch, |frozen| frozen.at.epoch)
+    }
+
+    pub(crate) fn facts(&self) -> Facts {
+        let at = self.frozen.as_ref().map_or(&self.base, |frozen| &frozen.at);
+        Facts {
+            status: self.status.told(),
+            running: self.status == Status::Running,
+            finished: self.status == Status::Finished,
+            lost: self.status == Status::Lost,
+            epoch: at.epoch,
+            late_rows: at.late_rows,
+            workers: self.members.len() as u32 * self.threads,
+        }
+    }
+
+    /// Who owns what, by operator in the order of the flow.
+    pub(crate) fn layouts(&self) -> Vec<&Layout> {
+        let names = self.program.plan.operators.iter().map(|operator| &operator.name);
+        names.filter_map(|name| self.layouts.get(name)).collect()
+    }
+
+    /// Forgets everything; returns who was asked to do so too, and the last generation.
+    pub(crate) fn drop_all(&mut self, view: &mut View<'_>) -> Result<(Vec<(Ticket, MemberId)>, u64), EngineError> {
+        let calls = self.call.as_ref().filter(|call| call.what != What::Regroup);
+        if let Some(epoch) = calls.map(|call| call.epoch).or_else(|| self.next.is_some().then(|| self.next_epoch())) {
+            return Err(EngineError::Busy { running: epoch, asked: epoch });
+        }
+        self.trouble = "the query was dropped".to_owned();
+        self.cut_off(view);
+        let mut open = Vec::new();
+        for member in std::mem::take(&mut self.members) {
+            if view.roster.alive(member) {
+                *view.tickets += 1;
+                open.push((*view.tickets, member));
+                let (ticket, query) = (*view.tickets, self.id.clone());
+                view.out.push(Effect::Call { ticket, member, query, request: Request::Drop });
+            }
+        }
+        Ok((open, self.stamp.generation))
+    }
+
+    fn next_epoch(&self) -> u64 {
+        self.base.epoch.map_or(0, |last| last + 1)
+    }
+
+    /// Whether a member takes part: it holds state, outputs that a sink may ask for, or a vote in what runs.
     pub(crate) fn needs(&self, member: MemberId) -> bool {
-        let present = !matches!(self.status, Status::Fresh | Status::Lost) || self.call.is_some();
+        let present = !matches!(self.status, Status::Fresh | Status::Lost | Status::Finished) || self.call.is_some();
         present && self.members.contains(&member)
     }
 
@@ -265,7 +365,7 @@ impl Query {
                 self.regroup(view);
             }
             Event::Stop { .. } => self.stop(view),
-            Event::Migrate { handle, steps, .. } => self.migrate(handle, steps, view),
+            Event::Migrate { handle, wish, step, .. } => self.migrate(handle, wish, step, view),
             Event::GroupFailed { stamp, failure, .. } if stamp == self.stamp && self.status == Status::Running => {
                 self.broke(&failure.message, view);
             }

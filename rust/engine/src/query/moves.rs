@@ -6,36 +6,96 @@
 
 use std::collections::BTreeSet;
 
-use super::{Asked, Call, Phase, Query, Status, View, What};
+use super::{Asked, Call, Phase, Query, Status, Turn, View, What};
 use crate::error::{EngineError, Failure};
 use crate::manifest::{Contents, DataFile, Manifest};
-use crate::protocol::{Answer, Effect, Handle, MemberId, Request};
-use crate::range::Range;
+use crate::protocol::{Answer, Effect, Handle, MemberId, Request, Wish};
+use crate::range::{Layout, Range};
 use crate::roster::Roster;
 
 impl Query {
     // Migrations
 
-    pub(super) fn migrate(&mut self, handle: Handle, steps: Vec<Vec<(Range, u32)>>, view: &mut View<'_>) {
-        let workers = self.members.len() as u32 * self.threads;
-        let refused = if self.status != Status::Running {
-            Some("the query does not run: its ranges cannot move now".to_owned())
-        } else {
-            steps.iter().flatten().find_map(|(range, worker)| {
-                let known = self.layouts.values().all(|layout| layout.ranges().iter().any(|(one, _)| one == range));
-                match (known, *worker < workers) {
-                    (false, _) => Some(format!("there is no range {range}")),
-                    (_, false) => {
-                        Some(format!("there is no worker {worker}: the query has workers 0 to {}", workers - 1))
-                    }
-                    _ => None,
-                }
-            })
-        };
-        if let Some(reason) = refused {
-            return view.out.push(Effect::Moved { handle, outcome: Err(EngineError::Refused(reason)) });
+    pub(super) fn migrate(&mut self, handle: Handle, wish: Wish, step: u32, view: &mut View<'_>) {
+        // What is wrong whatever moves before is told at once.
+        if let Err(error) = self.plan(&wish, step) {
+            return view.out.push(Effect::Moved { handle, outcome: Err(error) });
         }
-        self.order(Some(handle), steps, view);
+        self.turns.push_back(Turn { handle, wish, step });
+        self.next_turn(view);
+    }
+
+    /// Begins the next migration that has something to move, when none is under way.
+    fn next_turn(&mut self, view: &mut View<'_>) {
+        while !self.moves() {
+            let Some(Turn { handle, wish, step }) = self.turns.pop_front() else { return };
+            let steps = match self.plan(&wish, step) {
+                Ok(steps) => steps,
+                Err(error) => {
+                    view.out.push(Effect::Moved { handle, outcome: Err(error) });
+                    continue;
+                }
+            };
+            view.out.push(Effect::Moving { handle, ranges: steps.iter().map(Vec::len).sum::<usize>() as u32 });
+            match steps.is_empty() {
+                true => view.out.push(Effect::Moved { handle, outcome: Ok(0) }),
+                false => self.order(Some(handle), steps, view),
+            }
+        }
+    }
+
+    /// Whether ranges move.
+    fn moves(&self) -> bool {
+        self.asked.values().any(|asked| matches!(asked, Asked::Migrate { .. }))
+    }
+
+    /// The steps from the present layouts to what is wished for; all operators move alike.
+    fn plan(&self, wish: &Wish, step: u32) -> Result<Vec<Vec<(Range, u32)>>, EngineError> {
+        if self.status != Status::Running {
+            return Err(EngineError::NotRunning(self.status.told()));
+        }
+        let refused = |reason: String| Err(EngineError::Refused(reason));
+        let workers = self.members.len() as u32 * self.threads;
+        let Some(layout) = self.layouts.values().next() else {
+            return match wish {
+                Wish::Moves(moves) if !moves.is_empty() => refused("the query keeps no state: nothing can move".into()),
+                _ => Ok(Vec::new()),
+            };
+        };
+        let ranges = || layout.ranges().iter().map(|(range, _)| *range);
+        let moves = match wish {
+            Wish::Even => {
+                let mut even = layout.clone();
+                for (range, worker) in layout.balanced(&vec![true; workers as usize]) {
+                    even.give(range, worker).expect("a range of the layout");
+                }
+                even.ranges().to_vec()
+            }
+            Wish::To(owners) if owners.len() != layout.ranges().len() => {
+                let (given, known) = (owners.len(), layout.ranges().len());
+                return refused(format!("{given} workers are named for {known} bins"));
+            }
+            Wish::To(owners) => ranges().zip(owners.iter().copied()).collect(),
+            Wish::Moves(moves) => moves.clone(),
+        };
+        let mut seen = BTreeSet::new();
+        for (range, worker) in &moves {
+            let known = |layout: &Layout| layout.owner_of(*range).is_some();
+            if *worker >= workers {
+                return refused(format!("there is no worker {worker}: the query has workers 0 to {}", workers - 1));
+            }
+            if matches!(wish, Wish::Moves(_)) && !self.layouts.values().all(known) {
+                let bins = layout.ranges().len() - 1;
+                return refused(format!("there is no bin {}: the query has bins 0 to {bins}", range.prefix()));
+            }
+            if !seen.insert(*range) {
+                return refused(format!("bin {} is to move twice", range.prefix()));
+            }
+        }
+        let elsewhere =
+            |range: Range, worker: u32| self.layouts.values().any(|layout| layout.owner_of(range) != Some(worker));
+        let moves: Vec<_> = moves.into_iter().filter(|(range, worker)| elsewhere(*range, *worker)).collect();
+        Ok(moves.chunks(step.max(1) as usize).map(<[_]>::to_vec).collect())
     }
 
     fn order(&mut self, handle: Option<Handle>, steps: Vec<Vec<(Range, u32)>>, view: &mut View<'_>) {
@@ -46,6 +106,10 @@ impl Query {
     }
 
     pub(crate) fn cancel_migration(&mut self, handle: Handle, view: &mut View<'_>) {
+        if let Some(at) = self.turns.iter().position(|turn| turn.handle == handle) {
+            self.turns.remove(at);
+            return view.out.push(Effect::Moved { handle, outcome: Ok(0) });
+        }
         let meant = |asked: &Asked| matches!(asked, Asked::Migrate { handle: Some(one), .. } if *one == handle);
         if let Some(ticket) = self.asked.iter().find(|(_, asked)| meant(asked)).map(|(ticket, _)| *ticket) {
             let (stamp, leader) = (self.stamp, self.members[0]);
@@ -61,13 +125,13 @@ impl Query {
         view: &mut View<'_>,
     ) {
         let outcome = match answer {
-            Ok(Answer::Migrated(done)) => {
+            Ok(Answer::Migrated { steps: done, refused }) => {
                 for (range, worker) in steps.iter().take(done as usize).flatten() {
                     for layout in self.layouts.values_mut() {
                         layout.give(*range, *worker).expect("the steps were checked");
                     }
                 }
-                Ok(done)
+                refused.map_or(Ok(done), |failure| Err(EngineError::CutOff(failure.message)))
             }
             Ok(_) => Ok(0),
             Err(failure) => Err(EngineError::CutOff(failure.message)),
@@ -75,6 +139,7 @@ impl Query {
         if let Some(handle) = handle {
             view.out.push(Effect::Moved { handle, outcome });
         }
+        self.next_turn(view);
         self.regroup(view);
     }
 
@@ -89,6 +154,10 @@ impl Query {
                 }
                 _ => self.uneven = true,
             }
+        }
+        for Turn { handle, .. } in std::mem::take(&mut self.turns) {
+            let error = EngineError::CutOff(self.trouble.clone());
+            view.out.push(Effect::Moved { handle, outcome: Err(error) });
         }
     }
 
@@ -121,9 +190,8 @@ impl Query {
 
     /// Between two batches, once Spark has committed the last: takes in who came, lets go who may.
     pub(super) fn regroup(&mut self, view: &mut View<'_>) {
-        let moving = self.asked.values().any(|asked| matches!(asked, Asked::Migrate { .. }));
         let started = !self.members.is_empty() && matches!(self.status, Status::Running | Status::Broken);
-        if self.call.is_some() || !started || moving {
+        if self.call.is_some() || !started || self.moves() {
             return;
         }
         let proven = match &self.frozen {

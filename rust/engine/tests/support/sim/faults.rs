@@ -2,7 +2,7 @@
 
 use super::world::QUERY;
 use super::world::World;
-use crate::machine::{Event, MemberId, Range};
+use crate::machine::{Event, MemberId, Range, Wish};
 
 /// One thing that happens to the cluster.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -155,17 +155,21 @@ impl World {
         let bits = self.drivers[driver].bits;
         let workers = (self.drivers[driver].slots.len() as u32 * self.scenario.threads).max(1);
         let bins = 1_u64 << bits;
-        let moves = if all { bins } else { self.dice.between(1, bins) };
+        let count = if all { bins } else { self.dice.between(1, bins) };
         let shift = self.dice.below(u64::from(workers)) as u32;
-        let steps = (0..moves)
+        let moves = (0..count)
             .map(|at| {
                 let bin = if all { at } else { self.dice.below(bins) } as u32;
                 let worker = if all { (bin + shift) % workers } else { self.dice.below(u64::from(workers)) as u32 };
-                vec![(Range::new(bin, bits).expect("a bin"), worker)]
+                (Range::new(bin, bits).expect("a bin"), worker)
             })
-            .collect();
-        let handle = self.handle(driver);
-        self.hear(driver, Event::Migrate { query: QUERY.into(), handle, steps });
+            .collect::<std::collections::BTreeMap<_, _>>();
+        let wish = match self.dice.below(8) {
+            0 if !all => Wish::Even,
+            _ => Wish::Moves(moves.into_iter().collect()),
+        };
+        let (handle, step) = (self.handle(driver), if all { 1 } else { self.dice.between(1, 3) as u32 });
+        self.hear(driver, Event::Migrate { query: QUERY.into(), handle, wish, step });
         if self.dice.once_in(5) {
             self.soon(60, move |world| world.hear(driver, Event::CancelMigration { handle }));
         }

@@ -56,13 +56,14 @@ impl World {
         };
         self.processes.insert(member, process);
         self.reached("member up");
+        let executor = format!("executor {}", self.dice.below(4));
         self.send(1_000 + member.0, driver as u64, move |world| {
-            world.hear(driver, Event::MemberUp { slot, member });
-            // Spark runs a second attempt beside the first now and then.
-            if world.dice.once_in(12) {
+            world.hear(driver, Event::MemberUp { slot, member, executor: executor.clone(), executors: 2 });
+            // Spark runs a second attempt beside one that serves now and then.
+            if world.processes.contains_key(&member) && world.dice.once_in(12) {
                 world.members += 1;
                 let member = MemberId(world.members);
-                world.hear(driver, Event::MemberUp { slot, member });
+                world.hear(driver, Event::MemberUp { slot, member, executor, executors: 1 });
             }
         });
     }
@@ -156,6 +157,13 @@ impl World {
             MemberEffect::CloseOutputs { epoch } => {
                 process.outputs.retain(|one, _| *one > epoch);
                 process.shelf.settle_epoch(epoch);
+            }
+            MemberEffect::SettleEpoch { epoch } => _ = process.shelf.settle_epoch(epoch),
+            MemberEffect::DropState => {
+                process.group = None;
+                process.shelf = Shelf::new();
+                process.restored.clear();
+                process.record = None;
             }
             MemberEffect::DiscardStaged { epoch } => process.staged.retain(|(one, _, _), _| *one > epoch),
             MemberEffect::DropAll => {
@@ -290,7 +298,9 @@ impl World {
                     }
                     events.push(MemberEvent::EpochDone { epoch, worker, rows: made, late_rows: late });
                 }
-                Told::Migrated { handle, steps } => events.push(MemberEvent::MigrationDone { handle, steps }),
+                Told::Migrated { handle, steps } => {
+                    events.push(MemberEvent::MigrationDone { handle, steps, refused: None });
+                }
             }
         }
         if let Some(error) = &failed {

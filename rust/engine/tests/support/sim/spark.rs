@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use super::Dice;
 use super::ledger::{Out, Row, hash};
 use super::world::{QUERY, World};
-use crate::machine::{EngineError, Event, MemberId, Piece, Receipt};
+use crate::machine::{EngineError, Event, Failure, Kind, MemberId, Piece, Receipt};
 
 /// How far the watermark stays behind.
 pub const LATENESS: i64 = 60;
@@ -61,6 +61,8 @@ impl World {
     pub fn spark_starts(&mut self, driver: usize) {
         self.spark.runs.push(Run { driver, alive: true, next: self.spark.commits, call: None, job: 0 });
         let run = self.spark.runs.len() - 1;
+        // A user may edit functions before starting again.
+        self.functions += u64::from(self.dice.once_in(3));
         let program = self.program();
         self.hear(driver, Event::Open { query: QUERY.into(), program });
         self.soon(20, move |world| world.trigger(run));
@@ -244,9 +246,6 @@ impl World {
     pub fn stop_run(&mut self) {
         let Some(at) = self.spark.runs.iter().position(|run| run.alive) else { return };
         let driver = self.spark.runs[at].driver;
-        if self.spark.runs[at].call.is_some_and(|(_, finish)| finish) {
-            return;
-        }
         self.spark.runs[at].alive = false;
         self.reached("stopped");
         if self.spark.runs[at].call.is_some() {
@@ -344,8 +343,9 @@ impl World {
         if dies || !staged {
             if tries == 3 {
                 let stage = self.spark.stages.remove(&stage).expect("it runs");
-                let (ticket, reason) = (stage.ticket, format!("task of partition {partition} failed 3 times"));
-                return self.hear(driver, Event::Fed { ticket, outcome: Err(reason) });
+                let kind = if staged { Kind::Internal } else { Kind::Echo };
+                let failure = Failure::new(kind, format!("task of partition {partition} failed 3 times"));
+                return self.hear(driver, Event::Fed { ticket: stage.ticket, outcome: Err(failure) });
             }
             return self.soon(10, move |world| world.task(stage, epoch, partition, rows, members, tries + 1));
         }
@@ -397,8 +397,8 @@ impl World {
                     Some(some) if some.len() as u64 == piece.rows => rows.extend(some.iter().copied()),
                     Some(_) => return world.violate(format!("{piece:?} of epoch {epoch} has other rows")),
                     None => {
-                        let reason = format!("member {} does not answer", piece.member.0);
-                        return world.sunk(run, job, ticket, Err(reason));
+                        let failure = Failure::new(Kind::Echo, format!("member {} does not answer", piece.member.0));
+                        return world.sunk(run, job, ticket, Err(failure));
                     }
                 }
             }
@@ -410,7 +410,7 @@ impl World {
                 }
                 if live && world.spark.bad_sinks > 0 {
                     world.spark.bad_sinks -= 1;
-                    return world.sunk(run, job, ticket, Err("the sink raised".into()));
+                    return world.sunk(run, job, ticket, Err(Failure::new(Kind::User, "the sink raised")));
                 }
                 // It writes its batch id, whoever asked for it.
                 if live || world.spark.commits <= epoch {
@@ -421,7 +421,7 @@ impl World {
         });
     }
 
-    fn sunk(&mut self, run: usize, job: u64, ticket: u64, outcome: Result<(), String>) {
+    fn sunk(&mut self, run: usize, job: u64, ticket: u64, outcome: Result<(), Failure>) {
         let driver = self.spark.runs[run].driver;
         if self.spark.runs[run].job == job {
             self.reached("sink returned");

@@ -58,6 +58,8 @@ pub struct World {
     pub storage: Storage,
     pub spark: Spark,
     pub members: u64,
+    /// Number of the functions of the flow: edited ones have another.
+    pub functions: u64,
     /// What must not be, in the order found.
     pub violations: Vec<String>,
     /// Attempt by epoch, as the sink has it.
@@ -90,6 +92,7 @@ impl World {
             storage: Storage::default(),
             spark: Spark::default(),
             members: 0,
+            functions: 0,
             violations: Vec::new(),
             salts: BTreeMap::new(),
             trace,
@@ -221,7 +224,8 @@ impl World {
     pub fn program(&self) -> Program {
         let operator = Operator { name: "sums".into(), kind: "sum".into(), types: "long".into(), version: 1 };
         let plan = Flow { operators: vec![operator], sources: vec!["rows".into()] };
-        Program { plan, lateness_us: super::spark::LATENESS, durable: self.scenario.durable }
+        let functions = self.functions;
+        Program { plan, lateness_us: super::spark::LATENESS, durable: self.scenario.durable, functions }
     }
 
     /// The engine of a driver hears something, and what it asks for is done.
@@ -260,7 +264,7 @@ impl World {
                     self.end_process(member, "it was told to end");
                 }
             }
-            Effect::Dismiss { member } => self.end_process(member, "it was not needed"),
+            Effect::Dismiss { member, .. } => self.end_process(member, "it was not needed"),
             Effect::Call { ticket, member, request, .. } => {
                 self.send(driver as u64, 1_000 + member.0, move |world| {
                     world.tell_member(member, MemberEvent::Asked { ticket, request });
@@ -306,6 +310,8 @@ impl World {
             }
             Effect::Complete { epoch, .. } => self.call_returns(driver, epoch, None),
             Effect::Fail { epoch, error, .. } => self.call_returns(driver, epoch, Some(error)),
+            Effect::Moving { .. } => self.reached("moving"),
+            Effect::Dropped { outcome, .. } => self.reached(if outcome.is_ok() { "dropped" } else { "not dropped" }),
             Effect::Moved { handle, outcome } => {
                 self.drivers[driver].handles.insert(handle, true);
                 self.reached(if outcome.is_ok() { "moved" } else { "cut off" });

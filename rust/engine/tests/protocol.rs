@@ -1,0 +1,401 @@
+//! The engine by itself, without a simulation: members that do what they are asked at once, but for what a test holds back.
+
+use std::collections::BTreeMap;
+
+use penstock_engine::{
+    Answer, Dismissal, Effect, Engine, EngineError, Event, Failure, Kind, MemberId, Operator, Plan, Program, Range,
+    Ranges, Request, Setup, Ticket, Wish,
+};
+
+const QUERY: &str = "q";
+
+/// Answers what is not held back, and keeps all effects.
+struct Script {
+    engine: Engine,
+    program: Program,
+    /// Requests by their names that are not answered.
+    hold: Vec<&'static str>,
+    held: Vec<(Ticket, MemberId, Request)>,
+    /// What has been done since it was looked at.
+    done: Vec<Effect>,
+}
+
+fn name(request: &Request) -> String {
+    let text = format!("{request:?}");
+    text.split([' ', '(', '{']).next().unwrap_or_default().to_owned()
+}
+
+impl Script {
+    fn new(workers: u32) -> Script {
+        let operator = Operator { name: "sums".into(), kind: "sum".into(), types: "long".into(), version: 1 };
+        let plan = Plan { operators: vec![operator], sources: vec!["rows".into()] };
+        let program = Program { plan, functions: 1, ..Program::default() };
+        let engine = Engine::new(Setup { workers, bits: 2, loss_ms: 7, ..Setup::default() });
+        let mut script = Script { engine, program, hold: vec![], held: vec![], done: vec![] };
+        let effects = script.engine.begin();
+        script.perform(effects);
+        for slot in 0..workers {
+            let (member, executor) = (MemberId(u64::from(slot) + 1), format!("executor {slot}"));
+            script.hear(Event::MemberUp { slot, member, executor, executors: workers });
+        }
+        script.open();
+        script
+    }
+
+    fn open(&mut self) {
+        self.hear(Event::Open { query: QUERY.into(), program: self.program.clone() });
+    }
+
+    fn batch(&mut self, epoch: u64) -> Vec<Effect> {
+        self.done.clear();
+        let committed = epoch.checked_sub(1);
+        self.hear(Event::Batch { query: QUERY.into(), epoch, clock_ms: 0, committed });
+        std::mem::take(&mut self.done)
+    }
+
+    fn finish(&mut self) -> Vec<Effect> {
+        self.done.clear();
+        self.hear(Event::Finish { query: QUERY.into(), clock_ms: 0, committed: None });
+        std::mem::take(&mut self.done)
+    }
+
+    fn hear(&mut self, event: Event) {
+        let effects = self.engine.step(event);
+        self.perform(effects);
+    }
+
+    fn perform(&mut self, effects: Vec<Effect>) {
+        for effect in effects {
+            self.done.push(effect.clone());
+            match effect {
+                Effect::Call { ticket, member, request, .. } => match self.hold.contains(&name(&request).as_str()) {
+                    true => self.held.push((ticket, member, request)),
+                    false => self.answer(ticket, &request),
+                },
+                Effect::Feed { ticket, .. } if !self.hold.contains(&"Feed") => {
+                    self.hear(Event::Fed { ticket, outcome: Ok(()) });
+                }
+                Effect::Sink { ticket, .. } if !self.hold.contains(&"Sink") => {
+                    self.hear(Event::Sunk { ticket, outcome: Ok(()) });
+                }
+                _ => {}
+            }
+        }
+    }
+
+    fn answer(&mut self, ticket: Ticket, request: &Request) {
+        let all: Vec<Range> = (0..4).map(|bin| Range::new(bin, 2).unwrap()).collect();
+        let answer = match request {
+            Request::Stop { .. } => Answer::Inventory(Ranges::from([("sums".into(), all)])),
+            Request::Release(_) => Answer::Released { pieces: vec![(0, 1, 0)] },
+            Request::Migrate { steps, .. } => Answer::Migrated { steps: steps.len() as u32, refused: None },
+            _ => Answer::Done,
+        };
+        self.hear(Event::Answer { ticket, answer: Ok(answer) });
+    }
+
+    /// Answers the oldest request that is held back.
+    fn let_go(&mut self) {
+        let (ticket, _, request) = self.held.remove(0);
+        self.answer(ticket, &request);
+    }
+
+    fn fail(&mut self, at: usize, kind: Kind, message: &str) {
+        let (ticket, ..) = self.held.remove(at);
+        self.hear(Event::Answer { ticket, answer: Err(Failure::new(kind, message)) });
+    }
+
+    fn ring(&mut self) {
+        let timer = |effect: &Effect| match effect {
+            Effect::Timer { ticket, after_ms } => Some((*ticket, *after_ms)),
+            _ => None,
+        };
+        let (ticket, after_ms) = self.done.iter().rev().find_map(timer).expect("a timer was set");
+        assert_eq!(after_ms, 7);
+        self.hear(Event::Timer { ticket });
+    }
+
+    fn migrate(&mut self, handle: u64, wish: Wish, step: u32) {
+        self.hear(Event::Migrate { query: QUERY.into(), handle, wish, step });
+    }
+
+    fn owners(&self) -> Vec<u32> {
+        let layouts = self.engine.layouts(QUERY);
+        layouts[0].ranges().iter().map(|(_, owner)| *owner).collect()
+    }
+
+    fn errors(&mut self) -> Vec<EngineError> {
+        let error = |effect: Effect| match effect {
+            Effect::Fail { error, .. } => Some(error),
+            _ => None,
+        };
+        std::mem::take(&mut self.done).into_iter().filter_map(error).collect()
+    }
+
+    /// How migrations have ended, by handle.
+    fn moved(&mut self) -> BTreeMap<u64, Result<u32, String>> {
+        let moved = |effect: Effect| match effect {
+            Effect::Moved { handle, outcome } => Some((handle, outcome.map_err(|error| error.to_string()))),
+            _ => None,
+        };
+        std::mem::take(&mut self.done).into_iter().filter_map(moved).collect()
+    }
+}
+
+fn requests(effects: &[Effect]) -> Vec<String> {
+    let request = |effect: &Effect| match effect {
+        Effect::Call { request, .. } => Some(name(request)),
+        _ => None,
+    };
+    let mut found: Vec<String> = effects.iter().filter_map(request).collect();
+    found.dedup();
+    found
+}
+
+fn completes(effects: &[Effect], epoch: u64) -> bool {
+    effects.contains(&Effect::Complete { query: QUERY.into(), epoch })
+}
+
+#[test]
+fn migrations_take_turns_and_are_planned_when_theirs_comes() {
+    let mut script = Script::new(2);
+    script.migrate(1, Wish::Even, 1);
+    assert_eq!(script.moved()[&1].as_ref().unwrap_err(), "the query has not begun: its bins cannot move now");
+    assert!(completes(&script.batch(0), 0));
+    assert_eq!(script.owners(), [0, 1, 0, 1]);
+    script.hold = vec!["Migrate"];
+    script.migrate(2, Wish::To(vec![1; 4]), 1);
+    script.migrate(3, Wish::To(vec![0, 1, 0, 1]), 9);
+    script.migrate(4, Wish::Even, 1);
+    script.migrate(5, Wish::To(vec![0; 4]), 1);
+    // What is wrong whatever moves before is told at once.
+    script.migrate(6, Wish::To(vec![0; 3]), 1);
+    script.migrate(7, Wish::Moves(vec![(Range::new(1, 2).unwrap(), 2)]), 1);
+    script.migrate(8, Wish::Moves(vec![(Range::new(1, 3).unwrap(), 1)]), 1);
+    let twice = (Range::new(1, 2).unwrap(), 0);
+    script.migrate(9, Wish::Moves(vec![twice, twice]), 1);
+    let refused = script.moved();
+    let told: Vec<&str> = refused.values().map(|outcome| outcome.as_ref().unwrap_err().as_str()).collect();
+    assert_eq!(
+        told,
+        [
+            "3 workers are named for 4 bins",
+            "there is no worker 2: the query has workers 0 to 1",
+            "there is no bin 1: the query has bins 0 to 3",
+            "bin 1 is to move twice"
+        ]
+    );
+    assert_eq!(script.held.len(), 1, "one at a time");
+    script.hear(Event::CancelMigration { handle: 5 });
+    assert_eq!(script.moved(), [(5, Ok(0))].into(), "it waited");
+    script.let_go();
+    assert_eq!(script.owners(), [1; 4]);
+    let Request::Migrate { steps, .. } = &script.held[0].2 else { panic!("{:?}", script.held) };
+    assert_eq!(steps.concat().len(), 2, "back to where the first has taken them from");
+    assert_eq!(steps.len(), 1);
+    script.let_go();
+    assert_eq!(script.moved(), [(2, Ok(2)), (3, Ok(1)), (4, Ok(0))].into(), "it was even again");
+    assert_eq!(script.owners(), [0, 1, 0, 1]);
+    // The one under way ends after its step, those that wait with the generation.
+    script.migrate(10, Wish::To(vec![1; 4]), 1);
+    script.migrate(11, Wish::Even, 1);
+    script.hear(Event::MemberLost { member: MemberId(2), reason: "killed".into() });
+    let cut = script.moved();
+    assert!(cut.values().all(|outcome| outcome.as_ref().unwrap_err().contains("member 2 is gone: killed")), "{cut:?}");
+    assert_eq!(cut.len(), 2);
+}
+
+#[test]
+fn a_step_that_is_refused_leaves_what_was_done_before() {
+    let mut script = Script::new(2);
+    script.batch(0);
+    script.hold = vec!["Migrate"];
+    script.migrate(1, Wish::To(vec![1; 4]), 1);
+    let (ticket, ..) = script.held.remove(0);
+    let refused = Some(Failure::new(Kind::Internal, "too many"));
+    script.hear(Event::Answer { ticket, answer: Ok(Answer::Migrated { steps: 1, refused }) });
+    assert_eq!(script.moved()[&1].as_ref().unwrap_err(), "the migration was cut off: too many");
+    assert_eq!(script.owners(), [1, 1, 0, 1]);
+}
+
+#[test]
+fn edited_functions_go_on_from_the_state_in_a_new_generation() {
+    let mut script = Script::new(1);
+    script.batch(0);
+    assert_eq!(requests(&script.batch(1)), ["CloseEpoch", "Release", "Settle"]);
+    script.program.functions = 2;
+    script.open();
+    // A batch that was computed is served as it was.
+    let again = script.batch(1);
+    assert!(completes(&again, 1) && requests(&again) == ["Settle"], "{again:?}");
+    assert_eq!(requests(&script.batch(2)), ["CloseEpoch", "Stop", "Start", "Release", "Settle"]);
+    script.open();
+    assert_eq!(requests(&script.batch(3)), ["CloseEpoch", "Release", "Settle"]);
+
+    // Another flow is refused, and the one before goes on.
+    let before = script.program.clone();
+    script.program.plan.operators[0].types = "text".into();
+    script.open();
+    assert!(!completes(&script.batch(4), 4));
+    script.program.plan.operators.clear();
+    script.open();
+    assert!(!completes(&script.batch(4), 4));
+    script.program = before;
+    script.open();
+    assert!(completes(&script.batch(4), 4));
+}
+
+#[test]
+fn the_cause_of_a_failure_is_told_whoever_is_first() {
+    let mut script = Script::new(3);
+    script.batch(0);
+    script.hold = vec!["Release"];
+    script.batch(1);
+    script.fail(0, Kind::Echo, "a peer has failed");
+    assert_eq!(script.errors(), [], "the cause is still to come");
+    script.let_go();
+    script.fail(0, Kind::User, "division by zero");
+    assert_eq!(script.errors(), [EngineError::Member(Failure::new(Kind::User, "division by zero"))]);
+    script.hold.clear();
+    assert!(completes(&script.batch(1), 1));
+
+    // Ours is told when no loss explains it.
+    script.hold = vec!["Release"];
+    script.batch(2);
+    script.fail(0, Kind::Echo, "a peer has failed");
+    script.fail(0, Kind::Internal, "a bug");
+    script.held.clear();
+    assert!(script.done.iter().all(|effect| !matches!(effect, Effect::Fail { .. })));
+    script.ring();
+    assert_eq!(script.errors(), [EngineError::Member(Failure::new(Kind::Internal, "a bug"))]);
+    // An echo without a cause: it begins again.
+    script.batch(2);
+    script.fail(0, Kind::Echo, "a peer has failed");
+    script.held.clear();
+    script.hold.clear();
+    script.ring();
+    assert!(completes(&script.done, 2));
+}
+
+#[test]
+fn a_feed_or_sink_that_fails_for_reasons_of_its_own_fails_at_once() {
+    let mut script = Script::new(1);
+    script.hold = vec!["Feed"];
+    let fed = |effects: &[Effect]| {
+        let ticket = |effect: &Effect| match effect {
+            Effect::Feed { ticket, .. } | Effect::Sink { ticket, .. } => Some(*ticket),
+            _ => None,
+        };
+        effects.iter().rev().find_map(ticket).expect("a feed or sink")
+    };
+    let ticket = fed(&script.batch(0));
+    script.hear(Event::Fed { ticket, outcome: Err(Failure::new(Kind::Data, "no column v")) });
+    assert_eq!(script.errors(), [EngineError::Feed { epoch: 0, reason: "no column v".into() }]);
+    let ticket = fed(&script.batch(0));
+    script.hear(Event::Fed { ticket, outcome: Err(Failure::new(Kind::Internal, "no executor")) });
+    assert_eq!(script.done.last(), Some(&Effect::Timer { ticket: ticket + 1, after_ms: 7 }));
+    script.ring();
+    assert_eq!(script.errors(), [EngineError::Feed { epoch: 0, reason: "no executor".into() }]);
+
+    script.hold = vec!["Sink"];
+    let ticket = fed(&script.batch(0));
+    script.hear(Event::Sunk { ticket, outcome: Err(Failure::new(Kind::User, "the disk is full")) });
+    assert_eq!(script.errors(), [EngineError::Sink { epoch: 0, reason: "the disk is full".into() }]);
+    assert!(matches!(script.finish()[0], Effect::Fail { error: EngineError::Uncommitted { epoch: 0 }, .. }));
+    script.hold.clear();
+    assert!(completes(&script.batch(0), 0), "served again");
+}
+
+#[test]
+fn the_end_is_served_again_when_nobody_waited_and_ends_the_workers() {
+    let mut script = Script::new(1);
+    script.batch(0);
+    script.hold = vec!["Sink"];
+    script.finish();
+    script.hear(Event::Stop { query: QUERY.into() });
+    assert_eq!(script.errors(), [EngineError::Abandoned { epoch: 1 }]);
+    script.hold.clear();
+    let done = script.finish();
+    assert!(completes(&done, 1));
+    assert_eq!(requests(&done), ["Conclude"], "{done:?}");
+    let again = script.finish();
+    assert_eq!(again, [Effect::Complete { query: QUERY.into(), epoch: 1 }]);
+    assert!(script.engine.facts(QUERY).unwrap().finished);
+    script.migrate(1, Wish::Even, 1);
+    assert_eq!(script.moved()[&1].as_ref().unwrap_err(), "the query is finished: its bins cannot move now");
+}
+
+#[test]
+fn a_query_is_dropped_when_nothing_of_it_runs_and_all_have_forgotten_it() {
+    let mut script = Script::new(2);
+    script.hold = vec!["Release", "Drop"];
+    script.batch(0);
+    script.hear(Event::Drop { query: QUERY.into() });
+    let busy = Err(EngineError::Busy { running: 0, asked: 0 });
+    assert_eq!(script.done.pop(), Some(Effect::Dropped { query: QUERY.into(), outcome: busy }));
+    script.let_go();
+    script.let_go();
+    let stamp = |effects: &[Effect]| {
+        let generation = |effect: &Effect| match effect {
+            Effect::Call { request: Request::Start(start), .. } => Some(start.stamp.generation),
+            _ => None,
+        };
+        effects.iter().find_map(generation).expect("a start")
+    };
+    script.hear(Event::Drop { query: QUERY.into() });
+    assert_eq!(script.engine.facts(QUERY), None);
+    script.let_go();
+    let dropped = Effect::Dropped { query: QUERY.into(), outcome: Ok(()) };
+    assert!(!script.done.contains(&dropped));
+    script.hear(Event::MemberLost { member: MemberId(2), reason: "killed".into() });
+    assert!(script.done.contains(&dropped), "who is gone has forgotten it");
+    // Another life of the query has other generations, and no state.
+    script.hold.clear();
+    script.open();
+    let refused = script.batch(1);
+    assert!(matches!(refused[0], Effect::Fail { error: EngineError::StateLost { epoch: 1, .. }, .. }), "{refused:?}");
+    script.hear(Event::MemberUp { slot: 1, member: MemberId(3), executor: "executor 1".into(), executors: 2 });
+    assert!(stamp(&script.batch(0)) > 1);
+}
+
+#[test]
+fn a_lost_member_is_named_with_the_state_that_it_took_along() {
+    let mut script = Script::new(2);
+    script.batch(0);
+    script.hold = vec!["Stop"];
+    script.hear(Event::MemberLost { member: MemberId(2), reason: "killed".into() });
+    script.batch(1);
+    let (ticket, ..) = script.held.remove(0);
+    let half = Ranges::from([("sums".into(), vec![Range::new(0, 2).unwrap(), Range::new(2, 2).unwrap()])]);
+    script.hear(Event::Answer { ticket, answer: Ok(Answer::Inventory(half)) });
+    let errors = script.errors();
+    let EngineError::StateLost { epoch: 1, reason, member: Some(MemberId(2)) } = &errors[0] else {
+        panic!("{errors:?}")
+    };
+    assert_eq!(reason, "2 ranges are at no member; member 2 is gone: killed");
+}
+
+#[test]
+fn members_that_are_not_needed_are_told_why() {
+    let mut script = Script::new(2);
+    script.done.clear();
+    let up = |slot, member| Event::MemberUp { slot, member: MemberId(member), executor: "x".into(), executors: 3 };
+    script.hear(up(0, 7));
+    script.hear(Event::MemberLost { member: MemberId(1), reason: "killed".into() });
+    script.hear(Event::MemberUp { slot: 0, member: MemberId(8), executor: "executor 1".into(), executors: 3 });
+    let why = |member, why| Effect::Dismiss { member: MemberId(member), why };
+    let start = Effect::StartResident { slot: 0 };
+    assert_eq!(script.done, [why(7, Dismissal::Spare), start.clone(), why(8, Dismissal::Crowded), start]);
+}
+
+#[test]
+fn every_call_ends_also_of_queries_that_never_began() {
+    let mut script = Script::new(1);
+    let query = || "other".to_owned();
+    script.hear(Event::Batch { query: query(), epoch: 0, clock_ms: 0, committed: None });
+    script.hear(Event::Finish { query: query(), clock_ms: 0, committed: None });
+    assert_eq!(script.errors(), vec![EngineError::NotRunning("has not begun"); 2]);
+    script.hear(Event::Drop { query: query() });
+    assert_eq!(script.done, [Effect::Dropped { query: query(), outcome: Ok(()) }]);
+    assert!(completes(&script.finish(), 0), "nothing was fed");
+}
