@@ -31,11 +31,15 @@ __all__ = [
     "moves_to",
     "parse_moves",
     "parse_target",
+    "step_bins",
     "steps",
 ]
 
 #: Names of the strategies.
 STRATEGIES = ("batched", "all-at-once", "fluid")
+
+#: Of any flow.
+_MOST_BINS = 1 << 20
 
 Move = tuple[int, int]
 
@@ -254,8 +258,7 @@ def steps(owners: Sequence[Sequence[int]], moves: Sequence[Move], strategy: str,
     """
     from penstock import _native
 
-    if isinstance(batch_size, bool) or not isinstance(batch_size, int) or batch_size < 1:
-        raise ConfigError(f"batch_size={batch_size!r} must be an int of at least 1")
+    step_bins(strategy, batch_size)
     if not moves:
         return []
     before, after = list(owners[0]), list(owners[0])
@@ -263,6 +266,26 @@ def steps(owners: Sequence[Sequence[int]], moves: Sequence[Move], strategy: str,
         before[bin_] = next(step[bin_] for step in owners if step[bin_] != worker)
         after[bin_] = worker
     return _native.migration_steps(before, after, strategy, batch_size)
+
+
+def step_bins(strategy: str, batch_size: int) -> int:
+    """Bins of a step, which move at one time; the next step waits for them.
+
+    Raises
+    ------
+    ConfigError
+        For another strategy, or a size below 1.
+
+    Examples
+    --------
+    >>> step_bins("batched", 16), step_bins("fluid", 16)
+    (16, 1)
+    """
+    if strategy not in STRATEGIES:
+        raise ConfigError(f"strategy {strategy!r} is none of {', '.join(STRATEGIES)}")
+    if isinstance(batch_size, bool) or not isinstance(batch_size, int) or batch_size < 1:
+        raise ConfigError(f"batch_size={batch_size!r} must be an int of at least 1")
+    return {"batched": min(batch_size, _MOST_BINS), "fluid": 1, "all-at-once": _MOST_BINS}[strategy]
 
 
 def parse_moves(moves: Mapping[int, int] | Iterable[Move], bins: int, workers: int) -> list[Move]:

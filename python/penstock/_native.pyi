@@ -27,6 +27,7 @@ class _PlanFacts(TypedDict):
     output_schema: Schema
     needs_order: bool
     pieces: int
+    operators: list[tuple[str, str, str]]
     explain: str
 
 class _StepReport(TypedDict):
@@ -1025,6 +1026,38 @@ class _Receipt(TypedDict):
     checksum: int
     max_event_time: int | None
     member: int
+
+@final
+class EngineProtocol:
+    """What an engine decides: events in, effects out, as JSON text. Nothing waits; one thread steps it.
+
+    Parameters
+    ----------
+    setup
+        Fields of the protocol's `Setup` as JSON; what is left out has its default.
+
+    Raises
+    ------
+    ValueError
+        For other fields, and from `step` for what is no event.
+
+    Notes
+    -----
+    A panic in `step` reaches Python outside `Exception`; the machine is of no use afterwards.
+    """
+
+    def __new__(cls, setup: str) -> Self: ...
+    def begin(self) -> str:
+        """What to do first."""
+
+    def step(self, event: str) -> str:
+        """Take an event; returns what to do, in order. An effect that tells an error has its sentence as ``text``."""
+
+    def facts(self, query: str) -> str | None:
+        """How a query stands; None for one that never asked."""
+
+    def owners(self, query: str) -> list[list[int]]:
+        """The worker of each bin, one list for each keyed step; empty before the first epoch."""
 
 @final
 class Registry:

@@ -6,20 +6,22 @@ import pickle
 import threading
 import time
 from collections import Counter
+from types import SimpleNamespace
 from typing import Any
 
+import cloudpickle
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 import penstock as pk
-from penstock._migration import Wish, balanced, moves_to, parse_moves, steps
+from penstock._migration import balanced, moves_to, parse_moves, step_bins, steps
 from penstock.errors import ConfigError, EngineError, KeyNullError, SlotsError, UserFunctionError
+from penstock.spark._engine.executor import Executor
 from penstock.spark._engine.migrate import Migration, MoveReport
 from penstock.spark._engine.moves import Moves
 from penstock.spark._engine.preflight import examine, table
-from penstock.spark._engine.query import Query
-from penstock.spark._tasks.failures import Failure, raise_root, root
+from penstock.spark._tasks.failures import Failure
 from penstock.spark._tasks.place import Secret
 from penstock.spark._tasks.slots import from_settings, require_slots
 
@@ -100,34 +102,6 @@ def test_steps_move_each_bin_once_to_its_target(bits: int, data: st.DataObject, 
     assert sum(len(step) for step in found) == len(moves)
 
 
-def test_rows_are_fed_again_only_after_the_earlier_ones_are_discarded() -> None:
-    """They come over other connections than the discard, which would take them along."""
-    calls: list[tuple[str, dict[str, Any], list[str]]] = []
-
-    class Members:
-        members = ("a", "b")
-
-        def ready(self, *_: Any) -> None:
-            pass
-
-        def answers(self, sent: Any, epoch: int, check: Any) -> None:
-            for call in sent:
-                call[2].append("answered")
-
-    class Calls:
-        def call(self, member: str, request: dict[str, Any]) -> Any:
-            calls.append((member, request, []))
-            return calls[-1]
-
-    query = Query.__new__(Query)
-    vars(query).update(_generations=Members(), _hub=Calls(), id="q", completed=6, _watermark=None, _fed=7)
-    query._ready(7, lambda: None)
-    discard = {"do": "discard", "query": "q", "epoch": 7}
-    assert calls == [("a", discard, ["answered"]), ("b", discard, ["answered"])]
-    query._ready(7, lambda: None)
-    assert len(calls) == 2, "nothing was fed since"
-
-
 def test_moves_that_make_no_sense_are_refused() -> None:
     for moves in ({4: 0}, {0: 2}, {-1: 0}, [(0, 1), (0, 0)], [(0,)], {"0": 1}, {True: 1}):
         with pytest.raises(ConfigError):
@@ -139,6 +113,7 @@ def test_moves_that_make_no_sense_are_refused() -> None:
         steps([[0, 0]], [(0, 1)], "hasty", 1)
     with pytest.raises(ConfigError, match="batch_size"):
         steps([[0, 0]], [(0, 1)], "batched", 0)
+    assert step_bins("fluid", 9) == 1 and step_bins("all-at-once", 9) >= 1 << 20 and step_bins("batched", 9) == 9
 
 
 def test_a_migration_ends_when_all_its_queries_have() -> None:
@@ -157,98 +132,136 @@ def test_a_migration_ends_when_all_its_queries_have() -> None:
     assert handle.report.bins == 3 and handle.report.queries == ("a", "b")
 
 
-class Bins:
-    """Owners that follow the plans that are made, each when the test says so."""
+class Told:
+    """An executor whose machine is a test's."""
 
-    def __init__(self, owners: list[int]) -> None:
-        self.owners = owners
-        self.broken = False
-        self.open: list[Any] = []
-        self.stopped = 0
-        self.moves = Moves(self.begin)
+    def __init__(self) -> None:
+        self.acts: dict[str, Any] = {}
+        self.events: list[Any] = []
+        self.cause: Any = None
+        self.answer: Any = None
 
-    def ask(self, to: list[int] | None = None) -> Migration:
+    def perform(self, **acts: Any) -> None:
+        self.acts.update(acts)
+
+    def when_broken(self, tell: Any) -> None:
+        self.acts["broken"] = tell
+
+    def post(self, event: Any) -> None:
+        self.events.append(event)
+
+    def ask(self, event: Any, cause: Any) -> None:
+        self.events.append(event)
+        self.cause = cause
+        if self.answer is not None:
+            self.acts["Moved"]({"handle": event["Migrate"]["handle"], **self.answer})
+        self.cause = None
+
+
+class Figures:
+    """A recorder that knows bytes."""
+
+    def __init__(self) -> None:
+        self.migrations: list[Any] = []
+
+    def after_refresh(self, then: Any) -> None:
+        then()
+
+    def take_moved_bytes(self, query: str) -> int:
+        return 70
+
+    def migration(self, migration: Any) -> None:
+        self.migrations.append(migration)
+
+
+def test_what_the_protocol_tells_of_a_migration_reaches_its_handle() -> None:
+    told, figures = Told(), Figures()
+    moves = Moves(told, figures)  # type: ignore[arg-type]
+
+    def ask() -> Migration:
         handle = Migration()
-        self.moves.add(handle, "q", Wish(None if to is None else tuple(to), None, "all-at-once", 1))
+        moves.ask("id", "q", handle, "Even", 16, "batched")
         handle.seal()
         return handle
 
-    def begin(self, wish: Wish, started: Any, ended: Any) -> Any:
-        if self.broken:
-            raise EngineError("its bins cannot move now")
-        (plan,) = wish.plan([self.owners], 2, len(self.owners), "q") or ([],)
-        started(len(plan))
-        if not plan:
-            ended({"moved": 0}, None)
-            return None
-
-        def end() -> None:
-            for bin_, worker in plan:
-                self.owners[bin_] = worker
-            ended({"moved": len(plan)}, None)
-
-        def stop() -> None:
-            self.stopped += 1
-
-        self.open.append(end)
-        return stop
-
-
-def test_migrations_take_turns_and_plan_when_theirs_comes() -> None:
-    bins = Bins([0, 0, 1, 1])
-    there, back, even = bins.ask([1, 1, 1, 1]), bins.ask([0, 0, 1, 1]), bins.ask()
-    assert len(bins.open) == 1 and not there.done and not back.done
-    bins.open.pop()()
-    assert there.wait(1).bins == 2 and not back.done, "as it was before is a move now"
-    bins.open.pop()()
-    assert back.wait(1).bins == 2
-    assert even.wait(1).bins == 0 and bins.owners == [0, 0, 1, 1]
-    assert back.reports[0].started >= there.reports[0].ended > 0
-
-
-def test_a_migration_that_waits_can_be_cancelled() -> None:
-    bins = Bins([0, 0])
-    first, second, third = bins.ask([1, 1]), bins.ask([0, 1]), bins.ask([0, 0])
+    first, second, third = ask(), ask(), ask()
+    assert [event["Migrate"]["handle"] for event in told.events] == [1, 2, 3]
+    told.acts["Moving"]({"handle": 1, "ranges": 5})
+    step = {"step": 0, "bins": 5, "started_ns": 1, "ended_ns": 2}
+    told.cause = SimpleNamespace(body={"report": {"moved": 5, "bytes": 7, "steps": [step]}})
+    told.acts["Moved"]({"handle": 1, "outcome": {"Ok": 1}})
+    report = first.wait(1)
+    assert (report.bins, report.bytes, len(report.steps)) == (5, 70, 1) and not second.done
+    assert figures.migrations[0].bins == 5
     second.cancel()
-    assert second.wait(1).bins == 0 and bins.stopped == 0 and not first.done
-    first.cancel()
-    assert bins.stopped == 1
-    bins.open.pop()()
-    bins.open.pop()()
-    assert first.wait(1).bins == 2 == third.wait(1).bins and bins.owners == [0, 0]
+    assert told.events[-1] == {"CancelMigration": {"handle": 2}}
+    told.acts["Moved"]({"handle": 2, "outcome": {"Ok": 0}})
+    assert second.wait(1).bins == 0
+    told.cause = Failure(2, {"kind": "user_function", "message": "boom"}, cloudpickle.dumps(UserFunctionError("boom")))
+    told.acts["Moved"]({"handle": 3, "outcome": {"Err": {"CutOff": "boom"}}, "text": "the migration was cut off: boom"})
+    with pytest.raises(EngineError, match="query q: the migration was cut off: boom") as caught:
+        third.wait(1)
+    assert isinstance(caught.value.__cause__, UserFunctionError)
+    for answer, kind in (({"Refused": "no"}, ConfigError), ({"NotRunning": "is finished"}, EngineError)):
+        told.answer = {"outcome": {"Err": answer}, "text": "the query is finished: its bins cannot move now"}
+        with pytest.raises(kind, match="query q: is finished"):
+            ask()
+    told.answer = None
+    last = ask()
+    told.acts["broken"](EngineError("the engine has failed"))
+    with pytest.raises(EngineError, match="the engine has failed"):
+        last.wait(1)
 
 
-def test_many_migrations_may_end_at_once() -> None:
-    bins = Bins([0, 0])
-    first, rest = bins.ask([1, 1]), [bins.ask([1, 1]) for _ in range(5_000)]
-    bins.broken = True
-    bins.open.pop()()
-    assert first.wait(1).bins == 2
-    for handle in rest:
-        with pytest.raises(EngineError, match="cannot move now"):
-            handle.wait(1)
+def test_the_executor_steps_the_protocol_and_ends() -> None:
+    executor = Executor("parts", {"workers": 1})
+    seen: list[Any] = []
+    executor.perform(StartResident=seen.append, Dismiss=lambda facts: seen.append(executor.cause))
+    executor.start()
+    up = {"slot": 7, "member": 1, "executor": "x", "executors": 1}
+    executor.ask({"MemberUp": up}, "the cause")
+    assert seen == [{"slot": 0}, "the cause"]
+    assert executor.facts("q") is None and executor.owners("q") == []
+    executor.perform(RetireResident=seen.append)
+    executor.close()
+    executor.close()
+    assert seen[2:] == [{"slot": 0}]
+    with pytest.raises(EngineError, match="closed"):
+        executor.ask("Close")
+    with pytest.raises(ValueError, match="no setup"):
+        Executor("parts", {"worker": 1})
 
 
-def test_the_root_failure_is_raised_with_the_users_exception() -> None:
+def test_a_protocol_that_fails_tells_all_that_wait(caplog: pytest.LogCaptureFixture) -> None:
+    executor = Executor("broken", {"workers": 1})
+    told: list[EngineError] = []
+    executor.perform(StartResident=lambda facts: None)
+    executor.when_broken(told.append)
+    executor.start()
+    with pytest.raises(EngineError, match="the engine has failed"):
+        executor.ask({"NoSuchEvent": {}})
+    assert len(told) == 1
+    with pytest.raises(EngineError, match="the engine has failed"):
+        executor.post("Close")
+    executor.close()
+
+
+def test_a_failure_of_a_member_becomes_the_users_exception() -> None:
     cause = ZeroDivisionError("division by zero")
     error = UserFunctionError("map_batches[0] f: boom", step="map_batches[0] f", file="a.py", line=3)
     error.__cause__ = cause
-    import cloudpickle
-
-    own = Failure(2, {"kind": "user_function", "message": "boom", "step": "map_batches[0] f"}, cloudpickle.dumps(error))
-    echo = Failure(1, {"kind": "operator", "message": "worker 1 failed"})
-    assert root([echo, own]) is own
-    with pytest.raises(UserFunctionError) as caught:
-        raise_root([echo, own])
-    assert caught.value.line == 3
-    assert isinstance(caught.value.__cause__, ZeroDivisionError)
-    with pytest.raises(UserFunctionError, match="boom"):
-        raise_root([Failure(2, {"kind": "user_function", "message": "boom"}, b"no pickle")])
-    with pytest.raises(KeyNullError) as null:
-        raise_root([Failure(2, {"kind": "null_key", "message": "null", "column": "k", "row": 4})])
-    assert (null.value.column, null.value.row) == ("k", 4)
-    with pytest.raises(EngineError, match="strange"):
-        raise_root([Failure(2, {"kind": "never heard of", "message": "strange"})])
+    facts = {"kind": "user_function", "message": "boom", "step": "map_batches[0] f", "why": "User"}
+    own = Failure(2, facts, cloudpickle.dumps(error))
+    assert (own.why, "why" in own.facts, Failure(2, {}).why) == ("User", False, "Internal")
+    found = own.exception()
+    assert isinstance(found, UserFunctionError) and found.line == 3
+    assert isinstance(found.__cause__, ZeroDivisionError)
+    text = Failure(2, {"kind": "user_function", "message": "boom"}, b"no pickle").exception()
+    assert isinstance(text, UserFunctionError) and "boom" in str(text)
+    null = Failure(2, {"kind": "null_key", "message": "null", "column": "k", "row": 4}).exception()
+    assert isinstance(null, KeyNullError) and (null.column, null.row) == ("k", 4)
+    strange = Failure(2, {"kind": "never heard of", "message": "strange"}).exception()
+    assert isinstance(strange, EngineError) and "strange" in str(strange)
 
 
 def test_preflight_names_everything_that_is_wrong() -> None:

@@ -133,8 +133,6 @@ def test_an_epoch_that_nobody_was_given_is_computed_by_the_new_function(runs: Ru
     wait_for(gate.reached.exists, what="the epoch is under way")
     query.stop()
     gate.open()
-    found = runs.engine.queries[runs.function.query_id]
-    wait_for(lambda: found._pending is not None and all(call.settled for call in found._pending.calls), what="its end")
     runs.run(keyed(adding(100), gate.function()))
     assert [runs.worth(batch) for batch in range(2)] == [[1, 1], [200, 200]]
 

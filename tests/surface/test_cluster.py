@@ -81,28 +81,36 @@ class Driver:
             raise errors.from_failure(reply["error"], event["attachment"])
         return reply
 
-    def start(self, flow: pk.Flow, members: list[int], generation: int = 1, **options: Any) -> None:
-        plan, calls = flow.to_plan()
-        owners = [[bin_ % len(members) for bin_ in range(16)]] * (_native.plan_check(plan)["pieces"] - 1)
-        peers = [{"id": member, "address": self.addresses[member]} for member in members]
-        body = {
-            "query": "q",
-            "generation": generation,
-            "plan": json.loads(plan),
-            "members": peers,
+    def start(
+        self,
+        flow: pk.Flow,
+        members: list[int],
+        generation: int = 1,
+        epoch: int = 0,
+        fresh: bool = True,
+        plan: dict[str, Any] | None = None,
+    ) -> None:
+        text, calls = flow.to_plan()
+        layout = {"length": 4, "owners": [bin_ % len(members) for bin_ in range(16)]}
+        start = {
+            "stamp": {"generation": generation, "membership": 0},
+            "members": members,
             "threads": 1,
-            "bits": 4,
-            "owners": owners,
-            "epoch": 0,
+            "layouts": {name: layout for name, _, _ in _native.plan_check(text)["operators"]},
+            "epoch": epoch,
             "watermark": None,
-            "resume": "fresh",
-            "journal": True,
-        } | options
+            "fresh": fresh,
+        }
+        frame = {
+            "query": "q",
+            "plan": json.loads(text) if plan is None else plan,
+            "peers": [{"id": member, "address": self.addresses[member]} for member in members],
+        }
         calls_ = [
             self.registry.send(
-                member, json.dumps({"do": "start", "process": process, **body}), cloudpickle.dumps(calls)
+                member, json.dumps({**frame, "ask": {"Start": {**start, "rank": rank}}}), cloudpickle.dumps(calls)
             )
-            for process, member in enumerate(members)
+            for rank, member in enumerate(members)
         ]
         for call in calls_:
             assert self.answer(call)["ok"] is True
@@ -121,27 +129,21 @@ class Driver:
     def release(
         self, feeds: dict[int, list[dict[str, Any]]], epoch: int, generation: int = 1, finish: bool = False
     ) -> list[dict[str, Any]]:
+        release = {
+            "stamp": {"generation": generation, "membership": 0},
+            "epoch": epoch,
+            "watermark": None,
+            "clock_ms": 0,
+            "finish": finish,
+        }
         sent = [
-            self.registry.send(
-                member,
-                json.dumps(
-                    {
-                        "do": "release",
-                        "query": "q",
-                        "generation": generation,
-                        "epoch": epoch,
-                        "feeds": fed,
-                        "watermark": None,
-                        "finish": finish,
-                    }
-                ),
-            )
+            self.registry.send(member, json.dumps({"query": "q", "ask": {"Release": {**release, "feeds": fed}}}))
             for member, fed in feeds.items()
         ]
         rows = []
         for member, call in zip(feeds, sent, strict=True):
-            for piece in self.answer(call)["pieces"]:
-                drain = _native.Drain(self.addresses[member], SECRET, "q", epoch, piece["piece"])
+            for number, _, _ in self.answer(call)["answer"]["Released"]["pieces"]:
+                drain = _native.Drain(self.addresses[member], SECRET, "q", epoch, number)
                 rows += [row for batch in drain for row in pa.record_batch(batch).to_pylist()]
         return rows
 
@@ -185,10 +187,11 @@ def test_two_members_count_and_state_moves_between_them(driver: Driver, flow: An
     rows = driver.release(feeds, 0)
     last = {row["k"]: max(r["n"] for r in rows if r["k"] == row["k"]) for row in rows}
     assert last == {k: 2 if k < 20 else 1 for k in range(40)}
-    moved = driver.ask(
-        first, do="migrate", query="q", generation=1, handle=5, steps=[[[bin_, 1] for bin_ in range(0, 16, 2)]]
-    )
-    assert moved["moved"] == 8 and moved["bytes"] > 0
+    steps = [[[[bin_, 4], 1] for bin_ in range(0, 16, 2)]]
+    migrate = {"stamp": {"generation": 1, "membership": 0}, "handle": 5, "steps": steps}
+    moved = driver.ask(first, query="q", ask={"Migrate": migrate})
+    assert moved["answer"] == {"Migrated": {"steps": 1, "refused": None}}
+    assert moved["report"]["moved"] == 8 and moved["report"]["bytes"] > 0
     rows = driver.release({first: [driver.feed(first, 1, 0, ks(*range(40)))], second: []}, 1)
     assert {row["k"]: row["n"] for row in rows} == {k: 3 if k < 20 else 2 for k in range(40)}
     stats = driver.ask(second, do="stats", query="q")
@@ -207,8 +210,10 @@ def test_an_exception_in_a_member_arrives_whole_and_the_epoch_can_be_done_again(
     error = caught.value
     assert isinstance(error.__cause__, LookupError) and error.row == {"k": -5}
     assert Path(error.file).samefile(__file__) and "step" in error.step
-    driver.ask(member, do="stop_query", query="q", generation=1, keep=True)
-    driver.start(summing(), [member], generation=2, epoch=1, resume="rollback")
+    stop = {"stamp": {"generation": 2, "membership": 0}, "epoch": 1}
+    inventory = driver.ask(member, query="q", ask={"Stop": stop})["answer"]["Inventory"]
+    assert [len(ranges) for ranges in inventory.values()] == [16]
+    driver.start(summing(), [member], generation=2, epoch=1, fresh=False)
     with pytest.raises(errors.EngineError, match="here already"):
         driver.feed(member, 1, 0, ks(1, 2))  # what was staged stays until it is discarded
     rows = driver.release({member: [driver.feed(member, 1, 0, ks(1, 2), attempt=8)]}, 1, generation=2)

@@ -16,6 +16,7 @@ import cloudpickle
 import pytest
 
 from engine_support import wait_for
+from penstock.spark._engine.executor import Executor
 from penstock.spark._engine.hub import Hub, Member
 from penstock.spark._engine.residents import Residents
 from penstock.spark._tasks.place import Secret
@@ -127,11 +128,15 @@ class Engine:
         self.context = context
         self.hub = Hub("127.0.0.1", 0, None, secret, "residents", 20.0)
         self.joined: list[Member] = []
-        self.residents = Residents(context, self.hub, secret, "residents", 1, 20.0, 1 << 20)
-        self.hub.listen(joined=self.joined.append)
+        self.executor = Executor("residents", {"workers": 1})
+        self.residents = Residents(context, self.hub, self.executor, secret, "residents", 20.0, 1 << 20)
+        self.hub.listen(joined=self.joined.append, lost=self._lost)
         self.hub.start()
-        self.residents.start()
+        self.executor.start()
         wait_for(lambda: self.residents.complete, what="the first attempt")
+
+    def _lost(self, member: Member) -> None:
+        self.executor.post({"MemberLost": {"member": member.id, "reason": str(member.lost)}})
 
     @property
     def serving(self) -> Member:
@@ -149,6 +154,7 @@ def engine() -> Iterator[Engine]:
         try:
             engine.residents.close()
         finally:
+            engine.executor.close()
             engine.hub.close()
             context.stop()
 
@@ -223,7 +229,8 @@ def test_the_slots_that_speculation_takes_are_named(caplog: pytest.LogCaptureFix
         hub = Hub("127.0.0.1", 0, None, Secret.random(), "speculative", 20.0)
         try:
             with caplog.at_level(logging.WARNING, "penstock.spark._engine.residents"):
-                Residents(context, hub, Secret.random(), "speculative", 0).start()
+                executor = Executor("speculative", {})
+                Residents(context, hub, executor, Secret.random(), "speculative").warn()
             assert [threshold in record.getMessage() for record in caplog.records] == [True] * warned
         finally:
             hub.close()

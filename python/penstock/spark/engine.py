@@ -1,9 +1,9 @@
 """The engine: keyed state that stays resident beside Structured Streaming queries, and moves while they run.
 
 Owns: the life of everything that an engine starts (registry, residents, threads) and the public surface. What is
-behind it: `hub` (registry), `startup` and `residents` (members), `batch_function` (what Spark calls), `queries`,
-`query` (epochs), `generation` (workers and bins), `record` (figures), `moves` and `migrate` (moves), `ended` (queries
-that have ended), `handles` (the open engines).
+behind it: `executor` (the thread of the protocol, which decides), `hub` (registry), `calls` (what members are asked),
+`startup` and `residents` (members), `batch_function` (what Spark calls), `queries` and `query` (calls), `record`
+(figures), `moves` and `migrate` (moves), `ended` (queries that have ended), `handles` (the open engines).
 
 Life of a batch: Spark calls the function made by `Engine.foreach_batch`; feed tasks stage the batch's rows at the
 members; the receipts that Spark delivers are the commit; the members run the epoch and freeze its outputs; the
@@ -17,7 +17,7 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import datetime, timezone
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -28,13 +28,15 @@ from penstock._sizes import parse_bytes
 from penstock.errors import ConfigError, EngineError, ForkError
 from penstock.spark._engine import handles
 from penstock.spark._engine.batch_function import BatchFunction, Sink
+from penstock.spark._engine.calls import Calls
 from penstock.spark._engine.ended import Ended
-from penstock.spark._engine.generation import Setup
+from penstock.spark._engine.executor import Executor
 from penstock.spark._engine.hub import Hub, Member
 from penstock.spark._engine.migrate import Migration
+from penstock.spark._engine.moves import Moves
 from penstock.spark._engine.program import Program
 from penstock.spark._engine.queries import Queries
-from penstock.spark._engine.query import Query
+from penstock.spark._engine.query import Query, Setup
 from penstock.spark._engine.record import Recorder
 from penstock.spark._engine.residents import Residents
 from penstock.spark._engine.startup import Startup
@@ -163,8 +165,8 @@ class Engine:
         self._ended = Ended(spark, self.name, keep_s, self._gone)
         self._state = "new"
         self._process = os.getpid()
-        self._generations = itertools.count(1)
         self._hub: Hub | None = None
+        self._executor: Executor | None = None
         self._residents: Residents | None = None
         self._recorder: Recorder | None = None
         self._setup: Setup | None = None
@@ -208,7 +210,7 @@ class Engine:
                 return
             self._state = "closing"
         interrupted: BaseException | None = None
-        for end in (self._ended.close, self._end_residents, self._end_hub):
+        for end in (self._ended.close, self._end_executor, self._end_residents, self._end_hub):
             for _ in range(2):
                 try:
                     end()
@@ -223,6 +225,10 @@ class Engine:
         handles.remove(self)
         if interrupted is not None:
             raise interrupted
+
+    def _end_executor(self) -> None:
+        if self._executor is not None:
+            self._executor.close()
 
     def _end_residents(self) -> None:
         if self._residents is not None:
@@ -263,28 +269,31 @@ class Engine:
         secret = Secret.random()
         hub = Hub(bind, self._port, host, secret, self.name, self._silence)
         self._hub = hub
+        limits = {"start_ms": int(self._start_timeout * 1_000), "silence_ms": int(self._silence * 1_000)}
+        executor = Executor(self.name, {"workers": self.workers, "threads": self.threads, "bits": self.bits, **limits})
+        self._executor = executor
         self._recorder = Recorder(hub, f"engine {self.name}", self._queries.name_of)
         self._residents = Residents(
-            sc, hub, secret, self.name, self.workers, self._silence, self._staging_memory, self._staging_folders
+            sc, hub, executor, secret, self.name, self._silence, self._staging_memory, self._staging_folders
         )
-        hub.listen(lost=self._queries.hear_lost, message=self._queries.hear)
-        hub.start()
+        Calls(hub, executor, self._queries.program, self._queries.hear, self._window, self._slice_rows)
+        self._queries.attach(executor)
         self._setup = Setup(
             hub=hub,
-            secret=secret,
+            executor=executor,
+            residents=self._residents,
+            moves=Moves(executor, self._recorder),
             recorder=self._recorder,
-            members=self._members,
-            generation=lambda: next(self._generations),
-            threads=self.threads,
+            secret=secret,
             bits=self.bits,
-            window=self._window,
-            slice_rows=self._slice_rows,
             silence=self._silence,
             engine=self.name,
         )
+        hub.start()
         startup = Startup(sc, hub, self.name, self.workers, self._start_timeout, began, self._require_starting)
         startup.executors(found.executors)
-        self._residents.start()
+        self._residents.warn()
+        executor.start()
         startup.members(self._residents, found.setting)
 
     def _require_starting(self) -> None:
@@ -554,16 +563,6 @@ class Engine:
         if self._state != "open":
             what = "has not started; use it in a with statement" if self._state == "new" else f"is {self._state}"
             raise EngineError(f"engine {self.name} {what}")
-
-    def _members(self, check: Callable[[], None]) -> list[Member]:
-        """All members, waiting for replacements where some are missing."""
-        assert self._residents is not None
-        if not self._residents.wait(check, self._start_timeout):
-            raise EngineError(
-                f"engine {self.name} has {len(self._residents.members)} of {self.workers} workers; missing:"
-                f" {self._residents.missing()}"
-            )
-        return self._residents.members
 
 
 def engines(spark: SparkSession) -> list[Engine]:

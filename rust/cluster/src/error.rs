@@ -8,6 +8,7 @@ use std::fmt;
 use std::io;
 use std::time::Duration;
 
+use penstock_engine::Kind;
 use serde_json::{Map, Value};
 use thiserror::Error;
 
@@ -131,6 +132,40 @@ pub struct Failure {
 }
 
 impl Failure {
+    /// What the engine does about it.
+    pub fn why(&self) -> Kind {
+        match self.kind.as_str() {
+            "user_function" => Kind::User,
+            "null_key" | "schema" | "data" | "plan" | "too_large" | "epoch_too_large" | "not_durable" => Kind::Data,
+            "storage" | "store" => Kind::Store,
+            "damaged" => Kind::Damaged,
+            "peer_lost" | "aborted" | "stopped" | "operator" => Kind::Echo,
+            "stale_generation" => Kind::Stale,
+            "state" | "state_lost" => Kind::State,
+            _ => Kind::Internal,
+        }
+    }
+
+    /// In the words of the protocol.
+    pub fn told(&self) -> penstock_engine::Failure {
+        penstock_engine::Failure::new(self.why(), self.message.clone())
+    }
+
+    /// A failure that the protocol itself found.
+    pub fn of(told: penstock_engine::Failure) -> Self {
+        let kind = match told.kind {
+            Kind::User => "user_function",
+            Kind::Data => "data",
+            Kind::Echo => "stopped",
+            Kind::Stale => "stale_generation",
+            Kind::State => "state_lost",
+            Kind::Store => "store",
+            Kind::Damaged => "damaged",
+            Kind::Internal => "internal",
+        };
+        Failure::new(kind, told.message)
+    }
+
     /// A failure without further facts.
     pub fn new(kind: &str, message: impl Into<String>) -> Self {
         Failure { kind: kind.to_owned(), message: message.into(), ..Failure::default() }
@@ -147,6 +182,7 @@ impl Failure {
         let mut fields = self.fields.clone();
         fields.insert("kind".into(), self.kind.clone().into());
         fields.insert("message".into(), self.message.clone().into());
+        fields.insert("why".into(), serde_json::to_value(self.why()).expect("a name is JSON"));
         serde_json::json!({ "error": fields })
     }
 
@@ -159,6 +195,7 @@ impl Failure {
             None => String::new(),
         };
         let (kind, message) = (text("kind"), text("message"));
+        fields.remove("why");
         Some(Failure { kind, message, fields, attachment })
     }
 }

@@ -5,6 +5,7 @@
 //! [`Failure`]s whose `kind` the driver maps to an exception. User callables come from the
 //! [`Loader`], which alone knows how to read the attachment of a start.
 
+use std::collections::BTreeMap;
 use std::net::TcpStream;
 use std::sync::Arc;
 use std::time::Duration;
@@ -19,9 +20,8 @@ use penstock_plan::{CallError, Callbacks, OpError, Plan, PlanError};
 use serde_json::{Value, json};
 
 use crate::error::{ClusterError, Failure};
-use crate::host::{Host, HostEvent};
+use crate::host::{Host, HostEvent, Launch};
 use crate::member::Member;
-use crate::message::Start;
 use crate::session::Limits;
 use crate::spill::SpillError;
 
@@ -183,8 +183,8 @@ impl Host for GroupHost {
         Resident::nothing()
     }
 
-    fn inventory(&self, bins: &Resident, epoch: u64) -> Value {
-        serde_json::to_value(bins.inventory(epoch)).expect("lists of numbers are JSON")
+    fn inventory(&self, bins: &Resident, epoch: u64) -> BTreeMap<String, Vec<u32>> {
+        bins.inventory(epoch).into_iter().collect()
     }
 
     fn keys(&self, bins: &Resident) -> u64 {
@@ -194,28 +194,33 @@ impl Host for GroupHost {
     fn start(
         &self,
         program: &Arc<Program>,
-        start: &Start,
+        launch: &Launch,
         mesh: Vec<Option<TcpStream>>,
         bins: Resident,
         keep: Arc<dyn Keep>,
         events: Sender<Event>,
     ) -> Result<Running, (Failure, Option<Resident>)> {
         let streams = mesh.into_iter().map(|stream| stream.map(|stream| Box::new(stream) as Box<dyn Duplex>)).collect();
-        let tag = FabricTag { query: start.query_number(), generation: start.generation };
-        let (endpoints, fabric) = match fabric::processes_with(start.process, start.threads, streams, tag, self.links) {
+        let owners = match owners(&program.plan, launch) {
+            Ok(owners) => owners,
+            Err(failure) => return Err((failure, Some(bins))),
+        };
+        let tag = FabricTag { query: launch.query_number(), generation: launch.stamp.generation };
+        let (endpoints, fabric) = match fabric::processes_with(launch.process, launch.threads, streams, tag, self.links)
+        {
             Ok(made) => made,
             Err(error) => return Err((self.flow_failure(&error), Some(bins))),
         };
-        let workers = (start.processes() * start.threads) as u32;
-        let founding = GroupConfig::founding(program.plan.clone(), program.callbacks.clone(), start.bits, workers);
+        let workers = (launch.processes * launch.threads) as u32;
+        let founding = GroupConfig::founding(program.plan.clone(), program.callbacks.clone(), launch.bits, workers);
         let config = GroupConfig {
-            owners: start.owners.clone(),
-            epoch: start.epoch,
-            watermark: start.watermark,
-            journal: start.journal,
+            owners,
+            epoch: launch.epoch,
+            watermark: launch.watermark,
+            journal: true,
             keep: Some(keep),
-            window: start.window.unwrap_or(founding.window),
-            slice_rows: start.slice_rows.unwrap_or(founding.slice_rows),
+            window: launch.window.unwrap_or(founding.window),
+            slice_rows: launch.slice_rows.unwrap_or(founding.slice_rows),
             ..founding
         };
         match Group::start(config, endpoints, bins, events) {
@@ -238,7 +243,9 @@ impl Host for GroupHost {
                 let message =
                     format!("step {} of the migration was refused, nothing of it moved: {error}", steps.len());
                 let failure = Failure::new("migration", message).with("step", steps.len());
-                HostEvent::MigrationFailed { handle, failure: failure.with("steps", step_reports(&steps)) }
+                let moved: u32 = steps.iter().map(|step| step.bins).sum();
+                let report = json!({ "moved": moved, "bytes": 0, "steps": step_reports(&steps) });
+                HostEvent::MigrationFailed { handle, report, failure }
             }
             Event::Failed { error } => HostEvent::Failed { failure: self.failure(&error) },
         }
@@ -250,9 +257,9 @@ impl Host for GroupHost {
         epoch: u64,
         inputs: Vec<PartitionRows>,
         watermark: Option<i64>,
-        clock_ms: Option<i64>,
+        clock_ms: i64,
     ) -> Result<(), Failure> {
-        running.group.release_at(epoch, inputs, watermark, clock_ms).map_err(|error| self.failure(&error))
+        running.group.release_at(epoch, inputs, watermark, Some(clock_ms)).map_err(|error| self.failure(&error))
     }
 
     fn migrate(&self, running: &Running, handle: u64, steps: Vec<Vec<(u32, u32)>>) {
@@ -278,6 +285,16 @@ impl Host for GroupHost {
         drop(fabric);
         (bins, error.map(|error| self.failure(&error)))
     }
+}
+
+/// The owners in the order of the plan's keyed steps, which bear the operators' names.
+fn owners(plan: &Plan, launch: &Launch) -> Result<Vec<Vec<u32>>, Failure> {
+    let unknown = |name: &str| Failure::new("plan", format!("the plan and the layouts differ: operator {name}"));
+    let names: Vec<String> = plan.keyed().map(|keyed| keyed.step.to_string()).collect();
+    if let Some(other) = launch.owners.keys().find(|name| !names.contains(name)) {
+        return Err(unknown(other));
+    }
+    names.iter().map(|name| launch.owners.get(name).cloned().ok_or_else(|| unknown(name))).collect()
 }
 
 fn step_reports(steps: &[StepReport]) -> Vec<Value> {

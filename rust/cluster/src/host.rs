@@ -3,17 +3,18 @@
 //! The member owns connections, staging, frozen outputs and the order of requests; a [`Host`] owns
 //! the dataflow. The real one is [`GroupHost`](crate::GroupHost); tests use one that echoes.
 
+use std::collections::BTreeMap;
 use std::net::TcpStream;
 use std::sync::Arc;
 
 use arrow_array::RecordBatch;
 use arrow_schema::SchemaRef;
 use crossbeam::channel::Sender;
+use penstock_engine::{DataFile, Ranges, Stamp};
 pub use penstock_plan::host::{Keep, PartitionRows, Rows, Stored};
 use serde_json::Value;
 
 use crate::error::Failure;
-use crate::message::Start;
 
 /// Compiles plans and runs them on the workers of this process.
 pub trait Host: Send + Sync + 'static {
@@ -44,13 +45,13 @@ pub trait Host: Send + Sync + 'static {
     /// No bins: a generation that starts with this may own none.
     fn nothing(&self) -> Self::Bins;
 
-    /// Which bins are here as they were when `epoch` began, as JSON for the driver.
-    fn inventory(&self, bins: &Self::Bins, epoch: u64) -> Value;
+    /// Which bins are here as they were when `epoch` began, by the name of their operator.
+    fn inventory(&self, bins: &Self::Bins, epoch: u64) -> BTreeMap<String, Vec<u32>>;
 
     /// How many keys.
     fn keys(&self, bins: &Self::Bins) -> u64;
 
-    /// Starts the workers with the bins as they were when epoch `start.epoch` began. `mesh[i]` is the connection to process `i`, None for our own. What
+    /// Starts the workers with the bins as they were when epoch `launch.epoch` began. `mesh[i]` is the connection to process `i`, None for our own. What
     /// comes out goes to `keep` at once. Every worker reports to `events`.
     ///
     /// # Errors
@@ -58,7 +59,7 @@ pub trait Host: Send + Sync + 'static {
     fn start(
         &self,
         program: &Arc<Self::Program>,
-        start: &Start,
+        launch: &Launch,
         mesh: Vec<Option<TcpStream>>,
         bins: Self::Bins,
         keep: Arc<dyn Keep>,
@@ -78,7 +79,7 @@ pub trait Host: Send + Sync + 'static {
         epoch: u64,
         inputs: Vec<PartitionRows>,
         watermark: Option<i64>,
-        clock_ms: Option<i64>,
+        clock_ms: i64,
     ) -> Result<(), Failure>;
 
     /// Moves bins step by step; does not wait. [`HostEvent::MigrationDone`] follows, or [`HostEvent::MigrationFailed`].
@@ -96,6 +97,70 @@ pub trait Host: Send + Sync + 'static {
     /// Ends the workers, also after a failure, and returns the bins. May block while a function of
     /// the user runs.
     fn stop(&self, group: Self::Group) -> (Self::Bins, Option<Failure>);
+
+    /// Reads the state of ranges from files, newest last, into the bins that the next start gets; does not wait. `done` is told how it
+    /// ended.
+    fn load_ranges(&self, bins: &Self::Bins, ranges: Ranges, files: Vec<DataFile>, done: Done) {
+        let _ = (bins, ranges, files);
+        done(Err(not_durable()));
+    }
+
+    /// Writes the record that the workers took of an epoch, under a name that no other write has; does not wait.
+    fn write_record(&self, group: &Self::Group, stamp: Stamp, epoch: u64, done: Done) {
+        let _ = (group, stamp, epoch);
+        done(Err(not_durable()));
+    }
+
+    /// Merges files, newest last, into one; does not wait.
+    fn merge_files(&self, stamp: Stamp, files: Vec<DataFile>, done: Done) {
+        let _ = (stamp, files);
+        done(Err(not_durable()));
+    }
+}
+
+/// Hears once how something with storage ended: files written, none of what was read.
+pub type Done = Box<dyn FnOnce(Result<Vec<DataFile>, Failure>) + Send>;
+
+fn not_durable() -> Failure {
+    Failure::new("not_durable", "state is not durable here: this member neither reads nor writes files")
+}
+
+/// How to start the workers of one generation here: what the protocol asks for, with what came along. What they get of it is their
+/// [`GroupConfig`](penstock_plan::host::GroupConfig).
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Launch {
+    /// The query; its number for the mesh is [`Launch::query_number`].
+    pub query: String,
+    /// The generation, and its member list.
+    pub stamp: Stamp,
+    /// Index of this process.
+    pub process: usize,
+    /// Number of processes.
+    pub processes: usize,
+    /// Workers of every process.
+    pub threads: usize,
+    /// Logarithm of the number of bins.
+    pub bits: u8,
+    /// For each operator the absolute worker index of each bin's owner.
+    pub owners: BTreeMap<String, Vec<u32>>,
+    /// The next epoch.
+    pub epoch: u64,
+    /// The watermark so far, in microseconds.
+    pub watermark: Option<i64>,
+    /// Slices that may be under way at once; None: the host's default.
+    pub window: Option<u32>,
+    /// Greatest size of a slice; None: the host's default.
+    pub slice_rows: Option<usize>,
+}
+
+impl Launch {
+    /// A number for the query that is equal in all members (FNV-1a of its name); frames of
+    /// different queries do not mix even if a connection were confused.
+    pub fn query_number(&self) -> u64 {
+        self.query
+            .bytes()
+            .fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3))
+    }
 }
 
 /// What the workers report.
@@ -118,13 +183,15 @@ pub enum HostEvent {
     MigrationDone {
         /// The handle given to [`Host::migrate`].
         handle: u64,
-        /// Figures: `moved`, `bytes`, `steps`.
+        /// Figures: `moved`, `bytes`, `steps`, one entry for each step that was done.
         report: Value,
     },
     /// A migration has ended early; the workers go on.
     MigrationFailed {
         /// The handle given to [`Host::migrate`].
         handle: u64,
+        /// Figures of what was done before, as of a migration that is complete.
+        report: Value,
         /// Why.
         failure: Failure,
     },

@@ -1,7 +1,7 @@
 //! Membership, authenticated registry, feeds, drains and meshes of resident workers.
 //!
 //! The driver owns a [`Registry`]; each resident process runs a [`Member`] that joins it. The driver
-//! sends [`message::Request`]s and gets answers as events. Rows reach a member through a [`Feed`],
+//! sends [`message::Message`]s, which carry the requests of the engine's protocol, and gets answers as events. Rows reach a member through a [`Feed`],
 //! are staged by partition and attempt, count once their epoch is released, and leave through a
 //! [`drain()`] until the epoch is closed. Members of one generation of a query connect to each other
 //! themselves. Every connection is authenticated first: see [`session`].

@@ -1,76 +1,110 @@
 //! Requests of the driver, and what connections at a member's data port are for. All JSON.
+//!
+//! What is asked about a query is the engine's protocol ([`penstock_engine::Request`], [`penstock_engine::Answer`]) in a frame that
+//! names the query: [`Ask`]. Here is what is not protocol: figures, the end of the member, feeds, drains and meshes.
 
+use penstock_engine::{Layout, Request, Stamp, Start};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-/// A request to a member, told apart by `"do"`.
+use crate::host::Launch;
+
+/// What the driver sends to a member.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Message {
+    /// About a query.
+    Ask(Box<Ask>),
+    /// About the member.
+    Order(Order),
+}
+
+impl Message {
+    /// Reads the body of a frame.
+    ///
+    /// # Errors
+    /// When it is neither.
+    pub fn parse(body: Value) -> Result<Message, serde_json::Error> {
+        match body.get("ask") {
+            Some(_) => serde_json::from_value(body).map(|ask| Message::Ask(Box::new(ask))),
+            None => serde_json::from_value(body).map(Message::Order),
+        }
+    }
+}
+
+/// A request of the engine about a query. The attachment of a start holds the callables.
+#[derive(Clone, Debug, Deserialize, Serialize, PartialEq)]
+pub struct Ask {
+    /// The query.
+    pub query: String,
+    /// What is asked.
+    pub ask: Request,
+    /// With a start: the plan.
+    #[serde(default, skip_serializing_if = "Value::is_null")]
+    pub plan: Value,
+    /// With a start: how to reach its members, in the order of ranks.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub peers: Vec<Peer>,
+    /// With a start: slices that may be under way at once; the member's default when absent.
+    #[serde(default)]
+    pub window: Option<u32>,
+    /// With a start: greatest size of a slice; the member's default when absent.
+    #[serde(default)]
+    pub slice_rows: Option<usize>,
+}
+
+impl Ask {
+    /// How to start the workers of a generation here.
+    ///
+    /// # Errors
+    /// What does not fit together.
+    pub fn launch(&self, start: &Start) -> Result<Launch, String> {
+        let processes = start.members.len();
+        let (process, threads) = (start.rank as usize, start.threads as usize);
+        if process >= processes {
+            return Err(format!("rank {process} of {processes}"));
+        }
+        if !self.peers.iter().map(|peer| peer.id).eq(start.members.iter().map(|member| member.0)) {
+            return Err(format!("{} addresses for {processes} members, or of others", self.peers.len()));
+        }
+        if threads == 0 || threads > 1 << 16 {
+            return Err(format!("{threads} threads"));
+        }
+        if self.window == Some(0) || self.slice_rows == Some(0) {
+            return Err("an empty window or slice".into());
+        }
+        let first = start.layouts.values().flat_map(Layout::ranges).next();
+        let bits = first.map_or(0, |(range, _)| range.length());
+        let mut owners = std::collections::BTreeMap::new();
+        for (operator, layout) in &start.layouts {
+            let ranges = layout.ranges();
+            if let Some((range, _)) = ranges.iter().find(|(range, _)| range.length() != bits) {
+                return Err(format!("{operator} has range {range} beside those of {bits} bits"));
+            }
+            if let Some((range, owner)) = ranges.iter().find(|(_, owner)| *owner as usize >= processes * threads) {
+                return Err(format!("{operator} has range {range} at worker {owner} of {}", processes * threads));
+            }
+            owners.insert(operator.clone(), ranges.iter().map(|(_, owner)| *owner).collect());
+        }
+        Ok(Launch {
+            query: self.query.clone(),
+            stamp: start.stamp,
+            process,
+            processes,
+            threads,
+            bits,
+            owners,
+            epoch: start.epoch,
+            watermark: start.watermark,
+            window: self.window,
+            slice_rows: self.slice_rows,
+        })
+    }
+}
+
+/// What concerns the member itself, told apart by `"do"`.
 #[derive(Clone, Debug, Deserialize, Serialize, PartialEq)]
 #[serde(tag = "do", rename_all = "snake_case")]
-pub enum Request {
-    /// Begin a generation of a query. The attachment holds the callables.
-    Start(Box<Start>),
-    /// Run an epoch on staged rows; answered when it is complete here.
-    Release(Release),
-    /// Move bins; answered when they have moved. To the member of worker 0 only.
-    Migrate {
-        /// The query.
-        query: String,
-        /// Its generation.
-        generation: u64,
-        /// Names the migration.
-        handle: u64,
-        /// Bin and its new worker, step by step.
-        steps: Vec<Vec<(u32, u32)>>,
-    },
-    /// Let a migration end after the step under way; its own answer tells what was done.
-    CancelMigration {
-        /// The query.
-        query: String,
-        /// Its generation.
-        generation: u64,
-        /// The migration.
-        handle: u64,
-    },
-    /// Forget the outputs of this epoch and those before.
-    CloseEpoch {
-        /// The query.
-        query: String,
-        /// The last epoch to forget.
-        epoch: u64,
-    },
-    /// This epoch is complete at all members and its outputs have been used: it will not be undone. What the workers keep for that
-    /// alone may go.
-    SettleEpoch {
-        /// The query.
-        query: String,
-        /// The epoch.
-        epoch: u64,
-    },
-    /// Forget what is staged for an epoch.
-    Discard {
-        /// The query.
-        query: String,
-        /// The epoch.
-        epoch: u64,
-    },
-    /// End a generation and say which bins are here.
-    StopQuery {
-        /// The query.
-        query: String,
-        /// Its generation.
-        generation: u64,
-        /// Keep the bins for the next generation.
-        keep: bool,
-        /// The epoch that the next generation begins with; by default the one after the last that
-        /// was completed here.
-        #[serde(default)]
-        epoch: Option<u64>,
-    },
-    /// End a query and forget everything about it.
-    DropQuery {
-        /// The query.
-        query: String,
-    },
+pub enum Order {
     /// Report figures.
     Stats {
         /// One query, or all.
@@ -81,83 +115,6 @@ pub enum Request {
     Stop {},
 }
 
-/// Begin a generation. What the workers get of it is their [`GroupConfig`](penstock_plan::host::GroupConfig).
-#[derive(Clone, Debug, Deserialize, Serialize, PartialEq)]
-pub struct Start {
-    /// The query.
-    pub query: String,
-    /// The generation; greater than every earlier one.
-    pub generation: u64,
-    /// The plan.
-    pub plan: Value,
-    /// All members in process order.
-    pub members: Vec<Peer>,
-    /// Index of this member in `members`.
-    pub process: usize,
-    /// Workers of each member.
-    pub threads: usize,
-    /// Logarithm of the number of bins.
-    pub bits: u8,
-    /// Owner of each bin, as worker index, for each keyed step.
-    pub owners: Vec<Vec<u32>>,
-    /// The next epoch.
-    pub epoch: u64,
-    /// The watermark so far, in microseconds.
-    #[serde(default)]
-    pub watermark: Option<i64>,
-    /// Which bins to start from.
-    pub resume: Resume,
-    /// Keep what a rollback needs.
-    #[serde(default)]
-    pub journal: bool,
-    /// Slices that may be under way at once; the engine's default when absent.
-    #[serde(default)]
-    pub window: Option<u32>,
-    /// Greatest size of a slice; the engine's default when absent.
-    #[serde(default)]
-    pub slice_rows: Option<usize>,
-}
-
-impl Start {
-    /// Says what does not fit together.
-    pub fn check(&self) -> Result<(), String> {
-        let processes = self.processes();
-        if self.process >= processes {
-            return Err(format!("process {} of {processes}", self.process));
-        }
-        if self.threads == 0 || self.threads > 1 << 16 {
-            return Err(format!("{} threads", self.threads));
-        }
-        if self.window == Some(0) || self.slice_rows == Some(0) {
-            return Err("an empty window or slice".into());
-        }
-        if self.bits > 20 {
-            return Err(format!("2^{} bins", self.bits));
-        }
-        if let Some(step) = self.owners.iter().find(|step| step.len() != 1 << self.bits) {
-            return Err(format!("{} owners for 2^{} bins", step.len(), self.bits));
-        }
-        let workers = processes * self.threads;
-        match self.owners.iter().flatten().find(|owner| **owner as usize >= workers) {
-            Some(owner) => Err(format!("owner {owner} among {workers} workers")),
-            None => Ok(()),
-        }
-    }
-
-    /// Number of processes.
-    pub fn processes(&self) -> usize {
-        self.members.len()
-    }
-
-    /// A number for the query that is equal in all members (FNV-1a of its name); frames of
-    /// different queries do not mix even if a connection were confused.
-    pub fn query_number(&self) -> u64 {
-        self.query
-            .bytes()
-            .fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3))
-    }
-}
-
 /// A member, as another one reaches it.
 #[derive(Clone, Debug, Deserialize, Serialize, PartialEq, Eq)]
 pub struct Peer {
@@ -165,55 +122,6 @@ pub struct Peer {
     pub id: u64,
     /// Its data port.
     pub address: String,
-}
-
-/// Which bins a generation starts from.
-#[derive(Clone, Copy, Debug, Deserialize, Serialize, PartialEq, Eq)]
-#[serde(rename_all = "snake_case")]
-pub enum Resume {
-    /// None.
-    Fresh,
-    /// Those kept when the last generation stopped, as they were when the epoch began that this
-    /// generation begins with.
-    #[serde(alias = "rollback")]
-    Resident,
-}
-
-/// Run an epoch.
-#[derive(Clone, Debug, Deserialize, Serialize, PartialEq)]
-pub struct Release {
-    /// The query.
-    pub query: String,
-    /// Its generation.
-    pub generation: u64,
-    /// The epoch.
-    pub epoch: u64,
-    /// The attempts that count, staged here.
-    #[serde(default)]
-    pub feeds: Vec<FeedCommit>,
-    /// The watermark at the end of the epoch, in microseconds.
-    #[serde(default)]
-    pub watermark: Option<i64>,
-    /// Processing time of the epoch, in milliseconds since 1970.
-    #[serde(default)]
-    pub clock_ms: Option<i64>,
-    /// This is the end of input.
-    #[serde(default)]
-    pub finish: bool,
-}
-
-/// One committed feed.
-#[derive(Clone, Copy, Debug, Deserialize, Serialize, PartialEq, Eq)]
-pub struct FeedCommit {
-    /// Spark's partition.
-    pub partition: u32,
-    /// The attempt that succeeded.
-    pub attempt: u64,
-    /// Its rows, by its receipt.
-    pub rows: u64,
-    /// Rows of all smaller partitions in all members.
-    #[serde(default)]
-    pub rows_before: u64,
 }
 
 /// What a feed connection is for.
@@ -257,8 +165,8 @@ pub enum Which {
 pub struct MeshContext {
     /// The query.
     pub query: String,
-    /// Its generation.
-    pub generation: u64,
+    /// Of its generation.
+    pub stamp: Stamp,
     /// Process that dials.
     pub from: usize,
     /// Process that is meant.
@@ -279,47 +187,61 @@ pub struct StreamEnd {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use penstock_engine::{MemberId, Range};
     use serde_json::json;
 
     #[test]
-    fn requests_have_the_agreed_form() {
-        let parse = |json: Value| serde_json::from_value::<Request>(json);
-        assert_eq!(parse(json!({"do": "stop"})).unwrap(), Request::Stop {});
-        assert_eq!(parse(json!({"do": "stats"})).unwrap(), Request::Stats { query: None });
-        let release = json!({"do": "release", "query": "q", "generation": 1, "epoch": 4,
+    fn frames_have_the_agreed_form() {
+        assert_eq!(Message::parse(json!({"do": "stop"})).unwrap(), Message::Order(Order::Stop {}));
+        assert_eq!(Message::parse(json!({"do": "stats"})).unwrap(), Message::Order(Order::Stats { query: None }));
+        let release = json!({"query": "q", "ask": {"Release": {"stamp": {"generation": 1, "membership": 0}, "epoch": 4,
             "feeds": [{"partition": 0, "attempt": 9, "rows": 3, "rows_before": 0}],
-            "watermark": null, "finish": true});
-        let Request::Release(release) = parse(release).unwrap() else { panic!("a release") };
+            "watermark": null, "clock_ms": 5, "finish": true}}});
+        let Message::Ask(ask) = Message::parse(release).unwrap() else { panic!("about a query") };
+        let Request::Release(release) = ask.ask else { panic!("a release") };
         assert_eq!((release.epoch, release.feeds[0].attempt, release.finish), (4, 9, true));
-        assert!(parse(json!({"do": "release"})).is_err());
-        assert!(parse(json!({"do": "format_disk"})).is_err());
-        assert!(parse(json!("stop")).is_err());
+        assert_eq!(Message::parse(json!({"query": "q", "ask": "Drop"})).unwrap(), {
+            let (plan, peers, window, slice_rows) = Default::default();
+            Message::Ask(Box::new(Ask { query: "q".into(), ask: Request::Drop, plan, peers, window, slice_rows }))
+        });
+        assert!(Message::parse(json!({"query": "q", "ask": {"Release": {}}})).is_err());
+        assert!(Message::parse(json!({"do": "format_disk"})).is_err());
+        assert!(Message::parse(json!("stop")).is_err());
     }
 
     #[test]
     fn a_start_that_does_not_fit_together_is_refused() {
-        let good = Start {
-            query: "q".into(),
-            generation: 1,
-            plan: Value::Null,
-            members: vec![Peer { id: 1, address: "a:1".into() }],
-            process: 0,
+        let layout = |owner| Layout::new(vec![(Range::ALL, owner)]).unwrap();
+        let start = Start {
+            stamp: Stamp::default(),
+            members: vec![MemberId(1)],
+            rank: 0,
             threads: 2,
-            bits: 1,
-            owners: vec![vec![0, 1]; 2],
+            layouts: [("a".to_owned(), layout(0)), ("b".to_owned(), layout(1))].into(),
             epoch: 0,
             watermark: None,
-            resume: Resume::Fresh,
-            journal: true,
+            fresh: true,
+        };
+        let good = Ask {
+            query: "q".into(),
+            ask: Request::Drop,
+            plan: Value::Null,
+            peers: vec![Peer { id: 1, address: "a:1".into() }],
             window: None,
             slice_rows: None,
         };
-        assert_eq!(good.check(), Ok(()));
-        assert!(Start { process: 1, ..good.clone() }.check().is_err());
-        assert!(Start { threads: 0, ..good.clone() }.check().is_err());
-        assert!(Start { owners: vec![vec![0]], ..good.clone() }.check().is_err());
-        assert!(Start { owners: vec![vec![0, 2]], ..good.clone() }.check().is_err());
-        assert!(Start { window: Some(0), ..good.clone() }.check().is_err());
-        assert!(Start { bits: 21, ..good }.check().is_err());
+        let launch = good.launch(&start).unwrap();
+        assert_eq!((launch.bits, launch.owners["b"].as_slice()), (0, [1].as_slice()));
+        let refused = |start: Start| good.launch(&start).unwrap_err();
+        assert_eq!(refused(Start { rank: 1, ..start.clone() }), "rank 1 of 1");
+        assert_eq!(refused(Start { threads: 0, ..start.clone() }), "0 threads");
+        let others = Start { members: vec![MemberId(2)], ..start.clone() };
+        assert!(refused(others).contains("of others"));
+        let mixed = Layout::even(1, 2);
+        let mixed = Start { layouts: [("a".to_owned(), layout(0)), ("b".to_owned(), mixed)].into(), ..start.clone() };
+        assert!(refused(mixed).contains("beside those of 0 bits"));
+        let unknown = Start { layouts: [("a".to_owned(), layout(2))].into(), ..start.clone() };
+        assert!(refused(unknown).contains("at worker 2 of 2"));
+        assert!(Ask { window: Some(0), ..good.clone() }.launch(&start).is_err());
     }
 }

@@ -5,21 +5,22 @@ mod common;
 use std::time::Duration;
 
 use arrow_array::RecordBatch;
-use common::{Driver, PATIENCE, SECRET, batch, limits, schema, values};
+use common::{Begin, Driver, PATIENCE, SECRET, ask, batch, kind, limits, release, schema, stamp, stop, values};
 use penstock_cluster::message::Which;
 use penstock_cluster::session::Limits;
 use penstock_cluster::{ClusterError, End, Feed, Receipt, Registry, RegistryEvent, drain};
+use penstock_engine::{MemberId, Range, Request};
 use serde_json::{Value, json};
 
 fn feed(
     driver: &Driver,
-    member: usize,
+    seat: usize,
     query: &str,
     place: (u64, u32, u64),
     rows: &[i64],
 ) -> Result<Receipt, ClusterError> {
     let (epoch, partition, attempt) = place;
-    let address = &driver.members[member].address;
+    let address = &driver.members[seat].address;
     let mut feed = Feed::connect(address, SECRET, query, epoch, partition, attempt, &schema())?;
     for chunk in rows.chunks(2) {
         feed.push(&batch(chunk))?;
@@ -27,27 +28,12 @@ fn feed(
     feed.finish()
 }
 
-fn release(query: &str, generation: u64, epoch: u64, feeds: &[(u32, u64, u64)]) -> Value {
-    let feeds: Vec<Value> = feeds
-        .iter()
-        .map(|(partition, attempt, rows)| {
-            json!({ "partition": partition, "attempt": attempt, "rows": rows, "rows_before": 0 })
-        })
-        .collect();
-    json!({ "do": "release", "query": query, "generation": generation, "epoch": epoch,
-        "feeds": feeds, "watermark": 7, "finish": false })
-}
-
-fn drained(driver: &Driver, place: usize, epoch: u64, piece: u32, which: Which) -> Vec<i64> {
-    let address = &driver.members[place].address;
+fn drained(driver: &Driver, seat: usize, epoch: u64, piece: u32, which: Which) -> Vec<i64> {
+    let address = &driver.members[seat].address;
     let drain = drain(address, SECRET, "q", epoch, piece, which).unwrap();
     assert_eq!(drain.schema(), schema());
     let batches: Vec<RecordBatch> = drain.map(Result::unwrap).collect();
     values(&batches)
-}
-
-fn kind(body: &Value) -> &str {
-    body["error"]["kind"].as_str().unwrap_or("no error")
 }
 
 fn refusal(error: ClusterError) -> String {
@@ -60,7 +46,8 @@ fn refusal(error: ClusterError) -> String {
 #[test]
 fn rows_go_in_are_released_and_come_out_until_the_epoch_is_closed() {
     let mut driver = Driver::new(2);
-    assert_eq!(driver.start("q", &[0, 1], json!({})), vec![json!({"ok": true, "keys": 0}); 2]);
+    let started = driver.start("q", &[0, 1], &Begin::default());
+    assert_eq!(started, vec![json!({"ok": true, "answer": "Done", "keys": 0}); 2]);
 
     // Several connections at once, one attempt broken off, one complete attempt that does not count.
     let receipt = feed(&driver, 0, "q", (0, 0, 10), &[1, 2, 3]).unwrap();
@@ -74,19 +61,11 @@ fn rows_go_in_are_released_and_come_out_until_the_epoch_is_closed() {
     assert_eq!((empty.rows, empty.max_event_time), (0, None));
     assert_eq!(refusal(feed(&driver, 0, "q", (0, 1, 13), &[4]).unwrap_err()), "staging");
 
-    let broken = driver.ask(0, &release("q", 1, 0, &[(0, 10, 3), (1, 11, 50)]));
-    assert_eq!((kind(&broken), &broken["error"]["attempt"]), ("staging", &json!(11)));
-    let miscounted = driver.ask(0, &release("q", 1, 0, &[(0, 10, 4)]));
-    assert_eq!(kind(&miscounted), "staging");
     let body = driver.ask(0, &release("q", 1, 0, &[(0, 10, 3), (1, 13, 2)]));
-    assert_eq!(
-        body["pieces"],
-        json!([{"piece": 0, "worker": 0, "rows": 3, "late_rows": 0},
-               {"piece": 1, "worker": 1, "rows": 1, "late_rows": 1}])
-    );
-    assert_eq!((&body["ok"], &body["late_rows"]), (&json!(true), &json!(1)));
+    assert_eq!(body["answer"], json!({"Released": {"pieces": [[0, 3, 0], [1, 1, 1]]}}));
+    assert_eq!(body["ok"], json!(true));
     let body = driver.ask(1, &release("q", 1, 0, &[(2, 14, 0)]));
-    assert_eq!(body["pieces"][1], json!({"piece": 1, "worker": 3, "rows": 0, "late_rows": 0}));
+    assert_eq!(body["answer"]["Released"]["pieces"][1], json!([1, 0, 0]));
 
     for _ in 0..2 {
         assert_eq!(drained(&driver, 0, 0, 0, Which::Rows), [1, 2, 3]);
@@ -103,13 +82,13 @@ fn rows_go_in_are_released_and_come_out_until_the_epoch_is_closed() {
     // The epoch is over: it cannot be fed or released again.
     assert_eq!(refusal(feed(&driver, 0, "q", (0, 5, 1), &[1]).unwrap_err()), "epoch");
     let again = driver.ask(0, &release("q", 1, 0, &[]));
-    assert_eq!((kind(&again), &again["error"]["next"]), ("epoch", &json!(1)));
+    assert_eq!(kind(&again), "internal", "{again}");
 
     let address = driver.members[0].address.clone();
     let read = |epoch, piece| drain(&address, SECRET, "q", epoch, piece, Which::Rows);
     assert_eq!(refusal(read(1, 0).err().unwrap()), "epoch");
     assert_eq!(refusal(read(0, 2).err().unwrap()), "piece");
-    driver.ask(0, &json!({"do": "close_epoch", "query": "q", "epoch": 0}));
+    driver.ask(0, &ask("q", Request::CloseEpoch { epoch: 0 }));
     assert_eq!(refusal(read(0, 0).err().unwrap()), "epoch");
     assert_eq!(drained(&driver, 1, 0, 0, Which::Rows), [] as [i64; 0], "the other still has it");
 
@@ -120,13 +99,12 @@ fn rows_go_in_are_released_and_come_out_until_the_epoch_is_closed() {
 #[test]
 fn a_discarded_epoch_can_be_fed_again_and_the_end_of_input_is_infinite() {
     let mut driver = Driver::new(1);
-    driver.start("q", &[0], json!({}));
+    driver.start("q", &[0], &Begin::default());
     feed(&driver, 0, "q", (0, 0, 1), &[1]).unwrap();
-    driver.ask(0, &json!({"do": "discard", "query": "q", "epoch": 0}));
-    assert_eq!(kind(&driver.ask(0, &release("q", 1, 0, &[(0, 1, 1)]))), "staging");
+    driver.ask(0, &ask("q", Request::Discard { epoch: 0 }));
     feed(&driver, 0, "q", (0, 0, 1), &[2]).unwrap();
     let mut body = release("q", 1, 0, &[(0, 1, 1)]);
-    body["finish"] = true.into();
+    body["ask"]["Release"]["watermark"] = i64::MAX.into();
     assert_eq!(driver.ask(0, &body)["ok"], true);
     assert_eq!(drained(&driver, 0, 0, 0, Which::Rows), [2]);
     let stats = driver.ask(0, &json!({"do": "stats", "query": "q"}));
@@ -138,7 +116,7 @@ fn a_discarded_epoch_can_be_fed_again_and_the_end_of_input_is_infinite() {
 fn feeds_of_other_columns_or_queries_are_refused_by_name() {
     let mut driver = Driver::new(1);
     assert_eq!(refusal(feed(&driver, 0, "q", (0, 0, 1), &[1]).unwrap_err()), "unknown_query");
-    driver.start("q", &[0], json!({}));
+    driver.start("q", &[0], &Begin::default());
     let other = RecordBatch::try_from_iter([(
         "w",
         std::sync::Arc::new(arrow_array::StringArray::from(vec!["x"; 100_000])) as _,
@@ -162,7 +140,7 @@ fn feeds_of_other_columns_or_queries_are_refused_by_name() {
 #[test]
 fn a_failed_epoch_is_answered_with_the_error_and_runs_again_after_a_rollback() {
     let mut driver = Driver::new(2);
-    driver.start("q", &[0, 1], json!({"plan": {"fail_epoch": 1}}));
+    driver.start("q", &[0, 1], &Begin::plan(json!({"fail_epoch": 1})));
     feed(&driver, 0, "q", (0, 0, 1), &[1, 2]).unwrap();
     driver.ask(0, &release("q", 1, 0, &[(0, 1, 2)]));
     driver.ask(1, &release("q", 1, 0, &[]));
@@ -176,12 +154,10 @@ fn a_failed_epoch_is_answered_with_the_error_and_runs_again_after_a_rollback() {
     // Everything else of this generation is refused with the same error.
     assert_eq!(kind(&driver.ask(0, &release("q", 1, 2, &[]))), "user_function");
 
-    let stopped = driver.ask_all(&json!({"do": "stop_query", "query": "q", "generation": 1, "keep": true}));
-    assert_eq!(stopped[0]["failed"]["kind"], "user_function");
-    assert_eq!((&stopped[0]["completed"], &stopped[0]["inventory"]), (&json!(0), &json!([0])));
-    let earlier = json!({"do": "stop_query", "query": "q", "generation": 1, "keep": true, "epoch": 0});
-    assert_eq!(driver.ask(0, &earlier)["inventory"], json!([]));
-    let started = driver.start("q", &[0, 1], json!({"generation": 2, "epoch": 1, "resume": "resident"}));
+    let here = |bins: Value| json!({"Inventory": {"echo": bins}});
+    assert_eq!(driver.ask_all(&stop("q", 2, 1))[0]["answer"], here(json!([[0, 3]])));
+    assert_eq!(driver.ask(0, &stop("q", 2, 0))["answer"], here(json!([])));
+    let started = driver.start("q", &[0, 1], &Begin::again(2, 1));
     assert!(started.iter().all(|body| body["ok"] == true), "{started:?}");
 
     // The staged rows are still there; the old generation is not.
@@ -189,45 +165,69 @@ fn a_failed_epoch_is_answered_with_the_error_and_runs_again_after_a_rollback() {
     assert_eq!(driver.ask(0, &release("q", 2, 1, &[(0, 2, 1)]))["ok"], true);
     assert_eq!(drained(&driver, 0, 1, 0, Which::Rows), [3]);
     assert_eq!(drained(&driver, 0, 0, 0, Which::Rows), [1, 2], "outputs of before survive");
-    let again = driver.start("q", &[0, 1], json!({"generation": 2}));
-    assert_eq!(again.iter().map(kind).collect::<Vec<_>>(), ["stale_generation"; 2]);
+    let old = driver.start("q", &[0, 1], &Begin::default());
+    assert_eq!(old.iter().map(kind).collect::<Vec<_>>(), ["stale_generation"; 2]);
     driver.close();
 }
 
 #[test]
 fn bins_stay_resident_between_generations_unless_they_are_dropped() {
     let mut driver = Driver::new(1);
-    driver.start("q", &[0], json!({}));
+    driver.start("q", &[0], &Begin::default());
     feed(&driver, 0, "q", (0, 0, 1), &[1, 2]).unwrap();
     driver.ask(0, &release("q", 1, 0, &[(0, 1, 2)]));
-    let stop = |generation, keep| json!({"do": "stop_query", "query": "q", "generation": generation, "keep": keep});
-    let stopped = driver.ask(0, &stop(1, true));
-    assert_eq!((&stopped["keys"], &stopped["failed"]), (&json!(2), &Value::Null));
-    assert_eq!(driver.ask(0, &stop(1, true))["keys"], 2, "stopping twice is no error");
-    assert_eq!(kind(&driver.ask(0, &release("q", 1, 1, &[]))), "not_running");
-    let resident = json!({"generation": 2, "epoch": 1, "resume": "resident"});
-    assert_eq!(driver.start("q", &[0], resident)[0]["keys"], 2);
-    assert_eq!(kind(&driver.ask(0, &stop(1, true))), "stale_generation");
-    // A start replaces the generation that runs.
-    let resident = json!({"generation": 3, "epoch": 1, "resume": "resident"});
-    assert_eq!(driver.start("q", &[0], resident)[0]["keys"], 2);
-    assert_eq!(driver.ask(0, &stop(3, false))["keys"], 0);
-    assert_eq!(driver.ask(0, &json!({"do": "drop_query", "query": "q"}))["ok"], true);
-    assert_eq!(kind(&driver.ask(0, &stop(3, false))), "unknown_query");
-    assert_eq!(driver.start("q", &[0], json!({}))[0]["ok"], true, "a new one of that name");
+    let keys = |body: &Value| body["keys"].as_u64();
+    assert_eq!(driver.ask(0, &stop("q", 2, 1))["ok"], true);
+    assert_eq!(driver.ask(0, &stop("q", 2, 1))["ok"], true, "stopping twice is no error");
+    assert_eq!(kind(&driver.ask(0, &release("q", 2, 1, &[]))), "stale_generation");
+    assert_eq!(keys(&driver.start("q", &[0], &Begin::again(2, 1))[0]), Some(2));
+    assert_eq!(kind(&driver.ask(0, &stop("q", 1, 1))), "stale_generation");
+    // A start does not replace the generation that runs.
+    assert_eq!(kind(&driver.start("q", &[0], &Begin::again(3, 1))[0]), "internal");
+    assert_eq!(driver.ask(0, &ask("q", Request::Conclude))["ok"], true);
+    assert_eq!(drained(&driver, 0, 0, 0, Which::Rows), [1, 2], "outputs stay");
+    assert_eq!(keys(&driver.start("q", &[0], &Begin::again(4, 1))[0]), Some(0));
+    assert_eq!(driver.ask(0, &ask("q", Request::Drop))["ok"], true);
+    assert_eq!(kind(&driver.ask(0, &ask("q", Request::Drop))), "unknown_query");
+    assert_eq!(driver.start("q", &[0], &Begin::default())[0]["ok"], true, "a new one of that name");
     driver.close();
 }
 
 #[test]
 fn migrations_are_checked_and_answered_by_the_leader() {
     let mut driver = Driver::new(2);
-    driver.start("q", &[0, 1], json!({}));
-    let migrate = |steps: Value| json!({"do": "migrate", "query": "q", "generation": 1, "handle": 5, "steps": steps});
-    let body = driver.ask(0, &migrate(json!([[[0, 3]], [[1, 2], [2, 1]]])));
-    assert_eq!((&body["ok"], &body["moved"], &body["bytes"]), (&json!(true), &json!(3), &json!(8)));
-    assert_eq!(kind(&driver.ask(1, &migrate(json!([[[0, 3]]])))), "migration");
-    assert_eq!(kind(&driver.ask(0, &migrate(json!([[[8, 0]]])))), "migration");
-    assert_eq!(kind(&driver.ask(0, &migrate(json!([[[0, 4]]])))), "migration");
+    driver.start("q", &[0, 1], &Begin::default());
+    let migrate = |steps: &[&[(u32, u32)]]| {
+        let range = |(bin, worker): &(u32, u32)| (Range::new(*bin, 3).unwrap(), *worker);
+        let steps = steps.iter().map(|step| step.iter().map(range).collect()).collect();
+        ask("q", Request::Migrate { stamp: stamp(1), handle: 5, steps })
+    };
+    let body = driver.ask(0, &migrate(&[&[(0, 3)], &[(1, 2), (2, 1)]]));
+    assert_eq!(body["answer"], json!({"Migrated": {"steps": 2, "refused": null}}));
+    assert_eq!((&body["report"]["moved"], &body["report"]["bytes"]), (&json!(3), &json!(8)));
+    let mut refused =
+        |seat, body: &Value| driver.ask(seat, body)["answer"]["Migrated"]["refused"]["message"].to_string();
+    assert!(refused(1, &migrate(&[&[(0, 3)]])).contains("worker 0"));
+    assert!(refused(0, &migrate(&[&[(0, 4)]])).contains("worker 4 of 4"));
+    driver.close();
+}
+
+/// Without a record nothing is written and nothing can be read: the answer says so, and the workers go on.
+#[test]
+fn a_member_that_is_not_durable_says_so() {
+    let mut driver = Driver::new(1);
+    driver.start("q", &[0], &Begin::default());
+    driver.ask(0, &release("q", 1, 0, &[]));
+    let mut refused = |request| {
+        let body = driver.ask(0, &ask("q", request));
+        assert_eq!((kind(&body), &body["error"]["why"]), ("not_durable", &json!("Data")));
+    };
+    refused(Request::Write { stamp: stamp(1), epoch: 0 });
+    refused(Request::Merge { stamp: stamp(1), files: vec![] });
+    assert_eq!(driver.ask(0, &release("q", 1, 1, &[]))["ok"], true);
+    driver.ask(0, &stop("q", 2, 2));
+    let load = Request::Load { stamp: stamp(2), ranges: Default::default(), files: vec![] };
+    assert_eq!(kind(&driver.ask(0, &ask("q", load))), "not_durable");
     driver.close();
 }
 
@@ -237,22 +237,24 @@ fn requests_that_cannot_be_served_are_answered_by_kind() {
     let mut refused = |body: Value| kind(&driver.ask(0, &body)).to_owned();
     assert_eq!(refused(json!({"do": "dance"})), "protocol");
     assert_eq!(refused(json!("stop")), "protocol");
-    assert_eq!(refused(release("q", 1, 0, &[])), "unknown_query");
-    for body in [
-        json!({"do": "stats", "query": "q"}),
-        json!({"do": "drop_query", "query": "q"}),
-        json!({"do": "close_epoch", "query": "q", "epoch": 0}),
-        json!({"do": "discard", "query": "q", "epoch": 0}),
-        json!({"do": "stop_query", "query": "q", "generation": 0, "keep": false}),
-        json!({"do": "migrate", "query": "q", "generation": 0, "handle": 0, "steps": []}),
+    assert_eq!(refused(json!({"query": "q", "ask": "Dance"})), "protocol");
+    assert_eq!(refused(json!({"do": "stats", "query": "q"})), "unknown_query");
+    for request in [
+        Request::Drop,
+        Request::Conclude,
+        Request::CloseEpoch { epoch: 0 },
+        Request::Settle { epoch: 0 },
+        Request::Discard { epoch: 0 },
+        Request::Migrate { stamp: stamp(0), handle: 0, steps: vec![] },
+        Request::CancelMigration { stamp: stamp(0), handle: 0 },
     ] {
-        assert_eq!(refused(body), "unknown_query");
+        assert_eq!(refused(ask("q", request)), "unknown_query");
     }
-    let bad = driver.start("q", &[0], json!({"process": 1}));
-    assert_eq!(kind(&bad[0]), "protocol");
+    assert_eq!(refused(release("q", 1, 0, &[])), "unknown_query");
+    let bad = driver.start_body("q", &[0], 1, &Begin::default());
+    assert_eq!(kind(&driver.ask(0, &bad)), "protocol");
     let call = {
-        let mut body = driver.start_body("r", &[0], 0);
-        body["plan"] = json!({"unloadable": true});
+        let body = driver.start_body("r", &[0], 0, &Begin::plan(json!({"unloadable": true})));
         driver.send_with(0, &body, b"callables")
     };
     let reply = driver.reply(call);
@@ -264,11 +266,12 @@ fn requests_that_cannot_be_served_are_answered_by_kind() {
 #[test]
 fn a_stuck_query_blocks_neither_another_query_nor_figures_nor_the_end() {
     let mut driver = Driver::new(2);
-    driver.start("stuck", &[0, 1], json!({"plan": {"stuck_epoch": 0}}));
-    driver.start("q", &[0, 1], json!({}));
+    driver.start("stuck", &[0, 1], &Begin::plan(json!({"stuck_epoch": 0})));
+    driver.start("q", &[0, 1], &Begin::default());
     let stuck = driver.send(0, &release("stuck", 1, 0, &[]));
     // Its thread waits for workers that do not end.
-    let ending = driver.send(0, &json!({"do": "stop_query", "query": "stuck", "generation": 1, "keep": true}));
+    let ending = driver.send(0, &stop("stuck", 2, 0));
+    assert_eq!(kind(&driver.reply(stuck)), "stopped", "who waits for the epoch is told at once");
     for epoch in 0..3 {
         feed(&driver, 0, "q", (epoch, 0, 1), &[epoch as i64]).unwrap();
         assert_eq!(driver.ask(0, &release("q", 1, epoch, &[(0, 1, 1)]))["ok"], true);
@@ -282,16 +285,16 @@ fn a_stuck_query_blocks_neither_another_query_nor_figures_nor_the_end() {
     assert_eq!(driver.reply(stop)["ok"], true);
     let lost = driver.await_event(|event| matches!(event, RegistryEvent::Lost { .. }));
     let RegistryEvent::Lost { member, calls, .. } = lost else { unreachable!("matched") };
-    assert_eq!((member, calls), (driver.members[0].id, vec![stuck, ending]));
-    let member = driver.members.remove(0);
-    assert_eq!(member.thread.join().unwrap(), End::Stopped);
+    assert_eq!((member, calls), (driver.members[0].id, vec![ending]));
+    let seat = driver.members.remove(0);
+    assert_eq!(seat.thread.join().unwrap(), End::Stopped);
     driver.close();
 }
 
 #[test]
 fn a_lost_member_is_reported_and_its_peers_fail_then_go_on_without_it() {
     let mut driver = Driver::new(2);
-    driver.start("q", &[0, 1], json!({}));
+    driver.start("q", &[0, 1], &Begin::default());
     let gone = driver.members.remove(0);
     *gone.stop.lock().unwrap() = true;
     assert_eq!(gone.thread.join().unwrap(), End::Interrupted);
@@ -299,14 +302,16 @@ fn a_lost_member_is_reported_and_its_peers_fail_then_go_on_without_it() {
     driver.await_event(|event| matches!(event, RegistryEvent::Lost { member, .. } if *member == id));
     let message = driver.await_event(|event| matches!(event, RegistryEvent::Message { .. }));
     let RegistryEvent::Message { body, .. } = message else { unreachable!("matched") };
-    assert_eq!((kind(&body), &body["query"], &body["generation"]), ("peer_lost", &json!("q"), &json!(1)));
+    assert_eq!((kind(&body), &body["query"], &body["stamp"]["generation"]), ("peer_lost", &json!("q"), &json!(1)));
+    assert_eq!(body["error"]["why"], "Echo");
     assert_eq!(kind(&driver.ask(0, &release("q", 1, 0, &[]))), "peer_lost");
     assert!(driver.registry.send(id, "{}", &[]).is_err());
 
     // A replacement gets a new id, and the next generation runs on both.
     let place = driver.join();
     assert!(driver.members[place].id > driver.members[0].id.max(id));
-    let started = driver.start("q", &[0, place], json!({"generation": 2, "resume": "resident"}));
+    assert_eq!(driver.ask(0, &stop("q", 2, 0))["ok"], true);
+    let started = driver.start("q", &[0, place], &Begin::again(2, 0));
     assert!(started.iter().all(|body| body["ok"] == true), "{started:?}");
     assert_eq!(driver.ask(place, &release("q", 2, 0, &[]))["ok"], true);
     let members: Vec<u64> = driver.registry.members().iter().map(|info| info.member).collect();
@@ -319,20 +324,19 @@ fn a_lost_member_is_reported_and_its_peers_fail_then_go_on_without_it() {
 fn a_start_whose_peer_never_comes_can_be_given_up_and_one_that_is_away_is_named() {
     let mut driver = Driver::new(2);
     // Process 1 waits for process 0, which is never asked to start.
-    let body = driver.start_body("q", &[0, 1], 1);
+    let body = driver.start_body("q", &[0, 1], 1, &Begin::default());
     let call = driver.send(1, &body);
-    let stop = json!({"do": "stop_query", "query": "q", "generation": 1, "keep": true});
-    let stopped = driver.send(1, &stop);
+    let stopped = driver.send(1, &stop("q", 2, 0));
     assert_eq!(kind(&driver.reply(call)), "stale_generation");
     assert_eq!(driver.reply(stopped)["ok"], true);
 
-    let mut body = driver.start_body("r", &[0, 1], 0);
-    body["members"][1]["address"] = "127.0.0.1:1".into();
+    let mut body = driver.start_body("r", &[0, 1], 0, &Begin::default());
+    body["peers"][1]["address"] = "127.0.0.1:1".into();
     let reply = driver.ask(0, &body);
     assert_eq!((kind(&reply), &reply["error"]["process"]), ("peer_lost", &json!(1)));
     // An address that belongs to another member is noticed.
-    body["members"][1] = json!({"id": 4242, "address": driver.members[1].address});
-    body["generation"] = 2.into();
+    body["peers"][1] = json!({"id": 4242, "address": driver.members[1].address});
+    body["ask"]["Start"]["members"][1] = serde_json::to_value(MemberId(4242)).unwrap();
     assert_eq!(kind(&driver.ask(0, &body)), "peer_lost");
     driver.close();
 }
@@ -342,13 +346,12 @@ fn a_connection_may_come_before_the_start_that_it_is_for() {
     let mut driver = Driver::new(2);
     for generation in 0..2 {
         for process in 0..2 {
-            let mut body = driver.start_body("q", &[0, 1], process);
-            body["generation"] = generation.into();
+            let body = driver.start_body("q", &[0, 1], process, &Begin { generation, ..Begin::default() });
             // The first one dials and has done its part before the second one hears anything.
             assert_eq!(driver.ask(process, &body)["ok"], true);
         }
         assert_eq!(driver.ask(1, &release("q", generation, 0, &[]))["ok"], true);
-        driver.ask_all(&json!({"do": "stop_query", "query": "q", "generation": generation, "keep": false}));
+        driver.ask_all(&ask("q", Request::Conclude));
     }
     driver.close();
 }
@@ -356,7 +359,7 @@ fn a_connection_may_come_before_the_start_that_it_is_for() {
 #[test]
 fn a_batch_may_be_longer_than_a_frame() {
     let mut driver = Driver::new(1);
-    driver.start("q", &[0], json!({}));
+    driver.start("q", &[0], &Begin::default());
     let rows: Vec<i64> = (0..2_500_000).collect();
     let mut feed = Feed::connect(&driver.members[0].address, SECRET, "q", 0, 0, 1, &schema()).unwrap();
     feed.push(&batch(&rows)).unwrap();
@@ -371,11 +374,10 @@ fn a_batch_may_be_longer_than_a_frame() {
 #[test]
 fn members_of_different_generations_do_not_meet() {
     let mut driver = Driver::new(2);
-    driver.start("q", &[0, 1], json!({"generation": 5}));
+    driver.start("q", &[0, 1], &Begin { generation: 5, ..Begin::default() });
     // Process 0 is told an old generation under a name it does not know: its peer refuses it.
-    driver.ask(0, &json!({"do": "drop_query", "query": "q"}));
-    let mut old = driver.start_body("q", &[0, 1], 0);
-    old["generation"] = 4.into();
+    driver.ask(0, &ask("q", Request::Drop));
+    let old = driver.start_body("q", &[0, 1], 0, &Begin { generation: 4, ..Begin::default() });
     let reply = driver.ask(0, &old);
     assert_eq!((kind(&reply), &reply["error"]["current"]), ("stale_generation", &json!(5)));
     let stats = driver.ask(1, &json!({"do": "stats", "query": null}));
@@ -386,13 +388,12 @@ fn members_of_different_generations_do_not_meet() {
 #[test]
 fn a_panic_of_the_host_is_an_answer_and_costs_the_state_of_that_query_only() {
     let mut driver = Driver::new(1);
-    driver.start("p", &[0], json!({"plan": {"panic_epoch": 0}}));
-    driver.start("q", &[0], json!({}));
+    driver.start("p", &[0], &Begin::plan(json!({"panic_epoch": 0})));
+    driver.start("q", &[0], &Begin::default());
     assert_eq!(kind(&driver.ask(0, &release("p", 1, 0, &[]))), "internal");
     assert_eq!(driver.ask(0, &release("q", 1, 0, &[]))["ok"], true);
-    let rollback = json!({"generation": 2, "resume": "resident"});
-    assert_eq!(kind(&driver.start("p", &[0], rollback)[0]), "state_lost");
-    assert_eq!(driver.start("p", &[0], json!({"generation": 3}))[0]["ok"], true);
+    assert_eq!(kind(&driver.start("p", &[0], &Begin::again(2, 0))[0]), "state_lost");
+    assert_eq!(driver.start("p", &[0], &Begin { generation: 3, ..Begin::default() })[0]["ok"], true);
     driver.close();
 }
 
@@ -417,7 +418,7 @@ fn rows_beyond_the_budget_go_to_files_and_come_back_in_order() {
     std::fs::create_dir_all(&folder).unwrap();
     let narrow = || Limits { staging_bytes: 2_000, spill_folders: vec![folder.clone()], ..limits() };
     let mut driver = Driver::with(1, narrow());
-    driver.start("q", &[0], json!({}));
+    driver.start("q", &[0], &Begin::default());
     let staging = |driver: &mut Driver, figure: &str| {
         let stats = driver.ask(0, &json!({"do": "stats", "query": null}));
         stats["process"]["staging"][figure].as_u64().unwrap()
@@ -438,7 +439,7 @@ fn rows_beyond_the_budget_go_to_files_and_come_back_in_order() {
         // What is left are the outputs of one epoch.
         let left = staging(&mut driver, "disk_bytes") + staging(&mut driver, "memory_bytes");
         assert!(left < 40_000, "{left} bytes of outputs");
-        driver.ask(0, &json!({"do": "close_epoch", "query": "q", "epoch": epoch}));
+        driver.ask(0, &ask("q", Request::CloseEpoch { epoch: epoch as u64 }));
         assert_eq!(staging(&mut driver, "disk_bytes") + staging(&mut driver, "memory_bytes"), 0);
     }
     assert!(staging(&mut driver, "spilled_bytes") > 3 * 80_000);
@@ -448,7 +449,7 @@ fn rows_beyond_the_budget_go_to_files_and_come_back_in_order() {
     // A directory that is not there: the feed is refused by name, and the epoch can be fed again.
     let gone = folder.join("gone");
     let mut driver = Driver::with(1, Limits { spill_folders: vec![gone.clone()], ..narrow() });
-    driver.start("q", &[0], json!({}));
+    driver.start("q", &[0], &Begin::default());
     let values: Vec<i64> = (0..2_000).collect();
     let ClusterError::Refused(failure) = feed(&driver, 0, "q", (0, 0, 1), &values).unwrap_err() else {
         panic!("room?")
@@ -515,7 +516,7 @@ fn a_member_that_neither_reads_nor_answers_holds_nobody() {
 
     // One that stops later: it does not read what is sent, nor answer the end, nor send what it has.
     let mut driver = Driver::new(1);
-    driver.start("q", &[0], json!({}));
+    driver.start("q", &[0], &Begin::default());
     feed(&driver, 0, "q", (0, 0, 1), &[1, 2]).unwrap();
     driver.ask(0, &release("q", 1, 0, &[(0, 1, 2)]));
     for pushes in [0, 1, 10_000] {

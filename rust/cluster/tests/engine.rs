@@ -11,14 +11,16 @@ use arrow_array::cast::AsArray;
 use arrow_array::types::Int64Type;
 use arrow_array::{ArrayRef, Int64Array, RecordBatch};
 use arrow_schema::{DataType, Field, Schema, SchemaRef};
-use common::{Driver, MemberThread, SECRET};
+use common::{Begin, Driver, MemberThread, SECRET, ask, stamp, stop};
 use penstock_cluster::message::Which;
 use penstock_cluster::{End, Feed, GroupHost, Loader, Member, RegistryEvent, drain};
+use penstock_engine::{Commit, Layout, Range, Release, Request};
 use penstock_plan::spec::SourceSpec;
 use penstock_plan::{CallError, Callbacks, ForeignState};
 use serde_json::{Value, json};
 
 const BITS: u8 = 4;
+const OPERATOR: &str = "step 2 (agg)";
 
 fn schema() -> SchemaRef {
     Arc::new(Schema::new(vec![Field::new("k", DataType::Int64, true), Field::new("v", DataType::Int64, true)]))
@@ -85,12 +87,11 @@ impl Cluster {
         Cluster { driver, poison, totals: BTreeMap::new(), generation: 0 }
     }
 
-    fn places(&self) -> Vec<usize> {
+    fn seats(&self) -> Vec<usize> {
         (0..self.driver.members.len()).collect()
     }
 
-    fn start(&mut self, epoch: u64, owners: &[u32], resume: &str) -> Vec<Value> {
-        self.generation += 1;
+    fn plan(&self) -> Value {
         let source = SourceSpec { schema: schema(), event_time: None, lateness_ms: 0, order_by: vec![] };
         let source = serde_json::to_value(source).unwrap();
         let steps = json!([
@@ -99,19 +100,25 @@ impl Cluster {
             {"op": "agg", "emit": "update", "aggs": [
                 {"name": "n", "fn": "count"}, {"name": "s", "fn": "sum", "column": "v"}]},
         ]);
-        let plan = json!({"version": 1, "source": source, "steps": steps});
-        let places = self.places();
-        let calls: Vec<u64> = places
+        json!({"version": 1, "source": source, "steps": steps})
+    }
+
+    fn start(&mut self, epoch: u64, owners: &[u32], fresh: bool) -> Vec<Value> {
+        if fresh {
+            self.generation += 1;
+        }
+        let bits = owners.len().ilog2() as u8;
+        let ranges = (0..).zip(owners).map(|(bin, owner)| (Range::new(bin, bits).unwrap(), *owner));
+        let layout = serde_json::to_value(Layout::new(ranges.collect()).unwrap()).unwrap();
+        let plan = self.plan();
+        let seats = self.seats();
+        let calls: Vec<u64> = seats
             .iter()
-            .map(|place| {
-                let mut body = self.driver.start_body("q", &places, *place);
-                body["plan"] = plan.clone();
-                body["generation"] = self.generation.into();
-                body["bits"] = BITS.into();
-                body["owners"] = json!([owners]);
-                body["epoch"] = epoch.into();
-                body["resume"] = resume.into();
-                self.driver.send_with(*place, &body, b"through")
+            .map(|seat| {
+                let begin = Begin { generation: self.generation, epoch, fresh, plan: plan.clone() };
+                let mut body = self.driver.start_body("q", &seats, *seat, &begin);
+                body["ask"]["Start"]["layouts"] = json!({ OPERATOR: layout });
+                self.driver.send_with(*seat, &body, b"through")
             })
             .collect();
         calls.into_iter().map(|call| self.driver.reply(call)).collect()
@@ -119,21 +126,20 @@ impl Cluster {
 
     /// Feeds one partition to each member.
     fn feed(&self, epoch: u64, parts: &[Vec<(i64, i64)>]) {
-        for (place, rows) in parts.iter().enumerate() {
-            let address = &self.driver.members[place].address;
-            let mut feed = Feed::connect(address, SECRET, "q", epoch, place as u32, 7, &schema()).unwrap();
+        for (seat, rows) in parts.iter().enumerate() {
+            let address = &self.driver.members[seat].address;
+            let mut feed = Feed::connect(address, SECRET, "q", epoch, seat as u32, 7, &schema()).unwrap();
             rows.chunks(10).for_each(|chunk| feed.push(&batch(chunk)).unwrap());
             assert_eq!(feed.finish().unwrap().rows, rows.len() as u64);
         }
     }
 
     fn release(&mut self, epoch: u64, parts: &[Vec<(i64, i64)>]) -> Vec<u64> {
-        let generation = self.generation;
-        let send = |(place, rows): (usize, &Vec<(i64, i64)>)| {
-            let feeds = json!([{"partition": place, "attempt": 7, "rows": rows.len(), "rows_before": 0}]);
-            let body = json!({"do": "release", "query": "q", "generation": generation, "epoch": epoch,
-                "feeds": feeds, "watermark": null, "finish": false});
-            self.driver.send(place, &body)
+        let stamp = stamp(self.generation);
+        let send = |(seat, rows): (usize, &Vec<(i64, i64)>)| {
+            let feeds = vec![Commit { partition: seat as u32, attempt: 7, rows: rows.len() as u64, rows_before: 0 }];
+            let release = Release { stamp, epoch, feeds, watermark: None, clock_ms: 0, finish: false };
+            self.driver.send(seat, &ask("q", Request::Release(release)))
         };
         parts.iter().enumerate().map(send).collect()
     }
@@ -141,9 +147,9 @@ impl Cluster {
     /// All rows that an epoch put out, by key.
     fn drained(&self, epoch: u64) -> BTreeMap<i64, (i64, i64)> {
         let mut found = BTreeMap::new();
-        for member in &self.driver.members {
+        for seat in &self.driver.members {
             for piece in 0..2 {
-                for batch in drain(&member.address, SECRET, "q", epoch, piece, Which::Rows).unwrap() {
+                for batch in drain(&seat.address, SECRET, "q", epoch, piece, Which::Rows).unwrap() {
                     let batch = batch.unwrap();
                     let column = |at: usize| batch.column(at).as_primitive::<Int64Type>().values().to_vec();
                     for ((key, n), s) in column(0).into_iter().zip(column(1)).zip(column(2)) {
@@ -178,20 +184,25 @@ impl Cluster {
 
     /// Ends the generation; owners for the next one by what each process holds.
     fn stop(&mut self, epoch: u64) -> Vec<u32> {
-        let body =
-            json!({"do": "stop_query", "query": "q", "generation": self.generation, "keep": true, "epoch": epoch});
-        let answers = self.driver.ask_all(&body);
+        self.generation += 1;
+        let answers = self.driver.ask_all(&stop("q", self.generation, epoch));
         let mut owners = vec![u32::MAX; 1 << BITS];
         for (process, answer) in answers.iter().enumerate() {
             assert_eq!(answer["ok"], true, "{answer}");
-            for bin in answer["inventory"]["ops"][0].as_array().unwrap() {
-                let bin = bin.as_u64().unwrap() as usize;
+            for range in answer["answer"]["Inventory"][OPERATOR].as_array().unwrap() {
+                let bin = range[0].as_u64().unwrap() as usize;
                 assert_eq!(owners[bin], u32::MAX, "bin {bin} is in two places");
                 owners[bin] = 2 * process as u32 + (bin % 2) as u32;
             }
         }
         assert!(owners.iter().all(|owner| *owner != u32::MAX), "{owners:?}");
         owners
+    }
+
+    fn migrate(&self, handle: u64, steps: &[&[(u32, u32)]]) -> Value {
+        let range = |(bin, worker): &(u32, u32)| (Range::new(*bin, BITS).unwrap(), *worker);
+        let steps = steps.iter().map(|step| step.iter().map(range).collect()).collect();
+        ask("q", Request::Migrate { stamp: stamp(self.generation), handle, steps })
     }
 }
 
@@ -212,26 +223,25 @@ impl Cluster {
 }
 
 fn parts(epoch: i64) -> Vec<Vec<(i64, i64)>> {
-    (0..2).map(|place| (0..50).map(|row| ((row * 7 + epoch) % 40, row + 1000 * place)).collect()).collect()
+    (0..2).map(|seat| (0..50).map(|row| ((row * 7 + epoch) % 40, row + 1000 * seat)).collect()).collect()
 }
 
 #[test]
 fn counts_over_two_members_survive_migrations_and_generations() {
     let mut cluster = Cluster::new(2);
     let owners: Vec<u32> = (0..1 << BITS).map(|bin| bin % 4).collect();
-    let started = cluster.start(0, &owners, "fresh");
-    assert_eq!(started, vec![json!({"ok": true, "keys": 0}); 2]);
+    let started = cluster.start(0, &owners, true);
+    assert_eq!(started, vec![json!({"ok": true, "answer": "Done", "keys": 0}); 2]);
     cluster.epoch(0, &parts(0));
 
     // Every bin moves to the other process, in two steps, while an epoch is fed.
     let moves: Vec<(u32, u32)> = (0..1 << BITS).map(|bin| (bin, (bin + 2) % 4)).collect();
     let (first, second) = moves.split_at(7);
-    let body = json!({"do": "migrate", "query": "q", "generation": 1, "handle": 3, "steps": [first, second]});
-    let call = cluster.driver.send(0, &body);
+    let call = cluster.driver.send(0, &cluster.migrate(3, &[first, second]));
     cluster.epoch(1, &parts(1));
     let moved = cluster.driver.reply(call);
-    assert_eq!((&moved["ok"], &moved["moved"]), (&json!(true), &json!(16)));
-    assert_eq!(moved["steps"].as_array().unwrap().len(), 2);
+    assert_eq!((&moved["ok"], &moved["report"]["moved"]), (&json!(true), &json!(16)));
+    assert_eq!(moved["answer"], json!({"Migrated": {"steps": 2, "refused": null}}));
     cluster.epoch(2, &parts(2));
     let stats = cluster.driver.ask(1, &json!({"do": "stats", "query": "q"}));
     let group = &stats["queries"]["q"]["group"];
@@ -243,18 +253,18 @@ fn counts_over_two_members_survive_migrations_and_generations() {
     let back: Vec<(u32, u32)> = moves.iter().map(|(bin, worker)| (*bin, (worker + 2) % 4)).collect();
     let there: Vec<(u32, u32)> = moves.clone();
     for (handle, steps) in [(4, back), (5, there)] {
-        let body = json!({"do": "migrate", "query": "q", "generation": 1, "handle": handle, "steps": [steps]});
+        let body = cluster.migrate(handle, &[&steps]);
         assert_eq!(cluster.driver.ask(0, &body)["ok"], true);
     }
     for (epoch, kept) in [(1, 16), (2, 0)] {
-        let settled = cluster.driver.ask_all(&json!({"do": "settle_epoch", "query": "q", "epoch": epoch}));
-        assert_eq!(settled, vec![json!({"ok": true}); 2]);
+        let settled = cluster.driver.ask_all(&ask("q", Request::Settle { epoch }));
+        assert_eq!(settled, vec![json!({"ok": true, "answer": "Done"}); 2]);
         cluster.await_originals(kept);
     }
 
     let owners = cluster.stop(3);
     assert_eq!(owners[0] / 2, 1, "it moved to the second process");
-    let started = cluster.start(3, &owners, "resident");
+    let started = cluster.start(3, &owners, false);
     let keys: u64 = started.iter().map(|body| body["keys"].as_u64().unwrap()).sum();
     assert_eq!(keys, cluster.totals.len() as u64, "{started:?}");
     cluster.epoch(3, &parts(3));
@@ -266,7 +276,7 @@ fn counts_over_two_members_survive_migrations_and_generations() {
 fn an_epoch_in_which_the_user_raised_runs_again_from_its_beginning() {
     let mut cluster = Cluster::new(2);
     let owners: Vec<u32> = (0..1 << BITS).map(|bin| bin % 4).collect();
-    cluster.start(0, &owners, "fresh");
+    cluster.start(0, &owners, true);
     cluster.epoch(0, &parts(0));
     cluster.poison.store(1049, SeqCst);
     cluster.feed(1, &parts(1));
@@ -283,7 +293,7 @@ fn an_epoch_in_which_the_user_raised_runs_again_from_its_beginning() {
 
     cluster.poison.store(i64::MIN, SeqCst);
     let owners = cluster.stop(1);
-    cluster.start(1, &owners, "resident");
+    cluster.start(1, &owners, false);
     // The rows are staged still.
     for call in cluster.release(1, &parts(1)) {
         let body = cluster.driver.reply(call);
@@ -297,13 +307,17 @@ fn an_epoch_in_which_the_user_raised_runs_again_from_its_beginning() {
 #[test]
 fn what_cannot_start_says_why() {
     let mut cluster = Cluster::new(1);
-    let refused = cluster.start(0, &[0; 8], "fresh");
+    let refused = cluster.start(0, &[0, 9], true);
     assert_eq!(refused[0]["error"]["kind"], "protocol", "{refused:?}");
-    let mut body = cluster.driver.start_body("r", &[0], 0);
-    body["plan"] = json!({"version": 99});
+    let body = cluster.driver.start_body("r", &[0], 0, &Begin::plan(json!({"version": 99})));
     let answer = cluster.driver.ask(0, &body);
     assert_eq!(answer["error"]["kind"], "plan", "{answer}");
-    let started = cluster.start(0, &[0; 16], "fresh");
+    let mut other = cluster.driver.start_body("r", &[0], 0, &Begin::default());
+    other["plan"] = cluster.plan();
+    let answer = cluster.driver.send_with(0, &other, b"through");
+    let answer = cluster.driver.reply(answer);
+    assert!(answer["error"]["message"].as_str().unwrap().contains("operator echo"), "{answer}");
+    let started = cluster.start(0, &[0; 16], true);
     assert_eq!(started[0]["ok"], true, "{started:?}");
     cluster.driver.close();
 }
@@ -313,21 +327,20 @@ fn what_cannot_start_says_why() {
 fn a_joiner_without_bins_is_told_so() {
     let mut cluster = Cluster::new(2);
     let owners: Vec<u32> = (0..1 << BITS).map(|bin| bin % 4).collect();
-    let refused = cluster.start(3, &owners, "resident");
+    let refused = cluster.start(3, &owners, false);
     for answer in &refused {
         assert_eq!(answer["error"]["kind"], "state", "{refused:?}");
         assert_eq!(answer["error"]["bins"].as_array().map(Vec::len), Some(8), "{refused:?}");
     }
-    // Neither after a beginning from nothing that failed, or one whose bins were not kept.
-    let refused = cluster.start(0, &[0; 8], "fresh");
+    // Neither after a beginning from nothing that failed, or one whose state was forgotten.
+    let refused = cluster.start(0, &[0, 9], true);
     assert_eq!(refused[0]["error"]["kind"], "protocol", "{refused:?}");
-    cluster.start(0, &owners, "fresh");
-    let body = json!({"do": "stop_query", "query": "q", "generation": cluster.generation, "keep": false});
-    let answers = cluster.driver.ask_all(&body);
-    assert!(answers.iter().all(|answer| answer["keys"] == 0), "{answers:?}");
-    let refused = cluster.start(0, &owners, "resident");
+    cluster.start(0, &owners, true);
+    let answers = cluster.driver.ask_all(&ask("q", Request::Conclude));
+    assert!(answers.iter().all(|answer| answer["ok"] == true), "{answers:?}");
+    let refused = cluster.start(0, &owners, false);
     assert_eq!(refused[1]["error"]["kind"], "state", "{refused:?}");
-    cluster.start(0, &owners, "fresh");
+    cluster.start(0, &owners, true);
     cluster.epoch(0, &parts(0));
     cluster.driver.close();
 }

@@ -7,7 +7,7 @@ use std::net::{Shutdown, TcpStream};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use common::{Driver, PATIENCE, SECRET, batch, limits, until};
+use common::{Begin, Driver, PATIENCE, SECRET, batch, limits, release, until};
 use penstock_cluster::session::{Client, HandshakeError, Limits, MetricsSnapshot, Role, Secret, Server, Session};
 use penstock_cluster::{ClusterError, Feed, Registry, RegistryEvent};
 use serde_json::{Value, json};
@@ -219,7 +219,7 @@ fn proof_first(address: &str, _: Role) {
 #[test]
 fn hostile_handshakes_are_refused_and_counted_and_change_nothing() {
     let mut driver = Driver::with(1, Limits { handshake_time: PATIENCE_WITH_ATTACKERS, ..limits() });
-    assert_eq!(driver.start("q", &[0], json!({}))[0]["ok"], true);
+    assert_eq!(driver.start("q", &[0], &Begin::default())[0]["ok"], true);
     let member = driver.members[0].address.clone();
     let registry = driver.registry.address().to_owned();
     let mut refused = 0;
@@ -246,8 +246,7 @@ fn hostile_handshakes_are_refused_and_counted_and_change_nothing() {
     let events = driver.registry.poll(Duration::ZERO);
     assert!(!events.iter().any(|event| matches!(event, RegistryEvent::Joined { .. })), "{events:?}");
     assert_eq!(driver.registry.members().len(), 1);
-    let release = json!({"do": "release", "query": "q", "generation": 1, "epoch": 0, "feeds": []});
-    assert_eq!(driver.ask(0, &release)["ok"], true);
+    assert_eq!(driver.ask(0, &release("q", 1, 0, &[]))["ok"], true);
     let place = driver.join();
     assert_eq!(driver.ask(place, &json!({"do": "stats"}))["ok"], true);
     driver.close();
@@ -346,11 +345,11 @@ fn an_honest_dial_that_is_turned_away_comes_back() {
 }
 
 #[test]
-fn many_feeds_at_a_member_with_few_places_all_arrive() {
+fn many_feeds_at_a_member_with_few_seats_all_arrive() {
     let mut driver = Driver::with(1, Limits { pending: 2, ..limits() });
-    assert_eq!(driver.start("q", &[0], json!({}))[0]["ok"], true);
+    assert_eq!(driver.start("q", &[0], &Begin::default())[0]["ok"], true);
     let address = driver.members[0].address.clone();
-    // While these two do not speak there is no place for anybody else.
+    // While these two do not speak there is no seat for anybody else.
     let idle = [dial(&address), dial(&address)];
     let refused = |driver: &mut Driver| {
         driver.ask(0, &json!({"do": "stats", "query": null}))["process"]["refused_connections"].as_u64().unwrap()

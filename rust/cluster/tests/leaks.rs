@@ -2,7 +2,7 @@
 
 mod common;
 
-use common::{Driver, until};
+use common::{Begin, Driver, release, until};
 use penstock_cluster::Feed;
 use serde_json::json;
 
@@ -21,21 +21,20 @@ fn nothing_is_left_after_closing() {
     let (threads_before, sockets_before) = (threads(), sockets());
     for stuck in [false, true] {
         let mut driver = Driver::new(2);
-        let plan = if stuck { json!({"plan": {"stuck_epoch": 0}}) } else { json!({}) };
-        driver.start("q", &[0, 1], plan);
+        let plan = if stuck { json!({"stuck_epoch": 0}) } else { json!({}) };
+        driver.start("q", &[0, 1], &Begin::plan(plan));
         let address = driver.members[0].address.clone();
         let schema = common::schema();
         let connect = || Feed::connect(&address, common::SECRET, "q", 0, 0, 1, &schema).unwrap();
         let open = connect();
-        let release = json!({"do": "release", "query": "q", "generation": 1, "epoch": 0});
-        driver.send(0, &release);
+        driver.send(0, &release("q", 1, 0, &[]));
         // Unauthenticated, and half a request.
         let idle = std::net::TcpStream::connect(&address).unwrap();
         let gate = driver.gate.clone();
         let registry = std::mem::take(&mut driver.members);
         driver.registry.close();
-        for member in registry {
-            member.thread.join().unwrap();
+        for seat in registry {
+            seat.thread.join().unwrap();
         }
         if !stuck {
             assert_eq!(threads(), threads_before, "joined, not merely ending");

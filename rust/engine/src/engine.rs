@@ -241,16 +241,17 @@ impl Engine {
     fn rescale(&mut self, handle: Handle, workers: u32, free: u32, out: &mut Vec<Effect>) {
         let held = self.roster.held();
         let refused = if workers == 0 {
-            Some("rescale(0): an engine has at least one worker; close it to end it".to_owned())
+            let reason = "rescale(0): an engine has at least one worker; close it to end it";
+            Some(EngineError::Refused(reason.to_owned()))
         } else if workers > held + free {
-            Some(format!("rescale({workers}): {held} slots are held and {free} more are free"))
+            Some(EngineError::NoSlots { workers, held, free })
         } else if self.rescale.is_some() {
-            Some(format!("rescale({workers}): the engine goes to {} workers just now", self.roster.wanted()))
+            Some(EngineError::Rescaling { workers, to: self.roster.wanted() })
         } else {
             None
         };
-        if let Some(reason) = refused {
-            out.push(Effect::Rescaled { handle, outcome: Err(EngineError::Refused(reason)) });
+        if let Some(error) = refused {
+            out.push(Effect::Rescaled { handle, outcome: Err(error) });
             return;
         }
         self.rescale = Some(handle);

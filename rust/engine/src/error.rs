@@ -226,7 +226,25 @@ pub enum EngineError {
         /// The last reason.
         reason: String,
     },
-    /// Moves or workers that do not exist, slots that are not there.
+    /// More workers than there are slots.
+    #[error("rescale({workers}): {held} task slots are held and {free} more are free")]
+    NoSlots {
+        /// Asked for.
+        workers: u32,
+        /// Slots that the engine has.
+        held: u32,
+        /// And could have besides.
+        free: u32,
+    },
+    /// One rescale at a time.
+    #[error("rescale({workers}): the engine goes to {to} workers just now")]
+    Rescaling {
+        /// Asked for.
+        workers: u32,
+        /// Under way.
+        to: u32,
+    },
+    /// Moves or workers that do not exist.
     #[error("{0}")]
     Refused(String),
     /// Ranges move while workers run.

@@ -1,8 +1,7 @@
 //! The engine's protocol as pure state machines: events in, effects out. No thread, socket, clock or file.
 //!
-//! **Nothing executes it yet.** Today `penstock.spark` (Python) still decides what is described here, without durable state: `query`,
-//! `generation`, `residents` and `migrate` are to become executors of these effects. What is checked is the protocol: `tests/` holds a simulation of
-//! the whole cluster around it.
+//! The driver steps [`Engine`] (`penstock.spark`, module `executor`), a member [`Member`] (`cluster::member::actor`). What is durable is not
+//! executed yet: no query asks for it. What is checked is the protocol: `tests/` holds a simulation of the whole cluster around it.
 //!
 //! | module | owns |
 //! |---|---|
@@ -54,24 +53,24 @@
 //!
 //! # Who executes what
 //!
-//! | Effect | Today's call |
+//! | Effect | Where |
 //! |---|---|
-//! | `StartResident`, `RetireResident`, `Dismiss` | a thread of `residents.Residents` that resubmits its job with pauses; `Hub.dismiss` |
-//! | `Call` with `Stop`, `Start`, `Release`, `Migrate`, `CancelMigration`, `CloseEpoch`, `Discard`, `Drop` | `Hub.call` with `stop_query` (keep), `start`, `release`, `migrate`, `cancel_migration`, `close_epoch`, `discard`, `drop_query` |
-//! | `Call` with `Load`, `Write`, `Merge` | none: to be added to `cluster::message` |
-//! | `Feed`, `Sink` | `feeds.FeedTask` under `mapInArrow(..).collect()`; `drains.outputs` and the user's function |
-//! | `ReadCheckpoint`, `CreateClaim`, `ReadClaims`, `WriteManifest`, `Delete` | none: a thread of the engine, and the probe of the claim's registry |
-//! | `Timer` | the hub's turn |
-//! | `Complete`, `Fail`, `Moved`, `Rescaled` | return or exception of `BatchFunction` and `finish`; the end of a `Migration` handle |
+//! | `StartResident`, `RetireResident`, `Dismiss` | `residents`: a thread of the slot resubmits its job with pauses |
+//! | `Call` | `calls`: a frame with the request as it is; the start of a generation takes plan, functions and addresses along |
+//! | `Feed`, `Sink` | `query`, in the thread that waits for the call: `mapInArrow(..).collect()`, and the user's function |
+//! | `Complete`, `Fail`, `Dropped` | `query`: the call returns, or raises the exception that the failure came from |
+//! | `Moving`, `Moved` | `moves`: the user's handle |
+//! | `Timer` | `executor` |
+//! | `Rescaled`; `ReadCheckpoint`, `CreateClaim`, `ReadClaims`, `WriteManifest`, `Delete` | nowhere yet |
 //!
-//! | [`MemberEffect`] | Today's call |
+//! | [`MemberEffect`] | `cluster::Host` and the member's own |
 //! |---|---|
-//! | `EndGroup` | `Host::stop`, then `Host::inventory(epoch)` |
-//! | `StartGroup` | `generation_mesh::connect`, then `Host::start`; what was loaded goes into the tables where `Shelf::rebuild` names bins as missing |
-//! | `ReleaseInput`, `Migrate`, `CancelMigration` | `Staging::select` and `Host::release`; `Host::migrate`; `Host::cancel` |
-//! | `CloseOutputs`, `DiscardStaged`, `DropAll` | `Outputs` and `Group::settle`; `Staging`; `Command::Drop` |
-//! | `LoadRanges`, `WriteFiles`, `MergeFiles` | none: the records of the workers, and storage |
-//! | `Reply`, `Tell` | `Core::reply`; the event `failed` |
+//! | `EndGroup`, `DropState`, `DropAll` | `Host::stop`, then `Host::inventory(epoch)`, or the bins are dropped |
+//! | `StartGroup` | `generation_mesh::connect`, then `Host::start` |
+//! | `ReleaseInput`, `Migrate`, `CancelMigration` | staging and `Host::release`; `Host::migrate`; `Host::cancel` |
+//! | `CloseOutputs`, `SettleEpoch`, `DiscardStaged` | outputs, `Host::settle`, staging |
+//! | `LoadRanges`, `WriteFiles`, `MergeFiles` | `Host::load_ranges`, `Host::write_record`, `Host::merge_files` |
+//! | `Reply`, `Tell` | answer and event, with the facts of a failure beside its kind |
 //!
 //! Non-goals: what a data file looks like inside, how rows are staged and outputs kept, what Python shows of all this.
 

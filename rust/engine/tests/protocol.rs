@@ -376,6 +376,33 @@ fn a_lost_member_is_named_with_the_state_that_it_took_along() {
 }
 
 #[test]
+fn members_that_leave_give_away_what_they_own_while_batches_pass() {
+    let mut script = Script::new(2);
+    script.batch(0);
+    script.hear(Event::Rescale { handle: 1, workers: 1, free: 0 });
+    let rescaled = Effect::Rescaled { handle: 1, outcome: Ok(1) };
+    assert!(requests(&script.batch(1)).contains(&"Migrate".to_owned()));
+    assert_eq!(script.owners(), [0; 4]);
+    let done = script.batch(2);
+    assert!(completes(&done, 2) && requests(&done).contains(&"Start".to_owned()), "{done:?}");
+    let place = |wanted: &Effect| done.iter().position(|effect| effect == wanted);
+    assert!(place(&Effect::RetireResident { slot: 1 }).is_some() && place(&rescaled).is_some(), "{done:?}");
+    // And back: who comes takes part with the next batch.
+    script.hear(Event::Rescale { handle: 2, workers: 2, free: 1 });
+    script.hear(Event::MemberUp { slot: 1, member: MemberId(3), executor: "executor 1".into(), executors: 2 });
+    let done = script.batch(3);
+    assert!(requests(&done).contains(&"Migrate".to_owned()));
+    assert!(done.contains(&Effect::Rescaled { handle: 2, outcome: Ok(2) }), "{done:?}");
+    assert_eq!(script.owners().iter().filter(|owner| **owner == 0).count(), 2);
+    for (workers, text) in [(0, "at least one worker"), (9, "2 task slots are held and 1 more are free")] {
+        script.done.clear();
+        script.hear(Event::Rescale { handle: 3, workers, free: 1 });
+        let Some(Effect::Rescaled { outcome: Err(error), .. }) = script.done.pop() else { panic!("{workers}") };
+        assert!(error.to_string().contains(text), "{error}");
+    }
+}
+
+#[test]
 fn members_that_are_not_needed_are_told_why() {
     let mut script = Script::new(2);
     script.done.clear();

@@ -339,7 +339,7 @@ fn counts_equal_the_oracle_while_bins_move() {
             }
             let (residents, errors) = cluster.stop();
             assert!(errors.is_empty(), "{errors:?}");
-            let mut held = residents.iter().flat_map(|it| it.inventory(8).ops[0].clone()).collect::<Vec<_>>();
+            let mut held = residents.iter().flat_map(|it| it.inventory(8).remove(0).1).collect::<Vec<_>>();
             held.sort_unstable();
             assert_eq!(held, (0..16).collect::<Vec<_>>());
             let keys: u64 = residents.iter().map(Resident::keys).sum();
@@ -380,11 +380,11 @@ fn the_order_of_rows_does_not_depend_on_workers() {
 fn owners_at(residents: &[Resident], epoch: u64, threads: usize) -> Vec<Vec<u32>> {
     let inventories = residents.iter().map(|it| it.inventory(epoch)).collect::<Vec<_>>();
     let owner = |op: usize, bin: u32| {
-        let having = (0..residents.len()).filter(|p| inventories[*p].ops[op].contains(&bin)).collect::<Vec<_>>();
+        let having = (0..residents.len()).filter(|p| inventories[*p][op].1.contains(&bin)).collect::<Vec<_>>();
         assert_eq!(having.len(), 1, "bin {bin} comes back once, from {having:?}");
         (having[0] * threads + bin as usize % threads) as u32
     };
-    (0..inventories[0].ops.len()).map(|op| (0..16).map(|bin| owner(op, bin)).collect()).collect()
+    (0..inventories[0].len()).map(|op| (0..16).map(|bin| owner(op, bin)).collect()).collect()
 }
 
 #[test]
@@ -565,7 +565,7 @@ fn state_that_is_not_there_is_refused() {
     let refused = Group::start(config.clone(), fabric::threads(1), resident, events.clone());
     let NotStarted { error, resident } = *refused.err().expect("bins of worker 1 are here");
     assert!(matches!(error, HostError::Bins(_)), "{error}");
-    assert_eq!(resident.inventory(0).ops, [(0..16).collect::<Vec<u32>>()]);
+    assert_eq!(resident.inventory(0)[0].1, (0..16).collect::<Vec<u32>>());
     let group = Group::start(config.clone(), fabric::threads(2), resident, events.clone()).unwrap();
     assert!(group.stop().1.is_none());
     config.owners = vec![vec![0; 16]];
@@ -579,7 +579,7 @@ fn state_that_is_not_there_is_refused() {
     let refused = Group::start(config, fabric::threads(1), alone, events);
     let NotStarted { error, resident: alone } = *refused.err().expect("half of the bins is elsewhere");
     assert!(matches!(error, HostError::MissingBins { op: 0, bins } if bins.len() == 8));
-    assert_eq!(alone.inventory(0).ops[0].len(), 8);
+    assert_eq!(alone.inventory(0)[0].1.len(), 8);
 }
 
 impl Cluster {
@@ -666,7 +666,7 @@ fn a_process_without_bins_is_told_so_when_it_is_to_own_some() {
     let refused = Group::start(config, fabric::threads(1), Resident::nothing(), events);
     let NotStarted { error, resident } = *refused.err().expect("it has no bins");
     assert!(matches!(error, HostError::MissingBins { op: 0, bins } if bins.len() == 16));
-    assert_eq!(resident.inventory(0).ops, Vec::<Vec<u32>>::new());
+    assert!(resident.inventory(0).is_empty());
     // It joins where its bins are to come from others.
     let mut wide = self::config(&counting("update"), &none, 2);
     wide.owners = vec![vec![0; 16]];
@@ -747,7 +747,7 @@ fn bins_that_move_before_a_repeated_epoch_come_back_once() {
 fn owners_among(residents: &[Resident], epoch: u64, random: &mut Random) -> Vec<Vec<u32>> {
     let inventories = residents.iter().map(|it| it.inventory(epoch)).collect::<Vec<_>>();
     let owner = |bin: u32| {
-        let having = (0..residents.len()).filter(|p| inventories[*p].ops[0].contains(&bin)).collect::<Vec<_>>();
+        let having = (0..residents.len()).filter(|p| inventories[*p][0].1.contains(&bin)).collect::<Vec<_>>();
         assert!(!having.is_empty(), "bin {bin} is nowhere");
         having[random.below(having.len() as u64) as usize] as u32
     };

@@ -10,6 +10,7 @@ mod aside;
 mod calls;
 mod convert;
 mod dataflow;
+mod engine;
 mod enter;
 mod errors;
 mod feed;
@@ -36,6 +37,8 @@ mod _native {
         DataflowPorts, DataflowProbe, DataflowScope, DataflowSeats, DataflowSequencer, DataflowStream, DataflowWorker,
         dataflow_alone,
     };
+    #[pymodule_export]
+    use crate::engine::EngineProtocol;
     #[pymodule_export]
     use crate::feed::{Drain, Feed};
     #[pymodule_export]

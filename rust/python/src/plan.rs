@@ -7,8 +7,8 @@ use std::sync::Arc;
 use arrow_array::{ArrayRef, Int64Array, RecordBatch as Batch, UInt64Array};
 use arrow_schema::{DataType, Field, Schema as ArrowSchema, SchemaRef};
 use penstock_bins::{Routing, Strategy, steps};
-use penstock_plan::Plan;
 use penstock_plan::hash::hash_columns_of;
+use penstock_plan::{KeyedSpec, Plan};
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
@@ -29,7 +29,7 @@ pub(crate) fn piece_schema_of(plan: &Plan, piece: usize) -> PyResult<SchemaRef> 
     })
 }
 
-/// Compiles a plan and tells about it: ``{"output_schema", "needs_order", "pieces", "explain"}``.
+/// Compiles a plan and tells about it: ``{"output_schema", "needs_order", "pieces", "operators", "explain"}``.
 #[pyfunction]
 pub(crate) fn plan_check<'py>(py: Python<'py>, plan: &str) -> PyResult<Bound<'py, PyDict>> {
     let plan = compile(plan)?;
@@ -37,8 +37,18 @@ pub(crate) fn plan_check<'py>(py: Python<'py>, plan: &str) -> PyResult<Bound<'py
     facts.set_item("output_schema", Schema::new(plan.output_schema().clone()).into_pyobject(py)?)?;
     facts.set_item("needs_order", plan.needs_order())?;
     facts.set_item("pieces", plan.pieces())?;
+    facts.set_item("operators", operators(&plan))?;
     facts.set_item("explain", plan.explain())?;
     Ok(facts)
+}
+
+/// The steps that keep state: name, what it does, types of its keys.
+fn operators(plan: &Plan) -> Vec<(String, String, String)> {
+    let told = |keyed: &KeyedSpec| {
+        let keys = keyed.keys.iter().map(|key| keyed.routed.field(*key).data_type().to_string());
+        (keyed.step.to_string(), keyed.step.op.to_owned(), keys.collect::<Vec<_>>().join(", "))
+    };
+    plan.keyed().map(told).collect()
 }
 
 /// Cuts the way from one assignment of bins to workers to another into steps of moves ``(bin, worker)``.

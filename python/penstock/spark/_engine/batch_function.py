@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
     from penstock.spark._engine.ended import Ended
-    from penstock.spark._engine.generation import Setup
     from penstock.spark._engine.queries import Queries
+    from penstock.spark._engine.query import Setup
 
 __all__ = ["BatchFunction", "Sink"]
 

@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from penstock.errors import EngineError, PenstockError
+from penstock.errors import PenstockError
 from penstock.spark._tasks.failures import Failure
 from penstock.spark._tasks.place import Secret
 
@@ -114,11 +114,6 @@ class Call:
         self.attachment = b""
 
     @property
-    def served(self) -> bool:
-        """Whether the member has done what was asked."""
-        return self.settled and self.lost is None and "error" not in self.body
-
-    @property
     def failure(self) -> Failure | None:
         """Why the member could not serve it; None while open, after success and after a loss."""
         error = self.body.get("error")
@@ -163,6 +158,8 @@ class Hub:
         self.address: str = self._registry.address
         self._changed = threading.Condition()
         self._members: dict[int, Member] = {}
+        #: All that ever joined; ids are never used again.
+        self._known: dict[int, Member] = {}
         self._calls: dict[int, Call] = {}
         #: Answers that came before their call was entered.
         self._early: dict[int, Mapping[str, Any]] = {}
@@ -197,6 +194,16 @@ class Hub:
         with self._changed:
             return [member for _, member in sorted(self._members.items()) if not member.dismissed]
 
+    def known(self, number: int) -> Member:
+        """The member of an id, also one that is gone."""
+        with self._changed:
+            return self._known[number]
+
+    @property
+    def closing(self) -> bool:
+        """Whether it ends."""
+        return self._closing
+
     def connected(self) -> list[Member]:
         """All connections of members, those on their way out included."""
         with self._changed:
@@ -223,7 +230,7 @@ class Hub:
 
         `hook` is called once when the call is settled, outside the lock, in whatever thread settles it.
         """
-        call = Call(member, str(request["do"]), hook)
+        call = Call(member, _what(request), hook)
         try:
             number = self._registry.send(member.id, json.dumps(request), attachment or None)
         except PenstockError as error:
@@ -244,7 +251,6 @@ class Hub:
         calls: Iterable[Call],
         check: Callable[[], None] | None = None,
         timeout: float | None = None,
-        until: Callable[[list[Call]], bool] | None = None,
     ) -> bool:
         """Wait until all calls are settled.
 
@@ -256,8 +262,6 @@ class Hub:
             Called at least every 100 ms, outside the lock; what it raises ends the wait.
         timeout : float, optional
             Seconds.
-        until : callable, optional
-            Ends the wait early when it returns True for the calls.
 
         Returns
         -------
@@ -265,12 +269,7 @@ class Hub:
             Whether all calls are settled.
         """
         waiting = list(calls)
-
-        def over() -> bool:
-            return all(call.settled for call in waiting) or (until is not None and until(waiting))
-
-        self.wait_for(over, check, timeout)
-        return all(call.settled for call in waiting)
+        return self.wait_for(lambda: all(call.settled for call in waiting), check, timeout)
 
     def wait_for(
         self, predicate: Callable[[], bool], check: Callable[[], None] | None = None, timeout: float | None = None
@@ -290,25 +289,6 @@ class Hub:
                         return True
                 if check is not None:
                     check()
-
-    def ask(self, member: Member, request: Mapping[str, Any], timeout: float) -> Mapping[str, Any]:
-        """Send a request and wait for its answer.
-
-        Raises
-        ------
-        EngineError
-            When the member is lost or silent for so long.
-        Failure
-            When it refuses.
-        """
-        call = self.call(member, request)
-        if not self.wait([call], timeout=timeout):
-            raise EngineError(f"{member} did not answer {call.what!r} within {timeout:g} s")
-        if call.lost is not None:
-            raise EngineError(f"{member} is gone: {call.lost}")
-        if call.failure is not None:
-            raise call.failure
-        return call.body
 
     def wake(self) -> None:
         """Let all waits look at the world again."""
@@ -367,7 +347,7 @@ class Hub:
         elif kind == "joined":
             member = _member(event["member"], json.loads(event["info"]))
             with self._changed:
-                self._members[member.id] = member
+                self._members[member.id] = self._known[member.id] = member
             for listener in self._joined:
                 listener(member)
             self.wake()
@@ -405,6 +385,12 @@ class Hub:
         for call in calls:
             if call.hook is not None:
                 call.hook(call)
+
+
+def _what(request: Mapping[str, Any]) -> str:
+    """The name of what is asked."""
+    asked = request.get("do") or request["ask"]
+    return asked if isinstance(asked, str) else next(iter(asked))
 
 
 def _member(number: int, info: Mapping[str, Any]) -> Member:

@@ -1,7 +1,7 @@
 """The handle on the migrations of an engine's queries.
 
-Owns: following the moves of one or several queries to their ends; whose turn it is, `moves` knows, and what is to move
-`penstock._migration`.
+Owns: following the moves of one or several queries to their ends. Whose turn it is and what then moves is decided by
+the engine's protocol; the form of what a user asks for is `penstock._migration`.
 """
 
 from __future__ import annotations

@@ -1,116 +1,142 @@
-"""The migrations of one query, one after the other.
+"""The migrations that users ask for, as the engine's protocol carries them out.
 
-Owns: their turns. What is wrong in itself is refused at the call; what is to move follows from the owners when the turn
-comes, so that "as it was before" or "evenly" means what it says whatever moves in between. A migration that was
-cancelled while it waited moves nothing.
-
-Invariants: at most one is under way, each handle is told of its end exactly once, and nothing here waits: ends are
-heard in the hub's thread.
+Owns: their numbers, and the way from what the protocol tells of one to the user's handle. When the turn of one comes,
+what it then moves and in which steps is decided by the protocol; what is wrong whatever moves before is told at once.
 """
 
 from __future__ import annotations
 
+import itertools
 import threading
-from collections import deque
+import time
 from collections.abc import Callable, Mapping
-from typing import Any, Protocol
+from dataclasses import dataclass
+from typing import Any
 
-from penstock._migration import Wish
+from penstock.errors import ConfigError, EngineError, PenstockError
+from penstock.report import _timeline as timeline
+from penstock.spark._engine.executor import Executor
+from penstock.spark._engine.hub import Call
 from penstock.spark._engine.migrate import Migration, MoveReport
+from penstock.spark._engine.record import Recorder
+from penstock.spark._tasks.failures import Failure
 
-__all__ = ["Begin", "Ended", "Moves"]
-
-#: Told once: the leader's answer, or why there is none.
-Ended = Callable[[Mapping[str, Any] | None, Exception | None], None]
-
-
-class _Turn:
-    """One migration from the call to its end."""
-
-    __slots__ = ("cancelled", "end", "started", "stop", "wish")
-
-    def __init__(self, wish: Wish, started: Callable[[int], None], end: Ended) -> None:
-        self.wish = wish
-        self.started = started
-        self.end = end
-        self.cancelled = False
-        self.stop: Callable[[], None] | None = None
+__all__ = ["Moves"]
 
 
-class Begin(Protocol):
-    """Begins a migration: calls `started` with the number of bins when it has a plan, and `ended` at its end.
+@dataclass
+class _Move:
+    """One migration of one query."""
 
-    That may be at once. Returns what cuts it short, or None where nothing is under way; what it raises is its end.
-    """
-
-    def __call__(self, wish: Wish, started: Callable[[int], None], ended: Ended) -> Callable[[], None] | None: ...
+    handle: Migration
+    report: MoveReport
+    end: Callable[[Mapping[str, Any] | None, Exception | None], None]
+    #: Whether the protocol has taken it up.
+    taken: bool = False
+    refused: PenstockError | None = None
 
 
 class Moves:
-    """The turns of one query. Any thread may ask.
+    """The migrations of one engine. Any thread may ask.
 
     Parameters
     ----------
-    begin : Begin
-        Makes the plan and begins it.
+    executor : Executor
+        Of the engine; must not have started.
+    recorder : Recorder
+        Hears of those that have ended, and knows the bytes.
     """
 
-    def __init__(self, begin: Begin) -> None:
-        self._begin = begin
+    def __init__(self, executor: Executor, recorder: Recorder) -> None:
+        self._executor = executor
+        self._recorder = recorder
+        self._numbers = itertools.count(1)
         self._lock = threading.Lock()
-        self._waiting: deque[_Turn] = deque()
-        self._current: _Turn | None = None
-        #: Somebody gives turns: whoever ends one meanwhile leaves the next to them, however many end at once.
-        self._giving = False
+        self._open: dict[int, _Move] = {}
+        executor.perform(Moving=self._moving, Moved=self._moved)
+        executor.when_broken(self._break)
 
-    def add(self, handle: Migration, name: str, wish: Wish) -> None:
-        """Enter a migration of the query of this name; it begins now, or when those before it have ended."""
-        report = MoveReport(name, wish.strategy)
-        turn = _Turn(wish, lambda bins: handle.planned(report, bins), handle.begin(report))
-        handle.cancellable(lambda: self._cancel(turn))
+    def ask(self, query: str, name: str, handle: Migration, wish: Any, step: int, strategy: str) -> None:
+        """Enter a migration of a query into a handle.
+
+        Parameters
+        ----------
+        query, name : str
+            Its id, and what people call it.
+        handle : Migration
+            Follows it.
+        wish : str or dict
+            As the protocol has it: ``"Even"``, ``{"To": workers}``, ``{"Moves": [[[bin, bits], worker], ...]}``.
+        step : int
+            Bins of a step.
+        strategy : str
+            For the report.
+
+        Raises
+        ------
+        ConfigError
+            When a bin or worker does not exist.
+        EngineError
+            When the query does not run.
+        """
+        number = next(self._numbers)
+        report = MoveReport(name, strategy)
+        move = _Move(handle, report, handle.begin(report))
         with self._lock:
-            self._waiting.append(turn)
-        self._give()
+            self._open[number] = move
+        asked = {"query": query, "handle": number, "wish": wish, "step": step}
+        self._executor.ask({"Migrate": asked}, move)
+        move.taken = True
+        if move.refused is not None:
+            raise move.refused
+        handle.cancellable(lambda: self._executor.post({"CancelMigration": {"handle": number}}))
 
-    def _give(self) -> None:
+    # In the executor's thread
+
+    def _moving(self, facts: Mapping[str, Any]) -> None:
         with self._lock:
-            if self._giving:
-                return
-            self._giving = True
-        while True:
-            with self._lock:
-                if self._current is not None or not self._waiting:
-                    self._giving = False
-                    return
-                turn = self._current = self._waiting.popleft()
-            self._start(turn)
+            move = self._open[facts["handle"]]
+        move.handle.planned(move.report, int(facts["ranges"]))
 
-    def _start(self, turn: _Turn) -> None:
-        def ended(answer: Mapping[str, Any] | None, error: Exception | None) -> None:
-            turn.end(answer, error)
-            with self._lock:
-                self._current = None
-            self._give()
-
-        try:
-            stop = self._begin(turn.wish, turn.started, ended)
-        except Exception as error:
-            ended(None, error)
-            return
+    def _moved(self, facts: Mapping[str, Any]) -> None:
         with self._lock:
-            turn.stop = stop
-            cancelled = turn.cancelled
-        if cancelled and stop is not None:
-            stop()
+            move = self._open.pop(facts["handle"])
+        done, cause = facts["outcome"].get("Ok"), self._executor.cause
+        if done == 0:
+            move.end({}, None)
+        elif done is not None:
+            # The leader sees the bytes of its own process only: ask all members.
+            told, over = cause.body["report"], time.time()
+            self._recorder.after_refresh(lambda: self._report(move, told, over))
+        elif cause is move:
+            # Nothing has begun: whoever asks is told.
+            refused = ConfigError if "Refused" in facts["outcome"]["Err"] else EngineError
+            move.refused = refused(_about(move, facts["text"]))
+            move.end(None, move.refused)
+        else:
+            error = EngineError(_about(move, facts["text"]))
+            failure = cause.failure if isinstance(cause, Call) else cause
+            error.__cause__ = failure.exception() if isinstance(failure, Failure) else None
+            move.end(None, error)
 
-    def _cancel(self, turn: _Turn) -> None:
+    def _report(self, move: _Move, told: Mapping[str, Any], over: float) -> None:
+        report = move.report
+        moved = {**told, "bytes": self._recorder.take_moved_bytes(report.query)}
+        steps = len(told["steps"])
+        self._recorder.migration(
+            timeline.Migration(
+                report.started, over, report.strategy, int(told["moved"]), moved["bytes"], steps, report.query
+            )
+        )
+        move.end(moved, None)
+
+    def _break(self, error: EngineError) -> None:
         with self._lock:
-            waited = turn in self._waiting
-            if waited:
-                self._waiting.remove(turn)
-            turn.cancelled = True
-            stop = turn.stop
-        if waited:
-            turn.end({"moved": 0, "bytes": 0, "steps": []}, None)
-        elif stop is not None:
-            stop()
+            moves = list(self._open.values())
+            self._open.clear()
+        for move in moves:
+            move.end(None, error)
+
+
+def _about(move: _Move, text: str) -> str:
+    return f"query {move.report.query}: {text.removeprefix('the query ')}"

@@ -49,8 +49,8 @@ class Program:
         Marks of the source files of the modules that `calls` refer to by name, see `functions.sources`.
     bound : tuple
         For each function what its states depend on.
-    keyed_steps : int
-        Steps that hold state.
+    operators : tuple
+        Steps that hold state: name, what it does, types of its keys.
     ordered : bool
         Whether results depend on the order of the input.
     output : pyarrow.Schema
@@ -62,7 +62,7 @@ class Program:
     calls: bytes
     sources: Mapping[str, str]
     bound: tuple[tuple[Any, ...], ...]
-    keyed_steps: int
+    operators: tuple[tuple[str, str, str], ...]
     ordered: bool
     output: pa.Schema
 
@@ -84,7 +84,7 @@ class Program:
             pickled,
             functions.sources(pickled),
             tuple(tuple(call.get(key) for key in _BINDING) for call in calls),
-            int(facts["pieces"]) - 1,
+            tuple(facts["operators"]),
             bool(facts["needs_order"]),
             output,
         )

@@ -1,4 +1,4 @@
-"""The queries of an engine: which there are, which one is meant, and who hears what members say.
+"""The queries of an engine: which there are, which one is meant, and who hears what the protocol says.
 
 Invariant: a query id has one `Query` from its first batch until it is dropped, and its state is of one flow,
 whose functions may be edited from one run to the next.
@@ -6,15 +6,16 @@ whose functions may be edited from one run to the next.
 
 from __future__ import annotations
 
+import functools
 import threading
 from collections.abc import Mapping
 from typing import Any
 
 from penstock.errors import EngineError
-from penstock.spark._engine.generation import Check, Setup
-from penstock.spark._engine.hub import Member
+from penstock.spark._engine.executor import Executor
 from penstock.spark._engine.program import Program
-from penstock.spark._engine.query import Query
+from penstock.spark._engine.query import Check, Query, Setup
+from penstock.spark._tasks.failures import Failure
 
 __all__ = ["Queries"]
 
@@ -114,16 +115,29 @@ class Queries:
             if self._held.get(query.id) is query:
                 del self._held[query.id], self._names[query.id]
 
-    # In the hub's thread
+    # In the threads of the executor and the hub
 
-    def hear_lost(self, member: Member) -> None:
-        """A member is gone."""
+    def attach(self, executor: Executor) -> None:
+        """Hear what the protocol has for those who wait for a call; before the executor starts."""
+        for effect in ("Feed", "Sink", "Complete", "Fail", "Dropped"):
+            executor.perform(**{effect: functools.partial(self._tell, effect)})
+        executor.when_broken(self._break)
+
+    def program(self, query_id: str) -> Program:
+        """What a query runs."""
+        return self._held[query_id].program
+
+    def hear(self, query_id: str, failure: Failure) -> None:
+        """A member could not do what it was asked about a query."""
+        query = self.get(query_id)
+        if query is not None:
+            query.hear(failure)
+
+    def _tell(self, effect: str, facts: Mapping[str, Any]) -> None:
+        query = self.get(facts["query"])
+        if query is not None:
+            query.tell(effect, facts)
+
+    def _break(self, error: EngineError) -> None:
         for query in self.all():
-            query.hear_lost(member)
-
-    def hear(self, member: Member, body: Mapping[str, Any], attachment: bytes) -> None:
-        """A member says something."""
-        if body.get("event") == "failed":
-            query = self.get(str(body.get("query")))
-            if query is not None:
-                query.hear(body, attachment, member)
+            query.fail(error)

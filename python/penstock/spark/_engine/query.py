@@ -1,16 +1,9 @@
-"""One query at the members: its epochs, and which batch of Spark's may be asked of it when.
+"""One query at the members, as Spark and the user call it.
 
-Owns: the way of a batch, from Spark's id and rows to outputs that a sink reads. Who computes it, and what becomes of
-that after a failure, is in `generation`.
-
-Invariants:
-- State belongs to one Spark query id. The only batch ids that are served are the next one, and the last completed
-  one again, whose outputs are still frozen. Anything else is an error that names both.
-- Batches end quiescent. After a failure or an abandoned epoch everything goes back to the end of the last
-  completed one (generation + 1), lazily, when the next batch is asked for.
-- A lost member ends the query only with state. Without any, the epoch runs again on a replacement, and so does one
-  whose outputs went with the member before Spark had committed it.
-- The outputs of an epoch are dropped when the next batch is asked for, which proves that Spark committed it.
+Owns: the calls of one query, which take turns, and the part of them that runs in the thread of the caller: feeding a
+batch and handing its results to the sink, both of which need Spark's thread. What happens when, and what becomes of it
+after a failure, is decided by the engine's protocol (`executor`); who waits for a call here does the work that it
+asks for until it lets the call return or raise.
 """
 
 from __future__ import annotations
@@ -19,31 +12,39 @@ import contextlib
 import logging
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal
 
+from penstock._migration import Wish, moves_to, step_bins
 from penstock.errors import EngineError, PenstockError, SchemaError, StateLost, StorageError
 from penstock.report._timeline import Epoch
 from penstock.spark._engine import drains, feeds
-from penstock.spark._engine.generation import Check, Generations, Setup, Shorthanded, Status
-from penstock.spark._engine.hub import Call, Member
+from penstock.spark._engine.executor import Event, Executor
+from penstock.spark._engine.hub import Hub
 from penstock.spark._engine.migrate import Migration
+from penstock.spark._engine.moves import Moves
 from penstock.spark._engine.program import Program
+from penstock.spark._engine.record import Recorder
+from penstock.spark._engine.residents import Residents
+from penstock.spark._tasks.failures import Failure
+from penstock.spark._tasks.place import Secret
 from penstock.spark.batch import _quoted, _select, by_place
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-__all__ = ["Abandoned", "Query", "described"]
+__all__ = ["Abandoned", "Check", "Query", "Setup", "described"]
 
 log = logging.getLogger(__name__)
-T = TypeVar("T")
 
-#: How often an epoch is begun before the loss of members, one after the other, is taken for its own doing.
-_TRIES = 3
 #: How long a dropped query's threads are waited for, seconds: a function of the user's may hold one.
 _END_S = 10.0
+#: How many workers there are when bins move is known by the protocol alone.
+_MOST_WORKERS = 1 << 31
+
+Check = Callable[[], None]
 
 
 class Abandoned(PenstockError):
@@ -62,25 +63,44 @@ class Abandoned(PenstockError):
 
 
 @dataclass(frozen=True)
-class _Frozen:
-    """The outputs of a completed epoch."""
+class Setup:
+    """What all queries of an engine share."""
 
-    epoch: int
-    rows: tuple[drains.Piece, ...]
-    late: tuple[drains.Piece, ...]
-    late_rows: int
-    #: The watermark that it began with.
-    watermark: int | None = None
+    hub: Hub
+    executor: Executor
+    residents: Residents
+    moves: Moves
+    recorder: Recorder
+    secret: Secret
+    bits: int
+    #: Seconds after which a silent member is lost.
+    silence: float
+    engine: str
 
 
-@dataclass(frozen=True)
-class _Pending:
-    """A released epoch whose answers were not awaited to their end."""
+@dataclass
+class _Waiting:
+    """A call that somebody waits for."""
 
-    generation: int
-    epoch: int
-    calls: tuple[Call, ...]
-    watermark: int | None
+    #: Work for who waits, and at last how it ended: the effects of the protocol.
+    inbox: deque[tuple[str, Mapping[str, Any]]] = field(default_factory=deque)
+    #: What went wrong at members and in Spark, until the protocol says what becomes of it.
+    failures: list[Failure] = field(default_factory=list)
+    raised: BaseException | None = None
+    over: bool = False
+
+
+@dataclass
+class _Measured:
+    """What an epoch took, over all attempts."""
+
+    started: float = 0.0
+    rows: int = 0
+    feed_s: float = 0.0
+    #: When rows were there, and results.
+    fed: float = 0.0
+    run_s: float = 0.0
+    serve_s: float = 0.0
 
 
 class Query:
@@ -92,32 +112,27 @@ class Query:
         Spark's id of the query; it survives restarts from a checkpoint.
     name : str
         For people.
-    completed : int or None
-        The last completed epoch.
-    late_rows : int
-        Rows that came too late, over all epochs.
+    program : Program
+        What it runs.
     """
 
     def __init__(self, setup: Setup, program: Program, query_id: str, name: str) -> None:
         self.id = query_id
         self.name = name
         self.program = program
-        self.completed: int | None = None
-        self.late_rows = 0
         self._setup = setup
         self._hub = setup.hub
-        #: One batch, restart or finish at a time.
+        self._executor = setup.executor
+        #: One call at a time.
         self._turn = threading.Lock()
-        self._generations = Generations(setup, program, query_id, name, self._forget, self._keeps)
-        self._watermark: int | None = None
+        self._waiting: _Waiting | None = None
+        #: Counts the programs: members that run another one are told.
+        self._functions = 0
         #: The last epoch that was asked for and its processing time, milliseconds: the same when it is repeated.
         self._clock: tuple[int, int] = (-1, 0)
-        self._frozen: _Frozen | None = None
-        #: Whether the sink has returned for the frozen epoch.
-        self._served = True
-        self._pending: _Pending | None = None
-        self._fed: int | None = None
-        #: It was dropped.
+        #: What the final epoch gave.
+        self._rest: tuple[int, tuple[drains.Piece, ...]] = (0, ())
+        self._dropped: Mapping[str, Any] | None = None
         self._over = False
 
     # Looking
@@ -125,69 +140,51 @@ class Query:
     @property
     def status(self) -> str:
         """In words."""
-        return self._generations.status.value
+        return str(self._facts("status", "has not begun"))
+
+    @property
+    def completed(self) -> int | None:
+        """The last completed epoch."""
+        epoch = self._facts("epoch", None)
+        return None if epoch is None else int(epoch)
+
+    @property
+    def late_rows(self) -> int:
+        """Rows that came too late, over all epochs."""
+        return int(self._facts("late_rows", 0))
 
     @property
     def workers(self) -> int:
         """Workers of the present generation."""
-        return self._generations.workers
+        return int(self._facts("workers", 0))
 
     @property
     def running(self) -> bool:
         """Whether bins can move now."""
-        return self._generations.status is Status.RUNNING
+        return bool(self._facts("running", False))
 
     @property
     def reusable(self) -> bool:
         """Whether its state is gone for good, so that its function may serve another query."""
-        return self._generations.status in (Status.LOST, Status.FINISHED)
+        return bool(self._facts("lost", False) or self._facts("finished", False))
 
     @property
     def finished(self) -> bool:
         """Whether its final epoch has run."""
-        return self._generations.status is Status.FINISHED
+        return bool(self._facts("finished", False))
+
+    def _facts(self, name: str, otherwise: Any) -> Any:
+        facts = self._executor.facts(self.id)
+        return otherwise if facts is None else facts[name]
 
     def owners(self) -> list[list[int]]:
         """Owner of each bin, by keyed step."""
-        return self._generations.owners()
-
-    # Its generations
-
-    def migrate(self, handle: Migration, to: Sequence[Any] | None, moves: Any, strategy: str, batch_size: int) -> None:
-        """Move bins when their turn comes, and enter that into a handle."""
-        self._generations.migrate(handle, to, moves, strategy, batch_size)
-
-    def end(self, check: Check) -> None:
-        """Forget everything, here and at the members; waits for their threads for a while.
-
-        Raises
-        ------
-        EngineError
-            When a batch runs.
-        """
-        if not self._turn.acquire(blocking=False):
-            raise EngineError(f"a batch of query {self.name} ({self.id}) runs: stop it, then drop it", query=self.id)
-        try:
-            self._over = True
-            calls = self._generations.give_back()
-            self._forget()
-        finally:
-            self._turn.release()
-        if not self._hub.wait(calls, check, _END_S):
-            log.warning("query %s was dropped, but a thread of it still runs a function of yours", self.name)
-
-    def hear(self, facts: Mapping[str, Any], attachment: bytes, member: Member) -> None:
-        """A member says that the workers of a generation have failed."""
-        self._generations.hear(facts, attachment, member)
-
-    def hear_lost(self, member: Member) -> None:
-        """A member is gone."""
-        self._generations.hear_lost(member)
+        return self._executor.owners(self.id)
 
     def __repr__(self) -> str:
         return f"<Query {self.name!r} {self.status}; completed epoch {self.completed}>"
 
-    # Epochs
+    # Calls
 
     def batch(
         self,
@@ -200,38 +197,111 @@ class Query:
     ) -> None:
         """Run or re-serve one batch, with the functions of a program that fits the state."""
         with self._taking_turn(check):
-            self._adopt(program)
-            frozen, measured = self._epoch(df, batch_id, check)
-            clock = time.monotonic()
+            if self._clock[0] != batch_id:
+                self._clock = (batch_id, int(time.time() * 1_000))
+            measured = _Measured(time.time())
+
+            def feed(facts: Mapping[str, Any]) -> Event:
+                return self._feed(df, facts, measured)
+
+            def serve(facts: Mapping[str, Any]) -> Event:
+                return self._serve(df.sparkSession, facts, sink, late, measured)
+
+            asked = {
+                "query": self.id,
+                "epoch": batch_id,
+                "clock_ms": self._clock[1],
+                # Spark asks for the next batch only after it has committed this one.
+                "committed": batch_id - 1 if batch_id > 0 else None,
+            }
             try:
-                self._serve(df.sparkSession, frozen, sink, late)
+                self._call({"Batch": asked}, {"Feed": feed, "Sink": serve}, check, program)
             finally:
-                if measured is not None:
-                    serve = time.monotonic() - clock
-                    self._setup.recorder.epoch(replace(measured, seconds=measured.seconds + serve, serve_s=serve))
+                if measured.run_s:
+                    seconds = measured.feed_s + measured.run_s + measured.serve_s
+                    self._setup.recorder.epoch(
+                        Epoch(
+                            batch_id,
+                            measured.started,
+                            seconds,
+                            measured.rows,
+                            self.name,
+                            feed_s=measured.feed_s,
+                            run_s=measured.run_s,
+                            serve_s=measured.serve_s,
+                        )
+                    )
 
     def finish(self, session: SparkSession, check: Check) -> DataFrame:
         """Run the final epoch, with the watermark at infinity, and return what it gives."""
         with self._taking_turn(check):
-            status = self._generations.status
-            if status is Status.FINISHED:
-                assert self._frozen is not None
-                return self._frame(session, self._frozen, "rows")
-            if status is Status.LOST:
-                raise StateLost(f"query {self.name} cannot be finished: {self._generations.trouble}")
-            if status is Status.FRESH:
-                return self._frame(session, _Frozen(0, (), (), 0), "rows")
-            # An epoch that was stopped is no part of it, even if it was completed since: Spark has not committed it.
-            if not self._served:
-                raise EngineError(
-                    f"batch {self.completed} of query {self.name} was computed but its sink did not return; start the"
-                    " query again from its checkpoint, so that Spark replays the batch, then finish"
-                )
-            assert self.completed is not None
-            epoch = self.completed + 1
-            frozen = self._persist(epoch, check, lambda: self._run(epoch, (), None, check, finish=True))
-            self._generations.finish()
-            return self._frame(session, frozen, "rows")
+
+            def keep(facts: Mapping[str, Any]) -> Event:
+                self._rest = (facts["epoch"], self._pieces(facts["pieces"], "rows"))
+                return _ended("Sunk", facts)
+
+            asked = {"query": self.id, "clock_ms": int(time.time() * 1_000), "committed": None}
+            self._call({"Finish": asked}, {"Sink": keep}, check, self.program)
+            return self._frame(session, *self._rest, "rows")
+
+    def migrate(self, handle: Migration, to: Any, moves: Any, strategy: str, batch_size: int) -> None:
+        """Move bins when the migrations before have ended, and enter that into a handle."""
+        step, bits = step_bins(strategy, batch_size), self._setup.bits
+        wish = Wish.of(to, moves, strategy, batch_size, 1 << bits, _MOST_WORKERS)
+        told: Any = "Even"
+        if wish.moves is not None:
+            told = {"Moves": [[[bin_, bits], worker] for bin_, worker in wish.moves]}
+        elif wish.to is not None:
+            # From nowhere every bin moves; which of them are there already is known when the turn comes.
+            nowhere = [[-1] * (1 << bits)] * len(self.program.operators)
+            told = {"To": [worker for _, worker in moves_to(nowhere, wish.to, _MOST_WORKERS)] if nowhere else []}
+        self._setup.moves.ask(self.id, self.name, handle, told, step, strategy)
+
+    def end(self, check: Check) -> None:
+        """Forget everything, here and at the members; waits for their threads for a while.
+
+        Raises
+        ------
+        EngineError
+            When a batch runs.
+        """
+        busy = EngineError(f"a batch of query {self.name} ({self.id}) runs: stop it, then drop it", query=self.id)
+        if not self._turn.acquire(blocking=False):
+            raise busy
+        try:
+            self._executor.ask({"Drop": {"query": self.id}})
+            if self._dropped is not None and "Err" in self._dropped["outcome"]:
+                self._dropped = None
+                raise busy
+            self._over = True
+        finally:
+            self._turn.release()
+        if not self._hub.wait_for(lambda: self._dropped is not None, check, _END_S):
+            log.warning("query %s was dropped, but a thread of it still runs a function of yours", self.name)
+
+    # What the protocol says, in the executor's thread
+
+    def tell(self, effect: str, facts: Mapping[str, Any]) -> None:
+        """Work for who waits for a call, or its end."""
+        if effect == "Dropped":
+            self._dropped = facts
+        elif self._waiting is not None:
+            self._waiting.inbox.append((effect, facts))
+        self._hub.wake()
+
+    def hear(self, failure: Failure) -> None:
+        """A failure at a member, whose facts the protocol does not know."""
+        if self._waiting is not None:
+            self._waiting.failures.append(failure)
+
+    def fail(self, error: EngineError) -> None:
+        """The engine cannot go on."""
+        if self._waiting is not None:
+            self._waiting.raised = error
+            self._waiting.inbox.append(("Broken", {}))
+        self._hub.wake()
+
+    # Inside
 
     @contextlib.contextmanager
     def _taking_turn(self, check: Check) -> Iterator[None]:
@@ -245,267 +315,196 @@ class Query:
         finally:
             self._turn.release()
 
-    def _adopt(self, program: Program) -> None:
-        """Go on with the functions of a program: edited ones need workers that have them."""
-        if program is self.program or program.same_functions(self.program):
+    def _call(
+        self,
+        asked: Event,
+        work: Mapping[str, Callable[[Mapping[str, Any]], Event]],
+        check: Check,
+        program: Program | None = None,
+    ) -> None:
+        """Ask the protocol, and do the work that it wants done here until it lets the call return or raise."""
+        waiting = self._waiting = _Waiting()
+        before = self.program
+        try:
+            if program is not None:
+                self._open(program)
+            self._executor.post(asked)
+            while not waiting.over:
+                self._hub.wait_for(lambda: bool(waiting.inbox), check)
+                effect, facts = waiting.inbox.popleft()
+                if effect not in work:
+                    waiting.over = True
+                    self._end(effect, facts, waiting, before)
+                    return
+                try:
+                    ended = work[effect](facts)
+                except Exception as error:
+                    check()  # one that was stopped has not failed
+                    waiting.raised = error
+                    ended = _ended("Fed" if effect == "Feed" else "Sunk", facts, error)
+                self._executor.post(ended)
+        except BaseException:
+            if not waiting.over:
+                self._abandon()
+            raise
+        finally:
+            self._waiting = None
+
+    def _open(self, program: Program) -> None:
+        if self._functions == 0 or not (program is self.program or program.same_functions(self.program)):
+            if self._functions:
+                log.info("query %s: its functions have changed, new workers go on from its state", self.name)
+            self._functions += 1
+            self.program = program
+        operators = [
+            {"name": name, "kind": kind, "types": types, "version": 1} for name, kind, types in self.program.operators
+        ]
+        opened = {
+            "plan": {"operators": operators, "sources": ["input"]},
+            "lateness_us": self.program.flow.lateness_ms * 1_000,
+            "durable": False,
+            "functions": self._functions,
+        }
+        self._executor.post({"Open": {"query": self.id, "program": opened}})
+
+    def _abandon(self) -> None:
+        """Nobody waits for the call any more."""
+        with contextlib.suppress(EngineError):  # the engine has failed, and every call with it
+            self._executor.ask({"Stop": {"query": self.id}})
+
+    def _end(self, effect: str, facts: Mapping[str, Any], waiting: _Waiting, before: Program) -> None:
+        """The call returns, or raises what became of it."""
+        if effect == "Complete":
             return
-        log.info("query %s: its functions have changed, new workers go on from its state", self.name)
-        self.program = program
-        # An epoch that nobody was given is computed again by the new functions.
-        self._pending = None
-        self._generations.adopt(program)
+        if effect == "Broken":
+            assert waiting.raised is not None
+            raise waiting.raised
+        error, text = facts["error"], facts["text"]
+        kind = error if isinstance(error, str) else next(iter(error))
+        told = {} if isinstance(error, str) else error[kind]
+        about: dict[str, Any] = {"query": self.id, "engine": self._setup.engine}
+        where = f"query {self.name} ({self.id}) of engine {self._setup.engine}: "
+        if kind == "Abandoned":
+            raise Abandoned(told["epoch"])
+        if kind in ("Feed", "Sink") and waiting.raised is not None:
+            raise _reason(waiting.raised) from waiting.raised.__cause__
+        if kind == "Member":
+            failure = next((one for one in waiting.failures if one.facts.get("message", "") == told["message"]), None)
+            raised = EngineError(where + text, **about) if failure is None else failure.exception()
+            raise raised from raised.__cause__
+        if kind == "StateLost":
+            self._setup.recorder.forget(self.name)
+            if told["member"] is not None:
+                member = self._hub.known(told["member"])
+                about |= {"member": member.id, "executor": member.executor}
+            raise StateLost(where + text, **about, epoch=told["epoch"])
+        if kind == "OtherPlan":
+            self.program = before
+        if kind == "OutOfOrder":
+            about |= {"epoch": told["asked"], "expected": told["at"] + 1}
+        if kind == "NoMembers":
+            text += f"; missing: {self._setup.residents.missing()}"
+        raise EngineError(where + text, **about)
 
-    def _epoch(self, df: DataFrame, batch_id: int, check: Check) -> tuple[_Frozen, Epoch | None]:
-        """The outputs of a batch, and what it took to compute them; None where they were still here."""
-        self._settle_past()
-        if self._generations.status is Status.FINISHED:
-            raise EngineError(f"query {self.name} ({self.id}) is finished; batch {batch_id} comes too late")
-        if self.completed is not None and batch_id == self.completed and self._frozen is not None:
-            try:
-                self._generations.require_members(batch_id)
-                log.info("query %s: batch %d again, its outputs are still here", self.name, batch_id)
-                return self._frozen, None
-            except Shorthanded as gone:
-                log.info("query %s: batch %d again, its outputs are gone: %s", self.name, batch_id, gone)
-                self.completed = batch_id - 1 if batch_id > 0 else None
-                self.late_rows -= self._frozen.late_rows
-                self._watermark = self._frozen.watermark
-                self._frozen, self._served = None, True
-        self._admit(batch_id)
-        return self._persist(batch_id, check, lambda: self._compute(df, batch_id, check))
+    # In the thread of who waits
 
-    def _persist(self, epoch: int, check: Check, work: Callable[[], T]) -> T:
-        """Run an epoch; again, when it is shorthanded."""
-        tries = 1
-        while True:
-            try:
-                self._ready(epoch, check)
-                return work()
-            except Shorthanded as gone:
-                if tries == _TRIES:
-                    raise EngineError(
-                        f"epoch {epoch} of query {self.name} was begun {tries} times, and each time a member was lost;"
-                        f" at last {gone}",
-                        **gone.data,
-                    ) from gone
-                log.warning("query %s: %s; nothing is lost, epoch %d begins again", self.name, gone, epoch)
-                tries += 1
-
-    def _compute(self, df: DataFrame, epoch: int, check: Check) -> tuple[_Frozen, Epoch]:
-        """Feed and run an epoch; its outputs, and what they took."""
-        if self.completed is not None:
-            # Spark asks for the next batch only after it has committed this one.
-            for member in self._generations.members:
-                self._hub.call(member, {"do": "close_epoch", "query": self.id, "epoch": self.completed})
-            self._frozen = None
-        started = time.time()
+    def _feed(self, df: DataFrame, facts: Mapping[str, Any], measured: _Measured) -> Event:
+        """Bring the rows of a batch to the members; the receipts that come back are the commit."""
         clock = time.monotonic()
-        receipts = self._feed(df, epoch, check)
-        fed = time.monotonic()
-        frozen = self._run(epoch, receipts, self._watermark_after(receipts), check)
-        rows = sum(receipt.rows for receipt in receipts)
-        ended = time.monotonic()
-        return frozen, Epoch(epoch, started, ended - clock, rows, self.name, feed_s=fed - clock, run_s=ended - fed)
-
-    def _keeps(self) -> bool:
-        """Whether the members hold what a batch would not make again."""
-        return bool(self.program.keyed_steps) and self.completed is not None
-
-    def _admit(self, batch_id: int) -> None:
-        """Refuse any batch id that the state does not belong to."""
-        if self._generations.status is Status.LOST:
-            if batch_id == 0:
-                self._generations.become(Status.FRESH)
-                return
-            raise StateLost(
-                f"query {self.name} ({self.id}) is at batch {batch_id}, but its state is lost:"
-                f" {self._generations.trouble}; start a new query from batch 0 (a new checkpoint)",
-                query=self.id,
-                epoch=batch_id,
-            )
-        if self.completed is None:
-            if batch_id == 0 or not self.program.keyed_steps:
-                return
-            raise StateLost(
-                f"Spark query {self.id} ({self.name}) is at batch {batch_id}, but engine {self._setup.engine} holds no"
-                f" state of batches 0 to {batch_id - 1} of it: it died with the engine that ran them, or was dropped;"
-                " start a new query from batch 0 (a new checkpoint)",
-                query=self.id,
-                engine=self._setup.engine,
-                epoch=batch_id,
-                expected=0,
-            )
-        if batch_id != self.completed + 1:
-            raise EngineError(
-                f"Spark query {self.id} ({self.name}) asks for batch {batch_id}, but its state in engine"
-                f" {self._setup.engine} is at batch {self.completed}: only {self.completed + 1} can follow",
-                query=self.id,
-                engine=self._setup.engine,
-                epoch=batch_id,
-                expected=self.completed + 1,
-            )
-
-    def _forget(self) -> None:
-        """The state is gone, and with it what was reached with it."""
-        self._frozen, self._served, self.completed, self._watermark = None, True, None, None
-        self._pending = self._fed = None
-        self._clock = (-1, self._clock[1])
-        self._setup.recorder.forget(self.name)
-
-    def _ready(self, epoch: int, check: Check) -> None:
-        """Have workers that can run an epoch, and nothing of an earlier attempt at it."""
-        self._generations.ready(epoch, self.completed, self._watermark, check)
-        if self._fed is not None:
-            request = {"do": "discard", "query": self.id, "epoch": self._fed}
-            # The rows come over other connections: any that came before the discard would be lost with the old ones.
-            self._generations.answers(
-                [self._hub.call(member, request) for member in self._generations.members], epoch, check
-            )
-            self._fed = None
-
-    def _settle_past(self) -> None:
-        """Find out what became of an epoch that was released and then abandoned."""
-        pending = self._pending
-        if pending is None or pending.generation != self._generations.number:
-            return
-        if not all(call.served for call in pending.calls):
-            return
-        # Nobody waited for it, but it was completed everywhere.
-        self._complete(pending.epoch, pending.calls, pending.watermark)
-        self._generations.succeeded()
-
-    # One epoch
-
-    def _feed(self, df: DataFrame, epoch: int, check: Check) -> tuple[feeds.Receipt, ...]:
-        """Bring the rows to the members; the receipts that come back are the commit."""
-        flow = self.program.flow
+        flow, epoch = self.program.flow, facts["epoch"]
         wanted = _select(flow, df)
         if self.program.ordered and flow.order_by:
             wanted = wanted.sort(*(_quoted(name) for name in flow.order_by))
-        seats = tuple(feeds.Seat(member.id, member.executor, member.address) for member in self._generations.members)
+        members = [self._hub.known(one) for one in facts["members"]]
+        seats = tuple(feeds.Seat(member.id, member.executor, member.address) for member in members)
         task = feeds.FeedTask(self.id, epoch, flow.input_schema, seats, self._setup.secret, self._setup.silence)
-        self._fed = epoch
-        try:
-            with described(df.sparkSession, f"penstock {self.name}: feed epoch {epoch}"):
-                rows = by_place(wanted).mapInArrow(task, feeds.RECEIPTS_DDL).collect()
-        except Exception as error:
-            # First the reasons that are ours to tell; `check` raises when the query was stopped.
-            check()
-            text = str(error)
-            # A task gives a silent member up on its own; the registry does a little later, and says who it is.
-            patience = 1.0 + (self._setup.silence if "penstock.errors.ProtocolError" in text else 0.0)
-            self._generations.await_loss(patience, check)
-            self._generations.require_members(epoch)
-            for kind in (SchemaError, StorageError):
-                mark = f"penstock.errors.{kind.__name__}:"
-                line = next((line for line in text.splitlines() if mark in line), None)
-                if line is not None:
-                    raise kind(line.partition(mark)[2].strip()) from None
-            raise
+        with described(df.sparkSession, f"penstock {self.name}: feed epoch {epoch}"):
+            rows = by_place(wanted).mapInArrow(task, feeds.RECEIPTS_DDL).collect()
         receipts = [feeds.Receipt(**row.asDict()) for row in rows]
-        receipts.sort(key=lambda receipt: receipt.partition)
-        if len({receipt.partition for receipt in receipts}) != len(receipts):
-            raise EngineError(f"Spark delivered two attempts of one partition of epoch {epoch}")
-        return tuple(receipts)
-
-    def _watermark_after(self, receipts: Sequence[feeds.Receipt]) -> int | None:
-        """The watermark at the end of an epoch: it never goes back, and moves only with rows."""
-        times = [receipt.max_event_time for receipt in receipts if receipt.max_event_time is not None]
-        if not times:
-            return self._watermark
-        reached = max(times) - self.program.flow.lateness_ms * 1_000
-        return reached if self._watermark is None else max(self._watermark, reached)
-
-    def _run(
-        self,
-        epoch: int,
-        receipts: Sequence[feeds.Receipt],
-        watermark: int | None,
-        check: Check,
-        finish: bool = False,
-    ) -> _Frozen:
-        """Release an epoch and wait until it is complete everywhere."""
-        self._generations.require_members(epoch)
-        if self._clock[0] != epoch:
-            self._clock = (epoch, max(self._clock[1], int(time.time() * 1_000)))
-        clock_ms = self._clock[1]
-        before, rows_before = 0, {}
         for receipt in receipts:
-            rows_before[receipt.partition] = before
-            before += receipt.rows
-        calls = []
-        for member in self._generations.members:
-            own = [
-                {
-                    "partition": receipt.partition,
-                    "attempt": receipt.attempt,
-                    "rows": receipt.rows,
-                    "rows_before": rows_before[receipt.partition],
-                }
-                for receipt in receipts
-                if receipt.member == member.id
-            ]
-            request = {
-                "do": "release",
-                "query": self.id,
-                "generation": self._generations.number,
-                "epoch": epoch,
-                "feeds": own,
-                "watermark": watermark,
-                "clock_ms": clock_ms,
-                "finish": finish,
+            told = {
+                "partition": receipt.partition,
+                "attempt": receipt.attempt,
+                "member": receipt.member,
+                "rows": receipt.rows,
+                "max_event_time": receipt.max_event_time,
+                "hash": 0,
             }
-            calls.append((member, request))
-        try:
-            sent = [self._hub.call(member, request) for member, request in calls]
-            self._pending = _Pending(self._generations.number, epoch, tuple(sent), watermark)
-            self._generations.answers(sent, epoch, check)
-        except BaseException:
-            # Whatever it was, the next batch starts from the last completed epoch.
-            self._generations.failed()
-            raise
-        return self._complete(epoch, sent, watermark)
-
-    def _complete(self, epoch: int, calls: Sequence[Call], watermark: int | None) -> _Frozen:
-        rows, late, late_rows = [], [], 0
-        for call in calls:
-            for piece in call.body["pieces"]:
-                if piece["rows"]:
-                    rows.append(drains.Piece(call.member.address, piece["piece"], piece["rows"]))
-                if piece["late_rows"]:
-                    late.append(drains.Piece(call.member.address, piece["piece"], piece["late_rows"]))
-                late_rows += piece["late_rows"]
-        self._pending = self._fed = None
-        self.completed = epoch
-        before, self._watermark = self._watermark, watermark
-        self.late_rows += late_rows
-        self._served = False
-        self._frozen = _Frozen(epoch, tuple(rows), tuple(late), late_rows, before)
-        return self._frozen
+            self._executor.post({"Receipt": {"ticket": facts["ticket"], "receipt": told}})
+        measured.rows = sum(receipt.rows for receipt in receipts)
+        measured.fed = time.monotonic()
+        measured.feed_s += measured.fed - clock
+        return _ended("Fed", facts)
 
     def _serve(
         self,
         session: SparkSession,
-        frozen: _Frozen,
+        facts: Mapping[str, Any],
         sink: Callable[[DataFrame, int], Any],
         late: Callable[[DataFrame, int], Any] | None,
-    ) -> None:
-        sink(self._frame(session, frozen, "rows"), frozen.epoch)
-        if late is not None:
-            late(self._frame(session, frozen, "late"), frozen.epoch)
-        elif frozen.late_rows:
-            log.warning("query %s: %d late rows in epoch %d", self.name, frozen.late_rows, frozen.epoch)
-        self._served = True
-        # It is answered from the frozen outputs from now on and never undone: what is kept for that may go.
-        for member in self._generations.members:
-            self._hub.call(member, {"do": "settle_epoch", "query": self.id, "epoch": frozen.epoch})
+        measured: _Measured,
+    ) -> Event:
+        """Hand the results of an epoch on."""
+        clock, epoch, pieces = time.monotonic(), facts["epoch"], facts["pieces"]
+        if measured.fed:
+            measured.run_s += clock - measured.fed
+            measured.fed = 0.0
+        try:
+            sink(self._frame(session, epoch, self._pieces(pieces, "rows"), "rows"), epoch)
+            late_rows = sum(piece["late_rows"] for piece in pieces)
+            if late is not None:
+                late(self._frame(session, epoch, self._pieces(pieces, "late_rows"), "late"), epoch)
+            elif late_rows:
+                log.warning("query %s: %d late rows in epoch %d", self.name, late_rows, epoch)
+        finally:
+            measured.serve_s += time.monotonic() - clock
+        return _ended("Sunk", facts)
 
-    def _frame(self, session: SparkSession, frozen: _Frozen, which: Literal["rows", "late"]) -> DataFrame:
-        pieces, schema = (
-            (frozen.rows, self.program.output) if which == "rows" else (frozen.late, self.program.flow.input_schema)
+    def _pieces(self, pieces: Sequence[Mapping[str, Any]], which: str) -> tuple[drains.Piece, ...]:
+        return tuple(
+            drains.Piece(self._hub.known(piece["member"]).address, piece["number"], piece[which])
+            for piece in pieces
+            if piece[which]
         )
+
+    def _frame(
+        self, session: SparkSession, epoch: int, pieces: tuple[drains.Piece, ...], which: Literal["rows", "late"]
+    ) -> DataFrame:
+        schema = self.program.output if which == "rows" else self.program.flow.input_schema
         secret, silence = self._setup.secret, self._setup.silence
-        return drains.outputs(session, self.id, frozen.epoch, which, pieces, schema, secret, silence)
+        return drains.outputs(session, self.id, epoch, which, pieces, schema, secret, silence)
+
+
+def _ended(event: str, facts: Mapping[str, Any], error: Exception | None = None) -> Event:
+    """How some work ended, for the protocol."""
+    outcome: Any = {"Ok": None} if error is None else {"Err": {"kind": _kind(event, error), "message": str(error)}}
+    return {event: {"ticket": facts["ticket"], "outcome": outcome}}
+
+
+def _kind(event: str, error: BaseException) -> str:
+    """What the protocol is to make of an exception of Spark's or of the sink's.
+
+    What could not be reached or read at a member may be an echo of its loss, whoever raises it.
+    """
+    seen: BaseException | None = error
+    while seen is not None:
+        if any(name in f"{type(seen).__name__}: {seen}" for name in ("ProtocolError", "AuthenticationError")):
+            return "Echo"
+        seen = seen.__cause__ or seen.__context__
+    if event == "Sunk":
+        return "User"
+    return "Internal" if _reason(error) is error else "Data"
+
+
+def _reason(error: BaseException) -> BaseException:
+    """penstock's own reason in what Spark raised for a feed, where there is one."""
+    text = str(error)
+    for kind in (SchemaError, StorageError):
+        mark = f"penstock.errors.{kind.__name__}:"
+        line = next((line for line in text.splitlines() if mark in line), None)
+        if line is not None:
+            return kind(line.partition(mark)[2].strip())
+    return error
 
 
 @contextlib.contextmanager

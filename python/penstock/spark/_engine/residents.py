@@ -1,12 +1,11 @@
 """Resident members: long-running Spark tasks, and the driver's threads that keep them running.
 
-Owns: one single-task job for each resident, submitted from a plain thread with its own job group and no
-inherited properties, so that nothing that stops a query stops a resident; resubmission with growing pauses when
-a job ends; and the placement on distinct executors, by sending a member away that sits on an occupied executor
-while another one has none.
+Owns: one single-task job for each slot that the engine's protocol wants served, submitted from a plain thread with its
+own job group and no inherited properties, so that nothing that stops a query stops a resident; and resubmission with
+growing pauses when a job ends. Which member serves a slot, and which is sent away, is decided by the protocol.
 
-Invariants: at most one accepted member for each slot. A replacement is a new member; it holds no state until it
-is given some. Closing ends every job and thread.
+Invariants: a slot has one thread at most, which runs one job after the other until the slot is retired. Closing ends
+every job and thread.
 
 Spark ends all attempts of a task once one of them returns. So an attempt that Spark started beside one that serves
 (speculation) does not return: it keeps its slot and does nothing until Spark kills it. When the one that serves is
@@ -22,10 +21,11 @@ import os
 import platform
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from penstock.spark._engine.executor import Executor
 from penstock.spark._engine.hub import Hub, Member
 from penstock.spark._tasks.memory import Hints, local_folders, staging_bytes
 from penstock.spark._tasks.place import Secret, executor_name
@@ -39,12 +39,16 @@ log = logging.getLogger(__name__)
 _PAUSE_S = (0.1, 10.0)
 #: A resident that served for so long begins with the short pause again, seconds.
 _STEADY_S = 30.0
-#: How often one resident is sent away for the sake of placement before it may stay anywhere.
-_TRIES = 25
 #: How long closing waits for members to end by themselves before their jobs are cancelled, seconds.
 _GRACE_S = 5.0
 #: A member that is dismissed with a reason that begins so belongs to a second attempt of a task.
-_SPARE = "another attempt serves: "
+_SPARE = "another attempt serves"
+#: What members are told that are sent away.
+_REASONS = {
+    "Spare": _SPARE,
+    "Crowded": "its executor has a member, another one has none",
+    "Unneeded": "it is not needed any more",
+}
 #: The setting with which Spark starts second attempts of jobs of a single task.
 _THRESHOLD = "spark.speculation.task.duration.threshold"
 #: How often an attempt that waits to be killed looks whether somebody is left to do it, seconds.
@@ -175,7 +179,10 @@ class _Seat:
     #: Job group of its present job: each job has one of its own, so that cancelling one cannot hit the next.
     group: str = ""
     thread: threading.Thread | None = None
+    #: The one that serves, or served last.
     member: Member | None = None
+    #: Nobody wants it any more.
+    retired: threading.Event = field(default_factory=threading.Event)
     #: Attempts of the present job that wait to be killed.
     spares: int = 0
     #: How often a member was sent away to find a better executor.
@@ -193,12 +200,12 @@ class Residents:
         Where their jobs run.
     hub : Hub
         Where they register; must not have started.
+    executor : Executor
+        Says which slots are served, and by whom; must not have started.
     secret : Secret
         The engine's.
     name : str
         The engine's.
-    count : int
-        How many.
     silence, staging_memory, staging_folders
         For the members, see `ResidentTask`.
     """
@@ -207,9 +214,9 @@ class Residents:
         self,
         sc: Any,
         hub: Hub,
+        executor: Executor,
         secret: Secret,
         name: str,
-        count: int,
         silence: float = 60.0,
         staging_memory: int | None = None,
         staging_folders: tuple[str, ...] = (),
@@ -218,14 +225,17 @@ class Residents:
         self._silence = silence
         self._staging = (staging_memory, staging_folders)
         self._hub = hub
+        self._executor = executor
         self._secret = secret
         self._name = name
         self._closing = threading.Event()
-        self._seats = [_Seat(slot) for slot in range(count)]
+        self._lock = threading.Lock()
+        self._seats: dict[int, _Seat] = {}
         hub.listen(joined=self._on_joined, lost=self._on_lost)
+        executor.perform(StartResident=self._start, RetireResident=self._retire, Dismiss=self._dismiss)
 
-    def start(self) -> None:
-        """Submit all resident jobs."""
+    def warn(self) -> None:
+        """Name what Spark does with tasks that run for long."""
         conf = self._sc.getConf()
         if conf.get("spark.speculation", "false") == "true" and conf.get(_THRESHOLD, None) is not None:
             log.warning(
@@ -234,26 +244,26 @@ class Residents:
                 _THRESHOLD,
                 self._name,
             )
-        for seat in self._seats:
-            seat.thread = threading.Thread(
-                target=self._reside, args=(seat,), name=f"penstock-resident-{self._name}-{seat.slot}", daemon=True
-            )
-            seat.thread.start()
+
+    def _all(self) -> list[_Seat]:
+        with self._lock:
+            return [seat for _, seat in sorted(self._seats.items()) if not seat.retired.is_set()]
 
     @property
     def complete(self) -> bool:
-        """Whether every slot has a member."""
-        return all(self._alive(seat) for seat in self._seats)
+        """Whether every slot has a member; False before any is wanted."""
+        seats = self._all()
+        return bool(seats) and all(self._alive(seat) for seat in seats)
 
     @property
     def members(self) -> list[Member]:
         """The accepted members that are alive, by slot."""
-        return [seat.member for seat in self._seats if seat.member is not None and self._alive(seat)]
+        return [seat.member for seat in self._all() if seat.member is not None and self._alive(seat)]
 
     def missing(self) -> str:
         """What is missing, for people; empty when nothing is."""
         parts = []
-        for seat in self._seats:
+        for seat in self._all():
             if not self._alive(seat):
                 why = f" (last one: {seat.last})" if seat.last else ""
                 parts.append(f"resident {seat.slot}{why}")
@@ -266,15 +276,19 @@ class Residents:
     def close(self) -> None:
         """End all members and jobs; waits until they have ended."""
         self._closing.set()
+        with self._lock:
+            seats = list(self._seats.values())
+        for seat in seats:
+            seat.retired.set()
         for member in self._hub.connected():
             self._hub.dismiss(member, "the engine is closing")
         self._hub.wait_for(lambda: not self._hub.connected(), timeout=_GRACE_S)
         deadline = time.monotonic() + 2 * _GRACE_S
         # Members that have ended give their tasks back within moments; whatever else there is gets cancelled.
-        for seat in self._seats:
+        for seat in seats:
             self._join(seat, 0.5)
-        while any(seat.thread is not None and seat.thread.is_alive() for seat in self._seats):
-            for seat in self._seats:
+        while any(seat.thread is not None and seat.thread.is_alive() for seat in seats):
+            for seat in seats:
                 if seat.thread is not None and seat.thread.is_alive():
                     with contextlib.suppress(Exception):
                         self._sc.cancelJobGroup(seat.group)
@@ -299,18 +313,18 @@ class Residents:
         task = ResidentTask(
             self._hub.address, self._secret, self._name, seat.slot, self._silence, memory, hints, folders
         )
-        while not self._closing.is_set():
+        while not seat.retired.is_set():
             began = time.monotonic()
             tries = seat.tries
             seat.last = self._serve(seat, task)
-            if self._closing.is_set() or self._sc._jsc is None:
+            if seat.retired.is_set() or self._sc._jsc is None:
                 return
             if seat.tries > tries or time.monotonic() - began > _STEADY_S:
                 pause = _PAUSE_S[0]
             else:
                 log.warning("resident %d of engine %s ended: %s", seat.slot, self._name, seat.last)
             self._hub.wake()
-            self._closing.wait(pause)
+            seat.retired.wait(pause)
             pause = min(2 * pause, _PAUSE_S[1])
 
     def _serve(self, seat: _Seat, task: ResidentTask) -> str:
@@ -327,43 +341,75 @@ class Residents:
     # In the hub's thread
 
     def _on_joined(self, member: Member) -> None:
-        if self._closing.is_set() or not 0 <= member.slot < len(self._seats):
+        if self._closing.is_set():
             self._hub.dismiss(member, "the engine is closing")
             return
-        seat = self._seats[member.slot]
-        if self._alive(seat):
-            # Spark runs a second attempt beside the first (speculation).
-            seat.spares += 1
-            self._hub.dismiss(member, f"{_SPARE}{seat.member} is resident {seat.slot}")
-            return
-        taken = {other.executor for other in self.members}
-        if member.executor in taken and seat.tries < _TRIES and self._room_elsewhere(taken):
-            seat.tries += 1
-            self._hub.dismiss(member, "its executor has a member, another one has none")
-            return
-        seat.member = member
-        log.info("%s joined engine %s", member, self._name)
+        try:
+            executors = executor_count(self._sc)
+        except Exception:
+            executors = 0
+        told = {"slot": member.slot, "member": member.id, "executor": member.executor, "executors": executors}
+        self._executor.post({"MemberUp": told}, then=lambda: self._seated(member))
 
     def _on_lost(self, member: Member) -> None:
-        seat = self._seats[member.slot] if 0 <= member.slot < len(self._seats) else None
-        if seat is not None and seat.member is member and not self._closing.is_set():
-            seat.tries = 0
+        if not self._closing.is_set() and not member.dismissed:
             log.warning("%s is gone: %s", member, member.lost)
-            if member.hung or seat.spares:
-                # Its process, or one that waits beside it, still holds a task slot, and Spark starts no other while it
-                # does. Spark kills it, however it hangs, and the job is submitted again.
-                name = f"penstock-cancel-{self._name}-{seat.slot}"
-                threading.Thread(target=self._cancel, args=(seat.group,), name=name, daemon=True).start()
+
+    # In the executor's thread
+
+    def _start(self, facts: Mapping[str, Any]) -> None:
+        """Keep a resident running in a slot."""
+        with self._lock:
+            seat = self._seats.get(facts["slot"])
+            if seat is None or seat.retired.is_set():
+                seat = self._seats[facts["slot"]] = _Seat(facts["slot"])
+        if seat.thread is None:
+            name = f"penstock-resident-{self._name}-{seat.slot}"
+            seat.thread = threading.Thread(target=self._reside, args=(seat,), name=name, daemon=True)
+            seat.thread.start()
+            return
+        gone, seat.member = seat.member, None
+        if gone is not None and (gone.hung or seat.spares):
+            # Its process, or one that waits beside it, still holds a task slot, and Spark starts no other while it
+            # does. Spark kills it, however it hangs, and the job is submitted again.
+            name = f"penstock-cancel-{self._name}-{seat.slot}"
+            threading.Thread(target=self._cancel, args=(seat.group,), name=name, daemon=True).start()
+
+    def _retire(self, facts: Mapping[str, Any]) -> None:
+        """End the resident of a slot, and run none."""
+        with self._lock:
+            seat = self._seats[facts["slot"]]
+        seat.retired.set()
+        if seat.member is not None:
+            self._hub.dismiss(seat.member, _REASONS["Unneeded"])
+        elif not self._closing.is_set():
+            # Nobody serves it yet: its job waits for a task slot.
+            name = f"penstock-cancel-{self._name}-{seat.slot}"
+            threading.Thread(target=self._cancel, args=(seat.group,), name=name, daemon=True).start()
+
+    def _dismiss(self, facts: Mapping[str, Any]) -> None:
+        """Send a member away."""
+        member, why = self._hub.known(facts["member"]), facts["why"]
+        with self._lock:
+            seat = self._seats.get(member.slot)
+        if seat is not None:
+            seat.spares += why == "Spare"
+            seat.tries += why == "Crowded"
+        self._hub.dismiss(member, _REASONS[why])
+
+    def _seated(self, member: Member) -> None:
+        """The protocol has heard of a member, and may have sent it away."""
+        if member.dismissed:
+            return
+        with self._lock:
+            seat = self._seats[member.slot]
+        seat.member, seat.tries = member, 0
+        log.info("%s joined engine %s", member, self._name)
+        self._hub.wake()
 
     def _cancel(self, group: str) -> None:
         with contextlib.suppress(Exception):
             self._sc.cancelJobGroup(group)
-
-    def _room_elsewhere(self, taken: set[str]) -> bool:
-        try:
-            return executor_count(self._sc) > len(taken)
-        except Exception:
-            return False
 
 
 def _short(error: BaseException) -> str:

@@ -1,15 +1,18 @@
-//! The thread of one query: starts and ends its generations, releases its epochs, answers.
+//! The thread of one query: does what the protocol asks of a member.
 //!
-//! Everything that may take long for one query happens here, so that neither the control loop nor
-//! another query waits for it. The thread never waits for an epoch either: it hears from the
-//! workers by events and from the control loop by commands. Every request is answered exactly once,
-//! also when the host panics.
+//! What happens when is decided by [`penstock_engine::Member`]; here its effects are done: workers are started and ended, epochs
+//! released, outputs frozen, requests answered. Everything that may take long for one query happens here, so that neither the control loop
+//! nor another query waits for it. The thread never waits for an epoch either: it hears from the workers by events and from the
+//! control loop by commands. Every request is answered exactly once, also when the host panics.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
 use crossbeam::channel::{Receiver, Sender, never, select, unbounded};
+use penstock_engine::{
+    Answer, DataFile, Handle, Member, MemberEffect, MemberEvent, Range, Ranges, Release, Request, Stamp, Start, Ticket,
+};
 use serde_json::{Value, json};
 
 use super::Incoming;
@@ -17,64 +20,59 @@ use super::core::{Core, Outgoing, Query};
 use super::generation_mesh;
 use super::outputs::Piece;
 use crate::error::Failure;
-use crate::host::{Host, HostEvent, Keep};
-use crate::message::{Release, Resume, Start};
+use crate::host::{Done, Host, HostEvent, Keep, Launch};
+use crate::message::Ask;
 
 /// What the control loop asks for.
 #[derive(Debug)]
 pub(super) enum Command {
-    Start { call: u64, start: Box<Start>, attachment: Vec<u8> },
-    Release { call: u64, release: Release },
-    Migrate { call: u64, generation: u64, handle: u64, steps: Vec<Vec<(u32, u32)>> },
-    Cancel { call: u64, generation: u64, handle: u64 },
-    Stop { call: u64, generation: u64, keep: bool, epoch: Option<u64> },
-    Settle { call: u64, epoch: u64 },
+    Ask { call: u64, ask: Box<Ask>, attachment: Vec<u8> },
     Stats { ticket: u64 },
-    Drop { call: u64 },
     End,
-}
-
-impl Command {
-    fn call(&self) -> Option<u64> {
-        match self {
-            Command::Start { call, .. }
-            | Command::Release { call, .. }
-            | Command::Migrate { call, .. }
-            | Command::Cancel { call, .. }
-            | Command::Stop { call, .. }
-            | Command::Settle { call, .. }
-            | Command::Drop { call } => Some(*call),
-            Command::Stats { .. } | Command::End => None,
-        }
-    }
 }
 
 struct Running<H: Host> {
     group: H::Group,
-    start: Start,
+    launch: Launch,
     events: Receiver<H::Event>,
-    /// The epoch that may be released next.
-    next: u64,
-    failed: Option<Failure>,
-    /// Released epochs: who asked, what has come out by worker.
-    epochs: BTreeMap<u64, (u64, BTreeMap<usize, Piece>)>,
-    /// Migrations by handle: who asked.
-    migrations: BTreeMap<u64, u64>,
+    /// What has come out, by epoch and thread.
+    pieces: BTreeMap<u64, BTreeMap<u32, Piece>>,
 }
+
+/// A start with all that came with it.
+struct Begin {
+    call: u64,
+    ask: Box<Ask>,
+    attachment: Vec<u8>,
+}
+
+type Stored = (Ticket, Result<Vec<DataFile>, Failure>);
 
 pub(super) struct Actor<H: Host> {
     core: Arc<Core<H>>,
     query: Arc<Query<H>>,
     commands: Receiver<Command>,
     incoming: Sender<Incoming>,
+    member: Member,
     running: Option<Running<H>>,
     /// Bins between generations; None while running, or lost.
     bins: Option<H::Bins>,
-    /// The epoch that the last generation began with.
-    began: u64,
+    /// Bits of the last generation's ranges.
+    bits: u8,
+    /// Starts that the protocol has yet to ask for.
+    begins: BTreeMap<Stamp, Begin>,
+    /// Who asked for a migration.
+    migrations: BTreeMap<Handle, u64>,
+    /// What an answer says beside the protocol, by its request.
+    extras: BTreeMap<u64, Value>,
+    /// The facts behind the newest failures that the protocol was told of.
+    causes: Vec<Failure>,
+    /// How reading and writing ended.
+    stored: (Sender<Stored>, Receiver<Stored>),
     /// The last epoch that was completed here.
     completed: Option<u64>,
     unanswered: BTreeSet<u64>,
+    over: bool,
 }
 
 impl<H: Host> Actor<H> {
@@ -84,39 +82,52 @@ impl<H: Host> Actor<H> {
         commands: Receiver<Command>,
         incoming: Sender<Incoming>,
     ) -> Self {
-        let bins = Some(core.host.nothing());
-        let unanswered = BTreeSet::new();
-        let (running, began, completed) = (None, 0, None);
-        Actor { core, query, commands, incoming, running, bins, began, completed, unanswered }
+        Actor {
+            bins: Some(core.host.nothing()),
+            core,
+            query,
+            commands,
+            incoming,
+            member: Member::new(),
+            running: None,
+            bits: 0,
+            begins: BTreeMap::new(),
+            migrations: BTreeMap::new(),
+            extras: BTreeMap::new(),
+            causes: Vec::new(),
+            stored: unbounded(),
+            completed: None,
+            unanswered: BTreeSet::new(),
+            over: false,
+        }
     }
 
     /// Serves until the query is dropped or the member ends.
     pub(super) fn run(mut self) {
         let silent = never();
-        loop {
+        while !self.over {
             let events = self.running.as_ref().map_or(&silent, |running| &running.events);
             let turn = select! {
                 recv(self.commands) -> command => Turn::Command(command.unwrap_or(Command::End)),
+                recv(self.stored.1) -> stored => Turn::Stored(stored.expect("the other end is held here")),
                 recv(events) -> event => match event {
                     Ok(event) => Turn::Event(event),
                     Err(_) => Turn::Silence,
                 },
             };
-            let last = matches!(turn, Turn::Command(Command::Drop { .. } | Command::End));
-            if let Turn::Command(command) = &turn {
-                self.unanswered.extend(command.call());
+            if let Turn::Command(Command::Ask { call, .. }) = &turn {
+                self.unanswered.insert(*call);
             }
             // Whatever a panic leaves behind is not used again: see the next lines.
             if catch_unwind(AssertUnwindSafe(|| self.turn(turn))).is_err() {
                 self.running = None;
                 self.bins = None;
+                self.member = Member::new();
+                self.begins.clear();
                 let failure = Failure::new("internal", "the engine panicked; see the member's log");
                 for call in std::mem::take(&mut self.unanswered) {
                     self.core.reply(call, Err(failure.clone()));
                 }
-            }
-            if last {
-                return;
             }
         }
     }
@@ -134,37 +145,18 @@ impl<H: Host> Actor<H> {
                 }
                 self.failed(Failure::new("internal", "the workers ended without an error"));
             }
-            Turn::Command(Command::Start { call, start, attachment }) => {
-                let answer = self.start(*start, &attachment);
-                self.answer(call, answer);
+            Turn::Stored((ticket, outcome)) => {
+                let outcome = outcome.map_err(|failure| self.cause(failure));
+                self.step(MemberEvent::Stored { ticket, outcome });
             }
-            Turn::Command(Command::Release { call, release }) => {
-                if let Err(failure) = self.release(call, release) {
-                    self.answer(call, Err(failure));
+            Turn::Command(Command::Ask { call, ask, attachment }) => {
+                let request = ask.ask.clone();
+                match &request {
+                    Request::Start(start) => drop(self.begins.insert(start.stamp, Begin { call, ask, attachment })),
+                    Request::Migrate { handle, .. } => drop(self.migrations.insert(*handle, call)),
+                    _ => {}
                 }
-            }
-            Turn::Command(Command::Migrate { call, generation, handle, steps }) => {
-                if let Err(failure) = self.migrate(call, generation, handle, steps) {
-                    self.answer(call, Err(failure));
-                }
-            }
-            Turn::Command(Command::Cancel { call, generation, handle }) => {
-                let core = Arc::clone(&self.core);
-                let answer = self.able(generation).map(|running| {
-                    core.host.cancel(&running.group, handle);
-                    json!({ "ok": true })
-                });
-                self.answer(call, answer);
-            }
-            Turn::Command(Command::Stop { call, generation, keep, epoch }) => {
-                self.stop(call, generation, keep, epoch);
-            }
-            Turn::Command(Command::Settle { call, epoch }) => {
-                // Between two generations nothing is kept for longer than the next one's first mark.
-                if let Some(running) = &self.running {
-                    self.core.host.settle(&running.group, epoch);
-                }
-                self.answer(call, Ok(json!({ "ok": true })));
+                self.step(MemberEvent::Asked { ticket: call, request });
             }
             Turn::Command(Command::Stats { ticket }) => {
                 let query = self.query.name.clone();
@@ -172,243 +164,257 @@ impl<H: Host> Actor<H> {
                 // The control loop has ended: nobody wants figures.
                 let _ = self.incoming.send(Incoming::Stats { ticket, query, body });
             }
-            Turn::Command(Command::Drop { call }) => {
+            Turn::Command(Command::End) => {
                 self.end_group();
-                self.answer(call, Ok(json!({ "ok": true })));
+                self.over = true;
             }
-            Turn::Command(Command::End) => drop(self.end_group()),
         }
     }
 
-    fn answer(&mut self, call: u64, answer: Result<Value, Failure>) {
-        if self.unanswered.remove(&call) {
-            self.core.reply(call, answer);
+    /// The protocol hears something, and what it asks for is done.
+    fn step(&mut self, event: MemberEvent) {
+        let mut effects = VecDeque::from(self.member.step(event));
+        while let Some(effect) = effects.pop_front() {
+            if let Some(event) = self.perform(effect) {
+                effects.extend(self.member.step(event));
+            }
         }
     }
 
-    fn start(&mut self, start: Start, attachment: &[u8]) -> Result<Value, Failure> {
-        self.end_group();
-        start.check().map_err(|what| Failure::new("protocol", what))?;
-        self.query.check(start.generation)?;
-        let program = Arc::new(self.core.host.load(&start.plan, attachment)?);
-        let mesh = generation_mesh::connect(&self.core, &self.query, &start)?;
+    /// Does an effect; returns what the protocol hears of it at once.
+    fn perform(&mut self, effect: MemberEffect) -> Option<MemberEvent> {
+        match effect {
+            MemberEffect::Reply { ticket, answer } => self.reply(ticket, answer),
+            MemberEffect::Tell { stamp, failure } => self.tell(stamp, failure),
+            MemberEffect::EndGroup { epoch } => {
+                self.end_group();
+                return Some(MemberEvent::Ended(self.inventory(epoch)));
+            }
+            MemberEffect::StartGroup(start) => {
+                let outcome = self.start(&start).map_err(|failure| self.cause(failure));
+                return Some(MemberEvent::Started(outcome));
+            }
+            MemberEffect::ReleaseInput(release) => {
+                let released = self.release(&release);
+                return released.err().map(|failure| MemberEvent::Failed(self.cause(failure)));
+            }
+            MemberEffect::Migrate { handle, steps } => {
+                let refused = self.migrate(handle, steps).err()?;
+                let refused = Some(self.cause(refused));
+                return Some(MemberEvent::MigrationDone { handle, steps: 0, refused });
+            }
+            MemberEffect::CancelMigration { handle } => {
+                if let Some(running) = &self.running {
+                    self.core.host.cancel(&running.group, handle);
+                }
+            }
+            MemberEffect::LoadRanges { ticket, ranges, files } => match &self.bins {
+                Some(bins) => self.core.host.load_ranges(bins, ranges, files, self.done(ticket)),
+                None => self.done(ticket)(Err(Failure::new("internal", "workers run while state is loaded"))),
+            },
+            MemberEffect::WriteFiles { ticket, stamp, epoch } => match &self.running {
+                Some(running) => self.core.host.write_record(&running.group, stamp, epoch, self.done(ticket)),
+                None => self.done(ticket)(Err(Failure::new("stale_generation", "the workers have ended"))),
+            },
+            MemberEffect::MergeFiles { ticket, stamp, files } => {
+                self.core.host.merge_files(stamp, files, self.done(ticket));
+            }
+            MemberEffect::CloseOutputs { epoch } => {
+                self.query.outputs().close(epoch);
+                self.settle(epoch);
+            }
+            MemberEffect::SettleEpoch { epoch } => self.settle(epoch),
+            MemberEffect::DiscardStaged { epoch } => self.query.staging().discard(epoch),
+            MemberEffect::DropState => {
+                self.end_group();
+                self.bins = Some(self.core.host.nothing());
+            }
+            MemberEffect::DropAll => {
+                self.end_group();
+                self.over = true;
+            }
+        }
+        None
+    }
+
+    /// Tells the protocol of a failure in its words, and remembers the facts until it answers with it.
+    fn cause(&mut self, failure: Failure) -> penstock_engine::Failure {
+        let told = failure.told();
+        self.causes.push(failure);
+        told
+    }
+
+    /// The facts behind what the protocol says.
+    fn facts(&self, told: penstock_engine::Failure) -> Failure {
+        let known = self.causes.iter().rev().find(|cause| cause.message == told.message && cause.why() == told.kind);
+        known.cloned().unwrap_or_else(|| Failure::of(told))
+    }
+
+    fn reply(&mut self, call: u64, answer: Result<Answer, penstock_engine::Failure>) {
+        let extra = self.extras.remove(&call);
+        if !self.unanswered.remove(&call) {
+            return;
+        }
+        let answer = answer.map_err(|told| self.facts(told)).map(|answer| {
+            let mut body = extra.unwrap_or_else(|| json!({}));
+            body["ok"] = true.into();
+            body["answer"] = serde_json::to_value(answer).expect("plain data is JSON");
+            body
+        });
+        self.core.reply(call, answer);
+    }
+
+    fn tell(&self, stamp: Stamp, failure: penstock_engine::Failure) {
+        let failure = self.facts(failure);
+        let mut body = failure.to_body();
+        body["event"] = "failed".into();
+        body["query"] = self.query.name.as_str().into();
+        body["stamp"] = serde_json::to_value(stamp).expect("numbers are JSON");
+        // The writer is gone only when the registry is.
+        let _ = self.core.outgoing.send(Outgoing::Message { body, attachment: failure.attachment });
+    }
+
+    fn done(&self, ticket: Ticket) -> Done {
+        let stored = self.stored.0.clone();
+        Box::new(move |outcome| {
+            // The thread has ended: nobody waits for it.
+            let _ = stored.send((ticket, outcome));
+        })
+    }
+
+    fn inventory(&self, epoch: u64) -> Ranges {
+        let bins = self.bins.as_ref().map(|bins| self.core.host.inventory(bins, epoch)).unwrap_or_default();
+        let range = |bin| Range::new(bin, self.bits).expect("a bin of the last generation");
+        bins.into_iter().map(|(name, bins)| (name, bins.into_iter().map(range).collect())).collect()
+    }
+
+    fn start(&mut self, start: &Start) -> Result<(), Failure> {
+        self.causes.clear();
+        let begin = self.begins.remove(&start.stamp);
+        self.begins.retain(|stamp, _| *stamp > start.stamp);
+        let Begin { call, ask, attachment } =
+            begin.ok_or_else(|| Failure::new("internal", "a start that nobody sent"))?;
+        let launch = ask.launch(start).map_err(|what| Failure::new("protocol", what))?;
+        let program = Arc::new(self.core.host.load(&ask.plan, &attachment)?);
+        let mesh = generation_mesh::connect(&self.core, &self.query, &launch, &ask.peers)?;
         let host = &self.core.host;
-        if start.resume == Resume::Fresh {
+        if start.fresh {
             self.bins = Some(host.empty());
             self.completed = None;
         }
-        self.began = start.epoch;
         self.completed = self.completed.filter(|last| *last < start.epoch);
         let Some(bins) = self.bins.take() else {
             return Err(Failure::new("state_lost", "the state of this query was lost here"));
         };
         let keys = host.keys(&bins);
         let (sender, events) = unbounded();
-        self.query.shelf.cut(start.slice_rows);
+        self.query.shelf.cut(launch.slice_rows);
         let keep = Arc::clone(&self.query.shelf) as Arc<dyn Keep>;
-        let group = match host.start(&program, &start, mesh, bins, keep, sender) {
+        let group = match host.start(&program, &launch, mesh, bins, keep, sender) {
             Ok(group) => group,
             Err((failure, bins)) => {
                 // Bins that were to be made in this generation are not there for the next.
-                self.bins = if start.resume == Resume::Fresh { Some(host.nothing()) } else { bins };
+                self.bins = if start.fresh { Some(host.nothing()) } else { bins };
                 return Err(failure);
             }
         };
+        self.bits = launch.bits;
         self.query.set_program(program);
-        self.query.staging().set_floor(start.epoch);
-        self.query.outputs().reopen(if start.resume == Resume::Fresh { 0 } else { start.epoch });
-        let next = start.epoch;
-        let (failed, epochs, migrations) = Default::default();
-        self.running = Some(Running { group, start, events, next, failed, epochs, migrations });
-        Ok(json!({ "ok": true, "keys": keys }))
+        self.query.staging().set_floor(launch.epoch);
+        self.query.outputs().reopen(if start.fresh { 0 } else { launch.epoch });
+        self.extras.insert(call, json!({ "keys": keys }));
+        self.running = Some(Running { group, launch, events, pieces: BTreeMap::new() });
+        Ok(())
     }
 
-    /// The group, when it can take requests of this generation.
-    fn able(&mut self, generation: u64) -> Result<&mut Running<H>, Failure> {
-        self.query.check(generation)?;
-        match &mut self.running {
-            Some(running) if running.start.generation == generation => match &running.failed {
-                None => Ok(running),
-                Some(failure) => Err(failure.clone()),
-            },
-            _ => Err(Failure::new("not_running", format!("generation {generation} is not running"))),
-        }
+    fn running(&self) -> Result<&Running<H>, Failure> {
+        self.running.as_ref().ok_or_else(|| Failure::new("internal", "no workers run"))
     }
 
-    fn release(&mut self, call: u64, release: Release) -> Result<(), Failure> {
+    fn release(&self, release: &Release) -> Result<(), Failure> {
         let epoch = release.epoch;
-        let next = self.able(release.generation)?.next;
-        if epoch != next {
-            let message = format!("epoch {epoch} cannot be released, {next} is next");
-            return Err(Failure::new("epoch", message).with("given", epoch).with("next", next));
-        }
         let inputs = self.query.staging().select(epoch, &release.feeds)?;
-        let watermark = if release.finish { Some(i64::MAX) } else { release.watermark };
-        let core = Arc::clone(&self.core);
-        let running = self.able(release.generation)?;
-        core.host.release(&running.group, epoch, inputs, watermark, release.clock_ms)?;
-        running.epochs.insert(epoch, (call, BTreeMap::new()));
-        running.next += 1;
+        let group = &self.running()?.group;
+        self.core.host.release(group, epoch, inputs, release.watermark, release.clock_ms)?;
         self.query.staging().release(epoch, &release.feeds);
         Ok(())
     }
 
-    fn migrate(&mut self, call: u64, generation: u64, handle: u64, steps: Vec<Vec<(u32, u32)>>) -> Result<(), Failure> {
-        let core = Arc::clone(&self.core);
-        let running = self.able(generation)?;
+    fn migrate(&self, handle: Handle, steps: Vec<Vec<(Range, u32)>>) -> Result<(), Failure> {
+        let running = self.running()?;
         let fail = |message: String| Err(Failure::new("migration", message));
-        if running.start.process != 0 {
+        let Launch { process, processes, threads, bits, .. } = running.launch;
+        if process != 0 {
             return fail("only the member of worker 0 migrates".into());
         }
-        let bins = 1u32 << running.start.bits;
-        let workers = running.start.processes() * running.start.threads;
-        let mut moves = steps.iter().flatten();
-        if let Some((bin, worker)) = moves.find(|(b, w)| *b >= bins || *w as usize >= workers) {
-            return fail(format!("no bin {bin} or no worker {worker}: {bins} bins, {workers} workers"));
+        let workers = processes * threads;
+        let unknown = |(range, worker): &&(Range, u32)| range.length() != bits || *worker as usize >= workers;
+        if let Some((range, worker)) = steps.iter().flatten().find(unknown) {
+            return fail(format!("no range {range} of {bits} bits or no worker {worker} of {workers}"));
         }
-        if running.migrations.contains_key(&handle) {
-            return fail(format!("migration {handle} is under way"));
-        }
-        running.migrations.insert(handle, call);
-        core.host.migrate(&running.group, handle, steps);
+        let plain =
+            |step: Vec<(Range, u32)>| step.into_iter().map(|(range, worker)| (range.prefix(), worker)).collect();
+        self.core.host.migrate(&running.group, handle, steps.into_iter().map(plain).collect());
         Ok(())
     }
 
-    fn stop(&mut self, call: u64, generation: u64, keep: bool, epoch: Option<u64>) {
-        if let Some(running) = &self.running
-            && running.start.generation > generation
-        {
-            let failure = self.query.check(generation).err();
-            let failure = failure.unwrap_or_else(|| Failure::new("internal", "generations differ"));
-            return self.answer(call, Err(failure));
+    fn settle(&self, epoch: u64) {
+        // Between two generations nothing is kept for longer than the next one's first mark.
+        if let Some(running) = &self.running {
+            self.core.host.settle(&running.group, epoch);
         }
-        let failed = self.end_group();
-        let epoch = epoch.unwrap_or_else(|| self.completed.map_or(self.began, |last| last + 1));
-        if !keep {
-            self.bins = Some(self.core.host.nothing());
-        }
-        let host = &self.core.host;
-        let answer = match &self.bins {
-            Some(bins) => Ok(json!({
-                "ok": true,
-                "keys": host.keys(bins),
-                "inventory": host.inventory(bins, epoch),
-                "completed": self.completed,
-                "failed": failed.map(|failure| failure.to_body()["error"].take()),
-            })),
-            None => Err(Failure::new("state_lost", "the state of this query was lost here")),
-        };
-        self.answer(call, answer);
     }
 
-    /// Ends the workers, if any, and takes their bins; answers what is still open.
-    fn end_group(&mut self) -> Option<Failure> {
-        let mut running = self.running.take()?;
-        let (bins, error) = self.core.host.stop(running.group);
-        self.bins = Some(bins);
-        let events: Vec<H::Event> = running.events.try_iter().collect();
-        for event in events {
-            match self.core.host.translate(event) {
-                HostEvent::EpochDone { epoch, worker, rows, late, late_rows } => {
-                    let piece = Piece { rows: rows.into(), late: late.into(), late_rows };
-                    let done = complete(&mut running.epochs, &running.start, epoch, worker, piece);
-                    if let Some((call, pieces)) = done {
-                        self.close_epoch(call, epoch, running.start.process, pieces);
-                    }
-                }
-                HostEvent::MigrationDone { handle, report } => {
-                    if let Some(call) = running.migrations.remove(&handle) {
-                        self.answer(call, Ok(with_ok(report)));
-                    }
-                }
-                HostEvent::MigrationFailed { handle, failure } => {
-                    if let Some(call) = running.migrations.remove(&handle) {
-                        self.answer(call, Err(failure));
-                    }
-                }
-                HostEvent::Failed { failure } => drop(running.failed.get_or_insert(failure)),
-            }
+    /// Ends the workers, if any, and takes their bins. What they said last is not heard any more.
+    fn end_group(&mut self) {
+        if let Some(running) = self.running.take() {
+            let (bins, _) = self.core.host.stop(running.group);
+            self.bins = Some(bins);
         }
-        let failed = running.failed.or(error);
-        let stopped = || Failure::new("stopped", "the generation was ended");
-        let failure = failed.clone().unwrap_or_else(stopped);
-        let calls = running.epochs.into_values().map(|(call, _)| call);
-        for call in calls.chain(running.migrations.into_values()).collect::<Vec<_>>() {
-            self.answer(call, Err(failure.clone()));
-        }
-        failed
+        self.migrations.clear();
     }
 
     fn event(&mut self, event: HostEvent) {
-        let Some(running) = &mut self.running else { return };
         match event {
             HostEvent::EpochDone { epoch, worker, rows, late, late_rows } => {
                 let piece = Piece { rows: rows.into(), late: late.into(), late_rows };
-                let process = running.start.process;
-                let done = complete(&mut running.epochs, &running.start, epoch, worker, piece);
-                if let Some((call, pieces)) = done {
-                    self.close_epoch(call, epoch, process, pieces);
-                }
+                self.epoch_done(epoch, worker, piece);
             }
-            HostEvent::MigrationDone { handle, report } => {
-                if let Some(call) = running.migrations.remove(&handle) {
-                    self.answer(call, Ok(with_ok(report)));
-                }
-            }
-            HostEvent::MigrationFailed { handle, failure } => {
-                if let Some(call) = running.migrations.remove(&handle) {
-                    self.answer(call, Err(failure));
-                }
-            }
+            HostEvent::MigrationDone { handle, report } => self.migrated(handle, report, None),
+            HostEvent::MigrationFailed { handle, report, failure } => self.migrated(handle, report, Some(failure)),
             HostEvent::Failed { failure } => self.failed(failure),
         }
     }
 
-    fn failed(&mut self, failure: Failure) {
+    /// A worker has completed an epoch; with the last one its outputs freeze, before anybody hears of them.
+    fn epoch_done(&mut self, epoch: u64, worker: usize, piece: Piece) {
         let Some(running) = &mut self.running else { return };
-        if running.failed.is_some() {
-            return;
+        let threads = running.launch.threads;
+        let worker = (worker % threads) as u32;
+        let (rows, late_rows) = (piece.row_count(), piece.late_rows);
+        let pieces = running.pieces.entry(epoch).or_default();
+        pieces.insert(worker, piece);
+        if pieces.len() == threads {
+            let pieces = running.pieces.remove(&epoch).unwrap_or_default();
+            self.query.outputs().freeze(epoch, pieces.into_values().collect());
+            self.query.staging().set_floor(epoch + 1);
+            self.completed = Some(epoch);
         }
-        running.failed = Some(failure.clone());
-        let epochs = std::mem::take(&mut running.epochs).into_values().map(|(call, _)| call);
-        let migrations = std::mem::take(&mut running.migrations).into_values();
-        let calls: Vec<u64> = epochs.chain(migrations).collect();
-        if calls.is_empty() {
-            let mut body = failure.to_body();
-            body["event"] = "failed".into();
-            body["query"] = self.query.name.as_str().into();
-            body["generation"] = running.start.generation.into();
-            let attachment = failure.attachment;
-            // The writer is gone only when the registry is.
-            let _ = self.core.outgoing.send(Outgoing::Message { body, attachment });
-            return;
-        }
-        for call in calls {
-            self.answer(call, Err(failure.clone()));
-        }
+        self.step(MemberEvent::EpochDone { epoch, worker, rows, late_rows });
     }
 
-    /// All workers here have completed an epoch.
-    fn close_epoch(&mut self, call: u64, epoch: u64, process: usize, pieces: Vec<Piece>) {
-        let first = process * pieces.len();
-        let listed: Vec<Value> = pieces
-            .iter()
-            .enumerate()
-            .map(|(index, piece)| {
-                json!({
-                    "piece": index,
-                    "worker": first + index,
-                    "rows": piece.row_count(),
-                    "late_rows": piece.late_rows,
-                })
-            })
-            .collect();
-        let late_rows: u64 = pieces.iter().map(|piece| piece.late_rows).sum();
-        self.query.outputs().freeze(epoch, pieces);
-        self.query.staging().set_floor(epoch + 1);
-        self.completed = Some(epoch);
-        let body = json!({ "ok": true, "epoch": epoch, "pieces": listed, "late_rows": late_rows });
-        self.answer(call, Ok(body));
+    fn migrated(&mut self, handle: Handle, report: Value, refused: Option<Failure>) {
+        let steps = report["steps"].as_array().map_or(0, Vec::len) as u32;
+        if let Some(call) = self.migrations.remove(&handle) {
+            self.extras.insert(call, json!({ "report": report }));
+        }
+        let refused = refused.map(|failure| self.cause(failure));
+        self.step(MemberEvent::MigrationDone { handle, steps, refused });
+    }
+
+    fn failed(&mut self, failure: Failure) {
+        let told = self.cause(failure);
+        self.step(MemberEvent::Failed(told));
     }
 
     fn stats(&self) -> Value {
@@ -423,9 +429,7 @@ impl<H: Host> Actor<H> {
             "output_rows": output_rows,
         });
         if let Some(running) = &self.running {
-            body["generation"] = running.start.generation.into();
-            body["next"] = running.next.into();
-            body["failed"] = running.failed.is_some().into();
+            body["generation"] = running.launch.stamp.generation.into();
             body["group"] = host.stats(&running.group);
         }
         if let Some(bins) = &self.bins {
@@ -438,27 +442,6 @@ impl<H: Host> Actor<H> {
 enum Turn<E> {
     Command(Command),
     Event(E),
+    Stored(Stored),
     Silence,
-}
-
-fn with_ok(mut report: Value) -> Value {
-    report["ok"] = true.into();
-    report
-}
-
-/// Books what a worker has produced; returns caller and pieces when it was the last one.
-fn complete(
-    epochs: &mut BTreeMap<u64, (u64, BTreeMap<usize, Piece>)>,
-    start: &Start,
-    epoch: u64,
-    worker: usize,
-    piece: Piece,
-) -> Option<(u64, Vec<Piece>)> {
-    let (_, pieces) = epochs.get_mut(&epoch)?;
-    pieces.insert(worker, piece);
-    if pieces.len() < start.threads {
-        return None;
-    }
-    let (call, pieces) = epochs.remove(&epoch)?;
-    Some((call, pieces.into_values().collect()))
 }

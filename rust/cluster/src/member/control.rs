@@ -9,6 +9,7 @@ use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use crossbeam::channel::{Sender, unbounded};
+use penstock_engine::Request;
 use serde_json::{Map, Value, json};
 
 use super::Incoming;
@@ -16,7 +17,7 @@ use super::actor::{Actor, Command};
 use super::core::{Core, Query};
 use crate::error::Failure;
 use crate::host::Host;
-use crate::message::Request;
+use crate::message::{Ask, Message, Order};
 
 /// A query that has not told its figures by then is reported as busy.
 const STATS_PATIENCE: Duration = Duration::from_secs(1);
@@ -58,18 +59,16 @@ impl<H: Host> ControlLoop<H> {
 
     /// Takes a request; true when the member is to end.
     pub(super) fn request(&mut self, call: u64, body: Value, attachment: Vec<u8>) -> bool {
-        let done = serde_json::from_value::<Request>(body)
-            .map_err(|error| Failure::new("protocol", error.to_string()))
-            .and_then(|request| match request {
-                Request::Stop {} => Ok(Done::Stop),
-                other => self.dispatch(call, other, attachment),
+        let done =
+            Message::parse(body).map_err(|error| Failure::new("protocol", error.to_string())).and_then(|message| {
+                match message {
+                    Message::Ask(ask) => self.dispatch(call, ask, attachment),
+                    Message::Order(Order::Stats { query }) => self.figures(call, query),
+                    Message::Order(Order::Stop {}) => Ok(Done::Stop),
+                }
             });
         match done {
             Ok(Done::Later) => false,
-            Ok(Done::Now) => {
-                self.core.reply(call, Ok(json!({ "ok": true })));
-                false
-            }
             Ok(Done::Stop) => {
                 self.core.reply(call, Ok(json!({ "ok": true })));
                 true
@@ -81,71 +80,42 @@ impl<H: Host> ControlLoop<H> {
         }
     }
 
-    fn dispatch(&mut self, call: u64, request: Request, attachment: Vec<u8>) -> Result<Done, Failure> {
-        match request {
-            Request::Start(start) => {
-                let name = start.query.clone();
-                if !self.queries.contains_key(&name) {
-                    let entry = self.spawn(&name)?;
-                    self.queries.insert(name.clone(), entry);
-                }
-                let entry = &self.queries[&name];
-                entry.query.announce(start.generation)?;
-                if let Some(older) = start.generation.checked_sub(1) {
-                    self.core.lobby.wake(&name, older);
-                }
-                entry.tell(Command::Start { call, start, attachment })
+    /// Hands a request to the thread of its query. One that begins or ends a generation makes the thread, and is heard of at once: a
+    /// thread that waits for peers of an older one stops waiting.
+    fn dispatch(&mut self, call: u64, ask: Box<Ask>, attachment: Vec<u8>) -> Result<Done, Failure> {
+        let name = ask.query.clone();
+        let begins = match &ask.ask {
+            Request::Stop { stamp, .. } | Request::Load { stamp, .. } => Some(*stamp),
+            Request::Start(start) => Some(start.stamp),
+            _ => None,
+        };
+        if let Some(stamp) = begins {
+            if !self.queries.contains_key(&name) {
+                let entry = self.spawn(&name)?;
+                self.queries.insert(name.clone(), entry);
             }
-            Request::Release(release) => {
-                let entry = self.find(&release.query)?;
-                entry.query.check(release.generation)?;
-                entry.tell(Command::Release { call, release })
+            self.queries[&name].query.hear(stamp.generation);
+            if let Some(older) = stamp.generation.checked_sub(1) {
+                self.core.lobby.wake(&name, older);
             }
-            Request::Migrate { query, generation, handle, steps } => {
-                let entry = self.find(&query)?;
-                entry.query.check(generation)?;
-                entry.tell(Command::Migrate { call, generation, handle, steps })
-            }
-            Request::CancelMigration { query, generation, handle } => {
-                let entry = self.find(&query)?;
-                entry.query.check(generation)?;
-                entry.tell(Command::Cancel { call, generation, handle })
-            }
-            Request::StopQuery { query, generation, keep, epoch } => {
-                let entry = self.find(&query)?;
-                entry.query.check(generation)?;
-                entry.query.retire();
-                self.core.lobby.wake(&query, generation);
-                entry.tell(Command::Stop { call, generation, keep, epoch })
-            }
-            Request::DropQuery { query } => {
-                self.find(&query)?;
-                if let Some(entry) = self.remove(&query) {
-                    let told = entry.tell(Command::Drop { call });
-                    self.retired.retain(|thread| !thread.is_finished());
-                    self.retired.push(entry.thread);
-                    return told;
-                }
-                Ok(Done::Now)
-            }
-            Request::CloseEpoch { query, epoch } => {
-                self.find(&query)?.query.outputs().close(epoch);
-                Ok(Done::Now)
-            }
-            Request::SettleEpoch { query, epoch } => self.find(&query)?.tell(Command::Settle { call, epoch }),
-            Request::Discard { query, epoch } => {
-                self.find(&query)?.query.staging().discard(epoch);
-                Ok(Done::Now)
-            }
-            Request::Stats { query } => {
-                if let Some(query) = &query {
-                    self.find(query)?;
-                }
-                self.gather(call, query);
-                Ok(Done::Later)
-            }
-            Request::Stop {} => Ok(Done::Stop),
         }
+        if ask.ask != Request::Drop {
+            return self.find(&name)?.tell(Command::Ask { call, ask, attachment });
+        }
+        self.find(&name)?;
+        let entry = self.remove(&name).expect("just found");
+        let told = entry.tell(Command::Ask { call, ask, attachment });
+        self.retired.retain(|thread| !thread.is_finished());
+        self.retired.push(entry.thread);
+        told
+    }
+
+    fn figures(&mut self, call: u64, query: Option<String>) -> Result<Done, Failure> {
+        if let Some(query) = &query {
+            self.find(query)?;
+        }
+        self.gather(call, query);
+        Ok(Done::Later)
     }
 
     fn find(&self, query: &str) -> Result<&QueryHandle<H>, Failure> {
@@ -272,9 +242,7 @@ impl<H: Host> QueryHandle<H> {
 enum Done {
     /// Answered by someone else.
     Later,
-    /// To be answered with a plain ok.
-    Now,
-    /// The same, and the member ends.
+    /// To be answered with a plain ok, and the member ends.
     Stop,
 }
 

@@ -79,11 +79,11 @@ impl<H: Host> Core<H> {
     }
 }
 
-/// The newest generation that was announced.
+/// The newest generation that was heard of.
 #[derive(Clone, Copy, Debug, Default)]
 struct Fence {
-    latest: Option<u64>,
-    /// That one has been told to end.
+    heard: u64,
+    /// The query is forgotten.
     over: bool,
 }
 
@@ -145,42 +145,24 @@ impl<H: Host> Query<H> {
         })
     }
 
-    fn stale(&self, given: u64, latest: Option<u64>) -> Failure {
-        let message = format!("generation {given} of query {:?} is not the present one", self.name);
-        Failure::new("stale_generation", message).with("given", given).with("current", latest)
-    }
-
-    /// A new generation is announced; everything older is refused from here on.
-    pub(super) fn announce(&self, generation: u64) -> Result<(), Failure> {
+    /// A generation is heard of: connections of every older one are of no use any more.
+    pub(super) fn hear(&self, generation: u64) {
         let mut fence = lock(&self.fence);
-        if fence.latest.is_some_and(|latest| generation <= latest) {
-            return Err(self.stale(generation, fence.latest));
-        }
-        *fence = Fence { latest: Some(generation), over: false };
-        Ok(())
+        fence.heard = fence.heard.max(generation);
     }
 
-    /// The newest generation is to end.
+    /// The query is forgotten.
     pub(super) fn retire(&self) {
         lock(&self.fence).over = true;
     }
 
-    /// Is this request for the newest generation?
-    pub(super) fn check(&self, generation: u64) -> Result<(), Failure> {
-        let fence = *lock(&self.fence);
-        if fence.latest == Some(generation) {
-            return Ok(());
-        }
-        Err(self.stale(generation, fence.latest))
-    }
-
     /// May a mesh connection of this generation still be of use?
     pub(super) fn admit(&self, generation: u64) -> Result<(), Failure> {
-        let fence = *lock(&self.fence);
-        match fence.latest {
-            Some(latest) if generation < latest => Err(self.stale(generation, fence.latest)),
-            Some(latest) if generation == latest && fence.over => Err(self.stale(generation, fence.latest)),
-            _ => Ok(()),
+        let Fence { heard, over } = *lock(&self.fence);
+        if generation >= heard && !over {
+            return Ok(());
         }
+        let message = format!("generation {generation} of query {:?} is not the present one", self.name);
+        Err(Failure::new("stale_generation", message).with("given", generation).with("current", heard))
     }
 }

@@ -194,7 +194,7 @@ fn mesh<H: Host>(mut session: Session, context: &[u8], core: &Core<H>) {
             return Err(Failure::new("wrong_member", message));
         }
         if let Ok(query) = core.query(&context.query) {
-            query.admit(context.generation)?;
+            query.admit(context.stamp.generation)?;
         }
         Ok(context)
     });
@@ -210,7 +210,8 @@ fn mesh<H: Host>(mut session: Session, context: &[u8], core: &Core<H>) {
         return;
     }
     let Ok(stream) = session.into_stream() else { return };
-    let MeshContext { query, generation, from, .. } = context;
+    let MeshContext { query, stamp, from, .. } = context;
+    let generation = stamp.generation;
     // A lobby that is full drops the connection: its dialler sees a lost peer.
     let _ = core.lobby.offer((query.clone(), generation, from), stream, core.limits.mesh_time);
     if core.query(&query).is_ok_and(|query| query.admit(generation).is_err()) {

@@ -10,8 +10,8 @@ use std::time::Instant;
 
 use super::core::{Core, Query};
 use crate::error::{ClusterError, Failure};
-use crate::host::Host;
-use crate::message::{MeshContext, Peer, Start};
+use crate::host::{Host, Launch};
+use crate::message::{MeshContext, Peer};
 use crate::session::{Limits, Session};
 
 /// One connection to every other process, None in our own place.
@@ -22,24 +22,26 @@ use crate::session::{Limits, Session};
 pub(super) fn connect<H: Host>(
     core: &Core<H>,
     query: &Query<H>,
-    start: &Start,
+    launch: &Launch,
+    peers: &[Peer],
 ) -> Result<Vec<Option<TcpStream>>, Failure> {
     let deadline = Instant::now() + core.limits.mesh_time;
-    let mut mesh: Vec<Option<TcpStream>> = start.members.iter().map(|_| None).collect();
-    for (process, peer) in start.members.iter().enumerate().skip(start.process + 1) {
-        query.admit(start.generation)?;
+    let generation = launch.stamp.generation;
+    let mut mesh: Vec<Option<TcpStream>> = peers.iter().map(|_| None).collect();
+    for (process, peer) in peers.iter().enumerate().skip(launch.process + 1) {
+        query.admit(generation)?;
         let left = deadline.saturating_duration_since(Instant::now());
         let limits = Limits { dial_time: left.min(core.limits.dial_time), ..core.limits.clone() };
-        let stream = dial(core, start, process, peer, &limits).map_err(|error| lost(process, peer, error))?;
+        let stream = dial(core, launch, process, peer, &limits).map_err(|error| lost(process, peer, error))?;
         mesh[process] = Some(stream);
     }
-    for (process, peer) in start.members.iter().enumerate().take(start.process) {
-        let key = (start.query.clone(), start.generation, process);
-        let over = || query.admit(start.generation).is_err();
+    for (process, peer) in peers.iter().enumerate().take(launch.process) {
+        let key = (launch.query.clone(), generation, process);
+        let over = || query.admit(generation).is_err();
         match core.lobby.take(&key, deadline, &over) {
             Some(stream) => mesh[process] = Some(stream),
             None => {
-                query.admit(start.generation)?;
+                query.admit(generation)?;
                 let waited = format!("it did not connect within {:?}", core.limits.mesh_time);
                 return Err(lost(process, peer, ClusterError::Closed(waited)));
             }
@@ -50,15 +52,15 @@ pub(super) fn connect<H: Host>(
 
 fn dial<H: Host>(
     core: &Core<H>,
-    start: &Start,
+    launch: &Launch,
     process: usize,
     peer: &Peer,
     limits: &Limits,
 ) -> Result<TcpStream, ClusterError> {
     let context = MeshContext {
-        query: start.query.clone(),
-        generation: start.generation,
-        from: start.process,
+        query: launch.query.clone(),
+        stamp: launch.stamp,
+        from: launch.process,
         to: process,
         member: peer.id,
     };

@@ -15,9 +15,11 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use penstock_engine::Commit;
+
 use crate::error::Failure;
 use crate::host::{PartitionRows, Rows};
-use crate::message::{FeedCommit, FeedContext};
+use crate::message::FeedContext;
 
 type Key = (u32, u64);
 
@@ -92,7 +94,7 @@ impl Staging {
     ///
     /// # Errors
     /// When one is not staged here with that many rows, or a partition is named twice.
-    pub(crate) fn select(&self, epoch: u64, feeds: &[FeedCommit]) -> Result<Vec<PartitionRows>, Failure> {
+    pub(crate) fn select(&self, epoch: u64, feeds: &[Commit]) -> Result<Vec<PartitionRows>, Failure> {
         let mut chosen = BTreeMap::new();
         for feed in feeds {
             let fail = |what: String| {
@@ -121,7 +123,7 @@ impl Staging {
     }
 
     /// An epoch runs with these attempts, which [`select`](Self::select) gave out: the others go.
-    pub(crate) fn release(&mut self, epoch: u64, feeds: &[FeedCommit]) {
+    pub(crate) fn release(&mut self, epoch: u64, feeds: &[Commit]) {
         self.released = Some(epoch);
         if let Some(attempts) = self.epochs.get_mut(&epoch) {
             let chosen: BTreeSet<Key> = feeds.iter().map(|feed| (feed.partition, feed.attempt)).collect();
@@ -167,8 +169,8 @@ mod tests {
         FeedContext { query: "q".into(), epoch, partition, attempt }
     }
 
-    fn commit(partition: u32, attempt: u64, rows: u64) -> FeedCommit {
-        FeedCommit { partition, attempt, rows, rows_before: 0 }
+    fn commit(partition: u32, attempt: u64, rows: u64) -> Commit {
+        Commit { partition, attempt, rows, rows_before: 0 }
     }
 
     #[test]

@@ -18,10 +18,10 @@ use arrow_array::types::Int64Type;
 use arrow_array::{ArrayRef, Int64Array, RecordBatch};
 use arrow_schema::{DataType, Field, Schema, SchemaRef};
 use crossbeam::channel::{Receiver, Sender, unbounded};
-use penstock_cluster::host::{Host, HostEvent, Keep, PartitionRows, Rows};
-use penstock_cluster::message::Start;
+use penstock_cluster::host::{Host, HostEvent, Keep, Launch, PartitionRows, Rows};
 use penstock_cluster::session::Limits;
 use penstock_cluster::{End, Failure, Member, Registry, RegistryEvent};
+use penstock_engine::{Commit, Layout, MemberId, Release, Request, Stamp, Start};
 use serde_json::{Value, json};
 
 pub const SECRET: [u8; 32] = *b"0123456789abcdefghijklmnopqrstuv";
@@ -149,8 +149,8 @@ impl Host for Echo {
         EchoBins::default()
     }
 
-    fn inventory(&self, bins: &EchoBins, epoch: u64) -> Value {
-        json!(bins.rows.range(..epoch).map(|(epoch, _)| *epoch).collect::<Vec<_>>())
+    fn inventory(&self, bins: &EchoBins, epoch: u64) -> BTreeMap<String, Vec<u32>> {
+        [("echo".to_owned(), bins.rows.range(..epoch).map(|(epoch, _)| *epoch as u32).collect())].into()
     }
 
     fn keys(&self, bins: &EchoBins) -> u64 {
@@ -160,21 +160,21 @@ impl Host for Echo {
     fn start(
         &self,
         program: &Arc<Wishes>,
-        start: &Start,
+        launch: &Launch,
         mesh: Vec<Option<TcpStream>>,
         mut bins: EchoBins,
         keep: Arc<dyn Keep>,
         events: Sender<HostEvent>,
     ) -> Result<EchoGroup, (Failure, Option<EchoBins>)> {
-        assert_eq!(mesh.len(), start.processes());
-        assert!(mesh[start.process].is_none());
-        bins.rows.retain(|epoch, _| *epoch < start.epoch);
-        let tag = start.query_number() ^ start.generation;
+        assert_eq!(mesh.len(), launch.processes);
+        assert!(mesh[launch.process].is_none());
+        bins.rows.retain(|epoch, _| *epoch < launch.epoch);
+        let tag = launch.query_number() ^ launch.stamp.generation;
         let mut watchers = Vec::new();
         for (process, stream) in mesh.iter().enumerate() {
             let Some(stream) = stream else { continue };
             let (mut reader, mut writer) = (stream.try_clone().unwrap(), stream.try_clone().unwrap());
-            writer.write_all(&[start.process as u8]).unwrap();
+            writer.write_all(&[launch.process as u8]).unwrap();
             writer.write_all(&tag.to_le_bytes()).unwrap();
             let events = events.clone();
             watchers.push(named("echo-watch", move || {
@@ -191,14 +191,14 @@ impl Host for Echo {
             }));
         }
         let bins = Arc::new(Mutex::new(bins));
-        let last_watermark = Arc::new(Mutex::new(start.watermark));
+        let last_watermark = Arc::new(Mutex::new(launch.watermark));
         let (mut work, mut threads) = (Vec::new(), Vec::new());
-        for thread in 0..start.threads {
+        for thread in 0..launch.threads {
             let (sender, receiver) = unbounded();
             let worker = Worker {
-                index: start.process * start.threads + thread,
+                index: launch.process * launch.threads + thread,
                 thread,
-                threads: start.threads,
+                threads: launch.threads,
                 wishes: Wishes::clone(program),
                 gate: self.gate.clone(),
                 bins: bins.clone(),
@@ -223,7 +223,7 @@ impl Host for Echo {
         epoch: u64,
         inputs: Vec<PartitionRows>,
         watermark: Option<i64>,
-        _: Option<i64>,
+        _: i64,
     ) -> Result<(), Failure> {
         assert_ne!(group.wishes.panic_epoch, Some(epoch), "it wishes to panic");
         for work in &group.work {
@@ -407,30 +407,33 @@ impl Driver {
     }
 
     /// The start of a generation on the members at these places, two workers each, two bins per worker.
-    pub fn start_body(&self, query: &str, places: &[usize], process: usize) -> Value {
-        let members: Vec<Value> = places
+    pub fn start_body(&self, query: &str, places: &[usize], rank: usize, begin: &Begin) -> Value {
+        let peers: Vec<Value> = places
             .iter()
             .map(|place| json!({ "id": self.members[*place].id, "address": self.members[*place].address }))
             .collect();
-        let workers = 2 * places.len() as u32;
-        let owners: Vec<u32> = (0..8).map(|bin| bin % workers).collect();
-        json!({ "do": "start", "query": query, "generation": 1, "plan": {}, "members": members,
-            "process": process, "threads": 2, "bits": 3, "owners": [owners], "epoch": 0,
-            "watermark": null, "resume": "fresh", "journal": true })
+        let start = Start {
+            stamp: stamp(begin.generation),
+            members: places.iter().map(|place| MemberId(self.members[*place].id)).collect(),
+            rank: rank as u32,
+            threads: 2,
+            layouts: [("echo".to_owned(), Layout::even(3, 2 * places.len() as u32))].into(),
+            epoch: begin.epoch,
+            watermark: None,
+            fresh: begin.fresh,
+        };
+        let mut body = ask(query, Request::Start(start));
+        body["plan"] = begin.plan.clone();
+        body["peers"] = peers.into();
+        body
     }
 
-    /// Starts a generation on the members at these places; `change` may alter each request.
-    pub fn start(&mut self, query: &str, places: &[usize], change: Value) -> Vec<Value> {
+    /// Starts a generation on the members at these places.
+    pub fn start(&mut self, query: &str, places: &[usize], begin: &Begin) -> Vec<Value> {
         let calls: Vec<u64> = places
             .iter()
             .enumerate()
-            .map(|(process, place)| {
-                let mut body = self.start_body(query, places, process);
-                for (key, value) in change.as_object().unwrap() {
-                    body[key] = value.clone();
-                }
-                self.send(*place, &body)
-            })
+            .map(|(rank, place)| self.send(*place, &self.start_body(query, places, rank, begin)))
             .collect();
         calls.into_iter().map(|call| self.reply(call)).collect()
     }
@@ -439,7 +442,7 @@ impl Driver {
     pub fn close(self) -> Vec<End> {
         self.gate.open();
         self.registry.close();
-        self.members.into_iter().map(|member| member.thread.join().unwrap()).collect()
+        self.members.into_iter().map(|seat| seat.thread.join().unwrap()).collect()
     }
 }
 
@@ -450,4 +453,62 @@ pub fn until(what: &str, mut holds: impl FnMut() -> bool) {
         assert!(Instant::now() < deadline, "never: {what}");
         thread::yield_now();
     }
+}
+
+/// What a generation begins with.
+#[derive(Clone, Debug)]
+pub struct Begin {
+    pub generation: u64,
+    pub epoch: u64,
+    pub fresh: bool,
+    pub plan: Value,
+}
+
+impl Default for Begin {
+    fn default() -> Self {
+        Begin { generation: 1, epoch: 0, fresh: true, plan: json!({}) }
+    }
+}
+
+impl Begin {
+    pub fn plan(plan: Value) -> Self {
+        Begin { plan, ..Begin::default() }
+    }
+
+    /// Goes on from what the generation before has left.
+    pub fn again(generation: u64, epoch: u64) -> Self {
+        Begin { generation, epoch, fresh: false, ..Begin::default() }
+    }
+}
+
+pub fn stamp(generation: u64) -> Stamp {
+    Stamp { generation, membership: 0 }
+}
+
+/// A request about a query.
+pub fn ask(query: &str, request: Request) -> Value {
+    json!({ "query": query, "ask": request })
+}
+
+/// Ends what is older than a generation, which begins with an epoch.
+pub fn stop(query: &str, generation: u64, epoch: u64) -> Value {
+    ask(query, Request::Stop { stamp: stamp(generation), epoch })
+}
+
+/// Runs an epoch on committed partitions: partition, attempt, rows.
+pub fn release(query: &str, generation: u64, epoch: u64, feeds: &[(u32, u64, u64)]) -> Value {
+    let commit = |(partition, attempt, rows): &(u32, u64, u64)| Commit {
+        partition: *partition,
+        attempt: *attempt,
+        rows: *rows,
+        rows_before: 0,
+    };
+    let feeds = feeds.iter().map(commit).collect();
+    let (stamp, watermark) = (stamp(generation), Some(7));
+    ask(query, Request::Release(Release { stamp, epoch, feeds, watermark, clock_ms: 0, finish: false }))
+}
+
+/// The kind of a refusal.
+pub fn kind(body: &Value) -> &str {
+    body["error"]["kind"].as_str().unwrap_or("no error")
 }

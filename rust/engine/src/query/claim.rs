@@ -151,7 +151,10 @@ impl Query {
         }
         self.retain(view);
         match self.status == Status::Running && self.is_grouped(view.roster) {
-            true => self.feed(view),
+            true => {
+                self.even_out(view);
+                self.feed(view);
+            }
             false => self.begin_generation(view),
         }
     }

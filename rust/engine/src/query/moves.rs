@@ -164,7 +164,7 @@ impl Query {
     /// Gives those who came their share, and takes it from those who go.
     pub(super) fn even_out(&mut self, view: &mut View<'_>) {
         let leaves = self.members.iter().any(|member| !view.roster.stays(*member));
-        if !(self.uneven || leaves) {
+        if !(self.uneven || leaves) || self.moves() {
             return;
         }
         self.uneven = false;

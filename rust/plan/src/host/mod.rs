@@ -42,7 +42,7 @@ mod worker;
 pub use feed::PartitionRows;
 pub use group::{Event, Group, GroupConfig, HostError, NotStarted, StepReport};
 pub use inline::{Inline, Pulled};
-pub use resident::{Inventory, Resident};
+pub use resident::Resident;
 pub use rows::{Keep, Rows, Stored};
 pub use stats::{BinMove, GroupStats, ScopeStats, SliceSample, WorkerStats};
 

@@ -7,7 +7,6 @@
 //! tells which bins a process has for it.
 
 use penstock_bins::{BinState, Shelf};
-use serde::{Deserialize, Serialize};
 
 use crate::state::State;
 
@@ -17,13 +16,6 @@ pub struct Resident {
     pub(crate) shelf: Shelf<State>,
     pub(crate) fresh: bool,
     pub(crate) ops: Vec<String>,
-}
-
-/// Which bins of a query a process can bring back; one list per keyed step, ascending.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Inventory {
-    /// By keyed step of the plan.
-    pub ops: Vec<Vec<u32>>,
 }
 
 impl Resident {
@@ -40,11 +32,12 @@ impl Resident {
         Resident { fresh: false, ..Self::fresh() }
     }
 
-    /// The bins whose state at the beginning of `epoch` is here. In a generation that begins with `epoch`, their owners
+    /// The bins whose state at the beginning of `epoch` is here, by the name of their keyed step, in the plan's
+    /// order; ascending. In a generation that begins with `epoch`, their owners
     /// must be workers of this process.
     #[must_use]
-    pub fn inventory(&self, epoch: u64) -> Inventory {
-        Inventory { ops: self.ops.iter().map(|name| self.shelf.inventory(name, epoch)).collect() }
+    pub fn inventory(&self, epoch: u64) -> Vec<(String, Vec<u32>)> {
+        self.ops.iter().map(|name| (name.clone(), self.shelf.inventory(name, epoch))).collect()
     }
 
     /// Keys over all bins and keyed steps.

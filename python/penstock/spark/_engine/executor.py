@@ -1,0 +1,177 @@
+"""What the engine's protocol decides, carried out.
+
+Owns: the queue of events, the timers, and the one thread that steps the machine (`_native.EngineProtocol`) and does
+what it asks for. What an effect means is known by whoever registers for it: `residents` (who serves), `calls` (what
+members are asked), `queries` (Spark's calls), `moves` (migrations).
+
+Invariants: only this thread steps the machine. Effects are done in their order, each at most once, and nothing of that
+waits, for a member, for Spark or for storage: how it ended comes back as an event. When the machine breaks, all that
+waits for it is told.
+"""
+
+from __future__ import annotations
+
+import heapq
+import json
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from penstock.errors import EngineError
+
+__all__ = ["Event", "Executor"]
+
+log = logging.getLogger(__name__)
+
+#: Tagged by its name: ``{"Timer": {"ticket": 3}}``, or the name alone.
+Event = Mapping[str, Any] | str
+
+
+@dataclass
+class _Posted:
+    event: Event
+    #: What it comes from, for those who want to know more than the protocol does.
+    cause: Any
+    #: Called when its effects have been done.
+    then: Callable[[], None] | None
+
+
+class Executor:
+    """Steps the protocol of one engine.
+
+    Parameters
+    ----------
+    name : str
+        Names the thread.
+    setup : mapping
+        Of the protocol, see `_native.EngineProtocol`.
+    """
+
+    def __init__(self, name: str, setup: Mapping[str, Any]) -> None:
+        from penstock import _native
+
+        self._protocol = _native.EngineProtocol(json.dumps(setup))
+        self._acts: dict[str, Callable[[Mapping[str, Any]], None]] = {"Timer": self._set_timer}
+        self._changed = threading.Condition()
+        self._posted: deque[_Posted] = deque()
+        self._timers: list[tuple[float, int]] = []
+        self._closing = False
+        self._broken: EngineError | None = None
+        self._when_broken: list[Callable[[EngineError], None]] = []
+        self._thread = threading.Thread(target=self._run, name=f"penstock-engine-{name}", daemon=True)
+        #: Of the event whose effects are being done.
+        self.cause: Any = None
+
+    def perform(self, **acts: Callable[[Mapping[str, Any]], None]) -> None:
+        """Register who does which effects; only before `start`."""
+        self._acts.update(acts)
+
+    def when_broken(self, tell: Callable[[EngineError], None]) -> None:
+        """Register who is told when the machine has failed; only before `start`."""
+        self._when_broken.append(tell)
+
+    def start(self) -> None:
+        """Begin."""
+        self._thread.start()
+
+    def post(self, event: Event, cause: Any = None, then: Callable[[], None] | None = None) -> None:
+        """Let the machine hear something; does not wait. `then` is called in the executor's thread.
+
+        Raises
+        ------
+        EngineError
+            When the machine has failed.
+        """
+        with self._changed:
+            if self._broken is not None:
+                raise self._broken
+            self._posted.append(_Posted(event, cause, then))
+            self._changed.notify_all()
+
+    def ask(self, event: Event, cause: Any = None) -> None:
+        """Let the machine hear something, and wait until what it asks for at once has been done.
+
+        Raises
+        ------
+        EngineError
+            When the machine has failed, or is not stepped any more.
+        """
+        done = threading.Event()
+        self.post(event, cause, done.set)
+        while not done.wait(0.5):
+            if not self._thread.is_alive():
+                raise self._broken or EngineError("the engine is closed")
+
+    def facts(self, query: str) -> dict[str, Any] | None:
+        """How a query stands; None for one that never asked."""
+        told = self._protocol.facts(query)
+        return None if told is None else json.loads(told)
+
+    def owners(self, query: str) -> list[list[int]]:
+        """The worker of each bin of a query, by keyed step."""
+        return self._protocol.owners(query)
+
+    def close(self) -> None:
+        """Let the machine close, and end the thread when what it asks for has been done."""
+        if not self._thread.is_alive():
+            return
+        try:
+            self.ask("Close")
+        except EngineError as error:
+            log.debug("the machine had failed before it was closed: %s", error)
+        with self._changed:
+            self._closing = True
+            self._changed.notify_all()
+        if self._thread is not threading.current_thread():
+            self._thread.join(10)
+
+    # The thread
+
+    def _run(self) -> None:
+        try:
+            self._do(self._protocol.begin())
+            while (posted := self._next()) is not None:
+                self.cause = posted.cause
+                self._do(self._protocol.step(json.dumps(posted.event)))
+                self.cause = None
+                if posted.then is not None:
+                    posted.then()
+        except BaseException as error:
+            # Also a panic, which is no Exception: nothing can be asked of the machine any more.
+            log.critical("the protocol of the engine has failed", exc_info=True)
+            self._break(error)
+
+    def _next(self) -> _Posted | None:
+        with self._changed:
+            while True:
+                now = time.monotonic()
+                if self._timers and self._timers[0][0] <= now:
+                    _, ticket = heapq.heappop(self._timers)
+                    return _Posted({"Timer": {"ticket": ticket}}, None, None)
+                if self._posted:
+                    return self._posted.popleft()
+                if self._closing:
+                    return None
+                self._changed.wait(self._timers[0][0] - now if self._timers else None)
+
+    def _do(self, effects: str) -> None:
+        for effect in json.loads(effects):
+            ((name, facts),) = effect.items() if isinstance(effect, Mapping) else ((effect, {}),)
+            log.debug("%s %s", name, facts)
+            self._acts[name](facts)
+
+    def _set_timer(self, facts: Mapping[str, Any]) -> None:
+        heapq.heappush(self._timers, (time.monotonic() + facts["after_ms"] / 1_000, facts["ticket"]))
+
+    def _break(self, error: BaseException) -> None:
+        broken = EngineError(f"the engine has failed, close it: {error!r}")
+        broken.__cause__ = error
+        with self._changed:
+            self._broken = broken
+            self._posted.clear()
+        for tell in self._when_broken:
+            tell(broken)

@@ -1,0 +1,89 @@
+//! The protocol of an engine: [`EngineProtocol`], which decides what Python does.
+//!
+//! Events go in and effects come out as JSON text, tagged by their names as serde derives it. Nothing here waits.
+
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use penstock_engine::{Effect, Engine, EngineError, Event, Setup};
+use pyo3::prelude::*;
+use serde_json::Value;
+
+use crate::errors::{self, Kind};
+
+/// The machine of one engine.
+#[pyclass(frozen, module = "penstock._native")]
+pub(crate) struct EngineProtocol {
+    engine: Mutex<Engine>,
+}
+
+#[pymethods]
+impl EngineProtocol {
+    #[new]
+    fn new(setup: &str) -> PyResult<Self> {
+        let setup: Setup = serde_json::from_str(setup).map_err(|error| wrong("setup", &error))?;
+        Ok(Self { engine: Mutex::new(Engine::new(setup)) })
+    }
+
+    /// What to do first, as JSON.
+    fn begin(&self) -> String {
+        shown(&self.engine().begin())
+    }
+
+    /// Takes an event; returns what to do, in order. Both as JSON.
+    fn step(&self, event: &str) -> PyResult<String> {
+        let event: Event = serde_json::from_str(event).map_err(|error| wrong("event", &error))?;
+        Ok(shown(&self.engine().step(event)))
+    }
+
+    /// How a query stands, as JSON; None for one that never asked.
+    fn facts(&self, query: &str) -> Option<String> {
+        let facts = self.engine().facts(query)?;
+        Some(serde_json::to_string(&facts).expect("plain data becomes JSON"))
+    }
+
+    /// The worker of each range of a query, one list for each keyed step.
+    fn owners(&self, query: &str) -> Vec<Vec<u32>> {
+        let engine = self.engine();
+        let owners = |layout: &penstock_engine::Layout| layout.ranges().iter().map(|(_, owner)| *owner).collect();
+        engine.layouts(query).into_iter().map(owners).collect()
+    }
+
+    fn __reduce__(&self) -> PyResult<()> {
+        Err(errors::no_pickle("EngineProtocol", "it lives in the driver"))
+    }
+}
+
+impl EngineProtocol {
+    fn engine(&self) -> MutexGuard<'_, Engine> {
+        // A panic in a step reaches the executor, which ends every call.
+        self.engine.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+fn wrong(what: &str, error: &serde_json::Error) -> PyErr {
+    errors::raise(Kind::Value, &format!("this is no {what} of the engine's protocol: {error}"))
+}
+
+/// Effects as JSON; an error says beside its data what it is for people.
+fn shown(effects: &[Effect]) -> String {
+    let mut list = Vec::with_capacity(effects.len());
+    for effect in effects {
+        let mut value = serde_json::to_value(effect).expect("plain data becomes JSON");
+        if let Some(error) = refusal(effect)
+            && let Some(facts) = value.as_object_mut().and_then(|tagged| tagged.values_mut().next())
+        {
+            facts["text"] = error.to_string().into();
+        }
+        list.push(value);
+    }
+    Value::from(list).to_string()
+}
+
+fn refusal(effect: &Effect) -> Option<&EngineError> {
+    match effect {
+        Effect::Fail { error, .. } => Some(error),
+        Effect::Moved { outcome, .. } | Effect::Rescaled { outcome, .. } => outcome.as_ref().err(),
+        Effect::Dropped { outcome, .. } => outcome.as_ref().err(),
+        _ => None,
+    }
+}
