@@ -38,6 +38,7 @@ from penstock.spark._engine.program import Program
 from penstock.spark._engine.queries import Queries
 from penstock.spark._engine.query import Query, Setup
 from penstock.spark._engine.record import Recorder
+from penstock.spark._engine.rescale import Rescale, Rescales
 from penstock.spark._engine.residents import Residents
 from penstock.spark._engine.startup import Startup
 from penstock.spark._session.guard import require_classic, require_flow
@@ -167,6 +168,7 @@ class Engine:
         self._process = os.getpid()
         self._hub: Hub | None = None
         self._executor: Executor | None = None
+        self._rescales: Rescales | None = None
         self._residents: Residents | None = None
         self._recorder: Recorder | None = None
         self._setup: Setup | None = None
@@ -278,6 +280,7 @@ class Engine:
         )
         Calls(hub, executor, self._queries.program, self._queries.hear, self._window, self._slice_rows)
         self._queries.attach(executor)
+        self._rescales = Rescales(executor, self._resized)
         self._setup = Setup(
             hub=hub,
             executor=executor,
@@ -475,6 +478,48 @@ class Engine:
     def rebalance(self, *, strategy: str = "batched", batch_size: int = 16, query: Any = None) -> Migration:
         """Spread the bins evenly over the workers, moving as few as possible; see `migrate`."""
         return self.migrate(strategy=strategy, batch_size=batch_size, query=query)
+
+    def rescale(self, workers: int) -> Rescale:
+        """Go to another number of resident processes while queries run.
+
+        Parameters
+        ----------
+        workers : int
+            How many, at least 1.
+
+        Returns
+        -------
+        Rescale
+            A handle; `Rescale.wait` waits for the end.
+
+        Raises
+        ------
+        ConfigError
+            For less than one.
+        SlotsError
+            When there are not as many task slots; nothing has changed then.
+        EngineError
+            When another rescale is under way, or the engine is not open.
+
+        Notes
+        -----
+        Those that are new start beside those that serve, and take part from the next batch of each query on: bins move
+        to them while its rows pass. Those that go give their bins away first, and end with the batch after.
+        """
+        self._require_open()
+        if isinstance(workers, bool) or not isinstance(workers, int) or not -1 < workers <= 1 << 12:
+            raise ConfigError(f"rescale({workers!r}): the number of workers is an int from 1 to {1 << 12}")
+        assert self._rescales is not None
+        sc = self._spark.sparkContext
+        slots = capacity(sc).slots
+        # One slot is for the queries' own tasks.
+        free = 1 << 12 if slots is None else max(0, slots - 1 - sum(held_slots(sc).values()))
+        handle = self._rescales.ask(workers, free)
+        self.workers = max(self.workers, workers)
+        return handle
+
+    def _resized(self, workers: int) -> None:
+        self.workers = workers
 
     def owners(self, query: Any = None) -> list[list[int]]:
         """The worker of each bin, one list for each keyed step of the query; `query` may be left out when it is alone.

@@ -60,8 +60,9 @@
 //! | `Feed`, `Sink` | `query`, in the thread that waits for the call: `mapInArrow(..).collect()`, and the user's function |
 //! | `Complete`, `Fail`, `Dropped` | `query`: the call returns, or raises the exception that the failure came from |
 //! | `Moving`, `Moved` | `moves`: the user's handle |
+//! | `Rescaled` | `rescale`: the user's handle |
 //! | `Timer` | `executor` |
-//! | `Rescaled`; `ReadCheckpoint`, `CreateClaim`, `ReadClaims`, `WriteManifest`, `Delete` | nowhere yet |
+//! | `ReadCheckpoint`, `CreateClaim`, `ReadClaims`, `WriteManifest`, `Delete` | nowhere yet |
 //!
 //! | [`MemberEffect`] | `cluster::Host` and the member's own |
 //! |---|---|
