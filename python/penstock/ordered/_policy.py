@@ -14,9 +14,9 @@ Trials of dear items cost what others would have done meanwhile, so that is boun
 soon as its results say that it cannot win: `workers` of them at a time, each taking as long as these, are a speed. And
 what a trial has lost beside the best mode is at most a `SHARE` of the time until the question may be opened again.
 
-Trials in Rust are pairs of alternating periods (crate `penstock-trial`). Not here: three modes are compared, one of which
-has to be started first, and to go from one to another means to wait for what is in flight. What both have in common,
-the bound on what trials lose, is shorter than a class of the native module would be.
+Trials in Rust are pairs of alternating periods (crate `penstock-trial`). Not here: three modes are compared, one of
+which has to be started first, and to go from one to another means to wait for what is in flight. What both have in
+common, the bound on what trials lose, is shorter than a class of the native module would be.
 """
 
 from __future__ import annotations

@@ -12,11 +12,13 @@ use std::sync::{Arc, Mutex, PoisonError};
 /// the difference by their first bundles.
 type Place = (u64, TypeId);
 
+/// A value, and how many workers have taken it.
+type Common = (Arc<dyn Any + Send + Sync>, usize);
+
 /// See the module.
 pub(super) struct Commons {
     workers: usize,
-    /// With how many workers have taken each.
-    values: Mutex<HashMap<Place, (Arc<dyn Any + Send + Sync>, usize)>>,
+    values: Mutex<HashMap<Place, Common>>,
 }
 
 impl Commons {
