@@ -1,111 +1,12 @@
-//! Bins as ranges of the hash, and which worker owns which.
+//! Which worker owns which range of the hash.
 //!
-//! A range is all hashes that begin with the same bits; a layout is a set of ranges that covers every hash once. Equal ranges of
-//! one length are the bins of today; a layout may mix lengths, so that a hot range is split and cold ones are merged.
+//! A layout is a set of ranges that covers every hash once. Equal ranges of one length are the bins of today; a layout may mix
+//! lengths, so that a hot range is split and cold ones are merged.
 //!
 //! Invariants: a layout covers every hash exactly once, and every range has one owner.
 
+pub use penstock_files::{MAX_LENGTH, Range};
 use serde::{Deserialize, Serialize};
-
-/// The most bits of a prefix.
-pub const MAX_LENGTH: u8 = 20;
-
-/// All hashes whose top `length` bits are `prefix`.
-///
-/// # Examples
-/// ```
-/// use penstock_engine::Range;
-/// let [low, high] = Range::ALL.split().unwrap();
-/// assert!(high.contains(u64::MAX) && !low.contains(u64::MAX));
-/// assert!(Range::ALL.intersects(low) && !high.intersects(low));
-/// assert_eq!(low.merged(high), Some(Range::ALL));
-/// ```
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
-#[serde(into = "(u32, u8)", try_from = "(u32, u8)")]
-pub struct Range {
-    prefix: u32,
-    length: u8,
-}
-
-impl Range {
-    /// Every hash.
-    pub const ALL: Range = Range { prefix: 0, length: 0 };
-
-    /// The range with this prefix of `length` bits; `None` where `prefix` has more bits, or `length` is above [`MAX_LENGTH`].
-    #[must_use]
-    pub fn new(prefix: u32, length: u8) -> Option<Range> {
-        (length <= MAX_LENGTH && prefix >> length == 0).then_some(Range { prefix, length })
-    }
-
-    /// The prefix: among ranges of one length, the number of the bin.
-    #[must_use]
-    pub fn prefix(self) -> u32 {
-        self.prefix
-    }
-
-    /// Bits of the prefix.
-    #[must_use]
-    pub fn length(self) -> u8 {
-        self.length
-    }
-
-    /// Whether a hash belongs here.
-    #[must_use]
-    pub fn contains(self, hash: u64) -> bool {
-        self.length == 0 || hash >> (64 - self.length) == u64::from(self.prefix)
-    }
-
-    /// Whether some hash belongs to both: one of them holds the other.
-    #[must_use]
-    pub fn intersects(self, other: Range) -> bool {
-        let (short, long) = if self.length <= other.length { (self, other) } else { (other, self) };
-        long.prefix >> (long.length - short.length) == short.prefix
-    }
-
-    /// The two halves.
-    #[must_use]
-    pub fn split(self) -> Option<[Range; 2]> {
-        let half = |bit| Range::new(self.prefix << 1 | bit, self.length + 1);
-        Some([half(0)?, half(1)?])
-    }
-
-    /// The range of which these are the halves.
-    #[must_use]
-    pub fn merged(self, other: Range) -> Option<Range> {
-        let siblings = self.length > 0 && self.length == other.length && self.prefix ^ 1 == other.prefix;
-        siblings.then(|| Range { prefix: self.prefix >> 1, length: self.length - 1 })
-    }
-
-    /// The first hash, which orders disjoint ranges.
-    fn first(self) -> u64 {
-        if self.length == 0 { 0 } else { u64::from(self.prefix) << (64 - self.length) }
-    }
-
-    /// Hashes, in units of the shortest range there can be.
-    fn width(self) -> u64 {
-        1 << (MAX_LENGTH - self.length)
-    }
-}
-
-impl From<Range> for (u32, u8) {
-    fn from(range: Range) -> (u32, u8) {
-        (range.prefix, range.length)
-    }
-}
-
-impl TryFrom<(u32, u8)> for Range {
-    type Error = String;
-
-    fn try_from((prefix, length): (u32, u8)) -> Result<Range, String> {
-        Range::new(prefix, length).ok_or_else(|| format!("there is no range {prefix}/{length}"))
-    }
-}
-
-impl std::fmt::Display for Range {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "{}/{}", self.prefix, self.length)
-    }
-}
 
 /// Ranges that do not cover every hash once.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
@@ -144,8 +45,8 @@ enum Form {
 
 impl From<Layout> for Form {
     fn from(Layout { ranges }: Layout) -> Form {
-        let length = ranges[0].0.length;
-        match ranges.iter().all(|(range, _)| range.length == length) {
+        let length = ranges[0].0.length();
+        match ranges.iter().all(|(range, _)| range.length() == length) {
             true => Form::Even { length, owners: ranges.into_iter().map(|(_, owner)| owner).collect() },
             false => Form::Mixed { ranges },
         }
@@ -170,8 +71,11 @@ impl Layout {
     /// `2^length` equal ranges dealt to workers `0..workers`.
     #[must_use]
     pub fn even(length: u8, workers: u32) -> Layout {
-        let bins = 0..1_u32 << length.min(MAX_LENGTH);
-        Layout { ranges: bins.map(|prefix| (Range { prefix, length }, prefix % workers.max(1))).collect() }
+        let length = length.min(MAX_LENGTH);
+        let bins = 0..1_u32 << length;
+        Layout {
+            ranges: bins.filter_map(|prefix| Some((Range::new(prefix, length)?, prefix % workers.max(1)))).collect(),
+        }
     }
 
     /// A layout of these ranges.
@@ -179,7 +83,7 @@ impl Layout {
     /// # Errors
     /// They overlap, or leave a gap.
     pub fn new(mut ranges: Vec<(Range, u32)>) -> Result<Layout, LayoutError> {
-        ranges.sort_by_key(|(range, _)| (range.first(), range.length));
+        ranges.sort_by_key(|(range, _)| (range.first(), range.length()));
         if let Some(pair) = ranges.windows(2).find(|pair| pair[0].0.intersects(pair[1].0)) {
             return Err(LayoutError::Overlap(pair[0].0, pair[1].0));
         }
