@@ -37,6 +37,8 @@ pub(crate) struct Destination<'a, T, S: BinState, P> {
     pub(crate) pending: &'a mut Pending<T, P>,
     pub(crate) shelf: &'a Shelf<S>,
     pub(crate) new_state: &'a dyn Fn() -> S,
+    /// Whether what comes keeps undo, which tells what the rest of the epoch changes.
+    pub(crate) record: bool,
 }
 
 impl<T: Ord + Clone> Arrivals<T> {
@@ -65,7 +67,11 @@ impl<T: Ord + Clone> Arrivals<T> {
                 }
                 self.prepared.insert(bin, Coming { time: time.clone(), whole: false });
                 if foreign {
-                    to.table.install_coming(bin, Box::new((to.new_state)()))?;
+                    let mut state = Box::new((to.new_state)());
+                    if to.record {
+                        state.mark();
+                    }
+                    to.table.install_coming(bin, state)?;
                 }
                 Ok(None)
             }
@@ -172,6 +178,7 @@ mod tests {
                 pending: &mut self.pending,
                 shelf: &self.shelf,
                 new_state: &Counts::default,
+                record: false,
             };
             act(&mut self.arrivals, &mut to)
         }

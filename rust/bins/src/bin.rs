@@ -6,7 +6,8 @@
 //! while a dataflow runs.
 //!
 //! Source: Megaphone §4.2 (top bits, since low bits index the tables inside a bin). Departures: a state marks and
-//! undoes an epoch by itself, so that a failed epoch needs no second copy of everything.
+//! undoes an epoch by itself, so that a failed epoch needs no second copy of everything; and what it undoes by is what tells the changes of
+//! an epoch, so that there is one record of them.
 
 use std::any::Any;
 
@@ -39,15 +40,22 @@ pub(crate) fn check_bits(bits: u8) -> Result<(), BinsError> {
 ///
 /// A state moves between processes as chunks: `absorb`ing the chunks of `encode`, in order, into a new state must give
 /// an equal one. Between the threads of one process the object itself moves and none of this is called.
+///
+/// Where epochs are recorded, a state that is encoded as [`Extent::Changed`] makes chunks of what has changed since the last mark; absorbed
+/// by a state as it was at the mark they give this one. What a state was at its marks is not asked for: whoever absorbs the chunks of all
+/// epochs, one after the other, has the state. One that moves within an epoch is encoded as [`Extent::Marked`], so that its changes
+/// since the mark are its receiver's, too. States of flows that are never recorded need not tell the parts apart.
 pub trait BinState: Send + 'static {
-    /// Makes the next chunk of the state; `None` after the last, which is at once for an empty state. Chunks of 64 KiB to 1 MiB
-    /// keep frames small. The state does not change while an encoding of it is under way.
+    /// Makes the next chunk of the encoding's [extent](Encoding::extent); `None` after the last, which is at once where there is nothing.
+    /// Chunks of 64 KiB to 1 MiB keep frames small. The state does not change while an encoding of it is under way. What has
+    /// changed costs in proportion to the keys that were touched.
     ///
     /// # Errors
     /// What of it cannot be encoded. The worker stops with it, and the state stays where it is.
     fn encode(&self, encoding: &mut Encoding) -> Result<Option<Vec<u8>>, StateError>;
 
-    /// Adds the content of one chunk.
+    /// Takes one chunk, of whichever extent. What it says of keys that have changed replaces what is here, and where this state is marked
+    /// they count as changed; other keys do not, and must not be here yet. Undone, what has come stays.
     ///
     /// # Errors
     /// A chunk that `encode` cannot have produced; the receiving worker stops with it.
@@ -79,15 +87,42 @@ pub trait BinState: Send + 'static {
     }
 }
 
-/// An encoding under way: how far it is. Belongs to one state, which keeps in it what it likes.
+/// What of a state is encoded.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Extent {
+    /// All of it.
+    #[default]
+    All,
+    /// All of it, so that the receiver knows what has changed since the last mark: first what has not, then as [`Changed`](Self::Changed).
+    Marked,
+    /// What has changed since the last mark, or since the beginning where there was none: keys with what they are now, and keys that are gone.
+    Changed,
+}
+
+/// An encoding under way: of which extent, and how far it is. Belongs to one state, which keeps in it what it likes.
 #[derive(Default)]
-pub struct Encoding(Option<Box<dyn Any>>);
+pub struct Encoding {
+    extent: Extent,
+    place: Option<Box<dyn Any>>,
+}
 
 impl Encoding {
-    /// At the beginning.
+    /// Of all of a state, at the beginning.
     #[must_use]
     pub fn new() -> Self {
         Self::default()
+    }
+
+    /// Of some extent of it.
+    #[must_use]
+    pub fn of(extent: Extent) -> Self {
+        Self { extent, place: None }
+    }
+
+    /// Which extent.
+    #[must_use]
+    pub fn extent(&self) -> Extent {
+        self.extent
     }
 
     /// What the state has kept here; `begin` makes it at the first call.
@@ -95,14 +130,14 @@ impl Encoding {
     /// # Panics
     /// When a state of another type has begun this encoding.
     pub fn place<P: 'static>(&mut self, begin: impl FnOnce() -> P) -> &mut P {
-        let place = self.0.get_or_insert_with(|| Box::new(begin()));
+        let place = self.place.get_or_insert_with(|| Box::new(begin()));
         place.downcast_mut().expect("an encoding is of one state")
     }
 }
 
 impl std::fmt::Debug for Encoding {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Encoding").field("begun", &self.0.is_some()).finish()
+        f.debug_struct("Encoding").field("extent", &self.extent).field("begun", &self.place.is_some()).finish()
     }
 }
 

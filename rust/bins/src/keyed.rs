@@ -2,7 +2,10 @@
 //!
 //! For programs at the level of single records, and as the naive twin of columnar blocks and states.
 //!
-//! Invariant of the map's undo: while marked, `undo` holds for every key written since the mark what it was at the mark.
+//! Invariant of the map's undo: while marked, `undo` holds for every key written since the mark what it was at the mark. Of keys that were
+//! written before the map came here it holds what they were when they came.
+//!
+//! A chunk is a byte and entries: after [`KEYS`] keys with their states, after [`CHANGES`] keys with what they are now, if anything.
 
 use std::collections::HashMap;
 use std::hash::Hash;
@@ -11,12 +14,15 @@ use penstock_dataflow::wire::{Wire, WireError, decode_serde, encode_serde};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
-use crate::bin::{BinState, Encoding};
+use crate::bin::{BinState, Encoding, Extent};
 use crate::block::Block;
 use crate::error::StateError;
 
 /// Bytes after which [`KeyedMap`] begins a new chunk.
 const CHUNK_BYTES: usize = 64 * 1024;
+
+const KEYS: u8 = 0;
+const CHANGES: u8 = 1;
 
 /// A block of (key, value) rows with the hashes of the keys.
 ///
@@ -153,6 +159,19 @@ impl<K: Eq + Hash + Clone, A: Clone> KeyedMap<K, A> {
         self.map.iter()
     }
 
+    /// What an extent has of keys that have not changed, and of those that have.
+    fn parts(&self, extent: Extent) -> [Vec<K>; 2] {
+        match (extent, &self.undo) {
+            (Extent::All, _) => [self.map.keys().cloned().collect(), Vec::new()],
+            (_, None) => [Vec::new(), self.map.keys().cloned().collect()],
+            (Extent::Changed, Some(undo)) => [Vec::new(), undo.keys().cloned().collect()],
+            (Extent::Marked, Some(undo)) => {
+                let same = self.map.keys().filter(|key| !undo.contains_key(key));
+                [same.cloned().collect(), undo.keys().cloned().collect()]
+            }
+        }
+    }
+
     fn save(&mut self, key: &K) {
         if let Some(undo) = &mut self.undo
             && !undo.contains_key(key)
@@ -162,6 +181,10 @@ impl<K: Eq + Hash + Clone, A: Clone> KeyedMap<K, A> {
     }
 }
 
+fn take<E: DeserializeOwned>(bytes: &[u8]) -> Result<(E, &[u8]), StateError> {
+    postcard::take_from_bytes(bytes).map_err(StateError::from_source)
+}
+
 impl<K, A> BinState for KeyedMap<K, A>
 where
     K: Eq + Hash + Clone + Serialize + DeserializeOwned + Send + 'static,
@@ -169,26 +192,49 @@ where
 {
     fn encode(&self, encoding: &mut Encoding) -> Result<Option<Vec<u8>>, StateError> {
         // A hash map cannot be entered in the middle: the keys that are left.
-        let left = encoding.place(|| self.map.keys().cloned().collect::<Vec<K>>());
+        let extent = encoding.extent();
+        let [keys, changes] = encoding.place(|| self.parts(extent));
         let mut out = Vec::new();
         while out.len() < CHUNK_BYTES
-            && let Some(key) = left.pop()
+            && let Some(key) = keys.pop()
         {
             let state = self.map.get(&key).ok_or_else(|| StateError::new("a key went while it was encoded"))?;
+            out.extend(out.is_empty().then_some(KEYS));
             out = postcard::to_extend(&(&key, state), out).map_err(StateError::from_source)?;
+        }
+        while (out.is_empty() || out[0] == CHANGES)
+            && out.len() < CHUNK_BYTES
+            && let Some(key) = changes.pop()
+        {
+            out.extend(out.is_empty().then_some(CHANGES));
+            out = postcard::to_extend(&(&key, self.map.get(&key)), out).map_err(StateError::from_source)?;
         }
         Ok((!out.is_empty()).then_some(out))
     }
 
     fn absorb(&mut self, chunk: &[u8]) -> Result<(), StateError> {
-        let mut rest = chunk;
+        let Some((kind, mut rest)) = chunk.split_first() else { return Err(StateError::new("a chunk without bytes")) };
         while !rest.is_empty() {
-            let ((key, state), after): ((K, A), _) =
-                postcard::take_from_bytes(rest).map_err(StateError::from_source)?;
-            rest = after;
-            self.save(&key);
-            if self.map.insert(key, state).is_some() {
-                return Err(StateError::new("a key came twice"));
+            match *kind {
+                KEYS => {
+                    let ((key, state), after) = take::<(K, A)>(rest)?;
+                    rest = after;
+                    if self.map.insert(key, state).is_some() {
+                        return Err(StateError::new("a key came twice"));
+                    }
+                }
+                CHANGES => {
+                    let ((key, state), after) = take::<(K, Option<A>)>(rest)?;
+                    rest = after;
+                    if let Some(undo) = &mut self.undo {
+                        undo.insert(key.clone(), state.clone());
+                    }
+                    match state {
+                        Some(state) => _ = self.map.insert(key, state),
+                        None => _ = self.map.remove(&key),
+                    }
+                }
+                kind => return Err(StateError::new(format!("a chunk of kind {kind}"))),
             }
         }
         Ok(())
@@ -259,7 +305,7 @@ mod tests {
         *state.entry(3) = "three".into();
         let chunk = state.encode(&mut Encoding::new()).unwrap().unwrap();
         assert!(state.clone().absorb(&chunk).is_err(), "a key twice");
-        for cut in 1..chunk.len() {
+        for cut in (0..chunk.len()).filter(|cut| *cut != 1) {
             assert!(KeyedMap::<u16, String>::default().absorb(&chunk[..cut]).is_err(), "cut at {cut}");
         }
     }
@@ -272,6 +318,43 @@ mod tests {
     }
 
     proptest! {
+        /// What each epoch changed, absorbed by a twin, gives the state, wherever it was meanwhile.
+        #[test]
+        fn changes_make_up_the_state_while_it_moves(deeds in prop::collection::vec((0u8..8, 0u8..6, any::<u32>()), 0..150)) {
+            let mut state = KeyedMap::<u8, u32>::default();
+            let mut twin = KeyedMap::<u8, u32>::default();
+            let chunks = |state: &KeyedMap<u8, u32>, extent| {
+                let mut encoding = Encoding::of(extent);
+                std::iter::from_fn(|| state.encode(&mut encoding).unwrap()).collect::<Vec<_>>()
+            };
+            state.mark();
+            for (deed, key, value) in deeds {
+                match deed {
+                    0 | 1 => _ = state.remove(&key),
+                    2 if value % 2 == 0 => {
+                        chunks(&state, Extent::Changed).iter().for_each(|chunk| twin.absorb(chunk).unwrap());
+                        prop_assert_eq!(&twin.map, &state.map);
+                        state.mark();
+                    }
+                    3 if value % 2 == 0 => {
+                        let mut moved = KeyedMap::default();
+                        moved.mark();
+                        chunks(&state, Extent::Marked).iter().for_each(|chunk| moved.absorb(chunk).unwrap());
+                        prop_assert_eq!(&moved.map, &state.map);
+                        let before = moved.map.clone();
+                        *moved.entry(key) = value;
+                        moved.rollback().unwrap();
+                        prop_assert_eq!(&moved.map, &before, "undone, what has come stays");
+                        chunks(&state, Extent::Changed).iter().for_each(|chunk| moved.absorb(chunk).unwrap());
+                        state = moved;
+                    }
+                    _ => *state.entry(key) = value,
+                }
+            }
+            chunks(&state, Extent::Changed).iter().for_each(|chunk| twin.absorb(chunk).unwrap());
+            prop_assert_eq!(&twin.map, &state.map);
+        }
+
         #[test]
         fn rollback_equals_a_copy_at_the_mark(deeds in prop::collection::vec((0u8..4, 0u8..6, any::<u32>()), 0..100)) {
             let mut state = KeyedMap::<u8, u32>::default();

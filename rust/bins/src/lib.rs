@@ -32,6 +32,11 @@
 //! the end of a generation loses no bin in flight; and longer while the epoch before may be undone ([`Shelf::settle_epoch`]).
 //! Post-dated records are not undone: a flow that is to be rolled back keeps its timers in its bins.
 //!
+//! Where epochs are recorded ([`Config::record`]), each worker takes what its bins changed ([`Extent::Changed`]) when S's output has left the epoch,
+//! before any move of the next: so the first instant of an epoch is left neither by control nor by a worker's input before that worker has. A
+//! bin that moves within an epoch takes along which keys the epoch touched. So each change is told once: by the worker that has the bin at the
+//! end of the epoch. The original of a bin that left in it tells none, nor does the copy of one that leaves between two epochs.
+//!
 //! Source: Megaphone (Hoffmann et al.), §3 and §4. Departures are in the modules.
 
 mod arrival;
@@ -55,7 +60,7 @@ mod stateful;
 mod stats;
 mod table;
 
-pub use bin::{BinState, Encoding, MAX_BITS, bin};
+pub use bin::{BinState, Encoding, Extent, MAX_BITS, bin};
 pub use block::Block;
 pub use configuration::{Configuration, Configurations, Outcome};
 pub use control::{Command, Control, Move, check_batch};

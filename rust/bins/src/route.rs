@@ -50,6 +50,7 @@ pub(crate) struct Shared<T, S: BinState, P> {
     pub(crate) local: Rc<dyn Fn(usize) -> bool>,
     pub(crate) new_state: Rc<dyn Fn() -> S>,
     pub(crate) begins: EpochOf<T>,
+    pub(crate) record: bool,
     /// Bins that have left the process in the configuration that was started last, until it is complete.
     pub(crate) left: RefCell<Vec<u32>>,
     pub(crate) stats: Arc<Stats<T>>,

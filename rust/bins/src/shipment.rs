@@ -18,7 +18,7 @@ use std::sync::atomic::Ordering::Relaxed;
 
 use penstock_progress::Timestamp;
 
-use crate::bin::{BinState, Encoding};
+use crate::bin::{BinState, Encoding, Extent};
 use crate::control::Move;
 use crate::error::BinsError;
 use crate::message::{BinPart, Record};
@@ -151,7 +151,9 @@ impl<T: Timestamp, S: BinState, P: Record> Shared<T, S, P> {
         self.stats.record(self.index, bin, time.clone(), BinEvent::Prepare, 0);
         send(m.to, BinPart::Prepare { bin, epoch: table.epoch() });
         if !(self.local)(m.to as usize) {
-            return Ok(Some(Current { to: m, stage: Stage::State { encoding: Encoding::new(), chunks: 0 } }));
+            // Between two epochs the record of the one that has ended is taken.
+            let extent = if self.record && (self.begins)(time).is_none() { Extent::Marked } else { Extent::All };
+            return Ok(Some(Current { to: m, stage: Stage::State { encoding: Encoding::of(extent), chunks: 0 } }));
         }
         let held = table.uninstall_held(bin).ok_or(BinsError::Absent { bin })?;
         let ticket = self.shelf.put(&self.name, bin, held)?;

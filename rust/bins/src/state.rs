@@ -258,6 +258,7 @@ impl<T, S: BinState, P> Shared<T, S, P> {
         let mut table = self.table.borrow_mut();
         let mut pending = self.pending.borrow_mut();
         let (name, shelf, new_state) = (&*self.name, &self.shelf, &*self.new_state);
-        act(&mut Destination { name, table: &mut table, pending: &mut pending, shelf, new_state })
+        let (table, pending) = (&mut *table, &mut *pending);
+        act(&mut Destination { name, table, pending, shelf, new_state, record: self.record })
     }
 }

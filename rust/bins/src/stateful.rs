@@ -46,6 +46,8 @@ pub struct Config<T, S: BinState> {
     /// The epoch that begins with the state that a bin has when it moves at this time: `Some` for times between two epochs,
     /// at which no record is applied. Such a bin's original, kept until the move is complete, serves when it is cut off.
     pub begins: EpochOf<T>,
+    /// Whether epochs are recorded: a bin that moves within one tells what has changed since the mark, and one that has come keeps undo.
+    pub record: bool,
     /// Bytes of state that this worker may have under way to other processes: encoded, and not yet taken in there. Less than one
     /// chunk may come on top.
     pub ship_bytes: usize,
@@ -69,6 +71,7 @@ impl<T, S: BinState + Default> Config<T, S> {
             local: Rc::new(|_| true),
             new_state: Rc::new(S::default),
             begins: Rc::new(|_| None),
+            record: false,
             ship_bytes: SHIP_BYTES,
             stats,
         }
@@ -122,7 +125,7 @@ where
 {
     let scope = data.scope();
     let (index, peers) = (scope.index(), scope.peers());
-    let Config { name, routing, table, shelf, local, new_state, begins, ship_bytes, stats } = config;
+    let Config { name, routing, table, shelf, local, new_state, begins, record, ship_bytes, stats } = config;
     for (bin, &worker) in (0u32..).zip(routing.owners()) {
         if worker as usize >= peers {
             return Err(BinsError::AbsentOwner { bin, worker });
@@ -141,6 +144,7 @@ where
         local,
         new_state,
         begins,
+        record,
         left: RefCell::default(),
         stats: Arc::clone(&stats),
     });

@@ -97,6 +97,7 @@ fn all_go(layout: Layout, ship_bytes: usize, chunks: u64, broken: Option<(u32, u
                 move || Heavy { gauge: Arc::clone(&gauge), chunks: 0, broken_at: None }
             }),
             begins: std::rc::Rc::new(|_| None),
+            record: false,
             ship_bytes,
             stats: Arc::clone(&process.stats),
         };

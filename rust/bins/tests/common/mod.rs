@@ -204,6 +204,7 @@ pub fn config_with(
         local: Rc::new(move |other| layout.process_of(other) == index),
         new_state: Rc::new(Sums::default),
         begins: Rc::new(|_| None),
+        record: false,
         ship_bytes: penstock_bins::SHIP_BYTES,
         stats: Arc::clone(&process.stats),
     }

@@ -417,6 +417,7 @@ fn keyed_step(
         new_state: Rc::new(move || spec.new_state(&callbacks)),
         // Without marks nothing tells an original from what became of its copy.
         begins: Rc::new(move |time: &FlowTime| (journal && time.slice < MARK).then_some(time.epoch)),
+        record: false,
         ship_bytes: config.ship_bytes,
         stats: op.stats.clone(),
     };

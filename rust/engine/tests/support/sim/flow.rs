@@ -100,6 +100,7 @@ impl Loop {
             local: Rc::new(move |worker| local.contains(&worker)),
             new_state: Rc::new(Ledger::default),
             begins: Rc::new(|time: &FlowTime| (time.slice < MARK).then_some(time.epoch)),
+            record: true,
             ship_bytes: 64, // several pieces a bin
             stats: Arc::new(Stats::new()),
         };
