@@ -202,7 +202,8 @@ impl Grouped<'_> {
 ///
 /// The methods mirror those of a bin's native state; see `penstock_bins` for what each promises.
 pub trait ForeignState: Any + Send {
-    /// Makes the next chunk of the state, of any size; none after the last.
+    /// Makes the next chunk of the encoding's extent, of any size; none after the last. What has changed is told in chunks of entries
+    /// ([`penstock_files::Chunk`]), the rest as it likes, but for how entries begin.
     fn encode(&self, encoding: &mut Encoding) -> Result<Option<Vec<u8>>, StateFault>;
     /// Takes one chunk made by `encode`.
     fn absorb(&mut self, chunk: &[u8]) -> Result<(), StateFault>;

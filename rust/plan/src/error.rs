@@ -261,3 +261,16 @@ pub enum StateFault {
     #[error("the user's state: {0}")]
     Foreign(#[source] CallError),
 }
+
+impl From<penstock_files::Damage> for StateFault {
+    fn from(damage: penstock_files::Damage) -> Self {
+        match damage {
+            penstock_files::Damage::Content { what } => Self::Corrupt { what },
+            penstock_files::Damage::Newer { found } => Self::Version {
+                found: u8::try_from(found).unwrap_or(u8::MAX),
+                supported: penstock_files::VERSION as u8,
+            },
+            _ => Self::Corrupt { what: "a chunk of entries" },
+        }
+    }
+}

@@ -34,6 +34,11 @@ impl KeyKind {
         }
     }
 
+    /// Whether a null is a key of its own.
+    pub(crate) fn has_null(self) -> bool {
+        matches!(self, Self::Int | Self::Bytes)
+    }
+
     /// Whether the key is kept as bytes beside its hash.
     pub(crate) fn has_bytes(self) -> bool {
         matches!(self, Self::Rows | Self::Bytes)

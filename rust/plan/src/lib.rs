@@ -44,7 +44,7 @@ pub use foreign::MapCall;
 pub use hash::{NULL_HASH, hash_bytes, hash_columns, hash_int};
 pub use keyed::{KeyedKind, KeyedSpec};
 pub use op::{BLOCK_ROWS, Bins, KeyedOp, Output, Sink, conform};
-pub use penstock_bins::Encoding;
+pub use penstock_bins::{Encoding, Extent};
 pub use plan::{Plan, Stage, WINDOW_END, WINDOW_START};
 pub use running::Emit;
 pub use spec::{PlanSpec, StepSpec};

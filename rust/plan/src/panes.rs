@@ -2,22 +2,29 @@
 //!
 //! A pane is a stretch of event time that no window cuts; a running aggregate has the single pane 0. Chunks carry one pane's slots each.
 //! Undo: each table undoes itself; panes born since the mark go, panes dropped since come back.
+//!
+//! What has changed since the mark is told as entries. The key of a row begins with its pane, so that a pane goes with one entry: a varint
+//! of its start (zigzag), 1 for the null key and else 0, and the bytes of the key, if it has any beside its hash.
 
 use std::collections::VecDeque;
 use std::ops::Range;
 
-use penstock_bins::Encoding;
+use penstock_bins::{Encoding, Extent};
+use penstock_files::{Chunk, ChunkWriter, Entry};
 use smallvec::SmallVec;
 
 use crate::error::StateFault;
 use crate::record::Shape;
-use crate::table::Table;
-use crate::wire::{Reader, put_i64};
+use crate::slots::Slots;
+use crate::table::{Row, Table};
+use crate::wire::{Reader, put_i64, put_zigzag};
 
 /// Chunks stay at or below this size, but for single keys that exceed it.
 pub(crate) const CHUNK_BYTES: usize = 1 << 20;
 pub(crate) const TAG: u8 = b'P';
 const VERSION: u8 = 2;
+/// Of the entries.
+const ENTRIES_VERSION: u8 = 1;
 const HEADER_BYTES: usize = 64;
 
 struct Pane {
@@ -41,6 +48,8 @@ pub(crate) struct Panes {
 struct Undo {
     fired: i64,
     dropped: Vec<Pane>,
+    /// Panes that were dropped since the mark where this state was before.
+    gone: Vec<i64>,
 }
 
 /// How far an encoding is.
@@ -52,6 +61,17 @@ struct Place {
     left: VecDeque<Range<usize>>,
     /// Of a bin without panes: whether it was told what has fired.
     told: bool,
+    changes: Changes,
+}
+
+/// How far the encoding of what has changed is.
+#[derive(Default)]
+struct Changes {
+    begun: bool,
+    /// Panes that are begun.
+    panes: usize,
+    /// What is left of the last of them.
+    left: std::vec::IntoIter<u32>,
 }
 
 impl Panes {
@@ -126,6 +146,82 @@ impl Panes {
 
     /// The next chunk; none after the last.
     pub(crate) fn encode(&self, encoding: &mut Encoding) -> Option<Vec<u8>> {
+        let extent = encoding.extent();
+        let place = encoding.place(Place::default);
+        let same = match (extent, &self.undo) {
+            (Extent::All, _) => self.encode_rows(place, false),
+            (Extent::Marked, Some(_)) => self.encode_rows(place, true),
+            // Never marked: all has changed.
+            (Extent::Marked, None) | (Extent::Changed, _) => None,
+        };
+        match extent {
+            Extent::All => same,
+            _ => same.or_else(|| self.encode_changes(&mut place.changes)),
+        }
+    }
+
+    /// Rows of a pane that have changed since the mark; `None` for all.
+    fn changed<'a>(&self, pane: &'a Pane) -> Option<&'a Slots> {
+        self.undo.as_ref().filter(|_| !pane.fresh).and(pane.table.touched())
+    }
+
+    /// The next chunk of entries.
+    fn encode_changes(&self, place: &mut Changes) -> Option<Vec<u8>> {
+        let mut writer = ChunkWriter::new(&self.entries_shape());
+        if !std::mem::replace(&mut place.begun, true) {
+            let gone = self
+                .undo
+                .iter()
+                .flat_map(|undo| undo.dropped.iter().map(|pane| pane.start).chain(undo.gone.iter().copied()));
+            let gone: Vec<i64> = gone.collect();
+            let is_touched = |pane| self.changed(pane).map_or(pane.table.len() > 0, |rows| !rows.list().is_empty());
+            // What has fired says nothing of a bin that is empty.
+            let fired = self.undo.as_ref().map_or(i64::MIN, |undo| undo.fired) != self.fired && !self.live.is_empty();
+            if gone.is_empty() && !fired && !self.live.iter().any(is_touched) {
+                place.panes = self.live.len();
+                return None;
+            }
+            writer.push(Entry::Shared { value: &self.fired.to_le_bytes() });
+            for start in gone {
+                let mut prefix = Vec::new();
+                put_zigzag(&mut prefix, start);
+                writer.push(Entry::GoneAll { prefix: &prefix });
+            }
+        }
+        let (mut key, mut value) = (Vec::new(), Vec::new());
+        loop {
+            let Some(position) = place.left.next() else {
+                let Some(pane) = self.live.get(place.panes) else { break };
+                place.panes += 1;
+                let mut positions = match self.changed(pane) {
+                    Some(touched) => touched.list().to_vec(),
+                    None => pane.table.taken().map(|position| position as u32).collect(),
+                };
+                positions.sort_unstable();
+                place.left = positions.into_iter();
+                continue;
+            };
+            let pane = &self.live[place.panes - 1];
+            key.clear();
+            value.clear();
+            put_zigzag(&mut key, pane.start);
+            let hash = pane.table.put_row(position as usize, &mut key, &mut value);
+            writer.push(Entry::Put { hash, key: &key, value: &value });
+            if writer.len() >= CHUNK_BYTES - HEADER_BYTES {
+                break;
+            }
+        }
+        (!writer.is_empty()).then(|| writer.finish())
+    }
+
+    fn entries_shape(&self) -> Vec<u8> {
+        let mut shape = vec![TAG, ENTRIES_VERSION, self.shape.key as u8, u8::from(self.shape.track)];
+        shape.extend(self.shape.accs.iter().map(|kind| kind.byte()));
+        shape
+    }
+
+    /// The next chunk of rows, of all or of those that have not changed.
+    fn encode_rows(&self, place: &mut Place, same: bool) -> Option<Vec<u8>> {
         let header = |pane: i64| {
             let mut out = Vec::new();
             out.extend_from_slice(&[TAG, VERSION, self.shape.key as u8, u8::from(self.shape.track)]);
@@ -135,26 +231,100 @@ impl Panes {
             put_i64(&mut out, pane);
             out
         };
-        let place = encoding.place(Place::default);
         if self.live.is_empty() && self.fired > i64::MIN && !std::mem::replace(&mut place.told, true) {
             let mut out = header(0);
-            Table::new(&self.shape).encode(0..0, &mut out);
+            Table::new(&self.shape).encode(0..0, None, &mut out);
             return Some(out);
         }
         loop {
             if let Some(positions) = place.left.pop_front() {
                 let pane = &self.live[place.begun - 1];
                 let mut out = header(pane.start);
-                pane.table.encode(positions, &mut out);
-                return Some(out);
+                let without = self.changed(pane).filter(|_| same);
+                match pane.table.encode(positions, without, &mut out) {
+                    0 => continue,
+                    _ => return Some(out),
+                }
             }
             let pane = self.live.get(place.begun)?;
             place.begun += 1;
+            if same && self.changed(pane).is_none() {
+                continue;
+            }
             place.left = pane.table.cut(CHUNK_BYTES - HEADER_BYTES - self.shape.accs.len()).into();
         }
     }
 
-    /// Takes one chunk of `encode`. What has come so far becomes the state that a rollback returns to.
+    /// Takes one chunk of entries.
+    pub(crate) fn absorb_changes(&mut self, chunk: &[u8]) -> Result<(), StateFault> {
+        let chunk = Chunk::parse(chunk)?;
+        if *chunk.shape() != *self.entries_shape() {
+            return Err(match chunk.shape() {
+                [TAG, found, ..] if *found > ENTRIES_VERSION => {
+                    StateFault::Version { found: *found, supported: ENTRIES_VERSION }
+                }
+                [TAG, ..] => StateFault::Shape { what: "the key, the aggregates or the emit mode" },
+                _ => StateFault::Shape { what: "not the state of an aggregate" },
+            });
+        }
+        // Read before anything is taken.
+        let (mut fired, mut gone, mut rows) = (None, Vec::new(), Vec::<(i64, Vec<Row<'_>>)>::new());
+        for entry in chunk.entries() {
+            match entry? {
+                Entry::Put { hash, key, value } => {
+                    let mut reader = Reader::new(key);
+                    let pane = reader.zigzag()?;
+                    let null = match reader.u8()? {
+                        0 => false,
+                        1 => true,
+                        _ => return Err(StateFault::Corrupt { what: "the key of a row" }),
+                    };
+                    let row = Row { hash, null, key: reader.rest(), value };
+                    match rows.last_mut().filter(|(last, _)| *last == pane) {
+                        Some((_, rows)) => rows.push(row),
+                        None => rows.push((pane, vec![row])),
+                    }
+                }
+                Entry::GoneAll { prefix } if rows.is_empty() => {
+                    let mut reader = Reader::new(prefix);
+                    gone.push(reader.zigzag()?);
+                    reader.finish()?;
+                }
+                Entry::Shared { value } => {
+                    let mut reader = Reader::new(value);
+                    fired = Some(reader.i64()?);
+                    reader.finish()?;
+                }
+                Entry::Gone { .. } | Entry::GoneAll { .. } => {
+                    return Err(StateFault::Corrupt { what: "an entry that an aggregate does not make" });
+                }
+            }
+        }
+        for start in gone {
+            if let Ok(at) = self.find(start) {
+                self.live.remove(at);
+            }
+            self.undo.iter_mut().for_each(|undo| undo.gone.push(start));
+        }
+        if let Some(fired) = fired {
+            self.fired = self.fired.max(fired);
+            self.undo.iter_mut().for_each(|undo| undo.fired = self.fired);
+        }
+        for (start, rows) in rows {
+            let at = self.find(start).unwrap_or_else(|at| {
+                let mut table = Table::new(&self.shape);
+                if self.undo.is_some() {
+                    table.mark();
+                }
+                self.live.insert(at, Pane { start, table, fresh: false });
+                at
+            });
+            self.live[at].table.take_rows(&rows)?;
+        }
+        Ok(())
+    }
+
+    /// Takes one chunk of rows. What has come so far becomes the state that a rollback returns to.
     pub(crate) fn absorb(&mut self, chunk: &[u8]) -> Result<(), StateFault> {
         let mut reader = Reader::new(chunk);
         if reader.u8()? != TAG {
@@ -211,7 +381,7 @@ impl Panes {
     }
 
     pub(crate) fn mark(&mut self) {
-        self.undo = Some(Box::new(Undo { fired: self.fired, dropped: Vec::new() }));
+        self.undo = Some(Box::new(Undo { fired: self.fired, dropped: Vec::new(), gone: Vec::new() }));
         for pane in &mut self.live {
             pane.fresh = false;
             pane.table.mark();
@@ -232,6 +402,7 @@ impl Panes {
             return;
         };
         self.fired = undo.fired;
+        undo.gone.clear();
         self.live.retain(|pane| !pane.fresh);
         self.live.extend(undo.dropped.drain(..));
         self.live.sort_unstable_by_key(|pane| pane.start);

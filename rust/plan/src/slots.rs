@@ -23,6 +23,14 @@ impl Slots {
         fresh
     }
 
+    /// Takes a slot out again. Cost: the size of the set, where it is in it.
+    pub(crate) fn remove(&mut self, slot: u32) {
+        if self.contains(slot) {
+            self.bits[slot as usize / 64] &= !(1 << (slot % 64));
+            self.list.retain(|member| *member != slot);
+        }
+    }
+
     #[inline]
     pub(crate) fn contains(&self, slot: u32) -> bool {
         self.bits.get(slot as usize / 64).is_some_and(|word| word >> (slot % 64) & 1 == 1)

@@ -1,9 +1,11 @@
 //! The state of one bin, whatever operator it belongs to.
 //!
 //! Chunks of native state are versioned little-endian plain data of at most 1 MiB (a single key may exceed it); chunks of foreign state are
-//! what the user's side writes.
+//! what the user's side writes. What has changed since a mark is told in chunks of entries ([`penstock_files::Chunk`]), which need no
+//! operator to be merged and divided; the rest of a bin moves in chunks of the operator's own.
 
 use penstock_bins::{BinState, BinTable, Encoding, StateError};
+use penstock_files::is_entries;
 
 use crate::callback::ForeignState;
 use crate::error::OpError;
@@ -45,6 +47,12 @@ impl State {
     }
 }
 
+impl std::fmt::Debug for State {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("State").field("keys", &self.keys()).finish_non_exhaustive()
+    }
+}
+
 impl BinState for State {
     fn encode(&self, encoding: &mut Encoding) -> Result<Option<Vec<u8>>, StateError> {
         match &self.0 {
@@ -55,7 +63,12 @@ impl BinState for State {
     }
 
     fn absorb(&mut self, chunk: &[u8]) -> Result<(), StateError> {
-        each!(&mut self.0, state => state.absorb(chunk)).map_err(StateError::from_source)
+        let taken = match &mut self.0 {
+            Inner::Panes(panes) if is_entries(chunk) => panes.absorb_changes(chunk),
+            Inner::Groups(groups) if is_entries(chunk) => groups.absorb_changes(chunk),
+            state => each!(state, state => state.absorb(chunk)),
+        };
+        taken.map_err(StateError::from_source)
     }
 
     fn bytes(&self) -> usize {

@@ -26,6 +26,7 @@
 //! Departure: keys are their hashes where the hash is a bijection (see `key`), so a row keeps the hash only; and rows
 //! lie at the positions that the low bits give, while the bin is the top bits.
 
+mod changes;
 mod chunk;
 mod open;
 #[cfg(test)]
@@ -39,6 +40,7 @@ use crate::key::{KeyKind, Keys};
 use crate::record::Shape;
 use crate::slots::Slots;
 
+pub(crate) use changes::Row;
 pub(crate) use open::{Everywhere, Open};
 
 /// Words of a cache line, and positions that are searched as one. Groups of rows of two words are lines.
@@ -79,6 +81,19 @@ struct Undo {
     changed: Slots,
     len: usize,
     heap: (usize, usize),
+}
+
+impl Undo {
+    /// Saves the row at a position, unless it is already; `words` begin with the first row.
+    #[inline]
+    fn save(&mut self, position: u32, words: &[u64], stride: usize, positions: usize) {
+        if self.touched.insert(position) {
+            let what = (position as usize).checked_sub(positions).map_or(ORDINARY, |special| special as u64);
+            let changed = if self.changed.contains(position) { CHANGED } else { 0 };
+            self.saved.push(what | changed);
+            self.saved.extend_from_slice(&words[position as usize * stride..][..stride]);
+        }
+    }
 }
 
 /// In a saved row's first word: an ordinary row or one of those without a position; plus [`CHANGED`].
@@ -399,12 +414,7 @@ impl Table {
             let (words, stride) = (&self.words[usize::from(self.first)..], usize::from(self.stride));
             let positions = self.mask as usize + 1;
             for &position in at {
-                if undo.touched.insert(position) {
-                    let what = (position as usize).checked_sub(positions).map_or(ORDINARY, |special| special as u64);
-                    let changed = if undo.changed.contains(position) { CHANGED } else { 0 };
-                    undo.saved.push(what | changed);
-                    undo.saved.extend_from_slice(&words[position as usize * stride..][..stride]);
-                }
+                undo.save(position, words, stride, positions);
             }
         }
         if let Some(changed) = &mut self.changed {

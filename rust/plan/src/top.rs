@@ -15,7 +15,8 @@ use arrow_row::{RowConverter, Rows, SortField};
 use arrow_schema::{Schema, SchemaRef, SortOptions};
 use hashbrown::HashTable;
 
-use penstock_bins::Encoding;
+use penstock_bins::{Encoding, Extent};
+use penstock_files::{Chunk, ChunkWriter, Entry};
 
 use crate::column::EventTime;
 use crate::column::one_zero;
@@ -29,7 +30,9 @@ use crate::window::{Windows, event_times};
 use crate::wire::{Reader, put_blob, put_i64};
 
 const TAG: u8 = b'T';
-const VERSION: u8 = 1;
+const VERSION: u8 = 2;
+/// Of the entries.
+const ENTRIES_VERSION: u8 = 1;
 
 /// What a top step ranks.
 #[derive(Clone, Debug, PartialEq)]
@@ -176,6 +179,8 @@ type Candidate = (Box<[u8]>, Box<[u8]>);
 /// The candidates of one group.
 #[derive(Clone, Default)]
 struct Group {
+    /// Hash of its key.
+    hash: u64,
     rows: Vec<Candidate>,
     cutoff: Option<Box<[u8]>>,
     /// Prune when this many rows are held.
@@ -225,12 +230,21 @@ struct Place {
     begun: bool,
     /// Whether the last one was.
     done: bool,
+    /// Of what has changed: the groups that are left.
+    changes: Option<std::vec::IntoIter<(i64, Box<[u8]>)>>,
 }
 
 struct Undo {
     fired: i64,
     /// Groups touched since the mark, as they were then.
-    saved: BTreeMap<(i64, Box<[u8]>), Option<Group>>,
+    saved: BTreeMap<(i64, Box<[u8]>), Saved>,
+}
+
+/// A group as it was.
+#[derive(Clone)]
+struct Saved {
+    hash: u64,
+    group: Option<Group>,
 }
 
 impl Groups {
@@ -238,17 +252,17 @@ impl Groups {
         Self { n, shape, fired: i64::MIN, live: BTreeMap::new(), undo: None }
     }
 
-    fn add(&mut self, end: i64, name: &[u8], order: &[u8], row: &[u8]) {
+    fn add(&mut self, end: i64, (hash, name): (u64, &[u8]), order: &[u8], row: &[u8]) {
         let group = self.live.get(&end).and_then(|names| names.get(name));
         if group.is_some_and(|group| !group.admits(order)) {
             return;
         }
         if let Some(undo) = &mut self.undo {
-            undo.saved.entry((end, name.into())).or_insert_with(|| group.cloned());
+            undo.saved.entry((end, name.into())).or_insert_with(|| Saved { hash, group: group.cloned() });
         }
         let names = self.live.entry(end).or_default();
         if !names.contains_key(name) {
-            names.insert(name.into(), Group::default());
+            names.insert(name.into(), Group { hash, ..Group::default() });
         }
         names.get_mut(name).expect("inserted above").push(self.n, order.into(), row.into());
     }
@@ -259,7 +273,8 @@ impl Groups {
             let (end, names) = entry.remove_entry();
             for (name, mut group) in names {
                 if let Some(undo) = &mut self.undo {
-                    undo.saved.entry((end, name)).or_insert_with(|| Some(group.clone()));
+                    let hash = group.hash;
+                    undo.saved.entry((end, name)).or_insert_with(|| Saved { hash, group: Some(group.clone()) });
                 }
                 group.prune(self.n);
                 group.rows.into_iter().try_for_each(|(_, bytes)| row(bytes))?;
@@ -271,11 +286,136 @@ impl Groups {
 
     /// The next chunk; none after the last.
     pub(crate) fn encode(&self, encoding: &mut Encoding) -> Option<Vec<u8>> {
+        let extent = encoding.extent();
+        let place = encoding.place(Place::default);
+        let same = match (extent, &self.undo) {
+            (Extent::All, _) => self.encode_rows(place, None),
+            (Extent::Marked, Some(undo)) => self.encode_rows(place, Some(undo)),
+            // Never marked: all has changed.
+            (Extent::Marked, None) | (Extent::Changed, _) => None,
+        };
+        match extent {
+            Extent::All => same,
+            _ => same.or_else(|| self.encode_changes(place)),
+        }
+    }
+
+    fn entries_shape(&self) -> Vec<u8> {
+        let mut shape = vec![TAG, ENTRIES_VERSION];
+        put_i64(&mut shape, self.shape as i64);
+        shape
+    }
+
+    /// The next chunk of entries. A key is the end of the window and the name of the group, a value all its rows.
+    fn encode_changes(&self, place: &mut Place) -> Option<Vec<u8>> {
+        let mut writer = ChunkWriter::new(&self.entries_shape());
+        let changes = place.changes.get_or_insert_with(|| {
+            let all = || self.live.iter().flat_map(|(end, names)| names.keys().map(|name| (*end, name.clone())));
+            let changes: Vec<_> =
+                self.undo.as_ref().map_or_else(|| all().collect(), |undo| undo.saved.keys().cloned().collect());
+            // What has fired says nothing of a bin that is empty.
+            let fired = self.undo.as_ref().map_or(i64::MIN, |undo| undo.fired) != self.fired && !self.live.is_empty();
+            if fired || !changes.is_empty() {
+                writer.push(Entry::Shared { value: &self.fired.to_le_bytes() });
+            }
+            changes.into_iter()
+        });
+        let mut value = Vec::new();
+        for (end, name) in changes.by_ref() {
+            let key = [&end.to_le_bytes(), &*name].concat();
+            value.clear();
+            match self.live.get(&end).and_then(|names| names.get(&name)) {
+                Some(group) => {
+                    for (order, row) in &group.rows {
+                        put_blob(&mut value, order);
+                        put_blob(&mut value, row);
+                    }
+                    writer.push(Entry::Put { hash: group.hash, key: &key, value: &value });
+                }
+                None => {
+                    let saved = self.undo.as_ref().and_then(|undo| undo.saved.get(&(end, name)));
+                    writer.push(Entry::Gone { hash: saved.map_or(0, |saved| saved.hash), key: &key });
+                }
+            }
+            if writer.len() >= CHUNK_BYTES {
+                break;
+            }
+        }
+        (!writer.is_empty()).then(|| writer.finish())
+    }
+
+    /// Takes one chunk of entries.
+    pub(crate) fn absorb_changes(&mut self, chunk: &[u8]) -> Result<(), StateFault> {
+        let chunk = Chunk::parse(chunk)?;
+        if *chunk.shape() != *self.entries_shape() {
+            return Err(match chunk.shape() {
+                [TAG, found, ..] if *found > ENTRIES_VERSION => {
+                    StateFault::Version { found: *found, supported: ENTRIES_VERSION }
+                }
+                [TAG, ..] => StateFault::Shape { what: "the ranked rows" },
+                _ => StateFault::Shape { what: "not the state of a top step" },
+            });
+        }
+        let (mut fired, mut changes) = (None, Vec::new());
+        for entry in chunk.entries() {
+            let (hash, key, value) = match entry? {
+                Entry::Put { hash, key, value } => (hash, key, Some(value)),
+                Entry::Gone { hash, key } => (hash, key, None),
+                Entry::Shared { value } => {
+                    let mut reader = Reader::new(value);
+                    fired = Some(reader.i64()?);
+                    reader.finish()?;
+                    continue;
+                }
+                Entry::GoneAll { .. } => {
+                    return Err(StateFault::Corrupt { what: "an entry that a top step does not make" });
+                }
+            };
+            let mut reader = Reader::new(key);
+            let (end, name) = (reader.i64()?, reader.rest());
+            let group = value.map(|value| self.group(hash, value)).transpose()?;
+            changes.push(((end, Box::from(name)), Saved { hash, group }));
+        }
+        for ((end, name), saved) in changes {
+            match &saved.group {
+                Some(group) => _ = self.live.entry(end).or_default().insert(Box::clone(&name), group.clone()),
+                None => self.forget(end, &name),
+            }
+            // Undone, it stays.
+            self.undo.iter_mut().for_each(|undo| _ = undo.saved.insert((end, name.clone()), saved.clone()));
+        }
+        if let Some(fired) = fired {
+            self.fired = self.fired.max(fired);
+            self.undo.iter_mut().for_each(|undo| undo.fired = self.fired);
+        }
+        Ok(())
+    }
+
+    fn group(&self, hash: u64, value: &[u8]) -> Result<Group, StateFault> {
+        let mut group = Group { hash, ..Group::default() };
+        let mut reader = Reader::new(value);
+        while !reader.is_empty() {
+            let (order, row) = (reader.blob()?, reader.blob()?);
+            group.push(self.n, order.into(), row.into());
+        }
+        Ok(group)
+    }
+
+    fn forget(&mut self, end: i64, name: &[u8]) {
+        if let Some(names) = self.live.get_mut(&end) {
+            names.remove(name);
+            if names.is_empty() {
+                self.live.remove(&end);
+            }
+        }
+    }
+
+    /// The next chunk of rows, without those of groups that `without` has saved.
+    fn encode_rows(&self, place: &mut Place, without: Option<&Undo>) -> Option<Vec<u8>> {
         let mut out = vec![TAG, VERSION];
         put_i64(&mut out, self.shape as i64);
         put_i64(&mut out, self.fired);
         let empty = out.len();
-        let place = encoding.place(Place::default);
         if place.done {
             return None;
         }
@@ -289,16 +429,19 @@ impl Groups {
                 .map(move |(name, group)| (end, name, group))
         });
         let mut sent = skipped;
-        for (end, name, group) in groups {
+        let changed =
+            |end: i64, name: &[u8]| without.is_some_and(|undo| undo.saved.contains_key(&(end, Box::from(name))));
+        for (end, name, group) in groups.filter(|(end, name, _)| !changed(**end, name)) {
             for (at, (order, row)) in group.rows.iter().enumerate().skip(std::mem::take(&mut sent)) {
                 // Flat entries: a group of many ties may span chunks.
-                let more = 8 + 12 + name.len() + order.len() + row.len();
+                let more = 16 + 12 + name.len() + order.len() + row.len();
                 if out.len() > empty && out.len() + more > CHUNK_BYTES {
                     place.next = Some((*end, name.clone(), at));
                     place.begun = true;
                     return Some(out);
                 }
                 put_i64(&mut out, *end);
+                put_i64(&mut out, group.hash as i64);
                 put_blob(&mut out, name);
                 put_blob(&mut out, order);
                 put_blob(&mut out, row);
@@ -326,11 +469,8 @@ impl Groups {
         let mut entries = Vec::new();
         while !reader.is_empty() {
             let end = reader.i64()?;
-            let mut blob = || {
-                let len = reader.u32()? as usize;
-                reader.take(len)
-            };
-            entries.push((end, blob()?, blob()?, blob()?));
+            let hash = reader.i64()? as u64;
+            entries.push((end, (hash, reader.blob()?), reader.blob()?, reader.blob()?));
         }
         let undo = self.undo.take();
         for (end, name, order, row) in entries {
@@ -344,7 +484,13 @@ impl Groups {
     pub(crate) fn bytes(&self) -> usize {
         let size = |group: &Group| group.rows.iter().map(|(order, row)| 32 + order.len() + row.len()).sum::<usize>();
         let live: usize = self.live.values().flatten().map(|(name, group)| 64 + name.len() + size(group)).sum();
-        let undo = self.undo.iter().flat_map(|undo| undo.saved.values()).flatten().map(size).sum::<usize>();
+        let undo = self
+            .undo
+            .iter()
+            .flat_map(|undo| undo.saved.values())
+            .flat_map(|saved| &saved.group)
+            .map(size)
+            .sum::<usize>();
         live + undo
     }
 
@@ -374,14 +520,10 @@ impl Groups {
             return;
         };
         self.fired = undo.fired;
-        for ((end, name), group) in std::mem::take(&mut undo.saved) {
-            let names = self.live.entry(end).or_default();
-            match group {
-                Some(group) => _ = names.insert(name, group),
-                None => _ = names.remove(&name),
-            }
-            if names.is_empty() {
-                self.live.remove(&end);
+        for ((end, name), saved) in std::mem::take(&mut undo.saved) {
+            match saved.group {
+                Some(group) => _ = self.live.entry(end).or_default().insert(name, group),
+                None => self.forget(end, &name),
             }
         }
     }
@@ -462,7 +604,7 @@ impl KeyedOp for TopOp {
             let name: &[u8] = groups.as_ref().map_or(&[], |groups| groups.row(row).data());
             let end = ends[row].expect("rows without an end are late");
             let state = groups_of(bins, bin_of(hashes[row], bits))?;
-            state.add(end, name, orders.row(row).data(), encoded.row(at).data());
+            state.add(end, (hashes[row], name), orders.row(row).data(), encoded.row(at).data());
         }
         if !late.is_empty() {
             send(take_rows(batch, &late)?, Output::Late, out);

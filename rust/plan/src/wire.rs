@@ -39,6 +39,32 @@ impl<'a> Reader<'a> {
         Ok(i64::from_le_bytes(self.array()?))
     }
 
+    /// A number as [`put_zigzag`] writes it, in one way only.
+    pub(crate) fn zigzag(&mut self) -> Result<i64, StateFault> {
+        let mut value = 0_u64;
+        for shift in (0..64).step_by(7) {
+            let byte = self.u8()?;
+            value |= u64::from(byte & 0x7f) << shift;
+            if byte < 0x80 {
+                let canonical = (byte > 0 || shift == 0) && (shift < 63 || byte < 2);
+                let number = (value >> 1) as i64 ^ -((value & 1) as i64);
+                return canonical.then_some(number).ok_or(StateFault::Corrupt { what: "a number" });
+            }
+        }
+        Err(StateFault::Corrupt { what: "a number" })
+    }
+
+    /// Bytes behind their length, as [`put_blob`] writes them.
+    pub(crate) fn blob(&mut self) -> Result<&'a [u8], StateFault> {
+        let len = self.u32()? as usize;
+        self.take(len)
+    }
+
+    /// All that is left.
+    pub(crate) fn rest(&mut self) -> &'a [u8] {
+        std::mem::take(&mut self.bytes)
+    }
+
     /// `count` fixed-size items of `N` bytes; the length is checked before anything is allocated.
     pub(crate) fn items<const N: usize, T>(
         &mut self,
@@ -66,6 +92,16 @@ pub(crate) fn put_u32(out: &mut Vec<u8>, value: u32) {
 
 pub(crate) fn put_i64(out: &mut Vec<u8>, value: i64) {
     out.extend_from_slice(&value.to_le_bytes());
+}
+
+/// A varint of at most ten bytes that no other begins with; numbers near 0 are short.
+pub(crate) fn put_zigzag(out: &mut Vec<u8>, value: i64) {
+    let mut left = (value << 1 ^ value >> 63) as u64;
+    while left >= 0x80 {
+        out.push(left as u8 | 0x80);
+        left >>= 7;
+    }
+    out.push(left as u8);
 }
 
 pub(crate) fn put_items<const N: usize, T: Copy>(out: &mut Vec<u8>, items: &[T], convert: impl Fn(T) -> [u8; N]) {

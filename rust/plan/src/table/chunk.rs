@@ -43,14 +43,23 @@ impl Table {
         key + heap.offsets.iter().map(value).sum::<usize>()
     }
 
-    pub(crate) fn encode(&self, range: Range<usize>, out: &mut Vec<u8>) {
+    /// Writes the rows at a range of positions, without those of `without`; says how many.
+    pub(crate) fn encode(&self, range: Range<usize>, without: Option<&Slots>, out: &mut Vec<u8>) -> usize {
         let specials = self.positions().max(range.start)..range.end.max(self.positions().max(range.start));
         let ordinary = range.start..range.end.min(self.positions());
-        let rows = || self.taken_in(specials.clone()).chain(self.taken_in(ordinary.clone()));
-        let special = |which: usize| u8::from(self.special[which] && range.contains(&(self.positions() + which)));
+        let stays = |position: usize| without.is_none_or(|without| !without.contains(position as u32));
+        let rows = || self.taken_in(specials.clone()).chain(self.taken_in(ordinary.clone())).filter(|at| stays(*at));
+        let special = |which: usize| {
+            let position = self.positions() + which;
+            u8::from(self.special[which] && range.contains(&position) && stays(position))
+        };
         let mut words = Vec::with_capacity((range.len() * 3 / 4 + 2) * self.stride());
-        self.taken_in(specials.clone()).for_each(|position| words.extend_from_slice(self.row(position)));
-        if !ordinary.is_empty() {
+        if without.is_some() {
+            rows().for_each(|position| words.extend_from_slice(self.row(position)));
+        } else {
+            self.taken_in(specials.clone()).for_each(|position| words.extend_from_slice(self.row(position)));
+        }
+        if without.is_none() && !ordinary.is_empty() {
             let all = &self.words[self.at(ordinary.start)..self.at(ordinary.end)];
             for row in all.chunks_exact(self.stride()).filter(|row| row[0] != 0) {
                 words.extend_from_slice(row);
@@ -71,6 +80,15 @@ impl Table {
         }
         if let Some(changed) = &self.changed {
             out.extend(rows().map(|position| u8::from(changed.contains(position as u32))));
+        }
+        words.len() / self.stride()
+    }
+
+    /// Makes room for so many keys more, such that they may come in the order of their positions elsewhere.
+    pub(super) fn reserve(&mut self, count: usize) {
+        let room = self.used as usize + count;
+        if self.positions() < room * 2 {
+            self.relocate((room * 2).next_power_of_two().max(LEAST_POSITIONS), |_| true);
         }
     }
 
@@ -101,10 +119,7 @@ impl Table {
         if odd || shape.blobs().zip(&blobs).any(empty) {
             return corrupt("the rows of a table");
         }
-        let room = self.used as usize + count;
-        if self.positions() < room * 2 {
-            self.relocate((room * 2).next_power_of_two().max(LEAST_POSITIONS), |_| true);
-        }
+        self.reserve(count);
         let before = self.heap.as_ref().map_or((0, 0), |heap| (heap.keys.len(), heap.blobs.len()));
         let mut come = Vec::with_capacity(count);
         let mut twice = false;

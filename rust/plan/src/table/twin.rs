@@ -101,7 +101,7 @@ impl Rig {
         let mut copy = Table::new(&self.shape);
         for positions in self.table.cut(limit) {
             let mut chunk = Vec::new();
-            self.table.encode(positions, &mut chunk);
+            self.table.encode(positions, None, &mut chunk);
             let before = (copy.len(), copy.changed().len());
             assert!(copy.absorb(&self.shape, &mut Reader::new(&chunk[..chunk.len() - 1])).is_err());
             assert_eq!((copy.len(), copy.changed().len()), before);

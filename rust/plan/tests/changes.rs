@@ -1,0 +1,264 @@
+//! What epochs changed makes up the state: absorbed one epoch after the other by twins, through files, merged, and on other bins, while
+//! bins move within epochs and between them.
+
+mod common;
+
+use std::collections::BTreeMap;
+use std::convert::Infallible;
+use std::sync::Arc;
+
+use arrow_array::{ArrayRef, Int64Array, RecordBatch, StringArray};
+use penstock_bins::{BinState, BinTable, Encoding, Extent, Routing};
+use penstock_files::{Chunk, Entry, File, Range, Segment, merge, select, write};
+use penstock_plan::spec::schema_to_text;
+use penstock_plan::{Callbacks, KeyedOp, KeyedSpec, Plan, State};
+use proptest::prelude::*;
+
+const BITS: u8 = 2;
+const BINS: u32 = 1 << BITS;
+
+const PLANS: [&str; 8] = [
+    r#"{"op":"key_by","columns":["k"]},{"op":"window","kind":"tumbling","size_us":10000},{"op":"agg","aggs":[{"name":"m","fn":"max","column":"k"},{"name":"n","fn":"count"}]}"#,
+    r#"{"op":"key_by","columns":["i"]},{"op":"window","kind":"sliding","size_us":20000,"every_us":5000},{"op":"agg","aggs":[{"name":"s","fn":"sum","column":"t"}]}"#,
+    r#"{"op":"key_by","columns":["i"]},{"op":"agg","emit":"update","aggs":[{"name":"s","fn":"sum","column":"t"},{"name":"m","fn":"min","column":"k"}]}"#,
+    r#"{"op":"key_by","columns":["k","i"]},{"op":"agg","emit":"final","aggs":[{"name":"n","fn":"count"}]}"#,
+    r#"{"op":"agg","emit":"update","aggs":[{"name":"n","fn":"count"}]}"#,
+    r#"{"op":"window","kind":"sliding","size_us":20000,"every_us":10000},{"op":"top","n":2,"by":"i","per":"window"}"#,
+    r#"{"op":"top","n":2,"by":"i","per":["k"]}"#,
+    r#"{"op":"key_by","columns":["i"]},{"op":"window","kind":"tumbling","size_us":10000},{"op":"agg","aggs":[{"name":"a","fn":"mean","column":"t"}]}"#,
+];
+
+/// Key text, number and event time; small numbers are nulls.
+type Row = (u8, u8, i64);
+
+fn block(rows: &[Row]) -> RecordBatch {
+    let text = |(k, _, _): &Row| (*k > 0).then(|| "x".repeat(*k as usize % 5) + &k.to_string());
+    let number = |(_, i, _): &Row| match i {
+        0 => None,
+        // Its hash is 0: it has no position.
+        1 => Some(0_u64.wrapping_sub(0x9e37_79b9_7f4a_7c15) as i64),
+        i => Some(i64::from(*i)),
+    };
+    RecordBatch::try_from_iter_with_nullable([
+        ("k", Arc::new(rows.iter().map(text).collect::<StringArray>()) as ArrayRef, true),
+        ("i", Arc::new(rows.iter().map(number).collect::<Int64Array>()) as _, true),
+        ("t", Arc::new(rows.iter().map(|row| row.2).collect::<Int64Array>()) as _, false),
+    ])
+    .unwrap()
+}
+
+fn keyed(steps: &str) -> KeyedSpec {
+    let schema = schema_to_text(&block(&[]).schema());
+    let text = format!(r#"{{"version":1,"source":{{"schema":"{schema}","event_time":"t"}},"steps":[{steps}]}}"#);
+    Plan::from_json(&text).unwrap().keyed().next().unwrap().clone()
+}
+
+fn chunks(state: &State, extent: Extent) -> Vec<Vec<u8>> {
+    let mut encoding = Encoding::of(extent);
+    std::iter::from_fn(|| state.encode(&mut encoding).unwrap()).collect()
+}
+
+type Content = BTreeMap<(Vec<u8>, u64), Vec<u8>>;
+
+/// Keys and values, and what they share.
+fn content(chunks: &[Vec<u8>]) -> Content {
+    let mut content = Content::new();
+    for chunk in chunks {
+        for entry in Chunk::parse(chunk).unwrap().entries() {
+            match entry.unwrap() {
+                Entry::Put { hash, key, value } => {
+                    assert_eq!(content.insert((key.to_vec(), hash), value.to_vec()), None, "a key once");
+                }
+                Entry::Shared { value } => _ = content.insert((b"shared".to_vec(), 0), value.to_vec()),
+                other => panic!("{other:?} in all of a state"),
+            }
+        }
+    }
+    content
+}
+
+struct Rig {
+    keyed: KeyedSpec,
+    calls: Arc<dyn Callbacks>,
+    table: BinTable<State>,
+    op: Box<dyn KeyedOp>,
+}
+
+impl Rig {
+    fn new(plan: &str) -> Self {
+        let keyed = keyed(plan);
+        let calls: Arc<dyn Callbacks> = Arc::new(common::TestCalls);
+        let routing = Routing::from_owners(vec![0; BINS as usize]).unwrap();
+        let table = BinTable::fresh(&routing, 0, &|| keyed.new_state(&calls));
+        let op = keyed.operator(&calls).unwrap();
+        Self { keyed, calls, table, op }
+    }
+
+    fn state(&self, chunks: &[Vec<u8>]) -> State {
+        let mut state = self.keyed.new_state(&self.calls);
+        chunks.iter().for_each(|chunk| state.absorb(chunk).unwrap());
+        state
+    }
+
+    /// All of a state. One that is empty has no content, however far it has fired.
+    fn content(&self, state: &State) -> Content {
+        match state.is_empty() {
+            true => Content::new(),
+            false => content(&chunks(&self.state(&chunks(state, Extent::All)), Extent::Changed)),
+        }
+    }
+
+    fn apply(&mut self, rows: &[Row]) {
+        let routed = self.keyed.assign(&block(rows)).unwrap();
+        let hashes = self.keyed.hashes(&routed).unwrap();
+        let routed = self.keyed.carry(routed).unwrap();
+        self.op.apply(&mut self.table, &routed, &hashes, &mut |_| {}).unwrap();
+    }
+
+    /// To another process.
+    fn moved(&mut self, bin: u32, extent: Extent) {
+        let before = self.table.uninstall(bin).unwrap();
+        let mut state = self.keyed.new_state(&self.calls);
+        state.mark();
+        chunks(&before, extent).iter().for_each(|chunk| state.absorb(chunk).unwrap());
+        assert_eq!(self.content(&state), self.content(&before));
+        self.table.install(bin, Box::new(state)).unwrap();
+    }
+
+    fn records(&self) -> Vec<(u32, Vec<Vec<u8>>)> {
+        self.table.owned().map(|(bin, state)| (bin, chunks(state, Extent::Changed))).collect()
+    }
+}
+
+#[derive(Clone, Debug)]
+struct Epoch {
+    /// Bins that move before the mark.
+    idle: Vec<u32>,
+    /// Blocks, and the bin that moves after each.
+    blocks: Vec<(Vec<Row>, Option<u32>)>,
+    undone: bool,
+    watermark: i64,
+}
+
+fn epochs() -> impl Strategy<Value = Vec<Epoch>> {
+    let rows = |most| prop::collection::vec((0u8..9, 0u8..40, -20i64..60), 0..most);
+    let rows = prop_oneof![4 => rows(6), 1 => rows(400)];
+    let blocks = prop::collection::vec((rows, prop::option::of(0..BINS)), 0..5);
+    let idle = prop::collection::vec(0..BINS, 0..3);
+    let epoch = (idle, blocks, any::<bool>(), -20i64..70).prop_map(|(idle, blocks, undone, watermark)| Epoch {
+        idle,
+        blocks,
+        undone,
+        watermark,
+    });
+    prop::collection::vec(epoch, 1..6)
+}
+
+fn file(epoch: usize, records: Vec<(u32, Vec<Vec<u8>>)>, bits: u8) -> File<Vec<u8>> {
+    let records = records.into_iter().filter(|(_, chunks)| !chunks.is_empty()).map(|(bin, chunks)| {
+        let range = Range::new(bin, bits).unwrap();
+        Ok::<_, Infallible>(Segment { operator: "step".into(), range, base: epoch == 0, chunks })
+    });
+    let bytes = write(records).flat_map(Result::unwrap).collect::<Vec<_>>();
+    File::open(format!("data-{epoch}"), bytes).unwrap()
+}
+
+fn loaded(rig: &Rig, files: &[File<Vec<u8>>], range: Range) -> State {
+    rig.state(&select(files, "step", range).collect::<Result<Vec<_>, _>>().unwrap())
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(48))]
+    #[test]
+    fn changes_make_up_the_state(plan in 0..PLANS.len(), epochs in epochs()) {
+        let mut rig = Rig::new(PLANS[plan]);
+        let mut twins: Vec<State> = (0..BINS).map(|_| rig.state(&[])).collect();
+        let mut files = Vec::new();
+        let mut watermark = -100;
+        for (number, epoch) in epochs.iter().enumerate() {
+            epoch.idle.iter().for_each(|bin| rig.moved(*bin, Extent::All));
+            rig.table.mark_all(number as u64);
+            prop_assert!(rig.records().iter().all(|(_, chunks)| chunks.is_empty()), "nothing has changed");
+            if epoch.undone {
+                let before: Vec<_> = rig.table.owned().map(|(_, state)| rig.content(state)).collect();
+                epoch.blocks.iter().for_each(|(rows, _)| rig.apply(rows));
+                rig.table.rollback_all().unwrap();
+                let after: Vec<_> = rig.table.owned().map(|(_, state)| rig.content(state)).collect();
+                prop_assert_eq!(before, after);
+                prop_assert!(rig.records().iter().all(|(_, chunks)| chunks.is_empty()), "all is undone");
+            }
+            for (rows, moved) in &epoch.blocks {
+                rig.apply(rows);
+                moved.iter().for_each(|bin| rig.moved(*bin, Extent::Marked));
+            }
+            watermark = watermark.max(epoch.watermark);
+            rig.op.watermark(&mut rig.table, watermark * 1_000, &mut |_| {}).unwrap();
+            rig.op.end_epoch(&mut rig.table, &mut |_| {}).unwrap();
+            let records = rig.records();
+            for (bin, chunks) in &records {
+                let twin = &mut twins[*bin as usize];
+                chunks.iter().for_each(|chunk| twin.absorb(chunk).unwrap());
+                let state = rig.table.get(*bin).unwrap();
+                prop_assert_eq!(rig.content(twin), rig.content(state), "epoch {}, bin {}", number, bin);
+            }
+            files.push(file(number, records, BITS));
+        }
+        // From files, from one that was merged from all, and on as many bins, more and fewer.
+        let all: Content = rig.table.owned().flat_map(|(_, state)| rig.content(state)).collect();
+        let bytes = write(merge(&files)).collect::<Result<Vec<_>, _>>().unwrap().concat();
+        let merged = [File::open("merged", bytes).unwrap()];
+        for files in [&files[..], &merged] {
+            for bits in [BITS, 4, 1, 0] {
+                let states = (0..1 << bits).map(|bin| {
+                    let range = Range::new(bin, bits).unwrap();
+                    let content = rig.content(&loaded(&rig, files, range));
+                    assert!(content.keys().all(|(key, hash)| key == b"shared" || range.contains(*hash)));
+                    content
+                });
+                prop_assert_eq!(states.flatten().collect::<Content>(), all.clone(), "{} bits", bits);
+            }
+        }
+        let live = merged[0].segments().iter().map(|segment| segment.base);
+        prop_assert!(live.into_iter().all(|base| base));
+    }
+}
+
+/// Chunks of changes cost what was touched, not what there is.
+#[test]
+fn a_key_that_is_touched_is_all_that_is_told() {
+    for plan in [PLANS[0], PLANS[2], PLANS[3], PLANS[7]] {
+        let mut rig = Rig::new(plan);
+        let rows: Vec<Row> = (0..2_000).map(|row| (1 + (row % 250) as u8, 2 + (row % 251) as u8, 1)).collect();
+        rig.apply(&rows);
+        rig.table.mark_all(0);
+        rig.apply(&[(3, 3, 1)]);
+        let told: usize = rig.records().iter().flat_map(|(_, chunks)| chunks).map(Vec::len).sum();
+        assert!((1..400).contains(&told), "{told} bytes of {plan}");
+    }
+}
+
+#[test]
+fn wrong_changes_are_refused_and_change_nothing() {
+    for (at, plan) in PLANS.iter().enumerate() {
+        let mut rig = Rig::new(plan);
+        rig.apply(&[(1, 3, 5), (2, 4, 5), (3, 1, 5), (0, 0, 5)]);
+        for (_, chunks) in rig.records() {
+            for chunk in chunks {
+                for cut in 0..chunk.len() {
+                    let mut state = rig.state(&[]);
+                    if state.absorb(&chunk[..cut]).is_err() {
+                        assert!(state.is_empty(), "cut at {cut} of {plan}");
+                    }
+                }
+                for (other, into) in PLANS.iter().enumerate().filter(|(other, _)| *other != at) {
+                    let mut state = Rig::new(into).state(&[]);
+                    assert!(state.absorb(&chunk).is_err(), "{plan} into {into}, {other}");
+                }
+                let mut newer = chunk.clone();
+                newer[1] = 9;
+                let told = rig.state(&[]).absorb(&newer).unwrap_err().to_string();
+                assert!(told.contains("state format 9"), "{told}");
+            }
+        }
+    }
+}
