@@ -231,7 +231,7 @@ impl Host for GroupHost {
 
     fn translate(&self, event: Event) -> HostEvent {
         match event {
-            Event::EpochDone { epoch, worker, outputs, late_rows, late } => {
+            Event::EpochDone { epoch, worker, outputs, late_rows, late, .. } => {
                 HostEvent::EpochDone { epoch, worker, rows: outputs, late, late_rows }
             }
             Event::Rows { .. } => unreachable!("only a host that asks for it is told rows of an epoch under way"),

@@ -14,15 +14,18 @@ use std::time::Instant;
 use arrow_array::RecordBatch;
 use arrow_select::concat::concat_batches;
 use penstock_bins::{
-    BinEvent, BinTable, Config, Control, ControlInput, Moment, Routing, Shelf, Stateful, Stats, stateful,
+    BinEvent, BinTable, BinsError, Config, Control, ControlInput, Moment, Rebuilt, Routing, Shelf, Stateful, Stats,
+    stateful,
 };
 use penstock_dataflow::{BoxError, InputHandle, Pipeline, Scope, Stream, Worker};
+use penstock_files::Range;
 use penstock_progress::{FlowTime, ProbeHandle};
 
 use super::MARK;
 use super::chain::{self, Context, Monitors, bytes_of, each_rows};
 use super::group::{GroupConfig, HostError};
 use super::leader::Probes;
+use super::record::{self, Record};
 use super::resident::Resident;
 use super::rows::{Keep, Rows};
 use super::stats::{BinMove, unix_ns};
@@ -121,6 +124,8 @@ pub(crate) struct Shared {
     shelf: Shelf<State>,
     local: Vec<usize>,
     ops: Vec<OpShared>,
+    /// The epoch before which there was no state.
+    founding: Option<u64>,
     /// Bytes already told of by `moved_bytes`.
     moved_before: AtomicU64,
 }
@@ -138,7 +143,8 @@ struct OpShared {
 
 impl Shared {
     /// Hands the bins of `resident` out to the workers `local` by `config.owners`. After an error they rest as before.
-    pub(crate) fn new(config: &GroupConfig, local: &[usize], resident: &Resident) -> Result<Self, HostError> {
+    pub(crate) fn new(config: &GroupConfig, local: &[usize], resident: &mut Resident) -> Result<Self, HostError> {
+        debug_assert!(config.journal || !config.record, "without marks nobody knows what an epoch changed");
         let expected = 1_usize << config.bits;
         let steps = config.plan.keyed_ops();
         let bins = config.owners.iter().map(Vec::len).find(|bins| *bins != expected).unwrap_or(expected);
@@ -152,20 +158,31 @@ impl Shared {
             let name = keyed.step.to_string();
             let routing = Routing::from_owners(owners.clone())?;
             let shelf = &resident.shelf;
-            let bins =
+            let mut bins =
                 if resident.fresh { Vec::new() } else { shelf.missing(&name, config.epoch, &routing, &workers)? };
+            let loaded = |bin: u32| Some(resident.loaded.contains_key(&(op, Range::new(bin, config.bits)?)));
+            bins.retain(|bin| loaded(*bin) != Some(true));
             if !bins.is_empty() {
                 return Err(HostError::MissingBins { op, bins });
             }
             routed.push((keyed, name, routing));
         }
         let mut ops = Vec::new();
-        for (keyed, name, routing) in routed {
+        for (index, (keyed, name, routing)) in routed.into_iter().enumerate() {
             let tables = if resident.fresh {
                 let new_state = || keyed.new_state(&config.callbacks);
                 workers.iter().map(|worker| (*worker, BinTable::fresh(&routing, *worker, &new_state))).collect()
             } else {
-                let mut tables = resident.shelf.rebuild(&name, config.epoch, &routing, &workers)?.tables;
+                let Rebuilt { mut tables, missing } =
+                    resident.shelf.rebuild(&name, config.epoch, &routing, &workers)?;
+                for bin in missing {
+                    let range = Range::new(bin, config.bits).ok_or(BinsError::Absent { bin })?;
+                    let state = resident.loaded.remove(&(index, range)).ok_or(BinsError::Absent { bin })?;
+                    let owner = routing.owner_of(bin);
+                    let (_, table) =
+                        tables.iter_mut().find(|(worker, _)| *worker == owner).expect("it is missing here");
+                    table.install(bin, state)?;
+                }
                 // As in the first generation: bins may move in idle slices before `config.epoch` is marked at its cut. Their
                 // originals must not pass for those of that epoch.
                 tables.iter_mut().for_each(|(_, table)| match config.journal {
@@ -183,13 +200,16 @@ impl Shared {
                 tables: Mutex::new(tables.into_iter().map(|(worker, table)| (worker as usize, table)).collect()),
             });
         }
-        Ok(Shared { shelf: resident.shelf.clone(), local: local.to_vec(), ops, moved_before: AtomicU64::new(0) })
+        resident.drop_loaded(); // what is left of it is elsewhere
+        let founding = resident.fresh.then_some(config.epoch);
+        let (shelf, local, moved_before) = (resident.shelf.clone(), local.to_vec(), AtomicU64::new(0));
+        Ok(Shared { shelf, local, ops, founding, moved_before })
     }
 
     /// What the tables have left on the shelf, once every worker has ended.
     pub(crate) fn collect(&self) -> Resident {
         let ops = self.ops.iter().map(|op| op.name.clone()).collect();
-        Resident { shelf: self.shelf.clone(), fresh: false, ops }
+        Resident { shelf: self.shelf.clone(), fresh: false, ops, ..Resident::nothing() }
     }
 
     /// See [`super::Group::settle`].
@@ -254,9 +274,17 @@ pub(crate) struct Built {
     pub(crate) late: ByEpoch,
     pub(crate) ops: Vec<Op>,
     pub(crate) monitors: Monitors,
+    founding: Option<u64>,
 }
 
 impl Built {
+    /// What the bins here have changed since the mark.
+    pub(crate) fn record(&self, epoch: u64, out: &mut Vec<Record>) -> Result<(), BoxError> {
+        let base = self.founding == Some(epoch);
+        let mut ops = self.ops.iter().enumerate();
+        ops.try_for_each(|(index, op)| record::take(index, &op.table.borrow(), base, out))
+    }
+
     /// The data input; closed only by the inline host.
     pub(crate) fn input(&mut self) -> &mut InputHandle<FlowTime, FlowBlock> {
         self.input.as_mut().expect("the data input is open while blocks are fed")
@@ -295,7 +323,7 @@ pub(crate) fn pace(config: &GroupConfig) -> Pace {
         false => config.window,
         true => u32::try_from(u64::from(config.window) * config.slice_rows as u64).unwrap_or(u32::MAX / 2),
     };
-    Pace { window: window.max(1), journal: config.journal, eager: config.eager }
+    Pace { window: window.max(1), journal: config.journal, eager: config.eager, record: config.record }
 }
 
 /// What a dataflow is made of. A piece of the plan is the keyed step it begins with, the steps without state behind it, and the assignment
@@ -378,7 +406,16 @@ fn build_in(
     let control = ControlInput::new(control, routing, scope.peers());
     let outputs = ByEpoch::new(config);
     let probes = Probes { input: input_probe, control: control_probe, output: filed(&blocks, outputs.clone()) };
-    Ok(Built { input: Some(input), control: Some(control), probes, outputs, late, ops, monitors })
+    Ok(Built {
+        input: Some(input),
+        control: Some(control),
+        probes,
+        outputs,
+        late,
+        ops,
+        monitors,
+        founding: shared.founding,
+    })
 }
 
 fn assigned(blocks: &Blocks, keyed: KeyedSpec) -> Blocks {
@@ -417,7 +454,7 @@ fn keyed_step(
         new_state: Rc::new(move || spec.new_state(&callbacks)),
         // Without marks nothing tells an original from what became of its copy.
         begins: Rc::new(move |time: &FlowTime| (journal && time.slice < MARK).then_some(time.epoch)),
-        record: false,
+        record: config.record,
         ship_bytes: config.ship_bytes,
         stats: op.stats.clone(),
     };

@@ -22,6 +22,7 @@ use super::build::{self, Shared};
 use super::feed::{PartitionRows, deal};
 pub use super::leader::StepReport;
 use super::leader::{Migrated, Order};
+use super::record::Record;
 use super::resident::Resident;
 use super::rows::{Keep, Rows};
 use super::stats::{Gauges, GroupStats};
@@ -52,6 +53,8 @@ pub struct GroupConfig {
     pub slice_rows: usize,
     /// Keep what a rollback to the start of the epoch under way needs.
     pub journal: bool,
+    /// Tell with each epoch what it changed ([`Record`]); only with a journal, whose marks say since when.
+    pub record: bool,
     /// Bytes of state that each worker may have under way to other processes (default 8 MiB); see [`penstock_bins::Config`].
     pub ship_bytes: usize,
     /// Takes outputs and late rows as they are made; without it they stay in memory until their epoch is done, or are told.
@@ -83,6 +86,7 @@ impl GroupConfig {
             window: 8,
             slice_rows,
             journal: false,
+            record: false,
             ship_bytes: penstock_bins::SHIP_BYTES,
             keep: None,
             eager: false,
@@ -105,6 +109,8 @@ pub enum Event {
         late_rows: u64,
         /// Those rows.
         late: Vec<Rows>,
+        /// What the epoch changed in the bins that are here at its end; empty unless [`GroupConfig::record`].
+        record: Vec<Record>,
     },
     /// Output of an epoch that is not complete; only where the host asked for it.
     Rows {
@@ -283,16 +289,16 @@ impl Group {
     /// Starts one thread per endpoint, with the bins of `resident` that `config.owners` gives to them.
     ///
     /// # Errors
-    /// `MissingBins` when `resident` is not fresh and lacks a bin; `Owners` when the lists do not fit. The bins come back
+    /// `MissingBins` when `resident` is not fresh and lacks a bin, which is not loaded either; `Owners` when the lists do not fit. The bins come back
     /// as they were.
     pub fn start(
         config: GroupConfig,
         endpoints: Vec<Endpoint>,
-        resident: Resident,
+        mut resident: Resident,
         events: Sender<Event>,
     ) -> Result<Group, Box<NotStarted>> {
         let local = endpoints.iter().map(Endpoint::index).collect::<Vec<_>>();
-        let shared = match Shared::new(&config, &local, &resident) {
+        let shared = match Shared::new(&config, &local, &mut resident) {
             Ok(shared) => Arc::new(shared),
             Err(error) => return Err(Box::new(NotStarted { error, resident })),
         };
@@ -525,12 +531,13 @@ impl Thread {
 
     fn tell(&self, worker: usize, told: Told) {
         let event = match told {
-            Told::Epoch { epoch, outputs, late } => Event::EpochDone {
+            Told::Epoch { epoch, outputs, late, record } => Event::EpochDone {
                 epoch,
                 worker,
                 outputs,
                 late_rows: late.iter().map(|batch| batch.num_rows() as u64).sum(),
                 late,
+                record,
             },
             Told::Rows { epoch, rows, bytes } => Event::Rows { epoch, worker, rows, bytes },
             Told::Migrated(Migrated { handle, steps, refused: Some(error) }) => {

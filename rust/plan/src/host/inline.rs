@@ -56,7 +56,7 @@ impl Inline {
     /// Those of [`Group::start`](super::Group::start).
     pub fn new(plan: Arc<Plan>, callbacks: Arc<dyn Callbacks>, piece: Option<usize>) -> Result<Self, HostError> {
         let config = GroupConfig::founding(plan, callbacks, BITS, 1);
-        let shared = Shared::new(&config, &[0], &Resident::fresh())?;
+        let shared = Shared::new(&config, &[0], &mut Resident::fresh())?;
         let endpoint = fabric::threads(1).into_iter().next().expect("a fabric of one worker has one endpoint");
         let mut worker = Worker::new(endpoint);
         let mut built = build::build(&mut worker, &config, &shared, piece)?;

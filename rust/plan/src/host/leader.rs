@@ -2,8 +2,8 @@
 //!
 //! Owns the control input of worker 0 and the queue of migrations. A [`Migration`] says which step comes next and whether it
 //! may, the [`ControlInput`] whether its moves are possible; they share one time, that of the control held. Control stays
-//! a window ahead of the data and reaches the next epoch only when the output probe stands at this epoch's
-//! last slice, so a migration asked for in the middle of an epoch takes effect there; where epochs overlap, when the leader begins to feed
+//! a window ahead of the data, never at an epoch's first slice, which seals the one before, and reaches the next epoch only when the
+//! output probe stands at this epoch's last slice, so a migration asked for in the middle of an epoch takes effect there; where epochs overlap, when the leader begins to feed
 //! the next.
 
 use std::collections::{BTreeMap, VecDeque};
@@ -14,7 +14,7 @@ use penstock_progress::{FlowTime, ProbeHandle};
 use serde::{Deserialize, Serialize};
 
 use super::stats::unix_ns;
-use super::{CLOSE, MARK};
+use super::{CLOSE, MARK, SEAL};
 
 /// A migration as the host hands it in.
 #[derive(Clone, Debug)]
@@ -115,10 +115,14 @@ impl Leader {
     /// and goes on to the next epoch when all else of this one is done: until then a migration can still take effect in it.
     fn pace(&mut self, probes: &Probes, feeding: Option<u64>) -> bool {
         let held = self.time();
+        if held.slice == SEAL {
+            self.advance(FlowTime::new(held.epoch, SEAL + 1));
+            return true;
+        }
         let Some(epoch) = feeding.filter(|epoch| *epoch >= held.epoch) else { return false };
         let (Some(sent), Some(reached)) = (first(&probes.input), first(&probes.output)) else { return false };
         let target = if reached == FlowTime::new(epoch, CLOSE) {
-            FlowTime::new(epoch + 1, 0)
+            FlowTime::new(epoch + 1, SEAL + 1)
         } else if sent <= FlowTime::new(epoch, MARK) {
             FlowTime::new(epoch, MARK + 1)
         } else if sent.epoch == epoch {

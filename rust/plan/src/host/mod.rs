@@ -7,7 +7,8 @@
 //! engine, only bins. Where several workers count and nothing is marked between epochs, the next epoch is fed while the others
 //! still count this one. A host whose whole input is one epoch releases it in parts: numbered like epochs, and only the last has an end.
 //!
-//! Slices of an epoch: `[0, MARK)` idle ticks, so that a migration finishes between two batches; `MARK` the cut at which
+//! Slices of an epoch: 0 a seal, at which nothing is ever sent and nothing moves; `(0, MARK)` idle ticks, so that a migration finishes
+//! between two batches; `MARK` the cut at which
 //! bins are marked, nothing is ever sent at it; `(MARK, CLOSE)` data; `CLOSE` the watermark and the end of the epoch.
 //!
 //! Invariants
@@ -17,6 +18,9 @@
 //! - With a journal, all workers mark their bins at one consistent cut: an epoch's first block is sent when
 //!   the probe stands at `MARK`, that is, when every worker waits there and nothing earlier is under way; and control
 //!   skips `MARK`, so no bin moves before every worker has marked.
+//! - Where epochs are recorded, a worker takes its record of one ([`Record`]) in the turn in which it sees the epoch complete, and its data
+//!   input waits at the seal of the next until then; control begins behind the seal. So no bin moves before both of its workers have
+//!   taken their records, and a change is in one record only.
 //!
 //! Non-goals: staging, networks and membership (`cluster`), what a step computes (`keyed`).
 //! Source: Megaphone §3.3 (strategies as user-supplied data), §4.3; slices and watermarks are ours.
@@ -34,18 +38,24 @@ mod group;
 mod inline;
 mod leader;
 mod pieces;
+mod record;
 mod resident;
 mod rows;
+#[cfg(test)]
+mod seal;
 mod stats;
 mod worker;
 
 pub use feed::PartitionRows;
 pub use group::{Event, Group, GroupConfig, HostError, NotStarted, StepReport};
 pub use inline::{Inline, Pulled};
-pub use resident::Resident;
+pub use record::Record;
+pub use resident::{LoadError, Resident};
 pub use rows::{Keep, Rows, Stored};
 pub use stats::{BinMove, GroupStats, ScopeStats, SliceSample, WorkerStats};
 
+/// First slice of an epoch: no worker leaves it before it has taken the record of the epoch before.
+const SEAL: u32 = 0;
 /// Slice of an epoch at which bins are marked; smaller ones are idle ticks between two batches, greater ones data.
 pub const MARK: u32 = 1 << 31;
 /// Last slice of an epoch: the watermark and the end of the epoch travel in it.

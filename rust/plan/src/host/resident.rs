@@ -1,13 +1,21 @@
 //! The bins of one query in one process, while no generation runs.
 //!
 //! Owns the shelf on which the tables of an ended generation left their bins. The next generation names the epoch it
-//! begins with; bins come back as they were then, whether that epoch failed or was never begun.
+//! begins with; bins come back as they were then, whether that epoch failed or was never begun. Bins that come from elsewhere are
+//! [loaded](Resident::load) beside the shelf, and count only where a generation begins that misses them.
 //!
 //! Departure: there is no `rollback` of resident state. A generation starts with its first epoch, and an inventory
 //! tells which bins a process has for it.
 
-use penstock_bins::{BinState, Shelf};
+use std::collections::HashMap;
+use std::sync::Arc;
 
+use penstock_bins::{BinState, BinsError, Shelf};
+use penstock_files::Range;
+
+use super::group::HostError;
+use crate::callback::Callbacks;
+use crate::plan::Plan;
 use crate::state::State;
 
 /// See the module.
@@ -16,13 +24,28 @@ pub struct Resident {
     pub(crate) shelf: Shelf<State>,
     pub(crate) fresh: bool,
     pub(crate) ops: Vec<String>,
+    pub(crate) loaded: Loaded,
+}
+
+/// Bins by keyed step and range.
+pub(crate) type Loaded = HashMap<(usize, Range), Box<State>>;
+
+/// Why a bin could not be loaded.
+#[derive(Debug, thiserror::Error)]
+pub enum LoadError<E> {
+    /// Its chunks could not be had.
+    #[error(transparent)]
+    Chunks(E),
+    /// They are not of its state.
+    #[error(transparent)]
+    State(HostError),
 }
 
 impl Resident {
     /// Nothing yet: the first generation starts with empty bins.
     #[must_use]
     pub fn fresh() -> Self {
-        Resident { shelf: Shelf::new(), fresh: true, ops: Vec::new() }
+        Resident { shelf: Shelf::new(), fresh: true, ops: Vec::new(), loaded: Loaded::new() }
     }
 
     /// Nothing, and nothing is made: for a process that joins a query whose bins are elsewhere. A generation that gives it a bin is
@@ -32,8 +55,41 @@ impl Resident {
         Resident { fresh: false, ..Self::fresh() }
     }
 
-    /// The bins whose state at the beginning of `epoch` is here, by the name of their keyed step, in the plan's
-    /// order; ascending. In a generation that begins with `epoch`, their owners
+    /// Makes the state of a bin of keyed step `op` of `plan` from what was recorded of it, oldest first
+    /// ([`penstock_files::select`]), for a generation with bins of that length; of nothing, that of a bin that has seen nothing. A bin that
+    /// was loaded before gives way. What is not loaded is not made anew, as in [`nothing`](Self::nothing).
+    ///
+    /// # Errors
+    /// What `chunks` say, or chunks of another state. The bin is not loaded then.
+    ///
+    /// # Panics
+    /// When the plan has no such keyed step.
+    pub fn load<E>(
+        &mut self,
+        plan: &Plan,
+        callbacks: &Arc<dyn Callbacks>,
+        op: usize,
+        range: Range,
+        chunks: impl IntoIterator<Item = Result<Vec<u8>, E>>,
+    ) -> Result<(), LoadError<E>> {
+        let mut state = plan.keyed().nth(op).expect("a keyed step of the plan").new_state(callbacks);
+        for chunk in chunks {
+            let taken = state.absorb(&chunk.map_err(LoadError::Chunks)?);
+            let bin = range.prefix();
+            taken.map_err(|source| LoadError::State(BinsError::Chunk { bin, source }.into()))?;
+        }
+        self.fresh = false;
+        self.loaded.insert((op, range), Box::new(state));
+        Ok(())
+    }
+
+    /// Forgets bins that were loaded and in no generation since.
+    pub fn drop_loaded(&mut self) {
+        self.loaded.clear();
+    }
+
+    /// The bins whose state at the beginning of `epoch` is here, without what was loaded, by the name of their keyed step, in the
+    /// plan's order; ascending. In a generation that begins with `epoch`, their owners
     /// must be workers of this process.
     #[must_use]
     pub fn inventory(&self, epoch: u64) -> Vec<(String, Vec<u32>)> {

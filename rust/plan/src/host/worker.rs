@@ -19,6 +19,7 @@ use super::build::{Built, WORTH_TELLING, Worth};
 use super::chain::bytes_of;
 use super::feed::Slice;
 use super::leader::{Leader, Migrated, Order, first};
+use super::record::Record;
 use super::rows::Rows;
 use super::stats::{Gauges, SliceSample, unix_ns};
 use super::{CLOSE, MARK};
@@ -53,7 +54,7 @@ pub(crate) enum Command {
 /// What a worker tells its host.
 #[derive(Debug)]
 pub(crate) enum Told {
-    Epoch { epoch: u64, outputs: Vec<Rows>, late: Vec<Rows> },
+    Epoch { epoch: u64, outputs: Vec<Rows>, late: Vec<Rows>, record: Vec<Record> },
     Rows { epoch: u64, rows: RecordBatch, bytes: usize },
     Migrated(Migrated),
 }
@@ -74,6 +75,8 @@ pub(crate) struct Pace {
     pub(crate) journal: bool,
     /// Whether outputs are told as they are made.
     pub(crate) eager: bool,
+    /// Whether what an epoch changed is told with it.
+    pub(crate) record: bool,
 }
 
 pub(crate) struct WorkerLoop {
@@ -299,9 +302,10 @@ impl WorkerLoop {
         Ok(sent)
     }
 
-    /// Without work of its own, the data input follows the control frontier through the idle slices.
+    /// Without work of its own, the data input follows the control frontier through the idle slices, from the seal of an epoch on only
+    /// when the record of the one before is taken.
     fn follow(&mut self) -> bool {
-        if self.current.is_some() {
+        if self.current.is_some() || (self.pace.record && !self.fed.is_empty()) {
             return false;
         }
         let held = *self.built.input().time();
@@ -353,6 +357,8 @@ impl WorkerLoop {
             if self.pace.eager {
                 self.tell_rows(Worth::default(), told)?;
             }
+            // Before anything else of this turn or a later one: what comes behind the epoch waits at its seal.
+            let record = self.record(epoch)?;
             let outputs = self.built.outputs.take(epoch);
             let late = self.built.late.take(epoch);
             self.late_rows += late.iter().map(|batch| batch.num_rows() as u64).sum::<u64>();
@@ -364,10 +370,19 @@ impl WorkerLoop {
             if self.few_bins || at.elapsed() >= cost * MEASURE_SHARE {
                 self.measure();
             }
-            told(Told::Epoch { epoch, outputs, late });
+            told(Told::Epoch { epoch, outputs, late, record });
             completed = true;
         }
         Ok(completed)
+    }
+
+    /// What the bins here changed in an epoch.
+    fn record(&self, epoch: u64) -> Result<Vec<Record>, Error> {
+        let mut record = Vec::new();
+        if self.pace.record {
+            self.built.record(epoch, &mut record).map_err(|error| self.refuse("record", error))?;
+        }
+        Ok(record)
     }
 
     /// An error of the host's own, as that of an operator: all workers end with it.

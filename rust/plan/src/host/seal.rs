@@ -1,0 +1,155 @@
+//! Two processes of one worker each in one thread, turn by turn: nothing that moves overtakes the record of the epoch before.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+use arrow_array::{ArrayRef, Int64Array, RecordBatch};
+use penstock_dataflow::{Worker, fabric};
+use penstock_files::{Chunk, Entry};
+
+use super::build::{self, Shared};
+use super::feed::{PartitionRows, deal};
+use super::group::GroupConfig;
+use super::leader::Order;
+use super::record::Record;
+use super::resident::Resident;
+use super::stats::Meter;
+use super::worker::{Command, End, Release, Told, WorkerLoop};
+use crate::callback::{CallError, Callbacks, ForeignState};
+use crate::hash::hash_int;
+use crate::plan::Plan;
+use crate::spec::schema_to_text;
+
+const BITS: u8 = 2;
+
+struct NoCalls;
+
+impl Callbacks for NoCalls {
+    fn map(&self, _: usize, batch: &RecordBatch) -> Result<RecordBatch, CallError> {
+        Ok(batch.clone())
+    }
+
+    fn new_state(&self, call: usize) -> Box<dyn ForeignState> {
+        unreachable!("no state of call {call}")
+    }
+}
+
+fn rows(keys: &[i64]) -> RecordBatch {
+    let column: ArrayRef = Arc::new(Int64Array::from(keys.to_vec()));
+    RecordBatch::try_from_iter([("k", column)]).unwrap()
+}
+
+struct Dice(u64);
+
+impl Dice {
+    fn below(&mut self, bound: u64) -> u64 {
+        self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (self.0 >> 33) % bound
+    }
+}
+
+struct Pair {
+    loops: Vec<WorkerLoop>,
+    /// By epoch, what each worker took of it.
+    records: BTreeMap<u64, Vec<Vec<Record>>>,
+    migrated: usize,
+}
+
+impl Pair {
+    fn new() -> Self {
+        let text = format!(
+            r#"{{"version":1,"source":{{"schema":"{}"}},"steps":[{{"op":"key_by","columns":["k"]}},
+               {{"op":"agg","emit":"update","aggs":[{{"name":"n","fn":"count"}}]}}]}}"#,
+            schema_to_text(&rows(&[]).schema())
+        );
+        let plan = Arc::new(Plan::from_json(&text).unwrap());
+        let mut config = GroupConfig::founding(plan, Arc::new(NoCalls), BITS, 2);
+        (config.journal, config.record, config.window, config.ship_bytes) = (true, true, 2, 1);
+        let loops = fabric::threads(2).into_iter().map(|endpoint| {
+            let shared = Shared::new(&config, &[endpoint.index()], &mut Resident::fresh()).unwrap();
+            let mut worker = Worker::new(endpoint);
+            let built = build::build(&mut worker, &config, &shared, None).unwrap();
+            WorkerLoop::new(worker, built, build::pace(&config), Arc::new(Meter::default()))
+        });
+        Self { loops: loops.collect(), records: BTreeMap::new(), migrated: 0 }
+    }
+
+    fn release(&mut self, epoch: u64, keys: [&[i64]; 2]) {
+        for (worker, keys) in self.loops.iter_mut().zip(keys) {
+            let input = PartitionRows { partition: 0, batches: vec![rows(keys).into()], rows_before: 0 };
+            let slices = deal(vec![input], 2, 1, false).unwrap().remove(0).into();
+            let end = Some(End { watermark: None, clock_ms: None });
+            worker.command(Command::Release(Release { epoch, slices, end }));
+        }
+    }
+
+    fn turn(&mut self, worker: usize) -> bool {
+        let mut told = Vec::new();
+        let busy = self.loops[worker].turn(&mut |item| told.push(item)).unwrap();
+        for item in told {
+            match item {
+                Told::Epoch { epoch, record, .. } => self.records.entry(epoch).or_default().push(record),
+                Told::Migrated(_) => self.migrated += 1,
+                Told::Rows { .. } => panic!("nobody asked for rows"),
+            }
+        }
+        busy
+    }
+}
+
+/// Runs epochs with keys of each worker and migrations under way; turns come as the dice fall.
+fn run(seed: u64) {
+    const EPOCHS: u64 = 5;
+    let mut dice = Dice(seed);
+    let mut pair = Pair::new();
+    let (mut asked, mut released) = (0, 0);
+    let mut counts = BTreeMap::<u64, BTreeMap<u64, u64>>::new();
+    // A worker's turns come in runs, so that the other lags behind.
+    let mut turns = 0_u64;
+    while pair.records.len() < EPOCHS as usize
+        || pair.records.values().any(|records| records.len() < 2)
+        || pair.migrated < asked
+    {
+        turns += 1;
+        assert!(turns < 100_000, "seed {seed} hangs");
+        if released < EPOCHS && dice.below(8) == 0 {
+            let before = released.checked_sub(1).and_then(|last| counts.get(&last).cloned()).unwrap_or_default();
+            let counted = counts.entry(released).or_insert(before);
+            let keys = [(); 2].map(|()| (0..dice.below(7)).map(|_| dice.below(12) as i64).collect::<Vec<_>>());
+            keys.iter().flatten().for_each(|key| *counted.entry(hash_int(*key)).or_default() += 1);
+            pair.release(released, [&keys[0], &keys[1]]);
+            released += 1;
+        }
+        if asked < 12 && dice.below(6) == 0 {
+            let step = (0..1 << BITS).map(|bin| (bin, dice.below(2) as u32)).collect();
+            pair.loops[0].command(Command::Migrate(Order { handle: asked as u64, steps: vec![step] }));
+            asked += 1;
+        }
+        let worker = dice.below(2) as usize;
+        for _ in 0..=dice.below(12) {
+            pair.turn(worker);
+        }
+    }
+    let mut found = BTreeMap::new();
+    for (epoch, records) in pair.records {
+        let mut told = BTreeSet::new();
+        for record in records.into_iter().flatten() {
+            assert!(told.insert(record.range), "seed {seed}: two records of {} in epoch {epoch}", record.range);
+            assert_eq!(record.base, epoch == 0);
+            for chunk in &record.chunks {
+                for entry in Chunk::parse(chunk).unwrap().entries() {
+                    if let Entry::Put { hash, value, .. } = entry.unwrap() {
+                        assert!(record.range.contains(hash));
+                        found.insert(hash, u64::from_le_bytes(value[..8].try_into().unwrap()));
+                    }
+                }
+            }
+        }
+        assert_eq!(found, counts[&epoch], "seed {seed}: the state after epoch {epoch}");
+    }
+}
+
+#[test]
+fn idle_moves_wait_for_the_record() {
+    (0..300).for_each(run);
+}
