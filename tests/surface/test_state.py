@@ -247,6 +247,79 @@ def test_a_nan_key_is_found_after_a_move() -> None:
     assert there.keys() == 2
 
 
+def told(state: Any) -> list[tuple[bytes, bytes | None]]:
+    return [(key, body) for part in state.changes() for _, key, body in part]
+
+
+@given(
+    st.lists(
+        st.one_of(
+            rows.map(lambda batch: ("rows", batch)),
+            st.sampled_from(["mark", "undo", "move", "idle"]).map(lambda name: (name, None)),
+        ),
+        max_size=20,
+    )
+)
+def test_what_epochs_changed_makes_up_the_state(commands: list[tuple[str, Any]]) -> None:
+    """Beside a twin that hears of changes only, while the state moves within epochs and between them."""
+
+    def calm(state: Any, command: str, value: int) -> Any:
+        return step(state, "int" if command == "boom" else command, value)
+
+    state, twin, moved = Bin(calm), Bin(calm), False
+    state.mark()
+    for name, argument in commands:
+        before = dict(state.items())
+        if name == "rows":
+            state.apply([key for key, _, _ in argument], [[c for _, c, _ in argument], [v for _, _, v in argument]])
+        elif name == "undo" and not moved:  # one that has moved since the mark is never undone
+            state.rollback()
+            assert told(state) == [] and dict(state.items()) == dict(twin.items())
+        elif name == "mark":
+            twin.restore(told(state))
+            assert dict(twin.items()) == before
+            state.mark()
+            assert told(state) == []
+            moved = False
+        elif name in ("move", "idle"):
+            there = Bin(calm)
+            there.mark()
+            for chunk in state.encode(name == "idle"):
+                there.absorb(chunk)
+            assert told(there) == []
+            there.restore(told(state))
+            assert dict(there.items()) == before and told(there) == told(state)
+            state, moved = there, True
+    twin.restore(told(state))
+    assert dict(twin.items()) == dict(state.items())
+
+
+def test_equal_keys_have_equal_bytes() -> None:
+    text = "".join(["a long", " text"])
+    keys: list[tuple[Any, Any]] = [
+        ((text, text), (text, "".join(["a long", " text"]))),
+        (0.0, -0.0),
+        ((1, math.nan), (1, float("nan"))),
+    ]
+    for one, other in keys:
+        states = [Bin(lambda state: (1, None)), Bin(lambda state: (1, None))]
+        for state, key in zip(states, (one, other), strict=True):
+            state.apply([key], [])
+        assert told(states[0]) == told(states[1])
+
+
+def test_one_state_that_cannot_be_read_costs_no_other() -> None:
+    state = Bin(lambda state, value: (value, None))
+    state.apply(["a", "b", "c"], [[1, Session(1, [2]), 3]])
+    entries = told(state)
+    restored = Bin(step)
+    with pytest.raises(StateError, match="key 'b' could not be restored"):
+        restored.restore([(key, b"garbage" if key == entries[1][0] else body) for key, body in entries])
+    assert dict(restored.items()) == {"a": 1, "c": 3}
+    restored.restore(entries)
+    assert restored.get("b") == Session(1, [2])
+
+
 @given(st.lists(rows, max_size=4), st.booleans(), st.booleans())
 def test_a_block_over_several_bins_equals_one_bin_after_the_other(
     blocks: list[list[tuple[Any, str, int]]], journal: bool, key_is_a_column: bool

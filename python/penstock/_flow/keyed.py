@@ -335,6 +335,7 @@ class KeyedSteps(FlowBase):
             "func": step,
             "columns": list(takes),
             "keys": list(self._keys),
+            "key_types": self._key_types(self._keys),
             "schema": shape,
         }
         plan_step = {
@@ -424,6 +425,10 @@ class KeyedSteps(FlowBase):
             func, outputStructType, stateStructType, outputMode, timeoutConf, timezone, name, streaming=True
         )
 
+    def _key_types(self, keys: Sequence[str]) -> list[pa.DataType]:
+        source = self._shape if self._shape is not None else self._before_keys().output_schema
+        return [source.field(key).type for key in keys]
+
     def _group_state(
         self,
         func: Callable[..., Any],
@@ -460,14 +465,13 @@ class KeyedSteps(FlowBase):
         except Exception as error:
             raise ConfigError(f"{what} timezone={timezone!r} is no time zone: {error}") from error
         shape = to_arrow(outputStructType, "outputStructType")
-        source = self._shape if self._shape is not None else self._before_keys().output_schema
         label = name or function_name(func)
         call = {
             "kind": "groups",
             "step": self._label(what, label),
             "func": func,
             "keys": list(self._keys),
-            "key_types": [source.field(key).type for key in self._keys],
+            "key_types": self._key_types(self._keys),
             "columns": list(self._columns),
             "schema": shape,
             "state": to_arrow(stateStructType, "stateStructType"),

@@ -41,7 +41,9 @@ def bind(
             call["step"], call["func"], call["columns"], call["schema"], call["rows"], user_error, misfit
         )
     if call["kind"] == "stateful":
-        return StatefulCall(call["step"], call["func"], call["keys"], call["columns"], call["schema"], stopped)
+        return StatefulCall(
+            call["step"], call["func"], call["keys"], call["columns"], call["schema"], stopped, call["key_types"]
+        )
     if call["kind"] == "groups":
         step, func = call["step"], call["func"]
 
@@ -89,10 +91,12 @@ class StatefulCall:
         columns: Sequence[str],
         schema: Any,
         stopped: Callable[[], bool] = _never,
+        key_types: Sequence[pa.DataType] = (),
     ) -> None:
         self.step = step
         self.func = func
         self.keys = list(keys)
+        self.key_types = list(key_types)
         self.columns = list(columns)
         self.schema = schema
         self._stopped = stopped

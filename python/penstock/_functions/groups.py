@@ -29,7 +29,7 @@ from __future__ import annotations
 import heapq
 import io
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import pyarrow as pa
@@ -110,13 +110,17 @@ class GroupBin(BinState):
         self.pending = []
         self._timers = None
 
-    def encode(self) -> Iterator[bytes]:
-        yield from super().encode()
+    def encode(self, changed: bool = True) -> Iterator[bytes]:
+        yield from super().encode(changed)
         for batch, start, rows in self.pending:
             sink = io.BytesIO()
             with pa.ipc.new_stream(sink, batch.schema) as writer:
                 writer.write_batch(batch.slice(start, rows))
             yield bytes((FORMAT, _ROWS)) + sink.getvalue()
+
+    def restore(self, entries: Iterable[tuple[bytes, bytes | None]]) -> None:
+        self._timers = None
+        super().restore(entries)
 
     def absorb(self, chunk: bytes) -> None:
         if chunk[:2] != bytes((FORMAT, _ROWS)):
@@ -159,7 +163,7 @@ class GroupStateCall:
         self._timeout: str = call["timeout"]
         self._watermark: bool = call["watermark"]
         self._timezone: str = call["timezone"]
-        self._key_types: list[pa.DataType] = list(call["key_types"])
+        self.key_types: list[pa.DataType] = list(call["key_types"])
         self._columns: list[str] = list(call["columns"])
         self._stopped = stopped
         self._failed = failed
@@ -256,7 +260,7 @@ class GroupStateCall:
 
         due.sort(key=lambda item: item[0])
         columns = zip(*(key for _, key, _ in due), strict=True)
-        arrays = [pa.array(column, kind) for column, kind in zip(columns, self._key_types, strict=True)]
+        arrays = [pa.array(column, kind) for column, kind in zip(columns, self.key_types, strict=True)]
         shown = zip(*(scalars(array, self._timezone) for array in arrays), strict=True)
         empty = nothing(self._columns)
         for (_, key, bin), tell in zip(due, shown, strict=True):

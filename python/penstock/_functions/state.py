@@ -8,6 +8,9 @@ puts everything back as it was at the last mark. Immutable states are saved by r
 like are copied type by type; anything else by ``copy.deepcopy``. So the cost is one copy per key and epoch, and none
 for keys that the epoch does not touch.
 
+The journal also says which keys an epoch touched. `changes` tells what they are now, key by key, for files: each state is a pickle of its own, so
+that one that cannot be read costs no other, and equal keys have equal bytes. `restore` takes them back.
+
 A step that raises leaves the bin *tainted* (the step may have changed a mutable state halfway): until `rollback`,
 `open` and `encode` refuse. A state that is never marked cannot be rolled back, and stays tainted.
 """
@@ -18,13 +21,14 @@ import copy
 import datetime
 import decimal
 import fractions
+import io
 import itertools
 import math
 import pickle
 import sys
 import uuid
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any, Final
 
 import cloudpickle
@@ -168,8 +172,13 @@ class BinState:
         self.journal = {}
         self._tainted = False
 
-    def encode(self) -> Iterator[bytes]:
+    def encode(self, changed: bool = True) -> Iterator[bytes]:
         """The whole state as chunks of about a mebibyte, for `absorb`; the journal stays behind.
+
+        Parameters
+        ----------
+        changed
+            Whether keys that were touched since the mark are among them.
 
         Raises
         ------
@@ -177,15 +186,75 @@ class BinState:
             When a step has failed here, or a state does not pickle; it names the key.
         """
         self._check()
-        keys = iter(list(self.states))
+        journal: dict[Any, Any] = {} if changed or self.journal is None else self.journal
+        keys = iter([key for key in self.states if key not in journal] if journal else list(self.states))
         size = 256
         while chunk := list(itertools.islice(keys, size)):
             body = _dump(self.states, chunk)
             yield bytes((FORMAT, _DATA)) + body
             size = max(1, min(1 << 16, size * _CHUNK_BYTES // max(1, len(body))))
 
+    def changes(self) -> Iterator[list[tuple[Any, bytes, bytes | None]]]:
+        """What has become of the keys that were touched since the mark, or of all where there was none.
+
+        Yields
+        ------
+        list of tuple
+            About a mebibyte at a time: key, its bytes, the bytes of its state or None where it has none. For `restore`.
+
+        Raises
+        ------
+        StateError
+            When a step has failed here, or a state does not pickle; it names the key.
+        """
+        self._check()
+        states = self.states
+        part: list[tuple[Any, bytes, bytes | None]] = []
+        size = 0
+        for key in list(states if self.journal is None else self.journal):
+            state = states.get(key, MISSING)
+            body = None if state is MISSING else _dump_one(key, state)
+            part.append((key, _dump_key(key), body))
+            size += 64 + len(body or b"")
+            if size >= _CHUNK_BYTES:
+                yield part
+                part, size = [], 0
+        if part:
+            yield part
+
+    def restore(self, entries: Iterable[tuple[bytes, bytes | None]]) -> None:
+        """Take keys as `changes` gives them; they replace equal keys here, and count as touched. Undone, they stay.
+
+        Raises
+        ------
+        StateError
+            When some cannot be read; it names the first. All others were taken.
+        """
+        states, journal = self.states, self.journal
+        wrong: list[str] = []
+        cause: Exception | None = None
+        for name, body in entries:
+            try:
+                key = own_nan(pickle.loads(name))
+                state = MISSING if body is None else pickle.loads(body)
+            except Exception as error:
+                wrong.append(_shown(name))
+                cause = cause or error
+                continue
+            if state is MISSING:
+                states.pop(key, None)
+            else:
+                states[key] = state
+            if journal is not None:
+                journal[key] = state if state is MISSING else copy_state(state)
+        if cause is not None:
+            more = f" and of {len(wrong) - 1} more keys" if len(wrong) > 1 else ""
+            raise StateError(
+                f"the state of key {wrong[0]}{more} could not be restored here: {type(cause).__name__}: {cause}"
+            ) from cause
+
     def absorb(self, chunk: bytes) -> None:
-        """Take the keys of one chunk of `encode`; they replace equal keys here.
+        """Take the keys of one chunk of `encode`; they replace equal keys here, and do not count as touched.
 
         Raises
         ------
@@ -201,11 +270,6 @@ class BinState:
             taken = {own_nan(key): state for key, state in zip(keys, states, strict=True)}
         except Exception as error:
             raise StateError(f"the state could not be restored here: {type(error).__name__}: {error}") from error
-        journal = self.journal
-        if journal is not None:
-            for key in taken:
-                if key not in journal:
-                    journal[key] = copy_state(self.states[key]) if key in self.states else MISSING
         self.states.update(taken)
 
     def keys(self) -> int:
@@ -246,6 +310,50 @@ def own_nan(key: Any) -> Any:
     if type(key) is tuple:
         return tuple(map(own_nan, key))
     return math.nan if type(key) is float and key != key else key
+
+
+def _dump_key(key: Any) -> bytes:
+    """The bytes of a key: equal for equal keys of one type, whichever objects they are made of."""
+    sink = io.BytesIO()
+    pickler = pickle.Pickler(sink, protocol=5)
+    pickler.fast = True  # no memo: what is the same object twice is written twice, as what is equal is
+    pickler.dump(_one_zero(key))
+    return sink.getvalue()
+
+
+def _one_zero(key: Any) -> Any:
+    if type(key) is tuple:
+        return tuple(map(_one_zero, key))
+    return key + 0.0 if type(key) is float else key
+
+
+def _dump_one(key: Any, state: Any) -> bytes:
+    try:
+        # What consists of builtin types needs no way around classes of scripts, and is ten times faster without.
+        dump = pickle.dumps if _builtin(state, 4) else cloudpickle.dumps
+        body: bytes = dump(state, protocol=5)
+        return body
+    except Exception as error:
+        raise StateError(f"the state of key {key!r} cannot be pickled: {error}") from error
+
+
+def _builtin(value: Any, depth: int) -> bool:
+    kind = type(value)
+    if kind in ATOMIC:
+        return True
+    if depth and kind in (list, tuple, set, frozenset):
+        return ATOMIC.issuperset(map(type, value)) or all(_builtin(item, depth - 1) for item in value)
+    if depth and kind is dict:
+        return all(_builtin(item, depth - 1) for pair in value.items() for item in pair)
+    return False
+
+
+def _shown(name: bytes) -> str:
+    """A key as messages show it, from its bytes."""
+    try:
+        return repr(pickle.loads(name))
+    except Exception:
+        return f"of bytes {name[:40]!r}"
 
 
 def _dump(states: dict[Any, Any], keys: list[Any]) -> bytes:

@@ -17,10 +17,15 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use arrow_array::{ArrayRef, RecordBatch as Batch, UInt32Array};
-use arrow_schema::{Schema, SchemaRef};
-use penstock_plan::{CallError, Callbacks, Encoding, EpochEnd, Expansion, ForeignState, Grouped, StateFault, States};
+use arrow_schema::{DataType, Field, Schema, SchemaRef};
+use penstock_files::{Chunk, ChunkWriter, Entry, is_entries};
+use penstock_plan::hash::hash_columns_of;
+use penstock_plan::{
+    CallError, Callbacks, Encoding, EpochEnd, Expansion, Extent, ForeignState, Grouped, StateFault, States,
+};
+use pyo3::exceptions::{PyRuntimeError, PyTypeError, PyValueError};
 use pyo3::prelude::*;
-use pyo3::types::{PyBytes, PyDict, PyIterator, PyList};
+use pyo3::types::{PyBytes, PyDict, PyIterator, PyList, PyTuple};
 
 use crate::arrow::{RecordBatch, import_batch, import_schema};
 use crate::convert::{self, Misfit};
@@ -40,6 +45,8 @@ struct Call {
     step: String,
     schema: Option<SchemaRef>,
     stateful: Option<Stateful>,
+    /// The key columns of a call with state.
+    keys: Option<SchemaRef>,
 }
 
 /// What a call with state takes.
@@ -74,6 +81,7 @@ impl PyCalls {
             .map(|entry| {
                 let object = bind.call1((entry?.cast_into::<PyDict>()?, &flag))?;
                 let schema = object.getattr("schema")?;
+                let keys = object.getattr_opt("key_types")?.map(|types| key_schema(&types)).transpose()?;
                 let stateful = match object.getattr("kind")?.extract::<String>()?.as_str() {
                     "stateful" => Some(Stateful::Rows {
                         keys: object.getattr("keys")?.extract()?,
@@ -86,6 +94,7 @@ impl PyCalls {
                     step: object.getattr("step")?.extract()?,
                     schema: if schema.is_none() { None } else { Some(import_schema(&schema)?) },
                     stateful,
+                    keys,
                     object: object.unbind(),
                 }))
             })
@@ -341,6 +350,123 @@ impl PyBin {
     }
 }
 
+/// Columns of these types: pyarrow's, in a list.
+fn key_schema(types: &Bound<'_, PyAny>) -> PyResult<SchemaRef> {
+    let py = types.py();
+    let fields = types.try_iter()?.enumerate().map(|(at, kind)| Ok((at.to_string(), kind?)));
+    let fields = fields.collect::<PyResult<Vec<_>>>()?;
+    let schema = import_schema(&convert::pyarrow(py)?.call_method1("schema", (fields,))?)?;
+    // Keys of a dictionary are its values.
+    let plain = |field: &Arc<Field>| match field.data_type() {
+        DataType::Dictionary(_, values) => Arc::new(field.as_ref().clone().with_data_type(values.as_ref().clone())),
+        _ => field.clone(),
+    };
+    Ok(Arc::new(Schema::new(schema.fields().iter().map(plain).collect::<Vec<_>>())))
+}
+
+/// What [`ForeignState::encode`] knows chunks by.
+const ENTRIES_SHAPE: &[u8] = b"F\x01";
+
+/// Where an encoding of a bin is: chunks that `encode` yields, then lists of what has changed.
+#[derive(Default)]
+struct Place {
+    begun: bool,
+    chunks: Option<Py<PyIterator>>,
+    changes: Option<Py<PyIterator>>,
+}
+
+impl Place {
+    /// Asks the object for what the extent needs.
+    fn begin(&mut self, extent: Extent, object: &Bound<'_, PyAny>) -> PyResult<()> {
+        if std::mem::replace(&mut self.begun, true) {
+            return Ok(());
+        }
+        let iterate = |made: Bound<'_, PyAny>| Ok::<_, PyErr>(PyIterator::from_object(&made)?.unbind());
+        if extent != Extent::Changed {
+            self.chunks = Some(iterate(object.call_method1("encode", (extent == Extent::All,))?)?);
+        }
+        if extent != Extent::All {
+            self.changes = Some(iterate(object.call_method0("changes")?)?);
+        }
+        Ok(())
+    }
+}
+
+impl PyBin {
+    /// The next chunk of an encoding.
+    fn encode(&self, extent: Extent, place: &mut Place, object: &Bound<'_, PyAny>) -> PyResult<Option<Vec<u8>>> {
+        let py = object.py();
+        self.catch_up(py)?;
+        place.begin(extent, object)?;
+        if let Some(chunks) = &place.chunks {
+            if let Some(chunk) = chunks.bind(py).clone().next() {
+                return Ok(Some(chunk?.cast::<PyBytes>()?.as_bytes().to_vec()));
+            }
+            place.chunks = None;
+        }
+        let Some(changes) = &place.changes else { return Ok(None) };
+        let list = changes.bind(py).clone().next();
+        list.map(|list| self.entries(list?.cast::<PyList>()?)).transpose()
+    }
+
+    /// A chunk of entries of a list of keys, their bytes, and those of their states.
+    fn entries(&self, list: &Bound<'_, PyList>) -> PyResult<Vec<u8>> {
+        let hashes = self.hashes(list)?;
+        let mut writer = ChunkWriter::new(ENTRIES_SHAPE);
+        for (item, hash) in list.iter().zip(hashes) {
+            let (_, key, value) =
+                item.extract::<(Bound<'_, PyAny>, Bound<'_, PyBytes>, Option<Bound<'_, PyBytes>>)>()?;
+            let key = key.as_bytes();
+            writer.push(match &value {
+                Some(value) => Entry::Put { hash, key, value: value.as_bytes() },
+                None => Entry::Gone { hash, key },
+            });
+        }
+        Ok(writer.finish())
+    }
+
+    /// The hashes of the keys of a list, by which their bins were chosen.
+    fn hashes(&self, list: &Bound<'_, PyList>) -> PyResult<Vec<u64>> {
+        let keys = self.call.keys.as_ref().ok_or_else(|| PyRuntimeError::new_err("a call without keys has state"))?;
+        let apart = keys.fields().len() != 1;
+        let rows = list.iter().map(|item| {
+            let key = item.cast::<PyTuple>()?.get_item(0)?;
+            // The keys of groups are tuples, also of one column.
+            if apart || key.is_instance_of::<PyTuple>() {
+                Ok(key)
+            } else {
+                Ok(PyTuple::new(list.py(), [key])?.into_any())
+            }
+        });
+        let rows = PyList::new(list.py(), rows.collect::<PyResult<Vec<_>>>()?)?;
+        let batch = convert::from_rows(&rows, keys).map_err(|misfit| match misfit {
+            Misfit::Other(error) => error,
+            misfit => PyTypeError::new_err(format!("a key of the state does not fit its columns: {}", misfit.reason())),
+        })?;
+        hash_columns_of(batch.columns(), batch.num_rows()).map_err(|error| errors::arrow(&error))
+    }
+
+    /// Takes a chunk of entries.
+    fn restore(&self, chunk: &Chunk<'_>, object: &Bound<'_, PyAny>) -> PyResult<()> {
+        let wrong = |what: String| Err(PyValueError::new_err(what));
+        if chunk.shape() != ENTRIES_SHAPE {
+            return wrong("the state is not one of a step with a function".to_owned());
+        }
+        let py = object.py();
+        let bytes = |bytes| PyBytes::new(py, bytes);
+        let mut list = Vec::new();
+        for entry in chunk.entries() {
+            match entry {
+                Ok(Entry::Put { key, value, .. }) => list.push((bytes(key), Some(bytes(value)))),
+                Ok(Entry::Gone { key, .. }) => list.push((bytes(key), None)),
+                Ok(_) => return wrong("the state has an entry that no step with a function makes".to_owned()),
+                Err(damage) => return wrong(format!("the state {damage}")),
+            }
+        }
+        object.call_method1("restore", (list,)).map(drop)
+    }
+}
+
 /// State of one bin, or why there is none.
 struct PyState(Result<Arc<PyBin>, CallError>);
 
@@ -354,26 +480,25 @@ impl PyState {
 
 impl ForeignState for PyState {
     fn encode(&self, encoding: &mut Encoding) -> Result<Option<Vec<u8>>, StateFault> {
-        let begun = encoding.place(|| None::<Py<PyIterator>>);
-        self.with(|_, object| {
-            let py = object.py();
-            let chunks = match begun {
-                Some(chunks) => chunks.bind(py).clone(),
-                None => PyIterator::from_object(&object.call_method0("encode")?)?,
-            };
-            *begun = Some(chunks.clone().unbind());
-            let mut left = chunks;
-            left.next().map(|bytes| Ok(bytes?.cast::<PyBytes>()?.as_bytes().to_vec())).transpose()
-        })
+        let extent = encoding.extent();
+        let place = encoding.place(Place::default);
+        if extent == Extent::Changed && self.0.as_ref().is_ok_and(|bin| bin.marked.load(Ordering::Relaxed)) {
+            return Ok(None); // nothing was touched since the mark, of which the object has not even been told
+        }
+        self.with(|bin, object| bin.encode(extent, place, object))
     }
 
     fn absorb(&mut self, chunk: &[u8]) -> Result<(), StateFault> {
         self.with(|bin, object| {
             let py = object.py();
             bin.catch_up(py)?;
-            object.call_method1("absorb", (PyBytes::new(py, chunk),))?;
+            let taken = match is_entries(chunk).then(|| Chunk::parse(chunk)) {
+                Some(Ok(chunk)) => bin.restore(&chunk, object),
+                Some(Err(damage)) => Err(PyValueError::new_err(format!("the state {damage}"))),
+                None => object.call_method1("absorb", (PyBytes::new(py, chunk),)).map(drop),
+            };
             bin.measure(py, 0);
-            Ok(())
+            taken
         })
     }
 
