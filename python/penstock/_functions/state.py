@@ -8,8 +8,9 @@ puts everything back as it was at the last mark. Immutable states are saved by r
 like are copied type by type; anything else by ``copy.deepcopy``. So the cost is one copy per key and epoch, and none
 for keys that the epoch does not touch.
 
-The journal also says which keys an epoch touched. `changes` tells what they are now, key by key, for files: each state is a pickle of its own, so
-that one that cannot be read costs no other, and equal keys have equal bytes. `restore` takes them back.
+The journal also says which keys an epoch touched. `changes` tells what they are now, key by key, for files: each
+state is a pickle of its own, so that one that cannot be read costs no other, and equal keys have equal bytes. `restore`
+takes them back.
 
 A step that raises leaves the bin *tainted* (the step may have changed a mutable state halfway): until `rollback`,
 `open` and `encode` refuse. A state that is never marked cannot be rolled back, and stays tainted.

@@ -39,7 +39,7 @@ pub enum Entry<'a> {
         /// The beginning.
         prefix: &'a [u8],
     },
-    /// What the keys of the range share from now on.
+    /// What the keys of the range share from now on. Where ranges were merged there may be several, of which the operator makes one.
     Shared {
         /// What.
         value: &'a [u8],

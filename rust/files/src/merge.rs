@@ -139,8 +139,11 @@ type Values = BTreeMap<(Box<[u8]>, u64), Box<[u8]>>;
 
 /// The state of a range as chunks of a base.
 fn merged<R: ReadAt>(sources: &[Source<'_, R>], operator: &str, range: Range) -> Result<Vec<Vec<u8>>, FileError> {
-    let (mut shape, mut shared, mut values) = (None, None, Values::new());
+    let (mut shape, mut values) = (None, Values::new());
+    // What keys share is newest by range: of two ranges neither's counts for the keys of the other.
+    let mut shared: BTreeMap<Range, BTreeSet<Box<[u8]>>> = BTreeMap::new();
     for source in sources {
+        let mut told = BTreeSet::new();
         for read in source.file.chunks(source.number) {
             let damaged = |damage| source.file.damaged(damage);
             let Some(bytes) = source.filtered(read?, range).map_err(damaged)? else { continue };
@@ -153,13 +156,18 @@ fn merged<R: ReadAt>(sources: &[Source<'_, R>], operator: &str, range: Range) ->
                     Entry::Put { hash, key, value } => _ = values.insert((key.into(), hash), value.into()),
                     Entry::Gone { hash, key } => _ = values.remove(&(key.into(), hash)),
                     Entry::GoneAll { prefix } => forget(&mut values, prefix, source.placed.range),
-                    Entry::Shared { value } => shared = Some(value.to_vec()),
+                    Entry::Shared { value } => _ = told.insert(value.into()),
                 }
             }
         }
+        if !told.is_empty() {
+            shared.retain(|older, _| !source.placed.range.holds(*older));
+            shared.insert(source.placed.range, told);
+        }
     }
-    let Some(shape) = shape else { return Ok(Vec::new()) };
-    let shared = shared.iter().map(|value| Entry::Shared { value });
+    let Some(shape) = shape.filter(|_| !values.is_empty()) else { return Ok(Vec::new()) };
+    let shared: BTreeSet<_> = shared.values().flatten().collect();
+    let shared = shared.into_iter().map(|value| Entry::Shared { value });
     let puts = values.iter().map(|((key, hash), value)| Entry::Put { hash: *hash, key, value });
     let mut cutter = Cutter::new(&shape);
     shared.chain(puts).for_each(|entry| cutter.push(entry));

@@ -58,7 +58,7 @@ enum State {
 /// let bytes = writing.by_ref().collect::<Result<Vec<_>, _>>()?.concat();
 /// assert_eq!(writing.summary().map(|summary| summary.length), Some(bytes.len() as u64));
 /// let file = File::open("data-0", bytes)?;
-/// assert_eq!(file.segments()[0].operator, "count");
+/// assert_eq!(&*file.segments()[0].operator, "count");
 /// assert_eq!(file.chunks(0).collect::<Result<Vec<_>, _>>()?, chunks);
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```

@@ -292,7 +292,7 @@ impl Panes {
                 }
                 Entry::Shared { value } => {
                     let mut reader = Reader::new(value);
-                    fired = Some(reader.i64()?);
+                    fired = fired.max(Some(reader.i64()?));
                     reader.finish()?;
                 }
                 Entry::Gone { .. } | Entry::GoneAll { .. } => {

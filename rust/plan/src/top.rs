@@ -200,6 +200,14 @@ impl Group {
         }
     }
 
+    /// The candidates that pruning leaves, in their order.
+    fn top(&self, n: usize) -> impl Iterator<Item = &Candidate> {
+        let mut rows: Vec<&Candidate> = self.rows.iter().collect();
+        rows.sort_unstable();
+        let cutoff = rows.get(n - 1).copied().map(|(order, _)| order);
+        rows.into_iter().take_while(move |(order, _)| cutoff.is_none_or(|cutoff| order <= cutoff))
+    }
+
     fn prune(&mut self, n: usize) {
         if self.rows.len() > n {
             self.rows.select_nth_unstable_by(n - 1, |a, b| a.0.cmp(&b.0));
@@ -306,7 +314,8 @@ impl Groups {
         shape
     }
 
-    /// The next chunk of entries. A key is the end of the window and the name of the group, a value all its rows.
+    /// The next chunk of entries. A key is the end of the window and the name of the group, a value its top rows: equal for equal
+    /// states, whenever they were pruned.
     fn encode_changes(&self, place: &mut Place) -> Option<Vec<u8>> {
         let mut writer = ChunkWriter::new(&self.entries_shape());
         let changes = place.changes.get_or_insert_with(|| {
@@ -326,7 +335,7 @@ impl Groups {
             value.clear();
             match self.live.get(&end).and_then(|names| names.get(&name)) {
                 Some(group) => {
-                    for (order, row) in &group.rows {
+                    for (order, row) in group.top(self.n) {
                         put_blob(&mut value, order);
                         put_blob(&mut value, row);
                     }
@@ -363,7 +372,7 @@ impl Groups {
                 Entry::Gone { hash, key } => (hash, key, None),
                 Entry::Shared { value } => {
                     let mut reader = Reader::new(value);
-                    fired = Some(reader.i64()?);
+                    fired = fired.max(Some(reader.i64()?));
                     reader.finish()?;
                     continue;
                 }

@@ -25,7 +25,7 @@ const PLANS: [&str; 8] = [
     r#"{"op":"agg","emit":"update","aggs":[{"name":"n","fn":"count"}]}"#,
     r#"{"op":"window","kind":"sliding","size_us":20000,"every_us":10000},{"op":"top","n":2,"by":"i","per":"window"}"#,
     r#"{"op":"top","n":2,"by":"i","per":["k"]}"#,
-    r#"{"op":"key_by","columns":["i"]},{"op":"window","kind":"tumbling","size_us":10000},{"op":"agg","aggs":[{"name":"a","fn":"mean","column":"t"}]}"#,
+    r#"{"op":"key_by","columns":["i"]},{"op":"window","kind":"tumbling","size_us":10000},{"op":"agg","aggs":[{"name":"a","fn":"min","column":"t"}]}"#,
 ];
 
 /// Key text, number and event time; small numbers are nulls.

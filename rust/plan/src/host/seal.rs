@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use arrow_array::{ArrayRef, Int64Array, RecordBatch};
+use arrow_schema::{DataType, Field, Schema};
 use penstock_dataflow::{Worker, fabric};
 use penstock_files::{Chunk, Entry};
 
@@ -13,7 +14,7 @@ use super::group::GroupConfig;
 use super::leader::Order;
 use super::record::Record;
 use super::resident::Resident;
-use super::stats::Meter;
+use super::stats::Gauges;
 use super::worker::{Command, End, Release, Told, WorkerLoop};
 use crate::callback::{CallError, Callbacks, ForeignState};
 use crate::hash::hash_int;
@@ -39,6 +40,11 @@ fn rows(keys: &[i64]) -> RecordBatch {
     RecordBatch::try_from_iter([("k", column)]).unwrap()
 }
 
+fn counted() -> Schema {
+    let field = |name| Field::new(name, DataType::Int64, false);
+    Schema::new(vec![field("k"), field("n")])
+}
+
 struct Dice(u64);
 
 impl Dice {
@@ -59,8 +65,10 @@ impl Pair {
     fn new() -> Self {
         let text = format!(
             r#"{{"version":1,"source":{{"schema":"{}"}},"steps":[{{"op":"key_by","columns":["k"]}},
-               {{"op":"agg","emit":"update","aggs":[{{"name":"n","fn":"count"}}]}}]}}"#,
-            schema_to_text(&rows(&[]).schema())
+               {{"op":"agg","emit":"update","aggs":[{{"name":"n","fn":"count"}}]}}{}]}}"#,
+            schema_to_text(&rows(&[]).schema()),
+            // The end of the flow is some steps behind the bins.
+            format!(r#",{{"op":"map_batches","call":0,"schema":"{}"}}"#, schema_to_text(&counted())).repeat(4)
         );
         let plan = Arc::new(Plan::from_json(&text).unwrap());
         let mut config = GroupConfig::founding(plan, Arc::new(NoCalls), BITS, 2);
@@ -69,7 +77,7 @@ impl Pair {
             let shared = Shared::new(&config, &[endpoint.index()], &mut Resident::fresh()).unwrap();
             let mut worker = Worker::new(endpoint);
             let built = build::build(&mut worker, &config, &shared, None).unwrap();
-            WorkerLoop::new(worker, built, build::pace(&config), Arc::new(Meter::default()))
+            WorkerLoop::new(worker, built, build::pace(&config), Arc::new(Gauges::default()))
         });
         Self { loops: loops.collect(), records: BTreeMap::new(), migrated: 0 }
     }
