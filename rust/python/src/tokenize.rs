@@ -1,7 +1,10 @@
 //! Words of a text: maximal runs of the bytes `A-Z a-z`, lower-cased; every other byte separates.
 //!
 //! One pass over the bytes with a table look-up per byte, no branch on the letter itself, one output buffer of at most
-//! the input's size. About one nanosecond per byte.
+//! the input's size. A bit over one nanosecond per byte.
+//!
+//! It is in the extension because `workloads.wordcount` of an installed wheel splits its text with it: 24 ns per byte by Python's `re`,
+//! 28 by the kernels of pyarrow. What that costs: see `nexmark`.
 
 use std::sync::Arc;
 
