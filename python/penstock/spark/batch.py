@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
     from penstock._flow import Flow
 
-__all__ = ["Piece", "run"]
+__all__ = ["PlanPiece", "run"]
 
 #: Helper columns between two pieces.
 PLACE = "__penstock_place"
@@ -45,7 +45,7 @@ _HELPERS = (PLACE, MAKER, ROW)
 
 
 @dataclass(frozen=True)
-class Piece:
+class PlanPiece:
     """One piece of a plan, as a function for ``mapInArrow``.
 
     Attributes
@@ -204,7 +204,7 @@ def run(flow: Flow, df: DataFrame, *, partitions: int | None = None) -> DataFram
         last = number == pieces - 1
         takes = pa.schema(_native.plan_piece_schema(plan, number))
         gives = output if last else pa.schema(_native.plan_piece_schema(plan, number + 1))
-        piece = Piece(plan, pickled, number, last, count, ordered, takes, spark_types(gives))
+        piece = PlanPiece(plan, pickled, number, last, count, ordered, takes, spark_types(gives))
         current = by_place(current).mapInArrow(piece, piece.ddl)
         if not last:
             current = _shuffle(current, count)

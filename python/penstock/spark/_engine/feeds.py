@@ -21,7 +21,7 @@ from penstock.spark.batch import renamed
 if TYPE_CHECKING:
     from penstock import _native
 
-__all__ = ["RECEIPTS", "RECEIPTS_DDL", "FeedTask", "Receipt", "Seat"]
+__all__ = ["RECEIPTS", "RECEIPTS_DDL", "FeedTarget", "FeedTask", "Receipt"]
 
 #: Columns that a feed task yields: one row for each partition that holds rows.
 RECEIPTS_DDL = "partition int, attempt bigint, member bigint, rows bigint, max_event_time bigint, checksum bigint"
@@ -64,7 +64,7 @@ class Receipt:
 
 
 @dataclass(frozen=True)
-class Seat:
+class FeedTarget:
     """A member as tasks see it: its id, its executor and its data port."""
 
     member: int
@@ -84,7 +84,7 @@ class FeedTask:
         Which epoch the rows belong to.
     schema : pyarrow.Schema
         Columns of the flow's input.
-    seats : tuple of Seat
+    seats : tuple of FeedTarget
         The members, in process order.
     secret : Secret
         Lets the task in.
@@ -95,7 +95,7 @@ class FeedTask:
     query: str
     epoch: int
     schema: pa.Schema
-    seats: tuple[Seat, ...]
+    seats: tuple[FeedTarget, ...]
     secret: Secret
     silence: float = 60.0
 
@@ -107,7 +107,7 @@ class FeedTask:
         assert context is not None, "a feed runs inside a Spark task"
         partition, attempt = context.partitionId(), context.taskAttemptId()
         feed: _native.Feed | None = None
-        seat: Seat | None = None
+        seat: FeedTarget | None = None
         try:
             for batch in renamed(batches, self.schema):
                 if not batch.num_rows:
@@ -130,12 +130,12 @@ class FeedTask:
         row = {"partition": partition, "attempt": attempt, **receipt}
         yield pa.RecordBatch.from_pylist([row], schema=RECEIPTS)
 
-    def _seat(self, partition: int) -> Seat:
+    def _seat(self, partition: int) -> FeedTarget:
         here = executor_name()
         near = [seat for seat in self.seats if seat.executor == here] or list(self.seats)
         return near[partition % len(near)]
 
-    def _connect(self, seat: Seat, partition: int, attempt: int) -> _native.Feed:
+    def _connect(self, seat: FeedTarget, partition: int, attempt: int) -> _native.Feed:
         from penstock import _native
 
         return _native.Feed(

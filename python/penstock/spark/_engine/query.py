@@ -416,7 +416,7 @@ class Query:
         if self.program.ordered and flow.order_by:
             wanted = wanted.sort(*(_quoted(name) for name in flow.order_by))
         members = [self._hub.known(one) for one in facts["members"]]
-        seats = tuple(feeds.Seat(member.id, member.executor, member.address) for member in members)
+        seats = tuple(feeds.FeedTarget(member.id, member.executor, member.address) for member in members)
         task = feeds.FeedTask(self.id, epoch, flow.input_schema, seats, self._setup.secret, self._setup.silence)
         with described(df.sparkSession, f"penstock {self.name}: feed epoch {epoch}"):
             rows = by_place(wanted).mapInArrow(task, feeds.RECEIPTS_DDL).collect()

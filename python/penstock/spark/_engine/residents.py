@@ -172,7 +172,7 @@ def _leave_soon() -> None:
 
 
 @dataclass(eq=False)
-class _Seat:
+class _Resident:
     """One resident as the driver sees it."""
 
     slot: int
@@ -230,7 +230,7 @@ class Residents:
         self._name = name
         self._closing = threading.Event()
         self._lock = threading.Lock()
-        self._seats: dict[int, _Seat] = {}
+        self._seats: dict[int, _Resident] = {}
         hub.listen(joined=self._on_joined, lost=self._on_lost)
         executor.perform(StartResident=self._start, RetireResident=self._retire, Dismiss=self._dismiss)
 
@@ -245,7 +245,7 @@ class Residents:
                 self._name,
             )
 
-    def _all(self) -> list[_Seat]:
+    def _all(self) -> list[_Resident]:
         with self._lock:
             return [seat for _, seat in sorted(self._seats.items()) if not seat.retired.is_set()]
 
@@ -297,16 +297,16 @@ class Residents:
                 log.warning("a resident job of engine %s did not end", self._name)
                 return
 
-    def _join(self, seat: _Seat, timeout: float) -> None:
+    def _join(self, seat: _Resident, timeout: float) -> None:
         if seat.thread is not None and seat.thread is not threading.current_thread():
             seat.thread.join(timeout)
 
-    def _alive(self, seat: _Seat) -> bool:
+    def _alive(self, seat: _Resident) -> bool:
         return seat.member is not None and seat.member.lost is None and not seat.member.dismissed
 
     # In a seat's thread
 
-    def _reside(self, seat: _Seat) -> None:
+    def _reside(self, seat: _Resident) -> None:
         pause = _PAUSE_S[0]
         hints = Hints.of(self._sc.getConf().get, self._sc.master or "local")
         memory, folders = self._staging
@@ -327,7 +327,7 @@ class Residents:
             seat.retired.wait(pause)
             pause = min(2 * pause, _PAUSE_S[1])
 
-    def _serve(self, seat: _Seat, task: ResidentTask) -> str:
+    def _serve(self, seat: _Resident, task: ResidentTask) -> str:
         """Run one resident job to its end; says why it ended."""
         seat.spares, seat.group = 0, f"penstock-{self._name}-{seat.slot}-{os.urandom(4).hex()}"
         try:
@@ -362,7 +362,7 @@ class Residents:
         with self._lock:
             seat = self._seats.get(facts["slot"])
             if seat is None or seat.retired.is_set():
-                seat = self._seats[facts["slot"]] = _Seat(facts["slot"])
+                seat = self._seats[facts["slot"]] = _Resident(facts["slot"])
         if seat.thread is None:
             name = f"penstock-resident-{self._name}-{seat.slot}"
             seat.thread = threading.Thread(target=self._reside, args=(seat,), name=name, daemon=True)
