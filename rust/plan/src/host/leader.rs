@@ -154,6 +154,7 @@ impl Leader {
             && let Some(commands) = running.migration.issue(time)
         {
             let (step, bins) = (running.steps.len() as u32, commands.len() as u32);
+            debug_assert!(time.slice > SEAL, "nothing moves at a seal");
             match self.control.schedule(time, commands) {
                 Ok(()) => running.steps.push(StepReport { step, bins, started_ns: now, ended_ns: now }),
                 Err(ScheduleError::Control(error)) => refused = Some(error),

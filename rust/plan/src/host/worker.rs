@@ -22,7 +22,7 @@ use super::leader::{Leader, Migrated, Order, first};
 use super::record::Record;
 use super::rows::Rows;
 use super::stats::{Gauges, SliceSample, unix_ns};
-use super::{CLOSE, MARK};
+use super::{CLOSE, MARK, SEAL};
 use crate::block::FlowBlock;
 
 /// One epoch's share of a worker.
@@ -358,6 +358,10 @@ impl WorkerLoop {
                 self.tell_rows(Worth::default(), told)?;
             }
             // Before anything else of this turn or a later one: what comes behind the epoch waits at its seal.
+            if self.pace.record {
+                let held = *self.built.input().time();
+                debug_assert_eq!(held, FlowTime::new(epoch + 1, SEAL), "the input waits at the seal for the record");
+            }
             let record = self.record(epoch)?;
             let outputs = self.built.outputs.take(epoch);
             let late = self.built.late.take(epoch);
