@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -23,6 +24,10 @@ BUDGETS = {"tests/spark/": 240.0, "tests/fault/": 60.0, "tests/surface/": 90.0, 
 
 #: JVMs that live for seconds spend most of them on compiling well what runs once.
 QUICK_JVM = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+
+# A shell's background jobs ignore interrupts, and so would every process that a test starts.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # The benches' program in the profile that the module is built with: seconds beside minutes, and no figure is kept.
 os.environ.setdefault("PENSTOCK_BENCH_PROFILE", "setup")

@@ -109,6 +109,16 @@ def test_the_launcher_drops_one_flag_and_keeps_every_other_argument(
     assert done.stdout.splitlines() == expected
 
 
+def test_a_child_process_uses_the_launcher_that_its_parent_has_named(
+    machine: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fake_java(machine / "jre", "21", vector=False)
+    monkeypatch.setenv("JAVA_HOME", str(machine / "jre"))
+    launcher = find_java().home
+    monkeypatch.setenv("JAVA_HOME", str(launcher))
+    assert find_java().home == launcher, "not the runtime behind it, which refuses Spark's flag"
+
+
 def test_many_writers_leave_one_whole_launcher(machine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     fake_java(machine / "jre", "21", vector=False)
     monkeypatch.setenv("JAVA_HOME", str(machine / "jre"))

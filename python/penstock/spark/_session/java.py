@@ -116,7 +116,9 @@ def find_java() -> Java:
         elif probe.version < MINIMUM:
             tried.append(f"{source}: {java}: Java {probe.version}, Spark needs {MINIMUM} or later")
         elif probe.has_vector:
-            return Java(probe.home, probe.version, source, launcher=False)
+            # A launcher that a parent process has named is not the home that its runtime tells of.
+            home = java.parent.parent if source == "JAVA_HOME" else probe.home
+            return Java(home, probe.version, source, launcher=False)
         elif os.name == "nt":
             tried.append(f"{source}: {java}: has no module jdk.incubator.vector")
         else:
