@@ -1,0 +1,112 @@
+"""What Spark tells of a running query beside its Python interface: on real streams, running, idle and ended."""
+
+from __future__ import annotations
+
+import json
+import uuid
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from engine_support import numbers, wait_for, write
+from penstock.spark._engine.progress import StreamFacts
+
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(120)]
+
+SCHEMA = "k bigint, v bigint"
+
+
+def started(spark: Any, folder: Path, function: Any, **options: str) -> Any:
+    read = spark.readStream.schema(SCHEMA).option("maxFilesPerTrigger", 1).parquet(str(folder))
+    return read.writeStream.foreachBatch(function).options(**options).start()
+
+
+def test_a_stream_that_runs_rests_and_has_ended(spark: Any, tmp_path: Path) -> None:
+    check = tmp_path / "check"
+    seen: list[tuple[Any, ...]] = []
+    failed: list[BaseException] = []
+
+    def look(df: Any, batch_id: int) -> None:
+        try:
+            facts = StreamFacts(df.sparkSession, df.sparkSession.sparkContext.getLocalProperty("sql.streaming.queryId"))
+            clock = facts.batch_timestamp_ms(batch_id)
+            seen.append((batch_id, facts.committed(), clock, facts.checkpoint_root(), facts.temporary()))
+        except BaseException as error:
+            failed.append(error)
+
+    for batch in range(3):
+        write(spark, tmp_path / "in", batch, numbers(spark, batch))
+    query = started(spark, tmp_path / "in", look, checkpointLocation=str(check))
+    # A session of its own, as the engine has another than the batch.
+    facts = StreamFacts(spark.newSession(), query.id)
+    try:
+        query.processAllAvailable()
+        assert not failed and [one[0] for one in seen] == [0, 1, 2]
+        # While a batch runs, the one before is committed and itself is not.
+        assert [one[1] for one in seen] == [None, 0, 1]
+        # Idle: Spark has committed the last one.
+        assert facts.committed() == 2 and facts.active() is True
+        for batch_id, _, clock, root, temporary in seen:
+            logged = json.loads((check / "offsets" / str(batch_id)).read_text().splitlines()[1])
+            assert clock == logged["batchTimestampMs"] == facts.batch_timestamp_ms(batch_id)
+            assert root == facts.checkpoint_root() == check.as_uri().replace("file:///", "file:/")
+            assert temporary is False
+        assert facts.batch_timestamp_ms(3) is None
+        assert facts.asynchronous() is False and facts.temporary() is False
+        told = [source["description"] for source in json.loads(query.lastProgress.json)["sources"]]
+        assert list(facts.sources() or ()) == told and len(told) == 1 and str(tmp_path / "in") in told[0]
+    finally:
+        query.stop()
+    wait_for(lambda: facts.active() is False, what="it has ended")
+    assert facts.committed() == 2 and facts.checkpoint_root() is not None and facts.asynchronous() is False
+    # Who asks for the first time knows nothing.
+    late = StreamFacts(spark, query.id)
+    assert [late.active(), late.committed(), late.batch_timestamp_ms(0), late.temporary()] == [False, None, None, None]
+    # Another run of the same query, and its own batches.
+    write(spark, tmp_path / "in", 3, numbers(spark, 3))
+    again = started(spark, tmp_path / "in", lambda df, batch_id: None, checkpointLocation=str(check))
+    try:
+        again.processAllAvailable()
+        assert again.id == query.id and facts.committed() == 3 and facts.active() is True
+    finally:
+        again.stop()
+
+
+def test_a_temporary_checkpoint_and_asynchronous_progress(spark: Any, tmp_path: Path) -> None:
+    write(spark, tmp_path / "in", 0, numbers(spark, 0))
+    query = started(spark, tmp_path / "in", lambda df, batch_id: None)
+    facts = StreamFacts(spark, query.id)
+    query.processAllAvailable()
+    assert facts.temporary() is True and "/temporary-" in str(facts.checkpoint_root())
+    assert facts.committed() == 0
+    query.stop()
+    # The checkpoint is gone, and the log with it: not known, and no exception.
+    wait_for(lambda: facts.committed() is None, what="its checkpoint is gone")
+    assert facts.batch_timestamp_ms(7) is None and facts.temporary() is True
+
+    rows = spark.readStream.format("rate").option("rowsPerSecond", 1).load()
+    options = {"asyncProgressTrackingEnabled": "true", "checkpointLocation": str(tmp_path / "check")}
+    beside = rows.writeStream.format("noop").options(**options).start()
+    told = StreamFacts(spark, beside.id)
+    try:
+        assert told.asynchronous() is True
+    finally:
+        beside.stop()
+
+
+def test_nothing_raises_for_what_is_not_there(spark: Any) -> None:
+    for query_id in (str(uuid.uuid4()), "direct-0a", ""):
+        facts = StreamFacts(spark, query_id)
+        assert facts.committed() is None and facts.batch_timestamp_ms(0) is None
+        assert facts.checkpoint_root() is None and facts.temporary() is None
+        assert facts.asynchronous() is None and facts.sources() is None
+
+    class Gone:
+        """A session whose JVM is not there."""
+
+        @property
+        def sparkContext(self) -> Any:
+            raise OSError("connection refused")
+
+    assert StreamFacts(Gone(), str(uuid.uuid4())).committed() is None
