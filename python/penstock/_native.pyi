@@ -1059,6 +1059,21 @@ class EngineProtocol:
     def owners(self, query: str) -> list[list[int]]:
         """The worker of each bin, one list for each keyed step; empty before the first epoch."""
 
+def checkpoint_file(kind: Literal["claim", "manifest"], content: str) -> tuple[str, bytes]:
+    """Name and bytes of the file of a claim or manifest that is given as JSON; ValueError for other content."""
+
+def checkpoint_reads(name: str) -> bool:
+    """Whether `checkpoint_contents` needs the content of the file of this name: claims and manifests."""
+
+def checkpoint_contents(files: Sequence[tuple[str, int, bytes | None]], held: bool) -> str:
+    """What a checkpoint holds (the protocol's `Contents`, as JSON), of names, sizes and contents of its files.
+
+    Files of other names are ignored; what cannot be read is there with the reason. `held` is passed on.
+    """
+
+def registry_answers(address: str, patience: float) -> bool:
+    """Whether an engine's registry listens at ``host:port``; waits about `patience` seconds at most."""
+
 @final
 class Registry:
     """The driver's end of a cluster: who is a member, requests to them, their answers.

@@ -86,7 +86,7 @@ mod roster;
 
 pub use engine::{Engine, Setup};
 pub use error::{EngineError, Failure, Kind, StoreError};
-pub use manifest::{Claim, Contents, DataFile, FormatError, Manifest, Operator, Plan, VERSION, decode, encode};
+pub use manifest::{Claim, Contents, DataFile, FormatError, Manifest, Named, Operator, Plan, VERSION, decode, encode};
 pub use member::{Member, MemberEffect, MemberEvent};
 pub use protocol::{
     Answer, Commit, Dismissal, Effect, Event, Facts, Handle, MemberId, Piece, Program, QueryId, Ranges, Receipt,

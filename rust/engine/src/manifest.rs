@@ -216,6 +216,50 @@ pub fn decode<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, FormatError> {
     serde_json::from_slice(body).map_err(|error| FormatError::Body { message: error.to_string() })
 }
 
+/// What a file of a checkpoint is, by its name; None for files that are not ours, or parts that a writer has left.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Named {
+    /// A claim.
+    Claim {
+        /// Its number.
+        number: u64,
+    },
+    /// A manifest.
+    Manifest {
+        /// Its batch.
+        batch: u64,
+    },
+    /// A data file, `data-GENERATION-EPOCH-...`.
+    Data {
+        /// Who wrote it.
+        generation: u64,
+        /// The newest epoch in it.
+        epoch: u64,
+    },
+}
+
+impl Named {
+    /// Reads a name.
+    #[must_use]
+    pub fn parse(name: &str) -> Option<Named> {
+        let mut parts = name.split('-');
+        let kind = parts.next()?;
+        let mut number = || parts.next()?.parse().ok();
+        match kind {
+            "claim" => Some(Named::Claim { number: number()? }),
+            "manifest" => Some(Named::Manifest { batch: number()? }),
+            "data" => Some(Named::Data { generation: number()?, epoch: number()? }),
+            _ => None,
+        }
+    }
+
+    /// Whether a listing needs its content.
+    #[must_use]
+    pub fn is_read(self) -> bool {
+        !matches!(self, Named::Data { .. })
+    }
+}
+
 /// What a checkpoint holds; what cannot be read is there by name.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Contents {
@@ -230,6 +274,18 @@ pub struct Contents {
 }
 
 impl Contents {
+    /// Adds a file of a listing; `bytes` are those of a claim or manifest.
+    pub fn add(&mut self, name: &str, length: u64, bytes: &[u8]) {
+        match Named::parse(name) {
+            Some(Named::Claim { number }) => self.claims.push((number, decode(bytes))),
+            Some(Named::Manifest { .. }) => self.manifests.push((name.to_owned(), decode(bytes))),
+            Some(Named::Data { generation, epoch }) => {
+                self.files.push(DataFile { name: name.to_owned(), length, checksum: 0, epoch, generation });
+            }
+            None => {}
+        }
+    }
+
     /// Number of the newest claim, 0 where there is none.
     #[must_use]
     pub fn newest_claim(&self) -> u64 {

@@ -1,11 +1,14 @@
-//! The protocol of an engine: [`EngineProtocol`], which decides what Python does.
+//! The protocol of an engine: [`EngineProtocol`], which decides what Python does; and the files of a checkpoint that it speaks of.
 //!
 //! Events go in and effects come out as JSON text, tagged by their names as serde derives it. Nothing here waits.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
-use penstock_engine::{Effect, Engine, EngineError, Event, Setup};
+use penstock_cluster::session::Session;
+use penstock_engine::{Claim, Contents, Effect, Engine, EngineError, Event, Manifest, Named, Setup};
 use pyo3::prelude::*;
+use pyo3::types::PyBytes;
 use serde_json::Value;
 
 use crate::errors::{self, Kind};
@@ -58,6 +61,50 @@ impl EngineProtocol {
         // A panic in a step reaches the executor, which ends every call.
         self.engine.lock().unwrap_or_else(PoisonError::into_inner)
     }
+}
+
+/// Name and bytes of the file of a claim, or of a manifest, that is given as JSON.
+#[pyfunction]
+pub(crate) fn checkpoint_file<'py>(
+    py: Python<'py>,
+    kind: &str,
+    content: &str,
+) -> PyResult<(String, Bound<'py, PyBytes>)> {
+    let (name, bytes) = match kind {
+        "claim" => {
+            let claim: Claim = serde_json::from_str(content).map_err(|error| wrong(kind, &error))?;
+            (Claim::name(claim.number), penstock_engine::encode(&claim))
+        }
+        "manifest" => {
+            let manifest: Manifest = serde_json::from_str(content).map_err(|error| wrong(kind, &error))?;
+            (manifest.name(), penstock_engine::encode(&manifest))
+        }
+        _ => return Err(errors::raise(Kind::Value, &format!("kind={kind:?} is neither claim nor manifest"))),
+    };
+    Ok((name, PyBytes::new(py, &bytes)))
+}
+
+/// Whether a listing of a checkpoint needs the content of the file of this name.
+#[pyfunction]
+pub(crate) fn checkpoint_reads(name: &str) -> bool {
+    Named::parse(name).is_some_and(Named::is_read)
+}
+
+/// What a checkpoint holds, as JSON, of the names, sizes and contents of its files.
+#[pyfunction]
+pub(crate) fn checkpoint_contents(files: Vec<(String, u64, Option<Vec<u8>>)>, held: bool) -> String {
+    let mut contents = Contents { held, ..Contents::default() };
+    for (name, size, bytes) in files {
+        contents.add(&name, size, bytes.as_deref().unwrap_or_default());
+    }
+    serde_json::to_string(&contents).expect("plain data becomes JSON")
+}
+
+/// Whether an engine's registry listens at ``host:port``; waits about `patience` seconds at most.
+#[pyfunction]
+pub(crate) fn registry_answers(py: Python<'_>, address: &str, patience: f64) -> bool {
+    let patience = Duration::try_from_secs_f64(patience).unwrap_or(Duration::from_secs(1));
+    py.detach(|| Session::answers(address, patience))
 }
 
 fn wrong(what: &str, error: &serde_json::Error) -> PyErr {

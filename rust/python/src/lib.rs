@@ -38,7 +38,7 @@ mod _native {
         dataflow_alone,
     };
     #[pymodule_export]
-    use crate::engine::EngineProtocol;
+    use crate::engine::{EngineProtocol, checkpoint_contents, checkpoint_file, checkpoint_reads, registry_answers};
     #[pymodule_export]
     use crate::feed::{Drain, Feed};
     #[pymodule_export]

@@ -197,6 +197,24 @@ impl Session {
         Session::new(stream, limits)
     }
 
+    /// Whether somebody listens at `host:port` that speaks as we do, whatever its secret. Waits at most `patience` for the connection, and as
+    /// long for its first words.
+    #[must_use]
+    pub fn answers(address: &str, patience: Duration) -> bool {
+        let limits = Limits { connect_time: patience, handshake_time: patience, ..Limits::default() };
+        let ask = || -> Result<bool, ClusterError> {
+            let secret = Secret::new(handshake::nonce()?)?;
+            // A member it is not: the proof that is due then never comes.
+            let (client, hello) = Client::hello(&secret, Role::Member, b"", handshake::nonce()?);
+            let mut stream = connect(address, limits.connect_time)?;
+            let mut wire = handshake::Wire::new(&mut stream, &limits);
+            wire.send(&hello)?;
+            let challenge = wire.receive()?;
+            Ok(matches!(client.answer(&challenge), Err(HandshakeError::Proof)))
+        };
+        ask().unwrap_or(false)
+    }
+
     /// Dials for a connection of a mesh and gives its socket away once the other end has answered, which it has `patience` to do.
     pub(crate) fn dial_mesh(
         address: &str,

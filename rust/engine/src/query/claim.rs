@@ -167,7 +167,7 @@ impl Query {
     fn serve_again(&mut self, view: &mut View<'_>) {
         if let Some(call) = &mut self.call {
             call.phase =
-                Phase::Serving(Serving { sink: Sink::Checking, gone: false, patient: false, stage: Stage::Sinking });
+                Phase::Serving(Serving { sink: Sink::Checking, gone: None, patient: false, stage: Stage::Sinking });
         }
         self.begin_serving(view);
     }
@@ -209,6 +209,10 @@ impl Query {
         if contents.held && !view.setup.takeover {
             return Err(EngineError::Held { claim: contents.newest_claim() });
         }
+        let read = contents.manifests.iter().filter_map(|(_, read)| read.as_ref().ok());
+        if let Some(other) = read.map(|manifest| &manifest.query).find(|query| **query != self.id) {
+            return Err(EngineError::OtherQuery { query: self.id.clone(), found: other.clone() });
+        }
         self.base = At::default();
         self.kept.clear();
         let Some(before) = epoch.checked_sub(1) else { return Ok(Some(None)) };
@@ -221,9 +225,6 @@ impl Query {
                 false => Err(EngineError::NoManifest { asked: epoch, newest: contents.newest_batch() }),
             };
         };
-        if manifest.query != self.id {
-            return Err(EngineError::OtherQuery { query: self.id.clone(), found: manifest.query.clone() });
-        }
         if let Err((before, after)) = manifest.plan.check(&self.program.plan) {
             return Err(EngineError::OtherPlan { before, after });
         }

@@ -165,7 +165,7 @@ impl Query {
         self.shown.get_or_insert((epoch, rows));
         if let Some(call) = &mut self.call {
             call.phase =
-                Phase::Serving(Serving { sink: Sink::Checking, gone: false, patient: false, stage: Stage::Sinking });
+                Phase::Serving(Serving { sink: Sink::Checking, gone: None, patient: false, stage: Stage::Sinking });
         }
         self.begin_serving(view);
     }
@@ -207,9 +207,10 @@ impl Query {
             Err(failure) if failure.kind == Kind::Store => {
                 return self.pause(Asked::Write { member, tries }, tries, "writing state", failure.message, view);
             }
-            _ => {
+            answer => {
+                let reason = answer.err().map_or_else(|| "it wrote nothing".to_owned(), |failure| failure.message);
                 if let Some(Call { phase: Phase::Serving(serving), .. }) = &mut self.call {
-                    serving.gone = true;
+                    serving.gone = Some(format!("member {} could not write its state: {reason}", member.0));
                 }
             }
         }
@@ -275,7 +276,7 @@ impl Query {
         let unwritten = frozen.members.iter().filter(open).any(|member| !view.roster.alive(*member));
         let Some(Call { phase: Phase::Serving(serving), sink_calls, epoch, .. }) = &mut self.call else { return };
         let (epoch, calls) = (*epoch, *sink_calls);
-        let torn = serving.gone || unwritten;
+        let torn = serving.gone.is_some() || unwritten;
         let retry = view.setup.retry_sink && calls < view.setup.sink_tries;
         match &serving.sink {
             Sink::Checking | Sink::Called => {}
@@ -296,7 +297,8 @@ impl Query {
                 self.timer(Asked::Loss, wait, view);
             }
             Sink::Returned if torn && serving.stage == Stage::Sinking => {
-                let reason = "a member was lost before its state was written".to_owned();
+                let lost = || "a member was lost before its state was written".to_owned();
+                let reason = serving.gone.clone().unwrap_or_else(lost);
                 match retry {
                     true => self.again(reason, view),
                     false => self.fail(EngineError::Sink { epoch, reason }, view),

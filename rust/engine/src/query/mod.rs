@@ -140,8 +140,8 @@ enum Phase {
 #[derive(Debug)]
 struct Serving {
     sink: Sink,
-    /// Members whose part cannot be written any more.
-    gone: bool,
+    /// Why a member's part cannot be written any more.
+    gone: Option<String>,
     /// The loss of a member has been waited for.
     patient: bool,
     stage: Stage,

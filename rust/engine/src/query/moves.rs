@@ -8,7 +8,7 @@ use std::collections::BTreeSet;
 
 use super::{Asked, Call, Phase, Query, Status, Turn, View, What};
 use crate::error::{EngineError, Failure};
-use crate::manifest::{Contents, DataFile, Manifest};
+use crate::manifest::{Claim, Contents, DataFile, Manifest};
 use crate::protocol::{Answer, Effect, Handle, MemberId, Request, Wish};
 use crate::range::{Layout, Range};
 use crate::roster::Roster;
@@ -284,6 +284,8 @@ impl Query {
         let of_old = |file: &&DataFile| file.generation < self.stamp.generation || file.epoch < oldest;
         let unnamed = contents.files.iter().filter(of_old).filter(|file| !needed.contains(file.name.as_str()));
         names.extend(unnamed.map(|file| file.name.clone()));
+        let older = contents.claims.iter().map(|(number, _)| *number).filter(|number| Some(*number) < ours);
+        names.extend(older.map(Claim::name));
         if !names.is_empty() {
             view.out.push(Effect::Delete { query: self.id.clone(), names });
         }

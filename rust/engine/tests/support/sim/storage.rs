@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 
 use super::flow::Record;
 use super::ledger::{Value, hash};
-use crate::machine::{Claim, Contents, DataFile, Manifest, Range, StoreError, decode, encode};
+use crate::machine::{Claim, Contents, DataFile, Range, StoreError, decode, encode};
 
 /// Names and bytes, and what is wrong with the store now.
 #[derive(Default)]
@@ -111,21 +111,7 @@ impl Storage {
     pub fn contents(&self, held: bool) -> Contents {
         let mut contents = Contents { held, ..Contents::default() };
         for (name, bytes) in &self.files {
-            if let Some(number) = name.strip_prefix("claim-") {
-                contents.claims.push((number.parse().expect("as written"), decode(bytes)));
-            } else if name.starts_with("manifest-") {
-                contents.manifests.push((name.clone(), decode::<Manifest>(bytes)));
-            } else {
-                let parts: Vec<&str> = name.split('-').collect();
-                let number = |at: usize| parts[at].parse().expect("data-GENERATION-EPOCH-...");
-                contents.files.push(DataFile {
-                    name: name.clone(),
-                    length: bytes.len() as u64,
-                    checksum: 0,
-                    epoch: number(2),
-                    generation: number(1),
-                });
-            }
+            contents.add(name, bytes.len() as u64, bytes);
         }
         contents
     }
