@@ -15,25 +15,39 @@ use arrow_schema::SchemaRef;
 use crossbeam::channel::Sender;
 use penstock_dataflow::fabric::{self, Duplex};
 use penstock_dataflow::{Error as FlowError, FabricGuard, FabricTag};
-use penstock_plan::host::{Event, Group, GroupConfig, HostError, Keep, PartitionRows, Resident, StepReport};
+use penstock_engine::Ranges;
+use penstock_files::{File, select};
+use penstock_plan::host::{
+    Event, Group, GroupConfig, HostError, Keep, LoadError, Loaded, PartitionRows, Record, Resident, StepReport,
+};
 use penstock_plan::{CallError, Callbacks, OpError, Plan, PlanError};
 use serde_json::{Value, json};
 
+use crate::durable::{Segment, Source, Store, Use, damaged, unreadable};
 use crate::error::{ClusterError, Failure};
-use crate::host::{Host, HostEvent, Launch};
+use crate::host::{Host, HostEvent, Launch, not_durable};
 use crate::member::Member;
 use crate::session::Limits;
 use crate::spill::SpillError;
 
-/// Turns the attachment of a start into the callables of a plan.
+/// Turns the attachment of a start into the callables of a plan, and a checkpoint into a store.
 pub trait Loader: Send + Sync {
-    /// Reads what the driver wrote. Called on the thread of the query.
+    /// Reads what the driver wrote. Called on a thread of the query.
     fn load(&self, attachment: &[u8]) -> Result<Arc<dyn Callbacks>, CallError>;
 
     /// Bytes from which the driver can rebuild the original exception; empty when there is none.
     fn write_origin(&self, error: &CallError) -> Vec<u8> {
         let _ = error;
         Vec::new()
+    }
+
+    /// Opens a checkpoint, which is a URL or path. Called on a thread of the query, which waits for nothing else meanwhile.
+    ///
+    /// # Errors
+    /// There is none for such a place, or it cannot be reached; or no state is durable here.
+    fn store(&self, checkpoint: &str) -> Result<Arc<dyn Store>, Failure> {
+        let _ = checkpoint;
+        Err(not_durable())
     }
 }
 
@@ -137,6 +151,11 @@ impl GroupHost {
             other => Failure::new("internal", other.to_string()),
         }
     }
+
+    /// A state does not take what a file has of it.
+    fn refused(file: &str, operator: &str, error: &HostError) -> Failure {
+        damaged(file, format_args!("has state of {operator} that is not taken: {error}"))
+    }
 }
 
 /// A compiled plan with its callables.
@@ -149,11 +168,21 @@ pub struct Program {
 pub struct Running {
     group: Group,
     fabric: FabricGuard,
+    /// Of the keyed steps, in their order.
+    operators: Vec<String>,
+}
+
+impl Running {
+    fn segment(&self, record: Record) -> Segment {
+        let Record { op, range, base, chunks } = record;
+        Segment { operator: self.operators[op].clone(), range, base, chunks }
+    }
 }
 
 impl Host for GroupHost {
     type Program = Program;
     type Bins = Resident;
+    type Loaded = Loaded;
     type Group = Running;
     type Event = Event;
 
@@ -218,21 +247,23 @@ impl Host for GroupHost {
             epoch: launch.epoch,
             watermark: launch.watermark,
             journal: true,
+            record: launch.checkpoint.is_some(),
             keep: Some(keep),
             window: launch.window.unwrap_or(founding.window),
             slice_rows: launch.slice_rows.unwrap_or(founding.slice_rows),
             ..founding
         };
         match Group::start(config, endpoints, bins, events) {
-            Ok(group) => Ok(Running { group, fabric }),
+            Ok(group) => Ok(Running { group, fabric, operators: names(&program.plan) }),
             Err(refused) => Err((self.failure(&refused.error), Some(refused.resident))),
         }
     }
 
-    fn translate(&self, event: Event) -> HostEvent {
+    fn translate(&self, running: &Running, event: Event) -> HostEvent {
         match event {
-            Event::EpochDone { epoch, worker, outputs, late_rows, late, .. } => {
-                HostEvent::EpochDone { epoch, worker, rows: outputs, late, late_rows }
+            Event::EpochDone { epoch, worker, outputs, late_rows, late, record } => {
+                let record = record.into_iter().map(|record| running.segment(record)).collect();
+                HostEvent::EpochDone { epoch, worker, rows: outputs, late, late_rows, record }
             }
             Event::Rows { .. } => unreachable!("only a host that asks for it is told rows of an epoch under way"),
             Event::MigrationDone { handle, moved, bytes, steps } => {
@@ -279,18 +310,63 @@ impl Host for GroupHost {
     }
 
     fn stop(&self, running: Running) -> (Resident, Option<Failure>) {
-        let Running { group, fabric } = running;
+        let Running { group, fabric, .. } = running;
         let (bins, error) = group.stop();
         // After the workers: leaving with a live dataflow would abort the others.
         drop(fabric);
         (bins, error.map(|error| self.failure(&error)))
     }
+
+    fn store(&self, checkpoint: &str) -> Result<Arc<dyn Store>, Failure> {
+        self.loader.store(checkpoint)
+    }
+
+    fn load_ranges(
+        &self,
+        program: &Program,
+        ranges: &Ranges,
+        files: &[File<Source>],
+        wanted: &Use,
+    ) -> Result<Loaded, Failure> {
+        let names = names(&program.plan);
+        let mut loaded = Loaded::default();
+        for (operator, range) in ranges.iter().flat_map(|(name, ranges)| ranges.iter().map(move |range| (name, *range)))
+        {
+            wanted.check()?;
+            if !names.contains(operator) {
+                return Err(unknown(operator));
+            }
+            let mut chunks = select(files, operator, range);
+            let made = loaded.load(&program.plan, &program.callbacks, operator, range, chunks.by_ref());
+            made.map_err(|error| match error {
+                LoadError::Chunks(error) => unreadable(error),
+                LoadError::State(error) => Self::refused(chunks.file().unwrap_or("-"), operator, &error),
+            })?;
+        }
+        Ok(loaded)
+    }
+
+    fn keep_loaded(&self, bins: &mut Resident, loaded: Loaded) {
+        bins.keep(loaded);
+    }
+
+    fn drop_loaded(&self, bins: &mut Resident) {
+        bins.drop_loaded();
+    }
+}
+
+/// The names of the keyed steps, in their order: those of operators.
+fn names(plan: &Plan) -> Vec<String> {
+    plan.keyed().map(|keyed| keyed.step.to_string()).collect()
+}
+
+fn unknown(operator: &str) -> Failure {
+    Failure::new("plan", format!("the plan and the layouts differ: operator {operator}"))
 }
 
 /// The owners in the order of the plan's keyed steps, which bear the operators' names.
 fn owners(plan: &Plan, launch: &Launch) -> Result<Vec<Vec<u32>>, Failure> {
-    let unknown = |name: &str| Failure::new("plan", format!("the plan and the layouts differ: operator {name}"));
-    let names: Vec<String> = plan.keyed().map(|keyed| keyed.step.to_string()).collect();
+    let names = names(plan);
     if let Some(other) = launch.owners.keys().find(|name| !names.contains(name)) {
         return Err(unknown(other));
     }

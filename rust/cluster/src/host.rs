@@ -10,10 +10,12 @@ use std::sync::Arc;
 use arrow_array::RecordBatch;
 use arrow_schema::SchemaRef;
 use crossbeam::channel::Sender;
-use penstock_engine::{DataFile, Ranges, Stamp};
+use penstock_engine::{Ranges, Stamp};
+use penstock_files::File;
 pub use penstock_plan::host::{Keep, PartitionRows, Rows, Stored};
 use serde_json::Value;
 
+use crate::durable::{Segment, Source, Store, Use};
 use crate::error::Failure;
 
 /// Compiles plans and runs them on the workers of this process.
@@ -22,6 +24,8 @@ pub trait Host: Send + Sync + 'static {
     type Program: Send + Sync + 'static;
     /// The bins of one query in this process, between generations.
     type Bins: Send + 'static;
+    /// Bins that were made from files.
+    type Loaded: Send + 'static;
     /// The workers of this process for one query and generation.
     type Group: Send + 'static;
     /// What its workers report, in their own words.
@@ -66,8 +70,8 @@ pub trait Host: Send + Sync + 'static {
         events: Sender<Self::Event>,
     ) -> Result<Self::Group, (Failure, Option<Self::Bins>)>;
 
-    /// Puts a report of the workers into the member's words.
-    fn translate(&self, event: Self::Event) -> HostEvent;
+    /// Puts a report of the workers of a group into the member's words.
+    fn translate(&self, group: &Self::Group, event: Self::Event) -> HostEvent;
 
     /// Lets an epoch run; does not wait. One [`HostEvent::EpochDone`] per local worker follows.
     ///
@@ -98,31 +102,40 @@ pub trait Host: Send + Sync + 'static {
     /// the user runs.
     fn stop(&self, group: Self::Group) -> (Self::Bins, Option<Failure>);
 
-    /// Reads the state of ranges from files, newest last, into the bins that the next start gets; does not wait. `done` is told how it
-    /// ended.
-    fn load_ranges(&self, bins: &Self::Bins, ranges: Ranges, files: Vec<DataFile>, done: Done) {
-        let _ = (bins, ranges, files);
-        done(Err(not_durable()));
+    /// Opens a checkpoint, which is a URL or path. Not on the thread of the query: it may take long.
+    ///
+    /// # Errors
+    /// There is none for such a place, or it cannot be reached.
+    fn store(&self, checkpoint: &str) -> Result<Arc<dyn Store>, Failure> {
+        let _ = checkpoint;
+        Err(not_durable())
     }
 
-    /// Writes the record that the workers took of an epoch, under a name that no other write has; does not wait.
-    fn write_record(&self, group: &Self::Group, stamp: Stamp, epoch: u64, done: Done) {
-        let _ = (group, stamp, epoch);
-        done(Err(not_durable()));
+    /// Makes the state of ranges from files, newest last. Not on the thread of the query: it may take long, and ends early when it
+    /// is of no more use.
+    ///
+    /// # Errors
+    /// What is wrong with the store or a file, or of no more use; nothing is loaded then.
+    fn load_ranges(
+        &self,
+        program: &Self::Program,
+        ranges: &Ranges,
+        files: &[File<Source>],
+        wanted: &Use,
+    ) -> Result<Self::Loaded, Failure> {
+        let _ = (program, ranges, files, wanted);
+        Err(not_durable())
     }
 
-    /// Merges files, newest last, into one; does not wait.
-    fn merge_files(&self, stamp: Stamp, files: Vec<DataFile>, done: Done) {
-        let _ = (stamp, files);
-        done(Err(not_durable()));
-    }
+    /// Puts what was loaded beside the bins, for the start that misses it.
+    fn keep_loaded(&self, bins: &mut Self::Bins, loaded: Self::Loaded);
+
+    /// Forgets what was loaded and has not been started with.
+    fn drop_loaded(&self, bins: &mut Self::Bins);
 }
 
-/// Hears once how something with storage ended: files written, none of what was read.
-pub type Done = Box<dyn FnOnce(Result<Vec<DataFile>, Failure>) + Send>;
-
-fn not_durable() -> Failure {
-    Failure::new("not_durable", "state is not durable here: this member neither reads nor writes files")
+pub(crate) fn not_durable() -> Failure {
+    Failure::new("not_durable", "state is not durable here: no checkpoint was given")
 }
 
 /// How to start the workers of one generation here: what the protocol asks for, with what came along. What they get of it is their
@@ -151,6 +164,8 @@ pub struct Launch {
     pub window: Option<u32>,
     /// Greatest size of a slice; None: the host's default.
     pub slice_rows: Option<usize>,
+    /// URL or path of the folder to which what an epoch changes is written; None: state is not durable, and nobody takes note.
+    pub checkpoint: Option<String>,
 }
 
 impl Launch {
@@ -178,6 +193,8 @@ pub enum HostEvent {
         late: Vec<Rows>,
         /// How many those are, whether or not they are kept.
         late_rows: u64,
+        /// What it changed in the bins of this worker; nothing where state is not durable.
+        record: Vec<Segment>,
     },
     /// All steps of a migration are complete.
     MigrationDone {

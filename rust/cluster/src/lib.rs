@@ -10,6 +10,7 @@
 
 mod columns;
 mod drain;
+mod durable;
 mod error;
 mod feed;
 mod group;
@@ -21,6 +22,7 @@ pub mod session;
 mod spill;
 
 pub use drain::{Drain, drain, drain_with};
+pub use durable::{Segment, Source, Store, Use, unreadable};
 pub use error::{ClusterError, Failure};
 pub use feed::{Feed, Receipt};
 pub use group::{GroupHost, Loader};

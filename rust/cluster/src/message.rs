@@ -31,14 +31,14 @@ impl Message {
     }
 }
 
-/// A request of the engine about a query. The attachment of a start holds the callables.
+/// A request of the engine about a query. The attachment of a start, and of what reads state, holds the callables.
 #[derive(Clone, Debug, Deserialize, Serialize, PartialEq)]
 pub struct Ask {
     /// The query.
     pub query: String,
     /// What is asked.
     pub ask: Request,
-    /// With a start: the plan.
+    /// With a start, and with what reads state: the plan.
     #[serde(default, skip_serializing_if = "Value::is_null")]
     pub plan: Value,
     /// With a start: how to reach its members, in the order of ranks.
@@ -50,6 +50,9 @@ pub struct Ask {
     /// With a start: greatest size of a slice; the member's default when absent.
     #[serde(default)]
     pub slice_rows: Option<usize>,
+    /// With a start, and with what reads or merges state: URL or path of the folder with its files; none where it is not durable.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub checkpoint: Option<String>,
 }
 
 impl Ask {
@@ -97,6 +100,7 @@ impl Ask {
             watermark: start.watermark,
             window: self.window,
             slice_rows: self.slice_rows,
+            checkpoint: self.checkpoint.clone(),
         })
     }
 }
@@ -201,8 +205,9 @@ mod tests {
         let Request::Release(release) = ask.ask else { panic!("a release") };
         assert_eq!((release.epoch, release.feeds[0].attempt, release.finish), (4, 9, true));
         assert_eq!(Message::parse(json!({"query": "q", "ask": "Drop"})).unwrap(), {
-            let (plan, peers, window, slice_rows) = Default::default();
-            Message::Ask(Box::new(Ask { query: "q".into(), ask: Request::Drop, plan, peers, window, slice_rows }))
+            let (plan, peers, window, slice_rows, checkpoint) = Default::default();
+            let (query, ask) = ("q".into(), Request::Drop);
+            Message::Ask(Box::new(Ask { query, ask, plan, peers, window, slice_rows, checkpoint }))
         });
         assert!(Message::parse(json!({"query": "q", "ask": {"Release": {}}})).is_err());
         assert!(Message::parse(json!({"do": "format_disk"})).is_err());
@@ -229,6 +234,7 @@ mod tests {
             peers: vec![Peer { id: 1, address: "a:1".into() }],
             window: None,
             slice_rows: None,
+            checkpoint: None,
         };
         let launch = good.launch(&start).unwrap();
         assert_eq!((launch.bits, launch.owners["b"].as_slice()), (0, [1].as_slice()));

@@ -66,11 +66,12 @@
 //!
 //! | [`MemberEffect`] | `cluster::Host` and the member's own |
 //! |---|---|
-//! | `EndGroup`, `DropState`, `DropAll` | `Host::stop`, then `Host::inventory(epoch)`, or the bins are dropped |
+//! | `EndGroup`, `DropState`, `DropAll` | `Host::stop` and `Host::drop_loaded`, then `Host::inventory(epoch)`, or the bins are dropped |
 //! | `StartGroup` | `generation_mesh::connect`, then `Host::start` |
 //! | `ReleaseInput`, `Migrate`, `CancelMigration` | staging and `Host::release`; `Host::migrate`; `Host::cancel` |
 //! | `CloseOutputs`, `SettleEpoch`, `DiscardStaged` | outputs, `Host::settle`, staging |
-//! | `LoadRanges`, `WriteFiles`, `MergeFiles` | `Host::load_ranges`, `Host::write_record`, `Host::merge_files` |
+//! | `LoadRanges` | a thread: `durable::open`, `Host::load_ranges`; then `Host::keep_loaded` |
+//! | `WriteFiles`, `MergeFiles` | a thread: `durable::write_records`, `durable::merge_files` |
 //! | `Reply`, `Tell` | answer and event, with the facts of a failure beside its kind |
 //!
 //! Non-goals: what a data file looks like inside, how rows are staged and outputs kept, what Python shows of all this.

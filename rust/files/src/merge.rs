@@ -12,22 +12,39 @@ use crate::range::Range;
 use crate::read::{File, Placed, ReadAt};
 use crate::write::Segment;
 
-type Chunks<'a> = Box<dyn Iterator<Item = Result<Vec<u8>, FileError>> + 'a>;
+/// Chunks, each with the name of its file.
+type Chunks<'a> = Box<dyn Iterator<Item = Result<(&'a str, Vec<u8>), FileError>> + 'a>;
 
 /// See [`select`].
-pub struct Select<'a>(Chunks<'a>);
+pub struct Select<'a> {
+    chunks: Chunks<'a>,
+    file: Option<&'a str>,
+}
 
 /// What files have of a range of an operator: absorbed one after the other, the chunks give its state. Files in which ranges are not
 /// smaller are read as the chunks are asked for; else all of the range is merged at once. After an error there are no more.
 pub fn select<'a, R: ReadAt>(files: &'a [File<R>], operator: &'a str, range: Range) -> Select<'a> {
     let sources = sources(files, operator, range);
     if sources.iter().all(|source| source.placed.range.holds(range)) {
-        let chunks = sources.into_iter().flat_map(move |source| source.chunks(range));
-        return Select(Box::new(until_error(chunks)));
+        let chunks = sources.into_iter().flat_map(move |source| {
+            let name = source.file.name();
+            source.chunks(range).map(move |chunk| Ok((name, chunk?)))
+        });
+        return Select { chunks: Box::new(until_error(chunks)), file: None };
     }
-    match merged(&sources, operator, range) {
-        Ok(chunks) => Select(Box::new(chunks.into_iter().map(Ok))),
-        Err(error) => Select(Box::new(std::iter::once(Err(error)))),
+    let newest = sources.last().map_or("", |source| source.file.name());
+    let chunks: Chunks<'a> = match merged(&sources, operator, range) {
+        Ok(chunks) => Box::new(chunks.into_iter().map(move |chunk| Ok((newest, chunk)))),
+        Err(error) => Box::new(std::iter::once(Err(error))),
+    };
+    Select { chunks, file: None }
+}
+
+impl<'a> Select<'a> {
+    /// The file of the last chunk; where files were merged, the newest of them.
+    #[must_use]
+    pub fn file(&self) -> Option<&'a str> {
+        self.file
     }
 }
 
@@ -35,7 +52,11 @@ impl Iterator for Select<'_> {
     type Item = Result<Vec<u8>, FileError>;
 
     fn next(&mut self) -> Option<Self::Item> {
-        self.0.next()
+        let next = self.chunks.next()?;
+        Some(next.map(|(file, chunk)| {
+            self.file = Some(file);
+            chunk
+        }))
     }
 }
 

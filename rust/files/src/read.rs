@@ -64,6 +64,7 @@ pub struct File<R> {
     name: String,
     source: R,
     segments: Vec<Placed>,
+    checksum: u32,
 }
 
 impl<R: ReadAt> File<R> {
@@ -74,7 +75,7 @@ impl<R: ReadAt> File<R> {
     pub fn open(name: impl Into<String>, source: R) -> Result<Self, FileError> {
         let name = name.into();
         match index(&source) {
-            Ok(segments) => Ok(Self { name, source, segments }),
+            Ok((segments, checksum)) => Ok(Self { name, source, segments, checksum }),
             Err(fault) => Err(fault.of(&name)),
         }
     }
@@ -83,6 +84,12 @@ impl<R: ReadAt> File<R> {
     #[must_use]
     pub fn name(&self) -> &str {
         &self.name
+    }
+
+    /// CRC-32 of the whole file, as [`Summary`](crate::Summary) has it, if its chunks are those of the index, which is seen when they are read.
+    #[must_use]
+    pub fn checksum(&self) -> u32 {
+        self.checksum
     }
 
     /// What it holds, in order.
@@ -159,7 +166,8 @@ fn exactly(source: &impl ReadAt, offset: u64, length: usize, what: &'static str)
     }
 }
 
-fn index(source: &impl ReadAt) -> Result<Vec<Placed>, Fault> {
+/// The segments, and the checksum of all.
+fn index(source: &impl ReadAt) -> Result<(Vec<Placed>, u32), Fault> {
     let least = (HEAD + TAIL) as u64;
     let length = source.length()?;
     let short = |found| Damage::Length { what: "head and tail", found, expected: least };
@@ -194,7 +202,15 @@ fn index(source: &impl ReadAt) -> Result<Vec<Placed>, Fault> {
     if found != head() {
         return Err(Damage::Content { what: "the head" }.into());
     }
-    Ok(segments(&bytes, there - announced)?)
+    let segments = segments(&bytes, there - announced)?;
+    let mut whole = crc32fast::Hasher::new();
+    whole.update(&found);
+    for (length, checksum) in segments.iter().flat_map(|placed| &placed.chunks) {
+        whole.combine(&crc32fast::Hasher::new_with_initial_len(*checksum, u64::from(*length)));
+    }
+    whole.update(&bytes);
+    whole.update(&tail);
+    Ok((segments, whole.finalize()))
 }
 
 /// The segments by an index; their chunks fill `body` bytes.

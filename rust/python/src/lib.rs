@@ -24,6 +24,7 @@ mod nexmark;
 mod ordered;
 mod plan;
 mod registry;
+mod store;
 mod tokenize;
 
 /// Native half of penstock. Import `penstock`, not this module.

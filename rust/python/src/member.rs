@@ -9,7 +9,7 @@ use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
 
 use penstock_cluster as cluster;
-use penstock_cluster::{End, GroupHost, Loader};
+use penstock_cluster::{End, Failure, GroupHost, Loader, Store};
 use penstock_plan::{CallError, Callbacks};
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyList};
@@ -19,8 +19,9 @@ use crate::calls::PyCalls;
 use crate::errors::{self, Kind, Problem};
 use crate::fork::Owner;
 use crate::registry::{limits, secret};
+use crate::store;
 
-/// Reads the functions of a plan and writes exceptions, both cloudpickled.
+/// Reads the functions of a plan and writes exceptions, both cloudpickled; files of checkpoints are Python's.
 struct Pickles;
 
 impl Loader for Pickles {
@@ -47,6 +48,10 @@ impl Loader for Pickles {
         };
         // One that does not pickle: the facts in the reply have to do.
         Python::try_attach(|py| write(py).unwrap_or_default()).unwrap_or_default()
+    }
+
+    fn store(&self, checkpoint: &str) -> Result<Arc<dyn Store>, Failure> {
+        store::open(checkpoint)
     }
 }
 

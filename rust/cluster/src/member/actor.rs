@@ -4,10 +4,14 @@
 //! released, outputs frozen, requests answered. Everything that may take long for one query happens here, so that neither the control loop
 //! nor another query waits for it. The thread never waits for an epoch either: it hears from the workers by events and from the
 //! control loop by commands. Every request is answered exactly once, also when the host panics.
+//!
+//! Files are read and written by threads of their own, one for each request, which end with the query: what a generation has not waited for
+//! is of no more use when it ends, and does not become state.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
+use std::thread::{self, JoinHandle};
 
 use crossbeam::channel::{Receiver, Sender, never, select, unbounded};
 use penstock_engine::{
@@ -19,8 +23,9 @@ use super::Incoming;
 use super::core::{Core, Outgoing, Query};
 use super::generation_mesh;
 use super::outputs::Piece;
+use crate::durable::{self, Author, Checkpoint, Segment, Use};
 use crate::error::Failure;
-use crate::host::{Done, Host, HostEvent, Keep, Launch};
+use crate::host::{Host, HostEvent, Keep, Launch, not_durable};
 use crate::message::Ask;
 
 /// What the control loop asks for.
@@ -37,16 +42,26 @@ struct Running<H: Host> {
     events: Receiver<H::Event>,
     /// What has come out, by epoch and thread.
     pieces: BTreeMap<u64, BTreeMap<u32, Piece>>,
+    /// What the workers that have completed an epoch changed in it, until the next one is complete: a write may be asked for again.
+    records: BTreeMap<u64, Vec<Segment>>,
+    /// The last one that all have completed.
+    record: Option<(u64, Arc<[Segment]>)>,
 }
 
-/// A start with all that came with it.
+/// A request with all that came with it.
 struct Begin {
     call: u64,
     ask: Box<Ask>,
     attachment: Vec<u8>,
 }
 
-type Stored = (Ticket, Result<Vec<DataFile>, Failure>);
+/// How reading or writing ended, and whether it was still of use.
+type Stored<H> = (Ticket, Use, Result<Got<H>, Failure>);
+
+enum Got<H: Host> {
+    Files(Vec<DataFile>),
+    Loaded(H::Loaded),
+}
 
 pub(super) struct Actor<H: Host> {
     core: Arc<Core<H>>,
@@ -61,6 +76,8 @@ pub(super) struct Actor<H: Host> {
     bits: u8,
     /// Starts that the protocol has yet to ask for.
     begins: BTreeMap<Stamp, Begin>,
+    /// Requests that read or merge files, which the protocol has yet to ask for.
+    reads: BTreeMap<Ticket, Begin>,
     /// Who asked for a migration.
     migrations: BTreeMap<Handle, u64>,
     /// What an answer says beside the protocol, by its request.
@@ -68,7 +85,13 @@ pub(super) struct Actor<H: Host> {
     /// The facts behind the newest failures that the protocol was told of.
     causes: Vec<Failure>,
     /// How reading and writing ended.
-    stored: (Sender<Stored>, Receiver<Stored>),
+    stored: (Sender<Stored<H>>, Receiver<Stored<H>>),
+    /// What reads and writes.
+    jobs: Vec<JoinHandle<()>>,
+    /// Whether what it does is of use to the present generation.
+    wanted: Use,
+    /// The checkpoint that was used last.
+    checkpoint: Option<Arc<Checkpoint>>,
     /// The last epoch that was completed here.
     completed: Option<u64>,
     unanswered: BTreeSet<u64>,
@@ -92,10 +115,14 @@ impl<H: Host> Actor<H> {
             running: None,
             bits: 0,
             begins: BTreeMap::new(),
+            reads: BTreeMap::new(),
             migrations: BTreeMap::new(),
             extras: BTreeMap::new(),
             causes: Vec::new(),
             stored: unbounded(),
+            jobs: Vec::new(),
+            wanted: Use::default(),
+            checkpoint: None,
             completed: None,
             unanswered: BTreeSet::new(),
             over: false,
@@ -124,18 +151,26 @@ impl<H: Host> Actor<H> {
                 self.bins = None;
                 self.member = Member::new();
                 self.begins.clear();
+                self.reads.clear();
+                self.give_up();
                 let failure = Failure::new("internal", "the engine panicked; see the member's log");
                 for call in std::mem::take(&mut self.unanswered) {
                     self.core.reply(call, Err(failure.clone()));
                 }
             }
         }
+        self.give_up();
+        for job in self.jobs {
+            // A panic in it was caught there.
+            let _ = job.join();
+        }
     }
 
-    fn turn(&mut self, turn: Turn<H::Event>) {
+    fn turn(&mut self, turn: Turn<H>) {
         match turn {
             Turn::Event(event) => {
-                let event = self.core.host.translate(event);
+                let Some(running) = &self.running else { return };
+                let event = self.core.host.translate(&running.group, event);
                 self.event(event);
             }
             // The workers have ended: normally after they have said why.
@@ -145,8 +180,8 @@ impl<H: Host> Actor<H> {
                 }
                 self.failed(Failure::new("internal", "the workers ended without an error"));
             }
-            Turn::Stored((ticket, outcome)) => {
-                let outcome = outcome.map_err(|failure| self.cause(failure));
+            Turn::Stored((ticket, wanted, outcome)) => {
+                let outcome = outcome.and_then(|got| self.got(&wanted, got)).map_err(|failure| self.cause(failure));
                 self.step(MemberEvent::Stored { ticket, outcome });
             }
             Turn::Command(Command::Ask { call, ask, attachment }) => {
@@ -154,6 +189,9 @@ impl<H: Host> Actor<H> {
                 match &request {
                     Request::Start(start) => drop(self.begins.insert(start.stamp, Begin { call, ask, attachment })),
                     Request::Migrate { handle, .. } => drop(self.migrations.insert(*handle, call)),
+                    Request::Load { .. } | Request::Merge { .. } => {
+                        self.reads.insert(call, Begin { call, ask, attachment });
+                    }
                     _ => {}
                 }
                 self.step(MemberEvent::Asked { ticket: call, request });
@@ -208,16 +246,14 @@ impl<H: Host> Actor<H> {
                     self.core.host.cancel(&running.group, handle);
                 }
             }
-            MemberEffect::LoadRanges { ticket, ranges, files } => match &self.bins {
-                Some(bins) => self.core.host.load_ranges(bins, ranges, files, self.done(ticket)),
-                None => self.done(ticket)(Err(Failure::new("internal", "workers run while state is loaded"))),
-            },
-            MemberEffect::WriteFiles { ticket, stamp, epoch } => match &self.running {
-                Some(running) => self.core.host.write_record(&running.group, stamp, epoch, self.done(ticket)),
-                None => self.done(ticket)(Err(Failure::new("stale_generation", "the workers have ended"))),
-            },
+            MemberEffect::LoadRanges { ticket, ranges, files } => self.load(ticket, ranges, files),
+            MemberEffect::WriteFiles { ticket, stamp, epoch } => self.write(ticket, stamp, epoch),
             MemberEffect::MergeFiles { ticket, stamp, files } => {
-                self.core.host.merge_files(stamp, files, self.done(ticket));
+                let checkpoint = self.reads.remove(&ticket).and_then(|read| read.ask.checkpoint);
+                let author = Author { member: self.core.member, generation: stamp.generation, epoch: 0 };
+                self.store(ticket, checkpoint, move |_, store, wanted| {
+                    durable::merge_files(store, author, &files, wanted).map(Got::Files)
+                });
             }
             MemberEffect::CloseOutputs { epoch } => {
                 self.query.outputs().close(epoch);
@@ -252,6 +288,7 @@ impl<H: Host> Actor<H> {
 
     fn reply(&mut self, call: u64, answer: Result<Answer, penstock_engine::Failure>) {
         let extra = self.extras.remove(&call);
+        self.reads.remove(&call);
         if !self.unanswered.remove(&call) {
             return;
         }
@@ -274,12 +311,83 @@ impl<H: Host> Actor<H> {
         let _ = self.core.outgoing.send(Outgoing::Message { body, attachment: failure.attachment });
     }
 
-    fn done(&self, ticket: Ticket) -> Done {
-        let stored = self.stored.0.clone();
-        Box::new(move |outcome| {
-            // The thread has ended: nobody waits for it.
-            let _ = stored.send((ticket, outcome));
-        })
+    /// Reads the state of ranges, with the functions that came along.
+    fn load(&mut self, ticket: Ticket, ranges: Ranges, files: Vec<DataFile>) {
+        let Some(Begin { ask, attachment, .. }) = self.reads.remove(&ticket) else { return };
+        self.store(ticket, ask.checkpoint.clone(), move |host, store, wanted| {
+            let program = host.load(&ask.plan, &attachment)?;
+            let files = durable::open(store, &files, wanted)?;
+            host.load_ranges(&program, &ranges, &files, wanted).map(Got::Loaded)
+        });
+    }
+
+    /// Writes the record of the last epoch.
+    fn write(&mut self, ticket: Ticket, stamp: Stamp, epoch: u64) {
+        let running = self.running.as_ref().filter(|running| running.launch.stamp == stamp);
+        let checkpoint = running.and_then(|running| running.launch.checkpoint.clone());
+        let record = running.and_then(|running| running.record.clone()).filter(|(last, _)| *last == epoch);
+        let author = Author { member: self.core.member, generation: stamp.generation, epoch };
+        self.store(ticket, checkpoint, move |_, store, wanted| {
+            let gone = || Failure::new("stale_generation", format!("the record of epoch {epoch} is not here"));
+            let (_, record) = record.ok_or_else(gone)?;
+            durable::write_records(&**store, author, &record, wanted).map(Got::Files)
+        });
+    }
+
+    /// Does something with a checkpoint on a thread of its own, whose end the protocol hears.
+    fn store(
+        &mut self,
+        ticket: Ticket,
+        checkpoint: Option<String>,
+        work: impl FnOnce(&H, &Arc<dyn durable::Store>, &Use) -> Result<Got<H>, Failure> + Send + 'static,
+    ) {
+        self.jobs.retain(|job| !job.is_finished());
+        let checkpoint = checkpoint.map(|url| self.open(url));
+        let (core, stored, wanted) = (Arc::clone(&self.core), self.stored.0.clone(), self.wanted.clone());
+        let (refused, still) = (stored.clone(), wanted.clone());
+        let job = move || {
+            let work = AssertUnwindSafe(|| {
+                let store = checkpoint.ok_or_else(not_durable)?.store(&core.host)?;
+                work(&core.host, &store, &wanted)
+            });
+            let panicked = || Failure::new("internal", "reading or writing state panicked; see the member's log");
+            let outcome = catch_unwind(work).unwrap_or_else(|_| Err(panicked()));
+            // The thread of the query has ended: nobody waits for it.
+            let _ = stored.send((ticket, wanted, outcome));
+        };
+        match thread::Builder::new().name("penstock-files".into()).spawn(job) {
+            Ok(job) => self.jobs.push(job),
+            Err(error) => {
+                let failure = Failure::new("internal", format!("start a thread: {error}"));
+                let _ = refused.send((ticket, still, Err(failure)));
+            }
+        }
+    }
+
+    fn open(&mut self, url: String) -> Arc<Checkpoint> {
+        let known = self.checkpoint.take().filter(|known| known.url == url);
+        let known = known.unwrap_or_else(|| Arc::new(Checkpoint::new(url)));
+        Arc::clone(self.checkpoint.insert(known))
+    }
+
+    /// Takes what was read or written. What was loaded for a generation that has ended since is not state.
+    fn got(&mut self, wanted: &Use, got: Got<H>) -> Result<Vec<DataFile>, Failure> {
+        let loaded = match got {
+            Got::Files(files) => return Ok(files),
+            Got::Loaded(loaded) => loaded,
+        };
+        wanted.check()?;
+        if self.running.is_some() {
+            return Err(Failure::new("internal", "workers run while state is loaded"));
+        }
+        let host = &self.core.host;
+        host.keep_loaded(self.bins.get_or_insert_with(|| host.nothing()), loaded);
+        Ok(Vec::new())
+    }
+
+    /// Whatever is read or written is of no more use.
+    fn give_up(&mut self) {
+        std::mem::take(&mut self.wanted).end();
     }
 
     fn inventory(&self, epoch: u64) -> Ranges {
@@ -323,7 +431,8 @@ impl<H: Host> Actor<H> {
         self.query.staging().set_floor(launch.epoch);
         self.query.outputs().reopen(if start.fresh { 0 } else { launch.epoch });
         self.extras.insert(call, json!({ "keys": keys }));
-        self.running = Some(Running { group, launch, events, pieces: BTreeMap::new() });
+        let (pieces, records) = Default::default();
+        self.running = Some(Running { group, launch, events, pieces, records, record: None });
         Ok(())
     }
 
@@ -371,14 +480,18 @@ impl<H: Host> Actor<H> {
             let (bins, _) = self.core.host.stop(running.group);
             self.bins = Some(bins);
         }
+        if let Some(bins) = &mut self.bins {
+            self.core.host.drop_loaded(bins);
+        }
+        self.give_up();
         self.migrations.clear();
     }
 
     fn event(&mut self, event: HostEvent) {
         match event {
-            HostEvent::EpochDone { epoch, worker, rows, late, late_rows } => {
+            HostEvent::EpochDone { epoch, worker, rows, late, late_rows, record } => {
                 let piece = Piece { rows: rows.into(), late: late.into(), late_rows };
-                self.epoch_done(epoch, worker, piece);
+                self.epoch_done(epoch, worker, piece, record);
             }
             HostEvent::MigrationDone { handle, report } => self.migrated(handle, report, None),
             HostEvent::MigrationFailed { handle, report, failure } => self.migrated(handle, report, Some(failure)),
@@ -387,15 +500,17 @@ impl<H: Host> Actor<H> {
     }
 
     /// A worker has completed an epoch; with the last one its outputs freeze, before anybody hears of them.
-    fn epoch_done(&mut self, epoch: u64, worker: usize, piece: Piece) {
+    fn epoch_done(&mut self, epoch: u64, worker: usize, piece: Piece, record: Vec<Segment>) {
         let Some(running) = &mut self.running else { return };
         let threads = running.launch.threads;
         let worker = (worker % threads) as u32;
         let (rows, late_rows) = (piece.row_count(), piece.late_rows);
         let pieces = running.pieces.entry(epoch).or_default();
         pieces.insert(worker, piece);
+        running.records.entry(epoch).or_default().extend(record);
         if pieces.len() == threads {
             let pieces = running.pieces.remove(&epoch).unwrap_or_default();
+            running.record = Some((epoch, running.records.remove(&epoch).unwrap_or_default().into()));
             self.query.outputs().freeze(epoch, pieces.into_values().collect());
             self.query.staging().set_floor(epoch + 1);
             self.completed = Some(epoch);
@@ -439,9 +554,9 @@ impl<H: Host> Actor<H> {
     }
 }
 
-enum Turn<E> {
+enum Turn<H: Host> {
     Command(Command),
-    Event(E),
-    Stored(Stored),
+    Event(H::Event),
+    Stored(Stored<H>),
     Silence,
 }

@@ -6,6 +6,8 @@
 
 #![allow(dead_code, unreachable_pub, reason = "each test uses a part")]
 
+pub mod counts;
+
 use std::collections::BTreeMap;
 use std::io::{Read, Write};
 use std::net::{Shutdown, TcpStream};
@@ -116,6 +118,7 @@ pub struct EchoGroup {
 impl Host for Echo {
     type Program = Wishes;
     type Bins = EchoBins;
+    type Loaded = ();
     type Group = EchoGroup;
     type Event = HostEvent;
 
@@ -213,7 +216,7 @@ impl Host for Echo {
         Ok(EchoGroup { work, threads, watchers, mesh, bins, events, wishes, last_watermark })
     }
 
-    fn translate(&self, event: HostEvent) -> HostEvent {
+    fn translate(&self, _: &EchoGroup, event: HostEvent) -> HostEvent {
         event
     }
 
@@ -257,6 +260,10 @@ impl Host for Echo {
         let bins = group.bins.lock().unwrap().clone();
         (bins, None)
     }
+
+    fn keep_loaded(&self, _: &mut EchoBins, (): ()) {}
+
+    fn drop_loaded(&self, _: &mut EchoBins) {}
 }
 
 fn named(name: &str, run: impl FnOnce() + Send + 'static) -> JoinHandle<()> {
@@ -316,6 +323,7 @@ impl Worker {
                 late_rows: late.len() as u64,
                 rows: self.kept(&rows),
                 late: self.kept(&late),
+                record: Vec::new(),
             });
         }
     }

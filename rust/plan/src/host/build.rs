@@ -160,7 +160,7 @@ impl Shared {
             let shelf = &resident.shelf;
             let mut bins =
                 if resident.fresh { Vec::new() } else { shelf.missing(&name, config.epoch, &routing, &workers)? };
-            let loaded = |bin: u32| Some(resident.loaded.contains_key(&(op, Range::new(bin, config.bits)?)));
+            let loaded = |bin: u32| Some(resident.loaded.has(&name, Range::new(bin, config.bits)?));
             bins.retain(|bin| loaded(*bin) != Some(true));
             if !bins.is_empty() {
                 return Err(HostError::MissingBins { op, bins });
@@ -168,7 +168,7 @@ impl Shared {
             routed.push((keyed, name, routing));
         }
         let mut ops = Vec::new();
-        for (index, (keyed, name, routing)) in routed.into_iter().enumerate() {
+        for (keyed, name, routing) in routed {
             let tables = if resident.fresh {
                 let new_state = || keyed.new_state(&config.callbacks);
                 workers.iter().map(|worker| (*worker, BinTable::fresh(&routing, *worker, &new_state))).collect()
@@ -177,7 +177,7 @@ impl Shared {
                     resident.shelf.rebuild(&name, config.epoch, &routing, &workers)?;
                 for bin in missing {
                     let range = Range::new(bin, config.bits).ok_or(BinsError::Absent { bin })?;
-                    let state = resident.loaded.remove(&(index, range)).ok_or(BinsError::Absent { bin })?;
+                    let state = resident.loaded.take(&name, range).ok_or(BinsError::Absent { bin })?;
                     let owner = routing.owner_of(bin);
                     let (_, table) =
                         tables.iter_mut().find(|(worker, _)| *worker == owner).expect("it is missing here");

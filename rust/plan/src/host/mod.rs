@@ -50,7 +50,7 @@ pub use feed::PartitionRows;
 pub use group::{Event, Group, GroupConfig, HostError, NotStarted, StepReport};
 pub use inline::{Inline, Pulled};
 pub use record::Record;
-pub use resident::{LoadError, Resident};
+pub use resident::{LoadError, Loaded, Resident};
 pub use rows::{Keep, Rows, Stored};
 pub use stats::{BinMove, GroupStats, ScopeStats, SliceSample, WorkerStats};
 

@@ -2,7 +2,8 @@
 //!
 //! Owns the shelf on which the tables of an ended generation left their bins. The next generation names the epoch it
 //! begins with; bins come back as they were then, whether that epoch failed or was never begun. Bins that come from elsewhere are
-//! [loaded](Resident::load) beside the shelf, and count only where a generation begins that misses them.
+//! [made](Loaded::load) apart, which may take long, and [kept](Resident::keep) beside the shelf; they count only where a generation begins
+//! that misses them.
 //!
 //! Departure: there is no `rollback` of resident state. A generation starts with its first epoch, and an inventory
 //! tells which bins a process has for it.
@@ -27,8 +28,9 @@ pub struct Resident {
     pub(crate) loaded: Loaded,
 }
 
-/// Bins by keyed step and range.
-pub(crate) type Loaded = HashMap<(usize, Range), Box<State>>;
+/// Bins that were made from files, by the name of their keyed step and by range.
+#[derive(Debug, Default)]
+pub struct Loaded(HashMap<String, HashMap<Range, Box<State>>>);
 
 /// Why a bin could not be loaded.
 #[derive(Debug, thiserror::Error)]
@@ -45,7 +47,7 @@ impl Resident {
     /// Nothing yet: the first generation starts with empty bins.
     #[must_use]
     pub fn fresh() -> Self {
-        Resident { shelf: Shelf::new(), fresh: true, ops: Vec::new(), loaded: Loaded::new() }
+        Resident { shelf: Shelf::new(), fresh: true, ops: Vec::new(), loaded: Loaded::default() }
     }
 
     /// Nothing, and nothing is made: for a process that joins a query whose bins are elsewhere. A generation that gives it a bin is
@@ -55,37 +57,18 @@ impl Resident {
         Resident { fresh: false, ..Self::fresh() }
     }
 
-    /// Makes the state of a bin of keyed step `op` of `plan` from what was recorded of it, oldest first
-    /// ([`penstock_files::select`]), for a generation with bins of that length; of nothing, that of a bin that has seen nothing. A bin that
-    /// was loaded before gives way. What is not loaded is not made anew, as in [`nothing`](Self::nothing).
-    ///
-    /// # Errors
-    /// What `chunks` say, or chunks of another state. The bin is not loaded then.
-    ///
-    /// # Panics
-    /// When the plan has no such keyed step.
-    pub fn load<E>(
-        &mut self,
-        plan: &Plan,
-        callbacks: &Arc<dyn Callbacks>,
-        op: usize,
-        range: Range,
-        chunks: impl IntoIterator<Item = Result<Vec<u8>, E>>,
-    ) -> Result<(), LoadError<E>> {
-        let mut state = plan.keyed().nth(op).expect("a keyed step of the plan").new_state(callbacks);
-        for chunk in chunks {
-            let taken = state.absorb(&chunk.map_err(LoadError::Chunks)?);
-            let bin = range.prefix();
-            taken.map_err(|source| LoadError::State(BinsError::Chunk { bin, source }.into()))?;
-        }
+    /// Keeps bins for the next generation that misses them. Those that were loaded before give way. What is not loaded is not
+    /// made anew, as in [`nothing`](Self::nothing).
+    pub fn keep(&mut self, loaded: Loaded) {
         self.fresh = false;
-        self.loaded.insert((op, range), Box::new(state));
-        Ok(())
+        for (name, bins) in loaded.0 {
+            self.loaded.0.entry(name).or_default().extend(bins);
+        }
     }
 
     /// Forgets bins that were loaded and in no generation since.
     pub fn drop_loaded(&mut self) {
-        self.loaded.clear();
+        self.loaded = Loaded::default();
     }
 
     /// The bins whose state at the beginning of `epoch` is here, without what was loaded, by the name of their keyed step, in the
@@ -106,5 +89,43 @@ impl Resident {
     #[must_use]
     pub fn bytes(&self) -> u64 {
         self.shelf.sum(|state| state.bytes() as u64)
+    }
+}
+
+impl Loaded {
+    /// Makes the state of a bin of the keyed step of that name from what was recorded of it, oldest first
+    /// ([`penstock_files::select`]), for a generation with bins of that length; of nothing, that of a bin that has seen nothing. A bin that
+    /// was loaded before gives way.
+    ///
+    /// # Errors
+    /// What `chunks` say, or chunks of another state. The bin is not loaded then.
+    ///
+    /// # Panics
+    /// When the plan has no such keyed step.
+    pub fn load<E>(
+        &mut self,
+        plan: &Plan,
+        callbacks: &Arc<dyn Callbacks>,
+        name: &str,
+        range: Range,
+        chunks: impl IntoIterator<Item = Result<Vec<u8>, E>>,
+    ) -> Result<(), LoadError<E>> {
+        let mut named = plan.keyed().filter(|keyed| keyed.step.to_string() == name);
+        let mut state = named.next().expect("a keyed step of the plan").new_state(callbacks);
+        for chunk in chunks {
+            let taken = state.absorb(&chunk.map_err(LoadError::Chunks)?);
+            let bin = range.prefix();
+            taken.map_err(|source| LoadError::State(BinsError::Chunk { bin, source }.into()))?;
+        }
+        self.0.entry(name.to_owned()).or_default().insert(range, Box::new(state));
+        Ok(())
+    }
+
+    pub(crate) fn has(&self, name: &str, range: Range) -> bool {
+        self.0.get(name).is_some_and(|bins| bins.contains_key(&range))
+    }
+
+    pub(crate) fn take(&mut self, name: &str, range: Range) -> Option<Box<State>> {
+        self.0.get_mut(name)?.remove(&range)
     }
 }

@@ -1,0 +1,221 @@
+//! Files of durable state in a store: records become one file, files become one, and are opened to be read.
+//!
+//! Owns the names of files, which are never used twice, and what goes wrong with them in the words of the protocol: a store that fails
+//! is asked again ([`Kind::Store`](penstock_engine::Kind::Store)), a file that is not what its manifest says is refused by name
+//! ([`Kind::Damaged`](penstock_engine::Kind::Damaged)). Bytes are those of [`penstock_files`]; where they lie is the [`Store`]'s.
+//!
+//! Invariants: one segment is in memory at a time, beside the records that are kept to be written again; a file is opened once for all that
+//! is wanted of it, and nothing else of it is read; whatever is under way ends at the next piece once its generation has ended.
+
+use std::io;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use penstock_engine::DataFile;
+pub use penstock_files::Segment;
+use penstock_files::{Damage, File, FileError, ReadAt, merge, write};
+
+use crate::error::Failure;
+use crate::host::Host;
+
+/// The folder of a checkpoint. Calls may take long; any thread makes them.
+pub trait Store: Send + Sync {
+    /// `length` bytes of a file from `offset` on; fewer where it ends before.
+    ///
+    /// # Errors
+    /// `NotFound` where there is no such file, else what may pass.
+    fn read_at(&self, name: &str, offset: u64, length: usize) -> io::Result<Vec<u8>>;
+
+    /// Writes a file, of which nobody sees a part; returns its bytes.
+    ///
+    /// # Errors
+    /// What may pass, or that of a piece: there is no file then.
+    fn write(&self, name: &str, pieces: &mut dyn Iterator<Item = io::Result<Vec<u8>>>) -> io::Result<u64>;
+}
+
+/// A file of a manifest in its store.
+pub struct Source {
+    store: Arc<dyn Store>,
+    name: String,
+    length: u64,
+}
+
+impl ReadAt for Source {
+    fn length(&self) -> io::Result<u64> {
+        Ok(self.length)
+    }
+
+    fn read_at(&self, offset: u64, length: usize) -> io::Result<Vec<u8>> {
+        // At the end one more is asked for: a file that goes on is not the one that was written.
+        let last = offset + length as u64 == self.length;
+        self.store.read_at(&self.name, offset, length + usize::from(last))
+    }
+}
+
+/// Whether what is under way is still of use: until its generation ends.
+#[derive(Clone, Debug, Default)]
+pub struct Use(Arc<AtomicBool>);
+
+impl Use {
+    pub(crate) fn end(&self) {
+        self.0.store(true, Relaxed);
+    }
+
+    /// Goes on only where somebody waits for it.
+    ///
+    /// # Errors
+    /// The generation has ended.
+    pub fn check(&self) -> Result<(), Failure> {
+        match self.0.load(Relaxed) {
+            true => Err(Failure::new("stale_generation", "the generation has ended")),
+            false => Ok(()),
+        }
+    }
+}
+
+/// A checkpoint, opened when it is first needed.
+#[derive(Default)]
+pub(crate) struct Checkpoint {
+    pub(crate) url: String,
+    store: Mutex<Option<Arc<dyn Store>>>,
+}
+
+impl Checkpoint {
+    pub(crate) fn new(url: String) -> Self {
+        Checkpoint { url, store: Mutex::default() }
+    }
+
+    pub(crate) fn store<H: Host>(&self, host: &H) -> Result<Arc<dyn Store>, Failure> {
+        let mut store = self.store.lock().unwrap_or_else(PoisonError::into_inner);
+        match &*store {
+            Some(store) => Ok(Arc::clone(store)),
+            None => Ok(Arc::clone(store.insert(host.store(&self.url)?))),
+        }
+    }
+}
+
+/// A file that could not be read, as a failure that names it first.
+pub fn unreadable(error: FileError) -> Failure {
+    match error {
+        FileError::Damage { name, damage } => damaged(&name, damage),
+        FileError::Read { name, source } if source.kind() == io::ErrorKind::NotFound => {
+            damaged(&name, "is not in the checkpoint, of which it is a part")
+        }
+        error @ FileError::Read { .. } => Failure::new("store", error.to_string()),
+    }
+}
+
+/// The engine takes the name up to the first space.
+pub(crate) fn damaged(name: &str, reason: impl std::fmt::Display) -> Failure {
+    Failure::new("damaged", format!("{name} {reason}"))
+}
+
+/// Opens files of a manifest, in their order.
+pub(crate) fn open(store: &Arc<dyn Store>, files: &[DataFile], wanted: &Use) -> Result<Vec<File<Source>>, Failure> {
+    let open = |file: &DataFile| {
+        wanted.check()?;
+        let DataFile { name, length, checksum: expected, .. } = file;
+        let stored = Source { store: Arc::clone(store), name: name.clone(), length: *length };
+        let opened = File::open(name, stored).map_err(unreadable)?;
+        match opened.checksum() {
+            found if found == *expected => Ok(opened),
+            found => Err(damaged(name, Damage::Checksum { what: "the file", found, expected: *expected })),
+        }
+    };
+    files.iter().map(open).collect()
+}
+
+/// Who writes a file, and what of.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Author {
+    pub(crate) member: u64,
+    pub(crate) generation: u64,
+    pub(crate) epoch: u64,
+}
+
+impl Author {
+    /// A name that was never used and never will be.
+    fn name(&self) -> Result<String, Failure> {
+        let mut random = [0; 8];
+        getrandom::fill(&mut random).map_err(|error| Failure::new("internal", format!("no random name: {error}")))?;
+        let Author { member, generation, epoch } = self;
+        Ok(format!("data-{generation:020}-{epoch:020}-{member:016x}{:016x}", u64::from_le_bytes(random)))
+    }
+}
+
+/// Writes the records of an epoch; nothing where nothing has changed.
+pub(crate) fn write_records(
+    store: &dyn Store,
+    author: Author,
+    records: &[Segment],
+    wanted: &Use,
+) -> Result<Vec<DataFile>, Failure> {
+    if records.is_empty() {
+        return Ok(Vec::new());
+    }
+    write_file(store, author, records.iter().cloned().map(Ok), wanted).map(|file| vec![file])
+}
+
+/// Writes one file for many, also where nothing is left of them: it stands for them.
+pub(crate) fn merge_files(
+    store: &Arc<dyn Store>,
+    author: Author,
+    files: &[DataFile],
+    wanted: &Use,
+) -> Result<Vec<DataFile>, Failure> {
+    let opened = open(store, files, wanted)?;
+    let epoch = files.iter().map(|file| file.epoch).max().unwrap_or(author.epoch);
+    write_file(&**store, Author { epoch, ..author }, merge(&opened), wanted).map(|file| vec![file])
+}
+
+fn write_file(
+    store: &dyn Store,
+    author: Author,
+    segments: impl Iterator<Item = Result<Segment, FileError>>,
+    wanted: &Use,
+) -> Result<DataFile, Failure> {
+    let name = author.name()?;
+    let mut writing = write(segments);
+    // What ends a file early, in our words: the store only hears that there is no more.
+    let mut broken = None;
+    let mut pieces = std::iter::from_fn(|| {
+        let piece = match wanted.check() {
+            Ok(()) => writing.next()?.map_err(unreadable),
+            Err(failure) => Err(failure),
+        };
+        Some(piece.map_err(|failure| {
+            let told = io::Error::other(failure.message.clone());
+            broken = Some(failure);
+            told
+        }))
+    });
+    let wrote = store.write(&name, &mut pieces);
+    if let Some(failure) = broken {
+        return Err(failure);
+    }
+    let failed = |what: String| Failure::new("store", format!("file {name} cannot be written: {what}"));
+    let length = wrote.map_err(|error| failed(error.to_string()))?;
+    match writing.summary() {
+        Some(summary) if summary.length == length => {
+            let (checksum, epoch, generation) = (summary.checksum, author.epoch, author.generation);
+            Ok(DataFile { name, length, checksum, epoch, generation })
+        }
+        Some(summary) => Err(failed(format!("the store has taken {length} of {} bytes", summary.length))),
+        None => Err(failed("the store has not asked for all of it".into())),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_tell_who_wrote_what_and_come_once() {
+        let author = Author { member: 10, generation: 7, epoch: 3 };
+        let (one, other) = (author.name().unwrap(), author.name().unwrap());
+        assert_ne!(one, other);
+        let parts: Vec<&str> = one.split('-').collect();
+        assert_eq!(parts[..3], ["data", "00000000000000000007", "00000000000000000003"]);
+        assert!(parts.len() == 4 && parts[3].starts_with("000000000000000a"), "{one}");
+    }
+}
