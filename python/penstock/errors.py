@@ -182,12 +182,13 @@ class SlotsError(EngineError):
 
 
 class StorageError(PenstockError, OSError):
-    """Rows that do not fit in memory cannot be written to a local directory, or not be had back.
+    """Storage does not do what it should: rows that do not fit in memory cannot be written to a local directory or had
+    back, or the store of a checkpoint cannot be used.
 
     Attributes
     ----------
     paths : list of str
-        The directories.
+        The local directories.
     setting : str
         What to change.
     """

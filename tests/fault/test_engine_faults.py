@@ -69,7 +69,7 @@ def test_a_member_killed_in_an_epoch(cluster: Any, engine: pk.Engine, tmp_path: 
         kept(df, batch_id)
         gate.close()
 
-    function = engine.foreach_batch(flow, sink)
+    function = engine.foreach_batch(flow, sink, checkpoint=None)
     query = stream(cluster, tmp_path / "in", SCHEMA, function, tmp_path / "check")
     wait_for(gate.reached.exists, what="the epoch is under way")
     victim = engine.members()[1]

@@ -430,16 +430,16 @@ def test_a_function_serves_one_query(cluster: Any, engine: pk.Engine, tmp_path: 
     assert first.id in str(function.error) and second.id in str(function.error)
 
 
-def test_state_does_not_outlive_its_engine(cluster: Any, engine: pk.Engine, tmp_path: Path) -> None:
-    """A query restarted from its checkpoint finds no state: an error that names both, not a wrong count."""
+def test_state_in_memory_does_not_outlive_its_engine(cluster: Any, engine: pk.Engine, tmp_path: Path) -> None:
+    """A query whose state is not durable finds none after a restart: an error that names both, not a wrong count."""
     write(cluster, tmp_path / "in", 0, numbers(cluster, 0))
-    gone = engine.foreach_batch(COUNTS, Kept(), name="first life")
+    gone = engine.foreach_batch(COUNTS, Kept(), name="first life", checkpoint=None)
     query = stream(cluster, tmp_path / "in", SCHEMA, gone, tmp_path / "check")
     query.awaitTermination(120)
     write(cluster, tmp_path / "in", 1, numbers(cluster, 1))
     engine.drop(query)  # as in a new driver: nothing is known of the query
     kept = Kept()
-    function = engine.foreach_batch(COUNTS, kept)
+    function = engine.foreach_batch(COUNTS, kept, checkpoint=None)
     with pytest.raises(Exception, match="holds none"):
         stream(cluster, tmp_path / "in", SCHEMA, function, tmp_path / "check").awaitTermination(120)
     assert isinstance(function.error, StateLost)

@@ -76,7 +76,7 @@ def test_dropping_a_query_ends_all_of_it(cluster: Any, engine: pk.Engine, tmp_pa
     beside = engine.foreach_batch(COUNTS, other, name="beside")
     beside(numbers(cluster, 0), 0)
     write(cluster, tmp_path / "in", 0, numbers(cluster, 0))
-    function = engine.foreach_batch(flow, kept)
+    function = engine.foreach_batch(flow, kept, checkpoint=None)
     gate.close()
     query = stream(cluster, tmp_path / "in", SCHEMA, function, tmp_path / "check", "dropped")
     wait_for(gate.reached.exists, what="the epoch is under way")

@@ -53,12 +53,12 @@ class Runs:
         write(self.cluster, self.folder / "in", self.batches, rows)
         self.batches += 1
 
-    def start(self, flow: pk.Flow, sink: Any = None) -> Any:
-        self.function = self.engine.foreach_batch(flow, sink or self.kept)
+    def start(self, flow: pk.Flow, sink: Any = None, **options: Any) -> Any:
+        self.function = self.engine.foreach_batch(flow, sink or self.kept, **options)
         return stream(self.cluster, self.folder / "in", SCHEMA, self.function, self.folder / "check")
 
-    def run(self, flow: pk.Flow, sink: Any = None) -> None:
-        self.start(flow, sink).awaitTermination(120)
+    def run(self, flow: pk.Flow, sink: Any = None, **options: Any) -> None:
+        self.start(flow, sink, **options).awaitTermination(120)
 
     def worth(self, batch: int) -> list[int]:
         return sorted(self.kept.batches[batch]["worth"].to_pylist())
@@ -154,12 +154,14 @@ def test_a_batch_that_was_computed_is_served_as_it_was(runs: Runs) -> None:
     assert bag(runs.kept.batches[0]) == seen[0] and runs.worth(1) == [200, 200]
 
 
-def test_another_flow_is_refused_with_the_reason(runs: Runs) -> None:
+@pytest.mark.parametrize("place", ["query", None])
+def test_another_flow_is_refused_with_the_reason(runs: Runs, place: str | None) -> None:
+    why = {"query": "the flow has nothing of that name", None: r"its step 1 \(agg\) is not that of the flow before"}
     runs.add()
-    runs.run(keyed(adding(1)))
+    runs.run(keyed(adding(1)), checkpoint=place)
     runs.add()
-    with pytest.raises(Exception, match=r"its step 1 \(agg\) is not that of the flow before"):
-        runs.run(COUNTS)
+    with pytest.raises(Exception, match=why[place]):
+        runs.run(COUNTS, checkpoint=place)
     assert isinstance(runs.function.error, EngineError)
-    runs.run(keyed(adding(1)))
+    runs.run(keyed(adding(1)), checkpoint=place)
     assert runs.worth(1) == [2, 2]

@@ -15,6 +15,7 @@ from __future__ import annotations
 import itertools
 import logging
 import os
+import secrets
 import threading
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -25,10 +26,12 @@ from typing import TYPE_CHECKING, Any
 from penstock._durations import Timeout, parse_timeout
 from penstock._figures import ENGINE_MOVES, ENGINE_WORKERS, ScopeStats, scope_stats, to_table
 from penstock._sizes import parse_bytes
+from penstock._storage import open_storage
 from penstock.errors import ConfigError, EngineError, ForkError
 from penstock.spark._engine import handles
-from penstock.spark._engine.batch_function import BatchFunction, Sink
+from penstock.spark._engine.batch_function import OWN_CHECKPOINT, BatchFunction, Sink
 from penstock.spark._engine.calls import Calls
+from penstock.spark._engine.checkpoints import Checkpoints
 from penstock.spark._engine.ended import Ended
 from penstock.spark._engine.executor import Executor
 from penstock.spark._engine.hub import Hub, Member
@@ -96,6 +99,13 @@ class Engine:
         longer for it.
     linger : float, str or datetime.timedelta, default 300.0
         Seconds for which a query that has ended and cannot come back is kept for `finish`; see `drop`.
+    keep : int, default 1
+        Of durable state, manifests that are kept below the last batch that Spark has committed; at least 1.
+    takeover : bool, default False
+        Take over checkpoints that another engine serves; it is shut out from then on. A sink of it that runs already
+        may still write.
+    retry_sink : bool, default True
+        Whether the sink of a batch may be called again in the same batch when a worker was lost meanwhile.
 
     Raises
     ------
@@ -107,7 +117,8 @@ class Engine:
     Notes
     -----
     A context manager: entering starts it, leaving ends every thread, port and Spark job of it, also after errors.
-    State is kept in memory: when a member dies, its queries end with `StateLost` and give no wrong number.
+    State is in memory, and durable where its query has a checkpoint, see `foreach_batch`. A query whose state is not
+    durable ends with `StateLost` when a member dies, and gives no wrong number.
 
     Examples
     --------
@@ -136,6 +147,9 @@ class Engine:
         staging_folders: Sequence[str] | None = None,
         member_timeout: Timeout = 60.0,
         linger: Timeout = 300.0,
+        keep: int = 1,
+        takeover: bool = False,
+        retry_sink: bool = True,
     ) -> None:
         require_classic(spark, "penstock.Engine")
         for label, value, least, most in (
@@ -145,9 +159,14 @@ class Engine:
             ("registry_port", registry_port, 0, 65_535),
             ("window", window, 1, 1 << 20),
             ("slice_rows", slice_rows, 1, 1 << 30),
+            ("keep", keep, 1, 1 << 20),
         ):
             if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
                 raise ConfigError(f"{label}={value!r} must be an int from {least} to {most}")
+        for label, choice in (("takeover", takeover), ("retry_sink", retry_sink)):
+            if not isinstance(choice, bool):
+                raise ConfigError(f"{label}={choice!r} must be True or False")
+        self._durable = {"keep": keep, "takeover": takeover, "retry_sink": retry_sink}
         self._start_timeout = parse_timeout(start_timeout, "start_timeout")
         self._silence = parse_timeout(member_timeout, "member_timeout", least_s=0.5, most_s=86_400.0)
         keep_s = parse_timeout(linger, "linger", least_s=0.0)
@@ -271,14 +290,28 @@ class Engine:
         secret = Secret.random()
         hub = Hub(bind, self._port, host, secret, self.name, self._silence)
         self._hub = hub
-        limits = {"start_ms": int(self._start_timeout * 1_000), "silence_ms": int(self._silence * 1_000)}
-        executor = Executor(self.name, {"workers": self.workers, "threads": self.threads, "bits": self.bits, **limits})
+        nonce = secrets.randbits(64)
+        executor = Executor(
+            self.name,
+            {
+                "workers": self.workers,
+                "threads": self.threads,
+                "bits": self.bits,
+                "start_ms": int(self._start_timeout * 1_000),
+                "silence_ms": int(self._silence * 1_000),
+                "nonce": nonce,
+                "registry": hub.address,
+                **self._durable,
+            },
+        )
         self._executor = executor
         self._recorder = Recorder(hub, f"engine {self.name}", self._queries.name_of)
         self._residents = Residents(
             sc, hub, executor, secret, self.name, self._silence, self._staging_memory, self._staging_folders
         )
-        Calls(hub, executor, self._queries.program, self._queries.hear, self._window, self._slice_rows)
+        queries = self._queries
+        Calls(hub, executor, queries.program, queries.checkpoint, queries.hear, self._window, self._slice_rows)
+        Checkpoints(executor, queries.storage, hub.address, nonce)
         self._queries.attach(executor)
         self._rescales = Rescales(executor, self._resized)
         self._setup = Setup(
@@ -306,7 +339,13 @@ class Engine:
     # Queries
 
     def foreach_batch(
-        self, flow: Flow, sink: Sink, *, late: Sink | None = None, name: str | None = None
+        self,
+        flow: Flow,
+        sink: Sink,
+        *,
+        late: Sink | None = None,
+        name: str | None = None,
+        checkpoint: str | None = OWN_CHECKPOINT,
     ) -> BatchFunction:
         """Make the function for ``DataStreamWriter.foreachBatch`` that runs a flow on this engine.
 
@@ -321,11 +360,17 @@ class Engine:
             ``late(df, batch_id)`` with the rows that came too late. Without it they are counted and a warning tells.
         name : str, optional
             What the query is called; default Spark's name of the query, else its id.
+        checkpoint : str or None, optional
+            Where its state is durable: "query", the default, in a folder of the query's own ``checkpointLocation``, so
+            that it lives and dies with that; else a path or URL of a folder that driver and executors reach, of this
+            query alone; None to keep the state in memory only. A query without a ``checkpointLocation`` has no
+            durable state by default.
 
         Returns
         -------
         BatchFunction
-            For one Spark query (which may be restarted from its checkpoint while this engine lives).
+            For one Spark query, which may be restarted from its checkpoint: while this engine lives, or, where its
+            state is durable, with a new one.
 
         Raises
         ------
@@ -338,7 +383,10 @@ class Engine:
 
         Notes
         -----
-        The function raises `StateLost` when a member died, `UserFunctionError` when a function of the flow raised,
+        With durable state the death of a worker costs time, never the query: the others go back to where the batch
+        began, what was lost is read, and the batch runs again. Without it the function raises `StateLost` then. It
+        raises `StorageError` when the checkpoint's store does not work, and `StateError` when a file of it is damaged;
+        `UserFunctionError` when a function of the flow raised,
         `SchemaError` when the batch does not have the flow's columns. Spark then ends the query; `BatchFunction.error`
         keeps the exception itself. After anything but `StateLost` the query can be started again from its checkpoint
         and replays the batch exactly.
@@ -349,7 +397,10 @@ class Engine:
         if self._state in ("closing", "closed"):
             self._require_open()
         require_flow(flow, "penstock.Engine.foreach_batch")
-        return BatchFunction(self, Program.of(flow), sink, late, name)
+        if checkpoint is not None and not isinstance(checkpoint, str):
+            raise ConfigError(f"checkpoint={checkpoint!r} must be a path or URL, {OWN_CHECKPOINT!r} or None")
+        place = checkpoint if checkpoint in (None, OWN_CHECKPOINT) else open_storage(checkpoint)
+        return BatchFunction(self, Program.of(flow), sink, late, name, place)
 
     @property
     def queries(self) -> dict[str, Query]:

@@ -5,14 +5,18 @@ Owns: which Spark query a function serves, and telling a query that was stopped 
 
 from __future__ import annotations
 
+import logging
 import os
 import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Protocol
 
+from penstock._storage import Storage, open_storage
 from penstock.errors import EngineError
 from penstock.spark._engine.program import Program
+from penstock.spark._engine.progress import StreamFacts
 from penstock.spark._engine.query import Abandoned, described
+from penstock.spark._engine.stream import Stream
 from penstock.spark._session.guard import require_classic
 
 if TYPE_CHECKING:
@@ -22,7 +26,14 @@ if TYPE_CHECKING:
     from penstock.spark._engine.queries import Queries
     from penstock.spark._engine.query import Setup
 
-__all__ = ["BatchFunction", "Sink"]
+__all__ = ["OWN_CHECKPOINT", "BatchFunction", "Sink"]
+
+log = logging.getLogger(__name__)
+
+#: The state of a query is durable where Spark keeps the query's progress, if that outlives the query.
+OWN_CHECKPOINT = "query"
+#: Our folder there.
+FOLDER = "_penstock"
 
 Sink = Callable[["DataFrame", int], Any]
 
@@ -49,8 +60,17 @@ class BatchFunction:
         What the last batch raised. Spark wraps it in text; here it is itself.
     """
 
-    def __init__(self, engine: Host, program: Program, sink: Sink, late: Sink | None, name: str | None) -> None:
+    def __init__(
+        self,
+        engine: Host,
+        program: Program,
+        sink: Sink,
+        late: Sink | None,
+        name: str | None,
+        checkpoint: Storage | str | None,
+    ) -> None:
         self._engine = engine
+        self._checkpoint = checkpoint
         self._program = program
         self._sink = sink
         self._late = late
@@ -79,7 +99,9 @@ class BatchFunction:
         self._bind(query_id, batch_id)
         name = self._name or (stream.name if stream is not None else None) or query_id
         assert engine._setup is not None
-        query = engine._queries.of(engine._setup, self._program, query_id, name)
+        told = Stream(None if query_id == self._direct else StreamFacts(engine._spark, query_id))
+        storage = self._storage(told, query_id, name)
+        query = engine._queries.of(engine._setup, self._program, query_id, name, told, storage)
         # Python's callback runs on the thread of the query. Stopping interrupts it, whatever session owns it.
         jvm: Any = sc._jvm
         thread = None if query_id == self._direct else jvm.java.lang.Thread.currentThread()
@@ -106,6 +128,19 @@ class BatchFunction:
             failure.__cause__ = failure.__context__ = None
             failure.__suppress_context__ = True
         raise failure
+
+    def _storage(self, stream: Stream, query_id: str, name: str) -> Storage | None:
+        """Where the state of the query is durable."""
+        if not isinstance(self._checkpoint, str):
+            return self._checkpoint
+        root = stream.checkpoint
+        if root is not None:
+            return open_storage(f"{root.rstrip('/')}/{FOLDER}")
+        if self._engine._queries.get(query_id) is None and query_id != self._direct:
+            log.warning(
+                "query %s has no checkpointLocation: its state lives only as long as this engine and its workers", name
+            )
+        return None
 
     def _bind(self, query_id: str, batch_id: int) -> None:
         """State belongs to one Spark query: another one must have a function of its own."""

@@ -1,8 +1,8 @@
 """What members are asked for the engine's protocol, and what they answer.
 
 Owns: the frames. A request goes as it is, with the name of its query; the start of a generation takes along what the
-members need to run it. An answer becomes an event under the ticket of its request. A member that is lost answers
-nothing: that it is gone is an event of its own.
+members need to run it, the reading of state what they need to make it. An answer becomes an event under the ticket of
+its request. A member that is lost answers nothing: that it is gone is an event of its own.
 """
 
 from __future__ import annotations
@@ -30,6 +30,8 @@ class Calls:
         Of the engine; must not have started.
     program : callable
         The program that a query runs.
+    checkpoint : callable
+        Where the state of a query is durable; None where it is not.
     heard : callable
         Told of every failure of a member about a query: the protocol knows its kind and text only.
     window, slice_rows : int
@@ -41,6 +43,7 @@ class Calls:
         hub: Hub,
         executor: Executor,
         program: Callable[[str], Program],
+        checkpoint: Callable[[str], str | None],
         heard: Callable[[str, Failure], None],
         window: int,
         slice_rows: int,
@@ -48,6 +51,7 @@ class Calls:
         self._hub = hub
         self._executor = executor
         self._program = program
+        self._checkpoint = checkpoint
         self._heard = heard
         self._pace = {"window": window, "slice_rows": slice_rows}
         executor.perform(Call=self._send)
@@ -57,14 +61,18 @@ class Calls:
         ticket, query, request = facts["ticket"], facts["query"], facts["request"]
         member = self._hub.known(facts["member"])
         body: dict[str, Any] = {"query": query, "ask": request}
+        what, asked = (request, {}) if isinstance(request, str) else next(iter(request.items()))
         attachment = b""
-        if isinstance(request, Mapping) and "Start" in request:
+        if what in ("Start", "Load"):
             program = self._program(query)
-            peers = [self._hub.known(one) for one in request["Start"]["members"]]
             body["plan"] = json.loads(program.plan)
+            attachment = program.calls
+        if what in ("Start", "Load", "Merge") and (checkpoint := self._checkpoint(query)) is not None:
+            body["checkpoint"] = checkpoint
+        if what == "Start":
+            peers = [self._hub.known(one) for one in asked["members"]]
             body["peers"] = [{"id": peer.id, "address": peer.address} for peer in peers]
             body |= self._pace
-            attachment = program.calls
         self._hub.call(member, body, attachment, lambda call: self._answered(ticket, query, call))
 
     def _answered(self, ticket: int, query: str, call: Call) -> None:

@@ -93,8 +93,14 @@ class Program:
         """Whether members that run the other one need not be told; False also where that cannot be known."""
         return self.plan == other.plan and self.calls == other.calls
 
-    def misfit(self, other: Program) -> str | None:
-        """Why this one cannot go on from the state of another one; None when it can."""
+    def misfit(self, other: Program, durable: bool) -> str | None:
+        """Why this one cannot go on from the state of another one here; None when it can.
+
+        Of durable state the operators tell what fits, which is decided by the protocol.
+        """
+        return (None if durable else self._other_state(other)) or self._other_modules(other)
+
+    def _other_state(self, other: Program) -> str | None:
         mine, theirs = _steps(self.plan), _steps(other.plan)
         if mine != theirs:
             pairs = zip(mine[1:], theirs[1:], strict=False)
@@ -110,6 +116,9 @@ class Program:
             for key, now, before in zip(_BINDING, one, two, strict=True):
                 if now != before:
                     return f"{key} of its function {at} was {before}, and is {now}"
+        return None
+
+    def _other_modules(self, other: Program) -> str | None:
         changed = sorted(name for name, mark in self.sources.items() if other.sources.get(name, mark) != mark)
         if changed:
             return (

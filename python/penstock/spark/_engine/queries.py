@@ -11,10 +11,12 @@ import threading
 from collections.abc import Mapping
 from typing import Any
 
+from penstock._storage import Storage
 from penstock.errors import EngineError
 from penstock.spark._engine.executor import Executor
 from penstock.spark._engine.program import Program
 from penstock.spark._engine.query import Check, Query, Setup
+from penstock.spark._engine.stream import Stream
 from penstock.spark._tasks.failures import Failure
 
 __all__ = ["Queries"]
@@ -75,18 +77,27 @@ class Queries:
                 return found
         raise EngineError(f"engine {self._engine} has had no batch of a query {wanted}; it knows {told}")
 
-    def of(self, setup: Setup, program: Program, query_id: str, name: str) -> Query:
+    def of(
+        self, setup: Setup, program: Program, query_id: str, name: str, stream: Stream, storage: Storage | None
+    ) -> Query:
         """The query of an id; made at its first batch.
 
         Raises
         ------
         EngineError
-            When it has state of another flow.
+            When it has state of another flow or at another place, or another query has its state there.
         """
+        url = None if storage is None else storage.url
         with self._lock:
             found = self._held.get(query_id)
             if found is not None:
-                misfit = program.misfit(found.program)
+                if found.checkpoint != url:
+                    raise EngineError(
+                        f"the state of Spark query {query_id} ({found.name}) is at {found.checkpoint} in engine"
+                        f" {self._engine}, not at {url}: drop the query, then start it again",
+                        query=query_id,
+                    )
+                misfit = program.misfit(found.program, durable=storage is not None)
                 if misfit is not None:
                     raise EngineError(
                         f"Spark query {query_id} ({found.name}) has state of another flow in engine {self._engine}:"
@@ -95,9 +106,16 @@ class Queries:
                         query=query_id,
                     )
                 return found
+            other = next((one for one in self._held.values() if url is not None and one.checkpoint == url), None)
+            if other is not None:
+                raise EngineError(
+                    f"the state of query {other.name} ({other.id}) is at {url}: give query {query_id} a checkpoint of"
+                    " its own",
+                    query=query_id,
+                )
             taken = {query.name for query in self._held.values()}
             label = name if name not in taken else f"{name} ({query_id})"
-            made = Query(setup, program, query_id, label)
+            made = Query(setup, program, query_id, label, stream, storage)
             self._held[query_id] = made
             self._names[query_id] = label
             return made
@@ -126,6 +144,16 @@ class Queries:
     def program(self, query_id: str) -> Program:
         """What a query runs."""
         return self._held[query_id].program
+
+    def checkpoint(self, query_id: str) -> str | None:
+        """Where the state of a query is durable."""
+        return self._held[query_id].checkpoint
+
+    def storage(self, query_id: str) -> Storage:
+        """The folder of a query whose state is durable."""
+        storage = self._held[query_id].storage
+        assert storage is not None, "the protocol was told that its state is not durable"
+        return storage
 
     def hear(self, query_id: str, failure: Failure) -> None:
         """A member could not do what it was asked about a query."""

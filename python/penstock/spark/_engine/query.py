@@ -18,7 +18,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
 from penstock._migration import Wish, moves_to, step_bins
-from penstock.errors import EngineError, PenstockError, SchemaError, StateLost, StorageError
+from penstock._storage import Storage
+from penstock.errors import EngineError, PenstockError, SchemaError, StateError, StateLost, StorageError
 from penstock.report._timeline import Epoch
 from penstock.spark._engine import drains, feeds
 from penstock.spark._engine.executor import Event, Executor
@@ -28,6 +29,7 @@ from penstock.spark._engine.moves import Moves
 from penstock.spark._engine.program import Program
 from penstock.spark._engine.record import Recorder
 from penstock.spark._engine.residents import Residents
+from penstock.spark._engine.stream import Stream
 from penstock.spark._tasks.failures import Failure
 from penstock.spark._tasks.place import Secret
 from penstock.spark.batch import _quoted, _select, by_place
@@ -114,12 +116,18 @@ class Query:
         For people.
     program : Program
         What it runs.
+    storage : Storage or None
+        Where its state is durable.
     """
 
-    def __init__(self, setup: Setup, program: Program, query_id: str, name: str) -> None:
+    def __init__(
+        self, setup: Setup, program: Program, query_id: str, name: str, stream: Stream, storage: Storage | None
+    ) -> None:
         self.id = query_id
         self.name = name
         self.program = program
+        self.storage = storage
+        self._stream = stream
         self._setup = setup
         self._hub = setup.hub
         self._executor = setup.executor
@@ -128,8 +136,6 @@ class Query:
         self._waiting: _Waiting | None = None
         #: Counts the programs: members that run another one are told.
         self._functions = 0
-        #: The last epoch that was asked for and its processing time, milliseconds: the same when it is repeated.
-        self._clock: tuple[int, int] = (-1, 0)
         #: What the final epoch gave.
         self._rest: tuple[int, tuple[drains.Piece, ...]] = (0, ())
         self._dropped: Mapping[str, Any] | None = None
@@ -141,6 +147,11 @@ class Query:
     def status(self) -> str:
         """In words."""
         return str(self._facts("status", "has not begun"))
+
+    @property
+    def checkpoint(self) -> str | None:
+        """Where its state is durable; None where it is not."""
+        return None if self.storage is None else self.storage.url
 
     @property
     def completed(self) -> int | None:
@@ -197,8 +208,6 @@ class Query:
     ) -> None:
         """Run or re-serve one batch, with the functions of a program that fits the state."""
         with self._taking_turn(check):
-            if self._clock[0] != batch_id:
-                self._clock = (batch_id, int(time.time() * 1_000))
             measured = _Measured(time.time())
 
             def feed(facts: Mapping[str, Any]) -> Event:
@@ -210,12 +219,12 @@ class Query:
             asked = {
                 "query": self.id,
                 "epoch": batch_id,
-                "clock_ms": self._clock[1],
-                # Spark asks for the next batch only after it has committed this one.
-                "committed": batch_id - 1 if batch_id > 0 else None,
+                "clock_ms": self._stream.clock_ms(batch_id),
+                "committed": self._stream.committed_before(batch_id),
             }
             try:
                 self._call({"Batch": asked}, {"Feed": feed, "Sink": serve}, check, program)
+                self._stream.returned(batch_id)
             finally:
                 if measured.run_s:
                     seconds = measured.feed_s + measured.run_s + measured.serve_s
@@ -240,7 +249,8 @@ class Query:
                 self._rest = (facts["epoch"], self._pieces(facts["pieces"], "rows"))
                 return _ended("Sunk", facts)
 
-            asked = {"query": self.id, "clock_ms": int(time.time() * 1_000), "committed": None}
+            committed = None if self.storage is None else self._stream.committed()
+            asked = {"query": self.id, "clock_ms": int(time.time() * 1_000), "committed": committed}
             self._call({"Finish": asked}, {"Sink": keep}, check, self.program)
             return self._frame(session, *self._rest, "rows")
 
@@ -362,7 +372,7 @@ class Query:
         opened = {
             "plan": {"operators": operators, "sources": ["input"]},
             "lateness_us": self.program.flow.lateness_ms * 1_000,
-            "durable": False,
+            "durable": self.storage is not None,
             "functions": self._functions,
         }
         self._executor.post({"Open": {"query": self.id, "program": opened}})
@@ -398,6 +408,14 @@ class Query:
                 member = self._hub.known(told["member"])
                 about |= {"member": member.id, "executor": member.executor}
             raise StateLost(where + text, **about, epoch=told["epoch"])
+        if self.storage is not None:
+            where = f"{where}checkpoint {self.storage.url}: "
+        if kind == "NoManifest":
+            raise StateLost(where + text, **about, epoch=told["asked"])
+        if kind == "Damaged":
+            raise StateError(where + text)
+        if kind == "Store":
+            raise StorageError(where + text)
         if kind == "OtherPlan":
             self.program = before
         if kind == "OutOfOrder":

@@ -1,0 +1,135 @@
+"""The files that the engine's protocol reads and writes itself: claims and manifests, and what it deletes.
+
+Owns: one folder for each query whose state is durable, and the threads that wait for its store. What is in the files,
+which of them serve and which may go is decided by the protocol; data files are written by members.
+
+Invariants: nothing here holds up the executor: each thing asked of a store has a thread of its own, which ends with
+it, and how it ended comes back as an event, also when the store hangs and nobody waits any more. A claim is made by
+`Storage.create` alone; one that is there already is ours when it carries our nonce: the answer of an earlier try was
+lost.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import threading
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from penstock._storage import Storage
+from penstock.errors import EngineError
+from penstock.spark._engine.executor import Executor
+
+__all__ = ["Checkpoints"]
+
+log = logging.getLogger(__name__)
+
+#: How long the registry of another engine may take to answer, seconds.
+_ANSWER_S = 3.0
+
+
+class Checkpoints:
+    """The checkpoints of one engine's queries.
+
+    Parameters
+    ----------
+    executor : Executor
+        Of the engine; must not have started.
+    storage : callable
+        The folder of a query.
+    registry : str
+        Address of the engine's registry.
+    nonce : int
+        Tells the engine apart; in each of its claims.
+    """
+
+    def __init__(self, executor: Executor, storage: Callable[[str], Storage], registry: str, nonce: int) -> None:
+        self._executor = executor
+        self._storage = storage
+        self._registry = registry
+        self._nonce = nonce
+        executor.perform(
+            ReadCheckpoint=self._asks("reads", self._read),
+            CreateClaim=self._asks("claims", self._claim),
+            ReadClaims=self._asks("claims", self._newest),
+            WriteManifest=self._asks("writes", self._write),
+            Delete=self._asks("deletes", self._delete),
+        )
+
+    def _asks(
+        self, what: str, work: Callable[[Storage, Mapping[str, Any]], Any]
+    ) -> Callable[[Mapping[str, Any]], None]:
+        """An effect that does some work with a store in a thread of its own."""
+
+        def begin(facts: Mapping[str, Any]) -> None:
+            storage = self._storage(facts["query"])
+            name = f"penstock-checkpoint-{what}"
+            threading.Thread(target=self._do, args=(work, storage, facts), name=name, daemon=True).start()
+
+        return begin
+
+    def _do(
+        self, work: Callable[[Storage, Mapping[str, Any]], Any], storage: Storage, facts: Mapping[str, Any]
+    ) -> None:
+        try:
+            outcome: Any = {"Ok": work(storage, facts)}
+        except Exception as error:
+            # Whatever a store raises may pass; the protocol tries again, and says in the end what it was.
+            log.info("checkpoint %s: %s", storage.url, error, exc_info=not isinstance(error, OSError))
+            outcome = {"Err": {"Unavailable": f"{storage.url}: {error}"}}
+        if "ticket" in facts:
+            try:
+                self._executor.post({"Stored": {"ticket": facts["ticket"], "outcome": outcome}})
+            except EngineError as error:
+                log.debug("nobody hears how a checkpoint was used: %s", error)
+
+    # In a thread of each
+
+    def _read(self, storage: Storage, facts: Mapping[str, Any]) -> Any:
+        from penstock import _native
+
+        files: list[tuple[str, int, bytes | None]] = []
+        for entry in storage.list():
+            content: bytes | None = None
+            if _native.checkpoint_reads(entry.name):
+                try:
+                    content = storage.read(entry.name)
+                except FileNotFoundError:
+                    continue  # it went since
+            files.append((entry.name, entry.size, content))
+        contents = json.loads(_native.checkpoint_contents(files, False))
+        newest = max(contents["claims"], key=lambda claim: claim[0], default=None)
+        contents["held"] = newest is not None and "Ok" in newest[1] and self._is_held(newest[1]["Ok"])
+        return {"Contents": contents}
+
+    def _is_held(self, claim: Mapping[str, Any]) -> bool:
+        """Whether another engine serves under a claim now."""
+        from penstock import _native
+
+        if claim["nonce"] == self._nonce or claim["registry"] in ("", self._registry):
+            return False
+        return _native.registry_answers(claim["registry"], _ANSWER_S)
+
+    def _claim(self, storage: Storage, facts: Mapping[str, Any]) -> Any:
+        from penstock import _native
+
+        name, content = _native.checkpoint_file("claim", json.dumps(facts["claim"]))
+        return {"Claimed": storage.create(name, content) or storage.read(name) == content}
+
+    def _newest(self, storage: Storage, facts: Mapping[str, Any]) -> Any:
+        from penstock import _native
+
+        listing: list[tuple[str, int, bytes | None]] = [(entry.name, entry.size, None) for entry in storage.list()]
+        claims = json.loads(_native.checkpoint_contents(listing, False))["claims"]
+        return {"NewestClaim": max((number for number, _ in claims), default=0)}
+
+    def _write(self, storage: Storage, facts: Mapping[str, Any]) -> Any:
+        from penstock import _native
+
+        name, content = _native.checkpoint_file("manifest", json.dumps(facts["manifest"]))
+        storage.write(name, [content])
+        return "Written"
+
+    def _delete(self, storage: Storage, facts: Mapping[str, Any]) -> Any:
+        storage.delete(facts["names"])

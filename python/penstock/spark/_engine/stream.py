@@ -1,0 +1,77 @@
+"""A Spark query as the engine asks about it: what is committed, what time a batch has, where its checkpoint is.
+
+Owns: what counts where Spark does not tell. Batches that are called by hand, without a stream, count as committed when
+they have returned, and have the time of their first call.
+
+Invariant: a batch that is computed again has the time that it had: of a stream that time is durable at Spark.
+"""
+
+from __future__ import annotations
+
+import time
+from contextlib import suppress
+from typing import Any
+
+from penstock._storage import open_storage
+from penstock.spark._engine.progress import StreamFacts
+
+__all__ = ["Stream"]
+
+
+class Stream:
+    """Facts of one query.
+
+    Parameters
+    ----------
+    facts : StreamFacts or None
+        Of the Spark query; None for batches that are called by hand.
+    """
+
+    def __init__(self, facts: StreamFacts | None) -> None:
+        self._facts = facts
+        #: The last batch that was asked for and its processing time, milliseconds.
+        self._clock: tuple[int, int] = (-1, 0)
+        #: The last batch that returned.
+        self._returned: int | None = None
+
+    @property
+    def checkpoint(self) -> str | None:
+        """Where Spark keeps the query's progress; None where that goes with the query, or is not known."""
+        if self._facts is None or self._facts.temporary() is not False:
+            return None
+        return self._facts.checkpoint_root()
+
+    def clock_ms(self, batch_id: int) -> int:
+        """Processing time of a batch, milliseconds since 1970."""
+        if self._clock[0] != batch_id:
+            told = None if self._facts is None else self._facts.batch_timestamp_ms(batch_id)
+            self._clock = (batch_id, int(time.time() * 1_000) if told is None else told)
+        return self._clock[1]
+
+    def returned(self, batch_id: int) -> None:
+        """A batch has returned to Spark."""
+        self._returned = batch_id
+
+    def committed_before(self, batch_id: int) -> int | None:
+        """The last batch in Spark's commit log when it asks for a batch; None for none."""
+        if batch_id == 0:
+            return None
+        told = None if self._facts is None else self._facts.committed()
+        # Without asynchronous progress Spark asks for the next batch only after it has committed this one.
+        if told is None and (self._facts is None or not self._facts.asynchronous()):
+            return batch_id - 1
+        return told
+
+    def committed(self) -> int | None:
+        """The last batch in Spark's commit log, also of a query that has ended; None where it has none."""
+        if self._facts is None:
+            return self._returned
+        told = self._facts.committed()
+        if told is not None:
+            return told
+        root: Any = self._facts.checkpoint_root()
+        if root is not None:
+            with suppress(OSError):
+                batches = [int(name) for name, _ in open_storage(f"{root}/commits").list() if name.isdigit()]
+                return max(batches, default=None)
+        return self._returned

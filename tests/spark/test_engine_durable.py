@@ -1,0 +1,93 @@
+"""Durable state: a query outlives its workers and its engine."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import penstock as pk
+from engine_support import COUNTS, Kept, counted, numbers, state, stream, write
+from penstock.errors import EngineError, StateError, StateLost, StorageError
+
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(300)]
+
+SCHEMA = "k bigint, v bigint"
+
+
+class Runs:
+    """One Spark query over a folder of files, a file a batch, run by one engine after the other."""
+
+    def __init__(self, cluster: Any, folder: Path) -> None:
+        self.cluster, self.folder = cluster, folder
+        self.kept = Kept()
+        self.batches = 0
+        self.function: Any = None
+
+    @property
+    def files(self) -> Path:
+        return self.folder / "check" / "_penstock"
+
+    def add(self, batches: int = 1) -> None:
+        for _ in range(batches):
+            write(self.cluster, self.folder / "in", self.batches, numbers(self.cluster, self.batches))
+            self.batches += 1
+
+    def start(self, engine: pk.Engine, flow: pk.Flow = COUNTS, sink: Any = None, **options: Any) -> Any:
+        self.function = engine.foreach_batch(flow, sink or self.kept, **options)
+        return stream(self.cluster, self.folder / "in", SCHEMA, self.function, self.folder / "check")
+
+    def run(self, engine: pk.Engine, flow: pk.Flow = COUNTS, sink: Any = None, **options: Any) -> None:
+        self.start(engine, flow, sink, **options).awaitTermination(120)
+
+    def fails(self, engine: pk.Engine, flow: pk.Flow = COUNTS, sink: Any = None, **options: Any) -> BaseException:
+        with pytest.raises(Exception, match=r".*"):
+            self.run(engine, flow, sink, **options)
+        assert self.function.error is not None
+        return self.function.error
+
+
+@pytest.fixture
+def runs(cluster: Any, tmp_path: Path) -> Runs:
+    return Runs(cluster, tmp_path)
+
+
+def test_a_new_engine_goes_on_with_any_number_of_workers(cluster: Any, runs: Runs) -> None:
+    for workers, bits in ((2, 4), (3, 4), (1, 6), (2, 2)):
+        runs.add(2)
+        with pk.Engine(cluster, workers=workers, bits=bits) as engine:
+            runs.run(engine)
+        assert state(runs.kept) == counted(runs.batches), f"{workers} workers"
+    assert sorted(runs.kept.batches) == list(range(8))
+
+
+def test_the_death_of_a_worker_costs_no_query(cluster: Any, runs: Runs) -> None:
+    deaths = 0
+
+    def sink(df: Any, batch_id: int) -> None:
+        nonlocal deaths
+        runs.kept(df, batch_id)
+        if batch_id in (1, 3) and deaths < batch_id:
+            deaths += 2 if batch_id == 3 else 1
+            os.kill(engine.members()[batch_id // 3].pid, signal.SIGKILL)
+
+    runs.add(6)
+    with pk.Engine(cluster, workers=2, bits=4) as engine:
+        runs.run(engine, sink=sink)
+    assert deaths == 3
+    assert state(runs.kept) == counted(6)
+
+
+def test_without_durable_state_it_is_lost_with_a_worker(cluster: Any, runs: Runs) -> None:
+    def sink(df: Any, batch_id: int) -> None:
+        runs.kept(df, batch_id)
+        if batch_id == 1:
+            os.kill(engine.members()[0].pid, signal.SIGKILL)
+
+    runs.add(4)
+    with pk.Engine(cluster, workers=2, bits=4) as engine:
+        assert isinstance(runs.fails(engine, sink=sink, checkpoint=None), StateLost)
+    assert not runs.files.exists()
