@@ -200,8 +200,8 @@ impl<S: BinState> Shelf<S> {
     /// Call it when all workers of the process have ended (their tables are dropped). `routing` is the routing when `epoch`
     /// began; `workers` are the members in this process. What was marked with `epoch` is rolled back: bins that came
     /// from another process since are dropped, originals that went to one come back. What was last marked before
-    /// `epoch`, or never, is at the end of the epoch before (its worker had not begun `epoch`) and stays as it is. Copies of
-    /// bins that `routing` gives to another process are dropped.
+    /// `epoch`, or never since it was made for `epoch` ([`BinTable::unmark`]), is at the end of the epoch before (its worker had not begun
+    /// `epoch`) and stays as it is; what was made for another epoch is dropped. Copies of bins that `routing` gives to another process are dropped.
     ///
     /// # Errors
     /// [`BinsError::Stranded`] when the only state of a bin is here and its owner is not among `workers`,
@@ -289,6 +289,10 @@ impl<S> Rest<S> {
     /// Whether the resting state is the bin's at the beginning of `epoch`, or can be rolled back to it.
     fn of_resting(&self, epoch: u64) -> Standing {
         match &self.resting {
+            // It was never marked: it is what its own epoch begins with, whatever that has become elsewhere.
+            Some((held, _)) if held.epoch.is_none() && held.begins.is_some_and(|begins| begins != epoch) => {
+                Standing::No
+            }
             // Its original may still be where it came from.
             Some((held, _)) if held.epoch < Some(epoch) && held.arrived => Standing::Copy,
             Some((held, _)) if held.epoch == Some(epoch) && !held.arrived && held.came => Standing::Copy,
@@ -597,6 +601,36 @@ mod tests {
         let rebuilt = shelf.rebuild("count", 0, &routing, &[0]).unwrap();
         assert!(rebuilt.missing.is_empty());
         assert_eq!(rebuilt.tables[0].1.get(1).unwrap().get(&4), Some(&4));
+    }
+
+    /// What a generation that ended before its first mark has left is the state as its first epoch begins, and of no other time.
+    #[test]
+    fn a_bin_that_was_never_marked_serves_one_epoch() {
+        let routing = Routing::from_owners(vec![0]).unwrap();
+        for moving in [false, true] {
+            let shelf = Shelf::new();
+            let mut table = BinTable::fresh(&routing, 0, &Counts::default);
+            table.attach(shelf.clone(), "count".into());
+            table.unmark(7);
+            if moving {
+                shelf.put("count", 0, table.uninstall_held(0).unwrap()).unwrap();
+            }
+            drop(table);
+            assert_eq!(shelf.inventory("count", 7), [0]);
+            for other in [6, 8] {
+                assert_eq!(shelf.inventory("count", other), [] as [u32; 0], "epoch {other}");
+                assert_eq!(shelf.missing("count", other, &routing, &[0]).unwrap(), [0]);
+            }
+            assert!(shelf.rebuild("count", 7, &routing, &[0]).unwrap().missing.is_empty());
+        }
+        // A mark makes it like any other.
+        let shelf = Shelf::new();
+        let mut table = BinTable::fresh(&routing, 0, &Counts::default);
+        table.attach(shelf.clone(), "count".into());
+        table.unmark(7);
+        table.mark_all(7);
+        drop(table);
+        assert_eq!(shelf.inventory("count", 8), [0]);
     }
 
     /// A state that cannot go back while it is stuck.

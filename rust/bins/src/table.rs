@@ -28,6 +28,8 @@ pub struct BinTable<S: BinState> {
     held: usize,
     /// The epoch that began at the last mark.
     epoch: Option<u64>,
+    /// Without a mark: the epoch that begins with the bins as they are.
+    begins: Option<u64>,
     home: Option<(Shelf<S>, String)>,
 }
 
@@ -40,7 +42,7 @@ pub(crate) struct Held<S> {
     pub(crate) came: bool,
     /// The epoch that began at its last mark.
     pub(crate) epoch: Option<u64>,
-    /// The epoch that begins with the state as it is now: the bin left between two epochs.
+    /// The epoch that begins with the state as it is now: the bin left between two epochs, or its table was never marked.
     pub(crate) begins: Option<u64>,
     /// The process that it went to has all of it.
     pub(crate) copied: bool,
@@ -55,7 +57,7 @@ impl<S: BinState> BinTable<S> {
         check_bits(bits)?;
         let slots = (0..1usize << bits).map(|_| None).collect();
         let (arrived, came, coming) = Default::default();
-        Ok(Self { bits, slots, arrived, came, coming, held: 0, epoch: None, home: None })
+        Ok(Self { bits, slots, arrived, came, coming, held: 0, epoch: None, begins: None, home: None })
     }
 
     /// A table with a new state for every bin that `routing` gives to `worker`.
@@ -72,6 +74,7 @@ impl<S: BinState> BinTable<S> {
             coming: BTreeMap::new(),
             held,
             epoch: None,
+            begins: None,
             home: None,
         }
     }
@@ -171,7 +174,7 @@ impl<S: BinState> BinTable<S> {
         self.held -= 1;
         self.coming.remove(&bin);
         let (arrived, came) = (self.arrived.remove(&bin), self.came.remove(&bin));
-        Some(Held { state, arrived, came, epoch: self.epoch, begins: None, copied: false })
+        Some(Held { state, arrived, came, epoch: self.epoch, begins: self.begins, copied: false })
     }
 
     /// The bins held, ascending.
@@ -191,20 +194,20 @@ impl<S: BinState> BinTable<S> {
 
     /// `epoch` begins: [`BinState::mark`] on all bins. What arrived before is from now on like any other.
     pub fn mark_all(&mut self, epoch: u64) {
-        self.epoch = Some(epoch);
+        (self.epoch, self.begins) = (Some(epoch), None);
         self.came = std::mem::take(&mut self.arrived);
         self.slots.iter_mut().flatten().for_each(|state| state.mark());
     }
 
-    /// No epoch has begun here: undoing the next one leaves the bins as they are now, wherever they are then. For a new
-    /// generation that moves bins before it marks them.
-    pub fn unmark(&mut self) {
-        self.epoch = None;
+    /// No epoch has begun here, `epoch` will: undoing it leaves the bins as they are now, wherever they are then, and they serve no other.
+    /// For a new generation that moves bins before it marks them.
+    pub fn unmark(&mut self, epoch: u64) {
+        (self.epoch, self.begins) = (None, Some(epoch));
     }
 
-    /// [`unmark`](Self::unmark) for a generation that never marks: [`BinState::settle`] on all bins.
+    /// For a generation that never marks: nothing is undone, [`BinState::settle`] on all bins.
     pub fn settle_all(&mut self) {
-        self.unmark();
+        (self.epoch, self.begins) = (None, None);
         self.slots.iter_mut().flatten().for_each(|state| state.settle());
     }
 
@@ -237,13 +240,13 @@ impl<S: BinState> BinTable<S> {
 
     fn take_all_held(&mut self) -> Vec<(u32, Held<S>)> {
         let (arrived, came) = (std::mem::take(&mut self.arrived), std::mem::take(&mut self.came));
-        let epoch = self.epoch;
+        let (epoch, begins) = (self.epoch, self.begins);
         self.held = 0;
         (0u32..)
             .zip(&mut self.slots)
             .filter_map(|(bin, slot)| {
                 let (state, arrived, came) = (slot.take()?, arrived.contains(&bin), came.contains(&bin));
-                Some((bin, Held { state, arrived, came, epoch, begins: None, copied: false }))
+                Some((bin, Held { state, arrived, came, epoch, begins, copied: false }))
             })
             .collect()
     }

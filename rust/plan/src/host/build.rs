@@ -171,7 +171,12 @@ impl Shared {
         for (keyed, name, routing) in routed {
             let tables = if resident.fresh {
                 let new_state = || keyed.new_state(&config.callbacks);
-                workers.iter().map(|worker| (*worker, BinTable::fresh(&routing, *worker, &new_state))).collect()
+                let fresh = |worker: &u32| (*worker, BinTable::fresh(&routing, *worker, &new_state));
+                let mut tables: Vec<_> = workers.iter().map(fresh).collect();
+                if config.journal {
+                    tables.iter_mut().for_each(|(_, table)| table.unmark(config.epoch));
+                }
+                tables
             } else {
                 let Rebuilt { mut tables, missing } =
                     resident.shelf.rebuild(&name, config.epoch, &routing, &workers)?;
@@ -186,7 +191,7 @@ impl Shared {
                 // As in the first generation: bins may move in idle slices before `config.epoch` is marked at its cut. Their
                 // originals must not pass for those of that epoch.
                 tables.iter_mut().for_each(|(_, table)| match config.journal {
-                    true => table.unmark(),
+                    true => table.unmark(config.epoch),
                     false => table.settle_all(),
                 });
                 tables

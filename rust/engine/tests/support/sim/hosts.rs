@@ -219,7 +219,7 @@ impl World {
         };
         process.restored.clear();
         // Bins may move in idle slices before the epoch is marked at its cut.
-        tables.iter_mut().for_each(|(_, table)| table.unmark());
+        tables.iter_mut().for_each(|(_, table)| table.unmark(start.epoch));
         let mut loops = Vec::new();
         for (worker, table) in tables {
             let endpoint = fabric[worker as usize].take().expect("each worker starts once in a generation");
