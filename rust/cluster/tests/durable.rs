@@ -4,10 +4,13 @@
 mod common;
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering::SeqCst;
 
 use common::counts::{Cluster, Memory, OPERATOR};
-use common::{ask, stamp, stop};
+use common::{ask, kind, stamp, stop};
+use penstock_cluster::Segment;
 use penstock_engine::{DataFile, Layout, Range, Ranges, Request};
+use penstock_files::{ChunkWriter, Entry, File, write};
 use serde_json::{Value, json};
 
 fn parts(members: usize, epoch: i64) -> Vec<Vec<(i64, i64)>> {
@@ -122,4 +125,217 @@ fn what_was_written_is_read_by_any_number_of_members() {
             last.driver.close();
         }
     }
+}
+
+/// One member with four bins that has run and written an epoch: its file.
+fn written(store: &Arc<Memory>) -> (Cluster, DataFile) {
+    let mut cluster = durable(1, store, 0);
+    cluster.start(0, &even(1, 2), true);
+    cluster.epoch(0, &parts(1, 0));
+    let [file] = <[DataFile; 1]>::try_from(cluster.write(0)).unwrap();
+    (cluster, file)
+}
+
+fn message(answer: &Value) -> &str {
+    answer["error"]["message"].as_str().unwrap_or_else(|| panic!("no error: {answer}"))
+}
+
+fn all(bits: u8) -> Vec<Range> {
+    (0..1 << bits).map(|bin| Range::new(bin, bits).unwrap()).collect()
+}
+
+/// A file that nobody of ours has written.
+fn made(store: &Memory, name: &str, operator: &str, shape: &[u8]) -> DataFile {
+    let mut chunk = ChunkWriter::new(shape);
+    chunk.push(Entry::Put { hash: 7, key: b"k", value: b"v" });
+    let segment = Segment { operator: operator.into(), range: Range::ALL, base: true, chunks: vec![chunk.finish()] };
+    let mut writing = write([Ok::<_, std::convert::Infallible>(segment)]);
+    let bytes = writing.by_ref().flat_map(Result::unwrap).collect::<Vec<u8>>();
+    let summary = writing.summary().unwrap();
+    store.files.lock().unwrap().insert(name.into(), bytes);
+    DataFile { name: name.into(), length: summary.length, checksum: summary.checksum, epoch: 0, generation: 1 }
+}
+
+#[test]
+fn a_file_that_is_not_what_the_manifest_says_is_named() {
+    let store = Arc::<Memory>::default();
+    let (mut cluster, file) = written(&store);
+    cluster.generation += 1;
+    cluster.driver.ask(0, &stop("q", cluster.generation, 1));
+    let bytes = store.files.lock().unwrap()[&file.name].clone();
+    let length = bytes.len();
+    let flipped = |at: usize| {
+        let mut bytes = bytes.clone();
+        bytes[at] ^= 1;
+        bytes
+    };
+    let wrong = [
+        ("is not in the checkpoint", None),
+        ("bytes of tail", Some(bytes[..length - 1].to_vec())),
+        ("bytes of tail", Some([&bytes[..], b"x"].concat())),
+        ("bytes of head", Some(Vec::new())),
+        ("checksum", Some(flipped(20))),
+        ("checksum", Some(flipped(length - 20))),
+        ("is no data file", Some(flipped(0))),
+    ];
+    for (says, bytes) in wrong {
+        match bytes {
+            Some(bytes) => _ = store.files.lock().unwrap().insert(file.name.clone(), bytes),
+            None => _ = store.files.lock().unwrap().remove(&file.name),
+        }
+        let merge = cluster.merge_body(std::slice::from_ref(&file));
+        for answer in [cluster.load(0, all(2), std::slice::from_ref(&file)), cluster.driver.ask(0, &merge)] {
+            assert_eq!((kind(&answer), &answer["error"]["why"]), ("damaged", &json!("Damaged")), "{says}: {answer}");
+            let (name, reason) = message(&answer).split_once(' ').unwrap();
+            assert_eq!(name, file.name);
+            assert!(reason.contains(says), "{says}: {reason}");
+        }
+    }
+    // One of the same length that is whole, but another.
+    let other = made(&store, "other", OPERATOR, b"shape");
+    let taken = DataFile { name: "other".into(), checksum: other.checksum ^ 1, ..other.clone() };
+    let answer = cluster.load(0, all(2), &[taken]);
+    assert!(message(&answer).starts_with("other has checksum"), "{answer}");
+    // One that the state does not take.
+    let answer = cluster.load(0, all(2), &[other]);
+    assert_eq!(kind(&answer), "damaged", "{answer}");
+    assert!(message(&answer).starts_with("other has state of step 2 (agg) that is not taken"), "{answer}");
+    // Nothing of all that was loaded, and the right bytes are.
+    store.files.lock().unwrap().insert(file.name.clone(), bytes.clone());
+    assert_eq!(cluster.load(0, all(2), &[file])["ok"], true);
+    cluster.driver.close();
+}
+
+#[test]
+fn a_store_that_fails_is_asked_again() {
+    let store = Arc::<Memory>::default();
+    let (mut cluster, file) = written(&store);
+    let again = ask("q", Request::Write { stamp: stamp(1), epoch: 0 });
+    let merge = cluster.merge_body(std::slice::from_ref(&file));
+    for body in [&again, &merge] {
+        store.failing.store(1, SeqCst);
+        let failed = cluster.driver.ask(0, body);
+        assert_eq!((kind(&failed), &failed["error"]["why"]), ("store", &json!("Store")), "{failed}");
+        assert!(message(&failed).contains("the store is down"), "{failed}");
+        assert_eq!(files(&cluster.driver.ask(0, body)).len(), 1);
+        // What panics answers, and harms no other.
+        store.panics.store(true, SeqCst);
+        let failed = cluster.driver.ask(0, body);
+        assert_eq!(kind(&failed), "internal", "{failed}");
+    }
+    // A write that is asked for again has another name, and the same bytes.
+    let [second] = <[DataFile; 1]>::try_from(files(&cluster.driver.ask(0, &again))).unwrap();
+    assert_ne!(second.name, file.name);
+    assert_eq!((second.length, second.checksum), (file.length, file.checksum));
+    cluster.generation += 1;
+    cluster.driver.ask(0, &stop("q", 2, 1));
+    store.failing.store(1, SeqCst);
+    let failed = cluster.load(0, all(2), std::slice::from_ref(&file));
+    assert_eq!(kind(&failed), "store", "{failed}");
+    assert_eq!(cluster.load(0, all(2), &[file])["ok"], true);
+    cluster.driver.close();
+}
+
+#[test]
+fn what_was_loaded_for_a_generation_that_has_ended_is_gone() {
+    let store = Arc::<Memory>::default();
+    let (first, file) = written(&store);
+    let totals = first.totals.clone();
+    first.driver.close();
+    let mut cluster = durable(1, &store, 2);
+    cluster.totals = totals;
+    cluster.driver.ask(0, &stop("q", 2, 1));
+    assert_eq!(cluster.load(0, all(2), std::slice::from_ref(&file))["ok"], true);
+    let refused = |cluster: &mut Cluster| {
+        let refused = cluster.start(1, &even(1, 2), false);
+        assert_eq!((kind(&refused[0]), &refused[0]["error"]["bins"]), ("state", &json!([0, 1, 2, 3])), "{refused:?}");
+    };
+    cluster.generation = 3;
+    assert_eq!(cluster.driver.ask(0, &stop("q", 3, 1))["answer"]["Inventory"], json!({}));
+    refused(&mut cluster);
+    // What is still being read when its generation ends does not become state either.
+    let slow = store.busy.lock().unwrap();
+    let body = cluster.load_body(all(2), std::slice::from_ref(&file));
+    let call = cluster.driver.send_with(0, &body, b"through");
+    cluster.generation = 4;
+    assert_eq!(cluster.driver.ask(0, &stop("q", 4, 1))["ok"], true);
+    drop(slow);
+    let ended = cluster.driver.reply(call);
+    assert_eq!(kind(&ended), "stale_generation", "{ended}");
+    refused(&mut cluster);
+    let older = DataFile { ..file.clone() };
+    cluster.generation = 3;
+    let stale = cluster.load(0, all(2), &[older]);
+    assert_eq!(kind(&stale), "stale_generation", "{stale}");
+    cluster.restore(1, &even(1, 2), &[file]);
+    cluster.driver.close();
+}
+
+#[test]
+fn records_are_of_the_last_epoch_of_the_present_generation() {
+    let store = Arc::<Memory>::default();
+    let (mut cluster, _) = written(&store);
+    let record = |generation, epoch| ask("q", Request::Write { stamp: stamp(generation), epoch });
+    cluster.epoch(1, &parts(1, 1));
+    for (generation, epoch) in [(1, 0), (1, 2), (0, 1)] {
+        let answer = cluster.driver.ask(0, &record(generation, epoch));
+        assert_eq!(kind(&answer), "stale_generation", "{answer}");
+    }
+    assert_eq!(cluster.write(1).len(), 1);
+    cluster.generation = 2;
+    cluster.driver.ask(0, &stop("q", 2, 2));
+    let answer = cluster.driver.ask(0, &record(1, 1));
+    assert_eq!(kind(&answer), "stale_generation", "{answer}");
+    // Without a checkpoint nothing is recorded, and whoever asks is told.
+    cluster.checkpoint = None;
+    let started = cluster.start(2, &even(1, 2), false);
+    assert_eq!(started[0]["ok"], true, "{started:?}");
+    cluster.epoch(2, &parts(1, 2));
+    let answer = cluster.driver.ask(0, &record(2, 2));
+    assert_eq!((kind(&answer), &answer["error"]["why"]), ("not_durable", &json!("Data")), "{answer}");
+    cluster.driver.close();
+}
+
+#[test]
+fn operators_that_files_and_flow_do_not_share() {
+    let store = Arc::<Memory>::default();
+    // The flow has one that no file has: it begins empty. The file has one that the flow has not any more.
+    let gone = made(&store, "gone", "step 9 (agg)", b"of old");
+    let mut cluster = durable(1, &store, 1);
+    cluster.restore(1, &even(1, 2), std::slice::from_ref(&gone));
+    cluster.epoch(1, &parts(1, 0));
+    let chain = [vec![gone], cluster.write(1)].concat();
+    let merge = cluster.merge_body(&chain);
+    let [merged] = <[DataFile; 1]>::try_from(files(&cluster.driver.ask(0, &merge))).unwrap();
+    let bytes = store.files.lock().unwrap()[&merged.name].clone();
+    let file = File::open("merged", bytes).unwrap();
+    let mut operators: Vec<&str> = file.segments().iter().map(|segment| &*segment.operator).collect();
+    operators.dedup();
+    assert_eq!(operators, [OPERATOR, "step 9 (agg)"]);
+    // One that is asked for must be of the flow.
+    let ranges = Ranges::from([("step 9 (agg)".to_owned(), vec![Range::ALL])]);
+    cluster.driver.ask(0, &stop("q", 3, 2));
+    let mut body = ask("q", Request::Load { stamp: stamp(3), ranges, files: chain });
+    (body["plan"], body["checkpoint"]) = (cluster.plan(), json!("memory"));
+    let call = cluster.driver.send_with(0, &body, b"through");
+    let answer = cluster.driver.reply(call);
+    assert_eq!(kind(&answer), "plan", "{answer}");
+    cluster.driver.close();
+}
+
+/// A member that wants one range of many reads little more than that.
+#[test]
+fn only_what_is_wanted_is_read() {
+    let store = Arc::<Memory>::default();
+    let mut cluster = durable(1, &store, 0);
+    cluster.start(0, &even(1, 6), true);
+    let rows: Vec<(i64, i64)> = (0..20_000).map(|row| (row, row)).collect();
+    cluster.epoch(0, &[rows]);
+    let [file] = <[DataFile; 1]>::try_from(cluster.write(0)).unwrap();
+    cluster.generation += 1;
+    cluster.driver.ask(0, &stop("q", 2, 1));
+    assert_eq!(cluster.load(0, vec![Range::new(9, 6).unwrap()], std::slice::from_ref(&file))["ok"], true);
+    let read = store.read.lock().unwrap()[&file.name] as u64;
+    assert!(read * 20 < file.length, "{read} bytes of {}", file.length);
+    cluster.driver.close();
 }
