@@ -11,6 +11,7 @@ import socket
 import subprocess
 import sys
 import time
+import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -89,9 +90,11 @@ class Driver:
         epoch: int = 0,
         fresh: bool = True,
         plan: dict[str, Any] | None = None,
+        checkpoint: Path | None = None,
+        bits: int = 4,
     ) -> None:
         text, calls = flow.to_plan()
-        layout = {"length": 4, "owners": [bin_ % len(members) for bin_ in range(16)]}
+        layout = {"length": bits, "owners": [bin_ % len(members) for bin_ in range(1 << bits)]}
         start = {
             "stamp": {"generation": generation, "membership": 0},
             "members": members,
@@ -106,6 +109,8 @@ class Driver:
             "plan": json.loads(text) if plan is None else plan,
             "peers": [{"id": member, "address": self.addresses[member]} for member in members],
         }
+        if checkpoint is not None:
+            frame["checkpoint"] = str(checkpoint)
         calls_ = [
             self.registry.send(
                 member, json.dumps({**frame, "ask": {"Start": {**start, "rank": rank}}}), cloudpickle.dumps(calls)
@@ -114,6 +119,22 @@ class Driver:
         ]
         for call in calls_:
             assert self.answer(call)["ok"] is True
+
+    def write(self, members: list[int], epoch: int, generation: int = 1) -> list[dict[str, Any]]:
+        write = {"stamp": {"generation": generation, "membership": 0}, "epoch": epoch}
+        answers = [self.ask(member, query="q", ask={"Write": write}) for member in members]
+        return [file for answer in answers for file in answer["answer"]["Written"]]
+
+    def load(
+        self, flow: pk.Flow, member: int, files: list[dict[str, Any]], checkpoint: Path, generation: int, bits: int
+    ) -> dict[str, Any]:
+        text, calls = flow.to_plan()
+        ranges = {
+            name: [[bin_, bits] for bin_ in range(1 << bits)] for name, _, _ in _native.plan_check(text)["operators"]
+        }
+        load = {"stamp": {"generation": generation, "membership": 0}, "ranges": ranges, "files": files}
+        frame = {"query": "q", "plan": json.loads(text), "checkpoint": str(checkpoint), "ask": {"Load": load}}
+        return self.ask(member, cloudpickle.dumps(calls), **frame)
 
     def feed(
         self, member: int, epoch: int, partition: int, *batches: pa.RecordBatch, attempt: int = 7
@@ -176,6 +197,89 @@ def summing() -> pk.Flow:
         return (total or 0) + 1, (k, (total or 0) + 1)
 
     return pk.Flow("k bigint").key_by("k").stateful_map(step, schema="k bigint, n bigint")
+
+
+def listing() -> pk.Flow:
+    class Seen:
+        def __init__(self) -> None:
+            self.rows: list[int] = []
+
+    def step(seen: Any, k: int) -> Any:
+        seen = seen or Seen()
+        seen.rows.append(k)
+        return seen, (k, len(seen.rows))
+
+    return pk.Flow("k bigint").key_by("k").stateful_map(step, schema="k bigint, n bigint")
+
+
+@pytest.mark.parametrize("flow", [counting, summing, listing], ids=["native", "python", "objects"])
+def test_another_member_goes_on_with_what_two_have_written(driver: Driver, flow: Any, tmp_path: Path) -> None:
+    folder = tmp_path / "made when it is needed"
+    two = [driver.member(), driver.member()]
+    driver.start(flow(), two, checkpoint=folder)
+    files = []
+    for epoch in range(2):
+        keys = ks(*range(40 if epoch == 0 else 20))
+        driver.release({two[0]: [driver.feed(two[0], epoch, 0, keys)], two[1]: []}, epoch)
+        files += driver.write(two, epoch)
+    assert len({file["name"] for file in files}) == 4
+    for file in files:
+        content = (folder / file["name"]).read_bytes()
+        assert (len(content), zlib.crc32(content)) == (file["length"], file["checksum"])
+    merge = {"stamp": {"generation": 1, "membership": 0}, "files": files}
+    merged = driver.ask(two[1], query="q", checkpoint=str(folder), ask={"Merge": merge})["answer"]["Written"]
+    assert sorted(path.name for path in folder.iterdir()) == sorted(file["name"] for file in [*files, *merged])
+    for bits, given in ((4, files), (2, merged)):
+        one = driver.member()
+        assert driver.load(flow(), one, given, folder, 2, bits)["answer"] == "Done"
+        driver.start(flow(), [one], generation=2, epoch=2, fresh=False, checkpoint=folder, bits=bits)
+        rows = driver.release({one: [driver.feed(one, 2, 0, ks(*range(40)))]}, 2, generation=2)
+        assert {row["k"]: row["n"] for row in rows} == {k: 3 if k < 20 else 2 for k in range(40)}
+        assert len(driver.write([one], 2, generation=2)) == 1
+
+
+def test_what_is_wrong_with_a_checkpoint_is_told_apart(driver: Driver, tmp_path: Path) -> None:
+    member = driver.member()
+    driver.start(summing(), [member], checkpoint=tmp_path)
+    driver.release({member: [driver.feed(member, 0, 0, ks(1, 2))]}, 0)
+    [file] = driver.write([member], 0)
+    stop = {"stamp": {"generation": 2, "membership": 0}, "epoch": 1}
+    driver.ask(member, query="q", ask={"Stop": stop})
+
+    def refused(folder: Any, *files: dict[str, Any]) -> errors.PenstockError:
+        with pytest.raises(errors.PenstockError) as caught:
+            driver.load(summing(), member, list(files), folder, 2, 4)
+        return caught.value
+
+    whole = (tmp_path / file["name"]).read_bytes()
+    for content in (whole[:-1], whole + b"x", whole.replace(b"penstock", b"penstalk")):
+        (tmp_path / file["name"]).write_bytes(content)
+        error = refused(tmp_path, file)
+        assert (error.kind, error.why) == ("damaged", "Damaged"), content
+        assert error.message.startswith(file["name"] + " ")
+    gone = refused(tmp_path, {**file, "name": "data-gone"})
+    assert gone.kind == "damaged" and gone.message.startswith("data-gone is not in the checkpoint")
+    (tmp_path / "no folder").write_bytes(b"")
+    error = refused(tmp_path / "no folder", file)
+    assert (error.kind, error.why) == ("store", "Store") and "NotADirectoryError" in error.message
+    error = refused("relative", file)
+    assert error.why == "Data" and "'relative' is not an absolute path" in error.message
+    (tmp_path / file["name"]).write_bytes(whole)
+    assert driver.load(summing(), member, [file], tmp_path, 2, 4)["answer"] == "Done"
+
+
+def test_a_write_that_the_store_refuses_leaves_nothing(driver: Driver, tmp_path: Path) -> None:
+    folder = tmp_path / "checkpoint"
+    folder.write_bytes(b"in the way")
+    member = driver.member()
+    driver.start(summing(), [member], checkpoint=folder)
+    driver.release({member: [driver.feed(member, 0, 0, ks(*range(100)))]}, 0)
+    with pytest.raises(errors.PenstockError, match="cannot be written") as caught:
+        driver.write([member], 0)
+    assert caught.value.kind == "store"
+    folder.unlink()
+    [file] = driver.write([member], 0)
+    assert [path.name for path in folder.iterdir()] == [file["name"]]
 
 
 @pytest.mark.parametrize("flow", [counting, summing], ids=["native", "python"])
