@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 use serde::Deserialize;
 
 use crate::error::EngineError;
-use crate::protocol::{Dismissal, Effect, Event, Facts, Handle, MemberId, QueryId, Ticket};
+use crate::protocol::{Dismissal, Effect, Event, Facts, Handle, MemberId, QueryId, RescaleFacts, Ticket, Wait};
 use crate::query::{Query, View};
 use crate::range::Layout;
 use crate::roster::Roster;
@@ -77,6 +77,15 @@ impl Default for Setup {
     }
 }
 
+/// A user's rescale that is under way.
+#[derive(Clone, Copy, Debug)]
+struct Rescale {
+    handle: Handle,
+    /// How many there were to be before.
+    from: u32,
+    cancelled: bool,
+}
+
 /// See the module.
 ///
 /// # Examples
@@ -92,7 +101,7 @@ pub struct Engine {
     roster: Roster,
     queries: BTreeMap<QueryId, Query>,
     tickets: Ticket,
-    rescale: Option<Handle>,
+    rescale: Option<Rescale>,
     /// Queries that are being forgotten: who has still to say so.
     dropping: BTreeMap<QueryId, BTreeMap<Ticket, MemberId>>,
     /// No generation of a query that was forgotten is above it.
@@ -149,6 +158,7 @@ impl Engine {
             }
             Event::Drop { query } => self.drop_query(query, &mut out),
             Event::Rescale { handle, workers, free } => self.rescale(handle, workers, free, &mut out),
+            Event::CancelRescale { handle } => self.cancel_rescale(handle, &mut out),
             Event::CancelMigration { handle } => {
                 self.each(&mut out, |query, view| query.cancel_migration(handle, view));
             }
@@ -194,6 +204,23 @@ impl Engine {
     #[must_use]
     pub fn layouts(&self, query: &str) -> Vec<&Layout> {
         self.queries.get(query).map(Query::layouts).unwrap_or_default()
+    }
+
+    /// How the rescale under way stands, if there is one.
+    #[must_use]
+    pub fn rescaling(&self) -> Option<RescaleFacts> {
+        let Rescale { handle, cancelled, .. } = self.rescale?;
+        let (workers, serving) = (self.roster.wanted(), self.roster.serving().count() as u32);
+        let missing = workers - serving;
+        let mut waits = Vec::from_iter((missing > 0).then_some(Wait::Slots { missing }));
+        waits.extend(self.queries.values().filter_map(|query| query.unsettled(&self.roster)));
+        let (moved, to_move) = self
+            .queries
+            .values()
+            .map(|query| query.shifts(&self.roster))
+            .fold((0, 0), |sum, one| (sum.0 + one.0, sum.1 + one.1));
+        let leaving = self.roster.leaving().count() as u32;
+        Some(RescaleFacts { handle, workers, cancelled, serving, leaving, moved, to_move, waits })
     }
 
     fn drop_query(&mut self, id: QueryId, out: &mut Vec<Effect>) {
@@ -254,10 +281,21 @@ impl Engine {
             out.push(Effect::Rescaled { handle, outcome: Err(error) });
             return;
         }
-        self.rescale = Some(handle);
+        self.rescale = Some(Rescale { handle, from: self.roster.wanted(), cancelled: false });
         self.setup.workers = workers;
         out.extend(self.roster.want(workers).into_iter().map(|slot| Effect::StartResident { slot }));
-        self.each(out, |query, view| query.member_up(view));
+        self.each(out, Query::resize);
+    }
+
+    /// Goes back to the number before. Who has gone stays away: a cancel asks for no task slot, so it always comes to an end.
+    fn cancel_rescale(&mut self, handle: Handle, out: &mut Vec<Effect>) {
+        let Some(rescale) = self.rescale.as_mut().filter(|one| one.handle == handle && !one.cancelled) else { return };
+        rescale.cancelled = true;
+        let workers = rescale.from.min(self.roster.unbroken());
+        self.setup.workers = workers;
+        let new = self.roster.want(workers);
+        assert!(new.is_empty(), "a rescale that is cancelled asks for slots {new:?}");
+        self.each(out, Query::turn_back);
     }
 
     /// Lets leavers go that no query needs, and ends a rescale.
@@ -272,7 +310,7 @@ impl Engine {
         let settled = self.roster.complete()
             && self.roster.leaving().next().is_none()
             && self.queries.values().all(|query| query.has_settled(&self.roster));
-        if settled && let Some(handle) = self.rescale.take() {
+        if settled && let Some(Rescale { handle, .. }) = self.rescale.take() {
             out.push(Effect::Rescaled { handle, outcome: Ok(self.roster.wanted()) });
         }
     }
@@ -280,7 +318,7 @@ impl Engine {
     fn close(&mut self, out: &mut Vec<Effect>) {
         self.closed = true;
         self.each(out, Query::close);
-        if let Some(handle) = self.rescale.take() {
+        if let Some(Rescale { handle, .. }) = self.rescale.take() {
             out.push(Effect::Rescaled { handle, outcome: Err(EngineError::Closed) });
         }
         for query in std::mem::take(&mut self.dropping).into_keys() {

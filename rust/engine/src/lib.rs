@@ -61,6 +61,7 @@
 //! | `Complete`, `Fail`, `Dropped` | `query`: the call returns, or raises the exception that the failure came from |
 //! | `Moving`, `Moved` | `moves`: the user's handle |
 //! | `Rescaled` | `rescale`: the user's handle |
+//! | `WatchCommit` | `commits`: a thread looks at Spark's commit log as long as something is to be told |
 //! | `Timer` | `executor` |
 //! | `ReadCheckpoint`, `CreateClaim`, `ReadClaims`, `WriteManifest`, `Delete` | nowhere yet |
 //!
@@ -91,6 +92,6 @@ pub use manifest::{Claim, Contents, DataFile, FormatError, Manifest, Named, Oper
 pub use member::{Member, MemberEffect, MemberEvent};
 pub use protocol::{
     Answer, Commit, Dismissal, Effect, Event, Facts, Handle, MemberId, Piece, Program, QueryId, Ranges, Receipt,
-    Release, Request, Stamp, Start, Stored, Ticket, Wish,
+    Release, Request, RescaleFacts, Stamp, Start, Stored, Ticket, Wait, Wish,
 };
 pub use range::{Layout, LayoutError, MAX_LENGTH, Range};

@@ -386,6 +386,11 @@ pub enum Event {
         /// Task slots that can be had beyond those held.
         free: u32,
     },
+    /// A user wants the number of residents from before a rescale.
+    CancelRescale {
+        /// The user's handle.
+        handle: Handle,
+    },
     /// The engine closes.
     Close,
 }
@@ -420,6 +425,66 @@ pub struct Facts {
     pub late_rows: u64,
     /// Workers of the present generation.
     pub workers: u32,
+}
+
+/// How a rescale stands, for people.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct RescaleFacts {
+    /// The user's handle.
+    pub handle: Handle,
+    /// Members that there are to be.
+    pub workers: u32,
+    /// Whether the user has thought better of it.
+    pub cancelled: bool,
+    /// Members that are there and stay.
+    pub serving: u32,
+    /// Slots that are to be given up.
+    pub leaving: u32,
+    /// Ranges that have moved, over all queries.
+    pub moved: u32,
+    /// Ranges that move now, or will for equal shares.
+    pub to_move: u32,
+    /// What is waited for; empty when it has ended.
+    pub waits: Vec<Wait>,
+}
+
+/// What a rescale waits for.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub enum Wait {
+    /// Members that have not come: no task slot is theirs yet.
+    Slots {
+        /// How many.
+        missing: u32,
+    },
+    /// The end of a batch.
+    Epoch {
+        /// Of which query.
+        query: QueryId,
+        /// Which one.
+        epoch: u64,
+    },
+    /// Workers that begin on another set of members.
+    Generation {
+        /// Of which query.
+        query: QueryId,
+    },
+    /// Ranges that move.
+    Moves {
+        /// Of which query.
+        query: QueryId,
+    },
+    /// Spark's commit of the last batch, or its call with the next.
+    Commit {
+        /// Of which query.
+        query: QueryId,
+        /// The last batch.
+        epoch: u64,
+    },
+    /// Spark's next call: the query goes back to where the last batch began.
+    Batch {
+        /// Of which query.
+        query: QueryId,
+    },
 }
 
 /// What an engine asks for.
@@ -513,6 +578,13 @@ pub enum Effect {
         query: QueryId,
         /// Which.
         names: Vec<String>,
+    },
+    /// Tell when Spark's commit log has this batch, while Spark runs the query; answered by [`Event::Committed`], or by the next call.
+    WatchCommit {
+        /// Whose.
+        query: QueryId,
+        /// Which.
+        epoch: u64,
     },
     /// Ring after so many milliseconds.
     Timer {

@@ -44,6 +44,11 @@ impl Roster {
         self.seats.len() as u32
     }
 
+    /// Slots from the first on that are held without a gap: so many members need no further slot.
+    pub(crate) fn unbroken(&self) -> u32 {
+        (0..).take_while(|slot| self.seats.contains_key(slot)).count() as u32
+    }
+
     /// Wants another number; returns the slots that are new.
     pub(crate) fn want(&mut self, wanted: u32) -> Vec<u32> {
         self.wanted = wanted;

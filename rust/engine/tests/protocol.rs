@@ -1,10 +1,10 @@
 //! The engine by itself, without a simulation: members that do what they are asked at once, but for what a test holds back.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use penstock_engine::{
     Answer, Dismissal, Effect, Engine, EngineError, Event, Failure, Kind, MemberId, Operator, Plan, Program, Range,
-    Ranges, Request, Setup, Ticket, Wish,
+    Ranges, Request, Setup, Ticket, Wait, Wish,
 };
 
 const QUERY: &str = "q";
@@ -18,6 +18,8 @@ struct Script {
     held: Vec<(Ticket, MemberId, Request)>,
     /// What has been done since it was looked at.
     done: Vec<Effect>,
+    /// Calls of the sink.
+    sinks: Vec<Effect>,
 }
 
 fn name(request: &Request) -> String {
@@ -31,7 +33,7 @@ impl Script {
         let plan = Plan { operators: vec![operator], sources: vec!["rows".into()] };
         let program = Program { plan, functions: 1, ..Program::default() };
         let engine = Engine::new(Setup { workers, bits: 2, loss_ms: 7, ..Setup::default() });
-        let mut script = Script { engine, program, hold: vec![], held: vec![], done: vec![] };
+        let mut script = Script { engine, program, hold: vec![], held: vec![], done: vec![], sinks: vec![] };
         let effects = script.engine.begin();
         script.perform(effects);
         for slot in 0..workers {
@@ -67,6 +69,7 @@ impl Script {
     fn perform(&mut self, effects: Vec<Effect>) {
         for effect in effects {
             self.done.push(effect.clone());
+            self.sinks.extend(Some(effect.clone()).filter(|effect| matches!(effect, Effect::Sink { .. })));
             match effect {
                 Effect::Call { ticket, member, request, .. } => match self.hold.contains(&name(&request).as_str()) {
                     true => self.held.push((ticket, member, request)),
@@ -103,6 +106,16 @@ impl Script {
     fn fail(&mut self, at: usize, kind: Kind, message: &str) {
         let (ticket, ..) = self.held.remove(at);
         self.hear(Event::Answer { ticket, answer: Err(Failure::new(kind, message)) });
+    }
+
+    /// The sink that was held back returns.
+    fn sunk(&mut self) {
+        let sink = |effect: &Effect| match effect {
+            Effect::Sink { ticket, .. } => Some(*ticket),
+            _ => None,
+        };
+        let ticket = self.sinks.iter().rev().find_map(sink).expect("the sink was called");
+        self.hear(Event::Sunk { ticket, outcome: Ok(()) });
     }
 
     fn ring(&mut self) {
@@ -400,6 +413,96 @@ fn members_that_leave_give_away_what_they_own_while_batches_pass() {
         let Some(Effect::Rescaled { outcome: Err(error), .. }) = script.done.pop() else { panic!("{workers}") };
         assert!(error.to_string().contains(text), "{error}");
     }
+}
+
+#[test]
+fn a_rescale_takes_effect_when_spark_has_committed_and_no_batch_comes() {
+    let mut script = Script::new(2);
+    script.batch(0);
+    script.hear(Event::Rescale { handle: 1, workers: 3, free: 1 });
+    let facts = script.engine.rescaling().expect("it runs");
+    let last = Wait::Commit { query: QUERY.into(), epoch: 0 };
+    assert_eq!((facts.handle, facts.workers, facts.serving, facts.leaving), (1, 3, 2, 0));
+    // Nothing is new for the query yet.
+    assert_eq!((facts.waits, facts.to_move), (vec![Wait::Slots { missing: 1 }], 0));
+    script.done.clear();
+    script.hear(Event::MemberUp { slot: 2, member: MemberId(3), executor: "executor 2".into(), executors: 3 });
+    let watch = Effect::WatchCommit { query: QUERY.into(), epoch: 0 };
+    assert_eq!(script.done, [watch], "before the commit the originals are needed");
+    let facts = script.engine.rescaling().expect("it runs");
+    assert_eq!((facts.waits, facts.moved, facts.to_move), (vec![last], 0, 1));
+    script.hold = vec!["Migrate"];
+    script.hear(Event::Committed { query: QUERY.into(), epoch: 0 });
+    let facts = script.engine.rescaling().expect("it runs");
+    assert_eq!((facts.waits, facts.to_move), (vec![Wait::Moves { query: QUERY.into() }], 1));
+    script.let_go();
+    assert!(script.done.contains(&Effect::Rescaled { handle: 1, outcome: Ok(3) }), "{:?}", script.done);
+    assert_eq!(script.engine.rescaling(), None);
+    assert_eq!(BTreeSet::from_iter(script.owners()), BTreeSet::from([0, 1, 2]));
+    // And back, told of during a batch.
+    script.hold = vec!["Sink"];
+    script.batch(1);
+    script.hear(Event::Rescale { handle: 2, workers: 1, free: 0 });
+    let waits = |script: &Script| script.engine.rescaling().expect("it runs").waits;
+    assert_eq!(waits(&script), [Wait::Epoch { query: QUERY.into(), epoch: 1 }]);
+    script.hold.clear();
+    script.sunk();
+    assert!(script.done.ends_with(&[Effect::WatchCommit { query: QUERY.into(), epoch: 1 }]), "{:?}", script.done);
+    script.done.clear();
+    // Whoever only has to go gives bins away at once, and goes in the generation after.
+    script.hear(Event::Committed { query: QUERY.into(), epoch: 1 });
+    assert!(script.done.contains(&Effect::Rescaled { handle: 2, outcome: Ok(1) }), "{:?}", script.done);
+    assert_eq!(script.owners(), [0; 4]);
+    assert!(completes(&script.batch(2), 2));
+}
+
+#[test]
+fn a_rescale_that_is_cancelled_goes_back_as_far_as_the_slots_that_are_held() {
+    // While nobody has come: nothing but the slots.
+    let mut script = Script::new(2);
+    script.batch(0);
+    script.hear(Event::Rescale { handle: 1, workers: 4, free: 2 });
+    script.done.clear();
+    script.hear(Event::CancelRescale { handle: 7 });
+    assert_eq!(script.done, [], "another one is meant");
+    script.hear(Event::CancelRescale { handle: 1 });
+    let back = |handle, workers| Effect::Rescaled { handle, outcome: Ok(workers) };
+    let retire = |slot| Effect::RetireResident { slot };
+    assert_eq!(script.done, [retire(2), retire(3), back(1, 2)]);
+    // While bins move to who has come: they come back, and it goes.
+    script.hear(Event::Rescale { handle: 2, workers: 3, free: 2 });
+    script.hear(Event::MemberUp { slot: 2, member: MemberId(3), executor: "executor 2".into(), executors: 3 });
+    script.hold = vec!["Migrate"];
+    script.hear(Event::Committed { query: QUERY.into(), epoch: 0 });
+    assert_eq!(script.held.len(), 1);
+    script.done.clear();
+    script.hear(Event::CancelRescale { handle: 2 });
+    assert_eq!(requests(&script.done), ["CancelMigration"]);
+    assert!(script.engine.rescaling().is_some_and(|facts| facts.cancelled && facts.workers == 2 && facts.leaving == 1));
+    script.hold.clear();
+    script.let_go();
+    assert!(script.done.contains(&back(2, 2)) && script.done.contains(&retire(2)), "{:?}", script.done);
+    assert_eq!(BTreeSet::from_iter(script.owners()), BTreeSet::from([0, 1]));
+    assert!(completes(&script.batch(1), 1));
+    // While those that are to go are there, they stay, and get back what they gave.
+    script.hold = vec!["Migrate"];
+    script.hear(Event::Rescale { handle: 3, workers: 1, free: 0 });
+    script.hear(Event::Committed { query: QUERY.into(), epoch: 1 });
+    script.hear(Event::CancelRescale { handle: 3 });
+    script.hold.clear();
+    script.done.clear();
+    script.let_go();
+    assert_eq!(script.done.last(), Some(&back(3, 2)), "{:?}", script.done);
+    assert_eq!(script.owners().iter().filter(|owner| **owner == 0).count(), 2);
+    // Who has gone stays away.
+    script.hear(Event::Rescale { handle: 4, workers: 1, free: 0 });
+    script.hold = vec!["Drop"];
+    script.batch(2);
+    script.batch(3);
+    assert!(script.done.is_empty() && script.engine.rescaling().is_none());
+    script.done.clear();
+    script.hear(Event::CancelRescale { handle: 4 });
+    assert_eq!(script.done, [], "it has ended");
 }
 
 #[test]

@@ -44,6 +44,12 @@ impl EngineProtocol {
         Some(serde_json::to_string(&facts).expect("plain data becomes JSON"))
     }
 
+    /// How the rescale under way stands, as JSON; None when there is none.
+    fn rescaling(&self) -> Option<String> {
+        let facts = self.engine().rescaling()?;
+        Some(serde_json::to_string(&facts).expect("plain data becomes JSON"))
+    }
+
     /// The worker of each range of a query, one list for each keyed step.
     fn owners(&self, query: &str) -> Vec<Vec<u32>> {
         let engine = self.engine();

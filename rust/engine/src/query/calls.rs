@@ -175,8 +175,9 @@ impl Query {
 
     /// What waited for the end of a call.
     fn go_on(&mut self, view: &mut View<'_>) {
-        if let Some(event) = self.next.take() {
-            self.step(event, view);
+        match self.next.take() {
+            Some(event) => self.step(event, view),
+            None => self.watch(view),
         }
     }
 

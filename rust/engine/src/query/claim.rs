@@ -17,6 +17,7 @@ impl Query {
         }
         self.call = Some(Call { what: What::Batch, epoch, clock_ms, tries: 0, sink_calls: 0, phase: Phase::Claiming });
         self.committed = self.committed.max(committed);
+        self.watched = None;
         if let Some(error) = self.misfit.clone() {
             return self.fail(error, view);
         }

@@ -22,7 +22,7 @@ use crate::error::{EngineError, Failure, StoreError};
 use crate::manifest::{Claim, DataFile, Manifest};
 use crate::protocol::{
     Answer, Effect, Event, Facts, Handle, MemberId, Piece, Program, QueryId, Ranges, Receipt, Request, Stamp, Stored,
-    Ticket, Wish,
+    Ticket, Wait, Wish,
 };
 use crate::range::{Layout, Range};
 use crate::roster::Roster;
@@ -227,6 +227,10 @@ pub(crate) struct Query {
     turns: VecDeque<Turn>,
     /// Members were added or are leaving: shares are to be made equal.
     uneven: bool,
+    /// Ranges that have moved for equal shares since the last rescale began.
+    shifted: u32,
+    /// The batch whose commit is watched for.
+    watched: Option<u64>,
     merged: Option<(BTreeSet<String>, DataFile)>,
     trouble: String,
     /// The member whose loss it was, if one's.
@@ -258,6 +262,8 @@ impl Query {
             asked: BTreeMap::new(),
             turns: VecDeque::new(),
             uneven: false,
+            shifted: 0,
+            watched: None,
             merged: None,
             trouble: String::new(),
             gone: None,

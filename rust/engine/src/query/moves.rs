@@ -6,7 +6,7 @@
 
 use std::collections::BTreeSet;
 
-use super::{Asked, Call, Phase, Query, Status, Turn, View, What};
+use super::{Asked, Call, Phase, Query, Status, Turn, View, Wait, What};
 use crate::error::{EngineError, Failure};
 use crate::manifest::{Claim, Contents, DataFile, Manifest};
 use crate::protocol::{Answer, Effect, Handle, MemberId, Request, Wish};
@@ -126,6 +126,9 @@ impl Query {
     ) {
         let outcome = match answer {
             Ok(Answer::Migrated { steps: done, refused }) => {
+                if handle.is_none() {
+                    self.shifted += steps.iter().take(done as usize).map(Vec::len).sum::<usize>() as u32;
+                }
                 for (range, worker) in steps.iter().take(done as usize).flatten() {
                     for layout in self.layouts.values_mut() {
                         layout.give(*range, *worker).expect("the steps were checked");
@@ -199,7 +202,7 @@ impl Query {
             None => self.base.epoch.is_some(),
         };
         if !proven || self.frozen.as_ref().is_some_and(|frozen| frozen.finish) {
-            return;
+            return self.watch(view);
         }
         if self.status == Status::Running && self.is_grouped(view.roster) {
             // Shares of leavers that are not under way yet.
@@ -220,15 +223,85 @@ impl Query {
         self.begin_generation(view);
     }
 
+    /// Between two batches, when members come or go and nothing but Spark's commit of the last one is missing: asks to be told of it.
+    pub(super) fn watch(&mut self, view: &mut View<'_>) {
+        let Some(Wait::Commit { query, epoch }) = self.unsettled(view.roster) else { return };
+        // What broke is mended at the next batch, or when all are back.
+        if self.watched == Some(epoch) || (self.status == Status::Broken && !view.roster.complete()) {
+            return;
+        }
+        self.watched = Some(epoch);
+        view.out.push(Effect::WatchCommit { query, epoch });
+    }
+
+    /// The engine is to have another number of members.
+    pub(crate) fn resize(&mut self, view: &mut View<'_>) {
+        self.shifted = 0;
+        self.member_up(view);
+    }
+
+    /// It is to have the number from before after all: what has moved since moves back.
+    pub(crate) fn turn_back(&mut self, view: &mut View<'_>) {
+        let mut moves = self.asked.iter().filter(|(_, asked)| matches!(asked, Asked::Migrate { handle: None, .. }));
+        let under_way = moves.next().map(|(ticket, _)| *ticket);
+        self.uneven |= self.shifted > 0 || under_way.is_some();
+        if let Some(ticket) = under_way {
+            let (stamp, leader) = (self.stamp, self.members[0]);
+            self.tell(leader, Request::CancelMigration { stamp, handle: ticket }, view);
+        }
+        self.member_up(view);
+    }
+
     /// Whether this query is what the roster wants.
     pub(crate) fn has_settled(&self, roster: &Roster) -> bool {
-        let moving = self.asked.values().any(|asked| matches!(asked, Asked::Migrate { handle: None, .. }));
-        let idle = matches!(self.status, Status::Fresh | Status::Lost | Status::Finished) && self.call.is_none();
+        self.unsettled(roster).is_none()
+    }
+
+    /// What has to come before this query is what the roster wants.
+    pub(crate) fn unsettled(&self, roster: &Roster) -> Option<Wait> {
+        let query = || self.id.clone();
+        let moves = self.asked.values().any(|asked| matches!(asked, Asked::Migrate { handle: None, .. }));
         let stays = |member: &MemberId| roster.stays(*member);
-        idle || (self.status == Status::Running
-            && !moving
+        let settled = self.status == Status::Running
+            && !moves
+            && !self.uneven
             && roster.serving().all(|member| self.members.contains(&member))
-            && self.members.iter().all(stays))
+            && self.members.iter().all(stays);
+        match &self.call {
+            _ if settled => None,
+            Some(Call { what: What::Regroup, .. }) => Some(Wait::Generation { query: query() }),
+            Some(call) => Some(Wait::Epoch { query: query(), epoch: call.epoch }),
+            None if matches!(self.status, Status::Fresh | Status::Lost | Status::Finished) => None,
+            None if self.moves() => Some(Wait::Moves { query: query() }),
+            None => match &self.frozen {
+                Some(frozen) if frozen.returned && !frozen.finish => {
+                    Some(Wait::Commit { query: query(), epoch: frozen.at.epoch.unwrap_or(0) })
+                }
+                _ => Some(Wait::Batch { query: query() }),
+            },
+        }
+    }
+
+    /// Ranges that have moved for equal shares since the last rescale began, and that will.
+    pub(crate) fn shifts(&self, roster: &Roster) -> (u32, u32) {
+        let own = |asked: &Asked| match asked {
+            Asked::Migrate { handle: None, steps } => Some(steps.iter().map(Vec::len).sum::<usize>()),
+            _ => None,
+        };
+        if let Some(ranges) = self.asked.values().find_map(own) {
+            return (self.shifted, ranges as u32);
+        }
+        if self.has_settled(roster) || !matches!(self.status, Status::Running | Status::Broken) {
+            return (self.shifted, 0);
+        }
+        // As if those who are there now took part.
+        let joining = roster.serving().filter(|member| !self.members.contains(member));
+        let members = self.members.iter().copied().chain(joining);
+        let keeps = members.flat_map(|member| std::iter::repeat_n(roster.stays(member), self.threads as usize));
+        let keeps: Vec<bool> = keeps.collect();
+        let ranges: BTreeSet<Range> =
+            self.layouts.values().flat_map(|layout| layout.balanced(&keeps)).map(|(range, _)| range).collect();
+        (self.shifted, ranges.len() as u32)
     }
 
     // What is durable

@@ -93,6 +93,17 @@ pub(crate) fn sequence(name: &str, seed: u64) -> Scenario {
             let workers = if seed % 4 < 2 { 1 } else { 4 };
             vec![at("sink called", batch, Fault::Rescale(workers)), at("returned", batch, Fault::Stop)]
         }
+        "5 rescale and back" => {
+            let workers = if seed % 4 < 2 { 1 } else { 4 };
+            let when = ["rescaling", "rescaling", "group started", "epoch done"][(seed / 2 % 4) as usize];
+            let times = if when == "rescaling" { 1 } else { 3 * batch };
+            vec![
+                at("returned", batch, Fault::Rescale(workers)),
+                at(when, times, Fault::CancelRescale),
+                at("committed", 3, Fault::Rescale(2)),
+                at("committed", 3, Fault::CancelRescale),
+            ]
+        }
         "6 the clock is Spark's own" => match seed % 2 {
             0 => vec![at("manifest asked", batch, Fault::CrashDriver)],
             _ => vec![at("sink called", batch, Fault::CrashDriver)],

@@ -23,6 +23,8 @@ pub enum Fault {
     MigrateAll,
     /// Another number of members.
     Rescale(u32),
+    /// The user cancels the newest rescale.
+    CancelRescale,
     /// The sink raises once.
     SinkRaises,
     /// Feed tasks die so often.
@@ -124,7 +126,16 @@ impl World {
             Fault::Rescale(workers) => {
                 if let Some(driver) = self.live_driver() {
                     let handle = self.handle(driver);
+                    self.reached("rescaling");
                     self.hear(driver, Event::Rescale { handle, workers, free: 4 });
+                    if self.dice.once_in(3) {
+                        self.soon(400, move |world| world.cancel_rescale(driver));
+                    }
+                }
+            }
+            Fault::CancelRescale => {
+                if let Some(driver) = self.live_driver() {
+                    self.cancel_rescale(driver);
                 }
             }
             Fault::SinkRaises => self.spark.bad_sinks += 1,
@@ -147,6 +158,23 @@ impl World {
                 }
             }
             Fault::Unstable => self.spark.unstable = true,
+        }
+    }
+
+    /// Ends with a number of members that needs no further slot; what it waits for is always told.
+    fn cancel_rescale(&mut self, driver: usize) {
+        let Some(facts) = self.drivers[driver].engine.rescaling() else { return };
+        if self.drivers[driver].alive && !facts.cancelled {
+            self.reached(if facts.leaving > 0 { "cancelled while some leave" } else { "cancelled while some come" });
+            let slots = self.drivers[driver].slots.len();
+            self.hear(driver, Event::CancelRescale { handle: facts.handle });
+            if self.drivers[driver].slots.len() > slots {
+                self.violate("a rescale that is cancelled asks for a slot".into());
+            }
+            if self.drivers[driver].engine.rescaling().is_some_and(|facts| facts.waits.is_empty() && facts.leaving == 0)
+            {
+                self.violate("a rescale waits for nothing and goes on".into());
+            }
         }
     }
 

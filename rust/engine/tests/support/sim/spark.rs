@@ -173,11 +173,19 @@ impl World {
         if !alive {
             return;
         }
+        self.tell_commit(driver);
         if self.dice.once_in(3) {
             self.soon(20, move |world| world.hear(driver, Event::Committed { query: QUERY.into(), epoch }));
         }
         let pause = if self.dice.once_in(4) { self.dice.below(400) } else { self.dice.below(20) };
         self.after(pause, move |world| world.trigger(run));
+    }
+
+    /// Whoever watches the commit log sees a batch in it, after a while.
+    pub fn tell_commit(&mut self, driver: usize) {
+        let commits = self.spark.commits;
+        let Some(epoch) = self.drivers[driver].watched.take_if(|epoch| *epoch < commits) else { return };
+        self.soon(60, move |world| world.hear(driver, Event::Committed { query: QUERY.into(), epoch }));
     }
 
     fn query_fails(&mut self, run: usize, epoch: u64, error: EngineError) {

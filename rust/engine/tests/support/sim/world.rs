@@ -26,6 +26,8 @@ pub struct Driver {
     pub bits: u8,
     /// What every call of a user came to: handle, and whether it ended.
     pub handles: BTreeMap<u64, bool>,
+    /// The batch whose commit it wants to be told of.
+    pub watched: Option<u64>,
 }
 
 /// What a run is made with.
@@ -215,6 +217,7 @@ impl World {
             slots: BTreeMap::new(),
             bits,
             handles: BTreeMap::new(),
+            watched: None,
         });
         let driver = self.drivers.len() - 1;
         self.perform(driver, effects);
@@ -307,6 +310,11 @@ impl World {
             }
             Effect::Timer { ticket, after_ms } => {
                 self.after(after_ms, move |world| world.hear(driver, Event::Timer { ticket }));
+            }
+            Effect::WatchCommit { epoch, .. } => {
+                self.reached("watched");
+                self.drivers[driver].watched = Some(epoch);
+                self.tell_commit(driver);
             }
             Effect::Complete { epoch, .. } => self.call_returns(driver, epoch, None),
             Effect::Fail { epoch, error, .. } => self.call_returns(driver, epoch, Some(error)),
