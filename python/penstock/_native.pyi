@@ -1056,6 +1056,9 @@ class EngineProtocol:
     def facts(self, query: str) -> str | None:
         """How a query stands; None for one that never asked."""
 
+    def rescaling(self) -> str | None:
+        """How the rescale under way stands; None when there is none."""
+
     def owners(self, query: str) -> list[list[int]]:
         """The worker of each bin, one list for each keyed step; empty before the first epoch."""
 

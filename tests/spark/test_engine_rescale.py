@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import re
+import threading
 from collections import Counter
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 import penstock as pk
-from engine_support import COUNTS, Kept, counted, numbers, state, wait_for
+from engine_support import COUNTS, Gate, Kept, counted, in_thread, numbers, state, wait_for, write
 from penstock.errors import ConfigError, EngineError, SlotsError
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(240)]
@@ -18,6 +21,10 @@ pytestmark = [pytest.mark.spark, pytest.mark.timeout(240)]
 def wide(sessions: Any) -> Any:
     """A classic session on six threads of this machine."""
     return sessions.get("local[6]")
+
+
+def threads(prefix: str) -> list[str]:
+    return [thread.name for thread in threading.enumerate() if thread.name.startswith(prefix)]
 
 
 def jobs(spark: Any) -> int:
@@ -40,7 +47,7 @@ def test_one_two_four_two_one_while_batches_come(wide: Any) -> None:
             resize = engine.rescale(workers)
             if workers > 1:
                 wait_for(lambda least=workers: len(engine.members()) >= least, what="they have come")
-            with pytest.raises(EngineError, match="just now"):
+            with pytest.raises(EngineError, match=rf"rescale\({workers + 1}\).* goes to {workers} workers just now"):
                 engine.rescale(workers + 1)
             # With the next batch they take part, and bins move; leavers go with the one after it.
             for _ in range(10):
@@ -59,11 +66,82 @@ def test_one_two_four_two_one_while_batches_come(wide: Any) -> None:
         assert sum(n for n, _ in state(kept).values()) == 600 * batches
 
 
+def rested(spark: Any, folder: Path, function: Any) -> Any:
+    """A stream over files of which all have been taken."""
+    read = spark.readStream.schema("k bigint, v bigint").option("maxFilesPerTrigger", 1).parquet(str(folder / "in"))
+    query = read.writeStream.foreachBatch(function).option("checkpointLocation", str(folder / "check")).start()
+    query.processAllAvailable()
+    return query
+
+
+def test_a_query_that_rests_is_no_obstacle(wide: Any, tmp_path: Path) -> None:
+    kept = Kept()
+    with pk.Engine(wide, workers=1, name="resting", bits=4) as engine:
+        function = engine.foreach_batch(COUNTS, kept, name="resting")
+        for batch in range(2):
+            write(wide, tmp_path / "in", batch, numbers(wide, batch))
+        query = rested(wide, tmp_path, function)
+        for workers in (3, 1, 2):
+            resize = engine.rescale(workers)
+            assert resize.wait(60) == workers and engine.workers == workers
+            done = resize.progress
+            assert (done.workers, done.members, done.leaving, done.waits) == (workers, workers, 0, ())
+            assert repr(resize) == f"<Rescale to {workers} workers: done, {workers} serve>"
+            assert sorted(Counter(engine.owners("resting")[0])) == list(range(workers))
+            assert state(kept) == counted(2)
+        wait_for(lambda: not threads("penstock-commits"), what="nothing is looked at any more")
+        # What has ended was committed before: its members need not wait for another run.
+        query.stop()
+        assert engine.rescale(1).wait(60) == 1
+        write(wide, tmp_path / "in", 2, numbers(wide, 2))
+        again = rested(wide, tmp_path, function)
+        assert state(kept) == counted(3)
+        again.stop()
+    assert not threads("penstock-commits")
+
+
+def test_progress_and_the_way_back(wide: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    kept, gate = Kept(), Gate(tmp_path)
+    flow = pk.Flow("k bigint, v bigint").map_batches(gate.function()).key_by("k").agg(n=pk.count(), total=pk.sum("v"))
+    with pk.Engine(wide, workers=2, name="undecided", bits=4) as engine:
+        function = engine.foreach_batch(flow, kept, name="undecided")
+        function(numbers(wide, 0), 0)
+        before = engine.members()
+        # A call without a stream has no commit log: only the next batch tells.
+        resize = engine.rescale(3)
+        wait_for(lambda: resize.progress.members == 3, what="it has come")
+        now = resize.progress
+        assert now.workers == 3 and now.moved == 0 and now.bins > 0 and now.leaving == 0
+        assert now.waits == ("the commit or the next batch of query undecided",)
+        assert "3 of 3 workers, 0 of " in repr(resize)
+        with pytest.raises(TimeoutError, match="waits for the commit or the next batch of query undecided"):
+            resize.wait(0.3, progress=True)
+        assert "3 of 3 workers" in capsys.readouterr().err
+        resize.cancel()
+        assert resize.wait(60) == 2 and engine.workers == 2
+        assert resize.progress.workers == 2 and "done, 2 serve" in repr(resize)
+        assert engine.members() == before and wait_for(lambda: jobs(wide) == 2, what="its slot is free")
+        # Cancelled while those that are to go are there: they stay.
+        gate.close()
+        with in_thread(lambda: function(numbers(wide, 1), 1)) as result:
+            wait_for(gate.reached.exists, what="the epoch is under way")
+            shrink = engine.rescale(1)
+            assert shrink.progress.waits == ("batch 1 of query undecided",) and shrink.progress.leaving == 1
+            shrink.cancel()
+            shrink.cancel()
+            gate.open()
+            result(60)
+        assert shrink.wait(60) == 2 and engine.members() == before
+        function(numbers(wide, 2), 2)
+        assert state(kept) == counted(3)
+        assert Counter(engine.owners("undecided")[0]) == {0: 8, 1: 8}
+
+
 def test_what_is_refused_changes_nothing(wide: Any) -> None:
     with pk.Engine(wide, workers=2, name="steady", bits=4) as engine:
         members = engine.members()
         for wrong in (0, -1, "two", True, 2.0):
-            with pytest.raises(ConfigError, match="rescale"):
+            with pytest.raises(ConfigError, match=re.escape(f"rescale({wrong!r})")):
                 engine.rescale(wrong)  # type: ignore[arg-type]
         with pytest.raises(SlotsError, match="2 task slots are held and 3 more are free"):
             engine.rescale(6)

@@ -2,8 +2,9 @@
 
 Owns: the life of everything that an engine starts (registry, residents, threads) and the public surface. What is
 behind it: `executor` (the thread of the protocol, which decides), `hub` (registry), `calls` (what members are asked),
-`startup` and `residents` (members), `batch_function` (what Spark calls), `queries` and `query` (calls), `record`
-(figures), `moves` and `migrate` (moves), `ended` (queries that have ended), `handles` (the open engines).
+`startup` and `residents` (members), `commits` (Spark's commit log), `batch_function` (what Spark calls), `queries`
+and `query` (calls), `record` (figures), `moves` and `migrate` (moves), `ended` (queries that have ended), `handles`
+(the open engines).
 
 Life of a batch: Spark calls the function made by `Engine.foreach_batch`; feed tasks stage the batch's rows at the
 members; the receipts that Spark delivers are the commit; the members run the epoch and freeze its outputs; the
@@ -32,6 +33,7 @@ from penstock.spark._engine import handles
 from penstock.spark._engine.batch_function import OWN_CHECKPOINT, BatchFunction, Sink
 from penstock.spark._engine.calls import Calls
 from penstock.spark._engine.checkpoints import Checkpoints
+from penstock.spark._engine.commits import Commits
 from penstock.spark._engine.ended import Ended
 from penstock.spark._engine.executor import Executor
 from penstock.spark._engine.hub import Hub, Member
@@ -188,6 +190,7 @@ class Engine:
         self._hub: Hub | None = None
         self._executor: Executor | None = None
         self._rescales: Rescales | None = None
+        self._commits: Commits | None = None
         self._residents: Residents | None = None
         self._recorder: Recorder | None = None
         self._setup: Setup | None = None
@@ -231,7 +234,7 @@ class Engine:
                 return
             self._state = "closing"
         interrupted: BaseException | None = None
-        for end in (self._ended.close, self._end_executor, self._end_residents, self._end_hub):
+        for end in (self._ended.close, self._end_commits, self._end_executor, self._end_residents, self._end_hub):
             for _ in range(2):
                 try:
                     end()
@@ -246,6 +249,10 @@ class Engine:
         handles.remove(self)
         if interrupted is not None:
             raise interrupted
+
+    def _end_commits(self) -> None:
+        if self._commits is not None:
+            self._commits.close()
 
     def _end_executor(self) -> None:
         if self._executor is not None:
@@ -313,7 +320,8 @@ class Engine:
         Calls(hub, executor, queries.program, queries.checkpoint, queries.hear, self._window, self._slice_rows)
         Checkpoints(executor, queries.storage, hub.address, nonce)
         self._queries.attach(executor)
-        self._rescales = Rescales(executor, self._resized)
+        self._rescales = Rescales(executor, self._resized, self._queries.name_of)
+        self._commits = Commits(self._spark, self.name, executor, lambda one: self._queries.get(one) is not None)
         self._setup = Setup(
             hub=hub,
             executor=executor,
@@ -541,7 +549,8 @@ class Engine:
         Returns
         -------
         Rescale
-            A handle; `Rescale.wait` waits for the end.
+            A handle: `Rescale.wait` waits for the end, `Rescale.progress` says what it waits for, `Rescale.cancel`
+            goes back.
 
         Raises
         ------
@@ -554,8 +563,9 @@ class Engine:
 
         Notes
         -----
-        Those that are new start beside those that serve, and take part from the next batch of each query on: bins move
-        to them while its rows pass. Those that go give their bins away first, and end with the batch after.
+        Those that are new start beside those that serve, and take part in each query when Spark has committed its last
+        batch, at its next one at the latest: bins move to them while rows pass. Those that go give their bins away
+        first, and end with the batch or the commit after.
         """
         self._require_open()
         if isinstance(workers, bool) or not isinstance(workers, int) or not -1 < workers <= 1 << 12:

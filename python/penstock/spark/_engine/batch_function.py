@@ -22,6 +22,7 @@ from penstock.spark._session.guard import require_classic
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
+    from penstock.spark._engine.commits import Commits
     from penstock.spark._engine.ended import Ended
     from penstock.spark._engine.queries import Queries
     from penstock.spark._engine.query import Setup
@@ -45,6 +46,7 @@ class Host(Protocol):
     _setup: Setup | None
     _queries: Queries
     _ended: Ended
+    _commits: Commits | None
 
     def _require_open(self) -> None: ...
 
@@ -107,6 +109,8 @@ class BatchFunction:
         thread = None if query_id == self._direct else jvm.java.lang.Thread.currentThread()
         if thread is not None:
             engine._ended.saw(query_id, thread)
+            assert engine._commits is not None
+            engine._commits.facts(query_id).active()  # that of this run is known when it has ended
         check = self._checker(thread, stream, batch_id)
         failure: BaseException
         try:

@@ -111,6 +111,11 @@ class Executor:
         told = self._protocol.facts(query)
         return None if told is None else json.loads(told)
 
+    def rescaling(self) -> dict[str, Any] | None:
+        """How the rescale under way stands; None when there is none."""
+        told = self._protocol.rescaling()
+        return None if told is None else json.loads(told)
+
     def owners(self, query: str) -> list[list[int]]:
         """The worker of each bin of a query, by keyed step."""
         return self._protocol.owners(query)
