@@ -78,6 +78,12 @@ pub struct Merge<'a, R> {
 /// Files as one that stands for them where they are all there is: its segments are bases, and what is gone leaves no trace. After an
 /// error there are no more segments.
 pub fn merge<R: ReadAt>(files: &[File<R>]) -> Merge<'_, R> {
+    Merge { files, left: ranges(files).into_iter() }
+}
+
+/// The ranges that files have something of, by operator: disjoint, in order, and none is held by another one's. What is selected of all of them is all
+/// that there is.
+pub fn ranges<R: ReadAt>(files: &[File<R>]) -> Vec<(Arc<str>, Range)> {
     let placed = files.iter().flat_map(File::segments);
     let all: BTreeSet<(Arc<str>, u64, Range)> =
         placed.map(|placed| (placed.operator.clone(), placed.range.first(), placed.range)).collect();
@@ -90,7 +96,7 @@ pub fn merge<R: ReadAt>(files: &[File<R>]) -> Merge<'_, R> {
             left.push((operator, range));
         }
     }
-    Merge { files, left: left.into_iter() }
+    left
 }
 
 impl<R: ReadAt> Iterator for Merge<'_, R> {

@@ -10,7 +10,7 @@ use crate::running::Emit;
 use crate::spec::StepSpec;
 use crate::window::Windows;
 
-fn time(us: i64) -> String {
+pub(crate) fn time(us: i64) -> String {
     let units = [(3_600_000_000, "h"), (60_000_000, "min"), (1_000_000, "s"), (1_000, "ms")];
     match units.iter().find(|(unit, _)| us % unit == 0 && us != 0) {
         Some((unit, name)) => format!("{} {name}", us / unit),

@@ -79,7 +79,7 @@ pub enum KeyedKind {
 }
 
 impl KeyedSpec {
-    fn key_types(&self) -> Vec<DataType> {
+    pub(crate) fn key_types(&self) -> Vec<DataType> {
         self.keys.iter().map(|&at| plain_type(self.routed.field(at).data_type()).clone()).collect()
     }
 

@@ -355,14 +355,14 @@ pub fn schema_from_text(text: &str) -> Result<SchemaRef, String> {
     Ok(reader.schema())
 }
 
-mod schema_text {
+pub(crate) mod schema_text {
     use super::*;
 
-    pub(super) fn serialize<S: Serializer>(schema: &SchemaRef, serializer: S) -> Result<S::Ok, S::Error> {
+    pub(crate) fn serialize<S: Serializer>(schema: &SchemaRef, serializer: S) -> Result<S::Ok, S::Error> {
         serializer.serialize_str(&schema_to_text(schema))
     }
 
-    pub(super) fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<SchemaRef, D::Error> {
+    pub(crate) fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<SchemaRef, D::Error> {
         schema_from_text(&String::deserialize(deserializer)?).map_err(serde::de::Error::custom)
     }
 }

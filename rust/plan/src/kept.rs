@@ -1,0 +1,350 @@
+//! What the state of a keyed step is made of, as plain data that stands in a manifest: it says whether another flow can go on from the state,
+//! and it is enough to read the state without the flow.
+//!
+//! Rows come out as the step itself would give them if its input ended now: a mean is a mean and not a sum and a number, a window that slides
+//! is merged of its panes. So there is one way from state to rows, that of the operators. What a function keeps are bytes here.
+//!
+//! Invariants: [`Kept::types`] is equal for two steps exactly if each can go on from the other's state, but for what functions keep; it has no names
+//! of columns, which may change. Its words and [`Kept::to_json`] are part of the format.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use arrow_array::{ArrayRef, BinaryArray, RecordBatch};
+use arrow_schema::{DataType, Field, Schema, SchemaRef};
+use penstock_bins::{BinState, BinTable, Routing, StateError};
+use penstock_files::{Chunk, Damage, Entry, FileError};
+use serde::{Deserialize, Serialize};
+
+use crate::agg::{Aggregate, Function};
+use crate::column::EventTime;
+use crate::error::{OpError, StepName};
+use crate::explain;
+use crate::group::{GroupBy, shape};
+use crate::keyed::{KeyedKind, KeyedSpec};
+use crate::op::{BLOCK_ROWS, KeyedOp, Output};
+use crate::panes::Panes;
+use crate::plan::{WINDOW_END, WINDOW_START};
+use crate::running::{Emit, RunningOp};
+use crate::spec::schema_text;
+use crate::state::State;
+use crate::top::{self, Groups, Top, TopOp};
+use crate::window::{WindowOp, Windows};
+
+/// See the module.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Kept {
+    /// Names and types of the keys.
+    #[serde(with = "schema_text")]
+    keys: SchemaRef,
+    #[serde(flatten)]
+    holds: Holds,
+}
+
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(tag = "holds", rename_all = "snake_case")]
+enum Holds {
+    Aggregates {
+        functions: Vec<String>,
+        /// For each, by its name, the type that it reads: null where it reads none.
+        #[serde(with = "schema_text")]
+        inputs: SchemaRef,
+        windows: Option<OfWindows>,
+        /// When it speaks: `final` in windows.
+        emit: Emit,
+    },
+    Top {
+        n: usize,
+        by: usize,
+        descending: bool,
+        group: Vec<usize>,
+        /// The column with the end of a group's window.
+        end: Option<usize>,
+        #[serde(with = "schema_text")]
+        rows: SchemaRef,
+    },
+    Values {},
+}
+
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+struct OfWindows {
+    size_us: i64,
+    every_us: i64,
+    /// The column of event time.
+    #[serde(with = "schema_text")]
+    time: SchemaRef,
+}
+
+/// Why state cannot be read.
+#[derive(Debug, thiserror::Error)]
+pub enum KeptError {
+    /// A file cannot be read, or is damaged.
+    #[error(transparent)]
+    File(#[from] FileError),
+    /// What a file has is not the state that its manifest says.
+    #[error("{0}")]
+    State(#[from] StateError),
+    /// What a chunk has is no state.
+    #[error("the state {0}")]
+    Damage(#[from] Damage),
+    /// A value that the step could not give, such as a sum that is too large.
+    #[error(transparent)]
+    Value(#[from] OpError),
+    /// A newer release wrote the manifest.
+    #[error("what the state is made of is not known to this release: {0}")]
+    Unknown(String),
+}
+
+impl KeyedSpec {
+    /// Version of the form of all states: raised where one is written in a way that the release before cannot take.
+    pub const STATE_VERSION: u32 = 1;
+
+    /// What its state is made of.
+    pub fn kept(&self) -> Kept {
+        let fields = self.keys.iter().zip(self.key_types());
+        let fields = fields.map(|(&at, data_type)| self.routed.field(at).clone().with_data_type(data_type));
+        let keys = Arc::new(Schema::new(fields.collect::<Vec<_>>()));
+        let aggregates = |aggregates: &[Aggregate], emit, windows| Holds::Aggregates {
+            functions: aggregates.iter().map(|one| one.function.name().to_owned()).collect(),
+            inputs: Arc::new(Schema::new(aggregates.iter().map(input).collect::<Vec<_>>())),
+            emit,
+            windows,
+        };
+        let holds = match &self.kind {
+            KeyedKind::Window { windows, event_time, aggregates: all } => {
+                let time = Field::new(&event_time.name, event_time.data_type.clone(), true);
+                let time = Arc::new(Schema::new(vec![time]));
+                let (size_us, every_us) = (windows.size_us(), windows.every_us());
+                aggregates(all, Emit::Final, Some(OfWindows { size_us, every_us, time }))
+            }
+            KeyedKind::Running { emit, aggregates: all } => aggregates(all, *emit, None),
+            KeyedKind::StatefulMap { .. } | KeyedKind::GroupState { .. } => Holds::Values {},
+            KeyedKind::Top(Top { n, by, descending, group, end, .. }) => Holds::Top {
+                n: *n,
+                by: *by,
+                descending: *descending,
+                group: group.clone(),
+                end: end.as_ref().map(|end| end.column),
+                rows: self.routed.clone(),
+            },
+        };
+        Kept { keys, holds }
+    }
+}
+
+/// What an aggregate reads.
+fn input(aggregate: &Aggregate) -> Field {
+    Field::new(&aggregate.name, aggregate.input.clone().unwrap_or(DataType::Null), true)
+}
+
+impl Kept {
+    /// As a manifest has it.
+    ///
+    /// # Panics
+    /// Never: it is plain data.
+    #[must_use]
+    pub fn to_json(&self) -> String {
+        serde_json::to_string(self).expect("plain data becomes JSON")
+    }
+
+    /// Reads what [`to_json`](Self::to_json) wrote.
+    ///
+    /// # Errors
+    /// [`KeptError::Unknown`].
+    pub fn from_json(text: &str) -> Result<Self, KeptError> {
+        serde_json::from_str(text).map_err(|error| KeptError::Unknown(error.to_string()))
+    }
+
+    /// Names and types of the keys.
+    #[must_use]
+    pub fn keys(&self) -> &SchemaRef {
+        &self.keys
+    }
+
+    /// Whether the values are bytes of a function.
+    #[must_use]
+    pub fn is_values(&self) -> bool {
+        matches!(self.holds, Holds::Values {})
+    }
+
+    /// Types of keys and values in words, see the module.
+    #[must_use]
+    pub fn types(&self) -> String {
+        let types = |schema: &Schema| {
+            let types: Vec<_> = schema.fields().iter().map(|field| field.data_type().to_string()).collect();
+            types.join(", ")
+        };
+        let values = match &self.holds {
+            Holds::Values {} => return types(&self.keys),
+            Holds::Aggregates { functions, inputs, windows, emit } => {
+                let each = functions.iter().zip(inputs.fields()).map(|(function, input)| match input.data_type() {
+                    DataType::Null => function.clone(),
+                    data_type => format!("{function}({data_type})"),
+                });
+                let each = each.collect::<Vec<_>>().join(", ");
+                match (windows, emit) {
+                    (Some(of), _) => {
+                        let (size, every) = (explain::time(of.size_us), explain::time(of.every_us));
+                        format!("{each} in windows of {size} every {every}")
+                    }
+                    (None, Emit::Update) => format!("{each} with updates"),
+                    (None, Emit::Final) => each,
+                }
+            }
+            Holds::Top { n, by, descending, group, rows, .. } => {
+                let (least, group) = (if *descending { "greatest" } else { "least" }, format!("{group:?}"));
+                format!("the {n} {least} by column {by} of groups {group} of ({})", types(rows))
+            }
+        };
+        match self.keys.fields().is_empty() {
+            true => values,
+            false => format!("{} -> {values}", types(&self.keys)),
+        }
+    }
+
+    /// The rows of a state from its chunks, in blocks of at most [`BLOCK_ROWS`]: those that the step would give if the input ended, behind
+    /// `window_start` and `window_end` where it has windows. Of a function: its keys and values as bytes, `key` and `value`, once per key. The chunks are those that
+    /// [`select`](penstock_files::select) gives for one range.
+    ///
+    /// # Errors
+    /// That of a chunk, or why what it has is not this state.
+    pub fn rows(
+        &self,
+        chunks: impl Iterator<Item = Result<Vec<u8>, FileError>>,
+    ) -> Result<Vec<RecordBatch>, KeptError> {
+        if self.is_values() {
+            return values(chunks);
+        }
+        let Telling { new_state, mut op, .. } = self.telling()?;
+        let routing = Routing::from_owners(vec![0]).expect("one bin is a power of two");
+        let mut table = BinTable::fresh(&routing, 0, &*new_state);
+        for chunk in chunks {
+            table.get_mut(0).expect("the bin of all hashes").absorb(&chunk?)?;
+        }
+        let mut blocks = Vec::new();
+        op.watermark(&mut table, i64::MAX, &mut |output| {
+            blocks.extend(match output {
+                Output::Rows(block) => Some(block),
+                Output::Late(_) => None,
+            });
+        })?;
+        Ok(blocks)
+    }
+
+    /// Columns of [`rows`](Self::rows).
+    ///
+    /// # Errors
+    /// [`KeptError::Unknown`].
+    pub fn schema(&self) -> Result<SchemaRef, KeptError> {
+        if self.is_values() { Ok(values_schema()) } else { Ok(self.telling()?.schema) }
+    }
+
+    fn telling(&self) -> Result<Telling, KeptError> {
+        let unknown = |what: &str| KeptError::Unknown(what.to_owned());
+        let step = StepName::new(0, "state");
+        let types: Vec<DataType> = self.keys.fields().iter().map(|field| field.data_type().clone()).collect();
+        match &self.holds {
+            Holds::Values {} => Err(unknown("values of a function are no rows")),
+            Holds::Aggregates { functions, inputs, windows, emit } => {
+                if functions.len() != inputs.fields().len() {
+                    return Err(unknown("as many functions as inputs"));
+                }
+                let aggregates = functions.iter().zip(inputs.fields()).enumerate().map(|(at, (name, input))| {
+                    let function = Function::parse(name).ok_or_else(|| unknown(name))?;
+                    let column = Some((at, input.data_type())).filter(|(_, of)| **of != DataType::Null);
+                    Aggregate::resolve(input.name(), function, column).map_err(unknown)
+                });
+                let aggregates = aggregates.collect::<Result<Vec<_>, _>>()?;
+                let track = windows.is_none() && *emit == Emit::Update;
+                let of = match windows {
+                    None => None,
+                    Some(of) => {
+                        let windows = Windows::new(of.size_us, of.every_us);
+                        let windows = windows.map_err(|(name, reason)| unknown(&format!("{name} {reason}")))?;
+                        let time = of.time.fields().first().filter(|time| EventTime::supports(time.data_type()));
+                        let time = time.ok_or_else(|| unknown("the type of event time"))?;
+                        let (name, data_type) = (time.name().clone(), time.data_type().clone());
+                        Some((windows, EventTime { name, column: 0, data_type }))
+                    }
+                };
+                let bounds = of.iter().flat_map(|(_, time)| {
+                    [WINDOW_START, WINDOW_END].map(|name| Field::new(name, time.data_type.clone(), false))
+                });
+                let keys = self.keys.fields().iter().map(|field| field.as_ref().clone());
+                let values = aggregates.iter().map(|one| Field::new(&one.name, one.output.clone(), true));
+                let schema = Arc::new(Schema::new(bounds.chain(keys).chain(values).collect::<Vec<_>>()));
+                let kept = shape(&types, &aggregates, track);
+                let new_state = Box::new(move || State::panes(Panes::new(kept.clone())));
+                let columns = (0..types.len()).collect();
+                let bounds = of.as_ref().map(|(windows, time)| (time.clone(), windows.size_us()));
+                let group_by = GroupBy::new(step, columns, types, &aggregates, Arc::clone(&schema), bounds, track);
+                let group_by = group_by.map_err(OpError::from)?;
+                let op: Box<dyn KeyedOp> = match of {
+                    Some((windows, time)) => Box::new(WindowOp::new(group_by, windows, time)),
+                    None => Box::new(RunningOp::new(group_by, Emit::Final)),
+                };
+                Ok(Telling { new_state, op, schema })
+            }
+            Holds::Top { n, by, descending, group, end, rows } => {
+                let columns = rows.fields().len();
+                if *n == 0 || group.iter().chain(end).chain([by]).any(|at| *at >= columns) {
+                    return Err(unknown("a column that its rows do not have"));
+                }
+                let end = end.map(|column| {
+                    let (name, data_type) = (rows.field(column).name().clone(), rows.field(column).data_type().clone());
+                    EventTime { name, column, data_type }
+                });
+                let (n, by, descending) = (*n, *by, *descending);
+                let top = Top { n, by, descending, group: group.clone(), end, assign: None };
+                let shape = top::shape(&top, rows);
+                let op = TopOp::new(step, top, rows.clone(), rows.clone())?;
+                let new_state = Box::new(move || State::groups(Groups::new(n, shape)));
+                Ok(Telling { new_state, op: Box::new(op), schema: Arc::clone(rows) })
+            }
+        }
+    }
+}
+
+/// An operator that tells a state all at once, an empty state for it, and the columns of its rows.
+struct Telling {
+    new_state: Box<dyn Fn() -> State>,
+    op: Box<dyn KeyedOp>,
+    schema: SchemaRef,
+}
+
+fn values_schema() -> SchemaRef {
+    Arc::new(Schema::new(["key", "value"].map(|name| Field::new(name, DataType::Binary, false)).to_vec()))
+}
+
+/// Keys and values as bytes, the newest of each key.
+fn values(chunks: impl Iterator<Item = Result<Vec<u8>, FileError>>) -> Result<Vec<RecordBatch>, KeptError> {
+    let mut values: BTreeMap<(Box<[u8]>, u64), Box<[u8]>> = BTreeMap::new();
+    for chunk in chunks {
+        let chunk = chunk?;
+        for entry in Chunk::parse(&chunk)?.entries() {
+            match entry? {
+                Entry::Put { hash, key, value } => _ = values.insert((key.into(), hash), value.into()),
+                Entry::Gone { hash, key } => _ = values.remove(&(key.into(), hash)),
+                Entry::GoneAll { .. } | Entry::Shared { .. } => {
+                    return Err(Damage::Content { what: "an entry that a function does not make" }.into());
+                }
+            }
+        }
+    }
+    let schema = values_schema();
+    let mut blocks = Vec::new();
+    let mut values = values.into_iter().peekable();
+    while values.peek().is_some() {
+        let (mut keys, mut bodies) = (Vec::new(), Vec::new());
+        let mut bytes = 0;
+        while let Some(((key, _), value)) = values.next_if(|_| keys.len() < BLOCK_ROWS && bytes < 1 << 30) {
+            bytes += key.len().max(value.len());
+            keys.push(key);
+            bodies.push(value);
+        }
+        let column = |all: &[Box<[u8]>]| -> ArrayRef { Arc::new(BinaryArray::from_iter_values(all)) };
+        let block = RecordBatch::try_new(Arc::clone(&schema), vec![column(&keys), column(&bodies)]);
+        blocks.push(block.map_err(OpError::from)?);
+    }
+    Ok(blocks)
+}

@@ -1,0 +1,162 @@
+//! What a manifest says of an operator is enough to read its state: the rows are those that the operator itself gives at its end.
+
+mod common;
+
+use std::sync::Arc;
+
+use arrow_array::{ArrayRef, Int64Array, RecordBatch, StringArray};
+use arrow_schema::{DataType, Field, Schema, TimeUnit};
+use common::bag;
+use penstock_bins::{BinState, BinTable, Encoding, Extent, Routing};
+use penstock_files::{ChunkWriter, Entry, FileError};
+use penstock_plan::spec::schema_to_text;
+use penstock_plan::{Callbacks, Kept, KeptError, KeyedSpec, Output, Plan};
+
+/// Steps, whether they speak at the end of an epoch, and what is said of their types.
+const PLANS: [(&str, bool, &str); 9] = [
+    (
+        r#"{"op":"key_by","columns":["k"]},{"op":"window","kind":"tumbling","size_us":10000},{"op":"agg","aggs":[{"name":"m","fn":"max","column":"k"},{"name":"n","fn":"count"}]}"#,
+        false,
+        "Utf8 -> max(Utf8), count in windows of 10 ms every 10 ms",
+    ),
+    (
+        r#"{"op":"key_by","columns":["i"]},{"op":"window","kind":"sliding","size_us":20000,"every_us":5000},{"op":"agg","aggs":[{"name":"s","fn":"sum","column":"t"}]}"#,
+        false,
+        "Int64 -> sum(Int64) in windows of 20 ms every 5 ms",
+    ),
+    (
+        r#"{"op":"key_by","columns":["i"]},{"op":"agg","emit":"update","aggs":[{"name":"s","fn":"sum","column":"t"},{"name":"m","fn":"min","column":"k"},{"name":"a","fn":"mean","column":"i"}]}"#,
+        true,
+        "Int64 -> sum(Int64), min(Utf8), mean(Int64) with updates",
+    ),
+    (
+        r#"{"op":"key_by","columns":["k","i"]},{"op":"agg","emit":"final","aggs":[{"name":"n","fn":"count","column":"k"}]}"#,
+        false,
+        "Utf8, Int64 -> count(Utf8)",
+    ),
+    (r#"{"op":"agg","emit":"update","aggs":[{"name":"n","fn":"count"}]}"#, true, "count with updates"),
+    (r#"{"op":"agg","emit":"final","aggs":[{"name":"n","fn":"count"}]}"#, false, "count"),
+    (
+        r#"{"op":"window","kind":"sliding","size_us":20000,"every_us":10000},{"op":"top","n":2,"by":"i","per":"window"}"#,
+        false,
+        "Int64 -> the 2 greatest by column 3 of groups [0, 1] of (Int64, Int64, Utf8, Int64, Int64)",
+    ),
+    (
+        r#"{"op":"top","n":2,"by":"i","per":["k"]}"#,
+        false,
+        "Utf8 -> the 2 greatest by column 1 of groups [0] of (Utf8, Int64, Int64)",
+    ),
+    (
+        r#"{"op":"key_by","columns":["i"]},{"op":"window","kind":"sliding","size_us":5000,"every_us":20000},{"op":"agg","aggs":[{"name":"a","fn":"min","column":"t"}]}"#,
+        false,
+        "Int64 -> min(Int64) in windows of 5 ms every 20 ms",
+    ),
+];
+
+fn block() -> RecordBatch {
+    let numbers = 0..60_i64;
+    RecordBatch::try_from_iter_with_nullable([
+        (
+            "k",
+            Arc::new(numbers.clone().map(|n| (n % 4 > 0).then(|| format!("k{}", n % 4))).collect::<StringArray>())
+                as ArrayRef,
+            true,
+        ),
+        ("i", Arc::new(numbers.clone().map(|n| (n % 5 > 0).then_some(n % 5)).collect::<Int64Array>()) as _, true),
+        ("t", Arc::new(numbers.collect::<Int64Array>()) as _, false),
+    ])
+    .unwrap()
+}
+
+fn keyed(steps: &str) -> KeyedSpec {
+    let schema = schema_to_text(&block().schema());
+    let text = format!(r#"{{"version":1,"source":{{"schema":"{schema}","event_time":"t"}},"steps":[{steps}]}}"#);
+    Plan::from_json(&text).unwrap().keyed().next().unwrap().clone()
+}
+
+#[test]
+fn rows_are_those_of_the_operator_at_its_end() {
+    for (steps, updates, types) in PLANS {
+        let keyed = keyed(steps);
+        let calls: Arc<dyn Callbacks> = Arc::new(common::TestCalls);
+        let routing = Routing::from_owners(vec![0; 4]).unwrap();
+        let mut table = BinTable::fresh(&routing, 0, &|| keyed.new_state(&calls));
+        let mut op = keyed.operator(&calls).unwrap();
+        let routed = keyed.assign(&block()).unwrap();
+        let hashes = keyed.hashes(&routed).unwrap();
+        op.apply(&mut table, &keyed.carry(routed).unwrap(), &hashes, &mut |_| {}).unwrap();
+        op.watermark(&mut table, 25_000, &mut |_| {}).unwrap();
+
+        let kept = Kept::from_json(&keyed.kept().to_json()).unwrap();
+        assert_eq!((&kept, &*kept.types()), (&keyed.kept(), types), "{steps}");
+        let mut chunks: Vec<Result<Vec<u8>, FileError>> = Vec::new();
+        for (_, state) in table.owned() {
+            let mut encoding = Encoding::of(Extent::Changed);
+            chunks.extend(std::iter::from_fn(|| state.encode(&mut encoding).unwrap()).map(Ok));
+        }
+        assert!(!chunks.is_empty(), "{steps}");
+        let told = kept.rows(chunks.into_iter()).unwrap();
+
+        let mut expected = Vec::new();
+        let mut take = |output| match output {
+            Output::Rows(rows) => expected.push(rows),
+            Output::Late(_) => {}
+        };
+        match updates {
+            true => op.end_epoch(&mut table, &mut take).unwrap(),
+            false => op.watermark(&mut table, i64::MAX, &mut take).unwrap(),
+        }
+        assert!(!expected.is_empty() && bag(&told) == bag(&expected), "{steps}: {told:?} {expected:?}");
+        let names = |schema: &Schema| schema.fields().iter().map(|field| field.name().clone()).collect::<Vec<_>>();
+        let schema = kept.schema().unwrap();
+        assert_eq!((names(&schema), &schema), (names(&keyed.output), &told[0].schema()), "{steps}");
+    }
+}
+
+#[test]
+fn state_of_another_operator_is_refused() {
+    let writer = |shape: &[u8]| {
+        let mut writer = ChunkWriter::new(shape);
+        writer.push(Entry::Put { hash: 1, key: b"\0\0", value: b"12345678" });
+        writer.finish()
+    };
+    let kept = keyed(PLANS[5].0).kept();
+    for chunk in [writer(b"F\x01"), writer(b"P\x01\x02\x00"), b"torn".to_vec()] {
+        assert!(matches!(kept.rows([Ok(chunk)].into_iter()), Err(KeptError::State(_))));
+    }
+    for (bad, good) in [("\"count\"", "\"median\""), ("\"holds\":\"aggregates\"", "\"holds\":\"sketch\"")] {
+        let json = kept.to_json().replace(bad, good);
+        assert_ne!(json, kept.to_json());
+        let read = Kept::from_json(&json).and_then(|kept| kept.schema());
+        assert!(matches!(read, Err(KeptError::Unknown(_))), "{json}");
+    }
+}
+
+/// Words of types stand in manifests and are compared: a release of Arrow that writes them otherwise must not refuse old state.
+#[test]
+fn words_of_types_stay() {
+    let item = Arc::new(Field::new("item", DataType::Int32, true));
+    for (data_type, word) in [
+        (DataType::Int8, "Int8"),
+        (DataType::UInt64, "UInt64"),
+        (DataType::Float32, "Float32"),
+        (DataType::Boolean, "Boolean"),
+        (DataType::LargeUtf8, "LargeUtf8"),
+        (DataType::Binary, "Binary"),
+        (DataType::FixedSizeBinary(3), "FixedSizeBinary(3)"),
+        (DataType::Decimal128(38, 2), "Decimal128(38, 2)"),
+        (DataType::Date32, "Date32"),
+        (DataType::Timestamp(TimeUnit::Microsecond, None), "Timestamp(µs)"),
+        (DataType::Timestamp(TimeUnit::Millisecond, Some("UTC".into())), "Timestamp(ms, \"UTC\")"),
+        (DataType::Duration(TimeUnit::Nanosecond), "Duration(ns)"),
+        (DataType::List(item), "List(Int32)"),
+    ] {
+        let schema = Arc::new(Schema::new(vec![Field::new("k", data_type, true)]));
+        let schema = schema_to_text(&schema);
+        let flow = format!(
+            r#"{{"version":1,"source":{{"schema":"{schema}"}},"steps":[{{"op":"key_by","columns":["k"]}},{{"op":"agg","emit":"final","aggs":[{{"name":"n","fn":"count"}}]}}]}}"#
+        );
+        let types = Plan::from_json(&flow).unwrap().keyed().next().unwrap().kept().types();
+        assert_eq!(types, format!("{word} -> count"));
+    }
+}
