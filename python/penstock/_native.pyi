@@ -27,7 +27,7 @@ class _PlanFacts(TypedDict):
     output_schema: Schema
     needs_order: bool
     pieces: int
-    operators: list[tuple[str, str, str]]
+    operators: list[dict[str, Any]]
     explain: str
 
 class _StepReport(TypedDict):
@@ -106,7 +106,9 @@ def plan_check(plan: str) -> _PlanFacts:
     -------
     dict
         ``output_schema`` (a handle), ``needs_order`` (results depend on input order), ``pieces`` (how many parts its
-        exchanges cut it into) and ``explain`` (text for people).
+        exchanges cut it into), ``operators`` (the steps that keep state, as manifests name them: ``name``, ``kind``,
+        ``types``, ``version``, ``columns``; with a function also the number of its ``call``) and ``explain`` (text for
+        people).
 
     Raises
     ------

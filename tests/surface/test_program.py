@@ -45,6 +45,29 @@ def helper(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
         sys.modules.pop(name, None)
 
 
+def test_operators_say_what_their_state_is_made_of() -> None:
+    flow = pk.Flow("k bigint, v bigint, t timestamp", event_time="t").key_by("k")
+    windowed = flow.window(pk.sliding("10s", "5s")).agg(n=pk.count(), best=pk.max("v"))
+    [told] = Program.of(windowed).operators
+    assert told["types"] == "Int64 -> count, max(Int64) in windows of 10 s every 5 s"
+    renamed = flow.window(pk.sliding("10s", "5s")).agg(m=pk.count(), most=pk.max("v"))
+    [other] = Program.of(renamed).operators
+    assert other["types"] == told["types"] and other["columns"] != told["columns"]
+    for changed in (
+        flow.window(pk.sliding("10s", "2s")).agg(n=pk.count(), best=pk.max("v")),
+        flow.window(pk.sliding("10s", "5s")).agg(n=pk.count(), best=pk.min("v")),
+        flow.agg(n=pk.count(), best=pk.max("v")),
+    ):
+        assert Program.of(changed).operators[0]["types"] != told["types"]
+    [told] = keyed(counting(1)).operators
+    assert told["types"] == "Int64 -> values of a function" and set(told) == set(other)
+    grouped = flow.apply_in_pandas_with_state(
+        lambda key, frames, state: [], "k bigint", "n int, who string", "update", "NoTimeout"
+    )
+    [told] = Program.of(grouped).operators
+    assert told["types"] == "Int64 -> (int32, string), NoTimeout"
+
+
 def test_edited_functions_go_on_and_are_not_the_same() -> None:
     before = keyed(counting(1))
     assert keyed(counting(1)).misfit(before) is None

@@ -44,6 +44,17 @@ pub struct Operator {
     pub types: String,
     /// Version of its state's form.
     pub version: u32,
+    /// Names and types of its columns, in the operator's own words: who reads state without a flow needs them. They may change.
+    #[serde(default)]
+    pub columns: String,
+}
+
+impl Operator {
+    /// Whether another one can go on from its state.
+    fn fits(&self, newer: &Operator) -> bool {
+        let told = |one: &Operator| (one.name.clone(), one.kind.clone(), one.types.clone(), one.version);
+        told(self) == told(newer)
+    }
 }
 
 /// The flow as state sees it.
@@ -67,7 +78,7 @@ impl Plan {
         let told = |one: &Operator| format!("{} ({} of {}, version {})", one.name, one.kind, one.types, one.version);
         for old in &self.operators {
             match newer.operators.iter().find(|one| one.name == old.name) {
-                Some(new) if new == old => {}
+                Some(new) if old.fits(new) => {}
                 Some(new) => return Err((told(old), told(new))),
                 None => return Err((told(old), "nothing of that name".into())),
             }
@@ -383,6 +394,13 @@ mod tests {
         assert_eq!(encode(&claim), bytes);
     }
 
+    /// What columns an operator has came later.
+    #[test]
+    fn an_operator_without_columns_is_read() {
+        let read: Operator = serde_json::from_str(r#"{"name":"a","kind":"b","types":"c","version":1}"#).unwrap();
+        assert_eq!((&*read.name, &*read.columns), ("a", ""));
+    }
+
     #[test]
     fn the_newest_claim_serves_and_then_the_newest_generation() {
         let all = [manifest(4, 1, 9), manifest(4, 2, 11), manifest(4, 2, 12), manifest(5, 1, 10)];
@@ -399,8 +417,13 @@ mod tests {
 
     #[test]
     fn a_changed_flow_is_named_on_both_sides() {
-        let operator =
-            |name: &str, version| Operator { name: name.into(), kind: "sum".into(), types: "long".into(), version };
+        let operator = |name: &str, version| Operator {
+            name: name.into(),
+            kind: "sum".into(),
+            types: "long".into(),
+            version,
+            columns: String::new(),
+        };
         let plan = |operators| Plan { operators, sources: vec!["bids".into()] };
         let old = plan(vec![operator("a", 1), operator("b", 1)]);
         assert_eq!(old.check(&plan(vec![operator("new", 1), operator("b", 1), operator("a", 1)])), Ok(()));
@@ -408,6 +431,11 @@ mod tests {
         assert_eq!((&*before, &*after), ("a (sum of long, version 1)", "a (sum of long, version 2)"));
         let (_, after) = old.check(&plan(vec![operator("a", 1)])).unwrap_err();
         assert_eq!(after, "nothing of that name");
+        let renamed = Operator { columns: "other names".into(), ..operator("a", 1) };
+        assert_eq!(plan(vec![operator("a", 1)]).check(&plan(vec![renamed])), Ok(()));
+        let other = Operator { types: "long -> min(long)".into(), ..operator("a", 1) };
+        let (before, after) = plan(vec![operator("a", 1)]).check(&plan(vec![other])).unwrap_err();
+        assert_eq!((&*before, &*after), ("a (sum of long, version 1)", "a (sum of long -> min(long), version 1)"));
         assert!(old.check(&Plan { sources: vec!["asks".into()], ..old.clone() }).is_err());
     }
 }

@@ -29,7 +29,13 @@ fn name(request: &Request) -> String {
 
 impl Script {
     fn new(workers: u32) -> Script {
-        let operator = Operator { name: "sums".into(), kind: "sum".into(), types: "long".into(), version: 1 };
+        let operator = Operator {
+            name: "sums".into(),
+            kind: "sum".into(),
+            types: "long".into(),
+            version: 1,
+            columns: String::new(),
+        };
         let plan = Plan { operators: vec![operator], sources: vec!["rows".into()] };
         let program = Program { plan, functions: 1, ..Program::default() };
         let engine = Engine::new(Setup { workers, bits: 2, loss_ms: 7, ..Setup::default() });

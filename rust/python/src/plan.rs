@@ -8,7 +8,7 @@ use arrow_array::{ArrayRef, Int64Array, RecordBatch as Batch, UInt64Array};
 use arrow_schema::{DataType, Field, Schema as ArrowSchema, SchemaRef};
 use penstock_bins::{Routing, Strategy, steps};
 use penstock_plan::hash::hash_columns_of;
-use penstock_plan::{KeyedSpec, Plan};
+use penstock_plan::{KeyedKind, KeyedSpec, Plan};
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
@@ -37,16 +37,25 @@ pub(crate) fn plan_check<'py>(py: Python<'py>, plan: &str) -> PyResult<Bound<'py
     facts.set_item("output_schema", Schema::new(plan.output_schema().clone()).into_pyobject(py)?)?;
     facts.set_item("needs_order", plan.needs_order())?;
     facts.set_item("pieces", plan.pieces())?;
-    facts.set_item("operators", operators(&plan))?;
+    facts.set_item("operators", operators(py, &plan)?)?;
     facts.set_item("explain", plan.explain())?;
     Ok(facts)
 }
 
-/// The steps that keep state: name, what it does, types of its keys.
-fn operators(plan: &Plan) -> Vec<(String, String, String)> {
+/// The steps that keep state as manifests name them: ``{"name", "kind", "types", "version", "columns"}``, and the number of the ``call`` of those with a
+/// function.
+fn operators<'py>(py: Python<'py>, plan: &Plan) -> PyResult<Vec<Bound<'py, PyDict>>> {
     let told = |keyed: &KeyedSpec| {
-        let keys = keyed.keys.iter().map(|key| keyed.routed.field(*key).data_type().to_string());
-        (keyed.step.to_string(), keyed.step.op.to_owned(), keys.collect::<Vec<_>>().join(", "))
+        let (facts, kept) = (PyDict::new(py), keyed.kept());
+        facts.set_item("name", keyed.step.to_string())?;
+        facts.set_item("kind", keyed.step.op)?;
+        facts.set_item("types", kept.types())?;
+        facts.set_item("version", KeyedSpec::STATE_VERSION)?;
+        facts.set_item("columns", kept.to_json())?;
+        if let KeyedKind::StatefulMap { call } | KeyedKind::GroupState { call, .. } = keyed.kind {
+            facts.set_item("call", call)?;
+        }
+        Ok(facts)
     };
     plan.keyed().map(told).collect()
 }

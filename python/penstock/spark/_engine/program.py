@@ -12,12 +12,13 @@ generation; those of a changed function do not agree, so an old one is never kep
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
+from penstock._flow.text import encode
 from penstock._schema import spark_types
 from penstock.spark._tasks import functions
 from penstock.spark._tasks.partitions import dump_calls
@@ -49,8 +50,8 @@ class Program:
         Marks of the source files of the modules that `calls` refer to by name, see `functions.sources`.
     bound : tuple
         For each function what its states depend on.
-    operators : tuple
-        Steps that hold state: name, what it does, types of its keys.
+    operators : tuple of mapping
+        Steps that hold state, as manifests name them: name, kind, types of keys and values, version, columns.
     ordered : bool
         Whether results depend on the order of the input.
     output : pyarrow.Schema
@@ -62,7 +63,7 @@ class Program:
     calls: bytes
     sources: Mapping[str, str]
     bound: tuple[tuple[Any, ...], ...]
-    operators: tuple[tuple[str, str, str], ...]
+    operators: tuple[Mapping[str, Any], ...]
     ordered: bool
     output: pa.Schema
 
@@ -84,7 +85,7 @@ class Program:
             pickled,
             functions.sources(pickled),
             tuple(tuple(call.get(key) for key in _BINDING) for call in calls),
-            tuple(facts["operators"]),
+            tuple(_operator(told, calls) for told in facts["operators"]),
             bool(facts["needs_order"]),
             output,
         )
@@ -126,6 +127,20 @@ class Program:
                 f" call cloudpickle.register_pickle_by_value({changed[0]}) before, or start a new engine"
             )
         return None
+
+
+def _operator(told: Mapping[str, Any], calls: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
+    """A step that holds state as manifests name it: what only its function declares is added."""
+    facts = dict(told)
+    at = facts.pop("call", None)
+    if at is None:
+        return facts
+    state, timeout = calls[at].get("state"), calls[at].get("timeout")
+    if state is None:
+        return facts | {"types": f"{facts['types']} -> values of a function"}
+    types = ", ".join(str(kind) for kind in state.types)
+    columns = json.loads(facts["columns"]) | {"state": encode(state)}
+    return facts | {"types": f"{facts['types']} -> ({types}), {timeout}", "columns": json.dumps(columns)}
 
 
 def _steps(plan: str) -> list[dict[str, Any]]:

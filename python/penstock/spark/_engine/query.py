@@ -366,11 +366,8 @@ class Query:
                 log.info("query %s: its functions have changed, new workers go on from its state", self.name)
             self._functions += 1
             self.program = program
-        operators = [
-            {"name": name, "kind": kind, "types": types, "version": 1} for name, kind, types in self.program.operators
-        ]
         opened = {
-            "plan": {"operators": operators, "sources": ["input"]},
+            "plan": {"operators": list(self.program.operators), "sources": ["input"]},
             "lateness_us": self.program.flow.lateness_ms * 1_000,
             "durable": self.storage is not None,
             "functions": self._functions,

@@ -225,7 +225,13 @@ impl World {
     }
 
     pub fn program(&self) -> Program {
-        let operator = Operator { name: "sums".into(), kind: "sum".into(), types: "long".into(), version: 1 };
+        let operator = Operator {
+            name: "sums".into(),
+            kind: "sum".into(),
+            types: "long".into(),
+            version: 1,
+            columns: String::new(),
+        };
         let plan = Flow { operators: vec![operator], sources: vec!["rows".into()] };
         let functions = self.functions;
         Program { plan, lateness_us: super::spark::LATENESS, durable: self.scenario.durable, functions }
