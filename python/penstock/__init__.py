@@ -30,7 +30,7 @@ from penstock import errors
 from penstock.errors import PenstockError
 
 if TYPE_CHECKING:
-    from penstock import dataflow, graph, ordered, report, spark
+    from penstock import dataflow, graph, ordered, report, spark, state
     from penstock._aggregates import Aggregate, count, max, mean, min, sum
     from penstock._flow import Flow
     from penstock._functions.group_state import GroupState
@@ -63,6 +63,7 @@ __all__ = [
     "report",
     "sliding",
     "spark",
+    "state",
     "sum",
     "tumbling",
 ]
@@ -90,7 +91,7 @@ _HOMES = {
 
 
 def __getattr__(name: str) -> Any:
-    if name in ("dataflow", "graph", "ordered", "report", "spark"):
+    if name in ("dataflow", "graph", "ordered", "report", "spark", "state"):
         return importlib.import_module(f"penstock.{name}")
     if name in _HOMES:
         found = getattr(importlib.import_module(f"penstock.{_HOMES[name]}"), name)

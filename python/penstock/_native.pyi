@@ -44,6 +44,25 @@ class _MigrationReport(TypedDict):
 def profile() -> str:
     """How it was built, by Cargo.toml's profiles: "release"; "setup", a quick build; "dev", slow."""
 
+def checkpoint_columns(columns: str) -> tuple[Schema, Schema, bool]:
+    """By the ``columns`` of an operator: columns of its rows and of its keys, and whether a function keeps its values.
+
+    Raises
+    ------
+    StateError
+        When a newer release wrote them.
+    """
+
+def checkpoint_manifests(files: Sequence[tuple[str, bytes]]) -> str:
+    """What manifests (name, bytes) say, as JSON.
+
+    Returns
+    -------
+    str
+        ``{"manifests": {name: {...}}, "damaged": {name: reason}, "serving": {batch: name}}``; a batch of which a
+        manifest is damaged has none in ``serving``.
+    """
+
 def graph_clique(relation: str, size: int) -> tuple[str, list[str]]:
     """The pattern of cliques, and the order to bind its variables in."""
 
@@ -412,6 +431,31 @@ class DataflowStream:
 
     def connect_loop(self, feedback: DataflowLoop) -> None:
         """Feed a loop of this scope."""
+
+@final
+class CheckpointFiles:
+    """Data files of one manifest, oldest first, opened.
+
+    Parameters
+    ----------
+    files : sequence of (str, int, int, callable)
+        Name, length, CRC-32 of all of it, and ``read(offset, length)`` that returns bytes.
+
+    Raises
+    ------
+    StorageError
+        When one is damaged or of a newer release; it names the file. What ``read`` raises goes on as it is.
+    """
+
+    def __new__(cls, files: Sequence[tuple[str, int, int, Callable[[int, int], bytes]]]) -> CheckpointFiles: ...
+    def segments(self) -> list[tuple[str, str, int, int, bool, int]]:
+        """What they hold, in order: file, operator, prefix and length of the range, whether it is a base, bytes."""
+
+    def ranges(self, operator: str) -> list[tuple[int, int]]:
+        """The ranges (prefix, length) of an operator: disjoint, and together all of its state."""
+
+    def rows(self, operator: str, columns: str, prefix: int, length: int) -> list[RecordBatch]:
+        """Rows of a range of an operator that has these ``columns``; of a function ``key`` and ``value`` as bytes."""
 
 @final
 class DataflowGate:

@@ -183,7 +183,7 @@ class SlotsError(EngineError):
 
 class StorageError(PenstockError, OSError):
     """Storage does not do what it should: rows that do not fit in memory cannot be written to a local directory or had
-    back, or the store of a checkpoint cannot be used.
+    back, the store of a checkpoint cannot be used, or a file of it is missing, damaged, or of a newer release.
 
     Attributes
     ----------

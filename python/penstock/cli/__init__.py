@@ -16,7 +16,7 @@ from typing import Annotated
 
 import typer
 
-from penstock.cli import bench, cliques, demo, nexmark, report, tpcxbb, wordcount
+from penstock.cli import bench, cliques, demo, nexmark, report, state, tpcxbb, wordcount
 from penstock.cli.common import UsageError, one_line
 from penstock.errors import PenstockError
 
@@ -35,6 +35,7 @@ app.command(name="cliques", epilog=cliques.EPILOG)(cliques.cliques)
 app.command(name="demo")(demo.demo)
 app.command(name="nexmark", epilog=nexmark.EPILOG)(nexmark.nexmark)
 app.command(name="report")(report.report)
+app.command(name="state", epilog=state.EPILOG)(state.state)
 app.command(name="tpcxbb", epilog=tpcxbb.EPILOG)(tpcxbb.tpcxbb)
 app.command(name="wordcount", epilog=wordcount.EPILOG)(wordcount.wordcount)
 

@@ -393,7 +393,7 @@ class Engine:
         -----
         With durable state the death of a worker costs time, never the query: the others go back to where the batch
         began, what was lost is read, and the batch runs again. Without it the function raises `StateLost` then. It
-        raises `StorageError` when the checkpoint's store does not work, and `StateError` when a file of it is damaged;
+        raises `StorageError` when the checkpoint's store does not work or a file of it is damaged;
         `UserFunctionError` when a function of the flow raised,
         `SchemaError` when the batch does not have the flow's columns. Spark then ends the query; `BatchFunction.error`
         keeps the exception itself. After anything but `StateLost` the query can be started again from its checkpoint

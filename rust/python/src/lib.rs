@@ -8,6 +8,7 @@
 mod arrow;
 mod aside;
 mod calls;
+mod checkpoint;
 mod convert;
 mod dataflow;
 mod engine;
@@ -32,6 +33,8 @@ mod tokenize;
 mod _native {
     #[pymodule_export]
     use crate::arrow::{RecordBatch, Schema};
+    #[pymodule_export]
+    use crate::checkpoint::{CheckpointFiles, checkpoint_columns, checkpoint_manifests};
     #[pymodule_export]
     use crate::dataflow::{
         DataflowBarrier, DataflowCapability, DataflowGate, DataflowInput, DataflowListener, DataflowLoop,

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from penstock._migration import Wish, moves_to, step_bins
 from penstock._storage import Storage
-from penstock.errors import EngineError, PenstockError, SchemaError, StateError, StateLost, StorageError
+from penstock.errors import EngineError, PenstockError, SchemaError, StateLost, StorageError
 from penstock.report._timeline import Epoch
 from penstock.spark._engine import drains, feeds
 from penstock.spark._engine.executor import Event, Executor
@@ -409,9 +409,7 @@ class Query:
             where = f"{where}checkpoint {self.storage.url}: "
         if kind == "NoManifest":
             raise StateLost(where + text, **about, epoch=told["asked"])
-        if kind == "Damaged":
-            raise StateError(where + text)
-        if kind == "Store":
+        if kind in ("Store", "Damaged"):
             raise StorageError(where + text)
         if kind == "OtherPlan":
             self.program = before

@@ -1,0 +1,193 @@
+"""``penstock state``: what a checkpoint holds, shown or written to a file."""
+
+from __future__ import annotations
+
+import datetime
+import json
+import sys
+from enum import Enum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Optional
+
+import typer
+
+from penstock.cli.common import UsageError, check_output, whole_file
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from rich.console import Console
+
+__all__ = ["EPILOG", "Format", "state"]
+
+EPILOG = """
+**Examples**
+
+`penstock state /data/checkpoint`
+
+`penstock state s3://bucket/checkpoint --operator agg --limit 100`
+
+`penstock state /data/checkpoint --batch 41 --format parquet --output state.parquet`
+
+The checkpoint is read only, also while its query runs. `docs/checkpoint-format.md` describes its files.
+"""
+
+#: Rows that a table shows of an operator.
+_SHOWN = 20
+
+
+class Format(str, Enum):
+    """What comes out."""
+
+    table = "table"
+    csv = "csv"
+    json = "json"
+    parquet = "parquet"
+
+
+def state(
+    checkpoint: Annotated[
+        str,
+        typer.Argument(
+            metavar="CHECKPOINT",
+            help="Checkpoint location of a streaming query, or the folder given as checkpoint=; a path or URL.",
+            show_default=False,
+        ),
+    ],
+    operator: Annotated[
+        Optional[str],  # noqa: UP045
+        typer.Option(metavar="NAME", help="Only this operator: its name, or its kind where one has it. Default all."),
+    ] = None,
+    batch: Annotated[
+        Optional[str],  # noqa: UP045
+        typer.Option(metavar="N", help="State at the end of this batch. Default the newest."),
+    ] = None,
+    limit: Annotated[
+        Optional[str],  # noqa: UP045
+        typer.Option(metavar="N", help=f"At most so many rows of an operator. Default {_SHOWN} in a table, else all."),
+    ] = None,
+    format: Annotated[
+        Format,
+        typer.Option(help="table: manifests, operators and rows for people. Others: the rows of one operator."),
+    ] = Format.table,
+    output: Annotated[
+        Optional[Path],  # noqa: UP045
+        typer.Option(help="File to write csv, json (one object a line) or parquet to. Default standard output."),
+    ] = None,
+    unpickle: Annotated[
+        bool,
+        typer.Option(
+            "--unpickle",
+            help="Make values of Python functions by whatever code their pickles name: only if you trust who wrote the"
+            " checkpoint. Without, values of builtin types are shown, others by their size.",
+        ),
+    ] = False,
+) -> None:
+    """Show what a checkpoint holds: batches that can be restored, operators with their sizes, keys and values.
+
+    Values are what a step would say if its input ended now: aggregates by key, with the window where there is one; the
+    rows of a top; the state of a Python function.
+    """
+    from penstock import state as reading
+
+    rows = _whole("limit", limit, 1)
+    at = _whole("batch", batch, 0)
+    if format is Format.table:
+        if output is not None:
+            raise UsageError(f"--output {output}: a table is for people; add --format csv, json or parquet")
+        _show(checkpoint, operator, at, rows or _SHOWN, unpickle)
+        return
+    if output is not None:
+        check_output(output)
+    elif format is Format.parquet:
+        raise UsageError("--format parquet needs --output FILE")
+    table = reading.read(checkpoint, operator, at, limit=rows, unpickle=unpickle)
+    if output is None:
+        _write(table, format, sys.stdout.buffer)
+        return
+    with whole_file(output) as part, open(part, "wb") as sink:
+        _write(table, format, sink)
+    print(f"wrote {table.num_rows:,} rows to {output}")
+
+
+def _whole(name: str, text: str | None, least: int) -> int | None:
+    if text is None:
+        return None
+    try:
+        number = int(text)
+    except ValueError:
+        number = least - 1
+    if number < least:
+        raise UsageError(f"--{name} {text}: give a whole number, {least} or more")
+    return number
+
+
+def _write(table: pa.Table, format: Format, sink: Any) -> None:
+    if format is Format.parquet:
+        from pyarrow import parquet
+
+        parquet.write_table(table, sink)
+    elif format is Format.csv:
+        from pyarrow import csv
+
+        csv.write_csv(_flat(table), sink)
+    else:
+        for block in table.to_batches():
+            for row in block.to_pylist():
+                sink.write(json.dumps(row, default=_json, ensure_ascii=False).encode() + b"\n")
+
+
+def _flat(table: pa.Table) -> pa.Table:
+    """What is nested as JSON: a cell has no columns."""
+    import pyarrow as pa
+
+    for at, field in enumerate(table.schema):
+        if pa.types.is_nested(field.type):
+            told = [None if one is None else json.dumps(one, default=_json) for one in table[at].to_pylist()]
+            table = table.set_column(at, field.name, pa.array(told, pa.string()))
+    return table
+
+
+def _json(value: Any) -> str:
+    if isinstance(value, (datetime.date, datetime.time)):  # datetimes are dates
+        return value.isoformat()
+    return value.hex() if isinstance(value, bytes) else str(value)
+
+
+def _show(checkpoint: str, operator: str | None, batch: int | None, limit: int, unpickle: bool) -> None:
+    from rich.console import Console
+
+    from penstock import state as reading
+
+    console = Console(soft_wrap=False)
+    manifests = reading.manifests(checkpoint)
+    _table(console, "Manifests", manifests.drop_columns(["name", "plan"]))
+    operators = reading.operators(checkpoint, batch)
+    _table(console, "Operators", operators)
+    names = operators["name"].to_pylist() if operator is None else [operator]
+    for name in names:
+        rows = reading.read(checkpoint, name, batch, limit=limit + 1, unpickle=unpickle)
+        more = f", the first {limit}" if rows.num_rows > limit else ""
+        _table(console, f"{name}{more}", rows.slice(0, limit))
+
+
+def _table(console: Console, title: str, rows: pa.Table) -> None:
+    import pyarrow as pa
+    from rich.table import Table
+    from rich.text import Text
+
+    shown = Table(title=title, title_justify="left")
+    for field in rows.schema:
+        number = pa.types.is_integer(field.type) or pa.types.is_floating(field.type) or pa.types.is_decimal(field.type)
+        shown.add_column(Text(field.name), justify="right" if number else "left", overflow="fold")
+    for row in rows.to_pylist():
+        # Text, since what is in brackets is markup otherwise.
+        shown.add_row(*(Text(_cell(value)) for value in row.values()))
+    console.print(shown)
+
+
+def _cell(value: Any) -> str:
+    if value is None:
+        return ""
+    if isinstance(value, datetime.datetime):
+        return value.isoformat(sep=" ", timespec="milliseconds" if value.microsecond else "seconds")
+    return str(value)

@@ -1,0 +1,354 @@
+"""What a checkpoint holds, as tables: files of this version stay readable, and what is wrong with others is named."""
+
+from __future__ import annotations
+
+import collections
+import csv
+import datetime
+import io
+import json
+import pickle
+import shutil
+import struct
+import zlib
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+import penstock as pk
+from penstock import _native, errors, state
+from penstock._functions.state import BinState
+from penstock.cli import main
+
+KEPT = Path(__file__).with_name("data") / "checkpoint-v1"
+AGG, WINDOWS, TOP, FUNCTION = "step 1 (agg)", "step 3 (agg)", "step 4 (top)", "step 6 (stateful_map)"
+
+
+def numbers(batch: int) -> range:
+    """The rows of all batches up to one, see rust/cluster/examples/checkpoint.rs."""
+    return range((batch + 1) * 10)
+
+
+def name(n: int) -> str | None:
+    return f"k{n % 7}" if n % 5 else None
+
+
+def at(ms: int) -> datetime.datetime:
+    return datetime.datetime.fromtimestamp(ms / 1000, datetime.timezone.utc)
+
+
+@pytest.fixture
+def copy(tmp_path: Path) -> Path:
+    """A checkpoint that may be damaged."""
+    return Path(shutil.copytree(KEPT, tmp_path / "copy"))
+
+
+def only(folder: Path, pattern: str) -> Path:
+    [found] = folder.glob(pattern)
+    return found
+
+
+# What was written by version 1
+
+
+@pytest.mark.parametrize("batch", [0, 1, 2])
+def test_an_aggregate_of_version_1_has_a_row_per_key(batch: int) -> None:
+    groups = collections.defaultdict(list)
+    for n in numbers(batch):
+        groups[name(n)].append(100 + n)
+    expected = {
+        key: {"name": key, "n": len(all_), "total": sum(all_), "mean": sum(all_) / len(all_), "last": key}
+        for key, all_ in groups.items()
+    }
+    found = state.read(KEPT, AGG, batch)
+    assert {row["name"]: row for row in found.to_pylist()} == expected and found.num_rows == len(expected)
+    assert found.schema.types == [pa.string(), pa.int64(), pa.int64(), pa.float64(), pa.string()]
+
+
+@pytest.mark.parametrize("batch", [0, 1, 2])
+def test_a_windowed_aggregate_of_version_1_has_a_row_per_key_and_open_window(batch: int) -> None:
+    watermark = (batch * 10 + 4) * 1000
+    windows = collections.defaultdict(list)
+    for n in numbers(batch):
+        last = n * 1000 // 5000 * 5000
+        for start in (last - 5000, last):
+            if start + 10_000 > watermark:
+                windows[start, n % 3].append(100 + n)
+    expected = [
+        {"window_start": at(start), "window_end": at(start + 10_000), "auction": key, "n": len(all_), "low": min(all_)}
+        for (start, key), all_ in windows.items()
+    ]
+    found = state.read(KEPT, WINDOWS, batch).to_pylist()
+    order = ["window_start", "auction"]
+    assert sorted(found, key=lambda row: [row[k] for k in order]) == sorted(
+        expected, key=lambda row: [row[k] for k in order]
+    )
+
+
+def test_a_top_of_version_1_has_its_rows() -> None:
+    found = state.read(KEPT, TOP, 2)
+    assert found.column_names == ["window_start", "window_end", "name", "auction", "price", "at"]
+    assert sorted(found["price"].to_pylist()) == [128, 129], "the windows before have fired"
+    assert sorted(state.read(KEPT, TOP, 0)["price"].to_pylist()) == [108, 109]
+
+
+def test_values_of_a_function_of_version_1_are_read_without_running_code() -> None:
+    rows = {row["auction"]: row for row in state.read(KEPT, FUNCTION).to_pylist()}
+    assert sorted(rows) == [1, 2, 3], "key 0 is gone"
+    assert rows[1] == {"auction": 1, "value": "(1, 2)", "bytes": 9, "readable": True, "problem": None}
+    assert rows[3]["value"] is None and not rows[3]["readable"] and rows[3]["bytes"] > 20
+    assert "made by no_where.Class, which runs code: unpickle=True" in rows[3]["problem"]
+    trusted = {row["auction"]: row for row in state.read(KEPT, FUNCTION, unpickle=True).to_pylist()}
+    assert trusted[2] == rows[2] and "No module named 'no_where'" in trusted[3]["problem"]
+    assert len(state.read(KEPT, FUNCTION, 0)) == 4
+
+
+def test_manifests_and_operators_of_version_1() -> None:
+    found = state.manifests(KEPT)
+    assert found["batch"].to_pylist() == [0, 1, 2] and found["serves"].to_pylist() == [True] * 3
+    assert found["files"].to_pylist() == [2, 4, 3] and found["problem"].null_count == 3
+    assert found["watermark"].to_pylist() == [at(4_000), at(14_000), at(24_000)]
+    assert found["clock"].to_pylist()[0] == at(1_700_000_000_000)
+    sizes = [sum(len(file.read_bytes()) for file in KEPT.glob(f"data-*-{b:020}-?")) for b in range(2)]
+    assert found["bytes"].to_pylist()[:2] == [sizes[0], sum(sizes)]
+    told = state.operators(KEPT)
+    assert told["name"].to_pylist() == [AGG, WINDOWS, TOP, FUNCTION]
+    assert told["types"].to_pylist()[0] == "Utf8 -> count, sum(Int64), mean(Int64), max(Utf8) with updates"
+    assert min(told["bytes"].to_pylist()) > 0 and min(told["segments"].to_pylist()) > 0
+
+
+def test_what_is_written_now_is_of_version_1() -> None:
+    """The kept manifests name operators as this release does: another one would be refused by them."""
+    flow = pk.Flow("name string, auction bigint, price bigint, at timestamp", event_time="at")
+    keyed = flow.key_by("name").agg(
+        n=pk.count(), total=pk.sum("price"), mean=pk.mean("price"), last=pk.max("name"), emit="update"
+    )
+    facts = _native.plan_check(keyed.to_plan(streaming=True)[0])["operators"]
+    assert [(one["name"], one["types"], one["version"]) for one in facts] == [
+        (AGG, state.operators(KEPT)["types"].to_pylist()[0], 1)
+    ]
+
+
+def test_our_folder_in_sparks_location_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    shutil.copytree(KEPT, tmp_path / "_penstock")
+    (tmp_path / "offsets").mkdir()
+    expected = state.read(KEPT, AGG)
+    monkeypatch.chdir(tmp_path)
+    for place in (tmp_path, tmp_path / "_penstock", f"file://{tmp_path}", f"{tmp_path}/", "_penstock", "."):
+        assert state.read(place, AGG).equals(expected)
+
+
+def test_a_limit_reads_so_many_rows() -> None:
+    assert [len(state.read(KEPT, AGG, limit=limit)) for limit in (1, 3, 100)] == [1, 3, 8]
+    for bad in (0, -1, True, "2"):
+        with pytest.raises(errors.ConfigError, match="give a number of rows"):
+            state.read(KEPT, AGG, limit=bad)  # type: ignore[arg-type]
+
+
+# What is wrong is named
+
+
+def test_no_checkpoint_batch_or_operator(tmp_path: Path, copy: Path) -> None:
+    for place in (tmp_path / "none", tmp_path, only(KEPT, "claim-*")):
+        with pytest.raises(errors.ConfigError, match="there is no state of penstock"):
+            state.read(place)
+    with pytest.raises(errors.ConfigError, match="of batch 7, only of 0, 1, 2"):
+        state.read(KEPT, AGG, 7)
+    with pytest.raises(errors.ConfigError, match=r"no operator 'sum', only 'step 1 \(agg\)', 'step 3"):
+        state.read(KEPT, "sum")
+    with pytest.raises(errors.ConfigError, match="no operator 'agg'"):
+        state.read(KEPT, "agg")
+    with pytest.raises(errors.ConfigError, match="several operators have state, say which one"):
+        state.read(KEPT)
+    assert state.read(KEPT, "top").equals(state.read(KEPT, TOP)), "one has this kind"
+    for manifest in copy.glob("manifest-*"):
+        manifest.unlink()
+    with pytest.raises(errors.ConfigError, match="an engine has claimed this checkpoint"):
+        state.manifests(copy)
+    with pytest.raises(errors.ConfigError, match="give the path"):
+        state.read("")
+
+
+def test_a_damaged_manifest_hides_its_batch_only(copy: Path) -> None:
+    newest = only(copy, f"manifest-{2:020}-*")
+    whole = newest.read_bytes()
+    newest.write_bytes(whole[:-40])
+    with pytest.raises(errors.StorageError, match=rf"{newest.name} has .* batches that can be read: 0, 1"):
+        state.read(copy, AGG)
+    told = state.manifests(copy)
+    assert told["serves"].to_pylist() == [True, True, False] and "bytes" in told["problem"].to_pylist()[2]
+    assert state.read(copy, AGG, 1).equals(state.read(KEPT, AGG, 1))
+    newest.write_bytes(whole[:8] + struct.pack("<H", 9) + whole[10:])
+    with pytest.raises(errors.StorageError, match="version 9; this release reads up to 1"):
+        state.read(copy, AGG)
+
+
+def test_a_missing_torn_or_changed_data_file_is_named(copy: Path) -> None:
+    file = only(copy, f"data-*-{2:020}-0")
+    whole = file.read_bytes()
+    file.write_bytes(whole[:-1])
+    with pytest.raises(errors.StorageError, match=f"{file.name} has .* bytes where its manifest says"):
+        state.read(copy, AGG)
+    file.write_bytes(whole[:30] + bytes([whole[30] ^ 1]) + whole[31:])
+    with pytest.raises(errors.StorageError, match=f"{file.name} has checksum"):
+        state.read(copy, AGG)
+    file.write_bytes(whole[:8] + struct.pack("<H", 2) + whole[10:])
+    with pytest.raises(errors.StorageError, match=f"{file.name} has version 2; .* use the release that wrote it"):
+        state.operators(copy)
+    file.unlink()
+    with pytest.raises(errors.StorageError, match=f"{file.name} of batch 2 is missing"):
+        state.read(copy, AGG)
+    assert state.read(copy, AGG, 1).equals(state.read(KEPT, AGG, 1)), "another batch has no part of it"
+
+
+def test_a_store_that_fails_while_it_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    from penstock import _storage
+
+    read = _storage._Folder.read
+
+    def failing(self: Any, name: str, offset: int = 0, length: int | None = None) -> bytes:
+        if name.startswith("data-") and offset > 0:
+            raise OSError("the cable is out")
+        return read(self, name, offset, length)
+
+    monkeypatch.setattr(_storage._Folder, "read", failing)
+    with pytest.raises(errors.StorageError, match=r"file data-.* cannot be read: the cable is out") as caught:
+        state.read(KEPT, AGG)
+    assert isinstance(caught.value.__cause__, OSError)
+
+
+def test_a_newer_kind_of_operator_is_refused(copy: Path) -> None:
+    newest = only(copy, f"manifest-{2:020}-*")
+    told = json.loads(newest.read_bytes()[10:-12])
+    told["plan"]["operators"][0]["columns"] = '{"keys":"","holds":"sketch"}'
+    told["plan"]["operators"][2]["columns"] = ""
+    body = json.dumps(told).encode()
+    framed = b"penstock" + struct.pack("<H", 1) + body + struct.pack("<Q", len(body))
+    newest.write_bytes(framed + struct.pack("<I", zlib.crc32(framed)))
+    with pytest.raises(errors.StateError, match="not known to this release"):
+        state.read(copy, AGG)
+    with pytest.raises(errors.StateError, match="does not say what columns"):
+        state.read(copy, TOP)
+    assert state.read(copy, WINDOWS).equals(state.read(KEPT, WINDOWS))
+
+
+# Values of functions
+
+
+_ran: list[str] = []
+
+
+def _run(word: str) -> None:
+    _ran.append(word)
+
+
+class _Ran:
+    """Its pickle runs code."""
+
+    def __reduce__(self) -> Any:
+        return _run, ("ran",)
+
+
+def shown(keys: pa.Schema, entries: list[tuple[bytes, bytes]], *, unpickle: bool = False, schema: Any = None) -> Any:
+    from penstock._flow.text import encode
+
+    values = state._Values(keys, None if schema is None else encode(schema), unpickle)
+    block = pa.record_batch({"key": pa.array([k for k, _ in entries], pa.binary()), "value": [v for _, v in entries]})
+    return values.table(block).to_pylist()
+
+
+def changes(states: dict[Any, Any]) -> list[tuple[bytes, bytes]]:
+    kept = BinState()
+    kept.states.update(states)
+    return [(key, value) for part in kept.changes() for _, key, value in part if value is not None]
+
+
+def test_builtin_values_are_shown_and_no_code_is_run() -> None:
+    plain = {
+        1: [1, {"a": (2.5, None)}],
+        2: collections.deque([1], maxlen=3),
+        3: datetime.datetime(2024, 1, 2, tzinfo=datetime.timezone.utc),
+        4: {1, 2},
+    }
+    keys = pa.schema([("k", pa.int64())])
+    rows = shown(keys, changes(plain))
+    assert [row["value"] for row in rows] == [repr(value) for value in plain.values()]
+    _ran.clear()
+    entries = [(pickle.dumps(1), pickle.dumps(_Ran())), (pickle.dumps(_Ran()), pickle.dumps(7))]
+    rows = shown(keys, entries)
+    assert _ran == [] and [row["readable"] for row in rows] == [False, False]
+    assert rows[1]["k"] is None and rows[1]["value"] == "7" and "the key of bytes b'" in rows[1]["problem"]
+    shown(keys, entries[:1], unpickle=True)
+    assert _ran == ["ran"]
+
+
+def test_keys_of_several_columns_and_names_that_are_taken() -> None:
+    keys = pa.schema([("value", pa.string()), ("day", pa.date32())])
+    day = datetime.date(2024, 2, 29)
+    [row, broken] = shown(keys, [*changes({("a", day): 1}), (pickle.dumps(("a",)), pickle.dumps(2))])
+    assert row == {"value": "a", "day": day, "value_": "1", "bytes": 5, "readable": True, "problem": None}
+    assert not broken["readable"] and "it has 1 columns" in broken["problem"] and broken["value_"] == "2"
+
+
+def test_states_of_groups_are_typed() -> None:
+    keys = pa.schema([("k", pa.int64())])
+    schema = pa.schema([("n", pa.int32()), ("seen", pa.list_(pa.string()))])
+    rows = shown(keys, changes({(1,): ((3, ["a"]), 5000), (2,): (None, 7)}), schema=schema)
+    assert [(row["k"], row["value"], row["timeout_ms"]) for row in rows] == [
+        (1, {"n": 3, "seen": ["a"]}, 5000),
+        (2, None, 7),
+    ]
+    [wrong] = shown(keys, changes({(1,): (("x", []), None)}), schema=schema)
+    assert not wrong["readable"] and wrong["value"] is None
+
+
+# The command
+
+
+def run(capsys: pytest.CaptureFixture[str], *arguments: Any) -> tuple[int, str, str]:
+    code = main(["state", *map(str, arguments)])
+    told = capsys.readouterr()
+    return code, told.out, told.err
+
+
+def test_the_command_shows_all(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+    code, out, err = run(capsys, KEPT)
+    assert (code, err) == (0, "")
+    for word in ("Manifests", "Operators", AGG, WINDOWS, FUNCTION, "window_start", "2023-11-14 22:13:22+00:00"):
+        assert word in out
+    code, out, _ = run(capsys, KEPT, "--operator", AGG, "--limit", 2)
+    assert code == 0 and f"{AGG}, the first 2" in out and "window_start" not in out
+
+
+def test_the_command_writes_rows(capfdbinary: pytest.CaptureFixture[bytes], tmp_path: Path) -> None:
+    expected = state.read(KEPT, WINDOWS)
+    assert main(["state", str(KEPT), "--operator", WINDOWS, "--format", "csv"]) == 0
+    rows = list(csv.DictReader(io.StringIO(capfdbinary.readouterr().out.decode())))
+    assert [int(row["low"]) for row in rows] == expected["low"].to_pylist()
+    assert main(["state", str(KEPT), "--operator", AGG, "--format", "json", "--batch", "1"]) == 0
+    lines = [json.loads(line) for line in capfdbinary.readouterr().out.splitlines()]
+    assert lines == state.read(KEPT, AGG, 1).to_pylist()
+    file = tmp_path / "rows.parquet"
+    assert main(["state", str(KEPT), "--operator", WINDOWS, "--format", "parquet", "--output", str(file)]) == 0
+    assert pq.read_table(file).equals(expected)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named", "code"),
+    [
+        (["--limit", "0"], "--limit 0", 2),
+        (["--batch", "x"], "--batch x", 2),
+        (["--batch", "9"], "only of 0, 1, 2", 1),
+        (["--format", "parquet"], "--output FILE", 2),
+        (["--output", "x.csv"], "--format csv", 2),
+        (["--format", "csv"], "say which", 1),
+        (["--operator", "none"], "no operator 'none'", 1),
+    ],
+)
+def test_the_command_refuses(arguments: list[str], named: str, code: int, capsys: pytest.CaptureFixture[str]) -> None:
+    got, _, err = run(capsys, KEPT, *arguments)
+    assert got == code and named in err and err.count("\n") == 1
