@@ -11,7 +11,7 @@ import pytest
 
 import penstock as pk
 from engine_support import COUNTS, Kept, counted, numbers, state, stream, write
-from penstock.errors import EngineError, StateError, StateLost, StorageError
+from penstock.errors import StateLost
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(300)]
 
