@@ -99,7 +99,7 @@ class Driver:
             "stamp": {"generation": generation, "membership": 0},
             "members": members,
             "threads": 1,
-            "layouts": {name: layout for name, _, _ in _native.plan_check(text)["operators"]},
+            "layouts": {told["name"]: layout for told in _native.plan_check(text)["operators"]},
             "epoch": epoch,
             "watermark": None,
             "fresh": fresh,
@@ -130,7 +130,7 @@ class Driver:
     ) -> dict[str, Any]:
         text, calls = flow.to_plan()
         ranges = {
-            name: [[bin_, bits] for bin_ in range(1 << bits)] for name, _, _ in _native.plan_check(text)["operators"]
+            told["name"]: [[bin_, bits] for bin_ in range(1 << bits)] for told in _native.plan_check(text)["operators"]
         }
         load = {"stamp": {"generation": generation, "membership": 0}, "ranges": ranges, "files": files}
         frame = {"query": "q", "plan": json.loads(text), "checkpoint": str(checkpoint), "ask": {"Load": load}}

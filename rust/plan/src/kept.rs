@@ -277,8 +277,7 @@ impl Kept {
                 let new_state = Box::new(move || State::panes(Panes::new(kept.clone())));
                 let columns = (0..types.len()).collect();
                 let bounds = of.as_ref().map(|(windows, time)| (time.clone(), windows.size_us()));
-                let group_by = GroupBy::new(step, columns, types, &aggregates, Arc::clone(&schema), bounds, track);
-                let group_by = group_by.map_err(OpError::from)?;
+                let group_by = GroupBy::new(step, columns, types, &aggregates, Arc::clone(&schema), bounds, track)?;
                 let op: Box<dyn KeyedOp> = match of {
                     Some((windows, time)) => Box::new(WindowOp::new(group_by, windows, time)),
                     None => Box::new(RunningOp::new(group_by, Emit::Final)),
@@ -316,9 +315,12 @@ fn values_schema() -> SchemaRef {
     Arc::new(Schema::new(["key", "value"].map(|name| Field::new(name, DataType::Binary, false)).to_vec()))
 }
 
+/// Values by key: its bytes and its hash.
+type Values = BTreeMap<(Box<[u8]>, u64), Box<[u8]>>;
+
 /// Keys and values as bytes, the newest of each key.
 fn values(chunks: impl Iterator<Item = Result<Vec<u8>, FileError>>) -> Result<Vec<RecordBatch>, KeptError> {
-    let mut values: BTreeMap<(Box<[u8]>, u64), Box<[u8]>> = BTreeMap::new();
+    let mut values = Values::new();
     for chunk in chunks {
         let chunk = chunk?;
         for entry in Chunk::parse(&chunk)?.entries() {

@@ -115,13 +115,13 @@ impl CheckpointFiles {
         let read = || {
             let mut chunks = select(&self.files, operator, range);
             let rows = Kept::from_json(columns).and_then(|kept| kept.rows(&mut chunks));
-            rows.map_err(|error| (chunks.file().map(str::to_owned), error))
+            rows.map_err(|error| Box::new((chunks.file().map(str::to_owned), error)))
         };
-        let rows = py.detach(read).map_err(|(file, error)| match (file, &error) {
-            (Some(file), KeptError::State(_) | KeptError::Damage(_)) => {
+        let rows = py.detach(read).map_err(|failed| match *failed {
+            (Some(file), error @ (KeptError::State(_) | KeptError::Damage(_))) => {
                 errors::raise(Kind::State, &format!("file {file}: operator {operator}: {error}"))
             }
-            _ => from_kept(error),
+            (_, error) => from_kept(error),
         })?;
         Ok(rows.into_iter().map(RecordBatch::new).collect())
     }
