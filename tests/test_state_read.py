@@ -24,7 +24,7 @@ from penstock._functions.state import BinState
 from penstock.cli import main
 
 KEPT = Path(__file__).with_name("data") / "checkpoint-v1"
-AGG, WINDOWS, TOP, FUNCTION = "step 1 (agg)", "step 3 (agg)", "step 4 (top)", "step 6 (stateful_map)"
+AGG, WINDOWS, TOP, FUNCTION = "agg", "agg-2", "top", "stateful_map"
 
 
 def numbers(batch: int) -> range:

@@ -357,7 +357,7 @@ impl Host for GroupHost {
 
 /// The names of the keyed steps, in their order: those of operators.
 fn names(plan: &Plan) -> Vec<String> {
-    plan.keyed().map(|keyed| keyed.step.to_string()).collect()
+    plan.keyed().map(|keyed| keyed.operator.clone()).collect()
 }
 
 fn unknown(operator: &str) -> Failure {

@@ -15,6 +15,8 @@ use serde::{Deserialize, Serialize};
 const MAGIC: &[u8; 8] = b"penstock";
 /// What this release writes; it reads this and all before.
 pub const VERSION: u16 = 1;
+/// Generations of a claim begin at its number, shifted by so many bits.
+pub(crate) const CLAIM_BITS: u32 = 32;
 const HEAD: usize = MAGIC.len() + 2;
 const TAIL: usize = 8 + 4;
 
@@ -227,7 +229,7 @@ pub fn decode<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, FormatError> {
     serde_json::from_slice(body).map_err(|error| FormatError::Body { message: error.to_string() })
 }
 
-/// What a file of a checkpoint is, by its name; None for files that are not ours, or parts that a writer has left.
+/// What a file of a checkpoint is, by its name. Parts that a writer has left begin with a dot and are data that no manifest names.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Named {
     /// A claim.
@@ -253,6 +255,10 @@ impl Named {
     /// Reads a name.
     #[must_use]
     pub fn parse(name: &str) -> Option<Named> {
+        if let Some(whole) = name.strip_prefix('.') {
+            let (whole, _) = whole.split_once('.')?;
+            return Named::parse(whole).map(|part| part.left(whole));
+        }
         let mut parts = name.split('-');
         let kind = parts.next()?;
         let mut number = || parts.next()?.parse().ok();
@@ -261,6 +267,18 @@ impl Named {
             "manifest" => Some(Named::Manifest { batch: number()? }),
             "data" => Some(Named::Data { generation: number()?, epoch: number()? }),
             _ => None,
+        }
+    }
+
+    /// A part of such a file, which goes with its generation.
+    fn left(self, name: &str) -> Named {
+        match self {
+            Named::Claim { number } => Named::Data { generation: number << CLAIM_BITS, epoch: 0 },
+            Named::Manifest { batch } => {
+                let mut numbers = name.split('-').skip(2).filter_map(|part| part.parse().ok());
+                Named::Data { generation: numbers.next().unwrap_or(0), epoch: batch }
+            }
+            data @ Named::Data { .. } => data,
         }
     }
 
@@ -370,6 +388,26 @@ mod tests {
         longer.push(0);
         assert!(decode::<Manifest>(&longer).is_err());
         assert!(matches!(decode::<Claim>(&bytes), Err(FormatError::Body { .. })));
+    }
+
+    #[test]
+    fn names_tell_what_files_are() {
+        let name = manifest(4, 1, 2).name();
+        assert_eq!(Named::parse(&name), Some(Named::Manifest { batch: 4 }));
+        assert_eq!(Named::parse(&Claim::name(3)), Some(Named::Claim { number: 3 }));
+        assert_eq!(Named::parse("data-007-5-0a"), Some(Named::Data { generation: 7, epoch: 5 }));
+        let finished = Manifest { finished: true, ..manifest(4, 1, 2) }.name();
+        for (part, generation, epoch) in [
+            (format!(".{name}.0f"), 2, 4),
+            (format!(".{finished}.0f"), 2, 4),
+            (".data-007-5-0a.0f".to_owned(), 7, 5),
+            (format!(".{}.0f", Claim::name(3)), 3 << 32, 0),
+        ] {
+            assert_eq!(Named::parse(&part), Some(Named::Data { generation, epoch }), "{part}");
+        }
+        for foreign in ["", ".", ".crc", "data", "data-x-1-0", "claim-", "metadata", ".metadata.crc"] {
+            assert_eq!(Named::parse(foreign), None, "{foreign}");
+        }
     }
 
     #[test]

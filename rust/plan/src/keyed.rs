@@ -27,6 +27,9 @@ use crate::window::{WindowOp, Windows};
 pub struct KeyedSpec {
     /// The step that the operator comes from.
     pub step: StepName,
+    /// What its state is called: the step's word, numbered from the second on of the plan (`agg`, `agg-2`). It does not change with steps
+    /// that keep no state, nor with what the user calls a function.
+    pub operator: String,
     /// Name shown to the user.
     pub name: String,
     /// Columns of the blocks that reach it before routing.

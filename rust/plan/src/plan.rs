@@ -417,6 +417,7 @@ impl Compiler {
             reject_nulls: nulls == Nulls::Reject,
             kind,
             step,
+            operator: String::new(),
         });
         Ok(())
     }
@@ -459,6 +460,7 @@ impl Compiler {
             reject_nulls: nulls == Nulls::Reject,
             kind,
             step,
+            operator: String::new(),
         });
         self.point.window = None;
         self.point.updates = false;
@@ -540,12 +542,19 @@ impl Compiler {
             reject_nulls: false,
             kind: KeyedKind::Top(top),
             step,
+            operator: String::new(),
         });
         Ok(())
     }
 
     /// Ends the stage with a keyed operator.
-    fn close(&mut self, keyed: KeyedSpec) {
+    fn close(&mut self, mut keyed: KeyedSpec) {
+        let alike =
+            self.stages.iter().filter_map(|stage| stage.keyed.as_ref()).filter(|one| one.step.op == keyed.step.op);
+        keyed.operator = match alike.count() {
+            0 => keyed.step.op.to_owned(),
+            before => format!("{}-{}", keyed.step.op, before + 1),
+        };
         let output = keyed.output.clone();
         self.point.schema = output.clone();
         let next = Stage { input: output.clone(), pre: Vec::new(), keyed: None, output: output.clone() };

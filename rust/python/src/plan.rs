@@ -47,7 +47,7 @@ pub(crate) fn plan_check<'py>(py: Python<'py>, plan: &str) -> PyResult<Bound<'py
 fn operators<'py>(py: Python<'py>, plan: &Plan) -> PyResult<Vec<Bound<'py, PyDict>>> {
     let told = |keyed: &KeyedSpec| {
         let (facts, kept) = (PyDict::new(py), keyed.kept());
-        facts.set_item("name", keyed.step.to_string())?;
+        facts.set_item("name", &keyed.operator)?;
         facts.set_item("kind", keyed.step.op)?;
         facts.set_item("types", kept.types())?;
         facts.set_item("version", KeyedSpec::STATE_VERSION)?;

@@ -5,7 +5,7 @@
 
 use super::{Asked, At, Call, Frozen, Phase, Query, Serving, Sink, Stage, Status, View, What};
 use crate::error::EngineError;
-use crate::manifest::{Claim, Contents};
+use crate::manifest::{CLAIM_BITS, Claim, Contents};
 use crate::protocol::{Effect, Request};
 
 impl Query {
@@ -261,7 +261,7 @@ impl Query {
                 false => self.fail(EngineError::Held { claim: claim.number }, view),
             };
         }
-        self.stamp.generation = claim.number << 32;
+        self.stamp.generation = claim.number << CLAIM_BITS;
         self.claim = Some(claim);
         self.go(view);
     }

@@ -154,8 +154,7 @@ impl Shared {
         let workers = local.iter().map(|worker| *worker as u32).collect::<Vec<_>>();
         let mut routed = Vec::new();
         for (op, (keyed, owners)) in config.plan.keyed().zip(&config.owners).enumerate() {
-            // The step, not what the user calls it: bins stay when a function is renamed between generations.
-            let name = keyed.step.to_string();
+            let name = keyed.operator.clone();
             let routing = Routing::from_owners(owners.clone())?;
             let shelf = &resident.shelf;
             let mut bins =

@@ -110,7 +110,7 @@ impl Loaded {
         range: Range,
         chunks: impl IntoIterator<Item = Result<Vec<u8>, E>>,
     ) -> Result<(), LoadError<E>> {
-        let mut named = plan.keyed().filter(|keyed| keyed.step.to_string() == name);
+        let mut named = plan.keyed().filter(|keyed| keyed.operator == name);
         let mut state = named.next().expect("a keyed step of the plan").new_state(callbacks);
         for chunk in chunks {
             let taken = state.absorb(&chunk.map_err(LoadError::Chunks)?);
