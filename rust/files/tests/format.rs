@@ -66,7 +66,29 @@ fn version_1_stays_readable() {
         assert_eq!(placed.length(), segment.chunks.concat().len() as u64);
     }
     assert_eq!(file.segments().len(), 3);
+    assert_eq!(file.checksum(), crc32fast::hash(GOLDEN), "of all, by the index alone");
+    let empty = bytes(Vec::new());
+    assert_eq!(File::open("empty", &empty[..]).unwrap().checksum(), crc32fast::hash(&empty));
     assert_eq!(bytes(known()), GOLDEN, "this release writes version 1");
+}
+
+#[test]
+fn a_selection_tells_the_file_of_each_chunk() {
+    let [low, _] = Range::ALL.split().unwrap();
+    let put = |value| chunk(&[Entry::Put { hash: 1, key: b"k", value }]);
+    let file = |name: &str, range, value| {
+        File::open(name, bytes(vec![segment("count", range, false, vec![put(value)])])).unwrap()
+    };
+    let files = [file("older", Range::ALL, b"1"), file("newer", Range::ALL, b"2")];
+    let mut chunks = select(&files, "count", low);
+    assert_eq!(chunks.file(), None);
+    for (name, value) in [("older", b"1"), ("newer", b"2")] {
+        assert_eq!((chunks.next().unwrap().unwrap(), chunks.file()), (put(value), Some(name)));
+    }
+    // Where they have to be merged, the newest.
+    let files = [file("older", low, b"1"), file("newer", low, b"2")];
+    let mut chunks = select(&files, "count", Range::ALL);
+    assert_eq!((chunks.next().unwrap().unwrap(), chunks.file()), (put(b"2"), Some("newer")));
 }
 
 /// Everything that a file says, or why it does not.
