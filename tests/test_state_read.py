@@ -24,6 +24,8 @@ from penstock._functions.state import BinState
 from penstock.cli import main
 
 KEPT = Path(__file__).with_name("data") / "checkpoint-v1"
+#: Of an engine: tests/spark/test_engine_state.py.
+ENGINE = KEPT.with_name("checkpoint-v1-engine")
 AGG, WINDOWS, TOP, FUNCTION = "agg", "agg-2", "top", "stateful_map"
 
 
@@ -104,6 +106,18 @@ def test_values_of_a_function_of_version_1_are_read_without_running_code() -> No
     trusted = {row["auction"]: row for row in state.read(KEPT, FUNCTION, unpickle=True).to_pylist()}
     assert trusted[2] == rows[2] and "No module named 'no_where'" in trusted[3]["problem"]
     assert len(state.read(KEPT, FUNCTION, 0)) == 4
+
+
+def test_what_an_engine_of_version_1_has_written_stays_readable() -> None:
+    """Rows (n % 7, n), 600 a batch: their sums by a function, then numbers and greatest sums."""
+    assert state.manifests(ENGINE)["batch"].to_pylist() == [0, 1, 2]
+    for batch in range(3):
+        groups = {k: range(k, (batch + 1) * 600, 7) for k in range(7)}
+        counts = state.read(ENGINE, "agg", batch).to_pylist()
+        assert {row["k"]: (row["n"], row["most"]) for row in counts} == {k: (len(g), sum(g)) for k, g in groups.items()}
+        values = state.read(ENGINE, "stateful_map", batch).to_pylist()
+        assert {row["k"]: row["value"] for row in values} == {k: str(sum(g)) for k, g in groups.items()}
+        assert all(row["readable"] for row in values)
 
 
 def test_manifests_and_operators_of_version_1() -> None:

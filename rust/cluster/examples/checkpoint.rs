@@ -18,21 +18,21 @@ use penstock_plan::{CallError, Callbacks, ForeignState, KeyedOp, KeyedSpec, Plan
 /// Operators by name, each the first keyed step of a flow.
 const FLOWS: [(&str, &str); 3] = [
     (
-        "step 1 (agg)",
+        "agg",
         r#"{"op":"key_by","columns":["name"]},{"op":"agg","emit":"update","aggs":[{"name":"n","fn":"count"},
         {"name":"total","fn":"sum","column":"price"},{"name":"mean","fn":"mean","column":"price"},{"name":"last","fn":"max","column":"name"}]}"#,
     ),
     (
-        "step 3 (agg)",
+        "agg-2",
         r#"{"op":"key_by","columns":["auction"]},{"op":"window","kind":"sliding","size_us":10000000,"every_us":5000000},
         {"op":"agg","aggs":[{"name":"n","fn":"count"},{"name":"low","fn":"min","column":"price"}]}"#,
     ),
     (
-        "step 4 (top)",
+        "top",
         r#"{"op":"window","kind":"tumbling","size_us":10000000},{"op":"top","n":2,"by":"price","per":"window"}"#,
     ),
 ];
-const FUNCTION: &str = "step 6 (stateful_map)";
+const FUNCTION: &str = "stateful_map";
 const BINS: u32 = 4;
 const MEMBERS: u32 = 2;
 const BATCHES: u64 = 3;

@@ -1,0 +1,76 @@
+"""`pk.state` beside the engine: what a query has written is what its rows give, and no other flow goes on from it."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import penstock as pk
+from engine_support import Kept, counted, numbers, stream, write
+from penstock.errors import PenstockError
+
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(300)]
+
+SCHEMA = "k bigint, v bigint"
+#: ``PENSTOCK_GOLDEN=1`` replaces it by what the test writes.
+KEPT = Path(__file__).parents[1] / "data" / "checkpoint-v1-engine"
+
+
+def sums() -> pk.Flow:
+    def summed(state: Any, k: int, v: int) -> Any:  # in here, so that it is pickled by value
+        total = (state or 0) + v
+        return total, (k, total)
+
+    return pk.Flow(SCHEMA).key_by("k").stateful_map(summed, schema="k bigint, total bigint").key_by("k")
+
+
+SUMS = sums()
+FLOW = SUMS.agg(n=pk.count(), most=pk.max("total"))
+VALUES, COUNTS = "step 1 (stateful_map)", "step 3 (agg)"
+
+
+def check(checkpoint: Path, batch: int | None, batches: int) -> None:
+    """Keys and values after so many batches."""
+    expected = counted(batches)
+    counts = {row["k"]: (row["n"], row["most"]) for row in pk.state.read(checkpoint, COUNTS, batch).to_pylist()}
+    assert counts == expected
+    values = pk.state.read(checkpoint, VALUES, batch)
+    assert {row["k"]: row["value"] for row in values.to_pylist()} == {k: str(sum_) for k, (_, sum_) in expected.items()}
+    assert values["readable"].to_pylist() == [True] * len(expected)
+
+
+def run(cluster: Any, folder: Path, flow: pk.Flow, batches: range, workers: int) -> Any:
+    for batch in batches:
+        write(cluster, folder / "in", batch, numbers(cluster, batch))
+    with pk.Engine(cluster, workers=workers, bits=2) as engine:
+        function = engine.foreach_batch(flow, Kept())
+        query = stream(cluster, folder / "in", SCHEMA, function, folder / "check")
+        try:
+            query.awaitTermination(120)
+        except Exception:
+            assert function.error is not None
+        return function.error
+
+
+def test_what_a_query_writes_is_read(cluster: Any, tmp_path: Path) -> None:
+    place = tmp_path / "check"
+    assert run(cluster, tmp_path, FLOW, range(3), 2) is None
+    found = pk.state.manifests(place)
+    assert found["batch"].to_pylist()[-1] == 2 and found["problem"].null_count == found.num_rows
+    check(place, None, 3)
+    for batch in found["batch"].to_pylist():
+        check(place, batch, batch + 1)
+    if os.environ.get("PENSTOCK_GOLDEN"):
+        shutil.rmtree(KEPT, ignore_errors=True)
+        shutil.copytree(place / "_penstock", KEPT)
+    assert run(cluster, tmp_path, FLOW, range(3, 5), 3) is None
+    check(place, None, 5)
+    # The same step with another aggregate.
+    error = run(cluster, tmp_path, SUMS.agg(n=pk.count(), most=pk.min("total")), range(5, 6), 1)
+    assert isinstance(error, PenstockError)
+    assert "Int64 -> count, max(Int64) with updates" in str(error) and "count, min(Int64) with updates" in str(error)
+    check(place, None, 5)
