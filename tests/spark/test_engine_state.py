@@ -30,7 +30,7 @@ def sums() -> pk.Flow:
 
 SUMS = sums()
 FLOW = SUMS.agg(n=pk.count(), most=pk.max("total"))
-VALUES, COUNTS = "step 1 (stateful_map)", "step 3 (agg)"
+VALUES, COUNTS = "stateful_map", "agg"
 
 
 def check(checkpoint: Path, batch: int | None, batches: int) -> None:

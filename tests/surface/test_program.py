@@ -97,7 +97,9 @@ def test_what_the_state_was_made_under_may_not_change() -> None:
         return Program.of(step)
 
     assert group("n bigint").misfit(group("n bigint"), durable=False) is None
-    assert "state of its function 0 was n: int64, and is n: string" in str(group("n string").misfit(group("n bigint"), durable=False))
+    assert "state of its function 0 was n: int64, and is n: string" in str(
+        group("n string").misfit(group("n bigint"), durable=False)
+    )
     changed = group("n bigint", "ProcessingTimeTimeout").misfit(group("n bigint"), durable=False)
     assert changed == "timeout of its function 0 was NoTimeout, and is ProcessingTimeTimeout"
 
