@@ -97,6 +97,26 @@ def test_nexmark_resident_with_migrations(site: Path, tmp_path: Path, capsys: py
     nothing_left(tmp_path, program.pid)
 
 
+def test_nexmark_resident_with_rescales(site: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    local, engine = tmp_path / "local.parquet", tmp_path / "engine.parquet"
+    given = ["nexmark", "--query", "q5_mega", "--input", str(site), "--json"]
+    assert main([*given, "--output", str(local)]) == 0
+    capsys.readouterr()
+    # The last one starts when all input has been taken, and needs no further batch.
+    resizes = ["--rescale", "1:3@20%", "--rescale", "3:1@60%", "--rescale", "1:2@100%", "--rescale", "2:1@1h"]
+    program = start(tmp_path, *given, "--output", str(engine), "--host", "engine", *resizes)
+    out, errors = program.communicate()
+    assert program.returncode == 0, errors
+    facts = json.loads(out)
+    assert facts["rows"] == 40_000 and facts["late_rows"] == 0
+    told = [(one["rescale"], one["workers"]) for one in facts["rescales"]]
+    assert told == [("1:3@20%", 3), ("3:1@60%", 1), ("1:2@100%", 2)]
+    assert all(one["bins"] > 0 for one in facts["rescales"])
+    assert "--rescale 2:1@3600s did not start: the input ended before" in errors
+    assert bag(engine) == bag(local)
+    nothing_left(tmp_path, program.pid)
+
+
 @pytest.mark.long
 def test_wordcount_as_a_batch_job(tmp_path: Path) -> None:
     book, output = tmp_path / "book.txt.gz", tmp_path / "counts.tsv"

@@ -17,7 +17,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -37,12 +37,15 @@ if TYPE_CHECKING:
 __all__ = [
     "Move",
     "Report",
+    "Resize",
     "UsageError",
+    "When",
     "bar",
     "check_output",
     "local_host",
     "one_line",
     "parse_move",
+    "parse_resizes",
     "spark_session",
     "whole_file",
 ]
@@ -55,21 +58,17 @@ class UsageError(Exception):
 
 
 @dataclass(frozen=True)
-class Move:
-    """One ``--migrate`` option.
+class When:
+    """When something starts.
 
     Attributes
     ----------
-    source, target : int
-        Worker numbers.
     share : float or None
-        Share of the input, 0 to 1, after which it starts.
+        Share of the input, 0 to 1, after which it does.
     after_s : float or None
-        Seconds of the run after which it starts.
+        Seconds of the run after which it does.
     """
 
-    source: int
-    target: int
     share: float | None
     after_s: float | None
 
@@ -79,6 +78,26 @@ class Move:
             return rows >= self.share * total
         return self.after_s is not None and seconds >= self.after_s
 
+    def __str__(self) -> str:
+        return f"{self.share * 100:g}%" if self.share is not None else f"{self.after_s:g}s"
+
+
+@dataclass(frozen=True)
+class Move:
+    """One ``--migrate`` option.
+
+    Attributes
+    ----------
+    source, target : int
+        Worker numbers.
+    when : When
+        When it starts.
+    """
+
+    source: int
+    target: int
+    when: When
+
     def take(self, owners: list[int]) -> list[tuple[int, int]]:
         """The moves of all bins that `source` has, as (bin, worker); `owners` becomes what holds after them."""
         moves = [(number, self.target) for number, owner in enumerate(owners) if owner == self.source]
@@ -87,8 +106,27 @@ class Move:
         return moves
 
     def __str__(self) -> str:
-        when = f"{self.share * 100:g}%" if self.share is not None else f"{self.after_s:g}s"
-        return f"{self.source}:{self.target}@{when}"
+        return f"{self.source}:{self.target}@{self.when}"
+
+
+@dataclass(frozen=True)
+class Resize:
+    """One ``--rescale`` option.
+
+    Attributes
+    ----------
+    before, after : int
+        Numbers of workers.
+    when : When
+        When it starts.
+    """
+
+    before: int
+    after: int
+    when: When
+
+    def __str__(self) -> str:
+        return f"{self.before}:{self.after}@{self.when}"
 
 
 @dataclass
@@ -108,6 +146,7 @@ class Report:
     seconds: float = 0.0
     more: dict[str, Any] = field(default_factory=dict)
     migrations: list[dict[str, Any]] = field(default_factory=list)
+    rescales: list[dict[str, Any]] = field(default_factory=list)
     rows_name: str = "rows"
 
     def to_json(self) -> str:
@@ -125,15 +164,17 @@ class Report:
                 "output_rows": self.output_rows,
                 "late_rows": self.late_rows,
                 "migrations": self.migrations,
+                **({"rescales": self.rescales} if self.rescales else {}),
                 "peak_memory_bytes": peak_kib * (1 if sys.platform == "darwin" else 1024),
                 "output": self.output,
             }
         )
 
-    def not_started(self, moves: list[Move]) -> None:
+    def not_started(self, moves: Sequence[Move | Resize]) -> None:
         """Tell that the input ended before these."""
         for move in moves:
-            print(f"penstock: --migrate {move} did not start: the input ended before", file=sys.stderr)
+            option = "--migrate" if isinstance(move, Move) else "--rescale"
+            print(f"penstock: {option} {move} did not start: the input ended before", file=sys.stderr)
 
     def show(self, as_json: bool) -> None:
         """Print the report, and on stderr what the user should know about late rows."""
@@ -149,6 +190,11 @@ class Report:
                 print(
                     f"migration {move['migrate']} ({move['strategy']}): {move['moved']} bins,"
                     f" {move['bytes']:,} bytes, {move['seconds'] * 1e3:.1f} ms in {move['steps']} steps"
+                )
+            for resize in self.rescales:
+                print(
+                    f"rescale {resize['rescale']}: {resize['workers']} workers, {resize['bins']} bins,"
+                    f" {resize['seconds']:.2f} s"
                 )
         if self.late_rows:
             print(
@@ -206,18 +252,61 @@ def parse_move(text: str, workers: int) -> Move:
             )
     if source == target:
         raise UsageError(f"--migrate {text!r}: both workers are {source}; name two different ones")
+    return Move(source, target, _parse_when(f"--migrate {text!r}", when))
+
+
+def _parse_when(option: str, when: str) -> When:
+    """A share of the input, or a time since the start."""
     if when.endswith("%"):
         try:
             share = float(when[:-1]) / 100
         except ValueError:
             share = -1.0
         if not 0 <= share <= 1:
-            raise UsageError(f"--migrate {text!r}: {when!r} is no share of the input; write 0% to 100%")
-        return Move(source, target, share, None)
+            raise UsageError(f"{option}: {when!r} is no share of the input; write 0% to 100%")
+        return When(share, None)
     try:
-        return Move(source, target, None, parse_duration(when, "time", allow_zero=True) / 1e6)
+        return When(None, parse_duration(when, "time", allow_zero=True) / 1e6)
     except ConfigError as error:
-        raise UsageError(f"--migrate {text!r}: {error}; or a share of the input such as 50%") from error
+        raise UsageError(f"{option}: {error}; or a share of the input such as 50%") from error
+
+
+def parse_resizes(texts: Sequence[str], workers: int) -> list[Resize]:
+    """Read all ``FROM:TO@WHEN`` of ``--rescale``, in their order.
+
+    Parameters
+    ----------
+    texts : sequence of str
+        WHEN as for `parse_move`; each begins with the number of workers that the one before ends with.
+    workers : int
+        How many there are at first.
+
+    Raises
+    ------
+    UsageError
+        When a text is something else, or does not begin where the one before ends.
+
+    Examples
+    --------
+    >>> [str(one) for one in parse_resizes(["2:4@5s", "4:1@50%"], workers=2)]
+    ['2:4@5s', '4:1@50%']
+    """
+    found: list[Resize] = []
+    for text in texts:
+        match = _MOVE.fullmatch(text)
+        if match is None:
+            raise UsageError(f"--rescale {text!r}: write FROM:TO@WHEN, for example 2:4@50% or 2:4@5s")
+        before, after = int(match.group(1)), int(match.group(2))
+        there = found[-1].after if found else workers
+        if before != there:
+            why = f"--rescale {found[-1]}" if found else f"--workers {workers}"
+            raise UsageError(f"--rescale {text!r}: there are {there} workers then, after {why}; begin with {there}:")
+        if after < 1:
+            raise UsageError(f"--rescale {text!r}: at least 1 worker has to stay")
+        if before == after:
+            raise UsageError(f"--rescale {text!r}: both numbers are {before}; name two different ones")
+        found.append(Resize(before, after, _parse_when(f"--rescale {text!r}", match.group(3))))
+    return found
 
 
 def parse_lateness(text: str) -> str:
@@ -338,7 +427,7 @@ def _fed(
 
     def start() -> None:
         for move in list(waiting):
-            if move.due(report.rows, total, time.perf_counter() - begin):
+            if move.when.due(report.rows, total, time.perf_counter() - begin):
                 waiting.remove(move)
                 owners[:] = owners or first_step(session.owners())
                 running.append((move, session.migrate(moves=move.take(owners), strategy=strategy)))

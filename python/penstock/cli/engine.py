@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +18,7 @@ import pyarrow as pa
 
 from penstock._flow import Flow
 from penstock._schema import conform, spark_types
-from penstock.cli.common import Move, Report, first_step, spark_session, told_of
+from penstock.cli.common import Move, Report, Resize, first_step, spark_session, told_of
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -37,6 +37,7 @@ def engine_host(
     file_rows: int,
     moves: list[Move],
     strategy: str,
+    resizes: Sequence[Resize] = (),
 ) -> Iterator[pa.RecordBatch]:
     """Run a flow resident beside a Spark stream.
 
@@ -54,6 +55,8 @@ def engine_host(
         Migrations to start on the way.
     strategy : str
         How they move bins.
+    resizes : sequence of Resize
+        Rescales to start on the way, one after the other.
 
     Yields
     ------
@@ -61,10 +64,11 @@ def engine_host(
         Results, after the stream has ended.
     """
     name = f"penstock {report.command}"
-    with spark_session(name, report.workers + 2, report.workers) as (spark, folder):
+    most = max([report.workers, *(resize.after for resize in resizes)])
+    with spark_session(name, most + 2, report.workers) as (spark, folder):
         files = _lay_out(source, flow, folder / "input", file_rows)
         report.rows = sum(files)
-        tables = _stream(spark, flow, folder, files, report, moves, strategy)
+        tables = _stream(spark, flow, folder, files, report, moves, strategy, resizes)
     for table in tables:
         for batch in table.to_batches():
             yield conform(batch, flow.output_schema, "output")
@@ -78,6 +82,7 @@ def _stream(
     report: Report,
     moves: list[Move],
     strategy: str,
+    resizes: Sequence[Resize],
 ) -> list[pa.Table]:
     from penstock.spark._session.collect import to_table
     from penstock.spark.engine import Engine
@@ -94,7 +99,7 @@ def _stream(
 
     with Engine(spark, workers=report.workers) as engine:
         step = engine.foreach_batch(flow, sink, late=late_sink)
-        mover = _Mover(engine, report, files, moves, strategy)
+        mover = _Mover(engine, report, files, moves, strategy, resizes)
         stream = spark.readStream.schema(_ddl(flow)).option("maxFilesPerTrigger", 1).parquet(str(folder / "input"))
         writer = stream.writeStream.option("checkpointLocation", str(folder / "checkpoint")).trigger(availableNow=True)
         query = writer.foreachBatch(mover.around(step)).start()
@@ -110,9 +115,17 @@ def _stream(
 
 
 class _Mover:
-    """Starts migrations when their share of the input has passed."""
+    """Starts migrations and rescales when their share of the input has passed."""
 
-    def __init__(self, engine: Any, report: Report, files: list[int], moves: list[Move], strategy: str) -> None:
+    def __init__(
+        self,
+        engine: Any,
+        report: Report,
+        files: list[int],
+        moves: list[Move],
+        strategy: str,
+        resizes: Sequence[Resize],
+    ) -> None:
         self._engine = engine
         self._report = report
         self._before = [0, *itertools.accumulate(files)]
@@ -121,6 +134,9 @@ class _Mover:
         self._begin = time.perf_counter()
         self._owners: list[int] = []
         self._running: list[tuple[Move, Any]] = []
+        self._resizes = list(resizes)
+        #: The one that runs, with when it began.
+        self._resizing: tuple[Resize, Any, float] | None = None
 
     def around(self, step: Callable[[DataFrame, int], None]) -> Callable[[DataFrame, int], None]:
         """Wrap the function that runs an epoch: look at the clock and the input before it."""
@@ -136,18 +152,36 @@ class _Mover:
         """Start what is due after so many rows."""
         total = self._before[-1]
         for move in list(self._waiting):
-            if move.due(rows, total, time.perf_counter() - self._begin):
+            if move.when.due(rows, total, time.perf_counter() - self._begin):
                 self._waiting.remove(move)
                 self._owners = self._owners or first_step(self._engine.owners())
                 moves = move.take(self._owners)
                 self._running.append((move, self._engine.migrate(moves=moves, strategy=self._strategy)))
+        # One at a time, in their order.
+        if self._resizing is not None and self._resizing[1].done:
+            self._resized()
+        seconds = time.perf_counter() - self._begin
+        if self._resizes and self._resizing is None and self._resizes[0].when.due(rows, total, seconds):
+            resize = self._resizes.pop(0)
+            self._resizing = (resize, self._engine.rescale(resize.after), time.perf_counter())
+
+    def _resized(self) -> None:
+        """Wait for the rescale that runs, and report it."""
+        assert self._resizing is not None
+        (resize, handle, began), self._resizing = self._resizing, None
+        told = {"rescale": str(resize), "workers": handle.wait("5 minutes"), "bins": handle.progress.bins}
+        self._report.rescales.append(told | {"seconds": time.perf_counter() - began})
 
     def wait(self) -> None:
         """Start what is due at the end, and wait for all."""
         self.start(self._before[-1])
         for move, migration in self._running:
             self._report.migrations.append(told_of(move, migration.wait("5 minutes")))
+        while self._resizing is not None:
+            self._resized()
+            self.start(self._before[-1])
         self._report.not_started(self._waiting)
+        self._report.not_started(self._resizes)
 
 
 def _lay_out(source: Iterator[pa.RecordBatch], flow: Flow, folder: Path, file_rows: int) -> list[int]:

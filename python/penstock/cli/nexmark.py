@@ -20,6 +20,7 @@ from penstock.cli.common import (
     local_host,
     parse_lateness,
     parse_move,
+    parse_resizes,
     spark_session,
     whole_file,
 )
@@ -65,6 +66,14 @@ def nexmark(
             " input (50%) or a time since the start (2s). May be given more than once. Hosts local and engine.",
         ),
     ] = None,
+    rescale: Annotated[
+        Optional[list[str]],  # noqa: UP045 -- typer reads it at run time, also on Python 3.10
+        typer.Option(
+            metavar="FROM:TO@WHEN",
+            help="Go from FROM to TO workers while the query runs, WHEN as for --migrate: 2:4@5s. May be given more"
+            " than once, each from where the one before ends. Host engine.",
+        ),
+    ] = None,
     strategy: Annotated[
         Strategy, typer.Option(help="How many bins a migration moves at once: all, 16, or one.")
     ] = Strategy.batched,
@@ -91,6 +100,13 @@ def nexmark(
         raise UsageError(
             "--migrate does not go with --host spark: a batch job has no resident state; use local or engine"
         )
+    resizes = parse_resizes(rescale or [], workers)
+    if resizes and host is not Host.engine:
+        raise UsageError(
+            f"--rescale does not go with --host {host.value}: only resident workers come and go; use --host engine"
+        )
+    if moves and resizes:
+        raise UsageError("--migrate and --rescale: a rescale moves bins itself; give one of them")
     params = workload.load_params(input) if query not in ("q1", "q2") else {}
     if late is None:
         late = f"{workload.disorder_ms(input)}ms" if params and host is not Host.spark else "0s"
@@ -120,6 +136,7 @@ def nexmark(
                 file_rows=max(batch_rows, -(-total // EPOCHS)),
                 moves=moves,
                 strategy=strategy.value,
+                resizes=resizes,
             )
         report.output_rows = _write(flow, results, part)
     report.seconds = time.perf_counter() - begin

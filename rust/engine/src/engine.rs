@@ -278,7 +278,7 @@ impl Engine {
             None
         };
         if let Some(error) = refused {
-            out.push(Effect::Rescaled { handle, outcome: Err(error) });
+            out.push(Effect::Rescaled { handle, outcome: Err(error), moved: 0 });
             return;
         }
         self.rescale = Some(Rescale { handle, from: self.roster.wanted(), cancelled: false });
@@ -311,7 +311,8 @@ impl Engine {
             && self.roster.leaving().next().is_none()
             && self.queries.values().all(|query| query.has_settled(&self.roster));
         if settled && let Some(Rescale { handle, .. }) = self.rescale.take() {
-            out.push(Effect::Rescaled { handle, outcome: Ok(self.roster.wanted()) });
+            let moved = self.queries.values().map(|query| query.shifts(&self.roster).0).sum();
+            out.push(Effect::Rescaled { handle, outcome: Ok(self.roster.wanted()), moved });
         }
     }
 
@@ -319,7 +320,7 @@ impl Engine {
         self.closed = true;
         self.each(out, Query::close);
         if let Some(Rescale { handle, .. }) = self.rescale.take() {
-            out.push(Effect::Rescaled { handle, outcome: Err(EngineError::Closed) });
+            out.push(Effect::Rescaled { handle, outcome: Err(EngineError::Closed), moved: 0 });
         }
         for query in std::mem::take(&mut self.dropping).into_keys() {
             out.push(Effect::Dropped { query, outcome: Ok(()) });
@@ -338,7 +339,7 @@ fn refuse(event: Event, error: EngineError, out: &mut Vec<Effect>) {
         Event::Batch { query, epoch, .. } => out.push(Effect::Fail { query, epoch, error }),
         Event::Finish { query, .. } => out.push(Effect::Fail { query, epoch: 0, error }),
         Event::Migrate { handle, .. } => out.push(Effect::Moved { handle, outcome: Err(error) }),
-        Event::Rescale { handle, .. } => out.push(Effect::Rescaled { handle, outcome: Err(error) }),
+        Event::Rescale { handle, .. } => out.push(Effect::Rescaled { handle, outcome: Err(error), moved: 0 }),
         Event::Drop { query } => out.push(Effect::Dropped { query, outcome: Ok(()) }),
         _ => {}
     }

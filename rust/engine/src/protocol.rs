@@ -629,6 +629,8 @@ pub enum Effect {
         handle: Handle,
         /// Workers now.
         outcome: Result<u32, EngineError>,
+        /// Ranges that have moved for it, over all queries.
+        moved: u32,
     },
     /// A query is forgotten, here and at the members.
     Dropped {

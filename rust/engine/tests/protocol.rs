@@ -399,7 +399,7 @@ fn members_that_leave_give_away_what_they_own_while_batches_pass() {
     let mut script = Script::new(2);
     script.batch(0);
     script.hear(Event::Rescale { handle: 1, workers: 1, free: 0 });
-    let rescaled = Effect::Rescaled { handle: 1, outcome: Ok(1) };
+    let rescaled = Effect::Rescaled { handle: 1, outcome: Ok(1), moved: 2 };
     assert!(requests(&script.batch(1)).contains(&"Migrate".to_owned()));
     assert_eq!(script.owners(), [0; 4]);
     let done = script.batch(2);
@@ -411,7 +411,7 @@ fn members_that_leave_give_away_what_they_own_while_batches_pass() {
     script.hear(Event::MemberUp { slot: 1, member: MemberId(3), executor: "executor 1".into(), executors: 2 });
     let done = script.batch(3);
     assert!(requests(&done).contains(&"Migrate".to_owned()));
-    assert!(done.contains(&Effect::Rescaled { handle: 2, outcome: Ok(2) }), "{done:?}");
+    assert!(done.contains(&Effect::Rescaled { handle: 2, outcome: Ok(2), moved: 2 }), "{done:?}");
     assert_eq!(script.owners().iter().filter(|owner| **owner == 0).count(), 2);
     for (workers, text) in [(0, "at least one worker"), (9, "2 task slots are held and 1 more are free")] {
         script.done.clear();
@@ -442,7 +442,7 @@ fn a_rescale_takes_effect_when_spark_has_committed_and_no_batch_comes() {
     let facts = script.engine.rescaling().expect("it runs");
     assert_eq!((facts.waits, facts.to_move), (vec![Wait::Moves { query: QUERY.into() }], 1));
     script.let_go();
-    assert!(script.done.contains(&Effect::Rescaled { handle: 1, outcome: Ok(3) }), "{:?}", script.done);
+    assert!(script.done.contains(&Effect::Rescaled { handle: 1, outcome: Ok(3), moved: 1 }), "{:?}", script.done);
     assert_eq!(script.engine.rescaling(), None);
     assert_eq!(BTreeSet::from_iter(script.owners()), BTreeSet::from([0, 1, 2]));
     // And back, told of during a batch.
@@ -457,7 +457,7 @@ fn a_rescale_takes_effect_when_spark_has_committed_and_no_batch_comes() {
     script.done.clear();
     // Whoever only has to go gives bins away at once, and goes in the generation after.
     script.hear(Event::Committed { query: QUERY.into(), epoch: 1 });
-    assert!(script.done.contains(&Effect::Rescaled { handle: 2, outcome: Ok(1) }), "{:?}", script.done);
+    assert!(script.done.contains(&Effect::Rescaled { handle: 2, outcome: Ok(1), moved: 2 }), "{:?}", script.done);
     assert_eq!(script.owners(), [0; 4]);
     assert!(completes(&script.batch(2), 2));
 }
@@ -472,9 +472,9 @@ fn a_rescale_that_is_cancelled_goes_back_as_far_as_the_slots_that_are_held() {
     script.hear(Event::CancelRescale { handle: 7 });
     assert_eq!(script.done, [], "another one is meant");
     script.hear(Event::CancelRescale { handle: 1 });
-    let back = |handle, workers| Effect::Rescaled { handle, outcome: Ok(workers) };
+    let back = |handle, workers, moved| Effect::Rescaled { handle, outcome: Ok(workers), moved };
     let retire = |slot| Effect::RetireResident { slot };
-    assert_eq!(script.done, [retire(2), retire(3), back(1, 2)]);
+    assert_eq!(script.done, [retire(2), retire(3), back(1, 2, 0)]);
     // While bins move to who has come: they come back, and it goes.
     script.hear(Event::Rescale { handle: 2, workers: 3, free: 2 });
     script.hear(Event::MemberUp { slot: 2, member: MemberId(3), executor: "executor 2".into(), executors: 3 });
@@ -487,7 +487,7 @@ fn a_rescale_that_is_cancelled_goes_back_as_far_as_the_slots_that_are_held() {
     assert!(script.engine.rescaling().is_some_and(|facts| facts.cancelled && facts.workers == 2 && facts.leaving == 1));
     script.hold.clear();
     script.let_go();
-    assert!(script.done.contains(&back(2, 2)) && script.done.contains(&retire(2)), "{:?}", script.done);
+    assert!(script.done.contains(&back(2, 2, 2)) && script.done.contains(&retire(2)), "{:?}", script.done);
     assert_eq!(BTreeSet::from_iter(script.owners()), BTreeSet::from([0, 1]));
     assert!(completes(&script.batch(1), 1));
     // While those that are to go are there, they stay, and get back what they gave.
@@ -498,7 +498,7 @@ fn a_rescale_that_is_cancelled_goes_back_as_far_as_the_slots_that_are_held() {
     script.hold.clear();
     script.done.clear();
     script.let_go();
-    assert_eq!(script.done.last(), Some(&back(3, 2)), "{:?}", script.done);
+    assert_eq!(script.done.last(), Some(&back(3, 2, 4)), "{:?}", script.done);
     assert_eq!(script.owners().iter().filter(|owner| **owner == 0).count(), 2);
     // Who has gone stays away.
     script.hear(Event::Rescale { handle: 4, workers: 1, free: 0 });

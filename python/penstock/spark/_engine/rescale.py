@@ -71,9 +71,9 @@ class Rescale:
         self._look = look
         self._cancel = cancel
         self._over = threading.Event()
-        self._came_to = workers
-        #: The last that was told.
+        #: The last that was told, and what it came to.
         self._told = RescaleProgress(workers, 0, 0, 0, 0, ())
+        self._ended: RescaleProgress | None = None
 
     @property
     def done(self) -> bool:
@@ -85,10 +85,7 @@ class Rescale:
         told = None if self.done else self._look(self)
         if told is not None:
             self._told = told
-        if self.done and self.error is None:
-            moved = max(self._told.moved, self._told.bins)
-            return RescaleProgress(self._came_to, self._came_to, 0, moved, moved, ())
-        return self._told
+        return self._ended or self._told
 
     def wait(self, timeout: Timeout | None = None, progress: bool = False) -> int:
         """Wait for the end; returns the number of members.
@@ -130,7 +127,7 @@ class Rescale:
                 print(file=sys.stderr, flush=True)
         if self.error is not None:
             raise self.error
-        return self._came_to
+        return self.progress.members
 
     def cancel(self) -> None:
         """Go back to the number of members from before; does not wait, harmless after the end.
@@ -154,10 +151,12 @@ class Rescale:
             parts.append(f"waits for {' and '.join(now.waits)}")
         return ", ".join(parts)
 
-    def _end(self, error: Exception | None, workers: int | None = None) -> None:
+    def _end(self, error: Exception | None) -> None:
         self.error = error
-        if workers is not None:
-            self._came_to = workers
+        self._over.set()
+
+    def _come(self, workers: int, moved: int) -> None:
+        self._ended = RescaleProgress(workers, workers, 0, moved, moved, ())
         self._over.set()
 
     def __repr__(self) -> str:
@@ -165,7 +164,7 @@ class Rescale:
             return f"<Rescale to {self.workers} workers: {self._line()}>"
         if self.error is not None:
             return f"<Rescale to {self.workers} workers: failed, {self.error}>"
-        return f"<Rescale to {self.workers} workers: done, {self._came_to} serve>"
+        return f"<Rescale to {self.workers} workers: done, {self.progress.members} serve>"
 
 
 class Rescales:
@@ -254,7 +253,7 @@ class Rescales:
         if "Ok" in facts["outcome"]:
             workers = facts["outcome"]["Ok"]
             self._resized(workers)
-            handle._end(None, workers)
+            handle._come(workers, facts["moved"])
             return
         error = facts["outcome"]["Err"]
         name = error if isinstance(error, str) else next(iter(error))

@@ -330,7 +330,7 @@ impl World {
                 self.drivers[driver].handles.insert(handle, true);
                 self.reached(if outcome.is_ok() { "moved" } else { "cut off" });
             }
-            Effect::Rescaled { handle, outcome } => {
+            Effect::Rescaled { handle, outcome, .. } => {
                 self.drivers[driver].handles.insert(handle, true);
                 self.reached(if outcome.is_ok() { "rescaled" } else { "not rescaled" });
             }
