@@ -1072,6 +1072,7 @@ class _Receipt(TypedDict):
     checksum: int
     max_event_time: int | None
     member: int
+    hash: int
 
 @final
 class EngineProtocol:
@@ -1292,6 +1293,8 @@ class Feed:
         Their columns: any object with ``__arrow_c_schema__``.
     silence
         Seconds to wait for a member that neither reads nor answers; default 60 (30 for reading).
+    hash
+        Whether the receipt tells a 64-bit hash (with a sign) of the rows that neither batches nor order change; else 0.
 
     Raises
     ------
@@ -1315,6 +1318,7 @@ class Feed:
         attempt: int,
         schema: Any,
         silence: float | None = None,
+        hash: bool = False,
     ) -> Self: ...
     def push(self, batch: _ArrowData) -> None:
         """Send one batch.
@@ -1326,7 +1330,7 @@ class Feed:
         """
 
     def finish(self) -> _Receipt:
-        """Complete the attempt: ``{"rows", "checksum", "max_event_time" (us or None), "member"}``.
+        """Complete the attempt: ``{"rows", "checksum", "max_event_time" (us or None), "member", "hash"}``.
 
         Raises
         ------

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import os
 import pickle
+import random
 import signal
 import socket
 import subprocess
@@ -280,6 +282,41 @@ def test_a_write_that_the_store_refuses_leaves_nothing(driver: Driver, tmp_path:
     folder.unlink()
     [file] = driver.write([member], 0)
     assert [path.name for path in folder.iterdir()] == [file["name"]]
+
+
+def test_receipts_tell_what_the_rows_say(driver: Driver) -> None:
+    """Whatever the batches, their order and the partitions: their hashes add up to the same."""
+    flow = pk.Flow("k bigint, v double, s string, l array<bigint>").key_by("k").agg(n=pk.count(), emit="update")
+    member = driver.member()
+    driver.start(flow, [member])
+    rows = [
+        {"k": k % 7 if k % 5 else None, "v": k / 3, "s": "x" * (k % 20) if k % 3 else None, "l": [k] * (k % 3)}
+        for k in range(1_000)
+    ]
+    partitions = itertools.count()
+
+    def content(pieces: list[list[dict[str, Any]]], hash: bool = True) -> int:
+        """Sum of the receipts, as the protocol makes it."""
+        sum_ = 0
+        for piece in pieces:
+            where, partition = driver.addresses[member], next(partitions)
+            with _native.Feed(where, SECRET, "q", 0, partition, 1, flow.input_schema, hash=hash) as feed:
+                for at in range(0, len(piece), 97):
+                    feed.push(pa.RecordBatch.from_pylist(piece[at : at + 97], schema=flow.input_schema))
+                told = feed.finish()["hash"]
+            assert -(1 << 63) <= told < 1 << 63
+            sum_ += told
+        return sum_ % (1 << 64)
+
+    whole = content([rows])
+    shuffled = random.Random(5).sample(rows, len(rows))
+    assert content([shuffled[:1], shuffled[1:600], shuffled[600:]]) == whole != 0
+    assert content([rows], hash=False) == 0
+    for name, value in (("k", 8), ("v", -0.0), ("s", ""), ("l", None)):
+        changed = [*rows[:-1], rows[-1] | {name: value}]
+        assert content([changed]) != whole, name
+    assert content([rows[:-1]]) != whole
+    assert content([[*rows, rows[0], rows[0]]]) not in (whole, content([[*rows, rows[0]]]))
 
 
 @pytest.mark.parametrize("flow", [counting, summing], ids=["native", "python"])

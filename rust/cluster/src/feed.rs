@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use arrow_array::RecordBatch;
 use arrow_schema::Schema;
+use penstock_plan::Content;
 use serde::{Deserialize, Serialize};
 
 use crate::columns::Encoder;
@@ -31,6 +32,7 @@ pub struct Feed {
     encoder: Encoder,
     peer: String,
     silence: Duration,
+    content: Option<Content>,
 }
 
 impl Feed {
@@ -70,7 +72,20 @@ impl Feed {
             Ok(session)
         };
         let session = open().map_err(|error| error.silent(&peer, limits.handshake_time))?;
-        Ok(Feed { session, encoder: Encoder::new(schema)?, peer, silence: limits.silence })
+        Ok(Feed { session, encoder: Encoder::new(schema)?, peer, silence: limits.silence, content: None })
+    }
+
+    /// Hashes the rows as well, so that another feed of the batch can be compared; before the first [`Feed::push`].
+    #[must_use]
+    pub fn hashing(mut self, schema: &Schema) -> Self {
+        self.content = Some(Content::new(schema));
+        self
+    }
+
+    /// Of what was pushed, where it is hashed: the same for equal rows, whatever their batches and order.
+    #[must_use]
+    pub fn content(&self) -> Option<&Content> {
+        self.content.as_ref()
     }
 
     /// Sends a batch. Waits only for the network and for the disk of a member that spills.
@@ -83,6 +98,9 @@ impl Feed {
             // A member speaks before the end only to refuse.
             self.session.receive_answer()?;
             return Err(ClusterError::Protocol("a receipt before the end of a feed".into()));
+        }
+        if let Some(content) = &mut self.content {
+            content.add(batch);
         }
         let sent = self.encoder.push(&mut self.session, batch);
         sent.map_err(|error| self.reason(error))

@@ -23,7 +23,7 @@ pub(crate) struct Feed {
 impl Feed {
     #[new]
     #[allow(clippy::too_many_arguments)] // the signature that Python sees
-    #[pyo3(signature = (address, secret, query, epoch, partition, attempt, schema, silence=None))]
+    #[pyo3(signature = (address, secret, query, epoch, partition, attempt, schema, silence=None, hash=false))]
     fn new(
         py: Python<'_>,
         address: String,
@@ -34,10 +34,14 @@ impl Feed {
         attempt: u64,
         schema: &Bound<'_, PyAny>,
         silence: Option<f64>,
+        hash: bool,
     ) -> PyResult<Self> {
         let (secret, schema, limits) = (self::secret(secret)?, import_schema(schema)?, limits(silence)?);
         let context = FeedContext { query, epoch, partition, attempt };
-        let dial = move || cluster::Feed::connect_with(&address, secret, &context, &schema, limits);
+        let dial = move || {
+            let feed = cluster::Feed::connect_with(&address, secret, &context, &schema, limits)?;
+            Ok::<_, cluster::ClusterError>(if hash { feed.hashing(&schema) } else { feed })
+        };
         let feed = aside::once(py, "Feed", dial)?.map_err(|error| errors::from_cluster(&error))?;
         Ok(Self { owner: Owner::here(), aside: Some(Aside::new("Feed", Some(feed))?) })
     }
@@ -53,14 +57,20 @@ impl Feed {
         })
     }
 
-    /// Completes the attempt: ``{"rows", "checksum", "max_event_time", "member"}``. The rows count once released.
+    /// Completes the attempt: ``{"rows", "checksum", "max_event_time", "member", "hash"}``. The rows count once released.
     fn finish<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
-        let receipt = self.call(py, |slot| slot.take().ok_or(None)?.finish().map_err(Some))?;
+        let (receipt, hash) = self.call(py, |slot| {
+            let feed = slot.take().ok_or(None)?;
+            let hash = feed.content().map_or(0, |content| content.sum());
+            Ok((feed.finish().map_err(Some)?, hash))
+        })?;
         let facts = PyDict::new(py);
         facts.set_item("rows", receipt.rows)?;
         facts.set_item("checksum", receipt.checksum)?;
         facts.set_item("max_event_time", receipt.max_event_time)?;
         facts.set_item("member", receipt.member)?;
+        // As Spark's bigint, which has a sign.
+        facts.set_item("hash", hash as i64)?;
         Ok(facts)
     }
 

@@ -24,7 +24,9 @@ if TYPE_CHECKING:
 __all__ = ["RECEIPTS", "RECEIPTS_DDL", "FeedTarget", "FeedTask", "Receipt"]
 
 #: Columns that a feed task yields: one row for each partition that holds rows.
-RECEIPTS_DDL = "partition int, attempt bigint, member bigint, rows bigint, max_event_time bigint, checksum bigint"
+RECEIPTS_DDL = (
+    "partition int, attempt bigint, member bigint, rows bigint, max_event_time bigint, checksum bigint, hash bigint"
+)
 RECEIPTS = pa.schema(
     [
         ("partition", pa.int32()),
@@ -33,6 +35,7 @@ RECEIPTS = pa.schema(
         ("rows", pa.int64()),
         ("max_event_time", pa.int64()),
         ("checksum", pa.int64()),
+        ("hash", pa.int64()),
     ]
 )
 
@@ -53,6 +56,8 @@ class Receipt:
         Microseconds since 1970.
     checksum : int
         CRC-32 of the Arrow stream, checked by the member.
+    hash : int
+        Sum of the hashes of the rows, modulo 2^64 and with a sign, as Spark has it; 0 where it was not asked for.
     """
 
     partition: int
@@ -61,6 +66,7 @@ class Receipt:
     rows: int
     max_event_time: int | None
     checksum: int
+    hash: int = 0
 
 
 @dataclass(frozen=True)
@@ -90,6 +96,8 @@ class FeedTask:
         Lets the task in.
     silence : float
         Seconds to wait for a member that neither reads nor answers.
+    hash : bool
+        Whether receipts tell what the rows say, so that a second feed of the epoch can be compared.
     """
 
     query: str
@@ -98,6 +106,7 @@ class FeedTask:
     seats: tuple[FeedTarget, ...]
     secret: Secret
     silence: float = 60.0
+    hash: bool = False
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Stage all batches; yields one row, or none for an empty partition."""
@@ -147,4 +156,5 @@ class FeedTask:
             attempt,
             self.schema,
             self.silence,
+            self.hash,
         )

@@ -441,7 +441,7 @@ class Query:
                 "member": receipt.member,
                 "rows": receipt.rows,
                 "max_event_time": receipt.max_event_time,
-                "hash": 0,
+                "hash": receipt.hash % (1 << 64),
             }
             self._executor.post({"Receipt": {"ticket": facts["ticket"], "receipt": told}})
         measured.rows = sum(receipt.rows for receipt in receipts)
