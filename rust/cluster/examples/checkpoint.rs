@@ -27,10 +27,7 @@ const FLOWS: [(&str, &str); 3] = [
         r#"{"op":"key_by","columns":["auction"]},{"op":"window","kind":"sliding","size_us":10000000,"every_us":5000000},
         {"op":"agg","aggs":[{"name":"n","fn":"count"},{"name":"low","fn":"min","column":"price"}]}"#,
     ),
-    (
-        "top",
-        r#"{"op":"window","kind":"tumbling","size_us":10000000},{"op":"top","n":2,"by":"price","per":"window"}"#,
-    ),
+    ("top", r#"{"op":"window","kind":"tumbling","size_us":10000000},{"op":"top","n":2,"by":"price","per":"window"}"#),
 ];
 const FUNCTION: &str = "stateful_map";
 const BINS: u32 = 4;

@@ -11,7 +11,7 @@ use std::io;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use penstock_engine::DataFile;
+use penstock_engine::{Claim, DataFile, encode};
 pub use penstock_files::Segment;
 use penstock_files::{Damage, File, FileError, ReadAt, merge, write};
 
@@ -90,6 +90,24 @@ impl Checkpoint {
         match &*store {
             Some(store) => Ok(Arc::clone(store)),
             None => Ok(Arc::clone(store.insert(host.store(&self.url)?))),
+        }
+    }
+}
+
+/// Sees that a claim is there as the driver has made it: only then do both mean one folder.
+pub(crate) fn check_claim(store: &dyn Store, claim: &Claim, member: u64) -> Result<(), Failure> {
+    let (name, expected) = (Claim::name(claim.number), encode(claim));
+    match store.read_at(&name, 0, expected.len() + 1) {
+        Ok(found) if found == expected => Ok(()),
+        Err(error) if error.kind() != io::ErrorKind::NotFound => {
+            Err(Failure::new("store", format!("file {name} cannot be read: {error}")))
+        }
+        read => {
+            let found = if read.is_ok() { "sees another one" } else { "does not see it" };
+            let message = format!(
+                "the driver has made {name} and member {member} {found}: the checkpoint is not one folder for both (a                  disk that only one host has?), or another engine has taken it over; give one that all hosts share"
+            );
+            Err(Failure::new("not_shared", message))
         }
     }
 }

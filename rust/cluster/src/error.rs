@@ -136,7 +136,8 @@ impl Failure {
     pub fn why(&self) -> Kind {
         match self.kind.as_str() {
             "user_function" => Kind::User,
-            "null_key" | "schema" | "data" | "plan" | "too_large" | "epoch_too_large" | "not_durable" => Kind::Data,
+            "null_key" | "schema" | "data" | "plan" | "too_large" | "epoch_too_large" | "not_durable"
+            | "not_shared" => Kind::Data,
             "storage" | "store" => Kind::Store,
             "damaged" => Kind::Damaged,
             "peer_lost" | "aborted" | "stopped" | "operator" => Kind::Echo,

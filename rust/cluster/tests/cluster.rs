@@ -9,7 +9,7 @@ use common::{Begin, Driver, PATIENCE, SECRET, ask, batch, kind, limits, release,
 use penstock_cluster::message::Which;
 use penstock_cluster::session::Limits;
 use penstock_cluster::{ClusterError, End, Feed, Receipt, Registry, RegistryEvent, drain};
-use penstock_engine::{MemberId, Range, Request};
+use penstock_engine::{Claim, MemberId, Range, Request};
 use serde_json::{Value, json};
 
 fn feed(
@@ -226,7 +226,8 @@ fn a_member_that_is_not_durable_says_so() {
     refused(Request::Merge { stamp: stamp(1), files: vec![] });
     assert_eq!(driver.ask(0, &release("q", 1, 1, &[]))["ok"], true);
     driver.ask(0, &stop("q", 2, 2));
-    let load = Request::Load { stamp: stamp(2), ranges: Default::default(), files: vec![] };
+    let claim = Claim { number: 1, nonce: 0, registry: String::new(), from: None };
+    let load = Request::Load { stamp: stamp(2), claim, ranges: Default::default(), files: vec![] };
     assert_eq!(kind(&driver.ask(0, &ask("q", load))), "not_durable");
     driver.close();
 }

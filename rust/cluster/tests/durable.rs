@@ -9,7 +9,7 @@ use std::sync::atomic::Ordering::SeqCst;
 use common::counts::{Cluster, Memory, OPERATOR};
 use common::{ask, kind, stamp, stop};
 use penstock_cluster::Segment;
-use penstock_engine::{DataFile, Layout, Range, Ranges, Request};
+use penstock_engine::{Claim, DataFile, Layout, Range, Ranges, Request, encode};
 use penstock_files::{ChunkWriter, Entry, File, write};
 use serde_json::{Value, json};
 
@@ -18,7 +18,12 @@ fn parts(members: usize, epoch: i64) -> Vec<Vec<(i64, i64)>> {
     (0..members as i64).map(|seat| rows(seat).collect()).collect()
 }
 
+fn claim() -> Claim {
+    Claim { number: 1, nonce: 7, registry: "h:1".into(), from: None }
+}
+
 fn durable(members: usize, store: &Arc<Memory>, generation: u64) -> Cluster {
+    store.files.lock().unwrap().insert(Claim::name(1), encode(&claim()));
     let mut cluster = Cluster::with(members, store.clone());
     (cluster.checkpoint, cluster.generation) = (Some("memory".into()), generation);
     cluster
@@ -41,7 +46,7 @@ impl Cluster {
     fn load_body(&self, ranges: Vec<Range>, files: &[DataFile]) -> Value {
         let ranges = Ranges::from([(OPERATOR.to_owned(), ranges)]);
         let files = files.to_vec();
-        let mut body = ask("q", Request::Load { stamp: stamp(self.generation), ranges, files });
+        let mut body = ask("q", Request::Load { stamp: stamp(self.generation), claim: claim(), ranges, files });
         (body["plan"], body["checkpoint"]) = (self.plan(), json!("memory"));
         body
     }
@@ -199,7 +204,7 @@ fn a_file_that_is_not_what_the_manifest_says_is_named() {
     // One that the state does not take.
     let answer = cluster.load(0, all(2), &[other]);
     assert_eq!(kind(&answer), "damaged", "{answer}");
-    assert!(message(&answer).starts_with("other has state of step 2 (agg) that is not taken"), "{answer}");
+    assert!(message(&answer).starts_with("other has state of agg that is not taken"), "{answer}");
     // Nothing of all that was loaded, and the right bytes are.
     store.files.lock().unwrap().insert(file.name.clone(), bytes.clone());
     assert_eq!(cluster.load(0, all(2), &[file])["ok"], true);
@@ -315,7 +320,7 @@ fn operators_that_files_and_flow_do_not_share() {
     // One that is asked for must be of the flow.
     let ranges = Ranges::from([("step 9 (agg)".to_owned(), vec![Range::ALL])]);
     cluster.driver.ask(0, &stop("q", 3, 2));
-    let mut body = ask("q", Request::Load { stamp: stamp(3), ranges, files: chain });
+    let mut body = ask("q", Request::Load { stamp: stamp(3), claim: claim(), ranges, files: chain });
     (body["plan"], body["checkpoint"]) = (cluster.plan(), json!("memory"));
     let call = cluster.driver.send_with(0, &body, b"through");
     let answer = cluster.driver.reply(call);
@@ -337,5 +342,26 @@ fn only_what_is_wanted_is_read() {
     assert_eq!(cluster.load(0, vec![Range::new(9, 6).unwrap()], std::slice::from_ref(&file))["ok"], true);
     let read = store.read.lock().unwrap()[&file.name] as u64;
     assert!(read * 20 < file.length, "{read} bytes of {}", file.length);
+    cluster.driver.close();
+}
+
+/// A member that sees another folder than the driver begins nothing and says so; so does one where the claim is another engine's.
+#[test]
+fn a_checkpoint_is_one_folder_for_all() {
+    let store = Arc::<Memory>::default();
+    let mut cluster = durable(1, &store, 1);
+    cluster.driver.ask(0, &stop("q", 2, 1));
+    cluster.generation = 2;
+    assert_eq!(cluster.load(0, Vec::new(), &[])["ok"], true);
+    let other = Claim { nonce: 8, ..claim() };
+    for (there, told) in [(Some(encode(&other)), "sees another one"), (None, "does not see it")] {
+        match there {
+            Some(bytes) => store.files.lock().unwrap().insert(Claim::name(1), bytes),
+            None => store.files.lock().unwrap().remove(&Claim::name(1)),
+        };
+        let answer = cluster.load(0, Vec::new(), &[]);
+        assert_eq!((kind(&answer), &answer["error"]["why"]), ("not_shared", &json!("Data")));
+        assert!(answer["error"]["message"].as_str().unwrap().contains(told), "{answer}");
+    }
     cluster.driver.close();
 }

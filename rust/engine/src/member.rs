@@ -10,7 +10,7 @@
 use std::collections::{BTreeMap, VecDeque};
 
 use crate::error::{Failure, Kind};
-use crate::manifest::DataFile;
+use crate::manifest::{Claim, DataFile};
 use crate::protocol::{Answer, Handle, Ranges, Release, Request, Stamp, Start, Ticket};
 use crate::range::Range;
 
@@ -81,10 +81,12 @@ pub enum MemberEffect {
         /// The epoch that begins next.
         epoch: u64,
     },
-    /// Read ranges from files, for the next start; then say [`MemberEvent::Stored`].
+    /// See that the claim is there, and read ranges from files, for the next start; then say [`MemberEvent::Stored`].
     LoadRanges {
         /// The question.
         ticket: Ticket,
+        /// The engine's.
+        claim: Claim,
         /// What.
         ranges: Ranges,
         /// From where.
@@ -254,10 +256,10 @@ impl Member {
                 self.workers = Workers::Ending(ticket);
                 out.push(MemberEffect::EndGroup { epoch });
             }
-            Request::Load { stamp, ranges, files } => {
+            Request::Load { stamp, claim, ranges, files } => {
                 self.hear(stamp)?;
                 self.storing.insert(ticket, false);
-                out.push(MemberEffect::LoadRanges { ticket, ranges, files });
+                out.push(MemberEffect::LoadRanges { ticket, claim, ranges, files });
             }
             Request::Start(start) => {
                 self.hear(start.stamp)?;

@@ -147,10 +147,13 @@ pub enum Request {
         /// The epoch that it begins with.
         epoch: u64,
     },
-    /// Read these ranges from files, for the next start.
+    /// See that the claim can be read as it was made, so that this is the folder which the driver means; read these ranges, perhaps none, from
+    /// files, for the next start.
     Load {
         /// Of the generation that begins.
         stamp: Stamp,
+        /// The engine's.
+        claim: Claim,
         /// What.
         ranges: Ranges,
         /// From where; newest last.

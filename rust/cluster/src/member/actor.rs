@@ -15,7 +15,8 @@ use std::thread::{self, JoinHandle};
 
 use crossbeam::channel::{Receiver, Sender, never, select, unbounded};
 use penstock_engine::{
-    Answer, DataFile, Handle, Member, MemberEffect, MemberEvent, Range, Ranges, Release, Request, Stamp, Start, Ticket,
+    Answer, Claim, DataFile, Handle, Member, MemberEffect, MemberEvent, Range, Ranges, Release, Request, Stamp, Start,
+    Ticket,
 };
 use serde_json::{Value, json};
 
@@ -246,7 +247,7 @@ impl<H: Host> Actor<H> {
                     self.core.host.cancel(&running.group, handle);
                 }
             }
-            MemberEffect::LoadRanges { ticket, ranges, files } => self.load(ticket, ranges, files),
+            MemberEffect::LoadRanges { ticket, claim, ranges, files } => self.load(ticket, claim, ranges, files),
             MemberEffect::WriteFiles { ticket, stamp, epoch } => self.write(ticket, stamp, epoch),
             MemberEffect::MergeFiles { ticket, stamp, files } => {
                 let checkpoint = self.reads.remove(&ticket).and_then(|read| read.ask.checkpoint);
@@ -311,10 +312,15 @@ impl<H: Host> Actor<H> {
         let _ = self.core.outgoing.send(Outgoing::Message { body, attachment: failure.attachment });
     }
 
-    /// Reads the state of ranges, with the functions that came along.
-    fn load(&mut self, ticket: Ticket, ranges: Ranges, files: Vec<DataFile>) {
+    /// Sees that the checkpoint is the driver's, and reads the state of ranges, with the functions that came along.
+    fn load(&mut self, ticket: Ticket, claim: Claim, ranges: Ranges, files: Vec<DataFile>) {
         let Some(Begin { ask, attachment, .. }) = self.reads.remove(&ticket) else { return };
+        let member = self.core.member;
         self.store(ticket, ask.checkpoint.clone(), move |host, store, wanted| {
+            durable::check_claim(&**store, &claim, member)?;
+            if ranges.is_empty() {
+                return Ok(Got::Files(Vec::new()));
+            }
             let program = host.load(&ask.plan, &attachment)?;
             let files = durable::open(store, &files, wanted)?;
             host.load_ranges(&program, &ranges, &files, wanted).map(Got::Loaded)

@@ -20,7 +20,7 @@ use serde_json::{Value, json};
 use super::{Begin, Driver, MemberThread, SECRET, ask, stamp, stop};
 
 pub const BITS: u8 = 4;
-pub const OPERATOR: &str = "step 2 (agg)";
+pub const OPERATOR: &str = "agg";
 
 pub fn schema() -> SchemaRef {
     Arc::new(Schema::new(vec![Field::new("k", DataType::Int64, true), Field::new("v", DataType::Int64, true)]))

@@ -202,6 +202,7 @@ impl Query {
         self.base = At::default();
         self.frozen = None;
         self.kept.clear();
+        self.shares.clear();
         (self.shown, self.fed, self.merged, self.uneven) = (None, None, None, false);
     }
 

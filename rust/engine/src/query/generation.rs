@@ -161,20 +161,28 @@ impl Query {
         }
         self.members = members;
         self.threads = threads;
-        if fresh || lost == 0 {
-            return self.start(view);
+        // Whoever comes to a checkpoint sees first that it is the driver's folder.
+        let mut readers = if fresh { BTreeMap::new() } else { missing };
+        if self.program.durable {
+            for member in self.members.iter().filter(|member| !self.shares.contains(*member)) {
+                readers.entry(*member).or_default();
+            }
         }
-        self.load_missing(missing, &source.unwrap_or_default(), view);
+        match readers.is_empty() {
+            true => self.start(view),
+            false => self.read_state(readers, &source.unwrap_or_default(), view),
+        }
     }
 
     // Restoring
 
-    fn load_missing(&mut self, missing: BTreeMap<MemberId, Ranges>, files: &[DataFile], view: &mut View<'_>) {
+    fn read_state(&mut self, readers: BTreeMap<MemberId, Ranges>, files: &[DataFile], view: &mut View<'_>) {
         if let Some(call) = &mut self.call {
-            call.phase = Phase::Loading { waiting: missing.keys().copied().collect() };
+            call.phase = Phase::Loading { waiting: readers.keys().copied().collect() };
         }
-        for (member, ranges) in missing {
-            self.load(member, ranges, files.to_vec(), 1, view);
+        for (member, ranges) in readers {
+            let files = if ranges.is_empty() { Vec::new() } else { files.to_vec() };
+            self.load(member, ranges, files, 1, view);
         }
     }
 
@@ -186,7 +194,8 @@ impl Query {
         tries: u32,
         view: &mut View<'_>,
     ) {
-        let request = Request::Load { stamp: self.stamp, ranges: ranges.clone(), files: files.clone() };
+        let Some(claim) = self.claim.clone() else { return };
+        let request = Request::Load { stamp: self.stamp, claim, ranges: ranges.clone(), files: files.clone() };
         self.call_member(member, Asked::Load { member, ranges, files, tries }, request, view);
     }
 
@@ -201,6 +210,7 @@ impl Query {
     ) {
         match answer {
             Ok(_) => {
+                self.shares.insert(member);
                 let Some(super::Call { phase: Phase::Loading { waiting }, .. }) = &mut self.call else { return };
                 waiting.remove(&member);
                 if waiting.is_empty() {

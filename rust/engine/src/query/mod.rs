@@ -213,6 +213,8 @@ pub(crate) struct Query {
     frozen: Option<Frozen>,
     /// Manifests that are kept, by batch.
     kept: BTreeMap<u64, Manifest>,
+    /// Members that have seen the claim: the checkpoint is one folder for them and the driver.
+    shares: BTreeSet<MemberId>,
     /// What the sink has seen of an epoch.
     shown: Option<(u64, Rows)>,
     /// The epoch of which rows are staged.
@@ -254,6 +256,7 @@ impl Query {
             base: At::default(),
             frozen: None,
             kept: BTreeMap::new(),
+            shares: BTreeSet::new(),
             shown: None,
             fed: None,
             committed: None,

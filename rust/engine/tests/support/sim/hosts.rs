@@ -11,7 +11,8 @@ use super::planted;
 use super::storage::Storage;
 use super::world::{QUERY, World};
 use crate::machine::{
-    DataFile, Event, Failure, Kind, Member, MemberEffect, MemberEvent, MemberId, Range, Ranges, Release, Stamp, Start,
+    Claim, DataFile, Event, Failure, Kind, Member, MemberEffect, MemberEvent, MemberId, Range, Ranges, Release, Stamp,
+    Start,
 };
 
 /// One resident process.
@@ -125,9 +126,9 @@ impl World {
                 let ranges = Ranges::from([("sums".into(), bins.into_iter().map(range).collect())]);
                 self.later(member, 8, MemberEvent::Ended(ranges));
             }
-            MemberEffect::LoadRanges { ticket, ranges, files } => {
+            MemberEffect::LoadRanges { ticket, claim, ranges, files } => {
                 let delay = self.store_delay(60);
-                self.after(delay, move |world| world.load_ranges(member, ticket, &ranges, &files));
+                self.after(delay, move |world| world.load_ranges(member, ticket, &claim, &ranges, &files));
             }
             MemberEffect::StartGroup(start) => {
                 let outcome = self.start_group(member, start);
@@ -330,12 +331,13 @@ impl World {
 
     // Storage
 
-    fn load_ranges(&mut self, member: MemberId, ticket: u64, ranges: &Ranges, files: &[DataFile]) {
+    fn load_ranges(&mut self, member: MemberId, ticket: u64, claim: &Claim, ranges: &Ranges, files: &[DataFile]) {
         if !self.processes.contains_key(&member) {
             return;
         }
         let outcome = match self.store_works() {
             Err(_) => Err(Failure::new(Kind::Store, "the store is down")),
+            Ok(()) if !self.storage.has(claim) => Err(Failure::new(Kind::Data, "the claim is not here")),
             Ok(()) => {
                 let bits = self.processes[&member].bits;
                 self.storage.restored(files, bits).map_err(Failure::from)

@@ -1,6 +1,6 @@
 //! Spark: offsets, batches, stages with tasks that fail and are tried twice at once, sinks, stops, and the commit log.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use super::Dice;
 use super::ledger::{Out, Row, hash};
@@ -54,6 +54,8 @@ pub struct Spark {
     pub bad_tasks: u32,
     /// Whether the source gives other rows when it is read again.
     pub unstable: bool,
+    /// Batches that were read before.
+    fed: BTreeSet<u64>,
 }
 
 impl World {
@@ -274,7 +276,8 @@ impl World {
             return self.violate("a feed for no call".into());
         };
         let mut rows = self.spark.offsets[&epoch].rows.clone();
-        if self.spark.unstable && self.times("feed asked") > 1 {
+        let again = !self.spark.fed.insert(epoch);
+        if self.spark.unstable && again {
             rows[0].amount += 1;
         }
         for at in (1..rows.len()).rev() {

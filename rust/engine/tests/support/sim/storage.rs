@@ -103,6 +103,10 @@ impl Storage {
         }
     }
 
+    pub fn has(&self, claim: &Claim) -> bool {
+        self.files.get(&Claim::name(claim.number)) == Some(&encode(claim))
+    }
+
     /// The newest claim's nonce.
     pub fn holder(&self) -> Option<u64> {
         decode::<Claim>(self.files.get(&Claim::name(self.newest_claim()))?).ok().map(|claim| claim.nonce)
