@@ -26,7 +26,10 @@ from penstock.errors import ConfigError
 if TYPE_CHECKING:
     from pyarrow.fs import FileSystem
 
-__all__ = ["Entry", "Storage", "open_storage"]
+__all__ = ["OWN_FOLDER", "Entry", "Storage", "open_storage"]
+
+#: Our folder in a checkpoint location of Spark's.
+OWN_FOLDER = "_penstock"
 
 #: Bytes that can be written.
 Piece = bytes | bytearray | memoryview

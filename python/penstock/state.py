@@ -30,7 +30,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from penstock._storage import Storage, open_storage
+from penstock._storage import OWN_FOLDER, Storage, open_storage
 from penstock.errors import ConfigError, StateError, StorageError
 
 if TYPE_CHECKING:
@@ -38,8 +38,6 @@ if TYPE_CHECKING:
 
 __all__ = ["manifests", "operators", "read"]
 
-#: Our folder in a checkpoint location of Spark's.
-_FOLDER = "_penstock"
 _MANIFEST = re.compile(r"manifest-(\d{20})(-finished)?-(\d{20})-[0-9a-f]{16}")
 _CLAIM = re.compile(r"claim-\d{20}")
 #: Later times have no year of four digits: the end of input is one.
@@ -293,7 +291,7 @@ def _open(checkpoint: str | os.PathLike[str]) -> _Checkpoint:
         raise ConfigError(f"checkpoint={checkpoint!r}: give the path or URL of a checkpoint")
     url = given if re.match(r"[A-Za-z][A-Za-z0-9+.-]+:", given) else os.path.abspath(given)
     claims = False
-    for place in (f"{url.rstrip('/')}/{_FOLDER}", url):
+    for place in (f"{url.rstrip('/')}/{OWN_FOLDER}", url):
         storage = open_storage(place)
         try:
             sizes = dict(storage.list())
@@ -310,8 +308,8 @@ def _open(checkpoint: str | os.PathLike[str]) -> _Checkpoint:
     if claims:
         raise ConfigError(f"{given}: an engine has claimed this checkpoint, but has not committed a batch yet")
     raise ConfigError(
-        f"{given}: there is no state of penstock in this folder, nor in {_FOLDER} in it: name the checkpoint location"
-        " of a query that has committed a batch"
+        f"{given}: there is no state of penstock in this folder, nor in {OWN_FOLDER} in it: name the checkpoint"
+        " location of a query that has committed a batch"
     )
 
 

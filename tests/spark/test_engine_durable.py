@@ -11,7 +11,8 @@ import pytest
 
 import penstock as pk
 from engine_support import COUNTS, Kept, counted, numbers, state, stream, write
-from penstock.errors import StateLost
+from penstock._storage import open_storage
+from penstock.errors import ConfigError, EngineError, StateLost
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(300)]
 
@@ -91,3 +92,40 @@ def test_without_durable_state_it_is_lost_with_a_worker(cluster: Any, runs: Runs
     with pk.Engine(cluster, workers=2, bits=4) as engine:
         assert isinstance(runs.fails(engine, sink=sink, checkpoint=None), StateLost)
     assert not runs.files.exists()
+
+
+def test_the_state_of_a_running_query_is_seen_at_its_last_committed_batch(cluster: Any, runs: Runs) -> None:
+    seen = []
+
+    def sink(df: Any, batch_id: int) -> None:
+        runs.kept(df, batch_id)
+        if batch_id:
+            rows = engine.state().to_pylist()
+            seen.append({row["k"]: (row["n"], row["total"]) for row in rows} == counted(batch_id))
+
+    runs.add(4)
+    with pk.Engine(cluster, workers=2, bits=4) as engine:
+        runs.run(engine, sink=sink)
+        assert seen == [True] * 3
+        with pytest.raises(ConfigError, match="no operator 'sum', only 'agg'"):
+            engine.state(operator="sum")
+        engine.foreach_batch(COUNTS, Kept(), name="by hand")(numbers(cluster, 0), 0)
+        with pytest.raises(ConfigError, match="in memory only"):
+            engine.state("by hand")
+
+
+def test_a_folder_that_members_do_not_share_is_refused(cluster: Any, runs: Runs, monkeypatch: Any) -> None:
+    """The driver writes to another folder than the one that the members find under that name."""
+    from penstock.spark._engine import batch_function
+
+    def elsewhere(url: str) -> Any:
+        storage = open_storage(url)
+        storage._path = runs.folder / "of the driver alone"  # type: ignore[attr-defined]
+        return storage
+
+    monkeypatch.setattr(batch_function, "open_storage", elsewhere)
+    runs.add()
+    with pk.Engine(cluster, workers=2, bits=4) as engine:
+        error = runs.fails(engine)
+    assert isinstance(error, EngineError) and "not one folder for both" in str(error)
+    assert not runs.kept.batches

@@ -592,6 +592,37 @@ class Engine:
         """
         return self._queries.find(query).owners()
 
+    def state(self, query: Any = None, operator: str | None = None) -> pa.Table:
+        """Keys and values that a query has kept, at the last batch that Spark has committed.
+
+        Parameters
+        ----------
+        query : StreamingQuery or str, optional
+            The stream, or its id or name; may be left out when it is alone.
+        operator : str, optional
+            Which step, as `penstock.state.operators` names them; may be left out when it is alone.
+
+        Returns
+        -------
+        pyarrow.Table
+            As of `penstock.state.read`.
+
+        Raises
+        ------
+        EngineError
+            When there is no such query.
+        ConfigError
+            When its state is not durable, or there is no such operator.
+        StorageError
+            When its checkpoint cannot be read.
+
+        Notes
+        -----
+        Reads the checkpoint, not the workers: batches go on meanwhile. Costs what reading all of that state costs.
+        """
+        self._require_open()
+        return self._queries.find(query).state(operator)
+
     # Figures
 
     def stats(self) -> pa.Table:

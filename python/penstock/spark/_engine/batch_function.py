@@ -11,10 +11,9 @@ import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Protocol
 
-from penstock._storage import Storage, open_storage
+from penstock._storage import OWN_FOLDER, Storage, open_storage
 from penstock.errors import EngineError
 from penstock.spark._engine.program import Program
-from penstock.spark._engine.progress import StreamFacts
 from penstock.spark._engine.query import Abandoned, described
 from penstock.spark._engine.stream import Stream
 from penstock.spark._session.guard import require_classic
@@ -33,8 +32,6 @@ log = logging.getLogger(__name__)
 
 #: The state of a query is durable where Spark keeps the query's progress, if that outlives the query.
 OWN_CHECKPOINT = "query"
-#: Our folder there.
-FOLDER = "_penstock"
 
 Sink = Callable[["DataFrame", int], Any]
 
@@ -101,7 +98,8 @@ class BatchFunction:
         self._bind(query_id, batch_id)
         name = self._name or (stream.name if stream is not None else None) or query_id
         assert engine._setup is not None
-        told = Stream(None if query_id == self._direct else StreamFacts(engine._spark, query_id))
+        assert engine._commits is not None
+        told = Stream(None if query_id == self._direct else engine._commits.facts(query_id))
         storage = self._storage(told, query_id, name)
         query = engine._queries.of(engine._setup, self._program, query_id, name, told, storage)
         # Python's callback runs on the thread of the query. Stopping interrupts it, whatever session owns it.
@@ -109,7 +107,6 @@ class BatchFunction:
         thread = None if query_id == self._direct else jvm.java.lang.Thread.currentThread()
         if thread is not None:
             engine._ended.saw(query_id, thread)
-            assert engine._commits is not None
             engine._commits.facts(query_id).active()  # that of this run is known when it has ended
         check = self._checker(thread, stream, batch_id)
         failure: BaseException
@@ -139,7 +136,7 @@ class BatchFunction:
             return self._checkpoint
         root = stream.checkpoint
         if root is not None:
-            return open_storage(f"{root.rstrip('/')}/{FOLDER}")
+            return open_storage(f"{root.rstrip('/')}/{OWN_FOLDER}")
         if self._engine._queries.get(query_id) is None and query_id != self._direct:
             log.warning(
                 "query %s has no checkpointLocation: its state lives only as long as this engine and its workers", name

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from penstock._migration import Wish, moves_to, step_bins
 from penstock._storage import Storage
-from penstock.errors import EngineError, PenstockError, SchemaError, StateLost, StorageError
+from penstock.errors import ConfigError, EngineError, PenstockError, SchemaError, StateLost, StorageError
 from penstock.report._timeline import Epoch
 from penstock.spark._engine import drains, feeds
 from penstock.spark._engine.executor import Event, Executor
@@ -35,6 +35,7 @@ from penstock.spark._tasks.place import Secret
 from penstock.spark.batch import _quoted, _select, by_place
 
 if TYPE_CHECKING:
+    import pyarrow as pa
     from pyspark.sql import DataFrame, SparkSession
 
 __all__ = ["Abandoned", "Check", "Query", "Setup", "described"]
@@ -43,6 +44,8 @@ log = logging.getLogger(__name__)
 
 #: How long a dropped query's threads are waited for, seconds: a function of the user's may hold one.
 _END_S = 10.0
+#: How often a look at state begins again when the files that it reads have gone.
+_LOOKS = 3
 #: How many workers there are when bins move is known by the protocol alone.
 _MOST_WORKERS = 1 << 31
 
@@ -254,6 +257,24 @@ class Query:
             self._call({"Finish": asked}, {"Sink": keep}, check, self.program)
             return self._frame(session, *self._rest, "rows")
 
+    def state(self, operator: str | None) -> pa.Table:
+        """Keys and values of an operator at the last batch that Spark has committed."""
+        from penstock.state import read
+
+        if self.storage is None:
+            raise ConfigError(
+                f"query {self.name} ({self.id}) keeps its state in memory only, where it cannot be looked at: start it"
+                " with a checkpointLocation, or give foreach_batch(checkpoint=)"
+            )
+        for left in range(_LOOKS, -1, -1):
+            try:
+                return read(self.storage.url, operator, self._stream.committed())
+            except StorageError:
+                # Files go while others come; those of the batch that is committed by now are there.
+                if not left:
+                    raise
+        raise AssertionError("the last look returns or raises")
+
     def migrate(self, handle: Migration, to: Any, moves: Any, strategy: str, batch_size: int) -> None:
         """Move bins when the migrations before have ended, and enter that into a handle."""
         step, bits = step_bins(strategy, batch_size), self._setup.bits
@@ -429,8 +450,12 @@ class Query:
         if self.program.ordered and flow.order_by:
             wanted = wanted.sort(*(_quoted(name) for name in flow.order_by))
         members = [self._hub.known(one) for one in facts["members"]]
+        # Rows of a batch that is fed again are compared with those that its sink was given.
+        durable = self.storage is not None
         seats = tuple(feeds.FeedTarget(member.id, member.executor, member.address) for member in members)
-        task = feeds.FeedTask(self.id, epoch, flow.input_schema, seats, self._setup.secret, self._setup.silence)
+        task = feeds.FeedTask(
+            self.id, epoch, flow.input_schema, seats, self._setup.secret, self._setup.silence, durable
+        )
         with described(df.sparkSession, f"penstock {self.name}: feed epoch {epoch}"):
             rows = by_place(wanted).mapInArrow(task, feeds.RECEIPTS_DDL).collect()
         receipts = [feeds.Receipt(**row.asDict()) for row in rows]
