@@ -10,45 +10,12 @@ from typing import Any
 import pytest
 
 import penstock as pk
-from engine_support import COUNTS, Kept, counted, numbers, state, stream, write
+from durable_support import Runs
+from engine_support import COUNTS, Kept, counted, numbers, state
 from penstock._storage import open_storage
 from penstock.errors import ConfigError, EngineError, StateLost
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(300)]
-
-SCHEMA = "k bigint, v bigint"
-
-
-class Runs:
-    """One Spark query over a folder of files, a file a batch, run by one engine after the other."""
-
-    def __init__(self, cluster: Any, folder: Path) -> None:
-        self.cluster, self.folder = cluster, folder
-        self.kept = Kept()
-        self.batches = 0
-        self.function: Any = None
-
-    @property
-    def files(self) -> Path:
-        return self.folder / "check" / "_penstock"
-
-    def add(self, batches: int = 1) -> None:
-        for _ in range(batches):
-            write(self.cluster, self.folder / "in", self.batches, numbers(self.cluster, self.batches))
-            self.batches += 1
-
-    def start(self, engine: pk.Engine, flow: pk.Flow = COUNTS, sink: Any = None, **options: Any) -> Any:
-        self.function = engine.foreach_batch(flow, sink or self.kept, **options)
-        return stream(self.cluster, self.folder / "in", SCHEMA, self.function, self.folder / "check")
-
-    def run(self, engine: pk.Engine, flow: pk.Flow = COUNTS, sink: Any = None, **options: Any) -> None:
-        self.start(engine, flow, sink, **options).awaitTermination(120)
-
-    def fails(self, engine: pk.Engine, flow: pk.Flow = COUNTS, sink: Any = None, **options: Any) -> BaseException:
-        with pytest.raises(Exception, match=r".*"):
-            self.run(engine, flow, sink, **options)
-        assert self.function.error is not None
-        return self.function.error
 
 
 @pytest.fixture
