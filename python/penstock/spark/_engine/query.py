@@ -450,12 +450,11 @@ class Query:
         if self.program.ordered and flow.order_by:
             wanted = wanted.sort(*(_quoted(name) for name in flow.order_by))
         members = [self._hub.known(one) for one in facts["members"]]
-        # Rows of a batch that is fed again are compared with those that its sink was given.
-        durable = self.storage is not None
         seats = tuple(feeds.FeedTarget(member.id, member.executor, member.address) for member in members)
-        task = feeds.FeedTask(
-            self.id, epoch, flow.input_schema, seats, self._setup.secret, self._setup.silence, durable
-        )
+        secret, silence = self._setup.secret, self._setup.silence
+        # Rows of a batch that is fed again are compared with those that its sink was given.
+        compared = self.storage is not None
+        task = feeds.FeedTask(self.id, epoch, flow.input_schema, seats, secret, silence, compared)
         with described(df.sparkSession, f"penstock {self.name}: feed epoch {epoch}"):
             rows = by_place(wanted).mapInArrow(task, feeds.RECEIPTS_DDL).collect()
         receipts = [feeds.Receipt(**row.asDict()) for row in rows]
