@@ -234,6 +234,13 @@ impl Query {
     }
 
     fn allowed(&mut self, view: &mut View<'_>) {
+        if let Some(Call { phase: Phase::Loading { refused, .. }, .. }) = &mut self.call {
+            // Nobody has shut us out: it is as the member says.
+            if let Some(failure) = refused.take() {
+                self.hindered(failure, view);
+            }
+            return;
+        }
         let Some(Call { phase: Phase::Serving(serving), .. }) = &mut self.call else { return };
         match serving.stage {
             Stage::Sinking => self.call_sink(view),

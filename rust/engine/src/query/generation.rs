@@ -178,7 +178,7 @@ impl Query {
 
     fn read_state(&mut self, readers: BTreeMap<MemberId, Ranges>, files: &[DataFile], view: &mut View<'_>) {
         if let Some(call) = &mut self.call {
-            call.phase = Phase::Loading { waiting: readers.keys().copied().collect() };
+            call.phase = Phase::Loading { waiting: readers.keys().copied().collect(), refused: None };
         }
         for (member, ranges) in readers {
             let files = if ranges.is_empty() { Vec::new() } else { files.to_vec() };
@@ -211,7 +211,7 @@ impl Query {
         match answer {
             Ok(_) => {
                 self.shares.insert(member);
-                let Some(super::Call { phase: Phase::Loading { waiting }, .. }) = &mut self.call else { return };
+                let Some(super::Call { phase: Phase::Loading { waiting, .. }, .. }) = &mut self.call else { return };
                 waiting.remove(&member);
                 if waiting.is_empty() {
                     self.start(view);
@@ -225,6 +225,12 @@ impl Query {
                 let (name, reason) = failure.message.split_once(' ').unwrap_or((&failure.message, "is damaged"));
                 let (name, reason) = (name.to_owned(), reason.to_owned());
                 self.fail(EngineError::Damaged { name, reason }, view);
+            }
+            Err(failure) if failure.kind == Kind::Data => {
+                let Some(super::Call { phase: Phase::Loading { refused, .. }, .. }) = &mut self.call else { return };
+                if refused.replace(failure).is_none() {
+                    self.check_claim(1, view);
+                }
             }
             Err(failure) => self.hindered(failure, view),
         }

@@ -119,8 +119,8 @@ enum Phase {
     Gathering { inventories: BTreeMap<MemberId, Ranges> },
     /// Ends a generation.
     Stopping { waiting: BTreeSet<MemberId>, inventories: BTreeMap<MemberId, Ranges> },
-    /// Ranges come from files.
-    Loading { waiting: BTreeSet<MemberId> },
+    /// Members see the claim, and ranges come from files; `refused` by one that does not see it, which may be since there is a newer one.
+    Loading { waiting: BTreeSet<MemberId>, refused: Option<Failure> },
     /// Begins a generation.
     Starting { waiting: BTreeSet<MemberId> },
     /// What an earlier feed of the epoch left is forgotten: its end is waited for, since rows come on other connections.
