@@ -155,7 +155,7 @@ pub enum FormatError {
     #[error("is no file of penstock")]
     Foreign,
     /// A newer release wrote it.
-    #[error("has version {found}; this release reads up to {VERSION}")]
+    #[error("has version {found}; this release reads up to {VERSION}: use the release that wrote it, or a later one")]
     Newer {
         /// Its version.
         found: u16,
@@ -315,10 +315,17 @@ impl Contents {
         }
     }
 
-    /// Number of the newest claim, 0 where there is none.
+    /// Number of the newest claim, 0 where there is none. One whose file is gone is known by what was written under it: were its
+    /// number given again, older attempts at a batch would pass for newer ones.
     #[must_use]
     pub fn newest_claim(&self) -> u64 {
-        self.claims.iter().map(|(number, _)| *number).max().unwrap_or(0)
+        let claims = self.claims.iter().map(|(number, _)| *number);
+        let manifests = self.manifests.iter().filter_map(|(name, _)| match Named::parse(&format!(".{name}.")) {
+            Some(Named::Data { generation, .. }) => Some(generation >> CLAIM_BITS),
+            _ => None,
+        });
+        let files = self.files.iter().map(|file| file.generation >> CLAIM_BITS);
+        claims.chain(manifests).chain(files).max().unwrap_or(0)
     }
 
     /// The manifest that serves who asks for the batch after `batch`, with the final epoch where that has run.
@@ -451,6 +458,22 @@ mod tests {
         contents.manifests.push((damaged.clone(), Err(FormatError::Foreign)));
         assert_eq!(contents.serving(4), Err((damaged, FormatError::Foreign)));
         assert!(contents.serving(5).is_ok(), "of another batch");
+    }
+
+    #[test]
+    fn a_claim_whose_file_is_gone_is_not_given_again() {
+        assert_eq!(Contents::default().newest_claim(), 0);
+        let mut contents = Contents::default();
+        contents.add(&Claim::name(3), 0, b"torn");
+        assert_eq!(contents.newest_claim(), 3);
+        for finished in [false, true] {
+            let name = Manifest { finished, ..manifest(4, 5, 5 << CLAIM_BITS | 2) }.name();
+            let mut without = Contents::default();
+            without.add(&name, 0, b"torn");
+            assert_eq!(without.newest_claim(), 5, "{name}");
+        }
+        contents.add(&format!("data-{:020}-{:020}-0a", 7_u64 << CLAIM_BITS, 4), 9, b"");
+        assert_eq!(contents.newest_claim(), 7);
     }
 
     #[test]
