@@ -524,6 +524,25 @@ fn members_that_are_not_needed_are_told_why() {
     assert_eq!(script.done, [why(7, Dismissal::Spare), start.clone(), why(8, Dismissal::Crowded), start]);
 }
 
+/// A clock that is set back, and one that is set ahead: timeouts never see time go back, and a batch that is computed again has its time.
+#[test]
+fn the_clock_of_a_batch_is_never_before_that_of_the_batch_before() {
+    let mut script = Script::new(1);
+    let mut clock = |epoch: u64, clock_ms: i64| {
+        script.done.clear();
+        script.hear(Event::Batch { query: QUERY.into(), epoch, clock_ms, committed: epoch.checked_sub(1) });
+        script.done.iter().find_map(|effect| match effect {
+            Effect::Call { request: Request::Release(release), .. } => Some(release.clock_ms),
+            _ => None,
+        })
+    };
+    let told: Vec<Option<i64>> = [(0, 5_000), (1, 4_000), (2, i64::MIN), (3, 5_001), (4, 9_000), (5, 6_000)]
+        .into_iter()
+        .map(|(epoch, clock_ms)| clock(epoch, clock_ms))
+        .collect();
+    assert_eq!(told, [5_000, 5_000, 5_000, 5_001, 9_000, 9_000].map(Some));
+}
+
 #[test]
 fn every_call_ends_also_of_queries_that_never_began() {
     let mut script = Script::new(1);
