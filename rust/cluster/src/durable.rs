@@ -105,7 +105,8 @@ pub(crate) fn check_claim(store: &dyn Store, claim: &Claim, member: u64) -> Resu
         read => {
             let found = if read.is_ok() { "sees another one" } else { "does not see it" };
             let message = format!(
-                "the driver has made {name} and member {member} {found}: the checkpoint is not one folder for both (a                  disk that only one host has?), or another engine has taken it over; give one that all hosts share"
+                "the driver has made {name} and member {member} {found}: the checkpoint is not one folder for both (a \
+                 disk that only one host has?), or another engine has taken it over; give one that all hosts share"
             );
             Err(Failure::new("not_shared", message))
         }

@@ -121,7 +121,9 @@ pub enum EngineError {
     },
     /// The checkpoint has no manifest of the batch before.
     #[error(
-        "batch {asked} is asked for, but the checkpoint has no state of the batch before it; the newest is of batch {newest:?}"
+        "batch {asked} is asked for, but the checkpoint has no state of batch {before}{others}: put back the manifest of \
+         batch {before}, or start a new query from batch 0 (a new checkpoint)",
+        before = asked.saturating_sub(1), others = others(*newest)
     )]
     NoManifest {
         /// Asked for.
@@ -130,7 +132,7 @@ pub enum EngineError {
         newest: Option<u64>,
     },
     /// A file of the checkpoint is damaged.
-    #[error("{name} {reason}: put back the file, or start from a copy of the checkpoint")]
+    #[error("{name} {reason}{}", remedy(reason))]
     Damaged {
         /// The file.
         name: String,
@@ -138,7 +140,10 @@ pub enum EngineError {
         reason: String,
     },
     /// The checkpoint belongs to another query.
-    #[error("the checkpoint holds the state of query {found}, not of {query}")]
+    #[error(
+        "the checkpoint holds the state of query {found}, not of {query}: give each query a checkpoint= of its own, or \
+         delete this folder if that query is gone for good"
+    )]
     OtherQuery {
         /// Ours.
         query: String,
@@ -159,12 +164,12 @@ pub enum EngineError {
         /// Its claim.
         claim: u64,
     },
-    /// Another engine has taken the checkpoint over.
-    #[error("claim {by} has taken the checkpoint over from claim {claim}")]
+    /// Another engine has taken the checkpoint over, or the claim has gone.
+    #[error("{}", fenced(*claim, *by))]
     Fenced {
         /// Ours.
         claim: u64,
-        /// The newer one.
+        /// The newest one in the checkpoint; 0 where there is none.
         by: u64,
     },
     /// Storage does not work.
@@ -256,6 +261,35 @@ pub enum EngineError {
     /// The engine is closed.
     #[error("the engine is closed")]
     Closed,
+}
+
+/// What else a checkpoint has.
+fn others(newest: Option<u64>) -> String {
+    match newest {
+        Some(newest) => format!("; the newest that it has is of batch {newest}"),
+        None => ", nor of any other batch".to_owned(),
+    }
+}
+
+/// What to do about a file, unless the reason says so.
+fn remedy(reason: &str) -> &'static str {
+    match reason.contains("use the release") {
+        true => "",
+        false => ": put back the file, or start from a copy of the checkpoint",
+    }
+}
+
+fn fenced(claim: u64, by: u64) -> String {
+    match by > claim {
+        true => format!(
+            "claim {by} has taken the checkpoint over from claim {claim}: another engine serves the query, which goes on \
+             there; to come back, close that engine and start the query again"
+        ),
+        false => format!(
+            "claim {claim} of this engine is gone from the checkpoint, where the newest is {by}: somebody has deleted files \
+             while the query ran; put them back and start the query again, or start a new query (a new checkpoint)"
+        ),
+    }
 }
 
 impl From<(String, FormatError)> for EngineError {

@@ -136,11 +136,19 @@ class BatchFunction:
 
     def _storage(self, stream: Stream, query_id: str, name: str) -> Storage | None:
         """Where the state of the query is durable."""
-        if not isinstance(self._checkpoint, str):
-            return self._checkpoint
-        root = stream.checkpoint
+        storage = None if isinstance(self._checkpoint, str) else self._checkpoint
+        root = stream.checkpoint if isinstance(self._checkpoint, str) else None
         if root is not None:
-            return open_storage(f"{root.rstrip('/')}/{OWN_FOLDER}")
+            storage = open_storage(f"{root.rstrip('/')}/{OWN_FOLDER}")
+        if storage is not None and stream.asynchronous:
+            raise EngineError(
+                f"query {name} ({query_id}): with asyncProgressTrackingEnabled Spark may ask for a batch before the one"
+                " before it is committed, so its state cannot be durable: turn that off, or keep the state in memory"
+                " with checkpoint=None",
+                query=query_id,
+            )
+        if storage is not None or not isinstance(self._checkpoint, str):
+            return storage
         if self._engine._queries.get(query_id) is None and query_id != self._direct:
             log.warning(
                 "query %s has no checkpointLocation: its state lives only as long as this engine and its workers", name

@@ -41,6 +41,11 @@ class Stream:
             return None
         return self._facts.checkpoint_root()
 
+    @property
+    def asynchronous(self) -> bool:
+        """Whether Spark is known to ask for batches before those before them are committed."""
+        return self._facts is not None and self._facts.asynchronous() is True
+
     def clock_ms(self, batch_id: int) -> int:
         """Processing time of a batch, milliseconds since 1970."""
         if self._clock[0] != batch_id:

@@ -22,9 +22,10 @@ impl Query {
             return self.fail(error, view);
         }
         if self.program.durable && committed != epoch.checked_sub(1) {
+            let last = committed.map_or_else(|| "is empty".to_owned(), |last| format!("ends with batch {last}"));
             let reason = format!(
-                "batch {epoch} is asked for while Spark's commit log ends with {committed:?}: with asynchronous progress \
-                 tracking state cannot be durable; turn one of them off"
+                "batch {epoch} is asked for while Spark's commit log {last}: it was changed by hand, or written behind the \
+                 batches (asyncProgressTrackingEnabled), where state cannot be durable; put it back, or turn that off"
             );
             return self.fail(EngineError::Refused(reason), view);
         }
