@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 from pathlib import Path
 from typing import Any
@@ -20,9 +21,17 @@ class Runs:
 
     def __init__(self, cluster: Any, folder: Path) -> None:
         self.cluster, self.folder = cluster, folder
+        self.inputs = folder / "in"
         self.kept = Kept()
         self.batches = 0
         self.function: Any = None
+
+    def copy(self, folder: Path) -> Runs:
+        """The same Spark query, over the same files, with a checkpoint of its own."""
+        shutil.copytree(self.check, folder / "check")
+        copy = Runs(self.cluster, folder)
+        copy.inputs, copy.batches = self.inputs, self.batches
+        return copy
 
     @property
     def check(self) -> Path:
@@ -36,13 +45,13 @@ class Runs:
 
     def add(self, batches: int = 1) -> None:
         for _ in range(batches):
-            write(self.cluster, self.folder / "in", self.batches, numbers(self.cluster, self.batches))
+            write(self.cluster, self.inputs, self.batches, numbers(self.cluster, self.batches))
             self.batches += 1
 
     def start(self, engine: pk.Engine, flow: pk.Flow = COUNTS, sink: Any = None, **options: Any) -> Any:
         """Take what is there, a file a batch, then end."""
         self.function = engine.foreach_batch(flow, sink or self.kept, **options)
-        return stream(self.cluster, self.folder / "in", SCHEMA, self.function, self.check)
+        return stream(self.cluster, self.inputs, SCHEMA, self.function, self.check)
 
     def run(self, engine: pk.Engine, flow: pk.Flow = COUNTS, sink: Any = None, **options: Any) -> None:
         self.start(engine, flow, sink, **options).awaitTermination(120)
@@ -50,7 +59,7 @@ class Runs:
     def rest(self, engine: pk.Engine, flow: pk.Flow = COUNTS, sink: Any = None, **options: Any) -> Any:
         """Take what is there, then wait for more."""
         self.function = engine.foreach_batch(flow, sink or self.kept, **options)
-        read = self.cluster.readStream.schema(SCHEMA).option("maxFilesPerTrigger", 1).parquet(str(self.folder / "in"))
+        read = self.cluster.readStream.schema(SCHEMA).option("maxFilesPerTrigger", 1).parquet(str(self.inputs))
         query = read.writeStream.option("checkpointLocation", str(self.check)).foreachBatch(self.function).start()
         query.processAllAvailable()
         return query

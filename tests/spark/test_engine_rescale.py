@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 import penstock as pk
+from durable_support import Runs
 from engine_support import COUNTS, Gate, Kept, counted, in_thread, numbers, state, wait_for, write
 from penstock.errors import ConfigError, EngineError, SlotsError
 
@@ -64,6 +65,54 @@ def test_one_two_four_two_one_while_batches_come(wide: Any) -> None:
         run()
         assert state(kept) == counted(batches)
         assert sum(n for n, _ in state(kept).values()) == 600 * batches
+
+
+def test_one_two_four_two_one_of_a_stream_under_load(wide: Any, tmp_path: Path) -> None:
+    """Batches come one after the other; state is durable, and what is written is of all members at that batch."""
+    runs, stop = Runs(wide, tmp_path), threading.Event()
+    runs.add()
+
+    def load() -> None:
+        while not stop.is_set():
+            # Spark lists the folder for each batch: not many more than it takes.
+            wait_for(lambda: stop.is_set() or len(runs.kept.batches) >= runs.batches - 1, what="a batch was taken")
+            runs.add()
+
+    with pk.Engine(wide, workers=1, name="loaded", bits=4) as engine:
+        query = runs.rest(engine)
+        with in_thread(load) as loaded:
+            try:
+                for workers in (2, 4, 2, 1):
+                    before = len(runs.kept.batches)
+                    assert engine.rescale(workers).wait(60) == workers
+                    wait_for(lambda more=before: len(runs.kept.batches) > more, what="batches go on")
+                    shares = Counter(engine.owners(query.id)[0])
+                    assert sorted(shares) == list(range(workers)) and set(shares.values()) == {16 // workers}
+            finally:
+                stop.set()
+            loaded(60)
+        query.processAllAvailable()
+        query.stop()
+    assert sorted(runs.kept.batches) == list(range(runs.batches))
+    for batch, table in runs.kept.batches.items():
+        assert {row["k"]: (row["n"], row["total"]) for row in table.to_pylist()} == counted(batch + 1), batch
+    kept = {row["k"]: (row["n"], row["total"]) for row in pk.state.read(runs.check).to_pylist()}
+    assert kept == counted(runs.batches)
+
+
+def test_one_checkpoint_is_restored_on_any_number_of_workers(wide: Any, tmp_path: Path) -> None:
+    runs = Runs(wide, tmp_path)
+    runs.add(2)
+    with pk.Engine(wide, workers=2, threads=2, bits=4) as engine:
+        runs.run(engine)
+    runs.add(2)
+    for workers in (1, 2, 3, 5):
+        copy = runs.copy(tmp_path / str(workers))
+        with pk.Engine(wide, workers=workers, bits=workers) as engine:
+            copy.run(engine)
+            owners = engine.owners(copy.function.query_id)[0]
+        assert state(copy.kept) == counted(4) and sorted(copy.kept.batches) == [2, 3], f"{workers} workers"
+        assert len(owners) == 2**workers and set(owners) == set(range(min(workers, len(owners))))
 
 
 def rested(spark: Any, folder: Path, function: Any) -> Any:
