@@ -1,0 +1,311 @@
+"""Checkpoints that an engine must not go on from, and stores that do not work: one error each, with what to do."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import struct
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import penstock as pk
+from durable_support import Runs, only
+from engine_support import COUNTS, Kept, counted, numbers, state
+from penstock.errors import EngineError, StateLost, StorageError
+
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(240)]
+
+
+@pytest.fixture(scope="module")
+def engine(cluster: Any) -> Iterator[pk.Engine]:
+    with pk.Engine(cluster, workers=1, bits=2, name="strict") as engine:
+        yield engine
+
+
+@pytest.fixture
+def runs(cluster: Any, tmp_path: Path) -> Runs:
+    return Runs(cluster, tmp_path)
+
+
+# A checkpoint of three batches, and what happens to it before a fourth
+
+
+@pytest.fixture(scope="module")
+def original(cluster: Any, engine: pk.Engine, tmp_path_factory: pytest.TempPathFactory) -> Runs:
+    runs = Runs(cluster, tmp_path_factory.mktemp("original"))
+    runs.add(3)
+    runs.run(engine)
+    engine.drop(runs.function.query_id)
+    runs.add()
+    return runs
+
+
+def newest(folder: Path, kind: str) -> Path:
+    """Of batch 2."""
+    return only(folder, f"manifest-{2:020}-*") if kind == "manifest" else only(folder, f"data-*-{2:020}-*")
+
+
+def rewrite(path: Path, change: Callable[[bytes], bytes]) -> None:
+    path.write_bytes(change(path.read_bytes()))
+
+
+def newer(content: bytes) -> bytes:
+    return content[:8] + struct.pack("<H", 9) + content[10:]
+
+
+def flipped(content: bytes) -> bytes:
+    return content[:40] + bytes([content[40] ^ 1]) + content[41:]
+
+
+def no_manifests(folder: Path) -> None:
+    for path in folder.glob("manifest-*"):
+        path.unlink()
+
+
+DAMAGES: dict[str, tuple[Callable[[Path], Any], type[EngineError], str]] = {
+    "a newer manifest": (
+        lambda folder: rewrite(newest(folder, "manifest"), newer),
+        StorageError,
+        r"manifest-0+2-\S+ has version 9; this release reads up to 1: use the release that wrote it, or a later one$",
+    ),
+    "a newer data file": (
+        lambda folder: rewrite(newest(folder, "data"), newer),
+        StorageError,
+        r"data-\S+ has version 9; this release reads up to \d: use the release that wrote it, or a later one$",
+    ),
+    "a torn manifest": (
+        lambda folder: rewrite(newest(folder, "manifest"), lambda content: content[:-40]),
+        StorageError,
+        r"manifest-0+2-\S+ has \d+ bytes where it says \d+: put back the file",
+    ),
+    "a changed manifest": (
+        lambda folder: rewrite(newest(folder, "manifest"), flipped),
+        StorageError,
+        r"manifest-0+2-\S+ has checksum \w+ where it says \w+: put back the file",
+    ),
+    "a changed data file": (
+        lambda folder: rewrite(newest(folder, "data"), flipped),
+        StorageError,
+        r"data-\S+ has checksum .*: put back the file",
+    ),
+    "a torn data file": (
+        lambda folder: rewrite(newest(folder, "data"), lambda content: content[:-1]),
+        StorageError,
+        r"data-\S+ .*: put back the file",
+    ),
+    "no data file": (
+        lambda folder: newest(folder, "data").unlink(),
+        StorageError,
+        r"data-\S+ is not in the checkpoint, of which it is a part: put back the file",
+    ),
+    "not the last manifest": (
+        lambda folder: newest(folder, "manifest").unlink(),
+        StateLost,
+        r"batch 3 is asked for, but the checkpoint has no state of batch 2; the newest that it has is of batch 1: put "
+        r"back the manifest of batch 2, or start a new query from batch 0 \(a new checkpoint\)$",
+    ),
+    "no manifest": (
+        no_manifests,
+        StateLost,
+        r"batch 3 is asked for, but the checkpoint has no state of batch 2, nor of any other batch: put back the",
+    ),
+    "nothing": (shutil.rmtree, StateLost, r"no state of batch 2, nor of any other batch: put back the"),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_a_damaged_checkpoint_is_refused_and_goes_on_when_mended(
+    engine: pk.Engine, original: Runs, tmp_path: Path, damage: str
+) -> None:
+    breaks, kind, text = DAMAGES[damage]
+    copy = original.copy(tmp_path)
+    breaks(copy.files)
+    try:
+        error = copy.fails(engine)
+        assert type(error) is kind
+        assert f"checkpoint {copy.files.as_uri().replace('///', '/')}: " in str(error)
+        with pytest.raises(kind, match=text):
+            raise error
+        assert not copy.kept.batches, "refused before the first row"
+        if damage in ("a newer data file", "not the last manifest"):
+            for path in original.files.iterdir():
+                shutil.copyfile(path, copy.files / path.name)
+            copy.run(engine)
+            assert state(copy.kept) == counted(4)
+    finally:
+        engine.drop(copy.function.query_id)
+
+
+# Whose it is
+
+
+def test_the_checkpoint_of_another_query(cluster: Any, engine: pk.Engine, tmp_path: Path) -> None:
+    place = f"file:{tmp_path}/state"
+    one, other = (Runs(cluster, tmp_path / name) for name in ("one", "other"))
+    for runs in (one, other):
+        runs.folder.mkdir()
+        runs.add(2)
+    one.run(engine, checkpoint=place)
+    error = other.fails(engine, checkpoint=place)
+    assert f"the state of query {one.function.query_id} (" in str(error), "the engine knows"
+    assert f"give query {other.function.query_id} a checkpoint of its own" in str(error)
+    engine.drop(one.function.query_id)
+    error = other.fails(engine, checkpoint=place)
+    assert type(error) is EngineError and not other.kept.batches
+    assert f"holds the state of query {one.function.query_id}, not of {other.function.query_id}: " in str(error)
+    assert "give each query a checkpoint= of its own" in str(error)
+    engine.drop(other.function.query_id)
+    one.add()
+    one.run(engine, checkpoint=place)
+    assert state(one.kept) == counted(3) and not one.files.exists()
+
+
+def test_another_flow(engine: pk.Engine, runs: Runs) -> None:
+    runs.add(2)
+    runs.run(engine)
+    engine.drop(runs.function.query_id)
+    runs.add()
+    error = runs.fails(engine, pk.Flow("k bigint, v bigint").key_by("k").agg(n=pk.count(), total=pk.min("v")))
+    for named in ("sum(Int64)", "min(Int64)"):
+        assert named in str(error)
+    assert sorted(runs.kept.batches) == [0, 1]
+    runs.run(engine)
+    assert state(runs.kept) == counted(3)
+
+
+def test_two_engines(cluster: Any, engine: pk.Engine, runs: Runs) -> None:
+    def fails(df: Any, batch_id: int) -> None:
+        raise OSError("not now")
+
+    runs.add(2)
+    runs.run(engine)
+    runs.add()
+    with pk.Engine(cluster, workers=1, bits=2, name="second") as second:
+        error = runs.fails(second)
+        assert type(error) is EngineError
+        assert "end it first, or take over with takeover=True" in str(error)
+    with pk.Engine(cluster, workers=1, bits=2, name="third", takeover=True) as third:
+        # It has the claim; its sink fails, so that the first engine is asked for the batch that it expects.
+        assert isinstance(runs.fails(third, sink=fails), OSError)
+        error = runs.fails(engine)
+        assert type(error) is EngineError and "claim 2 has taken the checkpoint over from claim 1: " in str(error)
+        assert "another engine serves the query, which goes on there" in str(error)
+        assert sorted(runs.kept.batches) == [0, 1], "the sink of a fenced engine is not called"
+        assert "end it first" in str(runs.fails(engine))
+        runs.run(third)
+        assert state(runs.kept) == counted(3)
+    # That engine has ended, so the first may come back.
+    runs.add()
+    runs.run(engine)
+    assert state(runs.kept) == counted(4)
+
+
+def test_a_checkpoint_that_is_deleted_under_a_running_query(engine: pk.Engine, runs: Runs) -> None:
+    def sink(df: Any, batch_id: int) -> None:
+        runs.kept(df, batch_id)
+        if batch_id == 1:
+            shutil.rmtree(runs.files)
+
+    runs.add(3)
+    error = runs.fails(engine, sink=sink)
+    assert type(error) is StateLost or type(error) is EngineError
+    assert "claim 1 of this engine is gone from the checkpoint" in str(error)
+
+
+def test_asynchronous_progress(cluster: Any, engine: pk.Engine, runs: Runs) -> None:
+    """Spark itself allows it to few sinks."""
+    runs.add(2)
+    runs.function = engine.foreach_batch(COUNTS, runs.kept)
+    read = cluster.readStream.schema("k bigint, v bigint").option("maxFilesPerTrigger", 1)
+    writer = read.parquet(str(runs.folder / "in")).writeStream.option("checkpointLocation", str(runs.check))
+    writer = writer.option("asyncProgressTrackingEnabled", "true").foreachBatch(runs.function)
+    with pytest.raises(Exception, match="does not support async progress tracking"):
+        writer.start().processAllAvailable()
+    writer = writer.option("_asyncProgressTrackingOverrideSinkSupportCheck", "true")
+    query = writer.start()
+    try:
+        with pytest.raises(Exception, match="asyncProgressTrackingEnabled"):
+            query.processAllAvailable()
+    finally:
+        query.stop()
+    error = runs.function.error
+    assert type(error) is EngineError and "or keep the state in memory with checkpoint=None" in str(error)
+
+
+# A store that does not work
+
+
+def test_a_store_that_cannot_be_reached(engine: pk.Engine, runs: Runs) -> None:
+    runs.add()
+    error = runs.fails(engine, checkpoint="file:/proc/nowhere/state")
+    assert isinstance(error, StorageError) and not runs.kept.batches
+    assert "checkpoint file:/proc/nowhere/state: " in str(error)
+    assert "failed 5 times" in str(error) and "nothing is lost, the batch can be asked for again" in str(error)
+
+
+def test_a_store_that_is_gone_while_a_batch_runs(engine: pk.Engine, runs: Runs) -> None:
+    """What was computed is kept: the batch is told again when the store is back."""
+    away = runs.folder / "away"
+
+    def sink(df: Any, batch_id: int) -> None:
+        runs.kept(df, batch_id)
+        if batch_id == 1:
+            runs.files.rename(away)
+            runs.files.touch()  # no folder can be made there
+
+    runs.add(3)
+    error = runs.fails(engine, sink=sink)
+    assert isinstance(error, StorageError) and "failed 5 times" in str(error)
+    runs.files.unlink()
+    away.rename(runs.files)
+    runs.run(engine)
+    assert state(runs.kept) == counted(3)
+
+
+def test_members_that_find_another_folder_there(engine: pk.Engine, runs: Runs) -> None:
+    """As on executors of several machines whose folder is no shared one."""
+    here, there = str(runs.files), str(runs.folder / "disk of another machine")
+
+    def apart(rows: int | None, k: int, v: int) -> Any:
+        from penstock import _storage
+
+        folder: Any = _storage._Folder
+        if folder.__init__.__name__ != "elsewhere":
+            original = folder.__init__
+
+            def elsewhere(self: Any, url: str, path: Path) -> None:
+                original(self, url, Path(str(path).replace(here, there)))
+
+            folder.__init__ = elsewhere
+        return (rows or 0) + 1, (k, v)
+
+    runs.add()
+    flow = pk.Flow("k bigint, v bigint").key_by("k").stateful_map(apart, schema="k bigint, v bigint")
+    engine.foreach_batch(flow, Kept(), name="patched")(numbers(runs.cluster, 0), 0)
+    error = runs.fails(engine)
+    assert isinstance(error, EngineError) and "member 1 does not see it" in str(error)
+    assert "claim-" in str(error) and "give one that all hosts share" in str(error) and not runs.kept.batches
+    assert not list(runs.files.glob("manifest-*"))
+
+
+# Without a stream
+
+
+def test_batches_by_hand(cluster: Any, engine: pk.Engine, tmp_path: Path) -> None:
+    kept, place = Kept(), f"file:{tmp_path}/state"
+    function = engine.foreach_batch(COUNTS, kept, checkpoint=place, name="by hand")
+    for batch in range(2):
+        function(numbers(cluster, batch), batch)
+    assert len(list((tmp_path / "state").glob("manifest-*"))) >= 2
+    victim = engine.members()[0]
+    os.kill(victim.pid, 9)
+    function(numbers(cluster, 2), 2)
+    assert state(kept) == counted(3)
+    # Another function is another query.
+    engine.drop("by hand")
+    other = engine.foreach_batch(COUNTS, kept, checkpoint=place, name="another")
+    with pytest.raises(EngineError, match=r"holds the state of query direct-.* not of direct-"):
+        other(numbers(cluster, 0), 0)
