@@ -26,7 +26,7 @@ endif
 release: SETUP = --profile release
 release: setup ## setup with a fully optimised native module, as wheels have it (some ten minutes on two cores)
 
-run: setup ## the main job: a streaming query whose keyed state moves while it runs (about a minute)
+run: setup ## the main job: queries whose state moves, that lose a worker, grow and shrink (about a minute)
 	@$(BIN)/penstock demo $(ARGS)
 
 test: setup lint test-rust test-python test-wheel ## everything that has to pass

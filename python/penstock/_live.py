@@ -1,8 +1,8 @@
-"""A view of a run while it runs: rows per second, epoch latency, load per worker, migrations.
+"""A view of a run while it runs: rows per second, epoch latency, load per worker, migrations, workers that come and go.
 
 The view asks a function for a `Snapshot` a few times a second and draws it. On a terminal it redraws in place what has
 begun. Anywhere else (a pipe, a log, continuous integration) it prints a plain line where something is new: at each new
-phase, for each migration that ends (and that begins, if it takes long), and every few seconds the figures if they have
+phase, for each move that ends (and that begins, if it takes long), and every few seconds the figures if they have
 changed, with the workers' load only where bins have moved. The function runs in the view's own thread; when it raises,
 the view keeps what it showed last and raises the error when it is left.
 """
@@ -28,7 +28,7 @@ from penstock.report._timeline import duration_text, size_text
 __all__ = ["LiveView", "Move", "Snapshot", "WorkerLoad"]
 
 _REDRAWS_PER_SECOND = 4
-#: Seconds after which a migration under way is told in a plain line.
+#: Seconds after which a move under way is told in a plain line.
 _LONG_S = 2.0
 _BLOCKS = "▁▂▃▄▅▆▇█"
 
@@ -46,7 +46,10 @@ class WorkerLoad:
 
 @dataclass(frozen=True, slots=True)
 class Move:
-    """A migration as the view shows it. ``what`` says in words what moves where."""
+    """A migration as the view shows it, or a change of the workers. ``what`` says in words what moves where.
+
+    ``kind`` is what it is called; ``strategy`` may be empty, and bins and bytes 0 where none moved.
+    """
 
     what: str
     strategy: str
@@ -54,6 +57,7 @@ class Move:
     bins: int = 0
     bytes: int = 0
     seconds: float = 0.0
+    kind: str = "migration"
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,7 +159,7 @@ class LiveView:
             told = self._told.get((index, move.what), "planned")
             if move.state != told and (move.state == "done" or move.seconds >= _LONG_S):
                 self._told[(index, move.what)] = move.state
-                self._print(current, f"migration {_move_text(move)}")
+                self._print(current, _move_text(move))
         if figures:
             self._tell(current)
 
@@ -267,7 +271,7 @@ def _workers(snapshot: Snapshot, width: int) -> Table:
 
 def _moves(moves: Sequence[Move]) -> Table:
     table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False)
-    for name in ("migration", "strategy"):
+    for name in ("move", "strategy"):
         table.add_column(name, no_wrap=True)
     for name, least in (("bins", 3), ("bytes", 6), ("took", 6)):
         table.add_column(name, justify="right", no_wrap=True, min_width=least)
@@ -276,10 +280,10 @@ def _moves(moves: Sequence[Move]) -> Table:
     for move in moves:
         done = move.state == "done"
         table.add_row(
-            move.what,
+            move.what if move.kind == "migration" else f"{move.kind} {move.what}",
             move.strategy,
-            f"{move.bins:,}" if done else "",
-            size_text(move.bytes) if done else "",
+            f"{move.bins:,}" if done and move.bins else "",
+            size_text(move.bytes) if done and move.bytes else "",
             duration_text(move.seconds),
             move.state,
             style=styles[move.state],
@@ -288,7 +292,9 @@ def _moves(moves: Sequence[Move]) -> Table:
 
 
 def _move_text(move: Move) -> str:
-    if move.state == "done":
-        figures = f"{move.bins} bins, {size_text(move.bytes)} in {duration_text(move.seconds)}"
-        return f"{move.what}, {move.strategy}: done, {figures}"
-    return f"{move.what}, {move.strategy}: {move.state}"
+    what = ", ".join(part for part in (f"{move.kind} {move.what}", move.strategy) if part)
+    if move.state != "done":
+        return f"{what}: {move.state}"
+    moved = [f"{move.bins} bins"] if move.bins else []
+    moved += [size_text(move.bytes)] if move.bytes else []
+    return f"{what}: done, {', '.join(moved)}{' in' if moved else 'after'} {duration_text(move.seconds)}"

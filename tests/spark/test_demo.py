@@ -80,8 +80,15 @@ def test_the_demo_moves_state_and_its_output_is_right(tmp_path: Path) -> None:
         output, _ = process.communicate(timeout=380)
     assert process.returncode == 0, output
     lines = output.splitlines()
-    assert sum("migration" in line and ": done" in line for line in lines) == 4
-    for what in ("hot items", "what bidders bid", "moves without a restart"):
+    done = [line.split("] ")[1].split(" ")[0] for line in lines if ": done" in line]
+    assert done == ["migration", "migration", "kill", "rescale", "rescale"]
+    for what in (
+        "hot items",
+        "what bidders bid",
+        "moves without a restart",
+        "a killed worker costs no query",
+        "more and fewer workers while it runs",
+    ):
         assert any(line.startswith(f"{what}: holds.") for line in lines), output
     nothing_left(tmp_path, mark)
 
@@ -89,10 +96,14 @@ def test_the_demo_moves_state_and_its_output_is_right(tmp_path: Path) -> None:
     assert sorted(path.name for path in out.iterdir()) == ["report.html", "timeline.json", "timeline.png"]
     timeline = Timeline.from_json((out / "timeline.json").read_text())
     assert [m.strategy for m in sorted(timeline.migrations, key=lambda m: m.started)] == (
-        ["all-at-once"] * 4 + ["batched"] * 4
+        ["all-at-once"] * 2 + ["batched"] * 2
     )
     assert {m.bins for m in timeline.migrations} == {128}
-    assert {w.worker for w in timeline.workers} == {0, 1}
+    assert {w.worker for w in timeline.workers} == {0, 1, 2}
+    changes = sorted(timeline.changes, key=lambda c: c.started)
+    assert [(c.kind, c.before, c.after) for c in changes] == [("lost", 2, 2), ("rescale", 2, 3), ("rescale", 3, 2)]
+    assert all(0 < c.ended - c.started < 60 for c in changes) and all(c.bins for c in changes[1:])
+    assert timeline.hit(changes[0]) is not None
     assert timeline.slices
     whole = [e for e in timeline.epochs if e.rows]
     assert whole and all(e.feed_s > 0 and e.run_s > 0 and e.serve_s > 0 for e in whole)
@@ -100,7 +111,7 @@ def test_the_demo_moves_state_and_its_output_is_right(tmp_path: Path) -> None:
     assert sum(e.spark_s > 0 for e in whole) > len(whole) / 2
     page = (out / "report.html").read_text()
     assert "FAILS" not in page and "of keyed state moved to another worker while rows passed" in page
-    assert "<svg" in page
+    assert "<svg" in page and "Workers that died: 1" in page and "went from 2 to 3, then from 3 to 2" in page
     width, height = struct.unpack(">II", (out / "timeline.png").read_bytes()[16:24])
     assert width > height > 500
 

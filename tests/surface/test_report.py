@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.report import Epoch, Migration, Slice, Timeline, WorkerSample
+from penstock.report import Change, Epoch, Migration, Slice, Timeline, WorkerSample
 from penstock.report._html import Check, page, save_page
 from penstock.report._timeline import duration_text, joined, per_worker, quantiles, size_text
 
@@ -31,6 +31,16 @@ def sample() -> Timeline:
     for index in range(5):
         timeline.epochs.append(Epoch(index, T0 + 2 * index, 0.5, 200, "q"))
     timeline.migrations.append(Migration(T0 + 3.9, T0 + 6.0, "batched", 64, 4096, 4, "q"))
+    return timeline
+
+
+def changed() -> Timeline:
+    """The same, with a worker that dies and one that comes."""
+    timeline = sample()
+    timeline.changes += [
+        Change(T0 + 7.0, T0 + 8.2, "lost", 2, 2),
+        Change(T0 + 8.6, T0 + 9.0, "rescale", 2, 3, 170),
+    ]
     return timeline
 
 
@@ -58,10 +68,22 @@ def test_an_empty_slice_is_seen() -> None:
 
 def test_latency_separates_resting_from_migrating() -> None:
     latency = sample().latency_ns((0.5, 1.0))
-    assert latency == {"resting": [1_000_000, 1_000_000], "migrating": [100_000_000, 100_000_000]}
+    assert latency == {"resting": [1_000_000, 1_000_000], "migrating": [100_000_000, 100_000_000], "changing": []}
     timeline = sample()
     timeline.migrations.clear()
     assert timeline.latency_ns()["migrating"] == []
+
+
+def test_workers_that_come_and_go_are_neither_resting_nor_migrating() -> None:
+    timeline = sample()
+    timeline.changes.append(Change(T0 + 4.1, T0 + 8.2, "lost", 2, 2))
+    latency = timeline.latency_ns((0.0, 1.0))
+    assert latency["changing"] == [1_000_000, 100_000_000]
+    assert timeline.epoch_seconds("q") == {"resting": [0.5, 0.5], "migrating": [], "changing": [0.5, 0.5, 0.5]}
+    timeline.epochs.append(Epoch(9, T0 + 8.1, 3.0, 10, "other"))
+    hit = timeline.hit(timeline.changes[0])
+    assert hit is not None and hit.epoch == 9
+    assert timeline.hit(Change(T0 + 20, T0 + 21, "lost", 2, 2)) is None
 
 
 def test_windows_cover_every_slice_once_and_know_the_migration() -> None:
@@ -78,6 +100,12 @@ def test_workers_add_up_over_queries_at_equal_moments() -> None:
     summed = per_worker(both)
     assert [(s.bins, s.keys, s.state_bytes, s.rows) for s in summed[0]] == [(2, 4, 6, 8)]
     assert len(summed[1]) == 1
+
+
+def test_rows_of_a_query_that_begins_again_are_not_counted_twice() -> None:
+    samples = [WorkerSample(T0 + at, 0, 1, 1, 1, 10 * (at + 1), "a") for at in range(4)]
+    samples += [WorkerSample(T0 + at, 0, 1, 1, 1, 100 + at, "b") for at in (0, 3)]
+    assert [s.rows for s in per_worker(samples)[0]] == [110, 120, 130, 143]
 
 
 def test_one_move_of_two_queries_is_one_migration_in_the_picture() -> None:
@@ -107,8 +135,12 @@ def test_a_part_of_a_run_begins_at_its_moment() -> None:
 
 
 def test_json_keeps_everything() -> None:
-    timeline = sample()
+    timeline = changed()
     assert Timeline.from_json(timeline.to_json()) == timeline
+    # Those of earlier releases have no changes.
+    older = json.loads(timeline.to_json())
+    del older["changes"]
+    assert Timeline.from_json(json.dumps(older)) == sample()
 
 
 @pytest.mark.parametrize(
@@ -174,7 +206,7 @@ class _Page(html.parser.HTMLParser):
 
 def test_the_page_is_whole_and_fetches_nothing(tmp_path: Path) -> None:
     checks = [Check("counts", True, "10 = 10"), Check("<hot>", False, "a & b")]
-    save_page(sample(), tmp_path / "report.html", checks=checks)
+    save_page(changed(), tmp_path / "report.html", checks=checks)
     text = (tmp_path / "report.html").read_text(encoding="utf-8")
     parsed = _Page()
     parsed.feed(text)
@@ -190,6 +222,9 @@ def test_the_page_is_whole_and_fetches_nothing(tmp_path: Path) -> None:
         "to another worker while rows",
         "batched",
         "64 bins",
+        "Workers that died: 1; the batch that was hit took 500 ms.",
+        "The number of workers went from 2 to 3.",
+        "from 2 to 3 workers",
     ):
         assert expected in shown
 
@@ -213,6 +248,12 @@ def test_the_picture_is_a_png_of_the_whole_run(tmp_path: Path) -> None:
     assert latency.get_yscale() == "log"
     assert [text.get_text().splitlines()[0] for text in latency.texts] == ["batched"]
     assert figure.axes[-1].get_xlim()[1] == pytest.approx(9.9, abs=0.2)
+    named = [text.get_text().splitlines() for text in draw(changed()).axes[0].texts]
+    assert named == [
+        ["batched", "64 bins, 4.1 kB", "2.1 s, 4 steps"],
+        ["a worker died", "replaced in 1.2 s", "batch hit: 500 ms"],
+        ["2 → 3 workers", "170 bins", "400 ms"],
+    ]
     save_png(sample(), tmp_path / "run.png")
     content = (tmp_path / "run.png").read_bytes()
     assert content.startswith(b"\x89PNG\r\n")

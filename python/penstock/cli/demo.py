@@ -25,11 +25,11 @@ def demo(
     ] = Path("out"),
     plain: Annotated[bool, typer.Option(help="Plain lines instead of the live view.")] = False,
 ) -> None:
-    """Run a streaming query whose keyed state moves between two workers while it runs.
+    """Run streaming queries that move their keyed state, lose a worker, grow and shrink while they run.
 
     Spark Structured Streaming over NEXMark bids computes hot items, and what each of a million bidders has bid,
-    against two resident worker processes. Half of the keyed state moves to the other worker and back,
-    all-at-once and then batched. At the end the output is compared with an independent computation.
+    against two resident worker processes. Half of the keyed state moves to the other worker and back; a worker is
+    killed and replaced; a third one comes and goes. At the end the output is compared with an independent computation.
     """
     from penstock.demo import DemoConfig, main
 

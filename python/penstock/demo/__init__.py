@@ -1,9 +1,11 @@
-"""The demonstration: a streaming query whose keyed state moves between two workers while it runs.
+"""The demonstration: streaming queries that move their keyed state, lose a worker, grow and shrink while they run.
 
 Bids of the NEXMark auction site are generated at a steady rate into Parquet files. Two Spark Structured
 Streaming queries read them through `foreachBatch` into an `Engine` of two resident worker processes: *hot
-items* (the auctions with most bids per sliding window) and *counts* (bids per auction). While they run, half
-of the keyed state of both moves to the other worker and back, first all-at-once, then batched.
+items* (the auctions with most bids per sliding window) and *bidders* (what each of a million has bid). While they
+run, half of the keyed state of both moves to the other worker and back, all-at-once and then batched; a worker is
+killed with SIGKILL, and both queries go on from their durable state by themselves; and the engine goes from two
+workers to three and back.
 
 At the end the output is compared with an independent computation over the same files: no row may be missing,
 wrong or repeated. The run leaves ``report.html``, ``timeline.png`` and ``timeline.json``, and nothing else:

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import os
 import platform
 import shutil
+import signal
 import tempfile
 import threading
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from statistics import median
+from typing import TYPE_CHECKING, Any, Literal
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -24,7 +27,7 @@ from penstock._live import Move, Snapshot, WorkerLoad
 from penstock.demo.expected import compare, compare_tables, expected_bidders, expected_hot_items, latest
 from penstock.demo.feeder import FILES_PER_SECOND, SCHEMA, Feeder
 from penstock.report._html import Check, save_page
-from penstock.report._timeline import Epoch, Timeline, per_worker, quantiles, size_text
+from penstock.report._timeline import Epoch, Timeline, duration_text, per_worker, quantiles, size_text
 from penstock.spark._session.collect import to_table
 from penstock.spark._session.java import ensure_java
 from penstock.spark._session.session import private_session
@@ -34,7 +37,7 @@ if TYPE_CHECKING:
 
 __all__ = ["DemoConfig", "Interrupted", "Job", "Outcome"]
 
-WORKERS = 2
+WORKERS, MOST_WORKERS = 2, 3
 SIZE_MS, EVERY_MS = 10_000, 2_000
 """The window of hot items: ten seconds long, one every two seconds."""
 
@@ -99,12 +102,17 @@ class _Query:
 
 @dataclass(slots=True)
 class _Step:
-    """One planned migration: when in the run, and what the view calls it."""
+    """One planned migration, kill or rescale: when in the run, and what the view calls it.
+
+    ``to`` is the worker to which the bins of worker 0 move, None for back where they were; of a rescale how many
+    workers there are to be.
+    """
 
     at: float
+    kind: Literal["migration", "kill", "rescale"]
     what: str
-    strategy: str
-    away: bool
+    strategy: str = ""
+    to: int | None = None
     started: float = 0.0
     ended: float = 0.0
     bins: int = 0
@@ -128,6 +136,9 @@ class Job:
     _starting: Any = None
     _engine: Any = None
     _lives: set[tuple[Any, ...]] = field(default_factory=set)
+    _same: bool = False
+    _runs: list[str] = field(default_factory=list)
+    _pids: tuple[int, int] = (0, 0)
     _timeline: Timeline = field(default_factory=Timeline)
     _steps: list[_Step] = field(default_factory=list)
 
@@ -154,9 +165,9 @@ class Job:
 
         self._enter("starting Spark")
         java = str(ensure_java())
-        # Two task slots stay with the resident workers, two are for the queries.
+        # Three task slots are for the resident workers, two for the queries.
         settings = {"spark.sql.streaming.numRecentProgressUpdates": "10000"}
-        spark = cleanup.enter_context(private_session(folder, "penstock demo", WORKERS + 2, settings))
+        spark = cleanup.enter_context(private_session(folder, "penstock demo", MOST_WORKERS + 2, settings))
         self._check()
         self._enter("starting the workers")
         engine = pk.Engine(spark, workers=WORKERS, bits=config.bits, name="demo")
@@ -179,13 +190,12 @@ class Job:
         self._stream(engine, queries)
         self._enter("draining the input")
         self._drain(queries)
-        same = self._lives == _lives(engine)
         self._enter("closing the last windows")
         self._finish(engine, queries)
         self._sample(engine)
         measured = self._measured(engine, queries, spark, java)
         self._enter("comparing the output")
-        checks = self._verify(bids, queries, same)
+        checks = self._verify(bids, queries)
         self._enter("writing the report")
         files = _write(measured, checks, config.output)
         self._enter(_DONE)
@@ -194,7 +204,7 @@ class Job:
     # Phases
 
     def _stream(self, engine: Any, queries: Sequence[_Query]) -> None:
-        """Let the queries run, and move the state when it is time; the clock starts when they are warm."""
+        """Let the queries run, and do what is planned when it is time; the clock starts when they are warm."""
         assert self._feeder is not None
         homes: dict[str, list[int]] = {}
         pending = list(self._steps)
@@ -208,11 +218,12 @@ class Job:
                 # All keyed steps of a query have the same owners.
                 homes = {query.name: list(engine.owners(query.handle)[0]) for query in queries}
                 self._lives = _lives(engine)
+                self._runs = [str(query.handle.runId) for query in queries]
                 since, self._streaming_at = time.monotonic(), time.time()
                 self._streaming_since = since
                 self._enter("streaming")
             if homes and pending and time.monotonic() - since >= pending[0].at:
-                self._migrate(engine, queries, pending.pop(0), homes)
+                self._take(pending.pop(0), engine, queries, homes)
             self.stop.wait(1 / _SAMPLES_PER_SECOND)
         self._feeder.stop()
 
@@ -227,27 +238,64 @@ class Job:
         epochs = self._timeline.epochs
         return all(sum(e.rows for e in epochs if e.query == query.name) >= bids for query in queries)
 
-    def _migrate(self, engine: Any, queries: Sequence[_Query], step: _Step, homes: Mapping[str, list[int]]) -> None:
-        """Move the bins of worker 0 of every query to worker 1, or back to where they were."""
+    def _take(self, step: _Step, engine: Any, queries: Sequence[_Query], homes: Mapping[str, list[int]]) -> None:
+        """Do what is planned, and wait for its end while the queries run."""
+        if step.kind == "kill":
+            self._same = self._lives == _lives(engine)
         step.started = time.monotonic()
         step.state = "moving"
-        handles = []
-        for query in queries:
-            target = [1] * len(homes[query.name]) if step.away else homes[query.name]
-            handles.append(engine.migrate(to=target, strategy=step.strategy, query=query.handle))
+        if step.kind == "migration":
+            self._migrate(engine, queries, step, homes)
+        elif step.kind == "kill":
+            self._kill(engine, queries, step)
+        else:
+            self._rescale(engine, queries, step)
+        step.ended = time.monotonic()
+        step.state = "done"
+
+    def _until(self, engine: Any, queries: Sequence[_Query], over: Callable[[], bool], what: str) -> None:
         deadline = time.monotonic() + _TIMEOUT_S
-        while not all(handle.done for handle in handles):
+        while not over():
             self._check(queries)
             self._sample(engine)
             if time.monotonic() > deadline:
-                raise TimeoutError(f"a migration took more than {_TIMEOUT_S} s")
+                raise TimeoutError(f"{what} took more than {_TIMEOUT_S} s")
             self.stop.wait(0.05)
+
+    def _migrate(self, engine: Any, queries: Sequence[_Query], step: _Step, homes: Mapping[str, list[int]]) -> None:
+        """Move the bins of worker 0 of every query to another worker, or back to where they were."""
+        handles = []
+        for query in queries:
+            home = homes[query.name]
+            target = home if step.to is None else [step.to] * len(home)
+            handles.append(engine.migrate(to=target, strategy=step.strategy, query=query.handle))
+        self._until(engine, queries, lambda: all(handle.done for handle in handles), "a migration")
         for handle in handles:
             handle.wait(timeout=10)
         step.bins = sum(handle.report.bins for handle in handles)
         step.bytes = sum(handle.report.bytes for handle in handles)
-        step.ended = time.monotonic()
-        step.state = "done"
+
+    def _kill(self, engine: Any, queries: Sequence[_Query], step: _Step) -> None:
+        """Kill a worker process, and wait until another serves and every query has had a batch with it."""
+        gone = engine.members()[-1]
+        step.what = f"-9 of a worker (pid {gone.pid})"
+        os.kill(gone.pid, signal.SIGKILL)
+        self._until(engine, queries, lambda: _replaced(engine, gone) is not None, "replacing a worker")
+        self._pids = gone.pid, _replaced(engine, gone) or 0
+        since = time.time()
+        self._until(engine, queries, lambda: self._all_ran_since(queries, since), "going on after a worker's death")
+
+    def _rescale(self, engine: Any, queries: Sequence[_Query], step: _Step) -> None:
+        """Go to another number of workers."""
+        assert step.to is not None
+        handle = engine.rescale(step.to)
+        self._until(engine, queries, lambda: handle.done, "a rescale")
+        handle.wait(timeout=10)
+        step.bins = handle.progress.moved
+
+    def _all_ran_since(self, queries: Sequence[_Query], since: float) -> bool:
+        ran = {epoch.query for epoch in self._timeline.epochs if epoch.started >= since}
+        return ran >= {query.name for query in queries}
 
     def _drain(self, queries: Sequence[_Query]) -> None:
         """Wait until both queries have taken all that was written, then stop them."""
@@ -275,24 +323,53 @@ class Job:
             query.received[max(query.received, default=-1) + 1] = to_table(rest)
             self._check()
 
-    def _verify(self, folder: Path, queries: Sequence[_Query], same: bool) -> list[Check]:
+    def _verify(self, folder: Path, queries: Sequence[_Query]) -> list[Check]:
         bids = pa.concat_tables([pq.read_table(path) for path in sorted(folder.glob("bids-*.parquet"))])
         hot, bidders = (query.output() for query in queries)
         produced = Counter(zip(*(column.to_pylist() for column in hot.columns), strict=True))
-        done = [step for step in self._steps if step.state == "done"]
-        moved = len(done) == len(self._steps) and all(step.bins and step.bytes for step in done)
+        planned, killed, rescaled = (
+            [step for step in self._steps if step.kind == kind] for kind in ("migration", "kill", "rescale")
+        )
+        done = [step for step in planned if step.state == "done"]
+        moved = len(done) == len(planned) and all(step.bins and step.bytes for step in done)
+        went_on = self._runs == [str(query.handle.runId) for query in queries]
         return [
             compare(expected_hot_items(bids, SIZE_MS, EVERY_MS), produced, "hot items"),
             compare_tables(expected_bidders(bids), latest(bidders, "bidder", "bids"), "what bidders bid"),
             Check(
                 "moves without a restart",
-                moved and same,
-                f"{'' if same else 'a worker or its generation changed; '}"
-                f"{len(done)} of {len(self._steps)} migrations of {len(queries)} queries,"
+                moved and self._same,
+                f"{'' if self._same else 'a worker or its generation changed; '}"
+                f"{len(done)} of {len(planned)} migrations of {len(queries)} queries,"
                 f" {sum(step.bins for step in done):,} bins and {size_text(sum(step.bytes for step in done))}"
                 f" moved while {bids.num_rows:,} bids passed",
             ),
+            Check(
+                "a killed worker costs no query",
+                went_on and all(step.state == "done" for step in killed),
+                f"{'' if went_on else 'a query was started again; '}"
+                f"pid {self._pids[0]} was killed with SIGKILL, pid {self._pids[1]} has its place; {self._cost()}",
+            ),
+            Check(
+                "more and fewer workers while it runs",
+                went_on and all(step.state == "done" and step.bins for step in rescaled),
+                "; ".join(
+                    f"{step.what}: {step.bins:,} bins moved in {duration_text(step.ended - step.started)}"
+                    for step in rescaled
+                ),
+            ),
         ]
+
+    def _cost(self) -> str:
+        """What the death of the worker cost."""
+        lost = next((change for change in self._timeline.changes if change.kind == "lost"), None)
+        hit = None if lost is None else self._timeline.hit(lost)
+        if hit is None:
+            return "no batch ran meanwhile"
+        usual = median(epoch.seconds for epoch in self._timeline.epochs if epoch.query == hit.query)
+        return (
+            f"a batch of {hit.query} took {duration_text(hit.seconds)} then, and {duration_text(usual)} in the median"
+        )
 
     # What it looks like
 
@@ -317,7 +394,7 @@ class Job:
     def _measured(self, engine: Any, queries: Sequence[_Query], spark: SparkSession, java: str) -> Timeline:
         timeline = _converted(engine.timeline()).since(self._streaming_at)
         timeline.epochs = _with_sparks_share(timeline.epochs, {query.name: query.handle for query in queries})
-        timeline.title = f"penstock demo: NEXMark bids, {WORKERS} workers"
+        timeline.title = f"penstock demo: NEXMark bids, {WORKERS} to {MOST_WORKERS} workers"
         timeline.conditions = {
             "input": (
                 f"one bid of each of {self.config.bidders:,} bidders, then {self.config.rate:,} bids/s of random ones"
@@ -360,6 +437,7 @@ class Job:
                 Move(
                     what=step.what,
                     strategy=step.strategy,
+                    kind=step.kind,
                     state=step.state,
                     bins=step.bins,
                     bytes=step.bytes,
@@ -373,16 +451,19 @@ class Job:
 
 
 def _plan(seconds: float) -> list[_Step]:
-    """The four migrations, spread over the run."""
+    """Two migrations, a kill and two rescales, spread over the run."""
     return [
-        _Step(seconds * share, what, strategy, away)
-        for share, what, strategy, away in (
-            (0.20, "half of the state to worker 1", "all-at-once", True),
-            (0.38, "and back", "all-at-once", False),
-            (0.56, "half of the state to worker 1", "batched", True),
-            (0.76, "and back", "batched", False),
-        )
+        _Step(seconds * 0.08, "migration", "half of the state to worker 1", "all-at-once", 1),
+        _Step(seconds * 0.22, "migration", "and back", "batched"),
+        _Step(seconds * 0.36, "kill", "-9 of a worker"),
+        _Step(seconds * 0.58, "rescale", f"from {WORKERS} to {MOST_WORKERS} workers", to=MOST_WORKERS),
+        _Step(seconds * 0.80, "rescale", f"from {MOST_WORKERS} to {WORKERS} workers", to=WORKERS),
     ]
+
+
+def _replaced(engine: Any, gone: Any) -> int | None:
+    """The process that has the place of a member that is gone."""
+    return next((member.pid for member in engine.members() if member.slot == gone.slot and member.id != gone.id), None)
 
 
 def _queries() -> tuple[_Query, _Query]:
@@ -409,6 +490,7 @@ def _converted(timeline: Any) -> Timeline:
         migrations=list(timeline.migrations),
         workers=list(timeline.workers),
         conditions=dict(timeline.conditions),
+        changes=list(timeline.changes),
     )
 
 
@@ -419,9 +501,12 @@ def _ended(epoch: Epoch) -> float:
 def _loads(timeline: Timeline) -> list[WorkerLoad]:
     """Each worker's latest load, all queries together; the rate over the last seconds."""
     horizon = time.time() - 3
+    latest = max((sample.at for sample in timeline.workers), default=0.0)
     loads = []
     for worker, samples in per_worker(timeline.workers).items():
         last = samples[-1]
+        if last.at < latest - 1.5:
+            continue  # it has gone
         first = next((s for s in samples if s.at >= horizon), last)
         span = last.at - first.at
         loads.append(

@@ -4,6 +4,6 @@
 then), ``html.page`` writes a page that needs no other file. Nothing here imports pyspark.
 """
 
-from penstock.report._timeline import Epoch, Migration, Slice, Timeline, Window, WorkerSample
+from penstock.report._timeline import Change, Epoch, Migration, Slice, Timeline, Window, WorkerSample
 
-__all__ = ["Epoch", "Migration", "Slice", "Timeline", "Window", "WorkerSample"]
+__all__ = ["Change", "Epoch", "Migration", "Slice", "Timeline", "Window", "WorkerSample"]

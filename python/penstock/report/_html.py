@@ -27,6 +27,12 @@ class Check:
     detail: str
 
 
+_WHILE = {
+    "resting": "with nothing else running",
+    "migrating": "while a migration ran",
+    "changing": "while workers came or went",
+}
+
 _STYLE = """
 :root { color-scheme: light; }
 * { box-sizing: border-box; }
@@ -74,6 +80,7 @@ def page(timeline: Timeline, *, checks: Sequence[Check] = ()) -> str:
         _picture(timeline),
         _latency(timeline),
         _migrations(timeline),
+        _changes(timeline),
         _workers(timeline),
         _epochs(timeline),
         _conditions(timeline),
@@ -92,17 +99,28 @@ def _lead(timeline: Timeline) -> str:
     query = heaviest(timeline)
     moves = [move for move in timeline.migrations if move.query == query and move.bytes]
     found = timeline.epoch_seconds(query)
-    if not moves or not all(found.values()):
+    if not moves or not found["resting"] or not found["migrating"]:
         return ""
     resting, migrating = (duration_text(median(found[name])) for name in ("resting", "migrating"))
     parts = [e for e in timeline.epochs if e.query == query and e.spark_s > 0]
     whole = sum(e.seconds + e.spark_s for e in parts)
     spark = f" Spark's own work is {sum(e.spark_s for e in parts) / whole:.0%} of that." if parts else ""
     size = size_text(max(move.bytes for move in moves))
+    more = escape(spark + _survived(timeline))
     return (
         f'<p class="lead">{len(moves)} times up to {size} of keyed state moved to another worker while rows passed:'
-        f" a batch took {migrating} in the median while state moved, and {resting} while it rested.{escape(spark)}</p>"
+        f" a batch took {migrating} in the median while state moved, and {resting} while it rested.{more}</p>"
     )
+
+
+def _survived(timeline: Timeline) -> str:
+    """What it cost that workers died, came and went."""
+    lost = [change for change in timeline.changes if change.kind == "lost"]
+    found = [hit.seconds for change in lost if (hit := timeline.hit(change)) is not None]
+    text = f" Workers that died: {len(lost)}" if lost else ""
+    text += f"; the batch that was hit took {duration_text(max(found))}." if found else "." if lost else ""
+    sizes = [f"from {c.before} to {c.after}" for c in timeline.changes if c.kind == "rescale"]
+    return text + (f" The number of workers went {', then '.join(sizes)}." if sizes else "")
 
 
 def _verdict(check: Check) -> str:
@@ -120,6 +138,10 @@ def _tiles(timeline: Timeline) -> str:
     tiles += [("epochs", f"{len(timeline.epochs):,}"), ("migrations", f"{len(joined(timeline.migrations))}")]
     moved = sum(m.bytes for m in timeline.migrations)
     tiles.append(("state moved", size_text(moved)))
+    if lost := sum(change.kind == "lost" for change in timeline.changes):
+        tiles.append(("workers lost", f"{lost}"))
+    if rescales := sum(change.kind == "rescale" for change in timeline.changes):
+        tiles.append(("rescales", f"{rescales}"))
     return '<div class="tiles">{}</div>'.format(
         "".join(f'<div class="tile"><span>{escape(k)}</span><b>{escape(v)}</b></div>' for k, v in tiles)
     )
@@ -140,8 +162,7 @@ def _latency(timeline: Timeline) -> str:
     rows = []
     for name, values in timeline.latency_ns(shares).items():
         if values:
-            count = "while a migration ran" if name == "migrating" else "with none running"
-            rows.append([f"slices {count}", *(duration_text(v / 1e9) for v in values)])
+            rows.append([f"slices {_WHILE[name]}", *(duration_text(v / 1e9) for v in values)])
     for query in sorted({e.query for e in timeline.epochs}):
         seconds = sorted(e.seconds for e in timeline.epochs if e.query == query)
         picked = [seconds[min(int(share * len(seconds)), len(seconds) - 1)] for share in shares]
@@ -164,6 +185,24 @@ def _migrations(timeline: Timeline) -> str:
         for m in timeline.migrations
     ]
     return _table("Migrations", ["strategy", "query", "at", "took", "bins", "bytes", "steps"], rows, text=2)
+
+
+def _changes(timeline: Timeline) -> str:
+    begin = timeline.span[0]
+    rows = []
+    for change in timeline.changes:
+        hit = timeline.hit(change)
+        lost = change.kind == "lost"
+        rows.append(
+            [
+                "a worker was lost and replaced" if lost else f"from {change.before} to {change.after} workers",
+                f"{change.started - begin:.2f} s",
+                duration_text(change.ended - change.started),
+                "" if lost else f"{change.bins:,}",
+                "" if hit is None else duration_text(hit.seconds),
+            ]
+        )
+    return _table("Workers that came and went", ["", "at", "took", "bins", "longest batch meanwhile"], rows)
 
 
 def _workers(timeline: Timeline) -> str:

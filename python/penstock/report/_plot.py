@@ -1,5 +1,5 @@
-"""Draw a timeline: what each batch of its heaviest query took and for what, with the migrations marked; the latency of
-slices on a log axis and the load of the workers below.
+"""Draw a timeline: what each batch of its heaviest query took and for what, with the migrations marked, and the workers
+that came and went; the latency of slices on a log axis and the load of the workers below.
 
 Needs matplotlib (``pip install penstock[report]``), imported when something is drawn. Figures are made
 without pyplot, so drawing works in any thread and beside any other use of matplotlib.
@@ -9,12 +9,14 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Callable
+from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from penstock.report._style import STYLE, TEXT, encode, frame
 from penstock.report._timeline import (
+    Change,
     Epoch,
     Timeline,
     WorkerSample,
@@ -35,6 +37,7 @@ _P50, _P99, _MAX, _EPOCH = "#0072B2", "#D55E00", "#9a9a9a", "#444444"
 _WORKERS = ("#56B4E9", "#E69F00", "#009E73", "#CC79A7", "#0072B2", "#D55E00", "#F0E442", "#999999")
 _STRATEGIES = {"all-at-once": "#CC79A7", "batched": "#009E73", "fluid": "#56B4E9"}
 _OTHER = "#999999"
+_CHANGES = {"lost": "#222222", "rescale": "#0072B2"}
 _PARTS: tuple[tuple[str, str, Callable[[Epoch], float]], ...] = (
     ("Spark: finding input, plans, logs", "#bdbdbd", lambda e: e.spark_s),
     ("feed: rows to the workers", "#56B4E9", lambda e: e.feed_s),
@@ -46,6 +49,8 @@ _RATE_S = 1.0
 """Seconds over which rows per second are taken."""
 _GAP_S = 1.5
 """Lines are not drawn across a longer time without a slice."""
+_SILENT_S = 0.75
+"""A worker of which nothing is heard for longer, while others are heard, holds nothing: it has died or gone."""
 
 
 def draw(timeline: Timeline, *, window_s: float = 0.25) -> Figure:
@@ -77,10 +82,10 @@ def draw(timeline: Timeline, *, window_s: float = 0.25) -> Figure:
         _state(state, samples, begin)
         frame(panels)
         for axes in panels:
-            _spans(axes, timeline, begin)
+            _spans(axes, _marks(timeline), begin)
         state.set_xlim(0, max(end - begin, 1e-3))
         state.set_xlabel("seconds since the start")
-        _labels(panels[0], timeline, begin, end)
+        _labels(panels[0], _marks(timeline), begin, end)
         figure.align_ylabels()
         if timeline.title:
             figure.suptitle(timeline.title, x=0.01, ha="left", fontsize=12, fontweight="bold")
@@ -110,8 +115,13 @@ def _parts(axes: Any, epochs: list[Epoch], begin: float) -> None:
     axes.set_ylabel(f"a batch of {epochs[0].query}" if epochs[0].query else "a batch")
     axes.yaxis.set_major_locator(MaxNLocator(5))
     axes.yaxis.set_major_formatter(FuncFormatter(lambda seconds, _: duration_text(seconds) if seconds else "0"))
-    left = [e.started - e.spark_s - begin for e in epochs]
     width = [max(e.seconds + e.spark_s, 1e-3) for e in epochs]
+    left: list[float] = []
+    for e, wide in zip(epochs, width, strict=True):
+        # What Spark did is before ours but for its commit, which may be the longer part: bars do not overlap.
+        before = left[-1] + width[len(left) - 1] if left else 0.0
+        start = e.started - begin
+        left.append(min(max(start - e.spark_s, before), max(start, before)) if wide else start)
     bottom = [0.0] * len(epochs)
     for label, color, part in _PARTS:
         height = [part(e) for e in epochs]
@@ -212,7 +222,7 @@ def _state(axes: Any, samples: dict[int, list[WorkerSample]], begin: float) -> N
         return
     axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: size_text(value)))
     _stack(axes, [t - begin for t in times], columns, list(samples), step="post")
-    axes.legend(loc="upper left", ncols=8, frameon=False, fontsize=8)
+    axes.legend(loc="lower left", bbox_to_anchor=(0, 0.98), ncols=8, frameon=False, fontsize=8, borderpad=0)
 
 
 def _stack(axes: Any, x: list[float], columns: list[list[float]], workers: list[int], step: str | None = None) -> None:
@@ -241,53 +251,76 @@ def _aligned(samples: dict[int, list[WorkerSample]], value: Any) -> tuple[list[f
         for at in times:
             while position + 1 < len(own) and own[position + 1].at <= at:
                 position += 1
-            column.append(value(own[position]) if position >= 0 else 0.0)
+            heard = position >= 0 and at - own[position].at <= _SILENT_S
+            column.append(value(own[position]) if heard else 0.0)
         columns.append(column)
     return times, columns
 
 
-def _spans(axes: Any, timeline: Timeline, begin: float) -> None:
+@dataclass(frozen=True, slots=True)
+class _Mark:
+    """Something that happened, as it is marked and named."""
+
+    started: float
+    ended: float
+    color: str
+    text: str
+
+
+def _marks(timeline: Timeline) -> list[_Mark]:
+    """Migrations and changes of the workers, in order."""
+    marks = []
     for move in joined(timeline.migrations):
-        color = _STRATEGIES.get(move.strategy, _OTHER)
-        left, right = move.started - begin, move.ended - begin
-        axes.axvspan(left, right, color=color, alpha=0.22, linewidth=0, zorder=0)
-        axes.axvline(left, color=color, linewidth=0.8, alpha=0.9, zorder=1)
-        axes.axvline(right, color=color, linewidth=0.8, alpha=0.9, zorder=1)
+        steps = f", {move.steps} steps" if move.steps > 1 else ""
+        text = f"{move.strategy}\n{move.bins} bins, {size_text(move.bytes)}\n{duration_text(move.ended - move.started)}"
+        marks.append(_Mark(move.started, move.ended, _STRATEGIES.get(move.strategy, _OTHER), text + steps))
+    for change in timeline.changes:
+        color = _CHANGES.get(change.kind, _OTHER)
+        marks.append(_Mark(change.started, change.ended, color, _change_text(change, timeline.hit(change))))
+    return sorted(marks, key=lambda mark: mark.started)
 
 
-def _labels(axes: Any, timeline: Timeline, begin: float, end: float) -> None:
-    """Name each migration above the panel; labels that would overlap go onto further lines."""
+def _change_text(change: Change, hit: Epoch | None) -> str:
+    took = duration_text(change.ended - change.started)
+    if change.kind == "rescale":
+        return f"{change.before} → {change.after} workers\n{change.bins} bins\n{took}"
+    lines = ["a worker died", f"replaced in {took}"]
+    if hit is not None:
+        lines.append(f"batch hit: {duration_text(hit.seconds)}")
+    return "\n".join(lines)
+
+
+def _spans(axes: Any, marks: list[_Mark], begin: float) -> None:
+    for mark in marks:
+        left, right = mark.started - begin, mark.ended - begin
+        axes.axvspan(left, right, color=mark.color, alpha=0.18, linewidth=0, zorder=0)
+        axes.axvline(left, color=mark.color, linewidth=0.8, alpha=0.9, zorder=1)
+        axes.axvline(right, color=mark.color, linewidth=0.8, alpha=0.9, zorder=1)
+
+
+def _labels(axes: Any, marks: list[_Mark], begin: float, end: float) -> None:
+    """Name each mark above the panel; labels that would overlap go onto further lines."""
     total = max(end - begin, 1e-3)
     lanes: list[float] = []
-    for move in joined(timeline.migrations):
-        center = min(max(((move.started + move.ended) / 2 - begin) / total, 0.0), 1.0)
-        steps = f" in {move.steps} steps" if move.steps > 1 else ""
-        text = (
-            f"{move.strategy}\n{move.bins} bins, {size_text(move.bytes)}\n"
-            f"{duration_text(move.ended - move.started)}{steps}"
-        )
-        half = max(len(line) for line in text.splitlines()) * 0.0031
+    for mark in marks:
+        center = min(max(((mark.started + mark.ended) / 2 - begin) / total, 0.0), 1.0)
+        half = max(len(line) for line in mark.text.splitlines()) * 0.0031 + 0.005
         spot = min(max(center, half), 1 - half)
         lane = next((i for i, edge in enumerate(lanes) if spot - half > edge), len(lanes))
         if lane == len(lanes):
             lanes.append(0.0)
         lanes[lane] = spot + half
         axes.annotate(
-            text,
+            mark.text,
             xy=(center, 1.0),
-            xytext=(spot, 1.02 + lane * 0.16),
+            xytext=(spot, 1.02 + lane * 0.2),
             xycoords="axes fraction",
             ha="center",
             va="bottom",
             fontsize=7.5,
             linespacing=1.15,
             color=TEXT,
-            bbox={
-                "boxstyle": "round,pad=0.3",
-                "facecolor": "white",
-                "edgecolor": _STRATEGIES.get(move.strategy, _OTHER),
-                "linewidth": 0.9,
-            },
+            bbox={"boxstyle": "round,pad=0.3", "facecolor": "white", "edgecolor": mark.color, "linewidth": 0.9},
             annotation_clip=False,
         )
 

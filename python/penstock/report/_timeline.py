@@ -1,4 +1,4 @@
-"""What happened in a run, and when: epochs, slice latencies, migrations, and load per worker.
+"""What happened in a run, and when: epochs, slice latencies, migrations, workers that came and went, and load of each.
 
 Plain data. Times are seconds since 1970 as float, latencies integer nanoseconds. A timeline grows
 by appending and may be filled from several threads; readers take copies. ``to_json`` and
@@ -10,11 +10,12 @@ from __future__ import annotations
 import json
 from bisect import bisect_left
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, replace
+from functools import reduce
 from math import isfinite
 from typing import Any, TypeVar
 
-__all__ = ["Epoch", "Migration", "Slice", "Timeline", "Window", "WorkerSample"]
+__all__ = ["Change", "Epoch", "Migration", "Slice", "Timeline", "Window", "WorkerSample"]
 
 FORMAT = 1
 """Version of the JSON form."""
@@ -68,6 +69,23 @@ class Migration:
 
 
 @dataclass(frozen=True, slots=True)
+class Change:
+    """Workers that came or went: ``kind`` is "lost" or "rescale".
+
+    Of a loss from the moment at which a worker process was found dead or silent until its place was taken, so `before`
+    and `after` are equal. Of a rescale from when it was asked for until there were `after` workers, with the bins that
+    moved.
+    """
+
+    started: float
+    ended: float
+    kind: str
+    before: int
+    after: int
+    bins: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class WorkerSample:
     """What one worker held at one moment; ``rows`` counts from the start of the run.
 
@@ -106,7 +124,7 @@ class Timeline:
     ----------
     title
         What was run, for headings.
-    epochs, slices, migrations, workers
+    epochs, slices, migrations, workers, changes
         The measurements, each in the order in which it was appended.
     conditions
         Under what they were made: versions, cores, rates; shown in the report as they are.
@@ -118,14 +136,16 @@ class Timeline:
     migrations: list[Migration] = field(default_factory=list)
     workers: list[WorkerSample] = field(default_factory=list)
     conditions: dict[str, str] = field(default_factory=dict)
+    changes: list[Change] = field(default_factory=list)
 
     @property
     def span(self) -> tuple[float, float]:
         """First and last moment of anything measured; (0, 0) when nothing was."""
         starts = [e.started for e in self.epochs] + [m.started for m in self.migrations]
         starts += [s.ended - s.latency_ns / 1e9 for s in self.slices] + [w.at for w in self.workers]
+        starts += [c.started for c in self.changes]
         ends = [e.ended for e in self.epochs] + [m.ended for m in self.migrations]
-        ends += [s.ended for s in self.slices] + [w.at for w in self.workers]
+        ends += [s.ended for s in self.slices] + [w.at for w in self.workers] + [c.ended for c in self.changes]
         return (min(starts), max(ends)) if starts else (0.0, 0.0)
 
     @property
@@ -142,6 +162,7 @@ class Timeline:
             migrations=[move for move in self.migrations if move.started >= begin],
             workers=[sample for sample in self.workers if sample.at >= begin],
             conditions=dict(self.conditions),
+            changes=[change for change in self.changes if change.started >= begin],
         )
 
     def windows(self, seconds: float = 0.25) -> list[Window]:
@@ -174,25 +195,35 @@ class Timeline:
         return result
 
     def latency_ns(self, at: Sequence[float] = (0.5, 0.99, 0.999, 1.0)) -> dict[str, list[int]]:
-        """Row-weighted latency quantiles of slices ``"resting"`` and ``"migrating"``.
+        """Row-weighted latency quantiles of slices ``"resting"``, ``"migrating"`` and ``"changing"``.
 
-        A slice is migrating when any migration ran between its release and its end. A list is empty
-        when there is no such slice.
+        A slice is changing when workers came or went between its release and its end, else migrating when any
+        migration ran. A list is empty when there is no such slice.
         """
-        groups: dict[str, list[tuple[int, int]]] = {"resting": [], "migrating": []}
+        groups: dict[str, list[tuple[int, int]]] = {"resting": [], "migrating": [], "changing": []}
         for piece in list(self.slices):
-            moving = self._migrating(piece.ended - piece.latency_ns / 1e9, piece.ended)
-            groups["migrating" if moving else "resting"].append((piece.latency_ns, piece.rows))
+            groups[self._meanwhile(piece.ended - piece.latency_ns / 1e9, piece.ended)].append(
+                (piece.latency_ns, piece.rows)
+            )
         return {name: quantiles(pieces, at) if pieces else [] for name, pieces in groups.items()}
 
     def epoch_seconds(self, query: str) -> dict[str, list[float]]:
-        """Seconds of a query's epochs, Spark's share included, ``"resting"`` and ``"migrating"``; each in order."""
-        groups: dict[str, list[float]] = {"resting": [], "migrating": []}
+        """Seconds of a query's epochs, Spark's share included, grouped as by `latency_ns`; each in order."""
+        groups: dict[str, list[float]] = {"resting": [], "migrating": [], "changing": []}
         for epoch in self.epochs:
             if epoch.query == query:
-                moving = self._migrating(epoch.started, epoch.ended)
-                groups["migrating" if moving else "resting"].append(epoch.seconds + epoch.spark_s)
+                groups[self._meanwhile(epoch.started, epoch.ended)].append(epoch.seconds + epoch.spark_s)
         return groups
+
+    def hit(self, change: Change) -> Epoch | None:
+        """The longest epoch of any query that ran while workers came or went."""
+        found = [e for e in self.epochs if e.started < change.ended and change.started < e.ended]
+        return max(found, key=lambda e: e.seconds, default=None)
+
+    def _meanwhile(self, begin: float, end: float) -> str:
+        if any(c.started < end and begin < c.ended for c in self.changes):
+            return "changing"
+        return "migrating" if self._migrating(begin, end) else "resting"
 
     def _migrating(self, begin: float, end: float) -> bool:
         return any(m.started < end and begin < m.ended for m in self.migrations)
@@ -225,6 +256,7 @@ class Timeline:
                 migrations=_items(Migration, document["migrations"]),
                 workers=_items(WorkerSample, document["workers"]),
                 conditions={str(name): str(value) for name, value in dict(document["conditions"]).items()},
+                changes=_items(Change, document.get("changes", ())),
             )
         except KeyError as error:
             raise ValueError(f"not a timeline: {error} is missing") from error
@@ -268,15 +300,20 @@ def quantiles(weighted: Iterable[tuple[int, int]], at: Sequence[float]) -> list[
 
 
 def per_worker(samples: Iterable[WorkerSample]) -> Mapping[int, list[WorkerSample]]:
-    """Samples by worker, each list in time order, queries added up at equal moments."""
-    summed: dict[tuple[int, float], WorkerSample] = {}
+    """Samples by worker, each list in time order, queries added up at equal moments.
+
+    The rows of a query that is not told of at one moment, since its workers begin again, are those told before.
+    """
+    summed: dict[tuple[int, float], dict[str, WorkerSample]] = {}
     for sample in samples:
-        key = (sample.worker, sample.at)
-        known = summed.get(key)
-        summed[key] = sample if known is None else _add(known, sample)
+        own = summed.setdefault((sample.worker, sample.at), {})
+        own[sample.query] = _add(own[sample.query], sample) if sample.query in own else sample
     result: dict[int, list[WorkerSample]] = {}
-    for (worker, _), sample in sorted(summed.items()):
-        result.setdefault(worker, []).append(sample)
+    rows: dict[tuple[int, str], int] = {}
+    for (worker, _), own in sorted(summed.items()):
+        rows |= {(worker, query): sample.rows for query, sample in own.items()}
+        total = sum(count for (one, _), count in rows.items() if one == worker)
+        result.setdefault(worker, []).append(replace(reduce(_add, own.values()), rows=total))
     return result
 
 

@@ -314,13 +314,21 @@ class Engine:
         self._executor = executor
         self._recorder = Recorder(hub, f"engine {self.name}", self._queries.name_of)
         self._residents = Residents(
-            sc, hub, executor, secret, self.name, self._silence, self._staging_memory, self._staging_folders
+            sc,
+            hub,
+            executor,
+            secret,
+            self.name,
+            self._silence,
+            self._staging_memory,
+            self._staging_folders,
+            self._recorder.change,
         )
         queries = self._queries
         Calls(hub, executor, queries.program, queries.checkpoint, queries.hear, self._window, self._slice_rows)
         Checkpoints(executor, queries.storage, hub.address, nonce)
         self._queries.attach(executor)
-        self._rescales = Rescales(executor, self._resized, self._queries.name_of)
+        self._rescales = Rescales(executor, self._resized, self._queries.name_of, self._recorder)
         self._commits = Commits(self._spark, self.name, executor, lambda one: self._queries.get(one) is not None)
         self._setup = Setup(
             hub=hub,
@@ -575,7 +583,7 @@ class Engine:
         slots = capacity(sc).slots
         # One slot is for the queries' own tasks.
         free = 1 << 12 if slots is None else max(0, slots - 1 - sum(held_slots(sc).values()))
-        handle = self._rescales.ask(workers, free)
+        handle = self._rescales.ask(workers, self.workers, free)
         self.workers = max(self.workers, workers)
         return handle
 

@@ -3,10 +3,15 @@
 Owns: the picklable task, its receipt, and the choice of the member. A task sends to a member of its own executor
 where there is one, so rows do not cross the network. What a task yields is its receipt; the receipts that the
 driver collects are the commit: rows of an attempt whose receipt Spark did not deliver never count.
+
+A task whose member has died does not raise: it yields a row that says so. Spark would end the whole job, and with it
+the Python processes of its other tasks, which take a second of CPU each to come back, just when the batch is to be fed
+again.
 """
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -23,9 +28,12 @@ if TYPE_CHECKING:
 
 __all__ = ["RECEIPTS", "RECEIPTS_DDL", "FeedTarget", "FeedTask", "Receipt"]
 
+#: How long a member has to accept a connection that tells whether it lives, seconds.
+_DIAL_S = 2.0
 #: Columns that a feed task yields: one row for each partition that holds rows.
 RECEIPTS_DDL = (
-    "partition int, attempt bigint, member bigint, rows bigint, max_event_time bigint, checksum bigint, hash bigint"
+    "partition int, attempt bigint, member bigint, rows bigint, max_event_time bigint, checksum bigint, hash bigint,"
+    " gone string"
 )
 RECEIPTS = pa.schema(
     [
@@ -36,6 +44,7 @@ RECEIPTS = pa.schema(
         ("max_event_time", pa.int64()),
         ("checksum", pa.int64()),
         ("hash", pa.int64()),
+        ("gone", pa.string()),
     ]
 )
 
@@ -58,6 +67,8 @@ class Receipt:
         CRC-32 of the Arrow stream, checked by the member.
     hash : int
         Sum of the hashes of the rows, modulo 2^64 and with a sign, as Spark has it; 0 where it was not asked for.
+    gone : str or None
+        Why nothing is staged: the member has died.
     """
 
     partition: int
@@ -67,6 +78,7 @@ class Receipt:
     max_event_time: int | None
     checksum: int
     hash: int = 0
+    gone: str | None = None
 
 
 @dataclass(frozen=True)
@@ -132,7 +144,10 @@ class FeedTask:
             if seat is None:
                 raise
             # The driver reads this text: the first line has to name the member.
-            raise ProtocolError(f"member {seat.member} at {seat.address}: {error}") from error
+            text = f"member {seat.member} at {seat.address}: {error}"
+            if isinstance(error, AuthenticationError) or _answers(seat.address):
+                raise ProtocolError(text) from error
+            receipt = {"member": seat.member, "rows": 0, "max_event_time": None, "checksum": 0, "gone": text}
         finally:
             if feed is not None:
                 feed.close()
@@ -158,3 +173,13 @@ class FeedTask:
             self.silence,
             self.hash,
         )
+
+
+def _answers(address: str) -> bool:
+    """Whether a member still accepts connections."""
+    host, _, port = address.rpartition(":")
+    try:
+        with socket.create_connection((host.strip("[]"), int(port)), timeout=_DIAL_S):
+            return True
+    except OSError:
+        return False

@@ -19,7 +19,15 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from penstock._migration import Wish, moves_to, step_bins
 from penstock._storage import Storage
-from penstock.errors import ConfigError, EngineError, PenstockError, SchemaError, StateLost, StorageError
+from penstock.errors import (
+    ConfigError,
+    EngineError,
+    PenstockError,
+    ProtocolError,
+    SchemaError,
+    StateLost,
+    StorageError,
+)
 from penstock.report._timeline import Epoch
 from penstock.spark._engine import drains, feeds
 from penstock.spark._engine.executor import Event, Executor
@@ -458,6 +466,9 @@ class Query:
         with described(df.sparkSession, f"penstock {self.name}: feed epoch {epoch}"):
             rows = by_place(wanted).mapInArrow(task, feeds.RECEIPTS_DDL).collect()
         receipts = [feeds.Receipt(**row.asDict()) for row in rows]
+        for receipt in receipts:
+            if receipt.gone is not None:
+                raise ProtocolError(receipt.gone)
         for receipt in receipts:
             told = {
                 "partition": receipt.partition,

@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from penstock.report._timeline import Epoch, Migration, Slice, Timeline, WorkerSample
+from penstock.report._timeline import Change, Epoch, Migration, Slice, Timeline, WorkerSample
 from penstock.spark._engine.hub import Call, Hub, Member
 
 __all__ = ["Recorder"]
@@ -48,6 +48,7 @@ class Recorder:
         self._migrations: deque[Migration] = deque(maxlen=_MIGRATIONS)
         self._samples: deque[WorkerSample] = deque(maxlen=_SAMPLES)
         self._moves: deque[dict[str, Any]] = deque(maxlen=_MOVES)
+        self._changes: deque[Change] = deque(maxlen=_MIGRATIONS)
         #: query -> bytes of state that its bins took between processes, not yet told of.
         self._moved: dict[str, int] = {}
         #: (query, worker) -> the latest figures.
@@ -65,6 +66,20 @@ class Recorder:
     def migration(self, migration: Migration) -> None:
         """Enter a completed migration."""
         self._migrations.append(migration)
+
+    def change(self, change: Change) -> None:
+        """Enter that workers were lost and replaced."""
+        self._changes.append(change)
+
+    def rescaled(self, change: Change) -> None:
+        """Enter a rescale that has ended: what moved counts for no migration, and those that went cannot tell of it."""
+        self._changes.append(change)
+
+        def forget() -> None:
+            with self._lock:
+                self._moved.clear()
+
+        self.after_refresh(forget)
 
     def forget(self, query: str) -> None:
         """A query's workers are gone; what was measured stays in the timeline."""
@@ -120,6 +135,7 @@ class Recorder:
             list(self._migrations),
             list(self._samples),
             dict(conditions),
+            list(self._changes),
         )
 
     # Asking

@@ -16,8 +16,10 @@ from typing import Any
 
 from penstock._durations import Timeout, parse_timeout
 from penstock.errors import ConfigError, EngineError, SlotsError
+from penstock.report._timeline import Change
 from penstock.spark._engine.executor import Executor
 from penstock.spark._engine.hub import plain_interrupts
+from penstock.spark._engine.record import Recorder
 
 __all__ = ["Rescale", "RescaleProgress", "Rescales"]
 
@@ -64,10 +66,16 @@ class Rescale:
     """
 
     def __init__(
-        self, workers: int, look: Callable[[Rescale], RescaleProgress | None], cancel: Callable[[Rescale], None]
+        self,
+        workers: int,
+        look: Callable[[Rescale], RescaleProgress | None],
+        cancel: Callable[[Rescale], None],
+        before: int = 0,
     ) -> None:
         self.workers = workers
         self.error: Exception | None = None
+        self._before = before
+        self._began = time.time()
         self._look = look
         self._cancel = cancel
         self._over = threading.Event()
@@ -178,22 +186,29 @@ class Rescales:
         Called with the number of members that a rescale has come to.
     name_of : callable
         What people call the query of an id, where it is known.
+    recorder : Recorder
+        Hears of those that have ended.
     """
 
     def __init__(
-        self, executor: Executor, resized: Callable[[int], None], name_of: Callable[[str], str | None]
+        self,
+        executor: Executor,
+        resized: Callable[[int], None],
+        name_of: Callable[[str], str | None],
+        recorder: Recorder,
     ) -> None:
         self._executor = executor
         self._resized = resized
         self._name_of = name_of
+        self._recorder = recorder
         self._numbers = itertools.count(1)
         self._lock = threading.Lock()
         self._open: dict[int, Rescale] = {}
         executor.perform(Rescaled=self._rescaled)
         executor.when_broken(self._break)
 
-    def ask(self, workers: int, free: int) -> Rescale:
-        """Begin to go to so many members, where so many task slots are free.
+    def ask(self, workers: int, before: int, free: int) -> Rescale:
+        """Begin to go to so many members from so many, where so many task slots are free.
 
         Raises
         ------
@@ -204,7 +219,7 @@ class Rescales:
         EngineError
             When another rescale is under way.
         """
-        number, handle = next(self._numbers), Rescale(workers, self._look, self._cancel)
+        number, handle = next(self._numbers), Rescale(workers, self._look, self._cancel, before)
         with self._lock:
             self._open[number] = handle
         self._executor.ask({"Rescale": {"handle": number, "workers": workers, "free": free}}, handle)
@@ -253,6 +268,9 @@ class Rescales:
         if "Ok" in facts["outcome"]:
             workers = facts["outcome"]["Ok"]
             self._resized(workers)
+            self._recorder.rescaled(
+                Change(handle._began, time.time(), "rescale", handle._before, workers, int(facts["moved"]))
+            )
             handle._come(workers, facts["moved"])
             return
         error = facts["outcome"]["Err"]

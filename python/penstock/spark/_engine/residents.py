@@ -25,6 +25,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from penstock.report._timeline import Change
 from penstock.spark._engine.executor import Executor
 from penstock.spark._engine.hub import Hub, Member
 from penstock.spark._tasks.memory import Hints, local_folders, staging_bytes
@@ -181,6 +182,8 @@ class _Resident:
     thread: threading.Thread | None = None
     #: The one that serves, or served last.
     member: Member | None = None
+    #: When one that served was lost, seconds since 1970; 0 since somebody serves again.
+    lost: float = 0.0
     #: Nobody wants it any more.
     retired: threading.Event = field(default_factory=threading.Event)
     #: Attempts of the present job that wait to be killed.
@@ -208,6 +211,8 @@ class Residents:
         The engine's.
     silence, staging_memory, staging_folders
         For the members, see `ResidentTask`.
+    changed : callable, optional
+        Hears of members that were lost, when somebody else serves.
     """
 
     def __init__(
@@ -220,12 +225,14 @@ class Residents:
         silence: float = 60.0,
         staging_memory: int | None = None,
         staging_folders: tuple[str, ...] = (),
+        changed: Callable[[Change], None] = lambda change: None,
     ) -> None:
         self._sc = sc
         self._silence = silence
         self._staging = (staging_memory, staging_folders)
         self._hub = hub
         self._executor = executor
+        self._changed = changed
         self._secret = secret
         self._name = name
         self._closing = threading.Event()
@@ -354,6 +361,10 @@ class Residents:
     def _on_lost(self, member: Member) -> None:
         if not self._closing.is_set() and not member.dismissed:
             log.warning("%s is gone: %s", member, member.lost)
+            with self._lock:
+                seat = self._seats.get(member.slot)
+            if seat is not None and seat.member is member:
+                seat.lost = time.time()
 
     # In the executor's thread
 
@@ -403,7 +414,10 @@ class Residents:
             return
         with self._lock:
             seat = self._seats[member.slot]
-        seat.member, seat.tries = member, 0
+        if seat.lost:
+            there = len(self._all())
+            self._changed(Change(seat.lost, time.time(), "lost", there, there))
+        seat.member, seat.tries, seat.lost = member, 0, 0.0
         log.info("%s joined engine %s", member, self._name)
         self._hub.wake()
 
