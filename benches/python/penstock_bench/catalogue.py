@@ -83,6 +83,18 @@ BENCHES: tuple[Bench, ...] = (
         "penstock_bench.python_state",
     ),
     Bench(
+        "recovery",
+        "spark",
+        "a worker killed while it counts per key, beside a batch; restarts from checkpoints, beside Spark's RocksDB",
+        "penstock_bench.recovery",
+    ),
+    Bench(
+        "rescale",
+        "spark",
+        "from 1 to 2 workers while saturated: pause, rate after, beside Spark: stop, offline repartition, restart",
+        "penstock_bench.rescale",
+    ),
+    Bench(
         "cliques",
         "spark",
         "3- and 4-cliques, beside a hand-written loop and timely GenericJoin; as Spark jobs beside SQL and GraphFrames",

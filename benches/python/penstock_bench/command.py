@@ -40,6 +40,7 @@ def bench(
         str | None, typer.Argument(metavar="[NAME]", help="Which bench; without it they are listed.")
     ] = None,
     quick: Annotated[bool, typer.Option("--quick", help="Fewer or smaller cases: ends within 50 s.")] = False,
+    full: Annotated[bool, typer.Option("--full", help="Larger cases, too, of a bench that has any.")] = False,
     seconds: Annotated[
         float | None, typer.Option(metavar="S", help="Time for the whole bench; at least three repeats are made.")
     ] = None,
@@ -72,7 +73,9 @@ def bench(
             raise UsageError(
                 f"--record {recorded}: the folder {recorded.resolve().parent} does not exist; make it first"
             )
-    options = Options(quick, seconds)
+    if full and (quick or every):
+        raise UsageError("--full goes with one bench that is named, without --quick")
+    options = Options(quick, seconds, full)
     if every:
         _all(recorded, options, again, as_json)
     elif listed or name is None:

@@ -11,12 +11,8 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import pyarrow as pa
-
-from penstock.errors import EngineError
 from penstock_bench import machine, streams
 from penstock_bench.measure import LEAST, Emit, Options, Paired, Tell, going, line
 from penstock_bench.streams import Sink, Stream
@@ -42,7 +38,7 @@ def run(options: Options, emit: Emit, tell: Tell, keys: int | None = None) -> No
     count = keys or (QUICK if options.quick else FULL)
     with streams.session(NAME, tell, residents=True) as (spark, folder):
         flow = pk.Flow(SCHEMA).key_by("k").agg(n=pk.count())
-        files = _Files(folder / "files", count)
+        files = streams.Batches(folder / "files", count)
         with Engine(spark, workers=streams.WORKERS, name="bench") as engine:
             sinks = {name: Sink() for name in ("ours", "RocksDB", "default store")}
             made = {"ours": Stream(spark, folder / "ours", SCHEMA, engine.foreach_batch(flow, sinks["ours"]))}
@@ -86,39 +82,8 @@ def _count(frame: DataFrame) -> DataFrame:
     return frame.groupBy("k").count().withColumnRenamed("count", "n")
 
 
-class _Files:
-    """Batches of uniform keys, and how often each key has come."""
-
-    def __init__(self, folder: Path, keys: int) -> None:
-        import numpy as np
-
-        folder.mkdir()
-        self._folder = folder
-        self._numbers = np.random.default_rng(7)
-        self._keys = keys
-        self._made = 0
-        self.counts = np.zeros(keys, dtype=np.int64)
-        self.last: Any = None
-
-    def every_key(self) -> Path:
-        import numpy as np
-
-        return self._write(np.arange(self._keys, dtype=np.int64))
-
-    def next(self) -> Path:
-        return self._write(self._numbers.integers(0, self._keys, self._keys))
-
-    def _write(self, keys: Any) -> Path:
-        import numpy as np
-
-        self.counts += np.bincount(keys, minlength=self._keys)
-        self.last = keys
-        self._made += 1
-        return streams.write_file(self._folder / f"{self._made}.parquet", pa.table({"k": pa.array(keys)}))
-
-
 def _rounds(
-    made: dict[str, Stream], files: _Files, options: Options, tell: Tell
+    made: dict[str, Stream], files: streams.Batches, options: Options, tell: Tell
 ) -> tuple[dict[str, list[float]], dict[str, list[Mapping[str, Any]]], machine.Usage]:
     """Give every query the same batches, in changing order, until the budget is spent.
 
@@ -156,18 +121,10 @@ def _parts(reports: Mapping[str, Sequence[Mapping[str, Any]]], engine: Engine) -
     return found
 
 
-def _check(made: dict[str, Stream], sinks: dict[str, Sink], files: _Files) -> None:
+def _check(made: dict[str, Stream], sinks: dict[str, Sink], files: streams.Batches) -> None:
     """One more batch, of which every query has to give the same counts: those that were counted here."""
-    import numpy as np
-
     file = files.next()
-    changed = np.unique(files.last)
     for name, stream in made.items():
         sinks[name].keep = True
         stream.give(file)
-        found = sinks[name].kept
-        assert found is not None
-        found = found.sort_by("k")
-        same = np.array_equal(found["k"].to_numpy(), changed)
-        if not same or not np.array_equal(found["n"].to_numpy(), files.counts[changed]):
-            raise EngineError(f"{NAME}: the counts of {name} are wrong; the figures are void")
+        files.check(sinks[name].kept, f"{NAME}: the counts of {name}")

@@ -42,10 +42,13 @@ class Options:
         Fewer or smaller cases, so that the bench ends within 50 s.
     seconds : float or None
         Budget of the whole bench; None leaves it to the bench.
+    full : bool
+        Larger cases, too.
     """
 
     quick: bool = False
     seconds: float | None = None
+    full: bool = False
     begun: float = field(default_factory=time.monotonic, compare=False)
 
     def left(self) -> float:

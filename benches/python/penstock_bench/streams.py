@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from penstock.report._timeline import Epoch
 
-__all__ = ["BatchTimeout", "Sink", "Stream", "parts", "session", "spark_versions", "write_file"]
+__all__ = ["BatchTimeout", "Batches", "Sink", "Stream", "parts", "session", "spark_versions", "write_file"]
 
 #: Slots that our two residents hold for the engine's life. They sleep between batches.
 WORKERS = 2
@@ -110,6 +110,70 @@ def write_file(path: Path, table: pa.Table) -> Path:
     return path
 
 
+class Batches:
+    """Files of uniform keys, and how often each key has come.
+
+    Parameters
+    ----------
+    folder : Path
+        Where the files go; made here.
+    keys : int
+        How many there are.
+    """
+
+    def __init__(self, folder: Path, keys: int) -> None:
+        import numpy as np
+
+        folder.mkdir()
+        self._folder = folder
+        self._numbers = np.random.default_rng(7)
+        self._keys = keys
+        self._made = 0
+        self.counts = np.zeros(keys, dtype=np.int64)
+        self.last: Any = None
+
+    def every_key(self) -> Path:
+        """Each key once."""
+        import numpy as np
+
+        return self._write(np.arange(self._keys, dtype=np.int64))
+
+    def next(self, rows: int | None = None) -> Path:
+        """So many random keys; by default as many as there are keys."""
+        return self._write(self._numbers.integers(0, self._keys, rows or self._keys))
+
+    def again(self) -> None:
+        """The last file is given once more."""
+        import numpy as np
+
+        self.counts += np.bincount(self.last, minlength=self._keys)
+
+    def check(self, found: pa.Table | None, what: str) -> None:
+        """Rows (k, n) are the counts of the keys of the last file.
+
+        Raises
+        ------
+        EngineError
+            When they are not.
+        """
+        import numpy as np
+
+        changed = np.unique(self.last)
+        assert found is not None
+        found = found.sort_by("k")
+        same = np.array_equal(found["k"].to_numpy(), changed)
+        if not same or not np.array_equal(found["n"].to_numpy(), self.counts[changed]):
+            raise EngineError(f"{what} are wrong; the figures are void")
+
+    def _write(self, keys: Any) -> Path:
+        import numpy as np
+
+        self.counts += np.bincount(keys, minlength=self._keys)
+        self.last = keys
+        self._made += 1
+        return write_file(self._folder / f"{self._made}.parquet", pa.table({"k": pa.array(keys)}))
+
+
 class Sink:
     """Evaluates each batch once and throws it away; keeps it where that is asked for."""
 
@@ -160,14 +224,21 @@ class Stream:
         self._input = folder / "input"
         self._input.mkdir(parents=True)
         self._given = 0
+        self.checkpoint = folder / "checkpoint"
         #: Spark's progress report of the batch that was waited for last.
         self.progress: Mapping[str, Any] = {}
-        spark.conf.set(_PROVIDER, store)
-        read = spark.readStream.schema(schema).option("maxFilesPerTrigger", 1).parquet(str(self._input))
-        shaped = read if shape is None else shape(read)
-        writer = shaped.writeStream.queryName(folder.name).outputMode(mode)
-        writer = writer.option("checkpointLocation", str(folder / "checkpoint")).foreachBatch(sink)
-        self.query: Any = writer.trigger(processingTime="0 seconds").start()
+
+        def start(sink: Callable[[DataFrame, int], Any]) -> Any:
+            spark.conf.set(_PROVIDER, store)
+            read = spark.readStream.schema(schema).option("maxFilesPerTrigger", 1).parquet(str(self._input))
+            shaped = read if shape is None else shape(read)
+            writer = shaped.writeStream.queryName(folder.name).outputMode(mode)
+            writer = writer.option("checkpointLocation", str(self.checkpoint)).foreachBatch(sink)
+            return writer.trigger(processingTime="0 seconds").start()
+
+        self._start = start
+        self._sink = sink
+        self.query: Any = start(sink)
 
     def give(self, file: Path, limit: float = _GIVE_UP_S) -> float:
         """Hand over one file and return the seconds that its batch took.
@@ -181,6 +252,16 @@ class Stream:
         """
         self.offer(file)
         return self.done(limit)
+
+    @property
+    def given(self) -> int:
+        """The number of the next batch."""
+        return self._given
+
+    def waiting(self) -> int:
+        """Batches that are not done."""
+        last = self.query.lastProgress
+        return self._given - 1 - (-1 if last is None else int(last["batchId"]))
 
     def offer(self, file: Path) -> None:
         """Hand over one file and do not wait for its batch."""
@@ -204,6 +285,15 @@ class Stream:
             if time.monotonic() > deadline:
                 raise BatchTimeout(f"{self.query.name}: batch {batch} is not done after {limit:g} s")
             time.sleep(_POLL_S)
+
+    def restart(self, sink: Callable[[DataFrame, int], Any] | None = None) -> None:
+        """Start the query again from its checkpoint, with another sink where one is given."""
+        self._sink = sink or self._sink
+        self.query = self._start(self._sink)
+
+    def skip(self, batches: int) -> None:
+        """So many batches have been made of no file."""
+        self._given += batches
 
     def stop(self) -> None:
         """End the query; a batch under way is cancelled."""

@@ -177,7 +177,34 @@ TARGETS: tuple[Target, ...] = (
     Target("ordered map, from 100 µs an item, 2 cores, beside serial", 1.8, "ordered-map", r"^100+ us .*vs serial"),
     Target("Python state per record, beside bytewax", 7.0),
     Target("extra latency of a migration: fluid, batched, all-at-once", 1.0),
-    Target("rescale from 1 to 2 workers while saturated: throughput afterwards", 1.7),
+    Target(
+        "a worker killed, 1 M keys: seconds above twice the median batch",
+        2.0,
+        "recovery",
+        r"kill.*=1000000\b",
+        of="beyond_s",
+        most=True,
+    ),
+    Target(
+        "a new driver, 1 M keys: seconds from claim to ready",
+        2.0,
+        "recovery",
+        r"restart.*=1000000\b",
+        of="ready_s",
+        most=True,
+    ),
+    Target(
+        "the same until the first batch is done, beside Spark with RocksDB", 3.0, "recovery", r"restart.*=1000000\b"
+    ),
+    Target("rescale from 1 to 2 workers while saturated: throughput afterwards", 1.7, "rescale", r"rate"),
+    Target(
+        "the same: pause in seconds, 1 M keys, median of the runs",
+        0.1,
+        "rescale",
+        r"pause.*keys=1000000\b",
+        of="ours",
+        most=True,
+    ),
     Target("NEXMark Q3, Q4, Q5, Q8 in process, beside timely", 1.5),
     Target("NEXMark from Python, beside the best of Spark, PyFlink, bytewax, Pathway", 10.0),
     Target(

@@ -1,0 +1,321 @@
+"""``rescale``: from one worker to two while the one is saturated, beside Spark's own way.
+
+Both sides count per key what comes, after work of some microseconds for each record in Python (CPU time, spun), from
+files that always wait. Ours: `engine.rescale(2)` while batches run. Spark's: ``groupBy.count`` on RocksDB with one state
+partition and one task for the input; the query is stopped, its state repartitioned offline
+(``StreamingCheckpointManager.repartition``), and the query started again with two of each.
+
+- *pause*: ours is what the gap between two batches grew by, over the median gap, plus the worst latency of a slice over
+  the median slice, from the wish until the first batch after its end. The peer's is what the gap between its batches
+  grew by, since it has no slices: from the end of the last batch before its stop until the begin of the first behind.
+- *rate*: rows per second of whole batches with two workers; the peer is ours with one worker, so a ratio of 2 is all
+  there is. ``peer_gain`` is what Spark's own rate grew by.
+"""
+
+from __future__ import annotations
+
+import datetime
+import statistics
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+
+from penstock.errors import EngineError
+from penstock_bench import machine, streams
+from penstock_bench.measure import LEAST, Emit, Options, Paired, Tell, going, line
+from penstock_bench.streams import Batches, Sink, Stream
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+__all__ = ["run"]
+
+NAME = "rescale"
+SCHEMA = "k bigint"
+FULL, QUICK = 1_000_000, 100_000
+#: CPU time for each record, microseconds; and rows of a batch: together they make a batch of one worker.
+WORK_US = 10.0
+ROWS, QUICK_ROWS = 400_000, 50_000
+#: Rows of a slice: few, since the latency of one is measured.
+_SLICE = 1_024
+#: Batches whose rate counts, before and after.
+_STEADY = 3
+_GIVE_UP_S = 300.0
+
+
+def run(options: Options, emit: Emit, tell: Tell, keys: int | None = None, rows: int | None = None) -> None:
+    """Run the bench; `keys` and `rows` are for tests."""
+    size = keys or (QUICK if options.quick else FULL)
+    count = rows or (QUICK_ROWS if options.quick else ROWS)
+    with streams.session(NAME, tell, residents=True) as (spark, folder):
+        budget = options.budget(2, quick=20, full=600)
+        files = Batches(folder / "files", size)
+        first, file = files.every_key(), files.next(count)
+        ours = _Ours(spark, folder, files, first, file, tell)
+        try:
+            ours.rounds(budget, options)
+        finally:
+            ours.close()
+        peer = _Peer(spark, folder, first, file, tell)
+        try:
+            peer.rounds(budget, options, len(ours.pauses))
+        finally:
+            peer.close()
+        both = min(len(ours.pauses), len(peer.pauses))
+        conditions: dict[str, Any] = {
+            "versions": streams.spark_versions(spark),
+            "work_us": WORK_US,
+            "batch_rows": count,
+            "slice_rows": _SLICE,
+            "workers": "resident processes of 1 thread",
+            "repeats_of_peer": len(peer.pauses),
+        }
+        gaps = {
+            "gap_s": _rounded(ours.gaps),
+            "worst_slice_s": _rounded(ours.slices),
+            "pause_down_s": _rounded(ours.downs),
+            "rescale_s": _rounded(ours.took),
+            "peer_is": "stop, repartition offline, start again: gap between the batches, over the median gap",
+        }
+        emit(
+            line(
+                NAME,
+                f"pause 1 to 2 workers, keys={size} vs Spark offline repartition",
+                "s",
+                "lower",
+                Paired(ours.pauses[:both], peer.pauses[:both], *ours.usage),
+                options,
+                conditions | gaps,
+            )
+        )
+        emit(
+            line(
+                NAME,
+                f"rate with 2 workers, keys={size} vs 1 worker",
+                "rows/s",
+                "higher",
+                Paired(ours.after, ours.before, *ours.usage),
+                options,
+                conditions | {"peer_gain": round(statistics.median(peer.gains), 3), "run_gain": _rounded(ours.gains)},
+            )
+        )
+
+
+def spin(rows: int) -> None:
+    """Use the CPU time of so many records."""
+    end = time.thread_time() + rows * WORK_US / 1e6
+    while time.thread_time() < end:
+        pass
+
+
+def worked(batch: pa.RecordBatch) -> pa.RecordBatch:
+    """The same rows, after work on each."""
+    spin(batch.num_rows)
+    return batch
+
+
+def worked_all(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """The same for ``mapInArrow``."""
+    return map(worked, batches)
+
+
+class _Ours:
+    """An engine that goes from one worker to two and back."""
+
+    def __init__(self, spark: SparkSession, folder: Path, files: Batches, first: Path, file: Path, tell: Tell) -> None:
+        import penstock as pk
+
+        self._files, self._file, self._tell = files, file, tell
+        self._engine = pk.Engine(spark, workers=1, slice_rows=_SLICE, name="bench").start()
+        flow = pk.Flow(SCHEMA).map_batches(worked, schema=SCHEMA).key_by("k").agg(n=pk.count())
+        self._sink = Sink()
+        self._stream = Stream(spark, folder / "ours", SCHEMA, self._engine.foreach_batch(flow, self._sink))
+        self.pauses: list[float] = []
+        self.gaps: list[float] = []
+        self.slices: list[float] = []
+        self.downs: list[float] = []
+        self.took: list[float] = []
+        self.before: list[float] = []
+        self.after: list[float] = []
+        self.gains: list[float] = []
+        self.usage = machine.Usage()
+        tell("ours: filling and warming up")
+        # The batch of the rates is the last file, and counted when it was made.
+        self._stream.give(first)
+        self._given = 0
+        self._offer()
+        self._stream.done(_GIVE_UP_S)
+
+    def rounds(self, budget: float, options: Options) -> None:
+        """Go up and down until the budget is spent."""
+        begin, longest, meter = time.monotonic(), 0.0, machine.Meter()
+        while going(len(self.pauses), LEAST, time.monotonic() - begin + longest <= budget, options.left()):
+            turn = time.monotonic()
+            self._round()
+            longest = max(longest, time.monotonic() - turn)
+        self.usage = meter.stop()
+        self._sink.keep = True
+        self._offer()
+        self._stream.done(_GIVE_UP_S)
+        self._files.check(self._sink.kept, f"{NAME}: the counts of ours")
+
+    def close(self) -> None:
+        self._stream.stop()
+        self._engine.close()
+
+    def _offer(self) -> None:
+        if self._given:
+            self._files.again()
+        self._given += 1
+        self._stream.offer(self._file)
+
+    def _round(self) -> None:
+        since = time.time()
+        one = self._rates()
+        up = self._change(2, since)
+        two = self._rates()
+        down = self._change(1, up[0])
+        _, self_gap, worst, took, run_one, run_two = *up, self._run_s(one), self._run_s(two)
+        self.gaps.append(self_gap)
+        self.slices.append(worst)
+        self.took.append(took)
+        self.pauses.append(self_gap + worst)
+        self.downs.append(down[1] + down[2])
+        self.before.append(self._rate(one))
+        self.after.append(self._rate(two))
+        self.gains.append(run_one / run_two)
+        self._tell(
+            f"ours {len(self.pauses)}: pause {1e3 * self.pauses[-1]:.0f} ms (gap {1e3 * self_gap:.0f}), rate"
+            f" {self.before[-1]:,.0f} to {self.after[-1]:,.0f} rows/s"
+        )
+
+    def _rates(self) -> list[int]:
+        """Run some batches, behind one another; returns which."""
+        began = self._stream.given
+        for _ in range(_STEADY + 1):
+            self._offer()
+        self._stream.done(_GIVE_UP_S)
+        return list(range(began + 1, self._stream.given))  # the first begins with what waited for nothing
+
+    def _reports(self, batches: Sequence[int]) -> list[Mapping[str, Any]]:
+        return [report for report in self._stream.query.recentProgress if report["batchId"] in batches]
+
+    def _rate(self, batches: Sequence[int]) -> float:
+        found = self._reports(batches)
+        return statistics.median(
+            float(report["numInputRows"]) / report["durationMs"]["triggerExecution"] * 1e3 for report in found
+        )
+
+    def _run_s(self, batches: Sequence[int]) -> float:
+        return statistics.median(epoch.run_s for epoch in self._engine.timeline().epochs if epoch.epoch in batches)
+
+    def _change(self, workers: int, since: float) -> tuple[float, float, float, float]:
+        """Rescale while batches run; returns when that was done, gap and slice above their medians, and how long."""
+        for _ in range(2):
+            self._offer()
+        asked = time.time()
+        handle = self._engine.rescale(workers)
+        while not handle.done:
+            # Files always wait.
+            if self._stream.waiting() < 2:
+                self._offer()
+            time.sleep(0.02)
+        handle.wait()
+        done = time.time()
+        self._offer()
+        self._stream.done(_GIVE_UP_S)
+        timeline = self._engine.timeline()
+        epochs = sorted((epoch for epoch in timeline.epochs if epoch.rows), key=lambda epoch: epoch.started)
+        gaps = [(before.ended, after.started) for before, after in zip(epochs, epochs[1:], strict=False)]
+        resting = [end - begin for begin, end in gaps if begin >= since and end < asked]
+        changing = [end - begin for begin, end in gaps if end >= asked and begin < done + 1.0]
+        slow = [s.latency_ns / 1e9 for s in timeline.slices if s.ended >= asked and s.ended - s.latency_ns / 1e9 < done]
+        usual = [s.latency_ns / 1e9 for s in timeline.slices if since <= s.ended < asked]
+        gap = max(0.0, max(changing) - statistics.median(resting))
+        worst = max(0.0, max(slow) - statistics.median(usual))
+        return done, gap, worst, done - asked
+
+
+class _Peer:
+    """Spark: stop, repartition, start."""
+
+    def __init__(self, spark: SparkSession, folder: Path, first: Path, file: Path, tell: Tell) -> None:
+        self._spark, self._file, self._tell = spark, file, tell
+        self._sink = Sink()
+        self._partitions = 1
+        spark.conf.set("spark.sql.shuffle.partitions", "1")
+        self._stream = Stream(
+            spark, folder / "peer", SCHEMA, self._sink, self._count, mode="update", store=streams.ROCKSDB
+        )
+        self.pauses: list[float] = []
+        self.gains: list[float] = []
+        tell("Spark: filling and warming up")
+        self._stream.give(first)
+        self._stream.give(file)
+
+    def _count(self, frame: DataFrame) -> DataFrame:
+        spread = frame.coalesce(1) if self._partitions == 1 else frame
+        return spread.mapInArrow(worked_all, SCHEMA).groupBy("k").count().withColumnRenamed("count", "n")
+
+    def rounds(self, budget: float, options: Options, most: int) -> None:
+        """Go up and down until the budget is spent."""
+        begin, longest = time.monotonic(), 0.0
+        while len(self.pauses) < most and going(
+            len(self.pauses), LEAST, time.monotonic() - begin + longest <= budget, options.left()
+        ):
+            turn = time.monotonic()
+            one = self._rates()
+            pause = self._change(2)
+            two = self._rates()
+            self._change(1)
+            self.pauses.append(pause)
+            self.gains.append(two / one)
+            self._tell(f"Spark {len(self.pauses)}: pause {pause:.2f} s, rate x {two / one:.2f}")
+            longest = max(longest, time.monotonic() - turn)
+
+    def close(self) -> None:
+        self._stream.stop()
+
+    def _rates(self) -> float:
+        """Rows per second, median of some batches."""
+        seconds = []
+        for _ in range(_STEADY):
+            self._stream.offer(self._file)
+        began = self._stream.given - _STEADY
+        self._stream.done(_GIVE_UP_S)
+        reports = [r for r in self._stream.query.recentProgress if r["batchId"] >= began and r["numInputRows"]]
+        seconds = [r["durationMs"]["triggerExecution"] / 1e3 for r in reports]
+        return float(reports[-1]["numInputRows"]) / statistics.median(seconds)
+
+    def _change(self, partitions: int) -> float:
+        """Go to so many partitions; returns the gap between the batches above the median one."""
+        before = [r for r in self._stream.query.recentProgress if r["numInputRows"]]
+        usual = [_begin(after) - _end(one) for one, after in zip(before, before[1:], strict=False)]
+        self._stream.stop()
+        self._spark._streamingCheckpointManager.repartition(str(self._stream.checkpoint), partitions)
+        self._stream.skip(1)  # the repartition is a batch
+        self._partitions = partitions
+        self._spark.conf.set("spark.sql.shuffle.partitions", str(partitions))
+        self._stream.offer(self._file)
+        self._stream.restart()
+        self._stream.done(_GIVE_UP_S)
+        gap = _begin(self._stream.progress) - _end(before[-1])
+        if gap < 0:
+            raise EngineError(f"{NAME}: Spark's clock went back by {-gap:.3f} s; the figures are void")
+        return max(0.0, gap - statistics.median(usual))
+
+
+def _begin(report: Mapping[str, Any]) -> float:
+    return datetime.datetime.fromisoformat(report["timestamp"]).timestamp()
+
+
+def _end(report: Mapping[str, Any]) -> float:
+    return _begin(report) + float(report["durationMs"]["triggerExecution"]) / 1e3
+
+
+def _rounded(values: Sequence[float]) -> list[float]:
+    """Least, median and greatest."""
+    return [round(value, 4) for value in (min(values), statistics.median(values), max(values))]
