@@ -538,7 +538,7 @@ def test_the_benches_on_spark_at_a_tiny_size() -> None:
     """In a process of their own: a bench owns the JVM that it starts."""
     program = """
 import json
-from penstock_bench import foreach_batch_count, machine, map_in_arrow, python_state
+from penstock_bench import foreach_batch_count, machine, map_in_arrow, python_state, recovery, rescale
 from penstock_bench.measure import Options
 options = Options(quick=True, seconds=0.1)
 def emit(line): print(json.dumps(line), flush=True)
@@ -546,6 +546,8 @@ def tell(text): pass
 with machine.pinned():
     foreach_batch_count.run(options, emit, tell, keys=500)
     map_in_arrow.run(options, emit, tell, rows=2_000)
+    recovery.run(options, emit, tell, keys=2_000)
+    rescale.run(options, emit, tell, keys=2_000, rows=4_000)
     options = Options(seconds=0.1)
     python_state.run(options, emit, tell, keys=100, local={10: 100}, peers=("applyInPandasWithState",))
 """
@@ -555,7 +557,14 @@ with machine.pinned():
     )
     assert done.returncode == 0, done.stderr[-3000:]
     found = [json.loads(text) for text in done.stdout.splitlines()]
-    names = ["foreach-batch-count"] * 2 + ["map-in-arrow"] * 2 + ["foreach-batch-python-state"] * (len(found) - 4)
+    names = ["foreach-batch-count"] * 2 + ["map-in-arrow"] * 2
+    names += ["recovery"] * 2 + ["rescale"] * 2
+    assert [one["name"] for one in found[:8]] == names
+    killed, restarted, pause, rate = (one["conditions"] for one in found[4:8])
+    assert "beyond_s" in killed and 0 < restarted["ready_s"] < found[5]["ours"]
+    assert 0 <= pause["gap_s"][0] <= pause["gap_s"][1] and rate["peer_gain"] > 0
+    del found[4:8]
+    names = names[:4] + ["foreach-batch-python-state"] * (len(found) - 4)
     assert [one["name"] for one in found] == names
     assert ["RocksDB" in one["case"] or "default" in one["case"] for one in found[:4]] == [True, True, False, False]
     peers = [one["case"].partition(" vs ")[2] for one in found[5:]]

@@ -1,8 +1,8 @@
 """``rescale``: from one worker to two while the one is saturated, beside Spark's own way.
 
 Both sides count per key what comes, after work of some microseconds for each record in Python (CPU time, spun), from
-files that always wait. Ours: `engine.rescale(2)` while batches run. Spark's: ``groupBy.count`` on RocksDB with one state
-partition and one task for the input; the query is stopped, its state repartitioned offline
+files that always wait. Ours: `engine.rescale(2)` while batches run. Spark's: ``groupBy.count`` on RocksDB with one
+state partition and one task for the input; the query is stopped, its state repartitioned offline
 (``StreamingCheckpointManager.repartition``), and the query started again with two of each.
 
 - *pause*: ours is what the gap between two batches grew by, over the median gap, plus the worst latency of a slice over
@@ -18,6 +18,7 @@ import datetime
 import statistics
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -178,17 +179,17 @@ class _Ours:
         up = self._change(2, since)
         two = self._rates()
         down = self._change(1, up[0])
-        _, self_gap, worst, took, run_one, run_two = *up, self._run_s(one), self._run_s(two)
-        self.gaps.append(self_gap)
+        _, gap, worst, took = up
+        self.gaps.append(gap)
         self.slices.append(worst)
         self.took.append(took)
-        self.pauses.append(self_gap + worst)
+        self.pauses.append(gap + worst)
         self.downs.append(down[1] + down[2])
         self.before.append(self._rate(one))
         self.after.append(self._rate(two))
-        self.gains.append(run_one / run_two)
+        self.gains.append(self._run_s(one) / self._run_s(two))
         self._tell(
-            f"ours {len(self.pauses)}: pause {1e3 * self.pauses[-1]:.0f} ms (gap {1e3 * self_gap:.0f}), rate"
+            f"ours {len(self.pauses)}: pause {1e3 * self.pauses[-1]:.0f} ms (gap {1e3 * gap:.0f}), rate"
             f" {self.before[-1]:,.0f} to {self.after[-1]:,.0f} rows/s"
         )
 
@@ -204,10 +205,11 @@ class _Ours:
         return [report for report in self._stream.query.recentProgress if report["batchId"] in batches]
 
     def _rate(self, batches: Sequence[int]) -> float:
-        found = self._reports(batches)
-        return statistics.median(
-            float(report["numInputRows"]) / report["durationMs"]["triggerExecution"] * 1e3 for report in found
-        )
+        rates = [
+            float(report["numInputRows"]) / float(report["durationMs"]["triggerExecution"]) * 1e3
+            for report in self._reports(batches)
+        ]
+        return statistics.median(rates)
 
     def _run_s(self, batches: Sequence[int]) -> float:
         return statistics.median(epoch.run_s for epoch in self._engine.timeline().epochs if epoch.epoch in batches)
@@ -227,15 +229,20 @@ class _Ours:
         done = time.time()
         self._offer()
         self._stream.done(_GIVE_UP_S)
+        self._engine.stats()  # members tell of the slices that they have finished
         timeline = self._engine.timeline()
         epochs = sorted((epoch for epoch in timeline.epochs if epoch.rows), key=lambda epoch: epoch.started)
-        gaps = [(before.ended, after.started) for before, after in zip(epochs, epochs[1:], strict=False)]
+        gaps = [(before.ended, after.started) for before, after in pairwise(epochs)]
         resting = [end - begin for begin, end in gaps if begin >= since and end < asked]
-        changing = [end - begin for begin, end in gaps if end >= asked and begin < done + 1.0]
-        slow = [s.latency_ns / 1e9 for s in timeline.slices if s.ended >= asked and s.ended - s.latency_ns / 1e9 < done]
+        # The gap that the last batch of the change ends with, too.
+        later = [begin for begin, _ in gaps if begin >= done]
+        changing = [end - begin for begin, end in gaps if end >= asked and begin <= min(later, default=done)]
+        slow = [s.latency_ns / 1e9 for s in timeline.slices if s.ended >= asked]
         usual = [s.latency_ns / 1e9 for s in timeline.slices if since <= s.ended < asked]
-        gap = max(0.0, max(changing) - statistics.median(resting))
+        if not slow or not usual or not changing or not resting:
+            raise EngineError(f"{NAME}: no batch ran beside the rescale; give more rows")
         worst = max(0.0, max(slow) - statistics.median(usual))
+        gap = max(0.0, max(changing) - statistics.median(resting))
         return done, gap, worst, done - asked
 
 
@@ -281,19 +288,18 @@ class _Peer:
 
     def _rates(self) -> float:
         """Rows per second, median of some batches."""
-        seconds = []
         for _ in range(_STEADY):
             self._stream.offer(self._file)
         began = self._stream.given - _STEADY
         self._stream.done(_GIVE_UP_S)
         reports = [r for r in self._stream.query.recentProgress if r["batchId"] >= began and r["numInputRows"]]
-        seconds = [r["durationMs"]["triggerExecution"] / 1e3 for r in reports]
+        seconds = [float(r["durationMs"]["triggerExecution"]) / 1e3 for r in reports]
         return float(reports[-1]["numInputRows"]) / statistics.median(seconds)
 
     def _change(self, partitions: int) -> float:
         """Go to so many partitions; returns the gap between the batches above the median one."""
         before = [r for r in self._stream.query.recentProgress if r["numInputRows"]]
-        usual = [_begin(after) - _end(one) for one, after in zip(before, before[1:], strict=False)]
+        usual = [_begin(after) - _end(one) for one, after in pairwise(before)]
         self._stream.stop()
         self._spark._streamingCheckpointManager.repartition(str(self._stream.checkpoint), partitions)
         self._stream.skip(1)  # the repartition is a batch
