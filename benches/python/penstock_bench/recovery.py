@@ -8,10 +8,10 @@ Two cases for each size of the state, a count per key:
   all workers serve again.
 - *restart*: from ``start()`` of the query until its first batch, of few rows, is done, by the clock of this process,
   for ours and for ``groupBy.count`` on RocksDB in turn. Each begins from its checkpoint, with nothing of it in memory:
-  ours with a new engine, whose residents serve already, as Spark's executors do (``engine_start_s`` says how long that
-  took). Nothing of a checkpoint is written when a query or an engine ends, so a driver that dies leaves the same.
-  ``ready_s`` is ours alone: from the claim on the checkpoint until rows are asked for, with all state read;
-  ``peer_load_metrics`` is what Spark says of loading its stores in the last restart.
+  Spark's stores are unloaded, and ours has a new engine, whose residents serve already, as Spark's executors do
+  (``engine_start_s`` says how long that took). Nothing of a checkpoint is written when a query or an engine ends, so a
+  driver that dies leaves the same. ``ready_s`` is ours alone: from the claim on the checkpoint until rows are asked
+  for, with all state read; ``peer_load_metrics`` is what Spark says of loading its stores in the last restart.
 """
 
 from __future__ import annotations
@@ -216,6 +216,8 @@ class _Size:
                     clock = time.monotonic()
                     self.engine = self._engine()
                     starts.append(time.monotonic() - clock)
+                else:
+                    _unload(self.spark)
                 function = self._function() if name == "ours" else None
                 stream.offer(file)
                 with _Effects() as effects:
@@ -263,6 +265,13 @@ class _Size:
             "state": "durable, in the query's checkpoint on the local disk",
         }
         self.emit(line(NAME, case, "s", "lower", paired, self.options, conditions | own))
+
+
+def _unload(spark: SparkSession) -> None:
+    """Let Spark forget the state stores of its executors, here the driver's process: a new one would have none."""
+    jvm: Any = spark.sparkContext._jvm
+    stores = getattr(jvm.org.apache.spark.sql.execution.streaming.state, "StateStore$")
+    getattr(stores, "MODULE$").stop()
 
 
 def _count(frame: DataFrame) -> DataFrame:
