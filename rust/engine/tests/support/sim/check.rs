@@ -120,7 +120,7 @@ impl World {
     pub fn check_owners(&mut self, driver: usize, stamp: Stamp) {
         let mut seen = BTreeSet::new();
         let members = self.processes.values().filter(|one| one.driver == driver);
-        let groups = members.filter_map(|one| one.group.as_ref()).filter(|one| one.stamp == stamp);
+        let groups = members.filter_map(|one| one.group.as_ref()).filter(|one| one.stamp == stamp && !one.failed);
         let owned = groups.flat_map(|group| &group.loops).flat_map(|one| one.owned());
         if let Some(bin) = owned.into_iter().find(|bin| !seen.insert(*bin)) {
             self.violate(format!("two workers of generation {} own bin {bin}", stamp.generation));

@@ -35,6 +35,8 @@ pub struct Process {
 pub struct Group {
     pub stamp: Stamp,
     pub loops: Vec<Loop>,
+    /// Its workers are over: what they leave is as it was, also bins that were on their way between two epochs.
+    pub failed: bool,
     life: u64,
 }
 
@@ -237,7 +239,8 @@ impl World {
             loops.push(Loop::new(setup).map_err(|error| internal(error.to_string()))?);
         }
         process.outputs.retain(|epoch, _| *epoch < start.epoch);
-        process.group = Some(Group { stamp: start.stamp, loops, life: self.members << 32 | start.stamp.generation });
+        let life = self.members << 32 | start.stamp.generation;
+        process.group = Some(Group { stamp: start.stamp, loops, failed: false, life });
         self.reached("group started");
         Ok(())
     }
@@ -287,6 +290,7 @@ impl World {
             }
             told.extend(some.into_iter().map(|one| (worker, one)));
         }
+        group.failed |= failed.is_some();
         let mut events = Vec::new();
         for (worker, one) in told {
             match one {
