@@ -184,7 +184,9 @@ pub enum EngineError {
     },
     /// The source gave other rows for the same batch.
     #[error(
-        "the source is not replayable: batch {epoch} had {before} rows when the sink was called, and now has {now} rows, or others"
+        "the source is not replayable: batch {epoch} had {before} rows when its sink was called, and now it has {now}, or others; the \
+         sink may have written the first. Give the same rows again: from a source with offsets (files, Kafka, a table's log), without \
+         random or current values in front of foreachBatch"
     )]
     NotReplayable {
         /// The batch.
