@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import struct
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
 import penstock as pk
-from durable_support import Runs, only
-from engine_support import COUNTS, Kept, counted, numbers, state
+from durable_support import Runs, kill, only
+from engine_support import COUNTS, Kept, counted, numbers, state, stream
 from penstock.errors import EngineError, StateLost, StorageError
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(240)]
@@ -216,16 +218,16 @@ def test_a_checkpoint_that_is_deleted_under_a_running_query(engine: pk.Engine, r
 
 
 def test_asynchronous_progress(cluster: Any, engine: pk.Engine, runs: Runs) -> None:
-    """Spark itself allows it to few sinks."""
+    """Spark itself allows it to few sinks. Also refused to a query that has run without it, by the same function."""
     runs.add(2)
-    runs.function = engine.foreach_batch(COUNTS, runs.kept)
+    runs.run(engine)
+    runs.add()
     read = cluster.readStream.schema("k bigint, v bigint").option("maxFilesPerTrigger", 1)
-    writer = read.parquet(str(runs.folder / "in")).writeStream.option("checkpointLocation", str(runs.check))
+    writer = read.parquet(str(runs.inputs)).writeStream.option("checkpointLocation", str(runs.check))
     writer = writer.option("asyncProgressTrackingEnabled", "true").foreachBatch(runs.function)
     with pytest.raises(Exception, match="does not support async progress tracking"):
         writer.start().processAllAvailable()
-    writer = writer.option("_asyncProgressTrackingOverrideSinkSupportCheck", "true")
-    query = writer.start()
+    query = writer.option("_asyncProgressTrackingOverrideSinkSupportCheck", "true").start()
     try:
         with pytest.raises(Exception, match="asyncProgressTrackingEnabled"):
             query.processAllAvailable()
@@ -233,6 +235,50 @@ def test_asynchronous_progress(cluster: Any, engine: pk.Engine, runs: Runs) -> N
         query.stop()
     error = runs.function.error
     assert type(error) is EngineError and "or keep the state in memory with checkpoint=None" in str(error)
+    assert sorted(runs.kept.batches) == [0, 1]
+
+
+def test_a_checkpoint_that_was_moved(engine: pk.Engine, runs: Runs) -> None:
+    """The same function serves the same query, whose state is elsewhere now."""
+    runs.add(2)
+    runs.run(engine)
+    runs.add()
+    runs.check.rename(runs.folder / "moved")
+    again = stream(runs.cluster, runs.inputs, "k bigint, v bigint", runs.function, runs.folder / "moved")
+    with pytest.raises(Exception, match="drop the query, then start it again"):
+        again.awaitTermination(60)
+    assert not runs.check.exists()
+    engine.drop(runs.function.query_id)
+    stream(runs.cluster, runs.inputs, "k bigint, v bigint", runs.function, runs.folder / "moved").awaitTermination(60)
+    assert state(runs.kept) == counted(3) and not runs.check.exists()
+
+
+def test_a_source_that_is_not_replayable(engine: pk.Engine, runs: Runs) -> None:
+    """Its rows have changed when the batch has to be fed again, and the sink has had the first ones."""
+
+    def other_rows(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        import os
+
+        for batch in batches:
+            values = pa.array([int.from_bytes(os.urandom(4), "little") for _ in range(batch.num_rows)], pa.int64())
+            yield pa.record_batch([batch.column(0), values], ["k", "v"])
+
+    def sink(df: Any, batch_id: int) -> None:
+        if batch_id == 1:
+            kill(engine.members()[0])
+        runs.kept(df, batch_id)
+
+    def call(df: Any, batch_id: int) -> None:
+        runs.function(df.mapInArrow(other_rows, df.schema) if batch_id == 1 else df, batch_id)
+
+    runs.add(2)
+    runs.function = engine.foreach_batch(COUNTS, sink)
+    with pytest.raises(Exception, match="not replayable"):
+        stream(runs.cluster, runs.inputs, "k bigint, v bigint", call, runs.check).awaitTermination(120)
+    error = runs.function.error
+    assert type(error) is EngineError
+    assert "batch 1 had 600 rows when its sink was called, and now it has 600, or others" in str(error)
+    assert "Give the same rows again" in str(error)
 
 
 # A store that does not work
@@ -286,7 +332,7 @@ def test_members_that_find_another_folder_there(engine: pk.Engine, runs: Runs) -
     flow = pk.Flow("k bigint, v bigint").key_by("k").stateful_map(apart, schema="k bigint, v bigint")
     engine.foreach_batch(flow, Kept(), name="patched")(numbers(runs.cluster, 0), 0)
     error = runs.fails(engine)
-    assert isinstance(error, EngineError) and "member 1 does not see it" in str(error)
+    assert isinstance(error, EngineError) and re.search(r"and member \d+ does not see it: ", str(error))
     assert "claim-" in str(error) and "give one that all hosts share" in str(error) and not runs.kept.batches
     assert not list(runs.files.glob("manifest-*"))
 

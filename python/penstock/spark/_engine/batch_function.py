@@ -76,8 +76,9 @@ class BatchFunction:
         self._name = name
         self._direct = f"direct-{os.urandom(8).hex()}"
         self._lock = threading.Lock()
-        #: The query that it was called by last, and where its state is durable.
-        self._known: tuple[str, Stream, Storage | None] | None = None
+        #: The run of a query that it was called by last, and where its state is durable: another run may have other
+        #: options and its checkpoint elsewhere.
+        self._known: tuple[tuple[str, str | None], Stream, Storage | None] | None = None
         self.query_id: str | None = None
         self.error: BaseException | None = None
 
@@ -101,9 +102,11 @@ class BatchFunction:
         name = self._name or (stream.name if stream is not None else None) or query_id
         assert engine._setup is not None
         assert engine._commits is not None
-        if self._known is None or self._known[0] != query_id:
+        # Spark names the jobs of a run after it.
+        run = query_id, None if query_id == self._direct else sc.getLocalProperty("spark.jobGroup.id")
+        if self._known is None or self._known[0] != run:
             told = Stream(None if query_id == self._direct else engine._commits.facts(query_id))
-            self._known = query_id, told, self._storage(told, query_id, name)
+            self._known = run, told, self._storage(told, query_id, name)
         _, told, storage = self._known
         query = engine._queries.of(engine._setup, self._program, query_id, name, told, storage)
         # Python's callback runs on the thread of the query. Stopping interrupts it, whatever session owns it.
