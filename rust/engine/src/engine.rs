@@ -84,6 +84,10 @@ struct Rescale {
     /// How many there were to be before.
     from: u32,
     cancelled: bool,
+    /// Rings when those that are missing have had their time.
+    timer: Ticket,
+    /// How many had not come by then, of how many.
+    late: Option<(u32, u32)>,
 }
 
 /// See the module.
@@ -147,9 +151,13 @@ impl Engine {
                 self.forgotten(|_, holder| holder == member, &mut out);
                 let slot = self.roster.lost(member);
                 self.each(&mut out, |query, view| query.member_lost(member, &reason, view));
-                if let Some(slot) = slot.filter(|slot| *slot < self.roster.wanted()) {
-                    out.push(Effect::StartResident { slot });
-                }
+                out.extend(slot.map(|slot| Effect::StartResident { slot }));
+            }
+            Event::Leaving { member } => {
+                // Its bins go to those who are there already: nobody knows how long its executor waits.
+                let slot = self.roster.drain(member);
+                out.extend(slot.map(|slot| Effect::StartResident { slot }));
+                self.each(&mut out, Query::member_up);
             }
             Event::Open { query, program } => {
                 let floor = self.floor;
@@ -168,6 +176,9 @@ impl Engine {
             }
             Event::Answer { ticket, .. } if self.dropping.values().any(|open| open.contains_key(&ticket)) => {
                 self.forgotten(|one, _| one == ticket, &mut out);
+            }
+            Event::Timer { ticket } if self.rescale.is_some_and(|one| one.timer == ticket) => {
+                self.too_late(ticket, &mut out);
             }
             Event::Answer { ticket, .. }
             | Event::Receipt { ticket, .. }
@@ -281,17 +292,33 @@ impl Engine {
             out.push(Effect::Rescaled { handle, outcome: Err(error), moved: 0 });
             return;
         }
-        self.rescale = Some(Rescale { handle, from: self.roster.wanted(), cancelled: false });
+        self.tickets += 1;
+        let timer = self.tickets;
+        self.rescale = Some(Rescale { handle, from: self.roster.wanted(), cancelled: false, timer, late: None });
         self.setup.workers = workers;
-        out.extend(self.roster.want(workers).into_iter().map(|slot| Effect::StartResident { slot }));
+        let new = self.roster.want(workers);
+        if !new.is_empty() {
+            out.push(Effect::Timer { ticket: timer, after_ms: self.setup.start_ms });
+        }
+        out.extend(new.into_iter().map(|slot| Effect::StartResident { slot }));
         self.each(out, Query::resize);
+    }
+
+    /// Task slots that were to be had, and did not come.
+    fn too_late(&mut self, ticket: Ticket, out: &mut Vec<Effect>) {
+        let (wanted, missing) = (self.roster.wanted(), self.roster.wanted() - self.roster.serving().count() as u32);
+        let waiting = |one: &&mut Rescale| one.timer == ticket && !one.cancelled && missing > 0;
+        let Some(rescale) = self.rescale.as_mut().filter(waiting) else { return };
+        rescale.late = Some((missing, wanted));
+        let handle = rescale.handle;
+        self.cancel_rescale(handle, out);
     }
 
     /// Goes back to the number before. Who has gone stays away: a cancel asks for no task slot, so it always comes to an end.
     fn cancel_rescale(&mut self, handle: Handle, out: &mut Vec<Effect>) {
         let Some(rescale) = self.rescale.as_mut().filter(|one| one.handle == handle && !one.cancelled) else { return };
         rescale.cancelled = true;
-        let workers = rescale.from.min(self.roster.unbroken());
+        let workers = rescale.from.min(self.roster.held());
         self.setup.workers = workers;
         let new = self.roster.want(workers);
         assert!(new.is_empty(), "a rescale that is cancelled asks for slots {new:?}");
@@ -310,9 +337,11 @@ impl Engine {
         let settled = self.roster.complete()
             && self.roster.leaving().next().is_none()
             && self.queries.values().all(|query| query.has_settled(&self.roster));
-        if settled && let Some(Rescale { handle, .. }) = self.rescale.take() {
+        if settled && let Some(Rescale { handle, late, .. }) = self.rescale.take() {
             let moved = self.queries.values().map(|query| query.shifts(&self.roster).0).sum();
-            out.push(Effect::Rescaled { handle, outcome: Ok(self.roster.wanted()), moved });
+            let waited_ms = self.setup.start_ms;
+            let error = late.map(|(missing, wanted)| EngineError::SlotsLate { missing, wanted, waited_ms });
+            out.push(Effect::Rescaled { handle, outcome: error.map_or(Ok(self.roster.wanted()), Err), moved });
         }
     }
 

@@ -243,6 +243,16 @@ pub enum EngineError {
         /// And could have besides.
         free: u32,
     },
+    /// Slots that were promised and did not come.
+    #[error("rescale({wanted}): {missing} of {wanted} workers have got no task slot in {} s", .waited_ms / 1_000)]
+    SlotsLate {
+        /// So many have none.
+        missing: u32,
+        /// Asked for.
+        wanted: u32,
+        /// How long was waited.
+        waited_ms: u64,
+    },
     /// One rescale at a time.
     #[error("rescale({workers}): the engine goes to {to} workers just now")]
     Rescaling {

@@ -271,6 +271,11 @@ pub enum Event {
         /// Why.
         reason: String,
     },
+    /// The executor of a member is going and waits for its tasks to end: the member is to end by itself, another one to come in its place.
+    Leaving {
+        /// Which.
+        member: MemberId,
+    },
     /// A member answers.
     Answer {
         /// The question.

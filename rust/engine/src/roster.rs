@@ -1,6 +1,7 @@
-//! Who is there: slots, the members that serve them, and how many are wanted.
+//! Who is there: slots, the members that serve them, and which of them are wanted.
 //!
-//! Invariants: a member's id is never used again; a slot has at most one member that is alive; a slot that is not wanted gets none.
+//! Invariants: a member's id is never used again; a slot has at most one member that is alive; a slot that is not wanted gets none. A slot whose
+//! executor is going is never wanted again; another one is wanted in its place.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -12,7 +13,6 @@ const TRIES: u32 = 25;
 /// The residents of an engine.
 #[derive(Clone, Debug)]
 pub(crate) struct Roster {
-    wanted: u32,
     seats: BTreeMap<u32, Seat>,
 }
 
@@ -21,6 +21,17 @@ struct Seat {
     /// While it is alive, and where it runs.
     member: Option<(MemberId, String)>,
     tries: u32,
+    wish: Wish,
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+enum Wish {
+    #[default]
+    Wanted,
+    /// Fewer are wanted; more may be again.
+    Unwanted,
+    /// Its executor is going.
+    Drains,
 }
 
 impl Seat {
@@ -31,30 +42,40 @@ impl Seat {
 
 impl Roster {
     pub(crate) fn new(wanted: u32) -> Roster {
-        Roster { wanted, seats: (0..wanted).map(|slot| (slot, Seat::default())).collect() }
+        Roster { seats: (0..wanted).map(|slot| (slot, Seat::default())).collect() }
     }
 
     /// How many are to serve.
     pub(crate) fn wanted(&self) -> u32 {
-        self.wanted
+        self.seats.values().filter(|seat| seat.wish == Wish::Wanted).count() as u32
     }
 
-    /// Slots that are held, those of leavers included.
+    /// Slots that are held, those of leavers included. Those of executors that are going are nobody's soon.
     pub(crate) fn held(&self) -> u32 {
-        self.seats.len() as u32
+        self.seats.values().filter(|seat| seat.wish != Wish::Drains).count() as u32
     }
 
-    /// Slots from the first on that are held without a gap: so many members need no further slot.
-    pub(crate) fn unbroken(&self) -> u32 {
-        (0..).take_while(|slot| self.seats.contains_key(slot)).count() as u32
-    }
-
-    /// Wants another number; returns the slots that are new.
+    /// Wants another number, of the slots that are held first; returns the slots that are new.
     pub(crate) fn want(&mut self, wanted: u32) -> Vec<u32> {
-        self.wanted = wanted;
-        let new: Vec<u32> = (0..wanted).filter(|slot| !self.seats.contains_key(slot)).collect();
-        self.seats.extend(new.iter().map(|slot| (*slot, Seat::default())));
-        new
+        let staying = |seat: &&mut Seat| seat.wish != Wish::Drains;
+        for (place, seat) in (0..).zip(self.seats.values_mut().filter(staying)) {
+            seat.wish = if place < wanted { Wish::Wanted } else { Wish::Unwanted };
+        }
+        (self.wanted()..wanted).map(|_| self.add()).collect()
+    }
+
+    /// One slot more, the first that there is not.
+    fn add(&mut self) -> u32 {
+        let slot = (0..).find(|slot| !self.seats.contains_key(slot)).expect("there are fewer slots than numbers");
+        self.seats.insert(slot, Seat::default());
+        slot
+    }
+
+    /// The executor of a member is going; returns the slot that is wanted in its place, if one is.
+    pub(crate) fn drain(&mut self, member: MemberId) -> Option<u32> {
+        let seat = self.seats.values_mut().find(|seat| seat.member() == Some(member))?;
+        let before = std::mem::replace(&mut seat.wish, Wish::Drains);
+        (before == Wish::Wanted).then(|| self.add())
     }
 
     /// A member comes, to one of so many executors; it stays unless it is told why not. Members spread over executors.
@@ -67,24 +88,27 @@ impl Roster {
     ) -> Result<(), Dismissal> {
         let taken: BTreeSet<&String> = self.seats.values().filter_map(|seat| Some(&seat.member.as_ref()?.1)).collect();
         let crowded = taken.contains(&executor) && executors as usize > taken.len();
-        let wanted = slot < self.wanted;
-        let seat = self.seats.get_mut(&slot).filter(|_| wanted).ok_or(Dismissal::Unneeded)?;
+        let seat = self.seats.get_mut(&slot).ok_or(Dismissal::Unneeded)?;
+        // Also of a slot that is not wanted: once one attempt returns, Spark ends the one that still has state.
         if seat.member.is_some() {
             return Err(Dismissal::Spare);
+        }
+        if seat.wish != Wish::Wanted {
+            return Err(Dismissal::Unneeded);
         }
         if crowded && seat.tries < TRIES {
             seat.tries += 1;
             return Err(Dismissal::Crowded);
         }
-        *seat = Seat { member: Some((member, executor)), tries: 0 };
+        *seat = Seat { member: Some((member, executor)), ..Seat::default() };
         Ok(())
     }
 
-    /// A member has gone; returns its slot.
+    /// A member has gone; returns its slot where that is still wanted.
     pub(crate) fn lost(&mut self, member: MemberId) -> Option<u32> {
         let (slot, seat) = self.seats.iter_mut().find(|(_, seat)| seat.member() == Some(member))?;
         seat.member = None;
-        Some(*slot)
+        (seat.wish == Wish::Wanted).then_some(*slot)
     }
 
     /// Gives a slot up.
@@ -103,17 +127,17 @@ impl Roster {
 
     /// Members that are to stay, by slot.
     pub(crate) fn serving(&self) -> impl Iterator<Item = MemberId> {
-        self.seats.iter().filter(|(slot, _)| **slot < self.wanted).filter_map(|(_, seat)| seat.member())
+        self.seats.values().filter(|seat| seat.wish == Wish::Wanted).filter_map(Seat::member)
     }
 
     /// Slots that nobody wants any more, with the member that is still there.
     pub(crate) fn leaving(&self) -> impl Iterator<Item = (u32, Option<MemberId>)> {
-        self.seats.iter().filter(|(slot, _)| **slot >= self.wanted).map(|(slot, seat)| (*slot, seat.member()))
+        self.seats.iter().filter(|(_, seat)| seat.wish != Wish::Wanted).map(|(slot, seat)| (*slot, seat.member()))
     }
 
     /// Whether every wanted slot has a member.
     pub(crate) fn complete(&self) -> bool {
-        self.serving().count() == self.wanted as usize
+        self.seats.values().all(|seat| seat.wish != Wish::Wanted || seat.member.is_some())
     }
 }
 
@@ -141,5 +165,29 @@ mod tests {
         assert_eq!(up(&mut roster, 1, "a", 2), Ok(()));
         assert_eq!(roster.lost(MemberId(1)), Some(0));
         assert_eq!(up(&mut roster, 0, "a", 1), Ok(()));
+    }
+
+    #[test]
+    fn a_slot_whose_executor_goes_is_replaced_once_and_not_wanted_again() {
+        let mut roster = Roster::new(2);
+        for slot in 0..2 {
+            roster.up(slot, MemberId(u64::from(slot)), format!("{slot}"), 2).unwrap();
+        }
+        assert_eq!(roster.drain(MemberId(7)), None);
+        assert_eq!([roster.drain(MemberId(0)), roster.drain(MemberId(0))], [Some(2), None]);
+        assert_eq!((roster.wanted(), roster.held(), roster.complete()), (2, 2, false));
+        assert_eq!(roster.leaving().collect::<Vec<_>>(), [(0, Some(MemberId(0)))]);
+        assert_eq!(roster.up(0, MemberId(3), "2".to_owned(), 3), Err(Dismissal::Spare));
+        // One that was to go anyway needs nobody in its place.
+        assert!(roster.want(1).is_empty());
+        assert_eq!(roster.serving().collect::<Vec<_>>(), [MemberId(1)]);
+        assert_eq!(roster.want(3), [3]);
+        assert!(roster.want(1).is_empty());
+        assert_eq!(roster.lost(MemberId(0)), None);
+        assert_eq!(roster.up(0, MemberId(4), "2".to_owned(), 3), Err(Dismissal::Unneeded));
+        assert_eq!(roster.drain(MemberId(1)), Some(4));
+        assert_eq!((roster.wanted(), roster.held()), (1, 3));
+        assert!(roster.want(1).is_empty(), "the first that is held comes first");
+        assert_eq!(roster.leaving().map(|(slot, _)| slot).collect::<Vec<_>>(), [0, 1, 3, 4]);
     }
 }

@@ -422,6 +422,54 @@ fn members_that_leave_give_away_what_they_own_while_batches_pass() {
 }
 
 #[test]
+fn a_member_whose_executor_goes_gives_away_what_it_owns_and_another_comes() {
+    let mut script = Script::new(2);
+    script.batch(0);
+    script.done.clear();
+    let leaving = || Event::Leaving { member: MemberId(1) };
+    script.hear(leaving());
+    let watch = Effect::WatchCommit { query: QUERY.into(), epoch: 0 };
+    assert_eq!(script.done, [Effect::StartResident { slot: 2 }, watch], "Spark places nothing on its executor");
+    script.done.clear();
+    script.hear(leaving());
+    script.hear(Event::Leaving { member: MemberId(9) });
+    assert_eq!(script.done, [], "it is known");
+    // A second attempt of its task, which Spark makes where it speculates, must not end the first by returning.
+    script.hear(Event::MemberUp { slot: 0, member: MemberId(7), executor: "executor 1".into(), executors: 2 });
+    assert_eq!(script.done, [Effect::Dismiss { member: MemberId(7), why: Dismissal::Spare }]);
+    // Nobody waits for the other one: there may be no slot for it before this one has ended.
+    script.hold = vec!["Migrate"];
+    assert!(completes(&script.batch(1), 1));
+    script.let_go();
+    assert_eq!(script.owners(), [1; 4]);
+    script.done.clear();
+    script.hear(Event::Committed { query: QUERY.into(), epoch: 1 });
+    assert!(script.done.contains(&Effect::RetireResident { slot: 0 }), "{:?}", script.done);
+    script.hear(Event::MemberLost { member: MemberId(1), reason: "it was told to end".into() });
+    assert!(!script.done.contains(&Effect::StartResident { slot: 0 }));
+    // Who comes in its place gets its share.
+    script.hold.clear();
+    script.hear(Event::MemberUp { slot: 2, member: MemberId(3), executor: "executor 2".into(), executors: 2 });
+    assert!(completes(&script.batch(2), 2));
+    assert_eq!(script.owners().iter().filter(|owner| **owner == 1).count(), 2);
+    // The last one keeps everything until another one is there.
+    let mut script = Script::new(1);
+    script.batch(0);
+    script.hear(leaving());
+    assert!(completes(&script.batch(1), 1) && script.owners() == [0; 4]);
+    script.hear(Event::MemberUp { slot: 1, member: MemberId(2), executor: "executor 1".into(), executors: 2 });
+    assert!(completes(&script.batch(2), 2));
+    assert_eq!(script.owners(), [1; 4]);
+    assert!(script.batch(3).contains(&Effect::RetireResident { slot: 0 }));
+    // A rescale counts on no slot of an executor that goes.
+    script.hear(Event::Leaving { member: MemberId(2) });
+    script.done.clear();
+    script.hear(Event::Rescale { handle: 1, workers: 3, free: 1 });
+    let Some(Effect::Rescaled { outcome: Err(error), .. }) = script.done.pop() else { panic!("{:?}", script.done) };
+    assert!(error.to_string().contains("1 task slots are held and 1 more are free"), "{error}");
+}
+
+#[test]
 fn a_rescale_takes_effect_when_spark_has_committed_and_no_batch_comes() {
     let mut script = Script::new(2);
     script.batch(0);
@@ -509,6 +557,40 @@ fn a_rescale_that_is_cancelled_goes_back_as_far_as_the_slots_that_are_held() {
     script.done.clear();
     script.hear(Event::CancelRescale { handle: 4 });
     assert_eq!(script.done, [], "it has ended");
+}
+
+#[test]
+fn a_rescale_whose_slots_do_not_come_goes_back_and_says_so() {
+    let mut script = Script::new(1);
+    script.batch(0);
+    script.done.clear();
+    script.hear(Event::Rescale { handle: 1, workers: 3, free: 9 });
+    let timer = |effect: &Effect| match effect {
+        Effect::Timer { ticket, after_ms: 300_000 } => Some(*ticket),
+        _ => None,
+    };
+    let ticket = script.done.iter().find_map(timer).expect("a timer");
+    script.hear(Event::MemberUp { slot: 1, member: MemberId(2), executor: "executor 1".into(), executors: 2 });
+    script.done.clear();
+    script.hear(Event::Timer { ticket });
+    assert_eq!(script.done[..2], [1, 2].map(|slot| Effect::RetireResident { slot }), "both, also who has come");
+    let late = EngineError::SlotsLate { missing: 1, wanted: 3, waited_ms: 300_000 };
+    assert_eq!(late.to_string(), "rescale(3): 1 of 3 workers have got no task slot in 300 s");
+    assert_eq!(script.done[2], Effect::Rescaled { handle: 1, outcome: Err(late), moved: 0 });
+    assert!(script.engine.rescaling().is_none() && completes(&script.batch(1), 1));
+    // One that has its members is not late, however long its bins take; nor one that gives slots up.
+    script.done.clear();
+    script.hear(Event::Rescale { handle: 2, workers: 2, free: 1 });
+    let ticket = script.done.iter().find_map(timer).expect("a timer");
+    script.hear(Event::MemberUp { slot: 1, member: MemberId(3), executor: "executor 1".into(), executors: 2 });
+    script.done.clear();
+    script.hear(Event::Timer { ticket });
+    assert!(script.done.is_empty() && script.engine.rescaling().is_some_and(|facts| !facts.cancelled));
+    script.hear(Event::Committed { query: QUERY.into(), epoch: 1 });
+    assert!(script.done.contains(&Effect::Rescaled { handle: 2, outcome: Ok(2), moved: 2 }), "{:?}", script.done);
+    script.done.clear();
+    script.hear(Event::Rescale { handle: 3, workers: 1, free: 0 });
+    assert_eq!(script.done.iter().find_map(timer), None);
 }
 
 #[test]

@@ -52,6 +52,9 @@ fn sequence_04_idle_moves_wait_until_the_record_is_taken() {
 fn sequence_05_members_come_and_go_between_the_request_and_the_mark() {
     sequence("5 rescale", &["rescaled", "sink failed", "abandoned"]);
     sequence("5 rescale without a checkpoint", &["rescaled", "stopped"]);
+    for world in sequence("5 executors go", &["rescaled"]) {
+        assert_eq!(["draining", "drained", "restarted"].map(|what| world.times(what)), [2, 2, 0]);
+    }
     sequence("5 rescale and back", &["rescaled", "watched", "cancelled while some leave", "cancelled while some come"]);
 }
 

@@ -104,6 +104,15 @@ pub(crate) fn sequence(name: &str, seed: u64) -> Scenario {
                 at("committed", 3, Fault::CancelRescale),
             ]
         }
+        "5 executors go" => {
+            scenario.durable = seed.is_multiple_of(2);
+            scenario.batches = 6;
+            vec![
+                at(if seed % 4 < 2 { "fed" } else { "returned" }, 1, Fault::Drain(member, false)),
+                at("committed", 2, Fault::Rescale(scenario.workers + 1)),
+                at("committed", 4, Fault::Drain(member + 1, false)),
+            ]
+        }
         "6 the clock is Spark's own" => match seed % 2 {
             0 => vec![at("manifest asked", batch, Fault::CrashDriver)],
             _ => vec![at("sink called", batch, Fault::CrashDriver)],

@@ -35,6 +35,8 @@ pub enum Fault {
     Damage,
     /// A byte of the newest manifest changes.
     DamageManifest,
+    /// The executor of a member is going; it waits for the member, but not for ever where `true`.
+    Drain(u64, bool),
     /// The source gives other rows from now on.
     Unstable,
 }
@@ -66,7 +68,8 @@ impl World {
     }
 
     fn any_fault(&mut self) -> Fault {
-        match self.dice.below(24) {
+        match self.dice.below(26) {
+            24.. => Fault::Drain(self.dice.below(3), self.dice.once_in(3)),
             0..6 => Fault::CrashMember(self.dice.below(3)),
             6..8 => Fault::CrashDriver,
             8 => Fault::CutMesh,
@@ -102,6 +105,24 @@ impl World {
                 if let Some(member) = alive.get(which as usize % alive.len().max(1)) {
                     self.reached("crash");
                     self.end_process(*member, "its process was killed");
+                }
+            }
+            Fault::Drain(which, killed) => {
+                let known: Vec<MemberId> =
+                    self.processes.iter().filter(|(_, one)| one.joined).map(|(member, _)| *member).collect();
+                let Some(member) = known.get(which as usize % known.len().max(1)).copied() else { return };
+                let process = self.processes.get_mut(&member).expect("it was listed");
+                process.drains = true;
+                let driver = process.driver;
+                self.reached("draining");
+                self.hear(driver, Event::Leaving { member });
+                if killed {
+                    self.soon(600, move |world| {
+                        if world.processes.contains_key(&member) {
+                            world.reached("crash");
+                            world.end_process(member, "its executor was killed");
+                        }
+                    });
                 }
             }
             Fault::CrashDriver => {

@@ -19,6 +19,10 @@ use crate::machine::{
 pub struct Process {
     pub driver: usize,
     pub slot: u32,
+    /// Whether its engine knows of it.
+    pub joined: bool,
+    /// Whether its executor is going.
+    pub drains: bool,
     pub bits: u8,
     machine: Member,
     shelf: Shelf<Ledger>,
@@ -48,6 +52,8 @@ impl World {
         let process = Process {
             driver,
             slot,
+            joined: false,
+            drains: false,
             bits: self.drivers[driver].bits,
             machine: Member::new(),
             shelf: Shelf::new(),
@@ -62,6 +68,9 @@ impl World {
         let executor = format!("executor {}", self.dice.below(4));
         self.send(1_000 + member.0, driver as u64, move |world| {
             world.hear(driver, Event::MemberUp { slot, member, executor: executor.clone(), executors: 2 });
+            if let Some(process) = world.processes.get_mut(&member) {
+                process.joined = true;
+            }
             // Spark runs a second attempt beside one that serves now and then.
             if world.processes.contains_key(&member) && world.dice.once_in(12) {
                 world.members += 1;

@@ -269,7 +269,10 @@ impl World {
             Effect::RetireResident { slot } => {
                 self.drivers[driver].slots.remove(&slot);
                 let found = self.processes.iter().find(|(_, one)| one.driver == driver && one.slot == slot);
-                if let Some(member) = found.map(|(member, _)| *member) {
+                if let Some((member, drains)) = found.map(|(member, one)| (*member, one.drains)) {
+                    if drains {
+                        self.reached("drained");
+                    }
                     self.end_process(member, "it was told to end");
                 }
             }
