@@ -12,7 +12,7 @@ import os
 import shutil
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -112,13 +112,14 @@ class Sessions:
 
     def __init__(self) -> None:
         self.session: Any = None
-        self.master = ""
+        self.kind: tuple[str, dict[str, str]] = ("", {})
 
-    def get(self, master: str) -> Any:
+    def get(self, master: str, settings: Mapping[str, str] | None = None) -> Any:
         pytest.importorskip("pyspark")
         from penstock.spark._session.java import JavaNotFound, ensure_java
 
-        if self.session is not None and self.master == master and self.session.sparkContext._jsc is not None:
+        kind = (master, dict(settings or {}))
+        if self.session is not None and self.kind == kind and self.session.sparkContext._jsc is not None:
             return self.session
         self.stop()
         try:
@@ -128,9 +129,10 @@ class Sessions:
         os.environ["PYSPARK_PYTHON"] = sys.executable
         from pyspark.sql import SparkSession
 
-        self.master = master
+        self.kind = kind
         self.session = (
-            SparkSession.builder.master(master)
+            SparkSession.builder.config(map=kind[1])
+            .master(master)
             .appName("penstock tests")
             .config("spark.driver.host", "127.0.0.1")
             .config("spark.driver.bindAddress", "127.0.0.1")

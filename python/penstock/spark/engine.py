@@ -2,9 +2,9 @@
 
 Owns: the life of everything that an engine starts (registry, residents, threads) and the public surface. What is
 behind it: `executor` (the thread of the protocol, which decides), `hub` (registry), `calls` (what members are asked),
-`startup` and `residents` (members), `commits` (Spark's commit log), `batch_function` (what Spark calls), `queries`
-and `query` (calls), `record` (figures), `moves` and `migrate` (moves), `ended` (queries that have ended), `handles`
-(the open engines).
+`startup` and `residents` (members), `decommission` (executors that go), `commits` (Spark's commit log),
+`batch_function` (what Spark calls), `queries` and `query` (calls), `record` (figures), `moves` and `migrate` (moves),
+`ended` (queries that have ended), `handles` (the open engines).
 
 Life of a batch: Spark calls the function made by `Engine.foreach_batch`; feed tasks stage the batch's rows at the
 members; the receipts that Spark delivers are the commit; the members run the epoch and freeze its outputs; the
@@ -34,6 +34,7 @@ from penstock.spark._engine.batch_function import OWN_CHECKPOINT, BatchFunction,
 from penstock.spark._engine.calls import Calls
 from penstock.spark._engine.checkpoints import Checkpoints
 from penstock.spark._engine.commits import Commits
+from penstock.spark._engine.decommission import Decommissions
 from penstock.spark._engine.ended import Ended
 from penstock.spark._engine.executor import Executor
 from penstock.spark._engine.hub import Hub, Member
@@ -191,6 +192,7 @@ class Engine:
         self._executor: Executor | None = None
         self._rescales: Rescales | None = None
         self._commits: Commits | None = None
+        self._decommissions: Decommissions | None = None
         self._residents: Residents | None = None
         self._recorder: Recorder | None = None
         self._setup: Setup | None = None
@@ -234,7 +236,8 @@ class Engine:
                 return
             self._state = "closing"
         interrupted: BaseException | None = None
-        for end in (self._ended.close, self._end_commits, self._end_executor, self._end_residents, self._end_hub):
+        looking = (self._ended.close, self._end_commits, self._end_decommissions)
+        for end in (*looking, self._end_executor, self._end_residents, self._end_hub):
             for _ in range(2):
                 try:
                     end()
@@ -253,6 +256,10 @@ class Engine:
     def _end_commits(self) -> None:
         if self._commits is not None:
             self._commits.close()
+
+    def _end_decommissions(self) -> None:
+        if self._decommissions is not None:
+            self._decommissions.close()
 
     def _end_executor(self) -> None:
         if self._executor is not None:
@@ -347,6 +354,9 @@ class Engine:
         self._residents.warn()
         executor.start()
         startup.members(self._residents, found.setting)
+        residents = self._residents
+        self._decommissions = Decommissions(sc, self.name, executor, lambda: residents.members)
+        self._decommissions.start()
 
     def _require_starting(self) -> None:
         if self._state != "starting":
@@ -565,7 +575,9 @@ class Engine:
         ConfigError
             For less than one.
         SlotsError
-            When there are not as many task slots; nothing has changed then.
+            When there are not as many task slots; nothing has changed then. Where Spark may have more of them made
+            (dynamic allocation), or does not say how many there are, `Rescale.wait` raises it when some have not come
+            after the engine's `start_timeout`; what has come goes again.
         EngineError
             When another rescale is under way, or the engine is not open.
 
@@ -580,10 +592,10 @@ class Engine:
             raise ConfigError(f"rescale({workers!r}): the number of workers is an int from 1 to {1 << 12}")
         assert self._rescales is not None
         sc = self._spark.sparkContext
-        slots = capacity(sc).slots
+        found = capacity(sc)
         # One slot is for the queries' own tasks.
-        free = 1 << 12 if slots is None else max(0, slots - 1 - sum(held_slots(sc).values()))
-        handle = self._rescales.ask(workers, self.workers, free)
+        free = 1 << 12 if found.slots is None else max(0, found.slots - 1 - sum(held_slots(sc).values()))
+        handle = self._rescales.ask(workers, self.workers, free, found.setting)
         self.workers = max(self.workers, workers)
         return handle
 

@@ -71,10 +71,13 @@ class Rescale:
         look: Callable[[Rescale], RescaleProgress | None],
         cancel: Callable[[Rescale], None],
         before: int = 0,
+        setting: str = "",
     ) -> None:
         self.workers = workers
         self.error: Exception | None = None
         self._before = before
+        #: What bounds the task slots.
+        self._setting = setting
         self._began = time.time()
         self._look = look
         self._cancel = cancel
@@ -207,8 +210,8 @@ class Rescales:
         executor.perform(Rescaled=self._rescaled)
         executor.when_broken(self._break)
 
-    def ask(self, workers: int, before: int, free: int) -> Rescale:
-        """Begin to go to so many members from so many, where so many task slots are free.
+    def ask(self, workers: int, before: int, free: int, setting: str) -> Rescale:
+        """Begin to go to so many members from so many, where so many task slots are free; `setting` bounds them.
 
         Raises
         ------
@@ -219,7 +222,7 @@ class Rescales:
         EngineError
             When another rescale is under way.
         """
-        number, handle = next(self._numbers), Rescale(workers, self._look, self._cancel, before)
+        number, handle = next(self._numbers), Rescale(workers, self._look, self._cancel, before, setting)
         with self._lock:
             self._open[number] = handle
         self._executor.ask({"Rescale": {"handle": number, "workers": workers, "free": free}}, handle)
@@ -275,7 +278,13 @@ class Rescales:
             return
         error = facts["outcome"]["Err"]
         name = error if isinstance(error, str) else next(iter(error))
-        handle._end({"NoSlots": SlotsError, "Refused": ConfigError}.get(name, EngineError)(facts["text"]))
+        text = facts["text"]
+        if name in ("NoSlots", "SlotsLate") and handle._setting:
+            # The last part is what people can change.
+            text = f"{text}{' (start_timeout)' if name == 'SlotsLate' else ''}; {handle._setting}"
+        if name == "SlotsLate":
+            self._resized(handle._before)
+        handle._end({"NoSlots": SlotsError, "Refused": ConfigError}.get(name, EngineError)(text))
 
     def _break(self, error: EngineError) -> None:
         with self._lock:

@@ -103,6 +103,7 @@ class ResidentTask:
             "slot": self.slot,
             "engine": self.engine,
             "executor": executor_name(),
+            "task": _task(),
             "pid": os.getpid(),
             "python": platform.python_version(),
             "pyarrow": pa.__version__,
@@ -144,6 +145,16 @@ def _attempt() -> int:
 
     context = TaskContext.get()
     return 0 if context is None else int(context.attemptNumber())
+
+
+def _task() -> tuple[int, int] | None:
+    """Stage and number of this task, as Spark's status store has them."""
+    from pyspark import TaskContext
+
+    context = TaskContext.get()
+    if context is None or context.stageId() is None:
+        return None
+    return context.stageId(), context.taskAttemptId()
 
 
 def _until_killed() -> None:
