@@ -16,6 +16,7 @@ import cloudpickle
 import pytest
 
 from engine_support import wait_for
+from penstock.spark._engine import residents
 from penstock.spark._engine.executor import Executor
 from penstock.spark._engine.hub import Hub, Member
 from penstock.spark._engine.residents import Residents
@@ -123,12 +124,12 @@ class Context:
 class Engine:
     """One resident with its registry, and everybody who ever joined."""
 
-    def __init__(self, context: Context) -> None:
+    def __init__(self, context: Context, workers: int = 1) -> None:
         secret = Secret.random()
         self.context = context
         self.hub = Hub("127.0.0.1", 0, None, secret, "residents", 20.0)
         self.joined: list[Member] = []
-        self.executor = Executor("residents", {"workers": 1})
+        self.executor = Executor("residents", {"workers": workers})
         self.residents = Residents(context, self.hub, self.executor, secret, "residents", 20.0, 1 << 20)
         self.hub.listen(joined=self.joined.append, lost=self._lost)
         self.hub.start()
@@ -234,3 +235,34 @@ def test_the_slots_that_speculation_takes_are_named(caplog: pytest.LogCaptureFix
             assert [threshold in record.getMessage() for record in caplog.records] == [True] * warned
         finally:
             hub.close()
+
+
+def test_looking_for_a_better_place_is_no_failure(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """All processes of this test have one executor; while Spark has another one, a second member is sent away."""
+    there = 1
+    monkeypatch.setattr(residents, "executor_count", lambda sc: there)
+    context = Context()
+    engine = Engine(context, workers=2)
+
+    def jobs_of(slot: int) -> list[Job]:
+        return [job for job in context.jobs if f"-residents-{slot}-" in job.group]
+
+    try:
+        caplog.set_level(logging.WARNING)
+        for _ in range(2):
+            there, before = 2, len(jobs_of(1))
+            os.kill(engine.residents.members[1].pid, signal.SIGKILL)
+            wait_for(lambda: not engine.residents.complete, what="the loss of a member")
+            jobs_of(1)[-1].attempt()
+            # Submitted again after the shortest pause.
+            wait_for(lambda least=before + 1: len(jobs_of(1)) >= least, what="other places")
+            there = 1
+            wait_for(lambda: engine.residents.complete, what="a place that is good enough")
+        assert [record.message for record in caplog.records if " ended: " in record.message] == []
+    finally:
+        engine.residents.close()
+        engine.executor.close()
+        engine.hub.close()
+        context.stop()

@@ -8,6 +8,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use crate::protocol::{Dismissal, MemberId};
 
 /// How often the member of one slot is sent away for a better place before it may stay anywhere.
+///
+/// Some seconds, if Spark has no slot elsewhere: an executor may be full of the queries' own tasks, which is not seen here and may be free a moment
+/// later. 25 kills of one of two members beside two free executors never came to it.
 const TRIES: u32 = 25;
 
 /// The residents of an engine.
@@ -78,7 +81,8 @@ impl Roster {
         (before == Wish::Wanted).then(|| self.add())
     }
 
-    /// A member comes, to one of so many executors; it stays unless it is told why not. Members spread over executors.
+    /// A member comes, to one of so many executors; it stays unless it is told why not. Members spread over the executors that there are: whoever
+    /// comes while one is being started again stays beside another, and nobody moves when that one is back, since moving costs more.
     pub(crate) fn up(
         &mut self,
         slot: u32,

@@ -428,7 +428,7 @@ class Residents:
         if seat.lost:
             there = len(self._all())
             self._changed(Change(seat.lost, time.time(), "lost", there, there))
-        seat.member, seat.tries, seat.lost = member, 0, 0.0
+        seat.member, seat.lost = member, 0.0
         log.info("%s joined engine %s", member, self._name)
         self._hub.wake()
 
