@@ -284,7 +284,8 @@ class Rescales:
             text = f"{text}{' (start_timeout)' if name == 'SlotsLate' else ''}; {handle._setting}"
         if name == "SlotsLate":
             self._resized(handle._before)
-        handle._end({"NoSlots": SlotsError, "Refused": ConfigError}.get(name, EngineError)(text))
+        kinds = {"NoSlots": SlotsError, "SlotsLate": SlotsError, "Refused": ConfigError}
+        handle._end(kinds.get(name, EngineError)(text))
 
     def _break(self, error: EngineError) -> None:
         with self._lock:
