@@ -3,7 +3,7 @@
 Both sides count per key what comes, after work of some microseconds for each record in Python (CPU time, spun), from
 files that always wait. Ours: `engine.rescale(2)` while batches run. Spark's: ``groupBy.count`` on RocksDB with one
 state partition and one task for the input; the query is stopped, its state repartitioned offline
-(``StreamingCheckpointManager.repartition``), and the query started again with two of each.
+(``StreamingCheckpointManager.repartition``), and the query started again with two, and a task for each part of a file.
 
 - *pause*: ours is what the gap between two batches grew by, over the median gap, plus the worst latency of a slice over
   the median slice, from the wish until the first batch after its end. The peer's is what the gap between its batches
@@ -52,6 +52,8 @@ def run(options: Options, emit: Emit, tell: Tell, keys: int | None = None, rows:
     size = keys or (QUICK if options.quick else FULL)
     count = rows or (QUICK_ROWS if options.quick else ROWS)
     with streams.session(NAME, tell, residents=True) as (spark, folder):
+        # Files are small: without this they are one part, whose rows one worker would get.
+        spark.conf.set("spark.sql.files.openCostInBytes", str(64 << 10))
         budget = options.budget(2, quick=20, full=600)
         files = Batches(folder / "files", size)
         first, file = files.every_key(), files.next(count)
