@@ -134,7 +134,14 @@ class Driver:
         ranges = {
             told["name"]: [[bin_, bits] for bin_ in range(1 << bits)] for told in _native.plan_check(text)["operators"]
         }
-        load = {"stamp": {"generation": generation, "membership": 0}, "ranges": ranges, "files": files}
+        # What the driver makes before it asks for anything.
+        claim = {"number": 1, "nonce": 7, "registry": "", "from": None}
+        if Path(checkpoint).is_dir():
+            (Path(checkpoint) / "claim-00000000000000000001").write_bytes(
+                _native.checkpoint_file("claim", json.dumps(claim))[1]
+            )
+        stamp = {"generation": generation, "membership": 0}
+        load = {"stamp": stamp, "claim": claim, "ranges": ranges, "files": files}
         frame = {"query": "q", "plan": json.loads(text), "checkpoint": str(checkpoint), "ask": {"Load": load}}
         return self.ask(member, cloudpickle.dumps(calls), **frame)
 
