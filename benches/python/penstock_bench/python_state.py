@@ -105,7 +105,7 @@ def _beside_spark(keys: int, peers: tuple[str, ...] | None, options: Options, em
                 conditions = {
                     "versions": streams.spark_versions(spark),
                     "batch_rows": keys,
-                    "durable_snapshots": False,
+                    "durable_snapshots": True,
                     "peer_durable_snapshots": True,
                     "workers": f"{streams.WORKERS} resident processes of 1 thread",
                     "peer_shuffle_partitions": machine.cores(),

@@ -93,7 +93,7 @@ class Target:
         return f"{'<=' if self.most else '>='} {figure_text(self.limit)}{self.unit}"
 
 
-_SNAPSHOTS = "without durable snapshots, which the peer writes and ours does not have yet"
+_SNAPSHOTS = "measured before ours was durable as the peer is; to be measured again"
 
 TARGETS: tuple[Target, ...] = (
     Target("keyed count, 2^20 keys, beside timely with a fast hash", 2.0, "keyed-count", r"2\^20 vs.*fast"),

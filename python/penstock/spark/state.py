@@ -4,8 +4,9 @@ Owns: reading keys, schemas, the watermark and the session's time zone from a Da
 batch DataFrame becomes a batch job. A streaming one becomes a `StatefulStream`, which starts on an `Engine`: the state
 then is resident, and moves while the query runs.
 
-What differs from Spark: the state lives in the engine, not in the checkpoint; batches that Spark runs only to let time
-pass come with the batch before them (event time) or wait for the next batch with data (processing time).
+What differs from Spark: the state lives in the engine, and is written to the query's checkpoint in a form of penstock's
+own; batches that Spark runs only to let time pass come with the batch before them (event time) or wait for the next
+batch with data (processing time).
 """
 
 from __future__ import annotations
