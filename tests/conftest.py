@@ -19,8 +19,8 @@ from typing import Any
 import pytest
 from hypothesis import settings
 
-#: Seconds that a group of tests may take on two cores, by the first of these that a test's path contains. Two processes share
-#: the sum: 14 minutes of the 30 that `make test` has.
+#: Seconds that a group of tests may take on two cores, by the first of these that a test's path contains. Two processes
+#: share the sum: 14 minutes of the 30 that `make test` has.
 BUDGETS = {"tests/spark/": 800.0, "tests/fault/": 260.0, "tests/surface/": 120.0, "tests/": 500.0}
 
 #: JVMs that live for seconds spend most of them on compiling well what runs once.
