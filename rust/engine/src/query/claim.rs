@@ -35,7 +35,7 @@ impl Query {
         match self.admit(epoch) {
             Ok(()) => self.go(view),
             // Logs and state have gone different ways, through another engine or by hand: what is durable decides.
-            Err(EngineError::OutOfOrder { .. }) if self.program.durable => {
+            Err(EngineError::OutOfOrder { .. } | EngineError::StateLost { .. }) if self.program.durable => {
                 self.start_over(view);
                 self.read_checkpoint(1, view);
             }
