@@ -571,7 +571,7 @@ with machine.pinned():
     assert peers == ["applyInPandasWithState"] * 2
     for one in found[:4] + found[5:]:
         assert one["ratio"] > 0 and one["conditions"]["versions"]["spark"] and one["conditions"]["versions"]["java"]
-    assert found[0]["conditions"]["durable_snapshots"] is False
+    assert found[0]["conditions"]["durable_snapshots"] is True
     for one in found[:2]:
         ours, peer = one["conditions"]["parts_s"], one["conditions"]["peer_parts_s"]
         assert list(ours) == ["trigger", "feed", "run", "serve", "commit"] and list(peer) == [
