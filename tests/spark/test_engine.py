@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import datetime
+import decimal
 import os
 import signal
 import threading
@@ -43,6 +45,7 @@ from penstock.errors import (
     UnsupportedSession,
     UserFunctionError,
 )
+from penstock.spark._engine import drains
 from penstock.spark._session.collect import to_table
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(180)]
@@ -76,6 +79,49 @@ def test_members_live_on_distinct_executors(engine: pk.Engine) -> None:
     assert len({member.executor for member in members}) == 2
     assert len({member.pid for member in members}) == 2
     assert engine.start() is engine
+
+
+def test_few_rows_reach_the_sink_without_tasks_and_are_the_same(
+    cluster: Any, engine: pk.Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In rows and in bytes few; one more takes the other way, with the same schema and values."""
+    schema = (
+        "`a.b` bigint, k decimal(10,2), d date, x binary, f boolean, ntz timestamp_ntz, ts timestamp,"
+        " tags array<string>, s struct<a: int, b: array<string>>, m map<string, bigint>, i interval day to second"
+    )
+    flow = pk.Flow(schema).map_batches(lambda batch: batch)
+    instant = datetime.datetime(2024, 11, 3, 5, 30, tzinfo=datetime.timezone.utc)  # an hour that New York has twice
+    first = {
+        "a.b": 1,
+        "k": decimal.Decimal("1.25"),
+        "d": instant.date(),
+        "x": b"\0x",
+        "f": True,
+        "ntz": instant.replace(tzinfo=None),
+        "ts": instant,
+        "tags": ["a", None],
+        "s": {"a": 1, "b": ["x", None]},
+        "m": [("y", 5), ("z", None)],
+        "i": datetime.timedelta(days=1, microseconds=5),
+    }
+    table = pa.Table.from_pylist([first, {}, {}], flow.input_schema)
+    found = []
+
+    def sink(rows: Any, batch: int) -> None:
+        local = "LocalTableScan" in rows._jdf.queryExecution().executedPlan().toString()
+        found.append((local, rows.schema, to_table(rows)))
+
+    limits = ({}, {"_LOCAL_ROWS": 3}, {"_LOCAL_ROWS": 2}, {"_LOCAL_BYTES": 8}, {"_TAKES_ARROW": False})
+    for limit in limits:
+        with monkeypatch.context() as patch:
+            for name, value in limit.items():
+                patch.setattr(drains, name, value)
+            engine.foreach_batch(flow, sink)(frame(cluster, table).coalesce(1), 0)
+    assert [local for local, _, _ in found] == [True, True, False, False, False]
+    for _, given, rows in found:
+        assert given == found[-1][1]
+        assert rows == found[-1][2] and rows.num_rows == 3
+    assert found[0][2].to_pylist()[0] == first
 
 
 def test_counts_equal_pandas_with_bins_moving_while_rows_pass(cluster: Any, engine: pk.Engine, tmp_path: Path) -> None:

@@ -3,15 +3,21 @@
 Owns: the picklable task that reads one frozen piece, and the DataFrame over all pieces, one partition each. The
 pieces stay at their members until the next epoch is asked for, so the DataFrame can be evaluated as often as a
 sink wants, and a task that Spark runs again reads the same rows.
+
+Few rows come through the driver instead, as a local relation: a stage of Python tasks costs a batch a tenth of a second
+whatever it holds. Invariant: what the driver holds of an epoch is bounded, in rows and in bytes.
 """
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import pyarrow as pa
+import pyspark
+from pyspark.sql.types import StructType
 
 from penstock._schema import conform, spark_types, to_ddl
 from penstock.spark._tasks.place import Secret
@@ -20,6 +26,12 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 __all__ = ["DrainTask", "Piece", "outputs"]
+
+#: Rows and bytes of an epoch that go through the driver at most. Spark makes rows of them one by one in one thread,
+#: which is slower than tasks that share the work from about 30,000 rows on.
+_LOCAL_ROWS, _LOCAL_BYTES = 16_384, 4 << 20
+#: Whether Spark makes DataFrames of Arrow tables: 3.5 does not.
+_TAKES_ARROW = int(pyspark.__version__.partition(".")[0]) >= 4
 
 
 @dataclass(frozen=True)
@@ -63,16 +75,19 @@ class DrainTask:
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Read the pieces whose numbers come in."""
-        from penstock import _native
-
         for batch in batches:
             for index in batch.column(0).to_pylist():
-                piece = self.pieces[index]
-                secret, limit = self.secret.reveal(), self.silence
-                read = _native.Drain(piece.address, secret, self.query, self.epoch, piece.number, self.which, limit)
-                for rows in read:
-                    if rows.num_rows:
-                        yield conform(pa.record_batch(rows), self.schema, "output")
+                yield from self.rows(self.pieces[index])
+
+    def rows(self, piece: Piece) -> Iterator[pa.RecordBatch]:
+        """Read one piece."""
+        from penstock import _native
+
+        secret, limit = self.secret.reveal(), self.silence
+        read = _native.Drain(piece.address, secret, self.query, self.epoch, piece.number, self.which, limit)
+        for rows in read:
+            if rows.num_rows:
+                yield conform(pa.record_batch(rows), self.schema, "output")
 
 
 def outputs(
@@ -105,12 +120,40 @@ def outputs(
     Returns
     -------
     pyspark.sql.DataFrame
-        One partition for each piece; readable until the next epoch of the query begins.
+        One partition for each piece, or a local relation where there are few rows; readable until the next epoch of the
+        query begins.
 
+    Raises
+    ------
+    ProtocolError
+        When a member that has some of few rows cannot be read.
     """
     fixed = tuple(pieces)
     types = spark_types(schema)
+    task = DrainTask(query, epoch, which, fixed, types, secret, silence)
+    few = _few(task) if _TAKES_ARROW else None
+    if few is not None:
+        return session.createDataFrame(few, _struct_type(to_ddl(types)))
     if not fixed:
         return session.createDataFrame([], to_ddl(types))
-    task = DrainTask(query, epoch, which, fixed, types, secret, silence)
     return session.range(0, len(fixed), 1, len(fixed)).mapInArrow(task, to_ddl(types))
+
+
+@functools.lru_cache(maxsize=64)
+def _struct_type(ddl: str) -> Any:
+    """Spark's schema of a DDL text, which the JVM reads."""
+    return StructType.fromDDL(ddl)
+
+
+def _few(task: DrainTask) -> pa.Table | None:
+    """The rows of an epoch, where they are few."""
+    if sum(piece.rows for piece in task.pieces) > _LOCAL_ROWS:
+        return None
+    found, size = [], 0
+    for piece in task.pieces:
+        for batch in task.rows(piece):
+            size += batch.nbytes
+            if size > _LOCAL_BYTES:
+                return None
+            found.append(batch)
+    return pa.Table.from_batches(found, task.schema)
