@@ -557,31 +557,44 @@ with machine.pinned():
     )
     assert done.returncode == 0, done.stderr[-3000:]
     found = [json.loads(text) for text in done.stdout.splitlines()]
-    names = ["foreach-batch-count"] * 2 + ["map-in-arrow"] * 2
+    counts, found = found[:6], found[6:]
+    _counts_in_foreach_batch(counts)
+    names = ["map-in-arrow"] * 2
     names += ["recovery"] * 2 + ["rescale"] * 2
-    assert [one["name"] for one in found[:8]] == names
-    killed, restarted, pause, rate = (one["conditions"] for one in found[4:8])
-    assert "beyond_s" in killed and 0 < restarted["ready_s"] < found[5]["ours"]
+    assert [one["name"] for one in found[:6]] == names
+    killed, restarted, pause, rate = (one["conditions"] for one in found[2:6])
+    assert "beyond_s" in killed and 0 < restarted["ready_s"] < found[3]["ours"]
     assert 0 <= pause["gap_s"][0] <= pause["gap_s"][1] and rate["peer_gain"] > 0
-    del found[4:8]
-    names = names[:4] + ["foreach-batch-python-state"] * (len(found) - 4)
-    assert [one["name"] for one in found] == names
-    assert ["RocksDB" in one["case"] or "default" in one["case"] for one in found[:4]] == [True, True, False, False]
-    peers = [one["case"].partition(" vs ")[2] for one in found[5:]]
+    del found[2:6]
+    assert [one["name"] for one in found[2:]] == ["foreach-batch-python-state"] * (len(found) - 2)
+    peers = [one["case"].partition(" vs ")[2] for one in found[3:]]
     assert peers == ["applyInPandasWithState"] * 2
-    for one in found[:4] + found[5:]:
+    for one in counts + found[:2] + found[3:]:
         assert one["ratio"] > 0 and one["conditions"]["versions"]["spark"] and one["conditions"]["versions"]["java"]
-    assert found[0]["conditions"]["durable_snapshots"] is True
-    for one in found[:2]:
-        ours, peer = one["conditions"]["parts_s"], one["conditions"]["peer_parts_s"]
-        assert list(ours) == ["trigger", "feed", "run", "serve", "commit"] and list(peer) == [
-            "trigger",
-            "run",
-            "commit",
-        ]
-        assert min(*ours.values(), *peer.values()) > 0
-        assert 0.5 < sum(ours.values()) * one["ours"] / one["conditions"]["batch_rows"] < 2, "medians of the whole"
     assert _children(os.getpid(), "java") == before
+
+
+def _counts_in_foreach_batch(found: list[dict[str, Any]]) -> None:
+    """Both sinks; Spark's stores beside one of them; each batch by its parts."""
+    assert {one["name"] for one in found} == {"foreach-batch-count"}
+    identity = "identity mapInArrow"
+    assert [one["case"].partition(" rows=")[2] for one in found] == [
+        f"500 noop vs {identity}",
+        "500 noop vs Spark groupBy.count, RocksDB",
+        "500 noop vs Spark groupBy.count, default store",
+        f"250 noop vs {identity}",
+        f"500 parquet vs {identity}",
+        f"250 parquet vs {identity}",
+    ]
+    for one in found:
+        told = one["conditions"]
+        assert told["durable_snapshots"] is True and told["peer_durable_snapshots"] is (identity not in one["case"])
+        ours, peer = told["parts_s"], told["peer_parts_s"]
+        assert list(ours) == ["trigger", "feed", "run", "serve", "files", "commit"]
+        assert list(peer) == ["trigger", "run", "commit"]
+        assert min(*ours.values(), *peer.values()) > 0
+        seconds = one["ours"] if one["unit"] == "s" else told["batch_rows"] / one["ours"]
+        assert 0.5 < sum(ours.values()) / seconds < 2, "medians of the whole"
 
 
 def test_generated_graphs_are_those_of_the_core() -> None:

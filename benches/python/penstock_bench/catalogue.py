@@ -73,7 +73,7 @@ BENCHES: tuple[Bench, ...] = (
     Bench(
         "foreach-batch-count",
         "spark",
-        "count per key in foreachBatch, beside Spark's groupBy.count with RocksDB and with the default store",
+        "count per key in foreachBatch, beside Spark's groupBy.count with both stores, and beside passing rows on",
         "penstock_bench.foreach_batch_count",
     ),
     Bench(

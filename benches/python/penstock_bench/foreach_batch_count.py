@@ -1,23 +1,27 @@
-"""``foreach-batch-count``: count per key in ``foreachBatch`` beside Spark's ``groupBy.count``.
+"""``foreach-batch-count``: count per key in ``foreachBatch``, beside Spark's ``groupBy.count`` and beside no work.
 
-All queries run in one session, read the same files, and give the counts that changed to the same sink. They take
-turns batch by batch, after the state holds every key, and each batch is told by its parts. All write what a batch has
-changed to their checkpoints.
+All queries run in one session, read the same files, and give what they have to the same sink: we and Spark the counts
+that changed, *identity* the rows of the batch, which an empty function for ``mapInArrow`` has passed on. So identity is
+what a way through Python costs at all. They take turns batch by batch, after the state holds every key, and each batch
+is told by its parts. All write what a batch has changed to their checkpoints; identity has nothing to write.
 """
 
 from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
 
 from penstock_bench import machine, streams
 from penstock_bench.measure import LEAST, Emit, Options, Paired, Tell, going, line
 from penstock_bench.streams import Sink, Stream
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
+    from pyspark.sql import DataFrame, SparkSession
 
     from penstock.spark.engine import Engine
 
@@ -25,56 +29,155 @@ __all__ = ["run"]
 
 NAME = "foreach-batch-count"
 SCHEMA = "k bigint"
-#: Keys, which is also the rows of a batch.
+#: Keys, which is also the rows of the batches that are beside Spark's stores.
 FULL, QUICK = 1_000_000, 100_000
+#: Rows of batches that are beside identity alone: those that cost what a batch costs, and, as a multiple of the keys,
+#: those that cost what a row costs.
+SMALL, MANY = 1_000, 4
+STORES = {"RocksDB": streams.ROCKSDB, "default store": streams.DEFAULT}
+IDENTITY = "identity mapInArrow"
 
 
 def run(options: Options, emit: Emit, tell: Tell, keys: int | None = None) -> None:
     """Run the bench; `keys` is for tests."""
-    import penstock as pk
     from penstock.spark.engine import Engine
 
     count = keys or (QUICK if options.quick else FULL)
-    with streams.session(NAME, tell, residents=True) as (spark, folder):
-        flow = pk.Flow(SCHEMA).key_by("k").agg(n=pk.count())
-        files = streams.Batches(folder / "files", count)
-        with Engine(spark, workers=streams.WORKERS, name="bench") as engine:
-            sinks = {name: Sink() for name in ("ours", "RocksDB", "default store")}
-            made = {"ours": Stream(spark, folder / "ours", SCHEMA, engine.foreach_batch(flow, sinks["ours"]))}
-            for name, store in (("RocksDB", streams.ROCKSDB), ("default store", streams.DEFAULT)):
-                made[name] = Stream(
-                    spark, folder / name.split()[0], SCHEMA, sinks[name], _count, mode="update", store=store
-                )
-            try:
-                tell(f"filling {count:,} keys and warming up")
-                for file in (files.every_key(), files.next()):
-                    for stream in made.values():
-                        stream.offer(file)
-                    for stream in made.values():
-                        stream.done()
-                tell("measuring")
-                rates, reports, usage = _rounds(made, files, options, tell)
-                parts = _parts(reports, engine)
-                _check(made, sinks, files)
-                conditions = {
-                    "versions": streams.spark_versions(spark),
-                    "batch_rows": count,
-                    "durable_snapshots": True,
-                    "peer_durable_snapshots": True,
-                    "workers": f"{streams.WORKERS} resident processes of 1 thread",
-                    "peer_shuffle_partitions": machine.cores(),
-                    "timed": "triggerExecution of Spark's progress, on both sides",
-                }
-                for name, split in parts.items():
-                    tell(f"{name}: " + ", ".join(f"{part} {seconds:.3f} s" for part, seconds in split.items()))
-                for name in ("RocksDB", "default store"):
-                    case = f"keys={count} rows={count} vs Spark groupBy.count, {name}"
-                    paired = Paired(rates["ours"], rates[name], *usage)
-                    own: dict[str, Any] = {"parts_s": parts["ours"], "peer_parts_s": parts[name]}
-                    emit(line(NAME, case, "rows/s", "higher", paired, options, conditions | own))
-            finally:
+    with (
+        streams.session(NAME, tell, residents=True) as (spark, folder),
+        Engine(spark, workers=streams.WORKERS, name="bench") as engine,
+    ):
+        for sink in ("noop", "parquet"):
+            _Case(spark, engine, folder, sink, count, options, emit, tell).run()
+
+
+class _Parquet(Sink):
+    """Writes each batch to files; keeps it where that is asked for."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__()
+        self._folder = folder
+
+    def __call__(self, frame: DataFrame, batch_id: int) -> None:
+        if self.keep:
+            super().__call__(frame, batch_id)
+        else:
+            frame.write.mode("overwrite").parquet(str(self._folder / f"batch={batch_id % 4}"))
+
+
+def same(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """For ``mapInArrow``: what comes goes."""
+    yield from batches
+
+
+class _Case:
+    """All queries with one sink."""
+
+    def __init__(
+        self,
+        spark: SparkSession,
+        engine: Engine,
+        folder: Path,
+        sink: str,
+        keys: int,
+        options: Options,
+        emit: Emit,
+        tell: Tell,
+    ) -> None:
+        self.spark, self.engine, self.sink, self.keys = spark, engine, sink, keys
+        self.options, self.emit, self.tell = options, emit, tell
+        self.folder = folder / sink
+        self.folder.mkdir()
+        self.files = streams.Batches(self.folder / "files", keys)
+        # Spark's stores are beside us with the sink that costs nothing.
+        names = ["ours", IDENTITY, *(STORES if sink == "noop" else ())]
+        self.sinks = {name: Sink() if sink == "noop" else _Parquet(self.folder / f"{name} out") for name in names}
+
+    def run(self) -> None:
+        """Measure and emit."""
+        made: dict[str, Stream] = {}
+        try:
+            for name in self.sinks:
+                made[name] = self._stream(name)
+            self.tell(f"{self.sink}: filling {self.keys:,} keys and warming up")
+            for file in (self.files.every_key(), self.files.next()):
                 for stream in made.values():
-                    stream.stop()
+                    stream.offer(file)
+                for stream in made.values():
+                    stream.done()
+            self._measure(made, self.keys)
+            self._check(made)
+            for name in STORES.keys() & made.keys():
+                made.pop(name).stop()
+            self._measure(made, SMALL if self.keys > SMALL else self.keys // 2, of_batch=True)
+            if not self.options.quick:
+                self._measure(made, MANY * self.keys)
+            self._check(made)
+        finally:
+            for stream in made.values():
+                stream.stop()
+
+    def _stream(self, name: str) -> Stream:
+        import penstock as pk
+
+        sink = self.sinks[name]
+        if name == "ours":
+            flow: pk.Flow = pk.Flow(SCHEMA).key_by("k").agg(n=pk.count())
+            return Stream(self.spark, self.folder / name, SCHEMA, self.engine.foreach_batch(flow, sink))
+        if name == IDENTITY:
+            return Stream(
+                self.spark, self.folder / name, SCHEMA, lambda df, batch: sink(df.mapInArrow(same, SCHEMA), batch)
+            )
+        return Stream(self.spark, self.folder / name, SCHEMA, sink, _count, mode="update", store=STORES[name])
+
+    def _check(self, made: Mapping[str, Stream]) -> None:
+        """One more batch, of which every query has to give the same counts: those that were counted here."""
+        file = self.files.next()
+        for name, stream in made.items():
+            if name == IDENTITY:
+                continue
+            self.sinks[name].keep = True
+            stream.give(file)
+            self.sinks[name].keep = False
+            self.files.check(self.sinks[name].kept, f"{NAME}: the counts of {name}")
+
+    def _measure(self, made: dict[str, Stream], rows: int, of_batch: bool = False) -> None:
+        """Batches of so many rows: seconds of one where it is the batch that costs, and rows per second elsewhere."""
+        seconds, reports, usage = _rounds(made, self.files, rows, self.options, self.tell)
+        parts = _parts(reports, self.engine)
+        conditions = {
+            "versions": streams.spark_versions(self.spark),
+            "batch_rows": rows,
+            "sink": self.sink,
+            "durable_snapshots": True,
+            "workers": f"{streams.WORKERS} resident processes of 1 thread",
+            "peer_shuffle_partitions": machine.cores(),
+            "timed": "triggerExecution of Spark's progress, on both sides",
+        }
+        for name, split in parts.items():
+            self.tell(f"{name}: " + ", ".join(f"{part} {value:.3f} s" for part, value in split.items()))
+        for name in made:
+            if name == "ours":
+                continue
+            peer = f"Spark groupBy.count, {name}" if name in STORES else name
+            own: dict[str, Any] = {
+                "parts_s": parts["ours"],
+                "peer_parts_s": parts[name],
+                "peer_durable_snapshots": name in STORES,
+                "added_s": round(statistics.median(seconds["ours"]) - statistics.median(seconds[name]), 4),
+            }
+            ours, its = ([each if of_batch else rows / each for each in seconds[one]] for one in ("ours", name))
+            self.emit(
+                line(
+                    NAME,
+                    f"keys={self.keys} rows={rows} {self.sink} vs {peer}",
+                    "s" if of_batch else "rows/s",
+                    "lower" if of_batch else "higher",
+                    Paired(ours, its, *usage),
+                    self.options,
+                    conditions | own,
+                )
+            )
 
 
 def _count(frame: DataFrame) -> DataFrame:
@@ -82,34 +185,35 @@ def _count(frame: DataFrame) -> DataFrame:
 
 
 def _rounds(
-    made: dict[str, Stream], files: streams.Batches, options: Options, tell: Tell
+    made: dict[str, Stream], files: streams.Batches, rows: int, options: Options, tell: Tell
 ) -> tuple[dict[str, list[float]], dict[str, list[Mapping[str, Any]]], machine.Usage]:
     """Give every query the same batches, in changing order, until the budget is spent.
 
-    Returns rows per second of each, and Spark's progress reports.
+    Returns the seconds of each batch by query, and Spark's progress reports.
     """
-    rates: dict[str, list[float]] = {name: [] for name in made}
+    seconds: dict[str, list[float]] = {name: [] for name in made}
     reports: dict[str, list[Mapping[str, Any]]] = {name: [] for name in made}
     names = list(made)
-    budget = options.budget(1, quick=15, full=150)
+    budget = options.budget(4, quick=24, full=360)
     begin, longest = time.monotonic(), 0.0
     meter = machine.Meter()
-    while going(len(rates["ours"]), LEAST, time.monotonic() - begin + longest <= budget, options.left()):
+    while going(len(seconds["ours"]), LEAST, time.monotonic() - begin + longest <= budget, options.left()):
         turn = time.monotonic()
-        file = files.next()
-        seconds = {name: made[name].give(file) for name in names}
+        file = files.next(rows)
+        for name in names:
+            seconds[name].append(made[name].give(file))
         for name in made:
-            rates[name].append(len(files.last) / seconds[name])
             reports[name].append(made[name].progress)
-        tell(f"batch {len(rates['ours'])}: " + ", ".join(f"{name} {seconds[name]:.2f} s" for name in made))
+        tell(f"batch {len(seconds['ours'])}: " + ", ".join(f"{name} {seconds[name][-1]:.2f} s" for name in made))
         names = [*names[1:], names[0]]
         longest = max(longest, time.monotonic() - turn)
-    return rates, reports, meter.stop()
+    return seconds, reports, meter.stop()
 
 
 def _parts(reports: Mapping[str, Sequence[Mapping[str, Any]]], engine: Engine) -> dict[str, dict[str, float]]:
     """Median seconds of each part of each query's batches."""
-    epochs = {epoch.epoch: epoch for epoch in engine.timeline().epochs}
+    # Both sinks number their batches from 0; the later one is the one that runs.
+    epochs = {epoch.epoch: epoch for epoch in sorted(engine.timeline().epochs, key=lambda epoch: epoch.started)}
     found = {}
     for name, batches in reports.items():
         splits = [
@@ -118,12 +222,3 @@ def _parts(reports: Mapping[str, Sequence[Mapping[str, Any]]], engine: Engine) -
         ]
         found[name] = {part: round(statistics.median(split[part] for split in splits), 4) for part in splits[0]}
     return found
-
-
-def _check(made: dict[str, Stream], sinks: dict[str, Sink], files: streams.Batches) -> None:
-    """One more batch, of which every query has to give the same counts: those that were counted here."""
-    file = files.next()
-    for name, stream in made.items():
-        sinks[name].keep = True
-        stream.give(file)
-        files.check(sinks[name].kept, f"{NAME}: the counts of {name}")

@@ -86,7 +86,8 @@ def parts(durations_ms: Mapping[str, float], epoch: Epoch | None = None) -> dict
     -------
     dict
         ``trigger`` (finding input, planning, calling us), ``feed`` (rows to the workers), ``run`` (keyed state),
-        ``serve`` (results in the sink) and ``commit`` (Spark's logs).
+        ``serve`` (results in the sink), ``files`` (state made durable, as far as the sink did not hide that) and
+        ``commit`` (Spark's logs).
 
     Examples
     --------
@@ -97,7 +98,7 @@ def parts(durations_ms: Mapping[str, float], epoch: Epoch | None = None) -> dict
     if epoch is None:
         own = {"run": durations_ms["addBatch"] / 1e3}
     else:
-        own = {"feed": epoch.feed_s, "run": epoch.run_s, "serve": epoch.serve_s}
+        own = {"feed": epoch.feed_s, "run": epoch.run_s, "serve": epoch.serve_s, "files": epoch.files_s}
     trigger = durations_ms["triggerExecution"] / 1e3 - commit - sum(own.values())
     return {"trigger": round(max(0.0, trigger), 6), **own, "commit": commit}
 

@@ -43,6 +43,7 @@ _PARTS: tuple[tuple[str, str, Callable[[Epoch], float]], ...] = (
     ("feed: rows to the workers", "#56B4E9", lambda e: e.feed_s),
     ("run: keyed state", "#D55E00", lambda e: e.run_s),
     ("serve: results in the sink", "#009E73", lambda e: e.serve_s),
+    ("files: state made durable", "#E69F00", lambda e: e.files_s),
 )
 
 _RATE_S = 1.0

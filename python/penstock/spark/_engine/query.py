@@ -114,6 +114,9 @@ class _Measured:
     fed: float = 0.0
     run_s: float = 0.0
     serve_s: float = 0.0
+    #: When the sink returned, and how long that had to be made durable.
+    served: float = 0.0
+    files_s: float = 0.0
 
 
 class Query:
@@ -237,8 +240,10 @@ class Query:
                 self._call({"Batch": asked}, {"Feed": feed, "Sink": serve}, check, program)
                 self._stream.returned(batch_id)
             finally:
+                if measured.served:
+                    measured.files_s = time.monotonic() - measured.served
                 if measured.run_s:
-                    seconds = measured.feed_s + measured.run_s + measured.serve_s
+                    seconds = measured.feed_s + measured.run_s + measured.serve_s + measured.files_s
                     self._setup.recorder.epoch(
                         Epoch(
                             batch_id,
@@ -249,6 +254,7 @@ class Query:
                             feed_s=measured.feed_s,
                             run_s=measured.run_s,
                             serve_s=measured.serve_s,
+                            files_s=measured.files_s,
                         )
                     )
 
@@ -505,7 +511,8 @@ class Query:
             elif late_rows:
                 log.warning("query %s: %d late rows in epoch %d", self.name, late_rows, epoch)
         finally:
-            measured.serve_s += time.monotonic() - clock
+            measured.served = time.monotonic()
+            measured.serve_s += measured.served - clock
         return _ended("Sunk", facts)
 
     def _pieces(self, pieces: Sequence[Mapping[str, Any]], which: str) -> tuple[drains.Piece, ...]:
