@@ -373,6 +373,7 @@ _KINDS: dict[str, type[PenstockError]] = {
     "state": StateError,
     "state_lost": StateLost,
     "storage": StorageError,
+    "unreadable": StateError,
     "user_function": UserFunctionError,
 }
 

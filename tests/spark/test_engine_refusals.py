@@ -16,7 +16,8 @@ import pytest
 import penstock as pk
 from durable_support import Runs, kill, only
 from engine_support import COUNTS, Kept, counted, numbers, state, stream
-from penstock.errors import EngineError, StateLost, StorageError
+from penstock.errors import EngineError, StateError, StateLost, StorageError
+from penstock.spark._session.collect import to_table
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(240)]
 
@@ -139,6 +140,87 @@ def test_a_damaged_checkpoint_is_refused_and_goes_on_when_mended(
             assert state(copy.kept) == counted(4)
     finally:
         engine.drop(copy.function.query_id)
+
+
+def sums_in_a_class(folder: str) -> Any:
+    """A step that keeps every other key's sum in an object of a module that lies in a folder."""
+
+    def prepare(folder: str) -> Any:
+        import sys
+
+        # The process may have served an engine before.
+        sys.modules.pop("kept_sums", None)
+        if folder not in sys.path:
+            sys.path.insert(0, folder)
+        sys.path_importer_cache.pop(folder, None)
+
+        def step(state: Any, k: int, v: int) -> Any:
+            if k % 2:
+                total = (state or 0) + v
+                return total, (k, total)
+            from kept_sums import Sum  # type: ignore[import-not-found]
+
+            total = (state.total if state else 0) + v
+            return Sum(total), (k, total)
+
+        return step
+
+    class Step:
+        def __init__(self) -> None:
+            self.step = prepare(folder)
+
+        def __reduce__(self) -> Any:
+            return Step, ()
+
+        def __call__(self, state: Any, k: int, v: int) -> Any:
+            return self.step(state, k, v)
+
+    return Step()
+
+
+def test_state_that_cannot_be_read(engine: pk.Engine, runs: Runs) -> None:
+    """Its class is gone: refused before the first row, by operator and key, until it is there again."""
+    module = runs.folder / "kept_sums.py"
+    module.write_text("class Sum:\n    def __init__(self, total):\n        self.total = total\n")
+    step = sums_in_a_class(str(runs.folder))
+    flow = pk.Flow("k bigint, v bigint").key_by("k").stateful_map(step, schema="k bigint, total bigint", name="totals")
+    runs.add(2)
+    runs.run(engine, flow)
+    engine.drop(runs.function.query_id)
+    text = module.read_text()
+    module.unlink()
+    shutil.rmtree(runs.folder / "__pycache__", ignore_errors=True)
+    runs.add()
+    fed = len(runs.kept.batches)
+    error = runs.fails(engine, flow)
+    keys = {row["k"] for batch in range(2) for row in to_table(numbers(runs.cluster, batch)).to_pylist()}
+    lost = {key for key in keys if key % 2 == 0}
+    assert type(error) is StateError and error.operator == "stateful_map" and error.keys == len(lost)
+    assert int(error.key) in lost
+    assert (
+        f"the state of key {error.key} and of {len(lost) - 1} more keys cannot be read (ModuleNotFoundError: "
+        in str(error)
+    )
+    assert "put back what their pickles name and start the query again" in str(error)
+    assert len(runs.kept.batches) == fed, "refused before the first row"
+    # The reading tools show the others.
+    found = pk.state.read(runs.check, unpickle=True).to_pylist()
+    assert {row["k"] for row in found} == keys
+    assert {row["k"] for row in found if not row["readable"]} == lost
+    engine.drop(runs.function.query_id)
+    # A stand-in will do.
+    module.write_text(text.replace("Sum:", "Sum:  # another one"))
+    runs.run(engine, flow)
+    totals = dict.fromkeys(keys, 0)
+    for batch in range(3):
+        for row in to_table(numbers(runs.cluster, batch)).to_pylist():
+            totals[row["k"]] = totals.get(row["k"], 0) + row["v"]
+    rows = runs.kept.batches[2].to_pylist()
+    assert {key: max(row["total"] for row in rows if row["k"] == key) for key in keys} == totals
+    values = pk.state.read(runs.check).to_pylist()
+    assert {row["k"]: row["value"] for row in values if row["k"] % 2} == {
+        key: str(total) for key, total in totals.items() if key % 2
+    }
 
 
 # Whose it is

@@ -313,11 +313,33 @@ def test_one_state_that_cannot_be_read_costs_no_other() -> None:
     state.apply(["a", "b", "c"], [[1, Session(1, [2]), 3]])
     entries = told(state)
     restored = Bin(step)
+    restored.restore([(key, b"garbage" if key == entries[1][0] else body) for key, body in entries])
     with pytest.raises(StateError, match="key 'b' could not be restored"):
-        restored.restore([(key, b"garbage" if key == entries[1][0] else body) for key, body in entries])
+        restored.require()
     assert dict(restored.items()) == {"a": 1, "c": 3}
     restored.restore(entries)
+    restored.require()
     assert restored.get("b") == Session(1, [2])
+
+
+def test_only_the_newest_state_of_a_key_need_be_read() -> None:
+    state = Bin(lambda state, value: (value, None))
+    state.apply(["a", "b", "c"], [[1, 2, 3]])
+    entries = told(state)
+    keys = [key for key, _ in entries]
+    restored = Bin(step)
+    restored.restore([(key, b"garbage") for key in keys])
+    unreadable = restored.unreadable()
+    assert unreadable is not None and unreadable[:2] == (3, "'a'") and "UnpicklingError" in unreadable[2]
+    restored.restore([entries[0], (keys[1], None)])
+    unreadable = restored.unreadable()
+    assert unreadable is not None and unreadable[:2] == (1, "'c'")
+    restored.restore([(keys[0], b"garbage")])
+    with pytest.raises(StateError, match="key 'c' and of 1 more keys"):
+        restored.require()
+    restored.restore([entries[2], (keys[0], None)])
+    restored.require()
+    assert dict(restored.items()) == {"c": 3}
 
 
 @given(st.lists(rows, max_size=4), st.booleans(), st.booleans())

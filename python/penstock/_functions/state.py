@@ -10,7 +10,8 @@ for keys that the epoch does not touch.
 
 The journal also says which keys an epoch touched. `changes` tells what they are now, key by key, for files: each
 state is a pickle of its own, so that one that cannot be read costs no other, and equal keys have equal bytes. `restore`
-takes them back.
+takes them back, and remembers those that it could not read (`unreadable`) until newer ones of their keys come: a
+reader of many epochs asks for them at its end.
 
 A step that raises leaves the bin *tainted* (the step may have changed a mutable state halfway): until `rollback`,
 `open` and `encode` refuse. A state that is never marked cannot be rolled back, and stays tainted.
@@ -34,6 +35,7 @@ from typing import Any, Final
 
 import cloudpickle
 
+from penstock._functions.short import short
 from penstock.errors import StateError
 
 __all__ = ["ATOMIC", "FORMAT", "MISSING", "BinState", "copy_state", "own_nan"]
@@ -132,12 +134,14 @@ class BinState:
         What keys were at the last mark, of those touched since; None before the first mark.
     """
 
-    __slots__ = ("_tainted", "journal", "states")
+    __slots__ = ("_tainted", "_unreadable", "journal", "states")
 
     def __init__(self) -> None:
         self.states: dict[Any, Any] = {}
         self.journal: dict[Any, Any] | None = None
         self._tainted = False
+        #: Bytes of keys whose newest state could not be read, and why.
+        self._unreadable: dict[bytes, Exception] = {}
 
     def open(self) -> dict[Any, Any]:
         """The states, to be worked on; who changes them keeps the journal.
@@ -226,33 +230,42 @@ class BinState:
     def restore(self, entries: Iterable[tuple[bytes, bytes | None]]) -> None:
         """Take keys as `changes` gives them; they replace equal keys here, and count as touched. Undone, they stay.
 
-        Raises
-        ------
-        StateError
-            When some cannot be read; it names the first. All others were taken.
+        What cannot be read is left out: see `unreadable`.
         """
-        states, journal = self.states, self.journal
-        wrong: list[str] = []
-        cause: Exception | None = None
+        states, journal, unreadable = self.states, self.journal, self._unreadable
         for name, body in entries:
             try:
                 key = own_nan(pickle.loads(name))
                 state = MISSING if body is None else pickle.loads(body)
             except Exception as error:
-                wrong.append(_shown(name))
-                cause = cause or error
+                unreadable[name] = error
                 continue
+            unreadable.pop(name, None)
             if state is MISSING:
                 states.pop(key, None)
             else:
                 states[key] = state
             if journal is not None:
                 journal[key] = state if state is MISSING else copy_state(state)
-        if cause is not None:
-            more = f" and of {len(wrong) - 1} more keys" if len(wrong) > 1 else ""
-            raise StateError(
-                f"the state of key {wrong[0]}{more} could not be restored here: {type(cause).__name__}: {cause}"
-            ) from cause
+
+    def unreadable(self) -> tuple[int, str, str] | None:
+        """Of how many keys the newest state given to `restore` could not be read; the first, in short, and why."""
+        for name, error in self._unreadable.items():
+            return len(self._unreadable), _shown(name), f"{type(error).__name__}: {error}"
+        return None
+
+    def require(self) -> None:
+        """See that all could be read.
+
+        Raises
+        ------
+        StateError
+            It names the first key, and says how many more there are.
+        """
+        if (told := self.unreadable()) is not None:
+            count, key, why = told
+            more = f" and of {count - 1} more keys" if count > 1 else ""
+            raise StateError(f"the state of key {key}{more} could not be restored here: {why}")
 
     def absorb(self, chunk: bytes) -> None:
         """Take the keys of one chunk of `encode`; they replace equal keys here, and do not count as touched.
@@ -352,7 +365,7 @@ def _builtin(value: Any, depth: int) -> bool:
 def _shown(name: bytes) -> str:
     """A key as messages show it, from its bytes."""
     try:
-        return repr(pickle.loads(name))
+        return short(pickle.loads(name))
     except Exception:
         return f"of bytes {name[:40]!r}"
 

@@ -137,7 +137,7 @@ impl Failure {
         match self.kind.as_str() {
             "user_function" => Kind::User,
             "null_key" | "schema" | "data" | "plan" | "too_large" | "epoch_too_large" | "not_durable"
-            | "not_shared" => Kind::Data,
+            | "not_shared" | "unreadable" => Kind::Data,
             "storage" | "store" => Kind::Store,
             "damaged" => Kind::Damaged,
             "peer_lost" | "aborted" | "stopped" | "operator" => Kind::Echo,

@@ -20,7 +20,7 @@ use penstock_files::{File, select};
 use penstock_plan::host::{
     Event, Group, GroupConfig, HostError, Keep, LoadError, Loaded, PartitionRows, Record, Resident, StepReport,
 };
-use penstock_plan::{CallError, Callbacks, OpError, Plan, PlanError};
+use penstock_plan::{CallError, Callbacks, OpError, Plan, PlanError, Unreadable};
 use serde_json::{Value, json};
 
 use crate::durable::{Segment, Source, Store, Use, damaged, unreadable};
@@ -330,6 +330,7 @@ impl Host for GroupHost {
     ) -> Result<Loaded, Failure> {
         let names = names(&program.plan);
         let mut loaded = Loaded::default();
+        let mut lost = Lost::default();
         for (operator, range) in ranges.iter().flat_map(|(name, ranges)| ranges.iter().map(move |range| (name, *range)))
         {
             wanted.check()?;
@@ -338,12 +339,17 @@ impl Host for GroupHost {
             }
             let mut chunks = select(files, operator, range);
             let made = loaded.load(&program.plan, &program.callbacks, operator, range, chunks.by_ref());
-            made.map_err(|error| match error {
-                LoadError::Chunks(error) => unreadable(error),
-                LoadError::State(error) => Self::refused(chunks.file().unwrap_or("-"), operator, &error),
-            })?;
+            match made {
+                Ok(()) => {}
+                Err(LoadError::Chunks(error)) => return Err(unreadable(error)),
+                Err(LoadError::State(error)) => {
+                    return Err(Self::refused(chunks.file().unwrap_or("-"), operator, &error));
+                }
+                // The others are read all the same: whoever has to mend it should know how much it is.
+                Err(LoadError::Unreadable(keys)) => lost.add(operator, keys),
+            }
         }
-        Ok(loaded)
+        lost.failure().map_or(Ok(loaded), Err)
     }
 
     fn keep_loaded(&self, bins: &mut Resident, loaded: Loaded) {
@@ -352,6 +358,39 @@ impl Host for GroupHost {
 
     fn drop_loaded(&self, bins: &mut Resident) {
         bins.drop_loaded();
+    }
+}
+
+/// Keys that cannot be read, by operator.
+#[derive(Default)]
+struct Lost(BTreeMap<String, Unreadable>);
+
+impl Lost {
+    fn add(&mut self, operator: &str, more: Unreadable) {
+        match self.0.get_mut(operator) {
+            Some(known) => known.keys += more.keys,
+            None => _ = self.0.insert(operator.to_owned(), more),
+        }
+    }
+
+    /// Why nothing was loaded.
+    fn failure(self) -> Option<Failure> {
+        let each = self.0.iter().map(|(operator, Unreadable { keys, key, reason })| {
+            let more = if *keys > 1 { format!(" and of {} more keys", keys - 1) } else { String::new() };
+            format!("operator {operator}: the state of key {key}{more} cannot be read ({reason})")
+        });
+        let each = each.collect::<Vec<_>>().join("; ");
+        let message = format!(
+            "{each}. Nothing has changed: put back what their pickles name and start the query again. Where that is gone for              good, a stand-in of that name will do, and a function that returns None for the state of these keys drops              them. penstock state CHECKPOINT --unpickle tells which they are"
+        );
+        let (operator, Unreadable { key, .. }) = self.0.first_key_value()?;
+        let keys: u64 = self.0.values().map(|lost| lost.keys).sum();
+        Some(
+            Failure::new("unreadable", message)
+                .with("operator", operator.as_str())
+                .with("key", key.as_str())
+                .with("keys", keys),
+        )
     }
 }
 

@@ -198,6 +198,17 @@ impl Grouped<'_> {
     }
 }
 
+/// Keys whose state could not be read, such as one whose class is gone.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Unreadable {
+    /// How many.
+    pub keys: u64,
+    /// One of them, in short.
+    pub key: String,
+    /// Why that one.
+    pub reason: String,
+}
+
 /// The state of one bin that lives in another language, for instance a dict of Python objects.
 ///
 /// The methods mirror those of a bin's native state; see `penstock_bins` for what each promises.
@@ -207,6 +218,15 @@ pub trait ForeignState: Any + Send {
     fn encode(&self, encoding: &mut Encoding) -> Result<Option<Vec<u8>>, StateFault>;
     /// Takes one chunk made by `encode`.
     fn absorb(&mut self, chunk: &[u8]) -> Result<(), StateFault>;
+    /// Takes one chunk of a record of changes, of which newer ones may follow: what cannot be read of it is remembered as
+    /// [`unreadable`](Self::unreadable) until something newer of its key comes.
+    fn restore(&mut self, chunk: &[u8]) -> Result<(), StateFault> {
+        self.absorb(chunk)
+    }
+    /// Keys whose newest state in what was [restored](Self::restore) could not be read.
+    fn unreadable(&self) -> Result<Option<Unreadable>, StateFault> {
+        Ok(None)
+    }
     /// Estimated bytes held.
     fn bytes(&self) -> usize;
     /// Keys held.

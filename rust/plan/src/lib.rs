@@ -38,7 +38,7 @@ pub mod state;
 
 pub use agg::{Aggregate, Function};
 pub use block::FlowBlock;
-pub use callback::{CallError, Callbacks, EpochEnd, Expansion, ForeignState, Grouped, Spoiled, States};
+pub use callback::{CallError, Callbacks, EpochEnd, Expansion, ForeignState, Grouped, Spoiled, States, Unreadable};
 pub use chain::{Bound, BoundedPart, FlatMapCall, Loop, Stateless};
 pub use column::EventTime;
 pub use content::Content;

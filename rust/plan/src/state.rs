@@ -7,7 +7,7 @@
 use penstock_bins::{BinState, BinTable, Encoding, StateError};
 use penstock_files::is_entries;
 
-use crate::callback::ForeignState;
+use crate::callback::{ForeignState, Unreadable};
 use crate::error::OpError;
 use crate::op::Bins;
 use crate::panes::Panes;
@@ -44,6 +44,22 @@ impl State {
     /// Wraps state that lives in another language.
     pub fn foreign(state: Box<dyn ForeignState>) -> Self {
         Self(Inner::Foreign(state))
+    }
+
+    /// Takes a chunk of files, as [`ForeignState::restore`] does.
+    pub(crate) fn restore(&mut self, chunk: &[u8]) -> Result<(), StateError> {
+        match &mut self.0 {
+            Inner::Foreign(state) if is_entries(chunk) => state.restore(chunk).map_err(StateError::from_source),
+            _ => self.absorb(chunk),
+        }
+    }
+
+    /// See [`ForeignState::unreadable`].
+    pub(crate) fn unreadable(&self) -> Result<Option<Unreadable>, StateError> {
+        match &self.0 {
+            Inner::Foreign(state) => state.unreadable().map_err(StateError::from_source),
+            _ => Ok(None),
+        }
     }
 }
 

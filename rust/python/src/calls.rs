@@ -21,7 +21,7 @@ use arrow_schema::{DataType, Field, Schema, SchemaRef};
 use penstock_files::{Chunk, ChunkWriter, Entry, is_entries};
 use penstock_plan::hash::hash_columns_of;
 use penstock_plan::{
-    CallError, Callbacks, Encoding, EpochEnd, Expansion, Extent, ForeignState, Grouped, StateFault, States,
+    CallError, Callbacks, Encoding, EpochEnd, Expansion, Extent, ForeignState, Grouped, StateFault, States, Unreadable,
 };
 use pyo3::exceptions::{PyRuntimeError, PyTypeError, PyValueError};
 use pyo3::prelude::*;
@@ -446,9 +446,13 @@ impl PyBin {
         hash_columns_of(batch.columns(), batch.num_rows()).map_err(|error| errors::arrow(&error))
     }
 
-    /// Takes a chunk of entries.
-    fn restore(&self, chunk: &Chunk<'_>, object: &Bound<'_, PyAny>) -> PyResult<()> {
+    /// Takes a chunk of entries, but for those that cannot be read.
+    fn restore(&self, chunk: &[u8], object: &Bound<'_, PyAny>) -> PyResult<()> {
         let wrong = |what: String| Err(PyValueError::new_err(what));
+        let chunk = match Chunk::parse(chunk) {
+            Ok(chunk) => chunk,
+            Err(damage) => return wrong(format!("the state {damage}")),
+        };
         if chunk.shape() != ENTRIES_SHAPE {
             return wrong("the state is not one of a step with a function".to_owned());
         }
@@ -492,13 +496,28 @@ impl ForeignState for PyState {
         self.with(|bin, object| {
             let py = object.py();
             bin.catch_up(py)?;
-            let taken = match is_entries(chunk).then(|| Chunk::parse(chunk)) {
-                Some(Ok(chunk)) => bin.restore(&chunk, object),
-                Some(Err(damage)) => Err(PyValueError::new_err(format!("the state {damage}"))),
-                None => object.call_method1("absorb", (PyBytes::new(py, chunk),)).map(drop),
+            let taken = match is_entries(chunk) {
+                true => bin.restore(chunk, object).and_then(|()| object.call_method0("require").map(drop)),
+                false => object.call_method1("absorb", (PyBytes::new(py, chunk),)).map(drop),
             };
             bin.measure(py, 0);
             taken
+        })
+    }
+
+    fn restore(&mut self, chunk: &[u8]) -> Result<(), StateFault> {
+        self.with(|bin, object| {
+            bin.catch_up(object.py())?;
+            let taken = bin.restore(chunk, object);
+            bin.measure(object.py(), 0);
+            taken
+        })
+    }
+
+    fn unreadable(&self) -> Result<Option<Unreadable>, StateFault> {
+        self.with(|_, object| {
+            let told: Option<(u64, String, String)> = object.call_method0("unreadable")?.extract()?;
+            Ok(told.map(|(keys, key, reason)| Unreadable { keys, key, reason }))
         })
     }
 

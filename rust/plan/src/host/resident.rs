@@ -15,7 +15,7 @@ use penstock_bins::{BinState, BinsError, Shelf};
 use penstock_files::Range;
 
 use super::group::HostError;
-use crate::callback::Callbacks;
+use crate::callback::{Callbacks, Unreadable};
 use crate::plan::Plan;
 use crate::state::State;
 
@@ -41,6 +41,9 @@ pub enum LoadError<E> {
     /// They are not of its state.
     #[error(transparent)]
     State(HostError),
+    /// Some of its keys have state that cannot be read.
+    #[error("the state of {} and {} more keys cannot be read: {}", .0.key, .0.keys - 1, .0.reason)]
+    Unreadable(Unreadable),
 }
 
 impl Resident {
@@ -98,7 +101,7 @@ impl Loaded {
     /// was loaded before gives way.
     ///
     /// # Errors
-    /// What `chunks` say, or chunks of another state. The bin is not loaded then.
+    /// What `chunks` say, chunks of another state, or keys whose newest value cannot be read. The bin is not loaded then.
     ///
     /// # Panics
     /// When the plan has no such keyed step.
@@ -112,10 +115,12 @@ impl Loaded {
     ) -> Result<(), LoadError<E>> {
         let mut named = plan.keyed().filter(|keyed| keyed.operator == name);
         let mut state = named.next().expect("a keyed step of the plan").new_state(callbacks);
+        let refused = |source| LoadError::State(BinsError::Chunk { bin: range.prefix(), source }.into());
         for chunk in chunks {
-            let taken = state.absorb(&chunk.map_err(LoadError::Chunks)?);
-            let bin = range.prefix();
-            taken.map_err(|source| LoadError::State(BinsError::Chunk { bin, source }.into()))?;
+            state.restore(&chunk.map_err(LoadError::Chunks)?).map_err(refused)?;
+        }
+        if let Some(unreadable) = state.unreadable().map_err(refused)? {
+            return Err(LoadError::Unreadable(unreadable));
         }
         self.0.entry(name.to_owned()).or_default().insert(range, Box::new(state));
         Ok(())
