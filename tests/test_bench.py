@@ -240,8 +240,6 @@ def test_targets_are_judged_by_all_that_they_cover() -> None:
     assert goal.verdict([good, other]) == "met"
     assert goal.verdict([good, bad]) == "missed"
     assert goal.verdict([other]) == goal.verdict([]) == "not measured"
-    claimed = targets.Target("w", 2.0, "frontier", "", "no snapshots")
-    assert claimed.verdict([good]) == "not claimed" and claimed.verdict([]) == "not measured"
     assert targets.Target("w", 1.0).verdict([good]) == "not measured"
     idle = targets.Target("w", 2.0, "frontier", of="idle", most=True)
     assert [idle.verdict([made(idle=value)]) for value in (1.9, 2.1)] == ["met", "missed"]

@@ -111,9 +111,8 @@ def _targets(lines: Sequence[Line]) -> str:
         covered = [line for line in lines if target.covers(line)]
         verdict = target.verdict(covered)
         values = [value for line in covered if (value := target.value(line)) is not None]
-        word = f"{verdict}: {target.claim}" if verdict == "not claimed" else verdict
         reached = _spread(values, target.unit.split(" ")[0]) if values else ""
-        rows.append([target.what, target.bench or "no bench yet", target.wanted, reached, f"**{word}**"])
+        rows.append([target.what, target.bench or "no bench yet", target.wanted, reached, f"**{verdict}**"])
     return f"## Targets\n\n{_table(['target', 'bench', 'wanted', 'found', ''], rows, 'llrrl')}"
 
 

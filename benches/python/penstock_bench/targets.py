@@ -2,7 +2,7 @@
 
 Owns: the one table of targets. A target names a bench and a pattern of cases, and what every matching case must reach:
 mostly a ratio, sometimes our own figure or a condition beside it. One without a bench is stated so that nobody forgets
-it. Invariant: what is not measured, or may not be claimed yet, never counts as met.
+it. Invariant: what is not measured never counts as met.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from penstock_bench.measure import Line
 
 __all__ = ["TARGETS", "Target", "Verdict", "judge"]
 
-Verdict = Literal["met", "missed", "not claimed", "not measured"]
+Verdict = Literal["met", "missed", "not measured"]
 
 
 @dataclass(frozen=True)
@@ -34,8 +34,6 @@ class Target:
         Which bench measures it; None where none does yet.
     cases : str
         Regular expression that is searched in the name of the case.
-    claim : str
-        Why a figure that reaches it is not claimed yet; empty where it is.
     of : str
         ``"ratio"``, ``"ours"``, or the name of a condition.
     most : bool
@@ -46,7 +44,6 @@ class Target:
     limit: float
     bench: str | None = None
     cases: str = ""
-    claim: str = ""
     of: str = "ratio"
     most: bool = False
 
@@ -72,8 +69,6 @@ class Target:
         said = [good for good in reached if good is not None]
         if not said:
             return "not measured"
-        if self.claim:
-            return "not claimed"
         return "met" if all(said) else "missed"
 
     @property
@@ -91,7 +86,6 @@ class Target:
         ('>= 2x', '<= 25')
         """
         return f"{'<=' if self.most else '>='} {figure_text(self.limit)}{self.unit}"
-
 
 
 TARGETS: tuple[Target, ...] = (
