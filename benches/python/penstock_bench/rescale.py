@@ -6,8 +6,9 @@ state partition and one task for the input; the query is stopped, its state repa
 (``StreamingCheckpointManager.repartition``), and the query started again with two, and a task for each part of a file.
 
 - *pause*: ours is what the gap between two batches grew by, over the median gap, plus the worst latency of a slice over
-  the median slice, from the wish until the first batch after its end. The peer's is what the gap between its batches
-  grew by, since it has no slices: from the end of the last batch before its stop until the begin of the first behind.
+  the median slice, from the wish until the end of the first batch behind it (``worst_slice_at_rest_s`` is the same of
+  batches beside which nothing changes). The peer's is what the gap between its batches grew by, since it has no slices:
+  from the end of the last batch before its stop until the begin of the first behind.
 - *rate*: rows per second of whole batches with two workers; the peer is ours with one worker, so a ratio of 2 is all
   there is. ``peer_gain`` is what Spark's own rate grew by.
 """
@@ -79,6 +80,7 @@ def run(options: Options, emit: Emit, tell: Tell, keys: int | None = None, rows:
         gaps = {
             "gap_s": _rounded(ours.gaps),
             "worst_slice_s": _rounded(ours.slices),
+            "worst_slice_at_rest_s": _rounded(ours.resting),
             "pause_down_s": _rounded(ours.downs),
             "rescale_s": _rounded(ours.took),
             "peer_is": "stop, repartition offline, start again: gap between the batches, over the median gap",
@@ -144,6 +146,8 @@ class _Ours:
         self.before: list[float] = []
         self.after: list[float] = []
         self.gains: list[float] = []
+        #: The worst slice above the median of batches beside which nothing changes.
+        self.resting: list[float] = []
         self.usage = machine.Usage()
         tell("ours: filling and warming up")
         # The batch of the rates is the last file, and counted when it was made.
@@ -239,11 +243,14 @@ class _Ours:
         # The gap that the last batch of the change ends with, too.
         later = [begin for begin, _ in gaps if begin >= done]
         changing = [end - begin for begin, end in gaps if end >= asked and begin <= min(later, default=done)]
-        slow = [s.latency_ns / 1e9 for s in timeline.slices if s.ended >= asked]
+        # The first batch that ends behind the change is served by all that there are then.
+        behind = min((epoch.ended for epoch in epochs if epoch.ended >= done), default=done)
+        slow = [s.latency_ns / 1e9 for s in timeline.slices if asked <= s.ended <= behind]
         usual = [s.latency_ns / 1e9 for s in timeline.slices if since <= s.ended < asked]
         if not slow or not usual or not changing or not resting:
             raise EngineError(f"{NAME}: no batch ran beside the rescale; give more rows")
         worst = max(0.0, max(slow) - statistics.median(usual))
+        self.resting.append(max(usual) - statistics.median(usual))
         gap = max(0.0, max(changing) - statistics.median(resting))
         return done, gap, worst, done - asked
 
