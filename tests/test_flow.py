@@ -89,6 +89,35 @@ def test_plan_of_python_steps() -> None:
     assert (calls[1]["keys"], calls[1]["columns"]) == (["k"], ["k", "v"])
 
 
+def test_names_of_steps_with_state() -> None:
+    keyed = bids().key_by("auction")
+    flow = keyed.agg(n=pk.count(), emit="final", name="per auction").top(2, by="n", name="best")
+    assert [step.get("operator") for step in json.loads(flow.to_plan()[0])["steps"]] == [None, "per auction", "best"]
+    assert "name=per auction" in repr(flow) and "name=best" in repr(flow)
+    assert "state of per auction: accumulators" in flow.explain() and "state of best: " in flow.explain()
+    assert flow != keyed.agg(n=pk.count(), emit="final").top(2, by="n")
+    assert pickle.loads(pickle.dumps(flow)) == flow
+    plain = keyed.agg(n=pk.count(), emit="final")
+    assert "operator" not in flow.key_by("n").stateful_map(running, schema="k bigint").to_plan()[0].split("best")[1]
+    # A column may be called so.
+    assert keyed.agg(n=pk.count(), name=pk.max("price"), m=pk.count()).columns == ("auction", "n", "name", "m")
+    for name in ("", "a/b", "a\nb", " a", "x" * 101, "top", "stateful_map-2", "group_state"):
+        with pytest.raises(ConfigError, match=r"agg name="):
+            keyed.agg(n=pk.count(), name=name)
+    with pytest.raises(ConfigError, match="give a text"):
+        keyed.agg(n=pk.count(), name=3)  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="kept for steps of kind agg"):
+        keyed.stateful_map(running, schema="k bigint", name="agg")
+    with pytest.raises(PlanError, match=r"top: its state would be called 'best', as that of step 2 \(top\) is"):
+        flow.top(1, by="n", name="best")
+    with pytest.raises(PlanError, match=r"agg: its state would be called 'agg', as that of step 1 \(agg\) is"):
+        keyed.agg(n=pk.count(), emit="final", name="agg").key_by("n").agg(m=pk.count())
+    # Names of steps that had none: to go on from their state, in any place.
+    second = keyed.agg(n=pk.count(), emit="final", name="agg-2").key_by("n").agg(m=pk.count(), name="agg")
+    assert [step["name"] for step in second._check()["operators"]] == ["agg-2", "agg"]
+    assert [step["name"] for step in plain.key_by("n").agg(m=pk.count())._check()["operators"]] == ["agg", "agg-2"]
+
+
 def test_emit_defaults() -> None:
     def emit(flow: pk.Flow, streaming: bool = False) -> str | None:
         return json.loads(flow.to_plan(streaming)[0])["steps"][-1].get("emit")

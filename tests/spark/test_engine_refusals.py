@@ -183,7 +183,7 @@ def test_state_that_cannot_be_read(engine: pk.Engine, runs: Runs) -> None:
     module = runs.folder / "kept_sums.py"
     module.write_text("class Sum:\n    def __init__(self, total):\n        self.total = total\n")
     step = sums_in_a_class(str(runs.folder))
-    flow = pk.Flow("k bigint, v bigint").key_by("k").stateful_map(step, schema="k bigint, total bigint", name="totals")
+    flow = pk.Flow("k bigint, v bigint").key_by("k").stateful_map(step, schema="k bigint, total bigint")
     runs.add(2)
     runs.run(engine, flow)
     engine.drop(runs.function.query_id)

@@ -56,6 +56,55 @@ def run(cluster: Any, folder: Path, flow: pk.Flow, batches: range, workers: int)
         return function.error
 
 
+def changing(swapped: bool) -> pk.Flow:
+    """Two functions, then two aggregates, that are told apart by their names only."""
+
+    def summed(state: Any, k: int, v: int) -> Any:
+        return (state or 0) + v, (k, v)
+
+    def greatest(state: Any, k: int, v: int) -> Any:
+        return max(state or 0, v), (k, v)
+
+    flow = pk.Flow(SCHEMA)
+    maps = [("total", summed), ("most", greatest)]
+    for name, step in reversed(maps) if swapped else maps:
+        flow = flow.key_by("k").stateful_map(step, schema=SCHEMA, name=name)
+    for name in ("groups", "rows") if swapped else ("rows", "groups"):
+        flow = flow.key_by("k").agg(n=pk.count(), emit="final", name=name)
+    return flow
+
+
+def test_steps_that_change_places_go_on_from_their_own_state(cluster: Any, tmp_path: Path) -> None:
+    place = tmp_path / "check"
+
+    def kept(name: str, column: str) -> dict[int, str]:
+        return {row["k"]: str(row[column]) for row in pk.state.read(place, name).to_pylist()}
+
+    def run(engine: pk.Engine, batches: range, swapped: bool) -> None:
+        for batch in batches:
+            write(cluster, tmp_path / "in", batch, numbers(cluster, batch))
+        function = engine.foreach_batch(changing(swapped), Kept())
+        stream(cluster, tmp_path / "in", SCHEMA, function, place).awaitTermination(120)
+        sums = counted(batches.stop)
+        assert kept("total", "value") == {k: str(total) for k, (_, total) in sums.items()}
+        assert kept("most", "value") == {k: str((batches.stop * 600 - 1 - k) // 7 * 7 + k) for k in range(7)}
+
+    with pk.Engine(cluster, workers=2, bits=2) as engine:
+        run(engine, range(2), False)
+        rows = kept("rows", "n")
+        assert rows == {k: str(n) for k, (n, _) in counted(2).items()} and kept("groups", "n") == {}
+        # Workers that still have the state.
+        run(engine, range(2, 3), True)
+        groups = {k: str(counted(3)[k][0] - counted(2)[k][0]) for k in range(7)}
+        assert kept("rows", "n") == rows and kept("groups", "n") == groups
+    with pk.Engine(cluster, workers=1, bits=2) as engine:
+        run(engine, range(3, 4), False)
+        now = {k: str(counted(2)[k][0] + counted(4)[k][0] - counted(3)[k][0]) for k in range(7)}
+        assert kept("rows", "n") == now and kept("groups", "n") == groups
+    found = pk.state.operators(place)
+    assert found["name"].to_pylist() == ["total", "most", "rows", "groups"]
+
+
 def test_what_a_query_writes_is_read(cluster: Any, tmp_path: Path) -> None:
     place = tmp_path / "check"
     assert run(cluster, tmp_path, FLOW, range(3), 2) is None

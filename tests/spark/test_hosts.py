@@ -125,7 +125,7 @@ FLOWS: dict[str, tuple[pk.Flow, Callable[[], Rows]]] = {
     "sliding": (KEYED.window(pk.sliding("60s", every="25s")).agg(n=pk.count()), lambda: counts(60_000, 25_000)),
     "apart": (KEYED.window(pk.sliding("7s", every="50s")).agg(n=pk.count()), lambda: counts(7_000, 50_000)),
     "hottest": (
-        KEYED.window(pk.tumbling("30s")).agg(n=pk.count()).top(1, by="n", per="window"),
+        KEYED.window(pk.tumbling("30s")).agg(n=pk.count(), name="z").top(1, by="n", per="window", name="a"),
         lambda: hottest(30_000),
     ),
     "best apart": (
@@ -134,7 +134,7 @@ FLOWS: dict[str, tuple[pk.Flow, Callable[[], Rows]]] = {
     ),
     "groups": (
         KEYED.apply_in_pandas_with_state(
-            once, "k bigint, calls bigint, n bigint", "calls bigint", "update", "NoTimeout"
+            once, "k bigint, calls bigint, n bigint", "calls bigint", "update", "NoTimeout", name="groups, once"
         ),
         lambda: Counter((k, 1, n) for k, n, _ in totals()),
     ),

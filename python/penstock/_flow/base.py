@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import pyarrow as pa
 
 from penstock._durations import format_duration
-from penstock._flow.text import encode, missing, step_text, to_text
+from penstock._flow.text import KEYED_OPS, encode, missing, operator_names, require_name, step_text, to_text
 from penstock._schema import to_ddl
 from penstock._windows import Window
 from penstock.errors import PlanError
@@ -27,8 +27,6 @@ F = TypeVar("F", bound="FlowBase")
 
 #: Version of the plan format that this release writes.
 PLAN_VERSION = 1
-
-_KEYED_OPS = ("agg", "group_state", "stateful_map", "top")
 
 
 class Around:
@@ -106,7 +104,7 @@ class FlowBase:
     @property
     def keyed(self) -> bool:
         """Whether a step keeps state per key or group (and so needs all rows of it)."""
-        return any(step["op"] in _KEYED_OPS for step in self._steps)
+        return any(step["op"] in KEYED_OPS for step in self._steps)
 
     @property
     def output_schema(self) -> pa.Schema:
@@ -253,6 +251,21 @@ class FlowBase:
         """What a step that comes next is called in errors and statistics."""
         path = "" if self._scope is None else self._scope.path
         return f"{path}{op}[{len(self._steps)}] {name}"
+
+    def _named(self, op: str, what: str, name: str | None) -> dict[str, str]:
+        """What the plan says of the name of a step with state that comes next: no other step has it."""
+        told = {} if name is None else {"operator": name}
+        if name is not None:
+            require_name(name, op, what)
+        before = operator_names(self._steps)
+        if len(operator_names([*self._steps, {"op": op, **told}])) == len(before):
+            new = name or next(iter(operator_names([{"op": op}])))
+            at = before.get(new)
+            taken = "another step" if at is None else f"step {at} ({self._steps[at]['op']})"
+            raise PlanError(
+                f"{what}: its state would be called {new!r}, as that of {taken} is; give each a name= of its own"
+            )
+        return told
 
     def _stateless_only(self, op: str) -> None:
         if self._scope is not None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import pyarrow as pa
 
@@ -119,7 +119,7 @@ class KeyedSteps(FlowBase):
             raise PlanError(f"window({window}) follows window({self._window}) directly; keep one of them")
         return self._with(window.to_step(), self._columns, keys=self._keys, window=window, shape=self._shape)
 
-    def agg(self, *, emit: str | None = None, **aggregates: Aggregate) -> Self:
+    def agg(self, *, emit: str | None = None, **aggregates: Aggregate | str) -> Self:
         """Aggregate per key, or per key and window.
 
         Parameters
@@ -132,7 +132,8 @@ class KeyedSteps(FlowBase):
             local runs with ``streaming=True``. With a window there is only "final": a row
             per key and window, when the window closes.
         **aggregates : Aggregate
-            Output column = what it holds, such as ``n=pk.count()``.
+            Output column = what it holds, such as ``n=pk.count()``. With a text, ``name="totals"``
+            is no column: it names the step and its state, see Notes.
 
         Returns
         -------
@@ -153,6 +154,12 @@ class KeyedSteps(FlowBase):
         -----
         Memory: a few words per key (and open window) and aggregate.
 
+        The name of a step with state is that of its state in a checkpoint, and stands in
+        `explain` and errors: 1 to 100 printable characters without a slash, of no other step.
+        A query that is started again goes on from each state by its name, wherever the step
+        stands then. Steps without one are ``agg``, ``agg-2`` and so on, in their order; who
+        gives a step that name goes on from the state that it had without.
+
         An input that ends is one epoch, so "update" gives a row per key there, too. An `agg`
         or `top` behind it takes final values only: beside a Spark query such a flow says
         ``emit="final"``, and its rows come with `Engine.finish`.
@@ -166,6 +173,8 @@ class KeyedSteps(FlowBase):
         self._stateless_only("agg")
         if self._keys is None:
             raise PlanError("agg needs keys: write .key_by('column').agg(...)")
+        name = None if isinstance(aggregates.get("name"), Aggregate) else aggregates.pop("name", None)
+        named = self._named("agg", "agg", cast("str | None", name))
         if not aggregates:
             raise ConfigError("agg() names no aggregate; write for example .agg(n=penstock.count())")
         if emit is not None:
@@ -175,22 +184,32 @@ class KeyedSteps(FlowBase):
                 f"agg(emit='update') with window({self._window}): its rows come when a window closes; leave emit out"
             )
         head = (("window_start", "window_end") if self._window is not None else ()) + self._keys
-        for name, aggregate in aggregates.items():
+        items = []
+        for column, aggregate in aggregates.items():
             if not isinstance(aggregate, Aggregate):
                 raise ConfigError(
-                    f"agg({name}={aggregate!r}) is no aggregate; use penstock.count, sum, min, max or mean"
+                    f"agg({column}={aggregate!r}) is no aggregate; use penstock.count, sum, min, max or mean"
                 )
             if aggregate.column is not None:
-                self._require([aggregate.column], f"agg {name}={aggregate}")
-            if name in head:
-                raise SchemaError(f"agg {name}={aggregate} takes the name of the output column {name!r}; rename it")
-        step: dict[str, Any] = {"op": "agg", "aggs": [item.to_plan(name) for name, item in aggregates.items()]}
+                self._require([aggregate.column], f"agg {column}={aggregate}")
+            if column in head:
+                raise SchemaError(f"agg {column}={aggregate} takes the name of the output column {column!r}; rename it")
+            items.append(aggregate.to_plan(column))
+        step: dict[str, Any] = {"op": "agg", "aggs": items, **named}
         # Where it is left open the host decides: see `to_plan`.
         if emit is not None or self._window is not None:
             step["emit"] = "final" if emit is None else emit
         return self._with(step, (*head, *aggregates))
 
-    def top(self, n: int, by: str, per: str | Sequence[str] | None = None, descending: bool = True) -> Self:
+    def top(
+        self,
+        n: int,
+        by: str,
+        per: str | Sequence[str] | None = None,
+        descending: bool = True,
+        *,
+        name: str | None = None,
+    ) -> Self:
         """Keep the rows with the `n` greatest values, ties included.
 
         Parameters
@@ -205,6 +224,8 @@ class KeyedSteps(FlowBase):
             group over everything.
         descending : bool, default True
             False keeps the least values.
+        name : str, optional
+            Of the step and its state, as in `agg`.
 
         Returns
         -------
@@ -254,7 +275,8 @@ class KeyedSteps(FlowBase):
                 raise missing(unknown[0], "top per", columns)
         if self._keys is not None:
             raise PlanError(f"top does not use key_by({', '.join(self._keys)}); name the groups with per=")
-        step = {"op": "top", "n": n, "by": by, "descending": bool(descending), "per": group}
+        named = self._named("top", "top", name)
+        step = {"op": "top", "n": n, "by": by, "descending": bool(descending), "per": group, **named}
         shape = self._shape if self._window is None else None
         return self._with(step, columns, shape=shape)
 
@@ -281,7 +303,7 @@ class KeyedSteps(FlowBase):
             Columns that `step` receives; default all, in order.
         name : str, optional
             What the step is called in `explain`, errors and statistics; default the name of
-            the function.
+            the function. One that is given is also that of its state, as in `agg`.
 
         Returns
         -------
@@ -328,6 +350,7 @@ class KeyedSteps(FlowBase):
         takes = self._columns if columns is None else names_of(columns, "stateful_map columns")
         self._require(takes, "stateful_map columns")
         shape = to_arrow(schema, "stateful_map schema")
+        named = self._named("stateful_map", "stateful_map", name)
         label = name or function_name(step)
         call = {
             "kind": "stateful",
@@ -344,6 +367,7 @@ class KeyedSteps(FlowBase):
             "columns": list(self._keys),
             "schema": encode(shape),
             "name": label,
+            **named,
         }
         return self._with(plan_step, tuple(shape.names), call=call, shape=shape)
 
@@ -378,7 +402,7 @@ class KeyedSteps(FlowBase):
             Zone in whose local time frames show timestamps.
         name : str, optional
             What the step is called in `explain`, errors and statistics; default the name of
-            the function.
+            the function. One that is given is also that of its state, as in `agg`.
 
         Returns
         -------
@@ -465,6 +489,7 @@ class KeyedSteps(FlowBase):
         except Exception as error:
             raise ConfigError(f"{what} timezone={timezone!r} is no time zone: {error}") from error
         shape = to_arrow(outputStructType, "outputStructType")
+        named = self._named("group_state", what, name)
         label = name or function_name(func)
         call = {
             "kind": "groups",
@@ -486,5 +511,6 @@ class KeyedSteps(FlowBase):
             "schema": encode(shape),
             "name": label,
             "event_time": timeoutConf == EVENT_TIME and self._event_time is not None,
+            **named,
         }
         return self._with(plan_step, tuple(shape.names), call=call, shape=shape)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import base64
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import pyarrow as pa
@@ -13,7 +13,11 @@ from penstock._schema import to_ddl
 from penstock._windows import Window
 from penstock.errors import ConfigError, SchemaError
 
-__all__ = ["to_text"]
+__all__ = ["KEYED_OPS", "to_text"]
+
+#: Words of steps that keep state.
+KEYED_OPS = ("agg", "group_state", "stateful_map", "top")
+_LONGEST_NAME = 100
 
 
 def to_text(schema: pa.Schema) -> str:
@@ -73,6 +77,36 @@ def one_of(value: str, what: str, known: tuple[str, ...]) -> None:
         raise ConfigError(f"{what}={value!r} is unknown; use {' or '.join(repr(item) for item in known)}")
 
 
+def operator_names(steps: Sequence[Mapping[str, Any]]) -> dict[str, int]:
+    """What the state of steps is called, as the compiler has it, with their places."""
+    names: dict[str, int] = {}
+    unnamed: dict[str, int] = {}
+    for at, step in enumerate(steps):
+        op = step["op"]
+        if op in KEYED_OPS:
+            name = step.get("operator")
+            if name is None:
+                number = unnamed[op] = unnamed.get(op, 0) + 1
+                name = op if number == 1 else f"{op}-{number}"
+            names[name] = at
+    return names
+
+
+def require_name(name: Any, op: str, what: str) -> None:
+    """Refuses a name that no step of this kind may have; the compiler refuses the same ones."""
+    told = f"{what} name={name!r}"
+    if not isinstance(name, str):
+        raise ConfigError(f"{told}: give a text")
+    word, _, number = name.rpartition("-")
+    word = word if word and number.isascii() and number.isdigit() else name
+    if not 1 <= len(name) <= _LONGEST_NAME or "/" in name or name.strip() != name or not name.isprintable():
+        raise ConfigError(
+            f"{told}: a name is 1 to {_LONGEST_NAME} printable characters, without a slash and without blanks around it"
+        )
+    if word != op and word in KEYED_OPS:
+        raise ConfigError(f"{told}: this name is kept for steps of kind {word}; choose another one")
+
+
 def function_name(f: Callable[..., Any]) -> str:
     """What a function is called for people."""
     return str(getattr(f, "__qualname__", None) or type(f).__name__).rsplit("<locals>.", maxsplit=1)[-1]
@@ -89,11 +123,14 @@ def step_text(step: dict[str, Any], calls: Sequence[dict[str, Any]]) -> str:
         items = [f"{a['name']}={Aggregate(a['fn'], a.get('column'))}" for a in step["aggs"]]
         if "emit" in step:
             items.append(f"emit={step['emit']}")
+        if "operator" in step:
+            items.append(f"name={step['operator']}")
         return f"agg({', '.join(items)})"
     if op == "top":
         per = step["per"] if step["per"] is None or isinstance(step["per"], str) else ", ".join(step["per"])
         order = "" if step["descending"] else ", descending=False"
-        return f"top({step['n']}, by={step['by']}, per={per}{order})"
+        named = f", name={step['operator']}" if "operator" in step else ""
+        return f"top({step['n']}, by={step['by']}, per={per}{order}{named})"
     if op in ("bounded", "iterate"):
         body = " ".join(f".{step_text(inner, calls)}" for inner in step["body"])
         known = ("batches", "batch_size", "memory", "on_failure") if op == "bounded" else ("again",)

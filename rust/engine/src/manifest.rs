@@ -82,7 +82,10 @@ impl Plan {
             match newer.operators.iter().find(|one| one.name == old.name) {
                 Some(new) if old.fits(new) => {}
                 Some(new) => return Err((told(old), told(new))),
-                None => return Err((told(old), "nothing of that name".into())),
+                None => {
+                    let names: Vec<&str> = newer.operators.iter().map(|one| &*one.name).collect();
+                    return Err((told(old), format!("nothing of that name, only: {}", names.join(", "))));
+                }
             }
         }
         Ok(())
@@ -491,7 +494,7 @@ mod tests {
         let (before, after) = old.check(&plan(vec![operator("a", 2), operator("b", 1)])).unwrap_err();
         assert_eq!((&*before, &*after), ("a (sum of long, version 1)", "a (sum of long, version 2)"));
         let (_, after) = old.check(&plan(vec![operator("a", 1)])).unwrap_err();
-        assert_eq!(after, "nothing of that name");
+        assert_eq!(after, "nothing of that name, only: a");
         let renamed = Operator { columns: "other names".into(), ..operator("a", 1) };
         assert_eq!(plan(vec![operator("a", 1)]).check(&plan(vec![renamed])), Ok(()));
         let other = Operator { types: "long -> min(long)".into(), ..operator("a", 1) };

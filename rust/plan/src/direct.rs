@@ -315,7 +315,7 @@ mod tests {
             });
             let steps = vec![
                 StepSpec::KeyBy { columns: vec!["k".into()], nulls: Nulls::Group },
-                StepSpec::Agg { emit: Some(emit), aggs: aggs.collect() },
+                StepSpec::Agg { emit: Some(emit), aggs: aggs.collect(), operator: None },
             ];
             let plan = Plan::compile(PlanSpec { version: PLAN_VERSION, source, steps }).unwrap();
             let keyed = plan.keyed().next().unwrap().clone();

@@ -85,6 +85,16 @@ pub enum PlanError {
         /// The name.
         column: String,
     },
+    /// The name of an operator is none, or another step's.
+    #[error("{step}: the name '{}' {reason}", name.escape_debug())]
+    OperatorName {
+        /// The step.
+        step: StepName,
+        /// The name.
+        name: String,
+        /// What is wrong with it, and what to do.
+        reason: String,
+    },
     /// A step stands where it has no meaning.
     #[error("{step}: {reason}")]
     Misplaced {

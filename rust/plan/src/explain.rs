@@ -137,7 +137,9 @@ pub(crate) fn explain(plan: &Plan) -> String {
             }
         };
         line(format!("{}: {what}", keyed.step));
-        line(format!("  state: {state}; in bins, movable"));
+        let called = plan.spec().steps.get(keyed.step.index).and_then(StepSpec::operator);
+        let called = called.map_or(String::new(), |name| format!(" of {name}"));
+        line(format!("  state{called}: {state}; in bins, movable"));
         line(format!("  output: {}", columns(&keyed.output)));
     }
     line(format!("output: {}", columns(plan.output_schema())));

@@ -27,8 +27,8 @@ use crate::window::{WindowOp, Windows};
 pub struct KeyedSpec {
     /// The step that the operator comes from.
     pub step: StepName,
-    /// What its state is called: the step's word, numbered from the second on of the plan (`agg`, `agg-2`). It does not change with steps
-    /// that keep no state, nor with what the user calls a function.
+    /// What its state is called: as the user says, else the step's word, numbered from the second on of those without a name (`agg`, `agg-2`). It does
+    /// not change with steps that keep no state, nor with the name of a function. No two of a plan are equal.
     pub operator: String,
     /// Name shown to the user.
     pub name: String,

@@ -3,7 +3,7 @@
 //! A stage is some steps without state and then at most one keyed operator behind an exchange. Only the last stage may have none. Compilation
 //! resolves every column and type, so that running a plan can fail only on data. Windows and keys wait for the step that uses them.
 
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 use std::fmt::Write;
 use std::sync::Arc;
 
@@ -177,7 +177,8 @@ impl Plan {
         for (index, step) in spec.steps.iter().enumerate() {
             compiler.step(StepName::new(index, step.op()), step)?;
         }
-        let stages = compiler.finish()?;
+        let mut stages = compiler.finish()?;
+        name_operators(&spec, &mut stages)?;
         Ok(Self { spec, event_time, stages })
     }
 
@@ -289,12 +290,12 @@ impl Compiler {
                 Ok(())
             }
             StepSpec::Window { kind, size_us, every_us } => self.window(step, *kind, *size_us, *every_us),
-            StepSpec::Agg { emit, aggs } => self.agg(step, *emit, aggs),
-            StepSpec::StatefulMap { call, columns, schema, name } => {
+            StepSpec::Agg { emit, aggs, .. } => self.agg(step, *emit, aggs),
+            StepSpec::StatefulMap { call, columns, schema, name, .. } => {
                 let name = if name.is_empty() { "stateful_map" } else { name };
                 self.foreign(step, columns, schema, name, |_| KeyedKind::StatefulMap { call: *call })
             }
-            StepSpec::GroupState { call, columns, schema, name, event_time } => {
+            StepSpec::GroupState { call, columns, schema, name, event_time, .. } => {
                 if *event_time && self.point.event_time.is_none() {
                     return Err(PlanError::NoEventTime { step });
                 }
@@ -304,7 +305,7 @@ impl Compiler {
                     late_by: point.event_time.clone().filter(|_| *event_time),
                 })
             }
-            StepSpec::Top { n, by, descending, per } => self.top(step, *n, by, *descending, per),
+            StepSpec::Top { n, by, descending, per, .. } => self.top(step, *n, by, *descending, per),
         }
     }
 
@@ -548,13 +549,7 @@ impl Compiler {
     }
 
     /// Ends the stage with a keyed operator.
-    fn close(&mut self, mut keyed: KeyedSpec) {
-        let alike =
-            self.stages.iter().filter_map(|stage| stage.keyed.as_ref()).filter(|one| one.step.op == keyed.step.op);
-        keyed.operator = match alike.count() {
-            0 => keyed.step.op.to_owned(),
-            before => format!("{}-{}", keyed.step.op, before + 1),
-        };
+    fn close(&mut self, keyed: KeyedSpec) {
         let output = keyed.output.clone();
         self.point.schema = output.clone();
         let next = Stage { input: output.clone(), pre: Vec::new(), keyed: None, output: output.clone() };
@@ -575,6 +570,61 @@ impl Compiler {
         }
         Ok(self.stages)
     }
+}
+
+/// Words of steps that keep state.
+const KEYED: [&str; 4] = ["agg", "group_state", "stateful_map", "top"];
+/// Characters of a name: it stands in every file.
+const LONGEST_NAME: usize = 100;
+
+/// Gives each keyed step the name of its operator.
+fn name_operators(spec: &PlanSpec, stages: &mut [Stage]) -> Result<(), PlanError> {
+    let mut unnamed: HashMap<&str, usize> = HashMap::new();
+    let mut taken: HashMap<String, StepName> = HashMap::new();
+    for keyed in stages.iter_mut().filter_map(|stage| stage.keyed.as_mut()) {
+        let (step, op) = (keyed.step.clone(), keyed.step.op);
+        let refused = |name: &str, reason: String| {
+            Err(PlanError::OperatorName { step: step.clone(), name: name.to_owned(), reason })
+        };
+        keyed.operator = match spec.steps[step.index].operator() {
+            Some(name) => match wrong_name(name, op) {
+                Some(reason) => return refused(name, reason),
+                None => name.to_owned(),
+            },
+            None => {
+                let number = unnamed.entry(op).or_default();
+                *number += 1;
+                if *number == 1 { op.to_owned() } else { format!("{op}-{number}") }
+            }
+        };
+        if let Some(other) = taken.insert(keyed.operator.clone(), step.clone()) {
+            return refused(
+                &keyed.operator,
+                format!("is that of {other} already: give each of them a name of its own"),
+            );
+        }
+    }
+    Ok(())
+}
+
+/// What is wrong with the name that a user gives to the operator of a step. One that a step of its kind has without a name is right: so
+/// steps that get names go on from state without them.
+fn wrong_name(name: &str, op: &str) -> Option<String> {
+    let word = name.split_once('-').filter(|(_, number)| number.parse::<u32>().is_ok()).map_or(name, |(word, _)| word);
+    let reason = if name.is_empty() {
+        "is empty"
+    } else if name.chars().count() > LONGEST_NAME {
+        "is longer than 100 characters"
+    } else if name.contains('/') {
+        "has a slash"
+    } else if name.chars().any(char::is_control) || name.trim() != name {
+        "has control characters, or blanks around it"
+    } else if word != op && KEYED.contains(&word) {
+        return Some(format!("is kept for steps of kind {word}: choose another one"));
+    } else {
+        return None;
+    };
+    Some(format!("{reason}: a name is 1 to {LONGEST_NAME} printable characters without a slash"))
 }
 
 fn aggregate(step: &StepName, schema: &Schema, agg: &AggSpec) -> Result<Aggregate, PlanError> {

@@ -118,6 +118,9 @@ pub enum StepSpec {
         emit: Option<Emit>,
         /// The output columns.
         aggs: Vec<AggSpec>,
+        /// What the user calls the operator.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        operator: Option<String>,
     },
     /// Applies user code with state per key.
     StatefulMap {
@@ -132,6 +135,9 @@ pub enum StepSpec {
         /// Name shown to the user.
         #[serde(default)]
         name: String,
+        /// What the user calls the operator.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        operator: Option<String>,
     },
     /// Applies user code to the groups of each epoch, with state and a timeout per key.
     GroupState {
@@ -146,6 +152,9 @@ pub enum StepSpec {
         /// Name shown to the user.
         #[serde(default)]
         name: String,
+        /// What the user calls the operator.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        operator: Option<String>,
         /// Whether timeouts are in event time; then rows at or before the watermark are late.
         #[serde(default)]
         event_time: bool,
@@ -162,6 +171,9 @@ pub enum StepSpec {
         /// The groups.
         #[serde(default)]
         per: Per,
+        /// What the user calls the operator.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        operator: Option<String>,
     },
 }
 
@@ -179,6 +191,17 @@ impl StepSpec {
             Self::StatefulMap { .. } => "stateful_map",
             Self::GroupState { .. } => "group_state",
             Self::Top { .. } => "top",
+        }
+    }
+
+    /// What the user calls the operator of a step that keeps state.
+    pub fn operator(&self) -> Option<&str> {
+        match self {
+            Self::Agg { operator, .. }
+            | Self::StatefulMap { operator, .. }
+            | Self::GroupState { operator, .. }
+            | Self::Top { operator, .. } => operator.as_deref(),
+            _ => None,
         }
     }
 }

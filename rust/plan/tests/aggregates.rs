@@ -195,7 +195,7 @@ fn spec(schema: SchemaRef, key: Key, window: Option<(i64, i64)>, emit: Option<Em
             every_us: Some(every * 1_000),
         });
     }
-    steps.push(StepSpec::Agg { emit, aggs: aggs() });
+    steps.push(StepSpec::Agg { emit, aggs: aggs(), operator: None });
     let source = SourceSpec { schema, event_time: Some("t".into()), lateness_ms: 0, order_by: vec![] };
     PlanSpec { version: PLAN_VERSION, source, steps }
 }
@@ -354,7 +354,11 @@ proptest! {
 fn sums(schema: SchemaRef, column: &str) -> PlanSpec {
     let aggs = vec![AggSpec { name: "total".into(), function: "sum".into(), column: Some(column.into()) }];
     let source = SourceSpec { schema, event_time: None, lateness_ms: 0, order_by: vec![] };
-    PlanSpec { version: PLAN_VERSION, source, steps: vec![StepSpec::Agg { emit: Some(Emit::Update), aggs }] }
+    PlanSpec {
+        version: PLAN_VERSION,
+        source,
+        steps: vec![StepSpec::Agg { emit: Some(Emit::Update), aggs, operator: None }],
+    }
 }
 
 #[test]
@@ -446,7 +450,7 @@ fn big_outputs_come_in_bounded_blocks_and_big_bins_in_bounded_chunks() {
         let source = SourceSpec { schema: batch.schema(), event_time: None, lateness_ms: 0, order_by: vec![] };
         let steps = vec![
             StepSpec::KeyBy { columns: vec![column.into()], nulls: Nulls::Group },
-            StepSpec::Agg { emit: Some(Emit::Final), aggs },
+            StepSpec::Agg { emit: Some(Emit::Final), aggs, operator: None },
         ];
         let mut cluster = Cluster::new(PlanSpec { version: PLAN_VERSION, source, steps }, 1, 2);
         cluster.feed(0, batch.clone()).unwrap();

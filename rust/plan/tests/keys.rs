@@ -333,6 +333,7 @@ fn plan(types: &[DataType]) -> PlanSpec {
         StepSpec::Agg {
             emit: Some(Emit::Final),
             aggs: vec![agg("n", "count", None), agg("sum", "sum", Some("v")), agg("last", "max", Some("v"))],
+            operator: None,
         },
     ];
     let source = SourceSpec { schema, event_time: None, lateness_ms: 0, order_by: vec![] };

@@ -52,7 +52,7 @@ fn start(mapped: bool, workers: usize) -> (Group, Receiver<Event>) {
     let count = AggSpec { name: "n".into(), function: "count".into(), column: None };
     let mut steps = vec![
         StepSpec::KeyBy { columns: vec!["k".into()], nulls: Nulls::Group },
-        StepSpec::Agg { emit: Some(Emit::Update), aggs: vec![count] },
+        StepSpec::Agg { emit: Some(Emit::Update), aggs: vec![count], operator: None },
     ];
     if mapped {
         steps.insert(0, StepSpec::MapBatches { call: 0, schema });

@@ -219,3 +219,41 @@ fn user_errors_and_wrong_schemas_are_typed() {
         other => panic!("{other:?}"),
     }
 }
+
+#[test]
+fn operators_are_called_as_the_user_says() {
+    let agg =
+        |name: &str| format!(r#"{{"op":"agg","emit":"final","operator":{name},"aggs":[{{"name":"n","fn":"count"}}]}}"#);
+    let plain = r#"{"op":"agg","emit":"final","aggs":[{"name":"n","fn":"count"}]}"#.to_owned();
+    let names = |aggs: &[String]| {
+        compile(&aggs.join(",")).map(|plan| plan.keyed().map(|keyed| keyed.operator.clone()).collect::<Vec<_>>())
+    };
+    assert_eq!(names(&[plain.clone(), plain.clone()]).unwrap(), ["agg", "agg-2"]);
+    // A name is no number less for the others.
+    assert_eq!(names(&[agg(r#""rows, all""#), plain.clone(), plain.clone()]).unwrap(), ["rows, all", "agg", "agg-2"]);
+    // Steps that get names go on from the state that they had without, in other places too.
+    assert_eq!(names(&[agg(r#""agg-2""#), agg(r#""agg""#)]).unwrap(), ["agg-2", "agg"]);
+    for (aggs, words) in [
+        (
+            vec![agg(r#""a""#), plain.clone(), agg(r#""a""#)],
+            "step 2 (agg): the name 'a' is that of step 0 (agg) already",
+        ),
+        (
+            vec![agg(r#""agg""#), plain.clone()],
+            "step 1 (agg): the name 'agg' is that of step 0 (agg) already: give each",
+        ),
+        (vec![agg(r#""""#)], "the name '' is empty: a name is 1 to 100 printable characters without a slash"),
+        (vec![agg(r#""a/b""#)], "has a slash"),
+        (vec![agg(r#""a\nb""#)], r"the name 'a\nb' has control characters"),
+        (vec![agg(r#"" a""#)], "blanks around it"),
+        (vec![agg(&format!("{:?}", "x".repeat(101)))], "is longer than 100 characters"),
+        (vec![agg(r#""top""#)], "is kept for steps of kind top"),
+        (vec![agg(r#""stateful_map-2""#)], "is kept for steps of kind stateful_map"),
+    ] {
+        says(compile(&aggs.join(",")), words);
+    }
+    let plan = compile(&agg(r#""orders""#)).unwrap();
+    assert!(plan.explain().contains("  state of orders: accumulators per key"), "{}", plan.explain());
+    assert_eq!(PlanSpec::from_json(&plan.spec().to_json()).unwrap(), *plan.spec());
+    assert!(!compile(&plain).unwrap().spec().to_json().contains("operator"), "as before");
+}

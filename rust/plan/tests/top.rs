@@ -132,7 +132,7 @@ proptest! {
         epochs in epochs(true), every in 5i64..40, size in 1i64..70, n in 1u64..4, descending in any::<bool>(),
         bits in 0u8..4, workers in 1u32..5,
     ) {
-        let top = StepSpec::Top { n, by: "price".into(), descending, per: Per::Window };
+        let top = StepSpec::Top { n, by: "price".into(), descending, per: Per::Window, operator: None };
         let mut cluster = Cluster::new(plan(vec![window(size, every), top]), bits, workers);
         let mut open: BTreeMap<i64, Vec<Bid>> = BTreeMap::new();
         drive(&mut cluster, &epochs, |bids, before, after, got, late| {
@@ -178,8 +178,8 @@ proptest! {
         let mut cluster = Cluster::new(plan(vec![
             StepSpec::KeyBy { columns: vec!["auction".into()], nulls: Nulls::Group },
             window(size, every),
-            StepSpec::Agg { emit: None, aggs: vec![count] },
-            StepSpec::Top { n, by: "num".into(), descending: true, per: Per::Window },
+            StepSpec::Agg { emit: None, aggs: vec![count], operator: None },
+            StepSpec::Top { n, by: "num".into(), descending: true, per: Per::Window, operator: None },
         ]), bits, workers);
         let mut open: BTreeMap<i64, BTreeMap<i64, i64>> = BTreeMap::new();
         drive(&mut cluster, &epochs, |bids, before, after, got, late| {
@@ -213,7 +213,7 @@ proptest! {
         epochs in epochs(true), all in any::<bool>(), n in 1u64..5, descending in any::<bool>(), bits in 0u8..4, workers in 1u32..5,
     ) {
         let per = if all { Per::All } else { Per::Columns(vec!["name".into()]) };
-        let mut cluster = Cluster::new(plan(vec![StepSpec::Top { n, by: "price".into(), descending, per }]), bits, workers);
+        let mut cluster = Cluster::new(plan(vec![StepSpec::Top { n, by: "price".into(), descending, per, operator: None }]), bits, workers);
         let mut seen: Vec<Bid> = Vec::new();
         drive(&mut cluster, &epochs, |bids, _, after, got, late| {
             seen.extend_from_slice(bids);
@@ -237,8 +237,10 @@ proptest! {
 fn many_rows_keep_only_candidates() {
     let bids: Vec<Bid> =
         (0..100_000).map(|at| Bid { time: Some(0), auction: at, price: Some((at % 100) as i8) }).collect();
-    let spec =
-        plan(vec![window(10, 10), StepSpec::Top { n: 1, by: "price".into(), descending: true, per: Per::Window }]);
+    let spec = plan(vec![
+        window(10, 10),
+        StepSpec::Top { n: 1, by: "price".into(), descending: true, per: Per::Window, operator: None },
+    ]);
     let mut cluster = Cluster::new(spec, 2, 2);
     for bids in bids.chunks(7_000) {
         cluster.feed(0, batch(bids)).unwrap();
@@ -260,8 +262,8 @@ fn a_top_over_a_final_aggregate_sees_final_values() {
     let mut cluster = Cluster::new(
         plan(vec![
             StepSpec::KeyBy { columns: vec!["auction".into()], nulls: Nulls::Group },
-            StepSpec::Agg { emit: Some(Emit::Final), aggs: vec![sum] },
-            StepSpec::Top { n: 1, by: "total".into(), descending: false, per: Per::All },
+            StepSpec::Agg { emit: Some(Emit::Final), aggs: vec![sum], operator: None },
+            StepSpec::Top { n: 1, by: "total".into(), descending: false, per: Per::All, operator: None },
         ]),
         3,
         3,
