@@ -169,8 +169,12 @@ def spare(engine: Engine) -> subprocess.Popen[bytes]:
     return process
 
 
-def test_a_second_attempt_waits_to_be_killed_and_the_first_serves_on(engine: Engine) -> None:
+def test_a_second_attempt_waits_to_be_killed_and_the_first_serves_on(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Spark takes the return of either attempt for the end of the task and kills the other one."""
+    # On a busy machine a process may take longer to end; whoever closes an engine then cancels its job.
+    monkeypatch.setattr(residents, "_RETURN_S", 30.0)
     first, [job] = engine.serving, engine.context.jobs
     process = spare(engine)
     with pytest.raises(subprocess.TimeoutExpired):

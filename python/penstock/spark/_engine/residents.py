@@ -42,6 +42,8 @@ _PAUSE_S = (0.1, 10.0)
 _STEADY_S = 30.0
 #: How long closing waits for members to end by themselves before their jobs are cancelled, seconds.
 _GRACE_S = 5.0
+#: How long the task of a member that has ended may take to return before its job is cancelled, seconds.
+_RETURN_S = 0.5
 #: A member that is dismissed with a reason that begins so belongs to a second attempt of a task.
 _SPARE = "another attempt serves"
 #: What members are told that are sent away.
@@ -304,7 +306,7 @@ class Residents:
         deadline = time.monotonic() + 2 * _GRACE_S
         # Members that have ended give their tasks back within moments; whatever else there is gets cancelled.
         for seat in seats:
-            self._join(seat, 0.5)
+            self._join(seat, _RETURN_S)
         while any(seat.thread is not None and seat.thread.is_alive() for seat in seats):
             for seat in seats:
                 if seat.thread is not None and seat.thread.is_alive():
