@@ -1,7 +1,7 @@
 """Seats of one process in a run of workers: alone, or connected with the other processes.
 
-`execute` and the gangs of `penstock.spark` both come through here. Connecting proves a secret of 32 bytes in both
-directions; the secret is the caller's to carry, never on a command line, in the environment or in a log.
+`execute` and the gangs of `penstock.spark` both come through here. Connecting proves a key in both
+directions; the key is the caller's to carry, never on a command line, in the environment or in a log.
 
 Examples
 --------
@@ -78,7 +78,7 @@ class Listener:
         self,
         process: int,
         addresses: Sequence[str],
-        secret: bytes,
+        key: bytes,
         threads: int = 1,
         *,
         group: str = "",
@@ -92,8 +92,8 @@ class Listener:
             Index of this process in `addresses`.
         addresses : sequence of str
             Of all processes, in order, this one's included; equal for all.
-        secret : bytes
-            32 random bytes that only the processes of this run know.
+        key : bytes
+            That only the processes of this run know: 32 random bytes, or what ``_native.key_of`` makes of them.
         threads : int
             Workers of each process, equal for all.
         group : str
@@ -104,13 +104,13 @@ class Listener:
         Raises
         ------
         AuthenticationError
-            When a process does not prove the secret.
+            When a process does not prove the key.
         ProtocolError
             When a process belongs to another run, or to one of another shape.
         WorkerLost
             When a process cannot be reached or does not come in time; `process` names it.
         """
-        return Seats(self._native.connect(process, list(addresses), secret, threads, group, timeout))
+        return Seats(self._native.connect(process, list(addresses), key, threads, group, timeout))
 
     def close(self) -> None:
         """Stop listening."""

@@ -221,17 +221,17 @@ class DataflowListener:
         self,
         process: int,
         addresses: Sequence[str],
-        secret: bytes,
+        key: bytes,
         threads: int,
         group: str,
         timeout: float | None,
     ) -> DataflowSeats:
-        """Connect with all other processes and prove the secret both ways; uses the listener up.
+        """Connect with all other processes and prove the key both ways; uses the listener up.
 
         Raises
         ------
         AuthenticationError, ProtocolError, WorkerLost, ConfigError
-            When a process has another secret, belongs to another run, does not come, or the arguments do not fit.
+            When a process has another key, belongs to another run, does not come, or the arguments do not fit.
         """
 
     def close(self) -> None:
@@ -1124,6 +1124,27 @@ def checkpoint_contents(files: Sequence[tuple[str, int, bytes | None]], held: bo
 def registry_answers(address: str, patience: float) -> bool:
     """Whether an engine's registry listens at ``host:port``; waits about `patience` seconds at most."""
 
+def key_of(secret: bytes, role: str, scope: str, always: bool = False) -> bytes:
+    """The key that a task carries instead of the secret: speaks in one role, of one thing.
+
+    Parameters
+    ----------
+    secret
+        The engine's 32 bytes, or those of a run.
+    role, scope
+        "member" and the slot; "feed" or "drain" and "<query> <epoch>"; "mesh" and "", of a secret
+        that is for one run alone.
+    always
+        Whether connections are encrypted that do not leave the host, too.
+
+    Raises
+    ------
+    ConfigError
+        For a secret of another length or of equal bytes.
+    ValueError
+        For another role.
+    """
+
 @final
 class Registry:
     """The driver's end of a cluster: who is a member, requests to them, their answers.
@@ -1133,11 +1154,13 @@ class Registry:
     host, port
         Where to listen; port 0 takes any.
     secret
-        32 random bytes that every process of the engine knows.
+        32 random bytes from which the keys of members, feeds and drains are made (`key_of`); they stay here.
     advertise
         Host that members dial; default `host`.
     silence
         Seconds after which a member that is connected and says nothing is lost, at least 0.1; default 60.
+    always
+        Whether members of this host have to encrypt as well; those of others always do.
 
     Raises
     ------
@@ -1148,11 +1171,17 @@ class Registry:
 
     Notes
     -----
-    Whoever does not prove that it knows the secret is closed and counted, see `metrics`.
+    Whoever does not prove that it has a key is closed and counted, see `metrics`.
     """
 
     def __new__(
-        cls, host: str, port: int, secret: bytes, advertise: str | None = None, silence: float | None = None
+        cls,
+        host: str,
+        port: int,
+        secret: bytes,
+        advertise: str | None = None,
+        silence: float | None = None,
+        always: bool = False,
     ) -> Self: ...
     @property
     def address(self) -> str:
@@ -1214,8 +1243,8 @@ class Member:
     ----------
     registry
         Address of the registry, ``host:port``.
-    secret
-        The engine's secret.
+    key
+        That of the member of this slot (`key_of`), or the engine's secret.
     info
         JSON object that describes this process; it gains ``address``, the data port.
     silence
@@ -1228,19 +1257,19 @@ class Member:
     Raises
     ------
     AuthenticationError
-        When the secrets differ.
+        When the key is of another engine, or of another ``slot`` than that of `info`.
     ProtocolError
         When the registry cannot be reached.
 
     Notes
     -----
-    Functions that the driver sends are unpickled here, which is why nobody talks to a member without the secret.
+    Functions that the driver sends are unpickled here, which is why nobody talks to a member without a key.
     """
 
     def __new__(
         cls,
         registry: str,
-        secret: bytes,
+        key: bytes,
         info: str = "{}",
         silence: float | None = None,
         staging_bytes: int | None = None,
@@ -1285,8 +1314,8 @@ class Feed:
     ----------
     address
         Data port of the member, ``host:port``.
-    secret
-        The engine's secret.
+    key
+        That of the epoch of the query (`key_of`), or the engine's secret.
     query, epoch, partition, attempt
         What the rows are.
     schema
@@ -1299,7 +1328,7 @@ class Feed:
     Raises
     ------
     AuthenticationError
-        When the secrets differ.
+        When the key is of another engine, query or epoch.
     EngineError
         When the member refuses: unknown query, an epoch that is over, an attempt that it has already (`kind` tells).
     StorageError
@@ -1311,7 +1340,7 @@ class Feed:
     def __new__(
         cls,
         address: str,
-        secret: bytes,
+        key: bytes,
         query: str,
         epoch: int,
         partition: int,
@@ -1358,8 +1387,8 @@ class Drain:
     ----------
     address
         Data port of the member, ``host:port``.
-    secret
-        The engine's secret.
+    key
+        That of the epoch of the query (`key_of`), or the engine's secret.
     query, epoch, piece
         What to read.
     which
@@ -1370,7 +1399,7 @@ class Drain:
     Raises
     ------
     AuthenticationError
-        When the secrets differ.
+        When the key is of another engine, query or epoch.
     EngineError
         When the member refuses: unknown query, an epoch that is not complete or is closed (`kind` tells).
     ProtocolError
@@ -1380,7 +1409,7 @@ class Drain:
     def __new__(
         cls,
         address: str,
-        secret: bytes,
+        key: bytes,
         query: str,
         epoch: int,
         piece: int,

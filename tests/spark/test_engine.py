@@ -55,7 +55,7 @@ SCHEMA = "k bigint, v bigint"
 
 @pytest.fixture(scope="module")
 def engine(cluster: Any) -> Iterator[pk.Engine]:
-    with pk.Engine(cluster, workers=2, name="shared", window=4, slice_rows=2_048) as engine:
+    with pk.Engine(cluster, workers=2, name="shared", window=4, slice_rows=2_048, tls="always") as engine:
         yield engine
 
 
@@ -665,7 +665,14 @@ def test_what_is_refused_before_anything_starts(cluster: Any) -> None:
     connect = type("SparkSession", (), {"__module__": "pyspark.sql.connect.session"})()
     with pytest.raises(UnsupportedSession, match="Connect"):
         pk.Engine(connect)
-    for wrong in ({"workers": 0}, {"bits": 21}, {"threads": True}, {"start_timeout": 0}, {"registry_port": 70_000}):
+    for wrong in (
+        {"workers": 0},
+        {"bits": 21},
+        {"threads": True},
+        {"start_timeout": 0},
+        {"registry_port": 70_000},
+        {"tls": "never"},
+    ):
         with pytest.raises(ConfigError, match=next(iter(wrong))):
             pk.Engine(cluster, **wrong)
     engine = pk.Engine(cluster)

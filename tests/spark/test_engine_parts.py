@@ -10,6 +10,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import cloudpickle
+import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -17,13 +18,17 @@ from hypothesis import strategies as st
 import penstock as pk
 from penstock._migration import balanced, moves_to, parse_moves, step_bins, steps
 from penstock.errors import ConfigError, EngineError, KeyNullError, SlotsError, UserFunctionError
+from penstock.spark._engine.drains import DrainTask, Piece
 from penstock.spark._engine.executor import Executor
+from penstock.spark._engine.feeds import FeedTask
 from penstock.spark._engine.migrate import Migration, MoveReport
 from penstock.spark._engine.moves import Moves
 from penstock.spark._engine.preflight import examine, table
+from penstock.spark._engine.residents import ResidentTask
 from penstock.spark._tasks.failures import Failure
-from penstock.spark._tasks.place import Secret
+from penstock.spark._tasks.place import Key, Secret
 from penstock.spark._tasks.slots import from_settings, require_slots
+from penstock.spark.gang import GangTask
 
 
 @pytest.mark.parametrize(
@@ -276,12 +281,34 @@ def test_preflight_names_everything_that_is_wrong() -> None:
         assert word in text
 
 
-def test_a_secret_shows_itself_to_nobody() -> None:
+def test_a_secret_shows_itself_to_nobody_and_stays_in_the_driver() -> None:
     secret = Secret.random()
-    assert secret.reveal().hex() not in repr(secret) + str(secret) + f"{secret!r:>40}"
-    assert pickle.loads(pickle.dumps(secret)).reveal() == secret.reveal()
-    with pytest.raises(TypeError):
-        assert secret == secret
+    key = secret.feed("q", 7)
+    for hidden in (secret, key):
+        assert hidden.reveal().hex() not in repr(hidden) + str(hidden) + f"{hidden!r:>40}"
+        with pytest.raises(TypeError):
+            assert hidden == hidden
+    assert pickle.loads(pickle.dumps(key)).reveal() == key.reveal()
+    with pytest.raises(TypeError, match="stays in the driver"):
+        pickle.dumps(secret)
+
+
+def test_tasks_carry_keys_of_their_own_from_which_the_secret_does_not_follow() -> None:
+    secret = Secret.random()
+    schema = pa.schema([("k", pa.int64())])
+    piece = Piece("127.0.0.1:1", 0, 1)
+    carried = [
+        ResidentTask("127.0.0.1:1", secret.member(3), "engine", 3),
+        FeedTask("q", 7, schema, (), secret.feed("q", 7)),
+        DrainTask("q", 7, "rows", (piece,), schema, secret.drain("q", 7)),
+        GangTask(b"", 1, schema, schema, secret.mesh(), "run", 1.0),
+    ]
+    keys: list[Key] = [task.key for task in carried]  # type: ignore[attr-defined]
+    for task in carried:
+        assert secret.reveal() not in pickle.dumps(task)
+    assert len({key.reveal() for key in keys}) == len(keys)
+    others = (secret.member(4), secret.feed("q", 8), secret.feed("p", 7), secret.drain("q", 8))
+    assert not {key.reveal() for key in keys} & {key.reveal() for key in others}
 
 
 def test_slots_of_other_engines_count() -> None:

@@ -168,7 +168,7 @@ def test_a_killed_task_ends_the_waits_of_the_others(spark: Any) -> None:
 
 def test_results_of_every_shape_are_brought_to_the_schema_or_refused() -> None:
     schema = pa.schema({"id": pa.int64()})
-    task = GangTask(b"", 1, schema, schema, Secret.random(), "run", 1.0)
+    task = GangTask(b"", 1, schema, schema, Secret.random().mesh(), "run", 1.0)
     one = pa.record_batch({"id": pa.array([1, 2], pa.int32()), "more": ["a", "b"]})
     table = pa.Table.from_batches([one, one])
     for results, rows in ((None, 0), ([], 0), (one, 2), (table, 4), (iter([one, table, one.slice(0, 0)]), 6)):
@@ -215,11 +215,11 @@ def test_slots_of_engines_count() -> None:
         require_gang(from_settings("local[3]", {}), 2, {"a": 2})
 
 
-def test_the_secret_shows_itself_to_nobody() -> None:
-    secret = Secret.random()
-    task = GangTask(b"", 1, pa.schema({}), pa.schema({}), secret, "run", 1.0)
-    assert repr(secret.reveal())[2:-1] not in repr(task) and secret.reveal().hex() not in repr(task)
-    assert pickle.loads(pickle.dumps(task)).secret.reveal() == secret.reveal()
+def test_the_key_shows_itself_to_nobody() -> None:
+    key = Secret.random().mesh()
+    task = GangTask(b"", 1, pa.schema({}), pa.schema({}), key, "run", 1.0)
+    assert repr(key.reveal())[2:-1] not in repr(task) and key.reveal().hex() not in repr(task)
+    assert pickle.loads(pickle.dumps(task)).key.reveal() == key.reveal()
 
 
 def test_the_error_is_found_in_what_spark_says() -> None:

@@ -10,8 +10,10 @@ import pickle
 import random
 import signal
 import socket
+import struct
 import subprocess
 import sys
+import threading
 import time
 import zlib
 from collections.abc import Callable, Iterator
@@ -24,7 +26,7 @@ import pytest
 from forked import in_child
 
 import penstock as pk
-from penstock import _native, errors
+from penstock import _mesh, _native, errors
 
 SECRET = bytes(range(32))
 PATIENCE = 60.0
@@ -385,6 +387,98 @@ def test_a_member_without_the_secret_is_refused_and_counted(driver: Driver) -> N
     member = driver.member()
     with pytest.raises(errors.AuthenticationError):
         _native.Feed(driver.addresses[member], bytes(reversed(SECRET)), "q", 0, 0, 0, ks().schema)
+
+
+def test_a_key_is_of_one_task(driver: Driver) -> None:
+    member = driver.member()
+    where, schema = driver.addresses[member], ks().schema
+    driver.start(counting(), [member])
+    feed = _native.key_of(SECRET, "feed", "q 0")
+    before = driver.registry.metrics()
+    # Neither the bytes that a task got, nor the same with another role written over them, open anything else.
+    with pytest.raises(errors.AuthenticationError, match="no key for Member"):
+        _native.Member(driver.registry.address, feed)
+    with pytest.raises(errors.AuthenticationError, match="q 1"):
+        _native.Feed(where, feed, "q", 1, 0, 0, schema)
+    with pytest.raises(errors.AuthenticationError, match="no key for Drain"):
+        _native.Drain(where, feed, "q", 0, 0)
+    assert driver.registry.metrics() == before
+    forged = feed.replace(b"\x01\x01\x01", b"\x01\x01\x00", 1).replace(b"\x03q 0", b"\x00")
+    with pytest.raises(errors.AuthenticationError, match=r"did not prove|no key"):
+        _native.Member(driver.registry.address, forged)
+    slot = _native.key_of(SECRET, "member", "3")
+    with pytest.raises(errors.AuthenticationError, match="no key for Member"):
+        _native.Member(driver.registry.address, slot, '{"slot": 4}')
+    with _native.Feed(where, feed, "q", 0, 5, 0, schema) as honest:
+        honest.push(ks(1))
+        assert honest.finish()["rows"] == 1
+    for bad in (b"", b"short", feed[:-1]):
+        with pytest.raises(errors.ConfigError, match="no key"):
+            _native.Feed(where, bad, "q", 0, 0, 0, schema)
+    with pytest.raises(ValueError, match="role"):
+        _native.key_of(SECRET, "driver", "")
+
+
+class _Bomb:
+    """Tells by a file that it was unpickled."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> Any:
+        return (Path.touch, (self.path,))
+
+
+def _frame(kind: int, body: bytes, attachment: bytes) -> bytes:
+    payload = struct.pack("<QI", 1, len(body)) + body + attachment
+    head = b"PF\x01" + bytes([kind]) + struct.pack("<I", len(payload))
+    return head + struct.pack("<I", zlib.crc32(head + payload)) + payload
+
+
+def test_nothing_is_unpickled_before_its_sender_is_known(driver: Driver, tmp_path: Path) -> None:
+    seen = tmp_path / "unpickled"
+    bomb = pickle.dumps(_Bomb(seen))
+    pickle.loads(bomb)
+    assert seen.exists(), "it does tell"
+    seen.unlink()
+    member = driver.member()
+    driver.start(counting(), [member])
+    start = b'{"query": "q", "plan": {}, "ask": "Drop"}'
+    failure = b'{"error": {"kind": "user_function", "message": "m"}}'
+    frames = [_frame(kind, body, bomb) for kind in range(1, 10) for body in (start, failure)]
+    fabric = bomb.rjust(4096, b"\0")
+    listener = _mesh.listen()
+    for address in (driver.registry.address, driver.addresses[member], listener.address):
+        for said in (*frames, bomb, fabric, b"\x16\x03\x01" + bomb):
+            with socket.create_connection(address.rsplit(":", 1)) as raw, contextlib.suppress(ConnectionError):
+                raw.settimeout(20)
+                raw.sendall(said)
+                raw.shutdown(socket.SHUT_WR)
+    listener.close()
+    # Nor from one that listens where an engine should be, and does not know the key.
+    with socket.create_server(("127.0.0.1", 0)) as fake:
+        where = ":".join(map(str, fake.getsockname()))
+
+        def lie() -> None:
+            for _ in range(3):
+                raw, _ = fake.accept()
+                with raw, contextlib.suppress(ConnectionError):
+                    raw.sendall(b"pnsk\x02\x02" + struct.pack("<H", 64) + bytes(64) + b"".join(frames))
+                    while raw.recv(1 << 16):
+                        pass
+
+        thread = threading.Thread(target=lie)
+        thread.start()
+        for dial in (
+            lambda: _native.Member(where, SECRET),
+            lambda: _native.Feed(where, SECRET, "q", 0, 0, 0, ks().schema),
+            lambda: _native.Drain(where, SECRET, "q", 0, 0),
+        ):
+            with pytest.raises(errors.AuthenticationError):
+                dial()
+        thread.join(20)
+    assert [row["n"] for row in driver.release({member: [driver.feed(member, 0, 0, ks(1, 1))]}, 0)] == [2]
+    assert not seen.exists()
 
 
 def test_requests_that_cannot_be_served(driver: Driver) -> None:

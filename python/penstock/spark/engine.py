@@ -107,6 +107,9 @@ class Engine:
     takeover : bool, default False
         Take over checkpoints that another engine serves; it is shut out from then on. A sink of it that runs already
         may still write.
+    tls : {"auto", "always"}, default "auto"
+        Which connections between driver, members and tasks are encrypted (TLS 1.3, certificates of the engine's own
+        authority at both ends): those that leave a host, or all.
     retry_sink : bool, default True
         Whether the sink of a batch may be called again in the same batch when a worker was lost meanwhile.
 
@@ -152,6 +155,7 @@ class Engine:
         linger: Timeout = 300.0,
         keep: int = 1,
         takeover: bool = False,
+        tls: str = "auto",
         retry_sink: bool = True,
     ) -> None:
         require_classic(spark, "penstock.Engine")
@@ -169,6 +173,7 @@ class Engine:
         for label, choice in (("takeover", takeover), ("retry_sink", retry_sink)):
             if not isinstance(choice, bool):
                 raise ConfigError(f"{label}={choice!r} must be True or False")
+        self._secret = Secret.random(tls)
         self._durable = {"keep": keep, "takeover": takeover, "retry_sink": retry_sink}
         self._start_timeout = parse_timeout(start_timeout, "start_timeout")
         self._silence = parse_timeout(member_timeout, "member_timeout", least_s=0.5, most_s=86_400.0)
@@ -301,7 +306,7 @@ class Engine:
         conf = sc.getConf()
         host = str(conf.get("spark.driver.host") or "127.0.0.1")
         bind = str(conf.get("spark.driver.bindAddress") or host)
-        secret = Secret.random()
+        secret = self._secret
         hub = Hub(bind, self._port, host, secret, self.name, self._silence)
         self._hub = hub
         nonce = secrets.randbits(64)

@@ -1,7 +1,7 @@
 """Gangs: Spark tasks that run at the same time and work together as workers of one dataflow.
 
 Owns: running a program as a barrier stage, one worker per task, and what a failure of one of them becomes. The tasks
-listen, tell each other their addresses through Spark, and connect; every connection proves a secret that was made for
+listen, tell each other their addresses through Spark, and connect; every connection proves a key that was made for
 this gang and travels in the closure only.
 
 Invariants: nothing outlives a task (its sockets and threads end with it, however it ends), so Python workers that
@@ -30,7 +30,7 @@ from penstock._schema import conform, spark_types, to_arrow, to_ddl
 from penstock.errors import ConfigError, PenstockError, SchemaError, UserFunctionError, WorkerLost, WorkerStopped
 from penstock.spark._session.guard import require_classic
 from penstock.spark._tasks import functions
-from penstock.spark._tasks.place import Secret
+from penstock.spark._tasks.place import Key, Secret
 from penstock.spark._tasks.slots import capacity, held_slots, require_gang
 from penstock.spark.batch import by_place, renamed
 
@@ -51,7 +51,9 @@ _WHAT = "the program of the gang"
 Program = Callable[["Worker", pa.RecordBatchReader], Any]
 
 
-def gang(df: DataFrame, program: Program, tasks: int, schema: Any, *, timeout: Timeout = 60.0) -> DataFrame:
+def gang(
+    df: DataFrame, program: Program, tasks: int, schema: Any, *, timeout: Timeout = 60.0, tls: str = "auto"
+) -> DataFrame:
     """Run a program on Spark tasks that work together.
 
     The DataFrame is spread evenly over `tasks` tasks, which all run at the same time (a barrier stage). Each is one
@@ -72,6 +74,8 @@ def gang(df: DataFrame, program: Program, tasks: int, schema: Any, *, timeout: T
         Columns of the result.
     timeout : float, str or datetime.timedelta, default 60
         Seconds that the tasks have for connecting, once all of them run.
+    tls : {"auto", "always"}, default "auto"
+        Which of their connections are encrypted: those that leave a host, or all.
 
     Returns
     -------
@@ -126,6 +130,7 @@ def gang(df: DataFrame, program: Program, tasks: int, schema: Any, *, timeout: T
     if isinstance(tasks, bool) or not isinstance(tasks, int) or tasks < 1:
         raise ConfigError(f"tasks={tasks!r} must be an int of at least 1")
     seconds = parse_timeout(timeout)
+    secret = Secret.random(tls)
     if df.isStreaming:
         raise ConfigError(
             "gang takes a batch DataFrame, this one is streaming; inside foreachBatch each batch is one that it takes"
@@ -136,7 +141,7 @@ def gang(df: DataFrame, program: Program, tasks: int, schema: Any, *, timeout: T
     sc = df.sparkSession.sparkContext
     require_gang(capacity(sc), tasks, held_slots(sc))
     pickled = functions.dump(program, _WHAT)
-    task = GangTask(pickled, tasks, takes, output, Secret.random(), uuid.uuid4().hex, seconds)
+    task = GangTask(pickled, tasks, takes, output, secret.mesh(), uuid.uuid4().hex, seconds)
     spread = by_place(df).repartition(tasks)
     return spread.mapInArrow(task, to_ddl(output), barrier=True).repartition(tasks)
 
@@ -172,7 +177,7 @@ class GangTask:
         How many tasks there are.
     takes, gives : pyarrow.Schema
         Columns of the input and of the result.
-    secret : Secret
+    key : Key
         Lets the tasks of this gang in with each other, and nobody else.
     run : str
         Name of the gang; attempts of it are told apart as well.
@@ -184,7 +189,7 @@ class GangTask:
     tasks: int
     takes: pa.Schema
     gives: pa.Schema
-    secret: Secret
+    key: Key
     run: str
     timeout: float
 
@@ -237,7 +242,7 @@ class GangTask:
             addresses = [one.partition(" ")[2] for one in told]
             # A task of an attempt that Spark has given up must not get into a later one: the first task names it.
             group = f"{self.run}/{told[0].partition(' ')[0]}"
-            return listener.connect(index, addresses, self.secret.reveal(), group=group, timeout=self.timeout)
+            return listener.connect(index, addresses, self.key.reveal(), group=group, timeout=self.timeout)
         finally:
             listener.close()
 

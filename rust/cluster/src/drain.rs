@@ -9,38 +9,32 @@ use arrow_schema::SchemaRef;
 use crate::columns::Decoder;
 use crate::error::{ClusterError, Failure};
 use crate::message::{DrainContext, StreamEnd, Which};
-use crate::session::{Kind, Limits, Role, Secret, Session};
+use crate::session::{Keys, Kind, Limits, Role, Session};
 
 /// Connects to the data port of a member and reads one piece of an epoch; may be done again until
 /// the epoch is closed, with the same rows in the same order.
 ///
 /// # Errors
 /// [`ClusterError::Refused`] with kind `unknown_query`, `epoch` (not complete, or closed) or
-/// `piece`; [`ClusterError::Handshake`]; [`ClusterError::Silent`]; others of the network.
+/// `piece`; [`ClusterError::NoKey`]; [`ClusterError::Handshake`]; [`ClusterError::Silent`]; others of the network.
 pub fn drain(
     address: &str,
-    secret: [u8; 32],
+    keys: &Keys,
     query: &str,
     epoch: u64,
     piece: u32,
     which: Which,
 ) -> Result<Drain, ClusterError> {
     let context = DrainContext { query: query.to_owned(), epoch, piece, which };
-    drain_with(address, secret, &context, &Limits::default())
+    drain_with(address, keys, &context, &Limits::default())
 }
 
 /// [`drain`] with other limits.
-pub fn drain_with(
-    address: &str,
-    secret: [u8; 32],
-    context: &DrainContext,
-    limits: &Limits,
-) -> Result<Drain, ClusterError> {
-    let context = serde_json::to_value(context).expect("names and numbers are JSON");
-    let secret = Secret::new(secret)?;
+pub fn drain_with(address: &str, keys: &Keys, context: &DrainContext, limits: &Limits) -> Result<Drain, ClusterError> {
+    let (scope, context) = (context.scope(), serde_json::to_value(context).expect("names and numbers are JSON"));
     let peer = format!("the member at {address}");
     let open = || -> Result<Session, ClusterError> {
-        let mut session = Session::dial(address, &secret, Role::Drain, &context, limits)?;
+        let mut session = Session::dial(address, keys, Role::Drain, &scope, &context, limits)?;
         session.set_read_timeout(Some(limits.silence))?;
         session.receive_answer()?;
         Ok(session)
@@ -95,7 +89,8 @@ impl Drain {
             }
             Kind::Answer => {
                 let body = frame.into_body()?;
-                let failure = Failure::from_body(&body.json, body.attachment);
+                // As in an answer: nothing that could be unpickled.
+                let failure = Failure::from_body(&body.json, Vec::new());
                 let failure = failure.ok_or_else(|| ClusterError::Protocol("an answer within a piece".into()))?;
                 return Err(ClusterError::Refused(failure));
             }

@@ -12,7 +12,7 @@ use penstock_engine::Kind;
 use serde_json::{Map, Value};
 use thiserror::Error;
 
-use crate::session::{FrameError, HandshakeError};
+use crate::session::{FrameError, HandshakeError, Role};
 
 /// An error of the registry, a member, a feed or a drain.
 #[derive(Debug, Error)]
@@ -41,13 +41,27 @@ pub enum ClusterError {
     /// The secret is not one: all its bytes are equal.
     #[error("the secret is not random: all 32 bytes are equal")]
     WeakSecret,
+    /// These bytes are neither keys nor a secret.
+    #[error("{bytes} bytes that are no key: neither the 32 of a secret nor what was made of one")]
+    BadKey {
+        /// How many there are.
+        bytes: usize,
+    },
+    /// The key is for something else.
+    #[error("this process has no key for {role:?} of {scope:?}: its key is for something else")]
+    NoKey {
+        /// What it wanted to be.
+        role: Role,
+        /// Of what.
+        scope: String,
+    },
     /// Mutual authentication failed.
     #[error("handshake: {0}")]
     Handshake(#[from] HandshakeError),
     /// A frame was malformed, damaged or too long.
     #[error("frame: {0}")]
     Frame(#[from] FrameError),
-    /// The peer knows the secret and refused the request.
+    /// The peer knows the key and refused the request.
     #[error("refused: {0}")]
     Refused(Failure),
     /// No such member is connected.
@@ -105,9 +119,10 @@ impl ClusterError {
         if timeout { ClusterError::Silent { peer: peer.to_owned(), silence } } else { self }
     }
 
-    /// True when the peer did not prove that it knows the secret, or refused ours.
+    /// True when the peer did not prove that it knows the key, refused ours, or we have none.
     pub fn is_authentication(&self) -> bool {
-        matches!(self, ClusterError::Handshake(error) if error.is_authentication())
+        matches!(self, ClusterError::NoKey { .. })
+            || matches!(self, ClusterError::Handshake(error) if error.is_authentication())
     }
 }
 

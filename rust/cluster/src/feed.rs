@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 use crate::columns::Encoder;
 use crate::error::ClusterError;
 use crate::message::FeedContext;
-use crate::session::{Limits, Role, Secret, Session};
+use crate::session::{Keys, Limits, Role, Session};
 
 /// What a member has staged. It counts once the epoch is released with it.
 #[derive(Clone, Copy, Debug, Deserialize, Serialize, PartialEq, Eq)]
@@ -40,10 +40,11 @@ impl Feed {
     ///
     /// # Errors
     /// [`ClusterError::Refused`] with kind `unknown_query`, `epoch` (complete already) or
-    /// `staging` (this attempt is here already); [`ClusterError::Handshake`]; others of the network.
+    /// `staging` (this attempt is here already); [`ClusterError::NoKey`] when the key is of another epoch or query;
+    /// [`ClusterError::Handshake`]; others of the network.
     pub fn connect(
         address: &str,
-        secret: [u8; 32],
+        keys: &Keys,
         query: &str,
         epoch: u64,
         partition: u32,
@@ -51,22 +52,21 @@ impl Feed {
         schema: &Schema,
     ) -> Result<Self, ClusterError> {
         let context = FeedContext { query: query.to_owned(), epoch, partition, attempt };
-        Self::connect_with(address, secret, &context, schema, Limits::default())
+        Self::connect_with(address, keys, &context, schema, Limits::default())
     }
 
     /// [`Feed::connect`] with other limits.
     pub fn connect_with(
         address: &str,
-        secret: [u8; 32],
+        keys: &Keys,
         context: &FeedContext,
         schema: &Schema,
         limits: Limits,
     ) -> Result<Self, ClusterError> {
-        let context = serde_json::to_value(context).expect("names and numbers are JSON");
-        let secret = Secret::new(secret)?;
+        let (scope, context) = (context.scope(), serde_json::to_value(context).expect("names and numbers are JSON"));
         let peer = format!("the member at {address}");
         let open = || -> Result<Session, ClusterError> {
-            let mut session = Session::dial(address, &secret, Role::Feed, &context, &limits)?;
+            let mut session = Session::dial(address, keys, Role::Feed, &scope, &context, &limits)?;
             session.set_read_timeout(Some(limits.silence))?;
             session.receive_answer()?;
             Ok(session)

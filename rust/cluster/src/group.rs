@@ -6,7 +6,6 @@
 //! [`Loader`], which alone knows how to read the attachment of a start.
 
 use std::collections::BTreeMap;
-use std::net::TcpStream;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -27,7 +26,7 @@ use crate::durable::{Segment, Source, Store, Use, damaged, unreadable};
 use crate::error::{ClusterError, Failure};
 use crate::host::{Host, HostEvent, Launch, not_durable};
 use crate::member::Member;
-use crate::session::Limits;
+use crate::session::{Keys, Limits, Stream};
 use crate::spill::SpillError;
 
 /// Turns the attachment of a start into the callables of a plan, and a checkpoint into a store.
@@ -224,7 +223,7 @@ impl Host for GroupHost {
         &self,
         program: &Arc<Program>,
         launch: &Launch,
-        mesh: Vec<Option<TcpStream>>,
+        mesh: Vec<Option<Stream>>,
         bins: Resident,
         keep: Arc<dyn Keep>,
         events: Sender<Event>,
@@ -422,12 +421,7 @@ impl Member<GroupHost> {
     ///
     /// # Errors
     /// As [`Member::connect_to`].
-    pub fn connect(
-        registry: &str,
-        secret: [u8; 32],
-        info: Value,
-        loader: Arc<dyn Loader>,
-    ) -> Result<Self, ClusterError> {
-        Self::connect_to(registry, secret, info, GroupHost::new(loader), Limits::default())
+    pub fn connect(registry: &str, keys: Keys, info: Value, loader: Arc<dyn Loader>) -> Result<Self, ClusterError> {
+        Self::connect_to(registry, keys, info, GroupHost::new(loader), Limits::default())
     }
 }

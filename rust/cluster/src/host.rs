@@ -4,7 +4,6 @@
 //! the dataflow. The real one is [`GroupHost`](crate::GroupHost); tests use one that echoes.
 
 use std::collections::BTreeMap;
-use std::net::TcpStream;
 use std::sync::Arc;
 
 use arrow_array::RecordBatch;
@@ -17,6 +16,7 @@ use serde_json::Value;
 
 use crate::durable::{Segment, Source, Store, Use};
 use crate::error::Failure;
+use crate::session::Stream;
 
 /// Compiles plans and runs them on the workers of this process.
 pub trait Host: Send + Sync + 'static {
@@ -64,7 +64,7 @@ pub trait Host: Send + Sync + 'static {
         &self,
         program: &Arc<Self::Program>,
         launch: &Launch,
-        mesh: Vec<Option<TcpStream>>,
+        mesh: Vec<Option<Stream>>,
         bins: Self::Bins,
         keep: Arc<dyn Keep>,
         events: Sender<Self::Event>,

@@ -141,6 +141,29 @@ pub struct FeedContext {
     pub attempt: u64,
 }
 
+impl FeedContext {
+    /// What the key of its feed is for.
+    #[must_use]
+    pub fn scope(&self) -> String {
+        epoch_scope(&self.query, self.epoch)
+    }
+}
+
+/// The scope of the keys of feeds and drains: one epoch of one query.
+#[must_use]
+pub fn epoch_scope(query: &str, epoch: u64) -> String {
+    format!("{query} {epoch}")
+}
+
+/// The scope of a member's key: the slot that it fills, of what it says about itself; empty where it names none.
+#[must_use]
+pub fn slot_scope(info: &Value) -> String {
+    info.get("slot").map(Value::to_string).unwrap_or_default()
+}
+
+/// The scope of mesh keys: all of an engine, or of a run, which has a secret of its own.
+pub(crate) const MESH_SCOPE: &str = "";
+
 /// What a drain connection is for.
 #[derive(Clone, Debug, Deserialize, Serialize, PartialEq, Eq)]
 pub struct DrainContext {
@@ -152,6 +175,14 @@ pub struct DrainContext {
     pub piece: u32,
     /// Rows, or late rows.
     pub which: Which,
+}
+
+impl DrainContext {
+    /// What the key of its drain is for.
+    #[must_use]
+    pub fn scope(&self) -> String {
+        epoch_scope(&self.query, self.epoch)
+    }
 }
 
 /// Which rows of a piece.

@@ -13,8 +13,9 @@ use std::time::Duration;
 use crossbeam::channel::{Receiver, Sender, unbounded};
 use serde_json::{Value, json};
 
-use crate::error::ClusterError;
-use crate::session::{Accepted, Acceptor, Kind, Limits, Metrics, MetricsSnapshot, Role, Secret, Session};
+use crate::error::{ClusterError, Failure};
+use crate::message::slot_scope;
+use crate::session::{Accepted, Acceptor, Keys, Kind, Limits, Metrics, MetricsSnapshot, Role, Secret, Session};
 
 /// What the registry has to tell.
 #[derive(Clone, Debug, PartialEq)]
@@ -81,6 +82,7 @@ struct Shared {
     calls: AtomicU64,
     events: Sender<RegistryEvent>,
     limits: Limits,
+    metrics: Arc<Metrics>,
 }
 
 impl Shared {
@@ -106,18 +108,17 @@ impl Registry {
     /// # Errors
     /// [`ClusterError::WeakSecret`], [`ClusterError::NothingToAdvertise`], [`ClusterError::Io`].
     pub fn bind(bind_host: &str, port: u16, advertise: Option<&str>, secret: [u8; 32]) -> Result<Self, ClusterError> {
-        Self::bind_with(bind_host, port, advertise, secret, Limits::default())
+        Self::bind_with(bind_host, port, advertise, Keys::all(&Secret::new(secret)?), Limits::default())
     }
 
-    /// [`Registry::bind`] with other limits.
+    /// [`Registry::bind`] with keys, which are all of a secret, and other limits.
     pub fn bind_with(
         bind_host: &str,
         port: u16,
         advertise: Option<&str>,
-        secret: [u8; 32],
+        keys: Keys,
         limits: Limits,
     ) -> Result<Self, ClusterError> {
-        let secret = Secret::new(secret)?;
         let doing = format!("listen on {bind_host}:{port}");
         let listener = TcpListener::bind((bind_host, port)).map_err(ClusterError::io(doing))?;
         let bound = listener.local_addr().map_err(ClusterError::io("name a listener"))?;
@@ -139,12 +140,13 @@ impl Registry {
             calls: AtomicU64::new(1),
             events: sender,
             limits: limits.clone(),
+            metrics: Arc::clone(&metrics),
         });
         let owned = Arc::clone(&shared);
         let acceptor = Acceptor::start(
             listener,
             "penstock-reg",
-            secret,
+            keys,
             &[Role::Member],
             limits,
             Arc::clone(&metrics),
@@ -245,7 +247,7 @@ fn breaks(error: &crate::session::FrameError) -> bool {
 
 fn serve(accepted: Accepted, shared: &Shared) {
     let mut session = accepted.session;
-    let Ok(member) = admit(&mut session, shared) else { return };
+    let Ok(member) = admit(&mut session, &accepted.scope, shared) else { return };
     let reason = listen(&mut session, member, shared);
     session.shutdown();
     let (calls, dismissed) = match shared.members().remove(&member) {
@@ -258,7 +260,7 @@ fn serve(accepted: Accepted, shared: &Shared) {
 }
 
 /// Hears who it is and gives it an id.
-fn admit(session: &mut Session, shared: &Shared) -> Result<u64, ClusterError> {
+fn admit(session: &mut Session, scope: &str, shared: &Shared) -> Result<u64, ClusterError> {
     session.set_read_timeout(Some(shared.limits.handshake_time))?;
     let body = match session.receive()? {
         Some(frame) if frame.kind == Kind::Join => frame.into_body()?,
@@ -268,6 +270,12 @@ fn admit(session: &mut Session, shared: &Shared) -> Result<u64, ClusterError> {
     let writer = Arc::new(Mutex::new(session.try_clone()?));
     let breaker = session.try_clone()?;
     let info = body.json;
+    if slot_scope(&info) != scope {
+        shared.metrics.refuse(&shared.metrics.refused_role);
+        let message = format!("the key is for slot {scope:?}, not for {:?}", slot_scope(&info));
+        session.answer(&Err(Failure::new("wrong_scope", message)))?;
+        return Err(ClusterError::Protocol("a member of another slot".into()));
+    }
     let member = shared.ids.fetch_add(1, SeqCst);
     // The answer goes first, so that no request can overtake it.
     session.answer(&Ok(json!({ "ok": true, "member": member })))?;

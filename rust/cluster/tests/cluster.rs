@@ -5,7 +5,7 @@ mod common;
 use std::time::Duration;
 
 use arrow_array::RecordBatch;
-use common::{Begin, Driver, PATIENCE, SECRET, ask, batch, kind, limits, release, schema, stamp, stop, values};
+use common::{Begin, Driver, PATIENCE, SECRET, ask, batch, keys, kind, limits, release, schema, stamp, stop, values};
 use penstock_cluster::message::Which;
 use penstock_cluster::session::Limits;
 use penstock_cluster::{ClusterError, End, Feed, Receipt, Registry, RegistryEvent, drain};
@@ -21,7 +21,7 @@ fn feed(
 ) -> Result<Receipt, ClusterError> {
     let (epoch, partition, attempt) = place;
     let address = &driver.members[seat].address;
-    let mut feed = Feed::connect(address, SECRET, query, epoch, partition, attempt, &schema())?;
+    let mut feed = Feed::connect(address, &keys(), query, epoch, partition, attempt, &schema())?;
     for chunk in rows.chunks(2) {
         feed.push(&batch(chunk))?;
     }
@@ -30,7 +30,7 @@ fn feed(
 
 fn drained(driver: &Driver, seat: usize, epoch: u64, piece: u32, which: Which) -> Vec<i64> {
     let address = &driver.members[seat].address;
-    let drain = drain(address, SECRET, "q", epoch, piece, which).unwrap();
+    let drain = drain(address, &keys(), "q", epoch, piece, which).unwrap();
     assert_eq!(drain.schema(), schema());
     let batches: Vec<RecordBatch> = drain.map(Result::unwrap).collect();
     values(&batches)
@@ -52,7 +52,7 @@ fn rows_go_in_are_released_and_come_out_until_the_epoch_is_closed() {
     // Several connections at once, one attempt broken off, one complete attempt that does not count.
     let receipt = feed(&driver, 0, "q", (0, 0, 10), &[1, 2, 3]).unwrap();
     assert_eq!((receipt.rows, receipt.max_event_time, receipt.member), (3, Some(3), driver.members[0].id));
-    let mut broken = Feed::connect(&driver.members[0].address, SECRET, "q", 0, 1, 11, &schema()).unwrap();
+    let mut broken = Feed::connect(&driver.members[0].address, &keys(), "q", 0, 1, 11, &schema()).unwrap();
     broken.push(&batch(&[99; 50])).unwrap();
     drop(broken);
     feed(&driver, 0, "q", (0, 1, 12), &[98]).unwrap();
@@ -85,7 +85,7 @@ fn rows_go_in_are_released_and_come_out_until_the_epoch_is_closed() {
     assert_eq!(kind(&again), "internal", "{again}");
 
     let address = driver.members[0].address.clone();
-    let read = |epoch, piece| drain(&address, SECRET, "q", epoch, piece, Which::Rows);
+    let read = |epoch, piece| drain(&address, &keys(), "q", epoch, piece, Which::Rows);
     assert_eq!(refusal(read(1, 0).err().unwrap()), "epoch");
     assert_eq!(refusal(read(0, 2).err().unwrap()), "piece");
     driver.ask(0, &ask("q", Request::CloseEpoch { epoch: 0 }));
@@ -122,7 +122,7 @@ fn feeds_of_other_columns_or_queries_are_refused_by_name() {
         std::sync::Arc::new(arrow_array::StringArray::from(vec!["x"; 100_000])) as _,
     )])
     .unwrap();
-    let mut feed = Feed::connect(&driver.members[0].address, SECRET, "q", 0, 0, 1, &other.schema()).unwrap();
+    let mut feed = Feed::connect(&driver.members[0].address, &keys(), "q", 0, 0, 1, &other.schema()).unwrap();
     // The refusal reaches a feed that is still pushing, sooner or later.
     let error = loop {
         if let Err(error) = feed.push(&other) {
@@ -131,7 +131,7 @@ fn feeds_of_other_columns_or_queries_are_refused_by_name() {
     };
     assert_eq!(refusal(error), "schema");
     drop(feed);
-    let feed = Feed::connect(&driver.members[0].address, SECRET, "q", 0, 0, 1, &other.schema()).unwrap();
+    let feed = Feed::connect(&driver.members[0].address, &keys(), "q", 0, 0, 1, &other.schema()).unwrap();
     assert_eq!(refusal(feed.finish().unwrap_err()), "schema");
     assert_eq!(kind(&driver.ask(0, &release("q", 1, 0, &[(0, 1, 0)]))), "staging");
     driver.close();
@@ -362,7 +362,7 @@ fn a_batch_may_be_longer_than_a_frame() {
     let mut driver = Driver::new(1);
     driver.start("q", &[0], &Begin::default());
     let rows: Vec<i64> = (0..2_500_000).collect();
-    let mut feed = Feed::connect(&driver.members[0].address, SECRET, "q", 0, 0, 1, &schema()).unwrap();
+    let mut feed = Feed::connect(&driver.members[0].address, &keys(), "q", 0, 0, 1, &schema()).unwrap();
     feed.push(&batch(&rows)).unwrap();
     feed.push(&batch(&[1])).unwrap();
     assert_eq!(feed.finish().unwrap().rows, 2_500_001);
@@ -509,10 +509,10 @@ fn a_member_that_neither_reads_nor_answers_holds_nobody() {
     assert_eq!((limits.handshake_time, limits.heartbeat), (limits.silence, Duration::from_millis(50)));
     let began = std::time::Instant::now();
     let context = FeedContext { query: "q".into(), epoch: 0, partition: 0, attempt: 1 };
-    let error = Feed::connect_with(&address, SECRET, &context, &schema(), limits.clone()).err().unwrap();
+    let error = Feed::connect_with(&address, &keys(), &context, &schema(), limits.clone()).err().unwrap();
     assert!(matches!(&error, ClusterError::Silent { peer, .. } if peer.contains(&address)), "{error}");
     let context = DrainContext { query: "q".into(), epoch: 0, piece: 0, which: Which::Rows };
-    let error = drain_with(&address, SECRET, &context, &limits).err().unwrap();
+    let error = drain_with(&address, &keys(), &context, &limits).err().unwrap();
     assert!(matches!(error, ClusterError::Silent { .. }), "{error}");
 
     // One that stops later: it does not read what is sent, nor answer the end, nor send what it has.
@@ -523,7 +523,7 @@ fn a_member_that_neither_reads_nor_answers_holds_nobody() {
     for pushes in [0, 1, 10_000] {
         let (proxy, address) = proxy(&driver.members[0].address);
         let context = FeedContext { query: "q".into(), epoch: 1, partition: pushes, attempt: 1 };
-        let mut feed = Feed::connect_with(&address, SECRET, &context, &schema(), limits.clone()).unwrap();
+        let mut feed = Feed::connect_with(&address, &keys(), &context, &schema(), limits.clone()).unwrap();
         proxy.store(true, std::sync::atomic::Ordering::SeqCst);
         let values = batch(&[7; 10_000]);
         let sent = (0..pushes).try_for_each(|_| feed.push(&values));
@@ -533,7 +533,7 @@ fn a_member_that_neither_reads_nor_answers_holds_nobody() {
     }
     let (proxy, address) = proxy(&driver.members[0].address);
     proxy.store(true, std::sync::atomic::Ordering::SeqCst);
-    let error = drain_with(&address, SECRET, &context, &limits).err().unwrap();
+    let error = drain_with(&address, &keys(), &context, &limits).err().unwrap();
     assert!(matches!(error, ClusterError::Silent { .. }), "{error}");
     drop(driver.close());
     assert!(began.elapsed() < Duration::from_secs(15), "{:?}", began.elapsed());
@@ -541,11 +541,10 @@ fn a_member_that_neither_reads_nor_answers_holds_nobody() {
 
 #[test]
 fn a_silent_member_is_lost_and_heartbeats_are_no_events() {
-    use penstock_cluster::session::{Kind, Role, Secret, Session};
+    use penstock_cluster::session::{Kind, Role, Session};
     let join = |registry: &Registry| {
-        let secret = Secret::new(SECRET).unwrap();
         let address = registry.address();
-        let mut session = Session::dial(address, &secret, Role::Member, &Value::Null, &limits()).unwrap();
+        let mut session = Session::dial(address, &keys(), Role::Member, "", &Value::Null, &limits()).unwrap();
         session.send_body(Kind::Join, 0, "{}", &[]).unwrap();
         session.receive_answer().unwrap();
         session
@@ -556,7 +555,7 @@ fn a_silent_member_is_lost_and_heartbeats_are_no_events() {
         events
     };
     let strict = Limits { silence: Duration::from_millis(100), ..limits() };
-    let registry = Registry::bind_with("127.0.0.1", 0, None, SECRET, strict).unwrap();
+    let registry = Registry::bind_with("127.0.0.1", 0, None, keys(), strict).unwrap();
     let _silent = join(&registry);
     let mut events = next(&registry);
     if events.len() == 1 {

@@ -2,7 +2,7 @@
 
 use std::io::{self, Read};
 
-use penstock_cluster::session::{Client, Frame, Kind, Role, Secret, Server, read_frame, write_frame};
+use penstock_cluster::session::{Client, Frame, Keys, Kind, Role, Secret, Server, read_frame, write_frame};
 use proptest::prelude::*;
 
 const STEP: usize = 1 << 20;
@@ -85,11 +85,11 @@ proptest! {
 
     #[test]
     fn any_bytes_are_handshakes_or_errors(bytes in prop::collection::vec(any::<u8>(), 0..200)) {
-        let secret = Secret::new(std::array::from_fn(|i| i as u8)).unwrap();
-        prop_assert!(Server::challenge(&secret, &bytes, [9; 32]).is_err() || bytes.starts_with(b"pnsk"));
-        let (client, hello) = Client::hello(&secret, Role::Feed, &bytes, [1; 32]);
-        prop_assert!(client.answer(&bytes).is_err());
-        let (server, _) = Server::challenge(&secret, &hello, [9; 32]).unwrap();
+        let keys = Keys::all(&Secret::new(std::array::from_fn(|i| i as u8)).unwrap());
+        prop_assert!(Server::challenge(&keys, &bytes, [9; 32], b"").is_err() || bytes.starts_with(b"pnsk"));
+        let (client, hello) = Client::hello(&keys, Role::Feed, "q 1", &bytes, [1; 32]).unwrap();
+        prop_assert!(client.answer(&bytes, b"").is_err());
+        let (server, _) = Server::challenge(&keys, &hello, [9; 32], b"").unwrap();
         prop_assert!(server.verify(&bytes).is_err());
     }
 }

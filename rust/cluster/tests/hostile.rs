@@ -4,25 +4,28 @@ mod common;
 
 use std::io::{Read, Write};
 use std::net::{Shutdown, TcpStream};
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use common::{Begin, Driver, PATIENCE, SECRET, batch, limits, release, until};
-use penstock_cluster::session::{Client, HandshakeError, Limits, MetricsSnapshot, Role, Secret, Server, Session};
+use common::{Begin, Driver, PATIENCE, SECRET, batch, keys, limits, release, until};
+use hmac::{Hmac, Mac};
+use penstock_cluster::session::{Client, HandshakeError, Keys, Limits, MetricsSnapshot, Role, Secret, Server, Session};
 use penstock_cluster::{ClusterError, Feed, Registry, RegistryEvent};
 use serde_json::{Value, json};
+use sha2::Sha256;
 
 const HEADER_BYTES: usize = 8;
 const NONCE_BYTES: usize = 32;
 /// Shortened, so that slow attackers do not make slow tests.
 const PATIENCE_WITH_ATTACKERS: Duration = Duration::from_millis(1200);
 
-fn secret() -> Secret {
-    Secret::new(SECRET).unwrap()
+fn wrong() -> Keys {
+    Keys::all(&Secret::new(*b"vutsrqponmlkjihgfedcba9876543210").unwrap())
 }
 
-fn wrong() -> Secret {
-    Secret::new(*b"vutsrqponmlkjihgfedcba9876543210").unwrap()
+fn hello(keys: &Keys, role: Role, context: &[u8], nonce: u8) -> (Client, Vec<u8>) {
+    Client::hello(keys, role, "", context, [nonce; NONCE_BYTES]).unwrap()
 }
 
 fn dial(address: &str) -> TcpStream {
@@ -42,7 +45,7 @@ fn message(stream: &mut TcpStream) -> Vec<u8> {
 }
 
 fn proof(body: &[u8]) -> Vec<u8> {
-    let mut bytes = b"pnsk\x01\x03".to_vec();
+    let mut bytes = b"pnsk\x02\x03".to_vec();
     bytes.extend_from_slice(&(body.len() as u16).to_le_bytes());
     bytes.extend_from_slice(body);
     bytes
@@ -59,9 +62,9 @@ fn ended(mut stream: TcpStream) {
 /// A conversation that succeeds; returns what the client said.
 fn record(address: &str, role: Role, context: &[u8]) -> (Vec<u8>, Vec<u8>) {
     let mut stream = dial(address);
-    let (client, hello) = Client::hello(&secret(), role, context, [3; NONCE_BYTES]);
+    let (client, hello) = hello(&keys(), role, context, 3);
     stream.write_all(&hello).unwrap();
-    let answer = client.answer(&message(&mut stream)).unwrap();
+    let answer = client.answer(&message(&mut stream), b"").unwrap();
     stream.write_all(&answer).unwrap();
     (hello, answer)
 }
@@ -89,7 +92,7 @@ const ATTACKS: &[Attack] = &[
 
 fn no_secret(address: &str, role: Role) {
     let mut stream = dial(address);
-    let (_, hello) = Client::hello(&wrong(), role, b"", [1; NONCE_BYTES]);
+    let (_, hello) = hello(&wrong(), role, b"", 1);
     stream.write_all(&hello).unwrap();
     message(&mut stream);
     stream.write_all(&proof(&[0; 32])).unwrap();
@@ -98,13 +101,13 @@ fn no_secret(address: &str, role: Role) {
 
 fn forged(address: &str, role: Role) {
     let mut stream = dial(address);
-    let (client, hello) = Client::hello(&wrong(), role, b"", [1; NONCE_BYTES]);
+    let (client, hello) = hello(&wrong(), role, b"", 1);
     stream.write_all(&hello).unwrap();
     let challenge = message(&mut stream);
     // Make the client believe the server, so that it answers with its own secret.
     let nonce = challenge[HEADER_BYTES..][..NONCE_BYTES].try_into().unwrap();
-    let (_, believed) = Server::challenge(&wrong(), &hello, nonce).unwrap();
-    stream.write_all(&client.answer(&believed).unwrap()).unwrap();
+    let (_, believed) = Server::challenge(&wrong(), &hello, nonce, b"").unwrap();
+    stream.write_all(&client.answer(&believed, b"").unwrap()).unwrap();
     ended(stream);
 }
 
@@ -119,7 +122,7 @@ fn replayed(address: &str, role: Role) {
 
 fn reflected(address: &str, role: Role) {
     let mut stream = dial(address);
-    let (_, hello) = Client::hello(&secret(), role, b"", [1; NONCE_BYTES]);
+    let (_, hello) = hello(&keys(), role, b"", 1);
     stream.write_all(&hello).unwrap();
     let challenge = message(&mut stream);
     stream.write_all(&proof(&challenge[HEADER_BYTES + NONCE_BYTES..])).unwrap();
@@ -127,13 +130,13 @@ fn reflected(address: &str, role: Role) {
 }
 
 fn honest(address: &str, role: Role) {
-    let error = Session::dial(address, &wrong(), role, &Value::Null, &limits()).unwrap_err();
+    let error = Session::dial(address, &wrong(), role, "", &Value::Null, &limits()).unwrap_err();
     assert!(error.is_authentication(), "{error}");
 }
 
 fn cut_hello(address: &str, role: Role) {
     let mut stream = dial(address);
-    let (_, hello) = Client::hello(&secret(), role, b"", [1; NONCE_BYTES]);
+    let (_, hello) = hello(&keys(), role, b"", 1);
     stream.write_all(&hello[..hello.len() - 1]).unwrap();
     stream.shutdown(Shutdown::Write).unwrap();
     ended(stream);
@@ -141,14 +144,14 @@ fn cut_hello(address: &str, role: Role) {
 
 fn no_proof(address: &str, role: Role) {
     let mut stream = dial(address);
-    let (_, hello) = Client::hello(&secret(), role, b"", [1; NONCE_BYTES]);
+    let (_, hello) = hello(&keys(), role, b"", 1);
     stream.write_all(&hello).unwrap();
     message(&mut stream);
 }
 
 fn oversize(address: &str, role: Role) {
     let mut stream = dial(address);
-    let (_, hello) = Client::hello(&secret(), role, &[b' '; 4096], [1; NONCE_BYTES]);
+    let (_, hello) = hello(&keys(), role, &[b' '; 4096], 1);
     let began = Instant::now();
     // Only what announces the length: nobody waits for the rest.
     stream.write_all(&hello[..HEADER_BYTES]).unwrap();
@@ -158,7 +161,7 @@ fn oversize(address: &str, role: Role) {
 
 fn slow(address: &str, role: Role) {
     let mut stream = dial(address);
-    let (_, hello) = Client::hello(&secret(), role, b"", [1; NONCE_BYTES]);
+    let (_, hello) = hello(&keys(), role, b"", 1);
     let began = Instant::now();
     // A byte now and then buys no time.
     for byte in hello {
@@ -177,14 +180,7 @@ fn silent(address: &str, _: Role) {
 
 fn garbage(address: &str, _: Role) {
     let mut stream = dial(address);
-    let mut state = 1u32;
-    let bytes: Vec<u8> = std::iter::repeat_with(|| {
-        state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
-        (state >> 24) as u8
-    })
-    .take(100_000)
-    .collect();
-    let _ = stream.write_all(&bytes);
+    let _ = stream.write_all(&noise(1, 100_000));
     ended(stream);
 }
 
@@ -196,15 +192,15 @@ fn http(address: &str, _: Role) {
 
 fn version(address: &str, role: Role) {
     let mut stream = dial(address);
-    let (_, mut hello) = Client::hello(&secret(), role, b"", [1; NONCE_BYTES]);
-    hello[4] = 2;
+    let (_, mut hello) = hello(&keys(), role, b"", 1);
+    hello[4] = 3;
     stream.write_all(&hello).unwrap();
     ended(stream);
 }
 
 fn unknown_role(address: &str, role: Role) {
     let mut stream = dial(address);
-    let (_, mut hello) = Client::hello(&secret(), role, b"", [1; NONCE_BYTES]);
+    let (_, mut hello) = hello(&keys(), role, b"", 1);
     hello[HEADER_BYTES] = 200;
     stream.write_all(&hello).unwrap();
     ended(stream);
@@ -256,7 +252,7 @@ fn hostile_handshakes_are_refused_and_counted_and_change_nothing() {
 fn roles_are_served_on_their_own_port_only() {
     let driver = Driver::new(1);
     let kind = |address: &str, role| {
-        let mut session = Session::dial(address, &secret(), role, &Value::Null, &limits()).unwrap();
+        let mut session = Session::dial(address, &keys(), role, "", &Value::Null, &limits()).unwrap();
         match session.receive_answer() {
             Err(ClusterError::Refused(failure)) => failure.kind,
             other => panic!("{other:?}"),
@@ -266,7 +262,9 @@ fn roles_are_served_on_their_own_port_only() {
         assert_eq!(kind(driver.registry.address(), role), "wrong_role");
     }
     assert_eq!(driver.registry.metrics().refused_role, 3);
-    assert_eq!(kind(&driver.members[0].address, Role::Member), "wrong_role");
+    // A member cannot let others in as one, nor pass for the registry.
+    let refused = Session::dial(&driver.members[0].address, &keys(), Role::Member, "", &Value::Null, &limits());
+    assert!(matches!(&refused, Err(error) if error.is_authentication()), "{refused:?}");
     // The right role with a context that says nothing.
     for role in [Role::Feed, Role::Drain, Role::Mesh] {
         assert_eq!(kind(&driver.members[0].address, role), "protocol");
@@ -286,7 +284,7 @@ fn frames_that_members_do_not_send_end_that_member_only() {
     ];
     for send in bad {
         let address = driver.registry.address().to_owned();
-        let mut session = Session::dial(&address, &secret(), Role::Member, &Value::Null, &limits()).unwrap();
+        let mut session = Session::dial(&address, &keys(), Role::Member, "", &Value::Null, &limits()).unwrap();
         session.send_body(Kind::Join, 0, "{}", &[]).unwrap();
         let member = session.receive_answer().unwrap()["member"].as_u64().unwrap();
         send(&mut session);
@@ -300,7 +298,7 @@ fn frames_that_members_do_not_send_end_that_member_only() {
 fn at_most_64_connections_may_be_unauthenticated_a_quarter_of_them_from_known_hosts() {
     let limits = Limits { handshake_time: PATIENCE, ..Limits::default() };
     assert_eq!(limits.pending, 64);
-    let registry = Registry::bind_with("127.0.0.1", 0, None, SECRET, limits.clone()).unwrap();
+    let registry = Registry::bind_with("127.0.0.1", 0, None, keys(), limits.clone()).unwrap();
     for room in [48, 64] {
         let before = registry.metrics();
         let idle: Vec<TcpStream> = (0..room).map(|_| dial(registry.address())).collect();
@@ -309,8 +307,9 @@ fn at_most_64_connections_may_be_unauthenticated_a_quarter_of_them_from_known_ho
         assert_eq!(registry.metrics().refused_crowded, before.refused_crowded + 1);
         let turned_away = Session::dial(
             registry.address(),
-            &secret(),
+            &keys(),
             Role::Member,
+            "",
             &Value::Null,
             &Limits { dial_time: Duration::ZERO, ..limits.clone() },
         );
@@ -319,7 +318,7 @@ fn at_most_64_connections_may_be_unauthenticated_a_quarter_of_them_from_known_ho
         drop(idle);
         until("room again", || registry.metrics().refused_malformed == before.refused_malformed + room);
         // From now on this host is known.
-        Session::dial(registry.address(), &secret(), Role::Member, &Value::Null, &limits).unwrap();
+        Session::dial(registry.address(), &keys(), Role::Member, "", &Value::Null, &limits).unwrap();
         until("the proof is seen", || registry.metrics().accepted == before.accepted + 1);
     }
     registry.close();
@@ -328,12 +327,12 @@ fn at_most_64_connections_may_be_unauthenticated_a_quarter_of_them_from_known_ho
 #[test]
 fn an_honest_dial_that_is_turned_away_comes_back() {
     let limits = Limits { handshake_time: PATIENCE, dial_time: PATIENCE, pending: 4, ..limits() };
-    let registry = Registry::bind_with("127.0.0.1", 0, None, SECRET, limits.clone()).unwrap();
+    let registry = Registry::bind_with("127.0.0.1", 0, None, keys(), limits.clone()).unwrap();
     let idle: Vec<TcpStream> = (0..3).map(|_| dial(registry.address())).collect();
     let address = registry.address();
     thread::scope(|scope| {
         let dials: Vec<_> = (0..8)
-            .map(|_| scope.spawn(|| Session::dial(address, &secret(), Role::Member, &Value::Null, &limits)))
+            .map(|_| scope.spawn(|| Session::dial(address, &keys(), Role::Member, "", &Value::Null, &limits)))
             .collect();
         until("all are turned away, some again", || registry.metrics().refused_crowded > 16);
         assert_eq!(registry.metrics().accepted, 0);
@@ -360,7 +359,7 @@ fn many_feeds_at_a_member_with_few_seats_all_arrive() {
                 let address = &address;
                 scope.spawn(move || -> Result<u64, ClusterError> {
                     let rows = batch(&[i64::from(partition)]);
-                    let mut feed = Feed::connect(address, SECRET, "q", 0, partition, 1, &rows.schema())?;
+                    let mut feed = Feed::connect(address, &keys(), "q", 0, partition, 1, &rows.schema())?;
                     feed.push(&rows)?;
                     Ok(feed.finish()?.rows)
                 })
@@ -378,9 +377,241 @@ fn many_feeds_at_a_member_with_few_seats_all_arrive() {
 #[test]
 fn a_context_that_no_server_reads_is_refused_before_anybody_is_called() {
     let context = Value::from("x".repeat(4096));
-    let error = Session::dial("127.0.0.1:1", &secret(), Role::Feed, &context, &limits()).unwrap_err();
+    let error = Session::dial("127.0.0.1:1", &keys(), Role::Feed, "", &context, &limits()).unwrap_err();
     assert!(
         matches!(error, ClusterError::Handshake(HandshakeError::TooLong { bytes, limit: 4096 }) if bytes > 4096),
         "{error}"
     );
+}
+
+fn engine() -> Secret {
+    Secret::new(SECRET).unwrap()
+}
+
+/// What a task has in its hands: the bytes of the one key that it got.
+fn stolen(keys: &Keys, scope: &str) -> [u8; 32] {
+    let before = 5 + scope.len(); // version, one key, its role, that it has a scope, the length of that
+    keys.to_bytes()[before..][..32].try_into().unwrap()
+}
+
+/// The last message of a client that does not ask whether its server is genuine.
+fn shameless(key: &[u8; 32], hello: &[u8], challenge: &[u8]) -> Vec<u8> {
+    let mut mac = <Hmac<Sha256> as Mac>::new_from_slice(key).unwrap();
+    mac.update(b"penstock handshake 2 client");
+    mac.update(&(hello.len() as u64).to_le_bytes());
+    mac.update(hello);
+    mac.update(&challenge[HEADER_BYTES..][..NONCE_BYTES]);
+    proof(&mac.finalize().into_bytes())
+}
+
+#[test]
+fn a_task_with_its_key_passes_for_nobody_else() {
+    let mut driver = Driver::new(1);
+    assert_eq!(driver.start("q", &[0], &Begin::default())[0]["ok"], true);
+    let (registry, member) = (driver.registry.address().to_owned(), driver.members[0].address.clone());
+    let (feed, drain) = (Keys::of(&engine(), Role::Feed, "q 0"), Keys::of(&engine(), Role::Drain, "q 0"));
+    let strangers = |driver: &mut Driver| {
+        let there = driver.registry.metrics().refused_secret;
+        let stats = driver.ask(0, &json!({"do": "stats", "query": null}));
+        there + stats["process"]["connections"]["refused_secret"].as_u64().unwrap()
+    };
+    let posing = [
+        (&feed, &registry, Role::Member, "q 0"),
+        (&feed, &registry, Role::Member, ""),
+        (&drain, &registry, Role::Member, ""),
+        (&feed, &member, Role::Mesh, ""),
+        (&feed, &member, Role::Drain, "q 0"),
+        (&drain, &member, Role::Feed, "q 0"),
+        (&feed, &member, Role::Feed, "q 1"),
+        (&feed, &member, Role::Feed, "p 0"),
+    ];
+    for (refused, (keys, address, role, scope)) in (1..).zip(posing) {
+        let asked = Session::dial(address, keys, role, scope, &Value::Null, &limits());
+        assert!(matches!(asked, Err(ClusterError::NoKey { .. })), "{role:?} {scope}: {asked:?}");
+        let (_, hello) = Client::hello(&common::keys(), role, scope, b"null", [1; NONCE_BYTES]).unwrap();
+        let mut stream = dial(address);
+        stream.write_all(&hello).unwrap();
+        let challenge = message(&mut stream);
+        stream.write_all(&shameless(&stolen(keys, "q 0"), &hello, &challenge)).unwrap();
+        ended(stream);
+        until("it is counted", || strangers(&mut driver) == refused);
+    }
+    // The same bytes do what they are for.
+    let rows = batch(&[1]);
+    let mut feed = Feed::connect(&member, &feed, "q", 0, 0, 1, &rows.schema()).unwrap();
+    feed.push(&rows).unwrap();
+    assert_eq!(feed.finish().unwrap().rows, 1);
+    assert_eq!(driver.registry.members().len(), 1);
+    driver.close();
+}
+
+#[test]
+fn a_key_for_one_thing_gets_no_other_by_its_context() {
+    let mut driver = Driver::new(1);
+    assert_eq!(driver.start("q", &[0], &Begin::default())[0]["ok"], true);
+    let member = driver.members[0].address.clone();
+    let kind = |keys: &Keys, role, scope: &str, context: Value| {
+        let mut session = Session::dial(&member, keys, role, scope, &context, &limits()).unwrap();
+        match session.receive_answer() {
+            Err(ClusterError::Refused(failure)) => failure.kind,
+            other => panic!("{other:?}"),
+        }
+    };
+    let feed = Keys::of(&engine(), Role::Feed, "q 0");
+    let context = json!({"query": "q", "epoch": 1, "partition": 0, "attempt": 1});
+    assert_eq!(kind(&feed, Role::Feed, "q 0", context), "wrong_scope");
+    let drain = Keys::of(&engine(), Role::Drain, "p 0");
+    let context = json!({"query": "q", "epoch": 0, "piece": 0, "which": "rows"});
+    assert_eq!(kind(&drain, Role::Drain, "p 0", context), "wrong_scope");
+    // A resident of one slot does not join in another.
+    let third = Keys::member(&engine(), "3");
+    let mut session =
+        Session::dial(driver.registry.address(), &third, Role::Member, "3", &Value::Null, &limits()).unwrap();
+    session.send_body(penstock_cluster::session::Kind::Join, 0, r#"{"slot": 4}"#, &[]).unwrap();
+    let answer = session.receive_answer();
+    assert!(matches!(&answer, Err(ClusterError::Refused(failure)) if failure.kind == "wrong_scope"), "{answer:?}");
+    assert_eq!(driver.registry.metrics().refused_role, 1);
+    let stats = driver.ask(0, &json!({"do": "stats", "query": null}));
+    assert_eq!(stats["process"]["connections"]["refused_role"], 2);
+    assert_eq!(driver.registry.members().len(), 1);
+    driver.close();
+}
+
+/// Bytes of nothing, the same in each run.
+fn noise(seed: u32, bytes: usize) -> Vec<u8> {
+    let mut state = seed;
+    let next = || {
+        state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+        (state >> 24) as u8
+    };
+    std::iter::repeat_with(next).take(bytes).collect()
+}
+
+/// A frame that announces 4 GiB.
+fn boast() -> Vec<u8> {
+    let mut bytes = b"PF\x01\x08".to_vec();
+    bytes.extend_from_slice(&u32::MAX.to_le_bytes());
+    bytes.extend_from_slice(&[0; 64]);
+    bytes
+}
+
+/// A peer that has a key and then says `bytes`: a raw socket that did the handshake by hand.
+fn insider(address: &str, keys: &Keys, role: Role, scope: &str, context: &Value, bytes: &[u8]) {
+    let mut stream = dial(address);
+    let context = context.to_string();
+    let (client, hello) = Client::hello(keys, role, scope, context.as_bytes(), [9; NONCE_BYTES]).unwrap();
+    stream.write_all(&hello).unwrap();
+    let answer = client.answer(&message(&mut stream), b"").unwrap();
+    stream.write_all(&answer).unwrap();
+    // It may be sent away before it has said all.
+    let _ = stream.write_all(bytes);
+    let _ = stream.shutdown(Shutdown::Write);
+    let mut said = Vec::new();
+    let _ = stream.read_to_end(&mut said);
+    assert!(said.len() < 4096, "{} bytes for an insider that speaks no frame", said.len());
+}
+
+fn resident() -> u64 {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap();
+    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).unwrap();
+    line.trim().strip_suffix("kB").unwrap().trim().parse::<u64>().unwrap() << 10
+}
+
+#[test]
+fn honest_work_goes_on_beside_every_attack_and_memory_stays_where_it_is() {
+    let mut driver = Driver::with(2, Limits { handshake_time: PATIENCE_WITH_ATTACKERS, ..limits() });
+    assert!(driver.start("q", &[0, 1], &Begin::default()).iter().all(|answer| answer["ok"] == true));
+    let before = resident();
+    let over = AtomicBool::new(false);
+    let (registry, members) = (driver.registry.address().to_owned(), driver.members[0].address.clone());
+    let feed_context = json!({"query": "q", "epoch": 0, "partition": 9, "attempt": 9});
+    thread::scope(|scope| {
+        let (over, registry, member, context) = (&over, &registry, &members, &feed_context);
+        for seed in 0..3 {
+            // Slow ones, up to as many as strangers may be.
+            scope.spawn(move || {
+                let (_, hello) = hello(&wrong(), Role::Feed, b"", 1);
+                while !over.load(Relaxed) {
+                    let mut slow: Vec<TcpStream> = (0..12).map(|_| dial(member)).collect();
+                    for byte in &hello {
+                        slow.retain_mut(|stream| stream.write_all(&[*byte]).is_ok());
+                        thread::sleep(Duration::from_millis(15));
+                        if over.load(Relaxed) || slow.is_empty() {
+                            break;
+                        }
+                    }
+                }
+            });
+            scope.spawn(move || {
+                let feed = Keys::of(&engine(), Role::Feed, "q 0");
+                for round in 0.. {
+                    if over.load(Relaxed) {
+                        return;
+                    }
+                    for (address, role) in [(registry, Role::Member), (member, Role::Drain)] {
+                        let mut stream = dial(address);
+                        let _ = stream.write_all(&noise(seed * 1000 + round, 20_000));
+                        ended(stream);
+                        replayed(address, role);
+                        oversize(address, role);
+                    }
+                    let bytes = if round % 2 == 0 { noise(round, 50_000) } else { boast() };
+                    insider(member, &feed, Role::Feed, "q 0", context, &bytes);
+                    insider(registry, &Keys::member(&engine(), "7"), Role::Member, "7", &Value::Null, &bytes);
+                }
+            });
+        }
+        for epoch in 0..30u64 {
+            let mut sent = Vec::new();
+            for (place, seat) in driver.members.iter().enumerate() {
+                let keys = Keys::of(&engine(), Role::Feed, &format!("q {epoch}"));
+                let rows = batch(&[epoch as i64, place as i64]);
+                let mut feed =
+                    Feed::connect(&seat.address, &keys, "q", epoch, place as u32, 100 + epoch, &rows.schema()).unwrap();
+                feed.push(&rows).unwrap();
+                assert_eq!(feed.finish().unwrap().rows, 2);
+                sent.push((place as u32, 100 + epoch, 2));
+            }
+            for place in 0..2 {
+                let answer = driver.ask(place, &release("q", 1, epoch, &sent[place..=place]));
+                let pieces = answer["answer"]["Released"]["pieces"].as_array().unwrap();
+                assert_eq!(pieces.iter().map(|piece| piece[1].as_u64().unwrap()).sum::<u64>(), 2, "{answer}");
+                driver.ask(place, &common::ask("q", penstock_engine::Request::CloseEpoch { epoch }));
+            }
+        }
+        over.store(true, Relaxed);
+    });
+    let metrics = driver.registry.metrics();
+    assert!(metrics.refused_malformed > 0 && metrics.refused_secret > 0, "{metrics:?}");
+    let stats = driver.ask(0, &json!({"do": "stats", "query": null}));
+    let seen = &stats["process"]["connections"];
+    assert!(["refused_malformed", "refused_secret"].iter().all(|why| seen[why].as_u64().unwrap() > 0), "{seen}");
+    assert_eq!(driver.registry.members().len(), 2);
+    let grown = resident().saturating_sub(before);
+    assert!(grown < 96 << 20, "{} MiB more than before", grown >> 20);
+    driver.close();
+}
+
+#[test]
+fn nothing_that_could_be_unpickled_comes_with_an_answer() {
+    // Somebody with the key of a feed listens in the place of a member.
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = listener.local_addr().unwrap().to_string();
+    let posing = thread::spawn(move || {
+        let (mut stream, _) = listener.accept().unwrap();
+        let hello = message(&mut stream);
+        let (server, challenge) = Server::challenge(&keys(), &hello, [5; NONCE_BYTES], b"").unwrap();
+        stream.write_all(&challenge).unwrap();
+        assert_eq!(server.verify(&message(&mut stream)).unwrap().scope, "q 0");
+        let body = br#"{"error": {"kind": "user_function", "message": "look at this"}}"#;
+        let head = [&0u64.to_le_bytes()[..], &(body.len() as u32).to_le_bytes()].concat();
+        let kind = penstock_cluster::session::Kind::Answer;
+        penstock_cluster::session::write_frame(&mut stream, kind, &[&head, body, b"cos\nsystem\n"], 1 << 20).unwrap();
+        let _ = stream.read(&mut [0]);
+    });
+    let feed = Keys::of(&engine(), Role::Feed, "q 0");
+    let error = Feed::connect(&address, &feed, "q", 0, 0, 1, &common::schema()).err().unwrap();
+    let ClusterError::Refused(failure) = error else { panic!("{error}") };
+    assert_eq!((failure.kind.as_str(), failure.attachment.len()), ("user_function", 0));
+    posing.join().unwrap();
 }

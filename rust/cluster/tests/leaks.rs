@@ -25,7 +25,7 @@ fn nothing_is_left_after_closing() {
         driver.start("q", &[0, 1], &Begin::plan(plan));
         let address = driver.members[0].address.clone();
         let schema = common::schema();
-        let connect = || Feed::connect(&address, common::SECRET, "q", 0, 0, 1, &schema).unwrap();
+        let connect = || Feed::connect(&address, &common::keys(), "q", 0, 0, 1, &schema).unwrap();
         let open = connect();
         driver.send(0, &release("q", 1, 0, &[]));
         // Unauthenticated, and half a request.

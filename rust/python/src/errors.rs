@@ -251,9 +251,10 @@ pub(crate) fn from_graph(error: &GraphError) -> PyErr {
 pub(crate) fn from_cluster(error: &ClusterError) -> PyErr {
     let kind = match error {
         ClusterError::Refused(failure) => return from_failure(failure),
-        ClusterError::Address { .. } | ClusterError::NothingToAdvertise { .. } | ClusterError::WeakSecret => {
-            Kind::Config
-        }
+        ClusterError::Address { .. }
+        | ClusterError::NothingToAdvertise { .. }
+        | ClusterError::WeakSecret
+        | ClusterError::BadKey { .. } => Kind::Config,
         ClusterError::Arrow(_) => Kind::Schema,
         ClusterError::UnknownMember { .. } | ClusterError::Closed(_) => Kind::Engine,
         _ if error.is_authentication() => Kind::Authentication,

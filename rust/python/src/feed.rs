@@ -9,7 +9,7 @@ use crate::arrow::{RecordBatch, Schema, import_batch, import_schema};
 use crate::aside::{self, Aside};
 use crate::errors::{self, Kind, Problem};
 use crate::fork::Owner;
-use crate::registry::{limits, secret};
+use crate::registry::{keys, limits};
 
 /// One attempt to bring the rows of one partition to a member.
 #[pyclass(frozen, module = "penstock._native")]
@@ -23,11 +23,11 @@ pub(crate) struct Feed {
 impl Feed {
     #[new]
     #[allow(clippy::too_many_arguments)] // the signature that Python sees
-    #[pyo3(signature = (address, secret, query, epoch, partition, attempt, schema, silence=None, hash=false))]
+    #[pyo3(signature = (address, key, query, epoch, partition, attempt, schema, silence=None, hash=false))]
     fn new(
         py: Python<'_>,
         address: String,
-        secret: &[u8],
+        key: &[u8],
         query: String,
         epoch: u64,
         partition: u32,
@@ -36,10 +36,10 @@ impl Feed {
         silence: Option<f64>,
         hash: bool,
     ) -> PyResult<Self> {
-        let (secret, schema, limits) = (self::secret(secret)?, import_schema(schema)?, limits(silence)?);
+        let (keys, schema, limits) = (self::keys(key)?, import_schema(schema)?, limits(silence)?);
         let context = FeedContext { query, epoch, partition, attempt };
         let dial = move || {
-            let feed = cluster::Feed::connect_with(&address, secret, &context, &schema, limits)?;
+            let feed = cluster::Feed::connect_with(&address, &keys, &context, &schema, limits)?;
             Ok::<_, cluster::ClusterError>(if hash { feed.hashing(&schema) } else { feed })
         };
         let feed = aside::once(py, "Feed", dial)?.map_err(|error| errors::from_cluster(&error))?;
@@ -132,18 +132,18 @@ pub(crate) struct Drain {
 impl Drain {
     #[new]
     #[allow(clippy::too_many_arguments)] // the signature that Python sees
-    #[pyo3(signature = (address, secret, query, epoch, piece, which="rows", silence=None))]
+    #[pyo3(signature = (address, key, query, epoch, piece, which="rows", silence=None))]
     fn new(
         py: Python<'_>,
         address: String,
-        secret: &[u8],
+        key: &[u8],
         query: String,
         epoch: u64,
         piece: u32,
         which: &str,
         silence: Option<f64>,
     ) -> PyResult<Self> {
-        let (secret, limits) = (self::secret(secret)?, limits(silence)?);
+        let (keys, limits) = (self::keys(key)?, limits(silence)?);
         let which = match which {
             "rows" => Which::Rows,
             "late" => Which::Late,
@@ -153,7 +153,7 @@ impl Drain {
             }
         };
         let context = DrainContext { query, epoch, piece, which };
-        let dial = move || cluster::drain_with(&address, secret, &context, &limits);
+        let dial = move || cluster::drain_with(&address, &keys, &context, &limits);
         let drain = aside::once(py, "Drain", dial)?.map_err(|error| errors::from_cluster(&error))?;
         Ok(Self { owner: Owner::here(), schema: drain.schema(), aside: Some(Aside::new("Drain", drain)?) })
     }

@@ -65,7 +65,7 @@ mod _native {
     #[pymodule_export]
     use crate::plan::{exchange_hashes, hash_columns, max_event_time, migration_steps, plan_check, plan_piece_schema};
     #[pymodule_export]
-    use crate::registry::Registry;
+    use crate::registry::{Registry, key_of};
     #[pymodule_export]
     use crate::tokenize::tokenize;
     use pyo3::prelude::*;

@@ -18,7 +18,7 @@ use crate::aside;
 use crate::calls::PyCalls;
 use crate::errors::{self, Kind, Problem};
 use crate::fork::Owner;
-use crate::registry::{limits, secret};
+use crate::registry::{keys, limits};
 use crate::store;
 
 /// Reads the functions of a plan and writes exceptions, both cloudpickled; files of checkpoints are Python's.
@@ -68,23 +68,23 @@ pub(crate) struct Member {
 #[pymethods]
 impl Member {
     #[new]
-    #[pyo3(signature = (registry, secret, info="{}", silence=None, staging_bytes=None, spill_folders=None))]
+    #[pyo3(signature = (registry, key, info="{}", silence=None, staging_bytes=None, spill_folders=None))]
     fn new(
         py: Python<'_>,
         registry: String,
-        secret: &[u8],
+        key: &[u8],
         info: &str,
         silence: Option<f64>,
         staging_bytes: Option<u64>,
         spill_folders: Option<Vec<PathBuf>>,
     ) -> PyResult<Self> {
-        let (secret, mut limits) = (self::secret(secret)?, self::limits(silence)?);
+        let (keys, mut limits) = (self::keys(key)?, self::limits(silence)?);
         limits.staging_bytes = staging_bytes.unwrap_or(limits.staging_bytes);
         limits.spill_folders = spill_folders.unwrap_or_default();
         let info = serde_json::from_str(info)
             .map_err(|error| errors::raise(Kind::Value, &format!("info must be a JSON object: {error}")))?;
         let host = GroupHost::new(Arc::new(Pickles)).silent_after(limits.silence);
-        let join = move || cluster::Member::connect_to(&registry, secret, info, host, limits);
+        let join = move || cluster::Member::connect_to(&registry, keys, info, host, limits);
         let member = aside::once(py, "Member", join)?.map_err(|error| errors::from_cluster(&error))?;
         let (id, address) = (member.id(), member.address().to_owned());
         Ok(Self { owner: Owner::here(), id, address, inner: Some(Mutex::new(Some(member))) })

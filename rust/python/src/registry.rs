@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use penstock_cluster as cluster;
-use penstock_cluster::session::Limits;
+use penstock_cluster::session::{Keys, Limits, Role, Secret};
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict};
 
@@ -13,11 +13,42 @@ use crate::enter::{enter, timeout};
 use crate::errors::{self, Kind};
 use crate::fork::Owner;
 
-/// 256 bits from Python; anything else is refused without showing it.
-pub(crate) fn secret(bytes: &[u8]) -> PyResult<[u8; 32]> {
-    bytes
+/// A secret or keys from Python; anything else is refused without showing it.
+pub(crate) fn keys(bytes: &[u8]) -> PyResult<Keys> {
+    Keys::from_bytes(bytes).map_err(|error| errors::from_cluster(&error))
+}
+
+fn secret(bytes: &[u8]) -> PyResult<Secret> {
+    let bytes = bytes
         .try_into()
-        .map_err(|_| errors::raise(Kind::Config, &format!("the secret must be 32 bytes, not {}", bytes.len())))
+        .map_err(|_| errors::raise(Kind::Config, &format!("the secret must be 32 bytes, not {}", bytes.len())))?;
+    Secret::new(bytes).map_err(|error| errors::from_cluster(&error))
+}
+
+/// Makes the key of a role under a scope: ``"member"`` of a slot, ``"feed"`` or ``"drain"`` of ``"<query> <epoch>"``, ``"mesh"`` of any.
+/// With `always` it is for connections that are encrypted also where they do not leave the host.
+#[pyfunction]
+#[pyo3(signature = (secret, role, scope, always=false))]
+pub(crate) fn key_of<'py>(
+    py: Python<'py>,
+    secret: &[u8],
+    role: &str,
+    scope: &str,
+    always: bool,
+) -> PyResult<Bound<'py, PyBytes>> {
+    let secret = self::secret(secret)?;
+    let keys = match role {
+        "member" => Keys::member(&secret, scope),
+        "feed" => Keys::of(&secret, Role::Feed, scope),
+        "drain" => Keys::of(&secret, Role::Drain, scope),
+        "mesh" => Keys::mesh(&secret),
+        _ => {
+            let message = format!("role={role:?} must be \"member\", \"feed\", \"drain\" or \"mesh\"");
+            return Err(errors::raise(Kind::Value, &message));
+        }
+    };
+    let keys = if always { keys.always_encrypted() } else { keys };
+    Ok(PyBytes::new(py, &keys.to_bytes()))
 }
 
 /// How long a member may be silent, in seconds, as limits; the default without.
@@ -51,7 +82,7 @@ pub(crate) struct Registry {
 #[pymethods]
 impl Registry {
     #[new]
-    #[pyo3(signature = (host, port, secret, advertise=None, silence=None))]
+    #[pyo3(signature = (host, port, secret, advertise=None, silence=None, always=false))]
     fn new(
         py: Python<'_>,
         host: String,
@@ -59,9 +90,11 @@ impl Registry {
         secret: &[u8],
         advertise: Option<String>,
         silence: Option<f64>,
+        always: bool,
     ) -> PyResult<Self> {
-        let (secret, limits) = (self::secret(secret)?, limits(silence)?);
-        let bind = move || cluster::Registry::bind_with(&host, port, advertise.as_deref(), secret, limits);
+        let (keys, limits) = (Keys::all(&self::secret(secret)?), limits(silence)?);
+        let keys = if always { keys.always_encrypted() } else { keys };
+        let bind = move || cluster::Registry::bind_with(&host, port, advertise.as_deref(), keys, limits);
         let registry = aside::once(py, "Registry", bind)?.map_err(|error| errors::from_cluster(&error))?;
         Ok(Self { owner: Owner::here(), inner: Some(Arc::new(registry)) })
     }

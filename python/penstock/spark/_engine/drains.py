@@ -20,7 +20,7 @@ import pyspark
 from pyspark.sql.types import StructType
 
 from penstock._schema import conform, spark_types, to_ddl
-from penstock.spark._tasks.place import Secret
+from penstock.spark._tasks.place import Key, Secret
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -59,7 +59,7 @@ class DrainTask:
         By number of the DataFrame's partition.
     schema : pyarrow.Schema
         Columns, in Spark's Arrow types.
-    secret : Secret
+    key : Key
         Lets the task in.
     silence : float
         Seconds to wait for a member that does not answer.
@@ -70,7 +70,7 @@ class DrainTask:
     which: Literal["rows", "late"]
     pieces: tuple[Piece, ...]
     schema: pa.Schema
-    secret: Secret
+    key: Key
     silence: float = 60.0
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -83,8 +83,8 @@ class DrainTask:
         """Read one piece."""
         from penstock import _native
 
-        secret, limit = self.secret.reveal(), self.silence
-        read = _native.Drain(piece.address, secret, self.query, self.epoch, piece.number, self.which, limit)
+        key, limit = self.key.reveal(), self.silence
+        read = _native.Drain(piece.address, key, self.query, self.epoch, piece.number, self.which, limit)
         for rows in read:
             if rows.num_rows:
                 yield conform(pa.record_batch(rows), self.schema, "output")
@@ -113,7 +113,7 @@ def outputs(
     schema : pyarrow.Schema
         Columns as the flow gives them.
     secret : Secret
-        The engine's.
+        The engine's, from which the key of these reads is made.
     silence : float
         Seconds to wait for a member that does not answer.
 
@@ -130,7 +130,7 @@ def outputs(
     """
     fixed = tuple(pieces)
     types = spark_types(schema)
-    task = DrainTask(query, epoch, which, fixed, types, secret, silence)
+    task = DrainTask(query, epoch, which, fixed, types, secret.drain(query, epoch), silence)
     few = _few(task) if _TAKES_ARROW else None
     if few is not None:
         return session.createDataFrame(few, _struct_type(to_ddl(types)))

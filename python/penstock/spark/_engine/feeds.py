@@ -20,7 +20,7 @@ import pyarrow as pa
 
 from penstock._schema import conform
 from penstock.errors import AuthenticationError, ProtocolError
-from penstock.spark._tasks.place import Secret, executor_name
+from penstock.spark._tasks.place import Key, executor_name
 from penstock.spark.batch import renamed
 
 if TYPE_CHECKING:
@@ -104,7 +104,7 @@ class FeedTask:
         Columns of the flow's input.
     seats : tuple of FeedTarget
         The members, in process order.
-    secret : Secret
+    key : Key
         Lets the task in.
     silence : float
         Seconds to wait for a member that neither reads nor answers.
@@ -116,7 +116,7 @@ class FeedTask:
     epoch: int
     schema: pa.Schema
     seats: tuple[FeedTarget, ...]
-    secret: Secret
+    key: Key
     silence: float = 60.0
     hash: bool = False
 
@@ -164,7 +164,7 @@ class FeedTask:
 
         return _native.Feed(
             seat.address,
-            self.secret.reveal(),
+            self.key.reveal(),
             self.query,
             self.epoch,
             partition,

@@ -154,7 +154,7 @@ class Hub:
     ) -> None:
         from penstock import _native
 
-        self._registry = _native.Registry(host, port, secret.reveal(), advertise, silence)
+        self._registry = _native.Registry(host, port, secret.reveal(), advertise, silence, secret.always)
         self.address: str = self._registry.address
         self._changed = threading.Condition()
         self._members: dict[int, Member] = {}

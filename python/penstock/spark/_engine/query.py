@@ -465,10 +465,10 @@ class Query:
             wanted = wanted.sort(*(_quoted(name) for name in flow.order_by))
         members = [self._hub.known(one) for one in facts["members"]]
         seats = tuple(feeds.FeedTarget(member.id, member.executor, member.address) for member in members)
-        secret, silence = self._setup.secret, self._setup.silence
+        key, silence = self._setup.secret.feed(self.id, epoch), self._setup.silence
         # Rows of a batch that is fed again are compared with those that its sink was given.
         compared = self.storage is not None
-        task = feeds.FeedTask(self.id, epoch, flow.input_schema, seats, secret, silence, compared)
+        task = feeds.FeedTask(self.id, epoch, flow.input_schema, seats, key, silence, compared)
         with described(df.sparkSession, f"penstock {self.name}: feed epoch {epoch}"):
             rows = by_place(wanted).mapInArrow(task, feeds.RECEIPTS_DDL).collect()
         receipts = [feeds.Receipt(**row.asDict()) for row in rows]

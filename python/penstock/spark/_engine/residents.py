@@ -29,7 +29,7 @@ from penstock.report._timeline import Change
 from penstock.spark._engine.executor import Executor
 from penstock.spark._engine.hub import Hub, Member
 from penstock.spark._tasks.memory import Hints, local_folders, staging_bytes
-from penstock.spark._tasks.place import Secret, executor_name
+from penstock.spark._tasks.place import Key, Secret, executor_name
 from penstock.spark._tasks.slots import executor_count
 
 __all__ = ["ResidentTask", "Residents"]
@@ -66,7 +66,7 @@ class ResidentTask:
     ----------
     registry : str
         Address of the driver's registry.
-    secret : Secret
+    key : Key
         Lets it in, and tells it whom to let in.
     engine : str
         Name of the engine.
@@ -83,7 +83,7 @@ class ResidentTask:
     """
 
     registry: str
-    secret: Secret
+    key: Key
     engine: str
     slot: int
     silence: float = 60.0
@@ -132,8 +132,8 @@ class ResidentTask:
         parent = os.getppid()
         while True:
             try:
-                secret = self.secret.reveal()
-                return _native.Member(self.registry, secret, json.dumps(info), self.silence, budget, folders), ""
+                key = self.key.reveal()
+                return _native.Member(self.registry, key, json.dumps(info), self.silence, budget, folders), ""
             except PenstockError as error:
                 # An attempt before this one may serve, and a result of this one would end it.
                 if _attempt() == 0 or os.getppid() != parent:
@@ -331,7 +331,14 @@ class Residents:
         hints = Hints.of(self._sc.getConf().get, self._sc.master or "local")
         memory, folders = self._staging
         task = ResidentTask(
-            self._hub.address, self._secret, self._name, seat.slot, self._silence, memory, hints, folders
+            self._hub.address,
+            self._secret.member(seat.slot),
+            self._name,
+            seat.slot,
+            self._silence,
+            memory,
+            hints,
+            folders,
         )
         while not seat.retired.is_set():
             began = time.monotonic()

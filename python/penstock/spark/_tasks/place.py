@@ -1,4 +1,4 @@
-"""Where a Spark task runs: which executor a Python worker belongs to, and the engine's secret on its way there.
+"""Where a Spark task runs: which executor a Python worker belongs to, and the key that it carries there.
 
 Owns: the name of an executor as its Python workers can tell it. Spark gives Python tasks no executor id, but
 all Python workers of an executor are grandchildren of its JVM (JVM, daemon, worker), so host, process namespace
@@ -12,39 +12,97 @@ import socket
 import subprocess
 from typing import Any, NoReturn
 
-__all__ = ["Secret", "executor_name", "process_namespace"]
+from penstock.errors import ConfigError
+
+__all__ = ["Key", "Secret", "executor_name", "process_namespace"]
 
 
-class Secret:
-    """Bytes that show themselves to nobody by accident: not in a repr, a message or a traceback.
-
-    Pickles only inside a closure that Spark carries; a secret of another length is refused by who uses it.
-    """
+class _Hidden:
+    """Bytes that show themselves to nobody by accident: not in a repr, a message or a traceback."""
 
     __slots__ = ("_value",)
 
     def __init__(self, value: bytes) -> None:
         self._value = value
 
-    @classmethod
-    def random(cls) -> Secret:
-        """256 fresh random bits."""
-        return cls(os.urandom(32))
-
     def reveal(self) -> bytes:
         """The bytes."""
         return self._value
 
     def __repr__(self) -> str:
-        return "Secret(...)"
+        return f"{type(self).__name__}(...)"
 
     def __eq__(self, other: object) -> NoReturn:
         raise TypeError("secrets are compared by the handshake only")
 
     __hash__ = None  # type: ignore[assignment]
 
+
+class Secret(_Hidden):
+    """What all keys of an engine, or of a gang, are made of. Stays in the driver: it does not pickle.
+
+    Parameters
+    ----------
+    value : bytes
+        256 bits.
+    always : bool
+        Whether its keys are for connections that are encrypted also within a host.
+    """
+
+    __slots__ = ("always",)
+
+    def __init__(self, value: bytes, always: bool = False) -> None:
+        super().__init__(value)
+        self.always = always
+
+    @classmethod
+    def random(cls, tls: str = "auto") -> Secret:
+        """256 fresh random bits; `tls` as of an engine.
+
+        Raises
+        ------
+        ConfigError
+            When `tls` is neither "auto" nor "always".
+        """
+        if tls not in ("auto", "always"):
+            raise ConfigError(f'tls={tls!r} must be "auto" (encrypt what leaves a host) or "always"')
+        return cls(os.urandom(32), tls == "always")
+
+    def member(self, slot: int) -> Key:
+        """Of the resident of a slot: lets it join, and tells it whom to let in."""
+        return self._key("member", str(slot))
+
+    def feed(self, query: str, epoch: int) -> Key:
+        """Of the tasks that feed an epoch of a query."""
+        return self._key("feed", f"{query} {epoch}")
+
+    def drain(self, query: str, epoch: int) -> Key:
+        """Of the tasks that read what came out of an epoch."""
+        return self._key("drain", f"{query} {epoch}")
+
+    def mesh(self) -> Key:
+        """Of the processes of a run that has this secret."""
+        return self._key("mesh", "")
+
+    def _key(self, role: str, scope: str) -> Key:
+        from penstock import _native
+
+        return Key(_native.key_of(self._value, role, scope, self.always))
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("the secret stays in the driver: a task carries a Key")
+
+
+class Key(_Hidden):
+    """What a task proves itself with: made of a secret for one role and purpose, from which no other can be made.
+
+    Pickles, inside a closure that Spark carries.
+    """
+
+    __slots__ = ()
+
     def __reduce__(self) -> tuple[Any, ...]:
-        return (Secret, (self._value,))
+        return (Key, (self._value,))
 
 
 def executor_name() -> str:

@@ -14,7 +14,7 @@ use super::outputs::Outputs;
 use super::staging::Staging;
 use crate::error::Failure;
 use crate::host::{Host, Keep, Rows};
-use crate::session::{Limits, Metrics, Secret};
+use crate::session::{Keys, Limits, Metrics};
 use crate::spill::{SpillError, Store};
 
 /// What goes to the registry.
@@ -28,7 +28,7 @@ pub(super) enum Outgoing {
 pub(super) struct Core<H: Host> {
     pub(super) host: H,
     pub(super) member: u64,
-    pub(super) secret: Secret,
+    pub(super) keys: Keys,
     pub(super) limits: Limits,
     pub(super) metrics: Arc<Metrics>,
     pub(super) lobby: Lobby,
@@ -43,10 +43,10 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl<H: Host> Core<H> {
-    pub(super) fn new(host: H, member: u64, secret: Secret, limits: Limits, outgoing: Sender<Outgoing>) -> Self {
+    pub(super) fn new(host: H, member: u64, keys: Keys, limits: Limits, outgoing: Sender<Outgoing>) -> Self {
         let (metrics, lobby, queries) = Default::default();
         let store = Arc::new(Store::new(limits.staging_bytes, &limits.spill_folders));
-        Core { host, member, secret, limits, metrics, lobby, outgoing, store, queries }
+        Core { host, member, keys, limits, metrics, lobby, outgoing, store, queries }
     }
 
     pub(super) fn query(&self, name: &str) -> Result<Arc<Query<H>>, Failure> {

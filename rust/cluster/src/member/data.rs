@@ -10,7 +10,7 @@ use super::core::{Core, Query};
 use crate::columns::{Decoder, Encoder, difference, under};
 use crate::error::{ClusterError, Failure};
 use crate::host::{Host, Rows};
-use crate::message::{DrainContext, FeedContext, MeshContext, StreamEnd};
+use crate::message::{DrainContext, FeedContext, MESH_SCOPE, MeshContext, StreamEnd};
 use crate::session::{Accepted, Kind, Role, Session};
 use crate::spill::SpillError;
 
@@ -19,11 +19,11 @@ const REFUSAL_PATIENCE: Duration = Duration::from_secs(5);
 
 /// Serves one authenticated connection to its end.
 pub(super) fn serve<H: Host>(accepted: Accepted, core: &Core<H>) {
-    let Accepted { session, role, context } = accepted;
+    let Accepted { session, role, scope, context } = accepted;
     match role {
-        Role::Feed => feed(session, &context, core),
-        Role::Drain => drain(session, &context, core),
-        Role::Mesh => mesh(session, &context, core),
+        Role::Feed => feed(session, &scope, &context, core),
+        Role::Drain => drain(session, &scope, &context, core),
+        Role::Mesh => mesh(session, &scope, &context, core),
         // The acceptor lets nobody else in.
         Role::Member => {}
     }
@@ -31,6 +31,15 @@ pub(super) fn serve<H: Host>(accepted: Accepted, core: &Core<H>) {
 
 fn parse<T: DeserializeOwned>(context: &[u8]) -> Result<T, Failure> {
     serde_json::from_slice(context).map_err(|error| Failure::new("protocol", error.to_string()))
+}
+
+/// Whoever has proved a key for one thing does not get another.
+fn within<H: Host>(core: &Core<H>, scope: &str, wanted: &str) -> Result<(), Failure> {
+    if scope == wanted {
+        return Ok(());
+    }
+    core.metrics.refuse(&core.metrics.refused_role);
+    Err(Failure::new("wrong_scope", format!("the key is for {scope:?}, not for {wanted:?}")))
 }
 
 fn refuse(mut session: Session, failure: Failure) {
@@ -52,8 +61,9 @@ impl<H: Host> Drop for Ticket<'_, H> {
     }
 }
 
-fn feed<H: Host>(mut session: Session, context: &[u8], core: &Core<H>) {
+fn feed<H: Host>(mut session: Session, scope: &str, context: &[u8], core: &Core<H>) {
     let opened = parse::<FeedContext>(context).and_then(|context| {
+        within(core, scope, &context.scope())?;
         let query = core.query(&context.query)?;
         let program = query.program()?;
         let number = query.staging().open(&context)?;
@@ -147,8 +157,9 @@ fn gather<H: Host>(
     }
 }
 
-fn drain<H: Host>(mut session: Session, context: &[u8], core: &Core<H>) {
+fn drain<H: Host>(mut session: Session, scope: &str, context: &[u8], core: &Core<H>) {
     let opened = parse::<DrainContext>(context).and_then(|context| {
+        within(core, scope, &context.scope())?;
         let query = core.query(&context.query)?;
         let program = query.program()?;
         let blocks = query.outputs().read(&context)?;
@@ -187,8 +198,9 @@ fn read(rows: &Rows) -> Result<RecordBatch, Failure> {
     })
 }
 
-fn mesh<H: Host>(mut session: Session, context: &[u8], core: &Core<H>) {
+fn mesh<H: Host>(mut session: Session, scope: &str, context: &[u8], core: &Core<H>) {
     let admitted = parse::<MeshContext>(context).and_then(|context| {
+        within(core, scope, MESH_SCOPE)?;
         if context.member != core.member {
             let message = format!("this is member {}, not {}", core.member, context.member);
             return Err(Failure::new("wrong_member", message));

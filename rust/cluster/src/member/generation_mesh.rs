@@ -5,14 +5,13 @@
 //!
 //! Departure: parked dials, for 30 s; so members start in any order.
 
-use std::net::TcpStream;
 use std::time::Instant;
 
 use super::core::{Core, Query};
 use crate::error::{ClusterError, Failure};
 use crate::host::{Host, Launch};
-use crate::message::{MeshContext, Peer};
-use crate::session::{Limits, Session};
+use crate::message::{MESH_SCOPE, MeshContext, Peer};
+use crate::session::{Limits, Session, Stream};
 
 /// One connection to every other process, None in our own place.
 ///
@@ -24,10 +23,10 @@ pub(super) fn connect<H: Host>(
     query: &Query<H>,
     launch: &Launch,
     peers: &[Peer],
-) -> Result<Vec<Option<TcpStream>>, Failure> {
+) -> Result<Vec<Option<Stream>>, Failure> {
     let deadline = Instant::now() + core.limits.mesh_time;
     let generation = launch.stamp.generation;
-    let mut mesh: Vec<Option<TcpStream>> = peers.iter().map(|_| None).collect();
+    let mut mesh: Vec<Option<Stream>> = peers.iter().map(|_| None).collect();
     for (process, peer) in peers.iter().enumerate().skip(launch.process + 1) {
         query.admit(generation)?;
         let left = deadline.saturating_duration_since(Instant::now());
@@ -56,7 +55,7 @@ fn dial<H: Host>(
     process: usize,
     peer: &Peer,
     limits: &Limits,
-) -> Result<TcpStream, ClusterError> {
+) -> Result<Stream, ClusterError> {
     let context = MeshContext {
         query: launch.query.clone(),
         stamp: launch.stamp,
@@ -65,7 +64,7 @@ fn dial<H: Host>(
         member: peer.id,
     };
     let context = serde_json::to_value(context).expect("names and numbers are JSON");
-    Session::dial_mesh(&peer.address, &core.secret, &context, limits, limits.handshake_time)
+    Session::dial_mesh(&peer.address, &core.keys, MESH_SCOPE, &context, limits, limits.handshake_time)
 }
 
 fn lost(process: usize, peer: &Peer, error: ClusterError) -> Failure {

@@ -5,11 +5,11 @@
 //! too late is refused by whoever offers it, before.
 
 use std::collections::HashMap;
-use std::net::TcpStream;
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use crate::error::Failure;
+use crate::session::Stream;
 
 /// Most connections that wait; they come from members, so this is far away.
 const MOST_WAITING: usize = 4096;
@@ -19,18 +19,18 @@ type Key = (String, u64, usize);
 
 #[derive(Default)]
 pub(crate) struct Lobby {
-    waiting: Mutex<HashMap<Key, (TcpStream, Instant)>>,
+    waiting: Mutex<HashMap<Key, (Stream, Instant)>>,
     changed: Condvar,
 }
 
 impl Lobby {
-    fn waiting(&self) -> MutexGuard<'_, HashMap<Key, (TcpStream, Instant)>> {
+    fn waiting(&self) -> MutexGuard<'_, HashMap<Key, (Stream, Instant)>> {
         // Every change to the table is one step: it is consistent even after a panic.
         self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// A connection comes. A second one of the same process replaces the first.
-    pub(crate) fn offer(&self, key: Key, stream: TcpStream, patience: Duration) -> Result<(), Failure> {
+    pub(crate) fn offer(&self, key: Key, stream: Stream, patience: Duration) -> Result<(), Failure> {
         let mut waiting = self.waiting();
         waiting.retain(|_, (_, since)| since.elapsed() < patience);
         if waiting.len() >= MOST_WAITING {
@@ -42,7 +42,7 @@ impl Lobby {
     }
 
     /// Waits for a connection until `deadline`, or until `cancelled` after a [`Lobby::wake`].
-    pub(crate) fn take(&self, key: &Key, deadline: Instant, cancelled: &dyn Fn() -> bool) -> Option<TcpStream> {
+    pub(crate) fn take(&self, key: &Key, deadline: Instant, cancelled: &dyn Fn() -> bool) -> Option<Stream> {
         let mut waiting = self.waiting();
         loop {
             if cancelled() {

@@ -26,7 +26,8 @@ use self::control::ControlLoop;
 use self::core::{Core, Outgoing};
 use crate::error::{ClusterError, Failure};
 use crate::host::Host;
-use crate::session::{Acceptor, FrameError, Kind, Limits, MetricsSnapshot, Role, Secret, Session};
+use crate::message::slot_scope;
+use crate::session::{Acceptor, FrameError, Keys, Kind, Limits, MetricsSnapshot, Role, Session};
 
 /// The control loop looks up at least this often.
 const TURN: Duration = Duration::from_millis(25);
@@ -75,20 +76,19 @@ impl<H: Host> Member<H> {
     /// gains `address`, the data port, bound on the local address of this connection.
     ///
     /// # Errors
-    /// [`ClusterError::Handshake`] when the secrets differ; [`ClusterError::Refused`]; others of
-    /// the network.
+    /// [`ClusterError::Handshake`] when the secrets differ; [`ClusterError::NoKey`] when the key is for another `slot` than that
+    /// of `info`; [`ClusterError::Refused`]; others of the network.
     pub fn connect_to(
         registry: &str,
-        secret: [u8; 32],
+        keys: Keys,
         mut info: Value,
         host: H,
         limits: Limits,
     ) -> Result<Self, ClusterError> {
-        let secret = Secret::new(secret)?;
         if !info.is_object() {
             return Err(ClusterError::Protocol("a member's info is a JSON object".into()));
         }
-        let mut session = Session::dial(registry, &secret, Role::Member, &Value::Null, &limits)?;
+        let mut session = Session::dial(registry, &keys, Role::Member, &slot_scope(&info), &Value::Null, &limits)?;
         let listener = TcpListener::bind((session.local_ip()?, 0)).map_err(ClusterError::io("listen for feeds"))?;
         let address = listener.local_addr().map_err(ClusterError::io("name a listener"))?;
         let address = address.to_string();
@@ -102,12 +102,12 @@ impl<H: Host> Member<H> {
 
         let (outgoing, outbox) = unbounded();
         let (inbox, incoming) = unbounded();
-        let core = Arc::new(Core::new(host, member, secret.clone(), limits.clone(), outgoing));
+        let core = Arc::new(Core::new(host, member, keys.clone(), limits.clone(), outgoing));
         let serving = Arc::clone(&core);
         let acceptor = Acceptor::start(
             listener,
             "penstock-data",
-            secret,
+            keys,
             &[Role::Feed, Role::Drain, Role::Mesh],
             limits.clone(),
             Arc::clone(&core.metrics),

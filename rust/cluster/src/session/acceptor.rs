@@ -12,10 +12,12 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, Shutdown, SocketAddr, TcpListener, Tc
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, JoinHandle};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use super::handshake::{self, Server, Wire};
-use super::{HandshakeError, Limits, Metrics, Role, Secret, Session};
+use super::handshake::Proved;
+use super::handshake::{self, Server, Wire, left};
+use super::stream::Stream;
+use super::{HandshakeError, Keys, Limits, Metrics, Role, Session, tls};
 use crate::error::{ClusterError, Failure};
 
 /// Pause after the system refused to accept (no file descriptors, no memory).
@@ -29,14 +31,17 @@ const REFUSAL_PATIENCE: Duration = Duration::from_secs(1);
 pub(crate) struct Accepted {
     pub(crate) session: Session,
     pub(crate) role: Role,
-    /// What it is for; JSON from someone who knows the secret.
+    /// What the peer's key is for: to be compared with the context.
+    pub(crate) scope: String,
+    /// What it is for; JSON from someone who knows the key.
     pub(crate) context: Vec<u8>,
 }
 
 type Handler = dyn Fn(Accepted) + Send + Sync;
 
 struct Shared {
-    secret: Secret,
+    keys: Keys,
+    tls: Arc<rustls::ServerConfig>,
     limits: Limits,
     roles: &'static [Role],
     metrics: Arc<Metrics>,
@@ -57,7 +62,7 @@ struct Open {
 #[derive(Debug, Default)]
 struct Room {
     taken: usize,
-    /// Hosts that have proved the secret, so only those of our own cluster.
+    /// Hosts that have proved a key, so only those of our own cluster.
     known: HashSet<IpAddr>,
 }
 
@@ -70,7 +75,7 @@ impl Room {
         free
     }
 
-    /// A handshake has ended; `proved` by whoever has proved the secret in it.
+    /// A handshake has ended; `proved` by whoever has proved a key in it.
     fn leave(&mut self, proved: Option<IpAddr>) {
         self.taken -= 1;
         self.known.extend(proved.map(|host| host.to_canonical()));
@@ -108,15 +113,18 @@ impl Acceptor {
     pub(crate) fn start(
         listener: TcpListener,
         name: &str,
-        secret: Secret,
+        keys: Keys,
         roles: &'static [Role],
         limits: Limits,
         metrics: Arc<Metrics>,
         handler: Box<Handler>,
     ) -> Result<Self, ClusterError> {
         let address = listener.local_addr().map_err(ClusterError::io("name a listener"))?;
+        let identity = keys.identity();
+        let tls = tls::server(&identity.authority, &identity.listener())?;
         let shared = Arc::new(Shared {
-            secret,
+            keys,
+            tls,
             limits,
             roles,
             metrics,
@@ -133,7 +141,7 @@ impl Acceptor {
     }
 
     /// Gives up a connection that a handler has passed on: [`Acceptor::close`] leaves it alone.
-    pub(crate) fn disown(&self, stream: &TcpStream) {
+    pub(crate) fn disown(&self, stream: &Stream) {
         // A stream without a peer is gone already.
         if let Ok(peer) = stream.peer_addr() {
             self.shared.open().streams.retain(|_, twin| twin.peer_addr().ok() != Some(peer));
@@ -239,17 +247,19 @@ impl Drop for Entry<'_> {
     }
 }
 
-fn serve(mut stream: TcpStream, host: IpAddr, shared: &Shared) {
+fn serve(stream: TcpStream, host: IpAddr, shared: &Shared) {
     let mut guard = RoomGuard { shared, proved: None };
-    let authenticated = authenticate(&mut stream, shared);
+    let authenticated = authenticate(stream, host, shared);
     guard.proved = authenticated.is_ok().then_some(host);
     drop(guard);
     let metrics = &shared.metrics;
-    let (role, context) = match authenticated {
+    let (stream, Proved { role, scope, context }) = match authenticated {
         Ok(peer) => peer,
         Err(error) => {
             metrics.refuse(match error {
-                HandshakeError::Proof => &metrics.refused_secret,
+                HandshakeError::Proof | HandshakeError::Certificate(_) => &metrics.refused_secret,
+                HandshakeError::TlsDue => &metrics.refused_plain,
+                HandshakeError::NoKey { .. } => &metrics.refused_role,
                 HandshakeError::Timeout => &metrics.refused_slow,
                 _ => &metrics.refused_malformed,
             });
@@ -266,15 +276,53 @@ fn serve(mut stream: TcpStream, host: IpAddr, shared: &Shared) {
         return;
     }
     metrics.accepted.fetch_add(1, SeqCst);
-    (shared.handler)(Accepted { session, role, context });
+    (shared.handler)(Accepted { session, role, scope, context });
 }
 
-fn authenticate(stream: &mut TcpStream, shared: &Shared) -> Result<(Role, Vec<u8>), HandshakeError> {
-    let mut wire = Wire::new(stream, &shared.limits);
+fn authenticate(stream: TcpStream, host: IpAddr, shared: &Shared) -> Result<(Stream, Proved), HandshakeError> {
+    let limits = &shared.limits;
+    let deadline = Instant::now() + limits.handshake_time;
+    if first_byte(&stream, deadline)? == tls::FIRST_BYTE {
+        let tls::Secured { connection, binding } = tls::accept(&stream, &shared.tls, deadline, limits)?;
+        let stream = Stream::secured(stream, connection);
+        let proved = prove(&stream, deadline, &binding, shared)?;
+        if !stream.shows(|connection| tls::is_of(connection, proved.role, &proved.scope)) {
+            let Proved { role, scope, .. } = proved;
+            return Err(HandshakeError::Certificate(format!("it is not that of {role:?} of {scope:?}")));
+        }
+        return Ok((stream, proved));
+    }
+    let stream = Stream::plain(stream);
+    if shared.keys.identity().is_due(host) {
+        let mut wire = Wire::new(&stream, deadline, limits);
+        wire.receive()?;
+        wire.send(&handshake::tls_due())?;
+        return Err(HandshakeError::TlsDue);
+    }
+    let proved = prove(&stream, deadline, &[], shared)?;
+    Ok((stream, proved))
+}
+
+fn first_byte(stream: &TcpStream, deadline: Instant) -> Result<u8, HandshakeError> {
+    let mut byte = [0];
+    loop {
+        stream.set_read_timeout(Some(left(deadline)?)).map_err(HandshakeError::Io)?;
+        match stream.peek(&mut byte) {
+            Ok(0) => return Err(HandshakeError::Truncated),
+            Ok(_) => return Ok(byte[0]),
+            Err(error) if error.kind() == ErrorKind::Interrupted => {}
+            Err(error) => return Err(HandshakeError::from_io(error)),
+        }
+    }
+}
+
+fn prove(stream: &Stream, deadline: Instant, binding: &[u8], shared: &Shared) -> Result<Proved, HandshakeError> {
+    let mut wire = Wire::new(stream, deadline, &shared.limits);
     let hello = wire.receive()?;
-    let (server, challenge) = Server::challenge(&shared.secret, &hello, handshake::nonce()?)?;
+    let (server, challenge) = Server::challenge(&shared.keys, &hello, handshake::nonce()?, binding)?;
     wire.send(&challenge)?;
-    server.verify(&wire.receive()?)
+    let answer = wire.receive().map_err(|error| server.missed(error))?;
+    server.verify(&answer)
 }
 
 #[cfg(test)]

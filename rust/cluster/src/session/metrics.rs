@@ -15,6 +15,7 @@ pub struct Metrics {
     pub(crate) refused_crowded: AtomicU64,
     pub(crate) refused_role: AtomicU64,
     pub(crate) refused_stale: AtomicU64,
+    pub(crate) refused_plain: AtomicU64,
 }
 
 /// The values of [`Metrics`] at one moment.
@@ -24,7 +25,7 @@ pub struct MetricsSnapshot {
     pub accepted: u64,
     /// Connections closed before they could do anything; the sum of the following.
     pub refused: u64,
-    /// A proof was wrong: another secret, a replayed or a reflected message.
+    /// A proof or certificate was wrong: another secret, a key of another role or scope, a replayed or a reflected message.
     pub refused_secret: u64,
     /// Garbage, another version, too much, or an early end.
     pub refused_malformed: u64,
@@ -32,10 +33,12 @@ pub struct MetricsSnapshot {
     pub refused_slow: u64,
     /// Too many handshakes at once, or no thread to serve one more.
     pub refused_crowded: u64,
-    /// The role is not served on this port.
+    /// The role is not served on this port, or there is no key for it here.
     pub refused_role: u64,
     /// A mesh connection of a generation that is over, or meant for another member.
     pub refused_stale: u64,
+    /// It was not encrypted and comes from another host, or `tls="always"` is wanted.
+    pub refused_plain: u64,
 }
 
 impl Metrics {
@@ -50,6 +53,7 @@ impl Metrics {
             refused_crowded: self.refused_crowded.load(Relaxed),
             refused_role: self.refused_role.load(Relaxed),
             refused_stale: self.refused_stale.load(Relaxed),
+            refused_plain: self.refused_plain.load(Relaxed),
         }
     }
 

@@ -2,24 +2,25 @@
 //!
 //! Every connection, whatever its role, starts with a handshake ([`Client`], [`Server`]) and then
 //! carries [`Frame`]s; a mesh connection is handed to the dataflow after its first
-//! answer. [`Session`] is the one type that owns a socket, so that transport encryption can later
-//! be put in here without touching anything else. Until then the secret authenticates the ends of
-//! a connection, and a checksum (not a key) guards what follows: the bytes are neither hidden from
-//! nor protected against someone who controls the network between two hosts.
+//! answer. Connections that leave the host, and with [`Keys::always_encrypted`] all, are TLS 1.3 below that: hidden, and each
+//! record authenticated ([`Stream`]). Within a host the ends prove their keys and a checksum (not a key) guards what follows:
+//! who could read or change it there is root.
 //!
 //! Departures: heartbeats, since the standard library offers neither TCP keepalive nor a user timeout. A silent member
 //! sends a frame every sixth of the time after which silence counts as loss (60 s), at most every 10 s; links between
 //! members take one and a half times that, so that the registry says first who it is. The end of a process is still
-//! seen at once by the end of its socket. And the secret authenticates the ends of a connection only: frames carry a
-//! CRC, not a MAC, until there is TLS.
+//! seen at once by the end of its socket.
 
 mod acceptor;
+mod certificates;
 mod frame;
 mod handshake;
+mod keys;
 mod metrics;
 mod run_mesh;
+mod stream;
+mod tls;
 
-use std::fmt;
 use std::io;
 use std::net::{IpAddr, Shutdown, SocketAddr, TcpStream, ToSocketAddrs};
 use std::path::PathBuf;
@@ -27,9 +28,11 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 pub use frame::{Frame, FrameError, Kind, read_frame, write_frame};
-pub use handshake::{Client, HandshakeError, NONCE_BYTES, Role, Server};
+pub use handshake::{Client, HandshakeError, NONCE_BYTES, Proved, Role, Server};
+pub use keys::{Keys, Secret};
 pub use metrics::{Metrics, MetricsSnapshot};
 pub use run_mesh::{MeshError, MeshPlan, MeshPort};
+pub use stream::Stream;
 
 pub(crate) use acceptor::{Accepted, Acceptor};
 
@@ -39,37 +42,10 @@ use serde_json::Value;
 /// Pauses before a dial that was turned away is tried again: the first, doubling, up to the second.
 const PAUSES: (Duration, Duration) = (Duration::from_millis(10), Duration::from_millis(500));
 
-/// The secret of one engine: 256 bits that every process of it knows. Never printed.
-#[derive(Clone)]
-pub struct Secret([u8; 32]);
-
-impl Secret {
-    /// Takes the bytes of a secret.
-    ///
-    /// # Errors
-    /// [`ClusterError::WeakSecret`] when all bytes are equal, as in a buffer nobody filled.
-    pub fn new(bytes: [u8; 32]) -> Result<Self, ClusterError> {
-        if bytes.iter().all(|byte| *byte == bytes[0]) {
-            return Err(ClusterError::WeakSecret);
-        }
-        Ok(Secret(bytes))
-    }
-
-    pub(crate) fn bytes(&self) -> &[u8; 32] {
-        &self.0
-    }
-}
-
-impl fmt::Debug for Secret {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Secret(..)")
-    }
-}
-
 /// Bounds in bytes, connections and time. The defaults are those of the design.
 #[derive(Clone, Debug)]
 pub struct Limits {
-    /// Most bytes that one side reads before the other has authenticated itself.
+    /// Most bytes that one side reads before the other has authenticated itself; of TLS, where it is spoken, as many again.
     pub handshake_bytes: usize,
     /// Longest duration of a handshake.
     pub handshake_time: Duration,
@@ -138,31 +114,33 @@ impl Limits {
 /// One authenticated connection.
 #[derive(Debug)]
 pub struct Session {
-    stream: TcpStream,
+    stream: Stream,
     frame_bytes: usize,
 }
 
 impl Session {
-    /// Dials `address` and authenticates both ends. `context` is what the connection is for, as
-    /// JSON; both proofs cover it. The server's own answer to it follows as a frame.
+    /// Dials `address` and authenticates both ends with the key of `role` under `scope`. `context` is what the connection is
+    /// for, as JSON; both proofs cover it. The server's own answer to it follows as a frame.
     ///
     /// A listener that serves as many handshakes as it may turns this one away. It is tried again then, after pauses
     /// that grow and differ between dials, for at most [`Limits::dial_time`].
     ///
     /// # Errors
     /// [`ClusterError::Address`], [`ClusterError::Io`] or [`ClusterError::Handshake`];
+    /// [`ClusterError::NoKey`] when the key is not among `keys`;
     /// [`ClusterError::TurnedAway`] when there was no room all the time.
     pub fn dial(
         address: &str,
-        secret: &Secret,
+        keys: &Keys,
         role: Role,
+        scope: &str,
         context: &Value,
         limits: &Limits,
     ) -> Result<Self, ClusterError> {
         let began = Instant::now();
         let mut pause = PAUSES.0;
         for tries in 1.. {
-            match Self::dial_once(address, secret, role, context, limits) {
+            match Self::dial_once(address, keys, role, scope, context, limits) {
                 Err(ClusterError::Handshake(HandshakeError::Truncated)) => {}
                 done => return done,
             }
@@ -180,19 +158,32 @@ impl Session {
 
     fn dial_once(
         address: &str,
-        secret: &Secret,
+        keys: &Keys,
         role: Role,
+        scope: &str,
         context: &Value,
         limits: &Limits,
     ) -> Result<Self, ClusterError> {
         let context = context.to_string();
-        let (client, hello) = Client::hello(secret, role, context.as_bytes(), handshake::nonce()?);
+        let nonce = handshake::nonce()?;
+        let (client, hello) = Client::hello(keys, role, scope, context.as_bytes(), nonce)
+            .ok_or_else(|| ClusterError::NoKey { role, scope: scope.to_owned() })?;
         handshake::fits(&hello, limits)?;
-        let mut stream = connect(address, limits.connect_time)?;
-        let mut wire = handshake::Wire::new(&mut stream, limits);
+        let socket = connect(address, limits.connect_time)?;
+        let deadline = Instant::now() + limits.handshake_time;
+        let peer = socket.peer_addr().map_err(HandshakeError::Io)?;
+        let (stream, binding) = match keys.identity() {
+            identity if identity.is_due(peer.ip()) => {
+                let leaf = identity.dialler(role, scope);
+                let secured = tls::dial(&socket, &identity.authority, &leaf, role, deadline, limits)?;
+                (Stream::secured(socket, secured.connection), secured.binding.to_vec())
+            }
+            _ => (Stream::plain(socket), Vec::new()),
+        };
+        let mut wire = handshake::Wire::new(&stream, deadline, limits);
         wire.send(&hello)?;
         let challenge = wire.receive()?;
-        let proof = client.answer(&challenge)?;
+        let proof = client.answer(&challenge, &binding)?;
         wire.send(&proof)?;
         Session::new(stream, limits)
     }
@@ -203,14 +194,16 @@ impl Session {
     pub fn answers(address: &str, patience: Duration) -> bool {
         let limits = Limits { connect_time: patience, handshake_time: patience, ..Limits::default() };
         let ask = || -> Result<bool, ClusterError> {
-            let secret = Secret::new(handshake::nonce()?)?;
+            let keys = Keys::all(&Secret::new(handshake::nonce()?)?);
+            let hello = Client::hello(&keys, Role::Member, "", b"", handshake::nonce()?);
             // A member it is not: the proof that is due then never comes.
-            let (client, hello) = Client::hello(&secret, Role::Member, b"", handshake::nonce()?);
-            let mut stream = connect(address, limits.connect_time)?;
-            let mut wire = handshake::Wire::new(&mut stream, &limits);
+            let (client, hello) = hello.expect("these are all keys");
+            let stream = Stream::plain(connect(address, limits.connect_time)?);
+            let mut wire = handshake::Wire::new(&stream, Instant::now() + patience, &limits);
             wire.send(&hello)?;
             let challenge = wire.receive()?;
-            Ok(matches!(client.answer(&challenge), Err(HandshakeError::Proof)))
+            // One on another host wants TLS, in which it would show itself to its own engine only.
+            Ok(matches!(client.answer(&challenge, &[]), Err(HandshakeError::Proof | HandshakeError::TlsDue)))
         };
         ask().unwrap_or(false)
     }
@@ -218,22 +211,23 @@ impl Session {
     /// Dials for a connection of a mesh and gives its socket away once the other end has answered, which it has `patience` to do.
     pub(crate) fn dial_mesh(
         address: &str,
-        secret: &Secret,
+        keys: &Keys,
+        scope: &str,
         context: &Value,
         limits: &Limits,
         patience: Duration,
-    ) -> Result<TcpStream, ClusterError> {
-        let mut session = Self::dial(address, secret, Role::Mesh, context, limits)?;
+    ) -> Result<Stream, ClusterError> {
+        let mut session = Self::dial(address, keys, Role::Mesh, scope, context, limits)?;
         session.set_read_timeout(Some(patience))?;
         session.receive_answer()?;
         session.into_stream()
     }
 
-    fn new(stream: TcpStream, limits: &Limits) -> Result<Self, ClusterError> {
+    fn new(stream: Stream, limits: &Limits) -> Result<Self, ClusterError> {
         let set = || -> io::Result<()> {
-            stream.set_nodelay(true)?;
-            stream.set_read_timeout(None)?;
-            stream.set_write_timeout(Some(limits.write_time))
+            stream.socket().set_nodelay(true)?;
+            stream.socket().set_read_timeout(None)?;
+            stream.socket().set_write_timeout(Some(limits.write_time))
         };
         set().map_err(ClusterError::io("prepare a socket"))?;
         Ok(Session { stream, frame_bytes: limits.frame_bytes })
@@ -259,14 +253,11 @@ impl Session {
         self.send(kind, &[&head, body.as_bytes(), attachment])
     }
 
-    /// Sends the answer to the connection's purpose: `{"ok": true, ..}` or a failure.
+    /// Sends the answer to the connection's purpose: `{"ok": true, ..}` or a failure, without its attachment.
     pub fn answer(&mut self, answer: &Result<Value, Failure>) -> Result<(), ClusterError> {
         match answer {
             Ok(body) => self.send_body(Kind::Answer, 0, &body.to_string(), &[]),
-            Err(failure) => {
-                let body = failure.to_body().to_string();
-                self.send_body(Kind::Answer, 0, &body, &failure.attachment)
-            }
+            Err(failure) => self.send_body(Kind::Answer, 0, &failure.to_body().to_string(), &[]),
         }
     }
 
@@ -283,7 +274,9 @@ impl Session {
         match self.receive()? {
             Some(frame) if frame.kind == Kind::Answer => {
                 let body = frame.into_body()?;
-                match Failure::from_body(&body.json, body.attachment) {
+                // Attachments may be exceptions, to be unpickled. None goes with an answer: whoever has the key of a feed runs no
+                // code in others.
+                match Failure::from_body(&body.json, Vec::new()) {
                     Some(failure) => Err(ClusterError::Refused(failure)),
                     None => Ok(body.json),
                 }
@@ -295,27 +288,23 @@ impl Session {
 
     /// Whether something, or the end, can be received without waiting.
     pub fn has_input(&self) -> Result<bool, ClusterError> {
-        let look = || -> io::Result<bool> {
-            self.stream.set_nonblocking(true)?;
-            let seen = self.stream.peek(&mut [0]);
-            self.stream.set_nonblocking(false)?;
-            match seen {
-                Ok(_) => Ok(true),
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => Ok(false),
-                Err(error) => Err(error),
-            }
-        };
-        look().map_err(ClusterError::io("look for input"))
+        self.stream.has_input().map_err(ClusterError::io("look for input"))
     }
 
     /// From now on a read that gets nothing for this long fails; None waits for ever.
     pub fn set_read_timeout(&self, timeout: Option<Duration>) -> Result<(), ClusterError> {
-        self.stream.set_read_timeout(timeout).map_err(ClusterError::io("prepare a socket"))
+        self.stream.socket().set_read_timeout(timeout).map_err(ClusterError::io("prepare a socket"))
+    }
+
+    /// Whether what goes over it is encrypted.
+    #[must_use]
+    pub fn is_encrypted(&self) -> bool {
+        self.stream.is_encrypted()
     }
 
     /// The local address of the connection.
     pub fn local_ip(&self) -> Result<IpAddr, ClusterError> {
-        let address = self.stream.local_addr().map_err(ClusterError::io("name a socket"))?;
+        let address = self.stream.socket().local_addr().map_err(ClusterError::io("name a socket"))?;
         Ok(address.ip())
     }
 
@@ -334,10 +323,11 @@ impl Session {
         let mut waste = [0u8; 16 << 10];
         loop {
             let left = deadline.saturating_duration_since(Instant::now());
-            if left.is_zero() || self.stream.set_read_timeout(Some(left)).is_err() {
+            let mut socket = self.stream.socket();
+            if left.is_zero() || socket.set_read_timeout(Some(left)).is_err() {
                 return;
             }
-            match io::Read::read(&mut &self.stream, &mut waste) {
+            match io::Read::read(&mut socket, &mut waste) {
                 Ok(0) => return,
                 Ok(_) => {}
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
@@ -347,10 +337,10 @@ impl Session {
     }
 
     /// Gives the socket away, without time limits: the mesh speaks its own frames.
-    pub fn into_stream(self) -> Result<TcpStream, ClusterError> {
+    pub fn into_stream(self) -> Result<Stream, ClusterError> {
         let set = || -> io::Result<()> {
-            self.stream.set_read_timeout(None)?;
-            self.stream.set_write_timeout(None)
+            self.stream.socket().set_read_timeout(None)?;
+            self.stream.socket().set_write_timeout(None)
         };
         set().map_err(ClusterError::io("prepare a socket"))?;
         Ok(self.stream)

@@ -4,11 +4,11 @@
 //! of their generations at different moments: their meshes are made by the member (module `generation_mesh`).
 //!
 //! Each process listens ([`MeshPort`]), the addresses are told around by whoever starts the run, and then every process calls
-//! [`MeshPort::connect`]: the lower one dials, the higher one accepts. Both ends of every connection prove the run's secret,
+//! [`MeshPort::connect`]: the lower one dials, the higher one accepts. Both ends of every connection prove the run's key,
 //! and name the run, themselves, the process that is meant and the shape that they expect: a connection of another run, or
 //! to an address that was given to somebody else meanwhile, is refused by name.
 
-use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::net::{SocketAddr, TcpListener};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, channel};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -17,8 +17,9 @@ use std::time::{Duration, Instant};
 use serde::{Deserialize, Serialize};
 
 use super::acceptor::{Accepted, Acceptor};
-use super::{Limits, Metrics, Role, Secret, Session};
+use super::{Keys, Limits, Metrics, Role, Session, Stream};
 use crate::error::{ClusterError, Failure};
+use crate::message::MESH_SCOPE;
 
 /// How long one wait lasts before cancellation is looked at again.
 const LOOK: Duration = Duration::from_millis(20);
@@ -118,17 +119,17 @@ impl MeshPort {
     pub fn connect(
         self,
         plan: &MeshPlan,
-        secret: &Secret,
+        keys: &Keys,
         patience: Duration,
         cancelled: &AtomicBool,
-    ) -> Result<Vec<Option<TcpStream>>, MeshError> {
+    ) -> Result<Vec<Option<Stream>>, MeshError> {
         let (count, me) = (plan.addresses.len(), plan.process);
         if me >= count {
             return Err(MeshError::Shape { process: me, count });
         }
         let deadline = Instant::now() + patience;
         let limits = Limits { handshake_time: patience.min(Limits::default().handshake_time), ..Limits::default() };
-        let mut mesh: Vec<Option<TcpStream>> = plan.addresses.iter().map(|_| None).collect();
+        let mut mesh: Vec<Option<Stream>> = plan.addresses.iter().map(|_| None).collect();
         let (arrived, arrivals) = channel();
         let port = (me > 0)
             .then(|| {
@@ -143,7 +144,7 @@ impl MeshPort {
                 Acceptor::start(
                     self.listener,
                     "penstock-mesh",
-                    secret.clone(),
+                    keys.clone(),
                     &[Role::Mesh],
                     limits.clone(),
                     Arc::new(Metrics::default()),
@@ -160,7 +161,7 @@ impl MeshPort {
             let left = deadline.saturating_duration_since(Instant::now()).max(Duration::from_millis(1));
             let (connect_time, dial_time) = (left.min(limits.connect_time), left.min(limits.dial_time));
             let limits = Limits { connect_time, dial_time, ..limits.clone() };
-            let stream = dial(plan, process, address, secret, &limits, left).map_err(|source| MeshError::Peer {
+            let stream = dial(plan, process, address, keys, &limits, left).map_err(|source| MeshError::Peer {
                 process,
                 address: address.clone(),
                 source: Box::new(source),
@@ -195,7 +196,7 @@ fn next(arrivals: &Receiver<(usize, Session)>, deadline: Instant) -> Option<(usi
 
 /// Answers an authenticated connection; none when it does not belong here.
 fn admit(accepted: Accepted, plan: &MeshPlan) -> Option<(usize, Session)> {
-    let Accepted { mut session, context, .. } = accepted;
+    let Accepted { mut session, scope, context, .. } = accepted;
     let refuse = |mut session: Session, kind: &str, message: String| {
         // The peer may be gone; then there is nobody to tell.
         let _ = session.answer(&Err(Failure::new(kind, message)));
@@ -206,7 +207,7 @@ fn admit(accepted: Accepted, plan: &MeshPlan) -> Option<(usize, Session)> {
         return refuse(session, "protocol", "this is not an introduction".to_owned());
     };
     let (count, me) = (plan.addresses.len(), plan.process);
-    if said.group != plan.group {
+    if said.group != plan.group || scope != MESH_SCOPE {
         return refuse(session, "wrong_group", format!("process {me} here belongs to another run"));
     }
     if said.to != me || said.from >= me || said.processes != count || said.threads != plan.threads {
@@ -224,10 +225,10 @@ fn dial(
     plan: &MeshPlan,
     process: usize,
     address: &str,
-    secret: &Secret,
+    keys: &Keys,
     limits: &Limits,
     patience: Duration,
-) -> Result<TcpStream, ClusterError> {
+) -> Result<Stream, ClusterError> {
     let said = Introduction {
         group: plan.group.clone(),
         from: plan.process,
@@ -236,7 +237,7 @@ fn dial(
         threads: plan.threads,
     };
     let context = serde_json::to_value(said).expect("names and numbers are JSON");
-    Session::dial_mesh(address, secret, &context, limits, patience)
+    Session::dial_mesh(address, keys, MESH_SCOPE, &context, limits, patience)
 }
 
 #[cfg(test)]
@@ -244,12 +245,13 @@ mod tests {
     use std::io::{Read, Write};
     use std::thread;
 
+    use super::super::Secret;
     use super::*;
 
-    fn secret(byte: u8) -> Secret {
+    fn secret(byte: u8) -> Keys {
         let mut bytes = [byte; 32];
         bytes[0] ^= 1;
-        Secret::new(bytes).unwrap()
+        Keys::all(&Secret::new(bytes).unwrap())
     }
 
     fn ports(count: usize) -> (Vec<MeshPort>, Vec<String>) {
@@ -292,7 +294,7 @@ mod tests {
         assert_eq!(seen, [vec![1, 2], vec![0, 2], vec![0, 1]]);
     }
 
-    fn pair(first: (MeshPlan, Secret), second: (MeshPlan, Secret), ports: Vec<MeshPort>) -> [Result<(), MeshError>; 2] {
+    fn pair(first: (MeshPlan, Keys), second: (MeshPlan, Keys), ports: Vec<MeshPort>) -> [Result<(), MeshError>; 2] {
         let patience = Duration::from_millis(500);
         let threads: Vec<_> = ports
             .into_iter()

@@ -17,7 +17,7 @@ use penstock_plan::spec::SourceSpec;
 use penstock_plan::{CallError, Callbacks, ForeignState};
 use serde_json::{Value, json};
 
-use super::{Begin, Driver, MemberThread, SECRET, ask, stamp, stop};
+use super::{Begin, Driver, MemberThread, ask, keys, member_keys, stamp, stop};
 
 pub const BITS: u8 = 4;
 pub const OPERATOR: &str = "agg";
@@ -137,7 +137,8 @@ impl Cluster {
         let poison = Arc::new(AtomicI64::new(i64::MIN));
         for _ in 0..members {
             let loader = Arc::new(Callables { poison: poison.clone(), store: store.clone() });
-            let member = Member::<GroupHost>::connect(driver.registry.address(), SECRET, json!({}), loader).unwrap();
+            let member =
+                Member::<GroupHost>::connect(driver.registry.address(), member_keys(), json!({}), loader).unwrap();
             let (id, address) = (member.id(), member.address().to_owned());
             let thread = thread::spawn(move || member.run(&|| false));
             driver.await_event(|event| matches!(event, RegistryEvent::Joined { member, .. } if *member == id));
@@ -190,7 +191,7 @@ impl Cluster {
     pub fn feed(&self, epoch: u64, parts: &[Vec<(i64, i64)>]) {
         for (seat, rows) in parts.iter().enumerate() {
             let address = &self.driver.members[seat].address;
-            let mut feed = Feed::connect(address, SECRET, "q", epoch, seat as u32, 7, &schema()).unwrap();
+            let mut feed = Feed::connect(address, &keys(), "q", epoch, seat as u32, 7, &schema()).unwrap();
             rows.chunks(10).for_each(|chunk| feed.push(&batch(chunk)).unwrap());
             assert_eq!(feed.finish().unwrap().rows, rows.len() as u64);
         }
@@ -211,7 +212,7 @@ impl Cluster {
         let mut found = BTreeMap::new();
         for seat in &self.driver.members {
             for piece in 0..2 {
-                for batch in drain(&seat.address, SECRET, "q", epoch, piece, Which::Rows).unwrap() {
+                for batch in drain(&seat.address, &keys(), "q", epoch, piece, Which::Rows).unwrap() {
                     let batch = batch.unwrap();
                     let column = |at: usize| batch.column(at).as_primitive::<Int64Type>().values().to_vec();
                     for ((key, n), s) in column(0).into_iter().zip(column(1)).zip(column(2)) {

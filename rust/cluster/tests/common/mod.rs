@@ -10,7 +10,7 @@ pub mod counts;
 
 use std::collections::BTreeMap;
 use std::io::{Read, Write};
-use std::net::{Shutdown, TcpStream};
+use std::net::Shutdown;
 use std::sync::{Arc, Condvar, Mutex};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
@@ -21,12 +21,22 @@ use arrow_array::{ArrayRef, Int64Array, RecordBatch};
 use arrow_schema::{DataType, Field, Schema, SchemaRef};
 use crossbeam::channel::{Receiver, Sender, unbounded};
 use penstock_cluster::host::{Host, HostEvent, Keep, Launch, PartitionRows, Rows};
-use penstock_cluster::session::Limits;
+use penstock_cluster::session::{Keys, Limits, Secret, Stream};
 use penstock_cluster::{End, Failure, Member, Registry, RegistryEvent};
 use penstock_engine::{Commit, Layout, MemberId, Release, Request, Stamp, Start};
 use serde_json::{Value, json};
 
 pub const SECRET: [u8; 32] = *b"0123456789abcdefghijklmnopqrstuv";
+/// All keys of the driver.
+pub fn keys() -> Keys {
+    Keys::all(&Secret::new(SECRET).unwrap())
+}
+
+/// Those of a member that names no slot.
+pub fn member_keys() -> Keys {
+    Keys::member(&Secret::new(SECRET).unwrap(), "")
+}
+
 pub const PATIENCE: Duration = Duration::from_secs(20);
 
 pub fn limits() -> Limits {
@@ -108,7 +118,7 @@ pub struct EchoGroup {
     work: Vec<Sender<Work>>,
     threads: Vec<JoinHandle<()>>,
     watchers: Vec<JoinHandle<()>>,
-    mesh: Vec<Option<TcpStream>>,
+    mesh: Vec<Option<Stream>>,
     bins: Arc<Mutex<EchoBins>>,
     events: Sender<HostEvent>,
     wishes: Wishes,
@@ -164,7 +174,7 @@ impl Host for Echo {
         &self,
         program: &Arc<Wishes>,
         launch: &Launch,
-        mesh: Vec<Option<TcpStream>>,
+        mesh: Vec<Option<Stream>>,
         mut bins: EchoBins,
         keep: Arc<dyn Keep>,
         events: Sender<HostEvent>,
@@ -341,6 +351,7 @@ pub struct MemberThread {
 pub struct Driver {
     pub registry: Registry,
     pub limits: Limits,
+    pub keys: Keys,
     pub members: Vec<MemberThread>,
     pub gate: Arc<Gate>,
     pub events: Vec<RegistryEvent>,
@@ -352,10 +363,15 @@ impl Driver {
     }
 
     pub fn with(count: usize, limits: Limits) -> Self {
-        let registry = Registry::bind_with("127.0.0.1", 0, None, SECRET, limits.clone()).unwrap();
+        Driver::with_keys(count, limits, &keys(), &member_keys())
+    }
+
+    /// With keys of the driver and of its members.
+    pub fn with_keys(count: usize, limits: Limits, keys: &Keys, member_keys: &Keys) -> Self {
+        let registry = Registry::bind_with("127.0.0.1", 0, None, keys.clone(), limits.clone()).unwrap();
         let gate = Arc::default();
         let (members, events) = Default::default();
-        let mut driver = Driver { registry, limits, members, gate, events };
+        let mut driver = Driver { registry, limits, keys: member_keys.clone(), members, gate, events };
         for _ in 0..count {
             driver.join();
         }
@@ -366,7 +382,8 @@ impl Driver {
     pub fn join(&mut self) -> usize {
         let host = Echo { gate: self.gate.clone() };
         let info = json!({ "host": "here" });
-        let member = Member::connect_to(self.registry.address(), SECRET, info, host, self.limits.clone()).unwrap();
+        let member =
+            Member::connect_to(self.registry.address(), self.keys.clone(), info, host, self.limits.clone()).unwrap();
         let (id, address) = (member.id(), member.address().to_owned());
         let stop = Arc::new(Mutex::new(false));
         let asked = stop.clone();

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use penstock_cluster::ClusterError;
-use penstock_cluster::session::{MeshError, MeshPlan, MeshPort, Secret};
+use penstock_cluster::session::{MeshError, MeshPlan, MeshPort};
 use penstock_dataflow::fabric::{self, Duplex, FabricTag};
 use penstock_plan::hash_bytes;
 use pyo3::prelude::*;
@@ -17,6 +17,7 @@ use crate::aside;
 use crate::enter::{locked, timeout};
 use crate::errors::{self, Kind};
 use crate::fork::Owner;
+use crate::registry;
 
 /// More threads than this in one process are a mistake.
 const MAX_THREADS: usize = 1024;
@@ -66,15 +67,15 @@ impl DataflowListener {
         &self.address
     }
 
-    /// Connects the process with all others and proves the secret both ways; uses the listener up.
-    #[pyo3(signature = (process, addresses, secret, threads, group, timeout))]
+    /// Connects the process with all others and proves the key both ways; uses the listener up.
+    #[pyo3(signature = (process, addresses, key, threads, group, timeout))]
     #[allow(clippy::too_many_arguments)]
     fn connect(
         &self,
         py: Python<'_>,
         process: usize,
         addresses: Vec<String>,
-        secret: [u8; 32],
+        key: &[u8],
         threads: usize,
         group: String,
         timeout: Option<f64>,
@@ -82,14 +83,14 @@ impl DataflowListener {
         self.owner.check(py, "Listener")?;
         let threads = checked(threads)?;
         let patience = self::timeout(timeout)?.unwrap_or(Duration::from_secs(u64::from(u32::MAX)));
-        let secret = Secret::new(secret).map_err(|error| errors::from_cluster(&error))?;
+        let keys = registry::keys(key)?;
         let port = self.take(py).ok_or_else(|| errors::raise(Kind::Closed, "this listener was used or closed"))?;
         let processes = addresses.len();
         let tag = FabricTag { query: hash_bytes(group.as_bytes()), generation: 0 };
         let plan = MeshPlan { group, process, threads, addresses };
         let cancelled = Arc::new(AtomicBool::new(false));
         let seen = cancelled.clone();
-        let connected = aside::once(py, "mesh", move || port.connect(&plan, &secret, patience, &seen));
+        let connected = aside::once(py, "mesh", move || port.connect(&plan, &keys, patience, &seen));
         if connected.is_err() {
             // Ctrl-C: the thread that connects is not waited for, it ends at its next look.
             cancelled.store(true, Ordering::Release);
