@@ -4,7 +4,6 @@
 //! around it carry version and checksum.
 
 use arrow_array::{RecordBatch, RecordBatchOptions, UInt32Array};
-use arrow_ipc::reader::StreamReader;
 use arrow_ipc::writer::StreamWriter;
 use arrow_select::take::take;
 use penstock_bins::Block;
@@ -88,8 +87,7 @@ impl Wire for FlowBlock {
                     .map(|hash| u64::from_le_bytes(hash.try_into().expect("eight bytes")))
                     .collect();
                 let arrow = |error: arrow_schema::ArrowError| wrong(&error.to_string());
-                let mut reader = StreamReader::try_new(stream, None).map_err(arrow)?;
-                let batch = reader.next().ok_or_else(|| wrong("no batch"))?.map_err(arrow)?;
+                let batch = crate::ipc::batch(stream).map_err(arrow)?.ok_or_else(|| wrong("no batch"))?;
                 if !hashes.is_empty() && hashes.len() != batch.num_rows() {
                     return Err(wrong("hashes and rows differ in number"));
                 }

@@ -12,6 +12,7 @@ mod direct;
 mod explain;
 mod foreign;
 mod group;
+mod ipc;
 mod kept;
 mod key;
 mod panes;

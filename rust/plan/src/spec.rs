@@ -3,7 +3,6 @@
 //! Nothing here is checked against anything but its form; [`Plan::compile`](crate::Plan::compile) checks meaning. Schemas travel as base64
 //! (RFC 4648, padded) of an Arrow IPC schema message; user functions as call numbers.
 
-use arrow_ipc::reader::StreamReader;
 use arrow_ipc::writer::StreamWriter;
 use arrow_schema::{Schema, SchemaRef};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
@@ -374,8 +373,8 @@ pub fn schema_to_text(schema: &Schema) -> String {
 /// What is wrong, in words.
 pub fn schema_from_text(text: &str) -> Result<SchemaRef, String> {
     let bytes = from_base64(text).ok_or("the schema is not base64")?;
-    let reader = StreamReader::try_new(bytes.as_slice(), None).map_err(|error| format!("the schema: {error}"))?;
-    Ok(reader.schema())
+    let schema = crate::ipc::schema(&bytes).map_err(|error| format!("the schema: {error}"))?;
+    schema.ok_or_else(|| "the schema is cut off".into())
 }
 
 pub(crate) mod schema_text {

@@ -1,0 +1,101 @@
+//! Arrow streams that come from elsewhere: rows between members, schemas in plans and manifests.
+//!
+//! Invariant: whatever the bytes are, reading them ends with rows or an error, and takes no memory beyond them: Arrow's decoder slices
+//! what is there, where its reader believes announced lengths. The decoder checks what it reads, yet it is written for honest input: it
+//! panics where offsets point nowhere, which is one more way to be malformed here.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+use arrow_array::RecordBatch;
+use arrow_buffer::Buffer;
+use arrow_ipc::reader::StreamDecoder;
+use arrow_schema::{ArrowError, SchemaRef};
+
+/// Reads up to the first batch, or up to the schema; the rest is not looked at.
+///
+/// # Errors
+/// What is wrong with it, in Arrow's words; nothing where the bytes end before.
+pub(crate) fn batch(bytes: &[u8]) -> Result<Option<RecordBatch>, ArrowError> {
+    guarded(bytes, |decoder, buffer| decoder.decode(buffer))
+}
+
+/// The schema that a stream begins with.
+///
+/// # Errors
+/// As [`batch`].
+pub(crate) fn schema(bytes: &[u8]) -> Result<Option<SchemaRef>, ArrowError> {
+    // A batch behind the schema is not needed, and what is wrong with it is nobody's concern.
+    guarded(bytes, |decoder, buffer| {
+        let read = decoder.decode(buffer);
+        match decoder.schema() {
+            Some(schema) => Ok(Some(schema)),
+            None => read.map(|_| None),
+        }
+    })
+}
+
+fn guarded<T>(
+    bytes: &[u8],
+    mut step: impl FnMut(&mut StreamDecoder, &mut Buffer) -> Result<Option<T>, ArrowError>,
+) -> Result<Option<T>, ArrowError> {
+    let read = || {
+        let (mut decoder, mut buffer) = (StreamDecoder::new(), Buffer::from(bytes));
+        while !buffer.is_empty() {
+            if let Some(found) = step(&mut decoder, &mut buffer)? {
+                return Ok(Some(found));
+            }
+        }
+        Ok(None)
+    };
+    catch_unwind(AssertUnwindSafe(read)).unwrap_or_else(|_| Err(ArrowError::IpcError("the stream is malformed".into())))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::FlowBlock;
+    use crate::spec::{schema_from_text, schema_to_text};
+    use arrow_array::{ArrayRef, Int64Array, StringArray};
+    use penstock_dataflow::Wire;
+    use std::sync::Arc;
+
+    /// Found by fuzzing: buffers that begin behind the end of the message panicked in the worker that took the block.
+    #[test]
+    fn a_block_with_any_bit_wrong_is_an_error_and_no_panic() {
+        let numbers: ArrayRef = Arc::new(Int64Array::from(vec![Some(1), None]));
+        let texts: ArrayRef = Arc::new(StringArray::from(vec!["a", "größe"]));
+        let batch = RecordBatch::try_from_iter_with_nullable([("n", numbers, true), ("t", texts, false)]).unwrap();
+        let mut bytes = Vec::new();
+        FlowBlock::keyed(batch, vec![1, 2]).encode(&mut bytes);
+        let mut refused = 0;
+        for at in 0..bytes.len() {
+            for bit in 0..8 {
+                bytes[at] ^= 1 << bit;
+                refused += usize::from(FlowBlock::decode(&bytes).is_err());
+                bytes[at] ^= 1 << bit;
+            }
+        }
+        assert!(refused > 100 && FlowBlock::decode(&bytes).is_ok());
+    }
+
+    #[test]
+    fn a_length_that_nothing_is_behind_takes_no_memory() {
+        // The continuation, then metadata of 2 GiB.
+        let bytes = [0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0x7f, 1, 2, 3];
+        assert!(matches!(batch(&bytes), Ok(None) | Err(_)));
+        assert!(matches!(schema(&bytes), Ok(None) | Err(_)));
+    }
+
+    #[test]
+    fn the_text_of_a_schema_with_any_character_wrong_is_an_error_or_a_schema() {
+        let schema = arrow_schema::Schema::new(vec![arrow_schema::Field::new("k", arrow_schema::DataType::Utf8, true)]);
+        let text = schema_to_text(&schema);
+        assert_eq!(*schema_from_text(&text).unwrap(), schema);
+        for at in 0..text.len() {
+            for other in ["A", "/", "7", "!"] {
+                let _ = schema_from_text(&format!("{}{other}{}", &text[..at], &text[at + 1..]));
+            }
+            assert!(schema_from_text(&text[..at]).is_err() || at > text.len() - 20, "cut at {at}");
+        }
+    }
+}
