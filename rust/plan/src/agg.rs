@@ -20,6 +20,7 @@ use crate::bytes::{ByteColumn, byte_array};
 use crate::column::{self, Codes};
 use crate::error::{OpError, StepName};
 use crate::record::Records;
+use crate::row_format;
 
 /// An aggregate function.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -272,9 +273,8 @@ impl Aggregator {
             },
             Kind::Bytes { .. } => match &self.rows {
                 Some((converter, null)) => {
-                    let parser = converter.parser();
-                    let rows = value().map(|word| parser.parse(if word == 0 { null } else { records.blob(word) }));
-                    converter.convert_rows(rows)?.remove(0)
+                    let rows = value().map(|word| if word == 0 { null } else { records.blob(word) });
+                    row_format::columns(converter, rows)?.remove(0)
                 }
                 None => byte_array(&self.spec.output, value().map(|word| (word != 0).then(|| records.blob(word))))?,
             },

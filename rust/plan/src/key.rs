@@ -14,6 +14,7 @@ use crate::bytes::{ByteColumn, byte_array};
 use crate::column;
 use crate::hash::unhash_int;
 use crate::record::Records;
+use crate::row_format;
 
 /// How a key is stored; part of the state format.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -110,8 +111,7 @@ impl KeyCodec {
     /// The key columns of `records`.
     pub(crate) fn decode(&self, records: &Records) -> Result<Vec<ArrayRef>, ArrowError> {
         if let Some(converter) = &self.rows {
-            let parser = converter.parser();
-            return converter.convert_rows(records.keys.iter().map(|bytes| parser.parse(bytes)));
+            return row_format::columns(converter, records.keys.iter());
         }
         let [only] = &self.types[..] else { return Ok(Vec::new()) };
         let mut valid = vec![true; records.len()];

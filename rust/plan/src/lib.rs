@@ -18,6 +18,7 @@ mod key;
 mod panes;
 mod partition;
 mod record;
+mod row_format;
 mod running;
 mod slots;
 mod table;

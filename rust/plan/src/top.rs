@@ -25,6 +25,7 @@ use crate::hash::hash_bytes;
 use crate::op::{BLOCK_ROWS, Bins, KeyedOp, Output, Sink, check_hashes, conform, send, take_rows};
 use crate::panes::CHUNK_BYTES;
 use crate::partition::bin_of;
+use crate::row_format;
 use crate::state::groups_of;
 use crate::window::{Windows, event_times};
 use crate::wire::{Reader, put_blob, put_i64};
@@ -566,8 +567,7 @@ impl TopOp {
     }
 
     fn block(&self, rows: &[Box<[u8]>]) -> Result<RecordBatch, OpError> {
-        let parser = self.rows.parser();
-        let columns = self.rows.convert_rows(rows.iter().map(|row| parser.parse(row)))?;
+        let columns = row_format::columns(&self.rows, rows.iter().map(|row| &**row))?;
         let options = RecordBatchOptions::new().with_row_count(Some(rows.len()));
         let batch = RecordBatch::try_new_with_options(self.routed.clone(), columns, &options)?;
         conform(&self.step, &self.schema, &batch)

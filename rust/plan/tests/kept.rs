@@ -113,6 +113,36 @@ fn rows_are_those_of_the_operator_at_its_end() {
     }
 }
 
+/// Found by fuzzing: rows in the format of `arrow-row` panicked when they were read, long after they had been taken. Checksums are right
+/// here, as in a file that somebody has made.
+#[test]
+fn state_with_any_byte_wrong_is_an_error_or_other_state() {
+    for (steps, ..) in PLANS {
+        let keyed = keyed(steps);
+        let calls: Arc<dyn Callbacks> = Arc::new(common::TestCalls);
+        let routing = Routing::from_owners(vec![0]).unwrap();
+        let mut table = BinTable::fresh(&routing, 0, &|| keyed.new_state(&calls));
+        let mut op = keyed.operator(&calls).unwrap();
+        let routed = keyed.assign(&block().slice(0, 6)).unwrap();
+        let hashes = keyed.hashes(&routed).unwrap();
+        op.apply(&mut table, &keyed.carry(routed).unwrap(), &hashes, &mut |_| {}).unwrap();
+        let mut encoding = Encoding::of(Extent::Changed);
+        let state = table.get_mut(0).unwrap();
+        let chunks: Vec<Vec<u8>> = std::iter::from_fn(|| state.encode(&mut encoding).unwrap()).collect();
+        let (kept, mut refused) = (keyed.kept(), 0);
+        for chunk in &chunks {
+            for at in 0..chunk.len() {
+                for mask in [0x01, 0x80, 0xff] {
+                    let mut chunk = chunk.clone();
+                    chunk[at] ^= mask;
+                    refused += usize::from(kept.rows([Ok(chunk)].into_iter()).is_err());
+                }
+            }
+        }
+        assert!(refused > 0, "{steps}");
+    }
+}
+
 #[test]
 fn state_of_another_operator_is_refused() {
     let writer = |shape: &[u8]| {
