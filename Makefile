@@ -11,7 +11,7 @@ export PYO3_PYTHON := $(CURDIR)/$(BIN)/python
 
 .NOTPARALLEL:
 .DEFAULT_GOAL := help
-.PHONY: help setup release run test lint format test-rust test-python test-long test-wheel wheel bench criterion clean distclean
+.PHONY: help setup release run test lint format test-rust test-python test-long test-wheel fuzz wheel bench criterion clean distclean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -65,6 +65,9 @@ test-wheel: setup ## a wheel of what setup built, as a user gets it; `make wheel
 	@$(STEP) "wheel" $(BIN)/maturin build --quiet --profile setup --locked --out target/wheels-test
 	@$(STEP) "installed wheel" $(BIN)/python scripts/check_wheel.py target/wheels-test/penstock-*.whl
 
+fuzz: ## every decoder of bytes from outside under cargo-fuzz, a minute each; FUZZ="TARGET ..." names some, SECONDS_PER_TARGET= the time
+	@scripts/fuzz.sh $(FUZZ)
+
 bench: release ## all benches beside their peers, into benches/results (half an hour; goes on where it stopped)
 	@$(BIN)/penstock bench --all --record benches/results $(ARGS)
 
@@ -72,7 +75,7 @@ criterion: setup ## micro-benchmarks of the core against its own past (minutes)
 	cargo bench -p penstock-benches --locked $(ARGS)
 
 clean: ## forget what was built and written
-	rm -rf target out .pytest_cache .mypy_cache .ruff_cache .hypothesis spark-warehouse metastore_db derby.log
+	rm -rf target fuzz/target fuzz/artifacts out .pytest_cache .mypy_cache .ruff_cache .hypothesis spark-warehouse metastore_db derby.log
 
 distclean: clean ## and the environment
 	rm -rf .venv python/penstock/_native.*.so

@@ -107,6 +107,24 @@ impl Decoder {
     }
 }
 
+/// Reads a stream that comes in pieces; rows in it. For fuzzing: feeds and drains do the same with frames.
+///
+/// # Errors
+/// What is wrong with it.
+#[doc(hidden)]
+pub fn fuzz_columns(pieces: impl Iterator<Item = Vec<u8>>) -> Result<usize, ClusterError> {
+    let (mut decoder, mut batches) = (Decoder::default(), Vec::new());
+    for piece in pieces {
+        decoder.push(piece, &mut batches)?;
+    }
+    let rows = batches.iter().map(RecordBatch::num_rows).sum();
+    decoder.count(rows);
+    // What its sender says of it is not compared.
+    let said = StreamEnd { rows: rows as u64, checksum: decoder.crc.clone().finalize() };
+    decoder.finish(said)?;
+    Ok(rows)
+}
+
 /// Says how the columns of a stream differ from the expected ones, in names, types or number.
 pub(crate) fn difference(expected: &Schema, found: &Schema) -> Option<String> {
     let (left, right) = (expected.fields(), found.fields());

@@ -21,6 +21,8 @@ mod registry;
 pub mod session;
 mod spill;
 
+#[doc(hidden)]
+pub use columns::fuzz_columns;
 pub use drain::{Drain, drain, drain_with};
 pub use durable::{Segment, Source, Store, Use, unreadable};
 pub use error::{ClusterError, Failure};

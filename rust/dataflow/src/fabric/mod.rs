@@ -42,6 +42,13 @@ use link::Outbox;
 use shuffle::Shuffle;
 use verdict::{Cause, Verdict};
 
+/// Reads frames of a fabric until something is none; how many there were. For fuzzing: links do the same with a socket.
+#[doc(hidden)]
+#[must_use]
+pub fn fuzz_frames(mut bytes: &[u8], tag: FabricTag) -> usize {
+    std::iter::from_fn(|| frame::read(&mut bytes, tag).ok()).count()
+}
+
 /// What a message carries.
 pub(crate) enum Payload {
     /// Data from a thread of this process: a value.

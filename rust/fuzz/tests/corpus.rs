@@ -1,0 +1,242 @@
+//! Every target over the corpus that is kept, with every run of the tests; and what the corpus begins with.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use arrow_array::{ArrayRef, Int64Array, RecordBatch, StringArray};
+use penstock_cluster::session::{Client, Kind, NONCE_BYTES, Role, Secret, write_frame};
+use penstock_dataflow::Wire;
+use penstock_files::File;
+use penstock_fuzz::TARGETS;
+use penstock_graph::{Builder, Loops, Repeats, file};
+use penstock_plan::FlowBlock;
+use serde_json::json;
+
+/// Largest file that is kept: corpora grow by what is new, not by what is long.
+const LONGEST: u64 = 64 << 10;
+
+fn root() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
+}
+
+fn corpus(target: &str) -> PathBuf {
+    root().join("fuzz/corpus").join(target)
+}
+
+fn files(folder: &Path) -> Vec<(PathBuf, Vec<u8>)> {
+    let mut found: Vec<_> = fs::read_dir(folder)
+        .unwrap_or_else(|error| panic!("{}: {error}", folder.display()))
+        .map(|entry| entry.unwrap().path())
+        .map(|path| (path.clone(), fs::read(path).unwrap()))
+        .collect();
+    found.sort();
+    found
+}
+
+/// Some of what is kept is decoded, some is refused, and none of it is more than that.
+#[test]
+fn targets_take_their_corpus() {
+    for (name, target) in TARGETS {
+        let found = files(&corpus(name));
+        let decoded = found.iter().filter(|(_, bytes)| target(bytes)).count();
+        assert!(decoded > 0, "{name}: nothing of {} files is decoded", found.len());
+        assert!(decoded < found.len(), "{name}: nothing of {} files is refused", found.len());
+        for (path, bytes) in found {
+            assert!(bytes.len() as u64 <= LONGEST, "{} has {} bytes", path.display(), bytes.len());
+        }
+    }
+}
+
+/// Every single bit of the seeds, and every cut: what a decoder must stand before a fuzzer is asked.
+#[test]
+fn targets_take_their_seeds_with_one_bit_wrong_and_cut_short() {
+    for (name, target) in TARGETS {
+        for (_, mut bytes) in
+            seeds().remove(name).unwrap_or_default().into_iter().filter(|(_, seed)| seed.len() < 1_000)
+        {
+            for at in 0..bytes.len() {
+                target(&bytes[..at]);
+                let bit = 1 << (at % 8);
+                bytes[at] ^= bit;
+                target(&bytes);
+                bytes[at] ^= bit;
+            }
+        }
+    }
+}
+
+#[test]
+fn every_target_has_a_program_and_a_corpus() {
+    let names: BTreeSet<String> = TARGETS.iter().map(|(name, _)| (*name).to_owned()).collect();
+    let stems = |folder: &str| -> BTreeSet<String> {
+        fs::read_dir(root().join(folder))
+            .unwrap()
+            .map(|entry| entry.unwrap().path().file_stem().unwrap().to_str().unwrap().to_owned())
+            .collect()
+    };
+    assert_eq!(stems("fuzz/fuzz_targets"), names);
+    assert_eq!(stems("fuzz/corpus"), names);
+    let manifest = fs::read_to_string(root().join("fuzz/Cargo.toml")).unwrap();
+    for name in names {
+        assert!(manifest.contains(&format!("name = \"{name}\"\npath = \"fuzz_targets/{name}.rs\"")), "{name}");
+    }
+}
+
+/// Run with `PENSTOCK_GOLDEN=1` to write them again, after a format has a new version.
+#[test]
+fn seeds_are_in_the_corpus() {
+    for (target, seeds) in seeds() {
+        for (name, bytes) in seeds {
+            let path = corpus(target).join(format!("seed-{name}"));
+            if std::env::var_os("PENSTOCK_GOLDEN").is_some() {
+                fs::create_dir_all(path.parent().unwrap()).unwrap();
+                fs::write(&path, &bytes).unwrap();
+            }
+            assert_eq!(fs::read(&path).ok(), Some(bytes), "{}", path.display());
+        }
+    }
+}
+
+type Seeds = Vec<(String, Vec<u8>)>;
+
+fn with(mode: u8, bytes: &[u8]) -> Vec<u8> {
+    [&[mode], bytes].concat()
+}
+
+fn seeds() -> BTreeMap<&'static str, Seeds> {
+    let mut found: BTreeMap<&'static str, Seeds> = BTreeMap::new();
+    let mut add = |target: &'static str, name: &str, bytes: Vec<u8>| {
+        found.entry(target).or_default().push((name.to_owned(), bytes));
+    };
+    let stats = br#"{"do":"stats","query":null}"#;
+    let failure = br#"{"error":{"kind":"data","message":"no"}}"#;
+    for (name, json, kind) in [("stats", &stats[..], Kind::Request), ("failure", failure, Kind::Reply)] {
+        let head = [&7_u64.to_le_bytes()[..], &(json.len() as u32).to_le_bytes()].concat();
+        let mut frame = Vec::new();
+        write_frame(&mut frame, kind, &[&head, json, b"attached"], 1 << 16).unwrap();
+        add("session_frames", name, with(0, &frame));
+        add("session_frames", &format!("{name}-sealed"), with(1, &frame));
+    }
+    add("session_frames", "none", with(0, b"PF\x02\x01 another version"));
+    let secret = Secret::new(std::array::from_fn(|at| at as u8)).unwrap();
+    let (_, hello) = Client::hello(&secret, Role::Mesh, b"{}", [9; NONCE_BYTES]);
+    add("handshake", "hello", [&[0, hello.len() as u8], &hello[..], &[0; 40]].concat());
+    add("handshake", "short", vec![0, 9, 1, 2, 3]);
+    for (name, message) in messages() {
+        add("messages", name, serde_json::to_vec(&message).unwrap());
+    }
+    let batch = batch();
+    let mut stream = Vec::new();
+    FlowBlock::Rows { batch: batch.clone(), hashes: vec![1, 2, 3] }.encode(&mut stream);
+    // Behind its tag, the number of hashes and they themselves is an Arrow stream.
+    add("columns", "rows", with(200, &stream[5 + 24..]));
+    add("columns", "pieces", with(3, &stream[5 + 24..]));
+    add("columns", "cut", with(3, &stream[5 + 24..200]));
+    add("flow_blocks", "rows", stream);
+    for (name, block) in
+        [("watermark", FlowBlock::Watermark(-5)), ("clock", FlowBlock::Clock(5)), ("end", FlowBlock::EndEpoch)]
+    {
+        let mut bytes = Vec::new();
+        block.encode(&mut bytes);
+        add("flow_blocks", name, bytes);
+    }
+    add("flow_blocks", "none", vec![9, 9]);
+    let mut bundle = Vec::new();
+    penstock_dataflow::wire::encode_serde(&(0_u64, Some("graph"), vec![(0_u64, vec![1_u8, 2])]), &mut bundle);
+    add("fabric_frames", "bundle-sealed", [&[1], &[0; 56][..], &bundle].concat());
+    add("fabric_frames", "nothing", vec![0; 57]);
+    let golden = root().join("tests/data");
+    for folder in ["checkpoint-v1", "checkpoint-v1-engine"] {
+        for (number, (path, bytes)) in files(&golden.join(folder)).into_iter().enumerate() {
+            let name = path.file_name().unwrap().to_str().unwrap();
+            if name.starts_with("data") {
+                add("data_file", &format!("{folder}-{number}"), with(0, &bytes));
+                add("data_file", &format!("{folder}-{number}-sealed"), with(1, &bytes));
+                let opened = File::open(name, &bytes[..]).unwrap();
+                for (segment, placed) in opened.segments().iter().enumerate() {
+                    let kept = match (folder, &*placed.operator) {
+                        (_, "stateful_map") => 0,
+                        ("checkpoint-v1-engine", "agg") => 1,
+                        (_, "agg") => 2,
+                        (_, "agg-2") => 3,
+                        (_, "top") => 4,
+                        (_, other) => panic!("{other}"),
+                    };
+                    for (at, chunk) in opened.chunks(segment).enumerate().take(1) {
+                        add(
+                            "state",
+                            &format!("{folder}-{number}-{segment}-{at}"),
+                            [&[kept, 255], &chunk.unwrap()[..]].concat(),
+                        );
+                    }
+                }
+            } else {
+                add("manifest", &format!("{folder}-{number}"), with(0, &bytes));
+                add("manifest", &format!("{folder}-{number}-sealed"), with(1, &bytes[10..bytes.len() - 12]));
+            }
+        }
+    }
+    add("manifest", "no-json", with(1, b"{"));
+    add("data_file", "chunks", [&[2, 1, 1, 0, 0, 0, 0][..], &[3; 64]].concat());
+    add("data_file", "none", with(0, b"penstock"));
+    add("state", "none", vec![1, 1, 0, 0]);
+    for (number, kept) in files(&root().join("rust/fuzz/data")).into_iter().enumerate() {
+        add("plan", &format!("kept-{number}"), kept.1);
+    }
+    add("plan", "no-plan", br#"{"version":1}"#.to_vec());
+    add("edge_text", "numbers", with(2, b"# from to\n1 2\n\n2\t3\r\n18446744073709551615 0"));
+    add("edge_text", "texts", with(3, "ann bob\nbob größe\n".as_bytes()));
+    add("edge_text", "no-edge", with(0, b"1\n"));
+    for (name, bytes) in graphs() {
+        add("graph_file", name, with(0, &bytes));
+        add("graph_file", &format!("{name}-sealed"), with(1, &bytes));
+    }
+    add("graph_file", "none", with(0, &[0; 40]));
+    add("pattern", "triangle", b"tri(a, b, c) :- e(a, b), e(b, c), e(a, c)".to_vec());
+    add("pattern", "no-pattern", b"tri(a :- e(a)".to_vec());
+    found
+}
+
+fn messages() -> Vec<(&'static str, serde_json::Value)> {
+    let stamp = json!({"generation": 4_294_967_297_u64, "attempt": 1});
+    vec![
+        ("stats", json!({"do": "stats", "query": "q"})),
+        ("stop", json!({"do": "stop"})),
+        ("close", json!({"query": "q", "ask": {"CloseEpoch": {"epoch": 3}}})),
+        ("drop", json!({"query": "q", "ask": "Drop"})),
+        ("done", json!("Done")),
+        ("released", json!({"Released": {"pieces": [[0, 5, 0]]}})),
+        ("member-up", json!({"MemberUp": {"slot": 0, "member": 1, "executor": "host/1", "executors": 2}})),
+        ("feed", json!({"query": "q", "epoch": 1, "partition": 2, "attempt": 3})),
+        ("drain", json!({"query": "q", "epoch": 1, "piece": 2, "which": "late"})),
+        ("end", json!({"rows": 3, "checksum": 7})),
+        ("failure", json!({"error": {"kind": "state", "message": "no"}})),
+        ("none", json!({"stamp": stamp})),
+    ]
+}
+
+fn batch() -> RecordBatch {
+    let numbers: ArrayRef = Arc::new(Int64Array::from(vec![Some(1), None, Some(3)]));
+    let texts: ArrayRef = Arc::new(StringArray::from(vec!["a", "", "größe"]));
+    RecordBatch::try_from_iter_with_nullable([("n", numbers, true), ("t", texts, false)]).unwrap()
+}
+
+fn graphs() -> Vec<(&'static str, Vec<u8>)> {
+    let folder =
+        std::env::temp_dir().join(format!("penstock-seeds-{}-{:?}", std::process::id(), std::thread::current().id()));
+    fs::create_dir_all(&folder).unwrap();
+    let mut numbers = Builder::numbers();
+    numbers.relation("e", Loops::Keep, Repeats::Drop);
+    numbers.numbers_in("e", &[10, 20, 10, 30], &[20, 30, 30, 30]).unwrap();
+    let mut texts = Builder::texts();
+    texts.text_in("e", "ann", "bob").unwrap();
+    let found = [("numbers", numbers.finish()), ("texts", texts.finish())].map(|(name, index)| {
+        let path = folder.join(name);
+        file::save(&index.unwrap(), &path).unwrap();
+        (name, fs::read(path).unwrap())
+    });
+    fs::remove_dir_all(folder).unwrap();
+    found.into()
+}
