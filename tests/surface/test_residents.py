@@ -270,3 +270,25 @@ def test_looking_for_a_better_place_is_no_failure(
         engine.executor.close()
         engine.hub.close()
         context.stop()
+
+
+def test_a_member_that_does_not_fit_is_sent_away_until_one_does(
+    engine: Engine, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Executors that come later may have another release, and no start is there to look at them."""
+    first = engine.serving
+    judged: list[int] = []
+
+    def judge(member: Member) -> str | None:
+        judged.append(member.id)
+        return "penstock 0.0.9, the driver has 0.1.0" if len(judged) == 1 else None
+
+    engine.residents.examine(judge)
+    os.kill(first.pid, signal.SIGKILL)
+    wait_for(lambda: first.lost is not None, what="the loss of the first")
+    engine.context.jobs[0].end("its process has gone")
+    wait_for(lambda: len(judged) == 2 and engine.residents.complete, what="one that fits")
+    assert engine.serving.id == judged[1]
+    wait_for(lambda: engine.joined[1].lost is not None, what="the end of the other")
+    [line] = [record for record in caplog.records if getattr(record, "event", "") == "member sent away"]
+    assert line.levelname == "ERROR" and line.member == judged[0] and "0.0.9" in line.reason  # type: ignore[attr-defined]

@@ -38,6 +38,8 @@ from penstock.spark._engine.decommission import Decommissions
 from penstock.spark._engine.ended import Ended
 from penstock.spark._engine.executor import Executor
 from penstock.spark._engine.hub import Hub, Member
+from penstock.spark._engine.journal import Journal
+from penstock.spark._engine.metrics import Sample, page
 from penstock.spark._engine.migrate import Migration
 from penstock.spark._engine.moves import Moves
 from penstock.spark._engine.program import Program
@@ -46,6 +48,7 @@ from penstock.spark._engine.query import Query, Setup
 from penstock.spark._engine.record import Recorder
 from penstock.spark._engine.rescale import Rescale, Rescales
 from penstock.spark._engine.residents import Residents
+from penstock.spark._engine.scrape import Scrape, parse_address
 from penstock.spark._engine.startup import Startup
 from penstock.spark._session.guard import require_classic, require_flow
 from penstock.spark._tasks.place import Secret
@@ -112,6 +115,10 @@ class Engine:
         authority at both ends): those that leave a host, or all.
     retry_sink : bool, default True
         Whether the sink of a batch may be called again in the same batch when a worker was lost meanwhile.
+    metrics : str, optional
+        ``"host:port"`` at which the driver answers ``GET /metrics`` in the text format of Prometheus, while the engine
+        is open; port 0 takes any, see `metrics_address`. Default none: whoever reaches the port may read names of
+        queries and how much passes (never rows), so it is opened only where somebody says at which address.
 
     Raises
     ------
@@ -157,6 +164,7 @@ class Engine:
         takeover: bool = False,
         tls: str = "auto",
         retry_sink: bool = True,
+        metrics: str | None = None,
     ) -> None:
         require_classic(spark, "penstock.Engine")
         for label, value, least, most in (
@@ -177,6 +185,7 @@ class Engine:
         self._durable = {"keep": keep, "takeover": takeover, "retry_sink": retry_sink}
         self._start_timeout = parse_timeout(start_timeout, "start_timeout")
         self._silence = parse_timeout(member_timeout, "member_timeout", least_s=0.5, most_s=86_400.0)
+        self._metrics = None if metrics is None else parse_address(metrics)
         keep_s = parse_timeout(linger, "linger", least_s=0.0)
         self.name = name if name is not None else f"engine-{next(_NUMBERS)}"
         self.workers = workers
@@ -200,6 +209,8 @@ class Engine:
         self._decommissions: Decommissions | None = None
         self._residents: Residents | None = None
         self._recorder: Recorder | None = None
+        self._journal: Journal | None = None
+        self._scrape: Scrape | None = None
         self._setup: Setup | None = None
 
     # Life
@@ -241,7 +252,7 @@ class Engine:
                 return
             self._state = "closing"
         interrupted: BaseException | None = None
-        looking = (self._ended.close, self._end_commits, self._end_decommissions)
+        looking = (self._end_scrape, self._ended.close, self._end_commits, self._end_decommissions)
         for end in (*looking, self._end_executor, self._end_residents, self._end_hub):
             for _ in range(2):
                 try:
@@ -257,6 +268,10 @@ class Engine:
         handles.remove(self)
         if interrupted is not None:
             raise interrupted
+
+    def _end_scrape(self) -> None:
+        if self._scrape is not None:
+            self._scrape.close()
 
     def _end_commits(self) -> None:
         if self._commits is not None:
@@ -325,6 +340,9 @@ class Engine:
         )
         self._executor = executor
         self._recorder = Recorder(hub, f"engine {self.name}", self._queries.name_of)
+        journal = self._journal = Journal(self.name, self._queries.name_of, hub.known)
+        executor.watch(journal.step)
+        hub.listen(turn=lambda: journal.refused(hub.metrics))
         self._residents = Residents(
             sc,
             hub,
@@ -348,17 +366,23 @@ class Engine:
             residents=self._residents,
             moves=Moves(executor, self._recorder),
             recorder=self._recorder,
+            journal=journal,
             secret=secret,
             bits=self.bits,
             silence=self._silence,
             engine=self.name,
         )
         hub.start()
-        startup = Startup(sc, hub, self.name, self.workers, self._start_timeout, began, self._require_starting)
+        if self._metrics is not None:
+            self._scrape = Scrape(*self._metrics, self.name, self._page)
+        startup = Startup(
+            sc, hub, self.name, self.workers, self._start_timeout, began, self._require_starting, found.setting
+        )
         startup.executors(found.executors)
+        journal.examined(startup.probes)
         self._residents.warn()
         executor.start()
-        startup.members(self._residents, found.setting)
+        startup.members(self._residents)
         residents = self._residents
         self._decommissions = Decommissions(sc, self.name, executor, lambda: residents.members)
         self._decommissions.start()
@@ -498,6 +522,8 @@ class Engine:
         self._queries.drop(query, self._require_open)
         assert self._recorder is not None
         self._recorder.forget(query.name)
+        if self._journal is not None:
+            self._journal.forget(query.id, query.name)
 
     def _gone(self, query_id: str) -> None:
         """A Spark query has ended and cannot come back; what `finish` gave stays readable."""
@@ -700,6 +726,23 @@ class Engine:
             return Timeline(f"engine {self.name}")
         conditions = {"workers": f"{self.workers} processes x {self.threads} threads", "bins": str(1 << self.bits)}
         return self._recorder.timeline(conditions)
+
+    @property
+    def metrics_address(self) -> str | None:
+        """Where the engine's figures can be scraped, ``host:port``; None without `metrics`, and when it is not open."""
+        return self._scrape.address if self._scrape is not None and self._state in ("starting", "open") else None
+
+    def _page(self) -> str:
+        """The text of one scrape; asks nobody and waits for nothing."""
+        from penstock._native import version
+
+        assert self._recorder is not None and self._journal is not None
+        own = [
+            Sample("penstock_engine_info", {"version": version()}, 1),
+            Sample("penstock_workers", {}, self.workers),
+            Sample("penstock_members", {}, len(self.members())),
+        ]
+        return page(self.name, [*own, *self._journal.counters.samples(), *self._recorder.samples()])
 
     def members(self) -> list[Member]:
         """The members that serve now, by resident."""

@@ -79,6 +79,8 @@ class BatchFunction:
         #: The run of a query that it was called by last, and where its state is durable: another run may have other
         #: options and its checkpoint elsewhere.
         self._known: tuple[tuple[str, str | None], Stream, Storage | None] | None = None
+        #: The last batch that returned, and its run.
+        self._returned: tuple[tuple[str, str | None], int] | None = None
         self.query_id: str | None = None
         self.error: BaseException | None = None
 
@@ -119,7 +121,9 @@ class BatchFunction:
         failure: BaseException
         try:
             with described(df.sparkSession, f"penstock {query.name}: epoch {batch_id}"):
-                query.batch(df, batch_id, self._program, self._sink, self._late, check)
+                follows = self._returned == (run, batch_id - 1)
+                query.batch(df, batch_id, self._program, self._sink, self._late, check, follows)
+            self._returned = run, batch_id
             return
         except Abandoned:
             # Alone: with Java's pages behind it Spark would not see that this is an interruption.

@@ -81,7 +81,6 @@ class Decommissions:
             if place not in going:
                 going[place] = self._goes(place)
             if going[place]:
-                log.info("%s gives its bins away: Spark decommissions executor %s", member, place)
                 self._executor.post({"Leaving": {"member": member.id}})
                 self._told.add(member.id)
 

@@ -17,7 +17,7 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -62,6 +62,7 @@ class Executor:
         self._closing = False
         self._broken: EngineError | None = None
         self._when_broken: list[Callable[[EngineError], None]] = []
+        self._watches: list[Callable[[Event, Sequence[Event]], None]] = []
         self._thread = threading.Thread(target=self._run, name=f"penstock-engine-{name}", daemon=True)
         #: Of the event whose effects are being done.
         self.cause: Any = None
@@ -73,6 +74,10 @@ class Executor:
     def when_broken(self, tell: Callable[[EngineError], None]) -> None:
         """Register who is told when the machine has failed; only before `start`."""
         self._when_broken.append(tell)
+
+    def watch(self, see: Callable[[Event, Sequence[Event]], None]) -> None:
+        """Register who sees each step, its event and effects, before these are done; must not raise."""
+        self._watches.append(see)
 
     def start(self) -> None:
         """Begin."""
@@ -138,10 +143,10 @@ class Executor:
 
     def _run(self) -> None:
         try:
-            self._do(self._protocol.begin())
+            self._do("Begin", self._protocol.begin())
             while (posted := self._next()) is not None:
                 self.cause = posted.cause
-                self._do(self._protocol.step(json.dumps(posted.event)))
+                self._do(posted.event, self._protocol.step(json.dumps(posted.event)))
                 self.cause = None
                 if posted.then is not None:
                     posted.then()
@@ -163,8 +168,11 @@ class Executor:
                     return None
                 self._changed.wait(self._timers[0][0] - now if self._timers else None)
 
-    def _do(self, effects: str) -> None:
-        for effect in json.loads(effects):
+    def _do(self, event: Event, told: str) -> None:
+        effects = json.loads(told)
+        for see in self._watches:
+            see(event, effects)
+        for effect in effects:
             ((name, facts),) = effect.items() if isinstance(effect, Mapping) else ((effect, {}),)
             log.debug("%s %s", name, facts)
             self._acts[name](facts)

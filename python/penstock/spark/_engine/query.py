@@ -32,6 +32,7 @@ from penstock.report._timeline import Epoch
 from penstock.spark._engine import drains, feeds
 from penstock.spark._engine.executor import Event, Executor
 from penstock.spark._engine.hub import Hub
+from penstock.spark._engine.journal import Journal
 from penstock.spark._engine.migrate import Migration
 from penstock.spark._engine.moves import Moves
 from penstock.spark._engine.program import Program
@@ -84,6 +85,7 @@ class Setup:
     residents: Residents
     moves: Moves
     recorder: Recorder
+    journal: Journal
     secret: Secret
     bits: int
     #: Seconds after which a silent member is lost.
@@ -117,6 +119,7 @@ class _Measured:
     #: When the sink returned, and how long that had to be made durable.
     served: float = 0.0
     files_s: float = 0.0
+    late_rows: int = 0
 
 
 class Query:
@@ -219,10 +222,17 @@ class Query:
         sink: Callable[[DataFrame, int], Any],
         late: Callable[[DataFrame, int], Any] | None,
         check: Check,
+        follows: bool = False,
     ) -> None:
-        """Run or re-serve one batch, with the functions of a program that fits the state."""
+        """Run or re-serve one batch, with the functions of a program that fits the state.
+
+        `follows` says that the batch before has returned in this run, so that Spark's time of this one is of this run
+        too: one that is replayed has the time of another.
+        """
         with self._taking_turn(check):
-            measured = _Measured(time.time())
+            measured, clock = _Measured(time.time()), time.monotonic()
+            journal = self._setup.journal
+            journal.batch_begun(self.id, batch_id)
 
             def feed(facts: Mapping[str, Any]) -> Event:
                 return self._feed(df, facts, measured)
@@ -236,9 +246,23 @@ class Query:
                 "clock_ms": self._stream.clock_ms(batch_id),
                 "committed": self._stream.committed_before(batch_id),
             }
+            trigger_s = measured.started - self._stream.clock_ms(batch_id) / 1e3 if follows else 0.0
             try:
                 self._call({"Batch": asked}, {"Feed": feed, "Sink": serve}, check, program)
                 self._stream.returned(batch_id)
+                seconds = time.monotonic() - clock
+                phases = {
+                    "trigger": max(0.0, trigger_s),
+                    "feed": measured.feed_s,
+                    "run": measured.run_s,
+                    "serve": measured.serve_s,
+                    "commit": max(0.0, seconds - measured.feed_s - measured.run_s - measured.serve_s),
+                }
+                journal.batch_committed(self.id, batch_id, measured.rows, measured.late_rows, seconds, phases)
+            except BaseException as error:
+                stopped = not isinstance(error, Exception) or isinstance(error, Abandoned)
+                journal.batch_failed(self.id, batch_id, time.monotonic() - clock, error, stopped)
+                raise
             finally:
                 if measured.served:
                     measured.files_s = time.monotonic() - measured.served
@@ -505,7 +529,7 @@ class Query:
             measured.fed = 0.0
         try:
             sink(self._frame(session, epoch, self._pieces(pieces, "rows"), "rows"), epoch)
-            late_rows = sum(piece["late_rows"] for piece in pieces)
+            late_rows = measured.late_rows = sum(piece["late_rows"] for piece in pieces)
             if late is not None:
                 late(self._frame(session, epoch, self._pieces(pieces, "late_rows"), "late"), epoch)
             elif late_rows:

@@ -14,6 +14,7 @@ from typing import Any
 
 from penstock.report._timeline import Change, Epoch, Migration, Slice, Timeline, WorkerSample
 from penstock.spark._engine.hub import Call, Hub, Member
+from penstock.spark._engine.metrics import Sample
 
 __all__ = ["Recorder"]
 
@@ -21,6 +22,13 @@ __all__ = ["Recorder"]
 PERIOD_S = 0.25
 #: Entries kept of each kind; the oldest go first.
 _EPOCHS, _SLICES, _MIGRATIONS, _SAMPLES, _MOVES = 100_000, 500_000, 10_000, 200_000, 200_000
+
+#: Metrics of a member's process, and where its figures have them.
+_OF_PROCESSES = (
+    ("penstock_member_memory_bytes", "rss_bytes"),
+    ("penstock_staged_bytes", "staged_bytes"),
+    ("penstock_staged_disk_bytes", "disk_bytes"),
+)
 
 
 class Recorder:
@@ -121,6 +129,25 @@ class Recorder:
         """The latest figures of every worker of every query."""
         with self._lock:
             return [dict(entry) for _, entry in sorted(self._latest.items())]
+
+    def samples(self) -> list[Sample]:
+        """The latest figures for a scrape: nobody is asked for them."""
+        rows = self.latest()
+        found: list[Sample] = []
+        for row in rows:
+            own = {"query": row["query"], "worker": str(row["worker"])}
+            found += [Sample(f"penstock_{name}", own, row[name]) for name in ("state_bytes", "keys", "bins")]
+            found.append(Sample("penstock_worker_rows_total", own, row["rows"]))
+        newest = {row["resident"]: row for row in sorted(rows, key=lambda row: int(row["member"]))}
+        for resident, row in sorted(newest.items()):
+            own = {"resident": str(resident)}
+            for name, key in _OF_PROCESSES:
+                if row[key] is not None:
+                    found.append(Sample(name, own, row[key]))
+            if row["refused_connections"] is not None:
+                told = {**own, "member": str(row["member"])}
+                found.append(Sample("penstock_member_refused_connections_total", told, row["refused_connections"]))
+        return found
 
     def moves(self) -> list[dict[str, Any]]:
         """The log of moved bins."""

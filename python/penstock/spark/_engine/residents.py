@@ -28,6 +28,7 @@ from typing import Any
 from penstock.report._timeline import Change
 from penstock.spark._engine.executor import Executor
 from penstock.spark._engine.hub import Hub, Member
+from penstock.spark._engine.journal import tell
 from penstock.spark._tasks.memory import Hints, local_folders, staging_bytes
 from penstock.spark._tasks.place import Key, Secret, executor_name
 from penstock.spark._tasks.slots import executor_count
@@ -203,8 +204,9 @@ class _Resident:
     spares: int = 0
     #: How often a member was sent away to find a better executor.
     tries: int = 0
-    #: Why the last job ended.
+    #: Why the last job ended, and when the present one was submitted (of `time.monotonic`).
     last: str = ""
+    since: float = 0.0
 
 
 class Residents:
@@ -251,6 +253,7 @@ class Residents:
         self._closing = threading.Event()
         self._lock = threading.Lock()
         self._seats: dict[int, _Resident] = {}
+        self._judge: Callable[[Member], str | None] = lambda member: None
         hub.listen(joined=self._on_joined, lost=self._on_lost)
         executor.perform(StartResident=self._start, RetireResident=self._retire, Dismiss=self._dismiss)
 
@@ -264,6 +267,10 @@ class Residents:
                 _THRESHOLD,
                 self._name,
             )
+
+    def examine(self, judge: Callable[[Member], str | None]) -> None:
+        """Send members away that come from now on and cannot serve; `judge` says why not."""
+        self._judge = judge
 
     def _all(self) -> list[_Resident]:
         with self._lock:
@@ -285,8 +292,7 @@ class Residents:
         parts = []
         for seat in self._all():
             if not self._alive(seat):
-                why = f" (last one: {seat.last})" if seat.last else ""
-                parts.append(f"resident {seat.slot}{why}")
+                parts.append(f"resident {seat.slot}{_why(seat)}")
         return ", ".join(parts)
 
     def wait(self, check: Callable[[], None] | None, timeout: float) -> bool:
@@ -356,6 +362,7 @@ class Residents:
 
     def _serve(self, seat: _Resident, task: ResidentTask) -> str:
         """Run one resident job to its end; says why it ended."""
+        seat.since = time.monotonic()
         seat.spares, seat.group = 0, f"penstock-{self._name}-{seat.slot}-{os.urandom(4).hex()}"
         try:
             # This thread is the engine's own: its properties touch no query.
@@ -371,6 +378,14 @@ class Residents:
         if self._closing.is_set():
             self._hub.dismiss(member, "the engine is closing")
             return
+        unfit = self._judge(member)
+        if unfit is not None:
+            tell(
+                log, logging.ERROR, "member sent away", engine=self._name, member=member.id, resident=member.slot,
+                pid=member.pid, executor=member.executor, reason=unfit,
+            )  # fmt: skip
+            self._hub.dismiss(member, unfit)
+            return
         try:
             executors = executor_count(self._sc)
         except Exception:
@@ -380,7 +395,6 @@ class Residents:
 
     def _on_lost(self, member: Member) -> None:
         if not self._closing.is_set() and not member.dismissed:
-            log.warning("%s is gone: %s", member, member.lost)
             with self._lock:
                 seat = self._seats.get(member.slot)
             if seat is not None and seat.member is member:
@@ -438,12 +452,19 @@ class Residents:
             there = len(self._all())
             self._changed(Change(seat.lost, time.time(), "lost", there, there))
         seat.member, seat.lost = member, 0.0
-        log.info("%s joined engine %s", member, self._name)
         self._hub.wake()
 
     def _cancel(self, group: str) -> None:
         with contextlib.suppress(Exception):
             self._sc.cancelJobGroup(group)
+
+
+def _why(seat: _Resident) -> str:
+    """What is known of somebody who is missing: Spark has had no slot for its job, or its last one ended."""
+    waited = time.monotonic() - seat.since if seat.since else 0.0
+    parts = [f"no task slot for {waited:.0f} s"] if waited >= 1.0 else []
+    parts += [f"last one: {seat.last}"] if seat.last else []
+    return f" ({', '.join(parts)})" if parts else ""
 
 
 def _short(error: BaseException) -> str:

@@ -1,0 +1,320 @@
+"""What happens in an engine, told twice: as log lines with fields, and as counters.
+
+Owns: the form of the lines, the names of their fields, and which events of the protocol become one. The protocol
+decides everything, so what it hears and asks for is what happened: the `Executor` shows each step here. What is
+measured in the caller's thread (the time of a batch) is told by `query`.
+
+A line is ``batch committed engine=e query=q batch=3 generation=4294967297 members=2 rows=600``, of the loggers below
+``penstock``; each of its fields is an attribute of the `logging.LogRecord`, beside ``event``, its first words.
+
+Invariant: what fails here fails for nobody else.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol
+
+from penstock.spark._engine.metrics import Counters
+
+__all__ = ["FIELDS", "Journal", "tell"]
+
+log = logging.getLogger(__name__)
+
+#: Every field of a line; none is an attribute that `logging` itself has.
+FIELDS = (
+    "event", "engine", "query", "batch", "generation", "members", "member", "resident", "pid", "executor", "rows",
+    "seconds", "trigger_seconds", "feed_seconds", "run_seconds", "serve_seconds", "commit_seconds", "claim", "files",
+    "bins", "steps", "workers", "reason", "connections", "address",
+)  # fmt: skip
+
+#: Values that stand without quotes.
+_BARE = re.compile(r"[^\s\"=\\\x00-\x1f\x7f-\x9f]+")
+#: Characters of a reason at most.
+_LONG = 500
+#: Seconds between two looks at the refused connections.
+_LOOK_S = 1.0
+#: Of the registry's counters; the rest of their names is the reason.
+_REFUSED = "refused_"
+
+
+class _Line:
+    """Made into text only where somebody reads it."""
+
+    __slots__ = ("facts",)
+
+    def __init__(self, facts: Mapping[str, Any]) -> None:
+        self.facts = facts
+
+    def __str__(self) -> str:
+        event, *rest = (_shown(value) if name != "event" else str(value) for name, value in self.facts.items())
+        names = [name for name in self.facts if name != "event"]
+        return " ".join([event, *(f"{name}={value}" for name, value in zip(names, rest, strict=True))])
+
+
+def tell(to: logging.Logger, level: int, event: str, **facts: Any) -> None:
+    """Write a line; fields that are None are left out.
+
+    Examples
+    --------
+    >>> str(_Line({"event": "batch failed", "query": "my query", "batch": 3}))
+    'batch failed query="my query" batch=3'
+    """
+    if to.isEnabledFor(level):
+        told = {"event": event, **{name: value for name, value in facts.items() if value is not None}}
+        to.log(level, "%s", _Line(told), extra=told, stacklevel=2)
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, float):
+        return f"{value:.3f}"
+    text = str(value)
+    if len(text) > _LONG:
+        text = f"{text[: _LONG - 3]}..."
+    return text if _BARE.fullmatch(text) else json.dumps(text)
+
+
+class Known(Protocol):
+    """A member, as far as lines name it."""
+
+    slot: int
+    executor: str
+    pid: int
+
+
+class Journal:
+    """Lines and counters of one engine.
+
+    Parameters
+    ----------
+    engine : str
+        Its name.
+    name_of : callable
+        What people call the query of an id; None for an unknown one.
+    known : callable
+        The member of an id.
+    """
+
+    def __init__(self, engine: str, name_of: Callable[[str], str | None], known: Callable[[int], Known]) -> None:
+        self.engine = engine
+        self.counters = Counters()
+        self._name_of = name_of
+        self._known = known
+        self._lock = threading.Lock()
+        #: By query: its generation and how many members that has.
+        self._generations: dict[str, tuple[int, int]] = {}
+        #: Slots whose member was lost, and that nobody has taken since.
+        self._vacant: set[int] = set()
+        #: What a store was asked, by ticket: kind, query, number.
+        self._asked: dict[int, tuple[str, str, Mapping[str, Any]]] = {}
+        #: Query by handle of a migration, with its bins once they are known.
+        self._moving: dict[int, tuple[str, int | None]] = {}
+        #: Counters of the registry's port as they were told; none is before the engine has looked at its executors.
+        self._refused: dict[str, int] | None = None
+        self._look = 0.0
+        for name in ("penstock_members_lost_total", "penstock_members_replaced_total"):
+            self.counters.add(name, value=0.0)
+
+    # Told by queries, in the thread of Spark's call
+
+    def batch_begun(self, query: str, batch: int) -> None:
+        """Spark has called with a batch."""
+        self._tell(logging.INFO, "batch begun", query, batch=batch)
+
+    def batch_committed(
+        self, query: str, batch: int, rows: int, late_rows: int, seconds: float, phases: Mapping[str, float]
+    ) -> None:
+        """A batch returns to Spark: so many rows, seconds from call to return, and seconds by phase."""
+        counters, name = self.counters, self._name_of(query) or query
+        counters.add("penstock_batches_total", name, "committed")
+        counters.add("penstock_rows_total", name, value=rows)
+        counters.add("penstock_late_rows_total", name, value=late_rows)
+        counters.observe("penstock_batch_seconds", name, value=seconds)
+        for phase, taken in phases.items():
+            counters.add("penstock_batch_phase_seconds_total", name, phase, value=max(0.0, taken))
+        counters.set("penstock_last_batch", name, value=batch)
+        counters.set("penstock_last_batch_timestamp_seconds", name, value=time.time())
+        told = {f"{phase}_seconds": taken for phase, taken in phases.items()}
+        self._tell(logging.INFO, "batch committed", query, batch=batch, rows=rows, seconds=seconds, **told)
+
+    def batch_failed(self, query: str, batch: int, seconds: float, reason: BaseException, stopped: bool) -> None:
+        """A batch raises, or nobody waits for it any more."""
+        outcome = "stopped" if stopped else "failed"
+        self.counters.add("penstock_batches_total", self._name_of(query) or query, outcome)
+        why = None if stopped else f"{type(reason).__name__}: {reason}"
+        level = logging.INFO if stopped else logging.ERROR
+        self._tell(level, f"batch {outcome}", query, batch=batch, seconds=seconds, reason=why)
+
+    def forget(self, query: str, name: str) -> None:
+        """A query is dropped: its id, and what people called it."""
+        self.counters.forget(name)
+        with self._lock:
+            self._generations.pop(query, None)
+
+    # Told by the executor, in its thread
+
+    def step(self, event: Mapping[str, Any] | str, effects: Sequence[Mapping[str, Any] | str]) -> None:
+        """The protocol has heard something and asks for something."""
+        try:
+            name, facts = _tagged(event)
+            sent_away = {facts["member"]: facts["why"] for one, facts in map(_tagged, effects) if one == "Dismiss"}
+            if name in _EVENTS:
+                _EVENTS[name](self, facts, sent_away)
+            for effect in effects:
+                name, facts = _tagged(effect)
+                if name in _EFFECTS:
+                    _EFFECTS[name](self, facts)
+        except Exception:
+            log.exception("a step of engine %s could not be told", self.engine)
+
+    def _member_up(self, facts: Mapping[str, Any], sent_away: Mapping[int, str]) -> None:
+        number = facts["member"]
+        if number in sent_away:
+            self._of_member(logging.INFO, "member sent away", number, reason=sent_away[number])
+        elif facts["slot"] in self._vacant:
+            self._vacant.discard(facts["slot"])
+            self.counters.add("penstock_members_replaced_total")
+            self._of_member(logging.INFO, "member replaced", number)
+        else:
+            self._of_member(logging.INFO, "member joined", number)
+
+    def _member_lost(self, facts: Mapping[str, Any], sent_away: Mapping[int, str]) -> None:
+        member = self._known(facts["member"])
+        if getattr(member, "dismissed", False):
+            return self._of_member(logging.INFO, "member left", facts["member"])
+        self._vacant.add(member.slot)
+        self.counters.add("penstock_members_lost_total")
+        self._of_member(logging.WARNING, "member lost", facts["member"], reason=facts["reason"])
+
+    def _leaving(self, facts: Mapping[str, Any], sent_away: Mapping[int, str]) -> None:
+        self._of_member(logging.INFO, "member leaves", facts["member"], reason="Spark decommissions its executor")
+
+    def _migrate(self, facts: Mapping[str, Any], sent_away: Mapping[int, str]) -> None:
+        self._moving[facts["handle"]] = facts["query"], None
+
+    def _rescale(self, facts: Mapping[str, Any], sent_away: Mapping[int, str]) -> None:
+        self._tell(logging.INFO, "rescale begun", workers=facts["workers"])
+
+    def _stored(self, facts: Mapping[str, Any], sent_away: Mapping[int, str]) -> None:
+        asked = self._asked.pop(facts["ticket"], None)
+        if asked is None:
+            return
+        what, query, about = asked
+        name = self._name_of(query) or query
+        if "Err" in facts["outcome"]:
+            self.counters.add("penstock_storage_errors_total", name)
+            self._tell(logging.WARNING, "storage failed", query, reason=json.dumps(facts["outcome"]["Err"]))
+        elif what == "claim" and facts["outcome"]["Ok"] == {"Claimed": False}:
+            self._tell(logging.WARNING, "claim refused", query, claim=about["number"])
+        elif what == "claim":
+            self.counters.add("penstock_claims_total", name)
+            self._tell(logging.INFO, "claim made", query, claim=about["number"])
+        elif what == "manifest":
+            self.counters.add("penstock_manifests_total", name)
+            told = {"batch": about["batch"], "claim": about["claim"], "files": len(about["files"])}
+            self._tell(logging.INFO, "manifest written", query, **told)
+
+    def _call(self, facts: Mapping[str, Any]) -> None:
+        kind, asked = _tagged(facts["request"])
+        if kind == "Start" and asked["rank"] == 0:
+            query = facts["query"]
+            with self._lock:
+                self._generations[query] = asked["stamp"]["generation"], len(asked["members"])
+            self.counters.add("penstock_generations_total", self._name_of(query) or query)
+            workers = len(asked["members"]) * asked["threads"]
+            self._tell(logging.INFO, "generation begun", query, batch=asked["epoch"], workers=workers)
+
+    def _asks(self, what: str, facts: Mapping[str, Any]) -> None:
+        self._asked[facts["ticket"]] = what, facts["query"], facts.get(what, {})
+
+    def _turn_of(self, facts: Mapping[str, Any]) -> None:
+        query, _ = self._moving[facts["handle"]]
+        self._moving[facts["handle"]] = query, facts["ranges"]
+        self._tell(logging.INFO, "migration begun", query, bins=facts["ranges"])
+
+    def _moved(self, facts: Mapping[str, Any]) -> None:
+        query, bins = self._moving.pop(facts["handle"])
+        done = facts["outcome"].get("Ok")
+        outcome = "failed" if done is None else "done"
+        self.counters.add("penstock_migrations_total", self._name_of(query) or query, outcome)
+        if done is None:
+            self._tell(logging.WARNING, "migration failed", query, bins=bins, reason=facts["text"])
+        else:
+            self._tell(logging.INFO, "migration done", query, bins=bins, steps=done)
+
+    def _rescaled(self, facts: Mapping[str, Any]) -> None:
+        done = facts["outcome"].get("Ok")
+        self.counters.add("penstock_rescales_total", "failed" if done is None else "done")
+        if done is None:
+            self._tell(logging.WARNING, "rescale failed", reason=facts["text"])
+        else:
+            self._tell(logging.INFO, "rescale done", workers=done, bins=facts["moved"])
+
+    # Told by the engine, and by the hub in its thread
+
+    def examined(self, probes: int) -> None:
+        """Executors have been looked at: so many connections that said nothing were our own."""
+        self._refused = {f"{_REFUSED}malformed": probes}
+
+    def refused(self, counts: Callable[[], Mapping[str, int]]) -> None:
+        """Look at the counters of the registry's port, once a second."""
+        now = time.monotonic()
+        told = self._refused
+        if told is None or now < self._look:
+            return
+        self._look = now + _LOOK_S
+        for name, count in counts().items():
+            if not name.startswith(_REFUSED):
+                continue
+            reason, new = name.removeprefix(_REFUSED), max(0, count - told.get(name, 0))
+            told[name] = max(count, told.get(name, 0))
+            self.counters.add("penstock_refused_connections_total", reason, value=new)
+            if new:
+                self._tell(logging.WARNING, "connection refused", connections=new, reason=reason)
+
+    # Inside
+
+    def _tell(self, level: int, event: str, query: str | None = None, **facts: Any) -> None:
+        if query is not None:
+            with self._lock:
+                generation, members = self._generations.get(query, (None, None))
+            about = {"query": self._name_of(query) or query, "generation": generation, "members": members}
+            facts = {**about, **facts}
+        tell(log, level, event, engine=self.engine, **facts)
+
+    def _of_member(self, level: int, event: str, number: int, **facts: Any) -> None:
+        member = self._known(number)
+        about: dict[str, Any] = {"member": number, "resident": member.slot, "pid": member.pid}
+        self._tell(level, event, **about, executor=member.executor, **facts)
+
+
+def _tagged(said: Mapping[str, Any] | str) -> tuple[str, Mapping[str, Any]]:
+    if isinstance(said, str):
+        return said, {}
+    ((name, facts),) = said.items()
+    return name, facts
+
+
+_EVENTS: dict[str, Callable[[Journal, Mapping[str, Any], Mapping[int, str]], None]] = {
+    "MemberUp": Journal._member_up,
+    "MemberLost": Journal._member_lost,
+    "Leaving": Journal._leaving,
+    "Migrate": Journal._migrate,
+    "Rescale": Journal._rescale,
+    "Stored": Journal._stored,
+}
+_EFFECTS: dict[str, Callable[[Journal, Mapping[str, Any]], None]] = {
+    "Call": Journal._call,
+    "ReadCheckpoint": lambda journal, facts: journal._asks("read", facts),
+    "CreateClaim": lambda journal, facts: journal._asks("claim", facts),
+    "ReadClaims": lambda journal, facts: journal._asks("claims", facts),
+    "WriteManifest": lambda journal, facts: journal._asks("manifest", facts),
+    "Moving": Journal._turn_of,
+    "Moved": Journal._moved,
+    "Rescaled": Journal._rescaled,
+}

@@ -1,0 +1,158 @@
+"""The port of an engine's figures and their format, without Spark."""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import logging
+import re
+import socket
+import threading
+import time
+from collections.abc import Iterator
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from engine_support import refuses, wait_for
+from metrics_support import parse
+from penstock.errors import ConfigError
+from penstock.spark._engine import scrape
+from penstock.spark._engine.journal import FIELDS, tell
+from penstock.spark._engine.metrics import CONTENT_TYPE, FAMILIES, Counters, Family, Sample, page
+from penstock.spark._engine.scrape import Scrape, parse_address
+
+
+@given(st.text(), st.text(), st.floats(0, allow_nan=False))
+def test_labels_of_any_text_come_back(engine: str, query: str, value: float) -> None:
+    text = page(engine, [Sample("penstock_rows_total", {"query": query}, value)])
+    assert text.encode()
+    [(name, labels, read)] = parse(text)[1]
+    plain = {label: one.encode("utf-8", "replace").decode() for label, one in (("engine", engine), ("query", query))}
+    assert (name, labels) == ("penstock_rows_total", plain) and read == value
+
+
+@given(st.lists(st.floats(0, 1e4), min_size=1))
+def test_a_histogram_adds_up(values: list[float]) -> None:
+    counters = Counters()
+    for value in values:
+        counters.observe("penstock_batch_seconds", "q", value=value)
+    kinds, samples = parse(page("e", counters.samples()))
+    assert kinds == {"penstock_batch_seconds": "histogram"}
+    buckets = [(float(labels["le"]), count) for name, labels, count in samples if name.endswith("_bucket")]
+    assert buckets == [(bound, sum(value <= bound for value in values)) for bound, _ in buckets]
+    assert buckets[-1] == (float("inf"), len(values))
+    told = {name: value for name, labels, value in samples if "le" not in labels}
+    assert told["penstock_batch_seconds_count"] == len(values)
+    assert told["penstock_batch_seconds_sum"] == pytest.approx(sum(values))
+
+
+@pytest.mark.parametrize(("name", "family"), FAMILIES.items())
+def test_names_are_as_prometheus_wants_them(name: str, family: Family) -> None:
+    assert re.fullmatch(r"penstock_[a-z_]+", name)
+    assert name.endswith("_total") == (family.kind == "counter")
+    assert family.help.endswith(".") and "\n" not in family.help
+    assert not set(family.labels) & {"engine", "le"}
+    units = [unit for unit in ("seconds", "bytes") if f"_{unit}" in name]
+    assert all(name.removesuffix("_total").endswith(unit) for unit in units), "the unit ends the name"
+
+
+def test_a_query_that_is_dropped_is_told_of_no_more() -> None:
+    counters = Counters()
+    for query in ("a", "b"):
+        counters.add("penstock_batches_total", query, "committed")
+        counters.observe("penstock_batch_seconds", query, value=1.0)
+    counters.add("penstock_rescales_total", "a")
+    counters.forget("a")
+    left = {(sample.name, sample.labels.get("query"), sample.labels.get("outcome")) for sample in counters.samples()}
+    assert ("penstock_batches_total", "b", "committed") in left and ("penstock_rescales_total", None, "a") in left
+    assert not [one for one in left if one[1] == "a"]
+
+
+@pytest.mark.parametrize(
+    "wrong", ["", "9464", ":9464", "host:", "host:x", "host:65536", "a b:1", "::1:80", 9464, b"h:1"]
+)
+def test_an_address_that_is_none_is_refused(wrong: object) -> None:
+    with pytest.raises(ConfigError, match=re.escape(f"metrics={wrong!r} must be")):
+        parse_address(wrong)
+
+
+@pytest.fixture
+def served() -> Iterator[Scrape]:
+    one = Scrape("127.0.0.1", 0, "test", lambda: page("e", [Sample("penstock_workers", {}, 2)]))
+    yield one
+    one.close()
+
+
+def ask(address: str, path: str = "/metrics", method: str = "GET") -> tuple[http.client.HTTPResponse, bytes]:
+    connection = http.client.HTTPConnection(address, timeout=10)
+    connection.request(method, path)
+    response = connection.getresponse()
+    return response, response.read()
+
+
+def test_metrics_are_answered_and_nothing_else(served: Scrape) -> None:
+    response, body = ask(served.address)
+    assert response.status == 200 and response.getheader("Content-Type") == CONTENT_TYPE
+    assert parse(body.decode())[1] == [("penstock_workers", {"engine": "e"}, 2.0)]
+    head, nothing = ask(served.address, method="HEAD")
+    assert head.status == 200 and nothing == b"" and head.getheader("Content-Length") == str(len(body))
+    assert ask(served.address, "/metrics?name=x")[0].status == 200
+    assert ask(served.address, "/")[0].status == 404
+    assert ask(served.address, method="POST")[0].status == 501
+    assert [one.name for one in threading.enumerate() if one.name.startswith("penstock-metrics")]
+    served.close()
+    assert refuses(served.address)
+    assert not [one.name for one in threading.enumerate() if one.name.startswith("penstock-metrics")]
+
+
+def test_who_says_nothing_is_cut_and_crowds_nobody_out(served: Scrape, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(scrape, "_PATIENCE_S", 0.5)
+    host, _, port = served.address.rpartition(":")
+    silent = [socket.create_connection((host, int(port))) for _ in range(3 * scrape._MOST)]
+    began = time.monotonic()
+    for one in silent:
+        one.settimeout(10)
+        with contextlib.suppress(ConnectionError):
+            assert one.recv(1) == b"", "closed, without an answer"
+        one.close()
+    assert time.monotonic() - began < 5
+    wait_for(lambda: not served._server._since, 5)
+    assert ask(served.address)[0].status == 200
+
+
+def test_a_drop_by_drop_request_is_cut(served: Scrape, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(scrape, "_PATIENCE_S", 0.5)
+    host, _, port = served.address.rpartition(":")
+    with socket.create_connection((host, int(port))) as slow:
+        began = time.monotonic()
+        with pytest.raises(OSError, match=r".*"):
+            while time.monotonic() - began < 10:
+                slow.sendall(b"G")
+                slow.settimeout(0.05)
+                try:
+                    if slow.recv(1) == b"":
+                        raise ConnectionResetError
+                except TimeoutError:
+                    continue
+        assert time.monotonic() - began < 5
+
+
+def test_two_cannot_serve_one_port(served: Scrape) -> None:
+    with pytest.raises(ConfigError, match=r"cannot listen at 127\.0\.0\.1"):
+        Scrape(*parse_address(served.address), "other", lambda: "")
+
+
+def test_a_line_has_its_fields_as_attributes_and_as_text(caplog: pytest.LogCaptureFixture) -> None:
+    to = logging.getLogger("penstock.test")
+    with caplog.at_level(logging.INFO, "penstock"):
+        tell(to, logging.INFO, "batch committed", query='my "q"\n', batch=3, seconds=0.5, reason=None, member="x" * 999)
+    [record] = caplog.records
+    text = record.getMessage()
+    assert text.startswith('batch committed query="my \\"q\\"\\n" batch=3 seconds=0.500 member=x') and "\n" not in text
+    assert len(text) < 600
+    assert record.event == "batch committed" and record.batch == 3 and record.query == 'my "q"\n'  # type: ignore[attr-defined]
+    assert not hasattr(record, "reason")
+    plain = logging.LogRecord("", 0, "", 0, "", None, None)
+    assert not [name for name in FIELDS if hasattr(plain, name) or name in ("message", "asctime", "taskName")]
