@@ -47,6 +47,8 @@ pub(crate) struct Panes {
 
 struct Undo {
     fired: i64,
+    /// Whether windows have fired since the mark of which panes are left.
+    spoke: bool,
     dropped: Vec<Pane>,
     /// Panes that were dropped since the mark where this state was before.
     gone: Vec<i64>,
@@ -85,6 +87,11 @@ impl Panes {
 
     pub(crate) fn set_fired(&mut self, fired: i64) {
         self.fired = self.fired.max(fired);
+    }
+
+    /// A window has fired that holds something.
+    pub(crate) fn speak(&mut self) {
+        self.undo.iter_mut().for_each(|undo| undo.spoke = true);
     }
 
     /// Where a pane is, or where it belongs.
@@ -175,8 +182,8 @@ impl Panes {
                 .flat_map(|undo| undo.dropped.iter().map(|pane| pane.start).chain(undo.gone.iter().copied()));
             let gone: Vec<i64> = gone.collect();
             let is_touched = |pane| self.changed(pane).map_or(pane.table.len() > 0, |rows| !rows.list().is_empty());
-            // What has fired says nothing of a bin that is empty.
-            let fired = self.undo.as_ref().map_or(i64::MIN, |undo| undo.fired) != self.fired && !self.live.is_empty();
+            // Where no window with rows has fired, what has fired says nothing: a watermark that passes is no change of this bin.
+            let fired = self.undo.as_ref().is_some_and(|undo| undo.spoke) && !self.live.is_empty();
             if gone.is_empty() && !fired && !self.live.iter().any(is_touched) {
                 place.panes = self.live.len();
                 return None;
@@ -381,7 +388,7 @@ impl Panes {
     }
 
     pub(crate) fn mark(&mut self) {
-        self.undo = Some(Box::new(Undo { fired: self.fired, dropped: Vec::new(), gone: Vec::new() }));
+        self.undo = Some(Box::new(Undo { fired: self.fired, spoke: false, dropped: Vec::new(), gone: Vec::new() }));
         for pane in &mut self.live {
             pane.fresh = false;
             pane.table.mark();
@@ -402,6 +409,7 @@ impl Panes {
             return;
         };
         self.fired = undo.fired;
+        undo.spoke = false;
         undo.gone.clear();
         self.live.retain(|pane| !pane.fresh);
         self.live.extend(undo.dropped.drain(..));

@@ -323,9 +323,8 @@ impl Groups {
             let all = || self.live.iter().flat_map(|(end, names)| names.keys().map(|name| (*end, name.clone())));
             let changes: Vec<_> =
                 self.undo.as_ref().map_or_else(|| all().collect(), |undo| undo.saved.keys().cloned().collect());
-            // What has fired says nothing of a bin that is empty.
-            let fired = self.undo.as_ref().map_or(i64::MIN, |undo| undo.fired) != self.fired && !self.live.is_empty();
-            if fired || !changes.is_empty() {
+            // A group that has fired is gone: with no such change, what has fired says nothing.
+            if !changes.is_empty() {
                 writer.push(Entry::Shared { value: &self.fired.to_le_bytes() });
             }
             changes.into_iter()

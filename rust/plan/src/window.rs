@@ -157,6 +157,7 @@ impl WindowOp {
         let windows = self.windows;
         let open = windows.first_open(watermark);
         let mut start = windows.first_open(panes.fired());
+        let mut spoke = false;
         while let Some(pane) = panes.first_pane_at(start) {
             // Skip windows that hold nothing.
             start = start.max(windows.first_start(pane));
@@ -172,7 +173,11 @@ impl WindowOp {
                 }
                 (None, _) => unreachable!("first_start moved to a window of a live pane"),
             }
+            spoke = true;
             start += windows.every_us;
+        }
+        if spoke {
+            panes.speak();
         }
         panes.drop_before(open);
         panes.set_fired(watermark);
@@ -220,7 +225,10 @@ impl KeyedOp for WindowOp {
         self.by_bin.some(hashes, &rows, bins.bits());
         let mut fired = self.watermark;
         for run in self.by_bin.runs() {
-            fired = fired.max(panes_of(bins, run.bin)?.fired());
+            let panes = panes_of(bins, run.bin)?;
+            fired = fired.max(panes.fired());
+            // One that was read from files need not know: windows that are closed take no row.
+            panes.set_fired(self.watermark);
         }
         if fired > self.watermark {
             // The watermark is one for all workers; a bin that has seen it proves it to a worker that joined later.

@@ -11,7 +11,7 @@ use arrow_array::{ArrayRef, Int64Array, RecordBatch, StringArray};
 use penstock_bins::{BinState, BinTable, Encoding, Extent, Routing};
 use penstock_files::{Chunk, Entry, File, Range, Segment, merge, select, write};
 use penstock_plan::spec::schema_to_text;
-use penstock_plan::{Callbacks, KeyedOp, KeyedSpec, Plan, State};
+use penstock_plan::{Callbacks, KeyedOp, KeyedSpec, Output, Plan, State};
 use proptest::prelude::*;
 
 const BITS: u8 = 2;
@@ -60,7 +60,8 @@ fn chunks(state: &State, extent: Extent) -> Vec<Vec<u8>> {
 
 type Content = BTreeMap<(Vec<u8>, u64), Vec<u8>>;
 
-/// Keys and values, and what they share.
+/// Keys and values, and whether they share something. What they share is how far they have fired, which need not be told where nothing with
+/// rows has: [`Rig::rest`] sees what it does.
 fn content(chunks: &[Vec<u8>]) -> Content {
     let mut content = Content::new();
     for chunk in chunks {
@@ -69,8 +70,24 @@ fn content(chunks: &[Vec<u8>]) -> Content {
                 Entry::Put { hash, key, value } => {
                     assert_eq!(content.insert((key.to_vec(), hash), value.to_vec()), None, "a key once");
                 }
-                Entry::Shared { value } => _ = content.insert((b"shared".to_vec(), 0), value.to_vec()),
+                Entry::Shared { .. } => _ = content.insert((b"shared".to_vec(), 0), Vec::new()),
                 other => panic!("{other:?} in all of a state"),
+            }
+        }
+    }
+    content
+}
+
+/// What changes say of each key.
+fn content_of_changes(chunks: &[Vec<u8>]) -> Content {
+    let mut content = Content::new();
+    for chunk in chunks {
+        for entry in Chunk::parse(chunk).unwrap().entries() {
+            match entry.unwrap() {
+                Entry::Put { hash, key, value } => _ = content.insert((key.to_vec(), hash), value.to_vec()),
+                Entry::Gone { hash, key } => _ = content.insert((key.to_vec(), hash), b"gone".to_vec()),
+                Entry::GoneAll { prefix } => _ = content.insert((prefix.to_vec(), 0), b"all gone".to_vec()),
+                Entry::Shared { value } => _ = content.insert((b"shared".to_vec(), 0), value.to_vec()),
             }
         }
     }
@@ -102,10 +119,41 @@ impl Rig {
 
     /// All of a state. One that is empty has no content, however far it has fired.
     fn content(&self, state: &State) -> Content {
-        match state.is_empty() {
-            true => Content::new(),
-            false => content(&chunks(&self.state(&chunks(state, Extent::All)), Extent::Changed)),
+        if state.is_empty() {
+            return Content::new();
         }
+        let content = content(&chunks(&self.state(&chunks(state, Extent::All)), Extent::Changed));
+        assert!(content.contains_key(&(b"shared".to_vec(), 0)), "how far it has fired is told");
+        content
+    }
+
+    /// What workers say that go on from these bins of as many bits at a watermark: of rows that come, and at the end of input.
+    fn rest(&self, states: Vec<State>, watermark: Option<i64>) -> Vec<String> {
+        let routing = Routing::from_owners(vec![0; states.len()]).unwrap();
+        let mut table = BinTable::fresh(&routing, 0, &|| self.keyed.new_state(&self.calls));
+        for (bin, state) in (0..).zip(states) {
+            table.uninstall(bin).unwrap();
+            table.install(bin, Box::new(state)).unwrap();
+        }
+        let mut op = self.keyed.operator(&self.calls).unwrap();
+        watermark.into_iter().for_each(|watermark| op.resume(watermark));
+        let mut said = Vec::new();
+        let mut say = |output: Output| {
+            let (what, block) = match output {
+                Output::Rows(block) => ("row", block),
+                Output::Late(block) => ("late", block),
+            };
+            said.extend((0..block.num_rows()).map(|row| format!("{what} {:?}", block.slice(row, 1).columns())));
+        };
+        let rows: Vec<Row> = (0..80).map(|row| (row % 9, row % 40, i64::from(row) - 20)).collect();
+        let routed = self.keyed.assign(&block(&rows)).unwrap();
+        let hashes = self.keyed.hashes(&routed).unwrap();
+        let routed = self.keyed.carry(routed).unwrap();
+        op.apply(&mut table, &routed, &hashes, &mut say).unwrap();
+        op.end_epoch(&mut table, &mut say).unwrap();
+        op.watermark(&mut table, i64::MAX, &mut say).unwrap();
+        said.sort_unstable();
+        said
     }
 
     fn apply(&mut self, rows: &[Row]) {
@@ -205,6 +253,9 @@ proptest! {
         }
         // From files, from one that was merged from all, and on as many bins, more and fewer.
         let all: Content = rig.table.owned().flat_map(|(_, state)| rig.content(state)).collect();
+        let copy = |state: &State| rig.state(&chunks(state, Extent::All));
+        let reached = (!epochs.is_empty()).then_some(watermark * 1_000);
+        let rest = rig.rest(rig.table.owned().map(|(_, state)| copy(state)).collect(), reached);
         let bytes = write(merge(&files)).collect::<Result<Vec<_>, _>>().unwrap().concat();
         let merged = [File::open("merged", bytes).unwrap()];
         for files in [&files[..], &merged] {
@@ -216,6 +267,8 @@ proptest! {
                     content
                 });
                 prop_assert_eq!(states.flatten().collect::<Content>(), all.clone(), "{} bits", bits);
+                let states = (0..1 << bits).map(|bin| loaded(&rig, files, Range::new(bin, bits).unwrap()));
+                prop_assert_eq!(rig.rest(states.collect(), reached), rest.clone(), "{} bits", bits);
             }
         }
         let live = merged[0].segments().iter().map(|segment| segment.base);
@@ -234,6 +287,60 @@ fn a_key_that_is_touched_is_all_that_is_told() {
         rig.apply(&[(3, 3, 1)]);
         let told: usize = rig.records().iter().flat_map(|(_, chunks)| chunks).map(Vec::len).sum();
         assert!((1..400).contains(&told), "{told} bytes of {plan}");
+    }
+}
+
+/// A row of sliding windows, some of which have fired, comes to a bin that had none: it counts in those that are open.
+#[test]
+fn closed_windows_take_no_row_where_nothing_is_told_of_them() {
+    let rig = Rig::new(PLANS[1]);
+    let said = rig.rest((0..BINS).map(|_| rig.state(&[])).collect(), Some(0));
+    let bounds = |row: &String| row.split(['\n', ',']).filter_map(|part| part.trim().parse::<i64>().ok()).nth(1);
+    let ends: Vec<i64> = said.iter().filter(|row| row.starts_with("row")).filter_map(bounds).collect();
+    assert!(ends.len() > 50 && ends.iter().all(|end| *end > 0), "{ends:?}");
+}
+
+/// A watermark that passes is no change of a bin in which no window with rows has fired.
+#[test]
+fn a_bin_that_is_not_touched_tells_nothing() {
+    for (at, plan) in PLANS.iter().enumerate().filter(|(_, plan)| plan.contains("window")) {
+        let mut rig = Rig::new(plan);
+        let rows: Vec<Row> = (0..200).map(|row| (1 + row as u8, 2 + row as u8 % 250, 50)).collect();
+        rig.apply(&rows);
+        rig.op.watermark(&mut rig.table, 1_000, &mut |_| {}).unwrap();
+        for (epoch, watermark) in [(0, 2_000), (1, 30_000), (2, 39_000)] {
+            rig.table.mark_all(epoch);
+            rig.op.watermark(&mut rig.table, watermark, &mut |_| {}).unwrap();
+            assert!(rig.records().iter().all(|(_, chunks)| chunks.is_empty()), "epoch {epoch} of plan {at}");
+        }
+        // The windows of 20 ms every 5 ms that begin at 35 ms end at 55 ms, and hold rows that others hold too.
+        rig.table.mark_all(3);
+        rig.op.watermark(&mut rig.table, 55_000, &mut |_| {}).unwrap();
+        let sliding = plan.contains("sliding");
+        assert_eq!(rig.records().iter().any(|(_, chunks)| !chunks.is_empty()), sliding && at != 5, "plan {at}");
+    }
+}
+
+/// Where a bin came in the middle of an epoch, its record is of the keys that the epoch has touched on either side.
+#[test]
+fn a_bin_that_has_moved_tells_what_was_touched() {
+    for (at, plan) in PLANS.iter().enumerate() {
+        let mut rig = Rig::new(plan);
+        let rows: Vec<Row> = (0..2_000).map(|row| (1 + (row % 250) as u8, 2 + (row % 251) as u8, 1)).collect();
+        rig.apply(&rows);
+        let all: usize = rig.table.owned().map(|(_, state)| rig.content(state).len()).sum();
+        rig.table.mark_all(0);
+        rig.apply(&[(3, 3, 1)]);
+        let before: Vec<Content> = rig.records().iter().map(|(_, chunks)| content_of_changes(chunks)).collect();
+        (0..BINS).for_each(|bin| rig.moved(bin, Extent::Marked));
+        let after: Vec<Content> = rig.records().iter().map(|(_, chunks)| content_of_changes(chunks)).collect();
+        assert_eq!(before, after, "plan {at}");
+        let told: usize = after.iter().map(Content::len).sum();
+        assert!(all <= 9 || told < all / 2, "{told} of {all} keys of plan {at}");
+        // And one more, touched here.
+        rig.apply(&[(4, 4, 1)]);
+        let told: usize = rig.records().iter().map(|(_, chunks)| content_of_changes(chunks).len()).sum();
+        assert!(all <= 9 || told < all / 2, "{told} of {all} keys of plan {at}");
     }
 }
 
