@@ -15,7 +15,7 @@ use crossbeam::channel::Sender;
 use penstock_dataflow::fabric::{self, Duplex};
 use penstock_dataflow::{Error as FlowError, FabricGuard, FabricTag};
 use penstock_engine::Ranges;
-use penstock_files::{File, select};
+use penstock_files::{File, Index};
 use penstock_plan::host::{
     Event, Group, GroupConfig, HostError, Keep, LoadError, Loaded, PartitionRows, Record, Resident, StepReport,
 };
@@ -328,6 +328,7 @@ impl Host for GroupHost {
         wanted: &Use,
     ) -> Result<Loaded, Failure> {
         let names = names(&program.plan);
+        let index = Index::of(files);
         let mut loaded = Loaded::default();
         let mut lost = Lost::default();
         for (operator, range) in ranges.iter().flat_map(|(name, ranges)| ranges.iter().map(move |range| (name, *range)))
@@ -336,7 +337,7 @@ impl Host for GroupHost {
             if !names.contains(operator) {
                 return Err(unknown(operator));
             }
-            let mut chunks = select(files, operator, range);
+            let mut chunks = index.select(files, operator, range);
             let made = loaded.load(&program.plan, &program.callbacks, operator, range, chunks.by_ref());
             match made {
                 Ok(()) => {}

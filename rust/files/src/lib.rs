@@ -51,7 +51,7 @@ mod write;
 
 pub use entry::{Chunk, ChunkWriter, Entries, Entry, is_entries};
 pub use error::{Damage, FileError};
-pub use merge::{Merge, Select, merge, ranges, select};
+pub use merge::{Index, Merge, Select, merge, ranges, select};
 pub use range::{MAX_LENGTH, Range};
 pub use read::{File, Placed, ReadAt};
 pub use write::{Segment, Summary, Write, write};

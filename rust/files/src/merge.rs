@@ -1,8 +1,11 @@
 //! Many files as one: what of them is of a range, and all of them merged. Files and segments count in their order; the newest counts.
 //!
 //! A merge holds one range in memory at a time: of the ranges in the files one that no other holds.
+//!
+//! Ranges are nested or disjoint, so what intersects a range holds it, of which there is one a length, or stands in one stretch of the order by
+//! first hash. An [`Index`] is made once for all ranges: selecting one looks at its own segments only.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
 
 use crate::CHUNK_BYTES;
@@ -21,10 +24,56 @@ pub struct Select<'a> {
     file: Option<&'a str>,
 }
 
-/// What files have of a range of an operator: absorbed one after the other, the chunks give its state. Files in which ranges are not
-/// smaller are read as the chunks are asked for; else all of the range is merged at once. After an error there are no more.
+/// [`Index::select`] of one range.
 pub fn select<'a, R: ReadAt>(files: &'a [File<R>], operator: &'a str, range: Range) -> Select<'a> {
-    let sources = sources(files, operator, range);
+    Index::of(files).select(files, operator, range)
+}
+
+/// Where the segments of files are: for who selects many ranges of the same files.
+#[derive(Debug, Default)]
+pub struct Index {
+    /// By operator, then by [place](Range::place): numbers of files and segments, in order.
+    places: HashMap<Arc<str>, BTreeMap<(u64, u8), Vec<(usize, usize)>>>,
+    #[cfg(test)]
+    looked: std::cell::Cell<usize>,
+}
+
+impl Index {
+    /// Of all segments of these files.
+    #[must_use]
+    pub fn of<R: ReadAt>(files: &[File<R>]) -> Index {
+        let mut index = Index::default();
+        for (file, segments) in files.iter().map(File::segments).enumerate() {
+            for (number, placed) in segments.iter().enumerate() {
+                let places = index.places.entry(placed.operator.clone()).or_default();
+                places.entry(placed.range.place()).or_default().push((file, number));
+            }
+        }
+        index
+    }
+
+    /// The segments that have something of a range, in order.
+    fn intersecting(&self, operator: &str, range: Range) -> Vec<(usize, usize)> {
+        let Some(places) = self.places.get(operator) else { return Vec::new() };
+        let above = range.holders().skip(1).filter_map(|holder| places.get(&holder.place()));
+        let mut found: Vec<_> = above.chain(places.range(range.held()).map(|(_, of)| of)).flatten().copied().collect();
+        found.sort_unstable();
+        #[cfg(test)]
+        self.looked.set(self.looked.get() + found.len());
+        found
+    }
+
+    /// What files have of a range of an operator: absorbed one after the other, the chunks give its state. Files in which ranges are not
+    /// smaller are read as the chunks are asked for; else all of the range is merged at once. After an error there are no more.
+    ///
+    /// # Panics
+    /// May, when these are not the files that it was made of.
+    pub fn select<'a, R: ReadAt>(&self, files: &'a [File<R>], operator: &'a str, range: Range) -> Select<'a> {
+        selected(self.sources(files, operator, range), operator, range)
+    }
+}
+
+fn selected<'a, R: ReadAt>(sources: Vec<Source<'a, R>>, operator: &'a str, range: Range) -> Select<'a> {
     if sources.iter().all(|source| source.placed.range.holds(range)) {
         let chunks = sources.into_iter().flat_map(move |source| {
             let name = source.file.name();
@@ -72,27 +121,27 @@ fn until_error<T, E>(items: impl Iterator<Item = Result<T, E>>) -> impl Iterator
 /// See [`merge`].
 pub struct Merge<'a, R> {
     files: &'a [File<R>],
+    index: Index,
     left: std::vec::IntoIter<(Arc<str>, Range)>,
 }
 
 /// Files as one that stands for them where they are all there is: its segments are bases, and what is gone leaves no trace. After an
 /// error there are no more segments.
 pub fn merge<R: ReadAt>(files: &[File<R>]) -> Merge<'_, R> {
-    Merge { files, left: ranges(files).into_iter() }
+    Merge { files, index: Index::of(files), left: ranges(files).into_iter() }
 }
 
 /// The ranges that files have something of, by operator: disjoint, in order, and none is held by another one's. What is selected of all of them is all
 /// that there is.
 pub fn ranges<R: ReadAt>(files: &[File<R>]) -> Vec<(Arc<str>, Range)> {
     let placed = files.iter().flat_map(File::segments);
-    let all: BTreeSet<(Arc<str>, u64, Range)> =
-        placed.map(|placed| (placed.operator.clone(), placed.range.first(), placed.range)).collect();
-    // By first hash, then by length: what holds a range stands before it.
+    let all: BTreeSet<(Arc<str>, (u64, u8), Range)> =
+        placed.map(|placed| (placed.operator.clone(), placed.range.place(), placed.range)).collect();
+    // What holds a range stands before it.
     let mut left: Vec<(Arc<str>, Range)> = Vec::new();
     for (operator, _, range) in all {
         let last = left.last().filter(|(other, last)| *other == operator && last.holds(range));
         if last.is_none() {
-            left.retain(|(other, smaller)| *other != operator || !range.holds(*smaller));
             left.push((operator, range));
         }
     }
@@ -105,7 +154,7 @@ impl<R: ReadAt> Iterator for Merge<'_, R> {
     fn next(&mut self) -> Option<Self::Item> {
         loop {
             let (operator, range) = self.left.next()?;
-            let chunks = merged(&sources(self.files, &operator, range), &operator, range);
+            let chunks = merged(&self.index.sources(self.files, &operator, range), &operator, range);
             if chunks.is_err() {
                 self.left = Vec::new().into_iter();
             }
@@ -125,22 +174,38 @@ struct Source<'a, R> {
     file: &'a File<R>,
     number: usize,
     placed: &'a Placed,
-    /// Newer bases say all of these ranges.
+    /// Newer bases say all of these ranges, which it holds; by first hash, disjoint.
     void: Vec<Range>,
 }
 
-fn sources<'a, R: ReadAt>(files: &'a [File<R>], operator: &str, range: Range) -> Vec<Source<'a, R>> {
-    let placed = files.iter().flat_map(|file| (0..).zip(file.segments()).map(move |(at, placed)| (file, at, placed)));
-    let wanted = placed.filter(|(_, _, placed)| &*placed.operator == operator && placed.range.intersects(range));
-    let (mut sources, mut void) = (Vec::new(), Vec::new());
-    for (file, number, placed) in wanted.collect::<Vec<_>>().into_iter().rev() {
-        if !void.iter().any(|newer: &Range| newer.holds(placed.range) || newer.holds(range)) {
-            sources.push(Source { file, number, placed, void: void.clone() });
+impl Index {
+    fn sources<'a, R: ReadAt>(&self, files: &'a [File<R>], operator: &str, range: Range) -> Vec<Source<'a, R>> {
+        let mut sources = Vec::new();
+        // Newer bases, by place.
+        let mut void = BTreeMap::<(u64, u8), Range>::new();
+        for (file, number) in self.intersecting(operator, range).into_iter().rev() {
+            let file = &files[file];
+            let placed = &file.segments()[number];
+            let is_void = |range: Range| range.holders().any(|holder| void.contains_key(&holder.place()));
+            if is_void(range) {
+                break; // so is all before
+            }
+            if !is_void(placed.range) {
+                let mut own = Vec::<Range>::new();
+                for (_, newer) in void.range(placed.range.held()) {
+                    if own.last().is_none_or(|last| !last.holds(*newer)) {
+                        own.push(*newer);
+                    }
+                }
+                sources.push(Source { file, number, placed, void: own });
+            }
+            if placed.base {
+                void.insert(placed.range.place(), placed.range);
+            }
         }
-        void.extend(placed.base.then_some(placed.range));
+        sources.reverse();
+        sources
     }
-    sources.reverse();
-    sources
 }
 
 impl<'a, R: ReadAt> Source<'a, R> {
@@ -156,7 +221,11 @@ impl<'a, R: ReadAt> Source<'a, R> {
         let chunk = Chunk::parse(&bytes)?;
         chunk.check(self.placed.range)?;
         let whole = range.holds(self.placed.range) && self.void.is_empty();
-        let keep = |hash| range.contains(hash) && !self.void.iter().any(|void| void.contains(hash));
+        let is_void = |hash| {
+            let before = self.void.partition_point(|void| void.first() <= hash);
+            before > 0 && self.void[before - 1].contains(hash)
+        };
+        let keep = |hash| range.contains(hash) && !is_void(hash);
         if whole { Ok(Some(bytes)) } else { chunk.filtered(keep) }
     }
 }
@@ -231,5 +300,98 @@ impl<'a> Cutter<'a> {
     fn finish(mut self) -> Vec<Vec<u8>> {
         self.chunks.extend((!self.writer.is_empty()).then(|| self.writer.finish()));
         self.chunks
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::convert::Infallible;
+
+    use super::*;
+    use crate::write::write;
+
+    fn file(name: &str, bits: u8, base: bool) -> File<Vec<u8>> {
+        let segment = |bin: u32| {
+            let range = Range::new(bin, bits).unwrap();
+            let mut chunk = ChunkWriter::new(b"s");
+            chunk.push(Entry::Put { hash: range.last(), key: name.as_bytes(), value: b"v" });
+            Segment { operator: "op".into(), range, base, chunks: vec![chunk.finish()] }
+        };
+        let bytes = write((0..1 << bits).map(|bin| Ok::<_, Infallible>(segment(bin))));
+        File::open(name, bytes.flat_map(Result::unwrap).collect::<Vec<_>>()).unwrap()
+    }
+
+    /// Whoever reads all ranges looks at each segment once, or as often as it is divided.
+    #[test]
+    fn all_ranges_together_look_at_each_segment_once() {
+        let files = [file("a", 12, true), file("b", 12, false), file("c", 10, false), file("d", 12, false)];
+        let index = Index::of(&files);
+        let segments: usize = files.iter().map(|file| file.segments().len()).sum();
+        for (bits, expected) in [(10, segments), (4, segments), (0, segments), (12, segments + 3 * (1 << 10))] {
+            index.looked.set(0);
+            for bin in 0..1 << bits {
+                let range = Range::new(bin, bits).unwrap();
+                assert_eq!(index.sources(&files, "op", range).len(), index.intersecting("op", range).len());
+            }
+            // Both have looked.
+            assert_eq!(index.looked.get(), 2 * expected, "{bits} bits");
+        }
+        let mut merging = merge(&files);
+        assert_eq!(merging.by_ref().map(Result::unwrap).count(), 1 << 10);
+        assert_eq!(merging.index.looked.get(), segments);
+    }
+
+    /// Beside one that looks at everything.
+    #[test]
+    fn what_is_void_is_what_newer_bases_say() {
+        let files = [("z", 1, false), ("a", 3, true), ("b", 2, false), ("c", 4, true), ("d", 1, false), ("e", 0, true)];
+        let files = files.map(|(name, bits, base)| file(name, bits, base));
+        for newest in 1..=files.len() {
+            let files = &files[..newest];
+            let index = Index::of(files);
+            for bits in 0..=5 {
+                for bin in 0..1 << bits {
+                    let range = Range::new(bin, bits).unwrap();
+                    let found = index.sources(files, "op", range);
+                    let mut expected = Vec::new();
+                    let mut void: Vec<Range> = Vec::new();
+                    for (at, file) in files.iter().enumerate().rev() {
+                        for (number, placed) in file.segments().iter().enumerate().rev() {
+                            if placed.range.intersects(range) {
+                                let gone = |newer: &Range| newer.holds(placed.range) || newer.holds(range);
+                                if !void.iter().any(gone) {
+                                    let mut own = void.clone();
+                                    own.retain(|newer| placed.range.holds(*newer));
+                                    let all = own.clone();
+                                    own.retain(|one| !all.iter().any(|other| other != one && other.holds(*one)));
+                                    own.sort_unstable();
+                                    own.dedup();
+                                    expected.push((at, number, own));
+                                }
+                                void.extend(placed.base.then_some(placed.range));
+                            }
+                        }
+                    }
+                    expected.reverse();
+                    let told = |source: &Source<'_, Vec<u8>>| {
+                        let at = files.iter().position(|file| file.name() == source.file.name()).unwrap();
+                        (at, source.number, source.void.clone())
+                    };
+                    assert_eq!(found.iter().map(told).collect::<Vec<_>>(), expected, "{range} of {newest} files");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn ranges_know_their_ends() {
+        for range in [Range::ALL, Range::new(1, 1).unwrap(), Range::new(5, 3).unwrap(), Range::new(0, 20).unwrap()] {
+            assert!(range.contains(range.first()) && range.contains(range.last()), "{range}");
+            assert!(range.last() == u64::MAX || !range.contains(range.last() + 1), "{range}");
+            assert!(
+                range.holders().all(|holder| holder.holds(range))
+                    && range.holders().count() == range.length() as usize + 1
+            );
+        }
     }
 }

@@ -83,6 +83,27 @@ impl Range {
         if self.length == 0 { 0 } else { u64::from(self.prefix) << (64 - self.length) }
     }
 
+    /// The last hash.
+    #[must_use]
+    pub fn last(self) -> u64 {
+        self.first() | u64::MAX.checked_shr(u32::from(self.length)).unwrap_or(0)
+    }
+
+    /// The ranges that hold this one, itself among them, the longest first.
+    pub(crate) fn holders(self) -> impl Iterator<Item = Range> {
+        (0..=self.length).rev().map(move |length| Range { prefix: self.prefix >> (self.length - length), length })
+    }
+
+    /// Where it stands among ranges: by first hash, what holds others before them.
+    pub(crate) fn place(self) -> (u64, u8) {
+        (self.first(), self.length)
+    }
+
+    /// The places of the ranges that this one holds.
+    pub(crate) fn held(self) -> std::ops::RangeInclusive<(u64, u8)> {
+        self.place()..=(self.last(), MAX_LENGTH)
+    }
+
     /// Hashes, in units of the shortest range there can be.
     #[must_use]
     pub fn width(self) -> u64 {

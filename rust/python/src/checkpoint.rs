@@ -5,7 +5,7 @@
 use std::io;
 
 use penstock_engine::Contents;
-use penstock_files::{Damage, File, FileError, Range, ReadAt, ranges, select};
+use penstock_files::{Damage, File, FileError, Index, Range, ReadAt, ranges};
 use penstock_plan::{Kept, KeptError};
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
@@ -63,6 +63,7 @@ impl ReadAt for Reads {
 #[pyclass(frozen, module = "penstock._native")]
 pub(crate) struct CheckpointFiles {
     files: Vec<File<Reads>>,
+    index: Index,
 }
 
 #[pymethods]
@@ -80,7 +81,8 @@ impl CheckpointFiles {
             }
         };
         let open = || files.into_iter().map(open).collect::<Result<Vec<_>, _>>();
-        Ok(Self { files: py.detach(open).map_err(|error| from_kept(KeptError::File(error)))? })
+        let files = py.detach(open).map_err(|error| from_kept(KeptError::File(error)))?;
+        Ok(Self { index: Index::of(&files), files })
     }
 
     /// What they hold, in order: name of the file, operator, prefix and length of the range of hashes, whether it is a base, bytes.
@@ -113,7 +115,7 @@ impl CheckpointFiles {
         let range = Range::new(prefix, length)
             .ok_or_else(|| errors::raise(Kind::Value, &format!("there is no range {prefix}/{length}")))?;
         let read = || {
-            let mut chunks = select(&self.files, operator, range);
+            let mut chunks = self.index.select(&self.files, operator, range);
             let rows = Kept::from_json(columns).and_then(|kept| kept.rows(&mut chunks));
             rows.map_err(|error| Box::new((chunks.file().map(str::to_owned), error)))
         };
