@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use arrow_array::{ArrayRef, Int64Array, RecordBatch, StringArray};
-use penstock_cluster::session::{Client, Kind, NONCE_BYTES, Role, Secret, write_frame};
+use penstock_cluster::session::{Client, Keys, Kind, NONCE_BYTES, Role, Secret, write_frame};
 use penstock_dataflow::Wire;
 use penstock_files::File;
 use penstock_fuzz::TARGETS;
@@ -121,7 +121,7 @@ fn seeds() -> BTreeMap<&'static str, Seeds> {
     }
     add("session_frames", "none", with(0, b"PF\x02\x01 another version"));
     let secret = Secret::new(std::array::from_fn(|at| at as u8)).unwrap();
-    let (_, hello) = Client::hello(&secret, Role::Mesh, b"{}", [9; NONCE_BYTES]);
+    let (_, hello) = Client::hello(&Keys::all(&secret), Role::Mesh, "q", b"{}", [9; NONCE_BYTES]).unwrap();
     add("handshake", "hello", [&[0, hello.len() as u8], &hello[..], &[0; 40]].concat());
     add("handshake", "short", vec![0, 9, 1, 2, 3]);
     for (name, message) in messages() {
