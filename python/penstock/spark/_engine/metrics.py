@@ -41,7 +41,9 @@ FAMILIES: dict[str, Family] = {
     "penstock_members_replaced_total": Family("counter", (), "Resident processes that took the place of a lost one."),
     "penstock_rescales_total": Family("counter", ("outcome",), "Rescales that have ended: done or failed."),
     "penstock_refused_connections_total": Family(
-        "counter", ("reason",), "Connections that the driver refused: secret, malformed, slow, crowded, role, stale."
+        "counter",
+        ("reason",),
+        "Connections that the driver refused: secret, malformed, slow, crowded, role, stale, plain (without TLS).",
     ),
     "penstock_batches_total": Family(
         "counter", ("query", "outcome"), "Calls of Spark with a batch: committed, failed or stopped."
