@@ -26,9 +26,9 @@ class Epoch:
     """One epoch of one query: a Spark batch, or a block of a local source.
 
     ``seconds`` passed until its outputs were complete or, where they are served to a sink, until that had them:
-    ``feed_s`` bringing its rows to the workers, ``run_s`` computing, ``serve_s`` in the sink, ``files_s`` waiting behind
-    that until its state was durable. ``spark_s`` are seconds of the batch that Spark spent before and after: finding
-    input, planning, its logs. What was not measured is 0.
+    ``feed_s`` bringing its rows to the workers, ``run_s`` computing, ``serve_s`` in the sink, ``files_s`` waiting
+    behind that until its state was durable. ``spark_s`` are seconds of the batch that Spark spent before and after:
+    finding input, planning, its logs. What was not measured is 0.
     """
 
     epoch: int
