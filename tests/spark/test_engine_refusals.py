@@ -419,6 +419,56 @@ def test_members_that_find_another_folder_there(engine: pk.Engine, runs: Runs) -
     assert not list(runs.files.glob("manifest-*"))
 
 
+def test_a_store_that_one_member_cannot_reach(cluster: Any, runs: Runs) -> None:
+    """While it writes, and when it reads: the batch fails with the number of the member, and nothing is lost."""
+    flow_schema = "k bigint, v bigint"
+    away = runs.folder / "away"
+
+    def patched(pid: int) -> Any:
+        away_ = str(away)
+
+        def apart(rows: int | None, k: int, v: int) -> Any:
+            from penstock import _storage
+
+            folder: Any = _storage._Folder
+            if os.getpid() == pid and folder.read.__name__ != "unreachable":
+                reach = {name: getattr(folder, name) for name in ("read", "write")}
+
+                def guard(name: str) -> Any:
+                    def unreachable(self: Any, *args: Any, **options: Any) -> Any:
+                        if os.path.exists(away_):
+                            raise OSError("no route to the store")
+                        return reach[name](self, *args, **options)
+
+                    return unreachable
+
+                for name in reach:
+                    setattr(folder, name, guard(name))
+            return (rows or 0) + 1, (k, v)
+
+        return pk.Flow(flow_schema).key_by("k").stateful_map(apart, schema=flow_schema)
+
+    with pk.Engine(cluster, workers=2, bits=2, name="apart") as engine:
+        runs.add()
+        victim = engine.members()[1]
+        engine.foreach_batch(patched(victim.pid), Kept(), name="patched")(numbers(cluster, 0), 0)
+        runs.run(engine)
+        runs.add()
+        away.touch()
+        told = f"member {victim.id}: .*no route to the store.*nothing is lost, the batch can be asked for again"
+        error = runs.fails(engine)
+        assert isinstance(error, StorageError) and "writing state failed 5 times" in str(error)
+        assert re.search(told, str(error)), error
+        # An engine that has nothing has to read it.
+        engine.drop(runs.function.query_id)
+        error = runs.fails(engine)
+        assert isinstance(error, StorageError) and "reading state failed 5 times" in str(error)
+        assert re.search(told, str(error)), error
+        away.unlink()
+        runs.run(engine)
+        assert state(runs.kept) == counted(2)
+
+
 # Without a stream
 
 

@@ -433,6 +433,11 @@ impl Query {
 
     /// Asks again after a pause that doubles; fails the call when it was tried often enough.
     fn pause(&mut self, asked: Asked, tries: u32, what: &'static str, reason: String, view: &mut View<'_>) {
+        // It may be the only one that cannot reach the store.
+        let reason = match &asked {
+            Asked::Load { member, .. } | Asked::Write { member, .. } => format!("member {}: {reason}", member.0),
+            _ => reason,
+        };
         if tries >= view.setup.store_tries {
             return self.fail(EngineError::Store { what, tries, reason }, view);
         }
