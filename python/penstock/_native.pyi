@@ -1109,11 +1109,11 @@ class EngineProtocol:
     def owners(self, query: str) -> list[list[int]]:
         """The worker of each bin, one list for each keyed step; empty before the first epoch."""
 
-def checkpoint_file(kind: Literal["claim", "manifest"], content: str) -> tuple[str, bytes]:
-    """Name and bytes of the file of a claim or manifest that is given as JSON; ValueError for other content."""
+def checkpoint_file(kind: Literal["claim", "manifest", "shown"], content: str) -> tuple[str, bytes]:
+    """Name and bytes of the file of a claim, manifest or note (`shown`) given as JSON; ValueError for other content."""
 
 def checkpoint_reads(name: str) -> bool:
-    """Whether `checkpoint_contents` needs the content of the file of this name: claims and manifests."""
+    """Whether `checkpoint_contents` needs the content of the file of this name: all but data."""
 
 def checkpoint_contents(files: Sequence[tuple[str, int, bytes | None]], held: bool) -> str:
     """What a checkpoint holds (the protocol's `Contents`, as JSON), of names, sizes and contents of its files.

@@ -15,7 +15,7 @@ import pytest
 
 import penstock as pk
 from durable_support import Runs, kill, only
-from engine_support import COUNTS, Kept, counted, numbers, state, stream
+from engine_support import COUNTS, Kept, counted, numbers, state, stream, wait_for
 from penstock.errors import EngineError, StateError, StateLost, StorageError
 from penstock.spark._session.collect import to_table
 
@@ -335,15 +335,21 @@ def test_a_checkpoint_that_was_moved(engine: pk.Engine, runs: Runs) -> None:
     assert state(runs.kept) == counted(3) and not runs.check.exists()
 
 
-def test_a_source_that_is_not_replayable(engine: pk.Engine, runs: Runs) -> None:
-    """Its rows have changed when the batch has to be fed again, and the sink has had the first ones."""
+def other_rows() -> Any:
+    """A function of `mapInArrow` that gives other values each time."""
 
-    def other_rows(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    def other(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         import os
 
         for batch in batches:
             values = pa.array([int.from_bytes(os.urandom(4), "little") for _ in range(batch.num_rows)], pa.int64())
             yield pa.record_batch([batch.column(0), values], ["k", "v"])
+
+    return other
+
+
+def test_a_source_that_is_not_replayable(engine: pk.Engine, runs: Runs) -> None:
+    """Its rows have changed when the batch has to be fed again, and the sink has had the first ones."""
 
     def sink(df: Any, batch_id: int) -> None:
         if batch_id == 1:
@@ -351,7 +357,7 @@ def test_a_source_that_is_not_replayable(engine: pk.Engine, runs: Runs) -> None:
         runs.kept(df, batch_id)
 
     def call(df: Any, batch_id: int) -> None:
-        runs.function(df.mapInArrow(other_rows, df.schema) if batch_id == 1 else df, batch_id)
+        runs.function(df.mapInArrow(other_rows(), df.schema) if batch_id == 1 else df, batch_id)
 
     runs.add(2)
     runs.function = engine.foreach_batch(COUNTS, sink)
@@ -360,7 +366,41 @@ def test_a_source_that_is_not_replayable(engine: pk.Engine, runs: Runs) -> None:
     error = runs.function.error
     assert type(error) is EngineError
     assert "batch 1 had 600 rows when its sink was called, and now it has 600, or others" in str(error)
-    assert "Give the same rows again" in str(error)
+    assert "Give the same rows again" in str(error) and "delete" not in str(error)
+
+
+def test_another_engine_gets_other_rows_than_the_sink_has_had(engine: pk.Engine, runs: Runs) -> None:
+    """An engine that holds nothing of a query is as one that comes after the death of a driver."""
+
+    def sink(df: Any, batch_id: int) -> None:
+        runs.kept(df, batch_id)
+        if batch_id == 1:
+            raise OSError("not now")
+
+    def run(sink: Any) -> Any:
+        runs.function = engine.foreach_batch(COUNTS, sink)
+
+        def call(df: Any, batch_id: int) -> None:
+            runs.function(df.mapInArrow(other_rows(), df.schema) if batch_id == 1 else df, batch_id)
+
+        return stream(runs.cluster, runs.inputs, "k bigint, v bigint", call, runs.check)
+
+    runs.add(2)
+    with pytest.raises(Exception, match="not now"):
+        run(sink).awaitTermination(120)
+    notes = f"shown-{1:020}-*"
+    wait_for(lambda: list(runs.files.glob(notes)), what="the note of what the sink was called with")
+    note = only(runs.files, notes)
+    engine.drop(runs.function.query_id)
+    with pytest.raises(Exception, match="not replayable"):
+        run(runs.kept).awaitTermination(120)
+    error = runs.function.error
+    assert type(error) is EngineError and f"delete {note.name} in the checkpoint" in str(error)
+    # Nothing forbids it to whoever knows that it does no harm.
+    engine.drop(runs.function.query_id)
+    note.unlink()
+    run(runs.kept).awaitTermination(120)
+    assert sorted(runs.kept.batches) == [0, 1] and len(pk.state.read(runs.check)) == 7
 
 
 # A store that does not work

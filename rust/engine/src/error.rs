@@ -186,7 +186,7 @@ pub enum EngineError {
     #[error(
         "the source is not replayable: batch {epoch} had {before} rows when its sink was called, and now it has {now}, or others; the \
          sink may have written the first. Give the same rows again: from a source with offsets (files, Kafka, a table's log), without \
-         random or current values in front of foreachBatch"
+         random or current values in front of foreachBatch{}", forget(note.as_deref())
     )]
     NotReplayable {
         /// The batch.
@@ -195,6 +195,8 @@ pub enum EngineError {
         before: u64,
         /// Rows now.
         now: u64,
+        /// The file that tells of the first, where another engine called the sink.
+        note: Option<String>,
     },
     /// Feeding failed for no reason of ours.
     #[error("feeding epoch {epoch} failed: {reason}")]
@@ -281,6 +283,16 @@ fn others(newest: Option<u64>) -> String {
         Some(newest) => format!("; the newest that it has is of batch {newest}"),
         None => ", nor of any other batch".to_owned(),
     }
+}
+
+/// What to do where rows differ on purpose.
+fn forget(note: Option<&str>) -> String {
+    note.map_or(String::new(), |name| {
+        format!(
+            ". If you have changed what stands there, and the sink replaces what it has written of the batch: delete {name} in the \
+             checkpoint and start the query again"
+        )
+    })
 }
 
 /// What to do about a file, unless the reason says so.

@@ -63,7 +63,7 @@
 //! | `Rescaled` | `rescale`: the user's handle |
 //! | `WatchCommit` | `commits`: a thread looks at Spark's commit log as long as something is to be told |
 //! | `Timer` | `executor` |
-//! | `ReadCheckpoint`, `CreateClaim`, `ReadClaims`, `WriteManifest`, `Delete` | nowhere yet |
+//! | `ReadCheckpoint`, `CreateClaim`, `ReadClaims`, `WriteManifest`, `WriteShown`, `Delete` | `checkpoints`: a thread each |
 //!
 //! | [`MemberEffect`] | `cluster::Host` and the member's own |
 //! |---|---|
@@ -88,7 +88,9 @@ mod roster;
 
 pub use engine::{Engine, Setup};
 pub use error::{EngineError, Failure, Kind, StoreError};
-pub use manifest::{Claim, Contents, DataFile, FormatError, Manifest, Named, Operator, Plan, VERSION, decode, encode};
+pub use manifest::{
+    Claim, Contents, DataFile, FormatError, Manifest, Named, Operator, Plan, Shown, VERSION, decode, encode,
+};
 pub use member::{Member, MemberEffect, MemberEvent};
 pub use protocol::{
     Answer, Commit, Dismissal, Effect, Event, Facts, Handle, MemberId, Piece, Program, QueryId, Ranges, Receipt,

@@ -1,9 +1,10 @@
 //! What is durable besides the data files: manifests and claims, their form on disk, and which manifest serves.
 //!
 //! A manifest says what the state at the end of a batch consists of: a list of data files. A claim says which engine writes to a
-//! checkpoint from now on; claims are numbered and created only where there is none of that number.
+//! checkpoint from now on; claims are numbered and created only where there is none of that number. A note says what rows the sink of a batch has been
+//! called with: who computes the batch again, after the death of its driver, sees whether they are the same.
 //!
-//! On disk both are `MAGIC version body length checksum`: the body is JSON, its length (8 bytes) and CRC-32 (4 bytes) stand at the end, little-endian,
+//! On disk all are `MAGIC version body length checksum`: the body is JSON, its length (8 bytes) and CRC-32 (4 bytes) stand at the end, little-endian,
 //! so that a file that was torn, cut or changed is recognised whatever its beginning says. A file is never changed once written.
 //!
 //! Invariants: state, output and manifest of a batch are of one attempt, which the generation names; generations ascend over
@@ -151,6 +152,33 @@ impl Claim {
     }
 }
 
+/// What the sink of a batch has been called with. It is written beside the sink, which does not wait for it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Shown {
+    /// Spark's id of the query.
+    pub query: String,
+    /// The batch.
+    pub batch: u64,
+    /// The attempt that it was.
+    pub generation: u64,
+    /// Tells engines apart.
+    pub nonce: u64,
+    /// How many rows.
+    pub rows: u64,
+    /// What they say, in any order.
+    pub hash: u64,
+    /// Names and types of their columns: only of equal ones can hashes be compared.
+    pub columns: String,
+}
+
+impl Shown {
+    /// Its name in the checkpoint.
+    #[must_use]
+    pub fn name(&self) -> String {
+        format!("shown-{:020}-{:020}-{:016x}", self.batch, self.generation, self.nonce)
+    }
+}
+
 /// A file that cannot be read.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, thiserror::Error)]
 pub enum FormatError {
@@ -245,6 +273,11 @@ pub enum Named {
         /// Its batch.
         batch: u64,
     },
+    /// What a sink was called with.
+    Shown {
+        /// Its batch.
+        batch: u64,
+    },
     /// A data file, `data-GENERATION-EPOCH-...`.
     Data {
         /// Who wrote it.
@@ -268,6 +301,7 @@ impl Named {
         match kind {
             "claim" => Some(Named::Claim { number: number()? }),
             "manifest" => Some(Named::Manifest { batch: number()? }),
+            "shown" => Some(Named::Shown { batch: number()? }),
             "data" => Some(Named::Data { generation: number()?, epoch: number()? }),
             _ => None,
         }
@@ -277,7 +311,7 @@ impl Named {
     fn left(self, name: &str) -> Named {
         match self {
             Named::Claim { number } => Named::Data { generation: number << CLAIM_BITS, epoch: 0 },
-            Named::Manifest { batch } => {
+            Named::Manifest { batch } | Named::Shown { batch } => {
                 let mut numbers = name.split('-').skip(2).filter_map(|part| part.parse().ok());
                 Named::Data { generation: numbers.next().unwrap_or(0), epoch: batch }
             }
@@ -299,6 +333,9 @@ pub struct Contents {
     pub claims: Vec<(u64, Result<Claim, FormatError>)>,
     /// Manifests by name, each as read.
     pub manifests: Vec<(String, Result<Manifest, FormatError>)>,
+    /// What sinks were called with, by name, each as read.
+    #[serde(default)]
+    pub shown: Vec<(String, Result<Shown, FormatError>)>,
     /// Names of data files with their generation and epoch.
     pub files: Vec<DataFile>,
     /// Whether the registry of the newest claim answers.
@@ -311,6 +348,7 @@ impl Contents {
         match Named::parse(name) {
             Some(Named::Claim { number }) => self.claims.push((number, decode(bytes))),
             Some(Named::Manifest { .. }) => self.manifests.push((name.to_owned(), decode(bytes))),
+            Some(Named::Shown { .. }) => self.shown.push((name.to_owned(), decode(bytes))),
             Some(Named::Data { generation, epoch }) => {
                 self.files.push(DataFile { name: name.to_owned(), length, checksum: 0, epoch, generation });
             }
@@ -353,6 +391,13 @@ impl Contents {
         Ok(best)
     }
 
+    /// What the sink of a batch has last been called with, as far as it can be read: it is a note, nothing depends on it.
+    #[must_use]
+    pub fn shown(&self, batch: u64) -> Option<&Shown> {
+        let read = self.shown.iter().filter_map(|(_, read)| read.as_ref().ok());
+        read.filter(|shown| shown.batch == batch).max_by_key(|shown| (shown.generation, shown.nonce))
+    }
+
     /// The newest batch of which a manifest can be read.
     #[must_use]
     pub fn newest_batch(&self) -> Option<u64> {
@@ -379,6 +424,26 @@ mod tests {
             parent: None,
             files: vec![DataFile { name: "f".into(), length: 9, checksum: 1, epoch: batch, generation }],
         }
+    }
+
+    fn shown(batch: u64, generation: u64) -> Shown {
+        Shown { query: "q".into(), batch, generation, nonce: 7, rows: 3, hash: u64::MAX, columns: "k int64".into() }
+    }
+
+    #[test]
+    fn the_newest_note_of_a_batch_counts_and_a_torn_one_does_not() {
+        let mut contents = Contents::default();
+        for (batch, generation) in [(4, 2), (4, 9), (4, 3), (5, 1)] {
+            let one = shown(batch, generation);
+            contents.add(&one.name(), 0, &encode(&one));
+        }
+        contents.add(&shown(4, 11).name(), 0, b"torn");
+        contents.add(&shown(6, 11).name(), 0, b"torn");
+        assert_eq!(contents.shown(4), Some(&shown(4, 9)));
+        assert_eq!((contents.shown(6), contents.shown(7)), (None, None));
+        // Those that were read by an engine that knows none.
+        let read = r#"{"claims":[],"manifests":[],"files":[],"held":false}"#;
+        assert_eq!(serde_json::from_str::<Contents>(read).unwrap(), Contents::default());
     }
 
     #[test]
@@ -415,6 +480,10 @@ mod tests {
         ] {
             assert_eq!(Named::parse(&part), Some(Named::Data { generation, epoch }), "{part}");
         }
+        let shown = shown(4, 2);
+        assert_eq!(Named::parse(&shown.name()), Some(Named::Shown { batch: 4 }));
+        let part = Named::parse(&format!(".{}.0f", shown.name()));
+        assert_eq!(part, Some(Named::Data { generation: 2, epoch: 4 }));
         for foreign in ["", ".", ".crc", "data", "data-x-1-0", "claim-", "metadata", ".metadata.crc"] {
             assert_eq!(Named::parse(foreign), None, "{foreign}");
         }

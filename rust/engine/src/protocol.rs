@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Serialize};
 
 use crate::error::{EngineError, Failure, StoreError};
-use crate::manifest::{Claim, Contents, DataFile, Manifest, Plan};
+use crate::manifest::{Claim, Contents, DataFile, Manifest, Plan, Shown};
 use crate::range::{Layout, Range};
 
 /// Spark's id of a query.
@@ -414,6 +414,9 @@ pub struct Program {
     pub durable: bool,
     /// Names the functions that members run: other ones have another number.
     pub functions: u64,
+    /// Names and types of the columns that are fed.
+    #[serde(default)]
+    pub columns: String,
 }
 
 /// How a query stands, for people.
@@ -579,6 +582,13 @@ pub enum Effect {
         query: QueryId,
         /// What.
         manifest: Box<Manifest>,
+    },
+    /// Write what a sink is called with now; no answer.
+    WriteShown {
+        /// Whose.
+        query: QueryId,
+        /// What.
+        shown: Shown,
     },
     /// Delete files of the checkpoint, in this order; no answer.
     Delete {

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use penstock_engine::{
     Answer, Dismissal, Effect, Engine, EngineError, Event, Failure, Kind, MemberId, Operator, Plan, Program, Range,
-    Ranges, Request, Setup, Ticket, Wait, Wish,
+    Ranges, Receipt, Request, Setup, Ticket, Wait, Wish,
 };
 
 const QUERY: &str = "q";
@@ -342,6 +342,29 @@ fn the_end_is_served_again_when_nobody_waited_and_ends_the_workers() {
     assert!(script.engine.facts(QUERY).unwrap().finished);
     script.migrate(1, Wish::Even, 1);
     assert_eq!(script.moved()[&1].as_ref().unwrap_err(), "the query is finished: its bins cannot move now");
+}
+
+/// The final epoch and the batch that comes instead of it have one number; what the sink saw of the first says nothing of the other.
+#[test]
+fn the_batch_behind_an_end_that_came_to_nothing_may_have_rows() {
+    let mut script = Script::new(1);
+    script.batch(0);
+    script.hold = vec!["Sink"];
+    script.finish();
+    script.hear(Event::Stop { query: QUERY.into() });
+    script.errors();
+    script.hold = vec!["Feed"];
+    let done = script.batch(1);
+    let feed = done.iter().find_map(|effect| match effect {
+        Effect::Feed { ticket, .. } => Some(*ticket),
+        _ => None,
+    });
+    let ticket = feed.expect("rows are asked for");
+    let receipt = Receipt { partition: 0, attempt: 0, member: MemberId(1), rows: 3, max_event_time: None, hash: 5 };
+    script.hear(Event::Receipt { ticket, receipt });
+    script.done.clear();
+    script.hear(Event::Fed { ticket, outcome: Ok(()) });
+    assert!(completes(&script.done, 1), "{:?}", script.done);
 }
 
 #[test]

@@ -86,6 +86,17 @@ fn sequence_09_other_rows_than_the_sink_saw_are_an_error() {
 }
 
 #[test]
+fn sequence_09_another_engine_knows_what_the_sink_saw() {
+    let worlds = sequence("9 other rows for another engine", &["not replayable", "restarted"]);
+    for world in &worlds {
+        let Some(EngineError::NotReplayable { note: Some(note), .. }) = &world.ended else {
+            panic!("{:?}", world.ended)
+        };
+        assert!(world.storage.files.contains_key(note), "{note} is a file of the checkpoint");
+    }
+}
+
+#[test]
 fn sequence_10_the_sink_is_called_again_for_a_loss_and_so_often() {
     let worlds = sequence("10 the sink fails", &["crash"]);
     let failed = |world: &&World| world.times("sink failed") > 0;

@@ -6,7 +6,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use penstock_cluster::session::Session;
-use penstock_engine::{Claim, Contents, Effect, Engine, EngineError, Event, Manifest, Named, Setup};
+use penstock_engine::{Claim, Contents, Effect, Engine, EngineError, Event, Manifest, Named, Setup, Shown};
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 use serde_json::Value;
@@ -69,7 +69,7 @@ impl EngineProtocol {
     }
 }
 
-/// Name and bytes of the file of a claim, or of a manifest, that is given as JSON.
+/// Name and bytes of the file of a claim, of a manifest, or of what a sink was shown, that is given as JSON.
 #[pyfunction]
 pub(crate) fn checkpoint_file<'py>(
     py: Python<'py>,
@@ -85,7 +85,11 @@ pub(crate) fn checkpoint_file<'py>(
             let manifest: Manifest = serde_json::from_str(content).map_err(|error| wrong(kind, &error))?;
             (manifest.name(), penstock_engine::encode(&manifest))
         }
-        _ => return Err(errors::raise(Kind::Value, &format!("kind={kind:?} is neither claim nor manifest"))),
+        "shown" => {
+            let shown: Shown = serde_json::from_str(content).map_err(|error| wrong(kind, &error))?;
+            (shown.name(), penstock_engine::encode(&shown))
+        }
+        _ => return Err(errors::raise(Kind::Value, &format!("kind={kind:?} is neither claim, manifest nor shown"))),
     };
     Ok((name, PyBytes::new(py, &bytes)))
 }

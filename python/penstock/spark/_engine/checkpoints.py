@@ -54,6 +54,7 @@ class Checkpoints:
             CreateClaim=self._asks("claims", self._claim),
             ReadClaims=self._asks("claims", self._newest),
             WriteManifest=self._asks("writes", self._write),
+            WriteShown=self._asks("notes", self._note),
             Delete=self._asks("deletes", self._delete),
         )
 
@@ -130,6 +131,12 @@ class Checkpoints:
         name, content = _native.checkpoint_file("manifest", json.dumps(facts["manifest"]))
         storage.write(name, [content])
         return "Written"
+
+    def _note(self, storage: Storage, facts: Mapping[str, Any]) -> None:
+        from penstock import _native
+
+        name, content = _native.checkpoint_file("shown", json.dumps(facts["shown"]))
+        storage.write(name, [content])
 
     def _delete(self, storage: Storage, facts: Mapping[str, Any]) -> Any:
         storage.delete(facts["names"])

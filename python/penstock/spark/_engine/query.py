@@ -430,6 +430,7 @@ class Query:
             "lateness_us": self.program.flow.lateness_ms * 1_000,
             "durable": self.storage is not None,
             "functions": self._functions,
+            "columns": ", ".join(f"{field.name} {field.type}" for field in program.flow.input_schema),
         }
         self._executor.post({"Open": {"query": self.id, "program": opened}})
 

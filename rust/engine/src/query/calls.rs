@@ -203,7 +203,8 @@ impl Query {
         self.frozen = None;
         self.kept.clear();
         self.shares.clear();
-        (self.shown, self.fed, self.merged, self.uneven) = (None, None, None, false);
+        (self.shown, self.note, self.noted, self.fed, self.merged) = (None, None, None, None, None);
+        self.uneven = false;
     }
 
     pub(crate) fn close(&mut self, view: &mut View<'_>) {

@@ -5,7 +5,7 @@
 
 use super::{Asked, At, Call, Frozen, Phase, Query, Serving, Sink, Stage, Status, View, What};
 use crate::error::EngineError;
-use crate::manifest::{CLAIM_BITS, Claim, Contents};
+use crate::manifest::{CLAIM_BITS, Claim, Contents, Shown};
 use crate::protocol::{Effect, Request};
 
 impl Query {
@@ -90,7 +90,7 @@ impl Query {
     pub(super) fn advance(&mut self) {
         if let Some(frozen) = self.frozen.take() {
             self.base = frozen.at;
-            self.shown = None;
+            (self.shown, self.note) = (None, None);
         }
     }
 
@@ -217,6 +217,9 @@ impl Query {
         }
         self.base = At::default();
         self.kept.clear();
+        let told = contents.shown(epoch).filter(|told| told.columns == self.program.columns && what == What::Batch);
+        self.shown = told.map(|told| (epoch, (told.rows, told.hash)));
+        self.note = told.map(Shown::name);
         let Some(before) = epoch.checked_sub(1) else { return Ok(Some(None)) };
         let Some(manifest) = contents.serving(before)? else {
             return match self.program.plan.operators.is_empty() {

@@ -7,7 +7,7 @@ use std::collections::BTreeSet;
 
 use super::{Asked, At, Call, Frozen, Phase, Query, Rows, Serving, Sink, Stage, View, What};
 use crate::error::{EngineError, Failure, Kind};
-use crate::manifest::Manifest;
+use crate::manifest::{Manifest, Shown};
 use crate::protocol::{Answer, Commit, Effect, MemberId, Piece, Receipt, Release, Request};
 
 impl Query {
@@ -83,7 +83,8 @@ impl Query {
             && shown == epoch
             && before != now
         {
-            return self.fail(EngineError::NotReplayable { epoch, before: before.0, now: now.0 }, view);
+            let note = self.note.clone();
+            return self.fail(EngineError::NotReplayable { epoch, before: before.0, now: now.0, note }, view);
         }
         self.release(view);
     }
@@ -162,7 +163,12 @@ impl Query {
             durable: false,
             returned: false,
         });
-        self.shown.get_or_insert((epoch, rows));
+        // The final epoch has no rows, and the batch of its number some, if input goes on after all.
+        if !self.frozen.as_ref().is_some_and(|frozen| frozen.finish)
+            && self.shown.is_none_or(|(shown, _)| shown != epoch)
+        {
+            (self.shown, self.note) = (Some((epoch, rows)), None);
+        }
         if let Some(call) = &mut self.call {
             call.phase =
                 Phase::Serving(Serving { sink: Sink::Checking, gone: None, patient: false, stage: Stage::Sinking });
@@ -262,6 +268,23 @@ impl Query {
         serving.sink = Sink::Called;
         *sink_calls += 1;
         let (epoch, pieces) = (*epoch, frozen.pieces.clone());
+        if let Some((shown, (rows, hash))) = self.shown
+            && shown == epoch
+            && self.program.durable
+            && self.note.is_none()
+            && self.noted.replace(epoch) != Some(epoch)
+        {
+            let shown = Shown {
+                query: self.id.clone(),
+                batch: epoch,
+                generation: frozen.stamp.generation,
+                nonce: view.setup.nonce,
+                rows,
+                hash,
+                columns: self.program.columns.clone(),
+            };
+            view.out.push(Effect::WriteShown { query: self.id.clone(), shown });
+        }
         view.out.push(Effect::Sink { ticket, query: self.id.clone(), epoch, pieces });
     }
 

@@ -217,6 +217,10 @@ pub(crate) struct Query {
     shares: BTreeSet<MemberId>,
     /// What the sink has seen of an epoch.
     shown: Option<(u64, Rows)>,
+    /// Where another engine wrote that.
+    note: Option<String>,
+    /// The epoch of which this engine wrote it.
+    noted: Option<u64>,
     /// The epoch of which rows are staged.
     fed: Option<u64>,
     /// The last batch that Spark is known to have committed.
@@ -258,6 +262,8 @@ impl Query {
             kept: BTreeMap::new(),
             shares: BTreeSet::new(),
             shown: None,
+            note: None,
+            noted: None,
             fed: None,
             committed: None,
             call: None,

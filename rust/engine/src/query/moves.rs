@@ -8,7 +8,7 @@ use std::collections::BTreeSet;
 
 use super::{Asked, Call, Phase, Query, Status, Turn, View, Wait, What};
 use crate::error::{EngineError, Failure};
-use crate::manifest::{Claim, Contents, DataFile, Manifest};
+use crate::manifest::{Claim, Contents, DataFile, Manifest, Named};
 use crate::protocol::{Answer, Effect, Handle, MemberId, Request, Wish};
 use crate::range::{Layout, Range};
 use crate::roster::Roster;
@@ -347,6 +347,11 @@ impl Query {
         let read = || contents.manifests.iter().filter_map(|(name, read)| Some((name, read.as_ref().ok()?)));
         let stays = |manifest: &Manifest| manifest.batch >= oldest;
         let mut names: Vec<String> = read().filter(|(_, one)| !stays(one)).map(|(name, _)| name.clone()).collect();
+        let notes = contents.shown.iter().map(|(name, _)| name).filter(|name| match Named::parse(name) {
+            Some(Named::Shown { batch }) => batch < oldest,
+            _ => false,
+        });
+        names.extend(notes.cloned());
         let listed = read().map(|(_, one)| one).filter(|one| stays(one));
         let mut needed: BTreeSet<&str> =
             listed.chain(self.kept.values()).flat_map(|one| &one.files).map(|file| file.name.as_str()).collect();

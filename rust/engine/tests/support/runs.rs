@@ -127,6 +127,9 @@ pub(crate) fn sequence(name: &str, seed: u64) -> Scenario {
         "9 the source is not replayable" => {
             vec![at("sink called", batch, Fault::Unstable), at("sink called", batch, crash)]
         }
+        "9 other rows for another engine" => {
+            vec![at("manifest written", batch, Fault::Unstable), at("manifest written", batch, Fault::CrashDriver)]
+        }
         "10 the sink fails" => {
             scenario.retry_sink = seed.is_multiple_of(2);
             (1..=4).map(|one| at("sink called", batch + one, Fault::CrashMember(member + one))).collect()

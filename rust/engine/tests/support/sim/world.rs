@@ -234,7 +234,13 @@ impl World {
         };
         let plan = Flow { operators: vec![operator], sources: vec!["rows".into()] };
         let functions = self.functions;
-        Program { plan, lateness_us: super::spark::LATENESS, durable: self.scenario.durable, functions }
+        Program {
+            plan,
+            lateness_us: super::spark::LATENESS,
+            durable: self.scenario.durable,
+            functions,
+            columns: String::new(),
+        }
     }
 
     /// The engine of a driver hears something, and what it asks for is done.
@@ -308,6 +314,13 @@ impl World {
                 self.store(driver, ticket, move |world| {
                     world.write_manifest(&manifest);
                     Stored::Written
+                });
+            }
+            Effect::WriteShown { shown, .. } => {
+                self.soon(40, move |world| {
+                    if world.storage.down_until <= world.now {
+                        world.storage.files.insert(shown.name(), crate::machine::encode(&shown));
+                    }
                 });
             }
             Effect::Delete { names, .. } => {
