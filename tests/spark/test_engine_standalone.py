@@ -102,6 +102,13 @@ def places(engine: pk.Engine) -> list[str]:
     return [member.executor for member in engine.members()]
 
 
+def decommission(spark: Any, executor: str) -> None:
+    """Have Spark ask an executor to go."""
+    jvm, backend = spark.sparkContext._jvm, spark.sparkContext._jsc.sc().schedulerBackend()
+    why = jvm.org.apache.spark.scheduler.ExecutorDecommissionInfo("its host is going", jvm.scala.Option.empty())
+    assert backend.decommissionExecutor(executor, why, False, False)
+
+
 def test_one_two_one_on_both_workers(two: Any, tmp_path: Path) -> None:
     runs = Runs(two, tmp_path)
     with pk.Engine(two, workers=1, bits=4) as engine:
@@ -126,15 +133,34 @@ def test_a_member_leaves_an_executor_that_goes(two: Any, tmp_path: Path) -> None
         goes, stays = engine.members()
         assert goes.executor != stays.executor
         place = place_of(two, goes)
-        jvm, backend = two.sparkContext._jvm, two.sparkContext._jsc.sc().schedulerBackend()
-        why = jvm.org.apache.spark.scheduler.ExecutorDecommissionInfo("its host is going", jvm.scala.Option.empty())
-        assert backend.decommissionExecutor(place, why, False, False)
+        decommission(two, place)
         wait_for(lambda: goes.lost is not None, what="the member has left")
         assert goes.dismissed and stays.lost is None
         wait_for(lambda: place not in executors(two), what="its executor has gone by itself")
         wait_for(lambda: len(engine.members()) == 2, what="another one in its place")
         wait_for(lambda: Counter(engine.owners(query)[0]) == {0: 8, 1: 8}, what="equal shares")
         assert engine.workers == 2 and stays in engine.members()
+        runs.add(1)
+        query.processAllAvailable()
+        query.stop()
+    assert runs.function.error is None
+    assert state(runs.kept) == counted(3)
+
+
+def test_the_last_member_leaves_an_executor_that_goes(two: Any, tmp_path: Path) -> None:
+    """Nothing is durable, and nobody else has anything: it stays until another one is there and has taken all."""
+    runs = Runs(two, tmp_path)
+    with pk.Engine(two, workers=1, bits=4) as engine:
+        runs.add(2)
+        query = runs.rest(engine, checkpoint=None)
+        [goes] = engine.members()
+        place = place_of(two, goes)
+        decommission(two, place)
+        wait_for(lambda: goes.lost is not None, what="the last member has left")
+        assert goes.dismissed
+        [other] = engine.members()
+        assert place_of(two, other) != place and engine.owners(query)[0] == [0] * 16
+        wait_for(lambda: place not in executors(two), what="its executor has gone by itself")
         runs.add(1)
         query.processAllAvailable()
         query.stop()
