@@ -29,11 +29,14 @@ pub fn select<'a, R: ReadAt>(files: &'a [File<R>], operator: &'a str, range: Ran
     Index::of(files).select(files, operator, range)
 }
 
+/// By [place](Range::place): numbers of files and segments, in order.
+type Places = BTreeMap<(u64, u8), Vec<(usize, usize)>>;
+
 /// Where the segments of files are: for who selects many ranges of the same files.
 #[derive(Debug, Default)]
 pub struct Index {
-    /// By operator, then by [place](Range::place): numbers of files and segments, in order.
-    places: HashMap<Arc<str>, BTreeMap<(u64, u8), Vec<(usize, usize)>>>,
+    /// By operator.
+    places: HashMap<Arc<str>, Places>,
     #[cfg(test)]
     looked: std::cell::Cell<usize>,
 }
