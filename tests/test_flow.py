@@ -46,11 +46,11 @@ def test_plan_of_a_windowed_flow() -> None:
     )
     text, calls = flow.to_plan()
     plan = json.loads(text)
-    source = plan.pop("source")
+    (source,) = plan.pop("sources")
     assert schema_of(source.pop("schema")) == flow.input_schema
     assert source == {"event_time": "ts", "lateness_ms": 5000, "order_by": ["ts"]}
     assert plan == {
-        "version": 1,
+        "version": 2,
         "steps": [
             {"op": "key_by", "columns": ["auction"], "nulls": "reject"},
             {"op": "window", "kind": "sliding", "size_us": 60_000_000, "every_us": 1_000_000},

@@ -26,6 +26,7 @@ _ArrowData = _ArrowArray | _ArrowStream
 class _PlanFacts(TypedDict):
     output_schema: Schema
     needs_order: bool
+    line: bool
     pieces: int
     operators: list[dict[str, Any]]
     explain: str
@@ -124,8 +125,8 @@ def plan_check(plan: str) -> _PlanFacts:
     Returns
     -------
     dict
-        ``output_schema`` (a handle), ``needs_order`` (results depend on input order), ``pieces`` (how many parts its
-        exchanges cut it into), ``operators`` (the steps that keep state, as manifests name them: ``name``, ``kind``,
+        ``output_schema`` (a handle), ``needs_order`` (results depend on input order), ``line`` (it is one path from one
+        source), ``pieces`` (how many parts its exchanges cut it into), ``operators`` (the steps that keep state, as manifests name them: ``name``, ``kind``,
         ``types``, ``version``, ``columns``; with a function also the number of its ``call``) and ``explain`` (text for
         people).
 
@@ -672,8 +673,8 @@ class Nexmark:
 class LocalRun:
     """Worker threads of this process that run one flow.
 
-    Each pushed batch is one epoch, at whose end the watermark moves to
-    ``max(old, greatest event time - lateness)``. With `whole` all of them are one epoch,
+    Each pushed batch is one epoch, of one source, at whose end the watermark moves to
+    ``max(old, greatest event time - lateness)``, the least over the sources that have not ended. With `whole` all of them are one epoch,
     which ends with the input; its watermark is infinite then, and no row is late.
 
     Parameters
@@ -713,8 +714,8 @@ class LocalRun:
         ahead: int = 4,
         whole: bool = False,
     ) -> Self: ...
-    def push(self, batch: _ArrowData, clock_ms: int | None = None) -> bool:
-        """Hand one batch, which becomes an epoch, to the workers; waits while `ahead` batches are under way.
+    def push(self, batch: _ArrowData, clock_ms: int | None = None, source: int = 0) -> bool:
+        """Hand one batch of a source, which becomes an epoch, to the workers; waits while `ahead` batches are under way.
 
         False, and nothing was pushed, when the workers wait themselves until outputs are taken. Only flows that
         expand their input do.
@@ -722,9 +723,20 @@ class LocalRun:
         Raises
         ------
         SchemaError
-            When the batch does not have the flow's columns; nothing was pushed.
+            When the batch does not have the source's columns; nothing was pushed.
+        ConfigError
+            When there is no such source.
         UserFunctionError, EngineError
             When the run has failed, or is closed.
+        """
+
+    def end_source(self, source: int) -> None:
+        """No more batches of a source come: the watermark does not wait for it any more.
+
+        Raises
+        ------
+        ConfigError
+            When there is no such source.
         """
 
     def finish(self, clock_ms: int | None = None) -> bool:

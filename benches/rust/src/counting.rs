@@ -46,13 +46,19 @@ impl KeyedCount {
     /// When the plan of the bench is refused, which would be a bug of the bench.
     #[must_use]
     pub fn start(workers: usize, bits: u8, emit: Emit) -> Self {
-        let source = SourceSpec { schema: block(&[]).schema(), event_time: None, lateness_ms: 0, order_by: Vec::new() };
+        let source = SourceSpec {
+            name: "input".into(),
+            schema: block(&[]).schema(),
+            event_time: None,
+            lateness_ms: 0,
+            order_by: Vec::new(),
+        };
         let count = AggSpec { name: "n".into(), function: "count".into(), column: None };
         let steps = vec![
             StepSpec::KeyBy { columns: vec!["k".into()], nulls: Nulls::Group },
             StepSpec::Agg { emit: Some(emit), aggs: vec![count] },
         ];
-        let plan = Plan::compile(PlanSpec { version: PLAN_VERSION, source, steps }).expect("the plan of the bench");
+        let plan = Plan::compile(PlanSpec::line(source, steps)).expect("the plan of the bench");
         let config = GroupConfig::founding(Arc::new(plan), Arc::new(NoCalls), bits, workers as u32);
         let (sender, events) = unbounded();
         let group = Group::start(config, fabric::threads(workers), Resident::fresh(), sender).expect("a fresh group");
@@ -60,7 +66,7 @@ impl KeyedCount {
     }
 
     fn release(&mut self, keys: &RecordBatch, watermark: Option<i64>) {
-        let input = PartitionRows { partition: 0, batches: vec![keys.clone().into()], rows_before: 0 };
+        let input = PartitionRows { source: 0, partition: 0, batches: vec![keys.clone().into()], rows_before: 0 };
         self.group.release(self.epoch, vec![input], watermark).expect("a small epoch");
         self.epoch += 1;
     }

@@ -55,7 +55,7 @@ impl Side {
             while epoch >= AHEAD + told / self.workers {
                 told += take(&events, &mut outputs);
             }
-            let input = PartitionRows { partition: 0, batches: vec![block.clone().into()], rows_before: 0 };
+            let input = PartitionRows { source: 0, partition: 0, batches: vec![block.clone().into()], rows_before: 0 };
             group.release(epoch as u64, vec![input], None).expect("a small epoch");
         }
         group.release(self.blocks.len() as u64, Vec::new(), Some(i64::MAX)).expect("an empty epoch");
@@ -115,7 +115,7 @@ mod tests {
             {"op": "key_by", "columns": ["k"], "nulls": "group"},
             {"op": "agg", "emit": "final", "aggs": [{"name": "n", "fn": "count"}]},
         ]);
-        json!({"version": 1, "source": {"schema": schema}, "steps": steps}).to_string()
+        json!({"version": 2, "sources": [{"schema": schema}], "steps": steps}).to_string()
     }
 
     #[test]

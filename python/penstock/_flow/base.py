@@ -26,7 +26,7 @@ __all__ = ["PLAN_VERSION", "FlowBase"]
 F = TypeVar("F", bound="FlowBase")
 
 #: Version of the plan format that this release writes.
-PLAN_VERSION = 1
+PLAN_VERSION = 2
 
 
 class Around:
@@ -193,7 +193,7 @@ class FlowBase:
         if self._order_by:
             source["order_by"] = list(self._order_by)
         steps = [{"emit": "update"} | step if streaming and step["op"] == "agg" else step for step in self._steps]
-        plan = {"version": PLAN_VERSION, "source": source, "steps": steps}
+        plan = {"version": PLAN_VERSION, "sources": [source], "steps": steps}
         return json.dumps(plan, separators=(",", ":")), [dict(call) for call in self._calls]
 
     # Showing

@@ -74,7 +74,7 @@ struct Seat {
 impl Seat {
     fn new(flow: &str, member: u32) -> Result<Self, Box<dyn Error>> {
         let schema = schema_to_text(&rows(0).schema());
-        let text = format!(r#"{{"version":1,"source":{{"schema":"{schema}","event_time":"at"}},"steps":[{flow}]}}"#);
+        let text = format!(r#"{{"version":2,"sources":[{{"schema":"{schema}","event_time":"at"}}],"steps":[{flow}]}}"#);
         let keyed = Flow::from_json(&text)?.keyed().next().expect("it has one").clone();
         let calls: Arc<dyn Callbacks> = Arc::new(NoCalls);
         let routing = Routing::from_owners((0..BINS).map(|bin| bin * MEMBERS / BINS).collect())?;
@@ -93,7 +93,7 @@ impl Seat {
         let routed = take_record_batch(&routed, &UInt32Array::from(kept))?;
         let hashes: Vec<u64> = hashes.into_iter().filter(mine).collect();
         let routed = self.keyed.carry(routed)?;
-        self.op.apply(&mut self.table, &routed, &hashes, &mut |_| {})?;
+        self.op.apply(&mut self.table, 0, &routed, &hashes, &mut |_| {})?;
         self.op.watermark(&mut self.table, watermark(batch), &mut |_| {})?;
         self.op.end_epoch(&mut self.table, &mut |_| {})?;
         let mut segments = Vec::new();
@@ -138,7 +138,7 @@ fn function(batch: u64) -> Segment {
 fn function_columns() -> (String, String) {
     let schema = schema_to_text(&rows(0).schema());
     let flow = format!(
-        r#"{{"version":1,"source":{{"schema":"{schema}"}},"steps":[{{"op":"stateful_map","call":0,"columns":["auction"],"schema":"{schema}"}}]}}"#
+        r#"{{"version":2,"sources":[{{"schema":"{schema}"}}],"steps":[{{"op":"stateful_map","call":0,"columns":["auction"],"schema":"{schema}"}}]}}"#
     );
     let kept = Flow::from_json(&flow).expect("a flow").keyed().next().expect("it has one").kept();
     (format!("{} -> values of a function", kept.types()), kept.to_json())

@@ -187,6 +187,10 @@ impl Host for GroupHost {
 
     fn load(&self, plan: &Value, attachment: &[u8]) -> Result<Program, Failure> {
         let plan = Plan::from_json(&plan.to_string()).map_err(|error| Self::plan_failure(&error))?;
+        if let [_, second, ..] = plan.sources() {
+            let message = format!("members are fed one source, and the flow has a second one, {}", second.name);
+            return Err(Failure::new("plan", message));
+        }
         let callbacks = self.loader.load(attachment).map_err(|error| self.call_failure(&error))?;
         Ok(Program { plan: Arc::new(plan), callbacks })
     }

@@ -168,14 +168,15 @@ pub fn columns(data: &[u8]) -> bool {
 /// Rows on their way between members.
 pub fn flow_blocks(data: &[u8]) -> bool {
     match FlowBlock::decode(data) {
-        Ok(FlowBlock::Rows { batch, hashes }) => {
+        Ok(FlowBlock::Rows { batch, hashes, side }) => {
             assert!(hashes.is_empty() || hashes.len() == batch.num_rows());
             let mut out = Vec::new();
-            FlowBlock::Rows { batch: batch.clone(), hashes: hashes.clone() }.encode(&mut out);
-            let Ok(FlowBlock::Rows { batch: again, hashes: same }) = FlowBlock::decode(&out) else {
+            FlowBlock::Rows { batch: batch.clone(), hashes: hashes.clone(), side }.encode(&mut out);
+            let Ok(FlowBlock::Rows { batch: again, hashes: same, side: again_side }) = FlowBlock::decode(&out) else {
                 panic!("what was decoded cannot be sent on")
             };
             assert_eq!((again.num_rows(), again.num_columns(), same), (batch.num_rows(), batch.num_columns(), hashes));
+            assert_eq!(again_side, side);
             true
         }
         Ok(_) => true,

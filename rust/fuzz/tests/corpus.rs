@@ -129,11 +129,11 @@ fn seeds() -> BTreeMap<&'static str, Seeds> {
     }
     let batch = batch();
     let mut stream = Vec::new();
-    FlowBlock::Rows { batch: batch.clone(), hashes: vec![1, 2, 3] }.encode(&mut stream);
-    // Behind its tag, the number of hashes and they themselves is an Arrow stream.
-    add("columns", "rows", with(200, &stream[5 + 24..]));
-    add("columns", "pieces", with(3, &stream[5 + 24..]));
-    add("columns", "cut", with(3, &stream[5 + 24..200]));
+    FlowBlock::Rows { batch: batch.clone(), hashes: vec![1, 2, 3], side: 0 }.encode(&mut stream);
+    // Behind its tag, its side, the number of hashes and they themselves is an Arrow stream.
+    add("columns", "rows", with(200, &stream[6 + 24..]));
+    add("columns", "pieces", with(3, &stream[6 + 24..]));
+    add("columns", "cut", with(3, &stream[6 + 24..200]));
     add("flow_blocks", "rows", stream);
     for (name, block) in
         [("watermark", FlowBlock::Watermark(-5)), ("clock", FlowBlock::Clock(5)), ("end", FlowBlock::EndEpoch)]

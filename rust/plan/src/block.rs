@@ -1,6 +1,8 @@
 //! The block that flows: rows with the hashes of their keys, a watermark, the processing time, or the end of an epoch.
 //!
-//! On the wire: a tag byte, then for rows the number of hashes, the hashes, and an Arrow IPC stream of one batch; all little-endian. Frames
+//! Rows carry their side: in front of the first step the number of their source, on the way into a keyed operator the number of the input.
+//!
+//! On the wire: a tag byte, then for rows the side, the number of hashes, the hashes, and an Arrow IPC stream of one batch; all little-endian. Frames
 //! around it carry version and checksum.
 
 use arrow_array::{RecordBatch, RecordBatchOptions, UInt32Array};
@@ -18,6 +20,8 @@ pub enum FlowBlock {
         batch: RecordBatch,
         /// One hash per row once routed for a keyed stage; empty before.
         hashes: Vec<u64>,
+        /// Which input they belong to.
+        side: u8,
     },
     /// The watermark in microseconds since 1970; `i64::MAX` at the end of input.
     Watermark(i64),
@@ -30,12 +34,20 @@ pub enum FlowBlock {
 impl FlowBlock {
     /// Rows that are not routed.
     pub fn rows(batch: RecordBatch) -> Self {
-        Self::Rows { batch, hashes: Vec::new() }
+        Self::Rows { batch, hashes: Vec::new(), side: 0 }
     }
 
     /// Rows with the hashes of their keys.
     pub fn keyed(batch: RecordBatch, hashes: Vec<u64>) -> Self {
-        Self::Rows { batch, hashes }
+        Self::Rows { batch, hashes, side: 0 }
+    }
+
+    /// The same rows as those of an input; other blocks have none.
+    pub fn of(mut self, input: u8) -> Self {
+        if let Self::Rows { side, .. } = &mut self {
+            *side = input;
+        }
+        self
     }
 }
 
@@ -47,8 +59,8 @@ const CLOCK: u8 = 4;
 impl Wire for FlowBlock {
     fn encode(&self, out: &mut Vec<u8>) {
         match self {
-            Self::Rows { batch, hashes } => {
-                out.push(ROWS);
+            Self::Rows { batch, hashes, side } => {
+                out.extend([ROWS, *side]);
                 out.extend_from_slice(&(hashes.len() as u32).to_le_bytes());
                 crate::wire::put_items(out, hashes, u64::to_le_bytes);
                 StreamWriter::try_new(&mut *out, &batch.schema())
@@ -79,6 +91,7 @@ impl Wire for FlowBlock {
             }
             Some((&CLOCK, rest)) => Ok(Self::Clock(i64::from_le_bytes(rest.try_into().map_err(|_| wrong("clock"))?))),
             Some((&ROWS, rest)) => {
+                let (&side, rest) = rest.split_first().ok_or_else(|| wrong("side"))?;
                 let (count, rest) = rest.split_first_chunk().ok_or_else(|| wrong("length"))?;
                 let len = u32::from_le_bytes(*count) as usize * 8;
                 let (hashes, stream) = rest.split_at_checked(len).ok_or_else(|| wrong("hashes"))?;
@@ -91,7 +104,7 @@ impl Wire for FlowBlock {
                 if !hashes.is_empty() && hashes.len() != batch.num_rows() {
                     return Err(wrong("hashes and rows differ in number"));
                 }
-                Ok(Self::Rows { batch, hashes })
+                Ok(Self::Rows { batch, hashes, side })
             }
             _ => Err(wrong("unknown tag")),
         }
@@ -112,13 +125,13 @@ impl Block for FlowBlock {
 
     fn hashes(&self) -> Option<&[u64]> {
         match self {
-            Self::Rows { batch, hashes } if hashes.len() == batch.num_rows() => Some(hashes),
+            Self::Rows { batch, hashes, .. } if hashes.len() == batch.num_rows() => Some(hashes),
             _ => None,
         }
     }
 
     fn split(self, workers: &[u32], emit: &mut dyn FnMut(u32, Self)) {
-        let Self::Rows { batch, hashes } = self else { unreachable!("only rows are divided") };
+        let Self::Rows { batch, hashes, side } = self else { unreachable!("only rows are divided") };
         let groups = workers.iter().max().map_or(0, |&last| last as usize + 1);
         let all = 0..batch.num_rows() as u32;
         let parted = part(&hashes, workers, groups);
@@ -138,7 +151,7 @@ impl Block for FlowBlock {
             let options = RecordBatchOptions::new().with_row_count(Some(hashes.len()));
             let part = RecordBatch::try_new_with_options(batch.schema(), columns, &options)
                 .expect("taken columns fit the batch's schema");
-            emit(worker, Self::keyed(part, hashes));
+            emit(worker, Self::keyed(part, hashes).of(side));
         }
     }
 }
@@ -192,9 +205,9 @@ mod tests {
 
     proptest! {
         #[test]
-        fn wire_and_split(rows in prop::collection::vec((any::<i64>(), any::<Option<String>>()), 0..40), peers in 1u32..10) {
+        fn wire_and_split(rows in prop::collection::vec((any::<i64>(), any::<Option<String>>()), 0..40), peers in 1u32..10, side: u8) {
             let hashes: Vec<u64> = rows.iter().map(|row| row.0 as u64).collect();
-            let block = FlowBlock::keyed(batch(&rows), hashes.clone());
+            let block = FlowBlock::keyed(batch(&rows), hashes.clone()).of(side);
             let mut bytes = Vec::new();
             block.encode(&mut bytes);
             prop_assert_eq!(&FlowBlock::decode(&bytes).unwrap(), &block);
@@ -216,7 +229,7 @@ mod tests {
             }
             block.split(&workers, &mut |worker, part| {
                 let expected: Vec<_> = rows.iter().filter(|row| row.0 as u64 % u64::from(peers) == u64::from(worker)).cloned().collect();
-                assert_eq!(part, FlowBlock::keyed(batch(&expected), expected.iter().map(|row| row.0 as u64).collect()));
+                assert_eq!(part, FlowBlock::keyed(batch(&expected), expected.iter().map(|row| row.0 as u64).collect()).of(side));
             });
         }
     }

@@ -163,7 +163,8 @@ pub(crate) fn stateless(
         | StepSpec::Agg { .. }
         | StepSpec::StatefulMap { .. }
         | StepSpec::GroupState { .. }
-        | StepSpec::Top { .. } => {
+        | StepSpec::Top { .. }
+        | StepSpec::Union {} => {
             let reason = "a bounded part or a loop holds steps without state only: its batches are finished one after \
                           the other, a keyed step needs all rows of a time; put it behind";
             Err(PlanError::Misplaced { step, reason })

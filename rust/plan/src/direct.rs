@@ -274,7 +274,7 @@ mod tests {
 
     use crate::hash::unhash_int;
     use crate::op::KeyedOp;
-    use crate::spec::{AggSpec, Nulls, PLAN_VERSION, SourceSpec};
+    use crate::spec::{AggSpec, Nulls, SourceSpec};
     use crate::{
         CallError, Callbacks, Emit, ForeignState, KeyedSpec, OpError, Output, Plan, PlanSpec, State, StepSpec,
     };
@@ -305,8 +305,13 @@ mod tests {
 
     impl Rig {
         fn new(bits: u8, aggregates: &[&str], emit: Emit) -> Self {
-            let source =
-                SourceSpec { schema: rows(&[]).schema(), event_time: None, lateness_ms: 0, order_by: Vec::new() };
+            let source = SourceSpec {
+                name: "input".into(),
+                schema: rows(&[]).schema(),
+                event_time: None,
+                lateness_ms: 0,
+                order_by: Vec::new(),
+            };
             let column = |function: &str| (function != "count").then(|| "v".to_string());
             let aggs = aggregates.iter().map(|&function| AggSpec {
                 name: function.into(),
@@ -317,7 +322,7 @@ mod tests {
                 StepSpec::KeyBy { columns: vec!["k".into()], nulls: Nulls::Group },
                 StepSpec::Agg { emit: Some(emit), aggs: aggs.collect(), operator: None },
             ];
-            let plan = Plan::compile(PlanSpec { version: PLAN_VERSION, source, steps }).unwrap();
+            let plan = Plan::compile(PlanSpec::line(source, steps)).unwrap();
             let keyed = plan.keyed().next().unwrap().clone();
             let calls: Arc<dyn Callbacks> = Arc::new(NoCalls);
             let routing = Routing::from_owners(vec![0; 1 << bits]).unwrap();

@@ -103,6 +103,52 @@ pub enum PlanError {
         /// Why, and what to write instead.
         reason: &'static str,
     },
+    /// Two sources have one name.
+    #[error("two sources are named '{name}'; give each a name of its own")]
+    DuplicateSource {
+        /// The name.
+        name: String,
+    },
+    /// A plan has no source, or too many.
+    #[error("a plan has 1 to {most} sources, not {found}")]
+    Sources {
+        /// How many there are.
+        found: usize,
+        /// How many there may be.
+        most: usize,
+    },
+    /// A step takes the rows of something that does not stand before it.
+    #[error(
+        "{step}: it takes the rows of node {input}, and only nodes 0 to {last} stand before it: a plan has no cycles"
+    )]
+    NoSuchInput {
+        /// The step.
+        step: StepName,
+        /// What it names.
+        input: usize,
+        /// The node before it.
+        last: usize,
+    },
+    /// A step has too few inputs or too many.
+    #[error("{step}: it takes {need}, {found} are named")]
+    Inputs {
+        /// The step.
+        step: StepName,
+        /// How many are named.
+        found: usize,
+        /// How many it takes, in words.
+        need: &'static str,
+    },
+    /// The inputs of a union have different columns.
+    #[error("{step}: its inputs must have the same columns; the first has ({expected}), another one ({found})")]
+    UnionColumns {
+        /// The step.
+        step: StepName,
+        /// Columns of the first input.
+        expected: String,
+        /// Columns of the other one.
+        found: String,
+    },
     /// A step needs an event-time column and there is none at this point.
     #[error(
         "{step}: there is no event-time column here; declare event_time in the source and keep that column up to this step"

@@ -5,7 +5,7 @@ use std::fmt::Write;
 use crate::agg::Aggregate;
 use crate::chain::{Bound, Stateless};
 use crate::keyed::{KeyedKind, KeyedSpec};
-use crate::plan::{Plan, names};
+use crate::plan::{Inlet, Origin, Plan, names};
 use crate::running::Emit;
 use crate::spec::StepSpec;
 use crate::window::Windows;
@@ -33,7 +33,8 @@ fn windows(windows: &Windows) -> String {
 
 /// Whether the plan leaves open when this aggregate speaks.
 fn is_default(plan: &Plan, keyed: &KeyedSpec) -> bool {
-    matches!(plan.spec().steps.get(keyed.step.index), Some(StepSpec::Agg { emit: None, .. }))
+    let node = plan.spec().steps.get(keyed.step.index);
+    matches!(node.map(|node| &node.step), Some(StepSpec::Agg { emit: None, .. }))
 }
 
 fn aggregates(keyed: &KeyedSpec, aggregates: &[Aggregate]) -> String {
@@ -85,16 +86,38 @@ fn bound(bound: &Bound) -> String {
     format!("unfinished batches: {batches}, rows of a batch: {size}{memory}{failure}")
 }
 
+/// Whose rows enter.
+fn origins(plan: &Plan, inlet: &Inlet) -> String {
+    let origins: Vec<String> = inlet
+        .from
+        .iter()
+        .map(|origin| match origin {
+            Origin::Source(number) => format!("source {}", plan.sources()[*number].name),
+            Origin::Stage(number) => format!("stage {number}"),
+        })
+        .collect();
+    origins.join(" and ")
+}
+
 pub(crate) fn explain(plan: &Plan) -> String {
     let mut text = String::new();
     // Writing to a string cannot fail.
     let mut line = |words: String| writeln!(text, "{words}").unwrap_or_default();
-    line(format!("source: {}", columns(plan.input_schema())));
-    if let Some(event_time) = plan.event_time() {
-        line(format!("  event time {}, lateness {}", event_time.name, time(plan.lateness_us())));
+    let several = plan.sources().len() > 1;
+    for source in plan.sources() {
+        let name = if several { format!(" {}", source.name) } else { String::new() };
+        line(format!("source{name}: {}", columns(&source.schema)));
+        if let Some(event_time) = &source.event_time {
+            line(format!("  event time {}, lateness {}", event_time.name, time(source.lateness_us)));
+        }
     }
-    for stage in plan.stages() {
-        chain(&stage.pre, 0, &mut line);
+    for (number, stage) in plan.stages().iter().enumerate() {
+        for inlet in &stage.inlets {
+            if !plan.is_line() {
+                line(format!("stage {number}: rows of {}", origins(plan, inlet)));
+            }
+            chain(&inlet.pre, 0, &mut line);
+        }
         let Some(keyed) = &stage.keyed else { continue };
         line(match keyed.keys.is_empty() {
             true => "exchange: all rows to one bin".into(),
@@ -137,7 +160,7 @@ pub(crate) fn explain(plan: &Plan) -> String {
             }
         };
         line(format!("{}: {what}", keyed.step));
-        let called = plan.spec().steps.get(keyed.step.index).and_then(StepSpec::operator);
+        let called = plan.spec().steps.get(keyed.step.index).and_then(|node| node.step.operator());
         let called = called.map_or(String::new(), |name| format!(" of {name}"));
         line(format!("  state{called}: {state}; in bins, movable"));
         line(format!("  output: {}", columns(&keyed.output)));

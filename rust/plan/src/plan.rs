@@ -1,7 +1,20 @@
 //! Compiling a flow: from steps that name things to stages that are cut at exchanges.
 //!
-//! A stage is some steps without state and then at most one keyed operator behind an exchange. Only the last stage may have none. Compilation
-//! resolves every column and type, so that running a plan can fail only on data. Windows and keys wait for the step that uses them.
+//! A *node* is a source or a step; nodes are numbered, and a step takes the rows of nodes before it, so a cycle cannot be written. The last
+//! node is the output and every other one is used. A *stage* is what runs between two exchanges: for each of its sides an [`Inlet`] (whose
+//! rows enter, and the steps without state that they pass), and then at most one keyed operator, behind one exchange for all sides. A stage
+//! without an operator is where paths meet or part: the output, a union's inputs, and a node that several steps use, which so runs
+//! once. Stages stand behind those whose rows they take. A line has a stage for each keyed step, and one for what is left at its end.
+//!
+//! A keyed step is the *operator* that manifests name: by its word, numbered from the second on of the plan in the order of its nodes.
+//!
+//! Time is one for all paths. All sources are fed at the same flow times, and an operator sees the least of the frontiers of its
+//! sides, so it applies a time when no side has rows of it any more. Watermarks and ends of epochs are one for all, too, made by the host
+//! (the least of what the sources have reached); where paths meet they pass along the first one and the others bring rows alone, so each
+//! operator sees each mark once, after all rows of its time.
+//!
+//! Compilation resolves every column and type, so that running a plan can fail only on data. Windows and keys wait for the step that uses
+//! them. A union keeps event time and window columns where all its inputs have them.
 
 use std::collections::{HashMap, HashSet};
 use std::fmt::Write;
@@ -16,7 +29,7 @@ use crate::column::{EVENT_TIME_LIMIT_US, EventTime, plain_type};
 use crate::error::{PlanError, StepName};
 use crate::keyed::{KeyedKind, KeyedSpec};
 use crate::running::Emit;
-use crate::spec::{AggSpec, Nulls, PLAN_VERSION, Per, PlanSpec, StepSpec, WindowKind};
+use crate::spec::{AggSpec, Nulls, PLAN_VERSION, Per, PlanSpec, SourceSpec, StepSpec, WindowKind};
 use crate::top::Top;
 use crate::window::Windows;
 
@@ -25,13 +38,47 @@ pub const WINDOW_START: &str = "window_start";
 /// Name of the column with a window's end.
 pub const WINDOW_END: &str = "window_end";
 
-/// Steps without state and then at most one keyed operator.
+/// The most sources of a plan: blocks carry the number of theirs in a byte.
+pub const MOST_SOURCES: usize = 256;
+
+/// An input of a plan.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Stage {
+pub struct Source {
+    /// What hosts and manifests call it.
+    pub name: String,
+    /// Its columns.
+    pub schema: SchemaRef,
+    /// Its event-time column.
+    pub event_time: Option<EventTime>,
+    /// How far the watermark stays behind its greatest event time, in microseconds.
+    pub lateness_us: i64,
+}
+
+/// Where rows come from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Origin {
+    /// A source, by its number.
+    Source(usize),
+    /// What leaves a stage, by its number.
+    Stage(usize),
+}
+
+/// What enters a stage on one side.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Inlet {
+    /// Whose rows; those of several are one stream. At least one.
+    pub from: Vec<Origin>,
     /// Columns that enter.
     pub input: SchemaRef,
     /// Steps without state, before the exchange.
     pub pre: Vec<Stateless>,
+}
+
+/// Steps without state and then at most one keyed operator.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Stage {
+    /// What enters, by side: one, unless the operator has several.
+    pub inlets: Vec<Inlet>,
     /// The operator behind the exchange.
     pub keyed: Option<KeyedSpec>,
     /// Columns that leave.
@@ -42,11 +89,12 @@ pub struct Stage {
 #[derive(Clone, Debug, PartialEq)]
 pub struct Plan {
     spec: PlanSpec,
-    event_time: Option<EventTime>,
+    sources: Vec<Source>,
     stages: Vec<Stage>,
 }
 
-/// What is known of the flow at one step.
+/// What is known of the rows at one node.
+#[derive(Clone)]
 struct Point {
     schema: SchemaRef,
     event_time: Option<EventTime>,
@@ -57,7 +105,7 @@ struct Point {
 }
 
 /// `key_by` and `window` steps that wait for the step they describe.
-#[derive(Default)]
+#[derive(Clone, Default)]
 struct Waiting {
     key: Option<(StepName, Vec<usize>, Nulls)>,
     windows: Option<(StepName, Windows)>,
@@ -148,38 +196,19 @@ impl Plan {
         if spec.version != PLAN_VERSION {
             return Err(PlanError::Version { found: spec.version, supported: PLAN_VERSION });
         }
-        let source = StepName::new(0, "source");
-        let schema = spec.source.schema.clone();
-        unique(&source, &schema)?;
-        let event_time = match &spec.source.event_time {
-            None => None,
-            Some(name) => {
-                let at = column(&source, &schema, name)?;
-                let field = schema.field(at);
-                if !EventTime::supports(field.data_type()) {
-                    return Err(wrong_type(&source, field, "event time needs a timestamp, or int64 in milliseconds"));
-                }
-                Some(EventTime { name: name.clone(), column: at, data_type: field.data_type().clone() })
-            }
-        };
-        if !(0..=EVENT_TIME_LIMIT_US / 1_000).contains(&spec.source.lateness_ms) {
-            return Err(PlanError::Range { step: source, name: "lateness_ms", value: spec.source.lateness_ms });
+        let count = spec.sources.len();
+        if !(1..=MOST_SOURCES).contains(&count) {
+            return Err(PlanError::Sources { found: count, most: MOST_SOURCES });
         }
-        for name in &spec.source.order_by {
-            storable(&source, schema.field(column(&source, &schema, name)?))?;
+        let sources = spec.sources.iter().enumerate().map(source).collect::<Result<Vec<_>, _>>()?;
+        let mut names = HashSet::new();
+        if let Some(again) = sources.iter().find(|source| !names.insert(&source.name)) {
+            return Err(PlanError::DuplicateSource { name: again.name.clone() });
         }
-        let mut compiler = Compiler {
-            point: Point { schema: schema.clone(), event_time: event_time.clone(), window: None, updates: false },
-            waiting: Waiting::default(),
-            stages: Vec::new(),
-            stage: Stage { input: schema.clone(), pre: Vec::new(), keyed: None, output: schema },
-        };
-        for (index, step) in spec.steps.iter().enumerate() {
-            compiler.step(StepName::new(index, step.op()), step)?;
-        }
-        let mut stages = compiler.finish()?;
+        let (mut stages, output) = Compiler::new(&spec, &sources)?.compile(&spec)?;
         name_operators(&spec, &mut stages)?;
-        Ok(Self { spec, event_time, stages })
+        debug_assert_eq!(output, stages.len() - 1, "the last node's rows leave the last stage");
+        Ok(Self { spec, sources, stages })
     }
 
     /// Reads and compiles a plan.
@@ -195,9 +224,21 @@ impl Plan {
         &self.spec
     }
 
-    /// The stages, in order; at least one.
+    /// The stages, each behind those whose rows it takes; at least one. What leaves the last is the output.
     pub fn stages(&self) -> &[Stage] {
         &self.stages
+    }
+
+    /// The sources; at least one.
+    pub fn sources(&self) -> &[Source] {
+        &self.sources
+    }
+
+    /// Whether it is one path: each stage takes the rows of the one before it, the first those of the only source.
+    pub fn is_line(&self) -> bool {
+        let before = |at: usize| if at == 0 { Origin::Source(0) } else { Origin::Stage(at - 1) };
+        let follows = |(at, stage): (usize, &Stage)| matches!(&stage.inlets[..], [one] if one.from == [before(at)]);
+        self.sources.len() == 1 && self.stages.iter().enumerate().all(follows)
     }
 
     /// The keyed steps, in order.
@@ -210,9 +251,9 @@ impl Plan {
         self.keyed().count()
     }
 
-    /// Columns of the input.
+    /// Columns of the first source, for hosts that feed only one.
     pub fn input_schema(&self) -> &SchemaRef {
-        &self.spec.source.schema
+        &self.sources[0].schema
     }
 
     /// Columns of the output.
@@ -220,14 +261,18 @@ impl Plan {
         &self.stages.last().expect("a plan has a stage").output
     }
 
-    /// The event-time column of the input.
+    /// The event-time column of the first source, for hosts that feed only one.
     pub fn event_time(&self) -> Option<&EventTime> {
-        self.event_time.as_ref()
+        self.sources[0].event_time.as_ref()
     }
 
-    /// How far the watermark stays behind the greatest event time, in microseconds.
+    /// How far the watermark stays behind the greatest event time of the first source, in microseconds.
     pub fn lateness_us(&self) -> i64 {
-        self.spec.source.lateness_ms * 1_000
+        self.sources[0].lateness_us
+    }
+
+    fn pre(&self) -> impl Iterator<Item = &[Stateless]> {
+        self.stages.iter().flat_map(|stage| &stage.inlets).map(|inlet| &inlet.pre[..])
     }
 
     /// Whether the order of input rows can change the output: a stateful user function sees it.
@@ -237,12 +282,12 @@ impl Plan {
 
     /// Whether it calls functions of the user.
     pub fn has_calls(&self) -> bool {
-        self.needs_order() || self.stages.iter().any(|stage| !stage.pre.is_empty())
+        self.needs_order() || self.pre().any(|steps| !steps.is_empty())
     }
 
     /// Whether a part of it holds back: a flat map, a bounded part or a loop.
     pub fn is_metered(&self) -> bool {
-        self.stages.iter().any(|stage| is_metered(&stage.pre))
+        self.pre().any(is_metered)
     }
 
     /// The plan in words: a line per operator with its exchange, key, windows and state.
@@ -251,14 +296,170 @@ impl Plan {
     }
 }
 
-struct Compiler {
+fn source((index, spec): (usize, &SourceSpec)) -> Result<Source, PlanError> {
+    let (step, schema) = (StepName::new(index, "source"), spec.schema.clone());
+    unique(&step, &schema)?;
+    let event_time = match &spec.event_time {
+        None => None,
+        Some(name) => {
+            let at = column(&step, &schema, name)?;
+            let field = schema.field(at);
+            if !EventTime::supports(field.data_type()) {
+                return Err(wrong_type(&step, field, "event time needs a timestamp, or int64 in milliseconds"));
+            }
+            Some(EventTime { name: name.clone(), column: at, data_type: field.data_type().clone() })
+        }
+    };
+    if !(0..=EVENT_TIME_LIMIT_US / 1_000).contains(&spec.lateness_ms) {
+        return Err(PlanError::Range { step, name: "lateness_ms", value: spec.lateness_ms });
+    }
+    for name in &spec.order_by {
+        storable(&step, schema.field(column(&step, &schema, name)?))?;
+    }
+    Ok(Source { name: spec.name.clone(), schema, event_time, lateness_us: spec.lateness_ms * 1_000 })
+}
+
+/// A node as those behind it see it.
+#[derive(Clone)]
+struct Node {
     point: Point,
     waiting: Waiting,
+    /// The stage that is not cut yet.
+    open: Inlet,
+}
+
+impl Node {
+    fn of_source(number: usize, source: &Source) -> Self {
+        let (schema, event_time) = (source.schema.clone(), source.event_time.clone());
+        let open = Inlet { from: vec![Origin::Source(number)], input: schema.clone(), pre: Vec::new() };
+        Self { point: Point { schema, event_time, window: None, updates: false }, waiting: Waiting::default(), open }
+    }
+}
+
+struct Compiler {
+    /// The sources and the steps so far.
+    nodes: Vec<Node>,
+    /// How many steps take the rows of each node.
+    uses: Vec<usize>,
+    /// For each step the nodes whose rows it takes.
+    inputs: Vec<Vec<usize>>,
     stages: Vec<Stage>,
-    stage: Stage,
+    // The step that is compiled: what it takes, and then what it makes of it.
+    point: Point,
+    waiting: Waiting,
+    open: Inlet,
 }
 
 impl Compiler {
+    fn new(spec: &PlanSpec, sources: &[Source]) -> Result<Self, PlanError> {
+        let nodes: Vec<Node> =
+            sources.iter().enumerate().map(|(number, source)| Node::of_source(number, source)).collect();
+        let mut uses = vec![0; nodes.len() + spec.steps.len()];
+        let mut inputs = Vec::new();
+        for (index, node) in spec.steps.iter().enumerate() {
+            let (step, last) = (StepName::new(index, node.step.op()), nodes.len() + index - 1);
+            let named = if node.inputs.is_empty() { vec![last] } else { node.inputs.clone() };
+            if let Some(&input) = named.iter().find(|input| **input > last) {
+                return Err(PlanError::NoSuchInput { step, input, last });
+            }
+            let (fits, need) = match node.step {
+                StepSpec::Union {} => (named.len() > 1, "two inputs or more"),
+                _ => (named.len() == 1, "one input"),
+            };
+            if !fits {
+                return Err(PlanError::Inputs { step, found: named.len(), need });
+            }
+            named.iter().for_each(|input| uses[*input] += 1);
+            inputs.push(named);
+        }
+        let Node { point, waiting, open } = nodes[nodes.len() - 1].clone();
+        Ok(Self { nodes, uses, inputs, stages: Vec::new(), point, waiting, open })
+    }
+
+    /// The stages, and which of them gives the output.
+    fn compile(mut self, spec: &PlanSpec) -> Result<(Vec<Stage>, usize), PlanError> {
+        let last = self.uses.len() - 1;
+        let name = |node: usize| match node.checked_sub(spec.sources.len()) {
+            None => StepName::new(node, "source"),
+            Some(index) => StepName::new(index, spec.steps[index].step.op()),
+        };
+        if let Some(node) = (0..last).find(|node| self.uses[*node] == 0) {
+            return Err(PlanError::Misplaced { step: name(node), reason: "no step takes its rows; leave it out" });
+        }
+        for (index, node) in spec.steps.iter().enumerate() {
+            let step = StepName::new(index, node.step.op());
+            let inputs = std::mem::take(&mut self.inputs[index]);
+            let Node { point, waiting, open } = self.nodes[inputs[0]].clone();
+            (self.point, self.waiting, self.open) = (point, waiting, open);
+            match node.step {
+                StepSpec::Union {} => self.union(step, &inputs)?,
+                _ => self.step(step, &node.step)?,
+            }
+            // What several steps use runs once.
+            if self.uses[self.nodes.len()] > 1 && !self.open.pre.is_empty() {
+                self.cut(None, self.point.schema.clone());
+            }
+            self.nodes.push(Node { point: self.point.clone(), waiting: self.waiting.clone(), open: self.open.clone() });
+        }
+        self.none_waits("nothing follows that uses it")?;
+        if !self.open.pre.is_empty() || !matches!(self.open.from[..], [Origin::Stage(_)]) {
+            self.cut(None, self.point.schema.clone());
+        }
+        let [Origin::Stage(output)] = self.open.from[..] else { unreachable!("what was cut is a stage") };
+        Ok((self.stages, output))
+    }
+
+    /// Refuses a key or a window that no step has used.
+    fn none_waits(&self, reason: &'static str) -> Result<(), PlanError> {
+        let key = self.waiting.key.as_ref().map(|(step, ..)| step);
+        match key.or(self.waiting.windows.as_ref().map(|(step, _)| step)) {
+            Some(step) => Err(PlanError::Misplaced { step: step.clone(), reason }),
+            None => Ok(()),
+        }
+    }
+
+    /// Ends the stage, behind its operator if it has one.
+    fn cut(&mut self, keyed: Option<KeyedSpec>, output: SchemaRef) {
+        let next = Inlet { from: vec![Origin::Stage(self.stages.len())], input: output.clone(), pre: Vec::new() };
+        let inlets = vec![std::mem::replace(&mut self.open, next)];
+        self.stages.push(Stage { inlets, keyed, output });
+    }
+
+    /// The rows of several nodes as one stream.
+    fn union(&mut self, step: StepName, inputs: &[usize]) -> Result<(), PlanError> {
+        let mut from = Vec::new();
+        let first = self.point.clone();
+        for &input in inputs {
+            let Node { point, waiting, open } = self.nodes[input].clone();
+            (self.waiting, self.open) = (waiting, open);
+            self.none_waits("union joins whole rows; put it behind the step that this describes, or before it")?;
+            let like = |a: &Field, b: &Field| a.name() == b.name() && a.data_type().equals_datatype(b.data_type());
+            let fields = |point: &Point| point.schema.fields().clone();
+            let same = fields(&point).len() == fields(&first).len()
+                && fields(&point).iter().zip(&fields(&first)).all(|(a, b)| like(a, b));
+            if !same {
+                let columns = |point: &Point| crate::explain::columns(&point.schema);
+                let (expected, found) = (columns(&first), columns(&point));
+                return Err(PlanError::UnionColumns { step, expected, found });
+            }
+            if !self.open.pre.is_empty() {
+                self.cut(None, point.schema.clone());
+            }
+            from.append(&mut self.open.from);
+            let Point { event_time, window, updates, schema } = &mut self.point;
+            *event_time = event_time.take().filter(|time| point.event_time.as_ref() == Some(time));
+            *window = window.take().filter(|time| point.window.as_ref() == Some(time));
+            *updates |= point.updates;
+            let nullable = |(a, b): (&Arc<Field>, &Arc<Field>)| {
+                a.as_ref().clone().with_nullable(a.is_nullable() || b.is_nullable())
+            };
+            let fields = schema.fields().iter().zip(point.schema.fields()).map(nullable);
+            *schema = Arc::new(Schema::new(fields.collect::<Vec<_>>()));
+        }
+        self.open = Inlet { from, input: self.point.schema.clone(), pre: Vec::new() };
+        Ok(())
+    }
+
     fn step(&mut self, step: StepName, spec: &StepSpec) -> Result<(), PlanError> {
         let misplaced = |reason| Err(PlanError::Misplaced { step: step.clone(), reason });
         match spec {
@@ -275,7 +476,7 @@ impl Compiler {
                 let (made, schema) = stateless(step, spec, &before)?;
                 self.point.schema = schema;
                 self.keep_times(&before);
-                self.stage.pre.push(made);
+                self.open.pre.push(made);
                 Ok(())
             }
             StepSpec::KeyBy { columns, nulls } => {
@@ -306,6 +507,7 @@ impl Compiler {
                 })
             }
             StepSpec::Top { n, by, descending, per, .. } => self.top(step, *n, by, *descending, per),
+            StepSpec::Union {} => unreachable!("a step of several inputs"),
         }
     }
 
@@ -552,23 +754,7 @@ impl Compiler {
     fn close(&mut self, keyed: KeyedSpec) {
         let output = keyed.output.clone();
         self.point.schema = output.clone();
-        let next = Stage { input: output.clone(), pre: Vec::new(), keyed: None, output: output.clone() };
-        let done = std::mem::replace(&mut self.stage, next);
-        self.stages.push(Stage { keyed: Some(keyed), output, ..done });
-    }
-
-    fn finish(mut self) -> Result<Vec<Stage>, PlanError> {
-        let unused = match (self.waiting.key, self.waiting.windows) {
-            (Some((step, ..)), _) | (None, Some((step, _))) => Some(step),
-            (None, None) => None,
-        };
-        if let Some(step) = unused {
-            return Err(PlanError::Misplaced { step, reason: "nothing follows that uses it" });
-        }
-        if !self.stage.pre.is_empty() || self.stages.is_empty() {
-            self.stages.push(Stage { output: self.point.schema, ..self.stage });
-        }
-        Ok(self.stages)
+        self.cut(Some(keyed), output);
     }
 }
 
@@ -586,7 +772,7 @@ fn name_operators(spec: &PlanSpec, stages: &mut [Stage]) -> Result<(), PlanError
         let refused = |name: &str, reason: String| {
             Err(PlanError::OperatorName { step: step.clone(), name: name.to_owned(), reason })
         };
-        keyed.operator = match spec.steps[step.index].operator() {
+        keyed.operator = match spec.steps[step.index].step.operator() {
             Some(name) => match wrong_name(name, op) {
                 Some(reason) => return refused(name, reason),
                 None => name.to_owned(),

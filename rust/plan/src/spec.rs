@@ -1,5 +1,9 @@
 //! The plan as plain data: versioned JSON that every worker and every language writes the same way.
 //!
+//! A plan is a graph: its nodes are the sources and then the steps, numbered in the order in which they stand. A step takes the rows of nodes
+//! before it, so there is no way to write a cycle; where it names none it takes those of the node before, so a line is a list. The last
+//! node gives the output.
+//!
 //! Nothing here is checked against anything but its form; [`Plan::compile`](crate::Plan::compile) checks meaning. Schemas travel as base64
 //! (RFC 4648, padded) of an Arrow IPC schema message; user functions as call numbers.
 
@@ -11,7 +15,7 @@ use crate::error::PlanError;
 use crate::running::Emit;
 
 /// The version of plans that this release reads and writes.
-pub const PLAN_VERSION: u32 = 1;
+pub const PLAN_VERSION: u32 = 2;
 
 /// A flow as written by the user.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -19,17 +23,37 @@ pub const PLAN_VERSION: u32 = 1;
 pub struct PlanSpec {
     /// Format version, [`PLAN_VERSION`].
     pub version: u32,
-    /// What flows in.
-    pub source: SourceSpec,
-    /// What happens to it, in order.
+    /// What flows in, each under a name of its own.
+    pub sources: Vec<SourceSpec>,
+    /// What happens to it, each step behind those whose rows it takes.
     #[serde(default)]
-    pub steps: Vec<StepSpec>,
+    pub steps: Vec<NodeSpec>,
 }
 
-/// The input of a flow.
+/// A step in the graph.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct NodeSpec {
+    /// The nodes whose rows it takes, in the order of its sides; none: the node before it.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub inputs: Vec<usize>,
+    /// What it does.
+    #[serde(flatten)]
+    pub step: StepSpec,
+}
+
+impl From<StepSpec> for NodeSpec {
+    fn from(step: StepSpec) -> Self {
+        Self { inputs: Vec::new(), step }
+    }
+}
+
+/// An input of a flow.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct SourceSpec {
+    /// What hosts and manifests call it.
+    #[serde(default = "input")]
+    pub name: String,
     /// Columns of the input.
     #[serde(with = "schema_text")]
     pub schema: SchemaRef,
@@ -174,6 +198,8 @@ pub enum StepSpec {
         #[serde(default, skip_serializing_if = "Option::is_none")]
         operator: Option<String>,
     },
+    /// The rows of all its inputs, which have the same columns.
+    Union {},
 }
 
 impl StepSpec {
@@ -190,6 +216,7 @@ impl StepSpec {
             Self::StatefulMap { .. } => "stateful_map",
             Self::GroupState { .. } => "group_state",
             Self::Top { .. } => "top",
+            Self::Union {} => "union",
         }
     }
 
@@ -292,6 +319,10 @@ impl<'de> Deserialize<'de> for Per {
     }
 }
 
+fn input() -> String {
+    "input".into()
+}
+
 fn yes() -> bool {
     true
 }
@@ -301,6 +332,12 @@ fn none_is_empty<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<Strin
 }
 
 impl PlanSpec {
+    /// A flow of one source and one path.
+    pub fn line(source: SourceSpec, steps: Vec<StepSpec>) -> Self {
+        let steps = steps.into_iter().map(NodeSpec::from).collect();
+        Self { version: PLAN_VERSION, sources: vec![source], steps }
+    }
+
     /// Reads a plan.
     ///
     /// # Errors
@@ -412,29 +449,32 @@ mod tests {
         let schema: SchemaRef = Arc::new(Schema::new(vec![Field::new("k", DataType::Utf8, true)]));
         let text = schema_to_text(&schema);
         let json = format!(
-            r#"{{"version":1,"source":{{"schema":"{text}","lateness_ms":5}},"steps":[
+            r#"{{"version":2,"sources":[{{"schema":"{text}","lateness_ms":5}}],"steps":[
             {{"op":"key_by","columns":["k"],"nulls":"reject"}},
             {{"op":"agg","emit":"update","aggs":[{{"name":"n","fn":"count"}}]}},
             {{"op":"top","n":2,"by":"n","per":null}},
             {{"op":"top","n":2,"by":"n","descending":false,"per":"window"}},
-            {{"op":"top","n":2,"by":"n","per":["k"]}}]}}"#
+            {{"op":"top","n":2,"by":"n","per":["k"],"inputs":[3]}}]}}"#
         );
         let spec = PlanSpec::from_json(&json).unwrap();
-        assert_eq!(spec.source.schema, schema);
+        assert_eq!((&spec.sources[0].schema, spec.sources[0].name.as_str()), (&schema, "input"));
         assert_eq!(PlanSpec::from_json(&spec.to_json()).unwrap(), spec);
-        let StepSpec::Top { descending, per, .. } = &spec.steps[2] else { panic!() };
+        let StepSpec::Top { descending, per, .. } = &spec.steps[2].step else { panic!() };
         assert!(*descending && *per == Per::All);
+        assert_eq!((&spec.steps[3].inputs[..], &spec.steps[4].inputs[..]), (&[][..], &[3][..]));
         for bad in [
             json.replace("\"n\":2", "\"n\":\"2\""),
             json.replace("\"window\"", "\"windows\""),
             json.replace("lateness_ms", "lateness"),
             json.replace("key_by", "key"),
+            json.replace("inputs", "input"),
+            json.replace("\"nulls\"", "\"null\""),
             json.replace(&text, "AAAA"),
             "{".into(),
         ] {
             assert!(matches!(PlanSpec::from_json(&bad), Err(PlanError::Json { .. })), "{bad}");
         }
-        let newer = json.replace("\"version\":1", "\"version\":2");
-        assert_eq!(PlanSpec::from_json(&newer), Err(PlanError::Version { found: 2, supported: 1 }));
+        let older = json.replace("\"version\":2", "\"version\":1");
+        assert_eq!(PlanSpec::from_json(&older), Err(PlanError::Version { found: 1, supported: 2 }));
     }
 }

@@ -9,7 +9,7 @@ use arrow_array::builder::StringBuilder;
 use arrow_array::*;
 use arrow_schema::{DataType, SchemaRef, TimeUnit};
 use common::{Cell, Cluster, Move};
-use penstock_plan::spec::{AggSpec, Nulls, PLAN_VERSION, PlanSpec, SourceSpec, StepSpec, WindowKind};
+use penstock_plan::spec::{AggSpec, Nulls, PlanSpec, SourceSpec, StepSpec, WindowKind};
 use penstock_plan::{Emit, OpError};
 use proptest::prelude::*;
 
@@ -196,8 +196,9 @@ fn spec(schema: SchemaRef, key: Key, window: Option<(i64, i64)>, emit: Option<Em
         });
     }
     steps.push(StepSpec::Agg { emit, aggs: aggs(), operator: None });
-    let source = SourceSpec { schema, event_time: Some("t".into()), lateness_ms: 0, order_by: vec![] };
-    PlanSpec { version: PLAN_VERSION, source, steps }
+    let source =
+        SourceSpec { name: "input".into(), schema, event_time: Some("t".into()), lateness_ms: 0, order_by: vec![] };
+    PlanSpec::line(source, steps)
 }
 
 fn rows(max: usize, times: std::ops::Range<i64>) -> impl Strategy<Value = Vec<Row>> {
@@ -353,12 +354,8 @@ proptest! {
 
 fn sums(schema: SchemaRef, column: &str) -> PlanSpec {
     let aggs = vec![AggSpec { name: "total".into(), function: "sum".into(), column: Some(column.into()) }];
-    let source = SourceSpec { schema, event_time: None, lateness_ms: 0, order_by: vec![] };
-    PlanSpec {
-        version: PLAN_VERSION,
-        source,
-        steps: vec![StepSpec::Agg { emit: Some(Emit::Update), aggs, operator: None }],
-    }
+    let source = SourceSpec { name: "input".into(), schema, event_time: None, lateness_ms: 0, order_by: vec![] };
+    PlanSpec::line(source, vec![StepSpec::Agg { emit: Some(Emit::Update), aggs, operator: None }])
 }
 
 #[test]
@@ -427,7 +424,7 @@ fn null_keys_can_be_rejected() {
     let row = |key| Row { time: Some(0), key, value: Some(1) };
     for key in [Key::Int, Key::Text, Key::Pair] {
         let mut spec = spec(batch(&[], Time::Int).schema(), key, Some((10, 10)), None);
-        spec.steps[0] = StepSpec::KeyBy { columns: key.columns(), nulls: Nulls::Reject };
+        spec.steps[0] = StepSpec::KeyBy { columns: key.columns(), nulls: Nulls::Reject }.into();
         let mut cluster = Cluster::new(spec, 2, 2);
         cluster.feed(0, batch(&[row(Some(1))], Time::Int)).unwrap();
         match cluster.feed(0, batch(&[row(Some(1)), row(Some(2)), row(None)], Time::Int)) {
@@ -447,12 +444,18 @@ fn big_outputs_come_in_bounded_blocks_and_big_bins_in_bounded_chunks() {
     let batch = RecordBatch::try_from_iter([("k", Arc::new(keys) as ArrayRef), ("s", Arc::new(texts) as _)]).unwrap();
     for column in ["k", "s"] {
         let aggs = vec![AggSpec { name: "most".into(), function: "max".into(), column: Some("s".into()) }];
-        let source = SourceSpec { schema: batch.schema(), event_time: None, lateness_ms: 0, order_by: vec![] };
+        let source = SourceSpec {
+            name: "input".into(),
+            schema: batch.schema(),
+            event_time: None,
+            lateness_ms: 0,
+            order_by: vec![],
+        };
         let steps = vec![
             StepSpec::KeyBy { columns: vec![column.into()], nulls: Nulls::Group },
             StepSpec::Agg { emit: Some(Emit::Final), aggs, operator: None },
         ];
-        let mut cluster = Cluster::new(PlanSpec { version: PLAN_VERSION, source, steps }, 1, 2);
+        let mut cluster = Cluster::new(PlanSpec::line(source, steps), 1, 2);
         cluster.feed(0, batch.clone()).unwrap();
         for bin in 0..2 {
             cluster.relocate(&Move { stage: 0, bin, to: 0, through_bytes: true });

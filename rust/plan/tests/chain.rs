@@ -14,7 +14,7 @@ use penstock_dataflow::fabric;
 use penstock_plan::host::{
     Event, Group, GroupConfig, HostError, Inline, PartitionRows, Pulled, Resident, Rows, ScopeStats,
 };
-use penstock_plan::spec::{OnFailure, PLAN_VERSION, SourceSpec};
+use penstock_plan::spec::{OnFailure, SourceSpec};
 use penstock_plan::{CallError, Callbacks, Expansion, ForeignState, Plan, PlanError, PlanSpec, Spoiled, StepSpec};
 use proptest::prelude::*;
 
@@ -204,8 +204,14 @@ fn ends(op: &Op) -> bool {
 }
 
 fn spec(steps: Vec<StepSpec>) -> PlanSpec {
-    let source = SourceSpec { schema: columns(false), event_time: None, lateness_ms: 0, order_by: Vec::new() };
-    PlanSpec { version: PLAN_VERSION, source, steps }
+    let source = SourceSpec {
+        name: "input".into(),
+        schema: columns(false),
+        event_time: None,
+        lateness_ms: 0,
+        order_by: Vec::new(),
+    };
+    PlanSpec::line(source, steps)
 }
 
 fn plan(steps: Vec<StepSpec>) -> Arc<Plan> {
@@ -225,7 +231,8 @@ fn start(plan: &Arc<Plan>, functions: Functions, workers: usize, eager: bool) ->
 }
 
 fn release(group: &Group, epoch: u64, rows: &[i64], last: bool) {
-    let input = PartitionRows { partition: 0, batches: vec![batch(rows.iter().copied()).into()], rows_before: 0 };
+    let input =
+        PartitionRows { source: 0, partition: 0, batches: vec![batch(rows.iter().copied()).into()], rows_before: 0 };
     group.release(epoch, vec![input], last.then_some(i64::MAX)).unwrap();
 }
 

@@ -49,7 +49,7 @@ fn block(rows: &[Row]) -> RecordBatch {
 
 fn keyed(steps: &str) -> KeyedSpec {
     let schema = schema_to_text(&block(&[]).schema());
-    let text = format!(r#"{{"version":1,"source":{{"schema":"{schema}","event_time":"t"}},"steps":[{steps}]}}"#);
+    let text = format!(r#"{{"version":2,"sources":[{{"schema":"{schema}","event_time":"t"}}],"steps":[{steps}]}}"#);
     Plan::from_json(&text).unwrap().keyed().next().unwrap().clone()
 }
 

@@ -100,7 +100,7 @@ fn top_and_low_bits_spread_small_integers_and_texts() {
 
 fn keyed(steps: &str) -> KeyedSpec {
     let schema = schema_to_text(&batch().schema());
-    let text = format!(r#"{{"version":1,"source":{{"schema":"{schema}","event_time":"t"}},"steps":[{steps}]}}"#);
+    let text = format!(r#"{{"version":2,"sources":[{{"schema":"{schema}","event_time":"t"}}],"steps":[{steps}]}}"#);
     Plan::from_json(&text).unwrap().keyed().next().unwrap().clone()
 }
 

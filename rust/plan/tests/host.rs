@@ -1,25 +1,23 @@
 //! Groups of workers against a sequential oracle: any number of workers and processes, migrations while
 //! epochs run and between them, rollback after a failure.
 
+#[path = "common/group.rs"]
+mod group;
+
 use std::collections::{BTreeMap, HashMap};
-use std::os::unix::net::UnixStream;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use arrow_array::cast::AsArray;
-use arrow_array::types::Int64Type;
-use arrow_array::{ArrayRef, Int64Array, RecordBatch};
-use crossbeam::channel::{Receiver, unbounded};
+use arrow_array::RecordBatch;
+use crossbeam::channel::unbounded;
+use group::{Cluster, PATIENCE, Random, config, fresh, moves, read, rows};
 use penstock_bins::ControlError;
-use penstock_dataflow::fabric::{self, Duplex};
-use penstock_dataflow::{BoxError, Endpoint, FabricGuard, FabricTag, Limits};
+use penstock_dataflow::{BoxError, fabric};
 use penstock_plan::host::{
     Event, Group, GroupConfig, HostError, Inline, Keep, NotStarted, PartitionRows, Pulled, Resident, Rows, Stored,
 };
 use penstock_plan::{CallError, Callbacks, Encoding, ForeignState, Grouped, Plan, StateFault};
-
-const PATIENCE: Duration = Duration::from_secs(10);
 
 fn schema_text(columns: &[&str]) -> String {
     let batch = rows(columns, &[]);
@@ -37,27 +35,11 @@ fn schema_text(columns: &[&str]) -> String {
     text
 }
 
-fn rows(columns: &[&str], values: &[Vec<i64>]) -> RecordBatch {
-    let column = |at: usize| -> ArrayRef { Arc::new(Int64Array::from_iter_values(values.iter().map(|row| row[at]))) };
-    RecordBatch::try_from_iter(columns.iter().enumerate().map(|(at, name)| (*name, column(at)))).unwrap()
-}
-
-fn read(batches: &[RecordBatch]) -> Vec<Vec<i64>> {
-    let mut all = Vec::new();
-    for batch in batches {
-        for row in 0..batch.num_rows() {
-            let value = |column: &ArrayRef| column.as_primitive::<Int64Type>().value(row);
-            all.push(batch.columns().iter().map(value).collect());
-        }
-    }
-    all
-}
-
 fn plan(columns: &[&str], event_time: bool, steps: &str) -> Arc<Plan> {
     let event_time = if event_time { r#""event_time":"ts","# } else { "" };
     let schema = schema_text(columns);
     let text =
-        format!(r#"{{"version":1,"source":{{{event_time}"schema":"{schema}","lateness_ms":0}},"steps":[{steps}]}}"#);
+        format!(r#"{{"version":2,"sources":[{{{event_time}"schema":"{schema}","lateness_ms":0}}],"steps":[{steps}]}}"#);
     Arc::new(Plan::from_json(&text).unwrap())
 }
 
@@ -169,133 +151,6 @@ impl ForeignState for Numbering {
             self.seen = saved;
         }
         Ok(())
-    }
-}
-
-/// Groups of one or more processes that work on one query.
-struct Cluster {
-    groups: Vec<(Group, Receiver<Event>)>,
-    _guards: Vec<FabricGuard>,
-    workers: usize,
-}
-
-fn endpoints(processes: usize, threads: usize, generation: u64) -> (Vec<Vec<Endpoint>>, Vec<FabricGuard>) {
-    if processes == 1 {
-        return (vec![fabric::threads(threads)], Vec::new());
-    }
-    let mut streams: Vec<Vec<Option<Box<dyn Duplex>>>> = Vec::new();
-    streams.resize_with(processes, || (0..processes).map(|_| None).collect());
-    for (a, b) in (0..processes).flat_map(|a| (a + 1..processes).map(move |b| (a, b))) {
-        let (left, right) = UnixStream::pair().unwrap();
-        streams[a][b] = Some(Box::new(left));
-        streams[b][a] = Some(Box::new(right));
-    }
-    let tag = FabricTag { query: 1, generation };
-    // So little room that every other slice has to wait for some.
-    let limits = Limits { link_bytes: 512, ..Limits::default() };
-    let made = streams.into_iter().enumerate();
-    let made = made.map(|(p, streams)| fabric::processes_with(p, threads, streams, tag, limits).unwrap());
-    made.unzip()
-}
-
-impl Cluster {
-    fn start(
-        config: &GroupConfig,
-        processes: usize,
-        threads: usize,
-        generation: u64,
-        residents: Vec<Resident>,
-    ) -> Self {
-        let (endpoints, guards) = endpoints(processes, threads, generation);
-        let groups = endpoints.into_iter().zip(residents).map(|(endpoints, resident)| {
-            let (events, inbox) = unbounded();
-            (Group::start(config.clone(), endpoints, resident, events).unwrap(), inbox)
-        });
-        Cluster { groups: groups.collect(), _guards: guards, workers: processes * threads }
-    }
-
-    /// Deals `values` to the processes, partition by partition, and releases them.
-    fn release(&self, epoch: u64, columns: &[&str], values: &[Vec<i64>], watermark: Option<i64>) {
-        let share = values.len().div_ceil(self.groups.len()).max(1);
-        for (p, (group, _)) in self.groups.iter().enumerate() {
-            let (from, to) = ((p * share).min(values.len()), ((p + 1) * share).min(values.len()));
-            let batches = vec![rows(columns, &values[from..to]).into()];
-            let input = PartitionRows { partition: p as u32, batches, rows_before: from as u64 };
-            group.release(epoch, vec![input], watermark).unwrap();
-        }
-    }
-
-    /// Waits until every worker has completed `epoch`; counts completed migrations on the way.
-    fn complete(&self, epoch: u64, migrated: &mut usize) -> Result<Vec<RecordBatch>, HostError> {
-        let mut all = Vec::new();
-        for (group, inbox) in &self.groups {
-            let mut left = self.workers / self.groups.len();
-            while left > 0 {
-                match inbox
-                    .recv_timeout(PATIENCE)
-                    .unwrap_or_else(|_| panic!("epoch {epoch} hangs: {:?}", group.stats()))
-                {
-                    Event::EpochDone { epoch: done, outputs, late_rows, .. } => {
-                        assert_eq!((done, late_rows), (epoch, 0));
-                        all.extend(outputs.into_iter().map(Rows::into_here));
-                        left -= 1;
-                    }
-                    Event::MigrationDone { .. } => *migrated += 1,
-                    Event::MigrationRefused { error, .. } => panic!("a good migration was refused: {error}"),
-                    Event::Failed { error } => return Err(error),
-                    Event::Rows { .. } => panic!("nobody asked for rows of an epoch under way"),
-                }
-            }
-        }
-        Ok(all)
-    }
-
-    fn stop(self) -> (Vec<Resident>, Vec<HostError>) {
-        for (group, _) in &self.groups {
-            group.ask_to_stop();
-        }
-        let (residents, errors): (Vec<_>, Vec<_>) = self.groups.into_iter().map(|(group, _)| group.stop()).unzip();
-        // A process that ends first is lost to the others: with several processes that is how a stop looks.
-        let told = |error: &HostError| {
-            use penstock_dataflow::Error::{Aborted, PeerLost};
-            !matches!(error, HostError::Dataflow(PeerLost { .. } | Aborted { .. }))
-        };
-        (residents, errors.into_iter().flatten().filter(told).collect())
-    }
-}
-
-fn config(plan: &Arc<Plan>, callbacks: &Arc<dyn Callbacks>, workers: usize) -> GroupConfig {
-    let mut config = GroupConfig::founding(plan.clone(), callbacks.clone(), 4, workers as u32);
-    config.slice_rows = 50;
-    config.window = 4;
-    config
-}
-
-fn fresh(processes: usize) -> Vec<Resident> {
-    (0..processes).map(|_| Resident::fresh()).collect()
-}
-
-/// A deterministic stream of numbers.
-struct Random(u64);
-
-impl Random {
-    fn below(&mut self, bound: u64) -> u64 {
-        self.0 = self.0.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
-        (self.0 >> 33) % bound
-    }
-}
-
-fn moves(random: &mut Random, workers: usize, strategy: u64) -> Vec<Vec<(u32, u32)>> {
-    let mut all = Vec::new();
-    for bin in 0..16 {
-        if random.below(2) == 0 {
-            all.push((bin, random.below(workers as u64) as u32));
-        }
-    }
-    match strategy {
-        0 => vec![all],
-        1 => all.chunks(3).map(<[_]>::to_vec).collect(),
-        _ => all.into_iter().map(|step| vec![step]).collect(),
     }
 }
 
@@ -522,7 +377,9 @@ fn an_epoch_in_parts_has_one_end() {
             let end = parts.len() as u64;
             for (epoch, values) in (0..).zip(parts) {
                 let batches = vec![rows(&columns, values).into()];
-                group.release_part(epoch, vec![PartitionRows { partition: 0, batches, rows_before: 0 }]).unwrap();
+                group
+                    .release_part(epoch, vec![PartitionRows { source: 0, partition: 0, batches, rows_before: 0 }])
+                    .unwrap();
                 let made = cluster.complete(epoch, &mut 0).unwrap();
                 assert_eq!(read(&made), Vec::<Vec<i64>>::new(), "the epoch is not over");
             }
@@ -945,7 +802,7 @@ fn rows_may_lie_elsewhere_until_they_are_due_and_once_they_are_made() {
         cuts.windows(2).map(|ends| Rows::Stored(Arc::new(Shelved(block(ends), store.clone())))).collect()
     };
     let release = |group: &Group| {
-        let input = PartitionRows { partition: 0, batches: blocks(), rows_before: 0 };
+        let input = PartitionRows { source: 0, partition: 0, batches: blocks(), rows_before: 0 };
         group.release(0, vec![input], None).unwrap();
     };
     let failing = [(&store.lost, "the rows are lost"), (&store.full, "the store is full")];

@@ -70,7 +70,7 @@ fn block() -> RecordBatch {
 
 fn keyed(steps: &str) -> KeyedSpec {
     let schema = schema_to_text(&block().schema());
-    let text = format!(r#"{{"version":1,"source":{{"schema":"{schema}","event_time":"t"}},"steps":[{steps}]}}"#);
+    let text = format!(r#"{{"version":2,"sources":[{{"schema":"{schema}","event_time":"t"}}],"steps":[{steps}]}}"#);
     Plan::from_json(&text).unwrap().keyed().next().unwrap().clone()
 }
 
@@ -184,7 +184,7 @@ fn words_of_types_stay() {
         let schema = Arc::new(Schema::new(vec![Field::new("k", data_type, true)]));
         let schema = schema_to_text(&schema);
         let flow = format!(
-            r#"{{"version":1,"source":{{"schema":"{schema}"}},"steps":[{{"op":"key_by","columns":["k"]}},{{"op":"agg","emit":"final","aggs":[{{"name":"n","fn":"count"}}]}}]}}"#
+            r#"{{"version":2,"sources":[{{"schema":"{schema}"}}],"steps":[{{"op":"key_by","columns":["k"]}},{{"op":"agg","emit":"final","aggs":[{{"name":"n","fn":"count"}}]}}]}}"#
         );
         let types = Plan::from_json(&flow).unwrap().keyed().next().unwrap().kept().types();
         assert_eq!(types, format!("{word} -> count"));

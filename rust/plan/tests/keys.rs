@@ -15,7 +15,7 @@ use arrow_array::*;
 use arrow_buffer::i256;
 use arrow_schema::{DataType, Field, Fields, IntervalUnit, TimeUnit, UnionFields, UnionMode};
 use common::{Cluster, Move};
-use penstock_plan::spec::{AggSpec, Nulls, PLAN_VERSION, PlanSpec, SourceSpec, StepSpec};
+use penstock_plan::spec::{AggSpec, Nulls, PlanSpec, SourceSpec, StepSpec};
 use penstock_plan::{Emit, Plan};
 use proptest::prelude::*;
 
@@ -336,8 +336,8 @@ fn plan(types: &[DataType]) -> PlanSpec {
             operator: None,
         },
     ];
-    let source = SourceSpec { schema, event_time: None, lateness_ms: 0, order_by: vec![] };
-    PlanSpec { version: PLAN_VERSION, source, steps }
+    let source = SourceSpec { name: "input".into(), schema, event_time: None, lateness_ms: 0, order_by: vec![] };
+    PlanSpec::line(source, steps)
 }
 
 fn groups_are_those_of_a_map(case: &Case) {
@@ -413,8 +413,8 @@ fn a_type_that_cannot_be_a_key_is_named() {
     for data_type in types {
         let mut spec = plan(&[DataType::Int64]);
         let fields = vec![Field::new("odd", data_type.clone(), true), Field::new("v", DataType::Int16, true)];
-        spec.source.schema = Arc::new(arrow_schema::Schema::new(fields));
-        spec.steps[0] = StepSpec::KeyBy { columns: vec!["odd".into()], nulls: Nulls::Group };
+        spec.sources[0].schema = Arc::new(arrow_schema::Schema::new(fields));
+        spec.steps[0] = StepSpec::KeyBy { columns: vec!["odd".into()], nulls: Nulls::Group }.into();
         let Err(error) = Plan::compile(spec) else { panic!("{data_type} is accepted") };
         let error = error.to_string();
         assert!(

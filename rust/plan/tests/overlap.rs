@@ -10,7 +10,7 @@ use arrow_array::{ArrayRef, Int64Array, RecordBatch};
 use crossbeam::channel::{Receiver, unbounded};
 use penstock_dataflow::fabric;
 use penstock_plan::host::{Event, Group, GroupConfig, PartitionRows, Resident};
-use penstock_plan::spec::{AggSpec, Nulls, PLAN_VERSION, PlanSpec, SourceSpec, StepSpec};
+use penstock_plan::spec::{AggSpec, Nulls, PlanSpec, SourceSpec, StepSpec};
 use penstock_plan::{CallError, Callbacks, Emit, ForeignState, Plan};
 
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -48,7 +48,13 @@ const ROWS: usize = 1024;
 
 fn start(mapped: bool, workers: usize) -> (Group, Receiver<Event>) {
     let schema = keys([]).schema();
-    let source = SourceSpec { schema: schema.clone(), event_time: None, lateness_ms: 0, order_by: Vec::new() };
+    let source = SourceSpec {
+        name: "input".into(),
+        schema: schema.clone(),
+        event_time: None,
+        lateness_ms: 0,
+        order_by: Vec::new(),
+    };
     let count = AggSpec { name: "n".into(), function: "count".into(), column: None };
     let mut steps = vec![
         StepSpec::KeyBy { columns: vec!["k".into()], nulls: Nulls::Group },
@@ -57,7 +63,7 @@ fn start(mapped: bool, workers: usize) -> (Group, Receiver<Event>) {
     if mapped {
         steps.insert(0, StepSpec::MapBatches { call: 0, schema });
     }
-    let plan = Plan::compile(PlanSpec { version: PLAN_VERSION, source, steps }).unwrap();
+    let plan = Plan::compile(PlanSpec::line(source, steps)).unwrap();
     let mut config = GroupConfig::founding(Arc::new(plan), Arc::new(Meeting::default()), 4, workers as u32);
     config.slice_rows = 2 * ROWS;
     let (sender, events) = unbounded();
@@ -66,7 +72,11 @@ fn start(mapped: bool, workers: usize) -> (Group, Receiver<Event>) {
 
 fn release(group: &Group, epoch: u64, block: RecordBatch) {
     group
-        .release(epoch, vec![PartitionRows { partition: 0, batches: vec![block.into()], rows_before: 0 }], None)
+        .release(
+            epoch,
+            vec![PartitionRows { source: 0, partition: 0, batches: vec![block.into()], rows_before: 0 }],
+            None,
+        )
         .unwrap();
 }
 

@@ -27,7 +27,7 @@ fn compile(steps: &str) -> Result<Plan, PlanError> {
 
 fn compile_with(source: &str, steps: &str) -> Result<Plan, PlanError> {
     let schema = schema_to_text(&schema());
-    Plan::from_json(&format!(r#"{{"version":1,"source":{{"schema":"{schema}",{source}}},"steps":[{steps}]}}"#))
+    Plan::from_json(&format!(r#"{{"version":2,"sources":[{{"schema":"{schema}",{source}}}],"steps":[{steps}]}}"#))
 }
 
 const KEY: &str = r#"{"op":"key_by","columns":["k"]}"#;
@@ -149,7 +149,7 @@ fn top_is_checked() {
 fn other_versions_are_refused() {
     let mut spec = PlanSpec::from_json(&compile("").unwrap().spec().to_json()).unwrap();
     spec.version = 9;
-    assert_eq!(Plan::compile(spec), Err(PlanError::Version { found: 9, supported: 1 }));
+    assert_eq!(Plan::compile(spec), Err(PlanError::Version { found: 9, supported: 2 }));
 }
 
 fn numbers(rows: &[(i64, i64)]) -> RecordBatch {
@@ -160,7 +160,7 @@ fn numbers(rows: &[(i64, i64)]) -> RecordBatch {
 fn stateful(output: &SchemaRef) -> PlanSpec {
     let (input, output) = (schema_to_text(&numbers(&[]).schema()), schema_to_text(output));
     PlanSpec::from_json(&format!(
-        r#"{{"version":1,"source":{{"schema":"{input}"}},"steps":[
+        r#"{{"version":2,"sources":[{{"schema":"{input}"}}],"steps":[
             {{"op":"map_batches","call":0,"schema":"{input}"}},
             {{"op":"stateful_map","call":1,"columns":["k"],"schema":"{output}","name":"count"}},
             {{"op":"map_batches","call":0,"schema":"{output}"}}]}}"#

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use arrow_array::*;
 use common::{Cell, Cluster, Move};
 use penstock_plan::Emit;
-use penstock_plan::spec::{AggSpec, Nulls, PLAN_VERSION, Per, PlanSpec, SourceSpec, StepSpec, WindowKind};
+use penstock_plan::spec::{AggSpec, Nulls, Per, PlanSpec, SourceSpec, StepSpec, WindowKind};
 use proptest::prelude::*;
 
 #[derive(Clone, Debug)]
@@ -42,9 +42,14 @@ fn best<T: Clone>(n: usize, descending: bool, rows: &[T], by: impl Fn(&T) -> Opt
 }
 
 fn plan(steps: Vec<StepSpec>) -> PlanSpec {
-    let source =
-        SourceSpec { schema: batch(&[]).schema(), event_time: Some("t".into()), lateness_ms: 0, order_by: vec![] };
-    PlanSpec { version: PLAN_VERSION, source, steps }
+    let source = SourceSpec {
+        name: "input".into(),
+        schema: batch(&[]).schema(),
+        event_time: Some("t".into()),
+        lateness_ms: 0,
+        order_by: vec![],
+    };
+    PlanSpec::line(source, steps)
 }
 
 fn window(size: i64, every: i64) -> StepSpec {

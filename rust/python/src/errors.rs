@@ -177,7 +177,10 @@ pub(crate) fn from_call(error: &CallError) -> PyErr {
 /// A plan that does not compile: a wrong column or type is a SchemaError, anything else a PlanError.
 pub(crate) fn from_plan(error: &PlanError) -> PyErr {
     let kind = match error {
-        PlanError::MissingColumn { .. } | PlanError::ColumnType { .. } | PlanError::LoopColumns { .. } => Kind::Schema,
+        PlanError::MissingColumn { .. }
+        | PlanError::ColumnType { .. }
+        | PlanError::LoopColumns { .. }
+        | PlanError::UnionColumns { .. } => Kind::Schema,
         PlanError::Bounds { .. } => Kind::Config,
         _ => Kind::Plan,
     };
@@ -216,6 +219,7 @@ pub(crate) fn from_host(error: &HostError) -> PyErr {
         HostError::Bins(bins) => raise(Kind::State, &bins.to_string()),
         HostError::Dataflow(dataflow) => raise(Kind::Engine, &dataflow.to_string()),
         HostError::MissingBins { .. } => raise(Kind::StateLost, &error.to_string()),
+        HostError::NotALine { .. } => raise(Kind::Plan, &error.to_string()),
         HostError::Owners { .. } => raise(Kind::Config, &error.to_string()),
         HostError::EpochTooLarge { .. } | HostError::Finished | HostError::Thread { .. } => {
             raise(Kind::Engine, &error.to_string())

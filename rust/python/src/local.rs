@@ -1,7 +1,7 @@
 //! A flow on worker threads of this process: [`LocalRun`].
 //!
-//! Each pushed batch is one epoch. The watermark moves at its end: max(old, greatest event time - lateness), so
-//! lateness depends on the input alone, not on threads or timing. Or all of them are one epoch (`whole`), as the input of a
+//! Each pushed batch is one epoch, of one source. The watermark moves at its end: max(old, greatest event time - lateness), the least over
+//! the sources that have not ended, so lateness depends on the input alone, not on threads or timing. Or all of them are one epoch (`whole`), as the input of a
 //! batch job is: then nothing depends on how the input is cut into batches, and no row is late. Results of a batch are handed out when all
 //! workers have completed it, in order and by worker within it.
 //!
@@ -18,8 +18,8 @@ use arrow_array::RecordBatch as Batch;
 use crossbeam::channel::{Receiver, RecvTimeoutError, Sender, bounded, select, unbounded};
 use penstock_bins::ControlError;
 use penstock_dataflow::fabric;
-use penstock_plan::Plan;
-use penstock_plan::host::{Event, Group, GroupConfig, HostError, PartitionRows, Resident, Rows};
+use penstock_plan::host::{Event, Group, GroupConfig, HostError, PartitionRows, Resident, Rows, Watermarks};
+use penstock_plan::{Plan, Source};
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
@@ -58,7 +58,7 @@ struct Books {
     /// None when closed.
     group: Option<Group>,
     next_epoch: u64,
-    watermark: Option<i64>,
+    watermarks: Watermarks,
     /// Processing time of the last epoch, milliseconds since 1970.
     clock_ms: i64,
     /// Released and not complete, by epoch.
@@ -156,6 +156,13 @@ impl Books {
 }
 
 impl Inner {
+    fn source(&self, number: usize) -> PyResult<&Source> {
+        let sources = self.plan.sources();
+        sources.get(number).ok_or_else(|| {
+            errors::raise(Kind::Config, &format!("source {number} is not there: the flow has {}", sources.len()))
+        })
+    }
+
     fn with<T>(&self, work: impl FnOnce(&mut Books) -> T) -> Result<T, Problem> {
         self.books.lock().map(|mut books| work(&mut books)).map_err(|_| Problem::Poisoned("LocalRun"))
     }
@@ -246,7 +253,7 @@ impl LocalRun {
         let books = Mutex::new(Books {
             group: Some(group),
             next_epoch: 0,
-            watermark: None,
+            watermarks: Watermarks::of(&plan),
             clock_ms: i64::MIN,
             open: BTreeMap::new(),
             ready: VecDeque::new(),
@@ -260,16 +267,26 @@ impl LocalRun {
         Ok(Self { owner: Owner::here(), inner: Some(Box::new(inner)) })
     }
 
-    /// Hands one batch, which becomes one epoch or a part of the only one, to the workers; waits while `ahead` are under way. False, and
-    /// nothing was pushed, when they wait themselves until outputs are taken. `clock_ms` is its processing time, by default the system's; it
+    /// Hands one batch of a source, which becomes one epoch or a part of the only one, to the workers; waits while `ahead` are under way. False,
+    /// and nothing was pushed, when they wait themselves until outputs are taken. `clock_ms` is its processing time, by default the system's; it
     /// never goes back. The only epoch has none, as a batch job.
-    #[pyo3(signature = (batch, clock_ms=None))]
-    fn push(&self, py: Python<'_>, batch: &Bound<'_, PyAny>, clock_ms: Option<i64>) -> PyResult<bool> {
+    #[pyo3(signature = (batch, clock_ms=None, source=0))]
+    fn push(&self, py: Python<'_>, batch: &Bound<'_, PyAny>, clock_ms: Option<i64>, source: usize) -> PyResult<bool> {
         let inner = self.inner(py)?;
-        let batch = plan::fitting(&import_batch(batch)?, inner.plan.input_schema())?;
-        let reached = inner.plan.max_event_time(&batch).map(|time| time.saturating_sub(inner.plan.lateness_us()));
-        let input = PartitionRows { partition: 0, batches: vec![batch.into()], rows_before: 0 };
+        let from = inner.source(source)?;
+        let batch = plan::fitting(&import_batch(batch)?, &from.schema)?;
+        let reached = from.event_time.as_ref().and_then(|event_time| event_time.max_us(&batch));
+        let batches = vec![batch.into()];
+        let input = PartitionRows { source: source as u8, partition: 0, batches, rows_before: 0 };
         self.release(py, Some((input, reached)), clock_ms)
+    }
+
+    /// No more batches of a source come: the watermark does not wait for it any more.
+    fn end_source(&self, py: Python<'_>, source: usize) -> PyResult<()> {
+        let inner = self.inner(py)?;
+        inner.source(source)?;
+        py.detach(|| inner.with(|books| books.watermarks.end(source)))?;
+        Ok(())
     }
 
     /// Ends the input: the watermark becomes infinite, every window closes. Does not wait for the results; false as for `push`.
@@ -475,7 +492,11 @@ impl LocalRun {
             }
             let (inputs, watermark) = match input.take().expect("released at most once") {
                 Some((input, _)) if inner.whole => (vec![input], None),
-                Some((input, reached)) => (vec![input], books.watermark.max(reached)),
+                Some((input, reached)) => {
+                    let source = usize::from(input.source);
+                    reached.into_iter().for_each(|time| books.watermarks.reach(source, time));
+                    (vec![input], books.watermarks.now())
+                }
                 None => (Vec::new(), Some(i64::MAX)),
             };
             let group = books.group.as_ref().expect("checked above");
@@ -489,7 +510,6 @@ impl LocalRun {
             released.map_err(|error| Problem::Host(Box::new(error)))?;
             books.open.insert(epoch, Epoch::default());
             books.next_epoch += 1;
-            books.watermark = watermark;
             books.finished = last;
             Ok(Some(true))
         };

@@ -29,13 +29,14 @@ pub(crate) fn piece_schema_of(plan: &Plan, piece: usize) -> PyResult<SchemaRef> 
     })
 }
 
-/// Compiles a plan and tells about it: ``{"output_schema", "needs_order", "pieces", "operators", "explain"}``.
+/// Compiles a plan and tells about it: ``{"output_schema", "needs_order", "line", "pieces", "operators", "explain"}``.
 #[pyfunction]
 pub(crate) fn plan_check<'py>(py: Python<'py>, plan: &str) -> PyResult<Bound<'py, PyDict>> {
     let plan = compile(plan)?;
     let facts = PyDict::new(py);
     facts.set_item("output_schema", Schema::new(plan.output_schema().clone()).into_pyobject(py)?)?;
     facts.set_item("needs_order", plan.needs_order())?;
+    facts.set_item("line", plan.is_line())?;
     facts.set_item("pieces", plan.pieces())?;
     facts.set_item("operators", operators(py, &plan)?)?;
     facts.set_item("explain", plan.explain())?;

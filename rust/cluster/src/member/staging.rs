@@ -111,6 +111,7 @@ impl Staging {
                 return fail(format!("{} rows are staged, not {}", attempt.rows, feed.rows));
             }
             let staged = PartitionRows {
+                source: 0,
                 partition: feed.partition,
                 batches: attempt.batches.clone(),
                 rows_before: feed.rows_before,

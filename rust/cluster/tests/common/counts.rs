@@ -152,7 +152,8 @@ impl Cluster {
     }
 
     pub fn plan(&self) -> Value {
-        let source = SourceSpec { schema: schema(), event_time: None, lateness_ms: 0, order_by: vec![] };
+        let source =
+            SourceSpec { name: "input".into(), schema: schema(), event_time: None, lateness_ms: 0, order_by: vec![] };
         let source = serde_json::to_value(source).unwrap();
         let steps = json!([
             {"op": "map_batches", "call": 0, "schema": source["schema"]},
@@ -160,7 +161,7 @@ impl Cluster {
             {"op": "agg", "emit": "update", "aggs": [
                 {"name": "n", "fn": "count"}, {"name": "s", "fn": "sum", "column": "v"}]},
         ]);
-        json!({"version": 1, "source": source, "steps": steps})
+        json!({"version": 2, "sources": [source], "steps": steps})
     }
 
     pub fn start(&mut self, epoch: u64, owners: &[u32], fresh: bool) -> Vec<Value> {

@@ -1,8 +1,12 @@
 //! From a compiled plan to a dataflow on one worker.
 //!
-//! Owns the shape of the graph: input, maps, then for each keyed step the key operator, F and S, and the
-//! maps behind it; at the end a sink that files output by epoch. Watermarks and epoch ends travel in the
-//! stream, each worker's own: a map passes them on, S acts on them after all rows of their time.
+//! Owns the shape of the graph: one input whose blocks carry the number of their source, a stream for each source, then stage by stage
+//! the maps of each side, and for a keyed step the key operator of each side and one F and S for all of them; at the end a sink that files
+//! output by epoch. Watermarks and epoch ends travel in the stream, each worker's own: a map passes them on, S acts on them
+//! after all rows of their time.
+//!
+//! Invariant: at each place of the graph each mark passes once. Every source's stream has all marks; where streams meet (a union, the sides
+//! of an operator) they pass along the first alone.
 
 use std::cell::RefCell;
 use std::collections::{BTreeMap, HashMap};
@@ -31,10 +35,10 @@ use super::rows::{Keep, Rows};
 use super::stats::{BinMove, unix_ns};
 use super::worker::Pace;
 use crate::block::FlowBlock;
-use crate::chain::Stateless;
 use crate::error::OpError;
 use crate::keyed::KeyedSpec;
 use crate::op::Output;
+use crate::plan::Origin;
 use crate::state::State;
 
 type Blocks = Stream<FlowTime, FlowBlock>;
@@ -330,35 +334,8 @@ pub(crate) fn pace(config: &GroupConfig) -> Pace {
     Pace { window: window.max(1), journal: config.journal, eager: config.eager, record: config.record }
 }
 
-/// What a dataflow is made of. A piece of the plan is the keyed step it begins with, the steps without state behind it, and the assignment
-/// of rows for the next keyed step, so that the host's shuffle needs only hashes.
-enum Part<'a> {
-    Steps(&'a [Stateless]),
-    Assign(&'a KeyedSpec),
-    Keyed(usize, &'a KeyedSpec),
-}
-
-fn parts(config: &GroupConfig, piece: Option<usize>) -> Vec<Part<'_>> {
-    let mut parts = Vec::new();
-    let mut op = 0;
-    for stage in config.plan.stages() {
-        let ends_here = piece.is_none_or(|piece| piece == op);
-        if ends_here {
-            parts.push(Part::Steps(&stage.pre));
-        }
-        let Some(keyed) = &stage.keyed else { continue };
-        if ends_here {
-            parts.push(Part::Assign(keyed));
-        }
-        op += 1;
-        if piece.is_none_or(|piece| piece == op) {
-            parts.push(Part::Keyed(op - 1, keyed));
-        }
-    }
-    parts
-}
-
-/// Builds the whole plan, or one piece of it, on `worker`.
+/// Builds the whole plan, or one piece of a line, on `worker`. A piece is the keyed step that it begins with, the steps without state behind it,
+/// and the assignment of rows for the next keyed step, so that the host's shuffle needs only hashes.
 ///
 /// # Errors
 /// The bins of this worker do not fit the routing.
@@ -377,31 +354,52 @@ fn build_in(
     shared: &Shared,
     piece: Option<usize>,
 ) -> Result<Built, HostError> {
-    let (mut input, mut blocks) = scope.new_input::<FlowBlock>();
+    let (mut input, blocks) = scope.new_input::<FlowBlock>();
     let (mut control, commands) = scope.new_input::<Vec<Control>>();
     let start = FlowTime::new(config.epoch, 0);
     input.advance_to(start).expect("the first time is the least");
     control.advance_to(start).expect("the first time is the least");
-    let (input_probe, sent) = blocks.probe();
+    let (input_probe, blocks) = blocks.probe();
     let (control_probe, commands) = commands.probe();
-    blocks = sent;
     let late = ByEpoch::new(config);
     let mut ops = Vec::new();
     let monitors = Monitors::default();
     let context = Context { callbacks: &config.callbacks, monitors: &monitors };
-    for part in parts(config, piece) {
-        match part {
-            Part::Steps(steps) => blocks = chain::stage(blocks, steps, &context),
-            Part::Assign(keyed) => blocks = assigned(&blocks, keyed.clone()),
-            Part::Keyed(index, keyed) => {
-                let op = &shared.ops[index];
-                let built = keyed_step(&blocks, &commands, config, shared, op, keyed, late.clone())?;
-                let Stateful { output, table, routing, .. } = built;
-                blocks = output;
-                ops.push(Op { table, routing, shelf: shared.shelf.clone() });
+    let sources = chain::sources(&blocks, config.plan.sources().len());
+    let mut stages: Vec<Blocks> = Vec::new();
+    for stage in config.plan.stages() {
+        let begins_here = piece.is_none_or(|piece| piece == ops_before(config, stages.len()));
+        let sides = stage.inlets.iter().map(|inlet| {
+            let from = inlet.from.iter().map(|origin| match origin {
+                Origin::Source(number) => &sources[*number],
+                Origin::Stage(number) => &stages[*number],
+            });
+            let blocks = chain::merged(from, &inlet.input);
+            match begins_here {
+                true => chain::stage(blocks, &inlet.pre, &context),
+                false => blocks,
             }
+        });
+        let mut sides: Vec<Blocks> = sides.collect();
+        let Some(keyed) = &stage.keyed else {
+            stages.push(sides.remove(0));
+            continue;
+        };
+        if begins_here {
+            sides = sides.iter().map(|blocks| assigned(blocks, keyed.clone())).collect();
         }
+        let index = ops_before(config, stages.len());
+        if piece.is_some_and(|piece| piece != index + 1) {
+            stages.push(sides.remove(0));
+            continue;
+        }
+        let op = &shared.ops[index];
+        let Stateful { output, table, routing, .. } =
+            keyed_step(&sides, &commands, config, shared, op, keyed, late.clone())?;
+        ops.push(Op { table, routing, shelf: shared.shelf.clone() });
+        stages.push(output);
     }
+    let output = stages.pop().expect("a plan has a stage");
     // All keyed steps see the same control, with the same bins and workers.
     let routing = match shared.ops.first() {
         Some(op) => op.routing.clone(),
@@ -409,7 +407,7 @@ fn build_in(
     };
     let control = ControlInput::new(control, routing, scope.peers());
     let outputs = ByEpoch::new(config);
-    let probes = Probes { input: input_probe, control: control_probe, output: filed(&blocks, outputs.clone()) };
+    let probes = Probes { input: input_probe, control: control_probe, output: filed(&output, outputs.clone()) };
     Ok(Built {
         input: Some(input),
         control: Some(control),
@@ -422,6 +420,11 @@ fn build_in(
     })
 }
 
+/// Keyed steps before a stage.
+fn ops_before(config: &GroupConfig, stage: usize) -> usize {
+    config.plan.stages()[..stage].iter().filter(|stage| stage.keyed.is_some()).count()
+}
+
 fn assigned(blocks: &Blocks, keyed: KeyedSpec) -> Blocks {
     let name = format!("assign {}", keyed.step);
     each_rows(blocks, &name, move |batch| Ok(FlowBlock::rows(keyed.assign(&batch)?)))
@@ -429,9 +432,9 @@ fn assigned(blocks: &Blocks, keyed: KeyedSpec) -> Blocks {
 
 type Keyed = Stateful<FlowTime, State, FlowBlock>;
 
-/// Hashes the keys, routes by bin, applies in time order.
+/// Hashes the keys of each side, routes by bin, applies in time order.
 fn keyed_step(
-    blocks: &Blocks,
+    sides: &[Blocks],
     commands: &Stream<FlowTime, Vec<Control>>,
     config: &GroupConfig,
     shared: &Shared,
@@ -439,12 +442,15 @@ fn keyed_step(
     keyed: &KeyedSpec,
     late: ByEpoch,
 ) -> Result<Keyed, HostError> {
-    let spec = keyed.clone();
-    let hashed = each_rows(blocks, &format!("key {}", keyed.step), move |batch| {
-        let hashes = spec.hashes(&batch)?;
-        Ok(FlowBlock::keyed(spec.carry(batch)?, hashes))
+    let hashed = (0..).zip(sides).map(|(_, blocks): (u8, _)| {
+        let spec = keyed.clone();
+        each_rows(blocks, &format!("key {}", keyed.step), move |batch| {
+            let hashes = spec.hashes(&batch)?;
+            Ok(FlowBlock::keyed(spec.carry(batch)?, hashes))
+        })
     });
-    let index = blocks.scope().index();
+    let hashed = chain::together(hashed);
+    let index = hashed.scope().index();
     let table = op.tables.lock().unwrap_or_else(PoisonError::into_inner).remove(&index);
     let table = table.expect("each local worker takes its table once");
     let local = shared.local.clone();
@@ -480,7 +486,7 @@ fn keyed_step(
         let mut marks = Vec::new();
         for block in blocks {
             match block {
-                FlowBlock::Rows { batch, hashes } => operator.apply(bins, &batch, &hashes, &mut made)?,
+                FlowBlock::Rows { batch, hashes, .. } => operator.apply(bins, &batch, &hashes, &mut made)?,
                 FlowBlock::Watermark(watermark) => {
                     operator.watermark(bins, watermark, &mut made)?;
                     marks.push(FlowBlock::Watermark(watermark));

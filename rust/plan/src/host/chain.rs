@@ -21,7 +21,7 @@ use std::sync::Arc;
 
 use arrow_array::cast::AsArray;
 use arrow_array::{ArrayRef, BooleanArray, RecordBatch, RecordBatchOptions};
-use arrow_schema::DataType;
+use arrow_schema::{DataType, SchemaRef};
 use arrow_select::concat::{concat, concat_batches};
 use arrow_select::filter::filter_record_batch;
 use penstock_bins::Block;
@@ -145,6 +145,50 @@ fn mapped<T: Timestamp>(blocks: &Stream<T, FlowBlock>, map: MapCall, context: &C
     each_rows(blocks, &name, move |batch| Ok(FlowBlock::rows(map.apply(&callbacks, &batch)?)))
 }
 
+fn is_rows(block: &FlowBlock) -> bool {
+    matches!(block, FlowBlock::Rows { .. })
+}
+
+/// What each of `count` sources gives, with all marks.
+pub(crate) fn sources(blocks: &Stream<FlowTime, FlowBlock>, count: usize) -> Vec<Stream<FlowTime, FlowBlock>> {
+    if count == 1 {
+        return vec![blocks.clone()];
+    }
+    let of = |source: u8| {
+        let mine = move |block: &FlowBlock| match block {
+            FlowBlock::Rows { side, .. } => *side == source,
+            _ => true,
+        };
+        only(blocks, &format!("source {source}"), mine)
+    };
+    (0..=u8::MAX).take(count).map(of).collect()
+}
+
+/// Streams as one: rows of all, marks of the first.
+pub(crate) fn together(streams: impl IntoIterator<Item = Stream<FlowTime, FlowBlock>>) -> Stream<FlowTime, FlowBlock> {
+    let mut streams = streams.into_iter();
+    let first = streams.next().expect("there is a stream");
+    streams.fold(first, |all, next| all.concat(&only(&next, "rows", is_rows)))
+}
+
+/// What enters a stage: streams with columns of the same names and types as one, whose columns are these.
+pub(crate) fn merged<'a>(
+    mut streams: impl ExactSizeIterator<Item = &'a Stream<FlowTime, FlowBlock>>,
+    columns: &SchemaRef,
+) -> Stream<FlowTime, FlowBlock> {
+    if streams.len() == 1 {
+        return streams.next().expect("there is a stream").clone();
+    }
+    together(streams.map(|blocks| {
+        let columns = columns.clone();
+        each_rows(blocks, "union", move |batch| {
+            let options = RecordBatchOptions::new().with_row_count(Some(batch.num_rows()));
+            let (_, values, _) = batch.into_parts();
+            Ok(FlowBlock::rows(RecordBatch::try_new_with_options(columns.clone(), values, &options)?))
+        })
+    }))
+}
+
 /// The steps of a stage, behind rows and marks.
 pub(crate) fn stage(
     blocks: Stream<FlowTime, FlowBlock>,
@@ -154,8 +198,7 @@ pub(crate) fn stage(
     if !crate::chain::is_metered(steps) {
         return chain(blocks, steps, context, Bound::default());
     }
-    let is_rows = |block: &FlowBlock| matches!(block, FlowBlock::Rows { .. });
-    let marks = only(&blocks, "marks", move |block| !is_rows(block));
+    let marks = only(&blocks, "marks", |block| !is_rows(block));
     let rows = only(&blocks, "rows", is_rows);
     let made = chain(rows, steps, context, Bound::default());
     each_rows(&made, "own", |batch| Ok(FlowBlock::rows(owned(&batch)?))).concat(&marks)

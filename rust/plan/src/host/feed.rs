@@ -2,25 +2,26 @@
 //!
 //! Owns the numbering of slices. A flow whose result does not depend on order numbers each worker's
 //! slices on its own, so all workers feed at once. A flow with order-sensitive steps numbers a slice by
-//! the position of its first row in (partition, row) order over all processes: unique, ascending, equal
+//! the position of its first row in (source, partition, row) order over all processes: unique, ascending, equal
 //! on every number of workers.
-
-use arrow_array::RecordBatch;
 
 use penstock_dataflow::BoxError;
 
 use super::rows::Rows;
 use super::{CLOSE, MARK};
+use crate::block::FlowBlock;
 use crate::host::HostError;
 
 /// Released rows of one source partition, in row order.
 #[derive(Clone, Debug)]
 pub struct PartitionRows {
-    /// Index of the source partition; rows are ordered by (partition, row).
+    /// Number of the source that they are of.
+    pub source: u8,
+    /// Index of the source's partition; rows are ordered by (source, partition, row).
     pub partition: u32,
     /// The rows, in order. Stored blocks are read as a whole, so they should not be longer than a slice.
     pub batches: Vec<Rows>,
-    /// Rows of all smaller partitions over all processes; read by order-sensitive flows only.
+    /// Rows of all smaller partitions, and of all sources before, over all processes; read by order-sensitive flows only.
     pub rows_before: u64,
 }
 
@@ -33,6 +34,7 @@ pub(crate) type Slice = (u32, Cut);
 /// Some rows of a block.
 #[derive(Clone, Debug)]
 pub(crate) struct Cut {
+    source: u8,
     block: Rows,
     offset: usize,
     rows: usize,
@@ -45,8 +47,8 @@ impl Cut {
 
     /// # Errors
     /// Those of [`Rows::read`].
-    pub(crate) fn read(self) -> Result<RecordBatch, BoxError> {
-        Ok(self.block.read()?.slice(self.offset, self.rows))
+    pub(crate) fn read(self) -> Result<FlowBlock, BoxError> {
+        Ok(FlowBlock::rows(self.block.read()?.slice(self.offset, self.rows)).of(self.source))
     }
 }
 
@@ -65,7 +67,7 @@ pub(crate) fn deal(
     workers: usize,
     ordered: bool,
 ) -> Result<Vec<Vec<Slice>>, HostError> {
-    inputs.sort_by_key(|input| input.partition);
+    inputs.sort_by_key(|input| (input.source, input.partition));
     let mut dealt: Vec<Vec<Slice>> = vec![Vec::new(); workers];
     let mut next = 0;
     for input in inputs {
@@ -82,7 +84,7 @@ pub(crate) fn deal(
                     .and_then(|number| number.checked_add(FIRST))
                     .filter(|slice| *slice < CLOSE)
                     .ok_or(HostError::EpochTooLarge { rows: number })?;
-                mine.push((slice, Cut { block: batch.clone(), offset, rows }));
+                mine.push((slice, Cut { source: input.source, block: batch.clone(), offset, rows }));
                 next += 1;
                 offset += rows;
                 row += rows as u64;
@@ -95,7 +97,7 @@ pub(crate) fn deal(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use arrow_array::{ArrayRef, Int64Array};
+    use arrow_array::{ArrayRef, Int64Array, RecordBatch};
     use std::sync::Arc;
 
     fn batch(values: std::ops::Range<i64>) -> Rows {
@@ -106,8 +108,8 @@ mod tests {
     #[test]
     fn ordered_slices_are_numbered_by_row_over_all_partitions() {
         let inputs = vec![
-            PartitionRows { partition: 1, batches: vec![batch(10..15)], rows_before: 10 },
-            PartitionRows { partition: 0, batches: vec![batch(0..4), batch(4..10)], rows_before: 0 },
+            PartitionRows { source: 0, partition: 1, batches: vec![batch(10..15)], rows_before: 10 },
+            PartitionRows { source: 0, partition: 0, batches: vec![batch(0..4), batch(4..10)], rows_before: 0 },
         ];
         let dealt = deal(inputs, 3, 2, true).unwrap();
         let mut all: Vec<_> = dealt.iter().flatten().map(|(s, b)| (s - FIRST, b.num_rows())).collect();
@@ -120,7 +122,7 @@ mod tests {
 
     #[test]
     fn unordered_slices_are_dense_on_each_worker() {
-        let inputs = vec![PartitionRows { partition: 0, batches: vec![batch(0..10)], rows_before: 7 }];
+        let inputs = vec![PartitionRows { source: 0, partition: 0, batches: vec![batch(0..10)], rows_before: 7 }];
         let dealt = deal(inputs, 2, 2, false).unwrap();
         let numbers = |w: usize| dealt[w].iter().map(|(s, _)| s - FIRST).collect::<Vec<_>>();
         assert_eq!((numbers(0), numbers(1)), (vec![0, 1, 2], vec![0, 1]));
@@ -128,17 +130,17 @@ mod tests {
 
     #[test]
     fn every_worker_has_a_share_of_a_large_block() {
-        let inputs = vec![PartitionRows { partition: 0, batches: vec![batch(0..10_000)], rows_before: 0 }];
+        let inputs = vec![PartitionRows { source: 0, partition: 0, batches: vec![batch(0..10_000)], rows_before: 0 }];
         let dealt = deal(inputs, 1 << 16, 3, false).unwrap();
         let rows = |worker: usize| dealt[worker].iter().map(|(_, cut)| cut.num_rows()).collect::<Vec<_>>();
         assert_eq!((rows(0), rows(1), rows(2)), (vec![3_334], vec![3_334], vec![3_332]));
-        let inputs = vec![PartitionRows { partition: 0, batches: vec![batch(0..1_000)], rows_before: 0 }];
+        let inputs = vec![PartitionRows { source: 0, partition: 0, batches: vec![batch(0..1_000)], rows_before: 0 }];
         assert_eq!(deal(inputs, 1 << 16, 3, false).unwrap()[0].len(), 1, "not cut below {LEAST_SHARE} rows");
     }
 
     #[test]
     fn an_epoch_beyond_the_slices_is_refused() {
-        let inputs = vec![PartitionRows { partition: 0, batches: vec![batch(0..1)], rows_before: 1 << 31 }];
+        let inputs = vec![PartitionRows { source: 0, partition: 0, batches: vec![batch(0..1)], rows_before: 1 << 31 }];
         assert!(matches!(deal(inputs, 8, 1, true), Err(HostError::EpochTooLarge { .. })));
     }
 }

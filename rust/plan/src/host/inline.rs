@@ -53,8 +53,12 @@ impl Inline {
     /// Runs all of `plan`, or the piece between two exchanges with number `piece`.
     ///
     /// # Errors
-    /// Those of [`Group::start`](super::Group::start).
+    /// Those of [`Group::start`](super::Group::start); `NotALine` of a plan with several sources, or of a piece of one that is no line.
     pub fn new(plan: Arc<Plan>, callbacks: Arc<dyn Callbacks>, piece: Option<usize>) -> Result<Self, HostError> {
+        if plan.sources().len() > 1 || (piece.is_some() && !plan.is_line()) {
+            let sources = plan.sources().iter().map(|source| source.name.clone()).collect();
+            return Err(HostError::NotALine { sources });
+        }
         let config = GroupConfig::founding(plan, callbacks, BITS, 1);
         let shared = Shared::new(&config, &[0], &mut Resident::fresh())?;
         let endpoint = fabric::threads(1).into_iter().next().expect("a fabric of one worker has one endpoint");

@@ -15,6 +15,7 @@
 //! - The leader (worker 0 of the fabric) alone sends control. It keeps the control input at most a window
 //!   ahead of the probe, so that a migration asked for now takes effect within a window of slices.
 //! - The data input of a worker without work follows the control frontier: nobody silent holds a migration.
+//! - All sources of a flow are fed through one input at the same times: which source a block is of is said by the block.
 //! - With a journal, all workers mark their bins at one consistent cut: an epoch's first block is sent when
 //!   the probe stands at `MARK`, that is, when every worker waits there and nothing earlier is under way; and control
 //!   skips `MARK`, so no bin moves before every worker has marked.
@@ -44,6 +45,7 @@ mod rows;
 #[cfg(test)]
 mod seal;
 mod stats;
+mod watermarks;
 mod worker;
 
 pub use feed::PartitionRows;
@@ -53,6 +55,7 @@ pub use record::Record;
 pub use resident::{LoadError, Loaded, Resident};
 pub use rows::{Keep, Rows, Stored};
 pub use stats::{BinMove, GroupStats, ScopeStats, SliceSample, WorkerStats};
+pub use watermarks::Watermarks;
 
 /// First slice of an epoch: no worker leaves it before it has taken the record of the epoch before.
 const SEAL: u32 = 0;

@@ -1,4 +1,4 @@
-//! Cutting a plan at its exchanges, for a host whose shuffle lies between the pieces.
+//! Cutting a plan at its exchanges, for a host whose shuffle lies between the pieces. Only a [line](Plan::is_line) is cut.
 //!
 //! Departure: what crosses a shuffle are the rows of the keyed step with their hash, not the rows of the map before it.
 
@@ -47,7 +47,7 @@ impl Plan {
         keyed.expect("a piece behind an exchange").hashes(routed)
     }
 
-    /// Greatest event time of a block of input, in microseconds; `None` without event time or rows.
+    /// Greatest event time of a block of the first source, in microseconds; `None` without event time or rows.
     #[must_use]
     pub fn max_event_time(&self, batch: &RecordBatch) -> Option<i64> {
         self.event_time().and_then(|event_time| event_time.max_us(batch))

@@ -64,7 +64,7 @@ struct Pair {
 impl Pair {
     fn new() -> Self {
         let text = format!(
-            r#"{{"version":1,"source":{{"schema":"{}"}},"steps":[{{"op":"key_by","columns":["k"]}},
+            r#"{{"version":2,"sources":[{{"schema":"{}"}}],"steps":[{{"op":"key_by","columns":["k"]}},
                {{"op":"agg","emit":"update","aggs":[{{"name":"n","fn":"count"}}]}}{}]}}"#,
             schema_to_text(&rows(&[]).schema()),
             // The end of the flow is some steps behind the bins.
@@ -84,7 +84,7 @@ impl Pair {
 
     fn release(&mut self, epoch: u64, keys: [&[i64]; 2]) {
         for (worker, keys) in self.loops.iter_mut().zip(keys) {
-            let input = PartitionRows { partition: 0, batches: vec![rows(keys).into()], rows_before: 0 };
+            let input = PartitionRows { source: 0, partition: 0, batches: vec![rows(keys).into()], rows_before: 0 };
             let slices = deal(vec![input], 2, 1, false).unwrap().remove(0).into();
             let end = Some(End { watermark: None, clock_ms: None });
             worker.command(Command::Release(Release { epoch, slices, end }));

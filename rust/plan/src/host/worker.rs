@@ -279,10 +279,10 @@ impl WorkerLoop {
             }
             let (slice, cut) = release.slices.pop_front().expect("the front was just read");
             let rows = cut.num_rows() as u64;
-            let batch = cut.read().map_err(|error| self.refuse("input", error))?;
+            let block = cut.read().map_err(|error| self.refuse("input", error))?;
             self.flights.push_back(Flight { time: FlowTime::new(epoch, slice), sent: Instant::now(), rows });
             self.gauges.update(|stats, _| stats.rows += rows);
-            self.built.input().send(FlowBlock::rows(batch));
+            self.built.input().send(block);
             sent = true;
         }
         if let Some(release) = self.current.take_if(|release| release.slices.is_empty()) {

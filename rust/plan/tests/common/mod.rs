@@ -216,7 +216,7 @@ impl Cluster {
             return Ok(());
         };
         let mut batch = batch;
-        for step in &self.plan.stages()[at].pre {
+        for step in &self.plan.stages()[at].inlets[0].pre {
             let Stateless::Map(map) = step else { panic!("{} is no map", step.step()) };
             batch = map.apply(&self.calls, &batch)?;
         }
@@ -231,7 +231,7 @@ impl Cluster {
         FlowBlock::keyed(routed, hashes).split(&owners, &mut |worker, part| parts.push((worker, part)));
         let mut outputs = Vec::new();
         for (worker, part) in parts {
-            let FlowBlock::Rows { batch, hashes } = part else { panic!("rows stay rows") };
+            let FlowBlock::Rows { batch, hashes, .. } = part else { panic!("rows stay rows") };
             let (bins, op) = &mut stage.workers[worker as usize];
             op.apply(bins, &batch, &hashes, &mut |output| outputs.push(output))?;
         }

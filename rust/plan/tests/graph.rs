@@ -1,0 +1,296 @@
+//! Plans that are graphs: what compilation makes of them, and random ones on workers whose bins move, against an oracle of bags.
+
+#[path = "common/group.rs"]
+mod group;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+use arrow_array::RecordBatch;
+use arrow_schema::{DataType, Field, Schema, SchemaRef};
+use group::{Cluster, Random, config, fresh, moves, read, rows};
+use penstock_plan::host::{HostError, Inline};
+use penstock_plan::spec::{AggSpec, NodeSpec, Nulls, PLAN_VERSION, SourceSpec};
+use penstock_plan::{CallError, Callbacks, Emit, ForeignState, Origin, Plan, PlanError, PlanSpec, StepSpec};
+
+fn columns(names: &[&str]) -> SchemaRef {
+    Arc::new(Schema::new(names.iter().map(|name| Field::new(*name, DataType::Int64, true)).collect::<Vec<_>>()))
+}
+
+fn source(name: &str) -> SourceSpec {
+    let schema = columns(&["k", "v"]);
+    SourceSpec { name: name.into(), schema, event_time: None, lateness_ms: 0, order_by: Vec::new() }
+}
+
+fn node(inputs: &[usize], step: StepSpec) -> NodeSpec {
+    NodeSpec { inputs: inputs.to_vec(), step }
+}
+
+fn map(call: usize, names: &[&str]) -> StepSpec {
+    StepSpec::MapBatches { call, schema: columns(names) }
+}
+
+fn by_key() -> StepSpec {
+    StepSpec::KeyBy { columns: vec!["k".into()], nulls: Nulls::Group }
+}
+
+fn total(emit: Emit) -> StepSpec {
+    let sum = AggSpec { name: "v".into(), function: "sum".into(), column: Some("v".into()) };
+    StepSpec::Agg { emit: Some(emit), aggs: vec![sum], operator: None }
+}
+
+fn graph(sources: &[&str], steps: Vec<NodeSpec>) -> PlanSpec {
+    let spec = PlanSpec { version: PLAN_VERSION, sources: sources.iter().map(|name| source(name)).collect(), steps };
+    assert_eq!(PlanSpec::from_json(&spec.to_json()).unwrap(), spec);
+    spec
+}
+
+fn refused(sources: &[&str], steps: Vec<NodeSpec>) -> String {
+    Plan::compile(graph(sources, steps)).map(|plan| plan.explain()).unwrap_err().to_string()
+}
+
+/// Call 0 adds one to v.
+struct Calls;
+
+impl Callbacks for Calls {
+    fn map(&self, call: usize, batch: &RecordBatch) -> Result<RecordBatch, CallError> {
+        let mut all = read(std::slice::from_ref(batch));
+        match call {
+            0 => all.iter_mut().for_each(|row| row[1] += 1),
+            call => panic!("call {call}"),
+        }
+        Ok(rows(&["k", "v"], &all))
+    }
+
+    fn new_state(&self, _: usize) -> Box<dyn ForeignState> {
+        unreachable!("no step has state of its own")
+    }
+}
+
+fn calls() -> Arc<dyn Callbacks> {
+    Arc::new(Calls)
+}
+
+#[test]
+fn a_line_has_the_stages_of_a_line() {
+    let steps = vec![map(0, &["k", "v"]), by_key(), total(Emit::Final), map(0, &["k", "v"])];
+    let plan = Plan::compile(PlanSpec::line(source("input"), steps)).unwrap();
+    let from: Vec<_> = plan.stages().iter().map(|stage| stage.inlets[0].from.clone()).collect();
+    assert_eq!(from, [[Origin::Source(0)], [Origin::Stage(0)]]);
+    assert!(plan.is_line() && plan.stages()[0].keyed.is_some() && plan.stages()[1].keyed.is_none());
+    assert!(plan.explain().starts_with("source: k Int64, v Int64\nstep 0 (map_batches)"), "{}", plan.explain());
+}
+
+#[test]
+fn what_several_steps_use_is_one_stage() {
+    // a, b; the map of a goes into a union and into a sum.
+    let steps = vec![
+        node(&[0], map(0, &["k", "v"])),
+        node(&[2, 1], StepSpec::Union {}),
+        node(&[2], by_key()),
+        node(&[4], total(Emit::Final)),
+        node(&[3, 5], StepSpec::Union {}),
+    ];
+    let plan = Plan::compile(graph(&["a", "b"], steps)).unwrap();
+    assert!(!plan.is_line());
+    let from: Vec<_> = plan.stages().iter().map(|stage| stage.inlets[0].from.clone()).collect();
+    let (a, b) = (Origin::Source(0), Origin::Source(1));
+    assert_eq!(from, [vec![a], vec![Origin::Stage(0)], vec![Origin::Stage(0), b, Origin::Stage(1)]]);
+    assert_eq!(plan.keyed().map(|keyed| keyed.operator.as_str()).collect::<Vec<_>>(), ["agg"]);
+    let text = plan.explain();
+    for words in
+        ["source a: k Int64", "source b: ", "stage 0: rows of source a", "rows of stage 0 and source b and stage 1"]
+    {
+        assert!(text.contains(words), "{text}\ndoes not say: {words}");
+    }
+}
+
+#[test]
+fn graphs_that_make_no_sense_are_refused() {
+    let union = |inputs: &[usize]| node(inputs, StepSpec::Union {});
+    let same = |inputs: &[usize]| node(inputs, map(0, &["k", "v"]));
+    assert_eq!(Plan::compile(graph(&[], vec![])), Err(PlanError::Sources { found: 0, most: 256 }));
+    for (said, words) in [
+        (refused(&["a", "a"], vec![union(&[0, 1])]), "two sources are named 'a'"),
+        (refused(&["a", "b"], vec![same(&[0])]), "step 1 (source): no step takes its rows"),
+        (refused(&["a"], vec![same(&[0]), same(&[0])]), "step 0 (map_batches): no step takes its rows"),
+        (refused(&["a"], vec![same(&[1])]), "the rows of node 1, and only nodes 0 to 0 stand before it"),
+        (refused(&["a"], vec![same(&[2]), same(&[1])]), "a plan has no cycles"),
+        (refused(&["a"], vec![union(&[0])]), "step 0 (union): it takes two inputs or more, 1 are named"),
+        (refused(&["a", "b"], vec![same(&[0, 1])]), "step 0 (map_batches): it takes one input, 2 are named"),
+        (
+            refused(&["a", "b"], vec![node(&[0], map(0, &["k", "w"])), union(&[2, 1])]),
+            "the first has (k Int64, w Int64), another one (k Int64, v Int64)",
+        ),
+        (refused(&["a", "b"], vec![node(&[0], by_key()), union(&[2, 1])]), "step 0 (key_by): union joins whole rows"),
+    ] {
+        assert!(said.contains(words), "{said}\ndoes not say: {words}");
+    }
+}
+
+#[test]
+fn hosts_of_one_source_refuse_more() {
+    let plan = Plan::compile(graph(&["a", "b"], vec![node(&[0, 1], StepSpec::Union {})])).unwrap();
+    match Inline::new(Arc::new(plan), calls(), None) {
+        Err(HostError::NotALine { sources }) => assert_eq!(sources, ["a", "b"]),
+        other => panic!("{:?}", other.map(|_| ())),
+    }
+}
+
+type Bag = Vec<Vec<i64>>;
+
+/// A plan, and what is computed at each of its nodes, in words that an oracle reads.
+struct Made {
+    spec: PlanSpec,
+    words: Vec<Word>,
+}
+
+enum Word {
+    Source(usize),
+    Map(usize),
+    Union(Vec<usize>),
+    Total(usize),
+    /// What only tells the next step something.
+    Key,
+}
+
+/// A random graph in which every node has rows (k, v).
+fn made(random: &mut Random) -> Made {
+    let sources: Vec<String> = (0..1 + random.below(3)).map(|at| format!("s{at}")).collect();
+    let mut words: Vec<Word> = (0..sources.len()).map(Word::Source).collect();
+    let mut steps = Vec::new();
+    // Nodes with rows.
+    let mut whole: Vec<usize> = (0..sources.len()).collect();
+    for _ in 0..2 + random.below(5) {
+        let mut pick = || whole[random.below(whole.len() as u64) as usize];
+        let (one, other, third) = (pick(), pick(), pick());
+        let word = match random.below(4) {
+            0 => Word::Map(one),
+            1 => Word::Total(one),
+            2 => Word::Union(vec![one, other]),
+            _ => Word::Union(vec![one, other, third]),
+        };
+        add(word, &mut steps, &mut words);
+        whole.push(words.len() - 1);
+    }
+    // All that nobody takes comes out.
+    let used: BTreeSet<usize> = words.iter().flat_map(inputs).collect();
+    let unused: Vec<usize> = whole.into_iter().filter(|node| !used.contains(node)).collect();
+    if unused.len() > 1 {
+        add(Word::Union(unused), &mut steps, &mut words);
+    }
+    let names: Vec<&str> = sources.iter().map(String::as_str).collect();
+    Made { spec: graph(&names, steps), words }
+}
+
+fn inputs(word: &Word) -> Vec<usize> {
+    match word {
+        Word::Source(_) | Word::Key => Vec::new(),
+        Word::Map(one) | Word::Total(one) => vec![*one],
+        Word::Union(all) => all.clone(),
+    }
+}
+
+fn add(word: Word, steps: &mut Vec<NodeSpec>, words: &mut Vec<Word>) {
+    match &word {
+        Word::Source(_) | Word::Key => unreachable!("not chosen"),
+        Word::Map(one) => steps.push(node(&[*one], map(0, &["k", "v"]))),
+        Word::Union(all) => steps.push(node(all, StepSpec::Union {})),
+        Word::Total(one) => {
+            steps.push(node(&[*one], by_key()));
+            words.push(Word::Key);
+            steps.push(total(Emit::Final).into());
+        }
+    }
+    words.push(word);
+}
+
+/// The rows of each node, all at once.
+fn oracle(words: &[Word], sources: &[Bag]) -> Vec<Bag> {
+    let mut bags: Vec<Bag> = Vec::new();
+    for word in words {
+        bags.push(match word {
+            Word::Source(number) => sources[*number].clone(),
+            Word::Map(one) => bags[*one].iter().map(|row| vec![row[0], row[1] + 1]).collect(),
+            Word::Union(all) => all.iter().flat_map(|one| bags[*one].clone()).collect(),
+            Word::Total(one) => {
+                let mut sums = BTreeMap::<i64, i64>::new();
+                bags[*one].iter().for_each(|row| *sums.entry(row[0]).or_default() += row[1]);
+                sums.into_iter().map(|(key, sum)| vec![key, sum]).collect()
+            }
+            Word::Key => Vec::new(),
+        });
+    }
+    bags
+}
+
+#[test]
+fn random_graphs_equal_the_oracle_while_bins_move() {
+    for seed in 0..40 {
+        let (processes, threads) = [(1, 1), (1, 2), (1, 3), (2, 1), (2, 2)][seed as usize % 5];
+        let mut random = Random(1_000 + seed);
+        let made = made(&mut random);
+        let plan = Arc::new(Plan::compile(made.spec.clone()).unwrap());
+        let workers = processes * threads;
+        let cluster = Cluster::start(&config(&plan, &calls(), workers), processes, threads, 1, fresh(processes));
+        let mut fed: Vec<Bag> = vec![Vec::new(); plan.sources().len()];
+        let (mut given, mut migrated) = (Bag::new(), 0);
+        for epoch in 0..4 {
+            let mut blocks = Vec::new();
+            for (number, fed) in fed.iter_mut().enumerate() {
+                for _ in 0..random.below(3) {
+                    let block: Bag =
+                        (0..random.below(120)).map(|_| vec![random.below(60) as i64, random.below(9) as i64]).collect();
+                    blocks.push((number as u8, rows(&["k", "v"], &block)));
+                    fed.extend(block);
+                }
+            }
+            cluster.release_of(epoch, &blocks, (epoch == 3).then_some(i64::MAX));
+            cluster.groups[0].0.migrate(epoch, moves(&mut random, workers, epoch % 3));
+            given.extend(read(&cluster.complete(epoch, &mut migrated).unwrap()));
+        }
+        let mut expected = oracle(&made.words, &fed).pop().unwrap();
+        expected.sort();
+        given.sort();
+        assert!(given == expected, "seed {seed}: {} rows, not {}\n{}", given.len(), expected.len(), plan.explain());
+        let (_, errors) = cluster.stop();
+        assert!(errors.is_empty(), "seed {seed}: {errors:?}");
+    }
+}
+
+/// With updates, each key speaks once at the end of each epoch, on however many paths its rows came.
+#[test]
+fn marks_pass_each_operator_once() {
+    for seed in 0..10 {
+        let mut random = Random(seed);
+        let steps = vec![
+            node(&[0], map(0, &["k", "v"])),
+            node(&[2, 1, 2, 0], StepSpec::Union {}),
+            by_key().into(),
+            total(Emit::Update).into(),
+        ];
+        let plan = Arc::new(Plan::compile(graph(&["a", "b"], steps)).unwrap());
+        let cluster = Cluster::start(&config(&plan, &calls(), 3), 1, 3, 1, fresh(1));
+        let mut sums = BTreeMap::<i64, i64>::new();
+        for epoch in 0..5 {
+            let mut touched = BTreeSet::new();
+            let blocks = [0_u8, 1].map(|source| {
+                let block: Bag =
+                    (0..random.below(40)).map(|_| vec![random.below(20) as i64, random.below(9) as i64]).collect();
+                for row in &block {
+                    // Of a: twice as it is mapped, and as it is.
+                    *sums.entry(row[0]).or_default() += if source == 0 { 3 * row[1] + 2 } else { row[1] };
+                    touched.insert(row[0]);
+                }
+                (source, rows(&["k", "v"], &block))
+            });
+            cluster.release_of(epoch, &blocks, None);
+            cluster.groups[0].0.migrate(epoch, moves(&mut random, 3, epoch % 3));
+            let mut given = read(&cluster.complete(epoch, &mut 0).unwrap());
+            given.sort();
+            let expected: Bag = touched.into_iter().map(|key| vec![key, sums[&key]]).collect();
+            assert_eq!(given, expected, "seed {seed}, epoch {epoch}");
+        }
+        assert!(cluster.stop().1.is_empty());
+    }
+}
