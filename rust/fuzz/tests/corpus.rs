@@ -133,7 +133,7 @@ fn seeds() -> BTreeMap<&'static str, Seeds> {
     // Behind its tag, its side, the number of hashes and they themselves is an Arrow stream.
     add("columns", "rows", with(200, &stream[6 + 24..]));
     add("columns", "pieces", with(3, &stream[6 + 24..]));
-    add("columns", "cut", with(3, &stream[6 + 24..200]));
+    add("columns", "cut", with(3, &stream[6 + 24..201]));
     add("flow_blocks", "rows", stream);
     for (name, block) in
         [("watermark", FlowBlock::Watermark(-5)), ("clock", FlowBlock::Clock(5)), ("end", FlowBlock::EndEpoch)]

@@ -164,7 +164,8 @@ pub(crate) fn stateless(
         | StepSpec::StatefulMap { .. }
         | StepSpec::GroupState { .. }
         | StepSpec::Top { .. }
-        | StepSpec::Union {} => {
+        | StepSpec::Union {}
+        | StepSpec::Join { .. } => {
             let reason = "a bounded part or a loop holds steps without state only: its batches are finished one after \
                           the other, a keyed step needs all rows of a time; put it behind";
             Err(PlanError::Misplaced { step, reason })

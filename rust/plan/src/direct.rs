@@ -334,7 +334,7 @@ mod tests {
         fn apply(&mut self, block: &[(i64, Option<i64>)]) -> Result<(), OpError> {
             let block = rows(block);
             let hashes = self.keyed.hashes(&block)?;
-            self.op.apply(&mut self.table, &self.keyed.carry(block)?, &hashes, &mut |_| {})
+            self.op.apply(&mut self.table, 0, &self.keyed.carry(block)?, &hashes, &mut |_| {})
         }
 
         /// The rows that the epoch changed, or, at the end of the input, all.

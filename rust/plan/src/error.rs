@@ -5,6 +5,8 @@
 
 use std::fmt;
 
+use arrow_schema::Field;
+
 use crate::callback::CallError;
 
 /// A step of a plan, named the way messages show it.
@@ -139,6 +141,41 @@ pub enum PlanError {
         /// How many it takes, in words.
         need: &'static str,
     },
+    /// A join names other numbers of columns on its sides, or none.
+    #[error(
+        "{step}: it equals {left} columns of the left side with {right} of the right one; name as many on both sides, at least one"
+    )]
+    JoinColumns {
+        /// The step.
+        step: StepName,
+        /// Columns named of the left side.
+        left: usize,
+        /// Columns named of the right side.
+        right: usize,
+    },
+    /// Columns that a join compares have different types.
+    #[error(
+        "{step}: columns of different types are never equal: '{}' has type {}, '{}' has {}; convert one of them first",
+        left.name(), left.data_type(), right.name(), right.data_type()
+    )]
+    JoinTypes {
+        /// The step.
+        step: StepName,
+        /// Column of the left side.
+        left: Box<Field>,
+        /// Column of the right side.
+        right: Box<Field>,
+    },
+    /// Both sides of a join have rows of one source.
+    #[error(
+        "{step}: both sides have rows of source '{source_name}'; a source is not joined with itself: feed it under a second name"
+    )]
+    SelfJoin {
+        /// The step.
+        step: StepName,
+        /// The source.
+        source_name: String,
+    },
     /// The inputs of a union have different columns.
     #[error("{step}: its inputs must have the same columns; the first has ({expected}), another one ({found})")]
     UnionColumns {
@@ -269,6 +306,12 @@ pub enum OpError {
         rows: usize,
         /// Hashes beside it.
         hashes: usize,
+    },
+    /// A block names a side that its operator does not have.
+    #[error("a block is of side {side}, and a join has sides 0 and 1")]
+    Side {
+        /// What it names.
+        side: usize,
     },
     /// A record reached a worker that does not hold its bin.
     #[error("bin {bin} is not held by this worker")]

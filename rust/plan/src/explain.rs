@@ -148,6 +148,13 @@ pub(crate) fn explain(plan: &Plan) -> String {
                 let late = late_by.as_ref().map_or(String::new(), |time| format!(", late by {}", time.name));
                 (format!("call {call} ({}) once per key and epoch{late}", keyed.name), "the function's, with timeouts")
             }
+            KeyedKind::Join(join) => {
+                let pairs = keyed.keys.iter().zip(&join.on).map(|(left, right)| {
+                    format!("{} = {}", keyed.routed.field(*left).name(), join.right.field(*right).name())
+                });
+                let pairs: Vec<String> = pairs.collect();
+                (format!("pairs with {}", pairs.join(" and ")), "the rows of both sides, for ever")
+            }
             KeyedKind::Top(top) => {
                 let order = if top.descending { "greatest" } else { "least" };
                 let by = keyed.routed.field(top.by).name();

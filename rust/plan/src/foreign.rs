@@ -68,6 +68,7 @@ impl KeyedOp for StatefulMapOp {
     fn apply(
         &mut self,
         bins: &mut dyn Bins,
+        _: usize,
         batch: &RecordBatch,
         hashes: &[u64],
         out: &mut Sink<'_>,
@@ -127,6 +128,7 @@ impl KeyedOp for GroupStateOp {
     fn apply(
         &mut self,
         bins: &mut dyn Bins,
+        _: usize,
         batch: &RecordBatch,
         hashes: &[u64],
         out: &mut Sink<'_>,

@@ -2,7 +2,7 @@
 //! and it is enough to read the state without the flow.
 //!
 //! Rows come out as the step itself would give them if its input ended now: a mean is a mean and not a sum and a number, a window that slides
-//! is merged of its panes. So there is one way from state to rows, that of the operators. What a function keeps are bytes here.
+//! is merged of its panes. Only a join, which gives nothing then, tells the rows that it keeps. So there is one way from state to rows, that of the operators. What a function keeps are bytes here.
 //!
 //! Invariants: [`Kept::types`] is equal for two steps exactly if each can go on from the other's state, but for what functions keep; it has no names
 //! of columns, which may change. Its words and [`Kept::to_json`] are part of the format.
@@ -21,6 +21,7 @@ use crate::column::EventTime;
 use crate::error::{OpError, StepName};
 use crate::explain;
 use crate::group::{GroupBy, shape};
+use crate::join::{self, Sides};
 use crate::keyed::{KeyedKind, KeyedSpec};
 use crate::op::{BLOCK_ROWS, KeyedOp, Output};
 use crate::panes::Panes;
@@ -62,6 +63,14 @@ enum Holds {
         end: Option<usize>,
         #[serde(with = "schema_text")]
         rows: SchemaRef,
+    },
+    Join {
+        #[serde(with = "schema_text")]
+        left: SchemaRef,
+        #[serde(with = "schema_text")]
+        right: SchemaRef,
+        /// Places of the keys on each side.
+        on: [Vec<usize>; 2],
     },
     Values {},
 }
@@ -127,6 +136,10 @@ impl KeyedSpec {
                 end: end.as_ref().map(|end| end.column),
                 rows: self.routed.clone(),
             },
+            KeyedKind::Join(join) => {
+                let on = [self.keys.clone(), join.on.clone()];
+                Holds::Join { left: self.routed.clone(), right: join.right.clone(), on }
+            }
         };
         Kept { keys, holds }
     }
@@ -190,6 +203,9 @@ impl Kept {
                     (None, Emit::Update) => format!("{each} with updates"),
                     (None, Emit::Final) => each,
                 }
+            }
+            Holds::Join { left, right, on: [one, other] } => {
+                format!("rows ({}) by {one:?} that meet ({}) by {other:?}", types(left), types(right))
             }
             Holds::Top { n, by, descending, group, rows, .. } => {
                 let (least, group) = (if *descending { "greatest" } else { "least" }, format!("{group:?}"));
@@ -283,6 +299,16 @@ impl Kept {
                     None => Box::new(RunningOp::new(group_by, Emit::Final)),
                 };
                 Ok(Telling { new_state, op, schema })
+            }
+            Holds::Join { left, right, on } => {
+                let within = |schema: &Schema, on: &[usize]| on.iter().all(|at| *at < schema.fields().len());
+                if !within(left, &on[0]) || !within(right, &on[1]) {
+                    return Err(unknown("a column that its rows do not have"));
+                }
+                let shape = join::shape((left, &on[0]), (right, &on[1]));
+                let new_state = Box::new(move || State::sides(Sides::new(shape)));
+                let schema = join::Told::columns(left, right);
+                Ok(Telling { new_state, op: Box::new(join::Told::new(left, right)?), schema })
             }
             Holds::Top { n, by, descending, group, end, rows } => {
                 let columns = rows.fields().len();

@@ -14,6 +14,7 @@ use crate::error::{OpError, StepName};
 use crate::foreign::{Foreign, GroupStateOp, StatefulMapOp};
 use crate::group::{GroupBy, shape};
 use crate::hash::hash_columns_of;
+use crate::join::{self, Join, JoinOp, Sides};
 use crate::key::KeyKind;
 use crate::op::KeyedOp;
 use crate::panes::Panes;
@@ -22,7 +23,7 @@ use crate::state::State;
 use crate::top::{self, Groups, Top, TopOp};
 use crate::window::{WindowOp, Windows};
 
-/// See the module.
+/// See the module. Of an operator with two sides the columns and keys are those of the left one, and [`side`](KeyedSpec::side) shows the other.
 #[derive(Clone, Debug, PartialEq)]
 pub struct KeyedSpec {
     /// The step that the operator comes from.
@@ -79,6 +80,8 @@ pub enum KeyedKind {
     },
     /// Rank with ties.
     Top(Top),
+    /// Pairs of rows of two sides.
+    Join(Join),
 }
 
 impl KeyedSpec {
@@ -86,7 +89,17 @@ impl KeyedSpec {
         self.keys.iter().map(|&at| plain_type(self.routed.field(at).data_type()).clone()).collect()
     }
 
-    /// The rows to route: a top step drops here rows that the block itself shows to be out, and a top over raw rows repeats
+    /// The step as one of its sides sees it: with the columns and keys of that side. Blocks of a side are assigned, hashed and carried by it.
+    #[must_use]
+    pub fn side(&self, side: usize) -> KeyedSpec {
+        let mut spec = self.clone();
+        if let (KeyedKind::Join(join), 1) = (&self.kind, side) {
+            (spec.input, spec.routed, spec.keys) = (join.right.clone(), join.right.clone(), join.on.clone());
+        }
+        spec
+    }
+
+    /// The rows to route: a join drops here rows with a null in their key, a top step drops here rows that the block itself shows to be out, and a top over raw rows repeats
     /// each row for each of its windows.
     ///
     /// # Errors
@@ -97,6 +110,7 @@ impl KeyedSpec {
                 Top::assign_windows(&self.step, windows, event_time, &self.routed, batch)
             }
             KeyedKind::Top(top) => top.cut(batch),
+            KeyedKind::Join(_) => Join::whole_keys(&self.keys, batch),
             _ => Ok(batch.clone()),
         }
     }
@@ -153,6 +167,9 @@ impl KeyedSpec {
                 State::foreign(callbacks.new_state(*call))
             }
             KeyedKind::Top(top) => State::groups(Groups::new(top.n, top::shape(top, &self.routed))),
+            KeyedKind::Join(join) => {
+                State::sides(Sides::new(join::shape((&self.routed, &self.keys), (&join.right, &join.on))))
+            }
         }
     }
 
@@ -184,6 +201,10 @@ impl KeyedSpec {
             }
             KeyedKind::StatefulMap { call } => Box::new(StatefulMapOp(foreign(*call))),
             KeyedKind::GroupState { call, late_by } => Box::new(GroupStateOp::new(foreign(*call), late_by.clone())),
+            KeyedKind::Join(join) => {
+                let left = (self.routed.as_ref(), &self.keys[..]);
+                Box::new(JoinOp::new(left, join, self.key_types(), self.output.clone())?)
+            }
             KeyedKind::Top(top) => {
                 Box::new(TopOp::new(self.step.clone(), top.clone(), self.routed.clone(), self.output.clone())?)
             }

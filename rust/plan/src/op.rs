@@ -41,13 +41,14 @@ pub type Sink<'a> = dyn FnMut(Output) + 'a;
 
 /// One keyed stage on one worker.
 pub trait KeyedOp {
-    /// Applies a routed block to this worker's bins. Rows of one key are applied in their order.
+    /// Applies a routed block of a side, 0 where it has one, to this worker's bins. Rows of one key are applied in their order.
     ///
     /// # Errors
     /// Faults of the data leave the state unchanged; a sum of decimals that wraps 128 bits and user code that fails do not: roll back.
     fn apply(
         &mut self,
         bins: &mut dyn Bins,
+        side: usize,
         batch: &RecordBatch,
         hashes: &[u64],
         out: &mut Sink<'_>,

@@ -14,9 +14,9 @@
 //! operator sees each mark once, after all rows of its time.
 //!
 //! Compilation resolves every column and type, so that running a plan can fail only on data. Windows and keys wait for the step that uses
-//! them. A union keeps event time and window columns where all its inputs have them.
+//! them. A union keeps event time and window columns where all its inputs have them; a pair of a join has two event times and so none.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeSet, HashMap, HashSet};
 use std::fmt::Write;
 use std::sync::Arc;
 
@@ -27,6 +27,7 @@ use crate::agg::{Aggregate, Function};
 use crate::chain::{Stateless, is_metered, stateless};
 use crate::column::{EVENT_TIME_LIMIT_US, EventTime, plain_type};
 use crate::error::{PlanError, StepName};
+use crate::join::Join;
 use crate::keyed::{KeyedKind, KeyedSpec};
 use crate::running::Emit;
 use crate::spec::{AggSpec, Nulls, PLAN_VERSION, Per, PlanSpec, SourceSpec, StepSpec, WindowKind};
@@ -343,17 +344,22 @@ struct Compiler {
     uses: Vec<usize>,
     /// For each step the nodes whose rows it takes.
     inputs: Vec<Vec<usize>>,
+    /// For each node the sources whose rows come to it.
+    reach: Vec<BTreeSet<usize>>,
     stages: Vec<Stage>,
     // The step that is compiled: what it takes, and then what it makes of it.
     point: Point,
     waiting: Waiting,
     open: Inlet,
+    /// What enters on a second side.
+    right: Option<Inlet>,
 }
 
 impl Compiler {
     fn new(spec: &PlanSpec, sources: &[Source]) -> Result<Self, PlanError> {
         let nodes: Vec<Node> =
             sources.iter().enumerate().map(|(number, source)| Node::of_source(number, source)).collect();
+        let mut reach: Vec<BTreeSet<usize>> = (0..nodes.len()).map(|number| [number].into()).collect();
         let mut uses = vec![0; nodes.len() + spec.steps.len()];
         let mut inputs = Vec::new();
         for (index, node) in spec.steps.iter().enumerate() {
@@ -364,16 +370,18 @@ impl Compiler {
             }
             let (fits, need) = match node.step {
                 StepSpec::Union {} => (named.len() > 1, "two inputs or more"),
+                StepSpec::Join { .. } => (named.len() == 2, "two inputs"),
                 _ => (named.len() == 1, "one input"),
             };
             if !fits {
                 return Err(PlanError::Inputs { step, found: named.len(), need });
             }
             named.iter().for_each(|input| uses[*input] += 1);
+            reach.push(named.iter().flat_map(|input| reach[*input].clone()).collect());
             inputs.push(named);
         }
         let Node { point, waiting, open } = nodes[nodes.len() - 1].clone();
-        Ok(Self { nodes, uses, inputs, stages: Vec::new(), point, waiting, open })
+        Ok(Self { nodes, uses, inputs, reach, stages: Vec::new(), point, waiting, open, right: None })
     }
 
     /// The stages, and which of them gives the output.
@@ -391,9 +399,16 @@ impl Compiler {
             let inputs = std::mem::take(&mut self.inputs[index]);
             let Node { point, waiting, open } = self.nodes[inputs[0]].clone();
             (self.point, self.waiting, self.open) = (point, waiting, open);
-            match node.step {
+            match &node.step {
                 StepSpec::Union {} => self.union(step, &inputs)?,
-                _ => self.step(step, &node.step)?,
+                StepSpec::Join { left, right } => {
+                    let both = self.reach[inputs[0]].intersection(&self.reach[inputs[1]]).next();
+                    if let Some(both) = both {
+                        return Err(PlanError::SelfJoin { step, source_name: spec.sources[*both].name.clone() });
+                    }
+                    self.join(step, inputs[1], left, right)?;
+                }
+                other => self.step(step, other)?,
             }
             // What several steps use runs once.
             if self.uses[self.nodes.len()] > 1 && !self.open.pre.is_empty() {
@@ -421,8 +436,62 @@ impl Compiler {
     /// Ends the stage, behind its operator if it has one.
     fn cut(&mut self, keyed: Option<KeyedSpec>, output: SchemaRef) {
         let next = Inlet { from: vec![Origin::Stage(self.stages.len())], input: output.clone(), pre: Vec::new() };
-        let inlets = vec![std::mem::replace(&mut self.open, next)];
+        let inlets = [Some(std::mem::replace(&mut self.open, next)), self.right.take()].into_iter().flatten().collect();
         self.stages.push(Stage { inlets, keyed, output });
+    }
+
+    /// Pairs of rows of the node that is open and of another one.
+    fn join(
+        &mut self,
+        step: StepName,
+        other: usize,
+        left_names: &[String],
+        right_names: &[String],
+    ) -> Result<(), PlanError> {
+        if left_names.len() != right_names.len() || left_names.is_empty() {
+            return Err(PlanError::JoinColumns { step, left: left_names.len(), right: right_names.len() });
+        }
+        self.none_waits("join names its keys itself; leave this out")?;
+        let (left, Node { point, waiting, open }) = (self.point.schema.clone(), self.nodes[other].clone());
+        self.waiting = waiting;
+        self.none_waits("join names its keys itself; leave this out")?;
+        if self.point.updates || point.updates {
+            let reason = "a side of it replaces earlier values, which would be joined as well; write emit='final' in the \
+                          agg before it";
+            return Err(PlanError::Misplaced { step, reason });
+        }
+        let right = point.schema.clone();
+        let keys = key_columns(&step, &left, left_names)?;
+        let on = key_columns(&step, &right, right_names)?;
+        for (&one, &other) in keys.iter().zip(&on) {
+            let (one, other) = (left.field(one), right.field(other));
+            if plain_type(one.data_type()) != plain_type(other.data_type()) {
+                let (left, right) = (Box::new(one.clone()), Box::new(other.clone()));
+                return Err(PlanError::JoinTypes { step, left, right });
+            }
+        }
+        // Rows are kept as bytes of all their columns.
+        left.fields().iter().chain(right.fields()).try_for_each(|field| storable(&step, field))?;
+        // A key that has one name comes out once.
+        let same =
+            |at: &usize| keys.iter().zip(&on).any(|(l, r)| r == at && left.field(*l).name() == right.field(*r).name());
+        let taken: Vec<usize> = (0..right.fields().len()).filter(|at| !same(at)).collect();
+        let fields = left.fields().iter().cloned().chain(taken.iter().map(|at| right.fields()[*at].clone()));
+        let output: SchemaRef = Arc::new(Schema::new(fields.collect::<Vec<_>>()));
+        unique(&step, &output)?;
+        (self.point.event_time, self.point.window, self.right) = (None, None, Some(open));
+        self.close(KeyedSpec {
+            name: "join".into(),
+            input: left.clone(),
+            routed: left,
+            output,
+            keys,
+            reject_nulls: false,
+            kind: KeyedKind::Join(Join { right, on, taken }),
+            step,
+            operator: String::new(),
+        });
+        Ok(())
     }
 
     /// The rows of several nodes as one stream.
@@ -507,7 +576,7 @@ impl Compiler {
                 })
             }
             StepSpec::Top { n, by, descending, per, .. } => self.top(step, *n, by, *descending, per),
-            StepSpec::Union {} => unreachable!("a step of several inputs"),
+            StepSpec::Union {} | StepSpec::Join { .. } => unreachable!("a step of several inputs"),
         }
     }
 
@@ -759,7 +828,7 @@ impl Compiler {
 }
 
 /// Words of steps that keep state.
-const KEYED: [&str; 4] = ["agg", "group_state", "stateful_map", "top"];
+const KEYED: [&str; 5] = ["agg", "group_state", "join", "stateful_map", "top"];
 /// Characters of a name: it stands in every file.
 const LONGEST_NAME: usize = 100;
 

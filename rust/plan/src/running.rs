@@ -69,6 +69,7 @@ impl KeyedOp for RunningOp {
     fn apply(
         &mut self,
         bins: &mut dyn Bins,
+        _: usize,
         batch: &RecordBatch,
         hashes: &[u64],
         _: &mut Sink<'_>,

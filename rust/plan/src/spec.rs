@@ -200,6 +200,13 @@ pub enum StepSpec {
     },
     /// The rows of all its inputs, which have the same columns.
     Union {},
+    /// Each row of its first input with each row of its second that has the same key.
+    Join {
+        /// Key columns of the first input.
+        left: Vec<String>,
+        /// Those of the second that equal them, in their order.
+        right: Vec<String>,
+    },
 }
 
 impl StepSpec {
@@ -217,6 +224,7 @@ impl StepSpec {
             Self::GroupState { .. } => "group_state",
             Self::Top { .. } => "top",
             Self::Union {} => "union",
+            Self::Join { .. } => "join",
         }
     }
 

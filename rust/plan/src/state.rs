@@ -9,6 +9,7 @@ use penstock_files::is_entries;
 
 use crate::callback::{ForeignState, Unreadable};
 use crate::error::OpError;
+use crate::join::Sides;
 use crate::op::Bins;
 use crate::panes::Panes;
 use crate::top::Groups;
@@ -19,6 +20,7 @@ pub struct State(Inner);
 enum Inner {
     Panes(Panes),
     Groups(Groups),
+    Sides(Sides),
     Foreign(Box<dyn ForeignState>),
 }
 
@@ -27,6 +29,7 @@ macro_rules! each {
         match $state {
             Inner::Panes($inner) => $body,
             Inner::Groups($inner) => $body,
+            Inner::Sides($inner) => $body,
             Inner::Foreign($inner) => $body,
         }
     };
@@ -39,6 +42,10 @@ impl State {
 
     pub(crate) fn groups(groups: Groups) -> Self {
         Self(Inner::Groups(groups))
+    }
+
+    pub(crate) fn sides(sides: Sides) -> Self {
+        Self(Inner::Sides(sides))
     }
 
     /// Wraps state that lives in another language.
@@ -74,6 +81,7 @@ impl BinState for State {
         match &self.0 {
             Inner::Panes(panes) => Ok(panes.encode(encoding)),
             Inner::Groups(groups) => Ok(groups.encode(encoding)),
+            Inner::Sides(sides) => Ok(sides.encode(encoding)),
             Inner::Foreign(state) => state.encode(encoding).map_err(StateError::from_source),
         }
     }
@@ -82,6 +90,7 @@ impl BinState for State {
         let taken = match &mut self.0 {
             Inner::Panes(panes) if is_entries(chunk) => panes.absorb_changes(chunk),
             Inner::Groups(groups) if is_entries(chunk) => groups.absorb_changes(chunk),
+            Inner::Sides(sides) if is_entries(chunk) => sides.absorb_changes(chunk),
             state => each!(state, state => state.absorb(chunk)),
         };
         taken.map_err(StateError::from_source)
@@ -107,6 +116,7 @@ impl BinState for State {
         match &mut self.0 {
             Inner::Panes(panes) => panes.rollback(),
             Inner::Groups(groups) => groups.rollback(),
+            Inner::Sides(sides) => sides.rollback(),
             Inner::Foreign(state) => return state.rollback().map_err(StateError::from_source),
         }
         Ok(())
@@ -172,6 +182,13 @@ impl State {
 pub(crate) fn groups_of(bins: &mut dyn Bins, bin: u32) -> Result<&mut Groups, OpError> {
     match inner(bins, bin)? {
         Inner::Groups(groups) => Ok(groups),
+        _ => Err(OpError::StateKind { bin }),
+    }
+}
+
+pub(crate) fn sides_of(bins: &mut dyn Bins, bin: u32) -> Result<&mut Sides, OpError> {
+    match inner(bins, bin)? {
+        Inner::Sides(sides) => Ok(sides),
         _ => Err(OpError::StateKind { bin }),
     }
 }

@@ -577,6 +577,7 @@ impl KeyedOp for TopOp {
     fn apply(
         &mut self,
         bins: &mut dyn Bins,
+        _: usize,
         batch: &RecordBatch,
         hashes: &[u64],
         out: &mut Sink<'_>,

@@ -189,6 +189,7 @@ impl KeyedOp for WindowOp {
     fn apply(
         &mut self,
         bins: &mut dyn Bins,
+        _: usize,
         batch: &RecordBatch,
         hashes: &[u64],
         out: &mut Sink<'_>,
@@ -233,7 +234,7 @@ impl KeyedOp for WindowOp {
         if fired > self.watermark {
             // The watermark is one for all workers; a bin that has seen it proves it to a worker that joined later.
             self.watermark = fired;
-            return self.apply(bins, batch, hashes, out);
+            return self.apply(bins, 0, batch, hashes, out);
         }
         self.parts.clear();
         for run in self.by_bin.runs() {

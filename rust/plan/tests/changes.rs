@@ -8,16 +8,17 @@ use std::convert::Infallible;
 use std::sync::Arc;
 
 use arrow_array::{ArrayRef, Int64Array, RecordBatch, StringArray};
+use arrow_schema::Schema;
 use penstock_bins::{BinState, BinTable, Encoding, Extent, Routing};
 use penstock_files::{Chunk, Entry, File, Range, Segment, merge, select, write};
 use penstock_plan::spec::schema_to_text;
-use penstock_plan::{Callbacks, KeyedOp, KeyedSpec, Output, Plan, State};
+use penstock_plan::{Callbacks, KeyedKind, KeyedOp, KeyedSpec, Output, Plan, State};
 use proptest::prelude::*;
 
 const BITS: u8 = 2;
 const BINS: u32 = 1 << BITS;
 
-const PLANS: [&str; 8] = [
+const PLANS: [&str; 10] = [
     r#"{"op":"key_by","columns":["k"]},{"op":"window","kind":"tumbling","size_us":10000},{"op":"agg","aggs":[{"name":"m","fn":"max","column":"k"},{"name":"n","fn":"count"}]}"#,
     r#"{"op":"key_by","columns":["i"]},{"op":"window","kind":"sliding","size_us":20000,"every_us":5000},{"op":"agg","aggs":[{"name":"s","fn":"sum","column":"t"}]}"#,
     r#"{"op":"key_by","columns":["i"]},{"op":"agg","emit":"update","aggs":[{"name":"s","fn":"sum","column":"t"},{"name":"m","fn":"min","column":"k"}]}"#,
@@ -26,6 +27,8 @@ const PLANS: [&str; 8] = [
     r#"{"op":"window","kind":"sliding","size_us":20000,"every_us":10000},{"op":"top","n":2,"by":"i","per":"window"}"#,
     r#"{"op":"top","n":2,"by":"i","per":["k"]}"#,
     r#"{"op":"key_by","columns":["i"]},{"op":"window","kind":"tumbling","size_us":10000},{"op":"agg","aggs":[{"name":"a","fn":"min","column":"t"}]}"#,
+    r#"{"op":"join","left":["k"],"right":["rk"],"inputs":[0,1]}"#,
+    r#"{"op":"join","left":["i"],"right":["ri"],"inputs":[0,1]}"#,
 ];
 
 /// Key text, number and event time; small numbers are nulls.
@@ -49,7 +52,14 @@ fn block(rows: &[Row]) -> RecordBatch {
 
 fn keyed(steps: &str) -> KeyedSpec {
     let schema = schema_to_text(&block(&[]).schema());
-    let text = format!(r#"{{"version":2,"sources":[{{"schema":"{schema}","event_time":"t"}}],"steps":[{steps}]}}"#);
+    let mut sources = format!(r#"{{"schema":"{schema}","event_time":"t"}}"#);
+    if steps.contains("join") {
+        let right = block(&[]).schema();
+        let named = right.fields().iter().map(|field| field.as_ref().clone().with_name(format!("r{}", field.name())));
+        let right = schema_to_text(&Schema::new(named.collect::<Vec<_>>()));
+        sources += &format!(r#",{{"name":"right","schema":"{right}"}}"#);
+    }
+    let text = format!(r#"{{"version":2,"sources":[{sources}],"steps":[{steps}]}}"#);
     Plan::from_json(&text).unwrap().keyed().next().unwrap().clone()
 }
 
@@ -156,11 +166,18 @@ impl Rig {
         said
     }
 
+    /// Rows of odd times are those of the second side, where there is one.
     fn apply(&mut self, rows: &[Row]) {
-        let routed = self.keyed.assign(&block(rows)).unwrap();
-        let hashes = self.keyed.hashes(&routed).unwrap();
-        let routed = self.keyed.carry(routed).unwrap();
-        self.op.apply(&mut self.table, &routed, &hashes, &mut |_| {}).unwrap();
+        let sides = if matches!(self.keyed.kind, KeyedKind::Join(_)) { 2 } else { 1 };
+        for side in 0..sides {
+            let mine: Vec<Row> = rows.iter().filter(|row| row.2.rem_euclid(sides) == side).copied().collect();
+            let spec = self.keyed.side(side as usize);
+            let mine = RecordBatch::try_new(spec.input.clone(), block(&mine).columns().to_vec()).unwrap();
+            let routed = spec.assign(&mine).unwrap();
+            let hashes = spec.hashes(&routed).unwrap();
+            let routed = spec.carry(routed).unwrap();
+            self.op.apply(&mut self.table, side as usize, &routed, &hashes, &mut |_| {}).unwrap();
+        }
     }
 
     /// To another process.

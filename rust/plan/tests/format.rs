@@ -132,7 +132,7 @@ fn filled(keyed: &KeyedSpec) -> (Arc<dyn Callbacks>, BinTable<State>, Vec<Vec<u8
     let mut bins = BinTable::fresh(&Routing::new(0, 1).unwrap(), 0, &new_state);
     let mut op = keyed.operator(&calls).unwrap();
     let (routed, hashes) = carried(keyed);
-    op.apply(&mut bins, &routed, &hashes, &mut |_| {}).unwrap();
+    op.apply(&mut bins, 0, &routed, &hashes, &mut |_| {}).unwrap();
     op.watermark(&mut bins, 11_000, &mut |_| {}).unwrap();
     let mut encoding = Encoding::new();
     let chunks = std::iter::from_fn(|| bins.get(0).unwrap().encode(&mut encoding).unwrap()).collect();
@@ -195,9 +195,10 @@ fn a_bin_that_is_elsewhere_is_a_typed_error() {
         let mut empty: BinTable<State> = BinTable::new(0).unwrap();
         let calls: Arc<dyn Callbacks> = Arc::new(common::TestCalls);
         let (routed, hashes) = carried(&keyed);
-        let error = keyed.operator(&calls).unwrap().apply(&mut empty, &routed, &hashes, &mut |_| {}).unwrap_err();
+        let error = keyed.operator(&calls).unwrap().apply(&mut empty, 0, &routed, &hashes, &mut |_| {}).unwrap_err();
         assert!(error.to_string().contains("bin 0 is not held"), "{error}");
-        let error = keyed.operator(&calls).unwrap().apply(&mut empty, &routed, &hashes[1..], &mut |_| {}).unwrap_err();
+        let error =
+            keyed.operator(&calls).unwrap().apply(&mut empty, 0, &routed, &hashes[1..], &mut |_| {}).unwrap_err();
         assert!(error.to_string().contains("hashes"), "{error}");
     }
 }

@@ -39,6 +39,11 @@ fn total(emit: Emit) -> StepSpec {
     StepSpec::Agg { emit: Some(emit), aggs: vec![sum], operator: None }
 }
 
+fn joined(left: &[&str], right: &[&str]) -> StepSpec {
+    let names = |names: &[&str]| names.iter().map(|name| (*name).to_owned()).collect();
+    StepSpec::Join { left: names(left), right: names(right) }
+}
+
 fn graph(sources: &[&str], steps: Vec<NodeSpec>) -> PlanSpec {
     let spec = PlanSpec { version: PLAN_VERSION, sources: sources.iter().map(|name| source(name)).collect(), steps };
     assert_eq!(PlanSpec::from_json(&spec.to_json()).unwrap(), spec);
@@ -49,7 +54,7 @@ fn refused(sources: &[&str], steps: Vec<NodeSpec>) -> String {
     Plan::compile(graph(sources, steps)).map(|plan| plan.explain()).unwrap_err().to_string()
 }
 
-/// Call 0 adds one to v.
+/// Call 0 adds one to v, 1 names it w, 2 makes one of v and w.
 struct Calls;
 
 impl Callbacks for Calls {
@@ -57,6 +62,8 @@ impl Callbacks for Calls {
         let mut all = read(std::slice::from_ref(batch));
         match call {
             0 => all.iter_mut().for_each(|row| row[1] += 1),
+            1 => return Ok(rows(&["k", "w"], &all)),
+            2 => all = all.iter().map(|row| mixed(row[0], row[1], row[2])).collect(),
             call => panic!("call {call}"),
         }
         Ok(rows(&["k", "v"], &all))
@@ -65,6 +72,10 @@ impl Callbacks for Calls {
     fn new_state(&self, _: usize) -> Box<dyn ForeignState> {
         unreachable!("no step has state of its own")
     }
+}
+
+fn mixed(key: i64, v: i64, w: i64) -> Vec<i64> {
+    vec![key, (31 * v + w) % 1_000]
 }
 
 fn calls() -> Arc<dyn Callbacks> {
@@ -150,6 +161,8 @@ enum Word {
     Map(usize),
     Union(Vec<usize>),
     Total(usize),
+    /// Of pairs, with another node.
+    Join(usize, usize),
     /// What only tells the next step something.
     Key,
 }
@@ -164,7 +177,10 @@ fn made(random: &mut Random) -> Made {
     for _ in 0..2 + random.below(5) {
         let mut pick = || whole[random.below(whole.len() as u64) as usize];
         let (one, other, third) = (pick(), pick(), pick());
-        let word = match random.below(4) {
+        let apart = sources_of(&words, one).is_disjoint(&sources_of(&words, other));
+        let word = match random.below(5) {
+            // Once, so that pairs of pairs do not fill memory.
+            4 if apart && !words.iter().any(|word| matches!(word, Word::Join(..))) => Word::Join(one, other),
             0 => Word::Map(one),
             1 => Word::Total(one),
             2 => Word::Union(vec![one, other]),
@@ -183,10 +199,18 @@ fn made(random: &mut Random) -> Made {
     Made { spec: graph(&names, steps), words }
 }
 
+fn sources_of(words: &[Word], node: usize) -> BTreeSet<usize> {
+    match &words[node] {
+        Word::Source(number) => [*number].into(),
+        word => inputs(word).into_iter().flat_map(|input| sources_of(words, input)).collect(),
+    }
+}
+
 fn inputs(word: &Word) -> Vec<usize> {
     match word {
         Word::Source(_) | Word::Key => Vec::new(),
         Word::Map(one) | Word::Total(one) => vec![*one],
+        Word::Join(one, other) => vec![*one, *other],
         Word::Union(all) => all.clone(),
     }
 }
@@ -196,6 +220,13 @@ fn add(word: Word, steps: &mut Vec<NodeSpec>, words: &mut Vec<Word>) {
         Word::Source(_) | Word::Key => unreachable!("not chosen"),
         Word::Map(one) => steps.push(node(&[*one], map(0, &["k", "v"]))),
         Word::Union(all) => steps.push(node(all, StepSpec::Union {})),
+        Word::Join(one, other) => {
+            let at = words.len();
+            steps.push(node(&[*other], map(1, &["k", "w"])));
+            steps.push(node(&[*one, at], joined(&["k"], &["k"])));
+            steps.push(node(&[at + 1], map(2, &["k", "v"])));
+            words.extend([Word::Key, Word::Key]);
+        }
         Word::Total(one) => {
             steps.push(node(&[*one], by_key()));
             words.push(Word::Key);
@@ -203,6 +234,12 @@ fn add(word: Word, steps: &mut Vec<NodeSpec>, words: &mut Vec<Word>) {
         }
     }
     words.push(word);
+}
+
+/// Rows (k, v, w) of rows (k, v) and (k, w).
+fn pairs<'a>(left: &'a Bag, right: &'a Bag) -> impl Iterator<Item = Vec<i64>> + 'a {
+    let with = move |l: &'a Vec<i64>| right.iter().filter(move |r| r[0] == l[0]).map(move |r| vec![l[0], l[1], r[1]]);
+    left.iter().flat_map(with)
 }
 
 /// The rows of each node, all at once.
@@ -218,6 +255,10 @@ fn oracle(words: &[Word], sources: &[Bag]) -> Vec<Bag> {
                 bags[*one].iter().for_each(|row| *sums.entry(row[0]).or_default() += row[1]);
                 sums.into_iter().map(|(key, sum)| vec![key, sum]).collect()
             }
+            Word::Join(one, other) => {
+                let all = pairs(&bags[*one], &bags[*other]);
+                all.map(|pair| mixed(pair[0], pair[1], pair[2])).collect()
+            }
             Word::Key => Vec::new(),
         });
     }
@@ -225,13 +266,117 @@ fn oracle(words: &[Word], sources: &[Bag]) -> Vec<Bag> {
 }
 
 #[test]
+fn joins_of_columns_that_do_not_fit_are_refused() {
+    let join = |inputs: &[usize], left: &[&str], right: &[&str]| node(inputs, joined(left, right));
+    let renamed = node(&[1], map(1, &["k", "w"]));
+    let text = StepSpec::MapBatches {
+        call: 1,
+        schema: Arc::new(Schema::new(vec![
+            Field::new("k", DataType::Utf8, true),
+            Field::new("w", DataType::Int64, true),
+        ])),
+    };
+    let of = |step: NodeSpec| vec![renamed.clone(), step];
+    for (said, words) in [
+        (refused(&["a", "b"], of(join(&[0, 2], &[], &[]))), "0 columns of the left side with 0 of the right"),
+        (
+            refused(&["a", "b"], of(join(&[0, 2], &["k", "v"], &["k"]))),
+            "2 columns of the left side with 1 of the right",
+        ),
+        (
+            refused(&["a", "b"], of(join(&[0, 2], &["x"], &["k"]))),
+            "step 1 (join): column 'x' does not exist; there are: k, v",
+        ),
+        (refused(&["a", "b"], of(join(&[0, 2], &["k"], &["v"]))), "column 'v' does not exist; there are: k, w"),
+        (refused(&["a", "b"], of(join(&[0, 2], &["k", "k"], &["k", "w"]))), "two columns named 'k'"),
+        (
+            refused(&["a", "b"], vec![node(&[1], text), join(&[0, 2], &["k"], &["k"])]),
+            "'k' has type Int64, 'k' has Utf8",
+        ),
+        (refused(&["a", "b"], vec![join(&[0, 1], &["k"], &["k"])]), "the output would have two columns named 'v'"),
+        (refused(&["a"], vec![node(&[0], map(1, &["k", "w"])), join(&[0, 1], &["k"], &["k"])]), "rows of source 'a'"),
+        (refused(&["a", "b"], vec![join(&[0], &["k"], &["k"])]), "it takes two inputs, 1 are named"),
+        (
+            refused(&["a", "b"], vec![node(&[0], by_key()), renamed.clone(), join(&[2, 3], &["k"], &["k"])]),
+            "leave this out",
+        ),
+        (
+            refused(
+                &["a", "b"],
+                vec![renamed.clone(), node(&[0], by_key()), total(Emit::Update).into(), join(&[4, 2], &["k"], &["k"])],
+            ),
+            "replaces earlier values",
+        ),
+    ] {
+        assert!(said.contains(words), "{said}\ndoes not say: {words}");
+    }
+    let plan = Plan::compile(graph(&["a", "b"], of(join(&[0, 2], &["v"], &["w"])))).unwrap_err();
+    assert!(plan.to_string().contains("two columns named 'k'"), "{plan}");
+    let plan = Plan::compile(graph(&["a", "b"], of(join(&[0, 2], &["k"], &["k"])))).unwrap();
+    let text = plan.explain();
+    for words in
+        ["rows of source a", "exchange: by hash of k", "step 1 (join): pairs with k = k", "both sides, for ever"]
+    {
+        assert!(text.contains(words), "{text}\ndoes not say: {words}");
+    }
+}
+
+/// An epoch fails after some of its blocks, on all workers; the next generation repeats it, and gives what the first would have given.
+#[test]
+fn a_join_goes_back_to_where_the_epoch_began() {
+    let steps = vec![node(&[1], map(1, &["k", "w"])), node(&[0, 2], joined(&["k"], &["k"]))];
+    let plan = Arc::new(Plan::compile(graph(&["a", "b"], steps)).unwrap());
+    for seed in 0..6 {
+        let mut random = Random(seed);
+        let mut config = config(&plan, &calls(), 3);
+        config.journal = true;
+        let mut cluster = Cluster::start(&config, 1, 3, 1, fresh(1));
+        let mut fed: [Bag; 2] = [Vec::new(), Vec::new()];
+        for epoch in 0..6 {
+            let blocks = [0, 1].map(|_| -> Bag {
+                (0..random.below(90)).map(|_| vec![random.below(30) as i64, random.below(9) as i64]).collect()
+            });
+            let given: Vec<_> = (0..).zip(&blocks).map(|(side, block)| (side, rows(&["k", "v"], block))).collect();
+            if random.below(2) == 0 {
+                // Begun and broken off: bins move as well.
+                cluster.release_of(epoch, &given, None);
+                cluster.groups[0].0.migrate(epoch, moves(&mut random, 3, epoch % 3));
+                if random.below(2) == 0 {
+                    cluster.complete(epoch, &mut 0).unwrap();
+                }
+                let (residents, errors) = cluster.stop();
+                assert!(errors.is_empty(), "{errors:?}");
+                config.epoch = epoch;
+                cluster = Cluster::start(&config, 1, 3, 2 + epoch, residents);
+            }
+            cluster.release_of(epoch, &given, None);
+            let mut met = read(&cluster.complete(epoch, &mut 0).unwrap());
+            let before = fed.clone();
+            fed.iter_mut().zip(&blocks).for_each(|(fed, block)| fed.extend(block.clone()));
+            let mut expected: Bag = pairs(&fed[0], &fed[1]).collect();
+            for pair in pairs(&before[0], &before[1]) {
+                let at = expected.iter().position(|one| *one == pair).unwrap();
+                expected.swap_remove(at);
+            }
+            expected.sort();
+            met.sort();
+            assert_eq!(met, expected, "seed {seed}, epoch {epoch}");
+            cluster.groups[0].0.settle(epoch);
+        }
+        assert!(cluster.stop().1.is_empty());
+    }
+}
+
+#[test]
 fn random_graphs_equal_the_oracle_while_bins_move() {
+    let mut joins = 0;
     for seed in 0..40 {
         let (processes, threads) = [(1, 1), (1, 2), (1, 3), (2, 1), (2, 2)][seed as usize % 5];
         let mut random = Random(1_000 + seed);
         let made = made(&mut random);
         let plan = Arc::new(Plan::compile(made.spec.clone()).unwrap());
         let workers = processes * threads;
+        joins += made.words.iter().filter(|word| matches!(word, Word::Join(..))).count();
         let cluster = Cluster::start(&config(&plan, &calls(), workers), processes, threads, 1, fresh(processes));
         let mut fed: Vec<Bag> = vec![Vec::new(); plan.sources().len()];
         let (mut given, mut migrated) = (Bag::new(), 0);
@@ -256,6 +401,7 @@ fn random_graphs_equal_the_oracle_while_bins_move() {
         let (_, errors) = cluster.stop();
         assert!(errors.is_empty(), "seed {seed}: {errors:?}");
     }
+    assert!(joins > 5, "{joins} joins in all");
 }
 
 /// With updates, each key speaks once at the end of each epoch, on however many paths its rows came.

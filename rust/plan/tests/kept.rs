@@ -4,6 +4,7 @@ mod common;
 
 use std::sync::Arc;
 
+use arrow_array::cast::AsArray;
 use arrow_array::{ArrayRef, Int64Array, RecordBatch, StringArray};
 use arrow_schema::{DataType, Field, Schema, TimeUnit};
 use common::bag;
@@ -84,7 +85,7 @@ fn rows_are_those_of_the_operator_at_its_end() {
         let mut op = keyed.operator(&calls).unwrap();
         let routed = keyed.assign(&block()).unwrap();
         let hashes = keyed.hashes(&routed).unwrap();
-        op.apply(&mut table, &keyed.carry(routed).unwrap(), &hashes, &mut |_| {}).unwrap();
+        op.apply(&mut table, 0, &keyed.carry(routed).unwrap(), &hashes, &mut |_| {}).unwrap();
         op.watermark(&mut table, 25_000, &mut |_| {}).unwrap();
 
         let kept = Kept::from_json(&keyed.kept().to_json()).unwrap();
@@ -189,4 +190,63 @@ fn words_of_types_stay() {
         let types = Plan::from_json(&flow).unwrap().keyed().next().unwrap().kept().types();
         assert_eq!(types, format!("{word} -> count"));
     }
+}
+
+#[test]
+fn a_join_tells_the_rows_of_both_sides() {
+    let right = Arc::new(Schema::new(vec![
+        Field::new("person", DataType::Int64, true),
+        Field::new("name", DataType::Utf8, true),
+    ]));
+    let (left_text, right_text) = (schema_to_text(&block().schema()), schema_to_text(&right));
+    let text = format!(
+        r#"{{"version":2,"sources":[{{"name":"l","schema":"{left_text}"}},{{"name":"r","schema":"{right_text}"}}],
+        "steps":[{{"op":"join","left":["i"],"right":["person"],"inputs":[0,1]}}]}}"#
+    );
+    let keyed = Plan::from_json(&text).unwrap().keyed().next().unwrap().clone();
+    assert_eq!(keyed.operator, "join");
+    let calls: Arc<dyn Callbacks> = Arc::new(common::TestCalls);
+    let routing = Routing::from_owners(vec![0; 4]).unwrap();
+    let mut table = BinTable::fresh(&routing, 0, &|| keyed.new_state(&calls));
+    let mut op = keyed.operator(&calls).unwrap();
+    let people = RecordBatch::try_new(
+        right,
+        vec![
+            Arc::new(Int64Array::from(vec![Some(2), None, Some(9)])),
+            Arc::new(StringArray::from(vec!["two", "none", "nine"])),
+        ],
+    );
+    let mut pairs = Vec::new();
+    for (side, batch) in [(0, block()), (1, people.unwrap())] {
+        let spec = keyed.side(side);
+        let routed = spec.assign(&batch).unwrap();
+        let hashes = spec.hashes(&routed).unwrap();
+        op.apply(&mut table, side, &spec.carry(routed).unwrap(), &hashes, &mut |output| match output {
+            Output::Rows(rows) => pairs.push(rows),
+            Output::Late(_) => panic!("nothing is late"),
+        })
+        .unwrap();
+    }
+    let names: Vec<_> = keyed.output.fields().iter().map(|field| field.name().as_str()).collect();
+    assert_eq!(names, ["k", "i", "t", "person", "name"]);
+    assert_eq!(pairs.iter().map(RecordBatch::num_rows).sum::<usize>(), 12, "a fifth of 60 rows is person 2");
+
+    let kept = Kept::from_json(&keyed.kept().to_json()).unwrap();
+    assert_eq!(
+        (&kept, &*kept.types()),
+        (&keyed.kept(), "Int64 -> rows (Utf8, Int64, Int64) by [1] that meet (Int64, Utf8) by [0]")
+    );
+    let mut chunks: Vec<Result<Vec<u8>, FileError>> = Vec::new();
+    for (_, state) in table.owned() {
+        let mut encoding = Encoding::of(Extent::Changed);
+        chunks.extend(std::iter::from_fn(|| state.encode(&mut encoding).unwrap()).map(Ok));
+    }
+    let told = kept.rows(chunks.into_iter()).unwrap();
+    let count = |side: &str| {
+        let sides = told.iter().flat_map(|rows| rows.column(0).as_string::<i32>().iter().flatten());
+        sides.filter(|one| *one == side).count()
+    };
+    // A null meets nothing and is not kept: of i a fifth, of the people one.
+    assert_eq!((count("left"), count("right")), (48, 2));
+    assert_eq!(told[0].schema(), kept.schema().unwrap());
 }

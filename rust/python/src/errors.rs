@@ -180,7 +180,8 @@ pub(crate) fn from_plan(error: &PlanError) -> PyErr {
         PlanError::MissingColumn { .. }
         | PlanError::ColumnType { .. }
         | PlanError::LoopColumns { .. }
-        | PlanError::UnionColumns { .. } => Kind::Schema,
+        | PlanError::UnionColumns { .. }
+        | PlanError::JoinTypes { .. } => Kind::Schema,
         PlanError::Bounds { .. } => Kind::Config,
         _ => Kind::Plan,
     };
@@ -203,7 +204,7 @@ pub(crate) fn from_op(error: &OpError) -> PyErr {
             Kind::Schema
         }
         OpError::StateKind { .. } => Kind::State,
-        OpError::Hashes { .. } | OpError::BinMissing { .. } => Kind::Engine,
+        OpError::Hashes { .. } | OpError::Side { .. } | OpError::BinMissing { .. } => Kind::Engine,
     };
     raise(kind, &error.to_string())
 }

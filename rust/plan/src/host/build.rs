@@ -386,7 +386,7 @@ fn build_in(
             continue;
         };
         if begins_here {
-            sides = sides.iter().map(|blocks| assigned(blocks, keyed.clone())).collect();
+            sides = sides.iter().enumerate().map(|(side, blocks)| assigned(blocks, keyed.side(side))).collect();
         }
         let index = ops_before(config, stages.len());
         if piece.is_some_and(|piece| piece != index + 1) {
@@ -442,11 +442,11 @@ fn keyed_step(
     keyed: &KeyedSpec,
     late: ByEpoch,
 ) -> Result<Keyed, HostError> {
-    let hashed = (0..).zip(sides).map(|(_, blocks): (u8, _)| {
-        let spec = keyed.clone();
+    let hashed = (0..).zip(sides).map(|(side, blocks): (u8, _)| {
+        let spec = keyed.side(side.into());
         each_rows(blocks, &format!("key {}", keyed.step), move |batch| {
             let hashes = spec.hashes(&batch)?;
-            Ok(FlowBlock::keyed(spec.carry(batch)?, hashes))
+            Ok(FlowBlock::keyed(spec.carry(batch)?, hashes).of(side))
         })
     });
     let hashed = chain::together(hashed);
@@ -486,7 +486,9 @@ fn keyed_step(
         let mut marks = Vec::new();
         for block in blocks {
             match block {
-                FlowBlock::Rows { batch, hashes, .. } => operator.apply(bins, &batch, &hashes, &mut made)?,
+                FlowBlock::Rows { batch, hashes, side } => {
+                    operator.apply(bins, side.into(), &batch, &hashes, &mut made)?;
+                }
                 FlowBlock::Watermark(watermark) => {
                     operator.watermark(bins, watermark, &mut made)?;
                     marks.push(FlowBlock::Watermark(watermark));

@@ -233,7 +233,7 @@ impl Cluster {
         for (worker, part) in parts {
             let FlowBlock::Rows { batch, hashes, .. } = part else { panic!("rows stay rows") };
             let (bins, op) = &mut stage.workers[worker as usize];
-            op.apply(bins, &batch, &hashes, &mut |output| outputs.push(output))?;
+            op.apply(bins, 0, &batch, &hashes, &mut |output| outputs.push(output))?;
         }
         self.pass(at, outputs)
     }
