@@ -48,7 +48,7 @@ def test_plan_of_a_windowed_flow() -> None:
     plan = json.loads(text)
     (source,) = plan.pop("sources")
     assert schema_of(source.pop("schema")) == flow.input_schema
-    assert source == {"event_time": "ts", "lateness_ms": 5000, "order_by": ["ts"]}
+    assert source == {"name": "input", "event_time": "ts", "lateness_ms": 5000, "order_by": ["ts"]}
     assert plan == {
         "version": 2,
         "steps": [

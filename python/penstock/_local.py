@@ -27,7 +27,7 @@ import pyarrow as pa
 from penstock._durations import Timeout
 from penstock._figures import LOCAL_MOVES, LOCAL_WORKERS, ScopeStats, scope_stats, to_table
 from penstock._migration import MigrationReport, MigrationStep, Wish, follow
-from penstock._pump import LateRows, LocalResults, Pump
+from penstock._pump import Fed, LateRows, LocalResults, Pump
 from penstock._schema import conform
 from penstock.errors import ConfigError, EngineError, SchemaError
 
@@ -43,6 +43,7 @@ __all__ = [
     "LocalSession",
     "RunSummary",
     "batches",
+    "feeds",
     "run",
     "run_into",
 ]
@@ -285,7 +286,7 @@ class LocalSession:
         if self._used:
             raise EngineError("this session has already run to the end of its input; start another with flow.start()")
         self._used = True
-        read = batches(source, self._flow.input_schema, self._batch_rows)
+        read = feeds(self._flow, source, self._batch_rows)
         return LocalResults(Pump(lambda: self, read))
 
     def migrate(
@@ -455,7 +456,7 @@ class _Run:
     ) -> None:
         self._wanted = (flow, workers, late, batch_rows, streaming)
         self._source = source
-        self._batches = batches(source, flow.input_schema, batch_rows)
+        self._batches = feeds(flow, source, batch_rows)
         self._bar = _progress() if progress else None
         self.session: LocalSession | None = None
 
@@ -471,13 +472,13 @@ class _Run:
         self.session = LocalSession(flow, workers, late=late, batch_rows=batch_rows, streaming=streaming)
         return self.session
 
-    def _watched(self, bar: Progress) -> Iterator[pa.RecordBatch]:
+    def _watched(self, bar: Progress) -> Iterator[Fed]:
         # In the thread that reads: no interrupt reaches the locks of the bar there.
         task = bar.add_task("rows", total=_rows_of(self._source), out=0)
-        for batch in self._batches:
+        for fed in self._batches:
             out = 0 if self.session is None else self.session.output_rows
-            bar.update(task, advance=batch.num_rows, out=out)
-            yield batch
+            bar.update(task, advance=0 if fed.batch is None else fed.batch.num_rows, out=out)
+            yield fed
 
 
 def run_into(
@@ -550,6 +551,57 @@ def batches(source: Any, schema: pa.Schema, batch_rows: int) -> Iterator[pa.Reco
             yield fitting.slice(start, batch_rows)
 
 
+def feeds(flow: FlowBase, source: Any, batch_rows: int) -> Iterator[Fed]:
+    """Read what a flow is fed: batches in turn from each of its sources, and where each of several ends.
+
+    Parameters
+    ----------
+    flow : Flow
+        What is fed.
+    source : Arrow data, or dict of str to Arrow data
+        What `batches` reads; by the name of the source, where the flow has several.
+    batch_rows : int
+        Larger batches are cut without copying.
+
+    Returns
+    -------
+    iterator of Fed
+        Without empty batches.
+
+    Raises
+    ------
+    ConfigError
+        When a source is missing, or there is one that the flow does not have (at once).
+    SchemaError
+        As `batches`.
+    """
+    schemas = flow.sources
+    names = ", ".join(schemas)
+    if not isinstance(source, Mapping):
+        if len(schemas) > 1:
+            raise ConfigError(f"the flow has the sources {names}: give a dict of name to data")
+        source = dict.fromkeys(schemas, source)
+    for name in source:
+        if name not in schemas:
+            raise ConfigError(f"the flow has no source {name!r}; it has {names}")
+    for name in schemas:
+        if name not in source:
+            raise ConfigError(f"source {name!r} is missing; the flow has {names}")
+    read = [batches(source[name], schema, batch_rows) for name, schema in schemas.items()]
+    return _in_turn(read)
+
+
+def _in_turn(read: list[Iterator[pa.RecordBatch]]) -> Iterator[Fed]:
+    left = dict(enumerate(read))
+    while left:
+        for number, iterator in list(left.items()):
+            batch = next(iterator, None)
+            if batch is None:
+                del left[number]
+            if batch is not None or len(read) > 1:
+                yield Fed(batch, number)
+
+
 def _read(source: Any, nested: bool) -> Iterator[pa.RecordBatch]:
     if isinstance(source, pa.RecordBatch):
         yield source
@@ -572,6 +624,8 @@ def _read(source: Any, nested: bool) -> Iterator[pa.RecordBatch]:
 
 def _rows_of(source: Any) -> int | None:
     """How many rows a source has; None where only reading it would tell."""
+    if isinstance(source, Mapping):
+        return _rows_of(list(source.values()))
     if isinstance(source, (list, tuple)):
         counts = [_rows_of(item) for item in source]
         return None if None in counts else sum(count for count in counts if count is not None)

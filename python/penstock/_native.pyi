@@ -125,10 +125,10 @@ def plan_check(plan: str) -> _PlanFacts:
     Returns
     -------
     dict
-        ``output_schema`` (a handle), ``needs_order`` (results depend on input order), ``line`` (it is one path from one
-        source), ``pieces`` (how many parts its exchanges cut it into), ``operators`` (the steps that keep state, as manifests name them: ``name``, ``kind``,
-        ``types``, ``version``, ``columns``; with a function also the number of its ``call``) and ``explain`` (text for
-        people).
+        ``output_schema`` (a handle), ``needs_order`` (results depend on input order), ``line`` (it is one path from
+        one source), ``pieces`` (how many parts its exchanges cut it into), ``operators`` (the steps that keep state, as
+        manifests name them: ``name``, ``kind``, ``types``, ``version``, ``columns``; with a function also the number of
+        its ``call``) and ``explain`` (text for people).
 
     Raises
     ------
@@ -674,8 +674,9 @@ class LocalRun:
     """Worker threads of this process that run one flow.
 
     Each pushed batch is one epoch, of one source, at whose end the watermark moves to
-    ``max(old, greatest event time - lateness)``, the least over the sources that have not ended. With `whole` all of them are one epoch,
-    which ends with the input; its watermark is infinite then, and no row is late.
+    ``max(old, greatest event time - lateness)``, the least over the sources that have not ended.
+    With `whole` all of them are one epoch, which ends with the input; its watermark is infinite
+    then, and no row is late.
 
     Parameters
     ----------
@@ -715,7 +716,7 @@ class LocalRun:
         whole: bool = False,
     ) -> Self: ...
     def push(self, batch: _ArrowData, clock_ms: int | None = None, source: int = 0) -> bool:
-        """Hand one batch of a source, which becomes an epoch, to the workers; waits while `ahead` batches are under way.
+        """Hand one batch of a source, which becomes an epoch, to the workers; waits while `ahead` are under way.
 
         False, and nothing was pushed, when the workers wait themselves until outputs are taken. Only flows that
         expand their input do.

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from penstock._native import Handover
 
-__all__ = ["LocalResults", "Pump"]
+__all__ = ["Fed", "LocalResults", "Pump"]
 
 
 class LateRows(UserWarning):
@@ -105,6 +105,13 @@ class Failed:
         self.error = error
 
 
+class Fed(NamedTuple):
+    """A batch on its way in, and the number of its source; no batch: the source has ended."""
+
+    batch: pa.RecordBatch | None
+    source: int = 0
+
+
 class _Fed(NamedTuple):
     """What went in: batches, rows, and the batch that went last."""
 
@@ -131,7 +138,7 @@ class Pump:
     ----------
     start : callable
         Gives the session, which is closed at the end. Called, in another thread, when the first batch is asked for.
-    source : iterator of pyarrow.RecordBatch
+    source : iterator of Fed
         Fitting batches.
     at_end : callable, optional
         Called once the session is closed.
@@ -140,7 +147,7 @@ class Pump:
     def __init__(
         self,
         start: Callable[[], Session],
-        source: Iterator[pa.RecordBatch],
+        source: Iterator[Fed],
         at_end: Callable[[], object] | None = None,
     ) -> None:
         self._opening = Aside(start)
@@ -150,7 +157,7 @@ class Pump:
         self._pid = os.getpid()
         self._reader = Reader(source)
         #: Boxes (see `_resume.caught`): a batch on its way in, whether it went; whether the end did; an output.
-        self._next: list[pa.RecordBatch] = []
+        self._next: list[Fed] = []
         self._pushed: tuple[Any, list[bool]] = (None, [])
         self._finished: list[bool] = []
         self._taken: list[Any] = []
@@ -272,16 +279,20 @@ class Pump:
             else:
                 reader.allow(fed.batches + 1)
                 return False
-        batch = self._next[0]
-        if self._pushed[0] is not batch:
-            self._pushed = (batch, [])
+        item = self._next[0]
+        if item.batch is None:
+            self._native.end_source(item.source)  # twice does no harm
+            self._fed = _Fed(fed.batches + 1, fed.rows, item)
+            return True
+        if self._pushed[0] is not item:
+            self._pushed = (item, [])
         pushed = self._pushed[1]
         if not pushed:
-            caught(pushed, self._native.push, batch)
+            caught(pushed, self._native.push, item.batch, None, item.source)
         if not pushed[0]:
             pushed.clear()  # the workers wait until outputs are taken
             return True
-        self._fed = _Fed(fed.batches + 1, fed.rows + batch.num_rows, batch)
+        self._fed = _Fed(fed.batches + 1, fed.rows + item.batch.num_rows, item)
         return True
 
     def quit(self) -> None:

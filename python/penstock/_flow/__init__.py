@@ -8,8 +8,10 @@ callables) that it becomes. Hosts run the plan: `penstock._local` in this proces
 |---|---|
 | `builder` | `Flow`, from its input on |
 | `base` | what a flow is made of: the plan, equality, pickling, how it shows |
+| `graph` | sources, meetings of flows, and how a graph is written as a plan |
 | `keyed` | the steps with state per key |
 | `stateless` | the steps without: maps, flat maps, bounded parts and loops |
+| `meetings` | the steps where flows meet: union and join |
 | `running` | from a flow to a run |
 | `text` | steps and schemas in words; names of columns, checked |
 

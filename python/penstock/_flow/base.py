@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import pyarrow as pa
 
 from penstock._durations import format_duration
+from penstock._flow.graph import Meeting, Source, Written, sources_of
 from penstock._flow.text import KEYED_OPS, encode, missing, operator_names, require_name, step_text, to_text
 from penstock._schema import to_ddl
 from penstock._windows import Window
@@ -46,24 +47,22 @@ class FlowBase:
         "_calls",
         "_columns",
         "_event_time",
+        "_head",
         "_keys",
-        "_lateness_ms",
-        "_order_by",
-        "_schema",
         "_scope",
         "_shape",
         "_steps",
         "_window",
     )
 
-    _schema: pa.Schema
+    #: What the steps stand behind: a source, or where other flows meet.
+    _head: Source | Meeting
     _columns: tuple[str, ...]
+    #: The event-time column that was declared, where all sources have it and no step took it away.
     _event_time: str | None
-    _lateness_ms: int
-    _order_by: tuple[str, ...]
-    #: Steps as they stand in the plan; schemas are base64 text.
+    #: Steps as they stand in the plan of a line; schemas are base64 text.
     _steps: tuple[dict[str, Any], ...]
-    #: What each call number stands for, as the native part takes it.
+    #: What each call number of these steps stands for, as the native part takes it.
     _calls: tuple[dict[str, Any], ...]
     #: The key columns of a key_by that no keyed step has used yet.
     _keys: tuple[str, ...] | None
@@ -78,8 +77,19 @@ class FlowBase:
 
     @property
     def input_schema(self) -> pa.Schema:
-        """Columns of the input (pyarrow.Schema)."""
-        return self._schema
+        """Columns of the input (pyarrow.Schema).
+
+        Raises
+        ------
+        PlanError
+            When the flow has several sources; see `sources`.
+        """
+        return self._source().schema
+
+    @property
+    def sources(self) -> dict[str, pa.Schema]:
+        """The columns of each source, by its name."""
+        return {source.name: source.schema for source in sources_of(self)}
 
     @property
     def columns(self) -> tuple[str, ...]:
@@ -88,23 +98,29 @@ class FlowBase:
 
     @property
     def event_time(self) -> str | None:
-        """The event-time column of the input, where there is one."""
+        """The event-time column of the input, where there is one; of several inputs, where all have the same."""
         return self._event_time
 
     @property
     def lateness_ms(self) -> int:
-        """How far a row may lag behind the greatest event time, in milliseconds."""
-        return self._lateness_ms
+        """How far a row may lag behind the greatest event time, in milliseconds; the most of several sources."""
+        return max(source.lateness_ms for source in sources_of(self))
 
     @property
     def order_by(self) -> tuple[str, ...]:
-        """Columns that fix the order of the input; empty where none were named."""
-        return self._order_by
+        """Columns that fix the order of the input; empty where none were named.
+
+        Raises
+        ------
+        PlanError
+            When the flow has several sources.
+        """
+        return self._source().order_by
 
     @property
     def keyed(self) -> bool:
         """Whether a step keeps state per key or group (and so needs all rows of it)."""
-        return any(step["op"] in KEYED_OPS for step in self._steps)
+        return any(step["op"] in KEYED_OPS for step in Written(self).steps)
 
     @property
     def output_schema(self) -> pa.Schema:
@@ -187,43 +203,60 @@ class FlowBase:
                 f"the flow ends in key_by({', '.join(self._keys)}) that no step uses;"
                 " add .agg(...), .stateful_map(...) or .apply_in_pandas_with_state(...)"
             )
-        source: dict[str, Any] = {"schema": encode(self._schema), "lateness_ms": self._lateness_ms}
-        if self._event_time is not None:
-            source["event_time"] = self._event_time
-        if self._order_by:
-            source["order_by"] = list(self._order_by)
-        steps = [{"emit": "update"} | step if streaming and step["op"] == "agg" else step for step in self._steps]
-        plan = {"version": PLAN_VERSION, "sources": [source], "steps": steps}
-        return json.dumps(plan, separators=(",", ":")), [dict(call) for call in self._calls]
+        written = Written(self)
+        steps = [{"emit": "update"} | step if streaming and step["op"] == "agg" else step for step in written.steps]
+        plan = {"version": PLAN_VERSION, "sources": [_source(one) for one in written.sources], "steps": steps}
+        return json.dumps(plan, separators=(",", ":")), written.calls
 
     # Showing
 
     def __repr__(self) -> str:
-        lines = [f"Flow({to_text(self._schema)}{self._source_options()})"]
+        return "\n".join(self._lines())
+
+    def _lines(self) -> list[str]:
+        head = self._head
+        if isinstance(head, Source):
+            lines = [f"Flow({to_text(head.schema)}{_options(head)})"]
+        else:
+            first, *others = head.inputs
+            lines = [*first._lines(), f"  .{head.step['op']}("]
+            for other in others:
+                lines.extend(f"    {line}" for line in other._lines())
+                lines[-1] += ","
+            lines.append(f"    {step_text(head.step, ())})" if head.step["op"] == "join" else "  )")
         lines.extend(f"  .{step_text(step, self._calls)}" for step in self._steps)
-        return "\n".join(lines)
+        return lines
 
     def _repr_html_(self) -> str:
-        boxes = [f"<b>source</b> {html.escape(to_text(self._schema) + self._source_options())}"]
-        boxes.extend(html.escape(step_text(step, self._calls)) for step in self._steps)
         style = "border:1px solid #8888;border-radius:4px;padding:2px 8px;display:inline-block"
         arrow = "<div style='padding-left:1em'>&darr;</div>"
-        return "<div>" + arrow.join(f"<div style='{style}'>{box}</div>" for box in boxes) + "</div>"
+        head = self._head
+        if isinstance(head, Source):
+            text = html.escape(to_text(head.schema) + _options(head))
+            parts = [f"<div style='{style}'><b>source</b> {text}</div>"]
+        else:
+            sides = "".join(one._repr_html_() for one in head.inputs)
+            what = head.step["op"] + (f" {step_text(head.step, ())}" if head.step["op"] == "join" else "")
+            parts = [
+                f"<div style='display:flex;gap:1em;align-items:flex-end'>{sides}</div>",
+                f"<div style='{style}'>{html.escape(what)}</div>",
+            ]
+        boxes = (html.escape(step_text(step, self._calls)) for step in self._steps)
+        parts.extend(f"<div style='{style}'>{box}</div>" for box in boxes)
+        return "<div>" + arrow.join(parts) + "</div>"
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, FlowBase):
             return NotImplemented
+        mine, theirs = Written(self), Written(other)
         return (
-            self._schema.equals(other._schema)
-            and self._event_time == other._event_time
-            and self._lateness_ms == other._lateness_ms
-            and self._order_by == other._order_by
-            and self._steps == other._steps
-            and [call["func"] for call in self._calls] == [call["func"] for call in other._calls]
+            [_source(one) for one in mine.sources] == [_source(one) for one in theirs.sources]
+            and mine.steps == theirs.steps
+            and [call["func"] for call in mine.calls] == [call["func"] for call in theirs.calls]
         )
 
     def __hash__(self) -> int:
-        return hash((tuple(self._schema.names), self._event_time, self._lateness_ms, len(self._steps), self._columns))
+        return hash((self._event_time, len(self._steps), self._columns))
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name in FlowBase.__slots__ and not hasattr(self, name):
@@ -257,11 +290,12 @@ class FlowBase:
         told = {} if name is None else {"operator": name}
         if name is not None:
             require_name(name, op, what)
-        before = operator_names(self._steps)
-        if len(operator_names([*self._steps, {"op": op, **told}])) == len(before):
+        steps = Written(self).steps
+        before = operator_names(steps)
+        if len(operator_names([*steps, {"op": op, **told}])) == len(before):
             new = name or next(iter(operator_names([{"op": op}])))
             at = before.get(new)
-            taken = "another step" if at is None else f"step {at} ({self._steps[at]['op']})"
+            taken = "another step" if at is None else f"step {at} ({steps[at]['op']})"
             raise PlanError(
                 f"{what}: its state would be called {new!r}, as that of {taken} is; give each a name= of its own"
             )
@@ -284,13 +318,16 @@ class FlowBase:
             if name not in self._columns:
                 raise missing(name, what, self._columns)
 
-    def _source_options(self) -> str:
-        options = ""
-        if self._event_time is not None:
-            options += f", event_time={self._event_time!r}, lateness={format_duration(self._lateness_ms * 1_000)!r}"
-        if self._order_by:
-            options += f", order_by={list(self._order_by)!r}"
-        return options
+    def _source(self) -> Source:
+        """The only source."""
+        first, *others = sources_of(self)
+        if others:
+            names = ", ".join(source.name for source in (first, *others))
+            raise PlanError(
+                f"this flow has several sources ({names}), which flow.run({{name: data}}) feeds in this process;"
+                " a host that feeds one source cannot run it"
+            )
+        return first
 
     def _with(
         self,
@@ -309,10 +346,8 @@ class FlowBase:
         return restore(
             type(self),
             {
-                "_schema": self._schema,
+                "_head": self._head,
                 "_event_time": self._event_time,
-                "_lateness_ms": self._lateness_ms,
-                "_order_by": self._order_by,
                 "_steps": (*self._steps, step),
                 "_calls": calls,
                 "_scope": self._scope,
@@ -322,6 +357,30 @@ class FlowBase:
                 "_shape": shape,
             },
         )
+
+
+def _source(source: Source) -> dict[str, Any]:
+    """A source as it stands in the plan."""
+    plan: dict[str, Any] = {
+        "name": source.name,
+        "schema": encode(source.schema),
+        "lateness_ms": source.lateness_ms,
+    }
+    if source.event_time is not None:
+        plan["event_time"] = source.event_time
+    if source.order_by:
+        plan["order_by"] = list(source.order_by)
+    return plan
+
+
+def _options(source: Source) -> str:
+    options = "" if source.name == "input" else f", name={source.name!r}"
+    if source.event_time is not None:
+        lateness = format_duration(source.lateness_ms * 1_000)
+        options += f", event_time={source.event_time!r}, lateness={lateness!r}"
+    if source.order_by:
+        options += f", order_by={list(source.order_by)!r}"
+    return options
 
 
 def restore(kind: type[F], state: dict[str, Any]) -> F:

@@ -6,7 +6,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from penstock._durations import Duration, milliseconds, parse_duration
+from penstock._flow.graph import Source
 from penstock._flow.keyed import KeyedSteps
+from penstock._flow.meetings import Meetings
 from penstock._flow.running import Running
 from penstock._flow.stateless import StatelessSteps
 from penstock._flow.text import names_of
@@ -16,7 +18,7 @@ from penstock.errors import ConfigError
 __all__ = ["Flow"]
 
 
-class Flow(KeyedSteps, StatelessSteps, Running):
+class Flow(KeyedSteps, StatelessSteps, Meetings, Running):
     """A description of a computation over batches of rows.
 
     Parameters
@@ -37,12 +39,16 @@ class Flow(KeyedSteps, StatelessSteps, Running):
         Columns that fix the order of the input where the host may change it (Spark may
         replan partitions). Only `stateful_map` cares about order.
 
+    name : str, default "input"
+        What the source is called where flows of several sources meet (`union`, `join`); see
+        `run`.
+
     Raises
     ------
     SchemaError
         When the schema cannot be read or a named column is not in it.
     ConfigError
-        When a duration is not one.
+        When a duration is not one, or the name is no text.
 
     Notes
     -----
@@ -68,20 +74,25 @@ class Flow(KeyedSteps, StatelessSteps, Running):
         event_time: str | None = None,
         lateness: Duration = "0s",
         order_by: str | Sequence[str] | None = None,
+        *,
+        name: str = "input",
     ) -> None:
-        self._schema = to_arrow(schema)
-        self._columns = tuple(self._schema.names)
+        if not isinstance(name, str) or not name:
+            raise ConfigError(f"name={name!r}: give the source a name")
+        shape = to_arrow(schema)
+        lateness_ms = milliseconds(parse_duration(lateness, "lateness", allow_zero=True), "lateness")
+        order = names_of(order_by, "order_by") if order_by is not None else ()
+        self._head = Source(name, shape, event_time, lateness_ms, order)
+        self._columns = tuple(shape.names)
         self._event_time = event_time
-        self._lateness_ms = milliseconds(parse_duration(lateness, "lateness", allow_zero=True), "lateness")
-        self._order_by = names_of(order_by, "order_by") if order_by is not None else ()
         self._steps = ()
         self._calls = ()
         self._keys = None
         self._window = None
-        self._shape = self._schema
+        self._shape = shape
         self._scope = None
         if event_time is not None:
             self._require([event_time], "event_time")
-        elif self._lateness_ms:
+        elif lateness_ms:
             raise ConfigError(f"lateness {lateness!r} needs event_time: name the column that says when a row happened")
-        self._require(self._order_by, "order_by")
+        self._require(order, "order_by")

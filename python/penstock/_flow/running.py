@@ -36,7 +36,9 @@ class Running(FlowBase):
         ----------
         source : Arrow data
             A RecordBatchReader, Table or RecordBatch; a polars or pandas frame, a DuckDB
-            result or anything else with ``__arrow_c_stream__``; or an iterable of batches.
+            result or anything else with ``__arrow_c_stream__``; or an iterable of batches. A flow
+            of several sources takes a dict from the name of each to its data, which is read in
+            turn, a batch of each.
         workers : int, default 1
             Threads; each owns a share of the keys.
         late : callable, optional
@@ -69,10 +71,13 @@ class Running(FlowBase):
         UserFunctionError
             When a function of the flow raises.
         ConfigError
-            When an option is out of range.
+            When an option is out of range, or a source is missing or unknown.
 
         Notes
         -----
+        With `streaming` the watermark is the least of what the sources with event time have
+        reached; one that has ended is not waited for.
+
         The source is read as results are taken, with a bounded number of batches in flight, in a
         thread of its own: while it is silent, results come out. After Ctrl-C the iterator goes on
         where it was.

@@ -9,6 +9,7 @@ import pyarrow as pa
 
 from penstock._bounds import OnFailure, parse_bounds
 from penstock._flow.base import Around, FlowBase, restore
+from penstock._flow.graph import Source
 from penstock._flow.text import encode, function_name, to_text
 from penstock._schema import to_arrow
 from penstock.errors import ConfigError, PlanError, SchemaError
@@ -285,7 +286,7 @@ class StatelessSteps(FlowBase):
                 f"iterate again={again!r} takes the name of a column that goes around; rename one of them"
             )
         made = self._body("iterate", body)
-        wanted = pa.schema([*made._schema, pa.field(again, pa.bool_())])
+        wanted = pa.schema([*made._source().schema, pa.field(again, pa.bool_())])
         found = made._here()
         if found.names != wanted.names or found.types != wanted.types:
             raise SchemaError(
@@ -293,7 +294,7 @@ class StatelessSteps(FlowBase):
                 f" it gives {to_text(found)}"
             )
         step = {"op": "iterate", "again": again, "body": list(made._steps)}
-        return self._with(step, self._columns, shape=made._schema, calls=made._calls)
+        return self._with(step, self._columns, shape=made._source().schema, calls=made._calls)
 
     def _here(self) -> pa.Schema:
         """Schema of the rows here."""
@@ -308,13 +309,13 @@ class StatelessSteps(FlowBase):
         path = "" if self._scope is None else self._scope.path
         around = Around(op, f"{path}{op}[{len(self._steps)}].")
         empty = {
-            "_schema": shape,
+            "_head": Source("rows", shape),
             "_shape": shape,
             "_columns": tuple(shape.names),
             "_calls": self._calls,
             "_scope": around,
         }
-        source = {"_event_time": None, "_lateness_ms": 0, "_order_by": (), "_steps": (), "_keys": None, "_window": None}
+        source = {"_event_time": None, "_steps": (), "_keys": None, "_window": None}
         made = body(restore(type(self), empty | source))
         if not isinstance(made, FlowBase) or made._scope is not around:
             shown = "another flow" if isinstance(made, FlowBase) else repr(made)

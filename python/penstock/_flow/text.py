@@ -16,7 +16,7 @@ from penstock.errors import ConfigError, SchemaError
 __all__ = ["KEYED_OPS", "to_text"]
 
 #: Words of steps that keep state.
-KEYED_OPS = ("agg", "group_state", "stateful_map", "top")
+KEYED_OPS = ("agg", "group_state", "join", "stateful_map", "top")
 _LONGEST_NAME = 100
 
 
@@ -131,6 +131,9 @@ def step_text(step: dict[str, Any], calls: Sequence[dict[str, Any]]) -> str:
         order = "" if step["descending"] else ", descending=False"
         named = f", name={step['operator']}" if "operator" in step else ""
         return f"top({step['n']}, by={step['by']}, per={per}{order}{named})"
+    if op == "join":
+        left, right = step["left"], step["right"]
+        return f"on={left!r}" if left == right else f"left_on={left!r}, right_on={right!r}"
     if op in ("bounded", "iterate"):
         body = " ".join(f".{step_text(inner, calls)}" for inner in step["body"])
         known = ("batches", "batch_size", "memory", "on_failure") if op == "bounded" else ("again",)

@@ -26,7 +26,7 @@ import pyarrow.compute as pc
 
 from penstock._functions.inline import drive
 from penstock._schema import conform, spark_types, to_arrow, to_ddl
-from penstock.errors import ConfigError, SchemaError
+from penstock.errors import ConfigError, PlanError, SchemaError
 from penstock.spark._session.guard import require_classic, require_flow
 from penstock.spark._tasks.partitions import dump_calls, load_calls
 
@@ -194,6 +194,11 @@ def run(flow: Flow, df: DataFrame, *, partitions: int | None = None) -> DataFram
 
     plan, calls = flow.to_plan()
     facts = _native.plan_check(plan)
+    if len(flow.sources) == 1 and not facts["line"]:
+        raise PlanError(
+            "penstock.spark.run cuts a flow at its exchanges, one behind the other; the paths of this one part and meet"
+            " again: run it here with flow.run, or beside a stream with penstock.Engine"
+        )
     pieces, ordered = int(facts["pieces"]), bool(facts["needs_order"])
     output = pa.schema(facts["output_schema"])
     pickled = dump_calls(calls)

@@ -159,7 +159,7 @@ impl Rig {
         let routed = self.keyed.assign(&block(&rows)).unwrap();
         let hashes = self.keyed.hashes(&routed).unwrap();
         let routed = self.keyed.carry(routed).unwrap();
-        op.apply(&mut table, &routed, &hashes, &mut say).unwrap();
+        op.apply(&mut table, 0, &routed, &hashes, &mut say).unwrap();
         op.end_epoch(&mut table, &mut say).unwrap();
         op.watermark(&mut table, i64::MAX, &mut say).unwrap();
         said.sort_unstable();

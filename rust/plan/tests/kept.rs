@@ -126,7 +126,7 @@ fn state_with_any_byte_wrong_is_an_error_or_other_state() {
         let mut op = keyed.operator(&calls).unwrap();
         let routed = keyed.assign(&block().slice(0, 6)).unwrap();
         let hashes = keyed.hashes(&routed).unwrap();
-        op.apply(&mut table, &keyed.carry(routed).unwrap(), &hashes, &mut |_| {}).unwrap();
+        op.apply(&mut table, 0, &keyed.carry(routed).unwrap(), &hashes, &mut |_| {}).unwrap();
         let mut encoding = Encoding::of(Extent::Changed);
         let state = table.get_mut(0).unwrap();
         let chunks: Vec<Vec<u8>> = std::iter::from_fn(|| state.encode(&mut encoding).unwrap()).collect();

@@ -1,0 +1,256 @@
+"""Flows of several sources: how they are built and written, what is refused, and what comes out."""
+
+from __future__ import annotations
+
+import base64
+import json
+import pickle
+import random
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+import penstock as pk
+from penstock.errors import ConfigError, PlanError, SchemaError
+
+
+def left(**options: Any) -> pk.Flow:
+    return pk.Flow("k bigint, v bigint", name="left", **options)
+
+
+def right(**options: Any) -> pk.Flow:
+    return pk.Flow("k bigint, w string", name="right", **options)
+
+
+def rows(table: pa.Table) -> Counter[tuple[Any, ...]]:
+    return Counter(zip(*(column.to_pylist() for column in table.columns), strict=True))
+
+
+def same(batch: pa.RecordBatch) -> pa.RecordBatch:
+    return batch
+
+
+def more(batch: pa.RecordBatch) -> pa.RecordBatch:
+    return batch
+
+
+def plan_of(flow: pk.Flow) -> tuple[list[str], list[tuple[str, list[int] | None]], list[str]]:
+    text, calls = flow.to_plan()
+    plan = json.loads(text)
+    steps = [(step["op"], step.get("inputs")) for step in plan["steps"]]
+    return [source["name"] for source in plan["sources"]], steps, [call["step"] for call in calls]
+
+
+def test_a_join_is_written_as_a_graph() -> None:
+    flow = left().map_batches(same).join(right().map_batches(more), on="k").key_by("w").agg(n=pk.count())
+    assert plan_of(flow) == (
+        ["left", "right"],
+        [("map_batches", [0]), ("map_batches", [1]), ("join", [2, 3]), ("key_by", None), ("agg", None)],
+        ["map_batches[0] same", "map_batches[1] more"],
+    )
+    assert flow.sources == {"left": left().input_schema, "right": right().input_schema}
+    assert flow.keyed and not flow.needs_order and flow.event_time is None
+    assert flow.output_schema.names == ["w", "n"]
+    with pytest.raises(PlanError, match=r"several sources \(left, right\), which flow.run\(\{name: data\}\) feeds"):
+        _ = flow.input_schema
+
+
+def test_what_flows_share_is_written_once() -> None:
+    base = left().map_batches(same)
+    flow = base.map_batches(more).union(base, base.map_batches(more))
+    sources, steps, calls = plan_of(flow)
+    assert sources == ["left"]
+    assert steps == [("map_batches", None), ("map_batches", None), ("map_batches", [1]), ("union", [2, 1, 3])]
+    assert calls == ["map_batches[0] same", "map_batches[1] more", "map_batches[2] more"]
+    table = pa.table({"k": [1, 2], "v": [3, 4]})
+    assert rows(flow.collect(table, 2)) == Counter({(1, 3): 3, (2, 4): 3})
+    # Two flows that look alike are two sources.
+    with pytest.raises(PlanError, match=r"union: two sources are named 'left' .* give each a name of its own"):
+        left().union(left())
+
+
+def test_functions_in_bodies_keep_their_numbers() -> None:
+    def part(flow: pk.Flow) -> pk.Flow:
+        return flow.map_batches(same).map_batches(more)
+
+    flow = left().map_batches(more).join(right().bounded(part, batches=2, batch_size=10), on="k")
+    text, calls = flow.to_plan()
+    steps = json.loads(text)["steps"]
+    assert [step["op"] for step in steps] == ["map_batches", "bounded", "join"]
+    assert [inner["call"] for inner in steps[1]["body"]] == [1, 2]
+    assert [call["step"] for call in calls] == [
+        "map_batches[0] more",
+        "bounded[1].map_batches[0] same",
+        "bounded[1].map_batches[1] more",
+    ]
+    shape = pa.ipc.read_schema(pa.py_buffer(base64.b64decode(steps[1]["body"][0]["schema"])))
+    assert shape == right().input_schema
+
+
+def test_flows_of_several_sources_show_pickle_and_compare() -> None:
+    flow = left().join(right(lateness="0s"), on="k").map_batches(same)
+    assert repr(flow) == (
+        "Flow(k bigint, v bigint, name='left')\n  .join(\n    Flow(k bigint, w string, name='right'),\n"
+        "    on=['k'])\n  .map_batches(same) -> k bigint, v bigint, w string"
+    )
+    assert "right" in flow._repr_html_() and "join" in flow._repr_html_()
+    copy = pickle.loads(pickle.dumps(flow))
+    assert copy == flow and hash(copy) == hash(flow) and copy.to_plan()[0] == flow.to_plan()[0]
+    assert flow != left().map_batches(same).join(right(), on="k") and flow != left()
+    base = left().map_batches(same)
+    shared = pickle.loads(pickle.dumps(base.union(base.map_batches(more))))
+    assert plan_of(shared)[0] == ["left"], "it is still one source"
+    text = flow.explain()
+    assert "source left: k Int64" in text and "step 0 (join): pairs with k = k" in text
+
+
+@pytest.mark.parametrize("workers", [1, 3])
+@pytest.mark.parametrize("streaming", [False, True])
+def test_a_join_meets_whatever_comes_first(workers: int, streaming: bool) -> None:
+    rng = random.Random(workers)
+    ones = [(rng.choice([None, *range(20)]), rng.randrange(5)) for _ in range(300)]
+    twos = [(rng.choice([None, *range(30)]), f"w{rng.randrange(4)}") for _ in range(200)]
+    wanted = Counter((k, v, w) for k, v in ones for j, w in twos if k is not None and k == j)
+
+    def batches(rows: list[tuple[Any, Any]], names: list[str], kind: pa.DataType) -> Iterator[pa.Table]:
+        for at in range(0, len(rows), 37):
+            keys, values = zip(*rows[at : at + 37], strict=True)
+            yield pa.table([pa.array(keys, pa.int64()), pa.array(values, kind)], names=names)
+
+    source = {"right": batches(twos, ["k", "w"], pa.string()), "left": batches(ones, ["k", "v"], pa.int64())}
+    got = left().join(right(), on="k").collect(source, workers, streaming=streaming)
+    assert rows(got) == wanted
+
+
+def test_keys_of_other_names_and_types() -> None:
+    one = pk.Flow("a string, b decimal(10,2), x bigint", name="one")
+    two = pk.Flow("c string, d decimal(10,2), y bigint", name="two")
+    flow = one.join(two, left_on=["a", "b"], right_on=["c", "d"])
+    assert flow.columns == ("a", "b", "x", "c", "d", "y")
+    money = pa.decimal128(10, 2)
+    first = pa.table({"a": ["p", "q", None], "b": pa.array([1, 2, 3], money), "x": [1, 2, 3]})
+    second = pa.table({"c": ["q", "p", None], "d": pa.array([2, 9, 3], money), "y": [7, 8, 9]})
+    got = flow.collect({"one": first, "two": second}, 2).to_pylist()
+    assert [(row["a"], row["x"], row["y"]) for row in got] == [("q", 2, 7)]
+
+
+def test_the_watermark_is_the_least_of_the_sources() -> None:
+    def bids(name: str) -> pk.Flow:
+        return pk.Flow("k bigint, ts bigint", event_time="ts", name=name)
+
+    flow = bids("a").union(bids("b")).key_by("k").window(pk.tumbling("10ms")).agg(n=pk.count())
+    given: list[tuple[str, int]] = []
+
+    def source(name: str, times: list[int]) -> Iterator[pa.Table]:
+        for time in times:
+            given.append((name, time))
+            yield pa.table({"k": [0], "ts": [time]})
+
+    late: list[pa.RecordBatch] = []
+    # b lags behind by far; nothing of it is late, since a's window waits for it.
+    sources = {"a": source("a", [1, 15, 95]), "b": source("b", [2, 3, 4])}
+    got = flow.collect(sources, 2, streaming=True, late=late.append)
+    counts = dict(zip(got["window_start"].to_pylist(), got["n"].to_pylist(), strict=True))
+    assert counts == {0: 4, 10: 1, 90: 1} and not late
+    # Alone, a would have closed it: what comes behind is late.
+    alone = bids("a").key_by("k").window(pk.tumbling("10ms")).agg(n=pk.count())
+    alone.collect(source("a", [1, 15, 2]), 1, streaming=True, late=late.append)
+    assert [batch.to_pydict() for batch in late] == [{"k": [0], "ts": [2]}]
+
+
+def test_a_source_that_has_ended_is_not_waited_for() -> None:
+    def bids(name: str) -> pk.Flow:
+        return pk.Flow("k bigint, ts bigint", event_time="ts", name=name)
+
+    flow = bids("a").union(bids("b")).key_by("k").window(pk.tumbling("10ms")).agg(n=pk.count())
+    closed: list[int] = []
+    seen: list[list[int]] = []
+
+    def long() -> Iterator[pa.Table]:
+        for time in range(0, 400, 5):
+            seen.append(list(closed))
+            yield pa.table({"k": [0], "ts": [time]})
+
+    short = iter([pa.table({"k": [0], "ts": [3]})])
+    for batch in flow.run({"a": long(), "b": short}, streaming=True):
+        closed.extend(batch.column("window_start").to_pylist())
+    assert closed == list(range(0, 400, 10))
+    assert seen[-1], "windows closed while the long one still came"
+
+
+def test_unions_keep_event_time_where_all_have_it() -> None:
+    timed = pk.Flow("k bigint, ts bigint", event_time="ts", name="a")
+    plain = pk.Flow("k bigint, ts bigint", name="b")
+    assert timed.union(pk.Flow("k bigint, ts bigint", event_time="ts", name="c")).event_time == "ts"
+    with pytest.raises(PlanError, match="needs event time"):
+        timed.union(plain).window(pk.tumbling("1s"))
+    assert timed.union(pk.Flow("k bigint, ts bigint", event_time="k", name="c")).event_time is None
+
+
+def test_what_does_not_meet_is_refused() -> None:
+    cases: list[tuple[type[Exception], str, Any]] = [
+        (ConfigError, "names no other flow", lambda: left().union()),
+        (ConfigError, "union\\(3\\): give flows", lambda: left().union(3)),  # type: ignore[arg-type]
+        (SchemaError, "columns k, v, another k, w", lambda: left().union(right())),
+        (
+            SchemaError,
+            "first has \\(k Int64, v Int64\\), another one \\(k Int64, v Utf8\\)",
+            lambda: left().union(pk.Flow("k bigint, v string", name="r")),
+        ),
+        (PlanError, "ends in key_by", lambda: left().key_by("k").union(right())),
+        (PlanError, "ends in key_by", lambda: left().join(right().key_by("k"), on="k")),
+        (ConfigError, "name the columns to compare", lambda: left().join(right())),
+        (ConfigError, "name the columns to compare", lambda: left().join(right(), on="k", left_on="k", right_on="k")),
+        (ConfigError, "name the columns to compare", lambda: left().join(right(), left_on="k")),
+        (ConfigError, "left_on names 2 columns", lambda: left().join(right(), left_on=["k", "v"], right_on="k")),
+        (SchemaError, "join, left side: column 'x'", lambda: left().join(right(), on="x")),
+        (SchemaError, "join, right side: column 'v'", lambda: left().join(right(), on="v")),
+        (
+            SchemaError,
+            "columns of different types are never equal: 'a' has type Int64, 'b' has Utf8",
+            lambda: pk.Flow("a bigint", name="a").join(pk.Flow("b string", name="b"), left_on="a", right_on="b"),
+        ),
+        (PlanError, "both sides have a column 'v'", lambda: left().join(pk.Flow("k bigint, v int", name="r"), on="k")),
+        (
+            PlanError,
+            "both sides have rows of source 'left'",
+            lambda: left_twice(),
+        ),
+        (PlanError, "two sources are named 'right'", lambda: right().join(pk.Flow("k bigint", name="right"), on="k")),
+        (
+            PlanError,
+            "replaces earlier values",
+            lambda: left().key_by("k").agg(n=pk.count(), emit="update").join(right(), on="k"),
+        ),
+        (PlanError, "join inside bounded", lambda: left().bounded(lambda part: part.join(right(), on="k"))),
+        (PlanError, "union inside iterate", lambda: left().iterate(lambda part: part.union(right()), again="x")),
+        (ConfigError, "give the source a name", lambda: pk.Flow("k bigint", name="")),
+    ]
+    for kind, says, build in cases:
+        with pytest.raises(kind, match=says):
+            build()
+
+
+def left_twice() -> pk.Flow:
+    base = left()
+    return base.join(base.map_batches(lambda batch: batch.rename_columns(["k", "w"]), "k bigint, w bigint"), on="k")
+
+
+def test_sources_are_given_by_name() -> None:
+    flow = left().join(right(), on="k")
+    table = pa.table({"k": [1], "v": [2]})
+    for given, says in [
+        (table, "the flow has the sources left, right: give a dict of name to data"),
+        ({"left": table}, "source 'right' is missing; the flow has left, right"),
+        ({"left": table, "right": table, "up": table}, "no source 'up'; it has left, right"),
+    ]:
+        with pytest.raises(ConfigError, match=says):
+            flow.run(given)
+    with pytest.raises(SchemaError, match="w"):
+        flow.collect({"left": table, "right": table})
+    assert left().collect({"left": table}).to_pylist() == [{"k": 1, "v": 2}]
+    with pytest.raises(PlanError, match="several sources"):
+        flow.map_in_arrow(per_partition=True)
