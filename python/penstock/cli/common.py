@@ -31,6 +31,9 @@ from penstock._local import LocalMigration, LocalSession, batches
 from penstock._migration import MigrationReport
 from penstock.errors import ConfigError
 
+#: What a command reads: batches, or those of each source by its name.
+Source = Iterator[pa.RecordBatch] | Mapping[str, Iterator[pa.RecordBatch]]
+
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
@@ -361,7 +364,7 @@ def whole_file(output: Path) -> Iterator[Path]:
 
 def local_host(
     flow: Flow,
-    source: Iterator[pa.RecordBatch],
+    source: Source,
     report: Report,
     *,
     total: int,
@@ -376,8 +379,8 @@ def local_host(
     ----------
     flow : Flow
         What to compute.
-    source : iterator of pyarrow.RecordBatch
-        The input.
+    source : iterator of pyarrow.RecordBatch, or dict of str to such an iterator
+        The input; by the name of the source, where the flow has several.
     report : Report
         Gets the late rows and the migrations.
     total : int
@@ -413,13 +416,13 @@ def local_host(
 def _fed(
     session: LocalSession,
     flow: Flow,
-    source: Iterator[pa.RecordBatch],
+    source: Source,
     report: Report,
     total: int,
     moves: list[Move],
     strategy: str,
     batch_rows: int,
-) -> Iterator[pa.RecordBatch]:
+) -> dict[str, Iterator[pa.RecordBatch]]:
     begin = time.perf_counter()
     waiting = list(moves)
     owners: list[int] = []
@@ -432,14 +435,24 @@ def _fed(
                 owners[:] = owners or first_step(session.owners())
                 running.append((move, session.migrate(moves=move.take(owners), strategy=strategy)))
 
-    for batch in batches(source, flow.input_schema, batch_rows):
+    schemas = flow.sources
+    given = source if isinstance(source, Mapping) else dict.fromkeys(schemas, source)
+    still = set(given)
+
+    def read(name: str) -> Iterator[pa.RecordBatch]:
+        for batch in batches(given[name], schemas[name], batch_rows):
+            start()
+            report.rows += batch.num_rows
+            yield batch
+        still.remove(name)
+        if still:
+            return
         start()
-        report.rows += batch.num_rows
-        yield batch
-    start()
-    for move, migration in running:
-        report.migrations.append(told_of(move, migration.wait()))
-    report.not_started(waiting)
+        for move, migration in running:
+            report.migrations.append(told_of(move, migration.wait()))
+        report.not_started(waiting)
+
+    return {name: read(name) for name in given}
 
 
 def first_step(owners: list[list[int]]) -> list[int]:

@@ -36,6 +36,8 @@ EPILOG = """
 
 `penstock nexmark --query q7_mega --input DIR --output out.parquet --workers 2 --migrate 0:1@50% --json`
 
+`penstock nexmark --query q3 --input DIR --output out.parquet --workers 2`
+
 `penstock nexmark --query q5_mega --input LIVE --output out.parquet --lateness 10s`
 
 `penstock nexmark --query q5_beam --input DIR --output out.parquet --host spark --workers 2`
@@ -44,7 +46,12 @@ EPILOG = """
 
 def nexmark(
     query: Annotated[str, typer.Option(help=f"Which query: {', '.join(workload.QUERIES)}.")],
-    input: Annotated[Path, typer.Option(help="Folder with bid.parquet and params.json (window lengths).")],
+    input: Annotated[
+        Path,
+        typer.Option(
+            help="Folder with bid.parquet (q3: person.parquet, auction.parquet) and params.json (window lengths)."
+        ),
+    ],
     output: Annotated[Path, typer.Option(help="Parquet file to write; replaced when all went well.")],
     host: Annotated[
         Host, typer.Option(help="Where: this process, a Spark batch job, or resident beside a Spark stream.")
@@ -80,7 +87,7 @@ def nexmark(
     batch_rows: Annotated[int, typer.Option(help="Input rows per epoch, at whose end the watermark moves.")] = 8192,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")] = False,
 ) -> None:
-    """Run a NEXMark query over the bids of an auction site and write its result as Parquet.
+    """Run a NEXMark query over an auction site and write its result as Parquet.
 
     The result is a bag of rows that depends on event time alone: the same for every host, any number of
     workers, any arrival order within --lateness, and with migrations on the way.
@@ -96,6 +103,8 @@ def nexmark(
         raise UsageError(f"--input {input}: is no folder; name the folder that holds bid.parquet and params.json")
     check_output(output)
     moves = [parse_move(text, workers) for text in migrate or []]
+    if query == "q3" and host is not Host.local:
+        raise UsageError(f"--query q3 has two sources, and --host {host.value} feeds one; use --host local")
     if moves and host is Host.spark:
         raise UsageError(
             "--migrate does not go with --host spark: a batch job has no resident state; use local or engine"
@@ -107,12 +116,12 @@ def nexmark(
         )
     if moves and resizes:
         raise UsageError("--migrate and --rescale: a rescale moves bins itself; give one of them")
-    params = workload.load_params(input) if query not in ("q1", "q2") else {}
+    params = workload.load_params(input) if query not in ("q1", "q2", "q3") else {}
     if late is None:
         late = f"{workload.disorder_ms(input)}ms" if params and host is not Host.spark else "0s"
     flow = workload.flow(query, params, late)
     report = Report("nexmark", host.value, workers, str(output), more={"query": query})
-    total = workload.rows(input)
+    total = workload.rows(flow, input)
     begin = time.perf_counter()
     with whole_file(output) as part:
         if host is Host.local:
@@ -131,7 +140,7 @@ def nexmark(
         else:
             results = engine_host(
                 flow,
-                workload.read(flow, input, batch_rows),
+                workload.read(flow, input, batch_rows)["bid"],
                 report,
                 file_rows=max(batch_rows, -(-total // EPOCHS)),
                 moves=moves,

@@ -1,7 +1,8 @@
 """NEXMark queries as flows.
 
-Owns: the queries q1, q2, q5 and q7 over the bids of an auction site, and readers for a
-folder that holds ``bid.parquet`` and ``params.json``. Times are milliseconds since 1970,
+Owns: the queries q1, q2, q5 and q7 over the bids of an auction site, q3 over its people and
+auctions, and readers for a folder that holds ``bid.parquet``, ``person.parquet``, ``auction.parquet``
+and ``params.json``. A source of a flow is called as its table. Times are milliseconds since 1970,
 prices are cents, all arithmetic is on integers.
 
 ======== ============================================================ =====================
@@ -10,6 +11,8 @@ query    what                                                         columns
 q1       each bid in another currency, ``price * 89 // 100``          auction, bidder, price,
                                                                       date_time
 q2       bids on every 123rd auction                                  auction, price
+q3       people of three states and the auctions of category 10 that  name, city, state, id
+         they sell, for ever
 q5_beam  the auctions with most bids per sliding window, all ties     window_start,
 q5_mega  the same with another window                                 window_end, auction, num
 q7_beam  the highest bids per tumbling window, all ties               window_start,
@@ -50,7 +53,7 @@ if TYPE_CHECKING:
 __all__ = ["QUERIES", "disorder_ms", "flow", "load_params", "read", "read_spark", "rows"]
 
 #: Names of the queries.
-QUERIES = ("q1", "q2", "q5_beam", "q5_mega", "q7_beam", "q7_mega")
+QUERIES = ("q1", "q2", "q3", "q5_beam", "q5_mega", "q7_beam", "q7_mega")
 
 _WINDOW_PARAMS = {"q5": ("size_ms", "period_ms"), "q7": ("size_ms",)}
 
@@ -63,14 +66,14 @@ def flow(query: str, params: Mapping[str, Any], lateness: Duration = "0s") -> Fl
     query : str
         One of `QUERIES`.
     params : mapping
-        The content of ``params.json``; q1 and q2 need nothing of it.
+        The content of ``params.json``; q1, q2 and q3 need nothing of it.
     lateness : str or datetime.timedelta, default "0s"
         How far bids may be out of order in event time.
 
     Returns
     -------
     Flow
-        From columns of the bid table to the query's columns.
+        From columns of the tables to the query's columns.
 
     Raises
     ------
@@ -83,15 +86,24 @@ def flow(query: str, params: Mapping[str, Any], lateness: Duration = "0s") -> Fl
     ('window_start', 'window_end', 'auction', 'num')
     """
     if query == "q1":
-        return Flow("auction bigint, bidder bigint, price bigint, date_time bigint").map_batches(convert_currency)
+        bids = "auction bigint, bidder bigint, price bigint, date_time bigint"
+        return Flow(bids, name="bid").map_batches(convert_currency)
     if query == "q2":
-        return Flow("auction bigint, price bigint").map_batches(select_auctions)
+        return Flow("auction bigint, price bigint", name="bid").map_batches(select_auctions)
+    if query == "q3":
+        people = Flow("id bigint, name string, city string, state string", name="person")
+        auctions = Flow("id bigint, seller bigint, category bigint", name="auction")
+        return (
+            people.map_batches(select_people, "seller bigint, name string, city string, state string")
+            .join(auctions.map_batches(select_category, "id bigint, seller bigint"), on="seller")
+            .map_batches(without_seller, "name string, city string, state string, id bigint")
+        )
     if query not in QUERIES:
         raise ConfigError(f"query {query!r} is unknown; the queries are {', '.join(QUERIES)}")
     sizes = _window_params(query, params)
     if query.startswith("q5"):
         return (
-            Flow("auction bigint, date_time bigint", event_time="date_time", lateness=lateness)
+            Flow("auction bigint, date_time bigint", event_time="date_time", lateness=lateness, name="bid")
             .key_by("auction")
             .window(windows.sliding(sizes["size"], every=sizes["period"]))
             .agg(num=aggregates.count())
@@ -99,7 +111,7 @@ def flow(query: str, params: Mapping[str, Any], lateness: Duration = "0s") -> Fl
         )
     bids = "price bigint, auction bigint, bidder bigint, date_time bigint"
     return (
-        Flow(bids, event_time="date_time", lateness=lateness)
+        Flow(bids, event_time="date_time", lateness=lateness, name="bid")
         .window(windows.tumbling(sizes["size"]))
         .top(1, by="price", per="window")
     )
@@ -156,6 +168,74 @@ def select_auctions(bids: pa.RecordBatch) -> pa.RecordBatch:
     return bids.filter(pc.equal(auction, pc.multiply(pc.divide(auction, 123), 123)))
 
 
+def select_people(people: pa.RecordBatch) -> pa.RecordBatch:
+    """Keep people of Oregon, Idaho and California, and call their id seller (q3).
+
+    Parameters
+    ----------
+    people : pyarrow.RecordBatch
+        With the columns id, name, city and state.
+
+    Returns
+    -------
+    pyarrow.RecordBatch
+        With the columns seller, name, city and state.
+
+    Examples
+    --------
+    >>> import pyarrow as pa
+    >>> rows = pa.record_batch({"id": [1, 2], "name": ["a", "b"], "city": ["c", "d"], "state": ["OR", "AZ"]})
+    >>> select_people(rows).to_pylist()
+    [{'seller': 1, 'name': 'a', 'city': 'c', 'state': 'OR'}]
+    """
+    found = people.filter(pc.is_in(people.column("state"), pa.array(["OR", "ID", "CA"])))
+    return found.rename_columns(["seller", "name", "city", "state"])
+
+
+def select_category(auctions: pa.RecordBatch) -> pa.RecordBatch:
+    """Keep auctions of category 10 (q3).
+
+    Parameters
+    ----------
+    auctions : pyarrow.RecordBatch
+        With the columns id, seller and category.
+
+    Returns
+    -------
+    pyarrow.RecordBatch
+        With the columns id and seller.
+
+    Examples
+    --------
+    >>> import pyarrow as pa
+    >>> select_category(pa.record_batch({"id": [1, 2], "seller": [3, 4], "category": [10, 11]})).to_pylist()
+    [{'id': 1, 'seller': 3}]
+    """
+    return auctions.filter(pc.equal(auctions.column("category"), 10)).select(["id", "seller"])
+
+
+def without_seller(pairs: pa.RecordBatch) -> pa.RecordBatch:
+    """Leave out the column ``seller`` (q3).
+
+    Parameters
+    ----------
+    pairs : pyarrow.RecordBatch
+        With that column.
+
+    Returns
+    -------
+    pyarrow.RecordBatch
+        The others.
+
+    Examples
+    --------
+    >>> import pyarrow as pa
+    >>> without_seller(pa.record_batch({"seller": [1], "id": [2]})).to_pylist()
+    [{'id': 2}]
+    """
+    return pairs.select([name for name in pairs.schema.names if name != "seller"])
+
+
 def load_params(folder: str | Path) -> dict[str, Any]:
     """Read ``params.json`` of a folder.
 
@@ -203,39 +283,41 @@ def disorder_ms(folder: str | Path) -> int:
     return furthest
 
 
-def rows(folder: str | Path) -> int:
-    """Return how many bids a folder holds, from the file's footer."""
-    return int(open_table(folder, "bid").metadata.num_rows)
+def rows(query_flow: Flow, folder: str | Path) -> int:
+    """Return how many rows of a folder a flow takes, from the files' footers."""
+    return sum(int(open_table(folder, table).metadata.num_rows) for table in query_flow.sources)
 
 
-def read(query_flow: Flow, folder: str | Path, batch_rows: int = 65_536) -> Iterator[pa.RecordBatch]:
-    """Stream the bids of a folder, only the columns that a flow takes.
+def read(query_flow: Flow, folder: str | Path, batch_rows: int = 65_536) -> dict[str, Iterator[pa.RecordBatch]]:
+    """Stream the tables of a folder that a flow takes, only the columns that it takes.
 
     Parameters
     ----------
     query_flow : Flow
         Made by `flow`.
     folder : str or Path
-        Holds ``bid.parquet``.
+        Holds a Parquet file for each source of the flow.
     batch_rows : int, default 65_536
         Most rows per batch.
 
     Returns
     -------
-    iterator of pyarrow.RecordBatch
-        In the order of the file.
+    dict of str to iterator of pyarrow.RecordBatch
+        By the name of the source, each in the order of the file.
 
     Raises
     ------
     ConfigError
-        When the file is not there or is not Parquet.
+        When a file is not there or is not Parquet.
     SchemaError
         When it lacks a column.
     """
-    file = open_table(folder, "bid")
-    wanted = query_flow.input_schema.names
-    _require(file, wanted, folder)
-    return guarded(_stream(file, wanted, batch_rows), f"the reading of {folder}")
+    found = {}
+    for table, schema in query_flow.sources.items():
+        file = open_table(folder, table)
+        _require(file, schema.names, folder, table)
+        found[table] = guarded(_stream(file, schema.names, batch_rows), f"the reading of {folder}")
+    return found
 
 
 def read_spark(query_flow: Flow, folder: str | Path, spark: SparkSession) -> DataFrame:
@@ -273,11 +355,11 @@ def _window_params(query: str, params: Mapping[str, Any]) -> dict[str, timedelta
     return found
 
 
-def _require(file: Any, columns: list[str], folder: str | Path) -> None:
+def _require(file: Any, columns: list[str], folder: str | Path, table: str = "bid") -> None:
     have = file.schema_arrow.names
     for name in columns:
         if name not in have:
-            raise SchemaError(f"{Path(folder) / 'bid.parquet'} has no column {name!r}; it has {', '.join(have)}")
+            raise SchemaError(f"{Path(folder) / f'{table}.parquet'} has no column {name!r}; it has {', '.join(have)}")
 
 
 def _stream(file: Any, columns: list[str], batch_rows: int) -> Iterator[pa.RecordBatch]:
