@@ -10,7 +10,7 @@ use arrow_array::types::Int64Type;
 use crossbeam::channel::{Receiver, unbounded};
 use penstock_dataflow::fabric;
 use penstock_plan::host::{Event, Group, GroupConfig, PartitionRows, Resident};
-use penstock_plan::spec::{AggSpec, Nulls, PLAN_VERSION, PlanSpec, SourceSpec, StepSpec};
+use penstock_plan::spec::{AggSpec, Nulls, PlanSpec, SourceSpec, StepSpec};
 use penstock_plan::{CallError, Callbacks, Emit, ForeignState, Plan};
 
 use crate::block;
@@ -56,7 +56,7 @@ impl KeyedCount {
         let count = AggSpec { name: "n".into(), function: "count".into(), column: None };
         let steps = vec![
             StepSpec::KeyBy { columns: vec!["k".into()], nulls: Nulls::Group },
-            StepSpec::Agg { emit: Some(emit), aggs: vec![count] },
+            StepSpec::Agg { emit: Some(emit), aggs: vec![count], operator: None },
         ];
         let plan = Plan::compile(PlanSpec::line(source, steps)).expect("the plan of the bench");
         let config = GroupConfig::founding(Arc::new(plan), Arc::new(NoCalls), bits, workers as u32);

@@ -11,6 +11,8 @@ use arrow_buffer::Buffer;
 use arrow_ipc::reader::StreamDecoder;
 use arrow_schema::{ArrowError, SchemaRef};
 
+const END_OF_STREAM: [u8; 8] = [0xff, 0xff, 0xff, 0xff, 0, 0, 0, 0];
+
 /// Reads up to the first batch, or up to the schema; the rest is not looked at.
 ///
 /// # Errors
@@ -24,8 +26,10 @@ pub(crate) fn batch(bytes: &[u8]) -> Result<Option<RecordBatch>, ArrowError> {
 /// # Errors
 /// As [`batch`].
 pub(crate) fn schema(bytes: &[u8]) -> Result<Option<SchemaRef>, ArrowError> {
+    // The decoder looks at a message when something follows it; for a schema alone that is the end of a stream.
+    let ended = [bytes, &END_OF_STREAM].concat();
     // A batch behind the schema is not needed, and what is wrong with it is nobody's concern.
-    guarded(bytes, |decoder, buffer| {
+    guarded(&ended, |decoder, buffer| {
         let read = decoder.decode(buffer);
         match decoder.schema() {
             Some(schema) => Ok(Some(schema)),
@@ -91,11 +95,16 @@ mod tests {
         let schema = arrow_schema::Schema::new(vec![arrow_schema::Field::new("k", arrow_schema::DataType::Utf8, true)]);
         let text = schema_to_text(&schema);
         assert_eq!(*schema_from_text(&text).unwrap(), schema);
+        // The message alone, as other libraries give it.
+        let mut alone = Vec::new();
+        arrow_ipc::writer::StreamWriter::try_new(&mut alone, &schema).unwrap();
+        assert_eq!(super::schema(&alone).unwrap().as_deref(), Some(&schema));
         for at in 0..text.len() {
             for other in ["A", "/", "7", "!"] {
                 let _ = schema_from_text(&format!("{}{other}{}", &text[..at], &text[at + 1..]));
             }
-            assert!(schema_from_text(&text[..at]).is_err() || at > text.len() - 20, "cut at {at}");
+            // Cut at or in the end of the stream, or in what the message is padded with, it is whole.
+            assert!(schema_from_text(&text[..at]).is_err() || at > text.len() - 32, "cut at {at}");
         }
     }
 }
