@@ -11,7 +11,7 @@ export PYO3_PYTHON := $(CURDIR)/$(BIN)/python
 
 .NOTPARALLEL:
 .DEFAULT_GOAL := help
-.PHONY: help setup release run test lint format test-rust test-python test-long test-wheel fuzz wheel bench criterion clean distclean
+.PHONY: help setup release run test lint format test-rust test-python test-long test-real test-wheel fuzz wheel bench criterion clean distclean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -59,6 +59,10 @@ wheel: setup ## target/wheels/penstock-*.whl, fully optimised (some ten minutes 
 test-long: setup ## what repeats for minutes: every test, more seeds
 	@$(STEP) "cargo test, more seeds" env PENSTOCK_SEEDS=$${PENSTOCK_SEEDS:-3000} PROPTEST_CASES=$${PROPTEST_CASES:-2000} scripts/test_rust.sh
 	@$(STEP) "pytest --long" $(BIN)/python -m pytest --long --durations=15 $(ARGS)
+
+test-real: setup ## Kafka and PostgreSQL, fetched and started, while processes are killed (ten minutes)
+	@$(STEP) "real parts" $(BIN)/python scripts/real_parts.py
+	@$(STEP) "pytest --real" target/real/env/bin/python -m pytest --real -s tests/real $(ARGS)
 
 test-wheel: setup ## a wheel of what setup built, as a user gets it; `make wheel` does the same with the optimised one
 	@rm -rf target/wheels-test

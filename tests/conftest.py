@@ -20,8 +20,14 @@ import pytest
 from hypothesis import settings
 
 #: Seconds that a group of tests may take on two cores, by the first of these that a test's path contains. Two processes
-#: share the sum: 14 minutes of the 30 that `make test` has.
-BUDGETS = {"tests/spark/": 800.0, "tests/fault/": 260.0, "tests/surface/": 120.0, "tests/": 500.0}
+#: share the sum: 14 minutes of the 30 that `make test` has, without tests/real, which it leaves out.
+BUDGETS = {
+    "tests/spark/": 800.0,
+    "tests/fault/": 260.0,
+    "tests/surface/": 120.0,
+    "tests/real/": 1500.0,
+    "tests/": 500.0,
+}
 
 #: JVMs that live for seconds spend most of them on compiling well what runs once.
 QUICK_JVM = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
@@ -41,13 +47,14 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--long", action="store_true", help="also run what repeats for minutes")
+    parser.addoption("--real", action="store_true", help="also run what needs Kafka, PostgreSQL, Delta and S3")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    if not config.getoption("--long"):
-        left = [item for item in items if item.get_closest_marker("long")]
-        config.hook.pytest_deselected(items=left)
-        items[:] = [item for item in items if item not in left]
+    left = [item for item in items if item.get_closest_marker("real") and not config.getoption("--real")]
+    left += [item for item in items if item.get_closest_marker("long") and not config.getoption("--long")]
+    config.hook.pytest_deselected(items=left)
+    items[:] = [item for item in items if item not in left]
     modules: dict[str, int] = {}
     for item in items:
         names = getattr(item, "fixturenames", ())
