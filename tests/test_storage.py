@@ -13,7 +13,7 @@ import pytest
 from pyarrow.fs import LocalFileSystem, SubTreeFileSystem
 
 from penstock import _storage
-from penstock._storage import Entry, Storage, open_storage
+from penstock._storage import Entry, Storage, below, open_storage, with_settings
 from penstock.errors import ConfigError
 
 
@@ -115,6 +115,43 @@ def test_volumes_are_folders() -> None:
 def test_object_stores_are_called_as_pyarrow_calls_them() -> None:
     storage = open_storage("s3a://bucket/some/folder?region=eu-west-1")
     assert not storage.exclusive and storage._path("a") == "bucket/some/folder/a"  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(
+    ("url", "folder"),
+    [
+        ("s3a://b/check/", "s3a://b/check/x"),
+        ("S3A://b/check/?region=eu-west-1", "S3A://b/check/x?region=eu-west-1"),
+        ("file:/what?/check", "file:/what?/check/x"),
+        ("/what?", "/what?/x"),
+    ],
+)
+def test_a_folder_is_below_another_before_what_the_store_is_told(url: str, folder: str) -> None:
+    assert below(url, "x") == folder
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({}, ""),
+        ({"endpoint": "s3.amazonaws.com"}, ""),
+        ({"endpoint": "http://127.0.0.1:9000/"}, "?endpoint_override=127.0.0.1%3A9000&scheme=http"),
+        ({"endpoint": "minio", "connection.ssl.enabled": "false"}, "?endpoint_override=minio&scheme=http"),
+        ({"endpoint": "minio", "connection.ssl.enabled": "true"}, "?endpoint_override=minio&scheme=https"),
+        ({"endpoint.region": "eu-west-1", "access.key": "AK", "secret.key": "SK"}, "?region=eu-west-1"),
+        ({"endpoint": "http://one", "bucket.b.endpoint": "https://two"}, "?endpoint_override=two&scheme=https"),
+        ({"bucket.other.endpoint": "https://two"}, ""),
+    ],
+)
+def test_s3_is_where_hadoop_says(settings: dict[str, str], said: str) -> None:
+    hadoop = {f"fs.s3a.{name}": value for name, value in settings.items()}
+    url = with_settings("s3a://b/check/_penstock", hadoop.get)
+    assert url == f"s3a://b/check/_penstock{said}"
+    if said:  # else pyarrow asks Amazon where the bucket is
+        assert open_storage(url)._path("a") == "b/check/_penstock/a"  # type: ignore[attr-defined]
+    assert with_settings("file:/b", hadoop.get) == "file:/b" and with_settings("/b", hadoop.get) == "/b"
+    given = "s3://b/x?region=us-east-1"
+    assert with_settings(given, hadoop.get) == given
 
 
 @pytest.mark.parametrize(

@@ -16,17 +16,18 @@ from __future__ import annotations
 import os
 import re
 import secrets
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from urllib.parse import quote, urlsplit
 
 from penstock.errors import ConfigError
 
 if TYPE_CHECKING:
     from pyarrow.fs import FileSystem
 
-__all__ = ["OWN_FOLDER", "Entry", "Storage", "open_storage"]
+__all__ = ["OWN_FOLDER", "Entry", "Storage", "below", "open_storage", "with_settings"]
 
 #: Our folder in a checkpoint location of Spark's.
 OWN_FOLDER = "_penstock"
@@ -130,6 +131,63 @@ def open_storage(url: str) -> Storage:
     if not base.strip("/"):
         raise ConfigError(f"{url!r} names no folder in the store")
     return _Objects(url, system, base)
+
+
+def below(url: str, name: str) -> str:
+    """URL of a folder in another; what a store is told behind ``?`` stays there.
+
+    Examples
+    --------
+    >>> below("s3://bucket/check?region=eu-west-1", "_penstock")
+    's3://bucket/check/_penstock?region=eu-west-1'
+    """
+    base, mark, said = url, "", ""
+    if url.partition(":")[0].lower() in _SCHEMES:
+        base, mark, said = url.partition("?")
+    return f"{base.rstrip('/')}/{name}{mark}{said}"
+
+
+def with_settings(url: str, setting: Callable[[str], str | None]) -> str:
+    """A URL of S3 with what Hadoop's settings say of where the store is; any other URL as it is.
+
+    Parameters
+    ----------
+    url : str
+        As for `open_storage`. What stands behind its ``?`` already, stays.
+    setting : callable
+        Of the name of a setting its value, or None: ``fs.s3a.endpoint``, ``fs.s3a.endpoint.region`` and
+        ``fs.s3a.connection.ssl.enabled``, those of the bucket (``fs.s3a.bucket.NAME.endpoint``) before those of all.
+
+    Notes
+    -----
+    Credentials are not taken: URLs stand in messages. pyarrow finds them as Amazon's own programs do, in the
+    environment (``AWS_ACCESS_KEY_ID``, ...), a profile or the role of the machine, at the driver and at every executor.
+
+    Examples
+    --------
+    >>> with_settings("s3a://bucket/x", {"fs.s3a.endpoint": "http://minio:9000"}.get)
+    's3a://bucket/x?endpoint_override=minio%3A9000&scheme=http'
+    """
+    parts = urlsplit(url)
+    if _SCHEMES.get(parts.scheme) != "s3" or parts.query:
+        return url
+
+    def value(name: str) -> str:
+        own = setting(f"fs.s3a.bucket.{parts.netloc}.{name}")
+        return ((own or setting(f"fs.s3a.{name}")) or "").strip()
+
+    said = {}
+    endpoint = value("endpoint")
+    scheme, _, host = endpoint.rpartition("://")
+    # The central one of Amazon is what pyarrow takes anyway, by region.
+    if host and host != "s3.amazonaws.com":
+        said["endpoint_override"] = host.rstrip("/")
+        plain = value("connection.ssl.enabled").lower() == "false"
+        said["scheme"] = scheme or ("http" if plain else "https")
+    if region := value("endpoint.region"):
+        said["region"] = region
+    text = "&".join(f"{name}={quote(word, safe='')}" for name, word in said.items())
+    return f"{url}?{text}" if text else url
 
 
 def _hidden(name: str) -> str:

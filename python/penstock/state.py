@@ -30,7 +30,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from penstock._storage import OWN_FOLDER, Storage, open_storage
+from penstock._storage import OWN_FOLDER, Storage, below, open_storage
 from penstock.errors import ConfigError, StateError, StorageError
 
 if TYPE_CHECKING:
@@ -291,7 +291,7 @@ def _open(checkpoint: str | os.PathLike[str]) -> _Checkpoint:
         raise ConfigError(f"checkpoint={checkpoint!r}: give the path or URL of a checkpoint")
     url = given if re.match(r"[A-Za-z][A-Za-z0-9+.-]+:", given) else os.path.abspath(given)
     claims = False
-    for place in (f"{url.rstrip('/')}/{OWN_FOLDER}", url):
+    for place in (below(url, OWN_FOLDER), url):
         storage = open_storage(place)
         try:
             sizes = dict(storage.list())

@@ -146,7 +146,7 @@ class BatchFunction:
         storage = None if isinstance(self._checkpoint, str) else self._checkpoint
         root = stream.checkpoint if isinstance(self._checkpoint, str) else None
         if root is not None:
-            storage = open_storage(f"{root.rstrip('/')}/{OWN_FOLDER}")
+            storage = open_storage(stream.folder(root, OWN_FOLDER))
         if storage is not None and stream.asynchronous:
             raise EngineError(
                 f"query {name} ({query_id}): with asyncProgressTrackingEnabled Spark may ask for a batch before the one"

@@ -117,6 +117,11 @@ class StreamFacts:
 
         return self._of("sources", named)
 
+    def hadoop(self, name: str) -> str | None:
+        """A setting of Hadoop's (``spark.hadoop.*``), as Spark's context has it."""
+        found = self._tell(name, lambda: self._session.sparkContext._jsc.hadoopConfiguration().get(name))
+        return None if found is None else str(found)
+
     # Inside
 
     def _of(self, what: str, look: Callable[[Any], _T | None]) -> _T | None:

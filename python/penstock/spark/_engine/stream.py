@@ -12,7 +12,7 @@ import time
 from contextlib import suppress
 from typing import Any
 
-from penstock._storage import open_storage
+from penstock._storage import below, open_storage, with_settings
 from penstock.spark._engine.progress import StreamFacts
 
 __all__ = ["Stream"]
@@ -40,6 +40,11 @@ class Stream:
         if self._facts is None or self._facts.temporary() is not False:
             return None
         return self._facts.checkpoint_root()
+
+    def folder(self, root: str, name: str) -> str:
+        """URL of a folder in a checkpoint, with what Spark's settings say of its store."""
+        assert self._facts is not None
+        return with_settings(below(root, name), self._facts.hadoop)
 
     @property
     def asynchronous(self) -> bool:
@@ -77,6 +82,6 @@ class Stream:
         root: Any = self._facts.checkpoint_root()
         if root is not None:
             with suppress(OSError):
-                batches = [int(name) for name, _ in open_storage(f"{root}/commits").list() if name.isdigit()]
+                batches = [int(name) for name, _ in open_storage(self.folder(root, "commits")).list() if name.isdigit()]
                 return max(batches, default=None)
         return self._returned
