@@ -60,7 +60,7 @@ test-long: setup ## what repeats for minutes: every test, more seeds
 	@$(STEP) "cargo test, more seeds" env PENSTOCK_SEEDS=$${PENSTOCK_SEEDS:-3000} PROPTEST_CASES=$${PROPTEST_CASES:-2000} scripts/test_rust.sh
 	@$(STEP) "pytest --long" $(BIN)/python -m pytest --long --durations=15 $(ARGS)
 
-test-real: setup ## Kafka and PostgreSQL, fetched and started, while processes are killed (ten minutes)
+test-real: setup ## Kafka, PostgreSQL, Delta and S3, fetched and started, while processes are killed (ten minutes)
 	@$(STEP) "real parts" $(BIN)/python scripts/real_parts.py
 	@$(STEP) "pytest --real" target/real/env/bin/python -m pytest --real -s tests/real $(ARGS)
 

@@ -51,6 +51,24 @@ def to_postgres(place: dict[str, Any]) -> Any:
     return sink
 
 
+def to_delta(path: str, query: Any) -> Any:
+    """Rows of each batch, appended once: Delta knows the last batch of the query."""
+
+    def sink(df: Any, batch_id: int) -> None:
+        from pyspark.sql.functions import lit
+
+        (
+            df.withColumn("batch", lit(batch_id).cast("bigint"))
+            .write.format("delta")
+            .mode("append")
+            .option("txnAppId", f"{query()}/bids/rows")
+            .option("txnVersion", str(batch_id))
+            .save(path)
+        )
+
+    return sink
+
+
 def main() -> None:
     options = json.loads(sys.argv[1])
     from pyspark.sql import SparkSession
@@ -84,7 +102,10 @@ def main() -> None:
     engine = pk.Engine(spark, workers=options["workers"], bits=5, name="real")
     with engine:
         query: Any = None
-        sink = to_postgres(options["postgres"])
+        if options["sink"] == "postgres":
+            sink = to_postgres(options["postgres"])
+        else:
+            sink = to_delta(options["delta"], lambda: function.query_id)
         place = {} if options.get("state") is None else {"checkpoint": options["state"]}
         function = engine.foreach_batch(FLOW, sink, **place)
         stream = (

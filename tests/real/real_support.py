@@ -1,4 +1,4 @@
-"""Parts that others made, started on this machine and ended by pid: a Kafka broker, PostgreSQL.
+"""Parts that others made, started on this machine and ended by pid: a Kafka broker, PostgreSQL, a store that speaks S3.
 
 Every part has free ports, a folder of its own and a log there, and comes up within `START_S` or fails with the end of
 its log. What is not to be had here is a skip that names it.
@@ -13,6 +13,7 @@ import shutil
 import signal
 import socket
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -153,6 +154,17 @@ def unprivileged(folder: Path) -> tuple[list[str], dict[str, Any]]:
     return [], {"user": user, "group": pwd.getpwnam(user).pw_gid, "extra_groups": []}
 
 
+def serves(place: dict[str, Any]) -> bool:
+    """Whether PostgreSQL takes queries; it listens before."""
+    import pg8000.native
+
+    try:
+        pg8000.native.Connection(**place).close()
+    except (pg8000.native.InterfaceError, pg8000.native.DatabaseError):
+        return False
+    return True
+
+
 @contextlib.contextmanager
 def postgres(folder: Path) -> Iterator[dict[str, Any]]:
     """A server without passwords on loopback; gives what a client needs."""
@@ -167,10 +179,35 @@ def postgres(folder: Path) -> Iterator[dict[str, Any]]:
     command = [*prefix, server, "-D", str(data), "-p", str(port), "-h", "127.0.0.1", "-c", "unix_socket_directories="]
     process = Process(command, folder / "postgres.log", cwd=folder, **options)
     try:
-        process.until(lambda: listens(port), "PostgreSQL")
-        yield {"host": "127.0.0.1", "port": port, "user": "penstock", "database": "postgres"}
+        place = {"host": "127.0.0.1", "port": port, "user": "penstock", "database": "postgres"}
+        process.until(lambda: serves(place), "PostgreSQL")
+        yield place
     finally:
         process.end(signal.SIGINT)  # a fast shutdown
+
+
+@contextlib.contextmanager
+def s3(folder: Path) -> Iterator[str]:
+    """A store that speaks S3, in memory, with a bucket ``state``; gives its address."""
+    folder.mkdir(parents=True)
+    port = free_port()
+    code = f"from moto.server import main; main(['-H', '127.0.0.1', '-p', '{port}'])"
+    process = Process([sys.executable, "-c", code], folder / "s3.log")
+    try:
+        process.until(lambda: listens(port), "the store")
+        import boto3
+
+        client = boto3.client(
+            "s3",
+            endpoint_url=f"http://127.0.0.1:{port}",
+            region_name="us-east-1",
+            aws_access_key_id="real",
+            aws_secret_access_key="real",
+        )
+        client.create_bucket(Bucket="state")
+        yield f"127.0.0.1:{port}"
+    finally:
+        process.end()
 
 
 # Processes

@@ -1,4 +1,4 @@
-"""Kafka into the engine into PostgreSQL while processes are killed: tables are right.
+"""Kafka into the engine into PostgreSQL and Delta, state on disk and in S3, and processes are killed: tables are right.
 
 A scenario feeds a topic of seeded bids in many batches. Seeded too are the batches in which something happens and the
 moments in them: kill -9 of a member, of a feed task's Python worker, of an executor, of the driver, and two rescales.
@@ -27,7 +27,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from real_support import PARTS, ROOT, alive, command_of, descendants, dialled, kafka, postgres, until
+from real_support import PARTS, ROOT, alive, command_of, descendants, dialled, kafka, postgres, s3, until
+
+import penstock as pk
 
 pytestmark = [
     pytest.mark.real,
@@ -42,6 +44,8 @@ KEYS = 5_000
 ROWS, BATCHES = 8_000, 26
 #: Seconds that one scenario may take after its parts are up.
 PATIENCE_S = 420.0
+#: Of the store that speaks S3, for who reads its environment.
+CREDENTIALS = {"AWS_ACCESS_KEY_ID": "real", "AWS_SECRET_ACCESS_KEY": "real"}
 FAILED = ROOT / "target" / "test-real"
 
 
@@ -68,6 +72,14 @@ def oracle(bids: list[list[tuple[int, int]]], ends: list[dict[int, int]]) -> lis
                 touched.add(auction)
             at[partition] = offset
         found.append({auction: state[auction] for auction in touched})
+    return found
+
+
+def final(batches: list[dict[int, tuple[int, int]]]) -> dict[int, tuple[int, int]]:
+    """Of each key what the last batch with it says."""
+    found: dict[int, tuple[int, int]] = {}
+    for batch in batches:
+        found |= batch
     return found
 
 
@@ -122,7 +134,6 @@ class Driver:
         self.log = folder / "driver.log"
         self.told: list[dict[str, Any]] = []
         environment = {**os.environ, "PYSPARK_PYTHON": sys.executable, "SPARK_LOCAL_IP": "127.0.0.1"}
-        environment |= {"AWS_ACCESS_KEY_ID": "real", "AWS_SECRET_ACCESS_KEY": "real", "AWS_REGION": "us-east-1"}
         job = [sys.executable, str(Path(__file__).with_name("job.py")), json.dumps(options)]
         with open(self.log, "ab") as log:
             self.popen = subprocess.Popen(
@@ -344,6 +355,11 @@ class Scenario:
         assert ends and ends[-1] == {number: len(own) for number, own in enumerate(self.bids)}, "all events were taken"
         return oracle(self.bids, ends)
 
+    def kept(self) -> dict[int, tuple[int, int]]:
+        """The state in the checkpoint, as another process reads it."""
+        table = pk.state.read(self.options["state"] or str(self.checkpoint))
+        return {row["auction"]: (row["n"], row["total"]) for row in table.to_pylist()}
+
     def tell(self, equal: bool, rows: int, batches: int) -> None:
         print(
             f"\n{self.name}: seed {self.seed}, {batches} batches of {sum(map(len, self.bids))} events,"
@@ -404,13 +420,39 @@ def compare_postgres(scenario: Scenario, server: dict[str, Any]) -> None:
         got = {auction: (n, int(total)) for auction, n, total in base.run("SELECT auction, n, total FROM bids")}
         batches = dict(base.run("SELECT batch, rows FROM batches"))
     expected = scenario.expected()
-    final: dict[int, tuple[int, int]] = {}
-    for batch in expected:
-        final |= batch
     rows = {number: len(batch) for number, batch in enumerate(expected) if batch}
-    scenario.tell(got == final and batches == rows, len(got), len(expected))
-    assert got == final
+    scenario.tell(got == final(expected) and batches == rows, len(got), len(expected))
+    assert got == final(expected)
     assert batches == rows
+    assert scenario.kept() == final(expected)
+
+
+def compare_delta(scenario: Scenario, table: Path) -> None:
+    """By Delta's log itself: what was added and not removed."""
+    import pyarrow.parquet as pq
+
+    files: set[str] = set()
+    for entry in sorted((table / "_delta_log").glob("*.json")):
+        for line in entry.read_text().splitlines():
+            action = json.loads(line)
+            if "add" in action:
+                files.add(action["add"]["path"])
+            elif "remove" in action:
+                files.discard(action["remove"]["path"])
+    got: dict[int, dict[int, tuple[int, int]]] = defaultdict(dict)
+    count = 0
+    for name in files:
+        for row in pq.read_table(table / name, partitioning=None).to_pylist():
+            got[row["batch"]][row["auction"]] = row["n"], row["total"]
+            count += 1
+    expected = scenario.expected()
+    wanted = {number: batch for number, batch in enumerate(expected) if batch}
+    equal = dict(got) == wanted and count == sum(map(len, wanted.values()))
+    scenario.tell(equal, count, len(expected))
+    assert sorted(got) == sorted(wanted)
+    assert [number for number in wanted if got[number] != wanted[number]] == []
+    assert count == sum(map(len, wanted.values())), "rows that are there twice"
+    assert scenario.kept() == final(expected)
 
 
 ALL = ["member", "rescale 3", "feed", "restart", "executor", "rescale 2", "member"]
@@ -419,6 +461,23 @@ ALL = ["member", "rescale 3", "feed", "restart", "executor", "rescale 2", "membe
 def test_kafka_to_postgres(broker: str, folder: Path) -> None:
     with bids_table(folder) as server:
         scenario = Scenario("postgres", folder, broker, {"sink": "postgres", "postgres": server})
+        scenario.run(actions(scenario))
+        compare_postgres(scenario, server)
+
+
+def test_kafka_to_delta(broker: str, folder: Path) -> None:
+    table = folder / "table"
+    scenario = Scenario("delta", folder, broker, {"sink": "delta", "delta": str(table)})
+    scenario.run(actions(scenario))
+    compare_delta(scenario, table)
+
+
+def test_state_in_s3(broker: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in CREDENTIALS.items():
+        monkeypatch.setenv(name, value)
+    with s3(folder / "s3") as store, bids_table(folder) as server:
+        state = f"s3a://state/bids/_penstock?endpoint_override={store}&scheme=http&region=us-east-1"
+        scenario = Scenario("s3", folder, broker, {"sink": "postgres", "postgres": server}, state)
         scenario.run(actions(scenario))
         compare_postgres(scenario, server)
 
