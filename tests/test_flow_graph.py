@@ -254,3 +254,15 @@ def test_sources_are_given_by_name() -> None:
     assert left().collect({"left": table}).to_pylist() == [{"k": 1, "v": 2}]
     with pytest.raises(PlanError, match="several sources"):
         flow.map_in_arrow(per_partition=True)
+
+
+def test_pairs_of_long_rows_come_in_small_blocks() -> None:
+    """Bounded in bytes, too: a long text is in each pair of its row."""
+    flow = pk.Flow("k bigint, text string", name="a").join(pk.Flow("k bigint, n bigint", name="b"), on="k")
+    rows = {
+        "a": pa.table({"k": [1], "text": ["x" * (1 << 20)]}),
+        "b": pa.table({"k": [1] * 40, "n": list(range(40))}),
+    }
+    blocks = list(flow.run(rows))
+    assert sorted(n for block in blocks for n in block["n"].to_pylist()) == list(range(40))
+    assert max(block.nbytes for block in blocks) < 8 << 20

@@ -111,7 +111,8 @@ class Meetings(FlowBase):
         -----
         Rows come out as soon as both are there, whichever was first; a null equals nothing. What
         has come is kept **for ever** on both sides, so memory grows with the input. Both sides are
-        routed by one hash of the key and move together.
+        routed by one hash of the key and move together. All pairs of one block of input are held
+        until they are handed on: keys that are frequent on both sides take memory for that.
 
         The result has no event time: a pair has two.
 

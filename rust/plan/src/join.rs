@@ -33,6 +33,8 @@ use crate::row_format;
 use crate::state::sides_of;
 use crate::wire::{Reader, put_blob, put_i64};
 
+/// Of the pairs that come out together, about: a long text is in each pair of its row.
+const BLOCK_BYTES: usize = 4 << 20;
 const TAG: u8 = b'J';
 const VERSION: u8 = 1;
 /// Of the entries.
@@ -415,6 +417,8 @@ pub(crate) struct JoinOp {
 /// Pairs that are to come out: rows of the block, and bytes of rows of the other side.
 #[derive(Default)]
 struct Pairs {
+    /// Bytes of the rows of both sides.
+    weight: usize,
     mine: Vec<u32>,
     theirs: Vec<u8>,
     ends: Vec<usize>,
@@ -438,7 +442,7 @@ impl JoinOp {
         if pairs.mine.is_empty() {
             return Ok(());
         }
-        let Pairs { mine, theirs, ends } = std::mem::take(pairs);
+        let Pairs { mine, theirs, ends, .. } = std::mem::take(pairs);
         let mine = UInt32Array::from(mine);
         let [own, other] = [&self.halves[side], &self.halves[1 - side]];
         let own = own.taken.iter().map(|at| take(batch.column(*at), &mine, None)).collect::<Result<Vec<_>, _>>()?;
@@ -471,12 +475,14 @@ impl KeyedOp for JoinOp {
         let mut pairs = Pairs::default();
         for (row, &hash) in hashes.iter().enumerate() {
             let key = (hash, keys.bytes(row));
+            let own = rows.row(row).data().len();
             let mut failed = Ok(());
             sides_of(bins, bin_of(hash, bits))?.add(side, key, rows.row(row).data(), |other| {
+                pairs.weight += own + other.len();
                 pairs.mine.push(row as u32);
                 pairs.theirs.extend_from_slice(other);
                 pairs.ends.push(pairs.theirs.len());
-                if pairs.mine.len() == BLOCK_ROWS && failed.is_ok() {
+                if (pairs.mine.len() == BLOCK_ROWS || pairs.weight >= BLOCK_BYTES) && failed.is_ok() {
                     failed = self.give(side, batch, &mut pairs, out);
                 }
             });

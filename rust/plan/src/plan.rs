@@ -410,8 +410,8 @@ impl Compiler {
                 }
                 other => self.step(step, other)?,
             }
-            // What several steps use runs once.
-            if self.uses[self.nodes.len()] > 1 && !self.open.pre.is_empty() {
+            // What several steps use runs once, and paths that meet once do not meet again in each of them.
+            if self.uses[self.nodes.len()] > 1 && (!self.open.pre.is_empty() || self.open.from.len() > 1) {
                 self.cut(None, self.point.schema.clone());
             }
             self.nodes.push(Node { point: self.point.clone(), waiting: self.waiting.clone(), open: self.open.clone() });
@@ -502,7 +502,7 @@ impl Compiler {
             let Node { point, waiting, open } = self.nodes[input].clone();
             (self.waiting, self.open) = (waiting, open);
             self.none_waits("union joins whole rows; put it behind the step that this describes, or before it")?;
-            let like = |a: &Field, b: &Field| a.name() == b.name() && a.data_type().equals_datatype(b.data_type());
+            let like = |a: &Field, b: &Field| a.name() == b.name() && a.data_type() == b.data_type();
             let fields = |point: &Point| point.schema.fields().clone();
             let same = fields(&point).len() == fields(&first).len()
                 && fields(&point).iter().zip(&fields(&first)).all(|(a, b)| like(a, b));

@@ -117,6 +117,28 @@ fn what_several_steps_use_is_one_stage() {
 }
 
 #[test]
+fn unions_of_unions_do_not_grow_with_the_paths() {
+    // 2^40 paths.
+    let steps = (0..40).map(|at| node(&[at, at], StepSpec::Union {})).collect();
+    let plan = Plan::compile(graph(&["s"], steps)).unwrap();
+    assert_eq!(plan.stages().len(), 40);
+    assert!(plan.stages().iter().all(|stage| stage.inlets.iter().all(|inlet| inlet.from.len() == 2)));
+}
+
+#[test]
+fn a_union_of_lists_of_other_items_is_refused() {
+    let sources = ["item", "element"].map(|item| {
+        let list = DataType::List(Arc::new(Field::new(item, DataType::Int64, true)));
+        let schema = Arc::new(Schema::new(vec![Field::new("l", list, true)]));
+        SourceSpec { name: item.into(), schema, event_time: None, lateness_ms: 0, order_by: Vec::new() }
+    });
+    let steps = vec![node(&[0, 1], StepSpec::Union {})];
+    let spec = PlanSpec { version: PLAN_VERSION, sources: sources.into(), steps };
+    let error = Plan::compile(spec).unwrap_err().to_string();
+    assert!(error.contains("item") && error.contains("element"), "{error}");
+}
+
+#[test]
 fn graphs_that_make_no_sense_are_refused() {
     let union = |inputs: &[usize]| node(inputs, StepSpec::Union {});
     let same = |inputs: &[usize]| node(inputs, map(0, &["k", "v"]));
