@@ -1337,6 +1337,8 @@ class Feed:
         Seconds to wait for a member that neither reads nor answers; default 60 (30 for reading).
     hash
         Whether the receipt tells a 64-bit hash (with a sign) of the rows that neither batches nor order change; else 0.
+    member
+        Who is to answer there; default whoever does.
 
     Raises
     ------
@@ -1347,7 +1349,7 @@ class Feed:
     StorageError
         When the member has no room for more rows, neither in memory nor in its directories.
     ProtocolError
-        When the network fails, or the member is silent for too long.
+        When the network fails, the member is silent for too long, or another one answers.
     """
 
     def __new__(
@@ -1361,6 +1363,7 @@ class Feed:
         schema: Any,
         silence: float | None = None,
         hash: bool = False,
+        member: int | None = None,
     ) -> Self: ...
     def push(self, batch: _ArrowData) -> None:
         """Send one batch.
@@ -1408,6 +1411,8 @@ class Drain:
         The results ("rows") or the rows that came too late ("late").
     silence
         Seconds to wait for a member that does not answer; default 60.
+    member
+        Who is to answer there; default whoever does.
 
     Raises
     ------
@@ -1416,7 +1421,8 @@ class Drain:
     EngineError
         When the member refuses: unknown query, an epoch that is not complete or is closed (`kind` tells).
     ProtocolError
-        When the network fails, also in the middle: a stream that breaks off never looks complete.
+        When the network fails, also in the middle: a stream that breaks off never looks complete; when another member
+        answers.
     """
 
     def __new__(
@@ -1428,6 +1434,7 @@ class Drain:
         piece: int,
         which: Literal["rows", "late"] = "rows",
         silence: float | None = None,
+        member: int | None = None,
     ) -> Self: ...
     @property
     def schema(self) -> Schema:

@@ -26,17 +26,26 @@ pub fn drain(
     which: Which,
 ) -> Result<Drain, ClusterError> {
     let context = DrainContext { query: query.to_owned(), epoch, piece, which };
-    drain_with(address, keys, &context, &Limits::default())
+    drain_with(address, keys, &context, None, &Limits::default())
 }
 
-/// [`drain`] with other limits.
-pub fn drain_with(address: &str, keys: &Keys, context: &DrainContext, limits: &Limits) -> Result<Drain, ClusterError> {
+/// [`drain`] with other limits, of this member and no other where one is named.
+///
+/// # Errors
+/// As [`drain`]; [`ClusterError::Protocol`] when another member answers.
+pub fn drain_with(
+    address: &str,
+    keys: &Keys,
+    context: &DrainContext,
+    member: Option<u64>,
+    limits: &Limits,
+) -> Result<Drain, ClusterError> {
     let (scope, context) = (context.scope(), serde_json::to_value(context).expect("names and numbers are JSON"));
     let peer = format!("the member at {address}");
     let open = || -> Result<Session, ClusterError> {
         let mut session = Session::dial(address, keys, Role::Drain, &scope, &context, limits)?;
         session.set_read_timeout(Some(limits.silence))?;
-        session.receive_answer()?;
+        session.receive_answer_of(member, &peer)?;
         Ok(session)
     };
     let session = open().map_err(|error| error.silent(&peer, limits.handshake_time))?;

@@ -52,14 +52,18 @@ impl Feed {
         schema: &Schema,
     ) -> Result<Self, ClusterError> {
         let context = FeedContext { query: query.to_owned(), epoch, partition, attempt };
-        Self::connect_with(address, keys, &context, schema, Limits::default())
+        Self::connect_with(address, keys, &context, None, schema, Limits::default())
     }
 
-    /// [`Feed::connect`] with other limits.
+    /// [`Feed::connect`] with other limits, to this member and no other where one is named.
+    ///
+    /// # Errors
+    /// As [`Feed::connect`]; [`ClusterError::Protocol`] when another member answers.
     pub fn connect_with(
         address: &str,
         keys: &Keys,
         context: &FeedContext,
+        member: Option<u64>,
         schema: &Schema,
         limits: Limits,
     ) -> Result<Self, ClusterError> {
@@ -68,7 +72,7 @@ impl Feed {
         let open = || -> Result<Session, ClusterError> {
             let mut session = Session::dial(address, keys, Role::Feed, &scope, &context, &limits)?;
             session.set_read_timeout(Some(limits.silence))?;
-            session.receive_answer()?;
+            session.receive_answer_of(member, &peer)?;
             Ok(session)
         };
         let session = open().map_err(|error| error.silent(&peer, limits.handshake_time))?;

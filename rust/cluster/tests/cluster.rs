@@ -509,10 +509,10 @@ fn a_member_that_neither_reads_nor_answers_holds_nobody() {
     assert_eq!((limits.handshake_time, limits.heartbeat), (limits.silence, Duration::from_millis(50)));
     let began = std::time::Instant::now();
     let context = FeedContext { query: "q".into(), epoch: 0, partition: 0, attempt: 1 };
-    let error = Feed::connect_with(&address, &keys(), &context, &schema(), limits.clone()).err().unwrap();
+    let error = Feed::connect_with(&address, &keys(), &context, None, &schema(), limits.clone()).err().unwrap();
     assert!(matches!(&error, ClusterError::Silent { peer, .. } if peer.contains(&address)), "{error}");
     let context = DrainContext { query: "q".into(), epoch: 0, piece: 0, which: Which::Rows };
-    let error = drain_with(&address, &keys(), &context, &limits).err().unwrap();
+    let error = drain_with(&address, &keys(), &context, None, &limits).err().unwrap();
     assert!(matches!(error, ClusterError::Silent { .. }), "{error}");
 
     // One that stops later: it does not read what is sent, nor answer the end, nor send what it has.
@@ -523,7 +523,7 @@ fn a_member_that_neither_reads_nor_answers_holds_nobody() {
     for pushes in [0, 1, 10_000] {
         let (proxy, address) = proxy(&driver.members[0].address);
         let context = FeedContext { query: "q".into(), epoch: 1, partition: pushes, attempt: 1 };
-        let mut feed = Feed::connect_with(&address, &keys(), &context, &schema(), limits.clone()).unwrap();
+        let mut feed = Feed::connect_with(&address, &keys(), &context, None, &schema(), limits.clone()).unwrap();
         proxy.store(true, std::sync::atomic::Ordering::SeqCst);
         let values = batch(&[7; 10_000]);
         let sent = (0..pushes).try_for_each(|_| feed.push(&values));
@@ -533,7 +533,7 @@ fn a_member_that_neither_reads_nor_answers_holds_nobody() {
     }
     let (proxy, address) = proxy(&driver.members[0].address);
     proxy.store(true, std::sync::atomic::Ordering::SeqCst);
-    let error = drain_with(&address, &keys(), &context, &limits).err().unwrap();
+    let error = drain_with(&address, &keys(), &context, None, &limits).err().unwrap();
     assert!(matches!(error, ClusterError::Silent { .. }), "{error}");
     drop(driver.close());
     assert!(began.elapsed() < Duration::from_secs(15), "{:?}", began.elapsed());

@@ -10,7 +10,9 @@ use std::time::{Duration, Instant};
 
 use common::{Begin, Driver, PATIENCE, SECRET, batch, keys, limits, release, until};
 use hmac::{Hmac, Mac};
-use penstock_cluster::session::{Client, HandshakeError, Keys, Limits, MetricsSnapshot, Role, Secret, Server, Session};
+use penstock_cluster::session::{
+    Client, HandshakeError, Keys, Limits, MetricsSnapshot, Role, Secret, Server, Session, listening_at,
+};
 use penstock_cluster::{ClusterError, Feed, Registry, RegistryEvent};
 use serde_json::{Value, json};
 use sha2::Sha256;
@@ -32,6 +34,11 @@ fn dial(address: &str) -> TcpStream {
     let stream = TcpStream::connect(address).unwrap();
     stream.set_read_timeout(Some(PATIENCE)).unwrap();
     stream
+}
+
+/// What the handshake of a connection is bound to.
+fn there(stream: &TcpStream) -> Vec<u8> {
+    listening_at(stream.peer_addr().unwrap())
 }
 
 /// Reads one handshake message.
@@ -64,7 +71,7 @@ fn record(address: &str, role: Role, context: &[u8]) -> (Vec<u8>, Vec<u8>) {
     let mut stream = dial(address);
     let (client, hello) = hello(&keys(), role, context, 3);
     stream.write_all(&hello).unwrap();
-    let answer = client.answer(&message(&mut stream), b"").unwrap();
+    let answer = client.answer(&message(&mut stream), &there(&stream)).unwrap();
     stream.write_all(&answer).unwrap();
     (hello, answer)
 }
@@ -106,8 +113,8 @@ fn forged(address: &str, role: Role) {
     let challenge = message(&mut stream);
     // Make the client believe the server, so that it answers with its own secret.
     let nonce = challenge[HEADER_BYTES..][..NONCE_BYTES].try_into().unwrap();
-    let (_, believed) = Server::challenge(&wrong(), &hello, nonce, b"").unwrap();
-    stream.write_all(&client.answer(&believed, b"").unwrap()).unwrap();
+    let (_, believed) = Server::challenge(&wrong(), &hello, nonce, &there(&stream)).unwrap();
+    stream.write_all(&client.answer(&believed, &there(&stream)).unwrap()).unwrap();
     ended(stream);
 }
 
@@ -395,12 +402,13 @@ fn stolen(keys: &Keys, scope: &str) -> [u8; 32] {
 }
 
 /// The last message of a client that does not ask whether its server is genuine.
-fn shameless(key: &[u8; 32], hello: &[u8], challenge: &[u8]) -> Vec<u8> {
+fn shameless(key: &[u8; 32], hello: &[u8], challenge: &[u8], binding: &[u8]) -> Vec<u8> {
     let mut mac = <Hmac<Sha256> as Mac>::new_from_slice(key).unwrap();
     mac.update(b"penstock handshake 2 client");
     mac.update(&(hello.len() as u64).to_le_bytes());
     mac.update(hello);
     mac.update(&challenge[HEADER_BYTES..][..NONCE_BYTES]);
+    mac.update(binding);
     proof(&mac.finalize().into_bytes())
 }
 
@@ -432,7 +440,7 @@ fn a_task_with_its_key_passes_for_nobody_else() {
         let mut stream = dial(address);
         stream.write_all(&hello).unwrap();
         let challenge = message(&mut stream);
-        stream.write_all(&shameless(&stolen(keys, "q 0"), &hello, &challenge)).unwrap();
+        stream.write_all(&shameless(&stolen(keys, "q 0"), &hello, &challenge, &there(&stream))).unwrap();
         ended(stream);
         until("it is counted", || strangers(&mut driver) == refused);
     }
@@ -501,7 +509,7 @@ fn insider(address: &str, keys: &Keys, role: Role, scope: &str, context: &Value,
     let context = context.to_string();
     let (client, hello) = Client::hello(keys, role, scope, context.as_bytes(), [9; NONCE_BYTES]).unwrap();
     stream.write_all(&hello).unwrap();
-    let answer = client.answer(&message(&mut stream), b"").unwrap();
+    let answer = client.answer(&message(&mut stream), &there(&stream)).unwrap();
     stream.write_all(&answer).unwrap();
     // It may be sent away before it has said all.
     let _ = stream.write_all(bytes);
@@ -600,7 +608,8 @@ fn nothing_that_could_be_unpickled_comes_with_an_answer() {
     let posing = thread::spawn(move || {
         let (mut stream, _) = listener.accept().unwrap();
         let hello = message(&mut stream);
-        let (server, challenge) = Server::challenge(&keys(), &hello, [5; NONCE_BYTES], b"").unwrap();
+        let (server, challenge) =
+            Server::challenge(&keys(), &hello, [5; NONCE_BYTES], &listening_at(stream.local_addr().unwrap())).unwrap();
         stream.write_all(&challenge).unwrap();
         assert_eq!(server.verify(&message(&mut stream)).unwrap().scope, "q 0");
         let body = br#"{"error": {"kind": "user_function", "message": "look at this"}}"#;

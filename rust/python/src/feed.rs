@@ -23,7 +23,7 @@ pub(crate) struct Feed {
 impl Feed {
     #[new]
     #[allow(clippy::too_many_arguments)] // the signature that Python sees
-    #[pyo3(signature = (address, key, query, epoch, partition, attempt, schema, silence=None, hash=false))]
+    #[pyo3(signature = (address, key, query, epoch, partition, attempt, schema, silence=None, hash=false, member=None))]
     fn new(
         py: Python<'_>,
         address: String,
@@ -35,11 +35,12 @@ impl Feed {
         schema: &Bound<'_, PyAny>,
         silence: Option<f64>,
         hash: bool,
+        member: Option<u64>,
     ) -> PyResult<Self> {
         let (keys, schema, limits) = (self::keys(key)?, import_schema(schema)?, limits(silence)?);
         let context = FeedContext { query, epoch, partition, attempt };
         let dial = move || {
-            let feed = cluster::Feed::connect_with(&address, &keys, &context, &schema, limits)?;
+            let feed = cluster::Feed::connect_with(&address, &keys, &context, member, &schema, limits)?;
             Ok::<_, cluster::ClusterError>(if hash { feed.hashing(&schema) } else { feed })
         };
         let feed = aside::once(py, "Feed", dial)?.map_err(|error| errors::from_cluster(&error))?;
@@ -132,7 +133,7 @@ pub(crate) struct Drain {
 impl Drain {
     #[new]
     #[allow(clippy::too_many_arguments)] // the signature that Python sees
-    #[pyo3(signature = (address, key, query, epoch, piece, which="rows", silence=None))]
+    #[pyo3(signature = (address, key, query, epoch, piece, which="rows", silence=None, member=None))]
     fn new(
         py: Python<'_>,
         address: String,
@@ -142,6 +143,7 @@ impl Drain {
         piece: u32,
         which: &str,
         silence: Option<f64>,
+        member: Option<u64>,
     ) -> PyResult<Self> {
         let (keys, limits) = (self::keys(key)?, limits(silence)?);
         let which = match which {
@@ -153,7 +155,7 @@ impl Drain {
             }
         };
         let context = DrainContext { query, epoch, piece, which };
-        let dial = move || cluster::drain_with(&address, &keys, &context, &limits);
+        let dial = move || cluster::drain_with(&address, &keys, &context, member, &limits);
         let drain = aside::once(py, "Drain", dial)?.map_err(|error| errors::from_cluster(&error))?;
         Ok(Self { owner: Owner::here(), schema: drain.schema(), aside: Some(Aside::new("Drain", drain)?) })
     }

@@ -20,6 +20,7 @@ import pyspark
 from pyspark.sql.types import StructType
 
 from penstock._schema import conform, spark_types, to_ddl
+from penstock.errors import ProtocolError
 from penstock.spark._tasks.place import Key, Secret
 
 if TYPE_CHECKING:
@@ -36,8 +37,9 @@ _TAKES_ARROW = int(pyspark.__version__.partition(".")[0]) >= 4
 
 @dataclass(frozen=True)
 class Piece:
-    """One frozen part of an epoch's output: the data port of its member, its number there, its rows."""
+    """One frozen part of an epoch's output: its member, the data port of that, its number there, its rows."""
 
+    member: int
     address: str
     number: int
     rows: int
@@ -80,14 +82,35 @@ class DrainTask:
                 yield from self.rows(self.pieces[index])
 
     def rows(self, piece: Piece) -> Iterator[pa.RecordBatch]:
-        """Read one piece."""
+        """Read one piece.
+
+        Raises
+        ------
+        ProtocolError
+            When its member cannot be read, another one answers, or it has not as many rows as it said.
+        """
         from penstock import _native
 
-        key, limit = self.key.reveal(), self.silence
-        read = _native.Drain(piece.address, key, self.query, self.epoch, piece.number, self.which, limit)
+        read = _native.Drain(
+            piece.address,
+            self.key.reveal(),
+            self.query,
+            self.epoch,
+            piece.number,
+            self.which,
+            self.silence,
+            piece.member,
+        )
+        count = 0
         for rows in read:
+            count += rows.num_rows
             if rows.num_rows:
                 yield conform(pa.record_batch(rows), self.schema, "output")
+        if count != piece.rows:
+            raise ProtocolError(
+                f"member {piece.member} gave {count} rows of piece {piece.number} of epoch {self.epoch}, it had"
+                f" {piece.rows}"
+            )
 
 
 def outputs(

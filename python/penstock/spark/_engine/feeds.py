@@ -172,6 +172,7 @@ class FeedTask:
             self.schema,
             self.silence,
             self.hash,
+            seat.member,
         )
 
 

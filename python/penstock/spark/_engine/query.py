@@ -542,7 +542,7 @@ class Query:
 
     def _pieces(self, pieces: Sequence[Mapping[str, Any]], which: str) -> tuple[drains.Piece, ...]:
         return tuple(
-            drains.Piece(self._hub.known(piece["member"]).address, piece["number"], piece[which])
+            drains.Piece(piece["member"], self._hub.known(piece["member"]).address, piece["number"], piece[which])
             for piece in pieces
             if piece[which]
         )

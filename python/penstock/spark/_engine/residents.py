@@ -133,8 +133,9 @@ class ResidentTask:
         parent = os.getppid()
         while True:
             try:
-                key = self.key.reveal()
-                return _native.Member(self.registry, key, json.dumps(info), self.silence, budget, folders), ""
+                about = json.dumps(info)
+                # The key has no name here: a trace may print what has one.
+                return _native.Member(self.registry, self.key.reveal(), about, self.silence, budget, folders), ""
             except PenstockError as error:
                 # An attempt before this one may serve, and a result of this one would end it.
                 if _attempt() == 0 or os.getppid() != parent:

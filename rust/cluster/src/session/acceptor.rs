@@ -292,6 +292,7 @@ fn authenticate(stream: TcpStream, host: IpAddr, shared: &Shared) -> Result<(Str
         }
         return Ok((stream, proved));
     }
+    let binding = handshake::listening_at(stream.local_addr().map_err(HandshakeError::Io)?);
     let stream = Stream::plain(stream);
     if shared.keys.identity().is_due(host) {
         let mut wire = Wire::new(&stream, deadline, limits);
@@ -299,7 +300,7 @@ fn authenticate(stream: TcpStream, host: IpAddr, shared: &Shared) -> Result<(Str
         wire.send(&handshake::tls_due())?;
         return Err(HandshakeError::TlsDue);
     }
-    let proved = prove(&stream, deadline, &[], shared)?;
+    let proved = prove(&stream, deadline, &binding, shared)?;
     Ok((stream, proved))
 }
 

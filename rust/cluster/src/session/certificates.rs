@@ -59,12 +59,17 @@ impl Authority {
         Authority { seed: derive(secret, b"penstock authority 1 ", b"") }
     }
 
+    /// What it signs with: of a seed that is used for nothing else.
+    fn signing(&self) -> Arc<dyn SigningKey> {
+        signing(&derive(&self.seed, b"penstock authority key 1 ", b""))
+    }
+
     /// Its own certificate, which everybody of the engine trusts.
     pub(super) fn certificate(&self) -> Vec<u8> {
         let constraints = extension(&[0x55, 0x1d, 0x13], true, &sequence(&[&[1, 1, 0xff]]));
         // May sign certificates, and nothing else.
         let usage = extension(&[0x55, 0x1d, 0x0f], true, &[3, 2, 2, 4]);
-        let key = signing(&self.seed);
+        let key = self.signing();
         self.sign(&key, AUTHORITY, &[&constraints, &usage])
     }
 
@@ -103,7 +108,7 @@ impl Authority {
         let public = subject.public_key().expect("an Ed25519 key tells its public half");
         let mut serial = Sha256::digest([common.as_bytes(), &public].concat())[..16].to_vec();
         serial[0] = serial[0] & 0x7f | 0x40; // positive, and of one length
-        let validity = sequence(&[&tlv(0x17, &[b"200101000000Z"]), &tlv(0x18, &[b"99991231235959Z"])]);
+        let validity = sequence(&[&tlv(0x17, &[b"700101000000Z"]), &tlv(0x18, &[b"99991231235959Z"])]);
         let extensions = tlv(0xa3, &[&sequence(extensions)]);
         let signed = sequence(&[
             &tlv(0xa0, &[&[2, 1, 2]]),
@@ -115,7 +120,7 @@ impl Authority {
             &public,
             &extensions,
         ]);
-        let signer = signing(&self.seed).choose_scheme(&[SignatureScheme::ED25519]).expect("this is its scheme");
+        let signer = self.signing().choose_scheme(&[SignatureScheme::ED25519]).expect("this is its scheme");
         let signature = signer.sign(&signed).expect("Ed25519 signs everything");
         sequence(&[&signed, &ED25519, &tlv(3, &[&[0], &signature])])
     }

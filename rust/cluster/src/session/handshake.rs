@@ -19,6 +19,7 @@
 //! a budget of bytes and time.
 
 use std::io::{self, Write};
+use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
 use hmac::{Hmac, Mac};
@@ -250,8 +251,8 @@ impl Client {
         Some((Client { key, hello: hello.clone() }, hello))
     }
 
-    /// Checks the server's proof; returns the message that ends the handshake. `binding` is of the TLS connection, empty
-    /// without.
+    /// Checks the server's proof; returns the message that ends the handshake. `binding` is of the TLS connection, else
+    /// [`listening_at`] of the server.
     ///
     /// # Errors
     /// [`HandshakeError::Proof`] when the server does not know the key, [`HandshakeError::TlsDue`] when it wants TLS; others
@@ -293,9 +294,16 @@ pub struct Server {
     binding: Vec<u8>,
 }
 
+/// What a handshake without TLS is bound to: the address at which the server took the connection. Who stands between the ends listens
+/// elsewhere, and what it passes on proves nothing.
+#[must_use]
+pub fn listening_at(address: SocketAddr) -> Vec<u8> {
+    format!("{} {}", address.ip().to_canonical(), address.port()).into_bytes()
+}
+
 impl Server {
     /// Takes the client's first message; returns the challenge to send. The client of a role or scope that is not among `keys`
-    /// gets one that proves nothing. `binding` is of the TLS connection, empty without.
+    /// gets one that proves nothing. `binding` is of the TLS connection, else [`listening_at`] of the server.
     ///
     /// # Errors
     /// When the message is not a hello, or [`HandshakeError::Proof`] when it carries our own nonce.

@@ -3,8 +3,8 @@
 //! Every connection, whatever its role, starts with a handshake ([`Client`], [`Server`]) and then
 //! carries [`Frame`]s; a mesh connection is handed to the dataflow after its first
 //! answer. Connections that leave the host, and with [`Keys::always_encrypted`] all, are TLS 1.3 below that: hidden, and each
-//! record authenticated ([`Stream`]). Within a host the ends prove their keys and a checksum (not a key) guards what follows:
-//! who could read or change it there is root.
+//! record authenticated ([`Stream`]). Within a host the ends prove their keys, bound to the address at which
+//! the server listens, and a checksum (not a key) guards what follows: who could read or change it there is root.
 //!
 //! Departures: heartbeats, since the standard library offers neither TCP keepalive nor a user timeout. A silent member
 //! sends a frame every sixth of the time after which silence counts as loss (60 s), at most every 10 s; links between
@@ -28,7 +28,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 pub use frame::{Frame, FrameError, Kind, read_frame, write_frame};
-pub use handshake::{Client, HandshakeError, NONCE_BYTES, Proved, Role, Server};
+pub use handshake::{Client, HandshakeError, NONCE_BYTES, Proved, Role, Server, listening_at};
 pub use keys::{Keys, Secret};
 pub use metrics::{Metrics, MetricsSnapshot};
 pub use run_mesh::{MeshError, MeshPlan, MeshPort};
@@ -178,7 +178,7 @@ impl Session {
                 let secured = tls::dial(&socket, &identity.authority, &leaf, role, deadline, limits)?;
                 (Stream::secured(socket, secured.connection), secured.binding.to_vec())
             }
-            _ => (Stream::plain(socket), Vec::new()),
+            _ => (Stream::plain(socket), handshake::listening_at(peer)),
         };
         let mut wire = handshake::Wire::new(&stream, deadline, limits);
         wire.send(&hello)?;
@@ -283,6 +283,22 @@ impl Session {
             }
             Some(frame) => Err(ClusterError::Protocol(format!("{:?} instead of an answer", frame.kind))),
             None => Err(ClusterError::Closed("the peer closed without an answer".into())),
+        }
+    }
+
+    /// Waits for the answer of a member that was meant: every member lets these keys in, and the address of one that has gone, or what
+    /// stands on the way, may lead to another.
+    ///
+    /// # Errors
+    /// As [`Session::receive_answer`]; [`ClusterError::Protocol`] when another member answers.
+    pub(crate) fn receive_answer_of(&mut self, member: Option<u64>, peer: &str) -> Result<Value, ClusterError> {
+        let answer = self.receive_answer()?;
+        match (member, answer["member"].as_u64()) {
+            (Some(meant), found) if found != Some(meant) => {
+                let found = found.map_or_else(|| "nobody that has a number".into(), |found| format!("member {found}"));
+                Err(ClusterError::Protocol(format!("{peer} was to be member {meant}, and {found} answers")))
+            }
+            _ => Ok(answer),
         }
     }
 
