@@ -18,6 +18,7 @@ import penstock as pk
 from durable_support import SCHEMA, Runs, executor_of, kill
 from engine_support import COUNTS, Gate, counted, stream, wait_for
 from penstock import _storage
+from penstock.spark._engine import drains
 from penstock.spark._session.collect import to_table
 
 pytestmark = [pytest.mark.spark, pytest.mark.fault, pytest.mark.timeout(240)]
@@ -64,9 +65,12 @@ def test_a_member_in_the_epoch(engine: pk.Engine, runs: Runs) -> None:
     is_right(runs)
 
 
-def test_a_member_in_the_sink(engine: pk.Engine, runs: Runs) -> None:
-    """Before it has read the results: it is called again with them."""
+@pytest.mark.parametrize("few", [True, False])
+def test_a_member_in_the_sink(engine: pk.Engine, runs: Runs, monkeypatch: pytest.MonkeyPatch, few: bool) -> None:
+    """Before it has read the results: it is called again with them. Few are with the driver when it is called."""
     calls = []
+    if not few:
+        monkeypatch.setattr(drains, "_LOCAL_ROWS", 0)
 
     def sink(df: Any, batch_id: int) -> None:
         calls.append(batch_id)
@@ -76,7 +80,7 @@ def test_a_member_in_the_sink(engine: pk.Engine, runs: Runs) -> None:
 
     runs.add(3)
     runs.run(engine, sink=sink)
-    assert calls == [0, 1, 1, 2]
+    assert calls == ([0, 1, 2] if few else [0, 1, 1, 2])
     is_right(runs)
 
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 import json
 import logging
 import threading
+import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -27,6 +28,8 @@ log = logging.getLogger(__name__)
 
 #: How long the registry of another engine may take to answer, seconds.
 _ANSWER_S = 3.0
+#: How long a checkpoint is read on though a file of it could not be read, seconds.
+_PATIENCE_S = 5.0
 
 
 class Checkpoints:
@@ -91,6 +94,8 @@ class Checkpoints:
         from penstock import _native
 
         files: list[tuple[str, int, bytes | None]] = []
+        failed: Exception | None = None
+        patience = time.monotonic() + _PATIENCE_S
         for entry in storage.list():
             content: bytes | None = None
             if _native.checkpoint_reads(entry.name):
@@ -98,7 +103,14 @@ class Checkpoints:
                     content = storage.read(entry.name)
                 except FileNotFoundError:
                     continue  # it went since
+                except Exception as error:
+                    # One of many; the next try need not stumble over the rest, unless that takes long.
+                    failed = failed or error
+                    if time.monotonic() > patience:
+                        break
             files.append((entry.name, entry.size, content))
+        if failed is not None:
+            raise failed
         contents = json.loads(_native.checkpoint_contents(files, False))
         newest = max(contents["claims"], key=lambda claim: claim[0], default=None)
         contents["held"] = newest is not None and "Ok" in newest[1] and self._is_held(newest[1]["Ok"])
