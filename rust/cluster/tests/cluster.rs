@@ -5,7 +5,9 @@ mod common;
 use std::time::Duration;
 
 use arrow_array::RecordBatch;
-use common::{Begin, Driver, PATIENCE, SECRET, ask, batch, keys, kind, limits, release, schema, stamp, stop, values};
+use common::{
+    Begin, Driver, PATIENCE, SECRET, ask, batch, keys, kind, limits, member_keys, release, schema, stamp, stop, values,
+};
 use penstock_cluster::message::Which;
 use penstock_cluster::session::Limits;
 use penstock_cluster::{ClusterError, End, Feed, Receipt, Registry, RegistryEvent, drain};
@@ -515,15 +517,21 @@ fn a_member_that_neither_reads_nor_answers_holds_nobody() {
     let error = drain_with(&address, &keys(), &context, None, &limits).err().unwrap();
     assert!(matches!(error, ClusterError::Silent { .. }), "{error}");
 
-    // One that stops later: it does not read what is sent, nor answer the end, nor send what it has.
-    let mut driver = Driver::new(1);
+    // One that stops later: it does not read what is sent, nor answer the end, nor send what it has. What stands in its place passes on
+    // what it cannot read.
+    let keys = keys().always_encrypted();
+    let mut driver = Driver::with_keys(1, common::limits(), &keys, &member_keys().always_encrypted());
     driver.start("q", &[0], &Begin::default());
-    feed(&driver, 0, "q", (0, 0, 1), &[1, 2]).unwrap();
+    let first = FeedContext { query: "q".into(), epoch: 0, partition: 0, attempt: 1 };
+    let address = driver.members[0].address.clone();
+    let mut fed = Feed::connect_with(&address, &keys, &first, None, &schema(), limits.clone()).unwrap();
+    fed.push(&batch(&[1, 2])).unwrap();
+    fed.finish().unwrap();
     driver.ask(0, &release("q", 1, 0, &[(0, 1, 2)]));
     for pushes in [0, 1, 10_000] {
         let (proxy, address) = proxy(&driver.members[0].address);
         let context = FeedContext { query: "q".into(), epoch: 1, partition: pushes, attempt: 1 };
-        let mut feed = Feed::connect_with(&address, &keys(), &context, None, &schema(), limits.clone()).unwrap();
+        let mut feed = Feed::connect_with(&address, &keys, &context, None, &schema(), limits.clone()).unwrap();
         proxy.store(true, std::sync::atomic::Ordering::SeqCst);
         let values = batch(&[7; 10_000]);
         let sent = (0..pushes).try_for_each(|_| feed.push(&values));
@@ -533,7 +541,7 @@ fn a_member_that_neither_reads_nor_answers_holds_nobody() {
     }
     let (proxy, address) = proxy(&driver.members[0].address);
     proxy.store(true, std::sync::atomic::Ordering::SeqCst);
-    let error = drain_with(&address, &keys(), &context, None, &limits).err().unwrap();
+    let error = drain_with(&address, &keys, &context, None, &limits).err().unwrap();
     assert!(matches!(error, ClusterError::Silent { .. }), "{error}");
     drop(driver.close());
     assert!(began.elapsed() < Duration::from_secs(15), "{:?}", began.elapsed());

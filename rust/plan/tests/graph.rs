@@ -135,7 +135,7 @@ fn a_union_of_lists_of_other_items_is_refused() {
     let steps = vec![node(&[0, 1], StepSpec::Union {})];
     let spec = PlanSpec { version: PLAN_VERSION, sources: sources.into(), steps };
     let error = Plan::compile(spec).unwrap_err().to_string();
-    assert!(error.contains("item") && error.contains("element"), "{error}");
+    assert!(error.contains("(l List(Int64, field: 'element'))"), "{error}");
 }
 
 #[test]
