@@ -296,7 +296,7 @@ def test_a_secret_shows_itself_to_nobody_and_stays_in_the_driver() -> None:
 def test_tasks_carry_keys_of_their_own_from_which_the_secret_does_not_follow() -> None:
     secret = Secret.random()
     schema = pa.schema([("k", pa.int64())])
-    piece = Piece("127.0.0.1:1", 0, 1)
+    piece = Piece(1, "127.0.0.1:1", 0, 1)
     carried = [
         ResidentTask("127.0.0.1:1", secret.member(3), "engine", 3),
         FeedTask("q", 7, schema, (), secret.feed("q", 7)),
