@@ -278,6 +278,9 @@ class Stream:
         deadline = time.monotonic() + limit
         while True:
             last = self.query.lastProgress
+            if last is not None and last["batchId"] > batch:
+                # Of a query that had nothing to do since: it says so from time to time.
+                last = next((one for one in self.query.recentProgress if one["batchId"] == batch), None)
             if last is not None and last["batchId"] == batch and last["numInputRows"]:
                 self.progress = last
                 return float(last["durationMs"]["triggerExecution"]) / 1e3
