@@ -278,10 +278,10 @@ class Stream:
         deadline = time.monotonic() + limit
         while True:
             last = self.query.lastProgress
-            if last is not None and last["batchId"] > batch:
+            if last is not None and not last["numInputRows"]:
                 # Of a query that had nothing to do since: it says so from time to time.
-                last = next((one for one in self.query.recentProgress if one["batchId"] == batch), None)
-            if last is not None and last["batchId"] == batch and last["numInputRows"]:
+                last = next((one for one in reversed(self.query.recentProgress) if one["numInputRows"]), None)
+            if last is not None and last["batchId"] == batch:
                 self.progress = last
                 return float(last["durationMs"]["triggerExecution"]) / 1e3
             if not self.query.isActive:
