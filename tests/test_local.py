@@ -376,6 +376,8 @@ def test_migrations_that_make_no_sense() -> None:
             ({"moves": {0: 1}, "to": [0] * 256}, "not both"),
             ({"strategy": "hasty"}, "strategy 'hasty' is none of"),
             ({"batch_size": 0}, "batch_size=0"),
+            ({"max_pause": 0}, "0"),
+            ({"max_pause": "1s", "strategy": "all-at-once"}, "is one step"),
         ]:
             with pytest.raises(ConfigError, match=says):
                 session.migrate(**wrong)  # type: ignore[arg-type]
@@ -397,6 +399,9 @@ def test_a_migration_tells_what_it_did() -> None:
         assert session.owners() == before
         assert session.rebalance().wait(60).bins == 0, "it is even"
         moves = session.moves()
+        paced = session.migrate(to=[1 - owner for owner in before[0]], strategy="matched", max_pause="10s").wait(60)
+        assert paced.bins == 256 and [step.bins for step in paced.steps][:3] == [2, 4, 8]
+        assert sum(step.bins for step in paced.steps) == 256 and paced.longest_pause_s > 0
     assert moves.schema.names == ["op", "worker", "bin", "what", "bytes", "at", "routed_rows"]
     assert set(moves.column("bin").to_pylist()) == {0, 2, 4, 6}
     assert moves.schema.field("at").type == pa.timestamp("ns", "UTC")

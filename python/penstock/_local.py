@@ -26,7 +26,7 @@ import pyarrow as pa
 
 from penstock._durations import Timeout
 from penstock._figures import LOCAL_MOVES, LOCAL_WORKERS, ScopeStats, scope_stats, to_table
-from penstock._migration import MigrationReport, MigrationStep, Wish, follow
+from penstock._migration import Cut, MigrationReport, MigrationStep, Wish, follow
 from penstock._pump import Fed, LateRows, LocalResults, Pump
 from penstock._schema import conform
 from penstock.errors import ConfigError, EngineError, SchemaError
@@ -295,7 +295,8 @@ class LocalSession:
         moves: Mapping[int, int] | Iterable[tuple[int, int]] | None = None,
         *,
         strategy: str = "batched",
-        batch_size: int = 16,
+        batch_size: int | None = None,
+        max_pause: Timeout | None = None,
     ) -> LocalMigration:
         """Move bins to other workers while the flow runs.
 
@@ -305,10 +306,14 @@ class LocalSession:
             The worker of each bin afterwards.
         moves : dict of bin to worker, or list of (bin, worker), optional
             Only these bins. With neither, bins are spread evenly.
-        strategy : {"batched", "all-at-once", "fluid"}, default "batched"
-            Many bins at once make a short migration with a long pause, few bins a long one with short pauses.
-        batch_size : int, default 16
-            Bins of a step, for "batched".
+        strategy : {"batched", "all-at-once", "fluid", "matched"}, default "batched"
+            Many bins at once make a short migration with a long pause, few bins a long one with short pauses. With
+            "matched" each worker sends to at most one other at a time and receives from at most one.
+        batch_size : int, optional
+            Bins of a step, for "batched", of a pair of workers for "matched". Default 16, with `max_pause` 1.
+        max_pause : float, str or datetime.timedelta, optional
+            Seconds, or a duration such as "50ms", that no step may hold rows up for longer, where a single bin allows
+            it: the number of bins that move at once is chosen from what the steps before have cost.
 
         Returns
         -------
@@ -328,11 +333,12 @@ class LocalSession:
         leaves the bins. Between threads a bin moves as a pointer.
         """
         bins = 1 << self._bits
-        wish = Wish.of(to, moves, strategy, batch_size, bins, self.workers)
+        cut = Cut.of(strategy, batch_size, max_pause)
+        wish = Wish.of(to, moves, cut, bins, self.workers)
         with self._moving:
             owners = self._planned()
             steps = wish.plan(owners, self.workers, bins, "this flow")
-            handle = int(self._native.migrate(steps))
+            handle = int(self._native.migrate(steps, cut.max_pause_s))
             migration = LocalMigration(self, handle, strategy, sum(map(len, steps)))
             self._begun = [*(begun for begun in self._begun if not begun.done), migration]
             for number, worker in itertools.chain.from_iterable(steps):
@@ -340,9 +346,11 @@ class LocalSession:
                     op[number] = worker
         return migration
 
-    def rebalance(self, *, strategy: str = "batched", batch_size: int = 16) -> LocalMigration:
+    def rebalance(
+        self, *, strategy: str = "batched", batch_size: int | None = None, max_pause: Timeout | None = None
+    ) -> LocalMigration:
         """Spread the bins evenly over the workers, moving as few as possible; see `migrate`."""
-        return self.migrate(strategy=strategy, batch_size=batch_size)
+        return self.migrate(strategy=strategy, batch_size=batch_size, max_pause=max_pause)
 
     def owners(self) -> list[list[int]]:
         """The worker of each bin now, one list for each keyed step of the flow."""

@@ -4,12 +4,11 @@ Owns: the checks of what a user asks for, the balanced target, the plan, and the
 and ``penstock.Engine``. The moves themselves are made by the workers. All keyed steps of a flow move together: where a
 bin moves, it does in each of them.
 
-Source: Megaphone (VLDB 2019), section 4.3: all-at-once, fluid and batched.
+Source: Megaphone (VLDB 2019), section 4.3: all-at-once, fluid and batched; section 4.4: matched.
 """
 
 from __future__ import annotations
 
-import itertools
 import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -21,6 +20,7 @@ from penstock.errors import ConfigError
 
 __all__ = [
     "STRATEGIES",
+    "Cut",
     "Migration",
     "MigrationReport",
     "MigrationStep",
@@ -31,12 +31,11 @@ __all__ = [
     "moves_to",
     "parse_moves",
     "parse_target",
-    "step_bins",
     "steps",
 ]
 
 #: Names of the strategies.
-STRATEGIES = ("batched", "all-at-once", "fluid")
+STRATEGIES = ("batched", "all-at-once", "fluid", "matched")
 
 #: Of any flow.
 _MOST_BINS = 1 << 20
@@ -56,6 +55,8 @@ class MigrationStep:
         How many bins it moved.
     started_ns, ended_ns : int
         Nanoseconds since 1970.
+    paused_ns : int
+        How long nothing was applied for it, from the end of all rows before it to its own.
     query : str
         The query of an engine whose bins they are; empty on the local host.
     """
@@ -64,6 +65,7 @@ class MigrationStep:
     bins: int
     started_ns: int
     ended_ns: int
+    paused_ns: int = 0
     query: str = ""
 
 
@@ -99,6 +101,11 @@ class MigrationReport:
     def seconds(self) -> float:
         """How long it took, or has taken so far."""
         return (self.ended or time.time()) - self.started
+
+    @property
+    def longest_pause_s(self) -> float:
+        """The longest that any step held rows up, in seconds."""
+        return max((step.paused_ns for step in self.steps), default=0) / 1e9
 
 
 @runtime_checkable
@@ -170,6 +177,57 @@ def follow(ended: Callable[[float], bool], timeout: Timeout | None, progress: bo
 
 
 @dataclass(frozen=True)
+class Cut:
+    """How a migration is cut into steps.
+
+    Attributes
+    ----------
+    strategy : {"batched", "all-at-once", "fluid", "matched"}
+        Steps of `batch_size` bins; one step; one bin a step; steps in which each worker sends `batch_size` bins to at
+        most one other and receives from at most one.
+    batch_size : int
+        For "batched" and "matched".
+    max_pause_s : float, optional
+        Steps are taken together as long as none holds rows up for longer than so many seconds.
+    """
+
+    strategy: str
+    batch_size: int
+    max_pause_s: float | None
+
+    @classmethod
+    def of(cls, strategy: str, batch_size: int | None, max_pause: Timeout | None) -> Cut:
+        """What a user wrote.
+
+        Raises
+        ------
+        ConfigError
+            For another strategy, a size below 1, a pause below a millisecond, or one for "all-at-once".
+
+        Examples
+        --------
+        >>> Cut.of("batched", None, None).batch_size, Cut.of("matched", None, "50ms")
+        (16, Cut(strategy='matched', batch_size=1, max_pause_s=0.05))
+        """
+        if strategy not in STRATEGIES:
+            raise ConfigError(f"strategy {strategy!r} is none of {', '.join(STRATEGIES)}")
+        seconds = None if max_pause is None else parse_timeout(max_pause, least_s=0.001)
+        if seconds is not None and strategy == "all-at-once":
+            raise ConfigError("strategy 'all-at-once' is one step, whatever max_pause says: choose another one")
+        size = (1 if seconds is not None else 16) if batch_size is None else batch_size
+        if isinstance(size, bool) or not isinstance(size, int) or size < 1:
+            raise ConfigError(f"batch_size={batch_size!r} must be an int of at least 1")
+        return cls(strategy, min(size, _MOST_BINS), seconds)
+
+    def told(self) -> dict[str, Any]:
+        """As the engine's protocol has it."""
+        sized = {"batched": "Batched", "matched": "Matched"}.get(self.strategy)
+        plain = {"fluid": "Fluid", "all-at-once": "AllAtOnce"}.get(self.strategy)
+        pause = None if self.max_pause_s is None else max(1, round(self.max_pause_s * 1000))
+        return {"strategy": {sized: {"size": self.batch_size}} if sized else plain, "max_pause_ms": pause}
+
+
+@dataclass(frozen=True)
 class Wish:
     """What somebody asked to move.
 
@@ -179,22 +237,20 @@ class Wish:
         The worker of each bin afterwards.
     moves : list of (bin, worker), optional
         Only these bins. With neither, bins are spread evenly.
-    strategy, batch_size
-        As for `steps`.
+    cut : Cut
+        In which steps.
     """
 
     to: tuple[Any, ...] | None
     moves: tuple[Any, ...] | None
-    strategy: str
-    batch_size: int
+    cut: Cut
 
     @classmethod
     def of(
         cls,
         to: Sequence[int] | None,
         moves: Mapping[int, int] | Iterable[Move] | None,
-        strategy: str,
-        batch_size: int,
+        cut: Cut,
         bins: int,
         workers: int,
     ) -> Wish:
@@ -203,14 +259,12 @@ class Wish:
         Raises
         ------
         ConfigError
-            When a bin, worker or strategy does not exist, or both `to` and `moves` are given.
+            When a bin or worker does not exist, or both `to` and `moves` are given.
         """
-        if strategy not in STRATEGIES:
-            raise ConfigError(f"strategy {strategy!r} is none of {', '.join(STRATEGIES)}")
         if to is not None and moves is not None:
             raise ConfigError("migrate takes to= or moves=, not both")
         chosen = None if moves is None else tuple(parse_moves(moves, bins, workers))
-        return cls(None if to is None else parse_target(to), chosen, strategy, batch_size)
+        return cls(None if to is None else parse_target(to), chosen, cut)
 
     def plan(self, owners: Sequence[Sequence[int]], workers: int, bins: int, name: str) -> list[list[Move]]:
         """The steps from these owners, by keyed step.
@@ -229,10 +283,10 @@ class Wish:
         if not owners and todo:
             raise ConfigError(f"{name} keeps no state: it has no bins to move")
         todo = [(bin_, worker) for bin_, worker in todo if any(op[bin_] != worker for op in owners)]
-        return steps(owners, todo, self.strategy, self.batch_size)
+        return steps(owners, todo, self.cut)
 
 
-def steps(owners: Sequence[Sequence[int]], moves: Sequence[Move], strategy: str, batch_size: int) -> list[list[Move]]:
+def steps(owners: Sequence[Sequence[int]], moves: Sequence[Move], cut: Cut) -> list[list[Move]]:
     """Cut moves into steps; a step's bins move at one time, the next step waits for them.
 
     Parameters
@@ -241,51 +295,25 @@ def steps(owners: Sequence[Sequence[int]], moves: Sequence[Move], strategy: str,
         Worker of each bin now, by keyed step.
     moves : sequence of (bin, worker)
         Bins differ, and each is elsewhere in some keyed step.
-    strategy : {"batched", "all-at-once", "fluid"}
-        Steps of `batch_size` bins, one step, or one bin a step.
-    batch_size : int
-        Only for "batched".
-
-    Raises
-    ------
-    ConfigError
-        For another strategy, or a size below 1.
+    cut : Cut
+        How.
 
     Examples
     --------
-    >>> steps([[0, 0, 1, 0]], [(0, 1), (1, 1), (2, 0)], "batched", 2)
+    >>> steps([[0, 0, 1, 0]], [(0, 1), (1, 1), (2, 0)], Cut.of("batched", 2, None))
     [[(0, 1), (1, 1)], [(2, 0)]]
+    >>> steps([[0, 0, 1, 0]], [(0, 1), (1, 1), (2, 0)], Cut.of("matched", 1, None))
+    [[(0, 1), (2, 0)], [(1, 1)]]
     """
     from penstock import _native
 
-    step_bins(strategy, batch_size)
     if not moves:
         return []
     before, after = list(owners[0]), list(owners[0])
     for bin_, worker in moves:
         before[bin_] = next(step[bin_] for step in owners if step[bin_] != worker)
         after[bin_] = worker
-    return _native.migration_steps(before, after, strategy, batch_size)
-
-
-def step_bins(strategy: str, batch_size: int) -> int:
-    """Bins of a step, which move at one time; the next step waits for them.
-
-    Raises
-    ------
-    ConfigError
-        For another strategy, or a size below 1.
-
-    Examples
-    --------
-    >>> step_bins("batched", 16), step_bins("fluid", 16)
-    (16, 1)
-    """
-    if strategy not in STRATEGIES:
-        raise ConfigError(f"strategy {strategy!r} is none of {', '.join(STRATEGIES)}")
-    if isinstance(batch_size, bool) or not isinstance(batch_size, int) or batch_size < 1:
-        raise ConfigError(f"batch_size={batch_size!r} must be an int of at least 1")
-    return {"batched": min(batch_size, _MOST_BINS), "fluid": 1, "all-at-once": _MOST_BINS}[strategy]
+    return _native.migration_steps(before, after, cut.strategy, cut.batch_size)
 
 
 def parse_moves(moves: Mapping[int, int] | Iterable[Move], bins: int, workers: int) -> list[Move]:
@@ -370,16 +398,6 @@ def balanced(owners: Sequence[int], workers: int) -> list[int]:
     >>> balanced([0, 1, 1, 0], 2)
     [0, 1, 1, 0]
     """
-    held: list[list[int]] = [[] for _ in range(workers)]
-    for bin_, owner in enumerate(owners):
-        held[owner].append(bin_)
-    # Workers with many bins get the shares that are one larger.
-    share, rest = divmod(len(owners), workers)
-    ranked = sorted(range(workers), key=lambda worker: -len(held[worker]))
-    quota = {worker: share + (place < rest) for place, worker in enumerate(ranked)}
-    result = list(owners)
-    spare = iter([bin_ for worker in ranked for bin_ in held[worker][quota[worker] :]])
-    for worker in range(workers):
-        for bin_ in itertools.islice(spare, max(0, quota[worker] - len(held[worker]))):
-            result[bin_] = worker
-    return result
+    from penstock import _native
+
+    return _native.balanced_owners(owners, workers)

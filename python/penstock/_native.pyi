@@ -36,6 +36,7 @@ class _StepReport(TypedDict):
     bins: int
     started_ns: int
     ended_ns: int
+    paused_ns: int
 
 class _MigrationReport(TypedDict):
     moved: int
@@ -136,6 +137,9 @@ def plan_check(plan: str) -> _PlanFacts:
         When it does not compile.
     """
 
+def balanced_owners(owners: Sequence[int], workers: int) -> list[int]:
+    """Owners with equal shares, up to one bin, that differ from these in as few bins as possible."""
+
 def migration_steps(
     owners: Sequence[int], target: Sequence[int], strategy: str, batch_bins: int
 ) -> list[list[tuple[int, int]]]:
@@ -146,9 +150,10 @@ def migration_steps(
     owners, target
         Worker of each bin before and after; ``2**k`` entries each.
     strategy
-        "all-at-once" (one step), "batched" (`batch_bins` moves a step) or "fluid" (one move a step).
+        "all-at-once" (one step), "batched" (`batch_bins` moves a step), "fluid" (one move a step) or "matched" (each
+        worker sends to at most one other and receives from at most one, `batch_bins` moves).
     batch_bins
-        Moves per step of "batched", at least 1.
+        Moves per step of "batched", and of a pair of "matched", at least 1.
 
     Returns
     -------
@@ -762,7 +767,7 @@ class LocalRun:
     def done(self) -> bool:
         """Whether the input has ended and every result has been taken."""
 
-    def migrate(self, steps: Sequence[Sequence[tuple[int, int]]]) -> int:
+    def migrate(self, steps: Sequence[Sequence[tuple[int, int]]], max_pause: float | None = None) -> int:
         """Start moving bins: `steps` is a list of lists of ``(bin, worker)``. Returns a handle for `wait_migration`.
 
         Raises

@@ -165,6 +165,12 @@ def test_counts_equal_pandas_with_bins_moving_while_rows_pass(cluster: Any, engi
     cut.cancel()
     moved = sum(owner == then for owner, then in zip(engine.owners("moving")[0], before, strict=True))
     assert moved == report.bins
+    # Both workers send and receive side by side, more and more at once since no step comes near the limit.
+    left = sum(owner != then for owner, then in zip(engine.owners("moving")[0], before, strict=True))
+    report = engine.migrate(to=before, strategy="matched", max_pause="10s", query="moving").wait(60)
+    assert engine.owners("moving")[0] == before
+    assert report.bins == left and 0 < len(report.steps) < left / 4
+    assert [step.bins for step in report.steps][:2] == [2, 4] and 0 < report.longest_pause_s < 60
     # Between epochs, one bin at a time, and back to an even spread.
     engine.migrate(moves=dict.fromkeys(range(64), 0), strategy="fluid", query="moving").wait(60)
     engine.rebalance(query="moving").wait(60)

@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import penstock as pk
-from penstock._migration import balanced, moves_to, parse_moves, step_bins, steps
+from penstock._migration import STRATEGIES, Cut, balanced, moves_to, parse_moves, steps
 from penstock.errors import ConfigError, EngineError, KeyNullError, SlotsError, UserFunctionError
 from penstock.spark._engine.drains import DrainTask, Piece
 from penstock.spark._engine.executor import Executor
@@ -90,15 +90,15 @@ def test_half_a_million_bins_are_balanced_at_once() -> None:
     assert time.process_time() - began < 5.0, "quadratic: minutes"
 
 
-@given(st.integers(0, 6), st.data(), st.sampled_from(["batched", "all-at-once", "fluid"]), st.integers(1, 70))
+@given(st.integers(0, 6), st.data(), st.sampled_from(STRATEGIES), st.integers(1, 70))
 def test_steps_move_each_bin_once_to_its_target(bits: int, data: st.DataObject, strategy: str, size: int) -> None:
     workers = st.lists(st.integers(0, 3), min_size=1 << bits, max_size=1 << bits)
     owners, target = [data.draw(workers), data.draw(workers)], data.draw(workers)
     moves = moves_to(owners, target, 4)
-    found = steps(owners, moves, strategy, size)
+    found = steps(owners, moves, Cut.of(strategy, size, None))
     after = [list(step) for step in owners]
     for step in found:
-        assert 0 < len(step) <= {"batched": size, "all-at-once": len(moves), "fluid": 1}[strategy]
+        assert 0 < len(step) <= {"batched": size, "all-at-once": len(moves), "fluid": 1, "matched": 4 * size}[strategy]
         for bin_, worker in step:
             assert any(op[bin_] != worker for op in after)
             for op in after:
@@ -114,11 +114,18 @@ def test_moves_that_make_no_sense_are_refused() -> None:
     for target in ([0], [0, 0, 0], [0, 2]):
         with pytest.raises(ConfigError):
             moves_to([[0, 1]], target, 2)
-    with pytest.raises(ConfigError, match="strategy"):
-        steps([[0, 0]], [(0, 1)], "hasty", 1)
-    with pytest.raises(ConfigError, match="batch_size"):
-        steps([[0, 0]], [(0, 1)], "batched", 0)
-    assert step_bins("fluid", 9) == 1 and step_bins("all-at-once", 9) >= 1 << 20 and step_bins("batched", 9) == 9
+    for strategy, size, pause, told in [
+        ("hasty", 1, None, "strategy 'hasty' is none of batched, all-at-once, fluid, matched"),
+        ("batched", 0, None, "batch_size=0 must be an int of at least 1"),
+        ("matched", True, None, "batch_size=True"),
+        ("fluid", None, 0, "0"),
+        ("fluid", None, "soon", "soon"),
+        ("all-at-once", None, "50ms", "is one step, whatever max_pause says"),
+    ]:
+        with pytest.raises(ConfigError, match=told):
+            Cut.of(strategy, size, pause)  # type: ignore[arg-type]
+    assert Cut.of("batched", None, "0.25s").told() == {"strategy": {"Batched": {"size": 1}}, "max_pause_ms": 250}
+    assert Cut.of("all-at-once", None, None).told() == {"strategy": "AllAtOnce", "max_pause_ms": None}
 
 
 def test_a_migration_ends_when_all_its_queries_have() -> None:
@@ -185,7 +192,7 @@ def test_what_the_protocol_tells_of_a_migration_reaches_its_handle() -> None:
 
     def ask() -> Migration:
         handle = Migration()
-        moves.ask("id", "q", handle, "Even", 16, "batched")
+        moves.ask("id", "q", handle, "Even", Cut.of("batched", 16, None))
         handle.seal()
         return handle
 

@@ -450,7 +450,7 @@ def test_nothing_is_unpickled_before_its_sender_is_known(driver: Driver, tmp_pat
     listener = _mesh.listen()
     for address in (driver.registry.address, driver.addresses[member], listener.address):
         for said in (*frames, bomb, fabric, b"\x16\x03\x01" + bomb):
-            # The other side may be gone before all is said: a broken pipe, a reset, or a socket that is no longer connected.
+            # The other side may hang up before all is said: a broken pipe, a reset, or a socket no longer connected.
             with socket.create_connection(address.rsplit(":", 1)) as raw, contextlib.suppress(OSError):
                 raw.settimeout(20)
                 raw.sendall(said)

@@ -28,6 +28,7 @@ class Strategy(str, enum.Enum):
     all_at_once = "all-at-once"
     batched = "batched"
     fluid = "fluid"
+    matched = "matched"
 
 
 class Queue(str, enum.Enum):

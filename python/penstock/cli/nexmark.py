@@ -82,7 +82,8 @@ def nexmark(
         ),
     ] = None,
     strategy: Annotated[
-        Strategy, typer.Option(help="How many bins a migration moves at once: all, 16, or one.")
+        Strategy,
+        typer.Option(help="How many bins a migration moves at once: all, 16, one, or 16 of each pair of workers."),
     ] = Strategy.batched,
     batch_rows: Annotated[int, typer.Option(help="Input rows per epoch, at whose end the watermark moves.")] = 8192,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")] = False,

@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING, Any
 
 from penstock._durations import Timeout, parse_timeout
 from penstock._figures import ENGINE_MOVES, ENGINE_WORKERS, ScopeStats, scope_stats, to_table
+from penstock._migration import Cut
 from penstock._sizes import parse_bytes
 from penstock._storage import open_storage
 from penstock.errors import ConfigError, EngineError, ForkError
@@ -538,7 +539,8 @@ class Engine:
         moves: Mapping[int, int] | Iterable[tuple[int, int]] | None = None,
         *,
         strategy: str = "batched",
-        batch_size: int = 16,
+        batch_size: int | None = None,
+        max_pause: Timeout | None = None,
         query: Any = None,
     ) -> Migration:
         """Move bins to other workers, during an epoch or between epochs.
@@ -549,10 +551,14 @@ class Engine:
             The worker of each bin afterwards.
         moves : dict of bin to worker, or list of (bin, worker), optional
             Only these bins. With neither, bins are spread evenly.
-        strategy : {"batched", "all-at-once", "fluid"}, default "batched"
-            Many bins at once make a short migration with a long pause, few bins a long one with short pauses.
-        batch_size : int, default 16
-            Bins of a step, for "batched".
+        strategy : {"batched", "all-at-once", "fluid", "matched"}, default "batched"
+            Many bins at once make a short migration with a long pause, few bins a long one with short pauses. With
+            "matched" each worker sends to at most one other at a time and receives from at most one.
+        batch_size : int, optional
+            Bins of a step, for "batched", of a pair of workers for "matched". Default 16, with `max_pause` 1.
+        max_pause : float, str or datetime.timedelta, optional
+            Seconds, or a duration such as "50ms", that no step may hold rows up for longer, where a single bin allows
+            it: the number of bins that move at once is chosen from what the steps before have cost.
         query : StreamingQuery or str, optional
             Default every running query.
 
@@ -569,6 +575,7 @@ class Engine:
             When there is no such query, or it does not run.
         """
         self._require_open()
+        cut = Cut.of(strategy, batch_size, max_pause)
         if isinstance(moves, Iterator):
             moves = list(moves)
         if query is not None:
@@ -579,13 +586,20 @@ class Engine:
                 raise EngineError(f"engine {self.name} has no running query: nothing can move")
         handle = Migration()
         for found in chosen:
-            found.migrate(handle, to, moves, strategy, batch_size)
+            found.migrate(handle, to, moves, cut)
         handle.seal()
         return handle
 
-    def rebalance(self, *, strategy: str = "batched", batch_size: int = 16, query: Any = None) -> Migration:
+    def rebalance(
+        self,
+        *,
+        strategy: str = "batched",
+        batch_size: int | None = None,
+        max_pause: Timeout | None = None,
+        query: Any = None,
+    ) -> Migration:
         """Spread the bins evenly over the workers, moving as few as possible; see `migrate`."""
-        return self.migrate(strategy=strategy, batch_size=batch_size, query=query)
+        return self.migrate(strategy=strategy, batch_size=batch_size, max_pause=max_pause, query=query)
 
     def rescale(self, workers: int) -> Rescale:
         """Go to another number of resident processes while queries run.

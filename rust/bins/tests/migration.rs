@@ -41,7 +41,7 @@ fn drive(layout: Layout, bits: u8, plans: Vec<(Strategy, Routing)>, seed: u64) -
             if index == 0 {
                 if let Some(active) = &mut migration {
                     active.observe(&rig.counts.probe);
-                    if let Some(commands) = active.issue(tick) {
+                    if let Some(commands) = active.issue(tick, 1) {
                         control.schedule(tick, commands.clone())?;
                         sent.lock().unwrap().control.insert(tick, commands);
                     }
@@ -132,7 +132,7 @@ fn a_batched_migration_overlaps_with_processing() {
     let mut tick = 0;
     let mut processed = Vec::new();
     while !migration.is_done() {
-        if let Some(commands) = migration.issue(tick) {
+        if let Some(commands) = migration.issue(tick, 1) {
             control.schedule(tick, commands).unwrap();
         }
         duo.send((tick % 2) as usize, (0..100).map(|key| (key, 1)).collect());

@@ -270,8 +270,9 @@ impl Host for GroupHost {
             }
             Event::Rows { .. } => unreachable!("only a host that asks for it is told rows of an epoch under way"),
             Event::MigrationDone { handle, moved, bytes, steps } => {
-                let steps = step_reports(&steps);
-                HostEvent::MigrationDone { handle, report: json!({ "moved": moved, "bytes": bytes, "steps": steps }) }
+                let planned = steps.iter().map(|step| step.planned).sum();
+                let report = json!({ "moved": moved, "bytes": bytes, "steps": step_reports(&steps) });
+                HostEvent::MigrationDone { handle, planned, report }
             }
             Event::MigrationRefused { handle, error, steps } => {
                 let message =
@@ -279,7 +280,8 @@ impl Host for GroupHost {
                 let failure = Failure::new("migration", message).with("step", steps.len());
                 let moved: u32 = steps.iter().map(|step| step.bins).sum();
                 let report = json!({ "moved": moved, "bytes": 0, "steps": step_reports(&steps) });
-                HostEvent::MigrationFailed { handle, report, failure }
+                let planned = steps.iter().map(|step| step.planned).sum();
+                HostEvent::MigrationFailed { handle, planned, report, failure }
             }
             Event::Failed { error } => HostEvent::Failed { failure: self.failure(&error) },
         }
@@ -296,8 +298,8 @@ impl Host for GroupHost {
         running.group.release_at(epoch, inputs, watermark, Some(clock_ms)).map_err(|error| self.failure(&error))
     }
 
-    fn migrate(&self, running: &Running, handle: u64, steps: Vec<Vec<(u32, u32)>>) {
-        running.group.migrate(handle, steps);
+    fn migrate(&self, running: &Running, handle: u64, steps: Vec<Vec<(u32, u32)>>, max_pause: Option<Duration>) {
+        running.group.migrate(handle, steps, max_pause);
     }
 
     fn cancel(&self, running: &Running, handle: u64) {
@@ -417,7 +419,10 @@ fn owners(plan: &Plan, launch: &Launch) -> Result<Vec<Vec<u32>>, Failure> {
 }
 
 fn step_reports(steps: &[StepReport]) -> Vec<Value> {
-    let report = |step: &StepReport| json!({ "step": step.step, "bins": step.bins, "started_ns": step.started_ns, "ended_ns": step.ended_ns });
+    let report = |step: &StepReport| {
+        let StepReport { step, bins, started_ns, ended_ns, paused_ns, .. } = *step;
+        json!({ "step": step, "bins": bins, "started_ns": started_ns, "ended_ns": ended_ns, "paused_ns": paused_ns })
+    };
     steps.iter().map(report).collect()
 }
 

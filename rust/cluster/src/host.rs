@@ -5,6 +5,7 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::time::Duration;
 
 use arrow_array::RecordBatch;
 use arrow_schema::SchemaRef;
@@ -86,8 +87,9 @@ pub trait Host: Send + Sync + 'static {
         clock_ms: i64,
     ) -> Result<(), Failure>;
 
-    /// Moves bins step by step; does not wait. [`HostEvent::MigrationDone`] follows, or [`HostEvent::MigrationFailed`].
-    fn migrate(&self, group: &Self::Group, handle: u64, steps: Vec<Vec<(u32, u32)>>);
+    /// Moves bins step by step; does not wait. [`HostEvent::MigrationDone`] follows, or [`HostEvent::MigrationFailed`]. With `max_pause`,
+    /// steps are taken together as long as none pauses for longer.
+    fn migrate(&self, group: &Self::Group, handle: u64, steps: Vec<Vec<(u32, u32)>>, max_pause: Option<Duration>);
 
     /// Ends a migration after the step under way; [`HostEvent::MigrationDone`] tells what was done.
     fn cancel(&self, group: &Self::Group, handle: u64);
@@ -200,13 +202,17 @@ pub enum HostEvent {
     MigrationDone {
         /// The handle given to [`Host::migrate`].
         handle: u64,
-        /// Figures: `moved`, `bytes`, `steps`, one entry for each step that was done.
+        /// Steps of the list that were done.
+        planned: u32,
+        /// Figures: `moved`, `bytes`, `steps`, one entry for each step as it was taken.
         report: Value,
     },
     /// A migration has ended early; the workers go on.
     MigrationFailed {
         /// The handle given to [`Host::migrate`].
         handle: u64,
+        /// Steps of the list that were done.
+        planned: u32,
         /// Figures of what was done before, as of a migration that is complete.
         report: Value,
         /// Why.

@@ -7,6 +7,8 @@ use std::collections::BTreeMap;
 
 use serde::Deserialize;
 
+use penstock_balance::Strategy;
+
 use crate::error::EngineError;
 use crate::protocol::{Dismissal, Effect, Event, Facts, Handle, MemberId, QueryId, RescaleFacts, Ticket, Wait};
 use crate::query::{Query, View};
@@ -49,8 +51,10 @@ pub struct Setup {
     pub start_ms: u64,
     /// Files of a manifest above which they are merged.
     pub merge_files: usize,
-    /// Ranges of one step of a migration that the engine starts.
-    pub move_ranges: usize,
+    /// How ranges move when the engine gives members their shares.
+    pub shares: Strategy,
+    /// See [`Event::Migrate`], for these moves.
+    pub max_pause_ms: Option<u32>,
 }
 
 impl Default for Setup {
@@ -72,7 +76,8 @@ impl Default for Setup {
             silence_ms: 0,
             start_ms: 300_000,
             merge_files: 64,
-            move_ranges: 16,
+            shares: Strategy::Matched { size: 1 },
+            max_pause_ms: Some(50),
         }
     }
 }

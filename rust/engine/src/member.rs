@@ -102,6 +102,8 @@ pub enum MemberEffect {
         handle: Handle,
         /// Step by step.
         steps: Vec<Vec<(Range, u32)>>,
+        /// See [`Event::Migrate`](crate::Event::Migrate).
+        max_pause_ms: Option<u32>,
     },
     /// End a migration after the step under way.
     CancelMigration {
@@ -293,9 +295,9 @@ impl Member {
                 self.storing.insert(ticket, true);
                 out.push(MemberEffect::MergeFiles { ticket, stamp, files });
             }
-            Request::Migrate { stamp, handle, steps } => {
+            Request::Migrate { stamp, handle, steps, max_pause_ms } => {
                 self.able(stamp)?.migrations.insert(handle, ticket);
-                out.push(MemberEffect::Migrate { handle, steps });
+                out.push(MemberEffect::Migrate { handle, steps, max_pause_ms });
             }
             Request::CancelMigration { stamp, handle } => {
                 self.able(stamp)?;

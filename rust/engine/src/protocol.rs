@@ -5,6 +5,7 @@
 
 use std::collections::BTreeMap;
 
+use penstock_balance::Strategy;
 use serde::{Deserialize, Serialize};
 
 use crate::error::{EngineError, Failure, StoreError};
@@ -185,6 +186,8 @@ pub enum Request {
         handle: Handle,
         /// Range and new worker, of every operator; step by step.
         steps: Vec<Vec<(Range, u32)>>,
+        /// See [`Event::Migrate`].
+        max_pause_ms: Option<u32>,
     },
     /// Let a migration end after the step under way.
     CancelMigration {
@@ -377,8 +380,11 @@ pub enum Event {
         handle: Handle,
         /// What; planned when its turn comes.
         wish: Wish,
-        /// Ranges of a step, which move at one time; at least 1.
-        step: u32,
+        /// How it is cut into steps.
+        strategy: Strategy,
+        /// Milliseconds that no step may pause for longer, where one step's ranges allow it: steps are taken together as long as they stay
+        /// within it. None: one by one.
+        max_pause_ms: Option<u32>,
     },
     /// A user wants no further step.
     CancelMigration {

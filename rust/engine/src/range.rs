@@ -142,28 +142,9 @@ impl Layout {
     /// The moves to equal shares, up to one range, among the workers that may keep some; as few as possible.
     #[must_use]
     pub fn balanced(&self, keeps: &[bool]) -> Vec<(Range, u32)> {
-        let stay: Vec<u32> = (0..).zip(keeps).filter(|(_, keeps)| **keeps).map(|(worker, _)| worker).collect();
-        if stay.is_empty() {
-            return Vec::new();
-        }
-        let held = self.shares(keeps.len() as u32);
-        let mut ranked = stay.clone();
-        ranked.sort_by_key(|worker| std::cmp::Reverse(held[*worker as usize]));
-        // Workers with many ranges get the shares that are one larger.
-        let (share, rest) = (self.ranges.len() / stay.len(), self.ranges.len() % stay.len());
-        let mut room = vec![0; keeps.len()];
-        for (place, worker) in ranked.iter().enumerate() {
-            room[*worker as usize] = share + usize::from(place < rest);
-        }
-        let mut spare = Vec::new();
-        for (range, owner) in &self.ranges {
-            match room.get_mut(*owner as usize) {
-                Some(room) if *room > 0 => *room -= 1,
-                _ => spare.push(*range),
-            }
-        }
-        let mut takers = stay.into_iter().flat_map(|worker| vec![worker; room[worker as usize]]);
-        spare.into_iter().map_while(|range| Some((range, takers.next()?))).collect()
+        let owners: Vec<u32> = self.ranges.iter().map(|(_, owner)| *owner).collect();
+        let moves = penstock_balance::balanced(&owners, keeps);
+        moves.into_iter().map(|shift| (self.ranges[shift.what].0, shift.to)).collect()
     }
 }
 

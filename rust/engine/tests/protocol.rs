@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use penstock_balance::Strategy;
 use penstock_engine::{
     Answer, Dismissal, Effect, Engine, EngineError, Event, Failure, Kind, MemberId, Operator, Plan, Program, Range,
     Ranges, Receipt, Request, Setup, Ticket, Wait, Wish,
@@ -134,8 +135,9 @@ impl Script {
         self.hear(Event::Timer { ticket });
     }
 
-    fn migrate(&mut self, handle: u64, wish: Wish, step: u32) {
-        self.hear(Event::Migrate { query: QUERY.into(), handle, wish, step });
+    fn migrate(&mut self, handle: u64, wish: Wish, size: usize) {
+        let strategy = Strategy::Batched { size };
+        self.hear(Event::Migrate { query: QUERY.into(), handle, wish, strategy, max_pause_ms: None });
     }
 
     fn owners(&self) -> Vec<u32> {

@@ -277,7 +277,8 @@ impl Place {
                     }
                 }
             }
-            words[word] += seen;
+            // Forged state may claim any number.
+            words[word] = words[word].saturating_add(seen);
         }
         if wrapped { Err(Wrapped) } else { Ok(()) }
     }

@@ -362,7 +362,7 @@ fn a_join_goes_back_to_where_the_epoch_began() {
             if random.below(2) == 0 {
                 // Begun and broken off: bins move as well.
                 cluster.release_of(epoch, &given, None);
-                cluster.groups[0].0.migrate(epoch, moves(&mut random, 3, epoch % 3));
+                cluster.groups[0].0.migrate(epoch, moves(&mut random, 3, epoch % 3), None);
                 if random.below(2) == 0 {
                     cluster.complete(epoch, &mut 0).unwrap();
                 }
@@ -413,7 +413,7 @@ fn random_graphs_equal_the_oracle_while_bins_move() {
                 }
             }
             cluster.release_of(epoch, &blocks, (epoch == 3).then_some(i64::MAX));
-            cluster.groups[0].0.migrate(epoch, moves(&mut random, workers, epoch % 3));
+            cluster.groups[0].0.migrate(epoch, moves(&mut random, workers, epoch % 3), None);
             given.extend(read(&cluster.complete(epoch, &mut migrated).unwrap()));
         }
         let mut expected = oracle(&made.words, &fed).pop().unwrap();
@@ -453,7 +453,7 @@ fn marks_pass_each_operator_once() {
                 (source, rows(&["k", "v"], &block))
             });
             cluster.release_of(epoch, &blocks, None);
-            cluster.groups[0].0.migrate(epoch, moves(&mut random, 3, epoch % 3));
+            cluster.groups[0].0.migrate(epoch, moves(&mut random, 3, epoch % 3), None);
             let mut given = read(&cluster.complete(epoch, &mut 0).unwrap());
             given.sort();
             let expected: Bag = touched.into_iter().map(|key| vec![key, sums[&key]]).collect();

@@ -175,7 +175,7 @@ fn counts_equal_the_oracle_while_bins_move() {
                     *entry = (entry.0 + 1, entry.1 + row[1]);
                 }
                 cluster.release(epoch, &["k", "v"], &values, None);
-                cluster.groups[0].0.migrate(epoch, moves(&mut random, workers, strategy));
+                cluster.groups[0].0.migrate(epoch, moves(&mut random, workers, strategy), None);
                 asked += 1;
                 let outputs = cluster.complete(epoch, &mut migrated).unwrap();
                 let mut seen = std::collections::BTreeSet::new();
@@ -222,7 +222,7 @@ fn the_order_of_rows_does_not_depend_on_workers() {
         let mut got = Vec::new();
         for (epoch, values) in values.chunks(1100).enumerate() {
             cluster.release(epoch as u64, &["k", "v"], values, None);
-            cluster.groups[0].0.migrate(0, moves(&mut random, processes * threads, 1));
+            cluster.groups[0].0.migrate(0, moves(&mut random, processes * threads, 1), None);
             got.extend(read(&cluster.complete(epoch as u64, &mut 0).unwrap()));
         }
         got.sort_unstable();
@@ -264,7 +264,7 @@ fn a_failed_epoch_is_undone_and_replayed_with_the_same_rows() {
             expected.sort_unstable();
             if epoch % 3 == 1 {
                 *poison.lock().unwrap() = Some(random.below(800) as i64);
-                cluster.groups[0].0.migrate(epoch, moves(&mut random, workers, epoch % 2));
+                cluster.groups[0].0.migrate(epoch, moves(&mut random, workers, epoch % 2), None);
                 cluster.release(epoch, &["k", "v"], &values, None);
                 let error = cluster.complete(epoch, &mut 0).unwrap_err();
                 assert!(error.to_string().contains("poisoned"), "{error}");
@@ -276,7 +276,7 @@ fn a_failed_epoch_is_undone_and_replayed_with_the_same_rows() {
                 cluster = Cluster::start(&config, processes, threads, epoch + 2, residents);
             }
             cluster.release(epoch, &["k", "v"], &values, None);
-            cluster.groups[0].0.migrate(epoch, moves(&mut random, workers, 1));
+            cluster.groups[0].0.migrate(epoch, moves(&mut random, workers, 1), None);
             let mut got = read(&cluster.complete(epoch, &mut 0).unwrap());
             got.sort_unstable();
             let differ = got.iter().zip(&expected).find(|(got, expected)| got != expected);
@@ -316,7 +316,7 @@ fn windows_close_with_the_watermark_on_any_number_of_workers() {
             let last = epoch + 1 == chunks.len();
             let seen = values.iter().map(|row| row[0] - 4).max().unwrap() * 1000;
             cluster.release(epoch as u64, &["ts", "k"], values, Some(if last { i64::MAX } else { seen }));
-            cluster.groups[0].0.migrate(0, moves(&mut random, processes * threads, 0));
+            cluster.groups[0].0.migrate(0, moves(&mut random, processes * threads, 0), None);
             got.extend(read(&cluster.complete(epoch as u64, &mut 0).unwrap()));
         }
         got.sort_unstable();
@@ -442,7 +442,7 @@ fn state_that_is_not_there_is_refused() {
 impl Cluster {
     /// Runs one migration between epochs; returns bins and bytes reported.
     fn migrate(&self, handle: u64, steps: Vec<Vec<(u32, u32)>>) -> (u32, u64) {
-        self.groups[0].0.migrate(handle, steps);
+        self.groups[0].0.migrate(handle, steps, None);
         match self.groups[0].1.recv_timeout(PATIENCE).expect("an idle migration finishes") {
             Event::MigrationDone { handle: done, moved, bytes, .. } => {
                 assert_eq!(done, handle);
@@ -499,7 +499,7 @@ fn a_refused_step_is_told_and_the_next_migration_works() {
         ] {
             // The first step moves, the second is refused as a whole, the third is not issued.
             let back = handle as u32 % 2;
-            cluster.groups[0].0.migrate(handle, vec![vec![(0, back)], vec![(2, 1), wrong], vec![(4, 1)]]);
+            cluster.groups[0].0.migrate(handle, vec![vec![(0, back)], vec![(2, 1), wrong], vec![(4, 1)]], None);
             match cluster.groups[0].1.recv_timeout(PATIENCE).expect("a refused migration ends") {
                 Event::MigrationRefused { handle: told, error, steps } => {
                     assert_eq!((told, error, steps.len()), (handle, expected, 1));
@@ -639,7 +639,7 @@ fn bins_in_flight_between_epochs_come_back_when_the_generation_ends() {
         steps.extend(moves(&mut random, 3, epoch % 3));
         if epoch % 2 == 0 {
             *stuck.lock().unwrap() = Some(random.below(40) as i64);
-            cluster.groups[0].0.migrate(epoch, steps);
+            cluster.groups[0].0.migrate(epoch, steps, None);
             let failures = cluster.groups.iter().filter_map(|(_, inbox)| match inbox.recv_timeout(PATIENCE) {
                 Ok(Event::Failed { error }) => Some(error),
                 _ => None,
@@ -652,7 +652,7 @@ fn bins_in_flight_between_epochs_come_back_when_the_generation_ends() {
             assert_eq!(told.count(), 1, "a stuck bin has to move");
             *stuck.lock().unwrap() = None;
         } else {
-            cluster.groups[0].0.migrate(epoch, steps);
+            cluster.groups[0].0.migrate(epoch, steps, None);
             let pause = std::time::Duration::from_micros(random.below(3000));
             let _ = cluster.groups[0].1.recv_timeout(pause);
         }
@@ -711,8 +711,8 @@ fn a_cancelled_migration_ends_after_its_step() {
     let cluster = Cluster::start(&config(&counting("update"), &none, 2), 1, 2, 1, fresh(1));
     let group = &cluster.groups[0].0;
     let there = |worker: u32| (0..16).cycle().take(20_000).map(|bin| vec![(bin, worker)]).collect::<Vec<_>>();
-    group.migrate(1, there(1));
-    group.migrate(2, there(0));
+    group.migrate(1, there(1), None);
+    group.migrate(2, there(0), None);
     group.cancel(2);
     group.cancel(1);
     group.cancel(7);

@@ -113,7 +113,7 @@ fn each_epoch_tells_its_own_changes_while_bins_move() {
             release(&group, epoch, keys(block.iter().copied()));
             if epoch % 5 == 0 {
                 let moves = |bin: u32| (bin, (bin + epoch as u32) % workers as u32);
-                group.migrate(epoch, vec![(0..8).map(moves).collect(), (8..16).map(moves).collect()]);
+                group.migrate(epoch, vec![(0..8).map(moves).collect(), (8..16).map(moves).collect()], None);
             }
         }
         let (mut done, mut migrated) = (0, 0);

@@ -63,7 +63,9 @@ mod _native {
     #[pymodule_export]
     use crate::ordered::OrderedRun;
     #[pymodule_export]
-    use crate::plan::{exchange_hashes, hash_columns, max_event_time, migration_steps, plan_check, plan_piece_schema};
+    use crate::plan::{
+        balanced_owners, exchange_hashes, hash_columns, max_event_time, migration_steps, plan_check, plan_piece_schema,
+    };
     #[pymodule_export]
     use crate::registry::{Registry, key_of};
     #[pymodule_export]

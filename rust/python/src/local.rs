@@ -18,7 +18,9 @@ use arrow_array::RecordBatch as Batch;
 use crossbeam::channel::{Receiver, RecvTimeoutError, Sender, bounded, select, unbounded};
 use penstock_bins::ControlError;
 use penstock_dataflow::fabric;
-use penstock_plan::host::{Event, Group, GroupConfig, HostError, PartitionRows, Resident, Rows, Watermarks};
+use penstock_plan::host::{
+    Event, Group, GroupConfig, HostError, PartitionRows, Resident, Rows, StepReport, Watermarks,
+};
 use penstock_plan::{Plan, Source};
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
@@ -92,7 +94,7 @@ struct Ready {
 struct Report {
     moved: u32,
     bytes: u64,
-    steps: Vec<(u32, u32, u64, u64)>,
+    steps: Vec<StepReport>,
 }
 
 impl Books {
@@ -120,7 +122,6 @@ impl Books {
                 self.ready.push_back(Ready { kind: "rows", batch: rows, told: Some((worker, bytes)) });
             }
             Event::MigrationDone { handle, moved, bytes, steps } => {
-                let steps = steps.iter().map(|s| (s.step, s.bins, s.started_ns, s.ended_ns)).collect();
                 self.migrations.insert(handle, Some(Ok(Report { moved, bytes, steps })));
             }
             Event::MigrationRefused { handle, error, .. } => {
@@ -337,9 +338,12 @@ impl LocalRun {
         })?)
     }
 
-    /// Starts moving bins: `steps` is a list of lists of ``(bin, worker)``. Returns a handle for `wait_migration`.
-    fn migrate(&self, py: Python<'_>, steps: Vec<Vec<(u32, u32)>>) -> PyResult<u64> {
+    /// Starts moving bins: `steps` is a list of lists of ``(bin, worker)``, taken together as long as none pauses for longer than
+    /// `max_pause` seconds, one by one without. Returns a handle for `wait_migration`.
+    #[pyo3(signature = (steps, max_pause=None))]
+    fn migrate(&self, py: Python<'_>, steps: Vec<Vec<(u32, u32)>>, max_pause: Option<f64>) -> PyResult<u64> {
         let inner = self.inner(py)?;
+        let max_pause = self::timeout(max_pause)?;
         for &(bin, worker) in steps.iter().flatten() {
             if bin >= 1 << inner.bits || worker as usize >= inner.workers {
                 return Err(errors::raise(
@@ -356,7 +360,7 @@ impl LocalRun {
             inner.with(|books| {
                 let group = books.group.as_ref().ok_or(Problem::Closed("LocalRun"))?;
                 let handle = books.next_migration;
-                group.migrate(handle, steps);
+                group.migrate(handle, steps, max_pause);
                 books.next_migration += 1;
                 books.migrations.insert(handle, None);
                 Ok::<_, Problem>(handle)
@@ -401,12 +405,13 @@ impl LocalRun {
         result.set_item("moved", report.moved)?;
         result.set_item("bytes", report.bytes)?;
         let mut steps = Vec::with_capacity(report.steps.len());
-        for (step, bins, started_ns, ended_ns) in report.steps {
+        for report in report.steps {
             let entry = PyDict::new(py);
-            entry.set_item("step", step)?;
-            entry.set_item("bins", bins)?;
-            entry.set_item("started_ns", started_ns)?;
-            entry.set_item("ended_ns", ended_ns)?;
+            entry.set_item("step", report.step)?;
+            entry.set_item("bins", report.bins)?;
+            entry.set_item("started_ns", report.started_ns)?;
+            entry.set_item("ended_ns", report.ended_ns)?;
+            entry.set_item("paused_ns", report.paused_ns)?;
             steps.push(entry);
         }
         result.set_item("steps", steps)?;

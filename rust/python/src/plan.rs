@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use arrow_array::{ArrayRef, Int64Array, RecordBatch as Batch, UInt64Array};
 use arrow_schema::{DataType, Field, Schema as ArrowSchema, SchemaRef};
+use penstock_balance::balanced;
 use penstock_bins::{Routing, Strategy, steps};
 use penstock_plan::hash::hash_columns_of;
 use penstock_plan::{KeyedKind, KeyedSpec, Plan};
@@ -61,6 +62,15 @@ fn operators<'py>(py: Python<'py>, plan: &Plan) -> PyResult<Vec<Bound<'py, PyDic
     plan.keyed().map(told).collect()
 }
 
+/// Owners with equal shares, up to one bin, that differ from these in as few bins as possible.
+#[pyfunction]
+pub(crate) fn balanced_owners(mut owners: Vec<u32>, workers: usize) -> Vec<u32> {
+    for shift in balanced(&owners, &vec![true; workers]) {
+        owners[shift.what] = shift.to;
+    }
+    owners
+}
+
 /// Cuts the way from one assignment of bins to workers to another into steps of moves ``(bin, worker)``.
 #[pyfunction]
 pub(crate) fn migration_steps(
@@ -70,14 +80,7 @@ pub(crate) fn migration_steps(
     batch_bins: usize,
 ) -> PyResult<Vec<Vec<(u32, u32)>>> {
     let refused = |error: &dyn std::fmt::Display| errors::raise(Kind::Config, &error.to_string());
-    let strategy = match strategy {
-        "all-at-once" => Strategy::AllAtOnce,
-        "batched" => Strategy::Batched { size: batch_bins },
-        "fluid" => Strategy::Fluid,
-        other => {
-            return Err(refused(&format!("strategy '{other}' is unknown; there are all-at-once, batched, fluid")));
-        }
-    };
+    let strategy = Strategy::parse(strategy, batch_bins).map_err(|error| refused(&error))?;
     let routing = |owners| Routing::from_owners(owners).map_err(|error| refused(&error));
     steps(strategy, &routing(owners)?, &routing(target)?).map_err(|error| refused(&error))
 }

@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from penstock._migration import Cut
 from penstock.errors import ConfigError, EngineError, PenstockError
 from penstock.report import _timeline as timeline
 from penstock.spark._engine.executor import Executor
@@ -56,7 +57,7 @@ class Moves:
         executor.perform(Moving=self._moving, Moved=self._moved)
         executor.when_broken(self._break)
 
-    def ask(self, query: str, name: str, handle: Migration, wish: Any, step: int, strategy: str) -> None:
+    def ask(self, query: str, name: str, handle: Migration, wish: Any, cut: Cut) -> None:
         """Enter a migration of a query into a handle.
 
         Parameters
@@ -67,10 +68,8 @@ class Moves:
             Follows it.
         wish : str or dict
             As the protocol has it: ``"Even"``, ``{"To": workers}``, ``{"Moves": [[[bin, bits], worker], ...]}``.
-        step : int
-            Bins of a step.
-        strategy : str
-            For the report.
+        cut : Cut
+            In which steps.
 
         Raises
         ------
@@ -80,11 +79,11 @@ class Moves:
             When the query does not run.
         """
         number = next(self._numbers)
-        report = MoveReport(name, strategy)
+        report = MoveReport(name, cut.strategy)
         move = _Move(handle, report, handle.begin(report))
         with self._lock:
             self._open[number] = move
-        asked = {"query": query, "handle": number, "wish": wish, "step": step}
+        asked = {"query": query, "handle": number, "wish": wish, **cut.told()}
         self._executor.ask({"Migrate": asked}, move)
         move.taken = True
         if move.refused is not None:

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
-from penstock._migration import Wish, moves_to, step_bins
+from penstock._migration import Cut, Wish, moves_to
 from penstock._storage import Storage
 from penstock.errors import (
     ConfigError,
@@ -313,10 +313,10 @@ class Query:
                     raise
         raise AssertionError("the last look returns or raises")
 
-    def migrate(self, handle: Migration, to: Any, moves: Any, strategy: str, batch_size: int) -> None:
+    def migrate(self, handle: Migration, to: Any, moves: Any, cut: Cut) -> None:
         """Move bins when the migrations before have ended, and enter that into a handle."""
-        step, bits = step_bins(strategy, batch_size), self._setup.bits
-        wish = Wish.of(to, moves, strategy, batch_size, 1 << bits, _MOST_WORKERS)
+        bits = self._setup.bits
+        wish = Wish.of(to, moves, cut, 1 << bits, _MOST_WORKERS)
         told: Any = "Even"
         if wish.moves is not None:
             told = {"Moves": [[[bin_, bits], worker] for bin_, worker in wish.moves]}
@@ -324,7 +324,7 @@ class Query:
             # From nowhere every bin moves; which of them are there already is known when the turn comes.
             nowhere = [[-1] * (1 << bits)] * len(self.program.operators)
             told = {"To": [worker for _, worker in moves_to(nowhere, wish.to, _MOST_WORKERS)] if nowhere else []}
-        self._setup.moves.ask(self.id, self.name, handle, told, step, strategy)
+        self._setup.moves.ask(self.id, self.name, handle, told, cut)
 
     def end(self, check: Check) -> None:
         """Forget everything, here and at the members; waits for their threads for a while.

@@ -1,13 +1,16 @@
 //! One migration as its host drives it: issue a step at a time, await it, issue the next.
 //!
-//! Invariants: at most one step is in flight; a step is done when S's output frontier has left its time; a cancelled
+//! Invariants: at most one step, or some that are issued together, is in flight; a step is done when S's output frontier has left its time; a cancelled
 //! migration issues nothing more, and what is in flight still completes (bins are never between two owners).
 //!
 //! Source: Megaphone §3.3 (await completion), §4.4 (the host may leave a gap before it issues the next step).
 
+use std::collections::BTreeMap;
+
+use penstock_balance::Strategy;
 use penstock_progress::{ProbeHandle, Timestamp};
 
-use super::{PlanStep, Strategy, commands, steps};
+use super::{PlanStep, commands, steps};
 use crate::control::Command;
 use crate::error::BinsError;
 use crate::routing::Routing;
@@ -21,7 +24,7 @@ use crate::routing::Routing;
 /// let (from, to) = (Routing::new(1, 1)?, Routing::new(1, 2)?);
 /// let mut migration = Migration::<u64>::new(Strategy::Fluid, &from, &to)?;
 /// let probe = ProbeHandle::new();
-/// assert_eq!(migration.issue(7).map(|commands| commands.len()), Some(1));
+/// assert_eq!(migration.issue(7, 1).map(|commands| commands.len()), Some(1));
 /// probe.update([(7, 1)]);
 /// assert!(!migration.observe(&probe), "7 is still possible");
 /// probe.update([(7, -1), (8, 1)]);
@@ -32,7 +35,8 @@ use crate::routing::Routing;
 pub struct Migration<T> {
     steps: Vec<PlanStep>,
     issued: usize,
-    in_flight: Option<T>,
+    /// Its time, and how many steps it is.
+    in_flight: Option<(T, usize)>,
     cancelled: bool,
 }
 
@@ -41,6 +45,8 @@ pub struct Migration<T> {
 pub struct MigrationProgress<T> {
     /// Steps of the whole migration.
     pub steps: usize,
+    /// Steps issued, completed or under way.
+    pub steps_issued: usize,
     /// Steps completed.
     pub steps_done: usize,
     /// Bins that move in the whole migration.
@@ -77,18 +83,22 @@ impl<T: Timestamp> Migration<T> {
         self.steps.get(self.issued).map(Vec::as_slice)
     }
 
-    /// Issues the next step at `time`: its commands, for the host to schedule at that time. `None` like
-    /// [`next_step`](Self::next_step).
-    pub fn issue(&mut self, time: T) -> Option<Vec<Command>> {
-        let commands = commands(self.next_step()?);
-        self.issued += 1;
-        self.in_flight = (!commands.is_empty()).then_some(time);
+    /// Issues the next steps at `time`, so many as one, at least one: their commands, for the host to schedule at that time. A bin
+    /// that several of them name goes where the last one says. `None` like [`next_step`](Self::next_step).
+    pub fn issue(&mut self, time: T, most: usize) -> Option<Vec<Command>> {
+        self.next_step()?;
+        let left = &self.steps[self.issued..];
+        let together = &left[..most.clamp(1, left.len())];
+        let latest: BTreeMap<u32, u32> = together.iter().flatten().copied().collect();
+        let commands = commands(&latest.into_iter().collect::<Vec<_>>());
+        self.issued += together.len();
+        self.in_flight = (!commands.is_empty()).then_some((time, together.len()));
         Some(commands)
     }
 
     /// Reads the probe of S's output; true when that completed the step in flight.
     pub fn observe(&mut self, probe: &ProbeHandle<T>) -> bool {
-        self.in_flight.take_if(|time| !probe.less_equal(time)).is_some()
+        self.in_flight.take_if(|(time, _)| !probe.less_equal(time)).is_some()
     }
 
     /// Issues nothing more. The step in flight, if any, completes: observe until [`is_done`](Self::is_done).
@@ -105,14 +115,15 @@ impl<T: Timestamp> Migration<T> {
     /// How far it is.
     #[must_use]
     pub fn progress(&self) -> MigrationProgress<T> {
-        let done = self.issued - usize::from(self.in_flight.is_some());
+        let done = self.issued - self.in_flight.as_ref().map_or(0, |(_, steps)| *steps);
         let bins = |steps: &[PlanStep]| steps.iter().map(Vec::len).sum();
         MigrationProgress {
             steps: self.steps.len(),
+            steps_issued: self.issued,
             steps_done: done,
             bins: bins(&self.steps),
             bins_done: bins(&self.steps[..done]),
-            in_flight: self.in_flight.clone(),
+            in_flight: self.in_flight.as_ref().map(|(time, _)| time.clone()),
             cancelled: self.cancelled,
         }
     }
@@ -129,8 +140,8 @@ mod tests {
         let probe = ProbeHandle::new();
         probe.update([(5, 1)]);
         assert_eq!(migration.next_step(), Some(&[(1, 1), (3, 1), (5, 1)][..]));
-        assert_eq!(migration.issue(6).unwrap().len(), 3);
-        assert!(migration.next_step().is_none() && migration.issue(7).is_none());
+        assert_eq!(migration.issue(6, 1).unwrap().len(), 3);
+        assert!(migration.next_step().is_none() && migration.issue(7, 1).is_none());
         assert!(!migration.observe(&probe));
         assert_eq!(migration.progress().bins_done, 0);
         probe.update([(5, -1), (7, 1)]);
@@ -138,7 +149,7 @@ mod tests {
         assert!(!migration.observe(&probe), "a step completes once");
         let progress = migration.progress();
         assert_eq!((progress.steps, progress.steps_done, progress.bins, progress.bins_done), (2, 1, 4, 3));
-        assert_eq!(migration.issue(7), Some(vec![Command::Move { bin: 7, worker: 1 }]));
+        assert_eq!(migration.issue(7, 1), Some(vec![Command::Move { bin: 7, worker: 1 }]));
         migration.cancel();
         assert!(!migration.is_done());
         probe.update([(7, -1)]);
@@ -148,15 +159,32 @@ mod tests {
     #[test]
     fn a_step_without_moves_awaits_nothing() {
         let mut migration = Migration::<u64>::from_steps(vec![vec![], vec![(1, 1)], vec![]]);
-        assert_eq!(migration.issue(3), Some(vec![]));
+        assert_eq!(migration.issue(3, 1), Some(vec![]));
         assert_eq!(migration.progress().steps_done, 1);
-        assert_eq!(migration.issue(3), Some(vec![Command::Move { bin: 1, worker: 1 }]));
-        assert!(migration.issue(4).is_none() && !migration.is_done());
+        assert_eq!(migration.issue(3, 1), Some(vec![Command::Move { bin: 1, worker: 1 }]));
+        assert!(migration.issue(4, 1).is_none() && !migration.is_done());
         let probe = ProbeHandle::new();
         probe.update([(4, 1)]);
         assert!(migration.observe(&probe));
-        assert_eq!(migration.issue(4), Some(vec![]));
+        assert_eq!(migration.issue(4, 1), Some(vec![]));
         assert!(migration.is_done());
+    }
+
+    #[test]
+    fn steps_that_are_issued_together_are_one_and_the_last_word_on_a_bin_counts() {
+        let steps = vec![vec![(1, 1)], vec![(2, 1), (1, 3)], vec![(4, 1)]];
+        let mut migration = Migration::<u64>::from_steps(steps);
+        let probe = ProbeHandle::new();
+        probe.update([(3, 1)]);
+        let moves = [(1, 3), (2, 1)].map(|(bin, worker)| Command::Move { bin, worker });
+        assert_eq!(migration.issue(3, 2), Some(moves.to_vec()));
+        assert_eq!(migration.progress().steps_done, 0);
+        probe.update([(3, -1), (4, 1)]);
+        assert!(migration.observe(&probe));
+        assert_eq!(migration.progress().steps_done, 2);
+        assert_eq!(migration.issue(4, usize::MAX), Some(vec![Command::Move { bin: 4, worker: 1 }]));
+        probe.update([(4, -1)]);
+        assert!(migration.observe(&probe) && migration.is_done());
     }
 
     #[test]
@@ -164,7 +192,7 @@ mod tests {
         let (from, to) = (Routing::new(3, 1).unwrap(), Routing::new(3, 2).unwrap());
         let mut migration = Migration::<u64>::new(Strategy::Fluid, &from, &to).unwrap();
         migration.cancel();
-        assert!(migration.is_done() && migration.issue(0).is_none());
+        assert!(migration.is_done() && migration.issue(0, 1).is_none());
         let progress = migration.progress();
         assert!(progress.cancelled && progress.steps_done == 0 && progress.steps == 4);
         let nothing = Migration::<u64>::new(Strategy::Fluid, &to, &to).unwrap();

@@ -1,42 +1,23 @@
-//! Plans: a migration from one routing to another as a list of steps.
+//! Plans: a migration from one routing to another as a list of steps, and driving it.
 //!
-//! A step is a set of moves that take effect at one time. The fewer bins in a step, the shorter its pause and the longer the
-//! whole migration. Every strategy reaches the same final map.
+//! A step is a set of moves that take effect at one time; how they are cut is `penstock-balance`'s.
 //!
 //! Source: Megaphone §3.3; M-14.
 
-mod all_at_once;
-mod batched;
-mod fluid;
 mod migration;
 
 pub use migration::{Migration, MigrationProgress};
 
-use serde::{Deserialize, Serialize};
+use penstock_balance::{Shift, Strategy};
 
-use crate::control::{Command, Move};
+use crate::control::Command;
 use crate::error::BinsError;
 use crate::routing::Routing;
-
-/// How to cut a migration into steps.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub enum Strategy {
-    /// Everything in one step.
-    AllAtOnce,
-    /// One bin a step, each awaited.
-    Fluid,
-    /// Groups of bins, each awaited.
-    Batched {
-        /// Bins in a step, at least one.
-        size: usize,
-    },
-}
 
 /// One step: bins and their new owners.
 pub type PlanStep = Vec<(u32, u32)>;
 
-/// The steps from one routing to another: 1, the number of bins moved, or that divided by the size, rounded up; none when
-/// the routings are equal.
+/// The steps from one routing to another; none when the routings are equal.
 ///
 /// # Errors
 /// [`BinsError::BitsDiffer`], [`BinsError::StepSize`].
@@ -50,23 +31,16 @@ pub type PlanStep = Vec<(u32, u32)>;
 /// # Ok::<(), penstock_bins::BinsError>(())
 /// ```
 pub fn steps(strategy: Strategy, from: &Routing, to: &Routing) -> Result<Vec<PlanStep>, BinsError> {
-    let moves = from.moves_to(to)?;
-    match strategy {
-        Strategy::AllAtOnce => Ok(all_at_once::steps(&moves)),
-        Strategy::Fluid => Ok(fluid::steps(&moves)),
-        Strategy::Batched { size: 0 } => Err(BinsError::StepSize),
-        Strategy::Batched { size } => Ok(batched::steps(&moves, size)),
-    }
+    let moves: Vec<Shift<u32>> =
+        from.moves_to(to)?.into_iter().map(|m| Shift { what: m.bin, from: m.from, to: m.to }).collect();
+    let list = penstock_balance::steps(strategy, &moves).map_err(|_| BinsError::StepSize)?;
+    Ok(list.into_iter().map(|step| step.into_iter().map(|shift| (shift.what, shift.to)).collect()).collect())
 }
 
 /// The commands of a step.
 #[must_use]
 pub fn commands(step: &[(u32, u32)]) -> Vec<Command> {
     step.iter().map(|&(bin, worker)| Command::Move { bin, worker }).collect()
-}
-
-fn plain(moves: &[Move]) -> PlanStep {
-    moves.iter().map(|m| (m.bin, m.to)).collect()
 }
 
 #[cfg(test)]
@@ -83,13 +57,9 @@ mod tests {
         ) {
             let (from, to) = (Routing::from_owners(from).unwrap(), Routing::from_owners(to).unwrap());
             let moved = from.moves_to(&to).unwrap().len();
-            for (strategy, expected) in [
-                (Strategy::AllAtOnce, moved.min(1)),
-                (Strategy::Fluid, moved),
-                (Strategy::Batched { size }, moved.div_ceil(size)),
-            ] {
+            let sized = [Strategy::Batched { size }, Strategy::Matched { size }];
+            for strategy in [Strategy::AllAtOnce, Strategy::Fluid].into_iter().chain(sized) {
                 let list = steps(strategy, &from, &to).unwrap();
-                prop_assert_eq!(list.len(), expected);
                 prop_assert_eq!(list.iter().map(Vec::len).sum::<usize>(), moved, "each bin moves once");
                 let mut routing = from.clone();
                 for step in &list {

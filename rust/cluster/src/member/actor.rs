@@ -12,6 +12,7 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::thread::{self, JoinHandle};
+use std::time::Duration;
 
 use crossbeam::channel::{Receiver, Sender, never, select, unbounded};
 use penstock_engine::{
@@ -237,8 +238,8 @@ impl<H: Host> Actor<H> {
                 let released = self.release(&release);
                 return released.err().map(|failure| MemberEvent::Failed(self.cause(failure)));
             }
-            MemberEffect::Migrate { handle, steps } => {
-                let refused = self.migrate(handle, steps).err()?;
+            MemberEffect::Migrate { handle, steps, max_pause_ms } => {
+                let refused = self.migrate(handle, steps, max_pause_ms).err()?;
                 let refused = Some(self.cause(refused));
                 return Some(MemberEvent::MigrationDone { handle, steps: 0, refused });
             }
@@ -455,7 +456,7 @@ impl<H: Host> Actor<H> {
         Ok(())
     }
 
-    fn migrate(&self, handle: Handle, steps: Vec<Vec<(Range, u32)>>) -> Result<(), Failure> {
+    fn migrate(&self, handle: Handle, steps: Vec<Vec<(Range, u32)>>, max_pause_ms: Option<u32>) -> Result<(), Failure> {
         let running = self.running()?;
         let fail = |message: String| Err(Failure::new("migration", message));
         let Launch { process, processes, threads, bits, .. } = running.launch;
@@ -469,7 +470,8 @@ impl<H: Host> Actor<H> {
         }
         let plain =
             |step: Vec<(Range, u32)>| step.into_iter().map(|(range, worker)| (range.prefix(), worker)).collect();
-        self.core.host.migrate(&running.group, handle, steps.into_iter().map(plain).collect());
+        let max_pause = max_pause_ms.map(|ms| Duration::from_millis(ms.into()));
+        self.core.host.migrate(&running.group, handle, steps.into_iter().map(plain).collect(), max_pause);
         Ok(())
     }
 
@@ -499,8 +501,10 @@ impl<H: Host> Actor<H> {
                 let piece = Piece { rows: rows.into(), late: late.into(), late_rows };
                 self.epoch_done(epoch, worker, piece, record);
             }
-            HostEvent::MigrationDone { handle, report } => self.migrated(handle, report, None),
-            HostEvent::MigrationFailed { handle, report, failure } => self.migrated(handle, report, Some(failure)),
+            HostEvent::MigrationDone { handle, planned, report } => self.migrated(handle, planned, report, None),
+            HostEvent::MigrationFailed { handle, planned, report, failure } => {
+                self.migrated(handle, planned, report, Some(failure));
+            }
             HostEvent::Failed { failure } => self.failed(failure),
         }
     }
@@ -524,8 +528,7 @@ impl<H: Host> Actor<H> {
         self.step(MemberEvent::EpochDone { epoch, worker, rows, late_rows });
     }
 
-    fn migrated(&mut self, handle: Handle, report: Value, refused: Option<Failure>) {
-        let steps = report["steps"].as_array().map_or(0, Vec::len) as u32;
+    fn migrated(&mut self, handle: Handle, steps: u32, report: Value, refused: Option<Failure>) {
         if let Some(call) = self.migrations.remove(&handle) {
             self.extras.insert(call, json!({ "report": report }));
         }

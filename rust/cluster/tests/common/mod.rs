@@ -246,10 +246,11 @@ impl Host for Echo {
         Ok(())
     }
 
-    fn migrate(&self, group: &EchoGroup, handle: u64, steps: Vec<Vec<(u32, u32)>>) {
+    fn migrate(&self, group: &EchoGroup, handle: u64, steps: Vec<Vec<(u32, u32)>>, _: Option<Duration>) {
         let moved: usize = steps.iter().map(Vec::len).sum();
         let report = json!({ "moved": moved, "bytes": 8, "steps": steps });
-        group.events.send(HostEvent::MigrationDone { handle, report }).unwrap();
+        let planned = steps.len() as u32;
+        group.events.send(HostEvent::MigrationDone { handle, planned, report }).unwrap();
     }
 
     fn cancel(&self, _: &EchoGroup, _: u64) {}

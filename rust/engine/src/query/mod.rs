@@ -17,6 +17,8 @@ mod moves;
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
+use penstock_balance::Strategy;
+
 use crate::engine::Setup;
 use crate::error::{EngineError, Failure, StoreError};
 use crate::manifest::{Claim, DataFile, Manifest};
@@ -163,12 +165,19 @@ enum Stage {
     CheckingReturn,
 }
 
+/// How a migration goes: what moves at one time, and for how long that may pause.
+#[derive(Clone, Copy, Debug)]
+struct Cut {
+    strategy: Strategy,
+    max_pause_ms: Option<u32>,
+}
+
 /// A user's migration that waits for its turn.
 #[derive(Debug)]
 struct Turn {
     handle: Handle,
     wish: Wish,
-    step: u32,
+    cut: Cut,
 }
 
 /// A question, by its ticket.
@@ -380,7 +389,9 @@ impl Query {
                 self.regroup(view);
             }
             Event::Stop { .. } => self.stop(view),
-            Event::Migrate { handle, wish, step, .. } => self.migrate(handle, wish, step, view),
+            Event::Migrate { handle, wish, strategy, max_pause_ms, .. } => {
+                self.migrate(handle, wish, Cut { strategy, max_pause_ms }, view);
+            }
             Event::GroupFailed { stamp, failure, .. } if stamp == self.stamp && self.status == Status::Running => {
                 self.broke(&failure.message, view);
             }

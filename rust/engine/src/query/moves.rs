@@ -6,7 +6,9 @@
 
 use std::collections::BTreeSet;
 
-use super::{Asked, Call, Phase, Query, Status, Turn, View, Wait, What};
+use penstock_balance::{Shift, Strategy, steps};
+
+use super::{Asked, Call, Cut, Phase, Query, Status, Turn, View, Wait, What};
 use crate::error::{EngineError, Failure};
 use crate::manifest::{Claim, Contents, DataFile, Manifest, Named};
 use crate::protocol::{Answer, Effect, Handle, MemberId, Request, Wish};
@@ -16,20 +18,20 @@ use crate::roster::Roster;
 impl Query {
     // Migrations
 
-    pub(super) fn migrate(&mut self, handle: Handle, wish: Wish, step: u32, view: &mut View<'_>) {
+    pub(super) fn migrate(&mut self, handle: Handle, wish: Wish, cut: Cut, view: &mut View<'_>) {
         // What is wrong whatever moves before is told at once.
-        if let Err(error) = self.plan(&wish, step) {
+        if let Err(error) = self.plan(&wish, cut.strategy) {
             return view.out.push(Effect::Moved { handle, outcome: Err(error) });
         }
-        self.turns.push_back(Turn { handle, wish, step });
+        self.turns.push_back(Turn { handle, wish, cut });
         self.next_turn(view);
     }
 
     /// Begins the next migration that has something to move, when none is under way.
     fn next_turn(&mut self, view: &mut View<'_>) {
         while !self.moves() {
-            let Some(Turn { handle, wish, step }) = self.turns.pop_front() else { return };
-            let steps = match self.plan(&wish, step) {
+            let Some(Turn { handle, wish, cut }) = self.turns.pop_front() else { return };
+            let steps = match self.plan(&wish, cut.strategy) {
                 Ok(steps) => steps,
                 Err(error) => {
                     view.out.push(Effect::Moved { handle, outcome: Err(error) });
@@ -39,7 +41,7 @@ impl Query {
             view.out.push(Effect::Moving { handle, ranges: steps.iter().map(Vec::len).sum::<usize>() as u32 });
             match steps.is_empty() {
                 true => view.out.push(Effect::Moved { handle, outcome: Ok(0) }),
-                false => self.order(Some(handle), steps, view),
+                false => self.order(Some(handle), steps, cut.max_pause_ms, view),
             }
         }
     }
@@ -50,7 +52,7 @@ impl Query {
     }
 
     /// The steps from the present layouts to what is wished for; all operators move alike.
-    fn plan(&self, wish: &Wish, step: u32) -> Result<Vec<Vec<(Range, u32)>>, EngineError> {
+    fn plan(&self, wish: &Wish, strategy: Strategy) -> Result<Vec<Vec<(Range, u32)>>, EngineError> {
         if self.status != Status::Running {
             return Err(EngineError::NotRunning(self.status.told()));
         }
@@ -92,16 +94,32 @@ impl Query {
                 return refused(format!("bin {} is to move twice", range.prefix()));
             }
         }
-        let elsewhere =
-            |range: Range, worker: u32| self.layouts.values().any(|layout| layout.owner_of(range) != Some(worker));
-        let moves: Vec<_> = moves.into_iter().filter(|(range, worker)| elsewhere(*range, *worker)).collect();
-        Ok(moves.chunks(step.max(1) as usize).map(<[_]>::to_vec).collect())
+        self.cut(strategy, moves)
     }
 
-    fn order(&mut self, handle: Option<Handle>, steps: Vec<Vec<(Range, u32)>>, view: &mut View<'_>) {
+    /// Those of the moves that change an owner, in steps.
+    fn cut(&self, strategy: Strategy, moves: Vec<(Range, u32)>) -> Result<Vec<Vec<(Range, u32)>>, EngineError> {
+        let mut shifts = Vec::new();
+        for (range, to) in moves {
+            let mut owners = self.layouts.values().filter_map(|layout| layout.owner_of(range));
+            if let Some(from) = owners.find(|owner| *owner != to) {
+                shifts.push(Shift { what: range, from, to });
+            }
+        }
+        let list = steps(strategy, &shifts).map_err(|error| EngineError::Refused(error.to_string()))?;
+        Ok(list.into_iter().map(|step| step.into_iter().map(|shift| (shift.what, shift.to)).collect()).collect())
+    }
+
+    fn order(
+        &mut self,
+        handle: Option<Handle>,
+        steps: Vec<Vec<(Range, u32)>>,
+        max_pause_ms: Option<u32>,
+        view: &mut View<'_>,
+    ) {
         let ticket = self.ask(Asked::Migrate { handle, steps: steps.clone() }, view);
         let (stamp, leader) = (self.stamp, self.members[0]);
-        let request = Request::Migrate { stamp, handle: ticket, steps };
+        let request = Request::Migrate { stamp, handle: ticket, steps, max_pause_ms };
         view.out.push(Effect::Call { ticket, member: leader, query: self.id.clone(), request });
     }
 
@@ -183,9 +201,10 @@ impl Query {
             .flat_map(|layout| layout.balanced(&keeps))
             .filter(|(range, _)| seen.insert(*range))
             .collect();
-        let steps: Vec<_> = moves.chunks(view.setup.move_ranges.max(1)).map(<[_]>::to_vec).collect();
+        let Cut { strategy, max_pause_ms } = Cut { strategy: view.setup.shares, max_pause_ms: view.setup.max_pause_ms };
+        let steps = self.cut(strategy, moves).expect("the engine's own strategy has steps");
         if !steps.is_empty() {
-            self.order(None, steps, view);
+            self.order(None, steps, max_pause_ms, view);
         }
     }
 

@@ -12,6 +12,7 @@ use std::error::Error as _;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
+use std::time::Duration;
 
 use arrow_array::RecordBatch;
 use crossbeam::channel::{Receiver, Sender, unbounded};
@@ -386,9 +387,10 @@ impl Group {
 
     /// Starts a migration; has an effect only in the process of worker 0. `MigrationDone` follows, or `MigrationRefused` when a bin
     /// or worker does not exist. Of several moves of one bin in a step the last counts, a step without moves is complete at once.
-    pub fn migrate(&self, handle: u64, steps: Vec<Vec<(u32, u32)>>) {
+    /// With `max_pause`, steps are taken together as long as none pauses for longer: the more, the quicker they prove.
+    pub fn migrate(&self, handle: u64, steps: Vec<Vec<(u32, u32)>>, max_pause: Option<Duration>) {
         if let Some(worker) = self.workers.first() {
-            worker.tell(Command::Migrate(Order { handle, steps }));
+            worker.tell(Command::Migrate(Order { handle, steps, max_pause }));
         }
     }
 

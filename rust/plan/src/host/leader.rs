@@ -7,8 +7,9 @@
 //! the next.
 
 use std::collections::{BTreeMap, VecDeque};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
+use penstock_balance::PauseLimit;
 use penstock_bins::{ControlError, ControlInput, Migration, ScheduleError};
 use penstock_progress::{FlowTime, ProbeHandle};
 use serde::{Deserialize, Serialize};
@@ -21,12 +22,14 @@ use super::{CLOSE, MARK, SEAL};
 pub(crate) struct Order {
     pub(crate) handle: u64,
     pub(crate) steps: Vec<Vec<(u32, u32)>>,
+    /// Steps are taken together as long as they pause for no longer.
+    pub(crate) max_pause: Option<Duration>,
 }
 
 /// One completed step of a migration.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct StepReport {
-    /// Position in the migration's list.
+    /// Its number, from 0.
     pub step: u32,
     /// Moves in the step.
     pub bins: u32,
@@ -34,6 +37,10 @@ pub struct StepReport {
     pub started_ns: u64,
     /// When the probe passed it, nanoseconds since the Unix epoch.
     pub ended_ns: u64,
+    /// How long nothing was applied for it, nanoseconds: from the end of all that was before it to its own.
+    pub paused_ns: u64,
+    /// Steps of the migration's list that were taken together.
+    pub planned: u32,
 }
 
 /// A migration that has ended.
@@ -66,6 +73,9 @@ struct Running {
     migration: Migration<FlowTime>,
     /// The steps issued; the last may be under way.
     steps: Vec<StepReport>,
+    /// When all before the step under way was done.
+    reached: Option<Instant>,
+    limit: Option<PauseLimit>,
 }
 
 /// See the module.
@@ -88,7 +98,8 @@ impl Leader {
             latest.into_iter().collect()
         });
         let migration = Migration::from_steps(steps.collect());
-        self.queue.push_back(Running { handle: order.handle, migration, steps: Vec::new() });
+        let limit = order.max_pause.map(PauseLimit::new);
+        self.queue.push_back(Running { handle: order.handle, migration, steps: Vec::new(), reached: None, limit });
     }
 
     /// Issues no further step of a migration.
@@ -143,20 +154,34 @@ impl Leader {
             self.running = self.queue.pop_front();
         }
         let Some(running) = &mut self.running else { return false };
+        let at = Instant::now();
+        let flying = running.migration.progress().in_flight;
+        if running.reached.is_none() && flying.is_some_and(|time| first(probe).is_none_or(|reached| reached >= time)) {
+            running.reached = Some(at);
+        }
         let mut busy = running.migration.observe(probe);
         let mut refused = None;
-        let now = unix_ns(Instant::now());
+        let now = unix_ns(at);
         if busy && let Some(step) = running.steps.last_mut() {
-            step.ended_ns = now;
+            let paused = at - running.reached.take().unwrap_or(at);
+            (step.ended_ns, step.paused_ns) = (now, paused.as_nanos() as u64);
+            if let Some(limit) = &mut running.limit {
+                limit.took(step.planned as usize, paused);
+            }
         }
         // At the epoch's last slice there is no later slice to advance to: wait for the next epoch.
         if time.slice < CLOSE
-            && let Some(commands) = running.migration.issue(time)
+            && let Some(commands) = running.migration.issue(time, running.limit.as_ref().map_or(1, PauseLimit::groups))
         {
             let (step, bins) = (running.steps.len() as u32, commands.len() as u32);
+            let told: u32 = running.steps.iter().map(|step| step.planned).sum();
+            let planned = running.migration.progress().steps_issued as u32 - told;
             debug_assert!(time.slice > SEAL, "nothing moves at a seal");
             match self.control.schedule(time, commands) {
-                Ok(()) => running.steps.push(StepReport { step, bins, started_ns: now, ended_ns: now }),
+                Ok(()) => {
+                    let report = StepReport { step, bins, started_ns: now, ended_ns: now, paused_ns: 0, planned };
+                    running.steps.push(report);
+                }
                 Err(ScheduleError::Control(error)) => refused = Some(error),
                 Err(late) => unreachable!("scheduled for the time at which control stands: {late}"),
             }

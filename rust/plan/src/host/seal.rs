@@ -130,7 +130,7 @@ fn run(seed: u64) {
         }
         if asked < 12 && dice.below(6) == 0 {
             let step = (0..1 << BITS).map(|bin| (bin, dice.below(2) as u32)).collect();
-            pair.loops[0].command(Command::Migrate(Order { handle: asked as u64, steps: vec![step] }));
+            pair.loops[0].command(Command::Migrate(Order { handle: asked as u64, steps: vec![step], max_pause: None }));
             asked += 1;
         }
         let worker = dice.below(2) as usize;

@@ -1,5 +1,7 @@
 //! What goes wrong, and when: at a milestone that a test names, or wherever the dice say.
 
+use penstock_balance::Strategy;
+
 use super::world::QUERY;
 use super::world::World;
 use crate::machine::{Event, MemberId, Range, Wish};
@@ -217,8 +219,11 @@ impl World {
             0 if !all => Wish::Even,
             _ => Wish::Moves(moves.into_iter().collect()),
         };
-        let (handle, step) = (self.handle(driver), if all { 1 } else { self.dice.between(1, 3) as u32 });
-        self.hear(driver, Event::Migrate { query: QUERY.into(), handle, wish, step });
+        let size = if all { 1 } else { self.dice.between(1, 3) as usize };
+        let strategy = if self.dice.once_in(3) { Strategy::Matched { size } } else { Strategy::Batched { size } };
+        let max_pause_ms = self.dice.once_in(3).then_some(50);
+        let handle = self.handle(driver);
+        self.hear(driver, Event::Migrate { query: QUERY.into(), handle, wish, strategy, max_pause_ms });
         if self.dice.once_in(5) {
             self.soon(60, move |world| world.hear(driver, Event::CancelMigration { handle }));
         }

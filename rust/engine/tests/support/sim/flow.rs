@@ -45,8 +45,7 @@ type Made = Rc<RefCell<BTreeMap<u64, Vec<Out>>>>;
 struct Lead {
     control: InputHandle<FlowTime, Vec<Control>>,
     sequence: u64,
-    queue: VecDeque<(u64, Migration<FlowTime>)>,
-    issued: u32,
+    queue: VecDeque<(u64, Migration<FlowTime>, usize)>,
 }
 
 pub struct Loop {
@@ -146,7 +145,7 @@ impl Loop {
             let built = stateful(&blocks, &commands, config, logic)?;
             Ok::<_, BoxError>((input, control, sent, passed, built.probe))
         })?;
-        let lead = (index == 0).then(|| Lead { control, sequence: 0, queue: VecDeque::new(), issued: 0 });
+        let lead = (index == 0).then(|| Lead { control, sequence: 0, queue: VecDeque::new() });
         Ok(Loop {
             worker,
             input,
@@ -177,17 +176,19 @@ impl Loop {
         self.queue.push_back(share);
     }
 
-    pub fn migrate(&mut self, handle: u64, steps: Vec<Vec<(u32, u32)>>) {
+    pub fn migrate(&mut self, handle: u64, steps: Vec<Vec<(u32, u32)>>, max_pause_ms: Option<u32>) {
         self.busy = true;
         if let Some(lead) = &mut self.lead {
-            lead.queue.push_back((handle, Migration::from_steps(steps)));
+            // Steps that a limit lets go together, as the real leader does when they are quick.
+            let together = if max_pause_ms.is_some() { 3 } else { 1 };
+            lead.queue.push_back((handle, Migration::from_steps(steps), together));
         }
     }
 
     pub fn cancel(&mut self, handle: u64) {
         self.busy = true;
         if let Some(lead) = &mut self.lead {
-            lead.queue.iter_mut().filter(|(one, _)| *one == handle).for_each(|(_, migration)| migration.cancel());
+            lead.queue.iter_mut().filter(|(one, ..)| *one == handle).for_each(|(_, migration, _)| migration.cancel());
         }
     }
 
@@ -377,13 +378,12 @@ impl Lead {
     }
 
     fn migrate(&mut self, output: &ProbeHandle<FlowTime>, told: &mut Vec<Told>) -> bool {
-        let Some((handle, migration)) = self.queue.front_mut() else { return false };
+        let Some((handle, migration, together)) = self.queue.front_mut() else { return false };
         let mut busy = migration.observe(output);
         let time = *self.control.time();
         if time.slice < CLOSE
-            && let Some(commands) = migration.issue(time)
+            && let Some(commands) = migration.issue(time, *together)
         {
-            self.issued += 1;
             if !commands.is_empty() {
                 self.control.send(Control::batch(self.sequence, commands));
                 self.sequence += 1;
@@ -392,9 +392,8 @@ impl Lead {
             busy = true;
         }
         if migration.is_done() {
-            told.push(Told::Migrated { handle: *handle, steps: self.issued });
+            told.push(Told::Migrated { handle: *handle, steps: migration.progress().steps_done as u32 });
             self.queue.pop_front();
-            self.issued = 0;
             busy = true;
         }
         busy

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 
+use penstock_balance::Strategy;
 use penstock_dataflow::Endpoint;
 
 use super::Dice;
@@ -205,7 +206,8 @@ impl World {
             loss_ms: 200,
             start_ms: 3_000,
             merge_files: self.scenario.merge_files,
-            move_ranges: 1,
+            shares: Strategy::Fluid,
+            max_pause_ms: None,
             ..Setup::default()
         };
         let mut engine = Engine::new(setup);

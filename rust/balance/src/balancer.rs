@@ -1,0 +1,154 @@
+//! Evening loads out unaided: watches what each bin gets, and says when moving some is worth it.
+//!
+//! A controller that moves at every sign of skew oscillates: loads of a moment are noise, a hot key wanders, and moving costs. So skew must
+//! stand for several looks in a row before anything moves; loads are the means of just these looks, so that what was before they began to
+//! differ does not blur them; what moves evens out to below what started it; and after a move comes a rest, in which its effect shows.
+//!
+//! Invariants: behind a verdict with moves come `patience` looks of rest, and then as many that must show skew again; moves are made only when the skew that is expected afterwards is
+//! clearly lower; loads belong to bins, so they stay true when bins move.
+
+use std::collections::VecDeque;
+
+use crate::{Shift, evened, skew};
+
+/// When to move.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Policy {
+    /// Share of the mean that the most loaded worker may have: 1.5 is half as much again. Above it, bins move.
+    pub trigger: f64,
+    /// Share of the mean to which they are evened out; at most `trigger`.
+    pub tolerance: f64,
+    /// Looks in a row that must show it, at least 1.
+    pub patience: u32,
+    /// Rows in a look below which it says nothing.
+    pub least_rows: u64,
+}
+
+impl Default for Policy {
+    fn default() -> Self {
+        Self { trigger: 1.5, tolerance: 1.2, patience: 3, least_rows: 1_000 }
+    }
+}
+
+/// Why something is done, or nothing.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Why {
+    /// Too few rows came to say anything.
+    Quiet,
+    /// No worker has too much.
+    Even,
+    /// Skew, but not yet for long enough, or bins have moved just now.
+    Waiting {
+        /// Looks that must still show it.
+        looks: u32,
+    },
+    /// One bin alone is more than a worker should have: moving does not help, dividing it would.
+    HotBin {
+        /// The bin.
+        bin: usize,
+        /// Its load as a share of the mean load of a worker.
+        share: f64,
+    },
+    /// Skew that moving some bins lowers.
+    Skewed,
+}
+
+/// What a look says.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Verdict {
+    /// Skew of the loads over the last looks.
+    pub skew: f64,
+    /// Skew after the moves; as `skew` without.
+    pub expected: f64,
+    /// What to move now; usually nothing.
+    pub moves: Vec<Shift<usize>>,
+    /// Why.
+    pub why: Why,
+}
+
+/// Of the skew above 1 that moving must take away to be worth it.
+const WORTH: f64 = 0.25;
+
+/// Watches loads.
+///
+/// # Examples
+/// ```
+/// use penstock_balance::{Balancer, Policy, Why};
+/// let mut balancer = Balancer::new(Policy { least_rows: 1, patience: 2, ..Policy::default() });
+/// let (owners, rows) = ([0, 0, 1, 1], [40, 30, 5, 5]);
+/// assert_eq!(balancer.look(&owners, &rows, 2).why, Why::Waiting { looks: 1 });
+/// let verdict = balancer.look(&owners, &rows, 2);
+/// assert_eq!((verdict.moves.len(), verdict.moves[0].what), (1, 1));
+/// ```
+#[derive(Clone, Debug)]
+pub struct Balancer {
+    policy: Policy,
+    /// Rows of each bin in the last looks that said something, as many as patience asks for.
+    looks: VecDeque<Vec<u64>>,
+    over: u32,
+    /// Looks that the last moves are still given.
+    rest: u32,
+}
+
+impl Balancer {
+    /// One that has seen nothing.
+    #[must_use]
+    pub fn new(policy: Policy) -> Self {
+        Self { policy, looks: VecDeque::new(), over: 0, rest: 0 }
+    }
+
+    /// Judges the rows that each bin got since the last look. All `workers` may own bins. What the verdict moves is taken to be on its way: the
+    /// next looks bring the owners as they are then.
+    ///
+    /// # Panics
+    /// When there are not as many rows as owners.
+    pub fn look(&mut self, owners: &[u32], rows: &[u64], workers: u32) -> Verdict {
+        assert_eq!(owners.len(), rows.len(), "rows of each bin");
+        let came: u64 = rows.iter().sum();
+        let patience = self.policy.patience.max(1);
+        if came >= self.policy.least_rows {
+            self.looks.push_back(rows.to_vec());
+        }
+        self.looks.retain(|look| look.len() == rows.len());
+        while self.looks.len() > patience as usize {
+            self.looks.pop_front();
+        }
+        let loads: Vec<u64> = (0..rows.len()).map(|bin| self.looks.iter().map(|look| look[bin]).sum()).collect();
+        let of_workers = |owners: &dyn Fn(usize) -> u32| {
+            let mut sums = vec![0; workers as usize];
+            for (bin, load) in loads.iter().enumerate() {
+                if let Some(sum) = sums.get_mut(owners(bin) as usize) {
+                    *sum += load;
+                }
+            }
+            sums
+        };
+        let now = skew(&of_workers(&|bin| owners[bin]));
+        let nothing = |why| Verdict { skew: now, expected: now, moves: Vec::new(), why };
+        if came < self.policy.least_rows {
+            return nothing(Why::Quiet);
+        }
+        let rests = self.rest > 0;
+        self.rest = self.rest.saturating_sub(1);
+        self.over = if now > self.policy.trigger && !rests { self.over + 1 } else { 0 };
+        if now <= self.policy.trigger {
+            return nothing(Why::Even);
+        }
+        if self.over < patience {
+            return nothing(Why::Waiting { looks: self.rest + patience - self.over });
+        }
+        let moves = evened(owners, &loads, &vec![true; workers as usize], self.policy.tolerance);
+        let mut after = owners.to_vec();
+        for shift in &moves {
+            after[shift.what] = shift.to;
+        }
+        let expected = skew(&of_workers(&|bin| after[bin]));
+        if now - expected < WORTH * (now - 1.0) {
+            let hottest = (0..loads.len()).max_by_key(|bin| loads[*bin]).unwrap_or(0);
+            let mean = loads.iter().sum::<u64>() as f64 / f64::from(workers);
+            return nothing(Why::HotBin { bin: hottest, share: loads[hottest] as f64 / mean });
+        }
+        (self.over, self.rest) = (0, patience);
+        Verdict { skew: now, expected, moves, why: Why::Skewed }
+    }
+}
