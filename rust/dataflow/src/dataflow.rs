@@ -5,10 +5,7 @@
 //! one of each sender describes the graph that it built; a dataflow, also one without any source, is not done before that of every
 //! worker has come. So nobody leaves while another has yet to build it, and graphs that differ are always noticed.
 //!
-//! A worker speaks only when that may move a frontier: changes that are all behind another live time of their location wait,
-//! summed, until one of them is not (see [`AnyRegion::must_share`]). Keeping changes back is always safe, since counts that a
-//! peer does not know to be gone hold its frontiers back; and it ends, since a frontier that stands still elsewhere because of a
-//! count that is gone here stands at a time that nothing is before, here as well.
+//! A worker speaks only when that may move a frontier, and numbers what it says: see `ledger` and `caster` of `penstock_progress`.
 //!
 //! Source: rescaling R§3.2.2, §3.4.1 (C-05, R-04). Departures: one sequence per dataflow instead of one per scope (each region
 //! still keeps its own accumulated counts); the graph travels as text, so that a mismatch can be named.
@@ -19,6 +16,7 @@ use std::ops::Range;
 use std::rc::Rc;
 use std::sync::Arc;
 
+use penstock_progress::caster::{self, Gap};
 use penstock_progress::timestamp::Timestamp;
 
 use crate::activate::Mark;
@@ -67,12 +65,7 @@ pub(crate) struct Caster {
     core: Rc<Core>,
     channel: u64,
     inbox: Rc<Inbox>,
-    /// Number of the next bundle of this worker.
-    next: Cell<u64>,
-    /// By sender: number of its next bundle.
-    expected: RefCell<Vec<u64>>,
-    /// From how many workers the first bundle has come.
-    met: Cell<usize>,
+    numbers: RefCell<caster::Caster>,
     /// Sent bundles, oldest first: what all peers have read is filled again.
     sent: RefCell<VecDeque<Arc<Bundle>>>,
 }
@@ -82,8 +75,7 @@ impl Caster {
         let inbox = Rc::new(Inbox { bundles: RefCell::default(), mark });
         let sink = inbox.clone();
         let channel = core.open_channel(|_| sink);
-        let (next, expected, met, sent) = (Cell::new(0), RefCell::default(), Cell::new(0), RefCell::default());
-        Caster { core, channel, inbox, next, expected, met, sent }
+        Caster { core, channel, inbox, numbers: RefCell::default(), sent: RefCell::default() }
     }
 
     /// The channels that were opened since this one, and this one.
@@ -189,20 +181,21 @@ impl Dataflow {
 
     /// Whether no message and no capability is left on any worker, all of which have built it.
     pub(crate) fn is_done(&self) -> bool {
-        self.caster.met.get() + 1 >= self.core.peers()
+        self.caster.numbers.borrow().met() + 1 >= self.core.peers()
             && self.caster.inbox.bundles.borrow().is_empty()
             && self.family.regions.borrow().iter().all(|region| region.is_done())
     }
 
     /// Tells all other workers what changed, when that may move a frontier of theirs; else keeps it for later.
     fn cast(&self) {
-        let Caster { core, channel, next, sent, .. } = &self.caster;
+        let Caster { core, channel, numbers, sent, .. } = &self.caster;
         let (me, peers) = (core.index(), core.peers());
         let regions = self.family.regions.borrow();
-        if peers == 1 || (next.get() > 0 && !regions.iter().any(|region| region.must_share())) {
+        let mut numbers = numbers.borrow_mut();
+        if peers == 1 || (numbers.next() > 0 && !regions.iter().any(|region| region.must_share())) {
             return;
         }
-        let number = next.replace(next.get() + 1);
+        let number = numbers.number();
         let mut sent = sent.borrow_mut();
         let read_by_all = sent.front_mut().is_some_and(|bundle| Arc::get_mut(bundle).is_some());
         let used = if read_by_all { sent.pop_front() } else { None };
@@ -264,21 +257,15 @@ impl Dataflow {
 
     /// Checks the number of a bundle, and with the first one the graph.
     fn admit(&self, from: usize, number: u64, graph: Option<&str>) -> Result<(), Error> {
-        let mut expected = self.caster.expected.borrow_mut();
-        if expected.len() <= from {
-            expected.resize(from + 1, 0);
-        }
-        if number != expected[from] {
-            let (dataflow, expected) = (self.family.name.clone(), expected[from]);
-            return Err(Error::SequenceGap { dataflow, worker: from, expected, got: number });
-        }
-        expected[from] += 1;
+        self.caster.numbers.borrow_mut().admit(from, number).map_err(|Gap { worker, expected, got }| {
+            let dataflow = self.family.name.clone();
+            Error::SequenceGap { dataflow, worker, expected, got }
+        })?;
         if number == 0 {
             let theirs = graph.unwrap_or_default();
             if let Some(difference) = difference(&self.graph, theirs) {
                 return Err(self.mismatch(from, &difference));
             }
-            self.caster.met.set(self.caster.met.get() + 1);
         }
         Ok(())
     }

@@ -67,7 +67,6 @@ pub mod fabric;
 pub mod input;
 mod nested;
 pub mod operator;
-mod outgoing;
 mod patience;
 mod region;
 pub mod scope;

@@ -15,9 +15,10 @@ use std::sync::Arc;
 
 use penstock_progress::antichain::Antichain;
 use penstock_progress::change_batch::ChangeBatch;
+use penstock_progress::ledger::{Change, Ledger};
 use penstock_progress::meter::Meter;
 use penstock_progress::probe::ProbeHandle;
-use penstock_progress::reachability::{GraphBuilder, Location, Port, Source, Target, Tracker};
+use penstock_progress::reachability::{GraphBuilder, Location, Source, Target};
 use penstock_progress::timestamp::Timestamp;
 
 use crate::activate::{Activator, Flags, Mark};
@@ -26,7 +27,6 @@ use crate::core::Core;
 use crate::error::{BoxError, Error, panic_message};
 use crate::nested::Nested;
 use crate::operator::Frontiers;
-use crate::outgoing::Outgoing;
 use crate::wire::{decode_serde, encode_serde};
 
 /// What all regions of one dataflow share.
@@ -54,7 +54,7 @@ pub(crate) trait Part: Send + Sync {
     fn as_any_mut(&mut self) -> &mut dyn Any;
 }
 
-struct Changes<T>(Vec<(Location, T, i64)>);
+struct Changes<T>(Vec<Change<T>>);
 
 impl<T: Timestamp> Part for Changes<T> {
     fn encode(&self, out: &mut Vec<u8>) {
@@ -164,11 +164,8 @@ pub(crate) struct Region<T: Timestamp> {
     collected: RefCell<ChangeBatch<T>>,
     pub(crate) entering: Cell<usize>,
     pub(crate) leaving: Cell<usize>,
-    tracker: RefCell<Option<Tracker<T>>>,
-    /// Changes to be applied.
-    inbox: RefCell<Vec<(Location, T, i64)>>,
-    /// Changes of this worker that its peers have not been told.
-    outgoing: RefCell<Outgoing<T>>,
+    /// Once the graph is checked.
+    ledger: RefCell<Option<Ledger<T>>>,
     nested: RefCell<Vec<NestedNode<T>>>,
     moved: Cell<bool>,
 }
@@ -187,9 +184,7 @@ impl<T: Timestamp> Region<T> {
             collected: RefCell::default(),
             entering: Cell::new(0),
             leaving: Cell::new(0),
-            tracker: RefCell::new(None),
-            inbox: RefCell::new(Vec::new()),
-            outgoing: RefCell::new(Outgoing::new()),
+            ledger: RefCell::new(None),
             nested: RefCell::new(Vec::new()),
             moved: Cell::new(true),
         });
@@ -271,7 +266,7 @@ impl<T: Timestamp> Region<T> {
         for (source, time, count) in initial {
             tracker.update_source(source, time, count);
         }
-        *self.tracker.borrow_mut() = Some(tracker);
+        *self.ledger.borrow_mut() = Some(Ledger::new(tracker));
         for (index, node) in nodes.iter().enumerate() {
             match &node.body {
                 Body::Operator { .. } => self.flags.raise(index),
@@ -284,34 +279,28 @@ impl<T: Timestamp> Region<T> {
 
     /// Applies what was harvested here and what came from others, nested regions first; each change is shown to `each`.
     pub(crate) fn apply(&self, mut each: impl FnMut(Location, &T, i64)) -> Result<(), Error> {
-        let mut tracker = self.tracker.borrow_mut();
-        let Some(tracker) = tracker.as_mut() else { return Ok(()) };
+        let mut ledger = self.ledger.borrow_mut();
+        let Some(ledger) = ledger.as_mut() else { return Ok(()) };
         for (node, nested) in self.nested.borrow().iter() {
             nested.surface(&mut |port, time, diff| {
                 self.moved.set(true);
                 let source = Source { node: *node, port };
                 each(source.into(), &time, diff);
-                tracker.update_source(source, time, diff);
+                ledger.tracker_mut().update_source(source, time, diff);
             })?;
         }
-        let mut inbox = self.inbox.borrow_mut();
-        if !inbox.is_empty() {
+        if ledger.is_waiting() {
             self.moved.set(true);
-        }
-        for (location, time, diff) in inbox.drain(..) {
-            each(location, &time, diff);
-            tracker
-                .update(location, time, diff)
-                .map_err(|error| self.refusal(format!("progress of a peer: {error}")))?;
+            ledger.apply(each).map_err(|error| self.refusal(format!("progress of a peer: {error}")))?;
         }
         Ok(())
     }
 
     /// Applies a change of the frontier around this region.
     pub(crate) fn outer_change(&self, port: usize, time: T, diff: i64) {
-        if let Some(tracker) = self.tracker.borrow_mut().as_mut() {
+        if let Some(ledger) = self.ledger.borrow_mut().as_mut() {
             self.moved.set(true);
-            tracker.update_source(Source { node: 0, port }, time, diff);
+            ledger.tracker_mut().update_source(Source { node: 0, port }, time, diff);
         }
     }
 
@@ -319,7 +308,8 @@ impl<T: Timestamp> Region<T> {
     pub(crate) fn propagate(&self) {
         if self.moved.replace(false) {
             let nodes = self.nodes.borrow();
-            if let Some(tracker) = self.tracker.borrow_mut().as_mut() {
+            if let Some(ledger) = self.ledger.borrow_mut().as_mut() {
+                let tracker = ledger.tracker_mut();
                 tracker.propagate();
                 tracker.each_change(|target, time, diff| match &nodes[target.node].body {
                     Body::Operator { notify: true, .. } => self.flags.raise(target.node),
@@ -365,9 +355,9 @@ impl<T: Timestamp> Region<T> {
             Body::Operator { logic, ports, .. } => (logic.clone(), ports.inputs.borrow().len()),
             _ => return Ok(()),
         };
-        let tracker = self.tracker.borrow();
-        let Some(tracker) = tracker.as_ref() else { return Ok(()) };
-        let frontiers = Frontiers::new(tracker, index, inputs);
+        let ledger = self.ledger.borrow();
+        let Some(ledger) = ledger.as_ref() else { return Ok(()) };
+        let frontiers = Frontiers::new(ledger.tracker(), index, inputs);
         let outcome = catch_unwind(AssertUnwindSafe(|| (logic.borrow_mut())(&frontiers)));
         let name = || self.operator_name(&self.nodes.borrow()[index].name);
         match outcome {
@@ -389,8 +379,8 @@ impl<T: Timestamp> Region<T> {
 
     /// Locations of nodes other than node 0 whose counts are not zero at the start, with their times and counts.
     pub(crate) fn initial(&self) -> Vec<(Location, T, i64)> {
-        let tracker = self.tracker.borrow();
-        let live = tracker.iter().flat_map(|tracker| tracker.accumulated());
+        let ledger = self.ledger.borrow();
+        let live = ledger.iter().flat_map(|ledger| ledger.tracker().accumulated());
         live.map(|((location, time), count)| (location, time, count)).collect()
     }
 }
@@ -409,29 +399,19 @@ impl<T: Timestamp> AnyRegion for Region<T> {
     }
 
     fn harvest(&self, share: bool) {
-        let (mut inbox, mut outgoing) = (self.inbox.borrow_mut(), self.outgoing.borrow_mut());
+        let mut ledger = self.ledger.borrow_mut();
+        let Some(ledger) = ledger.as_mut() else { return };
         let mut collected = self.collected.borrow_mut();
         for (location, counts) in self.meters.borrow().iter().filter(|(_, counts)| counts.has_rung()) {
             counts.collect(&mut collected);
             for (time, diff) in collected.drain() {
-                if share {
-                    outgoing.update(*location, time.clone(), diff);
-                }
-                inbox.push((*location, time, diff));
+                ledger.count(*location, time, diff, share);
             }
         }
     }
 
     fn must_share(&self) -> bool {
-        let tracker = self.tracker.borrow();
-        let Some(tracker) = tracker.as_ref() else { return true };
-        self.outgoing.borrow_mut().must_share(|location, time| {
-            let frontier = match location.port {
-                Port::Target(port) => tracker.frontier(Target { node: location.node, port }),
-                Port::Source(port) => tracker.source_frontier(Source { node: location.node, port }),
-            };
-            !frontier.iter().any(|earlier| earlier.less_than(time))
-        })
+        self.ledger.borrow_mut().as_mut().is_none_or(Ledger::must_cast)
     }
 
     fn new_part(&self) -> Box<dyn Part> {
@@ -442,27 +422,34 @@ impl<T: Timestamp> AnyRegion for Region<T> {
         let Changes(changes) =
             part.as_any_mut().downcast_mut::<Changes<T>>().expect("the parts of a bundle are those of its regions");
         changes.clear();
-        self.outgoing.borrow_mut().share(|location, time, diff| changes.push((location, time, diff)));
+        if let Some(ledger) = self.ledger.borrow_mut().as_mut() {
+            ledger.cast(|location, time, diff| changes.push((location, time, diff)));
+        }
     }
 
     fn absorb(&self, part: &dyn Any) -> bool {
         let Some(Changes(changes)) = part.downcast_ref::<Changes<T>>() else { return false };
-        self.inbox.borrow_mut().extend(changes.iter().cloned());
+        if let Some(ledger) = self.ledger.borrow_mut().as_mut() {
+            ledger.absorb(changes.iter().cloned());
+        }
         true
     }
 
     fn absorb_bytes(&self, bytes: &[u8]) -> bool {
-        let Ok(changes) = decode_serde::<Vec<(Location, T, i64)>>(bytes) else { return false };
-        self.inbox.borrow_mut().extend(changes);
+        let Ok(changes) = decode_serde::<Vec<Change<T>>>(bytes) else { return false };
+        if let Some(ledger) = self.ledger.borrow_mut().as_mut() {
+            ledger.absorb(changes);
+        }
         true
     }
 
     fn is_dirty(&self) -> bool {
-        !self.inbox.borrow().is_empty() || self.meters.borrow().iter().any(|(_, counts)| !counts.is_empty())
+        self.ledger.borrow().as_ref().is_some_and(Ledger::is_waiting)
+            || self.meters.borrow().iter().any(|(_, counts)| !counts.is_empty())
     }
 
     fn is_done(&self) -> bool {
-        self.tracker.borrow().as_ref().is_none_or(Tracker::is_done) && !self.is_dirty()
+        self.ledger.borrow().as_ref().is_none_or(|ledger| ledger.tracker().is_done()) && !self.is_dirty()
     }
 
     fn describe(&self, out: &mut String) {
@@ -494,7 +481,6 @@ impl<T: Timestamp> AnyRegion for Region<T> {
     fn dismantle(&self) {
         self.nested.borrow_mut().clear();
         self.meters.borrow_mut().clear();
-        self.inbox.borrow_mut().clear();
         // Logic may own anything, also handles whose drop looks at this region: take it out before it is dropped. And what it
         // owns may panic in its drop, which must not keep the others alive, nor meet a second panic of theirs.
         let nodes = std::mem::take(&mut *self.nodes.borrow_mut());
@@ -505,6 +491,6 @@ impl<T: Timestamp> AnyRegion for Region<T> {
                 self.core.fail(Error::Panic { name, worker: self.core.index(), message });
             }
         }
-        *self.tracker.borrow_mut() = None;
+        *self.ledger.borrow_mut() = None;
     }
 }

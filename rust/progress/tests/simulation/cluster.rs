@@ -3,14 +3,16 @@
 //!
 //! The observer checks at every step that no worker's frontier has passed a message or capability that exists anywhere
 //! (safety), that frontiers never go back, that notifications come once and never early, and at the end that every count is
-//! zero and every frontier empty (liveness). A [`Fault`] breaks one rule of the protocol on purpose, to see that the observer
+//! zero and every frontier empty (liveness). Numbers and what is held back are those of the crate: [`Caster`], [`Ledger`]. A [`Fault`] breaks one rule of the protocol on purpose, to see that the observer
 //! notices.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::rc::Rc;
 
+use penstock_progress::ledger::Change;
 use penstock_progress::{
-    Antichain, Capability, ChangeBatch, Location, Meter, Notificator, PathSummary, Port, Source, Target, Tracker,
+    Antichain, Capability, Caster, ChangeBatch, Ledger, Location, Meter, Notificator, PathSummary, Port, Source,
+    Target, Tracker,
 };
 
 use super::common::{Graph, Random, SmallTime};
@@ -43,24 +45,24 @@ pub(crate) enum Fault {
 #[derive(Clone)]
 struct Broadcast<T> {
     number: u64,
-    changes: Vec<((Location, T), i64)>,
+    changes: Vec<Change<T>>,
 }
 
 type Waiting<T> = (Notificator<T>, BTreeSet<(Source, T)>);
 
 struct Peer<T: SmallTime> {
-    tracker: Tracker<T>,
-    /// What capabilities of each output have changed, not yet broadcast.
+    ledger: Ledger<T>,
+    caster: Caster,
+    /// What capabilities of each output have changed, not yet counted.
     counts: BTreeMap<Source, Rc<Meter<T>>>,
     capabilities: Vec<(Source, Capability<T>)>,
     messages: Vec<(Target, T)>,
-    /// Message counts, not yet broadcast.
+    /// Message counts, not yet counted.
     changes: ChangeBatch<(Location, T)>,
     /// By node: its notificator, and what was asked for and has not come.
     notificators: BTreeMap<usize, Waiting<T>>,
-    sent: u64,
-    /// Per sender, what is on its way and the number expected next.
-    links: Vec<(VecDeque<Broadcast<T>>, u64)>,
+    /// Per sender, what is on its way.
+    links: Vec<VecDeque<Broadcast<T>>>,
     /// What each target's frontier was when it last changed.
     known: BTreeMap<Target, Antichain<T>>,
 }
@@ -72,7 +74,8 @@ impl<T: SmallTime> Peer<T> {
             && self.notificators.values().all(|(notificator, _)| notificator.is_empty())
             && self.changes.is_empty()
             && self.counts.values().all(|counts| counts.is_empty())
-            && self.links.iter().all(|link| link.0.is_empty())
+            && self.links.iter().all(VecDeque::is_empty)
+            && !self.ledger.owes()
     }
 }
 
@@ -117,14 +120,14 @@ impl<T: SmallTime> Cluster<T> {
                 (*source, capability)
             });
             cluster.peers.push(Peer {
-                tracker,
+                ledger: Ledger::new(tracker),
+                caster: Caster::new(),
                 capabilities: capabilities.collect(),
                 counts,
                 messages: Vec::new(),
                 changes: ChangeBatch::new(),
                 notificators: BTreeMap::new(),
-                sent: 0,
-                links: vec![(VecDeque::new(), 0); count],
+                links: vec![VecDeque::new(); count],
                 known: BTreeMap::new(),
             });
         }
@@ -207,7 +210,7 @@ impl<T: SmallTime> Cluster<T> {
             return Ok(());
         }
         let (target, time) = peer.messages.swap_remove(self.random.below(peer.messages.len()));
-        if !peer.tracker.frontier(target).iter().any(|element| element.less_equal(&time)) {
+        if !peer.ledger.tracker().frontier(target).iter().any(|element| element.less_equal(&time)) {
             return Err(format!("worker {at} receives {time:?} at {target:?} after its frontier passed it"));
         }
         peer.changes.update((target.into(), time.clone()), -1);
@@ -238,7 +241,7 @@ impl<T: SmallTime> Cluster<T> {
         let chosen = self.random.below(peer.notificators.len().max(1));
         let Some((node, (notificator, asked))) = peer.notificators.iter_mut().nth(chosen) else { return Ok(()) };
         let targets = (0..self.graph.nodes[node / 10].0).map(|port| Target::new(*node, port));
-        let mut frontiers = targets.map(|target| peer.tracker.frontier(target)).collect::<Vec<_>>();
+        let mut frontiers = targets.map(|target| peer.ledger.tracker().frontier(target)).collect::<Vec<_>>();
         if self.fault == Some(Fault::DeafNotificator) && frontiers.len() > 1 {
             frontiers.drain(..frontiers.len() - 1);
             self.struck = true;
@@ -262,28 +265,41 @@ impl<T: SmallTime> Cluster<T> {
         Ok(())
     }
 
-    /// Ends a step: numbers the changes and puts them on the links to everybody, oneself included.
-    fn broadcast(&mut self, at: usize) {
-        let peer = &mut self.peers[at];
-        for (source, counts) in &peer.counts {
+    /// Ends a step: counts what it changed, and tells everybody else when that may move a frontier.
+    fn broadcast(&mut self, at: usize) -> Result<(), String> {
+        let share = self.peers.len() > 1;
+        let Peer { ledger, caster, counts, changes, .. } = &mut self.peers[at];
+        for (source, counts) in counts {
             let mut counted = ChangeBatch::new();
             counts.collect(&mut counted);
-            peer.changes.extend(counted.drain().map(|(time, diff)| (((*source).into(), time), diff)));
+            changes.extend(counted.drain().map(|(time, diff)| (((*source).into(), time), diff)));
         }
-        let changes: Vec<_> = peer.changes.drain().collect();
+        changes.drain().for_each(|((location, time), diff)| ledger.count(location, time, diff, share));
+        ledger.apply(|_, _, _| {}).map_err(|error| error.to_string())?;
+        ledger.tracker_mut().propagate();
+        if share && (caster.next() == 0 || ledger.must_cast()) {
+            let mut changes = Vec::new();
+            ledger.cast(|location, time, diff| changes.push((location, time, diff)));
+            self.tell(at, changes);
+        }
+        self.safe(at)
+    }
+
+    /// Numbers the changes and puts them on the links to everybody else.
+    fn tell(&mut self, at: usize, changes: Vec<Change<T>>) {
         let mut parts = vec![changes];
         if self.fault == Some(Fault::TornStep) {
-            let (down, up): (Vec<_>, Vec<_>) = parts.remove(0).into_iter().partition(|change| change.1 < 0);
+            let (down, up): (Vec<_>, Vec<_>) = parts.remove(0).into_iter().partition(|change| change.2 < 0);
             self.struck |= !down.is_empty() && !up.is_empty();
             parts = vec![down, up];
         }
-        for changes in parts.into_iter().filter(|changes| !changes.is_empty()) {
-            let number = self.peers[at].sent;
-            self.peers[at].sent += 1;
-            let strikes = self.fuse == 0 && !self.struck;
+        for changes in parts {
+            let number = self.peers[at].caster.number();
+            let strikes = self.fuse == 0 && !self.struck && !changes.is_empty();
             self.fuse = self.fuse.saturating_sub(1);
-            let victim = if strikes { self.random.below(self.peers.len()) } else { usize::MAX };
-            for (to, peer) in self.peers.iter_mut().enumerate() {
+            let others = self.peers.len() - 1;
+            let victim = if strikes { (at + 1 + self.random.below(others)) % self.peers.len() } else { usize::MAX };
+            for (to, peer) in self.peers.iter_mut().enumerate().filter(|(to, _)| *to != at) {
                 let mut broadcast = Broadcast { number, changes: changes.clone() };
                 let fault = self.fault.filter(|_| to == victim);
                 if fault == Some(Fault::ForgottenChange) {
@@ -295,7 +311,7 @@ impl<T: SmallTime> Cluster<T> {
                     _ => 1,
                 };
                 self.struck |= copies != 1 || fault == Some(Fault::ForgottenChange);
-                peer.links[at].0.extend(std::iter::repeat_n(broadcast, copies));
+                peer.links[at].extend(std::iter::repeat_n(broadcast, copies));
             }
         }
     }
@@ -303,27 +319,23 @@ impl<T: SmallTime> Cluster<T> {
     /// Delivers the next broadcast of one link, then checks safety for its receiver.
     fn deliver(&mut self, at: usize) -> Result<(), String> {
         let from = self.random.below(self.peers.len());
-        let peer = &mut self.peers[at];
-        let (link, expected) = &mut peer.links[from];
+        let Peer { ledger, caster, links, .. } = &mut self.peers[at];
+        let link = &mut links[from];
         if self.fault == Some(Fault::OvertakingBroadcast) && link.len() > 1 && !self.struck {
             link.swap(0, 1);
             self.struck = true;
         }
         let Some(broadcast) = link.pop_front() else { return Ok(()) };
-        if broadcast.number != *expected {
-            return Err(format!("worker {at} expects {expected} of {from} and receives {}", broadcast.number));
-        }
-        *expected += 1;
-        for ((location, time), diff) in broadcast.changes {
-            peer.tracker.update(location, time, diff).map_err(|error| error.to_string())?;
-        }
-        peer.tracker.propagate();
+        caster.admit(from, broadcast.number).map_err(|gap| format!("worker {at}: {gap}"))?;
+        ledger.absorb(broadcast.changes);
+        ledger.apply(|_, _, _| {}).map_err(|error| error.to_string())?;
+        ledger.tracker_mut().propagate();
         self.safe(at)
     }
 
     /// Nothing that exists anywhere is behind the frontiers of this worker, and they did not go back.
     fn safe(&mut self, at: usize) -> Result<(), String> {
-        let tracker = &self.peers[at].tracker;
+        let tracker = self.peers[at].ledger.tracker();
         for (other, peer) in self.peers.iter().enumerate() {
             for (target, time) in &peer.messages {
                 if !tracker.frontier(*target).iter().any(|element| element.less_equal(time)) {
@@ -339,7 +351,8 @@ impl<T: SmallTime> Cluster<T> {
                 }
             }
         }
-        let Peer { tracker, known, .. } = &mut self.peers[at];
+        let Peer { ledger, known, .. } = &mut self.peers[at];
+        let tracker = ledger.tracker_mut();
         let changes = tracker.drain_changes();
         for (target, time, diff) in &changes {
             let before = known.get(target);
@@ -362,7 +375,7 @@ impl<T: SmallTime> Cluster<T> {
                 0 => self.send(at),
                 1 => self.release(at)?,
                 2 => self.consume(at)?,
-                3 => self.broadcast(at),
+                3 => self.broadcast(at)?,
                 4 => self.notify(at)?,
                 _ => self.deliver(at)?,
             }
@@ -372,13 +385,14 @@ impl<T: SmallTime> Cluster<T> {
             }
         }
         for (at, peer) in self.peers.iter().enumerate() {
-            if !peer.tracker.is_done() {
-                return Err(format!("worker {at} still counts {:?}", peer.tracker.accumulated().collect::<Vec<_>>()));
+            let tracker = peer.ledger.tracker();
+            if !tracker.is_done() {
+                return Err(format!("worker {at} still counts {:?}", tracker.accumulated().collect::<Vec<_>>()));
             }
-            for location in peer.tracker.locations() {
+            for location in tracker.locations() {
                 let frontier = match location.port {
-                    Port::Target(port) => peer.tracker.frontier(Target::new(location.node, port)),
-                    Port::Source(port) => peer.tracker.source_frontier(Source::new(location.node, port)),
+                    Port::Target(port) => tracker.frontier(Target::new(location.node, port)),
+                    Port::Source(port) => tracker.source_frontier(Source::new(location.node, port)),
                 };
                 if !frontier.is_empty() {
                     return Err(format!("worker {at} still expects {frontier:?} at {location:?}"));

@@ -7,10 +7,10 @@
 //! Departure: news that cannot move a frontier waits, and one bundle a step is sent at most; news about times beyond
 //! the frontier come a hop later.
 
-use penstock_progress::antichain::Antichain;
-use penstock_progress::change_batch::ChangeBatch;
-use penstock_progress::reachability::Location;
-use penstock_progress::timestamp::Timestamp;
+use crate::antichain::Antichain;
+use crate::change_batch::ChangeBatch;
+use crate::reachability::Location;
+use crate::timestamp::Timestamp;
 
 pub(crate) struct Outgoing<T> {
     /// Changes since the last question.
@@ -44,6 +44,11 @@ impl<T: Timestamp> Outgoing<T> {
         self.least.iter().any(|(location, times)| times.elements().iter().any(|time| moves(location, time)))
     }
 
+    /// Whether nothing is left to be told.
+    pub(crate) fn is_empty(&mut self) -> bool {
+        self.fresh.is_empty() && self.kept.is_empty()
+    }
+
     /// Hands out everything, summed.
     pub(crate) fn share(&mut self, mut each: impl FnMut(Location, T, i64)) {
         if self.least.is_empty() {
@@ -59,9 +64,9 @@ impl<T: Timestamp> Outgoing<T> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use penstock_progress::order::PartialOrder;
-    use penstock_progress::reachability::{Port, Source};
-    use penstock_progress::timestamp::Product;
+    use crate::order::PartialOrder;
+    use crate::reachability::{Port, Source};
+    use crate::timestamp::Product;
     use proptest::prelude::*;
 
     fn place(node: usize) -> Location {

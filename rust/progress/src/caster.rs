@@ -1,0 +1,80 @@
+//! The numbers of bundles: what the next one of this worker is called, and which ones of others may be taken in.
+//!
+//! Every worker numbers its bundles 0, 1, 2, ... A bundle is taken in after the one before it of the same sender and once: so the
+//! state of a worker is the sum of, per sender, the first so many bundles. A number that is too high is a [`Gap`], which
+//! is fatal; so is one that came before.
+//!
+//! Source: rescaling R§3.4.1 (R-04).
+
+use std::collections::BTreeMap;
+
+/// A bundle that does not follow the ones before it of its sender.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("bundle {got} of worker {worker} came where {expected} was expected")]
+pub struct Gap {
+    /// The sender.
+    pub worker: usize,
+    /// The number that its next bundle must have.
+    pub expected: u64,
+    /// The number that came.
+    pub got: u64,
+}
+
+/// The numbers of one worker in one dataflow.
+///
+/// ```
+/// use penstock_progress::caster::{Caster, Gap};
+/// let mut caster = Caster::new();
+/// assert_eq!([caster.number(), caster.number()], [0, 1]);
+/// assert_eq!(caster.admit(7, 0), Ok(()));
+/// assert_eq!(caster.admit(7, 2), Err(Gap { worker: 7, expected: 1, got: 2 }));
+/// assert_eq!(caster.expected(7), 1);
+/// ```
+#[derive(Clone, Debug, Default)]
+pub struct Caster {
+    /// Of the next bundle of this worker.
+    next: u64,
+    /// Of the next bundle of each other worker that a bundle has come from.
+    expected: BTreeMap<usize, u64>,
+}
+
+impl Caster {
+    /// Of a worker that has neither sent nor received.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// How many bundles this worker has numbered.
+    pub fn next(&self) -> u64 {
+        self.next
+    }
+
+    /// The number of a bundle that goes out now.
+    pub fn number(&mut self) -> u64 {
+        self.next += 1;
+        self.next - 1
+    }
+
+    /// How many bundles of that worker were taken in: the number of its next one.
+    pub fn expected(&self, worker: usize) -> u64 {
+        self.expected.get(&worker).copied().unwrap_or(0)
+    }
+
+    /// From how many workers a bundle was taken in.
+    pub fn met(&self) -> usize {
+        self.expected.len()
+    }
+
+    /// Checks the number of a bundle that is taken in now.
+    ///
+    /// # Errors
+    /// [`Gap`]; nothing changes.
+    pub fn admit(&mut self, worker: usize, number: u64) -> Result<(), Gap> {
+        let expected = self.expected(worker);
+        if number != expected {
+            return Err(Gap { worker, expected, got: number });
+        }
+        self.expected.insert(worker, number + 1);
+        Ok(())
+    }
+}
