@@ -65,6 +65,20 @@ impl Caster {
         self.expected.len()
     }
 
+    /// The next number of every sender as this worker, which is `me`, knows it: half of a snapshot, the other half of which are the
+    /// counts of its ledgers at the same moment.
+    pub fn snapshot(&self, me: usize) -> BTreeMap<usize, u64> {
+        let mut next = self.expected.clone();
+        next.insert(me, self.next);
+        next
+    }
+
+    /// The numbers of a worker that has sent nothing and begins with a snapshot.
+    pub fn resume(snapshot: BTreeMap<usize, u64>) -> Self {
+        let expected = snapshot.into_iter().filter(|(_, next)| *next > 0).collect();
+        Caster { next: 0, expected }
+    }
+
     /// Checks the number of a bundle that is taken in now.
     ///
     /// # Errors

@@ -7,6 +7,10 @@
 //!
 //! Invariant: the counts in force are the initial ones, all changes of this worker, and those of the bundles taken in. So the
 //! tracker is the record of all updates ever exchanged, on a lone worker too, which tells nobody.
+//!
+//! A snapshot is that record with the next number of each sender ([`Caster::snapshot`](crate::Caster::snapshot)). It holds changes
+//! that were sent and no others: who begins with it also gets the next bundle of this worker, with what was unsent, and would count that twice. So
+//! a worker that owes something casts it before ([`Ledger::snapshot`] refuses otherwise).
 
 use crate::outgoing::Outgoing;
 use crate::reachability::{Location, Port, Source, Target, Tracker, UnknownLocation};
@@ -14,6 +18,11 @@ use crate::timestamp::Timestamp;
 
 /// A change of the count of one time at one location.
 pub type Change<T> = (Location, T, i64);
+
+/// A worker that has something to tell the others was asked for a snapshot.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("there are changes that were not cast: a snapshot would hold them, and the next bundle as well")]
+pub struct Untold;
 
 /// See the module.
 pub struct Ledger<T: Timestamp> {
@@ -85,6 +94,36 @@ impl<T: Timestamp> Ledger<T> {
     /// Hands out all that the others have not been told, summed: what a bundle of this worker says about this scope.
     pub fn cast(&mut self, each: impl FnMut(Location, T, i64)) {
         self.outgoing.share(each);
+    }
+
+    /// The counts in force, but for locations that each worker derives by itself: what another worker can begin with.
+    ///
+    /// # Errors
+    /// [`Untold`] when something waits to be applied or to be told.
+    pub fn snapshot(&mut self, derived: impl Fn(Location) -> bool) -> Result<Vec<Change<T>>, Untold> {
+        if self.is_waiting() || self.owes() {
+            return Err(Untold);
+        }
+        let counts = self.tracker.accumulated().filter(|((location, _), _)| !derived(*location));
+        Ok(counts.map(|((location, time), count)| (location, time, count)).collect())
+    }
+
+    /// Begins with a snapshot, in a ledger that counts nothing yet.
+    ///
+    /// # Errors
+    /// [`UnknownLocation`] when the snapshot is of another graph.
+    pub fn begin(&mut self, snapshot: impl IntoIterator<Item = Change<T>>) -> Result<(), UnknownLocation> {
+        for (location, time, count) in snapshot {
+            self.tracker.update(location, time, count)?;
+        }
+        Ok(())
+    }
+
+    /// Begins as a founder: with one capability of each of `founders` workers per output, at the first time.
+    pub fn found(&mut self, outputs: impl IntoIterator<Item = Source>, founders: usize) {
+        for output in outputs {
+            self.tracker.update_source(output, T::minimum(), founders as i64);
+        }
     }
 
     /// Whether there is something that the others have not been told.

@@ -9,7 +9,7 @@
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::rc::Rc;
 
-use penstock_progress::ledger::Change;
+use penstock_progress::ledger::{Change, Untold};
 use penstock_progress::{
     Antichain, Capability, Caster, ChangeBatch, Ledger, Location, Meter, Notificator, PathSummary, Port, Source,
     Target, Tracker,
@@ -39,6 +39,10 @@ pub(crate) enum Fault {
     DeafNotificator,
     /// A capability moves later, and only its old count is taken back.
     UncountedDowngrade,
+    /// A snapshot is taken while there is something to tell.
+    EarlySnapshot,
+    /// A snapshot says that one bundle less of some sender is in it.
+    SnapshotBehind,
 }
 
 /// What a worker broadcasts at the end of a step.
@@ -96,6 +100,12 @@ pub(crate) struct Cluster<T: SmallTime> {
     budget: usize,
     /// How often notifications came.
     pub notified: usize,
+    /// By sender and number: all that was ever told.
+    told: Vec<Vec<Vec<Change<T>>>>,
+    /// What a lone worker counted, which it tells nobody.
+    alone: Vec<Change<T>>,
+    /// How many snapshots were compared.
+    pub snapshots: usize,
 }
 
 impl<T: SmallTime> Cluster<T> {
@@ -106,21 +116,22 @@ impl<T: SmallTime> Cluster<T> {
         let (budget, fuse) = (random.below(80), random.below(6));
         let waits = (0..graph.nodes.len()).map(|node| may_wait(&graph, node)).collect();
         let peers = Vec::new();
-        let mut cluster = Self { graph, waits, peers, random, fault, fuse, struck: false, budget, notified: 0 };
+        let (told, alone) = (vec![Vec::new(); count], Vec::new());
+        let (struck, notified, snapshots) = (false, 0, 0);
+        let mut cluster =
+            Self { graph, waits, peers, random, fault, fuse, struck, budget, notified, told, alone, snapshots };
         let sources = cluster.graph.sources();
         for at in 0..count {
-            let mut tracker = cluster.tracker(at);
-            for source in &sources {
-                tracker.update_source(*source, T::minimum(), count as i64);
-            }
-            tracker.propagate();
+            let mut ledger = Ledger::new(cluster.tracker(at));
+            ledger.found(sources.iter().copied(), count);
+            ledger.tracker_mut().propagate();
             let counts: BTreeMap<_, _> = sources.iter().map(|source| (*source, Rc::default())).collect();
             let capabilities = counts.iter().map(|(source, counts)| {
                 let capability = Capability::adopt(T::minimum(), Rc::clone(counts));
                 (*source, capability)
             });
             cluster.peers.push(Peer {
-                ledger: Ledger::new(tracker),
+                ledger,
                 caster: Caster::new(),
                 capabilities: capabilities.collect(),
                 counts,
@@ -274,7 +285,12 @@ impl<T: SmallTime> Cluster<T> {
             counts.collect(&mut counted);
             changes.extend(counted.drain().map(|(time, diff)| (((*source).into(), time), diff)));
         }
-        changes.drain().for_each(|((location, time), diff)| ledger.count(location, time, diff, share));
+        for ((location, time), diff) in changes.drain() {
+            if !share {
+                self.alone.push((location, time.clone(), diff));
+            }
+            ledger.count(location, time, diff, share);
+        }
         ledger.apply(|_, _, _| {}).map_err(|error| error.to_string())?;
         ledger.tracker_mut().propagate();
         if share && (caster.next() == 0 || ledger.must_cast()) {
@@ -282,7 +298,62 @@ impl<T: SmallTime> Cluster<T> {
             ledger.cast(|location, time, diff| changes.push((location, time, diff)));
             self.tell(at, changes);
         }
-        self.safe(at)
+        self.safe(at)?;
+        if self.random.chance(10) { self.snapshot(at) } else { Ok(()) }
+    }
+
+    /// Takes a snapshot, and compares it with what was told up to the numbers that it names, and a graph that begins with it with
+    /// that of the worker.
+    fn snapshot(&mut self, at: usize) -> Result<(), String> {
+        if self.peers.len() > 1 && self.peers[at].ledger.owes() {
+            if self.fault != Some(Fault::EarlySnapshot) {
+                let refused = self.peers[at].ledger.snapshot(|_| false);
+                assert_eq!(refused, Err(Untold), "what is unsent would count twice");
+                let mut changes = Vec::new();
+                self.peers[at].ledger.cast(|location, time, diff| changes.push((location, time, diff)));
+                self.tell(at, changes);
+            } else {
+                self.struck = true;
+            }
+        }
+        let Peer { ledger, caster, .. } = &mut self.peers[at];
+        let next = caster.snapshot(at);
+        let counts = match ledger.snapshot(|_| false) {
+            Ok(counts) => counts,
+            Err(Untold) => ledger.tracker().accumulated().map(|((at, time), count)| (at, time, count)).collect(),
+        };
+        let mut replay = ChangeBatch::new();
+        let count = self.peers.len() as i64;
+        replay.extend(self.graph.sources().into_iter().map(|source| ((source.into(), T::minimum()), count)));
+        replay.extend(self.alone.iter().cloned().map(|(location, time, diff)| ((location, time), diff)));
+        let skipped = next.iter().find(|(_, next)| **next > 0).filter(|_| self.fault == Some(Fault::SnapshotBehind));
+        for (sender, next) in &next {
+            let mut included = &self.told[*sender][..*next as usize];
+            if skipped.is_some_and(|(skipped, _)| skipped == sender) {
+                self.struck |= included.last().is_some_and(|bundle| !bundle.is_empty());
+                included = &included[..included.len() - 1];
+            }
+            let changes = included.iter().flatten().cloned();
+            replay.extend(changes.map(|(location, time, diff)| ((location, time), diff)));
+        }
+        let mut recorded = ChangeBatch::new();
+        recorded.extend(counts.iter().cloned().map(|(location, time, count)| ((location, time), count)));
+        let (recorded, replay) = (recorded.drain().collect::<Vec<_>>(), replay.drain().collect::<Vec<_>>());
+        if recorded != replay {
+            return Err(format!("the snapshot of worker {at} at {next:?} holds {recorded:?}, the log {replay:?}"));
+        }
+        self.snapshots += 1;
+        let mut joiner = Ledger::new(self.graph.build().expect("cycles advance by construction"));
+        joiner.begin(counts).map_err(|error| error.to_string())?;
+        joiner.tracker_mut().propagate();
+        let tracker = self.peers[at].ledger.tracker();
+        for target in self.graph.targets() {
+            let (here, there) = (tracker.frontier(target), joiner.tracker().frontier(target));
+            if here != there {
+                return Err(format!("{target:?}: {there:?} with the snapshot of worker {at}, which has {here:?}"));
+            }
+        }
+        Ok(())
     }
 
     /// Numbers the changes and puts them on the links to everybody else.
@@ -295,6 +366,7 @@ impl<T: SmallTime> Cluster<T> {
         }
         for changes in parts {
             let number = self.peers[at].caster.number();
+            self.told[at].push(changes.clone());
             let strikes = self.fuse == 0 && !self.struck && !changes.is_empty();
             self.fuse = self.fuse.saturating_sub(1);
             let others = self.peers.len() - 1;

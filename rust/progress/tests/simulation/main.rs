@@ -20,6 +20,7 @@ struct Seen {
     /// Whether the fault had an effect.
     struck: bool,
     notified: usize,
+    snapshots: usize,
 }
 
 fn run<T: SmallTime>(seed: u64, fault: Option<Fault>, seen: &mut Seen) -> Result<(), String> {
@@ -27,6 +28,7 @@ fn run<T: SmallTime>(seed: u64, fault: Option<Fault>, seen: &mut Seen) -> Result
     let result = cluster.run();
     seen.struck |= cluster.struck;
     seen.notified += cluster.notified;
+    seen.snapshots += cluster.snapshots;
     result.map_err(|what| format!("{}: {what}", std::any::type_name::<T>()))
 }
 
@@ -47,16 +49,17 @@ fn simulate(seed: u64, fault: Option<Fault>) -> (Seen, Result<(), String>) {
 }
 
 /// Tries seeds until one fails; what it says then ends with how to repeat it.
-fn explore(seeds: Range<u64>, fault: Option<Fault>) -> Result<usize, String> {
-    let mut notified = 0;
+fn explore(seeds: Range<u64>, fault: Option<Fault>) -> Result<(usize, usize), String> {
+    let (mut notified, mut snapshots) = (0, 0);
     for seed in seeds {
         let (seen, result) = simulate(seed, fault);
         result.map_err(|what| {
             format!("{what}\nreplay: PENSTOCK_SEED={seed} cargo test -p penstock-progress --test simulation")
         })?;
         notified += seen.notified;
+        snapshots += seen.snapshots;
     }
-    Ok(notified)
+    Ok((notified, snapshots))
 }
 
 /// The seeds that the environment asks for.
@@ -76,7 +79,10 @@ fn random_delays_are_safe_and_live() {
     let seeds = seeds(one.as_deref(), count.as_deref()).unwrap_or_else(|error| panic!("{error}"));
     let many = seeds.end - seeds.start >= 100;
     match explore(seeds, None) {
-        Ok(notified) => assert!(notified > 0 || !many, "no run came to a notification"),
+        Ok((notified, snapshots)) => {
+            assert!(notified > 0 || !many, "no run came to a notification");
+            assert!(snapshots > 1000 || !many, "{snapshots} snapshots");
+        }
         Err(what) => panic!("{what}"),
     }
 }
@@ -135,6 +141,8 @@ fn broken_rules_are_noticed() {
         (Fault::DroppedSummary, 10),
         (Fault::DeafNotificator, 5),
         (Fault::UncountedDowngrade, 50),
+        (Fault::EarlySnapshot, 90),
+        (Fault::SnapshotBehind, 90),
     ];
     for (fault, least) in faults {
         let (noticed, struck) = noticed(fault, BROKEN);
