@@ -109,10 +109,11 @@ impl Dataflow {
     pub(crate) fn start<T: Timestamp>(caster: Caster, root: Rc<Region<T>>, number: u64) -> Result<Self, Error> {
         let channels = caster.channels();
         let core = caster.core.clone();
-        if let Err(error) = root.finalise() {
+        if let Err(error) = root.check() {
             end(&core, &root.family, channels);
             return Err(error);
         }
+        root.found(core.peers());
         let mut description = String::new();
         for region in root.family.regions.borrow().iter() {
             region.describe(&mut description);

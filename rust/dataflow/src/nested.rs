@@ -24,12 +24,15 @@ use penstock_progress::timestamp::{PathSummary, Refines, Timestamp};
 use crate::error::Error;
 use crate::region::{Region, Summaries};
 
-/// Paths through a scope by input and output, and the capabilities it starts with.
-pub(crate) type Face<T> = (Vec<Vec<Antichain<<T as Timestamp>::Summary>>>, Vec<(usize, T)>);
+/// Paths through a scope by input and output.
+pub(crate) type Face<T> = Vec<Vec<Antichain<<T as Timestamp>::Summary>>>;
 
 /// A nested region as the region around it, with time `T`, sees it.
 pub(crate) trait Nested<T: Timestamp> {
-    fn finalise(&self) -> Result<Face<T>, Error>;
+    /// [`Region::check`] of what is inside.
+    fn check(&self) -> Result<Face<T>, Error>;
+    /// [`Region::found`] of what is inside; hands the capabilities with which the scope begins, by output, to `hold`.
+    fn found(&self, founders: usize, hold: &mut dyn FnMut(usize, T));
     /// Number of inputs and outputs.
     fn ports(&self) -> (usize, usize);
     /// Applies changes inside; reports those of the scope's capabilities by output.
@@ -76,8 +79,8 @@ impl<O: Timestamp, T: Refines<O>> NestedRegion<O, T> {
 }
 
 impl<O: Timestamp, T: Refines<O>> Nested<O> for NestedRegion<O, T> {
-    fn finalise(&self) -> Result<Face<O>, Error> {
-        let summaries = self.inner.finalise()?;
+    fn check(&self) -> Result<Face<O>, Error> {
+        let summaries = self.inner.check()?;
         let (inputs, outputs) = self.ports();
         let exits = paths_to_exits::<T>(&summaries, &self.inner.edges.borrow(), outputs);
         let summary = (0..inputs)
@@ -90,15 +93,17 @@ impl<O: Timestamp, T: Refines<O>> Nested<O> for NestedRegion<O, T> {
             .collect();
         *self.exits.borrow_mut() = exits;
         *self.holds.borrow_mut() = (0..outputs).map(|_| MutableAntichain::new()).collect();
-        for (location, time, count) in self.inner.initial() {
+        Ok(summary)
+    }
+
+    fn found(&self, founders: usize, hold: &mut dyn FnMut(usize, O)) {
+        self.inner.found(founders);
+        for (location, time, count) in self.inner.counts() {
             self.project(location, &time, count, &mut |_, _, _| {});
         }
-        let holds = self.holds.borrow();
-        let start = holds
-            .iter()
-            .enumerate()
-            .flat_map(|(port, images)| images.frontier().iter().map(move |time| (port, time.clone())));
-        Ok((summary, start.collect()))
+        for (port, images) in self.holds.borrow().iter().enumerate() {
+            images.frontier().iter().for_each(|time| hold(port, time.clone()));
+        }
     }
 
     fn ports(&self) -> (usize, usize) {

@@ -1,11 +1,11 @@
 //! A region: the nodes and edges of one scope, with their progress.
 //!
 //! Node 0 stands for the outside: its sources are the streams that enter, its targets the streams that leave. While the graph is
-//! built, ports register their counts; [`Region::finalise`] makes the tracker. In each step the worker collects the counts of
+//! built, ports register their counts; [`Region::check`] makes the tracker and [`Region::found`] its first counts. In each step the worker collects the counts of
 //! all regions ([`AnyRegion::harvest`]), applies those of all workers ([`Region::apply`]), carries the frontiers to the operators
 //! ([`Region::propagate`]) and runs those with something to do ([`Region::sweep`]).
 //!
-//! Initial capabilities: one per output and founding worker, so every worker starts from the same counts without a message.
+//! Initial capabilities: one per output and founding worker, so every founder starts from the same counts without a message.
 
 use std::any::Any;
 use std::cell::{Cell, RefCell};
@@ -229,12 +229,10 @@ impl<T: Timestamp> Region<T> {
         Error::Graph { dataflow: self.path.clone(), worker: self.core.index(), reason }
     }
 
-    /// Checks the graph and makes the tracker with its initial counts. Nested regions first.
-    pub(crate) fn finalise(&self) -> Result<Summaries<T::Summary>, Error> {
+    /// Checks the graph and makes the tracker, which counts nothing yet. Nested regions first.
+    pub(crate) fn check(&self) -> Result<Summaries<T::Summary>, Error> {
         let nodes = self.nodes.borrow();
-        let peers = self.core.peers() as i64;
         let mut builder = GraphBuilder::new();
-        let mut initial: Vec<(Source, T, i64)> = Vec::new();
         let mut summaries = Summaries::<T::Summary>::new();
         for (index, node) in nodes.iter().enumerate() {
             let (inputs, outputs, summary) = match &node.body {
@@ -244,14 +242,12 @@ impl<T: Timestamp> Region<T> {
                 }
                 Body::Unbuilt => return Err(self.refusal(format!("operator {:?} was never built", node.name))),
                 Body::Operator { ports, .. } => {
-                    let (inputs, outputs) = (ports.inputs.borrow(), ports.outputs.borrow());
-                    initial.extend((0..outputs.len()).map(|port| (Source { node: index, port }, T::minimum(), peers)));
-                    (inputs.len(), outputs.len(), inputs.iter().map(|input| input.summaries.clone()).collect())
+                    let (inputs, outputs) = (ports.inputs.borrow(), ports.outputs.borrow().len());
+                    (inputs.len(), outputs, inputs.iter().map(|input| input.summaries.clone()).collect())
                 }
                 Body::Probe { .. } => (1, 0, vec![Vec::new()]),
                 Body::Nested(nested) => {
-                    let (summary, holds) = nested.finalise()?;
-                    initial.extend(holds.into_iter().map(|(port, time)| (Source { node: index, port }, time, 1)));
+                    let summary = nested.check()?;
                     let (inputs, outputs) = nested.ports();
                     (inputs, outputs, summary)
                 }
@@ -262,19 +258,31 @@ impl<T: Timestamp> Region<T> {
         for (from, to) in self.edges.borrow().iter() {
             builder.add_edge(*from, *to);
         }
-        let mut tracker = builder.build().map_err(|error| self.refusal(error.to_string()))?;
-        for (source, time, count) in initial {
-            tracker.update_source(source, time, count);
-        }
+        let tracker = builder.build().map_err(|error| self.refusal(error.to_string()))?;
         *self.ledger.borrow_mut() = Some(Ledger::new(tracker));
-        for (index, node) in nodes.iter().enumerate() {
-            match &node.body {
-                Body::Operator { .. } => self.flags.raise(index),
+        Ok(summaries)
+    }
+
+    /// Gives the checked graph the counts that every one of so many founders begins with, and its operators their first run.
+    /// Nested regions first.
+    pub(crate) fn found(&self, founders: usize) {
+        let nodes = self.nodes.borrow();
+        let mut ledger = self.ledger.borrow_mut();
+        let Some(ledger) = ledger.as_mut() else { return };
+        for (node, body) in nodes.iter().map(|node| &node.body).enumerate() {
+            match body {
+                Body::Operator { ports, .. } => {
+                    let outputs = ports.outputs.borrow().len();
+                    ledger.found((0..outputs).map(|port| Source { node, port }), founders);
+                    self.flags.raise(node);
+                }
                 Body::Probe { handle, .. } => handle.update([]),
-                Body::Outside | Body::Unbuilt | Body::Nested(_) => {}
+                Body::Nested(nested) => nested.found(founders, &mut |port, time| {
+                    ledger.tracker_mut().update_source(Source { node, port }, time, 1);
+                }),
+                Body::Outside | Body::Unbuilt => {}
             }
         }
-        Ok(summaries)
     }
 
     /// Applies what was harvested here and what came from others, nested regions first; each change is shown to `each`.
@@ -377,8 +385,8 @@ impl<T: Timestamp> Region<T> {
         format!("{}/{name}", self.path)
     }
 
-    /// Locations of nodes other than node 0 whose counts are not zero at the start, with their times and counts.
-    pub(crate) fn initial(&self) -> Vec<(Location, T, i64)> {
+    /// Locations whose counts are not zero, with their times and counts.
+    pub(crate) fn counts(&self) -> Vec<(Location, T, i64)> {
         let ledger = self.ledger.borrow();
         let live = ledger.iter().flat_map(|ledger| ledger.tracker().accumulated());
         live.map(|((location, time), count)| (location, time, count)).collect()
