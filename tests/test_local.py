@@ -22,6 +22,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import penstock as pk
+from engine_support import wait_for
 from penstock import _local as local
 from penstock._local import LateRows
 from penstock._migration import Migration, MigrationReport
@@ -405,6 +406,37 @@ def test_a_migration_tells_what_it_did() -> None:
     assert moves.schema.names == ["op", "worker", "bin", "what", "bytes", "at", "routed_rows"]
     assert set(moves.column("bin").to_pylist()) == {0, 2, 4, 6}
     assert moves.schema.field("at").type == pa.timestamp("ns", "UTC")
+
+
+def test_loads_are_measured_and_evened_out() -> None:
+    keys = [key for key in range(2_000) for _ in range(50)]
+    with counting().start(workers=2) as session:
+        session.migrate(to=[0] * 224 + [1] * 32).wait(60)
+        counted = list(session.run(pa.table({"k": keys}).to_batches(max_chunksize=10_000)))
+        loads = session.loads()
+    assert loads.schema.names == ["bin", "worker", "rows"] and loads.num_rows == 256
+    # One row in eight, for eight: 100,000 within a few of each block.
+    assert sum(loads.column("rows").to_pylist()) == pytest.approx(100_000, rel=0.01)
+    assert sum(sum(batch.column("n").to_pylist()) for batch in counted) == 100_000
+    with counting().start(workers=2) as session:
+        moved: list[int] = []
+
+        def paced() -> Iterator[pa.Table]:
+            session.migrate(to=[0] * 224 + [1] * 32).wait(60)
+            yield pa.table({"k": keys})
+            wait_for(lambda: sum(session.loads().column("rows").to_pylist()) > 99_000, what="all rows are routed")
+            moved.append(session.rebalance(by="rows", tolerance=1.1).wait(60).bins)
+            loads = session.loads().to_pylist()
+            of_0 = sum(row["rows"] for row in loads if row["worker"] == 0)
+            moved.append(200 * of_0 // sum(row["rows"] for row in loads))
+
+        counted = list(session.run(paced()))
+    assert sum(sum(batch.column("n").to_pylist()) for batch in counted) == 100_000
+    assert 45 <= moved[0] <= 100 and 90 <= moved[1] <= 110, moved
+    with counting().start(workers=2) as session:
+        for wrong, says in [({"by": "keys"}, "by='keys'"), ({"by": "rows", "tolerance": 0.9}, "tolerance=0.9")]:
+            with pytest.raises(ConfigError, match=says):
+                session.rebalance(**wrong)  # type: ignore[arg-type]
 
 
 def test_a_migration_that_was_cancelled_leaves_the_bins_where_they_are() -> None:

@@ -6,13 +6,24 @@ bounded scopes. A table has its columns also without rows.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import pyarrow as pa
 
-__all__ = ["ENGINE_MOVES", "ENGINE_WORKERS", "LOCAL_MOVES", "LOCAL_WORKERS", "ScopeStats", "scope_stats", "to_table"]
+__all__ = [
+    "ENGINE_MOVES",
+    "ENGINE_WORKERS",
+    "LOADS",
+    "LOCAL_MOVES",
+    "LOCAL_WORKERS",
+    "ScopeStats",
+    "loads_table",
+    "scope_stats",
+    "sum_loads",
+    "to_table",
+]
 
 _QUERY = [("query", pa.string())]
 _WORKERS = [
@@ -24,6 +35,7 @@ _WORKERS = [
     ("rows", pa.int64()),
     ("late_rows", pa.int64()),
     ("epochs", pa.int64()),
+    ("busy_s", pa.float64()),
 ]
 _PROCESSES = [
     ("generation", pa.int64()),
@@ -57,6 +69,19 @@ ENGINE_WORKERS = pa.schema([*_QUERY, *_WORKERS, *_PROCESSES])
 #: One row per entry of the log of moved bins; see `LocalSession.moves` and ``Engine.moves``.
 LOCAL_MOVES = pa.schema(_MOVES)
 ENGINE_MOVES = pa.schema([*_QUERY, *_MOVES])
+#: One row per bin; see `LocalSession.loads` and ``Engine.loads``.
+LOADS = pa.schema([("bin", pa.int64()), ("worker", pa.int64()), ("rows", pa.int64())])
+
+
+def loads_table(owners: Sequence[int], loads: Sequence[Sequence[int]]) -> pa.Table:
+    """Rows of each bin, of all keyed steps together, with its owner."""
+    rows = sum_loads(loads, len(owners))
+    return pa.table([list(range(len(owners))), list(owners), rows], schema=LOADS)
+
+
+def sum_loads(loads: Sequence[Sequence[int]], bins: int) -> list[int]:
+    """Rows of each bin, of all keyed steps together."""
+    return [sum(step[bin_] for step in loads if bin_ < len(step)) for bin_ in range(bins)]
 
 
 @dataclass(frozen=True)

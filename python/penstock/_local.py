@@ -25,8 +25,17 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from penstock._durations import Timeout
-from penstock._figures import LOCAL_MOVES, LOCAL_WORKERS, ScopeStats, scope_stats, to_table
-from penstock._migration import Cut, MigrationReport, MigrationStep, Wish, follow
+from penstock._figures import LOCAL_MOVES, LOCAL_WORKERS, ScopeStats, loads_table, scope_stats, sum_loads, to_table
+from penstock._migration import (
+    Cut,
+    MigrationReport,
+    MigrationStep,
+    Wish,
+    evened,
+    follow,
+    parse_by,
+    parse_tolerance,
+)
 from penstock._pump import Fed, LateRows, LocalResults, Pump
 from penstock._schema import conform
 from penstock.errors import ConfigError, EngineError, SchemaError
@@ -347,10 +356,54 @@ class LocalSession:
         return migration
 
     def rebalance(
-        self, *, strategy: str = "batched", batch_size: int | None = None, max_pause: Timeout | None = None
+        self,
+        *,
+        by: str = "bins",
+        tolerance: float = 1.2,
+        strategy: str = "batched",
+        batch_size: int | None = None,
+        max_pause: Timeout | None = None,
     ) -> LocalMigration:
-        """Spread the bins evenly over the workers, moving as few as possible; see `migrate`."""
-        return self.migrate(strategy=strategy, batch_size=batch_size, max_pause=max_pause)
+        """Spread the bins evenly over the workers, moving as few as possible.
+
+        Parameters
+        ----------
+        by : {"bins", "rows"}, default "bins"
+            Equal numbers of bins, or equal numbers of rows, as they came since the workers began (`loads`).
+        tolerance : float, default 1.2
+            By rows: what a worker may have, as a multiple of the mean. Fewer bins move the larger it is.
+        strategy, batch_size, max_pause
+            As for `migrate`.
+
+        Returns
+        -------
+        LocalMigration
+            A handle, as of `migrate`.
+
+        Raises
+        ------
+        ConfigError
+            When an option is out of range.
+        EngineError
+            When the workers have ended.
+        """
+        target, tolerance = None, parse_tolerance("tolerance", tolerance)
+        if parse_by(by) == "rows" and (told := self._told())["owners"]:
+            owners = told["owners"][0]
+            target = evened(owners, sum_loads(told["loads"], len(owners)), self.workers, tolerance)
+        return self.migrate(to=target, strategy=strategy, batch_size=batch_size, max_pause=max_pause)
+
+    def loads(self) -> pa.Table:
+        """What each bin gets.
+
+        Returns
+        -------
+        pyarrow.Table
+            bin, worker (its owner), rows (that came for it since the session began, of all keyed steps; one in eight
+            is counted, for eight).
+        """
+        told = self._told()
+        return loads_table(told["owners"][0] if told["owners"] else [], told["loads"])
 
     def owners(self) -> list[list[int]]:
         """The worker of each bin now, one list for each keyed step of the flow."""
@@ -371,14 +424,19 @@ class LocalSession:
         -------
         pyarrow.Table
             worker, bins (of the first keyed step), bins_by_step, keys, state_bytes, rows (of input that this worker
-            has fed), late_rows, epochs (completed).
+            has fed), late_rows, epochs (completed), busy_s (seconds that it was not parked).
 
         Notes
         -----
         As of up to 20 ms ago. After the session is closed, as of its end.
         """
         rows = [
-            {**worker, "bins": next(iter(worker["bins"]), 0), "bins_by_step": worker["bins"]}
+            {
+                **worker,
+                "bins": next(iter(worker["bins"]), 0),
+                "bins_by_step": worker["bins"],
+                "busy_s": worker["busy_ns"] / 1e9,
+            }
             for worker in self._told()["workers"]
         ]
         return to_table(rows, LOCAL_WORKERS)

@@ -27,10 +27,13 @@ __all__ = [
     "Move",
     "Wish",
     "balanced",
+    "evened",
     "follow",
     "moves_to",
+    "parse_by",
     "parse_moves",
     "parse_target",
+    "parse_tolerance",
     "steps",
 ]
 
@@ -401,3 +404,47 @@ def balanced(owners: Sequence[int], workers: int) -> list[int]:
     from penstock import _native
 
     return _native.balanced_owners(owners, workers)
+
+
+def evened(owners: Sequence[int], loads: Sequence[int], workers: int, tolerance: float) -> list[int]:
+    """Owners by which no worker has more than `tolerance` times the mean load, where bins allow it; few bins move.
+
+    Raises
+    ------
+    ConfigError
+        When there is not a load for each bin, or the tolerance is below 1.
+
+    Examples
+    --------
+    >>> evened([0, 0, 0, 1], [50, 30, 20, 10], 2, 1.2)
+    [1, 0, 0, 1]
+    """
+    from penstock import _native
+
+    return _native.evened_owners(owners, loads, workers, parse_tolerance("tolerance", tolerance))
+
+
+def parse_tolerance(name: str, value: float) -> float:
+    """A multiple of the mean load.
+
+    Raises
+    ------
+    ConfigError
+        When it is no number of at least 1.
+    """
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 1.0 <= value < float("inf"):
+        raise ConfigError(f"{name}={value!r} must be a multiple of the mean load, at least 1: 1.2 allows a fifth more")
+    return float(value)
+
+
+def parse_by(by: str) -> str:
+    """What shares are measured by.
+
+    Raises
+    ------
+    ConfigError
+        When it is neither.
+    """
+    if by not in ("bins", "rows"):
+        raise ConfigError(f"by={by!r} is neither 'bins' (equal numbers) nor 'rows' (equal loads, as measured)")
+    return by

@@ -140,6 +140,67 @@ def plan_check(plan: str) -> _PlanFacts:
 def balanced_owners(owners: Sequence[int], workers: int) -> list[int]:
     """Owners with equal shares, up to one bin, that differ from these in as few bins as possible."""
 
+def evened_owners(owners: Sequence[int], loads: Sequence[int], workers: int, tolerance: float) -> list[int]:
+    """Owners by which no worker has more than `tolerance` times the mean load, where bins allow it.
+
+    Raises
+    ------
+    ConfigError
+        When there is not a load for each bin.
+    """
+
+class _BalanceVerdict(TypedDict):
+    skew: float
+    expected: float
+    moves: list[tuple[int, int]]
+    why: str
+
+class Balancer:
+    """Says when bins are worth moving; see the crate `balance`.
+
+    Parameters
+    ----------
+    trigger, tolerance
+        Multiples of the mean load of a worker: above which bins move, and to which.
+    patience
+        Looks in a row that must show it.
+    least_rows
+        A look with fewer rows says nothing.
+    """
+
+    def __new__(cls, trigger: float, tolerance: float, patience: int, least_rows: int) -> Balancer: ...
+    def look(self, owners: Sequence[int], rows: Sequence[int], workers: int) -> _BalanceVerdict:
+        """Judge the rows that each bin got since the last look.
+
+        Raises
+        ------
+        ConfigError
+            When there are not rows for each bin.
+        """
+
+class Sizer:
+    """Says how many workers a rate needs, and when to change their number.
+
+    Parameters
+    ----------
+    least, most
+        Workers.
+    busy
+        Share of its time that a worker is to be busy.
+    patience
+        Looks in a row that must ask for more; three times as many for fewer.
+    """
+
+    def __new__(cls, least: int, most: int, busy: float, patience: int) -> Sizer: ...
+    def look(self, workers: int, offered: float, rows: int, busy_s: float) -> tuple[int | None, int | None]:
+        """Judge rows per second that came, and rows that took so many seconds of workers' time.
+
+        Returns
+        -------
+        (int or None, int or None)
+            Workers needed, and the number to change to when it is time.
+        """
+
 def migration_steps(
     owners: Sequence[int], target: Sequence[int], strategy: str, batch_bins: int
 ) -> list[list[tuple[int, int]]]:

@@ -19,18 +19,19 @@ import os
 import secrets
 import threading
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime, timezone
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from penstock._durations import Timeout, parse_timeout
-from penstock._figures import ENGINE_MOVES, ENGINE_WORKERS, ScopeStats, scope_stats, to_table
-from penstock._migration import Cut
+from penstock._figures import ENGINE_MOVES, ENGINE_WORKERS, ScopeStats, loads_table, scope_stats, sum_loads, to_table
+from penstock._migration import Cut, evened, parse_by, parse_tolerance
 from penstock._sizes import parse_bytes
 from penstock._storage import open_storage
 from penstock.errors import ConfigError, EngineError, ForkError
 from penstock.spark._engine import handles
+from penstock.spark._engine.autobalance import Autobalance, Looked, Rules
 from penstock.spark._engine.batch_function import OWN_CHECKPOINT, BatchFunction, Sink
 from penstock.spark._engine.calls import Calls
 from penstock.spark._engine.checkpoints import Checkpoints
@@ -67,6 +68,9 @@ __all__ = ["Engine", "engines"]
 log = logging.getLogger(__name__)
 
 _NUMBERS = itertools.count(1)
+#: Seconds that moves of `Engine.autobalance` may hold rows up, and that they may take.
+_BALANCE_PAUSE_S = 0.05
+_BALANCE_END_S = 600.0
 
 
 class Engine:
@@ -212,6 +216,7 @@ class Engine:
         self._recorder: Recorder | None = None
         self._journal: Journal | None = None
         self._scrape: Scrape | None = None
+        self._autobalance: Autobalance | None = None
         self._setup: Setup | None = None
 
     # Life
@@ -253,7 +258,13 @@ class Engine:
                 return
             self._state = "closing"
         interrupted: BaseException | None = None
-        looking = (self._end_scrape, self._ended.close, self._end_commits, self._end_decommissions)
+        looking = (
+            self._end_autobalance,
+            self._end_scrape,
+            self._ended.close,
+            self._end_commits,
+            self._end_decommissions,
+        )
         for end in (*looking, self._end_executor, self._end_residents, self._end_hub):
             for _ in range(2):
                 try:
@@ -593,13 +604,159 @@ class Engine:
     def rebalance(
         self,
         *,
+        by: str = "bins",
+        tolerance: float = 1.2,
         strategy: str = "batched",
         batch_size: int | None = None,
         max_pause: Timeout | None = None,
         query: Any = None,
     ) -> Migration:
-        """Spread the bins evenly over the workers, moving as few as possible; see `migrate`."""
-        return self.migrate(strategy=strategy, batch_size=batch_size, max_pause=max_pause, query=query)
+        """Spread the bins evenly over the workers, moving as few as possible.
+
+        Parameters
+        ----------
+        by : {"bins", "rows"}, default "bins"
+            Equal numbers of bins, or equal numbers of rows, as they came since the workers began (`loads`).
+        tolerance : float, default 1.2
+            By rows: what a worker may have, as a multiple of the mean. Fewer bins move the larger it is.
+        strategy, batch_size, max_pause
+            As for `migrate`.
+        query : StreamingQuery or str, optional
+            Default every running query; by rows it may be left out when it is alone.
+
+        Returns
+        -------
+        Migration
+            A handle, as of `migrate`.
+
+        Raises
+        ------
+        ConfigError
+            When an option is out of range.
+        EngineError
+            When there is no such query, or it does not run.
+        """
+        target, tolerance = None, parse_tolerance("tolerance", tolerance)
+        if parse_by(by) == "rows":
+            self._require_open()
+            looked = self._looked(self._queries.find(query))
+            target = evened(looked.owners, looked.loads, looked.workers, tolerance) if looked.owners else None
+            query = looked.query
+        return self.migrate(to=target, strategy=strategy, batch_size=batch_size, max_pause=max_pause, query=query)
+
+    def loads(self, query: Any = None) -> pa.Table:
+        """What each bin of a query gets; `query` may be left out when it is alone.
+
+        Returns
+        -------
+        pyarrow.Table
+            bin, worker (its owner), rows (that came for it since the workers began, of all keyed steps; one in eight
+            is counted, for eight). They begin again at 0 when the set of workers changes.
+
+        Raises
+        ------
+        EngineError
+            When there is no such query.
+        """
+        self._require_open()
+        found = self._queries.find(query)
+        assert self._recorder is not None
+        owners = found.owners()
+        return loads_table(owners[0] if owners else [], self._recorder.loads(found.id)[1])
+
+    def autobalance(
+        self,
+        *,
+        every: Timeout = "5s",
+        trigger: float = 1.5,
+        tolerance: float = 1.2,
+        patience: int = 3,
+        least_rows: int = 1_000,
+        workers: tuple[int, int] | None = None,
+        dry_run: bool = False,
+    ) -> Autobalance:
+        """Even the load of the workers out whenever it stays skewed, and let their number follow the load.
+
+        Looks at what each bin got since the last look. When one worker had more than `trigger` times the mean for
+        `patience` looks in a row, a few bins move until none has more than `tolerance` times it. Then comes a rest. A
+        bin that alone is more than a worker's share is told of and left where it is.
+
+        Parameters
+        ----------
+        every : float, str or datetime.timedelta, default "5s"
+            Between two looks, at least 50 ms. Should hold a few batches.
+        trigger, tolerance : float
+            Multiples of the mean load of a worker, at least 1; `tolerance` is at most `trigger`.
+        patience : int, default 3
+            Looks in a row that must show it, and looks of rest after moves.
+        least_rows : int, default 1,000
+            A look with fewer rows says nothing.
+        workers : (int, int), optional
+            The fewest and the most workers. The number is set to what the offered rate needs at the rate that a busy
+            worker has shown, four fifths busy (DS2); up after `patience` looks, down after three times as many.
+            Without, it is only told (`Look.needed`).
+        dry_run : bool, default False
+            Tell what would be done, and do nothing.
+
+        Returns
+        -------
+        Autobalance
+            A handle with what was seen and done; close it, or use it as a context manager, to stop. It ends with the
+            engine.
+
+        Raises
+        ------
+        ConfigError
+            When an option is out of range.
+        EngineError
+            When the engine has one already, or is not open.
+
+        Examples
+        --------
+        >>> with engine.autobalance(every="10s") as balance:  # doctest: +SKIP
+        ...     query.awaitTermination()
+        >>> [look.why for look in balance.looks if look.moves]  # doctest: +SKIP
+        """
+        self._require_open()
+        seconds = parse_timeout(every, least_s=0.05)
+        if parse_tolerance("tolerance", tolerance) > parse_tolerance("trigger", trigger):
+            raise ConfigError(f"tolerance={tolerance!r} is above trigger={trigger!r}: bins would move to no effect")
+        for name, value, least in (("patience", patience, 1), ("least_rows", least_rows, 0)):
+            if isinstance(value, bool) or not isinstance(value, int) or not least <= value < 1 << 32:
+                raise ConfigError(f"{name}={value!r} must be an int of at least {least}")
+        if workers is not None:
+            ends = tuple(workers)
+            if len(ends) != 2 or not all(type(one) is int for one in ends) or not 1 <= ends[0] <= ends[1] <= 1 << 12:
+                raise ConfigError(f"workers={workers!r} must be (fewest, most), ints from 1 to {1 << 12}")
+        rules = Rules(seconds or 5.0, float(trigger), float(tolerance), patience, least_rows, workers, bool(dry_run))
+        with self._lock:
+            if self._autobalance is not None and self._autobalance.looking:
+                raise EngineError(f"engine {self.name} is balanced already: close that handle first")
+            self._autobalance = Autobalance(_Balanced(self), rules, self.name)
+            return self._autobalance.start()
+
+    def _looked(self, found: Query) -> Looked:
+        assert self._recorder is not None
+        generation, loads = self._recorder.loads(found.id)
+        self._recorder.refresh()
+        rows = [row for row in self._recorder.latest() if row["query"] == found.name]
+        owners = found.owners()
+        bins = owners[0] if owners else []
+        offered = self._commits.facts(found.id).offered() if self._commits is not None else None
+        return Looked(
+            found.name,
+            generation,
+            list(bins),
+            max([row["worker"] + 1 for row in rows if row["generation"] == generation], default=1),
+            sum_loads(loads, len(bins)),
+            sum(row["rows"] for row in rows),
+            sum(row["busy_s"] for row in rows if row["generation"] == generation),
+            offered,
+        )
+
+    def _end_autobalance(self) -> None:
+        if self._autobalance is not None:
+            self._autobalance.close()
 
     def rescale(self, workers: int) -> Rescale:
         """Go to another number of resident processes while queries run.
@@ -696,9 +853,9 @@ class Engine:
         Returns
         -------
         pyarrow.Table
-            query, worker, bins, bins_by_step (of each keyed step), keys, state_bytes, rows, late_rows, epochs: as
-            `LocalSession.stats` tells them; rows are counted since the query began here. generation, member, resident,
-            executor, pid: where the worker is. Of its whole process: rss_bytes, staging_memory_bytes (what waiting rows
+            query, worker, bins, bins_by_step (of each keyed step), keys, state_bytes, rows, late_rows, epochs,
+            busy_s: as `LocalSession.stats` tells them; rows are counted since the query began here. generation,
+            member, resident, executor, pid: where the worker is. Of its whole process: rss_bytes, staging_memory_bytes (what waiting rows
             and results may take), staged_bytes (what they take now), staged_peak_bytes, disk_bytes (in files now),
             spilled_bytes (written to files so far), refused_connections; at: when it told.
         """
@@ -782,6 +939,30 @@ class Engine:
         if self._state != "open":
             what = "has not started; use it in a with statement" if self._state == "new" else f"is {self._state}"
             raise EngineError(f"engine {self.name} {what}")
+
+
+class _Balanced:
+    """An engine as its autobalance sees it."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+
+    def looked(self) -> list[Looked]:
+        """What is known of each running query that keeps state."""
+        running = [found for found in self._engine._queries.all() if found.running]
+        return [looked for found in running if (looked := self._engine._looked(found)).owners]
+
+    def move(self, query: str, moves: Mapping[int, int], stopping: Callable[[], bool]) -> None:
+        """Move bins, and wait for the end."""
+        handle = self._engine.migrate(moves=moves, strategy="matched", max_pause=_BALANCE_PAUSE_S, query=query)
+        while not handle._wait(0.1):
+            if stopping():
+                handle.cancel()
+        handle.wait(_BALANCE_END_S)
+
+    def resize(self, workers: int) -> None:
+        """Ask for another number of workers, where there are slots."""
+        self._engine.rescale(workers)
 
 
 def engines(spark: SparkSession) -> list[Engine]:

@@ -19,7 +19,7 @@ use std::sync::atomic::Ordering::Relaxed;
 use penstock_dataflow::{Frontiers, Input, Output};
 use penstock_progress::{Capability, ProbeHandle, Timestamp, TotalOrder};
 
-use crate::bin::BinState;
+use crate::bin::{BinState, bin};
 use crate::block::{Block, route_block};
 use crate::configuration::{Configuration, Configurations, Outcome};
 use crate::control::Control;
@@ -30,7 +30,7 @@ use crate::routing::Routing;
 use crate::shelf::Shelf;
 use crate::shipment::{Shipment, UnderWay};
 use crate::stateful::EpochOf;
-use crate::stats::Stats;
+use crate::stats::{Loads, Stats};
 use crate::table::BinTable;
 
 /// Input port of control at F; data is port 0.
@@ -95,6 +95,7 @@ pub(crate) struct RouteOperator<T: Timestamp, D: Block, S: BinState, P: Record> 
     shipment: Option<(Capability<T>, Shipment<T, P>)>,
     under_way: UnderWay,
     owners: Vec<u32>,
+    loads: Loads,
 }
 
 impl<T, D, S, P> RouteOperator<T, D, S, P>
@@ -105,7 +106,9 @@ where
     P: Record,
 {
     pub(crate) fn new(parts: RouteParts<T, D, S, P>) -> Self {
+        let loads = parts.shared.stats.counts(parts.routing.owners().len());
         Self {
+            loads,
             configurations: Configurations::new(parts.routing.clone()),
             under_way: UnderWay::new(parts.ship_bytes),
             shipment: None,
@@ -189,10 +192,13 @@ where
 
     /// Sends a block's rows to their owners at its time.
     fn route(&mut self, capability: &Capability<T>, block: D) {
-        let Self { parts, configurations, owners, moving, .. } = self;
+        let Self { parts, configurations, owners, moving, loads, .. } = self;
         let here = parts.shared.index as u32;
         let rows = block.len() as u64;
         let routing = configurations.routing_at(capability.time()).expect("asked only for certain times");
+        if let Some(hashes) = block.hashes() {
+            loads.count(hashes, |hash| bin(hash, routing.bits()));
+        }
         let mut session = parts.ports.routed.session(capability);
         route_block(block, routing, here, owners, &mut |to, content| session.give(Addressed { to, content }));
         parts.shared.stats.routed.fetch_add(rows, Relaxed);

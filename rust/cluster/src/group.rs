@@ -314,6 +314,10 @@ impl Host for GroupHost {
         serde_json::to_value(running.group.stats()).expect("counters are JSON")
     }
 
+    fn loads(&self, running: &Running) -> Value {
+        serde_json::to_value(running.group.loads()).expect("counts are JSON")
+    }
+
     fn stop(&self, running: Running) -> (Resident, Option<Failure>) {
         let Running { group, fabric, .. } = running;
         let (bins, error) = group.stop();

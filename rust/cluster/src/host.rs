@@ -100,6 +100,9 @@ pub trait Host: Send + Sync + 'static {
     /// Figures about the workers, as JSON.
     fn stats(&self, group: &Self::Group) -> Value;
 
+    /// Rows of each bin that the workers here have routed, by operator, as JSON.
+    fn loads(&self, group: &Self::Group) -> Value;
+
     /// Ends the workers, also after a failure, and returns the bins. May block while a function of
     /// the user runs.
     fn stop(&self, group: Self::Group) -> (Self::Bins, Option<Failure>);

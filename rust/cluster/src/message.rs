@@ -114,6 +114,9 @@ pub enum Order {
         /// One query, or all.
         #[serde(default)]
         query: Option<String>,
+        /// The rows of each bin too.
+        #[serde(default)]
+        loads: bool,
     },
     /// End the member.
     Stop {},
@@ -228,7 +231,10 @@ mod tests {
     #[test]
     fn frames_have_the_agreed_form() {
         assert_eq!(Message::parse(json!({"do": "stop"})).unwrap(), Message::Order(Order::Stop {}));
-        assert_eq!(Message::parse(json!({"do": "stats"})).unwrap(), Message::Order(Order::Stats { query: None }));
+        assert_eq!(
+            Message::parse(json!({"do": "stats"})).unwrap(),
+            Message::Order(Order::Stats { query: None, loads: false })
+        );
         let release = json!({"query": "q", "ask": {"Release": {"stamp": {"generation": 1, "membership": 0}, "epoch": 4,
             "feeds": [{"partition": 0, "attempt": 9, "rows": 3, "rows_before": 0}],
             "watermark": null, "clock_ms": 5, "finish": true}}});

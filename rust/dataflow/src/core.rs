@@ -5,7 +5,7 @@ use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
 use std::rc::Rc;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use crate::error::Error;
 use crate::fabric::{Endpoint, Envelope, Payload, Waker};
@@ -29,6 +29,7 @@ pub(crate) struct Core {
     origin: RefCell<Option<String>>,
     /// How many values it has in common with the other workers of its process.
     commons: Cell<u64>,
+    parked: Cell<Duration>,
 }
 
 impl Core {
@@ -42,6 +43,7 @@ impl Core {
             faulty: Cell::new(false),
             origin: RefCell::new(None),
             commons: Cell::new(0),
+            parked: Cell::default(),
         }
     }
 
@@ -121,7 +123,14 @@ impl Core {
     }
 
     pub(crate) fn park(&self, timeout: Option<Duration>) {
+        let began = Instant::now();
         self.endpoint.park(timeout);
+        self.parked.set(self.parked.get() + began.elapsed());
+    }
+
+    /// How long it has been parked in all.
+    pub(crate) fn parked(&self) -> Duration {
+        self.parked.get()
     }
 
     /// Records an error that surfaces in the current or the next step. The first one stays.

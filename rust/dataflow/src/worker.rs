@@ -309,6 +309,11 @@ impl Worker {
         self.core.park(timeout);
     }
 
+    /// How long this worker has been parked in all; what is left of its time it was busy.
+    pub fn parked(&self) -> Duration {
+        self.core.parked()
+    }
+
     /// Whether more data is on its way to some process than [`fabric::Limits::link_bytes`](crate::fabric::Limits). A program should
     /// then send nothing more into its inputs until that has ended, for example by [`Worker::wait_for_room`]; it may advance
     /// and close them. The end of the congestion ends a park of this worker. Cost: a look at one flag per other process.

@@ -7,6 +7,7 @@
 
 mod arrow;
 mod aside;
+mod balance;
 mod calls;
 mod checkpoint;
 mod convert;
@@ -33,6 +34,8 @@ mod tokenize;
 mod _native {
     #[pymodule_export]
     use crate::arrow::{RecordBatch, Schema};
+    #[pymodule_export]
+    use crate::balance::{Balancer, Sizer, balanced_owners, evened_owners};
     #[pymodule_export]
     use crate::checkpoint::{CheckpointFiles, checkpoint_columns, checkpoint_manifests};
     #[pymodule_export]
@@ -63,9 +66,7 @@ mod _native {
     #[pymodule_export]
     use crate::ordered::OrderedRun;
     #[pymodule_export]
-    use crate::plan::{
-        balanced_owners, exchange_hashes, hash_columns, max_event_time, migration_steps, plan_check, plan_piece_schema,
-    };
+    use crate::plan::{exchange_hashes, hash_columns, max_event_time, migration_steps, plan_check, plan_piece_schema};
     #[pymodule_export]
     use crate::registry::{Registry, key_of};
     #[pymodule_export]

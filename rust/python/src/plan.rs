@@ -6,7 +6,6 @@ use std::sync::Arc;
 
 use arrow_array::{ArrayRef, Int64Array, RecordBatch as Batch, UInt64Array};
 use arrow_schema::{DataType, Field, Schema as ArrowSchema, SchemaRef};
-use penstock_balance::balanced;
 use penstock_bins::{Routing, Strategy, steps};
 use penstock_plan::hash::hash_columns_of;
 use penstock_plan::{KeyedKind, KeyedSpec, Plan};
@@ -60,15 +59,6 @@ fn operators<'py>(py: Python<'py>, plan: &Plan) -> PyResult<Vec<Bound<'py, PyDic
         Ok(facts)
     };
     plan.keyed().map(told).collect()
-}
-
-/// Owners with equal shares, up to one bin, that differ from these in as few bins as possible.
-#[pyfunction]
-pub(crate) fn balanced_owners(mut owners: Vec<u32>, workers: usize) -> Vec<u32> {
-    for shift in balanced(&owners, &vec![true; workers]) {
-        owners[shift.what] = shift.to;
-    }
-    owners
 }
 
 /// Cuts the way from one assignment of bins to workers to another into steps of moves ``(bin, worker)``.

@@ -117,6 +117,16 @@ class StreamFacts:
 
         return self._of("sources", named)
 
+    def offered(self) -> float | None:
+        """Rows per second that came to the query's sources before its last batch, processed or not."""
+
+        def rate(execution: Any) -> float | None:
+            last = execution.lastProgress()
+            found = None if last is None else float(last.inputRowsPerSecond())
+            return found if found is not None and 0 <= found < float("inf") else None
+
+        return self._of("last progress", rate)
+
     def hadoop(self, name: str) -> str | None:
         """A setting of Hadoop's (``spark.hadoop.*``), as Spark's context has it."""
         found = self._tell(name, lambda: self._session.sparkContext._jsc.hadoopConfiguration().get(name))

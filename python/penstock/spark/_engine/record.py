@@ -103,6 +103,31 @@ class Recorder:
         calls = [self._ask(member) for member in self._hub.members()]
         self._hub.wait(calls, timeout=timeout)
 
+    def loads(self, query: str, timeout: float = 2.0) -> tuple[int, list[list[int]]]:
+        """Rows of each bin of a query, by keyed step, since its generation began: (generation, rows).
+
+        Parameters
+        ----------
+        query : str
+            As the members call it.
+        timeout : float
+            Seconds; members that do not answer by then do not count.
+        """
+        asked = {"do": "stats", "query": query, "loads": True}
+        calls = [self._hub.call(member, asked) for member in self._hub.members()]
+        self._hub.wait(calls, timeout=timeout)
+        generation, sums = -1, [[0]][:0]
+        for call in calls:
+            told = {} if call.lost is not None or call.failure is not None else call.body.get("queries", {})
+            figures = told.get(query, {})
+            if "loads" not in figures or int(figures["generation"]) < generation:
+                continue
+            if int(figures["generation"]) > generation:
+                generation, sums = int(figures["generation"]), [[0] * len(step) for step in figures["loads"]]
+            for total, step in zip(sums, figures["loads"], strict=True):
+                total[:] = [before + rows for before, rows in zip(total, step, strict=True)]
+        return generation, sums
+
     def after_refresh(self, then: Callable[[], None]) -> None:
         """Ask all members now, and call `then` in the hub's thread when they have answered or are gone."""
         members = self._hub.members()
@@ -234,6 +259,7 @@ class Recorder:
             "rows": load.rows,
             "late_rows": late + int(worker["late_rows"]),
             "epochs": int(worker["epochs"]),
+            "busy_s": int(worker.get("busy_ns", 0)) / 1e9,
             "scopes": list(worker.get("scopes", ())),
             "generation": generation,
             "member": member.id,

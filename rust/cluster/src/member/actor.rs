@@ -34,7 +34,7 @@ use crate::message::Ask;
 #[derive(Debug)]
 pub(super) enum Command {
     Ask { call: u64, ask: Box<Ask>, attachment: Vec<u8> },
-    Stats { ticket: u64 },
+    Stats { ticket: u64, loads: bool },
     End,
 }
 
@@ -198,9 +198,12 @@ impl<H: Host> Actor<H> {
                 }
                 self.step(MemberEvent::Asked { ticket: call, request });
             }
-            Turn::Command(Command::Stats { ticket }) => {
+            Turn::Command(Command::Stats { ticket, loads }) => {
                 let query = self.query.name.clone();
-                let body = self.stats();
+                let mut body = self.stats();
+                if let Some(running) = self.running.as_ref().filter(|_| loads) {
+                    body["loads"] = self.core.host.loads(&running.group);
+                }
                 // The control loop has ended: nobody wants figures.
                 let _ = self.incoming.send(Incoming::Stats { ticket, query, body });
             }

@@ -63,7 +63,7 @@ impl<H: Host> ControlLoop<H> {
             Message::parse(body).map_err(|error| Failure::new("protocol", error.to_string())).and_then(|message| {
                 match message {
                     Message::Ask(ask) => self.dispatch(call, ask, attachment),
-                    Message::Order(Order::Stats { query }) => self.figures(call, query),
+                    Message::Order(Order::Stats { query, loads }) => self.figures(call, query, loads),
                     Message::Order(Order::Stop {}) => Ok(Done::Stop),
                 }
             });
@@ -110,11 +110,11 @@ impl<H: Host> ControlLoop<H> {
         told
     }
 
-    fn figures(&mut self, call: u64, query: Option<String>) -> Result<Done, Failure> {
+    fn figures(&mut self, call: u64, query: Option<String>, loads: bool) -> Result<Done, Failure> {
         if let Some(query) = &query {
             self.find(query)?;
         }
-        self.gather(call, query);
+        self.gather(call, query, loads);
         Ok(Done::Later)
     }
 
@@ -145,7 +145,7 @@ impl<H: Host> ControlLoop<H> {
         Some(entry)
     }
 
-    fn gather(&mut self, call: u64, query: Option<String>) {
+    fn gather(&mut self, call: u64, query: Option<String>, loads: bool) {
         let ticket = self.tickets;
         self.tickets += 1;
         let mut gather = Gather {
@@ -157,7 +157,7 @@ impl<H: Host> ControlLoop<H> {
         };
         for (name, entry) in &self.queries {
             if query.as_ref().is_none_or(|query| query == name) {
-                match entry.tell(Command::Stats { ticket }) {
+                match entry.tell(Command::Stats { ticket, loads }) {
                     Ok(_) => drop(gather.waiting.insert(name.clone())),
                     Err(failure) => drop(gather.queries.insert(name.clone(), failure.to_body())),
                 }

@@ -257,6 +257,10 @@ impl Host for Echo {
 
     fn settle(&self, _: &EchoGroup, _: u64) {}
 
+    fn loads(&self, _: &EchoGroup) -> Value {
+        json!([])
+    }
+
     fn stats(&self, group: &EchoGroup) -> Value {
         json!({ "watermark": *group.last_watermark.lock().unwrap() })
     }

@@ -237,6 +237,11 @@ impl Shared {
         total - self.moved_before.swap(total, Ordering::Relaxed)
     }
 
+    /// See [`super::Group::loads`].
+    pub(crate) fn loads(&self) -> Vec<Vec<u64>> {
+        self.ops.iter().map(|op| op.stats.loads()).collect()
+    }
+
     /// Log entries since the last call.
     pub(crate) fn drain_moves(&self) -> Vec<BinMove> {
         let mut moves = Vec::new();

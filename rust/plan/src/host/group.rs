@@ -421,6 +421,13 @@ impl Group {
         stats
     }
 
+    /// Rows of each bin that the local workers have routed since they began, per keyed step, by sample. Not a counter: as long as there are
+    /// bins.
+    #[must_use]
+    pub fn loads(&self) -> Vec<Vec<u64>> {
+        self.shared.loads()
+    }
+
     /// Owner of each bin as the first local worker routes now, per keyed step. Not a counter: as long as there are bins.
     #[must_use]
     pub fn owners(&self) -> Vec<Vec<u32>> {

@@ -71,6 +71,9 @@ pub struct WorkerStats {
     pub late_rows: u64,
     /// Epochs completed.
     pub epochs: u64,
+    /// Nanoseconds that it has not been parked since it began.
+    #[serde(default)]
+    pub busy_ns: u64,
     /// Bounded scopes: bounded parts and flat maps.
     #[serde(default)]
     pub scopes: Vec<ScopeStats>,

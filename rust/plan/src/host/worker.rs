@@ -95,6 +95,7 @@ pub(crate) struct WorkerLoop {
     flights: VecDeque<Flight>,
     gauges: Arc<Gauges>,
     /// When the counters were written, what that cost, and where the output stood.
+    began: Instant,
     measured: (Instant, Duration, Option<FlowTime>),
     /// When the figures of the bounded scopes were written: also in the middle of an epoch, which may never end.
     scopes_told: Instant,
@@ -140,6 +141,7 @@ impl WorkerLoop {
             marked: false,
             flights: VecDeque::new(),
             gauges,
+            began: Instant::now(),
             measured: (Instant::now(), Duration::ZERO, None),
             scopes_told: Instant::now(),
             untaken: 0,
@@ -412,8 +414,10 @@ impl WorkerLoop {
         }
         let owners = self.built.owners();
         let (late_rows, scopes) = (self.late_rows, self.built.monitors.stats());
+        let busy = self.began.elapsed().saturating_sub(self.worker.parked()).as_nanos() as u64;
         self.gauges.update(|stats, current| {
             (stats.bins, stats.keys, stats.state_bytes) = (bins, keys, bytes);
+            stats.busy_ns = busy;
             stats.late_rows = late_rows;
             stats.scopes = scopes;
             *current = owners;

@@ -1,0 +1,208 @@
+"""Evening out the load of workers unaided.
+
+Owns: the thread that looks, and the record of what it saw and did. What skew is worth a move and when is decided by
+`penstock_balance` (crate balance), which hears what each bin got since the last look; the moves are the engine's.
+
+Invariants: one migration of its own at a time; a query whose generation changed is looked at afresh; nothing that goes
+wrong in a look ends the queries, or the looking.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+from penstock import _native
+from penstock.errors import PenstockError
+
+__all__ = ["Autobalance", "Look", "Looked", "Rules"]
+
+log = logging.getLogger(__name__)
+
+#: Verdicts that are kept.
+_VERDICTS = 1_000
+#: Share of its time that a worker is to be busy where the number of workers follows the load.
+_BUSY = 0.8
+
+
+@dataclass(frozen=True)
+class Look:
+    """What one look at one query said, and what was done.
+
+    Attributes
+    ----------
+    query : str
+        Its name.
+    at : float
+        Seconds since 1970.
+    skew : float
+        Load of the most loaded worker as a multiple of the mean, over the last looks; 1 is even.
+    expected : float
+        The same after the moves.
+    moves : int
+        Bins that move, or would with ``dry_run``.
+    why : str
+        In words.
+    needed : int or None
+        Workers that the offered rate needs, as far as it could be measured.
+    """
+
+    query: str
+    at: float
+    skew: float
+    expected: float
+    moves: int
+    why: str
+    needed: int | None = None
+
+
+@dataclass(frozen=True)
+class Rules:
+    """When to act; see ``Engine.autobalance``."""
+
+    every_s: float
+    trigger: float
+    tolerance: float
+    patience: int
+    least_rows: int
+    workers: tuple[int, int] | None
+    dry_run: bool
+
+
+@dataclass(frozen=True)
+class Looked:
+    """What is known of one query at a look: counts since its generation began."""
+
+    query: str
+    generation: int
+    owners: list[int]
+    workers: int
+    loads: list[int]
+    rows: int
+    busy_s: float
+    offered: float | None
+
+
+class _Engine(Protocol):
+    """What of an engine it works with."""
+
+    def looked(self) -> Iterable[Looked]: ...
+    def move(self, query: str, moves: Mapping[int, int], stopping: Callable[[], bool]) -> None: ...
+    def resize(self, workers: int) -> None: ...
+
+
+class _Watched:
+    """One query between two looks."""
+
+    def __init__(self, rules: Rules, first: Looked, at: float) -> None:
+        self.balancer = _native.Balancer(rules.trigger, rules.tolerance, rules.patience, rules.least_rows)
+        least, most = rules.workers or (1, 1 << 12)
+        self.sizer = _native.Sizer(least, most, _BUSY, rules.patience)
+        self.last, self.at = first, at
+
+
+class Autobalance:
+    """A handle on the evening out of an engine's loads; a context manager, at whose end it stops looking.
+
+    Attributes
+    ----------
+    looks : list of Look
+        What was seen and done, the latest last; up to 1,000.
+    """
+
+    def __init__(self, engine: _Engine, rules: Rules, name: str) -> None:
+        self._engine = engine
+        self._rules = rules
+        self._watched: dict[str, _Watched] = {}
+        self._lock = threading.Lock()
+        self._looks: deque[Look] = deque(maxlen=_VERDICTS)
+        self._closing = threading.Event()
+        self._thread = threading.Thread(target=self._run, name=f"penstock-autobalance-{name}", daemon=True)
+
+    def start(self) -> Autobalance:
+        """Begin to look; called by the engine."""
+        self._thread.start()
+        return self
+
+    @property
+    def looking(self) -> bool:
+        """Whether it still looks."""
+        return not self._closing.is_set()
+
+    @property
+    def looks(self) -> list[Look]:
+        with self._lock:
+            return list(self._looks)
+
+    def close(self) -> None:
+        """Look no more; a migration under way ends after its step. Harmless when done twice."""
+        self._closing.set()
+        if self._thread.is_alive() and self._thread is not threading.current_thread():
+            self._thread.join()
+
+    def __enter__(self) -> Autobalance:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        acted = sum(1 for look in self.looks if look.moves)
+        return f"<Autobalance every {self._rules.every_s:g} s: {len(self.looks)} looks, {acted} with moves>"
+
+    # In its thread
+
+    def _run(self) -> None:
+        while not self._closing.wait(self._rules.every_s):
+            try:
+                self.look(time.time())
+            except PenstockError as error:
+                # The query ended meanwhile, a member was lost, the engine closes: the next look sees what is there.
+                log.info("load could not be looked at, or not be evened out: %s", error)
+
+    def look(self, at: float) -> None:
+        """One look at all queries."""
+        wanted: list[int] = []
+        seen = list(self._engine.looked())
+        self._watched = {one.query: self._watched[one.query] for one in seen if one.query in self._watched}
+        for now in seen:
+            known = self._watched.get(now.query)
+            if known is None or known.last.generation != now.generation or len(known.last.loads) != len(now.loads):
+                self._watched[now.query] = _Watched(self._rules, now, at)
+                continue
+            needed, change = self._sized(known, now)
+            if change is not None and change != now.workers:
+                wanted.append(change)
+            rows = [after - before for after, before in zip(now.loads, known.last.loads, strict=True)]
+            verdict = known.balancer.look(now.owners, rows, now.workers)
+            known.last, known.at = now, at
+            moves: dict[int, int] = dict(verdict["moves"])
+            entry = Look(now.query, at, verdict["skew"], verdict["expected"], len(moves), verdict["why"], needed)
+            with self._lock:
+                self._looks.append(entry)
+            if moves:
+                self._act(entry, moves)
+        if wanted and not self._rules.dry_run and not self._closing.is_set():
+            log.info("the offered load needs %d workers", max(wanted))
+            self._engine.resize(max(wanted))
+
+    def _sized(self, known: _Watched, now: Looked) -> tuple[int | None, int | None]:
+        if now.offered is None:
+            return None, None
+        rows, busy = now.rows - known.last.rows, now.busy_s - known.last.busy_s
+        needed, change = known.sizer.look(now.workers, now.offered, max(0, rows), max(0.0, busy))
+        return needed, change if self._rules.workers is not None else None
+
+    def _act(self, look: Look, moves: Mapping[int, int]) -> None:
+        verb = "would move" if self._rules.dry_run else "moves"
+        log.info(
+            "query %s: load is %.2f times even on one worker; %s %d bins, to %.2f",
+            look.query, look.skew, verb, look.moves, look.expected,
+        )  # fmt: skip
+        if not self._rules.dry_run:
+            self._engine.move(look.query, moves, self._closing.is_set)

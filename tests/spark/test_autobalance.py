@@ -1,0 +1,144 @@
+"""Loads evened out unaided: the rules with a pretended engine, and a skewed query on a local cluster."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import penstock as pk
+from engine_support import COUNTS, Kept, counted, numbers, state, wait_for
+from penstock.errors import ConfigError, EngineError
+from penstock.spark._engine.autobalance import Autobalance, Looked, Rules
+
+
+class Pretended:
+    """Two workers with four bins; what comes for each is set by the test."""
+
+    def __init__(self) -> None:
+        self.owners = [0, 0, 1, 1]
+        self.loads = [0, 0, 0, 0]
+        self.rows = 0
+        self.busy_s = 0.0
+        self.offered: float | None = None
+        self.generation = 1
+        self.sizes: list[int] = []
+        self.fails = False
+
+    def come(self, *rows: int) -> None:
+        self.loads = [before + more for before, more in zip(self.loads, rows, strict=True)]
+        self.rows += sum(rows)
+
+    def looked(self) -> Iterator[Looked]:
+        if self.fails:
+            raise EngineError("a member was lost")
+        workers = 2
+        yield Looked(
+            "q", self.generation, list(self.owners), workers, list(self.loads), self.rows, self.busy_s, self.offered
+        )
+
+    def move(self, query: str, moves: Mapping[int, int], stopping: Callable[[], bool]) -> None:
+        assert query == "q" and not stopping()
+        for bin_, worker in moves.items():
+            self.owners[bin_] = worker
+
+    def resize(self, workers: int) -> None:
+        self.sizes.append(workers)
+
+
+def rules(**changed: Any) -> Rules:
+    plain: dict[str, Any] = {
+        "every_s": 1.0,
+        "trigger": 1.5,
+        "tolerance": 1.2,
+        "patience": 2,
+        "least_rows": 10,
+        "workers": None,
+        "dry_run": False,
+    }
+    return Rules(**{**plain, **changed})
+
+
+def test_bins_move_when_skew_stands_and_a_new_generation_is_looked_at_afresh() -> None:
+    engine = Pretended()
+    balance = Autobalance(engine, rules(), "t")
+    for look in range(3):
+        balance.look(float(look))
+        engine.come(40, 40, 10, 10)
+    assert [one.why for one in balance.looks] == ["skewed, 1 looks before anything moves", "skewed"]
+    assert balance.looks[-1].moves == 1 and balance.looks[-1].skew == pytest.approx(1.6)
+    assert sorted(engine.owners) == [0, 1, 1, 1]
+    engine.generation, engine.loads = 2, [0, 0, 0, 0]
+    balance.look(3.0)
+    assert len(balance.looks) == 2, "counts that began again are no load"
+    engine.fails = True
+    with pytest.raises(EngineError):
+        balance.look(4.0)
+
+
+def test_a_dry_run_tells_and_does_nothing(caplog: pytest.LogCaptureFixture) -> None:
+    engine = Pretended()
+    engine.offered = 1_000.0
+    balance = Autobalance(engine, rules(dry_run=True, workers=(1, 8)), "t")
+    with caplog.at_level(logging.INFO, "penstock"):
+        for look in range(6):
+            balance.look(float(look))
+            engine.come(40, 40, 10, 10)
+            engine.busy_s += 1.0
+    assert engine.owners == [0, 0, 1, 1] and engine.sizes == []
+    assert any(one.moves == 1 for one in balance.looks)
+    # 100 rows a busy second, 1,000 offered, four fifths busy: 12.5 workers; 8 are allowed.
+    assert balance.looks[-1].needed == 8
+    assert "load is 1.60 times even on one worker; would move 1 bins" in caplog.text
+
+
+def test_the_number_of_workers_follows_what_is_offered() -> None:
+    engine = Pretended()
+    engine.offered = 250.0
+    balance = Autobalance(engine, rules(workers=(1, 8)), "t")
+    for look in range(4):
+        balance.look(float(look))
+        engine.come(25, 25, 25, 25)
+        engine.busy_s += 1.0
+    assert engine.sizes == [4], "250 rows/s at 100 a busy second and 0.8"
+    assert balance.looks[-1].needed == 4
+
+
+@pytest.mark.spark
+@pytest.mark.timeout(180)
+def test_a_skewed_query_is_evened_out_while_it_runs(cluster: Any, tmp_path: Path) -> None:
+    with pk.Engine(cluster, workers=2, name="balanced") as engine:
+        kept = Kept()
+        function = engine.foreach_batch(COUNTS, kept, checkpoint=None)
+        function(numbers(cluster, 0, 5_000, 1_000), 0)
+        engine.migrate(to=[0] * 224 + [1] * 32).wait(60)
+        with engine.autobalance(every="100ms", patience=1, least_rows=100) as balance:
+            with pytest.raises(EngineError, match="balanced already"):
+                engine.autobalance()
+            batches = 0
+
+            def moved() -> bool:
+                nonlocal batches
+                batches += 1
+                function(numbers(cluster, batches, 5_000, 1_000), batches)
+                return any(look.moves for look in balance.looks)
+
+            wait_for(moved, what="bins move unaided")
+            wait_for(lambda: engine.owners()[0].count(1) >= 50, what="they have moved")
+        assert not balance.looking
+        acted = next(look for look in balance.looks if look.moves)
+        assert acted.skew > 1.5 and acted.expected <= 1.25 and acted.why == "skewed"
+        assert engine.owners()[0].count(1) <= 140
+        assert state(kept) == counted(batches + 1, 5_000, 1_000)
+        for wrong, says in [
+            ({"every": 0}, "0"),
+            ({"tolerance": 2.0}, "above trigger"),
+            ({"trigger": 0.5, "tolerance": 0.5}, "at least 1"),
+            ({"patience": 0}, "patience=0"),
+            ({"workers": (4, 2)}, "workers="),
+        ]:
+            with pytest.raises(ConfigError, match=says):
+                engine.autobalance(**wrong)
