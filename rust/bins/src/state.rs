@@ -13,7 +13,7 @@ use std::collections::btree_map::Entry;
 use std::rc::Rc;
 use std::sync::atomic::Ordering::Relaxed;
 
-use penstock_dataflow::{Frontiers, Input, Output};
+use penstock_dataflow::{Activator, Frontiers, Input, Output};
 use penstock_progress::{Capability, Timestamp, TotalOrder};
 
 use crate::arrival::{Arrivals, Destination};
@@ -45,6 +45,9 @@ pub struct Moment<'a, T: Timestamp, D, S: BinState, P, O: 'static> {
     pub later: &'a mut Later<T, P>,
     /// Takes output at this time.
     pub out: &'a mut Outbox<'a, T, O>,
+    /// Blocks that the logic puts here come back at this time, before it is done, when what it gave has gone on: for a logic that makes more
+    /// than should be held at once.
+    pub again: &'a mut Vec<D>,
 }
 
 /// Records that the logic post-dates.
@@ -102,6 +105,9 @@ pub(crate) struct StateOperator<T: Timestamp, D: Block, S: BinState, P: Record, 
     stash: BTreeMap<T, Stashed<T, D>>,
     /// For the least pending time.
     least: Option<Capability<T>>,
+    /// The time that is begun and not done, and the blocks that are left of it.
+    begun: Option<(T, Capability<T>, Vec<D>)>,
+    wake: Activator,
     /// For telling what was taken in: at the least of all times, since that is no event of the flow. Until no state can come.
     telling: Option<Capability<T>>,
 }
@@ -119,9 +125,11 @@ where
         ports: Ports<T, D, P, O>,
         telling: Option<Capability<T>>,
         shared: Rc<Shared<T, S, P>>,
+        wake: Activator,
         logic: L,
     ) -> Self {
-        Self { ports, shared, logic, arrivals: Arrivals::new(), stash: BTreeMap::new(), least: None, telling }
+        let (arrivals, stash) = (Arrivals::new(), BTreeMap::new());
+        Self { ports, shared, logic, arrivals, stash, least: None, begun: None, wake, telling }
     }
 
     /// One run: state, then data, then every time that is complete.
@@ -136,11 +144,17 @@ where
             let entry = self.stash.entry(capability.time().clone());
             entry.or_insert_with(|| (capability.retain(), Vec::new())).1.push((from, block.content));
         }
-        while let Some(time) = self.next_time() {
+        if let Some((time, capability, blocks)) = self.begun.take() {
+            self.call(time, capability, blocks, Vec::new())?;
+        }
+        while let (None, Some(time)) = (&self.begun, self.next_time()) {
             if frontiers.less_equal(DATA, &time) || frontiers.less_equal(STATE, &time) {
                 break;
             }
             self.apply(time)?;
+        }
+        if self.begun.is_some() {
+            self.wake.activate();
         }
         // Bins that left took their records along.
         self.hold(None);
@@ -206,18 +220,25 @@ where
         blocks.sort_by_key(|(from, block)| (block.hashes().is_none(), *from));
         let due = self.shared.pending.borrow_mut().take_due(&time);
         let records = due.len() + blocks.iter().map(|(_, block)| block.len()).sum::<usize>();
+        self.shared.stats.applied.fetch_add(records as u64, Relaxed);
+        self.call(time, capability, blocks.into_iter().map(|(_, block)| block).collect(), due)
+    }
+
+    fn call(&mut self, time: T, capability: Capability<T>, blocks: Vec<D>, due: Vec<(u32, P)>) -> Result<(), BoxError> {
         let mut later = Later { now: time.clone(), records: Vec::new() };
+        let mut again = Vec::new();
         {
             let mut out = Outbox { output: &mut self.ports.output, capability: &capability };
             let mut bins = self.shared.table.borrow_mut();
             (self.logic)(Moment {
                 capability: &capability,
                 time: &time,
-                blocks: blocks.into_iter().map(|(_, block)| block).collect(),
+                blocks,
                 due,
                 bins: &mut bins,
                 later: &mut later,
                 out: &mut out,
+                again: &mut again,
             })?;
             let mut pending = self.shared.pending.borrow_mut();
             for (bin, at, record) in later.records {
@@ -227,8 +248,10 @@ where
                 pending.push(bin, at, record);
             }
         }
-        self.shared.stats.applied.fetch_add(records as u64, Relaxed);
         self.hold(Some(&capability));
+        if !again.is_empty() {
+            self.begun = Some((time, capability, again));
+        }
         Ok(())
     }
 

@@ -188,9 +188,10 @@ where
     let states = builder.input(&states_stream, by_address_behind());
     let (output, output_stream) = builder.output::<O>();
     let (taken, taken_stream) = builder.output_with::<Addressed<u64>>(vec![nowhere(), nowhere()]);
+    let wake = builder.activator();
     builder.build(|mut capabilities| {
         let ports = state::Ports { data, states, output, taken };
-        let mut operator = StateOperator::new(ports, capabilities.pop(), shared, logic);
+        let mut operator = StateOperator::new(ports, capabilities.pop(), shared, wake, logic);
         move |frontiers| operator.run(frontiers)
     });
     taken_stream.connect_loop(around);
