@@ -181,6 +181,27 @@ def test_a_source_that_has_ended_is_not_waited_for() -> None:
     assert seen[-1], "windows closed while the long one still came"
 
 
+def test_flows_of_many_meetings() -> None:
+    flow = base = left()
+    for _ in range(520):
+        flow = flow.union(base)
+    assert len(plan_of(flow)[1]) == 520 and flow == flow and flow != base
+    assert repr(flow).count("Flow(") == 521 and flow._repr_html_().count("<b>source</b>") == 521
+    assert flow.explain().count("source left") == 521, "unions of unions are one"
+    copy = pickle.loads(pickle.dumps(flow))
+    assert copy == flow and len(copy.sources) == 1
+
+
+def test_what_is_shared_is_shown_once() -> None:
+    flow = left().union(pk.Flow("k bigint, v bigint", name="other"))
+    for _ in range(30):
+        flow = flow.union(flow)
+    text = repr(flow)
+    assert text.count("name='left'") == 1 and "(union #30, as above)" in text, text
+    assert flow._repr_html_().count("union #1, as above") == 1
+    assert len(flow.explain().splitlines()) < 200
+
+
 def test_unions_keep_event_time_where_all_have_it() -> None:
     timed = pk.Flow("k bigint, ts bigint", event_time="ts", name="a")
     plain = pk.Flow("k bigint, ts bigint", name="b")
@@ -214,11 +235,6 @@ def test_what_does_not_meet_is_refused() -> None:
             lambda: pk.Flow("a bigint", name="a").join(pk.Flow("b string", name="b"), left_on="a", right_on="b"),
         ),
         (PlanError, "both sides have a column 'v'", lambda: left().join(pk.Flow("k bigint, v int", name="r"), on="k")),
-        (
-            PlanError,
-            "both sides have rows of source 'left'",
-            lambda: left_twice(),
-        ),
         (PlanError, "two sources are named 'right'", lambda: right().join(pk.Flow("k bigint", name="right"), on="k")),
         (
             PlanError,
@@ -234,9 +250,15 @@ def test_what_does_not_meet_is_refused() -> None:
             build()
 
 
-def left_twice() -> pk.Flow:
+def test_a_source_meets_itself() -> None:
     base = left()
-    return base.join(base.map_batches(lambda batch: batch.rename_columns(["k", "w"]), "k bigint, w bigint"), on="k")
+    renamed = base.map_batches(lambda batch: batch.rename_columns(["k", "w"]), "k bigint, w bigint")
+    table = pa.table({"k": [1, 1, 2], "v": [3, 4, 5]})
+    pairs = Counter({(1, 3, 3): 1, (1, 3, 4): 1, (1, 4, 3): 1, (1, 4, 4): 1, (2, 5, 5): 1})
+    for streaming in (False, True):
+        assert rows(base.join(renamed, on="k").collect(table, 2, streaming=streaming)) == pairs
+    assert rows(base.join(base, on="k", how="semi").collect(table)) == Counter({(1, 3): 1, (1, 4): 1, (2, 5): 1})
+    assert base.join(base, on="k", how="anti").collect(table).num_rows == 0
 
 
 def test_sources_are_given_by_name() -> None:

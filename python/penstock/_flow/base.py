@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import pyarrow as pa
 
 from penstock._durations import format_duration
-from penstock._flow.graph import Meeting, Source, Written, sources_of
+from penstock._flow.graph import Meeting, Source, Written, shared, sources_of
 from penstock._flow.text import KEYED_OPS, encode, missing, operator_names, require_name, step_text, to_text
 from penstock._schema import to_ddl
 from penstock._windows import Window
@@ -214,36 +214,69 @@ class FlowBase:
         return "\n".join(self._lines())
 
     def _lines(self) -> list[str]:
-        head = self._head
-        if isinstance(head, Source):
-            lines = [f"Flow({to_text(head.schema)}{_options(head)})"]
-        else:
-            first, *others = head.inputs
-            lines = [*first._lines(), f"  .{head.step['op']}("]
-            for other in others:
-                lines.extend(f"    {line}" for line in other._lines())
+        numbers = shared(self)
+        lines: list[str] = []
+        told: set[int] = set()
+        # What is still to be written, from the end: a flow or a text, and how far it is set in.
+        left: list[tuple[FlowBase | str, str]] = [(self, "")]
+        while left:
+            what, margin = left.pop()
+            if what == ",":
                 lines[-1] += ","
-            lines.append(f"    {step_text(head.step, ())})" if head.step["op"] == "join" else "  )")
-        lines.extend(f"  .{step_text(step, self._calls)}" for step in self._steps)
+                continue
+            if isinstance(what, str):
+                lines.append(margin + what)
+                continue
+            head = what._head
+            left.extend((f"  .{step_text(step, what._calls)}", margin) for step in reversed(what._steps))
+            if isinstance(head, Source):
+                left.append((f"Flow({to_text(head.schema)}{_options(head)})", margin))
+            elif id(head) in told:
+                left.append((f"({_meets(head.step)} #{numbers[id(head)]}, as above)", margin))
+            else:
+                told.add(id(head))
+                number = f"  # {numbers[id(head)]}" if id(head) in numbers else ""
+                end = f"    {step_text(head.step, ())})" if head.step["op"] == "join" else "  )"
+                left.append((end + number, margin))
+                first, *others = head.inputs
+                for other in reversed(others):
+                    left.extend([(",", ""), (other, f"{margin}    ")])
+                left.extend([(f"  .{_meets(head.step)}(", margin), (first, margin)])
         return lines
 
     def _repr_html_(self) -> str:
         style = "border:1px solid #8888;border-radius:4px;padding:2px 8px;display:inline-block"
         arrow = "<div style='padding-left:1em'>&darr;</div>"
-        head = self._head
-        if isinstance(head, Source):
-            text = html.escape(to_text(head.schema) + _options(head))
-            parts = [f"<div style='{style}'><b>source</b> {text}</div>"]
-        else:
-            sides = "".join(one._repr_html_() for one in head.inputs)
-            what = head.step["op"] + (f" {step_text(head.step, ())}" if head.step["op"] == "join" else "")
-            parts = [
-                f"<div style='display:flex;gap:1em;align-items:flex-end'>{sides}</div>",
-                f"<div style='{style}'>{html.escape(what)}</div>",
-            ]
-        boxes = (html.escape(step_text(step, self._calls)) for step in self._steps)
-        parts.extend(f"<div style='{style}'>{box}</div>" for box in boxes)
-        return "<div>" + arrow.join(parts) + "</div>"
+
+        def box(text: str) -> str:
+            return f"<div style='{style}'>{text}</div>"
+
+        numbers = shared(self)
+        parts: list[str] = []
+        told: set[int] = set()
+        left: list[FlowBase | str] = [self]
+        while left:
+            what = left.pop()
+            if isinstance(what, str):
+                parts.append(what)
+                continue
+            head = what._head
+            left.append("</div>")
+            left.extend(arrow + box(html.escape(step_text(step, what._calls))) for step in reversed(what._steps))
+            if isinstance(head, Source):
+                left.append(box(f"<b>source</b> {html.escape(to_text(head.schema) + _options(head))}"))
+            else:
+                text = _meets(head.step) + (f" {step_text(head.step, ())}" if head.step["op"] == "join" else "")
+                text += f" #{numbers[id(head)]}" if id(head) in numbers else ""
+                if id(head) in told:
+                    left.append(box(html.escape(f"{text}, as above")))
+                else:
+                    told.add(id(head))
+                    left.append("</div>" + arrow + box(html.escape(text)))
+                    left.extend(reversed(head.inputs))
+                    left.append("<div style='display:flex;gap:1em;align-items:flex-end'>")
+            left.append("<div>")
+        return "".join(parts)
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, FlowBase):
@@ -265,7 +298,35 @@ class FlowBase:
             raise AttributeError(f"a Flow never changes ({name}); its methods return a new Flow")
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return (restore, (type(self), {name: getattr(self, name) for name in FlowBase.__slots__}))
+        if isinstance(self._head, Source):
+            return (restore, (type(self), self._state()))
+        # One flow behind the other: a long chain of meetings is not nested as deep.
+        lines: dict[int, int] = {}
+        meetings: dict[int, int] = {}
+        parts: list[tuple[Any, ...]] = []
+        left: list[FlowBase] = [self]
+        while left:
+            line = left[-1]
+            head = line._head
+            inputs = () if isinstance(head, Source) else head.inputs
+            before = [one for one in inputs if id(one) not in lines]
+            if before:
+                left.extend(reversed(before))
+                continue
+            left.pop()
+            if id(line) in lines:
+                continue
+            lines[id(line)] = len(parts)
+            if isinstance(head, Source):
+                parts.append((type(line), line._state(), None))
+            else:
+                number = meetings.setdefault(id(head), len(meetings))
+                meeting = (number, head.step, tuple(lines[id(one)] for one in inputs))
+                parts.append((type(line), line._state() | {"_head": None}, meeting))
+        return (_rebuild, (parts,))
+
+    def _state(self) -> dict[str, Any]:
+        return {name: getattr(self, name) for name in FlowBase.__slots__}
 
     # Inside
 
@@ -277,8 +338,7 @@ class FlowBase:
 
     def _before_keys(self) -> Self:
         """The flow without the key_by that it ends in."""
-        state = {name: getattr(self, name) for name in FlowBase.__slots__}
-        return restore(type(self), state | {"_steps": self._steps[:-1], "_keys": None})
+        return restore(type(self), self._state() | {"_steps": self._steps[:-1], "_keys": None})
 
     def _label(self, op: str, name: str) -> str:
         """What a step that comes next is called in errors and statistics."""
@@ -289,7 +349,7 @@ class FlowBase:
         """What the plan says of the name of a step with state that comes next: no other step has it."""
         told = {} if name is None else {"operator": name}
         if name is not None:
-            require_name(name, op, what)
+            require_name(name, what)
         steps = Written(self).steps
         before = operator_names(steps)
         if len(operator_names([*steps, {"op": op, **told}])) == len(before):
@@ -359,6 +419,11 @@ class FlowBase:
         )
 
 
+def _meets(step: dict[str, Any]) -> str:
+    """What a step of several inputs was written as."""
+    return "window_join" if step.get("windowed") else str(step["op"])
+
+
 def _source(source: Source) -> dict[str, Any]:
     """A source as it stands in the plan."""
     plan: dict[str, Any] = {
@@ -370,6 +435,8 @@ def _source(source: Source) -> dict[str, Any]:
         plan["event_time"] = source.event_time
     if source.order_by:
         plan["order_by"] = list(source.order_by)
+    if source.idle_after_ms is not None:
+        plan["idle_after_ms"] = source.idle_after_ms
     return plan
 
 
@@ -380,6 +447,8 @@ def _options(source: Source) -> str:
         options += f", event_time={source.event_time!r}, lateness={lateness!r}"
     if source.order_by:
         options += f", order_by={list(source.order_by)!r}"
+    if source.idle_after_ms is not None:
+        options += f", idle_after={format_duration(source.idle_after_ms * 1_000)!r}"
     return options
 
 
@@ -389,3 +458,17 @@ def restore(kind: type[F], state: dict[str, Any]) -> F:
     for name, value in state.items():
         object.__setattr__(flow, name, value)
     return flow
+
+
+def _rebuild(parts: Sequence[tuple[Any, ...]]) -> FlowBase:
+    """The last of flows of which each is made of those before it."""
+    lines: list[FlowBase] = []
+    meetings: dict[int, Meeting] = {}
+    for kind, state, meeting in parts:
+        if meeting is not None:
+            number, step, inputs = meeting
+            if number not in meetings:
+                meetings[number] = Meeting(step, tuple(lines[one] for one in inputs))
+            state = state | {"_head": meetings[number]}
+        lines.append(restore(kind, state))
+    return lines[-1]

@@ -17,7 +17,7 @@ from typing import Any, Protocol
 
 import pyarrow as pa
 
-__all__ = ["Line", "Meeting", "Source", "Written", "sources_of"]
+__all__ = ["Line", "Meeting", "Source", "Written", "shared", "sources_of"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -29,6 +29,7 @@ class Source:
     event_time: str | None = None
     lateness_ms: int = 0
     order_by: tuple[str, ...] = ()
+    idle_after_ms: int | None = None
 
 
 class Line(Protocol):
@@ -54,18 +55,29 @@ def sources_of(line: Line) -> list[Source]:
     """The sources of a flow, each once."""
     found: dict[int, Source] = {}
     seen: set[int] = set()
-
-    def visit(line: Line) -> None:
-        head = line._head
+    left: list[Line] = [line]
+    while left:
+        head = left.pop()._head
         if isinstance(head, Source):
             found.setdefault(id(head), head)
         elif id(head) not in seen:
             seen.add(id(head))
-            for one in head.inputs:
-                visit(one)
-
-    visit(line)
+            left.extend(reversed(head.inputs))
     return list(found.values())
+
+
+def shared(line: Line) -> dict[int, int]:
+    """The meetings of a flow whose rows go more than one way, by their identity: a number for each, from 1."""
+    ways: dict[int, int] = {}
+    left: list[Line] = [line]
+    while left:
+        head = left.pop()._head
+        if isinstance(head, Meeting):
+            ways[id(head)] = ways.get(id(head), 0) + 1
+            if ways[id(head)] == 1:
+                left.extend(reversed(head.inputs))
+    several = (head for head, count in ways.items() if count > 1)
+    return {head: number for number, head in enumerate(several, 1)}
 
 
 class Written:
@@ -92,14 +104,25 @@ class Written:
         self.calls: list[dict[str, Any]] = []
         self._nodes = {id(source): number for number, source in enumerate(self.sources)}
         self._numbers: dict[int, int] = {}
-        self._node(line)
+        #: The last node of each flow.
+        ends: dict[int, int] = {}
+        left: list[Line] = [line]
+        while left:
+            last = left[-1]
+            head = last._head
+            at = self._nodes.get(id(head))
+            if at is None:
+                assert isinstance(head, Meeting)
+                before = [one for one in head.inputs if id(one) not in ends]
+                if before:
+                    left.extend(reversed(before))
+                    continue
+                at = self._add(head, head.step, [ends[id(one)] for one in head.inputs], ())
+            ends[id(last)] = self._behind(last, at)
+            left.pop()
 
-    def _node(self, line: Line) -> int:
-        head = line._head
-        at = self._nodes.get(id(head))
-        if at is None:
-            assert isinstance(head, Meeting)
-            at = self._add(head, head.step, [self._node(one) for one in head.inputs], ())
+    def _behind(self, line: Line, at: int) -> int:
+        """The steps of a flow behind a node; its last node."""
         for step in line._steps:
             known = self._nodes.get(id(step))
             at = self._add(step, step, [at], line._calls) if known is None else known

@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
+from penstock._durations import Duration, parse_duration
 from penstock._flow.base import FlowBase, restore
 from penstock._flow.graph import Meeting, sources_of
-from penstock._flow.text import names_of, to_text
+from penstock._flow.text import names_of, one_of, to_text
+from penstock._windows import Window
 from penstock.errors import ConfigError, PlanError, SchemaError
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
 __all__ = ["Meetings"]
+
+_HOWS = ("inner", "left", "right", "full", "semi", "anti")
 
 
 class Meetings(FlowBase):
@@ -51,6 +56,9 @@ class Meetings(FlowBase):
         Flows made from one another share what they have in common: its functions run once.
         There are no cycles, since a flow only knows flows that were there before it.
 
+        Rows that come to a step on several ways have no order among each other: a `stateful_map`
+        behind them sees those of one way in their order, and between those of another in any.
+
         Examples
         --------
         >>> import pyarrow as pa
@@ -69,7 +77,7 @@ class Meetings(FlowBase):
                 raise SchemaError(f"union: one flow has columns {mine}, another {theirs}; map_batches makes them alike")
         flows: tuple[FlowBase, ...] = (self, *others)
         times = {flow._event_time for flow in flows}
-        return self._meeting({"op": "union"}, others, self._event_time if len(times) == 1 else None)
+        return self._meeting({"op": "union"}, flows, self._event_time if len(times) == 1 else None)
 
     def join(
         self,
@@ -78,23 +86,37 @@ class Meetings(FlowBase):
         *,
         left_on: str | Sequence[str] | None = None,
         right_on: str | Sequence[str] | None = None,
+        how: str = "inner",
+        within: Duration | tuple[Duration, Duration] | None = None,
+        name: str | None = None,
     ) -> Self:
-        """Pair the rows of this flow with those of another that have the same key (inner join).
+        """Pair the rows of this flow with those of another that have the same key.
 
         Parameters
         ----------
         other : Flow
-            The right side, of other sources.
+            The right side.
         on : str or sequence of str, optional
             Columns of both flows that must be equal.
         left_on, right_on : str or sequence of str, optional
             In place of `on`, where the columns have different names: those of this flow, and as
             many of the other one.
+        how : {"inner", "left", "right", "full", "semi", "anti"}, default "inner"
+            What comes out: pairs; and rows of this flow, of the other one or of both that meet
+            none, with nulls for the other side; or only rows of this flow, each once, that meet
+            any ("semi") or none ("anti").
+        within : duration, or pair of durations, optional
+            How much later than that of this flow's row the event time of the other's row may be,
+            at least and at most: ``("-5s", "10s")``. One duration is both ways: ``"10s"`` is
+            ``("-10s", "10s")``. Both ends count. Without it rows meet whatever their times.
+        name : str, optional
+            What its state is called in checkpoints, by default ``join``, ``join-2``, ...
 
         Returns
         -------
         Flow
-            The columns of this flow, then those of the other one without the columns of `on`.
+            The columns of this flow, then those of the other one without the columns of `on`;
+            for "semi" and "anti" those of this flow.
 
         Raises
         ------
@@ -102,19 +124,28 @@ class Meetings(FlowBase):
             When a column does not exist, compared columns have different types, or a column is
             of a type that is not kept in state (dictionaries).
         PlanError
-            When both sides have rows of one source (a self-join), two different sources have one
-            name, both sides have another column of one name, or a side gives updates.
+            When two different sources have one name, both sides have another column of one name,
+            a side gives updates, `within` is given and a side has no event time, or another step
+            has the name.
         ConfigError
-            When the columns to compare are named twice or not at all.
+            When the columns to compare are named twice or not at all, `how` is unknown, `within`
+            is no interval or ends before it begins, or the name is none.
 
         Notes
         -----
-        Rows come out as soon as both are there, whichever was first; a null equals nothing. What
-        has come is kept **for ever** on both sides, so memory grows with the input. Both sides are
-        routed by one hash of the key and move together. All pairs of one block of input are held
-        until they are handed on: keys that are frequent on both sides take memory for that.
+        Pairs come out as soon as both rows are there, whichever was first; a null equals nothing.
+        Both sides are routed by one hash of the key and move together.
 
-        The result has no event time: a pair has two.
+        Without `within` what has come is kept **for ever** on both sides (for "semi" and "anti"
+        one row of the other flow per key, and rows of this flow until they meet one), so memory
+        grows with the input. That a row meets none is then known at the end of the input, and
+        there such rows come out: of a stream that never ends, never. Give `within` there.
+
+        With `within` a row goes when the watermark says that it can meet none any more, and if it
+        has met none and is of a side that gives such rows, it comes out then. Rows behind the
+        watermark, and rows without event time, are late and meet none.
+
+        A source may meet itself. The result has no event time: a pair has two.
 
         Examples
         --------
@@ -127,24 +158,116 @@ class Meetings(FlowBase):
         ...         "sales": pa.table({"seller": [2], "item": ["lamp"]})}
         >>> found.collect(rows).to_pylist()
         [{'person': 2, 'city': 'Bonn', 'seller': 2, 'item': 'lamp'}]
+        >>> people.join(sales, left_on="person", right_on="seller", how="anti").collect(rows).to_pylist()
+        [{'person': 1, 'city': 'Ulm'}]
         """
-        self._whole("join", other)
-        if (on is None) == (left_on is None and right_on is None) or (left_on is None) != (right_on is None):
-            raise ConfigError("join: name the columns to compare with on=, or with left_on= and right_on=")
-        left = names_of(left_on if on is None else on, "join left_on" if on is None else "join on")  # type: ignore[arg-type]
-        right = names_of(right_on if on is None else on, "join right_on" if on is None else "join on")  # type: ignore[arg-type]
-        if len(left) != len(right):
-            raise ConfigError(f"join: left_on names {len(left)} columns, right_on {len(right)}; name as many")
-        self._require(left, "join, left side")
-        other._require(right, "join, right side")
-        same = {one for one, two in zip(left, right, strict=True) if one == two}
-        for name in other._columns:
-            if name in self._columns and name not in same:
+        step = self._compared("join", other, on, left_on, right_on, how, name)
+        if within is not None:
+            step["within"] = list(_interval(within))
+        return self._meeting(step, (self, other), None)
+
+    def window_join(
+        self,
+        other: FlowBase,
+        on: str | Sequence[str] | None = None,
+        *,
+        window: Window,
+        left_on: str | Sequence[str] | None = None,
+        right_on: str | Sequence[str] | None = None,
+        how: str = "inner",
+        name: str | None = None,
+    ) -> Self:
+        """Pair the rows of this flow with those of another that have the same key and are in the same window.
+
+        Parameters
+        ----------
+        other : Flow
+            The right side.
+        on, left_on, right_on : str or sequence of str, optional
+            Columns that must be equal, as for `join`.
+        window : Window
+            See `penstock.tumbling` and `penstock.sliding`. Both flows have event time of one type.
+        how : {"inner", "left", "right", "full", "semi", "anti"}, default "inner"
+            As for `join`. Rows that meet none come out when their window closes.
+        name : str, optional
+            What its state is called in checkpoints.
+
+        Returns
+        -------
+        Flow
+            window_start and window_end, then the columns of `join`. A row of sliding windows meets
+            others once in each window that both are in.
+
+        Raises
+        ------
+        SchemaError, PlanError, ConfigError
+            As `join`; and when a side has no event time.
+
+        Notes
+        -----
+        Pairs come out as soon as both rows are there. Rows are kept until their window closes;
+        those that come later are late.
+
+        Examples
+        --------
+        >>> import pyarrow as pa
+        >>> import penstock as pk
+        >>> shown = pk.Flow("ad bigint, ts bigint", event_time="ts", name="shown")
+        >>> clicks = pk.Flow("ad bigint, at bigint", event_time="at", name="clicks")
+        >>> found = shown.window_join(clicks, on="ad", window=pk.tumbling("10ms"))
+        >>> found.collect({"shown": pa.table({"ad": [1, 1], "ts": [3, 13]}),
+        ...                "clicks": pa.table({"ad": [1], "at": [9]})}).to_pylist()
+        [{'window_start': 0, 'window_end': 10, 'ad': 1, 'ts': 3, 'at': 9}]
+        """
+        step = self._compared("window_join", other, on, left_on, right_on, how, name)
+        if not isinstance(window, Window):
+            raise ConfigError(f"window_join window={window!r}: make it with penstock.tumbling or penstock.sliding")
+        for flow in (self, other):
+            if flow._event_time is None:
                 raise PlanError(
-                    f"join: both sides have a column {name!r} that is not compared with itself; rename it on one side"
-                    " with map_batches"
+                    f"window_join({window}) needs event time on both sides: write Flow(schema, event_time='ts') with"
+                    " the column that has it; a join gives none"
                 )
-        return self._meeting({"op": "join", "left": list(left), "right": list(right)}, (other,), None)
+        sides = [flow._with(window.to_step(), flow._columns, window=window) for flow in (self, other)]
+        return self._meeting(step | {"windowed": True}, sides, None)
+
+    def _compared(
+        self,
+        what: str,
+        other: FlowBase,
+        on: str | Sequence[str] | None,
+        left_on: str | Sequence[str] | None,
+        right_on: str | Sequence[str] | None,
+        how: str,
+        name: str | None,
+    ) -> dict[str, Any]:
+        """The step of a join of these columns, without an interval."""
+        self._whole(what, other)
+        if (on is None) == (left_on is None and right_on is None) or (left_on is None) != (right_on is None):
+            raise ConfigError(f"{what}: name the columns to compare with on=, or with left_on= and right_on=")
+        named = on is not None
+        left = names_of(on if named else left_on, f"{what} on" if named else f"{what} left_on")  # type: ignore[arg-type]
+        right = names_of(on if named else right_on, f"{what} on" if named else f"{what} right_on")  # type: ignore[arg-type]
+        if len(left) != len(right):
+            raise ConfigError(f"{what}: left_on names {len(left)} columns, right_on {len(right)}; name as many")
+        self._require(left, f"{what}, left side")
+        other._require(right, f"{what}, right side")
+        one_of(how, f"{what} how", _HOWS)
+        same = {one for one, two in zip(left, right, strict=True) if one == two}
+        for column in () if how in ("semi", "anti") else other._columns:
+            if column in self._columns and column not in same:
+                raise PlanError(
+                    f"{what}: both sides have a column {column!r} that is not compared with itself; rename it on one"
+                    " side with map_batches"
+                )
+        told = self._named("join", what, name)
+        return {
+            "op": "join",
+            "left": list(left),
+            "right": list(right),
+            **({} if how == "inner" else {"how": how}),
+            **told,
+        }
 
     def _whole(self, op: str, *others: FlowBase) -> None:
         """Refuses what is no flow of whole rows."""
@@ -158,9 +281,9 @@ class Meetings(FlowBase):
                     f"{op} of a flow that ends in {waiting}: it takes whole rows; put {op} before {waiting}"
                 )
 
-    def _meeting(self, step: dict[str, Any], others: Sequence[FlowBase], event_time: str | None) -> Self:
+    def _meeting(self, step: dict[str, Any], inputs: Sequence[FlowBase], event_time: str | None) -> Self:
         state: dict[str, Any] = {
-            "_head": Meeting(step, (self, *others)),
+            "_head": Meeting(step, tuple(inputs)),
             "_event_time": event_time,
             "_steps": (),
             "_calls": (),
@@ -183,3 +306,30 @@ class Meetings(FlowBase):
         # The compiler has the types; its errors come here and not at the first run.
         shape = made.output_schema
         return restore(type(self), state | {"_columns": tuple(shape.names), "_shape": shape})
+
+
+def _interval(within: Any) -> tuple[int, int]:
+    """The least and the greatest difference of times, in microseconds."""
+    if isinstance(within, (str, timedelta)):
+        most = parse_duration(within, "join within", allow_zero=True)
+        return -most, most
+    if not isinstance(within, (tuple, list)) or len(within) != 2:
+        raise ConfigError(
+            f'join within={within!r}: give a duration, as "10s", or the least and the greatest one, as ("-5s", "10s")'
+        )
+    lower, upper = (
+        _signed(end, f"join within, {what} end,") for end, what in zip(within, ("lower", "upper"), strict=True)
+    )
+    if lower > upper:
+        raise ConfigError(
+            f"join within={within!r} ends before it begins: nothing would meet; give the earlier end first"
+        )
+    return lower, upper
+
+
+def _signed(value: Any, name: str) -> int:
+    if isinstance(value, timedelta) and value < timedelta(0):
+        return -parse_duration(-value, name)
+    if isinstance(value, str) and value.lstrip().startswith("-"):
+        return -parse_duration(value.lstrip()[1:], name, allow_zero=True)
+    return parse_duration(value, name, allow_zero=True)

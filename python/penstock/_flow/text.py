@@ -9,6 +9,7 @@ from typing import Any
 import pyarrow as pa
 
 from penstock._aggregates import Aggregate
+from penstock._durations import format_duration
 from penstock._schema import to_ddl
 from penstock._windows import Window
 from penstock.errors import ConfigError, SchemaError
@@ -92,24 +93,24 @@ def operator_names(steps: Sequence[Mapping[str, Any]]) -> dict[str, int]:
     return names
 
 
-def require_name(name: Any, op: str, what: str) -> None:
-    """Refuses a name that no step of this kind may have; the compiler refuses the same ones."""
+def require_name(name: Any, what: str) -> None:
+    """Refuses a name that no step may have; the compiler refuses the same ones."""
     told = f"{what} name={name!r}"
     if not isinstance(name, str):
         raise ConfigError(f"{told}: give a text")
-    word, _, number = name.rpartition("-")
-    word = word if word and number.isascii() and number.isdigit() else name
     if not 1 <= len(name) <= _LONGEST_NAME or "/" in name or name.strip() != name or not name.isprintable():
         raise ConfigError(
             f"{told}: a name is 1 to {_LONGEST_NAME} printable characters, without a slash and without blanks around it"
         )
-    if word != op and word in KEYED_OPS:
-        raise ConfigError(f"{told}: this name is kept for steps of kind {word}; choose another one")
 
 
 def function_name(f: Callable[..., Any]) -> str:
     """What a function is called for people."""
     return str(getattr(f, "__qualname__", None) or type(f).__name__).rsplit("<locals>.", maxsplit=1)[-1]
+
+
+def _signed(us: int) -> str:
+    return repr(("-" if us < 0 else "") + format_duration(abs(us)))
 
 
 def step_text(step: dict[str, Any], calls: Sequence[dict[str, Any]]) -> str:
@@ -133,7 +134,14 @@ def step_text(step: dict[str, Any], calls: Sequence[dict[str, Any]]) -> str:
         return f"top({step['n']}, by={step['by']}, per={per}{order}{named})"
     if op == "join":
         left, right = step["left"], step["right"]
-        return f"on={left!r}" if left == right else f"left_on={left!r}, right_on={right!r}"
+        items = [f"on={left!r}" if left == right else f"left_on={left!r}, right_on={right!r}"]
+        if "how" in step:
+            items.append(f"how={step['how']!r}")
+        if "within" in step:
+            items.append(f"within=({', '.join(map(_signed, step['within']))})")
+        if "operator" in step:
+            items.append(f"name={step['operator']}")
+        return ", ".join(items)
     if op in ("bounded", "iterate"):
         body = " ".join(f".{step_text(inner, calls)}" for inner in step["body"])
         known = ("batches", "batch_size", "memory", "on_failure") if op == "bounded" else ("again",)

@@ -311,6 +311,7 @@ mod tests {
                 event_time: None,
                 lateness_ms: 0,
                 order_by: Vec::new(),
+                idle_after_ms: None,
             };
             let column = |function: &str| (function != "count").then(|| "v".to_string());
             let aggs = aggregates.iter().map(|&function| AggSpec {

@@ -166,15 +166,17 @@ pub enum PlanError {
         /// Column of the right side.
         right: Box<Field>,
     },
-    /// Both sides of a join have rows of one source.
-    #[error(
-        "{step}: both sides have rows of source '{source_name}'; a source is not joined with itself: feed it under a second name"
-    )]
-    SelfJoin {
+    /// The interval of a join is none.
+    #[error("{step}: within {lower_us} us to {upper_us} us {reason}")]
+    JoinWithin {
         /// The step.
         step: StepName,
-        /// The source.
-        source_name: String,
+        /// Its beginning.
+        lower_us: i64,
+        /// Its end.
+        upper_us: i64,
+        /// What is wrong with it.
+        reason: &'static str,
     },
     /// The inputs of a union have different columns.
     #[error("{step}: its inputs must have the same columns; the first has ({expected}), another one ({found})")]

@@ -4,10 +4,11 @@ use std::fmt::Write;
 
 use crate::agg::Aggregate;
 use crate::chain::{Bound, Stateless};
+use crate::join::Join;
 use crate::keyed::{KeyedKind, KeyedSpec};
 use crate::plan::{Inlet, Origin, Plan, names};
 use crate::running::Emit;
-use crate::spec::StepSpec;
+use crate::spec::{JoinHow, StepSpec};
 use crate::window::Windows;
 
 pub(crate) fn time(us: i64) -> String {
@@ -99,6 +100,18 @@ fn origins(plan: &Plan, inlet: &Inlet) -> String {
     origins.join(" and ")
 }
 
+/// What comes out of a join.
+fn joined(join: &Join) -> String {
+    let end = if join.within.is_some() { "" } else { " at the end of input" };
+    match join.how {
+        JoinHow::Inner => "pairs with".to_owned(),
+        JoinHow::Semi => "left rows that meet any with".to_owned(),
+        JoinHow::Anti => format!("left rows that meet none{end} with"),
+        JoinHow::Full => format!("pairs, and rows of both sides that meet none{end}, with"),
+        how => format!("pairs, and {} rows that meet none{end}, with", how.name()),
+    }
+}
+
 pub(crate) fn explain(plan: &Plan) -> String {
     let mut text = String::new();
     // Writing to a string cannot fail.
@@ -149,11 +162,27 @@ pub(crate) fn explain(plan: &Plan) -> String {
                 (format!("call {call} ({}) once per key and epoch{late}", keyed.name), "the function's, with timeouts")
             }
             KeyedKind::Join(join) => {
-                let pairs = keyed.keys.iter().zip(&join.on).map(|(left, right)| {
-                    format!("{} = {}", keyed.routed.field(*left).name(), join.right.field(*right).name())
+                let [left, right] = &join.sides;
+                let pairs = left.on.iter().zip(&right.on).map(|(one, other)| {
+                    format!("{} = {}", left.routed.field(*one).name(), right.routed.field(*other).name())
                 });
-                let pairs: Vec<String> = pairs.collect();
-                (format!("pairs with {}", pairs.join(" and ")), "the rows of both sides, for ever")
+                let mut words = format!("{} {}", joined(join), pairs.collect::<Vec<_>>().join(" and "));
+                let state = match (join.within, &join.windows) {
+                    (Some(_), Some(of)) => {
+                        words += &format!(", {}", windows(of));
+                        "the rows of both sides until their window closes"
+                    }
+                    (Some((lower, upper)), None) => {
+                        let times = [left, right].map(|side| side.time.as_ref().map_or("", |time| &time.name));
+                        words += &format!(", {} - {} from {} to {}", times[1], times[0], time(lower), time(upper));
+                        "the rows of both sides until the watermark says that they meet none any more"
+                    }
+                    (None, _) if join.how.is_filter() => {
+                        "left rows that have met none and one right row per key, for ever"
+                    }
+                    (None, _) => "the rows of both sides, for ever",
+                };
+                (words, state)
             }
             KeyedKind::Top(top) => {
                 let order = if top.descending { "greatest" } else { "least" };

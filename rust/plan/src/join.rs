@@ -1,417 +1,187 @@
-//! Inner join of two sides on columns: each row meets all rows of the other side with its key, whichever comes first, for ever.
+//! Join of two sides on columns: rows of one key meet, whichever comes first, all of them or those whose times are near each other.
 //!
-//! A bin keeps the rows of both sides by key, as arrow-row bytes. A row that comes is first joined with what is kept of the other side and
-//! then kept itself, so each pair comes out once, at the time of its later row. Rows with a null in their key meet none, as in SQL; they are left
-//! out before the exchange.
+//! A bin keeps the rows of both sides by key ([`sides`]), as arrow-row bytes. A row that comes is first joined with what is kept of the other side
+//! and then kept itself, so each pair comes out once, at the time of its later row. Rows with a null in their key meet none, as in SQL: where
+//! their side gives rows that meet none they come out at once, else they are left out before the exchange.
 //!
-//! Each row of a key and side has a number, from 0 in the order in which they came. Nothing is ever taken away but by undo, so what an epoch has
-//! changed are the rows from a number on, and it costs what came in it, however many rows a key has.
+//! *Without an interval* what came is kept for ever: of a semi- or anti-join one right row per key, and left rows until they meet one. That a row
+//! meets none is known at the end of input, and there such rows come out (left, right, full, anti).
 //!
-//! Invariants: the numbers of a key's rows ascend on each side; a key that is kept has rows; while marked, `touched` has exactly the keys
-//! whose `since` is set.
+//! *With an interval* (or in windows, which is an interval of length 0 of the last instants of windows with one start) a row whose time is before
+//! the watermark is late: it goes to the side output and meets none, so what meets does not depend on the order of rows. A row is over when the
+//! watermark is behind the last time that it can meet: then it goes, and if it has met none and its side gives such rows, it comes out. Rows
+//! without a time are late. A watermark that is told again finds rows that were over when they came.
+//!
+//! Pairs come out in rounds: one call takes rows until it has given [`ROUND_ROWS`] or [`ROUND_BYTES`], and says how many it has taken.
+//! One row's pairs are never divided: they are as many as rows of its key that are kept.
+
+mod sides;
 
 use std::sync::Arc;
 
-use arrow_array::{ArrayRef, BooleanArray, RecordBatch, StringArray, StructArray, UInt32Array};
+use arrow_array::{ArrayRef, BooleanArray, RecordBatch, StringArray, StructArray, UInt32Array, new_null_array};
 use arrow_buffer::NullBuffer;
 use arrow_row::{RowConverter, SortField};
 use arrow_schema::{DataType, Field, Schema, SchemaRef};
 use arrow_select::filter::filter_record_batch;
 use arrow_select::take::take;
-use hashbrown::HashTable;
-use penstock_bins::{Encoding, Extent};
-use penstock_files::{Chunk, ChunkWriter, Entry};
 
-use crate::column::plain;
-use crate::error::{OpError, StateFault};
+use self::sides::Own;
+pub(crate) use self::sides::{Rules, Sides};
+use crate::column::{EventTime, plain};
+use crate::error::{OpError, StepName};
 use crate::hash::hash_bytes;
 use crate::key::KeyCodec;
-use crate::op::{BLOCK_ROWS, Bins, KeyedOp, Output, Sink, check_hashes};
-use crate::panes::CHUNK_BYTES;
+use crate::op::{BLOCK_ROWS, Bins, KeyedOp, Output, Sink, check_hashes, send, take_rows};
 use crate::partition::bin_of;
 use crate::row_format;
+use crate::spec::JoinHow;
 use crate::state::sides_of;
-use crate::wire::{Reader, put_blob, put_i64};
+use crate::top::Top;
+use crate::window::{Windows, event_times};
 
 /// Of the pairs that come out together, about: a long text is in each pair of its row.
 const BLOCK_BYTES: usize = 4 << 20;
-const TAG: u8 = b'J';
-const VERSION: u8 = 1;
-/// Of the entries.
-const ENTRIES_VERSION: u8 = 1;
+/// Pairs of a round, about.
+const ROUND_ROWS: usize = 2 * BLOCK_ROWS;
+/// Bytes of the pairs of a round, about.
+const ROUND_BYTES: usize = 2 * BLOCK_BYTES;
 
-/// What a join matches: the rows of the step's own columns and keys, which are those of the left side, with these.
+/// What a join matches, and what comes out.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Join {
-    /// Columns of the right side.
-    pub right: SchemaRef,
-    /// Its columns that equal the keys, in their order.
+    /// Which rows come out.
+    pub how: JoinHow,
+    /// The left side and the right one.
+    pub sides: [Joined; 2],
+    /// The least and the greatest time of a right row behind that of the left row that it meets, in microseconds.
+    pub within: Option<(i64, i64)>,
+    /// The windows to which rows are assigned on their way in: those of one window meet.
+    pub windows: Option<Windows>,
+    /// The side that blocks are assigned for; see [`KeyedSpec::side`](crate::KeyedSpec::side).
+    pub(crate) own: usize,
+}
+
+/// A side of a join.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Joined {
+    /// Columns that enter.
+    pub input: SchemaRef,
+    /// Columns that are routed: the input, in windows behind their bounds.
+    pub routed: SchemaRef,
+    /// Columns of these that are compared, without the bounds.
     pub on: Vec<usize>,
-    /// Its columns that come out, behind those of the left side.
+    /// The column with the event time, of those that are routed.
+    pub time: Option<EventTime>,
+    /// Columns of these that are kept in state.
+    pub kept: Vec<usize>,
+    /// Columns of these that come out.
     pub taken: Vec<usize>,
 }
 
-impl Join {
-    /// The rows whose key has no null.
-    pub(crate) fn whole_keys(keys: &[usize], batch: &RecordBatch) -> Result<RecordBatch, OpError> {
-        let mut valid: Option<NullBuffer> = None;
-        for &at in keys {
-            valid = NullBuffer::union(valid.as_ref(), plain(batch.column(at))?.logical_nulls().as_ref());
-        }
-        match valid.filter(|valid| valid.null_count() > 0) {
-            None => Ok(batch.clone()),
-            Some(valid) => Ok(filter_record_batch(batch, &BooleanArray::new(valid.into_inner(), None))?),
-        }
+impl Joined {
+    /// Columns of rows in state.
+    pub(crate) fn schema(&self) -> SchemaRef {
+        Arc::new(self.routed.project(&self.kept).expect("columns that it has"))
+    }
+
+    /// Places of the keys in state.
+    pub(crate) fn keys(&self) -> Vec<usize> {
+        let place = |at: &usize| self.kept.iter().position(|kept| kept == at).expect("keys are kept");
+        self.on.iter().map(place).collect()
     }
 }
 
-/// What distinguishes the states of two joins.
-pub(crate) fn shape(left: (&Schema, &[usize]), right: (&Schema, &[usize])) -> u64 {
+/// The nulls of some columns: a row is null where one of them is.
+fn nulls(columns: &[usize], batch: &RecordBatch) -> Result<Option<NullBuffer>, OpError> {
+    let mut valid: Option<NullBuffer> = None;
+    for &at in columns {
+        valid = NullBuffer::union(valid.as_ref(), plain(batch.column(at))?.logical_nulls().as_ref());
+    }
+    Ok(valid.filter(|valid| valid.null_count() > 0))
+}
+
+impl Join {
+    pub(crate) fn rules(&self) -> Rules {
+        Rules::new(self.how, self.within)
+    }
+
+    /// The rows of the side [`own`](Self::own) that have to be routed, once for each of their windows.
+    pub(crate) fn assign(&self, step: &StepName, batch: &RecordBatch) -> Result<RecordBatch, OpError> {
+        let side = &self.sides[self.own];
+        let batch = match (&self.windows, &side.time) {
+            (Some(windows), Some(time)) => {
+                let time = EventTime { column: time.column - 2, ..time.clone() };
+                Top::assign_windows(step, windows, &time, &side.routed, batch)?
+            }
+            _ => batch.clone(),
+        };
+        match nulls(&side.on, &batch)?.filter(|_| !self.rules().keeps(self.own)) {
+            None => Ok(batch),
+            Some(valid) => Ok(filter_record_batch(&batch, &BooleanArray::new(valid.into_inner(), None))?),
+        }
+    }
+
+    /// What distinguishes its state from that of another join: see [`shape`].
+    pub(crate) fn shape(&self) -> u64 {
+        let [left, right] = &self.sides;
+        shape((&left.schema(), &left.keys()), (&right.schema(), &right.keys()), &self.rule())
+    }
+
+    /// What its state depends on beside the rows, in words; none for an inner join without an interval.
+    pub(crate) fn rule(&self) -> String {
+        let mut words = match self.how {
+            JoinHow::Inner => Vec::new(),
+            how => vec![how.name().to_owned()],
+        };
+        if let Some((lower, upper)) = self.within {
+            let times = self.sides.iter().filter_map(|side| side.time.as_ref()).map(|time| time.column.to_string());
+            let times: Vec<String> = times.collect();
+            words.push(match &self.windows {
+                Some(windows) => format!("windows of {} us every {} us", windows.size_us(), windows.every_us()),
+                None => format!("within {lower} us to {upper} us"),
+            });
+            words.push(format!("by times {}", times.join(" and ")));
+        }
+        words.join(", ")
+    }
+}
+
+/// What distinguishes the states of two joins: their rows and keys, and the [rule](Join::rule).
+pub(crate) fn shape(left: (&Schema, &[usize]), right: (&Schema, &[usize]), rule: &str) -> u64 {
     let words = [left, right].map(|(schema, keys)| {
         let types: Vec<String> = schema.fields().iter().map(|field| field.data_type().to_string()).collect();
         format!("{} by {keys:?}", types.join(","))
     });
-    hash_bytes(words.join(" with ").as_bytes())
-}
-
-/// A row that is kept.
-#[derive(Clone)]
-struct Row {
-    number: u64,
-    bytes: Box<[u8]>,
-}
-
-/// What has happened to a key since the mark, by side: numbers of rows.
-#[derive(Clone, Copy)]
-struct Since {
-    /// Rows from here on have come since.
-    changed: [u64; 2],
-    /// Rows from here on go when it is undone. What has moved here stays, though it may have changed.
-    undone: [u64; 2],
-}
-
-struct Key {
-    hash: u64,
-    name: Box<[u8]>,
-    rows: [Vec<Row>; 2],
-    since: Option<Since>,
-}
-
-impl Key {
-    fn next(&self, side: usize) -> u64 {
-        self.rows[side].last().map_or(0, |row| row.number + 1)
-    }
-
-    fn changed_from(&self, side: usize) -> u64 {
-        self.since.map_or(u64::MAX, |since| since.changed[side])
-    }
-}
-
-/// The native state of one bin under a join.
-pub(crate) struct Sides {
-    shape: u64,
-    index: HashTable<u32>,
-    keys: Vec<Key>,
-    /// Whether changes are told apart and can be undone.
-    marked: bool,
-    touched: Vec<u32>,
-    bytes: usize,
-}
-
-/// How far an encoding is: the key, side and row that the next chunk begins with.
-#[derive(Default)]
-struct Place {
-    same: Option<(usize, usize, usize)>,
-    begun: bool,
-    changed: (usize, usize, u64),
-}
-
-impl Sides {
-    pub(crate) fn new(shape: u64) -> Self {
-        Self { shape, index: HashTable::new(), keys: Vec::new(), marked: false, touched: Vec::new(), bytes: 0 }
-    }
-
-    fn find(&self, hash: u64, name: &[u8]) -> Option<usize> {
-        let same = |at: &u32| self.keys[*at as usize].hash == hash && *self.keys[*at as usize].name == *name;
-        self.index.find(hash, same).map(|at| *at as usize)
-    }
-
-    /// Where a key is kept; a new one is made.
-    fn place(&mut self, hash: u64, name: &[u8]) -> usize {
-        if let Some(at) = self.find(hash, name) {
-            return at;
-        }
-        let at = u32::try_from(self.keys.len()).expect("a bin has less than 2^32 keys");
-        self.keys.push(Key { hash, name: name.into(), rows: [Vec::new(), Vec::new()], since: None });
-        self.bytes += size_of::<Key>() + name.len();
-        let keys = &self.keys;
-        self.index.insert_unique(hash, at, |at| keys[*at as usize].hash);
-        at as usize
-    }
-
-    /// What has happened to a key since the mark; from now on something has.
-    fn touch(&mut self, at: usize) -> Option<&mut Since> {
-        let key = &mut self.keys[at];
-        if self.marked && key.since.is_none() {
-            let now = [key.next(0), key.next(1)];
-            key.since = Some(Since { changed: now, undone: now });
-            self.touched.push(at as u32);
-        }
-        key.since.as_mut()
-    }
-
-    /// The rows of the other side that a row of `side` meets, and then it is kept.
-    fn add(&mut self, side: usize, (hash, name): (u64, &[u8]), row: &[u8], mut meets: impl FnMut(&[u8])) {
-        let at = self.place(hash, name);
-        self.touch(at);
-        let key = &mut self.keys[at];
-        key.rows[1 - side].iter().for_each(|other| meets(&other.bytes));
-        let number = key.next(side);
-        key.rows[side].push(Row { number, bytes: row.into() });
-        self.bytes += size_of::<Row>() + row.len();
-    }
-
-    /// Puts a row where its number belongs. Says whether there was one.
-    fn put(&mut self, at: usize, side: usize, number: u64, bytes: &[u8]) -> bool {
-        let rows = &mut self.keys[at].rows[side];
-        let row = Row { number, bytes: bytes.into() };
-        self.bytes += size_of::<Row>() + bytes.len();
-        if rows.last().is_none_or(|last| last.number < number) {
-            rows.push(row);
-            return false;
-        }
-        match rows.binary_search_by_key(&number, |row| row.number) {
-            Ok(place) => {
-                let before = std::mem::replace(&mut rows[place], row);
-                self.bytes -= size_of::<Row>() + before.bytes.len();
-                true
-            }
-            Err(place) => {
-                rows.insert(place, row);
-                false
-            }
-        }
-    }
-
-    fn drop_key(&mut self, at: usize) {
-        let hash = self.keys[at].hash;
-        if let Ok(entry) = self.index.find_entry(hash, |other| *other == at as u32) {
-            entry.remove();
-        }
-        let key = self.keys.swap_remove(at);
-        self.bytes -= size_of::<Key>() + key.name.len();
-        if let Some(moved) = self.keys.get(at) {
-            let last = self.keys.len() as u32;
-            if let Some(entry) = self.index.find_mut(moved.hash, |other| *other == last) {
-                *entry = at as u32;
-            }
-        }
-    }
-
-    /// The next chunk; none after the last.
-    pub(crate) fn encode(&self, encoding: &mut Encoding) -> Option<Vec<u8>> {
-        let extent = encoding.extent();
-        let place = encoding.place(Place::default);
-        match (extent, self.marked) {
-            (Extent::All, _) => self.encode_rows(place, false),
-            (Extent::Marked, true) => self.encode_rows(place, true).or_else(|| self.encode_changes(place)),
-            // Never marked: all has changed.
-            (Extent::Marked, false) | (Extent::Changed, _) => self.encode_changes(place),
-        }
-    }
-
-    /// The next chunk of rows, without those that have changed if they are told apart.
-    fn encode_rows(&self, place: &mut Place, apart: bool) -> Option<Vec<u8>> {
-        let (mut key, mut side, mut from) = match (place.begun, place.same.take()) {
-            (true, None) => return None,
-            (_, next) => next.unwrap_or_default(),
-        };
-        place.begun = true;
-        let mut out = vec![TAG, VERSION];
-        put_i64(&mut out, self.shape as i64);
-        let empty = out.len();
-        while let Some(kept) = self.keys.get(key) {
-            let end = if apart { kept.changed_from(side) } else { u64::MAX };
-            for (at, row) in kept.rows[side].iter().enumerate().skip(from).take_while(|(_, row)| row.number < end) {
-                if out.len() > empty && out.len() + 32 + kept.name.len() + row.bytes.len() > CHUNK_BYTES {
-                    place.same = Some((key, side, at));
-                    return Some(out);
-                }
-                put_i64(&mut out, kept.hash as i64);
-                out.push(side as u8);
-                put_i64(&mut out, row.number as i64);
-                put_blob(&mut out, &kept.name);
-                put_blob(&mut out, &row.bytes);
-            }
-            (key, side, from) = if side == 0 { (key, 1, 0) } else { (key + 1, 0, 0) };
-        }
-        (out.len() > empty).then_some(out)
-    }
-
-    fn entries_shape(&self) -> Vec<u8> {
-        let mut shape = vec![TAG, ENTRIES_VERSION];
-        put_i64(&mut shape, self.shape as i64);
-        shape
-    }
-
-    /// The next chunk of entries: a key is a side, the number of a row and the name of its key, a value the row.
-    fn encode_changes(&self, place: &mut Place) -> Option<Vec<u8>> {
-        let mut writer = ChunkWriter::new(&self.entries_shape());
-        let count = if self.marked { self.touched.len() } else { self.keys.len() };
-        let mut name = Vec::new();
-        let (ref mut key, ref mut side, ref mut from) = place.changed;
-        while *key < count {
-            let kept = &self.keys[if self.marked { self.touched[*key] as usize } else { *key }];
-            let begin = if self.marked { kept.changed_from(*side).max(*from) } else { *from };
-            let first = kept.rows[*side].partition_point(|row| row.number < begin);
-            for row in &kept.rows[*side][first..] {
-                if writer.len() >= CHUNK_BYTES {
-                    *from = row.number;
-                    return Some(writer.finish());
-                }
-                name.clear();
-                name.push(*side as u8);
-                name.extend_from_slice(&row.number.to_be_bytes());
-                name.extend_from_slice(&kept.name);
-                writer.push(Entry::Put { hash: kept.hash, key: &name, value: &row.bytes });
-            }
-            (*key, *side, *from) = if *side == 0 { (*key, 1, 0) } else { (*key + 1, 0, 0) };
-        }
-        (!writer.is_empty()).then(|| writer.finish())
-    }
-
-    /// Takes one chunk of rows that have not changed.
-    pub(crate) fn absorb(&mut self, chunk: &[u8]) -> Result<(), StateFault> {
-        let mut reader = Reader::new(chunk);
-        if reader.u8()? != TAG {
-            return Err(StateFault::Shape { what: "not the state of a join" });
-        }
-        let version = reader.u8()?;
-        if version != VERSION {
-            return Err(StateFault::Version { found: version, supported: VERSION });
-        }
-        if reader.i64()? != self.shape as i64 {
-            return Err(StateFault::Shape { what: "the joined rows" });
-        }
-        let mut rows = Vec::new();
-        while !reader.is_empty() {
-            let (hash, side, number) = (reader.i64()? as u64, reader.u8()?, reader.i64()? as u64);
-            rows.push((hash, side_of(side)?, number, reader.blob()?, reader.blob()?));
-        }
-        for (hash, side, number, name, bytes) in rows {
-            let at = self.place(hash, name);
-            if self.put(at, side, number, bytes) {
-                return Err(StateFault::Corrupt { what: "a row came twice" });
-            }
-        }
-        Ok(())
-    }
-
-    /// Takes one chunk of entries.
-    pub(crate) fn absorb_changes(&mut self, chunk: &[u8]) -> Result<(), StateFault> {
-        let chunk = Chunk::parse(chunk)?;
-        if *chunk.shape() != *self.entries_shape() {
-            return Err(match chunk.shape() {
-                [TAG, found, ..] if *found > ENTRIES_VERSION => {
-                    StateFault::Version { found: *found, supported: ENTRIES_VERSION }
-                }
-                [TAG, ..] => StateFault::Shape { what: "the joined rows" },
-                _ => StateFault::Shape { what: "not the state of a join" },
-            });
-        }
-        let mut rows = Vec::new();
-        for entry in chunk.entries() {
-            let Entry::Put { hash, key, value } = entry? else {
-                return Err(StateFault::Corrupt { what: "an entry that a join does not make" });
-            };
-            let mut reader = Reader::new(key);
-            let (side, number) = (side_of(reader.u8()?)?, u64::from_be_bytes(reader.array()?));
-            rows.push((hash, side, number, reader.rest(), value));
-        }
-        for (hash, side, number, name, bytes) in rows {
-            let at = self.place(hash, name);
-            // Undone, it stays.
-            if let Some(since) = self.touch(at) {
-                since.changed[side] = since.changed[side].min(number);
-                since.undone[side] = since.undone[side].max(number.saturating_add(1));
-            }
-            self.put(at, side, number, bytes);
-        }
-        Ok(())
-    }
-
-    pub(crate) fn bytes(&self) -> usize {
-        self.bytes + 8 * self.index.capacity()
-    }
-
-    /// Keys held, of either side.
-    pub(crate) fn keys(&self) -> usize {
-        self.keys.len()
-    }
-
-    pub(crate) fn is_empty(&self) -> bool {
-        self.keys.is_empty()
-    }
-
-    pub(crate) fn mark(&mut self) {
-        self.settle();
-        self.marked = true;
-    }
-
-    /// Keeps no undo until the next mark.
-    pub(crate) fn settle(&mut self) {
-        self.touched.drain(..).for_each(|at| self.keys[at as usize].since = None);
-        self.marked = false;
-    }
-
-    pub(crate) fn rollback(&mut self) {
-        if !self.marked {
-            // Never marked: back to how it was made.
-            *self = Self::new(self.shape);
-            return;
-        }
-        let mut touched = std::mem::take(&mut self.touched);
-        // Keys that go are taken from the end, so that those before them stay where they are.
-        touched.sort_unstable();
-        for at in touched.into_iter().rev().map(|at| at as usize) {
-            let key = &mut self.keys[at];
-            let Some(since) = key.since.take() else { continue };
-            for (rows, undone) in key.rows.iter_mut().zip(since.undone) {
-                let stay = rows.partition_point(|row| row.number < undone);
-                self.bytes -= rows.drain(stay..).map(|row| size_of::<Row>() + row.bytes.len()).sum::<usize>();
-            }
-            if key.rows.iter().all(Vec::is_empty) {
-                self.drop_key(at);
-            }
-        }
-    }
-
-    /// The rows of a side.
-    fn side(&self, side: usize) -> impl Iterator<Item = &[u8]> {
-        self.keys.iter().flat_map(move |key| &key.rows[side]).map(|row| &*row.bytes)
-    }
-}
-
-fn side_of(byte: u8) -> Result<usize, StateFault> {
-    if byte < 2 { Ok(byte.into()) } else { Err(StateFault::Corrupt { what: "a side of a join" }) }
-}
-
-/// A side of the operator.
-struct Half {
-    keys: KeyCodec,
-    rows: RowConverter,
-    /// Columns that come out.
-    taken: Vec<usize>,
+    let words = words.join(" with ");
+    hash_bytes(if rule.is_empty() { words } else { format!("{words}: {rule}") }.as_bytes())
 }
 
 fn converter(schema: &Schema) -> Result<RowConverter, OpError> {
     Ok(RowConverter::new(schema.fields().iter().map(|field| SortField::new(field.data_type().clone())).collect())?)
 }
 
+/// A side of the operator.
+struct Half {
+    side: Joined,
+    keys: KeyCodec,
+    rows: RowConverter,
+    /// Where rows that are kept say when they are over: event time, or the end of their window.
+    time: Option<EventTime>,
+}
+
 /// See the module.
 pub(crate) struct JoinOp {
+    step: StepName,
+    rules: Rules,
+    windows: Option<Windows>,
     halves: [Half; 2],
+    /// Columns of the left side that have the value of one of the right side where only that has a row.
+    merged: Vec<(usize, usize)>,
     output: SchemaRef,
+    watermark: i64,
+    /// At the end of an input without interval: the bin and key from which on rows come out that have met none.
+    ended: Option<(u32, usize)>,
 }
 
 /// Pairs that are to come out: rows of the block, and bytes of rows of the other side.
@@ -424,33 +194,118 @@ struct Pairs {
     ends: Vec<usize>,
 }
 
+/// Rows of each side that come out of state by themselves.
+#[derive(Default)]
+struct Alone {
+    weight: usize,
+    rows: [Vec<Box<[u8]>>; 2],
+}
+
+/// What a round has given.
+#[derive(Default)]
+struct Round {
+    rows: usize,
+    bytes: usize,
+}
+
+impl Round {
+    fn is_over(&self) -> bool {
+        self.rows >= ROUND_ROWS || self.bytes >= ROUND_BYTES
+    }
+}
+
 impl JoinOp {
     pub(crate) fn new(
-        left: (&Schema, &[usize]),
+        step: StepName,
+        keys: &[usize],
         join: &Join,
         types: Vec<DataType>,
         output: SchemaRef,
     ) -> Result<Self, OpError> {
-        let half = |schema: &Schema, keys: &[usize], taken| -> Result<Half, OpError> {
-            Ok(Half { keys: KeyCodec::new(keys.to_vec(), types.clone())?, rows: converter(schema)?, taken })
+        let half = |side: &Joined, keys: Vec<usize>| -> Result<Half, OpError> {
+            let time = match &join.windows {
+                Some(_) => side.time.clone().map(|time| EventTime { column: 1, ..time }),
+                None => side.time.clone().filter(|_| join.within.is_some()),
+            };
+            let (keys, rows) = (KeyCodec::new(keys, types.clone())?, converter(&side.schema())?);
+            Ok(Half { side: side.clone(), keys, rows, time })
         };
-        let whole = (0..left.0.fields().len()).collect();
-        Ok(Self { halves: [half(left.0, left.1, whole)?, half(&join.right, &join.on, join.taken.clone())?], output })
+        let [left, right] = &join.sides;
+        let bounds = keys.len() - left.on.len();
+        let right_keys = right.on.iter().copied().chain(0..bounds).collect();
+        let merged = (0..right.routed.fields().len()).filter(|at| !join.how.is_filter() && !right.taken.contains(at));
+        let merged = merged.filter_map(|at| Some((left.routed.index_of(right.routed.field(at).name()).ok()?, at)));
+        let (merged, halves) = (merged.collect(), [half(left, keys.to_vec())?, half(right, right_keys)?]);
+        let (rules, windows) = (join.rules(), join.windows);
+        Ok(Self { step, rules, windows, halves, merged, output, watermark: i64::MIN, ended: None })
     }
 
-    fn give(&self, side: usize, batch: &RecordBatch, pairs: &mut Pairs, out: &mut Sink<'_>) -> Result<(), OpError> {
+    fn give(
+        &self,
+        side: usize,
+        batch: &RecordBatch,
+        pairs: &mut Pairs,
+        round: &mut Round,
+        out: &mut Sink<'_>,
+    ) -> Result<(), OpError> {
         if pairs.mine.is_empty() {
             return Ok(());
         }
-        let Pairs { mine, theirs, ends, .. } = std::mem::take(pairs);
+        let Pairs { mine, theirs, ends, weight } = std::mem::take(pairs);
+        (round.rows, round.bytes) = (round.rows + mine.len(), round.bytes + weight);
         let mine = UInt32Array::from(mine);
         let [own, other] = [&self.halves[side], &self.halves[1 - side]];
-        let own = own.taken.iter().map(|at| take(batch.column(*at), &mine, None)).collect::<Result<Vec<_>, _>>()?;
+        let own =
+            own.side.taken.iter().map(|at| take(batch.column(*at), &mine, None)).collect::<Result<Vec<_>, _>>()?;
         let begins = [0].into_iter().chain(ends.iter().copied());
-        let found = row_format::columns(&other.rows, begins.zip(&ends).map(|(begin, end)| &theirs[begin..*end]))?;
-        let found: Vec<ArrayRef> = other.taken.iter().map(|at| found[*at].clone()).collect();
+        let found = match other.side.taken.is_empty() {
+            true => Vec::new(),
+            false => row_format::columns(&other.rows, begins.zip(&ends).map(|(begin, end)| &theirs[begin..*end]))?,
+        };
+        let found: Vec<ArrayRef> = other.side.taken.iter().map(|at| found[*at].clone()).collect();
         let columns = if side == 0 { [own, found] } else { [found, own] };
         out(Output::Rows(RecordBatch::try_new(self.output.clone(), columns.concat())?));
+        Ok(())
+    }
+
+    /// Rows of a side that have met none, by their columns as they are routed.
+    fn alone(&self, side: usize, columns: &[ArrayRef], rows: usize) -> Result<RecordBatch, OpError> {
+        let left = self.halves[0].side.taken.len();
+        let column = |(at, field): (usize, &Arc<Field>)| match (side, at.checked_sub(left)) {
+            (0, None) => columns[self.halves[0].side.taken[at]].clone(),
+            (1, Some(at)) => columns[self.halves[1].side.taken[at]].clone(),
+            (_, here) => {
+                let merged =
+                    self.merged.iter().find(|(own, _)| here.is_none() && self.halves[0].side.taken[at] == *own);
+                merged.map_or_else(|| new_null_array(field.data_type(), rows), |(_, right)| columns[*right].clone())
+            }
+        };
+        let columns = self.output.fields().iter().enumerate().map(column).collect();
+        Ok(RecordBatch::try_new(self.output.clone(), columns)?)
+    }
+
+    fn give_alone(&self, alone: &mut Alone, round: &mut Round, out: &mut Sink<'_>) -> Result<(), OpError> {
+        let Alone { weight, rows } = std::mem::take(alone);
+        round.bytes += weight;
+        for (side, rows) in rows.into_iter().enumerate().filter(|(_, rows)| !rows.is_empty()) {
+            round.rows += rows.len();
+            let columns = row_format::columns(&self.halves[side].rows, rows.iter().map(|row| &**row))?;
+            out(Output::Rows(self.alone(side, &columns, rows.len())?));
+        }
+        Ok(())
+    }
+
+    /// Of late rows those that report it: of a row's copies the one in its last window, which closes last.
+    fn reporting(&self, half: &Half, batch: &RecordBatch, late: &mut Vec<u32>) -> Result<(), OpError> {
+        let (Some(windows), Some(time), false) = (&self.windows, &half.side.time, late.is_empty()) else {
+            return Ok(());
+        };
+        let (times, absent) = event_times(&self.step, time, time.column, batch)?;
+        let (starts, _) = event_times(&self.step, time, 0, batch)?;
+        late.retain(|row| {
+            let at = *row as usize;
+            absent.binary_search(row).is_ok() || starts[at] == windows.last_start(times[at])
+        });
         Ok(())
     }
 }
@@ -465,41 +320,132 @@ impl KeyedOp for JoinOp {
         out: &mut Sink<'_>,
     ) -> Result<(), OpError> {
         check_hashes(batch, hashes)?;
+        let mut done = 0;
+        while done < batch.num_rows() {
+            let rest = batch.slice(done, batch.num_rows() - done);
+            done += self.apply_some(bins, side, &rest, &hashes[done..], out)?;
+        }
+        Ok(())
+    }
+
+    fn apply_some(
+        &mut self,
+        bins: &mut dyn Bins,
+        side: usize,
+        batch: &RecordBatch,
+        hashes: &[u64],
+        out: &mut Sink<'_>,
+    ) -> Result<usize, OpError> {
+        check_hashes(batch, hashes)?;
         let bits = bins.bits();
         for &hash in hashes {
             sides_of(bins, bin_of(hash, bits))?;
         }
         let half = self.halves.get(side).ok_or(OpError::Side { side })?;
+        let times = half.time.as_ref().map(|time| event_times(&self.step, time, time.column, batch)).transpose()?;
         let keys = half.keys.encode(batch)?;
-        let rows = half.rows.convert_columns(batch.columns())?;
-        let mut pairs = Pairs::default();
-        for (row, &hash) in hashes.iter().enumerate() {
-            let key = (hash, keys.bytes(row));
-            let own = rows.row(row).data().len();
+        let kept: Vec<ArrayRef> = half.side.kept.iter().map(|at| batch.column(*at).clone()).collect();
+        let rows = half.rows.convert_columns(&kept)?;
+        let nulls = if self.rules.keeps(side) { nulls(&half.side.on, batch)? } else { None };
+        // The last instant of a window is before its end.
+        let back = i64::from(self.windows.is_some());
+        let (mut pairs, mut round) = (Pairs::default(), Round::default());
+        let (mut late, mut alone) = (Vec::new(), Vec::new());
+        let mut done = 0;
+        while done < hashes.len() && !round.is_over() {
+            let (row, hash) = (done as u32, hashes[done]);
+            done += 1;
+            let mut time = 0;
+            if let Some((times, absent)) = &times {
+                time = times[row as usize].saturating_sub(back);
+                if absent.binary_search(&row).is_ok() || time < self.watermark {
+                    late.push(row);
+                    continue;
+                }
+            }
+            if nulls.as_ref().is_some_and(|valid| valid.is_null(row as usize)) {
+                alone.push(row);
+                continue;
+            }
+            let key = (hash, keys.bytes(row as usize));
+            let bytes = rows.row(row as usize).data();
             let mut failed = Ok(());
-            sides_of(bins, bin_of(hash, bits))?.add(side, key, rows.row(row).data(), |other| {
-                pairs.weight += own + other.len();
-                pairs.mine.push(row as u32);
+            let own = sides_of(bins, bin_of(hash, bits))?.add(side, key, time, bytes, |other| {
+                pairs.weight += bytes.len() + other.len();
+                pairs.mine.push(row);
                 pairs.theirs.extend_from_slice(other);
                 pairs.ends.push(pairs.theirs.len());
                 if (pairs.mine.len() == BLOCK_ROWS || pairs.weight >= BLOCK_BYTES) && failed.is_ok() {
-                    failed = self.give(side, batch, &mut pairs, out);
+                    failed = self.give(side, batch, &mut pairs, &mut round, out);
                 }
             });
             failed?;
+            if own == Own::Alone {
+                alone.push(row);
+            }
         }
-        self.give(side, batch, &mut pairs, out)
+        self.give(side, batch, &mut pairs, &mut round, out)?;
+        if !alone.is_empty() {
+            let rows = take_rows(batch, &alone)?;
+            out(Output::Rows(self.alone(side, rows.columns(), rows.num_rows())?));
+        }
+        self.reporting(half, batch, &mut late)?;
+        if !late.is_empty() {
+            send(take_rows(batch, &late)?, Output::Late, out);
+        }
+        Ok(done)
     }
 
-    fn watermark(&mut self, _: &mut dyn Bins, _: i64, _: &mut Sink<'_>) -> Result<(), OpError> {
+    fn watermark(&mut self, bins: &mut dyn Bins, watermark_us: i64, out: &mut Sink<'_>) -> Result<(), OpError> {
+        while !self.watermark_some(bins, watermark_us, out)? {}
         Ok(())
+    }
+
+    fn watermark_some(&mut self, bins: &mut dyn Bins, watermark_us: i64, out: &mut Sink<'_>) -> Result<bool, OpError> {
+        if watermark_us < self.watermark {
+            return Ok(true);
+        }
+        self.watermark = watermark_us;
+        let (first, mut key) = match self.rules.hold {
+            Some(_) => (0, 0),
+            // Said once.
+            None if watermark_us == i64::MAX => self.ended.unwrap_or_default(),
+            None => return Ok(true),
+        };
+        let (mut alone, mut round) = (Alone::default(), Round::default());
+        for bin in bins.held().into_iter().filter(|bin| *bin >= first) {
+            let sides = sides_of(bins, bin)?;
+            let take = |side: usize, row: &[u8]| -> Result<bool, OpError> {
+                alone.weight += row.len();
+                alone.rows[side].push(row.into());
+                if alone.rows[side].len() == BLOCK_ROWS || alone.weight >= BLOCK_BYTES {
+                    self.give_alone(&mut alone, &mut round, out)?;
+                }
+                Ok(round.is_over())
+            };
+            let next = match self.rules.hold {
+                Some(_) => (!sides.fire(watermark_us, take)?).then_some((0, 0)),
+                None => sides.unmet(key, take)?.map(|key| (bin, key)),
+            };
+            key = 0;
+            if let Some(next) = next {
+                self.ended = Some(next);
+                self.give_alone(&mut alone, &mut round, out)?;
+                return Ok(false);
+            }
+        }
+        self.ended = self.rules.hold.is_none().then_some((u32::MAX, 0));
+        self.give_alone(&mut alone, &mut round, out)?;
+        Ok(true)
     }
 
     fn end_epoch(&mut self, _: &mut dyn Bins, _: &mut Sink<'_>) -> Result<(), OpError> {
         Ok(())
     }
 
-    fn resume(&mut self, _: i64) {}
+    fn resume(&mut self, watermark_us: i64) {
+        self.watermark = watermark_us;
+    }
 }
 
 /// Tells what a join keeps: its rows with their side, `left` or `right`, as a value of the column of that name.

@@ -21,13 +21,13 @@ use crate::column::EventTime;
 use crate::error::{OpError, StepName};
 use crate::explain;
 use crate::group::{GroupBy, shape};
-use crate::join::{self, Sides};
+use crate::join::{self, Rules, Sides};
 use crate::keyed::{KeyedKind, KeyedSpec};
 use crate::op::{BLOCK_ROWS, KeyedOp, Output};
 use crate::panes::Panes;
 use crate::plan::{WINDOW_END, WINDOW_START};
 use crate::running::{Emit, RunningOp};
-use crate::spec::schema_text;
+use crate::spec::{JoinHow, schema_text};
 use crate::state::State;
 use crate::top::{self, Groups, Top, TopOp};
 use crate::window::{WindowOp, Windows};
@@ -71,6 +71,12 @@ enum Holds {
         right: SchemaRef,
         /// Places of the keys on each side.
         on: [Vec<usize>; 2],
+        #[serde(default)]
+        how: JoinHow,
+        within: Option<(i64, i64)>,
+        /// What else the state depends on, in words.
+        #[serde(default)]
+        rule: String,
     },
     Values {},
 }
@@ -137,8 +143,15 @@ impl KeyedSpec {
                 rows: self.routed.clone(),
             },
             KeyedKind::Join(join) => {
-                let on = [self.keys.clone(), join.on.clone()];
-                Holds::Join { left: self.routed.clone(), right: join.right.clone(), on }
+                let [left, right] = &join.sides;
+                Holds::Join {
+                    left: left.schema(),
+                    right: right.schema(),
+                    on: [left.keys(), right.keys()],
+                    how: join.how,
+                    within: join.within,
+                    rule: join.rule(),
+                }
             }
         };
         Kept { keys, holds }
@@ -204,8 +217,9 @@ impl Kept {
                     (None, Emit::Final) => each,
                 }
             }
-            Holds::Join { left, right, on: [one, other] } => {
-                format!("rows ({}) by {one:?} that meet ({}) by {other:?}", types(left), types(right))
+            Holds::Join { left, right, on: [one, other], rule, .. } => {
+                let rule = if rule.is_empty() { String::new() } else { format!(" ({rule})") };
+                format!("rows ({}) by {one:?} that meet ({}) by {other:?}{rule}", types(left), types(right))
             }
             Holds::Top { n, by, descending, group, rows, .. } => {
                 let (least, group) = (if *descending { "greatest" } else { "least" }, format!("{group:?}"));
@@ -300,13 +314,14 @@ impl Kept {
                 };
                 Ok(Telling { new_state, op, schema })
             }
-            Holds::Join { left, right, on } => {
-                let within = |schema: &Schema, on: &[usize]| on.iter().all(|at| *at < schema.fields().len());
-                if !within(left, &on[0]) || !within(right, &on[1]) {
+            Holds::Join { left, right, on, how, within, rule } => {
+                let fits = |schema: &Schema, on: &[usize]| on.iter().all(|at| *at < schema.fields().len());
+                if !fits(left, &on[0]) || !fits(right, &on[1]) {
                     return Err(unknown("a column that its rows do not have"));
                 }
-                let shape = join::shape((left, &on[0]), (right, &on[1]));
-                let new_state = Box::new(move || State::sides(Sides::new(shape)));
+                let shape = join::shape((left, &on[0]), (right, &on[1]), rule);
+                let rules = Rules::new(*how, *within);
+                let new_state = Box::new(move || State::sides(Sides::new(shape, rules)));
                 let schema = join::Told::columns(left, right);
                 Ok(Telling { new_state, op: Box::new(join::Told::new(left, right)?), schema })
             }

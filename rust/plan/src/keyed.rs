@@ -14,7 +14,7 @@ use crate::error::{OpError, StepName};
 use crate::foreign::{Foreign, GroupStateOp, StatefulMapOp};
 use crate::group::{GroupBy, shape};
 use crate::hash::hash_columns_of;
-use crate::join::{self, Join, JoinOp, Sides};
+use crate::join::{Join, JoinOp, Sides};
 use crate::key::KeyKind;
 use crate::op::KeyedOp;
 use crate::panes::Panes;
@@ -93,14 +93,18 @@ impl KeyedSpec {
     #[must_use]
     pub fn side(&self, side: usize) -> KeyedSpec {
         let mut spec = self.clone();
-        if let (KeyedKind::Join(join), 1) = (&self.kind, side) {
-            (spec.input, spec.routed, spec.keys) = (join.right.clone(), join.right.clone(), join.on.clone());
+        if let (KeyedKind::Join(join), 1) = (&mut spec.kind, side) {
+            let right = &join.sides[1];
+            let bounds = spec.keys.len() - right.on.len();
+            (spec.input, spec.routed) = (right.input.clone(), right.routed.clone());
+            spec.keys = right.on.iter().copied().chain(0..bounds).collect();
+            join.own = 1;
         }
         spec
     }
 
-    /// The rows to route: a join drops here rows with a null in their key, a top step drops here rows that the block itself shows to be out, and a top over raw rows repeats
-    /// each row for each of its windows.
+    /// The rows to route: a join drops here rows that can meet none and do not come out without, a top step rows that the block itself shows to
+    /// be out; a join in windows and a top over raw rows repeat each row for each of its windows.
     ///
     /// # Errors
     /// [`OpError::EventTime`] for a time out of range.
@@ -110,7 +114,7 @@ impl KeyedSpec {
                 Top::assign_windows(&self.step, windows, event_time, &self.routed, batch)
             }
             KeyedKind::Top(top) => top.cut(batch),
-            KeyedKind::Join(_) => Join::whole_keys(&self.keys, batch),
+            KeyedKind::Join(join) => join.assign(&self.step, batch),
             _ => Ok(batch.clone()),
         }
     }
@@ -167,9 +171,7 @@ impl KeyedSpec {
                 State::foreign(callbacks.new_state(*call))
             }
             KeyedKind::Top(top) => State::groups(Groups::new(top.n, top::shape(top, &self.routed))),
-            KeyedKind::Join(join) => {
-                State::sides(Sides::new(join::shape((&self.routed, &self.keys), (&join.right, &join.on))))
-            }
+            KeyedKind::Join(join) => State::sides(Sides::new(join.shape(), join.rules())),
         }
     }
 
@@ -202,8 +204,7 @@ impl KeyedSpec {
             KeyedKind::StatefulMap { call } => Box::new(StatefulMapOp(foreign(*call))),
             KeyedKind::GroupState { call, late_by } => Box::new(GroupStateOp::new(foreign(*call), late_by.clone())),
             KeyedKind::Join(join) => {
-                let left = (self.routed.as_ref(), &self.keys[..]);
-                Box::new(JoinOp::new(left, join, self.key_types(), self.output.clone())?)
+                Box::new(JoinOp::new(self.step.clone(), &self.keys, join, self.key_types(), self.output.clone())?)
             }
             KeyedKind::Top(top) => {
                 Box::new(TopOp::new(self.step.clone(), top.clone(), self.routed.clone(), self.output.clone())?)

@@ -54,9 +54,35 @@ pub trait KeyedOp {
         out: &mut Sink<'_>,
     ) -> Result<(), OpError>;
 
+    /// Like [`apply`](Self::apply), of as many of the first rows as give about as much as should be held at once; returns how many: at least one,
+    /// all but where rows give many others.
+    ///
+    /// # Errors
+    /// As `apply`.
+    fn apply_some(
+        &mut self,
+        bins: &mut dyn Bins,
+        side: usize,
+        batch: &RecordBatch,
+        hashes: &[u64],
+        out: &mut Sink<'_>,
+    ) -> Result<usize, OpError> {
+        self.apply(bins, side, batch, hashes, out)?;
+        Ok(batch.num_rows())
+    }
+
     /// Moves the watermark (microseconds since 1970; `i64::MAX` at the end of input) and fires what it completes. A watermark that is not
     /// above the current one does nothing.
     fn watermark(&mut self, bins: &mut dyn Bins, watermark_us: i64, out: &mut Sink<'_>) -> Result<(), OpError>;
+
+    /// Like [`watermark`](Self::watermark), as far as `apply_some` goes; returns whether it is done.
+    ///
+    /// # Errors
+    /// As `watermark`.
+    fn watermark_some(&mut self, bins: &mut dyn Bins, watermark_us: i64, out: &mut Sink<'_>) -> Result<bool, OpError> {
+        self.watermark(bins, watermark_us, out)?;
+        Ok(true)
+    }
 
     /// Ends an epoch: running aggregates emit the keys that changed.
     fn end_epoch(&mut self, bins: &mut dyn Bins, out: &mut Sink<'_>) -> Result<(), OpError>;

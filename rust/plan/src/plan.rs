@@ -16,7 +16,7 @@
 //! Compilation resolves every column and type, so that running a plan can fail only on data. Windows and keys wait for the step that uses
 //! them. A union keeps event time and window columns where all its inputs have them; a pair of a join has two event times and so none.
 
-use std::collections::{BTreeSet, HashMap, HashSet};
+use std::collections::{HashMap, HashSet};
 use std::fmt::Write;
 use std::sync::Arc;
 
@@ -27,10 +27,10 @@ use crate::agg::{Aggregate, Function};
 use crate::chain::{Stateless, is_metered, stateless};
 use crate::column::{EVENT_TIME_LIMIT_US, EventTime, plain_type};
 use crate::error::{PlanError, StepName};
-use crate::join::Join;
+use crate::join::{Join, Joined};
 use crate::keyed::{KeyedKind, KeyedSpec};
 use crate::running::Emit;
-use crate::spec::{AggSpec, Nulls, PLAN_VERSION, Per, PlanSpec, SourceSpec, StepSpec, WindowKind};
+use crate::spec::{AggSpec, JoinHow, Nulls, PLAN_VERSION, Per, PlanSpec, SourceSpec, StepSpec, WindowKind};
 use crate::top::Top;
 use crate::window::Windows;
 
@@ -53,6 +53,8 @@ pub struct Source {
     pub event_time: Option<EventTime>,
     /// How far the watermark stays behind its greatest event time, in microseconds.
     pub lateness_us: i64,
+    /// How long it may have no rows before the watermark goes on without it, in milliseconds of processing time.
+    pub idle_after_ms: Option<i64>,
 }
 
 /// Where rows come from.
@@ -286,8 +288,13 @@ impl Plan {
         self.needs_order() || self.pre().any(|steps| !steps.is_empty())
     }
 
-    /// Whether a part of it holds back: a flat map, a bounded part or a loop.
+    /// Whether a part of it holds back: a flat map, a bounded part, a loop or a join.
     pub fn is_metered(&self) -> bool {
+        self.expands() || self.keyed().any(|keyed| matches!(keyed.kind, KeyedKind::Join(_)))
+    }
+
+    /// Whether a step without state of it holds back.
+    pub(crate) fn expands(&self) -> bool {
         self.pre().any(is_metered)
     }
 
@@ -314,10 +321,14 @@ fn source((index, spec): (usize, &SourceSpec)) -> Result<Source, PlanError> {
     if !(0..=EVENT_TIME_LIMIT_US / 1_000).contains(&spec.lateness_ms) {
         return Err(PlanError::Range { step, name: "lateness_ms", value: spec.lateness_ms });
     }
+    if let Some(value) = spec.idle_after_ms.filter(|value| *value < 1) {
+        return Err(PlanError::Range { step, name: "idle_after_ms", value });
+    }
     for name in &spec.order_by {
         storable(&step, schema.field(column(&step, &schema, name)?))?;
     }
-    Ok(Source { name: spec.name.clone(), schema, event_time, lateness_us: spec.lateness_ms * 1_000 })
+    let (lateness_us, idle_after_ms) = (spec.lateness_ms * 1_000, spec.idle_after_ms);
+    Ok(Source { name: spec.name.clone(), schema, event_time, lateness_us, idle_after_ms })
 }
 
 /// A node as those behind it see it.
@@ -338,14 +349,14 @@ impl Node {
 }
 
 struct Compiler {
-    /// The sources and the steps so far.
-    nodes: Vec<Node>,
+    /// The sources and the steps so far, but those that no step takes any more.
+    nodes: Vec<Option<Node>>,
+    /// How many steps have still to take each node.
+    left: Vec<usize>,
     /// How many steps take the rows of each node.
     uses: Vec<usize>,
     /// For each step the nodes whose rows it takes.
     inputs: Vec<Vec<usize>>,
-    /// For each node the sources whose rows come to it.
-    reach: Vec<BTreeSet<usize>>,
     stages: Vec<Stage>,
     // The step that is compiled: what it takes, and then what it makes of it.
     point: Point,
@@ -357,9 +368,8 @@ struct Compiler {
 
 impl Compiler {
     fn new(spec: &PlanSpec, sources: &[Source]) -> Result<Self, PlanError> {
-        let nodes: Vec<Node> =
-            sources.iter().enumerate().map(|(number, source)| Node::of_source(number, source)).collect();
-        let mut reach: Vec<BTreeSet<usize>> = (0..nodes.len()).map(|number| [number].into()).collect();
+        let nodes: Vec<_> =
+            sources.iter().enumerate().map(|(number, source)| Some(Node::of_source(number, source))).collect();
         let mut uses = vec![0; nodes.len() + spec.steps.len()];
         let mut inputs = Vec::new();
         for (index, node) in spec.steps.iter().enumerate() {
@@ -377,11 +387,25 @@ impl Compiler {
                 return Err(PlanError::Inputs { step, found: named.len(), need });
             }
             named.iter().for_each(|input| uses[*input] += 1);
-            reach.push(named.iter().flat_map(|input| reach[*input].clone()).collect());
             inputs.push(named);
         }
-        let Node { point, waiting, open } = nodes[nodes.len() - 1].clone();
-        Ok(Self { nodes, uses, inputs, reach, stages: Vec::new(), point, waiting, open, right: None })
+        let Node { point, waiting, open } = Node::of_source(0, &sources[0]);
+        let (left, stages) = (uses.clone(), Vec::new());
+        Ok(Self { nodes, left, uses, inputs, stages, point, waiting, open, right: None })
+    }
+
+    /// A node, for a step that takes its rows or, of the last one, for the output. Steps that are not cut off are copied only to several
+    /// takers, so a line costs what it is long.
+    fn node(&mut self, at: usize) -> Node {
+        self.left[at] = self.left[at].saturating_sub(1);
+        let node = if self.left[at] == 0 { self.nodes[at].take() } else { self.nodes[at].clone() };
+        node.expect("taken as often as counted")
+    }
+
+    /// Makes a node what the step that is compiled takes.
+    fn open(&mut self, at: usize) {
+        let Node { point, waiting, open } = self.node(at);
+        (self.point, self.waiting, self.open) = (point, waiting, open);
     }
 
     /// The stages, and which of them gives the output.
@@ -397,16 +421,11 @@ impl Compiler {
         for (index, node) in spec.steps.iter().enumerate() {
             let step = StepName::new(index, node.step.op());
             let inputs = std::mem::take(&mut self.inputs[index]);
-            let Node { point, waiting, open } = self.nodes[inputs[0]].clone();
-            (self.point, self.waiting, self.open) = (point, waiting, open);
+            self.open(inputs[0]);
             match &node.step {
                 StepSpec::Union {} => self.union(step, &inputs)?,
-                StepSpec::Join { left, right } => {
-                    let both = self.reach[inputs[0]].intersection(&self.reach[inputs[1]]).next();
-                    if let Some(both) = both {
-                        return Err(PlanError::SelfJoin { step, source_name: spec.sources[*both].name.clone() });
-                    }
-                    self.join(step, inputs[1], left, right)?;
+                StepSpec::Join { left, right, how, within, windowed, .. } => {
+                    self.join(step, inputs[1], [left, right], *how, *within, *windowed)?;
                 }
                 other => self.step(step, other)?,
             }
@@ -414,8 +433,11 @@ impl Compiler {
             if self.uses[self.nodes.len()] > 1 && (!self.open.pre.is_empty() || self.open.from.len() > 1) {
                 self.cut(None, self.point.schema.clone());
             }
-            self.nodes.push(Node { point: self.point.clone(), waiting: self.waiting.clone(), open: self.open.clone() });
+            let empty = Inlet { from: Vec::new(), input: self.open.input.clone(), pre: Vec::new() };
+            let (point, waiting) = (self.point.clone(), std::mem::take(&mut self.waiting));
+            self.nodes.push(Some(Node { point, waiting, open: std::mem::replace(&mut self.open, empty) }));
         }
+        self.open(last);
         self.none_waits("nothing follows that uses it")?;
         if !self.open.pre.is_empty() || !matches!(self.open.from[..], [Origin::Stage(_)]) {
             self.cut(None, self.point.schema.clone());
@@ -440,54 +462,124 @@ impl Compiler {
         self.stages.push(Stage { inlets, keyed, output });
     }
 
-    /// Pairs of rows of the node that is open and of another one.
+    /// Rows of the node that is open and of another one that meet.
     fn join(
         &mut self,
         step: StepName,
         other: usize,
-        left_names: &[String],
-        right_names: &[String],
+        names: [&[String]; 2],
+        how: JoinHow,
+        within: Option<(i64, i64)>,
+        windowed: bool,
     ) -> Result<(), PlanError> {
+        let [left_names, right_names] = names;
         if left_names.len() != right_names.len() || left_names.is_empty() {
             return Err(PlanError::JoinColumns { step, left: left_names.len(), right: right_names.len() });
         }
-        self.none_waits("join names its keys itself; leave this out")?;
-        let (left, Node { point, waiting, open }) = (self.point.schema.clone(), self.nodes[other].clone());
-        self.waiting = waiting;
-        self.none_waits("join names its keys itself; leave this out")?;
-        if self.point.updates || point.updates {
-            let reason = "a side of it replaces earlier values, which would be joined as well; write emit='final' in the \
-                          agg before it";
-            return Err(PlanError::Misplaced { step, reason });
+        let misplaced = |reason| Err(PlanError::Misplaced { step: step.clone(), reason });
+        let Node { point, waiting, open } = self.node(other);
+        let mut windows = [None, None];
+        for (windows, waiting) in windows.iter_mut().zip([std::mem::take(&mut self.waiting), waiting]) {
+            self.waiting = waiting;
+            if windowed {
+                *windows = self.waiting.windows.take().map(|(_, windows)| windows);
+            }
+            self.none_waits("join names its keys itself; leave this out")?;
         }
-        let right = point.schema.clone();
-        let keys = key_columns(&step, &left, left_names)?;
-        let on = key_columns(&step, &right, right_names)?;
-        for (&one, &other) in keys.iter().zip(&on) {
-            let (one, other) = (left.field(one), right.field(other));
+        let windows = match windows {
+            [Some(left), Some(right)] if left == right => Some(left),
+            [None, None] if !windowed => None,
+            _ => return misplaced("a join in windows needs the same window directly before it on both sides"),
+        };
+        if windowed && within.is_some() {
+            return misplaced("rows of one window meet, whatever their times; leave the interval out");
+        }
+        if self.point.updates || point.updates {
+            return misplaced(
+                "a side of it replaces earlier values, which would be joined as well; write emit='final' in the agg before it",
+            );
+        }
+        if let Some((lower_us, upper_us)) = within {
+            let wrong = |reason| PlanError::JoinWithin { step: step.clone(), lower_us, upper_us, reason };
+            let limit = -EVENT_TIME_LIMIT_US..=EVENT_TIME_LIMIT_US;
+            if lower_us > upper_us {
+                return Err(wrong("ends before it begins, so nothing would meet"));
+            }
+            if !limit.contains(&lower_us) || !limit.contains(&upper_us) {
+                return Err(wrong("is longer than the range of event times"));
+            }
+        }
+        let timed = within.is_some() || windowed;
+        let side = |point: &Point, names: &[String]| -> Result<Joined, PlanError> {
+            let input = point.schema.clone();
+            let on = key_columns(&step, &input, names)?;
+            // Rows are kept as bytes of all their columns.
+            input.fields().iter().try_for_each(|field| storable(&step, field))?;
+            let time = match (&point.event_time, timed) {
+                (None, true) => return Err(PlanError::NoEventTime { step: step.clone() }),
+                (time, _) => time.clone().filter(|_| timed),
+            };
+            let bounds = time.iter().filter(|_| windowed).flat_map(|time| {
+                [WINDOW_START, WINDOW_END].map(|name| Arc::new(Field::new(name, time.data_type.clone(), true)))
+            });
+            let fields: Vec<_> = bounds.chain(input.fields().iter().cloned()).collect();
+            let behind = fields.len() - input.fields().len();
+            let routed: SchemaRef = Arc::new(Schema::new(fields));
+            unique(&step, &routed)?;
+            let time = time.map(|time| EventTime { column: time.column + behind, ..time });
+            let all: Vec<usize> = (0..routed.fields().len()).collect();
+            let on = on.into_iter().map(|at| at + behind).collect();
+            Ok(Joined { input, routed, on, time, kept: all.clone(), taken: all })
+        };
+        let (left, mut right) = (side(&self.point, left_names)?, side(&point, right_names)?);
+        let behind = if windowed { 2 } else { 0 };
+        for (one, other) in (0..behind).zip(0..).chain(left.on.iter().copied().zip(right.on.iter().copied())) {
+            let (one, other) = (left.routed.field(one), right.routed.field(other));
             if plain_type(one.data_type()) != plain_type(other.data_type()) {
                 let (left, right) = (Box::new(one.clone()), Box::new(other.clone()));
                 return Err(PlanError::JoinTypes { step, left, right });
             }
         }
-        // Rows are kept as bytes of all their columns.
-        left.fields().iter().chain(right.fields()).try_for_each(|field| storable(&step, field))?;
         // A key that has one name comes out once.
-        let same =
-            |at: &usize| keys.iter().zip(&on).any(|(l, r)| r == at && left.field(*l).name() == right.field(*r).name());
-        let taken: Vec<usize> = (0..right.fields().len()).filter(|at| !same(at)).collect();
-        let fields = left.fields().iter().cloned().chain(taken.iter().map(|at| right.fields()[*at].clone()));
+        let name = |side: &Joined, at: usize| side.routed.field(at).name().clone();
+        let same = |at: &usize| {
+            let mut keys = left.on.iter().zip(&right.on);
+            *at < behind || keys.any(|(l, r)| r == at && name(&left, *l) == name(&right, *r))
+        };
+        let taken = right.taken.iter().copied().filter(|at| !how.is_filter() && !same(at)).collect();
+        right.taken = taken;
+        if how.is_filter() {
+            // Whether there is one is all that is asked.
+            right.kept = right.on.clone();
+        }
+        let (lone_right, lone_left) = match how {
+            JoinHow::Left => (false, true),
+            JoinHow::Right => (true, false),
+            JoinHow::Full => (true, true),
+            JoinHow::Inner | JoinHow::Semi | JoinHow::Anti => (false, false),
+        };
+        let field = |schema: &Schema, at: usize, lone: bool| {
+            let field = schema.field(at);
+            let nullable = at >= behind && (field.is_nullable() || lone);
+            Arc::new(field.clone().with_nullable(nullable))
+        };
+        let fields = left.taken.iter().map(|at| field(&left.routed, *at, lone_right));
+        let fields = fields.chain(right.taken.iter().map(|at| field(&right.routed, *at, lone_left)));
         let output: SchemaRef = Arc::new(Schema::new(fields.collect::<Vec<_>>()));
         unique(&step, &output)?;
-        (self.point.event_time, self.point.window, self.right) = (None, None, Some(open));
+        let window = self.point.event_time.take().filter(|_| windowed);
+        (self.point.window, self.right) = (window, Some(open));
+        // A window's start tells its end.
+        let keys = left.on.iter().copied().chain(windowed.then_some(0)).collect();
+        let within = if windowed { Some((0, 0)) } else { within };
         self.close(KeyedSpec {
             name: "join".into(),
-            input: left.clone(),
-            routed: left,
+            input: left.input.clone(),
+            routed: left.routed.clone(),
             output,
             keys,
             reject_nulls: false,
-            kind: KeyedKind::Join(Join { right, on, taken }),
+            kind: KeyedKind::Join(Join { how, sides: [left, right], within, windows, own: 0 }),
             step,
             operator: String::new(),
         });
@@ -498,9 +590,16 @@ impl Compiler {
     fn union(&mut self, step: StepName, inputs: &[usize]) -> Result<(), PlanError> {
         let mut from = Vec::new();
         let first = self.point.clone();
-        for &input in inputs {
-            let Node { point, waiting, open } = self.nodes[input].clone();
-            (self.waiting, self.open) = (waiting, open);
+        for (at, &input) in inputs.iter().enumerate() {
+            // The first is open.
+            let point = match at {
+                0 => first.clone(),
+                _ => {
+                    let Node { point, waiting, open } = self.node(input);
+                    (self.waiting, self.open) = (waiting, open);
+                    point
+                }
+            };
             self.none_waits("union joins whole rows; put it behind the step that this describes, or before it")?;
             let like = |a: &Field, b: &Field| a.name() == b.name() && a.data_type() == b.data_type();
             let fields = |point: &Point| point.schema.fields().clone();
@@ -827,8 +926,6 @@ impl Compiler {
     }
 }
 
-/// Words of steps that keep state.
-const KEYED: [&str; 5] = ["agg", "group_state", "join", "stateful_map", "top"];
 /// Characters of a name: it stands in every file.
 const LONGEST_NAME: usize = 100;
 
@@ -842,7 +939,7 @@ fn name_operators(spec: &PlanSpec, stages: &mut [Stage]) -> Result<(), PlanError
             Err(PlanError::OperatorName { step: step.clone(), name: name.to_owned(), reason })
         };
         keyed.operator = match spec.steps[step.index].step.operator() {
-            Some(name) => match wrong_name(name, op) {
+            Some(name) => match wrong_name(name) {
                 Some(reason) => return refused(name, reason),
                 None => name.to_owned(),
             },
@@ -862,10 +959,9 @@ fn name_operators(spec: &PlanSpec, stages: &mut [Stage]) -> Result<(), PlanError
     Ok(())
 }
 
-/// What is wrong with the name that a user gives to the operator of a step. One that a step of its kind has without a name is right: so
-/// steps that get names go on from state without them.
-fn wrong_name(name: &str, op: &str) -> Option<String> {
-    let word = name.split_once('-').filter(|(_, number)| number.parse::<u32>().is_ok()).map_or(name, |(word, _)| word);
+/// What is wrong with the name that a user gives to the operator of a step. One that a step has without a name is right: so steps that get
+/// names go on from state without them. That two steps of a plan have one is another fault.
+fn wrong_name(name: &str) -> Option<String> {
     let reason = if name.is_empty() {
         "is empty"
     } else if name.chars().count() > LONGEST_NAME {
@@ -874,8 +970,6 @@ fn wrong_name(name: &str, op: &str) -> Option<String> {
         "has a slash"
     } else if name.chars().any(char::is_control) || name.trim() != name {
         "has control characters, or blanks around it"
-    } else if word != op && KEYED.contains(&word) {
-        return Some(format!("is kept for steps of kind {word}: choose another one"));
     } else {
         return None;
     };

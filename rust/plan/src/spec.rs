@@ -66,6 +66,9 @@ pub struct SourceSpec {
     /// Columns that fix the order of rows within an epoch.
     #[serde(default, skip_serializing_if = "Vec::is_empty", deserialize_with = "none_is_empty")]
     pub order_by: Vec<String>,
+    /// How long it may have no rows before the watermark goes on without it, in milliseconds of processing time.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub idle_after_ms: Option<i64>,
 }
 
 /// One step.
@@ -206,6 +209,18 @@ pub enum StepSpec {
         left: Vec<String>,
         /// Those of the second that equal them, in their order.
         right: Vec<String>,
+        /// Which rows come out.
+        #[serde(default, skip_serializing_if = "JoinHow::is_inner")]
+        how: JoinHow,
+        /// The least and the greatest event time of a row of the second behind that of the row of the first that it meets, in microseconds.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        within: Option<(i64, i64)>,
+        /// Whether only rows of one window meet: both inputs end in equal windows.
+        #[serde(default, skip_serializing_if = "is_false")]
+        windowed: bool,
+        /// What the user calls the operator.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        operator: Option<String>,
     },
 }
 
@@ -234,9 +249,54 @@ impl StepSpec {
             Self::Agg { operator, .. }
             | Self::StatefulMap { operator, .. }
             | Self::GroupState { operator, .. }
-            | Self::Top { operator, .. } => operator.as_deref(),
+            | Self::Top { operator, .. }
+            | Self::Join { operator, .. } => operator.as_deref(),
             _ => None,
         }
+    }
+}
+
+/// Which rows come out of a join.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum JoinHow {
+    /// Pairs.
+    #[default]
+    Inner,
+    /// Pairs, and left rows that meet none.
+    Left,
+    /// Pairs, and right rows that meet none.
+    Right,
+    /// Pairs, and rows of either side that meet none.
+    Full,
+    /// Left rows that meet any, once.
+    Semi,
+    /// Left rows that meet none.
+    Anti,
+}
+
+impl JoinHow {
+    /// Its word.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Inner => "inner",
+            Self::Left => "left",
+            Self::Right => "right",
+            Self::Full => "full",
+            Self::Semi => "semi",
+            Self::Anti => "anti",
+        }
+    }
+
+    /// Whether left rows come out alone, or not, by whether they meet any.
+    #[must_use]
+    pub fn is_filter(self) -> bool {
+        matches!(self, Self::Semi | Self::Anti)
+    }
+
+    fn is_inner(&self) -> bool {
+        *self == Self::Inner
     }
 }
 
@@ -333,6 +393,11 @@ fn input() -> String {
 
 fn yes() -> bool {
     true
+}
+
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "as serde calls it")]
+fn is_false(value: &bool) -> bool {
+    !value
 }
 
 fn none_is_empty<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<String>, D::Error> {

@@ -196,8 +196,14 @@ fn spec(schema: SchemaRef, key: Key, window: Option<(i64, i64)>, emit: Option<Em
         });
     }
     steps.push(StepSpec::Agg { emit, aggs: aggs(), operator: None });
-    let source =
-        SourceSpec { name: "input".into(), schema, event_time: Some("t".into()), lateness_ms: 0, order_by: vec![] };
+    let source = SourceSpec {
+        name: "input".into(),
+        schema,
+        event_time: Some("t".into()),
+        lateness_ms: 0,
+        order_by: vec![],
+        idle_after_ms: None,
+    };
     PlanSpec::line(source, steps)
 }
 
@@ -354,7 +360,14 @@ proptest! {
 
 fn sums(schema: SchemaRef, column: &str) -> PlanSpec {
     let aggs = vec![AggSpec { name: "total".into(), function: "sum".into(), column: Some(column.into()) }];
-    let source = SourceSpec { name: "input".into(), schema, event_time: None, lateness_ms: 0, order_by: vec![] };
+    let source = SourceSpec {
+        name: "input".into(),
+        schema,
+        event_time: None,
+        lateness_ms: 0,
+        order_by: vec![],
+        idle_after_ms: None,
+    };
     PlanSpec::line(source, vec![StepSpec::Agg { emit: Some(Emit::Update), aggs, operator: None }])
 }
 
@@ -450,6 +463,7 @@ fn big_outputs_come_in_bounded_blocks_and_big_bins_in_bounded_chunks() {
             event_time: None,
             lateness_ms: 0,
             order_by: vec![],
+            idle_after_ms: None,
         };
         let steps = vec![
             StepSpec::KeyBy { columns: vec![column.into()], nulls: Nulls::Group },

@@ -210,6 +210,7 @@ fn spec(steps: Vec<StepSpec>) -> PlanSpec {
         event_time: None,
         lateness_ms: 0,
         order_by: Vec::new(),
+        idle_after_ms: None,
     };
     PlanSpec::line(source, steps)
 }

@@ -18,7 +18,7 @@ use proptest::prelude::*;
 const BITS: u8 = 2;
 const BINS: u32 = 1 << BITS;
 
-const PLANS: [&str; 10] = [
+const PLANS: [&str; 16] = [
     r#"{"op":"key_by","columns":["k"]},{"op":"window","kind":"tumbling","size_us":10000},{"op":"agg","aggs":[{"name":"m","fn":"max","column":"k"},{"name":"n","fn":"count"}]}"#,
     r#"{"op":"key_by","columns":["i"]},{"op":"window","kind":"sliding","size_us":20000,"every_us":5000},{"op":"agg","aggs":[{"name":"s","fn":"sum","column":"t"}]}"#,
     r#"{"op":"key_by","columns":["i"]},{"op":"agg","emit":"update","aggs":[{"name":"s","fn":"sum","column":"t"},{"name":"m","fn":"min","column":"k"}]}"#,
@@ -29,6 +29,12 @@ const PLANS: [&str; 10] = [
     r#"{"op":"key_by","columns":["i"]},{"op":"window","kind":"tumbling","size_us":10000},{"op":"agg","aggs":[{"name":"a","fn":"min","column":"t"}]}"#,
     r#"{"op":"join","left":["k"],"right":["rk"],"inputs":[0,1]}"#,
     r#"{"op":"join","left":["i"],"right":["ri"],"inputs":[0,1]}"#,
+    r#"{"op":"join","how":"full","left":["k"],"right":["rk"],"within":[-5000,9000],"inputs":[0,1]}"#,
+    r#"{"op":"join","how":"semi","left":["i"],"right":["ri"],"inputs":[0,1]}"#,
+    r#"{"op":"join","how":"anti","left":["k"],"right":["rk"],"within":[0,20000],"inputs":[0,1]}"#,
+    r#"{"op":"join","how":"semi","left":["k"],"right":["rk"],"within":[-20000,-1000],"inputs":[0,1]}"#,
+    r#"{"op":"join","how":"anti","left":["k"],"right":["rk"],"inputs":[0,1]}"#,
+    r#"{"op":"window","kind":"tumbling","size_us":10000,"inputs":[0]},{"op":"window","kind":"tumbling","size_us":10000,"inputs":[1]},{"op":"join","how":"left","windowed":true,"left":["k"],"right":["rk"],"inputs":[2,3]}"#,
 ];
 
 /// Key text, number and event time; small numbers are nulls.
@@ -57,7 +63,7 @@ fn keyed(steps: &str) -> KeyedSpec {
         let right = block(&[]).schema();
         let named = right.fields().iter().map(|field| field.as_ref().clone().with_name(format!("r{}", field.name())));
         let right = schema_to_text(&Schema::new(named.collect::<Vec<_>>()));
-        sources += &format!(r#",{{"name":"right","schema":"{right}"}}"#);
+        sources += &format!(r#",{{"name":"right","schema":"{right}","event_time":"rt"}}"#);
     }
     let text = format!(r#"{{"version":2,"sources":[{sources}],"steps":[{steps}]}}"#);
     Plan::from_json(&text).unwrap().keyed().next().unwrap().clone()

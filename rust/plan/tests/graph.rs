@@ -11,7 +11,7 @@ use arrow_schema::{DataType, Field, Schema, SchemaRef};
 use group::{Cluster, Random, config, fresh, moves, read, rows};
 use penstock_plan::host::{HostError, Inline};
 use penstock_plan::spec::{AggSpec, NodeSpec, Nulls, PLAN_VERSION, SourceSpec};
-use penstock_plan::{CallError, Callbacks, Emit, ForeignState, Origin, Plan, PlanError, PlanSpec, StepSpec};
+use penstock_plan::{CallError, Callbacks, Emit, ForeignState, JoinHow, Origin, Plan, PlanError, PlanSpec, StepSpec};
 
 fn columns(names: &[&str]) -> SchemaRef {
     Arc::new(Schema::new(names.iter().map(|name| Field::new(*name, DataType::Int64, true)).collect::<Vec<_>>()))
@@ -19,7 +19,14 @@ fn columns(names: &[&str]) -> SchemaRef {
 
 fn source(name: &str) -> SourceSpec {
     let schema = columns(&["k", "v"]);
-    SourceSpec { name: name.into(), schema, event_time: None, lateness_ms: 0, order_by: Vec::new() }
+    SourceSpec {
+        name: name.into(),
+        schema,
+        event_time: None,
+        lateness_ms: 0,
+        order_by: Vec::new(),
+        idle_after_ms: None,
+    }
 }
 
 fn node(inputs: &[usize], step: StepSpec) -> NodeSpec {
@@ -40,8 +47,13 @@ fn total(emit: Emit) -> StepSpec {
 }
 
 fn joined(left: &[&str], right: &[&str]) -> StepSpec {
+    joined_how(left, right, JoinHow::Inner)
+}
+
+fn joined_how(left: &[&str], right: &[&str], how: JoinHow) -> StepSpec {
     let names = |names: &[&str]| names.iter().map(|name| (*name).to_owned()).collect();
-    StepSpec::Join { left: names(left), right: names(right) }
+    let (left, right) = (names(left), names(right));
+    StepSpec::Join { left, right, how, within: None, windowed: false, operator: None }
 }
 
 fn graph(sources: &[&str], steps: Vec<NodeSpec>) -> PlanSpec {
@@ -130,7 +142,14 @@ fn a_union_of_lists_of_other_items_is_refused() {
     let sources = ["item", "element"].map(|item| {
         let list = DataType::List(Arc::new(Field::new(item, DataType::Int64, true)));
         let schema = Arc::new(Schema::new(vec![Field::new("l", list, true)]));
-        SourceSpec { name: item.into(), schema, event_time: None, lateness_ms: 0, order_by: Vec::new() }
+        SourceSpec {
+            name: item.into(),
+            schema,
+            event_time: None,
+            lateness_ms: 0,
+            order_by: Vec::new(),
+            idle_after_ms: None,
+        }
     });
     let steps = vec![node(&[0, 1], StepSpec::Union {})];
     let spec = PlanSpec { version: PLAN_VERSION, sources: sources.into(), steps };
@@ -183,8 +202,8 @@ enum Word {
     Map(usize),
     Union(Vec<usize>),
     Total(usize),
-    /// Of pairs, with another node.
-    Join(usize, usize),
+    /// Of what comes out of a join with another node.
+    Join(usize, usize, JoinHow),
     /// What only tells the next step something.
     Key,
 }
@@ -199,10 +218,11 @@ fn made(random: &mut Random) -> Made {
     for _ in 0..2 + random.below(5) {
         let mut pick = || whole[random.below(whole.len() as u64) as usize];
         let (one, other, third) = (pick(), pick(), pick());
-        let apart = sources_of(&words, one).is_disjoint(&sources_of(&words, other));
         let word = match random.below(5) {
             // Once, so that pairs of pairs do not fill memory.
-            4 if apart && !words.iter().any(|word| matches!(word, Word::Join(..))) => Word::Join(one, other),
+            4 if !words.iter().any(|word| matches!(word, Word::Join(..))) => {
+                Word::Join(one, other, HOWS[random.below(6) as usize])
+            }
             0 => Word::Map(one),
             1 => Word::Total(one),
             2 => Word::Union(vec![one, other]),
@@ -221,18 +241,11 @@ fn made(random: &mut Random) -> Made {
     Made { spec: graph(&names, steps), words }
 }
 
-fn sources_of(words: &[Word], node: usize) -> BTreeSet<usize> {
-    match &words[node] {
-        Word::Source(number) => [*number].into(),
-        word => inputs(word).into_iter().flat_map(|input| sources_of(words, input)).collect(),
-    }
-}
-
 fn inputs(word: &Word) -> Vec<usize> {
     match word {
         Word::Source(_) | Word::Key => Vec::new(),
         Word::Map(one) | Word::Total(one) => vec![*one],
-        Word::Join(one, other) => vec![*one, *other],
+        Word::Join(one, other, _) => vec![*one, *other],
         Word::Union(all) => all.clone(),
     }
 }
@@ -242,11 +255,11 @@ fn add(word: Word, steps: &mut Vec<NodeSpec>, words: &mut Vec<Word>) {
         Word::Source(_) | Word::Key => unreachable!("not chosen"),
         Word::Map(one) => steps.push(node(&[*one], map(0, &["k", "v"]))),
         Word::Union(all) => steps.push(node(all, StepSpec::Union {})),
-        Word::Join(one, other) => {
+        Word::Join(one, other, how) => {
             let at = words.len();
             steps.push(node(&[*other], map(1, &["k", "w"])));
-            steps.push(node(&[*one, at], joined(&["k"], &["k"])));
-            steps.push(node(&[at + 1], map(2, &["k", "v"])));
+            steps.push(node(&[*one, at], joined_how(&["k"], &["k"], *how)));
+            steps.push(node(&[at + 1], map(if how.is_filter() { 0 } else { 2 }, &["k", "v"])));
             words.extend([Word::Key, Word::Key]);
         }
         Word::Total(one) => {
@@ -264,6 +277,23 @@ fn pairs<'a>(left: &'a Bag, right: &'a Bag) -> impl Iterator<Item = Vec<i64>> + 
     left.iter().flat_map(with)
 }
 
+const HOWS: [JoinHow; 6] = [JoinHow::Inner, JoinHow::Left, JoinHow::Right, JoinHow::Full, JoinHow::Semi, JoinHow::Anti];
+
+/// What comes out of a join at the end: pairs (k, v, w), rows of one side with 0 for what the other would say, or left rows.
+fn met(left: &Bag, right: &Bag, how: JoinHow) -> Bag {
+    let has = |bag: &Bag, row: &[i64]| bag.iter().any(|other| other[0] == row[0]);
+    let lone_left = || left.iter().filter(|row| !has(right, row)).map(|row| vec![row[0], row[1], 0]);
+    let lone_right = || right.iter().filter(|row| !has(left, row)).map(|row| vec![row[0], 0, row[1]]);
+    match how {
+        JoinHow::Inner => pairs(left, right).collect(),
+        JoinHow::Left => pairs(left, right).chain(lone_left()).collect(),
+        JoinHow::Right => pairs(left, right).chain(lone_right()).collect(),
+        JoinHow::Full => pairs(left, right).chain(lone_left()).chain(lone_right()).collect(),
+        JoinHow::Semi => left.iter().filter(|row| has(right, row)).cloned().collect(),
+        JoinHow::Anti => left.iter().filter(|row| !has(right, row)).cloned().collect(),
+    }
+}
+
 /// The rows of each node, all at once.
 fn oracle(words: &[Word], sources: &[Bag]) -> Vec<Bag> {
     let mut bags: Vec<Bag> = Vec::new();
@@ -277,9 +307,12 @@ fn oracle(words: &[Word], sources: &[Bag]) -> Vec<Bag> {
                 bags[*one].iter().for_each(|row| *sums.entry(row[0]).or_default() += row[1]);
                 sums.into_iter().map(|(key, sum)| vec![key, sum]).collect()
             }
-            Word::Join(one, other) => {
-                let all = pairs(&bags[*one], &bags[*other]);
-                all.map(|pair| mixed(pair[0], pair[1], pair[2])).collect()
+            Word::Join(one, other, how) => {
+                let all = met(&bags[*one], &bags[*other], *how).into_iter();
+                match how.is_filter() {
+                    true => all.map(|row| vec![row[0], row[1] + 1]).collect(),
+                    false => all.map(|pair| mixed(pair[0], pair[1], pair[2])).collect(),
+                }
             }
             Word::Key => Vec::new(),
         });
@@ -316,7 +349,6 @@ fn joins_of_columns_that_do_not_fit_are_refused() {
             "'k' has type Int64, 'k' has Utf8",
         ),
         (refused(&["a", "b"], vec![join(&[0, 1], &["k"], &["k"])]), "the output would have two columns named 'v'"),
-        (refused(&["a"], vec![node(&[0], map(1, &["k", "w"])), join(&[0, 1], &["k"], &["k"])]), "rows of source 'a'"),
         (refused(&["a", "b"], vec![join(&[0], &["k"], &["k"])]), "it takes two inputs, 1 are named"),
         (
             refused(&["a", "b"], vec![node(&[0], by_key()), renamed.clone(), join(&[2, 3], &["k"], &["k"])]),

@@ -336,7 +336,14 @@ fn plan(types: &[DataType]) -> PlanSpec {
             operator: None,
         },
     ];
-    let source = SourceSpec { name: "input".into(), schema, event_time: None, lateness_ms: 0, order_by: vec![] };
+    let source = SourceSpec {
+        name: "input".into(),
+        schema,
+        event_time: None,
+        lateness_ms: 0,
+        order_by: vec![],
+        idle_after_ms: None,
+    };
     PlanSpec::line(source, steps)
 }
 

@@ -54,6 +54,7 @@ fn start(mapped: bool, workers: usize) -> (Group, Receiver<Event>) {
         event_time: None,
         lateness_ms: 0,
         order_by: Vec::new(),
+        idle_after_ms: None,
     };
     let count = AggSpec { name: "n".into(), function: "count".into(), column: None };
     let mut steps = vec![

@@ -231,6 +231,8 @@ fn operators_are_called_as_the_user_says() {
     assert_eq!(names(&[plain.clone(), plain.clone()]).unwrap(), ["agg", "agg-2"]);
     // A name is no number less for the others.
     assert_eq!(names(&[agg(r#""rows, all""#), plain.clone(), plain.clone()]).unwrap(), ["rows, all", "agg", "agg-2"]);
+    // Words of other steps are names like others.
+    assert_eq!(names(&[agg(r#""join""#), agg(r#""top-2""#)]).unwrap(), ["join", "top-2"]);
     // Steps that get names go on from the state that they had without, in other places too.
     assert_eq!(names(&[agg(r#""agg-2""#), agg(r#""agg""#)]).unwrap(), ["agg-2", "agg"]);
     for (aggs, words) in [
@@ -247,8 +249,6 @@ fn operators_are_called_as_the_user_says() {
         (vec![agg(r#""a\nb""#)], r"the name 'a\nb' has control characters"),
         (vec![agg(r#"" a""#)], "blanks around it"),
         (vec![agg(&format!("{:?}", "x".repeat(101)))], "is longer than 100 characters"),
-        (vec![agg(r#""top""#)], "is kept for steps of kind top"),
-        (vec![agg(r#""stateful_map-2""#)], "is kept for steps of kind stateful_map"),
     ] {
         says(compile(&aggs.join(",")), words);
     }

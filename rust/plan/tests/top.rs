@@ -48,6 +48,7 @@ fn plan(steps: Vec<StepSpec>) -> PlanSpec {
         event_time: Some("t".into()),
         lateness_ms: 0,
         order_by: vec![],
+        idle_after_ms: None,
     };
     PlanSpec::line(source, steps)
 }

@@ -152,8 +152,14 @@ impl Cluster {
     }
 
     pub fn plan(&self) -> Value {
-        let source =
-            SourceSpec { name: "input".into(), schema: schema(), event_time: None, lateness_ms: 0, order_by: vec![] };
+        let source = SourceSpec {
+            name: "input".into(),
+            schema: schema(),
+            event_time: None,
+            lateness_ms: 0,
+            order_by: vec![],
+            idle_after_ms: None,
+        };
         let source = serde_json::to_value(source).unwrap();
         let steps = json!([
             {"op": "map_batches", "call": 0, "schema": source["schema"]},

@@ -87,15 +87,30 @@ impl ByEpoch {
         filed.flat_map(|filed| filed.rows).map(Rows::into_here).collect()
     }
 
-    /// Takes the rows of the first epoch that has so many, joined to one block; only where nothing keeps them.
+    /// Takes rows of the first epoch that has so many, its first ones up to [`WORTH_TELLING`] joined to one block; only where nothing keeps them.
     pub(crate) fn take_worth(&self, worth: Worth) -> Result<Option<(u64, RecordBatch)>, BoxError> {
         let mut rows = self.rows.borrow_mut();
         let enough = |filed: &Filed| filed.weight.rows >= worth.rows || filed.weight.bytes >= worth.bytes;
         let Some(epoch) = rows.iter().find(|(_, filed)| enough(filed)).map(|(epoch, _)| *epoch) else {
             return Ok(None);
         };
-        let filed = rows.remove(&epoch).unwrap_or_default();
-        Ok(joined(filed.rows.into_iter().map(Rows::into_here).collect())?.map(|batch| (epoch, batch)))
+        let filed = rows.get_mut(&epoch).expect("it was just found");
+        let (mut taken, mut blocks) = (Worth::default(), Vec::new());
+        for rows in std::mem::take(&mut filed.rows) {
+            if taken.rows >= WORTH_TELLING.rows || taken.bytes >= WORTH_TELLING.bytes {
+                filed.rows.push(rows);
+                continue;
+            }
+            let batch = rows.into_here();
+            (taken.rows, taken.bytes) = (taken.rows + batch.num_rows(), taken.bytes + bytes_of(&batch));
+            blocks.push(batch);
+        }
+        filed.weight.rows = filed.weight.rows.saturating_sub(taken.rows);
+        filed.weight.bytes = filed.weight.bytes.saturating_sub(taken.bytes);
+        if filed.rows.is_empty() {
+            rows.remove(&epoch);
+        }
+        Ok(joined(blocks)?.map(|batch| (epoch, batch)))
     }
 
     /// Takes the rows of an epoch.
@@ -477,8 +492,10 @@ fn keyed_step(
     if let Some(watermark) = config.watermark {
         operator.resume(watermark);
     }
+    // Marks of a time that is not done: they leave when it is.
+    let mut marks = Vec::new();
     let logic = move |moment: Moment<'_, FlowTime, FlowBlock, State, (), FlowBlock>| -> Result<(), BoxError> {
-        let Moment { time, blocks, bins, out, .. } = moment;
+        let Moment { time, blocks, bins, out, again, .. } = moment;
         let mut refused = None;
         let mut made = |output| match output {
             Output::Rows(batch) => out.give(FlowBlock::rows(batch)),
@@ -488,16 +505,20 @@ fn keyed_step(
                 }
             }
         };
-        let mut marks = Vec::new();
-        for block in blocks {
+        let mut blocks = blocks.into_iter();
+        while let Some(block) = blocks.next() {
             match block {
                 FlowBlock::Rows { batch, hashes, side } => {
-                    operator.apply(bins, side.into(), &batch, &hashes, &mut made)?;
+                    let done = operator.apply_some(bins, side.into(), &batch, &hashes, &mut made)?;
+                    if done < batch.num_rows() {
+                        let rest = batch.slice(done, batch.num_rows() - done);
+                        again.push(FlowBlock::keyed(rest, hashes[done..].to_vec()).of(side));
+                    }
                 }
-                FlowBlock::Watermark(watermark) => {
-                    operator.watermark(bins, watermark, &mut made)?;
-                    marks.push(FlowBlock::Watermark(watermark));
-                }
+                FlowBlock::Watermark(watermark) => match operator.watermark_some(bins, watermark, &mut made)? {
+                    true => marks.push(FlowBlock::Watermark(watermark)),
+                    false => again.push(FlowBlock::Watermark(watermark)),
+                },
                 FlowBlock::Clock(clock) => {
                     operator.clock(clock);
                     marks.push(FlowBlock::Clock(clock));
@@ -507,9 +528,13 @@ fn keyed_step(
                     marks.push(FlowBlock::EndEpoch);
                 }
             }
+            if !again.is_empty() {
+                again.extend(blocks);
+                break;
+            }
         }
-        for mark in marks {
-            out.give(mark);
+        if again.is_empty() {
+            marks.drain(..).for_each(|mark| out.give(mark));
         }
         refused.map_or(Ok(()), Err)
     };

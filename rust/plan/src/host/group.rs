@@ -71,7 +71,7 @@ impl GroupConfig {
     pub fn founding(plan: Arc<Plan>, callbacks: Arc<dyn Callbacks>, bits: u8, workers: u32) -> Self {
         let owners = (0..1_u32 << bits).map(|bin| bin % workers).collect::<Vec<_>>();
         let owners = vec![owners; plan.keyed_ops()];
-        let slice_rows = match (plan.is_metered() && plan.keyed_ops() > 0, plan.has_calls()) {
+        let slice_rows = match (plan.expands() && plan.keyed_ops() > 0, plan.has_calls()) {
             // A keyed step holds what becomes of a slice until the slice has gone through.
             (true, _) => 1 << 10,
             (false, true) => 1 << 14,

@@ -1,0 +1,414 @@
+//! Joins of every kind, with intervals, in windows and without, against a naive twin: what comes out of each epoch, and what is late in it, on
+//! some workers whose bins move and whose number changes, while epochs are broken off and undone.
+
+#[path = "common/group.rs"]
+mod group;
+
+use std::sync::Arc;
+
+use arrow_array::cast::AsArray;
+use arrow_array::types::Int64Type;
+use arrow_array::{Array, ArrayRef, Int64Array, RecordBatch};
+use arrow_schema::{DataType, Field, Schema, SchemaRef};
+use group::{Cluster, PATIENCE, Random, config, fresh, moves};
+use penstock_plan::host::{Event, Rows};
+use penstock_plan::spec::{NodeSpec, PLAN_VERSION, SourceSpec, WindowKind};
+use penstock_plan::{CallError, Callbacks, ForeignState, JoinHow, Plan, PlanSpec, StepSpec};
+use proptest::prelude::*;
+
+struct NoCalls;
+
+impl Callbacks for NoCalls {
+    fn map(&self, _: usize, _: &RecordBatch) -> Result<RecordBatch, CallError> {
+        unreachable!("no step calls")
+    }
+
+    fn new_state(&self, _: usize) -> Box<dyn ForeignState> {
+        unreachable!("no step has state of its own")
+    }
+}
+
+const HOWS: [JoinHow; 6] = [JoinHow::Inner, JoinHow::Left, JoinHow::Right, JoinHow::Full, JoinHow::Semi, JoinHow::Anti];
+/// Columns of the sides; times are in milliseconds.
+const COLUMNS: [[&str; 3]; 2] = [["k", "t", "v"], ["k", "u", "w"]];
+
+/// What bounds the times of rows that meet, in milliseconds.
+#[derive(Clone, Copy, Debug)]
+enum Near {
+    Whenever,
+    Within(i64, i64),
+    Windows(i64, i64),
+}
+
+/// Key, time and number of a row.
+type Row = [Option<i64>; 3];
+type Bag = Vec<Vec<Option<i64>>>;
+
+#[derive(Clone, Debug)]
+struct Epoch {
+    rows: [Vec<Row>; 2],
+    /// In milliseconds.
+    watermark: Option<i64>,
+    /// Whether it is begun once more, and whether it was done then.
+    undone: Option<bool>,
+    workers: usize,
+}
+
+fn schema(side: usize) -> SchemaRef {
+    Arc::new(Schema::new(COLUMNS[side].map(|name| Field::new(name, DataType::Int64, true)).to_vec()))
+}
+
+fn block(side: usize, rows: &[Row]) -> RecordBatch {
+    let columns = (0..3).map(|at| -> ArrayRef { Arc::new(rows.iter().map(|row| row[at]).collect::<Int64Array>()) });
+    RecordBatch::try_new(schema(side), columns.collect()).unwrap()
+}
+
+fn plan(how: JoinHow, near: Near) -> Plan {
+    let sources = [0, 1].map(|side| SourceSpec {
+        name: format!("s{side}"),
+        schema: schema(side),
+        event_time: Some(COLUMNS[side][1].into()),
+        lateness_ms: 0,
+        order_by: Vec::new(),
+        idle_after_ms: None,
+    });
+    let on = || vec!["k".to_owned()];
+    let (within, windowed) = match near {
+        Near::Within(lower, upper) => (Some((lower * 1_000, upper * 1_000)), false),
+        Near::Windows(..) => (None, true),
+        Near::Whenever => (None, false),
+    };
+    let join = StepSpec::Join { left: on(), right: on(), how, within, windowed, operator: None };
+    let mut steps = Vec::new();
+    if let Near::Windows(size, every) = near {
+        steps.extend([0, 1].map(|input| {
+            let (size_us, every_us) = (size * 1_000, Some(every * 1_000));
+            NodeSpec { inputs: vec![input], step: StepSpec::Window { kind: WindowKind::Sliding, size_us, every_us } }
+        }));
+    }
+    let first = steps.len();
+    steps.push(NodeSpec { inputs: vec![first, first + 1], step: join });
+    let spec = PlanSpec { version: PLAN_VERSION, sources: sources.into(), steps };
+    assert_eq!(PlanSpec::from_json(&spec.to_json()).unwrap(), spec);
+    Plan::compile(spec).unwrap()
+}
+
+/// The twin: it keeps all rows that ever came in time.
+struct Twin {
+    how: JoinHow,
+    near: Near,
+    watermark: i64,
+    /// Rows, in windows with the start of one, whether they have met one, and whether they have come out alone.
+    sides: [Vec<(Row, i64, bool, bool)>; 2],
+}
+
+impl Twin {
+    fn keeps(&self, side: usize) -> bool {
+        match self.how {
+            JoinHow::Left | JoinHow::Anti => side == 0,
+            JoinHow::Right => side == 1,
+            JoinHow::Full => true,
+            JoinHow::Inner | JoinHow::Semi => false,
+        }
+    }
+
+    fn filters(&self) -> bool {
+        matches!(self.how, JoinHow::Semi | JoinHow::Anti)
+    }
+
+    fn bounds(&self, window: i64) -> Vec<Option<i64>> {
+        match self.near {
+            Near::Windows(size, _) => vec![Some(window), Some(window + size)],
+            _ => Vec::new(),
+        }
+    }
+
+    fn alone(&self, side: usize, row: Row, window: i64) -> Vec<Option<i64>> {
+        let mut all = self.bounds(window);
+        match side {
+            0 if self.filters() => all.extend(row),
+            0 => all.extend([row[0], row[1], row[2], None, None]),
+            _ => all.extend([row[0], None, None, row[1], row[2]]),
+        }
+        all
+    }
+
+    /// The windows of a row, or one that is none; whether it is late in each.
+    fn windows(&self, time: Option<i64>) -> Vec<(i64, bool)> {
+        match (self.near, time) {
+            (Near::Whenever, _) => vec![(0, false)],
+            (_, None) => vec![(0, true)],
+            (Near::Within(..), Some(time)) => vec![(0, time < self.watermark)],
+            (Near::Windows(size, every), Some(time)) => {
+                let starts = (time - size + 1..=time).filter(|start| start.rem_euclid(every) == 0);
+                starts.map(|start| (start, start + size <= self.watermark)).collect()
+            }
+        }
+    }
+
+    fn meets(&self, (left, of): (Row, i64), (right, other): (Row, i64)) -> bool {
+        let near = match self.near {
+            Near::Whenever => true,
+            Near::Within(lower, upper) => (lower..=upper).contains(&(right[1].unwrap() - left[1].unwrap())),
+            Near::Windows(..) => of == other,
+        };
+        left[0].is_some() && left[0] == right[0] && near
+    }
+
+    /// When nothing can meet it any more.
+    fn is_over(&self, side: usize, row: Row, window: i64) -> bool {
+        match self.near {
+            Near::Whenever => self.watermark == i64::MAX,
+            Near::Windows(size, _) => window + size <= self.watermark,
+            Near::Within(lower, upper) => row[1].unwrap() + [upper, -lower][side] < self.watermark,
+        }
+    }
+
+    /// What comes out of an epoch, and what is late in it.
+    fn epoch(&mut self, epoch: &Epoch) -> (Bag, Bag) {
+        let (mut out, mut late) = (Bag::new(), Bag::new());
+        for side in [0, 1] {
+            for &row in &epoch.rows[side] {
+                let windows = self.windows(row[1]);
+                // A key that is null keeps its row out before it can be late, where nobody would see it.
+                let seen = row[0].is_some() || self.keeps(side);
+                if !windows.is_empty() && windows.iter().all(|(_, late)| *late) && seen {
+                    late.push(row.to_vec());
+                }
+                for (window, _) in windows.into_iter().filter(|(_, late)| !late) {
+                    if row[0].is_none() {
+                        if self.keeps(side) {
+                            out.push(self.alone(side, row, window));
+                        }
+                        continue;
+                    }
+                    let mut met = false;
+                    let mut others = std::mem::take(&mut self.sides[1 - side]);
+                    for (other, of, other_met, _) in &mut others {
+                        let [left, right] =
+                            if side == 0 { [(row, window), (*other, *of)] } else { [(*other, *of), (row, window)] };
+                        if !self.meets(left, right) {
+                            continue;
+                        }
+                        if !self.filters() {
+                            let mut pair = self.bounds(window);
+                            pair.extend(left.0);
+                            pair.extend(&right.0[1..]);
+                            out.push(pair);
+                        } else if self.how == JoinHow::Semi && side == 1 && !*other_met {
+                            out.push(self.alone(0, left.0, window));
+                        }
+                        (*other_met, met) = (true, true);
+                    }
+                    self.sides[1 - side] = others;
+                    if self.how == JoinHow::Semi && side == 0 && met {
+                        out.push(self.alone(0, row, window));
+                    }
+                    self.sides[side].push((row, window, met, false));
+                }
+            }
+        }
+        let Some(watermark) = epoch.watermark else { return (out, late) };
+        self.watermark = self.watermark.max(watermark);
+        for side in [0, 1] {
+            if !self.keeps(side) {
+                continue;
+            }
+            let mut mine = std::mem::take(&mut self.sides[side]);
+            for (row, window, met, told) in &mut mine {
+                if !*met && !*told && self.is_over(side, *row, *window) {
+                    out.push(self.alone(side, *row, *window));
+                    *told = true;
+                }
+            }
+            self.sides[side] = mine;
+        }
+        (out, late)
+    }
+}
+
+fn read(batches: &[RecordBatch]) -> Bag {
+    let value = |column: &ArrayRef, row| {
+        let column = column.as_primitive::<Int64Type>();
+        column.is_valid(row).then(|| column.value(row))
+    };
+    let rows = |batch: &RecordBatch| -> Bag {
+        (0..batch.num_rows()).map(|row| batch.columns().iter().map(|column| value(column, row)).collect()).collect()
+    };
+    batches.iter().flat_map(rows).collect()
+}
+
+/// What comes out of an epoch, and what is late, without the bounds of windows.
+fn complete(cluster: &Cluster, epoch: u64, workers: usize, windowed: bool) -> (Bag, Bag) {
+    let (mut out, mut late, mut left) = (Vec::new(), Vec::new(), workers);
+    while left > 0 {
+        match cluster.groups[0].1.recv_timeout(PATIENCE).unwrap_or_else(|_| panic!("epoch {epoch} hangs")) {
+            Event::EpochDone { epoch: done, outputs, late: behind, .. } => {
+                assert_eq!(done, epoch);
+                out.extend(outputs.into_iter().map(Rows::into_here));
+                late.extend(behind.into_iter().map(Rows::into_here));
+                left -= 1;
+            }
+            Event::MigrationDone { .. } => {}
+            other => panic!("{other:?}"),
+        }
+    }
+    let mut late = read(&late);
+    if windowed {
+        late.iter_mut().for_each(|row| drop(row.drain(..2)));
+    }
+    (read(&out), late)
+}
+
+fn sorted((mut out, mut late): (Bag, Bag)) -> (Bag, Bag) {
+    out.sort();
+    late.sort();
+    (out, late)
+}
+
+fn run(how: JoinHow, near: Near, epochs: &[Epoch], seed: u64) {
+    let plan = Arc::new(plan(how, near));
+    let calls: Arc<dyn Callbacks> = Arc::new(NoCalls);
+    let mut random = Random(seed);
+    let mut twin = Twin { how, near, watermark: i64::MIN, sides: [Vec::new(), Vec::new()] };
+    let windowed = matches!(near, Near::Windows(..));
+    let start = |epoch: u64, workers: usize, watermark: i64, residents| {
+        let mut config = config(&plan, &calls, workers);
+        (config.journal, config.epoch) = (true, epoch);
+        config.watermark = (watermark > i64::MIN).then_some(watermark.saturating_mul(1_000));
+        Cluster::start(&config, 1, workers, 1 + epoch, residents)
+    };
+    let mut workers = epochs[0].workers;
+    let mut cluster = start(0, workers, i64::MIN, fresh(1));
+    for (number, epoch) in (0..).zip(epochs) {
+        let blocks: Vec<_> = (0..2)
+            .flat_map(|side| {
+                let (one, other) = epoch.rows[side].split_at(epoch.rows[side].len() / 2);
+                [one, other].map(|rows| (side as u8, block(side, rows)))
+            })
+            .collect();
+        let watermark = epoch.watermark.map(|watermark| watermark.saturating_mul(1_000));
+        if let Some(done) = epoch.undone {
+            cluster.release_of(number, &blocks, watermark);
+            cluster.groups[0].0.migrate(number, moves(&mut random, workers, number % 3));
+            if done {
+                complete(&cluster, number, workers, windowed);
+            }
+            let (residents, errors) = cluster.stop();
+            assert!(errors.is_empty(), "{errors:?}");
+            workers = epoch.workers;
+            cluster = start(number, workers, twin.watermark, residents);
+        }
+        cluster.release_of(number, &blocks, watermark);
+        cluster.groups[0].0.migrate(100 + number, moves(&mut random, workers, number % 3));
+        let given = sorted(complete(&cluster, number, workers, windowed));
+        let expected = sorted(twin.epoch(epoch));
+        assert_eq!(given, expected, "epoch {number} on {workers} workers");
+        cluster.groups[0].0.settle(number);
+    }
+    let rest: u64 = cluster.groups[0].0.stats().workers.iter().map(|worker| worker.keys).sum();
+    // With an end to all times nothing is left.
+    assert!(matches!(near, Near::Whenever) || rest == 0, "{rest} keys");
+    assert!(cluster.stop().1.is_empty());
+}
+
+fn rows() -> impl Strategy<Value = Vec<Row>> {
+    let some = |of: std::ops::Range<i64>, none: u32| prop_oneof![none => Just(None), 15 => of.prop_map(Some)];
+    let row = (some(0..5, 1), some(-10..60, 1), 0i64..100);
+    prop::collection::vec(row.prop_map(|(key, time, number)| [key, time, Some(number)]), 0..14)
+}
+
+fn epochs() -> impl Strategy<Value = Vec<Epoch>> {
+    let watermark = prop_oneof![1 => Just(None), 4 => (-10i64..60).prop_map(Some)];
+    let undone = prop_oneof![3 => Just(None), 1 => any::<bool>().prop_map(Some)];
+    let workers = prop_oneof![Just(1usize), Just(2), Just(4)];
+    let epoch = (rows(), rows(), watermark, undone, workers).prop_map(|(left, right, watermark, undone, workers)| {
+        Epoch { rows: [left, right], watermark, undone, workers }
+    });
+    prop::collection::vec(epoch, 1..6).prop_map(|mut epochs| {
+        let mut last = i64::MIN;
+        for epoch in &mut epochs {
+            // It never goes back.
+            epoch.watermark = epoch.watermark.map(|watermark| watermark.max(last));
+            last = epoch.watermark.unwrap_or(last);
+        }
+        // The end, and an epoch at whose mark nothing is left to undo.
+        for watermark in [Some(i64::MAX), None] {
+            epochs.push(Epoch { rows: [Vec::new(), Vec::new()], watermark, undone: None, workers: 1 });
+        }
+        epochs
+    })
+}
+
+fn near() -> impl Strategy<Value = Near> {
+    let within = (-15i64..15, 0i64..20).prop_map(|(lower, length)| Near::Within(lower, lower + length));
+    let windows =
+        prop_oneof![Just((10, 10)), Just((20, 5)), Just((5, 15))].prop_map(|(size, every)| Near::Windows(size, every));
+    prop_oneof![1 => Just(Near::Whenever), 2 => within, 1 => windows]
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(120))]
+    #[test]
+    fn joins_equal_the_twin_at_every_epoch(how in 0..HOWS.len(), near in near(), epochs in epochs(), seed in any::<u64>()) {
+        run(HOWS[how], near, &epochs, seed);
+    }
+}
+
+/// Feeds all at once to a group that tells what it makes, and returns how many rows came out, the most at once, and the sums of the columns.
+fn tell(how: JoinHow, near: Near, workers: usize, sides: [Vec<Row>; 2]) -> (usize, usize, Vec<i64>) {
+    let plan = Arc::new(plan(how, near));
+    let calls: Arc<dyn Callbacks> = Arc::new(NoCalls);
+    let mut config = config(&plan, &calls, workers);
+    (config.eager, config.slice_rows) = (true, 1 << 14);
+    assert!(plan.is_metered(), "what comes out is told as it comes");
+    let cluster = Cluster::start(&config, 1, workers, 1, fresh(1));
+    let blocks: Vec<_> = (0..2).map(|side| (side as u8, block(side, &sides[side]))).collect();
+    cluster.release_of(0, &blocks, Some(i64::MAX));
+    let (group, events) = &cluster.groups[0];
+    let (mut told, mut most, mut left) = (0, 0, workers);
+    let mut sums = vec![0; plan.output_schema().fields().len()];
+    while left > 0 {
+        let batches = match events.recv_timeout(PATIENCE).unwrap() {
+            Event::Rows { worker, rows, bytes, .. } => {
+                group.taken(worker, bytes);
+                vec![rows]
+            }
+            Event::EpochDone { outputs, .. } => {
+                left -= 1;
+                outputs.into_iter().map(Rows::into_here).collect()
+            }
+            other => panic!("{other:?}"),
+        };
+        for batch in batches {
+            (told, most) = (told + batch.num_rows(), most.max(batch.num_rows()));
+            for (sum, column) in sums.iter_mut().zip(batch.columns()) {
+                *sum += column.as_primitive::<Int64Type>().iter().flatten().sum::<i64>();
+            }
+        }
+    }
+    assert!(cluster.stop().1.is_empty());
+    (told, most, sums)
+}
+
+/// Rows that meet as many as would not fit into one round: nothing is lost between rounds, and they are rounds.
+#[test]
+fn a_frequent_key_comes_out_in_rounds() {
+    let rows = |count: i64| -> Vec<Row> { (0..count).map(|at| [Some(7), Some(0), Some(at)]).collect() };
+    let (told, most, sums) = tell(JoinHow::Full, Near::Within(-1, 1), 2, [rows(1_500), rows(1_000)]);
+    assert_eq!(told, 1_500_000);
+    let sum = |count: i64| (0..count).sum::<i64>();
+    assert_eq!(sums, [7 * 1_500_000, 0, sum(1_500) * 1_000, 0, sum(1_000) * 1_500]);
+    assert!(most < 500_000, "{most} rows at once");
+}
+
+/// So do rows that have met none, at the end of input and when they are over.
+#[test]
+fn what_has_met_none_comes_out_in_rounds() {
+    for (how, near) in [(JoinHow::Anti, Near::Whenever), (JoinHow::Left, Near::Within(0, 5))] {
+        let rows = (0..150_000).map(|at| [Some(at), Some(0), Some(1)]).collect();
+        let (told, most, sums) = tell(how, near, 1, [rows, Vec::new()]);
+        assert_eq!((told, sums[0], sums[2]), (150_000, (0..150_000).sum(), 150_000));
+        assert!(most < 140_000, "{most} rows at once");
+    }
+}

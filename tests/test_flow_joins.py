@@ -1,0 +1,225 @@
+"""Joins of every kind, with intervals and in windows: what is written and refused, and what comes out beside a twin."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections import Counter
+from datetime import timedelta
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import penstock as pk
+from penstock.errors import ConfigError, PlanError, SchemaError
+
+HOWS = ("inner", "left", "right", "full", "semi", "anti")
+
+
+def left(**options: Any) -> pk.Flow:
+    return pk.Flow("k bigint, t bigint, v bigint", **{"name": "left", "event_time": "t", **options})
+
+
+def right(**options: Any) -> pk.Flow:
+    return pk.Flow("k bigint, u bigint, w bigint", **{"name": "right", "event_time": "u", **options})
+
+
+def rows(table: pa.Table) -> Counter[tuple[Any, ...]]:
+    return Counter(zip(*(column.to_pylist() for column in table.columns), strict=True))
+
+
+def table(names: str, of: list[Any]) -> pa.Table:
+    return pa.table({name: pa.array([row[at] for row in of], pa.int64()) for at, name in enumerate(names)})
+
+
+def step_of(flow: pk.Flow) -> dict[str, Any]:
+    return dict(json.loads(flow.to_plan()[0])["steps"][-1])
+
+
+def operators(flow: pk.Flow) -> list[str]:
+    return [step["name"] for step in flow._check()["operators"]]
+
+
+def test_joins_are_written() -> None:
+    plain = {"op": "join", "left": ["k"], "right": ["k"], "inputs": [0, 1]}
+    assert step_of(left().join(right(), on="k")) == plain | {"inputs": [0, 1]}
+    assert step_of(left().join(right(), on="k", how="full", name="both")) == plain | {"how": "full", "operator": "both"}
+    for within, us in [
+        ("10s", [-10_000_000, 10_000_000]),
+        (("-5s", "10s"), [-5_000_000, 10_000_000]),
+        (("1ms", timedelta(seconds=1)), [1_000, 1_000_000]),
+        ((timedelta(seconds=-2), "-1s"), [-2_000_000, -1_000_000]),
+        ("0s", [0, 0]),
+    ]:
+        flow = left().join(right(), on="k", within=within)
+        assert step_of(flow) == plain | {"within": us}
+    assert "on=['k'], how='left', within=('-1s', '0s'))" in repr(
+        left().join(right(), on="k", how="left", within=("-1s", "0s"))
+    )
+    flow = left().window_join(right(), on="k", window=pk.tumbling("10ms"), how="left")
+    assert flow.columns == ("window_start", "window_end", "k", "t", "v", "u", "w") and flow.event_time is None
+    assert step_of(flow) == plain | {"how": "left", "windowed": True, "inputs": [2, 3]}
+    assert ".window_join(" in repr(flow) and "window_join" in flow._repr_html_()
+    assert left().join(right(), on="k", how="semi").columns == ("k", "t", "v")
+    assert left().join(right(), on="k", how="anti").output_schema == left().input_schema
+
+
+def test_joins_are_explained() -> None:
+    for flow, words in [
+        (left().join(right(), on="k"), ["pairs with k = k", "the rows of both sides, for ever"]),
+        (left().join(right(), on="k", how="anti"), ["left rows that meet none at the end of input with k = k"]),
+        (
+            left().join(right(), on="k", how="full", within=("-5s", "10s"), name="near"),
+            ["pairs, and rows of both sides that meet none, with k = k, u - t from -5 s to 10 s", "state of near: "],
+        ),
+        (
+            left().window_join(right(), on="k", window=pk.sliding("10s", every="5s"), how="semi"),
+            ["left rows that meet any with k = k, sliding 10 s every 5 s", "until their window closes"],
+        ),
+    ]:
+        for text in words:
+            assert text in flow.explain(), flow.explain()
+
+
+def test_joins_have_names() -> None:
+    third = pk.Flow("k bigint, x bigint", name="third")
+    assert operators(left().join(right(), on="k").join(third, on="k")) == ["join", "join-2"]
+    assert operators(left().join(right(), on="k", name="first").join(third, on="k")) == ["first", "join"]
+    one = left().key_by("k").agg(v=pk.count(), emit="final", name="join")
+    assert operators(one.join(third, on="k", name="then")) == ["join", "then"]
+    with pytest.raises(PlanError, match=r"join: its state would be called 'join', as that of step 1 \(agg\) is"):
+        one.join(third, on="k")
+    with pytest.raises(PlanError, match="the name 'x' is that of step"):
+        left().key_by("k").agg(v=pk.count(), emit="final", name="x").join(
+            third.key_by("k").agg(n=pk.count(), emit="final", name="x"), on="k"
+        )
+    with pytest.raises(ConfigError, match="join name='a/b': a name is 1 to 100"):
+        left().join(right(), on="k", name="a/b")
+
+
+def test_joins_that_make_no_sense_are_refused() -> None:
+    cases: list[tuple[type[Exception], str, Any]] = [
+        (
+            ConfigError,
+            "join how='outer' is unknown; use 'inner' or 'left'",
+            lambda: left().join(right(), on="k", how="outer"),
+        ),
+        (ConfigError, "ends before it begins", lambda: left().join(right(), on="k", within=("5s", "-5s"))),
+        (ConfigError, "join within=3: give a duration", lambda: left().join(right(), on="k", within=3)),  # type: ignore[arg-type]
+        (ConfigError, "give a duration", lambda: left().join(right(), on="k", within=("1s",))),  # type: ignore[arg-type]
+        (ConfigError, "join within, upper end, 7 has no unit", lambda: left().join(right(), on="k", within=("1s", 7))),  # type: ignore[arg-type]
+        (
+            ConfigError,
+            "join within '-5s' is negative|has no unit|not",
+            lambda: left().join(right(), on="k", within="-5s"),
+        ),
+        (PlanError, "event-time column", lambda: left().join(right(event_time=None), on="k", within="1s")),
+        (PlanError, "event-time column", lambda: left(event_time=None).join(right(), on="k", within="1s")),
+        (
+            PlanError,
+            "needs event time on both sides",
+            lambda: left().window_join(right(event_time=None), on="k", window=pk.tumbling("1s")),
+        ),
+        (ConfigError, "make it with penstock.tumbling", lambda: left().window_join(right(), on="k", window="1s")),  # type: ignore[arg-type]
+        (PlanError, "window", lambda: left().window(pk.tumbling("1s")).join(right(), on="k")),
+        (
+            SchemaError,
+            "'window_start' has type Int64, 'window_start' has Timestamp",
+            lambda: left().window_join(
+                pk.Flow("k bigint, u timestamp", event_time="u", name="r"), on="k", window=pk.tumbling("1s")
+            ),
+        ),
+    ]
+    for kind, says, build in cases:
+        with pytest.raises(kind, match=says):
+            build()
+
+
+def test_a_join_gives_no_event_time() -> None:
+    joined = left().join(right(), on="k", within="1s", how="semi")
+    assert joined.event_time is None
+    with pytest.raises(PlanError, match="event time"):
+        joined.window(pk.tumbling("1s"))
+
+
+def test_windows_of_a_join_are_windows() -> None:
+    """What ranks the rows of a window takes those of a window join."""
+    flow = left().window_join(right(), on="k", window=pk.tumbling("10ms")).top(1, by="w", per="window")
+    given = {"left": table("ktv", [(1, 3, 0), (2, 12, 0)]), "right": table("kuw", [(1, 4, 7), (1, 9, 8), (2, 19, 5)])}
+    for streaming in (False, True):
+        got = flow.collect(given, 2, streaming=streaming)
+        assert rows(got) == Counter({(0, 10, 1, 3, 0, 9, 8): 1, (10, 20, 2, 12, 0, 19, 5): 1})
+
+
+def test_what_cannot_meet_any_more_is_dropped_and_told() -> None:
+    """Rows leave when the watermark says so, not at the end; rows behind it are late."""
+    flow = left().join(right(), on="k", how="left", within=("0ms", "10ms"))
+    late: list[pa.RecordBatch] = []
+    order: list[tuple[Any, ...]] = []
+    told = threading.Event()
+
+    def lefts() -> Any:
+        for time in range(0, 200, 20):
+            yield table("ktv", [(1, time, time)])
+        assert told.wait(30), "no row without a match came while the input was open"
+        yield table("ktv", [(1, 3, -1)])
+
+    def rights() -> Any:
+        for time in range(0, 200, 20):
+            yield table("kuw", [(1, time + (5 if time % 40 == 0 else 15), time)])
+        yield table("kuw", [(1, 400, 0)])
+
+    for batch in flow.run({"left": lefts(), "right": rights()}, 2, streaming=True, late=late.append):
+        order.extend(zip(*(column.to_pylist() for column in batch.columns), strict=True))
+        if None in order[-1]:
+            told.set()
+    assert Counter(order) == Counter(
+        (1, time, time, time + 5, time) if time % 40 == 0 else (1, time, time, None, None) for time in range(0, 200, 20)
+    )
+    assert [batch.to_pydict() for batch in late] == [{"k": [1], "t": [3], "v": [-1]}]
+
+
+def met(how: str, ones: list[Any], twos: list[Any], near: Any) -> Counter[tuple[Any, ...]]:
+    """What comes out of bounded input."""
+    pairs = [(one, two) for one in ones for two in twos if one[0] is not None and one[0] == two[0] and near(one, two)]
+    if how in ("semi", "anti"):
+        return Counter(one for one in ones if any(one is pair[0] for pair in pairs) == (how == "semi"))
+    out = [(*one, *two[1:]) for one, two in pairs]
+    if how in ("left", "full"):
+        out += [(*one, None, None) for one in ones if not any(one is pair[0] for pair in pairs)]
+    if how in ("right", "full"):
+        out += [(two[0], None, None, *two[1:]) for two in twos if not any(two is pair[1] for pair in pairs)]
+    return Counter(out)
+
+
+_ROWS = st.lists(
+    st.tuples(st.none() | st.integers(0, 3), st.integers(-20, 60), st.integers(0, 5)).map(lambda row: tuple(row)),
+    max_size=12,
+)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    how=st.sampled_from(HOWS),
+    ones=_ROWS,
+    twos=_ROWS,
+    within=st.none() | st.tuples(st.integers(-15, 15), st.integers(0, 15)),
+    workers=st.sampled_from([1, 2, 4]),
+)
+def test_bounded_input_gives_what_a_loop_gives(
+    how: str, ones: list[Any], twos: list[Any], within: tuple[int, int] | None, workers: int
+) -> None:
+    lower, upper = (0, 0) if within is None else (within[0], within[0] + within[1])
+
+    def near(one: Any, two: Any) -> bool:
+        return within is None or lower <= two[1] - one[1] <= upper
+
+    ends = None if within is None else (timedelta(milliseconds=lower), timedelta(milliseconds=upper))
+    flow = left().join(right(), on="k", how=how, within=ends)
+    # Rows that look alike are not the same.
+    ones, twos = [(*row,) for row in map(list, ones)], [(*row,) for row in map(list, twos)]
+    got = flow.collect({"left": table("ktv", ones), "right": table("kuw", twos)}, workers)
+    assert rows(got) == met(how, ones, twos, near)
