@@ -14,7 +14,8 @@ import pyarrow as pa
 import pytest
 
 import penstock as pk
-from penstock.errors import ConfigError, PlanError, SchemaError
+from penstock import _native
+from penstock.errors import ConfigError, EngineError, PlanError, SchemaError
 
 
 def left(**options: Any) -> pk.Flow:
@@ -179,6 +180,53 @@ def test_a_source_that_has_ended_is_not_waited_for() -> None:
         closed.extend(batch.column("window_start").to_pylist())
     assert closed == list(range(0, 400, 10))
     assert seen[-1], "windows closed while the long one still came"
+
+
+def test_a_silent_source_is_not_waited_for() -> None:
+    def late(idle_after: str | None) -> list[Any]:
+        """What is late where b comes again after two seconds in which only a came."""
+        a = pk.Flow("k bigint, ts bigint", event_time="ts", name="a")
+        b = pk.Flow("k bigint, ts bigint", event_time="ts", name="b", idle_after=idle_after)
+        plan, calls = a.union(b).key_by("k").window(pk.tumbling("10ms")).agg(n=pk.count()).to_plan(True)
+        told: list[Any] = []
+        with _native.LocalRun(plan, calls, workers=2) as run:
+            for source, time, clock_ms in [(0, 1, 0), (1, 2, 500), (0, 95, 1_000), (0, 96, 1_500), (1, 5, 2_500)]:
+                assert run.push(pa.record_batch({"k": [7], "ts": [time]}), clock_ms, source)
+            run.finish(3_000)
+            while (taken := run.take()) is not None:
+                if taken[0] == "late":
+                    told.extend(pa.record_batch(taken[1])["ts"].to_pylist())
+        return told
+
+    assert late(None) == [] and late("2s") == [] and late("1s") == [5]
+    with pytest.raises(ConfigError, match="idle_after '1s' needs event_time"):
+        pk.Flow("k bigint", idle_after="1s")
+    with pytest.raises(ConfigError, match="idle_after 3 has no unit"):
+        pk.Flow("k bigint, ts bigint", event_time="ts", idle_after=3)  # type: ignore[arg-type]
+    flow = pk.Flow("k bigint, ts bigint", event_time="ts", idle_after="90s")
+    assert "idle_after='90s'" in repr(flow) and json.loads(flow.to_plan()[0])["sources"][0]["idle_after_ms"] == 90_000
+    assert pickle.loads(pickle.dumps(flow)) == flow != pk.Flow("k bigint, ts bigint", event_time="ts")
+
+
+def test_nothing_is_pushed_behind_the_end_of_a_source() -> None:
+    plan, calls = left().join(right(), on="k").to_plan(True)
+    with _native.LocalRun(plan, calls) as run:
+        rows = pa.record_batch({"k": pa.array([1], pa.int64()), "w": ["x"]})
+        assert run.push(rows, 0, 1)
+        run.end_source(1)
+        run.end_source(1)
+        with pytest.raises(EngineError, match="source 'right' has ended: nothing more of it can be pushed"):
+            run.push(rows, 0, 1)
+        with pytest.raises(ConfigError, match="source 2 is not there"):
+            run.push(rows, 0, 2)
+
+
+def test_sources_at_hand_take_turns() -> None:
+    """So a run beside a stream is the same each time."""
+    flow = pk.Flow("n bigint", name="a").union(pk.Flow("n bigint", name="b"))
+    tables = {"a": pa.table({"n": list(range(5))}), "b": [pa.table({"n": [10, 11]}), pa.table({"n": [12]})]}
+    got = [batch["n"].to_pylist() for batch in flow.run(tables, 2, batch_rows=1, streaming=True)]
+    assert got == [[0], [10], [1], [11], [2], [12], [3], [4]]
 
 
 def test_flows_of_many_meetings() -> None:

@@ -163,3 +163,39 @@ def test_a_local_run_gives_results_while_its_source_is_silent(workers: int, live
             assert live.read == number
         live.end()
         assert within(30, lambda: list(results)) == []
+
+
+def test_a_silent_source_holds_no_other_back(live: Live) -> None:
+    flow = pk.Flow("n bigint", name="a").union(pk.Flow("n bigint", name="b"))
+    other = Live()
+    with flow.run({"a": live, "b": other}, streaming=True) as results:
+        for n in range(5):
+            other.give(pa.table({"n": [n]}))
+            assert within(30, lambda: next(results))["n"].to_pylist() == [n]
+        live.give(pa.table({"n": [-1]}))
+        assert within(30, lambda: next(results))["n"].to_pylist() == [-1]
+        assert live.read == 1, "one batch at a time"
+        other.end()
+        live.end()
+        assert within(30, lambda: list(results)) == []
+
+
+def test_a_source_that_fails_ends_the_run_while_another_is_silent(live: Live) -> None:
+    flow = pk.Flow("n bigint", name="a").union(pk.Flow("n bigint", name="b"))
+
+    def broken() -> Iterator[pa.Table]:
+        yield pa.table({"n": [1]})
+        raise OSError("the disk is gone")
+
+    with flow.run({"a": live, "b": broken()}, streaming=True) as results:
+        assert within(30, lambda: next(results))["n"].to_pylist() == [1]
+        with pytest.raises(OSError, match="the disk is gone"):
+            raise within(30, lambda: caught(results))
+
+
+def caught(results: Iterator[Any]) -> BaseException:
+    try:
+        next(results)
+    except OSError as error:
+        return error
+    raise AssertionError("it went on")

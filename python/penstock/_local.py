@@ -36,7 +36,7 @@ from penstock._migration import (
     parse_by,
     parse_tolerance,
 )
-from penstock._pump import Fed, LateRows, LocalResults, Pump
+from penstock._pump import Fed, Feed, LateRows, LocalResults, Pump
 from penstock._schema import conform
 from penstock.errors import ConfigError, EngineError, SchemaError
 
@@ -538,13 +538,17 @@ class _Run:
         self.session = LocalSession(flow, workers, late=late, batch_rows=batch_rows, streaming=streaming)
         return self.session
 
-    def _watched(self, bar: Progress) -> Iterator[Fed]:
-        # In the thread that reads: no interrupt reaches the locks of the bar there.
+    def _watched(self, bar: Progress) -> list[Feed]:
         task = bar.add_task("rows", total=_rows_of(self._source), out=0)
-        for fed in self._batches:
-            out = 0 if self.session is None else self.session.output_rows
-            bar.update(task, advance=0 if fed.batch is None else fed.batch.num_rows, out=out)
-            yield fed
+
+        def watched(batches: Iterator[Fed]) -> Iterator[Fed]:
+            # In the thread that reads: no interrupt reaches the locks of the bar there.
+            for fed in batches:
+                out = 0 if self.session is None else self.session.output_rows
+                bar.update(task, advance=0 if fed.batch is None else fed.batch.num_rows, out=out)
+                yield fed
+
+        return [Feed(watched(feed.batches), feed.prompt) for feed in self._batches]
 
 
 def run_into(
@@ -617,8 +621,8 @@ def batches(source: Any, schema: pa.Schema, batch_rows: int) -> Iterator[pa.Reco
             yield fitting.slice(start, batch_rows)
 
 
-def feeds(flow: FlowBase, source: Any, batch_rows: int) -> Iterator[Fed]:
-    """Read what a flow is fed: batches in turn from each of its sources, and where each of several ends.
+def feeds(flow: FlowBase, source: Any, batch_rows: int) -> list[Feed]:
+    """Read what a flow is fed: the batches of each of its sources, and where each of several ends.
 
     Parameters
     ----------
@@ -631,8 +635,8 @@ def feeds(flow: FlowBase, source: Any, batch_rows: int) -> Iterator[Fed]:
 
     Returns
     -------
-    iterator of Fed
-        Without empty batches.
+    list of Feed
+        By the numbers of the sources; without empty batches. A source whose data is in memory or in files is prompt.
 
     Raises
     ------
@@ -653,19 +657,25 @@ def feeds(flow: FlowBase, source: Any, batch_rows: int) -> Iterator[Fed]:
     for name in schemas:
         if name not in source:
             raise ConfigError(f"source {name!r} is missing; the flow has {names}")
-    read = [batches(source[name], schema, batch_rows) for name, schema in schemas.items()]
-    return _in_turn(read)
+    several = len(schemas) > 1
+
+    def feed(number: int, name: str, schema: pa.Schema) -> Iterator[Fed]:
+        for batch in batches(source[name], schema, batch_rows):
+            yield Fed(batch, number)
+        if several:
+            yield Fed(None, number)
+
+    return [
+        Feed(feed(number, name, schema), _is_at_hand(source[name]))
+        for number, (name, schema) in enumerate(schemas.items())
+    ]
 
 
-def _in_turn(read: list[Iterator[pa.RecordBatch]]) -> Iterator[Fed]:
-    left = dict(enumerate(read))
-    while left:
-        for number, iterator in list(left.items()):
-            batch = next(iterator, None)
-            if batch is None:
-                del left[number]
-            if batch is not None or len(read) > 1:
-                yield Fed(batch, number)
+def _is_at_hand(source: Any) -> bool:
+    """Whether a source cannot be silent: what it has is in memory or in files."""
+    if isinstance(source, (list, tuple)):
+        return all(_is_at_hand(item) for item in source)
+    return isinstance(getattr(source, "num_rows", None), int) or hasattr(source, "count_rows")
 
 
 def _read(source: Any, nested: bool) -> Iterator[pa.RecordBatch]:

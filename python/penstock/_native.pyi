@@ -793,6 +793,8 @@ class LocalRun:
             When the batch does not have the source's columns; nothing was pushed.
         ConfigError
             When there is no such source.
+        EngineError
+            When the source has ended.
         UserFunctionError, EngineError
             When the run has failed, or is closed.
         """

@@ -1,7 +1,8 @@
 """The loop of one local run: batches go in, results come out, whatever waits for whom and whoever interrupts it.
 
-It runs in the thread that takes results, as `fill` of their iterator (see `_resume`); the source is read in a thread of
-its own, one batch at a time as the workers take them, so that a silent source holds no finished result back.
+It runs in the thread that takes results, as `fill` of their iterator (see `_resume`). Each source is read in a thread
+of its own, one batch at a time as the workers take them, so that a silent one holds back no finished result and no
+other source.
 
 Invariants: a batch is pushed once, and only after what could be taken was; a result is given once; the session is
 closed before the end, or an error, is told.
@@ -12,13 +13,13 @@ from __future__ import annotations
 import contextlib
 import os
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import pyarrow as pa
 
-from penstock._reader import Reader
+from penstock._reader import Readers
 from penstock._resume import Aside, caught
 from penstock.errors import EngineError, Interrupted
 
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
 
     from penstock._native import Handover
 
-__all__ = ["Fed", "LocalResults", "Pump"]
+__all__ = ["Fed", "Feed", "LocalResults", "Pump"]
 
 
 class LateRows(UserWarning):
@@ -112,12 +113,26 @@ class Fed(NamedTuple):
     source: int = 0
 
 
-class _Fed(NamedTuple):
-    """What went in: batches, rows, and the batch that went last."""
+class Feed(NamedTuple):
+    """A source: its batches, behind which several sources tell their end; whether they are at hand."""
 
-    batches: int = 0
+    batches: Iterator[Fed]
+    prompt: bool
+
+
+class _Fed(NamedTuple):
+    """What went in: how much of each source, rows, and what went last, with the number of its source."""
+
+    taken: tuple[int, ...]
     rows: int = 0
     last: Any = None
+    source: int = -1
+
+    def behind(self, item: Fed) -> _Fed:
+        """With one more."""
+        taken = (*self.taken[: item.source], self.taken[item.source] + 1, *self.taken[item.source + 1 :])
+        rows = 0 if item.batch is None else item.batch.num_rows
+        return _Fed(taken, self.rows + rows, item, item.source)
 
 
 class _Out(NamedTuple):
@@ -138,7 +153,7 @@ class Pump:
     ----------
     start : callable
         Gives the session, which is closed at the end. Called, in another thread, when the first batch is asked for.
-    source : iterator of Fed
+    sources : sequence of Feed
         Fitting batches.
     at_end : callable, optional
         Called once the session is closed.
@@ -147,7 +162,7 @@ class Pump:
     def __init__(
         self,
         start: Callable[[], Session],
-        source: Iterator[Fed],
+        sources: Sequence[Feed],
         at_end: Callable[[], object] | None = None,
     ) -> None:
         self._opening = Aside(start)
@@ -155,13 +170,13 @@ class Pump:
         self._native: Any = None
         self._at_end = at_end
         self._pid = os.getpid()
-        self._reader = Reader(source)
+        self._reader = Readers([feed.batches for feed in sources], [feed.prompt for feed in sources])
         #: Boxes (see `_resume.caught`): a batch on its way in, whether it went; whether the end did; an output.
         self._next: list[Fed] = []
         self._pushed: tuple[Any, list[bool]] = (None, [])
         self._finished: list[bool] = []
         self._taken: list[Any] = []
-        self._fed, self._out = _Fed(), _Out()
+        self._fed, self._out = _Fed((0,) * len(sources)), _Out()
         #: The late output whose function was called, and the one whose function returned.
         self._telling: Any = None
         self._told: Any = None
@@ -232,7 +247,7 @@ class Pump:
         if self._feed():
             return False
         # Nothing to take and nothing to feed yet: whatever comes first ends the wait.
-        if not self._reader.listen(self._native.nudge):
+        if not self._reader.listen(self._native.nudge, self._fed.source):
             caught(self._taken, self._native.take, None)
             self._reader.hush()
         return False
@@ -266,23 +281,24 @@ class Pump:
         if self._next and self._next[0] is fed.last:
             self._next.clear()
         if not self._next:
-            ended = reader.ended
-            if reader.items:
-                caught(self._next, reader.items.popleft)
+            error, ended = reader.error, reader.ended
+            items = reader.next(fed.source)
+            if error is not None:
+                raise error
+            if items is not None:
+                caught(self._next, items.popleft)
             elif ended:
-                if reader.error is not None:
-                    raise reader.error
                 if self._finished and not self._finished[0]:
                     self._finished.clear()
                 caught(self._finished, self._native.finish)
                 return True
             else:
-                reader.allow(fed.batches + 1)
+                reader.allow(fed.taken)
                 return False
         item = self._next[0]
         if item.batch is None:
             self._native.end_source(item.source)  # twice does no harm
-            self._fed = _Fed(fed.batches + 1, fed.rows, item)
+            self._fed = fed.behind(item)
             return True
         if self._pushed[0] is not item:
             self._pushed = (item, [])
@@ -292,7 +308,7 @@ class Pump:
         if not pushed[0]:
             pushed.clear()  # the workers wait until outputs are taken
             return True
-        self._fed = _Fed(fed.batches + 1, fed.rows + item.batch.num_rows, item)
+        self._fed = fed.behind(item)
         return True
 
     def quit(self) -> None:

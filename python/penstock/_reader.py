@@ -1,4 +1,4 @@
-"""Reading an iterator in a thread of its own, so that nobody who waits for something else waits for it.
+"""Reading iterators, each in a thread of its own, so that nobody who waits for something else waits for it.
 
 A source may be silent for as long as it likes; what was read is there to be taken meanwhile. The thread reads no item
 that it was not allowed to. Contexts (`contextvars`) are those of who made the reader.
@@ -14,11 +14,11 @@ import contextlib
 import contextvars
 import queue
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
 from typing import Any
 
-__all__ = ["Reader"]
+__all__ = ["Reader", "Readers"]
 
 #: Seconds that a source has to come back from its last item when it is not needed any more.
 _PATIENCE = 0.1
@@ -94,11 +94,15 @@ class Reader:
         """Nobody listens any more."""
         self._tell = None
 
-    def close(self) -> None:
-        """Read no more. A source that is silent is left to its thread, which ends with what comes next."""
+    def stop(self) -> None:
+        """Have it read no more; it is not waited for."""
         self._closed = True
         self._allowed = -1
         self._orders.put(None)
+
+    def close(self) -> None:
+        """Read no more. A source that is silent is left to its thread, which ends with what comes next."""
+        self.stop()
         if self._claim.acquire(False):  # it never began
             self._source, self.ended = None, True
         elif self._gate.acquire(timeout=_PATIENCE):
@@ -143,3 +147,71 @@ class Reader:
                     return
             if read - before < room:
                 return
+
+
+class Readers:
+    """Several iterators, which take turns: one that has nothing yet is passed over.
+
+    Parameters
+    ----------
+    sources : sequence of iterators
+        Only their threads touch them from now on.
+    prompt : sequence of bool
+        Of each, whether what it has is at hand: its turn is waited for, so that among such ones the order is always the
+        same.
+    """
+
+    def __init__(self, sources: Sequence[Iterator[Any]], prompt: Sequence[bool]) -> None:
+        self._readers = [Reader(source) for source in sources]
+        self._prompt = tuple(prompt)
+
+    def _turn(self, last: int) -> tuple[Reader, ...]:
+        """Who may give the next item, behind one of the reader `last`: in this order, those that can."""
+        count = len(self._readers)
+        waited: list[Reader] = []
+        for number in (at % count for at in range(last + 1, last + 1 + count)):
+            reader = self._readers[number]
+            if reader.ended and not reader.items:
+                continue
+            waited.append(reader)
+            if self._prompt[number]:
+                break
+        return tuple(waited)
+
+    def next(self, last: int) -> deque[Any] | None:
+        """The items of which the first is next, behind one of the reader `last`; None when there is none yet."""
+        return next((reader.items for reader in self._turn(last) if reader.items), None)
+
+    @property
+    def ended(self) -> bool:
+        """Whether all is read that ever will be, and taken."""
+        return all(reader.ended and not reader.items for reader in self._readers)
+
+    @property
+    def error(self) -> BaseException | None:
+        """What the first source raised that ended so, once its items are taken."""
+        ended = (reader.error for reader in self._readers if reader.ended and not reader.items)
+        return next((error for error in ended if error is not None), None)
+
+    def allow(self, taken: Sequence[int]) -> None:
+        """Let each read one more than was taken of it."""
+        for reader, count in zip(self._readers, taken, strict=True):
+            reader.allow(count + 1)
+
+    def listen(self, tell: Callable[[], Any], last: int) -> bool:
+        """Whether there is something to take, an error or the end; else `tell` is called when there is."""
+        waited = self._turn(last)
+        ready = [reader.listen(tell) for reader in waited]
+        return not waited or any(ready) or self.error is not None
+
+    def hush(self) -> None:
+        """Nobody listens any more."""
+        for reader in self._readers:
+            reader.hush()
+
+    def close(self) -> None:
+        """Read no more; see `Reader.close`."""
+        for reader in self._readers:
+            reader.stop()
+        for reader in self._readers:
+            reader.close()

@@ -42,6 +42,10 @@ class Flow(KeyedSteps, StatelessSteps, Meetings, Running):
     name : str, default "input"
         What the source is called where flows of several sources meet (`union`, `join`); see
         `run`.
+    idle_after : str or datetime.timedelta, optional
+        How long the source may have no rows, in whole milliseconds, before the watermark of
+        several sources goes on without it; by default it is waited for until it ends. Looked
+        at when rows of another source come. What it has then, behind the watermark, is late.
 
     Raises
     ------
@@ -76,13 +80,15 @@ class Flow(KeyedSteps, StatelessSteps, Meetings, Running):
         order_by: str | Sequence[str] | None = None,
         *,
         name: str = "input",
+        idle_after: Duration | None = None,
     ) -> None:
         if not isinstance(name, str) or not name:
             raise ConfigError(f"name={name!r}: give the source a name")
         shape = to_arrow(schema)
         lateness_ms = milliseconds(parse_duration(lateness, "lateness", allow_zero=True), "lateness")
         order = names_of(order_by, "order_by") if order_by is not None else ()
-        self._head = Source(name, shape, event_time, lateness_ms, order)
+        idle_ms = None if idle_after is None else milliseconds(parse_duration(idle_after, "idle_after"), "idle_after")
+        self._head = Source(name, shape, event_time, lateness_ms, order, idle_ms)
         self._columns = tuple(shape.names)
         self._event_time = event_time
         self._steps = ()
@@ -95,4 +101,8 @@ class Flow(KeyedSteps, StatelessSteps, Meetings, Running):
             self._require([event_time], "event_time")
         elif lateness_ms:
             raise ConfigError(f"lateness {lateness!r} needs event_time: name the column that says when a row happened")
+        if idle_after is not None and event_time is None:
+            raise ConfigError(
+                f"idle_after {idle_after!r} needs event_time: a source without it holds no watermark back"
+            )
         self._require(order, "order_by")

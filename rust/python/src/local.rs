@@ -275,6 +275,10 @@ impl LocalRun {
     fn push(&self, py: Python<'_>, batch: &Bound<'_, PyAny>, clock_ms: Option<i64>, source: usize) -> PyResult<bool> {
         let inner = self.inner(py)?;
         let from = inner.source(source)?;
+        if py.detach(|| inner.with(|books| books.watermarks.has_ended(source)))? {
+            let message = format!("source '{}' has ended: nothing more of it can be pushed", from.name);
+            return Err(errors::raise(Kind::Engine, &message));
+        }
         let batch = plan::fitting(&import_batch(batch)?, &from.schema)?;
         let reached = from.event_time.as_ref().and_then(|event_time| event_time.max_us(&batch));
         let batches = vec![batch.into()];
@@ -500,7 +504,9 @@ impl LocalRun {
                 Some((input, _)) if inner.whole => (vec![input], None),
                 Some((input, reached)) => {
                     let source = usize::from(input.source);
+                    books.clock_ms = books.clock_ms.max(clock_ms.unwrap_or_else(system_ms));
                     reached.into_iter().for_each(|time| books.watermarks.reach(source, time));
+                    books.watermarks.tick(books.clock_ms);
                     (vec![input], books.watermarks.now())
                 }
                 None => (Vec::new(), Some(i64::MAX)),
