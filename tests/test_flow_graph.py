@@ -55,7 +55,7 @@ def test_a_join_is_written_as_a_graph() -> None:
     assert flow.sources == {"left": left().input_schema, "right": right().input_schema}
     assert flow.keyed and not flow.needs_order and flow.event_time is None
     assert flow.output_schema.names == ["w", "n"]
-    with pytest.raises(PlanError, match=r"several sources \(left, right\), which flow.run\(\{name: data\}\) feeds"):
+    with pytest.raises(PlanError, match=r"several sources \(left, right\), and this takes a flow of one"):
         _ = flow.input_schema
 
 
@@ -322,8 +322,35 @@ def test_sources_are_given_by_name() -> None:
     with pytest.raises(SchemaError, match="w"):
         flow.collect({"left": table, "right": table})
     assert left().collect({"left": table}).to_pylist() == [{"k": 1, "v": 2}]
-    with pytest.raises(PlanError, match="several sources"):
-        flow.map_in_arrow(per_partition=True)
+
+
+def test_inside_a_partition_rows_are_structs_by_source() -> None:
+    flow = left().map_batches(same).join(right(), on="k")
+    one, two = {"k": 1, "v": 2}, {"k": 1, "w": "x", "more": 3}
+    inside = flow.map_in_arrow(per_partition=True)
+    for rows in (
+        [pa.RecordBatch.from_pylist([{"left": one, "right": None}, {"right": two}, {"left": one}])],
+        [
+            pa.record_batch({"right": [two], "left": pa.nulls(1, pa.struct({"k": pa.int64(), "v": pa.int64()}))}),
+            pa.RecordBatch.from_pylist([{"left": one, "right": None}, {"right": two}]).slice(0, 1),
+        ],
+    ):
+        assert next(row for batch in inside(iter(rows)) for row in batch.to_pylist()) == {"k": 1, "v": 2, "w": "x"}
+    for rows, says in [
+        ([{"left": one, "right": two}], "row 0 of a batch has left and right set; .* exactly one of left, right"),
+        (
+            [{"left": one, "right": None}, {"left": None, "right": None}, {"left": None, "right": two}],
+            "row 1 .* none of the",
+        ),
+        ([{"left": one}], "no struct column 'right', which is a source"),
+        (
+            [{"left": one, "right": {"k": 1}}, {"left": None, "right": {"k": 1}}],
+            "row 0 of a batch has left and right set",
+        ),
+        ([{"right": {"k": 1}, "left": None}, {"left": one}], "input has no column 'w'; it has k"),
+    ]:
+        with pytest.raises(SchemaError, match=says):
+            list(inside(iter([pa.RecordBatch.from_pylist(rows)])))
 
 
 def test_pairs_of_long_rows_come_in_small_blocks() -> None:

@@ -23,11 +23,18 @@ class _ArrowStream(Protocol):
 
 _ArrowData = _ArrowArray | _ArrowStream
 
+class _PlanPiece(TypedDict, total=False):
+    source: int
+    operator: int
+    inputs: list[Schema]
+    output: Schema
+    end: tuple[int, int] | None
+
 class _PlanFacts(TypedDict):
     output_schema: Schema
     needs_order: bool
-    line: bool
-    pieces: int
+    pieces: list[_PlanPiece]
+    late_schemas: list[Schema]
     operators: list[dict[str, Any]]
     explain: str
 
@@ -126,8 +133,11 @@ def plan_check(plan: str) -> _PlanFacts:
     Returns
     -------
     dict
-        ``output_schema`` (a handle), ``needs_order`` (results depend on input order), ``line`` (it is one path from
-        one source), ``pieces`` (how many parts its exchanges cut it into), ``operators`` (the steps that keep state, as
+        ``output_schema`` (a handle), ``needs_order`` (results depend on input order), ``pieces`` (the parts that its
+        exchanges cut it into: the number of the ``source`` or ``operator`` that each begins with, its columns as
+        ``inputs`` by side of that operator and ``output``, and as ``end`` the operator and side that rows go to, None
+        for the output; those that lead to an operator stand before those that begin with it), ``late_schemas`` (the
+        different columns that late rows may have), ``operators`` (the steps that keep state, as
         manifests name them: ``name``, ``kind``, ``types``, ``version``, ``columns``; with a function also the number of
         its ``call``) and ``explain`` (text for people).
 
@@ -231,35 +241,34 @@ def migration_steps(
     Source: Megaphone, section 3.3.
     """
 
-def plan_piece_schema(plan: str, piece: int) -> Schema:
-    """Columns that go into piece `piece` of a plan.
-
-    Raises
-    ------
-    ValueError
-        When the plan has no such piece.
-    """
-
 def exchange_hashes(plan: str, piece: int, batch: _ArrowData) -> RecordBatch:
-    """Hash of the key of each row in front of piece `piece`, as one int64 column `hash` (the bits of the hash).
+    """Hash of the key of each row that leaves a piece, as one int64 column `hash` (the bits of the hash).
 
     Parameters
     ----------
+    piece
+        Place in ``plan_check(plan)["pieces"]``.
     batch
-        Output of piece ``piece - 1``.
+        Output of that piece.
 
     Raises
     ------
     ValueError
-        For piece 0, or one that does not exist.
+        When there is no such piece, or its rows leave the flow.
     SchemaError
-        When the batch does not have the piece's columns.
+        When the batch does not have the columns that leave the piece.
     KeyNullError
         When a key is null and the plan rejects that.
     """
 
-def max_event_time(plan: str, batch: _ArrowData) -> int | None:
-    """Greatest event time of a batch, in microseconds since 1970; None without rows or event time."""
+def max_event_time(plan: str, batch: _ArrowData, source: int = 0) -> int | None:
+    """Greatest event time of a batch of a source, in microseconds since 1970; None without rows or event time.
+
+    Raises
+    ------
+    ValueError
+        When the plan has no source of that number.
+    """
 
 # The dataflow layer. Its handles belong to the thread of their worker: any other gets a ThreadError, and after the
 # worker's end a ClosedError. What they are for is documented in penstock.dataflow, which wraps them.
@@ -1094,7 +1103,7 @@ class InlineRun:
     plan, calls
         As `Flow.to_plan` gives them.
     piece
-        Which piece; default the whole plan.
+        Place in ``plan_check(plan)["pieces"]``; default the whole plan.
 
     Notes
     -----
@@ -1102,13 +1111,16 @@ class InlineRun:
     """
 
     def __new__(cls, plan: str, calls: Sequence[Mapping[str, Any]], piece: int | None = None) -> Self: ...
-    def push(self, batch: _ArrowData) -> list[RecordBatch]:
+    def push(self, batch: _ArrowData, input: int = 0) -> list[RecordBatch]:
         """Take one batch and return what it makes at once.
 
         That is all of it, or where the flow expands its input as much as is worth handing on: `pull` gives the rest.
+        `input` is the number of the source, or of a piece the side of the operator that it begins with.
 
         Raises
         ------
+        ValueError
+            When there is no such input.
         SchemaError
             When the batch does not have the piece's columns.
         UserFunctionError, EngineError
@@ -1407,6 +1419,8 @@ class Feed:
         Whether the receipt tells a 64-bit hash (with a sign) of the rows that neither batches nor order change; else 0.
     member
         Who is to answer there; default whoever does.
+    source
+        Number of the flow's source that the rows are of; an attempt may bring rows of each, by a feed of its own.
 
     Raises
     ------
@@ -1432,6 +1446,7 @@ class Feed:
         silence: float | None = None,
         hash: bool = False,
         member: int | None = None,
+        source: int = 0,
     ) -> Self: ...
     def push(self, batch: _ArrowData) -> None:
         """Send one batch.
@@ -1481,6 +1496,8 @@ class Drain:
         Seconds to wait for a member that does not answer; default 60.
     member
         Who is to answer there; default whoever does.
+    source
+        Number of the flow's source that the rows are of; an attempt may bring rows of each, by a feed of its own.
 
     Raises
     ------

@@ -116,6 +116,10 @@ def even(batch: pa.RecordBatch) -> pa.RecordBatch:
     return batch.filter(pc.equal(pc.bit_wise_and(batch["v"], 1), 0))
 
 
+def whole(batch: pa.RecordBatch) -> pa.RecordBatch:
+    return batch
+
+
 AGGS = {"n": pk.count(), "total": pk.sum("v")}
 FLOWS: dict[str, tuple[pk.Flow, Callable[[], Rows]]] = {
     "map": (SOURCE.map_batches(even), lambda: Counter(event for event in EVENTS if event[1] % 2 == 0)),
@@ -163,6 +167,28 @@ def test_an_input_that_ends_gives_the_same_rows_everywhere(spark: Any, engine: p
     engine.foreach_batch(flow, kept, late=Kept(), name=name)(df, 0)
     rest = [as_table(engine.finish(name), flow)] if flow.keyed else []
     assert bag(kept.batches[0], *rest) == expected
+
+
+def test_a_flow_of_several_sources_gives_the_same_rows_everywhere(spark: Any, engine: pk.Engine) -> None:
+    """The rows as those of two sources, whose totals meet a third one."""
+    halves = [pk.Flow(TABLE.schema, event_time="ts", lateness="2s", name=name) for name in ("low", "high")]
+    tags = pk.Flow("k bigint, tag string", name="tags")
+    flow = halves[0].union(halves[1].map_batches(whole)).key_by("k").agg(emit="final", **AGGS).join(tags, on="k")
+    low = pc.less(TABLE["v"], 40)
+    named = pa.table({"k": pa.array([*range(30), 7, 99], pa.int64()), "tag": [f"t{at}" for at in range(32)]})
+    rows = {"low": TABLE.filter(low), "high": TABLE.filter(pc.invert(low)), "tags": named}
+    pairs = list(zip(*named.to_pydict().values(), strict=True))
+    expected = Counter((*row, tag) for row in totals() for k, tag in pairs if k == row[0])
+    assert len(expected) == 31
+    for workers in (1, 3):
+        assert bag(flow.collect(rows, workers)) == expected
+    df = pk.spark.tagged(**{name: frame(spark, table) for name, table in rows.items()})
+    assert bag(as_table(pk.spark.run(flow, df), flow)) == expected
+    inside = df.coalesce(1).mapInArrow(flow.map_in_arrow(per_partition=True), flow.output_ddl)
+    assert bag(as_table(inside, flow)) == expected
+    kept = Kept()
+    engine.foreach_batch(flow, kept, name="several sources")(df, 0)
+    assert bag(kept.batches[0], as_table(engine.finish("several sources"), flow)) == expected
 
 
 @pytest.mark.parametrize("name", ["totals", "sliding", "apart", "hottest", "groups"])

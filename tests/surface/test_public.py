@@ -13,7 +13,7 @@ import penstock as pk
 #: Programs of the package: nobody imports from them.
 PROGRAMS = {"cli", "demo", "workloads"}
 #: Modules that are named by what is public in them, beside a package's names.
-MODULES = {"penstock.spark": {"batch", "engine", "gang", "graph", "ordered", "state"}}
+MODULES = {"penstock.spark": {"batch", "engine", "gang", "graph", "ordered", "sources", "state"}}
 PACKAGES = ["penstock", *(f"penstock.{n}" for n in ("dataflow", "graph", "ordered", "report", "spark"))]
 
 

@@ -239,21 +239,24 @@ def test_an_exception_without_a_text_is_still_the_users() -> None:
 def test_pieces_give_what_the_whole_gives() -> None:
     flow = counting()
     plan, calls = flow.to_plan()
-    assert _native.plan_check(plan)["pieces"] == 2
+    pieces = _native.plan_check(plan)["pieces"]
+    assert [piece["end"] for piece in pieces] == [(0, 0), None]
     first, second = inline(flow, 0), inline(flow, 1)
     routed = first.push(ks(*range(10), *range(5))) + first.finish()
     for handle in routed:
         batch = pa.record_batch(handle)
-        assert batch.schema.equals(pa.schema(_native.plan_piece_schema(plan, 1)))
-        hashes = pa.record_batch(_native.exchange_hashes(plan, 1, batch))["hash"]
+        assert batch.schema.equals(pa.schema(pieces[0]["output"]))
+        hashes = pa.record_batch(_native.exchange_hashes(plan, 0, batch))["hash"]
         plain = pa.record_batch(_native.hash_columns(batch, ["k"]))["hash"]
         assert hashes.type == pa.int64() and hashes.view(pa.uint64()).equals(plain)
     made = [h for handle in routed for h in second.push(handle)] + second.finish()
     assert sorted(r["n"] for h in made for r in pa.record_batch(h).to_pylist()) == [1] * 5 + [2] * 5
-    with pytest.raises(ValueError, match="piece 0"):
-        _native.exchange_hashes(plan, 0, ks(1))
+    with pytest.raises(ValueError, match="no exchange behind piece 1"):
+        _native.exchange_hashes(plan, 1, pa.record_batch(made[0]))
     with pytest.raises(ValueError, match="no piece 2"):
-        _native.plan_piece_schema(plan, 2)
+        _native.exchange_hashes(plan, 2, ks(1))
+    with pytest.raises(ValueError, match="no input 1"):
+        second.push(ks(1), 1)
     with pytest.raises(ValueError, match="no piece 2"):
         _native.InlineRun(plan, calls, 2)
 
@@ -264,6 +267,8 @@ def test_max_event_time() -> None:
     assert _native.max_event_time(plan, in_time(flow, at((1, 2.5), (1, 1.0)))) == 2_500_000
     assert _native.max_event_time(plan, in_time(flow, at())) is None
     assert _native.max_event_time(counting().to_plan()[0], ks(1)) is None
+    with pytest.raises(ValueError, match="no source 1"):
+        _native.max_event_time(plan, ks(1), 1)
 
 
 # Errors

@@ -384,8 +384,8 @@ class FlowBase:
         if others:
             names = ", ".join(source.name for source in (first, *others))
             raise PlanError(
-                f"this flow has several sources ({names}), which flow.run({{name: data}}) feeds in this process;"
-                " a host that feeds one source cannot run it"
+                f"this flow has several sources ({names}), and this takes a flow of one; flow.sources has the columns"
+                " of each"
             )
         return first
 

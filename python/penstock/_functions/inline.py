@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
@@ -23,15 +23,15 @@ _log = logging.getLogger("penstock")
 
 
 def drive(
-    run: _native.InlineRun, batches: Iterable[pa.RecordBatch], schema: pa.Schema
+    run: _native.InlineRun, batches: Iterable[tuple[int, pa.RecordBatch]], schemas: Sequence[pa.Schema]
 ) -> Iterator[_native.RecordBatch]:
-    """Feed batches and give what they become, as the caller takes it.
+    """Feed batches, each of an input with its schema, and give what they become, as the caller takes it.
 
     A batch that expands is worked on only as far as its output is taken; the next one is read when it is worked off.
     """
-    for batch in batches:
+    for number, batch in batches:
         if batch.num_rows:
-            yield from run.push(conform(batch, schema))
+            yield from run.push(conform(batch, schemas[number]), number)
             yield from _rest(run)
     yield from run.finish()
     yield from _rest(run)

@@ -1,7 +1,8 @@
 """Spark hosts: batch jobs, functions inside partitions, and resident engines.
 
 ``penstock.spark.run(flow, df)`` runs a flow as a Spark batch job. `Engine` keeps keyed state
-resident beside a Structured Streaming query. `apply_in_pandas_with_state` takes a function
+resident beside a Structured Streaming query. `tagged` makes one DataFrame of those that feed a
+flow of several sources. `apply_in_pandas_with_state` takes a function
 written for Spark's ``applyInPandasWithState`` to either; `engines` lists the open engines. `gang`
 runs a program on tasks that work together as workers; `ordered` and `ordered_partitions` run
 functions and pipelines on the CPUs of each task and keep the order; `cause_of` finds penstock's
@@ -26,6 +27,7 @@ from penstock.spark._tasks.partitions import map_in_arrow
 from penstock.spark.batch import run
 from penstock.spark.gang import gang
 from penstock.spark.ordered import ordered, ordered_partitions
+from penstock.spark.sources import tagged
 from penstock.spark.state import StatefulStream, apply_in_pandas_with_state
 
 if TYPE_CHECKING:
@@ -43,6 +45,7 @@ __all__ = [
     "ordered_partitions",
     "require_classic",
     "run",
+    "tagged",
 ]
 
 

@@ -1,34 +1,42 @@
 """The batch host: a flow as a Spark batch job.
 
-Owns: cutting a plan at its exchanges. Each piece of the plan is one ``mapInArrow``; between
+Owns: running the pieces of a plan between its exchanges. Each piece is one ``mapInArrow``; between
 two pieces lies a real Spark shuffle, by the hash that the native part uses for its bins. So
 Spark's own scheduling, retries and spilling serve the flow, and at the end of input the
-watermark is infinite: no row is late.
+watermark is infinite: no row is late. What several pieces lead to takes their union, and sides
+of an operator come as structs of one row, as the sources of a tagged DataFrame do.
 
 Invariants: a piece depends on nothing but its input rows (and, where the flow cares about
 order, on their order), so a task that Spark runs again gives the same rows. Closures carry
 the plan as text and the Python functions as cloudpickle bytes, never a native handle.
 Helper columns live between two pieces only.
 
-Order: where a keyed step cares, the rows carry (partition, row) of the piece that made them,
-and each partition is sorted by it after the shuffle. ``order_by`` of the flow sorts the input
-first, for inputs whose partitions Spark may cut differently when it reads them again.
+Order: where a keyed step cares, the rows carry (piece, partition, row) of where they were made,
+and each partition is sorted by it after the shuffle: rows of sources in the order of these, then
+those of operators. ``order_by`` of a source sorts its rows first, for inputs whose partitions
+Spark may cut differently when it reads them again.
+
+Cost: where paths part behind an operator, each of them runs that operator.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import reduce
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from penstock._flow.graph import sources_of
 from penstock._functions.inline import drive
-from penstock._schema import conform, spark_types, to_arrow, to_ddl
-from penstock.errors import ConfigError, PlanError, SchemaError
-from penstock.spark._session.guard import require_classic, require_flow
+from penstock._schema import conform, spark_types, to_ddl
+from penstock.errors import ConfigError
+from penstock.spark._session.guard import require_flow
+from penstock.spark._tasks.apart import renamed, split
 from penstock.spark._tasks.partitions import dump_calls, load_calls
+from penstock.spark.sources import by_place, frames, packed, quoted
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -55,15 +63,17 @@ class PlanPiece:
     calls : bytes
         The Python functions, cloudpickled.
     number : int
-        Which piece.
+        Which piece of the plan.
     last : bool
         Whether rows leave the flow here; otherwise they get helper columns.
     places : int
         Partitions of the shuffle that follows.
     ordered : bool
         Whether rows get a sequence for the piece that follows.
-    input_schema, output_schema : pyarrow.Schema
-        Without helper columns; the output in Spark's Arrow types.
+    inputs : tuple of pyarrow.Schema
+        By input, without helper columns; of several inputs each row is a struct.
+    output_schema : pyarrow.Schema
+        Without helper columns, in Spark's Arrow types.
     """
 
     plan: str
@@ -72,7 +82,7 @@ class PlanPiece:
     last: bool
     places: int
     ordered: bool
-    input_schema: pa.Schema
+    inputs: tuple[pa.Schema, ...]
     output_schema: pa.Schema
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -81,7 +91,7 @@ class PlanPiece:
 
         run = _native.InlineRun(self.plan, load_calls(self.calls), piece=self.number)
         given = 0
-        for handle in drive(run, renamed(batches, self.input_schema), self.input_schema):
+        for handle in drive(run, self._parted(batches), self.inputs):
             out = pa.record_batch(handle)
             if not out.num_rows:
                 continue
@@ -89,10 +99,20 @@ class PlanPiece:
             yield fitting if self.last else self._tag(out, fitting, given)
             given += out.num_rows
 
+    def _parted(self, batches: Iterable[pa.RecordBatch]) -> Iterator[tuple[int, pa.RecordBatch]]:
+        if len(self.inputs) == 1:
+            for batch in renamed(batches, self.inputs[0].names):
+                yield 0, batch
+            return
+        names = [f"s{side}" for side in range(len(self.inputs))]
+        for batch in renamed(batches, names):
+            for side, rows in split(batch, names):
+                yield side, rows.rename_columns(self.inputs[side].names)
+
     def _tag(self, out: pa.RecordBatch, fitting: pa.RecordBatch, given: int) -> pa.RecordBatch:
         from penstock import _native
 
-        handle = _native.exchange_hashes(self.plan, self.number + 1, out)
+        handle = _native.exchange_hashes(self.plan, self.number, out)
         columns = [*fitting.columns, places(pa.record_batch(handle).column(0), self.places)]
         names = [*fitting.schema.names, PLACE]
         if self.ordered:
@@ -101,7 +121,7 @@ class PlanPiece:
             context = TaskContext.get()
             maker = context.partitionId() if context is not None else 0
             columns += [
-                pa.repeat(pa.scalar(maker, pa.int32()), out.num_rows),
+                pa.repeat(pa.scalar((self.number << 32) + maker, pa.int64()), out.num_rows),
                 pa.array(range(given, given + out.num_rows), pa.int64()),
             ]
             names += [MAKER, ROW]
@@ -113,7 +133,7 @@ class PlanPiece:
         text = to_ddl(self.output_schema)
         if self.last:
             return text
-        return text + f", {PLACE} int" + (f", {MAKER} int, {ROW} bigint" if self.ordered else "")
+        return text + f", {PLACE} int" + (f", {MAKER} bigint, {ROW} bigint" if self.ordered else "")
 
 
 def places(hashes: pa.Array, count: int) -> pa.Array:
@@ -142,15 +162,16 @@ def places(hashes: pa.Array, count: int) -> pa.Array:
     return pc.shift_right(scaled, pa.scalar(32, pa.uint64())).cast(pa.int32())
 
 
-def run(flow: Flow, df: DataFrame, *, partitions: int | None = None) -> DataFrame:
+def run(flow: Flow, df: DataFrame | Mapping[str, DataFrame], *, partitions: int | None = None) -> DataFrame:
     """Run a flow as a Spark batch job.
 
     Parameters
     ----------
     flow : Flow
         What to compute.
-    df : pyspark.sql.DataFrame
-        The input, of a classic session; columns by name, other columns are ignored.
+    df : pyspark.sql.DataFrame, or dict of str to DataFrame
+        The input, of a classic session; columns by name, other columns are ignored. A flow of several sources takes a
+        dict from the name of each to its rows, or one DataFrame that `tagged` has made.
     partitions : int, optional
         Partitions of each shuffle; default ``spark.sql.shuffle.partitions``.
 
@@ -168,13 +189,14 @@ def run(flow: Flow, df: DataFrame, *, partitions: int | None = None) -> DataFram
         When the flow is not complete, the DataFrame lacks a column or has it in another
         type, or Spark has no type for an output column.
     ConfigError
-        When `partitions` is not a positive int, `df` is a streaming DataFrame, or a function
-        of the flow cannot be pickled.
+        When `partitions` is not a positive int, `df` is a streaming DataFrame, a source is missing
+        or unknown, or a function of the flow cannot be pickled.
 
     Notes
     -----
-    Cost: one shuffle per exchange of the flow. A flow that cares about order sorts each
-    shuffled partition. The order of the output rows is not defined.
+    Cost: one shuffle per exchange of the flow; where paths part behind an operator, it runs once for
+    each. A flow that cares about order sorts each shuffled partition. The order of the output rows is
+    not defined. A tagged DataFrame is read once for each source, save what `tagged` has made.
 
     Examples
     --------
@@ -184,38 +206,60 @@ def run(flow: Flow, df: DataFrame, *, partitions: int | None = None) -> DataFram
     3
     """
     require_flow(flow, "penstock.spark.run")
-    require_classic(df, "penstock.spark.run")
-    if df.isStreaming:
-        raise ConfigError(
-            "penstock.spark.run takes a batch DataFrame, this one is streaming; use penstock.Engine with foreachBatch"
-        )
-    count = _partitions(df, partitions)
+    given = df.items() if isinstance(df, Mapping) else [("", df)]
+    for name, frame in given:
+        if getattr(frame, "isStreaming", False):
+            which = f"source {name!r}" if name else "this one"
+            raise ConfigError(
+                f"penstock.spark.run takes a batch DataFrame, {which} is streaming; use penstock.Engine with"
+                " foreachBatch"
+            )
+    sources = frames(flow, df, "penstock.spark.run")
+    count = _partitions(sources[0], partitions)
     from penstock import _native
 
     plan, calls = flow.to_plan()
     facts = _native.plan_check(plan)
-    if len(flow.sources) == 1 and not facts["line"]:
-        raise PlanError(
-            "penstock.spark.run cuts a flow at its exchanges, one behind the other; the paths of this one part and meet"
-            " again: run it here with flow.run, or beside a stream with penstock.Engine"
-        )
-    pieces, ordered = int(facts["pieces"]), bool(facts["needs_order"])
-    output = pa.schema(facts["output_schema"])
+    ordered = bool(facts["needs_order"])
     pickled = dump_calls(calls)
-    current = _select(flow, df)
-    if ordered and flow.order_by:
-        current = current.sort(*(_quoted(name) for name in flow.order_by))
-    for number in range(pieces):
-        last = number == pieces - 1
-        takes = pa.schema(_native.plan_piece_schema(plan, number))
-        gives = output if last else pa.schema(_native.plan_piece_schema(plan, number + 1))
-        piece = PlanPiece(plan, pickled, number, last, count, ordered, takes, spark_types(gives))
-        current = by_place(current).mapInArrow(piece, piece.ddl)
-        if not last:
-            current = _shuffle(current, count)
-            if ordered:
-                current = current.sortWithinPartitions(MAKER, ROW)
-    return current
+    if ordered:
+        sources = [
+            frame.sort(*map(quoted, source.order_by)) if source.order_by else frame
+            for source, frame in zip(sources_of(flow), sources, strict=True)
+        ]
+    #: By operator and side, what leads there; and what of it has met.
+    routed: dict[int, dict[int, list[DataFrame]]] = {}
+    met: dict[int, DataFrame] = {}
+    results = []
+    for number, told in enumerate(facts["pieces"]):
+        inputs, end = tuple(pa.schema(one) for one in told["inputs"]), told["end"]
+        if "source" in told:
+            rows = sources[told["source"]]
+        else:
+            operator = told["operator"]
+            if operator not in met:
+                sides = routed.pop(operator)
+                met[operator] = _meeting([sides[side] for side in range(len(inputs))], count, ordered)
+            rows = met[operator]
+        output = spark_types(pa.schema(told["output"]))
+        piece = PlanPiece(plan, pickled, number, end is None, count, ordered, inputs, output)
+        made = by_place(rows).mapInArrow(piece, piece.ddl)
+        if end is None:
+            results.append(made)
+        else:
+            routed.setdefault(end[0], {}).setdefault(end[1], []).append(made)
+    return _union(results)
+
+
+def _meeting(sides: list[list[DataFrame]], count: int, ordered: bool) -> DataFrame:
+    """The rows on their way into an operator, by side, where they meet."""
+    helpers = _HELPERS if ordered else (PLACE,)
+    rows = _shuffle(_union(sides[0]) if len(sides) == 1 else packed(sides, helpers), count)
+    return rows.sortWithinPartitions(MAKER, ROW) if ordered else rows
+
+
+def _union(frames: list[DataFrame]) -> DataFrame:
+    return reduce(lambda all_of, one: all_of.union(one), frames)
 
 
 def _shuffle(df: DataFrame, count: int) -> DataFrame:
@@ -231,33 +275,3 @@ def _partitions(df: DataFrame, partitions: int | None) -> int:
     if isinstance(partitions, bool) or not isinstance(partitions, int) or partitions < 1:
         raise ConfigError(f"partitions={partitions!r} must be an int of at least 1")
     return partitions
-
-
-def _select(flow: Flow, df: DataFrame) -> DataFrame:
-    wanted = flow.input_schema.names
-    for name in wanted:
-        if df.columns.count(name) != 1:
-            problem = "has no column" if name not in df.columns else "has more than one column"
-            raise SchemaError(f"the DataFrame {problem} {name!r}; it has {', '.join(df.columns) or 'no columns'}")
-    selected = df.select(*(_quoted(name) for name in wanted))
-    # An empty batch of the DataFrame's types meets every check that its rows will meet, before a job starts.
-    have = to_arrow(selected.schema, "the DataFrame")
-    conform(pa.RecordBatch.from_pylist([], schema=have), flow.input_schema, "the DataFrame")
-    return selected
-
-
-def by_place(df: DataFrame) -> DataFrame:
-    """The DataFrame as ``mapInArrow`` can take it: Spark does not find names with dots and backquotes there."""
-    if not any("." in name or "`" in name for name in df.columns):
-        return df
-    return df.toDF(*(f"c{place}" for place in range(len(df.columns))))
-
-
-def renamed(batches: Iterable[pa.RecordBatch], schema: pa.Schema) -> Iterator[pa.RecordBatch]:
-    """Batches of `by_place` with the names of `schema`, whose columns come first."""
-    for batch in batches:
-        yield batch.rename_columns([*schema.names, *batch.schema.names[len(schema) :]])
-
-
-def _quoted(name: str) -> str:
-    return "`" + name.replace("`", "``") + "`"

@@ -420,7 +420,8 @@ class Engine:
         ----------
         flow : Flow
             What to compute. Each batch is an epoch: an `agg` without a window gives updates where it does not say
-            ``emit="final"``.
+            ``emit="final"``. A flow of several sources is fed by one query on what `penstock.spark.tagged` makes of
+            their streams.
         sink : callable
             ``sink(df, batch_id)`` with the results of each batch; may evaluate `df` any number of times.
         late : callable, optional
@@ -467,7 +468,7 @@ class Engine:
         if checkpoint is not None and not isinstance(checkpoint, str):
             raise ConfigError(f"checkpoint={checkpoint!r} must be a path or URL, {OWN_CHECKPOINT!r} or None")
         place = checkpoint if checkpoint in (None, OWN_CHECKPOINT) else open_storage(checkpoint)
-        return BatchFunction(self, Program.of(flow), sink, late, name, place)
+        return BatchFunction(self, Program.of(flow, late is not None), sink, late, name, place)
 
     @property
     def queries(self) -> dict[str, Query]:

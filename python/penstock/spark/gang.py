@@ -30,9 +30,10 @@ from penstock._schema import conform, spark_types, to_arrow, to_ddl
 from penstock.errors import ConfigError, PenstockError, SchemaError, UserFunctionError, WorkerLost, WorkerStopped
 from penstock.spark._session.guard import require_classic
 from penstock.spark._tasks import functions
+from penstock.spark._tasks.apart import renamed
 from penstock.spark._tasks.place import Key, Secret
 from penstock.spark._tasks.slots import capacity, held_slots, require_gang
-from penstock.spark.batch import by_place, renamed
+from penstock.spark.sources import by_place
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -199,7 +200,7 @@ class GangTask:
 
         context = BarrierTaskContext.get()
         index = context.partitionId()
-        rows = (conform(batch, self.takes) for batch in renamed(batches, self.takes))
+        rows = (conform(batch, self.takes) for batch in renamed(batches, self.takes.names))
         try:
             yield from self._run(context, index, pa.RecordBatchReader.from_batches(self.takes, rows))
         except (WorkerStopped, WorkerLost) as echo:

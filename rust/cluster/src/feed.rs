@@ -51,7 +51,7 @@ impl Feed {
         attempt: u64,
         schema: &Schema,
     ) -> Result<Self, ClusterError> {
-        let context = FeedContext { query: query.to_owned(), epoch, partition, attempt };
+        let context = FeedContext { query: query.to_owned(), epoch, source: 0, partition, attempt };
         Self::connect_with(address, keys, &context, None, schema, Limits::default())
     }
 

@@ -163,6 +163,16 @@ pub struct Program {
     callbacks: Arc<dyn Callbacks>,
 }
 
+impl Program {
+    fn source(&self, number: u8) -> Result<&penstock_plan::Source, Failure> {
+        let sources = self.plan.sources();
+        sources.get(usize::from(number)).ok_or_else(|| {
+            let message = format!("there is no source {number}, only {} of them", sources.len());
+            Failure::new("plan", message)
+        })
+    }
+}
+
 /// The workers of one generation and the threads of their mesh.
 pub struct Running {
     group: Group,
@@ -187,24 +197,26 @@ impl Host for GroupHost {
 
     fn load(&self, plan: &Value, attachment: &[u8]) -> Result<Program, Failure> {
         let plan = Plan::from_json(&plan.to_string()).map_err(|error| Self::plan_failure(&error))?;
-        if let [_, second, ..] = plan.sources() {
-            let message = format!("members are fed one source, and the flow has a second one, {}", second.name);
-            return Err(Failure::new("plan", message));
-        }
         let callbacks = self.loader.load(attachment).map_err(|error| self.call_failure(&error))?;
         Ok(Program { plan: Arc::new(plan), callbacks })
     }
 
-    fn input_schema(&self, program: &Program) -> SchemaRef {
-        program.plan.input_schema().clone()
+    fn input_schema(&self, program: &Program, source: u8) -> Result<SchemaRef, Failure> {
+        Ok(program.source(source)?.schema.clone())
     }
 
     fn output_schema(&self, program: &Program, late: bool) -> SchemaRef {
-        if late { program.plan.input_schema().clone() } else { program.plan.output_schema().clone() }
+        let plan = &program.plan;
+        let schema = match late {
+            // Blocks have their own; this is for none.
+            true => plan.late_schemas().first().copied().unwrap_or(&plan.sources()[0].schema),
+            false => plan.output_schema(),
+        };
+        schema.clone()
     }
 
-    fn max_event_time(&self, program: &Program, batch: &RecordBatch) -> Result<Option<i64>, Failure> {
-        Ok(program.plan.event_time().and_then(|column| column.max_us(batch)))
+    fn max_event_time(&self, program: &Program, source: u8, batch: &RecordBatch) -> Result<Option<i64>, Failure> {
+        Ok(program.source(source)?.event_time.as_ref().and_then(|column| column.max_us(batch)))
     }
 
     fn empty(&self) -> Resident {

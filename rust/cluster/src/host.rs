@@ -35,14 +35,20 @@ pub trait Host: Send + Sync + 'static {
     /// Compiles a plan; `attachment` holds the user's callables.
     fn load(&self, plan: &Value, attachment: &[u8]) -> Result<Self::Program, Failure>;
 
-    /// Schema of the rows that go in.
-    fn input_schema(&self, program: &Self::Program) -> SchemaRef;
+    /// Schema of the rows of a source.
+    ///
+    /// # Errors
+    /// There is no source of that number.
+    fn input_schema(&self, program: &Self::Program, source: u8) -> Result<SchemaRef, Failure>;
 
     /// Schema of the rows (`late` false) or of the late rows (true) that come out.
     fn output_schema(&self, program: &Self::Program, late: bool) -> SchemaRef;
 
-    /// Greatest event time of a batch in microseconds; None without rows or event time.
-    fn max_event_time(&self, program: &Self::Program, batch: &RecordBatch) -> Result<Option<i64>, Failure>;
+    /// Greatest event time of a batch of a source in microseconds; None without rows or event time.
+    ///
+    /// # Errors
+    /// There is no source of that number.
+    fn max_event_time(&self, program: &Self::Program, source: u8, batch: &RecordBatch) -> Result<Option<i64>, Failure>;
 
     /// No keys: a generation that starts with this makes the bins that it owns.
     fn empty(&self) -> Self::Bins;

@@ -138,6 +138,9 @@ pub struct FeedContext {
     pub query: String,
     /// The epoch.
     pub epoch: u64,
+    /// Number of the source.
+    #[serde(default)]
+    pub source: u8,
     /// Spark's partition.
     pub partition: u32,
     /// Spark's task attempt.

@@ -510,7 +510,7 @@ fn a_member_that_neither_reads_nor_answers_holds_nobody() {
     let limits = Limits::patient(Duration::from_millis(300));
     assert_eq!((limits.handshake_time, limits.heartbeat), (limits.silence, Duration::from_millis(50)));
     let began = std::time::Instant::now();
-    let context = FeedContext { query: "q".into(), epoch: 0, partition: 0, attempt: 1 };
+    let context = FeedContext { query: "q".into(), epoch: 0, source: 0, partition: 0, attempt: 1 };
     let error = Feed::connect_with(&address, &keys(), &context, None, &schema(), limits.clone()).err().unwrap();
     assert!(matches!(&error, ClusterError::Silent { peer, .. } if peer.contains(&address)), "{error}");
     let context = DrainContext { query: "q".into(), epoch: 0, piece: 0, which: Which::Rows };
@@ -522,7 +522,7 @@ fn a_member_that_neither_reads_nor_answers_holds_nobody() {
     let keys = keys().always_encrypted();
     let mut driver = Driver::with_keys(1, common::limits(), &keys, &member_keys().always_encrypted());
     driver.start("q", &[0], &Begin::default());
-    let first = FeedContext { query: "q".into(), epoch: 0, partition: 0, attempt: 1 };
+    let first = FeedContext { query: "q".into(), epoch: 0, source: 0, partition: 0, attempt: 1 };
     let address = driver.members[0].address.clone();
     let mut fed = Feed::connect_with(&address, &keys, &first, None, &schema(), limits.clone()).unwrap();
     fed.push(&batch(&[1, 2])).unwrap();
@@ -530,7 +530,7 @@ fn a_member_that_neither_reads_nor_answers_holds_nobody() {
     driver.ask(0, &release("q", 1, 0, &[(0, 1, 2)]));
     for pushes in [0, 1, 10_000] {
         let (proxy, address) = proxy(&driver.members[0].address);
-        let context = FeedContext { query: "q".into(), epoch: 1, partition: pushes, attempt: 1 };
+        let context = FeedContext { query: "q".into(), epoch: 1, source: 0, partition: pushes, attempt: 1 };
         let mut feed = Feed::connect_with(&address, &keys, &context, None, &schema(), limits.clone()).unwrap();
         proxy.store(true, std::sync::atomic::Ordering::SeqCst);
         let values = batch(&[7; 10_000]);

@@ -120,7 +120,7 @@ fn members_feeds_drains_and_a_mesh_work_as_without() {
         let (feed, drain) = (feed.always_encrypted(), drain.always_encrypted());
         // Longer than a record, a read and what is encrypted at once.
         let many: Vec<i64> = (0..100_000).collect();
-        let context = FeedContext { query: "q".into(), epoch, partition: 0, attempt: 1 };
+        let context = FeedContext { query: "q".into(), epoch, source: 0, partition: 0, attempt: 1 };
         for place in 0..3 {
             let rows = batch(&many);
             let address = &driver.members[place].address;

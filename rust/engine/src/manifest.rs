@@ -76,7 +76,8 @@ impl Plan {
     /// The two sides that do not fit.
     pub fn check(&self, newer: &Plan) -> Result<(), (String, String)> {
         if self.sources != newer.sources {
-            return Err((self.sources.join(", "), newer.sources.join(", ")));
+            let told = |plan: &Plan| format!("sources {}, in this order", plan.sources.join(", "));
+            return Err((told(self), told(newer)));
         }
         let told = |one: &Operator| format!("{} ({} of {}, version {})", one.name, one.kind, one.types, one.version);
         for old in &self.operators {
@@ -110,7 +111,7 @@ pub struct Manifest {
     pub nonce: u64,
     /// What computed it.
     pub plan: Plan,
-    /// Watermark reached, by source; microseconds.
+    /// Watermark reached, by source; microseconds. None of a source without event time, or without rows so far.
     pub watermarks: Vec<Option<i64>>,
     /// Processing time of the batch, milliseconds.
     pub clock_ms: i64,

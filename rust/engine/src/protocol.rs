@@ -32,9 +32,12 @@ pub struct Stamp {
     pub membership: u64,
 }
 
-/// What a feed task tells: the rows of a partition that a member has staged. Delivered receipts are the commit.
+/// What a feed task tells: the rows of a source in a partition that a member has staged. Delivered receipts are the commit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Receipt {
+    /// Number of the source.
+    #[serde(default)]
+    pub source: u8,
     /// Spark's partition.
     pub partition: u32,
     /// Spark's task attempt, unique in the application.
@@ -49,16 +52,19 @@ pub struct Receipt {
     pub hash: u64,
 }
 
-/// Committed rows of one partition.
+/// Committed rows of a source in one partition.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Commit {
+    /// Number of the source.
+    #[serde(default)]
+    pub source: u8,
     /// Spark's partition.
     pub partition: u32,
     /// The attempt that counts.
     pub attempt: u64,
     /// Its rows.
     pub rows: u64,
-    /// Rows of all smaller partitions.
+    /// Rows of all smaller partitions, and of all sources before.
     pub rows_before: u64,
 }
 
@@ -414,8 +420,8 @@ pub enum Event {
 pub struct Program {
     /// Operators with state, and sources.
     pub plan: Plan,
-    /// How far the watermark stays behind the greatest event time, microseconds.
-    pub lateness_us: i64,
+    /// How far the watermark of each source stays behind its greatest event time, microseconds; none for a source without event time.
+    pub lateness_us: Vec<Option<i64>>,
     /// Whether state is durable.
     pub durable: bool,
     /// Names the functions that members run: other ones have another number.
@@ -423,6 +429,16 @@ pub struct Program {
     /// Names and types of the columns that are fed.
     #[serde(default)]
     pub columns: String,
+}
+
+impl Program {
+    /// The watermark where the sources have reached these: the least. It waits for every source with event time; those without do not
+    /// count.
+    #[must_use]
+    pub fn watermark(&self, reached: &[Option<i64>]) -> Option<i64> {
+        let timed = self.lateness_us.iter().enumerate().filter(|(_, lateness)| lateness.is_some());
+        timed.map(|(source, _)| reached.get(source).copied().flatten()).min().flatten()
+    }
 }
 
 /// How a query stands, for people.

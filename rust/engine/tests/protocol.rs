@@ -362,11 +362,48 @@ fn the_batch_behind_an_end_that_came_to_nothing_may_have_rows() {
         _ => None,
     });
     let ticket = feed.expect("rows are asked for");
-    let receipt = Receipt { partition: 0, attempt: 0, member: MemberId(1), rows: 3, max_event_time: None, hash: 5 };
+    let receipt =
+        Receipt { source: 0, partition: 0, attempt: 0, member: MemberId(1), rows: 3, max_event_time: None, hash: 5 };
     script.hear(Event::Receipt { ticket, receipt });
     script.done.clear();
     script.hear(Event::Fed { ticket, outcome: Ok(()) });
     assert!(completes(&script.done, 1), "{:?}", script.done);
+}
+
+/// Each source has a watermark, the flow the least of those of sources with event time; a row's place is by source, then partition.
+#[test]
+fn the_watermark_waits_for_every_source_with_event_time() {
+    let mut script = Script::new(1);
+    script.program.plan.sources = ["a", "b", "c"].map(str::to_owned).into();
+    script.program.lateness_us = vec![Some(10), None, Some(0)];
+    script.open();
+    script.hold = vec!["Feed"];
+    let mut fed = |epoch: u64, rows: &[(u8, u32, u64, Option<i64>)]| {
+        let ticket = script.batch(epoch).into_iter().find_map(|effect| match effect {
+            Effect::Feed { ticket, .. } => Some(ticket),
+            _ => None,
+        });
+        let ticket = ticket.expect("rows are asked for");
+        for &(source, partition, rows, max_event_time) in rows {
+            let (member, attempt, hash) = (MemberId(1), 7, 1);
+            let receipt = Receipt { source, partition, attempt, member, rows, max_event_time, hash };
+            script.hear(Event::Receipt { ticket, receipt });
+        }
+        script.hear(Event::Fed { ticket, outcome: Ok(()) });
+        let release = script.done.iter().find_map(|effect| match effect {
+            Effect::Call { request: Request::Release(release), .. } => Some(release.clone()),
+            _ => None,
+        });
+        let release = release.expect("the epoch runs");
+        let places = release.feeds.iter().map(|feed| (feed.source, feed.partition, feed.rows_before));
+        (release.watermark, places.collect::<Vec<_>>())
+    };
+    let first = fed(0, &[(1, 0, 5, None), (0, 1, 2, Some(100)), (0, 0, 3, Some(40))]);
+    assert_eq!(first, (None, vec![(0, 0, 0), (0, 1, 3), (1, 0, 5)]), "c has not come");
+    assert_eq!(fed(1, &[(2, 0, 1, Some(50))]).0, Some(50));
+    assert_eq!(fed(2, &[(2, 0, 1, Some(20)), (1, 0, 1, Some(7))]).0, Some(50), "behind what c has reached");
+    assert_eq!(fed(3, &[(2, 1, 1, Some(200)), (0, 0, 1, Some(60))]).0, Some(90));
+    assert_eq!(fed(4, &[]).0, Some(90));
 }
 
 #[test]

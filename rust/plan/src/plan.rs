@@ -254,24 +254,25 @@ impl Plan {
         self.keyed().count()
     }
 
-    /// Columns of the first source, for hosts that feed only one.
-    pub fn input_schema(&self) -> &SchemaRef {
-        &self.sources[0].schema
-    }
-
     /// Columns of the output.
     pub fn output_schema(&self) -> &SchemaRef {
         &self.stages.last().expect("a plan has a stage").output
     }
 
-    /// The event-time column of the first source, for hosts that feed only one.
-    pub fn event_time(&self) -> Option<&EventTime> {
-        self.sources[0].event_time.as_ref()
-    }
-
-    /// How far the watermark stays behind the greatest event time of the first source, in microseconds.
-    pub fn lateness_us(&self) -> i64 {
-        self.sources[0].lateness_us
+    /// Columns of the late rows of the steps that may have any, each once.
+    pub fn late_schemas(&self) -> Vec<&SchemaRef> {
+        let mut found: Vec<&SchemaRef> = Vec::new();
+        for keyed in self.keyed() {
+            let late = match &keyed.kind {
+                KeyedKind::Window { .. } | KeyedKind::GroupState { late_by: Some(_), .. } => true,
+                KeyedKind::Top(top) => top.assign.is_some(),
+                _ => false,
+            };
+            if late && !found.contains(&&keyed.input) {
+                found.push(&keyed.input);
+            }
+        }
+        found
     }
 
     fn pre(&self) -> impl Iterator<Item = &[Stateless]> {

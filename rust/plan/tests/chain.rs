@@ -298,7 +298,7 @@ proptest! {
         let mut inline = Inline::new(plan, Arc::new(Functions::default()), None).unwrap();
         let mut one = Vec::new();
         for rows in &epochs {
-            inline.push(&batch(rows.iter().copied())).unwrap();
+            inline.push(0, &batch(rows.iter().copied())).unwrap();
             one.extend(pulled(&mut inline).unwrap());
         }
         inline.finish().unwrap();
@@ -323,7 +323,7 @@ fn a_flow_that_nobody_takes_stands_still() {
     let functions = Functions::default();
     let drawn = functions.drawn.clone();
     let mut inline = Inline::new(plan.clone(), Arc::new(functions), None).unwrap();
-    inline.push(&batch([1])).unwrap();
+    inline.push(0, &batch([1])).unwrap();
     assert_eq!(drawn.load(Ordering::Relaxed), 0, "nothing happens before a pull");
     let mut rows = 0;
     for _ in 0..3 {
@@ -359,7 +359,7 @@ fn an_input_that_fails_stops_the_flow_or_is_left_out() {
     let run = |on_failure| {
         let plan = plan(vec![bounded(Some(1), Some(2), on_failure, flat())]);
         let mut inline = Inline::new(plan, Arc::new(Functions::default()), None).unwrap();
-        inline.push(&batch([3, POISON, 2])).unwrap();
+        inline.push(0, &batch([3, POISON, 2])).unwrap();
         (pulled(&mut inline), inline.scopes())
     };
     let (outcome, _) = run(OnFailure::Stop);

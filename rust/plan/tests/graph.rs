@@ -9,7 +9,7 @@ use std::sync::Arc;
 use arrow_array::RecordBatch;
 use arrow_schema::{DataType, Field, Schema, SchemaRef};
 use group::{Cluster, Random, config, fresh, moves, read, rows};
-use penstock_plan::host::{HostError, Inline};
+use penstock_plan::host::{Begin, End, Inline, Piece, Pulled};
 use penstock_plan::spec::{AggSpec, NodeSpec, Nulls, PLAN_VERSION, SourceSpec};
 use penstock_plan::{CallError, Callbacks, Emit, ForeignState, JoinHow, Origin, Plan, PlanError, PlanSpec, StepSpec};
 
@@ -181,11 +181,117 @@ fn graphs_that_make_no_sense_are_refused() {
 }
 
 #[test]
-fn hosts_of_one_source_refuse_more() {
-    let plan = Plan::compile(graph(&["a", "b"], vec![node(&[0, 1], StepSpec::Union {})])).unwrap();
-    match Inline::new(Arc::new(plan), calls(), None) {
-        Err(HostError::NotALine { sources }) => assert_eq!(sources, ["a", "b"]),
-        other => panic!("{:?}", other.map(|_| ())),
+fn pieces_lead_from_exchange_to_exchange() {
+    // The map of a goes into a union with b, and into a sum; what comes of both is one output.
+    let steps = vec![
+        node(&[0], map(0, &["k", "v"])),
+        node(&[2, 1], StepSpec::Union {}),
+        node(&[2], by_key()),
+        node(&[4], total(Emit::Final)),
+        node(&[3, 5], StepSpec::Union {}),
+    ];
+    let plan = Plan::compile(graph(&["a", "b"], steps)).unwrap();
+    let (sum, output) = (End::Keyed { op: 0, side: 0 }, End::Output);
+    let piece = |begin, end| Piece { begin, end };
+    let (a, b) = (Begin::Source(0), Begin::Source(1));
+    let expected = [piece(a, sum), piece(a, output), piece(b, output), piece(Begin::Keyed(0), output)];
+    assert_eq!(plan.pieces(), expected);
+    let steps = vec![node(&[1], map(1, &["k", "w"])), node(&[0, 2], joined(&["k"], &["k"]))];
+    let plan = Plan::compile(graph(&["a", "b"], steps)).unwrap();
+    let side = |side| End::Keyed { op: 0, side };
+    let pairs = piece(Begin::Keyed(0), output);
+    assert_eq!(plan.pieces(), [piece(a, side(0)), piece(b, side(1)), pairs]);
+    let names = |schema: &SchemaRef| schema.fields().iter().map(|field| field.name().clone()).collect::<Vec<_>>();
+    assert_eq!(plan.piece_inputs(pairs).iter().map(names).collect::<Vec<_>>(), [["k", "v"], ["k", "w"]]);
+    assert_eq!(names(&plan.piece_output(plan.pieces()[1])), ["k", "w"]);
+    let one_path = vec![map(0, &["k", "v"]), by_key(), total(Emit::Final), by_key(), total(Emit::Final)];
+    let line = Plan::compile(PlanSpec::line(source("input"), one_path)).unwrap();
+    let begins: Vec<_> = line.pieces().iter().map(|piece| piece.begin).collect();
+    assert_eq!(begins, [Begin::Source(0), Begin::Keyed(0), Begin::Keyed(1)]);
+}
+
+/// What a plan gives of these rows in pieces, between which rows meet by their hash in one of two parts.
+fn in_pieces(plan: &Arc<Plan>, sources: &[Bag]) -> Bag {
+    let mut routed: BTreeMap<(usize, usize), Vec<RecordBatch>> = BTreeMap::new();
+    let mut output = Vec::new();
+    for piece in plan.pieces() {
+        let mut made = Vec::new();
+        for part in 0..2 {
+            let mut inline = Inline::new(plan.clone(), calls(), Some(piece)).unwrap();
+            let mut given = Vec::new();
+            match piece.begin {
+                Begin::Source(number) => {
+                    let whole = rows(&["k", "v"], &sources[number]);
+                    let half = whole.num_rows() / 2;
+                    given.push((
+                        0,
+                        if part == 0 { whole.slice(0, half) } else { whole.slice(half, whole.num_rows() - half) },
+                    ));
+                }
+                Begin::Keyed(op) => {
+                    for side in 0..plan.piece_inputs(piece).len() {
+                        let leads = Piece { end: End::Keyed { op, side }, ..piece };
+                        for batch in routed.get(&(op, side)).into_iter().flatten() {
+                            let hashes = plan.exchange_hashes(leads, batch).unwrap().unwrap();
+                            let here = (0..batch.num_rows() as u32).filter(|row| hashes[*row as usize] % 2 == part);
+                            let here = arrow_array::UInt32Array::from_iter_values(here);
+                            given.push((side as u8, arrow_select::take::take_record_batch(batch, &here).unwrap()));
+                        }
+                    }
+                }
+            }
+            for (input, batch) in given {
+                inline.push(input, &batch).unwrap();
+                drain(&mut inline, &mut made);
+            }
+            inline.finish().unwrap();
+            drain(&mut inline, &mut made);
+        }
+        match piece.end {
+            End::Keyed { op, side } => routed.entry((op, side)).or_default().extend(made),
+            End::Output => output.extend(made),
+        }
+    }
+    read(&output)
+}
+
+fn drain(inline: &mut Inline, made: &mut Vec<RecordBatch>) {
+    loop {
+        match inline.pull(std::time::Duration::from_secs(1)).unwrap() {
+            Pulled::Made(batches) => made.extend(batches),
+            Pulled::Idle => return,
+            Pulled::Working => {}
+        }
+    }
+}
+
+#[test]
+fn random_graphs_in_pieces_equal_the_oracle() {
+    for seed in 0..60 {
+        let mut random = Random(7_000 + seed);
+        let made = made(&mut random);
+        let plan = Arc::new(Plan::compile(made.spec.clone()).unwrap());
+        let bag = |random: &mut Random| -> Bag {
+            (0..random.below(200)).map(|_| vec![random.below(60) as i64, random.below(9) as i64]).collect()
+        };
+        let sources: Vec<Bag> = plan.sources().iter().map(|_| bag(&mut random)).collect();
+        let mut expected = oracle(&made.words, &sources).pop().unwrap();
+        let mut given = in_pieces(&plan, &sources);
+        expected.sort();
+        given.sort();
+        assert_eq!(given, expected, "seed {seed}: {}", plan.explain());
+        // Whole, in one thread.
+        let mut whole = Inline::new(plan.clone(), calls(), None).unwrap();
+        let mut all = Vec::new();
+        for (number, bag) in (0..).zip(&sources) {
+            whole.push(number, &rows(&["k", "v"], bag)).unwrap();
+            drain(&mut whole, &mut all);
+        }
+        whole.finish().unwrap();
+        drain(&mut whole, &mut all);
+        let mut all = read(&all);
+        all.sort();
+        assert_eq!(all, expected, "seed {seed}");
     }
 }
 

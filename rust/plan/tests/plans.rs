@@ -48,7 +48,7 @@ fn the_example_of_the_front_page_compiles() {
     assert_eq!(plan.stages().len(), 2);
     assert_eq!(plan.keyed_ops(), 2);
     assert!(!plan.needs_order());
-    assert_eq!(plan.lateness_us(), 5_000);
+    assert_eq!(plan.sources()[0].lateness_us, 5_000);
     let names: Vec<&str> = plan.output_schema().fields().iter().map(|field| field.name().as_str()).collect();
     assert_eq!(names, ["window_start", "window_end", "k", "n"]);
     let text = plan.explain();

@@ -220,7 +220,6 @@ pub(crate) fn from_host(error: &HostError) -> PyErr {
         HostError::Bins(bins) => raise(Kind::State, &bins.to_string()),
         HostError::Dataflow(dataflow) => raise(Kind::Engine, &dataflow.to_string()),
         HostError::MissingBins { .. } => raise(Kind::StateLost, &error.to_string()),
-        HostError::NotALine { .. } => raise(Kind::Plan, &error.to_string()),
         HostError::Owners { .. } => raise(Kind::Config, &error.to_string()),
         HostError::EpochTooLarge { .. } | HostError::Finished | HostError::Thread { .. } => {
             raise(Kind::Engine, &error.to_string())

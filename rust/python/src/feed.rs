@@ -23,7 +23,7 @@ pub(crate) struct Feed {
 impl Feed {
     #[new]
     #[allow(clippy::too_many_arguments)] // the signature that Python sees
-    #[pyo3(signature = (address, key, query, epoch, partition, attempt, schema, silence=None, hash=false, member=None))]
+    #[pyo3(signature = (address, key, query, epoch, partition, attempt, schema, silence=None, hash=false, member=None, source=0))]
     fn new(
         py: Python<'_>,
         address: String,
@@ -36,9 +36,10 @@ impl Feed {
         silence: Option<f64>,
         hash: bool,
         member: Option<u64>,
+        source: u8,
     ) -> PyResult<Self> {
         let (keys, schema, limits) = (self::keys(key)?, import_schema(schema)?, limits(silence)?);
-        let context = FeedContext { query, epoch, partition, attempt };
+        let context = FeedContext { query, epoch, source, partition, attempt };
         let dial = move || {
             let feed = cluster::Feed::connect_with(&address, &keys, &context, member, &schema, limits)?;
             Ok::<_, cluster::ClusterError>(if hash { feed.hashing(&schema) } else { feed })

@@ -41,7 +41,8 @@ pub(crate) struct InlineRun {
     owner: Owner,
     thread: std::thread::ThreadId,
     number: u64,
-    input: SchemaRef,
+    /// Columns by input: source of the plan, or side of the keyed step that the piece begins with.
+    inputs: Vec<SchemaRef>,
 }
 
 #[pymethods]
@@ -50,9 +51,10 @@ impl InlineRun {
     #[pyo3(signature = (plan, calls, piece=None))]
     fn new(py: Python<'_>, plan: &str, calls: &Bound<'_, PyAny>, piece: Option<usize>) -> PyResult<Self> {
         let plan = Arc::new(plan::compile(plan)?);
-        let input = match piece {
-            None => plan.input_schema().clone(),
-            Some(piece) => plan::piece_schema_of(&plan, piece)?,
+        let piece = piece.map(|number| plan::piece_of(&plan, number)).transpose()?;
+        let inputs = match piece {
+            None => plan.sources().iter().map(|source| source.schema.clone()).collect(),
+            Some(piece) => plan.piece_inputs(piece),
         };
         let callbacks = PyCalls::new(calls)?;
         let number = NEXT.fetch_add(1, Ordering::Relaxed);
@@ -73,14 +75,19 @@ impl InlineRun {
             Ok(())
         })
         .map_err(|error: HostError| Problem::Host(Box::new(error)))?;
-        Ok(Self { owner: Owner::here(), thread: std::thread::current().id(), number, input })
+        Ok(Self { owner: Owner::here(), thread: std::thread::current().id(), number, inputs })
     }
 
     /// Takes one batch and returns what it makes at once, as a list of batches: all of it, or where the flow expands its input as
     /// much as is worth handing on; `pull` gives the rest.
-    fn push(&self, py: Python<'_>, batch: &Bound<'_, PyAny>) -> PyResult<Vec<RecordBatch>> {
-        let batch = plan::fitting(&import_batch(batch)?, &self.input)?;
-        self.with(py, |run| run.push(&batch))?;
+    #[pyo3(signature = (batch, input=0))]
+    fn push(&self, py: Python<'_>, batch: &Bound<'_, PyAny>, input: u8) -> PyResult<Vec<RecordBatch>> {
+        let Some(schema) = self.inputs.get(usize::from(input)) else {
+            let message = format!("there are {} inputs, there is no input {input}", self.inputs.len());
+            return Err(errors::raise(Kind::Value, &message));
+        };
+        let batch = plan::fitting(&import_batch(batch)?, schema)?;
+        self.with(py, |run| run.push(input, &batch))?;
         Ok(self.pull(py)?.unwrap_or_default())
     }
 

@@ -8,6 +8,7 @@ use arrow_array::{ArrayRef, Int64Array, RecordBatch as Batch, UInt64Array};
 use arrow_schema::{DataType, Field, Schema as ArrowSchema, SchemaRef};
 use penstock_bins::{Routing, Strategy, steps};
 use penstock_plan::hash::hash_columns_of;
+use penstock_plan::host::{Begin, End, Piece};
 use penstock_plan::{KeyedKind, KeyedSpec, Plan};
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
@@ -21,26 +22,50 @@ pub(crate) fn compile(plan: &str) -> PyResult<Plan> {
     Plan::from_json(plan).map_err(|error| errors::from_plan(&error))
 }
 
-/// Input columns of piece `piece`.
-pub(crate) fn piece_schema_of(plan: &Plan, piece: usize) -> PyResult<SchemaRef> {
-    plan.piece_input_schema(piece).ok_or_else(|| {
-        let message = format!("the plan has {} pieces, there is no piece {piece}", plan.pieces());
+/// A piece by its number.
+pub(crate) fn piece_of(plan: &Plan, number: usize) -> PyResult<Piece> {
+    let pieces = plan.pieces();
+    pieces.get(number).copied().ok_or_else(|| {
+        let message = format!("the plan has {} pieces, there is no piece {number}", pieces.len());
         errors::raise(Kind::Value, &message)
     })
 }
 
-/// Compiles a plan and tells about it: ``{"output_schema", "needs_order", "line", "pieces", "operators", "explain"}``.
+/// Compiles a plan and tells about it: ``{"output_schema", "needs_order", "pieces", "late_schemas", "operators", "explain"}``.
 #[pyfunction]
 pub(crate) fn plan_check<'py>(py: Python<'py>, plan: &str) -> PyResult<Bound<'py, PyDict>> {
     let plan = compile(plan)?;
     let facts = PyDict::new(py);
     facts.set_item("output_schema", Schema::new(plan.output_schema().clone()).into_pyobject(py)?)?;
     facts.set_item("needs_order", plan.needs_order())?;
-    facts.set_item("line", plan.is_line())?;
-    facts.set_item("pieces", plan.pieces())?;
+    facts.set_item("pieces", pieces(py, &plan)?)?;
+    let late = plan.late_schemas().into_iter().map(|schema| Schema::new(schema.clone()));
+    facts.set_item("late_schemas", late.collect::<Vec<_>>())?;
     facts.set_item("operators", operators(py, &plan)?)?;
     facts.set_item("explain", plan.explain())?;
     Ok(facts)
+}
+
+/// The pieces between exchanges, each with its columns: ``{"source"}`` or ``{"operator"}`` that it begins with, ``{"inputs"}`` by side, and
+/// ``{"end"}``, which is (operator, side) or None for the output.
+fn pieces<'py>(py: Python<'py>, plan: &Plan) -> PyResult<Vec<Bound<'py, PyDict>>> {
+    let told = |piece: Piece| {
+        let facts = PyDict::new(py);
+        match piece.begin {
+            Begin::Source(number) => facts.set_item("source", number)?,
+            Begin::Keyed(number) => facts.set_item("operator", number)?,
+        }
+        let end = match piece.end {
+            End::Keyed { op, side } => Some((op, side)),
+            End::Output => None,
+        };
+        facts.set_item("end", end)?;
+        let inputs = plan.piece_inputs(piece).into_iter().map(Schema::new);
+        facts.set_item("inputs", inputs.collect::<Vec<_>>())?;
+        facts.set_item("output", Schema::new(plan.piece_output(piece)))?;
+        Ok(facts)
+    };
+    plan.pieces().into_iter().map(told).collect()
 }
 
 /// The steps that keep state as manifests name them: ``{"name", "kind", "types", "version", "columns"}``, and the number of the ``call`` of those with a
@@ -75,13 +100,7 @@ pub(crate) fn migration_steps(
     steps(strategy, &routing(owners)?, &routing(target)?).map_err(|error| refused(&error))
 }
 
-/// Columns that go into piece `piece` of a plan.
-#[pyfunction]
-pub(crate) fn plan_piece_schema(plan: &str, piece: usize) -> PyResult<Schema> {
-    Ok(Schema::new(piece_schema_of(&compile(plan)?, piece)?))
-}
-
-/// Hash of the key of each row, as one int64 column `hash`: the exchange in front of piece `piece`.
+/// Hash of the key of each row that leaves a piece, as one int64 column `hash`.
 #[pyfunction]
 pub(crate) fn exchange_hashes(
     py: Python<'_>,
@@ -90,22 +109,28 @@ pub(crate) fn exchange_hashes(
     batch: &Bound<'_, PyAny>,
 ) -> PyResult<RecordBatch> {
     let plan = compile(plan)?;
-    let schema = piece_schema_of(&plan, piece)?;
-    if piece == 0 {
-        return Err(errors::raise(Kind::Value, "there is no exchange in front of piece 0"));
-    }
-    let batch = fitting(&import_batch(batch)?, &schema)?;
+    let number = piece;
+    let piece = piece_of(&plan, number)?;
+    let batch = fitting(&import_batch(batch)?, &plan.piece_output(piece))?;
     let hashes = py.detach(|| plan.exchange_hashes(piece, &batch)).map_err(|error| errors::from_op(&error))?;
+    let Some(hashes) = hashes else {
+        return Err(errors::raise(Kind::Value, &format!("there is no exchange behind piece {number}")));
+    };
     let signed = hashes.into_iter().map(|hash| hash as i64).collect::<Int64Array>();
     one_column("hash", DataType::Int64, Arc::new(signed))
 }
 
-/// Greatest event time of a batch, in microseconds since 1970; None without rows or event time.
+/// Greatest event time of a batch of a source, in microseconds since 1970; None without rows or event time.
 #[pyfunction]
-pub(crate) fn max_event_time(plan: &str, batch: &Bound<'_, PyAny>) -> PyResult<Option<i64>> {
+#[pyo3(signature = (plan, batch, source=0))]
+pub(crate) fn max_event_time(plan: &str, batch: &Bound<'_, PyAny>, source: usize) -> PyResult<Option<i64>> {
     let plan = compile(plan)?;
-    let batch = fitting(&import_batch(batch)?, plan.input_schema())?;
-    Ok(plan.max_event_time(&batch))
+    let Some(one) = plan.sources().get(source) else {
+        let message = format!("the plan has {} sources, there is no source {source}", plan.sources().len());
+        return Err(errors::raise(Kind::Value, &message));
+    };
+    let batch = fitting(&import_batch(batch)?, &one.schema)?;
+    Ok(plan.max_event_time(source, &batch))
 }
 
 /// A batch of input under the flow's schema; a SchemaError that names the column when it does not fit.

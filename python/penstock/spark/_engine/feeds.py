@@ -1,8 +1,9 @@
 """Feeding an epoch: a Spark task that brings the rows of its partition to a member.
 
 Owns: the picklable task, its receipt, and the choice of the member. A task sends to a member of its own executor
-where there is one, so rows do not cross the network. What a task yields is its receipt; the receipts that the
-driver collects are the commit: rows of an attempt whose receipt Spark did not deliver never count.
+where there is one, so rows do not cross the network. What a task yields is its receipts, one for each source that its
+partition has rows of; the receipts that the driver collects are the commit: rows of an attempt whose receipt Spark did
+not deliver never count. All of a task go to one member, each source on a connection of its own.
 
 A task whose member has died does not raise: it yields a row that says so. Spark would end the whole job, and with it
 the Python processes of its other tasks, which take a second of CPU each to come back, just when the batch is to be fed
@@ -12,7 +13,7 @@ again.
 from __future__ import annotations
 
 import socket
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -20,8 +21,8 @@ import pyarrow as pa
 
 from penstock._schema import conform
 from penstock.errors import AuthenticationError, ProtocolError
+from penstock.spark._tasks.apart import renamed, split
 from penstock.spark._tasks.place import Key, executor_name
-from penstock.spark.batch import renamed
 
 if TYPE_CHECKING:
     from penstock import _native
@@ -30,10 +31,10 @@ __all__ = ["RECEIPTS", "RECEIPTS_DDL", "FeedTarget", "FeedTask", "Receipt"]
 
 #: How long a member has to accept a connection that tells whether it lives, seconds.
 _DIAL_S = 2.0
-#: Columns that a feed task yields: one row for each partition that holds rows.
+#: Columns that a feed task yields: one row for each source that the partition holds rows of.
 RECEIPTS_DDL = (
     "partition int, attempt bigint, member bigint, rows bigint, max_event_time bigint, checksum bigint, hash bigint,"
-    " gone string"
+    " gone string, source int"
 )
 RECEIPTS = pa.schema(
     [
@@ -45,13 +46,14 @@ RECEIPTS = pa.schema(
         ("checksum", pa.int64()),
         ("hash", pa.int64()),
         ("gone", pa.string()),
+        ("source", pa.int32()),
     ]
 )
 
 
 @dataclass(frozen=True)
 class Receipt:
-    """What a member has staged of one partition.
+    """What a member has staged of one source in one partition.
 
     Attributes
     ----------
@@ -69,6 +71,8 @@ class Receipt:
         Sum of the hashes of the rows, modulo 2^64 and with a sign, as Spark has it; 0 where it was not asked for.
     gone : str or None
         Why nothing is staged: the member has died.
+    source : int
+        Number of the source.
     """
 
     partition: int
@@ -79,6 +83,7 @@ class Receipt:
     checksum: int
     hash: int = 0
     gone: str | None = None
+    source: int = 0
 
 
 @dataclass(frozen=True)
@@ -92,7 +97,7 @@ class FeedTarget:
 
 @dataclass(frozen=True)
 class FeedTask:
-    """A function for ``mapInArrow`` that stages the rows of its partition and yields a receipt.
+    """A function for ``mapInArrow`` that stages the rows of its partition and yields receipts.
 
     Attributes
     ----------
@@ -100,8 +105,8 @@ class FeedTask:
         Name of the query at the members.
     epoch : int
         Which epoch the rows belong to.
-    schema : pyarrow.Schema
-        Columns of the flow's input.
+    sources : mapping of str to pyarrow.Schema
+        Columns of each source; of several sources the rows come as structs, see `penstock.spark.sources`.
     seats : tuple of FeedTarget
         The members, in process order.
     key : Key
@@ -114,52 +119,61 @@ class FeedTask:
 
     query: str
     epoch: int
-    schema: pa.Schema
+    sources: Mapping[str, pa.Schema]
     seats: tuple[FeedTarget, ...]
     key: Key
     silence: float = 60.0
     hash: bool = False
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Stage all batches; yields one row, or none for an empty partition."""
+        """Stage all batches; yields one row for each source that there are rows of."""
         from pyspark import TaskContext
 
         context = TaskContext.get()
         assert context is not None, "a feed runs inside a Spark task"
         partition, attempt = context.partitionId(), context.taskAttemptId()
-        feed: _native.Feed | None = None
-        seat: FeedTarget | None = None
+        schemas = list(self.sources.values())
+        seat = self._seat(partition)
+        open_: dict[int, _native.Feed] = {}
+        receipts: list[dict[str, Any]] = []
         try:
-            for batch in renamed(batches, self.schema):
-                if not batch.num_rows:
-                    continue
-                if feed is None:
-                    seat = self._seat(partition)
-                    feed = self._connect(seat, partition, attempt)
-                feed.push(conform(batch, self.schema))
-            if feed is None:
-                return
-            receipt: Any = feed.finish()
+            for source, batch in self._parted(batches):
+                if source not in open_:
+                    open_[source] = self._connect(seat, partition, attempt, source, schemas[source])
+                open_[source].push(conform(batch, schemas[source]))
+            receipts.extend({"source": source, **feed.finish()} for source, feed in sorted(open_.items()))
         except (ProtocolError, AuthenticationError) as error:
-            if seat is None:
-                raise
             # The driver reads this text: the first line has to name the member.
             text = f"member {seat.member} at {seat.address}: {error}"
             if isinstance(error, AuthenticationError) or _answers(seat.address):
                 raise ProtocolError(text) from error
-            receipt = {"member": seat.member, "rows": 0, "max_event_time": None, "checksum": 0, "gone": text}
+            nothing = {"source": 0, "rows": 0, "max_event_time": None, "checksum": 0, "hash": 0}
+            receipts = [{"member": seat.member, "gone": text, **nothing}]
         finally:
-            if feed is not None:
+            for feed in open_.values():
                 feed.close()
-        row = {"partition": partition, "attempt": attempt, **receipt}
-        yield pa.RecordBatch.from_pylist([row], schema=RECEIPTS)
+        if receipts:
+            rows = [{"partition": partition, "attempt": attempt, **receipt} for receipt in receipts]
+            yield pa.RecordBatch.from_pylist(rows, schema=RECEIPTS)
+
+    def _parted(self, batches: Iterable[pa.RecordBatch]) -> Iterator[tuple[int, pa.RecordBatch]]:
+        names = list(self.sources)
+        if len(names) == 1:
+            [schema] = self.sources.values()
+            for batch in renamed(batches, schema.names):
+                if batch.num_rows:
+                    yield 0, batch
+            return
+        for batch in renamed(batches, names):
+            if batch.num_rows:
+                yield from split(batch, names)
 
     def _seat(self, partition: int) -> FeedTarget:
         here = executor_name()
         near = [seat for seat in self.seats if seat.executor == here] or list(self.seats)
         return near[partition % len(near)]
 
-    def _connect(self, seat: FeedTarget, partition: int, attempt: int) -> _native.Feed:
+    def _connect(self, seat: FeedTarget, partition: int, attempt: int, source: int, schema: pa.Schema) -> _native.Feed:
         from penstock import _native
 
         return _native.Feed(
@@ -169,10 +183,11 @@ class FeedTask:
             self.epoch,
             partition,
             attempt,
-            self.schema,
+            schema,
             self.silence,
             self.hash,
             seat.member,
+            source,
         )
 
 

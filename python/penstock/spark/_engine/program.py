@@ -18,8 +18,10 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
+from penstock._flow.graph import sources_of
 from penstock._flow.text import encode
 from penstock._schema import spark_types
+from penstock.errors import PlanError
 from penstock.spark._tasks import functions
 from penstock.spark._tasks.partitions import dump_calls
 
@@ -56,6 +58,10 @@ class Program:
         Whether results depend on the order of the input.
     output : pyarrow.Schema
         Columns of the results.
+    late : pyarrow.Schema
+        Columns of rows that come too late.
+    lateness_us : tuple of int or None
+        How far the watermark of each source stays behind, microseconds; None for one without event time.
     """
 
     flow: Flow
@@ -66,10 +72,15 @@ class Program:
     operators: tuple[Mapping[str, Any], ...]
     ordered: bool
     output: pa.Schema
+    late: pa.Schema
+    lateness_us: tuple[int | None, ...]
 
     @classmethod
-    def of(cls, flow: Flow) -> Program:
-        """Compile a flow; raises what `Flow.output_schema` raises, and SchemaError where Spark lacks a type."""
+    def of(cls, flow: Flow, late: bool = False) -> Program:
+        """Compile a flow; raises what `Flow.output_schema` raises, and SchemaError where Spark lacks a type.
+
+        With `late` somebody takes late rows, which then must be alike: a PlanError where they are not.
+        """
         from penstock import _native
 
         plan, calls = flow.to_plan(streaming=True)
@@ -77,7 +88,15 @@ class Program:
         output = pa.schema(facts["output_schema"])
         # Both ends must be types that Spark has, before anything runs.
         spark_types(output)
-        spark_types(flow.input_schema)
+        for schema in flow.sources.values():
+            spark_types(schema)
+        lates = [pa.schema(one) for one in facts["late_schemas"]]
+        if late and len(lates) > 1:
+            told = "; ".join(", ".join(one.names) for one in lates)
+            raise PlanError(
+                f"late rows of this flow have different columns ({told}), and late= takes rows of one kind: leave it"
+                " out, and they are counted, or bring the rows to the same columns before they are windowed"
+            )
         pickled = dump_calls(calls)
         return cls(
             flow,
@@ -88,6 +107,8 @@ class Program:
             tuple(_operator(told, calls) for told in facts["operators"]),
             bool(facts["needs_order"]),
             output,
+            lates[0] if lates else next(iter(flow.sources.values())),
+            tuple(None if source.event_time is None else source.lateness_ms * 1_000 for source in sources_of(flow)),
         )
 
     def same_functions(self, other: Program) -> bool:
@@ -102,6 +123,9 @@ class Program:
         return (None if durable else self._other_state(other)) or self._other_modules(other)
 
     def _other_state(self, other: Program) -> str | None:
+        now, before = (", ".join(program.flow.sources) for program in (self, other))
+        if now != before:
+            return f"its sources are {now}, in this order, those of the flow before were {before}"
         mine, theirs = _steps(self.plan), _steps(other.plan)
         if mine != theirs:
             pairs = zip(mine[1:], theirs[1:], strict=False)

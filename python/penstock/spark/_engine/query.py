@@ -41,7 +41,7 @@ from penstock.spark._engine.residents import Residents
 from penstock.spark._engine.stream import Stream
 from penstock.spark._tasks.failures import Failure
 from penstock.spark._tasks.place import Secret
-from penstock.spark.batch import _quoted, _select, by_place
+from penstock.spark.sources import by_place, fed
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -426,11 +426,11 @@ class Query:
             self._functions += 1
             self.program = program
         opened = {
-            "plan": {"operators": list(self.program.operators), "sources": ["input"]},
-            "lateness_us": self.program.flow.lateness_ms * 1_000,
+            "plan": {"operators": list(self.program.operators), "sources": list(program.flow.sources)},
+            "lateness_us": list(program.lateness_us),
             "durable": self.storage is not None,
             "functions": self._functions,
-            "columns": ", ".join(f"{field.name} {field.type}" for field in program.flow.input_schema),
+            "columns": _columns(program.flow.sources),
         }
         self._executor.post({"Open": {"query": self.id, "program": opened}})
 
@@ -485,15 +485,13 @@ class Query:
         """Bring the rows of a batch to the members; the receipts that come back are the commit."""
         clock = time.monotonic()
         flow, epoch = self.program.flow, facts["epoch"]
-        wanted = _select(flow, df)
-        if self.program.ordered and flow.order_by:
-            wanted = wanted.sort(*(_quoted(name) for name in flow.order_by))
+        wanted = fed(flow, df, self.program.ordered)
         members = [self._hub.known(one) for one in facts["members"]]
         seats = tuple(feeds.FeedTarget(member.id, member.executor, member.address) for member in members)
         key, silence = self._setup.secret.feed(self.id, epoch), self._setup.silence
         # Rows of a batch that is fed again are compared with those that its sink was given.
         compared = self.storage is not None
-        task = feeds.FeedTask(self.id, epoch, flow.input_schema, seats, key, silence, compared)
+        task = feeds.FeedTask(self.id, epoch, flow.sources, seats, key, silence, compared)
         with described(df.sparkSession, f"penstock {self.name}: feed epoch {epoch}"):
             rows = by_place(wanted).mapInArrow(task, feeds.RECEIPTS_DDL).collect()
         receipts = [feeds.Receipt(**row.asDict()) for row in rows]
@@ -502,6 +500,7 @@ class Query:
                 raise ProtocolError(receipt.gone)
         for receipt in receipts:
             told = {
+                "source": receipt.source,
                 "partition": receipt.partition,
                 "attempt": receipt.attempt,
                 "member": receipt.member,
@@ -550,9 +549,15 @@ class Query:
     def _frame(
         self, session: SparkSession, epoch: int, pieces: tuple[drains.Piece, ...], which: Literal["rows", "late"]
     ) -> DataFrame:
-        schema = self.program.output if which == "rows" else self.program.flow.input_schema
+        schema = self.program.output if which == "rows" else self.program.late
         secret, silence = self._setup.secret, self._setup.silence
         return drains.outputs(session, self.id, epoch, which, pieces, schema, secret, silence)
+
+
+def _columns(sources: Mapping[str, pa.Schema]) -> str:
+    """What is fed, for people."""
+    told = {name: ", ".join(f"{field.name} {field.type}" for field in schema) for name, schema in sources.items()}
+    return "; ".join(told.values() if len(told) == 1 else (f"{name}: {columns}" for name, columns in told.items()))
 
 
 def _ended(event: str, facts: Mapping[str, Any], error: Exception | None = None) -> Event:

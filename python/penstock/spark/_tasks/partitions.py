@@ -9,7 +9,7 @@ Invariant: nothing outlives the partition, so a retried task gives the same rows
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +19,7 @@ from penstock._functions.inline import drive
 from penstock._schema import conform, spark_types
 from penstock.errors import ConfigError, PlanError
 from penstock.spark._tasks import functions
+from penstock.spark._tasks.apart import split
 
 if TYPE_CHECKING:
     from penstock._flow.base import FlowBase
@@ -36,13 +37,15 @@ class PartitionFunction:
         The plan as JSON.
     calls : bytes
         The Python functions, cloudpickled.
-    input_schema, output_schema : pyarrow.Schema
-        What it takes and what it gives, in Spark's Arrow types.
+    inputs : mapping of str to pyarrow.Schema
+        What it takes, by source; of several sources each row is a struct, see `penstock.spark.tagged`.
+    output_schema : pyarrow.Schema
+        What it gives, in Spark's Arrow types.
     """
 
     plan: str
     calls: bytes
-    input_schema: pa.Schema
+    inputs: Mapping[str, pa.Schema]
     output_schema: pa.Schema
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -50,8 +53,13 @@ class PartitionFunction:
         from penstock import _native
 
         run = _native.InlineRun(self.plan, load_calls(self.calls))
-        for out in drive(run, batches, self.input_schema):
+        for out in drive(run, self._parted(batches), list(self.inputs.values())):
             yield conform(pa.record_batch(out), self.output_schema, "output")
+
+    def _parted(self, batches: Iterable[pa.RecordBatch]) -> Iterator[tuple[int, pa.RecordBatch]]:
+        names = list(self.inputs)
+        for batch in batches:
+            yield from [(0, batch)] if len(names) == 1 else split(batch, names)
 
 
 def map_in_arrow(flow: FlowBase, per_partition: bool = False) -> PartitionFunction:
@@ -80,7 +88,7 @@ def map_in_arrow(flow: FlowBase, per_partition: bool = False) -> PartitionFuncti
             " penstock.spark.run(flow, df) for results over all partitions, or say per_partition=True"
         )
     plan, calls = flow.to_plan()
-    return PartitionFunction(plan, dump_calls(calls), flow.input_schema, spark_types(flow.output_schema))
+    return PartitionFunction(plan, dump_calls(calls), flow.sources, spark_types(flow.output_schema))
 
 
 def dump_calls(calls: list[dict[str, Any]]) -> bytes:

@@ -77,7 +77,7 @@ fn feed<H: Host>(mut session: Session, scope: &str, context: &[u8], core: &Core<
     if session.answer(&Ok(json!({ "ok": true, "member": core.member }))).is_err() {
         return;
     }
-    let staged = gather(&mut session, core, &query, &program).and_then(|gathered| match gathered {
+    let staged = gather(&mut session, core, &query, &program, context.source).and_then(|gathered| match gathered {
         Some((batches, end, latest)) => {
             query.staging().keep(&context, number, batches)?;
             Ok(Some((end, latest)))
@@ -112,9 +112,10 @@ fn gather<H: Host>(
     core: &Core<H>,
     query: &Query<H>,
     program: &H::Program,
+    source: u8,
 ) -> Result<Option<Gathered>, Failure> {
     let malformed = |error: ClusterError| Failure::new("protocol", error.to_string());
-    let expected = core.host.input_schema(program);
+    let expected = core.host.input_schema(program, source)?;
     let mut decoder = Decoder::default();
     let (mut batches, mut arrived) = (Vec::new(), Vec::new());
     let (mut checked, mut latest) = (false, None);
@@ -145,7 +146,7 @@ fn gather<H: Host>(
         for batch in arrived.drain(..) {
             decoder.count(batch.num_rows());
             let batch = under(&expected, batch).map_err(|error| Failure::new("schema", error.to_string()))?;
-            latest = latest.max(core.host.max_event_time(program, &batch)?);
+            latest = latest.max(core.host.max_event_time(program, source, &batch)?);
             if batch.num_rows() > 0 {
                 batches.extend(query.shelf.stage(batch).map_err(|error| error.to_failure())?);
             }

@@ -1,6 +1,6 @@
 //! Rows that feeds have delivered and nobody has committed yet.
 //!
-//! Keyed by epoch, partition and attempt. An attempt appears here only when its stream was complete
+//! Keyed by epoch, source, partition and attempt. An attempt appears here only when its stream was complete
 //! and checked; one that broke off leaves nothing. An attempt that connects again before it is
 //! complete replaces itself: its older connection can no longer complete it. Which attempts count is decided by the release
 //! of the epoch, which takes copies of the (shared) batches, so that the epoch can be released
@@ -21,7 +21,18 @@ use crate::error::Failure;
 use crate::host::{PartitionRows, Rows};
 use crate::message::FeedContext;
 
-type Key = (u32, u64);
+/// Source, partition and attempt.
+type Key = (u8, u32, u64);
+
+impl FeedContext {
+    fn key(&self) -> Key {
+        (self.source, self.partition, self.attempt)
+    }
+}
+
+fn key_of(feed: &Commit) -> Key {
+    (feed.source, feed.partition, feed.attempt)
+}
 
 #[derive(Debug)]
 struct Attempt {
@@ -45,7 +56,7 @@ impl Staging {
     /// A feed begins; returns its ticket.
     pub(crate) fn open(&mut self, feed: &FeedContext) -> Result<u64, Failure> {
         self.still_open(feed)?;
-        let key = (feed.partition, feed.attempt);
+        let key = feed.key();
         if self.epochs.get(&feed.epoch).is_some_and(|epoch| epoch.contains_key(&key)) {
             let message = format!(
                 "attempt {} of partition {} of epoch {} is here already",
@@ -60,7 +71,7 @@ impl Staging {
 
     /// A feed that was opened has ended; false when another connection had taken its place.
     pub(crate) fn abandon(&mut self, feed: &FeedContext, ticket: u64) -> bool {
-        let place = (feed.epoch, (feed.partition, feed.attempt));
+        let place = (feed.epoch, feed.key());
         let ours = self.arriving.get(&place) == Some(&ticket);
         if ours {
             self.arriving.remove(&place);
@@ -77,7 +88,7 @@ impl Staging {
         let rows = batches.iter().map(|batch| batch.num_rows() as u64).sum();
         let attempt = Attempt { batches, rows };
         let epoch = self.epochs.entry(feed.epoch).or_default();
-        epoch.insert((feed.partition, feed.attempt), attempt);
+        epoch.insert(feed.key(), attempt);
         Ok(())
     }
 
@@ -90,10 +101,10 @@ impl Staging {
         Err(Failure::new("epoch", message).with("given", feed.epoch).with("next", self.floor))
     }
 
-    /// The rows of the attempts that count, by partition. Changes nothing.
+    /// The rows of the attempts that count, by source and partition. Changes nothing.
     ///
     /// # Errors
-    /// When one is not staged here with that many rows, or a partition is named twice.
+    /// When one is not staged here with that many rows, or a partition of a source is named twice.
     pub(crate) fn select(&self, epoch: u64, feeds: &[Commit]) -> Result<Vec<PartitionRows>, Failure> {
         let mut chosen = BTreeMap::new();
         for feed in feeds {
@@ -103,20 +114,19 @@ impl Staging {
                     .with("partition", feed.partition)
                     .with("attempt", feed.attempt))
             };
-            let key = (feed.partition, feed.attempt);
-            let Some(attempt) = self.epochs.get(&epoch).and_then(|epoch| epoch.get(&key)) else {
+            let Some(attempt) = self.epochs.get(&epoch).and_then(|epoch| epoch.get(&key_of(feed))) else {
                 return fail("this attempt is not staged here".into());
             };
             if attempt.rows != feed.rows {
                 return fail(format!("{} rows are staged, not {}", attempt.rows, feed.rows));
             }
             let staged = PartitionRows {
-                source: 0,
+                source: feed.source,
                 partition: feed.partition,
                 batches: attempt.batches.clone(),
                 rows_before: feed.rows_before,
             };
-            if chosen.insert(feed.partition, staged).is_some() {
+            if chosen.insert((feed.source, feed.partition), staged).is_some() {
                 return fail("two attempts of this partition are to count".into());
             }
         }
@@ -127,7 +137,7 @@ impl Staging {
     pub(crate) fn release(&mut self, epoch: u64, feeds: &[Commit]) {
         self.released = Some(epoch);
         if let Some(attempts) = self.epochs.get_mut(&epoch) {
-            let chosen: BTreeSet<Key> = feeds.iter().map(|feed| (feed.partition, feed.attempt)).collect();
+            let chosen: BTreeSet<Key> = feeds.iter().map(key_of).collect();
             attempts.retain(|key, _| chosen.contains(key));
         }
     }
@@ -167,11 +177,29 @@ mod tests {
     }
 
     fn feed(epoch: u64, partition: u32, attempt: u64) -> FeedContext {
-        FeedContext { query: "q".into(), epoch, partition, attempt }
+        FeedContext { query: "q".into(), epoch, source: 0, partition, attempt }
     }
 
     fn commit(partition: u32, attempt: u64, rows: u64) -> Commit {
-        Commit { partition, attempt, rows, rows_before: 0 }
+        Commit { source: 0, partition, attempt, rows, rows_before: 0 }
+    }
+
+    #[test]
+    fn one_attempt_brings_rows_of_several_sources() {
+        let mut staging = Staging::default();
+        let of = |source| FeedContext { source, ..feed(0, 2, 5) };
+        for (source, values) in [(1, &[1, 2][..]), (0, &[3])] {
+            let ticket = staging.open(&of(source)).unwrap();
+            staging.keep(&of(source), ticket, vec![batch(values).into()]).unwrap();
+        }
+        assert!(staging.open(&of(1)).is_err(), "it is here");
+        let commits = [Commit { source: 1, ..commit(2, 5, 2) }, commit(2, 5, 1)];
+        let taken = staging.select(0, &commits).unwrap();
+        assert_eq!(taken.iter().map(|staged| staged.source).collect::<Vec<_>>(), [0, 1]);
+        assert_eq!(read(&taken[1]), [batch(&[1, 2])]);
+        assert!(staging.select(0, &[Commit { source: 2, ..commit(2, 5, 0) }]).is_err());
+        staging.release(0, &commits[..1]);
+        assert_eq!(staging.rows(), 2, "what does not count has gone");
     }
 
     #[test]

@@ -207,7 +207,8 @@ impl Cluster {
     pub fn release(&mut self, epoch: u64, parts: &[Vec<(i64, i64)>]) -> Vec<u64> {
         let stamp = stamp(self.generation);
         let send = |(seat, rows): (usize, &Vec<(i64, i64)>)| {
-            let feeds = vec![Commit { partition: seat as u32, attempt: 7, rows: rows.len() as u64, rows_before: 0 }];
+            let feeds =
+                vec![Commit { source: 0, partition: seat as u32, attempt: 7, rows: rows.len() as u64, rows_before: 0 }];
             let release = Release { stamp, epoch, feeds, watermark: None, clock_ms: 0, finish: false };
             self.driver.send(seat, &ask("q", Request::Release(release)))
         };

@@ -142,15 +142,18 @@ impl Host for Echo {
         Ok(wishes)
     }
 
-    fn input_schema(&self, _: &Wishes) -> SchemaRef {
-        schema()
+    fn input_schema(&self, _: &Wishes, source: u8) -> Result<SchemaRef, Failure> {
+        match source {
+            0 => Ok(schema()),
+            _ => Err(Failure::new("plan", "there is one source")),
+        }
     }
 
     fn output_schema(&self, _: &Wishes, _late: bool) -> SchemaRef {
         schema()
     }
 
-    fn max_event_time(&self, _: &Wishes, batch: &RecordBatch) -> Result<Option<i64>, Failure> {
+    fn max_event_time(&self, _: &Wishes, _: u8, batch: &RecordBatch) -> Result<Option<i64>, Failure> {
         Ok(values([batch]).into_iter().max())
     }
 
@@ -528,6 +531,7 @@ pub fn stop(query: &str, generation: u64, epoch: u64) -> Value {
 /// Runs an epoch on committed partitions: partition, attempt, rows.
 pub fn release(query: &str, generation: u64, epoch: u64, feeds: &[(u32, u64, u64)]) -> Value {
     let commit = |(partition, attempt, rows): &(u32, u64, u64)| Commit {
+        source: 0,
         partition: *partition,
         attempt: *attempt,
         rows: *rows,

@@ -244,7 +244,8 @@ impl Query {
         }
         self.base = At {
             epoch: Some(before),
-            watermark: manifest.watermarks.iter().flatten().min().copied(),
+            watermarks: manifest.watermarks.clone(),
+            watermark: self.program.watermark(&manifest.watermarks),
             clock_ms: manifest.clock_ms,
             late_rows: manifest.late_rows,
         };

@@ -46,7 +46,7 @@ impl Query {
 
     pub(super) fn receipt(&mut self, receipt: Receipt) {
         if let Some(Call { phase: Phase::Feeding { receipts, twice }, .. }) = &mut self.call {
-            *twice |= receipts.insert(receipt.partition, receipt).is_some();
+            *twice |= receipts.insert((receipt.source, receipt.partition), receipt).is_some();
         }
     }
 
@@ -78,7 +78,7 @@ impl Query {
         }
         let now = receipts
             .values()
-            .fold((0, 0u64), |(rows, hash), receipt| (rows + receipt.rows, hash.wrapping_add(receipt.hash)));
+            .fold((0, 0u64), |(rows, hash), receipt| (rows + receipt.rows, hash.wrapping_add(weighed(receipt))));
         if let Some((shown, before)) = self.shown
             && shown == epoch
             && before != now
@@ -99,14 +99,22 @@ impl Query {
         let mut rows: Rows = (0, 0);
         let mut before = std::collections::BTreeMap::new();
         for receipt in receipts.values() {
-            before.insert(receipt.partition, rows.0);
-            rows = (rows.0 + receipt.rows, rows.1.wrapping_add(receipt.hash));
+            before.insert((receipt.source, receipt.partition), rows.0);
+            rows = (rows.0 + receipt.rows, rows.1.wrapping_add(weighed(receipt)));
         }
-        let reached = receipts.values().filter_map(|receipt| receipt.max_event_time).max();
-        // It never goes back, and moves only with rows.
-        let reached = reached.map(|time| time - self.program.lateness_us).max(self.base.watermark);
+        // Each never goes back, and moves only with rows.
+        let mut watermarks = self.base.watermarks.clone();
+        watermarks.resize(self.program.lateness_us.len(), None);
+        for receipt in receipts.values() {
+            let source = usize::from(receipt.source);
+            if let (Some(time), Some(Some(lateness))) = (receipt.max_event_time, self.program.lateness_us.get(source)) {
+                watermarks[source] = watermarks[source].max(Some(time.saturating_sub(*lateness)));
+            }
+        }
+        let reached = self.program.watermark(&watermarks).max(self.base.watermark);
         let clock_ms = (*clock_ms).max(self.base.clock_ms);
-        let at = At { epoch: Some(epoch), watermark: reached, clock_ms, late_rows: self.base.late_rows };
+        let late_rows = self.base.late_rows;
+        let at = At { epoch: Some(epoch), watermarks, watermark: reached, clock_ms, late_rows };
         let waiting: BTreeSet<MemberId> = self.members.iter().copied().collect();
         if let Some(call) = &mut self.call {
             call.phase = Phase::Releasing { waiting, pieces: Vec::new(), at, rows };
@@ -114,10 +122,11 @@ impl Query {
         for member in self.members.clone() {
             let own = receipts.values().filter(|receipt| receipt.member == member);
             let feeds = own.map(|receipt| Commit {
+                source: receipt.source,
                 partition: receipt.partition,
                 attempt: receipt.attempt,
                 rows: receipt.rows,
-                rows_before: before[&receipt.partition],
+                rows_before: before[&(receipt.source, receipt.partition)],
             });
             let release = Release {
                 stamp: self.stamp,
@@ -368,7 +377,7 @@ impl Query {
             generation: frozen.stamp.generation,
             nonce: view.setup.nonce.wrapping_add(*view.tickets),
             plan: self.program.plan.clone(),
-            watermarks: vec![frozen.at.watermark],
+            watermarks: frozen.at.watermarks.clone(),
             clock_ms: frozen.at.clock_ms,
             late_rows: frozen.at.late_rows,
             parent: parent.map(Manifest::name),
@@ -394,6 +403,11 @@ impl Query {
             self.check(view);
         }
     }
+}
+
+/// What the rows of a receipt say, and of which source they are: a row that another source gives is another row.
+fn weighed(receipt: &Receipt) -> u64 {
+    receipt.hash.wrapping_mul(2 * u64::from(receipt.source) + 1)
 }
 
 /// How long a loss may take to be noticed, milliseconds.

@@ -69,6 +69,9 @@ impl Status {
 struct At {
     /// The epoch; none before the first.
     epoch: Option<u64>,
+    /// Watermark reached, by source; those behind the end have reached nothing.
+    watermarks: Vec<Option<i64>>,
+    /// That of the flow.
     watermark: Option<i64>,
     clock_ms: i64,
     late_rows: u64,
@@ -127,8 +130,8 @@ enum Phase {
     Starting { waiting: BTreeSet<MemberId> },
     /// What an earlier feed of the epoch left is forgotten: its end is waited for, since rows come on other connections.
     Discarding { waiting: BTreeSet<MemberId> },
-    /// Rows come.
-    Feeding { receipts: BTreeMap<u32, Receipt>, twice: bool },
+    /// Rows come; receipts by source and partition.
+    Feeding { receipts: BTreeMap<(u8, u32), Receipt>, twice: bool },
     /// Feeding failed; perhaps a member is gone.
     FeedFailed { failure: Failure },
     /// The epoch runs.

@@ -29,6 +29,7 @@ use super::MARK;
 use super::chain::{self, Context, Monitors, bytes_of, each_rows};
 use super::group::{GroupConfig, HostError};
 use super::leader::Probes;
+use super::pieces::{Begin, End, Piece};
 use super::record::{self, Record};
 use super::resident::Resident;
 use super::rows::{Keep, Rows};
@@ -38,7 +39,7 @@ use crate::block::FlowBlock;
 use crate::error::OpError;
 use crate::keyed::KeyedSpec;
 use crate::op::Output;
-use crate::plan::Origin;
+use crate::plan::{Inlet, Origin};
 use crate::state::State;
 
 type Blocks = Stream<FlowTime, FlowBlock>;
@@ -354,8 +355,9 @@ pub(crate) fn pace(config: &GroupConfig) -> Pace {
     Pace { window: window.max(1), journal: config.journal, eager: config.eager, record: config.record }
 }
 
-/// Builds the whole plan, or one piece of a line, on `worker`. A piece is the keyed step that it begins with, the steps without state behind it,
-/// and the assignment of rows for the next keyed step, so that the host's shuffle needs only hashes.
+/// Builds the whole plan, or one piece of it, on `worker`. A piece is the keyed step that it may begin with, the steps without state behind it,
+/// and the assignment of rows for the keyed step that it may end at, so that the host's shuffle needs only hashes. Blocks that are fed to it carry
+/// the side of that first step.
 ///
 /// # Errors
 /// The bins of this worker do not fit the routing.
@@ -363,7 +365,7 @@ pub(crate) fn build(
     worker: &mut Worker,
     config: &GroupConfig,
     shared: &Shared,
-    piece: Option<usize>,
+    piece: Option<Piece>,
 ) -> Result<Built, HostError> {
     worker.dataflow::<FlowTime, _>("flow", |scope| build_in(scope, config, shared, piece))
 }
@@ -372,7 +374,7 @@ fn build_in(
     scope: &mut Scope<FlowTime>,
     config: &GroupConfig,
     shared: &Shared,
-    piece: Option<usize>,
+    piece: Option<Piece>,
 ) -> Result<Built, HostError> {
     let (mut input, blocks) = scope.new_input::<FlowBlock>();
     let (mut control, commands) = scope.new_input::<Vec<Control>>();
@@ -385,41 +387,50 @@ fn build_in(
     let mut ops = Vec::new();
     let monitors = Monitors::default();
     let context = Context { callbacks: &config.callbacks, monitors: &monitors };
-    let sources = chain::sources(&blocks, config.plan.sources().len());
-    let mut stages: Vec<Blocks> = Vec::new();
+    let begin = piece.map(|piece| piece.begin);
+    // What is not in the piece has no stream.
+    let sources: Vec<Option<Blocks>> = match begin {
+        None => chain::sources(&blocks, config.plan.sources().len()).into_iter().map(Some).collect(),
+        Some(begin) => {
+            let count = config.plan.sources().len();
+            (0..count).map(|number| (begin == Begin::Source(number)).then(|| blocks.clone())).collect()
+        }
+    };
+    let (mut stages, mut ended, mut op) = (Vec::<Option<Blocks>>::new(), None, 0);
     for stage in config.plan.stages() {
-        let begins_here = piece.is_none_or(|piece| piece == ops_before(config, stages.len()));
-        let sides = stage.inlets.iter().map(|inlet| {
-            let from = inlet.from.iter().map(|origin| match origin {
-                Origin::Source(number) => &sources[*number],
-                Origin::Stage(number) => &stages[*number],
-            });
-            let blocks = chain::merged(from, &inlet.input);
-            match begins_here {
-                true => chain::stage(blocks, &inlet.pre, &context),
-                false => blocks,
-            }
-        });
-        let mut sides: Vec<Blocks> = sides.collect();
+        let begins_here = begin == Some(Begin::Keyed(op)) && stage.keyed.is_some();
+        let sides: Vec<Option<Blocks>> = match begins_here {
+            true => chain::sources(&blocks, stage.inlets.len()).into_iter().map(Some).collect(),
+            false => stage.inlets.iter().map(|inlet| entered(inlet, &sources, &stages, &context)).collect(),
+        };
         let Some(keyed) = &stage.keyed else {
-            stages.push(sides.remove(0));
+            stages.extend(sides);
             continue;
         };
-        if begins_here {
-            sides = sides.iter().enumerate().map(|(side, blocks)| assigned(blocks, keyed.side(side))).collect();
+        let number = op;
+        op += 1;
+        let assign = |(side, blocks): (usize, &Option<Blocks>)| Some(assigned(blocks.as_ref()?, keyed.side(side)));
+        if let Some(Piece { end: End::Keyed { op, side }, .. }) = piece
+            && op == number
+        {
+            ended = assign((side, &sides[side]));
+            break;
         }
-        let index = ops_before(config, stages.len());
-        if piece.is_some_and(|piece| piece != index + 1) {
-            stages.push(sides.remove(0));
+        if piece.is_some() && !begins_here {
+            stages.push(None); // behind an exchange of another piece
             continue;
         }
-        let op = &shared.ops[index];
+        let sides: Vec<Blocks> = match begins_here {
+            true => sides.into_iter().flatten().collect(),
+            false => sides.iter().enumerate().filter_map(assign).collect(),
+        };
+        let shared_op = &shared.ops[number];
         let Stateful { output, table, routing, .. } =
-            keyed_step(&sides, &commands, config, shared, op, keyed, late.clone())?;
+            keyed_step(&sides, &commands, config, shared, shared_op, keyed, late.clone())?;
         ops.push(Op { table, routing, shelf: shared.shelf.clone() });
-        stages.push(output);
+        stages.push(Some(output));
     }
-    let output = stages.pop().expect("a plan has a stage");
+    let output = ended.or_else(|| stages.pop().flatten()).expect("a piece leads where it ends");
     // All keyed steps see the same control, with the same bins and workers.
     let routing = match shared.ops.first() {
         Some(op) => op.routing.clone(),
@@ -440,9 +451,19 @@ fn build_in(
     })
 }
 
-/// Keyed steps before a stage.
-fn ops_before(config: &GroupConfig, stage: usize) -> usize {
-    config.plan.stages()[..stage].iter().filter(|stage| stage.keyed.is_some()).count()
+/// What enters a stage on one side, behind its steps without state; nothing where none of it is in the piece.
+fn entered(
+    inlet: &Inlet,
+    sources: &[Option<Blocks>],
+    stages: &[Option<Blocks>],
+    context: &Context<'_>,
+) -> Option<Blocks> {
+    let from = inlet.from.iter().filter_map(|origin| match origin {
+        Origin::Source(number) => sources[*number].as_ref(),
+        Origin::Stage(number) => stages[*number].as_ref(),
+    });
+    let from: Vec<&Blocks> = from.collect();
+    (!from.is_empty()).then(|| chain::stage(chain::merged(from.into_iter(), &inlet.input), &inlet.pre, context))
 }
 
 fn assigned(blocks: &Blocks, keyed: KeyedSpec) -> Blocks {

@@ -191,12 +191,6 @@ pub enum HostError {
         /// Position of the row in the epoch.
         rows: u64,
     },
-    /// A host that feeds one source, or cuts a plan at its exchanges, was given more than a line.
-    #[error("this host takes a flow of one source and one path; run this one, whose sources are {}, with flow.run", sources.join(", "))]
-    NotALine {
-        /// Names of the sources.
-        sources: Vec<String>,
-    },
     /// Input after the end of the input.
     #[error("the input has ended: nothing can be pushed after finish()")]
     Finished,

@@ -20,6 +20,7 @@ use penstock_progress::FlowTime;
 use super::CLOSE;
 use super::build::{self, Built, Shared, WORTH_TELLING, Worth};
 use super::group::{GroupConfig, HostError};
+use super::pieces::Piece;
 use super::resident::Resident;
 use super::stats::ScopeStats;
 use crate::block::FlowBlock;
@@ -50,15 +51,11 @@ pub struct Inline {
 }
 
 impl Inline {
-    /// Runs all of `plan`, or the piece between two exchanges with number `piece`.
+    /// Runs all of `plan`, or one of its [pieces](Plan::pieces).
     ///
     /// # Errors
-    /// Those of [`Group::start`](super::Group::start); `NotALine` of a plan with several sources, or of a piece of one that is no line.
-    pub fn new(plan: Arc<Plan>, callbacks: Arc<dyn Callbacks>, piece: Option<usize>) -> Result<Self, HostError> {
-        if plan.sources().len() > 1 || (piece.is_some() && !plan.is_line()) {
-            let sources = plan.sources().iter().map(|source| source.name.clone()).collect();
-            return Err(HostError::NotALine { sources });
-        }
+    /// Those of [`Group::start`](super::Group::start).
+    pub fn new(plan: Arc<Plan>, callbacks: Arc<dyn Callbacks>, piece: Option<Piece>) -> Result<Self, HostError> {
         let config = GroupConfig::founding(plan, callbacks, BITS, 1);
         let shared = Shared::new(&config, &[0], &mut Resident::fresh())?;
         let endpoint = fabric::threads(1).into_iter().next().expect("a fabric of one worker has one endpoint");
@@ -70,11 +67,12 @@ impl Inline {
         Ok(Inline { worker, built, slice: 0, slice_rows, finished: false, metered })
     }
 
-    /// Takes one block in. Nothing happens before the next pull.
+    /// Takes one block in: of a source of the plan, or of a side of the keyed step that the piece begins with. Nothing happens before the
+    /// next pull.
     ///
     /// # Errors
     /// `Finished` after [`finish`](Self::finish).
-    pub fn push(&mut self, batch: &RecordBatch) -> Result<(), HostError> {
+    pub fn push(&mut self, input: u8, batch: &RecordBatch) -> Result<(), HostError> {
         let pieces = batch.num_rows().div_ceil(self.slice_rows).max(1);
         let last =
             u32::try_from(pieces).ok().and_then(|pieces| self.slice.checked_add(pieces)).filter(|last| *last < CLOSE);
@@ -82,7 +80,7 @@ impl Inline {
         for piece in 0..pieces {
             let from = piece * self.slice_rows;
             let rows = batch.slice(from, self.slice_rows.min(batch.num_rows() - from));
-            self.built.input().send(FlowBlock::rows(rows));
+            self.built.input().send(FlowBlock::rows(rows).of(input));
             self.slice += 1;
             self.advance(self.slice);
         }

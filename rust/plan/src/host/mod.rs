@@ -51,6 +51,7 @@ mod worker;
 pub use feed::PartitionRows;
 pub use group::{Event, Group, GroupConfig, HostError, NotStarted, StepReport};
 pub use inline::{Inline, Pulled};
+pub use pieces::{Begin, End, Piece};
 pub use record::Record;
 pub use resident::{LoadError, Loaded, Resident};
 pub use rows::{Keep, Rows, Stored};

@@ -364,6 +364,7 @@ impl World {
             return self.soon(10, move |world| world.task(stage, epoch, partition, rows, members, tries + 1));
         }
         let receipt = Receipt {
+            source: 0,
             partition,
             attempt,
             member,

@@ -238,7 +238,7 @@ impl World {
         let functions = self.functions;
         Program {
             plan,
-            lateness_us: super::spark::LATENESS,
+            lateness_us: vec![Some(super::spark::LATENESS)],
             durable: self.scenario.durable,
             functions,
             columns: String::new(),
