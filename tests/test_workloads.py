@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import ast
 import gzip
 import json
 import random
+import re
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -54,7 +56,7 @@ def moving(source: pa.Table, batch_rows: int, session: Any, strategy: str, worke
 
 
 @pytest.mark.parametrize("workers", [1, 2, 4])
-@pytest.mark.parametrize("query", nexmark.QUERIES)
+@pytest.mark.parametrize("query", [query for query in nexmark.QUERIES if not query.startswith("q6")])
 def test_expected_output(nexmark_data: Path, query: str, workers: int) -> None:
     flow = nexmark.flow(query, nexmark.load_params(nexmark_data))
     wanted = expected(nexmark_data, query)
@@ -86,22 +88,34 @@ def test_expected_output_while_state_moves(nexmark_data: Path, query: str, strat
     assert bag(got) == bag(expected(nexmark_data, query))
 
 
-@pytest.mark.parametrize("seed", range(3))
-def test_local_items_in_any_order_while_state_moves(nexmark_data: Path, seed: int) -> None:
-    flow = nexmark.flow("q3", {})
+#: Those of several sources, each with a seed for every strategy.
+MEETINGS = [
+    (query, seed)
+    for number, query in enumerate(
+        ("q3", "winning_bids", "q4", "q4_stream", "q6", "q6_stream", "q8_tumble", "q8_horizon")
+    )
+    for seed in ((0, 1, 2) if query == "q3" else (number % 3, 3 + number % 2))
+]
+
+
+@pytest.mark.parametrize(("query", "seed"), MEETINGS)
+def test_queries_of_several_sources_in_any_order_while_state_moves(nexmark_data: Path, query: str, seed: int) -> None:
+    flow = nexmark.flow(query, nexmark.load_params(nexmark_data))
     rng = random.Random(seed)
 
     def table(name: str) -> pa.Table:
         rows = pq.read_table(nexmark_data / f"{name}.parquet", columns=flow.sources[name].names)
         return rows.take(pa.array(rng.sample(range(len(rows)), len(rows))))
 
-    workers = seed + 2
-    people, auctions = table("person"), table("auction")
+    workers = seed % 3 + 2
     with flow.start(workers=workers, streaming=seed % 2 == 1) as session:
-        strategy = ("all-at-once", "batched", "fluid")[seed]
-        source = {"auction": moving(auctions, 500, session, strategy, workers), "person": people}
+        strategy = ("all-at-once", "batched", "fluid")[seed % 3]
+        source: dict[str, Any] = {name: table(name) for name in flow.sources}
+        source["auction"] = moving(source["auction"], 500, session, strategy, workers)
         got = pa.Table.from_batches(session.run(source))
-    assert bag(got) == bag(expected(nexmark_data, "q3"))
+    wanted = expected(nexmark_data, query)
+    assert got.column_names == wanted.column_names
+    assert bag(got) == bag(wanted)
 
 
 BIDS = st.lists(
@@ -244,3 +258,48 @@ def test_disorder_is_the_least_lateness_at_which_nothing_is_late(tmp_path: Path)
     assert measured([3, 3, 4, 9]) == 0
     assert measured([5, 9, None, 2, 8, 20, 19]) == 7
     assert measured([10, 0, -4, 11]) == 14
+
+
+def test_lines_of_code_are_as_told() -> None:
+    """Those of docs/nexmark.md: of a query and of what it uses in its package."""
+    package = Path(nexmark.__file__).parent
+    counted: dict[str, tuple[int, set[str]]] = {}
+    for module in ("queries.py", "steps.py"):
+        source = (package / module).read_text()
+        for part in ast.parse(source).body:
+            if isinstance(part, ast.FunctionDef):
+                counted[part.name] = _lines(part, source.splitlines()), _names(part)
+
+    def total(name: str, seen: set[str]) -> int:
+        if name in seen or name not in counted:
+            return 0
+        seen.add(name)
+        lines, names = counted[name]
+        return lines + sum(total(other, seen) for other in names)
+
+    text = (Path(__file__).parent.parent / "docs" / "nexmark.md").read_text()
+    told = dict(re.findall(r"^\| (q\d\w*) \| (\d+) \|", text, re.MULTILINE))
+    assert len(told) == 8 and set(told) <= set(nexmark.QUERIES)
+    # Of q5 and q7 one function has both windows.
+    found = {name: total(name.removesuffix("_beam"), set()) for name in told}
+    assert found == {name: int(lines) for name, lines in told.items()}
+
+
+def _lines(function: ast.FunctionDef, source: list[str]) -> int:
+    skipped: set[int] = set()
+    for part in ast.walk(function):
+        quiet = isinstance(part, (ast.Import, ast.ImportFrom))
+        if isinstance(part, ast.FunctionDef) and ast.get_docstring(part) is not None:
+            part, quiet = part.body[0], True
+        if quiet and isinstance(part, ast.stmt):
+            skipped.update(range(part.lineno, (part.end_lineno or part.lineno) + 1))
+    own = range(function.lineno, (function.end_lineno or 0) + 1)
+    text = (source[at - 1].strip() for at in own if at not in skipped)
+    return sum(bool(line) and not line.startswith("#") for line in text)
+
+
+def _names(function: ast.FunctionDef) -> set[str]:
+    parts = list(ast.walk(function))
+    return {part.id for part in parts if isinstance(part, ast.Name)} | {
+        part.attr for part in parts if isinstance(part, ast.Attribute)
+    }

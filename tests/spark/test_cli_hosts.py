@@ -76,6 +76,19 @@ def site(tmp_path: Path) -> Path:
         "date_time": [1_000_000 + 3 * number for number in range(count)],
     }
     pq.write_table(pa.table(columns), folder / "bid.parquet")
+    people = {
+        "id": list(range(2_000)),
+        "name": [f"name {number % 300}" for number in range(2_000)],
+        "city": ["Boise", "Portland", "Phoenix"] * 666 + ["Kent"] * 2,
+        "state": ["ID", "OR", "AZ", "WA", "CA"] * 400,
+    }
+    auctions = {
+        "id": list(range(6_000)),
+        "seller": [number * 7919 % 2_500 for number in range(6_000)],
+        "category": [10 + number % 4 for number in range(6_000)],
+    }
+    pq.write_table(pa.table(people), folder / "person.parquet")
+    pq.write_table(pa.table(auctions), folder / "auction.parquet")
     (folder / "params.json").write_text('{"q5_mega": {"size_ms": 6000, "period_ms": 1000}}')
     return folder
 
@@ -97,9 +110,12 @@ def test_nexmark_resident_with_migrations(site: Path, tmp_path: Path, capsys: py
     nothing_left(tmp_path, program.pid)
 
 
-def test_nexmark_resident_with_rescales(site: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(("query", "rows"), [("q5_mega", 40_000), ("q3", 8_000)])
+def test_nexmark_resident_with_rescales(
+    site: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], query: str, rows: int
+) -> None:
     local, engine = tmp_path / "local.parquet", tmp_path / "engine.parquet"
-    given = ["nexmark", "--query", "q5_mega", "--input", str(site), "--json"]
+    given = ["nexmark", "--query", query, "--input", str(site), "--batch-rows", "500", "--json"]
     assert main([*given, "--output", str(local)]) == 0
     capsys.readouterr()
     # The last one starts when all input has been taken, and needs no further batch.
@@ -108,12 +124,25 @@ def test_nexmark_resident_with_rescales(site: Path, tmp_path: Path, capsys: pyte
     out, errors = program.communicate()
     assert program.returncode == 0, errors
     facts = json.loads(out)
-    assert facts["rows"] == 40_000 and facts["late_rows"] == 0
+    assert facts["rows"] == rows and facts["late_rows"] == 0
     told = [(one["rescale"], one["workers"]) for one in facts["rescales"]]
     assert told == [("1:3@20%", 3), ("3:1@60%", 1), ("1:2@100%", 2)]
     assert all(one["bins"] > 0 for one in facts["rescales"])
     assert "--rescale 2:1@3600s did not start: the input ended before" in errors
     assert bag(engine) == bag(local)
+    nothing_left(tmp_path, program.pid)
+
+
+@pytest.mark.long
+def test_nexmark_of_two_sources_as_a_batch_job(site: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    local, spark = tmp_path / "local.parquet", tmp_path / "spark.parquet"
+    given = ["nexmark", "--query", "q3", "--input", str(site), "--workers", "2"]
+    assert main([*given, "--output", str(local)]) == 0
+    program = start(tmp_path, *given, "--output", str(spark), "--host", "spark")
+    out, errors = program.communicate()
+    assert program.returncode == 0, errors
+    assert out.startswith("8,000 rows in ")
+    assert bag(spark) == bag(local) and sum(bag(local).values()) > 500
     nothing_left(tmp_path, program.pid)
 
 

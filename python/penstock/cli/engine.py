@@ -1,8 +1,9 @@
 """The engine host of the commands: a flow resident beside a Spark stream.
 
-The input is laid out as a few Parquet files that a file stream takes one per epoch, in order;
-so a command shows what a streaming query does: epochs, migrations between and during them,
-and a final epoch that closes what is still open.
+The input is laid out as a few Parquet files, of each source as many, that file streams take one
+per epoch, in order; one query takes the streams of all sources. So a command shows what a
+streaming query does: epochs, migrations between and during them, and a final epoch that closes
+what is still open.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 import itertools
 import os
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +19,7 @@ import pyarrow as pa
 
 from penstock._flow import Flow
 from penstock._schema import conform, spark_types
-from penstock.cli.common import Move, Report, Resize, first_step, spark_session, told_of
+from penstock.cli.common import Move, Report, Resize, Source, first_step, spark_session, told_of
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -31,7 +32,7 @@ EPOCHS = 8
 
 def engine_host(
     flow: Flow,
-    source: Iterator[pa.RecordBatch],
+    source: Source,
     report: Report,
     *,
     file_rows: int,
@@ -45,12 +46,12 @@ def engine_host(
     ----------
     flow : Flow
         What to compute.
-    source : iterator of pyarrow.RecordBatch
-        The input.
+    source : iterator of pyarrow.RecordBatch, or dict of str to such an iterator
+        The input; by the name of the source, where the flow has several.
     report : Report
         Gets rows, late rows and migrations.
     file_rows : int
-        Rows per epoch.
+        Rows per epoch at least; of the greatest of several sources.
     moves : list of Move
         Migrations to start on the way.
     strategy : str
@@ -66,7 +67,7 @@ def engine_host(
     name = f"penstock {report.command}"
     most = max([report.workers, *(resize.after for resize in resizes)])
     with spark_session(name, most + 2, report.workers) as (spark, folder):
-        files = _lay_out(source, flow, folder / "input", file_rows)
+        files = _lay_out(source, flow, folder, file_rows)
         report.rows = sum(files)
         tables = _stream(spark, flow, folder, files, report, moves, strategy, resizes)
     for table in tables:
@@ -100,8 +101,11 @@ def _stream(
     with Engine(spark, workers=report.workers) as engine:
         step = engine.foreach_batch(flow, sink, late=late_sink)
         mover = _Mover(engine, report, files, moves, strategy, resizes)
-        stream = spark.readStream.schema(_ddl(flow)).option("maxFilesPerTrigger", 1).parquet(str(folder / "input"))
-        writer = stream.writeStream.option("checkpointLocation", str(folder / "checkpoint")).trigger(availableNow=True)
+        writer = (
+            _input(spark, flow, folder)
+            .writeStream.option("checkpointLocation", str(folder / "checkpoint"))
+            .trigger(availableNow=True)
+        )
         query = writer.foreachBatch(mover.around(step)).start()
         try:
             while not query.awaitTermination(1):
@@ -184,14 +188,49 @@ class _Mover:
         self._report.not_started(self._resizes)
 
 
-def _lay_out(source: Iterator[pa.RecordBatch], flow: Flow, folder: Path, file_rows: int) -> list[int]:
-    """Write the input as files of at least `file_rows` rows; returns the rows of each."""
+def _lay_out(source: Source, flow: Flow, folder: Path, file_rows: int) -> list[int]:
+    """Write the input as files below a folder for each source; returns the rows of each epoch."""
+    schemas = flow.sources
+    given = source if isinstance(source, Mapping) else dict.fromkeys(schemas, source)
+    if len(given) == 1:
+        [(name, schema)] = schemas.items()
+        return _write(given[name], spark_types(schema), _place(folder, 0), file_rows)
+    # Event time is to pass alike in all of them: as many files of each.
+    tables = {
+        name: pa.Table.from_batches((conform(batch, spark_types(schema)) for batch in given[name]), spark_types(schema))
+        for name, schema in schemas.items()
+    }
+    most = max(table.num_rows for table in tables.values())
+    epochs = -(-most // file_rows)
+    counts = [
+        _write(
+            iter(table.to_batches()),
+            table.schema,
+            _place(folder, number),
+            -(-table.num_rows // max(1, epochs)),
+            exactly=True,
+        )
+        for number, table in enumerate(tables.values())
+    ]
+    return [sum(rows) for rows in itertools.zip_longest(*counts, fillvalue=0)]
+
+
+def _place(folder: Path, number: int) -> Path:
+    """Where the files of a source lie."""
+    return folder / f"input-{number}"
+
+
+def _write(
+    source: Iterator[pa.RecordBatch], schema: pa.Schema, folder: Path, file_rows: int, exactly: bool = False
+) -> list[int]:
+    """Write rows as files of at least so many, or exactly; returns the rows of each."""
     import pyarrow.parquet as pq
 
     folder.mkdir()
-    schema = spark_types(flow.input_schema)
     counts: list[int] = []
-    batches = (conform(batch, schema) for batch in source)
+    batches: Iterator[pa.RecordBatch] = (conform(batch, schema) for batch in source)
+    if exactly:
+        batches = _sliced(batches, file_rows)
     for first in batches:
         path = folder / f"part-{len(counts):05d}.parquet"
         rows = 0
@@ -207,7 +246,27 @@ def _lay_out(source: Iterator[pa.RecordBatch], flow: Flow, folder: Path, file_ro
     return counts
 
 
-def _ddl(flow: Flow) -> str:
-    from penstock._schema import to_ddl
+def _sliced(batches: Iterator[pa.RecordBatch], rows: int) -> Iterator[pa.RecordBatch]:
+    """Batches that end where as many rows are full."""
+    left = rows
+    for batch in batches:
+        at = 0
+        while at < batch.num_rows:
+            piece = batch.slice(at, left)
+            at += piece.num_rows
+            left = left - piece.num_rows or rows
+            yield piece
 
-    return to_ddl(spark_types(flow.input_schema))
+
+def _input(spark: SparkSession, flow: Flow, folder: Path) -> DataFrame:
+    """The files of all sources as one stream."""
+    from penstock._schema import to_ddl
+    from penstock.spark.sources import tagged
+
+    streams = {
+        name: spark.readStream.schema(to_ddl(spark_types(schema)))
+        .option("maxFilesPerTrigger", 1)
+        .parquet(str(_place(folder, number)))
+        for number, (name, schema) in enumerate(flow.sources.items())
+    }
+    return tagged(**streams) if len(streams) > 1 else next(iter(streams.values()))

@@ -1,4 +1,4 @@
-"""``penstock nexmark``: NEXMark queries over a folder of bids."""
+"""``penstock nexmark``: NEXMark queries over a folder of tables."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ EPILOG = """
 
 `penstock nexmark --query q7_mega --input DIR --output out.parquet --workers 2 --migrate 0:1@50% --json`
 
-`penstock nexmark --query q3 --input DIR --output out.parquet --workers 2`
+`penstock nexmark --query q3 --input DIR --output out.parquet --workers 2 --host engine --rescale 2:3@50%`
 
 `penstock nexmark --query q5_mega --input LIVE --output out.parquet --lateness 10s`
 
@@ -49,7 +49,7 @@ def nexmark(
     input: Annotated[
         Path,
         typer.Option(
-            help="Folder with bid.parquet (q3: person.parquet, auction.parquet) and params.json (window lengths)."
+            help="Folder with bid.parquet, auction.parquet and person.parquet, as the query needs, and params.json."
         ),
     ],
     output: Annotated[Path, typer.Option(help="Parquet file to write; replaced when all went well.")],
@@ -101,11 +101,9 @@ def nexmark(
         raise UsageError(f"--batch-rows {batch_rows}: at least 1 row is needed")
     late = None if lateness == "auto" else parse_lateness(lateness)
     if not input.is_dir():
-        raise UsageError(f"--input {input}: is no folder; name the folder that holds bid.parquet and params.json")
+        raise UsageError(f"--input {input}: is no folder; name the folder that holds the tables and params.json")
     check_output(output)
     moves = [parse_move(text, workers) for text in migrate or []]
-    if query == "q3" and host is not Host.local:
-        raise UsageError(f"--query q3 has two sources, and --host {host.value} feeds one; use --host local")
     if moves and host is Host.spark:
         raise UsageError(
             "--migrate does not go with --host spark: a batch job has no resident state; use local or engine"
@@ -117,10 +115,10 @@ def nexmark(
         )
     if moves and resizes:
         raise UsageError("--migrate and --rescale: a rescale moves bins itself; give one of them")
-    params = workload.load_params(input) if query not in ("q1", "q2", "q3") else {}
-    if late is None:
-        late = f"{workload.disorder_ms(input)}ms" if params and host is not Host.spark else "0s"
-    flow = workload.flow(query, params, late)
+    params = workload.load_params(input) if workload.takes_params(query) else {}
+    flow = workload.flow(query, params, late or "0s")
+    if late is None and flow.event_time is not None and host is not Host.spark:
+        flow = workload.flow(query, params, f"{workload.disorder_ms(input, list(flow.sources))}ms")
     report = Report("nexmark", host.value, workers, str(output), more={"query": query})
     total = workload.rows(flow, input)
     begin = time.perf_counter()
@@ -141,7 +139,7 @@ def nexmark(
         else:
             results = engine_host(
                 flow,
-                workload.read(flow, input, batch_rows)["bid"],
+                workload.read(flow, input, batch_rows),
                 report,
                 file_rows=max(batch_rows, -(-total // EPOCHS)),
                 moves=moves,

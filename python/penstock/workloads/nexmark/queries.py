@@ -1,0 +1,254 @@
+"""The queries of NEXMark as flows: one function for each.
+
+Source: see the package. What a query needs of ``params.json`` is an argument.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from datetime import timedelta
+from typing import Any
+
+from penstock import _aggregates as aggregates
+from penstock import _windows as windows
+from penstock._durations import Duration
+from penstock._flow import Flow
+from penstock.errors import ConfigError
+from penstock.workloads.nexmark import steps
+
+__all__ = ["QUERIES", "flow", "takes_params"]
+
+
+def q1() -> Flow:
+    """Each bid in another currency."""
+    bids = Flow("auction bigint, bidder bigint, price bigint, date_time bigint", name="bid")
+    return bids.map_batches(steps.convert_currency)
+
+
+def q2() -> Flow:
+    """Bids on every 123rd auction."""
+    return Flow("auction bigint, price bigint", name="bid").map_batches(steps.select_auctions)
+
+
+def q3() -> Flow:
+    """People of three states and what they sell in one category."""
+    people = Flow("id bigint, name string, city string, state string", name="person")
+    auctions = Flow("id bigint, seller bigint, category bigint", name="auction")
+    return (
+        people.map_batches(steps.select_people, "seller bigint, name string, city string, state string")
+        .join(auctions.map_batches(steps.select_category, "id bigint, seller bigint"), on="seller")
+        .map_batches(steps.named(name="name", city="city", state="state", id="id"), _LOCAL)
+    )
+
+
+_LOCAL = "name string, city string, state string, id bigint"
+
+
+def valid_bids() -> Flow:
+    """Bids that may win, each with its auction; of q4 and q6."""
+    auctions = Flow(
+        "id bigint, seller bigint, category bigint, reserve bigint, date_time bigint, expires bigint", name="auction"
+    )
+    bids = Flow("auction bigint, bidder bigint, price bigint, date_time bigint", name="bid")
+    opened = {
+        "seller": "seller",
+        "category": "category",
+        "reserve": "reserve",
+        "opens": "date_time",
+        "expires": "expires",
+    }
+    return (
+        auctions.map_batches(steps.named(auction="id", **opened), f"auction bigint, {_bigints(*opened)}")
+        .join(bids, on="auction")
+        .map_batches(steps.select_valid)
+    )
+
+
+def winning_bids() -> Flow:
+    """The bid that each auction closes with."""
+    best = valid_bids().top(1, by="price", per="auction")
+    first = best.top(1, by="date_time", descending=False, per="auction")
+    lowest = first.top(1, by="bidder", descending=False, per="auction")
+    columns = ("auction", "seller", "category", "expires", "price", "bidder")
+    # A bidder may have bid the same twice at once.
+    once = lowest.key_by(*columns).agg(n=aggregates.count(), emit="final")
+    return once.map_batches(steps.named(**{name: name for name in columns}), _bigints(*columns))
+
+
+def closed(by: str) -> Flow:
+    """Auctions that have closed with a bid; of q4 and q6."""
+    return valid_bids().key_by("expires", "auction", by).agg(price=aggregates.max("price"), emit="final")
+
+
+def q4() -> Flow:
+    """Average price at which auctions of a category close."""
+    sums = {"sum_price": aggregates.sum("price"), "n": aggregates.count()}
+    categories = closed("category").key_by("category").agg(emit="final", **sums)
+    return categories.map_batches(steps.average, "category bigint, sum_price bigint, n bigint, avg_price bigint")
+
+
+def q4_stream() -> Flow:
+    """The same after each closing."""
+    columns = _bigints("expires", "auction", "category", "price", "sum_price", "n", "avg_price")
+    return closed("category").key_by("category").apply_in_pandas_with_state(steps.so_far, columns, "unused boolean")
+
+
+def q5(lateness: Duration, size: timedelta, period: timedelta) -> Flow:
+    """The auctions with most bids in each sliding window, all ties."""
+    bids = Flow("auction bigint, date_time bigint", event_time="date_time", lateness=lateness, name="bid")
+    counts = bids.key_by("auction").window(windows.sliding(size, every=period)).agg(num=aggregates.count())
+    return counts.top(1, by="num", per="window")
+
+
+def q6() -> Flow:
+    """Average of the last ten prices at which auctions of a seller closed."""
+    columns = _bigints("seller", "n", "avg_price")
+    return closed("seller").key_by("seller").apply_in_pandas_with_state(steps.last_of_ten, columns, "unused boolean")
+
+
+def q6_stream() -> Flow:
+    """The same after each closing."""
+    columns = _bigints("expires", "auction", "seller", "price", "n", "avg_price")
+    return closed("seller").key_by("seller").apply_in_pandas_with_state(steps.last_ten, columns, "unused boolean")
+
+
+def q7(lateness: Duration, size: timedelta) -> Flow:
+    """The highest bids of each window, all ties."""
+    columns = "price bigint, auction bigint, bidder bigint, date_time bigint"
+    bids = Flow(columns, event_time="date_time", lateness=lateness, name="bid")
+    return bids.window(windows.tumbling(size)).top(1, by="price", per="window")
+
+
+def q8_tumble(size_ms: int) -> Flow:
+    """People who sell something in the window in which they came."""
+    people = Flow("id bigint, name string, date_time bigint", name="person")
+    auctions = Flow("id bigint, seller bigint, reserve bigint, date_time bigint", name="auction")
+    sold = auctions.map_batches(
+        steps.named(id="seller", auction="id", reserve="reserve", date_time="date_time"),
+        _bigints("id", "auction", "reserve", "date_time"),
+    )
+    window = steps.windowed(size_ms)
+    came = people.map_batches(window, "window_start bigint, window_end bigint, id bigint, name string")
+    began = sold.map_batches(window, _bigints("window_start", "window_end", "id", "auction", "reserve"))
+    return came.join(began, on=["window_start", "window_end", "id"])
+
+
+def q8_horizon(horizon_ms: int) -> Flow:
+    """People who sell something within a time after they came."""
+    people = Flow("id bigint, name string, date_time bigint", name="person")
+    auctions = Flow("id bigint, seller bigint, reserve bigint, date_time bigint", name="auction")
+    came = people.map_batches(
+        steps.named(id="id", name="name", person_time="date_time"), "id bigint, name string, person_time bigint"
+    )
+    began = auctions.map_batches(
+        steps.named(id="seller", auction="id", reserve="reserve", auction_time="date_time"),
+        _bigints("id", "auction", "reserve", "auction_time"),
+    )
+    names = ("id", "name", "auction", "reserve", "person_time", "auction_time")
+    return (
+        came.join(began, on="id")
+        .map_batches(steps.select_soon(horizon_ms))
+        .map_batches(
+            steps.named(**{name: name for name in names}),
+            "id bigint, name string, auction bigint, reserve bigint, person_time bigint, auction_time bigint",
+        )
+    )
+
+
+def _bigints(*names: str) -> str:
+    return ", ".join(f"{name} bigint" for name in names)
+
+
+_PLAIN: dict[str, Callable[[], Flow]] = {
+    "q1": q1,
+    "q2": q2,
+    "q3": q3,
+    "winning_bids": winning_bids,
+    "q4": q4,
+    "q4_stream": q4_stream,
+    "q6": q6,
+    "q6_stream": q6_stream,
+}
+#: What queries with parameters take of ``params.json``.
+_PARAMS = {
+    "q5_beam": ("size_ms", "period_ms"),
+    "q5_mega": ("size_ms", "period_ms"),
+    "q7_beam": ("size_ms",),
+    "q7_mega": ("size_ms",),
+    "q8_tumble": ("size_ms",),
+    "q8_horizon": ("horizon_ms",),
+}
+#: Names of the queries.
+QUERIES = tuple(sorted([*_PLAIN, *_PARAMS]))
+
+
+def takes_params(query: str) -> bool:
+    """Whether a query needs something of ``params.json``.
+
+    Parameters
+    ----------
+    query : str
+        One of `QUERIES`.
+
+    Returns
+    -------
+    bool
+        False for one that does not exist.
+
+    Examples
+    --------
+    >>> takes_params("q1"), takes_params("q5_beam")
+    (False, True)
+    """
+    return query in _PARAMS
+
+
+def flow(query: str, params: Mapping[str, Any], lateness: Duration = "0s") -> Flow:
+    """Return the flow of a query.
+
+    Parameters
+    ----------
+    query : str
+        One of `QUERIES`.
+    params : mapping
+        The content of ``params.json``; only queries of `takes_params` need it.
+    lateness : str or datetime.timedelta, default "0s"
+        How far rows may be out of order in event time.
+
+    Returns
+    -------
+    Flow
+        From columns of the tables to the query's columns.
+
+    Raises
+    ------
+    ConfigError
+        When the query is unknown, or `params` lacks a window of it.
+
+    Examples
+    --------
+    >>> flow("q5_beam", {"q5_beam": {"size_ms": 10000, "period_ms": 5000}}).columns
+    ('window_start', 'window_end', 'auction', 'num')
+    """
+    if query in _PLAIN:
+        return _PLAIN[query]()
+    if query not in _PARAMS:
+        raise ConfigError(f"query {query!r} is unknown; the queries are {', '.join(QUERIES)}")
+    given = _given(query, params)
+    if query == "q8_tumble":
+        return q8_tumble(*given)
+    if query == "q8_horizon":
+        return q8_horizon(*given)
+    lengths = [timedelta(milliseconds=value) for value in given]
+    return q5(lateness, *lengths) if query.startswith("q5") else q7(lateness, *lengths)
+
+
+def _given(query: str, params: Mapping[str, Any]) -> list[int]:
+    sizes = params.get(query)
+    if not isinstance(sizes, Mapping):
+        raise ConfigError(f"params.json says nothing about {query}; add its lengths in milliseconds")
+    for name in _PARAMS[query]:
+        value = sizes.get(name)
+        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+            raise ConfigError(f"params.json: {query}.{name} is {value!r}; expected milliseconds, an int of at least 1")
+    return [sizes[name] for name in _PARAMS[query]]

@@ -1,0 +1,332 @@
+"""What the queries do with blocks of rows: functions from batch to batch, and of the closed auctions of a key.
+
+Prices are cents, all arithmetic is on integers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+if TYPE_CHECKING:
+    import pandas as pd  # type: ignore[import-untyped]
+
+__all__ = [
+    "average",
+    "convert_currency",
+    "last_of_ten",
+    "last_ten",
+    "named",
+    "select_auctions",
+    "select_category",
+    "select_people",
+    "select_soon",
+    "select_valid",
+    "so_far",
+    "windowed",
+]
+
+Batches = Callable[[pa.RecordBatch], pa.RecordBatch]
+
+
+def convert_currency(bids: pa.RecordBatch) -> pa.RecordBatch:
+    """Multiply prices by 89 / 100, rounding down (q1).
+
+    Parameters
+    ----------
+    bids : pyarrow.RecordBatch
+        With a column ``price`` of bigint.
+
+    Returns
+    -------
+    pyarrow.RecordBatch
+        The same columns.
+
+    Examples
+    --------
+    >>> import pyarrow as pa
+    >>> convert_currency(pa.record_batch({"price": [100, 101, -1]})).to_pydict()
+    {'price': [89, 89, -1]}
+    """
+    place = bids.schema.get_field_index("price")
+    scaled = pc.multiply_checked(bids.column(place), 89)
+    quotient = pc.divide(scaled, 100)
+    # Arrow divides towards zero; the query rounds down.
+    below = pc.less(scaled, pc.multiply(quotient, 100))
+    price = pc.subtract(quotient, below.cast(pa.int64()))
+    return bids.set_column(place, bids.schema.field(place), price)
+
+
+def select_auctions(bids: pa.RecordBatch) -> pa.RecordBatch:
+    """Keep bids on auctions whose number is a multiple of 123 (q2).
+
+    Parameters
+    ----------
+    bids : pyarrow.RecordBatch
+        With a column ``auction`` of bigint.
+
+    Returns
+    -------
+    pyarrow.RecordBatch
+        The same columns.
+
+    Examples
+    --------
+    >>> import pyarrow as pa
+    >>> select_auctions(pa.record_batch({"auction": [122, 123, 246]})).num_rows
+    2
+    """
+    auction = bids.column("auction")
+    return bids.filter(pc.equal(auction, pc.multiply(pc.divide(auction, 123), 123)))
+
+
+def select_people(people: pa.RecordBatch) -> pa.RecordBatch:
+    """Keep people of Oregon, Idaho and California, and call their id seller (q3).
+
+    Parameters
+    ----------
+    people : pyarrow.RecordBatch
+        With the columns id, name, city and state.
+
+    Returns
+    -------
+    pyarrow.RecordBatch
+        With the columns seller, name, city and state.
+
+    Examples
+    --------
+    >>> import pyarrow as pa
+    >>> rows = pa.record_batch({"id": [1, 2], "name": ["a", "b"], "city": ["c", "d"], "state": ["OR", "AZ"]})
+    >>> select_people(rows).to_pylist()
+    [{'seller': 1, 'name': 'a', 'city': 'c', 'state': 'OR'}]
+    """
+    found = people.filter(pc.is_in(people.column("state"), pa.array(["OR", "ID", "CA"])))
+    return found.rename_columns(["seller", "name", "city", "state"])
+
+
+def select_category(auctions: pa.RecordBatch) -> pa.RecordBatch:
+    """Keep auctions of category 10 (q3).
+
+    Parameters
+    ----------
+    auctions : pyarrow.RecordBatch
+        With the columns id, seller and category.
+
+    Returns
+    -------
+    pyarrow.RecordBatch
+        With the columns id and seller.
+
+    Examples
+    --------
+    >>> import pyarrow as pa
+    >>> select_category(pa.record_batch({"id": [1, 2], "seller": [3, 4], "category": [10, 11]})).to_pylist()
+    [{'id': 1, 'seller': 3}]
+    """
+    return auctions.filter(pc.equal(auctions.column("category"), 10)).select(["id", "seller"])
+
+
+def named(**columns: str) -> Batches:
+    """A function that gives columns in this order, by new names.
+
+    Parameters
+    ----------
+    **columns : str
+        Names of the columns as they are, by what they are to be called.
+
+    Returns
+    -------
+    callable
+        From a batch to a batch.
+
+    Examples
+    --------
+    >>> import pyarrow as pa
+    >>> named(auction="id")(pa.record_batch({"x": [0], "id": [1]})).to_pylist()
+    [{'auction': 1}]
+    """
+
+    def named(batch: pa.RecordBatch) -> pa.RecordBatch:
+        return batch.select(list(columns.values())).rename_columns(list(columns))
+
+    return named
+
+
+def windowed(size_ms: int) -> Batches:
+    """A function that puts the window of `date_time` in its place, in front (q8).
+
+    Parameters
+    ----------
+    size_ms : int
+        Length of a window; they begin at multiples of it.
+
+    Returns
+    -------
+    callable
+        From a batch to a batch.
+
+    Examples
+    --------
+    >>> import pyarrow as pa
+    >>> windowed(10)(pa.record_batch({"date_time": [25], "id": [1]})).to_pylist()
+    [{'window_start': 20, 'window_end': 30, 'id': 1}]
+    """
+
+    def windowed(batch: pa.RecordBatch) -> pa.RecordBatch:
+        start = pc.multiply(pc.divide(batch.column("date_time"), size_ms), size_ms)
+        rest = [name for name in batch.schema.names if name != "date_time"]
+        columns = [start, pc.add(start, size_ms), *(batch.column(name) for name in rest)]
+        return pa.RecordBatch.from_arrays(columns, names=["window_start", "window_end", *rest])
+
+    return windowed
+
+
+def select_soon(horizon_ms: int) -> Batches:
+    """A function that keeps auctions that begin less than a time after their seller came (q8_horizon).
+
+    Parameters
+    ----------
+    horizon_ms : int
+        The time.
+
+    Returns
+    -------
+    callable
+        From batches with person_time and auction_time to batches with the same columns.
+
+    Examples
+    --------
+    >>> import pyarrow as pa
+    >>> rows = pa.record_batch({"person_time": [5, 5, 5], "auction_time": [4, 5, 15]})
+    >>> select_soon(10)(rows).to_pylist()
+    [{'person_time': 5, 'auction_time': 5}]
+    """
+
+    def select_soon(pairs: pa.RecordBatch) -> pa.RecordBatch:
+        after = pc.subtract(pairs.column("auction_time"), pairs.column("person_time"))
+        return pairs.filter(pc.and_(pc.greater_equal(after, 0), pc.less(after, horizon_ms)))
+
+    return select_soon
+
+
+def select_valid(pairs: pa.RecordBatch) -> pa.RecordBatch:
+    """Keep bids that reach the reserve of their auction while it is open (closed auctions).
+
+    Parameters
+    ----------
+    pairs : pyarrow.RecordBatch
+        A bid with its auction; `opens` is when that began.
+
+    Returns
+    -------
+    pyarrow.RecordBatch
+        The same columns.
+
+    Examples
+    --------
+    >>> import pyarrow as pa
+    >>> bid = {"price": 5, "reserve": 5, "opens": 10, "date_time": 10, "expires": 20}
+    >>> rows = [bid, bid | {"price": 4}, bid | {"date_time": 9}, bid | {"date_time": 20}]
+    >>> select_valid(pa.RecordBatch.from_pylist(rows)).num_rows
+    1
+    """
+    enough = pc.greater_equal(pairs.column("price"), pairs.column("reserve"))
+    begun = pc.less_equal(pairs.column("opens"), pairs.column("date_time"))
+    open_ = pc.less(pairs.column("date_time"), pairs.column("expires"))
+    return pairs.filter(pc.and_(enough, pc.and_(begun, open_)))
+
+
+def average(sums: pa.RecordBatch) -> pa.RecordBatch:
+    """Add the mean price, rounding down (q4). Prices are not negative.
+
+    Parameters
+    ----------
+    sums : pyarrow.RecordBatch
+        With the columns sum_price and n.
+
+    Returns
+    -------
+    pyarrow.RecordBatch
+        With a column avg_price more.
+
+    Examples
+    --------
+    >>> import pyarrow as pa
+    >>> average(pa.record_batch({"sum_price": [7], "n": [2]})).to_pylist()
+    [{'sum_price': 7, 'n': 2, 'avg_price': 3}]
+    """
+    return sums.append_column("avg_price", pc.divide(sums.column("sum_price"), sums.column("n")))
+
+
+def so_far(key: tuple[int], frames: Iterator[pd.DataFrame], state: Any) -> Iterator[pd.DataFrame]:
+    """Running sum, number and mean of prices in the order in which auctions close (q4_stream).
+
+    Parameters
+    ----------
+    key : tuple of int
+        The category.
+    frames : iterator of pandas.DataFrame
+        All its closed auctions: expires, auction, category, price.
+    state : GroupState
+        Not used: they come once.
+
+    Yields
+    ------
+    pandas.DataFrame
+        The same rows with sum_price, n and avg_price.
+    """
+    rows = _in_order(frames)
+    rows["sum_price"] = rows.price.cumsum()
+    rows["n"] = range(1, len(rows) + 1)
+    rows["avg_price"] = rows.sum_price // rows.n
+    yield rows
+
+
+def last_ten(key: tuple[int], frames: Iterator[pd.DataFrame], state: Any) -> Iterator[pd.DataFrame]:
+    """Number and mean of the last ten prices in the order in which auctions close (q6_stream).
+
+    Parameters
+    ----------
+    key : tuple of int
+        The seller.
+    frames : iterator of pandas.DataFrame
+        All its closed auctions: expires, auction, seller, price.
+    state : GroupState
+        Not used: they come once.
+
+    Yields
+    ------
+    pandas.DataFrame
+        The same rows with n and avg_price.
+    """
+    rows = _in_order(frames)
+    total = rows.price.cumsum()
+    rows["n"] = [min(at, 10) for at in range(1, len(rows) + 1)]
+    rows["avg_price"] = (total - total.shift(10, fill_value=0)) // rows.n
+    yield rows
+
+
+def last_of_ten(key: tuple[int], frames: Iterator[pd.DataFrame], state: Any) -> Iterator[pd.DataFrame]:
+    """The last row of `last_ten`, without the auction (q6).
+
+    Parameters
+    ----------
+    key, frames, state
+        As there.
+
+    Yields
+    ------
+    pandas.DataFrame
+        One row of seller, n and avg_price.
+    """
+    for rows in last_ten(key, frames, state):
+        yield rows.tail(1)[["seller", "n", "avg_price"]]
+
+
+def _in_order(frames: Iterator[pd.DataFrame]) -> pd.DataFrame:
+    import pandas as pd
+
+    return pd.concat(frames).sort_values(["expires", "auction"], ignore_index=True)
