@@ -51,6 +51,7 @@ impl KeyedCount {
             schema: block(&[]).schema(),
             event_time: None,
             lateness_ms: 0,
+            idle_after_ms: None,
             order_by: Vec::new(),
         };
         let count = AggSpec { name: "n".into(), function: "count".into(), column: None };

@@ -856,9 +856,10 @@ class Engine:
         pyarrow.Table
             query, worker, bins, bins_by_step (of each keyed step), keys, state_bytes, rows, late_rows, epochs,
             busy_s: as `LocalSession.stats` tells them; rows are counted since the query began here. generation,
-            member, resident, executor, pid: where the worker is. Of its whole process: rss_bytes, staging_memory_bytes (what waiting rows
-            and results may take), staged_bytes (what they take now), staged_peak_bytes, disk_bytes (in files now),
-            spilled_bytes (written to files so far), refused_connections; at: when it told.
+            member, resident, executor, pid: where the worker is. Of its whole process: rss_bytes,
+            staging_memory_bytes (what waiting rows and results may take), staged_bytes (what they take now),
+            staged_peak_bytes, disk_bytes (in files now), spilled_bytes (written to files so far),
+            refused_connections; at: when it told.
         """
         rows = self._figures()
         for row in rows:

@@ -290,7 +290,7 @@ fn run(how: JoinHow, near: Near, epochs: &[Epoch], seed: u64) {
         let watermark = epoch.watermark.map(|watermark| watermark.saturating_mul(1_000));
         if let Some(done) = epoch.undone {
             cluster.release_of(number, &blocks, watermark);
-            cluster.groups[0].0.migrate(number, moves(&mut random, workers, number % 3));
+            cluster.groups[0].0.migrate(number, moves(&mut random, workers, number % 3), None);
             if done {
                 complete(&cluster, number, workers, windowed);
             }
@@ -300,7 +300,7 @@ fn run(how: JoinHow, near: Near, epochs: &[Epoch], seed: u64) {
             cluster = start(number, workers, twin.watermark, residents);
         }
         cluster.release_of(number, &blocks, watermark);
-        cluster.groups[0].0.migrate(100 + number, moves(&mut random, workers, number % 3));
+        cluster.groups[0].0.migrate(100 + number, moves(&mut random, workers, number % 3), None);
         let given = sorted(complete(&cluster, number, workers, windowed));
         let expected = sorted(twin.epoch(epoch));
         assert_eq!(given, expected, "epoch {number} on {workers} workers");
