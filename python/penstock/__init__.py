@@ -31,7 +31,25 @@ from penstock.errors import PenstockError
 
 if TYPE_CHECKING:
     from penstock import dataflow, graph, ordered, report, spark, state
-    from penstock._aggregates import Aggregate, count, max, mean, min, sum
+    from penstock._aggregates import (
+        Aggregate,
+        approx_count_distinct,
+        approx_quantile,
+        count,
+        count_distinct,
+        first,
+        last,
+        max,
+        max_by,
+        mean,
+        min,
+        min_by,
+        stddev,
+        stddev_pop,
+        sum,
+        var_pop,
+        variance,
+    )
     from penstock._flow import Flow
     from penstock._functions.group_state import GroupState
     from penstock._pump import LateRows
@@ -50,22 +68,33 @@ __all__ = [
     "Pipeline",
     "Window",
     "__version__",
+    "approx_count_distinct",
+    "approx_quantile",
     "count",
+    "count_distinct",
     "dataflow",
     "errors",
     "execute",
+    "first",
     "graph",
+    "last",
     "max",
+    "max_by",
     "mean",
     "min",
+    "min_by",
     "ordered",
     "ordered_map",
     "report",
     "sliding",
     "spark",
     "state",
+    "stddev",
+    "stddev_pop",
     "sum",
     "tumbling",
+    "var_pop",
+    "variance",
 ]
 
 #: Where what is public comes from. It loads when somebody asks for it: pyarrow, pyspark and the native module cost
@@ -78,15 +107,26 @@ _HOMES = {
     "LateRows": "_pump",
     "Pipeline": "ordered",
     "Window": "_windows",
+    "approx_count_distinct": "_aggregates",
+    "approx_quantile": "_aggregates",
     "count": "_aggregates",
+    "count_distinct": "_aggregates",
     "execute": "dataflow",
+    "first": "_aggregates",
+    "last": "_aggregates",
     "max": "_aggregates",
+    "max_by": "_aggregates",
     "mean": "_aggregates",
     "min": "_aggregates",
+    "min_by": "_aggregates",
     "ordered_map": "ordered",
     "sliding": "_windows",
+    "stddev": "_aggregates",
+    "stddev_pop": "_aggregates",
     "sum": "_aggregates",
     "tumbling": "_windows",
+    "var_pop": "_aggregates",
+    "variance": "_aggregates",
 }
 
 

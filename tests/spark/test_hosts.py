@@ -104,6 +104,18 @@ def largest() -> Rows:
     return Counter({row: 1 for row in totals() if row[2] >= limit})
 
 
+def gathered(size: int) -> Rows:
+    found: Rows = Counter()
+    for start, own in windows(size, size).items():
+        by_key = defaultdict(list)
+        for event in own:
+            by_key[event[0]].append(event)
+        for k, events in by_key.items():
+            last = max(events, key=lambda event: (event[2], event[1]))[1]
+            found[(start, start + size, k, len({v for _, v, _ in events}), last)] += 1
+    return found
+
+
 def once(key: tuple[int], frames: Iterator[pd.DataFrame], state: Any) -> Iterator[pd.DataFrame]:
     """What Spark's applyInPandasWithState calls: each key's rows of an epoch, in one call."""
     rows = [len(frame) for frame in frames]
@@ -128,6 +140,15 @@ FLOWS: dict[str, tuple[pk.Flow, Callable[[], Rows]]] = {
     "largest totals": (KEYED.agg(emit="final", **AGGS).top(3, by="total"), largest),
     "sliding": (KEYED.window(pk.sliding("60s", every="25s")).agg(n=pk.count()), lambda: counts(60_000, 25_000)),
     "apart": (KEYED.window(pk.sliding("7s", every="50s")).agg(n=pk.count()), lambda: counts(7_000, 50_000)),
+    "gathered": (
+        KEYED.window(pk.tumbling("40s")).agg(d=pk.count_distinct("v"), last=pk.last("v")),
+        lambda: gathered(40_000),
+    ),
+    "distinct": (SOURCE.distinct("v", "k"), lambda: Counter({(v, k): 1 for k, v, _ in EVENTS})),
+    "distinct in windows": (
+        SOURCE.window(pk.tumbling("50s")).distinct("k"),
+        lambda: Counter({(s, s + 50_000, k): 1 for s, own in windows(50_000, 50_000).items() for k, _, _ in own}),
+    ),
     "hottest": (
         KEYED.window(pk.tumbling("30s")).agg(n=pk.count(), name="z").top(1, by="n", per="window", name="a"),
         lambda: hottest(30_000),
@@ -191,7 +212,7 @@ def test_a_flow_of_several_sources_gives_the_same_rows_everywhere(spark: Any, en
     assert bag(kept.batches[0], as_table(engine.finish("several sources"), flow)) == expected
 
 
-@pytest.mark.parametrize("name", ["totals", "sliding", "apart", "hottest", "groups"])
+@pytest.mark.parametrize("name", ["totals", "sliding", "apart", "hottest", "groups", "gathered", "distinct"])
 def test_a_stream_gives_the_same_rows_for_the_same_epochs(spark: Any, engine: pk.Engine, name: str) -> None:
     flow, twin = FLOWS[name]
     size = ROWS // 5
@@ -210,6 +231,8 @@ def test_a_stream_gives_the_same_rows_for_the_same_epochs(spark: Any, engine: pk
         newest = {row["k"]: tuple(row.values()) for row in local.to_pylist()}
         assert Counter(newest.values()) == twin(), "the last update of a key is its final value"
         assert local.num_rows == 5 * len(newest)
+    elif name == "distinct":
+        assert local.num_rows == len(twin()), "each once in all epochs together"
     elif name != "groups":
         assert any(batch["ts"].null_count < batch.num_rows for batch in late) and found != twin(), "some were late"
 

@@ -54,7 +54,7 @@ impl KeyedCount {
             idle_after_ms: None,
             order_by: Vec::new(),
         };
-        let count = AggSpec { name: "n".into(), function: "count".into(), column: None };
+        let count = AggSpec { name: "n".into(), function: "count".into(), column: None, ..AggSpec::default() };
         let steps = vec![
             StepSpec::KeyBy { columns: vec!["k".into()], nulls: Nulls::Group },
             StepSpec::Agg { emit: Some(emit), aggs: vec![count], operator: None },

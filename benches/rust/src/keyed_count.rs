@@ -119,7 +119,7 @@ fn case(options: &Options, report: &mut Report, cases: usize, of: (usize, u32, H
         assert_eq!(emitted, peer.finish(keys).1, "the two sides have given back as many changes");
     }
     let (what, name) = match (emit, hash) {
-        (Emit::Update, _) => (" changes", "fast hash"),
+        (Emit::Update | Emit::New, _) => (" changes", "fast hash"),
         (Emit::Final, Hash::Fast) => ("", "fast hash"),
         (Emit::Final, Hash::Sip) => ("", "SipHash"),
     };
@@ -151,8 +151,10 @@ impl Peer {
             match (hash, emit) {
                 (Hash::Fast, Emit::Final) => peer(worker, SLACK, &mine, &finished, count::<BuildHasherDefault<Fast>>),
                 (Hash::Sip, Emit::Final) => peer(worker, SLACK, &mine, &finished, count::<RandomState>),
-                (Hash::Fast, Emit::Update) => peer(worker, 0, &mine, &finished, changes::<BuildHasherDefault<Fast>>),
-                (Hash::Sip, Emit::Update) => peer(worker, 0, &mine, &finished, changes::<RandomState>),
+                (Hash::Fast, Emit::Update | Emit::New) => {
+                    peer(worker, 0, &mine, &finished, changes::<BuildHasherDefault<Fast>>)
+                }
+                (Hash::Sip, Emit::Update | Emit::New) => peer(worker, 0, &mine, &finished, changes::<RandomState>),
             }
         });
         Self { blocks, done, guards: guards.expect("timely starts") }

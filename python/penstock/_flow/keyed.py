@@ -81,7 +81,7 @@ class KeyedSteps(FlowBase):
         )
 
     def window(self, window: Window) -> Self:
-        """Cut event time for the next `agg` or `top`.
+        """Cut event time for the next `agg`, `distinct` or `top`.
 
         Parameters
         ----------
@@ -188,10 +188,14 @@ class KeyedSteps(FlowBase):
         for column, aggregate in aggregates.items():
             if not isinstance(aggregate, Aggregate):
                 raise ConfigError(
-                    f"agg({column}={aggregate!r}) is no aggregate; use penstock.count, sum, min, max or mean"
+                    f"agg({column}={aggregate!r}) is no aggregate; use penstock.count, sum, min, max, mean and the like"
                 )
-            if aggregate.column is not None:
-                self._require([aggregate.column], f"agg {column}={aggregate}")
+            self._require([one for one in (aggregate.column, aggregate.by) if one], f"agg {column}={aggregate}")
+            if aggregate.fn in ("first", "last") and self._event_time is None:
+                raise PlanError(
+                    f"agg {column}={aggregate} needs event time: write Flow(schema, event_time='ts'), or name the"
+                    f" column that decides: penstock.{'min' if aggregate.fn == 'first' else 'max'}_by(..., by='column')"
+                )
             if column in head:
                 raise SchemaError(f"agg {column}={aggregate} takes the name of the output column {column!r}; rename it")
             items.append(aggregate.to_plan(column))
@@ -200,6 +204,60 @@ class KeyedSteps(FlowBase):
         if emit is not None or self._window is not None:
             step["emit"] = "final" if emit is None else emit
         return self._with(step, (*head, *aggregates))
+
+    def distinct(self, *columns: str, name: str | None = None) -> Self:
+        """Give each combination of values of some columns once.
+
+        Parameters
+        ----------
+        *columns : str
+            The columns; default all.
+        name : str, optional
+            Of the step and its state, as in `agg`.
+
+        Returns
+        -------
+        Flow
+            With these columns alone: of other columns rows of equal values may differ, and which of them
+            came first would depend on the host. With a `window` directly before, window_start and
+            window_end in front of them.
+
+        Raises
+        ------
+        SchemaError
+            When a column does not exist here.
+        ConfigError
+            When one is given twice.
+        PlanError
+            Behind a `key_by`.
+
+        Notes
+        -----
+        Null is a value like any other, -0.0 is 0.0, and all NaNs are one value.
+
+        Without a window a row comes out when its values first come, and each combination is kept for ever: state only
+        grows, by some 10 to 30 bytes for each and what its values are long. With a window each combination comes out
+        once per window, when it closes, and the state is that of open windows.
+
+        Examples
+        --------
+        >>> import pyarrow as pa
+        >>> import penstock as pk
+        >>> pages = pa.table({"user": ["ann", "bob", "ann"], "page": ["/", "/", "/"]})
+        >>> pk.Flow(pages.schema).distinct("page").collect(pages).to_pylist()
+        [{'page': '/'}]
+        """
+        self._stateless_only("distinct")
+        if self._keys is not None:
+            raise PlanError(f"distinct names its columns itself; leave key_by({', '.join(self._keys)}) out")
+        names = names_of(columns, "distinct") if columns else self._columns
+        self._require(names, "distinct")
+        named = self._named("distinct", "distinct", name)
+        head = ("window_start", "window_end") if self._window is not None else ()
+        taken = [column for column in names if column in head]
+        if taken:
+            raise SchemaError(f"distinct behind a window gives window bounds; rename the column {taken[0]!r}")
+        return self._with({"op": "distinct", "columns": list(names), **named}, (*head, *names))
 
     def top(
         self,

@@ -17,7 +17,7 @@ from penstock.errors import ConfigError, SchemaError
 __all__ = ["KEYED_OPS", "to_text"]
 
 #: Words of steps that keep state.
-KEYED_OPS = ("agg", "group_state", "join", "stateful_map", "top")
+KEYED_OPS = ("agg", "distinct", "group_state", "join", "stateful_map", "top")
 _LONGEST_NAME = 100
 
 
@@ -113,6 +113,10 @@ def _signed(us: int) -> str:
     return repr(("-" if us < 0 else "") + format_duration(abs(us)))
 
 
+def _aggregate(agg: dict[str, Any]) -> Aggregate:
+    return Aggregate(agg["fn"], *(agg.get(option) for option in ("column", "by", "q", "error")))
+
+
 def step_text(step: dict[str, Any], calls: Sequence[dict[str, Any]]) -> str:
     """A step for people, as it was written."""
     op = step["op"]
@@ -121,12 +125,15 @@ def step_text(step: dict[str, Any], calls: Sequence[dict[str, Any]]) -> str:
     if op == "window":
         return f"window({Window(step['kind'], step['size_us'], step['every_us'])})"
     if op == "agg":
-        items = [f"{a['name']}={Aggregate(a['fn'], a.get('column'))}" for a in step["aggs"]]
+        items = [f"{a['name']}={_aggregate(a)}" for a in step["aggs"]]
         if "emit" in step:
             items.append(f"emit={step['emit']}")
         if "operator" in step:
             items.append(f"name={step['operator']}")
         return f"agg({', '.join(items)})"
+    if op == "distinct":
+        named = f", name={step['operator']}" if "operator" in step else ""
+        return f"distinct({', '.join(step['columns'])}{named})"
     if op == "top":
         per = step["per"] if step["per"] is None or isinstance(step["per"], str) else ", ".join(step["per"])
         order = "" if step["descending"] else ", descending=False"

@@ -1,24 +1,47 @@
 //! Accumulators: words of a row that a function of an aggregate keeps, and the loops that add to them, one column at a time.
 //!
-//! Every accumulator begins with the number of values seen. Wide sums are two words, low first; byte values are numbered from 1.
+//! Every accumulator begins with the number of values seen. Wide sums are two words, low first; byte values are numbered from 1, and
+//! the number of one stands behind the number of values seen. Moments are the mean and the sum of squared distances from it, updated as Welford
+//! and merged as Chan et al. do, in the order of operations that Spark has.
+
+use std::borrow::Cow;
 
 use arrow_buffer::{NullBuffer, ScalarBuffer};
 use arrow_row::Rows;
 
 use crate::bytes::ByteColumn;
 use crate::column::Codes;
+use crate::gather::{histogram, registers, set};
 
 /// How an aggregate is stored; the byte is part of the state format.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Kind {
     Rows,
     Valid,
-    Int { unsigned: bool },
+    Int {
+        unsigned: bool,
+    },
     Decimal,
     Float,
-    Code { greatest: bool },
-    Wide { greatest: bool },
-    Bytes { greatest: bool },
+    Code {
+        greatest: bool,
+    },
+    Wide {
+        greatest: bool,
+    },
+    Bytes {
+        greatest: bool,
+    },
+    /// Mean and squared distances.
+    Moments,
+    /// The distinct values, all of eight bytes or of any length, and how many there are.
+    Set {
+        fixed: bool,
+    },
+    /// Of so many bits.
+    Registers(u8),
+    /// Of so many digits.
+    Histogram(u8),
 }
 
 impl Kind {
@@ -36,6 +59,11 @@ impl Kind {
             Self::Bytes { greatest: true } => 10,
             Self::Wide { greatest: false } => 11,
             Self::Wide { greatest: true } => 12,
+            Self::Moments => 13,
+            Self::Set { fixed: true } => 14,
+            Self::Set { fixed: false } => 15,
+            Self::Registers(bits) => 32 + bits,
+            Self::Histogram(digits) => 64 + digits,
         }
     }
 
@@ -43,8 +71,36 @@ impl Kind {
     pub(crate) fn words(self) -> usize {
         match self {
             Self::Rows | Self::Valid => 1,
-            Self::Float | Self::Code { .. } | Self::Bytes { .. } => 2,
-            Self::Int { .. } | Self::Decimal | Self::Wide { .. } => 3,
+            Self::Float | Self::Code { .. } | Self::Bytes { .. } | Self::Registers(_) | Self::Histogram(_) => 2,
+            Self::Int { .. } | Self::Decimal | Self::Wide { .. } | Self::Moments | Self::Set { .. } => 3,
+        }
+    }
+
+    /// Whether its second word is the number of a byte value.
+    pub(crate) fn has_blob(self) -> bool {
+        matches!(self, Self::Bytes { .. } | Self::Set { .. } | Self::Registers(_) | Self::Histogram(_))
+    }
+
+    /// Whether its byte value is needed to tell the result.
+    pub(crate) fn tells_blob(self) -> bool {
+        self.has_blob() && !matches!(self, Self::Set { .. })
+    }
+
+    /// What of a byte value is written.
+    pub(crate) fn pack(self, blob: &[u8]) -> &[u8] {
+        if matches!(self, Self::Set { .. }) { set::packed(blob) } else { blob }
+    }
+
+    /// The byte value of an accumulator of these words that was written so; `None` if it is wrong.
+    pub(crate) fn unpack<'a>(self, cell: &[u64], packed: &'a [u8]) -> Option<Cow<'a, [u8]>> {
+        match self {
+            Self::Set { fixed } => {
+                let (set, count) = set::unpack(packed, fixed)?;
+                (count == cell[2] && count > 0).then(|| Cow::Owned(set.into()))
+            }
+            Self::Registers(bits) => registers::is_sound(packed, bits).then_some(Cow::Borrowed(packed)),
+            Self::Histogram(digits) => histogram::is_sound(packed, digits).then_some(Cow::Borrowed(packed)),
+            _ => Some(Cow::Borrowed(packed)),
         }
     }
 }
@@ -61,15 +117,19 @@ pub(crate) enum Input {
     Bytes(ByteColumn, Option<NullBuffer>),
     /// Bytes in the order of the values.
     Ordered(Rows, Option<NullBuffer>),
+    /// Hashes of the values.
+    Hashes(Vec<u64>, Option<NullBuffer>),
 }
 
-/// Byte values of a table. Between marks values are only appended, so that an undo finds what its rows name.
+/// Byte values of a table. Those that were there at the last mark stay as they are, so that an undo finds what its rows name.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Blobs {
     values: Vec<Box<[u8]>>,
     heap: usize,
-    /// Whether a value that gives way is kept.
-    pub(crate) append: bool,
+    /// How many values stay as they are.
+    kept: usize,
+    /// Those among them that no row names any more, unless there is an undo.
+    replaced: Vec<u64>,
 }
 
 impl Blobs {
@@ -84,23 +144,57 @@ impl Blobs {
     /// Replaces the value that `word` names; 0 names none.
     pub(crate) fn put(&mut self, word: &mut u64, value: &[u8]) {
         self.heap += value.len();
-        if *word != 0 && !self.append {
-            let old = std::mem::replace(&mut self.values[*word as usize - 1], value.into());
+        if *word as usize > self.kept {
+            let old = &mut self.values[*word as usize - 1];
             self.heap -= old.len();
+            if old.len() == value.len() { old.copy_from_slice(value) } else { *old = value.into() }
         } else {
+            self.replaced.extend((*word != 0).then_some(*word));
             self.values.push(value.into());
             *word = self.values.len() as u64;
         }
     }
 
+    /// Changes the value that `word` names, where it lies or as a copy; 0 names none, and then it is empty.
+    pub(crate) fn edit<T>(&mut self, word: &mut u64, change: impl FnOnce(&mut Box<[u8]>) -> T) -> T {
+        if *word as usize <= self.kept {
+            let value = if *word == 0 { Box::default() } else { self.values[*word as usize - 1].clone() };
+            self.heap += value.len();
+            self.replaced.extend((*word != 0).then_some(*word));
+            self.values.push(value);
+            *word = self.values.len() as u64;
+        }
+        let value = &mut self.values[*word as usize - 1];
+        self.heap -= value.len();
+        let done = change(value);
+        self.heap += value.len();
+        done
+    }
+
+    /// Values that are there now stay as they are, too.
+    pub(crate) fn keep(&mut self) {
+        self.kept = self.values.len();
+    }
+
+    /// There is no undo any more: lets go of values that were kept for it.
+    pub(crate) fn let_go(&mut self) {
+        self.kept = 0;
+        for word in std::mem::take(&mut self.replaced) {
+            let value = std::mem::take(&mut self.values[word as usize - 1]);
+            self.heap -= value.len();
+        }
+    }
+
+    /// Forgets values behind the first so many, which an undo has given their names back.
     pub(crate) fn truncate(&mut self, len: usize) {
+        self.replaced.clear();
         for value in self.values.drain(len..) {
             self.heap -= value.len();
         }
     }
 
     pub(crate) fn heap_bytes(&self) -> usize {
-        self.heap + self.values.capacity() * size_of::<Box<[u8]>>()
+        self.heap + self.values.capacity() * size_of::<Box<[u8]>>() + self.replaced.capacity() * 8
     }
 }
 
@@ -226,6 +320,33 @@ impl Place {
             (Input::Ordered(values, nulls), Kind::Bytes { greatest }) => each(self, nulls, rows, cells, |row, cell| {
                 best(cell, blobs, values.row(row).data(), greatest);
             }),
+            (Input::Float(values, nulls), Kind::Moments) => each(self, nulls, rows, cells, |row, cell| {
+                let (mean, squares) = (f64::from_bits(cell[1]), f64::from_bits(cell[2]));
+                cell[0] += 1;
+                let distance = values[row] - mean;
+                let step = distance / cell[0] as f64;
+                cell[1] = (mean + step).to_bits();
+                cell[2] = (squares + distance * (distance - step)).to_bits();
+            }),
+            (Input::Code(codes), Kind::Set { fixed: true }) => each(self, &codes.nulls, rows, cells, |row, cell| {
+                gather(cell, blobs, &codes.values[row].to_le_bytes(), true);
+            }),
+            (Input::Bytes(values, nulls), Kind::Set { fixed: false }) => each(self, nulls, rows, cells, |row, cell| {
+                gather(cell, blobs, values.get(row), false);
+            }),
+            (Input::Ordered(values, nulls), Kind::Set { fixed: false }) => {
+                each(self, nulls, rows, cells, |row, cell| {
+                    gather(cell, blobs, values.row(row).data(), false);
+                })
+            }
+            (Input::Hashes(hashes, nulls), Kind::Registers(bits)) => each(self, nulls, rows, cells, |row, cell| {
+                blobs.edit(&mut cell[1], |found| registers::insert(found, hashes[row], bits));
+                cell[0] += 1;
+            }),
+            (Input::Float(values, nulls), Kind::Histogram(digits)) => each(self, nulls, rows, cells, |row, cell| {
+                blobs.edit(&mut cell[1], |found| histogram::insert(found, values[row], digits));
+                cell[0] += 1;
+            }),
             _ => unreachable!("input and accumulator are made by one kind"),
         }
         if wrapped { Err(Wrapped) } else { Ok(()) }
@@ -276,12 +397,45 @@ impl Place {
                         blobs.put(&mut words[word + 1], value);
                     }
                 }
+                Kind::Moments if words[word] == 0 => {
+                    words[word + 1..word + 3].copy_from_slice(&other[from + 1..from + 3])
+                }
+                Kind::Moments => {
+                    let [mean, squares, theirs, more] =
+                        [words[word + 1], words[word + 2], other[from + 1], other[from + 2]].map(f64::from_bits);
+                    let (n, m) = (words[word] as f64, seen as f64);
+                    let distance = theirs - mean;
+                    let step = distance / (n + m);
+                    words[word + 1] = (mean + step * m).to_bits();
+                    words[word + 2] = (squares + more + distance * step * n * m).to_bits();
+                }
+                Kind::Set { fixed } => {
+                    let theirs = set::iter(other_blobs.get(other[from + 1]), fixed);
+                    let [word, count] = words.get_disjoint_mut([word + 1, word + 2]).expect("two words of a cell");
+                    blobs.edit(word, |found| {
+                        theirs.for_each(|value| *count += u64::from(set::insert(found, value, fixed)))
+                    });
+                }
+                Kind::Registers(bits) => {
+                    let theirs = other_blobs.get(other[from + 1]);
+                    blobs.edit(&mut words[word + 1], |found| registers::merge(found, theirs, bits));
+                }
+                Kind::Histogram(_) => {
+                    let theirs = other_blobs.get(other[from + 1]);
+                    blobs.edit(&mut words[word + 1], |found| histogram::merge(found, theirs));
+                }
             }
             // Forged state may claim any number.
             words[word] = words[word].saturating_add(seen);
         }
         if wrapped { Err(Wrapped) } else { Ok(()) }
     }
+}
+
+fn gather(cell: &mut [u64], blobs: &mut Blobs, value: &[u8], fixed: bool) {
+    let fresh = blobs.edit(&mut cell[1], |found| set::insert(found, value, fixed));
+    cell[0] += 1;
+    cell[2] += u64::from(fresh);
 }
 
 fn best(cell: &mut [u64], blobs: &mut Blobs, value: &[u8], greatest: bool) {

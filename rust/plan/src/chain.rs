@@ -164,6 +164,7 @@ pub(crate) fn stateless(
         | StepSpec::StatefulMap { .. }
         | StepSpec::GroupState { .. }
         | StepSpec::Top { .. }
+        | StepSpec::Distinct { .. }
         | StepSpec::Union {}
         | StepSpec::Join { .. } => {
             let reason = "a bounded part or a loop holds steps without state only: its batches are finished one after \

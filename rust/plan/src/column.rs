@@ -12,6 +12,7 @@ use arrow_array::types::{
 };
 use arrow_array::{Array, ArrayRef, BooleanArray, PrimitiveArray, make_array};
 use arrow_buffer::{NullBuffer, ScalarBuffer};
+use arrow_row::{RowConverter, SortField};
 use arrow_schema::{ArrowError, DataType, TimeUnit};
 use arrow_select::take::take;
 
@@ -77,6 +78,37 @@ pub(crate) fn plain(array: &ArrayRef) -> Result<ArrayRef, ArrowError> {
     match array.as_any_dictionary_opt() {
         Some(dictionary) => take(dictionary.values(), dictionary.keys(), None),
         None => Ok(Arc::clone(array)),
+    }
+}
+
+/// Whether a type, or one that it is made of, is like this.
+fn contains(data_type: &DataType, like: fn(&DataType) -> bool) -> bool {
+    like(data_type)
+        || match data_type {
+            DataType::List(field)
+            | DataType::LargeList(field)
+            | DataType::FixedSizeList(field, _)
+            | DataType::ListView(field)
+            | DataType::LargeListView(field)
+            | DataType::Map(field, _) => contains(field.data_type(), like),
+            DataType::Struct(fields) => fields.iter().any(|field| contains(field.data_type(), like)),
+            _ => false,
+        }
+}
+
+fn is_encoded(data_type: &DataType) -> bool {
+    matches!(data_type, DataType::Dictionary(_, _) | DataType::RunEndEncoded(_, _))
+}
+
+/// Whether values of a type can be kept as bytes that are equal exactly if they are, and come back with their own type; else why not.
+pub(crate) fn storable(data_type: &DataType) -> Result<(), &'static str> {
+    if contains(data_type, is_encoded) {
+        return Err("which does not keep its type in state: convert it to its value type first");
+    }
+    let ordered = !contains(data_type, |data_type| matches!(data_type, DataType::Union(_, _)));
+    match ordered && RowConverter::supports_fields(&[SortField::new(data_type.clone())]) {
+        true => Ok(()),
+        false => Err("which has no order or equality"),
     }
 }
 

@@ -318,6 +318,7 @@ mod tests {
                 name: function.into(),
                 function: function.into(),
                 column: column(function),
+                ..AggSpec::default()
             });
             let steps = vec![
                 StepSpec::KeyBy { columns: vec!["k".into()], nulls: Nulls::Group },

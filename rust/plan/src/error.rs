@@ -237,7 +237,9 @@ pub enum PlanError {
         value: i64,
     },
     /// An aggregate function is unknown.
-    #[error("{step}: aggregate '{name}': unknown function '{function}' (count, sum, min, max, mean)")]
+    #[error(
+        "{step}: aggregate '{name}': unknown function '{function}' (count, sum, min, max, mean, min_by, max_by, first, last, variance, var_pop, stddev, stddev_pop, count_distinct, approx_count_distinct, approx_quantile)"
+    )]
     Function {
         /// The step.
         step: StepName,
@@ -245,6 +247,20 @@ pub enum PlanError {
         name: String,
         /// The function asked for.
         function: String,
+    },
+    /// An option of an aggregate is missing or out of range.
+    #[error("{step}: aggregate '{name}': {option} = {value}; it {need}")]
+    AggregateOption {
+        /// The step.
+        step: StepName,
+        /// The aggregate's output name.
+        name: String,
+        /// The option.
+        option: &'static str,
+        /// Its value.
+        value: Box<str>,
+        /// What it must be.
+        need: &'static str,
     },
     /// An aggregate needs a column and names none.
     #[error("{step}: aggregate '{name}' needs a column")]

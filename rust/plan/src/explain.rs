@@ -2,7 +2,7 @@
 
 use std::fmt::Write;
 
-use crate::agg::Aggregate;
+use crate::agg::{Aggregate, Function};
 use crate::chain::{Bound, Stateless};
 use crate::join::Join;
 use crate::keyed::{KeyedKind, KeyedSpec};
@@ -43,7 +43,14 @@ fn aggregates(keyed: &KeyedSpec, aggregates: &[Aggregate]) -> String {
         .iter()
         .map(|agg| {
             let column = agg.column.map_or("", |at| keyed.input.field(at).name());
-            format!("{} = {}({column})", agg.name, agg.function.name())
+            let more = match (&agg.by, agg.function) {
+                (Some((at, _)), _) => format!(" by {}", keyed.input.field(*at).name()),
+                (None, Function::ApproxQuantile { q, digits }) => {
+                    format!(", {q}, error {}", crate::gather::histogram::error_of(digits))
+                }
+                _ => String::new(),
+            };
+            format!("{} = {}({column}{more})", agg.name, agg.function.name())
         })
         .collect();
     words.join(", ")
@@ -137,6 +144,10 @@ pub(crate) fn explain(plan: &Plan) -> String {
             false => format!("exchange: by hash of {}", names(&keyed.routed, &keyed.keys)),
         });
         let (what, state) = match &keyed.kind {
+            KeyedKind::Window { windows: w, event_time, aggregates: aggs } if aggs.is_empty() => {
+                (format!("{} on {}: each once", windows(w), event_time.name), "keys per pane")
+            }
+            KeyedKind::Running { emit: Emit::New, .. } => ("each when it first comes".into(), "keys, for ever"),
             KeyedKind::Window { windows: w, event_time, aggregates: aggs } => (
                 format!("{} on {}: {}", windows(w), event_time.name, aggregates(keyed, aggs)),
                 "accumulators per key and pane",
@@ -149,6 +160,7 @@ pub(crate) fn explain(plan: &Plan) -> String {
                         Emit::Final if is_default(plan, keyed) =>
                             "all keys at the end, on a stream changed keys each epoch",
                         Emit::Final => "all keys at the end",
+                        Emit::New => "new keys",
                     },
                     aggregates(keyed, aggs)
                 ),

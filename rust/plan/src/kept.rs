@@ -120,7 +120,7 @@ impl KeyedSpec {
         let fields = fields.map(|(&at, data_type)| self.routed.field(at).clone().with_data_type(data_type));
         let keys = Arc::new(Schema::new(fields.collect::<Vec<_>>()));
         let aggregates = |aggregates: &[Aggregate], emit, windows| Holds::Aggregates {
-            functions: aggregates.iter().map(|one| one.function.name().to_owned()).collect(),
+            functions: aggregates.iter().map(|one| one.function.kept()).collect(),
             inputs: Arc::new(Schema::new(aggregates.iter().map(input).collect::<Vec<_>>())),
             emit,
             windows,
@@ -158,9 +158,21 @@ impl KeyedSpec {
     }
 }
 
-/// What an aggregate reads.
+/// What an aggregate reads; a struct of two where it finds a value by another column.
 fn input(aggregate: &Aggregate) -> Field {
-    Field::new(&aggregate.name, aggregate.input.clone().unwrap_or(DataType::Null), true)
+    let of = aggregate.input.clone().unwrap_or(DataType::Null);
+    let of = match &aggregate.by {
+        None => of,
+        Some((_, by)) => {
+            let both = [("value", of), ("by", by.clone())];
+            DataType::Struct(both.into_iter().map(|(name, of)| Field::new(name, of, true)).collect())
+        }
+    };
+    Field::new(&aggregate.name, of, true)
+}
+
+fn reads_two(function: &str) -> bool {
+    Function::read(function).is_some_and(Function::reads_two)
 }
 
 impl Kept {
@@ -205,9 +217,16 @@ impl Kept {
             Holds::Aggregates { functions, inputs, windows, emit } => {
                 let each = functions.iter().zip(inputs.fields()).map(|(function, input)| match input.data_type() {
                     DataType::Null => function.clone(),
+                    DataType::Struct(both) if reads_two(function) => {
+                        let types: Vec<_> = both.iter().map(|field| field.data_type().to_string()).collect();
+                        format!("{function}({})", types.join(" by "))
+                    }
                     data_type => format!("{function}({data_type})"),
                 });
-                let each = each.collect::<Vec<_>>().join(", ");
+                let each = match functions.is_empty() {
+                    true => "nothing".into(),
+                    false => each.collect::<Vec<_>>().join(", "),
+                };
                 match (windows, emit) {
                     (Some(of), _) => {
                         let (size, every) = (explain::time(of.size_us), explain::time(of.every_us));
@@ -215,6 +234,7 @@ impl Kept {
                     }
                     (None, Emit::Update) => format!("{each} with updates"),
                     (None, Emit::Final) => each,
+                    (None, Emit::New) => "nothing, for ever".into(),
                 }
             }
             Holds::Join { left, right, on: [one, other], rule, .. } => {
@@ -280,12 +300,19 @@ impl Kept {
                     return Err(unknown("as many functions as inputs"));
                 }
                 let aggregates = functions.iter().zip(inputs.fields()).enumerate().map(|(at, (name, input))| {
-                    let function = Function::parse(name).ok_or_else(|| unknown(name))?;
-                    let column = Some((at, input.data_type())).filter(|(_, of)| **of != DataType::Null);
-                    Aggregate::resolve(input.name(), function, column).map_err(unknown)
+                    let function = Function::read(name).ok_or_else(|| unknown(name))?;
+                    let (of, by) = match input.data_type() {
+                        DataType::Struct(both) if function.reads_two() => match &both[..] {
+                            [of, by] => (of.data_type(), Some((at, by.data_type()))),
+                            _ => return Err(unknown("a column and that by which its value is found")),
+                        },
+                        one => (one, None),
+                    };
+                    let column = Some((at, of)).filter(|(_, of)| **of != DataType::Null);
+                    Aggregate::resolve(input.name(), function, column, by).map_err(unknown)
                 });
                 let aggregates = aggregates.collect::<Result<Vec<_>, _>>()?;
-                let track = windows.is_none() && *emit == Emit::Update;
+                let track = windows.is_none() && emit.tracks();
                 let of = match windows {
                     None => None,
                     Some(of) => {

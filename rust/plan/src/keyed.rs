@@ -140,7 +140,7 @@ impl KeyedSpec {
     /// A running aggregate reads its inputs; a key that is one integer travels as its hash. Other operators give rows back whole.
     fn carried(&self) -> Option<(Vec<usize>, usize)> {
         let KeyedKind::Running { aggregates, .. } = &self.kind else { return None };
-        let mut columns: Vec<usize> = aggregates.iter().filter_map(|aggregate| aggregate.column).collect();
+        let mut columns: Vec<usize> = aggregates.iter().flat_map(Aggregate::columns).collect();
         columns.sort_unstable();
         columns.dedup();
         let values = columns.len();
@@ -165,7 +165,7 @@ impl KeyedSpec {
         match &self.kind {
             KeyedKind::Window { aggregates, .. } => State::panes(Panes::new(shape(&key_types, aggregates, false))),
             KeyedKind::Running { emit, aggregates } => {
-                State::panes(Panes::new(shape(&key_types, aggregates, *emit == Emit::Update)))
+                State::panes(Panes::new(shape(&key_types, aggregates, emit.tracks())))
             }
             KeyedKind::StatefulMap { call } | KeyedKind::GroupState { call, .. } => {
                 State::foreign(callbacks.new_state(*call))
@@ -187,9 +187,7 @@ impl KeyedSpec {
             if let Some((columns, _)) = self.carried() {
                 let place =
                     |at: &mut usize| *at = columns.iter().position(|column| column == at).expect("it is carried");
-                keys.iter_mut()
-                    .chain(aggregates.iter_mut().filter_map(|aggregate| aggregate.column.as_mut()))
-                    .for_each(place);
+                keys.iter_mut().chain(aggregates.iter_mut().flat_map(Aggregate::columns_mut)).for_each(place);
             }
             GroupBy::new(step, keys, self.key_types(), &aggregates, output, bounds, track)
         };
@@ -199,7 +197,7 @@ impl KeyedSpec {
                 Box::new(WindowOp::new(group_by, *windows, event_time.clone()))
             }
             KeyedKind::Running { emit, aggregates } => {
-                Box::new(RunningOp::new(group_by(aggregates, None, *emit == Emit::Update)?, *emit))
+                Box::new(RunningOp::new(group_by(aggregates, None, emit.tracks())?, *emit))
             }
             KeyedKind::StatefulMap { call } => Box::new(StatefulMapOp(foreign(*call))),
             KeyedKind::GroupState { call, late_by } => Box::new(GroupStateOp::new(foreign(*call), late_by.clone())),

@@ -11,6 +11,7 @@ mod content;
 mod direct;
 mod explain;
 mod foreign;
+mod gather;
 mod group;
 mod ipc;
 mod join;

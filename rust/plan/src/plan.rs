@@ -20,8 +20,7 @@ use std::collections::{HashMap, HashSet};
 use std::fmt::Write;
 use std::sync::Arc;
 
-use arrow_row::{RowConverter, SortField};
-use arrow_schema::{DataType, Field, Schema, SchemaRef};
+use arrow_schema::{Field, Schema, SchemaRef};
 
 use crate::agg::{Aggregate, Function};
 use crate::chain::{Stateless, is_metered, stateless};
@@ -139,39 +138,9 @@ pub(crate) fn unique(step: &StepName, schema: &Schema) -> Result<(), PlanError> 
     }
 }
 
-/// Whether a type, or one that it is made of, is like this.
-fn contains(data_type: &DataType, like: fn(&DataType) -> bool) -> bool {
-    like(data_type)
-        || match data_type {
-            DataType::List(field)
-            | DataType::LargeList(field)
-            | DataType::FixedSizeList(field, _)
-            | DataType::ListView(field)
-            | DataType::LargeListView(field)
-            | DataType::Map(field, _) => contains(field.data_type(), like),
-            DataType::Struct(fields) => fields.iter().any(|field| contains(field.data_type(), like)),
-            _ => false,
-        }
-}
-
-fn is_encoded(data_type: &DataType) -> bool {
-    matches!(data_type, DataType::Dictionary(_, _) | DataType::RunEndEncoded(_, _))
-}
-
 /// A column whose values are kept as bytes and come back with their own type.
 fn storable(step: &StepName, field: &Field) -> Result<(), PlanError> {
-    if contains(field.data_type(), is_encoded) {
-        return Err(wrong_type(
-            step,
-            field,
-            "which does not keep its type in state: convert it to its value type first",
-        ));
-    }
-    let ordered = !contains(field.data_type(), |data_type| matches!(data_type, DataType::Union(_, _)));
-    match ordered && RowConverter::supports_fields(&[SortField::new(field.data_type().clone())]) {
-        true => Ok(()),
-        false => Err(wrong_type(step, field, "which has no order or equality")),
-    }
+    crate::column::storable(field.data_type()).map_err(|need| wrong_type(step, field, need))
 }
 
 fn key_columns(step: &StepName, schema: &Schema, names: &[String]) -> Result<Vec<usize>, PlanError> {
@@ -661,6 +630,7 @@ impl Compiler {
             }
             StepSpec::Window { kind, size_us, every_us } => self.window(step, *kind, *size_us, *every_us),
             StepSpec::Agg { emit, aggs, .. } => self.agg(step, *emit, aggs),
+            StepSpec::Distinct { columns, .. } => self.distinct(step, columns),
             StepSpec::StatefulMap { call, columns, schema, name, .. } => {
                 let name = if name.is_empty() { "stateful_map" } else { name };
                 self.foreign(step, columns, schema, name, |_| KeyedKind::StatefulMap { call: *call })
@@ -747,7 +717,7 @@ impl Compiler {
         let Waiting { key, windows } = std::mem::take(&mut self.waiting);
         let schema = self.point.schema.clone();
         let (keys, nulls) = key.map_or((Vec::new(), Nulls::Group), |(_, keys, nulls)| (keys, nulls));
-        let aggregates = aggs.iter().map(|agg| aggregate(&step, &schema, agg)).collect::<Result<Vec<_>, _>>()?;
+        let aggregates = aggs.iter().map(|agg| aggregate(&step, &self.point, agg)).collect::<Result<Vec<_>, _>>()?;
         let mut fields = Vec::new();
         if windows.is_some() {
             let time = self.point.event_time.as_ref().expect("a window step needs it");
@@ -758,9 +728,11 @@ impl Compiler {
             let data_type = plain_type(field.data_type()).clone();
             field.with_data_type(data_type)
         }));
-        fields.extend(aggregates.iter().map(|aggregate| {
-            Field::new(&aggregate.name, aggregate.output.clone(), aggregate.function != Function::Count)
-        }));
+        fields.extend(
+            aggregates
+                .iter()
+                .map(|aggregate| Field::new(&aggregate.name, aggregate.output.clone(), !aggregate.function.is_count())),
+        );
         let output: SchemaRef = Arc::new(Schema::new(fields));
         unique(&step, &output)?;
         let event_time = self.point.event_time.take();
@@ -791,6 +763,62 @@ impl Compiler {
             step,
             operator: String::new(),
         });
+        Ok(())
+    }
+
+    /// Each combination of values once: in a window, when it closes; without one, when it first comes.
+    fn distinct(&mut self, step: StepName, names: &[String]) -> Result<(), PlanError> {
+        let misplaced = |reason| Err(PlanError::Misplaced { step: step.clone(), reason });
+        let Waiting { key, windows } = std::mem::take(&mut self.waiting);
+        if key.is_some() {
+            return misplaced("distinct names its columns itself; leave key_by out");
+        }
+        if self.point.updates {
+            return misplaced(
+                "its input replaces earlier values, which would come out as well; write emit='final' in the agg before it",
+            );
+        }
+        if names.is_empty() {
+            return misplaced("distinct needs a column");
+        }
+        let schema = self.point.schema.clone();
+        let keys = key_columns(&step, &schema, names)?;
+        let mut fields = Vec::new();
+        let event_time = self.point.event_time.clone();
+        if windows.is_some() {
+            let time = event_time.as_ref().expect("a window step needs it");
+            fields.extend([WINDOW_START, WINDOW_END].map(|name| Field::new(name, time.data_type.clone(), false)));
+        }
+        fields.extend(keys.iter().map(|&at| {
+            let field = schema.field(at).clone();
+            let data_type = plain_type(field.data_type()).clone();
+            field.with_data_type(data_type)
+        }));
+        let output: SchemaRef = Arc::new(Schema::new(fields));
+        unique(&step, &output)?;
+        let windowed = event_time.clone().filter(|_| windows.is_some());
+        let kind = match windows {
+            Some((_, windows)) => {
+                let event_time = event_time.expect("a window step needs it");
+                KeyedKind::Window { windows, event_time, aggregates: Vec::new() }
+            }
+            None => KeyedKind::Running { emit: Emit::New, aggregates: Vec::new() },
+        };
+        self.close(KeyedSpec {
+            name: "distinct".into(),
+            input: schema.clone(),
+            routed: schema.clone(),
+            output,
+            keys,
+            reject_nulls: false,
+            kind,
+            step,
+            operator: String::new(),
+        });
+        match windowed {
+            Some(time) => (self.point.event_time, self.point.window) = (None, Some(time)),
+            None => self.keep_times(&schema),
+        }
         Ok(())
     }
 
@@ -977,18 +1005,42 @@ fn wrong_name(name: &str) -> Option<String> {
     Some(format!("{reason}: a name is 1 to {LONGEST_NAME} printable characters without a slash"))
 }
 
-fn aggregate(step: &StepName, schema: &Schema, agg: &AggSpec) -> Result<Aggregate, PlanError> {
-    let Some(function) = Function::parse(&agg.function) else {
-        let (name, function) = (agg.name.clone(), agg.function.clone());
-        return Err(PlanError::Function { step: step.clone(), name, function });
+fn aggregate(step: &StepName, point: &Point, agg: &AggSpec) -> Result<Aggregate, PlanError> {
+    let schema = &point.schema;
+    let option = |(option, value, need)| PlanError::AggregateOption {
+        step: step.clone(),
+        name: agg.name.clone(),
+        option,
+        value,
+        need,
+    };
+    let function = match Function::parse(&agg.function, agg.q, agg.error) {
+        Some(function) => function.map_err(option)?,
+        None => {
+            let (name, function) = (agg.name.clone(), agg.function.clone());
+            return Err(PlanError::Function { step: step.clone(), name, function });
+        }
+    };
+    let by = match (&agg.by, function.reads_two(), function.is_timed()) {
+        (_, true, true) => match &point.event_time {
+            Some(time) => Some(time.column),
+            None => return Err(PlanError::NoEventTime { step: step.clone() }),
+        },
+        (Some(by), true, false) => Some(column(step, schema, by)?),
+        (None, true, false) => return Err(option(("by", "none".into(), "names the column by which a value is found"))),
+        (_, false, _) => None,
     };
     let at = agg.column.as_ref().map(|name| column(step, schema, name)).transpose()?;
     let field = at.map(|at| schema.field(at));
     if field.is_none() && function != Function::Count {
         return Err(PlanError::NoColumn { step: step.clone(), name: agg.name.clone() });
     }
-    Aggregate::resolve(&agg.name, function, at.zip(field.map(|field| field.data_type())))
-        .map_err(|need| wrong_type(step, field.expect("only columns have wrong types"), need))
+    let by = by.map(|at| (at, schema.field(at)));
+    let types = (at.zip(field.map(Field::data_type)), by.map(|(at, field)| (at, field.data_type())));
+    Aggregate::resolve(&agg.name, function, types.0, types.1).map_err(|need| {
+        let wrong = if need.starts_with("the column by which") { by.map(|(_, field)| field) } else { field };
+        wrong_type(step, wrong.expect("only columns have wrong types"), need)
+    })
 }
 
 /// Names of some columns, for messages.

@@ -41,7 +41,7 @@ impl Shape {
 
     /// The offsets of the words that number byte values.
     pub(crate) fn blobs(&self) -> impl Iterator<Item = usize> {
-        self.accs().filter(|(kind, _)| matches!(kind, Kind::Bytes { .. })).map(|(_, at)| at + 1)
+        self.accs().filter(|(kind, _)| kind.has_blob()).map(|(_, at)| at + 1)
     }
 }
 
@@ -84,8 +84,8 @@ impl Records {
         if shape.key.has_bytes() {
             self.keys.push(table.key_bytes(position));
         }
-        for at in shape.blobs() {
-            let word = &mut self.words[start + at];
+        for (_, at) in shape.accs().filter(|(kind, _)| kind.tells_blob()) {
+            let word = &mut self.words[start + at + 1];
             if *word != 0 {
                 self.blobs.push(table.blob(*word));
                 *word = self.blobs.len() as u64;

@@ -1,7 +1,7 @@
 //! Aggregates without a window, over all rows so far.
 //!
 //! `update` emits, at the end of each epoch, every key that got a row in it, with its new values. `final` emits every key once, when the
-//! watermark reaches the end of input, and forgets them.
+//! watermark reaches the end of input, and forgets them. `new` emits a key when its first row comes, and keeps it for ever.
 
 use arrow_array::RecordBatch;
 
@@ -21,6 +21,15 @@ pub enum Emit {
     Update,
     /// All keys at the end of input.
     Final,
+    /// Keys of which nothing is kept, each when it first comes.
+    New,
+}
+
+impl Emit {
+    /// Whether tables list the rows that it speaks of.
+    pub(crate) fn tracks(self) -> bool {
+        self != Self::Final
+    }
 }
 
 /// With at most so many bins, and so many records of a block for each of them, opening all tables costs little.
@@ -59,10 +68,19 @@ impl RunningOp {
             direct: Direct::default(),
             many_new: false,
             large: false,
-            logged: emit == Emit::Update,
+            logged: emit.tracks(),
             parts: Vec::new(),
         }
     }
+}
+
+/// Gives what has changed in a bin.
+fn speak(group_by: &mut GroupBy, bins: &mut dyn Bins, bin: u32, out: &mut Sink<'_>) -> Result<(), OpError> {
+    if let Some(table) = panes_of(bins, bin)?.existing_mut(PANE) {
+        group_by.emit(0, table, table.changed().iter().map(|&slot| slot as usize), out)?;
+        table.settle();
+    }
+    Ok(())
 }
 
 impl KeyedOp for RunningOp {
@@ -72,7 +90,7 @@ impl KeyedOp for RunningOp {
         _: usize,
         batch: &RecordBatch,
         hashes: &[u64],
-        _: &mut Sink<'_>,
+        out: &mut Sink<'_>,
     ) -> Result<(), OpError> {
         check_hashes(batch, hashes)?;
         let (keys, inputs) = self.group_by.prepare(batch)?;
@@ -112,7 +130,14 @@ impl KeyedOp for RunningOp {
             }
             self.parts.push(Part { bin: run.bin, pane: PANE, at: run.at.clone() });
         }
-        self.group_by.add(bins, (&keys, &inputs), (self.by_bin.hashes(), self.by_bin.rows()), &self.parts)
+        self.group_by.add(bins, (&keys, &inputs), (self.by_bin.hashes(), self.by_bin.rows()), &self.parts)?;
+        if self.emit == Emit::New {
+            for run in self.by_bin.runs() {
+                speak(&mut self.group_by, bins, run.bin, out)?;
+            }
+            self.group_by.flush(out)?;
+        }
+        Ok(())
     }
 
     fn watermark(&mut self, bins: &mut dyn Bins, watermark_us: i64, out: &mut Sink<'_>) -> Result<(), OpError> {
@@ -120,7 +145,7 @@ impl KeyedOp for RunningOp {
             return Ok(());
         }
         self.watermark = watermark_us;
-        if watermark_us < i64::MAX || self.emit == Emit::Update {
+        if watermark_us < i64::MAX || self.emit.tracks() {
             return Ok(());
         }
         for bin in bins.held() {
@@ -134,14 +159,11 @@ impl KeyedOp for RunningOp {
     }
 
     fn end_epoch(&mut self, bins: &mut dyn Bins, out: &mut Sink<'_>) -> Result<(), OpError> {
-        if self.emit == Emit::Final {
+        if self.emit != Emit::Update {
             return Ok(());
         }
         for bin in bins.held() {
-            if let Some(table) = panes_of(bins, bin)?.existing_mut(PANE) {
-                self.group_by.emit(0, table, table.changed().iter().map(|&slot| slot as usize), out)?;
-                table.settle();
-            }
+            speak(&mut self.group_by, bins, bin, out)?;
         }
         self.group_by.flush(out)
     }

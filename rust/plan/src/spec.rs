@@ -201,6 +201,14 @@ pub enum StepSpec {
         #[serde(default, skip_serializing_if = "Option::is_none")]
         operator: Option<String>,
     },
+    /// Each combination of values of some columns once.
+    Distinct {
+        /// The columns, which are those of its output.
+        columns: Vec<String>,
+        /// What the user calls the operator.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        operator: Option<String>,
+    },
     /// The rows of all its inputs, which have the same columns.
     Union {},
     /// Each row of its first input with each row of its second that has the same key.
@@ -238,6 +246,7 @@ impl StepSpec {
             Self::StatefulMap { .. } => "stateful_map",
             Self::GroupState { .. } => "group_state",
             Self::Top { .. } => "top",
+            Self::Distinct { .. } => "distinct",
             Self::Union {} => "union",
             Self::Join { .. } => "join",
         }
@@ -247,6 +256,7 @@ impl StepSpec {
     pub fn operator(&self) -> Option<&str> {
         match self {
             Self::Agg { operator, .. }
+            | Self::Distinct { operator, .. }
             | Self::StatefulMap { operator, .. }
             | Self::GroupState { operator, .. }
             | Self::Top { operator, .. }
@@ -333,17 +343,26 @@ pub enum WindowKind {
 }
 
 /// One aggregate.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct AggSpec {
     /// Name of the output column.
     pub name: String,
-    /// `count`, `sum`, `min`, `max` or `mean`.
+    /// The name of a [`Function`](crate::Function).
     #[serde(rename = "fn")]
     pub function: String,
     /// Input column; may be absent for `count`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub column: Option<String>,
+    /// Of `min_by` and `max_by`: the column by which the value is found.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub by: Option<String>,
+    /// Of `approx_quantile`: the share of values at or below what it gives.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub q: Option<f64>,
+    /// Of what is approximate: its relative error, which for a count of distinct values is the standard error.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub error: Option<f64>,
 }
 
 /// The groups of a `top`: `null`, `"window"` or a list of columns.

@@ -34,7 +34,7 @@ mod twin;
 
 use std::ops::Range;
 
-use crate::acc::{At, Blobs, Input, Place, Wrapped};
+use crate::acc::{At, Blobs, Input, Kind, Place, Wrapped};
 use crate::bytes::Texts;
 use crate::key::{KeyKind, Keys};
 use crate::record::Shape;
@@ -68,8 +68,8 @@ pub(crate) struct Scratch {
 pub(crate) struct Heap {
     pub(crate) keys: Texts,
     pub(crate) blobs: Blobs,
-    /// The words of a row that number byte values.
-    offsets: Box<[usize]>,
+    /// The words of a row that number byte values, and what those are of.
+    offsets: Box<[(usize, Kind)]>,
 }
 
 struct Undo {
@@ -121,7 +121,8 @@ const _: () = assert!(size_of::<Table>() <= 64, "a cache line");
 
 impl Table {
     pub(crate) fn new(shape: &Shape) -> Self {
-        let offsets = shape.blobs().collect::<Box<[usize]>>();
+        let offsets: Box<[_]> =
+            shape.accs().filter(|(kind, _)| kind.has_blob()).map(|(kind, at)| (at + 1, kind)).collect();
         let heap = shape.key.has_bytes() || !offsets.is_empty();
         Self {
             words: Vec::new(),
@@ -238,6 +239,11 @@ impl Table {
             let part = start..start + more;
             let (hashes, rows) = (&hashes[part.clone()], rows.get(part.clone()).unwrap_or_default());
             match keys {
+                _ if shape.accs.is_empty() => {
+                    self.add_keys(keys, hashes, rows);
+                    start = part.end;
+                    continue;
+                }
                 Keys::Unit | Keys::Int(None) => self.find_ints(hashes, scratch),
                 keys => {
                     let row = |i: usize| rows[i] as usize;
@@ -256,6 +262,23 @@ impl Table {
             start = part.end;
         }
         Ok(())
+    }
+
+    /// Adds keys that nothing is kept of but that they are there: only new ones change the table. There is room for all.
+    fn add_keys(&mut self, keys: &Keys, hashes: &[u64], rows: &[u32]) {
+        for (i, &hash) in hashes.iter().enumerate() {
+            let len = self.len();
+            let row = || rows[i] as usize;
+            let position = match keys {
+                Keys::Unit | Keys::Int(None) => self.find_int(hash),
+                keys if keys.is_null(row()) => self.special(NULL),
+                _ if self.key.has_bytes() => self.find_bytes(hash, keys.bytes(row())),
+                _ => self.find_int(hash),
+            };
+            if self.len() > len {
+                self.set_changed(position);
+            }
+        }
     }
 
     /// Adds all of `other`, a table of the same shape, to this one.
@@ -456,7 +479,8 @@ impl Table {
         self.changed().iter().for_each(|&position| _ = undo.changed.insert(position));
         undo.len = len;
         if let Some(heap) = &mut self.heap {
-            heap.blobs.append = true;
+            heap.blobs.let_go();
+            heap.blobs.keep();
             undo.heap = (heap.keys.len(), heap.blobs.len());
         }
         self.undo = Some(undo);
@@ -466,7 +490,7 @@ impl Table {
     pub(crate) fn keep_no_undo(&mut self) {
         self.undo = None;
         if let Some(heap) = &mut self.heap {
-            heap.blobs.append = false;
+            heap.blobs.let_go();
         }
     }
 
@@ -567,7 +591,7 @@ impl Table {
         let rows = self.words[usize::from(self.first)..].chunks_exact_mut(self.stride.into()).take(positions + 2);
         for (position, row) in rows.enumerate() {
             let taken = position.checked_sub(positions).map_or(row[0] != 0, |special| self.special[special]);
-            for &offset in heap.offsets.iter().filter(|_| taken) {
+            for &(offset, _) in heap.offsets.iter().filter(|_| taken) {
                 let word = std::mem::take(&mut row[offset]);
                 if word != 0 {
                     heap.blobs.put(&mut row[offset], old.get(word));

@@ -141,14 +141,68 @@ fn aggs() -> Vec<AggSpec> {
         ("mean_d", "mean", "d"),
         ("max_d", "max", "d"),
         ("max_t", "max", "t"),
+        ("min_by_f", "min_by", "s by f"),
+        ("max_by_v", "max_by", "f by v"),
+        ("first_v", "first", "v"),
+        ("last_s", "last", "s"),
+        ("variance_v", "variance", "v"),
+        ("var_pop_d", "var_pop", "d"),
+        ("stddev_f", "stddev", "f"),
+        ("stddev_pop_u", "stddev_pop", "v"),
+        ("distinct_f", "count_distinct", "f"),
+        ("distinct_s", "count_distinct", "s"),
+        ("distinct_d", "count_distinct", "d"),
+        ("about_s", "approx_count_distinct", "s"),
+        ("median_f", "approx_quantile", "f"),
     ]
     .into_iter()
-    .map(|(name, function, column)| AggSpec {
-        name: name.into(),
-        function: function.into(),
-        column: (!column.is_empty()).then(|| column.into()),
+    .map(|(name, function, column)| {
+        let (column, by) = column.split_once(" by ").map_or((column, None), |(column, by)| (column, Some(by)));
+        AggSpec {
+            name: name.into(),
+            function: function.into(),
+            column: (!column.is_empty()).then(|| column.into()),
+            by: by.map(Into::into),
+            q: (function == "approx_quantile").then_some(0.5),
+            // 2^14 registers, of which the 40 texts that there are take 40; 7 digits.
+            error: match function {
+                "approx_count_distinct" => Some(0.009),
+                "approx_quantile" => Some(0.004),
+                _ => None,
+            },
+        }
     })
     .collect()
+}
+
+/// The middle of the bucket of 7 digits that holds a value.
+fn middle(value: f64) -> f64 {
+    if value == 0.0 || value.is_nan() {
+        return value;
+    }
+    let width = 2f64.powi(value.abs().log2().floor() as i32 - 7);
+    ((value.abs() / width).floor() + 0.5) * width * value.signum()
+}
+
+fn variance(values: &[f64], sample: bool) -> Option<f64> {
+    let n = values.len() as f64;
+    let mean = values.iter().sum::<f64>() / n;
+    let squares: f64 = values.iter().map(|value| (value - mean).powi(2)).sum();
+    (values.len() > usize::from(sample)).then(|| squares / (n - f64::from(u8::from(sample))))
+}
+
+/// Whether rows are equal, but for the last bits of floats.
+fn assert_near(got: &[Vec<Cell>], expected: &[Vec<Cell>]) {
+    let near = |pair: (&Cell, &Cell)| match pair {
+        (Cell::Float(a), Cell::Float(b)) => {
+            let (a, b) = (f64::from_bits(*a), f64::from_bits(*b));
+            a == b || a.is_nan() && b.is_nan() || (a - b).abs() <= 1e-9 * a.abs().max(1e-6)
+        }
+        (a, b) => a == b,
+    };
+    let same = got.len() == expected.len()
+        && got.iter().zip(expected).all(|(a, b)| a.len() == b.len() && a.iter().zip(b).all(near));
+    assert!(same, "{got:#?}\nis not\n{expected:#?}");
 }
 
 /// The same aggregates over a list.
@@ -158,6 +212,15 @@ fn naive(rows: &[&Row], time: Time) -> Vec<Cell> {
     let names: Vec<String> = values.iter().map(|v| format!("v{v}")).collect();
     let wide: Vec<u64> = values.iter().map(|&v| v as u64).collect();
     let some = |cell: Cell| if values.is_empty() { Cell::Null } else { cell };
+    let plain: Vec<f64> = values.iter().map(|&v| v as f64).collect();
+    let float = |value: Option<f64>| value.map_or(Cell::Null, Cell::float);
+    let mut sorted = floats.clone();
+    sorted.sort_by(|a, b| a.is_nan().cmp(&b.is_nan()).then(a.total_cmp(b)));
+    let distinct = Cell::Int(values.iter().collect::<std::collections::BTreeSet<_>>().len() as i128);
+    // Nulls are less than all values.
+    let timed = rows.iter().filter_map(|row| row.time.map(|at| (at, row.value)));
+    let last = timed.clone().map(|(at, v)| (at, v.map(|v| format!("v{v}")))).max();
+    let last = last.and_then(|(_, text)| text).map_or(Cell::Null, |text| Cell::text(&text));
     let sum: i64 = values.iter().sum();
     let count = values.len() as f64;
     let order =
@@ -180,7 +243,26 @@ fn naive(rows: &[&Row], time: Time) -> Vec<Cell> {
         some(Cell::float(sum as f64 / 100.0 / count)),
         Cell::maybe(values.iter().max().copied()),
         Cell::maybe(rows.iter().filter_map(|row| row.time).max().map(|ms| time.unit(ms))),
+        names_by(&values, |value| (value == 7, value), false),
+        values.iter().max().map_or(Cell::Null, |&v| Cell::float(if v == 7 { f64::NAN } else { v as f64 / 4.0 })),
+        timed.clone().min().map_or(Cell::Null, |(_, v)| Cell::maybe(v)),
+        last,
+        float(variance(&plain, true)),
+        float(variance(&plain.iter().map(|v| v / 100.0).collect::<Vec<_>>(), false)),
+        float(variance(&floats, true).map(f64::sqrt)),
+        float(variance(&plain, false).map(f64::sqrt)),
+        distinct.clone(),
+        distinct.clone(),
+        distinct.clone(),
+        distinct,
+        some(Cell::float(middle(sorted.get(sorted.len().div_ceil(2).saturating_sub(1)).copied().unwrap_or(0.0)))),
     ]
+}
+
+/// The text of the value that is least or greatest by something.
+fn names_by<T: Ord>(values: &[i64], by: impl Fn(i64) -> T, greatest: bool) -> Cell {
+    let best = if greatest { values.iter().max_by_key(|v| by(**v)) } else { values.iter().min_by_key(|v| by(**v)) };
+    best.map_or(Cell::Null, |v| Cell::text(&format!("v{v}")))
 }
 
 fn spec(schema: SchemaRef, key: Key, window: Option<(i64, i64)>, emit: Option<Emit>) -> PlanSpec {
@@ -323,7 +405,7 @@ proptest! {
                 !ended(start, after)
             });
             expected.sort();
-            assert_eq!(got, expected);
+            assert_near(&got, &expected);
             let late_rows = if late_rows.is_empty() { vec![] } else { common::bag(&[batch(&late_rows, time)]) };
             assert_eq!(late, late_rows);
         });
@@ -352,14 +434,68 @@ proptest! {
                 .map(|key| [key.clone(), naive(&all[&key].iter().collect::<Vec<_>>(), time)].concat())
                 .collect();
             expected.sort();
-            assert_eq!(got, expected);
+            assert_near(&got, &expected);
             assert_eq!(late, Vec::<Vec<Cell>>::new());
         });
+    }
+
+    #[test]
+    fn distinct_equals_its_naive_twin(
+        epochs in epochs(), key in keys(), window in prop::option::of((1i64..40, 1i64..90)), bits in 0u8..4, workers in 1u32..5,
+    ) {
+        let time = Time::Milli;
+        let columns = if key.columns().is_empty() { vec!["v".to_owned()] } else { key.columns() };
+        let cells = |row: &Row| match key {
+            Key::None => vec![Cell::maybe(row.value)],
+            key => key.cells(row.key),
+        };
+        let mut steps = Vec::new();
+        if let Some((every, size)) = window {
+            let (size_us, every_us) = (size * 1_000, Some(every * 1_000));
+            steps.push(StepSpec::Window { kind: WindowKind::Sliding, size_us, every_us });
+        }
+        steps.push(StepSpec::Distinct { columns, operator: None });
+        let (schema, event_time) = (batch(&[], time).schema(), Some("t".into()));
+        let source = SourceSpec { name: "input".into(), schema, event_time, lateness_ms: 0, order_by: vec![] };
+        let mut cluster = Cluster::new(PlanSpec::line(source, steps), bits, workers);
+        let mut seen = std::collections::BTreeSet::new();
+        drive(&mut cluster, &epochs, time, 0, |rows, before, after, got, _| {
+            let mut expected = Vec::new();
+            for row in rows {
+                let Some((every, size)) = window else {
+                    expected.extend(seen.insert(cells(row)).then(|| cells(row)));
+                    continue;
+                };
+                for start in (-1_000 / every..1_000 / every).map(|start| start * every) {
+                    let open = before < i64::MAX && (start + size).saturating_mul(1_000) > before;
+                    if open && row.time.is_some_and(|at| (start..start + size).contains(&at)) {
+                        let bounds = [start, start + size].map(|ms| Cell::Int(time.unit(ms).into()));
+                        seen.insert([bounds.to_vec(), cells(row)].concat());
+                    }
+                }
+            }
+            if let Some((_, size)) = window {
+                let ended = |row: &Vec<Cell>| {
+                    let Cell::Int(start) = row[0] else { panic!("a start") };
+                    after == i64::MAX || (start as i64 + size) * 1_000 <= after
+                };
+                expected = seen.iter().filter(|row| ended(row)).cloned().collect();
+                seen.retain(|row| !ended(row));
+            }
+            expected.sort();
+            assert_eq!(got, expected);
+        });
+        prop_assert_eq!(cluster.keys(), if window.is_some() { 0 } else { seen.len() });
     }
 }
 
 fn sums(schema: SchemaRef, column: &str) -> PlanSpec {
-    let aggs = vec![AggSpec { name: "total".into(), function: "sum".into(), column: Some(column.into()) }];
+    let aggs = vec![AggSpec {
+        name: "total".into(),
+        function: "sum".into(),
+        column: Some(column.into()),
+        ..AggSpec::default()
+    }];
     let source = SourceSpec {
         name: "input".into(),
         schema,
@@ -456,7 +592,12 @@ fn big_outputs_come_in_bounded_blocks_and_big_bins_in_bounded_chunks() {
     let texts = StringArray::from_iter_values((0..rows).map(|key| format!("{:>20}", key * 7)));
     let batch = RecordBatch::try_from_iter([("k", Arc::new(keys) as ArrayRef), ("s", Arc::new(texts) as _)]).unwrap();
     for column in ["k", "s"] {
-        let aggs = vec![AggSpec { name: "most".into(), function: "max".into(), column: Some("s".into()) }];
+        let aggs = vec![AggSpec {
+            name: "most".into(),
+            function: "max".into(),
+            column: Some("s".into()),
+            ..AggSpec::default()
+        }];
         let source = SourceSpec {
             name: "input".into(),
             schema: batch.schema(),

@@ -18,7 +18,7 @@ use proptest::prelude::*;
 const BITS: u8 = 2;
 const BINS: u32 = 1 << BITS;
 
-const PLANS: [&str; 16] = [
+const PLANS: [&str; 20] = [
     r#"{"op":"key_by","columns":["k"]},{"op":"window","kind":"tumbling","size_us":10000},{"op":"agg","aggs":[{"name":"m","fn":"max","column":"k"},{"name":"n","fn":"count"}]}"#,
     r#"{"op":"key_by","columns":["i"]},{"op":"window","kind":"sliding","size_us":20000,"every_us":5000},{"op":"agg","aggs":[{"name":"s","fn":"sum","column":"t"}]}"#,
     r#"{"op":"key_by","columns":["i"]},{"op":"agg","emit":"update","aggs":[{"name":"s","fn":"sum","column":"t"},{"name":"m","fn":"min","column":"k"}]}"#,
@@ -35,6 +35,10 @@ const PLANS: [&str; 16] = [
     r#"{"op":"join","how":"semi","left":["k"],"right":["rk"],"within":[-20000,-1000],"inputs":[0,1]}"#,
     r#"{"op":"join","how":"anti","left":["k"],"right":["rk"],"inputs":[0,1]}"#,
     r#"{"op":"window","kind":"tumbling","size_us":10000,"inputs":[0]},{"op":"window","kind":"tumbling","size_us":10000,"inputs":[1]},{"op":"join","how":"left","windowed":true,"left":["k"],"right":["rk"],"inputs":[2,3]}"#,
+    r#"{"op":"key_by","columns":["i"]},{"op":"agg","emit":"update","aggs":[{"name":"d","fn":"count_distinct","column":"k"},{"name":"e","fn":"count_distinct","column":"t"},{"name":"l","fn":"last","column":"k"},{"name":"v","fn":"variance","column":"t"}]}"#,
+    r#"{"op":"key_by","columns":["k"]},{"op":"window","kind":"sliding","size_us":20000,"every_us":5000},{"op":"agg","aggs":[{"name":"a","fn":"approx_count_distinct","column":"t","error":0.2},{"name":"q","fn":"approx_quantile","column":"t","q":0.9}]}"#,
+    r#"{"op":"distinct","columns":["k","i"]}"#,
+    r#"{"op":"window","kind":"tumbling","size_us":10000},{"op":"distinct","columns":["i"]}"#,
 ];
 
 /// Key text, number and event time; small numbers are nulls.

@@ -42,7 +42,7 @@ fn by_key() -> StepSpec {
 }
 
 fn total(emit: Emit) -> StepSpec {
-    let sum = AggSpec { name: "v".into(), function: "sum".into(), column: Some("v".into()) };
+    let sum = AggSpec { name: "v".into(), function: "sum".into(), column: Some("v".into()), ..AggSpec::default() };
     StepSpec::Agg { emit: Some(emit), aggs: vec![sum], operator: None }
 }
 

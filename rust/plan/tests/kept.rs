@@ -14,7 +14,7 @@ use penstock_plan::spec::schema_to_text;
 use penstock_plan::{Callbacks, Kept, KeptError, KeyedSpec, Output, Plan};
 
 /// Steps, whether they speak at the end of an epoch, and what is said of their types.
-const PLANS: [(&str, bool, &str); 9] = [
+const PLANS: [(&str, bool, &str); 12] = [
     (
         r#"{"op":"key_by","columns":["k"]},{"op":"window","kind":"tumbling","size_us":10000},{"op":"agg","aggs":[{"name":"m","fn":"max","column":"k"},{"name":"n","fn":"count"}]}"#,
         false,
@@ -51,6 +51,22 @@ const PLANS: [(&str, bool, &str); 9] = [
         r#"{"op":"key_by","columns":["i"]},{"op":"window","kind":"sliding","size_us":5000,"every_us":20000},{"op":"agg","aggs":[{"name":"a","fn":"min","column":"t"}]}"#,
         false,
         "Int64 -> min(Int64) in windows of 5 ms every 20 ms",
+    ),
+    (
+        r#"{"op":"key_by","columns":["i"]},{"op":"agg","emit":"update","aggs":[{"name":"b","fn":"min_by","column":"k","by":"t"},{"name":"l","fn":"last","column":"i"},{"name":"d","fn":"count_distinct","column":"k"},{"name":"a","fn":"approx_count_distinct","column":"t"},{"name":"q","fn":"approx_quantile","column":"t","q":0.9},{"name":"s","fn":"stddev","column":"t"}]}"#,
+        true,
+        "Int64 -> min_by(Utf8 by Int64), last(Int64 by Int64), count_distinct(Utf8), approx_count_distinct 12(Int64), \
+         approx_quantile 0.9 6(Int64), stddev(Int64) with updates",
+    ),
+    (
+        r#"{"op":"window","kind":"tumbling","size_us":10000},{"op":"distinct","columns":["k"]}"#,
+        false,
+        "Utf8 -> nothing in windows of 10 ms every 10 ms",
+    ),
+    (
+        r#"{"op":"key_by","columns":["k"]},{"op":"agg","emit":"final","aggs":[{"name":"n","fn":"count_distinct","column":"t"}]}"#,
+        false,
+        "Utf8 -> count_distinct(Int64)",
     ),
 ];
 

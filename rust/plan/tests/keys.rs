@@ -327,6 +327,7 @@ fn plan(types: &[DataType]) -> PlanSpec {
         name: name.into(),
         function: function.into(),
         column: column.map(Into::into),
+        ..AggSpec::default()
     };
     let steps = vec![
         StepSpec::KeyBy { columns: names(types), nulls: Nulls::Group },

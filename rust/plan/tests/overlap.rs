@@ -56,7 +56,7 @@ fn start(mapped: bool, workers: usize) -> (Group, Receiver<Event>) {
         order_by: Vec::new(),
         idle_after_ms: None,
     };
-    let count = AggSpec { name: "n".into(), function: "count".into(), column: None };
+    let count = AggSpec { name: "n".into(), function: "count".into(), column: None, ..AggSpec::default() };
     let mut steps = vec![
         StepSpec::KeyBy { columns: vec!["k".into()], nulls: Nulls::Group },
         StepSpec::Agg { emit: Some(Emit::Update), aggs: vec![count], operator: None },

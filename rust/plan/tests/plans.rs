@@ -87,6 +87,41 @@ fn errors_name_the_step_and_the_column() {
     says(join(&[KEY, &agg(r#""fn":"min","column":"list""#)]), "column 'list'");
     says(join(&[KEY, &agg(r#""fn":"min","column":"code""#)]), "dictionary");
     says(join(&[KEY, &agg(r#""fn":"sum","column":"w""#)]), "column 'w' does not exist; there are: k, t, v");
+    says(join(&[KEY, &agg(r#""fn":"min_by","column":"v""#)]), "aggregate 'x': by = none; it names the column");
+    says(
+        join(&[KEY, &agg(r#""fn":"min_by","column":"v","by":"list""#)]),
+        "column 'list' has type List(Int64), the column by",
+    );
+    says(join(&[KEY, &agg(r#""fn":"max_by","column":"code","by":"v""#)]), "column 'code'");
+    says(join(&[KEY, &agg(r#""fn":"max_by","column":"v","by":"w""#)]), "column 'w' does not exist");
+    says(join(&[KEY, COUNT, KEY, &agg(r#""fn":"last","column":"n""#)]), "there is no event-time column here");
+    says(join(&[KEY, &agg(r#""fn":"variance","column":"k""#)]), "column 'k' has type Utf8, a variance");
+    says(join(&[KEY, &agg(r#""fn":"approx_quantile","column":"v","q":1.5"#)]), "q = 1.5; it is a share from 0 to 1");
+    says(join(&[KEY, &agg(r#""fn":"approx_quantile","column":"v""#)]), "q = none; it is a share");
+    says(
+        join(&[KEY, &agg(r#""fn":"approx_quantile","column":"v","q":1,"error":0"#)]),
+        "error = 0; it is at least 0.00001",
+    );
+    says(join(&[KEY, &agg(r#""fn":"approx_quantile","column":"t","q":1"#)]), "column 't'");
+    says(
+        join(&[KEY, &agg(r#""fn":"approx_count_distinct","column":"v","error":0.001"#)]),
+        "error = 0.001; it is at least 0.0021",
+    );
+    assert!(join(&[KEY, &agg(r#""fn":"count_distinct","column":"code""#)]).is_ok());
+    let distinct = r#"{"op":"distinct","columns":["k","t"]}"#;
+    assert!(join(&[distinct, WINDOW, COUNT]).is_ok(), "event time is still there");
+    says(join(&[r#"{"op":"distinct","columns":["k"]}"#, WINDOW, COUNT]), "no event-time column");
+    says(join(&[KEY, distinct]), "leave key_by out");
+    says(join(&[r#"{"op":"distinct","columns":[]}"#]), "distinct needs a column");
+    says(join(&[r#"{"op":"distinct","columns":["w"]}"#]), "column 'w' does not exist");
+    assert!(
+        join(&[
+            WINDOW,
+            r#"{"op":"distinct","columns":["k"]}"#,
+            TOP.replace("\"n\"", "\"k\"").replace("\"k\":1", "\"n\":1").as_str()
+        ])
+        .is_ok()
+    );
     says(join(&[KEY, r#"{"op":"agg","aggs":[{"name":"k","fn":"count"}]}"#]), "two columns named 'k'");
     says(join(&[KEY, r#"{"op":"agg","aggs":[]}"#]), "at least one aggregate");
     let by_code = r#"{"op":"key_by","columns":["code"]}"#;

@@ -180,7 +180,7 @@ proptest! {
     fn hot_items_per_window(
         epochs in epochs(false), every in 5i64..40, size in 1i64..120, n in 1u64..3, bits in 0u8..4, workers in 1u32..5,
     ) {
-        let count = AggSpec { name: "num".into(), function: "count".into(), column: None };
+        let count = AggSpec { name: "num".into(), function: "count".into(), column: None, ..AggSpec::default() };
         let mut cluster = Cluster::new(plan(vec![
             StepSpec::KeyBy { columns: vec!["auction".into()], nulls: Nulls::Group },
             window(size, every),
@@ -264,7 +264,8 @@ fn many_rows_keep_only_candidates() {
 
 #[test]
 fn a_top_over_a_final_aggregate_sees_final_values() {
-    let sum = AggSpec { name: "total".into(), function: "sum".into(), column: Some("price".into()) };
+    let sum =
+        AggSpec { name: "total".into(), function: "sum".into(), column: Some("price".into()), ..AggSpec::default() };
     let mut cluster = Cluster::new(
         plan(vec![
             StepSpec::KeyBy { columns: vec!["auction".into()], nulls: Nulls::Group },

@@ -3,6 +3,8 @@
 //! A value is the words of the accumulators, little-endian, with 1 for a byte value that is there; then those byte values, each behind its
 //! length; then, where the shape tracks changes, whether the row is listed as changed.
 
+use std::borrow::Cow;
+
 use super::{NULL, Table, ZERO};
 use crate::error::StateFault;
 use crate::hash::NULL_HASH;
@@ -21,7 +23,7 @@ pub(crate) struct Row<'a> {
 /// A row that was read.
 struct Parsed<'a> {
     words: Vec<u64>,
-    blobs: Vec<Option<&'a [u8]>>,
+    blobs: Vec<Option<Cow<'a, [u8]>>>,
     changed: bool,
 }
 
@@ -45,11 +47,12 @@ impl Table {
         }
         let offsets = self.heap.as_ref().map_or(&[][..], |heap| &heap.offsets);
         for (at, word) in row.iter().enumerate().skip(self.head()) {
-            let word = if offsets.contains(&at) { u64::from(*word != 0) } else { *word };
+            let is_number = offsets.iter().any(|(offset, _)| *offset == at);
+            let word = if is_number { u64::from(*word != 0) } else { *word };
             value.extend_from_slice(&word.to_le_bytes());
         }
-        for &at in offsets.iter().filter(|&&at| row[at] != 0) {
-            put_blob(value, self.blob(row[at]));
+        for &(at, kind) in offsets.iter().filter(|(at, _)| row[*at] != 0) {
+            put_blob(value, kind.pack(self.blob(row[at])));
         }
         if let Some(changed) = &self.changed {
             value.push(u8::from(changed.contains(position as u32)));
@@ -87,7 +90,10 @@ impl Table {
                 undo.save(position, words, stride, self.mask as usize + 1);
             }
             undo.len = len;
-            undo.heap = self.heap.as_ref().map_or((0, 0), |heap| (heap.keys.len(), heap.blobs.len()));
+            if let Some(heap) = &mut self.heap {
+                heap.blobs.keep();
+                undo.heap = (heap.keys.len(), heap.blobs.len());
+            }
         }
         Ok(())
     }
@@ -104,13 +110,18 @@ impl Table {
         let mut words = Vec::with_capacity(self.stride() - self.head());
         reader.items(self.stride() - self.head(), &mut words, u64::from_le_bytes)?;
         let mut blobs = Vec::new();
-        for &at in self.heap.iter().flat_map(|heap| &heap.offsets) {
-            let word = words[at - self.head()];
+        for &(at, kind) in self.heap.iter().flat_map(|heap| &heap.offsets) {
+            let cell = &words[at - self.head() - 1..];
             // The count before it says whether there is a value.
-            if word != u64::from(words[at - self.head() - 1] > 0) {
+            if cell[1] != u64::from(cell[0] > 0) {
                 return corrupt("the values of a row");
             }
-            blobs.push((word != 0).then(|| reader.blob()).transpose()?);
+            if cell[1] == 0 {
+                blobs.push(None);
+                continue;
+            }
+            let Some(blob) = kind.unpack(cell, reader.blob()?) else { return corrupt("what a row has gathered") };
+            blobs.push(Some(blob));
         }
         let changed = if self.changed.is_some() { reader.u8()? } else { 0 };
         reader.finish()?;
@@ -125,14 +136,14 @@ impl Table {
         let (head, at, stride) = (self.head(), self.at(position), self.stride());
         let row = &mut self.words[at..at + stride];
         let heap = self.heap.as_deref_mut();
-        let numbers: Vec<u64> = heap.iter().flat_map(|heap| heap.offsets.iter().map(|&at| row[at])).collect();
+        let numbers: Vec<u64> = heap.iter().flat_map(|heap| heap.offsets.iter().map(|&(at, _)| row[at])).collect();
         row[head..].copy_from_slice(&parsed.words);
         if let Some(heap) = heap {
-            for ((&at, number), blob) in heap.offsets.iter().zip(numbers).zip(parsed.blobs) {
+            for ((&(at, _), number), blob) in heap.offsets.iter().zip(numbers).zip(parsed.blobs) {
                 row[at] = 0;
                 if let Some(blob) = blob {
                     row[at] = number;
-                    heap.blobs.put(&mut row[at], blob);
+                    heap.blobs.put(&mut row[at], &blob);
                 }
             }
         }

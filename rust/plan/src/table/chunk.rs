@@ -7,6 +7,7 @@
 use std::ops::Range;
 
 use super::{Heap, LEAST_POSITIONS, NULL, Table, ZERO};
+use crate::acc::Kind;
 use crate::error::StateFault;
 use crate::record::Shape;
 use crate::slots::Slots;
@@ -39,7 +40,8 @@ impl Table {
     fn heap_len(&self, heap: &Heap, position: usize) -> usize {
         let key = if self.key.has_bytes() { 4 + self.key_bytes(position).len() } else { 0 };
         let row = self.row(position);
-        let value = |&at: &usize| 4 + if row[at] == 0 { 0 } else { heap.blobs.get(row[at]).len() };
+        let packed = |word, kind: Kind| if word == 0 { 0 } else { kind.pack(heap.blobs.get(word)).len() };
+        let value = |&(at, kind): &(usize, Kind)| 4 + packed(row[at], kind);
         key + heap.offsets.iter().map(value).sum::<usize>()
     }
 
@@ -73,9 +75,9 @@ impl Table {
             put_texts(out, rows().map(|position| Some(self.key_bytes(position))));
         }
         if let Some(heap) = &self.heap {
-            for &at in &heap.offsets {
+            for &(at, kind) in &heap.offsets {
                 let value = |position| Some(self.row(position)[at]).filter(|&word| word != 0);
-                put_texts(out, rows().map(|position| value(position).map(|word| heap.blobs.get(word))));
+                put_texts(out, rows().map(|position| value(position).map(|word| kind.pack(heap.blobs.get(word)))));
             }
         }
         if let Some(changed) = &self.changed {
@@ -94,7 +96,7 @@ impl Table {
 
     /// Takes the rows of a chunk. A chunk that is wrong, or has a key that is here already, changes nothing. All that is here then is
     /// what a rollback returns to.
-    pub(crate) fn absorb(&mut self, shape: &Shape, reader: &mut Reader<'_>) -> Result<(), StateFault> {
+    pub(crate) fn absorb<'a>(&mut self, shape: &Shape, reader: &mut Reader<'a>) -> Result<(), StateFault> {
         let corrupt = |what| Err(StateFault::Corrupt { what });
         let count = reader.u32()? as usize;
         let special = reader.u8()?;
@@ -119,6 +121,15 @@ impl Table {
         if odd || shape.blobs().zip(&blobs).any(empty) {
             return corrupt("the rows of a table");
         }
+        let blobs = shape.accs().filter(|(kind, _)| kind.has_blob()).zip(&blobs).map(|((kind, at), values)| {
+            let rows = words.chunks_exact(self.stride()).zip(values);
+            let unpack = |(row, value): (&[u64], &Option<&'a [u8]>)| match value {
+                None => Some(None),
+                Some(value) => kind.unpack(&row[at..], value).map(Some),
+            };
+            rows.map(unpack).collect::<Option<Vec<_>>>()
+        });
+        let Some(blobs) = blobs.collect::<Option<Vec<_>>>() else { return corrupt("what a row has gathered") };
         self.reserve(count);
         let before = self.heap.as_ref().map_or((0, 0), |heap| (heap.keys.len(), heap.blobs.len()));
         let mut come = Vec::with_capacity(count);
@@ -151,17 +162,16 @@ impl Table {
             come.push(position as u32);
             let (at, stride) = (self.at(position), self.stride());
             let to = &mut self.words[at..at + stride];
-            let number = to[1];
+            let number = to.get(1).copied().unwrap_or_default();
             to.copy_from_slice(row);
             to[0] = if specials.get(i).is_some() { 0 } else { row[0].max(1) };
             if let Some(heap) = &mut self.heap {
                 if self.key.has_bytes() {
                     to[1] = number;
                 }
-                for (at, values) in heap.offsets.iter().zip(&blobs) {
+                for ((at, _), values) in heap.offsets.iter().zip(&blobs) {
                     to[*at] = 0;
-                    if let Some(value) = values[i] {
-                        heap.blobs.append = true;
+                    if let Some(value) = &values[i] {
                         heap.blobs.put(&mut to[*at], value);
                     }
                 }
@@ -182,7 +192,7 @@ impl Table {
         }
         match (&self.undo, &mut self.heap) {
             (Some(_), _) => self.mark(),
-            (None, Some(heap)) => heap.blobs.append = false,
+            (None, Some(heap)) => heap.blobs.let_go(),
             (None, None) => {}
         }
         Ok(())

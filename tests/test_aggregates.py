@@ -1,0 +1,186 @@
+"""Aggregates beside plain Python: every function, with and without windows, on one worker and several."""
+
+from __future__ import annotations
+
+import math
+import random
+import statistics
+from collections import defaultdict
+from collections.abc import Callable
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+import penstock as pk
+from penstock.errors import ConfigError, PlanError, SchemaError
+
+Row = dict[str, Any]
+NAN = float("nan")
+
+
+def made(count: int = 3_000) -> list[Row]:
+    rng = random.Random(7)
+    return [
+        {
+            "k": rng.choice(["ann", "bob", "cy", None]),
+            "i": rng.choice([None, *range(-20, 20)]),
+            "f": rng.choice([None, 0.0, -0.0, 1.5, -2.25, NAN, 1e12, rng.uniform(-5, 5)]),
+            "s": rng.choice([None, "", "a", "b", "long " * 9]),
+            "ts": rng.randrange(0, 100_000),
+        }
+        for _ in range(count)
+    ]
+
+
+ROWS = made()
+SCHEMA = pa.schema([("k", pa.string()), ("i", pa.int64()), ("f", pa.float64()), ("s", pa.string()), ("ts", pa.int64())])
+TABLE = pa.Table.from_pylist(ROWS, SCHEMA)
+FLOW = pk.Flow(SCHEMA, event_time="ts", lateness="1s")
+
+
+def order(value: Any) -> tuple[Any, ...]:
+    """Nulls first, NaN last, one zero."""
+    if value is None:
+        return (0,)
+    return (1, isinstance(value, float) and math.isnan(value), 0.0 if value != value else value)
+
+
+def values(rows: list[Row], column: str) -> list[Any]:
+    return [row[column] for row in rows if row[column] is not None]
+
+
+def by(column: str, by: str, greatest: bool) -> Callable[[list[Row]], Any]:
+    def find(rows: list[Row]) -> Any:
+        found = [row for row in rows if row[by] is not None]
+        best = (max if greatest else min)(found, key=lambda row: (order(row[by]), order(row[column])), default=None)
+        return None if best is None else best[column]
+
+    return find
+
+
+def moments(column: str, f: Callable[[list[float]], float], least: int) -> Callable[[list[Row]], Any]:
+    def find(rows: list[Row]) -> Any:
+        found = [float(value) for value in values(rows, column)]
+        if len(found) < least:
+            return None
+        return NAN if any(math.isnan(value) for value in found) else f(found)
+
+    return find
+
+
+def distinct(column: str) -> Callable[[list[Row]], int]:
+    return lambda rows: len({order(value) for value in values(rows, column)})
+
+
+def quantile(column: str, q: float) -> Callable[[list[Row]], Any]:
+    def find(rows: list[Row]) -> Any:
+        found = sorted(values(rows, column), key=order)
+        return found[max(math.ceil(q * len(found)), 1) - 1] if found else None
+
+    return find
+
+
+CASES: dict[str, tuple[pk.Aggregate, Callable[[list[Row]], Any], float]] = {
+    "least": (pk.min_by("s", by="f"), by("s", "f", False), 0),
+    "greatest": (pk.max_by("f", by="i"), by("f", "i", True), 0),
+    "greatest_text": (pk.max_by("i", by="s"), by("i", "s", True), 0),
+    "first": (pk.first("i"), by("i", "ts", False), 0),
+    "last": (pk.last("s"), by("s", "ts", True), 0),
+    "variance": (pk.variance("i"), moments("i", statistics.variance, 2), 1e-9),
+    "var_pop": (pk.var_pop("i"), moments("i", statistics.pvariance, 1), 1e-9),
+    "stddev": (pk.stddev("i"), moments("i", statistics.stdev, 2), 1e-9),
+    "stddev_pop": (pk.stddev_pop("f"), moments("f", statistics.pstdev, 1), 1e-9),
+    "distinct_i": (pk.count_distinct("i"), distinct("i"), 0),
+    "distinct_f": (pk.count_distinct("f"), distinct("f"), 0),
+    "distinct_s": (pk.count_distinct("s"), distinct("s"), 0),
+    "about_f": (pk.approx_count_distinct("f", error=0.01), distinct("f"), 0.04),
+    "median": (pk.approx_quantile("f", 0.5), quantile("f", 0.5), 0.01),
+    "tail": (pk.approx_quantile("f", 0.9, error=0.001), quantile("f", 0.9), 0.001),
+    "least_i": (pk.approx_quantile("i", 0), quantile("i", 0), 0.01),
+}
+
+
+def check(out: pa.Table, groups: dict[tuple[Any, ...], list[Row]], keys: list[str]) -> None:
+    found = {tuple(row[key] for key in keys): row for row in out.to_pylist()}
+    assert len(found) == out.num_rows and found.keys() == groups.keys()
+    for key, rows in groups.items():
+        for name, (_, naive, error) in CASES.items():
+            got, wanted = found[key][name], naive(rows)
+            if error or (isinstance(wanted, float) and wanted == wanted):
+                same = got == wanted or (wanted is not None and math.isclose(got, wanted, rel_tol=error or 1e-12))
+                same = same or (got != got and wanted != wanted)
+            else:
+                same = got == wanted or (got != got and wanted != wanted)
+            assert same, f"{name} of {key}: {got!r} is not {wanted!r}"
+
+
+@pytest.mark.parametrize("workers", [1, 2, 4])
+def test_every_aggregate_equals_plain_python(workers: int) -> None:
+    groups = defaultdict(list)
+    for row in ROWS:
+        groups[(row["k"],)].append(row)
+    flow = FLOW.key_by("k").agg(**{name: case[0] for name, case in CASES.items()})
+    check(flow.collect(TABLE, workers=workers, batch_rows=100), groups, ["k"])
+
+
+@pytest.mark.parametrize("workers", [1, 3])
+def test_every_aggregate_in_sliding_windows(workers: int) -> None:
+    groups = defaultdict(list)
+    for row in ROWS:
+        last = row["ts"] // 10_000 * 10_000
+        for start in (last, last - 10_000):
+            groups[(start, row["k"])].append(row)
+    flow = FLOW.key_by("k").window(pk.sliding("20s", every="10s")).agg(**{n: case[0] for n, case in CASES.items()})
+    check(flow.collect(TABLE, workers=workers, batch_rows=100), groups, ["window_start", "k"])
+
+
+def test_distinct_gives_each_combination_once() -> None:
+    flow = FLOW.distinct("k", "f")
+    assert flow.columns == ("k", "f") and flow.output_schema.field("f").type == pa.float64()
+    wanted = sorted({(order(row["k"]), order(row["f"])) for row in ROWS})
+    for workers in (1, 4):
+        out = flow.collect(TABLE, workers=workers, batch_rows=64).to_pylist()
+        assert sorted((order(row["k"]), order(row["f"])) for row in out) == wanted
+    windowed = FLOW.window(pk.tumbling("10s")).distinct("s")
+    assert windowed.columns == ("window_start", "window_end", "s")
+    out = windowed.collect(TABLE, workers=2).to_pylist()
+    found = sorted((row["window_start"], order(row["s"])) for row in out)
+    assert found == sorted({(row["ts"] // 10_000 * 10_000, order(row["s"])) for row in ROWS})
+    # Of a stream each comes with the batch that has it first, and event time goes on.
+    batches = TABLE.select(["s", "ts"]).to_batches(max_chunksize=500)
+    out = pk.Flow(batches[0].schema).distinct("s").run(batches, streaming=True, workers=2)
+    assert sorted(order(row["s"]) for batch in out for row in batch.to_pylist()) == sorted(
+        {order(row["s"]) for row in ROWS}
+    )
+    behind = FLOW.distinct("k", "ts").key_by("k").window(pk.tumbling("100s")).agg(n=pk.count())
+    counts = {row["k"]: row["n"] for row in behind.collect(TABLE, workers=2).to_pylist()}
+    assert counts == {k: len({row["ts"] for row in ROWS if row["k"] == k}) for k in ("ann", "bob", "cy", None)}
+
+
+def test_what_is_wrong_is_told() -> None:
+    keyed = FLOW.key_by("k")
+    wrong: list[tuple[Callable[[], Any], type[Exception], str]] = [
+        (lambda: pk.approx_quantile("f", 1.5), ConfigError, "q=1.5: give a number from 0 to 1"),
+        (lambda: pk.approx_quantile("f", True), ConfigError, "q=True"),
+        (lambda: pk.approx_quantile("f", 0.5, error=0), ConfigError, "error=0: give a number from 1e-05"),
+        (lambda: pk.approx_count_distinct("f", error=0.001), ConfigError, r"error=0\.001: give a number from 0\.0021"),
+        (lambda: pk.min_by("f", ""), ConfigError, r"min_by\(by=''\): give the name of a column"),
+        (lambda: keyed.agg(x=pk.min_by("f", "nope")), SchemaError, "column 'nope' does not exist"),
+        (lambda: pk.Flow(SCHEMA).key_by("k").agg(x=pk.last("f")), PlanError, r"max_by\(\.\.\., by='column'\)"),
+        (lambda: keyed.agg(x=pk.variance("s")).output_schema, SchemaError, "a variance or deviation needs"),
+        (lambda: keyed.agg(x=pk.approx_quantile("s", 0.5)).output_schema, SchemaError, "quantile needs integers"),
+        (lambda: keyed.distinct("i"), PlanError, r"leave key_by\(k\) out"),
+        (lambda: FLOW.distinct("nope"), SchemaError, "column 'nope' does not exist"),
+        (lambda: FLOW.distinct("i", "i"), ConfigError, "names column 'i' twice"),
+        (lambda: FLOW.distinct("i", name="agg"), ConfigError, "kept for steps of kind agg"),
+    ]
+    nested = pk.Flow(pa.schema([("k", pa.int64()), ("l", pa.list_(pa.int64()))])).key_by("k")
+    wrong.append((lambda: nested.agg(x=pk.max_by("k", by="l")).output_schema, SchemaError, "needs an order"))
+    for make, kind, words in wrong:
+        with pytest.raises(kind, match=words):
+            make()
+    assert str(pk.min_by("a", by="b")) == "min_by(a by b)"
+    flow = keyed.agg(a=pk.approx_quantile("f", 0.9), b=pk.max_by("i", "f"))
+    assert "a=approx_quantile(f, 0.9, error=0.01), b=max_by(i by f)" in repr(flow)
+    assert "a = approx_quantile(f, 0.9, error 0.0078125), b = max_by(i by f)" in flow.explain()
