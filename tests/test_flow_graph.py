@@ -336,6 +336,7 @@ def test_inside_a_partition_rows_are_structs_by_source() -> None:
         ],
     ):
         assert next(row for batch in inside(iter(rows)) for row in batch.to_pylist()) == {"k": 1, "v": 2, "w": "x"}
+    assert list(inside(iter([pa.RecordBatch.from_pylist([{"left": one, "right": two}]).slice(0, 0)]))) == []
     for rows, says in [
         ([{"left": one, "right": two}], "row 0 of a batch has left and right set; .* exactly one of left, right"),
         (

@@ -20,6 +20,7 @@ from engine_support import Kept, bag, frame, wait_for
 from penstock._schema import to_ddl
 from penstock.errors import ConfigError, EngineError, PlanError, SchemaError, UnsupportedSession
 from penstock.spark._session.collect import to_table
+from penstock.workloads import nexmark
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(240)]
 
@@ -130,18 +131,18 @@ def test_a_batch_job_gives_what_this_process_gives(wide: Any) -> None:
     rows = some(2)
     expected = met(rows)
     assert len(expected) > 100 and bag(MEET.collect(rows, 2)) == expected
-    given = {name: frame(wide, table) for name, table in rows.items()}
-    by_name = pk.spark.run(MEET, given)
+    given = {name: one(wide, table) for name, table in rows.items()}
+    by_name = pk.spark.run(MEET, given, partitions=2)
     assert bag(to_table(by_name)) == expected
     union = tagged(wide, rows)
     # Columns that the flow does not ask for, and sources in another order.
     wider = {name: held.withColumn("more", held.k) for name, held in reversed(list(given.items()))}
-    assert bag(to_table(pk.spark.run(MEET, pk.spark.tagged(**wider)))) == expected
+    assert bag(to_table(pk.spark.run(MEET, pk.spark.tagged(**wider), partitions=2))) == expected
     plan = pk.spark.run(MEET, union)._jdf.queryExecution().optimizedPlan().toString()
     assert (plan.count("MapInArrow"), plan.count("LogicalRDD")) == (5, 3), "each source is read once, for itself"
     # Mixed in one partition, as a tagged union of somebody else may be.
     mixed = union.coalesce(1).orderBy("web.v", "names.k", "shop.ts").coalesce(1)
-    assert bag(to_table(pk.spark.run(MEET, mixed))) == expected
+    assert bag(to_table(pk.spark.run(MEET, mixed, partitions=2))) == expected
     inside = mixed.mapInArrow(MEET.map_in_arrow(per_partition=True), MEET.output_ddl)
     assert bag(to_table(inside)) == expected
 
@@ -362,3 +363,20 @@ def test_sources_in_another_order_are_refused_in_memory(wide: Any) -> None:
             EngineError, match=r"its sources are shop, web, names, in this order.* were web, shop, names"
         ):
             first(tagged(wide, rows), 1)
+
+
+def test_queries_of_an_auction_site_resident_while_bins_move(wide: Any, nexmark_data: Path) -> None:
+    params = nexmark.load_params(nexmark_data)
+    with pk.Engine(wide, workers=2, bits=4) as engine:
+        for query in ("q3", "q4_stream", "q6_stream", "q8_tumble", "winning_bids"):
+            flow, kept = nexmark.flow(query, params), Kept()
+            function = engine.foreach_batch(flow, kept, name=query)
+            tables = {name: wide.read.parquet(str(nexmark_data / f"{name}.parquet")) for name in flow.sources}
+            for number in range(2):
+                part = f"seq DIV 50000 = {number}"  # the place of an event in the stream of all tables
+                function(pk.spark.tagged(**{name: table.where(part) for name, table in tables.items()}), number)
+                engine.migrate(to=[number] * 16, query=query, strategy="batched", batch_size=3).wait(60)
+            rest = to_table(engine.finish(query))
+            wanted = pq.read_table(nexmark_data / "expected" / f"{query}.parquet")
+            assert bag(*kept.batches.values(), rest) == bag(wanted), query
+            assert rest.column_names == wanted.column_names

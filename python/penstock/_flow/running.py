@@ -227,7 +227,8 @@ class Running(FlowBase):
         >>> [b.num_rows for b in f(iter([pa.record_batch({"k": [1, 2]})]))]
         [1]
 
-        With Spark: ``df.mapInArrow(flow.map_in_arrow(), flow.output_ddl)``.
+        With Spark: ``df.mapInArrow(flow.map_in_arrow(), flow.output_ddl)``. For a flow of several sources `df` is what
+        `penstock.spark.tagged` makes of theirs.
         """
         from penstock.spark._tasks.partitions import map_in_arrow
 

@@ -206,15 +206,13 @@ def run(flow: Flow, df: DataFrame | Mapping[str, DataFrame], *, partitions: int 
     3
     """
     require_flow(flow, "penstock.spark.run")
-    given = df.items() if isinstance(df, Mapping) else [("", df)]
-    for name, frame in given:
-        if getattr(frame, "isStreaming", False):
-            which = f"source {name!r}" if name else "this one"
-            raise ConfigError(
-                f"penstock.spark.run takes a batch DataFrame, {which} is streaming; use penstock.Engine with"
-                " foreachBatch"
-            )
     sources = frames(flow, df, "penstock.spark.run")
+    live = next((name for name, frame in zip(flow.sources, sources, strict=True) if frame.isStreaming), None)
+    if live is not None:
+        which = "this one" if len(sources) == 1 else f"source {live!r}"
+        raise ConfigError(
+            f"penstock.spark.run takes a batch DataFrame, {which} is streaming; use penstock.Engine with foreachBatch"
+        )
     count = _partitions(sources[0], partitions)
     from penstock import _native
 

@@ -48,6 +48,8 @@ def split(batch: pa.RecordBatch, names: Sequence[str]) -> Iterator[tuple[int, pa
     >>> [(number, rows.to_pylist()) for number, rows in split(batch, ["a", "b"])]
     [(0, [{'x': 1}]), (1, [{'y': 2}])]
     """
+    if not batch.num_rows:
+        return
     columns = []
     for name in names:
         place = batch.schema.get_field_index(name)
