@@ -456,7 +456,7 @@ proptest! {
         }
         steps.push(StepSpec::Distinct { columns, operator: None });
         let (schema, event_time) = (batch(&[], time).schema(), Some("t".into()));
-        let source = SourceSpec { name: "input".into(), schema, event_time, lateness_ms: 0, order_by: vec![] };
+        let source = SourceSpec { name: "input".into(), schema, event_time, lateness_ms: 0, order_by: vec![], idle_after_ms: None };
         let mut cluster = Cluster::new(PlanSpec::line(source, steps), bits, workers);
         let mut seen = std::collections::BTreeSet::new();
         drive(&mut cluster, &epochs, time, 0, |rows, before, after, got, _| {
