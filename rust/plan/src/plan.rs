@@ -233,12 +233,15 @@ impl Plan {
         let mut found: Vec<&SchemaRef> = Vec::new();
         for keyed in self.keyed() {
             let late = match &keyed.kind {
-                KeyedKind::Window { .. } | KeyedKind::GroupState { late_by: Some(_), .. } => true,
-                KeyedKind::Top(top) => top.assign.is_some(),
-                _ => false,
+                KeyedKind::Window { .. } | KeyedKind::GroupState { late_by: Some(_), .. } => vec![&keyed.input],
+                KeyedKind::Top(top) if top.assign.is_some() => vec![&keyed.input],
+                KeyedKind::Join(join) if join.within.is_some() => join.sides.iter().map(|side| &side.routed).collect(),
+                _ => Vec::new(),
             };
-            if late && !found.contains(&&keyed.input) {
-                found.push(&keyed.input);
+            for schema in late {
+                if !found.contains(&schema) {
+                    found.push(schema);
+                }
             }
         }
         found

@@ -1,9 +1,10 @@
 //! Joins of every kind, with intervals, in windows and without, against a naive twin: what comes out of each epoch, and what is late in it, on
-//! some workers whose bins move and whose number changes, while epochs are broken off and undone.
+//! some workers whose bins move and whose number changes, while epochs are broken off and undone, or all is lost but files.
 
 #[path = "common/group.rs"]
 mod group;
 
+use std::convert::Infallible;
 use std::sync::Arc;
 
 use arrow_array::cast::AsArray;
@@ -11,7 +12,8 @@ use arrow_array::types::Int64Type;
 use arrow_array::{Array, ArrayRef, Int64Array, RecordBatch};
 use arrow_schema::{DataType, Field, Schema, SchemaRef};
 use group::{Cluster, PATIENCE, Random, config, fresh, moves};
-use penstock_plan::host::{Event, Rows};
+use penstock_files::{File, Range, Segment, select, write};
+use penstock_plan::host::{Event, Loaded, Record, Resident, Rows};
 use penstock_plan::spec::{NodeSpec, PLAN_VERSION, SourceSpec, WindowKind};
 use penstock_plan::{CallError, Callbacks, ForeignState, JoinHow, Plan, PlanSpec, StepSpec};
 use proptest::prelude::*;
@@ -238,13 +240,14 @@ fn read(batches: &[RecordBatch]) -> Bag {
     batches.iter().flat_map(rows).collect()
 }
 
-/// What comes out of an epoch, and what is late, without the bounds of windows.
-fn complete(cluster: &Cluster, epoch: u64, workers: usize, windowed: bool) -> (Bag, Bag) {
-    let (mut out, mut late, mut left) = (Vec::new(), Vec::new(), workers);
+/// What comes out of an epoch, and what is late, without the bounds of windows; and what it changed.
+fn complete(cluster: &Cluster, epoch: u64, workers: usize, windowed: bool) -> ((Bag, Bag), Vec<Record>) {
+    let (mut out, mut late, mut left, mut records) = (Vec::new(), Vec::new(), workers, Vec::new());
     while left > 0 {
         match cluster.groups[0].1.recv_timeout(PATIENCE).unwrap_or_else(|_| panic!("epoch {epoch} hangs")) {
-            Event::EpochDone { epoch: done, outputs, late: behind, .. } => {
+            Event::EpochDone { epoch: done, outputs, late: behind, record, .. } => {
                 assert_eq!(done, epoch);
+                records.extend(record);
                 out.extend(outputs.into_iter().map(Rows::into_here));
                 late.extend(behind.into_iter().map(Rows::into_here));
                 left -= 1;
@@ -257,7 +260,26 @@ fn complete(cluster: &Cluster, epoch: u64, workers: usize, windowed: bool) -> (B
     if windowed {
         late.iter_mut().for_each(|row| drop(row.drain(..2)));
     }
-    (read(&out), late)
+    ((read(&out), late), records)
+}
+
+fn file(epoch: u64, records: Vec<Record>) -> File<Vec<u8>> {
+    let segments = records.into_iter().map(|Record { range, base, chunks, .. }| {
+        Ok::<_, Infallible>(Segment { operator: "join".into(), range, base, chunks })
+    });
+    let bytes = write(segments).flat_map(Result::unwrap).collect::<Vec<_>>();
+    File::open(format!("data-{epoch}"), bytes).unwrap()
+}
+
+/// All bins, from files.
+fn loaded(plan: &Plan, calls: &Arc<dyn Callbacks>, files: &[File<Vec<u8>>]) -> Resident {
+    let (mut resident, mut all) = (Resident::nothing(), Loaded::default());
+    for bin in 0..16 {
+        let range = Range::new(bin, 4).unwrap();
+        all.load(plan, calls, "join", range, select(files, "join", range)).unwrap();
+    }
+    resident.keep(all);
+    resident
 }
 
 fn sorted((mut out, mut late): (Bag, Bag)) -> (Bag, Bag) {
@@ -274,11 +296,11 @@ fn run(how: JoinHow, near: Near, epochs: &[Epoch], seed: u64) {
     let windowed = matches!(near, Near::Windows(..));
     let start = |epoch: u64, workers: usize, watermark: i64, residents| {
         let mut config = config(&plan, &calls, workers);
-        (config.journal, config.epoch) = (true, epoch);
+        (config.journal, config.record, config.epoch) = (true, true, epoch);
         config.watermark = (watermark > i64::MIN).then_some(watermark.saturating_mul(1_000));
         Cluster::start(&config, 1, workers, 1 + epoch, residents)
     };
-    let mut workers = epochs[0].workers;
+    let (mut workers, mut files) = (epochs[0].workers, Vec::new());
     let mut cluster = start(0, workers, i64::MIN, fresh(1));
     for (number, epoch) in (0..).zip(epochs) {
         let blocks: Vec<_> = (0..2)
@@ -294,14 +316,19 @@ fn run(how: JoinHow, near: Near, epochs: &[Epoch], seed: u64) {
             if done {
                 complete(&cluster, number, workers, windowed);
             }
-            let (residents, errors) = cluster.stop();
+            let (mut residents, errors) = cluster.stop();
             assert!(errors.is_empty(), "{errors:?}");
+            if random.below(2) == 0 {
+                residents = vec![loaded(&plan, &calls, &files)];
+            }
             workers = epoch.workers;
             cluster = start(number, workers, twin.watermark, residents);
         }
         cluster.release_of(number, &blocks, watermark);
         cluster.groups[0].0.migrate(100 + number, moves(&mut random, workers, number % 3), None);
-        let given = sorted(complete(&cluster, number, workers, windowed));
+        let (given, records) = complete(&cluster, number, workers, windowed);
+        files.push(file(number, records));
+        let given = sorted(given);
         let expected = sorted(twin.epoch(epoch));
         assert_eq!(given, expected, "epoch {number} on {workers} workers");
         cluster.groups[0].0.settle(number);
@@ -411,4 +438,18 @@ fn what_has_met_none_comes_out_in_rounds() {
         assert_eq!((told, sums[0], sums[2]), (150_000, (0..150_000).sum(), 150_000));
         assert!(most < 140_000, "{most} rows at once");
     }
+}
+
+/// Hosts that declare the columns of late rows know them: those of both sides, in windows behind their bounds.
+#[test]
+fn late_rows_are_declared() {
+    let names = |how, near| -> Vec<Vec<String>> {
+        let plan = plan(how, near);
+        let names = |schema: &SchemaRef| schema.fields().iter().map(|field| field.name().clone()).collect();
+        plan.late_schemas().into_iter().map(names).collect()
+    };
+    assert!(names(JoinHow::Left, Near::Whenever).is_empty());
+    assert_eq!(names(JoinHow::Semi, Near::Within(0, 1)), COLUMNS.map(|side| side.to_vec()));
+    let windowed = |side: [&'static str; 3]| [&["window_start", "window_end"][..], &side[..]].concat();
+    assert_eq!(names(JoinHow::Inner, Near::Windows(5, 5)), COLUMNS.map(windowed));
 }
