@@ -216,7 +216,7 @@ class Pump:
             return
         self._warned = True
         if session._streaming:
-            why = "came after their windows had closed and are in no result; raise the flow's lateness or"
+            why = "came when their windows had closed or none could meet them, and are in no result; raise lateness= or"
         else:
             why = "have no event time and are in no result; fill it in or"
         text = f"{session.late_rows} of {session.rows} rows {why} take them with late="

@@ -37,13 +37,14 @@ class Running(FlowBase):
         source : Arrow data
             A RecordBatchReader, Table or RecordBatch; a polars or pandas frame, a DuckDB
             result or anything else with ``__arrow_c_stream__``; or an iterable of batches. A flow
-            of several sources takes a dict from the name of each to its data, which is read in
-            turn, a batch of each.
+            of several sources takes a dict from the name of each to its data. Each is read in a
+            thread of its own: tables and files in turn, a batch of each, while a source that has
+            nothing yet holds no other back.
         workers : int, default 1
             Threads; each owns a share of the keys.
         late : callable, optional
-            Called with a ``pyarrow.RecordBatch`` of rows that are in no window because they
-            are late or have no event time, in this thread. Without it a warning tells how
+            Called with a ``pyarrow.RecordBatch`` of rows that are in no window, or meet no row of
+            a join, because they are late or have no event time, in this thread. Without it a warning tells how
             many there were.
         progress : bool, default False
             Show a progress bar on stderr.
