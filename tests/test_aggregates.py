@@ -173,7 +173,6 @@ def test_what_is_wrong_is_told() -> None:
         (lambda: keyed.distinct("i"), PlanError, r"leave key_by\(k\) out"),
         (lambda: FLOW.distinct("nope"), SchemaError, "column 'nope' does not exist"),
         (lambda: FLOW.distinct("i", "i"), ConfigError, "names column 'i' twice"),
-        (lambda: FLOW.distinct("i", name="agg"), ConfigError, "kept for steps of kind agg"),
     ]
     nested = pk.Flow(pa.schema([("k", pa.int64()), ("l", pa.list_(pa.int64()))])).key_by("k")
     wrong.append((lambda: nested.agg(x=pk.max_by("k", by="l")).output_schema, SchemaError, "needs an order"))
