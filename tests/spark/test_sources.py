@@ -11,6 +11,7 @@ from typing import Any
 
 import cloudpickle
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 
@@ -103,6 +104,10 @@ def tagged(spark: Any, rows: Rows) -> Any:
 def later(earlier: tuple[int, int] | None, k: int, v: int) -> Any:
     """Each row with the one before it: results depend on order."""
     return (k, v), (k, v, None if earlier is None else earlier[1])
+
+
+def doubled(batch: pa.RecordBatch) -> pa.RecordBatch:
+    return pa.record_batch({"k": pc.multiply(batch["k"], 2), "w": batch["v"]})
 
 
 def test_one_frame_has_a_struct_for_each_source(wide: Any) -> None:
@@ -363,6 +368,34 @@ def test_sources_in_another_order_are_refused_in_memory(wide: Any) -> None:
             EngineError, match=r"its sources are shop, web, names, in this order.* were web, shop, names"
         ):
             first(tagged(wide, rows), 1)
+
+
+def test_joins_in_time_give_the_same_rows_on_every_host(wide: Any) -> None:
+    clicks = pk.Flow("k bigint, w bigint, at bigint", name="clicks", event_time="at", lateness="3s")
+    near = WEB.join(clicks, on="k", within=("-1s", "2s"), how="full")
+    rows = {"web": some(7, 300)["web"], "clicks": some(8, 300)["shop"].rename_columns(["k", "w", "at"])}
+    with pk.Engine(wide, workers=2, bits=4) as engine:
+        for name, flow in {
+            "near": near,
+            "in windows": WEB.window_join(clicks, on="k", window=pk.tumbling("2s"), how="left"),
+            "itself": WEB.join(WEB.map_batches(doubled, "k bigint, w bigint"), on="k", how="semi"),
+        }.items():
+            given = {source: rows[source] for source in flow.sources}
+            expected = bag(flow.collect(given, 2))
+            assert len(expected) > 100, name
+            assert (
+                bag(to_table(pk.spark.run(flow, {source: one(wide, table) for source, table in given.items()})))
+                == expected
+            )
+            kept = Kept()
+            function = engine.foreach_batch(flow, kept, name=name)
+            for number, epoch in enumerate(cut(given, 3)):
+                frames = {source: one(wide, table) for source, table in epoch.items()}
+                function(pk.spark.tagged(**frames) if len(frames) > 1 else frames["web"], number)
+            assert bag(*kept.batches.values(), to_table(engine.finish(name))) == expected, name
+        # What is late has the columns of its side.
+        with pytest.raises(PlanError, match=r"late rows of this flow have different columns \(k, v, ts; k, w, at\)"):
+            engine.foreach_batch(near, Kept(), late=Kept())
 
 
 def test_queries_of_an_auction_site_resident_while_bins_move(wide: Any, nexmark_data: Path) -> None:

@@ -13,6 +13,7 @@ import pyarrow.compute as pc
 import pytest
 
 import penstock as pk
+from penstock.errors import PlanError
 
 pytest.importorskip("pyspark")
 
@@ -43,6 +44,21 @@ def helper(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     yield tmp_path / "penstock_test_helper.py"
     for name in ("penstock_test_helper", "penstock_test_user"):
         sys.modules.pop(name, None)
+
+
+def test_a_program_tells_of_each_source() -> None:
+    timed = pk.Flow("k bigint, t timestamp", event_time="t", lateness="2s", name="timed")
+    plain = pk.Flow("k bigint, v bigint", name="plain")
+    windows = timed.map_batches(counting, "k bigint, t timestamp, more bigint").key_by("k").window(pk.tumbling("1s"))
+    program = Program.of(windows.agg(n=pk.count()).join(plain, on="k"), late=True)
+    assert program.lateness_us == (2_000_000, None)
+    assert program.late.names == ["k", "t", "more"], "as they are behind the function"
+    silent = pk.Flow("k bigint, at timestamp", event_time="at", idle_after="1s", name="silent")
+    with pytest.raises(PlanError, match="source 'silent' has idle_after, and the engine waits for every source"):
+        Program.of(timed.join(silent, on="k"))
+    turned = Program.of(plain.join(timed, on="k"))
+    misfit = turned.misfit(Program.of(timed.join(plain, on="k")), durable=False)
+    assert misfit == "its sources are plain, timed, in this order, those of the flow before were timed, plain"
 
 
 def test_operators_say_what_their_state_is_made_of() -> None:

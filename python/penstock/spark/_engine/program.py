@@ -90,6 +90,12 @@ class Program:
         spark_types(output)
         for schema in flow.sources.values():
             spark_types(schema)
+        idle = next((source for source in sources_of(flow) if source.idle_after_ms is not None), None)
+        if idle is not None and len(flow.sources) > 1:
+            raise PlanError(
+                f"source {idle.name!r} has idle_after, and the engine waits for every source with event time: leave it"
+                " out, or keep a source that may be silent without event time"
+            )
         lates = [pa.schema(one) for one in facts["late_schemas"]]
         if late and len(lates) > 1:
             told = "; ".join(", ".join(one.names) for one in lates)
