@@ -233,8 +233,8 @@ impl Plan {
         let mut found: Vec<&SchemaRef> = Vec::new();
         for keyed in self.keyed() {
             let late = match &keyed.kind {
-                KeyedKind::Window { .. } | KeyedKind::GroupState { late_by: Some(_), .. } => vec![&keyed.input],
-                KeyedKind::Top(top) if top.assign.is_some() => vec![&keyed.input],
+                KeyedKind::Window { .. } | KeyedKind::GroupState { late_by: Some(_), .. } => vec![&keyed.routed],
+                KeyedKind::Top(top) if top.assign.is_some() => vec![&keyed.routed],
                 KeyedKind::Join(join) if join.within.is_some() => join.sides.iter().map(|side| &side.routed).collect(),
                 _ => Vec::new(),
             };

@@ -452,4 +452,13 @@ fn late_rows_are_declared() {
     assert_eq!(names(JoinHow::Semi, Near::Within(0, 1)), COLUMNS.map(|side| side.to_vec()));
     let windowed = |side: [&'static str; 3]| [&["window_start", "window_end"][..], &side[..]].concat();
     assert_eq!(names(JoinHow::Inner, Near::Windows(5, 5)), COLUMNS.map(windowed));
+    // Those of a top over raw rows are behind the bounds, too.
+    let schema = penstock_plan::spec::schema_to_text(&schema(0));
+    let top = Plan::from_json(&format!(
+        r#"{{"version":2,"sources":[{{"schema":"{schema}","event_time":"t"}}],"steps":[
+        {{"op":"window","kind":"tumbling","size_us":5000}},{{"op":"top","n":1,"by":"v","per":"window"}}]}}"#
+    ));
+    let top = top.unwrap();
+    let late: Vec<_> = top.late_schemas()[0].fields().iter().map(|field| field.name().clone()).collect();
+    assert_eq!(late, windowed(COLUMNS[0]));
 }
