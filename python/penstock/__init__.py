@@ -53,7 +53,7 @@ if TYPE_CHECKING:
     from penstock._flow import Flow
     from penstock._functions.group_state import GroupState
     from penstock._pump import LateRows
-    from penstock._windows import Window, sliding, tumbling
+    from penstock._windows import Window, session, sliding, tumbling
     from penstock.dataflow._execution import execute
     from penstock.ordered import Pipeline, ordered_map
     from penstock.spark.engine import Engine
@@ -86,6 +86,7 @@ __all__ = [
     "ordered",
     "ordered_map",
     "report",
+    "session",
     "sliding",
     "spark",
     "state",
@@ -120,6 +121,7 @@ _HOMES = {
     "min": "_aggregates",
     "min_by": "_aggregates",
     "ordered_map": "ordered",
+    "session": "_windows",
     "sliding": "_windows",
     "stddev": "_aggregates",
     "stddev_pop": "_aggregates",

@@ -116,6 +116,22 @@ def gathered(size: int) -> Rows:
     return found
 
 
+def sessions(gap: int) -> Rows:
+    found: Rows = Counter()
+    times = defaultdict(list)
+    for k, _, at in EVENTS:
+        if at is not None:
+            times[k].append(at)
+    for k, all_of_key in times.items():
+        all_of_key.sort()
+        first = 0
+        for number, at in enumerate(all_of_key):
+            if number + 1 == len(all_of_key) or all_of_key[number + 1] - at > gap:
+                found[(all_of_key[first], at + gap, k, number + 1 - first)] += 1
+                first = number + 1
+    return found
+
+
 def once(key: tuple[int], frames: Iterator[pd.DataFrame], state: Any) -> Iterator[pd.DataFrame]:
     """What Spark's applyInPandasWithState calls: each key's rows of an epoch, in one call."""
     rows = [len(frame) for frame in frames]
@@ -144,6 +160,7 @@ FLOWS: dict[str, tuple[pk.Flow, Callable[[], Rows]]] = {
         KEYED.window(pk.tumbling("40s")).agg(d=pk.count_distinct("v"), last=pk.last("v")),
         lambda: gathered(40_000),
     ),
+    "sessions": (KEYED.window(pk.session("1s")).agg(n=pk.count()), lambda: sessions(1_000)),
     "distinct": (SOURCE.distinct("v", "k"), lambda: Counter({(v, k): 1 for k, v, _ in EVENTS})),
     "distinct in windows": (
         SOURCE.window(pk.tumbling("50s")).distinct("k"),
@@ -212,7 +229,9 @@ def test_a_flow_of_several_sources_gives_the_same_rows_everywhere(spark: Any, en
     assert bag(kept.batches[0], as_table(engine.finish("several sources"), flow)) == expected
 
 
-@pytest.mark.parametrize("name", ["totals", "sliding", "apart", "hottest", "groups", "gathered", "distinct"])
+@pytest.mark.parametrize(
+    "name", ["totals", "sliding", "apart", "hottest", "groups", "gathered", "sessions", "distinct"]
+)
 def test_a_stream_gives_the_same_rows_for_the_same_epochs(spark: Any, engine: pk.Engine, name: str) -> None:
     flow, twin = FLOWS[name]
     size = ROWS // 5

@@ -109,3 +109,24 @@ def test_distinct_rows_are_those_of_spark(spark: Any) -> None:
         found = [(row["f"], row["s"]) for row in out.to_pylist()]
         assert len(found) == len(plain)
         assert {repr(row).replace("-0.0", "0.0") for row in found} == {repr(r).replace("-0.0", "0.0") for r in plain}
+
+
+def test_sessions_and_offsets_are_those_of_spark(spark: Any) -> None:
+    rng = random.Random(9)
+    rows = [{"k": rng.randrange(20), "ts": rng.randrange(0, 2_000) * 5_000_000} for _ in range(1_500)]
+    times = pa.array([row["ts"] for row in rows], pa.timestamp("us", tz="UTC"))
+    table = pa.table({"k": pa.array([row["k"] for row in rows], pa.int64()), "ts": times})
+    df = frame(spark, table)
+    df.createOrReplaceTempView("timed")
+    cuts = {
+        "session_window(ts, '60 seconds')": pk.session("60s"),
+        "window(ts, '10 minutes', '5 minutes', '2 minutes')": pk.sliding("10m", every="5m", offset="2m"),
+    }
+    for sql, ours in cuts.items():
+        flow = pk.Flow(table.schema, event_time="ts").key_by("k").window(ours).agg(n=pk.count())
+        spread = to_table(pk.spark.run(flow, df.repartition(3))).cast(flow.output_schema)
+        name = sql.partition("(")[0]
+        names = f"{name}.start window_start, {name}.end window_end, k, count(*) n"
+        wanted = to_table(spark.sql(f"SELECT {names} FROM timed GROUP BY k, {sql}")).cast(flow.output_schema)
+        for out in (flow.collect(table, workers=2), spread):
+            assert sorted(map(str, out.to_pylist())) == sorted(map(str, wanted.to_pylist())), sql

@@ -86,7 +86,7 @@ class KeyedSteps(FlowBase):
         Parameters
         ----------
         window : Window
-            Made by `penstock.tumbling` or `penstock.sliding`.
+            Made by `penstock.tumbling`, `penstock.sliding` or `penstock.session`.
 
         Returns
         -------
@@ -109,7 +109,7 @@ class KeyedSteps(FlowBase):
         """
         self._stateless_only("window")
         if not isinstance(window, Window):
-            raise ConfigError(f"window({window!r}): make it with penstock.tumbling or penstock.sliding")
+            raise ConfigError(f"window({window!r}): make it with penstock.tumbling, sliding or session")
         if self._event_time is None:
             raise PlanError(
                 f"window({window}) needs event time: write Flow(schema, event_time='ts') with the column that"
@@ -250,6 +250,7 @@ class KeyedSteps(FlowBase):
         self._stateless_only("distinct")
         if self._keys is not None:
             raise PlanError(f"distinct names its columns itself; leave key_by({', '.join(self._keys)}) out")
+        self._no_sessions("distinct")
         names = names_of(columns, "distinct") if columns else self._columns
         self._require(names, "distinct")
         named = self._named("distinct", "distinct", name)
@@ -315,6 +316,7 @@ class KeyedSteps(FlowBase):
         self._stateless_only("top")
         if isinstance(n, bool) or not isinstance(n, int) or not 1 <= n <= _MOST_RANKS:
             raise ConfigError(f"top({n!r}): the number of ranks must be an int from 1 to {_MOST_RANKS}")
+        self._no_sessions("top")
         self._require([by], "top by")
         columns = self._columns
         if self._window is not None:
@@ -506,6 +508,13 @@ class KeyedSteps(FlowBase):
         return self._group_state(
             func, outputStructType, stateStructType, outputMode, timeoutConf, timezone, name, streaming=True
         )
+
+    def _no_sessions(self, op: str) -> None:
+        if self._window is not None and self._window.kind == "session":
+            raise PlanError(
+                f"{op} behind window({self._window}): sessions are of keys, and only agg takes them; write"
+                " .key_by(...).window(penstock.session(...)).agg(...)"
+            )
 
     def _key_types(self, keys: Sequence[str]) -> list[pa.DataType]:
         source = self._shape if self._shape is not None else self._before_keys().output_schema

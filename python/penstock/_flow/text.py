@@ -123,7 +123,8 @@ def step_text(step: dict[str, Any], calls: Sequence[dict[str, Any]]) -> str:
     if op == "key_by":
         return f"key_by({', '.join(step['columns'])})"
     if op == "window":
-        return f"window({Window(step['kind'], step['size_us'], step['every_us'])})"
+        every_us, offset_us = step.get("every_us", step["size_us"]), step.get("offset_us", 0)
+        return f"window({Window(step['kind'], step['size_us'], every_us, offset_us, step.get('zone'))})"
     if op == "agg":
         items = [f"{a['name']}={_aggregate(a)}" for a in step["aggs"]]
         if "emit" in step:

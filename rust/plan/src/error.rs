@@ -201,12 +201,20 @@ pub enum PlanError {
     Window {
         /// The step.
         step: StepName,
-        /// `size_us` or `every_us`.
+        /// `size_us`, `every_us` or `offset_us`.
         name: &'static str,
         /// The value.
         value: i64,
         /// What is wrong with it.
         reason: &'static str,
+    },
+    /// There is no time zone of this name.
+    #[error("{step}: there is no time zone '{zone}'; give a name of the IANA database, such as Europe/Berlin")]
+    Zone {
+        /// The step.
+        step: StepName,
+        /// The name.
+        zone: String,
     },
     /// The body of a loop gives back other columns than go around.
     #[error("{step}: the body must give back ({expected}), it gives ({found})")]

@@ -26,10 +26,17 @@ pub(crate) fn columns(schema: &arrow_schema::Schema) -> String {
 }
 
 fn windows(windows: &Windows) -> String {
+    let place = place(windows.offset_us(), windows.zone());
     match windows.size_us() == windows.every_us() {
-        true => format!("tumbling {}", time(windows.size_us())),
-        false => format!("sliding {} every {}", time(windows.size_us()), time(windows.every_us())),
+        true => format!("tumbling {}{place}", time(windows.size_us())),
+        false => format!("sliding {} every {}{place}", time(windows.size_us()), time(windows.every_us())),
     }
+}
+
+/// Where windows start.
+pub(crate) fn place(offset_us: i64, zone: Option<&str>) -> String {
+    let offset = if offset_us == 0 { String::new() } else { format!(" from {}", time(offset_us)) };
+    zone.map_or(offset.clone(), |zone| format!("{offset} in {zone}"))
 }
 
 /// Whether the plan leaves open when this aggregate speaks.
@@ -147,6 +154,10 @@ pub(crate) fn explain(plan: &Plan) -> String {
             KeyedKind::Window { windows: w, event_time, aggregates: aggs } if aggs.is_empty() => {
                 (format!("{} on {}: each once", windows(w), event_time.name), "keys per pane")
             }
+            KeyedKind::Session { gap_us, event_time, aggregates: aggs } => (
+                format!("sessions with gaps of {} on {}: {}", time(*gap_us), event_time.name, aggregates(keyed, aggs)),
+                "accumulators per key and open session",
+            ),
             KeyedKind::Running { emit: Emit::New, .. } => ("each when it first comes".into(), "keys, for ever"),
             KeyedKind::Window { windows: w, event_time, aggregates: aggs } => (
                 format!("{} on {}: {}", windows(w), event_time.name, aggregates(keyed, aggs)),

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use arrow_array::{ArrayRef, RecordBatch, RecordBatchOptions};
 use arrow_schema::{DataType, SchemaRef};
 
-use crate::acc::Input;
+use crate::acc::{Blobs, Input};
 use crate::agg::{Aggregate, Aggregator};
 use crate::column::{self, EventTime};
 use crate::error::{OpError, StepName};
@@ -15,6 +15,7 @@ use crate::op::{BLOCK_ROWS, Bins, Output, Sink};
 use crate::record::{Records, Shape};
 use crate::state::panes_of;
 use crate::table::{Scratch, Table};
+use crate::window::Windows;
 
 /// Records whose rows are touched before any of them is updated: enough for all the misses a core can have under way, few enough that
 /// their rows are still in the first cache. 64 to 1,024 measured alike.
@@ -32,10 +33,11 @@ pub(crate) struct GroupBy {
     codec: KeyCodec,
     aggregators: Vec<Aggregator>,
     schema: SchemaRef,
-    /// Event time and size of the window, when output rows carry window bounds.
-    bounds: Option<(EventTime, i64)>,
-    /// Output on its way: starts of windows, and the rows.
+    /// Event time and windows, which sessions have none of, when output rows carry window bounds.
+    bounds: Option<(EventTime, Option<Windows>)>,
+    /// Output on its way: starts of windows, ends of those that have no length in common, and the rows.
     starts: Vec<i64>,
+    ends: Vec<i64>,
     records: Records,
     positions: Vec<u32>,
     scratch: Scratch,
@@ -55,15 +57,15 @@ impl GroupBy {
         types: Vec<DataType>,
         aggregates: &[Aggregate],
         schema: SchemaRef,
-        bounds: Option<(EventTime, i64)>,
+        bounds: Option<(EventTime, Option<Windows>)>,
         track: bool,
     ) -> Result<Self, OpError> {
         let shape = shape(&types, aggregates, track);
         let aggregators = aggregates.iter().cloned().map(Aggregator::new).collect::<Result<_, _>>()?;
         let records = Records::new(&shape);
         let codec = KeyCodec::new(columns, types)?;
-        let (starts, positions, scratch) = Default::default();
-        Ok(Self { step, shape, codec, aggregators, schema, bounds, starts, records, positions, scratch })
+        let (starts, ends, positions, scratch) = Default::default();
+        Ok(Self { step, shape, codec, aggregators, schema, bounds, starts, ends, records, positions, scratch })
     }
 
     /// Whether updates read rows of the block besides the hashes.
@@ -165,6 +167,20 @@ impl GroupBy {
         }
     }
 
+    /// Adds a session to the output: its bounds, its key and its accumulators.
+    pub(crate) fn emit_session(
+        &mut self,
+        (start, end): (i64, i64),
+        key: (u64, bool, &[u8]),
+        cells: (&[u64], &Blobs),
+        out: &mut Sink<'_>,
+    ) -> Result<(), OpError> {
+        self.starts.push(start);
+        self.ends.push(end);
+        self.records.push_cells(&self.shape, key, cells);
+        if self.records.len() == BLOCK_ROWS { self.flush(out) } else { Ok(()) }
+    }
+
     /// Merges tables of one bin into `into`.
     pub(crate) fn merge<'a>(
         &mut self,
@@ -186,15 +202,45 @@ impl GroupBy {
         }
         let batch = self.block(rows);
         self.starts.clear();
+        self.ends.clear();
         self.records.clear();
         out(Output::Rows(batch?));
         Ok(())
     }
 
+    /// Instants as a column of the type of event time.
+    fn instants(&self, event_time: &EventTime, all: impl Iterator<Item = i64>) -> Result<ArrayRef, OpError> {
+        let code = |(row, us): (usize, i64)| {
+            let out_of_range =
+                || OpError::EventTime { step: self.step.clone(), column: event_time.name.clone(), row, value: us };
+            event_time.from_us(us).ok_or_else(out_of_range)
+        };
+        let codes = all.enumerate().map(code).collect::<Result<Vec<_>, _>>()?;
+        Ok(column::from_codes(&event_time.data_type, codes, None)?)
+    }
+
     fn block(&self, rows: usize) -> Result<RecordBatch, OpError> {
         let mut columns: Vec<ArrayRef> = Vec::with_capacity(self.schema.fields().len());
-        if let Some((event_time, size)) = &self.bounds {
-            columns.extend(bounds(&self.step, event_time, &self.starts, *size)?);
+        if let Some((event_time, windows)) = &self.bounds {
+            columns.extend(match windows {
+                Some(windows) => {
+                    let bound = |offset: i64| {
+                        let mut last: Option<(i64, i64)> = None;
+                        let instant = move |&start: &i64| match last {
+                            Some((before, us)) if before == start => us,
+                            _ => last.insert((start, windows.instant(start.saturating_add(offset)))).1,
+                        };
+                        self.instants(event_time, self.starts.iter().map(instant))
+                    };
+                    [bound(0)?, bound(windows.size_us())?]
+                }
+                None => [&self.starts, &self.ends]
+                    .map(|all| self.instants(event_time, all.iter().copied()))
+                    .into_iter()
+                    .collect::<Result<Vec<_>, _>>()?
+                    .try_into()
+                    .expect("two columns"),
+            });
         }
         columns.extend(self.codec.decode(&self.records)?);
         for (aggregator, (_, at)) in self.aggregators.iter().zip(self.shape.accs()) {
@@ -203,27 +249,4 @@ impl GroupBy {
         let options = RecordBatchOptions::new().with_row_count(Some(rows));
         Ok(RecordBatch::try_new_with_options(Arc::clone(&self.schema), columns, &options)?)
     }
-}
-
-/// The columns `window_start` and `window_end` of windows given by their starts in microseconds.
-pub(crate) fn bounds(
-    step: &StepName,
-    event_time: &EventTime,
-    starts_us: &[i64],
-    size_us: i64,
-) -> Result<[ArrayRef; 2], OpError> {
-    let column = |offset: i64| -> Result<ArrayRef, OpError> {
-        let mut codes = Vec::with_capacity(starts_us.len());
-        for (row, &start) in starts_us.iter().enumerate() {
-            let code = event_time.from_us(start + offset).ok_or_else(|| OpError::EventTime {
-                step: step.clone(),
-                column: event_time.name.clone(),
-                row,
-                value: start,
-            })?;
-            codes.push(code);
-        }
-        Ok(column::from_codes(&event_time.data_type, codes, None)?)
-    };
-    Ok([column(0)?, column(size_us)?])
 }

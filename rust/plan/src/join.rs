@@ -138,7 +138,10 @@ impl Join {
             let times = self.sides.iter().filter_map(|side| side.time.as_ref()).map(|time| time.column.to_string());
             let times: Vec<String> = times.collect();
             words.push(match &self.windows {
-                Some(windows) => format!("windows of {} us every {} us", windows.size_us(), windows.every_us()),
+                Some(windows) => {
+                    let place = crate::explain::place(windows.offset_us(), windows.zone());
+                    format!("windows of {} us every {} us{place}", windows.size_us(), windows.every_us())
+                }
                 None => format!("within {lower} us to {upper} us"),
             });
             words.push(format!("by times {}", times.join(" and ")));
@@ -300,11 +303,12 @@ impl JoinOp {
         let (Some(windows), Some(time), false) = (&self.windows, &half.side.time, late.is_empty()) else {
             return Ok(());
         };
-        let (times, absent) = event_times(&self.step, time, time.column, batch)?;
+        let (mut times, absent) = event_times(&self.step, time, time.column, batch)?;
+        windows.to_axis(&mut times);
         let (starts, _) = event_times(&self.step, time, 0, batch)?;
         late.retain(|row| {
             let at = *row as usize;
-            absent.binary_search(row).is_ok() || starts[at] == windows.last_start(times[at])
+            absent.binary_search(row).is_ok() || starts[at] == windows.instant(windows.last_start(times[at]))
         });
         Ok(())
     }

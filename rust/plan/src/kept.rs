@@ -17,7 +17,7 @@ use penstock_files::{Chunk, Damage, Entry, FileError};
 use serde::{Deserialize, Serialize};
 
 use crate::agg::{Aggregate, Function};
-use crate::column::EventTime;
+use crate::column::{EVENT_TIME_LIMIT_US, EventTime};
 use crate::error::{OpError, StepName};
 use crate::explain;
 use crate::group::{GroupBy, shape};
@@ -27,10 +27,12 @@ use crate::op::{BLOCK_ROWS, KeyedOp, Output};
 use crate::panes::Panes;
 use crate::plan::{WINDOW_END, WINDOW_START};
 use crate::running::{Emit, RunningOp};
+use crate::session::{SessionOp, Sessions};
 use crate::spec::{JoinHow, schema_text};
 use crate::state::State;
 use crate::top::{self, Groups, Top, TopOp};
 use crate::window::{WindowOp, Windows};
+use crate::zone::Zone;
 
 /// See the module.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -53,6 +55,15 @@ enum Holds {
         windows: Option<OfWindows>,
         /// When it speaks: `final` in windows.
         emit: Emit,
+    },
+    Sessions {
+        functions: Vec<String>,
+        #[serde(with = "schema_text")]
+        inputs: SchemaRef,
+        gap_us: i64,
+        /// The column of event time.
+        #[serde(with = "schema_text")]
+        time: SchemaRef,
     },
     Top {
         n: usize,
@@ -85,9 +96,18 @@ enum Holds {
 struct OfWindows {
     size_us: i64,
     every_us: i64,
+    #[serde(default, skip_serializing_if = "is_zero")]
+    offset_us: i64,
+    /// Whose days they are.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    zone: Option<String>,
     /// The column of event time.
     #[serde(with = "schema_text")]
     time: SchemaRef,
+}
+
+fn is_zero(us: &i64) -> bool {
+    *us == 0
 }
 
 /// Why state cannot be read.
@@ -120,18 +140,24 @@ impl KeyedSpec {
         let fields = fields.map(|(&at, data_type)| self.routed.field(at).clone().with_data_type(data_type));
         let keys = Arc::new(Schema::new(fields.collect::<Vec<_>>()));
         let aggregates = |aggregates: &[Aggregate], emit, windows| Holds::Aggregates {
-            functions: aggregates.iter().map(|one| one.function.kept()).collect(),
-            inputs: Arc::new(Schema::new(aggregates.iter().map(input).collect::<Vec<_>>())),
+            functions: functions(aggregates),
+            inputs: inputs(aggregates),
             emit,
             windows,
         };
         let holds = match &self.kind {
             KeyedKind::Window { windows, event_time, aggregates: all } => {
-                let time = Field::new(&event_time.name, event_time.data_type.clone(), true);
-                let time = Arc::new(Schema::new(vec![time]));
-                let (size_us, every_us) = (windows.size_us(), windows.every_us());
-                aggregates(all, Emit::Final, Some(OfWindows { size_us, every_us, time }))
+                let time = time_of(event_time);
+                let (size_us, every_us, offset_us) = (windows.size_us(), windows.every_us(), windows.offset_us());
+                let zone = windows.zone().map(Into::into);
+                aggregates(all, Emit::Final, Some(OfWindows { size_us, every_us, offset_us, zone, time }))
             }
+            KeyedKind::Session { gap_us, event_time, aggregates } => Holds::Sessions {
+                functions: functions(aggregates),
+                inputs: inputs(aggregates),
+                gap_us: *gap_us,
+                time: time_of(event_time),
+            },
             KeyedKind::Running { emit, aggregates: all } => aggregates(all, *emit, None),
             KeyedKind::StatefulMap { .. } | KeyedKind::GroupState { .. } => Holds::Values {},
             KeyedKind::Top(Top { n, by, descending, group, end, .. }) => Holds::Top {
@@ -158,6 +184,18 @@ impl KeyedSpec {
     }
 }
 
+fn functions(aggregates: &[Aggregate]) -> Vec<String> {
+    aggregates.iter().map(|one| one.function.kept()).collect()
+}
+
+fn inputs(aggregates: &[Aggregate]) -> SchemaRef {
+    Arc::new(Schema::new(aggregates.iter().map(input).collect::<Vec<_>>()))
+}
+
+fn time_of(event_time: &EventTime) -> SchemaRef {
+    Arc::new(Schema::new(vec![Field::new(&event_time.name, event_time.data_type.clone(), true)]))
+}
+
 /// What an aggregate reads; a struct of two where it finds a value by another column.
 fn input(aggregate: &Aggregate) -> Field {
     let of = aggregate.input.clone().unwrap_or(DataType::Null);
@@ -169,6 +207,19 @@ fn input(aggregate: &Aggregate) -> Field {
         }
     };
     Field::new(&aggregate.name, of, true)
+}
+
+/// Functions and what they read, in words.
+fn words_of(functions: &[String], inputs: &Schema) -> String {
+    let each = functions.iter().zip(inputs.fields()).map(|(function, input)| match input.data_type() {
+        DataType::Null => function.clone(),
+        DataType::Struct(both) if reads_two(function) => {
+            let types: Vec<_> = both.iter().map(|field| field.data_type().to_string()).collect();
+            format!("{function}({})", types.join(" by "))
+        }
+        data_type => format!("{function}({data_type})"),
+    });
+    if functions.is_empty() { "nothing".into() } else { each.collect::<Vec<_>>().join(", ") }
 }
 
 fn reads_two(function: &str) -> bool {
@@ -214,23 +265,16 @@ impl Kept {
         };
         let values = match &self.holds {
             Holds::Values {} => return types(&self.keys),
+            Holds::Sessions { functions, inputs, gap_us, .. } => {
+                format!("{} in sessions with gaps of {}", words_of(functions, inputs), explain::time(*gap_us))
+            }
             Holds::Aggregates { functions, inputs, windows, emit } => {
-                let each = functions.iter().zip(inputs.fields()).map(|(function, input)| match input.data_type() {
-                    DataType::Null => function.clone(),
-                    DataType::Struct(both) if reads_two(function) => {
-                        let types: Vec<_> = both.iter().map(|field| field.data_type().to_string()).collect();
-                        format!("{function}({})", types.join(" by "))
-                    }
-                    data_type => format!("{function}({data_type})"),
-                });
-                let each = match functions.is_empty() {
-                    true => "nothing".into(),
-                    false => each.collect::<Vec<_>>().join(", "),
-                };
+                let each = words_of(functions, inputs);
                 match (windows, emit) {
                     (Some(of), _) => {
                         let (size, every) = (explain::time(of.size_us), explain::time(of.every_us));
-                        format!("{each} in windows of {size} every {every}")
+                        let place = explain::place(of.offset_us, of.zone.as_deref());
+                        format!("{each} in windows of {size} every {every}{place}")
                     }
                     (None, Emit::Update) => format!("{each} with updates"),
                     (None, Emit::Final) => each,
@@ -289,51 +333,54 @@ impl Kept {
         if self.is_values() { Ok(values_schema()) } else { Ok(self.telling()?.schema) }
     }
 
+    /// Columns of aggregates, behind window bounds where there is event time.
+    fn told(&self, time: Option<&EventTime>, aggregates: &[Aggregate]) -> SchemaRef {
+        let bounds = time
+            .into_iter()
+            .flat_map(|time| [WINDOW_START, WINDOW_END].map(|name| Field::new(name, time.data_type.clone(), false)));
+        let keys = self.keys.fields().iter().map(|field| field.as_ref().clone());
+        let values = aggregates.iter().map(|one| Field::new(&one.name, one.output.clone(), true));
+        Arc::new(Schema::new(bounds.chain(keys).chain(values).collect::<Vec<_>>()))
+    }
+
     fn telling(&self) -> Result<Telling, KeptError> {
         let unknown = |what: &str| KeptError::Unknown(what.to_owned());
         let step = StepName::new(0, "state");
         let types: Vec<DataType> = self.keys.fields().iter().map(|field| field.data_type().clone()).collect();
         match &self.holds {
             Holds::Values {} => Err(unknown("values of a function are no rows")),
-            Holds::Aggregates { functions, inputs, windows, emit } => {
-                if functions.len() != inputs.fields().len() {
-                    return Err(unknown("as many functions as inputs"));
+            Holds::Sessions { functions, inputs, gap_us, time } => {
+                let aggregates = resolved(functions, inputs)?;
+                let time = time_in(time)?;
+                if *gap_us < 1 || *gap_us > EVENT_TIME_LIMIT_US {
+                    return Err(unknown("the gap of sessions"));
                 }
-                let aggregates = functions.iter().zip(inputs.fields()).enumerate().map(|(at, (name, input))| {
-                    let function = Function::read(name).ok_or_else(|| unknown(name))?;
-                    let (of, by) = match input.data_type() {
-                        DataType::Struct(both) if function.reads_two() => match &both[..] {
-                            [of, by] => (of.data_type(), Some((at, by.data_type()))),
-                            _ => return Err(unknown("a column and that by which its value is found")),
-                        },
-                        one => (one, None),
-                    };
-                    let column = Some((at, of)).filter(|(_, of)| **of != DataType::Null);
-                    Aggregate::resolve(input.name(), function, column, by).map_err(unknown)
-                });
-                let aggregates = aggregates.collect::<Result<Vec<_>, _>>()?;
+                let (schema, columns) = (self.told(Some(&time), &aggregates), (0..types.len()).collect());
+                let (kept, gap_us) = (shape(&types, &aggregates, false), *gap_us);
+                let new_state = Box::new(move || State::sessions(Sessions::new(kept.clone(), gap_us)));
+                let bounds = Some((time.clone(), None));
+                let group_by = GroupBy::new(step, columns, types, &aggregates, Arc::clone(&schema), bounds, false)?;
+                Ok(Telling { new_state, op: Box::new(SessionOp::new(group_by, gap_us, time)), schema })
+            }
+            Holds::Aggregates { functions, inputs, windows, emit } => {
+                let aggregates = resolved(functions, inputs)?;
                 let track = windows.is_none() && emit.tracks();
                 let of = match windows {
                     None => None,
                     Some(of) => {
+                        let zone = of.zone.as_ref().map(|name| Zone::find(name).ok_or_else(|| unknown(name)));
+                        let zone = zone.transpose()?;
                         let windows = Windows::new(of.size_us, of.every_us);
+                        let windows = windows.and_then(|windows| windows.placed(of.offset_us, zone));
                         let windows = windows.map_err(|(name, reason)| unknown(&format!("{name} {reason}")))?;
-                        let time = of.time.fields().first().filter(|time| EventTime::supports(time.data_type()));
-                        let time = time.ok_or_else(|| unknown("the type of event time"))?;
-                        let (name, data_type) = (time.name().clone(), time.data_type().clone());
-                        Some((windows, EventTime { name, column: 0, data_type }))
+                        Some((windows, time_in(&of.time)?))
                     }
                 };
-                let bounds = of.iter().flat_map(|(_, time)| {
-                    [WINDOW_START, WINDOW_END].map(|name| Field::new(name, time.data_type.clone(), false))
-                });
-                let keys = self.keys.fields().iter().map(|field| field.as_ref().clone());
-                let values = aggregates.iter().map(|one| Field::new(&one.name, one.output.clone(), true));
-                let schema = Arc::new(Schema::new(bounds.chain(keys).chain(values).collect::<Vec<_>>()));
+                let schema = self.told(of.as_ref().map(|(_, time)| time), &aggregates);
                 let kept = shape(&types, &aggregates, track);
                 let new_state = Box::new(move || State::panes(Panes::new(kept.clone())));
                 let columns = (0..types.len()).collect();
-                let bounds = of.as_ref().map(|(windows, time)| (time.clone(), windows.size_us()));
+                let bounds = of.as_ref().map(|(windows, time)| (time.clone(), Some(*windows)));
                 let group_by = GroupBy::new(step, columns, types, &aggregates, Arc::clone(&schema), bounds, track)?;
                 let op: Box<dyn KeyedOp> = match of {
                     Some((windows, time)) => Box::new(WindowOp::new(group_by, windows, time)),
@@ -370,6 +417,34 @@ impl Kept {
             }
         }
     }
+}
+
+/// The aggregates of these names.
+fn resolved(functions: &[String], inputs: &Schema) -> Result<Vec<Aggregate>, KeptError> {
+    let unknown = |what: &str| KeptError::Unknown(what.to_owned());
+    if functions.len() != inputs.fields().len() {
+        return Err(unknown("as many functions as inputs"));
+    }
+    let aggregates = functions.iter().zip(inputs.fields()).enumerate().map(|(at, (name, input))| {
+        let function = Function::read(name).ok_or_else(|| unknown(name))?;
+        let (of, by) = match input.data_type() {
+            DataType::Struct(both) if function.reads_two() => match &both[..] {
+                [of, by] => (of.data_type(), Some((at, by.data_type()))),
+                _ => return Err(unknown("a column and that by which its value is found")),
+            },
+            one => (one, None),
+        };
+        let column = Some((at, of)).filter(|(_, of)| **of != DataType::Null);
+        Aggregate::resolve(input.name(), function, column, by).map_err(unknown)
+    });
+    aggregates.collect()
+}
+
+/// The column of event time.
+fn time_in(schema: &Schema) -> Result<EventTime, KeptError> {
+    let time = schema.fields().first().filter(|time| EventTime::supports(time.data_type()));
+    let time = time.ok_or_else(|| KeptError::Unknown("the type of event time".into()))?;
+    Ok(EventTime { name: time.name().clone(), column: 0, data_type: time.data_type().clone() })
 }
 
 /// An operator that tells a state all at once, an empty state for it, and the columns of its rows.

@@ -19,6 +19,7 @@ use crate::key::KeyKind;
 use crate::op::KeyedOp;
 use crate::panes::Panes;
 use crate::running::{Emit, RunningOp};
+use crate::session::{SessionOp, Sessions};
 use crate::state::State;
 use crate::top::{self, Groups, Top, TopOp};
 use crate::window::{WindowOp, Windows};
@@ -54,6 +55,15 @@ pub enum KeyedKind {
     Window {
         /// The windows.
         windows: Windows,
+        /// The event-time column.
+        event_time: EventTime,
+        /// The aggregates.
+        aggregates: Vec<Aggregate>,
+    },
+    /// Aggregates by key within sessions of an event-time column.
+    Session {
+        /// Rows with no more than this between them are of one session.
+        gap_us: i64,
         /// The event-time column.
         event_time: EventTime,
         /// The aggregates.
@@ -164,6 +174,9 @@ impl KeyedSpec {
         let key_types = self.key_types();
         match &self.kind {
             KeyedKind::Window { aggregates, .. } => State::panes(Panes::new(shape(&key_types, aggregates, false))),
+            KeyedKind::Session { gap_us, aggregates, .. } => {
+                State::sessions(Sessions::new(shape(&key_types, aggregates, false), *gap_us))
+            }
             KeyedKind::Running { emit, aggregates } => {
                 State::panes(Panes::new(shape(&key_types, aggregates, emit.tracks())))
             }
@@ -193,8 +206,12 @@ impl KeyedSpec {
         };
         Ok(match &self.kind {
             KeyedKind::Window { windows, event_time, aggregates } => {
-                let group_by = group_by(aggregates, Some((event_time.clone(), windows.size_us())), false)?;
+                let group_by = group_by(aggregates, Some((event_time.clone(), Some(*windows))), false)?;
                 Box::new(WindowOp::new(group_by, *windows, event_time.clone()))
+            }
+            KeyedKind::Session { gap_us, event_time, aggregates } => {
+                let group_by = group_by(aggregates, Some((event_time.clone(), None)), false)?;
+                Box::new(SessionOp::new(group_by, *gap_us, event_time.clone()))
             }
             KeyedKind::Running { emit, aggregates } => {
                 Box::new(RunningOp::new(group_by(aggregates, None, emit.tracks())?, *emit))

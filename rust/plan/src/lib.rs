@@ -22,11 +22,13 @@ mod partition;
 mod record;
 mod row_format;
 mod running;
+mod session;
 mod slots;
 mod table;
 mod top;
 mod window;
 mod wire;
+mod zone;
 
 pub mod block;
 pub mod callback;

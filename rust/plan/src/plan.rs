@@ -32,6 +32,7 @@ use crate::running::Emit;
 use crate::spec::{AggSpec, JoinHow, Nulls, PLAN_VERSION, Per, PlanSpec, SourceSpec, StepSpec, WindowKind};
 use crate::top::Top;
 use crate::window::Windows;
+use crate::zone::Zone;
 
 /// Name of the column with a window's start.
 pub const WINDOW_START: &str = "window_start";
@@ -106,11 +107,21 @@ struct Point {
     updates: bool,
 }
 
+/// How event time is cut.
+#[derive(Clone, Copy)]
+enum Cut {
+    Windows(Windows),
+    /// Into sessions, by the gap that ends one.
+    Sessions(i64),
+}
+
+const SESSIONS: &str = "sessions are of keys, and only agg takes them: write .key_by(...).window(session).agg(...)";
+
 /// `key_by` and `window` steps that wait for the step they describe.
 #[derive(Clone, Default)]
 struct Waiting {
     key: Option<(StepName, Vec<usize>, Nulls)>,
-    windows: Option<(StepName, Windows)>,
+    windows: Option<(StepName, Cut)>,
 }
 
 fn column(step: &StepName, schema: &Schema, name: &str) -> Result<usize, PlanError> {
@@ -455,7 +466,11 @@ impl Compiler {
         for (windows, waiting) in windows.iter_mut().zip([std::mem::take(&mut self.waiting), waiting]) {
             self.waiting = waiting;
             if windowed {
-                *windows = self.waiting.windows.take().map(|(_, windows)| windows);
+                *windows = match self.waiting.windows.take() {
+                    Some((_, Cut::Sessions(_))) => return misplaced(SESSIONS),
+                    Some((_, Cut::Windows(cut))) => Some(cut),
+                    None => None,
+                };
             }
             self.none_waits("join names its keys itself; leave this out")?;
         }
@@ -631,7 +646,9 @@ impl Compiler {
                 self.waiting.key = Some((step, columns, *nulls));
                 Ok(())
             }
-            StepSpec::Window { kind, size_us, every_us } => self.window(step, *kind, *size_us, *every_us),
+            StepSpec::Window { kind, size_us, every_us, offset_us, zone } => {
+                self.window(step, *kind, (*size_us, *every_us, *offset_us), zone.as_deref())
+            }
             StepSpec::Agg { emit, aggs, .. } => self.agg(step, *emit, aggs),
             StepSpec::Distinct { columns, .. } => self.distinct(step, columns),
             StepSpec::StatefulMap { call, columns, schema, name, .. } => {
@@ -671,8 +688,8 @@ impl Compiler {
         &mut self,
         step: StepName,
         kind: WindowKind,
-        size_us: i64,
-        every_us: Option<i64>,
+        (size_us, every_us, offset_us): (i64, Option<i64>, Option<i64>),
+        zone: Option<&str>,
     ) -> Result<(), PlanError> {
         if self.waiting.windows.is_some() {
             return Err(PlanError::Misplaced { step, reason: "the flow is windowed already" });
@@ -680,6 +697,22 @@ impl Compiler {
         let Some(event_time) = &self.point.event_time else { return Err(PlanError::NoEventTime { step }) };
         let wrong = |name, value, reason| PlanError::Window { step: step.clone(), name, value, reason };
         let every = every_us.unwrap_or(size_us);
+        if kind == WindowKind::Session {
+            if every != size_us || offset_us.is_some() || zone.is_some() {
+                return Err(PlanError::Misplaced {
+                    step,
+                    reason: "a session has a gap, and no period, offset or zone",
+                });
+            }
+            if !(1..=EVENT_TIME_LIMIT_US).contains(&size_us) {
+                return Err(wrong("size_us", size_us, "the gap of sessions must be positive"));
+            }
+            if size_us % event_time.resolution_us() != 0 {
+                return Err(wrong("size_us", size_us, "is not a multiple of the event-time column's unit"));
+            }
+            self.waiting.windows = Some((step, Cut::Sessions(size_us)));
+            return Ok(());
+        }
         match kind {
             WindowKind::Tumbling if every != size_us => {
                 return Err(wrong(
@@ -693,14 +726,22 @@ impl Compiler {
             }
             _ => {}
         }
-        let windows = Windows::new(size_us, every)
-            .map_err(|(name, reason)| wrong(name, if name == "size_us" { size_us } else { every }, reason))?;
-        for (name, value) in [("size_us", size_us), ("every_us", every)] {
+        let offset = offset_us.unwrap_or(0);
+        let zone =
+            zone.map(|name| Zone::find(name).ok_or_else(|| PlanError::Zone { step: step.clone(), zone: name.into() }));
+        let zone = zone.transpose()?;
+        let all = [("size_us", size_us), ("every_us", every), ("offset_us", offset)];
+        let windows = Windows::new(size_us, every).and_then(|windows| windows.placed(offset, zone));
+        let windows = windows.map_err(|(name, reason)| {
+            let (_, value) = all.into_iter().find(|(known, _)| *known == name).expect("one of the options");
+            wrong(name, value, reason)
+        })?;
+        for (name, value) in all {
             if value % event_time.resolution_us() != 0 {
                 return Err(wrong(name, value, "is not a multiple of the event-time column's unit"));
             }
         }
-        self.waiting.windows = Some((step, windows));
+        self.waiting.windows = Some((step, Cut::Windows(windows)));
         Ok(())
     }
 
@@ -711,6 +752,11 @@ impl Compiler {
         }
         if aggs.len() > 255 {
             return Err(PlanError::Range { step, name: "aggs", value: aggs.len() as i64 });
+        }
+        if emit == Some(Emit::New) {
+            return misplaced(
+                "agg gives keys with their values, so emit is 'final' or 'update'; distinct gives new keys",
+            );
         }
         if self.point.updates {
             return misplaced(
@@ -746,7 +792,11 @@ impl Compiler {
                 }
                 let event_time = event_time.expect("a window step needs it");
                 self.point.window = Some(event_time.clone());
-                (KeyedKind::Window { windows, event_time, aggregates }, false)
+                let kind = match windows {
+                    Cut::Windows(windows) => KeyedKind::Window { windows, event_time, aggregates },
+                    Cut::Sessions(gap_us) => KeyedKind::Session { gap_us, event_time, aggregates },
+                };
+                (kind, false)
             }
             None => {
                 let emit = emit.unwrap_or(Emit::Final);
@@ -801,7 +851,8 @@ impl Compiler {
         unique(&step, &output)?;
         let windowed = event_time.clone().filter(|_| windows.is_some());
         let kind = match windows {
-            Some((_, windows)) => {
+            Some((_, Cut::Sessions(_))) => return misplaced(SESSIONS),
+            Some((_, Cut::Windows(windows))) => {
                 let event_time = event_time.expect("a window step needs it");
                 KeyedKind::Window { windows, event_time, aggregates: Vec::new() }
             }
@@ -885,8 +936,12 @@ impl Compiler {
             return misplaced("top groups by per=; leave key_by out");
         }
         let input = self.point.schema.clone();
-        let assign =
-            windows.map(|(_, windows)| (windows, self.point.event_time.clone().expect("a window step needs it")));
+        let windows = match windows {
+            Some((_, Cut::Sessions(_))) => return misplaced(SESSIONS),
+            Some((_, Cut::Windows(windows))) => Some(windows),
+            None => None,
+        };
+        let assign = windows.map(|windows| (windows, self.point.event_time.clone().expect("a window step needs it")));
         let (routed, output, window) = match &assign {
             None => (input.clone(), input.clone(), self.point.window.clone()),
             Some((_, time)) => {

@@ -5,7 +5,7 @@
 
 use smallvec::SmallVec;
 
-use crate::acc::Kind;
+use crate::acc::{Blobs, Kind};
 use crate::bytes::Texts;
 use crate::key::KeyKind;
 use crate::table::Table;
@@ -37,6 +37,12 @@ impl Shape {
             *next += kind.words();
             Some((kind, at))
         })
+    }
+
+    /// The accumulators with their offsets from the first of them.
+    pub(crate) fn cells(&self) -> impl Iterator<Item = (Kind, usize)> {
+        let head = self.head();
+        self.accs().map(move |(kind, at)| (kind, at - head))
     }
 
     /// The offsets of the words that number byte values.
@@ -88,6 +94,32 @@ impl Records {
             let word = &mut self.words[start + at + 1];
             if *word != 0 {
                 self.blobs.push(table.blob(*word));
+                *word = self.blobs.len() as u64;
+            }
+        }
+    }
+
+    /// Adds a row of no table: its hash, whether its key is the null, the key's bytes, and its accumulators.
+    pub(crate) fn push_cells(
+        &mut self,
+        shape: &Shape,
+        (hash, null, key): (u64, bool, &[u8]),
+        (words, blobs): (&[u64], &Blobs),
+    ) {
+        let start = self.words.len();
+        self.words.push(hash);
+        if null {
+            self.nulls.push((start / self.stride) as u32);
+        }
+        if shape.key.has_bytes() {
+            self.words.push(0);
+            self.keys.push(key);
+        }
+        self.words.extend_from_slice(words);
+        for (_, at) in shape.accs().filter(|(kind, _)| kind.tells_blob()) {
+            let word = &mut self.words[start + at + 1];
+            if *word != 0 {
+                self.blobs.push(blobs.get(*word));
                 *word = self.blobs.len() as u64;
             }
         }

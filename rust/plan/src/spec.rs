@@ -128,13 +128,19 @@ pub enum StepSpec {
     },
     /// Names the windows of the next `agg` or `top`.
     Window {
-        /// Tumbling or sliding.
+        /// Tumbling, sliding or sessions.
         kind: WindowKind,
         /// Length in microseconds.
         size_us: i64,
         /// Distance of starts in microseconds; for tumbling windows absent or equal to the size.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         every_us: Option<i64>,
+        /// How much later than at multiples of that distance they start, in microseconds.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        offset_us: Option<i64>,
+        /// The time zone whose days they are, by its IANA name.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        zone: Option<String>,
     },
     /// Aggregates by key and window.
     Agg {
@@ -340,6 +346,8 @@ pub enum WindowKind {
     Tumbling,
     /// Overlapping.
     Sliding,
+    /// Of each key, as long as rows follow each other closely; the size is the gap that ends one.
+    Session,
 }
 
 /// One aggregate.

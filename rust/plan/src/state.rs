@@ -12,6 +12,7 @@ use crate::error::OpError;
 use crate::join::Sides;
 use crate::op::Bins;
 use crate::panes::Panes;
+use crate::session::Sessions;
 use crate::top::Groups;
 
 /// The state of one bin of one keyed step. Made by [`KeyedSpec::new_state`](crate::keyed::KeyedSpec::new_state).
@@ -21,6 +22,7 @@ enum Inner {
     Panes(Panes),
     Groups(Groups),
     Sides(Sides),
+    Sessions(Sessions),
     Foreign(Box<dyn ForeignState>),
 }
 
@@ -30,6 +32,7 @@ macro_rules! each {
             Inner::Panes($inner) => $body,
             Inner::Groups($inner) => $body,
             Inner::Sides($inner) => $body,
+            Inner::Sessions($inner) => $body,
             Inner::Foreign($inner) => $body,
         }
     };
@@ -46,6 +49,10 @@ impl State {
 
     pub(crate) fn sides(sides: Sides) -> Self {
         Self(Inner::Sides(sides))
+    }
+
+    pub(crate) fn sessions(sessions: Sessions) -> Self {
+        Self(Inner::Sessions(sessions))
     }
 
     /// Wraps state that lives in another language.
@@ -82,6 +89,7 @@ impl BinState for State {
             Inner::Panes(panes) => Ok(panes.encode(encoding)),
             Inner::Groups(groups) => Ok(groups.encode(encoding)),
             Inner::Sides(sides) => Ok(sides.encode(encoding)),
+            Inner::Sessions(sessions) => Ok(sessions.encode(encoding)),
             Inner::Foreign(state) => state.encode(encoding).map_err(StateError::from_source),
         }
     }
@@ -91,6 +99,7 @@ impl BinState for State {
             Inner::Panes(panes) if is_entries(chunk) => panes.absorb_changes(chunk),
             Inner::Groups(groups) if is_entries(chunk) => groups.absorb_changes(chunk),
             Inner::Sides(sides) if is_entries(chunk) => sides.absorb_changes(chunk),
+            Inner::Sessions(sessions) if is_entries(chunk) => sessions.absorb_changes(chunk),
             state => each!(state, state => state.absorb(chunk)),
         };
         taken.map_err(StateError::from_source)
@@ -117,6 +126,7 @@ impl BinState for State {
             Inner::Panes(panes) => panes.rollback(),
             Inner::Groups(groups) => groups.rollback(),
             Inner::Sides(sides) => sides.rollback(),
+            Inner::Sessions(sessions) => sessions.rollback(),
             Inner::Foreign(state) => return state.rollback().map_err(StateError::from_source),
         }
         Ok(())
@@ -189,6 +199,13 @@ pub(crate) fn groups_of(bins: &mut dyn Bins, bin: u32) -> Result<&mut Groups, Op
 pub(crate) fn sides_of(bins: &mut dyn Bins, bin: u32) -> Result<&mut Sides, OpError> {
     match inner(bins, bin)? {
         Inner::Sides(sides) => Ok(sides),
+        _ => Err(OpError::StateKind { bin }),
+    }
+}
+
+pub(crate) fn sessions_of(bins: &mut dyn Bins, bin: u32) -> Result<&mut Sessions, OpError> {
+    match inner(bins, bin)? {
+        Inner::Sessions(sessions) => Ok(sessions),
         _ => Err(OpError::StateKind { bin }),
     }
 }

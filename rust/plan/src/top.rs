@@ -84,7 +84,8 @@ impl Top {
         routed: &SchemaRef,
         batch: &RecordBatch,
     ) -> Result<RecordBatch, OpError> {
-        let (times, absent) = event_times(step, event_time, event_time.column, batch)?;
+        let (mut times, absent) = event_times(step, event_time, event_time.column, batch)?;
+        windows.to_axis(&mut times);
         let mut absent = absent.into_iter().peekable();
         let (mut rows, mut starts, mut ends, mut valid) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
         let bound = |row: u32, us: i64| {
@@ -106,8 +107,8 @@ impl Top {
             }
             for start in windows.starts(time) {
                 rows.push(row);
-                starts.push(bound(row, start)?);
-                ends.push(bound(row, start + windows.size_us())?);
+                starts.push(bound(row, windows.instant(start))?);
+                ends.push(bound(row, windows.instant(start + windows.size_us()))?);
                 valid.push(true);
             }
         }
@@ -598,11 +599,10 @@ impl KeyedOp for TopOp {
         }
         if let (Some((windows, event_time)), false) = (&self.top.assign, late.is_empty()) {
             // Of a row's copies only the one in its last window reports it late: that window closes last.
-            let (times, _) = event_times(&self.step, event_time, event_time.column + 2, batch)?;
-            late.retain(|&row| {
-                let row = row as usize;
-                ends[row].is_none_or(|end| end - windows.size_us() == windows.last_start(times[row]))
-            });
+            let (mut times, _) = event_times(&self.step, event_time, event_time.column + 2, batch)?;
+            windows.to_axis(&mut times);
+            let last_end = |row: usize| windows.instant(windows.last_start(times[row]) + windows.size_us());
+            late.retain(|&row| ends[row as usize].is_none_or(|end| end == last_end(row as usize)));
         }
         let orders = self.orders.convert_columns(&[one_zero(batch.column(self.top.by))?])?;
         let groups = self.top.group_rows(batch)?;

@@ -1,6 +1,8 @@
 //! Windowed aggregates over panes.
 //!
-//! Windows `[s, s + size)` start at multiples of `every` (from 0; negative times floor). A pane is a stretch that no window cuts: of
+//! Windows `[s, s + size)` start at multiples of `every`, behind an offset (negative times floor). All this is done on an *axis*: event time less the
+//! offset, or where windows are days of a time zone, the number of the day, in microseconds as if each had 24 hours. Panes are named by where
+//! they start on it; watermarks and the bounds that come out are instants. A pane is a stretch that no window cuts: of
 //! gcd(size, every) where windows overlap, else the window itself. A row is added once, to its pane, and a window merges its panes when it
 //! fires. A window fires when the watermark reaches its end, if it holds a row; windows that begin before the first event are windows like
 //! others. A pane is dropped when no open window needs it. A row is late when all its windows have fired; it goes to the side output and
@@ -19,6 +21,7 @@ use crate::panes::Panes;
 use crate::partition::{ByBin, Partition};
 use crate::state::panes_of;
 use crate::table::Table;
+use crate::zone::{DAY_US, Zone};
 
 /// Tumbling (`size == every`), sliding (`size > every`) or apart (`size < every`) windows, in microseconds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -27,6 +30,10 @@ pub struct Windows {
     every_us: i64,
     /// Length of a pane; panes start at multiples of it where windows overlap, else where windows start.
     pane_us: i64,
+    /// Where the first window behind 0 starts.
+    offset_us: i64,
+    /// Whose days they are.
+    zone: Option<Zone>,
 }
 
 fn gcd(a: i64, b: i64) -> i64 {
@@ -52,7 +59,65 @@ impl Windows {
             return Err(("every_us", "is longer than the range of event times"));
         }
         let pane_us = if size_us > every_us { gcd(size_us, every_us) } else { size_us };
-        Ok(Self { size_us, every_us, pane_us })
+        Ok(Self { size_us, every_us, pane_us, offset_us: 0, zone: None })
+    }
+
+    /// The same so much later, and as days of a zone.
+    ///
+    /// # Errors
+    /// The name of the option that is out of range and why.
+    pub(crate) fn placed(self, offset_us: i64, zone: Option<Zone>) -> Result<Self, (&'static str, &'static str)> {
+        if !(0..self.every_us).contains(&offset_us) {
+            return Err(("offset_us", "is from 0 to less than the distance between two starts"));
+        }
+        for (name, us) in [("size_us", self.size_us), ("every_us", self.every_us)] {
+            if zone.is_some() && us % DAY_US != 0 {
+                return Err((name, "is no number of whole days, as windows in a time zone are"));
+            }
+        }
+        Ok(Self { offset_us, zone, ..self })
+    }
+
+    /// How much later than at multiples of their distance they start.
+    pub fn offset_us(&self) -> i64 {
+        self.offset_us
+    }
+
+    /// The name of the time zone whose days they are.
+    pub fn zone(&self) -> Option<&'static str> {
+        self.zone.map(Zone::name)
+    }
+
+    /// Where an instant is on the axis.
+    pub(crate) fn axis(&self, us: i64) -> i64 {
+        match self.zone {
+            None => us - self.offset_us,
+            Some(zone) => zone.day(us, self.offset_us) * DAY_US,
+        }
+    }
+
+    /// The instant of a start or end on the axis.
+    pub(crate) fn instant(&self, axis: i64) -> i64 {
+        match self.zone {
+            None => axis.saturating_add(self.offset_us),
+            Some(zone) => zone.begin(axis.div_euclid(DAY_US), self.offset_us),
+        }
+    }
+
+    /// Puts instants on the axis.
+    pub(crate) fn to_axis(self, times: &mut [i64]) {
+        let Some(zone) = self.zone else {
+            // Rows without a time have the least one.
+            return times.iter_mut().for_each(|time| *time = time.wrapping_sub(self.offset_us));
+        };
+        let (mut day, mut within) = (0, 0..0);
+        for time in times.iter_mut().filter(|time| **time != i64::MIN) {
+            if !within.contains(time) {
+                day = zone.day(*time, self.offset_us);
+                within = zone.begin(day, self.offset_us)..zone.begin(day + 1, self.offset_us);
+            }
+            *time = day * DAY_US;
+        }
     }
 
     /// Length of a window.
@@ -85,6 +150,8 @@ impl Windows {
 
     /// Start of the first window that holds a pane.
     pub(crate) fn first_start(&self, pane: i64) -> i64 {
+        // Damaged state may have any.
+        let pane = pane.clamp(-2 * EVENT_TIME_LIMIT_US, EVENT_TIME_LIMIT_US);
         let least = pane + self.pane_us - self.size_us;
         -(-least).div_euclid(self.every_us) * self.every_us
     }
@@ -97,7 +164,7 @@ impl Windows {
         if watermark < -2 * EVENT_TIME_LIMIT_US {
             return i64::MIN;
         }
-        (watermark - self.size_us).div_euclid(self.every_us) * self.every_us + self.every_us
+        (self.axis(watermark) - self.size_us).div_euclid(self.every_us) * self.every_us + self.every_us
     }
 
     /// The starts of the windows that hold a time, ascending.
@@ -171,7 +238,8 @@ impl WindowOp {
                     self.group_by.merge(&mut self.scratch, [first, second].into_iter().chain(held))?;
                     self.group_by.emit(start, &self.scratch, self.scratch.taken(), out)?;
                 }
-                (None, _) => unreachable!("first_start moved to a window of a live pane"),
+                // No window holds this pane: only damaged state has such.
+                (None, _) => break,
             }
             spoke = true;
             start += windows.every_us;
@@ -196,6 +264,7 @@ impl KeyedOp for WindowOp {
     ) -> Result<(), OpError> {
         check_hashes(batch, hashes)?;
         let (mut times, mut late) = event_times(&self.group_by.step, &self.event_time, self.event_time.column, batch)?;
+        self.windows.to_axis(&mut times);
         let (keys, inputs) = self.group_by.prepare(batch)?;
         let open = self.windows.first_open(self.watermark);
         let mut rows = Vec::with_capacity(times.len());

@@ -265,18 +265,24 @@ fn names_by<T: Ord>(values: &[i64], by: impl Fn(i64) -> T, greatest: bool) -> Ce
     best.map_or(Cell::Null, |v| Cell::text(&format!("v{v}")))
 }
 
-fn spec(schema: SchemaRef, key: Key, window: Option<(i64, i64)>, emit: Option<Emit>) -> PlanSpec {
+/// Size, distance and offset of windows in milliseconds; a distance of 0 means sessions.
+type Cut = (i64, i64, i64);
+
+fn window_step((size, every, offset): Cut) -> StepSpec {
+    let (kind, every_us) = match every {
+        0 => (WindowKind::Session, None),
+        every => (WindowKind::Sliding, Some(every * 1_000)),
+    };
+    let offset_us = Some(offset * 1_000).filter(|us| *us > 0);
+    StepSpec::Window { kind, size_us: size * 1_000, every_us, offset_us, zone: None }
+}
+
+fn spec(schema: SchemaRef, key: Key, window: Option<Cut>, emit: Option<Emit>) -> PlanSpec {
     let mut steps = Vec::new();
     if !key.columns().is_empty() {
         steps.push(StepSpec::KeyBy { columns: key.columns(), nulls: Nulls::Group });
     }
-    if let Some((size, every)) = window {
-        steps.push(StepSpec::Window {
-            kind: WindowKind::Sliding,
-            size_us: size * 1_000,
-            every_us: Some(every * 1_000),
-        });
-    }
+    steps.extend(window.map(window_step));
     steps.push(StepSpec::Agg { emit, aggs: aggs(), operator: None });
     let source = SourceSpec {
         name: "input".into(),
@@ -367,9 +373,10 @@ proptest! {
     #[test]
     fn windows_equal_their_naive_twin(
         epochs in epochs(), time in times(), key in keys(),
-        every in 1i64..40, size in 1i64..120, lateness in 0i64..60, bits in 0u8..4, workers in 1u32..5,
+        every in 1i64..40, size in 1i64..120, offset in 0i64..40, lateness in 0i64..60, bits in 0u8..4, workers in 1u32..5,
     ) {
-        let mut cluster = Cluster::new(spec(batch(&[], time).schema(), key, Some((size, every)), None), bits, workers);
+        let offset = offset % every;
+        let mut cluster = Cluster::new(spec(batch(&[], time).schema(), key, Some((size, every, offset)), None), bits, workers);
         // Window start -> key -> rows that came while it was open.
         let mut open: BTreeMap<i64, BTreeMap<Vec<Cell>, Vec<Row>>> = BTreeMap::new();
         drive(&mut cluster, &epochs, time, lateness, |rows, before, after, got, late| {
@@ -379,11 +386,12 @@ proptest! {
                 let (mut taken, mut between) = (false, row.time.is_some());
                 if let Some(at) = row.time {
                     // Every window there could be.
-                    for start in (-1_000 / every..1_000 / every).filter(|start| (start * every..start * every + size).contains(&at)) {
+                    let starts = (-1_000 / every..1_000 / every).map(|start| start * every + offset);
+                    for start in starts.filter(|start| (*start..start + size).contains(&at)) {
                         between = false;
-                        if !ended(start * every, before) {
+                        if !ended(start, before) {
                             taken = true;
-                            let keys = open.entry(start * every).or_default();
+                            let keys = open.entry(start).or_default();
                             keys.entry(key.cells(row.key)).or_default().push(row.clone());
                         }
                     }
@@ -410,6 +418,49 @@ proptest! {
             assert_eq!(late, late_rows);
         });
         prop_assert_eq!(cluster.keys(), 0, "all panes are dropped at the end");
+    }
+
+    #[test]
+    fn sessions_equal_their_naive_twin(
+        epochs in epochs(), time in times(), key in keys(), gap in 1i64..40, lateness in 0i64..60, bits in 0u8..4, workers in 1u32..5,
+    ) {
+        let mut cluster = Cluster::new(spec(batch(&[], time).schema(), key, Some((gap, 0, 0)), None), bits, workers);
+        let mut open: BTreeMap<Vec<Cell>, Vec<Row>> = BTreeMap::new();
+        drive(&mut cluster, &epochs, time, lateness, |rows, before, after, got, late| {
+            let ended = |last: i64, watermark: i64| watermark == i64::MAX || (last + gap).saturating_mul(1_000) < watermark;
+            let is_late = |at: i64| before == i64::MAX || (at + gap) * 1_000 <= before;
+            let (now, late_rows): (Vec<&Row>, Vec<&Row>) =
+                rows.iter().partition(|row| row.time.is_some_and(|at| !is_late(at)));
+            for row in now {
+                open.entry(key.cells(row.key)).or_default().push(row.clone());
+            }
+            let mut expected = Vec::new();
+            for (key, rows) in &mut open {
+                rows.sort_by_key(|row| row.time);
+                let sessions: Vec<Vec<Row>> = rows
+                    .chunk_by(|a, b| b.time.unwrap() - a.time.unwrap() <= gap)
+                    .map(<[Row]>::to_vec)
+                    .collect();
+                rows.clear();
+                for session in sessions {
+                    let (first, last) = (session[0].time.unwrap(), session[session.len() - 1].time.unwrap());
+                    if !ended(last, after) {
+                        rows.extend(session);
+                        continue;
+                    }
+                    let bounds = [first, last + gap].map(|ms| Cell::Int(time.unit(ms).into()));
+                    let all: Vec<&Row> = session.iter().collect();
+                    expected.push([bounds.to_vec(), key.clone(), naive(&all, time)].concat());
+                }
+            }
+            open.retain(|_, rows| !rows.is_empty());
+            expected.sort();
+            assert_near(&got, &expected);
+            let late_rows: Vec<Row> = late_rows.into_iter().cloned().collect();
+            let late_rows = if late_rows.is_empty() { vec![] } else { common::bag(&[batch(&late_rows, time)]) };
+            assert_eq!(late, late_rows);
+        });
+        prop_assert_eq!(cluster.keys(), 0, "all sessions are dropped at the end");
     }
 
     #[test]
@@ -450,10 +501,7 @@ proptest! {
             key => key.cells(row.key),
         };
         let mut steps = Vec::new();
-        if let Some((every, size)) = window {
-            let (size_us, every_us) = (size * 1_000, Some(every * 1_000));
-            steps.push(StepSpec::Window { kind: WindowKind::Sliding, size_us, every_us });
-        }
+        steps.extend(window.map(|(every, size)| window_step((size, every, 0))));
         steps.push(StepSpec::Distinct { columns, operator: None });
         let (schema, event_time) = (batch(&[], time).schema(), Some("t".into()));
         let source = SourceSpec { name: "input".into(), schema, event_time, lateness_ms: 0, order_by: vec![], idle_after_ms: None };
@@ -558,7 +606,7 @@ fn unsigned_and_decimal_sums_overflow_too() {
 fn an_event_time_out_of_range_is_an_error_and_changes_nothing() {
     let row = |time| Row { time: Some(time), key: Some(1), value: Some(1) };
     let schema = batch(&[], Time::Int).schema();
-    let mut cluster = Cluster::new(spec(schema, Key::Int, Some((10, 10)), None), 2, 2);
+    let mut cluster = Cluster::new(spec(schema, Key::Int, Some((10, 10, 0)), None), 2, 2);
     match cluster.feed(0, batch(&[row(3), row(i64::MAX)], Time::Int)) {
         Err(OpError::EventTime { column, row, value, .. }) => {
             assert_eq!((column.as_str(), row, value), ("t", 1, i64::MAX))
@@ -572,7 +620,7 @@ fn an_event_time_out_of_range_is_an_error_and_changes_nothing() {
 fn null_keys_can_be_rejected() {
     let row = |key| Row { time: Some(0), key, value: Some(1) };
     for key in [Key::Int, Key::Text, Key::Pair] {
-        let mut spec = spec(batch(&[], Time::Int).schema(), key, Some((10, 10)), None);
+        let mut spec = spec(batch(&[], Time::Int).schema(), key, Some((10, 10, 0)), None);
         spec.steps[0] = StepSpec::KeyBy { columns: key.columns(), nulls: Nulls::Reject }.into();
         let mut cluster = Cluster::new(spec, 2, 2);
         cluster.feed(0, batch(&[row(Some(1))], Time::Int)).unwrap();
@@ -629,7 +677,7 @@ fn big_outputs_come_in_bounded_blocks_and_big_bins_in_bounded_chunks() {
 #[test]
 fn window_bounds_keep_the_type_of_event_time() {
     let time = Time::Micro;
-    let cluster = Cluster::new(spec(batch(&[], time).schema(), Key::Int, Some((10, 5)), None), 2, 1);
+    let cluster = Cluster::new(spec(batch(&[], time).schema(), Key::Int, Some((10, 5, 0)), None), 2, 1);
     let output = cluster.plan().output_schema();
     let bound = DataType::Timestamp(TimeUnit::Microsecond, Some("UTC".into()));
     assert_eq!(output.field(0).data_type(), &bound);

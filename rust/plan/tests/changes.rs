@@ -18,7 +18,7 @@ use proptest::prelude::*;
 const BITS: u8 = 2;
 const BINS: u32 = 1 << BITS;
 
-const PLANS: [&str; 20] = [
+const PLANS: [&str; 23] = [
     r#"{"op":"key_by","columns":["k"]},{"op":"window","kind":"tumbling","size_us":10000},{"op":"agg","aggs":[{"name":"m","fn":"max","column":"k"},{"name":"n","fn":"count"}]}"#,
     r#"{"op":"key_by","columns":["i"]},{"op":"window","kind":"sliding","size_us":20000,"every_us":5000},{"op":"agg","aggs":[{"name":"s","fn":"sum","column":"t"}]}"#,
     r#"{"op":"key_by","columns":["i"]},{"op":"agg","emit":"update","aggs":[{"name":"s","fn":"sum","column":"t"},{"name":"m","fn":"min","column":"k"}]}"#,
@@ -39,6 +39,9 @@ const PLANS: [&str; 20] = [
     r#"{"op":"key_by","columns":["k"]},{"op":"window","kind":"sliding","size_us":20000,"every_us":5000},{"op":"agg","aggs":[{"name":"a","fn":"approx_count_distinct","column":"t","error":0.2},{"name":"q","fn":"approx_quantile","column":"t","q":0.9}]}"#,
     r#"{"op":"distinct","columns":["k","i"]}"#,
     r#"{"op":"window","kind":"tumbling","size_us":10000},{"op":"distinct","columns":["i"]}"#,
+    r#"{"op":"key_by","columns":["k"]},{"op":"window","kind":"session","size_us":7000},{"op":"agg","aggs":[{"name":"n","fn":"count"},{"name":"m","fn":"max","column":"k"},{"name":"d","fn":"count_distinct","column":"i"}]}"#,
+    r#"{"op":"key_by","columns":["i"]},{"op":"window","kind":"session","size_us":12000},{"op":"agg","aggs":[{"name":"s","fn":"sum","column":"t"}]}"#,
+    r#"{"op":"key_by","columns":["i"]},{"op":"window","kind":"tumbling","size_us":86400000000,"offset_us":82800000000,"zone":"Asia/Kathmandu"},{"op":"agg","aggs":[{"name":"n","fn":"count"}]}"#,
 ];
 
 /// Key text, number and event time; small numbers are nulls.

@@ -85,7 +85,10 @@ fn plan(how: JoinHow, near: Near) -> Plan {
     if let Near::Windows(size, every) = near {
         steps.extend([0, 1].map(|input| {
             let (size_us, every_us) = (size * 1_000, Some(every * 1_000));
-            NodeSpec { inputs: vec![input], step: StepSpec::Window { kind: WindowKind::Sliding, size_us, every_us } }
+            NodeSpec {
+                inputs: vec![input],
+                step: StepSpec::Window { kind: WindowKind::Sliding, size_us, every_us, offset_us: None, zone: None },
+            }
         }));
     }
     let first = steps.len();

@@ -14,7 +14,7 @@ use penstock_plan::spec::schema_to_text;
 use penstock_plan::{Callbacks, Kept, KeptError, KeyedSpec, Output, Plan};
 
 /// Steps, whether they speak at the end of an epoch, and what is said of their types.
-const PLANS: [(&str, bool, &str); 12] = [
+const PLANS: [(&str, bool, &str); 15] = [
     (
         r#"{"op":"key_by","columns":["k"]},{"op":"window","kind":"tumbling","size_us":10000},{"op":"agg","aggs":[{"name":"m","fn":"max","column":"k"},{"name":"n","fn":"count"}]}"#,
         false,
@@ -67,6 +67,21 @@ const PLANS: [(&str, bool, &str); 12] = [
         r#"{"op":"key_by","columns":["k"]},{"op":"agg","emit":"final","aggs":[{"name":"n","fn":"count_distinct","column":"t"}]}"#,
         false,
         "Utf8 -> count_distinct(Int64)",
+    ),
+    (
+        r#"{"op":"key_by","columns":["k"]},{"op":"window","kind":"session","size_us":3000},{"op":"agg","aggs":[{"name":"n","fn":"count_distinct","column":"t"},{"name":"b","fn":"max_by","column":"i","by":"t"},{"name":"c","fn":"count"}]}"#,
+        false,
+        "Utf8 -> count_distinct(Int64), max_by(Int64 by Int64), count in sessions with gaps of 3 ms",
+    ),
+    (
+        r#"{"op":"key_by","columns":["i"]},{"op":"window","kind":"sliding","size_us":20000,"every_us":5000,"offset_us":2000},{"op":"agg","aggs":[{"name":"s","fn":"sum","column":"t"}]}"#,
+        false,
+        "Int64 -> sum(Int64) in windows of 20 ms every 5 ms from 2 ms",
+    ),
+    (
+        r#"{"op":"key_by","columns":["i"]},{"op":"window","kind":"tumbling","size_us":172800000000,"zone":"america/new_york"},{"op":"agg","aggs":[{"name":"s","fn":"sum","column":"t"}]}"#,
+        false,
+        "Int64 -> sum(Int64) in windows of 48 h every 48 h in America/New_York",
     ),
 ];
 

@@ -124,6 +124,7 @@ fn errors_name_the_step_and_the_column() {
     );
     says(join(&[KEY, r#"{"op":"agg","aggs":[{"name":"k","fn":"count"}]}"#]), "two columns named 'k'");
     says(join(&[KEY, r#"{"op":"agg","aggs":[]}"#]), "at least one aggregate");
+    says(join(&[KEY, r#"{"op":"agg","emit":"new","aggs":[{"name":"n","fn":"count"}]}"#]), "distinct gives new keys");
     let by_code = r#"{"op":"key_by","columns":["code"]}"#;
     assert_eq!(join(&[by_code, COUNT]).unwrap().output_schema().field(0).data_type(), &DataType::Utf8);
     let stateful = format!(r#"{{"op":"stateful_map","call":0,"schema":"{}"}}"#, schema_to_text(&schema()));
@@ -158,6 +159,21 @@ fn windows_are_checked() {
     says(window(r#""kind":"sliding","size_us":1000,"every_us":-1000"#), "must be positive");
     says(window(r#""kind":"tumbling","size_us":1500"#), "not a multiple of the event-time column's unit");
     says(window(r#""kind":"tumbling","size_us":9223372036854775000"#), "longer than the range");
+    assert!(window(r#""kind":"tumbling","size_us":9000,"offset_us":8000"#).is_ok());
+    says(window(r#""kind":"tumbling","size_us":9000,"offset_us":9000"#), "offset_us = 9000 us: is from 0 to less");
+    says(window(r#""kind":"tumbling","size_us":9000,"offset_us":-1000"#), "offset_us = -1000 us");
+    says(window(r#""kind":"tumbling","size_us":9000,"offset_us":1"#), "offset_us = 1 us: is not a multiple");
+    let zone = |words: &str| window(&format!(r#"{words},"zone":"Europe/Berlin""#));
+    let day = 86_400_000_000_i64;
+    assert!(zone(&format!(r#""kind":"sliding","size_us":{},"every_us":{day},"offset_us":1000"#, 7 * day)).is_ok());
+    says(zone(r#""kind":"tumbling","size_us":3600000000"#), "size_us = 3600000000 us: is no number of whole days");
+    says(zone(&format!(r#""kind":"sliding","size_us":{day},"every_us":1000"#)), "every_us = 1000 us: is no number");
+    says(window(&format!(r#""kind":"tumbling","size_us":{day},"zone":"Mars/Olympus""#)), "no time zone 'Mars/Olympus'");
+    assert!(compile(&format!(r#"{KEY},{{"op":"window","kind":"session","size_us":1000}},{COUNT}"#)).is_ok());
+    says(window(r#""kind":"session","size_us":0"#), "size_us = 0 us: the gap of sessions must be positive");
+    says(window(r#""kind":"session","size_us":1500"#), "not a multiple of the event-time column's unit");
+    says(window(r#""kind":"session","size_us":1000,"offset_us":1000"#), "no period, offset or zone");
+    says(compile(r#"{"op":"window","kind":"session","size_us":1000},{"op":"distinct","columns":["k"]}"#), "only agg");
 }
 
 #[test]

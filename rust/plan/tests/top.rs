@@ -54,7 +54,8 @@ fn plan(steps: Vec<StepSpec>) -> PlanSpec {
 }
 
 fn window(size: i64, every: i64) -> StepSpec {
-    StepSpec::Window { kind: WindowKind::Sliding, size_us: size * 1_000, every_us: Some(every * 1_000) }
+    let (size_us, every_us) = (size * 1_000, Some(every * 1_000));
+    StepSpec::Window { kind: WindowKind::Sliding, size_us, every_us, offset_us: None, zone: None }
 }
 
 fn starts(time: i64, size: i64, every: i64) -> Vec<i64> {

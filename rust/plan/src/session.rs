@@ -1,0 +1,660 @@
+//! Session windows: aggregates by key over rows that follow each other closely.
+//!
+//! A row alone is the session `[t, t + gap)`; sessions of a key that overlap or touch are one, as in Spark, so rows are in one session exactly if no more
+//! than the gap is between each and the next. A session fires when the watermark is behind its end, which is the time of its last row plus the gap, and is dropped:
+//! not at its end, where a row of just that time would still join. A row is late when the session that it would be alone ends at or before the
+//! watermark, whatever it might have joined; so what is late depends on the watermark alone, as in Spark. It goes to the side output, as do rows
+//! without an event time.
+//!
+//! A block is cut into sessions of its own first, its accumulators filled column by column, and those are merged into the sessions of
+//! their keys. So the order of rows makes no difference but to the last bits of floats.
+//!
+//! A bin keeps its keys with their open sessions, ascending, each with the words of its accumulators. Undo keeps the sessions of a key as they
+//! were when it was first touched since the mark.
+//!
+//! Invariants: the sessions of a key ascend and more than the gap is between them; a key without sessions is kept only while it is touched;
+//! no session ends before `earliest`.
+
+use std::collections::BTreeMap;
+
+use arrow_array::RecordBatch;
+use hashbrown::HashTable;
+use penstock_bins::{Encoding, Extent};
+use penstock_files::{Chunk, ChunkWriter, Entry};
+use smallvec::SmallVec;
+
+use crate::acc::{At, Blobs, Input, Place, Wrapped};
+use crate::column::{EVENT_TIME_LIMIT_US, EventTime};
+use crate::error::{OpError, StateFault};
+use crate::group::GroupBy;
+use crate::key::Keys;
+use crate::op::{Bins, KeyedOp, Output, Sink, check_hashes, send, take_rows};
+use crate::panes::CHUNK_BYTES;
+use crate::partition::bin_of;
+use crate::record::Shape;
+use crate::state::sessions_of;
+use crate::window::event_times;
+use crate::wire::{Reader, put_blob, put_i64, put_u32};
+
+const TAG: u8 = b'W';
+const VERSION: u8 = 1;
+/// Of the entries.
+const ENTRIES_VERSION: u8 = 1;
+
+/// An open session: its rows are from `first` to `last`.
+#[derive(Clone)]
+pub(crate) struct Session {
+    pub(crate) first: i64,
+    pub(crate) last: i64,
+    words: Box<[u64]>,
+    blobs: Blobs,
+}
+
+impl Session {
+    /// Adds the accumulators at `from` of `words`.
+    fn add(&mut self, shape: &Shape, (words, blobs): (&[u64], &Blobs), from: u32) -> Result<(), (usize, Wrapped)> {
+        let stride = self.words.len();
+        for (index, (kind, offset)) in shape.cells().enumerate() {
+            let place = Place { kind, stride, offset };
+            let merged = place.merge(&mut self.words, &mut self.blobs, (words, blobs), &[from], &[0]);
+            merged.map_err(|wrapped| (index, wrapped))?;
+        }
+        Ok(())
+    }
+
+    fn bytes(&self) -> usize {
+        size_of::<Self>() + self.words.len() * 8 + self.blobs.heap_bytes()
+    }
+}
+
+type Open = SmallVec<[Session; 1]>;
+
+/// What a key is found by: its hash, whether it is the null, and its bytes, if it has any beside its hash.
+type Name<'a> = (u64, bool, &'a [u8]);
+
+struct Key {
+    hash: u64,
+    null: bool,
+    name: Box<[u8]>,
+    open: Open,
+    touched: bool,
+}
+
+/// The native state of one bin under sessions.
+pub(crate) struct Sessions {
+    shape: Box<Shape>,
+    gap_us: i64,
+    fired: i64,
+    /// No session ends before.
+    earliest: i64,
+    index: HashTable<u32>,
+    keys: Vec<Key>,
+    /// Keys with sessions.
+    live: usize,
+    bytes: usize,
+    undo: Option<Box<Undo>>,
+}
+
+#[derive(Default)]
+struct Undo {
+    fired: i64,
+    /// What keys were when they were first touched, by their place.
+    saved: BTreeMap<u32, Open>,
+}
+
+/// How far an encoding is.
+#[derive(Default)]
+struct Progress {
+    rows: usize,
+    told: bool,
+    begun: bool,
+    changes: usize,
+}
+
+impl Sessions {
+    pub(crate) fn new(shape: Shape, gap_us: i64) -> Self {
+        Self {
+            shape: Box::new(shape),
+            gap_us,
+            fired: i64::MIN,
+            earliest: i64::MAX,
+            index: HashTable::new(),
+            keys: Vec::new(),
+            live: 0,
+            bytes: 0,
+            undo: None,
+        }
+    }
+
+    /// Words of a session's accumulators.
+    fn width(&self) -> usize {
+        self.shape.accs.iter().map(|kind| kind.words()).sum()
+    }
+
+    fn find(&self, (hash, null, name): Name<'_>) -> Option<usize> {
+        let keys = &self.keys;
+        let same = |at: &u32| {
+            let key = &keys[*at as usize];
+            key.hash == hash && key.null == null && *key.name == *name
+        };
+        self.index.find(hash, same).map(|at| *at as usize)
+    }
+
+    /// Where a key is kept; a new one is made.
+    fn place(&mut self, of: Name<'_>) -> usize {
+        self.find(of).unwrap_or_else(|| {
+            let (hash, null, name) = of;
+            let at = u32::try_from(self.keys.len()).expect("a bin has less than 2^32 keys");
+            self.keys.push(Key { hash, null, name: name.into(), open: Open::new(), touched: false });
+            self.bytes += size_of::<Key>() + name.len();
+            let keys = &self.keys;
+            self.index.insert_unique(hash, at, |at| keys[*at as usize].hash);
+            at as usize
+        })
+    }
+
+    /// Changes the sessions of a key, and keeps count.
+    fn change<T>(&mut self, at: usize, change: impl FnOnce(&mut Open) -> T) -> T {
+        let key = &mut self.keys[at];
+        if let Some(undo) = &mut self.undo
+            && !key.touched
+        {
+            undo.saved.insert(at as u32, key.open.clone());
+            key.touched = true;
+        }
+        let (before, bytes) = (!key.open.is_empty(), key.open.iter().map(Session::bytes).sum::<usize>());
+        let done = change(&mut key.open);
+        self.bytes = self.bytes + key.open.iter().map(Session::bytes).sum::<usize>() - bytes;
+        self.live = self.live + usize::from(!key.open.is_empty()) - usize::from(before);
+        if let Some(first) = key.open.first() {
+            self.earliest = self.earliest.min(first.last + self.gap_us);
+        }
+        done
+    }
+
+    /// Drops keys without sessions; their places are taken by others, so nothing may be touched.
+    fn purge(&mut self) {
+        if self.live == self.keys.len() {
+            return;
+        }
+        for at in (0..self.keys.len()).rev() {
+            if !self.keys[at].open.is_empty() {
+                continue;
+            }
+            let hash = self.keys[at].hash;
+            if let Ok(entry) = self.index.find_entry(hash, |other| *other == at as u32) {
+                entry.remove();
+            }
+            let key = self.keys.swap_remove(at);
+            self.bytes -= size_of::<Key>() + key.name.len();
+            if let Some(moved) = self.keys.get(at) {
+                let last = self.keys.len() as u32;
+                if let Some(entry) = self.index.find_mut(moved.hash, |other| *other == last) {
+                    *entry = at as u32;
+                }
+            }
+        }
+    }
+
+    /// Merges a session of a block, whose accumulators are at `from` of `words`, into those of its key. `Err` names the accumulator that wrapped.
+    fn merge(
+        &mut self,
+        of: Name<'_>,
+        (first, last): (i64, i64),
+        from: u32,
+        (words, blobs): (&[u64], &Blobs),
+    ) -> Result<(), (usize, Wrapped)> {
+        let at = self.place(of);
+        let (shape, gap, width) = (self.shape.clone(), self.gap_us, self.width());
+        self.change(at, |open| {
+            let begin = open.partition_point(|one| first - one.last > gap);
+            let end = begin + open[begin..].iter().take_while(|one| one.first - last <= gap).count();
+            let mut joined = open.drain(begin..end);
+            let mut session = joined.next().unwrap_or_else(|| Session {
+                first,
+                last,
+                words: vec![0; width].into(),
+                blobs: Blobs::default(),
+            });
+            let mut done = Ok(());
+            for other in joined {
+                done = done.and(session.add(&shape, (&other.words, &other.blobs), 0));
+                session.last = session.last.max(other.last);
+            }
+            done = done.and(session.add(&shape, (words, blobs), from));
+            session.first = session.first.min(first);
+            session.last = session.last.max(last);
+            open.insert(begin, session);
+            done
+        })
+    }
+
+    /// Gives the sessions that end before a watermark and drops them.
+    fn fire(
+        &mut self,
+        watermark: i64,
+        mut give: impl FnMut(&Session, Name<'_>) -> Result<(), OpError>,
+    ) -> Result<(), OpError> {
+        self.fired = self.fired.max(watermark);
+        if self.earliest >= watermark {
+            return Ok(());
+        }
+        let ends = |session: &Session, gap: i64| session.last + gap < watermark;
+        let mut earliest = i64::MAX;
+        for at in 0..self.keys.len() {
+            let (key, gap) = (&self.keys[at], self.gap_us);
+            let count = key.open.iter().take_while(|session| ends(session, gap)).count();
+            for session in &key.open[..count] {
+                give(session, (key.hash, key.null, &key.name))?;
+            }
+            if count > 0 {
+                self.change(at, |open| drop(open.drain(..count)));
+            }
+            earliest = self.keys[at].open.first().map_or(earliest, |first| earliest.min(first.last + gap));
+        }
+        self.earliest = earliest;
+        if self.undo.is_none() {
+            self.purge();
+        }
+        Ok(())
+    }
+
+    /// The bytes of a key's name and of its sessions, as entries and rows have them.
+    fn put(&self, key: &Key, name: &mut Vec<u8>, value: &mut Vec<u8>) {
+        name.clear();
+        value.clear();
+        name.push(u8::from(key.null));
+        name.extend_from_slice(&key.name);
+        put_u32(value, u32::try_from(key.open.len()).expect("fewer than 2^32 sessions of a key"));
+        for session in &key.open {
+            put_i64(value, session.first);
+            put_i64(value, session.last);
+            for (kind, at) in self.shape.cells() {
+                for (index, word) in session.words[at..at + kind.words()].iter().enumerate() {
+                    let is_number = kind.has_blob() && index == 1;
+                    put_i64(value, if is_number { i64::from(*word != 0) } else { *word as i64 });
+                }
+                if kind.has_blob() && session.words[at + 1] != 0 {
+                    put_blob(value, kind.pack(session.blobs.get(session.words[at + 1])));
+                }
+            }
+        }
+    }
+
+    /// The sessions of a key as they were written.
+    fn read(&self, value: &[u8]) -> Result<Open, StateFault> {
+        let corrupt = |what| Err(StateFault::Corrupt { what });
+        let mut reader = Reader::new(value);
+        let (count, mut open) = (reader.u32()?, Open::new());
+        for _ in 0..count {
+            let (first, last) = (reader.i64()?, reader.i64()?);
+            let far = EVENT_TIME_LIMIT_US * 2;
+            let follows = open.last().is_none_or(|before: &Session| first.saturating_sub(before.last) > self.gap_us);
+            if first > last || !follows || first < -far || last > far {
+                return corrupt("the times of a session");
+            }
+            let mut session = Session { first, last, words: vec![0; self.width()].into(), blobs: Blobs::default() };
+            for (kind, at) in self.shape.cells() {
+                let cell = &mut session.words[at..at + kind.words()];
+                for word in cell.iter_mut() {
+                    *word = reader.i64()? as u64;
+                }
+                if !kind.has_blob() {
+                    continue;
+                }
+                if cell[1] != u64::from(cell[0] > 0) {
+                    return corrupt("the values of a session");
+                }
+                if std::mem::take(&mut cell[1]) != 0 {
+                    let Some(blob) = kind.unpack(cell, reader.blob()?) else {
+                        return corrupt("what a session has gathered");
+                    };
+                    session.blobs.put(&mut cell[1], &blob);
+                }
+            }
+            open.push(session);
+        }
+        reader.finish()?;
+        if open.is_empty() { corrupt("a key without sessions") } else { Ok(open) }
+    }
+
+    fn name<'a>(&self, hash: u64, key: &'a [u8]) -> Result<Name<'a>, StateFault> {
+        let null = match key.first() {
+            Some(0) => false,
+            Some(1) if self.shape.key.has_null() && key.len() == 1 => true,
+            _ => return Err(StateFault::Corrupt { what: "the key of a session" }),
+        };
+        match key.len() > 1 && !self.shape.key.has_bytes() {
+            true => Err(StateFault::Corrupt { what: "the key of a session" }),
+            false => Ok((hash, null, &key[1..])),
+        }
+    }
+
+    fn shape_bytes(&self, version: u8) -> Vec<u8> {
+        let mut shape = vec![TAG, version, self.shape.key as u8];
+        put_i64(&mut shape, self.gap_us);
+        shape.extend(self.shape.accs.iter().map(|kind| kind.byte()));
+        shape
+    }
+
+    /// The next chunk; none after the last.
+    pub(crate) fn encode(&self, encoding: &mut Encoding) -> Option<Vec<u8>> {
+        let extent = encoding.extent();
+        let place = encoding.place(Progress::default);
+        match (extent, &self.undo) {
+            (Extent::All, _) => self.encode_rows(place, false),
+            (Extent::Marked, Some(_)) => self.encode_rows(place, true).or_else(|| self.encode_changes(place)),
+            // Never marked: all has changed.
+            (Extent::Marked, None) | (Extent::Changed, _) => self.encode_changes(place),
+        }
+    }
+
+    /// The next chunk of keys, of all or of those that have not changed.
+    fn encode_rows(&self, place: &mut Progress, same: bool) -> Option<Vec<u8>> {
+        let mut out = Vec::new();
+        put_blob(&mut out, &self.shape_bytes(VERSION));
+        out.splice(0..0, [TAG]);
+        put_i64(&mut out, self.fired);
+        let empty = out.len();
+        let (mut name, mut value) = (Vec::new(), Vec::new());
+        while let Some(key) = self.keys.get(place.rows) {
+            let left_out = key.open.is_empty() || same && key.touched;
+            if !left_out {
+                self.put(key, &mut name, &mut value);
+                if out.len() > empty && out.len() + name.len() + value.len() + 16 > CHUNK_BYTES {
+                    break;
+                }
+                put_i64(&mut out, key.hash as i64);
+                put_blob(&mut out, &name);
+                put_blob(&mut out, &value);
+            }
+            place.rows += 1;
+        }
+        let tells = !std::mem::replace(&mut place.told, true) && !same && self.fired > i64::MIN;
+        (out.len() > empty || tells).then_some(out)
+    }
+
+    /// The next chunk of entries.
+    fn encode_changes(&self, place: &mut Progress) -> Option<Vec<u8>> {
+        let mut writer = ChunkWriter::new(&self.shape_bytes(ENTRIES_VERSION));
+        let (mut name, mut value) = (Vec::new(), Vec::new());
+        while let Some(key) = self.keys.get(place.changes) {
+            let changed = if self.undo.is_some() { key.touched } else { !key.open.is_empty() };
+            if changed {
+                if writer.len() >= CHUNK_BYTES {
+                    break;
+                }
+                if !std::mem::replace(&mut place.begun, true) {
+                    writer.push(Entry::Shared { value: &self.fired.to_le_bytes() });
+                }
+                self.put(key, &mut name, &mut value);
+                writer.push(match key.open.is_empty() {
+                    true => Entry::Gone { hash: key.hash, key: &name },
+                    false => Entry::Put { hash: key.hash, key: &name, value: &value },
+                });
+            }
+            place.changes += 1;
+        }
+        (!writer.is_empty()).then(|| writer.finish())
+    }
+
+    fn is_mine(&self, shape: &[u8], version: u8) -> Result<(), StateFault> {
+        if *shape == *self.shape_bytes(version) {
+            return Ok(());
+        }
+        Err(match shape {
+            [TAG, found, ..] if *found > version => StateFault::Version { found: *found, supported: version },
+            [TAG, ..] => StateFault::Shape { what: "the key, the gap or the aggregates" },
+            _ => StateFault::Shape { what: "not the state of sessions" },
+        })
+    }
+
+    /// Takes one chunk of keys that have not changed. What has come so far becomes the state that a rollback returns to.
+    pub(crate) fn absorb(&mut self, chunk: &[u8]) -> Result<(), StateFault> {
+        let mut reader = Reader::new(chunk);
+        if reader.u8()? != TAG {
+            return Err(StateFault::Shape { what: "not the state of sessions" });
+        }
+        self.is_mine(reader.blob()?, VERSION)?;
+        let (fired, mut keys) = (reader.i64()?, Vec::new());
+        while !reader.is_empty() {
+            let hash = reader.i64()? as u64;
+            keys.push((self.name(hash, reader.blob()?)?, self.read(reader.blob()?)?));
+        }
+        if keys.iter().any(|(name, _)| self.find(*name).is_some_and(|at| !self.keys[at].open.is_empty())) {
+            return Err(StateFault::Corrupt { what: "a key comes twice" });
+        }
+        for (name, open) in keys {
+            self.set(name, open, false);
+        }
+        self.fired = self.fired.max(fired);
+        if let Some(undo) = &mut self.undo {
+            undo.fired = self.fired;
+        }
+        Ok(())
+    }
+
+    /// Gives a key these sessions, which undone it keeps; they count as changed or not.
+    fn set(&mut self, name: Name<'_>, open: Open, changed: bool) {
+        let at = self.place(name);
+        let stays = open.clone();
+        self.change(at, |now| *now = open);
+        if let Some(undo) = &mut self.undo {
+            self.keys[at].touched = changed;
+            match changed {
+                true => _ = undo.saved.insert(at as u32, stays),
+                false => _ = undo.saved.remove(&(at as u32)),
+            }
+        }
+    }
+
+    /// Takes one chunk of entries.
+    pub(crate) fn absorb_changes(&mut self, chunk: &[u8]) -> Result<(), StateFault> {
+        let chunk = Chunk::parse(chunk)?;
+        self.is_mine(chunk.shape(), ENTRIES_VERSION)?;
+        // Read before anything is taken.
+        let (mut fired, mut keys) = (None, Vec::new());
+        for entry in chunk.entries() {
+            match entry? {
+                Entry::Put { hash, key, value } => keys.push((self.name(hash, key)?, self.read(value)?)),
+                Entry::Gone { hash, key } => keys.push((self.name(hash, key)?, Open::new())),
+                Entry::Shared { value } => {
+                    let mut reader = Reader::new(value);
+                    fired = fired.max(Some(reader.i64()?));
+                    reader.finish()?;
+                }
+                Entry::GoneAll { .. } => {
+                    return Err(StateFault::Corrupt { what: "an entry that sessions do not make" });
+                }
+            }
+        }
+        for (name, open) in keys {
+            self.set(name, open, true);
+        }
+        if let Some(fired) = fired {
+            self.fired = self.fired.max(fired);
+            self.undo.iter_mut().for_each(|undo| undo.fired = self.fired);
+        }
+        if self.undo.is_none() {
+            self.purge();
+        }
+        Ok(())
+    }
+
+    pub(crate) fn fired(&self) -> i64 {
+        self.fired
+    }
+
+    fn set_fired(&mut self, fired: i64) {
+        self.fired = self.fired.max(fired);
+    }
+
+    pub(crate) fn bytes(&self) -> usize {
+        self.bytes + 8 * self.index.capacity()
+    }
+
+    /// Keys with open sessions.
+    pub(crate) fn keys(&self) -> usize {
+        self.live
+    }
+
+    pub(crate) fn is_empty(&self) -> bool {
+        self.live == 0
+    }
+
+    pub(crate) fn mark(&mut self) {
+        self.settle();
+        self.undo = Some(Box::new(Undo { fired: self.fired, saved: BTreeMap::new() }));
+    }
+
+    /// Keeps no undo until the next mark.
+    pub(crate) fn settle(&mut self) {
+        if let Some(undo) = self.undo.take() {
+            undo.saved.keys().for_each(|at| self.keys[*at as usize].touched = false);
+        }
+        self.purge();
+    }
+
+    pub(crate) fn rollback(&mut self) {
+        let Some(undo) = self.undo.take() else {
+            // Never marked: back to how it was made.
+            *self = Self::new((*self.shape).clone(), self.gap_us);
+            return;
+        };
+        self.fired = undo.fired;
+        for (at, open) in undo.saved {
+            self.change(at as usize, |now| *now = open);
+            self.keys[at as usize].touched = false;
+        }
+        self.purge();
+        self.undo = Some(Box::new(Undo { fired: self.fired, saved: BTreeMap::new() }));
+    }
+}
+
+/// See the module.
+pub(crate) struct SessionOp {
+    group_by: GroupBy,
+    gap_us: i64,
+    event_time: EventTime,
+    watermark: i64,
+}
+
+/// A session of a block: the place of its first row among the sorted ones, and its times.
+struct Local {
+    at: usize,
+    first: i64,
+    last: i64,
+}
+
+impl SessionOp {
+    pub(crate) fn new(group_by: GroupBy, gap_us: i64, event_time: EventTime) -> Self {
+        Self { group_by, gap_us, event_time, watermark: i64::MIN }
+    }
+
+    fn is_late(&self, time: i64) -> bool {
+        time.saturating_add(self.gap_us) <= self.watermark
+    }
+
+    /// The rows by key and time, which session each is of, and the sessions.
+    fn cut(&self, keys: &Keys, hashes: &[u64], times: &[i64], mut rows: Vec<u32>) -> (Vec<u32>, Vec<u32>, Vec<Local>) {
+        let name = |row: u32| (hashes[row as usize], keys.is_null(row as usize), keys.bytes(row as usize));
+        rows.sort_unstable_by_key(|&row| (hashes[row as usize], times[row as usize], row));
+        // Keys with one hash are seldom several: only then they are told apart by what they are.
+        rows.chunk_by_mut(|&a, &b| hashes[a as usize] == hashes[b as usize]).for_each(|run| {
+            if run.iter().any(|&row| name(row) != name(run[0])) {
+                run.sort_by(|&a, &b| name(a).cmp(&name(b)));
+            }
+        });
+        let (mut of, mut sessions) = (Vec::with_capacity(rows.len()), Vec::<Local>::new());
+        for (at, &row) in rows.iter().enumerate() {
+            let time = times[row as usize];
+            match sessions.last_mut() {
+                Some(session) if time - session.last <= self.gap_us && name(rows[at - 1]) == name(row) => {
+                    session.last = time
+                }
+                _ => sessions.push(Local { at, first: time, last: time }),
+            }
+            of.push(sessions.len() as u32 - 1);
+        }
+        (rows, of, sessions)
+    }
+
+    /// The accumulators of the sessions of a block.
+    fn fill(&self, inputs: &[Input], rows: &[u32], of: &[u32], count: usize) -> Result<(Vec<u64>, Blobs), OpError> {
+        let shape = &self.group_by.shape;
+        let width: usize = shape.accs.iter().map(|kind| kind.words()).sum();
+        let (mut words, mut blobs) = (vec![0; width * count], Blobs::default());
+        for (index, ((kind, offset), input)) in shape.cells().zip(inputs).enumerate() {
+            let place = Place { kind, stride: width, offset };
+            let mut cells = At { words: &mut words, at: of };
+            place.update(&mut cells, &mut blobs, input, rows).map_err(|Wrapped| self.group_by.wrapped(index))?;
+        }
+        Ok((words, blobs))
+    }
+}
+
+impl KeyedOp for SessionOp {
+    fn apply(
+        &mut self,
+        bins: &mut dyn Bins,
+        _: usize,
+        batch: &RecordBatch,
+        hashes: &[u64],
+        out: &mut Sink<'_>,
+    ) -> Result<(), OpError> {
+        check_hashes(batch, hashes)?;
+        let (times, mut late) = event_times(&self.group_by.step, &self.event_time, self.event_time.column, batch)?;
+        let (keys, inputs) = self.group_by.prepare(batch)?;
+        let bits = bins.bits();
+        let mut touched: Vec<u32> = hashes.iter().map(|&hash| bin_of(hash, bits)).collect();
+        touched.sort_unstable();
+        touched.dedup();
+        for bin in touched {
+            // The watermark is one for all workers; a bin that has seen it proves it to a worker that joined later.
+            self.watermark = self.watermark.max(sessions_of(bins, bin)?.fired());
+        }
+        let mut absent = std::mem::take(&mut late).into_iter().peekable();
+        let mut rows = Vec::with_capacity(times.len());
+        for (row, &time) in (0u32..).zip(&times) {
+            let lost = absent.next_if_eq(&row).is_some() || self.is_late(time);
+            if lost { late.push(row) } else { rows.push(row) }
+        }
+        let (rows, of, local) = self.cut(&keys, hashes, &times, rows);
+        let (words, blobs) = self.fill(&inputs, &rows, &of, local.len())?;
+        for (number, session) in (0u32..).zip(&local) {
+            let row = rows[session.at] as usize;
+            let state = sessions_of(bins, bin_of(hashes[row], bits))?;
+            state.set_fired(self.watermark);
+            let name = (hashes[row], keys.is_null(row), keys.bytes(row));
+            let merged = state.merge(name, (session.first, session.last), number, (&words, &blobs));
+            merged.map_err(|(at, _)| self.group_by.wrapped(at))?;
+        }
+        if !late.is_empty() {
+            send(take_rows(batch, &late)?, Output::Late, out);
+        }
+        Ok(())
+    }
+
+    fn watermark(&mut self, bins: &mut dyn Bins, watermark_us: i64, out: &mut Sink<'_>) -> Result<(), OpError> {
+        if watermark_us <= self.watermark {
+            return Ok(());
+        }
+        self.watermark = watermark_us;
+        let (group_by, gap_us) = (&mut self.group_by, self.gap_us);
+        for bin in bins.held() {
+            sessions_of(bins, bin)?.fire(watermark_us, |session, name| {
+                let cells = (&*session.words, &session.blobs);
+                group_by.emit_session((session.first, session.last + gap_us), name, cells, out)
+            })?;
+        }
+        self.group_by.flush(out)
+    }
+
+    fn end_epoch(&mut self, _: &mut dyn Bins, _: &mut Sink<'_>) -> Result<(), OpError> {
+        Ok(())
+    }
+
+    fn resume(&mut self, watermark_us: i64) {
+        self.watermark = watermark_us;
+    }
+}
