@@ -69,10 +69,8 @@ def winning_bids() -> Flow:
     best = valid_bids().top(1, by="price", per="auction")
     first = best.top(1, by="date_time", descending=False, per="auction")
     lowest = first.top(1, by="bidder", descending=False, per="auction")
-    columns = ("auction", "seller", "category", "expires", "price", "bidder")
     # A bidder may have bid the same twice at once.
-    once = lowest.key_by(*columns).agg(n=aggregates.count(), emit="final")
-    return once.map_batches(steps.named(**{name: name for name in columns}), _bigints(*columns))
+    return lowest.distinct("auction", "seller", "category", "expires", "price", "bidder")
 
 
 def closed(by: str) -> Flow:
