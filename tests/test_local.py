@@ -167,7 +167,7 @@ def test_late_rows_go_to_the_callback_or_a_warning() -> None:
         late.clear()
         assert rows(flow.run(source, workers, late=late.append, streaming=True)) == wanted
         assert sorted(k for batch in late for k in batch.column("k").to_pylist()) == [2, 3]
-    with pytest.warns(LateRows, match="2 of 7 rows came after"):
+    with pytest.warns(LateRows, match="2 of 7 rows came when their windows had closed"):
         assert rows(flow.run(source, streaming=True)) == wanted
     with warnings.catch_warnings():
         warnings.simplefilter("error")

@@ -19,19 +19,19 @@ import os
 import secrets
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import datetime, timezone
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from penstock._durations import Timeout, parse_timeout
-from penstock._figures import ENGINE_MOVES, ENGINE_WORKERS, ScopeStats, loads_table, scope_stats, sum_loads, to_table
+from penstock._figures import ENGINE_MOVES, ENGINE_WORKERS, ScopeStats, loads_table, scope_stats, to_table
 from penstock._migration import Cut, evened, parse_by, parse_tolerance
 from penstock._sizes import parse_bytes
 from penstock._storage import open_storage
 from penstock.errors import ConfigError, EngineError, ForkError
 from penstock.spark._engine import handles
-from penstock.spark._engine.autobalance import Autobalance, Looked, Rules
+from penstock.spark._engine.autobalance import Autobalance, Balanced, Rules
 from penstock.spark._engine.batch_function import OWN_CHECKPOINT, BatchFunction, Sink
 from penstock.spark._engine.calls import Calls
 from penstock.spark._engine.checkpoints import Checkpoints
@@ -68,9 +68,6 @@ __all__ = ["Engine", "engines"]
 log = logging.getLogger(__name__)
 
 _NUMBERS = itertools.count(1)
-#: Seconds that moves of `Engine.autobalance` may hold rows up, and that they may take.
-_BALANCE_PAUSE_S = 0.05
-_BALANCE_END_S = 600.0
 
 
 class Engine:
@@ -640,7 +637,7 @@ class Engine:
         target, tolerance = None, parse_tolerance("tolerance", tolerance)
         if parse_by(by) == "rows":
             self._require_open()
-            looked = self._looked(self._queries.find(query))
+            looked = Balanced(self).look_at(self._queries.find(query))
             target = evened(looked.owners, looked.loads, looked.workers, tolerance) if looked.owners else None
             query = looked.query
         return self.migrate(to=target, strategy=strategy, batch_size=batch_size, max_pause=max_pause, query=query)
@@ -719,41 +716,12 @@ class Engine:
         >>> [look.why for look in balance.looks if look.moves]  # doctest: +SKIP
         """
         self._require_open()
-        seconds = parse_timeout(every, least_s=0.05)
-        if parse_tolerance("tolerance", tolerance) > parse_tolerance("trigger", trigger):
-            raise ConfigError(f"tolerance={tolerance!r} is above trigger={trigger!r}: bins would move to no effect")
-        for name, value, least in (("patience", patience, 1), ("least_rows", least_rows, 0)):
-            if isinstance(value, bool) or not isinstance(value, int) or not least <= value < 1 << 32:
-                raise ConfigError(f"{name}={value!r} must be an int of at least {least}")
-        if workers is not None:
-            ends = tuple(workers)
-            if len(ends) != 2 or not all(type(one) is int for one in ends) or not 1 <= ends[0] <= ends[1] <= 1 << 12:
-                raise ConfigError(f"workers={workers!r} must be (fewest, most), ints from 1 to {1 << 12}")
-        rules = Rules(seconds or 5.0, float(trigger), float(tolerance), patience, least_rows, workers, bool(dry_run))
+        rules = Rules.of(every, trigger, tolerance, patience, least_rows, workers, dry_run)
         with self._lock:
             if self._autobalance is not None and self._autobalance.looking:
                 raise EngineError(f"engine {self.name} is balanced already: close that handle first")
-            self._autobalance = Autobalance(_Balanced(self), rules, self.name)
+            self._autobalance = Autobalance(Balanced(self), rules, self.name)
             return self._autobalance.start()
-
-    def _looked(self, found: Query) -> Looked:
-        assert self._recorder is not None
-        generation, loads = self._recorder.loads(found.id)
-        self._recorder.refresh()
-        rows = [row for row in self._recorder.latest() if row["query"] == found.name]
-        owners = found.owners()
-        bins = owners[0] if owners else []
-        offered = self._commits.facts(found.id).offered() if self._commits is not None else None
-        return Looked(
-            found.name,
-            generation,
-            list(bins),
-            max([row["worker"] + 1 for row in rows if row["generation"] == generation], default=1),
-            sum_loads(loads, len(bins)),
-            sum(row["rows"] for row in rows),
-            sum(row["busy_s"] for row in rows if row["generation"] == generation),
-            offered,
-        )
 
     def _end_autobalance(self) -> None:
         if self._autobalance is not None:
@@ -941,30 +909,6 @@ class Engine:
         if self._state != "open":
             what = "has not started; use it in a with statement" if self._state == "new" else f"is {self._state}"
             raise EngineError(f"engine {self.name} {what}")
-
-
-class _Balanced:
-    """An engine as its autobalance sees it."""
-
-    def __init__(self, engine: Engine) -> None:
-        self._engine = engine
-
-    def looked(self) -> list[Looked]:
-        """What is known of each running query that keeps state."""
-        running = [found for found in self._engine._queries.all() if found.running]
-        return [looked for found in running if (looked := self._engine._looked(found)).owners]
-
-    def move(self, query: str, moves: Mapping[int, int], stopping: Callable[[], bool]) -> None:
-        """Move bins, and wait for the end."""
-        handle = self._engine.migrate(moves=moves, strategy="matched", max_pause=_BALANCE_PAUSE_S, query=query)
-        while not handle._wait(0.1):
-            if stopping():
-                handle.cancel()
-        handle.wait(_BALANCE_END_S)
-
-    def resize(self, workers: int) -> None:
-        """Ask for another number of workers, where there are slots."""
-        self._engine.rescale(workers)
 
 
 def engines(spark: SparkSession) -> list[Engine]:

@@ -15,17 +15,27 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from penstock import _native
-from penstock.errors import PenstockError
+from penstock._durations import Timeout, parse_timeout
+from penstock._figures import sum_loads
+from penstock._migration import parse_tolerance
+from penstock.errors import ConfigError, PenstockError
 
-__all__ = ["Autobalance", "Look", "Looked", "Rules"]
+if TYPE_CHECKING:
+    from penstock.spark._engine.query import Query
+    from penstock.spark.engine import Engine
+
+__all__ = ["Autobalance", "Balanced", "Look", "Looked", "Rules"]
 
 log = logging.getLogger(__name__)
 
 #: Verdicts that are kept.
 _VERDICTS = 1_000
+#: Seconds that moves may hold rows up, and that they may take.
+_PAUSE_S = 0.05
+_END_S = 600.0
 #: Share of its time that a worker is to be busy where the number of workers follows the load.
 _BUSY = 0.8
 
@@ -73,6 +83,37 @@ class Rules:
     workers: tuple[int, int] | None
     dry_run: bool
 
+    @classmethod
+    def of(
+        cls,
+        every: Timeout,
+        trigger: float,
+        tolerance: float,
+        patience: int,
+        least_rows: int,
+        workers: tuple[int, int] | None,
+        dry_run: bool,
+    ) -> Rules:
+        """What a user wrote.
+
+        Raises
+        ------
+        ConfigError
+            When an option is out of range.
+        """
+        seconds = parse_timeout(every, least_s=0.05)
+        assert seconds is not None
+        if parse_tolerance("tolerance", tolerance) > parse_tolerance("trigger", trigger):
+            raise ConfigError(f"tolerance={tolerance!r} is above trigger={trigger!r}: bins would move to no effect")
+        for name, value, least in (("patience", patience, 1), ("least_rows", least_rows, 0)):
+            if isinstance(value, bool) or not isinstance(value, int) or not least <= value < 1 << 32:
+                raise ConfigError(f"{name}={value!r} must be an int of at least {least}")
+        if workers is not None:
+            ends = tuple(workers)
+            if len(ends) != 2 or not all(type(one) is int for one in ends) or not 1 <= ends[0] <= ends[1] <= 1 << 12:
+                raise ConfigError(f"workers={workers!r} must be (fewest, most), ints from 1 to {1 << 12}")
+        return cls(seconds, float(trigger), float(tolerance), patience, least_rows, workers, bool(dry_run))
+
 
 @dataclass(frozen=True)
 class Looked:
@@ -88,7 +129,7 @@ class Looked:
     offered: float | None
 
 
-class _Engine(Protocol):
+class Host(Protocol):
     """What of an engine it works with."""
 
     def looked(self) -> Iterable[Looked]: ...
@@ -115,7 +156,7 @@ class Autobalance:
         What was seen and done, the latest last; up to 1,000.
     """
 
-    def __init__(self, engine: _Engine, rules: Rules, name: str) -> None:
+    def __init__(self, engine: Host, rules: Rules, name: str) -> None:
         self._engine = engine
         self._rules = rules
         self._watched: dict[str, _Watched] = {}
@@ -206,3 +247,48 @@ class Autobalance:
         )  # fmt: skip
         if not self._rules.dry_run:
             self._engine.move(look.query, moves, self._closing.is_set)
+
+
+class Balanced:
+    """An engine as its autobalance sees it."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+
+    def look_at(self, found: Query) -> Looked:
+        """What is known of one query now; asks all members."""
+        recorder, commits = self._engine._recorder, self._engine._commits
+        assert recorder is not None and commits is not None
+        generation, loads = recorder.loads(found.id)
+        recorder.refresh()
+        rows = [row for row in recorder.latest() if row["query"] == found.name]
+        now = [row for row in rows if row["generation"] == generation]
+        owners = found.owners()
+        bins = owners[0] if owners else []
+        return Looked(
+            found.name,
+            generation,
+            list(bins),
+            max([row["worker"] + 1 for row in now], default=1),
+            sum_loads(loads, len(bins)),
+            sum(row["rows"] for row in rows),
+            sum(row["busy_s"] for row in now),
+            commits.facts(found.id).offered(),
+        )
+
+    def looked(self) -> list[Looked]:
+        """What is known of each running query that keeps state."""
+        running = [found for found in self._engine._queries.all() if found.running]
+        return [looked for found in running if (looked := self.look_at(found)).owners]
+
+    def move(self, query: str, moves: Mapping[int, int], stopping: Callable[[], bool]) -> None:
+        """Move bins, and wait for the end."""
+        handle = self._engine.migrate(moves=moves, strategy="matched", max_pause=_PAUSE_S, query=query)
+        while not handle._wait(0.1):
+            if stopping():
+                handle.cancel()
+        handle.wait(_END_S)
+
+    def resize(self, workers: int) -> None:
+        """Ask for another number of workers, where there are slots."""
+        self._engine.rescale(workers)
