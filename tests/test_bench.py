@@ -534,7 +534,43 @@ def test_an_ordered_map_beside_its_peers(monkeypatch: pytest.MonkeyPatch) -> Non
 @pytest.mark.timeout(400)
 def test_the_benches_on_spark_at_a_tiny_size() -> None:
     """In a process of their own: a bench owns the JVM that it starts."""
-    program = """
+    found = _on_spark(
+        """
+    foreach_batch_count.run(options, emit, tell, keys=500)
+    map_in_arrow.run(options, emit, tell, rows=2_000)
+    options = Options(seconds=0.1)
+    python_state.run(options, emit, tell, keys=100, local={10: 100}, peers=("applyInPandasWithState",))
+"""
+    )
+    counts, found = found[:6], found[6:]
+    _counts_in_foreach_batch(counts)
+    assert [one["name"] for one in found[:2]] == ["map-in-arrow"] * 2
+    assert [one["name"] for one in found[2:]] == ["foreach-batch-python-state"] * (len(found) - 2)
+    peers = [one["case"].partition(" vs ")[2] for one in found[3:]]
+    assert peers == ["applyInPandasWithState"] * 2
+    for one in counts + found[:2] + found[3:]:
+        assert one["ratio"] > 0 and one["conditions"]["versions"]["spark"] and one["conditions"]["versions"]["java"]
+
+
+@pytest.mark.spark
+@pytest.mark.long  # sessions of Spark's own way beside ours: what they measure has tests of its own
+@pytest.mark.timeout(400)
+def test_recovery_and_rescale_at_a_tiny_size() -> None:
+    found = _on_spark(
+        """
+    recovery.run(options, emit, tell, keys=2_000)
+    rescale.run(options, emit, tell, keys=2_000, rows=4_000)
+"""
+    )
+    assert [one["name"] for one in found] == ["recovery"] * 2 + ["rescale"] * 2
+    killed, restarted, pause, rate = (one["conditions"] for one in found)
+    assert "beyond_s" in killed and 0 < restarted["ready_s"] < found[1]["ours"]
+    assert 0 <= pause["gap_s"][0] <= pause["gap_s"][1] and rate["peer_gain"] > 0
+
+
+def _on_spark(runs: str) -> list[dict[str, Any]]:
+    """What benches emit; the JVMs that they start are gone afterwards."""
+    program = f"""
 import json
 from penstock_bench import foreach_batch_count, machine, map_in_arrow, python_state, recovery, rescale
 from penstock_bench.measure import Options
@@ -542,34 +578,14 @@ options = Options(quick=True, seconds=0.1)
 def emit(line): print(json.dumps(line), flush=True)
 def tell(text): pass
 with machine.pinned():
-    foreach_batch_count.run(options, emit, tell, keys=500)
-    map_in_arrow.run(options, emit, tell, rows=2_000)
-    recovery.run(options, emit, tell, keys=2_000)
-    rescale.run(options, emit, tell, keys=2_000, rows=4_000)
-    options = Options(seconds=0.1)
-    python_state.run(options, emit, tell, keys=100, local={10: 100}, peers=("applyInPandasWithState",))
-"""
+{runs}"""
     before = _children(os.getpid(), "java")  # the session that other tests share
     done = subprocess.run(
         [sys.executable, "-c", _IMPORTABLE + program], capture_output=True, text=True, check=False, timeout=380
     )
     assert done.returncode == 0, done.stderr[-3000:]
-    found = [json.loads(text) for text in done.stdout.splitlines()]
-    counts, found = found[:6], found[6:]
-    _counts_in_foreach_batch(counts)
-    names = ["map-in-arrow"] * 2
-    names += ["recovery"] * 2 + ["rescale"] * 2
-    assert [one["name"] for one in found[:6]] == names
-    killed, restarted, pause, rate = (one["conditions"] for one in found[2:6])
-    assert "beyond_s" in killed and 0 < restarted["ready_s"] < found[3]["ours"]
-    assert 0 <= pause["gap_s"][0] <= pause["gap_s"][1] and rate["peer_gain"] > 0
-    del found[2:6]
-    assert [one["name"] for one in found[2:]] == ["foreach-batch-python-state"] * (len(found) - 2)
-    peers = [one["case"].partition(" vs ")[2] for one in found[3:]]
-    assert peers == ["applyInPandasWithState"] * 2
-    for one in counts + found[:2] + found[3:]:
-        assert one["ratio"] > 0 and one["conditions"]["versions"]["spark"] and one["conditions"]["versions"]["java"]
     assert _children(os.getpid(), "java") == before
+    return [json.loads(text) for text in done.stdout.splitlines()]
 
 
 def _counts_in_foreach_batch(found: list[dict[str, Any]]) -> None:

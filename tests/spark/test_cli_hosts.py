@@ -110,7 +110,7 @@ def test_nexmark_resident_with_migrations(site: Path, tmp_path: Path, capsys: py
     nothing_left(tmp_path, program.pid)
 
 
-@pytest.mark.parametrize(("query", "rows"), [("q5_mega", 40_000), ("q3", 8_000)])
+@pytest.mark.parametrize(("query", "rows"), [pytest.param("q5_mega", 40_000, marks=pytest.mark.long), ("q3", 8_000)])
 def test_nexmark_resident_with_rescales(
     site: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], query: str, rows: int
 ) -> None:
