@@ -15,17 +15,13 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import Any, Protocol
 
 from penstock import _native
 from penstock._durations import Timeout, parse_timeout
 from penstock._figures import sum_loads
 from penstock._migration import parse_tolerance
 from penstock.errors import ConfigError, PenstockError
-
-if TYPE_CHECKING:
-    from penstock.spark._engine.query import Query
-    from penstock.spark.engine import Engine
 
 __all__ = ["Autobalance", "Balanced", "Look", "Looked", "Rules"]
 
@@ -250,12 +246,12 @@ class Autobalance:
 
 
 class Balanced:
-    """An engine as its autobalance sees it."""
+    """An engine as its autobalance sees it; its type is not named here, since it makes these."""
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: Any) -> None:
         self._engine = engine
 
-    def look_at(self, found: Query) -> Looked:
+    def look_at(self, found: Any) -> Looked:
         """What is known of one query now; asks all members."""
         recorder, commits = self._engine._recorder, self._engine._commits
         assert recorder is not None and commits is not None
