@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
 import penstock as pk
@@ -107,6 +109,20 @@ def test_the_number_of_workers_follows_what_is_offered() -> None:
     assert balance.looks[-1].needed == 4
 
 
+def test_busy_time_told_at_the_end_of_a_batch_is_that_of_all_its_rows() -> None:
+    engine = Pretended()
+    engine.offered = 250.0
+    balance = Autobalance(engine, rules(workers=(1, 8)), "t")
+    balance.look(0.0)
+    for batch in range(2):
+        for look in range(4):
+            engine.come(25, 25, 25, 25)
+            engine.busy_s += 4.0 * (look == 3)
+            balance.look(1.0 + 4 * batch + look)
+    assert [one.needed for one in balance.looks] == 2 * [None, None, None, 4]
+    assert engine.sizes == [4], "two batches in a row asked for more"
+
+
 @pytest.mark.spark
 @pytest.mark.timeout(180)
 def test_a_skewed_query_is_evened_out_while_it_runs(cluster: Any, tmp_path: Path) -> None:
@@ -142,3 +158,31 @@ def test_a_skewed_query_is_evened_out_while_it_runs(cluster: Any, tmp_path: Path
         ]:
             with pytest.raises(ConfigError, match=says):
                 engine.autobalance(**wrong)
+
+
+@pytest.mark.long
+@pytest.mark.spark
+@pytest.mark.timeout(180)
+def test_a_query_that_cannot_keep_up_gets_another_worker(cluster: Any, tmp_path: Path) -> None:
+    def slow(batch: pa.RecordBatch) -> pa.RecordBatch:
+        time.sleep(batch.num_rows / 500)  # what a worker does in a second
+        return batch
+
+    kept = Kept()
+    with pk.Engine(cluster, workers=1, name="sized", slice_rows=50) as engine:
+        flow = pk.Flow("value long").map_batches(slow, schema="value long").key_by("value").agg(n=pk.count())
+        source = cluster.readStream.format("rate").option("rowsPerSecond", 600).option("numPartitions", 2).load()
+        writer = source.select("value").writeStream.foreachBatch(engine.foreach_batch(flow, kept))
+        query = writer.option("checkpointLocation", str(tmp_path / "checkpoint")).start()
+        try:
+            with engine.autobalance(every="200ms", patience=1, workers=(1, 2)) as balance:
+                wait_for(lambda: len(engine.members()) == 2, what="a second worker comes unaided", timeout=120)
+                assert any(look.needed == 2 for look in balance.looks)
+                # Before the load changes nothing asks for a third, or for less.
+                known = query.lastProgress["batchId"]
+                wait_for(lambda: query.lastProgress["batchId"] >= known + 2, what="batches go on", timeout=120)
+                assert len(engine.members()) == 2
+        finally:
+            query.stop()
+    rows = kept.last("value")
+    assert sorted(rows) == list(range(len(rows))) and all(row["n"] == 1 for row in rows.values())

@@ -141,6 +141,8 @@ class _Watched:
         least, most = rules.workers or (1, 1 << 12)
         self.sizer = _native.Sizer(least, most, _BUSY, rules.patience)
         self.last, self.at = first, at
+        #: Rows and busy seconds when the time was last told, which is at ends of batches; rows are told all along.
+        self.timed = first.rows, first.busy_s
 
 
 class Autobalance:
@@ -231,8 +233,11 @@ class Autobalance:
     def _sized(self, known: _Watched, now: Looked) -> tuple[int | None, int | None]:
         if now.offered is None:
             return None, None
-        rows, busy = now.rows - known.last.rows, now.busy_s - known.last.busy_s
-        needed, change = known.sizer.look(now.workers, now.offered, max(0, rows), max(0.0, busy))
+        rows, busy = now.rows - known.timed[0], now.busy_s - known.timed[1]
+        if busy <= 0.0:
+            return None, None
+        known.timed = now.rows, now.busy_s
+        needed, change = known.sizer.look(now.workers, now.offered, max(0, rows), busy)
         return needed, change if self._rules.workers is not None else None
 
     def _act(self, look: Look, moves: Mapping[int, int]) -> None:
