@@ -67,6 +67,37 @@ def test_joins_are_written() -> None:
     assert left().join(right(), on="k", how="anti").output_schema == left().input_schema
 
 
+def test_columns_of_one_name_get_a_suffix() -> None:
+    both = pk.Flow("k bigint, t bigint, v bigint", name="right", event_time="t")
+    flow = left().join(both, on="k", how="full", within="5ms", suffix="_right")
+    assert flow.columns == ("k", "t", "v", "t_right", "v_right")
+    assert step_of(flow)["suffix"] == "_right" and "suffix='_right'" in repr(flow)
+    given = {"left": table("ktv", [(1, 10, 0), (2, 10, 1)]), "right": table("ktv", [(1, 12, 7), (3, 10, 8)])}
+    expected = Counter({(1, 10, 0, 12, 7): 1, (2, 10, 1, None, None): 1, (3, None, None, 10, 8): 1})
+    for streaming in (False, True):
+        assert rows(flow.collect(given, 2, streaming=streaming)) == expected
+    windowed = left().window_join(both, on="k", window=pk.tumbling("10ms"), suffix="_2")
+    assert windowed.columns == ("window_start", "window_end", "k", "t", "v", "t_2", "v_2")
+    assert rows(windowed.collect(given)) == Counter({(10, 20, 1, 10, 0, 12, 7): 1})
+    # A key of the other side has the name of what is no key here.
+    crossed = left().join(both, left_on="k", right_on="v", suffix="_r")
+    assert crossed.columns == ("k", "t", "v", "k_r", "t_r", "v_r")
+    # A source meets itself, and rows that are filtered take no columns.
+    one = left()
+    assert one.join(one, on="k", how="semi", suffix="_r").columns == ("k", "t", "v")
+    assert one.join(one, on="k", suffix="_r").columns == ("k", "t", "v", "t_r", "v_r")
+    with pytest.raises(PlanError, match=r"both sides have a column 't' .*; write suffix=._right., .* as 't_right'"):
+        left().join(both, on="k")
+    for wrong in ("", 3):
+        with pytest.raises(ConfigError, match=r"join suffix=.*: give a text that is not empty"):
+            left().join(both, on="k", suffix=wrong)  # type: ignore[arg-type]
+    taken = pk.Flow("k bigint, t bigint, t_r bigint", name="taken")
+    with pytest.raises(PlanError, match="column 't' of the other flow would be 't_r'"):
+        left().join(taken, on="k", suffix="_r")
+    with pytest.raises(PlanError, match="column 't' of the other flow would be 't_r'"):
+        taken.join(both, on="k", suffix="_r")
+
+
 def test_joins_are_explained() -> None:
     for flow, words in [
         (left().join(right(), on="k"), ["pairs with k = k", "the rows of both sides, for ever"]),

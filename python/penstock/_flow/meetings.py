@@ -88,6 +88,7 @@ class Meetings(FlowBase):
         right_on: str | Sequence[str] | None = None,
         how: str = "inner",
         within: Duration | tuple[Duration, Duration] | None = None,
+        suffix: str | None = None,
         name: str | None = None,
     ) -> Self:
         """Pair the rows of this flow with those of another that have the same key.
@@ -109,14 +110,17 @@ class Meetings(FlowBase):
             How much later than that of this flow's row the event time of the other's row may be,
             at least and at most: ``("-5s", "10s")``. One duration is both ways: ``"10s"`` is
             ``("-10s", "10s")``. Both ends count. Without it rows meet whatever their times.
+        suffix : str, optional
+            What is put behind the name of a column of the other flow that this one has, too, such as
+            ``"_right"``. Without it such a column is refused.
         name : str, optional
             What its state is called in checkpoints, by default ``join``, ``join-2``, ...
 
         Returns
         -------
         Flow
-            The columns of this flow, then those of the other one without the columns of `on`;
-            for "semi" and "anti" those of this flow.
+            The columns of this flow, then those of the other one without the columns of `on`, with `suffix`
+            where a name is taken; for "semi" and "anti" those of this flow.
 
         Raises
         ------
@@ -124,12 +128,12 @@ class Meetings(FlowBase):
             When a column does not exist, compared columns have different types, or a column is
             of a type that is not kept in state (dictionaries).
         PlanError
-            When two different sources have one name, both sides have another column of one name,
-            a side gives updates, `within` is given and a side has no event time, or another step
-            has the name.
+            When two different sources have one name, both sides have another column of one name
+            and there is no `suffix`, or a name with it is taken, too, a side gives updates, `within` is
+            given and a side has no event time, or another step has the name.
         ConfigError
             When the columns to compare are named twice or not at all, `how` is unknown, `within`
-            is no interval or ends before it begins, or the name is none.
+            is no interval or ends before it begins, or the suffix or name is none.
 
         Notes
         -----
@@ -161,7 +165,7 @@ class Meetings(FlowBase):
         >>> people.join(sales, left_on="person", right_on="seller", how="anti").collect(rows).to_pylist()
         [{'person': 1, 'city': 'Ulm'}]
         """
-        step = self._compared("join", other, on, left_on, right_on, how, name)
+        step = self._compared("join", other, on, left_on, right_on, how, suffix, name)
         if within is not None:
             step["within"] = list(_interval(within))
         return self._meeting(step, (self, other), None)
@@ -175,6 +179,7 @@ class Meetings(FlowBase):
         left_on: str | Sequence[str] | None = None,
         right_on: str | Sequence[str] | None = None,
         how: str = "inner",
+        suffix: str | None = None,
         name: str | None = None,
     ) -> Self:
         """Pair the rows of this flow with those of another that have the same key and are in the same window.
@@ -189,6 +194,8 @@ class Meetings(FlowBase):
             See `penstock.tumbling` and `penstock.sliding`. Both flows have event time of one type.
         how : {"inner", "left", "right", "full", "semi", "anti"}, default "inner"
             As for `join`. Rows that meet none come out when their window closes.
+        suffix : str, optional
+            As for `join`.
         name : str, optional
             What its state is called in checkpoints.
 
@@ -219,7 +226,7 @@ class Meetings(FlowBase):
         ...                "clicks": pa.table({"ad": [1], "at": [9]})}).to_pylist()
         [{'window_start': 0, 'window_end': 10, 'ad': 1, 'ts': 3, 'at': 9}]
         """
-        step = self._compared("window_join", other, on, left_on, right_on, how, name)
+        step = self._compared("window_join", other, on, left_on, right_on, how, suffix, name)
         if not isinstance(window, Window):
             raise ConfigError(f"window_join window={window!r}: make it with penstock.tumbling or penstock.sliding")
         for flow in (self, other):
@@ -239,6 +246,7 @@ class Meetings(FlowBase):
         left_on: str | Sequence[str] | None,
         right_on: str | Sequence[str] | None,
         how: str,
+        suffix: str | None,
         name: str | None,
     ) -> dict[str, Any]:
         """The step of a join of these columns, without an interval."""
@@ -253,12 +261,22 @@ class Meetings(FlowBase):
         self._require(left, f"{what}, left side")
         other._require(right, f"{what}, right side")
         one_of(how, f"{what} how", _HOWS)
+        if suffix is not None and (not isinstance(suffix, str) or not suffix):
+            raise ConfigError(f'{what} suffix={suffix!r}: give a text that is not empty, such as "_right"')
         same = {one for one, two in zip(left, right, strict=True) if one == two}
-        for column in () if how in ("semi", "anti") else other._columns:
-            if column in self._columns and column not in same:
+        theirs = () if how in ("semi", "anti") else tuple(one for one in other._columns if one not in same)
+        for column in theirs:
+            if column not in self._columns:
+                continue
+            if suffix is None:
                 raise PlanError(
-                    f"{what}: both sides have a column {column!r} that is not compared with itself; rename it on one"
-                    " side with map_batches"
+                    f"{what}: both sides have a column {column!r} that is not compared with itself; write"
+                    f' suffix="_right", and that of the other flow comes out as {column + "_right"!r}'
+                )
+            if column + suffix in self._columns or column + suffix in theirs:
+                raise PlanError(
+                    f"{what} suffix={suffix!r}: column {column!r} of the other flow would be {column + suffix!r}, and"
+                    " there is a column of that name; give another suffix"
                 )
         told = self._named("join", what, name)
         return {
@@ -266,6 +284,7 @@ class Meetings(FlowBase):
             "left": list(left),
             "right": list(right),
             **({} if how == "inner" else {"how": how}),
+            **({} if suffix is None else {"suffix": suffix}),
             **told,
         }
 

@@ -408,8 +408,9 @@ impl Compiler {
             self.open(inputs[0]);
             match &node.step {
                 StepSpec::Union {} => self.union(step, &inputs)?,
-                StepSpec::Join { left, right, how, within, windowed, .. } => {
-                    self.join(step, inputs[1], [left, right], *how, *within, *windowed)?;
+                StepSpec::Join { left, right, how, within, windowed, suffix, .. } => {
+                    let rows = (*how, *within, *windowed);
+                    self.join(step, inputs[1], [left, right], rows, suffix.as_deref().unwrap_or(""))?;
                 }
                 other => self.step(step, other)?,
             }
@@ -452,9 +453,8 @@ impl Compiler {
         step: StepName,
         other: usize,
         names: [&[String]; 2],
-        how: JoinHow,
-        within: Option<(i64, i64)>,
-        windowed: bool,
+        (how, within, windowed): (JoinHow, Option<(i64, i64)>, bool),
+        suffix: &str,
     ) -> Result<(), PlanError> {
         let [left_names, right_names] = names;
         if left_names.len() != right_names.len() || left_names.is_empty() {
@@ -551,8 +551,13 @@ impl Compiler {
             let nullable = at >= behind && (field.is_nullable() || lone);
             Arc::new(field.clone().with_nullable(nullable))
         };
+        // A column that both sides have keeps its name on the left.
+        let renamed = |field: Arc<Field>| match left.routed.index_of(field.name()) {
+            Ok(_) => Arc::new(field.as_ref().clone().with_name(format!("{}{suffix}", field.name()))),
+            Err(_) => field,
+        };
         let fields = left.taken.iter().map(|at| field(&left.routed, *at, lone_right));
-        let fields = fields.chain(right.taken.iter().map(|at| field(&right.routed, *at, lone_left)));
+        let fields = fields.chain(right.taken.iter().map(|at| renamed(field(&right.routed, *at, lone_left))));
         let output: SchemaRef = Arc::new(Schema::new(fields.collect::<Vec<_>>()));
         unique(&step, &output)?;
         let window = self.point.event_time.take().filter(|_| windowed);

@@ -232,6 +232,9 @@ pub enum StepSpec {
         /// Whether only rows of one window meet: both inputs end in equal windows.
         #[serde(default, skip_serializing_if = "is_false")]
         windowed: bool,
+        /// What is put behind the name of a column of the second that one of the first has, too, where both come out.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        suffix: Option<String>,
         /// What the user calls the operator.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         operator: Option<String>,

@@ -31,8 +31,13 @@ impl Callbacks for NoCalls {
 }
 
 const HOWS: [JoinHow; 6] = [JoinHow::Inner, JoinHow::Left, JoinHow::Right, JoinHow::Full, JoinHow::Semi, JoinHow::Anti];
-/// Columns of the sides; times are in milliseconds.
-const COLUMNS: [[&str; 3]; 2] = [["k", "t", "v"], ["k", "u", "w"]];
+/// Columns of the sides; times are in milliseconds. Some joins have the same ones on both sides.
+fn columns(how: JoinHow, side: usize) -> [&'static str; 3] {
+    match (how, side) {
+        (JoinHow::Inner | JoinHow::Full | JoinHow::Anti, _) | (_, 0) => ["k", "t", "v"],
+        _ => ["k", "u", "w"],
+    }
+}
 
 /// What bounds the times of rows that meet, in milliseconds.
 #[derive(Clone, Copy, Debug)]
@@ -56,20 +61,20 @@ struct Epoch {
     workers: usize,
 }
 
-fn schema(side: usize) -> SchemaRef {
-    Arc::new(Schema::new(COLUMNS[side].map(|name| Field::new(name, DataType::Int64, true)).to_vec()))
+fn schema(how: JoinHow, side: usize) -> SchemaRef {
+    Arc::new(Schema::new(columns(how, side).map(|name| Field::new(name, DataType::Int64, true)).to_vec()))
 }
 
-fn block(side: usize, rows: &[Row]) -> RecordBatch {
+fn block(how: JoinHow, side: usize, rows: &[Row]) -> RecordBatch {
     let columns = (0..3).map(|at| -> ArrayRef { Arc::new(rows.iter().map(|row| row[at]).collect::<Int64Array>()) });
-    RecordBatch::try_new(schema(side), columns.collect()).unwrap()
+    RecordBatch::try_new(schema(how, side), columns.collect()).unwrap()
 }
 
 fn plan(how: JoinHow, near: Near) -> Plan {
     let sources = [0, 1].map(|side| SourceSpec {
         name: format!("s{side}"),
-        schema: schema(side),
-        event_time: Some(COLUMNS[side][1].into()),
+        schema: schema(how, side),
+        event_time: Some(columns(how, side)[1].into()),
         lateness_ms: 0,
         order_by: Vec::new(),
         idle_after_ms: None,
@@ -80,7 +85,15 @@ fn plan(how: JoinHow, near: Near) -> Plan {
         Near::Windows(..) => (None, true),
         Near::Whenever => (None, false),
     };
-    let join = StepSpec::Join { left: on(), right: on(), how, within, windowed, operator: None };
+    let join = StepSpec::Join {
+        left: on(),
+        right: on(),
+        how,
+        within,
+        windowed,
+        suffix: Some("_right".into()),
+        operator: None,
+    };
     let mut steps = Vec::new();
     if let Near::Windows(size, every) = near {
         steps.extend([0, 1].map(|input| {
@@ -309,7 +322,7 @@ fn run(how: JoinHow, near: Near, epochs: &[Epoch], seed: u64) {
         let blocks: Vec<_> = (0..2)
             .flat_map(|side| {
                 let (one, other) = epoch.rows[side].split_at(epoch.rows[side].len() / 2);
-                [one, other].map(|rows| (side as u8, block(side, rows)))
+                [one, other].map(|rows| (side as u8, block(how, side, rows)))
             })
             .collect();
         let watermark = epoch.watermark.map(|watermark| watermark.saturating_mul(1_000));
@@ -393,7 +406,7 @@ fn tell(how: JoinHow, near: Near, workers: usize, sides: [Vec<Row>; 2]) -> (usiz
     (config.eager, config.slice_rows) = (true, 1 << 14);
     assert!(plan.is_metered(), "what comes out is told as it comes");
     let cluster = Cluster::start(&config, 1, workers, 1, fresh(1));
-    let blocks: Vec<_> = (0..2).map(|side| (side as u8, block(side, &sides[side]))).collect();
+    let blocks: Vec<_> = (0..2).map(|side| (side as u8, block(how, side, &sides[side]))).collect();
     cluster.release_of(0, &blocks, Some(i64::MAX));
     let (group, events) = &cluster.groups[0];
     let (mut told, mut most, mut left) = (0, 0, workers);
@@ -452,16 +465,16 @@ fn late_rows_are_declared() {
         plan.late_schemas().into_iter().map(names).collect()
     };
     assert!(names(JoinHow::Left, Near::Whenever).is_empty());
-    assert_eq!(names(JoinHow::Semi, Near::Within(0, 1)), COLUMNS.map(|side| side.to_vec()));
+    assert_eq!(names(JoinHow::Semi, Near::Within(0, 1)), [0, 1].map(|side| columns(JoinHow::Semi, side).to_vec()));
     let windowed = |side: [&'static str; 3]| [&["window_start", "window_end"][..], &side[..]].concat();
-    assert_eq!(names(JoinHow::Inner, Near::Windows(5, 5)), COLUMNS.map(windowed));
+    assert_eq!(names(JoinHow::Left, Near::Windows(5, 5)), [0, 1].map(|side| windowed(columns(JoinHow::Left, side))));
     // Those of a top over raw rows are behind the bounds, too.
-    let schema = penstock_plan::spec::schema_to_text(&schema(0));
+    let schema = penstock_plan::spec::schema_to_text(&schema(JoinHow::Left, 0));
     let top = Plan::from_json(&format!(
         r#"{{"version":2,"sources":[{{"schema":"{schema}","event_time":"t"}}],"steps":[
         {{"op":"window","kind":"tumbling","size_us":5000}},{{"op":"top","n":1,"by":"v","per":"window"}}]}}"#
     ));
     let top = top.unwrap();
     let late: Vec<_> = top.late_schemas()[0].fields().iter().map(|field| field.name().clone()).collect();
-    assert_eq!(late, windowed(COLUMNS[0]));
+    assert_eq!(late, windowed(columns(JoinHow::Left, 0)));
 }

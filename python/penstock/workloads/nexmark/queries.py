@@ -117,39 +117,33 @@ def q7(lateness: Duration, size: timedelta) -> Flow:
     return bids.window(windows.tumbling(size)).top(1, by="price", per="window")
 
 
-def q8_tumble(size_ms: int) -> Flow:
+def q8(lateness: Duration) -> tuple[Flow, Flow]:
+    """People, and what is sold by the id of who sells it; each with the time at which it came."""
+    options: dict[str, Any] = {"event_time": "date_time", "lateness": lateness}
+    people = Flow("id bigint, name string, date_time bigint", name="person", **options)
+    auctions = Flow("id bigint, seller bigint, reserve bigint, date_time bigint", name="auction", **options)
+    columns = {"id": "seller", "auction": "id", "reserve": "reserve", "date_time": "date_time"}
+    return people, auctions.map_batches(steps.named(**columns), _bigints(*columns))
+
+
+def q8_tumble(lateness: Duration, size: timedelta) -> Flow:
     """People who sell something in the window in which they came."""
-    people = Flow("id bigint, name string, date_time bigint", name="person")
-    auctions = Flow("id bigint, seller bigint, reserve bigint, date_time bigint", name="auction")
-    sold = auctions.map_batches(
-        steps.named(id="seller", auction="id", reserve="reserve", date_time="date_time"),
-        _bigints("id", "auction", "reserve", "date_time"),
+    people, sold = q8(lateness)
+    names = ("window_start", "window_end", "id", "name", "auction", "reserve")
+    return people.window_join(sold, on="id", window=windows.tumbling(size), suffix="_sold").map_batches(
+        steps.named(**{name: name for name in names}),
+        "window_start bigint, window_end bigint, id bigint, name string, auction bigint, reserve bigint",
     )
-    window = steps.windowed(size_ms)
-    came = people.map_batches(window, "window_start bigint, window_end bigint, id bigint, name string")
-    began = sold.map_batches(window, _bigints("window_start", "window_end", "id", "auction", "reserve"))
-    return came.join(began, on=["window_start", "window_end", "id"])
 
 
-def q8_horizon(horizon_ms: int) -> Flow:
+def q8_horizon(lateness: Duration, horizon: timedelta) -> Flow:
     """People who sell something within a time after they came."""
-    people = Flow("id bigint, name string, date_time bigint", name="person")
-    auctions = Flow("id bigint, seller bigint, reserve bigint, date_time bigint", name="auction")
-    came = people.map_batches(
-        steps.named(id="id", name="name", person_time="date_time"), "id bigint, name string, person_time bigint"
-    )
-    began = auctions.map_batches(
-        steps.named(id="seller", auction="id", reserve="reserve", auction_time="date_time"),
-        _bigints("id", "auction", "reserve", "auction_time"),
-    )
-    names = ("id", "name", "auction", "reserve", "person_time", "auction_time")
-    return (
-        came.join(began, on="id")
-        .map_batches(steps.select_soon(horizon_ms))
-        .map_batches(
-            steps.named(**{name: name for name in names}),
-            "id bigint, name string, auction bigint, reserve bigint, person_time bigint, auction_time bigint",
-        )
+    people, sold = q8(lateness)
+    names = {name: name for name in ("id", "name", "auction", "reserve")}
+    soon = ("0s", horizon - timedelta(milliseconds=1))
+    return people.join(sold, on="id", within=soon, suffix="_sold").map_batches(
+        steps.named(**names, person_time="date_time", auction_time="date_time_sold"),
+        "id bigint, name string, auction bigint, reserve bigint, person_time bigint, auction_time bigint",
     )
 
 
@@ -166,6 +160,14 @@ _PLAIN: dict[str, Callable[[], Flow]] = {
     "q4_stream": q4_stream,
     "q6": q6,
     "q6_stream": q6_stream,
+}
+_TIMED: dict[str, Callable[..., Flow]] = {
+    "q5_beam": q5,
+    "q5_mega": q5,
+    "q7_beam": q7,
+    "q7_mega": q7,
+    "q8_tumble": q8_tumble,
+    "q8_horizon": q8_horizon,
 }
 #: What queries with parameters take of ``params.json``.
 _PARAMS = {
@@ -233,12 +235,7 @@ def flow(query: str, params: Mapping[str, Any], lateness: Duration = "0s") -> Fl
     if query not in _PARAMS:
         raise ConfigError(f"query {query!r} is unknown; the queries are {', '.join(QUERIES)}")
     given = _given(query, params)
-    if query == "q8_tumble":
-        return q8_tumble(*given)
-    if query == "q8_horizon":
-        return q8_horizon(*given)
-    lengths = [timedelta(milliseconds=value) for value in given]
-    return q5(lateness, *lengths) if query.startswith("q5") else q7(lateness, *lengths)
+    return _TIMED[query](lateness, *(timedelta(milliseconds=value) for value in given))
 
 
 def _given(query: str, params: Mapping[str, Any]) -> list[int]:

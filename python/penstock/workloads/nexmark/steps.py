@@ -23,10 +23,8 @@ __all__ = [
     "select_auctions",
     "select_category",
     "select_people",
-    "select_soon",
     "select_valid",
     "so_far",
-    "windowed",
 ]
 
 Batches = Callable[[pa.RecordBatch], pa.RecordBatch]
@@ -153,63 +151,6 @@ def named(**columns: str) -> Batches:
         return batch.select(list(columns.values())).rename_columns(list(columns))
 
     return named
-
-
-def windowed(size_ms: int) -> Batches:
-    """A function that puts the window of `date_time` in its place, in front (q8).
-
-    Parameters
-    ----------
-    size_ms : int
-        Length of a window; they begin at multiples of it.
-
-    Returns
-    -------
-    callable
-        From a batch to a batch.
-
-    Examples
-    --------
-    >>> import pyarrow as pa
-    >>> windowed(10)(pa.record_batch({"date_time": [25], "id": [1]})).to_pylist()
-    [{'window_start': 20, 'window_end': 30, 'id': 1}]
-    """
-
-    def windowed(batch: pa.RecordBatch) -> pa.RecordBatch:
-        start = pc.multiply(pc.divide(batch.column("date_time"), size_ms), size_ms)
-        rest = [name for name in batch.schema.names if name != "date_time"]
-        columns = [start, pc.add(start, size_ms), *(batch.column(name) for name in rest)]
-        return pa.RecordBatch.from_arrays(columns, names=["window_start", "window_end", *rest])
-
-    return windowed
-
-
-def select_soon(horizon_ms: int) -> Batches:
-    """A function that keeps auctions that begin less than a time after their seller came (q8_horizon).
-
-    Parameters
-    ----------
-    horizon_ms : int
-        The time.
-
-    Returns
-    -------
-    callable
-        From batches with person_time and auction_time to batches with the same columns.
-
-    Examples
-    --------
-    >>> import pyarrow as pa
-    >>> rows = pa.record_batch({"person_time": [5, 5, 5], "auction_time": [4, 5, 15]})
-    >>> select_soon(10)(rows).to_pylist()
-    [{'person_time': 5, 'auction_time': 5}]
-    """
-
-    def select_soon(pairs: pa.RecordBatch) -> pa.RecordBatch:
-        after = pc.subtract(pairs.column("auction_time"), pairs.column("person_time"))
-        return pairs.filter(pc.and_(pc.greater_equal(after, 0), pc.less(after, horizon_ms)))
-
-    return select_soon
 
 
 def select_valid(pairs: pa.RecordBatch) -> pa.RecordBatch:
