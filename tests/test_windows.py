@@ -171,8 +171,8 @@ def test_what_is_wrong_with_windows_is_told() -> None:
             PlanError,
             "'Mars/X'",
         ),
-        (lambda: keyed()._before_keys().window(pk.session("1s")).distinct("k"), PlanError, "only agg takes them"),
-        (lambda: keyed()._before_keys().window(pk.session("1s")).top(1, by="k", per="window"), PlanError, "only agg"),
+        (lambda: keyed()._whole_rows().window(pk.session("1s")).distinct("k"), PlanError, "only agg takes them"),
+        (lambda: keyed()._whole_rows().window(pk.session("1s")).top(1, by="k", per="window"), PlanError, "only agg"),
     ]
     for make, kind, words in wrong:
         with pytest.raises(kind, match=words):

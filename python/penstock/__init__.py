@@ -50,6 +50,7 @@ if TYPE_CHECKING:
         var_pop,
         variance,
     )
+    from penstock._aggregator import Aggregator
     from penstock._flow import Flow
     from penstock._functions.group_state import GroupState
     from penstock._pump import LateRows
@@ -60,6 +61,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Aggregate",
+    "Aggregator",
     "Engine",
     "Flow",
     "GroupState",
@@ -102,6 +104,7 @@ __all__ = [
 #: more to import than a short-lived process may want to pay, such as a child that only calls a function.
 _HOMES = {
     "Aggregate": "_aggregates",
+    "Aggregator": "_aggregator",
     "Engine": "spark.engine",
     "Flow": "_flow",
     "GroupState": "_functions.group_state",

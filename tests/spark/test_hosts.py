@@ -140,12 +140,52 @@ def once(key: tuple[int], frames: Iterator[pd.DataFrame], state: Any) -> Iterato
     yield pd.DataFrame({"k": [key[0]], "calls": [calls], "n": [sum(rows)]})
 
 
+def remind(count: int | None, k: int, ts: int | None, v: int) -> Any:
+    """A timer for each row that has a time."""
+    return (count or 0) + 1, None, None if ts is None else (ts + 1_000, v)
+
+
+def reminded(count: int, time: int, v: int, k: int) -> Any:
+    return count, (k, time, v)
+
+
+def counted(count: int, k: int) -> Any:
+    return (k, None, count)
+
+
+class Spread(pk.Aggregator):
+    """How far apart the values are, in numpy's way."""
+
+    def create(self) -> Any:
+        return None
+
+    def accumulate(self, states: list[Any], groups: Any, rows: pa.RecordBatch) -> list[Any]:
+        found = pa.table({"g": groups, "v": rows["v"]}).group_by("g").aggregate([("v", "min"), ("v", "max")])
+        for group, low, high in zip(*(found[name].to_pylist() for name in ("g", "v_min", "v_max")), strict=True):
+            states[group] = (low, high)
+        return states
+
+    def merge(self, state: Any, other: Any) -> Any:
+        return min(state[0], other[0]), max(state[1], other[1])
+
+    def finish(self, states: list[Any]) -> pa.Table:
+        return pa.table({"spread": [high - low for low, high in states]})
+
+
 def even(batch: pa.RecordBatch) -> pa.RecordBatch:
     return batch.filter(pc.equal(pc.bit_wise_and(batch["v"], 1), 0))
 
 
 def whole(batch: pa.RecordBatch) -> pa.RecordBatch:
     return batch
+
+
+def spreads(window: tuple[int, int] | None) -> Rows:
+    found = defaultdict(list)
+    for start, own in windows(*window).items() if window else [(0, EVENTS)]:
+        for k, v, _ in own:
+            found[(start, start + window[0], k) if window else (k,)].append(v)
+    return Counter((*head, max(values) - min(values)) for head, values in found.items())
 
 
 AGGS = {"n": pk.count(), "total": pk.sum("v")}
@@ -173,6 +213,24 @@ FLOWS: dict[str, tuple[pk.Flow, Callable[[], Rows]]] = {
     "best apart": (
         SOURCE.window(pk.sliding("5s", every="1m")).top(1, by="v", per="window"),
         lambda: best(5_000, 60_000),
+    ),
+    "reminders": (
+        KEYED.stateful_map(
+            remind,
+            schema="k bigint, at bigint, v bigint",
+            columns=["k", "ts", "v"],
+            on_timer=reminded,
+            at_end=counted,
+            ttl="30d",
+        ),
+        lambda: Counter(
+            [(k, ts + 1_000, v) for k, v, ts in EVENTS if ts is not None] + [(k, None, n) for k, n, _ in totals()]
+        ),
+    ),
+    "own aggregate": (KEYED.aggregate(Spread(), schema="spread bigint", emit="final"), lambda: spreads(None)),
+    "own aggregate in windows": (
+        KEYED.window(pk.sliding("60s", every="20s")).aggregate(Spread(), schema="spread bigint"),
+        lambda: spreads((60_000, 20_000)),
     ),
     "groups": (
         KEYED.apply_in_pandas_with_state(
@@ -230,7 +288,19 @@ def test_a_flow_of_several_sources_gives_the_same_rows_everywhere(spark: Any, en
 
 
 @pytest.mark.parametrize(
-    "name", ["totals", "sliding", "apart", "hottest", "groups", "gathered", "sessions", "distinct"]
+    "name",
+    [
+        "totals",
+        "sliding",
+        "apart",
+        "hottest",
+        "groups",
+        "gathered",
+        "sessions",
+        "distinct",
+        "reminders",
+        "own aggregate in windows",
+    ],
 )
 def test_a_stream_gives_the_same_rows_for_the_same_epochs(spark: Any, engine: pk.Engine, name: str) -> None:
     flow, twin = FLOWS[name]
@@ -250,6 +320,8 @@ def test_a_stream_gives_the_same_rows_for_the_same_epochs(spark: Any, engine: pk
         newest = {row["k"]: tuple(row.values()) for row in local.to_pylist()}
         assert Counter(newest.values()) == twin(), "the last update of a key is its final value"
         assert local.num_rows == 5 * len(newest)
+    elif name == "reminders":
+        assert local.num_rows == sum(twin().values()) and found == twin(), "nothing of it is late"
     elif name == "distinct":
         assert local.num_rows == len(twin()), "each once in all epochs together"
     elif name != "groups":

@@ -204,7 +204,11 @@ class FlowBase:
                 " add .agg(...), .stateful_map(...) or .apply_in_pandas_with_state(...)"
             )
         written = Written(self)
-        steps = [{"emit": "update"} | step if streaming and step["op"] == "agg" else step for step in written.steps]
+        speaks = ("agg", "aggregate")
+        steps = [{"emit": "update"} | step if streaming and step["op"] in speaks else step for step in written.steps]
+        for step in steps:
+            if step["op"] == "aggregate":
+                written.calls[step["call"]] = written.calls[step["call"]] | {"emit": step.get("emit", "final")}
         plan = {"version": PLAN_VERSION, "sources": [_source(one) for one in written.sources], "steps": steps}
         return json.dumps(plan, separators=(",", ":")), written.calls
 
@@ -285,7 +289,7 @@ class FlowBase:
         return (
             [_source(one) for one in mine.sources] == [_source(one) for one in theirs.sources]
             and mine.steps == theirs.steps
-            and [call["func"] for call in mine.calls] == [call["func"] for call in theirs.calls]
+            and list(map(_functions, mine.calls)) == list(map(_functions, theirs.calls))
         )
 
     def __hash__(self) -> int:
@@ -336,9 +340,11 @@ class FlowBase:
         plan, _ = self.to_plan(streaming)
         return dict(_native.plan_check(plan))
 
-    def _before_keys(self) -> Self:
-        """The flow without the key_by that it ends in."""
-        return restore(type(self), self._state() | {"_steps": self._steps[:-1], "_keys": None})
+    def _whole_rows(self) -> Self:
+        """The flow without the key_by and the window that it ends in."""
+        waiting = (self._keys is not None) + (self._window is not None)
+        steps = self._steps[: len(self._steps) - waiting]
+        return restore(type(self), self._state() | {"_steps": steps, "_keys": None, "_window": None})
 
     def _label(self, op: str, name: str) -> str:
         """What a step that comes next is called in errors and statistics."""
@@ -417,6 +423,11 @@ class FlowBase:
                 "_shape": shape,
             },
         )
+
+
+def _functions(call: dict[str, Any]) -> tuple[Any, ...]:
+    """What two calls have in common that are the same."""
+    return tuple(call.get(what) for what in ("func", "on_timer", "at_end", "ttl_us", "ttl_time"))
 
 
 def _meets(step: dict[str, Any]) -> str:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, cast
 import pyarrow as pa
 
 from penstock._aggregates import Aggregate
+from penstock._durations import Duration, parse_duration
 from penstock._flow.base import FlowBase
 from penstock._flow.text import encode, function_name, missing, names_of, one_of
 from penstock._schema import to_arrow
@@ -17,6 +18,7 @@ from penstock.errors import ConfigError, PlanError, SchemaError
 if TYPE_CHECKING:
     from typing_extensions import Self
 
+    from penstock._aggregator import Aggregator
     from penstock._functions.group_state import GroupFunction
 
 __all__ = ["KeyedSteps"]
@@ -205,6 +207,133 @@ class KeyedSteps(FlowBase):
             step["emit"] = "final" if emit is None else emit
         return self._with(step, (*head, *aggregates))
 
+    def aggregate(
+        self,
+        aggregator: Aggregator,
+        *,
+        schema: Any,
+        columns: Sequence[str] | None = None,
+        emit: str | None = None,
+        name: str | None = None,
+    ) -> Self:
+        """Aggregate per key, or per key and window, with functions of your own over blocks of rows.
+
+        Parameters
+        ----------
+        aggregator : Aggregator
+            What makes, fills, merges and finishes states: a `penstock.Aggregator`, or anything with its methods.
+        schema : str, pyarrow.Schema or pyspark StructType
+            Columns that its `finish` gives.
+        columns : sequence of str, optional
+            Columns that its `accumulate` sees; default all, in order.
+        emit : {"final", "update"}, optional
+            When rows come out without a window, as in `agg`.
+        name : str, optional
+            What the step is called in `explain`, errors and statistics; default the name of the class. One that
+            is given is also that of its state, as in `agg`.
+
+        Returns
+        -------
+        Flow
+            Columns: window_start and window_end where there is a window, the keys, those of `schema`.
+
+        Raises
+        ------
+        SchemaError
+            When a column does not exist here, a name is taken, or `schema` cannot be read.
+        PlanError
+            Without a `key_by` before, behind sessions, or for "update" with a window.
+        ConfigError
+            When a method is missing.
+
+        Notes
+        -----
+        Python is called once for each block and worker, for the rows of all keys in it, and once for some
+        thousand states that come out. Per key and block there is a call of `merge` and about a microsecond.
+        A row of sliding windows is accumulated in each of its windows.
+
+        States are live Python objects, as those of `stateful_map`: pickled when they move to another process or
+        into a checkpoint. When a method raises, the run stops with `UserFunctionError`, and an engine goes back to
+        where the batch began.
+
+        Examples
+        --------
+        >>> import pyarrow as pa
+        >>> import pyarrow.compute as pc
+        >>> import penstock as pk
+        >>> class Longest(pk.Aggregator):
+        ...     def create(self):
+        ...         return ""
+        ...     def accumulate(self, states, groups, rows):
+        ...         for group, word in zip(groups.to_pylist(), rows["word"].to_pylist()):
+        ...             states[group] = self.merge(states[group], word)
+        ...     def merge(self, state, other):
+        ...         return max(state, other, key=lambda word: (len(word), word))
+        ...     def finish(self, states):
+        ...         return pa.table({"longest": states})
+        >>> words = pa.table({"k": [1, 1, 2], "word": ["a", "abc", "xy"]})
+        >>> flow = pk.Flow(words.schema).key_by("k").aggregate(Longest(), schema="longest string", columns=["word"])
+        >>> sorted(flow.collect(words).to_pylist(), key=lambda row: row["k"])
+        [{'k': 1, 'longest': 'abc'}, {'k': 2, 'longest': 'xy'}]
+        """
+        self._stateless_only("aggregate")
+        for method in ("create", "accumulate", "merge", "finish"):
+            if isinstance(aggregator, type) or not callable(getattr(aggregator, method, None)):
+                raise ConfigError(
+                    f"aggregate({aggregator!r}): it has no method {method!r}; give an object, such as one of a class"
+                    " that is made from penstock.Aggregator"
+                )
+        if self._keys is None:
+            raise PlanError("aggregate needs keys: write .key_by('column').aggregate(...)")
+        self._no_sessions("aggregate")
+        if emit is not None:
+            one_of(emit, "aggregate emit", ("final", "update"))
+        if emit == "update" and self._window is not None:
+            raise PlanError(
+                f"aggregate(emit='update') with window({self._window}): its rows come when a window closes; leave emit"
+                " out"
+            )
+        takes = self._columns if columns is None else names_of(columns, "aggregate columns")
+        self._require(takes, "aggregate columns")
+        made = to_arrow(schema, "aggregate schema")
+        kinds = [kind.value_type if pa.types.is_dictionary(kind) else kind for kind in self._key_types(self._keys)]
+        head = list(zip(self._keys, kinds, strict=True))
+        time_type = None
+        if self._window is not None:
+            assert self._event_time is not None
+            time_type = self._key_types([self._event_time])[0]
+            head = [("window_start", time_type), ("window_end", time_type), *head]
+        taken = [column for column in made.names if column in dict(head)]
+        if taken:
+            raise SchemaError(f"aggregate schema: column {taken[0]!r} is that of a key or a window; rename it")
+        if not made.names:
+            raise SchemaError("aggregate schema: it has no column")
+        shape = pa.schema([*head, *made])
+        named = self._named("aggregate", "aggregate", name)
+        label = name or type(aggregator).__name__
+        kept = "partial results of a function"
+        call = {
+            "kind": "aggregate",
+            "step": self._label("aggregate", label),
+            "func": aggregator,
+            "columns": list(takes),
+            "keys": list(self._keys),
+            "key_types": kinds,
+            "schema": shape,
+            "time_type": time_type,
+            "kept": kept if self._window is None else f"{kept} in window({self._window})",
+        }
+        plan_step: dict[str, Any] = {
+            "op": "aggregate",
+            "call": len(self._calls),
+            "schema": encode(shape),
+            "name": label,
+            **named,
+        }
+        if emit is not None or self._window is not None:
+            plan_step["emit"] = "final" if emit is None else emit
+        return self._with(plan_step, tuple(shape.names), call=call)
+
     def distinct(self, *columns: str, name: str | None = None) -> Self:
         """Give each combination of values of some columns once.
 
@@ -346,6 +475,10 @@ class KeyedSteps(FlowBase):
         *,
         schema: Any,
         columns: Sequence[str] | None = None,
+        on_timer: Callable[..., Any] | None = None,
+        ttl: Duration | None = None,
+        ttl_time: str = "event",
+        at_end: Callable[..., Any] | None = None,
         name: str | None = None,
     ) -> Self:
         """Run a Python function per row with a state of its own per key.
@@ -361,6 +494,18 @@ class KeyedSteps(FlowBase):
             Columns that `step` puts out.
         columns : sequence of str, optional
             Columns that `step` receives; default all, in order.
+        on_timer : callable, optional
+            ``on_timer(state, time, value, *key) -> (state, out)``, called when the watermark has passed
+            a time for which `step` has set a timer. Both may return a third value, `later`: None, a
+            timer ``(time, value)`` or a list of them, for this key. Times are milliseconds since 1970 or
+            datetimes (UTC where they name no zone); `on_timer` sees them as event time has them.
+        ttl : str or datetime.timedelta, optional
+            How long after its last row or timer a state is forgotten.
+        ttl_time : {"event", "processing"}, default "event"
+            By which time: that of rows, or that of the host. See Notes.
+        at_end : callable, optional
+            ``at_end(state, *key) -> out``, called for each key that has a state when the input has ended and
+            all timers have fired. The key is forgotten then.
         name : str, optional
             What the step is called in `explain`, errors and statistics; default the name of
             the function. One that is given is also that of its state, as in `agg`.
@@ -375,9 +520,10 @@ class KeyedSteps(FlowBase):
         SchemaError
             When a column does not exist here or `schema` cannot be read.
         PlanError
-            Without a `key_by` before, or with a window.
+            Without a `key_by` before, with a window, or with `on_timer` or a `ttl` in event time where the
+            flow has no `event_time`.
         ConfigError
-            When `step` is not callable.
+            When a function is not callable, `ttl` is no duration, or `ttl_time` is unknown.
 
         Notes
         -----
@@ -389,6 +535,22 @@ class KeyedSteps(FlowBase):
         step. Behind another keyed step, rows that it puts out for different keys of its own
         come in no defined order: write a step there that does not depend on it.
 
+        *Timers* are called at the end of the epoch whose watermark is behind them, so after its rows, for a key
+        in the order of their times. They may set more, but none before themselves. One for a time that has
+        passed is called at the end of this epoch. At the end of input all are called, until none is left: a
+        timer that sets itself again for ever never lets a run end. A key may have timers and no state.
+
+        *States expire.* In event time a row that is `ttl` or more behind the last one of its key finds no state,
+        whatever the epochs, and the state goes when the watermark says that no row can find it any more. A row
+        without event time renews nothing. In processing time all rows of an epoch have one time, which the host
+        gives it and which is the same when it is repeated or undone: the state is gone in the first epoch that is
+        `ttl` or more behind the last one with a row or timer of the key. Rows wait there for the end of their
+        epoch, and in a batch job, which has no such time, nothing expires. Timers of a key stay when its state
+        expires. At the end of input nothing more expires.
+
+        All of it is state: it moves, is undone, and is in checkpoints, with what was forgotten. Neither costs a
+        flow without it anything; with it a row costs about a microsecond more.
+
         Examples
         --------
         >>> import penstock as pk
@@ -399,6 +561,19 @@ class KeyedSteps(FlowBase):
         >>> flow = keyed.stateful_map(running, schema="k bigint, total bigint")
         >>> flow.columns
         ('k', 'total')
+
+        Orders that nobody pays within ten milliseconds:
+
+        >>> import pyarrow as pa
+        >>> def order(paid, k, ts, pays):
+        ...     return (True, None) if pays else (False, None, (ts + 10, "due"))
+        >>> def due(paid, time, value, k):
+        ...     return None, None if paid else (k, time)
+        >>> orders = pk.Flow("k bigint, ts bigint, pays boolean", event_time="ts").key_by("k")
+        >>> unpaid = orders.stateful_map(order, schema="k bigint, due bigint", on_timer=due)
+        >>> rows = pa.table({"k": [1, 2, 1], "ts": [0, 5, 7], "pays": [False, False, True]})
+        >>> unpaid.collect(rows).to_pylist()
+        [{'k': 2, 'due': 15}]
         """
         self._stateless_only("stateful_map")
         if not callable(step):
@@ -421,9 +596,14 @@ class KeyedSteps(FlowBase):
             "key_types": self._key_types(self._keys),
             "schema": shape,
         }
+        timed = on_timer is not None or ttl is not None or at_end is not None
+        one_of(ttl_time, "stateful_map ttl_time", ("event", "processing"))
+        if timed:
+            call |= self._timed(on_timer, ttl, ttl_time, at_end)
         plan_step = {
             "op": "stateful_map",
             "call": len(self._calls),
+            **({"ends": True} if timed else {}),
             "columns": list(self._keys),
             "schema": encode(shape),
             "name": label,
@@ -509,6 +689,34 @@ class KeyedSteps(FlowBase):
             func, outputStructType, stateStructType, outputMode, timeoutConf, timezone, name, streaming=True
         )
 
+    def _timed(self, on_timer: Any, ttl: Duration | None, ttl_time: str, at_end: Any) -> dict[str, Any]:
+        """What a call has more, of a function with timers, states that expire, or an end."""
+        for what, given in (("on_timer", on_timer), ("at_end", at_end)):
+            if given is not None and not callable(given):
+                raise ConfigError(f"stateful_map {what}={given!r}: give a function")
+        ttl_us = None if ttl is None else parse_duration(ttl, "stateful_map ttl")
+        for what, needs in (("on_timer", on_timer is not None), ("ttl", ttl is not None and ttl_time == "event")):
+            if needs and self._event_time is None:
+                more = "; or say ttl_time='processing'" if what == "ttl" else ""
+                raise PlanError(
+                    f"stateful_map {what} needs event time: write Flow(schema, event_time='ts') with the column that"
+                    f" says when a row happened{more}"
+                )
+        time_type = None
+        if self._event_time is not None:
+            time_type = self._key_types([self._event_time])[0]
+        kept = "values of a function, timed" + (" by processing time" if ttl and ttl_time == "processing" else "")
+        return {
+            "kind": "timed",
+            "on_timer": on_timer,
+            "at_end": at_end,
+            "ttl_us": ttl_us,
+            "ttl_time": ttl_time,
+            "event_time": self._event_time,
+            "time_type": time_type,
+            "kept": kept,
+        }
+
     def _no_sessions(self, op: str) -> None:
         if self._window is not None and self._window.kind == "session":
             raise PlanError(
@@ -517,7 +725,7 @@ class KeyedSteps(FlowBase):
             )
 
     def _key_types(self, keys: Sequence[str]) -> list[pa.DataType]:
-        source = self._shape if self._shape is not None else self._before_keys().output_schema
+        source = self._shape if self._shape is not None else self._whole_rows().output_schema
         return [source.field(key).type for key in keys]
 
     def _group_state(

@@ -17,7 +17,7 @@ from penstock.errors import ConfigError, SchemaError
 __all__ = ["KEYED_OPS", "to_text"]
 
 #: Words of steps that keep state.
-KEYED_OPS = ("agg", "distinct", "group_state", "join", "stateful_map", "top")
+KEYED_OPS = ("agg", "aggregate", "distinct", "group_state", "join", "stateful_map", "top")
 _LONGEST_NAME = 100
 
 

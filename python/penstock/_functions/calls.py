@@ -16,11 +16,13 @@ from typing import Any
 
 import pyarrow as pa
 
+from penstock._functions.aggregating import AggregateCall
 from penstock._functions.expand import FlatMapCall
 from penstock._functions.groups import GroupStateCall
 from penstock._functions.loop import BrokenOff, row_loop
 from penstock._functions.short import short
 from penstock._functions.state import BinState
+from penstock._functions.timed import TimedCall
 from penstock.errors import UserFunctionError
 
 __all__ = ["BrokenOff", "MapCall", "StatefulCall", "bind", "locate"]
@@ -32,7 +34,7 @@ def _never() -> bool:
 
 def bind(
     call: dict[str, Any], stopped: Callable[[], bool] = _never
-) -> MapCall | FlatMapCall | StatefulCall | GroupStateCall:
+) -> MapCall | FlatMapCall | StatefulCall | TimedCall | GroupStateCall | AggregateCall:
     """The wrapper of one entry of a plan's `calls`; `stopped` tells it that the host is stopping."""
     if call["kind"] == "map":
         return MapCall(call["step"], call["func"], call.get("schema"))
@@ -43,6 +45,20 @@ def bind(
     if call["kind"] == "stateful":
         return StatefulCall(
             call["step"], call["func"], call["keys"], call["columns"], call["schema"], stopped, call["key_types"]
+        )
+    if call["kind"] == "timed":
+        return TimedCall(
+            call,
+            stopped,
+            lambda func, *failure: user_error(call["step"], func, *failure),
+            lambda reason: misfit(call["step"], call["func"], reason),
+        )
+    if call["kind"] == "aggregate":
+        return AggregateCall(
+            call,
+            stopped,
+            lambda func, *failure: user_error(call["step"], func, *failure),
+            lambda reason: misfit(call["step"], call["func"].finish, reason),
         )
     if call["kind"] == "groups":
         step, func = call["step"], call["func"]

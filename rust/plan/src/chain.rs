@@ -163,6 +163,7 @@ pub(crate) fn stateless(
         | StepSpec::Agg { .. }
         | StepSpec::StatefulMap { .. }
         | StepSpec::GroupState { .. }
+        | StepSpec::Aggregate { .. }
         | StepSpec::Top { .. }
         | StepSpec::Distinct { .. }
         | StepSpec::Union {}

@@ -177,8 +177,19 @@ pub(crate) fn explain(plan: &Plan) -> String {
                 ),
                 "accumulators per key",
             ),
-            KeyedKind::StatefulMap { call } => {
+            KeyedKind::StatefulMap { call, ends: false } => {
                 (format!("call {call} ({})", keyed.name), "the function's, in input order")
+            }
+            KeyedKind::StatefulMap { call, ends: true } => (
+                format!("call {call} ({}), and at the end of each epoch", keyed.name),
+                "the function's, in input order, with timers",
+            ),
+            KeyedKind::Aggregate { call, windows: of } => {
+                let of = of.as_ref().map(|(of, time)| format!(", {} on {}", windows(of), time.name));
+                (
+                    format!("call {call} ({}) per block{}", keyed.name, of.unwrap_or_default()),
+                    "the function's per key and window",
+                )
             }
             KeyedKind::GroupState { call, late_by } => {
                 let late = late_by.as_ref().map_or(String::new(), |time| format!(", late by {}", time.name));

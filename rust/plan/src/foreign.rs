@@ -1,8 +1,9 @@
 //! User code with state per key: a block's rows go, grouped by bin, to the bins' own state objects.
 //!
-//! Owns the two keyed steps of this kind. [`StatefulMapOp`] calls once per block and emits what comes back. [`GroupStateOp`] hands the
-//! rows over as they come and calls once at the end of the epoch, with the watermarks and the processing time of the epoch: what a
-//! function sees then depends on the epoch alone, not on how its rows were cut into blocks.
+//! Owns the two keyed operators of this kind. [`StatefulMapOp`] calls once per block and emits what comes back. [`EpochOp`] hands the
+//! rows over as they come, too, and calls once more at the end of the epoch, with its watermarks and processing time: for groups, whose function
+//! then sees what depends on the epoch alone and not on how its rows were cut into blocks, for timers and states that expire, and for aggregates
+//! in windows, which come out there. Rows of a window that has closed are late, also those without event time.
 //!
 //! Invariant: one call per block and one per epoch, whatever the number of bins; so the price of a call (a few microseconds for
 //! Python) is shared by the rows of a block.
@@ -18,6 +19,7 @@ use crate::error::{OpError, StepName};
 use crate::op::{Bins, KeyedOp, Output, Sink, check_hashes, conform, send, take_rows};
 use crate::partition::{Partition, bin_of};
 use crate::state::foreign_of;
+use crate::window::{Windows, event_times};
 
 /// What both steps are made of.
 pub(crate) struct Foreign {
@@ -93,38 +95,62 @@ impl KeyedOp for StatefulMapOp {
     fn resume(&mut self, _: i64) {}
 }
 
-/// The groups of an epoch in, rows out at its end; see the module.
-pub(crate) struct GroupStateOp {
+/// Which rows are late.
+pub(crate) enum Late {
+    Never,
+    /// Those at or before the watermark in this column.
+    Behind(EventTime),
+    /// Those whose window, by the bounds in the first two columns, has closed; with the column of event time as it was before these.
+    Closed(Windows, EventTime),
+}
+
+/// Rows in, rows out, then and at the end of an epoch; see the module.
+pub(crate) struct EpochOp {
     foreign: Foreign,
-    /// Rows at or before the watermark in this column are late.
-    late_by: Option<EventTime>,
+    late: Late,
     before_us: Option<i64>,
     after_us: Option<i64>,
     clock_ms: Option<i64>,
 }
 
-impl GroupStateOp {
-    pub(crate) fn new(foreign: Foreign, late_by: Option<EventTime>) -> Self {
-        Self { foreign, late_by, before_us: None, after_us: None, clock_ms: None }
+impl EpochOp {
+    pub(crate) fn new(foreign: Foreign, late: Late) -> Self {
+        Self { foreign, late, before_us: None, after_us: None, clock_ms: None }
     }
 
     /// The rows that are in time, and those that are late.
-    fn divide(&self, batch: &RecordBatch) -> (Vec<u32>, Vec<u32>) {
+    fn divide(&self, batch: &RecordBatch) -> Result<(Vec<u32>, Vec<u32>), OpError> {
         let rows = 0..batch.num_rows() as u32;
-        let (Some(time), Some(watermark)) = (&self.late_by, self.before_us) else {
-            return (rows.collect(), Vec::new());
-        };
-        let Some(codes) = codes(batch.column(time.column)) else { return (rows.collect(), Vec::new()) };
-        // Watermarks count in milliseconds here, as those of Spark do.
-        let limit = watermark.div_euclid(1_000) * 1_000;
-        rows.partition(|&row| {
-            let valid = codes.nulls.as_ref().is_none_or(|nulls| nulls.is_valid(row as usize));
-            !valid || time.to_us(codes.values[row as usize]).is_none_or(|us| us > limit)
-        })
+        match (&self.late, self.before_us) {
+            (Late::Never, _) | (Late::Behind(_), None) => Ok((rows.collect(), Vec::new())),
+            (Late::Behind(time), Some(watermark)) => {
+                let Some(codes) = codes(batch.column(time.column)) else { return Ok((rows.collect(), Vec::new())) };
+                // Watermarks count in milliseconds here, as those of Spark do.
+                let limit = watermark.div_euclid(1_000) * 1_000;
+                Ok(rows.partition(|&row| {
+                    let valid = codes.nulls.as_ref().is_none_or(|nulls| nulls.is_valid(row as usize));
+                    !valid || time.to_us(codes.values[row as usize]).is_none_or(|us| us > limit)
+                }))
+            }
+            (Late::Closed(windows, time), watermark) => {
+                let (ends, absent) = event_times(&self.foreign.step, time, 1, batch)?;
+                let watermark = watermark.unwrap_or(i64::MIN);
+                let open = |row: u32| ends[row as usize] > watermark && absent.binary_search(&row).is_err();
+                let (open, mut late): (Vec<u32>, Vec<u32>) = rows.partition(|&row| open(row));
+                if !late.is_empty() {
+                    // Of a row's copies only the one in its last window reports it late: that window closes last.
+                    let (mut times, _) = event_times(&self.foreign.step, time, time.column + 2, batch)?;
+                    windows.to_axis(&mut times);
+                    let last = |row: usize| windows.instant(windows.last_start(times[row]) + windows.size_us());
+                    late.retain(|row| absent.binary_search(row).is_ok() || ends[*row as usize] == last(*row as usize));
+                }
+                Ok((open, late))
+            }
+        }
     }
 }
 
-impl KeyedOp for GroupStateOp {
+impl KeyedOp for EpochOp {
     fn apply(
         &mut self,
         bins: &mut dyn Bins,
@@ -134,7 +160,7 @@ impl KeyedOp for GroupStateOp {
         out: &mut Sink<'_>,
     ) -> Result<(), OpError> {
         check_hashes(batch, hashes)?;
-        let (rows, late) = self.divide(batch);
+        let (rows, late) = self.divide(batch)?;
         if !late.is_empty() {
             send(take_rows(batch, &late)?, Output::Late, out);
         }

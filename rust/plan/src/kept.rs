@@ -159,7 +159,9 @@ impl KeyedSpec {
                 time: time_of(event_time),
             },
             KeyedKind::Running { emit, aggregates: all } => aggregates(all, *emit, None),
-            KeyedKind::StatefulMap { .. } | KeyedKind::GroupState { .. } => Holds::Values {},
+            KeyedKind::StatefulMap { .. } | KeyedKind::GroupState { .. } | KeyedKind::Aggregate { .. } => {
+                Holds::Values {}
+            }
             KeyedKind::Top(Top { n, by, descending, group, end, .. }) => Holds::Top {
                 n: *n,
                 by: *by,

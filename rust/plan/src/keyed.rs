@@ -11,7 +11,7 @@ use crate::agg::Aggregate;
 use crate::callback::Callbacks;
 use crate::column::{EventTime, plain, plain_type};
 use crate::error::{OpError, StepName};
-use crate::foreign::{Foreign, GroupStateOp, StatefulMapOp};
+use crate::foreign::{EpochOp, Foreign, Late, StatefulMapOp};
 use crate::group::{GroupBy, shape};
 use crate::hash::hash_columns_of;
 use crate::join::{Join, JoinOp, Sides};
@@ -80,6 +80,15 @@ pub enum KeyedKind {
     StatefulMap {
         /// Number of the call.
         call: usize,
+        /// Whether it is called at the ends of epochs, too.
+        ends: bool,
+    },
+    /// Aggregates by key and window, with user code over blocks that speaks at the ends of epochs.
+    Aggregate {
+        /// Number of the call.
+        call: usize,
+        /// The windows, and the event-time column of the rows that enter.
+        windows: Option<(Windows, EventTime)>,
     },
     /// User code over the groups of an epoch, with state and a timeout per key.
     GroupState {
@@ -114,7 +123,7 @@ impl KeyedSpec {
     }
 
     /// The rows to route: a join drops here rows that can meet none and do not come out without, a top step rows that the block itself shows to
-    /// be out; a join in windows and a top over raw rows repeat each row for each of its windows.
+    /// be out; a join in windows, user code in windows and a top over raw rows repeat each row for each of its windows.
     ///
     /// # Errors
     /// [`OpError::EventTime`] for a time out of range.
@@ -124,6 +133,9 @@ impl KeyedSpec {
                 Top::assign_windows(&self.step, windows, event_time, &self.routed, batch)
             }
             KeyedKind::Top(top) => top.cut(batch),
+            KeyedKind::Aggregate { windows: Some((windows, event_time)), .. } => {
+                Top::assign_windows(&self.step, windows, event_time, &self.routed, batch)
+            }
             KeyedKind::Join(join) => join.assign(&self.step, batch),
             _ => Ok(batch.clone()),
         }
@@ -180,9 +192,9 @@ impl KeyedSpec {
             KeyedKind::Running { emit, aggregates } => {
                 State::panes(Panes::new(shape(&key_types, aggregates, emit.tracks())))
             }
-            KeyedKind::StatefulMap { call } | KeyedKind::GroupState { call, .. } => {
-                State::foreign(callbacks.new_state(*call))
-            }
+            KeyedKind::StatefulMap { call, .. }
+            | KeyedKind::GroupState { call, .. }
+            | KeyedKind::Aggregate { call, .. } => State::foreign(callbacks.new_state(*call)),
             KeyedKind::Top(top) => State::groups(Groups::new(top.n, top::shape(top, &self.routed))),
             KeyedKind::Join(join) => State::sides(Sides::new(join.shape(), join.rules())),
         }
@@ -216,8 +228,16 @@ impl KeyedSpec {
             KeyedKind::Running { emit, aggregates } => {
                 Box::new(RunningOp::new(group_by(aggregates, None, emit.tracks())?, *emit))
             }
-            KeyedKind::StatefulMap { call } => Box::new(StatefulMapOp(foreign(*call))),
-            KeyedKind::GroupState { call, late_by } => Box::new(GroupStateOp::new(foreign(*call), late_by.clone())),
+            KeyedKind::StatefulMap { call, ends: false } => Box::new(StatefulMapOp(foreign(*call))),
+            KeyedKind::StatefulMap { call, ends: true } => Box::new(EpochOp::new(foreign(*call), Late::Never)),
+            KeyedKind::GroupState { call, late_by } => {
+                let late = late_by.clone().map_or(Late::Never, Late::Behind);
+                Box::new(EpochOp::new(foreign(*call), late))
+            }
+            KeyedKind::Aggregate { call, windows } => {
+                let late = windows.clone().map_or(Late::Never, |(windows, time)| Late::Closed(windows, time));
+                Box::new(EpochOp::new(foreign(*call), late))
+            }
             KeyedKind::Join(join) => {
                 Box::new(JoinOp::new(self.step.clone(), &self.keys, join, self.key_types(), self.output.clone())?)
             }

@@ -246,6 +246,7 @@ impl Plan {
             let late = match &keyed.kind {
                 KeyedKind::Window { .. } | KeyedKind::GroupState { late_by: Some(_), .. } => vec![&keyed.routed],
                 KeyedKind::Top(top) if top.assign.is_some() => vec![&keyed.routed],
+                KeyedKind::Aggregate { windows: Some(_), .. } => vec![&keyed.routed],
                 KeyedKind::Join(join) if join.within.is_some() => join.sides.iter().map(|side| &side.routed).collect(),
                 _ => Vec::new(),
             };
@@ -267,9 +268,13 @@ impl Plan {
         self.keyed().any(|keyed| matches!(keyed.kind, KeyedKind::StatefulMap { .. } | KeyedKind::GroupState { .. }))
     }
 
+    fn aggregates_by_call(&self) -> bool {
+        self.keyed().any(|keyed| matches!(keyed.kind, KeyedKind::Aggregate { .. }))
+    }
+
     /// Whether it calls functions of the user.
     pub fn has_calls(&self) -> bool {
-        self.needs_order() || self.pre().any(|steps| !steps.is_empty())
+        self.needs_order() || self.aggregates_by_call() || self.pre().any(|steps| !steps.is_empty())
     }
 
     /// Whether a part of it holds back: a flat map, a bounded part, a loop or a join.
@@ -656,10 +661,11 @@ impl Compiler {
             }
             StepSpec::Agg { emit, aggs, .. } => self.agg(step, *emit, aggs),
             StepSpec::Distinct { columns, .. } => self.distinct(step, columns),
-            StepSpec::StatefulMap { call, columns, schema, name, .. } => {
+            StepSpec::StatefulMap { call, columns, schema, name, ends, .. } => {
                 let name = if name.is_empty() { "stateful_map" } else { name };
-                self.foreign(step, columns, schema, name, |_| KeyedKind::StatefulMap { call: *call })
+                self.foreign(step, columns, schema, name, |_| KeyedKind::StatefulMap { call: *call, ends: *ends })
             }
+            StepSpec::Aggregate { call, emit, schema, name, .. } => self.aggregate(step, *call, *emit, schema, name),
             StepSpec::GroupState { call, columns, schema, name, event_time, .. } => {
                 if *event_time && self.point.event_time.is_none() {
                     return Err(PlanError::NoEventTime { step });
@@ -924,6 +930,71 @@ impl Compiler {
         self.point.window = None;
         self.point.updates = false;
         self.keep_times(&schema);
+        Ok(())
+    }
+
+    /// User code that aggregates blocks by key and window.
+    fn aggregate(
+        &mut self,
+        step: StepName,
+        call: usize,
+        emit: Option<Emit>,
+        output: &SchemaRef,
+        name: &str,
+    ) -> Result<(), PlanError> {
+        let misplaced = |reason| Err(PlanError::Misplaced { step: step.clone(), reason });
+        if self.point.updates {
+            return misplaced(
+                "its input replaces earlier values, which would be counted again; write emit='final' in the agg before it",
+            );
+        }
+        let Waiting { key, windows } = std::mem::take(&mut self.waiting);
+        let Some((_, keys, nulls)) = key else { return misplaced("it needs a key: put key_by before it") };
+        let input = self.point.schema.clone();
+        if let Some(&nested) = keys.iter().find(|&&at| input.field(at).data_type().is_nested()) {
+            let need = "the key of a function must be hashable in Python: make text or bytes of it first";
+            return Err(wrong_type(&step, input.field(nested), need));
+        }
+        let windows = match windows {
+            Some((_, Cut::Sessions(_))) => {
+                return misplaced("a function aggregates by windows that are the same for all keys, not by sessions");
+            }
+            Some((_, Cut::Windows(cut))) => Some((cut, self.point.event_time.clone().expect("a window step needs it"))),
+            None => None,
+        };
+        let bounds: Vec<Field> = match &windows {
+            None => Vec::new(),
+            Some((_, time)) => [WINDOW_START, WINDOW_END].map(|n| Field::new(n, time.data_type.clone(), true)).into(),
+        };
+        if emit == Some(Emit::New) || (windows.is_some() && emit == Some(Emit::Update)) {
+            return misplaced("it speaks when a window closes, and without windows emit is 'final' or 'update'");
+        }
+        let behind = bounds.len();
+        let fields = bounds.iter().cloned().map(Arc::new).chain(input.fields().iter().cloned());
+        let routed: SchemaRef = Arc::new(Schema::new(fields.collect::<Vec<_>>()));
+        unique(&step, &routed)?;
+        unique(&step, output)?;
+        let keyed = keys.iter().map(|&at| (input.field(at).name(), plain_type(input.field(at).data_type())));
+        let head = bounds.iter().map(|field| (field.name(), field.data_type())).chain(keyed);
+        let head: Vec<_> = head.collect();
+        let found = output.fields().iter().map(|field| (field.name(), field.data_type()));
+        if output.fields().len() <= head.len() || !found.zip(&head).all(|(found, head)| found == *head) {
+            return misplaced("its columns are the bounds of its window, its keys, and at least one more");
+        }
+        let window = windows.as_ref().map(|(_, time)| time.clone());
+        self.close(KeyedSpec {
+            name: if name.is_empty() { "aggregate" } else { name }.into(),
+            input,
+            routed,
+            output: output.clone(),
+            keys: keys.into_iter().map(|at| at + behind).collect(),
+            reject_nulls: nulls == Nulls::Reject,
+            kind: KeyedKind::Aggregate { call, windows },
+            step,
+            operator: String::new(),
+        });
+        self.point.updates = window.is_none() && emit == Some(Emit::Update);
+        (self.point.event_time, self.point.window) = (None, window);
         Ok(())
     }
 

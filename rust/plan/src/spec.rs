@@ -158,6 +158,9 @@ pub enum StepSpec {
     StatefulMap {
         /// Number of the call.
         call: usize,
+        /// Whether it is called at the ends of epochs, too: it has timers, states that expire, or something to say at the end of input.
+        #[serde(default, skip_serializing_if = "is_false")]
+        ends: bool,
         /// Key columns; may be empty when `key_by` named them.
         #[serde(default, deserialize_with = "none_is_empty")]
         columns: Vec<String>,
@@ -190,6 +193,23 @@ pub enum StepSpec {
         /// Whether timeouts are in event time; then rows at or before the watermark are late.
         #[serde(default)]
         event_time: bool,
+    },
+    /// Aggregates by key and window, with user code over blocks.
+    Aggregate {
+        /// Number of the call.
+        call: usize,
+        /// When it speaks, as of `agg`; the function is told the same.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        emit: Option<Emit>,
+        /// Declared output: window bounds where there are windows, the key columns, what the function makes.
+        #[serde(with = "schema_text")]
+        schema: SchemaRef,
+        /// Name shown to the user.
+        #[serde(default)]
+        name: String,
+        /// What the user calls the operator.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        operator: Option<String>,
     },
     /// Keeps the rows of rank at most `n`, ties included.
     Top {
@@ -254,6 +274,7 @@ impl StepSpec {
             Self::Agg { .. } => "agg",
             Self::StatefulMap { .. } => "stateful_map",
             Self::GroupState { .. } => "group_state",
+            Self::Aggregate { .. } => "aggregate",
             Self::Top { .. } => "top",
             Self::Distinct { .. } => "distinct",
             Self::Union {} => "union",
@@ -268,6 +289,7 @@ impl StepSpec {
             | Self::Distinct { operator, .. }
             | Self::StatefulMap { operator, .. }
             | Self::GroupState { operator, .. }
+            | Self::Aggregate { operator, .. }
             | Self::Top { operator, .. }
             | Self::Join { operator, .. } => operator.as_deref(),
             _ => None,

@@ -40,7 +40,7 @@ pub(crate) struct PyCalls {
 }
 
 struct Call {
-    /// `MapCall`, `StatefulCall` or `GroupStateCall`.
+    /// A `MapCall`, `FlatMapCall`, `StatefulCall`, `TimedCall`, `GroupStateCall` or `AggregateCall`.
     object: Py<PyAny>,
     step: String,
     schema: Option<SchemaRef>,
@@ -195,10 +195,7 @@ impl Callbacks for PyCalls {
                     let columns = PyList::new(py, columns.iter().map(list))?;
                     let arguments = (objects(py, &bins)?, counts.as_slice(), keys, columns);
                     let out = call.object.bind(py).call_method1(pyo3::intern!(py, "apply"), arguments)?;
-                    convert::from_rows(out.cast::<PyList>()?, schema).map_err(|misfit| match misfit {
-                        Misfit::Other(error) => error,
-                        misfit => refused(call.object.bind(py), &misfit.reason()),
-                    })
+                    rows_out(call.object.bind(py), &out, schema)
                 })
             }
             Stateful::Blocks => {
@@ -227,11 +224,17 @@ impl Callbacks for PyCalls {
             let object = call.object.bind(py);
             let arguments = (objects(py, &bins)?, end.before_us, end.after_us, end.clock_ms);
             let made = object.call_method1(pyo3::intern!(py, "end_epoch"), arguments)?;
-            let batches = made.try_iter()?.map(|batch| {
-                declared(&import_batch(&batch?)?, schema)
-                    .map_err(|reason| refused(object, &format!("what the function returned does not fit: {reason}")))
-            });
-            let batches = batches.collect::<PyResult<Vec<_>>>()?;
+            let batches = match &call.stateful {
+                Some(Stateful::Rows { .. }) => vec![rows_out(object, &made, schema)?],
+                _ => {
+                    let batches = made.try_iter()?.map(|batch| {
+                        declared(&import_batch(&batch?)?, schema).map_err(|reason| {
+                            refused(object, &format!("what the function returned does not fit: {reason}"))
+                        })
+                    });
+                    batches.collect::<PyResult<Vec<_>>>()?
+                }
+            };
             bins.iter().for_each(|bin| bin.measure(py, 1));
             Ok(batches)
         })
@@ -240,6 +243,14 @@ impl Callbacks for PyCalls {
     fn stop(&self) {
         self.stopping.store(true, Ordering::Relaxed);
     }
+}
+
+/// Rows that a step puts out, a list of tuples, as a batch.
+fn rows_out(call: &Bound<'_, PyAny>, rows: &Bound<'_, PyAny>, schema: &SchemaRef) -> PyResult<Batch> {
+    convert::from_rows(rows.cast::<PyList>()?, schema).map_err(|misfit| match misfit {
+        Misfit::Other(error) => error,
+        misfit => refused(call, &misfit.reason()),
+    })
 }
 
 /// What is behind some bins.

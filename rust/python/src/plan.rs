@@ -78,7 +78,10 @@ fn operators<'py>(py: Python<'py>, plan: &Plan) -> PyResult<Vec<Bound<'py, PyDic
         facts.set_item("types", kept.types())?;
         facts.set_item("version", KeyedSpec::STATE_VERSION)?;
         facts.set_item("columns", kept.to_json())?;
-        if let KeyedKind::StatefulMap { call } | KeyedKind::GroupState { call, .. } = keyed.kind {
+        if let KeyedKind::StatefulMap { call, .. }
+        | KeyedKind::GroupState { call, .. }
+        | KeyedKind::Aggregate { call, .. } = keyed.kind
+        {
             facts.set_item("call", call)?;
         }
         Ok(facts)

@@ -31,9 +31,9 @@ if TYPE_CHECKING:
 __all__ = ["Program"]
 
 #: Steps whose ``name`` in the plan is only shown.
-_NAMED = ("stateful_map", "group_state")
+_NAMED = ("stateful_map", "group_state", "aggregate")
 #: What of a call its states depend on.
-_BINDING = ("kind", "keys", "state", "timeout")
+_BINDING = ("kind", "keys", "state", "timeout", "kept")
 
 
 @dataclass(frozen=True)
@@ -167,7 +167,7 @@ def _operator(told: Mapping[str, Any], calls: Sequence[Mapping[str, Any]]) -> Ma
         return facts
     state, timeout = calls[at].get("state"), calls[at].get("timeout")
     if state is None:
-        return facts | {"types": f"{facts['types']} -> values of a function"}
+        return facts | {"types": f"{facts['types']} -> {calls[at].get('kept', 'values of a function')}"}
     types = ", ".join(str(kind) for kind in state.types)
     columns = json.loads(facts["columns"]) | {"state": encode(state)}
     return facts | {"types": f"{facts['types']} -> ({types}), {timeout}", "columns": json.dumps(columns)}

@@ -1,0 +1,306 @@
+"""Aggregates that users write, over blocks of rows: what a worker keeps and calls.
+
+Owns: `AggregateBin`, the states of the keys of one bin, by window; `AggregateCall`, the call that the native module
+makes for an `aggregate` step: once per block with the rows of its bins, and once at the end of each epoch.
+
+A block is grouped by key and window without a look at single rows. The user's object fills new states with it in one
+call, and each of those is merged into the one that the key has. So a state is touched when all of the block has been
+accumulated: an `accumulate` that raises has changed nothing. One of the other methods that raises leaves the bins
+tainted until they are rolled back, see `BinState`.
+
+At the end of an epoch windows come out whose end its watermark has reached, and are forgotten; without windows the keys
+that the epoch touched ("update"), or all at the end of input ("final").
+
+Invariants: a window is named by its bounds as the event-time column counts. When a window is due follows from the
+states; the heap is an index of them, made anew after a move, an undo or a restore. Keys that an epoch has touched move
+with their bin until it ends.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import pickle
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, Final
+
+import cloudpickle
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from penstock._functions.loop import BrokenOff
+from penstock._functions.short import short
+from penstock._functions.state import FORMAT, MISSING, BinState, copy_state, own_nan
+
+__all__ = ["AggregateBin", "AggregateCall"]
+
+_TOUCHED: Final = 3
+#: The watermark at the end of input, microseconds.
+_END_US: Final = (1 << 63) - 1
+#: States that are finished at once.
+_FINISH: Final = 8_192
+_WINDOW: Final = ("window_start", "window_end")
+
+#: Bounds of a window, as the event-time column counts; empty without windows.
+Window = tuple[int, ...]
+
+
+class AggregateBin(BinState):
+    """States of one bin: key, a tuple -> window -> state.
+
+    Attributes
+    ----------
+    touched
+        Keys with rows in the epoch under way, in their order.
+    """
+
+    __slots__ = ("_ends", "_order", "touched")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.touched: dict[Any, None] = {}
+        #: End of a window, order, its key; None when it is to be made anew.
+        self._ends: list[tuple[int, int, Any]] | None = []
+        self._order = 0
+
+    def keep(self, key: Any) -> None:
+        """Note what a key is, before it is touched."""
+        if self.journal is not None and key not in self.journal:
+            windows = self.states.get(key, MISSING)
+            self.journal[key] = windows if windows is MISSING else copy_state(windows)
+
+    def open_window(self, end: int, key: Any) -> None:
+        """Index a window that a key has from now on."""
+        if self._ends is not None:
+            self._order += 1
+            heapq.heappush(self._ends, (end, self._order, key))
+
+    def closed(self, reached: Callable[[int], bool]) -> Iterator[Any]:
+        """Keys that may have windows that are over, perhaps more than once."""
+        if self._ends is None:
+            ends = ((window[1], key) for key, windows in self.states.items() for window in windows)
+            self._ends = [(end, number, key) for number, (end, key) in enumerate(ends)]
+            heapq.heapify(self._ends)
+            self._order = len(self._ends)
+        while self._ends and reached(self._ends[0][0]):
+            yield heapq.heappop(self._ends)[2]
+
+    def rollback(self) -> None:
+        super().rollback()
+        self.touched = {}
+        self._ends = None
+
+    def encode(self, changed: bool = True) -> Iterator[bytes]:
+        yield from super().encode(changed)
+        if self.touched:
+            yield bytes((FORMAT, _TOUCHED)) + cloudpickle.dumps(list(self.touched), protocol=5)
+
+    def restore(self, entries: Iterable[tuple[bytes, bytes | None]]) -> None:
+        super().restore(entries)
+        self._ends = None
+
+    def absorb(self, chunk: bytes) -> None:
+        if chunk[:2] == bytes((FORMAT, _TOUCHED)):
+            self.touched.update(dict.fromkeys(map(own_nan, pickle.loads(chunk[2:]))))
+            return
+        super().absorb(chunk)
+        self._ends = None
+
+
+class AggregateCall:
+    """A user's `Aggregator`.
+
+    Parameters
+    ----------
+    call
+        The entry of a plan's `calls`.
+    stopped
+        Tells that the host is stopping.
+    failed
+        Makes the exception to raise of one that a method raised: that method, the exception, None, the key, its names.
+    refuse
+        Makes the exception of results that do not fit.
+    """
+
+    kind = "groups"
+
+    def __init__(
+        self,
+        call: dict[str, Any],
+        stopped: Callable[[], bool],
+        failed: Callable[..., BaseException],
+        refuse: Callable[[str], BaseException],
+    ) -> None:
+        self.step: str = call["step"]
+        self.schema: pa.Schema = call["schema"]
+        self.key_types: list[pa.DataType] = list(call["key_types"])
+        self._user = call["func"]
+        self._keys: list[str] = list(call["keys"])
+        self._columns: list[str] = list(call["columns"])
+        self._time_type: pa.DataType | None = call["time_type"]
+        self._updates: bool = call.get("emit") == "update"
+        self._stopped = stopped
+        self._failed = failed
+        self._refuse = refuse
+
+    def new_state(self) -> AggregateBin:
+        """Empty state of one bin."""
+        return AggregateBin()
+
+    def refused(self, reason: str) -> BaseException:
+        """The error of results that do not fit the declared schema."""
+        return self._refuse(reason)
+
+    def take(self, bins: Sequence[AggregateBin], counts: Sequence[int], handle: Any) -> None:
+        """Add the rows of a block, bin after bin."""
+        batch = pa.record_batch(handle)
+        for bin in bins:
+            bin.open()
+        rows, groups, heads = self._grouped(batch, counts)
+        user = self._user
+        try:
+            made = [user.create() for _ in range(len(heads[0]))]
+        except Exception as error:
+            raise self._failed(user.create, error) from error
+        try:
+            given = user.accumulate(made, groups, rows)
+            if given is not None:
+                made = given
+            if not isinstance(made, list) or len(made) != len(heads[0]):
+                raise TypeError(
+                    f"accumulate returned {short(made)}; it must be None or a list of {len(heads[0])} states"
+                )
+        except Exception as error:
+            raise self._failed(user.accumulate, error) from error
+        places, windows, *columns = heads
+        for new, place, window, *values in zip(made, places, windows, *columns, strict=True):
+            bin, key = bins[place], own_nan(tuple(values))
+            bin.keep(key)
+            mine = bin.states.setdefault(key, {})
+            if window in mine:
+                try:
+                    mine[window] = user.merge(mine[window], new)
+                except BaseException as error:
+                    for each in bins:
+                        each.taint()
+                    if not isinstance(error, Exception):
+                        raise
+                    raise self._failed(user.merge, error, None, key, self._keys) from error
+            else:
+                mine[window] = new
+                if window:
+                    bin.open_window(window[1], key)
+            if self._updates:
+                bin.touched[key] = None
+        if self._stopped():
+            raise BrokenOff
+
+    def end_epoch(
+        self, bins: Sequence[AggregateBin], before_us: int | None, after_us: int | None, clock_ms: int | None
+    ) -> list[pa.RecordBatch]:
+        """What comes out; see the module."""
+        ended = after_us == _END_US and before_us != _END_US
+        found: list[tuple[tuple[Any, ...], Window, Any]] = []
+        out: list[pa.RecordBatch] = []
+        for bin in bins:
+            bin.open()
+            for item in self._due(bin, after_us, ended):
+                found.append(item)
+                if len(found) == _FINISH:
+                    out.append(self._finished(bins, found))
+                    found = []
+            bin.touched = {}
+        if found:
+            out.append(self._finished(bins, found))
+        return out
+
+    def _due(
+        self, bin: AggregateBin, after_us: int | None, ended: bool
+    ) -> Iterator[tuple[tuple[Any, ...], Window, Any]]:
+        if self._time_type is None:
+            keys = bin.touched if self._updates else bin.states if ended else ()
+            yield from ((key, (), bin.states[key][()]) for key in keys)
+            return
+        if after_us is None:
+            return
+
+        def reached(end: int) -> bool:
+            return self._us(end) <= after_us
+
+        for key in bin.closed(reached):
+            windows = bin.states.get(key, {})
+            over = sorted(window for window in windows if reached(window[1]))
+            if not over:
+                continue
+            bin.keep(key)
+            yield from ((key, window, windows.pop(window)) for window in over)
+            if not windows:
+                del bin.states[key]
+
+    def _finished(
+        self, bins: Sequence[AggregateBin], found: list[tuple[tuple[Any, ...], Window, Any]]
+    ) -> pa.RecordBatch:
+        if self._stopped():
+            raise BrokenOff
+        try:
+            made = self._user.finish([state for _, _, state in found])
+            if not (hasattr(made, "__arrow_c_array__") or hasattr(made, "__arrow_c_stream__")):
+                raise TypeError(f"finish returned {short(made)}, not a pyarrow RecordBatch or Table")
+            table = pa.table(made)
+            if len(table) != len(found):
+                raise ValueError(f"finish returned {len(table)} rows for {len(found)} states; it returns one for each")
+        except Exception as error:
+            for bin in bins:
+                bin.taint()
+            raise self._failed(self._user.finish, error) from error
+        columns: dict[str, Any] = {}
+        if self._time_type is not None:
+            for at, name in enumerate(_WINDOW):
+                bounds = pa.array([window[at] for _, window, _ in found], pa.int64())
+                columns[name] = bounds.cast(self._time_type)
+        for name, kind, values in zip(
+            self._keys, self.key_types, zip(*(key for key, _, _ in found), strict=True), strict=True
+        ):
+            columns[name] = pa.array(values, kind)
+        for name in table.column_names:
+            columns[name] = table.column(name).combine_chunks()
+        chunked = pa.table(columns).combine_chunks().to_batches()
+        return chunked[0]
+
+    def _grouped(
+        self, batch: pa.RecordBatch, counts: Sequence[int]
+    ) -> tuple[pa.RecordBatch, pa.Array, list[list[Any]]]:
+        """Rows by bin, key and window; the group of each; and per group its bin, window and key columns."""
+        bounds = list(_WINDOW) if self._time_type is not None else []
+        names = [*bounds, *self._keys]
+        table: dict[str, Any] = {
+            "bin": pa.array(itertools.chain.from_iterable([at] * n for at, n in enumerate(counts)))
+        }
+        for number, name in enumerate(names):
+            column = batch.column(batch.schema.get_field_index(name))
+            if name in bounds:
+                column = column.cast(pa.int64())
+            elif pa.types.is_dictionary(column.type):
+                column = column.dictionary_decode()
+            elif pa.types.is_floating(column.type):
+                zero, nan = pa.scalar(0.0, column.type), pa.scalar(float("nan"), column.type)
+                column = pc.if_else(pc.is_nan(column), nan, pc.add(column, zero))
+            table[str(number)] = column
+        table["row"] = pa.array(range(batch.num_rows), pa.int64())
+        by = [name for name in table if name != "row"]
+        found = pa.table(table).group_by(by, use_threads=False).aggregate([("row", "list")])
+        lists = found.column("row_list").combine_chunks()
+        if isinstance(lists, pa.ChunkedArray):
+            lists = lists.chunk(0)
+        rows = batch.select(self._columns).take(lists.flatten())
+        heads = [found.column(name).to_pylist() for name in by]
+        windows: list[Any] = [()] * len(heads[0])
+        if bounds:
+            windows = list(zip(heads[1], heads[2], strict=True))
+            del heads[1:3]
+        return rows, pc.list_parent_indices(lists), [heads[0], windows, *heads[1:]]
+
+    def _us(self, bound: int) -> int:
+        kind = self._time_type
+        unit = kind.unit if kind is not None and pa.types.is_timestamp(kind) else "ms"
+        return bound // 1_000 if unit == "ns" else bound * {"s": 1_000_000, "ms": 1_000, "us": 1}[unit]

@@ -1,0 +1,404 @@
+"""A function per row with a state per key, timers, states that expire, and a call at the end of input.
+
+Owns: `TimedBin`, the state of one bin with its timers; `TimedCall`, the call that the native module makes for a
+`stateful_map` that says more than its step: once per block and once at the end of each epoch.
+
+Order of an epoch:
+
+1. rows in input order, each as it comes; where states expire by processing time at the end of the epoch, whose clock is
+   not known before, behind the states that are expired by it;
+2. timers before the watermark that the epoch ends with: of a key in the order of their times, of equal times in that in
+   which they were set; a call may set more, at its own time or later, and those before the watermark follow at once;
+3. states that are expired by that watermark are dropped;
+4. at the end of input, when all timers have fired, each key that has a state is told so, once, and forgotten.
+
+Expiry. A state is as old as its last row or timer. *In event time* a row (or timer) whose time is `ttl` or more behind
+that finds no state, whatever the epochs; the watermark only says when nobody can ask for it any more, and then it goes.
+A row without event time renews nothing, and a state that has only had such is as old as the watermark that its epoch
+ends with. *In processing time* an epoch has one clock, fixed by the host and the
+same when it is repeated or undone; a state is gone in the first epoch whose clock is `ttl` or more behind that of its
+last one. A batch job has no clock: nothing expires by processing time there.
+
+Invariants: what is due is in `states` alone, entry by entry; heaps are an index of it, made anew after a move, an undo
+or a restore, whose items count while the entry says so. A key that is dropped is in the journal like one that is
+changed, so files have a tombstone for it.
+"""
+
+from __future__ import annotations
+
+import datetime
+import heapq
+import math
+import pickle
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, Final
+
+import cloudpickle
+import pyarrow as pa
+
+from penstock._functions.loop import BrokenOff
+from penstock._functions.short import short
+from penstock._functions.state import FORMAT, MISSING, BinState, copy_state
+
+__all__ = ["TimedBin", "TimedCall"]
+
+_WAITING: Final = 2
+#: The watermark at the end of input, microseconds.
+_END_US: Final = (1 << 63) - 1
+#: Times beyond are none, as in the native part.
+_LIMIT_US: Final = _END_US // 4
+_EPOCH: Final = datetime.datetime(1970, 1, 1)
+_EPOCH_UTC: Final = _EPOCH.replace(tzinfo=datetime.timezone.utc)
+_TICK: Final = datetime.timedelta(microseconds=1)
+
+#: State or None, when it was last used or None, and timers: (time, value), ascending. Never changed in place.
+Entry = tuple[Any, "int | None", tuple[tuple[int, Any], ...]]
+
+
+def to_us(value: Any) -> int:
+    """An event time as Python has it (milliseconds since 1970, or a datetime, of UTC unless it names a zone), in us."""
+    if isinstance(value, datetime.datetime):
+        epoch = _EPOCH if value.tzinfo is None else _EPOCH_UTC
+        return (value - epoch) // _TICK
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise TypeError(f"{short(value)} is no time: give milliseconds since 1970, or a datetime")
+    return value * 1_000
+
+
+class TimedBin(BinState):
+    """State of one bin: key -> `Entry`, and rows that wait for the end of the epoch.
+
+    Attributes
+    ----------
+    waiting
+        Keys of rows, and their values by column.
+    """
+
+    __slots__ = ("_expiring", "_order", "_queued", "_timers", "waiting")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.waiting: list[tuple[list[Any], list[list[Any]]]] = []
+        self._index()
+
+    def _index(self) -> None:
+        #: Time, order, key; None when it is to be made anew.
+        self._timers: list[tuple[int, int, Any]] | None = None if self.states else []
+        #: When a state may be over, order, key: an item counts that has the time of `_queued`, not after the true one.
+        self._expiring: list[tuple[float, int, Any]] | None = None if self.states else []
+        self._queued: dict[Any, float] = {}
+        self._order = len(self.states)
+
+    def keep(self, key: Any, entry: Entry | None) -> None:
+        """Note what a key is, before it is touched."""
+        if self.journal is not None and key not in self.journal:
+            self.journal[key] = MISSING if entry is None else copy_state(entry)
+
+    def put(
+        self, key: Any, state: Any, used: int | None, timers: tuple[tuple[int, Any], ...], ttl_us: int | None
+    ) -> None:
+        """Set what a call has left of a key that was noted."""
+        if state is None and not timers:
+            self.states.pop(key, None)
+            return
+        self.states[key] = (state, None if state is None else used, timers)
+        if ttl_us is not None and state is not None and self._expiring is not None:
+            self._queue(key, used, ttl_us)
+
+    def set_timer(self, at_us: int, key: Any) -> None:
+        """Index a timer that `put` has set."""
+        if self._timers is not None:
+            self._order += 1
+            heapq.heappush(self._timers, (at_us, self._order, key))
+
+    def due(self, limit_us: int) -> Any | None:
+        """The key of the earliest timer, in a tuple, where that is before `limit_us`."""
+        timers = self._timers
+        if timers is None:
+            all_ = ((at, key) for key, entry in self.states.items() for at, _ in entry[2])
+            timers = self._timers = [(at, number, key) for number, (at, key) in enumerate(all_)]
+            heapq.heapify(timers)
+            self._order = max(self._order, len(timers))
+        while timers and timers[0][0] < limit_us:
+            at, _, key = heapq.heappop(timers)
+            entry = self.states.get(key)
+            if entry is not None and entry[2] and entry[2][0][0] == at:
+                return (key,)
+        return None
+
+    def expire(self, limit_us: int, ttl_us: int) -> None:
+        """Drop states that are over at `limit_us`. Of those of which nothing is known the time begins there."""
+        states = self.states
+        expiring = self._expiring
+        if expiring is None:
+            expiring = self._expiring = []
+            self._queued = {}
+            for key, (state, used, _) in states.items():
+                if state is not None:
+                    self._queue(key, used, ttl_us)
+        while expiring and expiring[0][0] <= limit_us:
+            at, _, key = heapq.heappop(expiring)
+            if self._queued.get(key) != at:
+                continue
+            del self._queued[key]
+            entry = states.get(key)
+            if entry is None or entry[0] is None:
+                continue
+            state, used, timers = entry
+            if used is not None and used + ttl_us > limit_us:
+                self._queue(key, used, ttl_us)
+                continue
+            self.keep(key, entry)
+            if used is None:
+                self.put(key, state, limit_us, timers, ttl_us)
+            else:
+                self.put(key, None, None, timers, ttl_us)
+
+    def _queue(self, key: Any, used: int | None, ttl_us: int) -> None:
+        assert self._expiring is not None
+        at = -math.inf if used is None else used + ttl_us
+        if at < self._queued.get(key, math.inf):
+            self._order += 1
+            self._queued[key] = at
+            heapq.heappush(self._expiring, (at, self._order, key))
+
+    def rollback(self) -> None:
+        super().rollback()
+        self.waiting = []
+        self._index()
+
+    def encode(self, changed: bool = True) -> Iterator[bytes]:
+        yield from super().encode(changed)
+        for rows in self.waiting:
+            yield bytes((FORMAT, _WAITING)) + cloudpickle.dumps(rows, protocol=5)
+
+    def restore(self, entries: Iterable[tuple[bytes, bytes | None]]) -> None:
+        super().restore(entries)
+        self._index()
+
+    def absorb(self, chunk: bytes) -> None:
+        if chunk[:2] == bytes((FORMAT, _WAITING)):
+            self.waiting.append(pickle.loads(chunk[2:]))
+            return
+        super().absorb(chunk)
+        self._index()
+
+
+class TimedCall:
+    """Functions ``step(state, *values)``, ``on_timer(state, time, value, *key)`` and ``at_end(state, *key)``.
+
+    Parameters
+    ----------
+    call
+        The entry of a plan's `calls`.
+    stopped
+        Tells that the host is stopping.
+    failed
+        Makes the exception to raise of one that a function raised: that function, the exception, the row, the key's
+        names and the key.
+    refuse
+        Makes the exception of rows that do not fit.
+    """
+
+    kind = "stateful"
+
+    def __init__(
+        self,
+        call: dict[str, Any],
+        stopped: Callable[[], bool],
+        failed: Callable[..., BaseException],
+        refuse: Callable[[str], BaseException],
+    ) -> None:
+        self.step: str = call["step"]
+        self.func: Callable[..., Any] = call["func"]
+        self.keys: list[str] = list(call["keys"])
+        self.key_types: list[pa.DataType] = list(call["key_types"])
+        self.schema: pa.Schema = call["schema"]
+        self._on_timer: Callable[..., Any] | None = call["on_timer"]
+        self._at_end: Callable[..., Any] | None = call["at_end"]
+        self._ttl_us: int | None = call["ttl_us"]
+        self._by_clock: bool = call["ttl_time"] == "processing"
+        self._names: list[str] = list(call["columns"])
+        #: What travels: the columns of the step, and behind them event time where states are as old as their rows.
+        timed = call["ttl_us"] is not None and not self._by_clock
+        self.columns = [*self._names, *([call["event_time"]] if timed else [])]
+        self._timed = timed
+        self._time_type: pa.DataType | None = call["time_type"]
+        self._stopped = stopped
+        self._failed = failed
+        self._refuse = refuse
+
+    def new_state(self) -> TimedBin:
+        """Empty state of one bin."""
+        return TimedBin()
+
+    def refused(self, reason: str) -> BaseException:
+        """The error of rows that do not fit the declared schema."""
+        return self._refuse(reason)
+
+    def apply(
+        self, bins: Sequence[TimedBin], counts: Sequence[int], keys: Sequence[Any], columns: Sequence[Sequence[Any]]
+    ) -> list[Any]:
+        """Run the step over the rows of a block, or have them wait; see `StatefulCall.apply`."""
+        out: list[Any] = []
+        start = 0
+        for bin, count in zip(bins, counts, strict=True):
+            bin.open()
+            end = start + count
+            mine, values = list(keys[start:end]), [list(column[start:end]) for column in columns]
+            start = end
+            if self._by_clock:
+                bin.waiting.append((mine, values))
+            else:
+                self._rows(bin, mine, values, None, out)
+        return out
+
+    def end_epoch(
+        self, bins: Sequence[TimedBin], before_us: int | None, after_us: int | None, clock_ms: int | None
+    ) -> list[Any]:
+        """Timers, states that expire, and the end; see the module for their order."""
+        out: list[Any] = []
+        ended = after_us == _END_US and before_us != _END_US
+        clock_us = None if clock_ms is None else clock_ms * 1_000
+        for bin in bins:
+            bin.open()
+            if self._ttl_us is not None and self._by_clock:
+                if clock_us is not None:
+                    bin.expire(clock_us, self._ttl_us)
+                waiting, bin.waiting = bin.waiting, []
+                for keys, values in waiting:
+                    self._rows(bin, keys, values, clock_us, out)
+            if self._on_timer is not None and after_us is not None:
+                self._timers(bin, after_us, clock_us, out)
+            if self._ttl_us is not None and not self._by_clock and after_us is not None and after_us != _END_US:
+                bin.expire(after_us, self._ttl_us)
+            if ended and self._at_end is not None:
+                self._ends(bin, out)
+        return out
+
+    def _rows(
+        self, bin: TimedBin, keys: list[Any], columns: list[list[Any]], now_us: int | None, out: list[Any]
+    ) -> None:
+        times = columns[-1] if self._timed else None
+        columns = columns[:-1] if self._timed else columns
+        rows = zip(*columns, strict=True) if columns else (() for _ in keys)
+        step, stopped = self.func, self._stopped
+        for at, (key, values) in enumerate(zip(keys, rows, strict=True)):
+            if times is not None:
+                now_us = None if times[at] is None else to_us(times[at])
+            self._call(bin, key, now_us, step, values, None, out)
+            if stopped():
+                raise BrokenOff
+
+    def _timers(self, bin: TimedBin, limit_us: int, clock_us: int | None, out: list[Any]) -> None:
+        assert self._on_timer is not None
+        while (found := bin.due(limit_us)) is not None:
+            key = found[0]
+            state, used, ((at_us, value), *rest) = bin.states[key]
+            bin.keep(key, bin.states[key])
+            bin.put(key, state, used, tuple(rest), self._ttl_us)
+            time = self._time(at_us)
+            now_us = clock_us if self._by_clock else at_us
+            self._call(bin, key, now_us, self._on_timer, (time, value, *self._parts(key)), at_us, out)
+            if self._stopped():
+                raise BrokenOff
+
+    def _ends(self, bin: TimedBin, out: list[Any]) -> None:
+        at_end = self._at_end
+        assert at_end is not None
+        for key, entry in list(bin.states.items()):
+            bin.keep(key, entry)
+            if entry[0] is not None:
+                try:
+                    self._take(at_end(entry[0], *self._parts(key)), out)
+                except BaseException as error:
+                    raise self._fault(bin, at_end, error, None, key) from (
+                        error if isinstance(error, Exception) else None
+                    )
+            bin.put(key, None, None, (), None)
+            if self._stopped():
+                raise BrokenOff
+
+    def _call(
+        self,
+        bin: TimedBin,
+        key: Any,
+        now_us: int | None,
+        func: Callable[..., Any],
+        arguments: tuple[Any, ...],
+        least_us: int | None,
+        out: list[Any],
+    ) -> None:
+        """One call for a key: of a row, or of a timer at `least_us`, which sets none before itself."""
+        entry = bin.states.get(key)
+        bin.keep(key, entry)
+        state, used, timers = (None, None, ()) if entry is None else entry
+        ttl_us = self._ttl_us
+        if ttl_us is not None and used is not None and now_us is not None and now_us - used >= ttl_us:
+            state = used = None
+        try:
+            result = func(state, *arguments)
+            if type(result) is not tuple or len(result) not in (2, 3):
+                raise TypeError(
+                    f"the function returned {short(result)}; it must be (state, out) or (state, out, later)"
+                )
+            new: list[tuple[int, Any]] = []
+            if len(result) == 3:
+                new = self._later(result[2], least_us)
+            self._take(result[1], out)
+        except BaseException as error:
+            row = dict(zip(self._names, arguments, strict=True)) if least_us is None else None
+            raise self._fault(bin, func, error, row, key) from (error if isinstance(error, Exception) else None)
+        state = result[0]
+        if used is None or (now_us is not None and now_us > used):
+            used = now_us
+        if new:
+            timers = tuple(sorted((*timers, *new), key=lambda timer: timer[0]))
+        bin.put(key, state, used if ttl_us is not None else None, timers, ttl_us)
+        for at_us, _ in new:
+            bin.set_timer(at_us, key)
+
+    def _later(self, later: Any, least_us: int | None) -> list[tuple[int, Any]]:
+        """Timers as a function gives them."""
+        if later is None:
+            return []
+        if self._on_timer is None:
+            raise TypeError(f"the function sets {short(later)} for later, and the step has no on_timer")
+        found = []
+        for item in [later] if type(later) is tuple else later:
+            if type(item) is not tuple or len(item) != 2:
+                raise TypeError(f"{short(item)} is no timer: give (time, value), or a list of them")
+            at_us = to_us(item[0])
+            if abs(at_us) > _LIMIT_US:
+                raise ValueError(f"the time {short(item[0])} of a timer is out of range")
+            if least_us is not None and at_us < least_us:
+                raise ValueError(f"a timer at {self._time(least_us)} set one before, at {short(item[0])}")
+            found.append((at_us, item[1]))
+        return found
+
+    def _take(self, made: Any, out: list[Any]) -> None:
+        if made is None:
+            return
+        if isinstance(made, tuple):
+            out.append(tuple(made))
+        elif type(made) is list:
+            out.extend(made)
+        else:
+            raise TypeError(f"the step put out {short(made)}; it must be None, a tuple (one row) or a list of tuples")
+
+    def _time(self, at_us: int) -> Any:
+        """A time as rows have it."""
+        if self._time_type is None or pa.types.is_integer(self._time_type):
+            return at_us // 1_000
+        return pa.scalar(at_us, pa.timestamp("us", self._time_type.tz)).as_py()
+
+    def _parts(self, key: Any) -> tuple[Any, ...]:
+        return (key,) if len(self.keys) == 1 else key
+
+    def _fault(
+        self, bin: TimedBin, func: Callable[..., Any], error: BaseException, row: dict[str, Any] | None, key: Any
+    ) -> BaseException:
+        bin.taint()
+        if not isinstance(error, Exception):
+            return error
+        return self._failed(func, error, row, self._parts(key), self.keys)

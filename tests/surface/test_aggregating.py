@@ -1,0 +1,365 @@
+"""Aggregates that users write, over blocks: against a loop, with bins that move, epochs undone, files and late rows."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import penstock as pk
+from penstock import _native
+from penstock._functions.aggregating import AggregateBin
+from penstock._functions.calls import bind
+from penstock.errors import ConfigError, PlanError, SchemaError, StateError, UserFunctionError
+
+SCHEMA = pa.schema([("k", pa.int64()), ("x", pa.float64()), ("ts", pa.int64()), ("v", pa.int64())])
+END_US = (1 << 63) - 1
+
+Row = tuple["int | None", float, "int | None", int]
+
+
+class Seen(pk.Aggregator):
+    """How many rows, and the values in order of size; its states are lists that change in place."""
+
+    def create(self) -> Any:
+        return [0, []]
+
+    def accumulate(self, states: list[Any], groups: pa.Int64Array, rows: pa.RecordBatch) -> None:
+        assert groups.to_pylist() == sorted(groups.to_pylist()) and set(groups.to_pylist()) == set(range(len(states)))
+        if 99 in rows["v"].to_pylist():
+            raise ValueError("accumulate refuses 99")
+        for group, value in zip(groups.to_pylist(), rows["v"].to_pylist(), strict=True):
+            states[group][0] += 1
+            states[group][1].append(value)
+
+    def merge(self, state: Any, other: Any) -> Any:
+        state[0] += other[0]
+        state[1].extend(other[1])
+        if 98 in other[1]:
+            raise ValueError("merge refuses 98")
+        return state
+
+    def finish(self, states: list[Any]) -> Any:
+        texts = [",".join(map(str, sorted(values))) for _, values in states]
+        return pa.table({"n": [n for n, _ in states], "values": texts})
+
+
+MADE = "n bigint, values string"
+
+
+def flow_of(window: Any = None, emit: str | None = None, **source: Any) -> pk.Flow:
+    keyed = pk.Flow(SCHEMA, event_time="ts", lateness="5ms", **source).key_by("k", "x")
+    keyed = keyed if window is None else keyed.window(window)
+    return keyed.aggregate(Seen(), schema=MADE, columns=["v"], emit=emit)
+
+
+def table(rows: list[Row]) -> pa.RecordBatch:
+    columns = zip(*rows, strict=True) if rows else ([], [], [], [])
+    return pa.record_batch(
+        [pa.array(column, field.type) for column, field in zip(columns, SCHEMA, strict=True)], schema=SCHEMA
+    )
+
+
+def norm(row: tuple[Any, ...]) -> tuple[Any, ...]:
+    return tuple("nan" if value != value else value for value in row)
+
+
+class Model:
+    """The twin: rows by window and key."""
+
+    def __init__(self, window: tuple[int, int] | None, emit: str) -> None:
+        self.window, self.emit = window, emit
+        self.groups: dict[Any, list[int]] = defaultdict(list)
+        self.watermark: int | None = None
+
+    def starts(self, ts: int) -> list[int]:
+        assert self.window is not None
+        size, every = self.window
+        return [start for start in range(ts - size + 1, ts + 1) if start % every == 0]
+
+    def epoch(self, rows: list[Row], watermark: int | None, ended: bool = False) -> tuple[list[Any], list[Any]]:
+        out, late, touched = [], [], set()
+        for k, x, ts, v in rows:
+            key = (k, "nan" if x != x else x + 0.0)
+            if self.window is None:
+                self.groups[key].append(v)
+                touched.add(key)
+                continue
+            ends = [] if ts is None else [(start, start + self.window[0]) for start in self.starts(ts)]
+            open_ = [one for one in ends if self.watermark is None or one[1] > self.watermark]
+            if ts is None or (ends and not open_):
+                late.append(norm((k, x, ts, v)))
+            for bounds in open_:
+                self.groups[(*bounds, *key)].append(v)
+        self.watermark = watermark if watermark is not None else self.watermark
+        for key, values in list(self.groups.items()):
+            over = ended or (self.window is not None and self.watermark is not None and key[1] <= self.watermark)
+            if over if self.window is not None else (key in touched if self.emit == "update" else ended):
+                out.append((*key, len(values), ",".join(map(str, sorted(values)))))
+                if self.window is not None:
+                    del self.groups[key]
+        return out, late
+
+
+a_row = st.tuples(
+    st.none() | st.integers(0, 2),
+    st.sampled_from([0.0, -0.0, float("nan"), 1.5]),
+    st.none() | st.integers(-9, 60),
+    st.integers(0, 9),
+)
+epochs_of_a_stream = st.lists(st.lists(a_row, max_size=8), min_size=1, max_size=6)
+KINDS: list[tuple[tuple[int, int] | None, str]] = [
+    (None, "final"),
+    (None, "update"),
+    ((10, 10), "final"),
+    ((20, 5), "final"),
+    ((5, 15), "final"),
+]
+
+
+def watermarks(epochs: list[list[Row]]) -> list[int | None]:
+    reached: list[int | None] = []
+    for rows in epochs:
+        times = [ts for _, _, ts, _ in rows if ts is not None]
+        before = reached[-1] if reached else None
+        now = max(times) - 5 if times else None
+        reached.append(before if now is None or (before is not None and before > now) else now)
+    return reached
+
+
+def window_of(kind: tuple[int, int] | None) -> Any:
+    return None if kind is None else pk.sliding(f"{kind[0]}ms", every=f"{kind[1]}ms")
+
+
+@settings(deadline=None, max_examples=60)
+@given(epochs_of_a_stream, st.sampled_from(KINDS), st.integers(1, 3), st.lists(st.integers(0, 5), max_size=3))
+def test_equals_a_loop_while_bins_move(
+    epochs: list[list[Row]], kind: tuple[tuple[int, int] | None, str], workers: int, moves: list[int]
+) -> None:
+    model, expected, behind = Model(*kind), [], []
+    for rows, watermark in zip(epochs, watermarks(epochs), strict=True):
+        out, late = model.epoch(rows, watermark)
+        expected, behind = expected + out, behind + late
+    expected += model.epoch([], None, ended=True)[0]
+    plan, calls = flow_of(window_of(kind[0]), None if kind[0] else kind[1]).to_plan()
+    got: dict[str, list[Any]] = {"rows": [], "late": []}
+    with _native.LocalRun(plan, calls, workers=workers, bits=2) as run:
+        for number, rows in enumerate(epochs):
+            run.push(table(rows), clock_ms=number)
+            if number in moves and workers > 1:
+                run.migrate([[(bin, number % workers)] for bin in range(4)])
+        run.finish(clock_ms=99)
+        while (item := run.take(30)) is not None:
+            got[item[0]] += [norm(tuple(row.values())) for row in pa.record_batch(item[1]).to_pylist()]
+    assert Counter(got["rows"]) == Counter(expected)
+    assert Counter(row[-4:] for row in got["late"]) == Counter(behind)
+
+
+class Held:
+    """One bin of a worker, and what its epochs have recorded."""
+
+    def __init__(self, kind: tuple[tuple[int, int] | None, str]) -> None:
+        flow = flow_of(window_of(kind[0]), None if kind[0] else kind[1])
+        _, calls = flow.to_plan()
+        self.call: Any = bind(calls[0])
+        self.kind = kind
+        self.bins = [AggregateBin()]
+        self.records: list[list[tuple[bytes, bytes | None]]] = []
+
+    def rows(self, rows: list[Row]) -> None:
+        """As they come: with the bounds of their windows."""
+        batch = table(rows)
+        if self.kind[0] is not None:
+            size, every = self.kind[0]
+            pairs = [
+                (start, at)
+                for at, (_, _, ts, _) in enumerate(rows)
+                for start in range(ts - size + 1, ts + 1)  # type: ignore[operator]
+                if start % every == 0
+            ]
+            starts = pa.array([start for start, _ in pairs], pa.int64())
+            batch = batch.take(pa.array([at for _, at in pairs], pa.int64()))
+            batch = batch.add_column(0, "window_end", pc.add(starts, size)).add_column(0, "window_start", starts)
+        if batch.num_rows:
+            self.call.take(self.bins, [batch.num_rows], batch)
+
+    def move(self) -> None:
+        moved = AggregateBin()
+        chunks, changes = list(self.bins[0].encode(False)), list(self.bins[0].changes())
+        for chunk in chunks:
+            moved.absorb(chunk)
+        moved.mark()
+        for entries in changes:
+            moved.restore([(name, body) for _, name, body in entries])
+        self.bins = [moved]
+
+    def restart(self) -> None:
+        self.bins = [AggregateBin()]
+        for entries in self.records:
+            self.bins[0].restore(entries)
+        self.bins[0].require()
+
+    def held(self) -> Any:
+        return {
+            key: {window: [n, list(values)] for window, (n, values) in windows.items()}
+            for key, windows in self.bins[0].items()
+        }
+
+
+in_time = st.tuples(st.integers(0, 3), st.just(0.5), st.integers(0, 40), st.integers(0, 9))
+
+
+@settings(deadline=None, max_examples=80)
+@given(
+    st.lists(st.lists(in_time, max_size=6), min_size=1, max_size=6),
+    st.sampled_from(KINDS),
+    st.lists(st.integers(0, 5), max_size=6),
+)
+def test_is_undone_moved_recorded_and_restored(
+    epochs: list[list[Row]], kind: tuple[tuple[int, int] | None, str], events: list[int]
+) -> None:
+    model, held, before = Model(*kind), Held(kind), None
+    for number, rows in enumerate(epochs):
+        event = events[number] if number < len(events) else 0
+        watermark = number * 5
+        rows = [(k, x, (ts or 0) + watermark, v) for k, x, ts, v in rows]  # none is late
+        held.bins[0].mark()
+        kept = held.held()
+        if event in (1, 2):
+            held.rows(rows)
+            if event == 2:
+                held.call.end_epoch(held.bins, before, watermark * 1_000, 0)
+            held.bins[0].rollback()
+            assert held.held() == kept
+        if rows and event == 3 and kind[0] != (5, 15):  # where a row may have no window
+            for bad in (99, 98):  # in accumulate nothing has happened, in merge it is undone
+                held.rows(rows)
+                after = held.held()
+                with pytest.raises(UserFunctionError, match=f"refuses {bad}"):
+                    held.rows([(*rows[0][:3], bad)])
+                if bad == 99:
+                    assert held.held() == after
+                else:
+                    with pytest.raises(StateError, match="roll back"):
+                        held.rows(rows)
+                held.bins[0].rollback()
+                assert held.held() == kept
+        half = len(rows) // 2
+        held.rows(rows[:half])
+        if event == 4 and kind[1] == "final":  # keys that are touched travel apart
+            held.move()
+        held.rows(rows[half:])
+        made = held.call.end_epoch(held.bins, before, watermark * 1_000, 0)
+        before = watermark * 1_000
+        out = [tuple(row.values()) for batch in made for row in batch.to_pylist()]
+        assert Counter(out) == Counter(model.epoch(rows, watermark)[0])
+        held.records.append([(name, body) for part in held.bins[0].changes() for _, name, body in part])
+        if event == 5:
+            held.restart()
+    held.bins[0].mark()
+    made = held.call.end_epoch(held.bins, before, END_US, 0)
+    out = [tuple(row.values()) for batch in made for row in batch.to_pylist()]
+    if kind[1] == "final":
+        assert Counter(out) == Counter(model.epoch([], None, ended=True)[0])
+        assert held.call.end_epoch(held.bins, END_US, END_US, 0) == []
+    held.records.append([(name, body) for part in held.bins[0].changes() for _, name, body in part])
+    kept = held.held()
+    held.restart()
+    assert held.held() == kept and (kind[0] is None or kept == {})
+
+
+def test_keys_that_an_epoch_touched_move_with_their_bin() -> None:
+    held = Held((None, "update"))
+    held.rows([(1, 0.5, 0, 3)])
+    moved = AggregateBin()
+    for chunk in held.bins[0].encode():
+        moved.absorb(chunk)
+    assert [row["n"] for row in held.call.end_epoch([moved], None, None, 0)[0].to_pylist()] == [1]
+    assert held.call.end_epoch([moved], None, None, 0) == []
+
+
+def test_hosts_decide_when_it_speaks() -> None:
+    flow, rows = flow_of(), table([(1, 0.5, 0, 3), (1, 0.5, 1, 4)])
+    assert [call["emit"] for call in flow.to_plan()[1] + flow.to_plan(streaming=True)[1]] == ["final", "update"]
+    once = [{"k": 1, "x": 0.5, "n": 2, "values": "3,4"}]
+    assert flow.collect(pa.table(rows), 2).to_pylist() == once
+    each = flow.collect(iter([rows.slice(0, 1), rows.slice(1, 1)]), 1, streaming=True).to_pylist()
+    assert each == [{"k": 1, "x": 0.5, "n": 1, "values": "3"}, *once]
+    # A window of it is one for what follows.
+    hot = flow_of(pk.tumbling("10ms")).top(1, by="n", per="window")
+    assert hot.columns == ("window_start", "window_end", "k", "x", "n", "values")
+    assert hot.collect(pa.table(rows)).to_pylist() == [{"window_start": 0, "window_end": 10, **once[0]}]
+    with pytest.raises(PlanError, match="replaces earlier values"):
+        flow_of(emit="update").key_by("k").agg(n=pk.count()).explain()
+
+
+class Half:
+    def create(self) -> Any:
+        return None
+
+
+class Wrong(Seen):
+    def __init__(self, what: str) -> None:
+        self.what = what
+
+    def create(self) -> Any:
+        if self.what == "create":
+            raise RuntimeError("not made")
+        return super().create()
+
+    def accumulate(self, states: list[Any], groups: Any, rows: Any) -> Any:
+        super().accumulate(states, groups, rows)
+        return states[:-1] if self.what == "accumulate" else None
+
+    def finish(self, states: list[Any]) -> Any:
+        made = super().finish(states)
+        if self.what == "rows":
+            return made.slice(1)
+        return {"type": made.rename_columns(["n", "other"]), "none": None}.get(self.what, made)
+
+
+@pytest.mark.parametrize(
+    ("what", "says"),
+    [
+        ("create", r"RuntimeError: not made .*test_aggregating.py"),
+        ("accumulate", "accumulate returned .*; it must be None or a list of 2 states"),
+        ("rows", "finish returned 1 rows for 2 states"),
+        ("none", "finish returned None, not a pyarrow RecordBatch or Table"),
+        ("type", 'column "values" is missing.*test_aggregating.py'),
+    ],
+)
+def test_what_methods_do_wrong_is_told(what: str, says: str) -> None:
+    flow = pk.Flow(SCHEMA).key_by("k").aggregate(Wrong(what), schema=MADE, columns=["v"])
+    with pytest.raises(UserFunctionError, match=says):
+        flow.collect(pa.table(table([(1, 0.5, 0, 3), (2, 0.5, 0, 3)])))
+
+
+def test_what_makes_no_sense_is_refused() -> None:
+    keyed = pk.Flow(SCHEMA, event_time="ts").key_by("k")
+    cases: list[tuple[type[Exception], str, Any]] = [
+        (ConfigError, "it has no method 'accumulate'", lambda: keyed.aggregate(Half(), schema=MADE)),  # type: ignore[arg-type]
+        (ConfigError, "give an object", lambda: keyed.aggregate(Seen, schema=MADE)),  # type: ignore[arg-type]
+        (PlanError, "aggregate needs keys", lambda: pk.Flow(SCHEMA).aggregate(Seen(), schema=MADE)),
+        (PlanError, "only agg takes them", lambda: keyed.window(pk.session("1s")).aggregate(Seen(), schema=MADE)),
+        (
+            PlanError,
+            "leave emit out",
+            lambda: keyed.window(pk.tumbling("1s")).aggregate(Seen(), schema=MADE, emit="update"),
+        ),
+        (ConfigError, "aggregate emit='often' is unknown", lambda: keyed.aggregate(Seen(), schema=MADE, emit="often")),
+        (SchemaError, "column 'w' does not exist", lambda: keyed.aggregate(Seen(), schema=MADE, columns=["w"])),
+        (SchemaError, "column 'k' is that of a key or a window", lambda: keyed.aggregate(Seen(), schema="k bigint")),
+    ]
+    for error, says, build in cases:
+        with pytest.raises(error, match=says):
+            build()
+    with pytest.raises(SchemaError, match="hashable"):
+        pk.Flow(pa.schema([("k", pa.list_(pa.int64()))])).key_by("k").aggregate(Seen(), schema=MADE).explain()
+    windowed = flow_of(pk.tumbling("10ms"))
+    assert "per block, tumbling 10 ms on ts" in windowed.explain()
+    assert windowed.explain().count("the function's per key and window") == 1

@@ -1,0 +1,409 @@
+"""`stateful_map` with timers, states that expire and an end, against a straightforward model of its documentation."""
+
+from __future__ import annotations
+
+import datetime
+from collections import defaultdict
+from collections.abc import Callable
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import penstock as pk
+from penstock import _native
+from penstock._functions.calls import bind
+from penstock._functions.timed import TimedBin
+from penstock.errors import ConfigError, PlanError, StateError, UserFunctionError
+
+SCHEMA = pa.schema([("k", pa.int64()), ("ts", pa.int64()), ("v", pa.int64())])
+OUTPUT = "k bigint, why string, at bigint, total bigint"
+END_US = (1 << 63) - 1
+LATENESS = 5
+TTL = 20
+
+Row = tuple[int, "int | None", int]
+
+
+def step(state: Any, k: int, ts: int | None, v: int) -> Any:
+    """Changes its state in place, forgets it, and sets timers before and behind the watermark."""
+    state = [0, []] if state is None else state
+    state[0] = (state[0] * 31 + v) % 1_000
+    state[1].append(v)
+    out = (k, "row", ts, state[0])
+    if v == 9:
+        return None, out
+    if ts is not None and v % 3 == 0:
+        return state, out, (ts + 7 * (v - 3), "once")
+    if ts is not None and v == 4:
+        return state, [out, out], [(ts + 6, "x"), (ts + 6, "y"), (ts + 1, "z")]
+    return state, None if v == 7 else out
+
+
+def on_timer(state: Any, time: int, value: str, k: int) -> Any:
+    """Sets one more at its own time or later, and makes states of its own."""
+    total = -1 if state is None else state[0]
+    later = {"x": (time, "again"), "y": [(time + 9, "z")]}.get(value)
+    if value == "again" and state is not None and total % 2:
+        state = None
+    elif value == "z":
+        state = [(total + 1) % 1_000, [time]]
+    return state, (k, value, time, total), later
+
+
+def at_end(state: Any, k: int) -> Any:
+    return (k, "end", len(state[1]), state[0])
+
+
+def flow_of(ttl_time: str | None, ends: bool = True) -> pk.Flow:
+    source = pk.Flow(SCHEMA, event_time="ts", lateness=f"{LATENESS}ms")
+    return source.key_by("k").stateful_map(
+        step,
+        schema=OUTPUT,
+        on_timer=on_timer,
+        ttl=None if ttl_time is None else f"{TTL}ms",
+        ttl_time=ttl_time or "event",
+        at_end=at_end if ends else None,
+    )
+
+
+class Model:
+    """The twin: a dict of what a key has, looked through as a whole."""
+
+    def __init__(self, ttl_time: str | None) -> None:
+        self.ttl_time = ttl_time
+        self.keys: dict[int, list[Any]] = {}
+        self.out: list[Any] = []
+        self.number = 0
+
+    def call(self, k: int, now: int | None, function: Callable[..., Any], *arguments: Any) -> None:
+        state, used, timers = self.keys.get(k, [None, None, []])
+        if self.ttl_time and used is not None and now is not None and now >= used + TTL:
+            state, used = None, None
+        state, out, later = (*function(state, *arguments), None)[:3]
+        self.out += [] if out is None else [out] if isinstance(out, tuple) else out
+        for at, value in [] if later is None else [later] if isinstance(later, tuple) else later:
+            self.number += 1
+            timers = [*timers, (at, self.number, value)]
+        if now is not None and (used is None or now > used):
+            used = now
+        self.keys[k] = [state, used if state is not None else None, timers]
+
+    def drop(self, limit: int) -> None:
+        for entry in self.keys.values():
+            if entry[0] is not None and entry[1] is None:
+                entry[1] = limit
+            elif entry[0] is not None and entry[1] + TTL <= limit:
+                entry[0] = entry[1] = None
+
+    def epoch(self, rows: list[Row], watermark: int | None, clock: int | None, ended: bool = False) -> list[Any]:
+        self.out = []
+        if self.ttl_time == "processing" and clock is not None:
+            self.drop(clock)
+        for k, ts, v in rows:
+            self.call(k, ts if self.ttl_time == "event" else clock, step, k, ts, v)
+        while watermark is not None or ended:
+            due = [(at, n, k, value) for k, entry in self.keys.items() for at, n, value in entry[2]]
+            due = [one for one in due if ended or one[0] < watermark]  # type: ignore[operator]
+            if not due:
+                break
+            at, n, k, value = min(due)
+            self.keys[k][2].remove((at, n, value))
+            self.call(k, clock if self.ttl_time == "processing" else at, on_timer, at, value, k)
+        if self.ttl_time == "event" and watermark is not None and not ended:
+            self.drop(watermark)
+        if ended:
+            self.out += [at_end(entry[0], k) for k, entry in self.keys.items() if entry[0] is not None]
+            self.keys = {}
+        return self.out
+
+    def states(self) -> dict[int, Any]:
+        return {k: entry[0] for k, entry in self.keys.items() if entry[0] is not None}
+
+
+def by_key(rows: list[Any]) -> dict[int, list[Any]]:
+    found: dict[int, list[Any]] = defaultdict(list)
+    for row in rows:
+        found[row[0]].append(row)
+    return found
+
+
+rows_of_an_epoch = st.lists(st.tuples(st.integers(0, 4), st.none() | st.integers(0, 80), st.integers(0, 9)), max_size=9)
+epochs_of_a_stream = st.lists(st.tuples(st.integers(0, 30), rows_of_an_epoch), min_size=1, max_size=7)
+
+
+class Epochs:
+    """Watermarks and clocks of epochs."""
+
+    def __init__(self, epochs: list[tuple[int, list[Row]]]) -> None:
+        self.epochs: list[tuple[list[Row], int | None, int]] = []
+        watermark, clock = None, 1_000
+        for passed, rows in epochs:
+            clock += passed
+            times = [ts for _, ts, _ in rows if ts is not None]
+            if times and (watermark is None or max(times) - LATENESS > watermark):
+                watermark = max(times) - LATENESS
+            self.epochs.append((rows, watermark, clock))
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    epochs_of_a_stream,
+    st.sampled_from([None, "event", "processing"]),
+    st.integers(1, 3),
+    st.lists(st.integers(0, 6), max_size=3),
+)
+def test_equals_the_model_while_bins_move(
+    epochs: list[tuple[int, list[Row]]], ttl_time: str | None, workers: int, moves: list[int]
+) -> None:
+    model, told = Model(ttl_time), Epochs(epochs)
+    expected = [row for epoch in told.epochs for row in model.epoch(*epoch)]
+    expected += model.epoch([], None, told.epochs[-1][2], ended=True)
+    plan, calls = flow_of(ttl_time).to_plan()
+    out: list[Any] = []
+    with _native.LocalRun(plan, calls, workers=workers, bits=2) as run:
+        for number, (rows, _, clock) in enumerate(told.epochs):
+            columns = zip(*rows, strict=True) if rows else ([], [], [])
+            batch = pa.record_batch([pa.array(column, pa.int64()) for column in columns], schema=SCHEMA)
+            run.push(batch, clock_ms=clock)
+            if number in moves and workers > 1:
+                run.migrate([[(bin, number % workers)] for bin in range(4)])
+        run.finish(clock_ms=told.epochs[-1][2])
+        while (item := run.take(30)) is not None:
+            out.extend(tuple(row.values()) for row in pa.record_batch(item[1]).to_pylist())
+    assert sorted(out, key=str) == sorted(expected, key=str)
+
+
+class Held:
+    """Two bins of one worker, and what their epochs have recorded."""
+
+    def __init__(self, ttl_time: str | None) -> None:
+        _, calls = flow_of(ttl_time).to_plan()
+        self.call: Any = bind(calls[0])
+        self.bins = [TimedBin(), TimedBin()]
+        self.records: list[list[list[tuple[bytes, bytes | None]]]] = [[], []]
+
+    def rows(self, rows: list[Row]) -> list[Any]:
+        parts = [[row for row in rows if row[0] % 2 == at] for at in (0, 1)]
+        all_ = [row for part in parts for row in part]
+        columns = [list(column) for column in zip(*all_, strict=True)] if all_ else [[], [], []]
+        if len(self.call.columns) == 4:
+            columns.append(columns[1])
+        out: list[Any] = self.call.apply(self.bins, [len(part) for part in parts], [row[0] for row in all_], columns)
+        return out
+
+    def mark(self) -> None:
+        for bin in self.bins:
+            bin.mark()
+
+    def undo(self) -> None:
+        for bin in self.bins:
+            bin.rollback()
+
+    def move(self, changed: bool) -> None:
+        """To another process; where the epoch has begun it goes as what was before, then as what has changed."""
+        for at, bin in enumerate(self.bins):
+            moved = TimedBin()
+            chunks = list(bin.encode(not changed))
+            changes = list(bin.changes()) if changed else []
+            for chunk in chunks:
+                moved.absorb(chunk)
+            moved.mark()
+            for entries in changes:
+                moved.restore([(name, body) for _, name, body in entries])
+            self.bins[at] = moved
+
+    def record(self) -> None:
+        for bin, record in zip(self.bins, self.records, strict=True):
+            record.append([(name, body) for part in bin.changes() for _, name, body in part])
+
+    def restart(self) -> None:
+        """From files alone."""
+        for at, record in enumerate(self.records):
+            self.bins[at] = TimedBin()
+            for entries in record:
+                self.bins[at].restore(entries)
+            self.bins[at].require()
+
+    def states(self) -> dict[int, Any]:
+        return {k: entry[0] for bin in self.bins for k, entry in bin.items() if entry[0] is not None}
+
+
+@settings(deadline=None, max_examples=150)
+@given(epochs_of_a_stream, st.sampled_from([None, "event", "processing"]), st.lists(st.integers(0, 7), max_size=8))
+def test_is_undone_moved_recorded_and_restored(
+    epochs: list[tuple[int, list[Row]]], ttl_time: str | None, events: list[int]
+) -> None:
+    model, held, before = Model(ttl_time), Held(ttl_time), None
+    for number, (rows, watermark, clock) in enumerate(Epochs(epochs).epochs):
+        event = events[number] if number < len(events) else 0
+        after_us = None if watermark is None else watermark * 1_000
+        held.mark()
+        if event in (1, 2):  # broken off, before or behind its end
+            held.rows(rows)
+            if event == 2:
+                held.call.end_epoch(held.bins, before, after_us, clock)
+            held.undo()
+            assert held.states() == model.states()
+        half = len(rows) // 2
+        out = held.rows(rows[:half])
+        if event in (3, 4):
+            held.move(event == 3)
+        out += held.rows(rows[half:])
+        out += held.call.end_epoch(held.bins, before, after_us, clock)
+        before = after_us
+        if event != 4:  # what moved as a whole no longer knows what has changed
+            held.record()
+        else:
+            for bin, record in zip(held.bins, held.records, strict=True):
+                moved = TimedBin()
+                for chunk in bin.encode():
+                    moved.absorb(chunk)
+                gone = {name: None for old in record for name, _ in old}
+                all_ = [(name, body) for part in moved.changes() for _, name, body in part]
+                record.append([*gone.items(), *all_])
+        assert by_key(out) == by_key(model.epoch(rows, watermark, clock))
+        if event in (5, 6):
+            held.restart()
+        assert held.states() == model.states()
+        # Nothing is left of a key that has neither state nor timers.
+        assert sum(map(len, held.bins)) == sum(entry[0] is not None or bool(entry[2]) for entry in model.keys.values())
+    held.mark()
+    out = held.call.end_epoch(held.bins, before, END_US, 9_999)
+    assert by_key(out) == by_key(model.epoch([], None, 9_999, ended=True))
+    assert not any(map(len, held.bins))
+    held.record()
+    held.restart()
+    assert not any(map(len, held.bins)), "what has expired or ended has tombstones"
+    # The end is told once.
+    assert held.call.end_epoch(held.bins, END_US, END_US, 9_999) == []
+
+
+def test_one_epoch_is_one_epoch_on_every_host() -> None:
+    rows = pa.table({"k": [1, 2, 1], "ts": [0, 50, 30], "v": [4, 1, 3]}, SCHEMA)
+    model = Model("event")
+    expected = model.epoch([(1, 0, 4), (2, 50, 1), (1, 30, 3)], None, None, ended=True)
+    for ttl_time, clock in (("event", None), (None, None)):
+        flow = flow_of(ttl_time)
+        assert clock is None
+        for workers in (1, 3):
+            got = sorted(tuple(row.values()) for row in flow.collect(rows, workers).to_pylist())
+            if ttl_time == "event":
+                assert got == sorted(expected)
+
+
+def test_times_are_those_of_the_column() -> None:
+    """Datetimes with and without a zone come back as event time has them."""
+    seen: list[Any] = []
+
+    def note(state: Any, k: int, ts: Any) -> Any:
+        return 1, None, (ts + datetime.timedelta(seconds=1), "x")
+
+    def timer(state: Any, time: Any, value: Any, k: int) -> Any:
+        seen.append(time)
+        return None, (k,)
+
+    for zone in (None, "Europe/Berlin"):
+        schema = pa.schema([("k", pa.int64()), ("ts", pa.timestamp("us", zone))])
+        flow = pk.Flow(schema, event_time="ts").key_by("k").stateful_map(note, schema="k bigint", on_timer=timer)
+        moment = datetime.datetime(2024, 6, 1, 12, tzinfo=datetime.timezone.utc if zone else None)
+        table = pa.table({"k": [7], "ts": pa.array([moment], schema.field("ts").type)})
+        assert flow.collect(table).to_pylist() == [{"k": 7}]
+        assert seen.pop() == moment + datetime.timedelta(seconds=1)
+
+
+def plain(state: Any, *values: Any) -> Any:
+    return state, None
+
+
+def test_what_makes_no_sense_is_refused() -> None:
+    timed = pk.Flow("k bigint, ts bigint", event_time="ts").key_by("k")
+    untimed = pk.Flow("k bigint").key_by("k")
+    cases: list[tuple[type[Exception], str, Any]] = [
+        (
+            ConfigError,
+            "stateful_map on_timer=3: give a function",
+            lambda: timed.stateful_map(plain, schema="k bigint", on_timer=3),
+        ),  # type: ignore[arg-type]
+        (
+            ConfigError,
+            "stateful_map at_end='x': give a function",
+            lambda: timed.stateful_map(plain, schema="k bigint", at_end="x"),
+        ),  # type: ignore[arg-type]
+        (ConfigError, "stateful_map ttl", lambda: timed.stateful_map(plain, schema="k bigint", ttl="soon")),
+        (ConfigError, "stateful_map ttl", lambda: timed.stateful_map(plain, schema="k bigint", ttl="0s")),
+        (
+            ConfigError,
+            "ttl_time='wall' is unknown",
+            lambda: timed.stateful_map(plain, schema="k bigint", ttl="1s", ttl_time="wall"),
+        ),
+        (
+            PlanError,
+            "on_timer needs event time",
+            lambda: untimed.stateful_map(plain, schema="k bigint", on_timer=plain),
+        ),
+        (
+            PlanError,
+            "ttl needs event time.*ttl_time='processing'",
+            lambda: untimed.stateful_map(plain, schema="k bigint", ttl="1s"),
+        ),
+    ]
+    for kind, says, build in cases:
+        with pytest.raises(kind, match=says):
+            build()
+    assert "and at the end of each epoch" in timed.stateful_map(plain, schema="k bigint", ttl="1s").explain()
+    assert "end of each epoch" not in timed.stateful_map(plain, schema="k bigint").explain()
+    untimed.stateful_map(plain, schema="k bigint", ttl="1s", ttl_time="processing").explain()
+
+
+def early(state: Any, time: int, value: Any, k: int) -> Any:
+    return state, None, (time - 1, None)
+
+
+def failing(state: Any, time: int, value: Any, k: int) -> Any:
+    raise ValueError("no")
+
+
+@pytest.mark.parametrize(
+    ("later", "timer", "says"),
+    [
+        ((5, "v"), early, r"ValueError: a timer at 5 set one before, at 4 .*test_timed.py"),
+        ((5, "v"), failing, r"ValueError: no .*test_timed.py:\d+\)\n  row: k=1"),
+        ((5,), plain, r"\(5,\) is no timer: give \(time, value\)"),
+        ([3], plain, "3 is no timer"),
+        (("5", 1), plain, "'5' is no time: give milliseconds since 1970, or a datetime"),
+        ((1 << 60, 1), plain, "of a timer is out of range"),
+        ((5, "v"), None, r"sets \(5, 'v'\) for later, and the step has no on_timer"),
+    ],
+)
+def test_what_functions_do_wrong_is_told(later: Any, timer: Any, says: str) -> None:
+    def sets(state: Any, k: int, ts: int) -> Any:
+        return 1, None, later
+
+    flow = pk.Flow("k bigint, ts bigint", event_time="ts").key_by("k")
+    made = flow.stateful_map(sets, schema="k bigint", on_timer=timer, at_end=None if timer else plain)
+    with pytest.raises(UserFunctionError, match=says):
+        made.collect(pa.table({"k": [1], "ts": [0]}))
+
+
+def test_a_function_that_fails_leaves_the_bin_to_be_rolled_back() -> None:
+    held = Held("event")
+    held.mark()
+    held.rows([(1, 0, 4)])
+    held.mark()
+    before = held.states()
+    with pytest.raises(UserFunctionError):
+        held.rows([(1, 10, None)])  # type: ignore[list-item]
+    with pytest.raises(StateError, match="roll back"):
+        held.rows([(1, 11, 1)])
+    held.undo()
+    assert held.states() == before == {1: [4, [4]]}
+    assert [row[:2] for row in held.call.end_epoch(held.bins, None, 100_000, 0)] == [
+        (1, "z"),
+        (1, "x"),
+        (1, "y"),
+        (1, "again"),
+        (1, "z"),
+    ]
