@@ -140,6 +140,8 @@ def manifests(checkpoint: str | os.PathLike[str]) -> pa.Table:
         if name in found.manifests:
             told = found.manifests[name]
             reached = [at for at in told["watermarks"] if at is not None]
+            if told.get("watermark") is not None:  # sources may be idle, and it is not the least of them
+                reached = [told["watermark"]]
             row |= {key: told[key] for key in ("claim", "generation", "late_rows")}
             row |= {
                 "watermark": min(reached) if reached and -_LATEST_US <= min(reached) <= _LATEST_US else None,

@@ -13,7 +13,6 @@ import pyarrow.compute as pc
 import pytest
 
 import penstock as pk
-from penstock.errors import PlanError
 
 pytest.importorskip("pyspark")
 
@@ -54,8 +53,8 @@ def test_a_program_tells_of_each_source() -> None:
     assert program.lateness_us == (2_000_000, None)
     assert program.late.names == ["k", "t", "more"], "as they are behind the function"
     silent = pk.Flow("k bigint, at timestamp", event_time="at", idle_after="1s", name="silent")
-    with pytest.raises(PlanError, match="source 'silent' has idle_after, and the engine waits for every source"):
-        Program.of(timed.join(silent, on="k"))
+    assert Program.of(timed.join(silent, on="k")).idle_after_ms == (None, 1_000)
+    assert Program.of(silent).idle_after_ms == (), "nothing else moves the watermark"
     turned = Program.of(plain.join(timed, on="k"))
     misfit = turned.misfit(Program.of(timed.join(plain, on="k")), durable=False)
     assert misfit == "its sources are plain, timed, in this order, those of the flow before were timed, plain"

@@ -46,7 +46,7 @@ class Flow(KeyedSteps, StatelessSteps, Meetings, Running):
         How long the source may have no rows, in whole milliseconds, before the watermark of
         several sources goes on without it; by default it is waited for until it ends. Looked
         at when rows of another source come. What it has then, behind the watermark, is late.
-        In this process; an engine refuses a flow of several sources that has it.
+        Beside a Spark stream it is looked at in each batch, by the batch's time, which checkpoints keep.
 
     Raises
     ------

@@ -212,6 +212,8 @@ fn main() -> Result<(), Box<dyn Error>> {
             nonce: 40 + batch,
             plan: Plan { operators: operators.clone(), sources: vec!["input".into()] },
             watermarks: vec![Some(watermark(batch))],
+            watermark: None,
+            heard_ms: Vec::new(),
             clock_ms: 1_700_000_000_000 + batch as i64 * 1_000,
             late_rows: 0,
             parent: parent.clone(),

@@ -113,6 +113,12 @@ pub struct Manifest {
     pub plan: Plan,
     /// Watermark reached, by source; microseconds. None of a source without event time, or without rows so far.
     pub watermarks: Vec<Option<i64>>,
+    /// Where sources may be idle: the watermark of the flow, which is not the least of them then.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub watermark: Option<i64>,
+    /// And when each was first waited for or last had rows, milliseconds.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub heard_ms: Vec<Option<i64>>,
     /// Processing time of the batch, milliseconds.
     pub clock_ms: i64,
     /// Rows that came too late, over all batches.
@@ -420,6 +426,8 @@ mod tests {
             nonce: 7,
             plan: Plan::default(),
             watermarks: vec![Some(-5), None],
+            watermark: Some(-4),
+            heard_ms: vec![Some(9), None],
             clock_ms: 1_700_000_000_000,
             late_rows: 3,
             parent: None,

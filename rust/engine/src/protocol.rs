@@ -422,6 +422,9 @@ pub struct Program {
     pub plan: Plan,
     /// How far the watermark of each source stays behind its greatest event time, microseconds; none for a source without event time.
     pub lateness_us: Vec<Option<i64>>,
+    /// How long each source may have no rows before the watermark goes on without it, milliseconds; none behind the end.
+    #[serde(default)]
+    pub idle_after_ms: Vec<Option<i64>>,
     /// Whether state is durable.
     pub durable: bool,
     /// Names the functions that members run: other ones have another number.
@@ -432,12 +435,24 @@ pub struct Program {
 }
 
 impl Program {
-    /// The watermark where the sources have reached these: the least. It waits for every source with event time; those without do not
-    /// count.
+    /// The watermark where the sources have reached these, and last had rows at those times: the least. It waits for every source with event
+    /// time, but for those that have been silent for too long; while all are silent there is none.
     #[must_use]
-    pub fn watermark(&self, reached: &[Option<i64>]) -> Option<i64> {
-        let timed = self.lateness_us.iter().enumerate().filter(|(_, lateness)| lateness.is_some());
+    pub fn watermark(&self, reached: &[Option<i64>], heard_ms: &[Option<i64>], clock_ms: i64) -> Option<i64> {
+        let silent = |source: usize| {
+            let at = |of: &[Option<i64>]| of.get(source).copied().flatten();
+            let since = at(heard_ms).map(|heard| clock_ms.saturating_sub(heard));
+            at(&self.idle_after_ms).zip(since).is_some_and(|(limit, since)| since >= limit)
+        };
+        let timed =
+            self.lateness_us.iter().enumerate().filter(|(source, lateness)| lateness.is_some() && !silent(*source));
         timed.map(|(source, _)| reached.get(source).copied().flatten()).min().flatten()
+    }
+
+    /// Whether the watermark depends on when sources had rows.
+    #[must_use]
+    pub fn may_be_idle(&self) -> bool {
+        self.idle_after_ms.iter().any(Option::is_some)
     }
 }
 

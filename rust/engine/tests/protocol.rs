@@ -406,6 +406,58 @@ fn the_watermark_waits_for_every_source_with_event_time() {
     assert_eq!(fed(4, &[]).0, Some(90));
 }
 
+/// A source that may be idle is waited for as long as it says, by the clocks of epochs, also by an engine that goes on from a manifest; what it
+/// has reached stays, and the watermark does not go back when it speaks again.
+#[test]
+fn a_silent_source_is_not_waited_for() {
+    let mut program = Program { lateness_us: vec![Some(0), Some(0)], ..Program::default() };
+    program.idle_after_ms = vec![None, Some(100)];
+    assert!(program.may_be_idle());
+    let at = |reached: [Option<i64>; 2], heard: [i64; 2], clock| program.watermark(&reached, &heard.map(Some), clock);
+    assert_eq!(at([Some(50), None], [0, 0], 99), None, "it may come");
+    assert_eq!(at([Some(50), None], [0, 0], 100), Some(50), "it never came");
+    assert_eq!(at([Some(90), Some(20)], [150, 100], 199), Some(20));
+    assert_eq!(at([Some(90), Some(20)], [200, 100], 200), Some(90));
+    assert_eq!(program.watermark(&[Some(90), Some(20)], &[], 999), Some(20), "nothing is known of when it had rows");
+    program.idle_after_ms = vec![Some(100), Some(100)];
+    assert_eq!(program.watermark(&[Some(90), Some(20)], &[Some(0), Some(0)], 100), None, "all are silent");
+
+    let mut script = Script::new(1);
+    script.program.plan.sources = ["a", "b"].map(str::to_owned).into();
+    script.program.lateness_us = vec![Some(0), Some(0)];
+    script.program.idle_after_ms = vec![None, Some(100)];
+    script.open();
+    script.hold = vec!["Feed"];
+    let mut fed = |epoch: u64, clock_ms: i64, rows: &[(u8, i64)]| {
+        script.done.clear();
+        script.hear(Event::Batch { query: QUERY.into(), epoch, clock_ms, committed: epoch.checked_sub(1) });
+        let ticket = script.done.iter().find_map(|effect| match effect {
+            Effect::Feed { ticket, .. } => Some(*ticket),
+            _ => None,
+        });
+        let ticket = ticket.expect("rows are asked for");
+        for &(source, time) in rows {
+            let (member, attempt, partition, max_event_time) = (MemberId(1), 7, 0, Some(time));
+            let receipt = Receipt { source, partition, attempt, member, rows: 1, max_event_time, hash: 1 };
+            script.hear(Event::Receipt { ticket, receipt });
+        }
+        script.hear(Event::Fed { ticket, outcome: Ok(()) });
+        let release = script.done.iter().find_map(|effect| match effect {
+            Effect::Call { request: Request::Release(release), .. } => Some(release.clone()),
+            _ => None,
+        });
+        release.expect("the epoch runs").watermark
+    };
+    assert_eq!(fed(0, 1_000, &[(0, 40)]), None);
+    assert_eq!(fed(1, 1_099, &[(0, 50)]), None);
+    assert_eq!(fed(2, 1_100, &[(0, 60)]), Some(60), "since the first batch");
+    assert_eq!(fed(3, 1_150, &[(0, 70), (1, 10)]), Some(60), "it is back, and behind");
+    assert_eq!(fed(4, 1_249, &[(0, 95)]), Some(60));
+    assert_eq!(fed(5, 1_250, &[]), Some(95), "silent again, by a batch without rows");
+    assert_eq!(fed(6, 1_260, &[(1, 200)]), Some(95));
+    assert_eq!(fed(7, 1_270, &[(0, 150)]), Some(150));
+}
+
 #[test]
 fn a_query_is_dropped_when_nothing_of_it_runs_and_all_have_forgotten_it() {
     let mut script = Script::new(2);

@@ -62,6 +62,9 @@ class Program:
         Columns of rows that come too late.
     lateness_us : tuple of int or None
         How far the watermark of each source stays behind, microseconds; None for one without event time.
+    idle_after_ms : tuple of int or None
+        For each source how long it may have no rows before the watermark goes on without it, milliseconds; empty where
+        all are waited for.
     """
 
     flow: Flow
@@ -74,6 +77,7 @@ class Program:
     output: pa.Schema
     late: pa.Schema
     lateness_us: tuple[int | None, ...]
+    idle_after_ms: tuple[int | None, ...] = ()
 
     @classmethod
     def of(cls, flow: Flow, late: bool = False) -> Program:
@@ -90,12 +94,6 @@ class Program:
         spark_types(output)
         for schema in flow.sources.values():
             spark_types(schema)
-        idle = next((source for source in sources_of(flow) if source.idle_after_ms is not None), None)
-        if idle is not None and len(flow.sources) > 1:
-            raise PlanError(
-                f"source {idle.name!r} has idle_after, and the engine waits for every source with event time: leave it"
-                " out, or keep a source that may be silent without event time"
-            )
         lates = [pa.schema(one) for one in facts["late_schemas"]]
         if late and len(lates) > 1:
             told = "; ".join(", ".join(one.names) for one in lates)
@@ -115,6 +113,8 @@ class Program:
             output,
             lates[0] if lates else next(iter(flow.sources.values())),
             tuple(None if source.event_time is None else source.lateness_ms * 1_000 for source in sources_of(flow)),
+            # One source alone is never gone on without.
+            tuple(source.idle_after_ms for source in sources_of(flow)) if len(flow.sources) > 1 else (),
         )
 
     def same_functions(self, other: Program) -> bool:

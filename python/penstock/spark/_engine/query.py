@@ -428,6 +428,7 @@ class Query:
         opened = {
             "plan": {"operators": list(self.program.operators), "sources": list(program.flow.sources)},
             "lateness_us": list(program.lateness_us),
+            "idle_after_ms": list(program.idle_after_ms),
             "durable": self.storage is not None,
             "functions": self._functions,
             "columns": _columns(program.flow.sources),

@@ -245,7 +245,8 @@ impl Query {
         self.base = At {
             epoch: Some(before),
             watermarks: manifest.watermarks.clone(),
-            watermark: self.program.watermark(&manifest.watermarks),
+            watermark: manifest.watermark.or_else(|| self.program.watermark(&manifest.watermarks, &[], 0)),
+            heard_ms: manifest.heard_ms.clone(),
             clock_ms: manifest.clock_ms,
             late_rows: manifest.late_rows,
         };

@@ -111,10 +111,18 @@ impl Query {
                 watermarks[source] = watermarks[source].max(Some(time.saturating_sub(*lateness)));
             }
         }
-        let reached = self.program.watermark(&watermarks).max(self.base.watermark);
         let clock_ms = (*clock_ms).max(self.base.clock_ms);
+        let mut heard_ms = Vec::new();
+        if self.program.may_be_idle() {
+            heard_ms.clone_from(&self.base.heard_ms);
+            heard_ms.resize(self.program.lateness_us.len(), Some(clock_ms));
+            for receipt in receipts.values().filter(|receipt| receipt.max_event_time.is_some()) {
+                heard_ms.iter_mut().skip(usize::from(receipt.source)).take(1).for_each(|at| *at = Some(clock_ms));
+            }
+        }
+        let reached = self.program.watermark(&watermarks, &heard_ms, clock_ms).max(self.base.watermark);
         let late_rows = self.base.late_rows;
-        let at = At { epoch: Some(epoch), watermarks, watermark: reached, clock_ms, late_rows };
+        let at = At { epoch: Some(epoch), watermarks, watermark: reached, heard_ms, clock_ms, late_rows };
         let waiting: BTreeSet<MemberId> = self.members.iter().copied().collect();
         if let Some(call) = &mut self.call {
             call.phase = Phase::Releasing { waiting, pieces: Vec::new(), at, rows };
@@ -378,6 +386,8 @@ impl Query {
             nonce: view.setup.nonce.wrapping_add(*view.tickets),
             plan: self.program.plan.clone(),
             watermarks: frozen.at.watermarks.clone(),
+            watermark: frozen.at.watermark.filter(|_| self.program.may_be_idle()),
+            heard_ms: frozen.at.heard_ms.clone(),
             clock_ms: frozen.at.clock_ms,
             late_rows: frozen.at.late_rows,
             parent: parent.map(Manifest::name),

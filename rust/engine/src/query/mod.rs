@@ -73,6 +73,8 @@ struct At {
     watermarks: Vec<Option<i64>>,
     /// That of the flow.
     watermark: Option<i64>,
+    /// When each source was first waited for or last had rows, milliseconds; empty where none may be idle.
+    heard_ms: Vec<Option<i64>>,
     clock_ms: i64,
     late_rows: u64,
 }

@@ -239,6 +239,7 @@ impl World {
         Program {
             plan,
             lateness_us: vec![Some(super::spark::LATENESS)],
+            idle_after_ms: Vec::new(),
             durable: self.scenario.durable,
             functions,
             columns: String::new(),
