@@ -38,9 +38,10 @@ __all__ = ["run"]
 NAME = "rescale"
 SCHEMA = "k bigint"
 FULL, QUICK = 1_000_000, 100_000
-#: CPU time for each record, microseconds; and rows of a batch: together they make a batch of one worker.
-WORK_US = 10.0
-ROWS, QUICK_ROWS = 400_000, 50_000
+#: CPU time for each record, microseconds; and rows of a batch: together they make a batch of one worker. Feeding and
+#: serving a record takes two more, which on two cores is taken from the second worker.
+WORK_US = 20.0
+ROWS, QUICK_ROWS = 200_000, 25_000
 #: Rows of a slice: few, since the latency of one is measured.
 _SLICE = 1_024
 #: Batches whose rate counts, before and after.
