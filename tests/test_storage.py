@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
 from pyarrow.fs import LocalFileSystem, SubTreeFileSystem
@@ -37,6 +38,43 @@ def test_what_was_written_is_read_whole_and_in_parts(storage: Storage) -> None:
     assert storage.list() == [Entry("a", 11), Entry("b", 0)]
     storage.delete(["a", "never there", "b"])
     assert storage.list() == []
+
+
+def test_an_object_that_is_read_in_parts_is_opened_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """To open one is a request; and an open one that cannot be read any more is opened again."""
+    monkeypatch.setattr(_storage, "_OPEN_FILES", 2)
+    opened: list[str] = []
+    local = LocalFileSystem()
+
+    class Counting:
+        def open_input_file(self, path: str) -> Any:
+            opened.append(path.rpartition("/")[2])
+            return local.open_input_file(path)
+
+    storage = _storage._Objects("s3://x", cast(Any, Counting()), str(tmp_path))
+    for name in "abc":
+        (tmp_path / name).write_bytes(b"0123456789")
+    assert [storage.read("a", at, 3) for at in (0, 3, 9, 20)] == [b"012", b"345", b"9", b""]
+    assert opened == ["a"]
+    assert storage.read("a") == b"0123456789" and opened == ["a", "a"], "whole ones are read once"
+    assert [storage.read(name, 1, 1) for name in "bcab"] == [b"1"] * 4
+    assert opened[2:] == ["b", "c", "a", "b"], "no more than two stay open"
+    storage._files["b"][0].close()
+    with pytest.raises(ValueError, match="closed"):
+        storage.read("b", 1, 1)
+    assert storage.read("b", 2, 1) == b"2"
+
+    class Broken:
+        def read_at(self, length: int, offset: int) -> bytes:
+            raise OSError("the connection was reset")
+
+    storage._files["b"] = Broken(), 10
+    assert storage.read("b", 3, 2) == b"34" and storage.read("b", 5, 1) == b"5"
+    assert opened[6:] == ["b", "b"]
+    (tmp_path / "a").unlink()
+    storage._files.clear()
+    with pytest.raises(FileNotFoundError):
+        storage.read("a", 0, 1)
 
 
 def test_the_second_creator_of_a_name_is_told(storage: Storage) -> None:

@@ -528,7 +528,10 @@ class CheckpointFiles:
         """What they hold, in order: file, operator, prefix and length of the range, whether it is a base, bytes."""
 
     def ranges(self, operator: str) -> list[tuple[int, int]]:
-        """The ranges (prefix, length) of an operator: disjoint, and together all of its state."""
+        """The ranges (prefix, length) of an operator: disjoint, and together all of its state.
+
+        Whoever asks is about to read them all: what lies together in a file is read at once then.
+        """
 
     def rows(self, operator: str, columns: str, prefix: int, length: int) -> list[RecordBatch]:
         """Rows of a range of an operator that has these ``columns``; of a function ``key`` and ``value`` as bytes."""

@@ -16,6 +16,8 @@ from __future__ import annotations
 import os
 import re
 import secrets
+import threading
+from collections import OrderedDict
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from pathlib import Path
@@ -31,6 +33,9 @@ __all__ = ["OWN_FOLDER", "Entry", "Storage", "below", "open_storage", "with_sett
 
 #: Our folder in a checkpoint location of Spark's.
 OWN_FOLDER = "_penstock"
+
+#: Files of an object store that stay open: more than a manifest has, which is merged beyond 64. They hold no socket.
+_OPEN_FILES = 256
 
 #: Bytes that can be written.
 Piece = bytes | bytearray | memoryview
@@ -270,12 +275,19 @@ class _Folder:
 
 
 class _Objects:
-    """A folder of an object store, by pyarrow."""
+    """A folder of an object store, by pyarrow.
+
+    To open a file there is a request, which tells its size. So files of which parts are read stay open for the next
+    part, since their content never changes; one that cannot be read any more is opened again, once.
+    """
 
     exclusive = False
 
     def __init__(self, url: str, system: FileSystem, base: str) -> None:
         self.url, self._system, self._base = url, system, base.rstrip("/")
+        self._lock = threading.Lock()
+        #: Name -> an open file and its size; those that were read last.
+        self._files: OrderedDict[str, tuple[Any, int]] = OrderedDict()
 
     def __reduce__(self) -> Any:
         return open_storage, (self.url,)
@@ -290,9 +302,26 @@ class _Objects:
         return sorted(Entry(info.base_name, info.size) for info in found if info.is_file)
 
     def read(self, name: str, offset: int = 0, length: int | None = None) -> bytes:
-        with self._system.open_input_file(self._path(name)) as file:
-            rest = max(0, file.size() - offset)
-            return bytes(file.read_at(rest if length is None else min(rest, length), offset))
+        if length is None:
+            with self._system.open_input_file(self._path(name)) as file:
+                return bytes(file.read_at(max(0, file.size() - offset), offset))
+        with self._lock:
+            known = self._files.pop(name, None)
+        if known is not None:
+            with suppress(OSError):
+                return self._part(name, known, offset, length)
+        file = self._system.open_input_file(self._path(name))
+        return self._part(name, (file, file.size()), offset, length)
+
+    def _part(self, name: str, opened: tuple[Any, int], offset: int, length: int) -> bytes:
+        """Some bytes of an open file, which stays open if that works. Two that read it at once have one each."""
+        file, size = opened
+        found = bytes(file.read_at(max(0, min(size - offset, length)), offset))
+        with self._lock:
+            self._files[name] = opened
+            if len(self._files) > _OPEN_FILES:
+                self._files.popitem(last=False)
+        return found
 
     def write(self, name: str, pieces: Iterable[Piece]) -> int:
         size = 0

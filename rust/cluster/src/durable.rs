@@ -4,12 +4,13 @@
 //! is asked again ([`Kind::Store`](penstock_engine::Kind::Store)), a file that is not what its manifest says is refused by name
 //! ([`Kind::Damaged`](penstock_engine::Kind::Damaged)). Bytes are those of [`penstock_files`]; where they lie is the [`Store`]'s.
 //!
-//! Invariants: one segment is in memory at a time, beside the records that are kept to be written again; a file is opened once for all that
-//! is wanted of it, and nothing else of it is read; whatever is under way ends at the next piece once its generation has ended.
+//! Invariants: of what is read as much is in memory as [`penstock_files`] reads ahead, beside the records that are kept to be written again; a file
+//! is opened once for all that is wanted of it, several at a time; whatever is under way ends at the next piece once its generation has ended.
 
 use std::io;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, PoisonError};
+use std::thread;
 
 use penstock_engine::{Claim, DataFile, encode};
 pub use penstock_files::Segment;
@@ -129,6 +130,9 @@ pub(crate) fn damaged(name: &str, reason: impl std::fmt::Display) -> Failure {
     Failure::new("damaged", format!("{name} {reason}"))
 }
 
+/// How many files are opened at a time: a far store takes its time for each request.
+const OPENING: usize = 8;
+
 /// Opens files of a manifest, in their order.
 pub(crate) fn open(store: &Arc<dyn Store>, files: &[DataFile], wanted: &Use) -> Result<Vec<File<Source>>, Failure> {
     let open = |file: &DataFile| {
@@ -141,7 +145,22 @@ pub(crate) fn open(store: &Arc<dyn Store>, files: &[DataFile], wanted: &Use) -> 
             found => Err(damaged(name, Damage::Checksum { what: "the file", found, expected: *expected })),
         }
     };
-    files.iter().map(open).collect()
+    if files.len() < OPENING {
+        return files.iter().map(open).collect();
+    }
+    thread::scope(|scope| {
+        let mut opening = Vec::new();
+        for share in files.chunks(files.len().div_ceil(OPENING)) {
+            let open = move || share.iter().map(open).collect::<Result<Vec<_>, _>>();
+            let thread = thread::Builder::new().name("penstock-open".into()).spawn_scoped(scope, open);
+            opening.push(thread.map_err(|error| Failure::new("store", format!("no thread to open files: {error}")))?);
+        }
+        let mut opened = Vec::with_capacity(files.len());
+        for thread in opening {
+            opened.extend(thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))?);
+        }
+        Ok(opened)
+    })
 }
 
 /// Who writes a file, and what of.

@@ -351,6 +351,7 @@ impl Host for GroupHost {
     ) -> Result<Loaded, Failure> {
         let names = names(&program.plan);
         let index = Index::of(files);
+        index.expect(files, ranges.iter().flat_map(|(name, own)| own.iter().map(move |range| (&**name, *range))));
         let mut loaded = Loaded::default();
         let mut lost = Lost::default();
         for (operator, range) in ranges.iter().flat_map(|(name, ranges)| ranges.iter().map(move |range| (name, *range)))

@@ -345,6 +345,44 @@ fn only_what_is_wanted_is_read() {
     cluster.driver.close();
 }
 
+/// What a store is asked for, not what lies in it, is what a far one costs.
+#[test]
+fn a_restore_of_many_files_asks_a_store_for_little_more_than_the_files() {
+    let store = Arc::<Memory>::default();
+    let mut cluster = durable(1, &store, 0);
+    cluster.start(0, &even(1, 8), true);
+    let mut files = Vec::new();
+    for epoch in 0..20 {
+        // Every key once, then one of a hundred.
+        let rows = (0..100_000).filter(|row| epoch == 0 || row % 100 == epoch as i64);
+        cluster.epoch(epoch, &[rows.map(|row| (row, row)).collect()]);
+        files.extend(cluster.write(epoch));
+    }
+    let (small, large): (Vec<_>, Vec<_>) = files.iter().partition(|file| file.length <= 256 << 10);
+    assert_eq!((small.len(), large.len()), (19, 1));
+    cluster.generation += 1;
+    cluster.driver.ask(0, &stop("q", 2, 20));
+    // All bins, and every other one.
+    for (step, most) in [(1, 19 + 4), (2, 19 + 5)] {
+        store.reads.store(0, SeqCst);
+        store.read.lock().unwrap().clear();
+        let bins = (0..1 << 8).step_by(step).map(|bin| Range::new(bin, 8).unwrap());
+        assert_eq!(cluster.load(0, bins.collect(), &files)["ok"], true);
+        let (reads, chunks) = (store.reads.load(SeqCst), files.len() << 8);
+        println!("{} files, {chunks} chunks: {reads} reads", files.len());
+        // The claim is read, too; of the large file head, end and pieces of 3 MiB.
+        assert!(reads <= 1 + most, "{reads} reads of {} files with {chunks} chunks", files.len());
+        let read: usize = store.read.lock().unwrap().values().sum();
+        let all: u64 = files.iter().map(|file| file.length).sum();
+        assert!(read as u64 <= all + (64 << 10), "{read} bytes of {all}: nothing is read twice");
+    }
+    let merge = cluster.merge_body(&files);
+    store.reads.store(0, SeqCst);
+    let [merged] = <[DataFile; 1]>::try_from(self::files(&cluster.driver.ask(0, &merge))).unwrap();
+    assert!(store.reads.load(SeqCst) <= 19 + 5 && merged.length > 256 << 10);
+    cluster.driver.close();
+}
+
 /// A member that sees another folder than the driver begins nothing and says so; so does one where the claim is another engine's.
 #[test]
 fn a_checkpoint_is_one_folder_for_all() {

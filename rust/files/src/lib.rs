@@ -10,6 +10,7 @@
 //! | `range` | which hashes: [`Range`] |
 //! | `entry` | chunks: [`ChunkWriter`], [`Chunk`] |
 //! | `write`, `read` | files: [`write`](fn@write), [`File`] over [`ReadAt`] |
+//! | `ahead` | reading in few pieces |
 //! | `merge` | what of many files is of a range ([`select`]), and all of them as one ([`merge`](fn@merge)) |
 //!
 //! # Format, version 1
@@ -42,6 +43,7 @@
 //! Invariants: reading never trusts a length: it is compared with what is there before anything is allocated or read. Every byte
 //! that is handed on was covered by a checksum.
 
+mod ahead;
 mod entry;
 mod error;
 mod merge;

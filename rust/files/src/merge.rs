@@ -24,6 +24,11 @@ pub struct Select<'a> {
     file: Option<&'a str>,
 }
 
+/// Bytes of files that are read before they are wanted, together; some more where several workers have written one file.
+const AHEAD_BYTES: u64 = 64 << 20;
+/// Bytes of one read: many of these cost the store's time for bytes, not for requests.
+const PIECE_BYTES: u64 = 8 << 20;
+
 /// [`Index::select`] of one range.
 pub fn select<'a, R: ReadAt>(files: &'a [File<R>], operator: &'a str, range: Range) -> Select<'a> {
     Index::of(files).select(files, operator, range)
@@ -64,6 +69,21 @@ impl Index {
         #[cfg(test)]
         self.looked.set(self.looked.get() + found.len());
         found
+    }
+
+    /// Tells files what will be selected of them, each operator and range once, so that what lies together in a file is read at once. It is
+    /// selected in any order; in this one the least is kept in memory.
+    ///
+    /// # Panics
+    /// May, when these are not the files that it was made of.
+    pub fn expect<'o, R: ReadAt>(&self, files: &[File<R>], wanted: impl IntoIterator<Item = (&'o str, Range)>) {
+        for (operator, range) in wanted {
+            for source in self.sources(files, operator, range) {
+                source.file.expect(source.number);
+            }
+        }
+        let most = (AHEAD_BYTES / files.len().max(1) as u64).min(PIECE_BYTES);
+        files.iter().for_each(|file| file.arrange(most));
     }
 
     /// What files have of a range of an operator: absorbed one after the other, the chunks give its state. Files in which ranges are not
@@ -131,7 +151,9 @@ pub struct Merge<'a, R> {
 /// Files as one that stands for them where they are all there is: its segments are bases, and what is gone leaves no trace. After an
 /// error there are no more segments.
 pub fn merge<R: ReadAt>(files: &[File<R>]) -> Merge<'_, R> {
-    Merge { files, index: Index::of(files), left: ranges(files).into_iter() }
+    let (index, all) = (Index::of(files), ranges(files));
+    index.expect(files, all.iter().map(|(operator, range)| (&**operator, *range)));
+    Merge { files, index, left: all.into_iter() }
 }
 
 /// The ranges that files have something of, by operator: disjoint, in order, and none is held by another one's. What is selected of all of them is all
@@ -341,7 +363,7 @@ mod tests {
         }
         let mut merging = merge(&files);
         assert_eq!(merging.by_ref().map(Result::unwrap).count(), 1 << 10);
-        assert_eq!(merging.index.looked.get(), segments);
+        assert_eq!(merging.index.looked.get(), 2 * segments, "once to tell the files");
     }
 
     /// Beside one that looks at everything.

@@ -1,8 +1,9 @@
-//! Reading a file: its index, then those chunks that are wanted.
+//! Reading a file: its index, then those chunks that are wanted, in few reads ([`Ahead`]).
 
 use std::io;
 use std::sync::Arc;
 
+use crate::ahead::Ahead;
 use crate::error::{Damage, FileError};
 use crate::range::Range;
 use crate::write::head;
@@ -58,24 +59,27 @@ impl Placed {
     }
 }
 
-/// An open file: its index is read and right. Nothing else is before it is asked for.
+/// An open file: its index is read and right. Of a large one nothing else is before it is asked for.
 #[derive(Debug)]
 pub struct File<R> {
     name: String,
-    source: R,
+    source: Ahead<R>,
     segments: Vec<Placed>,
     checksum: u32,
 }
 
 impl<R: ReadAt> File<R> {
-    /// Reads head, tail and index: three reads.
+    /// Reads head, tail and index: one read of a small file, two of a larger one, three where its index is large.
     ///
     /// # Errors
     /// Storage's, or what is wrong with them. `name` is for messages.
     pub fn open(name: impl Into<String>, source: R) -> Result<Self, FileError> {
-        let name = name.into();
+        let (name, source) = (name.into(), Ahead::new(source));
         match index(&source) {
-            Ok((segments, checksum)) => Ok(Self { name, source, segments, checksum }),
+            Ok((segments, checksum)) => {
+                source.drop_end();
+                Ok(Self { name, source, segments, checksum })
+            }
             Err(fault) => Err(fault.of(&name)),
         }
     }
@@ -114,6 +118,22 @@ impl<R: ReadAt> File<R> {
             }
             Some(read)
         })
+    }
+
+    /// The chunks of a segment will be read, once more than was told before.
+    pub(crate) fn expect(&self, segment: usize) {
+        let Placed { offset, chunks, .. } = &self.segments[segment];
+        let mut offset = *offset;
+        self.source.expect(chunks.iter().map(|(length, _)| {
+            let at = offset;
+            offset += u64::from(*length);
+            (at, *length)
+        }));
+    }
+
+    /// What is expected is read in pieces of at most so many bytes.
+    pub(crate) fn arrange(&self, most: u64) {
+        self.source.arrange(most);
     }
 
     fn chunk(&self, offset: u64, length: u32, expected: u32) -> Result<Vec<u8>, FileError> {
@@ -167,9 +187,10 @@ fn exactly(source: &impl ReadAt, offset: u64, length: usize, what: &'static str)
 }
 
 /// The segments, and the checksum of all.
-fn index(source: &impl ReadAt) -> Result<(Vec<Placed>, u32), Fault> {
+fn index<R: ReadAt>(source: &Ahead<R>) -> Result<(Vec<Placed>, u32), Fault> {
     let least = (HEAD + TAIL) as u64;
     let length = source.length()?;
+    source.read_end(length)?;
     let short = |found| Damage::Length { what: "head and tail", found, expected: least };
     let found = exactly(source, 0, length.min(HEAD as u64) as usize, "head")?;
     if !found.starts_with(&MAGIC[..MAGIC.len().min(found.len())]) || found.is_empty() {

@@ -97,10 +97,13 @@ impl CheckpointFiles {
         self.files.iter().flat_map(told).collect()
     }
 
-    /// The ranges of an operator: disjoint, and together all of its state. Prefix and length.
+    /// The ranges of an operator: disjoint, and together all of its state. Prefix and length. Whoever asks is about to read them all: what
+    /// lies together in a file is read at once then.
     fn ranges(&self, operator: &str) -> Vec<(u32, u8)> {
         let all = ranges(&self.files).into_iter().filter(|(name, _)| &**name == operator);
-        all.map(|(_, range)| (range.prefix(), range.length())).collect()
+        let all: Vec<_> = all.map(|(_, range)| range).collect();
+        self.index.expect(&self.files, all.iter().map(|range| (operator, *range)));
+        all.iter().map(|range| (range.prefix(), range.length())).collect()
     }
 
     /// The rows of a range of an operator whose manifest has these ``columns``; of a function its keys and values as bytes.

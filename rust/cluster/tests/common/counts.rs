@@ -85,6 +85,8 @@ pub struct Memory {
     pub busy: Mutex<()>,
     /// Bytes read, by file.
     pub read: Mutex<BTreeMap<String, usize>>,
+    /// How often something was read.
+    pub reads: AtomicUsize,
     /// The next write panics.
     pub panics: AtomicBool,
 }
@@ -99,6 +101,7 @@ impl Memory {
 impl Store for Memory {
     fn read_at(&self, name: &str, offset: u64, length: usize) -> io::Result<Vec<u8>> {
         drop(self.busy.lock().unwrap());
+        self.reads.fetch_add(1, SeqCst);
         self.fails()?;
         let files = self.files.lock().unwrap();
         let file = files.get(name).ok_or(io::ErrorKind::NotFound)?;
