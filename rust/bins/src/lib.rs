@@ -68,6 +68,8 @@ pub use control_input::ControlInput;
 pub use error::{BinsError, BoxError, ControlError, ScheduleError, StateError};
 pub use keyed::{Keyed, KeyedMap};
 pub use message::Record;
+#[doc(hidden)]
+pub use message::fuzz_parts;
 pub use pending::Pending;
 pub use penstock_balance::Strategy;
 pub use plan::{Migration, MigrationProgress, PlanStep, commands, steps};

@@ -125,6 +125,23 @@ fn number(bytes: &[u8]) -> Result<(u32, &[u8]), WireError> {
     Ok((u32::from_le_bytes(*head), rest))
 }
 
+/// Reads a part of a bin that moves, or a block for a worker, and what it wrote of it again; whether it is one. For fuzzing.
+#[doc(hidden)]
+#[must_use]
+pub fn fuzz_parts(bytes: &[u8]) -> bool {
+    type Part = BinPart<u64, Vec<(i64, Option<String>)>>;
+    let part = Part::decode(bytes);
+    if let Ok(part) = &part {
+        let mut out = Vec::new();
+        part.encode(&mut out);
+        let again = Part::decode(&out).expect("what was read can be written and read");
+        assert_eq!(format!("{again:?}"), format!("{part:?}"));
+        assert!(part.weight() <= RECORD_BYTES * bytes.len() as u64);
+    }
+    let block = Addressed::<Vec<u64>>::decode(bytes);
+    part.is_ok() | block.is_ok()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

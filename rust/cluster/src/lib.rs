@@ -31,4 +31,6 @@ pub use group::{GroupHost, Loader};
 pub use host::Host;
 pub use member::{End, Member};
 pub use registry::{MemberInfo, Registry, RegistryEvent};
+#[doc(hidden)]
+pub use spill::fuzz_piece;
 pub use spill::{SpillError, SpillFigures};

@@ -6,8 +6,9 @@
 //! | Target | Bytes come from |
 //! |---|---|
 //! | `session_frames`, `handshake` | whoever reaches a port |
-//! | `messages`, `columns`, `fabric_frames`, `flow_blocks` | a peer that has proved the secret, or damage on the way |
+//! | `messages`, `columns`, `fabric_frames`, `flow_blocks`, `bin_parts`, `packed` | a peer that has proved the secret, or damage on the way |
 //! | `manifest`, `data_file`, `state` | whoever writes to the folder of a checkpoint |
+//! | `spilled` | whoever writes to a local disk |
 //! | `plan` | the driver; Python that was given something odd |
 //! | `edge_text`, `graph_file`, `pattern` | files and text of users |
 //!
@@ -28,7 +29,7 @@ use penstock_engine::{Answer, Claim, Contents, Event, Manifest, Named, Request, 
 use penstock_files::{Chunk, Entry, File, Range, Segment, merge, ranges, select, write};
 use penstock_graph::text::{EdgeText, Ids};
 use penstock_graph::{Index, Pattern, Query, Search, Unit, file};
-use penstock_plan::{FlowBlock, Kept, Plan};
+use penstock_plan::{FlowBlock, Kept, Plan, read_batch};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
@@ -36,7 +37,8 @@ use serde::de::DeserializeOwned;
 pub type Target = fn(&[u8]) -> bool;
 
 /// All of them by name.
-pub const TARGETS: [(&str, Target); 13] = [
+pub const TARGETS: [(&str, Target); 16] = [
+    ("bin_parts", bin_parts),
     ("columns", columns),
     ("data_file", data_file),
     ("edge_text", edge_text),
@@ -46,9 +48,11 @@ pub const TARGETS: [(&str, Target); 13] = [
     ("handshake", handshake),
     ("manifest", manifest),
     ("messages", messages),
+    ("packed", packed),
     ("pattern", pattern),
     ("plan", plan),
     ("session_frames", session_frames),
+    ("spilled", spilled),
     ("state", state),
 ];
 
@@ -184,6 +188,21 @@ pub fn flow_blocks(data: &[u8]) -> bool {
     }
 }
 
+/// Parts of bins that move between members.
+pub fn bin_parts(data: &[u8]) -> bool {
+    penstock_bins::fuzz_parts(data)
+}
+
+/// Rows that a program of dataflow sends to another process.
+pub fn packed(data: &[u8]) -> bool {
+    matches!(read_batch(data), Ok(Some(batch)) if batch.num_rows() > 0)
+}
+
+/// Rows that were spilled, with a right checksum.
+pub fn spilled(data: &[u8]) -> bool {
+    penstock_cluster::fuzz_piece(data).is_ok_and(|rows| rows > 0)
+}
+
 /// Frames between the workers of a query, and the progress in them.
 pub fn fabric_frames(data: &[u8]) -> bool {
     const HEADER: usize = 56;
@@ -300,13 +319,18 @@ pub fn data_file(data: &[u8]) -> bool {
 }
 
 /// What operators keep, of which kinds: as manifests have them.
-const KEPT: [&str; 6] = [
+const KEPT: [&str; 10] = [
     include_str!("../data/kept-0.json"),
     include_str!("../data/kept-1.json"),
     include_str!("../data/kept-2.json"),
     include_str!("../data/kept-3.json"),
     include_str!("../data/kept-4.json"),
     include_str!("../data/kept-5.json"),
+    // Sketches and the like; sessions; distinct rows in windows; a join.
+    include_str!("../data/kept-6.json"),
+    include_str!("../data/kept-7.json"),
+    include_str!("../data/kept-8.json"),
+    include_str!("../data/kept-9.json"),
 ];
 
 /// Chunks of state: which operator, then two chunks, of which the first is so long.

@@ -6,12 +6,14 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use arrow_array::{ArrayRef, Int64Array, RecordBatch, StringArray};
+use penstock_bins::{BinState, BinTable, Encoding, Extent, Routing};
 use penstock_cluster::session::{Client, Keys, Kind, NONCE_BYTES, Role, Secret, write_frame};
 use penstock_dataflow::Wire;
 use penstock_files::File;
 use penstock_fuzz::TARGETS;
 use penstock_graph::{Builder, Loops, Repeats, file};
-use penstock_plan::FlowBlock;
+use penstock_plan::spec::schema_to_text;
+use penstock_plan::{CallError, Callbacks, FlowBlock, ForeignState, Plan};
 use serde_json::json;
 
 /// Largest file that is kept: corpora grow by what is new, not by what is long.
@@ -131,6 +133,10 @@ fn seeds() -> BTreeMap<&'static str, Seeds> {
     let mut stream = Vec::new();
     FlowBlock::Rows { batch: batch.clone(), hashes: vec![1, 2, 3], side: 0 }.encode(&mut stream);
     // Behind its tag, its side, the number of hashes and they themselves is an Arrow stream.
+    add("packed", "rows", stream[6 + 24..].to_vec());
+    add("packed", "cut", stream[6 + 24..201].to_vec());
+    add("spilled", "rows", stream[6 + 24..].to_vec());
+    add("spilled", "cut", stream[6 + 24..201].to_vec());
     add("columns", "rows", with(200, &stream[6 + 24..]));
     add("columns", "pieces", with(3, &stream[6 + 24..]));
     add("columns", "cut", with(3, &stream[6 + 24..201]));
@@ -147,6 +153,19 @@ fn seeds() -> BTreeMap<&'static str, Seeds> {
     penstock_dataflow::wire::encode_serde(&(0_u64, Some("graph"), vec![(0_u64, vec![1_u8, 2])]), &mut bundle);
     add("fabric_frames", "bundle-sealed", [&[1], &[0; 56][..], &bundle].concat());
     add("fabric_frames", "nothing", vec![0; 57]);
+    let part = |kind: u8, rest: &[u8]| [&[kind, 7, 0, 0, 0], rest].concat();
+    let records = vec![(5_u64, vec![(-1_i64, Some("a".to_owned())), (3, None)])];
+    let mut pending = Vec::new();
+    penstock_dataflow::wire::encode_serde(&records, &mut pending);
+    for (name, part) in [
+        ("prepare", part(1, &[1, 9])),
+        ("state", part(2, b"any bytes")),
+        ("pending", part(3, &pending)),
+        ("end", part(4, &[3])),
+        ("none", vec![9, 9]),
+    ] {
+        add("bin_parts", name, part);
+    }
     let golden = root().join("tests/data");
     for folder in ["checkpoint-v1", "checkpoint-v1-engine"] {
         for (number, (path, bytes)) in files(&golden.join(folder)).into_iter().enumerate() {
@@ -181,6 +200,12 @@ fn seeds() -> BTreeMap<&'static str, Seeds> {
     add("manifest", "no-json", with(1, b"{"));
     add("data_file", "chunks", [&[2, 1, 1, 0, 0, 0, 0][..], &[3; 64]].concat());
     add("data_file", "none", with(0, b"penstock"));
+    for (number, (_, chunks)) in kept().into_iter().enumerate() {
+        let kept = (FIRST_KEPT + number) as u8;
+        let halves = chunks[0].clone();
+        let length = halves.len().div_ceil(16).min(255) as u8;
+        add("state", &format!("kept-{kept}"), [&[kept, length], &halves[..]].concat());
+    }
     add("state", "none", vec![1, 1, 0, 0]);
     for (number, kept) in files(&root().join("rust/fuzz/data")).into_iter().enumerate() {
         add("plan", &format!("kept-{number}"), kept.1);
@@ -197,6 +222,79 @@ fn seeds() -> BTreeMap<&'static str, Seeds> {
     add("pattern", "triangle", b"tri(a, b, c) :- e(a, b), e(b, c), e(a, c)".to_vec());
     add("pattern", "no-pattern", b"tri(a :- e(a)".to_vec());
     found
+}
+
+/// Files of `data` before this one are of golden checkpoints.
+const FIRST_KEPT: usize = 6;
+
+/// What operators keep of which there is no golden checkpoint, and chunks of it.
+fn kept() -> Vec<(String, Vec<Vec<u8>>)> {
+    struct NoCalls;
+    impl Callbacks for NoCalls {
+        fn map(&self, _: usize, batch: &RecordBatch) -> Result<RecordBatch, CallError> {
+            Ok(batch.clone())
+        }
+
+        fn new_state(&self, call: usize) -> Box<dyn ForeignState> {
+            unreachable!("no state of call {call}")
+        }
+    }
+    let numbers = 0..60_i64;
+    let columns: [ArrayRef; 3] = [
+        Arc::new(numbers.clone().map(|n| (n % 4 > 0).then(|| format!("k{}", n % 4))).collect::<StringArray>()),
+        Arc::new(numbers.clone().map(|n| (n % 5 > 0).then_some(n % 5)).collect::<Int64Array>()),
+        Arc::new(numbers.collect::<Int64Array>()),
+    ];
+    let named = |names: [&str; 3]| RecordBatch::try_from_iter(names.into_iter().zip(columns.clone())).unwrap();
+    let blocks = [named(["k", "i", "t"]), named(["l", "j", "u"])];
+    let [schema, right] = [0, 1].map(|side: usize| schema_to_text(&blocks[side].schema()));
+    let one = |steps: &str| {
+        format!(r#"{{"version":2,"sources":[{{"schema":"{schema}","event_time":"t"}}],"steps":[{steps}]}}"#)
+    };
+    let plans = [
+        one(
+            r#"{"op":"key_by","columns":["i"]},{"op":"agg","emit":"update","aggs":[{"name":"b","fn":"min_by","column":"k","by":"t"},{"name":"l","fn":"last","column":"i"},{"name":"d","fn":"count_distinct","column":"k"},{"name":"a","fn":"approx_count_distinct","column":"t"},{"name":"q","fn":"approx_quantile","column":"t","q":0.9},{"name":"s","fn":"stddev","column":"t"}]}"#,
+        ),
+        one(
+            r#"{"op":"key_by","columns":["k"]},{"op":"window","kind":"session","size_us":3000},{"op":"agg","aggs":[{"name":"n","fn":"count_distinct","column":"t"},{"name":"b","fn":"max_by","column":"i","by":"t"},{"name":"c","fn":"count"}]}"#,
+        ),
+        one(r#"{"op":"window","kind":"tumbling","size_us":10000},{"op":"distinct","columns":["k"]}"#),
+        format!(
+            r#"{{"version":2,"sources":[{{"name":"l","schema":"{schema}"}},{{"name":"r","schema":"{right}"}}],"steps":[{{"op":"join","left":["i"],"right":["u"],"inputs":[0,1]}}]}}"#
+        ),
+    ];
+    let run = |plan: &String| {
+        let keyed = Plan::from_json(plan).unwrap().keyed().next().unwrap().clone();
+        let calls: Arc<dyn Callbacks> = Arc::new(NoCalls);
+        let routing = Routing::from_owners(vec![0]).unwrap();
+        let mut table = BinTable::fresh(&routing, 0, &|| keyed.new_state(&calls));
+        let mut op = keyed.operator(&calls).unwrap();
+        for side in 0..if plan.contains("join") { 2 } else { 1 } {
+            let spec = keyed.side(side);
+            let routed = spec.assign(&blocks[side].slice(0, 6)).unwrap();
+            let hashes = spec.hashes(&routed).unwrap();
+            op.apply(&mut table, side, &spec.carry(routed).unwrap(), &hashes, &mut |_| {}).unwrap();
+        }
+        let mut chunks = Vec::new();
+        for (_, state) in table.owned() {
+            let mut encoding = Encoding::of(Extent::Changed);
+            chunks.extend(std::iter::from_fn(|| state.encode(&mut encoding).unwrap()));
+        }
+        (keyed.kept().to_json(), chunks)
+    };
+    plans.iter().map(run).collect()
+}
+
+#[test]
+fn what_operators_keep_is_what_the_target_reads() {
+    for (number, (kept, chunks)) in kept().into_iter().enumerate() {
+        let path = root().join(format!("rust/fuzz/data/kept-{}.json", FIRST_KEPT + number));
+        if std::env::var_os("PENSTOCK_GOLDEN").is_some() {
+            fs::write(&path, &kept).unwrap();
+        }
+        assert_eq!(fs::read_to_string(&path).ok(), Some(kept), "{}", path.display());
+        assert!(!chunks.is_empty());
+    }
 }
 
 fn messages() -> Vec<(&'static str, serde_json::Value)> {

@@ -1,4 +1,4 @@
-//! Arrow streams that come from elsewhere: rows between members, schemas in plans and manifests.
+//! Arrow streams that come from elsewhere: rows between members, rows that were spilled, schemas in plans and manifests.
 //!
 //! Invariant: whatever the bytes are, reading them ends with rows or an error, and takes no memory beyond them: Arrow's decoder slices
 //! what is there, where its reader believes announced lengths. The decoder checks what it reads, yet it is written for honest input: it
@@ -18,7 +18,15 @@ const END_OF_STREAM: [u8; 8] = [0xff, 0xff, 0xff, 0xff, 0, 0, 0, 0];
 /// # Errors
 /// What is wrong with it, in Arrow's words; nothing where the bytes end before.
 pub(crate) fn batch(bytes: &[u8]) -> Result<Option<RecordBatch>, ArrowError> {
-    guarded(bytes, |decoder, buffer| decoder.decode(buffer))
+    read_batch(Buffer::from(bytes))
+}
+
+/// The same of bytes that the batch may keep: where they are aligned it is not copied.
+///
+/// # Errors
+/// What is wrong with it, in Arrow's words; nothing where the bytes end before a batch.
+pub fn read_batch(bytes: impl Into<Buffer>) -> Result<Option<RecordBatch>, ArrowError> {
+    guarded(bytes.into(), |decoder, buffer| decoder.decode(buffer))
 }
 
 /// The schema that a stream begins with.
@@ -29,7 +37,7 @@ pub(crate) fn schema(bytes: &[u8]) -> Result<Option<SchemaRef>, ArrowError> {
     // The decoder looks at a message when something follows it; for a schema alone that is the end of a stream.
     let ended = [bytes, &END_OF_STREAM].concat();
     // A batch behind the schema is not needed, and what is wrong with it is nobody's concern.
-    guarded(&ended, |decoder, buffer| {
+    guarded(Buffer::from(ended), |decoder, buffer| {
         let read = decoder.decode(buffer);
         match decoder.schema() {
             Some(schema) => Ok(Some(schema)),
@@ -39,11 +47,11 @@ pub(crate) fn schema(bytes: &[u8]) -> Result<Option<SchemaRef>, ArrowError> {
 }
 
 fn guarded<T>(
-    bytes: &[u8],
+    mut buffer: Buffer,
     mut step: impl FnMut(&mut StreamDecoder, &mut Buffer) -> Result<Option<T>, ArrowError>,
 ) -> Result<Option<T>, ArrowError> {
-    let read = || {
-        let (mut decoder, mut buffer) = (StreamDecoder::new(), Buffer::from(bytes));
+    let read = move || {
+        let mut decoder = StreamDecoder::new();
         while !buffer.is_empty() {
             if let Some(found) = step(&mut decoder, &mut buffer)? {
                 return Ok(Some(found));

@@ -22,11 +22,10 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use arrow_array::RecordBatch;
-use arrow_buffer::Buffer;
-use arrow_ipc::reader::StreamDecoder;
 use arrow_ipc::writer::StreamWriter;
 use penstock_dataflow::BoxError;
 use penstock_plan::host::{Rows, Stored};
+use penstock_plan::read_batch;
 use serde::Serialize;
 use thiserror::Error;
 
@@ -229,7 +228,7 @@ impl Store {
 
 /// Bytes of the rows themselves. The batches of a feed share the frame they came in, so the sizes of their buffers would count it
 /// once for each column.
-fn size(batch: &RecordBatch) -> u64 {
+pub(crate) fn size(batch: &RecordBatch) -> u64 {
     let of = |column: &arrow_array::ArrayRef| column.to_data().get_slice_memory_size();
     batch.columns().iter().map(|column| of(column).unwrap_or_else(|_| column.get_array_memory_size()) as u64).sum()
 }
@@ -242,14 +241,19 @@ fn encoded(batch: &RecordBatch) -> Result<Vec<u8>, SpillError> {
 }
 
 fn decoded(bytes: Vec<u8>) -> Result<RecordBatch, SpillError> {
-    let mut decoder = StreamDecoder::new();
-    let mut buffer = Buffer::from(bytes);
-    while !buffer.is_empty() {
-        if let Some(batch) = decoder.decode(&mut buffer)? {
-            return Ok(batch);
-        }
-    }
-    Err(SpillError::Arrow { reason: "a piece without rows".into() })
+    read_batch(bytes)?.ok_or_else(|| SpillError::Arrow { reason: "a piece without rows".into() })
+}
+
+/// Reads a piece, and what it wrote of it again; its rows. For fuzzing.
+///
+/// # Errors
+/// What is wrong with it.
+#[doc(hidden)]
+pub fn fuzz_piece(bytes: &[u8]) -> Result<usize, SpillError> {
+    let batch = decoded(bytes.to_vec())?;
+    let again = decoded(encoded(&batch)?)?;
+    assert_eq!((batch.num_rows(), batch.num_columns()), (again.num_rows(), again.num_columns()));
+    Ok(batch.num_rows())
 }
 
 /// Part of the budget, given back when dropped.

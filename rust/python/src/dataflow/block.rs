@@ -10,9 +10,9 @@ use std::fmt;
 use std::sync::Arc;
 
 use arrow_array::RecordBatch as Batch;
-use arrow_ipc::reader::StreamReader;
 use arrow_ipc::writer::StreamWriter;
 use penstock_dataflow::{BoxError, Wire, WireError};
+use penstock_plan::read_batch;
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
 use pyo3::types::{PyBytes, PyList, PyTuple};
@@ -132,11 +132,7 @@ impl Packed {
         static LOADS: PyOnceLock<Py<PyAny>> = PyOnceLock::new();
         match self.kind {
             ROWS => {
-                let read = || {
-                    let mut reader = StreamReader::try_new(&self.bytes[..], None)?;
-                    reader.next().transpose()
-                };
-                let batch = py.detach(read).map_err(|error| errors::arrow(&error))?;
+                let batch = py.detach(|| read_batch(&self.bytes[..])).map_err(|error| errors::arrow(&error))?;
                 batch.map(Block::Rows).ok_or_else(|| errors::raise(Kind::Protocol, "a packed batch without rows"))
             }
             _ => {
