@@ -213,6 +213,70 @@ def test_what_cannot_meet_any_more_is_dropped_and_told() -> None:
     assert [batch.to_pydict() for batch in late] == [{"k": [1], "t": [3], "v": [-1]}]
 
 
+def test_late_rows_are_told_by_source() -> None:
+    flow = left().join(right(), on="k", within="1ms")
+    given = {
+        "left": [table("ktv", [(1, 5, 0)]), table("ktv", [(1, 90, 1)]), table("ktv", [(2, 3, 2)])],
+        "right": [table("kuw", [(1, 99, 0)]), table("kuw", [(3, 4, 7)])],
+    }
+
+    def told(late: Any, flow: pk.Flow = flow) -> None:
+        with flow.start(2, late=late, streaming=True) as session:
+            for _ in session.run({name: iter(tables) for name, tables in given.items()}):
+                pass
+
+    lefts: list[pa.RecordBatch] = []
+    rights: list[pa.RecordBatch] = []
+    every: list[pa.RecordBatch] = []
+    told({"left": lefts.append, "right": rights.append})
+    # Which of the two ends first decides what the watermark waits for, and so what is late: never in another's place.
+    assert all(batch.schema.names == ["k", "t", "v"] for batch in lefts)
+    assert all(batch.schema.names == ["k", "u", "w"] for batch in rights)
+    told(every.append)
+    assert {tuple(batch.schema.names) for batch in every} <= {("k", "t", "v"), ("k", "u", "w")}
+    told({"left": lefts.append})
+    told({})
+    # At the end of input only rows without a time are late.
+    for how, late in (("inner", ({"k": [1], "t": [None], "v": [5]}, {"k": [2], "u": [None], "w": [6]})),):
+        ones, twos = table("ktv", [(1, None, 5), (1, 7, 1)]), table("kuw", [(2, None, 6)])
+        lefts, rights = [], []
+        joined = left().join(right(), on="k", within="1ms", how=how)
+        summary = joined.run_into(
+            lambda batch: None, {"left": ones, "right": twos}, late={"left": lefts.append, "right": rights.append}
+        )
+        assert ([batch.to_pydict() for batch in lefts], [batch.to_pydict() for batch in rights]) == (
+            [late[0]],
+            [late[1]],
+        )
+        assert summary.late_rows == 2
+    with pytest.raises(
+        ConfigError, match=r"late=\{'up': ...\}: this flow has no such late rows; there are 'left', 'right'"
+    ):
+        told({"up": print})
+    with pytest.raises(ConfigError, match="it must be a function of a batch"):
+        told({"left": 3})
+    with pytest.raises(ConfigError, match="there are none: no step of it has late rows"):
+        told({"left": print}, left().join(right(), on="k"))
+
+
+def test_late_rows_of_one_source_at_several_steps() -> None:
+    """Alike they are one kind, else each step has its own."""
+    source = left()
+    fives = source.key_by("k").window(pk.tumbling("5ms")).agg(n=pk.count(), name="fives")
+    mapped = source.map_batches(lambda batch: batch.select(["k", "t"]), "k bigint, t bigint")
+    for other, kinds in (
+        (source, {"left": 2}),
+        (mapped, {"fives": 1, "tens": 1}),
+    ):
+        tens = other.key_by("k").window(pk.tumbling("10ms")).agg(n=pk.count(), name="tens")
+        late: dict[str, list[pa.RecordBatch]] = {name: [] for name in kinds}
+        flow = fives.union(tens)
+        rows = table("ktv", [(1, None, 5), (1, 7, 1)])
+        flow.run_into(lambda batch: None, rows, late={name: found.append for name, found in late.items()})
+        assert {name: sum(batch.num_rows for batch in found) for name, found in late.items()} == kinds
+        assert all(batch["t"].null_count == 1 for found in late.values() for batch in found)
+
+
 def met(how: str, ones: list[Any], twos: list[Any], near: Any) -> Counter[tuple[Any, ...]]:
     """What comes out of bounded input."""
     pairs = [(one, two) for one in ones for two in twos if one[0] is not None and one[0] == two[0] and near(one, two)]

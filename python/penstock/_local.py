@@ -26,6 +26,7 @@ import pyarrow as pa
 
 from penstock._durations import Timeout
 from penstock._figures import LOCAL_MOVES, LOCAL_WORKERS, ScopeStats, loads_table, scope_stats, sum_loads, to_table
+from penstock._late import Apart, kinds, require
 from penstock._migration import (
     Cut,
     MigrationReport,
@@ -60,8 +61,8 @@ __all__ = [
 #: Entries of the log of moved bins that are kept; the oldest go first.
 _MOST_MOVES = 200_000
 
-#: Receives late rows.
-LateSink = Callable[[pa.RecordBatch], Any]
+#: Receives late rows, or those of the kinds that it names.
+LateSink = Callable[[pa.RecordBatch], Any] | Mapping[str, Callable[[pa.RecordBatch], Any]]
 #: Receives results: a function, or an object with ``write_batch`` (a ParquetWriter).
 BatchSink = Callable[[pa.RecordBatch], Any] | Any
 
@@ -195,8 +196,8 @@ class LocalSession:
         What to compute.
     workers : int, default 1
         Threads; each owns a share of the bins.
-    late : callable, optional
-        Receives batches of late rows in the thread that iterates `run`.
+    late : callable, or dict of name to callable, optional
+        Receives batches of late rows in the thread that iterates `run`; see `Flow.run`.
     batch_rows : int, default 65_536
         Larger input batches are cut.
     streaming : bool, default False
@@ -246,9 +247,10 @@ class LocalSession:
         if isinstance(bits, bool) or not isinstance(bits, int) or not 0 <= bits <= 20:
             raise ConfigError(f"bits={bits!r} must be an int from 0 to 20: the state is cut into 2 ** bits bins")
         _yes_or_no(streaming, "streaming")
-        if late is not None and not callable(late):
-            raise ConfigError(f"late={late!r} must be a function that takes a batch")
         from penstock import _native
+
+        names = list(kinds(flow._check(streaming))) if isinstance(late, Mapping) or flow.keyed else []
+        require(late, names, "a batch")
 
         self.workers = workers
         #: Input rows handed to the workers so far.
@@ -258,7 +260,7 @@ class LocalSession:
         #: Late rows seen so far.
         self.late_rows = 0
         self._flow = flow
-        self._late = late
+        self._late = late if late is None or (len(names) < 2 and callable(late)) else Apart(late, names)
         self._batch_rows = batch_rows
         self._streaming = streaming
         self._bits = bits

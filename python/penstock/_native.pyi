@@ -34,7 +34,8 @@ class _PlanFacts(TypedDict):
     output_schema: Schema
     needs_order: bool
     pieces: list[_PlanPiece]
-    late_schemas: list[Schema]
+    late_outputs: list[tuple[str, Schema]]
+    late_schema: Schema
     operators: list[dict[str, Any]]
     explain: str
 
@@ -136,8 +137,9 @@ def plan_check(plan: str) -> _PlanFacts:
         ``output_schema`` (a handle), ``needs_order`` (results depend on input order), ``pieces`` (the parts that its
         exchanges cut it into: the number of the ``source`` or ``operator`` that each begins with, its columns as
         ``inputs`` by side of that operator and ``output``, and as ``end`` the operator and side that rows go to, None
-        for the output; those that lead to an operator stand before those that begin with it), ``late_schemas`` (the
-        different columns that late rows may have), ``operators`` (the steps that keep state, as
+        for the output; those that lead to an operator stand before those that begin with it), ``late_outputs`` (the
+        kinds of late rows, by name, with their columns), ``late_schema`` (the columns of all of them: those of the
+        only kind, or a struct for each of several), ``operators`` (the steps that keep state, as
         manifests name them: ``name``, ``kind``, ``types``, ``version``, ``columns``; with a function also the number of
         its ``call``) and ``explain`` (text for people).
 

@@ -394,8 +394,39 @@ def test_joins_in_time_give_the_same_rows_on_every_host(wide: Any) -> None:
                 function(pk.spark.tagged(**frames) if len(frames) > 1 else frames["web"], number)
             assert bag(*kept.batches.values(), to_table(engine.finish(name))) == expected, name
         # What is late has the columns of its side.
-        with pytest.raises(PlanError, match=r"late rows of this flow have different columns \(k, v, ts; k, w, at\)"):
+        with pytest.raises(PlanError, match=r"have different columns \(web: k, v, ts; clicks: k, w, at\), .* a dict"):
             engine.foreach_batch(near, Kept(), late=Kept())
+        with pytest.raises(ConfigError, match="no such late rows; there are 'web', 'clicks'"):
+            engine.foreach_batch(near, Kept(), late={"shop": Kept()})
+        web, other = Kept(), Kept()
+        function = engine.foreach_batch(near, Kept(), late={"web": web, "clicks": other}, name="late ones")
+        epochs = [
+            *cut({source: rows[source] for source in near.sources}, 2),
+            {name: rows[name] for name in near.sources},
+        ]
+        for number, epoch in enumerate(epochs):
+            function(pk.spark.tagged(**{source: one(wide, table) for source, table in epoch.items()}), number)
+        found = {"web": bag(*web.batches.values()), "clicks": bag(*other.batches.values())}
+        assert all(len(kept) > 100 for kept in found.values())
+        assert found["web"] <= bag(rows["web"]) and found["clicks"] <= bag(rows["clicks"])
+
+
+def test_a_silent_source_is_not_waited_for(wide: Any) -> None:
+    """By the times of batches: windows close though one source has nothing for longer than it may."""
+    schema = pa.schema([("k", pa.int64()), ("v", pa.int64()), ("ts", pa.int64())])
+
+    def frame_of(*times: int) -> Any:
+        return one(wide, pa.table({"k": [1] * len(times), "v": list(times), "ts": list(times)}, schema))
+
+    with pk.Engine(wide, workers=1, bits=2) as engine:
+        for idle_after, closed in (("1ms", [(0, 5_000, 1, 2)]), ("1h", [])):
+            quiet = source("quiet", "k bigint, v bigint, ts bigint", idle_after=idle_after)
+            flow = WEB.union(quiet).key_by("k").window(pk.tumbling("5s")).agg(n=pk.count())
+            kept = Kept()
+            function = engine.foreach_batch(flow, kept, name=f"idle after {idle_after}")
+            function(pk.spark.tagged(web=frame_of(1_000), quiet=frame_of(2_000)), 0)
+            function(pk.spark.tagged(web=frame_of(60_000), quiet=frame_of()), 1)
+            assert bag(kept.batches[0]) == Counter() and bag(kept.batches[1]) == Counter(closed)
 
 
 def test_queries_of_an_auction_site_resident_while_bins_move(wide: Any, nexmark_data: Path) -> None:

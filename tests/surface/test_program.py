@@ -49,7 +49,7 @@ def test_a_program_tells_of_each_source() -> None:
     timed = pk.Flow("k bigint, t timestamp", event_time="t", lateness="2s", name="timed")
     plain = pk.Flow("k bigint, v bigint", name="plain")
     windows = timed.map_batches(counting, "k bigint, t timestamp, more bigint").key_by("k").window(pk.tumbling("1s"))
-    program = Program.of(windows.agg(n=pk.count()).join(plain, on="k"), late=True)
+    program = Program.of(windows.agg(n=pk.count()).join(plain, on="k"), late=print)
     assert program.lateness_us == (2_000_000, None)
     assert program.late.names == ["k", "t", "more"], "as they are behind the function"
     silent = pk.Flow("k bigint, at timestamp", event_time="at", idle_after="1s", name="silent")
@@ -58,6 +58,20 @@ def test_a_program_tells_of_each_source() -> None:
     turned = Program.of(plain.join(timed, on="k"))
     misfit = turned.misfit(Program.of(timed.join(plain, on="k")), durable=False)
     assert misfit == "its sources are plain, timed, in this order, those of the flow before were timed, plain"
+
+
+def test_a_key_of_another_type_is_refused_by_its_name() -> None:
+    def counts(key: str) -> Program:
+        return Program.of(pk.Flow(f"k {key}, v bigint", name="rows").key_by("k").agg(n=pk.count()))
+
+    before, after = counts("bigint"), counts("string")
+    assert after.misfit(before, durable=False) == "column 'k' of source 'rows' is string, and was int64"
+    # Where state is durable operators decide, which say the types of their keys.
+    assert [one.operators[0]["types"] for one in (before, after)] == [
+        "Int64 -> count with updates",
+        "Utf8 -> count with updates",
+    ]
+    assert after.misfit(before, durable=True) is None
 
 
 def test_operators_say_what_their_state_is_made_of() -> None:

@@ -42,10 +42,12 @@ class Running(FlowBase):
             nothing yet holds no other back.
         workers : int, default 1
             Threads; each owns a share of the keys.
-        late : callable, optional
+        late : callable, or dict of name to callable, optional
             Called with a ``pyarrow.RecordBatch`` of rows that are in no window, or meet no row of
             a join, because they are late or have no event time, in this thread. Without it a warning tells how
-            many there were.
+            many there were. In a dict a function for those of each source, by its name; where a source has
+            late rows of different columns, or a step takes several sources as one stream, by the name
+            of the step's state instead, and the side of a join: ``"join left"``. The error of a wrong name has all.
         progress : bool, default False
             Show a progress bar on stderr.
         batch_rows : int, default 65_536

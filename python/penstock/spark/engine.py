@@ -407,7 +407,7 @@ class Engine:
         flow: Flow,
         sink: Sink,
         *,
-        late: Sink | None = None,
+        late: Sink | Mapping[str, Sink] | None = None,
         name: str | None = None,
         checkpoint: str | None = OWN_CHECKPOINT,
     ) -> BatchFunction:
@@ -421,8 +421,10 @@ class Engine:
             their streams.
         sink : callable
             ``sink(df, batch_id)`` with the results of each batch; may evaluate `df` any number of times.
-        late : callable, optional
+        late : callable, or dict of name to callable, optional
             ``late(df, batch_id)`` with the rows that came too late. Without it they are counted and a warning tells.
+            Where several sources have event time and other columns, a dict with a function for those of each, as for
+            `Flow.run`.
         name : str, optional
             What the query is called; default Spark's name of the query, else its id.
         checkpoint : str or None, optional
@@ -456,16 +458,15 @@ class Engine:
         keeps the exception itself. After anything but `StateLost` the query can be started again from its checkpoint
         and replays the batch exactly.
         """
-        for label, value in (("sink", sink), ("late", late)):
-            if value is not None and not callable(value):
-                raise ConfigError(f"{label}={value!r} must be a function of (DataFrame, batch id)")
+        if not callable(sink):
+            raise ConfigError(f"sink={sink!r} must be a function of (DataFrame, batch id)")
         if self._state in ("closing", "closed"):
             self._require_open()
         require_flow(flow, "penstock.Engine.foreach_batch")
         if checkpoint is not None and not isinstance(checkpoint, str):
             raise ConfigError(f"checkpoint={checkpoint!r} must be a path or URL, {OWN_CHECKPOINT!r} or None")
         place = checkpoint if checkpoint in (None, OWN_CHECKPOINT) else open_storage(checkpoint)
-        return BatchFunction(self, Program.of(flow, late is not None), sink, late, name, place)
+        return BatchFunction(self, Program.of(flow, late), sink, late, name, place)
 
     @property
     def queries(self) -> dict[str, Query]:

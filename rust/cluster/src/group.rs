@@ -19,7 +19,7 @@ use penstock_files::{File, Index};
 use penstock_plan::host::{
     Event, Group, GroupConfig, HostError, Keep, LoadError, Loaded, PartitionRows, Record, Resident, StepReport,
 };
-use penstock_plan::{CallError, Callbacks, OpError, Plan, PlanError, Unreadable};
+use penstock_plan::{CallError, Callbacks, LateRows, OpError, Plan, PlanError, Unreadable};
 use serde_json::{Value, json};
 
 use crate::durable::{Segment, Source, Store, Use, damaged, unreadable};
@@ -206,13 +206,10 @@ impl Host for GroupHost {
     }
 
     fn output_schema(&self, program: &Program, late: bool) -> SchemaRef {
-        let plan = &program.plan;
-        let schema = match late {
-            // Blocks have their own; this is for none.
-            true => plan.late_schemas().first().copied().unwrap_or(&plan.sources()[0].schema),
-            false => plan.output_schema(),
-        };
-        schema.clone()
+        match late {
+            true => LateRows::of(&program.plan).schema().clone(),
+            false => program.plan.output_schema().clone(),
+        }
     }
 
     fn max_event_time(&self, program: &Program, source: u8, batch: &RecordBatch) -> Result<Option<i64>, Failure> {

@@ -16,7 +16,7 @@
 //! Compilation resolves every column and type, so that running a plan can fail only on data. Windows and keys wait for the step that uses
 //! them. A union keeps event time and window columns where all its inputs have them; a pair of a join has two event times and so none.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeSet, HashMap, HashSet};
 use std::fmt::Write;
 use std::sync::Arc;
 
@@ -94,6 +94,31 @@ pub struct Plan {
     spec: PlanSpec,
     sources: Vec<Source>,
     stages: Vec<Stage>,
+}
+
+/// Rows of one kind that may come too late.
+#[derive(Clone, Debug, PartialEq)]
+pub struct LateOutput {
+    /// What users call it: the source whose rows they are; where that does not tell kinds apart, or there are several, the operator, and the side
+    /// of a join.
+    pub name: String,
+    /// Columns, as they come to the step.
+    pub schema: SchemaRef,
+    /// The keyed steps that find them, by number, and their sides.
+    pub of: Vec<(usize, usize)>,
+}
+
+/// Columns of the late rows of a step, by side; none where no row is late.
+fn late_sides(keyed: &KeyedSpec) -> Vec<&SchemaRef> {
+    match &keyed.kind {
+        KeyedKind::Window { .. }
+        | KeyedKind::Session { .. }
+        | KeyedKind::GroupState { late_by: Some(_), .. }
+        | KeyedKind::Aggregate { windows: Some(_), .. }
+        | KeyedKind::Top(Top { assign: Some(_), .. }) => vec![&keyed.routed],
+        KeyedKind::Join(join) if join.within.is_some() => join.sides.iter().map(|side| &side.routed).collect(),
+        _ => Vec::new(),
+    }
 }
 
 /// What is known of the rows at one node.
@@ -239,24 +264,53 @@ impl Plan {
         &self.stages.last().expect("a plan has a stage").output
     }
 
-    /// Columns of the late rows of the steps that may have any, each once.
-    pub fn late_schemas(&self) -> Vec<&SchemaRef> {
-        let mut found: Vec<&SchemaRef> = Vec::new();
-        for keyed in self.keyed() {
-            let late = match &keyed.kind {
-                KeyedKind::Window { .. } | KeyedKind::GroupState { late_by: Some(_), .. } => vec![&keyed.routed],
-                KeyedKind::Top(top) if top.assign.is_some() => vec![&keyed.routed],
-                KeyedKind::Aggregate { windows: Some(_), .. } => vec![&keyed.routed],
-                KeyedKind::Join(join) if join.within.is_some() => join.sides.iter().map(|side| &side.routed).collect(),
-                _ => Vec::new(),
-            };
-            for schema in late {
-                if !found.contains(&schema) {
-                    found.push(schema);
+    /// The kinds of rows that may come too late; those of one source and schema are one.
+    pub fn late_outputs(&self) -> Vec<LateOutput> {
+        // For each stage the sources whose rows leave it; then of each side that may have late rows its only source, and what else it is called.
+        let mut sources: Vec<BTreeSet<usize>> = Vec::new();
+        let mut found = Vec::new();
+        let mut number = 0;
+        for stage in &self.stages {
+            let entered = stage.inlets.iter().map(|inlet| -> BTreeSet<usize> {
+                let each = inlet.from.iter().map(|origin| match origin {
+                    Origin::Source(number) => [*number].into(),
+                    Origin::Stage(number) => sources[*number].clone(),
+                });
+                each.flatten().collect()
+            });
+            let entered: Vec<_> = entered.collect();
+            if let Some(keyed) = &stage.keyed {
+                for (side, schema) in late_sides(keyed).into_iter().enumerate() {
+                    let only = entered[side].first().filter(|_| entered[side].len() == 1).copied();
+                    let name = match stage.inlets.len() {
+                        1 => keyed.operator.clone(),
+                        _ => format!("{} {}", keyed.operator, ["left", "right"][side]),
+                    };
+                    found.push((only, name, schema, (number, side)));
                 }
+                number += 1;
+            }
+            sources.push(entered.into_iter().flatten().collect());
+        }
+        let mut outputs: Vec<LateOutput> = Vec::new();
+        for (only, name, schema, of) in &found {
+            let alike = |source| found.iter().all(|(other, _, columns, _)| *other != Some(source) || columns == schema);
+            let name = match only.filter(|source| alike(*source)) {
+                Some(source) => self.sources[source].name.clone(),
+                None => name.clone(),
+            };
+            match outputs.iter_mut().find(|output| output.name == name && output.schema == **schema) {
+                Some(output) => output.of.push(*of),
+                None => outputs.push(LateOutput { name, schema: (*schema).clone(), of: vec![*of] }),
             }
         }
-        found
+        // A source may be called like an operator.
+        for at in 1..outputs.len() {
+            while outputs[..at].iter().any(|output| output.name == outputs[at].name) {
+                outputs[at].name.push('\'');
+            }
+        }
+        outputs
     }
 
     fn pre(&self) -> impl Iterator<Item = &[Stateless]> {

@@ -15,7 +15,7 @@ use group::{Cluster, PATIENCE, Random, config, fresh, moves};
 use penstock_files::{File, Range, Segment, select, write};
 use penstock_plan::host::{Event, Loaded, Record, Resident, Rows};
 use penstock_plan::spec::{NodeSpec, PLAN_VERSION, SourceSpec, WindowKind};
-use penstock_plan::{CallError, Callbacks, ForeignState, JoinHow, Plan, PlanSpec, StepSpec};
+use penstock_plan::{CallError, Callbacks, ForeignState, JoinHow, LateRows, Plan, PlanSpec, StepSpec};
 use proptest::prelude::*;
 
 struct NoCalls;
@@ -257,7 +257,12 @@ fn read(batches: &[RecordBatch]) -> Bag {
 }
 
 /// What comes out of an epoch, and what is late, without the bounds of windows; and what it changed.
-fn complete(cluster: &Cluster, epoch: u64, workers: usize, windowed: bool) -> ((Bag, Bag), Vec<Record>) {
+fn complete(
+    cluster: &Cluster,
+    epoch: u64,
+    workers: usize,
+    (lates, windowed): (&LateRows, bool),
+) -> ((Bag, Bag), Vec<Record>) {
     let (mut out, mut late, mut left, mut records) = (Vec::new(), Vec::new(), workers, Vec::new());
     while left > 0 {
         match cluster.groups[0].1.recv_timeout(PATIENCE).unwrap_or_else(|_| panic!("epoch {epoch} hangs")) {
@@ -272,7 +277,7 @@ fn complete(cluster: &Cluster, epoch: u64, workers: usize, windowed: bool) -> ((
             other => panic!("{other:?}"),
         }
     }
-    let mut late = read(&late);
+    let mut late = read(&late.iter().map(|batch| lates.unpack(batch).1).collect::<Vec<_>>());
     if windowed {
         late.iter_mut().for_each(|row| drop(row.drain(..2)));
     }
@@ -309,7 +314,7 @@ fn run(how: JoinHow, near: Near, epochs: &[Epoch], seed: u64) {
     let calls: Arc<dyn Callbacks> = Arc::new(NoCalls);
     let mut random = Random(seed);
     let mut twin = Twin { how, near, watermark: i64::MIN, sides: [Vec::new(), Vec::new()] };
-    let windowed = matches!(near, Near::Windows(..));
+    let (windowed, lates) = (matches!(near, Near::Windows(..)), LateRows::of(&plan));
     let start = |epoch: u64, workers: usize, watermark: i64, residents| {
         let mut config = config(&plan, &calls, workers);
         (config.journal, config.record, config.epoch) = (true, true, epoch);
@@ -330,7 +335,7 @@ fn run(how: JoinHow, near: Near, epochs: &[Epoch], seed: u64) {
             cluster.release_of(number, &blocks, watermark);
             cluster.groups[0].0.migrate(number, moves(&mut random, workers, number % 3), None);
             if done {
-                complete(&cluster, number, workers, windowed);
+                complete(&cluster, number, workers, (&lates, windowed));
             }
             let (mut residents, errors) = cluster.stop();
             assert!(errors.is_empty(), "{errors:?}");
@@ -342,7 +347,7 @@ fn run(how: JoinHow, near: Near, epochs: &[Epoch], seed: u64) {
         }
         cluster.release_of(number, &blocks, watermark);
         cluster.groups[0].0.migrate(100 + number, moves(&mut random, workers, number % 3), None);
-        let (given, records) = complete(&cluster, number, workers, windowed);
+        let (given, records) = complete(&cluster, number, workers, (&lates, windowed));
         files.push(file(number, records));
         let given = sorted(given);
         let expected = sorted(twin.epoch(epoch));
@@ -462,9 +467,20 @@ fn late_rows_are_declared() {
     let names = |how, near| -> Vec<Vec<String>> {
         let plan = plan(how, near);
         let names = |schema: &SchemaRef| schema.fields().iter().map(|field| field.name().clone()).collect();
-        plan.late_schemas().into_iter().map(names).collect()
+        plan.late_outputs().iter().map(|output| names(&output.schema)).collect()
     };
     assert!(names(JoinHow::Left, Near::Whenever).is_empty());
+    // By source, as structs where there are several.
+    let plan = plan(JoinHow::Left, Near::Within(0, 1));
+    let outputs = plan.late_outputs();
+    assert_eq!(outputs.iter().map(|output| &*output.name).collect::<Vec<_>>(), ["s0", "s1"]);
+    assert_eq!(outputs[1].of, [(0, 1)]);
+    let lates = LateRows::of(&plan);
+    let rows = block(JoinHow::Left, 1, &[[Some(1), None, Some(2)]]);
+    let packed = lates.pack(0, 1, rows.clone()).unwrap();
+    assert_eq!((packed.schema(), packed.column(0).null_count()), (lates.schema().clone(), 1));
+    let (kind, unpacked) = lates.unpack(&packed);
+    assert_eq!((kind, unpacked.columns()), (1, rows.columns()));
     assert_eq!(names(JoinHow::Semi, Near::Within(0, 1)), [0, 1].map(|side| columns(JoinHow::Semi, side).to_vec()));
     let windowed = |side: [&'static str; 3]| [&["window_start", "window_end"][..], &side[..]].concat();
     assert_eq!(names(JoinHow::Left, Near::Windows(5, 5)), [0, 1].map(|side| windowed(columns(JoinHow::Left, side))));
@@ -475,6 +491,6 @@ fn late_rows_are_declared() {
         {{"op":"window","kind":"tumbling","size_us":5000}},{{"op":"top","n":1,"by":"v","per":"window"}}]}}"#
     ));
     let top = top.unwrap();
-    let late: Vec<_> = top.late_schemas()[0].fields().iter().map(|field| field.name().clone()).collect();
+    let late: Vec<_> = top.late_outputs()[0].schema.fields().iter().map(|field| field.name().clone()).collect();
     assert_eq!(late, windowed(columns(JoinHow::Left, 0)));
 }

@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Protocol
 
 from penstock._storage import OWN_FOLDER, Storage, open_storage
@@ -64,7 +64,7 @@ class BatchFunction:
         engine: Host,
         program: Program,
         sink: Sink,
-        late: Sink | None,
+        late: Sink | Mapping[str, Sink] | None,
         name: str | None,
         checkpoint: Storage | str | None,
     ) -> None:

@@ -156,7 +156,8 @@ def outputs(
     task = DrainTask(query, epoch, which, fixed, types, secret.drain(query, epoch), silence)
     few = _few(task) if _TAKES_ARROW else None
     if few is not None:
-        return session.createDataFrame(few, _struct_type(to_ddl(types)))
+        # Spark takes no column of structs without a chunk.
+        return session.createDataFrame(few if few.num_rows else types.empty_table(), _struct_type(to_ddl(types)))
     if not fixed:
         return session.createDataFrame([], to_ddl(types))
     return session.range(0, len(fixed), 1, len(fixed)).mapInArrow(task, to_ddl(types))

@@ -20,6 +20,7 @@ import pyarrow as pa
 
 from penstock._flow.graph import sources_of
 from penstock._flow.text import encode
+from penstock._late import kinds, require
 from penstock._schema import spark_types
 from penstock.errors import PlanError
 from penstock.spark._tasks import functions
@@ -65,6 +66,8 @@ class Program:
     idle_after_ms : tuple of int or None
         For each source how long it may have no rows before the watermark goes on without it, milliseconds; empty where
         all are waited for.
+    lates : tuple of str
+        The kinds of late rows: of several each is a struct column of `late`.
     """
 
     flow: Flow
@@ -78,12 +81,14 @@ class Program:
     late: pa.Schema
     lateness_us: tuple[int | None, ...]
     idle_after_ms: tuple[int | None, ...] = ()
+    lates: tuple[str, ...] = ()
 
     @classmethod
-    def of(cls, flow: Flow, late: bool = False) -> Program:
+    def of(cls, flow: Flow, late: Any = None) -> Program:
         """Compile a flow; raises what `Flow.output_schema` raises, and SchemaError where Spark lacks a type.
 
-        With `late` somebody takes late rows, which then must be alike: a PlanError where they are not.
+        `late` takes late rows: a function, all of them, which then must be alike: a PlanError where they are not; or a
+        dict of functions by kind: a ConfigError where it names none.
         """
         from penstock import _native
 
@@ -94,12 +99,13 @@ class Program:
         spark_types(output)
         for schema in flow.sources.values():
             spark_types(schema)
-        lates = [pa.schema(one) for one in facts["late_schemas"]]
-        if late and len(lates) > 1:
-            told = "; ".join(", ".join(one.names) for one in lates)
+        lates = kinds(facts)
+        require(late, list(lates), "(DataFrame, batch id)")
+        if callable(late) and len({tuple(zip(one.names, one.types, strict=True)) for one in lates.values()}) > 1:
+            told = "; ".join(f"{name}: {', '.join(one.names)}" for name, one in lates.items())
             raise PlanError(
-                f"late rows of this flow have different columns ({told}), and late= takes rows of one kind: leave it"
-                " out, and they are counted, or bring the rows to the same columns before they are windowed"
+                f"late rows of this flow have different columns ({told}), and a function takes rows of one kind: give"
+                " late= a dict with a function for each, or leave it out, and they are counted"
             )
         pickled = dump_calls(calls)
         return cls(
@@ -111,10 +117,11 @@ class Program:
             tuple(_operator(told, calls) for told in facts["operators"]),
             bool(facts["needs_order"]),
             output,
-            lates[0] if lates else next(iter(flow.sources.values())),
+            pa.schema(facts["late_schema"]),
             tuple(None if source.event_time is None else source.lateness_ms * 1_000 for source in sources_of(flow)),
             # One source alone is never gone on without.
             tuple(source.idle_after_ms for source in sources_of(flow)) if len(flow.sources) > 1 else (),
+            tuple(lates),
         )
 
     def same_functions(self, other: Program) -> bool:
@@ -132,6 +139,12 @@ class Program:
         now, before = (", ".join(program.flow.sources) for program in (self, other))
         if now != before:
             return f"its sources are {now}, in this order, those of the flow before were {before}"
+        for name, schema in self.flow.sources.items():
+            was = other.flow.sources[name]
+            for field in schema:
+                if field.name in was.names and was.field(field.name).type != field.type:
+                    before = was.field(field.name).type
+                    return f"column {field.name!r} of source {name!r} is {field.type}, and was {before}"
         mine, theirs = _steps(self.plan), _steps(other.plan)
         if mine != theirs:
             pairs = zip(mine[1:], theirs[1:], strict=False)

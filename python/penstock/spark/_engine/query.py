@@ -59,6 +59,8 @@ _LOOKS = 3
 _MOST_WORKERS = 1 << 31
 
 Check = Callable[[], None]
+#: Takes late rows: all of them, or those of the kinds that it names.
+Late = Callable[["DataFrame", int], Any] | Mapping[str, Callable[["DataFrame", int], Any]]
 
 
 class Abandoned(PenstockError):
@@ -220,7 +222,7 @@ class Query:
         batch_id: int,
         program: Program,
         sink: Callable[[DataFrame, int], Any],
-        late: Callable[[DataFrame, int], Any] | None,
+        late: Late | None,
         check: Check,
         follows: bool = False,
     ) -> None:
@@ -520,7 +522,7 @@ class Query:
         session: SparkSession,
         facts: Mapping[str, Any],
         sink: Callable[[DataFrame, int], Any],
-        late: Callable[[DataFrame, int], Any] | None,
+        late: Late | None,
         measured: _Measured,
     ) -> Event:
         """Hand the results of an epoch on."""
@@ -532,7 +534,8 @@ class Query:
             sink(self._frame(session, epoch, self._pieces(pieces, "rows"), "rows"), epoch)
             late_rows = measured.late_rows = sum(piece["late_rows"] for piece in pieces)
             if late is not None:
-                late(self._frame(session, epoch, self._pieces(pieces, "late_rows"), "late"), epoch)
+                frame = self._frame(session, epoch, self._pieces(pieces, "late_rows"), "late")
+                _hand_on(late, frame, self.program.lates, epoch)
             elif late_rows:
                 log.warning("query %s: %d late rows in epoch %d", self.name, late_rows, epoch)
         finally:
@@ -553,6 +556,28 @@ class Query:
         schema = self.program.output if which == "rows" else self.program.late
         secret, silence = self._setup.secret, self._setup.silence
         return drains.outputs(session, self.id, epoch, which, pieces, schema, secret, silence)
+
+
+def _hand_on(late: Late, df: DataFrame, names: Sequence[str], epoch: int) -> None:
+    """Give late rows to who takes those of their kind; of several kinds each is a struct column."""
+    if len(names) < 2:
+        sink = next(iter(late.values()), None) if isinstance(late, Mapping) else late
+        if sink is not None:
+            sink(df, epoch)
+        return
+
+    def those_of(name: str) -> DataFrame:
+        quoted = "`" + name.replace("`", "``") + "`"
+        return df.where(f"{quoted} IS NOT NULL").select(f"{quoted}.*")
+
+    if isinstance(late, Mapping):
+        for name, sink in late.items():
+            sink(those_of(name), epoch)
+        return
+    every, *others = map(those_of, names)
+    for other in others:
+        every = every.union(other)
+    late(every, epoch)
 
 
 def _columns(sources: Mapping[str, pa.Schema]) -> str:

@@ -8,7 +8,7 @@
 //! Invariant: at each place of the graph each mark passes once. Every source's stream has all marks; where streams meet (a union, the sides
 //! of an operator) they pass along the first alone.
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, HashMap};
 use std::rc::Rc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -38,6 +38,7 @@ use super::worker::Pace;
 use crate::block::FlowBlock;
 use crate::error::OpError;
 use crate::keyed::KeyedSpec;
+use crate::late::LateRows;
 use crate::op::Output;
 use crate::plan::{Inlet, Origin};
 use crate::state::State;
@@ -383,7 +384,7 @@ fn build_in(
     control.advance_to(start).expect("the first time is the least");
     let (input_probe, blocks) = blocks.probe();
     let (control_probe, commands) = commands.probe();
-    let late = ByEpoch::new(config);
+    let (late, lates) = (ByEpoch::new(config), Rc::new(LateRows::of(&config.plan)));
     let mut ops = Vec::new();
     let monitors = Monitors::default();
     let context = Context { callbacks: &config.callbacks, monitors: &monitors };
@@ -424,9 +425,8 @@ fn build_in(
             true => sides.into_iter().flatten().collect(),
             false => sides.iter().enumerate().filter_map(assign).collect(),
         };
-        let shared_op = &shared.ops[number];
         let Stateful { output, table, routing, .. } =
-            keyed_step(&sides, &commands, config, shared, shared_op, keyed, late.clone())?;
+            keyed_step(&sides, &commands, config, shared, (number, keyed), (late.clone(), lates.clone()))?;
         ops.push(Op { table, routing, shelf: shared.shelf.clone() });
         stages.push(Some(output));
     }
@@ -479,10 +479,10 @@ fn keyed_step(
     commands: &Stream<FlowTime, Vec<Control>>,
     config: &GroupConfig,
     shared: &Shared,
-    op: &OpShared,
-    keyed: &KeyedSpec,
-    late: ByEpoch,
+    (number, keyed): (usize, &KeyedSpec),
+    (late, lates): (ByEpoch, Rc<LateRows>),
 ) -> Result<Keyed, HostError> {
+    let op = &shared.ops[number];
     let hashed = (0..).zip(sides).map(|(side, blocks): (u8, _)| {
         let spec = keyed.side(side.into());
         each_rows(blocks, &format!("key {}", keyed.step), move |batch| {
@@ -518,10 +518,13 @@ fn keyed_step(
     let logic = move |moment: Moment<'_, FlowTime, FlowBlock, State, (), FlowBlock>| -> Result<(), BoxError> {
         let Moment { time, blocks, bins, out, again, .. } = moment;
         let mut refused = None;
+        // Of which side what is made is: rows are late as they come.
+        let own = Cell::new(0);
         let mut made = |output| match output {
             Output::Rows(batch) => out.give(FlowBlock::rows(batch)),
             Output::Late(batch) => {
-                if let Err(error) = late.file(time.epoch, batch) {
+                let packed = lates.pack(number, own.get(), batch).map_err(BoxError::from);
+                if let Err(error) = packed.and_then(|batch| late.file(time.epoch, batch)) {
                     refused.get_or_insert(error);
                 }
             }
@@ -530,6 +533,7 @@ fn keyed_step(
         while let Some(block) = blocks.next() {
             match block {
                 FlowBlock::Rows { batch, hashes, side } => {
+                    own.set(usize::from(side));
                     let done = operator.apply_some(bins, side.into(), &batch, &hashes, &mut made)?;
                     if done < batch.num_rows() {
                         let rest = batch.slice(done, batch.num_rows() - done);
