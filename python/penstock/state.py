@@ -73,8 +73,9 @@ def read(
     pyarrow.Table
         One row per key: the columns of the key, then what the step computes, as it would say it if its input ended now.
         Behind ``window_start`` and ``window_end`` there is one row per key and open window. A ``top`` has its rows. Of
-        a Python function: ``value`` (text of a ``stateful_map``'s state; a struct of a group's, and ``timeout_ms``),
-        ``bytes`` of its pickle, ``readable``, and ``problem``, which names what could not be read and why.
+        a Python function: ``value`` (text of a ``stateful_map``'s state, where that has timers or expires of a tuple:
+        the state, when it was last used, timers; a struct of a group's, and ``timeout_ms``), ``bytes`` of its pickle,
+        ``readable``, and ``problem``, which names what could not be read and why.
 
     Raises
     ------

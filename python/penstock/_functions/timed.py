@@ -51,8 +51,8 @@ _EPOCH: Final = datetime.datetime(1970, 1, 1)
 _EPOCH_UTC: Final = _EPOCH.replace(tzinfo=datetime.timezone.utc)
 _TICK: Final = datetime.timedelta(microseconds=1)
 
-#: State or None, when it was last used or None, and timers: (time, value), ascending. Never changed in place.
-Entry = tuple[Any, "int | None", tuple[tuple[int, Any], ...]]
+#: State or None, when it was last used or None, and timers: a heap of time, number and value, which changes in place.
+Entry = tuple[Any, "int | None", list[tuple[int, int, Any]]]
 
 
 def to_us(value: Any) -> int:
@@ -82,7 +82,7 @@ class TimedBin(BinState):
         self._index()
 
     def _index(self) -> None:
-        #: Time, order, key; None when it is to be made anew.
+        #: Time of a key's earliest timer, order, key; None when it is to be made anew.
         self._timers: list[tuple[int, int, Any]] | None = None if self.states else []
         #: When a state may be over, order, key: an item counts that has the time of `_queued`, not after the true one.
         self._expiring: list[tuple[float, int, Any]] | None = None if self.states else []
@@ -92,10 +92,14 @@ class TimedBin(BinState):
     def keep(self, key: Any, entry: Entry | None) -> None:
         """Note what a key is, before it is touched."""
         if self.journal is not None and key not in self.journal:
-            self.journal[key] = MISSING if entry is None else copy_state(entry)
+            if entry is None:
+                self.journal[key] = MISSING
+            else:
+                state, used, timers = entry
+                self.journal[key] = copy_state(state), used, [(at, n, copy_state(value)) for at, n, value in timers]
 
     def put(
-        self, key: Any, state: Any, used: int | None, timers: tuple[tuple[int, Any], ...], ttl_us: int | None
+        self, key: Any, state: Any, used: int | None, timers: list[tuple[int, int, Any]], ttl_us: int | None
     ) -> None:
         """Set what a call has left of a key that was noted."""
         if state is None and not timers:
@@ -105,26 +109,40 @@ class TimedBin(BinState):
         if ttl_us is not None and state is not None and self._expiring is not None:
             self._queue(key, used, ttl_us)
 
-    def set_timer(self, at_us: int, key: Any) -> None:
-        """Index a timer that `put` has set."""
-        if self._timers is not None:
+    def set_timers(self, timers: list[tuple[int, int, Any]], new: list[tuple[int, Any]]) -> None:
+        """Put more to the timers of a key."""
+        self._made()
+        for at_us, value in new:
             self._order += 1
-            heapq.heappush(self._timers, (at_us, self._order, key))
+            heapq.heappush(timers, (at_us, self._order, value))
+
+    def next_timer(self, key: Any) -> None:
+        """Index the earliest timer of a key, after they have changed."""
+        entry = self.states.get(key)
+        if entry is not None and entry[2]:
+            self._order += 1
+            heapq.heappush(self._made(), (entry[2][0][0], self._order, key))
 
     def due(self, limit_us: int) -> Any | None:
         """The key of the earliest timer, in a tuple, where that is before `limit_us`."""
-        timers = self._timers
-        if timers is None:
-            all_ = ((at, key) for key, entry in self.states.items() for at, _ in entry[2])
-            timers = self._timers = [(at, number, key) for number, (at, key) in enumerate(all_)]
-            heapq.heapify(timers)
-            self._order = max(self._order, len(timers))
+        timers = self._made()
         while timers and timers[0][0] < limit_us:
             at, _, key = heapq.heappop(timers)
             entry = self.states.get(key)
             if entry is not None and entry[2] and entry[2][0][0] == at:
                 return (key,)
         return None
+
+    def _made(self) -> list[tuple[int, int, Any]]:
+        """The index of timers."""
+        if self._timers is None:
+            with_timers = [(key, entry[2]) for key, entry in self.states.items() if entry[2]]
+            self._timers = [(timers[0][0], number, key) for number, (key, timers) in enumerate(with_timers)]
+            heapq.heapify(self._timers)
+            # Of equal times of a key the one that was set first is first, whatever bin it comes from.
+            numbers = (number for _, timers in with_timers for _, number, _ in timers)
+            self._order = max(self._order, len(with_timers), *numbers, 0)
+        return self._timers
 
     def expire(self, limit_us: int, ttl_us: int) -> None:
         """Drop states that are over at `limit_us`. Of those of which nothing is known the time begins there."""
@@ -294,12 +312,14 @@ class TimedCall:
         assert self._on_timer is not None
         while (found := bin.due(limit_us)) is not None:
             key = found[0]
-            state, used, ((at_us, value), *rest) = bin.states[key]
+            state, used, timers = bin.states[key]
             bin.keep(key, bin.states[key])
-            bin.put(key, state, used, tuple(rest), self._ttl_us)
+            at_us, _, value = heapq.heappop(timers)
+            bin.put(key, state, used, timers, self._ttl_us)
             time = self._time(at_us)
             now_us = clock_us if self._by_clock else at_us
             self._call(bin, key, now_us, self._on_timer, (time, value, *self._parts(key)), at_us, out)
+            bin.next_timer(key)
             if self._stopped():
                 raise BrokenOff
 
@@ -315,7 +335,7 @@ class TimedCall:
                     raise self._fault(bin, at_end, error, None, key) from (
                         error if isinstance(error, Exception) else None
                     )
-            bin.put(key, None, None, (), None)
+            bin.put(key, None, None, [], None)
             if self._stopped():
                 raise BrokenOff
 
@@ -332,7 +352,7 @@ class TimedCall:
         """One call for a key: of a row, or of a timer at `least_us`, which sets none before itself."""
         entry = bin.states.get(key)
         bin.keep(key, entry)
-        state, used, timers = (None, None, ()) if entry is None else entry
+        state, used, timers = (None, None, []) if entry is None else entry
         ttl_us = self._ttl_us
         if ttl_us is not None and used is not None and now_us is not None and now_us - used >= ttl_us:
             state = used = None
@@ -353,10 +373,10 @@ class TimedCall:
         if used is None or (now_us is not None and now_us > used):
             used = now_us
         if new:
-            timers = tuple(sorted((*timers, *new), key=lambda timer: timer[0]))
+            bin.set_timers(timers, new)
         bin.put(key, state, used if ttl_us is not None else None, timers, ttl_us)
-        for at_us, _ in new:
-            bin.set_timer(at_us, key)
+        if new:
+            bin.next_timer(key)
 
     def _later(self, later: Any, least_us: int | None) -> list[tuple[int, Any]]:
         """Timers as a function gives them."""
