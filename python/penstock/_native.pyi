@@ -117,6 +117,15 @@ def tokenize(text: bytes | bytearray | _ArrowArray) -> RecordBatch:
     ['don', 't', 'panic']
     """
 
+def hash_keys(keys: list[Any]) -> list[int]:
+    """The 64-bit hash of each key, as exchanges of lists have it.
+
+    Raises
+    ------
+    TypeError
+        When a key has no stable form.
+    """
+
 def hash_columns(batch: _ArrowData, columns: Sequence[str]) -> RecordBatch:
     """The 64-bit hash of each row over `columns`, as one uint64 column `hash`.
 
@@ -447,6 +456,14 @@ class DataflowScope:
     def path(self) -> str:
         """The name of the scope, after those around it."""
 
+    @property
+    def peers(self) -> int:
+        """How many workers there are."""
+
+    @property
+    def index(self) -> int:
+        """The number of this one."""
+
     def input(self) -> tuple[DataflowInput, DataflowStream]:
         """A stream that the program feeds, and the handle to feed it."""
 
@@ -481,6 +498,9 @@ class DataflowStream:
 
     def exchange_columns(self, name: str, columns: Sequence[str]) -> DataflowStream:
         """Rows to the worker that the hash of these columns names."""
+
+    def exchange_owners(self, name: str) -> DataflowStream:
+        """Items that are tuples, each to the worker whose number it begins with."""
 
     def broadcast(self, name: str) -> DataflowStream:
         """Every block to every worker."""

@@ -42,12 +42,14 @@ from penstock.dataflow._execution import execute
 from penstock.dataflow._handles import Block, InputHandle, Loop, Probe
 from penstock.dataflow._operator import Capability, Frontiers, Input, Output
 from penstock.dataflow._scope import Scope
+from penstock.dataflow._stateful import Bin
 from penstock.dataflow._stream import Bounded, Stream, Time
 from penstock.dataflow._threads import run_here, run_workers
 from penstock.dataflow._worker import Worker
 
 __all__ = [
     "Barrier",
+    "Bin",
     "Block",
     "Bounded",
     "BoundedStats",

@@ -10,6 +10,7 @@ from penstock.dataflow._bounded import BoundedStats, Failure, beginner
 from penstock.dataflow._functions import each_block, each_item, keys_of, name_of, observe, refused_key
 from penstock.dataflow._handles import Block, Loop, Probe
 from penstock.dataflow._operator import Capability, Time
+from penstock.dataflow._stateful import Fold, machine, routed, stateful
 from penstock.errors import BlockError, GraphError
 
 if TYPE_CHECKING:
@@ -520,6 +521,186 @@ class Stream(Generic[X]):
         if constructor is None:
             return lambda constructor: self.binary(other, constructor, name=name)
         return self.scope.operator([self, other], constructor, name=name)
+
+    # State in bins that move
+
+    def stateful_unary(
+        self,
+        key: Callable[[X], Any],
+        fold: Fold,
+        *,
+        control: Stream[Any] | None = None,
+        bits: int = 8,
+        name: str | None = None,
+    ) -> Stream[Any]:
+        """Items into the state of their keys, bin by bin, in the order of times; bins move between workers meanwhile.
+
+        Parameters
+        ----------
+        key : callable
+            From an item to its key, as for `exchange`. The top bits of its hash are its bin.
+        fold : callable
+            ``fold(time, records, bin)``, called when a time is complete: with the items of that time of a bin, those of
+            one worker in their order, and then the records that were post-dated to it. `bin.state` is a dict at
+            first; `bin.notify_at` post-dates a record. What it returns (an iterable, or None) comes out at that time.
+        control : Stream, optional
+            Commands, on any worker: ``(bin, worker)``, a list with a worker for each bin, or None. One holds from its
+            time on. Items wait until no command at or before their time can come: advance its input, or close it.
+            Without it a bin is with the worker of its number modulo the number of workers.
+        bits : int, default 8
+            Keys are cut into ``2 ** bits`` bins.
+        name : str, optional
+            Default: the fold's.
+
+        Raises
+        ------
+        ConfigError
+            When `bits` is no int from 0 to 20; where it runs, for a command that names no worker or bin.
+        GraphError
+            In a nested scope, where times have no order.
+
+        Notes
+        -----
+        Folds see nothing of moves. A bin that leaves for another process is pickled. Cost: a time is a call of `fold`
+        per bin that has something; a move waits until all before it has come out.
+
+        Examples
+        --------
+        Counts that are told three times later, while half of the keys move:
+
+        >>> import penstock as pk
+        >>> def count(time, records, bin):
+        ...     for record in records:
+        ...         if isinstance(record, str):
+        ...             bin.state[record] = bin.state.get(record, 0) + 1
+        ...             bin.notify_at(time + 3, (record,))
+        ...         else:
+        ...             yield record[0], bin.state[record[0]]
+        >>> def program(worker):
+        ...     with worker.dataflow() as scope:
+        ...         words, stream = scope.input()
+        ...         moves, control = scope.input()
+        ...         seen = stream.stateful_unary(lambda word: word, count, control=control, bits=1).collect()
+        ...     if worker.index == 0:
+        ...         words.send(["a", "b", "c", "d"])
+        ...         moves.advance_to(2)
+        ...         moves.send([(0, 1), (1, 0)])
+        ...     moves.close()
+        ...     return seen
+        >>> sorted((time, found) for seen in pk.execute(program, workers=2) for time, block in seen for found in block)
+        [(3, ('a', 1)), (3, ('b', 1)), (3, ('c', 1)), (3, ('d', 1))]
+        """
+        return Stream(stateful("stateful_unary", [self], [key], [fold], control, bits, name), self.scope)
+
+    def stateful_binary(
+        self,
+        other: Stream[Any],
+        key: Callable[[X], Any],
+        other_key: Callable[[Any], Any],
+        fold: Fold,
+        other_fold: Fold,
+        *,
+        control: Stream[Any] | None = None,
+        bits: int = 8,
+        name: str | None = None,
+    ) -> Stream[Any]:
+        """Two streams into states of one key that lie and move together.
+
+        Parameters
+        ----------
+        other : Stream
+            In the same scope.
+        key, other_key : callable
+            From an item of each to its key.
+        fold, other_fold : callable
+            ``fold(time, records, mine, theirs)`` with the bins of both: `fold` for items of this stream, then
+            `other_fold` for those of the other one.
+        control, bits, name
+            As for `stateful_unary`, and what it raises.
+
+        Examples
+        --------
+        >>> import penstock as pk
+        >>> def people(time, records, names, sold):
+        ...     for person, name in records:
+        ...         names.state[person] = name
+        ...         yield from ((name, item) for item in sold.state.get(person, []))
+        >>> def sales(time, records, sold, names):
+        ...     for person, item in records:
+        ...         sold.state.setdefault(person, []).append(item)
+        ...         if person in names.state:
+        ...             yield names.state[person], item
+        >>> def program(worker):
+        ...     with worker.dataflow() as scope:
+        ...         (a, left), (b, right) = scope.input(), scope.input()
+        ...         first = lambda pair: pair[0]
+        ...         seen = left.stateful_binary(right, first, first, people, sales).collect()
+        ...     if worker.index == 0:
+        ...         a.send([(1, "Ada")])
+        ...         b.send([(2, "lamp"), (1, "book")])
+        ...         b.advance_to(1)
+        ...         b.send([(1, "pen")])
+        ...     return seen
+        >>> sorted((time, found) for seen in pk.execute(program, workers=2) for time, block in seen for found in block)
+        [(0, ('Ada', 'book')), (1, ('Ada', 'pen'))]
+        """
+        streams, keys, folds = [self, other], [key, other_key], [fold, other_fold]
+        return Stream(stateful("stateful_binary", streams, keys, folds, control, bits, name), self.scope)
+
+    def state_machine(
+        self,
+        key: Callable[[X], Any],
+        fold: Callable[[Any, X, Any], tuple[Any, Iterable[Any] | None]],
+        *,
+        control: Stream[Any] | None = None,
+        bits: int = 8,
+        name: str | None = None,
+    ) -> Stream[Any]:
+        """Each item into the state of its key: ``fold(key, item, state) -> (state, outputs)``.
+
+        A key without a state has None; it is forgotten when the fold returns None. Otherwise as `stateful_unary`.
+
+        Examples
+        --------
+        >>> import penstock as pk
+        >>> def visits(user, page, seen):
+        ...     return (None, [(user, seen)]) if page == "bye" else ((seen or 0) + 1, None)
+        >>> def program(worker):
+        ...     with worker.dataflow() as scope:
+        ...         clicks, stream = scope.input()
+        ...         pages = stream.state_machine(lambda c: c[0], lambda user, c, seen: visits(user, c[1], seen))
+        ...         out = pages.collect()
+        ...     if worker.index == 0:
+        ...         clicks.send([("ann", "/"), ("bob", "/"), ("ann", "/a"), ("ann", "bye")])
+        ...     return out
+        >>> [found for seen in pk.execute(program, workers=2) for _, block in seen for found in block]
+        [('ann', 2)]
+        """
+        folds = [machine(fold, key)]
+        return Stream(stateful("state_machine", [self], [key], folds, control, bits, name), self.scope)
+
+    def distribute(self, key: Callable[[X], Any], *, control: Stream[Any] | None = None, bits: int = 8) -> Stream[X]:
+        """The same items, each on the worker that has the bin of its key at its time.
+
+        `control` and `bits` are those of `stateful_unary`.
+
+        Examples
+        --------
+        >>> import penstock as pk
+        >>> def program(worker):
+        ...     with worker.dataflow() as scope:
+        ...         words, stream = scope.input()
+        ...         moves, control = scope.input()
+        ...         seen = stream.distribute(lambda word: word, control=control, bits=2).collect()
+        ...     if worker.index == 0:
+        ...         moves.send([[1, 1, 1, 1]])
+        ...         words.send(["a", "b"])
+        ...     moves.close()
+        ...     return seen
+        >>> [sorted(word for _, block in seen for word in block) for seen in pk.execute(program, workers=2)]
+        [[], ['a', 'b']]
+        """
+        return Stream(routed(self, key, control, bits), self.scope)
 
     def __iter__(self) -> Iterator[X]:
         raise BlockError("a stream is a description, not data: use collect or inspect to see what is in it")

@@ -12,8 +12,9 @@ use std::sync::Arc;
 use arrow_array::{RecordBatch as Batch, UInt32Array};
 use penstock_dataflow::{BoxError, Exchange, OperatorBuilder, Pipeline, Stream};
 use penstock_plan::hash::hash_columns_of;
+use pyo3::exceptions::PyIndexError;
 use pyo3::prelude::*;
-use pyo3::types::{PyDict, PyList};
+use pyo3::types::{PyDict, PyList, PyTuple};
 
 use super::block::{Block, Parcel, attached};
 use super::hash;
@@ -32,6 +33,8 @@ pub(crate) enum Spread {
     },
     /// Rows of record batches by the hash of these columns.
     Columns(Vec<String>),
+    /// Items that are tuples, each to the worker whose number it begins with.
+    Owners,
     /// Every block to every worker.
     Broadcast,
 }
@@ -86,6 +89,10 @@ fn split(block: Block, spread: &Spread, peers: usize, layout: &Layout) -> Result
         (Spread::Keys { keys, refused }, Block::Items(items)) => {
             attached(|py| by_keys(py, items, keys, refused, peers))?
         }
+        (Spread::Owners, Block::Items(items)) => attached(|py| by_owners(py, items, peers))?,
+        (Spread::Owners, _) => {
+            return Err(misfit("a pyarrow.RecordBatch", "owners", "the first value of each tuple in a list"));
+        }
         (Spread::Columns(columns), _) => {
             return Err(misfit("a list", &format!("columns {columns:?}"), "a function of an item"));
         }
@@ -139,8 +146,21 @@ fn by_keys(
         })?;
         parts[(hash % peers as u64) as usize].get_or_insert_with(|| PyList::empty(py)).append(item)?;
     }
-    let full = parts.into_iter().enumerate().filter_map(|(to, part)| Some((to, Block::of_list(part?))));
-    Ok(full.collect())
+    Ok(full(parts))
+}
+
+fn full(parts: Vec<Option<Bound<'_, PyList>>>) -> Vec<(usize, Block)> {
+    parts.into_iter().enumerate().filter_map(|(to, part)| Some((to, Block::of_list(part?)))).collect()
+}
+
+fn by_owners(py: Python<'_>, items: &Arc<Py<PyList>>, peers: usize) -> PyResult<Vec<(usize, Block)>> {
+    let mut parts: Vec<Option<Bound<'_, PyList>>> = (0..peers).map(|_| None).collect();
+    for item in items.bind(py).iter() {
+        let owner = item.cast::<PyTuple>()?.get_item(0)?.extract::<usize>()?;
+        let part = parts.get_mut(owner).ok_or_else(|| PyIndexError::new_err(format!("there is no worker {owner}")))?;
+        part.get_or_insert_with(|| PyList::empty(py)).append(item)?;
+    }
+    Ok(full(parts))
 }
 
 fn by_columns(batch: &Batch, columns: &[String], peers: usize) -> Result<Vec<(usize, Block)>, BoxError> {

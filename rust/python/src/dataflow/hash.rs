@@ -10,7 +10,13 @@ use std::fmt::Write as _;
 use penstock_plan::{NULL_HASH, hash_bytes, hash_int};
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
-use pyo3::types::{PyBytes, PyFloat, PyInt, PyString, PyTuple};
+use pyo3::types::{PyBytes, PyFloat, PyInt, PyList, PyString, PyTuple};
+
+/// The hashes of keys, as exchanges have them.
+#[pyfunction]
+pub(crate) fn hash_keys(keys: &Bound<'_, PyList>) -> PyResult<Vec<u64>> {
+    keys.iter().map(|key| of(&key)).collect()
+}
 
 /// The hash of a key.
 pub(crate) fn of(key: &Bound<'_, PyAny>) -> PyResult<u64> {

@@ -31,6 +31,7 @@ mod worker;
 
 pub(crate) use bounded::DataflowGate;
 pub(crate) use coordination::{DataflowBarrier, DataflowSequencer};
+pub(crate) use hash::hash_keys;
 pub(crate) use input::DataflowInput;
 pub(crate) use mesh::{DataflowListener, dataflow_alone};
 pub(crate) use operator::{DataflowCapability, DataflowPorts};

@@ -136,6 +136,18 @@ impl DataflowScope {
         Ok(each!(&self.key.get(py)?.scope, scope => scope.path().to_owned()))
     }
 
+    /// How many workers there are.
+    #[getter]
+    fn peers(&self, py: Python<'_>) -> PyResult<usize> {
+        Ok(each!(&self.key.get(py)?.scope, scope => scope.peers()))
+    }
+
+    /// The number of this one.
+    #[getter]
+    fn index(&self, py: Python<'_>) -> PyResult<usize> {
+        Ok(each!(&self.key.get(py)?.scope, scope => scope.index()))
+    }
+
     /// A stream that the program feeds, and the handle to feed it.
     fn input(&self, py: Python<'_>) -> PyResult<(DataflowInput, DataflowStream)> {
         let (state, address) = (self.state(py)?, self.key.address());
@@ -264,6 +276,11 @@ impl DataflowStream {
     /// Rows to the worker that the hash of these columns names.
     fn exchange_columns(&self, py: Python<'_>, name: &str, columns: Vec<String>) -> PyResult<DataflowStream> {
         self.spread(py, name, Spread::Columns(columns))
+    }
+
+    /// Items that are tuples, each to the worker whose number it begins with.
+    fn exchange_owners(&self, py: Python<'_>, name: &str) -> PyResult<DataflowStream> {
+        self.spread(py, name, Spread::Owners)
     }
 
     /// Every block to every worker.

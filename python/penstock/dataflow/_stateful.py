@@ -1,0 +1,370 @@
+"""State in bins that move between workers while items flow (Megaphone), for programs in Python.
+
+Owns: `Bin`, and what `Stream.stateful_unary`, `Stream.stateful_binary`, `Stream.state_machine` and `Stream.distribute`
+are made of. Keys whose hashes have the same top bits are one bin. An operator *F* routes items by the owner of their
+bin at their time and begins what moves; an operator *S* behind an exchange has the bins of its worker and applies times
+in their order. F and S of a worker share its bins, so what leaves is taken without a word between them.
+
+Control is a stream of commands, whose time is that from which they hold: ``(bin, worker)`` moves one, a list of as many
+workers as there are bins places all, None does nothing. F routes the items of a time when no command at or before it
+can come any more; until then it keeps them. When no time before a command's can come out of S any more, anywhere, it
+takes the bins that leave from its worker's and sends them at that time, with what is post-dated in them. It holds the
+command's capability until then, so no S applies anything at or after that time before the bins are there.
+
+Invariants: a bin is with one worker at a time, that of the configuration of that time. Nothing of the time of a move or
+later reaches the worker that it leaves. S applies a time when nothing at or before it can come, of items or of bins.
+
+Departures: of times in a nested scope none is before the other, so these steps are for the root. F sends items and bins
+on one edge; it is safe, since both are complete when the edge is, and costs that a bin waits for items of its time.
+Commands have no sequence numbers: a block is a batch of them.
+
+Source: Megaphone (Hoffmann et al., VLDB 2019), sections 3 and 4.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from penstock.dataflow._functions import failed, keys_of, name_of, refused_key
+from penstock.dataflow._operator import Capability, Frontiers, Input, Output
+from penstock.errors import ConfigError, GraphError, TimeError
+
+if TYPE_CHECKING:
+    from penstock import _native
+    from penstock.dataflow._handles import Probe
+
+__all__ = ["Bin", "Fold", "machine", "routed", "stateful"]
+
+#: In place of the side of an item: a bin that moves.
+_MOVED = -1
+_MOST_BITS = 20
+
+Fold = Callable[..., "Iterable[Any] | None"]
+
+
+class Bin:
+    """The state of the keys of one bin, and records that are post-dated in it.
+
+    Attributes
+    ----------
+    state
+        A dict at first; to be changed or replaced. It is pickled when the bin moves to another process.
+
+    Examples
+    --------
+    See `Stream.stateful_unary`.
+    """
+
+    __slots__ = ("_count", "_due", "_now", "state")
+
+    def __init__(self) -> None:
+        self.state: Any = {}
+        self._due: list[tuple[int, int, Any]] = []
+        self._count = 0
+        self._now = 0
+
+    def notify_at(self, time: int, record: Any) -> None:
+        """Give a record to the fold again, at a time that is not before the present one. It moves with the bin.
+
+        Raises
+        ------
+        TimeError
+            When the time is over.
+
+        Examples
+        --------
+        See `Stream.stateful_unary`.
+        """
+        if isinstance(time, bool) or not isinstance(time, int) or time < self._now:
+            raise TimeError(
+                f"a record cannot be post-dated from time {self._now} to {time!r}, which is not at or after it"
+            )
+        self._count += 1
+        heapq.heappush(self._due, (time, self._count, record))
+
+    def _least(self) -> int | None:
+        return self._due[0][0] if self._due else None
+
+    def _take(self, time: int) -> list[Any]:
+        self._now, found = time, []
+        while self._due and self._due[0][0] <= time:
+            found.append(heapq.heappop(self._due)[2])
+        return found
+
+    def __getstate__(self) -> tuple[Any, ...]:
+        return self.state, self._due, self._count, self._now
+
+    def __setstate__(self, told: tuple[Any, ...]) -> None:
+        self.state, self._due, self._count, self._now = told
+
+
+def _owners(owners: Sequence[int], commands: Iterable[Any], peers: int, step: str) -> list[int]:
+    """The owner of each bin after some commands."""
+    made = list(owners)
+
+    def worker(value: Any) -> int:
+        if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < peers:
+            raise ConfigError(f"{step}: there is no worker {value!r}, only 0 to {peers - 1}")
+        return value
+
+    for command in commands:
+        if command is None:
+            continue
+        if isinstance(command, list):
+            if len(command) != len(made):
+                raise ConfigError(f"{step}: a map of {len(command)} workers for {len(made)} bins; name one for each")
+            made = [worker(one) for one in command]
+        elif isinstance(command, tuple) and len(command) == 2:
+            bin, to = command
+            if isinstance(bin, bool) or not isinstance(bin, int) or not 0 <= bin < len(made):
+                raise ConfigError(f"{step}: there is no bin {bin!r}, only 0 to {len(made) - 1}")
+            made[bin] = worker(to)
+        else:
+            raise ConfigError(f"{step}: {command!r:.80} is no command: give (bin, worker), a list of workers, or None")
+    return made
+
+
+class _Router:
+    """F on one worker."""
+
+    def __init__(
+        self,
+        step: str,
+        sides: int,
+        keys: Sequence[Callable[[Any], Any]],
+        bits: int,
+        place: tuple[int, int],
+        bins: dict[int, Any] | None,
+    ) -> None:
+        self._step = step
+        self._sides = sides
+        self._keys = [keys_of(step, key) for key in keys]
+        self._refused = [refused_key(step, key) for key in keys]
+        self._bits = bits
+        self._index, self._peers = place
+        self._bins = bins
+        #: What S has finished; made behind this.
+        self.probe: Probe | None = None
+        #: From when on which owners hold.
+        self._maps: list[tuple[int, list[int]]] = [(-1, [bin % self._peers for bin in range(1 << bits)])]
+        self._commands: dict[int, tuple[Capability, list[Any]]] = {}
+        self._moves: list[tuple[int, Capability, list[tuple[int, int]]]] = []
+        self._items: list[tuple[Capability, int, list[Any]]] = []
+
+    def start(self, capability: Capability) -> Callable[..., None]:
+        """The constructor of F."""
+        capability.drop()
+        return self.run
+
+    def run(self, *ports: Any) -> None:
+        """The logic of F."""
+        *inputs, output, frontiers = ports
+        control = len(inputs) - 1 if len(inputs) > self._sides else None
+        if control is not None:
+            for capability, block in inputs[control]:
+                self._commands.setdefault(capability.time, (capability, []))[1].extend(block)
+            self._compile(frontiers, control)
+        for side in range(self._sides):
+            for capability, block in inputs[side]:
+                self._items.append((capability, side, block))
+        waiting = []
+        for capability, side, block in self._items:
+            if control is not None and frontiers.less_equal(capability.time, control):
+                waiting.append((capability, side, block))
+                continue
+            output.send(capability, self._route(capability.time, side, block))
+        self._items = waiting
+        self._move(output, frontiers)
+        lowest = [time for side in range(self._sides) for time in frontiers.frontier(side)]
+        lowest += [capability.time for capability, _, _ in waiting]
+        while len(self._maps) > 1 and (not lowest or self._maps[1][0] <= min(lowest)):
+            del self._maps[0]
+
+    def _compile(self, frontiers: Frontiers, control: int) -> None:
+        for time in sorted(self._commands):
+            if frontiers.less_equal(time, control):
+                return
+            capability, commands = self._commands.pop(time)
+            before = self._maps[-1][1]
+            after = _owners(before, commands, self._peers, self._step)
+            self._maps.append((time, after))
+            pairs = enumerate(zip(before, after, strict=True))
+            leaving = [(bin, new) for bin, (old, new) in pairs if old == self._index != new]
+            if leaving and self._bins is not None:
+                self._moves.append((time, capability, leaving))
+            else:
+                capability.drop()
+
+    def _route(self, time: int, side: int, block: Any) -> list[tuple[int, int, int, Any]]:
+        from penstock import _native
+
+        keys = self._keys[side](block)
+        try:
+            hashes = _native.hash_keys(keys)
+        except Exception as error:
+            made = self._refused[side](error)
+            raise made from made.__cause__
+        owners = next(owners for since, owners in reversed(self._maps) if since <= time)
+        shift = 64 - self._bits
+        bins = [code >> shift for code in hashes] if self._bits else [0] * len(hashes)
+        return [(owners[bin], side, bin, item) for bin, item in zip(bins, block, strict=True)]
+
+    def _move(self, output: Output, frontiers: Frontiers) -> None:
+        while self._moves:
+            time, capability, leaving = self._moves[0]
+            assert self.probe is not None and self._bins is not None
+            if self.probe.less_than(time):
+                # The frontiers of items say when there is more to see; behind them S alone does.
+                if not any(frontiers.less_than(time, side) for side in range(self._sides)):
+                    frontiers.activate()
+                return
+            moved = [(to, _MOVED, bin, self._bins.pop(bin)) for bin, to in leaving if bin in self._bins]
+            output.send(capability, moved)
+            capability.drop()
+            del self._moves[0]
+
+
+class _State:
+    """S on one worker."""
+
+    def __init__(self, step: str, folds: Sequence[Fold], bins: dict[int, list[Bin]]) -> None:
+        self._step = step
+        self._folds = folds
+        self._bins = bins
+        self._came: dict[int, list[tuple[int, int, int, Any]]] = {}
+        #: When something post-dated is due, in which bin: an index of the bins, which may have left.
+        self._due: list[tuple[int, int]] = []
+
+    def start(self, capability: Capability) -> Callable[..., None]:
+        """The constructor of S."""
+        capability.drop()
+        return self.run
+
+    def run(self, input: Input[Any], output: Output, frontiers: Frontiers) -> None:
+        """The logic of S."""
+        for capability, block in input:
+            time = capability.time
+            if time not in self._came:
+                self._came[time] = []
+                frontiers.notify_at(capability)
+            self._came[time].extend(block)
+        for capability in frontiers.notifications():
+            made = self._apply(capability.time)
+            if made:
+                output.send(capability, made)
+            # The least capability is enough: with it the next is asked for.
+            if self._due:
+                frontiers.notify_at(capability.delayed(self._due[0][0]))
+
+    def _apply(self, time: int) -> list[Any]:
+        sides = len(self._folds)
+        records: dict[int, list[list[Any]]] = {}
+        for _, side, number, item in self._came.pop(time, ()):
+            if side == _MOVED:
+                if number in self._bins:
+                    raise GraphError(f"{self._step}: bin {number} came to a worker that has it")
+                self._bins[number] = item
+                self._index(number)
+            else:
+                records.setdefault(number, [[] for _ in range(sides)])[side].append(item)
+        for number in records:
+            self._bins.setdefault(number, [Bin() for _ in range(sides)])
+        out: list[Any] = []
+        while records or (self._due and self._due[0][0] <= time):
+            number = next(iter(records)) if records else heapq.heappop(self._due)[1]
+            came = records.pop(number, None)
+            bin = self._bins.get(number)
+            if bin is None:
+                continue  # it has left, with what was due
+            for side, fold in enumerate(self._folds):
+                mine = [*(came[side] if came else ()), *bin[side]._take(time)]
+                if not mine:
+                    continue
+                others = bin[:side] + bin[side + 1 :]
+                try:
+                    made = fold(time, mine, bin[side], *others)
+                    out.extend(() if made is None else made)
+                except Exception as error:
+                    raised = failed(self._step, fold, error)
+                    raise raised from (error.__cause__ if raised is error else error)
+            self._index(number)
+        return out
+
+    def _index(self, bin: int) -> None:
+        for at in map(Bin._least, self._bins[bin]):
+            if at is not None:
+                heapq.heappush(self._due, (at, bin))
+
+
+def stateful(
+    what: str,
+    streams: Sequence[Any],
+    keys: Sequence[Callable[[Any], Any]],
+    folds: Sequence[Fold],
+    control: Any,
+    bits: int,
+    name: str | None,
+) -> _native.DataflowStream:
+    """F and S, for one stream or two."""
+    step = f"{what} {name or name_of(folds[0])}"
+    bins: dict[int, list[Bin]] = {}
+    router, parts = _routing(step, streams, keys, control, bits, bins)
+    state = _State(step, folds, bins)
+    made = parts.scope.operator([parts], state.start, name=step)
+    router.probe = made.probe()
+    native: _native.DataflowStream = made._native
+    return native
+
+
+def routed(stream: Any, key: Callable[[Any], Any], control: Any, bits: int) -> _native.DataflowStream:
+    """F alone: items at the owner of their bin."""
+    _, parts = _routing(f"distribute {name_of(key)}", [stream], [key], control, bits, None)
+    native: _native.DataflowStream = parts.map_blocks(lambda block: [item for _, _, _, item in block])._native
+    return native
+
+
+def machine(fold: Callable[[Any, Any, Any], Any], key: Callable[[Any], Any]) -> Fold:
+    """A fold of `stateful` that has a state per key."""
+
+    def run(time: int, records: list[Any], bin: Bin) -> list[Any]:
+        states = bin.state
+        out: list[Any] = []
+        for item in records:
+            name = key(item)
+            state, made = fold(name, item, states.get(name))
+            if state is None:
+                states.pop(name, None)
+            else:
+                states[name] = state
+            out.extend(() if made is None else made)
+        return out
+
+    run.__wrapped__ = fold  # type: ignore[attr-defined]
+    run.__name__ = name_of(fold)
+    return run
+
+
+def _routing(
+    step: str,
+    streams: Sequence[Any],
+    keys: Sequence[Callable[[Any], Any]],
+    control: Any,
+    bits: int,
+    bins: dict[int, Any] | None,
+) -> tuple[_Router, Any]:
+    scope = streams[0].scope
+    if isinstance(bits, bool) or not isinstance(bits, int) or not 0 <= bits <= _MOST_BITS:
+        raise ConfigError(
+            f"{step}: bits={bits!r} must be an int from 0 to {_MOST_BITS}: keys are cut into 2 ** bits bins"
+        )
+    if scope.depth != 1:
+        raise GraphError(
+            f"{step} in scope {scope.path}: its times are partly ordered; put it at the root of the dataflow"
+        )
+    native = scope._native
+    router = _Router(step, len(streams), keys, bits, (native.index, native.peers), bins)
+    inputs = [*streams, *([] if control is None else [control.broadcast()])]
+    parts = scope.operator(inputs, router.start, name=step)
+    return router, type(parts)(parts._native.exchange_owners(f"{step}, exchange"), parts.scope)
