@@ -74,7 +74,7 @@ def main() -> None:
     from pyspark.sql import SparkSession
 
     folder = Path(options["folder"])
-    jars = f"{options['jars']}/*"
+    jars = ":".join(f"{folder}/*" for folder in options["jars"])
     quick = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
     builder = (
         SparkSession.builder.master("local-cluster[2,3,1024]")
@@ -99,7 +99,7 @@ def main() -> None:
     for name, value in options.get("conf", {}).items():
         builder = builder.config(name, value)
     spark = builder.getOrCreate()
-    engine = pk.Engine(spark, workers=options["workers"], bits=5, name="real")
+    engine = pk.Engine(spark, workers=options["workers"], bits=5, name="real", tls=options.get("tls", "auto"))
     with engine:
         query: Any = None
         if options["sink"] == "postgres":

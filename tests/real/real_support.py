@@ -249,20 +249,25 @@ def alive(pid: int) -> bool:
         return False
 
 
-def dialled(pid: int) -> set[int]:
-    """Ports that a process is connected to."""
-    inodes = set()
+def sockets(pid: int) -> set[str]:
+    """Inodes of the sockets that a process has."""
+    found = set()
     with contextlib.suppress(OSError):
         for handle in Path(f"/proc/{pid}/fd").iterdir():
             with contextlib.suppress(OSError):
                 target = os.readlink(handle)
                 if target.startswith("socket:["):
-                    inodes.add(target[8:-1])
-    ports = set()
+                    found.add(target[8:-1])
+    return found
+
+
+def connections(ports: set[int]) -> set[str]:
+    """Inodes of the sockets of this machine that are connected to one of these ports."""
+    found = set()
     for family in ("tcp", "tcp6"):
         with contextlib.suppress(OSError):
-            for line in Path(f"/proc/{pid}/net/{family}").read_text().splitlines()[1:]:
+            for line in Path(f"/proc/self/net/{family}").read_text().splitlines()[1:]:
                 words = line.split()
-                if words[3] == "01" and words[9] in inodes:  # established
-                    ports.add(int(words[2].rpartition(":")[2], 16))
-    return ports
+                if words[3] == "01" and int(words[2].rpartition(":")[2], 16) in ports:  # established
+                    found.add(words[9])
+    return found

@@ -22,14 +22,15 @@ import sys
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from real_support import PARTS, ROOT, alive, command_of, descendants, dialled, kafka, postgres, s3, until
+from real_support import PARTS, ROOT, alive, command_of, connections, descendants, kafka, postgres, s3, sockets, until
 
 import penstock as pk
+from penstock._storage import below, open_storage, with_settings
 
 pytestmark = [
     pytest.mark.real,
@@ -40,23 +41,13 @@ pytestmark = [
 SEED = int(os.environ.get("PENSTOCK_SEED", "13"))
 PARTITIONS = 4
 KEYS = 5_000
-#: Events of a batch, and batches of a scenario at least.
-ROWS, BATCHES = 8_000, 26
+#: Bids of a batch at most, batches of a scenario at least and at most, and how many of them wait in the topic.
+ROWS, LEAST, MOST, AHEAD = 8_000, 26, 80, 4
 #: Seconds that one scenario may take after its parts are up.
 PATIENCE_S = 420.0
 #: Of the store that speaks S3, for who reads its environment.
 CREDENTIALS = {"AWS_ACCESS_KEY_ID": "real", "AWS_SECRET_ACCESS_KEY": "real"}
 FAILED = ROOT / "target" / "test-real"
-
-
-def events(seed: int) -> list[list[tuple[int, int]]]:
-    """(auction, price) by partition, in the order of their offsets; few auctions have most bids."""
-    chance = random.Random(seed)
-    found: list[list[tuple[int, int]]] = [[] for _ in range(PARTITIONS)]
-    for _ in range(ROWS * BATCHES):
-        auction = min(chance.randrange(KEYS), chance.randrange(KEYS))
-        found[chance.randrange(PARTITIONS)].append((auction, chance.randrange(1, 1_000_000)))
-    return found
 
 
 def oracle(bids: list[list[tuple[int, int]]], ends: list[dict[int, int]]) -> list[dict[int, tuple[int, int]]]:
@@ -83,24 +74,31 @@ def final(batches: list[dict[int, tuple[int, int]]]) -> dict[int, tuple[int, int
     return found
 
 
-def offsets(checkpoint: Path, topic: str) -> list[dict[int, int]]:
+def committed(checkpoint: str) -> int:
+    """Batches in Spark's log."""
+    names = [name for name, _ in open_storage(below(checkpoint, "commits")).list() if name.isdigit()]
+    return max(map(int, names), default=-1) + 1
+
+
+def offsets(checkpoint: str, topic: str) -> list[dict[int, int]]:
     """Where each committed batch ended, from Spark's log."""
-    found = []
-    while (checkpoint / "commits" / str(len(found))).exists():
-        lines = (checkpoint / "offsets" / str(len(found))).read_text().splitlines()
+    log, found = open_storage(below(checkpoint, "offsets")), []
+    for batch in range(committed(checkpoint)):
+        lines = log.read(str(batch)).decode().splitlines()
         found.append({int(name): int(end) for name, end in json.loads(lines[2])[topic].items()})
     return found
 
 
 class Feeder(threading.Thread):
-    """Sends the events: a third at once, the others while the query runs."""
+    """Sends seeded bids while the query runs: always a few batches ahead of it, until enough has happened."""
 
-    def __init__(self, broker: str, topic: str, bids: list[list[tuple[int, int]]]) -> None:
+    def __init__(self, broker: str, topic: str, batches: Callable[[], int]) -> None:
         super().__init__(daemon=True)
-        self.broker, self.topic, self.bids = broker, topic, bids
+        self.broker, self.topic, self.batches = broker, topic, batches
+        #: (auction, price) by partition, in the order of their offsets; few auctions have most bids.
+        self.bids: list[list[tuple[int, int]]] = [[] for _ in range(PARTITIONS)]
         self.error: BaseException | None = None
-        self.sent = 0
-        self.stop = threading.Event()
+        self.enough, self.stop = threading.Event(), threading.Event()
 
     def run(self) -> None:
         try:
@@ -111,19 +109,20 @@ class Feeder(threading.Thread):
     def send(self) -> None:
         from kafka import KafkaProducer
 
+        chance = random.Random(SEED)
         producer = KafkaProducer(bootstrap_servers=self.broker, acks="all", linger_ms=20, batch_size=1 << 18)
-        longest = max(map(len, self.bids))
-        step = longest // 40
-        for first in range(0, longest, step):
-            for partition, own in enumerate(self.bids):
-                for auction, price in own[first : first + step]:
-                    producer.send(self.topic, f"{auction},{price}".encode(), partition=partition)
-                    self.sent += 1
-            producer.flush()
-            if first > longest // 3:
-                self.stop.wait(0.5)  # rows come while the query runs; nothing waits for this
-            if self.stop.is_set():
+        for number in range(MOST):
+            if number >= LEAST and self.enough.is_set():
                 break
+            while number > self.batches() + AHEAD:
+                if self.stop.wait(0.2):
+                    return
+            for _ in range(ROWS):
+                auction, price = min(chance.randrange(KEYS), chance.randrange(KEYS)), chance.randrange(1, 1_000_000)
+                partition = chance.randrange(PARTITIONS)
+                self.bids[partition].append((auction, price))
+                producer.send(self.topic, f"{auction},{price}".encode(), partition=partition)
+            producer.flush()
         producer.close()
 
 
@@ -159,14 +158,20 @@ class Driver:
         return next((told for told in reversed(self.told) if told["told"] == what), None)
 
     def wait(self, what: str, timeout: float = 120.0) -> dict[str, Any]:
-        def found() -> Any:
-            told = self.find(what)
-            if told is None and what != "ended":
-                assert self.find("ended") is None, f"the query has ended: {self.find('ended')}"
-                assert self.popen.poll() is None, f"the driver has ended with {self.popen.returncode}, see {self.log}"
-            return told
+        return dict(self.until(lambda: self.find(what), f"the driver says {what!r}", timeout))
 
-        return dict(until(found, f"the driver says {what!r}", timeout))
+    def until(self, condition: Callable[[], Any], what: str, timeout: float = 120.0, pause: float = 0.05) -> Any:
+        """As `until`; the end of the query or the driver is an error at once."""
+
+        def going() -> Any:
+            if found := condition():
+                return found
+            assert self.find("ended") is None, f"{what}: the query has ended: {self.find('ended')}"
+            code = self.popen.poll()
+            assert code is None, f"{what}: the driver has ended with {code}, see {self.log.name}"
+            return None
+
+        return until(going, what, timeout, pause)
 
     def say(self, line: str) -> None:
         assert self.popen.stdin is not None
@@ -182,13 +187,18 @@ class Driver:
     def executors(self) -> list[int]:
         return [pid for pid in sorted(descendants(self.popen.pid)) if "CoarseGrainedExecutorBackend" in command_of(pid)]
 
-    def feeder(self) -> int | None:
-        """A Python worker that sends rows to a member now."""
+    def feeder(self, known: set[str]) -> int | None:
+        """A Python worker that sends rows to a member now; `known` are sockets of others, which this adds to."""
         members = dict(self.members)
-        ports = set(members.values())
+        # Looked at first: a feed of few rows is connected for some hundredths of a second.
+        fresh = connections(set(members.values())) - known
+        if not fresh:
+            return None
         for pid in descendants(self.popen.pid) - set(members):
-            if "pyspark" in command_of(pid) and "java" not in command_of(pid) and dialled(pid) & ports:
+            words = command_of(pid)
+            if "pyspark.daemon" in words and "java" not in words and sockets(pid) & fresh:
                 return pid
+        known |= fresh
         return None
 
     def kill(self) -> list[int]:
@@ -213,30 +223,36 @@ class Driver:
         if started is not None:
             import pyspark
 
-            shutil.rmtree(Path(pyspark.__file__).parent / "work" / started["app"], ignore_errors=True)
+            # What executors say is kept beside what the driver says.
+            work = Path(pyspark.__file__).parent / "work" / started["app"]
+            with contextlib.suppress(OSError):
+                shutil.move(work, self.log.with_name(f"executors-{started['app']}"))
 
 
 class Scenario:
     """One query from its first to its last batch, and what happens to it."""
 
-    def __init__(self, name: str, folder: Path, broker: str, sink: dict[str, Any], state: str | None = None) -> None:
+    def __init__(self, name: str, folder: Path, broker: str, sink: dict[str, Any], **options: Any) -> None:
         self.name, self.folder, self.broker = name, folder, broker
         self.topic = f"bids-{name}"
         self.seed = SEED
         self.chance = random.Random(f"{SEED} {name}")
-        self.bids = events(SEED)
-        self.checkpoint = folder / "checkpoint"
+        checkpoint = options.get("checkpoint", str(folder / "checkpoint"))
+        #: The same for who has no settings of Hadoop's.
+        self.look = with_settings(checkpoint, lambda name: options.get("conf", {}).get(f"spark.hadoop.{name}"))
+        #: Seconds between looks at Spark's log.
+        self.pause = 0.02 if self.look == checkpoint else 0.3
         self.done: list[str] = []
         self.options = {
             "folder": str(folder),
-            "jars": str(PARTS / "spark-4.0"),
+            "jars": [str(PARTS / "spark-4.0")],
             "kafka": broker,
             "topic": self.topic,
             "rows": ROWS,
             "workers": 2,
-            "checkpoint": str(self.checkpoint),
-            "state": state,
+            "checkpoint": checkpoint,
             **sink,
+            **options,
         }
         self.workers = 2
         self.driver: Driver | None = None
@@ -244,14 +260,13 @@ class Scenario:
     @property
     def committed(self) -> int:
         """Batches."""
-        names = [path.name for path in (self.checkpoint / "commits").glob("[0-9]*")]
-        return max(map(int, names), default=-1) + 1
+        return committed(self.look)
 
     def start(self) -> Driver:
         driver = Driver({**self.options, "workers": self.workers}, self.folder)
         self.driver = driver
         driver.wait("started")
-        until(lambda: len(driver.members) >= self.workers, "all members", 120)
+        driver.until(lambda: len(driver.members) >= self.workers, "all members")
         return driver
 
     def run(self, actions: list[str]) -> None:
@@ -261,16 +276,18 @@ class Scenario:
         admin = KafkaAdminClient(bootstrap_servers=self.broker)
         admin.create_topics([NewTopic(self.topic, PARTITIONS, 1)])
         admin.close()
-        feeder = Feeder(self.broker, self.topic, self.bids)
+        feeder = Feeder(self.broker, self.topic, lambda: self.committed)
+        self.bids = feeder.bids
         feeder.start()
         try:
             self.start()
-            gap = (BATCHES - 4) // max(1, len(actions))
+            gap = (LEAST - 4) // max(1, len(actions))
             for number, action in enumerate(actions):
                 batch = 2 + number * gap + self.chance.randrange(gap)
                 self.reach(batch, began)
                 time.sleep(self.chance.uniform(0.0, 0.8))  # the moment in the batch, by the seed
                 getattr(self, action.partition(" ")[0])(*action.split()[1:])
+            feeder.enough.set()
             feeder.join(PATIENCE_S)
             assert not feeder.is_alive() and feeder.error is None, f"the feeder: {feeder.error}"
             assert self.driver is not None
@@ -284,13 +301,9 @@ class Scenario:
         self.seconds = time.monotonic() - began
 
     def reach(self, batch: int, began: float) -> None:
-        def there() -> bool:
-            assert self.driver is not None
-            assert self.driver.find("ended") is None, f"the query has ended: {self.driver.find('ended')}"
-            assert time.monotonic() - began < PATIENCE_S, f"{self.committed} batches after {PATIENCE_S:g} s"
-            return self.committed >= batch
-
-        until(there, f"batch {batch}", PATIENCE_S, 0.02)
+        assert self.driver is not None
+        left = PATIENCE_S - (time.monotonic() - began)
+        self.driver.until(lambda: self.committed >= batch, f"batch {batch}", left, self.pause)
 
     def note(self, what: str) -> None:
         self.done.append(f"{what} after batch {self.committed - 1}")
@@ -300,16 +313,17 @@ class Scenario:
     def member(self) -> None:
         assert self.driver is not None
         driver = self.driver
-        found = until(lambda: driver.members, "a member")
+        found = driver.until(lambda: driver.members, "a member")
         pid, _ = self.chance.choice(found)
         os.kill(pid, signal.SIGKILL)
         self.note(f"member {pid}")
         until(lambda: not alive(pid), "its end")
-        until(lambda: len(driver.members) == self.workers, "a member in its place", 120)
+        driver.until(lambda: len(driver.members) == self.workers, "a member in its place")
 
     def feed(self) -> None:
         assert self.driver is not None
-        pid = until(self.driver.feeder, "a feed task", 60, 0.002)
+        driver, known = self.driver, set[str]()
+        pid = driver.until(lambda: driver.feeder(known), "a feed task", 60, 0.002)
         os.kill(pid, signal.SIGKILL)
         self.note(f"feed worker {pid}")
 
@@ -320,8 +334,8 @@ class Scenario:
         os.kill(pid, signal.SIGKILL)
         self.note(f"executor {pid}")
         until(lambda: not alive(pid), "its end")
-        until(lambda: len(driver.executors()) == 2, "an executor in its place", 120)
-        until(lambda: len(driver.members) == self.workers, "members in their place", 120)
+        driver.until(lambda: len(driver.executors()) == 2, "an executor in its place")
+        driver.until(lambda: len(driver.members) == self.workers, "members in their place")
 
     def restart(self) -> None:
         assert self.driver is not None
@@ -351,13 +365,13 @@ class Scenario:
     # What came out
 
     def expected(self) -> list[dict[int, tuple[int, int]]]:
-        ends = offsets(self.checkpoint, self.topic)
+        ends = offsets(self.look, self.topic)
         assert ends and ends[-1] == {number: len(own) for number, own in enumerate(self.bids)}, "all events were taken"
         return oracle(self.bids, ends)
 
     def kept(self) -> dict[int, tuple[int, int]]:
         """The state in the checkpoint, as another process reads it."""
-        table = pk.state.read(self.options["state"] or str(self.checkpoint))
+        table = pk.state.read(self.options.get("state", self.look))
         return {row["auction"]: (row["n"], row["total"]) for row in table.to_pylist()}
 
     def tell(self, equal: bool, rows: int, batches: int) -> None:
@@ -460,7 +474,7 @@ ALL = ["member", "rescale 3", "feed", "restart", "executor", "rescale 2", "membe
 
 def test_kafka_to_postgres(broker: str, folder: Path) -> None:
     with bids_table(folder) as server:
-        scenario = Scenario("postgres", folder, broker, {"sink": "postgres", "postgres": server})
+        scenario = Scenario("postgres", folder, broker, {"sink": "postgres", "postgres": server}, tls="always")
         scenario.run(actions(scenario))
         compare_postgres(scenario, server)
 
@@ -477,7 +491,22 @@ def test_state_in_s3(broker: str, folder: Path, monkeypatch: pytest.MonkeyPatch)
         monkeypatch.setenv(name, value)
     with s3(folder / "s3") as store, bids_table(folder) as server:
         state = f"s3a://state/bids/_penstock?endpoint_override={store}&scheme=http&region=us-east-1"
-        scenario = Scenario("s3", folder, broker, {"sink": "postgres", "postgres": server}, state)
+        scenario = Scenario("s3-state", folder, broker, {"sink": "postgres", "postgres": server}, state=state)
+        scenario.run(actions(scenario))
+        compare_postgres(scenario, server)
+
+
+def test_checkpoint_in_s3(broker: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Spark's own, by Hadoop's client; the state is beside it, where Hadoop's settings say."""
+    for name, value in CREDENTIALS.items():
+        monkeypatch.setenv(name, value)
+    with s3(folder / "s3") as store, bids_table(folder) as server:
+        settings = {"endpoint": f"http://{store}", "endpoint.region": "us-east-1", "path.style.access": "true"}
+        conf = {f"spark.hadoop.fs.s3a.{name}": value for name, value in settings.items()}
+        place = "s3a://state/bids/check"
+        sink = {"sink": "postgres", "postgres": server}
+        jars = [str(PARTS / name) for name in ("spark-4.0", "s3a")]
+        scenario = Scenario("s3-checkpoint", folder, broker, sink, checkpoint=place, conf=conf, jars=jars)
         scenario.run(actions(scenario))
         compare_postgres(scenario, server)
 
