@@ -1239,8 +1239,14 @@ def checkpoint_contents(files: Sequence[tuple[str, int, bytes | None]], held: bo
     Files of other names are ignored; what cannot be read is there with the reason. `held` is passed on.
     """
 
-def registry_answers(address: str, patience: float) -> bool:
-    """Whether an engine's registry listens at ``host:port``; waits about `patience` seconds at most."""
+def registry_answers(address: str, claim: int, patience: float) -> bool:
+    """Whether the registry of the engine whose claims have the number `claim` (`claim_of`) listens at ``host:port``.
+
+    Waits about `patience` seconds at most.
+    """
+
+def claim_of(secret: bytes) -> int:
+    """The number by which an engine of this secret marks its claims on checkpoints; 64 bits."""
 
 def key_of(secret: bytes, role: str, scope: str, always: bool = False) -> bytes:
     """The key that a task carries instead of the secret: speaks in one role, of one thing.

@@ -403,7 +403,7 @@ def test_a_key_is_of_one_task(driver: Driver) -> None:
     with pytest.raises(errors.AuthenticationError, match="no key for Drain"):
         _native.Drain(where, feed, "q", 0, 0)
     assert driver.registry.metrics() == before
-    forged = feed.replace(b"\x01\x01\x01", b"\x01\x01\x00", 1).replace(b"\x03q 0", b"\x00")
+    forged = feed.replace(b"\x02\x01\x01", b"\x02\x01\x00", 1).replace(b"\x03q 0", b"\x00")
     with pytest.raises(errors.AuthenticationError, match=r"did not prove|no key"):
         _native.Member(driver.registry.address, forged)
     slot = _native.key_of(SECRET, "member", "3")

@@ -16,7 +16,6 @@ from __future__ import annotations
 import itertools
 import logging
 import os
-import secrets
 import threading
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -333,7 +332,7 @@ class Engine:
         secret = self._secret
         hub = Hub(bind, self._port, host, secret, self.name, self._silence)
         self._hub = hub
-        nonce = secrets.randbits(64)
+        nonce = secret.claim()
         executor = Executor(
             self.name,
             {

@@ -2,6 +2,8 @@
 //!
 //! Both ends count rows and keep a CRC-32 over all bytes, compared at the end. The decoder takes
 //! any cut of the stream, so a large batch may span frames; what fits in one frame is not copied.
+//! What is of no whole batch yet is at most [`UNFINISHED_BYTES`]: a sender that announces more, or never
+//! ends a batch, takes no more memory than that. The encoder cuts a batch that would be longer.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
@@ -14,9 +16,15 @@ use arrow_schema::{Schema, SchemaRef};
 use crate::error::ClusterError;
 use crate::message::StreamEnd;
 use crate::session::{Kind, Session};
+use crate::spill::size;
 
 /// Longest data frame that we send.
 const PIECE_BYTES: usize = 16 << 20;
+
+/// Most bytes of a stream that belong to no whole batch yet.
+pub(crate) const UNFINISHED_BYTES: usize = 512 << 20;
+/// A batch of more bytes in memory is sent in halves: as sent it is little longer than that.
+const BATCH_BYTES: u64 = UNFINISHED_BYTES as u64 / 4;
 
 /// Writes one stream to a session.
 pub(crate) struct Encoder {
@@ -32,6 +40,11 @@ impl Encoder {
     }
 
     pub(crate) fn push(&mut self, session: &mut Session, batch: &RecordBatch) -> Result<(), ClusterError> {
+        if batch.num_rows() > 1 && size(batch) > BATCH_BYTES {
+            let half = batch.num_rows() / 2;
+            self.push(session, &batch.slice(0, half))?;
+            return self.push(session, &batch.slice(half, batch.num_rows() - half));
+        }
         self.writer.write(batch)?;
         self.rows += batch.num_rows() as u64;
         self.flush(session)
@@ -62,6 +75,8 @@ pub(crate) struct Decoder {
     inner: StreamDecoder,
     crc: crc32fast::Hasher,
     rows: u64,
+    /// Bytes since the last whole batch.
+    unfinished: usize,
 }
 
 impl Decoder {
@@ -72,20 +87,36 @@ impl Decoder {
 
     /// Takes the payload of a data frame; appends the batches that are complete now.
     pub(crate) fn push(&mut self, payload: Vec<u8>, batches: &mut Vec<RecordBatch>) -> Result<(), ClusterError> {
+        self.push_within(payload, UNFINISHED_BYTES, batches)
+    }
+
+    fn push_within(
+        &mut self,
+        payload: Vec<u8>,
+        limit: usize,
+        batches: &mut Vec<RecordBatch>,
+    ) -> Result<(), ClusterError> {
         self.crc.update(&payload);
         let mut buffer = Buffer::from(payload);
-        let inner = &mut self.inner;
+        let (inner, unfinished) = (&mut self.inner, &mut self.unfinished);
         // The decoder checks what it reads, yet it is written for honest input: a panic in it must
         // not take more than this stream, which is not used again after an error.
         let decoded = catch_unwind(AssertUnwindSafe(|| {
             while !buffer.is_empty() {
-                batches.extend(inner.decode(&mut buffer)?);
+                let before = buffer.len();
+                let batch = inner.decode(&mut buffer)?;
+                *unfinished = if batch.is_some() { 0 } else { *unfinished + before - buffer.len() };
+                batches.extend(batch);
             }
             Ok::<(), arrow_schema::ArrowError>(())
         }));
         match decoded {
             Ok(done) => done?,
             Err(_) => return Err(ClusterError::Arrow("the stream is malformed".into())),
+        }
+        if self.unfinished > limit {
+            let found = self.unfinished;
+            return Err(ClusterError::Protocol(format!("{found} bytes of one batch, at most {limit} are read")));
         }
         Ok(())
     }
@@ -145,4 +176,46 @@ pub(crate) fn under(expected: &SchemaRef, batch: RecordBatch) -> Result<RecordBa
     let rows = RecordBatchOptions::new().with_row_count(Some(batch.num_rows()));
     let columns = batch.columns().to_vec();
     Ok(RecordBatch::try_new_with_options(SchemaRef::clone(expected), columns, &rows)?)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use arrow_array::Int64Array;
+
+    use super::*;
+
+    fn stream(batch: &RecordBatch, times: usize) -> Vec<u8> {
+        let mut writer = StreamWriter::try_new(Vec::new(), &batch.schema()).unwrap();
+        (0..times).for_each(|_| writer.write(batch).unwrap());
+        writer.finish().unwrap();
+        writer.into_inner().unwrap()
+    }
+
+    #[test]
+    fn what_is_of_no_whole_batch_is_bounded() {
+        let column = Arc::new(Int64Array::from_iter_values(0..1000));
+        let batch = RecordBatch::try_from_iter([("k", column as _)]).unwrap();
+        let bytes = stream(&batch, 20);
+        let read = |piece: usize, limit: usize, bytes: &[u8]| {
+            let (mut decoder, mut batches) = (Decoder::default(), Vec::new());
+            for part in bytes.chunks(piece) {
+                decoder.push_within(part.to_vec(), limit, &mut batches)?;
+            }
+            Ok::<_, ClusterError>(batches.len())
+        };
+        // Whatever the cut: of 160 kB never more than one batch of 8 kB waits.
+        for piece in [1000, 7777, bytes.len()] {
+            assert_eq!(read(piece, 10_000, &bytes).unwrap(), 20);
+        }
+        let refused = read(1000, 5000, &bytes).unwrap_err();
+        assert!(matches!(&refused, ClusterError::Protocol(text) if text.contains("at most 5000")), "{refused}");
+        // A batch that says that it is longer than anything: what comes of it is taken up to the limit only.
+        let long = stream(
+            &RecordBatch::try_from_iter([("k", Arc::new(Int64Array::from_iter_values(0..100_000)) as _)]).unwrap(),
+            1,
+        );
+        assert!(read(1000, 100_000, &long[..long.len() / 2]).is_err());
+    }
 }

@@ -68,7 +68,7 @@ mod _native {
     #[pymodule_export]
     use crate::plan::{exchange_hashes, hash_columns, max_event_time, migration_steps, plan_check};
     #[pymodule_export]
-    use crate::registry::{Registry, key_of};
+    use crate::registry::{Registry, claim_of, key_of};
     #[pymodule_export]
     use crate::tokenize::tokenize;
     use pyo3::prelude::*;

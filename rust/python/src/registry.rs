@@ -51,6 +51,12 @@ pub(crate) fn key_of<'py>(
     Ok(PyBytes::new(py, &keys.to_bytes()))
 }
 
+/// The number by which an engine of this secret marks its claims on checkpoints.
+#[pyfunction]
+pub(crate) fn claim_of(secret: &[u8]) -> PyResult<u64> {
+    Ok(self::secret(secret)?.claim())
+}
+
 /// How long a member may be silent, in seconds, as limits; the default without.
 pub(crate) fn limits(silence: Option<f64>) -> PyResult<Limits> {
     match silence {

@@ -122,7 +122,7 @@ class Checkpoints:
 
         if claim["nonce"] == self._nonce or claim["registry"] in ("", self._registry):
             return False
-        return _native.registry_answers(claim["registry"], _ANSWER_S)
+        return _native.registry_answers(claim["registry"], claim["nonce"], _ANSWER_S)
 
     def _claim(self, storage: Storage, facts: Mapping[str, Any]) -> Any:
         from penstock import _native

@@ -68,6 +68,12 @@ class Secret(_Hidden):
             raise ConfigError(f'tls={tls!r} must be "auto" (encrypt what leaves a host) or "always"')
         return cls(os.urandom(32), tls == "always")
 
+    def claim(self) -> int:
+        """The number by which its engine marks claims on checkpoints; by it its registry is known."""
+        from penstock import _native
+
+        return _native.claim_of(self.reveal())
+
     def member(self, slot: int) -> Key:
         """Of the resident of a slot: lets it join, and tells it whom to let in."""
         return self._key("member", str(slot))

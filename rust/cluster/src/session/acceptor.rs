@@ -2,8 +2,8 @@
 //!
 //! A connection is authenticated on its own thread and, once it is, served there by the handler.
 //! At most [`Limits::pending`] of them are unauthenticated at a time, a quarter of which is kept for
-//! hosts that have authenticated themselves here before; one more is turned away, and an honest
-//! peer tries again ([`Session::dial`]). Whatever goes wrong before authentication closes this one
+//! hosts that have authenticated themselves here before, and of the rest a single host that has not
+//! gets half; one more is turned away, and an honest peer tries again ([`Session::dial`]). Whatever goes wrong before authentication closes this one
 //! connection and counts. [`Acceptor::close`] ends every connection and joins every thread.
 
 use std::collections::{HashMap, HashSet};
@@ -15,7 +15,7 @@ use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use super::handshake::Proved;
-use super::handshake::{self, Server, Wire, left};
+use super::handshake::{self, Alive, Server, Wire, left};
 use super::stream::Stream;
 use super::{HandshakeError, Keys, Limits, Metrics, Role, Session, tls};
 use crate::error::{ClusterError, Failure};
@@ -24,6 +24,8 @@ use crate::error::{ClusterError, Failure};
 const EXHAUSTED_PAUSE: Duration = Duration::from_millis(20);
 /// One place in so many is kept for hosts that are known.
 const KEPT_SHARE: usize = 4;
+/// Of the places for strangers a single host takes one in so many.
+const HOST_SHARE: usize = 2;
 /// How long a refused peer may take to read why.
 const REFUSAL_PATIENCE: Duration = Duration::from_secs(1);
 
@@ -62,6 +64,8 @@ struct Open {
 #[derive(Debug, Default)]
 struct Room {
     taken: usize,
+    /// Of these, by host.
+    by_host: HashMap<IpAddr, usize>,
     /// Hosts that have proved a key, so only those of our own cluster.
     known: HashSet<IpAddr>,
 }
@@ -69,28 +73,46 @@ struct Room {
 impl Room {
     /// Whether one more handshake may begin; if so, it has taken its place.
     fn enter(&mut self, host: IpAddr, places: usize) -> bool {
-        let kept = if self.known.contains(&host.to_canonical()) { 0 } else { places / KEPT_SHARE };
-        let free = self.taken < places - kept;
-        self.taken += usize::from(free);
+        let host = host.to_canonical();
+        let own = self.by_host.get(&host).copied().unwrap_or(0);
+        let free = match self.known.contains(&host) {
+            true => self.taken < places,
+            false => {
+                let open = places - places / KEPT_SHARE;
+                self.taken < open && own < open.div_ceil(HOST_SHARE)
+            }
+        };
+        if free {
+            self.taken += 1;
+            self.by_host.insert(host, own + 1);
+        }
         free
     }
 
-    /// A handshake has ended; `proved` by whoever has proved a key in it.
-    fn leave(&mut self, proved: Option<IpAddr>) {
+    /// A handshake with `host` has ended, which has `proved` a key in it or not.
+    fn leave(&mut self, host: IpAddr, proved: bool) {
+        let host = host.to_canonical();
         self.taken -= 1;
-        self.known.extend(proved.map(|host| host.to_canonical()));
+        match self.by_host.get_mut(&host) {
+            Some(own) if *own > 1 => *own -= 1,
+            _ => _ = self.by_host.remove(&host),
+        }
+        if proved {
+            self.known.insert(host);
+        }
     }
 }
 
 /// A place in the room: given back when the handshake ends, however it does.
 struct RoomGuard<'a> {
     shared: &'a Shared,
-    proved: Option<IpAddr>,
+    host: IpAddr,
+    proved: bool,
 }
 
 impl Drop for RoomGuard<'_> {
     fn drop(&mut self) {
-        self.shared.open().room.leave(self.proved);
+        self.shared.open().room.leave(self.host, self.proved);
     }
 }
 
@@ -213,7 +235,7 @@ fn accept(listener: &TcpListener, shared: &Arc<Shared>, name: &str) {
             continue;
         }
         if spawn(stream, host, shared, name).is_err() {
-            shared.open().room.leave(None);
+            shared.open().room.leave(host, false);
             shared.metrics.refuse(&shared.metrics.refused_crowded);
         }
     }
@@ -248,13 +270,14 @@ impl Drop for Entry<'_> {
 }
 
 fn serve(stream: TcpStream, host: IpAddr, shared: &Shared) {
-    let mut guard = RoomGuard { shared, proved: None };
+    let mut guard = RoomGuard { shared, host, proved: false };
     let authenticated = authenticate(stream, host, shared);
-    guard.proved = authenticated.is_ok().then_some(host);
+    guard.proved = authenticated.is_ok();
     drop(guard);
     let metrics = &shared.metrics;
     let (stream, Proved { role, scope, context }) = match authenticated {
         Ok(peer) => peer,
+        Err(HandshakeError::Asked) => return,
         Err(error) => {
             metrics.refuse(match error {
                 HandshakeError::Proof | HandshakeError::Certificate(_) => &metrics.refused_secret,
@@ -285,7 +308,9 @@ fn authenticate(stream: TcpStream, host: IpAddr, shared: &Shared) -> Result<(Str
     if first_byte(&stream, deadline)? == tls::FIRST_BYTE {
         let tls::Secured { connection, binding } = tls::accept(&stream, &shared.tls, deadline, limits)?;
         let stream = Stream::secured(stream, connection);
-        let proved = prove(&stream, deadline, &binding, shared)?;
+        let mut wire = Wire::new(&stream, deadline, limits);
+        let hello = wire.receive()?;
+        let proved = prove(wire, &hello, &binding, shared)?;
         if !stream.shows(|connection| tls::is_of(connection, proved.role, &proved.scope)) {
             let Proved { role, scope, .. } = proved;
             return Err(HandshakeError::Certificate(format!("it is not that of {role:?} of {scope:?}")));
@@ -294,13 +319,17 @@ fn authenticate(stream: TcpStream, host: IpAddr, shared: &Shared) -> Result<(Str
     }
     let binding = handshake::listening_at(stream.local_addr().map_err(HandshakeError::Io)?);
     let stream = Stream::plain(stream);
+    let mut wire = Wire::new(&stream, deadline, limits);
+    let hello = wire.receive()?;
+    if let Some(reply) = shared.keys.claim().and_then(|claim| Alive::reply(claim, &hello)) {
+        wire.send(&reply)?;
+        return Err(HandshakeError::Asked);
+    }
     if shared.keys.identity().is_due(host) {
-        let mut wire = Wire::new(&stream, deadline, limits);
-        wire.receive()?;
         wire.send(&handshake::tls_due())?;
         return Err(HandshakeError::TlsDue);
     }
-    let proved = prove(&stream, deadline, &binding, shared)?;
+    let proved = prove(wire, &hello, &binding, shared)?;
     Ok((stream, proved))
 }
 
@@ -317,10 +346,8 @@ fn first_byte(stream: &TcpStream, deadline: Instant) -> Result<u8, HandshakeErro
     }
 }
 
-fn prove(stream: &Stream, deadline: Instant, binding: &[u8], shared: &Shared) -> Result<Proved, HandshakeError> {
-    let mut wire = Wire::new(stream, deadline, &shared.limits);
-    let hello = wire.receive()?;
-    let (server, challenge) = Server::challenge(&shared.keys, &hello, handshake::nonce()?, binding)?;
+fn prove(mut wire: Wire<'_>, hello: &[u8], binding: &[u8], shared: &Shared) -> Result<Proved, HandshakeError> {
+    let (server, challenge) = Server::challenge(&shared.keys, hello, handshake::nonce()?, binding)?;
     wire.send(&challenge)?;
     let answer = wire.receive().map_err(|error| server.missed(error))?;
     server.verify(&answer)
@@ -332,29 +359,40 @@ mod tests {
 
     const OURS: IpAddr = IpAddr::V4(Ipv4Addr::new(10, 0, 0, 1));
     const THEIRS: IpAddr = IpAddr::V4(Ipv4Addr::new(10, 0, 0, 2));
+    const OTHERS: IpAddr = IpAddr::V4(Ipv4Addr::new(10, 0, 0, 3));
 
     #[test]
     fn strangers_do_not_take_the_last_quarter_of_the_places() {
         let mut room = Room::default();
         assert!(room.enter(OURS, 8));
-        room.leave(Some(OURS));
-        assert_eq!((0..20).filter(|_| room.enter(THEIRS, 8)).count(), 6);
+        room.leave(OURS, true);
+        assert_eq!((0..20).filter(|_| room.enter(THEIRS, 8)).count(), 3, "half of what is for strangers");
+        assert_eq!((0..20).filter(|_| room.enter(OTHERS, 8)).count(), 3);
         assert!(room.enter(OURS, 8) && room.enter(OURS, 8), "places that are kept for us");
         assert!(!room.enter(OURS, 8) && !room.enter(THEIRS, 8), "nobody gets more than there are");
-        room.leave(None);
+        room.leave(THEIRS, false);
         assert!(!room.enter(THEIRS, 8), "7 of 8 are taken, 6 of them are for strangers");
         assert!(room.enter(OURS, 8));
+        // Room comes back to the host that left it.
+        for _ in 0..3 {
+            room.leave(OURS, false);
+        }
+        assert!(room.enter(THEIRS, 8) && !room.enter(THEIRS, 8));
+        for host in [THEIRS, THEIRS, THEIRS, OTHERS, OTHERS, OTHERS] {
+            room.leave(host, false);
+        }
+        assert!(room.taken == 0 && room.by_host.is_empty());
     }
 
     #[test]
     fn a_host_is_known_by_its_proof_in_either_notation() {
         let mut room = Room::default();
         assert!(room.enter(THEIRS, 4));
-        room.leave(None);
+        room.leave(THEIRS, false);
         assert!(room.known.is_empty(), "it has proved nothing");
         let mapped = IpAddr::V6(Ipv4Addr::new(10, 0, 0, 1).to_ipv6_mapped());
         assert!(room.enter(mapped, 4));
-        room.leave(Some(mapped));
+        room.leave(mapped, true);
         assert_eq!((0..9).filter(|_| room.enter(OURS, 4)).count(), 4);
     }
 

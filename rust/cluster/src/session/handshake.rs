@@ -15,6 +15,9 @@
 //! to meet its own nonce. Proofs are compared in constant time. The context is opaque here and is
 //! interpreted only after the proof.
 //!
+//! Whether an engine is there that has made a claim on a checkpoint may be asked without a key: the question is a nonce, the answer a MAC of
+//! it by a key that the claim's number makes ([`Alive`]). Who has not read the claim cannot give it; it opens nothing, and the connection ends.
+//!
 //! [`Client`] and [`Server`] take messages and return messages; [`Wire`] puts them on a socket with
 //! a budget of bytes and time.
 
@@ -43,6 +46,8 @@ const HELLO: u8 = 1;
 const CHALLENGE: u8 = 2;
 const PROOF: u8 = 3;
 const TLS_DUE: u8 = 4;
+const ASK: u8 = 5;
+const ALIVE: u8 = 6;
 
 /// What a connection is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -133,6 +138,9 @@ pub enum HandshakeError {
     /// One side takes the connection for a local one, the other does not.
     #[error("the listener takes this connection for one that leaves the host, and wants TLS: give tls=\"always\"")]
     TlsDue,
+    /// The other side only wanted to know who is here, and was told.
+    #[error("it only asked whether somebody is here")]
+    Asked,
     /// The operating system gave no random bytes.
     #[error("no random bytes: {0}")]
     Random(String),
@@ -350,6 +358,37 @@ impl Server {
     }
 }
 
+/// The question whether the engine of a claim is there.
+pub(super) struct Alive {
+    claim: u64,
+    ask: Vec<u8>,
+}
+
+impl Alive {
+    /// Of the number in a claim; the message to send.
+    pub(super) fn ask(claim: u64, nonce: [u8; NONCE_BYTES]) -> (Alive, Vec<u8>) {
+        let ask = message(ASK, &[&nonce]);
+        (Alive { claim, ask: ask.clone() }, ask)
+    }
+
+    /// The answer to such a message; None for any other message.
+    pub(super) fn reply(claim: u64, asked: &[u8]) -> Option<Vec<u8>> {
+        let nonce = body(asked, ASK).ok()?;
+        (nonce.len() == NONCE_BYTES).then(|| message(ALIVE, &[&Self::proof(claim, asked)]))
+    }
+
+    /// Whether that was answered by who knows the claim.
+    pub(super) fn is_answered(&self, answer: &[u8]) -> bool {
+        body(answer, ALIVE).is_ok_and(|proof| bool::from(Self::proof(self.claim, &self.ask).ct_eq(proof)))
+    }
+
+    fn proof(claim: u64, asked: &[u8]) -> [u8; PROOF_BYTES] {
+        let mut key = [0; KEY_BYTES];
+        key[..8].copy_from_slice(&claim.to_le_bytes());
+        proof(&key, b"alive", asked, &[], &[])
+    }
+}
+
 /// Tells a client that speaks without TLS that it is due.
 pub(super) fn tls_due() -> Vec<u8> {
     message(TLS_DUE, &[])
@@ -553,6 +592,24 @@ mod tests {
         server.verify(&client.answer(&challenge, b"one").unwrap()).unwrap();
         let (client, _) = begin(&keys, Role::Feed, b"");
         assert!(matches!(client.answer(&tls_due(), b""), Err(HandshakeError::TlsDue)));
+    }
+
+    #[test]
+    fn only_who_knows_the_claim_says_that_its_engine_is_there() {
+        let (alive, ask) = Alive::ask(7, [3; 32]);
+        let right = Alive::reply(7, &ask).unwrap();
+        assert!(alive.is_answered(&right));
+        assert!(!alive.is_answered(&Alive::reply(8, &ask).unwrap()), "another engine");
+        let (other, again) = Alive::ask(7, [4; 32]);
+        assert!(!other.is_answered(&right), "an answer of before");
+        for wrong in [&ask[..], &again, &tls_due(), b"HTTP/1.1 400 ", b"", &message(ALIVE, &[]), &right[..20]] {
+            assert!(!alive.is_answered(wrong));
+        }
+        let (_, hello) = begin(&secret(7), Role::Feed, b"");
+        for no_question in [&hello[..], &ask[..20], &message(ASK, &[b"short"]), b""] {
+            assert!(Alive::reply(7, no_question).is_none());
+        }
+        assert!(Server::challenge(&secret(7), &ask, [2; 32], b"").is_err(), "a question is no hello");
     }
 
     #[test]

@@ -24,7 +24,7 @@ use crate::error::ClusterError;
 
 pub(super) const KEY_BYTES: usize = 32;
 /// Of the form of keys as bytes.
-const VERSION: u8 = 1;
+const VERSION: u8 = 2;
 
 /// The secret of one engine: 256 bits of which all its keys are made. Never printed, and never sent.
 #[derive(Clone)]
@@ -40,6 +40,13 @@ impl Secret {
             return Err(ClusterError::WeakSecret);
         }
         Ok(Secret(bytes))
+    }
+
+    /// The number by which an engine of this secret marks its claims on checkpoints: whoever reads a claim knows it.
+    #[must_use]
+    pub fn claim(&self) -> u64 {
+        let made = derive(&self.0, b"penstock claim 1 ", &[]);
+        u64::from_le_bytes(made[..8].try_into().expect("eight bytes"))
     }
 
     fn role_key(&self, role: Role) -> [u8; KEY_BYTES] {
@@ -82,6 +89,8 @@ fn own_grant(secret: &Secret, role: Role, scope: &str) -> Grant {
 #[derive(Clone, Serialize, Deserialize)]
 pub struct Keys {
     grants: Vec<Grant>,
+    /// Of the driver: the number of its engine's claims.
+    claim: Option<u64>,
     identity: Identity,
 }
 
@@ -91,7 +100,8 @@ impl Keys {
     pub fn all(secret: &Secret) -> Keys {
         let grant = |role| Grant { role, scope: None, key: secret.role_key(role) };
         let own = Own::Authority(Authority::of(&secret.0));
-        Keys::made(secret, Role::ALL.into_iter().map(grant).collect(), own)
+        let claim = Some(secret.claim());
+        Keys { claim, ..Keys::made(secret, Role::ALL.into_iter().map(grant).collect(), own) }
     }
 
     /// Those of a resident: to join in its slot, to let feeds, drains and other members in, and to reach those.
@@ -112,7 +122,7 @@ impl Keys {
 
     fn made(secret: &Secret, grants: Vec<Grant>, own: Own) -> Keys {
         let authority = Authority::of(&secret.0).certificate();
-        Keys { grants, identity: Identity { authority, own, always: false } }
+        Keys { grants, claim: None, identity: Identity { authority, own, always: false } }
     }
 
     /// The same, for connections that are encrypted also where they do not leave the host.
@@ -120,6 +130,11 @@ impl Keys {
     pub fn always_encrypted(mut self) -> Keys {
         self.identity.always = true;
         self
+    }
+
+    /// The number of the engine's claims, where these are the driver's.
+    pub(super) fn claim(&self) -> Option<u64> {
+        self.claim
     }
 
     pub(super) fn identity(&self) -> &Identity {
@@ -207,6 +222,18 @@ mod tests {
         assert!(member.find(Role::Member, "4").is_none() && member.admits(Role::Member, "3").is_none());
         assert!(Keys::of(&secret(), Role::Feed, "q 7").admits(Role::Feed, "q 7").is_none());
         assert!(Keys::mesh(&secret()).admits(Role::Mesh, "").is_some());
+    }
+
+    #[test]
+    fn the_number_of_claims_is_the_drivers_and_tells_nothing() {
+        let all = Keys::all(&secret());
+        assert_eq!(all.claim(), Some(secret().claim()));
+        assert_ne!(
+            secret().claim(),
+            Secret::new([7; 31].iter().chain(&[8]).copied().collect::<Vec<_>>().try_into().unwrap()).unwrap().claim()
+        );
+        assert_eq!(Keys::member(&secret(), "3").claim(), None);
+        assert_eq!(Keys::of(&secret(), Role::Feed, "q 7").claim(), None);
     }
 
     #[test]

@@ -188,22 +188,17 @@ impl Session {
         Session::new(stream, limits)
     }
 
-    /// Whether somebody listens at `host:port` that speaks as we do, whatever its secret. Waits at most `patience` for the connection, and as
-    /// long for its first words.
+    /// Whether the registry at `host:port` is that of the engine whose claims have this number: who has taken the port since does not know it.
+    /// Waits at most `patience` for the connection, and as long for the answer.
     #[must_use]
-    pub fn answers(address: &str, patience: Duration) -> bool {
+    pub fn answers(address: &str, claim: u64, patience: Duration) -> bool {
         let limits = Limits { connect_time: patience, handshake_time: patience, ..Limits::default() };
         let ask = || -> Result<bool, ClusterError> {
-            let keys = Keys::all(&Secret::new(handshake::nonce()?)?);
-            let hello = Client::hello(&keys, Role::Member, "", b"", handshake::nonce()?);
-            // A member it is not: the proof that is due then never comes.
-            let (client, hello) = hello.expect("these are all keys");
+            let (alive, ask) = handshake::Alive::ask(claim, handshake::nonce()?);
             let stream = Stream::plain(connect(address, limits.connect_time)?);
             let mut wire = handshake::Wire::new(&stream, Instant::now() + patience, &limits);
-            wire.send(&hello)?;
-            let challenge = wire.receive()?;
-            // One on another host wants TLS, in which it would show itself to its own engine only.
-            Ok(matches!(client.answer(&challenge, &[]), Err(HandshakeError::Proof | HandshakeError::TlsDue)))
+            wire.send(&ask)?;
+            Ok(alive.is_answered(&wire.receive()?))
         };
         ask().unwrap_or(false)
     }
