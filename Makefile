@@ -57,7 +57,7 @@ wheel: setup ## target/wheels/penstock-*.whl, fully optimised (some ten minutes 
 	@$(BIN)/python scripts/check_wheel.py target/wheels/penstock-*.whl
 
 test-long: setup ## what repeats for minutes: every test, more seeds
-	@$(STEP) "cargo test, more seeds" env PENSTOCK_SEEDS=$${PENSTOCK_SEEDS:-3000} PROPTEST_CASES=$${PROPTEST_CASES:-2000} scripts/test_rust.sh
+	@$(STEP) "cargo test, more seeds" env PENSTOCK_SEEDS=$${PENSTOCK_SEEDS:-3000} PENSTOCK_STATES=$${PENSTOCK_STATES:-1000000} PROPTEST_CASES=$${PROPTEST_CASES:-2000} scripts/test_rust.sh
 	@$(STEP) "pytest --long" $(BIN)/python -m pytest --long --durations=15 $(ARGS)
 
 test-real: setup ## Kafka, PostgreSQL, Delta and S3, fetched and started, while processes are killed (ten minutes)

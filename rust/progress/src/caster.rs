@@ -9,7 +9,7 @@
 use std::collections::BTreeMap;
 
 /// A bundle that does not follow the ones before it of its sender.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, thiserror::Error)]
 #[error("bundle {got} of worker {worker} came where {expected} was expected")]
 pub struct Gap {
     /// The sender.
@@ -30,7 +30,7 @@ pub struct Gap {
 /// assert_eq!(caster.admit(7, 2), Err(Gap { worker: 7, expected: 1, got: 2 }));
 /// assert_eq!(caster.expected(7), 1);
 /// ```
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Caster {
     /// Of the next bundle of this worker.
     next: u64,
@@ -77,6 +77,16 @@ impl Caster {
     pub fn resume(snapshot: BTreeMap<usize, u64>) -> Self {
         let expected = snapshot.into_iter().filter(|(_, next)| *next > 0).collect();
         Caster { next: 0, expected }
+    }
+
+    /// Those whose bundles were taken in.
+    pub fn senders(&self) -> impl Iterator<Item = usize> + '_ {
+        self.expected.keys().copied()
+    }
+
+    /// Forgets a worker that is gone for good: its id is never used again.
+    pub fn forget(&mut self, worker: usize) {
+        self.expected.remove(&worker);
     }
 
     /// Checks the number of a bundle that is taken in now.

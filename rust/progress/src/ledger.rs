@@ -25,6 +25,7 @@ pub type Change<T> = (Location, T, i64);
 pub struct Untold;
 
 /// See the module.
+#[derive(Clone, Debug)]
 pub struct Ledger<T: Timestamp> {
     tracker: Tracker<T>,
     /// To be applied.

@@ -12,6 +12,7 @@ use crate::change_batch::ChangeBatch;
 use crate::reachability::Location;
 use crate::timestamp::Timestamp;
 
+#[derive(Clone, Debug)]
 pub(crate) struct Outgoing<T> {
     /// Changes since the last question.
     fresh: ChangeBatch<(Location, T)>,

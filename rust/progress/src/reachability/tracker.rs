@@ -17,6 +17,7 @@ pub struct UnknownLocation {
 }
 
 /// The state at one location.
+#[derive(Clone, Debug)]
 struct Site<T: Timestamp> {
     location: Location,
     stamps: MutableAntichain<T>,
@@ -25,6 +26,7 @@ struct Site<T: Timestamp> {
 }
 
 /// The ranks of the ports of a node.
+#[derive(Clone, Debug)]
 struct Ranks {
     node: usize,
     targets: Vec<usize>,
@@ -34,6 +36,7 @@ struct Ranks {
 /// The live pointstamps of a dataflow and the frontiers that they imply.
 ///
 /// Changes are counted at once and reach the frontiers with [`Tracker::propagate`].
+#[derive(Clone, Debug)]
 pub struct Tracker<T: Timestamp> {
     /// Sites by rank.
     sites: Vec<Site<T>>,

@@ -1,0 +1,75 @@
+//! The lead: which list comes next. One at a time, when the one before has settled here; everybody who may have sent something
+//! under the list before that has then adopted it.
+
+use crate::list::{Change, Id, List, Standing};
+use crate::member::{Member, Output};
+use crate::message::{Message, Request};
+
+impl<P: Clone> Member<P> {
+    /// Asks for so many joiners; the lead says which ids they have ([`Output::Admitted`]). Follow with [`Member::tick`].
+    pub fn admit(&mut self, ticket: u64, count: usize) {
+        self.requests.push_back(Request::Admit { ticket, count });
+    }
+
+    /// The next list, if there is something to change now. Who does not lead passes on what was asked.
+    pub(crate) fn decide(&mut self) -> Option<List> {
+        match self.list.lead() {
+            Some(lead) if lead != self.id => {
+                for request in std::mem::take(&mut self.requests) {
+                    self.send(lead, Message::Request(request));
+                }
+                return None;
+            }
+            _ if !self.leads() => return None,
+            _ => {}
+        }
+        self.requests =
+            std::mem::take(&mut self.requests).into_iter().filter(|request| self.is_open(request)).collect();
+        let (at, list) = self
+            .requests
+            .iter()
+            .enumerate()
+            .find_map(|(at, request)| Some((at, self.list.after(self.change(request))?)))?;
+        if let (Some(Request::Admit { ticket, .. }), Change::Admitted(joiners)) =
+            (self.requests.remove(at), &list.change)
+        {
+            self.say(Output::Admitted { ticket, joiners: joiners.clone() });
+        }
+        Some(list)
+    }
+
+    /// Whether a request may still be granted: what was asked twice, or too late, is not.
+    fn is_open(&self, request: &Request) -> bool {
+        let stands = |id: &Id, standing| self.list.standing(*id) == Some(standing);
+        match request {
+            Request::Admit { count, .. } => *count > 0,
+            Request::Seat { joiner, .. } => stands(joiner, Standing::Joining) && !self.mourned.contains(joiner),
+            Request::Withdraw(joiner) => stands(joiner, Standing::Joining),
+            Request::Leave(leaver) => stands(leaver, Standing::Full),
+            Request::Close { leaver, .. } => stands(leaver, Standing::Leaving),
+        }
+    }
+
+    fn change(&self, request: &Request) -> Change {
+        match request {
+            Request::Admit { count, .. } => Change::Admitted((self.list.next..self.list.next + count).collect()),
+            Request::Seat { joiner, granter } => {
+                let stays = self.list.standing(*granter) == Some(Standing::Full);
+                Change::Seated { joiner: *joiner, granter: if stays { *granter } else { self.id } }
+            }
+            Request::Withdraw(joiner) => Change::Withdrawn(*joiner),
+            Request::Leave(leaver) => Change::Leaving(*leaver),
+            Request::Close { leaver, finals } => Change::Closed { leaver: *leaver, finals: finals.clone() },
+        }
+    }
+
+    /// Withdraws joiners that take longer than the limit.
+    pub(crate) fn withdraw_late(&mut self) {
+        if self.list.lead() != Some(self.id) {
+            return;
+        }
+        let late = self.since.iter().filter(|(_, since)| self.now >= **since + self.limits.join).map(|(id, _)| *id);
+        let late: Vec<Id> = late.filter(|id| !self.requests.contains(&Request::Withdraw(*id))).collect();
+        self.requests.extend(late.into_iter().map(Request::Withdraw));
+    }
+}
