@@ -1,4 +1,7 @@
 //! What all dataflows of one worker share: its endpoint, its channels, and the error that stopped it.
+//!
+//! A channel is named by its dataflow and its place in it. So a name depends on nothing that was built before, and of a dataflow that is gone
+//! one word is left here.
 
 use std::any::Any;
 use std::cell::{Cell, RefCell};
@@ -16,11 +19,24 @@ pub(crate) trait Sink {
     fn accept(&self, from: usize, payload: Payload) -> Result<(), Error>;
 }
 
+/// The channels of one dataflow, by place.
+type Channels = Vec<Rc<dyn Sink>>;
+
+/// The bits of a channel's name that are its place in the dataflow.
+const PLACE_BITS: u32 = 32;
+
+/// Dataflow and place of a channel.
+fn parts(channel: u64) -> (usize, usize) {
+    ((channel >> PLACE_BITS) as usize, (channel & ((1 << PLACE_BITS) - 1)) as usize)
+}
+
 /// The shared part of a worker.
 pub(crate) struct Core {
     endpoint: Endpoint,
-    /// By channel; `None` where the dataflow is gone and late messages are dropped.
-    channels: RefCell<Vec<Option<Rc<dyn Sink>>>>,
+    /// By dataflow and place; `None` where the dataflow is gone and late messages are dropped.
+    channels: RefCell<Vec<Option<Box<Channels>>>>,
+    /// The dataflow that is built now, or was last.
+    building: Cell<u64>,
     /// Messages for channels that this worker has not built yet.
     early: RefCell<HashMap<u64, Vec<Envelope>>>,
     fault: RefCell<Option<Error>>,
@@ -38,6 +54,7 @@ impl Core {
         Core {
             endpoint,
             channels: RefCell::new(Vec::new()),
+            building: Cell::new(0),
             early: RefCell::new(HashMap::new()),
             fault: RefCell::new(None),
             faulty: Cell::new(false),
@@ -71,11 +88,24 @@ impl Core {
         self.note(self.endpoint.send(to, channel, payload));
     }
 
-    /// Takes the next channel id: equal on all workers, since all build the same graph in the same order.
+    /// Begins the channels of a dataflow: those that are opened from now on.
+    pub(crate) fn open_dataflow(&self, number: u64) {
+        let mut channels = self.channels.borrow_mut();
+        let at = number as usize;
+        if channels.len() <= at {
+            channels.resize_with(at + 1, || None);
+        }
+        channels[at] = Some(Box::default());
+        self.building.set(number);
+    }
+
+    /// The next channel of the dataflow that is built now: its name is equal on all workers, since all build the same graph.
     pub(crate) fn open_channel(&self, make: impl FnOnce(u64) -> Rc<dyn Sink>) -> u64 {
-        let channel = self.channels.borrow().len() as u64;
+        let number = self.building.get();
+        let place = self.with_channels(number, |channels| channels.len());
+        let channel = number << PLACE_BITS | place as u64;
         let sink = make(channel);
-        self.channels.borrow_mut().push(Some(sink.clone()));
+        self.with_channels(number, |channels| channels.push(sink.clone()));
         let early = self.early.borrow_mut().remove(&channel);
         for envelope in early.into_iter().flatten() {
             self.note(sink.accept(envelope.from, envelope.payload));
@@ -83,16 +113,17 @@ impl Core {
         channel
     }
 
-    /// Number of the next channel.
-    pub(crate) fn next_channel(&self) -> u64 {
-        self.channels.borrow().len() as u64
+    fn with_channels<R>(&self, number: u64, use_them: impl FnOnce(&mut Channels) -> R) -> R {
+        let mut channels = self.channels.borrow_mut();
+        let open = channels.get_mut(number as usize).and_then(Option::as_mut);
+        use_them(open.expect("channels are opened while their dataflow is built"))
     }
 
-    /// Forgets channels: what still comes for them is dropped.
-    pub(crate) fn close_channels(&self, channels: std::ops::Range<u64>) {
-        for channel in channels {
-            self.channels.borrow_mut()[channel as usize] = None;
-        }
+    /// Forgets the channels of a dataflow: what came early or still comes for them is dropped.
+    pub(crate) fn close_dataflow(&self, number: u64) {
+        self.early.borrow_mut().retain(|channel, _| parts(*channel).0 != number as usize);
+        let closed = self.channels.borrow_mut().get_mut(number as usize).and_then(Option::take);
+        drop(closed);
     }
 
     /// The next value that the workers of this process have in common.
@@ -111,10 +142,13 @@ impl Core {
                 self.endpoint.take_in(envelope.from, body.len());
             }
             let channels = self.channels.borrow();
-            match channels.get(envelope.channel as usize) {
-                Some(Some(sink)) => self.note(sink.accept(envelope.from, envelope.payload)),
+            let (dataflow, place) = parts(envelope.channel);
+            match channels.get(dataflow) {
                 Some(None) => {}
-                None => self.early.borrow_mut().entry(envelope.channel).or_default().push(envelope),
+                open => match open.and_then(|open| open.as_ref()?.get(place)) {
+                    Some(sink) => self.note(sink.accept(envelope.from, envelope.payload)),
+                    None => self.early.borrow_mut().entry(envelope.channel).or_default().push(envelope),
+                },
             }
         }
         if remote {
@@ -200,5 +234,45 @@ impl Drop for Origin<'_> {
         {
             origin.get_or_insert_with(|| self.name.to_string());
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::fabric::threads;
+
+    struct Count(Rc<Cell<usize>>);
+
+    impl Sink for Count {
+        fn accept(&self, _: usize, _: Payload) -> Result<(), Error> {
+            self.0.set(self.0.get() + 1);
+            Ok(())
+        }
+    }
+
+    #[test]
+    fn channels_are_named_by_their_dataflow_whatever_was_built_before() {
+        let mut seats = threads(2);
+        let (there, here) = (Core::new(seats.remove(1)), Core::new(seats.remove(0)));
+        let came = Rc::new(Cell::new(0));
+        let open = || here.open_channel(|_| Rc::new(Count(came.clone())));
+        here.open_dataflow(3);
+        let (first, second) = (open(), open());
+        assert_eq!([parts(first), parts(second)], [(3, 0), (3, 1)]);
+        // To a dataflow that was never here, a channel of it, one that is to come, and one of the next dataflow.
+        for channel in [0, second, second + 1, first + (1 << PLACE_BITS)] {
+            there.send(0, channel, Payload::Bytes(Vec::new()));
+        }
+        here.deliver();
+        assert_eq!((came.get(), here.early.borrow().len()), (1, 2));
+        assert_eq!(open(), second + 1);
+        assert_eq!((came.get(), here.early.borrow().len()), (2, 1));
+        here.close_dataflow(3);
+        there.send(0, first, Payload::Bytes(Vec::new()));
+        here.deliver();
+        assert_eq!((came.get(), here.early.borrow().len()), (2, 1), "what comes late is dropped");
+        here.close_dataflow(4);
+        assert!(here.early.borrow().is_empty(), "and what came early");
     }
 }

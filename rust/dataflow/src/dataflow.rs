@@ -12,7 +12,6 @@
 
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
-use std::ops::Range;
 use std::rc::Rc;
 use std::sync::Arc;
 
@@ -63,6 +62,8 @@ impl Sink for Inbox {
 /// The sending and receiving of bundles, opened before the graph is built so that its channel comes first.
 pub(crate) struct Caster {
     core: Rc<Core>,
+    /// Of the dataflow.
+    number: u64,
     channel: u64,
     inbox: Rc<Inbox>,
     numbers: RefCell<caster::Caster>,
@@ -71,21 +72,17 @@ pub(crate) struct Caster {
 }
 
 impl Caster {
-    pub(crate) fn open(core: Rc<Core>, mark: Rc<Mark>) -> Self {
+    pub(crate) fn open(core: Rc<Core>, mark: Rc<Mark>, number: u64) -> Self {
+        core.open_dataflow(number);
         let inbox = Rc::new(Inbox { bundles: RefCell::default(), mark });
         let sink = inbox.clone();
         let channel = core.open_channel(|_| sink);
-        Caster { core, channel, inbox, numbers: RefCell::default(), sent: RefCell::default() }
-    }
-
-    /// The channels that were opened since this one, and this one.
-    fn channels(&self) -> Range<u64> {
-        self.channel..self.core.next_channel()
+        Caster { core, number, channel, inbox, numbers: RefCell::default(), sent: RefCell::default() }
     }
 
     /// Drops what was built of a dataflow that will not start.
     pub(crate) fn abandon(&self, family: &Family) {
-        end(&self.core, family, self.channels());
+        end(&self.core, family, self.number);
     }
 }
 
@@ -99,18 +96,16 @@ pub(crate) struct Dataflow {
     graph: Arc<str>,
     /// How many dataflows this worker had built before.
     number: u64,
-    channels: Range<u64>,
     /// It has never stepped: a graph without anything to do must still find out that it is done.
     fresh: Cell<bool>,
 }
 
 impl Dataflow {
     /// Checks the built graph and announces it to the other workers.
-    pub(crate) fn start<T: Timestamp>(caster: Caster, root: Rc<Region<T>>, number: u64) -> Result<Self, Error> {
-        let channels = caster.channels();
-        let core = caster.core.clone();
+    pub(crate) fn start<T: Timestamp>(caster: Caster, root: Rc<Region<T>>) -> Result<Self, Error> {
+        let (core, number) = (caster.core.clone(), caster.number);
         if let Err(error) = root.check() {
-            end(&core, &root.family, channels);
+            end(&core, &root.family, number);
             return Err(error);
         }
         root.found(core.peers());
@@ -119,7 +114,7 @@ impl Dataflow {
             region.describe(&mut description);
         }
         let (family, graph) = (root.family.clone(), description.into());
-        let dataflow = Dataflow { core, family, root, caster, graph, number, channels, fresh: Cell::new(true) };
+        let dataflow = Dataflow { core, family, root, caster, graph, number, fresh: Cell::new(true) };
         dataflow.root.propagate();
         dataflow.cast();
         dataflow.family.mark.start(number);
@@ -279,14 +274,14 @@ impl Dataflow {
 
 impl Drop for Dataflow {
     fn drop(&mut self) {
-        end(&self.core, &self.family, self.channels.clone());
+        end(&self.core, &self.family, self.number);
     }
 }
 
 /// Ends a dataflow: drops its operators, and what still comes for it from now on.
-fn end(core: &Core, family: &Family, channels: Range<u64>) {
+fn end(core: &Core, family: &Family, number: u64) {
     family.alive.set(false);
-    core.close_channels(channels);
+    core.close_dataflow(number);
     for region in family.regions.take() {
         region.dismantle();
     }

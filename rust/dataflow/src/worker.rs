@@ -115,7 +115,7 @@ impl Worker {
     /// One that is dropped instead leaves this worker without a dataflow that its peers have: it must be aborted.
     pub fn open<T: Timestamp>(&mut self, name: &str) -> Building<T> {
         let mark = Rc::new(Mark::new(self.agenda.clone()));
-        let caster = Caster::open(self.core.clone(), mark.clone());
+        let caster = Caster::open(self.core.clone(), mark.clone(), self.built);
         let family =
             Rc::new(Family { name: name.to_string(), regions: RefCell::new(Vec::new()), mark, alive: Cell::new(true) });
         let root = Region::new(self.core.clone(), family, name.to_string(), None);
@@ -125,9 +125,8 @@ impl Worker {
     /// Starts a dataflow that [`Worker::open`] began; what is wrong with its graph is in [`Worker::failure`] and the next step.
     pub fn start<T: Timestamp>(&mut self, mut building: Building<T>) {
         let Some(caster) = building.caster.take() else { return };
-        let number = self.built;
         self.built += 1;
-        match Dataflow::start(caster, building.root.clone(), number) {
+        match Dataflow::start(caster, building.root.clone()) {
             Ok(dataflow) => {
                 self.core.endpoint().dataflow_opened();
                 self.dataflows.push(dataflow);
