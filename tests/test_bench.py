@@ -538,17 +538,21 @@ def test_the_benches_on_spark_at_a_tiny_size() -> None:
         """
     foreach_batch_count.run(options, emit, tell, keys=500)
     map_in_arrow.run(options, emit, tell, rows=2_000)
+    snapshot.run(options, emit, tell, keys=500)
     options = Options(seconds=0.1)
     python_state.run(options, emit, tell, keys=100, local={10: 100}, peers=("applyInPandasWithState",))
 """
     )
     counts, found = found[:6], found[6:]
     _counts_in_foreach_batch(counts)
+    snapshots = found[2:6]
+    del found[2:6]
+    _snapshots(snapshots)
     assert [one["name"] for one in found[:2]] == ["map-in-arrow"] * 2
     assert [one["name"] for one in found[2:]] == ["foreach-batch-python-state"] * (len(found) - 2)
     peers = [one["case"].partition(" vs ")[2] for one in found[3:]]
     assert peers == ["applyInPandasWithState"] * 2
-    for one in counts + found[:2] + found[3:]:
+    for one in counts + snapshots + found[:2] + found[3:]:
         assert one["ratio"] > 0 and one["conditions"]["versions"]["spark"] and one["conditions"]["versions"]["java"]
 
 
@@ -572,7 +576,7 @@ def _on_spark(runs: str) -> list[dict[str, Any]]:
     """What benches emit; the JVMs that they start are gone afterwards."""
     program = f"""
 import json
-from penstock_bench import foreach_batch_count, machine, map_in_arrow, python_state, recovery, rescale
+from penstock_bench import foreach_batch_count, machine, map_in_arrow, python_state, recovery, rescale, snapshot
 from penstock_bench.measure import Options
 options = Options(quick=True, seconds=0.1)
 def emit(line): print(json.dumps(line), flush=True)
@@ -609,6 +613,22 @@ def _counts_in_foreach_batch(found: list[dict[str, Any]]) -> None:
         assert min(*ours.values(), *peer.values()) > 0
         seconds = one["ours"] if one["unit"] == "s" else told["batch_rows"] / one["ours"]
         assert 0.5 < sum(ours.values()) / seconds < 2, "medians of the whole"
+
+
+def _snapshots(found: list[dict[str, Any]]) -> None:
+    """Each case by its parts; a file of few keys is smaller than one of all."""
+    assert [one["case"] for one in found] == [
+        "keys=500 dirty=5 rows=5 durable vs in memory only",
+        "keys=500 dirty=5 rows=500 durable vs in memory only",
+        "keys=500 dirty=500 rows=500 durable vs in memory only",
+        "keys=500 incremental, dirty=5 vs full",
+    ]
+    for one in found[:3]:
+        told = one["conditions"]
+        assert list(told["parts_s"]) == ["trigger", "feed", "run", "serve", "files", "commit"]
+        assert list(told["peer_parts_s"]) == list(told["parts_s"])
+        assert 0 < told["files_share"] < 1 and told["written_bytes"] > 0
+    assert found[3]["unit"] == "bytes" and 1 < found[3]["ratio"] < 100
 
 
 def test_generated_graphs_are_those_of_the_core() -> None:

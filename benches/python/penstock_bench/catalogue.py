@@ -83,6 +83,12 @@ BENCHES: tuple[Bench, ...] = (
         "penstock_bench.python_state",
     ),
     Bench(
+        "snapshot",
+        "spark",
+        "count per key, durable, 1 in 100 keys or all changed, beside state in memory; changes beside full ones",
+        "penstock_bench.snapshot",
+    ),
+    Bench(
         "recovery",
         "spark",
         "a worker killed while it counts per key, beside a batch; restarts from checkpoints, beside Spark's RocksDB",

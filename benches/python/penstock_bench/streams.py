@@ -143,6 +143,14 @@ class Batches:
         """So many random keys; by default as many as there are keys."""
         return self._write(self._numbers.integers(0, self._keys, rows or self._keys))
 
+    def among(self, dirty: int, rows: int | None = None) -> Path:
+        """Rows of so many random keys: each of them once, and more of the same where there are more `rows`."""
+        import numpy as np
+
+        chosen = self._numbers.choice(self._keys, dirty, replace=False)
+        more = self._numbers.choice(chosen, max(0, (rows or dirty) - dirty))
+        return self._write(np.concatenate([chosen, more]).astype(np.int64))
+
     def again(self) -> None:
         """The last file is given once more."""
         import numpy as np

@@ -143,6 +143,14 @@ TARGETS: tuple[Target, ...] = (
         most=True,
     ),
     Target(
+        "durable state, 1 in 100 of 1 M keys changed: share of the batch that waits for files",
+        0.1,
+        "snapshot",
+        r"keys=1000000 dirty=10000 ",
+        of="files_share",
+        most=True,
+    ),
+    Target(
         "Python state per record, 200 k and 1 M keys, beside a dict loop", 1.0, "python-state", r"keys=(2|10)00000\b"
     ),
     Target(
