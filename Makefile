@@ -11,7 +11,7 @@ export PYO3_PYTHON := $(CURDIR)/$(BIN)/python
 
 .NOTPARALLEL:
 .DEFAULT_GOAL := help
-.PHONY: help setup release run test lint format test-rust test-python test-long test-real test-wheel fuzz wheel bench criterion clean distclean
+.PHONY: help setup release run test lint format test-rust test-python test-long test-real soak test-wheel fuzz wheel bench criterion clean distclean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -63,6 +63,9 @@ test-long: setup ## what repeats for minutes: every test, more seeds
 test-real: setup ## Kafka, PostgreSQL, Delta and S3, fetched and started, while processes are killed (ten minutes)
 	@$(STEP) "real parts" $(BIN)/python scripts/real_parts.py
 	@$(STEP) "pytest --real" target/real/env/bin/python -m pytest --real -s tests/real $(ARGS)
+
+soak: setup ## a query for an hour while members are killed and it is rescaled every minute: nothing grows; ARGS="--minutes 15"
+	@PYTHONPATH=benches/python $(BIN)/python -m penstock_bench.soak $(ARGS)
 
 test-wheel: setup ## a wheel of what setup built, as a user gets it; `make wheel` does the same with the optimised one
 	@rm -rf target/wheels-test

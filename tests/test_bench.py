@@ -631,6 +631,55 @@ def _snapshots(found: list[dict[str, Any]]) -> None:
     assert found[3]["unit"] == "bytes" and 1 < found[3]["ratio"] < 100
 
 
+def _soaked(grow: str = "", more: float = 0.0) -> Any:
+    """What a soak of 40 samples would have noted, of which one curve grows by so much."""
+    from penstock_bench import soak
+
+    run = soak.Run(seconds=80.0, batches=80, rows=80_000)
+    for at in range(40):
+        figures = {name: 100.0 + (at % 3) + (more * at / 40 if name == grow else 0.0) for name in soak.LIMITS}
+        run.samples.append(soak.Sample(2.0 * at, figures))
+    run.actions.append(soak.Action(10.0, "member", 1.5))
+    return run
+
+
+def test_a_soak_is_flat_or_names_what_rises() -> None:
+    from penstock_bench import soak
+
+    assert soak.judge(_soaked()) == []
+    assert soak.judge(soak.Run.from_json(_soaked().to_json())) == []
+    for name, limit in soak.LIMITS.items():
+        # Half of the growth is between the quarters.
+        [told] = soak.judge(_soaked(name, 4 * limit.more + 8 * limit.share * 100 + 50))
+        assert told.startswith(f"{name} rises: "), told
+    lacking = _soaked()
+    for sample in lacking.samples[30:]:
+        sample.figures.pop("member memory")
+    assert soak.judge(lacking) == ["member memory was not noted in both quarters"]
+
+
+def test_a_soak_is_drawn() -> None:
+    pytest.importorskip("matplotlib")
+    from penstock.report._style import svg_text
+    from penstock_bench import soak
+
+    text = svg_text(soak.draw(_soaked("local files", 1e6)))
+    assert "local files rises" in text and "member memory" in text and "1 minutes, 80 batches" in text
+    assert svg_text(soak.draw(_soaked())) == svg_text(soak.draw(_soaked()))
+
+
+@pytest.mark.spark
+@pytest.mark.long  # what it does has tests of its own; this is that it works
+@pytest.mark.timeout(300)
+def test_a_soak_of_a_minute(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", _IMPORTABLE + "from penstock_bench import soak; raise SystemExit(soak.main())"]
+    given = ["--minutes", "1.2", "--period", "15", "--out", str(tmp_path)]
+    done = subprocess.run([*command, *given], capture_output=True, text=True, check=False, timeout=280)
+    kept = json.loads((tmp_path / "soak.json").read_text())
+    assert len(kept["actions"]) >= 2 and kept["batches"] > 10, done.stdout + done.stderr[-3000:]
+    assert {action["what"] for action in kept["actions"]} >= {"member", "rescale"}
+
+
 def test_generated_graphs_are_those_of_the_core() -> None:
     """The number of distinct edges that the core's twin has, and what becomes of shared files that are not there."""
     from penstock_bench import cliques
