@@ -231,7 +231,7 @@ def _plain(df: DataFrame, schema: pa.Schema, what: str) -> DataFrame:
         if df.columns.count(name) != 1:
             problem = "has no column" if name not in df.columns else "has more than one column"
             raise SchemaError(f"{what} {problem} {name!r}; it has {', '.join(df.columns) or 'no columns'}")
-    selected = df.select(*(quoted(name) for name in schema.names))
+    selected = df if df.columns == schema.names else df.select(*(quoted(name) for name in schema.names))
     # An empty batch of their types meets every check that the rows will meet, before a job starts.
     have = to_arrow(selected.schema, what)
     conform(pa.RecordBatch.from_pylist([], schema=have), schema, what)

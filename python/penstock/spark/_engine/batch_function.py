@@ -79,6 +79,8 @@ class BatchFunction:
         #: The run of a query that it was called by last, and where its state is durable: another run may have other
         #: options and its checkpoint elsewhere.
         self._known: tuple[tuple[str, str | None], Stream, Storage | None] | None = None
+        #: Java's class, which is looked up once.
+        self._threads: Any = None
         #: The last batch that returned, and its run.
         self._returned: tuple[tuple[str, str | None], int] | None = None
         self.query_id: str | None = None
@@ -112,8 +114,10 @@ class BatchFunction:
         _, told, storage = self._known
         query = engine._queries.of(engine._setup, self._program, query_id, name, told, storage)
         # Python's callback runs on the thread of the query. Stopping interrupts it, whatever session owns it.
-        jvm: Any = sc._jvm
-        thread = None if query_id == self._direct else jvm.java.lang.Thread.currentThread()
+        if self._threads is None:
+            jvm: Any = sc._jvm
+            self._threads = jvm.java.lang.Thread
+        thread = None if query_id == self._direct else self._threads.currentThread()
         if thread is not None:
             engine._ended.saw(query_id, thread)
             engine._commits.facts(query_id).active()  # that of this run is known when it has ended

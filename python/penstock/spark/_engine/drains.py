@@ -26,7 +26,7 @@ from penstock.spark._tasks.place import Key, Secret
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-__all__ = ["DrainTask", "Piece", "outputs"]
+__all__ = ["DrainTask", "Piece", "outputs", "struct_type"]
 
 #: Rows and bytes of an epoch that go through the driver at most. Spark makes rows of them one by one in one thread,
 #: which is slower than tasks that share the work from about 30,000 rows on.
@@ -157,14 +157,14 @@ def outputs(
     few = _few(task) if _TAKES_ARROW else None
     if few is not None:
         # Spark takes no column of structs without a chunk.
-        return session.createDataFrame(few if few.num_rows else types.empty_table(), _struct_type(to_ddl(types)))
+        return session.createDataFrame(few if few.num_rows else types.empty_table(), struct_type(to_ddl(types)))
     if not fixed:
         return session.createDataFrame([], to_ddl(types))
-    return session.range(0, len(fixed), 1, len(fixed)).mapInArrow(task, to_ddl(types))
+    return session.range(0, len(fixed), 1, len(fixed)).mapInArrow(task, struct_type(to_ddl(types)))
 
 
 @functools.lru_cache(maxsize=64)
-def _struct_type(ddl: str) -> Any:
+def struct_type(ddl: str) -> Any:
     """Spark's schema of a DDL text, which the JVM reads."""
     return StructType.fromDDL(ddl)
 

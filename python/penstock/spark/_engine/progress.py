@@ -42,6 +42,8 @@ class StreamFacts:
         self._lock = threading.Lock()
         #: Spark's own, of the last run that was seen.
         self._seen: Any = None
+        #: Spark's table of the queries that run, and the key there: each name on the way to them is a call of the JVM.
+        self._running: tuple[Any, Any] | None = None
 
     def active(self) -> bool | None:
         """Whether Spark runs the query now."""
@@ -157,8 +159,11 @@ class StreamFacts:
             return self._seen
 
     def _active(self) -> Any:
-        number = self._session.sparkContext._jvm.java.util.UUID.fromString(self._query_id)
-        return self._session._jsparkSession.sharedState().activeStreamingQueries().get(number)
+        if self._running is None:
+            number = self._session.sparkContext._jvm.java.util.UUID.fromString(self._query_id)
+            self._running = self._session._jsparkSession.sharedState().activeStreamingQueries(), number
+        queries, number = self._running
+        return queries.get(number)
 
 
 #: Of Spark's executions, 3.5 to 4.3; it has no accessor.

@@ -496,7 +496,7 @@ class Query:
         compared = self.storage is not None
         task = feeds.FeedTask(self.id, epoch, flow.sources, seats, key, silence, compared)
         with described(df.sparkSession, f"penstock {self.name}: feed epoch {epoch}"):
-            rows = by_place(wanted).mapInArrow(task, feeds.RECEIPTS_DDL).collect()
+            rows = by_place(wanted).mapInArrow(task, drains.struct_type(feeds.RECEIPTS_DDL)).collect()
         receipts = [feeds.Receipt(**row.asDict()) for row in rows]
         for receipt in receipts:
             if receipt.gone is not None:
