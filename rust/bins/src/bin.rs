@@ -85,6 +85,9 @@ pub trait BinState: Send + 'static {
     fn settle(&mut self) {
         self.mark();
     }
+
+    /// The state leaves the table of its worker, or the table ends: from here on it may need nothing of the worker.
+    fn leave(&mut self) {}
 }
 
 /// What of a state is encoded.

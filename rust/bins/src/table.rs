@@ -170,7 +170,8 @@ impl<S: BinState> BinTable<S> {
 
     /// Takes a bin out together with what its undo refers to.
     pub(crate) fn uninstall_held(&mut self, bin: u32) -> Option<Held<S>> {
-        let state = self.slots.get_mut(bin as usize)?.take()?;
+        let mut state = self.slots.get_mut(bin as usize)?.take()?;
+        state.leave();
         self.held -= 1;
         self.coming.remove(&bin);
         let (arrived, came) = (self.arrived.remove(&bin), self.came.remove(&bin));
@@ -185,11 +186,6 @@ impl<S: BinState> BinTable<S> {
     /// The bins held, ascending, to change.
     pub fn owned_mut(&mut self) -> impl Iterator<Item = (u32, &mut S)> {
         (0u32..).zip(&mut self.slots).filter_map(|(bin, slot)| Some((bin, slot.as_deref_mut()?)))
-    }
-
-    /// All bins, ascending, to change; `None` for those not held.
-    pub fn slots_mut(&mut self) -> impl Iterator<Item = Option<&mut S>> {
-        self.slots.iter_mut().map(Option::as_deref_mut)
     }
 
     /// `epoch` begins: [`BinState::mark`] on all bins. What arrived before is from now on like any other.
@@ -245,7 +241,8 @@ impl<S: BinState> BinTable<S> {
         (0u32..)
             .zip(&mut self.slots)
             .filter_map(|(bin, slot)| {
-                let (state, arrived, came) = (slot.take()?, arrived.contains(&bin), came.contains(&bin));
+                let (mut state, arrived, came) = (slot.take()?, arrived.contains(&bin), came.contains(&bin));
+                state.leave();
                 Some((bin, Held { state, arrived, came, epoch, begins, copied: false }))
             })
             .collect()

@@ -8,7 +8,6 @@ mod agg;
 mod bytes;
 mod column;
 mod content;
-mod direct;
 mod explain;
 mod foreign;
 mod gather;
@@ -40,6 +39,7 @@ pub mod host;
 pub mod keyed;
 pub mod op;
 pub mod plan;
+mod pool;
 pub mod spec;
 pub mod state;
 

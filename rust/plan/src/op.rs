@@ -23,8 +23,6 @@ pub trait Bins {
     fn holds(&self, bin: u32) -> bool;
     /// The bins this worker holds, ascending.
     fn held(&self) -> Vec<u32>;
-    /// The states of all bins, by bin; `None` for those this worker does not hold.
-    fn states(&mut self) -> Box<dyn Iterator<Item = Option<&mut State>> + '_>;
 }
 
 /// What an operator gives back.

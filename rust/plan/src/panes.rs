@@ -14,6 +14,7 @@ use penstock_files::{Chunk, ChunkWriter, Entry};
 use smallvec::SmallVec;
 
 use crate::error::StateFault;
+use crate::pool::{self, Lease, Pool};
 use crate::record::Shape;
 use crate::slots::Slots;
 use crate::table::{Row, Table};
@@ -38,6 +39,8 @@ struct Pane {
 pub(crate) struct Panes {
     /// Ascending. Nearly always there is one, or the last one is asked for.
     live: SmallVec<[Pane; 1]>,
+    /// In place of the only pane, 0, while its rows are in a pool. There is no undo then.
+    lent: Option<Box<Lease>>,
     /// Windows that end at or before this have fired here, in microseconds.
     fired: i64,
     // Apart, so that what an update reads of thousands of bins fits into the caches.
@@ -78,7 +81,61 @@ struct Changes {
 
 impl Panes {
     pub(crate) fn new(shape: Shape) -> Self {
-        Self { shape: Box::new(shape), fired: i64::MIN, live: SmallVec::new(), undo: None }
+        Self { shape: Box::new(shape), fired: i64::MIN, live: SmallVec::new(), lent: None, undo: None }
+    }
+
+    /// Lends the rows of pane 0 to a pool, as bin `bin` of it, where that is all there is; says whether it did.
+    pub(crate) fn lend(&mut self, pool: &mut Pool, shared: &pool::Shared, bin: u32) -> bool {
+        if self.undo.is_some() || self.lent.is_some() {
+            return false;
+        }
+        let lent = match &self.live[..] {
+            [] => Table::new(&self.shape).lendable().is_some_and(|(rows, keys)| pool.borrow(bin, rows, keys)),
+            [Pane { start: 0, table, .. }] => table.lendable().is_some_and(|(rows, keys)| pool.borrow(bin, rows, keys)),
+            _ => false,
+        };
+        if lent {
+            self.live.clear();
+            self.lent = Some(Box::new(pool::lease(shared, bin)));
+        }
+        lent
+    }
+
+    #[cfg(test)]
+    pub(crate) fn is_lent(&self) -> bool {
+        self.lent.is_some()
+    }
+
+    /// Takes lent rows back.
+    pub(crate) fn home(&mut self) {
+        if let Some(lease) = self.lent.take() {
+            let table = lease.end(&self.shape);
+            self.put_back(table);
+        }
+    }
+
+    /// The same for whoever has the lock of the pool.
+    pub(crate) fn take_home(&mut self, pool: &mut Pool, shared: &pool::Shared) {
+        match self.lent.take().map(|lease| lease.end_in(pool, shared, &self.shape)) {
+            Some(Ok(table)) => self.put_back(table),
+            Some(Err(lease)) => self.lent = Some(Box::new(lease)),
+            None => {}
+        }
+    }
+
+    fn put_back(&mut self, table: Table) {
+        if table.len() > 0 {
+            self.live.push(Pane { start: 0, table, fresh: false });
+        }
+    }
+
+    /// These panes with a copy of the rows that are lent.
+    fn whole(&self) -> Option<Self> {
+        let lease = self.lent.as_ref()?;
+        let mut whole = Self::new(Shape::clone(&self.shape));
+        whole.fired = self.fired;
+        whole.put_back(lease.copy(&self.shape));
+        Some(whole)
     }
 
     pub(crate) fn fired(&self) -> i64 {
@@ -115,12 +172,6 @@ impl Panes {
         &mut self.live[at].table
     }
 
-    /// Reads the lines that finding the last table will read.
-    #[inline]
-    pub(crate) fn touch_head(&self) -> u64 {
-        self.live.last().map_or(0, |pane| pane.table.touch_head() ^ pane.start as u64)
-    }
-
     /// The table of a pane, when there is one.
     #[inline]
     pub(crate) fn table(&self, start: i64) -> Option<&Table> {
@@ -153,6 +204,9 @@ impl Panes {
 
     /// The next chunk; none after the last.
     pub(crate) fn encode(&self, encoding: &mut Encoding) -> Option<Vec<u8>> {
+        if let Some(whole) = self.whole() {
+            return whole.encode(encoding);
+        }
         let extent = encoding.extent();
         let place = encoding.place(Place::default);
         let same = match (extent, &self.undo) {
@@ -375,16 +429,18 @@ impl Panes {
 
     pub(crate) fn bytes(&self) -> usize {
         let dropped = self.undo.as_ref().map_or(0, |undo| undo.dropped.iter().map(|pane| pane.table.bytes()).sum());
-        self.live.iter().map(|pane| pane.table.bytes()).sum::<usize>() + dropped
+        let lent = self.lent.as_ref().map_or(0, |lease| lease.bytes());
+        self.live.iter().map(|pane| pane.table.bytes()).sum::<usize>() + dropped + lent
     }
 
     /// Keys held, counted once per pane.
     pub(crate) fn keys(&self) -> usize {
-        self.live.iter().map(|pane| pane.table.len()).sum()
+        let lent = self.lent.as_ref().map_or(0, |lease| lease.keys());
+        self.live.iter().map(|pane| pane.table.len()).sum::<usize>() + lent
     }
 
     pub(crate) fn is_empty(&self) -> bool {
-        self.live.is_empty()
+        self.live.is_empty() && self.lent.as_ref().is_none_or(|lease| lease.keys() == 0)
     }
 
     pub(crate) fn mark(&mut self) {

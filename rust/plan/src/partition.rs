@@ -95,6 +95,11 @@ impl ByBin {
         self.sort(rows.iter().map(|&row| (hashes[row as usize], row)), bits, true);
     }
 
+    /// Sorts rows with these hashes, in their order.
+    pub(crate) fn these(&mut self, hashes: &[u64], rows: &[u32], bits: u8) {
+        self.sort(hashes.iter().copied().zip(rows.iter().copied()), bits, true);
+    }
+
     fn sort(&mut self, items: impl Iterator<Item = (u64, u32)> + Clone, bits: u8, with_rows: bool) {
         let Self { sorted, half, runs, starts } = self;
         // The top bits; a shift by all 64 is none, and then the mask is 0.
@@ -219,7 +224,11 @@ mod tests {
             for (rows, with_rows) in [(None, true), (None, false), (Some(&odd), true)] {
                 match rows {
                     None => by_bin.all(&hashes, bits, with_rows),
-                    Some(rows) => by_bin.some(&hashes, rows, bits),
+                    Some(rows) if bits % 2 == 0 => by_bin.some(&hashes, rows, bits),
+                    Some(rows) => {
+                        let some: Vec<u64> = rows.iter().map(|&row| hashes[row as usize]).collect();
+                        by_bin.these(&some, rows, bits);
+                    }
                 }
                 let mut expected: Vec<u32> = rows.cloned().unwrap_or_else(|| (0..3_000).collect());
                 expected.sort_by_key(|&row| bin_of(hashes[row as usize], bits));

@@ -5,12 +5,13 @@
 
 use arrow_array::RecordBatch;
 
-use crate::direct::{Adding, Direct, Failed, parts_of};
+use crate::acc::Input;
 use crate::error::OpError;
 use crate::group::{GroupBy, Part};
 use crate::key::Keys;
 use crate::op::{Bins, KeyedOp, Sink, check_hashes};
 use crate::partition::ByBin;
+use crate::pool::{self, Adder, Adding, Failed, Pool, parts_of};
 use crate::state::panes_of;
 
 /// When an aggregate without a window speaks.
@@ -32,12 +33,12 @@ impl Emit {
     }
 }
 
-/// With at most so many bins, and so many records of a block for each of them, opening all tables costs little.
-const MOST_OPEN_BITS: u8 = 8;
-const LEAST_RECORDS: usize = 16;
+/// Bits by which records of a large pool are sorted: more cost more than they gain.
+const SORT_BITS: u8 = 8;
 
-/// Where bins have fewer records of a block than this, many are opened at once.
-const FEW_RECORDS: usize = 32;
+/// Blocks that a pool is not asked for when it has left more than a quarter of the records: of large tables, or such as list their
+/// changes or can undo them.
+const PAUSE: u32 = 64;
 
 /// A running aggregate keeps everything in one pane.
 const PANE: i64 = 0;
@@ -48,13 +49,11 @@ pub(crate) struct RunningOp {
     emit: Emit,
     watermark: i64,
     by_bin: ByBin,
-    direct: Direct,
-    /// Whether the last block held so many new keys that looking for those that are there did not pay.
-    many_new: bool,
-    /// Whether the tables are too large to find records in the order in which they come. They seldom shrink.
-    large: bool,
-    /// Whether tables list their changes or can undo them, and so cannot be lent.
-    logged: bool,
+    /// Of small tables; made with the first block.
+    pool: Option<pool::Shared>,
+    adder: Adder,
+    /// Blocks for which the pool is not asked.
+    pause: u32,
     parts: Vec<Part>,
 }
 
@@ -65,12 +64,49 @@ impl RunningOp {
             emit,
             watermark: i64::MIN,
             by_bin: ByBin::default(),
-            direct: Direct::default(),
-            many_new: false,
-            large: false,
-            logged: emit.tracks(),
+            pool: None,
+            adder: Adder::default(),
+            pause: 0,
             parts: Vec::new(),
         }
+    }
+}
+
+impl RunningOp {
+    /// Adds a block's records to the pool, and those that it leaves to the tables of their bins.
+    fn add_to_pool(
+        &mut self,
+        bins: &mut dyn Bins,
+        (keys, inputs): (&Keys, &[Input]),
+        hashes: &[u64],
+        reads_rows: bool,
+    ) -> Result<(), OpError> {
+        let bits = bins.bits();
+        let pool = match &self.pool {
+            Some(pool) if pool::lock(pool).bins() == 1 << bits => pool,
+            _ => self.pool.insert(Pool::shared(&self.group_by.shape, bits)),
+        };
+        let adding = Adding { shape: &self.group_by.shape, inputs };
+        let large = pool::lock(pool).is_large();
+        let done = if large {
+            self.by_bin.all(hashes, bits.min(SORT_BITS), reads_rows);
+            let rows = reads_rows.then(|| self.by_bin.rows());
+            self.adder.add(pool, bins, &adding, (self.by_bin.hashes(), rows))
+        } else {
+            self.adder.add(pool, bins, &adding, (hashes, None))
+        };
+        done.map_err(|failed| match failed {
+            Failed::Wrapped(at) => self.group_by.wrapped(at),
+            Failed::Op(error) => error,
+        })?;
+        let left = self.adder.left();
+        if left.hashes.is_empty() {
+            return Ok(());
+        }
+        self.pause = if left.hashes.len() > hashes.len() / 4 { PAUSE } else { 0 };
+        self.by_bin.these(&left.hashes, &left.rows, bits);
+        parts_of(self.by_bin.hashes(), bits, PANE, &mut self.parts);
+        self.group_by.add(bins, (keys, inputs), (self.by_bin.hashes(), self.by_bin.rows()), &self.parts)
     }
 }
 
@@ -96,33 +132,12 @@ impl KeyedOp for RunningOp {
         let (keys, inputs) = self.group_by.prepare(batch)?;
         let bits = bins.bits();
         let reads_rows = self.group_by.reads_rows(&keys);
-        let direct = matches!(keys, Keys::Unit | Keys::Int(None)) && self.group_by.plain();
-        let direct = direct && !self.logged && !std::mem::take(&mut self.many_new);
-        let adding = Adding { shape: &self.group_by.shape, inputs: &inputs, pane: PANE };
-        let failed = |failed| match failed {
-            Failed::Wrapped(at) => self.group_by.wrapped(at),
-            Failed::Op(error) => error,
-        };
-        if direct && !self.large && bits <= MOST_OPEN_BITS && hashes.len() >> bits >= LEAST_RECORDS {
-            self.large = !self.direct.add_unsorted(bins, &adding, hashes).map_err(failed)?;
-            if !self.large {
-                let left = self.direct.left();
-                self.many_new = left.rows.len() > hashes.len() / 4;
-                self.by_bin.some(hashes, &left.rows, bits);
-                let sorted = (self.by_bin.hashes(), self.by_bin.rows());
-                parts_of(sorted.0, bits, PANE, &mut self.parts);
-                return self.group_by.add(bins, (&keys, &inputs), sorted, &self.parts);
-            }
+        let lent = matches!(keys, Keys::Unit | Keys::Int(None)) && self.group_by.plain() && !self.emit.tracks();
+        if lent && self.pause == 0 {
+            return self.add_to_pool(bins, (&keys, &inputs), hashes, reads_rows);
         }
+        self.pause = self.pause.saturating_sub(1);
         self.by_bin.all(hashes, bits, reads_rows);
-        if direct && self.by_bin.runs().len() * FEW_RECORDS > hashes.len() {
-            let lent = self.direct.add_sorted(bins, &adding, &self.by_bin, reads_rows).map_err(failed)?;
-            self.logged |= !lent;
-            let left = self.direct.left();
-            self.many_new = left.rows.len() > hashes.len() / 4;
-            parts_of(&left.hashes, bits, PANE, &mut self.parts);
-            return self.group_by.add(bins, (&keys, &inputs), (&left.hashes, &left.rows), &self.parts);
-        }
         self.parts.clear();
         for run in self.by_bin.runs() {
             if !bins.holds(run.bin) {

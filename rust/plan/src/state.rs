@@ -95,6 +95,7 @@ impl BinState for State {
     }
 
     fn absorb(&mut self, chunk: &[u8]) -> Result<(), StateError> {
+        self.home();
         let taken = match &mut self.0 {
             Inner::Panes(panes) if is_entries(chunk) => panes.absorb_changes(chunk),
             Inner::Groups(groups) if is_entries(chunk) => groups.absorb_changes(chunk),
@@ -118,10 +119,12 @@ impl BinState for State {
     }
 
     fn mark(&mut self) {
+        self.home();
         each!(&mut self.0, state => state.mark());
     }
 
     fn rollback(&mut self) -> Result<(), StateError> {
+        self.home();
         match &mut self.0 {
             Inner::Panes(panes) => panes.rollback(),
             Inner::Groups(groups) => groups.rollback(),
@@ -134,6 +137,10 @@ impl BinState for State {
 
     fn settle(&mut self) {
         each!(&mut self.0, state => state.settle());
+    }
+
+    fn leave(&mut self) {
+        self.home();
     }
 }
 
@@ -153,10 +160,6 @@ impl Bins for BinTable<State> {
     fn held(&self) -> Vec<u32> {
         self.owned().map(|(bin, _)| bin).collect()
     }
-
-    fn states(&mut self) -> Box<dyn Iterator<Item = Option<&mut State>> + '_> {
-        Box::new(self.slots_mut())
-    }
 }
 
 fn inner(bins: &mut dyn Bins, bin: u32) -> Result<&mut Inner, OpError> {
@@ -165,22 +168,23 @@ fn inner(bins: &mut dyn Bins, bin: u32) -> Result<&mut Inner, OpError> {
 
 pub(crate) fn panes_of(bins: &mut dyn Bins, bin: u32) -> Result<&mut Panes, OpError> {
     match inner(bins, bin)? {
-        Inner::Panes(panes) => Ok(panes),
+        Inner::Panes(panes) => {
+            panes.home();
+            Ok(panes)
+        }
         _ => Err(OpError::StateKind { bin }),
     }
 }
 
 impl State {
-    /// Reads the lines that opening a table will read.
-    #[inline]
-    pub(crate) fn touch_head(&self) -> u64 {
-        match &self.0 {
-            Inner::Panes(panes) => panes.touch_head(),
-            _ => 0,
+    /// Takes back what is lent to a pool.
+    fn home(&mut self) {
+        if let Inner::Panes(panes) = &mut self.0 {
+            panes.home();
         }
     }
 
-    /// The panes of an aggregate's bin.
+    /// The panes of an aggregate's bin, whether or not they are lent.
     pub(crate) fn panes_mut(&mut self) -> Option<&mut Panes> {
         match &mut self.0 {
             Inner::Panes(panes) => Some(panes),

@@ -28,7 +28,6 @@
 
 mod changes;
 mod chunk;
-mod open;
 #[cfg(test)]
 mod twin;
 
@@ -41,11 +40,10 @@ use crate::record::Shape;
 use crate::slots::Slots;
 
 pub(crate) use changes::Row;
-pub(crate) use open::{Everywhere, Open};
 
 /// Words of a cache line, and positions that are searched as one. Groups of rows of two words are lines.
-const LINE: usize = 8;
-const GROUP: usize = 4;
+pub(crate) const LINE: usize = 8;
+pub(crate) const GROUP: usize = 4;
 /// Positions of the smallest table.
 const LEAST_POSITIONS: usize = 8;
 /// A table grows when fewer of the records at hand than this would find room if they were new.
@@ -136,6 +134,27 @@ impl Table {
             changed: shape.track.then(Box::default),
             undo: None,
         }
+    }
+
+    /// A table of rows that lie as those of [`Table::lendable`] do.
+    pub(crate) fn of_rows(shape: &Shape, rows: &[u64], used: u32) -> Self {
+        let mut table = Self::new(shape);
+        if used > 0 {
+            let words = vec![0; rows.len() + 2 * table.stride() + LINE - 1];
+            let first = words.as_ptr().align_offset(LINE * 8).min(LINE - 1);
+            (table.words, table.first, table.used) = (words, first as u8, used);
+            table.mask = (rows.len() / table.stride() - 1) as u32;
+            table.words[first..first + rows.len()].copy_from_slice(rows);
+        }
+        table
+    }
+
+    /// The rows by position, vacant ones among them, and how many keys they have; `None` where the table is more than that, or a change
+    /// is more than its row.
+    pub(crate) fn lendable(&self) -> Option<(&[u64], usize)> {
+        let more = self.heap.is_some() || self.undo.is_some() || self.changed.is_some() || self.special != [false; 2];
+        let from = usize::from(self.first);
+        (!more).then(|| (&self.words[from..from + self.positions() * self.stride()], self.used as usize))
     }
 
     pub(crate) fn len(&self) -> usize {

@@ -108,7 +108,7 @@ pub(crate) struct WorkerLoop {
 
 /// The counters follow what happens for at most one part in so many of a worker's time; with [`FEW_BINS`] they are right at
 /// the end of every epoch.
-const MEASURE_SHARE: u32 = 20;
+const MEASURE_SHARE: u32 = 50;
 const FEW_BINS: usize = 1 << 10;
 /// Bytes that may be told and not taken.
 const UNTAKEN_BYTES: usize = 8 << 20;
