@@ -162,11 +162,54 @@ def _overhead(figure: Figure, lines: Sequence[Line]) -> None:
     figure.suptitle("What flow control costs: least, mean and greatest of the pairs", x=0.01, ha="left")
 
 
+def _migration(figure: Figure, lines: Sequence[Line]) -> None:
+    """Latency over time for each strategy, in process and over TCP; the greatest latency over the duration of moves."""
+    panels = figure.subplots(1, 3)
+    strategies = [name for name in _STRATEGIES if any(line["conditions"]["strategy"] == name for line in lines)]
+    for axes, transport in zip(panels, ("threads", "tcp"), strict=False):
+        own = [line["conditions"] for line in lines if line["conditions"]["transport"] == transport]
+        if not own:
+            axes.set_axis_off()
+            continue
+        keys = max(facts["keys"] for facts in own)
+        bins = max(facts["bins"] for facts in own if facts["keys"] == keys)
+        shown = [facts for facts in own if (facts["keys"], facts["bins"]) == (keys, bins)]
+        for facts in shown:
+            color = _COLORS[strategies.index(facts["strategy"])]
+            at, _, most = zip(*facts["series"], strict=True)
+            axes.plot(at, most, color=color, lw=1.3, label=facts["strategy"])
+        at, _, most = zip(*shown[0]["restart_series"], strict=True)
+        axes.plot(at, most, color=_FREE, lw=1.3, ls=":", label="stop and restart")
+        axes.set_title(
+            f"{'in process' if transport == 'threads' else 'over TCP'}: {keys:,} keys, {bins:,} bins", fontsize=10
+        )
+        axes.set_xlabel("seconds")
+    panels[0].set_ylabel("greatest latency of 250 ms, ms")
+    for line in lines:
+        facts = line["conditions"]
+        style = {"color": _COLORS[strategies.index(facts["strategy"])], "ls": "none", "ms": 5}
+        panels[2].plot(facts["duration_s"], line["ours"], "os"[facts["transport"] == "tcp"], **style)
+        panels[2].plot(facts["restart_duration_s"], line["peer"], "x", color=_FREE, ms=5)
+    panels[2].set_title("each move: in process (dots), over TCP (squares)", fontsize=10)
+    panels[2].set_xlabel("duration, seconds")
+    panels[2].set_ylabel("latency more than at rest, ms")
+    panels[2].set_xscale("log")
+    _plain(panels[2].xaxis)
+    for axes in panels:
+        axes.set_yscale("log")
+        _plain(axes.yaxis)
+    figure.suptitle("A quarter of the state moves and comes back, at half load", x=0.01, ha="left")
+    _legend(figure, next((axes for axes in panels if axes.lines), panels[0]))
+
+
+_STRATEGIES = ("all-at-once", "batched", "fluid", "matched")
+
 #: The benches that have a picture.
 PICTURES: dict[str, Callable[[Any, Sequence[Line]], None]] = {
     "faucet-overhead": _overhead,
     "faucet-memory": _memory,
     "faucet-sensitivity": _sensitivity,
+    "migration": _migration,
 }
 
 #: Conditions that every line of theirs has.
@@ -174,6 +217,16 @@ _NEEDED = {
     "faucet-overhead": {"bounds", "size", "workers"},
     "faucet-memory": {"bounds", "size", "workers", "edges"},
     "faucet-sensitivity": {"sweep", "workers", "peak_mib", "edges"},
+    "migration": {
+        "strategy",
+        "transport",
+        "keys",
+        "bins",
+        "duration_s",
+        "restart_duration_s",
+        "series",
+        "restart_series",
+    },
 }
 
 

@@ -39,6 +39,8 @@ _TOLD = {
         "pinned",
         "at",
     ),
+    # Curves, for the picture.
+    *("series", "restart_series", "moves"),
 }
 
 _HEAD = """\

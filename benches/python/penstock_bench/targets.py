@@ -189,7 +189,14 @@ TARGETS: tuple[Target, ...] = (
     Target("ordered map, never below the builtin map", 0.9, "ordered-map", r"vs serial"),
     Target("ordered map, from 100 µs an item, 2 cores, beside serial", 1.8, "ordered-map", r"^100+ us .*vs serial"),
     Target("Python state per record, beside bytewax", 7.0),
-    Target("extra latency of a migration: fluid, batched, all-at-once", 1.0),
+    Target(
+        "extra latency of a migration: fluid, batched, all-at-once (in process); share of what is allowed",
+        1.0,
+        "migration",
+        r"(fluid|batched|^threads .*all-at-once) vs",
+        of="of_allowed",
+        most=True,
+    ),
     Target(
         "a worker killed, 1 M keys: seconds above twice the median batch",
         2.0,

@@ -22,6 +22,7 @@ pub mod graphs;
 pub mod harness;
 pub mod keyed_count;
 pub mod machine;
+pub mod migration;
 pub mod noisy_neighbour;
 pub mod queues;
 pub mod reorder;

@@ -85,6 +85,13 @@ pub fn cpu() -> Value {
     line.and_then(|line| line.split_once(':')).map_or(Value::Null, |(_, name)| name.trim().into())
 }
 
+/// Resident memory of this process in bytes; none where the system does not tell.
+pub fn memory_bytes() -> Option<u64> {
+    let text = std::fs::read_to_string("/proc/self/status").ok()?;
+    let line = text.lines().find_map(|line| line.strip_prefix("VmRSS:"))?;
+    Some(line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()? * 1024)
+}
+
 /// The load average of the last minute; null where the system does not tell.
 #[must_use]
 pub fn load() -> Value {

@@ -7,8 +7,8 @@ use std::process::ExitCode;
 use penstock_benches::harness::{Options, Report};
 use penstock_benches::{
     barrier, bins_overhead, change_batch, clique_child, cliques, empty_epoch, faucet_child, faucet_memory,
-    faucet_overhead, faucet_sensitivity, frontier, harness, keyed_count, noisy_neighbour, queues, reorder, schedulers,
-    sequencer, side,
+    faucet_overhead, faucet_sensitivity, frontier, harness, keyed_count, migration, noisy_neighbour, queues, reorder,
+    schedulers, sequencer, side,
 };
 
 type Run = fn(&Options, &mut Report);
@@ -29,6 +29,11 @@ const BENCHES: &[(&str, &str, Run)] = &[
     ("faucet-sensitivity", "time and peak memory of cliques over N and B", faucet_sensitivity::run),
     ("frontier", "a frontier moves by one among many live times, beside timely's MutableAntichain", frontier::run),
     ("keyed-count", "a count of many integer keys, beside timely with a hash map", keyed_count::run),
+    (
+        "migration",
+        "latency of a count while a quarter of its state moves, beside stopping and restarting",
+        migration::run,
+    ),
     ("noisy-neighbour", "records exchanged and counted beside a CPU hog", noisy_neighbour::run),
     ("queues", "items of skewed partitions: the hybrid queue beside the partitioned and the shared one", queues::run),
     ("reorder", "items leave in order: without a lock, beside a lock, a flag, oneTBB and rayon", reorder::run),
