@@ -48,7 +48,9 @@ BENCHES: tuple[Bench, ...] = (
     Bench("queues", "core", "items of skewed partitions through the hybrid queue, beside partitioned and shared"),
     Bench("noisy-neighbour", "core", "count per key at w2 beside one CPU hog, beside timely and the own quiet rate"),
     Bench("schedulers", "core", "schedulers, queues and buffers of ordered pipelines, claim by claim; beside a loop"),
-    Bench("bins-overhead", "core", "count per key with 2^4 to 2^20 bins, beside no bins"),
+    Bench(
+        "bins-overhead", "core", "count per key with 2^4 to 2^20 bins, 2^10 and 2^20 keys, beside no bins and timely"
+    ),
     Bench("migration", "core", "latency while a quarter of the state moves, by strategy, beside stop and restart"),
     Bench("faucet-overhead", "core", "cliques as a dataflow, bounded, w1 and w2, beside no flow control"),
     Bench("faucet-memory", "core", "peak memory of the same over the size of the graph, beside no flow control"),

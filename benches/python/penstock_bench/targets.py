@@ -114,8 +114,10 @@ TARGETS: tuple[Target, ...] = (
     Target("order kept, 1 µs an item one by one, beside oneTBB", 1.3, "reorder", r"=1 µs batch=1 .*=2 vs oneTBB"),
     Target("partitions under skew, hybrid queue beside the cores' bound", 0.9, "queues", r"10 µs .*hybrid vs bound"),
     Target("the same: partitions out of order", 0.0, "queues", r"hybrid", of="ours_violations", most=True),
-    Target("2^8 to 2^12 bins beside no bins", 0.95, "bins-overhead", r"bins=2\^(8|9|10|11|12)\b"),
-    Target("2^16 bins beside no bins", 0.8, "bins-overhead", r"bins=2\^16\b"),
+    Target("2^8 to 2^12 bins beside no bins", 0.95, "bins-overhead", r"=2\^20 bins=2\^(8|9|10|11|12) vs one"),
+    Target("2^16 bins beside no bins", 0.8, "bins-overhead", r"=2\^20 bins=2\^16 vs one"),
+    Target("2^8 bins, 2^20 keys, beside timely with a fast hash", 2.0, "bins-overhead", r"=2\^20 bins=2\^8 vs timely"),
+    Target("2^8 bins, 2^10 keys, beside timely with a fast hash", 1.0, "bins-overhead", r"=2\^10 bins=2\^8 vs timely"),
     Target(
         "keyed count in foreachBatch, 1 M keys, beside groupBy.count with RocksDB",
         10.0,

@@ -59,7 +59,7 @@ impl Hasher for Fast {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Hash {
+pub(crate) enum Hash {
     Fast,
     Sip,
 }
@@ -133,14 +133,14 @@ fn case(options: &Options, report: &mut Report, cases: usize, of: (usize, u32, H
 type Counted = (Vec<(u64, u64)>, u64);
 
 /// The count in timely; its workers wait for blocks without spinning.
-struct Peer {
+pub(crate) struct Peer {
     blocks: Vec<Sender<Vec<Arc<Vec<u64>>>>>,
     done: Receiver<()>,
     guards: WorkerGuards<Counted>,
 }
 
 impl Peer {
-    fn start(workers: usize, hash: Hash, emit: Emit) -> Self {
+    pub(crate) fn start(workers: usize, hash: Hash, emit: Emit) -> Self {
         let (blocks, receivers): (Vec<_>, Vec<_>) = (0..workers).map(|_| unbounded()).unzip();
         let receivers = Arc::new(Mutex::new(receivers.into_iter().map(Some).collect::<Vec<_>>()));
         let (finished, done) = unbounded();
@@ -160,12 +160,12 @@ impl Peer {
         Self { blocks, done, guards: guards.expect("timely starts") }
     }
 
-    fn count_all(&self, blocks: &[Arc<Vec<u64>>]) {
+    pub(crate) fn count_all(&self, blocks: &[Arc<Vec<u64>>]) {
         self.blocks.iter().for_each(|worker| worker.send(blocks.to_vec()).expect("the worker waits for it"));
         self.blocks.iter().for_each(|_| self.done.recv().expect("a worker of timely panicked"));
     }
 
-    fn finish(self, keys: usize) -> (Vec<u64>, u64) {
+    pub(crate) fn finish(self, keys: usize) -> (Vec<u64>, u64) {
         drop(self.blocks);
         let mut counts = vec![0; keys];
         let mut emitted = 0;

@@ -16,7 +16,7 @@ type Run = fn(&Options, &mut Report);
 /// Name, what it measures in one line, and what runs it. A new bench is a line here and its module in `lib.rs`.
 const BENCHES: &[(&str, &str, Run)] = &[
     ("barrier", "rounds of a re-usable barrier, beside timely's Barrier", barrier::run),
-    ("bins-overhead", "a keyed count with 2^4 to 2^20 bins, beside one bin", bins_overhead::run),
+    ("bins-overhead", "a keyed count with 2^4 to 2^20 bins, beside one bin and timely", bins_overhead::run),
     ("change-batch", "counts are updated one by one and drained, beside timely's ChangeBatch", change_batch::run),
     (
         "cliques",
