@@ -21,7 +21,10 @@ fn found(name: &'static str, finds: &str) -> Option<u64> {
     };
     faults::with(name, || {
         // A broken invariant of the machine itself counts as well.
-        runs::FOUND.into_iter().chain(0..300).find(|seed| std::panic::catch_unwind(|| run(*seed).is_err()).unwrap_or(true))
+        runs::FOUND
+            .into_iter()
+            .chain(0..300)
+            .find(|seed| std::panic::catch_unwind(|| run(*seed).is_err()).unwrap_or(true))
     })
 }
 
