@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import os
 import signal
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
 import penstock as pk
 from durable_support import Runs
-from engine_support import COUNTS, Kept, counted, numbers, state
+from engine_support import COUNTS, Kept, bag, counted, numbers, state
 from penstock._storage import open_storage
 from penstock.errors import ConfigError, EngineError, StateLost
 
@@ -96,3 +98,50 @@ def test_a_folder_that_members_do_not_share_is_refused(cluster: Any, runs: Runs,
         error = runs.fails(engine)
     assert isinstance(error, EngineError) and "not one folder for both" in str(error)
     assert not runs.kept.batches
+
+
+def test_timers_and_aggregates_of_users_outlive_engines(cluster: Any, runs: Runs) -> None:
+    def remind(n: int | None, k: int, v: int) -> Any:
+        return (n or 0) + 1, None, (v + 700, v)
+
+    def reminded(n: int, time: int, v: int, k: int) -> Any:
+        assert time == v + 700
+        return n, (k, time, n)
+
+    class Sum(pk.Aggregator):
+        def create(self) -> Any:
+            return 0
+
+        def accumulate(self, states: list[Any], groups: Any, rows: Any) -> None:
+            for group, value in zip(groups.to_pylist(), rows["v"].to_pylist(), strict=True):
+                states[group] += value
+
+        def merge(self, state: Any, other: Any) -> Any:
+            return state + other
+
+        def finish(self, states: list[Any]) -> Any:
+            return pa.table({"n": states})
+
+    made = "k bigint, at bigint, n bigint"
+    keyed = pk.Flow("k bigint, v bigint", event_time="v").key_by("k")
+    timed = keyed.stateful_map(remind, schema=made, on_timer=reminded, ttl="1h", name="reminders")
+    sums = keyed.window(pk.tumbling("1s")).aggregate(Sum(), schema="n bigint", columns=["v"], name="sums")
+    flow = timed.union(
+        sums.map_batches(lambda b: b.select(["k", "window_end", "n"]).rename_columns(["k", "at", "n"]), made)
+    )
+    for workers, bits in ((2, 4), (3, 6), (1, 2)):
+        runs.add(2)
+        with pk.Engine(cluster, workers=workers, bits=bits) as engine:
+            runs.run(engine, flow)
+    counts: Counter[int] = Counter()
+    for batch in range(6):
+        values = range(600 * batch, 600 * (batch + 1))
+        counts.update(value % 7 for value in values)
+        # The watermark is the greatest v, that of the batch before was 600 less.
+        due = [at for at in range(values[-1] - 600, values[-1]) if at >= 700]
+        expected = Counter(((at - 700) % 7, at, counts[(at - 700) % 7]) for at in due)
+        for end in (one for one in range(1_000, values[-1] + 1, 1_000) if one > values[-1] - 600):
+            expected.update((k, end, sum(v for v in range(end - 1_000, end) if v % 7 == k)) for k in range(7))
+        assert bag(runs.kept.batches[batch]) == expected, batch
+    held = pk.state.read(runs.check, "reminders").to_pylist()
+    assert sorted(row["k"] for row in held) == list(range(7)) and all(row["readable"] for row in held)
