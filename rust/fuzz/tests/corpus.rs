@@ -269,9 +269,10 @@ fn kept() -> Vec<(String, Vec<Vec<u8>>)> {
         let routing = Routing::from_owners(vec![0]).unwrap();
         let mut table = BinTable::fresh(&routing, 0, &|| keyed.new_state(&calls));
         let mut op = keyed.operator(&calls).unwrap();
-        for side in 0..if plan.contains("join") { 2 } else { 1 } {
+        let sides = if plan.contains("join") { 2 } else { 1 };
+        for (side, block) in blocks.iter().enumerate().take(sides) {
             let spec = keyed.side(side);
-            let routed = spec.assign(&blocks[side].slice(0, 6)).unwrap();
+            let routed = spec.assign(&block.slice(0, 6)).unwrap();
             let hashes = spec.hashes(&routed).unwrap();
             op.apply(&mut table, side, &spec.carry(routed).unwrap(), &hashes, &mut |_| {}).unwrap();
         }
