@@ -271,7 +271,9 @@ def test_a_body_that_never_answers_is_named_and_can_be_given_up() -> None:
 
 _HOLDS = """
 import os
+import time
 import penstock as pk
+from penstock.dataflow._threads import _GRACE
 
 def say(text):
     return os.write(1, (text + chr(10)).encode())
@@ -304,6 +306,9 @@ def program(worker):
         worker.step_while(going)
     finally:
         stats = out.stats()
+        until = time.monotonic() + 1.5 * _GRACE  # what unwinds is not interrupted again
+        while time.monotonic() < until:
+            time.sleep(0.01)
         say(f"{worker.index} {stats.holding} {stats.buffered}")
 
 try:

@@ -154,3 +154,33 @@ def test_a_stop_from_outside_ends_every_wait() -> None:
             seats.stop("closing time")
             thread.join(20)
             assert not thread.is_alive() and "closing time" in str(outcome[0])
+
+
+def test_an_interrupt_while_threads_start_leaves_none_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    start = threading.Thread.start
+    left: list[int] = []
+    both = threading.Barrier(3)
+
+    def interrupted(thread: threading.Thread) -> None:
+        start(thread)
+        if thread.name == "penstock-worker-1":
+            both.wait(60)
+            raise KeyboardInterrupt
+
+    def program(worker: Worker) -> None:
+        with worker.dataflow() as scope:
+            _, stream = scope.input()
+            probe = stream.probe()
+        try:
+            both.wait(60)
+            worker.step_while(lambda: not probe.done())
+        finally:
+            until = time.monotonic() + (0.3 if worker.index == 1 else 0)
+            while time.monotonic() < until:
+                pass
+            left.append(worker.index)
+
+    monkeypatch.setattr(threading.Thread, "start", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        pk.execute(program, workers=3)
+    assert sorted(left) == [0, 1]

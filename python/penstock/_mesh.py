@@ -46,6 +46,10 @@ class Seats:
         """Workers of all processes."""
         return self.processes * self.threads
 
+    def heard(self, thread: int) -> bool:
+        """Whether the program of a worker here was told that the run has ended."""
+        return self._native.heard(thread)
+
     def stop(self, reason: str) -> None:
         """Stop all workers of the run, here and elsewhere: their next step raises `WorkerStopped`. From any thread."""
         self._native.stop(reason)

@@ -349,6 +349,9 @@ class DataflowSeats:
             When the seat is taken or does not exist.
         """
 
+    def heard(self, thread: int) -> bool:
+        """Whether the program of a worker here was told that the run has ended: it unwinds by itself."""
+
     def stop(self, reason: str) -> None:
         """Stop all workers of the run, here and in the other processes: their next step raises. From any thread."""
 

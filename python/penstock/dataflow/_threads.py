@@ -121,8 +121,16 @@ def collect_outcomes(seats: Seats, program: Callable[[Worker], R]) -> list[R | F
     outcomes: list[Any] = [None] * seats.threads
     ended: queue.SimpleQueue[int] = queue.SimpleQueue()
     first = seats.process * seats.threads
+    # Ctrl-C may end `start()` after the thread has begun: the threads say who runs, and after the end none begins.
+    entry = threading.Lock()
+    begun: dict[int, threading.Thread] = {}
+    over = False
 
     def work(thread: int) -> None:
+        with entry:
+            if over:
+                return
+            begun[thread] = threads[thread]
         try:
             outcomes[thread] = _drive(seats, thread, program, main=False)
         except BaseException as error:
@@ -134,16 +142,16 @@ def collect_outcomes(seats: Seats, program: Callable[[Worker], R]) -> list[R | F
         threading.Thread(target=work, args=(thread,), name=f"penstock-worker-{first + thread}", daemon=True)
         for thread in range(seats.threads)
     ]
-    started = 0
     try:
         for thread in threads:
             thread.start()
-            started += 1
         for _ in threads:
             ended.get()
     except BaseException:
         seats.stop("interrupted")
-        _leave(threads[:started])
+        with entry:
+            over = True
+        _leave(seats, begun)
         raise
     for thread in threads:
         thread.join()
@@ -183,19 +191,22 @@ def _drive(seats: Seats, thread: int, program: Callable[[Worker], R], *, main: b
         return program(worker)
 
 
-def _leave(threads: list[threading.Thread]) -> None:
-    """Wait for stopped workers; wake those in Python code by an exception, leave those in foreign code."""
+def _leave(seats: Seats, begun: dict[int, threading.Thread]) -> None:
+    """Wait for stopped workers; wake those in Python code by an exception, leave those in foreign code.
+
+    A program that was told unwinds by itself: a second exception would cut its ``finally`` short.
+    """
     asked = False
     begin = time.monotonic()
-    while any(thread.is_alive() for thread in threads):
+    while any(thread.is_alive() for thread in begun.values()):
         passed = time.monotonic() - begin
         if passed > _PATIENCE:
             return
         if passed > _GRACE and not asked:
             asked = True
-            for thread in threads:
-                if thread.is_alive() and thread.ident is not None:
+            for seat, thread in begun.items():
+                if thread.is_alive() and thread.ident is not None and not seats.heard(seat):
                     ident = ctypes.c_ulong(thread.ident)
                     ctypes.pythonapi.PyThreadState_SetAsyncExc(ident, ctypes.py_object(WorkerStopped))
-        for thread in threads:
+        for thread in begun.values():
             thread.join(0.02)

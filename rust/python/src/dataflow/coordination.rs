@@ -17,7 +17,6 @@ use pyo3::types::PyBytes;
 use serde::de::{Error as _, Visitor};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
-use super::failure;
 use super::home::{Home, Key, busy};
 use super::worker::Post;
 use crate::enter::{TICK, enter, timeout};
@@ -83,7 +82,7 @@ fn closed(what: &str) -> PyErr {
 
 fn raise(py: Python<'_>, error: &CoordError, post: &Post) -> PyErr {
     match error {
-        CoordError::Worker(cause) => failure::raise(py, cause, post.index),
+        CoordError::Worker(cause) => post.raise(py, cause),
         CoordError::Closed { .. } | CoordError::Gone { .. } => errors::raise(Kind::Closed, &error.to_string()),
         _ => errors::raise(Kind::Dataflow, &error.to_string()),
     }

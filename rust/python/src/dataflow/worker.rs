@@ -30,6 +30,8 @@ pub(crate) struct StopSignal {
     stopped: AtomicBool,
     reason: Mutex<String>,
     wakers: Mutex<Vec<Waker>>,
+    /// Workers whose program was told that the run has ended.
+    heard: Mutex<Vec<usize>>,
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -115,6 +117,12 @@ impl DataflowSeats {
         Ok(DataflowWorker::new(endpoint, self.layout, self.signal.clone(), main))
     }
 
+    /// Whether the program of a worker here was told that the run has ended: it unwinds by itself.
+    fn heard(&self, py: Python<'_>, thread: usize) -> bool {
+        let index = self.layout.process * self.layout.threads + thread;
+        locked(py, &self.signal.heard, |heard| heard.contains(&index))
+    }
+
     /// Stops all workers of the run, here and in the other processes: their next step raises. From any thread.
     fn stop(&self, py: Python<'_>, reason: &str) -> PyResult<()> {
         self.owner.check(py, "Seats")?;
@@ -174,6 +182,12 @@ impl Post {
         }
         Ok(())
     }
+
+    /// The exception of what ended this worker; from now on its program has heard of it.
+    pub(crate) fn raise(&self, py: Python<'_>, error: &Error) -> PyErr {
+        locked(py, &self.signal.heard, |heard| heard.push(self.index));
+        failure::raise(py, error, self.index)
+    }
 }
 
 /// One worker, bound to the thread that made it.
@@ -227,7 +241,7 @@ impl DataflowWorker {
     }
 
     fn told(&self, py: Python<'_>, outcome: Result<bool, Error>) -> PyResult<bool> {
-        outcome.map_err(|error| failure::raise(py, &error, self.post.index))
+        outcome.map_err(|error| self.post.raise(py, &error))
     }
 
     /// Parks until there is something to do, then steps.
