@@ -584,13 +584,22 @@ def test_recovery_and_rescale_at_a_tiny_size() -> None:
 def _on_spark(runs: str) -> list[dict[str, Any]]:
     """What benches emit; the JVMs that they start are gone afterwards."""
     program = f"""
-import json
+import contextlib, json
 from penstock_bench import foreach_batch_count, machine, map_in_arrow, python_state, recovery, rescale, snapshot
+from penstock_bench import streams
 from penstock_bench.measure import Options
 options = Options(quick=True, seconds=0.1)
 def emit(line): print(json.dumps(line), flush=True)
 def tell(text): pass
-with machine.pinned():
+start = streams.session
+@contextlib.contextmanager
+def session(name, tell, *, residents):
+    # One start of Spark for all: a folder of its own is what a bench has to find.
+    folder = place / name
+    folder.mkdir()
+    yield spark, folder
+streams.session = session
+with machine.pinned(), start("tiny", tell, residents=True) as (spark, place):
 {runs}"""
     before = _children(os.getpid(), "java")  # the session that other tests share
     done = subprocess.run(
