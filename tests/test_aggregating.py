@@ -77,9 +77,19 @@ class Model:
         self.groups: dict[Any, list[int]] = defaultdict(list)
         self.watermark: int | None = None
 
+    def session(self, key: Any, ts: int, v: int) -> None:
+        """A row in its session, with those that are one then."""
+        assert self.window is not None
+        first, last, values = ts, ts + self.window[0], [v]
+        for one in [one for one in self.groups if one[2:] == key and one[0] <= last and first <= one[1]]:
+            first, last, values = min(first, one[0]), max(last, one[1]), values + self.groups.pop(one)
+        self.groups[(first, last, *key)] = values
+
     def starts(self, ts: int) -> list[int]:
         assert self.window is not None
         size, every = self.window
+        if not every:
+            return [ts]
         return [start for start in range(ts - size + 1, ts + 1) if start % every == 0]
 
     def epoch(self, rows: list[Row], watermark: int | None, ended: bool = False) -> tuple[list[Any], list[Any]]:
@@ -95,10 +105,15 @@ class Model:
             if ts is None or (ends and not open_):
                 late.append(norm((k, x, ts, v)))
             for bounds in open_:
-                self.groups[(*bounds, *key)].append(v)
+                if self.window[1]:
+                    self.groups[(*bounds, *key)].append(v)
+                else:
+                    self.session(key, bounds[0], v)
         self.watermark = watermark if watermark is not None else self.watermark
         for key, values in list(self.groups.items()):
             over = ended or (self.window is not None and self.watermark is not None and key[1] <= self.watermark)
+            if over and not ended and self.window is not None and not self.window[1]:
+                over = key[1] != self.watermark  # a row at its end would still join it
             if over if self.window is not None else (key in touched if self.emit == "update" else ended):
                 out.append((*key, len(values), ",".join(map(str, sorted(values)))))
                 if self.window is not None:
@@ -113,12 +128,14 @@ a_row = st.tuples(
     st.integers(0, 9),
 )
 epochs_of_a_stream = st.lists(st.lists(a_row, max_size=8), min_size=1, max_size=6)
+#: Windows by size and distance; sessions by their gap and 0.
 KINDS: list[tuple[tuple[int, int] | None, str]] = [
     (None, "final"),
     (None, "update"),
     ((10, 10), "final"),
     ((20, 5), "final"),
     ((5, 15), "final"),
+    ((6, 0), "final"),
 ]
 
 
@@ -133,6 +150,8 @@ def watermarks(epochs: list[list[Row]]) -> list[int | None]:
 
 
 def window_of(kind: tuple[int, int] | None) -> Any:
+    if kind is not None and not kind[1]:
+        return pk.session(f"{kind[0]}ms")
     return None if kind is None else pk.sliding(f"{kind[0]}ms", every=f"{kind[1]}ms")
 
 
@@ -179,8 +198,8 @@ class Held:
             pairs = [
                 (start, at)
                 for at, (_, _, ts, _) in enumerate(rows)
-                for start in range(ts - size + 1, ts + 1)  # type: ignore[operator]
-                if start % every == 0
+                for start in (range(ts - size + 1, ts + 1) if every else [ts])  # type: ignore[operator, list-item]
+                if not every or start % every == 0  # type: ignore[operator]
             ]
             starts = pa.array([start for start, _ in pairs], pa.int64())
             batch = batch.take(pa.array([at for _, at in pairs], pa.int64()))
@@ -345,7 +364,6 @@ def test_what_makes_no_sense_is_refused() -> None:
         (ConfigError, "it has no method 'accumulate'", lambda: keyed.aggregate(Half(), schema=MADE)),  # type: ignore[arg-type]
         (ConfigError, "give an object", lambda: keyed.aggregate(Seen, schema=MADE)),  # type: ignore[arg-type]
         (PlanError, "aggregate needs keys", lambda: pk.Flow(SCHEMA).aggregate(Seen(), schema=MADE)),
-        (PlanError, "only agg takes them", lambda: keyed.window(pk.session("1s")).aggregate(Seen(), schema=MADE)),
         (
             PlanError,
             "leave emit out",

@@ -171,7 +171,11 @@ def test_what_is_wrong_with_windows_is_told() -> None:
             PlanError,
             "'Mars/X'",
         ),
-        (lambda: keyed()._whole_rows().window(pk.session("1s")).distinct("k"), PlanError, "only agg takes them"),
+        (
+            lambda: keyed()._whole_rows().window(pk.session("1s")).distinct("k"),
+            PlanError,
+            "only agg and aggregate take them",
+        ),
         (lambda: keyed()._whole_rows().window(pk.session("1s")).top(1, by="k", per="window"), PlanError, "only agg"),
     ]
     for make, kind, words in wrong:

@@ -242,7 +242,7 @@ class KeyedSteps(FlowBase):
         SchemaError
             When a column does not exist here, a name is taken, or `schema` cannot be read.
         PlanError
-            Without a `key_by` before, behind sessions, or for "update" with a window.
+            Without a `key_by` before, or for "update" with a window.
         ConfigError
             When a method is missing.
 
@@ -250,7 +250,8 @@ class KeyedSteps(FlowBase):
         -----
         Python is called once for each block and worker, for the rows of all keys in it, and once for some
         thousand states that come out. Per key and block there is a call of `merge` and about a microsecond.
-        A row of sliding windows is accumulated in each of its windows.
+        A row of sliding windows is accumulated in each of its windows. Sessions that a later row makes one are
+        merged, the earlier first.
 
         States are live Python objects, as those of `stateful_map`: pickled when they move to another process or
         into a checkpoint. When a method raises, the run stops with `UserFunctionError`, and an engine goes back to
@@ -285,7 +286,6 @@ class KeyedSteps(FlowBase):
                 )
         if self._keys is None:
             raise PlanError("aggregate needs keys: write .key_by('column').aggregate(...)")
-        self._no_sessions("aggregate")
         if emit is not None:
             one_of(emit, "aggregate emit", ("final", "update"))
         if emit == "update" and self._window is not None:
@@ -321,6 +321,7 @@ class KeyedSteps(FlowBase):
             "key_types": kinds,
             "schema": shape,
             "time_type": time_type,
+            "sessions": self._window is not None and self._window.kind == "session",
             "kept": kept if self._window is None else f"{kept} in window({self._window})",
         }
         plan_step: dict[str, Any] = {
@@ -720,7 +721,7 @@ class KeyedSteps(FlowBase):
     def _no_sessions(self, op: str) -> None:
         if self._window is not None and self._window.kind == "session":
             raise PlanError(
-                f"{op} behind window({self._window}): sessions are of keys, and only agg takes them; write"
+                f"{op} behind window({self._window}): sessions are of keys, and only agg and aggregate take them; write"
                 " .key_by(...).window(penstock.session(...)).agg(...)"
             )
 

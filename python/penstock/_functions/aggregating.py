@@ -8,8 +8,11 @@ call, and each of those is merged into the one that the key has. So a state is t
 accumulated: an `accumulate` that raises has changed nothing. One of the other methods that raises leaves the bins
 tainted until they are rolled back, see `BinState`.
 
-At the end of an epoch windows come out whose end its watermark has reached, and are forgotten; without windows the keys
-that the epoch touched ("update"), or all at the end of input ("final").
+In sessions each row comes with the bounds of the one that it would be alone. Those of a block that overlap or touch are
+one before they are accumulated, and what comes of them is merged with the sessions of the key that it meets.
+
+At the end of an epoch windows come out whose end its watermark has reached (sessions: passed), and are forgotten;
+without windows the keys that the epoch touched ("update"), or all at the end of input ("final").
 
 Invariants: a window is named by its bounds as the event-time column counts. When a window is due follows from the
 states; the heap is an index of them, made anew after a move, an undo or a restore. Keys that an epoch has touched move
@@ -18,6 +21,7 @@ with their bin until it ends.
 
 from __future__ import annotations
 
+import functools
 import heapq
 import itertools
 import pickle
@@ -139,6 +143,8 @@ class AggregateCall:
         self._columns: list[str] = list(call["columns"])
         self._time_type: pa.DataType | None = call["time_type"]
         self._updates: bool = call.get("emit") == "update"
+        #: The event time is cut into sessions.
+        self._sessions: bool = call.get("sessions", False)
         self._stopped = stopped
         self._failed = failed
         self._refuse = refuse
@@ -177,19 +183,20 @@ class AggregateCall:
             bin, key = bins[place], own_nan(tuple(values))
             bin.keep(key)
             mine = bin.states.setdefault(key, {})
-            if window in mine:
-                try:
-                    mine[window] = user.merge(mine[window], new)
-                except BaseException as error:
-                    for each in bins:
-                        each.taint()
-                    if not isinstance(error, Exception):
-                        raise
-                    raise self._failed(user.merge, error, None, key, self._keys) from error
-            else:
-                mine[window] = new
-                if window:
-                    bin.open_window(window[1], key)
+            met = self._meets(mine, window)
+            try:
+                for other in met:
+                    window = (min(window[0], other[0]), max(window[1], other[1])) if window else window
+                states = [*(mine.pop(other) for other in met), new]
+                mine[window] = functools.reduce(user.merge, states)
+            except BaseException as error:
+                for each in bins:
+                    each.taint()
+                if not isinstance(error, Exception):
+                    raise
+                raise self._failed(user.merge, error, None, key, self._keys) from error
+            if window and window not in met:
+                bin.open_window(window[1], key)
             if self._updates:
                 bin.touched[key] = None
         if self._stopped():
@@ -224,8 +231,11 @@ class AggregateCall:
         if after_us is None:
             return
 
+        # A row at the very end of a session would still be of it.
+        last = after_us - 1 if self._sessions else after_us
+
         def reached(end: int) -> bool:
-            return self._us(end) <= after_us
+            return self._us(end) <= last
 
         for key in bin.closed(reached):
             windows = bin.states.get(key, {})
@@ -287,11 +297,13 @@ class AggregateCall:
                 column = pc.if_else(pc.is_nan(column), nan, pc.add(column, zero))
             table[str(number)] = column
         table["row"] = pa.array(range(batch.num_rows), pa.int64())
-        by = [name for name in table if name != "row"]
+        by = [name for name in table if name != "row" and not (self._sessions and name in ("0", "1"))]
         found = pa.table(table).group_by(by, use_threads=False).aggregate([("row", "list")])
         lists = found.column("row_list").combine_chunks()
         if isinstance(lists, pa.ChunkedArray):
             lists = lists.chunk(0)
+        if self._sessions:
+            return self._cut(batch, pa.table(table), found, lists, [name for name in by if name not in ("0", "1")])
         rows = batch.select(self._columns).take(lists.flatten())
         heads = [found.column(name).to_pylist() for name in by]
         windows: list[Any] = [()] * len(heads[0])
@@ -299,6 +311,33 @@ class AggregateCall:
             windows = list(zip(heads[1], heads[2], strict=True))
             del heads[1:3]
         return rows, pc.list_parent_indices(lists), [heads[0], windows, *heads[1:]]
+
+    def _cut(
+        self, batch: pa.RecordBatch, table: pa.Table, found: pa.Table, lists: pa.ListArray, by: list[str]
+    ) -> tuple[pa.RecordBatch, pa.Array, list[list[Any]]]:
+        """As `_grouped`, of rows by bin and key: by the sessions that those of a key make."""
+        row = lists.flatten()
+        of = pa.table({"key": pc.list_parent_indices(lists), "row": row})
+        for name, column in (("start", "0"), ("end", "1")):
+            of = of.append_column(name, pc.take(table.column(column), row))
+        of = of.sort_by([("key", "ascending"), ("start", "ascending")])
+        key, start, end = (of.column(name).combine_chunks() for name in ("key", "start", "end"))
+        # All ends are as far from their starts, so the one before is the latest of its session.
+        apart = pc.or_(pc.not_equal(key[1:], key[:-1]), pc.greater(start[1:], end[:-1]))
+        first = pa.concat_arrays([pa.array([True] * min(1, len(key))), apart])
+        last = pa.concat_arrays([apart, pa.array([True] * min(1, len(key)))])
+        number = pc.subtract(pc.cumulative_sum(first.cast(pa.int64())), 1)
+        of = of.append_column("number", number).sort_by([("number", "ascending"), ("row", "ascending")])
+        heads = [found.column(name).take(key.filter(first)).to_pylist() for name in by]
+        windows = list(zip(start.filter(first).to_pylist(), end.filter(last).to_pylist(), strict=True))
+        rows = batch.select(self._columns).take(of.column("row").combine_chunks())
+        return rows, of.column("number").combine_chunks(), [heads[0], windows, *heads[1:]]
+
+    def _meets(self, mine: dict[Window, Any], window: Window) -> list[Window]:
+        """Those of a key's windows with which one becomes one, ascending."""
+        if not self._sessions:
+            return [window] if window in mine else []
+        return sorted(one for one in mine if one[0] <= window[1] and window[0] <= one[1])
 
     def _us(self, bound: int) -> int:
         kind = self._time_type

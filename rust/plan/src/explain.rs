@@ -9,7 +9,7 @@ use crate::keyed::{KeyedKind, KeyedSpec};
 use crate::plan::{Inlet, Origin, Plan, names};
 use crate::running::Emit;
 use crate::spec::{JoinHow, StepSpec};
-use crate::window::Windows;
+use crate::window::{Cut, Windows};
 
 pub(crate) fn time(us: i64) -> String {
     let units = [(3_600_000_000, "h"), (60_000_000, "min"), (1_000_000, "s"), (1_000, "ms")];
@@ -185,7 +185,10 @@ pub(crate) fn explain(plan: &Plan) -> String {
                 "the function's, in input order, with timers",
             ),
             KeyedKind::Aggregate { call, windows: of } => {
-                let of = of.as_ref().map(|(of, time)| format!(", {} on {}", windows(of), time.name));
+                let of = of.as_ref().map(|(of, column)| match of {
+                    Cut::Windows(of) => format!(", {} on {}", windows(of), column.name),
+                    Cut::Sessions(gap_us) => format!(", sessions with gaps of {} on {}", time(*gap_us), column.name),
+                });
                 (
                     format!("call {call} ({}) per block{}", keyed.name, of.unwrap_or_default()),
                     "the function's per key and window",

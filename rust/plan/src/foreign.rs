@@ -3,7 +3,8 @@
 //! Owns the two keyed operators of this kind. [`StatefulMapOp`] calls once per block and emits what comes back. [`EpochOp`] hands the
 //! rows over as they come, too, and calls once more at the end of the epoch, with its watermarks and processing time: for groups, whose function
 //! then sees what depends on the epoch alone and not on how its rows were cut into blocks, for timers and states that expire, and for aggregates
-//! in windows, which come out there. Rows of a window that has closed are late, also those without event time.
+//! in windows, which come out there. Rows of a window that has closed are late, also those without event time. In sessions a row comes with
+//! the one that it would be alone; which of these meet is the call's affair.
 //!
 //! Invariant: one call per block and one per epoch, whatever the number of bins; so the price of a call (a few microseconds for
 //! Python) is shared by the rows of a block.
@@ -19,7 +20,7 @@ use crate::error::{OpError, StepName};
 use crate::op::{Bins, KeyedOp, Output, Sink, check_hashes, conform, send, take_rows};
 use crate::partition::{Partition, bin_of};
 use crate::state::foreign_of;
-use crate::window::{Windows, event_times};
+use crate::window::{Cut, event_times};
 
 /// What both steps are made of.
 pub(crate) struct Foreign {
@@ -101,7 +102,7 @@ pub(crate) enum Late {
     /// Those at or before the watermark in this column.
     Behind(EventTime),
     /// Those whose window, by the bounds in the first two columns, has closed; with the column of event time as it was before these.
-    Closed(Windows, EventTime),
+    Closed(Cut, EventTime),
 }
 
 /// Rows in, rows out, then and at the end of an epoch; see the module.
@@ -132,12 +133,12 @@ impl EpochOp {
                     !valid || time.to_us(codes.values[row as usize]).is_none_or(|us| us > limit)
                 }))
             }
-            (Late::Closed(windows, time), watermark) => {
+            (Late::Closed(cut, time), watermark) => {
                 let (ends, absent) = event_times(&self.foreign.step, time, 1, batch)?;
                 let watermark = watermark.unwrap_or(i64::MIN);
                 let open = |row: u32| ends[row as usize] > watermark && absent.binary_search(&row).is_err();
                 let (open, mut late): (Vec<u32>, Vec<u32>) = rows.partition(|&row| open(row));
-                if !late.is_empty() {
+                if let (Cut::Windows(windows), false) = (cut, late.is_empty()) {
                     // Of a row's copies only the one in its last window reports it late: that window closes last.
                     let (mut times, _) = event_times(&self.foreign.step, time, time.column + 2, batch)?;
                     windows.to_axis(&mut times);

@@ -38,7 +38,7 @@ use crate::row_format;
 use crate::spec::JoinHow;
 use crate::state::sides_of;
 use crate::top::Top;
-use crate::window::{Windows, event_times};
+use crate::window::{Cut, Windows, event_times};
 
 /// Of the pairs that come out together, about: a long text is in each pair of its row.
 const BLOCK_BYTES: usize = 4 << 20;
@@ -112,7 +112,7 @@ impl Join {
         let batch = match (&self.windows, &side.time) {
             (Some(windows), Some(time)) => {
                 let time = EventTime { column: time.column - 2, ..time.clone() };
-                Top::assign_windows(step, windows, &time, &side.routed, batch)?
+                Top::assign_windows(step, &Cut::Windows(*windows), &time, &side.routed, batch)?
             }
             _ => batch.clone(),
         };

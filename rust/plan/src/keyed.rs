@@ -22,7 +22,7 @@ use crate::running::{Emit, RunningOp};
 use crate::session::{SessionOp, Sessions};
 use crate::state::State;
 use crate::top::{self, Groups, Top, TopOp};
-use crate::window::{WindowOp, Windows};
+use crate::window::{Cut, WindowOp, Windows};
 
 /// See the module. Of an operator with two sides the columns and keys are those of the left one, and [`side`](KeyedSpec::side) shows the other.
 #[derive(Clone, Debug, PartialEq)]
@@ -88,7 +88,7 @@ pub enum KeyedKind {
         /// Number of the call.
         call: usize,
         /// The windows, and the event-time column of the rows that enter.
-        windows: Option<(Windows, EventTime)>,
+        windows: Option<(Cut, EventTime)>,
     },
     /// User code over the groups of an epoch, with state and a timeout per key.
     GroupState {
@@ -130,11 +130,11 @@ impl KeyedSpec {
     pub fn assign(&self, batch: &RecordBatch) -> Result<RecordBatch, OpError> {
         match &self.kind {
             KeyedKind::Top(Top { assign: Some((windows, event_time)), .. }) => {
-                Top::assign_windows(&self.step, windows, event_time, &self.routed, batch)
+                Top::assign_windows(&self.step, &Cut::Windows(*windows), event_time, &self.routed, batch)
             }
             KeyedKind::Top(top) => top.cut(batch),
-            KeyedKind::Aggregate { windows: Some((windows, event_time)), .. } => {
-                Top::assign_windows(&self.step, windows, event_time, &self.routed, batch)
+            KeyedKind::Aggregate { windows: Some((cut, event_time)), .. } => {
+                Top::assign_windows(&self.step, cut, event_time, &self.routed, batch)
             }
             KeyedKind::Join(join) => join.assign(&self.step, batch),
             _ => Ok(batch.clone()),
@@ -235,7 +235,7 @@ impl KeyedSpec {
                 Box::new(EpochOp::new(foreign(*call), late))
             }
             KeyedKind::Aggregate { call, windows } => {
-                let late = windows.clone().map_or(Late::Never, |(windows, time)| Late::Closed(windows, time));
+                let late = windows.clone().map_or(Late::Never, |(cut, time)| Late::Closed(cut, time));
                 Box::new(EpochOp::new(foreign(*call), late))
             }
             KeyedKind::Join(join) => {

@@ -64,4 +64,4 @@ pub use running::Emit;
 pub use spec::{JoinHow, NodeSpec, PlanSpec, StepSpec};
 pub use state::State;
 pub use top::Top;
-pub use window::Windows;
+pub use window::{Cut, Windows};

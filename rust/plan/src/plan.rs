@@ -31,7 +31,7 @@ use crate::keyed::{KeyedKind, KeyedSpec};
 use crate::running::Emit;
 use crate::spec::{AggSpec, JoinHow, Nulls, PLAN_VERSION, Per, PlanSpec, SourceSpec, StepSpec, WindowKind};
 use crate::top::Top;
-use crate::window::Windows;
+use crate::window::{Cut, Windows};
 use crate::zone::Zone;
 
 /// Name of the column with a window's start.
@@ -132,15 +132,8 @@ struct Point {
     updates: bool,
 }
 
-/// How event time is cut.
-#[derive(Clone, Copy)]
-enum Cut {
-    Windows(Windows),
-    /// Into sessions, by the gap that ends one.
-    Sessions(i64),
-}
-
-const SESSIONS: &str = "sessions are of keys, and only agg takes them: write .key_by(...).window(session).agg(...)";
+const SESSIONS: &str =
+    "sessions are of keys, and only agg and aggregate take them: write .key_by(...).window(session).agg(...)";
 
 /// `key_by` and `window` steps that wait for the step they describe.
 #[derive(Clone, Default)]
@@ -1010,10 +1003,7 @@ impl Compiler {
             return Err(wrong_type(&step, input.field(nested), need));
         }
         let windows = match windows {
-            Some((_, Cut::Sessions(_))) => {
-                return misplaced("a function aggregates by windows that are the same for all keys, not by sessions");
-            }
-            Some((_, Cut::Windows(cut))) => Some((cut, self.point.event_time.clone().expect("a window step needs it"))),
+            Some((_, cut)) => Some((cut, self.point.event_time.clone().expect("a window step needs it"))),
             None => None,
         };
         let bounds: Vec<Field> = match &windows {

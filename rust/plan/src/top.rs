@@ -27,7 +27,7 @@ use crate::panes::CHUNK_BYTES;
 use crate::partition::bin_of;
 use crate::row_format;
 use crate::state::groups_of;
-use crate::window::{Windows, event_times};
+use crate::window::{Cut, Windows, event_times};
 use crate::wire::{Reader, put_blob, put_i64};
 
 const TAG: u8 = b'T';
@@ -76,16 +76,18 @@ impl Top {
         if rows.len() == batch.num_rows() { Ok(batch.clone()) } else { take_rows(batch, &rows) }
     }
 
-    /// A block with a row per window of each row, window bounds first. Rows without an event time get null bounds.
+    /// A block with a row per window of each row, window bounds first; of sessions the one that the row would be alone. Rows without an event time get null bounds.
     pub(crate) fn assign_windows(
         step: &StepName,
-        windows: &Windows,
+        cut: &Cut,
         event_time: &EventTime,
         routed: &SchemaRef,
         batch: &RecordBatch,
     ) -> Result<RecordBatch, OpError> {
         let (mut times, absent) = event_times(step, event_time, event_time.column, batch)?;
-        windows.to_axis(&mut times);
+        if let Cut::Windows(windows) = cut {
+            windows.to_axis(&mut times);
+        }
         let mut absent = absent.into_iter().peekable();
         let (mut rows, mut starts, mut ends, mut valid) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
         let bound = |row: u32, us: i64| {
@@ -105,11 +107,18 @@ impl Top {
                 valid.push(false);
                 continue;
             }
-            for start in windows.starts(time) {
+            let mut give = |start: i64, end: i64| {
                 rows.push(row);
-                starts.push(bound(row, windows.instant(start))?);
-                ends.push(bound(row, windows.instant(start + windows.size_us()))?);
+                starts.push(bound(row, start)?);
+                ends.push(bound(row, end)?);
                 valid.push(true);
+                Ok::<_, OpError>(())
+            };
+            match cut {
+                Cut::Windows(windows) => windows
+                    .starts(time)
+                    .try_for_each(|start| give(windows.instant(start), windows.instant(start + windows.size_us())))?,
+                Cut::Sessions(gap_us) => give(time, time + gap_us)?,
             }
         }
         let nulls = valid.contains(&false).then(|| arrow_buffer::NullBuffer::from(valid));

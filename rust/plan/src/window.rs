@@ -23,6 +23,15 @@ use crate::state::panes_of;
 use crate::table::Table;
 use crate::zone::{DAY_US, Zone};
 
+/// How event time is cut.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Cut {
+    /// Into windows that are the same for all keys.
+    Windows(Windows),
+    /// Into sessions of each key, by the gap in microseconds that ends one.
+    Sessions(i64),
+}
+
 /// Tumbling (`size == every`), sliding (`size > every`) or apart (`size < every`) windows, in microseconds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Windows {
