@@ -158,6 +158,29 @@ def plan_check(plan: str) -> _PlanFacts:
         When it does not compile.
     """
 
+def plan_narrowed(plan: str, late: bool) -> tuple[str, list[Schema]]:
+    """Leave out of the sources of a plan the columns that nothing in it reads.
+
+    Parameters
+    ----------
+    plan : str
+        As for `plan_check`.
+    late : bool
+        Whether somebody takes late rows, which are whole.
+
+    Returns
+    -------
+    plan : str
+        With the same output and state.
+    read : list of Schema
+        The columns that are left of each source, at least one.
+
+    Raises
+    ------
+    PlanError, SchemaError
+        When it does not compile.
+    """
+
 def balanced_owners(owners: Sequence[int], workers: int) -> list[int]:
     """Owners with equal shares, up to one bin, that differ from these in as few bins as possible."""
 

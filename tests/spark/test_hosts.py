@@ -19,7 +19,7 @@ import pytest
 
 import penstock as pk
 from engine_support import Kept, bag, frame
-from penstock.errors import PlanError
+from penstock.errors import PlanError, SchemaError
 from penstock.spark._session.collect import to_table
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(180)]
@@ -285,6 +285,74 @@ def test_a_flow_of_several_sources_gives_the_same_rows_everywhere(spark: Any, en
     kept = Kept()
     engine.foreach_batch(flow, kept, name="several sources")(df, 0)
     assert bag(kept.batches[0], as_table(engine.finish("several sources"), flow)) == expected
+
+
+WIDE = pk.Flow(pa.schema([("x", pa.int64()), *TABLE.schema]), event_time="ts", lateness="2s")
+NARROW: dict[str, tuple[pk.Flow, Callable[[], Rows], str]] = {
+    "totals": (WIDE.key_by("k").agg(emit="final", **AGGS), totals, "k, v, ts"),
+    "sliding": (
+        WIDE.key_by("k").window(pk.sliding("60s", every="25s")).agg(n=pk.count()),
+        lambda: counts(60_000, 25_000),
+        "k, ts; where late rows are taken x, k, v, ts",
+    ),
+    "sessions": (
+        WIDE.key_by("k").window(pk.session("1s")).agg(n=pk.count()),
+        lambda: sessions(1_000),
+        "k, ts; where late rows are taken x, k, v, ts",
+    ),
+    "distinct": (WIDE.distinct("v", "k"), FLOWS["distinct"][1], "k, v, ts"),
+}
+
+
+def poisoned(spark: Any) -> Any:
+    """The rows, with a column that fails when it is read."""
+    from pyspark.sql import functions as F
+
+    return frame(spark, TABLE).withColumn("x", F.raise_error(F.lit("x is read")).cast("bigint"))
+
+
+@pytest.mark.parametrize("name", NARROW)
+def test_columns_that_nobody_reads_are_not_asked_of_spark(spark: Any, engine: pk.Engine, name: str) -> None:
+    flow, twin, read = NARROW[name]
+    assert f"  read: {read}\n" in flow.explain()
+    assert bag(flow.collect(TABLE.append_column("x", pa.nulls(ROWS, pa.int64())), 2)) == twin()
+    df = poisoned(spark)
+    assert bag(as_table(pk.spark.run(flow, df), flow)) == twin()
+    kept = Kept()
+    engine.foreach_batch(flow, kept, name=f"narrow {name}")(df, 0)
+    assert bag(kept.batches[0], as_table(engine.finish(f"narrow {name}"), flow)) == twin()
+    # It must be there all the same, and of its type.
+    for other, reason in (
+        (df.drop("x"), "has no column 'x'"),
+        (df.withColumn("x", df.k.cast("string")), "'x' is string"),
+    ):
+        with pytest.raises(SchemaError, match=reason):
+            pk.spark.run(flow, other)
+        with pytest.raises(SchemaError, match=reason):
+            engine.foreach_batch(flow, kept, name=f"narrow {name} {reason}")(other, 0)
+    if "late rows" in read:
+        with pytest.raises(Exception, match="x is read"):
+            engine.foreach_batch(flow, kept, late=Kept(), name=f"late {name}")(df, 0)
+
+
+def test_a_tagged_source_is_asked_for_what_is_read(spark: Any, engine: pk.Engine) -> None:
+    tags = pk.Flow("k bigint, tag string, x bigint", name="tags")
+    wide = WIDE.join(tags, on="k", how="semi").key_by("k").agg(emit="final", n=pk.count())
+    told = wide.explain()
+    assert "source input: x Int64" in told and told.count("  read: ") == 1 and "  read: k\n" in told
+    totalled = (
+        WIDE.key_by("k")
+        .agg(emit="final", **AGGS)
+        .union(tags.key_by("k").agg(emit="final", n=pk.count(), total=pk.sum("k")))
+    )
+    named = spark.range(3).selectExpr("id AS k", "CAST(raise_error('tag is read') AS string) AS tag", "0L AS x")
+    df = pk.spark.tagged(input=poisoned(spark), tags=named)
+    expected = totals() + Counter((k, 1, k) for k in range(3))
+    assert bag(as_table(pk.spark.run(totalled, df), totalled)) == expected
+    assert bag(as_table(pk.spark.run(totalled, {"input": poisoned(spark), "tags": named}), totalled)) == expected
+    kept = Kept()
+    engine.foreach_batch(totalled, kept, name="tagged and narrow")(df, 0)
+    assert bag(kept.batches[0], as_table(engine.finish("tagged and narrow"), totalled)) == expected
 
 
 @pytest.mark.parametrize(

@@ -60,6 +60,15 @@ def test_a_program_tells_of_each_source() -> None:
     assert misfit == "its sources are plain, timed, in this order, those of the flow before were timed, plain"
 
 
+def test_members_are_fed_what_is_read() -> None:
+    flow = pk.Flow("k bigint, t timestamp, v bigint", event_time="t").key_by("k").window(pk.tumbling("1s"))
+    alone, late = Program.of(flow.agg(n=pk.count())), Program.of(flow.agg(n=pk.count()), late=print)
+    assert [one.read["input"].names for one in (alone, late)] == [["k", "t"], ["k", "t", "v"]]
+    assert not alone.same_functions(late), "members that take other columns are told"
+    assert late.misfit(alone, durable=False) is None, "taking late rows is no edit of the flow"
+    assert late.late.names == ["k", "t", "v"]
+
+
 def test_a_key_of_another_type_is_refused_by_its_name() -> None:
     def counts(key: str) -> Program:
         return Program.of(pk.Flow(f"k {key}, v bigint", name="rows").key_by("k").agg(n=pk.count()))

@@ -206,7 +206,13 @@ def run(flow: Flow, df: DataFrame | Mapping[str, DataFrame], *, partitions: int 
     3
     """
     require_flow(flow, "penstock.spark.run")
-    sources = frames(flow, df, "penstock.spark.run")
+    from penstock import _native
+
+    # No row is late at the end of input.
+    whole, calls = flow.to_plan()
+    plan, read = _native.plan_narrowed(whole, late=False)
+    columns = dict(zip(flow.sources, map(pa.schema, read), strict=True))
+    sources = frames(flow, df, "penstock.spark.run", columns)
     live = next((name for name, frame in zip(flow.sources, sources, strict=True) if frame.isStreaming), None)
     if live is not None:
         which = "this one" if len(sources) == 1 else f"source {live!r}"
@@ -214,9 +220,6 @@ def run(flow: Flow, df: DataFrame | Mapping[str, DataFrame], *, partitions: int 
             f"penstock.spark.run takes a batch DataFrame, {which} is streaming; use penstock.Engine with foreachBatch"
         )
     count = _partitions(sources[0], partitions)
-    from penstock import _native
-
-    plan, calls = flow.to_plan()
     facts = _native.plan_check(plan)
     ordered = bool(facts["needs_order"])
     pickled = dump_calls(calls)

@@ -5,8 +5,8 @@ one apart. A tagged DataFrame has one struct column for each source, called as t
 not null, and holds the row of its source. So one DataFrame, and one streaming query, feeds all sources of a flow: what
 Spark makes a batch of is one epoch of all of them.
 
-Invariants: a row is of one source, or the batch fails and names the row. What a flow does not ask of a source is left
-out before rows leave the JVM.
+Invariants: a row is of one source, or the batch fails and names the row. What a flow does not read of a source is left
+out before rows leave the JVM; that it is there, and its type, is checked all the same.
 
 A tag beside the structs would say nothing that they do not say. Spark writes a null as it writes a value, into every
 column, so a row costs what the columns of all sources together take, and a flow that names few columns is cheap: out of
@@ -105,8 +105,8 @@ def tagged(**sources: DataFrame) -> DataFrame:
     return reduce(lambda all_of, one: all_of.union(one), made)
 
 
-def frames(flow: Flow, given: Any, what: str) -> list[DataFrame]:
-    """What each source of a flow is fed, with its columns and no others.
+def frames(flow: Flow, given: Any, what: str, read: Mapping[str, pa.Schema]) -> list[DataFrame]:
+    """What each source of a flow is fed, with the columns that are read and no others.
 
     Parameters
     ----------
@@ -116,6 +116,8 @@ def frames(flow: Flow, given: Any, what: str) -> list[DataFrame]:
         The rows of the only source, a tagged DataFrame, or DataFrames by the name of their source.
     what : str
         What the caller is called; errors begin with it.
+    read : mapping of str to pyarrow.Schema
+        Of each source the columns that are read; it must have the others, too.
 
     Returns
     -------
@@ -139,15 +141,15 @@ def frames(flow: Flow, given: Any, what: str) -> list[DataFrame]:
         for name in schemas:
             if name not in given:
                 raise ConfigError(f"source {name!r} is missing; the flow has {names}")
-        return [_plain(given[name], schema, f"source {name!r}") for name, schema in schemas.items()]
+        return [_plain(given[name], schema, read[name], f"source {name!r}") for name, schema in schemas.items()]
     require_classic(given, what)
     if len(schemas) == 1:
-        return [_plain(given, schema, "the DataFrame") for schema in schemas.values()]
-    structs = _structs(given, schemas)
-    return [_only(structs, number, schemas) for number in range(len(schemas))]
+        return [_plain(given, schema, read[name], "the DataFrame") for name, schema in schemas.items()]
+    structs = _structs(given, schemas, read)
+    return [_only(structs, number, read) for number in range(len(schemas))]
 
 
-def fed(flow: Flow, df: DataFrame, ordered: bool) -> DataFrame:
+def fed(flow: Flow, df: DataFrame, ordered: bool, read: Mapping[str, pa.Schema]) -> DataFrame:
     """The rows that an engine is fed of a batch: columns of the only source, or a struct for each, in their order.
 
     Parameters
@@ -158,6 +160,8 @@ def fed(flow: Flow, df: DataFrame, ordered: bool) -> DataFrame:
         The batch.
     ordered : bool
         Whether results depend on the order of rows; then they are sorted by ``order_by`` of their sources, if any.
+    read : mapping of str to pyarrow.Schema
+        As of `frames`; columns of ``order_by`` are among them.
 
     Raises
     ------
@@ -169,10 +173,11 @@ def fed(flow: Flow, df: DataFrame, ordered: bool) -> DataFrame:
     schemas = flow.sources
     order = [(source.name, source.order_by) for source in sources_of(flow)] if ordered else []
     if len(schemas) == 1:
-        wanted = _plain(df, next(iter(schemas.values())), "the DataFrame")
+        [(name, schema)] = schemas.items()
+        wanted = _plain(df, schema, read[name], "the DataFrame")
         columns = [quoted(name) for _, by in order for name in by]
         return wanted.sort(*columns) if columns else wanted
-    wanted = _structs(df, schemas)
+    wanted = _structs(df, schemas, read)
     if not any(by for _, by in order):
         return wanted
     which = F.coalesce(*(F.when(wanted[quoted(name)].isNotNull(), n) for n, name in enumerate(schemas)))
@@ -225,21 +230,22 @@ def quoted(name: str) -> str:
     return "`" + name.replace("`", "``") + "`"
 
 
-def _plain(df: DataFrame, schema: pa.Schema, what: str) -> DataFrame:
-    """The columns of a schema."""
+def _plain(df: DataFrame, schema: pa.Schema, read: pa.Schema, what: str) -> DataFrame:
+    """The columns that are read of one that has all columns of a schema."""
+    from pyspark.sql.types import StructType
+
     for name in schema.names:
         if df.columns.count(name) != 1:
             problem = "has no column" if name not in df.columns else "has more than one column"
             raise SchemaError(f"{what} {problem} {name!r}; it has {', '.join(df.columns) or 'no columns'}")
-    selected = df if df.columns == schema.names else df.select(*(quoted(name) for name in schema.names))
     # An empty batch of their types meets every check that the rows will meet, before a job starts.
-    have = to_arrow(selected.schema, what)
+    have = to_arrow(StructType([df.schema[name] for name in schema.names]), what)
     conform(pa.RecordBatch.from_pylist([], schema=have), schema, what)
-    return selected
+    return df if df.columns == read.names else df.select(*map(quoted, read.names))
 
 
-def _structs(df: DataFrame, schemas: Mapping[str, pa.Schema]) -> DataFrame:
-    """The struct columns of the sources, in their order, with the columns that the flow asks for."""
+def _structs(df: DataFrame, schemas: Mapping[str, pa.Schema], read: Mapping[str, pa.Schema]) -> DataFrame:
+    """The struct columns of the sources, in their order, with the columns that are read."""
     from pyspark.sql.types import StructType
 
     names = ", ".join(schemas)
@@ -271,7 +277,7 @@ def _structs(df: DataFrame, schemas: Mapping[str, pa.Schema]) -> DataFrame:
                 raise SchemaError(f"source {name!r} has no column {column!r}; it has {', '.join(kind.names)}")
         own = to_arrow(kind, f"source {name!r}")
         conform(pa.RecordBatch.from_pylist([], schema=own), _nullable(schema), f"source {name!r}")
-        chosen.append(_pruned(df[quoted(name)], kind.names, schema.names).alias(name))
+        chosen.append(_pruned(df[quoted(name)], kind.names, read[name].names).alias(name))
     return df.select(*chosen)
 
 
@@ -287,14 +293,14 @@ def _pruned(column: Column, have: Sequence[str], wanted: Sequence[str]) -> Colum
     return F.when(column.isNotNull(), F.struct(*(column.getField(name).alias(name) for name in wanted)))
 
 
-def _only(structs: DataFrame, number: int, schemas: Mapping[str, pa.Schema]) -> DataFrame:
+def _only(structs: DataFrame, number: int, read: Mapping[str, pa.Schema]) -> DataFrame:
     """The rows of one source, without those of a tagged union's others; a row that is not of one source is an error.
 
     Spark drops branches of a union that can have none.
     """
     from pyspark.sql import functions as F
 
-    names = list(schemas)
+    names = list(read)
     mine = structs[quoted(names[number])]
     others = [structs[quoted(name)].isNull() for at, name in enumerate(names) if at != number]
     alone = reduce(lambda all_of, one: all_of & one, others)
@@ -304,6 +310,6 @@ def _only(structs: DataFrame, number: int, schemas: Mapping[str, pa.Schema]) -> 
     keep = F.when(mine.isNotNull() & alone, True).when(mine.isNotNull(), several.cast("boolean"))
     if number == 0:
         keep = keep.when(alone, none.cast("boolean"))
-    columns = schemas[names[number]].names
+    columns = read[names[number]].names
     picked = (mine.getField(name).alias(name) for name in columns)
     return structs.where(keep.otherwise(False)).select(*picked)

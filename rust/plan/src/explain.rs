@@ -131,11 +131,21 @@ pub(crate) fn explain(plan: &Plan) -> String {
     // Writing to a string cannot fail.
     let mut line = |words: String| writeln!(text, "{words}").unwrap_or_default();
     let several = plan.sources().len() > 1;
-    for source in plan.sources() {
+    let read = [false, true].map(|late| plan.reads(late));
+    for (number, source) in plan.sources().iter().enumerate() {
         let name = if several { format!(" {}", source.name) } else { String::new() };
         line(format!("source{name}: {}", columns(&source.schema)));
         if let Some(event_time) = &source.event_time {
             line(format!("  event time {}, lateness {}", event_time.name, time(source.lateness_us)));
+        }
+        let [alone, late] = [0, 1].map(|at| &read[at][number][..]);
+        if alone.len() < source.schema.fields().len() {
+            let more = if late == alone {
+                String::new()
+            } else {
+                format!("; where late rows are taken {}", names(&source.schema, late))
+            };
+            line(format!("  read: {}{more}", names(&source.schema, alone)));
         }
     }
     for (number, stage) in plan.stages().iter().enumerate() {

@@ -40,6 +40,7 @@ pub mod keyed;
 pub mod op;
 pub mod plan;
 mod pool;
+mod reads;
 pub mod spec;
 pub mod state;
 

@@ -66,7 +66,7 @@ mod _native {
     #[pymodule_export]
     use crate::ordered::OrderedRun;
     #[pymodule_export]
-    use crate::plan::{exchange_hashes, hash_columns, max_event_time, migration_steps, plan_check};
+    use crate::plan::{exchange_hashes, hash_columns, max_event_time, migration_steps, plan_check, plan_narrowed};
     #[pymodule_export]
     use crate::registry::{Registry, claim_of, key_of};
     #[pymodule_export]

@@ -47,6 +47,14 @@ pub(crate) fn plan_check<'py>(py: Python<'py>, plan: &str) -> PyResult<Bound<'py
     Ok(facts)
 }
 
+/// The same plan of sources with the columns that are read alone, and these columns of each; `late` where somebody takes late rows.
+#[pyfunction]
+pub(crate) fn plan_narrowed(plan: &str, late: bool) -> PyResult<(String, Vec<Schema>)> {
+    let narrowed = compile(plan)?.narrowed(late);
+    let read = narrowed.sources.iter().map(|source| Schema::new(source.schema.clone()));
+    Ok((narrowed.to_json(), read.collect()))
+}
+
 /// The pieces between exchanges, each with its columns: ``{"source"}`` or ``{"operator"}`` that it begins with, ``{"inputs"}`` by side, and
 /// ``{"end"}``, which is (operator, side) or None for the output.
 fn pieces<'py>(py: Python<'py>, plan: &Plan) -> PyResult<Vec<Bound<'py, PyDict>>> {

@@ -46,7 +46,11 @@ class Program:
     flow : Flow
         What the user wrote.
     plan : str
-        As JSON.
+        As JSON; its sources have the columns that are read.
+    whole : str
+        The plan whose sources have all columns, which says what may be edited.
+    read : mapping of str to pyarrow.Schema
+        The columns that are read of each source.
     calls : bytes
         The Python functions, cloudpickled.
     sources : mapping
@@ -72,6 +76,8 @@ class Program:
 
     flow: Flow
     plan: str
+    whole: str
+    read: Mapping[str, pa.Schema]
     calls: bytes
     sources: Mapping[str, str]
     bound: tuple[tuple[Any, ...], ...]
@@ -92,8 +98,8 @@ class Program:
         """
         from penstock import _native
 
-        plan, calls = flow.to_plan(streaming=True)
-        facts = _native.plan_check(plan)
+        whole, calls = flow.to_plan(streaming=True)
+        facts = _native.plan_check(whole)
         output = pa.schema(facts["output_schema"])
         # Both ends must be types that Spark has, before anything runs.
         spark_types(output)
@@ -107,10 +113,13 @@ class Program:
                 f"late rows of this flow have different columns ({told}), and a function takes rows of one kind: give"
                 " late= a dict with a function for each, or leave it out, and they are counted"
             )
+        plan, read = _native.plan_narrowed(whole, late is not None)
         pickled = dump_calls(calls)
         return cls(
             flow,
             plan,
+            whole,
+            dict(zip(flow.sources, map(pa.schema, read), strict=True)),
             pickled,
             functions.sources(pickled),
             tuple(tuple(call.get(key) for key in _BINDING) for call in calls),
@@ -145,7 +154,7 @@ class Program:
                 if field.name in was.names and was.field(field.name).type != field.type:
                     before = was.field(field.name).type
                     return f"column {field.name!r} of source {name!r} is {field.type}, and was {before}"
-        mine, theirs = _steps(self.plan), _steps(other.plan)
+        mine, theirs = _steps(self.whole), _steps(other.whole)
         if mine != theirs:
             pairs = zip(mine[1:], theirs[1:], strict=False)
             differing = next((at for at, (one, two) in enumerate(pairs) if one != two), None)

@@ -433,7 +433,7 @@ class Query:
             "idle_after_ms": list(program.idle_after_ms),
             "durable": self.storage is not None,
             "functions": self._functions,
-            "columns": _columns(program.flow.sources),
+            "columns": _columns(program.read),
         }
         self._executor.post({"Open": {"query": self.id, "program": opened}})
 
@@ -488,13 +488,13 @@ class Query:
         """Bring the rows of a batch to the members; the receipts that come back are the commit."""
         clock = time.monotonic()
         flow, epoch = self.program.flow, facts["epoch"]
-        wanted = fed(flow, df, self.program.ordered)
+        wanted = fed(flow, df, self.program.ordered, self.program.read)
         members = [self._hub.known(one) for one in facts["members"]]
         seats = tuple(feeds.FeedTarget(member.id, member.executor, member.address) for member in members)
         key, silence = self._setup.secret.feed(self.id, epoch), self._setup.silence
         # Rows of a batch that is fed again are compared with those that its sink was given.
         compared = self.storage is not None
-        task = feeds.FeedTask(self.id, epoch, flow.sources, seats, key, silence, compared)
+        task = feeds.FeedTask(self.id, epoch, self.program.read, seats, key, silence, compared)
         with described(df.sparkSession, f"penstock {self.name}: feed epoch {epoch}"):
             rows = by_place(wanted).mapInArrow(task, drains.struct_type(feeds.RECEIPTS_DDL)).collect()
         receipts = [feeds.Receipt(**row.asDict()) for row in rows]
@@ -581,7 +581,7 @@ def _hand_on(late: Late, df: DataFrame, names: Sequence[str], epoch: int) -> Non
 
 
 def _columns(sources: Mapping[str, pa.Schema]) -> str:
-    """What is fed, for people."""
+    """What is fed: only of equal columns can rows be compared."""
     told = {name: ", ".join(f"{field.name} {field.type}" for field in schema) for name, schema in sources.items()}
     return "; ".join(told.values() if len(told) == 1 else (f"{name}: {columns}" for name, columns in told.items()))
 
