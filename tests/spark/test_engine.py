@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import datetime
 import decimal
 import os
@@ -45,7 +46,7 @@ from penstock.errors import (
     UnsupportedSession,
     UserFunctionError,
 )
-from penstock.spark._engine import drains
+from penstock.spark._engine import drains, feeds
 from penstock.spark._session.collect import to_table
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(180)]
@@ -122,6 +123,95 @@ def test_few_rows_reach_the_sink_without_tasks_and_are_the_same(
         assert given == found[-1][1]
         assert rows == found[-1][2] and rows.num_rows == 3
     assert found[0][2].to_pylist()[0] == first
+
+
+class Watched:
+    """Which batches came by way of the driver, by their rows; None for one that was too large for it."""
+
+    def __init__(self, patch: pytest.MonkeyPatch) -> None:
+        self.came: list[int | None] = []
+        first = feeds.first
+
+        def watched(df: Any) -> Any:
+            found = first(df)
+            self.came.append(None if found is None else sum(batch.num_rows for batch in found))
+            return found
+
+        patch.setattr(feeds, "first", watched)
+
+
+def test_few_rows_come_by_way_of_the_driver_and_count_the_same(
+    cluster: Any, engine: pk.Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A batch that is too large for it is fed by tasks, and so are those after it for a while."""
+    watched, kept = Watched(monkeypatch), Kept()
+    function = engine.foreach_batch(COUNTS, kept, name="few")
+    for name in ("_FEW_ROWS", "_MOST_ROWS"):
+        monkeypatch.setattr(feeds, name, 900)
+    sizes = [600, 600, 0, 900, 901, 5, 5, 5, 901, 5, 5, 5, 5, 5]
+    values = iter(range(sum(sizes)))
+    own: dict[int, list[int]] = {}
+    for batch, rows in enumerate(sizes):
+        taken = [next(values) for _ in range(rows)]
+        for value in taken:
+            own.setdefault(value % 7, []).append(value)
+        first = taken[0] if taken else 0
+        function(cluster.range(first, first + rows, 1, 3).selectExpr("id % 7 AS k", "id AS v"), batch)
+        assert state(kept) == {k: (len(all_of), sum(all_of)) for k, all_of in own.items()}, batch
+    assert watched.came == [600, 0, 900, None, 5, None, 5], "one, two, then four small ones are seen before"
+    fed = [entry["rows"] for entry in engine.stats().to_pylist() if entry["query"] == "few"]
+    assert sum(fed) == sum(sizes)
+
+
+def test_few_rows_keep_order_types_and_sources_on_their_way_through_the_driver(
+    cluster: Any, engine: pk.Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    watched = Watched(monkeypatch)
+
+    def running(seen: list[int] | None, k: int, v: int) -> tuple[list[int], tuple[int, str]]:
+        seen = [*(seen or [])[-3:], v]
+        return seen, (k, ",".join(map(str, seen)))
+
+    flow = pk.Flow(SCHEMA, order_by="v").key_by("k").stateful_map(running, schema="k bigint, seen string")
+    kept = Kept()
+    function = engine.foreach_batch(flow, kept, name="ordered and few")
+    for batch in range(3):
+        function(numbers(cluster, batch).repartition(5), batch)
+    table = pa.table({"v": range(1_800)}).append_column("k", pa.array([v % 7 for v in range(1_800)]))
+    assert bag(*kept.batches.values()) == bag(flow.collect(table.select(["k", "v"]), batch_rows=600))
+    # Structs of two sources, one of which has names that Spark does not find, and times.
+    left = pk.Flow("`a.b` bigint, ts timestamp", name="left")
+    pairs = left.join(pk.Flow("k bigint, w decimal(9,2)", name="right"), left_on="a.b", right_on="k")
+    both = Kept()
+    function = engine.foreach_batch(pairs, both, name="two and few")
+    for batch in range(2):
+        one = cluster.range(3).selectExpr(f"id + {batch} AS `a.b`", "timestamp_seconds(id) AS ts")
+        other = cluster.range(3).selectExpr(f"id + {batch} AS k", "CAST(id AS decimal(9,2)) AS w")
+        function(pk.spark.tagged(left=one, right=other), batch)
+    rows = [row for table in both.batches.values() for row in table.to_pylist()]
+    found = sorted((row["a.b"], row["ts"].timestamp(), int(row["w"])) for row in rows)
+    each = [(at + batch, at) for batch in range(2) for at in range(3)]
+    assert found == sorted((k, float(at), w) for k, at in each for other, w in each if other == k)
+    assert watched.came == [600, 600, 6]
+
+
+def test_a_batch_of_few_wide_rows_does_not_come_to_the_driver() -> None:
+    shortcut = feeds.Shortcut()
+    receipt = feeds.Receipt(partition=0, attempt=1, member=1, rows=10, max_event_time=None, checksum=0, bytes=2 << 20)
+    for size, then in ((2 << 20, False), (1 << 19, True), (2 << 20, False), (1, True)):
+        shortcut.came([dataclasses.replace(receipt, bytes=size)])
+        assert shortcut.open is then
+    shortcut.came([dataclasses.replace(receipt, rows=8_193, bytes=1)] * 2)
+    assert not shortcut.open
+    waits = []
+    for _ in range(8):
+        shortcut.missed()
+        waits.append(0)
+        while not shortcut.open:
+            shortcut.came([])
+            waits[-1] += 1
+    assert waits == [2, 4, 8, 16, 32, 64, 64, 64]
+    assert shortcut.attempt() < shortcut.attempt() < 1 << 63
 
 
 def test_counts_equal_pandas_with_bins_moving_while_rows_pass(cluster: Any, engine: pk.Engine, tmp_path: Path) -> None:

@@ -1,19 +1,25 @@
 """Feeding an epoch: a Spark task that brings the rows of its partition to a member.
 
-Owns: the picklable task, its receipt, and the choice of the member. A task sends to a member of its own executor
-where there is one, so rows do not cross the network. What a task yields is its receipts, one for each source that its
-partition has rows of; the receipts that the driver collects are the commit: rows of an attempt whose receipt Spark did
-not deliver never count. All of a task go to one member, each source on a connection of its own.
+Owns: the picklable task, its receipt, the choice of the member, and that few rows go by way of the driver. A task sends
+to a member of its own executor where there is one, so rows do not cross the network. What a task yields is its
+receipts, one for each source that its partition has rows of; the receipts that the driver collects are the commit: rows
+of an attempt whose receipt Spark did not deliver never count. All of a task go to one member, each source on a
+connection of its own.
 
 A task whose member has died does not raise: it yields a row that says so. Spark would end the whole job, and with it
 the Python processes of its other tasks, which take a second of CPU each to come back, just when the batch is to be fed
 again.
+
+Few rows come to the driver, which sends them to one member: a stage of Python tasks costs a batch 55 ms whatever it
+holds (two busy cores). How many come is known of the batch before only, so Spark leaves out of each partition what is
+beyond the bound (`first`), and who gets more than that has the batch fed by tasks. Invariant: what the driver holds of
+a batch is bounded, in rows of a partition and by ``spark.driver.maxResultSize``.
 """
 
 from __future__ import annotations
 
 import socket
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -21,20 +27,28 @@ import pyarrow as pa
 
 from penstock._schema import conform
 from penstock.errors import AuthenticationError, ProtocolError
+from penstock.spark._session.collect import to_batches
 from penstock.spark._tasks.apart import renamed, split
 from penstock.spark._tasks.place import Key, executor_name
 
 if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
     from penstock import _native
 
-__all__ = ["RECEIPTS", "RECEIPTS_DDL", "FeedTarget", "FeedTask", "Receipt"]
+__all__ = ["RECEIPTS", "RECEIPTS_DDL", "FeedTarget", "FeedTask", "Receipt", "Shortcut", "first"]
+
+#: Rows and bytes of a batch after which the next one comes by way of the driver, and the rows that it may have then.
+_FEW_ROWS, _FEW_BYTES, _MOST_ROWS = 8_192, 1 << 20, 16_384
+#: How many small batches one that was too large is behind at most, before the driver is tried again.
+_LONGEST = 64
 
 #: How long a member has to accept a connection that tells whether it lives, seconds.
 _DIAL_S = 2.0
 #: Columns that a feed task yields: one row for each source that the partition holds rows of.
 RECEIPTS_DDL = (
     "partition int, attempt bigint, member bigint, rows bigint, max_event_time bigint, checksum bigint, hash bigint,"
-    " gone string, source int"
+    " gone string, source int, bytes bigint"
 )
 RECEIPTS = pa.schema(
     [
@@ -47,6 +61,7 @@ RECEIPTS = pa.schema(
         ("hash", pa.int64()),
         ("gone", pa.string()),
         ("source", pa.int32()),
+        ("bytes", pa.int64()),
     ]
 )
 
@@ -73,6 +88,8 @@ class Receipt:
         Why nothing is staged: the member has died.
     source : int
         Number of the source.
+    bytes : int
+        Of the rows in memory.
     """
 
     partition: int
@@ -84,6 +101,7 @@ class Receipt:
     hash: int = 0
     gone: str | None = None
     source: int = 0
+    bytes: int = 0
 
 
 @dataclass(frozen=True)
@@ -132,29 +150,39 @@ class FeedTask:
         context = TaskContext.get()
         assert context is not None, "a feed runs inside a Spark task"
         partition, attempt = context.partitionId(), context.taskAttemptId()
+        rows = self.stage(batches, partition, attempt, self._seat(partition))
+        if rows:
+            yield pa.RecordBatch.from_pylist(rows, schema=RECEIPTS)
+
+    def stage(
+        self, batches: Iterable[pa.RecordBatch], partition: int, attempt: int, seat: FeedTarget
+    ) -> list[dict[str, Any]]:
+        """Stage batches at a member; what becomes receipts, one for each source that there are rows of."""
         schemas = list(self.sources.values())
-        seat = self._seat(partition)
         open_: dict[int, _native.Feed] = {}
+        sizes: dict[int, int] = {}
         receipts: list[dict[str, Any]] = []
         try:
             for source, batch in self._parted(batches):
                 if source not in open_:
                     open_[source] = self._connect(seat, partition, attempt, source, schemas[source])
-                open_[source].push(conform(batch, schemas[source]))
-            receipts.extend({"source": source, **feed.finish()} for source, feed in sorted(open_.items()))
+                fitting = conform(batch, schemas[source])
+                sizes[source] = sizes.get(source, 0) + fitting.nbytes
+                open_[source].push(fitting)
+            receipts.extend(
+                {"source": source, "bytes": sizes[source], **feed.finish()} for source, feed in sorted(open_.items())
+            )
         except (ProtocolError, AuthenticationError) as error:
             # The driver reads this text: the first line has to name the member.
             text = f"member {seat.member} at {seat.address}: {error}"
             if isinstance(error, AuthenticationError) or _answers(seat.address):
                 raise ProtocolError(text) from error
-            nothing = {"source": 0, "rows": 0, "max_event_time": None, "checksum": 0, "hash": 0}
+            nothing = {"source": 0, "rows": 0, "max_event_time": None, "checksum": 0, "hash": 0, "bytes": 0}
             receipts = [{"member": seat.member, "gone": text, **nothing}]
         finally:
             for feed in open_.values():
                 feed.close()
-        if receipts:
-            rows = [{"partition": partition, "attempt": attempt, **receipt} for receipt in receipts]
-            yield pa.RecordBatch.from_pylist(rows, schema=RECEIPTS)
+        return [{"partition": partition, "attempt": attempt, **receipt} for receipt in receipts]
 
     def _parted(self, batches: Iterable[pa.RecordBatch]) -> Iterator[tuple[int, pa.RecordBatch]]:
         names = list(self.sources)
@@ -189,6 +217,51 @@ class FeedTask:
             seat.member,
             source,
         )
+
+
+class Shortcut:
+    """Whether the next batch of a query comes by way of the driver: the last ones tell."""
+
+    def __init__(self) -> None:
+        #: Small batches to see before.
+        self._left = 1
+        self._again = 1
+        #: Attempts of the driver have numbers that no task of Spark's has.
+        self._attempts = 1 << 62
+
+    @property
+    def open(self) -> bool:
+        """Whether it does."""
+        return self._left == 0
+
+    def attempt(self) -> int:
+        """A number of its own for what the driver sends."""
+        self._attempts += 1
+        return self._attempts
+
+    def came(self, receipts: Sequence[Receipt]) -> None:
+        """A batch has come."""
+        small = sum(one.rows for one in receipts) <= _FEW_ROWS and sum(one.bytes for one in receipts) <= _FEW_BYTES
+        self._left = max(0, self._left - 1) if small else max(1, self._left)
+
+    def missed(self) -> None:
+        """What came by way of the driver was too much, and has to be fed again: the more often, the longer it waits."""
+        self._left = self._again = min(2 * self._again, _LONGEST)
+
+
+def first(df: DataFrame) -> list[pa.RecordBatch] | None:
+    """All rows of a DataFrame, in their order, where they are few; None where they are not."""
+    from pyspark.sql import functions as F
+
+    # The number of a row in its partition, below that of the partition.
+    number = F.monotonically_increasing_id().bitwiseAND(F.lit((1 << 33) - 1))
+    try:
+        found = to_batches(df.where(number <= _MOST_ROWS))
+    except Exception as error:
+        if "maxResultSize" in str(error):
+            return None
+        raise
+    return found if sum(batch.num_rows for batch in found) <= _MOST_ROWS else None
 
 
 def _answers(address: str) -> bool:

@@ -1,4 +1,4 @@
-"""The rows of a Spark DataFrame as an Arrow table, on every Spark release that is served."""
+"""The rows of a Spark DataFrame as Arrow, on every Spark release that is served."""
 
 from __future__ import annotations
 
@@ -8,7 +8,23 @@ import pyarrow as pa
 
 from penstock._schema import to_arrow
 
-__all__ = ["to_table"]
+__all__ = ["to_batches", "to_table"]
+
+
+def to_batches(df: Any) -> list[pa.RecordBatch]:
+    """Collect a DataFrame as Arrow batches, in the order of its rows; without rows there is none.
+
+    Parameters
+    ----------
+    df : pyspark.sql.DataFrame
+        Of a classic session.
+
+    Returns
+    -------
+    list of pyarrow.RecordBatch
+        As a function for ``mapInArrow`` would get them: timestamps name the session's time zone.
+    """
+    return list(df._collect_as_arrow())
 
 
 def to_table(df: Any) -> pa.Table:
@@ -38,5 +54,5 @@ def to_table(df: Any) -> pa.Table:
         return df.toArrow()
     # The batches name the session's time zone; the instants are the same. Without rows there is no batch.
     schema = to_arrow(df.schema, "the DataFrame")
-    tables = [pa.Table.from_batches([batch]).cast(schema) for batch in df._collect_as_arrow()]
+    tables = [pa.Table.from_batches([batch]).cast(schema) for batch in to_batches(df)]
     return pa.concat_tables(tables) if tables else schema.empty_table()
