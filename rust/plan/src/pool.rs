@@ -22,8 +22,14 @@
 //! | 2^12 | 39.5 | 38.1 | 36.3 | 37.2 | 36.8 | 34.7 |
 //! | 2^16 | 60.6 | 62.5 | 53.2 | 41.2 | 37.1 | 37.5 |
 //!
+//! Since then in a row on another such machine, where a record costs 19.7 with one table: the pool sorted by 8 bits 25.5 (2^12) and 26.0 (2^16), with all
+//! rows of a batch read before any is compared 19.0 and 19.8, and as they come, as it is now, 18.0 and 19.5. Segments of 8 KiB leave out the
+//! tables of 2^11 bins, 22.5 instead of 18.3; of 128 KiB gain no more.
+//!
 //! Departure: tables of several bins share memory. One table ordered by hash would do without the entries, but it holds nothing for
 //! bins of other workers only where a worker's bins are neighbours.
+//!
+//! A count of rows in a pool that the caches hold is one pass: see [`Adder::count`].
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -35,14 +41,13 @@ use crate::partition::bin_of;
 use crate::record::Shape;
 use crate::table::{GROUP, LINE, Table};
 
-/// Words of the largest segment: 8 KiB.
-pub(crate) const MOST_WORDS: usize = 1 << 10;
+/// Words of the largest segment: 32 KiB.
+pub(crate) const MOST_WORDS: usize = 1 << 12;
 
 /// Records that are under way at once.
 const BATCH: usize = 256;
 
-/// A block's records are found in the order in which they are while the rows of a pool have fewer words than this: then they are in the second
-/// cache, and nothing is won by going through them in the order of bins.
+/// While the rows of a pool have no more words than this they are in the second cache.
 const CACHED_WORDS: usize = 1 << 16;
 
 /// Segments that are not used any more may be one part in so many of those that are.
@@ -366,23 +371,25 @@ impl Cells for At<'_> {
 }
 
 impl Adder {
-    /// Adds records with these hashes, in their order. Record `i` is row `rows[i]` of the block, or row `i` where none are given. What is not added is [left](Self::left).
+    /// Adds the records of a block, by their hashes and in their order. What is not added is [left](Self::left).
     pub(crate) fn add(
         &mut self,
         shared: &Shared,
         bins: &mut dyn Bins,
         adding: &Adding<'_>,
-        (hashes, rows): (&[u64], Option<&[u32]>),
+        hashes: &[u64],
     ) -> Result<(), Failed> {
         self.left.hashes.clear();
         self.left.rows.clear();
         let pool = &mut *lock(shared);
-        for (hashes, begin) in hashes.chunks(BATCH).zip((0..).step_by(BATCH)) {
+        if matches!(adding.inputs, [Input::Rows]) && !pool.is_large() {
+            self.count(pool, shared, bins, hashes).map_err(Failed::Op)?;
+            pool.tidy();
+            return Ok(());
+        }
+        for (hashes, begin) in hashes.chunks(BATCH).zip((0_u32..).step_by(BATCH)) {
             self.rows.clear();
-            match rows {
-                Some(rows) => self.rows.extend_from_slice(&rows[begin..begin + hashes.len()]),
-                None => self.rows.extend(begin as u32..(begin + hashes.len()) as u32),
-            }
+            self.rows.extend(begin..begin + hashes.len() as u32);
             self.find_all(pool, shared, bins, hashes).map_err(Failed::Op)?;
             for (index, ((kind, offset), input)) in adding.shape.accs().zip(adding.inputs).enumerate() {
                 let place = Place { kind, stride: pool.stride, offset };
@@ -393,6 +400,68 @@ impl Adder {
         }
         pool.tidy();
         Ok(())
+    }
+
+    /// Counts records of a pool that is in the caches, each where it is found: nothing is written down between finding and counting.
+    fn count(&mut self, pool: &mut Pool, shared: &Shared, bins: &mut dyn Bins, hashes: &[u64]) -> Result<(), OpError> {
+        let bits = bins.bits();
+        for (hashes, begin) in hashes.chunks(BATCH).zip((0_u32..).step_by(BATCH)) {
+            let misses = self.count_found(pool, bits, hashes);
+            for next in 0..misses {
+                let i = self.missed[next];
+                let hash = hashes[i as usize];
+                loop {
+                    match pool.take_in(shared, bins, (hash, bin_of(hash, bits)))? {
+                        Found::At(word) => pool.words[pool.first + word as usize + 1] += 1,
+                        Found::Moved => continue,
+                        Found::Left => {
+                            self.left.hashes.push(hash);
+                            self.left.rows.push(begin + i);
+                        }
+                    }
+                    break;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Counts the records of a batch that are at their positions or in the groups around them; lists and counts the others. No branch depends on
+    /// what is read.
+    #[inline]
+    fn count_found(&mut self, pool: &mut Pool, bits: u8, hashes: &[u64]) -> usize {
+        let Pool { words, first, segments, .. } = pool;
+        let (words, missed) = (&mut words[*first..], &mut self.missed);
+        missed.resize(hashes.len().max(missed.len()), 0);
+        let mut misses = 0;
+        for (i, &hash) in hashes.iter().enumerate() {
+            let Segment { begin, mask } = segments[bin_of(hash, bits) as usize];
+            let at = begin as usize + (hash as u32 & mask) as usize * 2;
+            let row = &mut words[at..at + 2];
+            let found = (row[0] == hash) & (hash != 0);
+            row[1] += u64::from(found);
+            missed[misses] = i as u32;
+            misses += usize::from(!found);
+        }
+        let mut next = 0;
+        for place in 0..misses {
+            let i = missed[place];
+            let hash = hashes[i as usize];
+            let Segment { begin, mask } = segments[bin_of(hash, bits) as usize];
+            let group = begin as usize + (hash as u32 & mask & !(GROUP as u32 - 1)) as usize * 2;
+            let rows = &mut words[group..group + GROUP * 2];
+            let (mut found, mut turns) = (0, 0);
+            for turn in 0..GROUP {
+                let equal = usize::from(rows[turn * 2] == hash);
+                found |= equal;
+                turns += equal * turn;
+            }
+            found *= usize::from(hash != 0);
+            rows[(turns & (GROUP - 1)) * 2 + 1] += found as u64;
+            missed[next] = i;
+            next += 1 - found;
+        }
+        next
     }
 
     /// Finds the rows of a batch, new ones among them, and puts aside the records whose bins lend nothing.
@@ -465,6 +534,10 @@ impl Adder {
             let Segment { begin, mask } = segment(hash);
             begin + (hash as u32 & mask) * stride as u32
         }));
+        if pool.is_large() {
+            // All rows are read before one is compared: what is written down by comparing waits for its row, and reads behind it wait with it.
+            std::hint::black_box(at.iter().fold(0, |sum, &at| sum ^ words[at as usize]));
+        }
         missed.resize(hashes.len().max(missed.len()), 0);
         let mut misses = 0;
         for (i, (&hash, &at)) in hashes.iter().zip(&*at).enumerate() {

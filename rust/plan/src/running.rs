@@ -33,9 +33,6 @@ impl Emit {
     }
 }
 
-/// Bits by which records of a large pool are sorted: more cost more than they gain.
-const SORT_BITS: u8 = 8;
-
 /// Blocks that a pool is not asked for when it has left more than a quarter of the records: of large tables, or such as list their
 /// changes or can undo them.
 const PAUSE: u32 = 64;
@@ -79,7 +76,6 @@ impl RunningOp {
         bins: &mut dyn Bins,
         (keys, inputs): (&Keys, &[Input]),
         hashes: &[u64],
-        reads_rows: bool,
     ) -> Result<(), OpError> {
         let bits = bins.bits();
         let pool = match &self.pool {
@@ -87,14 +83,7 @@ impl RunningOp {
             _ => self.pool.insert(Pool::shared(&self.group_by.shape, bits)),
         };
         let adding = Adding { shape: &self.group_by.shape, inputs };
-        let large = pool::lock(pool).is_large();
-        let done = if large {
-            self.by_bin.all(hashes, bits.min(SORT_BITS), reads_rows);
-            let rows = reads_rows.then(|| self.by_bin.rows());
-            self.adder.add(pool, bins, &adding, (self.by_bin.hashes(), rows))
-        } else {
-            self.adder.add(pool, bins, &adding, (hashes, None))
-        };
+        let done = self.adder.add(pool, bins, &adding, hashes);
         done.map_err(|failed| match failed {
             Failed::Wrapped(at) => self.group_by.wrapped(at),
             Failed::Op(error) => error,
@@ -134,7 +123,7 @@ impl KeyedOp for RunningOp {
         let reads_rows = self.group_by.reads_rows(&keys);
         let lent = matches!(keys, Keys::Unit | Keys::Int(None)) && self.group_by.plain() && !self.emit.tracks();
         if lent && self.pause == 0 {
-            return self.add_to_pool(bins, (&keys, &inputs), hashes, reads_rows);
+            return self.add_to_pool(bins, (&keys, &inputs), hashes);
         }
         self.pause = self.pause.saturating_sub(1);
         self.by_bin.all(hashes, bits, reads_rows);
