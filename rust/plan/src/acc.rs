@@ -352,6 +352,20 @@ impl Place {
         if wrapped { Err(Wrapped) } else { Ok(()) }
     }
 
+    /// Takes the accumulators at `from[i]` of another table, which were merged, away from those at `at[i]`; only of kinds that
+    /// [part](Kind::parts).
+    pub(crate) fn part(self, words: &mut [u64], other: &[u64], from: &[u32], at: &[u32]) {
+        debug_assert!(self.kind.parts(), "{:?} does not part", self.kind);
+        for (&from, &at) in from.iter().zip(at) {
+            let (from, word) = (self.word(from), self.word(at));
+            if matches!(self.kind, Kind::Int { .. }) {
+                set_wide(words, word + 1, wide(words, word + 1).wrapping_sub(wide(other, from + 1)));
+            }
+            // Forged state may claim any number.
+            words[word] = words[word].saturating_sub(other[from]);
+        }
+    }
+
     /// Merges the accumulators at `from[i]` of another table into those at `at[i]`.
     pub(crate) fn merge(
         self,
@@ -429,6 +443,18 @@ impl Place {
             words[word] = words[word].saturating_add(seen);
         }
         if wrapped { Err(Wrapped) } else { Ok(()) }
+    }
+}
+
+impl Kind {
+    /// Whether its value is the number of values seen.
+    pub(crate) fn counts(self) -> bool {
+        matches!(self, Self::Rows | Self::Valid)
+    }
+
+    /// Whether what was merged can be taken away again, to the bit.
+    pub(crate) fn parts(self) -> bool {
+        matches!(self, Self::Rows | Self::Valid | Self::Int { .. })
     }
 }
 

@@ -247,6 +247,18 @@ impl EventTime {
         us.filter(|us| (-EVENT_TIME_LIMIT_US..=EVENT_TIME_LIMIT_US).contains(us))
     }
 
+    /// [`to_us`](Self::to_us) of many values; `None` when one of them is out of range.
+    pub(crate) fn all_to_us(&self, values: &[i64]) -> Option<Vec<i64>> {
+        let (least, most) = values.iter().fold((i64::MAX, i64::MIN), |(a, b), &value| (a.min(value), b.max(value)));
+        if !values.is_empty() {
+            self.to_us(least).and(self.to_us(most))?;
+        }
+        Some(match self.unit() {
+            TimeUnit::Nanosecond => values.iter().map(|value| value.div_euclid(1_000)).collect(),
+            _ => values.iter().map(|value| value * self.resolution_us()).collect(),
+        })
+    }
+
     /// Microseconds since 1970 as a value of the column; `None` on overflow (nanoseconds only).
     pub fn from_us(&self, us: i64) -> Option<i64> {
         match self.unit() {

@@ -161,7 +161,7 @@ pub(crate) fn explain(plan: &Plan) -> String {
             false => format!("exchange: by hash of {}", names(&keyed.routed, &keyed.keys)),
         });
         let (what, state) = match &keyed.kind {
-            KeyedKind::Window { windows: w, event_time, aggregates: aggs } if aggs.is_empty() => {
+            KeyedKind::Window { windows: w, event_time, aggregates: aggs, .. } if aggs.is_empty() => {
                 (format!("{} on {}: each once", windows(w), event_time.name), "keys per pane")
             }
             KeyedKind::Session { gap_us, event_time, aggregates: aggs } => (
@@ -169,7 +169,7 @@ pub(crate) fn explain(plan: &Plan) -> String {
                 "accumulators per key and open session",
             ),
             KeyedKind::Running { emit: Emit::New, .. } => ("each when it first comes".into(), "keys, for ever"),
-            KeyedKind::Window { windows: w, event_time, aggregates: aggs } => (
+            KeyedKind::Window { windows: w, event_time, aggregates: aggs, .. } => (
                 format!("{} on {}: {}", windows(w), event_time.name, aggregates(keyed, aggs)),
                 "accumulators per key and pane",
             ),

@@ -194,6 +194,23 @@ impl GroupBy {
         Ok(())
     }
 
+    /// Adds tables of one bin to `into`, or takes those away that were added.
+    pub(crate) fn roll<'a>(
+        &mut self,
+        into: &mut Table,
+        tables: impl Iterator<Item = &'a Table>,
+        away: bool,
+    ) -> Result<(), OpError> {
+        for table in tables {
+            if away {
+                into.part(&self.shape, table, &mut self.scratch);
+            } else {
+                into.merge(&self.shape, table, &mut self.scratch).map_err(|(at, _)| self.wrapped(at))?;
+            }
+        }
+        Ok(())
+    }
+
     /// Sends what `emit` gathered.
     pub(crate) fn flush(&mut self, out: &mut Sink<'_>) -> Result<(), OpError> {
         let rows = self.records.len();
@@ -210,10 +227,16 @@ impl GroupBy {
 
     /// Instants as a column of the type of event time.
     fn instants(&self, event_time: &EventTime, all: impl Iterator<Item = i64>) -> Result<ArrayRef, OpError> {
-        let code = |(row, us): (usize, i64)| {
-            let out_of_range =
-                || OpError::EventTime { step: self.step.clone(), column: event_time.name.clone(), row, value: us };
-            event_time.from_us(us).ok_or_else(out_of_range)
+        let mut last = None;
+        let code = |(row, us): (usize, i64)| match last {
+            Some((before, code)) if before == us => Ok(code),
+            _ => {
+                let out_of_range =
+                    || OpError::EventTime { step: self.step.clone(), column: event_time.name.clone(), row, value: us };
+                let code = event_time.from_us(us).ok_or_else(out_of_range)?;
+                last = Some((us, code));
+                Ok::<_, OpError>(code)
+            }
         };
         let codes = all.enumerate().map(code).collect::<Result<Vec<_>, _>>()?;
         Ok(column::from_codes(&event_time.data_type, codes, None)?)

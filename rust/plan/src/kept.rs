@@ -146,7 +146,7 @@ impl KeyedSpec {
             windows,
         };
         let holds = match &self.kind {
-            KeyedKind::Window { windows, event_time, aggregates: all } => {
+            KeyedKind::Window { windows, event_time, aggregates: all, .. } => {
                 let time = time_of(event_time);
                 let (size_us, every_us, offset_us) = (windows.size_us(), windows.every_us(), windows.offset_us());
                 let zone = windows.zone().map(Into::into);
@@ -385,7 +385,7 @@ impl Kept {
                 let bounds = of.as_ref().map(|(windows, time)| (time.clone(), Some(*windows)));
                 let group_by = GroupBy::new(step, columns, types, &aggregates, Arc::clone(&schema), bounds, track)?;
                 let op: Box<dyn KeyedOp> = match of {
-                    Some((windows, time)) => Box::new(WindowOp::new(group_by, windows, time)),
+                    Some((windows, time)) => Box::new(WindowOp::new(group_by, windows, time, None)),
                     None => Box::new(RunningOp::new(group_by, Emit::Final)),
                 };
                 Ok(Telling { new_state, op, schema })

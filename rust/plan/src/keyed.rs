@@ -22,7 +22,7 @@ use crate::running::{Emit, RunningOp};
 use crate::session::{SessionOp, Sessions};
 use crate::state::State;
 use crate::top::{self, Groups, Top, TopOp};
-use crate::window::{Cut, WindowOp, Windows};
+use crate::window::{Best, Cut, WindowOp, Windows};
 
 /// See the module. Of an operator with two sides the columns and keys are those of the left one, and [`side`](KeyedSpec::side) shows the other.
 #[derive(Clone, Debug, PartialEq)]
@@ -59,6 +59,8 @@ pub enum KeyedKind {
         event_time: EventTime,
         /// The aggregates.
         aggregates: Vec<Aggregate>,
+        /// The rows of a window that are wanted, where that is not all.
+        best: Option<Best>,
     },
     /// Aggregates by key within sessions of an event-time column.
     Session {
@@ -217,9 +219,9 @@ impl KeyedSpec {
             GroupBy::new(step, keys, self.key_types(), &aggregates, output, bounds, track)
         };
         Ok(match &self.kind {
-            KeyedKind::Window { windows, event_time, aggregates } => {
+            KeyedKind::Window { windows, event_time, aggregates, best } => {
                 let group_by = group_by(aggregates, Some((event_time.clone(), Some(*windows))), false)?;
-                Box::new(WindowOp::new(group_by, *windows, event_time.clone()))
+                Box::new(WindowOp::new(group_by, *windows, event_time.clone(), *best))
             }
             KeyedKind::Session { gap_us, event_time, aggregates } => {
                 let group_by = group_by(aggregates, Some((event_time.clone(), None)), false)?;

@@ -65,4 +65,4 @@ pub use running::Emit;
 pub use spec::{JoinHow, NodeSpec, PlanSpec, StepSpec};
 pub use state::State;
 pub use top::Top;
-pub use window::{Cut, Windows};
+pub use window::{Best, Cut, Windows};

@@ -3,6 +3,9 @@
 //! A pane is a stretch of event time that no window cuts; a running aggregate has the single pane 0. Chunks carry one pane's slots each.
 //! Undo: each table undoes itself; panes born since the mark go, panes dropped since come back.
 //!
+//! Windows that overlap much are [rolled](Panes::roll): the sum of the panes of the last window is kept, and the next one takes away what it does not hold and
+//! adds what is new. That sum is no state: it is made again when a pane of it has changed, moved or come back.
+//!
 //! What has changed since the mark is told as entries. The key of a row begins with its pane, so that a pane goes with one entry: a varint
 //! of its start (zigzag), 1 for the null key and else 0, and the bytes of the key, if it has any beside its hash.
 
@@ -13,7 +16,8 @@ use penstock_bins::{Encoding, Extent};
 use penstock_files::{Chunk, ChunkWriter, Entry};
 use smallvec::SmallVec;
 
-use crate::error::StateFault;
+use crate::error::{OpError, StateFault};
+use crate::group::GroupBy;
 use crate::pool::{self, Lease, Pool};
 use crate::record::Shape;
 use crate::slots::Slots;
@@ -27,6 +31,8 @@ const VERSION: u8 = 2;
 /// Of the entries.
 const ENTRIES_VERSION: u8 = 1;
 const HEADER_BYTES: usize = 64;
+/// A sum of fewer keys keeps those of which nothing is left.
+const LEAST_SIFTED: usize = 32;
 
 struct Pane {
     start: i64,
@@ -46,6 +52,15 @@ pub(crate) struct Panes {
     // Apart, so that what an update reads of thousands of bins fits into the caches.
     shape: Box<Shape>,
     undo: Option<Box<Undo>>,
+    rolled: Option<Box<Rolled>>,
+}
+
+/// The sum of the panes in a stretch.
+struct Rolled {
+    sum: Table,
+    within: Range<i64>,
+    /// Keys when those of which nothing was left were last left out.
+    kept: usize,
 }
 
 struct Undo {
@@ -81,7 +96,7 @@ struct Changes {
 
 impl Panes {
     pub(crate) fn new(shape: Shape) -> Self {
-        Self { shape: Box::new(shape), fired: i64::MIN, live: SmallVec::new(), lent: None, undo: None }
+        Self { shape: Box::new(shape), fired: i64::MIN, live: SmallVec::new(), lent: None, undo: None, rolled: None }
     }
 
     /// Lends the rows of pane 0 to a pool, as bin `bin` of it, where that is all there is; says whether it did.
@@ -164,6 +179,9 @@ impl Panes {
     /// The table of a pane, made when there is none.
     #[inline]
     pub(crate) fn table_mut(&mut self, start: i64) -> &mut Table {
+        if self.rolled.as_ref().is_some_and(|rolled| start < rolled.within.end) {
+            self.rolled = None;
+        }
         let at = self.find(start).unwrap_or_else(|at| {
             let pane = Pane { start, table: Table::new(&self.shape), fresh: self.undo.is_some() };
             self.live.insert(at, pane);
@@ -187,7 +205,43 @@ impl Panes {
         self.live[from..].iter().take_while(move |pane| pane.start < panes.end).map(|pane| &pane.table)
     }
 
+    /// Brings the sum of panes to those of a window that is not before the last one. `left` is the word of a row that is 0 where nothing is left of
+    /// it: such rows may be among those of the sum.
+    pub(crate) fn roll(&mut self, group_by: &mut GroupBy, window: Range<i64>, left: usize) -> Result<&Table, OpError> {
+        let before = self.rolled.take().filter(|rolled| rolled.within.contains(&window.start));
+        let mut rolled = before.unwrap_or_else(|| {
+            Box::new(Rolled { sum: Table::new(&self.shape), within: window.start..window.start, kept: LEAST_SIFTED })
+        });
+        self.leave(group_by, &mut rolled, window.start, left)?;
+        group_by.roll(&mut rolled.sum, self.range(rolled.within.end..window.end), false)?;
+        rolled.within = window;
+        Ok(&self.rolled.insert(rolled).sum)
+    }
+
+    /// Takes the panes before `start` out of the sum.
+    fn leave(&self, group_by: &mut GroupBy, rolled: &mut Rolled, start: i64, left: usize) -> Result<(), OpError> {
+        group_by.roll(&mut rolled.sum, self.range(rolled.within.start..start), true)?;
+        rolled.within.start = start;
+        if rolled.sum.len() > 2 * rolled.kept {
+            rolled.sum.sift(left);
+            rolled.kept = rolled.sum.len().max(LEAST_SIFTED);
+        }
+        Ok(())
+    }
+
+    /// Before panes go that are before `end`: takes them out of the sum, or forgets it where nothing would be left.
+    pub(crate) fn roll_past(&mut self, group_by: &mut GroupBy, end: i64, left: usize) -> Result<(), OpError> {
+        let more = self.live.last().is_some_and(|pane| pane.start >= end);
+        if let Some(mut rolled) = self.rolled.take().filter(|rolled| more && end < rolled.within.end) {
+            let start = end.max(rolled.within.start);
+            self.leave(group_by, &mut rolled, start, left)?;
+            self.rolled = Some(rolled);
+        }
+        Ok(())
+    }
+
     pub(crate) fn existing_mut(&mut self, start: i64) -> Option<&mut Table> {
+        self.rolled = None;
         let at = self.find(start).ok()?;
         Some(&mut self.live[at].table)
     }
@@ -318,6 +372,7 @@ impl Panes {
 
     /// Takes one chunk of entries.
     pub(crate) fn absorb_changes(&mut self, chunk: &[u8]) -> Result<(), StateFault> {
+        self.rolled = None;
         let chunk = Chunk::parse(chunk)?;
         if *chunk.shape() != *self.entries_shape() {
             return Err(match chunk.shape() {
@@ -387,6 +442,7 @@ impl Panes {
 
     /// Takes one chunk of rows. What has come so far becomes the state that a rollback returns to.
     pub(crate) fn absorb(&mut self, chunk: &[u8]) -> Result<(), StateFault> {
+        self.rolled = None;
         let mut reader = Reader::new(chunk);
         if reader.u8()? != TAG {
             return Err(StateFault::Shape { what: "not the state of an aggregate" });
@@ -430,7 +486,8 @@ impl Panes {
     pub(crate) fn bytes(&self) -> usize {
         let dropped = self.undo.as_ref().map_or(0, |undo| undo.dropped.iter().map(|pane| pane.table.bytes()).sum());
         let lent = self.lent.as_ref().map_or(0, |lease| lease.bytes());
-        self.live.iter().map(|pane| pane.table.bytes()).sum::<usize>() + dropped + lent
+        let rolled = self.rolled.as_ref().map_or(0, |rolled| rolled.sum.bytes());
+        self.live.iter().map(|pane| pane.table.bytes()).sum::<usize>() + dropped + lent + rolled
     }
 
     /// Keys held, counted once per pane.
@@ -458,6 +515,7 @@ impl Panes {
     }
 
     pub(crate) fn rollback(&mut self) {
+        self.rolled = None;
         let Some(undo) = &mut self.undo else {
             // Never marked: back to how it was made.
             self.fired = i64::MIN;

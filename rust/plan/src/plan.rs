@@ -31,7 +31,7 @@ use crate::keyed::{KeyedKind, KeyedSpec};
 use crate::running::Emit;
 use crate::spec::{AggSpec, JoinHow, Nulls, PLAN_VERSION, Per, PlanSpec, SourceSpec, StepSpec, WindowKind};
 use crate::top::Top;
-use crate::window::{Cut, Windows};
+use crate::window::{Best, Cut, Windows};
 use crate::zone::Zone;
 
 /// Name of the column with a window's start.
@@ -208,6 +208,7 @@ impl Plan {
         }
         let (mut stages, output) = Compiler::new(&spec, &sources)?.compile(&spec)?;
         name_operators(&spec, &mut stages)?;
+        tell_best(&mut stages, output);
         debug_assert_eq!(output, stages.len() - 1, "the last node's rows leave the last stage");
         Ok(Self { spec, sources, stages })
     }
@@ -851,7 +852,7 @@ impl Compiler {
                 let event_time = event_time.expect("a window step needs it");
                 self.point.window = Some(event_time.clone());
                 let kind = match windows {
-                    Cut::Windows(windows) => KeyedKind::Window { windows, event_time, aggregates },
+                    Cut::Windows(windows) => KeyedKind::Window { windows, event_time, aggregates, best: None },
                     Cut::Sessions(gap_us) => KeyedKind::Session { gap_us, event_time, aggregates },
                 };
                 (kind, false)
@@ -912,7 +913,7 @@ impl Compiler {
             Some((_, Cut::Sessions(_))) => return misplaced(SESSIONS),
             Some((_, Cut::Windows(windows))) => {
                 let event_time = event_time.expect("a window step needs it");
-                KeyedKind::Window { windows, event_time, aggregates: Vec::new() }
+                KeyedKind::Window { windows, event_time, aggregates: Vec::new(), best: None }
             }
             None => KeyedKind::Running { emit: Emit::New, aggregates: Vec::new() },
         };
@@ -1130,6 +1131,27 @@ impl Compiler {
         let output = keyed.output.clone();
         self.point.schema = output.clone();
         self.cut(Some(keyed), output);
+    }
+}
+
+/// Tells windowed aggregates of which a top step alone takes the rows, as they are, which of them it wants: those that it ranks by a count within a window.
+fn tell_best(stages: &mut [Stage], output: usize) {
+    for at in 0..stages.len() {
+        let Some(KeyedSpec { kind: KeyedKind::Top(top), .. }) = &stages[at].keyed else { continue };
+        let [Inlet { from, pre, .. }] = &stages[at].inlets[..] else { continue };
+        let [Origin::Stage(source)] = from[..] else { continue };
+        let taken = stages.iter().flat_map(|stage| &stage.inlets).flat_map(|inlet| &inlet.from);
+        let alone = source != output && taken.filter(|from| **from == Origin::Stage(source)).count() == 1;
+        let Some(KeyedSpec { kind: KeyedKind::Window { aggregates, .. }, keys, .. }) = &stages[source].keyed else {
+            continue;
+        };
+        // What comes out are the bounds of the window, the keys and the aggregates.
+        let ranked = top.by.checked_sub(2 + keys.len()).filter(|ranked| aggregates[*ranked].kind.counts());
+        let (true, true, Some(aggregate)) = (alone && pre.is_empty(), top.group == [0, 1], ranked) else { continue };
+        let wanted = Best { n: top.n, aggregate, descending: top.descending };
+        if let Some(KeyedSpec { kind: KeyedKind::Window { best, .. }, .. }) = &mut stages[source].keyed {
+            *best = Some(wanted);
+        }
     }
 }
 

@@ -45,6 +45,12 @@ impl Shape {
         self.accs().map(move |(kind, at)| (kind, at - head))
     }
 
+    /// The word of a row that is 0 when all that was merged into it has been taken away again; none where that cannot be done or told.
+    pub(crate) fn parts(&self) -> Option<usize> {
+        let parts = !self.key.has_bytes() && !self.track && self.accs.iter().all(|kind| kind.parts());
+        self.accs().find(|(kind, _)| parts && *kind == Kind::Rows).map(|(_, at)| at)
+    }
+
     /// The offsets of the words that number byte values.
     pub(crate) fn blobs(&self) -> impl Iterator<Item = usize> {
         self.accs().filter(|(kind, _)| kind.has_blob()).map(|(_, at)| at + 1)

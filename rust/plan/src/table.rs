@@ -206,8 +206,14 @@ impl Table {
         self.heap.as_ref().expect("made with the table when keys or values are bytes")
     }
 
+    /// All rows by position, vacant ones among them; the last two are of the keys without a position.
+    pub(crate) fn rows(&self) -> impl Iterator<Item = (usize, &[u64])> {
+        let rows = self.words.get(usize::from(self.first)..).unwrap_or_default();
+        rows.chunks_exact(self.stride()).take(self.positions() + 2).enumerate()
+    }
+
     /// The taken positions among all, ascending.
-    pub(crate) fn taken(&self) -> impl Iterator<Item = usize> {
+    pub(crate) fn taken(&self) -> impl Iterator<Item = usize> + Clone {
         self.taken_in(0..self.positions() + 2)
     }
 
@@ -302,6 +308,26 @@ impl Table {
 
     /// Adds all of `other`, a table of the same shape, to this one.
     pub(crate) fn merge(&mut self, shape: &Shape, other: &Self, scratch: &mut Scratch) -> Result<(), (usize, Wrapped)> {
+        self.meet(shape, other, false, scratch)
+    }
+
+    /// Takes all of `other`, which was merged into this one, away from it. Only of shapes that [part](Shape::parts); rows of which nothing
+    /// is left stay until they are [left out](Self::sift).
+    pub(crate) fn part(&mut self, shape: &Shape, other: &Self, scratch: &mut Scratch) {
+        let parted = self.meet(shape, other, true, scratch);
+        debug_assert!(parted.is_ok(), "nothing wraps that becomes less");
+    }
+
+    /// Leaves out the rows of which a word is 0.
+    pub(crate) fn sift(&mut self, word: usize) {
+        let keep: Vec<bool> = self.rows().map(|(_, row)| row[word] > 0).collect();
+        let kept = keep.iter().filter(|keep| **keep).count();
+        let least = (kept * 4 / 3 + 1).next_power_of_two() * 2;
+        self.relocate(least.clamp(LEAST_POSITIONS, self.positions()), |position| keep[position]);
+    }
+
+    /// Adds all of `other`, or takes it away.
+    fn meet(&mut self, shape: &Shape, other: &Self, away: bool, scratch: &mut Scratch) -> Result<(), (usize, Wrapped)> {
         // In a table with fewer positions, rows that come in the order of theirs would pile up.
         if self.positions() < other.positions() {
             self.relocate(other.positions(), |_| true);
@@ -326,6 +352,10 @@ impl Table {
                 let others = other.heap.as_ref().map_or(&others, |heap| &heap.blobs);
                 let (words, theirs) =
                     (&mut self.words[usize::from(self.first)..], &other.words[usize::from(other.first)..]);
+                if away {
+                    place.part(words, theirs, from, &scratch.at);
+                    continue;
+                }
                 let merged = place.merge(words, blobs, (theirs, others), from, &scratch.at);
                 done = done.and(merged.map_err(|wrapped| (index, wrapped)));
             }

@@ -6,20 +6,20 @@
 //! A bin keeps only candidates: rows that can still be in the top n, as arrow-row bytes. A block is cut to its own candidates before it is
 //! exchanged, so a window of many keys costs the network n rows per worker. Ties at rank n are all kept; they bound memory.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
+use std::hash::Hash;
 use std::ops::Bound;
 use std::sync::Arc;
 
-use arrow_array::{Array, RecordBatch, RecordBatchOptions};
+use arrow_array::{Array, ArrayRef, RecordBatch, RecordBatchOptions};
 use arrow_row::{RowConverter, Rows, SortField};
-use arrow_schema::{Schema, SchemaRef, SortOptions};
-use hashbrown::HashTable;
+use arrow_schema::{DataType, Schema, SchemaRef, SortOptions};
 
 use penstock_bins::{Encoding, Extent};
 use penstock_files::{Chunk, ChunkWriter, Entry};
+use smallvec::SmallVec;
 
-use crate::column::EventTime;
-use crate::column::one_zero;
+use crate::column::{Codes, EventTime, codes, one_zero};
 use crate::error::{OpError, StateFault, StepName};
 use crate::hash::hash_bytes;
 use crate::op::{BLOCK_ROWS, Bins, KeyedOp, Output, Sink, check_hashes, conform, send, take_rows};
@@ -70,10 +70,35 @@ impl Top {
 
     /// The rows of a block that can be in the top n as far as the block alone tells.
     pub(crate) fn cut(&self, batch: &RecordBatch) -> Result<RecordBatch, OpError> {
+        let rows = self.candidates(batch, 0..batch.num_rows() as u32)?;
+        if rows.len() == batch.num_rows() { Ok(batch.clone()) } else { take_rows(batch, &rows) }
+    }
+
+    /// Of `rows` of a block those with fewer than `n` strictly better ones in their group. Integers are compared as such, other values as
+    /// arrow-row bytes.
+    fn candidates(&self, batch: &RecordBatch, rows: impl Iterator<Item = u32>) -> Result<Vec<u32>, OpError> {
+        let ranks = self.ranks(batch.column(self.by));
+        let names: Option<Vec<Codes>> = self.group.iter().map(|&at| whole(batch.column(at))).collect();
+        if let (Some(ranks), Some(names)) = (ranks, names) {
+            let rank = |row: u32| ranks[row as usize];
+            let same = |a: u32, b: u32| names.iter().all(|name| name.values[a as usize] == name.values[b as usize]);
+            let name = |row: u32| -> Name { names.iter().map(|name| name.values[row as usize]).collect() };
+            return Ok(candidates(self.n, (same, name), rank, rows));
+        }
         let orders = self.order_converter(&batch.schema())?.convert_columns(&[one_zero(batch.column(self.by))?])?;
         let groups = self.group_rows(batch)?;
-        let rows = candidates(self.n, groups.as_ref(), &orders, 0..batch.num_rows() as u32);
-        if rows.len() == batch.num_rows() { Ok(batch.clone()) } else { take_rows(batch, &rows) }
+        let bytes = |row: u32| groups.as_ref().map_or(&[][..], |groups| groups.row(row as usize).data());
+        let rank = |row: u32| orders.row(row as usize);
+        Ok(candidates(self.n, (|a, b| bytes(a) == bytes(b), bytes), rank, rows))
+    }
+
+    /// Numbers in the order of a column's values, the best first; none where it holds nulls or no integers.
+    fn ranks(&self, column: &ArrayRef) -> Option<Vec<i64>> {
+        let flip = match column.data_type() {
+            DataType::UInt64 => i64::MIN,
+            _ => 0,
+        } ^ -i64::from(self.descending);
+        Some(whole(column)?.values.iter().map(|code| code ^ flip).collect())
     }
 
     /// A block with a row per window of each row, window bounds first; of sessions the one that the row would be alone. Rows without an event time get null bounds.
@@ -99,85 +124,120 @@ impl Top {
             };
             event_time.from_us(us).ok_or_else(out_of_range)
         };
-        for (row, &time) in (0u32..).zip(&times) {
+        // Of rows that come together nearly all are in the same windows.
+        let (mut within, mut bounds) = (0..0, Vec::new());
+        let mut once = true;
+        let mut row = 0;
+        while let Some(&time) = times.get(row as usize) {
             if absent.next_if_eq(&row).is_some() {
                 rows.push(row);
                 starts.push(0);
                 ends.push(0);
                 valid.push(false);
+                row += 1;
                 continue;
             }
-            let mut give = |start: i64, end: i64| {
-                rows.push(row);
-                starts.push(bound(row, start)?);
-                ends.push(bound(row, end)?);
-                valid.push(true);
-                Ok::<_, OpError>(())
-            };
-            match cut {
-                Cut::Windows(windows) => windows
-                    .starts(time)
-                    .try_for_each(|start| give(windows.instant(start), windows.instant(start + windows.size_us())))?,
-                Cut::Sessions(gap_us) => give(time, time + gap_us)?,
+            if !within.contains(&time) {
+                bounds.clear();
+                match cut {
+                    Cut::Windows(windows) => {
+                        for start in windows.starts(time) {
+                            let end = windows.instant(start + windows.size_us());
+                            bounds.push((bound(row, windows.instant(start))?, bound(row, end)?));
+                        }
+                        within = windows.stretch(time);
+                    }
+                    Cut::Sessions(gap_us) => {
+                        bounds.push((bound(row, time)?, bound(row, time + gap_us)?));
+                        within = time..time + 1;
+                    }
+                }
             }
+            let run = times[row as usize..].iter().take_while(|time| within.contains(*time)).count();
+            once &= bounds.len() == 1;
+            if let [(start, end)] = bounds[..] {
+                rows.extend(row..row + run as u32);
+                starts.extend(std::iter::repeat_n(start, run));
+                ends.extend(std::iter::repeat_n(end, run));
+                valid.extend(std::iter::repeat_n(true, run));
+            } else {
+                for row in row..row + run as u32 {
+                    for &(start, end) in &bounds {
+                        rows.push(row);
+                        starts.push(start);
+                        ends.push(end);
+                        valid.push(true);
+                    }
+                }
+            }
+            row += run as u32;
         }
         let nulls = valid.contains(&false).then(|| arrow_buffer::NullBuffer::from(valid));
         let mut columns = vec![
             crate::column::from_codes(&event_time.data_type, starts, nulls.clone())?,
             crate::column::from_codes(&event_time.data_type, ends, nulls)?,
         ];
-        columns.extend_from_slice(take_rows(batch, &rows)?.columns());
+        let rows = if once { batch.clone() } else { take_rows(batch, &rows)? };
+        columns.extend_from_slice(rows.columns());
         Ok(RecordBatch::try_new(routed.clone(), columns)?)
     }
 }
 
-/// Of `rows`, those with fewer than `n` strictly better rows in their group; in no particular order of groups.
-fn candidates(n: usize, groups: Option<&Rows>, orders: &Rows, rows: impl Iterator<Item = u32>) -> Vec<u32> {
-    struct Local {
+/// The name of a group as codes.
+type Name = SmallVec<[i64; 2]>;
+
+/// The codes of a column that has them and no nulls.
+fn whole(column: &ArrayRef) -> Option<Codes> {
+    codes(column).filter(|codes| codes.nulls.is_none())
+}
+
+/// Of `rows`, those with fewer than `n` strictly better rows in their group; in no particular order of groups. Groups are told by whether two
+/// rows are of one, and by their names; the least rank is best.
+fn candidates<N: Hash + Eq, R: Ord + Copy>(
+    n: usize,
+    (same, name): (impl Fn(u32, u32) -> bool, impl Fn(u32) -> N),
+    rank: impl Fn(u32) -> R,
+    rows: impl Iterator<Item = u32>,
+) -> Vec<u32> {
+    struct Local<R> {
         rows: Vec<u32>,
-        /// Row at rank n: anything worse is out.
-        cutoff: Option<u32>,
+        /// Rank n: anything worse is out.
+        cutoff: Option<R>,
     }
-    impl Local {
-        fn prune(&mut self, n: usize, orders: &Rows) {
+    impl<R: Ord + Copy> Local<R> {
+        fn prune(&mut self, n: usize, rank: impl Fn(u32) -> R) {
             if self.rows.len() > n {
-                let order = |row: &u32| orders.row(*row as usize);
-                self.rows.select_nth_unstable_by(n - 1, |a, b| order(a).cmp(&order(b)));
-                let cutoff = self.rows[n - 1];
-                self.rows.retain(|row| order(row) <= order(&cutoff));
+                self.rows.select_nth_unstable_by(n - 1, |a, b| rank(*a).cmp(&rank(*b)));
+                let cutoff = rank(self.rows[n - 1]);
+                self.rows.retain(|row| rank(*row) <= cutoff);
                 self.cutoff = Some(cutoff);
             }
         }
     }
-    let mut locals: Vec<Local> = Vec::new();
-    let mut names: HashTable<(&[u8], usize)> = HashTable::new();
-    let mut last: Option<(&[u8], usize)> = None;
+    let mut locals: Vec<Local<R>> = Vec::new();
+    let mut names: HashMap<N, usize> = HashMap::new();
+    let mut last: Option<(u32, usize)> = None;
     for row in rows {
-        let name: &[u8] = groups.map_or(&[], |groups| groups.row(row as usize).data());
         let at = match last {
-            Some((of, at)) if of == name => at,
-            _ => {
-                let known = names.entry(hash_bytes(name), |entry| entry.0 == name, |entry| hash_bytes(entry.0));
-                let entry = known.or_insert_with(|| {
-                    locals.push(Local { rows: Vec::new(), cutoff: None });
-                    (name, locals.len() - 1)
-                });
-                entry.get().1
-            }
+            Some((before, at)) if same(before, row) => at,
+            _ => *names.entry(name(row)).or_insert_with(|| {
+                locals.push(Local { rows: Vec::new(), cutoff: None });
+                locals.len() - 1
+            }),
         };
-        last = Some((name, at));
+        last = Some((row, at));
         let local = &mut locals[at];
-        if local.cutoff.is_some_and(|cutoff| orders.row(row as usize) > orders.row(cutoff as usize)) {
+        if local.cutoff.is_some_and(|cutoff| rank(row) > cutoff) {
             continue;
         }
         local.rows.push(row);
         if local.rows.len() >= n.saturating_mul(2).saturating_add(64) && local.rows.len().is_power_of_two() {
-            local.prune(n, orders);
+            local.prune(n, &rank);
         }
     }
     let mut kept = Vec::new();
     for mut local in locals {
-        local.prune(n, orders);
+        local.prune(n, &rank);
         kept.append(&mut local.rows);
     }
     kept.sort_unstable();
@@ -595,8 +655,8 @@ impl KeyedOp for TopOp {
         check_hashes(batch, hashes)?;
         let bits = bins.bits();
         let ends = self.ends(batch)?;
-        for &hash in hashes {
-            let fired = groups_of(bins, bin_of(hash, bits))?.fired;
+        for same in hashes.chunk_by(|a, b| bin_of(*a, bits) == bin_of(*b, bits)) {
+            let fired = groups_of(bins, bin_of(same[0], bits))?.fired;
             self.watermark = self.watermark.max(fired);
         }
         let (mut late, mut rows) = (Vec::new(), Vec::with_capacity(ends.len()));
@@ -613,16 +673,16 @@ impl KeyedOp for TopOp {
             let last_end = |row: usize| windows.instant(windows.last_start(times[row]) + windows.size_us());
             late.retain(|&row| ends[row as usize].is_none_or(|end| end == last_end(row as usize)));
         }
-        let orders = self.orders.convert_columns(&[one_zero(batch.column(self.top.by))?])?;
-        let groups = self.top.group_rows(batch)?;
-        let kept = candidates(self.top.n, groups.as_ref(), &orders, rows.into_iter());
-        let encoded = self.rows.convert_columns(take_rows(batch, &kept)?.columns())?;
+        let kept = self.top.candidates(batch, rows.into_iter())?;
+        let few = take_rows(batch, &kept)?;
+        let orders = self.orders.convert_columns(&[one_zero(few.column(self.top.by))?])?;
+        let (groups, encoded) = (self.top.group_rows(&few)?, self.rows.convert_columns(few.columns())?);
         for (at, &row) in kept.iter().enumerate() {
             let row = row as usize;
-            let name: &[u8] = groups.as_ref().map_or(&[], |groups| groups.row(row).data());
+            let name: &[u8] = groups.as_ref().map_or(&[], |groups| groups.row(at).data());
             let end = ends[row].expect("rows without an end are late");
             let state = groups_of(bins, bin_of(hashes[row], bits))?;
-            state.add(end, (hashes[row], name), orders.row(row).data(), encoded.row(at).data());
+            state.add(end, (hashes[row], name), orders.row(at).data(), encoded.row(at).data());
         }
         if !late.is_empty() {
             send(take_rows(batch, &late)?, Output::Late, out);

@@ -9,6 +9,9 @@
 //! changes nothing. Rows without an event time go there too. Where `every > size` there are gaps: a row in one has no window, so it is
 //! in no result and never late.
 //!
+//! Windows that overlap much, of aggregates that can be taken away again, are rolled from one to the next instead: see [`Panes::roll`]. Where a top step
+//! is all that follows, of a bin's rows of a window only those come out that can be among the [best](Best).
+//!
 //! Each bin keeps how far it has fired, so a bin that moves to a worker with another history never fires a window twice.
 
 use arrow_array::RecordBatch;
@@ -44,6 +47,9 @@ pub struct Windows {
     /// Whose days they are.
     zone: Option<Zone>,
 }
+
+/// Windows that hold a time from which on they are rolled: a pane is merged twice, once to take it away.
+const LEAST_OVERLAP: i64 = 4;
 
 fn gcd(a: i64, b: i64) -> i64 {
     if b == 0 { a } else { gcd(b, a % b) }
@@ -152,6 +158,21 @@ impl Windows {
         }
     }
 
+    /// The times around one that the same windows hold.
+    pub(crate) fn stretch(&self, time: i64) -> std::ops::Range<i64> {
+        let start = self.last_start(time);
+        match (self.size_us > self.every_us, self.hold(time)) {
+            (true, _) => self.pane(time)..self.pane(time) + self.pane_us,
+            (false, true) => start..start + self.size_us,
+            (false, false) => start + self.size_us..start + self.every_us,
+        }
+    }
+
+    /// Whether a window shares so much with the next one that taking away and adding is cheaper than merging again.
+    fn overlap_much(&self) -> bool {
+        self.size_us / self.every_us >= LEAST_OVERLAP
+    }
+
     /// Start of the last window that begins at or before a time: the last that holds it, if any does.
     pub(crate) fn last_start(&self, time: i64) -> i64 {
         time.div_euclid(self.every_us) * self.every_us
@@ -183,6 +204,50 @@ impl Windows {
     }
 }
 
+/// What is wanted of the rows of a window: those whose rank by an aggregate is at most `n`, as [`Top`](crate::top::Top) ranks them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Best {
+    /// Ranks up to this are wanted.
+    pub n: usize,
+    /// Which of the aggregates: one that counts.
+    pub aggregate: usize,
+    /// Whether the greatest has rank 1.
+    pub descending: bool,
+}
+
+impl Best {
+    /// The positions of the rows that are wanted, of rows with their counts.
+    fn of(self, rows: impl Iterator<Item = (usize, u64)>, positions: &mut Vec<usize>, counts: &mut Vec<u64>) {
+        positions.clear();
+        counts.clear();
+        // Less is better.
+        let rows = rows.map(|(position, count)| (position, if self.descending { !count } else { count }));
+        if self.n == 1 {
+            let mut least = u64::MAX;
+            for (position, count) in rows {
+                if count < least {
+                    positions.clear();
+                    least = count;
+                }
+                if count == least {
+                    positions.push(position);
+                }
+            }
+            return;
+        }
+        rows.for_each(|(position, count)| {
+            positions.push(position);
+            counts.push(count);
+        });
+        if counts.len() > self.n {
+            let mut sorted = counts.clone();
+            let (_, &mut last, _) = sorted.select_nth_unstable(self.n - 1);
+            let mut at = counts.iter();
+            positions.retain(|_| at.next().is_some_and(|count| *count <= last));
+        }
+    }
+}
+
 /// Event times of a block in microseconds; rows without one are listed apart.
 pub(crate) fn event_times(
     step: &StepName,
@@ -191,6 +256,11 @@ pub(crate) fn event_times(
     batch: &RecordBatch,
 ) -> Result<(Vec<i64>, Vec<u32>), OpError> {
     let codes = column::codes(batch.column(column_at)).expect("event time has codes");
+    if codes.nulls.is_none()
+        && let Some(times) = event_time.all_to_us(&codes.values)
+    {
+        return Ok((times, Vec::new()));
+    }
     let mut times = Vec::with_capacity(batch.num_rows());
     let mut absent = Vec::new();
     for (row, &code) in codes.values.iter().enumerate() {
@@ -219,13 +289,56 @@ pub(crate) struct WindowOp {
     by_pane: Partition,
     by_bin: ByBin,
     parts: Vec<Part>,
+    giving: Giving,
+    /// The word of a row that says whether anything is left of it, where windows are rolled.
+    rolls: Option<usize>,
+}
+
+/// Which rows of a window come out.
+struct Giving {
+    /// With the word that counts.
+    best: Option<(Best, usize)>,
+    positions: Vec<usize>,
+    counts: Vec<u64>,
+}
+
+impl Giving {
+    /// Gives the rows of a table of which a word is not 0, all where none is named.
+    fn give(
+        &mut self,
+        group_by: &mut GroupBy,
+        start: i64,
+        (table, left): (&Table, Option<usize>),
+        out: &mut Sink<'_>,
+    ) -> Result<(), OpError> {
+        let Some((best, word)) = self.best else {
+            let all = table.taken().filter(|&position| left.is_none_or(|left| table.row(position)[left] > 0));
+            return group_by.emit(start, table, all, out);
+        };
+        let Self { positions, counts, .. } = self;
+        match left {
+            // What is vacant has nothing left either.
+            Some(left) => {
+                let rows = table.rows().filter(|(_, row)| row[left] > 0);
+                best.of(rows.map(|(position, row)| (position, row[word])), positions, counts);
+            }
+            None => {
+                let rows = table.taken().map(|position| (position, table.row(position)[word]));
+                best.of(rows, positions, counts);
+            }
+        }
+        group_by.emit(start, table, self.positions.iter().copied(), out)
+    }
 }
 
 impl WindowOp {
-    pub(crate) fn new(group_by: GroupBy, windows: Windows, event_time: EventTime) -> Self {
+    pub(crate) fn new(group_by: GroupBy, windows: Windows, event_time: EventTime, best: Option<Best>) -> Self {
         let scratch = Table::new(&group_by.shape);
-        let (by_pane, by_bin, parts) = Default::default();
-        Self { group_by, windows, event_time, watermark: i64::MIN, scratch, by_pane, by_bin, parts }
+        let (by_pane, by_bin, parts, positions, counts) = Default::default();
+        let word = |best: &Best| group_by.shape.accs().nth(best.aggregate).map(|(_, word)| (*best, word));
+        let giving = Giving { best: best.as_ref().and_then(word), positions, counts };
+        let rolls = group_by.shape.parts().filter(|_| windows.overlap_much());
+        Self { group_by, windows, event_time, watermark: i64::MIN, scratch, by_pane, by_bin, parts, giving, rolls }
     }
 
     /// Fires the windows of one bin that end in `(fired, watermark]`.
@@ -240,21 +353,31 @@ impl WindowOp {
             if start >= open {
                 break;
             }
-            let mut held = panes.range(start..start + windows.size_us);
-            match (held.next(), held.next()) {
-                (Some(only), None) => self.group_by.emit(start, only, only.taken(), out)?,
-                (Some(first), Some(second)) => {
-                    self.group_by.merge(&mut self.scratch, [first, second].into_iter().chain(held))?;
-                    self.group_by.emit(start, &self.scratch, self.scratch.taken(), out)?;
-                }
+            let window = start..start + windows.size_us;
+            match (panes.range(window.clone()).take(2).count(), self.rolls) {
                 // No window holds this pane: only damaged state has such.
-                (None, _) => break,
+                (0, _) => break,
+                (1, _) => {
+                    let only = panes.range(window).next().expect("there is one");
+                    self.giving.give(&mut self.group_by, start, (only, None), out)?;
+                }
+                (_, Some(left)) => {
+                    let sum = panes.roll(&mut self.group_by, window, left)?;
+                    self.giving.give(&mut self.group_by, start, (sum, Some(left)), out)?;
+                }
+                (_, None) => {
+                    self.group_by.merge(&mut self.scratch, panes.range(window))?;
+                    self.giving.give(&mut self.group_by, start, (&self.scratch, None), out)?;
+                }
             }
             spoke = true;
             start += windows.every_us;
         }
         if spoke {
             panes.speak();
+        }
+        if let Some(left) = self.rolls {
+            panes.roll_past(&mut self.group_by, open, left)?;
         }
         panes.drop_before(open);
         panes.set_fired(watermark);
@@ -279,16 +402,23 @@ impl KeyedOp for WindowOp {
         let mut rows = Vec::with_capacity(times.len());
         let mut absent = late.iter().copied().peekable();
         let mut too_late = Vec::new();
+        // Of rows that come together nearly all are of one pane.
+        let (mut within, mut pane) = (0..0, None);
         for row in 0..times.len() as u32 {
             let time = &mut times[row as usize];
-            if absent.next_if_eq(&row).is_some() || !self.windows.hold(*time) {
+            if absent.next_if_eq(&row).is_some() {
                 continue;
             }
+            if !within.contains(&*time) {
+                within = self.windows.stretch(*time);
+                pane = self.windows.hold(*time).then(|| self.windows.pane(*time));
+            }
+            let Some(pane) = pane else { continue };
             if *time < open {
                 too_late.push(row);
                 continue;
             }
-            *time = self.windows.pane(*time);
+            *time = pane;
             rows.push(row);
         }
         // By pane, then by bin: each bin's rows come out pane after pane, in order within one.
@@ -349,5 +479,251 @@ impl KeyedOp for WindowOp {
 
     fn resume(&mut self, watermark_us: i64) {
         self.watermark = watermark_us;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::{BTreeMap, BTreeSet};
+    use std::sync::Arc;
+
+    use arrow_array::cast::AsArray;
+    use arrow_array::types::Int64Type;
+    use arrow_array::{ArrayRef, Int64Array};
+    use penstock_bins::{BinState, BinTable, Encoding, Extent, Routing};
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::hash::unhash_int;
+    use crate::spec::{AggSpec, Nulls, Per, SourceSpec, StepSpec, WindowKind};
+    use crate::{CallError, Callbacks, ForeignState, KeyedKind, KeyedSpec, Plan, PlanSpec, State};
+
+    struct NoCalls;
+
+    impl Callbacks for NoCalls {
+        fn map(&self, _: usize, batch: &RecordBatch) -> Result<RecordBatch, CallError> {
+            Ok(batch.clone())
+        }
+
+        fn new_state(&self, call: usize) -> Box<dyn ForeignState> {
+            unreachable!("no state of call {call}")
+        }
+    }
+
+    /// Key, value, time in milliseconds.
+    type Input = (Option<i64>, Option<i64>, i64);
+
+    fn rows(rows: &[Input]) -> RecordBatch {
+        let keys: ArrayRef = Arc::new(rows.iter().map(|row| row.0).collect::<Int64Array>());
+        let values: ArrayRef = Arc::new(rows.iter().map(|row| row.1).collect::<Int64Array>());
+        let times: ArrayRef = Arc::new(Int64Array::from_iter_values(rows.iter().map(|row| row.2)));
+        RecordBatch::try_from_iter_with_nullable([("k", keys, true), ("v", values, true), ("t", times, false)]).unwrap()
+    }
+
+    /// Windows of `size` ms every ms, in which values are counted, counted where they are, and added; and ranked by one of the counts.
+    fn plan(size: i64, top: Option<(u64, &str, bool)>) -> Plan {
+        let source = SourceSpec {
+            name: "input".into(),
+            schema: rows(&[]).schema(),
+            event_time: Some("t".into()),
+            lateness_ms: 0,
+            order_by: Vec::new(),
+            idle_after_ms: None,
+        };
+        let agg = |name: &str, function: &str, column: Option<&str>| AggSpec {
+            name: name.into(),
+            function: function.into(),
+            column: column.map(Into::into),
+            ..AggSpec::default()
+        };
+        let window = StepSpec::Window {
+            kind: WindowKind::Sliding,
+            size_us: size * 1000,
+            every_us: Some(1000),
+            offset_us: None,
+            zone: None,
+        };
+        let aggs = vec![agg("sum", "sum", Some("v")), agg("n", "count", None), agg("valid", "count", Some("v"))];
+        let mut steps = vec![
+            StepSpec::KeyBy { columns: vec!["k".into()], nulls: Nulls::Group },
+            window,
+            StepSpec::Agg { emit: None, aggs, operator: None },
+        ];
+        steps.extend(top.map(|(n, by, descending)| {
+            let (by, per, operator) = (by.into(), Per::Window, None);
+            StepSpec::Top { n, by, descending, per, operator }
+        }));
+        Plan::compile(PlanSpec::line(source, steps)).unwrap()
+    }
+
+    /// Start of a window, key, sum, rows, valid values.
+    type Row = (i64, Option<i64>, Option<i64>, i64, i64);
+
+    struct Rig {
+        keyed: KeyedSpec,
+        table: BinTable<State>,
+        op: Box<dyn KeyedOp>,
+    }
+
+    impl Rig {
+        fn new(plan: &Plan) -> Self {
+            let keyed = plan.keyed().next().unwrap().clone();
+            let calls: Arc<dyn Callbacks> = Arc::new(NoCalls);
+            let table = BinTable::fresh(&Routing::from_owners(vec![0; 4]).unwrap(), 0, &|| keyed.new_state(&calls));
+            let op = keyed.operator(&calls).unwrap();
+            Self { keyed, table, op }
+        }
+
+        fn apply(&mut self, block: &[Input]) {
+            let block = rows(block);
+            let hashes = self.keyed.hashes(&block).unwrap();
+            self.op.apply(&mut self.table, 0, &block, &hashes, &mut |_| panic!("nothing is late")).unwrap();
+        }
+
+        fn watermark(&mut self, ms: Option<i64>) -> BTreeSet<Row> {
+            let mut found = BTreeSet::new();
+            let us = ms.map_or(i64::MAX, |ms| ms * 1000);
+            let mut take = |output| {
+                let Output::Rows(rows) = output else { panic!("nothing is late") };
+                let cells = |at: usize| rows.column(at).as_primitive::<Int64Type>().iter().collect::<Vec<_>>();
+                let columns: Vec<_> = (0..rows.num_columns()).map(cells).collect();
+                for row in 0..rows.num_rows() {
+                    let cell = |at: usize| columns[at][row];
+                    let row = (cell(0).unwrap(), cell(2), cell(3), cell(4).unwrap(), cell(5).unwrap());
+                    assert!(found.insert(row), "{row:?} twice");
+                }
+            };
+            self.op.watermark(&mut self.table, us, &mut take).unwrap();
+            found
+        }
+
+        /// Bin 1 goes away and comes back, as it does between workers.
+        fn move_a_bin(&mut self) {
+            let calls: Arc<dyn Callbacks> = Arc::new(NoCalls);
+            let mut new = self.keyed.new_state(&calls);
+            let old = self.table.uninstall(1).unwrap();
+            let mut encoding = Encoding::of(Extent::All);
+            while let Some(chunk) = old.encode(&mut encoding).unwrap() {
+                new.absorb(&chunk).unwrap();
+            }
+            self.table.install(1, Box::new(new)).unwrap();
+        }
+    }
+
+    /// The rows of the windows that end in `(fired, watermark]`, from all that has come.
+    fn expected(all: &[Input], size: i64, fired: i64, watermark: Option<i64>) -> BTreeSet<Row> {
+        let mut found = BTreeMap::<(i64, Option<i64>), (Option<i64>, i64, i64)>::new();
+        for &(key, value, time) in all {
+            for start in time - size + 1..=time {
+                if start + size <= fired || watermark.is_some_and(|watermark| start + size > watermark) {
+                    continue;
+                }
+                let (sum, n, valid) = found.entry((start, key)).or_default();
+                *n += 1;
+                if let Some(value) = value {
+                    *sum = Some(sum.unwrap_or(0) + value);
+                    *valid += 1;
+                }
+            }
+        }
+        found.into_iter().map(|((start, key), (sum, n, valid))| (start, key, sum, n, valid)).collect()
+    }
+
+    /// Of each window the rows of the first `n` ranks by a number.
+    fn best(rows: &BTreeSet<Row>, n: usize, number: impl Fn(&Row) -> i64) -> BTreeSet<Row> {
+        let better = |row: &&Row| rows.iter().filter(|other| other.0 == row.0 && number(other) < number(row)).count();
+        rows.iter().filter(|row| better(row) < n).copied().collect()
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(48))]
+        /// Windows that are rolled, and others, with rows out of order, epochs that are undone, gaps, and a bin that moves.
+        #[test]
+        fn windows_hold_what_they_hold(
+            epochs in prop::collection::vec((0i64..40, 0usize..60, 1i64..20, any::<u64>(), 0u8..8), 1..8),
+            size in prop::sample::select(vec![1i64, 2, 3, 4, 7, 30]),
+            top in prop::option::of((1u64..4, any::<bool>(), any::<bool>())),
+        ) {
+            let ranked = top.map(|(n, valid, descending)| (n, if valid { "valid" } else { "n" }, descending));
+            let plan = plan(size, ranked);
+            let KeyedKind::Window { best: told, .. } = &plan.keyed().next().unwrap().kind else { panic!("a window") };
+            prop_assert_eq!(told.is_some(), top.is_some());
+            let mut rig = Rig::new(&plan);
+            let (mut all, mut fired) = (Vec::<Input>::new(), i64::MIN / 1_000_000);
+            let check = |found: BTreeSet<Row>, expected: BTreeSet<Row>| -> Result<(), TestCaseError> {
+                let Some((n, valid, descending)) = top else {
+                    prop_assert_eq!(found, expected);
+                    return Ok(());
+                };
+                let number = |row: &Row| if valid { row.4 } else { row.3 } * if descending { -1 } else { 1 };
+                prop_assert!(found.is_subset(&expected), "{found:?} of {expected:?}");
+                prop_assert_eq!(best(&found, n as usize, number), best(&expected, n as usize, number));
+                Ok(())
+            };
+            let mut now = 0;
+            for (epoch, (step, len, keys, seed, deed)) in (0..).zip(epochs) {
+                let number = |i: usize| (i as u64 + 1).wrapping_mul(seed | 1).rotate_left(23) ^ seed;
+                let row = |i: usize| {
+                    let key = match number(i) as i64 % keys {
+                        0 => None,
+                        1 => Some(unhash_int(0)),
+                        key => Some(key),
+                    };
+                    // In windows that are open.
+                    let time = (now - size + (number(i) >> 20) as i64 % (step + 2 * size)).max(fired - size + 1);
+                    (key, (number(i) % 5 > 0).then_some((number(i) >> 40) as i64 % 100), time)
+                };
+                let block: Vec<Input> = (0..len).map(row).collect();
+                if deed & 1 > 0 {
+                    rig.table.mark_all(epoch);
+                }
+                if deed & 3 == 3 {
+                    rig.apply(&block);
+                    rig.watermark(Some(now + step));
+                    rig.table.rollback_all().unwrap();
+                    rig.op.resume(fired.saturating_mul(1000));
+                }
+                if deed & 4 > 0 {
+                    rig.move_a_bin();
+                }
+                rig.apply(&block);
+                all.extend(block);
+                now += step;
+                check(rig.watermark(Some(now)), expected(&all, size, fired, Some(now)))?;
+                fired = fired.max(now);
+            }
+            check(rig.watermark(None), expected(&all, size, fired, None))?;
+            prop_assert!(rig.table.owned().all(|(_, state)| state.is_empty()));
+        }
+    }
+
+    #[test]
+    fn a_sum_that_is_rolled_forgets_keys_that_have_gone() {
+        let mut rig = Rig::new(&plan(8, None));
+        let bytes = |rig: &Rig| rig.table.owned().map(|(_, state)| state.bytes()).sum::<usize>();
+        let mut most = 0;
+        for time in 0..400 {
+            let block: Vec<Input> = (0..100).map(|key| (Some(time * 100 + key), None, time)).collect();
+            rig.apply(&block);
+            assert_eq!(rig.watermark(Some(time)).len() as i64, 100 * time.clamp(0, 8));
+            if time == 40 {
+                most = bytes(&rig);
+            }
+        }
+        assert!(bytes(&rig) <= 2 * most, "{} bytes, {most} when the first windows had closed", bytes(&rig));
+    }
+
+    #[test]
+    fn a_top_step_tells_what_it_wants_only_where_it_alone_takes_all_rows_of_a_window() {
+        let told = |top| {
+            let plan = plan(4, top);
+            let KeyedKind::Window { best, .. } = plan.keyed().next().unwrap().kind.clone() else { panic!("a window") };
+            best
+        };
+        assert_eq!(told(Some((2, "n", true))), Some(Best { n: 2, aggregate: 1, descending: true }));
+        assert_eq!(told(Some((1, "valid", false))), Some(Best { n: 1, aggregate: 2, descending: false }));
+        assert_eq!(told(Some((1, "sum", true))), None, "a sum may be null");
+        assert_eq!(told(Some((1, "k", true))), None, "a key");
+        assert_eq!(told(None), None);
     }
 }
