@@ -15,6 +15,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
 from penstock.cli import main
@@ -466,11 +467,9 @@ def test_the_same_count_from_python_and_from_rust() -> None:
 
 @pytest.mark.timeout(600)
 def test_a_side_that_ends_is_told() -> None:
-    from penstock_bench import keyed_count_python as bench
-
     with (
         pytest.raises(EngineError, match="--side ended with exit status 1"),
-        bench._side([str(core.program(print)), "--side"], {"plan": "nothing"}) as run,
+        core.side([str(core.program(print)), "--side"], {"plan": "nothing"}) as run,
     ):
         run()
 
@@ -550,9 +549,15 @@ def test_the_benches_on_spark_at_a_tiny_size() -> None:
     snapshot.run(options, emit, tell, keys=500)
     options = Options(seconds=0.1)
     python_state.run(options, emit, tell, keys=100, local={10: 100}, peers=("applyInPandasWithState",))
+    nexmark.run(options, emit, tell, events=2_000, parts=["spark"])
 """
     )
-    counts, found = found[:6], found[6:]
+    counts, found, streamed = found[:6], found[6:-4], found[-4:]
+    workers = machine.cores()
+    assert [one["case"] for one in streamed] == [
+        f"python w{workers} {query} vs Spark Structured Streaming" for query in ("q1", "q2", "q3", "q8_tumble")
+    ]
+    assert all(one["conditions"]["rows_out"] > 0 and targets.judge(one) for one in streamed)
     _counts_in_foreach_batch(counts)
     snapshots = found[2:6]
     del found[2:6]
@@ -561,7 +566,7 @@ def test_the_benches_on_spark_at_a_tiny_size() -> None:
     assert [one["name"] for one in found[2:]] == ["foreach-batch-python-state"] * (len(found) - 2)
     peers = [one["case"].partition(" vs ")[2] for one in found[3:]]
     assert peers == ["applyInPandasWithState"] * 2
-    for one in counts + snapshots + found[:2] + found[3:]:
+    for one in counts + snapshots + found[:2] + found[3:] + streamed:
         assert one["ratio"] > 0 and one["conditions"]["versions"]["spark"] and one["conditions"]["versions"]["java"]
 
 
@@ -585,8 +590,8 @@ def _on_spark(runs: str) -> list[dict[str, Any]]:
     """What benches emit; the JVMs that they start are gone afterwards."""
     program = f"""
 import contextlib, json
-from penstock_bench import foreach_batch_count, machine, map_in_arrow, python_state, recovery, rescale, snapshot
-from penstock_bench import streams
+from penstock_bench import foreach_batch_count, machine, map_in_arrow, nexmark, python_state
+from penstock_bench import recovery, rescale, snapshot, streams
 from penstock_bench.measure import Options
 options = Options(quick=True, seconds=0.1)
 def emit(line): print(json.dumps(line), flush=True)
@@ -747,3 +752,87 @@ with machine.pinned(), cliques._session(options, told.append) as (spark, folder,
     assert all(one["ratio"] > 0 and one["conditions"]["cliques"] > 0 for one in found)
     assert last["peer"] == 1.0 and last["ratio"] == 2.0 and last["conditions"]["peer_unfinished"] is True
     assert last["case"] == "a vs endless (not done in 1 s)" and raised == "raised"
+
+
+@pytest.mark.timeout(600)
+def test_nexmark_beside_timely_at_a_tiny_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every query that has a twin gives the same rows on both sides, which the program checks."""
+    from penstock_bench import nexmark
+
+    found: list[Line] = []
+    monkeypatch.setattr(nexmark, "EPOCH_MS", 100)
+    nexmark.run(Options(quick=True, seconds=0.1), found.append, print, events=4_000, parts=["core"])
+    cases = [f"w{workers} {query} vs timely 0.31" for query in nexmark.QUERIES for workers in nexmark.WORKERS]
+    assert [one["case"] for one in found] == cases
+    assert all(one["ratio"] > 0 and one["conditions"]["events"] == 4_000 for one in found)
+    assert all(one["conditions"]["rows_out"] > 0 for one in found)
+    judged = [one["case"] for one in found if targets.judge(one)]
+    assert judged == [case for case in cases if case.split()[1][:2] in ("q3", "q4", "q5", "q8")]
+
+
+@pytest.mark.timeout(600)
+def test_a_plan_without_twins_is_refused() -> None:
+    """A step of pandas has none in Rust."""
+    from penstock_bench import nexmark
+
+    with pytest.raises(EngineError, match="--nexmark failed with exit status 1"):
+        nexmark.run(Options(quick=True, seconds=0.1), print, print, events=100, parts=["core"], queries=["q6"])
+
+
+def test_answers_of_nexmark_are_told_apart_by_their_rows() -> None:
+    """As the program and the peers count them: by number and a sum that the order does not change."""
+    from penstock_bench import nexmark
+
+    rows = pa.record_batch({"k": [1, -2, 3], "name": ["a", "", "Ada"]})
+    count, total = nexmark._answer([rows])
+    assert (count, total) == (3, 0x80CD_4369_0130_8476)
+    assert nexmark._answer([rows.slice(2), rows.slice(0, 2)]) == (count, total)
+    assert nexmark._answer([rows.slice(1)]) != nexmark._answer([rows.slice(0, 2)])
+
+
+def test_without_bytewax_the_bench_says_what_to_do(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    from penstock_bench import nexmark
+
+    told: list[str] = []
+    monkeypatch.setenv(nexmark.PEERS, str(tmp_path))
+    nexmark.run(Options(quick=True, seconds=0.1), print, told.append, events=100, parts=["bytewax"])
+    monkeypatch.delenv(nexmark.PEERS)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    nexmark.run(Options(quick=True, seconds=0.1), print, told.append, events=100, parts=["bytewax", "spark"])
+    assert len(told) == 3 and all("without" in text for text in told)
+    assert f"{nexmark.PEERS}={tmp_path} is no virtual environment" in told[0] and "requirements/peers.txt" in told[1]
+
+
+@pytest.mark.timeout(120)
+def test_nexmark_beside_a_peer_from_python(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A peer that answers as it should, and one that does not."""
+    from penstock_bench import nexmark
+
+    found: list[Line] = []
+    monkeypatch.setattr(nexmark, "_python_of_peers", lambda tell: "python")
+    wrong = 0
+
+    class Side:
+        def __init__(self, command: list[str], told: dict[str, Any]) -> None:
+            folder = Path(told["folder"])
+            tables = {path.stem: pa.ipc.open_file(path).read_all() for path in folder.glob("*.arrow")}
+            self.ours = nexmark._ours(tables, told["query"], 2)
+
+        def __enter__(self) -> Callable[[], dict[str, Any]]:
+            def ask() -> dict[str, Any]:
+                seconds, (rows, total) = self.ours()
+                return {"seconds": seconds, "rows": rows + wrong, "sum": total}
+
+            return ask
+
+        def __exit__(self, *of: object) -> None:
+            pass
+
+    monkeypatch.setattr(core, "side", Side)
+    options = Options(quick=True, seconds=0.1)
+    nexmark.run(options, found.append, print, events=2_000, parts=["bytewax"])
+    assert [one["case"] for one in found] == [f"python w1 {query} vs bytewax" for query in nexmark.FROM_PYTHON]
+    assert all(targets.judge(one) and one["conditions"]["versions"]["bytewax"] != "unknown" for one in found)
+    wrong = 1
+    with pytest.raises(EngineError, match="the two sides give different rows"):
+        nexmark.run(options, found.append, print, events=2_000, parts=["bytewax"], queries=["q1"])

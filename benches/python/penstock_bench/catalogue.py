@@ -56,6 +56,12 @@ BENCHES: tuple[Bench, ...] = (
     Bench("faucet-memory", "core", "peak memory of the same over the size of the graph, beside no flow control"),
     Bench("faucet-sensitivity", "core", "time and peak memory of the same over N and B, beside N=4, B=1000 per thread"),
     Bench(
+        "nexmark",
+        "python",
+        "flows of NEXMark in process, w1 and w2, beside native timely; from Python beside bytewax and Spark",
+        "penstock_bench.nexmark",
+    ),
+    Bench(
         "keyed-count-python",
         "python",
         "count per key from Python, blocks of 1,024 to 65,536 rows, beside the same from Rust",

@@ -6,17 +6,19 @@ program never outlives the call that started it.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 from penstock.errors import ConfigError, EngineError
 from penstock_bench.measure import Emit, Options, Tell
 
-__all__ = ["CHECKOUT", "program", "run"]
+__all__ = ["CHECKOUT", "ask", "program", "run", "side"]
 
 #: The checkout that this package lies in.
 CHECKOUT = Path(__file__).resolve().parents[3]
@@ -70,10 +72,63 @@ def run(name: str, options: Options, emit: Emit, tell: Tell, environment: Mappin
         command.append("--quick")
     if options.seconds is not None:
         command += ["--seconds", repr(options.seconds)]
-    given = dict(os.environ) | dict(environment or {})
-    child = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=given)
+    _lines(command, emit, dict(os.environ) | dict(environment or {}))
+
+
+def ask(mode: str, told: Mapping[str, Any], emit: Emit, tell: Tell) -> None:
+    """Run the program in a mode that is told in one line of JSON what to measure, and hand on its lines as they come.
+
+    Raises
+    ------
+    ConfigError, EngineError
+        As for `run`.
+    """
+    _lines([str(program(tell)), mode], emit, dict(os.environ), f"{json.dumps(told)}\n")
+
+
+@contextlib.contextmanager
+def side(command: list[str], told: dict[str, Any]) -> Iterator[Callable[[], dict[str, Any]]]:
+    """Start a process that a line of JSON tells what to run; gives a function that has it run once and answer.
+
+    Raises
+    ------
+    EngineError
+        When it ends before it has answered.
+    """
+    child = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    assert child.stdin is not None and child.stdout is not None
+    sink, source = child.stdin, child.stdout
+
+    def ask(line: str) -> dict[str, Any]:
+        sink.write(f"{line}\n")
+        sink.flush()
+        answer = source.readline()
+        if not answer:
+            raise EngineError(f"{' '.join(command)} ended with exit status {child.wait()}")
+        return dict(json.loads(answer))
+
+    try:
+        sink.write(f"{json.dumps(told)}\n")
+        yield lambda: ask("run")
+    finally:
+        sink.close()
+        source.close()
+        try:
+            child.wait(10)
+        except BaseException:
+            child.kill()
+            child.wait()
+            raise
+
+
+def _lines(command: list[str], emit: Emit, environment: Mapping[str, str], told: str | None = None) -> None:
+    source = None if told is None else subprocess.PIPE
+    child = subprocess.Popen(command, stdin=source, stdout=subprocess.PIPE, text=True, env=environment)
     try:
         assert child.stdout is not None
+        if child.stdin is not None and told is not None:
+            with contextlib.suppress(BrokenPipeError), child.stdin as sink:
+                sink.write(told)
         for text in child.stdout:
             emit(json.loads(text))
     except BaseException:
@@ -83,7 +138,7 @@ def run(name: str, options: Options, emit: Emit, tell: Tell, environment: Mappin
         if child.stdout is not None:
             child.stdout.close()
     if (status := _wait(child)) != 0:
-        raise EngineError(f"penstock-bench {name} failed with exit status {status}")
+        raise EngineError(f"{' '.join(command[:2])} failed with exit status {status}")
 
 
 def _wait(child: subprocess.Popen[str] | subprocess.Popen[bytes]) -> int:

@@ -6,11 +6,8 @@ a run is everything from the start of the worker threads to the last row of outp
 
 from __future__ import annotations
 
-import json
-import subprocess
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -47,7 +44,7 @@ def run(options: Options, emit: Emit, tell: Tell, keys: int = KEYS, rows: int = 
         for workers in WORKERS:
             told = {"plan": plan, "workers": workers, "bits": _BITS, "keys": keys}
             told |= {"block_rows": blocks[0].num_rows, "blocks": len(blocks)}
-            with _side([str(program), "--side"], told) as peer:
+            with core.side([str(program), "--side"], told) as peer:
                 paired = _compare(flow, blocks, workers, peer, budget, options)
             case = f"w{workers} rows={block_rows} keys={keys} vs the same from Rust"
             emit(line(NAME, case, "M rows/s", "higher", paired, options, {"input_rows": rows, "bins": 1 << _BITS}))
@@ -80,35 +77,6 @@ def _compare(
     if len(found) != 1:
         raise EngineError(f"{NAME}: the counts from Python and from Rust differ; the figures are void")
     return paired
-
-
-@contextmanager
-def _side(command: list[str], told: dict[str, Any]) -> Iterator[Callable[[], dict[str, Any]]]:
-    """The process of the Rust side; gives a function that runs it once."""
-    child = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-    assert child.stdin is not None and child.stdout is not None
-    sink, source = child.stdin, child.stdout
-
-    def ask(line: str) -> dict[str, Any]:
-        sink.write(f"{line}\n")
-        sink.flush()
-        answer = source.readline()
-        if not answer:
-            raise EngineError(f"{' '.join(command)} ended with exit status {child.wait()}")
-        return dict(json.loads(answer))
-
-    try:
-        sink.write(f"{json.dumps(told)}\n")
-        yield lambda: ask("run")
-    finally:
-        sink.close()
-        source.close()
-        try:
-            child.wait(10)
-        except BaseException:
-            child.kill()
-            child.wait()
-            raise
 
 
 def _numbers(rows: int, keys: int) -> pa.Array:

@@ -227,8 +227,10 @@ TARGETS: tuple[Target, ...] = (
         of="ours",
         most=True,
     ),
-    Target("NEXMark Q3, Q4, Q5, Q8 in process, beside timely", 1.5),
-    Target("NEXMark from Python, beside the best of Spark, PyFlink, bytewax, Pathway", 10.0),
+    Target("NEXMark Q3, Q4, Q5, Q8 in process, beside timely", 1.5, "nexmark", r"q[3458]\S* vs timely"),
+    Target(
+        "NEXMark from Python, beside the best of Spark, PyFlink, bytewax, Pathway", 10.0, "nexmark", r"^python .* vs "
+    ),
     Target(
         "rows of 3- and 4-cliques, w1: at most 1.38 times a hand-written loop", 1 / 1.38, "cliques", r"w1 rows.*loop"
     ),

@@ -40,7 +40,7 @@ const BITS: u8 = 8;
 
 /// Multiply and fold: about the cheapest hash whose bits are all good enough for a hash map.
 #[derive(Clone, Copy, Debug, Default)]
-struct Fast(u64);
+pub(crate) struct Fast(u64);
 
 impl Hasher for Fast {
     fn finish(&self) -> u64 {

@@ -23,6 +23,7 @@ pub mod harness;
 pub mod keyed_count;
 pub mod machine;
 pub mod migration;
+pub mod nexmark;
 pub mod noisy_neighbour;
 pub mod queues;
 pub mod reorder;

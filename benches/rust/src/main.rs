@@ -7,8 +7,8 @@ use std::process::ExitCode;
 use penstock_benches::harness::{Options, Report};
 use penstock_benches::{
     barrier, bins_overhead, change_batch, clique_child, cliques, empty_epoch, faucet_child, faucet_memory,
-    faucet_overhead, faucet_sensitivity, frontier, harness, keyed_count, migration, noisy_neighbour, queues, reorder,
-    schedulers, sequencer, side,
+    faucet_overhead, faucet_sensitivity, frontier, harness, keyed_count, migration, nexmark, noisy_neighbour, queues,
+    reorder, schedulers, sequencer, side,
 };
 
 type Run = fn(&Options, &mut Report);
@@ -47,6 +47,7 @@ enum Asked {
     List,
     Side,
     Flow,
+    Nexmark,
     CliqueMemory(Vec<String>),
     Bench(usize, Options),
 }
@@ -67,6 +68,13 @@ fn main() -> ExitCode {
             }
         },
         Ok(Asked::Flow) => match faucet_child::serve(std::io::stdin().lock(), std::io::stdout().lock()) {
+            Ok(()) => ExitCode::SUCCESS,
+            Err(message) => {
+                eprintln!("penstock-bench: {message}");
+                ExitCode::FAILURE
+            }
+        },
+        Ok(Asked::Nexmark) => match nexmark::serve(std::io::stdin().lock()) {
             Ok(()) => ExitCode::SUCCESS,
             Err(message) => {
                 eprintln!("penstock-bench: {message}");
@@ -115,6 +123,7 @@ fn parse(arguments: impl Iterator<Item = String>) -> Result<Asked, String> {
             "--list" => return Ok(Asked::List),
             "--side" => return Ok(Asked::Side),
             "--flow" => return Ok(Asked::Flow),
+            "--nexmark" => return Ok(Asked::Nexmark),
             "--clique-memory" => return Ok(Asked::CliqueMemory(arguments.collect())),
             "--quick" => options.quick = true,
             "--seconds" => {
