@@ -116,6 +116,8 @@ pub(crate) struct Routing<T, D> {
     decode: fn(&[u8]) -> Result<D, crate::wire::WireError>,
     /// What encoded blocks travel as.
     encoded: fn(Vec<u8>) -> Payload,
+    /// Whether the function names ids of workers, not ranks.
+    by_id: bool,
 }
 
 /// Blocks stay on their worker.
@@ -132,9 +134,13 @@ impl<T: Timestamp, D: 'static> Pact<T, D> for Pipeline {
 ///
 /// The function gets the time, the block and a sink; it hands each piece to the sink with the index of a worker. Pieces for
 /// threads of the same process are moved as they are, others encoded.
+///
+/// Where workers join and leave, the index is the rank among those that take part now: 0, 1, 2, ... up to
+/// [`Scope::peers`](crate::Scope::peers), which the function asks anew for each block. What it did before is of no use then: state by key has to move.
 pub struct Exchange<T, D, F> {
     route: F,
     encoded: fn(Vec<u8>) -> Payload,
+    by_id: bool,
     marker: PhantomData<fn(T, D)>,
 }
 
@@ -144,7 +150,7 @@ where
 {
     /// An exchange by this routing function. A worker that does not exist stops the dataflow with [`Error::Route`].
     pub fn new(route: F) -> Self {
-        Exchange { route, encoded: Payload::Bytes, marker: PhantomData }
+        Exchange { route, encoded: Payload::Bytes, by_id: false, marker: PhantomData }
     }
 
     /// Lets the blocks of other edges go before these on their way to another process, but for a fifth. They do not count for
@@ -152,6 +158,13 @@ where
     #[must_use]
     pub fn behind_data(self) -> Self {
         Exchange { encoded: Payload::Behind, ..self }
+    }
+
+    /// The function names workers by [`Worker::index`](crate::Worker::index), which stays when others leave: one that takes no part now
+    /// stops the dataflow.
+    #[must_use]
+    pub fn by_index(self) -> Self {
+        Exchange { by_id: true, ..self }
     }
 }
 
@@ -168,6 +181,7 @@ where
             encode: D::encode,
             decode: D::decode,
             encoded: self.encoded,
+            by_id: self.by_id,
         }))
     }
 }
@@ -199,13 +213,13 @@ impl<T: Timestamp, D: 'static> Spread<T, D> {
 impl<T: Timestamp, D: 'static> Push<T, D> for Spread<T, D> {
     fn push(&mut self, time: &T, block: D) {
         let Spread { name, core, channel, routing, local } = self;
-        let peers = core.peers();
-        let (boxed, encode, encoded) = (routing.boxed, routing.encode, routing.encoded);
+        let (boxed, encode, encoded, by_id) = (routing.boxed, routing.encode, routing.encoded, routing.by_id);
         let _origin = core.origin(name);
-        (routing.route)(time, block, &mut |target, piece| {
-            if target == local.worker {
+        (routing.route)(time, block, &mut |asked, piece| {
+            let target = core.target(asked, by_id);
+            if target == Some(local.worker) {
                 local.push(time, piece);
-            } else if target < peers {
+            } else if let Some(target) = target {
                 local.in_flight.update(time.clone(), 1);
                 let payload = if core.is_local(target) {
                     boxed(time.clone(), piece)
@@ -219,7 +233,7 @@ impl<T: Timestamp, D: 'static> Push<T, D> for Spread<T, D> {
                 };
                 core.send(target, *channel, payload);
             } else {
-                core.fail(Error::Route { name: name.clone(), target, peers });
+                core.fail(Error::Route { name: name.clone(), target: asked, peers: core.peers() });
             }
         });
     }
@@ -257,7 +271,9 @@ impl<T: Timestamp, D: 'static> Sink for Arrivals<T, D> {
             Payload::Bytes(bytes) | Payload::Behind(bytes) => {
                 parse(&bytes, *decode).ok_or_else(|| mismatch(ProtocolFault::Body(self.channel).to_string()))?
             }
-            Payload::Progress(_) => return Err(mismatch("progress was sent".to_string())),
+            Payload::Progress(_) | Payload::Member(..) | Payload::Lost => {
+                return Err(mismatch("progress was sent".to_string()));
+            }
         };
         queue.borrow_mut().push_back((time, from, block));
         activator.activate();

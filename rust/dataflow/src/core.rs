@@ -10,8 +10,12 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use crate::error::Error;
+use penstock_members::list::Change;
+use penstock_members::{Failure, Member, Message, Output};
+
+use crate::error::{Error, MemberFault};
 use crate::fabric::{Endpoint, Envelope, Payload, Waker};
+use crate::membership::{Act, Letter, Membership, Stage, Told};
 
 /// The receiving end of a channel.
 pub(crate) trait Sink {
@@ -46,12 +50,25 @@ pub(crate) struct Core {
     /// How many values it has in common with the other workers of its process.
     commons: Cell<u64>,
     parked: Cell<Duration>,
+    /// In a joinable fabric. Boxed: most have none.
+    membership: Option<Box<Membership>>,
+    /// Of one that does not take part: why it will not. The others go on.
+    private: RefCell<Option<Error>>,
 }
+
+/// The channel that messages of members name: none.
+const NOWHERE: u64 = u64::MAX;
 
 impl Core {
     pub(crate) fn new(endpoint: Endpoint) -> Self {
         endpoint.take();
+        let membership = endpoint.is_joinable().then(|| {
+            let (index, founders) = (endpoint.index(), endpoint.peers());
+            Box::new(Membership::new(index, founders, endpoint.joins(), endpoint.is_simulated()))
+        });
         Core {
+            membership,
+            private: RefCell::new(None),
             endpoint,
             channels: RefCell::new(Vec::new()),
             building: Cell::new(0),
@@ -68,8 +85,31 @@ impl Core {
         self.endpoint.index()
     }
 
+    /// How many workers blocks are routed to.
     pub(crate) fn peers(&self) -> usize {
-        self.endpoint.peers()
+        match &self.membership {
+            None => self.endpoint.peers(),
+            Some(membership) => membership.ids().len(),
+        }
+    }
+
+    /// The place of this worker among those that blocks are routed to; `usize::MAX` when it has none.
+    pub(crate) fn rank(&self) -> usize {
+        self.membership.as_ref().map_or(self.index(), |membership| membership.rank())
+    }
+
+    /// The worker that a routing function names, if blocks are routed to it.
+    #[inline]
+    pub(crate) fn target(&self, asked: usize, by_id: bool) -> Option<usize> {
+        match &self.membership {
+            None => (asked < self.endpoint.peers()).then_some(asked),
+            Some(membership) if by_id => membership.ids().binary_search(&asked).is_ok().then_some(asked),
+            Some(membership) => membership.ids().get(asked).copied(),
+        }
+    }
+
+    pub(crate) fn membership(&self) -> Option<&Membership> {
+        self.membership.as_deref()
     }
 
     pub(crate) fn waker(&self) -> Waker {
@@ -97,6 +137,11 @@ impl Core {
         }
         channels[at] = Some(Box::default());
         self.building.set(number);
+    }
+
+    /// The dataflow that is built now, or was last.
+    pub(crate) fn building(&self) -> u64 {
+        self.building.get()
     }
 
     /// The next channel of the dataflow that is built now: its name is equal on all workers, since all build the same graph.
@@ -137,9 +182,20 @@ impl Core {
         let mut remote = false;
         for _ in 0..self.endpoint.waiting() {
             let Some(envelope) = self.endpoint.receive() else { break };
-            if let Payload::Bytes(body) = &envelope.payload {
-                remote = true;
-                self.endpoint.take_in(envelope.from, body.len());
+            match envelope.payload {
+                Payload::Bytes(ref body) => {
+                    remote = true;
+                    self.endpoint.take_in(envelope.from, body.len());
+                }
+                Payload::Member(lane, message) => {
+                    self.hear(envelope.from, (lane, message));
+                    continue;
+                }
+                Payload::Lost => {
+                    self.tend(|member, books| member.given_up(envelope.from, books));
+                    continue;
+                }
+                _ => {}
             }
             let channels = self.channels.borrow();
             let (dataflow, place) = parts(envelope.channel);
@@ -153,6 +209,88 @@ impl Core {
         }
         if remote {
             self.endpoint.tell_taken();
+        }
+    }
+
+    /// A message of another member.
+    fn hear(&self, from: usize, (lane, message): Letter) {
+        let Some(membership) = &self.membership else { return };
+        if let Message::Bundle(dataflow, _) = &*message
+            && *dataflow >= membership.built()
+        {
+            let detail = format!("dataflow number {} was never built here", dataflow + 1);
+            return self.fail(Error::GraphMismatch { worker: self.index(), peer: from, detail });
+        }
+        self.tend(|member, books| member.accept(from, lane, *message, books));
+    }
+
+    /// Lets the machine of this member act, and does what it wants. Between blocks only.
+    pub(crate) fn tend(&self, act: impl FnOnce(&mut Member<Told>, &mut Act<'_>) -> Result<(), Failure>) {
+        let Some(membership) = &self.membership else { return };
+        let (outputs, result) = membership.tend(self.index(), act);
+        if outputs.iter().any(|output| matches!(output, Output::Adopted(_))) {
+            // Markers go to those who are new.
+            self.endpoint.look_up();
+        }
+        for output in outputs {
+            match output {
+                Output::Send { to, lane, message } => {
+                    self.send(to, NOWHERE, Payload::Member(lane, Box::new(message)));
+                }
+                Output::Adopted(list) => membership.adopt(self.index(), &list),
+                Output::Settled(list) => {
+                    if let Change::Seated { joiner, granter } = list.change
+                        && granter == self.index()
+                    {
+                        membership.teach(joiner);
+                    }
+                }
+                Output::Admitted { ticket, joiners } => self.endpoint.admit(ticket, &joiners),
+                Output::Seated => {
+                    membership.set_stage(Stage::Seated);
+                    membership.enliven();
+                }
+                Output::Refused => {
+                    let fault = MemberFault::Withdrawn;
+                    self.fail(Error::Member { worker: self.index(), fault });
+                }
+                Output::Closed => self.go(),
+            }
+        }
+        self.note(result);
+    }
+
+    /// Nobody counts on this worker any more.
+    pub(crate) fn go(&self) {
+        if let Some(membership) = &self.membership {
+            membership.set_stage(Stage::Gone);
+            self.endpoint.vacate();
+        }
+    }
+
+    /// What a member does in every step before its dataflows.
+    pub(crate) fn attend(&self) {
+        let Some(membership) = &self.membership else { return };
+        let lead = membership.is_lead(self.index());
+        let asked = if lead { self.endpoint.asked() } else { Vec::new() };
+        if !asked.is_empty() || membership.watches_clock() {
+            let now = membership.now();
+            self.tend(|member, books| {
+                asked.iter().for_each(|(ticket, count)| member.admit(*ticket, *count));
+                member.tick(now, books)
+            });
+        }
+        if membership.stage() == Stage::Drained && self.endpoint.is_over() {
+            // The others have finished, so nobody may be there to say goodbye to.
+            self.go();
+        }
+    }
+
+    /// Something was to be sent by a worker that has not joined yet: its next step says so.
+    #[cold]
+    pub(crate) fn refuse_early(&self) {
+        if self.membership.as_ref().is_some_and(|membership| membership.is_outside()) {
+            self.fail(Error::Member { worker: self.index(), fault: MemberFault::NotBootstrapped });
         }
     }
 
@@ -192,6 +330,13 @@ impl Core {
         if self.faulty.get()
             && let Some(error) = self.fault.borrow_mut().take()
         {
+            if self.membership.as_ref().is_some_and(|membership| membership.is_outside()) {
+                // It ends alone.
+                if self.private.borrow_mut().replace(error).is_none() {
+                    self.endpoint.give_up();
+                }
+                return;
+            }
             self.endpoint.abort(error);
         }
     }
@@ -199,6 +344,9 @@ impl Core {
     /// The error that stops this worker and all others, if any.
     pub(crate) fn check(&self) -> Result<(), Error> {
         self.spread();
+        if let Some(error) = &*self.private.borrow() {
+            return Err(error.clone());
+        }
         match self.endpoint.failure() {
             Some(error) => Err(error),
             None => Ok(()),

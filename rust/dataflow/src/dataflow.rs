@@ -7,6 +7,8 @@
 //!
 //! A worker speaks only when that may move a frontier, and numbers what it says: see `ledger` and `caster` of `penstock_progress`.
 //!
+//! In a joinable fabric the same is said through the machine of the member (`membership`), which numbers it and keeps it for joiners.
+//!
 //! Source: rescaling R§3.2.2, §3.4.1 (C-05, R-04). Departures: one sequence per dataflow instead of one per scope (each region
 //! still keeps its own accumulated counts); the graph travels as text, so that a mismatch can be named.
 
@@ -51,7 +53,7 @@ impl Sink for Inbox {
         let progress = match payload {
             Payload::Progress(progress) => progress,
             // The sender has a data channel where we have progress; its first bundle will say what it built.
-            Payload::Typed(_) | Payload::Bytes(_) | Payload::Behind(_) => Progress::Bytes(Vec::new()),
+            _ => Progress::Bytes(Vec::new()),
         };
         self.bundles.borrow_mut().push_back((from, progress));
         self.mark.raise();
@@ -108,15 +110,25 @@ impl Dataflow {
             end(&core, &root.family, number);
             return Err(error);
         }
-        root.found(core.peers());
+        let joins = core.membership().is_some_and(|membership| membership.joins());
+        if !joins {
+            root.found(Some(core.membership().map_or(core.peers(), |membership| membership.founders())));
+        }
         let mut description = String::new();
         for region in root.family.regions.borrow().iter() {
             region.describe(&mut description);
         }
-        let (family, graph) = (root.family.clone(), description.into());
+        let (family, graph): (_, Arc<str>) = (root.family.clone(), description.into());
+        if let Some(membership) = core.membership() {
+            membership.open(number, graph.clone(), family.clone(), root.clone());
+            // Until it has its place, nothing may be sent.
+            family.alive.set(!joins);
+        }
         let dataflow = Dataflow { core, family, root, caster, graph, number, fresh: Cell::new(true) };
-        dataflow.root.propagate();
-        dataflow.cast();
+        if !joins {
+            dataflow.root.propagate();
+            dataflow.cast();
+        }
         dataflow.family.mark.start(number);
         Ok(dataflow)
     }
@@ -151,7 +163,10 @@ impl Dataflow {
 
     /// Applies what was received and what this worker counted.
     fn settle(&self) -> Result<(), Error> {
-        let share = self.core.peers() > 1;
+        let share = match self.core.membership() {
+            None => self.core.peers() > 1,
+            Some(membership) => !membership.is_alone(),
+        };
         self.family.mark.collect();
         self.family.regions.borrow().iter().for_each(|region| region.harvest(share));
         self.root.apply()?;
@@ -177,9 +192,13 @@ impl Dataflow {
 
     /// Whether no message and no capability is left on any worker, all of which have built it.
     pub(crate) fn is_done(&self) -> bool {
-        self.caster.numbers.borrow().met() + 1 >= self.core.peers()
-            && self.caster.inbox.bundles.borrow().is_empty()
+        let met = || match self.core.membership() {
+            None => self.caster.numbers.borrow().met() + 1 >= self.core.peers(),
+            Some(membership) => membership.has_met_all(self.core.index(), self.number),
+        };
+        self.caster.inbox.bundles.borrow().is_empty()
             && self.family.regions.borrow().iter().all(|region| region.is_done())
+            && met()
     }
 
     /// Tells all other workers what changed, when that may move a frontier of theirs; else keeps it for later.
@@ -187,6 +206,17 @@ impl Dataflow {
         let Caster { core, channel, numbers, sent, .. } = &self.caster;
         let (me, peers) = (core.index(), core.peers());
         let regions = self.family.regions.borrow();
+        if let Some(membership) = core.membership() {
+            let first = || membership.member().caster(self.number).is_some_and(|caster| caster.next() == 0);
+            if !membership.is_alone() && (regions.iter().any(|region| region.must_share()) || first()) {
+                drop(regions);
+                core.tend(|member, books| {
+                    member.cast(self.number, books);
+                    Ok(())
+                });
+            }
+            return;
+        }
         let mut numbers = numbers.borrow_mut();
         if peers == 1 || (numbers.next() > 0 && !regions.iter().any(|region| region.must_share())) {
             return;
@@ -285,6 +315,9 @@ fn end(core: &Core, family: &Family, number: u64) {
     for region in family.regions.take() {
         region.dismantle();
     }
+    if let Some(membership) = core.membership() {
+        membership.close(number);
+    }
 }
 
 impl Bundle {
@@ -302,7 +335,7 @@ impl Bundle {
 }
 
 /// The first line in which two descriptions of a graph differ.
-fn difference(here: &str, there: &str) -> Option<String> {
+pub(crate) fn difference(here: &str, there: &str) -> Option<String> {
     let (mut mine, mut theirs) = (here.lines(), there.lines());
     loop {
         match (mine.next(), theirs.next()) {

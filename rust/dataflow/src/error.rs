@@ -127,11 +127,61 @@ pub enum Error {
         /// Greatest size allowed.
         limit: usize,
     },
+    /// A worker of a joinable fabric cannot do that, or not now.
+    #[error("worker {worker}: {fault}")]
+    Member {
+        /// Which.
+        worker: usize,
+        /// What is wrong.
+        fault: MemberFault,
+    },
     /// A stream, file or thread that the fabric needs could not be set up.
     #[error("cannot set up the fabric: {reason}")]
     Setup {
         /// What failed.
         reason: String,
+    },
+}
+
+/// What a member of a joinable fabric cannot do, or why its run ended.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum MemberFault {
+    /// It was to step or send before it had its place.
+    #[error(
+        "call bootstrap() once all dataflows are built, and before anything is sent or stepped: others may join here"
+    )]
+    NotBootstrapped,
+    /// A dataflow that a joiner could not have.
+    #[error("dataflow {0:?} was built after bootstrap(): build all dataflows of a joinable run before")]
+    BuiltLate(String),
+    /// The others do not wait for this joiner any more.
+    #[error("its join was withdrawn: it took too long, or was given up")]
+    Withdrawn,
+    /// All is done.
+    #[error("it joins when all dataflows are finished")]
+    Over,
+    /// Nobody would be left.
+    #[error("it is the only one and cannot leave; end its inputs instead, or let another one join first")]
+    Alone,
+    /// It has left, or does not take part yet.
+    #[error("it does not take part now, so it cannot leave")]
+    NotSeated,
+    /// Members are fixed.
+    #[error("the workers of this fabric are fixed; make it with fabric::joinable")]
+    Fixed,
+    /// A member is gone without having left.
+    #[error("worker {0} was lost, which took part in the run")]
+    Lost(usize),
+    /// A list of members is missing.
+    #[error("worker {peer} uses member list {got}, and {here} is used here")]
+    Skipped {
+        /// Who sent it.
+        peer: usize,
+        /// Version here.
+        here: u64,
+        /// Version there.
+        got: u64,
     },
 }
 

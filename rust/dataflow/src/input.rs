@@ -2,12 +2,12 @@
 
 use std::rc::Rc;
 
-use penstock_progress::capability::Capability;
 use penstock_progress::timestamp::Timestamp;
 
 use crate::channel::SharedTee;
 use crate::core::Core;
 use crate::error::{Ended, InputError};
+use crate::membership::Held;
 use crate::operator::{OperatorBuilder, Output};
 use crate::region::Family;
 use crate::scope::Scope;
@@ -17,9 +17,12 @@ use crate::stream::Stream;
 ///
 /// What is sent moves at the worker's next step; only blocks for other workers leave at once. Sending never blocks and never
 /// refuses: a program that feeds more than its peers take asks [`InputHandle::is_congested`] before each block.
+///
+/// The input of a worker that joins a run begins, with [`Worker::bootstrap`](crate::Worker::bootstrap), at the time at which one of its peers stands; it has ended
+/// if that of the peer has. When a worker leaves, its inputs end once the worker that leads knows of it.
 pub struct InputHandle<T: Timestamp, D> {
     tee: SharedTee<T, D>,
-    capability: Capability<T>,
+    held: Held<T>,
     family: Rc<Family>,
     core: Rc<Core>,
 }
@@ -28,14 +31,16 @@ impl<T: Timestamp, D: Clone + 'static> InputHandle<T, D> {
     pub(crate) fn open(scope: &Scope<T>) -> (Self, Stream<T, D>) {
         let mut builder = OperatorBuilder::new(scope, "input");
         let (_, stream): (Output<T, D>, _) = builder.output();
-        let mut held = None;
+        let claim = builder.claim();
+        let mut first = None;
         builder.build(|mut capabilities| {
-            held = capabilities.pop();
+            first = capabilities.pop();
             |_| Ok(())
         });
-        let capability = held.expect("one capability per output");
+        let capability = first.expect("one capability per output");
+        let held = Held::new(capability, claim);
         let (tee, family, core) = (stream.tee.clone(), scope.region.family.clone(), scope.region.core.clone());
-        (InputHandle { tee, capability, family, core }, stream)
+        (InputHandle { tee, held, family, core }, stream)
     }
 }
 
@@ -43,7 +48,11 @@ impl<T: Timestamp, D> InputHandle<T, D> {
     /// Sends a block at the current time. After the dataflow's end, by an error, it is dropped.
     pub fn send(&mut self, block: D) {
         if self.family.alive.get() {
-            self.tee.borrow_mut().push(self.capability.time(), block);
+            if self.held.refresh() {
+                self.tee.borrow_mut().push(self.held.time(), block);
+            }
+        } else {
+            self.core.refuse_early();
         }
     }
 
@@ -53,15 +62,17 @@ impl<T: Timestamp, D> InputHandle<T, D> {
     /// [`Ended`]; the block is dropped.
     pub fn try_send(&mut self, block: D) -> Result<(), Ended> {
         if self.has_ended() {
+            self.core.refuse_early();
             return Err(Ended { dataflow: self.family.name.clone() });
         }
         self.send(block);
         Ok(())
     }
 
-    /// Whether the dataflow has ended, by an error or because it was dropped.
+    /// Whether the dataflow has ended, by an error or because it was dropped. Also whether this is an input of a joiner whose peer had
+    /// ended its own.
     pub fn has_ended(&self) -> bool {
-        !self.family.alive.get()
+        !self.family.alive.get() || !self.held.is_good()
     }
 
     /// Whether to send nothing now: see [`Worker::is_congested`](crate::Worker::is_congested).
@@ -74,7 +85,10 @@ impl<T: Timestamp, D> InputHandle<T, D> {
     /// # Errors
     /// [`InputError`] when `time` is not in advance of the current one; nothing changes.
     pub fn advance_to(&mut self, time: T) -> Result<(), InputError<T>> {
-        if !self.capability.time().less_equal(&time) || self.capability.downgrade(&time).is_err() {
+        if !self.family.alive.get() {
+            self.core.refuse_early();
+        }
+        if !self.held.downgrade(&time) {
             return Err(InputError { held: self.time().clone(), asked: time });
         }
         Ok(())
@@ -82,7 +96,7 @@ impl<T: Timestamp, D> InputHandle<T, D> {
 
     /// The current time.
     pub fn time(&self) -> &T {
-        self.capability.time()
+        self.held.time()
     }
 
     /// Ends the input.

@@ -11,6 +11,7 @@
 //! | [`operator`] | building operators: inputs, outputs, capabilities, frontiers |
 //! | [`channel`] | how an edge spreads blocks over workers |
 //! | [`input`] | feeding a dataflow |
+//! | [`lesson`] | what operators of joiners learn of their peers |
 //! | [`wire`], [`error`] | encoding of blocks, errors |
 //!
 //! **Feeding.** Sending never blocks. Between processes data is bounded by asking the sources to wait: a program that feeds much
@@ -65,6 +66,8 @@ mod dataflow;
 pub mod error;
 pub mod fabric;
 pub mod input;
+pub mod lesson;
+mod membership;
 mod nested;
 pub mod operator;
 mod patience;
@@ -76,11 +79,12 @@ pub mod worker;
 
 pub use activate::Activator;
 pub use channel::{Exchange, Pact, Pipeline};
-pub use error::{BoxError, Ended, Error, InputError, SessionError};
-pub use fabric::{Endpoint, FabricGuard, FabricTag, Limits, Waker};
+pub use error::{BoxError, Ended, Error, InputError, MemberFault, SessionError};
+pub use fabric::{Door, Endpoint, FabricGuard, FabricTag, JoinError, Limits, Ticket, Waker};
 pub use input::InputHandle;
+pub use lesson::Lesson;
 pub use operator::{CapabilityRef, Frontiers, Grant, Input, OperatorBuilder, Output, Session};
 pub use scope::Scope;
 pub use stream::{FeedbackHandle, Stream};
 pub use wire::{Wire, WireError};
-pub use worker::{Building, Worker, execute};
+pub use worker::{Building, Joinable, Worker, execute, execute_joinable};

@@ -32,7 +32,7 @@ pub(crate) trait Nested<T: Timestamp> {
     /// [`Region::check`] of what is inside.
     fn check(&self) -> Result<Face<T>, Error>;
     /// [`Region::found`] of what is inside; hands the capabilities with which the scope begins, by output, to `hold`.
-    fn found(&self, founders: usize, hold: &mut dyn FnMut(usize, T));
+    fn found(&self, founders: Option<usize>, hold: &mut dyn FnMut(usize, T));
     /// Number of inputs and outputs.
     fn ports(&self) -> (usize, usize);
     /// Applies changes inside; reports those of the scope's capabilities by output.
@@ -96,7 +96,7 @@ impl<O: Timestamp, T: Refines<O>> Nested<O> for NestedRegion<O, T> {
         Ok(summary)
     }
 
-    fn found(&self, founders: usize, hold: &mut dyn FnMut(usize, O)) {
+    fn found(&self, founders: Option<usize>, hold: &mut dyn FnMut(usize, O)) {
         self.inner.found(founders);
         for (location, time, count) in self.inner.counts() {
             self.project(location, &time, count, &mut |_, _, _| {});

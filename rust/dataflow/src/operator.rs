@@ -23,6 +23,8 @@ use crate::activate::Activator;
 use crate::channel::{Counts, Direct, Pact, Queue, SharedTee, Spread, Tee};
 use crate::core::Core;
 use crate::error::{BoxError, Error, SessionError};
+use crate::lesson::Lesson;
+use crate::membership::Slot;
 use crate::region::{Body, Family, InputPort, Ports};
 use crate::scope::Scope;
 use crate::stream::Stream;
@@ -47,6 +49,14 @@ impl<T: Timestamp> OperatorBuilder<T> {
         OperatorBuilder { scope: scope.clone(), name: scope.region.operator_name(name), node, ports, notify: true }
     }
 
+    /// In a joinable run, claims for this worker the capability that it is given of the only output.
+    pub(crate) fn claim(&self) -> Option<Rc<Slot<T>>> {
+        let region = &self.scope.region;
+        let slot = Slot::new(region.core.membership()?.joins());
+        region.claim(Source { node: self.node, port: 0 }.into(), slot.clone());
+        Some(slot)
+    }
+
     /// Whether the logic runs when a frontier of its inputs moves. Default: yes.
     pub fn notify(&mut self, notify: bool) -> &mut Self {
         self.notify = notify;
@@ -56,6 +66,11 @@ impl<T: Timestamp> OperatorBuilder<T> {
     /// A handle that makes this operator run.
     pub fn activator(&self) -> Activator {
         Activator::new(self.scope.region.flags.clone(), self.node)
+    }
+
+    /// What a joiner's copy of this operator has to learn of that of a peer, in a joinable run.
+    pub fn lesson<X: Send + 'static>(&self) -> Lesson<X> {
+        Lesson::open(&self.scope.region.core, &self.activator())
     }
 
     /// Adds an input that leads to all outputs without advancing time.
@@ -82,13 +97,13 @@ impl<T: Timestamp> OperatorBuilder<T> {
             ));
         }
         let wiring = pact.into_wiring().0;
+        let queue: Queue<T, D> = Rc::new(RefCell::new(VecDeque::new()));
         let port = {
             let mut inputs = self.ports.inputs.borrow_mut();
-            inputs.push(InputPort { summaries, exchanged: wiring.is_some() });
+            inputs.push(InputPort { summaries, exchanged: wiring.is_some(), queue: queue.clone() });
             inputs.len() - 1
         };
         let target = Target { node: self.node, port };
-        let queue: Queue<T, D> = Rc::new(RefCell::new(VecDeque::new()));
         let in_flight: Counts<T> = region.family.meter();
         let direct = Direct {
             queue: queue.clone(),
@@ -162,12 +177,17 @@ impl<T: Timestamp> OperatorBuilder<T> {
         (Output { tee, counts, core, family, name: self.name.clone() }, stream)
     }
 
-    /// Finishes the operator. The constructor gets one capability per output at the minimum time, and returns the logic.
+    /// Finishes the operator. The constructor gets one capability per output at the minimum time, and returns the logic. At a worker
+    /// that joins a run those are good for no output, since it has none there: to send with one stops the run.
     pub fn build<L>(self, constructor: impl FnOnce(Vec<Capability<T>>) -> L)
     where
         L: FnMut(&Frontiers<'_, T>) -> Result<(), BoxError> + 'static,
     {
-        let adopt = |counts: &Counts<T>| Capability::adopt(T::minimum(), counts.clone());
+        let joins = self.scope.region.core.membership().is_some_and(|membership| membership.joins());
+        let adopt = |counts: &Counts<T>| {
+            let counts = if joins { Rc::default() } else { counts.clone() };
+            Capability::adopt(T::minimum(), counts)
+        };
         let capabilities = self.ports.outputs.borrow().iter().map(adopt).collect();
         let _origin = self.scope.region.core.origin(&self.name);
         let logic = Rc::new(RefCell::new(Box::new(constructor(capabilities)) as crate::region::Logic<T>));

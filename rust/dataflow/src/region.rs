@@ -9,22 +9,25 @@
 
 use std::any::Any;
 use std::cell::{Cell, RefCell};
+use std::collections::BTreeMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::rc::{Rc, Weak};
 use std::sync::Arc;
 
 use penstock_progress::antichain::Antichain;
+use penstock_progress::capability::Capability;
 use penstock_progress::change_batch::ChangeBatch;
 use penstock_progress::ledger::{Change, Ledger};
 use penstock_progress::meter::Meter;
 use penstock_progress::probe::ProbeHandle;
-use penstock_progress::reachability::{GraphBuilder, Location, Source, Target};
+use penstock_progress::reachability::{GraphBuilder, Location, Port, Source, Target};
 use penstock_progress::timestamp::Timestamp;
 
 use crate::activate::{Activator, Flags, Mark};
 use crate::channel::Counts;
 use crate::core::Core;
 use crate::error::{BoxError, Error, panic_message};
+use crate::membership::Slot;
 use crate::nested::Nested;
 use crate::operator::Frontiers;
 use crate::wire::{decode_serde, encode_serde};
@@ -99,6 +102,22 @@ pub(crate) trait AnyRegion {
     fn describe(&self, out: &mut String);
     /// Drops operators and channels.
     fn dismantle(&self);
+    /// Whether the others have not been told something.
+    fn owes(&self) -> bool;
+    /// All counts in force that others do not derive by themselves. Nothing waits to be applied or told.
+    fn snapshot(&self) -> Box<dyn Part>;
+    /// Begins with a snapshot, in a region that counts nothing; false when it is of another one.
+    fn load(&self, part: &dyn Any) -> bool;
+    /// Derives the rest once all regions are loaded: of the outermost one.
+    fn stand(&self);
+    /// Counts one capability more, for somebody else, of each that is held for a claimed output.
+    fn grant(&self) -> Box<dyn Part>;
+    /// Names what is held for claimed outputs, which somebody else holds from now on.
+    fn hand_over(&self) -> Box<dyn Part>;
+    /// Gives capabilities, which are counted already, to who claims them.
+    fn take(&self, part: &dyn Any);
+    /// Whether no block waits and no operator holds anything, but what is claimed.
+    fn is_worked_off(&self) -> bool;
 }
 
 /// The logic of an operator.
@@ -110,6 +129,19 @@ pub(crate) struct InputPort<S> {
     pub(crate) summaries: Vec<Antichain<S>>,
     /// Whether blocks come from other workers as well, over a channel.
     pub(crate) exchanged: bool,
+    /// The blocks that wait.
+    pub(crate) queue: Rc<dyn Waiting>,
+}
+
+/// A queue without the type of what it holds.
+pub(crate) trait Waiting {
+    fn is_empty(&self) -> bool;
+}
+
+impl<X> Waiting for RefCell<std::collections::VecDeque<X>> {
+    fn is_empty(&self) -> bool {
+        self.borrow().is_empty()
+    }
 }
 
 /// The ports of an operator.
@@ -168,6 +200,10 @@ pub(crate) struct Region<T: Timestamp> {
     ledger: RefCell<Option<Ledger<T>>>,
     nested: RefCell<Vec<NestedNode<T>>>,
     moved: Cell<bool>,
+    /// Of a joinable run: what this worker holds, by output.
+    held: RefCell<BTreeMap<Location, ChangeBatch<T>>>,
+    /// Of a joinable run: the outputs whose capabilities may be given to this worker.
+    claims: RefCell<BTreeMap<Location, Rc<Slot<T>>>>,
 }
 
 impl<T: Timestamp> Region<T> {
@@ -187,6 +223,8 @@ impl<T: Timestamp> Region<T> {
             ledger: RefCell::new(None),
             nested: RefCell::new(Vec::new()),
             moved: Cell::new(true),
+            held: RefCell::default(),
+            claims: RefCell::default(),
         });
         family.regions.borrow_mut().push(region.clone());
         region
@@ -264,16 +302,23 @@ impl<T: Timestamp> Region<T> {
     }
 
     /// Gives the checked graph the counts that every one of so many founders begins with, and its operators their first run.
-    /// Nested regions first.
-    pub(crate) fn found(&self, founders: usize) {
+    /// Without founders it has the counts of a snapshot already. Nested regions first.
+    pub(crate) fn found(&self, founders: Option<usize>) {
         let nodes = self.nodes.borrow();
         let mut ledger = self.ledger.borrow_mut();
         let Some(ledger) = ledger.as_mut() else { return };
         for (node, body) in nodes.iter().map(|node| &node.body).enumerate() {
             match body {
                 Body::Operator { ports, .. } => {
-                    let outputs = ports.outputs.borrow().len();
-                    ledger.found((0..outputs).map(|port| Source { node, port }), founders);
+                    let sources = (0..ports.outputs.borrow().len()).map(|port| Source { node, port });
+                    if let Some(founders) = founders {
+                        if self.core.membership().is_some() {
+                            let mut held = self.held.borrow_mut();
+                            let of = |source: Source| held.entry(source.into()).or_default().update(T::minimum(), 1);
+                            sources.clone().for_each(of);
+                        }
+                        ledger.found(sources, founders);
+                    }
                     self.flags.raise(node);
                 }
                 Body::Probe { handle, .. } => handle.update([]),
@@ -385,6 +430,22 @@ impl<T: Timestamp> Region<T> {
         format!("{}/{name}", self.path)
     }
 
+    /// Claims what this worker is given of the capabilities of an output.
+    pub(crate) fn claim(&self, output: Location, slot: Rc<Slot<T>>) {
+        self.claims.borrow_mut().insert(output, slot);
+    }
+
+    /// What is held for claimed outputs.
+    fn claimed(&self) -> Vec<Change<T>> {
+        let (claims, mut held) = (self.claims.borrow(), self.held.borrow_mut());
+        let of = |(location, times): (&Location, &mut ChangeBatch<T>)| {
+            let times = if claims.contains_key(location) { times.iter().cloned().collect() } else { Vec::new() };
+            let location = *location;
+            times.into_iter().map(move |(time, count)| (location, time, count))
+        };
+        held.iter_mut().flat_map(of).filter(|(_, _, count)| *count > 0).collect()
+    }
+
     /// Locations whose counts are not zero, with their times and counts.
     pub(crate) fn counts(&self) -> Vec<(Location, T, i64)> {
         let ledger = self.ledger.borrow();
@@ -410,8 +471,12 @@ impl<T: Timestamp> AnyRegion for Region<T> {
         let mut ledger = self.ledger.borrow_mut();
         let Some(ledger) = ledger.as_mut() else { return };
         let mut collected = self.collected.borrow_mut();
+        let joinable = self.core.membership().is_some();
         for (location, counts) in self.meters.borrow().iter().filter(|(_, counts)| counts.has_rung()) {
             counts.collect(&mut collected);
+            if joinable && matches!(location.port, Port::Source(_)) {
+                self.held.borrow_mut().entry(*location).or_default().extend(collected.iter().cloned());
+            }
             for (time, diff) in collected.drain() {
                 ledger.count(*location, time, diff, share);
             }
@@ -500,5 +565,80 @@ impl<T: Timestamp> AnyRegion for Region<T> {
             }
         }
         *self.ledger.borrow_mut() = None;
+    }
+
+    fn owes(&self) -> bool {
+        self.ledger.borrow_mut().as_mut().is_some_and(Ledger::owes)
+    }
+
+    fn snapshot(&self) -> Box<dyn Part> {
+        let nodes = self.nodes.borrow();
+        let derived = |location: Location| {
+            let border = |node: usize| matches!(nodes[node].body, Body::Outside | Body::Nested(_));
+            matches!(location.port, Port::Source(_)) && border(location.node)
+        };
+        let mut ledger = self.ledger.borrow_mut();
+        let changes = ledger.as_mut().map(|ledger| ledger.snapshot(derived));
+        let changes = changes.unwrap_or(Ok(Vec::new())).expect("who takes a snapshot has told everything");
+        Box::new(Changes(changes))
+    }
+
+    fn load(&self, part: &dyn Any) -> bool {
+        let Some(Changes(changes)) = part.downcast_ref::<Changes<T>>() else { return false };
+        self.moved.set(true);
+        self.ledger.borrow_mut().as_mut().is_none_or(|ledger| ledger.begin(changes.iter().cloned()).is_ok())
+    }
+
+    fn stand(&self) {
+        self.found(None);
+    }
+
+    fn grant(&self) -> Box<dyn Part> {
+        let mut granted = self.claimed();
+        let mut ledger = self.ledger.borrow_mut();
+        for (location, time, count) in &mut granted {
+            *count = 1;
+            if let Some(ledger) = ledger.as_mut() {
+                ledger.count(*location, time.clone(), 1, true);
+            }
+        }
+        Box::new(Changes(granted))
+    }
+
+    fn hand_over(&self) -> Box<dyn Part> {
+        let given = self.claimed();
+        let mut held = self.held.borrow_mut();
+        for (location, slot) in self.claims.borrow().iter() {
+            slot.revoke();
+            held.remove(location);
+        }
+        Box::new(Changes(given))
+    }
+
+    fn take(&self, part: &dyn Any) {
+        let Some(Changes(given)) = part.downcast_ref::<Changes<T>>() else { return };
+        for (location, time, count) in given {
+            let meters = self.meters.borrow();
+            let Some((_, counts)) = meters.iter().find(|(other, _)| other == location) else { continue };
+            let counts = counts.clone();
+            drop(meters);
+            self.held.borrow_mut().entry(*location).or_default().update(time.clone(), *count);
+            for _ in 0..*count {
+                let capability = Capability::adopt(time.clone(), counts.clone());
+                if let Some(slot) = self.claims.borrow().get(location) {
+                    slot.give(capability);
+                }
+            }
+        }
+    }
+
+    fn is_worked_off(&self) -> bool {
+        let read = |node: &Node<T>| match &node.body {
+            Body::Operator { ports, .. } => ports.inputs.borrow().iter().all(|input| input.queue.is_empty()),
+            _ => true,
+        };
+        self.nodes.borrow().iter().all(read)
+            && !self.is_dirty()
+            && self.held.borrow_mut().values_mut().all(|times| times.is_empty())
     }
 }

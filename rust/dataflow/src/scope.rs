@@ -32,6 +32,26 @@ impl<T: Timestamp> Scope<T> {
         self.region.core.peers()
     }
 
+    /// The place of this worker among those that blocks are routed to, from 0 on: see [`Worker::rank`](crate::Worker::rank).
+    pub fn rank(&self) -> Option<usize> {
+        Some(self.region.core.rank()).filter(|rank| *rank != usize::MAX)
+    }
+
+    /// Whether blocks are routed to the worker of this index.
+    pub fn has_member(&self, index: usize) -> bool {
+        self.region.core.target(index, true).is_some()
+    }
+
+    /// Whether workers may join and leave while it runs.
+    pub fn is_joinable(&self) -> bool {
+        self.region.core.membership().is_some()
+    }
+
+    /// Whether this worker joins a run that others began, or did so: its operators began without capabilities.
+    pub fn joins(&self) -> bool {
+        self.region.core.membership().is_some_and(|membership| membership.joins())
+    }
+
     /// The scope's name, after those around it.
     pub fn path(&self) -> &str {
         &self.region.path

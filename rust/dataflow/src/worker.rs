@@ -20,8 +20,9 @@ use penstock_progress::timestamp::Timestamp;
 use crate::activate::{Agenda, Mark};
 use crate::core::Core;
 use crate::dataflow::{Caster, Dataflow};
-use crate::error::{BoxError, Error, panic_message};
-use crate::fabric::{Endpoint, Waker};
+use crate::error::{BoxError, Error, MemberFault, panic_message};
+use crate::fabric::{Door, Endpoint, JoinError, Waker, joinable};
+use crate::membership::Stage;
 use crate::patience::Patience;
 use crate::region::{Family, Region};
 use crate::scope::Scope;
@@ -49,6 +50,8 @@ const MOST_LOOKS: u32 = 128;
 const LEAST_LOOKS: u32 = 4;
 /// How often [`Worker::step_until`] looks between two readings of the clock.
 const LOOKS_PER_CLOCK: u32 = 16;
+/// How often a joiner looks at the clock.
+const JOIN_TICK: Duration = Duration::from_millis(100);
 
 impl Worker {
     /// A worker on this seat. Stays on the thread that makes it.
@@ -74,9 +77,20 @@ impl Worker {
         self.core.index()
     }
 
-    /// How many workers there are now.
+    /// How many workers there are now. Ask each time: in a joinable fabric it changes with [`Worker::bootstrap`] and between steps.
     pub fn peers(&self) -> usize {
         self.core.peers()
+    }
+
+    /// The place of this worker among those that blocks are routed to, from 0 on: its index, as long as nobody has left. None
+    /// for one that joins or leaves.
+    pub fn rank(&self) -> Option<usize> {
+        Some(self.core.rank()).filter(|rank| *rank != usize::MAX)
+    }
+
+    /// Whether workers may join and leave while it runs.
+    pub fn is_joinable(&self) -> bool {
+        self.core.membership().is_some()
     }
 
     /// How many dataflows are not finished.
@@ -114,6 +128,10 @@ impl Worker {
     /// Begins a dataflow, for builders that cannot be one closure; [`Worker::start`] ends it. At most one is open at a time.
     /// One that is dropped instead leaves this worker without a dataflow that its peers have: it must be aborted.
     pub fn open<T: Timestamp>(&mut self, name: &str) -> Building<T> {
+        if self.core.membership().is_some_and(|membership| membership.stage() != Stage::Building) {
+            let fault = MemberFault::BuiltLate(name.to_string());
+            self.core.fail(Error::Member { worker: self.index(), fault });
+        }
         let mark = Rc::new(Mark::new(self.agenda.clone()));
         let caster = Caster::open(self.core.clone(), mark.clone(), self.built);
         let family =
@@ -136,6 +154,97 @@ impl Worker {
         }
     }
 
+    /// Takes its place among the workers of a joinable fabric, once all dataflows are built and before anything is stepped. At a founder
+    /// nothing happens: false. A worker that joins waits until it has all progress and is routed to, and then holds, at each of its
+    /// inputs, what one of its peers held there: true. Where workers are fixed it says false, so one program serves both.
+    ///
+    /// # Errors
+    /// Why it does not join ([`MemberFault`]; [`Error::GraphMismatch`] when it built other dataflows than its peers), which its
+    /// peers hear nothing of, or why the run ended.
+    pub fn bootstrap(&mut self) -> Result<bool, Error> {
+        loop {
+            if let Some(joined) = self.try_bootstrap()? {
+                return Ok(joined);
+            }
+            self.core.park(Some(JOIN_TICK));
+        }
+    }
+
+    /// As [`Worker::bootstrap`], but does only what can be done now: none when there is more to wait for.
+    ///
+    /// # Errors
+    /// As [`Worker::bootstrap`].
+    pub fn try_bootstrap(&mut self) -> Result<Option<bool>, Error> {
+        self.core.check()?;
+        let Some(membership) = self.core.membership() else { return Ok(Some(false)) };
+        if !membership.joins() {
+            if membership.stage() == Stage::Building {
+                membership.set_stage(Stage::Seated);
+            }
+            return Ok(Some(false));
+        }
+        if membership.stage() == Stage::Building {
+            membership.set_stage(Stage::Joining);
+        }
+        if membership.stage() == Stage::Joining {
+            self.core.deliver();
+            self.core.attend();
+            if membership.stage() == Stage::Joining && !self.core.is_stopped() && self.core.endpoint().is_over() {
+                self.core.fail(Error::Member { worker: self.index(), fault: MemberFault::Over });
+            }
+        }
+        if let Err(error) = self.core.check() {
+            self.discard();
+            return Err(error);
+        }
+        let seated = self.core.membership().is_some_and(|membership| membership.stage() != Stage::Joining);
+        Ok(seated.then_some(true))
+    }
+
+    /// Leaves the run: works off what has come, hands over what its inputs hold to the worker that leads, and says goodbye. Its dataflows are
+    /// gone then, and the others go on. Every worker may leave, the founders and the first one too. Returns when it has left,
+    /// or when all dataflows are finished before.
+    ///
+    /// Blocks are not routed to it from the moment on at which all have heard of it. State that its operators keep goes with
+    /// it: move it before. An operator that holds a capability for longer than it has work keeps it from leaving.
+    ///
+    /// # Errors
+    /// [`Error::Member`] when it cannot leave; nothing changes. Else as [`Worker::step`].
+    pub fn leave(&mut self) -> Result<(), Error> {
+        self.start_leaving()?;
+        while !self.has_left() && self.step_or_park(None)? {}
+        Ok(())
+    }
+
+    /// As [`Worker::leave`], but the steps that follow do it: until [`Worker::has_left`].
+    ///
+    /// # Errors
+    /// [`Error::Member`] when it cannot leave; nothing changes.
+    pub fn start_leaving(&mut self) -> Result<(), Error> {
+        let refuse = |fault| Err(Error::Member { worker: self.index(), fault });
+        self.core.check()?;
+        let Some(membership) = self.core.membership() else { return refuse(MemberFault::Fixed) };
+        match membership.stage() {
+            Stage::Seated if self.peers() == 1 => refuse(MemberFault::Alone),
+            Stage::Seated => {
+                membership.set_stage(Stage::Leaving);
+                self.core.tend(|member, books| member.leave(books));
+                self.core.check()
+            }
+            Stage::Leaving | Stage::Draining | Stage::Drained | Stage::Gone => Ok(()),
+            Stage::Building | Stage::Joining => refuse(MemberFault::NotSeated),
+        }
+    }
+
+    /// Whether it has left the run, in which it takes part no more.
+    pub fn has_left(&self) -> bool {
+        self.stage() == Some(Stage::Gone)
+    }
+
+    fn stage(&self) -> Option<Stage> {
+        self.core.membership().map(|membership| membership.stage())
+    }
+
     /// The error that the next step would report, if any.
     pub fn failure(&self) -> Option<Error> {
         self.core.check().err()
@@ -146,6 +255,10 @@ impl Worker {
     /// # Errors
     /// Why this worker or its fabric stopped; then always the same, and all dataflows are gone.
     pub fn step(&mut self) -> Result<bool, Error> {
+        if matches!(self.stage(), Some(Stage::Building | Stage::Joining)) {
+            self.core.check()?;
+            return Err(Error::Member { worker: self.index(), fault: MemberFault::NotBootstrapped });
+        }
         let outcome = match catch_unwind(AssertUnwindSafe(|| self.advance())) {
             Ok(outcome) => outcome,
             // Operators catch their own panics: this one is from code of the user elsewhere, such as decoding.
@@ -175,6 +288,17 @@ impl Worker {
             return Ok(());
         }
         self.core.deliver();
+        if let Some(stage) = self.stage() {
+            self.core.attend();
+            if self.stage() == Some(Stage::Gone) {
+                self.discard();
+                return Ok(());
+            }
+            if stage == Stage::Drained {
+                // What its dataflows would do is not for it any more.
+                return Ok(());
+            }
+        }
         let mut done = Vec::new();
         while let Some(number) = self.agenda.next() {
             if self.core.is_stopped() {
@@ -200,7 +324,41 @@ impl Worker {
             self.dataflows.iter().try_for_each(Dataflow::check_built)?;
             self.known_left = Some(left);
         }
+        if matches!(self.stage(), Some(Stage::Leaving | Stage::Draining)) {
+            self.drain();
+        }
         Ok(())
+    }
+
+    /// Hands over what this leaver still has, once nothing can come for it and all is worked off.
+    fn drain(&mut self) {
+        let Some(membership) = self.core.membership() else { return };
+        if self.core.is_stopped() || !membership.may_drain() {
+            return;
+        }
+        let mut done = false;
+        if membership.stage() == Stage::Leaving {
+            self.core.tend(|member, books| {
+                done = member.bequeath(books)?;
+                Ok(())
+            });
+            if done {
+                membership.set_stage(Stage::Draining);
+            }
+        }
+        if membership.stage() == Stage::Draining
+            && !self.dataflows.iter().any(Dataflow::has_work)
+            && membership.is_worked_off()
+        {
+            self.core.tend(|member, books| {
+                done = member.drained(books)?;
+                Ok(())
+            });
+            // It may be gone already.
+            if done && membership.stage() == Stage::Draining {
+                membership.set_stage(Stage::Drained);
+            }
+        }
     }
 
     /// Parks while there is nothing to do, at most for `timeout` (`None`: without limit), then steps. Does not park when no
@@ -282,7 +440,7 @@ impl Worker {
     /// finds, so that an idle worker, or one whose peers share its CPU with others, parks nearly at once.
     fn mail_comes(&self) -> bool {
         let looks = self.looks.get();
-        if self.peers() == 1 || looks == 0 {
+        if self.core.membership().is_none() && self.peers() == 1 || looks == 0 {
             return false;
         }
         for _ in 0..looks {
@@ -298,6 +456,9 @@ impl Worker {
 
     /// Whether a step would do something now.
     pub fn has_work(&self) -> bool {
+        if self.stage() == Some(Stage::Drained) {
+            return self.core.is_stopped() || self.core.endpoint().has_mail();
+        }
         self.core.is_stopped()
             || self.core.endpoint().has_mail()
             || self.agenda.any(|number| find(&self.dataflows, number).is_some_and(Dataflow::has_work))
@@ -400,7 +561,12 @@ impl Drop for Worker {
         // Also what surfaced in no step any more, such as a panic in the drop of an operator.
         self.core.spread();
         if !self.core.endpoint().is_aborted() {
-            self.core.endpoint().leave(self.built);
+            if matches!(self.stage(), Some(Stage::Seated | Stage::Leaving | Stage::Draining)) {
+                self.core.endpoint().finish();
+            }
+            if !self.core.membership().is_some_and(|membership| membership.is_outside()) {
+                self.core.endpoint().leave(self.built);
+            }
         }
     }
 }
@@ -433,6 +599,96 @@ where
             .expect("the system grants a thread per worker")
     };
     endpoints.into_iter().map(start).collect()
+}
+
+/// A program on threads that others may join while it runs: what [`execute_joinable`] returns. Dropped, it lets the threads go on.
+pub struct Joinable<R> {
+    door: Door,
+    start: Box<dyn Fn(Endpoint) -> JoinHandle<Result<R, Error>> + Send + Sync>,
+    threads: Vec<(usize, JoinHandle<Result<R, Error>>)>,
+}
+
+impl<R> Joinable<R> {
+    /// Lets so many workers more join, each in a thread of its own with the same program, and returns their indices. They are routed to
+    /// when their `bootstrap` returns.
+    ///
+    /// # Errors
+    /// [`JoinError`]: why nobody joins.
+    ///
+    /// # Panics
+    /// When the system refuses a thread.
+    pub fn join(&mut self, count: usize) -> Result<Vec<usize>, JoinError> {
+        let seats = self.door.ask(count)?.seats()?;
+        let indices = seats.iter().map(Endpoint::index).collect();
+        for seat in seats {
+            self.threads.push((seat.index(), (self.start)(seat)));
+        }
+        Ok(indices)
+    }
+
+    /// Waits for the end of all programs: what each worker returned, by index. Of one that did not join in time that is an error of its own.
+    pub fn finish(self) -> Vec<(usize, Result<R, Error>)> {
+        let wait = |(index, thread): (usize, JoinHandle<Result<R, Error>>)| match thread.join() {
+            Ok(result) => (index, result),
+            Err(panic) => resume_unwind(panic),
+        };
+        self.threads.into_iter().map(wait).collect()
+    }
+}
+
+impl<R> std::fmt::Debug for Joinable<R> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Joinable").field("threads", &self.threads.len()).finish()
+    }
+}
+
+/// As [`execute`], for a program that workers may join and leave while it runs. The program builds its dataflows, calls [`Worker::bootstrap`],
+/// and goes on from what that says.
+///
+/// # Panics
+/// When `workers` is 0, or the system refuses a thread.
+///
+/// # Examples
+/// ```
+/// use penstock_dataflow::{BoxError, Worker, execute_joinable};
+///
+/// let mut run = execute_joinable(1, |worker: &mut Worker| {
+///     let (mut input, probe) = worker.dataflow::<u64, _>("count", |scope| {
+///         let (input, numbers) = scope.new_input::<Vec<u64>>();
+///         (input, numbers.exchange_by(|number| *number).probe().0)
+///     });
+///     let joined = worker.bootstrap()?;
+///     // Nobody can pass a time at which the other still stands.
+///     worker.step_until(None, || joined || probe.less_than(&1))?;
+///     while worker.peers() < 2 {
+///         worker.step_or_park(None)?;
+///     }
+///     input.send(vec![7, 8]);
+///     input.advance_to(1)?;
+///     Ok::<_, BoxError>(joined)
+/// });
+/// assert_eq!(run.join(1)?, [1]);
+/// let joined: Vec<bool> = run.finish().into_iter().map(|(_, result)| result.unwrap()).collect();
+/// assert_eq!(joined, [false, true]);
+/// # Ok::<(), BoxError>(())
+/// ```
+pub fn execute_joinable<R, E, F>(workers: usize, program: F) -> Joinable<R>
+where
+    R: Send + 'static,
+    E: Into<BoxError>,
+    F: Fn(&mut Worker) -> Result<R, E> + Send + Sync + 'static,
+{
+    let program = Arc::new(program);
+    let start = move |seat: Endpoint| {
+        let program = program.clone();
+        std::thread::Builder::new()
+            .name(format!("penstock-worker-{}", seat.index()))
+            .spawn(move || drive(Worker::new(seat), &*program))
+            .expect("the system grants a thread per worker")
+    };
+    let (seats, door) = joinable(workers);
+    let threads = seats.into_iter().map(|seat| (seat.index(), start(seat))).collect();
+    Joinable { door, start: Box::new(start), threads }
 }
 
 fn drive<R, E: Into<BoxError>>(mut worker: Worker, program: &dyn Fn(&mut Worker) -> Result<R, E>) -> Result<R, Error> {

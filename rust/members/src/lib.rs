@@ -48,8 +48,8 @@
 //! Source: rescaling R§3.4.1, §3.2.1. Departures: two lists instead of one, so that a join can be aborted; the snapshot may be ahead of
 //! a link; members go on while one is served; capabilities for joiners, causally ordered (*after*); no founder is special; workers leave.
 //!
-//! **Not wired yet.** `penstock-dataflow` has fixed members; what it runs of this are the caster and ledger below it. The simulation and
-//! the exploration of all schedules (`tests/`) drive this machine over those, and nothing else does.
+//! Threads of one process are wired to it (`penstock-dataflow`, module `membership`); between processes it is simulated only: the simulation and
+//! the exploration of all schedules (`tests/`) drive it over the caster and ledger that workers run on.
 
 pub mod joining;
 pub mod list;

@@ -650,6 +650,19 @@ impl<P: Clone> Member<P> {
         }
     }
 
+    /// A worker says that it does not join after all.
+    ///
+    /// # Errors
+    /// [`Failure::Lost`] when it was made a full member before.
+    pub fn given_up(&mut self, joiner: Id, host: &mut impl Host<Part = P>) -> Result<(), Failure> {
+        if self.list.members.is_empty() && !self.over {
+            // Another one that joins knows of nobody yet.
+            self.mourned.insert(joiner);
+            return Ok(());
+        }
+        self.lost(joiner, host)
+    }
+
     /// Time passes.
     ///
     /// # Errors
@@ -680,6 +693,28 @@ impl<P: Clone> Member<P> {
     pub fn may_drain(&self) -> bool {
         let empty = self.legacies.is_empty();
         self.list.standing(self.id) == Some(Standing::Leaving) && self.is_settled() && self.is_seated() && empty
+    }
+
+    /// Hands over the capabilities that this leaver holds now, before all is worked off: what it still has may wait for times that
+    /// they hold back. False when it is too early.
+    ///
+    /// # Errors
+    /// As [`Member::accept`].
+    pub fn bequeath(&mut self, host: &mut impl Host<Part = P>) -> Result<bool, Failure> {
+        let Some(heir) = self.list.lead().filter(|_| self.may_drain()) else { return Ok(false) };
+        let dataflows: Vec<u64> = self.casters.keys().copied().collect();
+        let mut early = Grant::new();
+        for dataflow in dataflows {
+            if let Some(part) = host.hand_over(dataflow) {
+                self.cast(dataflow, host);
+                early.insert(dataflow, (part, self.counted(dataflow)));
+            }
+        }
+        if !early.is_empty() {
+            self.send(heir, Message::Legacy(early));
+        }
+        self.check(host)?;
+        Ok(true)
     }
 
     /// This leaver has worked off everything that came: tells its last counts, hands over its capabilities and asks to be closed. False

@@ -72,6 +72,11 @@ impl<T: Timestamp> Capability<T> {
         Ok(())
     }
 
+    /// From now on it stands for no count: somebody else holds what it stood for.
+    pub fn detach(&mut self) {
+        self.changes = Rc::default();
+    }
+
     /// Whether it belongs to the output that owns this meter.
     #[inline]
     pub fn valid_for(&self, changes: &Rc<Meter<T>>) -> bool {
@@ -140,6 +145,12 @@ mod tests {
         assert_eq!(drain(&changes), [(3, -1), (5, -1)]);
         drop(Capability::adopt(0, Rc::clone(&changes)));
         assert_eq!(drain(&changes), [(0, -1)]);
+        let mut fourth = Capability::adopt(0, Rc::clone(&changes));
+        fourth.detach();
+        fourth.downgrade(&9).unwrap();
+        assert!(!fourth.valid_for(&changes));
+        drop(fourth);
+        assert!(changes.is_empty());
     }
 
     #[test]

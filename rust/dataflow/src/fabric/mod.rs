@@ -9,6 +9,7 @@
 //! cause, since its peers would wait for that worker for ever.
 
 mod commons;
+mod door;
 mod frame;
 mod lanes;
 mod limits;
@@ -28,7 +29,9 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use crossbeam::sync::Parker;
+use penstock_members::{Lane as MemberLane, Message};
 
+pub use door::{Door, JoinError, Ticket, joinable, joinable_shuffled};
 pub use frame::MAX_BODY_BYTES;
 pub use limits::Limits;
 pub use process::{FabricGuard, FabricTag, processes, processes_with};
@@ -36,7 +39,9 @@ pub use stream::{Duplex, Hangup};
 
 use crate::dataflow::Bundle;
 use crate::error::Error;
+use crate::membership::Told;
 use commons::Commons;
+use door::Hall;
 use lanes::Lane;
 use link::Outbox;
 use shuffle::Shuffle;
@@ -59,6 +64,10 @@ pub(crate) enum Payload {
     Behind(Vec<u8>),
     /// Progress.
     Progress(Progress),
+    /// What members tell each other, and the lane that it keeps its place in.
+    Member(MemberLane, Box<Message<Told>>),
+    /// The sender was given up before it had joined.
+    Lost,
 }
 
 /// Progress of a dataflow on one worker.
@@ -79,14 +88,25 @@ pub(crate) struct Envelope {
 type Mailbox = mailbox::Mailbox<Envelope>;
 
 /// Where a worker is.
+#[derive(Clone)]
 enum Route {
     Local(Arc<Mailbox>),
     Remote(Arc<Outbox>),
+    /// It has left for good.
+    Gone,
 }
+
+/// By id of a worker. Ids are never used again, so a table that lacks somebody is only old.
+type Routes = Arc<Vec<Route>>;
 
 /// What the workers of one process share.
 pub(crate) struct Shared {
-    routes: Vec<Route>,
+    /// Each seat keeps the table that it used last, and looks here when a list of members is adopted.
+    routes: Mutex<Routes>,
+    /// How many workers it began with: all there are ever, unless there is a hall.
+    founders: usize,
+    /// Where joiners wait, if any may come.
+    hall: Option<Hall>,
     /// One to each other process.
     links: Vec<Arc<Outbox>>,
     process: usize,
@@ -103,11 +123,21 @@ pub(crate) struct Shared {
 }
 
 impl Shared {
-    fn new(routes: Vec<Route>, links: Vec<Arc<Outbox>>, process: usize, first_local: usize) -> Self {
+    fn new(
+        routes: Vec<Route>,
+        links: Vec<Arc<Outbox>>,
+        process: usize,
+        first_local: usize,
+        hall: Option<Hall>,
+    ) -> Self {
         let verdict = Verdict::new(links.iter().map(|outbox| outbox.process()));
         let vacant = routes.iter().filter(|route| matches!(route, Route::Local(_))).count();
+        // Joiners ask for common values at any time.
+        let takers = if hall.is_some() { usize::MAX } else { vacant };
         Shared {
-            routes,
+            founders: routes.len(),
+            routes: Mutex::new(Arc::new(routes)),
+            hall,
             links,
             vacant: AtomicUsize::new(vacant),
             process,
@@ -116,16 +146,23 @@ impl Shared {
             left: Mutex::new(Vec::new()),
             left_count: AtomicUsize::new(0),
             first_local,
-            commons: Commons::new(vacant),
+            commons: Commons::new(takers),
         }
     }
 
-    /// Ends the park of every local worker.
+    fn routes(&self) -> Routes {
+        self.routes.lock().unwrap_or_else(|poisoned| poisoned.into_inner()).clone()
+    }
+
+    /// Ends the park of every local worker, and the wait of who asked for seats.
     fn wake_all(&self) {
-        for route in &self.routes {
+        for route in &*self.routes() {
             if let Route::Local(mailbox) = route {
                 mailbox.ring();
             }
+        }
+        if let Some(hall) = &self.hall {
+            hall.wake();
         }
     }
 
@@ -163,10 +200,13 @@ impl Shared {
 pub struct Endpoint {
     index: usize,
     shared: Arc<Shared>,
+    routes: RefCell<Routes>,
     mailbox: Arc<Mailbox>,
     parker: Parker,
     /// Whether its worker was made.
     taken: Cell<bool>,
+    /// Whether it was made for one who joins.
+    joins: bool,
     /// Between mailbox and worker, in a simulation.
     shuffle: Option<RefCell<Shuffle>>,
 }
@@ -177,14 +217,24 @@ impl Endpoint {
         self.index
     }
 
-    /// How many workers the fabric has now. Ask each time: do not keep the answer.
+    /// How many workers the fabric began with: where none join or leave, all there are.
     pub fn peers(&self) -> usize {
-        self.shared.routes.len()
+        self.shared.founders
+    }
+
+    /// Whether workers may join and leave.
+    pub fn is_joinable(&self) -> bool {
+        self.shared.hall.is_some()
+    }
+
+    /// Whether its worker joins a run that has begun.
+    pub fn joins(&self) -> bool {
+        self.joins
     }
 
     /// A worker was made of this seat, and answers for its end from now on.
     pub(crate) fn take(&self) {
-        if !self.taken.replace(true) {
+        if !self.taken.replace(true) && !self.joins {
             self.shared.vacant.fetch_sub(1, Ordering::AcqRel);
         }
     }
@@ -196,7 +246,7 @@ impl Endpoint {
 
     /// Whether that worker is a thread of this process. An index that is out of range is not.
     pub(crate) fn is_local(&self, worker: usize) -> bool {
-        matches!(self.shared.routes.get(worker), Some(Route::Local(_)))
+        matches!(self.routes.borrow().get(worker), Some(Route::Local(_)))
     }
 
     /// What the workers of this process have in common at the n-th place; see [`Commons`].
@@ -206,7 +256,7 @@ impl Endpoint {
 
     /// Sends to any worker but this one. Values go to local workers, bytes to the others.
     pub(crate) fn send(&self, to: usize, channel: u64, payload: Payload) -> Result<(), Error> {
-        match (&self.shared.routes[to], payload) {
+        match (&self.routes.borrow()[to], payload) {
             (Route::Local(mailbox), payload) => {
                 mailbox.push(Envelope { channel, from: self.index, payload });
                 Ok(())
@@ -216,13 +266,15 @@ impl Endpoint {
             (Route::Remote(outbox), Payload::Progress(Progress::Bytes(body))) => {
                 outbox.send(channel, self.index, to, Lane::Urgent, body)
             }
+            // Who has left may still be told of lists that it needs no more.
+            (Route::Gone, _) => Ok(()),
             (Route::Remote(_), _) => unreachable!("a value for worker {to} of another process"),
         }
     }
 
     /// Counts data that this worker has taken from one of another process.
     pub(crate) fn take_in(&self, from: usize, body_bytes: usize) {
-        if let Some(Route::Remote(outbox)) = self.shared.routes.get(from) {
+        if let Some(Route::Remote(outbox)) = self.routes.borrow().get(from) {
             outbox.take_in(body_bytes);
         }
     }
@@ -307,7 +359,9 @@ impl Endpoint {
 
 impl Drop for Endpoint {
     fn drop(&mut self) {
-        if !self.taken.get() {
+        if !self.taken.get() && self.joins {
+            self.give_up();
+        } else if !self.taken.get() {
             let reason = "its seat was dropped before the worker was made".to_string();
             self.shared.abort(Error::Aborted { worker: self.index, reason });
         }
@@ -316,7 +370,7 @@ impl Drop for Endpoint {
 
 impl std::fmt::Debug for Endpoint {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Endpoint").field("index", &self.index).field("peers", &self.peers()).finish()
+        f.debug_struct("Endpoint").field("index", &self.index).field("joins", &self.joins).finish()
     }
 }
 
@@ -349,10 +403,14 @@ fn mailbox() -> (Arc<Mailbox>, Parker) {
 /// # Panics
 /// When `workers` is 0.
 pub fn threads(workers: usize) -> Vec<Endpoint> {
+    local(workers, None)
+}
+
+fn local(workers: usize, hall: Option<Hall>) -> Vec<Endpoint> {
     assert!(workers > 0, "a fabric has at least one worker");
     let (boxes, parkers): (Vec<_>, Vec<_>) = (0..workers).map(|_| mailbox()).unzip();
     let routes = boxes.iter().map(|mailbox| Route::Local(mailbox.clone())).collect();
-    seats(Arc::new(Shared::new(routes, Vec::new(), 0, 0)), boxes, parkers)
+    seats(Arc::new(Shared::new(routes, Vec::new(), 0, 0, hall)), boxes, parkers)
 }
 
 /// As [`threads`], but messages take an arbitrary number of steps and overtake each other, as the seed wants: for simulations.
@@ -375,8 +433,8 @@ fn seats(shared: Arc<Shared>, boxes: Vec<Arc<Mailbox>>, parkers: Vec<Parker>) ->
         .zip(parkers)
         .enumerate()
         .map(|(thread, (mailbox, parker))| {
-            let (index, shared) = (first + thread, shared.clone());
-            Endpoint { index, shared, mailbox, parker, taken: Cell::new(false), shuffle: None }
+            let (index, shared, routes) = (first + thread, shared.clone(), RefCell::new(shared.routes()));
+            Endpoint { index, shared, routes, mailbox, parker, taken: Cell::new(false), joins: false, shuffle: None }
         })
         .collect()
 }

@@ -172,7 +172,7 @@ pub fn processes_with(
         .collect();
     let links = outboxes.iter().enumerate().filter(|(other, _)| *other != process);
     let links = links.map(|(_, outbox)| outbox.clone()).collect();
-    let shared = Arc::new(Shared::new(routes, links, process, process * threads));
+    let shared = Arc::new(Shared::new(routes, links, process, process * threads, None));
     let mut watched = Vec::new();
     let mut guard = FabricGuard {
         shared: shared.clone(),

@@ -7,7 +7,7 @@ use std::collections::{BTreeMap, VecDeque};
 
 use crossbeam::queue::SegQueue;
 
-use super::{Envelope, Payload};
+use super::{Envelope, MemberLane, Payload};
 
 /// What is on its way to one worker.
 pub(super) struct Shuffle {
@@ -34,7 +34,10 @@ impl Shuffle {
     /// Takes over what was sent, and says how much of it arrives now.
     pub(super) fn arriving(&mut self, sent: &SegQueue<Envelope>) -> usize {
         while let Some(envelope) = sent.pop() {
-            let progress = matches!(envelope.payload, Payload::Progress(_));
+            let progress = matches!(
+                envelope.payload,
+                Payload::Progress(_) | Payload::Member(MemberLane::Urgent, _) | Payload::Lost
+            );
             self.lanes.entry((envelope.from, progress)).or_default().push_back(envelope);
             self.count += 1;
         }

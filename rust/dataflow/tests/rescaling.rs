@@ -1,0 +1,396 @@
+//! Workers join and leave in the middle of running dataflows, at moments that a seed decides, over messages that take as long as it wants;
+//! the result is that of a serial computation. The real workers, in one thread: the same seed gives the same run.
+//!
+//! Graphs have exchanges, a notificator, a loop in a nested scope, a broadcast, and a second dataflow. Members come and go in the middle of epochs, several at
+//! once, the first one too; seats are given up, workers end before others.
+//!
+//! `PENSTOCK_SEEDS=10000 cargo test -p penstock-dataflow --test rescaling` tries more seeds than the usual 120; a seed that
+//! fails says how to run it again.
+
+use std::cell::{Cell, RefCell};
+use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Range;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::rc::Rc;
+
+use penstock_dataflow::{Door, Error, InputHandle, MemberFault, OperatorBuilder, Pipeline, Ticket, Worker, fabric};
+use penstock_progress::notificator::Notificator;
+use penstock_progress::probe::ProbeHandle;
+use penstock_progress::timestamp::Product;
+
+struct Random(u64);
+
+impl Random {
+    fn below(&mut self, bound: u64) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut mixed = self.0;
+        mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        (mixed ^ (mixed >> 31)) % bound
+    }
+
+    fn chance(&mut self, percent: u64) -> bool {
+        self.below(100) < percent
+    }
+}
+
+type Row = (u64, u64, u64);
+
+/// What all members of a run add to.
+#[derive(Clone, Default)]
+struct Tally {
+    rows: Rc<RefCell<Vec<Row>>>,
+    sent: Rc<Cell<u64>>,
+    came: Rc<Cell<u64>>,
+}
+
+/// One worker of the simulation and what it must keep to.
+struct Member {
+    worker: Option<Worker>,
+    seated: bool,
+    leaving: bool,
+    numbers: Option<InputHandle<u64, Vec<u64>>>,
+    probe: ProbeHandle<u64>,
+    reached: u64,
+    pulse: Option<InputHandle<u64, ()>>,
+    /// Held by every operator.
+    held: Rc<()>,
+}
+
+/// Numbers are exchanged, count down in a loop until they are below ten (by their last digit and one, each round on
+/// another worker), and are summed by remainder and epoch, where they are. A pulse goes to everybody.
+fn build(mut worker: Worker, tally: &Tally) -> Member {
+    let held = Rc::new(());
+    let (sink, own) = (tally.rows.clone(), held.clone());
+    let (numbers, probe) = worker.dataflow::<u64, _>("sums", |scope| {
+        let (handle, stream) = scope.new_input::<Vec<u64>>();
+        let small = scope.nested::<Product<u64, u64>, _>("rounds", |inner| {
+            let (feedback, back) = inner.feedback(Product::new(0, 1));
+            let all = stream.enter(inner).concat(&back).exchange_by(|value| value / 3);
+            let mut builder = OperatorBuilder::new(inner, "step");
+            let mut input = builder.input(&all, Pipeline);
+            let (mut again, next) = builder.output::<Vec<u64>>();
+            let (mut end, ends) = builder.output::<Vec<u64>>();
+            let own = own.clone();
+            builder.build(move |_| {
+                move |_| {
+                    let _held = &own;
+                    while let Some((capability, block)) = input.next() {
+                        let (going, done): (Vec<u64>, Vec<u64>) = block.into_iter().partition(|value| *value >= 10);
+                        if !done.is_empty() {
+                            end.session(&capability).give(done);
+                        }
+                        if !going.is_empty() {
+                            again
+                                .session(&capability)
+                                .give(going.into_iter().map(|value| value - value % 10 - 1).collect());
+                        }
+                    }
+                    Ok(())
+                }
+            });
+            next.connect_loop(feedback);
+            ends.leave(scope)
+        });
+        let sums = small.exchange_by(|value| *value).unary::<Vec<Row>, _>(Pipeline, "sum", move |_| {
+            let mut notificator = Notificator::new();
+            let mut open: BTreeMap<u64, BTreeMap<u64, u64>> = BTreeMap::new();
+            let mut closed = BTreeSet::new();
+            move |input, output, frontiers| {
+                let _held = &own;
+                while let Some((capability, block)) = input.next() {
+                    let epoch = *capability.time();
+                    assert!(!closed.contains(&epoch), "a block of epoch {epoch}, which was announced");
+                    if !open.contains_key(&epoch) {
+                        notificator.notify_at(capability.retain());
+                    }
+                    let sums = open.entry(epoch).or_default();
+                    block.into_iter().for_each(|value| *sums.entry(value).or_insert(0) += value);
+                }
+                while let Some(capability) = notificator.next(&frontiers.all()) {
+                    let epoch = *capability.time();
+                    assert!(closed.insert(epoch), "epoch {epoch} was announced twice");
+                    let sums = open.remove(&epoch).ok_or("announced without a request")?;
+                    output.session(&capability).give(sums.into_iter().map(|(key, sum)| (epoch, key, sum)).collect());
+                }
+                Ok(())
+            }
+        });
+        (handle, sums.inspect(move |_, block| sink.borrow_mut().extend(block)).probe().0)
+    });
+    let (sent, came) = (tally.sent.clone(), tally.came.clone());
+    let pulse = worker.dataflow::<u64, _>("pulse", |scope| {
+        let (handle, stream) = scope.new_input::<()>();
+        let members = scope.clone();
+        let everywhere = stream.exchange(move |_, (), route| {
+            sent.set(sent.get() + members.peers() as u64);
+            (0..members.peers()).for_each(|rank| route(rank, ()));
+        });
+        everywhere.inspect(move |_, ()| came.set(came.get() + 1));
+        handle
+    });
+    let (numbers, pulse) = (Some(numbers), Some(pulse));
+    Member { worker: Some(worker), seated: false, leaving: false, numbers, probe, reached: 0, pulse, held }
+}
+
+const EPOCHS: u64 = 6;
+
+/// What happened in runs.
+#[derive(Clone, Copy, Debug, Default)]
+struct Seen {
+    joined: usize,
+    left: usize,
+    first_left: usize,
+    refused: usize,
+    rows: usize,
+}
+
+/// Steps a member, or goes on with its join; true while it has more to do.
+fn step(member: &mut Member, seen: &mut Seen) -> Result<bool, Error> {
+    let Some(worker) = &mut member.worker else { return Ok(false) };
+    if !member.seated {
+        match worker.try_bootstrap()? {
+            None => return Ok(true),
+            Some(joined) => {
+                member.seated = true;
+                seen.joined += usize::from(joined);
+                // Of what its peer had ended it has none.
+                member.numbers = member.numbers.take().filter(|input| !input.has_ended());
+                member.pulse = member.pulse.take().filter(|input| !input.has_ended());
+            }
+        }
+    }
+    let more = worker.step()?;
+    let stands = member.probe.with_frontier(|frontier| frontier.first().copied().unwrap_or(u64::MAX));
+    if !worker.has_left() {
+        assert!(stands >= member.reached, "the probe went from {} back to {stands}", member.reached);
+        member.reached = stands;
+    }
+    Ok(more)
+}
+
+struct Run {
+    random: Random,
+    door: Door,
+    tally: Tally,
+    members: Vec<Member>,
+    tickets: Vec<Ticket>,
+    expected: BTreeMap<(u64, u64), u64>,
+    seen: Seen,
+    joins: u64,
+    leaves: u64,
+    give_ups: u64,
+}
+
+impl Run {
+    fn new(seed: u64) -> Self {
+        let mut random = Random(seed);
+        let founders = 1 + random.below(3) as usize;
+        let (joins, leaves, give_ups) = (random.below(5), random.below(4), random.below(2));
+        let (seats, door) = fabric::joinable_shuffled(founders, seed);
+        let tally = Tally::default();
+        let members = seats.into_iter().map(|seat| build(Worker::new(seat), &tally)).collect();
+        let (expected, seen) = (BTreeMap::new(), Seen::default());
+        Run { random, door, tally, members, tickets: Vec::new(), expected, seen, joins, leaves, give_ups }
+    }
+
+    fn goes_on(&self) -> bool {
+        let works =
+            |member: &Member| member.seated && member.worker.as_ref().is_some_and(|worker| worker.dataflows() > 0);
+        self.members.iter().any(|member| works(member) || !member.seated && member.numbers.is_some())
+    }
+
+    /// Joiners take their seats when those are there.
+    fn seat(&mut self) {
+        let tally = self.tally.clone();
+        let (mut seats, mut waiting) = (Vec::new(), Vec::new());
+        for ticket in self.tickets.drain(..) {
+            match ticket.try_seats() {
+                Ok(Some(given)) => seats.extend(given),
+                Ok(None) => waiting.push(ticket),
+                Err(_) => self.seen.refused += 1,
+            }
+        }
+        self.tickets = waiting;
+        for seat in seats {
+            assert!(seat.joins() && seat.index() == self.members.len());
+            if self.give_ups > 0 && self.random.chance(30) {
+                self.give_ups -= 1;
+                // Before a worker is made of it, or after that has begun to build.
+                let member = self.random.chance(50).then(|| build(Worker::new(seat), &tally));
+                self.members.push(gone());
+                drop(member);
+                self.seen.refused += 1;
+                continue;
+            }
+            self.members.push(build(Worker::new(seat), &tally));
+        }
+    }
+
+    fn act(&mut self) {
+        self.seat();
+        let chosen = self.random.below(self.members.len() as u64) as usize;
+        let slowest = self.members.iter().filter(|member| member.seated);
+        let slowest = slowest.filter_map(|member| member.numbers.as_ref().filter(|input| !input.has_ended()));
+        let slowest = slowest.map(|input| *input.time()).min();
+        let pending = self.joins > 0 || !self.tickets.is_empty() || self.members.iter().any(|member| !member.seated);
+        let member = &mut self.members[chosen];
+        if let Some(slowest) = slowest.filter(|_| member.seated && !member.leaving) {
+            assert!(member.reached <= slowest, "the probe stands at {} and an input at {slowest}", member.reached);
+        }
+        if member.leaving {
+            member.numbers = member.numbers.take().filter(|input| !input.has_ended());
+            member.pulse = member.pulse.take().filter(|input| !input.has_ended());
+        }
+        match self.random.below(10) {
+            0 | 1 => {
+                if let Some(input) = member.numbers.as_mut().filter(|_| member.seated) {
+                    let block: Vec<u64> = (0..self.random.below(8)).map(|_| self.random.below(100)).collect();
+                    for mut value in block.iter().copied() {
+                        while value >= 10 {
+                            value = value - value % 10 - 1;
+                        }
+                        *self.expected.entry((*input.time(), value)).or_insert(0) += value;
+                    }
+                    input.send(block);
+                }
+            }
+            2 if !pending || self.random.chance(15) => {
+                if let Some(input) = member.numbers.as_mut().filter(|_| member.seated) {
+                    let next = input.time() + 1 + self.random.below(2);
+                    if next > EPOCHS {
+                        member.numbers = None;
+                    } else {
+                        input.advance_to(next).expect("a later time");
+                    }
+                }
+            }
+            3 => {
+                if let Some(input) = member.pulse.as_mut().filter(|_| member.seated) {
+                    input.send(());
+                    if !pending && self.random.below(4) == 0 {
+                        member.pulse = None;
+                    }
+                }
+            }
+            4 if self.joins > 0 && self.random.chance(20) => {
+                let count = 1 + self.random.below(self.joins.min(3));
+                self.joins -= count;
+                self.tickets.push(self.door.ask(count as usize).expect("more than none"));
+            }
+            5 if self.leaves > 0 && member.seated && !member.leaving && self.random.chance(20) => {
+                if let Some(worker) = member.worker.as_mut().filter(|worker| worker.dataflows() > 0) {
+                    match worker.start_leaving() {
+                        Ok(()) => {
+                            self.leaves -= 1;
+                            member.leaving = true;
+                        }
+                        Err(Error::Member { fault: MemberFault::Alone, .. }) => {}
+                        Err(error) => panic!("worker {chosen} cannot leave: {error}"),
+                    }
+                }
+            }
+            _ => self.step(chosen),
+        }
+    }
+
+    fn step(&mut self, chosen: usize) {
+        let member = &mut self.members[chosen];
+        match step(member, &mut self.seen) {
+            Ok(more) => {
+                let Some(worker) = &member.worker else { return };
+                let ends = member.seated && !more && worker.dataflows() == 0;
+                if worker.has_left() {
+                    self.seen.left += 1;
+                    self.seen.first_left += usize::from(chosen == 0);
+                }
+                if ends && (worker.has_left() || self.random.chance(50)) {
+                    assert_eq!(Rc::strong_count(&member.held), 1, "an operator of worker {chosen} lives on");
+                    (member.worker, member.numbers, member.pulse) = (None, None, None);
+                }
+            }
+            Err(Error::Member { fault: MemberFault::Over | MemberFault::Withdrawn, worker }) if !member.seated => {
+                assert_eq!(worker, chosen);
+                self.seen.refused += 1;
+                (member.worker, member.numbers, member.pulse) = (None, None, None);
+                // It is not waited for.
+                member.seated = true;
+            }
+            Err(error) => panic!("worker {chosen}: {error}"),
+        }
+    }
+
+    fn check(&mut self) {
+        let mut found = BTreeMap::new();
+        for (epoch, key, sum) in self.tally.rows.take() {
+            self.seen.rows += 1;
+            *found.entry((epoch, key)).or_insert(0) += sum;
+        }
+        assert_eq!(found, self.expected);
+        assert_eq!(self.tally.came, self.tally.sent, "broadcasts");
+    }
+}
+
+impl Seen {
+    fn add(&mut self, other: Seen) {
+        self.joined += other.joined;
+        self.left += other.left;
+        self.first_left += other.first_left;
+        self.refused += other.refused;
+        self.rows += other.rows;
+    }
+}
+
+/// Who never took its seat.
+fn gone() -> Member {
+    let (probe, held) = (ProbeHandle::new(), Rc::new(()));
+    Member { worker: None, seated: true, leaving: false, numbers: None, probe, reached: 0, pulse: None, held }
+}
+
+fn simulate(seed: u64) -> Seen {
+    let mut run = Run::new(seed);
+    let mut turns = 0;
+    while run.goes_on() {
+        turns += 1;
+        assert!(turns < 200_000, "no end after {turns} turns: {}", describe(&run));
+        run.act();
+    }
+    run.check();
+    run.seen
+}
+
+fn describe(run: &Run) -> String {
+    let member = |member: &Member| {
+        let dataflows = member.worker.as_ref().map(Worker::dataflows);
+        let input = member.numbers.as_ref().map(|input| *input.time());
+        format!("{:?} dataflows, input {input:?}, seated {}, leaving {}", dataflows, member.seated, member.leaving)
+    };
+    run.members.iter().map(member).collect::<Vec<_>>().join("; ")
+}
+
+/// The seeds to try: `PENSTOCK_SEED` alone, or `PENSTOCK_SEEDS` from 0 on.
+fn seeds() -> Range<u64> {
+    let number = |name: &str| std::env::var(name).ok().map(|text| text.parse::<u64>().expect("a number of seeds"));
+    if let Some(seed) = number("PENSTOCK_SEED") {
+        return seed..seed + 1;
+    }
+    0..number("PENSTOCK_SEEDS").unwrap_or(120)
+}
+
+#[test]
+fn members_that_come_and_go_give_the_sums_of_one() {
+    let mut all = Seen::default();
+    for seed in seeds() {
+        match catch_unwind(AssertUnwindSafe(|| simulate(seed))) {
+            Ok(seen) => all.add(seen),
+            Err(panic) => {
+                let test = "members_that_come_and_go_give_the_sums_of_one";
+                eprintln!("replay: PENSTOCK_SEED={seed} cargo test -p penstock-dataflow --test rescaling {test}");
+                std::panic::resume_unwind(panic);
+            }
+        }
+    }
+    println!("{all:?}");
+    let many = seeds().count() >= 60;
+    assert!(!many || all.joined > 60 && all.left > 30 && all.first_left > 10 && all.refused > 5, "{all:?}");
+}
