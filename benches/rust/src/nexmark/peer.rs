@@ -246,10 +246,11 @@ struct Open {
 
 impl Open {
     fn bid(&mut self, bid: &Bid) {
-        if let Some(auction) = &self.auction {
-            if bid.price >= auction.reserve && auction.at <= bid.at && bid.at < auction.expires {
-                self.best = self.best.max(Some(bid.price));
-            }
+        if let Some(auction) = &self.auction
+            && bid.price >= auction.reserve
+            && (auction.at..auction.expires).contains(&bid.at)
+        {
+            self.best = self.best.max(Some(bid.price));
         }
     }
 }
