@@ -408,6 +408,49 @@ def test_a_migration_tells_what_it_did() -> None:
     assert moves.schema.field("at").type == pa.timestamp("ns", "UTC")
 
 
+def test_a_migration_is_prepared_for_an_epoch() -> None:
+    flow = pk.Flow("k bigint, v bigint").key_by("k").stateful_map(running, schema="k bigint, total bigint")
+    source = [pa.record_batch({"k": list(range(50)), "v": [step] * 50}) for step in range(12)]
+    wanted = rows(flow.run(source))
+    with flow.start(workers=2, streaming=True) as session:
+        before = session.owners()[0]
+        half = {bin_: 1 - before[bin_] for bin_ in range(128)}
+        others = {bin_: 1 - before[bin_] for bin_ in range(128, 256)}
+        prepared = [session.migrate(moves=half, strategy="all-at-once", at_epoch=epoch) for epoch in (5, 8)]
+        beside = session.migrate(moves=others, strategy="matched", batch_size=4, at_epoch=5)
+        never = session.migrate(to=[0] * 256, at_epoch=99)
+
+        def feed() -> Iterator[pa.RecordBatch]:
+            for number, batch in enumerate(source):
+                yield batch
+                if number == 6:
+                    assert session.epoch >= 6
+                    with pytest.raises(ConfigError, match="epoch 5 has passed"):
+                        session.migrate(moves={0: 0}, at_epoch=5)
+                    beside.wait(60)
+                    back = session.migrate(moves={bin_: before[bin_] for bin_ in others}).wait(60)
+                    assert back.bins == 128, "it may be anywhere, as far as is known"
+            told = [migration.wait(60) for migration in (*prepared, beside)]
+            assert [(report.bins, [step.epoch for step in report.steps[:1]]) for report in told] == [
+                (128, [5]),
+                (0, []),
+                (128, [5]),
+            ], "the second finds them there"
+            assert len(told[2].steps) == 16
+            never.cancel()
+            assert never.wait(60).bins == 0
+            after = [half.get(bin_, owner) for bin_, owner in enumerate(before)]
+            assert session.owners() == [after]
+            assert session.migrate(to=before).wait(60).bins == 128, "what has come about is known again"
+            for wrong in (-1, True, 2.0, "3"):
+                with pytest.raises(ConfigError, match="must be the number of an epoch to come"):
+                    session.migrate(at_epoch=wrong)  # type: ignore[arg-type]
+
+        assert rows(session.run(feed())) == wanted
+    with counting().start(workers=2) as session, pytest.raises(ConfigError, match="the whole input is one epoch"):
+        session.migrate(at_epoch=3)
+
+
 def test_loads_are_measured_and_evened_out() -> None:
     keys = [key for key in range(2_000) for _ in range(50)]
     with counting().start(workers=2) as session:

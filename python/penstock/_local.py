@@ -35,7 +35,9 @@ from penstock._migration import (
     evened,
     follow,
     parse_by,
+    parse_epoch,
     parse_tolerance,
+    steps,
 )
 from penstock._pump import Fed, Feed, LateRows, LocalResults, Pump
 from penstock._schema import conform
@@ -274,6 +276,8 @@ class LocalSession:
         # Who owns each bin when all migrations asked for are complete; None where that is to be asked.
         self._owners: list[list[int]] | None = None
         self._begun: list[LocalMigration] = []
+        # Those that wait for an epoch, or have waited while others were under way, with their bins.
+        self._prepared: list[tuple[LocalMigration, frozenset[int]]] = []
 
     def run(self, source: Any) -> LocalResults:
         """Feed a source and give results back as they become final.
@@ -308,6 +312,7 @@ class LocalSession:
         strategy: str = "batched",
         batch_size: int | None = None,
         max_pause: Timeout | None = None,
+        at_epoch: int | None = None,
     ) -> LocalMigration:
         """Move bins to other workers while the flow runs.
 
@@ -325,6 +330,10 @@ class LocalSession:
         max_pause : float, str or datetime.timedelta, optional
             Seconds, or a duration such as "50ms", that no step may hold rows up for longer, where a single bin allows
             it: the number of bins that move at once is chosen from what the steps before have cost.
+        at_epoch : int, optional
+            Prepared ahead: the first step takes effect before any row of that epoch, the `epoch`-th batch of a
+            streaming session, whatever moves then. Migrations for one epoch take effect together and name
+            different bins. By default it begins when those asked for before have ended.
 
         Returns
         -------
@@ -334,7 +343,7 @@ class LocalSession:
         Raises
         ------
         ConfigError
-            When a bin, worker or strategy does not exist.
+            When a bin, worker or strategy does not exist, the epoch has passed, or the whole input is one.
         EngineError
             When the workers have ended.
 
@@ -346,16 +355,33 @@ class LocalSession:
         bins = 1 << self._bits
         cut = Cut.of(strategy, batch_size, max_pause)
         wish = Wish.of(to, moves, cut, bins, self.workers)
+        epoch = parse_epoch(at_epoch)
+        if epoch is not None and not self._streaming:
+            raise ConfigError(f"at_epoch={epoch}: the whole input is one epoch; start the session with streaming=True")
         with self._moving:
-            owners = self._planned()
-            steps = wish.plan(owners, self.workers, bins, "this flow")
-            handle = int(self._native.migrate(steps, cut.max_pause_s))
-            migration = LocalMigration(self, handle, strategy, sum(map(len, steps)))
+            owners, doubtful = self._planned()
+            if epoch is not None:
+                # What moves until then is not known.
+                todo = wish.plan(owners, self.workers, bins, "this flow", range(bins))
+                size, pause = cut.batch_size, cut.max_pause_s
+                handle = int(self._native.prepare(epoch, todo, cut.strategy, size, pause))
+            else:
+                todo = wish.plan(owners, self.workers, bins, "this flow", doubtful)
+                handle = int(self._native.migrate(steps(owners, todo, cut), cut.max_pause_s))
+            migration = LocalMigration(self, handle, strategy, len(todo))
             self._begun = [*(begun for begun in self._begun if not begun.done), migration]
-            for number, worker in itertools.chain.from_iterable(steps):
+            if epoch is not None:
+                self._prepared.append((migration, frozenset(number for number, _ in todo)))
+                return migration
+            for number, worker in todo:
                 for op in owners:
                     op[number] = worker
         return migration
+
+    @property
+    def epoch(self) -> int:
+        """The epoch that the next batch of a streaming session becomes: the number of batches that have been fed."""
+        return int(self._native.next_epoch)
 
     def rebalance(
         self,
@@ -411,13 +437,16 @@ class LocalSession:
         """The worker of each bin now, one list for each keyed step of the flow."""
         return [list(step) for step in self._told()["owners"]]
 
-    def _planned(self) -> list[list[int]]:
-        """The worker of each bin once all that was asked for is done."""
-        if self._owners is None:
+    def _planned(self) -> tuple[list[list[int]], frozenset[int]]:
+        """The worker of each bin once all that was asked for is done, and the bins that may be elsewhere."""
+        if self._owners is None or (self._prepared and all(migration.done for migration in self._begun)):
+            waiting = [migration for migration, _ in self._prepared if not migration.done]
             for migration in self._begun:
-                follow(migration._wait, None, False, lambda: 0)
+                if migration not in waiting:
+                    follow(migration._wait, None, False, lambda: 0)
             self._owners = self.owners()
-        return self._owners
+            self._prepared = [one for one in self._prepared if one[0] in waiting]
+        return self._owners, frozenset(itertools.chain.from_iterable(bins for _, bins in self._prepared))
 
     def stats(self) -> pa.Table:
         """The present figures of the workers, one row each.

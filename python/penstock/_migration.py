@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
@@ -31,6 +31,7 @@ __all__ = [
     "follow",
     "moves_to",
     "parse_by",
+    "parse_epoch",
     "parse_moves",
     "parse_target",
     "parse_tolerance",
@@ -60,6 +61,8 @@ class MigrationStep:
         Nanoseconds since 1970.
     paused_ns : int
         How long nothing was applied for it, from the end of all rows before it to its own.
+    epoch : int
+        The epoch in which it took effect.
     query : str
         The query of an engine whose bins they are; empty on the local host.
     """
@@ -70,6 +73,7 @@ class MigrationStep:
     ended_ns: int
     paused_ns: int = 0
     query: str = ""
+    epoch: int = 0
 
 
 @dataclass(frozen=True)
@@ -269,24 +273,28 @@ class Wish:
         chosen = None if moves is None else tuple(parse_moves(moves, bins, workers))
         return cls(None if to is None else parse_target(to), chosen, cut)
 
-    def plan(self, owners: Sequence[Sequence[int]], workers: int, bins: int, name: str) -> list[list[Move]]:
-        """The steps from these owners, by keyed step.
+    def plan(
+        self, owners: Sequence[Sequence[int]], workers: int, bins: int, name: str, doubtful: Collection[int] = ()
+    ) -> list[Move]:
+        """The moves from these owners, by keyed step. Doubtful bins may be elsewhere by then: they are in it anyhow.
 
         Raises
         ------
         ConfigError
             When a bin or worker does not exist, whoever owns what.
         """
+        known: Sequence[Sequence[int]] = owners
+        if doubtful:
+            known = [[-1 if bin_ in doubtful else worker for bin_, worker in enumerate(op)] for op in owners]
         if self.moves is not None:
             todo = parse_moves(self.moves, bins, workers)
         elif self.to is not None:
-            todo = moves_to(owners, self.to, workers) if owners else []
+            todo = moves_to(known, self.to, workers) if owners else []
         else:
-            todo = moves_to(owners, balanced(owners[0], workers), workers) if owners else []
+            todo = moves_to(known, balanced(owners[0], workers), workers) if owners else []
         if not owners and todo:
             raise ConfigError(f"{name} keeps no state: it has no bins to move")
-        todo = [(bin_, worker) for bin_, worker in todo if any(op[bin_] != worker for op in owners)]
-        return steps(owners, todo, self.cut)
+        return [(bin_, worker) for bin_, worker in todo if any(op[bin_] != worker for op in known)]
 
 
 def steps(owners: Sequence[Sequence[int]], moves: Sequence[Move], cut: Cut) -> list[list[Move]]:
@@ -297,7 +305,7 @@ def steps(owners: Sequence[Sequence[int]], moves: Sequence[Move], cut: Cut) -> l
     owners : list of list of int
         Worker of each bin now, by keyed step.
     moves : sequence of (bin, worker)
-        Bins differ, and each is elsewhere in some keyed step.
+        Bins differ, and each is elsewhere in some keyed step, or may be.
     cut : Cut
         How.
 
@@ -314,7 +322,7 @@ def steps(owners: Sequence[Sequence[int]], moves: Sequence[Move], cut: Cut) -> l
         return []
     before, after = list(owners[0]), list(owners[0])
     for bin_, worker in moves:
-        before[bin_] = next(step[bin_] for step in owners if step[bin_] != worker)
+        before[bin_] = next((step[bin_] for step in owners if step[bin_] != worker), worker + 1)
         after[bin_] = worker
     return _native.migration_steps(before, after, cut.strategy, cut.batch_size)
 
@@ -349,6 +357,19 @@ def parse_moves(moves: Mapping[int, int] | Iterable[Move], bins: int, workers: i
             raise ConfigError(f"bin {bin_} is to move twice")
         found[bin_] = worker
     return sorted(found.items())
+
+
+def parse_epoch(at_epoch: int | None) -> int | None:
+    """The epoch that a migration is prepared for.
+
+    Raises
+    ------
+    ConfigError
+        When it is no int of at least 0.
+    """
+    if at_epoch is not None and (isinstance(at_epoch, bool) or not isinstance(at_epoch, int) or at_epoch < 0):
+        raise ConfigError(f"at_epoch={at_epoch!r} must be the number of an epoch to come, an int of at least 0")
+    return at_epoch
 
 
 def parse_target(to: Iterable[Any]) -> tuple[Any, ...]:

@@ -899,6 +899,26 @@ class LocalRun:
             When a bin or worker does not exist; nothing moves.
         """
 
+    def prepare(
+        self,
+        at_epoch: int,
+        moves: Sequence[tuple[int, int]],
+        strategy: str,
+        batch_bins: int,
+        max_pause: float | None = None,
+    ) -> int:
+        """Prepare ``(bin, worker)`` moves for an epoch that is not fed yet, in steps that are planned then.
+
+        Raises
+        ------
+        ConfigError
+            When a bin, worker or strategy does not exist, or the epoch has passed; nothing moves.
+        """
+
+    @property
+    def next_epoch(self) -> int:
+        """The epoch that the next batch becomes."""
+
     def cancel_migration(self, handle: int) -> None:
         """Let a migration end after the step under way; one that has ended is left alone."""
 

@@ -707,6 +707,45 @@ def test_a_second_migration_begins_where_the_first_has_ended(cluster: Any, engin
     assert state(kept) == counted(3)
 
 
+def test_queries_move_together_at_an_epoch(cluster: Any, engine: pk.Engine, tmp_path: Path) -> None:
+    """Prepared ahead, beside a migration that is under way; all of the queries or none."""
+    sinks = {name: Kept() for name in ("left", "right")}
+    functions = {name: engine.foreach_batch(COUNTS, kept, name=name) for name, kept in sinks.items()}
+    both = ["left", "right"]
+    for name, function in functions.items():
+        function(numbers(cluster, 0), 0)
+        if name == "right":
+            function(numbers(cluster, 1), 1)
+    before = engine.owners("left")[0]
+    with pytest.raises(ConfigError, match="query right: epoch 1 has passed: 2 is the first"):
+        engine.migrate(to=[1] * 256, at_epoch=1, query=both)
+    with pytest.raises(ConfigError, match="names no query"):
+        engine.migrate(query=[])
+    for wrong in (-2, True, "2"):
+        with pytest.raises(ConfigError, match="must be the number of an epoch to come"):
+            engine.migrate(at_epoch=wrong, query=both)  # type: ignore[arg-type]
+    assert engine.owners("left")[0] == before, "nothing moved"
+    prepared = engine.migrate(to=[1] * 256, strategy="batched", batch_size=64, at_epoch=3, query=both)
+    never = engine.migrate(to=[0] * 256, at_epoch=50, query=both)
+    for epoch in (1, 2, 3):
+        slow = engine.migrate(to=[epoch % 2] * 256, strategy="fluid", query="left")
+        for name, function in functions.items():
+            if epoch > 1 or name == "left":
+                function(numbers(cluster, epoch), epoch)
+        if epoch < 3:
+            assert not prepared.done
+        slow.wait(60)
+    report = prepared.wait(60)
+    assert sorted(report.queries) == both
+    first = {step.query: step.epoch for step in report.steps if step.step == 0}
+    assert first["right"] == 3 and first.get("left", 3) == 3
+    never.cancel()
+    assert never.wait(60).bins == 0
+    assert [engine.owners(name)[0] for name in both] == [[1] * 256] * 2
+    for kept in sinks.values():
+        assert state(kept) == counted(4)
+
+
 def test_a_flow_without_state_keeps_up_with_any_batch(cluster: Any, engine: pk.Engine) -> None:
     kept = Kept()
     flow = pk.Flow(SCHEMA).map_batches(lambda batch: batch.slice(0, 1))

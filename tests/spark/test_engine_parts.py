@@ -166,7 +166,8 @@ class Told:
         self.events.append(event)
         self.cause = cause
         if self.answer is not None:
-            self.acts["Moved"]({"handle": event["Migrate"]["handle"], **self.answer})
+            for move in event["Migrate"]["moves"]:
+                self.acts["Moved"]({"handle": move["handle"], **self.answer})
         self.cause = None
 
 
@@ -192,12 +193,12 @@ def test_what_the_protocol_tells_of_a_migration_reaches_its_handle() -> None:
 
     def ask() -> Migration:
         handle = Migration()
-        moves.ask("id", "q", handle, "Even", Cut.of("batched", 16, None))
+        moves.ask(handle, [("id", "q", "Even")], Cut.of("batched", 16, None), None)
         handle.seal()
         return handle
 
     first, second, third = ask(), ask(), ask()
-    assert [event["Migrate"]["handle"] for event in told.events] == [1, 2, 3]
+    assert [event["Migrate"]["moves"][0]["handle"] for event in told.events] == [1, 2, 3]
     told.acts["Moving"]({"handle": 1, "ranges": 5})
     step = {"step": 0, "bins": 5, "started_ns": 1, "ended_ns": 2}
     told.cause = SimpleNamespace(body={"report": {"moved": 5, "bytes": 7, "steps": [step]}})

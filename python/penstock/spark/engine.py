@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any
 
 from penstock._durations import Timeout, parse_timeout
 from penstock._figures import ENGINE_MOVES, ENGINE_WORKERS, ScopeStats, loads_table, scope_stats, to_table
-from penstock._migration import Cut, evened, parse_by, parse_tolerance
+from penstock._migration import Cut, evened, parse_by, parse_epoch, parse_tolerance
 from penstock._sizes import parse_bytes
 from penstock._storage import open_storage
 from penstock.errors import ConfigError, EngineError, ForkError
@@ -550,6 +550,7 @@ class Engine:
         strategy: str = "batched",
         batch_size: int | None = None,
         max_pause: Timeout | None = None,
+        at_epoch: int | None = None,
         query: Any = None,
     ) -> Migration:
         """Move bins to other workers, during an epoch or between epochs.
@@ -568,8 +569,12 @@ class Engine:
         max_pause : float, str or datetime.timedelta, optional
             Seconds, or a duration such as "50ms", that no step may hold rows up for longer, where a single bin allows
             it: the number of bins that move at once is chosen from what the steps before have cost.
-        query : StreamingQuery or str, optional
-            Default every running query.
+        at_epoch : int, optional
+            Prepared ahead: the first step takes effect before any row of that batch of Spark's is routed, whatever
+            moves then, in every query that is meant. It waits in a query that is broken off, and is lost with one
+            that is dropped. By default it begins when the migrations asked for before have ended.
+        query : StreamingQuery or str, or a list of them, optional
+            Default every running query. Several are checked together: all of them move, or none.
 
         Returns
         -------
@@ -579,23 +584,29 @@ class Engine:
         Raises
         ------
         ConfigError
-            When a bin, worker or strategy does not exist.
+            When a bin, worker or strategy does not exist, or the epoch has passed in a query.
         EngineError
             When there is no such query, or it does not run.
         """
         self._require_open()
-        cut = Cut.of(strategy, batch_size, max_pause)
+        cut, epoch = Cut.of(strategy, batch_size, max_pause), parse_epoch(at_epoch)
         if isinstance(moves, Iterator):
             moves = list(moves)
-        if query is not None:
+        if isinstance(query, (list, tuple)):
+            chosen = list({found.id: found for found in map(self._queries.find, query)}.values())
+            if not chosen:
+                raise ConfigError("query=[] names no query: leave it out for all")
+        elif query is not None:
             chosen = [self._queries.find(query)]
         else:
             chosen = [found for found in self._queries.all() if found.running]
             if not chosen:
                 raise EngineError(f"engine {self.name} has no running query: nothing can move")
         handle = Migration()
-        for found in chosen:
-            found.migrate(handle, to, moves, cut)
+        assert self._setup is not None, "a query runs"
+        self._setup.moves.ask(
+            handle, [(found.id, found.name, found.wish(to, moves, cut)) for found in chosen], cut, epoch
+        )
         handle.seal()
         return handle
 

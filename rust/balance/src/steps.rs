@@ -61,7 +61,11 @@ impl Strategy {
         strategy.check().map(|()| strategy)
     }
 
-    fn check(self) -> Result<(), StrategyError> {
+    /// Refuses steps of nothing.
+    ///
+    /// # Errors
+    /// [`StrategyError::Empty`].
+    pub fn check(self) -> Result<(), StrategyError> {
         match self {
             Self::Batched { size: 0 } | Self::Matched { size: 0 } => Err(StrategyError::Empty),
             _ => Ok(()),

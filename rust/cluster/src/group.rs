@@ -307,8 +307,18 @@ impl Host for GroupHost {
         running.group.release_at(epoch, inputs, watermark, Some(clock_ms)).map_err(|error| self.failure(&error))
     }
 
-    fn migrate(&self, running: &Running, handle: u64, steps: Vec<Vec<(u32, u32)>>, max_pause: Option<Duration>) {
-        running.group.migrate(handle, steps, max_pause);
+    fn migrate(
+        &self,
+        running: &Running,
+        handle: u64,
+        steps: Vec<Vec<(u32, u32)>>,
+        max_pause: Option<Duration>,
+        at_epoch: Option<u64>,
+    ) {
+        match at_epoch {
+            Some(epoch) => running.group.migrate_at(epoch, handle, steps, max_pause),
+            None => running.group.migrate(handle, steps, max_pause),
+        }
     }
 
     fn cancel(&self, running: &Running, handle: u64) {
@@ -434,8 +444,9 @@ fn owners(plan: &Plan, launch: &Launch) -> Result<Vec<Vec<u32>>, Failure> {
 
 fn step_reports(steps: &[StepReport]) -> Vec<Value> {
     let report = |step: &StepReport| {
-        let StepReport { step, bins, started_ns, ended_ns, paused_ns, .. } = *step;
-        json!({ "step": step, "bins": bins, "started_ns": started_ns, "ended_ns": ended_ns, "paused_ns": paused_ns })
+        let StepReport { step, bins, started_ns, ended_ns, paused_ns, epoch, .. } = *step;
+        let times = (started_ns, ended_ns, paused_ns);
+        json!({ "step": step, "bins": bins, "started_ns": times.0, "ended_ns": times.1, "paused_ns": times.2, "epoch": epoch })
     };
     steps.iter().map(report).collect()
 }

@@ -95,7 +95,15 @@ pub trait Host: Send + Sync + 'static {
 
     /// Moves bins step by step; does not wait. [`HostEvent::MigrationDone`] follows, or [`HostEvent::MigrationFailed`]. With `max_pause`,
     /// steps are taken together as long as none pauses for longer.
-    fn migrate(&self, group: &Self::Group, handle: u64, steps: Vec<Vec<(u32, u32)>>, max_pause: Option<Duration>);
+    /// Prepared for an epoch, which is released next, the first step takes effect before its rows, whatever else is under way.
+    fn migrate(
+        &self,
+        group: &Self::Group,
+        handle: u64,
+        steps: Vec<Vec<(u32, u32)>>,
+        max_pause: Option<Duration>,
+        at_epoch: Option<u64>,
+    );
 
     /// Ends a migration after the step under way; [`HostEvent::MigrationDone`] tells what was done.
     fn cancel(&self, group: &Self::Group, handle: u64);

@@ -10,8 +10,8 @@ use serde::Deserialize;
 use penstock_balance::Strategy;
 
 use crate::error::EngineError;
-use crate::protocol::{Dismissal, Effect, Event, Facts, Handle, MemberId, QueryId, RescaleFacts, Ticket, Wait};
-use crate::query::{Query, View};
+use crate::protocol::{Dismissal, Effect, Event, Facts, Handle, MemberId, Moving, QueryId, RescaleFacts, Ticket, Wait};
+use crate::query::{Cut, Query, View};
 use crate::range::Layout;
 use crate::roster::Roster;
 
@@ -200,10 +200,12 @@ impl Engine {
             | Event::Batch { ref query, .. }
             | Event::Committed { ref query, .. }
             | Event::Finish { ref query, .. }
-            | Event::Stop { ref query }
-            | Event::Migrate { ref query, .. } => {
+            | Event::Stop { ref query } => {
                 let id = query.clone();
                 self.told(&id, event, &mut out);
+            }
+            Event::Migrate { moves, strategy, max_pause_ms, at_epoch } => {
+                self.migrate(moves, Cut { strategy, max_pause_ms, at_epoch }, &mut out);
             }
         }
         self.retire(&mut out);
@@ -278,6 +280,27 @@ impl Engine {
     fn each(&mut self, out: &mut Vec<Effect>, mut act: impl FnMut(&mut Query, &mut View<'_>)) {
         let mut view = View { setup: &self.setup, roster: &self.roster, tickets: &mut self.tickets, out };
         self.queries.values_mut().for_each(|query| act(query, &mut view));
+    }
+
+    /// Takes up the moves of all these queries, or of none.
+    fn migrate(&mut self, moves: Vec<Moving>, cut: Cut, out: &mut Vec<Effect>) {
+        let wrong = |one: &Moving| match self.queries.get(&one.query) {
+            Some(query) => query.refuses(&one.wish, cut),
+            None => Some(EngineError::NotRunning("has not begun")),
+        };
+        if let Some((at, error)) = moves.iter().enumerate().find_map(|(at, one)| Some((at, wrong(one)?))) {
+            for (place, Moving { handle, .. }) in moves.iter().enumerate() {
+                let other = || EngineError::Refused(format!("nothing moves: query {}: {error}", moves[at].query));
+                let error = if place == at { error.clone() } else { other() };
+                out.push(Effect::Moved { handle: *handle, outcome: Err(error) });
+            }
+            return;
+        }
+        for Moving { query, handle, wish } in moves {
+            let Some(query) = self.queries.get_mut(&query) else { continue };
+            let mut view = View { setup: &self.setup, roster: &self.roster, tickets: &mut self.tickets, out };
+            query.migrate(handle, wish, cut, &mut view);
+        }
     }
 
     /// New residents start beside those that serve; leavers stay until no query needs them.
@@ -372,7 +395,10 @@ fn refuse(event: Event, error: EngineError, out: &mut Vec<Effect>) {
         Event::MemberUp { member, .. } => out.push(Effect::Dismiss { member, why: Dismissal::Unneeded }),
         Event::Batch { query, epoch, .. } => out.push(Effect::Fail { query, epoch, error }),
         Event::Finish { query, .. } => out.push(Effect::Fail { query, epoch: 0, error }),
-        Event::Migrate { handle, .. } => out.push(Effect::Moved { handle, outcome: Err(error) }),
+        Event::Migrate { moves, .. } => {
+            let moved = |Moving { handle, .. }| Effect::Moved { handle, outcome: Err(error.clone()) };
+            out.extend(moves.into_iter().map(moved));
+        }
         Event::Rescale { handle, .. } => out.push(Effect::Rescaled { handle, outcome: Err(error), moved: 0 }),
         Event::Drop { query } => out.push(Effect::Dropped { query, outcome: Ok(()) }),
         _ => {}

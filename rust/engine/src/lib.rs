@@ -93,7 +93,7 @@ pub use manifest::{
 };
 pub use member::{Member, MemberEffect, MemberEvent};
 pub use protocol::{
-    Answer, Commit, Dismissal, Effect, Event, Facts, Handle, MemberId, Piece, Program, QueryId, Ranges, Receipt,
-    Release, Request, RescaleFacts, Stamp, Start, Stored, Ticket, Wait, Wish,
+    Answer, Commit, Dismissal, Effect, Event, Facts, Handle, MemberId, Moving, Piece, Program, QueryId, Ranges,
+    Receipt, Release, Request, RescaleFacts, Stamp, Start, Stored, Ticket, Wait, Wish,
 };
 pub use range::{Layout, LayoutError, MAX_LENGTH, Range};

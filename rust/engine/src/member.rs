@@ -104,6 +104,8 @@ pub enum MemberEffect {
         steps: Vec<Vec<(Range, u32)>>,
         /// See [`Event::Migrate`](crate::Event::Migrate).
         max_pause_ms: Option<u32>,
+        /// See [`Request::Migrate`].
+        at_epoch: Option<u64>,
     },
     /// End a migration after the step under way.
     CancelMigration {
@@ -295,9 +297,9 @@ impl Member {
                 self.storing.insert(ticket, true);
                 out.push(MemberEffect::MergeFiles { ticket, stamp, files });
             }
-            Request::Migrate { stamp, handle, steps, max_pause_ms } => {
+            Request::Migrate { stamp, handle, steps, max_pause_ms, at_epoch } => {
                 self.able(stamp)?.migrations.insert(handle, ticket);
-                out.push(MemberEffect::Migrate { handle, steps, max_pause_ms });
+                out.push(MemberEffect::Migrate { handle, steps, max_pause_ms, at_epoch });
             }
             Request::CancelMigration { stamp, handle } => {
                 self.able(stamp)?;

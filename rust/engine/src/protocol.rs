@@ -81,6 +81,17 @@ pub struct Piece {
     pub late_rows: u64,
 }
 
+/// What one query is to move.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Moving {
+    /// Whose.
+    pub query: QueryId,
+    /// The user's handle.
+    pub handle: Handle,
+    /// What; planned when its turn comes.
+    pub wish: Wish,
+}
+
 /// What a user wants to move.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Wish {
@@ -194,6 +205,8 @@ pub enum Request {
         steps: Vec<Vec<(Range, u32)>>,
         /// See [`Event::Migrate`].
         max_pause_ms: Option<u32>,
+        /// The epoch that it is prepared for, which is released next: the first step takes effect before its rows are routed.
+        at_epoch: Option<u64>,
     },
     /// Let a migration end after the step under way.
     CancelMigration {
@@ -378,19 +391,18 @@ pub enum Event {
         /// Which.
         ticket: Ticket,
     },
-    /// A user moves ranges, of all operators alike, when the migrations asked for before have ended.
+    /// A user moves ranges, of all operators alike, when the migrations asked for before have ended. Of several queries either all are
+    /// taken up or none.
     Migrate {
-        /// Whose.
-        query: QueryId,
-        /// The user's handle.
-        handle: Handle,
-        /// What; planned when its turn comes.
-        wish: Wish,
+        /// Whose and what.
+        moves: Vec<Moving>,
         /// How it is cut into steps.
         strategy: Strategy,
         /// Milliseconds that no step may pause for longer, where one step's ranges allow it: steps are taken together as long as they stay
         /// within it. None: one by one.
         max_pause_ms: Option<u32>,
+        /// Of each query the epoch that it is prepared for: its first step takes effect before any row of that epoch, whatever moves then.
+        at_epoch: Option<u64>,
     },
     /// A user wants no further step.
     CancelMigration {

@@ -4,8 +4,8 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use penstock_balance::Strategy;
 use penstock_engine::{
-    Answer, Dismissal, Effect, Engine, EngineError, Event, Failure, Kind, MemberId, Operator, Plan, Program, Range,
-    Ranges, Receipt, Request, Setup, Ticket, Wait, Wish,
+    Answer, Dismissal, Effect, Engine, EngineError, Event, Failure, Kind, MemberId, Moving, Operator, Plan, Program,
+    Range, Ranges, Receipt, Request, Setup, Ticket, Wait, Wish,
 };
 
 const QUERY: &str = "q";
@@ -137,7 +137,18 @@ impl Script {
 
     fn migrate(&mut self, handle: u64, wish: Wish, size: usize) {
         let strategy = Strategy::Batched { size };
-        self.hear(Event::Migrate { query: QUERY.into(), handle, wish, strategy, max_pause_ms: None });
+        let moves = vec![Moving { query: QUERY.into(), handle, wish }];
+        self.hear(Event::Migrate { moves, strategy, max_pause_ms: None, at_epoch: None });
+    }
+
+    fn prepare(&mut self, moves: &[(u64, &str, Wish)], size: usize, at_epoch: Option<u64>) {
+        let moving = |(handle, query, wish): &(u64, &str, Wish)| Moving {
+            query: (*query).into(),
+            handle: *handle,
+            wish: wish.clone(),
+        };
+        let (moves, strategy) = (moves.iter().map(moving).collect(), Strategy::Batched { size });
+        self.hear(Event::Migrate { moves, strategy, max_pause_ms: None, at_epoch });
     }
 
     fn owners(&self) -> Vec<u32> {
@@ -224,6 +235,63 @@ fn migrations_take_turns_and_are_planned_when_theirs_comes() {
     let cut = script.moved();
     assert!(cut.values().all(|outcome| outcome.as_ref().unwrap_err().contains("member 2 is gone: killed")), "{cut:?}");
     assert_eq!(cut.len(), 2);
+}
+
+#[test]
+fn what_is_prepared_for_an_epoch_begins_with_it() {
+    let mut script = Script::new(2);
+    script.batch(0);
+    let prepare = |script: &mut Script, handle, wish, epoch| script.prepare(&[(handle, QUERY, wish)], 1, Some(epoch));
+    prepare(&mut script, 1, Wish::To(vec![1; 4]), 0);
+    let told = "epoch 0 has passed: 1 is the first that something can be prepared for";
+    assert_eq!(script.moved()[&1].as_ref().unwrap_err(), told);
+    prepare(&mut script, 2, Wish::To(vec![1; 4]), 2);
+    prepare(&mut script, 3, Wish::To(vec![1, 1]), 3);
+    assert_eq!(script.moved()[&3].as_ref().unwrap_err(), "2 workers are named for 4 bins");
+    prepare(&mut script, 4, Wish::To(vec![0; 4]), 9);
+    // It holds up nobody.
+    script.migrate(5, Wish::To(vec![0, 1, 1, 1]), 4);
+    assert_eq!(script.moved(), [(5, Ok(1))].into());
+    assert!(!requests(&script.batch(1)).contains(&"Migrate".to_owned()));
+    // Something else is under way when its epoch comes.
+    script.hold = vec!["Migrate"];
+    script.migrate(6, Wish::Moves(vec![(Range::new(3, 2).unwrap(), 0)]), 1);
+    let asked = requests(&script.batch(2));
+    let place = |name: &str| asked.iter().position(|one| one == name);
+    assert!(place("Migrate") < place("Release"), "{asked:?}");
+    let Request::Migrate { steps, at_epoch, .. } = &script.held[1].2 else { panic!("{:?}", script.held) };
+    let bin = |prefix| Range::new(prefix, 2).unwrap();
+    assert_eq!((steps.concat(), *at_epoch), (vec![(bin(0), 1), (bin(3), 1)], Some(2)), "bin 3 will be elsewhere");
+    script.hold.clear();
+    script.let_go();
+    script.let_go();
+    assert_eq!(script.moved(), [(6, Ok(1)), (2, Ok(2))].into());
+    assert_eq!(script.owners(), [1; 4]);
+    // A generation that ends does not end it, a query that ends does.
+    prepare(&mut script, 8, Wish::Even, 7);
+    script.hear(Event::MemberLost { member: MemberId(2), reason: "killed".into() });
+    assert!(script.moved().is_empty());
+    script.hear(Event::CancelMigration { handle: 4 });
+    assert_eq!(script.moved(), [(4, Ok(0))].into(), "it still waited");
+    script.hear(Event::Drop { query: QUERY.into() });
+    assert_eq!(script.moved()[&8].as_ref().unwrap_err(), "the migration was cut off: the query was dropped");
+}
+
+#[test]
+fn of_several_queries_all_move_or_none() {
+    let mut script = Script::new(2);
+    script.batch(0);
+    let evenly = |handle, query| (handle, query, Wish::To(vec![1; 4]));
+    script.prepare(&[evenly(1, QUERY), evenly(2, "nobody")], 4, None);
+    let told = script.moved();
+    assert_eq!(told[&2].as_ref().unwrap_err(), "the query has not begun: its bins cannot move now");
+    assert_eq!(
+        told[&1].as_ref().unwrap_err(),
+        "nothing moves: query nobody: the query has not begun: its bins cannot move now"
+    );
+    assert_eq!(script.owners(), [0, 1, 0, 1]);
+    script.prepare(&[evenly(3, QUERY), evenly(4, QUERY)], 4, None);
+    assert_eq!(script.moved(), [(3, Ok(1)), (4, Ok(0))].into());
 }
 
 #[test]

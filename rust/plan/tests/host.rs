@@ -15,7 +15,8 @@ use group::{Cluster, PATIENCE, Random, config, fresh, moves, read, rows};
 use penstock_bins::ControlError;
 use penstock_dataflow::{BoxError, fabric};
 use penstock_plan::host::{
-    Event, Group, GroupConfig, HostError, Inline, Keep, NotStarted, PartitionRows, Pulled, Resident, Rows, Stored,
+    Event, Group, GroupConfig, HostError, Inline, Keep, NotStarted, PartitionRows, Pulled, Refusal, Resident, Rows,
+    Stored,
 };
 use penstock_plan::{CallError, Callbacks, Encoding, ForeignState, Grouped, Plan, StateFault};
 
@@ -503,7 +504,7 @@ fn a_refused_step_is_told_and_the_next_migration_works() {
             cluster.groups[0].0.migrate(handle, vec![vec![(0, back)], vec![(2, 1), wrong], vec![(4, 1)]], None);
             match cluster.groups[0].1.recv_timeout(PATIENCE).expect("a refused migration ends") {
                 Event::MigrationRefused { handle: told, error, steps } => {
-                    assert_eq!((told, error, steps.len()), (handle, expected, 1));
+                    assert_eq!((told, error, steps.len()), (handle, Refusal::Control(expected), 1));
                 }
                 other => panic!("{other:?}"),
             }

@@ -8,8 +8,10 @@ use arrow_array::cast::AsArray;
 use arrow_array::types::Int64Type;
 use arrow_array::{ArrayRef, Int64Array, RecordBatch};
 use crossbeam::channel::{Receiver, unbounded};
+use penstock_balance::Strategy;
+use penstock_bins::ControlError;
 use penstock_dataflow::fabric;
-use penstock_plan::host::{Event, Group, GroupConfig, PartitionRows, Resident};
+use penstock_plan::host::{Event, Group, GroupConfig, MARK, PartitionRows, Refusal, Resident};
 use penstock_plan::spec::{AggSpec, Nulls, PlanSpec, SourceSpec, StepSpec};
 use penstock_plan::{CallError, Callbacks, Emit, ForeignState, Plan};
 
@@ -139,6 +141,87 @@ fn each_epoch_tells_its_own_changes_while_bins_move() {
             block.iter().for_each(|key| *counts.entry(*key).or_insert(0) += 1);
             let changed = block.iter().map(|key| (*key, counts[key])).collect::<BTreeMap<_, _>>();
             assert_eq!(told.remove(&epoch).unwrap_or_default(), changed, "{workers} workers, epoch {epoch}");
+        }
+        assert!(group.stop().1.is_none());
+    }
+}
+
+/// Prepared migrations hold from their epochs on, several at one time, beside one that goes on bin by bin; the counts are those of no migration.
+#[test]
+fn what_is_prepared_holds_for_all_of_its_epoch() {
+    const EPOCHS: u64 = 24;
+    for (workers, mapped) in [(1, false), (2, false), (3, false)] {
+        let (group, events) = start(mapped, workers);
+        let to =
+            |worker: u32, bins: std::ops::Range<u32>| bins.map(move |bin| (bin, worker % workers as u32)).collect();
+        let prepared = |epoch: u64| -> [Vec<(u32, u32)>; 2] { [to(epoch as u32, 0..6), to(epoch as u32 + 1, 6..12)] };
+        // One bin after the other, over many epochs.
+        group.migrate(1000, (0..200).map(|step: u32| vec![(12 + step % 4, step % workers as u32)]).collect(), None);
+        let at = [2, 3, 9, 17];
+        for epoch in at {
+            let [first, second] = prepared(epoch);
+            group.migrate_at(epoch, epoch, vec![first], None);
+            group.prepare(epoch, 100 + epoch, second, Strategy::AllAtOnce, None).unwrap();
+        }
+        group.prepare(12, 500, vec![(3, 0), (99, 0)], Strategy::Fluid, None).unwrap();
+        group.prepare(EPOCHS + 9, 600, vec![(3, 0)], Strategy::Fluid, None).unwrap();
+        assert!(group.prepare(5, 7, vec![], Strategy::Batched { size: 0 }, None).is_err());
+        for epoch in 0..EPOCHS {
+            release(&group, epoch, keys((0..3 * ROWS as i64).map(|row| row % 97)));
+        }
+        group.cancel(600);
+        let mut counted: BTreeMap<u64, BTreeMap<i64, i64>> = BTreeMap::new();
+        let (mut done, mut begun, mut refused, mut cancelled) = (0, BTreeMap::new(), 0, false);
+        while done < EPOCHS as usize * workers || begun.len() < 2 * at.len() || refused < 1 || !cancelled {
+            match events.recv_timeout(PATIENCE).expect("nothing hangs") {
+                Event::EpochDone { epoch, outputs, .. } => {
+                    done += 1;
+                    for rows in outputs.into_iter().map(|rows| rows.into_here()) {
+                        let column = |at: usize| rows.column(at).as_primitive::<Int64Type>().values().to_vec();
+                        counted.entry(epoch).or_default().extend(column(0).into_iter().zip(column(1)));
+                    }
+                }
+                Event::MigrationDone { handle: 600, steps, .. } => cancelled = steps.is_empty(),
+                Event::MigrationDone { handle: 1000, .. } => {}
+                Event::MigrationDone { handle, steps, .. } => {
+                    assert!(steps.len() <= 1, "{handle}: {steps:?}");
+                    begun.insert(handle, steps.first().map(|step| (step.epoch, step.slice)));
+                }
+                Event::MigrationRefused { handle: 500, error, steps } => {
+                    let unknown = ControlError::BinOutOfRange { bin: 99, bins: 16 };
+                    assert_eq!((error, steps.len()), (Refusal::Control(unknown), usize::from(workers == 2)));
+                    refused += 1;
+                }
+                other => panic!("{other:?}"),
+            }
+        }
+        for epoch in at {
+            let (first, second) = (begun[&epoch], begun[&(100 + epoch)]);
+            let (at, slice) = first.expect("its steps are given");
+            assert!(
+                at == epoch && slice <= MARK + 1,
+                "{workers} workers: prepared for {epoch}, begun at {at}, {slice}"
+            );
+            assert!(second.is_none_or(|second| Some(second) == first), "{second:?} beside {first:?}");
+        }
+        for (epoch, keys) in counted {
+            let each = |key: i64| (epoch as i64 + 1) * ((3 * ROWS as i64 - key + 96) / 97);
+            assert!(
+                keys.len() == 97 && keys.iter().all(|(key, n)| *n == each(*key)),
+                "{workers} workers, epoch {epoch}"
+            );
+        }
+        // Too late.
+        group.migrate_at(3, 700, vec![vec![(0, 0)]], None);
+        loop {
+            match events.recv_timeout(PATIENCE).expect("it is told") {
+                Event::MigrationRefused { handle: 700, error: Refusal::Passed { at_epoch: 3, now }, .. } => {
+                    assert!(now >= EPOCHS - 1);
+                    break;
+                }
+                Event::MigrationDone { handle: 1000, .. } => {}
+                other => panic!("{other:?}"),
+            }
         }
         assert!(group.stop().1.is_none());
     }

@@ -16,10 +16,10 @@ use std::time::Duration;
 
 use arrow_array::RecordBatch as Batch;
 use crossbeam::channel::{Receiver, RecvTimeoutError, Sender, bounded, select, unbounded};
-use penstock_bins::ControlError;
+use penstock_bins::Strategy;
 use penstock_dataflow::fabric;
 use penstock_plan::host::{
-    Event, Group, GroupConfig, HostError, PartitionRows, Resident, Rows, StepReport, Watermarks,
+    Event, Group, GroupConfig, HostError, PartitionRows, Refusal, Resident, Rows, StepReport, Watermarks,
 };
 use penstock_plan::{Plan, Source};
 use pyo3::prelude::*;
@@ -73,7 +73,7 @@ struct Books {
     failures: Vec<HostError>,
     next_migration: u64,
     /// None while under way.
-    migrations: HashMap<u64, Option<Result<Report, ControlError>>>,
+    migrations: HashMap<u64, Option<Result<Report, Refusal>>>,
 }
 
 /// Output of an epoch so far, by worker.
@@ -157,6 +157,16 @@ impl Books {
 }
 
 impl Inner {
+    fn check_moves(&self, moves: &[(u32, u32)]) -> PyResult<()> {
+        let (bins, workers) = (1 << self.bits, self.workers);
+        let wrong = |&&(bin, worker): &&(u32, u32)| bin >= bins || worker as usize >= workers;
+        moves.iter().find(wrong).map_or(Ok(()), |(bin, worker)| {
+            let about =
+                format!("bin {bin} cannot move to worker {worker}: there are {bins} bins and {workers} workers");
+            Err(errors::raise(Kind::Config, &about))
+        })
+    }
+
     fn source(&self, number: usize) -> PyResult<&Source> {
         let sources = self.plan.sources();
         sources.get(number).ok_or_else(|| {
@@ -348,18 +358,7 @@ impl LocalRun {
     fn migrate(&self, py: Python<'_>, steps: Vec<Vec<(u32, u32)>>, max_pause: Option<f64>) -> PyResult<u64> {
         let inner = self.inner(py)?;
         let max_pause = self::timeout(max_pause)?;
-        for &(bin, worker) in steps.iter().flatten() {
-            if bin >= 1 << inner.bits || worker as usize >= inner.workers {
-                return Err(errors::raise(
-                    Kind::Config,
-                    &format!(
-                        "bin {bin} cannot move to worker {worker}: there are {} bins and {} workers",
-                        1 << inner.bits,
-                        inner.workers
-                    ),
-                ));
-            }
-        }
+        steps.iter().try_for_each(|step| inner.check_moves(step))?;
         let started = py.detach(|| {
             inner.with(|books| {
                 let group = books.group.as_ref().ok_or(Problem::Closed("LocalRun"))?;
@@ -371,6 +370,48 @@ impl LocalRun {
             })
         })?;
         Ok(started?)
+    }
+
+    /// Prepares moves for an epoch that is not fed yet: ``(bin, worker)`` of bins that are elsewhere then, in steps that are planned then.
+    /// Returns a handle for `wait_migration`.
+    #[pyo3(signature = (at_epoch, moves, strategy, batch_bins, max_pause=None))]
+    fn prepare(
+        &self,
+        py: Python<'_>,
+        at_epoch: u64,
+        moves: Vec<(u32, u32)>,
+        strategy: &str,
+        batch_bins: usize,
+        max_pause: Option<f64>,
+    ) -> PyResult<u64> {
+        let inner = self.inner(py)?;
+        let max_pause = self::timeout(max_pause)?;
+        let refuse = |message: String| errors::raise(Kind::Config, &message);
+        let strategy = Strategy::parse(strategy, batch_bins).map_err(|error| refuse(error.to_string()))?;
+        inner.check_moves(&moves)?;
+        let started = py.detach(|| {
+            inner.with(|books| {
+                let group = books.group.as_ref().ok_or(Problem::Closed("LocalRun"))?;
+                if at_epoch < books.next_epoch {
+                    return Ok(Err(books.next_epoch));
+                }
+                let handle = books.next_migration;
+                group.prepare(at_epoch, handle, moves, strategy, max_pause).expect("a strategy that was parsed");
+                books.next_migration += 1;
+                books.migrations.insert(handle, None);
+                Ok::<_, Problem>(Ok(handle))
+            })
+        })??;
+        started.map_err(|next| {
+            refuse(format!("epoch {at_epoch} has passed: {next} is the first that something can be prepared for"))
+        })
+    }
+
+    /// The epoch that the next batch becomes.
+    #[getter]
+    fn next_epoch(&self, py: Python<'_>) -> PyResult<u64> {
+        let inner = self.inner(py)?;
+        Ok(py.detach(|| inner.with(|books| books.next_epoch))?)
     }
 
     /// Lets a migration end after the step under way; one that has ended is left alone.
@@ -416,6 +457,7 @@ impl LocalRun {
             entry.set_item("started_ns", report.started_ns)?;
             entry.set_item("ended_ns", report.ended_ns)?;
             entry.set_item("paused_ns", report.paused_ns)?;
+            entry.set_item("epoch", report.epoch)?;
             steps.push(entry);
         }
         result.set_item("steps", steps)?;

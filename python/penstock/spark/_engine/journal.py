@@ -195,7 +195,8 @@ class Journal:
         self._of_member(logging.INFO, "member leaves", facts["member"], reason="Spark decommissions its executor")
 
     def _migrate(self, facts: Mapping[str, Any], sent_away: Mapping[int, str]) -> None:
-        self._moving[facts["handle"]] = facts["query"], None
+        for move in facts["moves"]:
+            self._moving[move["handle"]] = move["query"], None
 
     def _rescale(self, facts: Mapping[str, Any], sent_away: Mapping[int, str]) -> None:
         self._tell(logging.INFO, "rescale begun", workers=facts["workers"])

@@ -9,8 +9,9 @@ from __future__ import annotations
 import itertools
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from penstock._migration import Cut
@@ -32,9 +33,18 @@ class _Move:
     handle: Migration
     report: MoveReport
     end: Callable[[Mapping[str, Any] | None, Exception | None], None]
-    #: Whether the protocol has taken it up.
-    taken: bool = False
     refused: PenstockError | None = None
+
+
+#: How the protocol refuses the moves of a query because of another one's.
+_OTHER = "nothing moves: "
+
+
+@dataclass(frozen=True)
+class _Asked:
+    """Migrations that are asked for in one call, by number."""
+
+    moves: Mapping[int, _Move]
 
 
 class Moves:
@@ -57,38 +67,44 @@ class Moves:
         executor.perform(Moving=self._moving, Moved=self._moved)
         executor.when_broken(self._break)
 
-    def ask(self, query: str, name: str, handle: Migration, wish: Any, cut: Cut) -> None:
-        """Enter a migration of a query into a handle.
+    def ask(self, handle: Migration, wishes: Sequence[tuple[str, str, Any]], cut: Cut, at_epoch: int | None) -> None:
+        """Enter a migration of one or several queries into a handle: all of them are taken up, or none.
 
         Parameters
         ----------
-        query, name : str
-            Its id, and what people call it.
         handle : Migration
             Follows it.
-        wish : str or dict
-            As the protocol has it: ``"Even"``, ``{"To": workers}``, ``{"Moves": [[[bin, bits], worker], ...]}``.
+        wishes : list of (query, name, wish)
+            The query's id, what people call it, and what moves, as the protocol has it: ``"Even"``,
+            ``{"To": workers}``, ``{"Moves": [[[bin, bits], worker], ...]}``.
         cut : Cut
             In which steps.
+        at_epoch : int, optional
+            The epoch that it is prepared for.
 
         Raises
         ------
         ConfigError
-            When a bin or worker does not exist.
+            When a bin or worker does not exist, or the epoch has passed.
         EngineError
-            When the query does not run.
+            When a query does not run.
         """
-        number = next(self._numbers)
-        report = MoveReport(name, cut.strategy)
-        move = _Move(handle, report, handle.begin(report))
+        moves: dict[int, _Move] = {}
+        asked: list[dict[str, Any]] = []
+        for query, name, wish in wishes:
+            report = MoveReport(name, cut.strategy)
+            number = next(self._numbers)
+            moves[number] = _Move(handle, report, handle.begin(report))
+            asked.append({"query": query, "handle": number, "wish": wish})
         with self._lock:
-            self._open[number] = move
-        asked = {"query": query, "handle": number, "wish": wish, **cut.told()}
-        self._executor.ask({"Migrate": asked}, move)
-        move.taken = True
-        if move.refused is not None:
-            raise move.refused
-        handle.cancellable(lambda: self._executor.post({"CancelMigration": {"handle": number}}))
+            self._open.update(moves)
+        self._executor.ask({"Migrate": {"moves": asked, "at_epoch": at_epoch, **cut.told()}}, _Asked(moves))
+        refused = [move.refused for move in moves.values() if move.refused is not None]
+        if refused:
+            # The others say which one it was.
+            raise next((error for error in refused if _OTHER not in str(error)), refused[0])
+        for number in moves:
+            handle.cancellable(partial(self._executor.post, {"CancelMigration": {"handle": number}}))
 
     # In the executor's thread
 
@@ -107,7 +123,7 @@ class Moves:
             # The leader sees the bytes of its own process only: ask all members.
             told, over = cause.body["report"], time.time()
             self._recorder.after_refresh(lambda: self._report(move, told, over))
-        elif cause is move:
+        elif isinstance(cause, _Asked) and cause.moves.get(facts["handle"]) is move:
             # Nothing has begun: whoever asks is told.
             refused = ConfigError if "Refused" in facts["outcome"]["Err"] else EngineError
             move.refused = refused(_about(move, facts["text"]))

@@ -33,7 +33,6 @@ from penstock.spark._engine import drains, feeds
 from penstock.spark._engine.executor import Event, Executor
 from penstock.spark._engine.hub import Hub
 from penstock.spark._engine.journal import Journal
-from penstock.spark._engine.migrate import Migration
 from penstock.spark._engine.moves import Moves
 from penstock.spark._engine.program import Program
 from penstock.spark._engine.record import Recorder
@@ -318,8 +317,14 @@ class Query:
                     raise
         raise AssertionError("the last look returns or raises")
 
-    def migrate(self, handle: Migration, to: Any, moves: Any, cut: Cut) -> None:
-        """Move bins when the migrations before have ended, and enter that into a handle."""
+    def wish(self, to: Any, moves: Any, cut: Cut) -> Any:
+        """What is to move, as the engine's protocol has it; checked as far as it can be without the owners.
+
+        Raises
+        ------
+        ConfigError
+            When a bin or worker does not exist.
+        """
         bits = self._setup.bits
         wish = Wish.of(to, moves, cut, 1 << bits, _MOST_WORKERS)
         told: Any = "Even"
@@ -329,7 +334,7 @@ class Query:
             # From nowhere every bin moves; which of them are there already is known when the turn comes.
             nowhere = [[-1] * (1 << bits)] * len(self.program.operators)
             told = {"To": [worker for _, worker in moves_to(nowhere, wish.to, _MOST_WORKERS)] if nowhere else []}
-        self._setup.moves.ask(self.id, self.name, handle, told, cut)
+        return told
 
     def end(self, check: Check) -> None:
         """Forget everything, here and at the members; waits for their threads for a while.

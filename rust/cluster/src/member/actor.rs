@@ -241,8 +241,8 @@ impl<H: Host> Actor<H> {
                 let released = self.release(&release);
                 return released.err().map(|failure| MemberEvent::Failed(self.cause(failure)));
             }
-            MemberEffect::Migrate { handle, steps, max_pause_ms } => {
-                let refused = self.migrate(handle, steps, max_pause_ms).err()?;
+            MemberEffect::Migrate { handle, steps, max_pause_ms, at_epoch } => {
+                let refused = self.migrate(handle, steps, max_pause_ms, at_epoch).err()?;
                 let refused = Some(self.cause(refused));
                 return Some(MemberEvent::MigrationDone { handle, steps: 0, refused });
             }
@@ -459,7 +459,13 @@ impl<H: Host> Actor<H> {
         Ok(())
     }
 
-    fn migrate(&self, handle: Handle, steps: Vec<Vec<(Range, u32)>>, max_pause_ms: Option<u32>) -> Result<(), Failure> {
+    fn migrate(
+        &self,
+        handle: Handle,
+        steps: Vec<Vec<(Range, u32)>>,
+        max_pause_ms: Option<u32>,
+        at_epoch: Option<u64>,
+    ) -> Result<(), Failure> {
         let running = self.running()?;
         let fail = |message: String| Err(Failure::new("migration", message));
         let Launch { process, processes, threads, bits, .. } = running.launch;
@@ -474,7 +480,8 @@ impl<H: Host> Actor<H> {
         let plain =
             |step: Vec<(Range, u32)>| step.into_iter().map(|(range, worker)| (range.prefix(), worker)).collect();
         let max_pause = max_pause_ms.map(|ms| Duration::from_millis(ms.into()));
-        self.core.host.migrate(&running.group, handle, steps.into_iter().map(plain).collect(), max_pause);
+        let steps = steps.into_iter().map(plain).collect();
+        self.core.host.migrate(&running.group, handle, steps, max_pause, at_epoch);
         Ok(())
     }
 

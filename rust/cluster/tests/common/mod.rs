@@ -249,7 +249,14 @@ impl Host for Echo {
         Ok(())
     }
 
-    fn migrate(&self, group: &EchoGroup, handle: u64, steps: Vec<Vec<(u32, u32)>>, _: Option<Duration>) {
+    fn migrate(
+        &self,
+        group: &EchoGroup,
+        handle: u64,
+        steps: Vec<Vec<(u32, u32)>>,
+        _: Option<Duration>,
+        _: Option<u64>,
+    ) {
         let moved: usize = steps.iter().map(Vec::len).sum();
         let report = json!({ "moved": moved, "bytes": 8, "steps": steps });
         let planned = steps.len() as u32;

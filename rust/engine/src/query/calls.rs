@@ -151,7 +151,7 @@ impl Query {
             view.out.push(Effect::Complete { query: self.id.clone(), epoch: call.epoch });
             if call.what == What::Finish && self.status != Status::Finished {
                 self.status = Status::Finished;
-                self.cut_off(view);
+                self.give_up_moves(view);
                 for member in self.members.clone() {
                     self.tell(member, Request::Conclude, view);
                 }
@@ -190,7 +190,7 @@ impl Query {
 
     /// Forgets everything here and at the members: what is durable is read again.
     pub(super) fn start_over(&mut self, view: &mut View<'_>) {
-        self.cut_off(view);
+        self.give_up_moves(view);
         for member in std::mem::take(&mut self.members) {
             if view.roster.alive(member) {
                 self.tell(member, Request::Drop, view);
@@ -211,7 +211,7 @@ impl Query {
         if self.trouble.is_empty() {
             self.trouble = EngineError::Closed.to_string();
         }
-        self.cut_off(view);
+        self.give_up_moves(view);
         if let Some(epoch) = self.take_next() {
             view.out.push(Effect::Fail { query: self.id.clone(), epoch, error: EngineError::Closed });
         }

@@ -127,6 +127,7 @@ impl Query {
         if let Some(call) = &mut self.call {
             call.phase = Phase::Releasing { waiting, pieces: Vec::new(), at, rows };
         }
+        self.due(epoch, view);
         for member in self.members.clone() {
             let own = receipts.values().filter(|receipt| receipt.member == member);
             let feeds = own.map(|receipt| Commit {

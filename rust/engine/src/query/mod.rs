@@ -170,14 +170,15 @@ enum Stage {
     CheckingReturn,
 }
 
-/// How a migration goes: what moves at one time, and for how long that may pause.
+/// How a migration goes: what moves at one time, for how long that may pause, and the epoch that it is prepared for.
 #[derive(Clone, Copy, Debug)]
-struct Cut {
-    strategy: Strategy,
-    max_pause_ms: Option<u32>,
+pub(crate) struct Cut {
+    pub(crate) strategy: Strategy,
+    pub(crate) max_pause_ms: Option<u32>,
+    pub(crate) at_epoch: Option<u64>,
 }
 
-/// A user's migration that waits for its turn.
+/// A user's migration that waits for its turn, or for its epoch.
 #[derive(Debug)]
 struct Turn {
     handle: Handle,
@@ -350,7 +351,7 @@ impl Query {
             return Err(EngineError::Busy { running: epoch, asked: epoch });
         }
         self.trouble = "the query was dropped".to_owned();
-        self.cut_off(view);
+        self.give_up_moves(view);
         let mut open = Vec::new();
         for member in std::mem::take(&mut self.members) {
             if view.roster.alive(member) {
@@ -394,9 +395,6 @@ impl Query {
                 self.regroup(view);
             }
             Event::Stop { .. } => self.stop(view),
-            Event::Migrate { handle, wish, strategy, max_pause_ms, .. } => {
-                self.migrate(handle, wish, Cut { strategy, max_pause_ms }, view);
-            }
             Event::GroupFailed { stamp, failure, .. } if stamp == self.stamp && self.status == Status::Running => {
                 self.broke(&failure.message, view);
             }

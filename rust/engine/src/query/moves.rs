@@ -4,7 +4,7 @@
 //! committed: before that the originals that undo the batch are needed. A manifest goes when Spark has committed a later one, `keep` further ones stay;
 //! a file goes when no manifest names it and it belongs to a generation before the present one, or to an epoch before the oldest manifest.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, VecDeque};
 
 use penstock_balance::{Shift, Strategy, steps};
 
@@ -18,31 +18,66 @@ use crate::roster::Roster;
 impl Query {
     // Migrations
 
-    pub(super) fn migrate(&mut self, handle: Handle, wish: Wish, cut: Cut, view: &mut View<'_>) {
-        // What is wrong whatever moves before is told at once.
-        if let Err(error) = self.plan(&wish, cut.strategy) {
-            return view.out.push(Effect::Moved { handle, outcome: Err(error) });
+    /// What is wrong with a migration whatever moves before it.
+    pub(crate) fn refuses(&self, wish: &Wish, cut: Cut) -> Option<EngineError> {
+        if let Err(error) = self.plan(wish, cut.strategy) {
+            return Some(error);
         }
+        let released = self.call.as_ref().filter(|call| {
+            !matches!(
+                call.phase,
+                Phase::Claiming
+                    | Phase::Gathering { .. }
+                    | Phase::Stopping { .. }
+                    | Phase::Loading { .. }
+                    | Phase::Starting { .. }
+                    | Phase::Discarding { .. }
+                    | Phase::Feeding { .. }
+                    | Phase::FeedFailed { .. }
+            )
+        });
+        let last = self.epoch().max(released.map(|call| call.epoch))?;
+        let at = cut.at_epoch.filter(|at| *at <= last)?;
+        let next = last + 1;
+        Some(EngineError::Refused(format!(
+            "epoch {at} has passed: {next} is the first that something can be prepared for"
+        )))
+    }
+
+    /// Takes up a migration that is not refused.
+    pub(crate) fn migrate(&mut self, handle: Handle, wish: Wish, cut: Cut, view: &mut View<'_>) {
         self.turns.push_back(Turn { handle, wish, cut });
         self.next_turn(view);
+    }
+
+    /// Orders what was prepared for the epoch that is released next, all of it: nothing else holds it up.
+    pub(super) fn due(&mut self, epoch: u64, view: &mut View<'_>) {
+        let is_due = |turn: &Turn| turn.cut.at_epoch.is_some_and(|at| at <= epoch);
+        let (due, rest): (VecDeque<Turn>, _) = std::mem::take(&mut self.turns).into_iter().partition(is_due);
+        self.turns = rest;
+        for turn in due {
+            self.begin(turn, view);
+        }
     }
 
     /// Begins the next migration that has something to move, when none is under way.
     fn next_turn(&mut self, view: &mut View<'_>) {
         while !self.moves() {
-            let Some(Turn { handle, wish, cut }) = self.turns.pop_front() else { return };
-            let steps = match self.plan(&wish, cut.strategy) {
-                Ok(steps) => steps,
-                Err(error) => {
-                    view.out.push(Effect::Moved { handle, outcome: Err(error) });
-                    continue;
-                }
-            };
-            view.out.push(Effect::Moving { handle, ranges: steps.iter().map(Vec::len).sum::<usize>() as u32 });
-            match steps.is_empty() {
-                true => view.out.push(Effect::Moved { handle, outcome: Ok(0) }),
-                false => self.order(Some(handle), steps, cut.max_pause_ms, view),
-            }
+            let Some(at) = self.turns.iter().position(|turn| turn.cut.at_epoch.is_none()) else { return };
+            let Some(turn) = self.turns.remove(at) else { return };
+            self.begin(turn, view);
+        }
+    }
+
+    fn begin(&mut self, Turn { handle, wish, cut }: Turn, view: &mut View<'_>) {
+        let steps = match self.plan(&wish, cut.strategy) {
+            Ok(steps) => steps,
+            Err(error) => return view.out.push(Effect::Moved { handle, outcome: Err(error) }),
+        };
+        view.out.push(Effect::Moving { handle, ranges: steps.iter().map(Vec::len).sum::<usize>() as u32 });
+        match steps.is_empty() {
+            true => view.out.push(Effect::Moved { handle, outcome: Ok(0) }),
+            false => self.order(Some(handle), steps, cut, view),
         }
     }
 
@@ -102,7 +137,8 @@ impl Query {
         let mut shifts = Vec::new();
         for (range, to) in moves {
             let mut owners = self.layouts.values().filter_map(|layout| layout.owner_of(range));
-            if let Some(from) = owners.find(|owner| *owner != to) {
+            // A range that is on its way may be elsewhere by then.
+            if let Some(from) = owners.find(|owner| *owner != to).or_else(|| self.on_the_way(range)) {
                 shifts.push(Shift { what: range, from, to });
             }
         }
@@ -110,16 +146,26 @@ impl Query {
         Ok(list.into_iter().map(|step| step.into_iter().map(|shift| (shift.what, shift.to)).collect()).collect())
     }
 
+    /// Where a range that moves is to go.
+    fn on_the_way(&self, range: Range) -> Option<u32> {
+        let steps = self.asked.values().filter_map(|asked| match asked {
+            Asked::Migrate { steps, .. } => Some(steps),
+            _ => None,
+        });
+        let mut moves = steps.flatten().flatten();
+        moves.find(|(one, _)| *one == range).map(|(_, to)| *to)
+    }
+
     fn order(
         &mut self,
         handle: Option<Handle>,
         steps: Vec<Vec<(Range, u32)>>,
-        max_pause_ms: Option<u32>,
+        Cut { max_pause_ms, at_epoch, .. }: Cut,
         view: &mut View<'_>,
     ) {
         let ticket = self.ask(Asked::Migrate { handle, steps: steps.clone() }, view);
         let (stamp, leader) = (self.stamp, self.members[0]);
-        let request = Request::Migrate { stamp, handle: ticket, steps, max_pause_ms };
+        let request = Request::Migrate { stamp, handle: ticket, steps, max_pause_ms, at_epoch };
         view.out.push(Effect::Call { ticket, member: leader, query: self.id.clone(), request });
     }
 
@@ -164,7 +210,13 @@ impl Query {
         self.regroup(view);
     }
 
-    /// Migrations do not outlive their generation.
+    /// Nothing moves any more, whatever it was prepared for.
+    pub(super) fn give_up_moves(&mut self, view: &mut View<'_>) {
+        self.turns.iter_mut().for_each(|turn| turn.cut.at_epoch = None);
+        self.cut_off(view);
+    }
+
+    /// Migrations do not outlive their generation; what is prepared for an epoch to come waits for it in the next one.
     pub(super) fn cut_off(&mut self, view: &mut View<'_>) {
         let gone = self.asked.extract_if(.., |_, asked| matches!(asked, Asked::Migrate { .. })).collect::<Vec<_>>();
         for (_, asked) in gone {
@@ -176,7 +228,10 @@ impl Query {
                 _ => self.uneven = true,
             }
         }
-        for Turn { handle, .. } in std::mem::take(&mut self.turns) {
+        let (kept, cut) = std::mem::take(&mut self.turns).into_iter().partition(|turn| turn.cut.at_epoch.is_some());
+        self.turns = kept;
+        let cut: VecDeque<Turn> = cut;
+        for Turn { handle, .. } in cut {
             let error = EngineError::CutOff(self.trouble.clone());
             view.out.push(Effect::Moved { handle, outcome: Err(error) });
         }
@@ -201,10 +256,10 @@ impl Query {
             .flat_map(|layout| layout.balanced(&keeps))
             .filter(|(range, _)| seen.insert(*range))
             .collect();
-        let Cut { strategy, max_pause_ms } = Cut { strategy: view.setup.shares, max_pause_ms: view.setup.max_pause_ms };
-        let steps = self.cut(strategy, moves).expect("the engine's own strategy has steps");
+        let cut = Cut { strategy: view.setup.shares, max_pause_ms: view.setup.max_pause_ms, at_epoch: None };
+        let steps = self.cut(cut.strategy, moves).expect("the engine's own strategy has steps");
         if !steps.is_empty() {
-            self.order(None, steps, max_pause_ms, view);
+            self.order(None, steps, cut, view);
         }
     }
 

@@ -16,13 +16,15 @@ use std::time::Duration;
 
 use arrow_array::RecordBatch;
 use crossbeam::channel::{Receiver, Sender, unbounded};
-use penstock_bins::{BinsError, ControlError};
+use penstock_balance::{Strategy, StrategyError};
+use penstock_bins::BinsError;
 use penstock_dataflow::{BoxError, Endpoint, Waker, Worker};
 
 use super::build::{self, Shared};
 use super::feed::{PartitionRows, deal};
+pub use super::leader::Refusal;
 pub use super::leader::StepReport;
-use super::leader::{Migrated, Order};
+use super::leader::{Migrated, Moves, Order};
 use super::record::Record;
 use super::resident::Resident;
 use super::rows::{Keep, Rows};
@@ -135,13 +137,13 @@ pub enum Event {
         /// The steps.
         steps: Vec<StepReport>,
     },
-    /// A step of a migration was refused (leader's process only): nothing of it moved, and no step behind it was issued. The group
-    /// goes on.
+    /// A step of a migration was refused, or all of one that was prepared too late (leader's process only): nothing of it moved, and no step
+    /// behind it was issued. The group goes on.
     MigrationRefused {
         /// As given to [`Group::migrate`].
         handle: u64,
         /// Why.
-        error: ControlError,
+        error: Refusal,
         /// The steps that were completed before.
         steps: Vec<StepReport>,
     },
@@ -384,8 +386,38 @@ impl Group {
     /// With `max_pause`, steps are taken together as long as none pauses for longer: the more, the quicker they prove.
     pub fn migrate(&self, handle: u64, steps: Vec<Vec<(u32, u32)>>, max_pause: Option<Duration>) {
         if let Some(worker) = self.workers.first() {
-            worker.tell(Command::Migrate(Order { handle, steps, max_pause }));
+            worker.tell(Command::Migrate(Order { handle, plan: Moves::Steps(steps), max_pause, at_epoch: None }));
         }
+    }
+
+    /// Like [`migrate`](Group::migrate), prepared for an epoch that is not released yet: the first step takes effect before any row of that epoch,
+    /// whatever else is under way, and so does that of every other migration prepared for it. Called before the epoch is released.
+    pub fn migrate_at(&self, epoch: u64, handle: u64, steps: Vec<Vec<(u32, u32)>>, max_pause: Option<Duration>) {
+        if let Some(worker) = self.workers.first() {
+            let order = Order { handle, plan: Moves::Steps(steps), max_pause, at_epoch: Some(epoch) };
+            worker.tell(Command::Migrate(order));
+        }
+    }
+
+    /// Like [`migrate_at`](Group::migrate_at), of bins that may move until then: those that are elsewhere when the epoch comes move, in
+    /// steps that are planned then.
+    ///
+    /// # Errors
+    /// A strategy with steps of no bins.
+    pub fn prepare(
+        &self,
+        epoch: u64,
+        handle: u64,
+        moves: Vec<(u32, u32)>,
+        strategy: Strategy,
+        max_pause: Option<Duration>,
+    ) -> Result<(), StrategyError> {
+        strategy.check()?;
+        if let Some(worker) = self.workers.first() {
+            let order = Order { handle, plan: Moves::Then(moves, strategy), max_pause, at_epoch: Some(epoch) };
+            worker.tell(Command::Migrate(order));
+        }
+        Ok(())
     }
 
     /// The host has handed on rows that were told as [`Event::Rows`].

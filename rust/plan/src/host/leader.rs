@@ -5,12 +5,15 @@
 //! a window ahead of the data, never at an epoch's first slice, which seals the one before, and reaches the next epoch only when the
 //! output probe stands at this epoch's last slice, so a migration asked for in the middle of an epoch takes effect there; where epochs overlap, when the leader begins to feed
 //! the next.
+//!
+//! A migration that is *prepared* for an epoch begins when control is there, before any row of the epoch is routed, whatever else is under way;
+//! all that are prepared for one epoch begin at one time.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::time::{Duration, Instant};
 
-use penstock_balance::PauseLimit;
-use penstock_bins::{ControlError, ControlInput, Migration, ScheduleError};
+use penstock_balance::{PauseLimit, Shift, Strategy, steps};
+use penstock_bins::{ControlError, ControlInput, Migration, Routing, ScheduleError};
 use penstock_progress::{FlowTime, ProbeHandle};
 use serde::{Deserialize, Serialize};
 
@@ -21,9 +24,55 @@ use super::{CLOSE, MARK, SEAL};
 #[derive(Clone, Debug)]
 pub(crate) struct Order {
     pub(crate) handle: u64,
-    pub(crate) steps: Vec<Vec<(u32, u32)>>,
+    pub(crate) plan: Moves,
     /// Steps are taken together as long as they pause for no longer.
     pub(crate) max_pause: Option<Duration>,
+    /// The epoch that it is prepared for; by default it begins when those asked for before have ended.
+    pub(crate) at_epoch: Option<u64>,
+}
+
+/// What a migration moves.
+#[derive(Clone, Debug)]
+pub(crate) enum Moves {
+    /// These bins to these workers, step by step.
+    Steps(Vec<Vec<(u32, u32)>>),
+    /// Those of these bins that are elsewhere when it begins, in steps that are planned then.
+    Then(Vec<(u32, u32)>, Strategy),
+}
+
+impl Moves {
+    /// The steps. Each is one batch of control, which names a bin once: of several moves the last counts.
+    fn steps(self, routing: impl FnOnce() -> Routing) -> Vec<Vec<(u32, u32)>> {
+        let latest = |step: Vec<(u32, u32)>| step.into_iter().collect::<BTreeMap<u32, u32>>().into_iter();
+        match self {
+            Moves::Steps(steps) => steps.into_iter().map(|step| latest(step).collect()).collect(),
+            Moves::Then(moves, strategy) => {
+                let routing = routing();
+                let from = |bin| routing.owners().get(bin as usize).copied();
+                // A bin that is not there stays in the list: control refuses it by name.
+                let shifts = latest(moves).filter(|(bin, to)| from(*bin) != Some(*to));
+                let shifts = shifts.map(|(what, to)| Shift { what, from: from(what).unwrap_or(to), to });
+                let list = steps(strategy, &shifts.collect::<Vec<_>>()).expect("checked by who asked");
+                list.into_iter().map(|step| step.into_iter().map(|shift| (shift.what, shift.to)).collect()).collect()
+            }
+        }
+    }
+}
+
+/// Why a step, or a whole migration, was refused.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Refusal {
+    /// Its moves are impossible.
+    #[error(transparent)]
+    Control(#[from] ControlError),
+    /// It was prepared for an epoch of which rows were routed before it came.
+    #[error("epoch {at_epoch} has passed: control is at epoch {now}")]
+    Passed {
+        /// The epoch that it was prepared for.
+        at_epoch: u64,
+        /// The one that control is at.
+        now: u64,
+    },
 }
 
 /// One completed step of a migration.
@@ -41,6 +90,10 @@ pub struct StepReport {
     pub paused_ns: u64,
     /// Steps of the migration's list that were taken together.
     pub planned: u32,
+    /// The epoch from which it holds, and the slice of it: at most [`MARK`](super::MARK)` + 1` where that is all of the epoch.
+    pub epoch: u64,
+    /// See `epoch`.
+    pub slice: u32,
 }
 
 /// A migration that has ended.
@@ -50,7 +103,7 @@ pub(crate) struct Migrated {
     /// The completed steps.
     pub(crate) steps: Vec<StepReport>,
     /// Why the step behind them was refused: nothing of it moved, and no further step was issued.
-    pub(crate) refused: Option<ControlError>,
+    pub(crate) refused: Option<Refusal>,
 }
 
 /// What the workers can see of time.
@@ -78,34 +131,89 @@ struct Running {
     limit: Option<PauseLimit>,
 }
 
+impl Running {
+    fn new(handle: u64, steps: Vec<Vec<(u32, u32)>>, max_pause: Option<Duration>) -> Self {
+        let (migration, limit) = (Migration::from_steps(steps), max_pause.map(PauseLimit::new));
+        Running { handle, migration, steps: Vec::new(), reached: None, limit }
+    }
+
+    /// Looks whether the step under way is complete.
+    fn observe(&mut self, probe: &ProbeHandle<FlowTime>, at: Instant) -> bool {
+        let flying = self.migration.progress().in_flight;
+        if self.reached.is_none() && flying.is_some_and(|time| first(probe).is_none_or(|reached| reached >= time)) {
+            self.reached = Some(at);
+        }
+        let over = self.migration.observe(probe);
+        if over && let Some(step) = self.steps.last_mut() {
+            let paused = at - self.reached.take().unwrap_or(at);
+            (step.ended_ns, step.paused_ns) = (unix_ns(at), paused.as_nanos() as u64);
+            if let Some(limit) = &mut self.limit {
+                limit.took(step.planned as usize, paused);
+            }
+        }
+        over
+    }
+
+    /// Schedules the next step at the time of control; says whether there was one, and whether control must leave that time for it.
+    fn issue(&mut self, control: &mut ControlInput<FlowTime>, at: Instant) -> Result<Option<bool>, ControlError> {
+        let time = *control.time().expect("the control input is open as long as its leader");
+        let groups = self.limit.as_ref().map_or(1, PauseLimit::groups);
+        let Some(commands) = self.migration.issue(time, groups) else { return Ok(None) };
+        let (step, bins) = (self.steps.len() as u32, commands.len() as u32);
+        let told: u32 = self.steps.iter().map(|step| step.planned).sum();
+        let planned = self.migration.progress().steps_issued as u32 - told;
+        debug_assert!(time.slice > SEAL, "nothing moves at a seal");
+        match control.schedule(time, commands) {
+            Ok(()) => {
+                let now = unix_ns(at);
+                let (started_ns, ended_ns, paused_ns) = (now, now, 0);
+                let (epoch, slice) = (time.epoch, time.slice);
+                self.steps.push(StepReport { step, bins, started_ns, ended_ns, paused_ns, planned, epoch, slice });
+                Ok(Some(bins > 0))
+            }
+            Err(ScheduleError::Control(error)) => Err(error),
+            Err(late) => unreachable!("scheduled for the time at which control stands: {late}"),
+        }
+    }
+}
+
 /// See the module.
 pub(crate) struct Leader {
     control: ControlInput<FlowTime>,
     window: u32,
-    queue: VecDeque<Running>,
-    running: Option<Running>,
+    /// Migrations that wait for those before to end.
+    queue: VecDeque<Order>,
+    /// Migrations that wait for their epoch, in the order in which they were asked for.
+    prepared: Vec<(u64, Order)>,
+    /// At most one that has waited for others, and any number that were prepared.
+    running: Vec<Running>,
+    /// The one that has.
+    turn: Option<u64>,
 }
 
 impl Leader {
     pub(crate) fn new(control: ControlInput<FlowTime>, window: u32) -> Self {
-        Leader { control, window, queue: VecDeque::new(), running: None }
+        let (queue, prepared, running) = Default::default();
+        Leader { control, window, queue, prepared, running, turn: None }
     }
 
-    /// Queues a migration. A step is one batch of control, which names a bin once: of several moves the last counts.
+    /// Queues a migration.
     pub(crate) fn order(&mut self, order: Order) {
-        let steps = order.steps.into_iter().map(|step| {
-            let latest = step.into_iter().collect::<BTreeMap<u32, u32>>();
-            latest.into_iter().collect()
-        });
-        let migration = Migration::from_steps(steps.collect());
-        let limit = order.max_pause.map(PauseLimit::new);
-        self.queue.push_back(Running { handle: order.handle, migration, steps: Vec::new(), reached: None, limit });
+        match order.at_epoch {
+            Some(epoch) => self.prepared.push((epoch, order)),
+            None => self.queue.push_back(order),
+        }
     }
 
     /// Issues no further step of a migration.
     pub(crate) fn cancel(&mut self, handle: u64) {
-        let known = self.running.iter_mut().chain(&mut self.queue);
-        known.filter(|running| running.handle == handle).for_each(|running| running.migration.cancel());
+        let nothing = || Moves::Steps(Vec::new());
+        self.queue.iter_mut().filter(|order| order.handle == handle).for_each(|order| order.plan = nothing());
+        if let Some(at) = self.prepared.iter().position(|(_, order)| order.handle == handle) {
+            let (_, order) = self.prepared.remove(at);
+            self.running.push(Running::new(order.handle, Vec::new(), None));
+        }
+        self.running.iter_mut().filter(|one| one.handle == handle).for_each(|one| one.migration.cancel());
     }
 
     /// Where control stands.
@@ -141,6 +249,10 @@ impl Leader {
         } else {
             FlowTime::new(epoch, CLOSE)
         };
+        // What is prepared for an epoch begins before its rows are routed.
+        let due =
+            self.prepared.iter().map(|(epoch, _)| FlowTime::new(*epoch, MARK + 1)).filter(|due| *due > held).min();
+        let target = due.map_or(target, |due| target.min(due));
         if target <= held {
             return false;
         }
@@ -149,50 +261,57 @@ impl Leader {
     }
 
     fn migrate(&mut self, probe: &ProbeHandle<FlowTime>, done: &mut dyn FnMut(Migrated)) -> bool {
-        let time = self.time();
-        if self.running.is_none() {
-            self.running = self.queue.pop_front();
-        }
-        let Some(running) = &mut self.running else { return false };
-        let at = Instant::now();
-        let flying = running.migration.progress().in_flight;
-        if running.reached.is_none() && flying.is_some_and(|time| first(probe).is_none_or(|reached| reached >= time)) {
-            running.reached = Some(at);
-        }
-        let mut busy = running.migration.observe(probe);
-        let mut refused = None;
-        let now = unix_ns(at);
-        if busy && let Some(step) = running.steps.last_mut() {
-            let paused = at - running.reached.take().unwrap_or(at);
-            (step.ended_ns, step.paused_ns) = (now, paused.as_nanos() as u64);
-            if let Some(limit) = &mut running.limit {
-                limit.took(step.planned as usize, paused);
+        let (time, at) = (self.time(), Instant::now());
+        let mut busy = false;
+        let mut refused = BTreeMap::new();
+        let (mut begin, mut prepared) = (Vec::new(), Vec::new());
+        for (epoch, order) in std::mem::take(&mut self.prepared) {
+            if time < FlowTime::new(epoch, SEAL + 1) {
+                prepared.push((epoch, order));
+                continue;
             }
+            if time > FlowTime::new(epoch, MARK + 1) {
+                refused.insert(order.handle, Refusal::Passed { at_epoch: epoch, now: time.epoch });
+            }
+            begin.push(order);
         }
-        // At the epoch's last slice there is no later slice to advance to: wait for the next epoch.
-        if time.slice < CLOSE
-            && let Some(commands) = running.migration.issue(time, running.limit.as_ref().map_or(1, PauseLimit::groups))
+        self.prepared = prepared;
+        if self.turn.is_none()
+            && let Some(order) = self.queue.pop_front()
         {
-            let (step, bins) = (running.steps.len() as u32, commands.len() as u32);
-            let told: u32 = running.steps.iter().map(|step| step.planned).sum();
-            let planned = running.migration.progress().steps_issued as u32 - told;
-            debug_assert!(time.slice > SEAL, "nothing moves at a seal");
-            match self.control.schedule(time, commands) {
-                Ok(()) => {
-                    let report = StepReport { step, bins, started_ns: now, ended_ns: now, paused_ns: 0, planned };
-                    running.steps.push(report);
-                }
-                Err(ScheduleError::Control(error)) => refused = Some(error),
-                Err(late) => unreachable!("scheduled for the time at which control stands: {late}"),
-            }
-            if refused.is_none() && bins > 0 {
-                self.advance(FlowTime::new(time.epoch, time.slice + 1));
-            }
-            busy = true;
+            self.turn = Some(order.handle);
+            begin.push(order);
         }
-        let over = |running: &mut Running| refused.is_some() || running.migration.is_done();
-        if let Some(Running { handle, steps, .. }) = self.running.take_if(over) {
-            done(Migrated { handle, steps, refused });
+        // What is prepared for one epoch begins at one time; else one step is issued at a time, so that none names a bin of another.
+        let together = begin.iter().any(|order| order.at_epoch.is_some());
+        let old = self.running.len();
+        for Order { handle, plan, max_pause, .. } in begin {
+            let steps = if refused.contains_key(&handle) { Vec::new() } else { plan.steps(|| self.control.routing()) };
+            self.running.push(Running::new(handle, steps, max_pause));
+        }
+        let mut leave = false;
+        for (place, running) in self.running.iter_mut().enumerate() {
+            busy |= running.observe(probe, at);
+            let waits = if together { place < old || self.turn == Some(running.handle) } else { leave };
+            // At the epoch's last slice there is no later slice to advance to: wait for the next epoch.
+            if waits || time.slice == CLOSE {
+                continue;
+            }
+            match running.issue(&mut self.control, at) {
+                Ok(issued) => {
+                    busy |= issued.is_some();
+                    leave |= issued == Some(true);
+                }
+                Err(error) => drop(refused.insert(running.handle, error.into())),
+            }
+        }
+        if leave {
+            self.advance(FlowTime::new(time.epoch, time.slice + 1));
+        }
+        let over = |one: &mut Running| refused.contains_key(&one.handle) || one.migration.is_done();
+        for Running { handle, steps, .. } in self.running.extract_if(.., over).collect::<Vec<_>>() {
+            self.turn.take_if(|turn| *turn == handle);
+            done(Migrated { handle, steps, refused: refused.remove(&handle) });
             busy = true;
         }
         busy

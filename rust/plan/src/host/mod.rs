@@ -49,7 +49,7 @@ mod watermarks;
 mod worker;
 
 pub use feed::PartitionRows;
-pub use group::{Event, Group, GroupConfig, HostError, NotStarted, StepReport};
+pub use group::{Event, Group, GroupConfig, HostError, NotStarted, Refusal, StepReport};
 pub use inline::{Inline, Pulled};
 pub use pieces::{Begin, End, Piece};
 pub use record::Record;

@@ -11,7 +11,7 @@ use penstock_files::{Chunk, Entry};
 use super::build::{self, Shared};
 use super::feed::{PartitionRows, deal};
 use super::group::GroupConfig;
-use super::leader::Order;
+use super::leader::{Moves, Order};
 use super::record::Record;
 use super::resident::Resident;
 use super::stats::Gauges;
@@ -130,7 +130,9 @@ fn run(seed: u64) {
         }
         if asked < 12 && dice.below(6) == 0 {
             let step = (0..1 << BITS).map(|bin| (bin, dice.below(2) as u32)).collect();
-            pair.loops[0].command(Command::Migrate(Order { handle: asked as u64, steps: vec![step], max_pause: None }));
+            let plan = Moves::Steps(vec![step]);
+            let order = Order { handle: asked as u64, plan, max_pause: None, at_epoch: None };
+            pair.loops[0].command(Command::Migrate(order));
             asked += 1;
         }
         let worker = dice.below(2) as usize;

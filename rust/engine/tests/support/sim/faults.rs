@@ -4,7 +4,7 @@ use penstock_balance::Strategy;
 
 use super::world::QUERY;
 use super::world::World;
-use crate::machine::{Event, MemberId, Range, Wish};
+use crate::machine::{Event, MemberId, Moving, Range, Wish};
 
 /// One thing that happens to the cluster.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -223,7 +223,12 @@ impl World {
         let strategy = if self.dice.once_in(3) { Strategy::Matched { size } } else { Strategy::Batched { size } };
         let max_pause_ms = self.dice.once_in(3).then_some(50);
         let handle = self.handle(driver);
-        self.hear(driver, Event::Migrate { query: QUERY.into(), handle, wish, strategy, max_pause_ms });
+        let facts = self.drivers[driver].engine.facts(QUERY);
+        let last = facts.and_then(|facts| facts.epoch).unwrap_or(0);
+        // For an epoch to come, one that runs, or one that is over.
+        let at_epoch = self.dice.once_in(3).then(|| last + self.dice.below(4));
+        let moves = vec![Moving { query: QUERY.into(), handle, wish }];
+        self.hear(driver, Event::Migrate { moves, strategy, max_pause_ms, at_epoch });
         if self.dice.once_in(5) {
             self.soon(60, move |world| world.hear(driver, Event::CancelMigration { handle }));
         }

@@ -9,7 +9,8 @@ use std::rc::Rc;
 use std::sync::Arc;
 
 use penstock_bins::{
-    BinTable, BinsError, BoxError, Config, Control, Keyed, Migration, Moment, Routing, Shelf, Stats, bin, stateful,
+    BinTable, BinsError, BoxError, Command, Config, Control, Keyed, Migration, Moment, Routing, Shelf, Stats, bin,
+    stateful,
 };
 use penstock_dataflow::{Endpoint, Error, InputHandle, Worker};
 use penstock_progress::{FlowTime, ProbeHandle};
@@ -45,7 +46,14 @@ type Made = Rc<RefCell<BTreeMap<u64, Vec<Out>>>>;
 struct Lead {
     control: InputHandle<FlowTime, Vec<Control>>,
     sequence: u64,
-    queue: VecDeque<(u64, Migration<FlowTime>, usize)>,
+    queue: VecDeque<Moves>,
+}
+
+struct Moves {
+    handle: u64,
+    migration: Migration<FlowTime>,
+    together: usize,
+    at_epoch: Option<u64>,
 }
 
 pub struct Loop {
@@ -176,19 +184,26 @@ impl Loop {
         self.queue.push_back(share);
     }
 
-    pub fn migrate(&mut self, handle: u64, steps: Vec<Vec<(u32, u32)>>, max_pause_ms: Option<u32>) {
+    pub fn migrate(
+        &mut self,
+        handle: u64,
+        steps: Vec<Vec<(u32, u32)>>,
+        max_pause_ms: Option<u32>,
+        at_epoch: Option<u64>,
+    ) {
         self.busy = true;
         if let Some(lead) = &mut self.lead {
             // Steps that a limit lets go together, as the real leader does when they are quick.
             let together = if max_pause_ms.is_some() { 3 } else { 1 };
-            lead.queue.push_back((handle, Migration::from_steps(steps), together));
+            let migration = Migration::from_steps(steps);
+            lead.queue.push_back(Moves { handle, migration, together, at_epoch });
         }
     }
 
     pub fn cancel(&mut self, handle: u64) {
         self.busy = true;
         if let Some(lead) = &mut self.lead {
-            lead.queue.iter_mut().filter(|(one, ..)| *one == handle).for_each(|(_, migration, _)| migration.cancel());
+            lead.queue.iter_mut().filter(|one| one.handle == handle).for_each(|one| one.migration.cancel());
         }
     }
 
@@ -378,22 +393,45 @@ impl Lead {
     }
 
     fn migrate(&mut self, output: &ProbeHandle<FlowTime>, told: &mut Vec<Told>) -> bool {
-        let Some((handle, migration, together)) = self.queue.front_mut() else { return false };
-        let mut busy = migration.observe(output);
+        let turn = self.queue.iter().position(|one| one.at_epoch.is_none());
+        let mut busy = false;
         let time = *self.control.time();
-        if time.slice < CLOSE
-            && let Some(commands) = migration.issue(time, *together)
-        {
-            if !commands.is_empty() {
-                self.control.send(Control::batch(self.sequence, commands));
-                self.sequence += 1;
-                self.control.advance_to(FlowTime::new(time.epoch, time.slice + 1)).expect("forward");
+        // What was prepared begins before anything else goes on, and at one time.
+        let begins = |one: &Moves| one.at_epoch.is_some() && one.migration.progress().steps_issued == 0;
+        let begun = self.queue.iter().any(begins);
+        let mut at_once = BTreeMap::new();
+        for (place, one) in self.queue.iter_mut().enumerate() {
+            if one.at_epoch.is_none() && turn != Some(place) {
+                continue;
+            }
+            busy |= one.migration.observe(output);
+            let waits = if begun { !begins(one) } else { !at_once.is_empty() };
+            if time.slice == CLOSE || waits {
+                continue;
+            }
+            let first = begins(one);
+            let Some(commands) = one.migration.issue(time, one.together) else { continue };
+            if let Some(at) = one.at_epoch.filter(|_| first) {
+                assert!(time <= FlowTime::new(at, MARK + 1), "prepared for {at}, begun at {time:?}");
             }
             busy = true;
+            // Of several moves of one bin the last counts here; the real leader refuses the second migration.
+            at_once.extend(commands.into_iter().filter_map(|command| match command {
+                Command::Move { bin, worker } => Some((bin, worker)),
+                _ => None,
+            }));
         }
-        if migration.is_done() {
-            told.push(Told::Migrated { handle: *handle, steps: migration.progress().steps_done as u32 });
-            self.queue.pop_front();
+        if !at_once.is_empty() {
+            let commands = at_once.into_iter().map(|(bin, worker)| Command::Move { bin, worker }).collect();
+            self.control.send(Control::batch(self.sequence, commands));
+            self.sequence += 1;
+            self.control.advance_to(FlowTime::new(time.epoch, time.slice + 1)).expect("forward");
+        }
+        let all = std::mem::take(&mut self.queue).into_iter();
+        let (done, left): (VecDeque<Moves>, _) = all.partition(|one| one.migration.is_done());
+        self.queue = left;
+        for one in done {
+            told.push(Told::Migrated { handle: one.handle, steps: one.migration.progress().steps_done as u32 });
             busy = true;
         }
         busy

@@ -149,11 +149,11 @@ impl World {
                 self.later(member, 5, MemberEvent::Started(outcome));
             }
             MemberEffect::ReleaseInput(release) => self.release_input(member, release),
-            MemberEffect::Migrate { handle, steps, max_pause_ms } => {
+            MemberEffect::Migrate { handle, steps, max_pause_ms, at_epoch } => {
                 let plain =
                     |step: Vec<(Range, u32)>| step.into_iter().map(|(range, to)| (range.prefix(), to)).collect();
                 if let Some(group) = &mut process.group {
-                    group.loops[0].migrate(handle, steps.into_iter().map(plain).collect(), max_pause_ms);
+                    group.loops[0].migrate(handle, steps.into_iter().map(plain).collect(), max_pause_ms, at_epoch);
                 }
             }
             MemberEffect::CancelMigration { handle } => {
