@@ -12,6 +12,7 @@ use std::collections::BTreeMap;
 use crate::bin::BinState;
 use crate::error::BinsError;
 use crate::message::BinPart;
+use crate::parts::range_of;
 use crate::pending::Pending;
 use crate::shelf::Shelf;
 use crate::stats::BinEvent;
@@ -56,7 +57,7 @@ impl<T: Ord + Clone> Arrivals<T> {
     ) -> Result<Option<(u32, BinEvent, usize)>, BinsError> {
         match part {
             BinPart::Prepare { bin, epoch } => {
-                if bin >= 1 << to.table.bits() {
+                if range_of(bin, to.table.bits()).is_none() {
                     return Err(BinsError::Absent { bin });
                 }
                 if to.table.get(bin).is_some() || self.prepared.contains_key(&bin) {

@@ -2,14 +2,16 @@
 //!
 //! Owns the mapping hash → bin and the contract a bin's state must honour to move and to be rolled back.
 //!
-//! Invariants: the bin of a hash depends on nothing but the hash and the number of bits; the number of bits is fixed
-//! while a dataflow runs.
+//! Invariants: the bin of a hash depends on nothing but the hash and the number of bits, which is fixed while a dataflow runs; a bin that is
+//! split has parts (see `parts`).
 //!
 //! Source: Megaphone §4.2 (top bits, since low bits index the tables inside a bin). Departures: a state marks and
 //! undoes an epoch by itself, so that a failed epoch needs no second copy of everything; and what it undoes by is what tells the changes of
 //! an epoch, so that there is one record of them.
 
 use std::any::Any;
+
+use penstock_files::Range;
 
 use crate::error::{BinsError, StateError};
 
@@ -84,6 +86,19 @@ pub trait BinState: Send + 'static {
     /// Nothing will be undone until the next mark: keeps no undo from here on. By default like [`mark`](Self::mark).
     fn settle(&mut self) {
         self.mark();
+    }
+
+    /// The keys whose hashes are in each of these ranges, which hold all of them, as states that `new` makes: how a bin is split. Of
+    /// [`Extent::Marked`] the parts know which keys have changed since the last mark, as if they had come from elsewhere in the middle of an epoch.
+    ///
+    /// # Errors
+    /// What of it cannot be divided; by default always. Operators of such states are built without [`Divide`](crate::Divide), and refuse splits.
+    fn divide(&self, ranges: &[Range], extent: Extent, new: &dyn Fn() -> Self) -> Result<Vec<Self>, StateError>
+    where
+        Self: Sized,
+    {
+        let _ = (ranges, extent, new);
+        Err(StateError::new("this state does not know the hashes of its keys"))
     }
 
     /// The state leaves the table of its worker, or the table ends: from here on it may need nothing of the worker.

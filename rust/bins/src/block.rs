@@ -5,6 +5,7 @@
 
 use penstock_dataflow::wire::Wire;
 
+use crate::bin::bin;
 use crate::routing::Routing;
 
 /// A block that can be divided among workers.
@@ -43,13 +44,26 @@ pub(crate) fn route_block<D: Block>(
     }
     owners.clear();
     owners.push(first);
+    // Two loops, so that nothing is asked of each row where no bin is split. Measured by instructions, 2^8 bins: 19 a row where none is split (20
+    // before bins could be), 24 with one that is, 51 of rows that all are in parts.
+    let (whole, bits) = (routing.owners(), routing.bits());
+    let differing = match routing.is_split() {
+        false => look_up(tail, first, owners, |hash| whole[bin(hash, bits) as usize]),
+        true => look_up(tail, first, owners, |hash| routing.owner(hash)),
+    };
+    if differing == 0 { emit(first, block) } else { block.split(owners, emit) }
+}
+
+/// The owner of each hash; not 0 where one is not `first`.
+#[inline]
+fn look_up(hashes: &[u64], first: u32, owners: &mut Vec<u32>, of: impl Fn(u64) -> u32) -> u32 {
     let mut differing = 0;
-    owners.extend(tail.iter().map(|&hash| {
-        let owner = routing.owner(hash);
+    owners.extend(hashes.iter().map(|&hash| {
+        let owner = of(hash);
         differing |= owner ^ first;
         owner
     }));
-    if differing == 0 { emit(first, block) } else { block.split(owners, emit) }
+    differing
 }
 
 #[cfg(test)]

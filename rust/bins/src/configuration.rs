@@ -14,7 +14,7 @@
 
 use std::collections::{BTreeMap, VecDeque};
 
-use crate::control::{Control, Move, check_batch};
+use crate::control::{Changes, Control, check_batch};
 use crate::error::ControlError;
 use crate::routing::Routing;
 
@@ -23,8 +23,8 @@ use crate::routing::Routing;
 pub struct Configuration<T> {
     /// From when it holds.
     pub time: T,
-    /// The changes, bins ascending; empty for a no-op.
-    pub moves: Vec<Move>,
+    /// The changes; none for a no-op.
+    pub changes: Changes,
 }
 
 /// What became of the control batches that the control frontier has passed.
@@ -67,6 +67,7 @@ pub struct Configurations<T> {
     staged: BTreeMap<T, Vec<Control>>,
     frontier: Frontier<T>,
     next_sequence: u64,
+    divisible: bool,
 }
 
 #[derive(Clone, Debug)]
@@ -92,7 +93,15 @@ impl<T: Ord + Clone> Configurations<T> {
             staged: BTreeMap::new(),
             frontier: Frontier::Unknown,
             next_sequence: 0,
+            divisible: true,
         }
+    }
+
+    /// Bins of this operator cannot be split: such batches are refused.
+    #[must_use]
+    pub fn indivisible(mut self) -> Self {
+        self.divisible = false;
+        self
     }
 
     /// The routing by which bins lie in the tables now.
@@ -133,12 +142,17 @@ impl<T: Ord + Clone> Configurations<T> {
                 break;
             }
             let (time, batch) = entry.remove_entry();
-            outcomes.push(match check_batch(&batch, &self.newest, &present, self.next_sequence) {
+            let checked = check_batch(&batch, &self.newest, &present, self.next_sequence);
+            let checked = checked.and_then(|changes| match changes.recuts.first() {
+                Some(recut) if !self.divisible => Err(ControlError::Indivisible { bin: recut.bin }),
+                _ => Ok(changes),
+            });
+            outcomes.push(match checked {
                 Err(error) => Outcome::Rejected { time, error },
-                Ok(moves) => {
+                Ok(changes) => {
                     self.next_sequence += 1;
-                    self.newest.forward(&moves);
-                    let configuration = Configuration { time, moves };
+                    self.newest.forward(&changes);
+                    let configuration = Configuration { time, changes };
                     self.pending.push_back(configuration.clone());
                     Outcome::Pending(configuration)
                 }
@@ -160,11 +174,11 @@ impl<T: Ord + Clone> Configurations<T> {
             return None;
         }
         while let Some(next) = self.pending.get(self.cursor_at).filter(|next| next.time <= *time) {
-            self.cursor.forward(&next.moves);
+            self.cursor.forward(&next.changes);
             self.cursor_at += 1;
         }
         while let Some(last) = self.cursor_at.checked_sub(1).filter(|last| self.pending[*last].time > *time) {
-            self.cursor.backward(&self.pending[last].moves);
+            self.cursor.backward(&self.pending[last].changes);
             self.cursor_at = last;
         }
         Some(&self.cursor)
@@ -177,9 +191,9 @@ impl<T: Ord + Clone> Configurations<T> {
             return None;
         }
         let started = self.pending.pop_front()?;
-        self.active.forward(&started.moves);
+        self.active.forward(&started.changes);
         if self.cursor_at == 0 {
-            self.cursor.forward(&started.moves);
+            self.cursor.forward(&started.changes);
         } else {
             self.cursor_at -= 1;
         }

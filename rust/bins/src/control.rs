@@ -2,7 +2,7 @@
 //!
 //! All commands of one time form a batch. They carry one sequence number and the size of the batch, so that a batch
 //! torn by a faulty sender is recognised. Sequence numbers count the accepted batches of a generation: 0, 1, 2 …
-//! A batch is either one full map or moves of different bins (no-ops aside), so its meaning does not depend on the
+//! A batch is either one full map or moves, splits and merges of different bins (no-ops aside), so its meaning does not depend on the
 //! order in which its commands arrive.
 //!
 //! Invariant: a refused batch leaves the configuration and the expected sequence as they were.
@@ -11,9 +11,11 @@
 
 use std::collections::BTreeSet;
 
+use penstock_files::Range;
 use serde::{Deserialize, Serialize};
 
 use crate::error::ControlError;
+use crate::parts::{number_of, range_of};
 use crate::routing::Routing;
 
 /// One change of the routing.
@@ -30,6 +32,18 @@ pub enum Command {
     },
     /// Nothing; holds a place in the sequence.
     Noop,
+    /// One bin becomes `2^bits`, by the next bits of the hash, with the same owner. See [`number_of`](crate::number_of).
+    Split {
+        /// The bin, or part of one.
+        bin: u32,
+        /// Bits by which its parts are longer.
+        bits: u8,
+    },
+    /// All parts of one bin, or of a part, become one again; one worker has all of them.
+    Merge {
+        /// What they are parts of.
+        bin: u32,
+    },
 }
 
 /// A command as it travels: its time is that of the message that carries it.
@@ -63,7 +77,37 @@ pub struct Move {
     pub to: u32,
 }
 
-/// Checks a complete batch against the routing it changes; returns the real changes, bins ascending.
+/// A bin that becomes its parts, or the other way round.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct Recut {
+    /// The coarser one.
+    pub bin: u32,
+    /// The finer ones, by hash.
+    pub parts: Vec<u32>,
+    /// Their owner.
+    pub worker: u32,
+    /// Whether the parts become one.
+    pub merges: bool,
+}
+
+/// What the commands of one time change. A bin, and what is part of it, is named once.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Changes {
+    /// Bins that change their owner, ascending.
+    pub moves: Vec<Move>,
+    /// Bins that are split or merged.
+    pub recuts: Vec<Recut>,
+}
+
+impl Changes {
+    /// Whether nothing changes.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.moves.is_empty() && self.recuts.is_empty()
+    }
+}
+
+/// Checks a complete batch against the routing it changes; returns the real changes.
 ///
 /// `present` tells members from absent workers; `expected` is the next sequence number.
 ///
@@ -74,7 +118,7 @@ pub fn check_batch(
     routing: &Routing,
     present: impl Fn(u32) -> bool,
     expected: u64,
-) -> Result<Vec<Move>, ControlError> {
+) -> Result<Changes, ControlError> {
     for control in batch {
         if control.sequence != expected {
             return Err(ControlError::Sequence { found: control.sequence, expected });
@@ -91,18 +135,25 @@ pub(crate) fn check_commands<'a>(
     commands: impl Iterator<Item = &'a Command> + Clone,
     routing: &Routing,
     present: impl Fn(u32) -> bool,
-) -> Result<Vec<Move>, ControlError> {
+) -> Result<Changes, ControlError> {
     let acting = commands.clone().filter(|command| **command != Command::Noop).count();
     let mut bins = BTreeSet::new();
-    let mut moves = Vec::new();
+    let mut all = Changes::default();
     for command in commands {
-        moves.append(&mut routing.changes(command)?);
+        let Changes { mut moves, mut recuts } = routing.changes(command)?;
+        all.moves.append(&mut moves);
+        all.recuts.append(&mut recuts);
         match command {
             Command::Noop => {}
             Command::Move { bin, worker } => {
                 if !present(*worker) {
                     return Err(ControlError::AbsentWorker { worker: *worker });
                 }
+                if !bins.insert(*bin) {
+                    return Err(ControlError::MovedTwice { bin: *bin });
+                }
+            }
+            Command::Split { bin, .. } | Command::Merge { bin } => {
                 if !bins.insert(*bin) {
                     return Err(ControlError::MovedTwice { bin: *bin });
                 }
@@ -117,8 +168,17 @@ pub(crate) fn check_commands<'a>(
             }
         }
     }
-    moves.sort_unstable_by_key(|m| m.bin);
-    Ok(moves)
+    all.moves.sort_unstable_by_key(|m| m.bin);
+    if !all.recuts.is_empty() {
+        // A merge names what else is part of the bin.
+        let mut ranges: Vec<Range> = bins.iter().filter_map(|bin| range_of(*bin, routing.bits())).collect();
+        ranges.sort_unstable_by_key(|range| (range.first(), range.length()));
+        if let Some(pair) = ranges.windows(2).find(|pair| pair[0].intersects(pair[1])) {
+            let bin = number_of(pair[1], routing.bits()).expect("it has a number");
+            return Err(ControlError::MovedTwice { bin });
+        }
+    }
+    Ok(all)
 }
 
 #[cfg(test)]
@@ -126,7 +186,9 @@ mod tests {
     use super::*;
 
     fn check(batch: &[Control]) -> Result<Vec<Move>, ControlError> {
-        check_batch(batch, &Routing::new(2, 2).unwrap(), |worker| worker < 2, 7)
+        let changes = check_batch(batch, &Routing::new(2, 2).unwrap(), |worker| worker < 2, 7)?;
+        assert_eq!(changes.recuts, []);
+        Ok(changes.moves)
     }
 
     fn moved(bin: u32, worker: u32) -> Command {
@@ -171,5 +233,51 @@ mod tests {
             check(&Control::batch(7, vec![moved(2, 1), Command::Map(vec![0; 4])])),
             Err(ControlError::MapNotAlone { others: 1 })
         );
+    }
+
+    #[test]
+    fn splits_and_merges_that_make_no_sense() {
+        let mut routing = Routing::new(2, 2).unwrap();
+        let part = |prefix, length| number_of(Range::new(prefix, length).unwrap(), 2).unwrap();
+        routing.apply(&Command::Split { bin: 3, bits: 2 }).unwrap();
+        routing.apply(&Command::Split { bin: part(0b1101, 4), bits: 1 }).unwrap();
+        routing.apply(&Command::Move { bin: part(0b1100, 4), worker: 0 }).unwrap();
+        let check = |commands: &[Command]| {
+            check_batch(&Control::batch(7, commands.to_vec()), &routing, |worker| worker < 2, 7)
+                .map(|changes| changes.recuts.len())
+        };
+        let out = |bin| Err(ControlError::BinOutOfRange { bin, bins: 4 });
+        let fine = |bin, bits| Err(ControlError::TooFine { bin, bits });
+        for (command, expected) in [
+            (moved(3, 0), Err(ControlError::Split { bin: 3 })),
+            (moved(part(0b1101, 4), 0), Err(ControlError::Split { bin: part(0b1101, 4) })),
+            (moved(part(0b110, 3), 0), Err(ControlError::Split { bin: part(0b110, 3) })),
+            (moved(part(0b1000, 4), 0), out(part(0b1000, 4))),
+            (moved(part(0b11110, 5), 0), out(part(0b11110, 5))),
+            (moved(5, 0), out(5)),
+            (Command::Split { bin: 3, bits: 1 }, Err(ControlError::Split { bin: 3 })),
+            (Command::Split { bin: 9, bits: 1 }, out(9)),
+            (Command::Split { bin: 1, bits: 0 }, fine(1, 0)),
+            (Command::Split { bin: 1, bits: 19 }, fine(1, 19)),
+            (Command::Split { bin: part(0b1100, 4), bits: 17 }, fine(part(0b1100, 4), 17)),
+            (Command::Split { bin: part(0b1100, 4), bits: 250 }, fine(part(0b1100, 4), 250)),
+            (Command::Merge { bin: 1 }, Err(ControlError::Whole { bin: 1 })),
+            (Command::Merge { bin: part(0b1111, 4) }, Err(ControlError::Whole { bin: part(0b1111, 4) })),
+            (Command::Merge { bin: part(0b11111, 5) }, out(part(0b11111, 5))),
+            (Command::Merge { bin: 1 << 25 }, out(1 << 25)),
+            (Command::Merge { bin: 3 }, Err(ControlError::Apart { bin: 3, one: 0, other: 1 })),
+            (Command::Merge { bin: part(0b1101, 4) }, Ok(1)),
+            (Command::Merge { bin: part(0b111, 3) }, Ok(1)),
+            (Command::Split { bin: 1, bits: 18 }, Ok(1)),
+        ] {
+            assert_eq!(check(std::slice::from_ref(&command)), expected, "{command:?}");
+        }
+        let merge = Command::Merge { bin: part(0b111, 3) };
+        let twice = Err(ControlError::MovedTwice { bin: part(0b1111, 4) });
+        assert_eq!(check(&[merge.clone(), moved(part(0b1111, 4), 0)]), twice);
+        assert_eq!(check(&[moved(part(0b1111, 4), 0), merge.clone()]), twice);
+        assert_eq!(check(&[merge.clone(), merge.clone()]), Err(ControlError::MovedTwice { bin: part(0b111, 3) }));
+        assert_eq!(check(&[merge.clone(), Command::Map(vec![0; 4])]), Err(ControlError::MapNotAlone { others: 1 }));
+        assert_eq!(check(&[merge, Command::Split { bin: 2, bits: 1 }, moved(1, 0)]), Ok(2));
     }
 }

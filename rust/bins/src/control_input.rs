@@ -47,7 +47,7 @@ impl<T: Timestamp + TotalOrder> ControlInput<T> {
     pub fn routing(&self) -> Routing {
         let mut routing = self.emitted.clone();
         for command in self.schedule.values().flatten() {
-            routing.apply(command).expect("checked when it was scheduled");
+            _ = routing.apply(command).expect("checked when it was scheduled");
         }
         routing
     }
@@ -68,7 +68,21 @@ impl<T: Timestamp + TotalOrder> ControlInput<T> {
         }
         let peers = self.peers;
         let present = |worker: u32| (worker as usize) < peers;
-        check_commands(before.iter().chain(&commands), &self.emitted, present)?;
+        let recuts = |command: &Command| matches!(command, Command::Split { .. } | Command::Merge { .. });
+        let cut = self.emitted.is_split() || self.schedule.values().flatten().chain(&commands).any(recuts);
+        if cut {
+            // Which bins there are depends on what comes before, and what comes after on this.
+            let mut routing = self.emitted.clone();
+            let mut all: BTreeMap<&T, Vec<&Command>> =
+                self.schedule.iter().map(|(time, commands)| (time, commands.iter().collect())).collect();
+            all.entry(&time).or_default().extend(&commands);
+            for batch in all.into_values() {
+                let changes = check_commands(batch.into_iter(), &routing, present)?;
+                routing.forward(&changes);
+            }
+        } else {
+            check_commands(before.iter().chain(&commands), &self.emitted, present)?;
+        }
         if !commands.is_empty() {
             self.schedule.entry(time).or_default().append(&mut commands);
         }
@@ -105,7 +119,7 @@ impl<T: Timestamp + TotalOrder> ControlInput<T> {
         let Some(input) = &mut self.input else { return };
         for (time, commands) in due {
             for command in &commands {
-                self.emitted.apply(command).expect("checked when it was scheduled");
+                _ = self.emitted.apply(command).expect("checked when it was scheduled");
             }
             input.advance_to(time).expect("scheduled times are not before control time and ascend");
             input.send(Control::batch(self.next_sequence, commands));

@@ -56,6 +56,42 @@ pub enum ControlError {
         /// The bin.
         bin: u32,
     },
+    /// A bin that is split, named as if it were whole.
+    #[error("bin {bin} is split: name its parts, or merge them first")]
+    Split {
+        /// The bin.
+        bin: u32,
+    },
+    /// A merge of a bin that is not split.
+    #[error("bin {bin} is whole: there is nothing to merge")]
+    Whole {
+        /// The bin.
+        bin: u32,
+    },
+    /// A merge of parts that are on different workers.
+    #[error("the parts of bin {bin} are on workers {one} and {other}: move them together first")]
+    Apart {
+        /// The bin that they are of.
+        bin: u32,
+        /// A worker that has some.
+        one: u32,
+        /// Another one.
+        other: u32,
+    },
+    /// A split into parts of no or too many bits.
+    #[error("bin {bin} cannot be split by {bits} bits: its parts have 1 bit more at least, and 20 in all at most")]
+    TooFine {
+        /// The bin.
+        bin: u32,
+        /// Bits by which it was to be split.
+        bits: u8,
+    },
+    /// A split of a state that cannot be divided.
+    #[error("bin {bin} cannot be split: the operator's state does not know the hashes of its keys")]
+    Indivisible {
+        /// The bin.
+        bin: u32,
+    },
     /// A full map beside another map or a move at one time.
     #[error("a full map shares its time with {others} other commands")]
     MapNotAlone {
@@ -109,6 +145,14 @@ pub enum BinsError {
     Bits {
         /// The refused number.
         bits: u8,
+    },
+    /// A state that could not be divided.
+    #[error("bin {bin} cannot be split: {source}")]
+    Divide {
+        /// The bin.
+        bin: u32,
+        /// Why.
+        source: StateError,
     },
     /// No worker to own a bin.
     #[error("a routing needs at least one worker")]

@@ -11,6 +11,7 @@ use std::collections::HashMap;
 use std::hash::Hash;
 
 use penstock_dataflow::wire::{Wire, WireError, decode_serde, encode_serde};
+use penstock_files::Range;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
@@ -123,13 +124,23 @@ where
 #[derive(Clone, Debug)]
 pub struct KeyedMap<K, A> {
     map: HashMap<K, A>,
+    /// Without it the map cannot be divided.
+    hash: Option<fn(&K) -> u64>,
     /// `None` until the first mark: before it there is nothing to return to but emptiness.
     undo: Option<HashMap<K, Option<A>>>,
 }
 
 impl<K, A> Default for KeyedMap<K, A> {
     fn default() -> Self {
-        Self { map: HashMap::new(), undo: None }
+        Self { map: HashMap::new(), hash: None, undo: None }
+    }
+}
+
+impl<K, A> KeyedMap<K, A> {
+    /// An empty map that knows the hashes of its keys, so that its bin can be split.
+    #[must_use]
+    pub fn hashed(hash: fn(&K) -> u64) -> Self {
+        Self { hash: Some(hash), ..Self::default() }
     }
 }
 
@@ -238,6 +249,29 @@ where
             }
         }
         Ok(())
+    }
+
+    fn divide(&self, ranges: &[Range], extent: Extent, new: &dyn Fn() -> Self) -> Result<Vec<Self>, StateError> {
+        let hash = self.hash.ok_or_else(|| StateError::new("a map that does not know the hashes of its keys"))?;
+        let mut parts: Vec<Self> = ranges.iter().map(|_| new()).collect();
+        let of = |key: &K| {
+            let hash = hash(key);
+            let at = ranges.iter().position(|range| range.contains(hash));
+            at.ok_or_else(|| StateError::new(format!("a key with the hash {hash:#x}, which no part has")))
+        };
+        for (key, state) in &self.map {
+            _ = parts[of(key)?].map.insert(key.clone(), state.clone());
+        }
+        if extent == Extent::Marked {
+            parts.iter_mut().for_each(BinState::mark);
+            let touched: Vec<&K> =
+                self.undo.as_ref().map_or_else(|| self.map.keys().collect(), |undo| undo.keys().collect());
+            for key in touched {
+                let was = self.map.get(key).cloned();
+                _ = parts[of(key)?].undo.get_or_insert_default().insert(key.clone(), was);
+            }
+        }
+        Ok(parts)
     }
 
     fn bytes(&self) -> usize {

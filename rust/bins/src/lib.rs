@@ -8,6 +8,7 @@
 //! | module | owns |
 //! |---|---|
 //! | `bin` | hash → bin, what a bin's state must do ([`BinState`]) |
+//! | `parts`, `recut` | bins that are split: numbers and look-up; splitting and merging states |
 //! | `routing`, `control` | who owns which bin; commands and what makes a batch acceptable |
 //! | `configuration` | the configuration function over time, F's protocol state |
 //! | `route`, `state` | the operators F and S |
@@ -48,8 +49,10 @@ mod control_input;
 mod error;
 mod keyed;
 mod message;
+mod parts;
 mod pending;
 mod plan;
+mod recut;
 mod route;
 mod routing;
 mod shelf;
@@ -63,20 +66,22 @@ mod table;
 pub use bin::{BinState, Encoding, Extent, MAX_BITS, bin};
 pub use block::Block;
 pub use configuration::{Configuration, Configurations, Outcome};
-pub use control::{Command, Control, Move, check_batch};
+pub use control::{Changes, Command, Control, Move, Recut, check_batch};
 pub use control_input::ControlInput;
 pub use error::{BinsError, BoxError, ControlError, ScheduleError, StateError};
 pub use keyed::{Keyed, KeyedMap};
 pub use message::Record;
 #[doc(hidden)]
 pub use message::fuzz_parts;
+pub use parts::{number_of, range_of};
 pub use pending::Pending;
 pub use penstock_balance::Strategy;
+pub use penstock_files::Range;
 pub use plan::{Migration, MigrationProgress, PlanStep, commands, steps};
 pub use routing::Routing;
 pub use shelf::{Rebuilt, Shelf};
 pub use state::{Later, Moment, Outbox};
 pub use state_machine::{StateMachine, state_machine};
-pub use stateful::{Config, EpochOf, SHIP_BYTES, Stateful, stateful};
+pub use stateful::{Config, Divide, EpochOf, SHIP_BYTES, Stateful, stateful, stateful_divided};
 pub use stats::{BinEvent, Counters, LOG_ENTRIES, LogEntry, Stats};
 pub use table::BinTable;

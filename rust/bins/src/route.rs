@@ -22,10 +22,11 @@ use penstock_progress::{Capability, ProbeHandle, Timestamp, TotalOrder};
 use crate::bin::{BinState, bin};
 use crate::block::{Block, route_block};
 use crate::configuration::{Configuration, Configurations, Outcome};
-use crate::control::Control;
+use crate::control::{Changes, Control};
 use crate::error::{BinsError, BoxError, ControlError};
 use crate::message::{Addressed, BinPart, Record};
 use crate::pending::Pending;
+use crate::recut::Divide;
 use crate::routing::Routing;
 use crate::shelf::Shelf;
 use crate::shipment::{Shipment, UnderWay};
@@ -80,6 +81,8 @@ pub(crate) struct RouteParts<T: Timestamp, D: Block, S: BinState, P: Record> {
     pub(crate) rejected: Rc<RefCell<Vec<(T, ControlError)>>>,
     /// Tells members from absent workers.
     pub(crate) present: Rc<dyn Fn(u32) -> bool>,
+    /// How post-dated records are divided, where bins may be split.
+    pub(crate) divide: Divide<P>,
 }
 
 /// The operator F on one worker.
@@ -109,7 +112,10 @@ where
         let loads = parts.shared.stats.counts(parts.routing.owners().len());
         Self {
             loads,
-            configurations: Configurations::new(parts.routing.clone()),
+            configurations: match parts.divide {
+                Some(_) => Configurations::new(parts.routing.clone()),
+                None => Configurations::new(parts.routing.clone()).indivisible(),
+            },
             under_way: UnderWay::new(parts.ship_bytes),
             shipment: None,
             parts,
@@ -165,7 +171,8 @@ where
         for outcome in self.configurations.advance(frontier, &*self.parts.present) {
             match outcome {
                 Outcome::Pending(configuration) => {
-                    if configuration.moves.iter().all(|m| m.from != here) {
+                    let Changes { moves, recuts } = &configuration.changes;
+                    if moves.iter().all(|m| m.from != here) && recuts.iter().all(|recut| recut.worker != here) {
                         self.held.remove(&configuration.time);
                     }
                 }
@@ -207,15 +214,19 @@ where
         }
     }
 
-    /// Begins to send away the bins that leave this worker, or lets go of the configuration's time.
+    /// Splits and merges here, and begins to send away the bins that leave this worker; or lets go of the configuration's time.
     fn migrate(&mut self, configuration: Configuration<T>) -> Result<(), BinsError> {
-        let Configuration { time, moves } = configuration;
-        self.parts.active.borrow_mut().forward(&moves);
-        if !moves.is_empty() {
+        let Configuration { time, changes } = configuration;
+        self.parts.active.borrow_mut().forward(&changes);
+        if !changes.is_empty() {
             self.moving = Some(time.clone());
         }
         let Some(capability) = self.held.remove(&time) else { return Ok(()) };
         let here = self.parts.shared.index as u32;
+        let Changes { moves, recuts } = changes;
+        for recut in recuts.iter().filter(|recut| recut.worker == here) {
+            self.parts.shared.recut(recut, &time, &self.parts.divide)?;
+        }
         let leaving = moves.into_iter().filter(|m| m.from == here);
         self.shipment = Some((capability, Shipment::new(time, leaving, &self.parts.shared)));
         self.ship()

@@ -1,14 +1,18 @@
 //! Which worker owns which bin.
 //!
-//! Invariants: exactly `2^bits` owners; applying a refused command changes nothing.
+//! Invariants: exactly `2^bits` owners, those of bins that are split aside; applying a refused command changes nothing.
 //!
 //! Source: Megaphone §3.2 (configuration function), §4.2.
 
 use serde::{Deserialize, Serialize};
 
-use crate::bin::{bin, check_bits};
-use crate::control::{Command, Move};
+use crate::bin::{MAX_BITS, bin, check_bits};
+use crate::control::{Changes, Command, Move, Recut};
 use crate::error::{BinsError, ControlError};
+use crate::parts::{Parts, range_of};
+
+/// In place of the owner of a bin that is split.
+pub(crate) const SPLIT: u32 = u32::MAX;
 
 /// The owner of every bin.
 ///
@@ -26,6 +30,8 @@ use crate::error::{BinsError, ControlError};
 pub struct Routing {
     bits: u8,
     owners: Vec<u32>,
+    /// Owners of the parts of bins that are split.
+    parts: Parts,
 }
 
 impl Routing {
@@ -38,7 +44,8 @@ impl Routing {
         if peers == 0 {
             return Err(BinsError::NoPeers);
         }
-        Ok(Self { bits, owners: (0..1usize << bits).map(|b| (b % peers) as u32).collect() })
+        let owners = (0..1usize << bits).map(|b| (b % peers) as u32).collect();
+        Ok(Self { bits, owners, parts: Parts::new(bits) })
     }
 
     /// A routing from the owner of each bin.
@@ -51,104 +58,197 @@ impl Routing {
         if !length.is_power_of_two() || bits > u32::from(crate::MAX_BITS) {
             return Err(BinsError::Owners { length });
         }
-        Ok(Self { bits: bits as u8, owners })
+        Ok(Self { bits: bits as u8, owners, parts: Parts::new(bits as u8) })
     }
 
-    /// Bits of a bin number.
+    /// Bits of a bin number, as the dataflow began.
     #[must_use]
     pub fn bits(&self) -> u8 {
         self.bits
     }
 
-    /// Number of bins.
+    /// Number of bins, as the dataflow began.
     #[must_use]
     pub fn bins(&self) -> u32 {
         1 << self.bits
     }
 
-    /// Owner by bin.
+    /// Owner by bin; of a bin that is split, `u32::MAX`.
     #[must_use]
     pub fn owners(&self) -> &[u32] {
         &self.owners
+    }
+
+    /// Whether any bin is split.
+    #[inline]
+    #[must_use]
+    pub fn is_split(&self) -> bool {
+        self.parts.any()
+    }
+
+    /// All bins with their owners: those that are whole ascending, then the parts of the others by hash.
+    pub fn bins_owned(&self) -> impl Iterator<Item = (u32, u32)> {
+        let whole = (0u32..).zip(self.owners.iter().copied()).filter(|(_, owner)| *owner != SPLIT);
+        whole.chain(self.parts.all())
+    }
+
+    /// The bin, or part of one, that the key with this hash is in.
+    #[must_use]
+    pub fn bin_of(&self, hash: u64) -> u32 {
+        let found = if self.parts.any() { self.parts.find(hash) } else { None };
+        found.map_or_else(|| bin(hash, self.bits), |(part, _)| part)
     }
 
     /// Owner of the key with this hash.
     #[inline]
     #[must_use]
     pub fn owner(&self, hash: u64) -> u32 {
-        self.owners[bin(hash, self.bits) as usize]
+        match self.owners[bin(hash, self.bits) as usize] {
+            SPLIT => self.parts.find(hash).expect("a bin that is split has all its parts").1,
+            owner => owner,
+        }
     }
 
-    /// Owner of a bin.
+    /// Owner of a bin, or of a part of one.
     ///
     /// # Panics
-    /// When `bin` is not below [`bins`](Self::bins).
+    /// When there is no such bin now.
     #[must_use]
     pub fn owner_of(&self, bin: u32) -> u32 {
-        self.owners[bin as usize]
+        self.owner_at(bin).expect("there is such a bin")
+    }
+
+    /// Owner of a bin, or of a part of one; `None` when there is none.
+    #[must_use]
+    pub fn owner_at(&self, bin: u32) -> Option<u32> {
+        match self.owners.get(bin as usize) {
+            Some(&owner) => Some(owner).filter(|owner| *owner != SPLIT),
+            None => self.parts.get(bin),
+        }
     }
 
     /// Applies one command and returns the changes it makes, bins ascending.
     ///
     /// # Errors
     /// Wrong map length or bin out of range; nothing changes. Workers are not checked here: a routing knows no members.
-    pub fn apply(&mut self, command: &Command) -> Result<Vec<Move>, ControlError> {
-        let moves = self.changes(command)?;
-        self.forward(&moves);
-        Ok(moves)
+    pub fn apply(&mut self, command: &Command) -> Result<Changes, ControlError> {
+        let changes = self.changes(command)?;
+        self.forward(&changes);
+        Ok(changes)
     }
 
     /// What `command` would change, bins ascending.
-    pub(crate) fn changes(&self, command: &Command) -> Result<Vec<Move>, ControlError> {
+    pub(crate) fn changes(&self, command: &Command) -> Result<Changes, ControlError> {
+        let (mut moves, mut recuts) = (Vec::new(), Vec::new());
         match command {
-            Command::Noop => Ok(Vec::new()),
-            Command::Move { bin, worker } => {
-                let from = *self
-                    .owners
-                    .get(*bin as usize)
-                    .ok_or(ControlError::BinOutOfRange { bin: *bin, bins: self.bins() })?;
-                let change = Move { bin: *bin, from, to: *worker };
-                Ok(if from == *worker { Vec::new() } else { vec![change] })
+            Command::Noop => {}
+            &Command::Move { bin, worker } => {
+                let from = self.present(bin)?;
+                moves.extend(Some(Move { bin, from, to: worker }).filter(|m| m.from != m.to));
             }
             Command::Map(map) => {
                 if map.len() != self.owners.len() {
                     return Err(ControlError::MapLength { length: map.len(), bins: self.bins() });
                 }
-                Ok(differences(&self.owners, map))
+                // The parts of a bin go where the map says of the bin.
+                let of = |part: u32| self.parts.whole(part).filter(|_| part >= self.bins()).unwrap_or(part);
+                let all = self.bins_owned().map(|(bin, from)| Move { bin, from, to: map[of(bin) as usize] });
+                moves.extend(all.filter(|m| m.from != m.to));
+            }
+            &Command::Split { bin, bits } => {
+                let worker = self.present(bin)?;
+                let range = range_of(bin, self.bits).expect("it is present");
+                let length = range.length().saturating_add(bits);
+                if bits == 0 || length > MAX_BITS {
+                    return Err(ControlError::TooFine { bin, bits });
+                }
+                let first = range.prefix() << bits;
+                let parts = (first..first + (1 << bits)).map(|prefix| 1 << length | prefix).collect();
+                recuts.push(Recut { bin, parts, worker, merges: false });
+            }
+            &Command::Merge { bin } => {
+                let range = match self.present(bin) {
+                    Ok(_) => return Err(ControlError::Whole { bin }),
+                    Err(ControlError::Split { .. }) => range_of(bin, self.bits).expect("it has parts"),
+                    Err(error) => return Err(error),
+                };
+                let parts: Vec<(u32, u32)> = self.parts_of(range);
+                let (_, one) = *parts.first().expect("a bin that is split has parts");
+                if let Some((_, other)) = parts.iter().find(|(_, worker)| *worker != one) {
+                    return Err(ControlError::Apart { bin, one, other: *other });
+                }
+                let parts = parts.into_iter().map(|(part, _)| part).collect();
+                recuts.push(Recut { bin, parts, worker: one, merges: true });
             }
         }
+        Ok(Changes { moves, recuts })
+    }
+
+    /// The owner of a bin that is there.
+    fn present(&self, bin: u32) -> Result<u32, ControlError> {
+        if let Some(owner) = self.owner_at(bin) {
+            return Ok(owner);
+        }
+        let split = range_of(bin, self.bits).is_some_and(|range| !self.parts_of(range).is_empty());
+        Err(if split { ControlError::Split { bin } } else { ControlError::BinOutOfRange { bin, bins: self.bins() } })
+    }
+
+    /// The parts that a range holds, with their owners.
+    fn parts_of(&self, range: penstock_files::Range) -> Vec<(u32, u32)> {
+        let mut parts = self.parts.of(bin(range.first(), self.bits));
+        parts.retain(|(part, _)| range_of(*part, self.bits).is_some_and(|part| range.holds(part)));
+        parts
     }
 
     /// The moves that turn this routing into `to`, bins ascending.
     ///
     /// # Errors
-    /// [`BinsError::BitsDiffer`].
+    /// [`BinsError::BitsDiffer`]; [`BinsError::Absent`] for a bin that is split there.
     pub fn moves_to(&self, to: &Self) -> Result<Vec<Move>, BinsError> {
         if self.bits != to.bits {
             return Err(BinsError::BitsDiffer { expected: self.bits, found: to.bits });
         }
-        Ok(differences(&self.owners, &to.owners))
+        let mut moves = Vec::new();
+        for (bin, from) in self.bins_owned() {
+            let to = to.owner_at(bin).ok_or(BinsError::Absent { bin })?;
+            moves.extend(Some(Move { bin, from, to }).filter(|m| m.from != m.to));
+        }
+        Ok(moves)
     }
 
-    pub(crate) fn forward(&mut self, moves: &[Move]) {
+    /// These changes take place.
+    pub(crate) fn forward(&mut self, changes: &Changes) {
+        self.change(changes, true);
+    }
+
+    /// They are taken back.
+    pub(crate) fn backward(&mut self, changes: &Changes) {
+        self.change(changes, false);
+    }
+
+    fn change(&mut self, Changes { moves, recuts }: &Changes, forward: bool) {
         for m in moves {
-            self.owners[m.bin as usize] = m.to;
+            self.give(m.bin, if forward { m.to } else { m.from });
+        }
+        for Recut { bin, parts, worker, merges } in recuts {
+            let range = range_of(*bin, self.bits).expect("it was checked");
+            if *merges == forward {
+                self.parts.unset(range);
+                self.give(*bin, *worker);
+            } else {
+                self.owners[crate::bin::bin(range.first(), self.bits) as usize] = SPLIT;
+                self.parts.unset(range);
+                parts.iter().for_each(|part| self.parts.set(*part, *worker));
+            }
         }
     }
 
-    pub(crate) fn backward(&mut self, moves: &[Move]) {
-        for m in moves {
-            self.owners[m.bin as usize] = m.from;
+    fn give(&mut self, bin: u32, worker: u32) {
+        match self.owners.get_mut(bin as usize) {
+            Some(owner) => *owner = worker,
+            None => self.parts.set(bin, worker),
         }
     }
-}
-
-fn differences(from: &[u32], to: &[u32]) -> Vec<Move> {
-    (0u32..)
-        .zip(from.iter().zip(to))
-        .filter(|(_, (from, to))| from != to)
-        .map(|(bin, (&from, &to))| Move { bin, from, to })
-        .collect()
 }
 
 impl TryFrom<Vec<u32>> for Routing {
@@ -160,7 +260,9 @@ impl TryFrom<Vec<u32>> for Routing {
 }
 
 impl From<Routing> for Vec<u32> {
+    /// Without parts: who writes a routing has merged them.
     fn from(routing: Routing) -> Self {
+        debug_assert!(!routing.is_split(), "the parts of bins are not written");
         routing.owners
     }
 }
@@ -168,6 +270,7 @@ impl From<Routing> for Vec<u32> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::parts::number_of;
 
     #[test]
     fn bad_shapes_are_refused() {
@@ -199,15 +302,59 @@ mod tests {
     fn moves_turn_one_into_the_other_and_back() {
         let from = Routing::new(3, 3).unwrap();
         let to = Routing::new(3, 2).unwrap();
-        let moves = from.moves_to(&to).unwrap();
+        let changes = Changes { moves: from.moves_to(&to).unwrap(), recuts: Vec::new() };
         let mut routing = from.clone();
-        routing.forward(&moves);
+        routing.forward(&changes);
         assert_eq!(routing, to);
-        routing.backward(&moves);
+        routing.backward(&changes);
         assert_eq!(routing, from);
         assert!(matches!(
             from.moves_to(&Routing::new(2, 1).unwrap()),
             Err(BinsError::BitsDiffer { expected: 3, found: 2 })
         ));
+    }
+
+    proptest::proptest! {
+        /// Splits, merges and moves, and back: the owner of a hash is that of the one bin that has it.
+        #[test]
+        fn every_hash_has_one_owner(
+            bits in 0u8..4,
+            deeds in proptest::collection::vec((0u8..4, proptest::prelude::any::<u64>(), 1u8..4), 0..30),
+            hashes in proptest::collection::vec(proptest::prelude::any::<u64>(), 30),
+        ) {
+            let mut routing = Routing::new(bits, 3).unwrap();
+            let mut stages = vec![(routing.clone(), Changes::default())];
+            for (deed, hash, more) in deeds {
+                let bin = routing.bin_of(hash);
+                let command = match deed {
+                    0 => Command::Split { bin, bits: more },
+                    1 => Command::Move { bin, worker: u32::from(more) % 3 },
+                    2 => Command::Map((0..routing.bins()).map(|bin| (bin ^ u32::from(more)) % 3).collect()),
+                    _ => {
+                        let range = range_of(bin, bits).unwrap();
+                        let length = range.length().saturating_sub(more).max(bits);
+                        let wider = penstock_files::Range::new(range.prefix() >> (range.length() - length), length).unwrap();
+                        Command::Merge { bin: number_of(wider, bits).unwrap() }
+                    }
+                };
+                let before = routing.clone();
+                match routing.apply(&command) {
+                    Ok(changes) => stages.push((routing.clone(), changes)),
+                    Err(_) => proptest::prop_assert_eq!(&routing, &before),
+                }
+                let all: Vec<_> = routing.bins_owned().collect();
+                for &hash in &hashes {
+                    let has = |(bin, _): &&(u32, u32)| range_of(*bin, bits).unwrap().contains(hash);
+                    let found: Vec<_> = all.iter().filter(has).copied().collect();
+                    proptest::prop_assert_eq!(&found, &[(routing.bin_of(hash), routing.owner(hash))]);
+                    proptest::prop_assert_eq!(routing.owner_at(found[0].0), Some(found[0].1));
+                }
+            }
+            while let Some((after, changes)) = stages.pop() {
+                proptest::prop_assert_eq!(&routing, &after);
+                routing.backward(&changes);
+            }
+            proptest::prop_assert!(!routing.is_split());
+        }
     }
 }

@@ -19,6 +19,7 @@ use crate::control::Control;
 use crate::error::{BinsError, BoxError, ControlError};
 use crate::message::{Addressed, BinPart, Record};
 use crate::pending::Pending;
+pub use crate::recut::Divide;
 use crate::route::{self, RouteOperator, RouteParts, Shared};
 use crate::routing::Routing;
 use crate::shelf::Shelf;
@@ -123,10 +124,34 @@ where
     O: Clone + 'static,
     L: FnMut(Moment<'_, T, D, S, P, O>) -> Result<(), BoxError> + 'static,
 {
+    stateful_divided(data, control, config, None, logic)
+}
+
+/// Like [`stateful`], of bins that may be split and merged: their states [divide](BinState::divide), `divide` gives the hash of the key of a
+/// post-dated record, and `logic` finds the bin of a hash by [`BinTable::bin_of`]. Without `divide`, splits are refused
+/// ([`ControlError::Indivisible`]).
+///
+/// # Errors
+/// As `stateful`.
+pub fn stateful_divided<T, D, S, P, O, L>(
+    data: &Stream<T, D>,
+    control: &Stream<T, Vec<Control>>,
+    config: Config<T, S>,
+    divide: Divide<P>,
+    logic: L,
+) -> Result<Stateful<T, S, O>, BinsError>
+where
+    T: Timestamp + TotalOrder,
+    D: Block,
+    S: BinState,
+    P: Record,
+    O: Clone + 'static,
+    L: FnMut(Moment<'_, T, D, S, P, O>) -> Result<(), BoxError> + 'static,
+{
     let scope = data.scope();
     let (index, peers) = (scope.index(), scope.peers());
     let Config { name, routing, table, shelf, local, new_state, begins, record, ship_bytes, stats } = config;
-    for (bin, &worker) in (0u32..).zip(routing.owners()) {
+    for (bin, worker) in routing.bins_owned() {
         if worker as usize >= peers {
             return Err(BinsError::AbsentOwner { bin, worker });
         }
@@ -175,6 +200,7 @@ where
         active: Rc::clone(&active),
         rejected: Rc::clone(&rejected),
         present: Rc::new(move |worker| (worker as usize) < members.peers()),
+        divide,
     });
     let wake_route = builder.activator();
     builder.build(|capabilities| {

@@ -22,6 +22,8 @@ pub enum BinEvent {
     Pending,
     /// S may work on it: all of it is here.
     Installed,
+    /// It was made of a bin that was split, or of parts that were merged.
+    Cut,
 }
 
 /// One entry of the log.

@@ -11,8 +11,9 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use crate::bin::{BinState, check_bits};
+use crate::bin::{BinState, bin, check_bits};
 use crate::error::BinsError;
+use crate::parts::{Parts, range_of};
 use crate::routing::Routing;
 use crate::shelf::Shelf;
 
@@ -20,6 +21,9 @@ use crate::shelf::Shelf;
 pub struct BinTable<S: BinState> {
     bits: u8,
     slots: Vec<Option<Box<S>>>,
+    /// Parts of bins that are split, and where they are.
+    split: BTreeMap<u32, Box<S>>,
+    parts: Parts,
     arrived: BTreeSet<u32>,
     /// Bins that had arrived when the epoch was marked: where they came from, an original may stand until its worker has marked, too.
     came: BTreeSet<u32>,
@@ -57,26 +61,33 @@ impl<S: BinState> BinTable<S> {
         check_bits(bits)?;
         let slots = (0..1usize << bits).map(|_| None).collect();
         let (arrived, came, coming) = Default::default();
-        Ok(Self { bits, slots, arrived, came, coming, held: 0, epoch: None, begins: None, home: None })
+        let (split, parts) = (BTreeMap::new(), Parts::new(bits));
+        Ok(Self { bits, slots, split, parts, arrived, came, coming, held: 0, epoch: None, begins: None, home: None })
     }
 
     /// A table with a new state for every bin that `routing` gives to `worker`.
     #[must_use]
     pub fn fresh(routing: &Routing, worker: u32, new_state: &dyn Fn() -> S) -> Self {
-        let slots: Vec<_> =
-            routing.owners().iter().map(|owner| (*owner == worker).then(|| Box::new(new_state()))).collect();
-        let held = slots.iter().flatten().count();
-        Self {
-            bits: routing.bits(),
-            slots,
-            arrived: BTreeSet::new(),
-            came: BTreeSet::new(),
-            coming: BTreeMap::new(),
-            held,
-            epoch: None,
-            begins: None,
-            home: None,
+        let mut table = Self::new(routing.bits()).expect("the bits of a routing");
+        for (bin, _) in routing.bins_owned().filter(|(_, owner)| *owner == worker) {
+            table.install(bin, Box::new(new_state())).expect("each bin is there once");
         }
+        table
+    }
+
+    /// Whether a part of a bin is held, so that the bin of a hash is not just its top bits.
+    #[inline]
+    #[must_use]
+    pub fn is_split(&self) -> bool {
+        self.parts.any()
+    }
+
+    /// The bin, or part of one, that a hash falls into, as far as it is held here.
+    #[inline]
+    #[must_use]
+    pub fn bin_of(&self, hash: u64) -> u32 {
+        let found = if self.parts.any() { self.parts.find(hash) } else { None };
+        found.map_or_else(|| bin(hash, self.bits), |(part, _)| part)
     }
 
     /// Bits of a bin number.
@@ -101,28 +112,59 @@ impl<S: BinState> BinTable<S> {
     #[inline]
     #[must_use]
     pub fn get(&self, bin: u32) -> Option<&S> {
-        self.slots.get(bin as usize)?.as_deref()
+        match self.slots.get(bin as usize) {
+            Some(slot) => slot.as_deref(),
+            None => self.split.get(&bin).map(|state| &**state),
+        }
     }
 
     /// The state of a bin held here, to change.
     #[inline]
     #[must_use]
     pub fn get_mut(&mut self, bin: u32) -> Option<&mut S> {
-        self.slots.get_mut(bin as usize)?.as_deref_mut()
+        match self.slots.get_mut(bin as usize) {
+            Some(slot) => slot.as_deref_mut(),
+            None => self.split.get_mut(&bin).map(|state| &mut **state),
+        }
     }
 
     /// Puts a bin where there is none.
     ///
     /// # Errors
-    /// [`BinsError::Occupied`]; [`BinsError::Absent`] for a number beyond the last bin.
+    /// [`BinsError::Occupied`], also by a part of it; [`BinsError::Absent`] for a number that no bin has.
     pub fn install(&mut self, bin: u32, state: Box<S>) -> Result<(), BinsError> {
-        let slot = self.slots.get_mut(bin as usize).ok_or(BinsError::Absent { bin })?;
-        if slot.is_some() {
+        let range = range_of(bin, self.bits).ok_or(BinsError::Absent { bin })?;
+        let whole = crate::bin::bin(range.first(), self.bits);
+        let meets = |part: u32| range_of(part, self.bits).is_some_and(|part| part.intersects(range));
+        if self.slots[whole as usize].is_some() || self.parts.of(whole).into_iter().any(|(part, _)| meets(part)) {
             return Err(BinsError::Occupied { bin });
         }
-        *slot = Some(state);
+        if bin == whole {
+            self.slots[bin as usize] = Some(state);
+        } else {
+            self.split.insert(bin, state);
+            self.parts.set(bin, 0);
+        }
         self.held += 1;
         Ok(())
+    }
+
+    /// Takes out the state of a bin.
+    fn take(&mut self, bin: u32) -> Option<Box<S>> {
+        let state = match self.slots.get_mut(bin as usize) {
+            Some(slot) => slot.take()?,
+            None => {
+                let state = self.split.remove(&bin)?;
+                self.parts.unset(range_of(bin, self.bits)?);
+                state
+            }
+        };
+        self.held -= 1;
+        Some(state)
+    }
+
+    fn states_mut(&mut self) -> impl Iterator<Item = &mut S> {
+        self.slots.iter_mut().flatten().chain(self.split.values_mut()).map(|state| &mut **state)
     }
 
     /// Like [`install`](Self::install) for a bin that remembers how it came to this process.
@@ -170,29 +212,30 @@ impl<S: BinState> BinTable<S> {
 
     /// Takes a bin out together with what its undo refers to.
     pub(crate) fn uninstall_held(&mut self, bin: u32) -> Option<Held<S>> {
-        let mut state = self.slots.get_mut(bin as usize)?.take()?;
+        let mut state = self.take(bin)?;
         state.leave();
-        self.held -= 1;
         self.coming.remove(&bin);
         let (arrived, came) = (self.arrived.remove(&bin), self.came.remove(&bin));
         Some(Held { state, arrived, came, epoch: self.epoch, begins: self.begins, copied: false })
     }
 
-    /// The bins held, ascending.
+    /// The bins held, ascending: those that are whole, then parts.
     pub fn owned(&self) -> impl Iterator<Item = (u32, &S)> {
-        (0u32..).zip(&self.slots).filter_map(|(bin, slot)| Some((bin, slot.as_deref()?)))
+        let whole = (0u32..).zip(&self.slots).filter_map(|(bin, slot)| Some((bin, slot.as_deref()?)));
+        whole.chain(self.split.iter().map(|(bin, state)| (*bin, &**state)))
     }
 
     /// The bins held, ascending, to change.
     pub fn owned_mut(&mut self) -> impl Iterator<Item = (u32, &mut S)> {
-        (0u32..).zip(&mut self.slots).filter_map(|(bin, slot)| Some((bin, slot.as_deref_mut()?)))
+        let whole = (0u32..).zip(&mut self.slots).filter_map(|(bin, slot)| Some((bin, slot.as_deref_mut()?)));
+        whole.chain(self.split.iter_mut().map(|(bin, state)| (*bin, &mut **state)))
     }
 
     /// `epoch` begins: [`BinState::mark`] on all bins. What arrived before is from now on like any other.
     pub fn mark_all(&mut self, epoch: u64) {
         (self.epoch, self.begins) = (Some(epoch), None);
         self.came = std::mem::take(&mut self.arrived);
-        self.slots.iter_mut().flatten().for_each(|state| state.mark());
+        self.states_mut().for_each(BinState::mark);
     }
 
     /// No epoch has begun here, `epoch` will: undoing it leaves the bins as they are now, wherever they are then, and they serve no other.
@@ -204,7 +247,7 @@ impl<S: BinState> BinTable<S> {
     /// For a generation that never marks: nothing is undone, [`BinState::settle`] on all bins.
     pub fn settle_all(&mut self) {
         (self.epoch, self.begins) = (None, None);
-        self.slots.iter_mut().flatten().for_each(|state| state.settle());
+        self.states_mut().for_each(BinState::settle);
     }
 
     /// The epoch that began at the last mark.
@@ -223,9 +266,7 @@ impl<S: BinState> BinTable<S> {
         for bin in std::mem::take(&mut self.arrived) {
             self.uninstall(bin);
         }
-        let slots = (0u32..).zip(&mut self.slots).filter_map(|(bin, slot)| Some((bin, slot.as_mut()?)));
-        slots
-            .into_iter()
+        self.owned_mut()
             .try_for_each(|(bin, state)| state.rollback().map_err(|source| BinsError::Rollback { bin, source }))
     }
 
@@ -237,11 +278,10 @@ impl<S: BinState> BinTable<S> {
     fn take_all_held(&mut self) -> Vec<(u32, Held<S>)> {
         let (arrived, came) = (std::mem::take(&mut self.arrived), std::mem::take(&mut self.came));
         let (epoch, begins) = (self.epoch, self.begins);
-        self.held = 0;
-        (0u32..)
-            .zip(&mut self.slots)
-            .filter_map(|(bin, slot)| {
-                let (mut state, arrived, came) = (slot.take()?, arrived.contains(&bin), came.contains(&bin));
+        let bins: Vec<u32> = self.owned().map(|(bin, _)| bin).collect();
+        bins.into_iter()
+            .filter_map(|bin| {
+                let (mut state, arrived, came) = (self.take(bin)?, arrived.contains(&bin), came.contains(&bin));
                 state.leave();
                 Some((bin, Held { state, arrived, came, epoch, begins, copied: false }))
             })
@@ -258,8 +298,11 @@ impl<S: BinState> BinTable<S> {
         if self.bits != routing.bits() {
             return Err(BinsError::BitsDiffer { expected: routing.bits(), found: self.bits });
         }
-        for (bin, (&owner, slot)) in (0u32..).zip(routing.owners().iter().zip(&self.slots)) {
-            match (owner == worker, slot.is_some()) {
+        if let Some((bin, _)) = self.owned().find(|(bin, _)| routing.owner_at(*bin).is_none()) {
+            return Err(BinsError::Absent { bin });
+        }
+        for (bin, owner) in routing.bins_owned() {
+            match (owner == worker, self.get(bin).is_some()) {
                 (true, false) => return Err(BinsError::Unrestored { bin, worker }),
                 (false, true) => return Err(BinsError::Foreign { bin, worker, owner }),
                 _ => {}

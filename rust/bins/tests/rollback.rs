@@ -8,7 +8,9 @@ use std::sync::{Arc, Mutex};
 
 use common::fleet::{self, Layout, Process};
 use common::{Block, Dice, Load, Output, Row, Sums, apply, config_with, hash, random_batch};
-use penstock_bins::{BinTable, BinsError, BoxError, Config, ControlInput, Keyed, Moment, Shelf, bin, stateful};
+use penstock_bins::{
+    BinTable, BinsError, BoxError, Command, Config, ControlInput, Keyed, Moment, Shelf, stateful_divided,
+};
 use penstock_dataflow::Worker;
 use proptest::prelude::*;
 
@@ -31,6 +33,7 @@ impl Fuse {
 fn load(dice: &mut Dice, bits: u8, workers: usize, epochs: u64) -> Load {
     let ship_bytes = common::ship_bytes(dice);
     let mut load = Load { bits, workers, data: vec![BTreeMap::new(); workers], control: BTreeMap::new(), ship_bytes };
+    let mut routing = load.initial();
     for tick in 0..epochs * TICKS {
         for times in &mut load.data {
             let rows: Vec<Row> = (0..dice.below(4)).map(|_| (dice.below(60), dice.below(10) as i64)).collect();
@@ -38,7 +41,7 @@ fn load(dice: &mut Dice, bits: u8, workers: usize, epochs: u64) -> Load {
         }
         // The first instant of an epoch is the mark's.
         if tick % TICKS > 0 && dice.below(4) == 0 {
-            load.control.insert(tick, random_batch(dice, bits, workers));
+            load.control.insert(tick, random_batch(dice, &mut routing, workers));
         }
     }
     load
@@ -56,7 +59,7 @@ struct Run {
 
 /// One worker of one generation: from the first epoch that is not committed to the end, or to the fuse.
 fn program(run: &Arc<Run>, worker: &mut Worker, process: &Process<Sums>, begin: u64) -> Result<(), BoxError> {
-    let (index, bits) = (worker.index(), run.load.bits);
+    let index = worker.index();
     let table = run.tables.lock().unwrap().remove(&index).ok_or("no table")?;
     let routing = match begin.checked_sub(1) {
         Some(last) => run.load.routing_at(last * TICKS + TICKS - 1),
@@ -70,13 +73,13 @@ fn program(run: &Arc<Run>, worker: &mut Worker, process: &Process<Sums>, begin: 
         let logic = move |moment: Moment<'_, u64, Block, Sums, Row, Vec<Output>>| {
             for (hashed, key, value) in moment.blocks.into_iter().flat_map(Keyed::into_hashed_rows) {
                 burning.fuse.burn(burning.in_logic)?;
-                let bin = bin(hashed, bits);
+                let bin = moment.bins.bin_of(hashed);
                 let state = moment.bins.get_mut(bin).ok_or(BinsError::Absent { bin })?;
                 assert!(apply(state.entry(key), value).is_none());
             }
             Ok(())
         };
-        let counts = stateful(&blocks, &commands, config, logic)?;
+        let counts = stateful_divided(&blocks, &commands, config, common::divide(), logic)?;
         Ok::<_, BinsError>((data, control, counts))
     })?;
     let mut control = ControlInput::new(control, routing, worker.peers());
@@ -141,7 +144,7 @@ fn check(seed: u64, layout: Layout, bits: u8, epochs: u64) -> usize {
     let shelves = fleet::shelves::<Sums>(layout);
     let mut tables = HashMap::new();
     for worker in 0..layout.workers() {
-        let mut table = BinTable::fresh(&load.initial(), worker as u32, &Sums::default);
+        let mut table = BinTable::fresh(&load.initial(), worker as u32, &common::new_state);
         table.mark_all(0);
         tables.insert(worker, table);
     }
@@ -181,6 +184,9 @@ fn check(seed: u64, layout: Layout, bits: u8, epochs: u64) -> usize {
             }
         }
     }
+    let cuts =
+        load.control.values().flatten().filter(|one| matches!(one, Command::Split { .. } | Command::Merge { .. }));
+    CUTS.fetch_add(cuts.count() as u64, Relaxed);
     let expected: HashMap<u64, u64> =
         common::oracle(&load).into_iter().map(|(key, history)| (key, history.last().unwrap().1)).collect();
     assert_eq!(got, expected);
@@ -210,9 +216,14 @@ proptest! {
     }
 }
 
-/// The tests above are worth something only if epochs do fail.
+/// Splits and merges in all loads.
+static CUTS: AtomicU64 = AtomicU64::new(0);
+
+/// The tests above are worth something only if epochs do fail, and bins are split.
 #[test]
 fn fuses_go_off() {
     let failures: usize = (0..10).map(|seed| check(seed, Layout::Apart { processes: 2, threads: 2 }, 3, 5)).sum();
     assert!(failures >= 10, "{failures} failures in ten runs");
+    let cuts = CUTS.load(Relaxed);
+    assert!(cuts >= 100, "{cuts} splits and merges");
 }

@@ -34,6 +34,8 @@ use crate::routing::Routing;
 #[derive(Clone, Debug)]
 pub struct Migration<T> {
     steps: Vec<PlanStep>,
+    /// In place of the moves of its one step.
+    commands: Vec<Command>,
     issued: usize,
     /// Its time, and how many steps it is.
     in_flight: Option<(T, usize)>,
@@ -71,7 +73,13 @@ impl<T: Timestamp> Migration<T> {
     /// A migration by steps that were planned elsewhere. A step without moves is complete when it is issued.
     #[must_use]
     pub fn from_steps(steps: Vec<PlanStep>) -> Self {
-        Self { steps, issued: 0, in_flight: None, cancelled: false }
+        Self { steps, commands: Vec::new(), issued: 0, in_flight: None, cancelled: false }
+    }
+
+    /// One step of any commands: splits and merges.
+    #[must_use]
+    pub fn of_commands(commands: Vec<Command>) -> Self {
+        Self { commands, ..Self::from_steps(vec![PlanStep::new()]) }
     }
 
     /// The step to issue now: `None` while one is in flight, and when there is none left.
@@ -90,7 +98,8 @@ impl<T: Timestamp> Migration<T> {
         let left = &self.steps[self.issued..];
         let together = &left[..most.clamp(1, left.len())];
         let latest: BTreeMap<u32, u32> = together.iter().flatten().copied().collect();
-        let commands = commands(&latest.into_iter().collect::<Vec<_>>());
+        let mut commands = commands(&latest.into_iter().collect::<Vec<_>>());
+        commands.append(&mut self.commands);
         self.issued += together.len();
         self.in_flight = (!commands.is_empty()).then_some((time, together.len()));
         Some(commands)

@@ -64,7 +64,7 @@ mod tests {
                 let mut routing = from.clone();
                 for step in &list {
                     for command in commands(step) {
-                        prop_assert_eq!(routing.apply(&command).unwrap().len(), 1);
+                        prop_assert_eq!(routing.apply(&command).unwrap().moves.len(), 1);
                     }
                 }
                 prop_assert_eq!(&routing, &to);

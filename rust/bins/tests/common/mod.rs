@@ -5,14 +5,14 @@ pub mod duo;
 pub mod fleet;
 
 use std::cell::RefCell;
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::rc::Rc;
 use std::sync::{Arc, Mutex};
 
 use fleet::{Layout, Process};
 use penstock_bins::{
-    BinTable, BinsError, BoxError, Command, Config, Control, ControlError, ControlInput, Keyed, KeyedMap, LogEntry,
-    Moment, Routing, Stateful, stateful,
+    BinTable, BinsError, BoxError, Command, Config, Control, ControlError, ControlInput, Divide, Keyed, KeyedMap,
+    LogEntry, Moment, Range, Routing, Stateful, number_of, range_of, stateful_divided,
 };
 use penstock_dataflow::{InputHandle, Worker};
 
@@ -82,8 +82,9 @@ impl Load {
             })
             .collect();
         let mut control = BTreeMap::new();
-        for _ in 0..batches {
-            control.insert(dice.below(ticks), random_batch(&mut dice, bits, workers));
+        let mut routing = Routing::new(bits, workers).unwrap();
+        for tick in (0..batches).map(|_| dice.below(ticks)).collect::<BTreeSet<u64>>() {
+            control.insert(tick, random_batch(&mut dice, &mut routing, workers));
         }
         let ship_bytes = ship_bytes(&mut dice);
         Self { bits, workers, data, control, ship_bytes }
@@ -103,18 +104,51 @@ impl Load {
     }
 }
 
-pub fn random_batch(dice: &mut Dice, bits: u8, workers: usize) -> Vec<Command> {
-    let bins = 1u64 << bits;
+/// Moves, splits and merges that `routing` takes, and takes.
+pub fn random_batch(dice: &mut Dice, routing: &mut Routing, workers: usize) -> Vec<Command> {
+    let bins = u64::from(routing.bins());
     let worker = |dice: &mut Dice| dice.below(workers as u64) as u32;
-    match dice.below(8) {
+    let commands = match dice.below(10) {
         0 => vec![Command::Noop],
         1 => vec![Command::Map((0..bins).map(|_| worker(dice)).collect())],
         2 => vec![Command::Noop, Command::Map(vec![worker(dice); bins as usize])],
-        _ => {
-            let moved: std::collections::BTreeSet<u64> = (0..=dice.below(bins)).map(|_| dice.below(bins)).collect();
-            moved.into_iter().map(|bin| Command::Move { bin: bin as u32, worker: worker(dice) }).collect()
+        3..6 => {
+            let present: Vec<u32> = routing.bins_owned().map(|(bin, _)| bin).collect();
+            let some = |dice: &mut Dice| present[dice.below(present.len() as u64) as usize];
+            let moved: BTreeSet<u32> = (0..=dice.below(present.len() as u64)).map(|_| some(dice)).collect();
+            moved.into_iter().map(|bin| Command::Move { bin, worker: worker(dice) }).collect()
         }
-    }
+        kind => {
+            // Of one bin or part each, what is possible: in, out, or away.
+            let mut commands = Vec::new();
+            for whole in 0..routing.bins() {
+                let parts = || routing.bins_owned().filter(|(bin, _)| routing_whole(routing, *bin) == whole);
+                let (bin, owner) = parts().nth(dice.below(parts().count() as u64) as usize).unwrap();
+                let range = range_of(bin, routing.bits()).unwrap();
+                let wider = Range::new(range.prefix() >> 1, range.length().saturating_sub(1));
+                let wider = wider.and_then(|range| number_of(range, routing.bits()));
+                commands.extend(match dice.below(4) {
+                    0 | 1 if kind < 8 && range.length() < 6 => {
+                        Some(Command::Split { bin, bits: 1 + dice.below(2) as u8 })
+                    }
+                    0 | 1 if dice.below(2) == 0 && parts().count() > 1 && parts().all(|(_, one)| one == owner) => {
+                        Some(Command::Merge { bin: whole })
+                    }
+                    0 | 1 => wider.map(|bin| Command::Merge { bin }),
+                    2 => Some(Command::Move { bin, worker: worker(dice) }),
+                    _ => None,
+                });
+            }
+            commands.retain(|command| routing.clone().apply(command).is_ok());
+            commands
+        }
+    };
+    commands.iter().for_each(|command| drop(routing.apply(command).unwrap()));
+    commands
+}
+
+fn routing_whole(routing: &Routing, part: u32) -> u32 {
+    penstock_bins::bin(range_of(part, routing.bits()).unwrap().first(), routing.bits())
 }
 
 /// One record's effect: order matters, and some records come back later with a smaller value.
@@ -124,16 +158,20 @@ pub fn apply(state: &mut u64, value: i64) -> Option<(u64, i64)> {
 }
 
 /// The logic on bins, by [`apply`].
-pub fn logic(worker: u32, bits: u8, moment: Moment<'_, u64, Block, Sums, Row, Vec<Output>>) -> Result<(), BoxError> {
+pub fn logic(worker: u32, moment: Moment<'_, u64, Block, Sums, Row, Vec<Output>>) -> Result<(), BoxError> {
     let Moment { time, blocks, due, bins, later, out, again, .. } = moment;
     let mut outputs = Vec::new();
     let mut blocks = blocks.into_iter();
     // Of some times one block at a time.
     let most = if time % 3 == 0 { 1 } else { usize::MAX };
     let rows = blocks.by_ref().take(most).flat_map(|block| block.into_hashed_rows().collect::<Vec<_>>());
-    let due = due.into_iter().map(|(_, (key, value))| (hash(&key), key, value));
-    for (hashed, key, value) in due.chain(rows) {
-        let bin = penstock_bins::bin(hashed, bits);
+    let due = due.into_iter().map(|(bin, (key, value))| {
+        assert_eq!(bins.bin_of(hash(&key)), bin, "a record is with its bin");
+        (hash(&key), key, value)
+    });
+    let due: Vec<_> = due.collect();
+    for (hashed, key, value) in due.into_iter().chain(rows) {
+        let bin = bins.bin_of(hashed);
         let state = bins.get_mut(bin).ok_or_else(|| format!("key {key} at {time}: bin {bin} is not on {worker}"))?;
         let state = state.entry(key);
         if let Some((delay, value)) = apply(state, value) {
@@ -188,8 +226,18 @@ pub struct Rig {
     pub counts: Stateful<u64, Sums, Vec<Output>>,
 }
 
+/// Of a bin that can be split.
+pub fn new_state() -> Sums {
+    Sums::hashed(hash)
+}
+
+/// The hash of the key of a post-dated record.
+pub fn divide() -> Divide<Row> {
+    Some(Rc::new(|(key, _): &Row| hash(key)))
+}
+
 pub fn config(worker: &Worker, process: &Process<Sums>, routing: &Routing) -> Config<u64, Sums> {
-    let table = BinTable::fresh(routing, worker.index() as u32, &Sums::default);
+    let table = BinTable::fresh(routing, worker.index() as u32, &new_state);
     config_with(worker, process, routing, table)
 }
 
@@ -206,7 +254,7 @@ pub fn config_with(
         table: Rc::new(RefCell::new(table)),
         shelf: process.shelf.clone(),
         local: Rc::new(move |other| layout.process_of(other) == index),
-        new_state: Rc::new(Sums::default),
+        new_state: Rc::new(new_state),
         begins: Rc::new(|_| None),
         record: false,
         ship_bytes: penstock_bins::SHIP_BYTES,
@@ -216,14 +264,12 @@ pub fn config_with(
 
 /// Builds the operator with [`logic`]; outputs go to `trace`.
 pub fn build(worker: &mut Worker, config: Config<u64, Sums>, trace: &SharedTrace) -> Result<Rig, BinsError> {
-    let (index, bits, trace) = (worker.index() as u32, config.routing.bits(), Arc::clone(trace));
+    let (index, trace) = (worker.index() as u32, Arc::clone(trace));
     worker.dataflow::<u64, _>("sums", |scope| {
         let (data, blocks) = scope.new_input::<Block>();
         let (control, commands) = scope.new_input();
-        let counts =
-            stateful(&blocks, &commands, config, move |moment: Moment<'_, u64, Block, Sums, Row, Vec<Output>>| {
-                logic(index, bits, moment)
-            })?;
+        let logic = move |moment: Moment<'_, u64, Block, Sums, Row, Vec<Output>>| logic(index, moment);
+        let counts = stateful_divided(&blocks, &commands, config, divide(), logic)?;
         counts.output.inspect(move |_, outputs| trace.lock().unwrap().outputs.extend_from_slice(outputs));
         Ok(Rig { data: Some(data), control: Some(control), counts })
     })

@@ -276,6 +276,7 @@ impl Shared {
                         BinEvent::State => "state",
                         BinEvent::Pending => "pending",
                         BinEvent::Installed => "installed",
+                        BinEvent::Cut => "cut",
                     }
                     .to_owned(),
                     bytes: entry.bytes,

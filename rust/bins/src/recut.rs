@@ -1,0 +1,93 @@
+//! Splitting a bin into parts and merging parts into one, on the worker that has them.
+//!
+//! It happens when F starts the configuration, when S has applied all that is before its time: no key changes its worker, and whoever applies
+//! records finds the bin of a key by its hash, so it is invisible to the logic. What moves away later moves part by part.
+//!
+//! New states are made of the old ones, which stay on the shelf for as long as an epoch may be undone, or the next begins with them: as if the
+//! bin had gone to another process and its parts had come from there. So undoing an epoch, and what an epoch has changed, need nothing of
+//! their own (see `shelf`).
+//!
+//! Cost: a copy of the state of the bin, at one time, on one worker. Memory: twice the state of the bin until the epoch is settled, where epochs are
+//! marked; else until the call returns.
+
+use std::sync::atomic::Ordering::Relaxed;
+
+use penstock_progress::Timestamp;
+
+use crate::bin::{BinState, Encoding, Extent};
+use crate::control::Recut;
+use crate::error::BinsError;
+use crate::message::Record;
+use crate::parts::range_of;
+use crate::route::Shared;
+use crate::stats::BinEvent;
+use crate::table::Held;
+
+/// The hash of the key of a post-dated record, where bins may be split.
+pub type Divide<P> = Option<std::rc::Rc<dyn Fn(&P) -> u64>>;
+
+impl<T: Timestamp, S: BinState, P: Record> Shared<T, S, P> {
+    /// Makes one bin its parts, or the parts one.
+    pub(crate) fn recut(&self, recut: &Recut, time: &T, hash_of: &Divide<P>) -> Result<(), BinsError> {
+        let whole = [recut.bin];
+        let (from, to): (&[u32], &[u32]) = if recut.merges { (&recut.parts, &whole) } else { (&whole, &recut.parts) };
+        let mut table = self.table.borrow_mut();
+        if let Some((bin, arrived)) = from.iter().find_map(|bin| Some((*bin, table.coming(*bin)?))) {
+            return Err(BinsError::Incomplete { bin, arrived, announced: None });
+        }
+        let begins = (self.begins)(time);
+        let extent = if self.record && begins.is_none() { Extent::Marked } else { Extent::All };
+        let bits = table.bits();
+        let range = |bin: &u32| range_of(*bin, bits).ok_or(BinsError::Absent { bin: *bin });
+        let ranges = to.iter().map(range).collect::<Result<Vec<_>, _>>()?;
+        let made = {
+            let state = |bin: &u32| table.get(*bin).ok_or(BinsError::Absent { bin: *bin });
+            if recut.merges {
+                let mut one = (self.new_state)();
+                if self.record {
+                    one.mark();
+                }
+                for bin in from {
+                    let (state, mut encoding) = (state(bin)?, Encoding::of(extent));
+                    let failed = |source| BinsError::Encode { bin: *bin, source };
+                    while let Some(chunk) = state.encode(&mut encoding).map_err(failed)? {
+                        one.absorb(&chunk).map_err(|source| BinsError::Chunk { bin: *bin, source })?;
+                    }
+                }
+                vec![one]
+            } else {
+                let made = state(&recut.bin)?.divide(&ranges, extent, &*self.new_state);
+                made.map_err(|source| BinsError::Divide { bin: recut.bin, source })?
+            }
+        };
+        let mut kept = false;
+        for bin in from {
+            let mut held = table.uninstall_held(*bin).ok_or(BinsError::Absent { bin: *bin })?;
+            held.begins = begins;
+            if held.epoch.is_some() || begins.is_some() {
+                kept = true;
+                self.shelf.retain(&self.name, *bin, held)?;
+                self.left.borrow_mut().push(*bin);
+            }
+        }
+        for (bin, state) in to.iter().zip(made) {
+            let (epoch, begins) = (table.epoch(), None);
+            let held = Held { state: Box::new(state), arrived: kept, came: false, epoch, begins, copied: false };
+            table.install_held(*bin, held)?;
+            self.stats.record(self.index, *bin, time.clone(), BinEvent::Cut, 0);
+        }
+        self.stats.owned.fetch_add(to.len() as u64, Relaxed);
+        self.stats.owned.fetch_sub(from.len() as u64, Relaxed);
+        let mut pending = self.pending.borrow_mut();
+        for (at, record) in from.iter().flat_map(|bin| pending.take_bin(*bin)).collect::<Vec<_>>() {
+            let hash = hash_of.as_ref().map(|hash| hash(&record));
+            let bin = match (recut.merges, hash) {
+                (true, _) => recut.bin,
+                (false, Some(hash)) => table.bin_of(hash),
+                (false, None) => return Err(BinsError::Absent { bin: recut.bin }),
+            };
+            pending.push(bin, at, record);
+        }
+        Ok(())
+    }
+}
