@@ -64,7 +64,7 @@ impl Core {
         endpoint.take();
         let membership = endpoint.is_joinable().then(|| {
             let (index, founders) = (endpoint.index(), endpoint.peers());
-            Box::new(Membership::new(index, founders, endpoint.joins(), endpoint.is_simulated()))
+            Box::new(Membership::new(index, founders, endpoint.host(), endpoint.is_simulated()))
         });
         Core {
             membership,

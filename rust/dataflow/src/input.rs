@@ -18,8 +18,8 @@ use crate::stream::Stream;
 /// What is sent moves at the worker's next step; only blocks for other workers leave at once. Sending never blocks and never
 /// refuses: a program that feeds more than its peers take asks [`InputHandle::is_congested`] before each block.
 ///
-/// The input of a worker that joins a run begins, with [`Worker::bootstrap`](crate::Worker::bootstrap), at the time at which one of its peers stands; it has ended
-/// if that of the peer has. When a worker leaves, its inputs end once the worker that leads knows of it.
+/// The input of a worker that joins a run begins, with [`Worker::bootstrap`](crate::Worker::bootstrap), where that of the worker stands that led when it was let in; it has ended
+/// if that one has. When a worker leaves, its inputs end once the worker that leads knows of it.
 pub struct InputHandle<T: Timestamp, D> {
     tee: SharedTee<T, D>,
     held: Held<T>,

@@ -9,7 +9,7 @@
 //!
 //! Capabilities. A founder's operators begin with one per output, which all founders count. A joiner's begin with none: its constructors get
 //! capabilities that are good for no output. What a joiner is granted are capabilities of outputs that somebody *claims*, which inputs do, at the
-//! times at which its server holds them. Of the others nothing is granted, since an operator that was built without could do nothing with it.
+//! times at which its server holds them; that is the worker that led when it was admitted, unless that one leaves. Of the others nothing is granted, since an operator that was built without could do nothing with it.
 //! So who leaves has to work off what its operators hold, and hands over what its inputs hold.
 
 use std::cell::{Cell, OnceCell, Ref, RefCell};
@@ -108,8 +108,11 @@ pub(crate) struct Membership {
 }
 
 impl Membership {
-    pub(crate) fn new(index: usize, founders: usize, joins: bool, simulated: bool) -> Self {
-        let member = if joins { Member::joiner(index, None, LIMITS) } else { Member::founder(index, founders, LIMITS) };
+    pub(crate) fn new(index: usize, founders: usize, host: Option<usize>, simulated: bool) -> Self {
+        // Its inputs begin where those of its server stand: that of who let it in is the same in each run. A simulation has all.
+        let (joins, server) = (host.is_some(), host.filter(|_| !simulated || index.is_multiple_of(2)));
+        let member =
+            if joins { Member::joiner(index, server, LIMITS) } else { Member::founder(index, founders, LIMITS) };
         Membership {
             member: RefCell::new(member),
             books: RefCell::default(),

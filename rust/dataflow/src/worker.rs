@@ -88,6 +88,11 @@ impl Worker {
         Some(self.core.rank()).filter(|rank| *rank != usize::MAX)
     }
 
+    /// Whether blocks are routed to the worker of this index.
+    pub fn has_member(&self, index: usize) -> bool {
+        self.core.target(index, true).is_some()
+    }
+
     /// Whether workers may join and leave while it runs.
     pub fn is_joinable(&self) -> bool {
         self.core.membership().is_some()

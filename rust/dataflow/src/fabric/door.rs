@@ -222,7 +222,7 @@ impl Endpoint {
             mailbox,
             parker,
             taken: Cell::new(false),
-            joins: true,
+            joins: Some(self.index),
             shuffle: self.fresh_shuffle(index),
         });
         let seats: Vec<Endpoint> = seats.collect();

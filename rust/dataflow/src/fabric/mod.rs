@@ -205,8 +205,8 @@ pub struct Endpoint {
     parker: Parker,
     /// Whether its worker was made.
     taken: Cell<bool>,
-    /// Whether it was made for one who joins.
-    joins: bool,
+    /// Who let it in, if it was made for one who joins.
+    joins: Option<usize>,
     /// Between mailbox and worker, in a simulation.
     shuffle: Option<RefCell<Shuffle>>,
 }
@@ -229,12 +229,17 @@ impl Endpoint {
 
     /// Whether its worker joins a run that has begun.
     pub fn joins(&self) -> bool {
+        self.joins.is_some()
+    }
+
+    /// Who let this joiner in: its server, unless that one leaves.
+    pub(crate) fn host(&self) -> Option<usize> {
         self.joins
     }
 
     /// A worker was made of this seat, and answers for its end from now on.
     pub(crate) fn take(&self) {
-        if !self.taken.replace(true) && !self.joins {
+        if !self.taken.replace(true) && self.joins.is_none() {
             self.shared.vacant.fetch_sub(1, Ordering::AcqRel);
         }
     }
@@ -359,7 +364,7 @@ impl Endpoint {
 
 impl Drop for Endpoint {
     fn drop(&mut self) {
-        if !self.taken.get() && self.joins {
+        if !self.taken.get() && self.joins.is_some() {
             self.give_up();
         } else if !self.taken.get() {
             let reason = "its seat was dropped before the worker was made".to_string();
@@ -434,7 +439,7 @@ fn seats(shared: Arc<Shared>, boxes: Vec<Arc<Mailbox>>, parkers: Vec<Parker>) ->
         .enumerate()
         .map(|(thread, (mailbox, parker))| {
             let (index, shared, routes) = (first + thread, shared.clone(), RefCell::new(shared.routes()));
-            Endpoint { index, shared, routes, mailbox, parker, taken: Cell::new(false), joins: false, shuffle: None }
+            Endpoint { index, shared, routes, mailbox, parker, taken: Cell::new(false), joins: None, shuffle: None }
         })
         .collect()
 }
