@@ -16,6 +16,9 @@
 //! A worker that does not step holds everyone back; one that dropped or closed its sequencer does not. What is not read waits in
 //! memory. There is no fault tolerance: when a worker fails, all stop with its error.
 //!
+//! Who joins a run reads on from where the peer that serves it stood: it learns what that one has not released, and forgets what it has
+//! (the key of a block is unique, so what both were sent counts once).
+//!
 //! Source: timely's post on sequencing (B-06 to B-11).
 
 use std::cell::{Cell, RefCell};
@@ -23,8 +26,7 @@ use std::collections::{BTreeMap, VecDeque};
 use std::rc::Rc;
 use std::time::Duration;
 
-use penstock_dataflow::{Activator, Exchange, OperatorBuilder, Worker};
-use penstock_progress::capability::Capability;
+use penstock_dataflow::{Activator, Exchange, InputHandle, OperatorBuilder, Worker};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
@@ -43,12 +45,15 @@ pub struct Entry<T> {
     pub element: T,
 }
 
+/// Time and sender of a block: unique.
+type Place = (u64, usize);
+
 /// What the handle shares with its operators.
 struct Shared<T> {
     /// Pushed, not sent yet.
     pushed: RefCell<Vec<T>>,
-    /// The right to send; none once closed.
-    capability: RefCell<Option<Capability<u64>>>,
+    /// What sends; none once closed.
+    input: RefCell<Option<InputHandle<u64, Vec<T>>>>,
     /// No more pushes: the capability goes when what was pushed is sent.
     closing: Cell<bool>,
     /// Released and not read.
@@ -64,10 +69,10 @@ struct Shared<T> {
 impl<T> Shared<T> {
     /// Moves the source beyond a time that was received.
     fn follow(&self, time: u64) {
-        if let Some(capability) = self.capability.borrow_mut().as_mut()
-            && *capability.time() <= time
+        if let Some(input) = self.input.borrow_mut().as_mut()
+            && *input.time() <= time
         {
-            capability.downgrade(&(time + 1)).expect("the time after a later one");
+            input.advance_to(time + 1).expect("the time after a later one");
         }
     }
 }
@@ -79,7 +84,7 @@ impl<T> Drop for Life<T> {
     fn drop(&mut self) {
         self.0.alive.set(false);
         // Without its dataflow it means nothing, and the handle may live long.
-        drop(self.0.capability.take());
+        drop(self.0.input.take());
     }
 }
 
@@ -112,7 +117,7 @@ impl<T: Serialize + DeserializeOwned + Send + Clone + 'static> Sequencer<T> {
     pub fn new(worker: &mut Worker) -> Self {
         let shared = Rc::new(Shared {
             pushed: RefCell::new(Vec::new()),
-            capability: RefCell::new(None),
+            input: RefCell::new(None),
             closing: Cell::new(false),
             released: RefCell::new(VecDeque::new()),
             unread: Cell::new(false),
@@ -120,21 +125,22 @@ impl<T: Serialize + DeserializeOwned + Send + Clone + 'static> Sequencer<T> {
             alive: Cell::new(true),
         });
         let source = worker.dataflow("sequencer", |scope| {
+            let (input, stream) = scope.new_input::<Vec<T>>();
+            *shared.input.borrow_mut() = Some(input);
             let mut builder = OperatorBuilder::new(scope, "source");
+            builder.notify(false);
             let activator = builder.activator();
-            let (mut output, stream) = builder.output::<Vec<T>>();
-            builder.build(|mut capabilities| {
-                *shared.capability.borrow_mut() = capabilities.pop();
-                let life = Life(shared.clone());
+            let life = Life(shared.clone());
+            builder.build(|_| {
                 move |_| {
                     let shared = &life.0;
-                    let mut held = shared.capability.borrow_mut();
-                    if let Some(capability) = held.as_mut() {
+                    let mut held = shared.input.borrow_mut();
+                    if let Some(input) = held.as_mut() {
                         let block = shared.pushed.take();
                         if !block.is_empty() {
-                            output.session(&*capability).give(block);
+                            input.send(block);
                             // One block per time and worker, whenever the sink gets to read it.
-                            capability.downgrade(&(capability.time() + 1))?;
+                            input.advance_to(input.time() + 1)?;
                         }
                         if shared.closing.get() {
                             *held = None;
@@ -145,32 +151,57 @@ impl<T: Serialize + DeserializeOwned + Send + Clone + 'static> Sequencer<T> {
             });
             let members = scope.clone();
             let broadcast = Exchange::new(move |_: &u64, block: Vec<T>, route: &mut dyn FnMut(usize, Vec<T>)| {
-                let own = members.index();
-                (0..members.peers()).filter(|worker| *worker != own).for_each(|worker| route(worker, block.clone()));
-                route(own, block);
+                let own = members.rank();
+                (0..members.peers()).filter(|rank| Some(*rank) != own).for_each(|rank| route(rank, block.clone()));
+                if let Some(own) = own {
+                    route(own, block);
+                }
             });
             let shared = shared.clone();
-            let mut waiting: BTreeMap<(u64, usize), Vec<T>> = BTreeMap::new();
-            stream.sink(broadcast, "sink", move |input, frontiers| {
-                input.for_each(|capability, block| {
-                    let time = *capability.time();
-                    shared.follow(time);
-                    waiting.insert((time, capability.sender()), block);
-                });
-                let mut released = shared.released.borrow_mut();
-                while let Some(first) = waiting.first_entry() {
-                    let (time, worker) = *first.key();
-                    if frontiers.less_equal(0, &time) {
+            let members = scope.clone();
+            let mut builder = OperatorBuilder::new(scope, "sink");
+            let mut input = builder.input(&stream, broadcast);
+            let lesson = builder.lesson::<(Option<Place>, BTreeMap<Place, Vec<T>>)>();
+            let (mut last, mut waiting) = (None, BTreeMap::<Place, Vec<T>>::new());
+            builder.build(|_| {
+                move |frontiers| {
+                    input.for_each(|capability, block| {
+                        let time = *capability.time();
+                        shared.follow(time);
+                        waiting.insert((time, capability.sender()), block);
+                    });
+                    if let Some((passed, known)) = lesson.learn() {
+                        last = passed;
+                        waiting.retain(|place, _| Some(*place) > passed);
+                        known.keys().for_each(|(time, _)| shared.follow(*time));
+                        waiting.extend(known);
+                    }
+                    if lesson.is_due() {
                         return Ok(());
                     }
-                    let block = first.remove();
-                    if !shared.unread.get() {
-                        let entries = block.into_iter().enumerate();
-                        released.extend(entries.map(|(index, element)| Entry { time, worker, index, element }));
+                    for pupil in lesson.pupils() {
+                        lesson.teach(pupil, (last, waiting.clone()));
                     }
+                    if members.rank().is_none() {
+                        // Others send nothing any more to one that leaves: what still comes has holes.
+                        return Ok(());
+                    }
+                    let mut released = shared.released.borrow_mut();
+                    while let Some(first) = waiting.first_entry() {
+                        let (time, worker) = *first.key();
+                        if frontiers.less_equal(0, &time) {
+                            return Ok(());
+                        }
+                        let block = first.remove();
+                        last = Some((time, worker));
+                        if !shared.unread.get() {
+                            let entries = block.into_iter().enumerate();
+                            released.extend(entries.map(|(index, element)| Entry { time, worker, index, element }));
+                        }
+                    }
+                    shared.ended.set(frontiers.frontier(0).is_empty());
+                    Ok(())
                 }
-                shared.ended.set(frontiers.frontier(0).is_empty());
-                Ok(())
             });
             activator
         });
@@ -245,7 +276,7 @@ impl<T> Sequencer<T> {
             return;
         }
         if self.shared.pushed.borrow().is_empty() {
-            drop(self.shared.capability.take());
+            drop(self.shared.input.take());
         } else {
             self.source.activate();
         }
@@ -258,7 +289,7 @@ impl<T> Sequencer<T> {
 
     /// The counter of this worker: what it pushes next gets this time or a later one. None when closed and sent.
     pub fn time(&self) -> Option<u64> {
-        self.shared.capability.borrow().as_ref().map(|capability| *capability.time())
+        self.shared.input.borrow().as_ref().map(|input| *input.time())
     }
 }
 

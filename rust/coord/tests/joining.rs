@@ -1,0 +1,91 @@
+//! A barrier and a sequencer across joins and leaves.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, mpsc};
+
+use penstock_coord::{Barrier, Entry, Sequencer};
+use penstock_dataflow::{BoxError, Worker, execute_joinable};
+
+/// Nobody passes a round before everybody who takes part has arrived for it; joiners begin with the round of their peer, and a leaver is not waited for.
+#[test]
+fn rounds_are_those_of_all_who_take_part() {
+    let arrived: Arc<Mutex<BTreeMap<usize, u64>>> = Arc::default();
+    let (third, come) = mpsc::channel();
+    let (rounds, third) = (arrived.clone(), Mutex::new(third));
+    let mut run = execute_joinable(2, move |worker: &mut Worker| {
+        let mut barrier = Barrier::new(worker);
+        let index = worker.index();
+        let joined = worker.bootstrap()?;
+        rounds.lock().unwrap().insert(index, barrier.round());
+        assert_eq!(barrier.round(), if joined { 3 } else { 0 });
+        while barrier.round() < 20 {
+            if index == 0 && barrier.round() == 3 {
+                third.lock().unwrap().send(()).unwrap();
+                while worker.peers() < 3 {
+                    worker.step_or_park(None)?;
+                }
+            }
+            if index == 0 && barrier.round() == 10 {
+                rounds.lock().unwrap().remove(&index);
+                worker.leave()?;
+                return Ok(10);
+            }
+            rounds.lock().unwrap().insert(index, barrier.round() + 1);
+            let round = barrier.wait(worker)?;
+            let late = rounds.lock().unwrap().iter().find(|(_, arrived)| **arrived < round).map(|(who, _)| *who);
+            assert_eq!(late, None, "worker {index} has passed round {round}");
+        }
+        Ok::<_, BoxError>(barrier.round())
+    });
+    come.recv().unwrap();
+    run.join(1).unwrap();
+    let ends: Vec<u64> = run.finish().into_iter().map(|(_, result)| result.unwrap()).collect();
+    assert_eq!(ends, [10, 20, 20]);
+}
+
+/// One order for all: what a joiner reads is the end of what the others read, what a leaver reads its beginning, and nothing that was pushed is missing.
+#[test]
+fn a_joiner_reads_on_where_its_peer_stood() {
+    let (some, come) = mpsc::channel();
+    let some = Mutex::new(some);
+    type Log = Vec<Entry<(usize, u64)>>;
+    let mut run = execute_joinable(3, move |worker: &mut Worker| {
+        let mut sequencer: Sequencer<(usize, u64)> = Sequencer::new(worker);
+        let index = worker.index();
+        worker.bootstrap()?;
+        let mut log: Log = Vec::new();
+        for number in 0..200 {
+            sequencer.push((index, number))?;
+            worker.step()?;
+            log.extend(std::iter::from_fn(|| sequencer.next_entry()));
+            if index == 1 && number == 50 {
+                some.lock().unwrap().send(()).unwrap();
+            }
+            // Nobody leaves before all know the joiner.
+            while number == 51 && index < 3 && worker.peers() < 4 {
+                worker.step_or_park(None)?;
+            }
+            if index == 0 && number == 150 {
+                worker.leave()?;
+                log.extend(std::iter::from_fn(|| sequencer.next_entry()));
+                return Ok(log);
+            }
+        }
+        sequencer.close();
+        while worker.step_or_park(None)? {}
+        log.extend(std::iter::from_fn(|| sequencer.next_entry()));
+        Ok::<Log, BoxError>(log)
+    });
+    come.recv().unwrap();
+    run.join(1).unwrap();
+    let mut logs: Vec<Log> = run.finish().into_iter().map(|(_, result)| result.unwrap()).collect();
+    let (joiner, leaver) = (logs.remove(3), logs.remove(0));
+    assert_eq!(logs[0], logs[1]);
+    assert_eq!(logs[0].len(), 151 + 3 * 200);
+    assert!(logs[0].starts_with(&leaver), "a leaver reads the beginning");
+    assert!(logs[0].ends_with(&joiner) && joiner.len() > 200, "a joiner reads the end");
+    for pusher in 0..4 {
+        let pushed: Vec<u64> = logs[0].iter().filter(|e| e.element.0 == pusher).map(|e| e.element.1).collect();
+        assert_eq!(pushed, (0..if pusher == 0 { 151 } else { 200 }).collect::<Vec<_>>());
+    }
+}
