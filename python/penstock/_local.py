@@ -39,6 +39,7 @@ from penstock._migration import (
     parse_tolerance,
     steps,
 )
+from penstock._parts import Bins, Parts
 from penstock._pump import Fed, Feed, LateRows, LocalResults, Pump
 from penstock._schema import conform
 from penstock.errors import ConfigError, EngineError, SchemaError
@@ -97,6 +98,10 @@ class RunSummary:
     def rows_per_second(self) -> float:
         """Input rows per second of wall time."""
         return self.rows / self.seconds if self.seconds else 0.0
+
+
+#: In place of the worker of a bin that is split.
+_SPLIT = 2**32 - 1
 
 
 class LocalMigration:
@@ -276,6 +281,8 @@ class LocalSession:
         # Who owns each bin when all migrations asked for are complete; None where that is to be asked.
         self._owners: list[list[int]] | None = None
         self._begun: list[LocalMigration] = []
+        # The same, as long as bins are split.
+        self._cut: Parts | None = None
         # Those that wait for an epoch, or have waited while others were under way, with their bins.
         self._prepared: list[tuple[LocalMigration, frozenset[int]]] = []
 
@@ -321,7 +328,7 @@ class LocalSession:
         to : list of int, optional
             The worker of each bin afterwards.
         moves : dict of bin to worker, or list of (bin, worker), optional
-            Only these bins. With neither, bins are spread evenly.
+            Only these bins; ``(prefix, bits)`` names a part of one that is split. With neither, bins are spread evenly.
         strategy : {"batched", "all-at-once", "fluid", "matched"}, default "batched"
             Many bins at once make a short migration with a long pause, few bins a long one with short pauses. With
             "matched" each worker sends to at most one other at a time and receives from at most one.
@@ -354,12 +361,16 @@ class LocalSession:
         """
         bins = 1 << self._bits
         cut = Cut.of(strategy, batch_size, max_pause)
-        wish = Wish.of(to, moves, cut, bins, self.workers)
         epoch = parse_epoch(at_epoch)
         if epoch is not None and not self._streaming:
             raise ConfigError(f"at_epoch={epoch}: the whole input is one epoch; start the session with streaming=True")
+        if isinstance(moves, Iterator):
+            moves = list(moves)
         with self._moving:
             owners, doubtful = self._planned()
+            if self._cut is not None:
+                return self._migrate_parts(to, moves, cut, epoch, doubtful)
+            wish = Wish.of(to, moves, cut, bins, self.workers)
             if epoch is not None:
                 # What moves until then is not known.
                 todo = wish.plan(owners, self.workers, bins, "this flow", range(bins))
@@ -368,8 +379,7 @@ class LocalSession:
             else:
                 todo = wish.plan(owners, self.workers, bins, "this flow", doubtful)
                 handle = int(self._native.migrate(steps(owners, todo, cut), cut.max_pause_s))
-            migration = LocalMigration(self, handle, strategy, len(todo))
-            self._begun = [*(begun for begun in self._begun if not begun.done), migration]
+            migration = self._begin(handle, strategy, len(todo))
             if epoch is not None:
                 self._prepared.append((migration, frozenset(number for number, _ in todo)))
                 return migration
@@ -377,6 +387,124 @@ class LocalSession:
                 for op in owners:
                     op[number] = worker
         return migration
+
+    def _begin(self, handle: int, strategy: str, bins: int) -> LocalMigration:
+        migration = LocalMigration(self, handle, strategy, bins)
+        self._begun = [*(begun for begun in self._begun if not begun.done), migration]
+        return migration
+
+    def _migrate_parts(
+        self, to: Any, moves: Any, cut: Cut, epoch: int | None, doubtful: frozenset[int]
+    ) -> LocalMigration:
+        """As `migrate`, where bins are split: what is said of a bin is said of all its parts."""
+        assert self._cut is not None
+        todo = self._cut.moves(to, moves, self.workers)
+        name = self._cut.number
+        handle: int
+        if epoch is not None:
+            numbered = [(name(part), worker) for part, worker in todo]
+            handle = int(self._native.prepare(epoch, numbered, cut.strategy, cut.batch_size, cut.max_pause_s))
+            migration = self._begin(handle, cut.strategy, len(todo))
+            self._prepared.append((migration, frozenset(number for number, _ in numbered)))
+            return migration
+        todo = [(part, worker) for part, worker in todo if name(part) in doubtful or self._cut.owner[part] != worker]
+        planned = self._cut.steps(todo, cut)
+        handle = int(self._native.migrate(planned, cut.max_pause_s))
+        self._cut.owner.update(todo)
+        return self._begin(handle, cut.strategy, len(todo))
+
+    def split(self, bins: Bins, by: int = 1) -> LocalMigration:
+        """Cut bins into ``2 ** by`` parts each, by the next bits of the hashes of their keys, while the flow runs.
+
+        A part moves like a bin: `migrate` takes it as ``(prefix, bits)``. Results do not change.
+
+        Parameters
+        ----------
+        bins : int or (prefix, bits), or a list of them
+            Which: a bin by its number, or a part of one by its prefix and the bits of that.
+        by : int, default 1
+            How many bits. A part has 20 bits at most.
+
+        Returns
+        -------
+        LocalMigration
+            A handle. It takes effect between two batches of a stream, when the migrations asked for before have ended.
+
+        Raises
+        ------
+        ConfigError
+            When there is no such bin, it is split already, or its parts would be too fine; or when rows wait in the
+            bins of the flow for the end of an input that is one epoch.
+        EngineError
+            When the workers have ended.
+
+        Notes
+        -----
+        A worker that has a part of a bin counts into tables of their own instead of small ones that lie together, so
+        split what is large or hot. Cost: a copy of the state of the bin, at one time, on one worker.
+        """
+        with self._moving:
+            plan = self._parts().copy()
+            chosen = plan.split(bins, by)
+            handle = int(self._native.recut([(part, by) for part in chosen], []))
+            self._cut = plan
+            return self._begin(handle, "all-at-once", len(chosen))
+
+    def merge(self, bins: Bins) -> LocalMigration:
+        """Make all parts of a bin, or of a part, one again.
+
+        Parameters
+        ----------
+        bins : int or (prefix, bits), or a list of them
+            What they are to be.
+
+        Returns
+        -------
+        LocalMigration
+            A handle, as of `split`. Parts on several workers first come together on the one that has most of them.
+
+        Raises
+        ------
+        ConfigError
+            When there is no such bin, or it is not split.
+        EngineError
+            When the workers have ended.
+        """
+        with self._moving:
+            plan = self._parts().copy()
+            chosen, moves = plan.merge(bins)
+            if moves:
+                name, owner = plan.number, self._parts().owner
+                doubt = frozenset(itertools.chain.from_iterable(held for _, held in self._prepared))
+                todo = [(part, to) for part, to in moves if name(part) in doubt or owner[part] != to]
+                if todo:
+                    together = [(name(part), to) for part, to in todo]
+                    self._begin(int(self._native.migrate([together], None)), "all-at-once", len(todo))
+            handle = int(self._native.recut([], chosen))
+            self._cut = plan if plan.is_split else None
+            if self._cut is None:
+                self._owners = [plan.owners() for _ in self._owners or []]
+            return self._begin(handle, "all-at-once", len(chosen))
+
+    def bins(self) -> pa.Table:
+        """All bins as they are now, parts among them.
+
+        Returns
+        -------
+        pyarrow.Table
+            op (keyed step, from 0), prefix, bits (of the prefix), worker.
+        """
+        told = self._native.bins()
+        rows = [(op, *bin_) for op, bins in enumerate(told) for bin_ in bins]
+        names = ("op", "prefix", "bits", "worker")
+        return pa.table({name: pa.array([row[at] for row in rows], pa.int64()) for at, name in enumerate(names)})
+
+    def _parts(self) -> Parts:
+        """The bins once all that was asked for is done."""
+        owners, _ = self._planned()
+        if not owners:
+            raise ConfigError("this flow keeps no state: it has no bins")
+        return self._cut or Parts(self._bits, {(number, self._bits): worker for number, worker in enumerate(owners[0])})
 
     @property
     def epoch(self) -> int:
@@ -416,6 +544,8 @@ class LocalSession:
             When the workers have ended.
         """
         target, tolerance = None, parse_tolerance("tolerance", tolerance)
+        if parse_by(by) == "rows" and self._cut is not None:
+            raise ConfigError("by='rows': rows are counted for whole bins; merge those that are split first")
         if parse_by(by) == "rows" and (told := self._told())["owners"]:
             owners = told["owners"][0]
             target = evened(owners, sum_loads(told["loads"], len(owners)), self.workers, tolerance)
@@ -434,8 +564,8 @@ class LocalSession:
         return loads_table(told["owners"][0] if told["owners"] else [], told["loads"])
 
     def owners(self) -> list[list[int]]:
-        """The worker of each bin now, one list for each keyed step of the flow."""
-        return [list(step) for step in self._told()["owners"]]
+        """The worker of each bin now, one list for each keyed step of the flow; -1 of a bin that is split (`bins`)."""
+        return [[-1 if worker == _SPLIT else worker for worker in step] for step in self._told()["owners"]]
 
     def _planned(self) -> tuple[list[list[int]], frozenset[int]]:
         """The worker of each bin once all that was asked for is done, and the bins that may be elsewhere."""
@@ -445,6 +575,10 @@ class LocalSession:
                 if migration not in waiting:
                     follow(migration._wait, None, False, lambda: 0)
             self._owners = self.owners()
+            told = self._native.bins()
+            split = bool(told) and len(told[0]) > 1 << self._bits
+            owner = {(prefix, bits): worker for prefix, bits, worker in told[0]} if split else {}
+            self._cut = Parts(self._bits, owner) if split else None
             self._prepared = [one for one in self._prepared if one[0] in waiting]
         return self._owners, frozenset(itertools.chain.from_iterable(bins for _, bins in self._prepared))
 

@@ -915,6 +915,20 @@ class LocalRun:
             When a bin, worker or strategy does not exist, or the epoch has passed; nothing moves.
         """
 
+    def recut(self, splits: Sequence[tuple[tuple[int, int], int]], merges: Sequence[tuple[int, int]]) -> int:
+        """Split bins by so many bits and merge others, between two epochs; each is ``(prefix, length)``.
+
+        Returns a handle for `wait_migration`.
+
+        Raises
+        ------
+        ConfigError
+            When there can be no such bin, or rows wait in bins for the end of the input.
+        """
+
+    def bins(self) -> list[list[tuple[int, int, int]]]:
+        """All bins of each keyed step: ``(prefix, length, worker)``."""
+
     @property
     def next_epoch(self) -> int:
         """The epoch that the next batch becomes."""

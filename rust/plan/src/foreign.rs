@@ -45,7 +45,11 @@ impl Foreign {
         rows: &[u32],
     ) -> Result<RecordBatch, OpError> {
         let bits = bins.bits();
-        self.by_bin.group(rows, 1 << bits, |row| bin_of(hashes[row as usize], bits));
+        match bins.is_split() {
+            false => self.by_bin.group(rows, 1 << bits, |row| bin_of(hashes[row as usize], bits)),
+            // Numbers of parts leave gaps.
+            true => self.by_bin.group(rows, usize::MAX, |row| bins.bin_of(hashes[row as usize])),
+        }
         let mut end = 0;
         let runs = self.by_bin.runs().map(|(bin, rows)| {
             let start = end;

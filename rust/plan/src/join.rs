@@ -32,8 +32,7 @@ use crate::column::{EventTime, plain};
 use crate::error::{OpError, StepName};
 use crate::hash::hash_bytes;
 use crate::key::KeyCodec;
-use crate::op::{BLOCK_ROWS, Bins, KeyedOp, Output, Sink, check_hashes, send, take_rows};
-use crate::partition::bin_of;
+use crate::op::{BLOCK_ROWS, Bins, KeyedOp, Output, Sink, bin_among, check_hashes, send, take_rows};
 use crate::row_format;
 use crate::spec::JoinHow;
 use crate::state::sides_of;
@@ -341,9 +340,10 @@ impl KeyedOp for JoinOp {
         out: &mut Sink<'_>,
     ) -> Result<usize, OpError> {
         check_hashes(batch, hashes)?;
-        let bits = bins.bits();
+        let cut = (bins.bits(), bins.is_split());
         for &hash in hashes {
-            sides_of(bins, bin_of(hash, bits))?;
+            let bin = bin_among(bins, cut, hash);
+            sides_of(bins, bin)?;
         }
         let half = self.halves.get(side).ok_or(OpError::Side { side })?;
         let times = half.time.as_ref().map(|time| event_times(&self.step, time, time.column, batch)).transpose()?;
@@ -374,7 +374,8 @@ impl KeyedOp for JoinOp {
             let key = (hash, keys.bytes(row as usize));
             let bytes = rows.row(row as usize).data();
             let mut failed = Ok(());
-            let own = sides_of(bins, bin_of(hash, bits))?.add(side, key, time, bytes, |other| {
+            let bin = bin_among(bins, cut, hash);
+            let own = sides_of(bins, bin)?.add(side, key, time, bytes, |other| {
                 pairs.weight += bytes.len() + other.len();
                 pairs.mine.push(row);
                 pairs.theirs.extend_from_slice(other);

@@ -183,6 +183,15 @@ impl KeyedSpec {
         Ok(routed.project(if nulls { &columns } else { &columns[..bare] })?)
     }
 
+    /// Whether rows wait in its bins for the end of their epoch.
+    #[must_use]
+    pub fn waits_for_ends(&self) -> bool {
+        matches!(
+            &self.kind,
+            KeyedKind::StatefulMap { ends: true, .. } | KeyedKind::GroupState { .. } | KeyedKind::Aggregate { .. }
+        )
+    }
+
     /// The state of a bin that has seen nothing.
     pub fn new_state(&self, callbacks: &Arc<dyn Callbacks>) -> State {
         let key_types = self.key_types();

@@ -8,6 +8,7 @@ use arrow_array::RecordBatch;
 use arrow_schema::{Schema, SchemaRef};
 
 use crate::error::{OpError, StepName};
+use crate::partition::bin_of;
 use crate::state::State;
 
 /// Output blocks have at most this many rows.
@@ -15,8 +16,16 @@ pub const BLOCK_ROWS: usize = 65_536;
 
 /// The bins a worker holds, as an operator sees them.
 pub trait Bins {
-    /// Number of top hash bits that name a bin.
+    /// Number of top hash bits that name a bin, where none is split.
     fn bits(&self) -> u8;
+    /// Whether parts of a bin are held here, so that [`bin_of`](Self::bin_of) is to be asked.
+    fn is_split(&self) -> bool {
+        false
+    }
+    /// The bin, or part of one, that a hash falls into.
+    fn bin_of(&self, hash: u64) -> u32 {
+        bin_of(hash, self.bits())
+    }
     /// The state of a bin, when this worker holds it.
     fn state(&mut self, bin: u32) -> Option<&mut State>;
     /// Whether this worker holds a bin.
@@ -91,6 +100,12 @@ pub trait KeyedOp {
     /// The processing time of the epoch that ends, in milliseconds since 1970: fixed by the host, equal when the epoch is repeated. Comes
     /// before the watermark.
     fn clock(&mut self, _clock_ms: i64) {}
+}
+
+/// The bin that a hash falls into, of many: bins are asked only where one is split.
+#[inline]
+pub(crate) fn bin_among(bins: &dyn Bins, (bits, split): (u8, bool), hash: u64) -> u32 {
+    if split { bins.bin_of(hash) } else { bin_of(hash, bits) }
 }
 
 pub(crate) fn check_hashes(batch: &RecordBatch, hashes: &[u64]) -> Result<(), OpError> {

@@ -5,6 +5,8 @@
 
 use std::ops::Range;
 
+use crate::op::Bins;
+
 /// The rows of a block grouped by a small integer, groups ascending; reuses its memory from block to block.
 #[derive(Default)]
 pub(crate) struct Partition {
@@ -122,6 +124,37 @@ impl ByBin {
             runs.push(Run { bin, at: start..start + len });
             start += len;
         }
+    }
+
+    /// Divides the runs of bins that are split, by part; rows of one key keep their order. Where none is split it costs nothing.
+    pub(crate) fn refine(&mut self, bins: &dyn Bins) {
+        if !bins.is_split() {
+            return;
+        }
+        let Self { sorted, runs, .. } = self;
+        let mut refined = Vec::with_capacity(runs.len());
+        for run in runs.drain(..) {
+            if bins.holds(run.bin) {
+                refined.push(run);
+                continue;
+            }
+            let with_rows = !sorted.rows.is_empty();
+            let row = |at: usize| if with_rows { sorted.rows[at] } else { 0 };
+            let item = |at: usize| (bins.bin_of(sorted.hashes[at]), sorted.hashes[at], row(at));
+            let mut items: Vec<(u32, u64, u32)> = run.at.clone().map(item).collect();
+            items.sort_by_key(|(part, ..)| *part);
+            for (at, (part, hash, row)) in run.at.zip(items) {
+                sorted.hashes[at] = hash;
+                if with_rows {
+                    sorted.rows[at] = row;
+                }
+                match refined.last_mut() {
+                    Some(Run { bin, at: last }) if *bin == part && last.end == at => last.end = at + 1,
+                    _ => refined.push(Run { bin: part, at: at..at + 1 }),
+                }
+            }
+        }
+        *runs = refined;
     }
 
     /// The hashes, bin after bin.

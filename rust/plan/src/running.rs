@@ -122,11 +122,13 @@ impl KeyedOp for RunningOp {
         let bits = bins.bits();
         let reads_rows = self.group_by.reads_rows(&keys);
         let lent = matches!(keys, Keys::Unit | Keys::Int(None)) && self.group_by.plain() && !self.emit.tracks();
-        if lent && self.pause == 0 {
+        // A pool knows no parts.
+        if lent && self.pause == 0 && !bins.is_split() {
             return self.add_to_pool(bins, (&keys, &inputs), hashes);
         }
         self.pause = self.pause.saturating_sub(1);
         self.by_bin.all(hashes, bits, reads_rows);
+        self.by_bin.refine(bins);
         self.parts.clear();
         for run in self.by_bin.runs() {
             if !bins.holds(run.bin) {

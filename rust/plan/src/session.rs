@@ -28,9 +28,8 @@ use crate::column::{EVENT_TIME_LIMIT_US, EventTime};
 use crate::error::{OpError, StateFault};
 use crate::group::GroupBy;
 use crate::key::Keys;
-use crate::op::{Bins, KeyedOp, Output, Sink, check_hashes, send, take_rows};
+use crate::op::{Bins, KeyedOp, Output, Sink, bin_among, check_hashes, send, take_rows};
 use crate::panes::CHUNK_BYTES;
-use crate::partition::bin_of;
 use crate::record::Shape;
 use crate::state::sessions_of;
 use crate::window::event_times;
@@ -605,8 +604,8 @@ impl KeyedOp for SessionOp {
         check_hashes(batch, hashes)?;
         let (times, mut late) = event_times(&self.group_by.step, &self.event_time, self.event_time.column, batch)?;
         let (keys, inputs) = self.group_by.prepare(batch)?;
-        let bits = bins.bits();
-        let mut touched: Vec<u32> = hashes.iter().map(|&hash| bin_of(hash, bits)).collect();
+        let cut = (bins.bits(), bins.is_split());
+        let mut touched: Vec<u32> = hashes.iter().map(|&hash| bin_among(bins, cut, hash)).collect();
         touched.sort_unstable();
         touched.dedup();
         for bin in touched {
@@ -623,7 +622,8 @@ impl KeyedOp for SessionOp {
         let (words, blobs) = self.fill(&inputs, &rows, &of, local.len())?;
         for (number, session) in (0u32..).zip(&local) {
             let row = rows[session.at] as usize;
-            let state = sessions_of(bins, bin_of(hashes[row], bits))?;
+            let bin = bin_among(bins, cut, hashes[row]);
+            let state = sessions_of(bins, bin)?;
             state.set_fired(self.watermark);
             let name = (hashes[row], keys.is_null(row), keys.bytes(row));
             let merged = state.merge(name, (session.first, session.last), number, (&words, &blobs));

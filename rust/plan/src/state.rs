@@ -4,8 +4,8 @@
 //! what the user's side writes. What has changed since a mark is told in chunks of entries ([`penstock_files::Chunk`]), which need no
 //! operator to be merged and divided; the rest of a bin moves in chunks of the operator's own.
 
-use penstock_bins::{BinState, BinTable, Encoding, StateError};
-use penstock_files::is_entries;
+use penstock_bins::{BinState, BinTable, Encoding, Extent, StateError};
+use penstock_files::{Chunk, Range, is_entries};
 
 use crate::callback::{ForeignState, Unreadable};
 use crate::error::OpError;
@@ -68,6 +68,20 @@ impl State {
         }
     }
 
+    /// Gives what has changed since the mark, all if there was none, to those whose ranges it is of.
+    fn pour(&self, ranges: &[Range], parts: &mut [Self]) -> Result<(), StateError> {
+        let mut encoding = Encoding::of(Extent::Changed);
+        while let Some(chunk) = self.encode(&mut encoding)? {
+            let chunk = Chunk::parse(&chunk).map_err(StateError::from_source)?;
+            for (range, part) in ranges.iter().zip(&mut *parts) {
+                if let Some(own) = chunk.filtered(|hash| range.contains(hash)).map_err(StateError::from_source)? {
+                    part.absorb(&own)?;
+                }
+            }
+        }
+        Ok(())
+    }
+
     /// See [`ForeignState::unreadable`].
     pub(crate) fn unreadable(&self) -> Result<Option<Unreadable>, StateError> {
         match &self.0 {
@@ -104,6 +118,23 @@ impl BinState for State {
             state => each!(state, state => state.absorb(chunk)),
         };
         taken.map_err(StateError::from_source)
+    }
+
+    /// By entries, which need no operator to be divided: those of a state that was never marked are all of it. Rows that wait for the end of their
+    /// epoch are in no entry, so it is divided between two epochs.
+    fn divide(&self, ranges: &[Range], extent: Extent, new: &dyn Fn() -> Self) -> Result<Vec<Self>, StateError> {
+        let mut whole = new();
+        let mut encoding = Encoding::new();
+        while let Some(chunk) = self.encode(&mut encoding)? {
+            whole.absorb(&chunk)?;
+        }
+        let mut parts: Vec<Self> = ranges.iter().map(|_| new()).collect();
+        whole.pour(ranges, &mut parts)?;
+        if extent == Extent::Marked {
+            parts.iter_mut().for_each(BinState::mark);
+            self.pour(ranges, &mut parts)?;
+        }
+        Ok(parts)
     }
 
     fn bytes(&self) -> usize {
@@ -147,6 +178,14 @@ impl BinState for State {
 impl Bins for BinTable<State> {
     fn bits(&self) -> u8 {
         BinTable::bits(self)
+    }
+
+    fn is_split(&self) -> bool {
+        BinTable::is_split(self)
+    }
+
+    fn bin_of(&self, hash: u64) -> u32 {
+        BinTable::bin_of(self, hash)
     }
 
     fn state(&mut self, bin: u32) -> Option<&mut State> {

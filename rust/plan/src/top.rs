@@ -22,9 +22,8 @@ use smallvec::SmallVec;
 use crate::column::{Codes, EventTime, codes, one_zero};
 use crate::error::{OpError, StateFault, StepName};
 use crate::hash::hash_bytes;
-use crate::op::{BLOCK_ROWS, Bins, KeyedOp, Output, Sink, check_hashes, conform, send, take_rows};
+use crate::op::{BLOCK_ROWS, Bins, KeyedOp, Output, Sink, bin_among, check_hashes, conform, send, take_rows};
 use crate::panes::CHUNK_BYTES;
-use crate::partition::bin_of;
 use crate::row_format;
 use crate::state::groups_of;
 use crate::window::{Cut, Windows, event_times};
@@ -653,10 +652,15 @@ impl KeyedOp for TopOp {
         out: &mut Sink<'_>,
     ) -> Result<(), OpError> {
         check_hashes(batch, hashes)?;
-        let bits = bins.bits();
+        let cut = (bins.bits(), bins.is_split());
         let ends = self.ends(batch)?;
-        for same in hashes.chunk_by(|a, b| bin_of(*a, bits) == bin_of(*b, bits)) {
-            let fired = groups_of(bins, bin_of(same[0], bits))?.fired;
+        let mut last = None;
+        for &hash in hashes {
+            let bin = bin_among(bins, cut, hash);
+            if last.replace(bin) == Some(bin) {
+                continue;
+            }
+            let fired = groups_of(bins, bin)?.fired;
             self.watermark = self.watermark.max(fired);
         }
         let (mut late, mut rows) = (Vec::new(), Vec::with_capacity(ends.len()));
@@ -681,7 +685,8 @@ impl KeyedOp for TopOp {
             let row = row as usize;
             let name: &[u8] = groups.as_ref().map_or(&[], |groups| groups.row(at).data());
             let end = ends[row].expect("rows without an end are late");
-            let state = groups_of(bins, bin_of(hashes[row], bits))?;
+            let bin = bin_among(bins, cut, hashes[row]);
+            let state = groups_of(bins, bin)?;
             state.add(end, (hashes[row], name), orders.row(at).data(), encoded.row(at).data());
         }
         if !late.is_empty() {

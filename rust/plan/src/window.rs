@@ -432,6 +432,7 @@ impl KeyedOp for WindowOp {
             rows.copy_from_slice(self.by_pane.rows());
         }
         self.by_bin.some(hashes, &rows, bins.bits());
+        self.by_bin.refine(bins);
         let mut fired = self.watermark;
         for run in self.by_bin.runs() {
             let panes = panes_of(bins, run.bin)?;

@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use arrow_array::{ArrayRef, Int64Array, RecordBatch, StringArray};
 use arrow_schema::Schema;
-use penstock_bins::{BinState, BinTable, Encoding, Extent, Routing};
+use penstock_bins::{BinState, BinTable, Encoding, Extent, Routing, number_of, range_of};
 use penstock_files::{Chunk, Entry, File, Range, Segment, merge, select, write};
 use penstock_plan::spec::schema_to_text;
 use penstock_plan::{Callbacks, KeyedKind, KeyedOp, KeyedSpec, Output, Plan, State};
@@ -205,6 +205,70 @@ impl Rig {
         self.table.install(bin, Box::new(state)).unwrap();
     }
 
+    fn said(
+        &mut self,
+        act: impl FnOnce(&mut dyn KeyedOp, &mut BinTable<State>, &mut dyn FnMut(Output)),
+    ) -> Vec<String> {
+        let mut said = Vec::new();
+        let mut say = |output: Output| {
+            let (what, block) = match output {
+                Output::Rows(block) => ("row", block),
+                Output::Late(block) => ("late", block),
+            };
+            said.extend((0..block.num_rows()).map(|row| format!("{what} {:?}", block.slice(row, 1).columns())));
+        };
+        act(&mut *self.op, &mut self.table, &mut say);
+        said.sort_unstable();
+        said
+    }
+
+    /// What comes of rows, as `apply` takes them.
+    fn told(&mut self, rows: &[Row]) -> Vec<String> {
+        let sides = if matches!(self.keyed.kind, KeyedKind::Join(_)) { 2 } else { 1 };
+        let mut all = Vec::new();
+        for side in 0..sides {
+            let mine: Vec<Row> = rows.iter().filter(|row| row.2.rem_euclid(sides) == side).copied().collect();
+            let spec = self.keyed.side(side as usize);
+            let mine = RecordBatch::try_new(spec.input.clone(), block(&mine).columns().to_vec()).unwrap();
+            let routed = spec.assign(&mine).unwrap();
+            let hashes = spec.hashes(&routed).unwrap();
+            let routed = spec.carry(routed).unwrap();
+            all.extend(self.said(|op, table, say| op.apply(table, side as usize, &routed, &hashes, say).unwrap()));
+        }
+        all
+    }
+
+    /// The bin of a hash is split by so many bits, or all parts of its bin become one.
+    fn recut(&mut self, hash: u64, bits: Option<u8>, extent: Extent) {
+        let new = || self.keyed.new_state(&self.calls);
+        let bin = self.table.bin_of(hash);
+        let range = range_of(bin, BITS).unwrap();
+        match bits.filter(|bits| range.length() + bits <= 12) {
+            Some(bits) => {
+                let parts = (0..1 << bits).map(|low| Range::new(range.prefix() << bits | low, range.length() + bits));
+                let ranges: Vec<Range> = parts.map(Option::unwrap).collect();
+                let state = self.table.uninstall(bin).unwrap();
+                for (range, part) in ranges.iter().zip(state.divide(&ranges, extent, &new).unwrap()) {
+                    self.table.install(number_of(*range, BITS).unwrap(), Box::new(part)).unwrap();
+                }
+            }
+            None => {
+                let whole = penstock_bins::bin(hash, BITS);
+                let of = |part: &u32| penstock_bins::bin(range_of(*part, BITS).unwrap().first(), BITS) == whole;
+                let parts: Vec<u32> = self.table.owned().map(|(bin, _)| bin).filter(of).collect();
+                let mut one = new();
+                if extent == Extent::Marked {
+                    one.mark();
+                }
+                for part in parts {
+                    let state = self.table.uninstall(part).unwrap();
+                    chunks(&state, extent).iter().for_each(|chunk| one.absorb(chunk).unwrap());
+                }
+                self.table.install(whole, Box::new(one)).unwrap();
+            }
+        }
+    }
+
     fn records(&self) -> Vec<(u32, Vec<Vec<u8>>)> {
         self.table.owned().map(|(bin, state)| (bin, chunks(state, Extent::Changed))).collect()
     }
@@ -305,6 +369,94 @@ proptest! {
         }
         let live = merged[0].segments().iter().map(|segment| segment.base);
         prop_assert!(live.into_iter().all(|base| base));
+    }
+}
+
+/// When, of which hash, and by how many bits: none merges.
+type Cut = (u64, Option<u8>);
+
+fn cuts() -> impl Strategy<Value = Vec<Cut>> {
+    prop::collection::vec((any::<u64>(), prop::option::of(1u8..4)), 0..4)
+}
+
+/// All that is in the bins, but for what they share.
+fn without_shared(rig: &Rig) -> Content {
+    let mut all: Content = rig.table.owned().flat_map(|(_, state)| rig.content(state)).collect();
+    all.remove(&(b"shared".to_vec(), 0));
+    all
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(64))]
+    /// Splits and merges, within epochs and between them, are seen neither in what comes out, nor in the state, nor in what epochs
+    /// changed; also when an epoch is undone, and through files.
+    #[test]
+    fn splits_and_merges_change_nothing(
+        plan in 0..PLANS.len(),
+        epochs in prop::collection::vec((epochs().prop_map(|mut epochs| epochs.remove(0)), cuts(), cuts()), 1..5),
+    ) {
+        let (mut rig, mut twin) = (Rig::new(PLANS[plan]), Rig::new(PLANS[plan]));
+        let mut files = Vec::new();
+        let mut watermark = -100;
+        for (number, (epoch, before, within)) in epochs.iter().enumerate() {
+            before.iter().for_each(|(hash, bits)| rig.recut(*hash, *bits, Extent::All));
+            prop_assert_eq!(without_shared(&rig), without_shared(&twin), "between epochs");
+            rig.table.mark_all(number as u64);
+            twin.table.mark_all(number as u64);
+            if epoch.undone {
+                epoch.blocks.iter().for_each(|(rows, _)| rig.apply(rows));
+                rig.table.rollback_all().unwrap();
+                prop_assert_eq!(without_shared(&rig), without_shared(&twin), "undone");
+            }
+            let mut within = within.iter();
+            for (rows, _) in &epoch.blocks {
+                prop_assert_eq!(rig.told(rows), twin.told(rows), "epoch {}", number);
+                within.next().into_iter().for_each(|(hash, bits)| rig.recut(*hash, *bits, Extent::Marked));
+            }
+            watermark = watermark.max(epoch.watermark);
+            let reached = watermark * 1_000;
+            let fired = [&mut rig, &mut twin].map(|rig| rig.said(|op, table, say| op.watermark(table, reached, say).unwrap()));
+            prop_assert_eq!(&fired[0], &fired[1], "epoch {}", number);
+            let ended = [&mut rig, &mut twin].map(|rig| rig.said(|op, table, say| op.end_epoch(table, say).unwrap()));
+            prop_assert_eq!(&ended[0], &ended[1], "epoch {}", number);
+            prop_assert_eq!(without_shared(&rig), without_shared(&twin), "after epoch {}", number);
+            let changed = |rig: &Rig| {
+                let mut all: Content = rig.records().iter().flat_map(|(_, chunks)| content_of_changes(chunks)).collect();
+                all.remove(&(b"shared".to_vec(), 0));
+                // A pane that was born and went in the epoch is gone where it came from elsewhere. What had to be told the files show.
+                all.retain(|_, value| !value.ends_with(b"gone"));
+                all
+            };
+            // A group is told for a row that is not of its top, unless the rows behind its top are known to be enough: that depends on where it was.
+            if !matches!(rig.keyed.kind, KeyedKind::Top(_)) {
+                prop_assert_eq!(changed(&rig), changed(&twin), "changes of epoch {}", number);
+            }
+            let records = rig.records().into_iter().filter(|(_, chunks)| !chunks.is_empty()).map(|(bin, chunks)| {
+                let range = range_of(bin, BITS).unwrap();
+                for chunk in &chunks {
+                    Chunk::parse(chunk).unwrap().check(range).unwrap();
+                }
+                Ok::<_, Infallible>(Segment { operator: "step".into(), range, base: number == 0, chunks })
+            });
+            let bytes = write(records).flat_map(Result::unwrap).collect::<Vec<_>>();
+            files.push(File::open(format!("data-{number}"), bytes).unwrap());
+        }
+        let bytes = write(merge(&files)).collect::<Result<Vec<_>, _>>().unwrap().concat();
+        let merged = [File::open("merged", bytes).unwrap()];
+        for (files, bits) in [&files[..], &merged].into_iter().zip([BITS, 3]) {
+            let all = (0..1 << bits).flat_map(|bin| rig.content(&loaded(&rig, files, Range::new(bin, bits).unwrap())));
+            let mut all: Content = all.collect();
+            all.remove(&(b"shared".to_vec(), 0));
+            prop_assert_eq!(all, without_shared(&twin), "{} bits", bits);
+        }
+        let copy = |state: &State| rig.state(&chunks(state, Extent::All));
+        let rest = twin.rest(twin.table.owned().map(|(_, state)| copy(state)).collect(), Some(watermark * 1_000));
+        for bin in 0..BINS {
+            rig.recut(u64::from(bin) << 62, None, Extent::Marked);
+        }
+        let copy = |state: &State| rig.state(&chunks(state, Extent::All));
+        let found = rig.rest(rig.table.owned().map(|(_, state)| copy(state)).collect(), Some(watermark * 1_000));
+        prop_assert_eq!(found, rest);
     }
 }
 

@@ -16,7 +16,7 @@ use std::time::Duration;
 
 use arrow_array::RecordBatch as Batch;
 use crossbeam::channel::{Receiver, RecvTimeoutError, Sender, bounded, select, unbounded};
-use penstock_bins::Strategy;
+use penstock_bins::{Command, Range, Strategy, number_of, range_of};
 use penstock_dataflow::fabric;
 use penstock_plan::host::{
     Event, Group, GroupConfig, HostError, PartitionRows, Refusal, Resident, Rows, StepReport, Watermarks,
@@ -158,8 +158,9 @@ impl Books {
 
 impl Inner {
     fn check_moves(&self, moves: &[(u32, u32)]) -> PyResult<()> {
-        let (bins, workers) = (1 << self.bits, self.workers);
-        let wrong = |&&(bin, worker): &&(u32, u32)| bin >= bins || worker as usize >= workers;
+        let (bins, workers) = (1_u32 << self.bits, self.workers);
+        // Whether a part is there is known when its turn comes.
+        let wrong = |&&(bin, worker): &&(u32, u32)| range_of(bin, self.bits).is_none() || worker as usize >= workers;
         moves.iter().find(wrong).map_or(Ok(()), |(bin, worker)| {
             let about =
                 format!("bin {bin} cannot move to worker {worker}: there are {bins} bins and {workers} workers");
@@ -405,6 +406,56 @@ impl LocalRun {
         started.map_err(|next| {
             refuse(format!("epoch {at_epoch} has passed: {next} is the first that something can be prepared for"))
         })
+    }
+
+    /// Splits bins by so many bits and merges others, between two epochs; each is ``(prefix, length)``. Returns a handle for
+    /// `wait_migration`.
+    fn recut(&self, py: Python<'_>, splits: Vec<((u32, u8), u8)>, merges: Vec<(u32, u8)>) -> PyResult<u64> {
+        let inner = self.inner(py)?;
+        if inner.whole && inner.plan.keyed().any(|keyed| keyed.waits_for_ends()) {
+            return Err(errors::raise(
+                Kind::Config,
+                "rows wait in the bins of this flow for the end of the input, which is one epoch: bins can be split between two \
+                 epochs only, so start the session with streaming=True",
+            ));
+        }
+        let number = |(prefix, length): (u32, u8)| {
+            let range = Range::new(prefix, length);
+            range.and_then(|range| number_of(range, inner.bits)).ok_or_else(|| {
+                let about = format!(
+                    "({prefix}, {length}) is no bin: bins have {} to 20 bits, and prefixes below 2 to that",
+                    inner.bits
+                );
+                errors::raise(Kind::Config, &about)
+            })
+        };
+        let mut commands = Vec::new();
+        for (bin, bits) in splits {
+            commands.push(Command::Split { bin: number(bin)?, bits });
+        }
+        for bin in merges {
+            commands.push(Command::Merge { bin: number(bin)? });
+        }
+        let started = py.detach(|| {
+            inner.with(|books| {
+                let group = books.group.as_ref().ok_or(Problem::Closed("LocalRun"))?;
+                let handle = books.next_migration;
+                group.recut(handle, commands);
+                books.next_migration += 1;
+                books.migrations.insert(handle, None);
+                Ok::<_, Problem>(handle)
+            })
+        })?;
+        Ok(started?)
+    }
+
+    /// All bins, of each keyed step: ``(prefix, length, worker)``.
+    fn bins(&self, py: Python<'_>) -> PyResult<Vec<Vec<(u32, u8, u32)>>> {
+        let inner = self.inner(py)?;
+        let told = py.detach(|| inner.with(|books| books.group.as_ref().map(Group::bins)))?;
+        let told = told.ok_or(Problem::Closed("LocalRun"))?;
+        let plain = |(range, worker): (Range, u32)| (range.prefix(), range.length(), worker);
+        Ok(told.into_iter().map(|bins| bins.into_iter().map(plain).collect()).collect())
     }
 
     /// The epoch that the next batch becomes.

@@ -19,7 +19,7 @@ use arrow_array::RecordBatch;
 use arrow_select::concat::concat_batches;
 use penstock_bins::{
     BinEvent, BinTable, BinsError, Config, Control, ControlInput, Moment, Rebuilt, Routing, Shelf, Stateful, Stats,
-    stateful,
+    range_of, stateful_divided,
 };
 use penstock_dataflow::{BoxError, InputHandle, Pipeline, Scope, Stream, Worker};
 use penstock_files::Range;
@@ -344,6 +344,15 @@ impl Built {
     }
 
     /// Owner of each bin by the routing in force, per keyed step.
+    pub(crate) fn bins(&self) -> Vec<Vec<(Range, u32)>> {
+        let all = |routing: &Routing| {
+            let range = |(bin, owner)| (range_of(bin, routing.bits()).expect("a bin of the routing"), owner);
+            routing.bins_owned().map(range).collect()
+        };
+        self.ops.iter().map(|op| all(&op.routing.borrow())).collect()
+    }
+
+    /// Owner by bin, per keyed step.
     pub(crate) fn owners(&self) -> Vec<Vec<u32>> {
         self.ops.iter().map(|op| op.routing.borrow().owners().to_vec()).collect()
     }
@@ -564,7 +573,8 @@ fn keyed_step(
         }
         refused.map_or(Ok(()), Err)
     };
-    Ok(stateful(&hashed, commands, bins, logic)?)
+    // Nothing is post-dated: timers are in the bins.
+    Ok(stateful_divided(&hashed, commands, bins, Some(Rc::new(|(): &()| 0)), logic)?)
 }
 
 /// Files rows by epoch and probes what has been filed.

@@ -19,6 +19,7 @@ use crossbeam::channel::{Receiver, Sender, unbounded};
 use penstock_balance::{Strategy, StrategyError};
 use penstock_bins::BinsError;
 use penstock_dataflow::{BoxError, Endpoint, Waker, Worker};
+use penstock_files::Range;
 
 use super::build::{self, Shared};
 use super::feed::{PartitionRows, deal};
@@ -420,6 +421,21 @@ impl Group {
         Ok(())
     }
 
+    /// Splits and merges bins, all at one time between two epochs, when the migrations asked for before have ended. Told as a migration is. A bin and
+    /// its parts are named as [`penstock_bins::number_of`] says.
+    pub fn recut(&self, handle: u64, commands: Vec<penstock_bins::Command>) {
+        if let Some(worker) = self.workers.first() {
+            let order = Order { handle, plan: Moves::Recut(commands), max_pause: None, at_epoch: None };
+            worker.tell(Command::Migrate(order));
+        }
+    }
+
+    /// All bins with their owners as the first local worker routes now, per keyed step, parts of bins that are split among them.
+    #[must_use]
+    pub fn bins(&self) -> Vec<Vec<(Range, u32)>> {
+        self.workers.first().map(|worker| worker.gauges.bins()).unwrap_or_default()
+    }
+
     /// The host has handed on rows that were told as [`Event::Rows`].
     pub fn taken(&self, worker: usize, bytes: usize) {
         if let Some(handle) = self.workers.iter().find(|handle| handle.index == worker) {
@@ -454,7 +470,7 @@ impl Group {
         self.shared.loads()
     }
 
-    /// Owner of each bin as the first local worker routes now, per keyed step. Not a counter: as long as there are bins.
+    /// Owner of each bin as the first local worker routes now, per keyed step; `u32::MAX` of one that is split. Not a counter: as long as there are bins.
     #[must_use]
     pub fn owners(&self) -> Vec<Vec<u32>> {
         self.workers.first().map(|worker| worker.gauges.owners()).unwrap_or_default()

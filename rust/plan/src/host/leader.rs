@@ -13,7 +13,7 @@ use std::collections::{BTreeMap, VecDeque};
 use std::time::{Duration, Instant};
 
 use penstock_balance::{PauseLimit, Shift, Strategy, steps};
-use penstock_bins::{ControlError, ControlInput, Migration, Routing, ScheduleError};
+use penstock_bins::{Command, ControlError, ControlInput, Migration, Routing, ScheduleError};
 use penstock_progress::{FlowTime, ProbeHandle};
 use serde::{Deserialize, Serialize};
 
@@ -38,24 +38,28 @@ pub(crate) enum Moves {
     Steps(Vec<Vec<(u32, u32)>>),
     /// Those of these bins that are elsewhere when it begins, in steps that are planned then.
     Then(Vec<(u32, u32)>, Strategy),
+    /// Splits and merges, at one time between two epochs, when no rows wait in bins for the end of theirs.
+    Recut(Vec<Command>),
 }
 
 impl Moves {
     /// The steps. Each is one batch of control, which names a bin once: of several moves the last counts.
-    fn steps(self, routing: impl FnOnce() -> Routing) -> Vec<Vec<(u32, u32)>> {
+    fn steps(self, routing: impl FnOnce() -> Routing) -> Migration<FlowTime> {
         let latest = |step: Vec<(u32, u32)>| step.into_iter().collect::<BTreeMap<u32, u32>>().into_iter();
-        match self {
+        let steps = match self {
+            Moves::Recut(commands) => return Migration::of_commands(commands),
             Moves::Steps(steps) => steps.into_iter().map(|step| latest(step).collect()).collect(),
             Moves::Then(moves, strategy) => {
                 let routing = routing();
-                let from = |bin| routing.owners().get(bin as usize).copied();
+                let from = |bin| routing.owner_at(bin);
                 // A bin that is not there stays in the list: control refuses it by name.
                 let shifts = latest(moves).filter(|(bin, to)| from(*bin) != Some(*to));
                 let shifts = shifts.map(|(what, to)| Shift { what, from: from(what).unwrap_or(to), to });
                 let list = steps(strategy, &shifts.collect::<Vec<_>>()).expect("checked by who asked");
                 list.into_iter().map(|step| step.into_iter().map(|shift| (shift.what, shift.to)).collect()).collect()
             }
-        }
+        };
+        Migration::from_steps(steps)
     }
 }
 
@@ -129,12 +133,19 @@ struct Running {
     /// When all before the step under way was done.
     reached: Option<Instant>,
     limit: Option<PauseLimit>,
+    /// It takes effect between two epochs only.
+    between: bool,
 }
 
 impl Running {
-    fn new(handle: u64, steps: Vec<Vec<(u32, u32)>>, max_pause: Option<Duration>) -> Self {
-        let (migration, limit) = (Migration::from_steps(steps), max_pause.map(PauseLimit::new));
-        Running { handle, migration, steps: Vec::new(), reached: None, limit }
+    fn new(handle: u64, migration: Migration<FlowTime>, max_pause: Option<Duration>, between: bool) -> Self {
+        let limit = max_pause.map(PauseLimit::new);
+        Running { handle, migration, steps: Vec::new(), reached: None, limit, between }
+    }
+
+    /// Whether it waits for control to be between two epochs.
+    fn waits(&self, time: FlowTime) -> bool {
+        self.between && time.slice >= MARK && self.migration.next_step().is_some()
     }
 
     /// Looks whether the step under way is complete.
@@ -211,7 +222,7 @@ impl Leader {
         self.queue.iter_mut().filter(|order| order.handle == handle).for_each(|order| order.plan = nothing());
         if let Some(at) = self.prepared.iter().position(|(_, order)| order.handle == handle) {
             let (_, order) = self.prepared.remove(at);
-            self.running.push(Running::new(order.handle, Vec::new(), None));
+            self.running.push(Running::new(order.handle, Migration::from_steps(Vec::new()), None, false));
         }
         self.running.iter_mut().filter(|one| one.handle == handle).for_each(|one| one.migration.cancel());
     }
@@ -253,6 +264,9 @@ impl Leader {
         let due =
             self.prepared.iter().map(|(epoch, _)| FlowTime::new(*epoch, MARK + 1)).filter(|due| *due > held).min();
         let target = due.map_or(target, |due| target.min(due));
+        // What takes effect between two epochs waits for the next such time.
+        let between = self.running.iter().any(|running| running.waits(held));
+        let target = if between { target.min(FlowTime::new(held.epoch + 1, SEAL + 1)) } else { target };
         if target <= held {
             return false;
         }
@@ -286,15 +300,17 @@ impl Leader {
         let together = begin.iter().any(|order| order.at_epoch.is_some());
         let old = self.running.len();
         for Order { handle, plan, max_pause, .. } in begin {
-            let steps = if refused.contains_key(&handle) { Vec::new() } else { plan.steps(|| self.control.routing()) };
-            self.running.push(Running::new(handle, steps, max_pause));
+            let (between, passed) = (matches!(plan, Moves::Recut(_)), refused.contains_key(&handle));
+            let plan = if passed { Moves::Steps(Vec::new()) } else { plan };
+            let migration = plan.steps(|| self.control.routing());
+            self.running.push(Running::new(handle, migration, max_pause, between));
         }
         let mut leave = false;
         for (place, running) in self.running.iter_mut().enumerate() {
             busy |= running.observe(probe, at);
             let waits = if together { place < old || self.turn == Some(running.handle) } else { leave };
             // At the epoch's last slice there is no later slice to advance to: wait for the next epoch.
-            if waits || time.slice == CLOSE {
+            if waits || time.slice == CLOSE || running.waits(time) {
                 continue;
             }
             match running.issue(&mut self.control, at) {

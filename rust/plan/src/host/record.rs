@@ -1,6 +1,6 @@
 //! What an epoch changed in one bin, as a worker takes it.
 
-use penstock_bins::{BinState, BinTable, Encoding, Extent};
+use penstock_bins::{BinState, BinTable, Encoding, Extent, range_of};
 use penstock_dataflow::BoxError;
 use penstock_files::Range;
 
@@ -28,7 +28,7 @@ pub(super) fn take(op: usize, table: &BinTable<State>, base: bool, out: &mut Vec
             chunks.push(chunk);
         }
         if !chunks.is_empty() {
-            let range = Range::new(bin, table.bits()).expect("a table's bins are ranges");
+            let range = range_of(bin, table.bits()).expect("a table's bins are ranges");
             out.push(Record { op, range, base, chunks });
         }
     }

@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use arrow_array::{ArrayRef, Int64Array, RecordBatch};
 use arrow_schema::{DataType, Field, Schema};
+use penstock_bins::{Command as Cut, Routing, bin, range_of};
 use penstock_dataflow::{Worker, fabric};
 use penstock_files::{Chunk, Entry};
 
@@ -97,12 +98,45 @@ impl Pair {
         for item in told {
             match item {
                 Told::Epoch { epoch, record, .. } => self.records.entry(epoch).or_default().push(record),
-                Told::Migrated(_) => self.migrated += 1,
+                Told::Migrated(migrated) => {
+                    assert_eq!(migrated.refused, None);
+                    self.migrated += 1;
+                }
                 Told::Rows { .. } => panic!("nobody asked for rows"),
             }
         }
         busy
     }
+}
+
+/// All bins move, some are split, or one is merged again, its parts together first; `routing` is where that leads.
+fn deed(dice: &mut Dice, routing: &mut Routing) -> Vec<Moves> {
+    let present: Vec<u32> = routing.bins_owned().map(|(bin, _)| bin).collect();
+    let whole = |part: &u32| bin(range_of(*part, BITS).unwrap().first(), BITS);
+    let mut moves = |part: u32| (part, dice.below(2) as u32);
+    let moves: Vec<(u32, u32)> = present.iter().map(|part| moves(*part)).collect();
+    let split: Vec<u32> = present.iter().map(whole).filter(|whole| !present.contains(whole)).collect();
+    let deeds = match (dice.below(3), split.first()) {
+        (0, _) => vec![Moves::Steps(vec![moves])],
+        (1, Some(&merged)) => {
+            let parts = present.into_iter().filter(|part| whole(part) == merged).map(|part| (part, 1)).collect();
+            vec![Moves::Steps(vec![parts]), Moves::Recut(vec![Cut::Merge { bin: merged }])]
+        }
+        _ => {
+            let fine =
+                moves.into_iter().filter(|(part, some)| *some == 1 && range_of(*part, BITS).unwrap().length() < 5);
+            vec![Moves::Recut(fine.map(|(bin, _)| Cut::Split { bin, bits: 1 }).collect())]
+        }
+    };
+    for deed in &deeds {
+        let commands: Vec<Cut> = match deed {
+            Moves::Recut(commands) => commands.clone(),
+            Moves::Steps(steps) => steps.iter().flatten().map(|&(bin, worker)| Cut::Move { bin, worker }).collect(),
+            Moves::Then(..) => unreachable!("nothing is prepared here"),
+        };
+        commands.iter().for_each(|command| drop(routing.apply(command).unwrap()));
+    }
+    deeds
 }
 
 /// Runs epochs with keys of each worker and migrations under way; turns come as the dice fall.
@@ -111,6 +145,7 @@ fn run(seed: u64) {
     let mut dice = Dice(seed);
     let mut pair = Pair::new();
     let (mut asked, mut released) = (0, 0);
+    let mut routing = Routing::new(BITS, 2).unwrap();
     let mut counts = BTreeMap::<u64, BTreeMap<u64, u64>>::new();
     // A worker's turns come in runs, so that the other lags behind.
     let mut turns = 0_u64;
@@ -129,11 +164,11 @@ fn run(seed: u64) {
             released += 1;
         }
         if asked < 12 && dice.below(6) == 0 {
-            let step = (0..1 << BITS).map(|bin| (bin, dice.below(2) as u32)).collect();
-            let plan = Moves::Steps(vec![step]);
-            let order = Order { handle: asked as u64, plan, max_pause: None, at_epoch: None };
-            pair.loops[0].command(Command::Migrate(order));
-            asked += 1;
+            for plan in deed(&mut dice, &mut routing) {
+                let order = Order { handle: asked as u64, plan, max_pause: None, at_epoch: None };
+                pair.loops[0].command(Command::Migrate(order));
+                asked += 1;
+            }
         }
         let worker = dice.below(2) as usize;
         for _ in 0..=dice.below(12) {

@@ -8,6 +8,7 @@ use std::sync::{Mutex, OnceLock};
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
 use penstock_bounded::Monitor;
+use penstock_files::Range;
 use serde::{Deserialize, Serialize};
 
 /// Nanoseconds since the Unix epoch of a monotonic instant.
@@ -168,6 +169,8 @@ struct Cells {
     stats: WorkerStats,
     slices: std::collections::VecDeque<SliceSample>,
     owners: Vec<Vec<u32>>,
+    /// With the parts of those that are split; empty while none is.
+    bins: Vec<Vec<(Range, u32)>>,
 }
 
 /// The cells of one worker, written by its thread and read by the host.
@@ -196,6 +199,24 @@ impl Gauges {
         let mut cells = self.cells();
         into.workers.push(cells.stats.clone());
         into.slices.extend(cells.slices.drain(..));
+    }
+
+    /// All bins with their owners.
+    pub(crate) fn bins(&self) -> Vec<Vec<(Range, u32)>> {
+        let cells = self.cells();
+        if !cells.bins.is_empty() {
+            return cells.bins.clone();
+        }
+        let all = |owners: &Vec<u32>| {
+            let bits = owners.len().ilog2() as u8;
+            let bin = |(bin, owner): (u32, &u32)| Some((Range::new(bin, bits)?, *owner));
+            (0..).zip(owners).filter_map(bin).collect()
+        };
+        cells.owners.iter().map(all).collect()
+    }
+
+    pub(crate) fn tell_bins(&self, bins: Vec<Vec<(Range, u32)>>) {
+        self.cells().bins = bins;
     }
 
     pub(crate) fn owners(&self) -> Vec<Vec<u32>> {

@@ -413,6 +413,8 @@ impl WorkerLoop {
             bins.push(owned);
         }
         let owners = self.built.owners();
+        let split = owners.iter().flatten().any(|owner| *owner == u32::MAX);
+        self.gauges.tell_bins(if split { self.built.bins() } else { Vec::new() });
         let (late_rows, scopes) = (self.late_rows, self.built.monitors.stats());
         let busy = self.began.elapsed().saturating_sub(self.worker.parked()).as_nanos() as u64;
         self.gauges.update(|stats, current| {

@@ -1,0 +1,194 @@
+"""Bins that are split, as a session plans with them: which parts there are, and whose each will be.
+
+Owns: the checks of what a user asks to split, to merge and to move, by ranges of the hash. A range is
+``(prefix, bits)``: all hashes that begin with these bits. What happens is decided by the workers, in the order in which
+it was asked for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from penstock._migration import Cut, balanced
+from penstock.errors import ConfigError
+
+__all__ = ["Bins", "Part", "Parts"]
+
+Part = tuple[int, int]
+#: A bin, a part of one, or several.
+Bins = int | Part | Iterable[int | Part]
+
+#: The most bits of a prefix.
+_MOST = 20
+
+
+class Parts:
+    """All bins of a flow with their owners, when all that was asked for is done.
+
+    Parameters
+    ----------
+    bits : int
+        Of a bin that is whole.
+    owner : dict of (prefix, bits) to int
+        The worker of each; together they hold every hash once.
+    """
+
+    def __init__(self, bits: int, owner: Mapping[Part, int]) -> None:
+        self.bits = bits
+        self.owner = dict(owner)
+
+    def copy(self) -> Parts:
+        """Another one that is equal."""
+        return Parts(self.bits, self.owner)
+
+    @property
+    def is_split(self) -> bool:
+        """Whether any bin is."""
+        return len(self.owner) > 1 << self.bits
+
+    def owners(self) -> list[int]:
+        """The worker of each bin, by number, when none is split."""
+        return [self.owner[number, self.bits] for number in range(1 << self.bits)]
+
+    def number(self, part: Part) -> int:
+        """How the workers name it."""
+        prefix, bits = part
+        return prefix if bits == self.bits else 1 << bits | prefix
+
+    def within(self, whole: Part) -> list[Part]:
+        """The parts of a bin or part that is split, by hash; itself where it is whole."""
+        prefix, bits = whole
+        inside = [one for one in self.owner if one[1] >= bits and one[0] >> (one[1] - bits) == prefix]
+        return sorted(inside, key=lambda one: one[0] << (_MOST - one[1]))
+
+    def parse(self, bins: Bins, what: str) -> list[Part]:
+        """The bins that a user names.
+
+        Raises
+        ------
+        ConfigError
+            When there can be no such bin, or one is named twice.
+        """
+        one = _is_int(bins) or (isinstance(bins, tuple) and len(bins) == 2 and all(map(_is_int, bins)))
+        try:
+            listed: list[Any] = [bins] if one else list(bins)  # type: ignore[arg-type]
+        except TypeError:
+            listed = [bins]
+        found: list[Part] = []
+        for named in listed:
+            part = (named, self.bits) if _is_int(named) else named
+            if not (isinstance(part, tuple) and len(part) == 2 and all(map(_is_int, part))):
+                raise ConfigError(f"{what}: a bin is its number, or (prefix, bits) of a part, not {named!r}")
+            prefix, bits = part
+            if not self.bits <= bits <= _MOST or not 0 <= prefix < 1 << bits:
+                raise ConfigError(
+                    f"{what}: there can be no bin {named!r}: bins have {self.bits} bits, their parts up to {_MOST}, and"
+                    f" prefixes of n bits are below 2 ** n"
+                )
+            if part in found:
+                raise ConfigError(f"{what}: bin {named!r} is named twice")
+            found.append(part)
+        if not found:
+            raise ConfigError(f"{what}: no bin is named")
+        return found
+
+    def split(self, bins: Bins, by: int) -> list[Part]:
+        """Split these; returns them.
+
+        Raises
+        ------
+        ConfigError
+            When that cannot be.
+        """
+        if not _is_int(by) or not 1 <= by <= _MOST:
+            raise ConfigError(f"split: by={by!r} must be an int from 1 to {_MOST}: a bin becomes 2 ** by parts")
+        chosen = self.parse(bins, "split")
+        for part in chosen:
+            prefix, bits = part
+            if part not in self.owner:
+                why = "is split already" if self.within(part) else "is not there: what it would be part of is whole"
+                raise ConfigError(f"split: bin {part} {why}")
+            if bits + by > _MOST:
+                raise ConfigError(f"split: bin {part} by {by} bits: parts have {_MOST} bits at most")
+        for prefix, bits in chosen:
+            worker = self.owner.pop((prefix, bits))
+            self.owner.update(((prefix << by | low, bits + by), worker) for low in range(1 << by))
+        return chosen
+
+    def merge(self, bins: Bins) -> tuple[list[Part], list[tuple[Part, int]]]:
+        """Merge all parts of these; returns them, and where their parts have to be before.
+
+        Raises
+        ------
+        ConfigError
+            When that cannot be.
+        """
+        chosen = self.parse(bins, "merge")
+        moves: list[tuple[Part, int]] = []
+        for whole in chosen:
+            parts = self.within(whole)
+            if whole in self.owner or not parts:
+                why = "is not split" if whole in self.owner else "is not there, or was named as part of another one"
+                raise ConfigError(f"merge: bin {whole} {why}")
+            workers = [self.owner[part] for part in parts]
+            home = max(sorted(set(workers)), key=workers.count)
+            moves += [(part, home) for part in parts]
+            for part in parts:
+                del self.owner[part]
+            self.owner[whole] = home
+        return chosen, moves
+
+    def moves(self, to: Any, moves: Any, workers: int) -> list[tuple[Part, int]]:
+        """What moves where: what is said of a bin that is split is said of all its parts.
+
+        Raises
+        ------
+        ConfigError
+            When there is no such bin or worker, or a part is named twice.
+        """
+        if to is not None and moves is not None:
+            raise ConfigError("migrate takes to= or moves=, not both")
+        if moves is None and to is None:
+            parts = sorted(self.owner)
+            return list(zip(parts, balanced([self.owner[part] for part in parts], workers), strict=True))
+        pairs: list[Any]
+        if to is not None:
+            pairs = list(enumerate(to))
+            if len(pairs) != 1 << self.bits:
+                raise ConfigError(f"to= has {len(pairs)} owners; there are {1 << self.bits} bins")
+        else:
+            pairs = list(moves.items() if isinstance(moves, Mapping) else moves)
+        found: dict[Part, int] = {}
+        for pair in pairs:
+            if not (isinstance(pair, Sequence) and len(pair) == 2):
+                raise ConfigError(f"a move is (bin, worker), not {pair!r}")
+            named, worker = pair
+            (whole,) = self.parse(named, "moves")
+            if not _is_int(worker) or not 0 <= worker < workers:
+                raise ConfigError(f"there is no worker {worker!r}: there are workers 0 to {workers - 1}")
+            parts = self.within(whole)
+            if not parts:
+                raise ConfigError(f"bin {whole} is not there: what it would be part of is whole")
+            for part in parts:
+                if part in found:
+                    raise ConfigError(f"bin {part} is to move twice")
+                found[part] = worker
+        return sorted(found.items())
+
+    def steps(self, moves: Sequence[tuple[Part, int]], cut: Cut) -> list[list[tuple[int, int]]]:
+        """Cut moves into steps, by the numbers of their bins."""
+        from penstock import _native
+
+        if not moves:
+            return []
+        length = 1 << (len(moves) - 1).bit_length()
+        before = [self.owner[part] if self.owner[part] != to else to + 1 for part, to in moves]
+        after = [to for _, to in moves]
+        fill = [0] * (length - len(moves))
+        planned = _native.migration_steps(before + fill, after + fill, cut.strategy, cut.batch_size)
+        return [[(self.number(moves[at][0]), worker) for at, worker in step] for step in planned]
+
+
+def _is_int(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)

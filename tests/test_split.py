@@ -1,0 +1,222 @@
+"""Bins that are split and merged while a flow runs: what comes out is what comes without, whatever moves in between."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+import penstock as pk
+from penstock._local import LocalSession
+from penstock._parts import Parts
+from penstock.errors import ConfigError
+
+SCHEMA = "ts bigint, k bigint, v bigint"
+
+
+def running(total: int | None, ts: int, k: int, v: int) -> tuple[int, tuple[int, int]]:
+    total = ((total or 0) * 3 + v) % 1_000_003
+    return total, (k, total)
+
+
+def later(state: int | None, ts: int, k: int, v: int) -> Any:
+    state = (state or 0) + v
+    return state, None, (ts + 25, state)
+
+
+def on_timer(state: int | None, time: int, value: int, k: int) -> Any:
+    return state, (k, time * 1_000 + value)
+
+
+class Longest(pk.Aggregator):
+    """A user's aggregate, whose rows wait for the end of their epoch."""
+
+    def create(self) -> Any:
+        return [0]
+
+    def accumulate(self, states: list[Any], groups: pa.Int64Array, rows: pa.RecordBatch) -> None:
+        for group, value in zip(groups.to_pylist(), rows["v"].to_pylist(), strict=True):
+            states[group][0] = states[group][0] * 7 % 100_003 + value
+
+    def merge(self, state: Any, other: Any) -> Any:
+        return [state[0] + other[0]]
+
+    def finish(self, states: list[Any]) -> Any:
+        return pa.record_batch({"n": pa.array([state[0] for state in states], pa.int64())})
+
+
+def flows() -> dict[str, pk.Flow]:
+    timed = pk.Flow(SCHEMA, event_time="ts", lateness="50ms")
+    return {
+        "counts": pk.Flow(SCHEMA).key_by("k").agg(n=pk.count(), total=pk.sum("v"), emit="update"),
+        "windows": timed.key_by("k").window(pk.sliding("20ms", "10ms")).agg(n=pk.count()),
+        "sessions": timed.key_by("k").window(pk.session("3ms")).agg(n=pk.count(), top=pk.max("v")),
+        "states": pk.Flow(SCHEMA).key_by("k").stateful_map(running, schema="k bigint, total bigint"),
+        "timers": timed.key_by("k").stateful_map(later, schema="k bigint, at bigint", on_timer=on_timer),
+        "aggregates": pk.Flow(SCHEMA).key_by("k").aggregate(Longest(), schema="n bigint", columns=["v"], emit="update"),
+        "distinct": pk.Flow(SCHEMA).distinct("k", "v"),
+    }
+
+
+def batches(seed: int, count: int) -> list[pa.RecordBatch]:
+    dice = random.Random(seed)
+    made = []
+    for number in range(count):
+        rows = dice.randrange(1, 300)
+        # One key has half of all rows.
+        keys = [7 if dice.random() < 0.5 else dice.randrange(200) for _ in range(rows)]
+        times = [number * 10 + dice.randrange(15) for _ in range(rows)]
+        columns = [times, keys, [dice.randrange(9) for _ in range(rows)]]
+        made.append(
+            pa.record_batch(columns, names=["ts", "k", "v"]).cast(
+                pa.schema([(n, pa.int64()) for n in ("ts", "k", "v")])
+            )
+        )
+    return made
+
+
+def ran(found: Any) -> list[Any]:
+    return sorted(tuple(row.values()) for batch in found for row in batch.to_pylist())
+
+
+def deed(session: Any, dice: random.Random, workers: int) -> str:
+    """Something that is done to the bins of a session."""
+    told = session.bins().to_pylist()
+    present = [(row["prefix"], row["bits"]) for row in told if row["op"] == 0]
+    some = sorted(set(dice.choices(present, k=6)))
+    kind = dice.choice(["split", "split", "move", "merge", "ahead"])
+    try:
+        if kind == "split":
+            session.split(some, by=dice.randrange(1, 4))
+        elif kind == "merge":
+            prefix, bits = dice.choice([one for one in present if one[1] > 3] or some)
+            session.merge(prefix >> (bits - 3))
+        else:
+            epoch = session.epoch + 2 if kind == "ahead" else None
+            moves = {part: dice.randrange(workers) for part in some}
+            session.migrate(moves=moves, strategy="matched", at_epoch=epoch)
+    except ConfigError:
+        # What is there now may be gone when its turn comes.
+        return ""
+    return kind
+
+
+@pytest.mark.parametrize("name", list(flows()))
+@pytest.mark.parametrize("workers", [1, 3])
+def test_results_do_not_change(name: str, workers: int) -> None:
+    source, done = batches(workers, 25), []
+    with LocalSession(flows()[name], bits=3, streaming=True) as session:
+        wanted = ran(session.run(iter(source)))
+    dice = random.Random(name)
+    with LocalSession(flows()[name], workers, bits=3, streaming=True) as session:
+
+        def feed() -> Iterator[pa.RecordBatch]:
+            for batch in source:
+                yield batch
+                done.append(deed(session, dice, workers))
+
+        found = ran(session.run(feed()))
+    assert found == wanted
+    assert "split" in done and len(set(done) - {""}) > 1, done
+
+
+def test_from_256_bins_to_4096_and_back() -> None:
+    flow = pk.Flow("k bigint").key_by("k").agg(n=pk.count(), emit="final")
+    source = [pa.table({"k": [(row * row + number) % 5_000 for row in range(4_000)]}) for number in range(9)]
+    wanted = ran(flow.run(iter(source)))
+    with flow.start(workers=2) as session:
+        bins: list[int] = []
+
+        def feed() -> Iterator[pa.Table]:
+            for number, table in enumerate(source):
+                yield table
+                if number == 2:
+                    assert session.split(range(256), by=4).wait(60).bins == 256
+                    bins.append(session.bins().num_rows)
+                    assert session.owners() == [[-1] * 256]
+                if number == 4:
+                    hot = {(prefix, 12): 0 for prefix in range(0, 4096, 16)}
+                    moved = session.migrate(moves=hot, strategy="all-at-once").wait(60)
+                    assert moved.bins == 128, "the others are there"
+                    assert session.rebalance().wait(60).bins == 128
+                if number == 6:
+                    session.merge(range(256)).wait(60)
+                    bins.append(session.bins().num_rows)
+                    assert -1 not in session.owners()[0]
+                    there = sum(owner != 1 for owner in session.owners()[0])
+                    assert session.migrate(to=[1] * 256).wait(60).bins == there
+
+        found = ran(session.run(feed()))
+        assert bins == [4096, 256]
+    assert found == wanted
+
+
+def test_one_hot_bin_alone() -> None:
+    flow = pk.Flow("k bigint").key_by("k").agg(n=pk.count(), emit="update")
+    with LocalSession(flow, 2, bits=2) as session:
+        session.split(1, by=8)
+        session.split((1 << 8 | 5, 10), by=10).wait(60)
+        table = session.bins()
+        assert table.num_rows == 3 + 255 + 1024
+        assert set(table.column("bits").to_pylist()) == {2, 10, 20}
+        assert sum(2.0**-bits for bits in table.column("bits").to_pylist()) == 1.0
+        session.migrate(moves={(1 << 8 | 5, 10): 0, 0: 1}).wait(60)
+        at = {(row["prefix"], row["bits"]): row["worker"] for row in session.bins().to_pylist()}
+        assert {at[(1 << 8 | 5) << 10 | low, 20] for low in range(1024)} == {0} and at[0, 2] == 1
+        session.merge(1).wait(60)
+        assert session.bins().num_rows == 4
+
+
+def test_what_cannot_be_split_or_merged() -> None:
+    flow = pk.Flow("k bigint").key_by("k").agg(n=pk.count())
+    with LocalSession(flow, 2, bits=4) as session:
+        session.split([3, 4], by=2).wait(60)
+        for act, says in [
+            (lambda: session.split(16), "there can be no bin 16"),
+            (lambda: session.split(-1), "there can be no bin -1"),
+            (lambda: session.split((1, 3)), "there can be no bin"),
+            (lambda: session.split((1, 21)), "there can be no bin"),
+            (lambda: session.split("3"), "a bin is its number"),
+            (lambda: session.split([True]), "a bin is its number"),
+            (lambda: session.split([]), "no bin is named"),
+            (lambda: session.split([5, (5, 4)]), "named twice"),
+            (lambda: session.split(3), "is split already"),
+            (lambda: session.split((0, 6)), "what it would be part of is whole"),
+            (lambda: session.split(5, by=0), "by=0"),
+            (lambda: session.split(5, by=17), "20 bits at most"),
+            (lambda: session.merge(5), "is not split"),
+            (lambda: session.merge((3 << 2, 6)), "is not split"),
+            (lambda: session.merge((3 << 3, 7)), "is not there"),
+            (lambda: session.merge([3, (6, 5)]), "was named as part of another one"),
+            (lambda: session.migrate(moves={(3, 7): 0}), "what it would be part of is whole"),
+            (lambda: session.migrate(moves={3: 0, (12, 6): 1}), "is to move twice"),
+            (lambda: session.migrate(moves={3: 2}), "there is no worker 2"),
+            (lambda: session.migrate(to=[0]), "there are 16 bins"),
+            (lambda: session.rebalance(by="rows"), "merge those that are split first"),
+        ]:
+            with pytest.raises(ConfigError, match=says):
+                act()
+        assert session.bins().num_rows == 14 + 8, "nothing of it was done"
+    timers = pk.Flow("k bigint, v bigint").key_by("k").aggregate(Longest(), schema="n bigint", columns=["v"])
+    for streaming in (False, True):
+        with LocalSession(timers, bits=4, streaming=streaming) as session:
+            if streaming:
+                session.split(3).wait(60)
+            else:
+                with pytest.raises(ConfigError, match="rows wait in the bins of this flow"):
+                    session.split(3)
+    with pk.Flow("k bigint").start() as stateless, pytest.raises(ConfigError, match="keeps no state"):
+        stateless.split(0)
+
+
+def test_parts_are_planned_as_the_workers_do_it() -> None:
+    parts = Parts(2, {(number, 2): number % 2 for number in range(4)})
+    assert parts.split([1], 2) == [(1, 2)] and parts.within((1, 2)) == [(4 + low, 4) for low in range(4)]
+    assert [parts.number(part) for part in [(3, 2), (5, 4)]] == [3, 0b1_0101]
+    parts.owner[5, 4] = 0
+    chosen, moves = parts.copy().merge((1, 2))
+    assert chosen == [(1, 2)] and moves == [((4 + low, 4), 1) for low in range(4)]
+    assert parts.moves([0, 1, 0, 0], None, 2)[:2] == [((0, 2), 0), ((2, 2), 0)]
