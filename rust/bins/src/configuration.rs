@@ -104,6 +104,33 @@ impl<T: Ord + Clone> Configurations<T> {
         self
     }
 
+    /// Begins where a peer stands. What was staged here and there counts once: a peer whose control frontier has passed a time has had all of it.
+    pub fn learn(&mut self, mut peer: Self) {
+        for (time, mut staged) in std::mem::take(&mut self.staged) {
+            if !peer.frontier.may_bring(&time) {
+                continue;
+            }
+            let known = peer.staged.entry(time).or_default();
+            for control in &*known {
+                if let Some(at) = staged.iter().position(|other| other == control) {
+                    staged.swap_remove(at);
+                }
+            }
+            known.append(&mut staged);
+        }
+        *self = peer;
+    }
+
+    /// Whether something of this time is staged, or pending and takes bins from this worker.
+    #[must_use]
+    pub fn concerns(&self, time: &T, worker: u32) -> bool {
+        let concerns = |Changes { moves, recuts }: &Changes| {
+            moves.iter().any(|m| m.from == worker) || recuts.iter().any(|recut| recut.worker == worker)
+        };
+        let pending = |pending: &Configuration<T>| pending.time == *time && concerns(&pending.changes);
+        self.staged.contains_key(time) || self.pending.iter().any(pending)
+    }
+
     /// The routing by which bins lie in the tables now.
     #[must_use]
     pub fn active(&self) -> &Routing {
@@ -237,6 +264,25 @@ mod tests {
         assert_eq!(f.newest().owners(), [1, 1, 0, 1]);
         assert_eq!(f.active().owners(), [0, 1, 0, 1]);
         assert_eq!(f.pending().len(), 1);
+    }
+
+    #[test]
+    fn who_joins_begins_where_a_peer_stands_and_counts_nothing_twice() {
+        let mut peer = Configurations::new(Routing::new(2, 2).unwrap());
+        let (first, second, third) = (moves(0, &[(0, 1)]), moves(1, &[(1, 2)]), moves(2, &[(2, 2), (0, 2)]));
+        peer.stage(3, first);
+        peer.stage(5, second.clone());
+        peer.stage(7, third[..1].to_vec());
+        assert_eq!(peer.advance(&[6], |_| true).len(), 2);
+        // The joiner was sent the second batch, and the other half of the third, and all of it but for the first again.
+        let mut f = Configurations::new(Routing::new(2, 2).unwrap());
+        f.stage(5, second);
+        f.stage(7, third.clone());
+        f.learn(peer);
+        assert!(f.concerns(&7, 2) && f.concerns(&5, 1) && !f.concerns(&5, 2));
+        assert!(matches!(f.advance(&[8], |_| true)[..], [Outcome::Pending(_)]));
+        assert_eq!(f.newest().owners(), [2, 2, 2, 1]);
+        assert_eq!(f.routing_at(&4).unwrap().owners(), [1, 1, 0, 1]);
     }
 
     #[test]

@@ -10,7 +10,7 @@
 
 use std::collections::BTreeMap;
 
-use penstock_dataflow::InputHandle;
+use penstock_dataflow::{InputHandle, Scope};
 use penstock_progress::{Timestamp, TotalOrder};
 
 use crate::control::{Command, Control, check_commands};
@@ -24,7 +24,8 @@ pub struct ControlInput<T: Timestamp> {
     input: Option<InputHandle<T, Vec<Control>>>,
     schedule: BTreeMap<T, Vec<Command>>,
     emitted: Routing,
-    peers: usize,
+    /// Tells members from absent workers.
+    present: Box<dyn Fn(u32) -> bool>,
     next_sequence: u64,
 }
 
@@ -33,7 +34,17 @@ impl<T: Timestamp + TotalOrder> ControlInput<T> {
     /// there are), `peers` the number of workers.
     #[must_use]
     pub fn new(input: InputHandle<T, Vec<Control>>, routing: Routing, peers: usize) -> Self {
-        Self { input: Some(input), schedule: BTreeMap::new(), emitted: routing, peers, next_sequence: 0 }
+        let present = Box::new(move |worker: u32| (worker as usize) < peers);
+        Self { input: Some(input), schedule: BTreeMap::new(), emitted: routing, present, next_sequence: 0 }
+    }
+
+    /// As [`ControlInput::new`], among the workers that take part when a command is scheduled, by their index, in a run that workers join and
+    /// leave. All control of such a run comes from one worker, since sequence numbers go on from one batch to the next.
+    #[must_use]
+    pub fn among(input: InputHandle<T, Vec<Control>>, routing: Routing, scope: &Scope<T>) -> Self {
+        let members = scope.clone();
+        let present = Box::new(move |worker: u32| members.has_member(worker as usize));
+        Self { input: Some(input), schedule: BTreeMap::new(), emitted: routing, present, next_sequence: 0 }
     }
 
     /// Where control stands; `None` once closed.
@@ -66,8 +77,7 @@ impl<T: Timestamp + TotalOrder> ControlInput<T> {
             let present = before.len() + commands.len();
             return Err(ControlError::Count { announced: u32::MAX, present }.into());
         }
-        let peers = self.peers;
-        let present = |worker: u32| (worker as usize) < peers;
+        let present = &self.present;
         let recuts = |command: &Command| matches!(command, Command::Split { .. } | Command::Merge { .. });
         let cut = self.emitted.is_split() || self.schedule.values().flatten().chain(&commands).any(recuts);
         if cut {

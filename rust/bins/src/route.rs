@@ -7,6 +7,8 @@
 //! Invariants: the state output depends on control alone (M-08: its summary has no path from the data input); per
 //! sender and time, blocks leave in the order in which they came.
 //!
+//! One that joins a run owns no bin and keeps data until it knows the configurations of a peer; control that both were told counts once.
+//!
 //! Source: Megaphone §3.4, §4.3. Departures: control is not re-broadcast (the edge into F is a broadcast already); within
 //! a process a bin's state moves as a ticket; between processes it moves as there is room (see `shipment`).
 
@@ -16,7 +18,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 
-use penstock_dataflow::{Frontiers, Input, Output};
+use penstock_dataflow::{Frontiers, Input, Lesson, Output};
 use penstock_progress::{Capability, ProbeHandle, Timestamp, TotalOrder};
 
 use crate::bin::{BinState, bin};
@@ -79,6 +81,8 @@ pub(crate) struct RouteParts<T: Timestamp, D: Block, S: BinState, P: Record> {
     /// The routing by which bins lie now, for the host to read.
     pub(crate) active: Rc<RefCell<Routing>>,
     pub(crate) rejected: Rc<RefCell<Vec<(T, ControlError)>>>,
+    /// What it learns of a peer when it joins a run, and teaches those who do.
+    pub(crate) lesson: Lesson<Configurations<T>>,
     /// Tells members from absent workers.
     pub(crate) present: Rc<dyn Fn(u32) -> bool>,
     /// How post-dated records are divided, where bins may be split.
@@ -137,7 +141,15 @@ where
             self.held.entry(time.clone()).or_insert_with(|| capability.retain_for(STATE));
             self.configurations.stage(time, controls);
         }
-        self.compile(frontiers.frontier(CONTROL));
+        if let Some(peer) = self.parts.lesson.learn() {
+            self.learn(peer);
+        }
+        if !self.parts.lesson.is_due() {
+            self.compile(frontiers.frontier(CONTROL));
+        }
+        for pupil in self.parts.lesson.pupils() {
+            self.parts.lesson.teach(pupil, self.configurations.clone());
+        }
         if self.moving.take_if(|time| !self.parts.probe.less_equal(time)).is_some() {
             self.parts.shared.have_come();
         }
@@ -163,6 +175,14 @@ where
             self.migrate(configuration)?;
         }
         Ok(())
+    }
+
+    /// Begins where a peer stands.
+    fn learn(&mut self, peer: Configurations<T>) {
+        let Self { configurations, held, parts, .. } = self;
+        configurations.learn(peer);
+        *parts.active.borrow_mut() = configurations.active().clone();
+        held.retain(|time, _| configurations.concerns(time, parts.shared.index as u32));
     }
 
     /// Turns control that is complete into configurations.

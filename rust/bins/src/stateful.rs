@@ -105,6 +105,9 @@ pub struct Stateful<T: Timestamp, S: BinState, O: 'static> {
 /// [`BinsError::AbsentOwner`], and [`BinsError::Unrestored`], [`BinsError::Foreign`], [`BinsError::BitsDiffer`] when the
 /// table does not hold exactly the bins of this worker. Nothing is built then.
 ///
+/// In a joinable run a worker that joins owns no bin until control gives it some, by [`ControlInput::among`](crate::ControlInput::among); one
+/// that leaves has its bins moved away before. Its routing and that of founders are built for the founders.
+///
 /// Inside the dataflow, breaches of the protocol and errors of `logic` stop the worker and its peers.
 ///
 /// # Cost
@@ -149,7 +152,7 @@ where
     L: FnMut(Moment<'_, T, D, S, P, O>) -> Result<(), BoxError> + 'static,
 {
     let scope = data.scope();
-    let (index, peers) = (scope.index(), scope.peers());
+    let (index, peers, joinable) = (scope.index(), scope.peers(), scope.is_joinable());
     let Config { name, routing, table, shelf, local, new_state, begins, record, ship_bytes, stats } = config;
     for (bin, worker) in routing.bins_owned() {
         if worker as usize >= peers {
@@ -199,8 +202,10 @@ where
         ship_bytes,
         active: Rc::clone(&active),
         rejected: Rc::clone(&rejected),
-        present: Rc::new(move |worker| (worker as usize) < members.peers()),
         divide,
+        // Where members change they do so for each worker at another moment, so whoever sends control has checked it alone.
+        present: Rc::new(move |worker| members.is_joinable() || (worker as usize) < members.peers()),
+        lesson: builder.lesson(),
     });
     let wake_route = builder.activator();
     builder.build(|capabilities| {
@@ -217,7 +222,9 @@ where
     let wake = builder.activator();
     builder.build(|mut capabilities| {
         let ports = state::Ports { data, states, output, taken };
-        let mut operator = StateOperator::new(ports, capabilities.pop(), shared, wake, logic);
+        // In a joinable run all are threads of one process, and nothing is told.
+        let telling = capabilities.pop().filter(|_| !joinable);
+        let mut operator = StateOperator::new(ports, telling, shared, wake, logic);
         move |frontiers| operator.run(frontiers)
     });
     taken_stream.connect_loop(around);
@@ -227,12 +234,12 @@ where
 
 /// Each message to the worker that it names.
 fn by_address<T: Timestamp, D: Wire>() -> impl Pact<T, Addressed<D>> {
-    Exchange::new(address::<T, D>)
+    Exchange::new(address::<T, D>).by_index()
 }
 
 /// The same; other messages go before these.
 fn by_address_behind<T: Timestamp, D: Wire>() -> impl Pact<T, Addressed<D>> {
-    Exchange::new(address::<T, D>).behind_data()
+    Exchange::new(address::<T, D>).by_index().behind_data()
 }
 
 fn address<T, D>(_: &T, block: Addressed<D>, route: &mut dyn FnMut(usize, Addressed<D>)) {
