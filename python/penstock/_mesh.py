@@ -50,6 +50,10 @@ class Seats:
         """Whether the program of a worker here was told that the run has ended."""
         return self._native.heard(thread)
 
+    def admit(self) -> tuple[int, int] | None:
+        """Wait for the place of one worker more: its seat and its index; None when all dataflows are finished."""
+        return self._native.admit()
+
     def stop(self, reason: str) -> None:
         """Stop all workers of the run, here and elsewhere: their next step raises `WorkerStopped`. From any thread."""
         self._native.stop(reason)
@@ -126,6 +130,6 @@ def listen(host: str = "127.0.0.1", port: int = 0) -> Listener:
     return Listener(_native.DataflowListener(host, port))
 
 
-def alone(threads: int) -> Seats:
-    """Seats of a run of one process."""
-    return Seats(_native.dataflow_alone(threads))
+def alone(threads: int, *, joinable: bool = False) -> Seats:
+    """Seats of a run of one process; `joinable`: more workers may join while it runs."""
+    return Seats(_native.dataflow_alone(threads, joinable))

@@ -309,7 +309,7 @@ def max_event_time(plan: str, batch: _ArrowData, source: int = 0) -> int | None:
 
 _Time = int | tuple[int, ...]
 
-def dataflow_alone(threads: int) -> DataflowSeats:
+def dataflow_alone(threads: int, joinable: bool = False) -> DataflowSeats:
     """Seats for `threads` workers of this process, without others.
 
     Raises
@@ -363,6 +363,17 @@ class DataflowSeats:
     def threads(self) -> int:
         """Workers of each process."""
 
+    def admit(self) -> tuple[int, int] | None:
+        """Wait for the place of one worker more: its seat and its index. None when all dataflows are finished.
+
+        Raises
+        ------
+        ValueError
+            When the seats are for fixed workers.
+        WorkerStopped
+            When the run has failed.
+        """
+
     def worker(self, thread: int, main: bool) -> DataflowWorker:
         """Make the calling thread the worker on a seat; `main`: it is the thread that hears signals.
 
@@ -391,7 +402,27 @@ class DataflowWorker:
 
     @property
     def peers(self) -> int:
-        """How many workers there are."""
+        """How many workers there were after the last step."""
+
+    def bootstrap(self) -> bool:
+        """Take its place, once all dataflows are built: True at a worker that joins a run, which waits for it.
+
+        Raises
+        ------
+        ClosedError
+            When it comes when all dataflows are finished.
+        GraphError
+            When it built other dataflows than its peers.
+        """
+
+    def leave(self) -> None:
+        """Leave the run; its dataflows are gone then.
+
+        Raises
+        ------
+        DataflowError
+            When it is the only worker, or workers are fixed.
+        """
 
     def open(self, name: str) -> DataflowScope:
         """Begin a dataflow; `start` ends it."""

@@ -20,7 +20,12 @@ _MOST_WORKERS = 8
 
 
 def execute(
-    program: Callable[[Worker], R], workers: int | None = None, *, processes: int = 1, start_timeout: Timeout = 60.0
+    program: Callable[[Worker], R],
+    workers: int | None = None,
+    *,
+    processes: int = 1,
+    join: int = 0,
+    start_timeout: Timeout = 60.0,
 ) -> list[R]:
     """Run a program on every worker and return what each returned.
 
@@ -38,13 +43,17 @@ def execute(
     processes : int, default 1
         1: threads of this process. More: that many new Python processes with `workers` threads each, connected over
         loopback sockets that only they can use. They end with this call, however it ends.
+    join : int, default 0
+        So many workers more may join while the program runs, each when a worker calls `Worker.admit`; and any may
+        leave. Every worker then calls `Worker.bootstrap` once its dataflows are built. Threads only.
     start_timeout : float, str or datetime.timedelta, default 60
         Seconds until all processes must have started and connected.
 
     Returns
     -------
     list
-        Results in the order of the workers.
+        Results in the order of the workers, those that joined last. One that came when all dataflows were finished has
+        none.
 
     Raises
     ------
@@ -76,6 +85,9 @@ def execute(
         raise ConfigError(f"the program must be a function of a worker, got {type(program).__name__}")
     processes = _count("processes", processes)
     seconds = parse_timeout(start_timeout, "start_timeout")
+    join = _count("join", join, least=0)
+    if join and processes > 1:
+        raise ConfigError(f"join={join} is for threads of one process, got processes={processes}")
     workers = default_workers(processes) if workers is None else _count("workers", workers)
     if processes > 1:
         from penstock.dataflow._processes import run_processes
@@ -83,13 +95,13 @@ def execute(
         return run_processes(program, workers, processes, seconds)
     from penstock._mesh import alone
 
-    with alone(workers) as seats:
-        return run_workers(seats, program)
+    with alone(workers, joinable=join > 0) as seats:
+        return run_workers(seats, program, join)
 
 
-def _count(name: str, value: Any) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise ConfigError(f"{name} must be an int of at least 1, got {value!r}")
+def _count(name: str, value: Any, least: int = 1) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        raise ConfigError(f"{name} must be an int of at least {least}, got {value!r}")
     return value
 
 

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from penstock.dataflow._worker import Worker
-from penstock.errors import ConfigError, PenstockError, ProgramError, WorkerLost, WorkerStopped
+from penstock.errors import ClosedError, ConfigError, PenstockError, ProgramError, WorkerLost, WorkerStopped
 
 if TYPE_CHECKING:
     from penstock._mesh import Seats
@@ -57,8 +57,10 @@ class Failure:
         return made
 
 
-def run_workers(seats: Seats, program: Callable[[Worker], R]) -> list[R]:
+def run_workers(seats: Seats, program: Callable[[Worker], R], join: int = 0) -> list[R]:
     """Run a program on the workers of this process, a thread each; results in their order.
+
+    Up to `join` more may join while it runs, on seats that were made for that.
 
     For hosts that connect processes themselves; `execute` does it all.
 
@@ -74,7 +76,7 @@ def run_workers(seats: Seats, program: Callable[[Worker], R]) -> list[R]:
     ...     run_workers(seats, lambda worker: worker.index)
     [0, 1]
     """
-    return settle(collect_outcomes(seats, program))
+    return settle(collect_outcomes(seats, program, join))
 
 
 def run_here(seats: Seats, program: Callable[[Worker], R]) -> R:
@@ -116,46 +118,96 @@ def first_cause(failures: list[Failure]) -> PenstockError:
     return min(failures, key=lambda failure: failure.rank).exception()
 
 
-def collect_outcomes(seats: Seats, program: Callable[[Worker], R]) -> list[R | Failure]:
+class _Door:
+    """Counts who may still join, and has the thread that waits for the workers start them."""
+
+    def __init__(self, join: int, events: queue.SimpleQueue[int]) -> None:
+        self._join = join
+        self._asked = 0
+        self._events = events
+        self._lock = threading.Lock()
+
+    def ask(self, count: int) -> None:
+        with self._lock:
+            if self._asked + count > self._join:
+                left = self._join - self._asked
+                raise ConfigError(f"{count} more workers may not join: execute(..., join={self._join}) leaves {left}")
+            self._asked += count
+        self._events.put(count)
+
+
+def collect_outcomes(seats: Seats, program: Callable[[Worker], R], join: int = 0) -> list[R | Failure]:
     """What the program did on each worker of this process. Ctrl-C stops them all, then it is raised here."""
-    outcomes: list[Any] = [None] * seats.threads
-    ended: queue.SimpleQueue[int] = queue.SimpleQueue()
+    outcomes: dict[int, Any] = {}
+    #: 0: a worker has ended; more: so many are to join.
+    events: queue.SimpleQueue[int] = queue.SimpleQueue()
     first = seats.process * seats.threads
+    door = _Door(join, events)
     # Ctrl-C may end `start()` after the thread has begun: the threads say who runs, and after the end none begins.
     entry = threading.Lock()
     begun: dict[int, threading.Thread] = {}
     over = False
 
-    def work(thread: int) -> None:
+    def work(seat: int, index: int, *, late: bool = False) -> None:
+        entered: list[Worker] = []
         with entry:
             if over:
                 return
-            begun[thread] = threads[thread]
-        try:
-            outcomes[thread] = _drive(seats, thread, program, main=False)
-        except BaseException as error:
-            outcomes[thread] = Failure(first + thread, seats.process, error)
-        finally:
-            ended.put(thread)
+            begun[index - first] = threading.current_thread()
 
-    threads = [
-        threading.Thread(target=work, args=(thread,), name=f"penstock-worker-{first + thread}", daemon=True)
-        for thread in range(seats.threads)
-    ]
+        def run(worker: Worker) -> R:
+            entered.append(worker)
+            worker._admit = door.ask if join else None
+            return program(worker)
+
+        try:
+            outcomes[index] = _drive(seats, seat, run, main=False)
+        except BaseException as error:
+            # Who comes when all is finished has nothing to tell.
+            if not (late and isinstance(error, ClosedError) and entered and not entered[0]._joined):
+                outcomes[index] = Failure(index, seats.process, error)
+
+    def found(seat: int) -> None:
+        try:
+            work(seat, first + seat)
+        finally:
+            events.put(0)
+
+    def follow() -> None:
+        try:
+            # The failure of a run is that of a worker.
+            with contextlib.suppress(WorkerStopped, PenstockError):
+                place = seats.admit()
+                if place is not None:
+                    work(*place, late=True)
+        finally:
+            events.put(0)
+
+    def thread(target: Callable[..., None], *args: int) -> threading.Thread:
+        name = f"penstock-worker-{first + len(threads)}"
+        return threading.Thread(target=target, args=args, name=name, daemon=True)
+
+    threads: list[threading.Thread] = []
     try:
-        for thread in threads:
-            thread.start()
-        for _ in threads:
-            ended.get()
+        for seat in range(seats.threads):
+            threads.append(thread(found, seat))
+            threads[-1].start()
+        running = len(threads)
+        while running:
+            count = events.get()
+            running += count if count else -1
+            for _ in range(count):
+                threads.append(thread(follow))
+                threads[-1].start()
     except BaseException:
         seats.stop("interrupted")
         with entry:
             over = True
         _leave(seats, begun)
         raise
-    for thread in threads:
-        thread.join()
-    return outcomes
+    for ended in threads:
+        ended.join()
+    return [outcomes[index] for index in sorted(outcomes)]
 
 
 @contextlib.contextmanager

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from penstock._durations import Timeout, parse_timeout
 from penstock.dataflow._coordination import Barrier, Sequencer
 from penstock.dataflow._scope import Scope
-from penstock.errors import DataflowError
+from penstock.errors import ConfigError, DataflowError
 
 if TYPE_CHECKING:
     from penstock import _native
@@ -23,10 +23,13 @@ class Worker:
     It belongs to its thread: any other gets a `ThreadError`.
     """
 
-    __slots__ = ("_native",)
+    __slots__ = ("_admit", "_joined", "_native")
 
     def __init__(self, native: _native.DataflowWorker) -> None:
         self._native = native
+        #: Lets so many join: whoever runs the workers sets it.
+        self._admit: Callable[[int], None] | None = None
+        self._joined = False
 
     @property
     def index(self) -> int:
@@ -42,8 +45,91 @@ class Worker:
 
     @property
     def peers(self) -> int:
-        """How many workers there are. For an example see `index`."""
+        """How many workers there are. For an example see `index`.
+
+        Where workers join and leave this changes with steps: it is how many take part now.
+        """
         return self._native.peers
+
+    def bootstrap(self) -> bool:
+        """Take its place among workers that join and leave: once all dataflows are built, before anything is sent.
+
+        False at those that the run began with, for which nothing happens, and where workers are fixed. A worker that
+        joins waits until it has all progress and gets data, and then stands, at each of its inputs, at the time of one
+        of its peers: True.
+
+        Raises
+        ------
+        GraphError
+            When it built other dataflows than its peers. They hear nothing of it.
+        ClosedError
+            When it comes when all dataflows are finished.
+
+        Examples
+        --------
+        >>> import penstock as pk
+        >>> def program(worker):
+        ...     with worker.dataflow() as scope:
+        ...         numbers, stream = scope.input()
+        ...     joined = worker.bootstrap()
+        ...     if not joined:
+        ...         worker.admit()
+        ...     while worker.peers < 2:
+        ...         worker.step_or_park()
+        ...     return joined
+        >>> pk.execute(program, workers=1, join=1)
+        [False, True]
+        """
+        joined = self._native.bootstrap()
+        self._joined = True
+        return joined
+
+    def admit(self, count: int = 1) -> None:
+        """Let workers join the run, of those that ``execute(..., join=)`` allows.
+
+        Returns at once. Each runs the same program in a thread of its own, and is counted in `peers` when it takes
+        part. For an example see `bootstrap`.
+
+        Raises
+        ------
+        ConfigError
+            When more would join than allowed, or `count` is below 1.
+        """
+        if isinstance(count, bool) or not isinstance(count, int) or count < 1:
+            raise ConfigError(f"count must be an int of at least 1, got {count!r}")
+        if self._admit is None:
+            raise ConfigError(f"{count} more workers may not join: call execute(..., join={count}) or more")
+        self._admit(count)
+
+    def leave(self) -> None:
+        """Leave the run: work off what has come, give up the inputs, and say goodbye. The others go on.
+
+        State that stays in operators goes with this worker. Returns when it has left, or when all dataflows are
+        finished.
+
+        Raises
+        ------
+        DataflowError
+            When it is the only worker, or workers are fixed: nothing changes, and the program may go on.
+        UserFunctionError, WorkerStopped, GraphError
+            As `step`.
+
+        Examples
+        --------
+        >>> import penstock as pk
+        >>> def program(worker):
+        ...     with worker.dataflow() as scope:
+        ...         numbers, stream = scope.input()
+        ...     worker.bootstrap()
+        ...     if worker.index == 0:
+        ...         worker.leave()
+        ...     while worker.peers > 1:
+        ...         worker.step_or_park()
+        ...     return worker.peers
+        >>> pk.execute(program, workers=2, join=1)[1]
+        1
+        """
+        self._native.leave()
 
     @contextmanager
     def dataflow(self, name: str = "dataflow") -> Iterator[Scope]:

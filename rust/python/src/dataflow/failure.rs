@@ -3,7 +3,7 @@
 //! The worker on which an operator's logic raised gets that exception itself; every other worker of the run a `WorkerStopped`
 //! that names the first cause, with the exception as its cause where it happened in this process.
 
-use penstock_dataflow::Error;
+use penstock_dataflow::{Error, MemberFault};
 use pyo3::prelude::*;
 
 use super::block::PyCause;
@@ -37,6 +37,9 @@ pub(crate) fn raise(py: Python<'_>, error: &Error, me: usize) -> PyErr {
             facts.set_item("dataflow", dataflow)?;
             facts.set_item("worker", worker)
         }),
+        Error::Member { fault: MemberFault::Over | MemberFault::Withdrawn, .. } => {
+            errors::raise(Kind::Closed, &message)
+        }
         Error::Protocol { .. } => errors::raise(Kind::Protocol, &message),
         Error::WrongCapability { .. } => errors::raise(Kind::Capability, &message),
         Error::TooLarge { .. } => errors::raise(Kind::Block, &message),

@@ -31,11 +31,16 @@ fn checked(threads: usize) -> PyResult<usize> {
     }
 }
 
-/// Seats for `threads` workers of this process, without others.
+/// Seats for `threads` workers of this process, without others. With `joinable`, more may join while they run.
 #[pyfunction]
-pub(crate) fn dataflow_alone(threads: usize) -> PyResult<DataflowSeats> {
-    let endpoints = fabric::threads(checked(threads)?);
-    Ok(DataflowSeats::new(Layout { process: 0, threads }, 1, endpoints, None))
+#[pyo3(signature = (threads, joinable=false))]
+pub(crate) fn dataflow_alone(threads: usize, joinable: bool) -> PyResult<DataflowSeats> {
+    let layout = Layout { process: 0, threads: checked(threads)? };
+    if joinable {
+        let (endpoints, door) = fabric::joinable(threads);
+        return Ok(DataflowSeats::joinable(endpoints, door));
+    }
+    Ok(DataflowSeats::new(layout, 1, fabric::threads(threads), None))
 }
 
 /// A listener for one run of several processes.

@@ -37,7 +37,7 @@ pub(crate) struct Site {
 impl Site {
     /// Opens the roll, where there is somebody to tell.
     pub(crate) fn open(worker: &mut Worker) -> Self {
-        let roll = (worker.peers() > 1).then(|| open(worker));
+        let roll = (worker.peers() > 1 || worker.is_joinable()).then(|| open(worker));
         Site {
             roll: RefCell::new(roll),
             built: RefCell::default(),
@@ -132,9 +132,9 @@ fn open(worker: &mut Worker) -> Roll {
     let heard = told.clone();
     let (input, probe) = worker.dataflow::<u64, _>("roll", |scope| {
         let (input, entries) = scope.new_input::<Vec<Entry>>();
-        let peers = scope.peers();
+        let members = scope.clone();
         let everyone = Exchange::new(move |_: &u64, entries: Vec<Entry>, give: &mut dyn FnMut(usize, Vec<Entry>)| {
-            (0..peers).for_each(|worker| give(worker, entries.clone()));
+            (0..members.peers()).for_each(|worker| give(worker, entries.clone()));
         });
         (input, listen(&entries, everyone, heard))
     });

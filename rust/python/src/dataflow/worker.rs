@@ -4,12 +4,12 @@
 //! ([`DataflowWorker`]). A step runs detached from the interpreter; logic in Python attaches for itself. A worker on the main
 //! thread parks in ticks so that Ctrl-C is heard; others park until they are woken, also by [`DataflowSeats::stop`].
 
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use penstock_coord::{Barrier, Sequencer};
-use penstock_dataflow::{Endpoint, Error, FabricGuard, Waker, Worker};
+use penstock_dataflow::{Door, Endpoint, Error, FabricGuard, JoinError, Ticket, Waker, Worker};
 use pyo3::prelude::*;
 
 use super::block::PyCause;
@@ -23,6 +23,9 @@ use super::time::Level;
 use crate::enter::{enter, locked, timeout};
 use crate::errors::{self, Kind};
 use crate::fork::Owner;
+
+/// How often a joiner looks whether it was stopped.
+const JOIN_TICK: Duration = Duration::from_millis(50);
 
 /// How to stop the workers of a process from any thread.
 #[derive(Default)]
@@ -70,6 +73,9 @@ pub(crate) struct DataflowSeats {
     processes: usize,
     endpoints: Mutex<Vec<Option<Endpoint>>>,
     guard: Mutex<Option<FabricGuard>>,
+    /// How many workers it began with.
+    founders: usize,
+    door: Option<Door>,
     signal: Arc<StopSignal>,
 }
 
@@ -81,8 +87,19 @@ impl DataflowSeats {
             processes,
             endpoints: Mutex::new(endpoints.into_iter().map(Some).collect()),
             guard: Mutex::new(guard),
+            founders: layout.threads,
+            door: None,
             signal: Arc::default(),
         }
+    }
+
+    /// Seats of one process, in which more workers may come through the door: all are local, whatever their index.
+    pub(crate) fn joinable(endpoints: Vec<Endpoint>, door: Door) -> Self {
+        let founders = endpoints.len();
+        let layout = Layout { process: 0, threads: usize::MAX };
+        let mut seats = DataflowSeats::new(layout, 1, endpoints, None);
+        (seats.founders, seats.door) = (founders, Some(door));
+        seats
     }
 }
 
@@ -103,7 +120,28 @@ impl DataflowSeats {
     /// Workers of each process.
     #[getter]
     fn threads(&self) -> usize {
-        self.layout.threads
+        self.founders
+    }
+
+    /// Waits for the place of one worker more: its seat and its index; none when all dataflows are finished.
+    fn admit(&self, py: Python<'_>) -> PyResult<Option<(usize, usize)>> {
+        self.owner.check(py, "Seats")?;
+        let door = self.door.as_ref().ok_or_else(|| {
+            errors::raise(Kind::Value, "nobody can join these seats: they were made for fixed workers")
+        })?;
+        let given = py.detach(|| door.ask(1).and_then(Ticket::seats));
+        match given {
+            Ok(seats) => {
+                let index = seats.first().map_or(0, Endpoint::index);
+                let seat = locked(py, &self.endpoints, |endpoints| {
+                    endpoints.extend(seats.into_iter().map(Some));
+                    endpoints.len() - 1
+                });
+                Ok(Some((seat, index)))
+            }
+            Err(JoinError::Stopped(error)) => Err(failure::raise(py, &error, usize::MAX)),
+            Err(_) => Ok(None),
+        }
     }
 
     /// Makes the calling thread the worker on a seat of this process; `main`: it is the thread that hears signals.
@@ -111,7 +149,7 @@ impl DataflowSeats {
         self.owner.check(py, "Seats")?;
         let taken = locked(py, &self.endpoints, |endpoints| endpoints.get_mut(thread).and_then(Option::take));
         let endpoint = taken.ok_or_else(|| {
-            let message = format!("seat {thread} of {} is taken or does not exist", self.layout.threads);
+            let message = format!("seat {thread} of {} is taken or does not exist", self.founders);
             errors::raise(Kind::Value, &message)
         })?;
         Ok(DataflowWorker::new(endpoint, self.layout, self.signal.clone(), main))
@@ -129,7 +167,7 @@ impl DataflowSeats {
         py.detach(|| {
             self.signal.stop(reason);
             if let Some(guard) = &*lock(&self.guard) {
-                let worker = self.layout.process * self.layout.threads;
+                let worker = if self.layout.process == 0 { 0 } else { self.layout.process * self.layout.threads };
                 guard.abort(Error::Aborted { worker, reason: reason.to_owned() });
             }
         });
@@ -194,7 +232,8 @@ impl Post {
 #[pyclass(frozen, module = "penstock._native")]
 pub(crate) struct DataflowWorker {
     address: Address,
-    peers: usize,
+    /// As of the last step.
+    peers: AtomicUsize,
     layout: Layout,
     post: Post,
 }
@@ -206,13 +245,14 @@ impl DataflowWorker {
         lock(&signal.wakers).push(worker.waker());
         let site = Site::open(&mut worker);
         let post = Post { index, main, signal };
-        DataflowWorker { address: Home::open(worker, site), peers, layout, post }
+        DataflowWorker { address: Home::open(worker, site), peers: AtomicUsize::new(peers), layout, post }
     }
 
     /// One step, and what it means for the program: whether one of its dataflows is unfinished.
     fn step_here(&self, worker: &mut Worker, home: &Home) -> Result<bool, Error> {
         self.post.watch(worker, home)?;
         worker.step()?;
+        self.peers.store(worker.peers(), Ordering::Relaxed);
         self.post.watch(worker, home)?;
         Ok(worker.dataflows() > home.site.own())
     }
@@ -279,10 +319,33 @@ impl DataflowWorker {
         self.post.index
     }
 
-    /// How many workers there are.
+    /// How many workers there were after the last step.
     #[getter]
     fn peers(&self) -> usize {
-        self.peers
+        self.peers.load(Ordering::Relaxed)
+    }
+
+    /// Takes its place, once all dataflows are built: true at a worker that joins a run, which waits for it.
+    fn bootstrap(&self, py: Python<'_>) -> PyResult<bool> {
+        let outcome = self.address.drive(py, "bootstrap()", |worker, _| {
+            loop {
+                self.post.signal.obey(worker);
+                if let Some(joined) = worker.try_bootstrap()? {
+                    self.peers.store(worker.peers(), Ordering::Relaxed);
+                    return Ok(joined);
+                }
+                worker.park(Some(JOIN_TICK));
+            }
+        })?;
+        self.told(py, outcome)
+    }
+
+    /// Leaves the run; its dataflows are gone then.
+    fn leave(&self, py: Python<'_>) -> PyResult<()> {
+        let begun = self.address.drive(py, "leave()", |worker, _| worker.start_leaving().map(|()| true))?;
+        self.told(py, begun)?;
+        while !self.address.drive(py, "leave()", |worker, _| worker.has_left())? && self.pump(py, None)? {}
+        Ok(())
     }
 
     /// Begins a dataflow; `start` ends it.

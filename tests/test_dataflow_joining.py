@@ -1,0 +1,206 @@
+"""Threads join a running program, with capabilities, and leave it."""
+
+from __future__ import annotations
+
+import re
+import threading
+from typing import Any
+
+import pytest
+
+import penstock as pk
+from penstock.dataflow import Worker
+from penstock.errors import ConfigError, DataflowError, GraphError, ProgramError
+
+
+def _numbers(worker: Worker) -> tuple[Any, Any, list[Any]]:
+    with worker.dataflow("numbers") as scope:
+        numbers, stream = scope.input()
+        routed = stream.exchange(lambda number: number)
+        return numbers, routed.probe(), routed.collect()
+
+
+def _items(seen: list[Any]) -> list[Any]:
+    return [item for _, block in seen for item in block]
+
+
+def test_a_worker_joins_after_five_of_ten_numbers() -> None:
+    def program(worker: Worker) -> tuple[bool, Any, list[Any]]:
+        numbers, _, seen = _numbers(worker)
+        joined = worker.bootstrap()
+        began = numbers.time
+        if worker.index == 0:
+            for number in range(10):
+                if number == 6:
+                    worker.admit()
+                    while worker.peers < 3:
+                        worker.step_or_park()
+                numbers.send([number])
+                worker.step()
+                if number != 5:
+                    numbers.advance_to(number + 1)
+        return joined, began, seen
+
+    results = pk.execute(program, workers=2, join=1)
+    assert [(joined, began) for joined, began, _ in results] == [(False, 0), (False, 0), (True, 5)]
+    got = [_items(seen) for _, _, seen in results]
+    assert sorted(n for items in got for n in items) == list(range(10))
+    assert got[2] and all(n > 5 for n in got[2]), "nothing comes before it has its place"
+    # From 6 on there are three to go to: every number has the place that its key gives among three.
+    places = {n: worker for worker, items in enumerate(got) for n in items}
+    fixed = pk.execute(_all_numbers, workers=3)
+    assert {n: w for n, w in places.items() if n > 5} == {n: w for w, items in enumerate(fixed) for n in items if n > 5}
+
+
+def _all_numbers(worker: Worker) -> list[Any]:
+    numbers, _, seen = _numbers(worker)
+    if worker.index == 0:
+        numbers.send(list(range(10)))
+    numbers.close()
+    while worker.step_or_park():
+        pass
+    return _items(seen)
+
+
+def test_the_first_worker_leaves_in_the_middle_of_an_epoch_and_nothing_is_lost() -> None:
+    def program(worker: Worker) -> list[Any]:
+        numbers, probe, seen = _numbers(worker)
+        worker.bootstrap()
+        numbers.advance_to(3)
+        if worker.index == 0:
+            numbers.send(list(range(30)))
+            worker.leave()
+            with pytest.raises(pk.errors.ClosedError):
+                numbers.send([99])
+            return seen
+        while worker.peers == 3:
+            worker.step_or_park()
+        if worker.index == 1:
+            numbers.send(list(range(30, 60)))
+        numbers.advance_to(4)
+        while probe.less_than(4):
+            worker.step_or_park()
+        return seen
+
+    got = [_items(seen) for seen in pk.execute(program, workers=3, join=1)]
+    assert sorted(n for items in got for n in items) == list(range(60))
+    assert all(n < 30 for n in got[0])
+
+
+def test_workers_come_and_go_while_words_are_counted() -> None:
+    """Counts of each epoch are sums over all workers; joins and leaves change where, and not how many."""
+
+    def program(worker: Worker) -> list[Any]:
+        with worker.dataflow("words") as scope:
+            lines, stream = scope.input()
+            words = stream.flat_map(str.split).exchange(lambda word: word)
+            probe, seen = words.probe(), words.collect()
+        worker.bootstrap()
+        for epoch in range(lines.time, 12):
+            lines.send([f"epoch{epoch} word{epoch % 3}"])
+            if worker.index == 1 and epoch in (2, 4, 6):
+                before = worker.peers
+                worker.admit()
+                while worker.peers == before:
+                    worker.step_or_park()
+            lines.advance_to(epoch + 1)
+            while probe.less_than(epoch):
+                worker.step_or_park()
+            if worker.index in (0, 2) and epoch == 8 + worker.index // 2:
+                worker.leave()
+                break
+        return seen
+
+    results = pk.execute(program, workers=2, join=3)
+    assert len(results) == 5
+    got = [item for seen in results for item in _items(seen)]
+    for epoch in range(12):
+        fed = got.count(f"epoch{epoch}")
+        assert 2 <= fed <= 5, (epoch, fed)
+    assert sum(item.startswith("word") for item in got) == sum(item.startswith("epoch") for item in got)
+
+
+def test_what_cannot_be_is_refused_by_its_name() -> None:
+    for options, text in [
+        ({"join": -1}, "join must be an int of at least 0, got -1"),
+        ({"join": True}, "join must be an int of at least 0, got True"),
+        ({"join": 1, "processes": 2}, "join=1 is for threads of one process, got processes=2"),
+    ]:
+        with pytest.raises(ConfigError, match=re.escape(text)):
+            pk.execute(lambda worker: None, workers=1, **options)  # type: ignore[arg-type]
+
+    def program(worker: Worker) -> list[str]:
+        numbers, _, _ = _numbers(worker)
+        told = []
+        for call in (worker.step, worker.leave):
+            with pytest.raises(DataflowError) as refused:
+                call()
+            told.append(str(refused.value))
+        assert worker.bootstrap() is False
+        with pytest.raises(DataflowError) as refused:
+            worker.leave()
+        told.append(str(refused.value))
+        for count in (0, 2):
+            with pytest.raises(ConfigError) as excess:
+                worker.admit(count)
+            told.append(str(excess.value))
+        numbers.close()
+        return told
+
+    assert pk.execute(program, workers=1, join=1) == [
+        [
+            "worker 0: call bootstrap() once all dataflows are built, and before anything is sent or stepped: "
+            "others may join here",
+            "worker 0: it does not take part now, so it cannot leave",
+            "worker 0: it is the only one and cannot leave; end its inputs instead, or let another one join first",
+            "count must be an int of at least 1, got 0",
+            "2 more workers may not join: execute(..., join=1) leaves 1",
+        ]
+    ]
+
+    def fixed(worker: Worker) -> bool:
+        with pytest.raises(DataflowError, match="the workers of this fabric are fixed"):
+            worker.leave()
+        with pytest.raises(ConfigError, match="1 more workers may not join"):
+            worker.admit()
+        return worker.bootstrap()
+
+    assert pk.execute(fixed, workers=2) == [False, False]
+
+
+def test_a_joiner_that_builds_another_graph_is_told_which() -> None:
+    tried = threading.Event()
+
+    def program(worker: Worker) -> None:
+        if worker.index == 1:
+            with worker.dataflow("numbers") as scope:
+                scope.input()
+            try:
+                worker.bootstrap()
+            finally:
+                tried.set()
+        _numbers(worker)
+        worker.bootstrap()
+        worker.admit()
+        # The others go on: they hear nothing of it.
+        while not tried.is_set():
+            worker.step_or_park(0.01)
+
+    with pytest.raises(GraphError, match="worker 1 built another graph than worker 0"):
+        pk.execute(program, workers=1, join=1)
+
+
+def test_a_joiner_that_fails_ends_the_run() -> None:
+    def program(worker: Worker) -> None:
+        numbers, _, _ = _numbers(worker)
+        if worker.bootstrap():
+            raise ValueError("enough")
+        worker.admit()
+        # Its input is open, so it ends with the run only.
+        while worker.step_or_park():
+            pass
+        numbers.close()
+
+    with pytest.raises(ProgramError, match="worker 1 raised ValueError: enough") as failed:
+        pk.execute(program, workers=1, join=1)
+    assert failed.value.worker == 1
