@@ -10,7 +10,7 @@ use penstock_dataflow::{BoxError, Worker, execute_joinable};
 const BITS: u8 = 5;
 const EPOCHS: u64 = 14;
 
-fn hash(word: &String) -> u64 {
+fn hash(word: &str) -> u64 {
     word.bytes().fold(0xcbf2_9ce4_8422_2325, |h, b| (h ^ u64::from(b)).wrapping_mul(0x9E37_79B9_7F4A_7C15))
 }
 
@@ -48,7 +48,7 @@ fn count(
         // Lines go anywhere, words to their bins.
         let words = lines.exchange_by(|line| line.len() as u64 + hash(line)).map_blocks(|lines: Vec<String>| {
             let words = lines.iter().flat_map(|line| line.split(' ')).map(|word| (word.to_string(), 1u64));
-            Keyed::new(words.collect(), hash)
+            Keyed::new(words.collect(), |word: &String| hash(word))
         });
         let counts = state_machine(&words, &commands, config, |word: &String, n, sum: &mut u64| {
             *sum += n;
@@ -59,7 +59,7 @@ fn count(
     let joined = worker.bootstrap()?;
     if joined {
         // Where the first worker stands, which is not far ahead of the one that is in the middle of epoch 3.
-        assert!((3..=5).contains(lines.time()) && counts.table.borrow().len() == 0, "without bins");
+        assert!((3..=5).contains(lines.time()) && counts.table.borrow().is_empty(), "without bins");
     }
     if index != 1 {
         control.close();

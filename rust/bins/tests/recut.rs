@@ -60,7 +60,7 @@ fn one_bin_is_split_alone() {
     let mut path = 1;
     for length in 3..=20_u8 {
         control.insert(u64::from(length), vec![Command::Split { bin: part(path, length - 1, 2), bits: 1 }]);
-        path = path << 1 | u32::from(length) % 2;
+        path = (path << 1) | (u32::from(length) % 2);
     }
     control.insert(50, vec![Command::Move { bin: part(path, 20, 2), worker: 2 }]);
     control.insert(55, vec![Command::Map(vec![2; 4])]);

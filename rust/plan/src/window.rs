@@ -588,8 +588,9 @@ mod tests {
                 let Output::Rows(rows) = output else { panic!("nothing is late") };
                 let cells = |at: usize| rows.column(at).as_primitive::<Int64Type>().iter().collect::<Vec<_>>();
                 let columns: Vec<_> = (0..rows.num_columns()).map(cells).collect();
-                for row in 0..rows.num_rows() {
-                    let cell = |at: usize| columns[at][row];
+                for cells in (0..rows.num_rows()).map(|at| columns.iter().map(|column| column[at]).collect::<Vec<_>>())
+                {
+                    let cell = |column: usize| cells[column];
                     let row = (cell(0).unwrap(), cell(2), cell(3), cell(4).unwrap(), cell(5).unwrap());
                     assert!(found.insert(row), "{row:?} twice");
                 }

@@ -276,7 +276,8 @@ impl Cluster {
     pub fn migrate(&self, handle: u64, steps: &[&[(u32, u32)]]) -> Value {
         let range = |(bin, worker): &(u32, u32)| (Range::new(*bin, BITS).unwrap(), *worker);
         let steps = steps.iter().map(|step| step.iter().map(range).collect()).collect();
-        ask("q", Request::Migrate { stamp: stamp(self.generation), handle, steps, max_pause_ms: None })
+        let stamp = stamp(self.generation);
+        ask("q", Request::Migrate { stamp, handle, steps, max_pause_ms: None, at_epoch: None })
     }
 }
 
