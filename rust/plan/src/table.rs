@@ -535,6 +535,17 @@ impl Table {
         self.undo = Some(undo);
     }
 
+    /// A mark from which on the first so many that were touched since the last one count as changed.
+    fn mark_again(&mut self, changed: usize) {
+        // A mark gives byte values other places, and rows stay where they are.
+        let touched = self.undo.as_ref().map_or(Vec::new(), |undo| undo.touched.list()[..changed].to_vec());
+        self.mark();
+        let (from, stride, positions) = (usize::from(self.first), self.stride(), self.mask as usize + 1);
+        if let Some(undo) = &mut self.undo {
+            touched.into_iter().for_each(|position| undo.save(position, &self.words[from..], stride, positions));
+        }
+    }
+
     /// Keeps no undo until the next mark.
     pub(crate) fn keep_no_undo(&mut self) {
         self.undo = None;

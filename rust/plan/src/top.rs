@@ -530,7 +530,8 @@ impl Groups {
         (out.len() > empty || (self.fired > i64::MIN && !place.begun)).then_some(out)
     }
 
-    /// Takes one chunk of `encode`. What has come so far becomes the state that a rollback returns to.
+    /// Takes one chunk of rows that have not changed. What has come so far becomes the state that a rollback returns to; groups that had
+    /// changed still count as changed, since bins that are merged come one after the other.
     pub(crate) fn absorb(&mut self, chunk: &[u8]) -> Result<(), StateFault> {
         let mut reader = Reader::new(chunk);
         if reader.u8()? != TAG {
@@ -555,7 +556,13 @@ impl Groups {
             self.add(end, name, order, row);
         }
         self.fired = self.fired.max(fired);
-        self.undo = undo.map(|_| Undo { fired: self.fired, saved: BTreeMap::new() });
+        self.undo = undo.map(|mut undo| {
+            undo.fired = self.fired;
+            for ((end, name), saved) in &mut undo.saved {
+                saved.group = self.live.get(end).and_then(|names| names.get(name)).cloned();
+            }
+            undo
+        });
         Ok(())
     }
 

@@ -94,8 +94,9 @@ impl Table {
         }
     }
 
-    /// Takes the rows of a chunk. A chunk that is wrong, or has a key that is here already, changes nothing. All that is here then is
-    /// what a rollback returns to.
+    /// Takes the rows of a chunk, as unchanged since the mark. A chunk that is wrong, or has a key that is here already, changes nothing.
+    /// All that is here then is what a rollback returns to; what had changed before still counts as changed, since bins that are merged in
+    /// the middle of an epoch come one after the other.
     pub(crate) fn absorb<'a>(&mut self, shape: &Shape, reader: &mut Reader<'a>) -> Result<(), StateFault> {
         let corrupt = |what| Err(StateFault::Corrupt { what });
         let count = reader.u32()? as usize;
@@ -132,6 +133,7 @@ impl Table {
         let Some(blobs) = blobs.collect::<Option<Vec<_>>>() else { return corrupt("what a row has gathered") };
         self.reserve(count);
         let before = self.heap.as_ref().map_or((0, 0), |heap| (heap.keys.len(), heap.blobs.len()));
+        let changed = self.undo.as_ref().map_or(0, |undo| undo.touched.list().len());
         let mut come = Vec::with_capacity(count);
         let mut twice = false;
         for (i, row) in words.chunks_exact(self.stride()).enumerate() {
@@ -191,7 +193,7 @@ impl Table {
             self.set_changed(position as usize);
         }
         match (&self.undo, &mut self.heap) {
-            (Some(_), _) => self.mark(),
+            (Some(_), _) => self.mark_again(changed),
             (None, Some(heap)) => heap.blobs.let_go(),
             (None, None) => {}
         }
