@@ -35,6 +35,7 @@ from penstock._schema import conform, spark_types, to_ddl
 from penstock.errors import ConfigError
 from penstock.spark._session.guard import require_flow
 from penstock.spark._tasks.apart import renamed, split
+from penstock.spark._tasks.heap import settle
 from penstock.spark._tasks.partitions import dump_calls, load_calls
 from penstock.spark.sources import by_place, frames, packed, quoted
 
@@ -98,6 +99,7 @@ class PlanPiece:
             fitting = conform(out, self.output_schema, "output")
             yield fitting if self.last else self._tag(out, fitting, given)
             given += out.num_rows
+        settle()
 
     def _parted(self, batches: Iterable[pa.RecordBatch]) -> Iterator[tuple[int, pa.RecordBatch]]:
         if len(self.inputs) == 1:

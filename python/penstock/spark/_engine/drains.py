@@ -21,6 +21,7 @@ from pyspark.sql.types import StructType
 
 from penstock._schema import conform, spark_types, to_ddl
 from penstock.errors import ProtocolError
+from penstock.spark._tasks.heap import settle
 from penstock.spark._tasks.place import Key, Secret
 
 if TYPE_CHECKING:
@@ -80,6 +81,7 @@ class DrainTask:
         for batch in batches:
             for index in batch.column(0).to_pylist():
                 yield from self.rows(self.pieces[index])
+        settle()
 
     def rows(self, piece: Piece) -> Iterator[pa.RecordBatch]:
         """Read one piece.

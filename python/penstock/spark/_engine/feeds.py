@@ -29,6 +29,7 @@ from penstock._schema import conform
 from penstock.errors import AuthenticationError, ProtocolError
 from penstock.spark._session.collect import to_batches
 from penstock.spark._tasks.apart import renamed, split
+from penstock.spark._tasks.heap import settle
 from penstock.spark._tasks.place import Key, executor_name
 
 if TYPE_CHECKING:
@@ -151,6 +152,7 @@ class FeedTask:
         assert context is not None, "a feed runs inside a Spark task"
         partition, attempt = context.partitionId(), context.taskAttemptId()
         rows = self.stage(batches, partition, attempt, self._seat(partition))
+        settle()
         if rows:
             yield pa.RecordBatch.from_pylist(rows, schema=RECEIPTS)
 

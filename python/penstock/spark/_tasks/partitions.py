@@ -20,6 +20,7 @@ from penstock._schema import conform, spark_types
 from penstock.errors import ConfigError, PlanError
 from penstock.spark._tasks import functions
 from penstock.spark._tasks.apart import split
+from penstock.spark._tasks.heap import settle
 
 if TYPE_CHECKING:
     from penstock._flow.base import FlowBase
@@ -55,6 +56,7 @@ class PartitionFunction:
         run = _native.InlineRun(self.plan, load_calls(self.calls))
         for out in drive(run, self._parted(batches), list(self.inputs.values())):
             yield conform(pa.record_batch(out), self.output_schema, "output")
+        settle()
 
     def _parted(self, batches: Iterable[pa.RecordBatch]) -> Iterator[tuple[int, pa.RecordBatch]]:
         names = list(self.inputs)
