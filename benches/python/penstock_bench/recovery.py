@@ -11,7 +11,8 @@ Two cases for each size of the state, a count per key:
   Spark's stores are unloaded, and ours has a new engine, whose residents serve already, as Spark's executors do
   (``engine_start_s`` says how long that took). Nothing of a checkpoint is written when a query or an engine ends, so a
   driver that dies leaves the same. ``ready_s`` is ours alone: from the claim on the checkpoint until rows are asked
-  for, with all state read; ``peer_load_metrics`` is what Spark says of loading its stores in the last restart.
+  for, with all state read; ``peer_load_metrics`` is what Spark says of loading its stores in the last restart;
+  ``floor_s`` is the restart of a query that has no state and hands its rows to the same sink: what Spark takes for any.
 """
 
 from __future__ import annotations
@@ -47,6 +48,8 @@ _FEW = 1_000
 #: Moments of a batch at which the worker dies, as parts of the median batch.
 _MOMENTS = (0.3, 0.0, 0.6, 0.15, 0.45, 0.75)
 _GIVE_UP_S = 120.0
+#: The query that has no state.
+_FLOOR = "no state"
 
 
 def run(options: Options, emit: Emit, tell: Tell, keys: int | None = None) -> None:
@@ -92,7 +95,7 @@ class _Size:
         self.folder.mkdir()
         self.files = Batches(self.folder / "files", keys)
         self.rows = min(max(_ROWS[0], keys // 10), _ROWS[1])
-        self.sinks = {"ours": Sink(), "RocksDB": Sink()}
+        self.sinks = {"ours": Sink(), "RocksDB": Sink(), _FLOOR: Sink()}
         self.engine: Any = None
         self.streams: dict[str, Stream] = {}
 
@@ -111,6 +114,7 @@ class _Size:
                     mode="update",
                     store=streams.ROCKSDB,
                 ),
+                _FLOOR: Stream(self.spark, self.folder / "floor", SCHEMA, self.sinks[_FLOOR]),
             }
             self.tell(f"filling {self.keys:,} keys and warming up")
             for file in (self.files.every_key(), *(self.files.next(self.rows) for _ in range(3))):
@@ -118,12 +122,15 @@ class _Size:
                     stream.offer(file)
                 for stream in self.streams.values():
                     stream.done()
-            self.streams["RocksDB"].stop()
+            others = [stream for name, stream in self.streams.items() if name != "ours"]
+            for stream in others:
+                stream.stop()
             given = self._kills(budget)
-            self.streams["RocksDB"].restart()
-            for file in given:
-                self.streams["RocksDB"].offer(file)
-            self.streams["RocksDB"].done()
+            for stream in others:
+                stream.restart()
+                for file in given:
+                    stream.offer(file)
+                stream.done()
             self._restarts(budget)
             self._check()
         finally:
@@ -216,7 +223,7 @@ class _Size:
                     clock = time.monotonic()
                     self.engine = self._engine()
                     starts.append(time.monotonic() - clock)
-                else:
+                elif name == "RocksDB":
                     _unload(self.spark)
                 function = self._function() if name == "ours" else None
                 stream.offer(file)
@@ -232,9 +239,9 @@ class _Size:
                     ready.append(effects.at["Feed"] - effects.at["CreateClaim"])
             self.tell(
                 f"restart {len(ready)}: ours {found['ours'][-1]:.2f} s, of it {ready[-1]:.2f} s from claim to ready;"
-                f" RocksDB {found['RocksDB'][-1]:.2f} s"
+                f" RocksDB {found['RocksDB'][-1]:.2f} s, without state {found[_FLOOR][-1]:.2f} s"
             )
-            names.reverse()
+            names = [*names[1:], names[0]]
             longest = max(longest, time.monotonic() - turn)
         self._emit(
             f"restart of a query, keys={self.keys} vs Spark groupBy.count, RocksDB",
@@ -244,6 +251,9 @@ class _Size:
                 "ready_range_s": [round(min(ready), 3), round(max(ready), 3)],
                 "ready_is": "from the claim on the checkpoint until rows are asked for",
                 "peer_load_metrics": loads,
+                "floor_s": round(statistics.median(found[_FLOOR]), 3),
+                "floor_range_s": [round(min(found[_FLOOR]), 3), round(max(found[_FLOOR]), 3)],
+                "floor_is": "the restart of a query without state",
                 "engine_start_s": round(statistics.median(starts), 3),
                 "batch_rows": _FEW,
                 "peer_shuffle_partitions": machine.cores(),
@@ -253,7 +263,8 @@ class _Size:
 
     def _check(self) -> None:
         file = self.files.next(self.rows)
-        for name, stream in self.streams.items():
+        for name in ("ours", "RocksDB"):
+            stream = self.streams[name]
             self.sinks[name].keep = True
             stream.give(file)
             self.files.check(self.sinks[name].kept, f"{NAME}: the counts of {name}")
