@@ -214,6 +214,34 @@ def test_a_batch_of_few_wide_rows_does_not_come_to_the_driver() -> None:
     assert shortcut.attempt() < shortcut.attempt() < 1 << 63
 
 
+@pytest.mark.parametrize(
+    ("columns", "before", "rows"),
+    [
+        ({"k": pa.int64()}, 10_000, 50_000),
+        ({"k": pa.int64(), "s": pa.string()}, 10_000, 10_000),
+        ({f"c{at}": pa.decimal128(38, 2) for at in range(20)}, 10_000, 10_000),
+        ({"k": pa.int64()}, 40_000, 50_000),
+        ({"k": pa.int64()}, 0, 50_000),
+        ({}, 10_000, 10_000),
+    ],
+)
+def test_narrow_rows_cross_in_larger_batches(
+    cluster: Any, columns: dict[str, pa.DataType], before: int, rows: int
+) -> None:
+    def sizes(batches: Any) -> Any:
+        yield pa.record_batch({"n": [max(batch.num_rows for batch in batches)]})
+
+    session, setting = cluster.newSession(), "spark.sql.execution.arrow.maxRecordsPerBatch"
+    session.conf.set(setting, before)
+    with feeds.larger_batches(session, [pa.schema(columns)]):
+        [largest] = session.range(0, 50_000, 1, 1).mapInArrow(sizes, "n bigint").collect()
+    assert largest.n == rows
+    assert session.conf.get(setting) == str(before), "as it was"
+    with pytest.raises(ZeroDivisionError), feeds.larger_batches(session, [pa.schema(columns)]):
+        _ = 1 / 0
+    assert session.conf.get(setting) == str(before)
+
+
 def test_counts_equal_pandas_with_bins_moving_while_rows_pass(cluster: Any, engine: pk.Engine, tmp_path: Path) -> None:
     brake = tmp_path / "brake"
 

@@ -18,6 +18,7 @@ a batch is bounded, in rows of a partition and by ``spark.driver.maxResultSize``
 
 from __future__ import annotations
 
+import contextlib
 import socket
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -33,14 +34,17 @@ from penstock.spark._tasks.heap import settle
 from penstock.spark._tasks.place import Key, executor_name
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
+    from pyspark.sql import DataFrame, SparkSession
 
     from penstock import _native
 
-__all__ = ["RECEIPTS", "RECEIPTS_DDL", "FeedTarget", "FeedTask", "Receipt", "Shortcut", "first"]
+__all__ = ["RECEIPTS", "RECEIPTS_DDL", "FeedTarget", "FeedTask", "Receipt", "Shortcut", "first", "larger_batches"]
 
 #: Rows and bytes of a batch after which the next one comes by way of the driver, and the rows that it may have then.
 _FEW_ROWS, _FEW_BYTES, _MOST_ROWS = 8_192, 1 << 20, 16_384
+#: Rows of an Arrow batch for a feed at most, and bytes: a multiple of the caches costs more than it saves.
+_BATCH_ROWS, _BATCH_BYTES = 65_536, 2 << 20
+_BATCH_CONF = "spark.sql.execution.arrow.maxRecordsPerBatch"
 #: How many small batches one that was too large is behind at most, before the driver is tried again.
 _LONGEST = 64
 
@@ -264,6 +268,39 @@ def first(df: DataFrame) -> list[pa.RecordBatch] | None:
             return None
         raise
     return found if sum(batch.num_rows for batch in found) <= _MOST_ROWS else None
+
+
+@contextlib.contextmanager
+def larger_batches(session: SparkSession, schemas: Iterable[pa.Schema]) -> Iterator[None]:
+    """While this lasts, what the session sends to Python comes in larger Arrow batches, where its rows are narrow.
+
+    Parameters
+    ----------
+    session : pyspark.sql.SparkSession
+        Whose jobs; in ``foreachBatch`` it is the query's own.
+    schemas : iterable of pyarrow.Schema
+        What is sent: a row of all together.
+    """
+    rows = _batch_rows(schemas)
+    before = session.conf.get(_BATCH_CONF)
+    if before is None or not 0 < int(before) < rows:  # 0 or less is without limit
+        yield
+        return
+    session.conf.set(_BATCH_CONF, str(rows))
+    try:
+        yield
+    finally:
+        # The session may have ended meanwhile.
+        with contextlib.suppress(Exception):
+            session.conf.set(_BATCH_CONF, before)
+
+
+def _batch_rows(schemas: Iterable[pa.Schema]) -> int:
+    """Rows of an Arrow batch; 0 where a row may be of any size."""
+    types = [field.type for schema in schemas for field in schema]
+    if not types or not all(pa.types.is_primitive(one) or pa.types.is_decimal(one) for one in types):
+        return 0
+    return min(_BATCH_ROWS, _BATCH_BYTES * 8 // sum(int(one.bit_width) + 1 for one in types))
 
 
 def _answers(address: str) -> bool:

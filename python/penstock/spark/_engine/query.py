@@ -537,7 +537,10 @@ class Query:
         else:
             if self._shortcut.open and not again:
                 self._shortcut.missed()
-            given = rows.mapInArrow(task, drains.struct_type(feeds.RECEIPTS_DDL)).collect()
+            # Functions of the user's get blocks as Spark was told to make them.
+            narrow = () if self.program.bound else self.program.read.values()
+            with feeds.larger_batches(rows.sparkSession, narrow):
+                given = rows.mapInArrow(task, drains.struct_type(feeds.RECEIPTS_DDL)).collect()
             found = [feeds.Receipt(**row.asDict()) for row in given]
         self._shortcut.came(found)
         return found
