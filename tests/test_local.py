@@ -457,7 +457,7 @@ def test_loads_are_measured_and_evened_out() -> None:
         session.migrate(to=[0] * 224 + [1] * 32).wait(60)
         counted = list(session.run(pa.table({"k": keys}).to_batches(max_chunksize=10_000)))
         loads = session.loads()
-    assert loads.schema.names == ["bin", "worker", "rows"] and loads.num_rows == 256
+    assert loads.schema.names == ["bin", "bits", "worker", "rows"] and loads.num_rows == 256
     # One row in eight, for eight: 100,000 within a few of each block.
     assert sum(loads.column("rows").to_pylist()) == pytest.approx(100_000, rel=0.01)
     assert sum(sum(batch.column("n").to_pylist()) for batch in counted) == 100_000

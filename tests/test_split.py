@@ -10,6 +10,7 @@ import pyarrow as pa
 import pytest
 
 import penstock as pk
+from engine_support import wait_for
 from penstock._local import LocalSession
 from penstock._parts import Parts
 from penstock.errors import ConfigError
@@ -170,6 +171,41 @@ def test_one_hot_bin_alone() -> None:
         assert session.bins().num_rows == 4
 
 
+def test_rows_are_evened_out_over_parts() -> None:
+    flow = pk.Flow("k bigint").key_by("k").agg(n=pk.count(), emit="update")
+    table = pa.table({"k": range(4_000)})
+    # One bin, which is all at worker 0.
+    with LocalSession(flow, 2, bits=0, streaming=True) as session:
+        said: list[Any] = []
+
+        def feed() -> Iterator[pa.Table]:
+            yield table
+            session.split(0, by=4).wait(60)
+            session.split((3, 4), by=2).wait(60)
+            before = session.loads()
+            assert before.schema.names == ["bin", "bits", "worker", "rows"]
+            assert before.column("bits").to_pylist() == [4] * 3 + [6] * 4 + [4] * 12
+            assert set(before.column("worker").to_pylist()) == {0}
+            yield table
+            yield table
+            wait_for(lambda: sum(session.loads().column("rows").to_pylist()) > 11_900, what="all rows are routed")
+            said.append(session.rebalance(by="rows", tolerance=1.1).wait(60).bins)
+            said.append(session.loads().to_pylist())
+            session.merge(0).wait(60)
+            said.append(session.loads().to_pylist())
+
+        ran(session.run(feed()))
+    moved, evened, merged = said
+    assert 7 <= moved <= 10
+    total = sum(row["rows"] for row in evened)
+    assert max(sum(row["rows"] for row in evened if row["worker"] == worker) for worker in range(2)) <= 1.1 * total / 2
+    # Counted by samples.
+    parts = [row["rows"] * 16 / total for row in evened if row["bits"] == 4]
+    assert min(parts) > 0.6 and max(parts) < 1.5, parts
+    assert [(row["bin"], row["bits"]) for row in merged] == [(0, 0)]
+    assert abs(merged[0]["rows"] - total) <= 20, "those of the parts are those of the bin"
+
+
 def test_what_cannot_be_split_or_merged() -> None:
     flow = pk.Flow("k bigint").key_by("k").agg(n=pk.count())
     with LocalSession(flow, 2, bits=4) as session:
@@ -195,7 +231,6 @@ def test_what_cannot_be_split_or_merged() -> None:
             (lambda: session.migrate(moves={3: 0, (12, 6): 1}), "is to move twice"),
             (lambda: session.migrate(moves={3: 2}), "there is no worker 2"),
             (lambda: session.migrate(to=[0]), "there are 16 bins"),
-            (lambda: session.rebalance(by="rows"), "merge those that are split first"),
         ]:
             with pytest.raises(ConfigError, match=says):
                 act()

@@ -70,13 +70,13 @@ ENGINE_WORKERS = pa.schema([*_QUERY, *_WORKERS, *_PROCESSES])
 LOCAL_MOVES = pa.schema(_MOVES)
 ENGINE_MOVES = pa.schema([*_QUERY, *_MOVES])
 #: One row per bin; see `LocalSession.loads` and ``Engine.loads``.
-LOADS = pa.schema([("bin", pa.int64()), ("worker", pa.int64()), ("rows", pa.int64())])
+LOADS = pa.schema([("bin", pa.int64()), ("bits", pa.int64()), ("worker", pa.int64()), ("rows", pa.int64())])
 
 
 def loads_table(owners: Sequence[int], loads: Sequence[Sequence[int]]) -> pa.Table:
     """Rows of each bin, of all keyed steps together, with its owner."""
-    rows = sum_loads(loads, len(owners))
-    return pa.table([list(range(len(owners))), list(owners), rows], schema=LOADS)
+    rows, bits = sum_loads(loads, len(owners)), max(0, len(owners).bit_length() - 1)
+    return pa.table([list(range(len(owners))), [bits] * len(owners), list(owners), rows], schema=LOADS)
 
 
 def sum_loads(loads: Sequence[Sequence[int]], bins: int) -> list[int]:

@@ -16,7 +16,7 @@ import itertools
 import json
 import threading
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
 from dataclasses import dataclass
 from types import TracebackType
@@ -25,7 +25,16 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from penstock._durations import Timeout
-from penstock._figures import LOCAL_MOVES, LOCAL_WORKERS, ScopeStats, loads_table, scope_stats, sum_loads, to_table
+from penstock._figures import (
+    LOADS,
+    LOCAL_MOVES,
+    LOCAL_WORKERS,
+    ScopeStats,
+    loads_table,
+    scope_stats,
+    sum_loads,
+    to_table,
+)
 from penstock._late import Apart, kinds, require
 from penstock._migration import (
     Cut,
@@ -277,7 +286,7 @@ class LocalSession:
         self._moves: deque[dict[str, Any]] = deque(maxlen=_MOST_MOVES)
         plan, calls = flow.to_plan(streaming)
         self._native = _native.LocalRun(plan, calls, workers=workers, bits=bits, whole=not streaming)
-        self._moving = threading.Lock()
+        self._moving = threading.RLock()
         # Who owns each bin when all migrations asked for are complete; None where that is to be asked.
         self._owners: list[list[int]] | None = None
         self._begun: list[LocalMigration] = []
@@ -543,13 +552,20 @@ class LocalSession:
         EngineError
             When the workers have ended.
         """
-        target, tolerance = None, parse_tolerance("tolerance", tolerance)
-        if parse_by(by) == "rows" and self._cut is not None:
-            raise ConfigError("by='rows': rows are counted for whole bins; merge those that are split first")
-        if parse_by(by) == "rows" and (told := self._told())["owners"]:
-            owners = told["owners"][0]
-            target = evened(owners, sum_loads(told["loads"], len(owners)), self.workers, tolerance)
-        return self.migrate(to=target, strategy=strategy, batch_size=batch_size, max_pause=max_pause)
+        tolerance = parse_tolerance("tolerance", tolerance)
+        options: Any = {"strategy": strategy, "batch_size": batch_size, "max_pause": max_pause}
+        told = self._told()
+        if parse_by(by) != "rows" or not told["owners"]:
+            return self.migrate(**options)
+        with self._moving:
+            plan = self._parts()
+            rows = plan.rows(*_summed(told))
+            owner = sorted(plan.owner.items())
+            target = evened([worker for _, worker in owner], [rows[part] for part, _ in owner], self.workers, tolerance)
+            if not plan.is_split:
+                return self.migrate(to=target, **options)
+            moves: Any = [(part, to) for (part, _), to in zip(owner, target, strict=True)]
+            return self.migrate(moves=moves, **options)
 
     def loads(self) -> pa.Table:
         """What each bin gets.
@@ -557,11 +573,18 @@ class LocalSession:
         Returns
         -------
         pyarrow.Table
-            bin, worker (its owner), rows (that came for it since the session began, of all keyed steps; one in eight
-            is counted, for eight).
+            bin (its prefix), bits (of the prefix: more where it is part of a bin that is split), worker (its owner),
+            rows (that came for it since the session began, of all keyed steps; one in eight is counted, for eight;
+            rows of a bin that was split later count as spread evenly over its parts).
         """
         told = self._told()
-        return loads_table(told["owners"][0] if told["owners"] else [], told["loads"])
+        now = self._native.bins() if self._last is None else []
+        if not now or len(now[0]) <= 1 << self._bits:
+            return loads_table(told["owners"][0] if told["owners"] else [], told["loads"])
+        parts = Parts(self._bits, {(prefix, bits): worker for prefix, bits, worker in now[0]})
+        rows = parts.rows(*_summed(told))
+        columns = zip(*((prefix, bits, worker, rows[prefix, bits]) for prefix, bits, worker in now[0]), strict=True)
+        return pa.table([pa.array(column, pa.int64()) for column in columns], schema=LOADS)
 
     def owners(self) -> list[list[int]]:
         """The worker of each bin now, one list for each keyed step of the flow; -1 of a bin that is split (`bins`)."""
@@ -894,6 +917,14 @@ def _progress() -> Progress:
         console=Console(stderr=True),
         transient=True,
     )
+
+
+def _summed(told: Mapping[str, Any]) -> tuple[list[int], dict[int, int]]:
+    """Rows of each bin, and of each part by its number, of all keyed steps together."""
+    parts: Counter[int] = Counter()
+    for step in told["part_loads"]:
+        parts.update({int(number): rows for number, rows in step.items()})
+    return sum_loads(told["loads"], max(map(len, told["loads"]), default=0)), dict(parts)
 
 
 def _at_least_one(value: int, name: str) -> None:

@@ -176,6 +176,38 @@ class Parts:
                 found[part] = worker
         return sorted(found.items())
 
+    def rows(self, loads: Sequence[int], part_loads: Mapping[int, int]) -> dict[Part, int]:
+        """How many rows have come for each.
+
+        Parameters
+        ----------
+        loads : sequence of int
+            Rows by whole bin, those of its parts among them.
+        part_loads : mapping of int to int
+            Rows of what was a part when they came, by number: as it is now, finer or coarser.
+
+        Notes
+        -----
+        Rows of a coarser range count as spread evenly over it. Cost: parts times ranges of the same bin.
+
+        Examples
+        --------
+        >>> halves = Parts(1, {(0, 1): 0, (2, 2): 0, (3, 2): 1})
+        >>> halves.rows([5, 100], {0b110: 60, 0b111: 20})  # 20 came before it was split
+        {(0, 1): 5, (2, 2): 70, (3, 2): 30}
+        """
+        came: dict[int, dict[Part, float]] = {
+            number: {(number, self.bits): float(rows)} for number, rows in enumerate(loads)
+        }
+        for number, rows in part_loads.items():
+            bits = number.bit_length() - 1
+            prefix = number & ~(1 << bits)
+            within = came[prefix >> (bits - self.bits)]
+            within[prefix, bits] = float(rows)
+            within[prefix >> (bits - self.bits), self.bits] -= rows
+        whole = {part: came.get(part[0] >> (part[1] - self.bits), {}) for part in self.owner}
+        return {part: round(sum(_share(part, *one) for one in ranges.items())) for part, ranges in whole.items()}
+
     def steps(self, moves: Sequence[tuple[Part, int]], cut: Cut) -> list[list[tuple[int, int]]]:
         """Cut moves into steps, by the numbers of their bins."""
         from penstock import _native
@@ -192,3 +224,11 @@ class Parts:
 
 def _is_int(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _share(part: Part, of: Part, rows: float) -> float:
+    """How many of the rows of a range fall into a part."""
+    finer = part[1] - of[1]
+    if finer >= 0:
+        return rows / (1 << finer) if part[0] >> finer == of[0] else 0.0
+    return rows if of[0] >> -finer == part[0] else 0.0

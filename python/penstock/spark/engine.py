@@ -659,8 +659,8 @@ class Engine:
         Returns
         -------
         pyarrow.Table
-            bin, worker (its owner), rows (that came for it since the workers began, of all keyed steps; one in eight
-            is counted, for eight). They begin again at 0 when the set of workers changes.
+            bin, bits (of its prefix), worker (its owner), rows (that came for it since the workers began, of all keyed
+            steps; one in eight is counted, for eight). They begin again at 0 when the set of workers changes.
 
         Raises
         ------

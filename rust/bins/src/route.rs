@@ -225,6 +225,9 @@ where
         let routing = configurations.routing_at(capability.time()).expect("asked only for certain times");
         if let Some(hashes) = block.hashes() {
             loads.count(hashes, |hash| bin(hash, routing.bits()));
+            if routing.is_split() {
+                loads.count_parts(&parts.shared.stats, hashes, |hash| routing.bin_of(hash));
+            }
         }
         let mut session = parts.ports.routed.session(capability);
         route_block(block, routing, here, owners, &mut |to, content| session.give(Addressed { to, content }));

@@ -3,7 +3,7 @@
 //! Counters are relaxed atomics, touched once per block or per bin, never per record. The log keeps the latest
 //! [`LOG_ENTRIES`] entries for the timeline and for tests.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
@@ -60,6 +60,8 @@ pub struct Stats<T> {
     log: Mutex<Log<T>>,
     /// Of each F in this process.
     loads: Mutex<Vec<Arc<[AtomicU64]>>>,
+    /// Of the parts of bins that are split, all F of this process together.
+    part_loads: Mutex<BTreeMap<u32, u64>>,
 }
 
 /// Of so many records of a block one is counted, for all of them.
@@ -83,6 +85,15 @@ impl Loads {
             // Nobody else writes here, so no locked addition.
             let count = &self.counts[bin(hash) as usize];
             count.store(count.load(Relaxed) + SAMPLE as u64, Relaxed);
+        }
+    }
+
+    /// Counts the same records of the block that was counted last by their parts, where those are of bins that are split.
+    pub(crate) fn count_parts<T>(&self, stats: &Stats<T>, hashes: &[u64], part: impl Fn(u64) -> u32) {
+        let parts = hashes.iter().skip(self.turn).step_by(SAMPLE).map(|&hash| part(hash));
+        let mut loads = stats.part_loads.lock().unwrap_or_else(PoisonError::into_inner);
+        for part in parts.filter(|part| *part as usize >= self.counts.len()) {
+            *loads.entry(part).or_default() += SAMPLE as u64;
         }
     }
 }
@@ -131,6 +142,7 @@ impl<T> Stats<T> {
             routed_moving: AtomicU64::new(0),
             log: Mutex::new(Log { entries: VecDeque::new(), total: 0 }),
             loads: Mutex::default(),
+            part_loads: Mutex::default(),
         }
     }
 
@@ -142,6 +154,13 @@ impl<T> Stats<T> {
         (0..bins)
             .map(|bin| known.iter().filter_map(|counts| counts.get(bin)).map(|count| count.load(Relaxed)).sum())
             .collect()
+    }
+
+    /// Records that the workers of this process have routed by the part that they fell into then, by sample; they count as those of the
+    /// bin, too. What parts had stays when they are split or merged.
+    #[must_use]
+    pub fn part_loads(&self) -> BTreeMap<u32, u64> {
+        self.part_loads.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
     /// Counts for one F.

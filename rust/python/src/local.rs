@@ -518,13 +518,14 @@ impl LocalRun {
     /// Counters of the workers and owners of the bins as JSON; latency samples and bin moves since the last call.
     fn stats(&self, py: Python<'_>) -> PyResult<String> {
         let inner = self.inner(py)?;
-        let ask = |group: &Group| (group.stats(), group.owners(), group.loads());
+        let ask = |group: &Group| (group.stats(), group.owners(), group.loads(), group.part_loads());
         let told = py.detach(|| inner.with(|books| books.group.as_ref().map(ask)))?;
-        let (stats, owners, loads) = told.ok_or(Problem::Closed("LocalRun"))?;
+        let (stats, owners, loads, part_loads) = told.ok_or(Problem::Closed("LocalRun"))?;
         let write = || -> serde_json::Result<String> {
             let mut stats = serde_json::to_value(stats)?;
             stats["owners"] = serde_json::to_value(owners)?;
             stats["loads"] = serde_json::to_value(loads)?;
+            stats["part_loads"] = serde_json::to_value(part_loads)?;
             Ok(stats.to_string())
         };
         write().map_err(|error| errors::raise(Kind::Engine, &error.to_string()))

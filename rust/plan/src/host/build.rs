@@ -259,6 +259,11 @@ impl Shared {
         self.ops.iter().map(|op| op.stats.loads()).collect()
     }
 
+    /// See [`super::Group::part_loads`].
+    pub(crate) fn part_loads(&self) -> Vec<BTreeMap<u32, u64>> {
+        self.ops.iter().map(|op| op.stats.part_loads()).collect()
+    }
+
     /// Log entries since the last call.
     pub(crate) fn drain_moves(&self) -> Vec<BinMove> {
         let mut moves = Vec::new();

@@ -8,6 +8,7 @@
 //! until the slice is complete. (On the batch host a Spark shuffle lies between, which spills.) What an engine's epoch
 //! gives is frozen until the sink returns, in memory up to the staging budget, beyond it in files.
 
+use std::collections::BTreeMap;
 use std::error::Error as _;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -468,6 +469,12 @@ impl Group {
     #[must_use]
     pub fn loads(&self) -> Vec<Vec<u64>> {
         self.shared.loads()
+    }
+
+    /// The same of the parts of bins that are split, by their numbers, since they were made: those of bins that were merged again stay.
+    #[must_use]
+    pub fn part_loads(&self) -> Vec<BTreeMap<u32, u64>> {
+        self.shared.part_loads()
     }
 
     /// Owner of each bin as the first local worker routes now, per keyed step; `u32::MAX` of one that is split. Not a counter: as long as there are bins.
