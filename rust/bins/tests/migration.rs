@@ -14,7 +14,7 @@ use penstock_bins::{
     Routing, Shelf, Stats, Strategy, bin, state_machine, stateful,
 };
 use penstock_dataflow::{Error, Worker, fabric};
-use proptest::prelude::{ProptestConfig, any, prop_oneof, proptest};
+use proptest::prelude::{any, prop_oneof, proptest};
 use proptest::strategy::{Just, Strategy as _};
 
 /// Feeds ticks while the leader drives one migration after the other; what was sent is the load to check against.
@@ -107,7 +107,7 @@ fn check(layout: Layout, strategies: Vec<Strategy>, seed: u64) {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 12, ..ProptestConfig::default() })]
+    #![proptest_config(penstock_cases::cases(12))]
 
     #[test]
     fn threads(seed in any::<u64>(), strategies in proptest::collection::vec(strategy(), 1..4), workers in 1usize..5) {

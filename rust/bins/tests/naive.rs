@@ -14,7 +14,7 @@ fn check(seed: u64, layout: Layout, bits: u8, ticks: u64, batches: u64) {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 40, ..ProptestConfig::default() })]
+    #![proptest_config(penstock_cases::cases(40))]
 
     #[test]
     fn one_worker(seed: u64, bits in 0u8..5) {
@@ -38,7 +38,7 @@ proptest! {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 12, ..ProptestConfig::default() })]
+    #![proptest_config(penstock_cases::cases(12))]
 
     #[test]
     fn two_processes_over_tcp(seed: u64, bits in 0u8..5, threads in 1usize..3) {

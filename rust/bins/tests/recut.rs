@@ -70,7 +70,7 @@ fn one_bin_is_split_alone() {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 30, ..ProptestConfig::default() })]
+    #![proptest_config(penstock_cases::cases(30))]
 
     /// A split or merge in the middle of others that were prepared far ahead; of a part that moves at the same time elsewhere.
     #[test]

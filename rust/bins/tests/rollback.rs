@@ -194,7 +194,7 @@ fn check(seed: u64, layout: Layout, bits: u8, epochs: u64) -> usize {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 40, ..ProptestConfig::default() })]
+    #![proptest_config(penstock_cases::cases(40))]
 
     #[test]
     fn threads(seed: u64, workers in 1usize..4, bits in 0u8..5) {
@@ -208,7 +208,7 @@ proptest! {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 8, ..ProptestConfig::default() })]
+    #![proptest_config(penstock_cases::cases(8))]
 
     #[test]
     fn processes_over_tcp(seed: u64, threads in 1usize..3, bits in 1u8..5) {

@@ -205,7 +205,7 @@ fn kind() -> impl Strategy<Value = Kind> {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: if cfg!(miri) { 2 } else { 150 }, ..ProptestConfig::default() })]
+    #![proptest_config(penstock_cases::cases(150))]
 
     #[test]
     fn any_body_gives_the_same_within_any_bounds(

@@ -112,7 +112,7 @@ proptest! {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 128, ..ProptestConfig::default() })]
+    #![proptest_config(penstock_cases::cases(128))]
 
     /// Messages take any number of steps and overtake each other: still one log, in the order of places, and what was
     /// pushed after something was read comes after it.

@@ -41,7 +41,7 @@ fn whole(pattern: &Pattern, edges: &BTreeMap<(usize, u32, u32), ()>) -> BTreeMap
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::with_cases(48) })]
+    #![proptest_config(ProptestConfig { failure_persistence: None, ..penstock_cases::cases(48) })]
 
     #[test]
     fn every_epoch_gives_exactly_what_changed(

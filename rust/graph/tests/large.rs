@@ -61,7 +61,7 @@ fn edge(kind: usize, builder: &mut Builder, name: &str, from: i64, to: i64) -> R
 const FRESH: [fn() -> Builder; 3] = [Builder::numbers, Builder::signed, Builder::texts];
 
 proptest! {
-    #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::with_cases(32) })]
+    #![proptest_config(ProptestConfig { failure_persistence: None, ..penstock_cases::cases(32) })]
 
     #[test]
     fn pieces_on_disk_make_the_index_that_memory_makes(

@@ -89,7 +89,7 @@ const PATTERNS: &[&str] = &[
 const K4: &str = "p(a,b,c,d) :- e(a,b), e(a,c), e(a,d), e(b,c), e(b,d), e(c,d)";
 
 proptest! {
-    #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::with_cases(64) })]
+    #![proptest_config(ProptestConfig { failure_persistence: None, ..penstock_cases::cases(64) })]
 
     #[test]
     fn every_pattern_gives_what_brute_force_gives(

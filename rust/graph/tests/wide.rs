@@ -90,7 +90,7 @@ fn check(sets: &Sets, size: usize, batch: usize, prefixes: usize, parts: usize) 
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::with_cases(6) })]
+    #![proptest_config(ProptestConfig { failure_persistence: None, ..penstock_cases::cases(6) })]
 
     #[test]
     fn rows_of_several_words(

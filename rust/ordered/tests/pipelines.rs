@@ -310,7 +310,7 @@ fn ways() -> impl Strategy<Value = Ways> {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(160))]
+    #![proptest_config(penstock_cases::cases(160))]
 
     #[test]
     fn a_pipeline_gives_what_a_serial_run_gives(steps in steps(), inputs in inputs(), ways in ways(), seed: u64) {

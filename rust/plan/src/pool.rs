@@ -701,7 +701,7 @@ mod tests {
     }
 
     proptest! {
-        #![proptest_config(ProptestConfig::with_cases(24))]
+        #![proptest_config(penstock_cases::cases(24))]
         /// Many records a bin (found as they come), few (found bin by bin), with keys that are there and new ones, marks and undo.
         #[test]
         fn it_adds_up_as_a_map_does(
@@ -757,7 +757,7 @@ mod tests {
     }
 
     proptest! {
-        #![proptest_config(ProptestConfig::with_cases(32))]
+        #![proptest_config(penstock_cases::cases(32))]
         /// Bins that lend their rows go from worker to worker, whole or in chunks, and every record counts once.
         #[test]
         fn bins_that_lend_move_like_others(

@@ -638,7 +638,7 @@ mod tests {
     }
 
     proptest! {
-        #![proptest_config(ProptestConfig::with_cases(48))]
+        #![proptest_config(penstock_cases::cases(48))]
         /// Windows that are rolled, and others, with rows out of order, epochs that are undone, gaps, and a bin that moves.
         #[test]
         fn windows_hold_what_they_hold(

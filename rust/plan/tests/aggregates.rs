@@ -368,7 +368,7 @@ fn drive(
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(200))]
+    #![proptest_config(penstock_cases::cases(200))]
 
     #[test]
     fn windows_equal_their_naive_twin(

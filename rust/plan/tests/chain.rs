@@ -275,7 +275,7 @@ fn pulled(inline: &mut Inline) -> Result<Vec<i64>, HostError> {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 48, ..ProptestConfig::default() })]
+    #![proptest_config(penstock_cases::cases(48))]
     #[test]
     fn any_chain_is_the_obvious_recursion(
         ops in chains(),

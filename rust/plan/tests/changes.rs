@@ -312,7 +312,7 @@ fn loaded(rig: &Rig, files: &[File<Vec<u8>>], range: Range) -> State {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(48))]
+    #![proptest_config(penstock_cases::cases(48))]
     #[test]
     fn changes_make_up_the_state(plan in 0..PLANS.len(), epochs in epochs()) {
         let mut rig = Rig::new(PLANS[plan]);
@@ -387,7 +387,7 @@ fn without_shared(rig: &Rig) -> Content {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(64))]
+    #![proptest_config(penstock_cases::cases(64))]
     /// Splits and merges, within epochs and between them, are seen neither in what comes out, nor in the state, nor in what epochs
     /// changed; also when an epoch is undone, and through files.
     #[test]

@@ -396,7 +396,7 @@ fn near() -> impl Strategy<Value = Near> {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(120))]
+    #![proptest_config(penstock_cases::cases(120))]
     #[test]
     fn joins_equal_the_twin_at_every_epoch(how in 0..HOWS.len(), near in near(), epochs in epochs(), seed in any::<u64>()) {
         run(HOWS[how], near, &epochs, seed);

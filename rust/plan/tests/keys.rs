@@ -382,7 +382,7 @@ fn groups_are_those_of_a_map(case: &Case) {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(400))]
+    #![proptest_config(penstock_cases::cases(400))]
 
     #[test]
     fn single_keys(case in case(prop::sample::select(types()).prop_map(|of| vec![of]))) {

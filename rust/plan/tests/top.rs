@@ -131,7 +131,7 @@ fn bags(mut rows: Vec<Vec<Cell>>) -> Vec<Vec<Cell>> {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(200))]
+    #![proptest_config(penstock_cases::cases(200))]
 
     /// The shape of NEXMark's q7: the best raw rows of each window, whole rows, all ties.
     #[test]

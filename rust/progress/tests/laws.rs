@@ -85,16 +85,9 @@ fn summary<T: Timestamp>(s: &T::Summary, r: &T::Summary, a: &T, b: &T) -> Result
     Ok(())
 }
 
-/// Failures are reproduced by the values that proptest prints; no files are written. `cases` is what a usual run takes;
-/// PROPTEST_CASES, which is 256 by default, raises or lowers it in proportion.
-fn config(cases: u64) -> ProptestConfig {
-    let usual = ProptestConfig::default();
-    let cases = (cases * u64::from(usual.cases) / 256).clamp(1, 1 << 30) as u32;
-    ProptestConfig { cases, failure_persistence: None, ..usual }
-}
-
+// Failures are reproduced by the values that proptest prints; no files are written.
 proptest! {
-    #![proptest_config(config(1500))]
+    #![proptest_config(ProptestConfig { failure_persistence: None, ..penstock_cases::cases(1500) })]
 
     #[test]
     fn integers(a in word(), b in word(), c in word(), s in word()) {

@@ -291,16 +291,9 @@ fn change() -> impl Strategy<Value = Change> {
     ]
 }
 
-/// Failures are reproduced by the values that proptest prints; no files are written. `cases` is what a usual run takes;
-/// PROPTEST_CASES, which is 256 by default, raises or lowers it in proportion.
-fn config(cases: u64) -> ProptestConfig {
-    let usual = ProptestConfig::default();
-    let cases = (cases * u64::from(usual.cases) / 256).clamp(1, 1 << 30) as u32;
-    ProptestConfig { cases, failure_persistence: None, ..usual }
-}
-
+// Failures are reproduced by the values that proptest prints; no files are written.
 proptest! {
-    #![proptest_config(config(256))]
+    #![proptest_config(ProptestConfig { failure_persistence: None, ..penstock_cases::cases(256) })]
 
     #[test]
     fn change_batches(changes in prop::collection::vec(change(), 0..80)) {
@@ -404,7 +397,7 @@ proptest! {
 }
 
 proptest! {
-    #![proptest_config(config(4))]
+    #![proptest_config(ProptestConfig { failure_persistence: None, ..penstock_cases::cases(4) })]
 
     /// Enough live times, entering and leaving everywhere, that the counts take every form they have.
     #[test]

@@ -186,7 +186,7 @@ fn equals_a_map(key: KeyKind, deeds: Vec<Deed>) {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(100))]
+    #![proptest_config(penstock_cases::cases(100))]
 
     #[test]
     fn integers(deeds in prop::collection::vec(deed(), 1..20)) {
