@@ -4,6 +4,7 @@ PYTHON ?= $(shell for p in python3 python3.14 python3.13 python3.12 python3.11; 
 	"$$p" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && { echo "$$p"; break; }; done)
 BIN := .venv/bin
 STEP := scripts/step.sh
+SEED := $(shell od -An -N4 -tu4 /dev/urandom | tr -d ' ')
 
 # rustup's directory, for shells that have not read its profile; one Python for every build of pyo3.
 export PATH := $(PATH):$(or $(CARGO_HOME),$(HOME)/.cargo)/bin
@@ -56,9 +57,9 @@ wheel: setup ## target/wheels/penstock-*.whl, fully optimised (some ten minutes 
 	@$(BIN)/maturin build --release --locked --out target/wheels
 	@$(BIN)/python scripts/check_wheel.py target/wheels/penstock-*.whl
 
-test-long: setup ## what repeats for minutes: every test, more seeds
-	@$(STEP) "cargo test, more seeds" env PENSTOCK_SEEDS=$${PENSTOCK_SEEDS:-3000} PENSTOCK_STATES=$${PENSTOCK_STATES:-1000000} PROPTEST_CASES=$${PROPTEST_CASES:-2000} scripts/test_rust.sh
-	@$(STEP) "pytest --long" $(BIN)/python -m pytest --long --durations=15 $(ARGS)
+test-long: setup ## what repeats for minutes: every test, more cases and seeds, fresh ones each time (SEED=, which it prints, for the same again)
+	@$(STEP) "cargo test, more seeds" env PENSTOCK_SEEDS=$${PENSTOCK_SEEDS:-3000} PENSTOCK_STATES=$${PENSTOCK_STATES:-1000000} PROPTEST_CASES=$${PROPTEST_CASES:-2000} PROPTEST_RNG_SEED=$(SEED) scripts/test_rust.sh
+	@$(STEP) "pytest --long, SEED=$(SEED)" env HYPOTHESIS_PROFILE=$${HYPOTHESIS_PROFILE:-fresh} $(BIN)/python -m pytest --long --hypothesis-seed=$(SEED) --durations=15 $(ARGS)
 
 test-real: setup ## Kafka, PostgreSQL, Delta and S3, fetched and started, while processes are killed (ten minutes)
 	@$(STEP) "real parts" $(BIN)/python scripts/real_parts.py

@@ -1,8 +1,11 @@
 #!/bin/sh
-# cargo test for the workspace. The binding crate's unit tests link libpython; where the Python in .venv comes
-# without a shared one (some distributions split it off), that crate is left to the Python tests alone.
+# cargo test for the workspace, by default with the same cases of every property each time: PROPTEST_RNG_SEED names others.
+# The binding crate's unit tests link libpython; where the Python in .venv comes without a shared one (some distributions split it off),
+# that crate is left to the Python tests alone.
 set -eu
 cd "$(dirname "$0")/.."
+export PROPTEST_RNG_SEED="${PROPTEST_RNG_SEED:-20}"
+echo "properties: PROPTEST_RNG_SEED=$PROPTEST_RNG_SEED PROPTEST_CASES=${PROPTEST_CASES:-256}"
 library=$(.venv/bin/python - <<'PY'
 import os, sysconfig
 directory = sysconfig.get_config_var("LIBDIR") or ""

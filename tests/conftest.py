@@ -39,8 +39,10 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 # The benches' program in the profile that the module is built with: seconds beside minutes, and no figure is kept.
 os.environ.setdefault("PENSTOCK_BENCH_PROFILE", "setup")
 
-# No deadline: the first example imports, and the machine may be busy. HYPOTHESIS_PROFILE=long searches more.
-settings.register_profile("default", deadline=None, print_blob=True)
+# No deadline: the first example imports, and the machine may be busy. The same examples each time, unless
+# HYPOTHESIS_PROFILE asks for fresh ones, as `make test-long` does, or for many; see `examples`.
+settings.register_profile("default", deadline=None, print_blob=True, derandomize=True)
+settings.register_profile("fresh", deadline=None, print_blob=True, max_examples=300)
 settings.register_profile("long", deadline=None, print_blob=True, max_examples=5_000)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))
 

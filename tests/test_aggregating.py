@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import penstock as pk
+from examples_support import examples
 from penstock import _native
 from penstock._functions.aggregating import AggregateBin
 from penstock._functions.calls import bind
@@ -155,7 +156,7 @@ def window_of(kind: tuple[int, int] | None) -> Any:
     return None if kind is None else pk.sliding(f"{kind[0]}ms", every=f"{kind[1]}ms")
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=examples(60))
 @given(epochs_of_a_stream, st.sampled_from(KINDS), st.integers(1, 3), st.lists(st.integers(0, 5), max_size=3))
 def test_equals_a_loop_while_bins_move(
     epochs: list[list[Row]], kind: tuple[tuple[int, int] | None, str], workers: int, moves: list[int]
@@ -233,7 +234,7 @@ class Held:
 in_time = st.tuples(st.integers(0, 3), st.just(0.5), st.integers(0, 40), st.integers(0, 9))
 
 
-@settings(deadline=None, max_examples=80)
+@settings(deadline=None, max_examples=examples(80))
 @given(
     st.lists(st.lists(in_time, max_size=6), min_size=1, max_size=6),
     st.sampled_from(KINDS),

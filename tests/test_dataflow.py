@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import penstock as pk
+from examples_support import examples
 from penstock import _native, errors
 from penstock.dataflow import Worker
 
@@ -19,7 +20,7 @@ def _words(seen: list[tuple[Any, list[Any]]]) -> list[Any]:
     return [item for _, block in seen for item in block]
 
 
-@settings(max_examples=25)
+@settings(max_examples=examples(25))
 @given(
     lines=st.lists(
         st.tuples(st.integers(0, 3), st.lists(st.sampled_from(["a", "b", "c", "dd", "é"]), max_size=5)), max_size=12
@@ -72,7 +73,7 @@ def test_word_counts_per_time_equal_a_counter(lines: list[tuple[int, list[str]]]
 _TIMES = st.tuples(st.integers(0, 3), st.integers(0, 3))
 
 
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 @given(requests=st.lists(_TIMES, min_size=1, max_size=10), passes=st.lists(_TIMES, max_size=6))
 def test_notifications_come_once_in_order_and_never_early(
     requests: list[tuple[int, int]], passes: list[tuple[int, int]]
@@ -166,7 +167,7 @@ def test_blocks_of_other_kinds_become_lists_or_are_refused() -> None:
 # Loops
 
 
-@settings(max_examples=15)
+@settings(max_examples=examples(15))
 @given(numbers=st.lists(st.integers(1, 60), min_size=1, max_size=20), workers=st.integers(1, 3))
 def test_a_loop_across_workers_counts_the_steps_of_each_number(numbers: list[int], workers: int) -> None:
     def steps(number: int) -> int:

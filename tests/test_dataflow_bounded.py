@@ -16,6 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import penstock as pk
+from examples_support import examples
 from penstock import errors
 from penstock.dataflow import BoundedStats, Stream, Worker
 
@@ -35,7 +36,7 @@ def _halve(stream: Stream[int]) -> Stream[int]:
     return stream.iterate(body)
 
 
-@settings(max_examples=20)
+@settings(max_examples=examples(20))
 @given(
     many=st.lists(st.lists(st.integers(0, 20), max_size=4), min_size=1, max_size=3),
     bounds=st.sampled_from([(None, None), (1, 1), (2, 3), (4, None), (None, 50)]),

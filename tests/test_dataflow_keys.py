@@ -13,11 +13,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import penstock as pk
+from examples_support import examples
 from penstock import errors
 from penstock.dataflow import Worker
 
 
-@settings(max_examples=30)
+@settings(max_examples=examples(30))
 @given(number=st.one_of(st.integers(-(2**70), 2**70), st.floats(allow_nan=False, allow_infinity=False)))
 def test_equal_keys_meet(number: Any) -> None:
     exact = Fraction(number)

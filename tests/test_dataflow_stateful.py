@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import penstock as pk
+from examples_support import examples
 from penstock import _native
 from penstock.errors import ConfigError, GraphError, TimeError, UserFunctionError
 
@@ -95,7 +96,7 @@ several = st.dictionaries(
 )
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 @given(several, st.integers(0, 3), st.integers(1, 3), st.integers(0, 1 << 30), st.data())
 def test_moves_are_seen_by_nobody(items: dict[int, list[Item]], bits: int, workers: int, seed: int, data: Any) -> None:
     worker = st.integers(0, workers - 1)

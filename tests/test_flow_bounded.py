@@ -26,6 +26,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import penstock as pk
+from examples_support import examples
 from penstock import ordered
 from penstock.errors import ConfigError, PlanError, SchemaError, UserFunctionError
 
@@ -51,7 +52,7 @@ def halves(batch: pa.RecordBatch) -> pa.RecordBatch:
 # What comes out
 
 
-@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=examples(15), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(
     values=st.lists(st.integers(0, 6), max_size=30),
     batches=st.none() | st.integers(1, 4),

@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import penstock as pk
+from examples_support import examples
 from penstock.errors import ConfigError, PlanError, SchemaError
 
 HOWS = ("inner", "left", "right", "full", "semi", "anti")
@@ -296,7 +297,7 @@ _ROWS = st.lists(
 )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(
     how=st.sampled_from(HOWS),
     ones=_ROWS,

@@ -23,6 +23,7 @@ from hypothesis import strategies as st
 
 import penstock as pk
 from conftest import data_folder
+from examples_support import examples
 from penstock import errors
 from penstock.cli import main
 from penstock.graph._options import Options
@@ -87,7 +88,7 @@ def test_enumeration_gives_as_many_rows_as_the_count_each_a_clique(graphs: Path)
 node = st.integers(-4, 4).map(lambda n: n * 2**40 if n % 2 else n)
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 @given(pairs=st.lists(st.tuples(node, node), max_size=30), size=st.integers(2, 4), workers=st.integers(1, 3))
 def test_cliques_beside_brute_force(pairs: list[tuple[int, int]], size: int, workers: int) -> None:
     straight = {(a, b) for a, b in pairs if a != b}
@@ -101,7 +102,7 @@ def test_cliques_beside_brute_force(pairs: list[tuple[int, int]], size: int, wor
     assert pk.graph.cliques(table, size, directed=True, count=True) == len(lists)
 
 
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 @given(e=st.lists(st.tuples(node, node), max_size=20), f=st.lists(st.tuples(node, node), max_size=20))
 def test_patterns_beside_nested_loops(e: list[tuple[int, int]], f: list[tuple[int, int]]) -> None:
     wanted = sorted((a, c) for a, b in set(e) for x, c in set(f) if x == b and (c, a) in set(e))

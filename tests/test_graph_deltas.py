@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import penstock as pk
+from examples_support import examples
 from penstock import errors
 
 TRIANGLE = "tri(a, b, c) :- e(a, b), e(a, c), e(b, c)"
@@ -30,7 +31,7 @@ def rows(batches: Any) -> list[tuple[Any, ...]]:
     return sorted(tuple(row.values()) for batch in batches for row in batch.to_pylist())
 
 
-@settings(max_examples=30)
+@settings(max_examples=examples(30))
 @given(
     epochs=st.lists(
         st.tuples(st.sets(st.tuples(node, node), max_size=8), st.sets(st.tuples(node, node), max_size=5)), max_size=6

@@ -23,6 +23,7 @@ from hypothesis import strategies as st
 
 import penstock as pk
 from engine_support import wait_for
+from examples_support import examples
 from penstock import _local as local
 from penstock._local import LateRows
 from penstock._migration import Migration, MigrationReport
@@ -201,7 +202,7 @@ def test_more_rows_than_a_batch_give_one_row_per_key() -> None:
 TIMES = st.lists(st.tuples(st.integers(0, 3), st.one_of(st.none(), st.integers(-90, 90))), max_size=60)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(
     events=TIMES,
     size=st.integers(1, 40),
@@ -304,7 +305,7 @@ def test_an_error_of_a_user_function_names_it(workers: int) -> None:
 OPS = st.lists(st.tuples(st.integers(0, 6), st.integers(-5, 5)), max_size=80)
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=examples(30), deadline=None)
 @given(ops=OPS, workers=st.integers(1, 4), batch_rows=st.integers(1, 30))
 def test_state_per_key_sees_rows_in_order(ops: list[tuple[int, int]], workers: int, batch_rows: int) -> None:
     state: dict[int, int] = {}
@@ -323,7 +324,7 @@ def test_state_per_key_sees_rows_in_order(ops: list[tuple[int, int]], workers: i
         assert [row for row in got if row[0] == key] == [row for row in wanted if row[0] == key]
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=examples(20), deadline=None)
 @given(ops=OPS, workers=st.integers(1, 3))
 def test_updates_end_in_the_final_values(ops: list[tuple[int, int]], workers: int) -> None:
     flow = pk.Flow("k bigint, v bigint").key_by("k")

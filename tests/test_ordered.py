@@ -20,6 +20,7 @@ from hypothesis import strategies as st
 
 import penstock as pk
 import penstock.ordered
+from examples_support import examples
 from penstock import errors, ordered
 
 MODULES = ["penstock.ordered"] + [f"penstock.ordered.{m.name}" for m in pkgutil.iter_modules(penstock.ordered.__path__)]
@@ -159,7 +160,7 @@ def serial(kinds: list[str], xs: list[int]) -> list[Any]:
     return [(type(v), str(v)) if isinstance(v, BaseException) else v for v in values]
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 @given(
     st.lists(st.sampled_from(sorted(STEPS)), min_size=1, max_size=4),
     st.lists(st.integers(0, 1000), max_size=120),

@@ -23,6 +23,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import penstock as pk
+from examples_support import examples
 from penstock import errors, ordered
 from penstock.ordered._driver import _open
 from penstock.ordered._operators import compile_steps
@@ -80,7 +81,7 @@ def _nothing_is_left() -> Iterator[None]:
             driver.close(2.0)
 
 
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 @given(
     st.lists(st.sampled_from(sorted(STEPS)), min_size=1, max_size=4),
     st.lists(st.integers(0, 1000), max_size=150),

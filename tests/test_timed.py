@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import penstock as pk
+from examples_support import examples
 from penstock import _native
 from penstock._functions.calls import bind
 from penstock._functions.timed import TimedBin
@@ -148,7 +149,7 @@ class Epochs:
             self.epochs.append((rows, watermark, clock))
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=examples(60))
 @given(
     epochs_of_a_stream,
     st.sampled_from([None, "event", "processing"]),
@@ -231,7 +232,7 @@ class Held:
         return {k: entry[0] for bin in self.bins for k, entry in bin.items() if entry[0] is not None}
 
 
-@settings(deadline=None, max_examples=150)
+@settings(deadline=None, max_examples=examples(150))
 @given(epochs_of_a_stream, st.sampled_from([None, "event", "processing"]), st.lists(st.integers(0, 7), max_size=8))
 def test_is_undone_moved_recorded_and_restored(
     epochs: list[tuple[int, list[Row]]], ttl_time: str | None, events: list[int]

@@ -15,6 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from examples_support import examples
 from penstock.errors import ConfigError, SchemaError
 from penstock.workloads import tpcxbb
 from tpcxbb_support import BAGS, PARAMS, expected, some_clicks, some_lines, write
@@ -44,7 +45,7 @@ def test_expected_output(tpcxbb_data: Path, name: str, workers: int, mode: str) 
         assert rows_of(got, name) == rows_of(wanted, name)
 
 
-@settings(max_examples=25)
+@settings(max_examples=examples(25))
 @given(seed=st.integers(0, 2**32), clicks=st.integers(0, 60), tickets=st.integers(0, 30), batch_rows=st.integers(1, 20))
 def test_small_tables_against_the_definitions(
     seed: int, clicks: int, tickets: int, batch_rows: int, tmp_path_factory: pytest.TempPathFactory

@@ -19,6 +19,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import penstock as pk
+from examples_support import examples
 from penstock.errors import ConfigError, SchemaError
 from penstock.workloads import nexmark, wordcount
 
@@ -129,7 +130,7 @@ BIDS = st.lists(
 )
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=examples(30), deadline=None)
 @given(bids=BIDS, workers=st.integers(1, 3), batch_rows=st.integers(1, 20))
 def test_windowed_queries_against_plain_python(
     bids: list[tuple[int, int, int, int]], workers: int, batch_rows: int
