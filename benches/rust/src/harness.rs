@@ -334,14 +334,14 @@ mod tests {
         assert_eq!(conditions["paired_ratio_range"], json!([1.0, 4.0]));
     }
 
-    /// Compares two sides of a millisecond, of which the host takes ten from some pairs; each gives the number of its pair.
+    /// Compares two sides of a millisecond, of which the host takes an hour from some pairs; each gives the number of its pair.
     fn beside_a_host(budget: Duration, takes: impl Fn(usize) -> bool) -> Paired {
         let (turns, lost) = (std::cell::Cell::new(0), std::cell::Cell::new(0.0));
         let side = || {
             std::thread::sleep(Duration::from_millis(1));
             turns.set(turns.get() + 1);
             if turns.get() % 2 == 0 && takes(turns.get() / 2 - 1) {
-                lost.set(lost.get() + 0.01);
+                lost.set(lost.get() + 3_600.0);
             }
             f64::from(u32::try_from((turns.get() - 1) / 2).unwrap())
         };

@@ -170,14 +170,21 @@ mod tests {
     #[test]
     #[cfg(target_os = "linux")]
     fn own_work_counts_as_own() {
-        let meter = Meter::start();
-        let begin = Instant::now();
-        while begin.elapsed() < Duration::from_millis(300) {
+        let (meter, begin) = (Meter::start(), Instant::now());
+        // As much work as the clocks can tell, however long others make it take.
+        let before = own_seconds().unwrap();
+        while own_seconds().unwrap() - before < 0.1 || begin.elapsed() < Duration::from_millis(110) {
             std::hint::spin_loop();
         }
         let usage = meter.stop();
-        assert!(usage.own.is_some_and(|own| own > 0.01), "{usage:?}");
+        assert!(usage.own.is_some_and(|own| own > 0.0), "{usage:?}");
         assert!(usage.foreign.is_some() && usage.stolen.is_some(), "{usage:?}");
-        assert_eq!(Meter::start().stop(), Usage::default(), "too short to say");
+    }
+
+    #[test]
+    fn what_was_too_short_says_nothing() {
+        let begin = Instant::now();
+        let usage = Meter::start().stop();
+        assert!(usage == Usage::default() || begin.elapsed() >= Duration::from_millis(100), "{usage:?}");
     }
 }

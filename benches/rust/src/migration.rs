@@ -341,15 +341,17 @@ impl Setup {
         let after = self.drive(&Course { first: next, end: Arc::default(), ..course }, &self.moved(), bins);
         check(&after, sent);
         let mut all = seen(after, state_mib);
-        // Over when a block is in time again: the backlog is part of the pause.
-        let late = all.blocks.iter().filter(|(_, latency)| *latency > calm).map(|(due, latency)| due + latency);
-        let end = late.fold(begin, f64::max);
+        all.moves = vec![Span { begin, end: caught_up(begin, calm, &all.blocks) }];
         all.blocks.extend(blocks);
         all.blocks.sort_by(|a, b| a.0.total_cmp(&b.0));
-        all.moves = vec![Span { begin, end }];
         all.added_mib = watch.added_mib();
         all
     }
+}
+
+/// When a pause that began then is over: a block is in time again, so the backlog is part of it.
+fn caught_up(begin: f64, calm: f64, blocks: &[(f64, f64)]) -> f64 {
+    blocks.iter().filter(|(_, latency)| *latency > calm).map(|(due, latency)| due + latency).fold(begin, f64::max)
 }
 
 /// Spreads keys over all bits.
@@ -554,8 +556,26 @@ mod tests {
         let setup = Setup { tcp: false, keys: 500, bits: 4 };
         let seen = setup.restart(20_000.0, REST);
         let [span] = seen.moves[..] else { panic!("one pause") };
-        assert!(span.seconds() > 0.0 && seen.most_ms(&span) >= seen.at_rest_ms());
-        assert!(seen.blocks.is_sorted_by(|a, b| a.0 <= b.0));
+        // No block of the first workers ends after they have stopped, and none of the second before they have begun, however long either
+        // took: what is between the two is the pause. Both rest for as many ticks as they were told.
+        let (before, after): (Vec<_>, Vec<_>) =
+            seen.blocks.iter().map(|(due, latency)| due + latency).partition(|end| *end <= span.begin);
+        assert!(before.len().min(after.len()) as u64 >= 2 * super::ticks(REST), "{} and {}", before.len(), after.len());
+        assert!(seen.blocks.iter().take(before.len()).all(|(due, latency)| due + latency <= span.begin));
+        assert!(span.end >= span.begin && seen.blocks.is_sorted_by(|a, b| a.0 <= b.0));
         assert!(setup.capacity(REST) > 0.0);
+    }
+
+    #[test]
+    fn figures_are_those_of_the_blocks_that_met_a_move_and_of_those_that_did_not() {
+        let (span, ms) = (Span { begin: 1.0, end: 1.5 }, 1e-3);
+        // Before; under way when it begins; due in it; in its wake; at rest again.
+        let blocks = vec![(0.5, 2.0 * ms), (0.99, 30.0 * ms), (1.2, 400.0 * ms), (1.51, 90.0 * ms), (1.9, 3.0 * ms)];
+        let seen = Seen { blocks: blocks.clone(), moves: vec![span], ..Seen::default() };
+        assert!((seen.most_ms(&span) - 400.0).abs() < 1e-9);
+        assert!((seen.at_rest_ms() - 30.0).abs() < 1e-9, "what was due before it counts as at rest");
+        assert_eq!(Seen { moves: vec![span], ..Seen::default() }.at_rest_ms(), 0.0);
+        assert!((caught_up(1.0, 50.0 * ms, &blocks) - 1.6).abs() < 1e-9, "the last late one of them");
+        assert_eq!(caught_up(1.0, 0.5, &blocks), 1.0, "nothing was late");
     }
 }

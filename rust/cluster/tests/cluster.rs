@@ -467,26 +467,28 @@ fn rows_beyond_the_budget_go_to_files_and_come_back_in_order() {
     std::fs::remove_dir_all(&folder).unwrap();
 }
 
-/// Forwards connections to an address until told to stop; then it keeps them, as a stopped process does.
-fn proxy(to: &str) -> (std::sync::Arc<std::sync::atomic::AtomicBool>, String) {
+/// Forwards connections to an address until told to stop; then it keeps them until its end of the channel is dropped, as a stopped process
+/// does.
+fn proxy(to: &str) -> (std::sync::Arc<std::sync::atomic::AtomicBool>, String, std::sync::mpsc::Sender<()>) {
     use std::io::{Read, Write};
     use std::net::{TcpListener, TcpStream};
     let stopped = std::sync::Arc::<std::sync::atomic::AtomicBool>::default();
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = listener.local_addr().unwrap().to_string();
     let (asked, to) = (stopped.clone(), to.to_owned());
+    let (held, until) = std::sync::mpsc::channel::<()>();
+    let until = std::sync::Arc::new(std::sync::Mutex::new(until));
     std::thread::spawn(move || {
         let (near, _) = listener.accept().unwrap();
         let far = TcpStream::connect(to).unwrap();
         let pairs = [(near.try_clone().unwrap(), far.try_clone().unwrap()), (far, near)];
         let ways = pairs.map(|(mut from, mut to)| {
-            let asked = asked.clone();
+            let (asked, until) = (asked.clone(), until.clone());
             std::thread::spawn(move || {
                 let mut bytes = [0; 4096];
                 while let Ok(some @ 1..) = from.read(&mut bytes) {
                     if asked.load(std::sync::atomic::Ordering::SeqCst) {
-                        // Long enough for every limit of the test, and no reading meanwhile.
-                        std::thread::sleep(Duration::from_secs(4));
+                        let _ = until.lock().unwrap().recv();
                         return;
                     }
                     if to.write_all(&bytes[..some]).is_err() {
@@ -497,7 +499,7 @@ fn proxy(to: &str) -> (std::sync::Arc<std::sync::atomic::AtomicBool>, String) {
         });
         ways.into_iter().for_each(|way| way.join().unwrap());
     });
-    (stopped, address)
+    (stopped, address, held)
 }
 
 #[test]
@@ -509,7 +511,6 @@ fn a_member_that_neither_reads_nor_answers_holds_nobody() {
     let address = stopped.local_addr().unwrap().to_string();
     let limits = Limits::patient(Duration::from_millis(300));
     assert_eq!((limits.handshake_time, limits.heartbeat), (limits.silence, Duration::from_millis(50)));
-    let began = std::time::Instant::now();
     let context = FeedContext { query: "q".into(), epoch: 0, source: 0, partition: 0, attempt: 1 };
     let error = Feed::connect_with(&address, &keys(), &context, None, &schema(), limits.clone()).err().unwrap();
     assert!(matches!(&error, ClusterError::Silent { peer, .. } if peer.contains(&address)), "{error}");
@@ -524,14 +525,17 @@ fn a_member_that_neither_reads_nor_answers_holds_nobody() {
     driver.start("q", &[0], &Begin::default());
     let first = FeedContext { query: "q".into(), epoch: 0, source: 0, partition: 0, attempt: 1 };
     let address = driver.members[0].address.clone();
-    let mut fed = Feed::connect_with(&address, &keys, &first, None, &schema(), limits.clone()).unwrap();
+    let mut fed = Feed::connect_with(&address, &keys, &first, None, &schema(), common::limits()).unwrap();
     fed.push(&batch(&[1, 2])).unwrap();
     fed.finish().unwrap();
     driver.ask(0, &release("q", 1, 0, &[(0, 1, 2)]));
+    // Only what is silent is measured: to meet may take as long as it does.
+    let [handshake_time, connect_time, dial_time] = [common::PATIENCE; 3];
+    let met = Limits { handshake_time, connect_time, dial_time, ..limits.clone() };
     for pushes in [0, 1, 10_000] {
-        let (proxy, address) = proxy(&driver.members[0].address);
+        let (proxy, address, _held) = proxy(&driver.members[0].address);
         let context = FeedContext { query: "q".into(), epoch: 1, source: 0, partition: pushes, attempt: 1 };
-        let mut feed = Feed::connect_with(&address, &keys, &context, None, &schema(), limits.clone()).unwrap();
+        let mut feed = Feed::connect_with(&address, &keys, &context, None, &schema(), met.clone()).unwrap();
         proxy.store(true, std::sync::atomic::Ordering::SeqCst);
         let values = batch(&[7; 10_000]);
         let sent = (0..pushes).try_for_each(|_| feed.push(&values));
@@ -539,12 +543,11 @@ fn a_member_that_neither_reads_nor_answers_holds_nobody() {
         let error = sent.err().or_else(|| feed.finish().err()).unwrap();
         assert!(matches!(error, ClusterError::Silent { .. }), "{error}");
     }
-    let (proxy, address) = proxy(&driver.members[0].address);
+    let (proxy, address, _held) = proxy(&driver.members[0].address);
     proxy.store(true, std::sync::atomic::Ordering::SeqCst);
     let error = drain_with(&address, &keys, &context, None, &limits).err().unwrap();
     assert!(matches!(error, ClusterError::Silent { .. }), "{error}");
     drop(driver.close());
-    assert!(began.elapsed() < Duration::from_secs(15), "{:?}", began.elapsed());
 }
 
 #[test]

@@ -192,7 +192,7 @@ fn garbage_slow_and_oversize_tls_is_refused_and_counted() {
     }
     ended(stream);
     until("too much", || registry.metrics().refused_malformed == 2);
-    let (mut stream, began) = (dial(), Instant::now());
+    let (began, mut stream) = (Instant::now(), dial());
     for byte in [0x16, 3, 1, 2, 0].into_iter().chain(std::iter::repeat(0)) {
         if stream.write_all(&[byte]).is_err() {
             break;

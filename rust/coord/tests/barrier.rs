@@ -299,12 +299,13 @@ fn waiting_long_uses_no_processor() {
             // The thing under test is the wait of the other worker, which lasts as long as this.
             std::thread::sleep(Duration::from_millis(400));
         }
-        let before = thread_time();
+        let (before, begin) = (thread_time(), Instant::now());
         barrier.wait(worker)?;
-        Ok::<_, BoxError>(thread_time() - before)
+        Ok::<_, BoxError>((thread_time() - before, begin.elapsed()))
     }));
-    let waited = times.into_iter().next().unwrap().unwrap();
-    assert!(waited < Duration::from_millis(20), "{waited:?} of processor time in a wait of 400 ms");
+    // Who looks again and again has a processor, or what others leave of one, for all that time.
+    let (used, waited) = times.into_iter().next().unwrap().unwrap();
+    assert!(used <= waited / 8, "{used:?} of processor time in a wait of {waited:?}");
 }
 
 /// Processor time of this thread, to 10 ms.

@@ -48,7 +48,8 @@ fn check(name: &str, endpoints: Vec<Endpoint>, guards: Vec<FabricGuard>) {
     let turns: Vec<usize> = join(threads).into_iter().map(Result::unwrap).collect();
     drop(guards);
     assert!(turns.iter().all(|turns| *turns < 20), "{name}: {turns:?} turns");
-    assert!(used < idle / 50, "{name}: {used:?} of CPU in {idle:?}");
+    // Whoever turns instead of parking has a CPU, or what others leave of one, for all that time.
+    assert!(used < idle / 10, "{name}: {used:?} of CPU in {idle:?}");
 }
 
 #[test]

@@ -169,21 +169,38 @@ fn a_peer_that_is_connected_but_silent_is_lost() {
 }
 
 #[test]
-fn a_worker_that_is_busy_for_long_is_not_lost() {
-    let limits = Limits { silence: Duration::from_secs(1), ..limits() };
-    let results = on_mesh(mesh_with(2, 1, Link::Unix, limits), |worker: &mut Worker| {
-        let (mut input, probe) = flow(worker, "flow", |_| {
-            // One long operator: twice the silence that is allowed.
-            spin(Duration::from_secs(2));
+fn the_links_of_a_worker_that_is_busy_for_long_go_on_beating() {
+    let (endpoints, guard, mut peer) = against_socket(limits());
+    let (begin, begun) = mpsc::channel();
+    let (open, gate) = mpsc::channel::<()>();
+    let gate = Arc::new(std::sync::Mutex::new(gate));
+    let threads = execute(endpoints, move |worker: &mut Worker| -> Result<(), Error> {
+        let (begin, gate) = (begin.clone(), gate.clone());
+        let (mut input, _probe) = flow(worker, "flow", move |_| {
+            // One operator that lasts until the test has seen what it wants.
+            begin.send(()).unwrap();
+            let _ = gate.lock().unwrap().recv();
         });
-        if worker.index() == 0 {
-            input.send(vec![1]);
-        }
-        input.close();
+        input.send(vec![0]);
         while worker.step_or_park(None)? {}
-        Ok(probe.done())
+        Ok(())
     });
-    assert!(results.into_iter().all(|result| matches!(result, Ok(true))));
+    begun.recv().unwrap();
+    // What came before it was busy does not count.
+    peer.set_nonblocking(true).unwrap();
+    let mut before = Vec::new();
+    assert_eq!(peer.read_to_end(&mut before).unwrap_err().kind(), std::io::ErrorKind::WouldBlock);
+    peer.set_nonblocking(false).unwrap();
+    peer.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
+    let (beat, mut heard, mut bytes) = (frame(4, 4, 0, 0, 1, None, &[]), Vec::<u8>::new(), [0; 56]);
+    while heard.windows(6).filter(|seen| *seen == &beat[..6]).count() < 3 {
+        let count = peer.read(&mut bytes).expect("it beats");
+        heard.extend(&bytes[..count]);
+    }
+    drop((open, peer));
+    let error = join(threads).remove(0).unwrap_err();
+    assert!(matches!(error, Error::PeerLost { process: 1, .. }), "{error:?}");
+    drop(guard);
 }
 
 #[test]

@@ -109,6 +109,7 @@ fn a_pipeline_without_work_uses_no_cpu_and_is_woken() {
     let (before, began) = (cpu(), Instant::now());
     assert!(matches!(pipeline.pull(Duration::from_millis(600)), Pulled::Nothing));
     let (used, idle) = (cpu() - before, began.elapsed());
-    assert!(used < idle / 50, "{used:?} of CPU in {idle:?}");
+    // Whoever turns instead of parking has a CPU, or what others leave of one, for all that time.
+    assert!(used < idle / 10, "{used:?} of CPU in {idle:?}");
     drive(&pipeline, 100);
 }

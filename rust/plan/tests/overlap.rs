@@ -15,7 +15,7 @@ use penstock_plan::host::{Event, Group, GroupConfig, MARK, PartitionRows, Refusa
 use penstock_plan::spec::{AggSpec, Nulls, PlanSpec, SourceSpec, StepSpec};
 use penstock_plan::{CallError, Callbacks, Emit, ForeignState, Plan};
 
-const PATIENCE: Duration = Duration::from_secs(10);
+const PATIENCE: Duration = Duration::from_secs(60);
 
 fn keys(keys: impl IntoIterator<Item = i64>) -> RecordBatch {
     let column: ArrayRef = Arc::new(Int64Array::from_iter_values(keys));

@@ -294,17 +294,16 @@ mod tests {
         assert_eq!(seen, [vec![1, 2], vec![0, 2], vec![0, 1]]);
     }
 
+    /// What the one that dials gets, and then the one that waits, which is cancelled when the other is done.
     fn pair(first: (MeshPlan, Keys), second: (MeshPlan, Keys), ports: Vec<MeshPort>) -> [Result<(), MeshError>; 2] {
-        let patience = Duration::from_millis(500);
-        let threads: Vec<_> = ports
-            .into_iter()
-            .zip([first, second])
-            .map(|(port, (plan, secret))| {
-                thread::spawn(move || port.connect(&plan, &secret, patience, &AtomicBool::new(false)).map(drop))
-            })
-            .collect();
-        let results: Vec<_> = threads.into_iter().map(|thread| thread.join().unwrap()).collect();
-        results.try_into().unwrap()
+        let [dials, waits]: [MeshPort; 2] = ports.try_into().unwrap();
+        let over = AtomicBool::new(false);
+        thread::scope(|scope| {
+            let waiting = scope.spawn(|| waits.connect(&second.0, &second.1, PATIENCE, &over).map(drop));
+            let dialled = dials.connect(&first.0, &first.1, PATIENCE, &AtomicBool::new(false)).map(drop);
+            over.store(true, std::sync::atomic::Ordering::Relaxed);
+            [dialled, waiting.join().unwrap()]
+        })
     }
 
     #[test]
@@ -312,7 +311,7 @@ mod tests {
         let (ports, addresses) = ports(2);
         let [dialled, waited] = pair((plan(0, &addresses), secret(7)), (plan(1, &addresses), secret(8)), ports);
         assert!(matches!(dialled, Err(MeshError::Peer { process: 1, source, .. }) if source.is_authentication()));
-        assert!(matches!(waited, Err(MeshError::Absent { process: 0, .. })));
+        assert!(matches!(waited, Err(MeshError::Cancelled)), "who was refused is still awaited: {waited:?}");
     }
 
     #[test]
@@ -335,12 +334,19 @@ mod tests {
     }
 
     #[test]
-    fn a_wait_can_be_cancelled_and_a_wrong_index_is_refused() {
-        let (mut ports, addresses) = ports(2);
+    fn a_wait_ends_or_is_cancelled_and_a_wrong_index_is_refused() {
+        let (mut ports, addresses) = ports(3);
+        let nobody = ports.pop().unwrap().connect(
+            &plan(2, &addresses),
+            &secret(7),
+            Duration::from_millis(10),
+            &AtomicBool::new(false),
+        );
+        assert!(matches!(nobody, Err(MeshError::Absent { process: 0, .. })));
         let cancelled = AtomicBool::new(true);
         let waited = ports.pop().unwrap().connect(&plan(1, &addresses), &secret(7), PATIENCE, &cancelled);
         assert!(matches!(waited, Err(MeshError::Cancelled)));
-        let wrong = ports.pop().unwrap().connect(&plan(2, &addresses), &secret(7), PATIENCE, &cancelled);
-        assert!(matches!(wrong, Err(MeshError::Shape { process: 2, count: 2 })));
+        let wrong = ports.pop().unwrap().connect(&plan(3, &addresses), &secret(7), PATIENCE, &cancelled);
+        assert!(matches!(wrong, Err(MeshError::Shape { process: 3, count: 3 })));
     }
 }

@@ -14,7 +14,7 @@ use penstock_dataflow::{Endpoint, FabricGuard, FabricTag, Limits};
 use penstock_plan::host::{Event, Group, GroupConfig, HostError, PartitionRows, Resident, Rows};
 use penstock_plan::{Callbacks, Plan};
 
-pub const PATIENCE: Duration = Duration::from_secs(10);
+pub const PATIENCE: Duration = Duration::from_secs(60);
 
 pub fn rows(columns: &[&str], values: &[Vec<i64>]) -> RecordBatch {
     let column = |at: usize| -> ArrayRef { Arc::new(Int64Array::from_iter_values(values.iter().map(|row| row[at]))) };
