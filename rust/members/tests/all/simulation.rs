@@ -1,17 +1,8 @@
 //! Members join, leave and die in the middle of random dataflows, in an order that a seed decides: see `support/world.rs`.
 //!
-//! `PENSTOCK_SEEDS=10000 cargo test -p penstock-members --test simulation` tries more seeds than the usual 300.
+//! `PENSTOCK_SEEDS=10000 cargo test -p penstock-members --test all simulation` tries more seeds than the usual 300.
 
-use penstock_members as machine;
-
-#[path = "../../progress/tests/common/mod.rs"]
-mod common;
-#[path = "support/faults.rs"]
-mod faults;
-#[path = "support/runs.rs"]
-mod runs;
-#[path = "support/world.rs"]
-mod world;
+use crate::runs;
 
 fn seeds() -> Vec<u64> {
     let number = |name: &str| std::env::var(name).ok().map(|text| text.parse::<u64>().expect("a number of seeds"));
@@ -28,7 +19,9 @@ fn try_all(test: &str, run: fn(u64) -> Result<runs::Seen, String>) -> runs::Seen
         match run(seed) {
             Ok(seen) => all.add(&seen),
             Err(what) => {
-                panic!("{what}\nreplay: PENSTOCK_SEED={seed} cargo test -p penstock-members --test simulation {test}")
+                panic!(
+                    "{what}\nreplay: PENSTOCK_SEED={seed} cargo test -p penstock-members --test all simulation::{test}"
+                )
             }
         }
     }

@@ -4,23 +4,15 @@
 //! Every state is visited once; what tells states apart is all of the machine, the books and the links. The lane of state that moves is emptied at once:
 //! it carries nothing but markers here, like that of data.
 //!
-//! `PENSTOCK_STATES=5000000 cargo test -p penstock-members --test model` goes on for longer where the whole is too large.
+//! `PENSTOCK_STATES=5000000 cargo test -p penstock-members --test all model` goes on for longer where the whole is too large.
 
 use std::collections::HashSet;
 
-use penstock_members as machine;
 use penstock_progress::{Source, Target};
 
-#[path = "../../progress/tests/common/mod.rs"]
-mod common;
-#[path = "support/faults.rs"]
-mod faults;
-#[path = "support/world.rs"]
-mod world;
-
-use common::Graph;
-use machine::{Id, Lane, Limits};
-use world::{Action, Plan, World};
+use crate::common::Graph;
+use crate::machine::{Id, Lane, Limits};
+use crate::world::{Action, Plan, World};
 
 /// What may still happen.
 #[derive(Clone, Copy, Debug, Hash)]
