@@ -1,14 +1,8 @@
 //! The whole cluster in simulation: the sequences that break a naive protocol, and random schedules by seed. See `support/sim`.
 
-use penstock_engine as machine;
-
-#[path = "support/runs.rs"]
-mod runs;
-#[path = "support/sim/mod.rs"]
-mod sim;
-
-use machine::EngineError;
-use sim::world::World;
+use crate::machine::EngineError;
+use crate::runs;
+use crate::sim::world::World;
 
 /// Runs a sequence with several seeds; every run has to reach these milestones, in some of them each.
 fn sequence(name: &str, milestones: &[&str]) -> Vec<World> {
@@ -157,7 +151,7 @@ fn schedules(part: u64) {
         println!("seed {seed}: {violation}");
     }
     if let Some((seed, violation)) = failed.first() {
-        let replay = "PENSTOCK_TRACE=1 cargo test -p penstock-engine --test simulation schedules -- --nocapture";
+        let replay = "PENSTOCK_TRACE=1 cargo test -p penstock-engine --test all simulation::schedules -- --nocapture";
         panic!("{} seeds fail, the first is {seed}: {violation}\nreplay: PENSTOCK_SEED={seed} {replay}", failed.len());
     }
 }
