@@ -1,17 +1,15 @@
 //! Whatever code of the user panics, wherever it runs: all workers report the same origin, and all capabilities are released.
 //! And what the user keeps of a dataflow after its end refuses, and does not panic.
 
-mod support;
-
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 
+use crate::support::{Link, join, mesh, on_mesh};
 use penstock_dataflow::wire::{Wire, WireError};
 use penstock_dataflow::{
     BoxError, Error, Exchange, InputHandle, OperatorBuilder, Output, Pipeline, Worker, execute, fabric,
 };
 use penstock_progress::capability::Capability;
-use support::{Link, join, mesh, on_mesh};
 
 /// Where worker 1 panics.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

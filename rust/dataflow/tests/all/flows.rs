@@ -1,15 +1,13 @@
 //! The same program gives the same results however many workers run it and however they are connected.
 
-mod support;
-
 use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::rc::Rc;
 
+use crate::support::everywhere;
 use penstock_dataflow::{BoxError, Exchange, OperatorBuilder, Pipeline, Worker};
 use penstock_progress::notificator::Notificator;
 use penstock_progress::timestamp::Product;
-use support::everywhere;
 
 fn mix(value: u64) -> u64 {
     (value ^ (value >> 31)).wrapping_mul(0x9e37_79b9_7f4a_7c15).rotate_left(29)

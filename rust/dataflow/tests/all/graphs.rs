@@ -5,7 +5,7 @@
 //! and outputs and with inputs that lead nowhere. Every input of every operator checks that its frontier never goes back and that no
 //! block comes from behind it; some inputs of the program stay behind the others, so that much news is held back.
 //!
-//! `PENSTOCK_SEEDS=10000 cargo test -p penstock-dataflow --test graphs` tries more seeds than the usual 200; a seed that fails says how
+//! `PENSTOCK_SEEDS=10000 cargo test -p penstock-dataflow --test all graphs` tries more seeds than the usual 200; a seed that fails says how
 //! to run it again.
 
 use std::cell::RefCell;
@@ -484,7 +484,7 @@ fn random_graphs_do_what_one_worker_does() {
     let many = seeds.end - seeds.start >= 100;
     for seed in seeds {
         if let Err(panic) = catch_unwind(AssertUnwindSafe(|| simulate(seed, &mut told))) {
-            eprintln!("replay: PENSTOCK_SEED={seed} cargo test -p penstock-dataflow --test graphs");
+            eprintln!("replay: PENSTOCK_SEED={seed} cargo test -p penstock-dataflow --test all graphs");
             std::panic::resume_unwind(panic);
         }
     }

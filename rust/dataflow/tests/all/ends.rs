@@ -1,14 +1,12 @@
 //! How runs end together: one cause when several fail, seats without workers, graphs without sources.
 
-mod support;
-
 use std::sync::{Arc, Barrier};
 use std::time::{Duration, Instant};
 
+use crate::support::{Link, TAG, join, mesh, on_mesh, tcp_pair};
 use penstock_dataflow::fabric::Duplex;
 use penstock_dataflow::{BoxError, Error, InputHandle, Pipeline, Worker, execute, fabric};
 use penstock_progress::timestamp::Product;
-use support::{Link, TAG, join, mesh, on_mesh, tcp_pair};
 
 #[derive(Debug, thiserror::Error)]
 #[error("value {0} is not wanted")]

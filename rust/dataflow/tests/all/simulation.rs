@@ -1,7 +1,7 @@
 //! Several workers in one thread, stepped, fed and broken in an order that a seed decides, with messages that take as long as it
 //! wants: the same seed gives the same run. Graphs have an exchange, a notificator, a loop in a nested scope and a second dataflow.
 //!
-//! `PENSTOCK_SEEDS=10000 cargo test -p penstock-dataflow --test simulation` tries more seeds than the usual 300; a seed that
+//! `PENSTOCK_SEEDS=10000 cargo test -p penstock-dataflow --test all simulation` tries more seeds than the usual 300; a seed that
 //! fails says how to run it again.
 
 use std::cell::{Cell, RefCell};
@@ -278,7 +278,7 @@ fn seeds() -> Range<u64> {
 fn try_all(test: &str, run: impl Fn(u64)) {
     for seed in seeds() {
         if let Err(panic) = catch_unwind(AssertUnwindSafe(|| run(seed))) {
-            eprintln!("replay: PENSTOCK_SEED={seed} cargo test -p penstock-dataflow --test simulation {test}");
+            eprintln!("replay: PENSTOCK_SEED={seed} cargo test -p penstock-dataflow --test all simulation::{test}");
             std::panic::resume_unwind(panic);
         }
     }

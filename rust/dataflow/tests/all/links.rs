@@ -1,9 +1,5 @@
 //! Links between processes: bounded, watched, and never in the way of progress.
 
-#[path = "support/frame.rs"]
-mod frames;
-mod support;
-
 use std::cell::Cell;
 use std::io::{Read, Write};
 use std::rc::Rc;
@@ -12,11 +8,11 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
-use frames::frame;
+use crate::frames::frame;
+use crate::support::{self, Link, join, mesh_with, on_mesh};
 use penstock_dataflow::fabric::{self, Duplex};
 use penstock_dataflow::{BoxError, Endpoint, Error, FabricGuard, InputHandle, Limits, Pipeline, Worker, execute};
 use penstock_progress::probe::ProbeHandle;
-use support::{Link, join, mesh_with, on_mesh};
 
 /// Limits that a test reaches: far apart, so that one test sees one of them.
 fn limits() -> Limits {

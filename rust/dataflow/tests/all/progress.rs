@@ -1,7 +1,5 @@
 //! Probes, notifications, idling and shutting down.
 
-mod support;
-
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeSet;
 use std::rc::Rc;
@@ -9,10 +7,10 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
+use crate::support::{Link, everywhere, join, mesh, on_mesh};
 use penstock_dataflow::{BoxError, Error, OperatorBuilder, Pipeline, Worker, execute, fabric};
 use penstock_progress::notificator::Notificator;
 use penstock_progress::timestamp::Product;
-use support::{Link, everywhere, join, mesh, on_mesh};
 
 #[test]
 fn a_probe_shows_exactly_what_is_closed() {

@@ -4,7 +4,7 @@
 //! Graphs have exchanges, a notificator, a loop in a nested scope, a broadcast, and a second dataflow. Members come and go in the middle of epochs, several at
 //! once, the first one too; seats are given up, workers end before others.
 //!
-//! `PENSTOCK_SEEDS=10000 cargo test -p penstock-dataflow --test rescaling` tries more seeds than the usual 120; a seed that
+//! `PENSTOCK_SEEDS=10000 cargo test -p penstock-dataflow --test all rescaling` tries more seeds than the usual 120; a seed that
 //! fails says how to run it again.
 
 use std::cell::{Cell, RefCell};
@@ -385,7 +385,7 @@ fn members_that_come_and_go_give_the_sums_of_one() {
             Ok(seen) => all.add(seen),
             Err(panic) => {
                 let test = "members_that_come_and_go_give_the_sums_of_one";
-                eprintln!("replay: PENSTOCK_SEED={seed} cargo test -p penstock-dataflow --test rescaling {test}");
+                eprintln!("replay: PENSTOCK_SEED={seed} cargo test -p penstock-dataflow --test all rescaling::{test}");
                 std::panic::resume_unwind(panic);
             }
         }

@@ -1,21 +1,17 @@
 //! What happens when operators, programs, peers or graphs are wrong: every worker learns the same cause, and nothing hangs.
 
-#[path = "support/frame.rs"]
-mod frames;
-mod support;
-
 use std::cell::Cell;
 use std::net::TcpStream;
 use std::rc::Rc;
 use std::sync::mpsc;
 use std::time::Duration;
 
-use frames::frame;
+use crate::frames::frame;
+use crate::support::{self, Link, TAG, join, mesh, on_mesh, tcp_pair};
 use penstock_dataflow::error::ProtocolFault;
 use penstock_dataflow::fabric::Duplex;
 use penstock_dataflow::{BoxError, Error, Exchange, OperatorBuilder, Pipeline, Worker, execute, fabric};
 use penstock_progress::timestamp::Product;
-use support::{Link, TAG, join, mesh, on_mesh, tcp_pair};
 
 #[derive(Debug, thiserror::Error)]
 #[error("value {0} is not wanted")]

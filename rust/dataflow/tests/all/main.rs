@@ -1,0 +1,20 @@
+//! The tests of this crate that need neither a build nor a process of their own, in one program: linking is most of what many cost.
+//! `cargo test -p penstock-dataflow --test all NAME::` runs those of one module.
+
+#[path = "../support/frame.rs"]
+mod frames;
+#[path = "../support/mod.rs"]
+mod support;
+
+mod ends;
+mod failures;
+mod flows;
+mod graphs;
+mod joining;
+mod links;
+mod nested_probe;
+mod progress;
+mod rescaling;
+mod simulation;
+mod turns;
+mod user_code;
