@@ -1,17 +1,14 @@
 //! Groups of workers against a sequential oracle: any number of workers and processes, migrations while
 //! epochs run and between them, rollback after a failure.
 
-#[path = "common/group.rs"]
-mod group;
-
 use std::collections::{BTreeMap, HashMap};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use crate::group::{Cluster, PATIENCE, Random, config, fresh, moves, read, rows};
 use arrow_array::RecordBatch;
 use crossbeam::channel::unbounded;
-use group::{Cluster, PATIENCE, Random, config, fresh, moves, read, rows};
 use penstock_bins::ControlError;
 use penstock_dataflow::{BoxError, fabric};
 use penstock_plan::host::{

@@ -1,12 +1,11 @@
 //! What epochs changed makes up the state: absorbed one epoch after the other by twins, through files, merged, and on other bins, while
 //! bins move within epochs and between them.
 
-mod common;
-
 use std::collections::BTreeMap;
 use std::convert::Infallible;
 use std::sync::Arc;
 
+use crate::common;
 use arrow_array::{ArrayRef, Int64Array, RecordBatch, StringArray};
 use arrow_schema::Schema;
 use penstock_bins::{BinState, BinTable, Encoding, Extent, Routing, number_of, range_of};

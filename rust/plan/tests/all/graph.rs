@@ -1,14 +1,11 @@
 //! Plans that are graphs: what compilation makes of them, and random ones on workers whose bins move, against an oracle of bags.
 
-#[path = "common/group.rs"]
-mod group;
-
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
+use crate::group::{Cluster, Random, config, fresh, moves, read, rows};
 use arrow_array::RecordBatch;
 use arrow_schema::{DataType, Field, Schema, SchemaRef};
-use group::{Cluster, Random, config, fresh, moves, read, rows};
 use penstock_plan::host::{Begin, End, Inline, Piece, Pulled};
 use penstock_plan::spec::{AggSpec, NodeSpec, Nulls, PLAN_VERSION, SourceSpec};
 use penstock_plan::{CallError, Callbacks, Emit, ForeignState, JoinHow, Origin, Plan, PlanError, PlanSpec, StepSpec};

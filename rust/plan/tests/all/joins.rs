@@ -1,17 +1,14 @@
 //! Joins of every kind, with intervals, in windows and without, against a naive twin: what comes out of each epoch, and what is late in it, on
 //! some workers whose bins move and whose number changes, while epochs are broken off and undone, or all is lost but files.
 
-#[path = "common/group.rs"]
-mod group;
-
 use std::convert::Infallible;
 use std::sync::Arc;
 
+use crate::group::{Cluster, PATIENCE, Random, config, fresh, moves};
 use arrow_array::cast::AsArray;
 use arrow_array::types::Int64Type;
 use arrow_array::{Array, ArrayRef, Int64Array, RecordBatch};
 use arrow_schema::{DataType, Field, Schema, SchemaRef};
-use group::{Cluster, PATIENCE, Random, config, fresh, moves};
 use penstock_files::{File, Range, Segment, select, write};
 use penstock_plan::host::{Event, Loaded, Record, Resident, Rows};
 use penstock_plan::spec::{NodeSpec, PLAN_VERSION, SourceSpec, WindowKind};

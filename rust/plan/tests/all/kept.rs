@@ -1,13 +1,12 @@
 //! What a manifest says of an operator is enough to read its state: the rows are those that the operator itself gives at its end.
 
-mod common;
-
 use std::sync::Arc;
 
+use crate::common;
+use crate::common::bag;
 use arrow_array::cast::AsArray;
 use arrow_array::{ArrayRef, Int64Array, RecordBatch, StringArray};
 use arrow_schema::{DataType, Field, Schema, TimeUnit};
-use common::bag;
 use penstock_bins::{BinState, BinTable, Encoding, Extent, Routing};
 use penstock_files::{ChunkWriter, Entry, FileError};
 use penstock_plan::spec::schema_to_text;

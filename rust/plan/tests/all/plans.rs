@@ -1,12 +1,10 @@
 //! What compilation accepts, what it says of the rest, and user code in plans.
 
-mod common;
-
 use std::sync::Arc;
 
+use crate::common::{Cell, Cluster, Move};
 use arrow_array::{ArrayRef, Int64Array, RecordBatch};
 use arrow_schema::{DataType, Field, Schema, SchemaRef, TimeUnit};
-use common::{Cell, Cluster, Move};
 use penstock_plan::spec::schema_to_text;
 use penstock_plan::{OpError, Plan, PlanError, PlanSpec};
 

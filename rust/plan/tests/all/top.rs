@@ -1,12 +1,10 @@
 //! Rank with ties against a naive twin: sort everything, count the strictly better rows.
 
-mod common;
-
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
+use crate::common::{Cell, Cluster, Move};
 use arrow_array::*;
-use common::{Cell, Cluster, Move};
 use penstock_plan::Emit;
 use penstock_plan::spec::{AggSpec, Nulls, Per, PlanSpec, SourceSpec, StepSpec, WindowKind};
 use proptest::prelude::*;

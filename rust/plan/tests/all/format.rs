@@ -1,9 +1,8 @@
 //! The parts of the format that other releases and other languages read: key hashes and chunks of state.
 
-mod common;
-
 use std::sync::Arc;
 
+use crate::common;
 use arrow_array::*;
 use penstock_bins::{BinState, BinTable, Encoding, Routing};
 use penstock_plan::spec::schema_to_text;

@@ -1,14 +1,12 @@
 //! Windowed and running aggregates against a naive twin: all rows in a list, every window computed from scratch.
 
-mod common;
-
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
+use crate::common::{self, Cell, Cluster, Move};
 use arrow_array::builder::StringBuilder;
 use arrow_array::*;
 use arrow_schema::{DataType, SchemaRef, TimeUnit};
-use common::{Cell, Cluster, Move};
 use penstock_plan::spec::{AggSpec, Nulls, PlanSpec, SourceSpec, StepSpec, WindowKind};
 use penstock_plan::{Emit, OpError};
 use proptest::prelude::*;

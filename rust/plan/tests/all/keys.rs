@@ -3,18 +3,16 @@
 //! A key is a class 0..6 or a null per column; each type turns classes into values of its own, equal ones in ways that must not matter
 //! (zeros of both signs, odd NaNs, other offsets, other dictionaries). What comes out is turned back into classes by comparing values.
 
-mod common;
-
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
+use crate::common::{Cluster, Move};
 use arrow_array::builder::{FixedSizeListBuilder, Int32Builder, LargeListBuilder, ListBuilder};
 use arrow_array::cast::AsArray;
 use arrow_array::types::*;
 use arrow_array::*;
 use arrow_buffer::i256;
 use arrow_schema::{DataType, Field, Fields, IntervalUnit, TimeUnit, UnionFields, UnionMode};
-use common::{Cluster, Move};
 use penstock_plan::spec::{AggSpec, Nulls, PlanSpec, SourceSpec, StepSpec};
 use penstock_plan::{Emit, Plan};
 use proptest::prelude::*;

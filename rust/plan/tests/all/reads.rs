@@ -1,15 +1,13 @@
 //! Which columns plans read, and that they say the same of those alone.
 
-mod common;
-
 use std::sync::Arc;
 use std::time::Duration;
 
+use crate::common::TestCalls;
 use arrow_array::cast::AsArray;
 use arrow_array::types::Int64Type;
 use arrow_array::{ArrayRef, Int64Array, RecordBatch, TimestampMillisecondArray};
 use arrow_schema::{DataType, Field, Schema, SchemaRef, TimeUnit};
-use common::TestCalls;
 use penstock_plan::host::{Inline, Pulled};
 use penstock_plan::spec::{PlanSpec, schema_to_text};
 use penstock_plan::{Plan, StepSpec};

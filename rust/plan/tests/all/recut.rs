@@ -1,13 +1,10 @@
 //! M-24 on threads and processes: bins are split, move part by part, and are merged, while epochs run; every epoch gives the rows that one
 //! worker gives whose bins rest.
 
-#[path = "common/group.rs"]
-mod group;
-
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use group::{Cluster, PATIENCE, Random, config, fresh, read, rows};
+use crate::group::{Cluster, PATIENCE, Random, config, fresh, read, rows};
 use penstock_bins::{Command, ControlError, Range, Routing, bin, number_of, range_of};
 use penstock_plan::host::{Event, Refusal, Resident};
 use penstock_plan::spec::schema_to_text;
