@@ -1,12 +1,10 @@
 //! M-24: bins that are split and merged while rows flow, and move part by part; beside the naive twin.
 
-mod common;
-
 use std::collections::BTreeMap;
 
-use common::duo::Duo;
-use common::fleet::{self, Layout};
-use common::{Load, Trace, config, hash, run};
+use crate::common::duo::Duo;
+use crate::common::fleet::{self, Layout};
+use crate::common::{self, Load, Trace, config, hash, run};
 use penstock_bins::{BinEvent, Command, ControlError, ControlInput, Keyed, Range, Routing, number_of};
 use proptest::prelude::*;
 

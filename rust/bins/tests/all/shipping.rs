@@ -1,13 +1,11 @@
 //! Bins that leave their process: how much of them is under way, and what happens when one cannot be encoded.
 
-mod common;
-
 use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, Ordering::Relaxed};
 
-use common::fleet::{self, Layout};
-use common::hash;
+use crate::common::fleet::{self, Layout};
+use crate::common::hash;
 use penstock_bins::{
     BinState, BinTable, BinsError, Command, Config, ControlInput, Encoding, Keyed, Moment, Routing, Shelf, StateError,
     bin, stateful,

@@ -1,9 +1,7 @@
 //! M-01 and M-02 against the naive twin: random loads, random control, random interleavings, post-dated records.
 
-mod common;
-
-use common::fleet::Layout;
-use common::{Load, run};
+use crate::common::fleet::Layout;
+use crate::common::{Load, run};
 use proptest::prelude::*;
 
 fn check(seed: u64, layout: Layout, bits: u8, ticks: u64, batches: u64) {

@@ -1,13 +1,11 @@
 //! M-23: epochs that fail at any point, also in the middle of a migration, are rolled back; nothing is lost or doubled.
 
-mod common;
-
 use std::collections::{BTreeMap, HashMap};
 use std::sync::atomic::{AtomicI64, AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex};
 
-use common::fleet::{self, Layout, Process};
-use common::{Block, Dice, Load, Output, Row, Sums, apply, config_with, hash, random_batch};
+use crate::common::fleet::{self, Layout, Process};
+use crate::common::{self, Block, Dice, Load, Output, Row, Sums, apply, config_with, hash, random_batch};
 use penstock_bins::{
     BinTable, BinsError, BoxError, Command, Config, ControlInput, Keyed, Moment, Shelf, stateful_divided,
 };

@@ -1,14 +1,12 @@
 //! Migrations as a host drives them: strategies, progress, cancelling; big bins and many post-dated records.
 
-mod common;
-
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Arc, Mutex};
 
-use common::duo::Duo;
-use common::fleet::{self, Layout};
-use common::{Dice, Load, Row, SharedTrace, Sums, Trace, build, config, hash};
+use crate::common::duo::Duo;
+use crate::common::fleet::{self, Layout};
+use crate::common::{self, Dice, Load, Row, SharedTrace, Sums, Trace, build, config, hash};
 use penstock_bins::{
     BinEvent, BinTable, BinsError, BoxError, Config, ControlInput, Counters, Keyed, KeyedMap, Migration, Moment,
     Routing, Shelf, Stats, Strategy, bin, state_machine, stateful,

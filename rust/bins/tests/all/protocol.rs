@@ -1,10 +1,8 @@
 //! The protocol step by step, on two workers that the test steps itself.
 
-mod common;
-
-use common::duo::Duo;
-use common::fleet::Layout;
-use common::{Sums, hash};
+use crate::common::duo::Duo;
+use crate::common::fleet::Layout;
+use crate::common::{Sums, hash};
 use penstock_bins::{BinEvent, BinsError, Command, Control, ControlError, ControlInput, Routing, ScheduleError, bin};
 use penstock_dataflow::InputHandle;
 

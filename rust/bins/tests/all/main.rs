@@ -1,0 +1,13 @@
+//! The tests of this crate that need neither a build nor a process of their own, in one program: linking is most of what many cost.
+//! `cargo test -p penstock-bins --test all NAME::` runs those of one module.
+
+#[path = "../common/mod.rs"]
+mod common;
+
+mod joining;
+mod migration;
+mod naive;
+mod protocol;
+mod recut;
+mod rollback;
+mod shipping;
