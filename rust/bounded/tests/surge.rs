@@ -42,7 +42,7 @@ fn one_input_of_many_items_leaves_the_resident_set_where_it_was() {
     while worker.step().unwrap() {}
     assert_eq!((seen.get(), monitor.stats().admitted_items), (items, items));
     assert!(monitor.stats().maximum_items <= 4_000);
-    // Where the system does not tell, the count of live items in `bounds.rs` has to do.
+    // Where the system does not tell, the count of live items in `all/bounds.rs` has to do.
     if let (Some(before), Some(after)) = (before, peak_bytes()) {
         let grown = after - before;
         // Four thousand items are 2 MiB; all of them would be 2 GiB.

@@ -1,18 +1,16 @@
 //! F-01 to F-06 on one, two and four workers: results are the same with and without bounds, admission stays within them.
 
-mod support;
-
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeSet;
 use std::rc::Rc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
+use crate::support::{self, everywhere, run};
 use penstock_bounded::{
     Batched, BoundedStream, Bounds, BoundsError, Event, Failure, Faucet, Limits, Memory, OnFailure, Phase,
 };
 use penstock_dataflow::{BoxError, Error, Pipeline, Worker, execute, fabric};
-use support::{everywhere, run};
 
 type Row = (u64, u64);
 

@@ -2,19 +2,17 @@
 //! messages that take as long as it wants. Results equal those of a plain interpretation at every outer time, windows hold,
 //! and every run ends.
 //!
-//! `PROPTEST_CASES=20000 cargo test -p penstock-bounded --test simulation` searches longer.
-
-mod support;
+//! `PROPTEST_CASES=20000 cargo test -p penstock-bounded --test all simulation` searches longer.
 
 use std::cell::RefCell;
 use std::rc::Rc;
 use std::sync::{Arc, Mutex};
 
+use crate::support::Random;
 use penstock_bounded::{BoundedStream, Bounds, Limits, Memory, Monitor};
 use penstock_dataflow::{InputHandle, Scope, Stream, Worker, fabric};
 use penstock_progress::timestamp::{Product, Timestamp};
 use proptest::prelude::*;
-use support::Random;
 
 /// A step of a body.
 #[derive(Clone, Copy, Debug)]

@@ -1,15 +1,13 @@
 //! F-07 to F-10: bounded scopes in bounded scopes, loops in the body, surges.
 
-mod support;
-
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
 use std::rc::Rc;
 
+use crate::support::{everywhere, run};
 use penstock_bounded::{Batched, BoundedStream, Bounds, Event, Faucet};
 use penstock_dataflow::{BoxError, OperatorBuilder, Pipeline, Scope, Stream, Worker, execute, fabric};
 use penstock_progress::timestamp::{Product, Timestamp};
-use support::{everywhere, run};
 
 /// The example of the paper: a1 is extended to (a1, a2), which is extended to (a1, a2, a3), each by a bounded scope.
 fn trace(worker: &mut Worker) -> Result<Vec<String>, BoxError> {

@@ -1,0 +1,9 @@
+//! The tests of this crate that need neither a build nor a process of their own, in one program: linking is most of what many cost.
+//! `cargo test -p penstock-bounded --test all NAME::` runs those of one module.
+
+#[path = "../support/mod.rs"]
+mod support;
+
+mod bounds;
+mod nested;
+mod simulation;
