@@ -3,7 +3,7 @@
 //! `std::cmp::PartialOrd` is tied to `<` and to a consistent `Ord`; logical times need a partial order beside a linear
 //! one that sorts and indexes them. So the partial order is a trait of its own.
 //!
-//! Laws, for all `a`, `b`, `c` (checked for every implementation here by `tests/laws.rs`):
+//! Laws, for all `a`, `b`, `c` (checked for every implementation here by `tests/all/laws.rs`):
 //! reflexive, antisymmetric (`a ≤ b` and `b ≤ a` imply `a == b`), transitive; and where the type is also `Ord`, the linear
 //! order *extends* the partial one: `a ≤ b` implies `a.cmp(&b) != Greater`. Walking times in `Ord` order therefore never
 //! meets a time before one below it.

@@ -1,7 +1,7 @@
 //! Timestamps, the summaries of paths between them, and the nesting of scopes.
 //!
 //! A path summary says how far a time advances along a path, at least: a time at the path's start, or any later one that
-//! is still to come there, appears at its end at the summary's result or later. Laws (`tests/laws.rs`), for a summary `s`
+//! is still to come there, appears at its end at the summary's result or later. Laws (`tests/all/laws.rs`), for a summary `s`
 //! and times `a ≤ b`: `a ≤ s(a)` (never backwards), `s(a) ≤ s(b)` (monotone, which makes the image of a frontier a
 //! frontier), the default summary is the identity, and `r.followed_by(s)` of a time is at most `s(r(time))` and equal to it
 //! unless coordinates overflow. A summary strictly above the identity moves every time strictly forward: that is what

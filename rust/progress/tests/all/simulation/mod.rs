@@ -1,16 +1,14 @@
 //! Random graphs, random delays, one seed per run: see `cluster`.
 //!
-//! `PENSTOCK_SEEDS=10000 cargo test -p penstock-progress --test simulation` tries more seeds than the usual 400; a seed that
+//! `PENSTOCK_SEEDS=10000 cargo test -p penstock-progress --test all simulation` tries more seeds than the usual 400; a seed that
 //! fails prints the command that repeats it alone.
 
 mod cluster;
-#[path = "../common/mod.rs"]
-mod common;
 
 use std::ops::Range;
 
+use crate::common::SmallTime;
 use cluster::{Cluster, Fault};
-use common::SmallTime;
 use penstock_progress::nest::Nest;
 use penstock_progress::{FlowTime, Product};
 
@@ -54,7 +52,7 @@ fn explore(seeds: Range<u64>, fault: Option<Fault>) -> Result<(usize, usize), St
     for seed in seeds {
         let (seen, result) = simulate(seed, fault);
         result.map_err(|what| {
-            format!("{what}\nreplay: PENSTOCK_SEED={seed} cargo test -p penstock-progress --test simulation")
+            format!("{what}\nreplay: PENSTOCK_SEED={seed} cargo test -p penstock-progress --test all simulation")
         })?;
         notified += seen.notified;
         snapshots += seen.snapshots;
@@ -102,7 +100,7 @@ fn a_failing_seed_tells_how_to_repeat_it() {
     let said = explore(0..200, Some(Fault::TornStep)).expect_err("torn steps are noticed");
     let (what, replay) = said.split_once("\nreplay: ").expect("the last line is the command");
     let (seed, command) = replay.strip_prefix("PENSTOCK_SEED=").and_then(|rest| rest.split_once(' ')).expect("a seed");
-    assert_eq!(command, "cargo test -p penstock-progress --test simulation");
+    assert_eq!(command, "cargo test -p penstock-progress --test all simulation");
     let again = seeds(Some(seed), None).expect("it is a number");
     assert_eq!(explore(again.clone(), Some(Fault::TornStep)), Err(said.clone()), "{what}");
     assert!(explore(again, None).is_ok());

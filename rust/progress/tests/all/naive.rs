@@ -1,12 +1,10 @@
 //! Naive twins: obvious implementations beside ours, compared after every operation.
 
-mod common;
-
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Debug;
 use std::rc::Rc;
 
-use common::{Graph, Random, SmallTime};
+use crate::common::{Graph, Random, SmallTime};
 use penstock_progress::{
     Antichain, Capability, ChangeBatch, FlowTime, GraphError, Location, Meter, MutableAntichain, Notificator,
     PartialOrder, PathSummary, Port, PostDated, Product, Source, Target, Timestamp,

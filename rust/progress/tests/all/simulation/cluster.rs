@@ -15,7 +15,7 @@ use penstock_progress::{
     Target, Tracker,
 };
 
-use super::common::{Graph, Random, SmallTime};
+use crate::common::{Graph, Random, SmallTime};
 
 /// More steps than any run takes that gets anywhere.
 const PATIENCE: usize = 60_000;
