@@ -1,13 +1,11 @@
 //! Durable state with the real engine: what epochs write is what later members read, whoever they are; and what is wrong with a file is
 //! told by its name.
 
-mod common;
-
 use std::sync::Arc;
 use std::sync::atomic::Ordering::SeqCst;
 
-use common::counts::{Cluster, Memory, OPERATOR};
-use common::{ask, kind, stamp, stop};
+use crate::common::counts::{Cluster, Memory, OPERATOR};
+use crate::common::{ask, kind, stamp, stop};
 use penstock_cluster::Segment;
 use penstock_engine::{Claim, DataFile, Layout, Range, Ranges, Request, encode};
 use penstock_files::{ChunkWriter, Entry, File, write};

@@ -1,14 +1,12 @@
 //! Encrypted connections: what is on the wire, who is refused, and that nothing else changes.
 
-mod common;
-
 use std::io::{Read, Write};
 use std::net::{Shutdown, TcpListener, TcpStream};
 use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use common::{Begin, Driver, SECRET, batch, keys, limits, member_keys, release, until, values};
+use crate::common::{Begin, Driver, SECRET, batch, keys, limits, member_keys, release, until, values};
 use penstock_cluster::message::{DrainContext, FeedContext, Which};
 use penstock_cluster::session::{HandshakeError, Keys, Limits, Role, Secret, Session};
 use penstock_cluster::{ClusterError, Feed, Registry, drain_with};

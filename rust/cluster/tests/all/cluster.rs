@@ -1,13 +1,12 @@
 //! Registry, members, feeds and drains in one process, with a host that echoes.
 
-mod common;
-
 use std::time::Duration;
 
-use arrow_array::RecordBatch;
-use common::{
-    Begin, Driver, PATIENCE, SECRET, ask, batch, keys, kind, limits, member_keys, release, schema, stamp, stop, values,
+use crate::common::{
+    self, Begin, Driver, PATIENCE, SECRET, ask, batch, keys, kind, limits, member_keys, release, schema, stamp, stop,
+    values,
 };
+use arrow_array::RecordBatch;
 use penstock_cluster::message::Which;
 use penstock_cluster::session::Limits;
 use penstock_cluster::{ClusterError, End, Feed, Receipt, Registry, RegistryEvent, drain};

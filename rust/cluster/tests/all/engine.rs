@@ -1,11 +1,9 @@
 //! Registry and members with the real engine: keyed counts over two members, against an oracle.
 
-mod common;
-
 use std::sync::atomic::Ordering::SeqCst;
 
-use common::counts::{BITS, Cluster, parts};
-use common::{Begin, ask};
+use crate::common::counts::{BITS, Cluster, parts};
+use crate::common::{Begin, ask};
 use penstock_cluster::{End, RegistryEvent};
 use penstock_engine::Request;
 use serde_json::{Value, json};
