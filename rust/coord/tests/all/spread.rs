@@ -1,8 +1,8 @@
 //! The start spread (B-05) is measured and reported, in process and over TCP; a start before the last arrival is an error. How
 //! small the spread is depends on the machine: no bound.
 
-#[path = "../examples/spread.rs"]
-#[allow(unreachable_pub)]
+#[path = "../../examples/spread.rs"]
+#[allow(unreachable_pub, clippy::module_inception)]
 mod spread;
 
 use std::time::Duration;

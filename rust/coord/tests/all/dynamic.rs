@@ -1,14 +1,12 @@
 //! Dataflows built on request (B-11): concurrent submissions build the same graphs in the same order everywhere.
 
-#[path = "../examples/dynamic.rs"]
-#[allow(unreachable_pub)]
+#[path = "../../examples/dynamic.rs"]
+#[allow(unreachable_pub, clippy::module_inception)]
 mod dynamic;
-#[path = "../../dataflow/tests/support/mod.rs"]
-mod support;
 
+use crate::support::{everywhere, join};
 use dynamic::{Question, Request, Service};
 use penstock_dataflow::{BoxError, Error, Worker, execute, fabric};
-use support::{everywhere, join};
 
 const NUMBERS: u64 = 500;
 

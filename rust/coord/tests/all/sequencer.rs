@@ -1,18 +1,16 @@
 //! Sequencers: one order for everyone, nothing before its time, and nobody who waits for a silent or a departed worker.
 
-#[path = "common/naive.rs"]
+#[path = "../common/naive.rs"]
 mod naive;
-#[path = "../../dataflow/tests/support/mod.rs"]
-mod support;
 
 use std::time::Duration;
 
+use crate::support::{Link, everywhere, join, mesh, on_mesh};
 use naive::{Naive, Placed};
 use penstock_coord::{Barrier, CoordError, Sequencer};
 use penstock_dataflow::{BoxError, Error, Worker, execute, fabric};
 use proptest::prelude::*;
 use serde::{Deserialize, Serialize};
-use support::{Link, everywhere, join, mesh, on_mesh};
 
 const LONG: Duration = Duration::from_secs(60);
 

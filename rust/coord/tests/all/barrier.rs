@@ -1,18 +1,15 @@
 //! Barriers: nobody passes before the last has arrived, nothing else stops meanwhile, and failures end every wait.
 
-#[path = "../../dataflow/tests/support/mod.rs"]
-mod support;
-
 use std::net::Shutdown;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
+use crate::support::{Link, TAG, everywhere, join, mesh, on_mesh, tcp_pair};
 use penstock_coord::{Barrier, CoordError};
 use penstock_dataflow::fabric::Duplex;
 use penstock_dataflow::{BoxError, Error, Worker, execute, fabric};
 use proptest::prelude::*;
-use support::{Link, TAG, everywhere, join, mesh, on_mesh, tcp_pair};
 
 const LONG: Duration = Duration::from_secs(60);
 
