@@ -1,0 +1,8 @@
+//! The tests of this crate that need neither a build nor a process of their own, in one program: linking is most of what many cost.
+//! `cargo test -p penstock-graph --test all NAME::` runs those of one module.
+
+mod damage;
+mod delta;
+mod large;
+mod naive;
+mod wide;
