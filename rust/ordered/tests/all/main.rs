@@ -1,0 +1,7 @@
+//! The tests of this crate that need neither a build nor a process of their own, in one program: linking is most of what many cost.
+//! `cargo test -p penstock-ordered --test all NAME::` runs those of one module.
+
+mod panics;
+mod pipelines;
+mod queue;
+mod reorder;
