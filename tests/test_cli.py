@@ -316,7 +316,7 @@ def test_interrupt(tmp_path: Path) -> None:
             time.sleep(0.02)
         child.send_signal(signal.SIGINT)
         assert child.stderr is not None
-        _, errors = child.communicate(timeout=30)
+        _, errors = child.communicate(timeout=60)
     assert child.returncode == 130
     assert errors == "penstock: interrupted\n"
     assert list(output.iterdir()) == []

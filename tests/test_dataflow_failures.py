@@ -152,7 +152,7 @@ def test_a_stop_from_outside_ends_every_wait() -> None:
             thread.start()
             ready.wait()
             seats.stop("closing time")
-            thread.join(20)
+            thread.join(60)
             assert not thread.is_alive() and "closing time" in str(outcome[0])
 
 

@@ -33,7 +33,7 @@ def _alive(pid: int) -> bool:
         return False
 
 
-def _until(condition: Any, limit: float = 20.0) -> None:
+def _until(condition: Any, limit: float = 60.0) -> None:
     end = time.monotonic() + limit
     while not condition():
         assert time.monotonic() < end, "it did not happen in time"
@@ -139,19 +139,23 @@ def test_a_process_that_is_done_long_before_another_leaves_in_order() -> None:
 
 
 @pytest.mark.fault
-def test_a_killed_process_is_found_though_one_that_it_started_holds_its_sockets() -> None:
+def test_a_killed_process_is_found_though_one_that_it_started_holds_its_sockets(tmp_path: Path) -> None:
+    started = tmp_path / "started"
+
     def program(worker: Worker) -> None:
         if worker.index == 1:
-            if os.fork() == 0:
-                time.sleep(15.0)
-                os._exit(0)
+            if (child := os.fork()) == 0:
+                signal.pause()
+            started.write_text(str(child))
             os.kill(os.getpid(), signal.SIGKILL)
         worker.barrier().wait()
 
-    begin = time.monotonic()
-    with pytest.raises(errors.WorkerLost, match=r"process 1 \(worker 1\) was killed by SIGKILL"):
-        pk.execute(program, workers=1, processes=2)
-    assert time.monotonic() - begin < 12.0
+    try:
+        with pytest.raises(errors.WorkerLost, match=r"process 1 \(worker 1\) was killed by SIGKILL"):
+            pk.execute(program, workers=1, processes=2)
+        assert _alive(int(started.read_text())), "it holds them to the end"
+    finally:
+        os.kill(int(started.read_text()), signal.SIGKILL)
 
 
 @pytest.mark.fault
@@ -192,11 +196,9 @@ def test_a_killed_process_is_named_and_the_others_stop(wait: str) -> None:
             barrier.wait()
         worker.step_while(lambda: not probe.done())
 
-    begin = time.monotonic()
     with pytest.raises(errors.WorkerLost, match=r"process 1 \(worker 1\) was killed by SIGKILL") as caught:
         pk.execute(program, workers=1, processes=3)
     assert (caught.value.process, caught.value.exitcode) == (1, -signal.SIGKILL)
-    assert time.monotonic() - begin < 20
 
 
 @pytest.mark.fault
@@ -281,10 +283,8 @@ def test_processes_that_do_not_start_in_time_are_an_error() -> None:
 def test_a_process_that_never_takes_its_job_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_children, "_BOOT", "import signal; signal.pause()")
     ballast = bytes(8 << 20)  # more than a socket holds
-    began = time.monotonic()
     with pytest.raises(errors.WorkerLost, match="did not start in time"):
         pk.execute(lambda worker: len(ballast), workers=1, processes=2, start_timeout=1.0)
-    assert time.monotonic() - began < 30
 
 
 def test_the_secret_of_a_run_is_neither_on_a_command_line_nor_in_the_environment(
@@ -413,11 +413,9 @@ def test_ctrl_c_ends_every_wait_and_leaves_no_process(wait: str, processes: int)
     assert script.stdout is not None
     pids = {int(script.stdout.readline()) for _ in range(2 * processes)}
     assert len(pids) == processes
-    begin = time.monotonic()
     script.send_signal(signal.SIGINT)
-    out, err = script.communicate(timeout=30)
+    out, err = script.communicate(timeout=60)
     assert out.split() == ["interrupted"] and script.returncode == 0, err
-    assert time.monotonic() - begin < 10
     _until(lambda: not any(_alive(pid) for pid in pids))
 
 
@@ -443,7 +441,7 @@ def test_ctrl_c_on_a_worker_in_the_main_thread() -> None:
     )
     assert script.stdout is not None and script.stdout.readline() == "ready\n"
     script.send_signal(signal.SIGINT)
-    out, err = script.communicate(timeout=20)
+    out, err = script.communicate(timeout=60)
     assert out.split() == ["interrupted"] and script.returncode == 0, err
 
 

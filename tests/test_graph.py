@@ -306,7 +306,7 @@ def searching() -> int:
 
 def until(count: int) -> None:
     """Wait until there are so many."""
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 60
     while (now := searching()) != count:
         assert time.monotonic() < deadline, f"{now} threads"
 

@@ -57,12 +57,10 @@ def test_a_stopped_member_is_noticed_named_and_replaced(cluster: Any, impatient:
     function = engine.foreach_batch(COUNTS, kept, name="idle")
     function(numbers(cluster, 0), 0)
     victim = engine.members()[0]
-    began = time.monotonic()
     stop(engine, victim)
     # Nobody asks anything of it: it is noticed all the same.
-    wait_for(lambda: victim.lost is not None, 20, "the loss")
+    wait_for(lambda: victim.lost is not None, what="the loss")
     assert victim.hung and "member_timeout" in victim.lost
-    assert 2.0 < time.monotonic() - began < 15.0
     with pytest.raises(StateLost, match=rf"member {victim.id} .*connected but silent") as caught:
         function(numbers(cluster, 1), 1)
     assert caught.value.member == victim.id
@@ -82,7 +80,7 @@ def test_a_stopped_member_is_noticed_named_and_replaced(cluster: Any, impatient:
         stop(engine, victim)
         gate.open()
         with pytest.raises(StateLost, match=rf"member {victim.id} .*connected but silent"):
-            result(30)
+            result()
     wait_for(lambda: complete(engine), what="a replacement")
 
     def stops(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -112,20 +110,18 @@ def test_a_stopped_member_is_noticed_named_and_replaced(cluster: Any, impatient:
 
 def test_results_of_a_stopped_member_hold_nobody(cluster: Any, impatient: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """The sink that read from it is called again, with what the others have computed from the same rows."""
-    engine, seen, kept = impatient, [], Kept()
+    engine, kept, seen = impatient, Kept(), 0
     monkeypatch.setattr(drains, "_LOCAL_ROWS", 0)  # those are with the driver when the sink is called
 
     def sink(df: Any, batch_id: int) -> None:
-        if not seen:
+        nonlocal seen
+        seen += 1
+        if seen == 1:
             stop(engine, engine.members()[1])
-        began = time.monotonic()
-        try:
-            kept(df, batch_id)
-        finally:
-            seen.append(time.monotonic() - began)
+        kept(df, batch_id)
 
     function = engine.foreach_batch(COUNTS, sink, name="read while stopped")
     function(numbers(cluster, 0), 0)
-    assert len(seen) == 2 and max(seen) < 60
+    assert seen == 2
     assert state(kept) == counted(1)
     wait_for(lambda: complete(engine), what="a replacement")

@@ -53,7 +53,7 @@ def living(session: int) -> list[str]:
 
 
 def nothing_left(folder: Path, session: int) -> None:
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 60
     while names := living(session):
         assert time.monotonic() < deadline, names
         time.sleep(0.05)

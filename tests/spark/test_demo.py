@@ -67,7 +67,7 @@ def started(folder: Path, *options: str) -> Iterator[tuple[subprocess.Popen[str]
 
 def nothing_left(folder: Path, mark: str) -> None:
     """No process within a moment (the kernel takes one to end them), no file in the folders it could use."""
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 60
     while left := marked(mark):
         assert time.monotonic() < deadline, left
         time.sleep(0.1)

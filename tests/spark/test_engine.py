@@ -66,8 +66,8 @@ def nothing_left(request: pytest.FixtureRequest) -> Iterator[None]:
     yield
     if "engine" in request.fixturenames:
         engine, spark = request.getfixturevalue("engine"), request.getfixturevalue("cluster")
-        wait_for(lambda: len(spark.sparkContext.statusTracker().getActiveJobsIds()) == 2, 20, "only residents run")
-        wait_for(lambda: len(own_threads()) == 4, 20, "the engine's threads")  # that of an ended query's end goes soon
+        wait_for(lambda: len(spark.sparkContext.statusTracker().getActiveJobsIds()) == 2, 60, "only residents run")
+        wait_for(lambda: len(own_threads()) == 4, 60, "the engine's threads")  # that of an ended query's end goes soon
         assert len(engine.members()) == 2
 
 
@@ -432,9 +432,8 @@ def test_stopping_a_query_in_a_stuck_epoch(cluster: Any, engine: pk.Engine, tmp_
 
     query = stream(cluster, tmp_path / "in", SCHEMA, engine.foreach_batch(flow, sink, name="stuck"), tmp_path / "check")
     wait_for(gate.reached.exists, what="the epoch is stuck")
-    began = time.monotonic()
     query.stop()
-    assert time.monotonic() - began < 5
+    assert gate.path.exists(), "it waits for nothing that is stuck"
     assert query.exception() is None, "a stopped query has not failed"
     beside(numbers(cluster, 1), 1)
     assert state(other) == counted(2)
@@ -702,7 +701,7 @@ def test_migrations_that_make_no_sense(cluster: Any, engine: pk.Engine) -> None:
     with pytest.raises(ConfigError, match="not both"):
         engine.migrate(to=[0] * 256, moves={0: 1}, query="still")
     assert engine.owners("still") == owners
-    assert engine.migrate(to=owners, query="still").wait(5).bins == 0
+    assert engine.migrate(to=owners, query="still").wait(60).bins == 0
 
 
 def test_a_second_migration_begins_where_the_first_has_ended(cluster: Any, engine: pk.Engine, tmp_path: Path) -> None:
@@ -724,7 +723,7 @@ def test_a_second_migration_begins_where_the_first_has_ended(cluster: Any, engin
                 engine.migrate(to=[2] * 256, query="in turn")
             none = engine.migrate(to=[0] * 256, query="in turn")
             none.cancel()
-            assert none.wait(5).bins == 0
+            assert none.wait(60).bins == 0
         finally:
             gate.open()
         assert there.wait(60).bins == 128
@@ -819,12 +818,12 @@ def resident(pid: int) -> int:
 
 
 def test_what_is_refused_before_anything_starts(cluster: Any) -> None:
-    began = time.monotonic()
+    jobs = cluster.sparkContext.statusTracker().getActiveJobsIds()
     with pytest.raises(SlotsError, match=r"local-cluster\[2,2,1024\] allows 4"):
         pk.Engine(cluster, workers=4).start()
     with pytest.raises(ConfigError, match=r"needs a penstock\.Flow, not a int"):
         pk.Engine(cluster).foreach_batch(5, Kept())  # type: ignore[arg-type]
-    assert time.monotonic() - began < 10
+    assert set(cluster.sparkContext.statusTracker().getActiveJobsIds()) <= set(jobs)
     connect = type("SparkSession", (), {"__module__": "pyspark.sql.connect.session"})()
     with pytest.raises(UnsupportedSession, match="Connect"):
         pk.Engine(connect)
@@ -871,9 +870,9 @@ def test_closing_leaves_nothing_behind(cluster: Any) -> None:
         raise KeyboardInterrupt
     assert {thread.name for thread in threading.enumerate() if thread.name.startswith("penstock")} == before
     assert all(refuses(address) for address in addresses)
-    wait_for(lambda: len(sc.statusTracker().getActiveJobsIds()) == jobs, 20, "the resident jobs have ended")
+    wait_for(lambda: len(sc.statusTracker().getActiveJobsIds()) == jobs, 60, "the resident jobs have ended")
     for pid in pids:
-        wait_for(lambda pid=pid: not penstock_threads(pid), 20, "the members' threads have ended")
+        wait_for(lambda pid=pid: not penstock_threads(pid), 60, "the members' threads have ended")
     with pytest.raises(EngineError, match="closed"):
         engine.stats()
     assert os.getpid() not in pids

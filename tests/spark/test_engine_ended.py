@@ -52,7 +52,7 @@ def nothing_left(request: pytest.FixtureRequest) -> Iterator[None]:
         engine = request.getfixturevalue("engine")
         for name in list(engine.queries):
             engine.drop(name)
-        wait_for(lambda: threads(engine) == [[], []], 20, "the members rest")
+        wait_for(lambda: threads(engine) == [[], []], 60, "the members rest")
 
 
 def threads(engine: pk.Engine) -> list[list[str]]:

@@ -120,4 +120,4 @@ def test_a_directory_that_takes_nothing_fails_the_batch_only(spark: Any, tmp_pat
             function(numbers(spark, batch), batch)
         assert state(kept) == counted(2)
         assert not list(folder.iterdir()), "the files have no names"
-        wait_for(lambda: engine.stats().column("spilled_bytes")[0].as_py() > 0, 10, "figures")
+        wait_for(lambda: engine.stats().column("spilled_bytes")[0].as_py() > 0, 60, "figures")

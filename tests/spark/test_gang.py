@@ -7,7 +7,6 @@ import pickle
 import signal
 import sys
 import threading
-import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -134,7 +133,6 @@ def test_a_failing_program_is_the_one_error(spark: Any) -> None:
         barrier.wait()
         yield row(id=1)
 
-    begin = time.monotonic()
     with pytest.raises(Exception, match="no such price") as caught:
         pk.spark.gang(spark.range(10), program, tasks=2, schema="id bigint").collect()
     text = str(caught.value)
@@ -144,7 +142,6 @@ def test_a_failing_program_is_the_one_error(spark: Any) -> None:
     line = program.__code__.co_firstlineno + 4
     assert (error.task, error.file, error.line) == (failing, __file__, line)  # type: ignore[attr-defined]
     assert error.message == f"task {failing} of the gang: ValueError: no such price ({__file__}:{line})"
-    assert time.monotonic() - begin < LIMIT_S
 
 
 @pytest.mark.spark
@@ -158,12 +155,10 @@ def test_a_killed_task_ends_the_waits_of_the_others(spark: Any) -> None:
         barrier.wait()
         yield row(id=1)
 
-    begin = time.monotonic()
     with pytest.raises(Exception, match="Python worker exited unexpectedly") as caught:
         pk.spark.gang(spark.range(10), program, tasks=2, schema="id bigint").collect()
     error = pk.spark.cause_of(caught.value)
     assert isinstance(error, WorkerLost) and error.process == 1
-    assert time.monotonic() - begin < LIMIT_S
 
 
 def test_results_of_every_shape_are_brought_to_the_schema_or_refused() -> None:

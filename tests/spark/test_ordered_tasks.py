@@ -181,9 +181,7 @@ def test_a_limit_ends_the_processes(spark: Any, tmp_path: Path) -> None:
 
     endless = pk.spark.ordered(note, "id bigint", rows=True, mode="processes", workers=2, in_flight=64)
     df = spark.range(0, 50_000_000, 1, 1).mapInArrow(endless, endless.ddl)
-    begin = time.monotonic()
     assert [row.id for row in df.limit(3).collect()] == [0, 1, 2]
-    assert time.monotonic() - begin < LIMIT_S
     assert noted(tmp_path)
     wait_for(lambda: all(map(gone, noted(tmp_path))), LIMIT_S, "the end of the worker processes")
 

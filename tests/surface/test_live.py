@@ -41,7 +41,7 @@ def run_view(console: Console, snapshots: list[Snapshot]) -> None:
         return current
 
     with LiveView(give, console, plain_every_s=0.0):
-        assert shown.wait(20)
+        assert shown.wait(60)
 
 
 def test_plain_lines_when_there_is_no_terminal() -> None:
@@ -157,7 +157,7 @@ def test_an_error_of_the_snapshot_function_is_raised_at_the_end() -> None:
         pytest.raises(KeyError, match="no such worker"),
         LiveView(broken, Console(file=io.StringIO(), force_terminal=False)),
     ):
-        assert called.wait(20)
+        assert called.wait(60)
     assert not [t for t in threading.enumerate() if t.name == "penstock-live"]
 
 

@@ -413,10 +413,10 @@ def test_ctrl_c_ends_a_slow_block_between_rows() -> None:
 import os, signal, sys, time
 import pyarrow as pa
 import penstock as pk
-sent = []
+done = []
 def slow(state, k):
-    if not sent:
-        sent.append(time.monotonic())
+    done.append(k)
+    if len(done) == 1:
         os.kill(os.getpid(), signal.SIGINT)
     time.sleep(0.05)
     return k, (k,)
@@ -424,9 +424,9 @@ flow = pk.Flow("k bigint").key_by("k").stateful_map(slow, schema="k bigint")
 try:
     list(flow.run(pa.table({"k": list(range(10_000))}), workers=int(sys.argv[1])))
 except KeyboardInterrupt:
-    print(time.monotonic() - sent[0])
+    print(len(done))
 """
     for workers in ("1", "2"):
         command = [sys.executable, "-c", script, workers]
         out = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
-        assert float(out.stdout) < 5.0, f"the block alone takes minutes: {out.stderr}"
+        assert int(out.stdout) < 1_000, f"of the block's 10,000 rows: {out.stderr}"
