@@ -539,33 +539,43 @@ def test_an_ordered_map_beside_its_peers(monkeypatch: pytest.MonkeyPatch) -> Non
 
 @pytest.mark.spark
 @pytest.mark.timeout(400)
-def test_the_benches_on_spark_at_a_tiny_size() -> None:
+def test_counts_on_spark_at_a_tiny_size() -> None:
     """In a process of their own: a bench owns the JVM that it starts."""
     found = _on_spark(
         """
     foreach_batch_count.run(options, emit, tell, keys=500)
     map_in_arrow.run(options, emit, tell, rows=2_000)
+"""
+    )
+    _counts_in_foreach_batch(found[:6])
+    assert [one["name"] for one in found[6:]] == ["map-in-arrow"] * 2
+    for one in found:
+        assert one["ratio"] > 0 and one["conditions"]["versions"]["spark"] and one["conditions"]["versions"]["java"]
+
+
+@pytest.mark.spark
+@pytest.mark.long  # the others are as these, beside more of Spark's own ways
+@pytest.mark.timeout(400)
+def test_the_other_benches_on_spark_at_a_tiny_size() -> None:
+    found = _on_spark(
+        """
     snapshot.run(options, emit, tell, keys=500)
     options = Options(seconds=0.1)
     python_state.run(options, emit, tell, keys=100, local={10: 100}, peers=("applyInPandasWithState",))
     nexmark.run(options, emit, tell, events=2_000, parts=["spark"])
 """
     )
-    counts, found, streamed = found[:6], found[6:-4], found[-4:]
+    snapshots, found, streamed = found[:4], found[4:-4], found[-4:]
+    _snapshots(snapshots)
     workers = machine.cores()
     assert [one["case"] for one in streamed] == [
         f"python w{workers} {query} vs Spark Structured Streaming" for query in ("q1", "q2", "q3", "q8_tumble")
     ]
     assert all(one["conditions"]["rows_out"] > 0 and targets.judge(one) for one in streamed)
-    _counts_in_foreach_batch(counts)
-    snapshots = found[2:6]
-    del found[2:6]
-    _snapshots(snapshots)
-    assert [one["name"] for one in found[:2]] == ["map-in-arrow"] * 2
-    assert [one["name"] for one in found[2:]] == ["foreach-batch-python-state"] * (len(found) - 2)
-    peers = [one["case"].partition(" vs ")[2] for one in found[3:]]
+    assert [one["name"] for one in found] == ["foreach-batch-python-state"] * len(found)
+    peers = [one["case"].partition(" vs ")[2] for one in found[1:]]
     assert peers == ["applyInPandasWithState"] * 2
-    for one in counts + snapshots + found[:2] + found[3:] + streamed:
+    for one in snapshots + found[1:] + streamed:
         assert one["ratio"] > 0 and one["conditions"]["versions"]["spark"] and one["conditions"]["versions"]["java"]
 
 
@@ -718,6 +728,7 @@ def test_generated_graphs_are_those_of_the_core() -> None:
 
 
 @pytest.mark.spark
+@pytest.mark.long  # one more JVM; cliques as Spark jobs have tests of their own
 @pytest.mark.timeout(400)
 def test_cliques_as_spark_jobs_beside_self_joins() -> None:
     """At a tiny size; and a peer that does not end is cancelled and bounds the ratio."""

@@ -158,15 +158,18 @@ def test_from_256_bins_to_4096_and_back() -> None:
 def test_one_hot_bin_alone() -> None:
     flow = pk.Flow("k bigint").key_by("k").agg(n=pk.count(), emit="update")
     with LocalSession(flow, 2, bits=2) as session:
-        session.split(1, by=8)
-        session.split((1 << 8 | 5, 10), by=10).wait(60)
+        hot = 1
+        for bits in (2, 8, 14):
+            last = session.split((hot, bits), by=6)
+            hot = hot << 6 | 5
+        last.wait(60)
         table = session.bins()
-        assert table.num_rows == 3 + 255 + 1024
-        assert set(table.column("bits").to_pylist()) == {2, 10, 20}
+        assert table.num_rows == 3 + 63 + 63 + 64
+        assert set(table.column("bits").to_pylist()) == {2, 8, 14, 20}
         assert sum(2.0**-bits for bits in table.column("bits").to_pylist()) == 1.0
-        session.migrate(moves={(1 << 8 | 5, 10): 0, 0: 1}).wait(60)
+        session.migrate(moves={(hot >> 6, 14): 0, 0: 1}).wait(60)
         at = {(row["prefix"], row["bits"]): row["worker"] for row in session.bins().to_pylist()}
-        assert {at[(1 << 8 | 5) << 10 | low, 20] for low in range(1024)} == {0} and at[0, 2] == 1
+        assert {at[hot >> 6 << 6 | low, 20] for low in range(64)} == {0} and at[0, 2] == 1
         session.merge(1).wait(60)
         assert session.bins().num_rows == 4
 

@@ -110,12 +110,14 @@ def test_nexmark_resident_with_migrations(site: Path, tmp_path: Path, capsys: py
     nothing_left(tmp_path, program.pid)
 
 
-@pytest.mark.parametrize(("query", "rows"), [pytest.param("q5_mega", 40_000, marks=pytest.mark.long), ("q3", 8_000)])
+@pytest.mark.parametrize(
+    ("query", "rows", "size"), [pytest.param("q5_mega", 40_000, 500, marks=pytest.mark.long), ("q3", 8_000, 800)]
+)
 def test_nexmark_resident_with_rescales(
-    site: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], query: str, rows: int
+    site: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], query: str, rows: int, size: int
 ) -> None:
     local, engine = tmp_path / "local.parquet", tmp_path / "engine.parquet"
-    given = ["nexmark", "--query", query, "--input", str(site), "--batch-rows", "500", "--json"]
+    given = ["nexmark", "--query", query, "--input", str(site), "--batch-rows", str(size), "--json"]
     assert main([*given, "--output", str(local)]) == 0
     capsys.readouterr()
     # The last one starts when all input has been taken, and needs no further batch.

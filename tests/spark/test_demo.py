@@ -133,7 +133,7 @@ def test_the_demo_moves_state_and_its_output_is_right(tmp_path: Path) -> None:
     ],
 )
 def test_an_interrupt_leaves_nothing(tmp_path: Path, phase: str) -> None:
-    with started(tmp_path, "--seconds", "30", "--rate", "2000", "--bidders", "20000") as (process, mark):
+    with started(tmp_path, "--seconds", "15", "--rate", "2000", "--bidders", "20000") as (process, mark):
         assert process.stdout is not None
         seen = []
         for line in process.stdout:
