@@ -43,12 +43,17 @@ fn there(stream: &TcpStream) -> Vec<u8> {
 
 /// Reads one handshake message.
 fn message(stream: &mut TcpStream) -> Vec<u8> {
+    heard(stream).unwrap()
+}
+
+/// The same for who may be sent away, as any stranger in a crowd.
+fn heard(stream: &mut TcpStream) -> std::io::Result<Vec<u8>> {
     let mut bytes = vec![0; HEADER_BYTES];
-    stream.read_exact(&mut bytes).unwrap();
+    stream.read_exact(&mut bytes)?;
     let length = u16::from_le_bytes([bytes[6], bytes[7]]);
     bytes.resize(HEADER_BYTES + usize::from(length), 0);
-    stream.read_exact(&mut bytes[HEADER_BYTES..]).unwrap();
-    bytes
+    stream.read_exact(&mut bytes[HEADER_BYTES..])?;
+    Ok(bytes)
 }
 
 fn proof(body: &[u8]) -> Vec<u8> {
@@ -67,13 +72,13 @@ fn ended(mut stream: TcpStream) {
 }
 
 /// A conversation that succeeds; returns what the client said.
-fn record(address: &str, role: Role, context: &[u8]) -> (Vec<u8>, Vec<u8>) {
+fn record(address: &str, role: Role, context: &[u8]) -> std::io::Result<(Vec<u8>, Vec<u8>)> {
     let mut stream = dial(address);
     let (client, hello) = hello(&keys(), role, context, 3);
-    stream.write_all(&hello).unwrap();
-    let answer = client.answer(&message(&mut stream), &there(&stream)).unwrap();
-    stream.write_all(&answer).unwrap();
-    (hello, answer)
+    stream.write_all(&hello)?;
+    let answer = client.answer(&heard(&mut stream)?, &there(&stream)).unwrap();
+    stream.write_all(&answer)?;
+    Ok((hello, answer))
 }
 
 /// One attack: the counter that it must raise.
@@ -120,12 +125,17 @@ fn forged(address: &str, role: Role) {
 }
 
 fn replayed(address: &str, role: Role) {
-    let (hello, answer) = record(address, role, b"null");
+    replay(address, role).unwrap();
+}
+
+fn replay(address: &str, role: Role) -> std::io::Result<()> {
+    let (hello, answer) = record(address, role, b"null")?;
     let mut stream = dial(address);
-    stream.write_all(&hello).unwrap();
-    message(&mut stream);
-    stream.write_all(&answer).unwrap();
+    stream.write_all(&hello)?;
+    heard(&mut stream)?;
+    stream.write_all(&answer)?;
     ended(stream);
+    Ok(())
 }
 
 fn reflected(address: &str, role: Role) {
@@ -158,11 +168,16 @@ fn no_proof(address: &str, role: Role) {
 }
 
 fn oversize(address: &str, role: Role) {
+    announce(address, role).unwrap();
+}
+
+fn announce(address: &str, role: Role) -> std::io::Result<()> {
     let mut stream = dial(address);
     let (_, hello) = hello(&keys(), role, &[b' '; 4096], 1);
     // Only what announces the length: nobody waits for the rest, or it would count as slow.
-    stream.write_all(&hello[..HEADER_BYTES]).unwrap();
+    stream.write_all(&hello[..HEADER_BYTES])?;
     ended(stream);
+    Ok(())
 }
 
 fn slow(address: &str, role: Role) {
@@ -509,19 +524,20 @@ fn boast() -> Vec<u8> {
 }
 
 /// A peer that has a key and then says `bytes`: a raw socket that did the handshake by hand.
-fn insider(address: &str, keys: &Keys, role: Role, scope: &str, context: &Value, bytes: &[u8]) {
+fn insider(address: &str, keys: &Keys, role: Role, scope: &str, context: &Value, bytes: &[u8]) -> std::io::Result<()> {
     let mut stream = dial(address);
     let context = context.to_string();
     let (client, hello) = Client::hello(keys, role, scope, context.as_bytes(), [9; NONCE_BYTES]).unwrap();
-    stream.write_all(&hello).unwrap();
-    let answer = client.answer(&message(&mut stream), &there(&stream)).unwrap();
-    stream.write_all(&answer).unwrap();
+    stream.write_all(&hello)?;
+    let answer = client.answer(&heard(&mut stream)?, &there(&stream)).unwrap();
+    stream.write_all(&answer)?;
     // It may be sent away before it has said all.
     let _ = stream.write_all(bytes);
     let _ = stream.shutdown(Shutdown::Write);
     let mut said = Vec::new();
     let _ = stream.read_to_end(&mut said);
     assert!(said.len() < 4096, "{} bytes for an insider that speaks no frame", said.len());
+    Ok(())
 }
 
 fn resident() -> u64 {
@@ -565,12 +581,12 @@ fn honest_work_goes_on_beside_every_attack_and_memory_stays_where_it_is() {
                         let mut stream = dial(address);
                         let _ = stream.write_all(&noise(seed * 1000 + round, 20_000));
                         ended(stream);
-                        replayed(address, role);
-                        oversize(address, role);
+                        // In this crowd they may not even be heard.
+                        let _ = replay(address, role).and_then(|()| announce(address, role));
                     }
                     let bytes = if round % 2 == 0 { noise(round, 50_000) } else { boast() };
-                    insider(member, &feed, Role::Feed, "q 0", context, &bytes);
-                    insider(registry, &Keys::member(&engine(), "7"), Role::Member, "7", &Value::Null, &bytes);
+                    let _ = insider(member, &feed, Role::Feed, "q 0", context, &bytes);
+                    let _ = insider(registry, &Keys::member(&engine(), "7"), Role::Member, "7", &Value::Null, &bytes);
                 }
             });
         }
@@ -592,13 +608,16 @@ fn honest_work_goes_on_beside_every_attack_and_memory_stays_where_it_is() {
                 driver.ask(place, &common::ask("q", penstock_engine::Request::CloseEpoch { epoch }));
             }
         }
+        until("some of each kind were heard and refused", || {
+            let metrics = driver.registry.metrics();
+            let stats = driver.ask(0, &json!({"do": "stats", "query": null}));
+            let seen = &stats["process"]["connections"];
+            metrics.refused_malformed > 0
+                && metrics.refused_secret > 0
+                && ["refused_malformed", "refused_secret"].iter().all(|why| seen[why].as_u64().unwrap() > 0)
+        });
         over.store(true, Relaxed);
     });
-    let metrics = driver.registry.metrics();
-    assert!(metrics.refused_malformed > 0 && metrics.refused_secret > 0, "{metrics:?}");
-    let stats = driver.ask(0, &json!({"do": "stats", "query": null}));
-    let seen = &stats["process"]["connections"];
-    assert!(["refused_malformed", "refused_secret"].iter().all(|why| seen[why].as_u64().unwrap() > 0), "{seen}");
     assert_eq!(driver.registry.members().len(), 2);
     let grown = resident().saturating_sub(before);
     assert!(grown < 96 << 20, "{} MiB more than before", grown >> 20);
