@@ -49,7 +49,7 @@ test-rust: setup ## cargo test
 	@$(STEP) "cargo test" scripts/test_rust.sh
 
 test-python: setup ## pytest
-	@$(STEP) "penstock-bench" cargo build --quiet --profile setup --locked -p penstock-benches --bin penstock-bench
+	@$(STEP) "penstock-bench" sh -c 'cargo test --quiet --workspace --locked --no-run --test late && touch "$${CARGO_TARGET_DIR:-target}/debug/penstock-bench"'
 	@$(STEP) "pytest" $(BIN)/python -m pytest -n 2 --dist loadgroup --durations=15 $(ARGS)
 
 wheel: setup ## target/wheels/penstock-*.whl, fully optimised (some ten minutes on two cores)

@@ -36,8 +36,8 @@ QUICK_JVM = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
-# The benches' program in the profile that the module is built with: seconds beside minutes, and no figure is kept.
-os.environ.setdefault("PENSTOCK_BENCH_PROFILE", "setup")
+# The benches' program as `cargo test` builds it anyway: no figure is kept.
+os.environ.setdefault("PENSTOCK_BENCH_PROFILE", "dev")
 
 # No deadline: the first example imports, and the machine may be busy. The same examples each time, unless
 # HYPOTHESIS_PROFILE asks for fresh ones, as `make test-long` does, or for many; see `examples`.

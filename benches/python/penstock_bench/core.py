@@ -40,7 +40,7 @@ def program(tell: Tell) -> Path:
     """
     target = Path(os.environ.get("CARGO_TARGET_DIR") or CHECKOUT / "target")
     profile = os.environ.get(PROFILE) or "release"
-    built = target / profile / NAME
+    built = target / ("debug" if profile == "dev" else profile) / NAME
     if built.is_file() and built.stat().st_mtime >= max(map(_modified, _sources())):
         return built
     cargo = shutil.which("cargo") or shutil.which(str(Path.home() / ".cargo" / "bin" / "cargo"))
