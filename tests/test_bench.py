@@ -220,6 +220,24 @@ def test_interrupt_ends_the_program() -> None:
     assert not any(Path(f"/proc/{number}").exists() for number in programs)
 
 
+def test_an_interrupt_while_the_program_starts_leaves_no_program(monkeypatch: pytest.MonkeyPatch) -> None:
+    started: list[subprocess.Popen[str]] = []
+    popen = subprocess.Popen
+
+    def interrupted(*arguments: Any, **options: Any) -> subprocess.Popen[str]:
+        started.append(popen(*arguments, **options))
+        signal.raise_signal(signal.SIGINT)
+        return started[0]
+
+    monkeypatch.setattr(core.subprocess, "Popen", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        core._lines(["sleep", "600"], print, os.environ)
+    try:
+        assert started[0].poll() is not None
+    finally:
+        started[0].kill()
+
+
 def _children(parent: int, name: str) -> list[int]:
     found = []
     for path in Path("/proc").glob("[0-9]*/stat"):

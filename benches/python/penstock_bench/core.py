@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from penstock.cli.common import interrupt_later
 from penstock.errors import ConfigError, EngineError
 from penstock_bench.measure import Emit, Options, Tell
 
@@ -123,8 +124,10 @@ def side(command: list[str], told: dict[str, Any]) -> Iterator[Callable[[], dict
 
 def _lines(command: list[str], emit: Emit, environment: Mapping[str, str], told: str | None = None) -> None:
     source = None if told is None else subprocess.PIPE
-    child = subprocess.Popen(command, stdin=source, stdout=subprocess.PIPE, text=True, env=environment)
+    child = None
     try:
+        with interrupt_later():  # or it would be started and known to nobody
+            child = subprocess.Popen(command, stdin=source, stdout=subprocess.PIPE, text=True, env=environment)
         assert child.stdout is not None
         if child.stdin is not None and told is not None:
             with contextlib.suppress(BrokenPipeError), child.stdin as sink:
@@ -132,10 +135,11 @@ def _lines(command: list[str], emit: Emit, environment: Mapping[str, str], told:
         for text in child.stdout:
             emit(json.loads(text))
     except BaseException:
-        _end(child)
+        if child is not None:
+            _end(child)
         raise
     finally:
-        if child.stdout is not None:
+        if child is not None and child.stdout is not None:
             child.stdout.close()
     if (status := _wait(child)) != 0:
         raise EngineError(f"{' '.join(command[:2])} failed with exit status {status}")

@@ -511,7 +511,7 @@ def spark_session(
         folder = Path(name_of_folder)
         with contextlib.ExitStack() as stack:
             # Started from the main thread, Spark would put a handler of its own for Ctrl-C, and leave it there.
-            with _interrupt_later(), ThreadPoolExecutor(1) as thread:
+            with interrupt_later(), ThreadPoolExecutor(1) as thread:
                 try:
                     entered = thread.submit(stack.enter_context, private_session(folder, name, slots, chosen))
                     session = entered.result()
@@ -521,12 +521,12 @@ def spark_session(
             try:
                 yield session, folder
             finally:
-                with _interrupt_later():
+                with interrupt_later():
                     ours.close()
 
 
 @contextlib.contextmanager
-def _interrupt_later() -> Iterator[None]:
+def interrupt_later() -> Iterator[None]:
     """Hold Ctrl-C back until the block is done: a JVM that is half started or half ended would stay behind."""
     if threading.current_thread() is not threading.main_thread():
         yield
