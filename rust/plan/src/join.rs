@@ -15,8 +15,10 @@
 //! Pairs come out in rounds: one call takes rows until it has given [`ROUND_ROWS`] or [`ROUND_BYTES`], and says how many it has taken.
 //! One row's pairs are never divided: they are as many as rows of its key that are kept.
 
+mod arena;
 mod sides;
 
+use std::hint::black_box;
 use std::sync::Arc;
 
 use arrow_array::{ArrayRef, BooleanArray, RecordBatch, StringArray, StructArray, UInt32Array, new_null_array};
@@ -184,7 +186,17 @@ pub(crate) struct JoinOp {
     watermark: i64,
     /// At the end of an input without interval: the bin and key from which on rows come out that have met none.
     ended: Option<(u32, usize)>,
+    pairs: Pairs,
+    /// Where the keys of some rows are kept.
+    found: Vec<Option<u32>>,
+    /// Bins of a block that are held.
+    checked: Vec<bool>,
 }
+
+/// Rows whose keys are looked up together.
+const TOGETHER: usize = 128;
+/// Of more bins than these each row asks for its own.
+const CHECKED_BITS: u8 = 12;
 
 /// Pairs that are to come out: rows of the block, and bytes of rows of the other side.
 #[derive(Default)]
@@ -239,7 +251,33 @@ impl JoinOp {
         let merged = merged.filter_map(|at| Some((left.routed.index_of(right.routed.field(at).name()).ok()?, at)));
         let (merged, halves) = (merged.collect(), [half(left, keys.to_vec())?, half(right, right_keys)?]);
         let (rules, windows) = (join.rules(), join.windows);
-        Ok(Self { step, rules, windows, halves, merged, output, watermark: i64::MIN, ended: None })
+        Ok(Self {
+            step,
+            rules,
+            windows,
+            halves,
+            merged,
+            output,
+            watermark: i64::MIN,
+            ended: None,
+            pairs: Pairs::default(),
+            found: Vec::new(),
+            checked: Vec::new(),
+        })
+    }
+
+    /// Fails where a bin is not held, before anything has changed.
+    fn check(&mut self, bins: &mut dyn Bins, cut: (u8, bool), hashes: &[u64]) -> Result<(), OpError> {
+        let few = cut.0 <= CHECKED_BITS && !cut.1;
+        self.checked.clear();
+        self.checked.resize(if few { 1 << cut.0 } else { 0 }, false);
+        for &hash in hashes {
+            let bin = bin_among(bins, cut, hash);
+            if !few || !std::mem::replace(&mut self.checked[bin as usize], true) {
+                sides_of(bins, bin)?;
+            }
+        }
+        Ok(())
     }
 
     fn give(
@@ -253,17 +291,19 @@ impl JoinOp {
         if pairs.mine.is_empty() {
             return Ok(());
         }
-        let Pairs { mine, theirs, ends, weight } = std::mem::take(pairs);
-        (round.rows, round.bytes) = (round.rows + mine.len(), round.bytes + weight);
-        let mine = UInt32Array::from(mine);
+        let Pairs { mine, theirs, ends, weight } = pairs;
+        (round.rows, round.bytes) = (round.rows + mine.len(), round.bytes + std::mem::take(weight));
+        let mine = UInt32Array::from(std::mem::take(mine));
         let [own, other] = [&self.halves[side], &self.halves[1 - side]];
         let own =
             own.side.taken.iter().map(|at| take(batch.column(*at), &mine, None)).collect::<Result<Vec<_>, _>>()?;
         let begins = [0].into_iter().chain(ends.iter().copied());
         let found = match other.side.taken.is_empty() {
             true => Vec::new(),
-            false => row_format::columns(&other.rows, begins.zip(&ends).map(|(begin, end)| &theirs[begin..*end]))?,
+            false => row_format::columns(&other.rows, begins.zip(&*ends).map(|(begin, end)| &theirs[begin..*end]))?,
         };
+        theirs.clear();
+        ends.clear();
         let found: Vec<ArrayRef> = other.side.taken.iter().map(|at| found[*at].clone()).collect();
         let columns = if side == 0 { [own, found] } else { [found, own] };
         out(Output::Rows(RecordBatch::try_new(self.output.clone(), columns.concat())?));
@@ -341,10 +381,7 @@ impl KeyedOp for JoinOp {
     ) -> Result<usize, OpError> {
         check_hashes(batch, hashes)?;
         let cut = (bins.bits(), bins.is_split());
-        for &hash in hashes {
-            let bin = bin_among(bins, cut, hash);
-            sides_of(bins, bin)?;
-        }
+        self.check(bins, cut, hashes)?;
         let half = self.halves.get(side).ok_or(OpError::Side { side })?;
         let times = half.time.as_ref().map(|time| event_times(&self.step, time, time.column, batch)).transpose()?;
         let keys = half.keys.encode(batch)?;
@@ -353,11 +390,26 @@ impl KeyedOp for JoinOp {
         let nulls = if self.rules.keeps(side) { nulls(&half.side.on, batch)? } else { None };
         // The last instant of a window is before its end.
         let back = i64::from(self.windows.is_some());
-        let (mut pairs, mut round) = (Pairs::default(), Round::default());
+        let (mut pairs, mut round) = (std::mem::take(&mut self.pairs), Round::default());
+        let mut found = std::mem::take(&mut self.found);
         let (mut late, mut alone) = (Vec::new(), Vec::new());
         let mut done = 0;
         while done < hashes.len() && !round.is_over() {
             let (row, hash) = (done as u32, hashes[done]);
+            if done % TOGETHER == 0 {
+                found.clear();
+                for (row, &hash) in hashes.iter().enumerate().skip(done).take(TOGETHER) {
+                    let bin = bin_among(bins, cut, hash);
+                    found.push(sides_of(bins, bin)?.find(hash, keys.bytes(row)));
+                }
+                for (&at, &hash) in found.iter().zip(&hashes[done..]) {
+                    if let Some(at) = at {
+                        let bin = bin_among(bins, cut, hash);
+                        black_box(sides_of(bins, bin)?.touch(at, side));
+                    }
+                }
+            }
+            let at = found[done % TOGETHER];
             done += 1;
             let mut time = 0;
             if let Some((times, absent)) = &times {
@@ -371,7 +423,7 @@ impl KeyedOp for JoinOp {
                 alone.push(row);
                 continue;
             }
-            let key = (hash, keys.bytes(row as usize));
+            let key = (hash, keys.bytes(row as usize), at);
             let bytes = rows.row(row as usize).data();
             let mut failed = Ok(());
             let bin = bin_among(bins, cut, hash);
@@ -390,6 +442,7 @@ impl KeyedOp for JoinOp {
             }
         }
         self.give(side, batch, &mut pairs, &mut round, out)?;
+        (self.pairs, self.found) = (pairs, found);
         if !alone.is_empty() {
             let rows = take_rows(batch, &alone)?;
             out(Output::Rows(self.alone(side, rows.columns(), rows.num_rows())?));

@@ -2,21 +2,24 @@
 //!
 //! A row is known by its side, its key, its time (0 where the join has no interval) and a number that tells rows of one time apart, in the
 //! order in which they came. The rows of a key and side stand in that order, so what an interval holds is one stretch, and what is over goes from
-//! the front.
+//! the front. Bytes of rows and names of keys lie in an [`Arena`]; a key has no allocation of its own before a second row of a side comes.
 //!
-//! Undo: while marked, each key that something has happened to has a log of what undoes it, applied from its end. What has changed are the
-//! rows that logs name: those that are there are told as they are, the others as gone. It costs what happened, however many rows a key has.
+//! Undo: while marked, a log has what undoes what happens, applied from its end. What has changed are the rows that it names: those that are
+//! there are told as they are, the others as gone. It costs what happened, however many rows a key has.
 //!
-//! Invariants: rows of a key and side ascend by time and number; a key that is kept has rows or a log; each key with rows that can be over has
-//! an entry in `due` at or before the first of them.
+//! Invariants: rows of a key and side ascend by time and number; a key has rows, or the log names it; while marked keys stay where they are;
+//! each key with rows that can be over has an entry in `due` at or before the first of them; the bytes of a row that the log brings back are
+//! not dropped.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
+use std::ops::{Deref, DerefMut, Range};
 
 use hashbrown::HashTable;
 use penstock_bins::{Encoding, Extent};
 use penstock_files::{Chunk, ChunkWriter, Entry};
 
+use super::arena::Arena;
 use crate::error::StateFault;
 use crate::panes::CHUNK_BYTES;
 use crate::spec::JoinHow;
@@ -26,6 +29,8 @@ const TAG: u8 = b'J';
 const VERSION: u8 = 1;
 /// Of the entries.
 const ENTRIES_VERSION: u8 = 1;
+/// Entries for which the log keeps its memory.
+const LOG_KEPT: usize = 1 << 10;
 
 /// What a join does with rows, as its state needs to know it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -72,12 +77,14 @@ impl Rules {
 }
 
 /// A row that is kept.
+#[derive(Clone, Copy)]
 struct Row {
     time: i64,
     number: u32,
     /// The mark at which it was last logged, whether it was born then, and whether it has met one.
     logged: u32,
-    bytes: Box<[u8]>,
+    /// Where its bytes are.
+    at: u64,
 }
 
 const MET: u32 = 1;
@@ -92,57 +99,125 @@ impl Row {
     fn met(&self) -> bool {
         self.logged & MET > 0
     }
+}
 
-    fn weight(&self) -> usize {
-        size_of::<Row>() + self.bytes.len()
+/// The rows of a side of a key, of which there is mostly one.
+#[derive(Default)]
+enum Rows {
+    #[default]
+    None,
+    One(Row),
+    Many(Vec<Row>),
+}
+
+impl Deref for Rows {
+    type Target = [Row];
+
+    #[inline]
+    fn deref(&self) -> &[Row] {
+        match self {
+            Self::None => &[],
+            Self::One(row) => std::slice::from_ref(row),
+            Self::Many(rows) => rows,
+        }
+    }
+}
+
+impl DerefMut for Rows {
+    #[inline]
+    fn deref_mut(&mut self) -> &mut [Row] {
+        match self {
+            Self::None => &mut [],
+            Self::One(row) => std::slice::from_mut(row),
+            Self::Many(rows) => rows,
+        }
+    }
+}
+
+impl Rows {
+    #[inline]
+    fn insert(&mut self, place: usize, row: Row) {
+        match self {
+            Self::None => *self = Self::One(row),
+            Self::One(first) => {
+                let mut rows = Vec::with_capacity(4);
+                rows.push(*first);
+                rows.insert(place, row);
+                *self = Self::Many(rows);
+            }
+            Self::Many(rows) => rows.insert(place, row),
+        }
+    }
+
+    fn remove(&mut self, place: usize) -> Row {
+        let row = self[place];
+        self.cut(place..place + 1, |_| {});
+        row
+    }
+
+    /// Takes rows away.
+    fn cut(&mut self, range: Range<usize>, mut each: impl FnMut(Row)) {
+        if range.is_empty() {
+            return;
+        }
+        self[range.clone()].iter().for_each(|row| each(*row));
+        if range.len() == self.len() {
+            *self = Self::None;
+        } else if let Self::Many(rows) = self {
+            rows.drain(range);
+        }
+    }
+
+    /// Where a row of a time goes that comes behind all others of it.
+    #[inline]
+    fn behind(&self, time: i64) -> usize {
+        match self.last() {
+            Some(last) if last.time > time => self.partition_point(|row| row.time <= time),
+            _ => self.len(),
+        }
     }
 }
 
 /// What undoes a change of a row.
+#[derive(Clone, Copy)]
 enum Was {
     /// It was not there.
     Absent,
     /// It had met none.
     Unmet,
     /// It was there.
-    There { met: bool, bytes: Box<[u8]> },
+    There { met: bool, at: u64 },
     /// It has moved here, or its end has, since the mark: it stays so.
     Stays,
 }
 
 struct Logged {
+    key: u32,
     side: u8,
     time: i64,
     number: u32,
     was: Was,
 }
 
+/// A row that the log names: its key, side, time and number, and whether it is told as gone if it is not there.
+type Changed = (u32, u8, i64, u32, bool);
+
 struct Key {
     hash: u64,
-    name: Box<[u8]>,
-    rows: [Vec<Row>; 2],
+    /// Where its name is.
+    name: u64,
     /// When it stands in `due` next.
     due: i64,
-    log: Vec<Logged>,
+    rows: [Rows; 2],
 }
 
 impl Key {
     fn is_empty(&self) -> bool {
-        self.rows.iter().all(Vec::is_empty)
+        self.rows.iter().all(|rows| rows.is_empty())
     }
 
     fn find(&self, side: usize, id: (i64, u32)) -> Result<usize, usize> {
         self.rows[side].binary_search_by_key(&id, Row::id)
-    }
-
-    /// The rows that the log names, each once: where it is, and whether one that is not there is told as gone.
-    fn changed(&self) -> Vec<(u8, i64, u32, bool)> {
-        let mut ids: Vec<_> =
-            self.log.iter().map(|l| (l.side, l.time, l.number, matches!(l.was, Was::Absent))).collect();
-        // Of one row what is no birth comes first.
-        ids.sort_unstable();
-        ids.dedup_by_key(|id| (id.0, id.1, id.2));
-        ids.into_iter().map(|(side, time, number, born)| (side, time, number, !born)).collect()
     }
 }
 
@@ -152,23 +227,27 @@ pub(crate) struct Sides {
     rules: Rules,
     index: HashTable<u32>,
     keys: Vec<Key>,
+    arena: Arena,
+    /// Of all keys.
+    rows: usize,
     /// Keys, by their hashes, of which rows may be over when the watermark is behind this.
     due: BinaryHeap<Reverse<(i64, u64)>>,
     /// Whether changes are told apart and can be undone.
     marked: bool,
     /// Changes with each mark and undo, by [`MARK`]: rows carry it.
     mark: u32,
-    /// Keys with a log.
-    touched: Vec<u32>,
-    bytes: usize,
+    log: Vec<Logged>,
+    /// Rows that go.
+    gone: Vec<Row>,
 }
 
-/// How far an encoding is: the key, side and row that the next chunk begins with; the key and the row of its log.
+/// How far an encoding is: the key, side and row that the next chunk begins with; of what has changed how many are told.
 #[derive(Default)]
 struct Place {
     same: Option<(usize, usize, usize)>,
     begun: bool,
-    changed: (usize, usize),
+    changed: Option<Vec<Changed>>,
+    told: usize,
 }
 
 /// What becomes of a row that came.
@@ -187,27 +266,44 @@ impl Sides {
             rules,
             index: HashTable::new(),
             keys: Vec::new(),
+            arena: Arena::default(),
+            rows: 0,
             due: BinaryHeap::new(),
             marked: false,
             mark: MARK,
-            touched: Vec::new(),
-            bytes: 0,
+            log: Vec::new(),
+            gone: Vec::new(),
         }
     }
 
-    fn find(&self, hash: u64, name: &[u8]) -> Option<usize> {
-        let same = |at: &u32| self.keys[*at as usize].hash == hash && *self.keys[*at as usize].name == *name;
-        self.index.find(hash, same).map(|at| *at as usize)
+    /// Where a key is kept: until one goes, which no row that comes makes one do.
+    #[inline]
+    pub(crate) fn find(&self, hash: u64, name: &[u8]) -> Option<u32> {
+        let same = |at: &u32| {
+            let key = &self.keys[*at as usize];
+            key.hash == hash
+                && if name.is_empty() { key.name == Arena::NOTHING } else { self.arena.get(key.name) == name }
+        };
+        self.index.find(hash, same).copied()
+    }
+
+    /// Reads what is read when a row of this key comes. Of many keys these reads are under way at once.
+    #[inline]
+    pub(crate) fn touch(&self, at: u32, side: usize) -> u32 {
+        let key = &self.keys[at as usize];
+        let own = key.rows[side].last().map_or(0, |row| row.number);
+        let other = key.rows[1 - side].first().and_then(|row| self.arena.get(row.at).first());
+        own.wrapping_add(other.copied().unwrap_or_default().into())
     }
 
     /// Where a key is kept; a new one is made.
     fn place(&mut self, hash: u64, name: &[u8]) -> usize {
         if let Some(at) = self.find(hash, name) {
-            return at;
+            return at as usize;
         }
         let at = u32::try_from(self.keys.len()).expect("a bin has less than 2^32 keys");
-        self.keys.push(Key { hash, name: name.into(), rows: Default::default(), due: i64::MAX, log: Vec::new() });
-        self.bytes += size_of::<Key>() + name.len();
+        let name = self.arena.put(name);
+        self.keys.push(Key { hash, name, due: i64::MAX, rows: Default::default() });
         let keys = &self.keys;
         self.index.insert_unique(hash, at, |at| keys[*at as usize].hash);
         at as usize
@@ -215,14 +311,20 @@ impl Sides {
 
     /// Notes what undoes a change, if it can be undone.
     fn log(&mut self, at: usize, side: usize, (time, number): (i64, u32), was: Was) {
-        if !self.marked {
-            return;
+        if self.marked {
+            self.log.push(Logged { key: at as u32, side: side as u8, time, number, was });
         }
-        let key = &mut self.keys[at];
-        if key.log.is_empty() {
-            self.touched.push(at as u32);
-        }
-        key.log.push(Logged { side: side as u8, time, number, was });
+    }
+
+    /// The rows that the log names, each once, by key.
+    fn changed(&self) -> Vec<Changed> {
+        let id = |l: &Logged| (l.key, l.side, l.time, l.number, matches!(l.was, Was::Absent));
+        let mut ids: Vec<_> = self.log.iter().map(id).collect();
+        // Of one row what is no birth comes first.
+        ids.sort_unstable();
+        ids.dedup_by_key(|id| (id.0, id.1, id.2, id.3));
+        ids.iter_mut().for_each(|(.., born)| *born = !*born);
+        ids
     }
 
     /// Whether what undoes all that happens to a row of this mark is logged, but its going.
@@ -239,12 +341,12 @@ impl Sides {
         }
     }
 
-    /// A row comes: `meets` gets those of the other side that come out with it (of a semi-join those that come out now), and then it is kept,
+    /// A row comes, of a key that was [found](Self::find) if it was there: `meets` gets those of the other side that come out with it (of a semi-join those that come out now), and then it is kept,
     /// if one that comes can meet it.
     pub(crate) fn add(
         &mut self,
         side: usize,
-        (hash, name): (u64, &[u8]),
+        (hash, name, found): (u64, &[u8], Option<u32>),
         time: i64,
         row: &[u8],
         mut meets: impl FnMut(&[u8]),
@@ -252,24 +354,26 @@ impl Sides {
         let (rules, other) = (self.rules, 1 - side);
         if rules.filters() && side == 0 {
             // Kept while it has met none.
-            let met = self.find(hash, name).is_some_and(|at| !self.within(at, side, time).is_empty());
+            let at = found.or_else(|| self.find(hash, name));
+            let met = at.is_some_and(|at| !self.within(at as usize, side, time).is_empty());
             match (met, rules.how) {
                 (true, JoinHow::Semi) => return Own::Alone,
                 (true, _) => return Own::Told,
                 (false, _) => {}
             }
         }
-        let at = self.place(hash, name);
+        let at = found.map_or_else(|| self.place(hash, name), |at| at as usize);
         let mut met = false;
         let found = self.within(at, side, time);
         if rules.filters() && side == 1 {
-            let gone: Vec<Row> = self.keys[at].rows[other].drain(found).collect();
-            for row in gone {
+            let mut gone = self.take(at, other, found);
+            for row in gone.drain(..) {
                 if rules.how == JoinHow::Semi {
-                    meets(&row.bytes);
+                    meets(self.arena.get(row.at));
                 }
                 self.leave(at, other, row);
             }
+            self.gone = gone;
             // One of a time is as good as many.
             if self.keys[at].rows[side].binary_search_by_key(&time, |row| row.time).is_ok() {
                 return Own::Told;
@@ -277,12 +381,11 @@ impl Sides {
         } else {
             met = !found.is_empty();
             for place in found {
-                let row = &self.keys[at].rows[other][place];
-                meets(&row.bytes);
+                let row = self.keys[at].rows[other][place];
+                meets(self.arena.get(row.at));
                 if rules.flags(other) && !row.met() {
-                    let id = row.id();
-                    if !self.is_logged(row) {
-                        self.log(at, other, id, Was::Unmet);
+                    if !self.is_logged(&row) {
+                        self.log(at, other, row.id(), Was::Unmet);
                         self.keys[at].rows[other][place].logged = self.mark;
                     }
                     self.keys[at].rows[other][place].logged |= MET;
@@ -290,21 +393,21 @@ impl Sides {
             }
         }
         let rows = &self.keys[at].rows[side];
-        let place = rows.partition_point(|row| row.time <= time);
+        let place = rows.behind(time);
         let before = place.checked_sub(1).map(|last| &rows[last]).filter(|last| last.time == time);
         let number =
             before.map_or(0, |last| last.number.checked_add(1).expect("less than 2^32 rows of a key and time"));
         let logged = self.mark | BORN | if met && rules.flags(side) { MET } else { 0 };
         self.log(at, side, (time, number), Was::Absent);
-        let row = Row { time, number, logged, bytes: row.into() };
-        self.bytes += row.weight();
+        let row = Row { time, number, logged, at: self.arena.put(row) };
         self.keys[at].rows[side].insert(place, row);
+        self.rows += 1;
         self.schedule(at, rules.end(side, time));
         Own::Told
     }
 
     /// The rows of the other side that one of this side meets.
-    fn within(&self, at: usize, side: usize, time: i64) -> std::ops::Range<usize> {
+    fn within(&self, at: usize, side: usize, time: i64) -> Range<usize> {
         let rows = &self.keys[at].rows[1 - side];
         let Some(hold) = self.rules.hold else { return 0..rows.len() };
         let (first, last) = (time.saturating_sub(hold[1 - side]), time.saturating_add(hold[side]));
@@ -312,29 +415,44 @@ impl Sides {
         begin..begin + rows[begin..].partition_point(|row| row.time <= last)
     }
 
+    /// Takes rows away; each is to [leave](Self::leave).
+    fn take(&mut self, at: usize, side: usize, range: Range<usize>) -> Vec<Row> {
+        let mut gone = std::mem::take(&mut self.gone);
+        gone.clear();
+        self.rows -= range.len();
+        self.keys[at].rows[side].cut(range, |row| gone.push(row));
+        gone
+    }
+
     /// A row was taken away.
     fn leave(&mut self, at: usize, side: usize, row: Row) {
-        self.bytes -= row.weight();
         // One that was born since the mark leaves no trace but its birth.
         if !self.marked || (self.is_logged(&row) && row.logged & BORN > 0) {
-            return;
+            self.arena.drop(row.at);
+        } else {
+            self.log(at, side, row.id(), Was::There { met: row.met(), at: row.at });
         }
-        let (id, met) = (row.id(), row.met());
-        self.log(at, side, id, Was::There { met, bytes: row.bytes });
+    }
+
+    /// Takes a row away for good.
+    fn remove(&mut self, at: usize, side: usize, place: usize) {
+        let row = self.keys[at].rows[side].remove(place);
+        self.arena.drop(row.at);
+        self.rows -= 1;
     }
 
     /// Puts a row where it belongs. Says whether there was one.
     fn put(&mut self, at: usize, side: usize, row: Row) -> bool {
-        self.bytes += row.weight();
         let end = self.rules.end(side, row.time);
         let replaced = match self.keys[at].find(side, row.id()) {
             Ok(place) => {
                 let before = std::mem::replace(&mut self.keys[at].rows[side][place], row);
-                self.bytes -= before.weight();
+                self.arena.drop(before.at);
                 true
             }
             Err(place) => {
                 self.keys[at].rows[side].insert(place, row);
+                self.rows += 1;
                 false
             }
         };
@@ -348,7 +466,7 @@ impl Sides {
             entry.remove();
         }
         let key = self.keys.swap_remove(at);
-        self.bytes -= size_of::<Key>() + key.name.len();
+        self.arena.drop(key.name);
         if let Some(moved) = self.keys.get(at) {
             let last = self.keys.len() as u32;
             if let Some(entry) = self.index.find_mut(moved.hash, |other| *other == last) {
@@ -364,6 +482,7 @@ impl Sides {
         watermark: i64,
         mut alone: impl FnMut(usize, &[u8]) -> Result<bool, E>,
     ) -> Result<bool, E> {
+        let mut same = Vec::<u32>::new();
         while let Some(&Reverse((end, hash))) = self.due.peek() {
             if end >= watermark {
                 break;
@@ -371,27 +490,28 @@ impl Sides {
             self.due.pop();
             let mut enough = false;
             // Keys of one hash: nearly always one.
-            let mut same: Vec<u32> = self.index.iter_hash(hash).copied().collect();
-            same.retain(|at| self.keys[*at as usize].hash == hash && self.keys[*at as usize].due < watermark);
+            let is_due = |at: &&u32| self.keys[**at as usize].hash == hash && self.keys[**at as usize].due < watermark;
+            same.extend(self.index.iter_hash(hash).filter(is_due));
             same.sort_unstable();
-            for at in same.into_iter().rev().map(|at| at as usize) {
+            for at in same.drain(..).rev().map(|at| at as usize) {
                 self.keys[at].due = i64::MAX;
                 for side in [0, 1] {
                     let rules = self.rules;
                     let over = self.keys[at].rows[side].partition_point(|row| rules.end(side, row.time) < watermark);
-                    let over: Vec<Row> = self.keys[at].rows[side].drain(..over).collect();
-                    for row in over {
+                    let mut gone = self.take(at, side, 0..over);
+                    for row in gone.drain(..) {
                         if rules.keeps(side) && !row.met() {
-                            enough |= alone(side, &row.bytes)?;
+                            enough |= alone(side, self.arena.get(row.at))?;
                         }
                         self.leave(at, side, row);
                     }
+                    self.gone = gone;
                     if let Some(next) = self.keys[at].rows[side].first() {
                         let end = rules.end(side, next.time);
                         self.schedule(at, end);
                     }
                 }
-                if self.keys[at].is_empty() && self.keys[at].log.is_empty() {
+                if self.keys[at].is_empty() && !self.marked {
                     self.drop_key(at);
                 }
             }
@@ -399,6 +519,7 @@ impl Sides {
                 return Ok(false);
             }
         }
+        self.tidy();
         Ok(true)
     }
 
@@ -418,8 +539,8 @@ impl Sides {
             let mut enough = false;
             for side in [0, 1] {
                 if kept[side] && (self.rules.filters() || at.rows[1 - side].is_empty()) {
-                    for row in &at.rows[side] {
-                        enough |= alone(side, &row.bytes)?;
+                    for row in &*at.rows[side] {
+                        enough |= alone(side, self.arena.get(row.at))?;
                     }
                 }
             }
@@ -454,8 +575,10 @@ impl Sides {
         let empty = out.len();
         while let Some(kept) = self.keys.get(key) {
             let told = |row: &Row| !apart || !self.is_logged(row);
+            let name = self.arena.get(kept.name);
             for (at, row) in kept.rows[side].iter().enumerate().skip(from).filter(|(_, row)| told(row)) {
-                if out.len() > empty && out.len() + 48 + kept.name.len() + row.bytes.len() > CHUNK_BYTES {
+                let bytes = self.arena.get(row.at);
+                if out.len() > empty && out.len() + 48 + name.len() + bytes.len() > CHUNK_BYTES {
                     place.same = Some((key, side, at));
                     return Some(out);
                 }
@@ -466,8 +589,8 @@ impl Sides {
                     out.push(u8::from(row.met()));
                 }
                 put_i64(&mut out, row.number.into());
-                put_blob(&mut out, &kept.name);
-                put_blob(&mut out, &row.bytes);
+                put_blob(&mut out, name);
+                put_blob(&mut out, bytes);
             }
             (key, side, from) = if side == 0 { (key, 1, 0) } else { (key + 1, 0, 0) };
         }
@@ -484,54 +607,52 @@ impl Sides {
     /// behind whether it has met one.
     fn encode_changes(&self, place: &mut Place) -> Option<Vec<u8>> {
         let mut writer = ChunkWriter::new(&self.entries_shape());
-        let count = if self.marked { self.touched.len() } else { self.keys.len() };
         let (mut name, mut value) = (Vec::new(), Vec::new());
-        let (ref mut number, ref mut from) = place.changed;
-        while *number < count {
-            let kept = &self.keys[if self.marked { self.touched[*number] as usize } else { *number }];
-            let mut put = |writer: &mut ChunkWriter, side: usize, id: (i64, u32), row: Option<&Row>| {
-                name.clear();
-                name.push(side as u8);
-                if self.rules.hold.is_some() {
-                    name.extend_from_slice(&(id.0 as u64 ^ 1 << 63).to_be_bytes());
-                }
-                name.extend_from_slice(&u64::from(id.1).to_be_bytes());
-                name.extend_from_slice(&kept.name);
-                let Some(row) = row else {
-                    return writer.push(Entry::Gone { hash: kept.hash, key: &name });
-                };
-                value.clear();
-                if self.rules.hold.is_some() {
-                    value.push(u8::from(row.met()));
-                }
-                value.extend_from_slice(&row.bytes);
-                writer.push(Entry::Put { hash: kept.hash, key: &name, value: &value });
+        let mut put = |writer: &mut ChunkWriter, kept: &Key, side: usize, id: (i64, u32), row: Option<&Row>| {
+            name.clear();
+            name.push(side as u8);
+            if self.rules.hold.is_some() {
+                name.extend_from_slice(&(id.0 as u64 ^ 1 << 63).to_be_bytes());
+            }
+            name.extend_from_slice(&u64::from(id.1).to_be_bytes());
+            name.extend_from_slice(self.arena.get(kept.name));
+            let Some(row) = row else {
+                return writer.push(Entry::Gone { hash: kept.hash, key: &name });
             };
-            if self.marked {
-                for (side, time, number, gone) in kept.changed().into_iter().skip(*from) {
-                    if writer.len() >= CHUNK_BYTES {
-                        return Some(writer.finish());
-                    }
-                    *from += 1;
-                    let (side, id) = (usize::from(side), (time, number));
-                    match kept.find(side, id) {
-                        Ok(at) => put(&mut writer, side, id, Some(&kept.rows[side][at])),
-                        Err(_) if gone => put(&mut writer, side, id, None),
-                        Err(_) => {}
-                    }
+            value.clear();
+            if self.rules.hold.is_some() {
+                value.push(u8::from(row.met()));
+            }
+            value.extend_from_slice(self.arena.get(row.at));
+            writer.push(Entry::Put { hash: kept.hash, key: &name, value: &value });
+        };
+        if self.marked {
+            let changed = place.changed.get_or_insert_with(|| self.changed());
+            for &(key, side, time, number, gone) in &changed[place.told..] {
+                if writer.len() >= CHUNK_BYTES {
+                    return Some(writer.finish());
                 }
-            } else {
-                for (side, row) in
-                    (0..2).flat_map(|side| kept.rows[side].iter().map(move |row| (side, row))).skip(*from)
-                {
-                    if writer.len() >= CHUNK_BYTES {
-                        return Some(writer.finish());
-                    }
-                    *from += 1;
-                    put(&mut writer, side, row.id(), Some(row));
+                place.told += 1;
+                let (kept, side, id) = (&self.keys[key as usize], usize::from(side), (time, number));
+                match kept.find(side, id) {
+                    Ok(at) => put(&mut writer, kept, side, id, Some(&kept.rows[side][at])),
+                    Err(_) if gone => put(&mut writer, kept, side, id, None),
+                    Err(_) => {}
                 }
             }
-            (*number, *from) = (*number + 1, 0);
+        } else {
+            let (mut key, mut side, mut from) = place.same.unwrap_or_default();
+            while let Some(kept) = self.keys.get(key) {
+                for (at, row) in kept.rows[side].iter().enumerate().skip(from) {
+                    if writer.len() >= CHUNK_BYTES {
+                        place.same = Some((key, side, at));
+                        return Some(writer.finish());
+                    }
+                    put(&mut writer, kept, side, row.id(), Some(row));
+                }
+                (key, side, from) = if side == 0 { (key, 1, 0) } else { (key + 1, 0, 0) };
+            }
+            place.same = Some((key, 0, 0));
         }
         (!writer.is_empty()).then(|| writer.finish())
     }
@@ -558,10 +679,11 @@ impl Sides {
             };
             let number = number_of(reader.i64()? as u64)?;
             let name = reader.blob()?;
-            rows.push((hash, name, side, Row { time, number, logged: met, bytes: reader.blob()?.into() }));
+            rows.push((hash, name, side, Row { time, number, logged: met, at: 0 }, reader.blob()?));
         }
-        for (hash, name, side, row) in rows {
+        for (hash, name, side, row, bytes) in rows {
             let at = self.place(hash, name);
+            let row = Row { at: self.arena.put(bytes), ..row };
             if self.put(at, side, row) {
                 return Err(StateFault::Corrupt { what: "a row came twice" });
             }
@@ -616,24 +738,41 @@ impl Sides {
             match row {
                 Some((met, bytes)) => {
                     let logged = if self.marked { self.mark | met } else { met };
-                    self.put(at, side, Row { time, number, logged, bytes: bytes.into() });
+                    let bytes = self.arena.put(bytes);
+                    self.put(at, side, Row { time, number, logged, at: bytes });
                 }
                 None => {
                     if let Ok(place) = self.keys[at].find(side, id) {
-                        let gone = self.keys[at].rows[side].remove(place);
-                        self.bytes -= gone.weight();
+                        self.remove(at, side, place);
                     }
-                    if self.keys[at].is_empty() && self.keys[at].log.is_empty() {
+                    if self.keys[at].is_empty() && !self.marked {
                         self.drop_key(at);
                     }
                 }
             }
         }
+        self.tidy();
         Ok(())
     }
 
     pub(crate) fn bytes(&self) -> usize {
-        self.bytes + 8 * self.index.capacity() + 16 * self.due.len()
+        let rows = self.keys.len() * size_of::<Key>() + self.rows * size_of::<Row>() + self.arena.bytes();
+        rows + 8 * self.index.capacity() + 16 * self.due.len() + self.log.len() * size_of::<Logged>()
+    }
+
+    /// Writes the bytes anew where most of them are of rows that have gone.
+    fn tidy(&mut self) {
+        if self.marked || !self.arena.is_sparse() {
+            return;
+        }
+        let mut arena = Arena::default();
+        for key in &mut self.keys {
+            key.name = arena.put(self.arena.get(key.name));
+            for row in key.rows.iter_mut().flat_map(|rows| &mut **rows) {
+                row.at = arena.put(self.arena.get(row.at));
+            }
+        }
+        self.arena = arena;
     }
 
     /// Keys held, of either side.
@@ -657,17 +796,30 @@ impl Sides {
 
     /// Keeps no undo until the next mark.
     pub(crate) fn settle(&mut self) {
-        let mut touched = std::mem::take(&mut self.touched);
-        // Keys that go are taken from the end, so that those before them stay where they are.
-        touched.sort_unstable();
-        for at in touched.into_iter().rev().map(|at| at as usize) {
-            self.keys[at].log = Vec::new();
-            if self.keys[at].is_empty() {
-                self.drop_key(at);
+        let mut log = std::mem::take(&mut self.log);
+        let mut empty = Vec::new();
+        for Logged { key, was, .. } in log.drain(..) {
+            if let Was::There { at, .. } = was {
+                self.arena.drop(at);
+            }
+            if self.keys[key as usize].is_empty() {
+                empty.push(key);
             }
         }
+        if log.capacity() <= LOG_KEPT {
+            self.log = log;
+        }
+        self.drop_keys(empty);
         self.renew();
         self.marked = false;
+        self.tidy();
+    }
+
+    /// From the end, so that those before them stay where they are.
+    fn drop_keys(&mut self, mut keys: Vec<u32>) {
+        keys.sort_unstable();
+        keys.dedup();
+        keys.into_iter().rev().for_each(|at| self.drop_key(at as usize));
     }
 
     pub(crate) fn rollback(&mut self) {
@@ -676,34 +828,29 @@ impl Sides {
             *self = Self::new(self.shape, self.rules);
             return;
         }
-        let mut touched = std::mem::take(&mut self.touched);
-        touched.sort_unstable();
-        for at in touched.into_iter().rev().map(|at| at as usize) {
-            for Logged { side, time, number, was } in std::mem::take(&mut self.keys[at].log).into_iter().rev() {
-                let (side, id) = (usize::from(side), (time, number));
-                let found = self.keys[at].find(side, id);
-                match (was, found) {
-                    (Was::Absent, Ok(place)) => {
-                        let gone = self.keys[at].rows[side].remove(place);
-                        self.bytes -= gone.weight();
-                    }
-                    (Was::Unmet, Ok(place)) => self.keys[at].rows[side][place].logged &= !MET,
-                    (Was::There { met, bytes }, _) => {
-                        self.put(at, side, Row { time, number, logged: u32::from(met), bytes });
-                    }
-                    (Was::Absent | Was::Unmet, Err(_)) | (Was::Stays, _) => {}
+        let mut log = std::mem::take(&mut self.log);
+        let mut touched = Vec::new();
+        for Logged { key, side, time, number, was } in log.drain(..).rev() {
+            let (at, side, id) = (key as usize, usize::from(side), (time, number));
+            let found = self.keys[at].find(side, id);
+            match (was, found) {
+                (Was::Absent, Ok(place)) => self.remove(at, side, place),
+                (Was::Unmet, Ok(place)) => self.keys[at].rows[side][place].logged &= !MET,
+                (Was::There { met, at: bytes }, _) => {
+                    self.put(at, side, Row { time, number, logged: u32::from(met), at: bytes });
                 }
+                (Was::Absent | Was::Unmet, Err(_)) | (Was::Stays, _) => {}
             }
-            if self.keys[at].is_empty() {
-                self.drop_key(at);
-            }
+            touched.push(key);
         }
+        touched.retain(|at| self.keys[*at as usize].is_empty());
+        self.drop_keys(touched);
         self.renew();
     }
 
     /// The rows of a side.
     pub(crate) fn side(&self, side: usize) -> impl Iterator<Item = &[u8]> {
-        self.keys.iter().flat_map(move |key| &key.rows[side]).map(|row| &*row.bytes)
+        self.keys.iter().flat_map(move |key| &*key.rows[side]).map(|row| self.arena.get(row.at))
     }
 }
 
