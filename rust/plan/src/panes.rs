@@ -59,6 +59,8 @@ pub(crate) struct Panes {
 struct Rolled {
     sum: Table,
     within: Range<i64>,
+    /// Of the word that is asked for, no row has more.
+    most: u64,
     /// Keys when those of which nothing was left were last left out.
     kept: usize,
 }
@@ -206,16 +208,34 @@ impl Panes {
     }
 
     /// Brings the sum of panes to those of a window that is not before the last one. `left` is the word of a row that is 0 where nothing is left of
-    /// it: such rows may be among those of the sum.
-    pub(crate) fn roll(&mut self, group_by: &mut GroupBy, window: Range<i64>, left: usize) -> Result<&Table, OpError> {
+    /// it: such rows may be among those of the sum. With it comes what no row has more of in `word`, which must be the same each time.
+    pub(crate) fn roll(
+        &mut self,
+        group_by: &mut GroupBy,
+        window: Range<i64>,
+        left: usize,
+        word: Option<usize>,
+    ) -> Result<(&Table, u64), OpError> {
         let before = self.rolled.take().filter(|rolled| rolled.within.contains(&window.start));
         let mut rolled = before.unwrap_or_else(|| {
-            Box::new(Rolled { sum: Table::new(&self.shape), within: window.start..window.start, kept: LEAST_SIFTED })
+            let (sum, within) = (Table::new(&self.shape), window.start..window.start);
+            Box::new(Rolled { sum, within, most: 0, kept: LEAST_SIFTED })
         });
         self.leave(group_by, &mut rolled, window.start, left)?;
-        group_by.roll(&mut rolled.sum, self.range(rolled.within.end..window.end), false)?;
+        let new = rolled.within.end..window.end;
+        group_by.roll(&mut rolled.sum, self.range(new.clone()), false)?;
+        if let Some(word) = word {
+            let most = self.range(new).map(|table| table.column(word).max().unwrap_or_default());
+            rolled.most = most.fold(rolled.most, u64::saturating_add);
+        }
         rolled.within = window;
-        Ok(&self.rolled.insert(rolled).sum)
+        let rolled = self.rolled.insert(rolled);
+        Ok((&rolled.sum, rolled.most))
+    }
+
+    /// What is the most that a row of the sum has, where it was read.
+    pub(crate) fn set_most(&mut self, most: u64) {
+        self.rolled.iter_mut().for_each(|rolled| rolled.most = most);
     }
 
     /// Takes the panes before `start` out of the sum.

@@ -212,6 +212,12 @@ impl Table {
         rows.chunks_exact(self.stride()).take(self.positions() + 2).enumerate()
     }
 
+    /// A word of each of [`rows`](Self::rows).
+    pub(crate) fn column(&self, word: usize) -> impl Iterator<Item = u64> {
+        let words = self.words.get(usize::from(self.first) + word..).unwrap_or_default();
+        words.iter().step_by(self.stride()).take(self.positions() + 2).copied()
+    }
+
     /// The taken positions among all, ascending.
     pub(crate) fn taken(&self) -> impl Iterator<Item = usize> + Clone {
         self.taken_in(0..self.positions() + 2)

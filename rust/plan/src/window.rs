@@ -10,9 +10,12 @@
 //! in no result and never late.
 //!
 //! Windows that overlap much, of aggregates that can be taken away again, are rolled from one to the next instead: see [`Panes::roll`]. Where a top step
-//! is all that follows, of a bin's rows of a window only those come out that can be among the [best](Best).
+//! is all that follows, of a bin's rows of a window only those come out that can be among the [best](Best); where that is the greatest count,
+//! bins before it tell how much it is at least, and a bin that cannot have as much is not read.
 //!
 //! Each bin keeps how far it has fired, so a bin that moves to a worker with another history never fires a window twice.
+
+use std::collections::BTreeMap;
 
 use arrow_array::RecordBatch;
 
@@ -298,23 +301,54 @@ pub(crate) struct WindowOp {
 struct Giving {
     /// With the word that counts.
     best: Option<(Best, usize)>,
+    /// Where only the greatest is wanted: of windows that fire now the greatest of the bins so far.
+    most: BTreeMap<i64, u64>,
     positions: Vec<usize>,
     counts: Vec<u64>,
 }
 
 impl Giving {
-    /// Gives the rows of a table of which a word is not 0, all where none is named.
+    /// The word of which only the greatest is wanted.
+    fn greatest(&self) -> Option<usize> {
+        self.best.filter(|(best, _)| best.n == 1 && best.descending).map(|(_, word)| word)
+    }
+
+    /// Whether a bin whose counts are at most these can have a row of a window that is wanted.
+    fn wants(&self, start: i64, most: u64) -> bool {
+        self.greatest().is_none() || self.most.get(&start).is_none_or(|before| *before <= most)
+    }
+
+    /// Gives the rows of a table of which a word is not 0, all where none is named; of those that are wanted because they count most,
+    /// returns how much.
     fn give(
         &mut self,
         group_by: &mut GroupBy,
         start: i64,
         (table, left): (&Table, Option<usize>),
         out: &mut Sink<'_>,
-    ) -> Result<(), OpError> {
+    ) -> Result<u64, OpError> {
+        let is_there = |&position: &usize| left.is_none_or(|left| table.row(position)[left] > 0);
         let Some((best, word)) = self.best else {
-            let all = table.taken().filter(|&position| left.is_none_or(|left| table.row(position)[left] > 0));
-            return group_by.emit(start, table, all, out);
+            group_by.emit(start, table, table.taken().filter(is_there), out)?;
+            return Ok(0);
         };
+        if let Some(word) = self.greatest() {
+            // What is vacant counts nothing.
+            let most = table.column(word).max().unwrap_or_default();
+            let before = self.most.entry(start).or_default();
+            if *before <= most {
+                *before = most;
+                let rows =
+                    (0..).zip(table.column(word)).filter(|(_, count)| *count == most).map(|(position, _)| position);
+                self.positions.clear();
+                match most {
+                    0 => self.positions.extend(table.taken().filter(|&at| table.row(at)[word] == 0).filter(is_there)),
+                    _ => self.positions.extend(rows),
+                }
+                group_by.emit(start, table, self.positions.iter().copied(), out)?;
+            }
+            return Ok(most);
+        }
         let Self { positions, counts, .. } = self;
         match left {
             // What is vacant has nothing left either.
@@ -327,7 +361,8 @@ impl Giving {
                 best.of(rows, positions, counts);
             }
         }
-        group_by.emit(start, table, self.positions.iter().copied(), out)
+        group_by.emit(start, table, self.positions.iter().copied(), out)?;
+        Ok(0)
     }
 }
 
@@ -336,7 +371,7 @@ impl WindowOp {
         let scratch = Table::new(&group_by.shape);
         let (by_pane, by_bin, parts, positions, counts) = Default::default();
         let word = |best: &Best| group_by.shape.accs().nth(best.aggregate).map(|(_, word)| (*best, word));
-        let giving = Giving { best: best.as_ref().and_then(word), positions, counts };
+        let giving = Giving { best: best.as_ref().and_then(word), most: BTreeMap::new(), positions, counts };
         let rolls = group_by.shape.parts().filter(|_| windows.overlap_much());
         Self { group_by, windows, event_time, watermark: i64::MIN, scratch, by_pane, by_bin, parts, giving, rolls }
     }
@@ -362,8 +397,11 @@ impl WindowOp {
                     self.giving.give(&mut self.group_by, start, (only, None), out)?;
                 }
                 (_, Some(left)) => {
-                    let sum = panes.roll(&mut self.group_by, window, left)?;
-                    self.giving.give(&mut self.group_by, start, (sum, Some(left)), out)?;
+                    let (sum, most) = panes.roll(&mut self.group_by, window, left, self.giving.greatest())?;
+                    if self.giving.wants(start, most) {
+                        let most = self.giving.give(&mut self.group_by, start, (sum, Some(left)), out)?;
+                        panes.set_most(most);
+                    }
                 }
                 (_, None) => {
                     self.group_by.merge(&mut self.scratch, panes.range(window))?;
@@ -468,6 +506,7 @@ impl KeyedOp for WindowOp {
             return Ok(());
         }
         self.watermark = watermark_us;
+        self.giving.most.clear();
         for bin in bins.held() {
             self.fire(panes_of(bins, bin)?, watermark_us, out)?;
         }
@@ -485,7 +524,7 @@ impl KeyedOp for WindowOp {
 
 #[cfg(test)]
 mod tests {
-    use std::collections::{BTreeMap, BTreeSet};
+    use std::collections::BTreeSet;
     use std::sync::Arc;
 
     use arrow_array::cast::AsArray;
