@@ -400,13 +400,10 @@ impl KeyedOp for JoinOp {
                 found.clear();
                 for (row, &hash) in hashes.iter().enumerate().skip(done).take(TOGETHER) {
                     let bin = bin_among(bins, cut, hash);
-                    found.push(sides_of(bins, bin)?.find(hash, keys.bytes(row)));
-                }
-                for (&at, &hash) in found.iter().zip(&hashes[done..]) {
-                    if let Some(at) = at {
-                        let bin = bin_among(bins, cut, hash);
-                        black_box(sides_of(bins, bin)?.touch(at, side));
-                    }
+                    let sides = sides_of(bins, bin)?;
+                    let at = sides.find(hash, keys.bytes(row));
+                    black_box(at.map(|at| sides.touch(at, side)));
+                    found.push(at);
                 }
             }
             let at = found[done % TOGETHER];
