@@ -14,12 +14,14 @@
 
 use std::collections::{BTreeMap, VecDeque};
 
+use serde::{Deserialize, Serialize};
+
 use crate::control::{Changes, Control, check_batch};
 use crate::error::ControlError;
-use crate::routing::Routing;
+use crate::routing::{Routing, whole};
 
 /// A change of the routing at a time.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Configuration<T> {
     /// From when it holds.
     pub time: T,
@@ -57,10 +59,14 @@ pub enum Outcome<T> {
 /// assert!(f.start(|time| 45 < *time).is_some());
 /// # Ok::<(), penstock_bins::BinsError>(())
 /// ```
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(bound(deserialize = "T: Deserialize<'de> + Ord"))]
 pub struct Configurations<T> {
+    #[serde(with = "whole")]
     active: Routing,
+    #[serde(with = "whole")]
     newest: Routing,
+    #[serde(with = "whole")]
     cursor: Routing,
     cursor_at: usize,
     pending: VecDeque<Configuration<T>>,
@@ -70,7 +76,7 @@ pub struct Configurations<T> {
     divisible: bool,
 }
 
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 enum Frontier<T> {
     /// Nothing heard yet: everything may still come.
     Unknown,

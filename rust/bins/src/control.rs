@@ -91,7 +91,7 @@ pub struct Recut {
 }
 
 /// What the commands of one time change. A bin, and what is part of it, is named once.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Changes {
     /// Bins that change their owner, ascending.
     pub moves: Vec<Move>,

@@ -267,6 +267,24 @@ impl From<Routing> for Vec<u32> {
     }
 }
 
+/// A routing with the parts of its bins, as a joiner is told it.
+pub(crate) mod whole {
+    use serde::de::Error;
+    use serde::{Deserialize, Deserializer, Serialize, Serializer};
+
+    use super::{Parts, Routing};
+
+    pub(crate) fn serialize<S: Serializer>(routing: &Routing, serializer: S) -> Result<S::Ok, S::Error> {
+        (&routing.owners, &routing.parts).serialize(serializer)
+    }
+
+    pub(crate) fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Routing, D::Error> {
+        let (owners, parts): (Vec<u32>, Parts) = Deserialize::deserialize(deserializer)?;
+        let routing = Routing::from_owners(owners).map_err(D::Error::custom)?;
+        Ok(Routing { parts, ..routing })
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -271,7 +271,11 @@ impl<T: Timestamp, D: 'static> Sink for Arrivals<T, D> {
             Payload::Bytes(bytes) | Payload::Behind(bytes) => {
                 parse(&bytes, *decode).ok_or_else(|| mismatch(ProtocolFault::Body(self.channel).to_string()))?
             }
-            Payload::Progress(_) | Payload::Member(..) | Payload::Lost => {
+            Payload::Progress(_)
+            | Payload::Member(..)
+            | Payload::MemberBytes(..)
+            | Payload::Lost
+            | Payload::Cut(..) => {
                 return Err(mismatch("progress was sent".to_string()));
             }
         };

@@ -11,11 +11,12 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use penstock_members::list::Change;
-use penstock_members::{Failure, Member, Message, Output};
+use penstock_members::{Failure, Member, Message, Output, Standing};
 
-use crate::error::{Error, MemberFault};
-use crate::fabric::{Endpoint, Envelope, Payload, Waker};
+use crate::error::{Error, MemberFault, ProtocolFault};
+use crate::fabric::{Asked, Endpoint, Envelope, Payload, Waker};
 use crate::membership::{Act, Letter, Membership, Stage, Told};
+use crate::wire::decode_serde;
 
 /// The receiving end of a channel.
 pub(crate) trait Sink {
@@ -64,6 +65,7 @@ impl Core {
         endpoint.take();
         let membership = endpoint.is_joinable().then(|| {
             let (index, founders) = (endpoint.index(), endpoint.peers());
+            let founders = (founders, endpoint.threads());
             Box::new(Membership::new(index, founders, endpoint.host(), endpoint.is_simulated()))
         });
         Core {
@@ -191,8 +193,19 @@ impl Core {
                     self.hear(envelope.from, (lane, message));
                     continue;
                 }
+                Payload::MemberBytes(lane, body) => {
+                    match decode_serde(&body) {
+                        Ok(message) => self.hear(envelope.from, (lane, message)),
+                        Err(_) => self.fail(self.garbled(envelope.from)),
+                    }
+                    continue;
+                }
                 Payload::Lost => {
                     self.tend(|member, books| member.given_up(envelope.from, books));
+                    continue;
+                }
+                Payload::Cut(process, error) => {
+                    self.lose(process, error);
                     continue;
                 }
                 _ => {}
@@ -224,13 +237,46 @@ impl Core {
         self.tend(|member, books| member.accept(from, lane, *message, books));
     }
 
+    /// What came from that worker is no message of a member.
+    fn garbled(&self, from: usize) -> Error {
+        let process = self.membership.as_ref().and_then(|membership| membership.process(from)).unwrap_or(0);
+        Error::Protocol { process, fault: ProtocolFault::Body(NOWHERE) }
+    }
+
+    /// A process has left, or is lost: so are those of its workers that have not come.
+    fn lose(&self, process: usize, error: Option<Error>) {
+        let Some(membership) = &self.membership else { return };
+        if error.is_none() && self.endpoint.is_over() {
+            return;
+        }
+        for (id, standing) in membership.members_at(process) {
+            match (standing, &error) {
+                (Some(Standing::Joining), _) => self.tend(|member, books| member.lost(id, books)),
+                // It has left after the last of its workers.
+                (_, None) => {}
+                (Some(_), Some(error)) => self.fail(error.clone()),
+                (None, Some(error)) => {
+                    let known = self.faulty.get();
+                    self.tend(|member, books| member.lost(id, books));
+                    if self.faulty.get() && !known {
+                        *self.fault.borrow_mut() = Some(error.clone());
+                    }
+                }
+            }
+        }
+    }
+
     /// Lets the machine of this member act, and does what it wants. Between blocks only.
     pub(crate) fn tend(&self, act: impl FnOnce(&mut Member<Told>, &mut Act<'_>) -> Result<(), Failure>) {
         let Some(membership) = &self.membership else { return };
         let (outputs, result) = membership.tend(self.index(), act);
-        if outputs.iter().any(|output| matches!(output, Output::Adopted(_))) {
-            // Markers go to those who are new.
-            self.endpoint.look_up();
+        let mut cut = Vec::new();
+        for output in &outputs {
+            if let Output::Adopted(list) = output {
+                // Markers go to those who are new.
+                self.endpoint.extend(list);
+                cut = self.endpoint.cut_among(list);
+            }
         }
         for output in outputs {
             match output {
@@ -245,8 +291,10 @@ impl Core {
                         membership.teach(joiner);
                     }
                 }
-                Output::Admitted { ticket, joiners } => self.endpoint.admit(ticket, &joiners),
+                // The list says where they are.
+                Output::Admitted { .. } => {}
                 Output::Seated => {
+                    self.endpoint.speak();
                     membership.set_stage(Stage::Seated);
                     membership.enliven();
                 }
@@ -258,6 +306,9 @@ impl Core {
             }
         }
         self.note(result);
+        for (process, error) in cut {
+            self.lose(process, error);
+        }
     }
 
     /// Nobody counts on this worker any more.
@@ -271,12 +322,11 @@ impl Core {
     /// What a member does in every step before its dataflows.
     pub(crate) fn attend(&self) {
         let Some(membership) = &self.membership else { return };
-        let lead = membership.is_lead(self.index());
-        let asked = if lead { self.endpoint.asked() } else { Vec::new() };
+        let asked = if membership.is_seated() { self.endpoint.asked() } else { Vec::new() };
         if !asked.is_empty() || membership.watches_clock() {
             let now = membership.now();
             self.tend(|member, books| {
-                asked.iter().for_each(|(ticket, count)| member.admit(*ticket, *count));
+                asked.into_iter().for_each(|Asked { home, count, linked }| member.admit_at(home, count, linked));
                 member.tick(now, books)
             });
         }
@@ -331,6 +381,12 @@ impl Core {
             && let Some(error) = self.fault.borrow_mut().take()
         {
             if self.membership.as_ref().is_some_and(|membership| membership.is_outside()) {
+                if matches!(error, Error::PeerLost { .. }) && !self.endpoint.speaks() {
+                    // The others may know why; they hear nothing of this.
+                    self.endpoint.give_up();
+                    self.endpoint.abort(error);
+                    return;
+                }
                 // It ends alone.
                 if self.private.borrow_mut().replace(error).is_none() {
                     self.endpoint.give_up();

@@ -11,10 +11,14 @@
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+
 use crate::activate::Activator;
 use crate::core::{Core, Sink};
 use crate::error::Error;
 use crate::fabric::Payload;
+use crate::wire::{decode_serde, encode_serde};
 
 /// The joiners that an operator of this worker is to teach.
 pub(crate) struct Pupils {
@@ -36,12 +40,15 @@ struct Desk<X> {
     core: std::rc::Weak<Core>,
 }
 
-impl<X: 'static> Sink for Desk<X> {
+impl<X: DeserializeOwned + 'static> Sink for Desk<X> {
     fn accept(&self, from: usize, payload: Payload) -> Result<(), Error> {
-        if let Payload::Typed(boxed) = payload
-            && let Ok(lesson) = boxed.downcast::<X>()
-        {
-            *self.came.borrow_mut() = Some(*lesson);
+        let lesson = match payload {
+            Payload::Typed(boxed) => boxed.downcast::<X>().ok().map(|lesson| *lesson),
+            Payload::Bytes(bytes) => decode_serde(&bytes).ok(),
+            _ => None,
+        };
+        if lesson.is_some() {
+            *self.came.borrow_mut() = lesson;
             self.activator.activate();
             return Ok(());
         }
@@ -64,7 +71,7 @@ struct School<X> {
     desk: Rc<Desk<X>>,
 }
 
-impl<X: Send + 'static> Lesson<X> {
+impl<X: Serialize + DeserializeOwned + Send + 'static> Lesson<X> {
     pub(crate) fn open(core: &Rc<Core>, activator: &Activator) -> Self {
         let Some(membership) = core.membership() else { return Lesson { school: None, due: Cell::new(false) } };
         let pupils = Rc::new(Pupils { waiting: RefCell::default(), activator: activator.clone() });
@@ -103,7 +110,14 @@ impl<X: Send + 'static> Lesson<X> {
     /// Teaches a joiner.
     pub fn teach(&self, pupil: usize, lesson: X) {
         if let Some(school) = &self.school {
-            school.core.send(pupil, school.channel, Payload::Typed(Box::new(lesson)));
+            let payload = if school.core.is_local(pupil) {
+                Payload::Typed(Box::new(lesson))
+            } else {
+                let mut bytes = Vec::new();
+                encode_serde(&lesson, &mut bytes);
+                Payload::Bytes(bytes)
+            };
+            school.core.send(pupil, school.channel, payload);
         }
     }
 }

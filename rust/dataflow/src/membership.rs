@@ -18,13 +18,14 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Instant;
 
-use penstock_members::{Failure, Host, Lane, Limits, List, Member, Message, Output};
+use penstock_members::{Failure, Host, Lane, Limits, List, Member, Message, Output, Standing};
 use penstock_progress::capability::Capability;
 use penstock_progress::timestamp::Timestamp;
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 use crate::error::{Error, MemberFault};
 use crate::lesson::Pupils;
-use crate::region::{AnyRegion, Family, Part};
+use crate::region::{AnyRegion, Family, Foreign, Part};
 
 /// In milliseconds. Between threads a join takes as long as its program builds; a server that is busy in an operator answers later.
 const LIMITS: Limits = Limits { join: 60_000, serve: 10_000 };
@@ -38,6 +39,27 @@ pub(crate) struct Content {
     graph: Option<Arc<str>>,
     /// By region; none when the sender has finished the dataflow.
     parts: Vec<Box<dyn Part>>,
+}
+
+impl Serialize for Content {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let bytes = |part: &dyn Part| {
+            let mut bytes = Vec::new();
+            if !part.is_empty() {
+                part.encode(&mut bytes);
+            }
+            bytes
+        };
+        (self.graph.as_deref(), self.parts.iter().map(|part| bytes(&**part)).collect::<Vec<_>>()).serialize(serializer)
+    }
+}
+
+impl<'de> Deserialize<'de> for Content {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let (graph, parts): (Option<Arc<str>>, Vec<Vec<u8>>) = Deserialize::deserialize(deserializer)?;
+        let part = |bytes| -> Box<dyn Part> { Box::new(Foreign(bytes)) };
+        Ok(Content { graph, parts: parts.into_iter().map(part).collect() })
+    }
 }
 
 impl std::fmt::Debug for Content {
@@ -98,6 +120,8 @@ pub(crate) struct Membership {
     stage: Cell<Stage>,
     joins: bool,
     founders: usize,
+    /// The process of everybody who ever was in a list here.
+    homes: RefCell<BTreeMap<usize, usize>>,
     /// Of the full members.
     ids: RefCell<Vec<usize>>,
     /// Of this worker: `usize::MAX` when nothing is routed to it.
@@ -108,12 +132,18 @@ pub(crate) struct Membership {
 }
 
 impl Membership {
-    pub(crate) fn new(index: usize, founders: usize, host: Option<usize>, simulated: bool) -> Self {
+    /// Founders: how many, and how many of each process.
+    pub(crate) fn new(index: usize, (founders, threads): (usize, usize), host: Option<usize>, simulated: bool) -> Self {
         // Its inputs begin where those of its server stand: that of who let it in is the same in each run. A simulation has all.
         let (joins, server) = (host.is_some(), host.filter(|_| !simulated || index.is_multiple_of(2)));
-        let member =
-            if joins { Member::joiner(index, server, LIMITS) } else { Member::founder(index, founders, LIMITS) };
+        let member = if joins {
+            Member::joiner(index, server, LIMITS)
+        } else {
+            Member::founder_at(index, founders, threads, LIMITS)
+        };
+        let homes = member.list().homes.iter().map(|(id, home)| (*id, home.process)).collect();
         Membership {
+            homes: RefCell::new(homes),
             member: RefCell::new(member),
             books: RefCell::default(),
             schools: RefCell::default(),
@@ -170,6 +200,7 @@ impl Membership {
         let ids: Vec<usize> = list.full().collect();
         self.rank.set(ids.iter().position(|id| *id == me).unwrap_or(usize::MAX));
         *self.ids.borrow_mut() = ids;
+        self.homes.borrow_mut().extend(list.homes.iter().map(|(id, home)| (*id, home.process)));
         self.alone.set(list.members.len() <= 1);
     }
 
@@ -259,10 +290,21 @@ impl Membership {
         self.books.borrow().books.values().all(worked_off)
     }
 
-    /// Whether this member decides the next list.
-    pub(crate) fn is_lead(&self, me: usize) -> bool {
-        let member = self.member.borrow();
-        member.is_seated() && member.list().lead() == Some(me)
+    /// Whether it takes part: what is asked for at the door reaches the lead by it.
+    pub(crate) fn is_seated(&self) -> bool {
+        self.member.borrow().is_seated()
+    }
+
+    /// Where a worker runs, or ran.
+    pub(crate) fn process(&self, id: usize) -> Option<usize> {
+        self.homes.borrow().get(&id).copied()
+    }
+
+    /// Who runs, or ran, in a process, with their standing now.
+    pub(crate) fn members_at(&self, process: usize) -> Vec<(usize, Option<Standing>)> {
+        let (homes, member) = (self.homes.borrow(), self.member.borrow());
+        let there = homes.iter().filter(|(_, home)| **home == process);
+        there.map(|(id, _)| (*id, member.list().standing(*id))).collect()
     }
 
     /// The operators of a joiner may send from now on.

@@ -18,6 +18,8 @@ use penstock_progress::antichain::Antichain;
 use penstock_progress::capability::{Capability, CapabilityError};
 use penstock_progress::reachability::{Source, Target, Tracker};
 use penstock_progress::timestamp::{PathSummary, Timestamp};
+use serde::Serialize;
+use serde::de::DeserializeOwned;
 
 use crate::activate::Activator;
 use crate::channel::{Counts, Direct, Pact, Queue, SharedTee, Spread, Tee};
@@ -69,7 +71,7 @@ impl<T: Timestamp> OperatorBuilder<T> {
     }
 
     /// What a joiner's copy of this operator has to learn of that of a peer, in a joinable run.
-    pub fn lesson<X: Send + 'static>(&self) -> Lesson<X> {
+    pub fn lesson<X: Serialize + DeserializeOwned + Send + 'static>(&self) -> Lesson<X> {
         Lesson::open(&self.scope.region.core, &self.activator())
     }
 

@@ -8,6 +8,7 @@
 //! Initial capabilities: one per output and founding worker, so every founder starts from the same counts without a message.
 
 use std::any::Any;
+use std::borrow::Cow;
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -74,6 +75,35 @@ impl<T: Timestamp> Part for Changes<T> {
     }
 }
 
+/// A part that came from another process: decoded by the region that it is for, and passed on as it is.
+pub(crate) struct Foreign(pub(crate) Vec<u8>);
+
+impl Part for Foreign {
+    fn encode(&self, out: &mut Vec<u8>) {
+        out.extend_from_slice(&self.0);
+    }
+    fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+    fn as_any(&self) -> &dyn Any {
+        self
+    }
+    fn as_any_mut(&mut self) -> &mut dyn Any {
+        self
+    }
+}
+
+/// The changes in a part of this process or another one; none when they are of another type of time.
+fn changes<T: Timestamp>(part: &dyn Any) -> Option<Cow<'_, [Change<T>]>> {
+    if let Some(Changes(changes)) = part.downcast_ref::<Changes<T>>() {
+        return Some(Cow::Borrowed(changes));
+    }
+    match part.downcast_ref::<Foreign>()? {
+        Foreign(bytes) if bytes.is_empty() => Some(Cow::Owned(Vec::new())),
+        Foreign(bytes) => decode_serde(bytes).ok().map(Cow::Owned),
+    }
+}
+
 /// A region without its type of time.
 pub(crate) trait AnyRegion {
     /// [`Region::apply`], where nobody outside is shown the changes: of the outermost region.
@@ -90,7 +120,7 @@ pub(crate) trait AnyRegion {
     fn new_part(&self) -> Box<dyn Part>;
     /// Moves what is to be shared into a part, in place of what it held.
     fn share(&self, part: &mut dyn Part);
-    /// Takes in the changes of a worker of this process; false when they are of another type.
+    /// Takes in the changes of another worker; false when they are of another type.
     fn absorb(&self, part: &dyn Any) -> bool;
     /// Takes in the changes of a worker of another process; false when they cannot be decoded.
     fn absorb_bytes(&self, bytes: &[u8]) -> bool;
@@ -501,7 +531,7 @@ impl<T: Timestamp> AnyRegion for Region<T> {
     }
 
     fn absorb(&self, part: &dyn Any) -> bool {
-        let Some(Changes(changes)) = part.downcast_ref::<Changes<T>>() else { return false };
+        let Some(changes) = changes::<T>(part) else { return false };
         if let Some(ledger) = self.ledger.borrow_mut().as_mut() {
             ledger.absorb(changes.iter().cloned());
         }
@@ -584,7 +614,7 @@ impl<T: Timestamp> AnyRegion for Region<T> {
     }
 
     fn load(&self, part: &dyn Any) -> bool {
-        let Some(Changes(changes)) = part.downcast_ref::<Changes<T>>() else { return false };
+        let Some(changes) = changes::<T>(part) else { return false };
         self.moved.set(true);
         self.ledger.borrow_mut().as_mut().is_none_or(|ledger| ledger.begin(changes.iter().cloned()).is_ok())
     }
@@ -616,8 +646,8 @@ impl<T: Timestamp> AnyRegion for Region<T> {
     }
 
     fn take(&self, part: &dyn Any) {
-        let Some(Changes(given)) = part.downcast_ref::<Changes<T>>() else { return };
-        for (location, time, count) in given {
+        let Some(given) = changes::<T>(part) else { return };
+        for (location, time, count) in given.iter() {
             let meters = self.meters.borrow();
             let Some((_, counts)) = meters.iter().find(|(other, _)| other == location) else { continue };
             let counts = counts.clone();

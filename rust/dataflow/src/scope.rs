@@ -32,6 +32,12 @@ impl<T: Timestamp> Scope<T> {
         self.region.core.peers()
     }
 
+    /// Whether the worker of this rank is a thread of this process: blocks go to it as they are.
+    pub fn is_local(&self, rank: usize) -> bool {
+        let core = &self.region.core;
+        core.target(rank, false).is_some_and(|id| core.is_local(id))
+    }
+
     /// The place of this worker among those that blocks are routed to, from 0 on: see [`Worker::rank`](crate::Worker::rank).
     pub fn rank(&self) -> Option<usize> {
         Some(self.region.core.rank()).filter(|rank| *rank != usize::MAX)

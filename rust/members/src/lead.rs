@@ -1,14 +1,37 @@
 //! The lead: which list comes next. One at a time, when the one before has settled here; everybody who may have sent something
 //! under the list before that has then adopted it.
 
-use crate::list::{Change, Id, List, Standing};
+use std::collections::BTreeSet;
+
+use crate::list::{Change, Home, Id, List, Standing};
 use crate::member::{Member, Output};
 use crate::message::{Message, Request};
 
 impl<P: Clone> Member<P> {
-    /// Asks for so many joiners; the lead says which ids they have ([`Output::Admitted`]). Follow with [`Member::tick`].
+    /// Asks for so many joiners in the first process; the lead says which ids they have ([`Output::Admitted`]). Follow with [`Member::tick`].
     pub fn admit(&mut self, ticket: u64, count: usize) {
-        self.requests.push_back(Request::Admit { ticket, count });
+        self.admit_at(Home { process: 0, ticket }, count, BTreeSet::new());
+    }
+
+    /// Asks for so many joiners, whose process is connected with those processes. Who asks again for the same home adds to them.
+    /// Follow with [`Member::tick`].
+    pub fn admit_at(&mut self, home: Home, count: usize, linked: BTreeSet<usize>) {
+        self.take_request(Request::Admit { home, count, linked });
+    }
+
+    /// Keeps a request until it can be granted or passed on.
+    pub(crate) fn take_request(&mut self, mut request: Request) {
+        if let Request::Admit { home: here, linked: reached, .. } = &mut request {
+            self.requests.retain(|other| match other {
+                Request::Admit { home, linked, .. } if home == here => {
+                    // They may come in any order.
+                    reached.extend(linked);
+                    false
+                }
+                _ => true,
+            });
+        }
+        self.requests.push_back(request);
     }
 
     /// The next list, if there is something to change now. Who does not lead passes on what was asked.
@@ -25,15 +48,11 @@ impl<P: Clone> Member<P> {
         }
         self.requests =
             std::mem::take(&mut self.requests).into_iter().filter(|request| self.is_open(request)).collect();
-        let (at, list) = self
-            .requests
-            .iter()
-            .enumerate()
-            .find_map(|(at, request)| Some((at, self.list.after(self.change(request))?)))?;
-        if let (Some(Request::Admit { ticket, .. }), Change::Admitted(joiners)) =
-            (self.requests.remove(at), &list.change)
+        let (at, list) =
+            self.requests.iter().enumerate().find_map(|(at, request)| Some((at, self.follows(request)?)))?;
+        if let (Some(Request::Admit { home, .. }), Change::Admitted(joiners)) = (self.requests.remove(at), &list.change)
         {
-            self.say(Output::Admitted { ticket, joiners: joiners.clone() });
+            self.say(Output::Admitted { ticket: home.ticket, joiners: joiners.clone() });
         }
         Some(list)
     }
@@ -42,12 +61,22 @@ impl<P: Clone> Member<P> {
     fn is_open(&self, request: &Request) -> bool {
         let stands = |id: &Id, standing| self.list.standing(*id) == Some(standing);
         match request {
-            Request::Admit { count, .. } => *count > 0,
+            Request::Admit { home, count, .. } => *count > 0 && !self.list.homes.values().any(|other| other == home),
             Request::Seat { joiner, .. } => stands(joiner, Standing::Joining) && !self.mourned.contains(joiner),
             Request::Withdraw(joiner) => stands(joiner, Standing::Joining),
             Request::Leave(leaver) => stands(leaver, Standing::Full),
             Request::Close { leaver, .. } => stands(leaver, Standing::Leaving),
         }
+    }
+
+    /// The list that grants a request, if that can be done now.
+    fn follows(&self, request: &Request) -> Option<List> {
+        let list = self.list.after(self.change(request))?;
+        let Request::Admit { home, linked, .. } = request else { return Some(list) };
+        // A process with members is connected with those of all others.
+        let processes = self.list.processes();
+        let reached = processes.contains(&home.process) || processes.is_subset(linked);
+        reached.then(|| list.housed(*home))
     }
 
     fn change(&self, request: &Request) -> Change {

@@ -48,7 +48,7 @@
 //! Source: rescaling R§3.4.1, §3.2.1. Departures: two lists instead of one, so that a join can be aborted; the snapshot may be ahead of
 //! a link; members go on while one is served; capabilities for joiners, causally ordered (*after*); no founder is special; workers leave.
 //!
-//! Threads of one process are wired to it (`penstock-dataflow`, module `membership`); between processes it is simulated only: the simulation and
+//! Threads and the links of processes are wired to it (`penstock-dataflow`, module `membership`); the simulation and
 //! the exploration of all schedules (`tests/`) drive it over the caster and ledger that workers run on.
 
 pub mod joining;

@@ -2,11 +2,22 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use serde::{Deserialize, Serialize};
+
 /// A worker. Ids are never used again; keys are divided by rank among the full members.
 pub type Id = usize;
 
+/// Where a worker runs, and with which request it came.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub struct Home {
+    /// The process. Numbers are never used again.
+    pub process: usize,
+    /// Of that process's choice, from 1 on; 0 for founders.
+    pub ticket: u64,
+}
+
 /// What a member may do.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub enum Standing {
     /// Gets progress, counts nothing.
     Joining,
@@ -17,7 +28,7 @@ pub enum Standing {
 }
 
 /// How a list differs from the one before.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum Change {
     /// The first one.
     Founded,
@@ -44,12 +55,14 @@ pub enum Change {
 }
 
 /// See the module.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct List {
     /// 0 for founders, 1 more with each list.
     pub version: u64,
     /// The members.
     pub members: BTreeMap<Id, Standing>,
+    /// Where the members run.
+    pub homes: BTreeMap<Id, Home>,
     /// Those of the list before who may have sent something under it: their markers are waited for.
     pub speakers: BTreeSet<Id>,
     /// What is new.
@@ -59,10 +72,34 @@ pub struct List {
 }
 
 impl List {
-    /// The list of founders, with ids from 0 on.
+    /// The list of founders, with ids from 0 on, all of one process.
     pub fn founded(founders: usize) -> Self {
+        Self::founded_at(founders, founders.max(1))
+    }
+
+    /// The list of founders, so many of each process.
+    pub fn founded_at(founders: usize, threads: usize) -> Self {
         let members = (0..founders).map(|id| (id, Standing::Full)).collect();
-        List { version: 0, members, speakers: BTreeSet::new(), change: Change::Founded, next: founders }
+        let homes = (0..founders).map(|id| (id, Home { process: id / threads, ticket: 0 })).collect();
+        List { version: 0, members, homes, speakers: BTreeSet::new(), change: Change::Founded, next: founders }
+    }
+
+    /// Where a member runs.
+    pub fn home(&self, id: Id) -> Option<Home> {
+        self.homes.get(&id).copied()
+    }
+
+    /// The processes of all members.
+    pub fn processes(&self) -> BTreeSet<usize> {
+        self.homes.values().map(|home| home.process).collect()
+    }
+
+    /// The same list, with joiners that it admits at home.
+    pub(crate) fn housed(mut self, home: Home) -> Self {
+        if let Change::Admitted(joiners) = &self.change {
+            self.homes.extend(joiners.iter().map(|joiner| (*joiner, home)));
+        }
+        self
     }
 
     /// The standing of a member.
@@ -130,6 +167,8 @@ impl List {
         }
         let speaks = |(id, standing): (&Id, &Standing)| (*standing != Standing::Joining).then_some(*id);
         let speakers = self.members.iter().filter_map(speaks).collect();
-        Some(List { version: self.version + 1, members, speakers, change, next })
+        let mut homes = self.homes.clone();
+        homes.retain(|id, _| members.contains_key(id));
+        Some(List { version: self.version + 1, members, homes, speakers, change, next })
     }
 }

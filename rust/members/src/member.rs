@@ -187,6 +187,11 @@ impl<P: Clone> Member<P> {
         Self::new(id, List::founded(founders), limits)
     }
 
+    /// One of `founders`, so many of each process, with ids from 0 on.
+    pub fn founder_at(id: Id, founders: usize, threads: usize, limits: Limits) -> Self {
+        Self::new(id, List::founded_at(founders, threads), limits)
+    }
+
     /// A joiner with an id that a lead gave out. It asks `server` first, if one is named.
     pub fn joiner(id: Id, server: Option<Id>, limits: Limits) -> Self {
         let mut member = Self::new(id, List::founded(0), limits);
@@ -322,7 +327,7 @@ impl<P: Clone> Member<P> {
                     joining.answered(attempt, range, bundles);
                 }
             }
-            Message::Request(request) => self.requests.push_back(request),
+            Message::Request(request) => self.take_request(request),
             Message::Legacy(legacy) => self.legacies.push(legacy),
         }
         self.check(host)

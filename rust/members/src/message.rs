@@ -1,12 +1,14 @@
 //! What members tell each other. All of it travels in the urgent lane, but for markers, which travel in all.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use crate::list::{Id, List};
+use serde::{Deserialize, Serialize};
+
+use crate::list::{Home, Id, List};
 
 /// The lanes of a link: each keeps its order, and none waits for another.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub enum Lane {
     /// Progress and what members tell each other.
     Urgent,
@@ -20,7 +22,7 @@ pub enum Lane {
 pub const LANES: [Lane; 3] = [Lane::Urgent, Lane::Data, Lane::Behind];
 
 /// What one worker counted in one dataflow.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Bundle<P> {
     /// Its place among those of its sender in that dataflow.
     pub number: u64,
@@ -34,7 +36,7 @@ pub struct Bundle<P> {
 pub type Grant<P> = BTreeMap<u64, (P, Vec<(Id, u64)>)>;
 
 /// Counts with the next number of each sender: what a joiner begins with.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct State<P> {
     /// By sender: how many of its bundles are counted.
     pub next: BTreeMap<Id, u64>,
@@ -43,7 +45,7 @@ pub struct State<P> {
 }
 
 /// Bundles of one sender in one dataflow, from `start` to before `end`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct Range {
     /// Which dataflow.
     pub dataflow: u64,
@@ -56,7 +58,7 @@ pub struct Range {
 }
 
 /// Why a range is not served.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, thiserror::Error)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, thiserror::Error)]
 pub enum RangeFault {
     /// Nothing is recorded for who asks, or not in this attempt.
     #[error("nothing is recorded for worker {0}: it did not ask for a snapshot, or its join is over")]
@@ -96,14 +98,16 @@ pub enum RangeFault {
 }
 
 /// What a member wants of the lead.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum Request {
-    /// So many workers want to join; `ticket` names the answer.
+    /// So many workers want to join. Of those that name one home all count as one.
     Admit {
-        /// Of the acceptor's choice.
-        ticket: u64,
+        /// Where they run; the ticket is of the acceptor's choice.
+        home: Home,
         /// At least 1.
         count: usize,
+        /// The processes that theirs is connected with: nobody is admitted before it is with those of all members.
+        linked: BTreeSet<usize>,
     },
     /// This joiner has all progress; that server is to grant it capabilities.
     Seat {
@@ -126,7 +130,7 @@ pub enum Request {
 }
 
 /// What travels.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum Message<P> {
     /// The sender has adopted this list: what follows in this lane is sent under it.
     Marker {

@@ -1,18 +1,30 @@
-//! The door of a fabric of threads: through it new workers come while the others run.
+//! The door of a fabric: through it new workers come while the others run.
 //!
-//! Who wants workers asks at the [`Door`] and gets a [`Ticket`]. The lead of the members (`penstock_members`) takes what was asked, decides
-//! the list that admits the joiners, and makes their mailboxes and seats in the same step; a joiner's mailbox is in the table of routes before
-//! the first message for it is sent. A seat that is given up before its worker has joined withdraws that join and nothing else.
+//! Who wants workers asks at the [`Door`] and gets a [`Ticket`]. A worker of the process takes what was asked; the lead of the members
+//! (`penstock_members`) decides the list that admits the joiners. That list says in which process they run and with which ticket they were
+//! asked for, so whoever of that process hears of it first makes their mailboxes and seats. Every process knows where a member is reached before
+//! it sends the first message to it. A seat that is given up before its worker has joined withdraws that join and nothing else.
+//!
+//! A process that joins dials all that run or join, numbers below its own; each says *welcome* when it uses the link. When all have said so it
+//! *asks*, and names those that it is connected with; the lead waits until those of all members are among them. So who adopts a list
+//! has a link to everybody in it, and nobody has to be asked for that. Until one of its workers is a full member such a process stops nobody.
 //!
 //! Invariant: a ticket is answered once: with seats, or with why there are none.
 
-use std::cell::{Cell, RefCell};
-use std::collections::{BTreeMap, VecDeque};
+use std::cell::RefCell;
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
+use penstock_members::List;
+use penstock_members::list::Home;
+use serde::{Deserialize, Serialize};
+
+use super::link::Outbox;
+use super::process::Hub;
 use super::shuffle::Shuffle;
-use super::{Endpoint, Envelope, Payload, Route, Shared, local, mailbox};
+use super::stream::Duplex;
+use super::{Endpoint, Envelope, Payload, Route, Shared, local, mailbox, seat};
 use crate::error::Error;
 
 /// Why nobody joins.
@@ -30,35 +42,79 @@ pub enum JoinError {
     Stopped(#[source] Error),
 }
 
+/// What a process that joins asks for.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(super) struct Ask {
+    ticket: u64,
+    count: usize,
+    /// The processes that it is connected with.
+    linked: BTreeSet<usize>,
+}
+
+/// What was asked for at a door, for the members.
+pub(crate) struct Asked {
+    pub(crate) home: Home,
+    pub(crate) count: usize,
+    pub(crate) linked: BTreeSet<usize>,
+}
+
 /// Where joiners wait.
 pub(super) struct Hall {
     /// Of a simulation.
     seed: Option<u64>,
     desk: Mutex<Desk>,
     changed: Condvar,
-    /// How much was asked for and not taken by the lead.
+    /// How much was asked for and not taken by a member.
     asked: AtomicUsize,
     over: AtomicBool,
+    /// Seats of this process that are not dropped.
+    taken: AtomicUsize,
+    /// Processes that have left or are lost.
+    cuts: AtomicUsize,
 }
 
 #[derive(Default)]
 struct Desk {
     tickets: u64,
-    /// For the lead: ticket and number of workers.
-    asked: VecDeque<(u64, usize)>,
+    asked: VecDeque<Asked>,
     /// By ticket that somebody holds.
-    seats: BTreeMap<u64, Option<Vec<Endpoint>>>,
+    places: BTreeMap<u64, Place>,
+    /// Joiners of this process whose seats were made.
+    made: BTreeSet<usize>,
+    /// Processes that use their link with this one.
+    welcomes: BTreeSet<usize>,
+    /// Processes that have left, or are lost and why.
+    cut: BTreeMap<usize, Option<Error>>,
+}
+
+/// What is kept for one ticket.
+struct Place {
+    count: usize,
+    granted: bool,
+    seats: Option<Vec<Endpoint>>,
 }
 
 impl Hall {
-    fn new(seed: Option<u64>) -> Self {
+    pub(super) fn new(seed: Option<u64>) -> Self {
         Hall {
             seed,
             desk: Mutex::default(),
             changed: Condvar::new(),
             asked: AtomicUsize::new(0),
             over: AtomicBool::new(false),
+            taken: AtomicUsize::new(0),
+            cuts: AtomicUsize::new(0),
         }
+    }
+
+    /// Whether no worker of this process could pass on what is asked.
+    fn is_outside(&self) -> bool {
+        self.taken.load(Ordering::Acquire) == 0
+    }
+
+    fn put(&self, desk: &mut Desk, asked: Asked) {
+        desk.asked.push_back(asked);
+        self.asked.fetch_add(1, Ordering::AcqRel);
     }
 
     fn desk(&self) -> MutexGuard<'_, Desk> {
@@ -72,10 +128,12 @@ impl Hall {
     }
 }
 
-/// Lets workers into a fabric that [`joinable`] made. Clones are the same door.
+/// Lets workers into a fabric that [`joinable`] or [`joinable_processes`](super::joinable_processes) made. Clones are the same door.
 #[derive(Clone)]
 pub struct Door {
     shared: Arc<Shared>,
+    /// Of a fabric over processes.
+    hub: Option<Arc<Hub>>,
 }
 
 /// What was asked for at a [`Door`]. Dropped, it withdraws what it was given.
@@ -107,7 +165,7 @@ fn open(workers: usize, seed: Option<u64>) -> (Vec<Endpoint>, Door) {
     for seat in &mut seats {
         seat.shuffle = seat.fresh_shuffle(seat.index);
     }
-    let door = Door { shared: seats[0].shared.clone() };
+    let door = Door { shared: seats[0].shared.clone(), hub: None };
     (seats, door)
 }
 
@@ -115,9 +173,181 @@ impl Shared {
     fn hall(&self) -> &Hall {
         self.hall.as_ref().expect("only a joinable fabric has a door")
     }
+
+    /// Knows where the members of a list are reached; those who join here get seats.
+    pub(super) fn extend(self: &Arc<Self>, list: &List) {
+        let Some(hall) = &self.hall else { return };
+        let mut made: BTreeMap<u64, Vec<Endpoint>> = BTreeMap::new();
+        let mut desk = hall.desk();
+        {
+            let mut routes = self.routes.lock().unwrap_or_else(PoisonError::into_inner);
+            let fresh = |id: &usize, home: &Home| match routes.get(*id) {
+                None => true,
+                Some(Route::Gone) => home.process != self.process || !desk.made.contains(id),
+                Some(_) => false,
+            };
+            let fresh: Vec<_> = list.homes.iter().filter(|(id, home)| fresh(id, home)).collect();
+            if fresh.is_empty() {
+                return;
+            }
+            let (mut table, links) = ((**routes).clone(), self.links());
+            if table.len() < list.next {
+                table.resize(list.next, Route::Gone);
+            }
+            let mut mailboxes = Vec::new();
+            for (id, home) in fresh {
+                if home.process == self.process {
+                    let (mailbox, parker) = mailbox();
+                    table[*id] = Route::Local(mailbox.clone());
+                    desk.made.insert(*id);
+                    mailboxes.push((*id, home.ticket, mailbox, parker));
+                } else if let Some(outbox) = links.iter().find(|outbox| outbox.process() == home.process) {
+                    table[*id] = Route::Remote(outbox.clone());
+                }
+            }
+            *routes = Arc::new(table);
+            drop(routes);
+            for (index, ticket, mailbox, parker) in mailboxes {
+                let mut seat = seat(self, index, mailbox, parker, Some(list.lead().unwrap_or(0)));
+                seat.shuffle = seat.fresh_shuffle(index);
+                made.entry(ticket).or_default().push(seat);
+            }
+        }
+        let mut unwanted = Vec::new();
+        for (ticket, seats) in made {
+            match desk.places.get_mut(&ticket).filter(|place| !place.granted) {
+                Some(place) => (place.granted, place.seats) = (true, Some(seats)),
+                None => unwanted.push(seats),
+            }
+        }
+        drop(desk);
+        hall.wake();
+        // Out of the lock: the drop of a seat wakes others.
+        drop(unwanted);
+    }
+
+    /// Asks the members of other processes for what is wanted here, while no worker of this one could.
+    pub(super) fn knock(&self) {
+        let Some(hall) = self.hall.as_ref().filter(|hall| hall.is_outside()) else { return };
+        let links = self.links();
+        let alive: Vec<_> = links.iter().filter(|outbox| !outbox.is_departed()).collect();
+        let desk = hall.desk();
+        if self.founders() == 0 || !alive.iter().all(|outbox| desk.welcomes.contains(&outbox.process())) {
+            return;
+        }
+        let linked: BTreeSet<usize> = alive.iter().map(|outbox| outbox.process()).collect();
+        for (ticket, place) in desk.places.iter().filter(|(_, place)| !place.granted) {
+            let ask = Ask { ticket: *ticket, count: place.count, linked: linked.clone() };
+            alive.iter().for_each(|outbox| outbox.send_ask(&ask));
+        }
+    }
+
+    /// Another process uses its link with this one.
+    pub(super) fn welcomed(&self, process: usize, founders: usize) {
+        let Some(hall) = &self.hall else { return };
+        if founders > 0 {
+            // All who know say the same.
+            let _ = self.founders.compare_exchange(0, founders, Ordering::AcqRel, Ordering::Acquire);
+        }
+        hall.desk().welcomes.insert(process);
+        self.knock();
+    }
+
+    /// Another process asks for workers of its own.
+    pub(super) fn asked(&self, process: usize, ask: Ask) {
+        let Some(hall) = self.hall.as_ref().filter(|_| self.speaks.load(Ordering::Acquire)) else { return };
+        let home = Home { process, ticket: ask.ticket };
+        hall.put(&mut hall.desk(), Asked { home, count: ask.count, linked: ask.linked });
+        self.wake_all();
+    }
+
+    /// All dataflows are finished somewhere, so they will be everywhere.
+    pub(super) fn is_over(&self) -> bool {
+        self.hall.as_ref().is_some_and(|hall| hall.over.load(Ordering::Acquire))
+    }
+
+    pub(super) fn end(&self) {
+        if let Some(hall) = &self.hall {
+            hall.over.store(true, Ordering::Release);
+            self.wake_all();
+        }
+    }
+
+    /// A link failed. Where members are fixed that ends the run; else each worker knows what that process is to it.
+    pub(super) fn link_lost(&self, process: usize, error: Error) {
+        if self.hall.is_none() {
+            self.abort(error);
+        } else {
+            self.cut(process, Some(error));
+        }
+        self.verdict.ended(process);
+    }
+
+    /// A process has left, or is lost: nothing comes from it any more, and nothing is sent to it.
+    pub(super) fn cut(&self, process: usize, error: Option<Error>) {
+        let Some(hall) = &self.hall else { return };
+        if hall.desk().cut.insert(process, error.clone()).is_some() {
+            return;
+        }
+        hall.cuts.fetch_add(1, Ordering::AcqRel);
+        let links = self.links();
+        if let Some(outbox) = links.iter().find(|outbox| outbox.process() == process) {
+            outbox.depart();
+        }
+        if let Some(error) = error.clone().filter(|_| hall.is_outside())
+            && links.iter().all(|outbox| outbox.is_departed())
+        {
+            // Nobody is left who could know better.
+            self.abort(error);
+        }
+        for route in &*self.routes() {
+            if let Route::Local(mailbox) = route {
+                mailbox.push(Envelope { channel: 0, from: usize::MAX, payload: Payload::Cut(process, error.clone()) });
+            }
+        }
+        hall.wake();
+    }
+
+    /// A link is used from now on: what its process has to know at once.
+    pub(super) fn greet(&self, outbox: &Outbox) {
+        outbox.send_welcome(self.founders());
+        if self.is_over() {
+            outbox.send_over();
+        }
+        if let Some(cause) = self.verdict.cause().filter(|_| self.speaks.load(Ordering::Acquire)) {
+            outbox.send_abort(self.first_local.load(Ordering::Acquire), &cause);
+        }
+    }
 }
 
 impl Door {
+    pub(super) fn of(hub: &Arc<Hub>) -> Self {
+        Door { shared: hub.shared.clone(), hub: Some(hub.clone()) }
+    }
+
+    fn hub(&self) -> Result<&Arc<Hub>, Error> {
+        let reason = || "the workers of this fabric are threads of one process; make it with joinable_processes";
+        self.hub.as_ref().ok_or_else(|| Error::Setup { reason: reason().to_string() })
+    }
+
+    /// Uses a connected and authenticated stream to a process that joins the run. Its number is greater than those of all before it, and
+    /// never used again.
+    ///
+    /// # Errors
+    /// [`Error::Setup`] when there is, or was, such a process; the run goes on without the stream.
+    pub fn link(&self, process: usize, stream: Box<dyn Duplex>) -> Result<(), Error> {
+        self.hub()?.link(process, stream)
+    }
+
+    /// As [`Door::link`], for a simulation: who holds it moves the frames.
+    ///
+    /// # Errors
+    /// As [`Door::link`].
+    #[doc(hidden)]
+    pub fn wire(&self, process: usize) -> Result<super::Wire, Error> {
+        self.hub()?.wire(process)
+    }
+
     /// Asks for `count` workers. They are admitted when the members have agreed on it; each seat is then to be used by a worker
     /// that builds the same dataflows and calls `bootstrap`, at once: others wait for it.
     ///
@@ -132,11 +362,16 @@ impl Door {
             let mut desk = hall.desk();
             desk.tickets += 1;
             let number = desk.tickets;
-            desk.asked.push_back((number, count));
-            desk.seats.insert(number, None);
-            hall.asked.fetch_add(1, Ordering::AcqRel);
+            desk.places.insert(number, Place { count, granted: false, seats: None });
+            if !hall.is_outside() {
+                // Its last member may leave before the others hear of it.
+                let linked = self.shared.links().iter().map(|outbox| outbox.process()).collect();
+                let home = Home { process: self.shared.process, ticket: number };
+                hall.put(&mut desk, Asked { home, count, linked });
+            }
             number
         };
+        self.shared.knock();
         self.shared.wake_all();
         Ok(Ticket { shared: self.shared.clone(), number })
     }
@@ -167,14 +402,17 @@ impl Ticket {
     }
 
     fn look(&self, desk: &mut Desk) -> Result<Option<Vec<Endpoint>>, JoinError> {
-        let seats = desk.seats.get_mut(&self.number).and_then(Option::take);
+        let seats = desk.places.get_mut(&self.number).and_then(|place| place.seats.take());
         if seats.is_some() {
             return Ok(seats);
         }
         if let Some(error) = self.shared.verdict.report() {
             return Err(JoinError::Stopped(error));
         }
-        if self.shared.hall().over.load(Ordering::Acquire) {
+        let hall = self.shared.hall();
+        let links = self.shared.links();
+        let left = || !links.is_empty() && links.iter().all(|outbox| outbox.is_departed());
+        if hall.over.load(Ordering::Acquire) || hall.is_outside() && left() {
             return Err(JoinError::Over);
         }
         Ok(None)
@@ -183,15 +421,15 @@ impl Ticket {
 
 impl Drop for Ticket {
     fn drop(&mut self) {
-        let unused = self.shared.hall().desk().seats.remove(&self.number);
+        let unused = self.shared.hall().desk().places.remove(&self.number);
         // Out of the lock: the drop of a seat wakes others.
         drop(unused);
     }
 }
 
 impl Endpoint {
-    /// For the lead: what was asked for at the door since the last call.
-    pub(crate) fn asked(&self) -> Vec<(u64, usize)> {
+    /// For the members: what was asked for at the door since the last call.
+    pub(crate) fn asked(&self) -> Vec<Asked> {
         let Some(hall) = self.shared.hall.as_ref().filter(|hall| hall.asked.load(Ordering::Acquire) > 0) else {
             return Vec::new();
         };
@@ -200,44 +438,51 @@ impl Endpoint {
         asked
     }
 
-    /// Makes the seats of joiners whom the lead has given ids.
-    pub(crate) fn admit(&self, ticket: u64, joiners: &[usize]) {
-        let mut made = Vec::new();
-        {
-            let mut routes = self.shared.routes.lock().unwrap_or_else(PoisonError::into_inner);
-            let mut table = (**routes).clone();
-            for joiner in joiners {
-                let (mailbox, parker) = mailbox();
-                debug_assert_eq!(*joiner, table.len(), "ids are given out in order");
-                table.push(Route::Local(mailbox.clone()));
-                made.push((*joiner, mailbox, parker));
-            }
-            *routes = Arc::new(table);
+    pub(super) fn sit_down(self) -> Self {
+        if let Some(hall) = &self.shared.hall {
+            hall.taken.fetch_add(1, Ordering::AcqRel);
         }
+        self
+    }
+
+    pub(super) fn stand_up(&self) {
+        if let Some(hall) = &self.shared.hall
+            && hall.taken.fetch_sub(1, Ordering::AcqRel) == 1
+        {
+            self.shared.knock();
+        }
+    }
+
+    /// Whether what stops a worker here stops all.
+    pub(crate) fn speaks(&self) -> bool {
+        self.shared.speaks.load(Ordering::Acquire)
+    }
+
+    /// Its worker takes part from now on: what stops it stops all.
+    pub(crate) fn speak(&self) {
+        self.shared.speaks.store(true, Ordering::Release);
+    }
+
+    /// Knows where the members of a list are reached.
+    pub(crate) fn extend(&self, list: &List) {
+        self.shared.extend(list);
         self.look_up();
-        let seats = made.into_iter().map(|(index, mailbox, parker)| Endpoint {
-            index,
-            shared: self.shared.clone(),
-            routes: RefCell::new(self.shared.routes()),
-            mailbox,
-            parker,
-            taken: Cell::new(false),
-            joins: Some(self.index),
-            shuffle: self.fresh_shuffle(index),
-        });
-        let seats: Vec<Endpoint> = seats.collect();
-        let hall = self.shared.hall();
-        let mut desk = hall.desk();
-        let unwanted = match desk.seats.get_mut(&ticket) {
-            Some(place) => {
-                *place = Some(seats);
-                None
-            }
-            None => Some(seats),
+    }
+
+    /// Processes of a list that have left or are lost.
+    pub(crate) fn cut_among(&self, list: &List) -> Vec<(usize, Option<Error>)> {
+        let Some(hall) = self.shared.hall.as_ref().filter(|hall| hall.cuts.load(Ordering::Acquire) > 0) else {
+            return Vec::new();
         };
-        hall.changed.notify_all();
-        drop(desk);
-        drop(unwanted);
+        let (processes, desk) = (list.processes(), hall.desk());
+        let among = |(process, _): &(&usize, &Option<Error>)| processes.contains(process);
+        desk.cut.iter().filter(among).map(|(process, error)| (*process, error.clone())).collect()
+    }
+
+    /// With messages that come late and interleaved, where the door has a seed.
+    pub(super) fn shaken(mut self) -> Self {
+        self.shuffle = self.fresh_shuffle(self.index);
+        self
     }
 
     fn fresh_shuffle(&self, index: usize) -> Option<RefCell<Shuffle>> {
@@ -248,21 +493,25 @@ impl Endpoint {
     /// Uses the table of routes that is in force now.
     pub(crate) fn look_up(&self) {
         *self.routes.borrow_mut() = self.shared.routes();
+        *self.links.borrow_mut() = self.shared.links();
     }
 
     /// Tells the members that this joiner does not join.
     pub(crate) fn give_up(&self) {
-        for (to, route) in self.shared.routes().iter().enumerate() {
-            if let Route::Local(mailbox) = route
-                && to != self.index
-            {
-                mailbox.push(Envelope { channel: 0, from: self.index, payload: Payload::Lost });
+        for (to, route) in self.shared.routes().iter().enumerate().filter(|(to, _)| *to != self.index) {
+            match route {
+                Route::Local(mailbox) => {
+                    mailbox.push(Envelope { channel: 0, from: self.index, payload: Payload::Lost });
+                }
+                Route::Remote(outbox) => outbox.send_given_up(self.index, to),
+                Route::Gone => {}
             }
         }
     }
 
     /// This worker has left for good: nobody needs its mailbox.
     pub(crate) fn vacate(&self) {
+        self.shared.hall().desk().made.insert(self.index);
         let mut routes = self.shared.routes.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(route) = Arc::make_mut(&mut routes).get_mut(self.index) {
             *route = Route::Gone;
@@ -271,15 +520,15 @@ impl Endpoint {
 
     /// A member has finished all dataflows: so has, or will have, everybody, and there is nothing to join any more.
     pub(crate) fn finish(&self) {
-        if let Some(hall) = &self.shared.hall {
-            hall.over.store(true, Ordering::Release);
-            self.shared.wake_all();
+        if self.shared.hall.is_some() {
+            self.shared.end();
+            self.shared.links().iter().for_each(|outbox| outbox.send_over());
         }
     }
 
     /// Whether some member has finished all dataflows.
     pub(crate) fn is_over(&self) -> bool {
-        self.shared.hall.as_ref().is_some_and(|hall| hall.over.load(Ordering::Acquire))
+        self.shared.is_over()
     }
 
     /// Whether messages come in an order that a seed decides, and time stands still.

@@ -32,6 +32,16 @@ pub(super) enum Kind {
     Leave = 6,
     /// Data that went behind other data and is not charged.
     Behind = 7,
+    /// What members tell each other. In place of the channel the header has the lane.
+    Member = 8,
+    /// A worker does not join after all.
+    GivenUp = 9,
+    /// A process asks for workers: see the module `door`.
+    Ask = 10,
+    /// The sender uses this link, and how many workers the run began with, if it knows.
+    Welcome = 11,
+    /// All dataflows are finished.
+    Over = 12,
 }
 
 /// A checked header.
@@ -115,6 +125,11 @@ impl Header {
             5 => Kind::Credit,
             6 => Kind::Leave,
             7 => Kind::Behind,
+            8 => Kind::Member,
+            9 => Kind::GivenUp,
+            10 => Kind::Ask,
+            11 => Kind::Welcome,
+            12 => Kind::Over,
             other => return Err(ProtocolFault::Kind(other)),
         };
         if u64_at(bytes, 8) != tag.query {

@@ -31,6 +31,8 @@ pub(crate) enum Lane {
     Urgent,
     /// Data, which is charged.
     Data,
+    /// What keeps its place among data and is not charged.
+    Mark,
     /// What need not come soon, such as state that moves: not charged, since who sends it bounds it.
     Behind,
 }
@@ -84,6 +86,7 @@ impl<F> Lanes<F> {
         match lane {
             Lane::Urgent => state.urgent.push_back((frame, bytes)),
             Lane::Behind => state.behind.push_back((frame, bytes)),
+            Lane::Mark => state.data.push_back((frame, bytes)),
             Lane::Data => {
                 state.charged += bytes;
                 if state.charged - state.credited > self.limit {

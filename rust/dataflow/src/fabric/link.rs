@@ -18,10 +18,11 @@ use std::io::{self, BufWriter, Write};
 use std::net::Shutdown;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use super::FabricTag;
+use super::door::Ask;
 use super::frame::{Frame, HEADER_BYTES, Kind, MAX_BODY_BYTES};
 use super::lanes::{Lane, Lanes, Phase};
 use super::verdict::Cause;
+use super::{FabricTag, MemberLane};
 use crate::error::{Error, Report};
 use crate::wire::encode_serde;
 
@@ -60,12 +61,16 @@ impl Outbox {
     }
 
     fn put(&self, kind: Kind, frame: Frame) -> Phase {
-        let bytes = frame.bytes();
         let lane = match kind {
             Kind::Data => Lane::Data,
             Kind::Behind => Lane::Behind,
             _ => Lane::Urgent,
         };
+        self.put_in(lane, frame)
+    }
+
+    fn put_in(&self, lane: Lane, frame: Frame) -> Phase {
+        let bytes = frame.bytes();
         self.lanes.put(lane, frame, bytes)
     }
 
@@ -76,7 +81,7 @@ impl Outbox {
         }
         let kind = match lane {
             Lane::Urgent => Kind::Progress,
-            Lane::Data => Kind::Data,
+            Lane::Data | Lane::Mark => Kind::Data,
             Lane::Behind => Kind::Behind,
         };
         match self.put(kind, Frame::new(self.tag, kind, channel, from, to, body)) {
@@ -100,6 +105,58 @@ impl Outbox {
     /// Tells the other process that a worker leaves after it built this many dataflows.
     pub(super) fn send_leave(&self, from: usize, built: u64) {
         self.put(Kind::Leave, Frame::new(self.tag, Kind::Leave, 0, from, 0, built.to_le_bytes().to_vec()));
+    }
+
+    /// Queues a message of a member, behind what is in its lane. A process that has left needs none.
+    pub(super) fn send_member(&self, from: usize, to: usize, lane: MemberLane, body: Vec<u8>) -> Result<(), Error> {
+        if body.len() > MAX_BODY_BYTES {
+            return Err(Error::TooLarge { bytes: body.len(), limit: MAX_BODY_BYTES });
+        }
+        let (code, queue) = match lane {
+            MemberLane::Urgent => (0, Lane::Urgent),
+            MemberLane::Data => (1, Lane::Mark),
+            MemberLane::Behind => (2, Lane::Behind),
+        };
+        self.put_in(queue, Frame::new(self.tag, Kind::Member, code, from, to, body));
+        Ok(())
+    }
+
+    /// Tells a worker there that one here does not join after all.
+    pub(super) fn send_given_up(&self, from: usize, to: usize) {
+        self.put(Kind::GivenUp, Frame::new(self.tag, Kind::GivenUp, 0, from, to, Vec::new()));
+    }
+
+    /// Asks the members of the other process to let workers of this one in.
+    pub(super) fn send_ask(&self, ask: &Ask) {
+        let mut body = Vec::new();
+        encode_serde(ask, &mut body);
+        self.put(Kind::Ask, Frame::new(self.tag, Kind::Ask, 0, 0, 0, body));
+    }
+
+    /// Tells the other process that this one uses the link, and with how many workers the run began (0: it does not know).
+    pub(super) fn send_welcome(&self, founders: usize) {
+        let body = (founders as u64).to_le_bytes().to_vec();
+        self.put(Kind::Welcome, Frame::new(self.tag, Kind::Welcome, 0, 0, 0, body));
+    }
+
+    /// Tells the other process that all dataflows are finished.
+    pub(super) fn send_over(&self) {
+        self.put(Kind::Over, Frame::new(self.tag, Kind::Over, 0, 0, 0, Vec::new()));
+    }
+
+    /// Takes what would be written next, without a stream: for simulations. The phase once there is nothing.
+    pub(super) fn take_frames(&self, frames: &mut Vec<Frame>) -> Option<Phase> {
+        self.lanes.take(frames, 1, false)
+    }
+
+    /// The last frame of a process that leaves.
+    pub(super) fn goodbye(&self) -> Frame {
+        Frame::new(self.tag, Kind::Goodbye, 0, 0, 0, Vec::new())
+    }
+
+    /// Whether the other process has left, or is lost.
+    pub(super) fn is_departed(&self) -> bool {
+        self.lanes.is_departed()
     }
 
     pub(super) fn send_beat(&self) {
@@ -186,7 +243,7 @@ impl Outbox {
                 None | Some(Phase::Open) => {}
                 Some(Phase::Departed) => return stream.flush(),
                 Some(Phase::Closing) => {
-                    stream.write_all(&Frame::new(self.tag, Kind::Goodbye, 0, 0, 0, Vec::new()).header)?;
+                    stream.write_all(&self.goodbye().header)?;
                     return stream.flush();
                 }
             }

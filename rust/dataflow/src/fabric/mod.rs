@@ -24,7 +24,7 @@ mod watch;
 
 use std::any::Any;
 use std::cell::{Cell, RefCell};
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -32,15 +32,22 @@ use crossbeam::sync::Parker;
 use penstock_members::{Lane as MemberLane, Message};
 
 pub use door::{Door, JoinError, Ticket, joinable, joinable_shuffled};
+
 pub use frame::MAX_BODY_BYTES;
 pub use limits::Limits;
-pub use process::{FabricGuard, FabricTag, processes, processes_with};
+pub use process::{
+    FabricGuard, FabricTag, join_processes, joinable_processes, joinable_processes_with, processes, processes_with,
+};
+#[doc(hidden)]
+pub use process::{Wire, simulated_process};
 pub use stream::{Duplex, Hangup};
 
 use crate::dataflow::Bundle;
 use crate::error::Error;
 use crate::membership::Told;
+use crate::wire::encode_serde;
 use commons::Commons;
+pub(crate) use door::Asked;
 use door::Hall;
 use lanes::Lane;
 use link::Outbox;
@@ -66,8 +73,12 @@ pub(crate) enum Payload {
     Progress(Progress),
     /// What members tell each other, and the lane that it keeps its place in.
     Member(MemberLane, Box<Message<Told>>),
+    /// The same, from another process.
+    MemberBytes(MemberLane, Vec<u8>),
     /// The sender was given up before it had joined.
     Lost,
+    /// This process has left, or is lost for that reason. Of a joinable fabric; nobody is the sender.
+    Cut(usize, Option<Error>),
 }
 
 /// Progress of a dataflow on one worker.
@@ -99,17 +110,24 @@ enum Route {
 /// By id of a worker. Ids are never used again, so a table that lacks somebody is only old.
 type Routes = Arc<Vec<Route>>;
 
+/// One to each other process.
+type Links = Arc<Vec<Arc<Outbox>>>;
+
 /// What the workers of one process share.
 pub(crate) struct Shared {
     /// Each seat keeps the table that it used last, and looks here when a list of members is adopted.
     routes: Mutex<Routes>,
-    /// How many workers it began with: all there are ever, unless there is a hall.
-    founders: usize,
+    /// How many workers it began with: all there are ever, unless there is a hall. 0 while a process that joins does not know.
+    founders: AtomicUsize,
+    /// Of them, so many of each process.
+    threads: usize,
     /// Where joiners wait, if any may come.
     hall: Option<Hall>,
-    /// One to each other process.
-    links: Vec<Arc<Outbox>>,
+    /// They grow where processes join.
+    links: Mutex<Links>,
     process: usize,
+    /// Whether a worker here takes, or took, part in the run: a process that only wants to join stops nobody.
+    speaks: AtomicBool,
     verdict: Verdict,
     /// Dataflows of local workers that are not finished: leaving with some is not a clean goodbye.
     live: AtomicUsize,
@@ -118,7 +136,7 @@ pub(crate) struct Shared {
     /// Workers of the whole fabric that have left, and how many dataflows each had built.
     left: Mutex<Vec<(usize, u64)>>,
     left_count: AtomicUsize,
-    first_local: usize,
+    first_local: AtomicUsize,
     commons: Commons,
 }
 
@@ -131,23 +149,34 @@ impl Shared {
         hall: Option<Hall>,
     ) -> Self {
         let verdict = Verdict::new(links.iter().map(|outbox| outbox.process()));
+        let founders = routes.len();
         let vacant = routes.iter().filter(|route| matches!(route, Route::Local(_))).count();
         // Joiners ask for common values at any time.
         let takers = if hall.is_some() { usize::MAX } else { vacant };
         Shared {
-            founders: routes.len(),
+            founders: AtomicUsize::new(founders),
+            threads: vacant,
             routes: Mutex::new(Arc::new(routes)),
             hall,
-            links,
+            links: Mutex::new(Arc::new(links)),
             vacant: AtomicUsize::new(vacant),
             process,
+            speaks: AtomicBool::new(vacant > 0),
             verdict,
             live: AtomicUsize::new(0),
             left: Mutex::new(Vec::new()),
             left_count: AtomicUsize::new(0),
-            first_local,
+            first_local: AtomicUsize::new(first_local),
             commons: Commons::new(takers),
         }
+    }
+
+    fn links(&self) -> Links {
+        self.links.lock().unwrap_or_else(|poisoned| poisoned.into_inner()).clone()
+    }
+
+    fn founders(&self) -> usize {
+        self.founders.load(Ordering::Acquire)
     }
 
     fn routes(&self) -> Routes {
@@ -188,7 +217,12 @@ impl Shared {
     /// before its own goodbye, so nobody can see a process leave and take that for the cause, however late the words of the
     /// process where it began.
     fn stop(&self, from: Option<usize>, cause: Cause) {
-        let tell = |cause: &Cause| self.links.iter().for_each(|outbox| outbox.send_abort(self.first_local, cause));
+        let first = self.first_local.load(Ordering::Acquire);
+        let tell = |cause: &Cause| {
+            if self.speaks.load(Ordering::Acquire) {
+                self.links().iter().for_each(|outbox| outbox.send_abort(first, cause));
+            }
+        };
         if self.verdict.stop(from, cause, tell) {
             self.wake_all();
         }
@@ -199,8 +233,10 @@ impl Shared {
 /// [`Worker`](crate::Worker) was made of it stops all workers of the fabric.
 pub struct Endpoint {
     index: usize,
+    founders: usize,
     shared: Arc<Shared>,
     routes: RefCell<Routes>,
+    links: RefCell<Links>,
     mailbox: Arc<Mailbox>,
     parker: Parker,
     /// Whether its worker was made.
@@ -219,7 +255,12 @@ impl Endpoint {
 
     /// How many workers the fabric began with: where none join or leave, all there are.
     pub fn peers(&self) -> usize {
-        self.shared.founders
+        self.founders
+    }
+
+    /// How many founders each process has.
+    pub(crate) fn threads(&self) -> usize {
+        self.shared.threads
     }
 
     /// Whether workers may join and leave.
@@ -271,6 +312,11 @@ impl Endpoint {
             (Route::Remote(outbox), Payload::Progress(Progress::Bytes(body))) => {
                 outbox.send(channel, self.index, to, Lane::Urgent, body)
             }
+            (Route::Remote(outbox), Payload::Member(lane, message)) => {
+                let mut body = Vec::new();
+                encode_serde(&*message, &mut body);
+                outbox.send_member(self.index, to, lane, body)
+            }
             // Who has left may still be told of lists that it needs no more.
             (Route::Gone, _) => Ok(()),
             (Route::Remote(_), _) => unreachable!("a value for worker {to} of another process"),
@@ -286,18 +332,18 @@ impl Endpoint {
 
     /// Tells the other processes what was taken from them.
     pub(crate) fn tell_taken(&self) {
-        self.shared.links.iter().for_each(|outbox| outbox.tell());
+        self.links.borrow().iter().for_each(|outbox| outbox.tell());
     }
 
     /// Whether more data is on its way to some process than the limit.
     pub(crate) fn is_congested(&self) -> bool {
-        self.shared.links.iter().any(|outbox| outbox.is_over())
+        self.links.borrow().iter().any(|outbox| outbox.is_over())
     }
 
     /// Tells all workers that this one has built its last dataflow.
     pub(crate) fn leave(&self, built: u64) {
         self.shared.leave(self.index, built);
-        self.shared.links.iter().for_each(|outbox| outbox.send_leave(self.index, built));
+        self.shared.links().iter().for_each(|outbox| outbox.send_leave(self.index, built));
     }
 
     /// How many workers have left.
@@ -370,6 +416,7 @@ impl Drop for Endpoint {
             let reason = "its seat was dropped before the worker was made".to_string();
             self.shared.abort(Error::Aborted { worker: self.index, reason });
         }
+        self.stand_up();
     }
 }
 
@@ -415,7 +462,7 @@ fn local(workers: usize, hall: Option<Hall>) -> Vec<Endpoint> {
     assert!(workers > 0, "a fabric has at least one worker");
     let (boxes, parkers): (Vec<_>, Vec<_>) = (0..workers).map(|_| mailbox()).unzip();
     let routes = boxes.iter().map(|mailbox| Route::Local(mailbox.clone())).collect();
-    seats(Arc::new(Shared::new(routes, Vec::new(), 0, 0, hall)), boxes, parkers)
+    seats(&Arc::new(Shared::new(routes, Vec::new(), 0, 0, hall)), boxes, parkers)
 }
 
 /// As [`threads`], but messages take an arbitrary number of steps and overtake each other, as the seed wants: for simulations.
@@ -431,15 +478,15 @@ pub fn shuffled(workers: usize, seed: u64) -> Vec<Endpoint> {
     seats
 }
 
-fn seats(shared: Arc<Shared>, boxes: Vec<Arc<Mailbox>>, parkers: Vec<Parker>) -> Vec<Endpoint> {
-    let first = shared.first_local;
-    boxes
-        .into_iter()
-        .zip(parkers)
-        .enumerate()
-        .map(|(thread, (mailbox, parker))| {
-            let (index, shared, routes) = (first + thread, shared.clone(), RefCell::new(shared.routes()));
-            Endpoint { index, shared, routes, mailbox, parker, taken: Cell::new(false), joins: None, shuffle: None }
-        })
-        .collect()
+fn seats(shared: &Arc<Shared>, boxes: Vec<Arc<Mailbox>>, parkers: Vec<Parker>) -> Vec<Endpoint> {
+    let first = shared.first_local.load(Ordering::Acquire);
+    let places = boxes.into_iter().zip(parkers).enumerate();
+    places.map(|(thread, (mailbox, parker))| seat(shared, first + thread, mailbox, parker, None)).collect()
+}
+
+fn seat(shared: &Arc<Shared>, index: usize, mailbox: Arc<Mailbox>, parker: Parker, joins: Option<usize>) -> Endpoint {
+    let (routes, links) = (RefCell::new(shared.routes()), RefCell::new(shared.links()));
+    let (founders, shared, taken) = (shared.founders(), shared.clone(), Cell::new(false));
+    let seat = Endpoint { index, founders, shared, routes, links, mailbox, parker, taken, joins, shuffle: None };
+    seat.sit_down()
 }

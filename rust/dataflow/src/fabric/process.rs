@@ -1,26 +1,36 @@
 //! A fabric over several processes: one sending and one receiving thread per connection, and one that watches.
 //!
+//! A joinable one has connections that come later ([`Door::link`]). There a connection that ends is the end of the run only to those for whom its process
+//! takes part: each worker is told and knows what it is to it; else all are aborted, as follows.
+//!
 //! Leaving: the guard queues a goodbye behind all that waits, and closes the writing half. Who receives a goodbye stops
 //! sending to that process and closes its own writing half at once, so leaving takes one round trip however busy the others
 //! are; only a hung process costs the linger time, after which the stream is cut. A stream that ends without a goodbye, or
 //! carries a frame that is none, aborts all workers of this process, and through them the others. One more thread watches
 //! for processes that are connected but hung: see [`super::watch`].
 
+use std::cell::{Cell, RefCell};
+use std::collections::VecDeque;
 use std::io::{BufReader, Read};
 use std::net::Shutdown;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Condvar, Mutex};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use super::frame::{self, Header, Kind, ReadError};
+use penstock_members::Message;
+
+use super::door::{Door, Hall};
+use super::frame::{self, Frame, Header, Kind, ReadError};
+use super::lanes::Phase;
 use super::limits::Limits;
 use super::link::Outbox;
 use super::stream::{Duplex, Hangup};
 use super::verdict::Cause;
 use super::watch::{Ear, Heard, Stop, Watched, watch};
-use super::{Endpoint, Envelope, Mailbox, Payload, Progress, Route, Shared, mailbox, seats};
+use super::{Endpoint, Envelope, Mailbox, MemberLane, Payload, Progress, Route, Routes, Shared, mailbox, seats};
 use crate::error::{Error, ProtocolFault, Report};
+use crate::membership::Told;
 use crate::wire::decode_serde;
 
 /// How long leaving waits for a process that does not answer.
@@ -71,33 +81,139 @@ impl Drop for RunningMark {
     }
 }
 
-/// Owns the threads of a fabric over processes. Dropping it leaves the fabric and ends them; it is to be dropped after the
-/// workers of this process. Leaving with an unfinished dataflow, or before all workers were made, aborts the other processes.
-#[must_use = "dropping the guard leaves the fabric"]
-pub struct FabricGuard {
-    shared: Arc<Shared>,
-    links: Vec<(Arc<Outbox>, Arc<Hangup>)>,
+/// The links of a process and their threads.
+pub(super) struct Hub {
+    pub(super) shared: Arc<Shared>,
+    tag: FabricTag,
+    limits: Limits,
+    links: Mutex<Vec<(Arc<Outbox>, Arc<Hangup>)>>,
+    threads: Mutex<Vec<JoinHandle<()>>>,
     leaving: Arc<AtomicBool>,
     running: Arc<Running>,
     stop: Arc<Stop>,
-    threads: Vec<JoinHandle<()>>,
 }
 
-impl FabricGuard {
-    /// Stops the fabric from outside, for example for a rollback: every worker of it, here and elsewhere, reports `error`.
-    pub fn abort(&self, error: Error) {
-        self.shared.abort(error);
+fn locked<X>(mutex: &Mutex<X>) -> MutexGuard<'_, X> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn setup(reason: String) -> Error {
+    Error::Setup { reason }
+}
+
+impl Hub {
+    fn new(shared: Arc<Shared>, tag: FabricTag, limits: Limits) -> Self {
+        Hub {
+            shared,
+            tag,
+            limits,
+            links: Mutex::default(),
+            threads: Mutex::default(),
+            leaving: Arc::new(AtomicBool::new(false)),
+            running: Arc::new(Running::default()),
+            stop: Arc::new(Stop::default()),
+        }
     }
-}
 
-impl std::fmt::Debug for FabricGuard {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("FabricGuard").field("links", &self.links.len()).finish()
+    /// Starts the threads of a link whose outbox the fabric knows.
+    fn start(&self, outbox: &Arc<Outbox>, stream: Box<dyn Duplex>) -> Result<(), Error> {
+        let other = outbox.process();
+        let failed = |error: std::io::Error| setup(format!("stream to process {other}: {error}"));
+        let hangup = Arc::new(stream.hangup().map_err(failed)?);
+        let (reader, writer) = stream.split().map_err(failed)?;
+        locked(&self.links).push((outbox.clone(), hangup.clone()));
+        let ear = Arc::new(Ear::new());
+        let reader = Box::new(Heard { stream: reader, ear: ear.clone() });
+        self.stop.add(Watched::new(outbox.clone(), hangup.clone(), ear));
+
+        let (mark, sender_shared, sender_hangup) = (self.running.mark(), self.shared.clone(), hangup.clone());
+        let sender_outbox = outbox.clone();
+        let sender = std::thread::Builder::new()
+            .name(format!("penstock-send-{other}"))
+            .spawn(move || {
+                let _mark = mark;
+                if let Err(error) = sender_outbox.run(writer, &**sender_hangup) {
+                    sender_shared.link_lost(other, Error::PeerLost { process: other, reason: error.to_string() });
+                }
+            })
+            .map_err(failed)?;
+        let inbound = self.inbound(outbox);
+        let (mark, leaving) = (self.running.mark(), self.leaving.clone());
+        let receiver = std::thread::Builder::new()
+            .name(format!("penstock-receive-{other}"))
+            .spawn(move || {
+                let _mark = mark;
+                if let Err(error) = inbound.run(reader)
+                    && !leaving.load(Ordering::Acquire)
+                {
+                    inbound.shared.link_lost(other, error);
+                }
+                inbound.shared.verdict.ended(other);
+                // Nothing that still comes on this stream is of use: let a blocked sender on either side end.
+                hangup(Shutdown::Read);
+            })
+            .map_err(failed)?;
+        let mut threads = locked(&self.threads);
+        // Of links that have ended.
+        threads.retain(|thread| !thread.is_finished());
+        threads.extend([sender, receiver]);
+        Ok(())
     }
-}
 
-impl Drop for FabricGuard {
-    fn drop(&mut self) {
+    fn watch(&self) -> Result<(), Error> {
+        let (shared, stop, limits) = (self.shared.clone(), self.stop.clone(), self.limits);
+        let watcher = std::thread::Builder::new()
+            .name("penstock-watch".to_string())
+            .spawn(move || watch(limits, &shared, &stop))
+            .map_err(|error| setup(error.to_string()))?;
+        locked(&self.threads).push(watcher);
+        Ok(())
+    }
+
+    fn inbound(&self, outbox: &Arc<Outbox>) -> Inbound {
+        let routes = RefCell::new(self.shared.routes());
+        let (process, tag, shared) = (outbox.process(), self.tag, self.shared.clone());
+        Inbound { process, outbox: outbox.clone(), tag, shared, routes, goodbye: Cell::new(false) }
+    }
+
+    /// One more process.
+    fn meet(&self, process: usize) -> Result<Arc<Outbox>, Error> {
+        if self.leaving.load(Ordering::Acquire) {
+            return Err(setup(format!("process {process} joins, and this process has left the fabric")));
+        }
+        let mut links = locked(&self.shared.links);
+        if process == self.shared.process || links.iter().any(|outbox| outbox.process() == process) {
+            let reason = "numbers of processes are never used again; give it one that is greater than all before";
+            return Err(setup(format!("there is, or was, a process {process}: {reason}")));
+        }
+        let outbox = Arc::new(Outbox::new(process, self.tag, self.limits.link_bytes));
+        Arc::make_mut(&mut links).push(outbox.clone());
+        drop(links);
+        self.shared.verdict.begin(process);
+        Ok(outbox)
+    }
+
+    /// See [`Door::link`].
+    pub(super) fn link(&self, process: usize, stream: Box<dyn Duplex>) -> Result<(), Error> {
+        let outbox = self.meet(process)?;
+        if let Err(error) = self.start(&outbox, stream) {
+            self.shared.link_lost(process, error.clone());
+            return Err(error);
+        }
+        self.shared.greet(&outbox);
+        Ok(())
+    }
+
+    /// See [`Door::wire`].
+    pub(super) fn wire(&self, process: usize) -> Result<Wire, Error> {
+        let known = self.shared.links().iter().find(|outbox| outbox.process() == process).cloned();
+        let outbox = known.map_or_else(|| self.meet(process), Ok)?;
+        self.shared.greet(&outbox);
+        let inbound = self.inbound(&outbox);
+        Ok(Wire { inbound, under_way: RefCell::default(), ended: Cell::new(false) })
+    }
+
+    fn leave(&self) {
         self.leaving.store(true, Ordering::Release);
         self.stop.stop();
         let unfinished = if self.shared.vacant.load(Ordering::Acquire) > 0 {
@@ -108,20 +224,45 @@ impl Drop for FabricGuard {
             None
         };
         if let Some(reason) = unfinished {
-            self.shared.abort(Error::Aborted { worker: self.shared.first_local, reason: reason.to_string() });
+            let worker = self.shared.first_local.load(Ordering::Acquire);
+            self.shared.abort(Error::Aborted { worker, reason: reason.to_string() });
         }
-        for (outbox, _) in &self.links {
-            outbox.close();
-        }
+        self.shared.links().iter().for_each(|outbox| outbox.close());
         if !self.running.wait(LINGER) {
-            for (_, hangup) in &self.links {
+            for (_, hangup) in &*locked(&self.links) {
                 hangup(Shutdown::Both);
             }
         }
-        for thread in self.threads.drain(..) {
+        for thread in std::mem::take(&mut *locked(&self.threads)) {
             // A panic there has been reported by the panic hook; a drop cannot do more.
             drop(thread.join());
         }
+    }
+}
+
+/// Owns the threads of a fabric over processes. Dropping it leaves the fabric and ends them; it is to be dropped after the
+/// workers of this process. Leaving with an unfinished dataflow, or before all workers were made, aborts the other processes.
+#[must_use = "dropping the guard leaves the fabric"]
+pub struct FabricGuard {
+    hub: Arc<Hub>,
+}
+
+impl FabricGuard {
+    /// Stops the fabric from outside, for example for a rollback: every worker of it, here and elsewhere, reports `error`.
+    pub fn abort(&self, error: Error) {
+        self.hub.shared.abort(error);
+    }
+}
+
+impl std::fmt::Debug for FabricGuard {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("FabricGuard").field("links", &self.hub.shared.links().len()).finish()
+    }
+}
+
+impl Drop for FabricGuard {
+    fn drop(&mut self) {
+        self.hub.leave();
     }
 }
 
@@ -152,8 +293,103 @@ pub fn processes_with(
     tag: FabricTag,
     limits: Limits,
 ) -> Result<(Vec<Endpoint>, FabricGuard), Error> {
+    let (seats, hub) = found(process, threads, streams, tag, limits, None)?;
+    Ok((seats, FabricGuard { hub }))
+}
+
+/// As [`processes`], for a run that workers may join and leave: threads of these processes, and other processes, which come with
+/// [`Door::link`] here and [`join_processes`] there. Every worker calls [`Worker::bootstrap`](crate::Worker::bootstrap) when all of its dataflows are
+/// built.
+///
+/// # Errors
+/// As [`processes`].
+pub fn joinable_processes(
+    process: usize,
+    threads: usize,
+    streams: Vec<Option<Box<dyn Duplex>>>,
+    tag: FabricTag,
+) -> Result<(Vec<Endpoint>, Door, FabricGuard), Error> {
+    joinable_processes_with(process, threads, streams, tag, Limits::default())
+}
+
+/// As [`joinable_processes`], with other limits than the usual.
+///
+/// # Errors
+/// As [`processes_with`].
+pub fn joinable_processes_with(
+    process: usize,
+    threads: usize,
+    streams: Vec<Option<Box<dyn Duplex>>>,
+    tag: FabricTag,
+    limits: Limits,
+) -> Result<(Vec<Endpoint>, Door, FabricGuard), Error> {
+    let (seats, hub) = found(process, threads, streams, tag, limits, Some(Hall::new(None)))?;
+    Ok((seats, Door::of(&hub), FabricGuard { hub }))
+}
+
+/// A process that joins a run which [`joinable_processes`] began. `streams`, by process, are connected and authenticated: to every process of
+/// the run, and to every one that joins it with a lower number. Each of those is given its end by [`Door::link`]; this process, those of
+/// processes with greater numbers that join later. Ask at the door for its workers.
+///
+/// Until a worker of it is a full member it stops nobody.
+///
+/// # Errors
+/// [`Error::Setup`] when there are no streams, two are to one process, or a stream or thread cannot be set up.
+pub fn join_processes(
+    process: usize,
+    streams: Vec<(usize, Box<dyn Duplex>)>,
+    tag: FabricTag,
+    limits: Limits,
+) -> Result<(Door, FabricGuard), Error> {
     limits.check()?;
-    let setup = |reason: String| Error::Setup { reason };
+    if streams.is_empty() {
+        return Err(setup(format!("process {process} joins with no stream to any process of the run")));
+    }
+    let shared = Arc::new(Shared::new(Vec::new(), Vec::new(), process, 0, Some(Hall::new(None))));
+    let guard = FabricGuard { hub: Arc::new(Hub::new(shared, tag, limits)) };
+    let outboxes: Vec<_> = streams.iter().map(|(other, _)| guard.hub.meet(*other)).collect::<Result<_, _>>()?;
+    for (outbox, (_, stream)) in outboxes.iter().zip(streams) {
+        guard.hub.start(outbox, stream)?;
+    }
+    outboxes.iter().for_each(|outbox| guard.hub.shared.greet(outbox));
+    guard.hub.watch()?;
+    Ok((Door::of(&guard.hub), guard))
+}
+
+/// The same for a simulation, in which somebody moves the frames between wires ([`Door::wire`]): founders of `processes` processes with `threads`
+/// workers each, or with 0 a process that joins.
+#[doc(hidden)]
+pub fn simulated_process(
+    process: usize,
+    processes: usize,
+    threads: usize,
+    tag: FabricTag,
+    seed: u64,
+) -> Result<(Vec<Endpoint>, Door, FabricGuard), Error> {
+    let hall = Some(Hall::new(Some(seed)));
+    let limits = Limits::default();
+    let (seats, hub) = if processes > 0 {
+        let (seats, hub, _) = place(process, processes, threads, tag, limits, hall)?;
+        (seats, hub)
+    } else {
+        let shared = Arc::new(Shared::new(Vec::new(), Vec::new(), process, 0, hall));
+        (Vec::new(), Arc::new(Hub::new(shared, tag, limits)))
+    };
+    let seats = seats.into_iter().map(Endpoint::shaken).collect();
+    Ok((seats, Door::of(&hub), FabricGuard { hub }))
+}
+
+type Place = (Vec<Endpoint>, Arc<Hub>, Vec<Arc<Outbox>>);
+
+fn found(
+    process: usize,
+    threads: usize,
+    streams: Vec<Option<Box<dyn Duplex>>>,
+    tag: FabricTag,
+    limits: Limits,
+    hall: Option<Hall>,
+) -> Result<(Vec<Endpoint>, Arc<Hub>), Error> {
+    limits.check()?;
     let count = streams.len();
     if threads == 0 || process >= count {
         return Err(setup(format!("process {process} of {count} with {threads} workers")));
@@ -161,6 +397,32 @@ pub fn processes_with(
     if let Some(wrong) = (0..count).find(|other| (*other == process) != streams[*other].is_none()) {
         return Err(setup(format!("process {process} needs a stream to each other process: see the one to {wrong}")));
     }
+    let joinable = hall.is_some();
+    let (seats, hub, outboxes) = place(process, count, threads, tag, limits, hall)?;
+    // Leaves what was set up, should the rest fail.
+    let guard = FabricGuard { hub: hub.clone() };
+    for (outbox, stream) in outboxes.iter().zip(streams) {
+        let Some(stream) = stream else { continue };
+        hub.start(outbox, stream)?;
+        if joinable {
+            hub.shared.greet(outbox);
+        }
+    }
+    if joinable || count > 1 {
+        hub.watch()?;
+    }
+    std::mem::forget(guard);
+    Ok((seats, hub))
+}
+
+fn place(
+    process: usize,
+    count: usize,
+    threads: usize,
+    tag: FabricTag,
+    limits: Limits,
+    hall: Option<Hall>,
+) -> Result<Place, Error> {
     let (boxes, parkers): (Vec<_>, Vec<_>) = (0..threads).map(|_| mailbox()).unzip();
     let outboxes: Vec<Arc<Outbox>> =
         (0..count).map(|other| Arc::new(Outbox::new(other, tag, limits.link_bytes))).collect();
@@ -172,126 +434,107 @@ pub fn processes_with(
         .collect();
     let links = outboxes.iter().enumerate().filter(|(other, _)| *other != process);
     let links = links.map(|(_, outbox)| outbox.clone()).collect();
-    let shared = Arc::new(Shared::new(routes, links, process, process * threads, None));
-    let mut watched = Vec::new();
-    let mut guard = FabricGuard {
-        shared: shared.clone(),
-        links: Vec::new(),
-        leaving: Arc::new(AtomicBool::new(false)),
-        running: Arc::new(Running::default()),
-        stop: Arc::new(Stop::default()),
-        threads: Vec::new(),
-    };
-    for (other, stream) in streams.into_iter().enumerate() {
-        let Some(stream) = stream else { continue };
-        let failed = |error: std::io::Error| setup(format!("stream to process {other}: {error}"));
-        let hangup = Arc::new(stream.hangup().map_err(failed)?);
-        let (reader, writer) = stream.split().map_err(failed)?;
-        let outbox = outboxes[other].clone();
-        guard.links.push((outbox.clone(), hangup.clone()));
-        let ear = Arc::new(Ear::new());
-        let reader = Box::new(Heard { stream: reader, ear: ear.clone() });
-        watched.push(Watched::new(outbox.clone(), hangup.clone(), ear));
-
-        let (mark, sender_shared, sender_hangup) = (guard.running.mark(), shared.clone(), hangup.clone());
-        let sender_outbox = outbox.clone();
-        let sender = std::thread::Builder::new()
-            .name(format!("penstock-send-{other}"))
-            .spawn(move || {
-                let _mark = mark;
-                if let Err(error) = sender_outbox.run(writer, &**sender_hangup) {
-                    sender_shared.abort(Error::PeerLost { process: other, reason: error.to_string() });
-                }
-            })
-            .map_err(failed)?;
-        guard.threads.push(sender);
-
-        let inbound = Inbound { process: other, threads, first: process * threads, boxes: boxes.clone(), outbox, tag };
-        let (mark, shared, leaving) = (guard.running.mark(), shared.clone(), guard.leaving.clone());
-        let receiver = std::thread::Builder::new()
-            .name(format!("penstock-receive-{other}"))
-            .spawn(move || {
-                let _mark = mark;
-                if let Err(error) = inbound.run(reader, &shared)
-                    && !leaving.load(Ordering::Acquire)
-                {
-                    shared.abort(error);
-                }
-                shared.verdict.ended(other);
-                // Nothing that still comes on this stream is of use: let a blocked sender on either side end.
-                hangup(Shutdown::Read);
-            })
-            .map_err(failed)?;
-        guard.threads.push(receiver);
-    }
-    if !watched.is_empty() {
-        let (shared, stop) = (shared.clone(), guard.stop.clone());
-        let watcher = std::thread::Builder::new()
-            .name("penstock-watch".to_string())
-            .spawn(move || watch(watched, limits, &shared, &stop))
-            .map_err(|error| setup(error.to_string()))?;
-        guard.threads.push(watcher);
-    }
-    Ok((seats(shared, boxes, parkers), guard))
+    let shared = Arc::new(Shared::new(routes, links, process, process * threads, hall));
+    let hub = Arc::new(Hub::new(shared.clone(), tag, limits));
+    Ok((seats(&shared, boxes, parkers), hub, outboxes))
 }
 
 /// The receiving side of one connection.
 struct Inbound {
     process: usize,
-    threads: usize,
-    first: usize,
-    boxes: Vec<Arc<Mailbox>>,
     outbox: Arc<Outbox>,
     tag: FabricTag,
+    shared: Arc<Shared>,
+    /// The table that was used last.
+    routes: RefCell<Routes>,
+    goodbye: Cell<bool>,
 }
 
 impl Inbound {
     /// Reads until the stream ends. `Ok` only after a goodbye.
-    fn run(&self, stream: Box<dyn Read + Send>, shared: &Shared) -> Result<(), Error> {
+    fn run(&self, stream: Box<dyn Read + Send>) -> Result<(), Error> {
         let mut stream = BufReader::with_capacity(64 * 1024, stream);
-        let mut goodbye = false;
         loop {
             let (header, body) = match frame::read(&mut stream, self.tag) {
                 Ok(frame) => frame,
-                Err(_) if goodbye => return Ok(()),
+                Err(_) if self.goodbye.get() => return Ok(()),
                 Err(ReadError::End) => return Err(self.lost("closed the connection without a goodbye".to_string())),
                 Err(ReadError::Io(error)) => return Err(self.lost(error.to_string())),
                 Err(ReadError::Fault(fault)) => return Err(self.broken(fault)),
             };
-            match header.kind {
-                Kind::Data => self.deliver(header, Payload::Bytes(body))?,
-                Kind::Behind => self.deliver(header, Payload::Behind(body))?,
-                Kind::Progress => self.deliver(header, Payload::Progress(Progress::Bytes(body)))?,
-                Kind::Beat => {}
-                Kind::Credit => match self.outbox.credit(self.number(&body)?) {
-                    Some(true) => shared.wake_all(),
-                    Some(false) => {}
-                    None => return Err(self.broken(ProtocolFault::Body(0))),
-                },
-                Kind::Leave => {
-                    self.check_sender(&header)?;
-                    shared.leave(header.from, self.number(&body)?);
-                }
-                Kind::Abort => {
-                    let (origin, report): (usize, Report) =
-                        decode_serde(&body).map_err(|_| self.broken(ProtocolFault::Body(0)))?;
-                    shared.stop(Some(self.process), Cause { origin, error: report.into_error() });
-                }
-                Kind::Goodbye => {
-                    goodbye = true;
-                    self.outbox.depart();
-                    shared.verdict.ended(self.process);
-                    shared.wake_all();
-                }
-            }
+            self.accept(header, body)?;
         }
     }
 
+    /// Takes one frame.
+    fn accept(&self, header: Header, body: Vec<u8>) -> Result<(), Error> {
+        let shared = &self.shared;
+        match header.kind {
+            Kind::Data => self.deliver(header, Payload::Bytes(body))?,
+            Kind::Behind => self.deliver(header, Payload::Behind(body))?,
+            Kind::Progress => self.deliver(header, Payload::Progress(Progress::Bytes(body)))?,
+            Kind::Beat => {}
+            Kind::Credit => match self.outbox.credit(self.number(&body)?) {
+                Some(true) => shared.wake_all(),
+                Some(false) => {}
+                None => return Err(self.broken(ProtocolFault::Body(0))),
+            },
+            Kind::Leave => {
+                self.check_sender(&header)?;
+                shared.leave(header.from, self.number(&body)?);
+            }
+            Kind::Abort => {
+                let (origin, report): (usize, Report) = self.decoded(&body)?;
+                shared.stop(Some(self.process), Cause { origin, error: report.into_error() });
+            }
+            Kind::Goodbye => {
+                self.goodbye.set(true);
+                self.outbox.depart();
+                shared.verdict.ended(self.process);
+                shared.cut(self.process, None);
+                shared.wake_all();
+            }
+            kind if shared.hall.is_none() => return Err(self.broken(ProtocolFault::Kind(kind as u8))),
+            Kind::Member => {
+                let lane = match header.channel {
+                    0 => MemberLane::Urgent,
+                    1 => MemberLane::Data,
+                    2 => MemberLane::Behind,
+                    _ => return Err(self.broken(ProtocolFault::Body(header.channel))),
+                };
+                self.deliver(header, Payload::MemberBytes(lane, body))?;
+            }
+            Kind::GivenUp => self.deliver(header, Payload::Lost)?,
+            Kind::Ask => shared.asked(self.process, self.decoded(&body)?),
+            Kind::Welcome => shared.welcomed(self.process, self.number(&body)? as usize),
+            Kind::Over => shared.end(),
+        }
+        Ok(())
+    }
+
+    fn decoded<X: serde::de::DeserializeOwned>(&self, body: &[u8]) -> Result<X, Error> {
+        decode_serde(body).map_err(|_| self.broken(ProtocolFault::Body(0)))
+    }
+
     fn check_sender(&self, header: &Header) -> Result<(), Error> {
-        if header.from / self.threads == self.process {
+        let fits = || match self.routes.borrow().get(header.from) {
+            Some(Route::Remote(outbox)) => outbox.process() == self.process,
+            // One that this process has not heard of yet, or that has left: what it says is for members to judge.
+            None | Some(Route::Gone) => matches!(header.kind, Kind::Member | Kind::GivenUp | Kind::Leave),
+            Some(Route::Local(_)) => false,
+        };
+        if matches!(self.routes.borrow().get(header.from), None | Some(Route::Gone)) {
+            self.look_up();
+        }
+        let joinable = self.shared.hall.is_some();
+        if fits() && (joinable || header.from < self.shared.founders()) {
             return Ok(());
         }
         Err(self.broken(ProtocolFault::Sender(header.from)))
+    }
+
+    fn look_up(&self) {
+        *self.routes.borrow_mut() = self.shared.routes();
     }
 
     /// The body of a frame that carries one number.
@@ -302,10 +545,35 @@ impl Inbound {
 
     fn deliver(&self, header: Header, payload: Payload) -> Result<(), Error> {
         self.check_sender(&header)?;
-        let mailbox = header.to.checked_sub(self.first).and_then(|thread| self.boxes.get(thread));
-        let Some(mailbox) = mailbox else { return Err(self.broken(ProtocolFault::Receiver(header.to))) };
-        mailbox.push(Envelope { channel: header.channel, from: header.from, payload });
+        let mut found = self.mailbox(header.to);
+        if found.is_none() && self.shared.hall.is_some() {
+            self.introduce(&payload);
+            self.look_up();
+            found = self.mailbox(header.to);
+        }
+        match found {
+            Some(mailbox) => mailbox.push(Envelope { channel: header.channel, from: header.from, payload }),
+            // It has left, or never came.
+            None if matches!(self.routes.borrow().get(header.to), Some(Route::Gone)) => {}
+            None => return Err(self.broken(ProtocolFault::Receiver(header.to))),
+        }
         Ok(())
+    }
+
+    fn mailbox(&self, to: usize) -> Option<Arc<Mailbox>> {
+        match self.routes.borrow().get(to) {
+            Some(Route::Local(mailbox)) => Some(mailbox.clone()),
+            _ => None,
+        }
+    }
+
+    /// The first thing that a joiner is sent has a list that it is in.
+    fn introduce(&self, payload: &Payload) {
+        if let Payload::MemberBytes(MemberLane::Urgent, body) = payload
+            && let Ok(Message::Marker { list, .. }) = decode_serde::<Message<Told>>(body)
+        {
+            self.shared.extend(&list);
+        }
     }
 
     fn lost(&self, reason: String) -> Error {
@@ -314,5 +582,56 @@ impl Inbound {
 
     fn broken(&self, fault: ProtocolFault) -> Error {
         Error::Protocol { process: self.outbox.process(), fault }
+    }
+}
+
+/// One end of a link in a simulation: see [`Door::wire`].
+#[doc(hidden)]
+pub struct Wire {
+    inbound: Inbound,
+    under_way: RefCell<VecDeque<Frame>>,
+    ended: Cell<bool>,
+}
+
+impl Wire {
+    /// How many frames are under way from here.
+    pub fn waiting(&self) -> usize {
+        let mut frames = Vec::new();
+        loop {
+            match self.inbound.outbox.take_frames(&mut frames) {
+                None => {}
+                Some(Phase::Closing) if !self.ended.replace(true) => frames.push(self.inbound.outbox.goodbye()),
+                Some(_) => break,
+            }
+        }
+        self.under_way.borrow_mut().extend(frames);
+        self.under_way.borrow().len()
+    }
+
+    /// Moves up to so many frames to the other end, as bytes.
+    ///
+    /// # Errors
+    /// Why the other end cannot take one.
+    pub fn carry(&self, to: &Wire, count: usize) -> Result<(), Error> {
+        for _ in 0..count {
+            let Some(frame) = self.under_way.borrow_mut().pop_front() else { break };
+            let bytes = [&frame.header[..], &frame.body].concat();
+            let read = frame::read(&mut &bytes[..], to.inbound.tag);
+            let (header, body) = read.map_err(|_| to.inbound.broken(ProtocolFault::Checksum))?;
+            to.inbound.accept(header, body)?;
+        }
+        Ok(())
+    }
+
+    /// The link ends as it does when the other process dies.
+    pub fn cut(&self) {
+        self.under_way.borrow_mut().clear();
+        self.inbound.shared.link_lost(self.inbound.process, self.inbound.lost("it died".to_string()));
+    }
+}
+
+impl std::fmt::Debug for Wire {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Wire").field("process", &self.inbound.process).finish()
     }
 }

@@ -36,7 +36,10 @@ impl Shuffle {
         while let Some(envelope) = sent.pop() {
             let progress = matches!(
                 envelope.payload,
-                Payload::Progress(_) | Payload::Member(MemberLane::Urgent, _) | Payload::Lost
+                Payload::Progress(_)
+                    | Payload::Member(MemberLane::Urgent, _)
+                    | Payload::MemberBytes(MemberLane::Urgent, _)
+                    | Payload::Lost
             );
             self.lanes.entry((envelope.from, progress)).or_default().push_back(envelope);
             self.count += 1;

@@ -68,6 +68,16 @@ impl Verdict {
         self.state.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
     }
 
+    /// One more process, that joins.
+    pub(super) fn begin(&self, process: usize) {
+        self.state().silent.insert(process);
+    }
+
+    /// The cause so far, reported or not.
+    pub(super) fn cause(&self) -> Option<Cause> {
+        self.state().best.as_ref().map(|(cause, _)| cause.clone())
+    }
+
     /// Whether the fabric stops.
     pub(super) fn is_stopped(&self) -> bool {
         self.stopped.load(Ordering::Acquire)

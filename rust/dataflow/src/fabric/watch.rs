@@ -71,23 +71,30 @@ impl Watched {
     }
 
     fn lost(&self, reason: String, shared: &Shared) {
-        shared.abort(Error::PeerLost { process: self.outbox.process(), reason });
+        let process = self.outbox.process();
+        shared.link_lost(process, Error::PeerLost { process, reason });
         // Whoever of our threads is blocked on this stream must end.
         (self.hangup)(Shutdown::Both);
     }
 }
 
-/// Ends the thread.
+/// Ends the thread, and gives it the links of processes that join.
 #[derive(Default)]
 pub(super) struct Stop {
     stopped: Mutex<bool>,
     changed: Condvar,
+    fresh: Mutex<Vec<Watched>>,
 }
 
 impl Stop {
     pub(super) fn stop(&self) {
         *self.stopped.lock().unwrap_or_else(|poisoned| poisoned.into_inner()) = true;
         self.changed.notify_all();
+    }
+
+    /// One more link to watch, from the next tick on.
+    pub(super) fn add(&self, link: Watched) {
+        self.fresh.lock().unwrap_or_else(|poisoned| poisoned.into_inner()).push(link);
     }
 
     /// Waits for one tick; true when it is over.
@@ -102,7 +109,8 @@ impl Stop {
 }
 
 /// The watching thread.
-pub(super) fn watch(mut links: Vec<Watched>, limits: Limits, shared: &Shared, stop: &Stop) {
+pub(super) fn watch(limits: Limits, shared: &Shared, stop: &Stop) {
+    let mut links = Vec::new();
     let tick = limits.tick();
     let (mut looked, mut beat) = (Instant::now(), Instant::now());
     while !stop.wait(tick) {
@@ -114,7 +122,8 @@ pub(super) fn watch(mut links: Vec<Watched>, limits: Limits, shared: &Shared, st
         // We were stopped ourselves, or starved: what came meanwhile is not read yet, and nobody else is to blame.
         let suspended = now.duration_since(looked) > tick + limits.silence.min(limits.stall) / 2;
         looked = now;
-        links.retain_mut(|link| {
+        links.append(&mut stop.fresh.lock().unwrap_or_else(|poisoned| poisoned.into_inner()));
+        links.retain_mut(|link: &mut Watched| {
             let Some((offered, accepted)) = link.outbox.traffic() else { return false };
             if suspended {
                 link.ear.hear();

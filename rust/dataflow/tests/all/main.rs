@@ -11,6 +11,7 @@ mod failures;
 mod flows;
 mod graphs;
 mod joining;
+mod joining_links;
 mod links;
 mod nested_probe;
 mod progress;

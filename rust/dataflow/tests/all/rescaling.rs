@@ -2,9 +2,11 @@
 //! the result is that of a serial computation. The real workers, in one thread: the same seed gives the same run.
 //!
 //! Graphs have exchanges, a notificator, a loop in a nested scope, a broadcast, and a second dataflow. Members come and go in the middle of epochs, several at
-//! once, the first one too; seats are given up, workers end before others.
+//! once, the first one too; seats are given up, workers end before others. Once as threads of one process, and once as processes that share nothing:
+//! then all they tell each other is encoded, and the seed moves the frames. Processes join and leave, threads join processes, and who has not
+//! taken its seat dies.
 //!
-//! `PENSTOCK_SEEDS=10000 cargo test -p penstock-dataflow --test all rescaling` tries more seeds than the usual 120; a seed that
+//! `PENSTOCK_SEEDS=10000 cargo test -p penstock-dataflow --test all rescaling` tries more seeds than the usual; a seed that
 //! fails says how to run it again.
 
 use std::cell::{Cell, RefCell};
@@ -13,7 +15,10 @@ use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::rc::Rc;
 
-use penstock_dataflow::{Door, Error, InputHandle, MemberFault, OperatorBuilder, Pipeline, Ticket, Worker, fabric};
+use penstock_dataflow::fabric::{FabricGuard, FabricTag, Wire};
+use penstock_dataflow::{
+    Door, Endpoint, Error, InputHandle, MemberFault, OperatorBuilder, Pipeline, Ticket, Worker, fabric,
+};
 use penstock_progress::notificator::Notificator;
 use penstock_progress::probe::ProbeHandle;
 use penstock_progress::timestamp::Product;
@@ -142,6 +147,7 @@ struct Seen {
     left: usize,
     first_left: usize,
     refused: usize,
+    died: usize,
     rows: usize,
 }
 
@@ -169,12 +175,75 @@ fn step(member: &mut Member, seen: &mut Seen) -> Result<bool, Error> {
     Ok(more)
 }
 
+const TAG: FabricTag = FabricTag { query: 5, generation: 1 };
+
+/// The processes of a run, and who moves what they send.
+#[derive(Default)]
+struct Processes {
+    seed: u64,
+    /// None for one that has left or died.
+    doors: Vec<Option<Door>>,
+    guards: Vec<Option<FabricGuard>>,
+    /// By process, and the one at the other end.
+    wires: BTreeMap<(usize, usize), Wire>,
+    /// Of members.
+    homes: BTreeMap<usize, usize>,
+}
+
+impl Processes {
+    /// One more process with links to all others; with 0 founding processes one that joins.
+    fn start(&mut self, founding: usize, threads: usize) -> Vec<Endpoint> {
+        let process = self.doors.len();
+        let seed = self.seed ^ (process as u64) << 48;
+        let (seats, door, guard) = fabric::simulated_process(process, founding, threads, TAG, seed).unwrap();
+        for (other, there) in self.doors.iter().enumerate() {
+            let Some(there) = there else { continue };
+            self.wires.insert((process, other), door.wire(other).unwrap());
+            self.wires.insert((other, process), there.wire(process).unwrap());
+        }
+        self.homes.extend(seats.iter().map(|seat| (seat.index(), process)));
+        self.doors.push(Some(door));
+        self.guards.push(Some(guard));
+        seats
+    }
+
+    /// Some frames of some link arrive.
+    fn carry(&self, random: &mut Random) {
+        let Some((from, to)) = self.wires.keys().nth(random.below(self.wires.len().max(1) as u64) as usize) else {
+            return;
+        };
+        if let (Some(here), Some(there)) = (self.wires.get(&(*from, *to)), self.wires.get(&(*to, *from))) {
+            let waiting = here.waiting() as u64;
+            let count = random.below(waiting + 1);
+            here.carry(there, count as usize).unwrap_or_else(|error| panic!("from {from} to {to}: {error}"));
+        }
+    }
+
+    /// Ends a process as a signal does.
+    fn kill(&mut self, process: usize) {
+        self.doors[process] = None;
+        for other in 0..self.doors.len() {
+            if let Some(wire) = self.wires.remove(&(other, process)) {
+                wire.cut();
+            }
+            self.wires.remove(&(process, other));
+        }
+    }
+
+    fn living(&self) -> Vec<usize> {
+        (0..self.doors.len()).filter(|process| self.doors[*process].is_some()).collect()
+    }
+}
+
 struct Run {
     random: Random,
-    door: Door,
+    /// Of threads of one process; else one of the processes'.
+    door: Option<Door>,
+    processes: Processes,
     tally: Tally,
     members: Vec<Member>,
-    tickets: Vec<Ticket>,
+    /// With their processes.
+    tickets: Vec<(usize, Ticket)>,
     expected: BTreeMap<(u64, u64), u64>,
     seen: Seen,
     joins: u64,
@@ -183,15 +252,53 @@ struct Run {
 }
 
 impl Run {
-    fn new(seed: u64) -> Self {
+    fn new(seed: u64, linked: bool) -> Self {
         let mut random = Random(seed);
         let founders = 1 + random.below(3) as usize;
-        let (joins, leaves, give_ups) = (random.below(5), random.below(4), random.below(2));
-        let (seats, door) = fabric::joinable_shuffled(founders, seed);
+        let (joins, leaves, give_ups) = (random.below(5), random.below(4), random.below(if linked { 3 } else { 2 }));
+        let (mut door, mut processes) = (None, Processes { seed, ..Processes::default() });
+        let seats = if linked {
+            let (founding, threads) = if founders == 2 { (1 + random.below(2) as usize, 1) } else { (founders, 1) };
+            let threads = if founding == 1 { founders } else { threads };
+            (0..founding).flat_map(|_| processes.start(founding, threads)).collect()
+        } else {
+            let (seats, only) = fabric::joinable_shuffled(founders, seed);
+            door = Some(only);
+            seats
+        };
         let tally = Tally::default();
         let members = seats.into_iter().map(|seat| build(Worker::new(seat), &tally)).collect();
         let (expected, seen) = (BTreeMap::new(), Seen::default());
-        Run { random, door, tally, members, tickets: Vec::new(), expected, seen, joins, leaves, give_ups }
+        Run { random, door, processes, tally, members, tickets: Vec::new(), expected, seen, joins, leaves, give_ups }
+    }
+
+    /// Asks for so many workers, in this process or another, which may only start.
+    fn ask(&mut self, count: usize) {
+        let (process, door) = match &self.door {
+            Some(door) => (0, door.clone()),
+            None => {
+                if self.random.chance(70) {
+                    self.processes.start(0, 0);
+                }
+                let living = self.processes.living();
+                let newest = if self.random.chance(70) { living.len().saturating_sub(1) } else { 0 };
+                let Some(process) = living.get(newest) else { return };
+                (*process, self.processes.doors[*process].clone().expect("it lives"))
+            }
+        };
+        self.tickets.push((process, door.ask(count).expect("more than none")));
+    }
+
+    /// Processes leave when nobody is there any more.
+    fn close(&mut self) {
+        for process in self.processes.living() {
+            let works = |(id, home): (&usize, &usize)| *home == process && self.members[*id].worker.is_some();
+            let busy = self.processes.homes.iter().any(works) || self.tickets.iter().any(|(home, _)| *home == process);
+            if !busy && self.random.chance(5) {
+                self.processes.doors[process] = None;
+                self.processes.guards[process] = None;
+            }
+        }
     }
 
     fn goes_on(&self) -> bool {
@@ -204,31 +311,48 @@ impl Run {
     fn seat(&mut self) {
         let tally = self.tally.clone();
         let (mut seats, mut waiting) = (Vec::new(), Vec::new());
-        for ticket in self.tickets.drain(..) {
+        for (process, ticket) in self.tickets.drain(..) {
             match ticket.try_seats() {
-                Ok(Some(given)) => seats.extend(given),
-                Ok(None) => waiting.push(ticket),
+                Ok(Some(given)) => seats.extend(given.into_iter().map(|seat| (process, seat))),
+                Ok(None) => waiting.push((process, ticket)),
                 Err(_) => self.seen.refused += 1,
             }
         }
         self.tickets = waiting;
-        for seat in seats {
-            assert!(seat.joins() && seat.index() == self.members.len());
+        self.processes.homes.extend(seats.iter().map(|(process, seat): &(usize, Endpoint)| (seat.index(), *process)));
+        for (process, seat) in seats {
+            let index = seat.index();
+            assert!(seat.joins());
+            assert!(self.door.is_none() || index == self.members.len());
+            while self.members.len() <= index {
+                self.members.push(gone());
+            }
+            let alone = self.processes.homes.values().filter(|home| **home == process).count() == 1;
+            if self.door.is_none() && alone && self.give_ups > 0 && self.random.chance(60) {
+                self.give_ups -= 1;
+                self.processes.kill(process);
+                self.tickets.retain(|(home, _)| *home != process);
+                self.seen.died += 1;
+                continue;
+            }
             if self.give_ups > 0 && self.random.chance(30) {
                 self.give_ups -= 1;
                 // Before a worker is made of it, or after that has begun to build.
                 let member = self.random.chance(50).then(|| build(Worker::new(seat), &tally));
-                self.members.push(gone());
                 drop(member);
                 self.seen.refused += 1;
                 continue;
             }
-            self.members.push(build(Worker::new(seat), &tally));
+            self.members[index] = build(Worker::new(seat), &tally);
         }
     }
 
     fn act(&mut self) {
         self.seat();
+        if self.door.is_none() {
+            self.close();
+            (0..self.random.below(4)).for_each(|_| self.processes.carry(&mut self.random));
+        }
         let chosen = self.random.below(self.members.len() as u64) as usize;
         let slowest = self.members.iter().filter(|member| member.seated);
         let slowest = slowest.filter_map(|member| member.numbers.as_ref().filter(|input| !input.has_ended()));
@@ -276,7 +400,7 @@ impl Run {
             4 if self.joins > 0 && self.random.chance(20) => {
                 let count = 1 + self.random.below(self.joins.min(3));
                 self.joins -= count;
-                self.tickets.push(self.door.ask(count as usize).expect("more than none"));
+                self.ask(count as usize);
             }
             5 if self.leaves > 0 && member.seated && !member.leaving && self.random.chance(20) => {
                 if let Some(worker) = member.worker.as_mut().filter(|worker| worker.dataflows() > 0) {
@@ -337,6 +461,7 @@ impl Seen {
         self.left += other.left;
         self.first_left += other.first_left;
         self.refused += other.refused;
+        self.died += other.died;
         self.rows += other.rows;
     }
 }
@@ -347,8 +472,8 @@ fn gone() -> Member {
     Member { worker: None, seated: true, leaving: false, numbers: None, probe, reached: 0, pulse: None, held }
 }
 
-fn simulate(seed: u64) -> Seen {
-    let mut run = Run::new(seed);
+fn simulate(seed: u64, linked: bool) -> Seen {
+    let mut run = Run::new(seed, linked);
     let mut turns = 0;
     while run.goes_on() {
         turns += 1;
@@ -365,32 +490,45 @@ fn describe(run: &Run) -> String {
         let input = member.numbers.as_ref().map(|input| *input.time());
         format!("{:?} dataflows, input {input:?}, seated {}, leaving {}", dataflows, member.seated, member.leaving)
     };
-    run.members.iter().map(member).collect::<Vec<_>>().join("; ")
+    let tickets: Vec<usize> = run.tickets.iter().map(|(process, _)| *process).collect();
+    let members = run.members.iter().map(member).collect::<Vec<_>>().join("; ");
+    format!("{members}; tickets of processes {tickets:?}; living {:?}", run.processes.living())
 }
 
 /// The seeds to try: `PENSTOCK_SEED` alone, or `PENSTOCK_SEEDS` from 0 on.
-fn seeds() -> Range<u64> {
+fn seeds(usual: u64) -> Range<u64> {
     let number = |name: &str| std::env::var(name).ok().map(|text| text.parse::<u64>().expect("a number of seeds"));
     if let Some(seed) = number("PENSTOCK_SEED") {
         return seed..seed + 1;
     }
-    0..number("PENSTOCK_SEEDS").unwrap_or(120)
+    0..number("PENSTOCK_SEEDS").unwrap_or(usual)
 }
 
-#[test]
-fn members_that_come_and_go_give_the_sums_of_one() {
+fn try_all(test: &str, usual: u64, linked: bool) -> Seen {
     let mut all = Seen::default();
-    for seed in seeds() {
-        match catch_unwind(AssertUnwindSafe(|| simulate(seed))) {
+    for seed in seeds(usual) {
+        match catch_unwind(AssertUnwindSafe(|| simulate(seed, linked))) {
             Ok(seen) => all.add(seen),
             Err(panic) => {
-                let test = "members_that_come_and_go_give_the_sums_of_one";
                 eprintln!("replay: PENSTOCK_SEED={seed} cargo test -p penstock-dataflow --test all rescaling::{test}");
                 std::panic::resume_unwind(panic);
             }
         }
     }
     println!("{all:?}");
-    let many = seeds().count() >= 60;
+    all
+}
+
+#[test]
+fn processes_that_come_and_go_give_the_sums_of_one() {
+    let all = try_all("processes_that_come_and_go_give_the_sums_of_one", 120, true);
+    let many = seeds(120).count() >= 60;
+    assert!(!many || all.joined > 60 && all.left > 30 && all.first_left > 10 && all.died > 3, "{all:?}");
+}
+
+#[test]
+fn members_that_come_and_go_give_the_sums_of_one() {
+    let all = try_all("members_that_come_and_go_give_the_sums_of_one", 120, false);
+    let many = seeds(120).count() >= 60;
     assert!(!many || all.joined > 60 && all.left > 30 && all.first_left > 10 && all.refused > 5, "{all:?}");
 }

@@ -1,0 +1,418 @@
+//! Processes join a running dataflow over TCP in the middle of an epoch, with capabilities, and leave it; who dies on the way, and who hears of it.
+//! The processes are threads here, but nothing is shared between them except sockets.
+
+use std::net::{Shutdown, TcpStream};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{self, Receiver, Sender};
+use std::sync::{Arc, Mutex};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use penstock_dataflow::fabric::{self, Duplex, FabricGuard};
+use penstock_dataflow::{BoxError, Door, Endpoint, Error, InputHandle, JoinError, Limits, Worker, execute};
+use penstock_progress::ProbeHandle;
+
+use crate::support::{self, TAG, tcp_pair};
+
+/// Where each number went: (number, worker).
+type Log = Arc<Mutex<Vec<(u64, usize)>>>;
+
+fn sorted(log: &Log) -> Vec<(u64, usize)> {
+    let mut seen = log.lock().unwrap().clone();
+    seen.sort_unstable();
+    seen
+}
+
+/// Builds: numbers to the worker of that rank, which notes them.
+fn numbers(worker: &mut Worker, log: &Log) -> (InputHandle<u64, Vec<u64>>, ProbeHandle<u64>) {
+    let (index, log) = (worker.index(), log.clone());
+    worker.dataflow::<u64, _>("numbers", |scope| {
+        let (input, stream) = scope.new_input::<Vec<u64>>();
+        let noted = stream.exchange_by(|number| *number).inspect(move |_, block| {
+            log.lock().unwrap().extend(block.iter().map(|number| (*number, index)));
+        });
+        (input, noted.probe().0)
+    })
+}
+
+fn limits() -> Limits {
+    Limits { link_bytes: 1 << 16, ..Limits::default() }
+}
+
+type Results<R> = JoinHandle<Vec<Result<R, Error>>>;
+
+/// The processes of a run, as what starts them sees them.
+struct Cluster {
+    /// By process: its door, and a second handle of its sockets, for ending them.
+    doors: Vec<Option<Door>>,
+    sockets: Vec<Vec<TcpStream>>,
+}
+
+/// Runs a program on the seats of one process, which leaves at its end.
+fn run<R, F>(seats: Vec<Endpoint>, guard: FabricGuard, program: F) -> Results<R>
+where
+    R: Send + 'static,
+    F: Fn(&mut Worker) -> Result<R, BoxError> + Send + Sync + 'static,
+{
+    std::thread::spawn(move || {
+        let results = support::join(execute(seats, program));
+        drop(guard);
+        results
+    })
+}
+
+impl Cluster {
+    /// Founders: seats and guards by process.
+    fn found(processes: usize, threads: usize) -> (Self, Vec<(Vec<Endpoint>, FabricGuard)>) {
+        let mut cluster = Cluster { doors: Vec::new(), sockets: (0..processes).map(|_| Vec::new()).collect() };
+        let empty = || (0..processes).map(|_| None).collect::<Vec<Option<Box<dyn Duplex>>>>();
+        let mut streams: Vec<_> = (0..processes).map(|_| empty()).collect();
+        for (one, two) in (0..processes).flat_map(|one| (one + 1..processes).map(move |two| (one, two))) {
+            let (left, right) = cluster.pair(one, two);
+            streams[one][two] = Some(left);
+            streams[two][one] = Some(right);
+        }
+        let mut founded = Vec::new();
+        for (process, streams) in streams.into_iter().enumerate() {
+            let (seats, door, guard) =
+                fabric::joinable_processes_with(process, threads, streams, TAG, limits()).unwrap();
+            cluster.doors.push(Some(door));
+            founded.push((seats, guard));
+        }
+        (cluster, founded)
+    }
+
+    fn pair(&mut self, one: usize, two: usize) -> (Box<dyn Duplex>, Box<dyn Duplex>) {
+        let (left, right) = tcp_pair();
+        self.sockets[one].push(left.try_clone().unwrap());
+        self.sockets[two].push(right.try_clone().unwrap());
+        (Box::new(left), Box::new(right))
+    }
+
+    /// One more process, connected with all that are there.
+    fn dial(&mut self) -> (Door, FabricGuard) {
+        let process = self.doors.len();
+        self.sockets.push(Vec::new());
+        let mut streams = Vec::new();
+        for other in 0..process {
+            let Some(door) = self.doors[other].clone() else { continue };
+            let (ours, theirs) = self.pair(process, other);
+            door.link(process, theirs).unwrap();
+            streams.push((other, ours));
+        }
+        let (door, guard) = fabric::join_processes(process, streams, TAG, limits()).unwrap();
+        self.doors.push(Some(door.clone()));
+        (door, guard)
+    }
+
+    /// Ends the process as a signal would: all its sockets close, with no goodbye.
+    fn kill(&mut self, process: usize) {
+        // Its threads live on here: what they see of that its links can tell nobody. Its workers must not step meanwhile.
+        for how in [Shutdown::Write, Shutdown::Both] {
+            for socket in &self.sockets[process] {
+                let _ = socket.shutdown(how);
+            }
+        }
+        self.doors[process] = None;
+    }
+}
+
+fn signal() -> (Arc<Mutex<Sender<()>>>, Receiver<()>) {
+    let (told, heard) = mpsc::channel();
+    (Arc::new(Mutex::new(told)), heard)
+}
+
+fn tell(signal: &Arc<Mutex<Sender<()>>>) {
+    signal.lock().unwrap().send(()).unwrap();
+}
+
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// two processes of one worker; one with a worker more joins after 5 of the integers 0 to 9.
+#[test]
+fn a_process_joins_after_five_of_ten_numbers() {
+    let log = Log::default();
+    let (half, come) = signal();
+    let (mut cluster, founded) = Cluster::found(2, 1);
+    let seen = log.clone();
+    let program = move |worker: &mut Worker| {
+        let (mut input, probe) = numbers(worker, &seen);
+        let joined = worker.bootstrap()?;
+        if joined {
+            assert_eq!((worker.index(), worker.rank(), *input.time()), (2, Some(2), 5), "in the middle of epoch 5");
+        }
+        if worker.index() == 0 {
+            for number in 0..10 {
+                if number == 6 {
+                    tell(&half);
+                    while worker.peers() < 3 {
+                        worker.step_or_park(None)?;
+                    }
+                }
+                input.send(vec![number]);
+                if number != 5 {
+                    input.advance_to(number + 1)?;
+                }
+                worker.step()?;
+            }
+        }
+        drop(input);
+        worker.step_until(None, || probe.done())?;
+        Ok(joined)
+    };
+    let running: Vec<_> = founded.into_iter().map(|(seats, guard)| run(seats, guard, program.clone())).collect();
+    come.recv_timeout(PATIENCE).unwrap();
+    let (door, guard) = cluster.dial();
+    let seats = door.ask(1).unwrap().seats().unwrap();
+    assert_eq!(seats.iter().map(Endpoint::index).collect::<Vec<_>>(), [2]);
+    let joiner = run(seats, guard, program);
+    let joined: Vec<bool> = running
+        .into_iter()
+        .chain([joiner])
+        .flat_map(|process| process.join().unwrap().into_iter().map(Result::unwrap))
+        .collect();
+    assert_eq!(joined, [false, false, true]);
+    let before = (0..6).map(|number| (number, number as usize % 2));
+    let after = (6..10).map(|number| (number, number as usize % 3));
+    assert_eq!(sorted(&log), before.chain(after).collect::<Vec<_>>());
+    assert!(matches!(cluster.dial_late(), Err(JoinError::Over)), "there is nothing to join any more");
+}
+
+impl Cluster {
+    /// A process that finds nobody any more.
+    fn dial_late(&mut self) -> Result<Vec<Endpoint>, JoinError> {
+        self.doors[0].clone().unwrap().ask(1)?.seats()
+    }
+}
+
+/// Every worker sends from an epoch in which the others are; the first process leaves, with both of its workers, after another has joined; what each
+/// sends goes to those who are there, and nothing is lost.
+#[test]
+fn processes_join_together_and_the_first_leaves() {
+    let log = Log::default();
+    let (up, come) = signal();
+    let (mut cluster, founded) = Cluster::found(2, 2);
+    let seen = log.clone();
+    let program = move |worker: &mut Worker| {
+        let (mut input, probe) = numbers(worker, &seen);
+        let joined = worker.bootstrap()?;
+        if worker.index() == 3 {
+            tell(&up);
+        }
+        while worker.peers() < 7 && worker.index() < 2 {
+            worker.step_or_park(None)?;
+        }
+        let mine = worker.index() as u64 * 100;
+        if worker.index() < 2 {
+            input.send((mine..mine + 50).collect());
+            worker.leave()?;
+            assert!(worker.has_left() && worker.dataflows() == 0);
+            return Ok(joined);
+        }
+        // Two processes have come, and the first one is gone.
+        while worker.has_member(0) || worker.has_member(1) || !(4..7).all(|joiner| worker.has_member(joiner)) {
+            worker.step_or_park(None)?;
+        }
+        assert_eq!((worker.peers(), worker.rank()), (5, Some(worker.index() - 2)));
+        input.send((mine..mine + 50).collect());
+        input.advance_to(1)?;
+        worker.step_until(None, || !probe.less_than(&1))?;
+        drop(input);
+        worker.step_until(None, || probe.done())?;
+        Ok(joined)
+    };
+    let mut running: Vec<_> = founded.into_iter().map(|(seats, guard)| run(seats, guard, program.clone())).collect();
+    come.recv_timeout(PATIENCE).unwrap();
+    // Both dial before either asks, and the second one asks first.
+    let (one, one_guard) = cluster.dial();
+    let (two, two_guard) = cluster.dial();
+    let (two, one) = (two.ask(1).unwrap(), one.ask(2).unwrap());
+    for (ticket, guard) in [(one, one_guard), (two, two_guard)] {
+        running.push(run(ticket.seats().unwrap(), guard, program.clone()));
+    }
+    let mut results: Vec<bool> = Vec::new();
+    for process in running {
+        results.extend(process.join().unwrap().into_iter().map(Result::unwrap));
+    }
+    assert_eq!(results, [false, false, false, false, true, true, true]);
+    let mut expected: Vec<u64> = (0..7).flat_map(|worker| worker * 100..worker * 100 + 50).collect();
+    expected.sort_unstable();
+    assert_eq!(sorted(&log).iter().map(|(number, _)| *number).collect::<Vec<_>>(), expected);
+}
+
+/// Threads join processes that run already, by the door of any of them.
+#[test]
+fn a_thread_joins_the_second_process() {
+    let log = Log::default();
+    let (cluster, founded) = Cluster::found(2, 1);
+    let seen = log.clone();
+    let program = move |worker: &mut Worker| {
+        let (mut input, probe) = numbers(worker, &seen);
+        worker.bootstrap()?;
+        while worker.peers() < 3 {
+            worker.step_or_park(None)?;
+        }
+        input.send((0..30).collect());
+        drop(input);
+        worker.step_until(None, || probe.done())?;
+        Ok::<_, BoxError>(worker.index())
+    };
+    let (mut founders, mut guards) = (Vec::new(), Vec::new());
+    for (seats, guard) in founded {
+        founders.extend(execute(seats, program.clone()));
+        guards.push(guard);
+    }
+    let seats = cluster.doors[1].clone().unwrap().ask(1).unwrap().seats().unwrap();
+    founders.extend(execute(seats, program));
+    let results: Vec<usize> = support::join(founders).into_iter().map(Result::unwrap).collect();
+    assert_eq!(results, [0, 1, 2]);
+    // Each leaves from a thread of its own: it waits for the others.
+    let leaving: Vec<_> = guards.into_iter().map(|guard| std::thread::spawn(move || drop(guard))).collect();
+    leaving.into_iter().for_each(|left| left.join().unwrap());
+    assert_eq!(sorted(&log).len(), 90);
+}
+
+/// A process dies after it was admitted and before it is a full member: the run goes on, and the next one joins.
+#[test]
+fn a_joiner_that_dies_in_its_bootstrap_is_withdrawn() {
+    let log = Log::default();
+    let (mut cluster, founded) = Cluster::found(2, 1);
+    let seen = log.clone();
+    let program = move |worker: &mut Worker| {
+        let (mut input, probe) = numbers(worker, &seen);
+        worker.bootstrap()?;
+        while worker.peers() < 3 {
+            worker.step_or_park(None)?;
+        }
+        input.send((0..30).collect());
+        drop(input);
+        worker.step_until(None, || probe.done())?;
+        Ok(worker.index())
+    };
+    let mut running: Vec<_> = founded.into_iter().map(|(seats, guard)| run(seats, guard, program.clone())).collect();
+    // One that has a seat and never builds; one that dies before it has one; one whose program errs.
+    let (door, guard) = cluster.dial();
+    let seats = door.ask(1).unwrap().seats().unwrap();
+    cluster.kill(2);
+    let (door, early) = cluster.dial();
+    cluster.kill(3);
+    drop(door.ask(1));
+    drop((seats, guard, early));
+    let (door, guard) = cluster.dial();
+    let seats = door.ask(1).unwrap().seats().unwrap();
+    let wrong = run(seats, guard, |worker| {
+        let _other = worker.dataflow::<u64, _>("other", |scope| scope.new_input::<Vec<u64>>().0);
+        worker.bootstrap()?;
+        Ok(())
+    });
+    assert!(matches!(wrong.join().unwrap()[..], [Err(Error::GraphMismatch { .. })]), "it ends alone");
+    cluster.doors[4] = None;
+    let (door, guard) = cluster.dial();
+    let joiner = run(door.ask(1).unwrap().seats().unwrap(), guard, program);
+    running.push(joiner);
+    let results: Vec<usize> =
+        running.into_iter().flat_map(|process| process.join().unwrap()).map(Result::unwrap).collect();
+    assert!(results[..2] == [0, 1] && results[2] >= 4, "{results:?}");
+    assert_eq!(sorted(&log).len(), 90);
+}
+
+/// A process of the run dies while another joins: all who are left report that, the joiner too.
+#[test]
+fn a_server_that_dies_ends_the_run_for_the_joiner_too() {
+    let log = Log::default();
+    let (up, come) = signal();
+    let (mut cluster, founded) = Cluster::found(3, 1);
+    let (dying, gate) = (Arc::new(AtomicBool::new(false)), Arc::new(Mutex::new(())));
+    let held = gate.lock().unwrap();
+    let (seen, dies, wait) = (log.clone(), dying.clone(), gate.clone());
+    let program = move |worker: &mut Worker| {
+        let (_input, probe) = numbers(worker, &seen);
+        worker.bootstrap()?;
+        tell(&up);
+        if worker.index() == 0 {
+            while !dies.load(Ordering::SeqCst) {
+                worker.step_or_park(Some(Duration::from_millis(1)))?;
+            }
+            tell(&up);
+            drop(wait.lock());
+        }
+        worker.step_until(None, || probe.done())?;
+        Ok(())
+    };
+    let running: Vec<_> = founded.into_iter().map(|(seats, guard)| run(seats, guard, program.clone())).collect();
+    (0..3).for_each(|_| come.recv_timeout(PATIENCE).unwrap());
+    let (door, guard) = cluster.dial();
+    let seats = door.ask(1).unwrap().seats().unwrap();
+    // The one that would serve it.
+    dying.store(true, Ordering::SeqCst);
+    come.recv_timeout(PATIENCE).unwrap();
+    cluster.kill(0);
+    let joiner = run(seats, guard, program);
+    let of = |process: Results<()>| process.join().unwrap().remove(0).unwrap_err();
+    let mut running = running.into_iter();
+    let dead = running.next();
+    let errors: Vec<Error> = running.map(of).chain([of(joiner)]).collect();
+    drop(held);
+    drop(dead.map(of));
+    for error in errors {
+        assert!(matches!(&error, Error::PeerLost { process: 0, .. }), "{error}");
+    }
+}
+
+/// What the members are told when a process errs: one cause, also for one that joins.
+#[test]
+fn one_cause_is_told_to_who_joins() {
+    let log = Log::default();
+    let (up, come) = signal();
+    let (mut cluster, founded) = Cluster::found(2, 1);
+    let gate = Arc::new(Mutex::new(()));
+    let held = gate.lock().unwrap();
+    let (seen, wait) = (log.clone(), gate.clone());
+    let program = move |worker: &mut Worker| {
+        let (_input, probe) = numbers(worker, &seen);
+        worker.bootstrap()?;
+        tell(&up);
+        if worker.index() == 1 {
+            drop(wait.lock());
+            return Err("no more".into());
+        }
+        worker.step_until(None, || probe.done())?;
+        Ok(())
+    };
+    let running: Vec<_> = founded.into_iter().map(|(seats, guard)| run(seats, guard, program.clone())).collect();
+    (0..2).for_each(|_| come.recv_timeout(PATIENCE).unwrap());
+    let (door, guard) = cluster.dial();
+    // Nobody of process 1 confirms while it is held, so the join is under way when the run ends.
+    let ticket = door.ask(1).unwrap();
+    let seats = ticket.seats().unwrap();
+    let joiner = run(seats, guard, program);
+    drop(held);
+    for process in running.into_iter().chain([joiner]) {
+        let error = process.join().unwrap().remove(0).unwrap_err();
+        assert!(matches!(&error, Error::Program { worker: 1, .. }), "{error}");
+    }
+}
+
+/// A link that would be the second to a process is refused, and the run goes on.
+#[test]
+fn numbers_of_processes_are_not_used_again() {
+    let (mut cluster, founded) = Cluster::found(2, 1);
+    let running: Vec<_> = founded
+        .into_iter()
+        .map(|(seats, guard)| {
+            run(seats, guard, |worker| {
+                let (_input, _) = worker.dataflow::<u64, _>("none", |scope| scope.new_input::<Vec<u64>>());
+                worker.bootstrap()?;
+                Ok(())
+            })
+        })
+        .collect();
+    for process in [0, 1] {
+        let (ours, _theirs) = tcp_pair();
+        let refused = cluster.doors[0].clone().unwrap().link(process, Box::new(ours));
+        assert!(matches!(refused, Err(Error::Setup { .. })), "{refused:?}");
+    }
+    assert!(fabric::join_processes(2, Vec::new(), TAG, limits()).is_err());
+    cluster.doors.clear();
+    running.into_iter().for_each(|process| process.join().unwrap().remove(0).unwrap());
+}
