@@ -288,7 +288,27 @@ pub(crate) mod whole {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::Range;
     use crate::parts::number_of;
+    use penstock_dataflow::wire::{decode_serde, encode_serde};
+
+    #[test]
+    fn a_joiner_is_told_the_parts_of_bins() {
+        #[derive(Debug, PartialEq, Serialize, Deserialize)]
+        struct Told(#[serde(with = "whole")] Routing);
+        let mut routing = Routing::new(2, 2).unwrap();
+        routing.apply(&Command::Split { bin: 1, bits: 1 }).unwrap();
+        let part = number_of(Range::new(0b011, 3).unwrap(), 2).unwrap();
+        routing.apply(&Command::Move { bin: part, worker: 0 }).unwrap();
+        let (told, mut bytes) = (Told(routing), Vec::new());
+        encode_serde(&told, &mut bytes);
+        let heard: Told = decode_serde(&bytes).unwrap();
+        assert_eq!(heard, told);
+        assert_eq!((heard.0.owner(0b010 << 61), heard.0.owner(0b011 << 61)), (1, 0));
+        let mut bytes = Vec::new();
+        encode_serde(&(vec![0_u32; 3], Parts::new(2)), &mut bytes);
+        assert!(decode_serde::<Told>(&bytes).is_err(), "three bins");
+    }
 
     #[test]
     fn bad_shapes_are_refused() {
