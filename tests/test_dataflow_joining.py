@@ -1,7 +1,8 @@
-"""Threads join a running program, with capabilities, and leave it."""
+"""Threads and processes join a running program, with capabilities, and leave it."""
 
 from __future__ import annotations
 
+import os
 import re
 import threading
 from typing import Any
@@ -10,7 +11,12 @@ import pytest
 
 import penstock as pk
 from penstock.dataflow import Worker
-from penstock.errors import ConfigError, DataflowError, GraphError, ProgramError
+from penstock.errors import ConfigError, DataflowError, GraphError, ProgramError, WorkerLost
+
+#: Two workers: threads, or processes that tell each other all they tell over TCP.
+_SHAPES = pytest.mark.parametrize(
+    "shape", [{"workers": 2}, {"workers": 1, "processes": 2}], ids=["threads", "processes"]
+)
 
 
 def _numbers(worker: Worker) -> tuple[Any, Any, list[Any]]:
@@ -24,7 +30,8 @@ def _items(seen: list[Any]) -> list[Any]:
     return [item for _, block in seen for item in block]
 
 
-def test_a_worker_joins_after_five_of_ten_numbers() -> None:
+@_SHAPES
+def test_a_worker_joins_after_five_of_ten_numbers(shape: dict[str, int]) -> None:
     def program(worker: Worker) -> tuple[bool, Any, list[Any]]:
         numbers, _, seen = _numbers(worker)
         joined = worker.bootstrap()
@@ -41,7 +48,7 @@ def test_a_worker_joins_after_five_of_ten_numbers() -> None:
                     numbers.advance_to(number + 1)
         return joined, began, seen
 
-    results = pk.execute(program, workers=2, join=1)
+    results = pk.execute(program, **shape, join=1)
     assert [(joined, began) for joined, began, _ in results] == [(False, 0), (False, 0), (True, 5)]
     got = [_items(seen) for _, _, seen in results]
     assert sorted(n for items in got for n in items) == list(range(10))
@@ -87,7 +94,8 @@ def test_the_first_worker_leaves_in_the_middle_of_an_epoch_and_nothing_is_lost()
     assert all(n < 30 for n in got[0])
 
 
-def test_workers_come_and_go_while_words_are_counted() -> None:
+@_SHAPES
+def test_workers_come_and_go_while_words_are_counted(shape: dict[str, int]) -> None:
     """Counts of each epoch are sums over all workers; joins and leaves change where, and not how many."""
 
     def program(worker: Worker) -> list[Any]:
@@ -111,7 +119,7 @@ def test_workers_come_and_go_while_words_are_counted() -> None:
                 break
         return seen
 
-    results = pk.execute(program, workers=2, join=3)
+    results = pk.execute(program, **shape, join=3)
     assert len(results) == 5
     got = [item for seen in results for item in _items(seen)]
     for epoch in range(12):
@@ -124,7 +132,6 @@ def test_what_cannot_be_is_refused_by_its_name() -> None:
     for options, text in [
         ({"join": -1}, "join must be an int of at least 0, got -1"),
         ({"join": True}, "join must be an int of at least 0, got True"),
-        ({"join": 1, "processes": 2}, "join=1 is for threads of one process, got processes=2"),
     ]:
         with pytest.raises(ConfigError, match=re.escape(text)):
             pk.execute(lambda worker: None, workers=1, **options)  # type: ignore[arg-type]
@@ -204,3 +211,63 @@ def test_a_joiner_that_fails_ends_the_run() -> None:
     with pytest.raises(ProgramError, match="worker 1 raised ValueError: enough") as failed:
         pk.execute(program, workers=1, join=1)
     assert failed.value.worker == 1
+
+
+def test_two_workers_join_in_a_process_of_their_own_and_the_first_process_leaves() -> None:
+    def program(worker: Worker) -> tuple[int, int, list[Any]]:
+        numbers, probe, seen = _numbers(worker)
+        joined = worker.bootstrap()
+        numbers.send([worker.index])
+        if worker.index == 1:
+            with pytest.raises(ConfigError, match=re.escape("3 more workers may not join: execute(..., join=2)")):
+                worker.admit(3)
+            worker.admit(2)
+        while worker.peers < 4 and not joined:
+            worker.step_or_park()
+        if worker.index == 0:
+            worker.leave()
+            return os.getpid(), 0, seen
+        numbers.send([worker.index + 10])
+        numbers.advance_to(1)
+        while probe.less_than(1):
+            worker.step_or_park()
+        return os.getpid(), worker.peers, seen
+
+    results = pk.execute(program, workers=1, processes=2, join=2)
+    processes = [process for process, _, _ in results]
+    assert processes[2] == processes[3] and len(set(processes)) == 3 and os.getpid() not in processes
+    assert results[0][1] == 0 and all(peers >= 3 for _, peers, _ in results[1:])
+    assert sorted(n for _, _, seen in results for n in _items(seen)) == [0, 1, 2, 3, 11, 12, 13]
+
+
+def test_a_process_that_dies_while_it_joins_is_named() -> None:
+    def program(worker: Worker) -> None:
+        numbers, _, _ = _numbers(worker)
+        if worker.index == 2:
+            os._exit(7)
+        worker.bootstrap()
+        if worker.index == 0:
+            worker.admit()
+        while worker.step_or_park():
+            pass
+        numbers.close()
+
+    with pytest.raises(WorkerLost, match=re.escape("process 2 (which joined)")) as lost:
+        pk.execute(program, workers=1, processes=2, join=1)
+    assert (lost.value.process, lost.value.exitcode) == (2, 7)
+
+
+def test_an_error_of_a_joiner_in_another_process_is_raised() -> None:
+    def program(worker: Worker) -> None:
+        numbers, _, _ = _numbers(worker)
+        if worker.bootstrap():
+            raise ValueError("enough")
+        if worker.index == 0:
+            worker.admit()
+        while worker.step_or_park():
+            pass
+        numbers.close()
+
+    with pytest.raises(ProgramError, match="worker 2 raised ValueError: enough") as failed:
+        pk.execute(program, workers=1, processes=2, join=1)
+    assert failed.value.worker == 2

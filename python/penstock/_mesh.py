@@ -17,7 +17,7 @@ from types import TracebackType
 
 from penstock import _native
 
-__all__ = ["Listener", "Seats", "alone", "listen"]
+__all__ = ["Listener", "Seats", "alone", "join", "listen"]
 
 
 class Seats:
@@ -46,9 +46,9 @@ class Seats:
         """Workers of all processes."""
         return self.processes * self.threads
 
-    def heard(self, thread: int) -> bool:
+    def heard(self, index: int) -> bool:
         """Whether the program of a worker here was told that the run has ended."""
-        return self._native.heard(thread)
+        return self._native.heard(index)
 
     def admit(self) -> tuple[int, int] | None:
         """Wait for the place of one worker more: its seat and its index; None when all dataflows are finished."""
@@ -91,6 +91,7 @@ class Listener:
         *,
         group: str = "",
         timeout: float | None = 30.0,
+        joinable: bool = False,
     ) -> Seats:
         """Connect this process with every other; uses the listener up.
 
@@ -108,6 +109,8 @@ class Listener:
             Name of the run: connections of another one are refused.
         timeout : float, optional
             Seconds until all must be connected.
+        joinable : bool
+            Whether workers may join and leave while they run; equal for all.
 
         Raises
         ------
@@ -118,7 +121,11 @@ class Listener:
         WorkerLost
             When a process cannot be reached or does not come in time; `process` names it.
         """
-        return Seats(self._native.connect(process, list(addresses), key, threads, group, timeout))
+        return Seats(self._native.connect(process, list(addresses), key, threads, group, timeout, joinable))
+
+    def welcome(self, seats: Seats, key: bytes, *, group: str = "") -> None:
+        """Take in processes that join the run of these seats (`join`), until they are closed; uses the listener up."""
+        self._native.welcome(seats._native, key, group)
 
     def close(self) -> None:
         """Stop listening."""
@@ -128,6 +135,35 @@ class Listener:
 def listen(host: str = "127.0.0.1", port: int = 0) -> Listener:
     """Listen for the other processes of a run; port 0 lets the system choose."""
     return Listener(_native.DataflowListener(host, port))
+
+
+def join(
+    process: int, doors: Sequence[tuple[int, str]], key: bytes, *, group: str = "", timeout: float | None = 30.0
+) -> Seats | None:
+    """Connect a process that joins a run: seats without workers, which `Seats.admit` lets come.
+
+    Parameters
+    ----------
+    process : int
+        Its number: greater than those of all processes that the run had.
+    doors : sequence of (int, str)
+        By process, where it takes in processes that join (`Listener.welcome`): of all that run or join. One that
+        listens no more has left.
+    key, group, timeout
+        As for `Listener.connect`.
+
+    Returns
+    -------
+    Seats or None
+        None when all processes have left.
+
+    Raises
+    ------
+    AuthenticationError, ProtocolError, WorkerLost
+        As `Listener.connect`.
+    """
+    made = _native.dataflow_join(process, list(doors), key, group, timeout)
+    return None if made is None else Seats(made)
 
 
 def alone(threads: int, *, joinable: bool = False) -> Seats:

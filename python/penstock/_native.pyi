@@ -309,6 +309,17 @@ def max_event_time(plan: str, batch: _ArrowData, source: int = 0) -> int | None:
 
 _Time = int | tuple[int, ...]
 
+def dataflow_join(
+    process: int, doors: Sequence[tuple[int, str]], key: bytes, group: str, timeout: float | None
+) -> DataflowSeats | None:
+    """Connect a process that joins a run with those of it whose doors are given by process; None when all have left.
+
+    Raises
+    ------
+    AuthenticationError, ProtocolError, WorkerLost
+        When a process has another key, belongs to another run, or does not answer.
+    """
+
 def dataflow_alone(threads: int, joinable: bool = False) -> DataflowSeats:
     """Seats for `threads` workers of this process, without others.
 
@@ -335,6 +346,7 @@ class DataflowListener:
         threads: int,
         group: str,
         timeout: float | None,
+        joinable: bool = False,
     ) -> DataflowSeats:
         """Connect with all other processes and prove the key both ways; uses the listener up.
 
@@ -343,6 +355,9 @@ class DataflowListener:
         AuthenticationError, ProtocolError, WorkerLost, ConfigError
             When a process has another key, belongs to another run, does not come, or the arguments do not fit.
         """
+
+    def welcome(self, seats: DataflowSeats, key: bytes, group: str) -> None:
+        """Take in processes that join the run of these seats, until those are closed; uses the listener up."""
 
     def close(self) -> None:
         """Stop listening. Again: nothing."""
@@ -383,7 +398,7 @@ class DataflowSeats:
             When the seat is taken or does not exist.
         """
 
-    def heard(self, thread: int) -> bool:
+    def heard(self, index: int) -> bool:
         """Whether the program of a worker here was told that the run has ended: it unwinds by itself."""
 
     def stop(self, reason: str) -> None:

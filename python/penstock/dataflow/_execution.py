@@ -45,7 +45,8 @@ def execute(
         loopback sockets that only they can use. They end with this call, however it ends.
     join : int, default 0
         So many workers more may join while the program runs, each when a worker calls `Worker.admit`; and any may
-        leave. Every worker then calls `Worker.bootstrap` once its dataflows are built. Threads only.
+        leave. Every worker then calls `Worker.bootstrap` once its dataflows are built. With several processes those who
+        are admitted together are the threads of a new one.
     start_timeout : float, str or datetime.timedelta, default 60
         Seconds until all processes must have started and connected.
 
@@ -86,13 +87,11 @@ def execute(
     processes = _count("processes", processes)
     seconds = parse_timeout(start_timeout, "start_timeout")
     join = _count("join", join, least=0)
-    if join and processes > 1:
-        raise ConfigError(f"join={join} is for threads of one process, got processes={processes}")
     workers = default_workers(processes) if workers is None else _count("workers", workers)
     if processes > 1:
         from penstock.dataflow._processes import run_processes
 
-        return run_processes(program, workers, processes, seconds)
+        return run_processes(program, workers, processes, seconds, join)
     from penstock._mesh import alone
 
     with alone(workers, joinable=join > 0) as seats:

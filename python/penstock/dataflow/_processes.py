@@ -4,6 +4,9 @@ Each child has one socket to its parent (see `_children`): over it come the job 
 nowhere else) and the addresses of all, and back go the child's address and the outcomes of its workers. A child whose
 parent is gone ends at once, a parent whose child is gone names it.
 
+A child whose worker admits others asks the parent, which starts a process for them; that one dials all that are there.
+Processes are started one after the other, each when the one before can be dialled.
+
 Invariant: when `run_processes` returns or raises, no child is left.
 """
 
@@ -12,24 +15,27 @@ from __future__ import annotations
 import contextlib
 import os
 import pickle
+import queue
 import secrets
 import selectors
 import socket
 import struct
 import sys
+import threading
 import time
 import traceback
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import cloudpickle
 
 from penstock._children import Child, how_ended, require_interpreter
 from penstock.dataflow._threads import Failure, collect_outcomes, first_cause
-from penstock.errors import PenstockError, ProgramError, WorkerLost
+from penstock.errors import ConfigError, PenstockError, ProgramError, WorkerLost
 
 if TYPE_CHECKING:
+    from penstock._mesh import Seats
     from penstock.dataflow._worker import Worker
 
 __all__ = ["child", "run_processes"]
@@ -56,6 +62,10 @@ class _Job:
     group: str
     program: bytes
     start_timeout: float
+    #: Whether more may join.
+    joinable: bool = False
+    #: Of a process that joins: where it dials, by process.
+    doors: tuple[tuple[int, str], ...] | None = None
 
     def __repr__(self) -> str:
         return f"_Job(process={self.process})"  # never the secret
@@ -67,10 +77,12 @@ class _Pipe:
     def __init__(self, control: socket.socket) -> None:
         self.socket = control
         self._held = bytearray()
+        self._sending = threading.Lock()
 
     def send(self, message: Any) -> None:
         body = pickle.dumps(message, 5)
-        self.socket.sendall(struct.pack("<Q", len(body)) + body)
+        with self._sending:
+            self.socket.sendall(struct.pack("<Q", len(body)) + body)
 
     def receive(self) -> Any:
         """The next message; EOFError at the end."""
@@ -109,11 +121,14 @@ class _Pipe:
 class _Child(Child):
     """One process of a run, as its parent sees it."""
 
-    def __init__(self, process: int, threads: int) -> None:
+    def __init__(self, process: int, threads: int, *, joins: bool = False) -> None:
         super().__init__(__name__, "child")
         self.process = process
-        self.workers = range(process * threads, (process + 1) * threads)
+        #: Of one that joins unknown: the run decides.
+        self.workers = range(0) if joins else range(process * threads, (process + 1) * threads)
         self.address: str | None = None
+        #: Where it takes in processes that join.
+        self.door: str | None = None
         self.outcomes: list[Any] | None = None
         self.gone = False
         self.pipe = _Pipe(self.socket)
@@ -134,15 +149,56 @@ class _Child(Child):
     def loss(self) -> WorkerLost:
         """The error of a child that ended, or closed its socket, without its outcomes."""
         code = self.end(time.monotonic() + _PATIENCE)
-        first, last = self.workers[0], self.workers[-1]
-        who = f"worker {first}" if first == last else f"workers {first} to {last}"
+        who = "which joined"
+        if self.workers:
+            first, last = self.workers[0], self.workers[-1]
+            who = f"worker {first}" if first == last else f"workers {first} to {last}"
         when = "before it was connected" if self.address is None else "before its program did"
         what = f"process {self.process} ({who}) {how_ended(code)} {when}"
         return WorkerLost(what, process=self.process, exitcode=code)
 
+    def failure(self, error: BaseException) -> Failure:
+        """What is wrong with the process, not with one of its workers."""
+        return Failure(self.workers[0] if self.workers else None, self.process, error)
 
-def run_processes(program: Callable[[Worker], R], threads: int, processes: int, start_timeout: float) -> list[R]:
-    """Run a program on `threads` workers in each of `processes` new processes. See `execute`."""
+
+class _Joins:
+    """Starts processes for workers that join, as long as more may come."""
+
+    def __init__(self, join: int, job: _Job, children: list[_Child]) -> None:
+        self._left = join
+        self._join = join
+        self._job = job
+        self._children = children
+        #: So many workers of a process that is to start.
+        self._waiting: list[int] = []
+
+    def ask(self, count: int) -> str | None:
+        """Start a process with so many workers, soon; why not, if not."""
+        if count > self._left:
+            return f"{count} more workers may not join: execute(..., join={self._join}) leaves {self._left}"
+        self._left -= count
+        self._waiting.append(count)
+        return None
+
+    def start(self) -> _Child | None:
+        """The next process, if one is wanted and all before it can be dialled, or are gone."""
+        there = [child for child in self._children if child.outcomes is None and not child.gone]
+        if not self._waiting or not there or any(child.door is None for child in there):
+            return None
+        count = self._waiting.pop(0)
+        doors = tuple((child.process, child.door) for child in there if child.door is not None)
+        child = _Child(len(self._children), count, joins=True)
+        self._children.append(child)
+        job = replace(self._job, process=child.process, threads=count, doors=doors)
+        child.start(job, time.monotonic() + self._job.start_timeout)
+        return child
+
+
+def run_processes(
+    program: Callable[[Worker], R], threads: int, processes: int, start_timeout: float, join: int = 0
+) -> list[R]:
+    """Run a program on `threads` workers in each of `processes` new processes; `join` may come. See `execute`."""
     require_interpreter()
     try:
         code = cloudpickle.dumps(program)
@@ -150,13 +206,14 @@ def run_processes(program: Callable[[Worker], R], threads: int, processes: int, 
         raise ProgramError(f"the program cannot be sent to other processes: {error}") from error
     secret, group = secrets.token_bytes(32), secrets.token_hex(8)
     children: list[_Child] = []
+    job = _Job(0, processes, threads, secret, group, code, start_timeout, joinable=join > 0)
     start = time.monotonic() + start_timeout
     try:
         for process in range(processes):
             child = _Child(process, threads)
             children.append(child)
-            child.start(_Job(process, processes, threads, secret, group, code, start_timeout), start)
-        failures = _supervise(children, start)
+            child.start(replace(job, process=process), start)
+        failures = _supervise(children, start, _Joins(join, job, children))
     except BaseException:
         _tell(children, ("stop", "the program that started this run was interrupted"))
         raise
@@ -182,9 +239,10 @@ def _tell(children: list[_Child], message: Any) -> None:
         child.pipe.socket.settimeout(None)
 
 
-def _supervise(children: list[_Child], start: float) -> list[Failure]:
+def _supervise(children: list[_Child], start: float, joins: _Joins) -> list[Failure]:
     """Take the children's messages until all have told their outcomes or are gone; what failed."""
     failures: list[Failure] = []
+    founders = list(children)
     connected = False
     give_up: float | None = None
     with selectors.DefaultSelector() as selector:
@@ -205,27 +263,34 @@ def _supervise(children: list[_Child], start: float) -> list[Failure]:
                     child.gone = True
                     selector.unregister(child.pipe.socket)
                     if child.outcomes is None:
-                        failures.append(Failure(child.workers[0], child.process, child.loss()))
+                        failures.append(child.failure(child.loss()))
                     continue
                 for kind, value in child.pipe.messages():
                     if kind == "address":
-                        child.address = value
+                        child.address, child.door = value
+                    elif kind == "admit":
+                        with contextlib.suppress(OSError):
+                            child.pipe.send(("answer", joins.ask(value)))
                     else:
                         child.outcomes = [_restored(child, outcome) for outcome in value]
                         failures += [outcome for outcome in child.outcomes if isinstance(outcome, Failure)]
             if failures and give_up is None:
                 give_up = time.monotonic() + _GRACE
                 _tell(children, ("stop", str(first_cause(failures).message).partition("\n")[0]))
-            if not connected and not failures and all(child.address is not None for child in children):
+            if not connected and not failures and all(child.address is not None for child in founders):
                 connected = True
-                _tell(children, ("connect", [child.address for child in children]))
+                _tell(founders, ("connect", [child.address for child in founders]))
+            if connected and not failures:
+                try:
+                    joined = joins.start()
+                except WorkerLost as error:
+                    failures.append(children[-1].failure(error))
+                    joined = None
+                if joined is not None:
+                    selector.register(joined.pipe.socket, selectors.EVENT_READ, joined)
             if limit is not None and time.monotonic() >= limit:
                 if give_up is None:
-                    failures += [
-                        Failure(child.workers[0], child.process, _late(child))
-                        for child in children
-                        if not child.address
-                    ]
+                    failures += [child.failure(_late(child)) for child in children if child.address is None]
                 break
     return failures
 
@@ -234,7 +299,7 @@ def _late(child: _Child) -> WorkerLost:
     return WorkerLost(f"process {child.process} did not start in time", process=child.process, exitcode=None)
 
 
-def _restored(child: _Child, outcome: tuple[str, int, bytes]) -> Any:
+def _restored(child: _Child, outcome: tuple[str, int | None, bytes]) -> Any:
     """The result or the failure of one worker."""
     kind, worker, body = outcome
     try:
@@ -266,29 +331,23 @@ def child(control: socket.socket) -> None:
         os._exit(1)
 
 
-def _serve(pipe: _Pipe, job: _Job) -> list[tuple[str, int, bytes]]:
-    from penstock import _mesh
-
-    first = job.process * job.threads
+def _serve(pipe: _Pipe, job: _Job) -> list[tuple[str, int | None, bytes]]:
     try:
         program = pickle.loads(job.program)
-        listener = _mesh.listen()
-        pipe.send(("address", listener.address))
-        kind, addresses = pipe.receive()
-        if kind != "connect":
-            raise EOFError
-        seats = listener.connect(
-            job.process, addresses, job.secret, job.threads, group=job.group, timeout=job.start_timeout
-        )
+        seats = _connected(pipe, job)
     except Exception as error:
         if isinstance(error, EOFError):
             raise
-        return [_packed(job, Failure(first, job.process, error))]
-    _watch(pipe, seats)
-    outcomes = collect_outcomes(seats, program)
+        return [_packed(job, Failure(None if job.doors else job.process * job.threads, job.process, error))]
+    if seats is None:
+        return []
+    parent = _Parent(pipe)
+    parent.watch(seats)
+    ask = parent.ask if job.joinable else None
+    outcomes = collect_outcomes(seats, program, ask=ask, joining=job.threads if job.doors else 0)
     # Leave in order: the others may have something to finish, and would take a connection that just ends for a crash.
     seats.close()
-    packed = [_packed(job, outcome, first + thread) for thread, outcome in enumerate(outcomes)]
+    packed = [_packed(job, outcome, worker) for worker, outcome in outcomes.items()]
     # Before the parent knows: it ends this process as soon as it does.
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(Exception):
@@ -296,25 +355,73 @@ def _serve(pipe: _Pipe, job: _Job) -> list[tuple[str, int, bytes]]:
     return packed
 
 
-def _watch(pipe: _Pipe, seats: Any) -> None:
-    """Obey the parent, and end with it, in a thread of its own."""
-    import threading
+def _connected(pipe: _Pipe, job: _Job) -> Seats | None:
+    """The places of this process in the run; none of one that joins when all have left."""
+    from penstock import _mesh
 
-    def watch() -> None:
-        while True:
-            try:
-                _, reason = pipe.receive()
-                seats.stop(reason)
-            except PenstockError:
-                continue
-            except (EOFError, OSError):
-                # The parent has what it wanted, or is gone.
-                os._exit(1)
+    door = _mesh.listen() if job.joinable else None
+    if job.doors is not None:
+        joined = _mesh.join(job.process, job.doors, job.secret, group=job.group, timeout=job.start_timeout)
+        if joined is not None and door is not None:
+            door.welcome(joined, job.secret, group=job.group)
+            pipe.send(("address", ("", door.address)))
+        return joined
+    listener = _mesh.listen()
+    pipe.send(("address", (listener.address, None if door is None else door.address)))
+    kind, addresses = pipe.receive()
+    if kind != "connect":
+        raise EOFError
+    seats = listener.connect(
+        job.process,
+        addresses,
+        job.secret,
+        job.threads,
+        group=job.group,
+        timeout=job.start_timeout,
+        joinable=job.joinable,
+    )
+    if door is not None:
+        door.welcome(seats, job.secret, group=job.group)
+    return seats
 
-    threading.Thread(target=watch, name="penstock-watch", daemon=True).start()
+
+class _Parent:
+    """What a child hears of its parent, and asks of it."""
+
+    def __init__(self, pipe: _Pipe) -> None:
+        self._pipe = pipe
+        self._asking = threading.Lock()
+        self._answers: queue.SimpleQueue[str | None] = queue.SimpleQueue()
+
+    def watch(self, seats: Seats) -> None:
+        """Obey the parent, and end with it, in a thread of its own."""
+
+        def watch() -> None:
+            while True:
+                try:
+                    kind, value = self._pipe.receive()
+                    if kind == "answer":
+                        self._answers.put(value)
+                    else:
+                        seats.stop(value)
+                except PenstockError:
+                    continue
+                except (EOFError, OSError):
+                    # The parent has what it wanted, or is gone.
+                    os._exit(1)
+
+        threading.Thread(target=watch, name="penstock-watch", daemon=True).start()
+
+    def ask(self, count: int) -> None:
+        """Let so many workers join, in a process of their own."""
+        with self._asking:
+            self._pipe.send(("admit", count))
+            refusal = self._answers.get()
+        if refusal is not None:
+            raise ConfigError(refusal)
 
 
-def _packed(job: _Job, outcome: Any, worker: int = 0) -> tuple[str, int, bytes]:
+def _packed(job: _Job, outcome: Any, worker: int | None = 0) -> tuple[str, int | None, bytes]:
     """An outcome in the form that goes to the parent."""
     if not isinstance(outcome, Failure):
         try:

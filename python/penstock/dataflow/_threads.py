@@ -33,7 +33,8 @@ _PATIENCE = 3.0
 class Failure:
     """How the program of a worker failed."""
 
-    def __init__(self, worker: int, process: int, error: BaseException) -> None:
+    def __init__(self, worker: int | None, process: int, error: BaseException) -> None:
+        #: None for a process as a whole whose workers are not known.
         self.worker = worker
         self.process = process
         self.error = error
@@ -51,7 +52,8 @@ class Failure:
             return error
         name = type(error).__qualname__
         text = str(error)
-        message = f"the program of worker {self.worker} raised {name}" + (f": {text}" if text else "")
+        whose = f"process {self.process}" if self.worker is None else f"worker {self.worker}"
+        message = f"the program of {whose} raised {name}" + (f": {text}" if text else "")
         made = ProgramError(message, worker=self.worker, process=self.process)
         made.__cause__ = error
         return made
@@ -76,7 +78,7 @@ def run_workers(seats: Seats, program: Callable[[Worker], R], join: int = 0) -> 
     ...     run_workers(seats, lambda worker: worker.index)
     [0, 1]
     """
-    return settle(collect_outcomes(seats, program, join))
+    return settle(list(collect_outcomes(seats, program, join).values()))
 
 
 def run_here(seats: Seats, program: Callable[[Worker], R]) -> R:
@@ -136,13 +138,31 @@ class _Door:
         self._events.put(count)
 
 
-def collect_outcomes(seats: Seats, program: Callable[[Worker], R], join: int = 0) -> list[R | Failure]:
-    """What the program did on each worker of this process. Ctrl-C stops them all, then it is raised here."""
+def collect_outcomes(
+    seats: Seats,
+    program: Callable[[Worker], R],
+    join: int = 0,
+    *,
+    ask: Callable[[int], None] | None = None,
+    joining: int = 0,
+) -> dict[int, R | Failure]:
+    """What the program did on each worker of this process, by index. Ctrl-C stops them all, then it is raised here.
+
+    Parameters
+    ----------
+    join : int
+        So many threads more may come.
+    ask : callable, optional
+        Lets so many workers join, in place of threads of this process.
+    joining : int
+        So many workers of this process join a run that has begun.
+    """
     outcomes: dict[int, Any] = {}
     #: 0: a worker has ended; more: so many are to join.
     events: queue.SimpleQueue[int] = queue.SimpleQueue()
     first = seats.process * seats.threads
-    door = _Door(join, events)
+    if ask is None and join:
+        ask = _Door(join, events).ask
     # Ctrl-C may end `start()` after the thread has begun: the threads say who runs, and after the end none begins.
     entry = threading.Lock()
     begun: dict[int, threading.Thread] = {}
@@ -153,11 +173,11 @@ def collect_outcomes(seats: Seats, program: Callable[[Worker], R], join: int = 0
         with entry:
             if over:
                 return
-            begun[index - first] = threading.current_thread()
+            begun[index] = threading.current_thread()
 
         def run(worker: Worker) -> R:
             entered.append(worker)
-            worker._admit = door.ask if join else None
+            worker._admit = ask
             return program(worker)
 
         try:
@@ -193,6 +213,10 @@ def collect_outcomes(seats: Seats, program: Callable[[Worker], R], join: int = 0
             threads.append(thread(found, seat))
             threads[-1].start()
         running = len(threads)
+        for _ in range(joining):
+            threads.append(thread(follow))
+            threads[-1].start()
+            running += 1
         while running:
             count = events.get()
             running += count if count else -1
@@ -207,7 +231,7 @@ def collect_outcomes(seats: Seats, program: Callable[[Worker], R], join: int = 0
         raise
     for ended in threads:
         ended.join()
-    return [outcomes[index] for index in sorted(outcomes)]
+    return {index: outcomes[index] for index in sorted(outcomes)}
 
 
 @contextlib.contextmanager
@@ -256,8 +280,8 @@ def _leave(seats: Seats, begun: dict[int, threading.Thread]) -> None:
             return
         if passed > _GRACE and not asked:
             asked = True
-            for seat, thread in begun.items():
-                if thread.is_alive() and thread.ident is not None and not seats.heard(seat):
+            for index, thread in begun.items():
+                if thread.is_alive() and thread.ident is not None and not seats.heard(index):
                     ident = ctypes.c_ulong(thread.ident)
                     ctypes.pythonapi.PyThreadState_SetAsyncExc(ident, ctypes.py_object(WorkerStopped))
         for thread in begun.values():

@@ -87,8 +87,8 @@ class Worker:
     def admit(self, count: int = 1) -> None:
         """Let workers join the run, of those that ``execute(..., join=)`` allows.
 
-        Returns at once. Each runs the same program in a thread of its own, and is counted in `peers` when it takes
-        part. For an example see `bootstrap`.
+        Returns at once. Each runs the same program in a thread of its own, of a new process in a run of several, and is
+        counted in `peers` when it takes part. For an example see `bootstrap`.
 
         Raises
         ------

@@ -42,7 +42,7 @@ mod _native {
     use crate::dataflow::{
         DataflowBarrier, DataflowCapability, DataflowGate, DataflowInput, DataflowListener, DataflowLoop,
         DataflowPorts, DataflowProbe, DataflowScope, DataflowSeats, DataflowSequencer, DataflowStream, DataflowWorker,
-        dataflow_alone, hash_keys,
+        dataflow_alone, dataflow_join, hash_keys,
     };
     #[pymodule_export]
     use crate::engine::{EngineProtocol, checkpoint_contents, checkpoint_file, checkpoint_reads, registry_answers};

@@ -31,7 +31,7 @@ pub use frame::{Frame, FrameError, Kind, read_frame, write_frame};
 pub use handshake::{Client, HandshakeError, NONCE_BYTES, Proved, Role, Server, listening_at};
 pub use keys::{Keys, Secret};
 pub use metrics::{Metrics, MetricsSnapshot};
-pub use run_mesh::{MeshError, MeshPlan, MeshPort};
+pub use run_mesh::{MeshDoor, MeshError, MeshPlan, MeshPort, join_mesh};
 pub use stream::Stream;
 
 pub(crate) use acceptor::{Accepted, Acceptor};

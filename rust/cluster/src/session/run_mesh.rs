@@ -7,11 +7,15 @@
 //! [`MeshPort::connect`]: the lower one dials, the higher one accepts. Both ends of every connection prove the run's key,
 //! and name the run, themselves, the process that is meant and the shape that they expect: a connection of another run, or
 //! to an address that was given to somebody else meanwhile, is refused by name.
+//!
+//! Processes that join a run later dial all of it, at a port that each has for that ([`MeshPort::welcome`], [`join_mesh`]).
 
+use std::io::ErrorKind;
 use std::net::{SocketAddr, TcpListener};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::mpsc::{Receiver, channel};
+use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
@@ -186,6 +190,126 @@ impl MeshPort {
             }
         }
         Ok(mesh)
+    }
+}
+
+/// A listener for processes that join a run, until it is dropped: what [`MeshPort::welcome`] returns.
+#[derive(Debug)]
+pub struct MeshDoor {
+    /// Nothing ends the thread.
+    arrived: Sender<Option<(usize, Session)>>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Drop for MeshDoor {
+    fn drop(&mut self) {
+        // It may have ended by itself.
+        let _ = self.arrived.send(None);
+        if let Some(thread) = self.thread.take() {
+            // A panic there has been reported by the panic hook.
+            drop(thread.join());
+        }
+    }
+}
+
+impl MeshPort {
+    /// Takes in processes that join the run `group` later ([`join_mesh`]): hands over their numbers and connections, from a thread of its own.
+    ///
+    /// # Errors
+    /// [`ClusterError::Io`] when a thread cannot be started.
+    pub fn welcome(
+        self,
+        group: &str,
+        process: usize,
+        keys: &Keys,
+        mut joins: impl FnMut(usize, Stream) + Send + 'static,
+    ) -> Result<MeshDoor, ClusterError> {
+        let (arrived, arrivals) = channel();
+        let plan = Joining { group: group.to_owned(), process };
+        let comes = arrived.clone();
+        let handler = move |accepted: Accepted| {
+            if let Some(welcome) = plan.admit(accepted) {
+                let _ = comes.send(Some(welcome));
+            }
+        };
+        let (limits, metrics) = (Limits::default(), Arc::new(Metrics::default()));
+        let (name, handler) = ("penstock-join", Box::new(handler));
+        let port = Acceptor::start(self.listener, name, keys.clone(), &[Role::Mesh], limits, metrics, handler)?;
+        let hand_over = move || {
+            while let Ok(Some((from, session))) = arrivals.recv() {
+                if let Ok(stream) = session.into_stream() {
+                    // From here on it is theirs: closing the port must not end it.
+                    port.disown(&stream);
+                    joins(from, stream);
+                }
+            }
+        };
+        let thread = std::thread::Builder::new().name(name.to_owned()).spawn(hand_over);
+        let thread = thread.map_err(ClusterError::io("start the thread that takes in processes"))?;
+        Ok(MeshDoor { arrived, thread: Some(thread) })
+    }
+}
+
+/// Connects a process that joins a run with the processes whose doors are given ([`MeshPort::welcome`]): all that run or join. One that does not
+/// listen any more has left, and has no connection in the answer.
+///
+/// # Errors
+/// [`MeshError::Peer`] when one refuses, or does not answer in time; [`MeshError::Cancelled`].
+pub fn join_mesh(
+    group: &str,
+    process: usize,
+    doors: &[(usize, String)],
+    keys: &Keys,
+    patience: Duration,
+    cancelled: &AtomicBool,
+) -> Result<Vec<(usize, Stream)>, MeshError> {
+    let deadline = Instant::now() + patience;
+    let mut mesh = Vec::new();
+    for (to, address) in doors {
+        if cancelled.load(Ordering::Acquire) {
+            return Err(MeshError::Cancelled);
+        }
+        let left = deadline.saturating_duration_since(Instant::now()).max(Duration::from_millis(1));
+        let limits = Limits::default();
+        let (connect_time, dial_time) = (left.min(limits.connect_time), left.min(limits.dial_time));
+        let limits = Limits { connect_time, dial_time, ..limits };
+        let said = Introduction { group: group.to_owned(), from: process, to: *to, processes: 0, threads: 0 };
+        let context = serde_json::to_value(said).expect("names and numbers are JSON");
+        match Session::dial_mesh(address, keys, MESH_SCOPE, &context, &limits, left) {
+            Ok(stream) => mesh.push((*to, stream)),
+            Err(ClusterError::Io { source, .. }) if source.kind() == ErrorKind::ConnectionRefused => {}
+            Err(source) => {
+                let (address, source) = (address.clone(), Box::new(source));
+                return Err(MeshError::Peer { process: *to, address, source });
+            }
+        }
+    }
+    Ok(mesh)
+}
+
+/// Who takes in processes that join.
+struct Joining {
+    group: String,
+    process: usize,
+}
+
+impl Joining {
+    /// As [`admit`].
+    fn admit(&self, accepted: Accepted) -> Option<(usize, Session)> {
+        let Accepted { mut session, scope, context, .. } = accepted;
+        let said = serde_json::from_slice::<Introduction>(&context).ok();
+        let fits = |said: &Introduction| {
+            said.group == self.group && scope == MESH_SCOPE && said.to == self.process && said.processes == 0
+        };
+        let Some(said) = said.filter(fits) else {
+            let message =
+                format!("process {} here belongs to another run, or the dialling one does not join", self.process);
+            let _ = session.answer(&Err(Failure::new("wrong_group", message)));
+            session.linger(REFUSAL_PATIENCE);
+            return None;
+        };
+        session.answer(&Ok(serde_json::json!({"ok": true}))).ok()?;
+        Some((said.from, session))
     }
 }
 

@@ -10,7 +10,7 @@
 use std::sync::Arc;
 
 use arrow_array::{RecordBatch as Batch, UInt32Array};
-use penstock_dataflow::{BoxError, Exchange, OperatorBuilder, Pipeline, Stream};
+use penstock_dataflow::{BoxError, Exchange, OperatorBuilder, Pipeline, Scope, Stream};
 use penstock_plan::hash::hash_columns_of;
 use pyo3::exceptions::PyIndexError;
 use pyo3::prelude::*;
@@ -18,7 +18,6 @@ use pyo3::types::{PyDict, PyList, PyTuple};
 
 use super::block::{Block, Parcel, attached};
 use super::hash;
-use super::stream::Layout;
 use super::time::Time;
 use crate::errors::{self, Kind};
 
@@ -40,12 +39,7 @@ pub(crate) enum Spread {
 }
 
 /// The stream after the exchange.
-pub(crate) fn exchange<T: Time>(
-    stream: &Stream<T, Block>,
-    name: &str,
-    spread: Spread,
-    layout: Layout,
-) -> Stream<T, Block> {
+pub(crate) fn exchange<T: Time>(stream: &Stream<T, Block>, name: &str, spread: Spread) -> Stream<T, Block> {
     let mut builder = OperatorBuilder::new(stream.scope(), name);
     builder.notify(false);
     let mut input = builder.input(stream, Pipeline);
@@ -54,7 +48,7 @@ pub(crate) fn exchange<T: Time>(
     builder.build(|_| {
         move |_| {
             while let Some((capability, block)) = input.next() {
-                let parcels = split(block, &spread, scope.peers(), &layout)?;
+                let parcels = split(block, &spread, &scope)?;
                 let mut session = output.session(&capability);
                 parcels.into_iter().for_each(|parcel| session.give(parcel));
             }
@@ -81,10 +75,11 @@ pub(crate) fn exchange<T: Time>(
     made
 }
 
-fn split(block: Block, spread: &Spread, peers: usize, layout: &Layout) -> Result<Vec<Parcel>, BoxError> {
+fn split<T: Time>(block: Block, spread: &Spread, scope: &Scope<T>) -> Result<Vec<Parcel>, BoxError> {
+    let peers = scope.peers();
     let parts = match (spread, &block) {
         _ if peers == 1 => vec![(0, block)],
-        (Spread::Broadcast, _) => return broadcast(&block, peers, layout),
+        (Spread::Broadcast, _) => return broadcast(&block, scope),
         (Spread::Columns(columns), Block::Rows(batch)) => by_columns(batch, columns, peers)?,
         (Spread::Keys { keys, refused }, Block::Items(items)) => {
             attached(|py| by_keys(py, items, keys, refused, peers))?
@@ -100,11 +95,11 @@ fn split(block: Block, spread: &Spread, peers: usize, layout: &Layout) -> Result
             return Err(misfit("a pyarrow.RecordBatch", "a function", "the name of a column or a list of names"));
         }
     };
-    let remote = parts.iter().any(|(to, _)| !layout.is_local(*to));
+    let remote = parts.iter().any(|(to, _)| !scope.is_local(*to));
     let pack = |py: Option<Python<'_>>| -> PyResult<Vec<Parcel>> {
         let pack = |(to, block): (usize, Block)| {
             let block = match py {
-                Some(py) if !layout.is_local(to) => block.pack(py)?,
+                Some(py) if !scope.is_local(to) => block.pack(py)?,
                 _ => block,
             };
             Ok(Parcel { to, block })
@@ -117,13 +112,14 @@ fn split(block: Block, spread: &Spread, peers: usize, layout: &Layout) -> Result
     }
 }
 
-fn broadcast(block: &Block, peers: usize, layout: &Layout) -> Result<Vec<Parcel>, BoxError> {
-    let packed = match (0..peers).all(|to| layout.is_local(to)) {
+fn broadcast<T: Time>(block: &Block, scope: &Scope<T>) -> Result<Vec<Parcel>, BoxError> {
+    let peers = scope.peers();
+    let packed = match (0..peers).all(|to| scope.is_local(to)) {
         true => None,
         false => Some(attached(|py| block.pack(py).map_err(|error| unpacked(py, error)))?),
     };
     let block = |to: usize| match &packed {
-        Some(packed) if !layout.is_local(to) => packed.clone(),
+        Some(packed) if !scope.is_local(to) => packed.clone(),
         _ => block.clone(),
     };
     Ok((0..peers).map(|to| Parcel { to, block: block(to) }).collect())

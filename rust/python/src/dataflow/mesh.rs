@@ -6,12 +6,12 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use penstock_cluster::ClusterError;
-use penstock_cluster::session::{MeshError, MeshPlan, MeshPort};
-use penstock_dataflow::fabric::{self, Duplex, FabricTag};
+use penstock_cluster::session::{MeshError, MeshPlan, MeshPort, Stream, join_mesh};
+use penstock_dataflow::Error;
+use penstock_dataflow::fabric::{self, Duplex, FabricTag, Limits};
 use penstock_plan::hash_bytes;
 use pyo3::prelude::*;
 
-use super::stream::Layout;
 use super::worker::DataflowSeats;
 use crate::aside;
 use crate::enter::{locked, timeout};
@@ -35,12 +35,50 @@ fn checked(threads: usize) -> PyResult<usize> {
 #[pyfunction]
 #[pyo3(signature = (threads, joinable=false))]
 pub(crate) fn dataflow_alone(threads: usize, joinable: bool) -> PyResult<DataflowSeats> {
-    let layout = Layout { process: 0, threads: checked(threads)? };
+    let threads = checked(threads)?;
     if joinable {
         let (endpoints, door) = fabric::joinable(threads);
-        return Ok(DataflowSeats::joinable(endpoints, door));
+        return Ok(DataflowSeats::joinable(0, 1, endpoints, door, None));
     }
-    Ok(DataflowSeats::new(layout, 1, fabric::threads(threads), None))
+    Ok(DataflowSeats::new(0, 1, fabric::threads(threads), None))
+}
+
+fn tag(group: &str) -> FabricTag {
+    FabricTag { query: hash_bytes(group.as_bytes()), generation: 0 }
+}
+
+fn refused(error: &Error) -> PyErr {
+    errors::raise(Kind::Dataflow, &error.to_string())
+}
+
+/// Connects a process that joins the run `group` with those whose doors (`DataflowListener.welcome`) are given by process: seats without workers,
+/// to which `admit` lets some come. Those that listen no more have left.
+#[pyfunction]
+#[pyo3(signature = (process, doors, key, group, timeout))]
+pub(crate) fn dataflow_join(
+    py: Python<'_>,
+    process: usize,
+    doors: Vec<(usize, String)>,
+    key: &[u8],
+    group: String,
+    timeout: Option<f64>,
+) -> PyResult<Option<DataflowSeats>> {
+    let patience = self::timeout(timeout)?.unwrap_or(Duration::from_secs(u64::from(u32::MAX)));
+    let (keys, tag, processes) = (registry::keys(key)?, tag(&group), process + 1);
+    let cancelled = Arc::new(AtomicBool::new(false));
+    let seen = cancelled.clone();
+    let connected = aside::once(py, "join", move || join_mesh(&group, process, &doors, &keys, patience, &seen));
+    if connected.is_err() {
+        cancelled.store(true, Ordering::Release);
+    }
+    let streams = connected?.map_err(|error| raise(&error))?;
+    if streams.is_empty() {
+        return Ok(None);
+    }
+    let streams = streams.into_iter().map(|(to, stream)| (to, Box::new(stream) as Box<dyn Duplex>)).collect();
+    let (door, guard) =
+        fabric::join_processes(process, streams, tag, Limits::default()).map_err(|error| refused(&error))?;
+    Ok(Some(DataflowSeats::joinable(process, processes, Vec::new(), door, Some(guard))))
 }
 
 /// A listener for one run of several processes.
@@ -73,7 +111,7 @@ impl DataflowListener {
     }
 
     /// Connects the process with all others and proves the key both ways; uses the listener up.
-    #[pyo3(signature = (process, addresses, key, threads, group, timeout))]
+    #[pyo3(signature = (process, addresses, key, threads, group, timeout, joinable=false))]
     #[allow(clippy::too_many_arguments)]
     fn connect(
         &self,
@@ -84,6 +122,7 @@ impl DataflowListener {
         threads: usize,
         group: String,
         timeout: Option<f64>,
+        joinable: bool,
     ) -> PyResult<DataflowSeats> {
         self.owner.check(py, "Listener")?;
         let threads = checked(threads)?;
@@ -91,7 +130,7 @@ impl DataflowListener {
         let keys = registry::keys(key)?;
         let port = self.take(py).ok_or_else(|| errors::raise(Kind::Closed, "this listener was used or closed"))?;
         let processes = addresses.len();
-        let tag = FabricTag { query: hash_bytes(group.as_bytes()), generation: 0 };
+        let tag = tag(&group);
         let plan = MeshPlan { group, process, threads, addresses };
         let cancelled = Arc::new(AtomicBool::new(false));
         let seen = cancelled.clone();
@@ -103,9 +142,29 @@ impl DataflowListener {
         let mesh = connected?.map_err(|error| raise(&error))?;
         let streams: Vec<Option<Box<dyn Duplex>>> =
             mesh.into_iter().map(|stream| stream.map(|stream| Box::new(stream) as Box<dyn Duplex>)).collect();
-        let (endpoints, guard) = fabric::processes(process, threads, streams, tag)
-            .map_err(|error| errors::raise(Kind::Dataflow, &error.to_string()))?;
-        Ok(DataflowSeats::new(Layout { process, threads }, processes, endpoints, Some(guard)))
+        if joinable {
+            let made = fabric::joinable_processes(process, threads, streams, tag);
+            let (endpoints, door, guard) = made.map_err(|error| refused(&error))?;
+            return Ok(DataflowSeats::joinable(process, processes, endpoints, door, Some(guard)));
+        }
+        let made = fabric::processes(process, threads, streams, tag);
+        let (endpoints, guard) = made.map_err(|error| refused(&error))?;
+        Ok(DataflowSeats::new(process, processes, endpoints, Some(guard)))
+    }
+
+    /// Takes in processes that join the run of these seats (`dataflow_join`) until those are closed; uses the listener up.
+    fn welcome(&self, py: Python<'_>, seats: &DataflowSeats, key: &[u8], group: &str) -> PyResult<()> {
+        self.owner.check(py, "Listener")?;
+        let keys = registry::keys(key)?;
+        let door = seats.door().cloned().ok_or_else(|| {
+            errors::raise(Kind::Value, "nobody can join these seats: they were made for fixed workers")
+        })?;
+        let port = self.take(py).ok_or_else(|| errors::raise(Kind::Closed, "this listener was used or closed"))?;
+        // What is refused has a number that was used: its stream ends, and the run goes on.
+        let joins = move |process: usize, stream: Stream| drop(door.link(process, Box::new(stream)));
+        let kept = port.welcome(group, seats.process(), &keys, joins).map_err(|error| errors::from_cluster(&error))?;
+        seats.keep(kept);
+        Ok(())
     }
 
     /// Stops listening. Again: nothing.

@@ -33,7 +33,7 @@ pub(crate) use bounded::DataflowGate;
 pub(crate) use coordination::{DataflowBarrier, DataflowSequencer};
 pub(crate) use hash::hash_keys;
 pub(crate) use input::DataflowInput;
-pub(crate) use mesh::{DataflowListener, dataflow_alone};
+pub(crate) use mesh::{DataflowListener, dataflow_alone, dataflow_join};
 pub(crate) use operator::{DataflowCapability, DataflowPorts};
 pub(crate) use probe::DataflowProbe;
 pub(crate) use stream::{DataflowLoop, DataflowScope, DataflowStream};

@@ -30,26 +30,12 @@ type Loops = Level<
     FeedbackHandle<Nest<false>, Block>,
 >;
 
-/// Which workers are threads of this process.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Layout {
-    pub(crate) process: usize,
-    pub(crate) threads: usize,
-}
-
-impl Layout {
-    pub(crate) fn is_local(self, worker: usize) -> bool {
-        worker / self.threads == self.process
-    }
-}
-
 /// Raised while its dataflow is being built.
 pub(crate) type Open = Rc<std::cell::Cell<bool>>;
 
 pub(crate) struct ScopeState {
     pub(crate) scope: Scopes,
     pub(crate) depth: usize,
-    pub(crate) layout: Layout,
     pub(crate) open: Open,
     /// Its last coordinate numbers batches.
     pub(crate) bounded: bool,
@@ -58,7 +44,6 @@ pub(crate) struct ScopeState {
 pub(crate) struct StreamState {
     stream: Streams,
     depth: usize,
-    layout: Layout,
     open: Open,
 }
 
@@ -100,9 +85,9 @@ pub(crate) struct DataflowStream {
 }
 
 impl DataflowStream {
-    fn new(address: &Address, like: (usize, Layout, &Open), stream: Streams) -> Self {
-        let (depth, layout, open) = like;
-        DataflowStream { key: address.keep("Stream", StreamState { stream, depth, layout, open: open.clone() }) }
+    fn new(address: &Address, like: (usize, &Open), stream: Streams) -> Self {
+        let (depth, open) = like;
+        DataflowStream { key: address.keep("Stream", StreamState { stream, depth, open: open.clone() }) }
     }
 
     fn state(&self, py: Python<'_>) -> PyResult<Rc<StreamState>> {
@@ -112,7 +97,7 @@ impl DataflowStream {
     }
 
     fn beside(&self, state: &StreamState, stream: Streams) -> Self {
-        Self::new(self.key.address(), (state.depth, state.layout, &state.open), stream)
+        Self::new(self.key.address(), (state.depth, &state.open), stream)
     }
 }
 
@@ -163,7 +148,7 @@ impl DataflowScope {
         }
         let (handle, stream) = open!(Root, Pair, Odd, Even);
         let input = DataflowInput::new(address, InputState::new(handle, state.depth));
-        Ok((input, DataflowStream::new(address, (state.depth, state.layout, &state.open), stream)))
+        Ok((input, DataflowStream::new(address, (state.depth, &state.open), stream)))
     }
 
     /// A scope within this one.
@@ -175,8 +160,8 @@ impl DataflowScope {
             Level::Odd(scope) => Level::Even(scope.nested::<Nest<false>, _>(name, |inner| inner.clone())),
             Level::Even(scope) => Level::Odd(scope.nested::<Nest<true>, _>(name, |inner| inner.clone())),
         };
-        let (depth, layout, open) = (state.depth + 1, state.layout, state.open.clone());
-        let nested = ScopeState { scope, depth, layout, open, bounded: false };
+        let (depth, open) = (state.depth + 1, state.open.clone());
+        let nested = ScopeState { scope, depth, open, bounded: false };
         Ok(DataflowScope::new(self.key.address(), nested))
     }
 
@@ -203,7 +188,7 @@ impl DataflowScope {
         }
         let (handle, stream) = split!(Root, Pair, Odd, Even);
         let handle = DataflowLoop { key: address.keep("loop", RefCell::new(Some(handle))) };
-        Ok((handle, DataflowStream::new(address, (state.depth, state.layout, &state.open), stream)))
+        Ok((handle, DataflowStream::new(address, (state.depth, &state.open), stream)))
     }
 
     /// An operator over any number of inputs, with one output: ``constructor(ports, capability)`` gives its logic.
@@ -232,7 +217,7 @@ impl DataflowScope {
             };
         }
         let stream = build!(Root, Pair, Odd, Even);
-        Ok(DataflowStream::new(address, (state.depth, state.layout, &state.open), stream))
+        Ok(DataflowStream::new(address, (state.depth, &state.open), stream))
     }
 
     fn __reduce__(&self) -> PyResult<()> {
@@ -309,7 +294,7 @@ impl DataflowStream {
             (Level::Even(stream), Level::Odd(scope)) => Level::Odd(stream.enter(scope)),
             _ => return Err(strangers("enter")),
         };
-        let like = (inner.depth, state.layout, &state.open);
+        let like = (inner.depth, &state.open);
         Ok(DataflowStream::new(self.key.address(), like, stream))
     }
 
@@ -323,7 +308,7 @@ impl DataflowStream {
             (Level::Even(stream), Level::Odd(scope)) => Level::Odd(stream.leave(scope)),
             _ => return Err(strangers("leave")),
         };
-        let like = (outer.depth, state.layout, &state.open);
+        let like = (outer.depth, &state.open);
         Ok(DataflowStream::new(self.key.address(), like, stream))
     }
 
@@ -341,9 +326,9 @@ impl DataflowStream {
         let (state, address) = (self.state(py)?, self.key.address());
         let bounds = bounded::bounds(batches, batch_size, memory)?;
         let (scope, stream, gate) = bounded::open(address, &state.stream, name, bounds, begin);
-        let (depth, layout) = (state.depth + 1, state.layout);
-        let inner = ScopeState { scope, depth, layout, open: state.open.clone(), bounded: true };
-        let stream = DataflowStream::new(address, (depth, layout, &state.open), stream);
+        let depth = state.depth + 1;
+        let inner = ScopeState { scope, depth, open: state.open.clone(), bounded: true };
+        let stream = DataflowStream::new(address, (depth, &state.open), stream);
         Ok((DataflowScope::new(address, inner), stream, gate))
     }
 
@@ -356,7 +341,7 @@ impl DataflowStream {
     ) -> PyResult<DataflowStream> {
         let (state, outer) = (self.state(py)?, outer.get().state(py)?);
         let stream = gate.get().leave(py, &state.stream)?;
-        Ok(DataflowStream::new(self.key.address(), (outer.depth, state.layout, &state.open), stream))
+        Ok(DataflowStream::new(self.key.address(), (outer.depth, &state.open), stream))
     }
 
     /// Feeds a loop of this scope.
@@ -376,7 +361,7 @@ impl DataflowStream {
 impl DataflowStream {
     fn spread(&self, py: Python<'_>, name: &str, spread: Spread) -> PyResult<DataflowStream> {
         let state = self.state(py)?;
-        let stream = lift!(&state.stream, stream => exchange(stream, name, spread, state.layout));
+        let stream = lift!(&state.stream, stream => exchange(stream, name, spread));
         Ok(self.beside(&state, stream))
     }
 }

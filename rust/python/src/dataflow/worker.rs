@@ -8,6 +8,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use penstock_cluster::session::MeshDoor;
 use penstock_coord::{Barrier, Sequencer};
 use penstock_dataflow::{Door, Endpoint, Error, FabricGuard, JoinError, Ticket, Waker, Worker};
 use pyo3::prelude::*;
@@ -18,7 +19,7 @@ use super::failure;
 use super::home::{Address, Home, Key, busy};
 use super::input::InputState;
 use super::roll::Site;
-use super::stream::{DataflowScope, Layout, ScopeState};
+use super::stream::{DataflowScope, ScopeState};
 use super::time::Level;
 use crate::enter::{enter, locked, timeout};
 use crate::errors::{self, Kind};
@@ -69,37 +70,55 @@ impl StopSignal {
 #[pyclass(frozen, module = "penstock._native")]
 pub(crate) struct DataflowSeats {
     owner: Owner,
-    layout: Layout,
+    process: usize,
     processes: usize,
     endpoints: Mutex<Vec<Option<Endpoint>>>,
     guard: Mutex<Option<FabricGuard>>,
     /// How many workers it began with.
     founders: usize,
     door: Option<Door>,
+    /// Where processes come that join.
+    port: Mutex<Option<MeshDoor>>,
     signal: Arc<StopSignal>,
 }
 
 impl DataflowSeats {
-    pub(crate) fn new(layout: Layout, processes: usize, endpoints: Vec<Endpoint>, guard: Option<FabricGuard>) -> Self {
+    pub(crate) fn new(process: usize, processes: usize, endpoints: Vec<Endpoint>, guard: Option<FabricGuard>) -> Self {
+        let founders = endpoints.len();
         DataflowSeats {
             owner: Owner::here(),
-            layout,
+            process,
             processes,
             endpoints: Mutex::new(endpoints.into_iter().map(Some).collect()),
             guard: Mutex::new(guard),
-            founders: layout.threads,
+            founders,
             door: None,
+            port: Mutex::default(),
             signal: Arc::default(),
         }
     }
 
-    /// Seats of one process, in which more workers may come through the door: all are local, whatever their index.
-    pub(crate) fn joinable(endpoints: Vec<Endpoint>, door: Door) -> Self {
-        let founders = endpoints.len();
-        let layout = Layout { process: 0, threads: usize::MAX };
-        let mut seats = DataflowSeats::new(layout, 1, endpoints, None);
-        (seats.founders, seats.door) = (founders, Some(door));
+    /// Seats of one process to which more workers may come through the door.
+    pub(crate) fn joinable(
+        process: usize,
+        processes: usize,
+        endpoints: Vec<Endpoint>,
+        door: Door,
+        guard: Option<FabricGuard>,
+    ) -> Self {
+        let mut seats = DataflowSeats::new(process, processes, endpoints, guard);
+        seats.door = Some(door);
         seats
+    }
+
+    /// The door, while the seats are open.
+    pub(crate) fn door(&self) -> Option<&Door> {
+        self.door.as_ref()
+    }
+
+    /// Takes in processes until it is closed.
+    pub(crate) fn keep(&self, port: MeshDoor) {
+        *lock(&self.port) = Some(port);
     }
 }
 
@@ -107,8 +126,8 @@ impl DataflowSeats {
 impl DataflowSeats {
     /// Index of this process.
     #[getter]
-    fn process(&self) -> usize {
-        self.layout.process
+    pub(crate) fn process(&self) -> usize {
+        self.process
     }
 
     /// How many processes there are.
@@ -152,12 +171,11 @@ impl DataflowSeats {
             let message = format!("seat {thread} of {} is taken or does not exist", self.founders);
             errors::raise(Kind::Value, &message)
         })?;
-        Ok(DataflowWorker::new(endpoint, self.layout, self.signal.clone(), main))
+        Ok(DataflowWorker::new(endpoint, self.signal.clone(), main))
     }
 
     /// Whether the program of a worker here was told that the run has ended: it unwinds by itself.
-    fn heard(&self, py: Python<'_>, thread: usize) -> bool {
-        let index = self.layout.process * self.layout.threads + thread;
+    fn heard(&self, py: Python<'_>, index: usize) -> bool {
         locked(py, &self.signal.heard, |heard| heard.contains(&index))
     }
 
@@ -167,7 +185,7 @@ impl DataflowSeats {
         py.detach(|| {
             self.signal.stop(reason);
             if let Some(guard) = &*lock(&self.guard) {
-                let worker = if self.layout.process == 0 { 0 } else { self.layout.process * self.layout.threads };
+                let worker = self.process * self.founders;
                 guard.abort(Error::Aborted { worker, reason: reason.to_owned() });
             }
         });
@@ -178,6 +196,7 @@ impl DataflowSeats {
     fn close(&self, py: Python<'_>) -> PyResult<()> {
         self.owner.check(py, "Seats")?;
         py.detach(|| {
+            drop(lock(&self.port).take());
             let endpoints = std::mem::take(&mut *lock(&self.endpoints));
             drop(endpoints);
             let guard = lock(&self.guard).take();
@@ -196,6 +215,7 @@ impl Drop for DataflowSeats {
         if !self.owner.is_here() {
             // A forked child: the threads and the meaning of the sockets are the parent's.
             std::mem::forget(lock(&self.guard).take());
+            std::mem::forget(lock(&self.port).take());
             std::mem::forget(std::mem::take(&mut *lock(&self.endpoints)));
         }
     }
@@ -234,18 +254,17 @@ pub(crate) struct DataflowWorker {
     address: Address,
     /// As of the last step.
     peers: AtomicUsize,
-    layout: Layout,
     post: Post,
 }
 
 impl DataflowWorker {
-    fn new(endpoint: Endpoint, layout: Layout, signal: Arc<StopSignal>, main: bool) -> Self {
+    fn new(endpoint: Endpoint, signal: Arc<StopSignal>, main: bool) -> Self {
         let (index, peers) = (endpoint.index(), endpoint.peers());
         let mut worker = Worker::new(endpoint);
         lock(&signal.wakers).push(worker.waker());
         let site = Site::open(&mut worker);
         let post = Post { index, main, signal };
-        DataflowWorker { address: Home::open(worker, site), peers: AtomicUsize::new(peers), layout, post }
+        DataflowWorker { address: Home::open(worker, site), peers: AtomicUsize::new(peers), post }
     }
 
     /// One step, and what it means for the program: whether one of its dataflows is unfinished.
@@ -352,7 +371,7 @@ impl DataflowWorker {
     fn open(&self, py: Python<'_>, name: &str) -> PyResult<DataflowScope> {
         let made = self.address.drive(py, "dataflow()", |worker, home| {
             let (scope, open) = home.site.build(worker, name)?;
-            let state = ScopeState { scope: Level::Root(scope), depth: 1, layout: self.layout, open, bounded: false };
+            let state = ScopeState { scope: Level::Root(scope), depth: 1, open, bounded: false };
             Some(DataflowScope::new(&self.address, state))
         })?;
         made.ok_or_else(|| {
