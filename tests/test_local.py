@@ -452,6 +452,14 @@ def test_a_migration_is_prepared_for_an_epoch() -> None:
         session.migrate(at_epoch=3)
 
 
+def test_a_session_that_has_just_begun_tells_where_its_bins_are() -> None:
+    for _ in range(50):
+        with counting().start(workers=2) as session:
+            # No worker has had the time to tell anything.
+            assert session.owners() == [[number % 2 for number in range(256)]]
+            assert (session.bins().num_rows, session.loads().num_rows) == (256, 256)
+
+
 def test_loads_are_measured_and_evened_out() -> None:
     keys = [key for key in range(2_000) for _ in range(50)]
     with counting().start(workers=2) as session:

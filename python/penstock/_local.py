@@ -598,9 +598,6 @@ class LocalSession:
                 if migration not in waiting:
                     follow(migration._wait, None, False, lambda: 0)
             self._owners = self.owners()
-            if not self._owners and self._flow.keyed:
-                # No worker has told yet where its bins are: where all of them begin.
-                self._owners = [[number % self.workers for number in range(1 << self._bits)]]
             told = self._native.bins()
             split = bool(told) and len(told[0]) > 1 << self._bits
             owner = {(prefix, bits): worker for prefix, bits, worker in told[0]} if split else {}

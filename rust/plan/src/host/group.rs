@@ -324,7 +324,7 @@ impl Group {
         let index = endpoint.index();
         let (commands, inbox) = unbounded();
         let (send_waker, waker) = crossbeam::channel::bounded(1);
-        let gauges = Arc::new(Gauges::default());
+        let gauges = Arc::new(Gauges::new(self.config.owners.clone()));
         let thread = Thread {
             config: self.config.clone(),
             shared: self.shared.clone(),

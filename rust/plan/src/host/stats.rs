@@ -174,10 +174,15 @@ struct Cells {
 }
 
 /// The cells of one worker, written by its thread and read by the host.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(crate) struct Gauges(Mutex<Cells>);
 
 impl Gauges {
+    /// Of a worker that begins with these owners.
+    pub(crate) fn new(owners: Vec<Vec<u32>>) -> Self {
+        Self(Mutex::new(Cells { owners, ..Cells::default() }))
+    }
+
     fn cells(&self) -> std::sync::MutexGuard<'_, Cells> {
         self.0.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
     }
