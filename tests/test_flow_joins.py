@@ -60,6 +60,8 @@ def test_joins_are_written() -> None:
     assert "on=['k'], how='left', within=('-1s', '0s'))" in repr(
         left().join(right(), on="k", how="left", within=("-1s", "0s"))
     )
+    flow = left().join(right(), on="k", until="v", validate="1:m")
+    assert step_of(flow) == plain | {"until": "v", "validate": "1:m"} and "until='v', validate='1:m')" in repr(flow)
     flow = left().window_join(right(), on="k", window=pk.tumbling("10ms"), how="left")
     assert flow.columns == ("window_start", "window_end", "k", "t", "v", "u", "w") and flow.event_time is None
     assert step_of(flow) == plain | {"how": "left", "windowed": True, "inputs": [2, 3]}
@@ -108,6 +110,11 @@ def test_joins_are_explained() -> None:
             ["pairs, and rows of both sides that meet none, with k = k, u - t from -5 s to 10 s", "state of near: "],
         ),
         (
+            left().join(right(), on="k", until="v", validate="1:m"),
+            ["pairs with k = k, at most one left row for a right row, u from t to before v", "state: left rows until"],
+        ),
+        (left().join(right(), on="k", validate="1:m"), ["left rows, and right rows that have met none, for ever"]),
+        (
             left().window_join(right(), on="k", window=pk.sliding("10s", every="5s"), how="semi"),
             ["left rows that meet any with k = k, sliding 10 s every 5 s", "until their window closes"],
         ),
@@ -132,6 +139,22 @@ def test_joins_have_names() -> None:
         left().join(right(), on="k", name="a/b")
 
 
+def test_rows_meet_until_a_time_of_their_own() -> None:
+    given = {
+        "left": table("ktv", [(1, 10, 20), (1, 20, 30), (2, 10, 10), (3, 0, 99)]),
+        "right": table("kuw", [(1, 9, 0), (1, 10, 1), (1, 19, 2), (1, 20, 3), (1, 30, 4), (2, 10, 5)]),
+    }
+    pairs = Counter({(1, 10, 20, 10, 1): 1, (1, 10, 20, 19, 2): 1, (1, 20, 30, 20, 3): 1})
+    lone = Counter({(2, 10, 10, None, None): 1, (3, 0, 99, None, None): 1})
+    for how, expected in (("inner", pairs), ("left", pairs + lone)):
+        for validate in (None, "1:m"):
+            joined = left().join(right(), on="k", how=how, until="v", validate=validate)
+            assert rows(joined.collect(given, 2)) == expected, (how, validate)
+    other = pk.Flow("k bigint, t bigint", name="left", event_time="t").join(right(), on="k", validate="1:m")
+    with pytest.raises(SchemaError, match=r"validate='1:m' says .* two with the key k = 1 .*leave validate out"):
+        other.collect({"left": given["left"].select(["k", "t"]), "right": given["right"]})
+
+
 def test_joins_that_make_no_sense_are_refused() -> None:
     cases: list[tuple[type[Exception], str, Any]] = [
         (
@@ -148,6 +171,18 @@ def test_joins_that_make_no_sense_are_refused() -> None:
             "join within '-5s' is negative|has no unit|not",
             lambda: left().join(right(), on="k", within="-5s"),
         ),
+        (SchemaError, "until: column 'w' does not exist", lambda: left().join(right(), on="k", until="w")),
+        (ConfigError, "until=3: name a column", lambda: left().join(right(), on="k", until=3)),  # type: ignore[arg-type]
+        (
+            SchemaError,
+            "until needs a timestamp, or int64 in milliseconds",
+            lambda: pk.Flow("k bigint, t bigint, v string", event_time="t").join(right(), on="k", until="v"),
+        ),
+        (PlanError, "event-time column", lambda: left(event_time=None).join(right(), on="k", until="v")),
+        (PlanError, "leave within", lambda: left().join(right(), on="k", until="v", within="1s")),
+        (ConfigError, "validate='m:m' is unknown", lambda: left().join(right(), on="k", validate="m:m")),
+        (PlanError, "has no such check", lambda: left().join(right(), on="k", validate="1:m", within="1s")),
+        (PlanError, "leave validate out", lambda: left().join(right(), on="k", validate="1:m", how="semi")),
         (PlanError, "event-time column", lambda: left().join(right(event_time=None), on="k", within="1s")),
         (PlanError, "event-time column", lambda: left(event_time=None).join(right(), on="k", within="1s")),
         (

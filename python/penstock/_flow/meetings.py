@@ -88,6 +88,8 @@ class Meetings(FlowBase):
         right_on: str | Sequence[str] | None = None,
         how: str = "inner",
         within: Duration | tuple[Duration, Duration] | None = None,
+        until: str | None = None,
+        validate: str | None = None,
         suffix: str | None = None,
         name: str | None = None,
     ) -> Self:
@@ -110,6 +112,13 @@ class Meetings(FlowBase):
             How much later than that of this flow's row the event time of the other's row may be,
             at least and at most: ``("-5s", "10s")``. One duration is both ways: ``"10s"`` is
             ``("-10s", "10s")``. Both ends count. Without it rows meet whatever their times.
+        until : str, optional
+            In place of `within`: the column of this flow, of a type of event time, up to which its row
+            meets rows of the other one, from its own event time on and without that time itself. Where
+            it is null there is no end.
+        validate : {"1:m"}, optional
+            Says that a row of the other flow meets at most one of this flow, which is checked, and lets
+            rows of the other flow go when they have met theirs. Not with `within`, "semi" and "anti".
         suffix : str, optional
             What is put behind the name of a column of the other flow that this one has, too, such as
             ``"_right"``. Without it such a column is refused.
@@ -129,11 +138,12 @@ class Meetings(FlowBase):
             of a type that is not kept in state (dictionaries).
         PlanError
             When two different sources have one name, both sides have another column of one name
-            and there is no `suffix`, or a name with it is taken, too, a side gives updates, `within` is
-            given and a side has no event time, or another step has the name.
+            and there is no `suffix`, or a name with it is taken, too, a side gives updates, `within` or
+            `until` is given and a side has no event time, both are given, `validate` does not go with
+            the rest, or another step has the name.
         ConfigError
-            When the columns to compare are named twice or not at all, `how` is unknown, `within`
-            is no interval or ends before it begins, or the suffix or name is none.
+            When the columns to compare are named twice or not at all, `how` or `validate` is unknown,
+            `within` is no interval or ends before it begins, or the suffix or name is none.
 
         Notes
         -----
@@ -148,6 +158,11 @@ class Meetings(FlowBase):
         With `within` a row goes when the watermark says that it can meet none any more, and if it
         has met none and is of a side that gives such rows, it comes out then. Rows behind the
         watermark, and rows without event time, are late and meet none.
+
+        With `until` a row of this flow goes when the watermark reaches that time, one of the other flow
+        when the watermark has passed it: of auctions and bids the open auctions are kept. With
+        `validate` two rows of this flow that one of the other could meet are a `SchemaError` of the run, which
+        names their key.
 
         A source may meet itself. The result has no event time: a pair has two.
 
@@ -164,8 +179,20 @@ class Meetings(FlowBase):
         [{'person': 2, 'city': 'Bonn', 'seller': 2, 'item': 'lamp'}]
         >>> people.join(sales, left_on="person", right_on="seller", how="anti").collect(rows).to_pylist()
         [{'person': 1, 'city': 'Ulm'}]
+
+        >>> sold = pk.Flow("lot bigint, at bigint, closes bigint", event_time="at", name="sold")
+        >>> bids = pk.Flow("lot bigint, price bigint, ts bigint", event_time="ts", name="bids")
+        >>> found = sold.join(bids, on="lot", until="closes", validate="1:m")
+        >>> found.collect({"sold": pa.table({"lot": [1], "at": [10], "closes": [20]}),
+        ...                "bids": pa.table({"lot": [1, 1], "price": [5, 7], "ts": [19, 20]})}).to_pylist()
+        [{'lot': 1, 'at': 10, 'closes': 20, 'price': 5, 'ts': 19}]
         """
-        step = self._compared("join", other, on, left_on, right_on, how, suffix, name)
+        step = self._compared("join", other, on, left_on, right_on, how, validate, suffix, name)
+        if until is not None:
+            if not isinstance(until, str):
+                raise ConfigError(f"join until={until!r}: name a column of this flow")
+            self._require((until,), "join until")
+            step["until"] = until
         if within is not None:
             step["within"] = list(_interval(within))
         return self._meeting(step, (self, other), None)
@@ -179,6 +206,7 @@ class Meetings(FlowBase):
         left_on: str | Sequence[str] | None = None,
         right_on: str | Sequence[str] | None = None,
         how: str = "inner",
+        validate: str | None = None,
         suffix: str | None = None,
         name: str | None = None,
     ) -> Self:
@@ -194,6 +222,8 @@ class Meetings(FlowBase):
             See `penstock.tumbling` and `penstock.sliding`. Both flows have event time of one type.
         how : {"inner", "left", "right", "full", "semi", "anti"}, default "inner"
             As for `join`. Rows that meet none come out when their window closes.
+        validate : {"1:m"}, optional
+            As for `join`: of this flow there is at most one row of a key in a window.
         suffix : str, optional
             As for `join`.
         name : str, optional
@@ -226,7 +256,7 @@ class Meetings(FlowBase):
         ...                "clicks": pa.table({"ad": [1], "at": [9]})}).to_pylist()
         [{'window_start': 0, 'window_end': 10, 'ad': 1, 'ts': 3, 'at': 9}]
         """
-        step = self._compared("window_join", other, on, left_on, right_on, how, suffix, name)
+        step = self._compared("window_join", other, on, left_on, right_on, how, validate, suffix, name)
         if not isinstance(window, Window):
             raise ConfigError(f"window_join window={window!r}: make it with penstock.tumbling or penstock.sliding")
         for flow in (self, other):
@@ -246,6 +276,7 @@ class Meetings(FlowBase):
         left_on: str | Sequence[str] | None,
         right_on: str | Sequence[str] | None,
         how: str,
+        validate: str | None,
         suffix: str | None,
         name: str | None,
     ) -> dict[str, Any]:
@@ -261,6 +292,8 @@ class Meetings(FlowBase):
         self._require(left, f"{what}, left side")
         other._require(right, f"{what}, right side")
         one_of(how, f"{what} how", _HOWS)
+        if validate is not None:
+            one_of(validate, f"{what} validate", ("1:m",))
         if suffix is not None and (not isinstance(suffix, str) or not suffix):
             raise ConfigError(f'{what} suffix={suffix!r}: give a text that is not empty, such as "_right"')
         same = {one for one, two in zip(left, right, strict=True) if one == two}
@@ -284,6 +317,7 @@ class Meetings(FlowBase):
             "left": list(left),
             "right": list(right),
             **({} if how == "inner" else {"how": how}),
+            **({} if validate is None else {"validate": validate}),
             **({} if suffix is None else {"suffix": suffix}),
             **told,
         }

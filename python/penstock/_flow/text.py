@@ -147,6 +147,7 @@ def step_text(step: dict[str, Any], calls: Sequence[dict[str, Any]]) -> str:
             items.append(f"how={step['how']!r}")
         if "within" in step:
             items.append(f"within=({', '.join(map(_signed, step['within']))})")
+        items += [f"{option}={step[option]!r}" for option in ("until", "validate") if option in step]
         if "suffix" in step:
             items.append(f"suffix={step['suffix']!r}")
         if "operator" in step:

@@ -96,6 +96,9 @@ impl GroupHost {
             OpError::Overflow { step, column, .. } => {
                 Failure::new("data", message).with("step", step.to_string()).with("column", column.as_str())
             }
+            OpError::Twice { step, key, row } => {
+                Failure::new("data", message).with("step", step.to_string()).with("key", key.as_str()).with("row", *row)
+            }
             OpError::EventTime { step, column, row, value } => Failure::new("data", message)
                 .with("step", step.to_string())
                 .with("column", column.as_str())

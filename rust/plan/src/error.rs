@@ -303,6 +303,19 @@ pub enum OpError {
         /// Row of the block.
         row: usize,
     },
+    /// Two left rows could meet one right row, where at most one may.
+    #[error(
+        "{step}: validate='1:m' says that a row of the right side meets at most one of the left, and there are two with the key {key} (row {row} of a \
+         block is the second); leave validate out, or keep one of them"
+    )]
+    Twice {
+        /// The step.
+        step: StepName,
+        /// The key, in words.
+        key: String,
+        /// Row of the block.
+        row: usize,
+    },
     /// An event time is too far from 1970 to be windowed.
     #[error("{step}: event time {value} in column '{column}', row {row}, is out of range")]
     EventTime {

@@ -214,19 +214,29 @@ pub(crate) fn explain(plan: &Plan) -> String {
                     format!("{} = {}", left.routed.field(*one).name(), right.routed.field(*other).name())
                 });
                 let mut words = format!("{} {}", joined(join), pairs.collect::<Vec<_>>().join(" and "));
+                if join.once {
+                    words += ", at most one left row for a right row";
+                }
+                let times = [left, right].map(|side| side.time.as_ref().map_or("", |time| &time.name));
                 let state = match (join.within, &join.windows) {
                     (Some(_), Some(of)) => {
                         words += &format!(", {}", windows(of));
                         "the rows of both sides until their window closes"
                     }
-                    (Some((lower, upper)), None) => {
-                        let times = [left, right].map(|side| side.time.as_ref().map_or("", |time| &time.name));
-                        words += &format!(", {} - {} from {} to {}", times[1], times[0], time(lower), time(upper));
-                        "the rows of both sides until the watermark says that they meet none any more"
-                    }
+                    (Some((lower, upper)), None) => match &join.until {
+                        Some(until) => {
+                            words += &format!(", {} from {} to before {}", times[1], times[0], until.name);
+                            "left rows until then, right rows until the watermark has passed them"
+                        }
+                        None => {
+                            words += &format!(", {} - {} from {} to {}", times[1], times[0], time(lower), time(upper));
+                            "the rows of both sides until the watermark says that they meet none any more"
+                        }
+                    },
                     (None, _) if join.how.is_filter() => {
                         "left rows that have met none and one right row per key, for ever"
                     }
+                    (None, _) if join.once => "left rows, and right rows that have met none, for ever",
                     (None, _) => "the rows of both sides, for ever",
                 };
                 (words, state)

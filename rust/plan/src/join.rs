@@ -12,6 +12,15 @@
 //! watermark is behind the last time that it can meet: then it goes, and if it has met none and its side gives such rows, it comes out. Rows
 //! without a time are late. A watermark that is told again finds rows that were over when they came.
 //!
+//! With an end (`until`) a left row meets right rows from its own time up to a time of its own, which is a column, without that; it is over when the
+//! watermark has reached that, and right rows when the watermark is behind them. All else is as with an interval.
+//!
+//! Where a right row meets at most one left row (`1:m`) one that has met is not kept, and one that waited goes when it meets; a left row that could
+//! meet what another one meets is an error.
+//!
+//! Pairs come out as columns: of each side the rows that are in any, once, and of those as many as there are pairs ([`Pairs`]). A row that meets many of a
+//! block is read once.
+//!
 //! Pairs come out in rounds: one call takes rows until it has given [`ROUND_ROWS`] or [`ROUND_BYTES`], and says how many it has taken.
 //! One row's pairs are never divided: they are as many as rows of its key that are kept.
 
@@ -23,14 +32,15 @@ use std::sync::Arc;
 
 use arrow_array::{ArrayRef, BooleanArray, RecordBatch, StringArray, StructArray, UInt32Array, new_null_array};
 use arrow_buffer::NullBuffer;
-use arrow_row::{RowConverter, SortField};
+use arrow_row::{RowConverter, Rows, SortField};
 use arrow_schema::{DataType, Field, Schema, SchemaRef};
 use arrow_select::filter::filter_record_batch;
 use arrow_select::take::take;
 
 use self::sides::Own;
 pub(crate) use self::sides::{Rules, Sides};
-use crate::column::{EventTime, plain};
+use crate::bytes::ByteColumn;
+use crate::column::{EventTime, codes, plain};
 use crate::error::{OpError, StepName};
 use crate::hash::hash_bytes;
 use crate::key::KeyCodec;
@@ -57,6 +67,10 @@ pub struct Join {
     pub sides: [Joined; 2],
     /// The least and the greatest time of a right row behind that of the left row that it meets, in microseconds.
     pub within: Option<(i64, i64)>,
+    /// The column of the left side with the time before which, from its own on, its row meets others.
+    pub until: Option<Box<EventTime>>,
+    /// Whether a right row meets at most one left row.
+    pub once: bool,
     /// The windows to which rows are assigned on their way in: those of one window meet.
     pub windows: Option<Windows>,
     /// The side that blocks are assigned for; see [`KeyedSpec::side`](crate::KeyedSpec::side).
@@ -104,7 +118,7 @@ fn nulls(columns: &[usize], batch: &RecordBatch) -> Result<Option<NullBuffer>, O
 
 impl Join {
     pub(crate) fn rules(&self) -> Rules {
-        Rules::new(self.how, self.within)
+        Rules { until: self.until.is_some(), once: self.once, ..Rules::new(self.how, self.within) }
     }
 
     /// The rows of the side [`own`](Self::own) that have to be routed, once for each of their windows.
@@ -138,14 +152,18 @@ impl Join {
         if let Some((lower, upper)) = self.within {
             let times = self.sides.iter().filter_map(|side| side.time.as_ref()).map(|time| time.column.to_string());
             let times: Vec<String> = times.collect();
-            words.push(match &self.windows {
-                Some(windows) => {
+            words.push(match (&self.until, &self.windows) {
+                (Some(until), _) => format!("until column {}", until.column),
+                (None, Some(windows)) => {
                     let place = crate::explain::place(windows.offset_us(), windows.zone());
                     format!("windows of {} us every {} us{place}", windows.size_us(), windows.every_us())
                 }
-                None => format!("within {lower} us to {upper} us"),
+                (None, None) => format!("within {lower} us to {upper} us"),
             });
             words.push(format!("by times {}", times.join(" and ")));
+        }
+        if self.once {
+            words.push("1:m".into());
         }
         words.join(", ")
     }
@@ -172,6 +190,8 @@ struct Half {
     rows: RowConverter,
     /// Where rows that are kept say when they are over: event time, or the end of their window.
     time: Option<EventTime>,
+    /// Where they say until when they meet others.
+    until: Option<EventTime>,
 }
 
 /// See the module.
@@ -186,7 +206,8 @@ pub(crate) struct JoinOp {
     watermark: i64,
     /// At the end of an input without interval: the bin and key from which on rows come out that have met none.
     ended: Option<(u32, usize)>,
-    pairs: Pairs,
+    /// Memory for pairs; none while they come out.
+    pairs: Option<Pairs>,
     /// Where the keys of some rows are kept.
     found: Vec<Option<u32>>,
     /// Bins of a block that are held.
@@ -198,14 +219,86 @@ const TOGETHER: usize = 128;
 /// Of more bins than these each row asks for its own.
 const CHECKED_BITS: u8 = 12;
 
-/// Pairs that are to come out: rows of the block, and bytes of rows of the other side.
-#[derive(Default)]
+/// Pairs that are to come out: rows of the block, and rows of the other side, whose bytes stand here once for many pairs.
 struct Pairs {
     /// Bytes of the rows of both sides.
     weight: usize,
     mine: Vec<u32>,
+    /// For each pair the row of the other side, by its number among these.
+    which: Vec<u32>,
     theirs: Vec<u8>,
     ends: Vec<usize>,
+    /// Rows that came last, by where they are kept.
+    seen: Box<[Seen]>,
+    /// What is seen now.
+    turn: u32,
+}
+
+/// A row of the other side that is among those of some pairs.
+#[derive(Clone, Copy, Default)]
+struct Seen {
+    place: u64,
+    bin: u32,
+    /// That of the pairs; 0 is of none.
+    turn: u32,
+    number: u32,
+}
+
+/// Rows that are looked for among those that came last, as a power of two.
+const SEEN_BITS: u32 = 10;
+
+impl Default for Pairs {
+    fn default() -> Self {
+        let seen = vec![Seen::default(); 1 << SEEN_BITS].into();
+        let (mine, which, theirs, ends) = Default::default();
+        Self { weight: 0, mine, which, theirs, ends, seen, turn: 1 }
+    }
+}
+
+impl Pairs {
+    /// A row of the block meets one of a bin: where that is kept, if it stays there as long as these pairs are here, and its bytes.
+    #[inline]
+    fn push(&mut self, row: u32, weight: usize, (bin, place, bytes): (u32, Option<u64>, &[u8])) {
+        self.weight += weight + bytes.len();
+        self.mine.push(row);
+        let next = self.ends.len() as u32;
+        let number = match place {
+            None => next,
+            Some(place) => {
+                let mixed = (place ^ u64::from(bin) << 20).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+                let seen = &mut self.seen[(mixed >> (u64::BITS - SEEN_BITS)) as usize];
+                if (seen.place, seen.bin, seen.turn) != (place, bin, self.turn) {
+                    *seen = Seen { place, bin, turn: self.turn, number: next };
+                }
+                seen.number
+            }
+        };
+        if number == next {
+            self.theirs.extend_from_slice(bytes);
+            self.ends.push(self.theirs.len());
+        }
+        self.which.push(number);
+    }
+
+    /// Forgets what has come out.
+    fn clear(&mut self) {
+        self.theirs.clear();
+        self.ends.clear();
+        self.turn = self.turn.checked_add(1).unwrap_or_else(|| {
+            self.seen.fill(Seen::default());
+            1
+        });
+    }
+}
+
+/// Rows `rows` of columns, which are shared where those are all of them in their order.
+fn taken(columns: &[&ArrayRef], rows: Vec<u32>) -> Result<Vec<ArrayRef>, OpError> {
+    let all = columns.first().is_some_and(|column| column.len() == rows.len());
+    if all && (0..).zip(&rows).all(|(at, row)| at == *row) {
+        return Ok(columns.iter().map(|column| Arc::clone(column)).collect());
+    }
+    let rows = UInt32Array::from(rows);
+    Ok(columns.iter().map(|column| take(column, &rows, None)).collect::<Result<_, _>>()?)
 }
 
 /// Rows of each side that come out of state by themselves.
@@ -228,7 +321,37 @@ impl Round {
     }
 }
 
+impl Half {
+    /// What is kept of rows.
+    fn bytes(&self, batch: &RecordBatch) -> Result<Rows, OpError> {
+        let kept: Vec<ArrayRef> = self.side.kept.iter().map(|at| batch.column(*at).clone()).collect();
+        Ok(self.rows.convert_columns(&kept)?)
+    }
+}
+
+/// The key of a row in words.
+fn said(side: &Joined, batch: &RecordBatch, row: usize) -> String {
+    let one = |at: &usize| {
+        let value = plain(&batch.column(*at).slice(row, 1)).ok();
+        let value = value.map(|value| match (ByteColumn::of(&value), codes(&value)) {
+            (Some(text), _) => format!("{:?}", String::from_utf8_lossy(text.get(0))),
+            (None, Some(codes)) => codes.values[0].to_string(),
+            (None, None) => format!("{value:?}").split_whitespace().collect::<Vec<_>>().join(" "),
+        });
+        format!("{} = {}", side.routed.field(*at).name(), value.unwrap_or_default())
+    };
+    side.on.iter().map(one).collect::<Vec<_>>().join(", ")
+}
+
 impl JoinOp {
+    /// For each row the last time at which one can meet it; where it says none, the last there is before the end.
+    fn lasts(&self, until: &EventTime, batch: &RecordBatch) -> Result<Vec<i64>, OpError> {
+        let (mut lasts, absent) = event_times(&self.step, until, until.column, batch)?;
+        lasts.iter_mut().for_each(|last| *last = last.saturating_sub(1));
+        absent.into_iter().for_each(|row| lasts[row as usize] = i64::MAX - 1);
+        Ok(lasts)
+    }
+
     pub(crate) fn new(
         step: StepName,
         keys: &[usize],
@@ -236,20 +359,23 @@ impl JoinOp {
         types: Vec<DataType>,
         output: SchemaRef,
     ) -> Result<Self, OpError> {
-        let half = |side: &Joined, keys: Vec<usize>| -> Result<Half, OpError> {
+        let half = |side: &Joined, keys: Vec<usize>, until: Option<EventTime>| -> Result<Half, OpError> {
             let time = match &join.windows {
                 Some(_) => side.time.clone().map(|time| EventTime { column: 1, ..time }),
                 None => side.time.clone().filter(|_| join.within.is_some()),
             };
             let (keys, rows) = (KeyCodec::new(keys, types.clone())?, converter(&side.schema())?);
-            Ok(Half { side: side.clone(), keys, rows, time })
+            Ok(Half { side: side.clone(), keys, rows, time, until })
         };
         let [left, right] = &join.sides;
         let bounds = keys.len() - left.on.len();
         let right_keys = right.on.iter().copied().chain(0..bounds).collect();
         let merged = (0..right.routed.fields().len()).filter(|at| !join.how.is_filter() && !right.taken.contains(at));
         let merged = merged.filter_map(|at| Some((left.routed.index_of(right.routed.field(at).name()).ok()?, at)));
-        let (merged, halves) = (merged.collect(), [half(left, keys.to_vec())?, half(right, right_keys)?]);
+        let (merged, halves) = (
+            merged.collect(),
+            [half(left, keys.to_vec(), join.until.as_deref().cloned())?, half(right, right_keys, None)?],
+        );
         let (rules, windows) = (join.rules(), join.windows);
         Ok(Self {
             step,
@@ -260,7 +386,7 @@ impl JoinOp {
             output,
             watermark: i64::MIN,
             ended: None,
-            pairs: Pairs::default(),
+            pairs: None,
             found: Vec::new(),
             checked: Vec::new(),
         })
@@ -291,20 +417,19 @@ impl JoinOp {
         if pairs.mine.is_empty() {
             return Ok(());
         }
-        let Pairs { mine, theirs, ends, weight } = pairs;
+        let Pairs { mine, which, theirs, ends, weight, .. } = pairs;
         (round.rows, round.bytes) = (round.rows + mine.len(), round.bytes + std::mem::take(weight));
-        let mine = UInt32Array::from(std::mem::take(mine));
         let [own, other] = [&self.halves[side], &self.halves[1 - side]];
-        let own =
-            own.side.taken.iter().map(|at| take(batch.column(*at), &mine, None)).collect::<Result<Vec<_>, _>>()?;
+        let own: Vec<&ArrayRef> = own.side.taken.iter().map(|at| batch.column(*at)).collect();
+        let own = taken(&own, std::mem::take(mine))?;
         let begins = [0].into_iter().chain(ends.iter().copied());
         let found = match other.side.taken.is_empty() {
             true => Vec::new(),
             false => row_format::columns(&other.rows, begins.zip(&*ends).map(|(begin, end)| &theirs[begin..*end]))?,
         };
-        theirs.clear();
-        ends.clear();
-        let found: Vec<ArrayRef> = other.side.taken.iter().map(|at| found[*at].clone()).collect();
+        let found: Vec<&ArrayRef> = other.side.taken.iter().map(|at| &found[*at]).collect();
+        let found = taken(&found, std::mem::take(which))?;
+        pairs.clear();
         let columns = if side == 0 { [own, found] } else { [found, own] };
         out(Output::Rows(RecordBatch::try_new(self.output.clone(), columns.concat())?));
         Ok(())
@@ -384,15 +509,17 @@ impl KeyedOp for JoinOp {
         self.check(bins, cut, hashes)?;
         let half = self.halves.get(side).ok_or(OpError::Side { side })?;
         let times = half.time.as_ref().map(|time| event_times(&self.step, time, time.column, batch)).transpose()?;
+        let lasts = half.until.as_ref().map(|until| self.lasts(until, batch)).transpose()?;
         let keys = half.keys.encode(batch)?;
-        let kept: Vec<ArrayRef> = half.side.kept.iter().map(|at| batch.column(*at).clone()).collect();
-        let rows = half.rows.convert_columns(&kept)?;
+        // Where most rows are not kept those that are become bytes later.
+        let few = self.rules.once && side == 1;
+        let rows = if few { None } else { Some(half.bytes(batch)?) };
         let nulls = if self.rules.keeps(side) { nulls(&half.side.on, batch)? } else { None };
         // The last instant of a window is before its end.
         let back = i64::from(self.windows.is_some());
-        let (mut pairs, mut round) = (std::mem::take(&mut self.pairs), Round::default());
+        let (mut pairs, mut round) = (self.pairs.take().unwrap_or_default(), Round::default());
         let mut found = std::mem::take(&mut self.found);
-        let (mut late, mut alone) = (Vec::new(), Vec::new());
+        let (mut late, mut alone, mut unmet) = (Vec::new(), Vec::new(), Vec::new());
         let mut done = 0;
         while done < hashes.len() && !round.is_over() {
             let (row, hash) = (done as u32, hashes[done]);
@@ -420,26 +547,47 @@ impl KeyedOp for JoinOp {
                 alone.push(row);
                 continue;
             }
-            let key = (hash, keys.bytes(row as usize), at);
-            let bytes = rows.row(row as usize).data();
+            let bytes = rows.as_ref().map_or(&[][..], |rows| rows.row(row as usize).data());
             let mut failed = Ok(());
             let bin = bin_among(bins, cut, hash);
-            let own = sides_of(bins, bin)?.add(side, key, time, bytes, |other| {
-                pairs.weight += bytes.len() + other.len();
-                pairs.mine.push(row);
-                pairs.theirs.extend_from_slice(other);
-                pairs.ends.push(pairs.theirs.len());
+            let meets = |place: Option<u64>, other: &[u8]| {
+                pairs.push(row, bytes.len(), (bin, place, other));
                 if (pairs.mine.len() == BLOCK_ROWS || pairs.weight >= BLOCK_BYTES) && failed.is_ok() {
                     failed = self.give(side, batch, &mut pairs, &mut round, out);
                 }
-            });
+            };
+            let sides = sides_of(bins, bin)?;
+            if few {
+                if !at.is_some_and(|at| sides.meet(at as usize, side, (time, None), meets)) {
+                    unmet.push((row, time));
+                }
+                failed?;
+                continue;
+            }
+            let key = (hash, keys.bytes(row as usize), at);
+            let own = sides.add(side, key, (time, lasts.as_ref().map(|lasts| lasts[row as usize])), bytes, meets);
             failed?;
-            if own == Own::Alone {
-                alone.push(row);
+            match own {
+                Own::Told => {}
+                Own::Alone => alone.push(row),
+                Own::Twice => {
+                    let (step, key) = (self.step.clone(), said(&half.side, batch, row as usize));
+                    return Err(OpError::Twice { step, key, row: row as usize });
+                }
+            }
+        }
+        if !unmet.is_empty() {
+            let rows: Vec<u32> = unmet.iter().map(|(row, _)| *row).collect();
+            let rows = half.bytes(&take_rows(batch, &rows)?)?;
+            for ((row, time), bytes) in unmet.into_iter().zip(rows.iter()) {
+                let hash = hashes[row as usize];
+                let bin = bin_among(bins, cut, hash);
+                let sides = sides_of(bins, bin)?;
+                sides.add(side, (hash, keys.bytes(row as usize), None), (time, None), bytes.data(), |_, _| {});
             }
         }
         self.give(side, batch, &mut pairs, &mut round, out)?;
-        (self.pairs, self.found) = (pairs, found);
+        (self.pairs, self.found) = (Some(pairs), found);
         if !alone.is_empty() {
             let rows = take_rows(batch, &alone)?;
             out(Output::Rows(self.alone(side, rows.columns(), rows.num_rows())?));

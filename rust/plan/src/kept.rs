@@ -85,6 +85,12 @@ enum Holds {
         #[serde(default)]
         how: JoinHow,
         within: Option<(i64, i64)>,
+        /// Whether left rows begin with when they are over.
+        #[serde(default, skip_serializing_if = "is_false")]
+        until: bool,
+        /// Whether a right row meets at most one left row.
+        #[serde(default, skip_serializing_if = "is_false")]
+        once: bool,
         /// What else the state depends on, in words.
         #[serde(default)]
         rule: String,
@@ -108,6 +114,10 @@ struct OfWindows {
 
 fn is_zero(us: &i64) -> bool {
     *us == 0
+}
+
+fn is_false(value: &bool) -> bool {
+    !value
 }
 
 /// Why state cannot be read.
@@ -178,6 +188,8 @@ impl KeyedSpec {
                     on: [left.keys(), right.keys()],
                     how: join.how,
                     within: join.within,
+                    until: join.until.is_some(),
+                    once: join.once,
                     rule: join.rule(),
                 }
             }
@@ -390,13 +402,13 @@ impl Kept {
                 };
                 Ok(Telling { new_state, op, schema })
             }
-            Holds::Join { left, right, on, how, within, rule } => {
+            Holds::Join { left, right, on, how, within, until, once, rule } => {
                 let fits = |schema: &Schema, on: &[usize]| on.iter().all(|at| *at < schema.fields().len());
                 if !fits(left, &on[0]) || !fits(right, &on[1]) {
                     return Err(unknown("a column that its rows do not have"));
                 }
                 let shape = join::shape((left, &on[0]), (right, &on[1]), rule);
-                let rules = Rules::new(*how, *within);
+                let rules = Rules { until: *until, once: *once, ..Rules::new(*how, *within) };
                 let new_state = Box::new(move || State::sides(Sides::new(shape, rules)));
                 let schema = join::Told::columns(left, right);
                 Ok(Telling { new_state, op: Box::new(join::Told::new(left, right)?), schema })

@@ -29,7 +29,7 @@ use crate::error::{PlanError, StepName};
 use crate::join::{Join, Joined};
 use crate::keyed::{KeyedKind, KeyedSpec};
 use crate::running::Emit;
-use crate::spec::{AggSpec, JoinHow, Nulls, PLAN_VERSION, Per, PlanSpec, SourceSpec, StepSpec, WindowKind};
+use crate::spec::{AggSpec, JoinHow, Nulls, PLAN_VERSION, Per, PlanSpec, SourceSpec, StepSpec, Validate, WindowKind};
 use crate::top::Top;
 use crate::window::{Best, Cut, Windows};
 use crate::zone::Zone;
@@ -403,6 +403,15 @@ struct Compiler {
     right: Option<Inlet>,
 }
 
+/// Which rows of a join meet, and come out.
+struct Meet<'a> {
+    how: JoinHow,
+    within: Option<(i64, i64)>,
+    until: Option<&'a str>,
+    once: bool,
+    windowed: bool,
+}
+
 impl Compiler {
     fn new(spec: &PlanSpec, sources: &[Source]) -> Result<Self, PlanError> {
         let nodes: Vec<_> =
@@ -461,8 +470,9 @@ impl Compiler {
             self.open(inputs[0]);
             match &node.step {
                 StepSpec::Union {} => self.union(step, &inputs)?,
-                StepSpec::Join { left, right, how, within, windowed, suffix, .. } => {
-                    let rows = (*how, *within, *windowed);
+                StepSpec::Join { left, right, how, within, until, validate, windowed, suffix, .. } => {
+                    let once = *validate == Some(Validate::OneToMany);
+                    let rows = Meet { how: *how, within: *within, until: until.as_deref(), once, windowed: *windowed };
                     self.join(step, inputs[1], [left, right], rows, suffix.as_deref().unwrap_or(""))?;
                 }
                 other => self.step(step, other)?,
@@ -506,7 +516,7 @@ impl Compiler {
         step: StepName,
         other: usize,
         names: [&[String]; 2],
-        (how, within, windowed): (JoinHow, Option<(i64, i64)>, bool),
+        Meet { how, within, until, once, windowed }: Meet<'_>,
         suffix: &str,
     ) -> Result<(), PlanError> {
         let [left_names, right_names] = names;
@@ -535,6 +545,19 @@ impl Compiler {
         if windowed && within.is_some() {
             return misplaced("rows of one window meet, whatever their times; leave the interval out");
         }
+        if until.is_some() && (within.is_some() || windowed) {
+            return misplaced(
+                "until says up to when a row of the left side meets others; leave within and the window out",
+            );
+        }
+        if once && within.is_some() {
+            return misplaced(
+                "validate='1:m' goes with until, with a window, or with neither; within has no such check",
+            );
+        }
+        if once && how.is_filter() {
+            return misplaced("how='semi' and 'anti' ask whether there is any row; leave validate out");
+        }
         if self.point.updates || point.updates {
             return misplaced(
                 "a side of it replaces earlier values, which would be joined as well; write emit='final' in the agg before it",
@@ -550,7 +573,19 @@ impl Compiler {
                 return Err(wrong("is longer than the range of event times"));
             }
         }
-        let timed = within.is_some() || windowed;
+        let until = match until {
+            None => None,
+            Some(name) => {
+                let at = column(&step, &self.point.schema, name)?;
+                let field = self.point.schema.field(at);
+                if !EventTime::supports(field.data_type()) {
+                    return Err(wrong_type(&step, field, "until needs a timestamp, or int64 in milliseconds"));
+                }
+                let (name, data_type) = (name.to_owned(), field.data_type().clone());
+                Some(Box::new(EventTime { name, column: at, data_type }))
+            }
+        };
+        let timed = within.is_some() || windowed || until.is_some();
         let side = |point: &Point, names: &[String]| -> Result<Joined, PlanError> {
             let input = point.schema.clone();
             let on = key_columns(&step, &input, names)?;
@@ -617,7 +652,11 @@ impl Compiler {
         (self.point.window, self.right) = (window, Some(open));
         // A window's start tells its end.
         let keys = left.on.iter().copied().chain(windowed.then_some(0)).collect();
-        let within = if windowed { Some((0, 0)) } else { within };
+        let within = match (windowed, &until) {
+            (true, _) => Some((0, 0)),
+            (false, Some(_)) => Some((0, i64::MAX)),
+            (false, None) => within,
+        };
         self.close(KeyedSpec {
             name: "join".into(),
             input: left.input.clone(),
@@ -625,7 +664,7 @@ impl Compiler {
             output,
             keys,
             reject_nulls: false,
-            kind: KeyedKind::Join(Join { how, sides: [left, right], within, windows, own: 0 }),
+            kind: KeyedKind::Join(Join { how, sides: [left, right], within, until, once, windows, own: 0 }),
             step,
             operator: String::new(),
         });

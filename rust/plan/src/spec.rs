@@ -249,6 +249,12 @@ pub enum StepSpec {
         /// The least and the greatest event time of a row of the second behind that of the row of the first that it meets, in microseconds.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         within: Option<(i64, i64)>,
+        /// The column of the first with the event time up to which, without it, its row meets rows of the second from its own event time on.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        until: Option<String>,
+        /// What is promised of the rows that meet.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        validate: Option<Validate>,
         /// Whether only rows of one window meet: both inputs end in equal windows.
         #[serde(default, skip_serializing_if = "is_false")]
         windowed: bool,
@@ -339,6 +345,14 @@ impl JoinHow {
     fn is_inner(&self) -> bool {
         *self == Self::Inner
     }
+}
+
+/// What is promised of the rows that meet, and checked.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Validate {
+    /// Each row of the second input meets at most one of the first.
+    #[serde(rename = "1:m")]
+    OneToMany,
 }
 
 /// What happens when the expansion of an input fails.

@@ -200,9 +200,11 @@ pub(crate) fn from_op(error: &OpError) -> PyErr {
                 })
             });
         }
-        OpError::Overflow { .. } | OpError::EventTime { .. } | OpError::Schema { .. } | OpError::Arrow(_) => {
-            Kind::Schema
-        }
+        OpError::Overflow { .. }
+        | OpError::EventTime { .. }
+        | OpError::Twice { .. }
+        | OpError::Schema { .. }
+        | OpError::Arrow(_) => Kind::Schema,
         OpError::StateKind { .. } => Kind::State,
         OpError::Hashes { .. } | OpError::Side { .. } | OpError::BinMissing { .. } => Kind::Engine,
     };

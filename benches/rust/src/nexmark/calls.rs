@@ -85,11 +85,8 @@ impl Call {
                 named(&found, [("id", "id"), ("seller", "seller")])
             }
             Self::Valid => {
-                let [price, reserve, opens, at, expires] =
-                    ["price", "reserve", "opens", "date_time", "expires"].map(|name| ints(batch, name));
-                let valid =
-                    |row: usize| (price[row] >= reserve[row]) & (opens[row] <= at[row]) & (at[row] < expires[row]);
-                kept(batch, (0..batch.num_rows()).map(valid))
+                let [price, reserve] = ["price", "reserve"].map(|name| ints(batch, name));
+                kept(batch, price.iter().zip(reserve).map(|(price, reserve)| price >= reserve))
             }
             Self::Average => {
                 let pairs = ints(batch, "sum_price").iter().zip(ints(batch, "n"));

@@ -36,7 +36,7 @@ def q3() -> Flow:
     auctions = Flow("id bigint, seller bigint, category bigint", name="auction")
     return (
         people.map_batches(steps.select_people, "seller bigint, name string, city string, state string")
-        .join(auctions.map_batches(steps.select_category, "id bigint, seller bigint"), on="seller")
+        .join(auctions.map_batches(steps.select_category, "id bigint, seller bigint"), on="seller", validate="1:m")
         .map_batches(steps.named(name="name", city="city", state="state", id="id"), _LOCAL)
     )
 
@@ -44,51 +44,50 @@ def q3() -> Flow:
 _LOCAL = "name string, city string, state string, id bigint"
 
 
-def valid_bids() -> Flow:
-    """Bids that may win, each with its auction; of q4 and q6."""
-    auctions = Flow(
-        "id bigint, seller bigint, category bigint, reserve bigint, date_time bigint, expires bigint", name="auction"
-    )
-    bids = Flow("auction bigint, bidder bigint, price bigint, date_time bigint", name="bid")
-    opened = {
-        "seller": "seller",
-        "category": "category",
-        "reserve": "reserve",
-        "opens": "date_time",
-        "expires": "expires",
-    }
-    return (
-        auctions.map_batches(steps.named(auction="id", **opened), f"auction bigint, {_bigints(*opened)}")
-        .join(bids, on="auction")
-        .map_batches(steps.select_valid)
-    )
+def valid_bids(lateness: Duration, *of: str) -> Flow:
+    """Bids that may win, each with its auction and these columns of it; of q4 and q6."""
+    times: dict[str, Any] = {"event_time": "date_time", "lateness": lateness}
+    columns = _bigints("id", *of, "reserve", "date_time", "expires")
+    auctions = Flow(columns, name="auction", **times)
+    bids = Flow("auction bigint, bidder bigint, price bigint, date_time bigint", name="bid", **times)
+    return auctions.join(
+        bids, left_on="id", right_on="auction", until="expires", validate="1:m", suffix="_bid"
+    ).map_batches(steps.select_valid)
 
 
-def winning_bids() -> Flow:
+def winning_bids(lateness: Duration) -> Flow:
     """The bid that each auction closes with."""
-    best = valid_bids().top(1, by="price", per="auction")
-    first = best.top(1, by="date_time", descending=False, per="auction")
+    best = valid_bids(lateness, "seller", "category").top(1, by="price", per="auction")
+    first = best.top(1, by="date_time_bid", descending=False, per="auction")
     lowest = first.top(1, by="bidder", descending=False, per="auction")
     # A bidder may have bid the same twice at once.
     return lowest.distinct("auction", "seller", "category", "expires", "price", "bidder")
 
 
-def closed(by: str) -> Flow:
+def closed(lateness: Duration, by: str) -> Flow:
     """Auctions that have closed with a bid; of q4 and q6."""
-    return valid_bids().key_by("expires", "auction", by).agg(price=aggregates.max("price"), emit="final")
+    bids = valid_bids(lateness, by).key_by("expires", "auction", by)
+    return bids.agg(price=aggregates.max("price"), emit="final")
 
 
-def q4() -> Flow:
+def q4(lateness: Duration) -> Flow:
     """Average price at which auctions of a category close."""
+    # An auction has one category.
+    best = {"price": aggregates.max("price"), "category": aggregates.max("category")}
+    auctions = valid_bids(lateness, "category").key_by("auction").agg(emit="final", **best)
     sums = {"sum_price": aggregates.sum("price"), "n": aggregates.count()}
-    categories = closed("category").key_by("category").agg(emit="final", **sums)
+    categories = auctions.key_by("category").agg(emit="final", **sums)
     return categories.map_batches(steps.average, "category bigint, sum_price bigint, n bigint, avg_price bigint")
 
 
-def q4_stream() -> Flow:
+def q4_stream(lateness: Duration) -> Flow:
     """The same after each closing."""
     columns = _bigints("expires", "auction", "category", "price", "sum_price", "n", "avg_price")
-    return closed("category").key_by("category").apply_in_pandas_with_state(steps.so_far, columns, "unused boolean")
+    return (
+        closed(lateness, "category")
+        .key_by("category")
+        .apply_in_pandas_with_state(steps.so_far, columns, "unused boolean")
+    )
 
 
 def q5(lateness: Duration, size: timedelta, period: timedelta) -> Flow:
@@ -98,16 +97,24 @@ def q5(lateness: Duration, size: timedelta, period: timedelta) -> Flow:
     return counts.top(1, by="num", per="window")
 
 
-def q6() -> Flow:
+def q6(lateness: Duration) -> Flow:
     """Average of the last ten prices at which auctions of a seller closed."""
     columns = _bigints("seller", "n", "avg_price")
-    return closed("seller").key_by("seller").apply_in_pandas_with_state(steps.last_of_ten, columns, "unused boolean")
+    return (
+        closed(lateness, "seller")
+        .key_by("seller")
+        .apply_in_pandas_with_state(steps.last_of_ten, columns, "unused boolean")
+    )
 
 
-def q6_stream() -> Flow:
+def q6_stream(lateness: Duration) -> Flow:
     """The same after each closing."""
     columns = _bigints("expires", "auction", "seller", "price", "n", "avg_price")
-    return closed("seller").key_by("seller").apply_in_pandas_with_state(steps.last_ten, columns, "unused boolean")
+    return (
+        closed(lateness, "seller")
+        .key_by("seller")
+        .apply_in_pandas_with_state(steps.last_ten, columns, "unused boolean")
+    )
 
 
 def q7(lateness: Duration, size: timedelta) -> Flow:
@@ -130,7 +137,8 @@ def q8_tumble(lateness: Duration, size: timedelta) -> Flow:
     """People who sell something in the window in which they came."""
     people, sold = q8(lateness)
     names = ("window_start", "window_end", "id", "name", "auction", "reserve")
-    return people.window_join(sold, on="id", window=windows.tumbling(size), suffix="_sold").map_batches(
+    met = people.window_join(sold, on="id", window=windows.tumbling(size), validate="1:m", suffix="_sold")
+    return met.map_batches(
         steps.named(**{name: name for name in names}),
         "window_start bigint, window_end bigint, id bigint, name string, auction bigint, reserve bigint",
     )
@@ -155,13 +163,13 @@ _PLAIN: dict[str, Callable[[], Flow]] = {
     "q1": q1,
     "q2": q2,
     "q3": q3,
+}
+_TIMED: dict[str, Callable[..., Flow]] = {
     "winning_bids": winning_bids,
     "q4": q4,
     "q4_stream": q4_stream,
     "q6": q6,
     "q6_stream": q6_stream,
-}
-_TIMED: dict[str, Callable[..., Flow]] = {
     "q5_beam": q5,
     "q5_mega": q5,
     "q7_beam": q7,
@@ -179,7 +187,7 @@ _PARAMS = {
     "q8_horizon": ("horizon_ms",),
 }
 #: Names of the queries.
-QUERIES = tuple(sorted([*_PLAIN, *_PARAMS]))
+QUERIES = tuple(sorted([*_PLAIN, *_TIMED]))
 
 
 def takes_params(query: str) -> bool:
@@ -232,9 +240,9 @@ def flow(query: str, params: Mapping[str, Any], lateness: Duration = "0s") -> Fl
     """
     if query in _PLAIN:
         return _PLAIN[query]()
-    if query not in _PARAMS:
+    if query not in _TIMED:
         raise ConfigError(f"query {query!r} is unknown; the queries are {', '.join(QUERIES)}")
-    given = _given(query, params)
+    given = _given(query, params) if takes_params(query) else []
     return _TIMED[query](lateness, *(timedelta(milliseconds=value) for value in given))
 
 

@@ -38,11 +38,18 @@ impl Arena {
     /// Keeps bytes and says where.
     #[inline]
     pub(super) fn put(&mut self, bytes: &[u8]) -> u64 {
-        if bytes.is_empty() {
+        self.put_behind(&[], bytes)
+    }
+
+    /// The same of two pieces as one.
+    #[inline]
+    pub(super) fn put_behind(&mut self, first: &[u8], bytes: &[u8]) -> u64 {
+        let len = first.len() + bytes.len();
+        if len == 0 {
             return Self::NOTHING;
         }
-        let len = u32::try_from(bytes.len()).expect("a row is below 4 GiB");
-        let need = HEAD + bytes.len();
+        let need = HEAD + len;
+        let len = u32::try_from(len).expect("a row is below 4 GiB");
         if self.chunks.get(self.open).is_none_or(|open| !open.bytes.is_empty() && open.bytes.len() + need > CHUNK) {
             self.open = self.free.pop().unwrap_or_else(|| {
                 self.chunks.push(Chunk::default());
@@ -52,6 +59,7 @@ impl Arena {
         let chunk = &mut self.chunks[self.open];
         let at = chunk.bytes.len();
         chunk.bytes.extend_from_slice(&len.to_le_bytes());
+        chunk.bytes.extend_from_slice(first);
         chunk.bytes.extend_from_slice(bytes);
         chunk.alive += 1;
         self.len += need;

@@ -4,6 +4,9 @@
 //! order in which they came. The rows of a key and side stand in that order, so what an interval holds is one stretch, and what is over goes from
 //! the front. Bytes of rows and names of keys lie in an [`Arena`]; a key has no allocation of its own before a second row of a side comes.
 //!
+//! Where left rows say until when they are valid, the bytes of each begin with the last time at which one can meet it; their ends are in no order.
+//! Where a right row meets at most one left row, right rows that have met are not kept.
+//!
 //! Undo: while marked, a log has what undoes what happens, applied from its end. What has changed are the rows that it names: those that are
 //! there are told as they are, the others as gone. It costs what happened, however many rows a key has.
 //!
@@ -38,12 +41,21 @@ pub(crate) struct Rules {
     pub(crate) how: JoinHow,
     /// With an interval: how long after its time a row of each side can still meet one, in microseconds.
     pub(crate) hold: Option<[i64; 2]>,
+    /// Whether left rows say themselves when they are over.
+    pub(crate) until: bool,
+    /// Whether a right row meets at most one left row.
+    pub(crate) once: bool,
 }
 
 impl Rules {
     /// `within` are the least and the greatest time of a right row behind that of the left one.
     pub(crate) fn new(how: JoinHow, within: Option<(i64, i64)>) -> Self {
-        Self { how, hold: within.map(|(lower, upper)| [upper, -lower]) }
+        Self { how, hold: within.map(|(lower, upper)| [upper, -lower]), until: false, once: false }
+    }
+
+    /// Whether what is written of a row has its time and whether it has met one.
+    fn marks(self) -> bool {
+        self.hold.is_some() || self.once
     }
 
     /// Whether a row of a side comes out that has met none.
@@ -62,15 +74,15 @@ impl Rules {
 
     /// Whether a row says itself whether it has met one. Without an interval those of its key say it.
     fn flags(self, side: usize) -> bool {
-        self.hold.is_some() && self.keeps(side) && !self.filters()
+        self.marks() && self.keeps(side) && !self.filters()
     }
 
     /// Whether rows go but by undo.
     fn drops(self) -> bool {
-        self.hold.is_some() || self.filters()
+        self.marks() || self.filters()
     }
 
-    /// When a row is over: when the watermark is behind this.
+    /// When a row that does not say it itself is over: when the watermark is behind this.
     fn end(self, side: usize, time: i64) -> i64 {
         self.hold.map_or(i64::MAX, |hold| time.saturating_add(hold[side]))
     }
@@ -257,7 +269,17 @@ pub(crate) enum Own {
     Told,
     /// It comes out by itself, once.
     Alone,
+    /// A left row of which there is one already, where a right row meets at most one.
+    Twice,
 }
+
+/// The last time at which a row that begins with it can be met.
+fn last_of(row: &[u8]) -> i64 {
+    i64::from_le_bytes(*row.first_chunk().expect("a row begins with its end"))
+}
+
+/// Bytes of that time.
+const LAST: usize = size_of::<i64>();
 
 impl Sides {
     pub(crate) fn new(shape: u64, rules: Rules) -> Self {
@@ -341,21 +363,21 @@ impl Sides {
         }
     }
 
-    /// A row comes, of a key that was [found](Self::find) if it was there: `meets` gets those of the other side that come out with it (of a semi-join those that come out now), and then it is kept,
-    /// if one that comes can meet it.
+    /// A row comes, of a key that was [found](Self::find) if it was there: `meets` gets those of the other side that come out with it (of a semi-join those that come out now), and where
+    /// they are kept unless they go now. Then it is kept, if one that comes can meet it.
     pub(crate) fn add(
         &mut self,
         side: usize,
         (hash, name, found): (u64, &[u8], Option<u32>),
-        time: i64,
+        (time, last): (i64, Option<i64>),
         row: &[u8],
-        mut meets: impl FnMut(&[u8]),
+        mut meets: impl FnMut(Option<u64>, &[u8]),
     ) -> Own {
         let (rules, other) = (self.rules, 1 - side);
         if rules.filters() && side == 0 {
             // Kept while it has met none.
             let at = found.or_else(|| self.find(hash, name));
-            let met = at.is_some_and(|at| !self.within(at as usize, side, time).is_empty());
+            let met = at.is_some_and(|at| !self.within(at as usize, side, (time, last)).is_empty());
             match (met, rules.how) {
                 (true, JoinHow::Semi) => return Own::Alone,
                 (true, _) => return Own::Told,
@@ -364,12 +386,15 @@ impl Sides {
         }
         let at = found.map_or_else(|| self.place(hash, name), |at| at as usize);
         let mut met = false;
-        let found = self.within(at, side, time);
         if rules.filters() && side == 1 {
-            let mut gone = self.take(at, other, found);
+            let found = self.within(at, side, (time, last));
+            let mut gone = match rules.until {
+                true => self.take_those(at, other, found, |this, row| this.end(other, row) >= time),
+                false => self.take(at, other, found),
+            };
             for row in gone.drain(..) {
                 if rules.how == JoinHow::Semi {
-                    meets(self.arena.get(row.at));
+                    meets(None, self.bytes_of(other, &row));
                 }
                 self.leave(at, other, row);
             }
@@ -379,17 +404,12 @@ impl Sides {
                 return Own::Told;
             }
         } else {
-            met = !found.is_empty();
-            for place in found {
-                let row = self.keys[at].rows[other][place];
-                meets(self.arena.get(row.at));
-                if rules.flags(other) && !row.met() {
-                    if !self.is_logged(&row) {
-                        self.log(at, other, row.id(), Was::Unmet);
-                        self.keys[at].rows[other][place].logged = self.mark;
-                    }
-                    self.keys[at].rows[other][place].logged |= MET;
-                }
+            if rules.once && side == 0 && self.is_there(at, (time, last)) {
+                return Own::Twice;
+            }
+            met = self.meet(at, side, (time, last), meets);
+            if rules.once && side == 1 && met {
+                return Own::Told;
             }
         }
         let rows = &self.keys[at].rows[side];
@@ -399,18 +419,84 @@ impl Sides {
             before.map_or(0, |last| last.number.checked_add(1).expect("less than 2^32 rows of a key and time"));
         let logged = self.mark | BORN | if met && rules.flags(side) { MET } else { 0 };
         self.log(at, side, (time, number), Was::Absent);
-        let row = Row { time, number, logged, at: self.arena.put(row) };
-        self.keys[at].rows[side].insert(place, row);
+        let row = match last {
+            Some(last) => self.arena.put_behind(&last.to_le_bytes(), row),
+            None => self.arena.put(row),
+        };
+        self.keys[at].rows[side].insert(place, Row { time, number, logged, at: row });
         self.rows += 1;
-        self.schedule(at, rules.end(side, time));
+        self.schedule(at, last.unwrap_or(rules.end(side, time)));
         Own::Told
     }
 
-    /// The rows of the other side that one of this side meets.
-    fn within(&self, at: usize, side: usize, time: i64) -> Range<usize> {
+    /// A row comes that meets those of the other side, if there are any, and is not kept yet.
+    pub(crate) fn meet(
+        &mut self,
+        at: usize,
+        side: usize,
+        (time, last): (i64, Option<i64>),
+        mut meets: impl FnMut(Option<u64>, &[u8]),
+    ) -> bool {
+        let (rules, other) = (self.rules, 1 - side);
+        let found = self.within(at, side, (time, last));
+        if rules.once && side == 0 {
+            let mut gone = self.take(at, other, found);
+            let met = !gone.is_empty();
+            for row in gone.drain(..) {
+                meets(None, self.bytes_of(other, &row));
+                self.leave(at, other, row);
+            }
+            self.gone = gone;
+            return met;
+        }
+        let mut met = false;
+        for place in found {
+            let row = self.keys[at].rows[other][place];
+            if rules.until && side == 1 && self.end(other, &row) < time {
+                continue;
+            }
+            met = true;
+            meets(Some(row.at), self.bytes_of(other, &row));
+            if rules.flags(other) && !row.met() {
+                if !self.is_logged(&row) {
+                    self.log(at, other, row.id(), Was::Unmet);
+                    self.keys[at].rows[other][place].logged = self.mark;
+                }
+                self.keys[at].rows[other][place].logged |= MET;
+            }
+        }
+        met
+    }
+
+    /// Whether a left row is there that one could meet which meets another of these times.
+    fn is_there(&self, at: usize, (time, last): (i64, Option<i64>)) -> bool {
+        let both = |row: &Row, last: i64| {
+            let end = self.end(0, row);
+            time <= last && row.time <= end && row.time <= last && time <= end
+        };
+        self.keys[at].rows[0].iter().any(|row| last.is_none_or(|last| both(row, last)))
+    }
+
+    /// When a row is over: when the watermark is behind this.
+    fn end(&self, side: usize, row: &Row) -> i64 {
+        match self.rules.until && side == 0 {
+            true => last_of(self.arena.get(row.at)),
+            false => self.rules.end(side, row.time),
+        }
+    }
+
+    /// The columns of a row.
+    fn bytes_of(&self, side: usize, row: &Row) -> &[u8] {
+        let bytes = self.arena.get(row.at);
+        if self.rules.until && side == 0 { &bytes[LAST..] } else { bytes }
+    }
+
+    /// The rows of the other side that one of this side meets; of left rows that say when they are over, those that have begun.
+    fn within(&self, at: usize, side: usize, (time, last): (i64, Option<i64>)) -> Range<usize> {
         let rows = &self.keys[at].rows[1 - side];
         let Some(hold) = self.rules.hold else { return 0..rows.len() };
-        let (first, last) = (time.saturating_sub(hold[1 - side]), time.saturating_add(hold[side]));
+        let first = time.saturating_sub(hold[1 - side]);
+        let last = last.unwrap_or(time.saturating_add(hold[side]));
         let begin = rows.partition_point(|row| row.time < first);
         begin..begin + rows[begin..].partition_point(|row| row.time <= last)
     }
@@ -421,6 +507,27 @@ impl Sides {
         gone.clear();
         self.rows -= range.len();
         self.keys[at].rows[side].cut(range, |row| gone.push(row));
+        gone
+    }
+
+    /// Takes those away of which something holds.
+    fn take_those(
+        &mut self,
+        at: usize,
+        side: usize,
+        range: Range<usize>,
+        goes: impl Fn(&Self, &Row) -> bool,
+    ) -> Vec<Row> {
+        let mut gone = std::mem::take(&mut self.gone);
+        gone.clear();
+        for place in range.rev() {
+            let row = self.keys[at].rows[side][place];
+            if goes(self, &row) {
+                gone.push(self.keys[at].rows[side].remove(place));
+            }
+        }
+        gone.reverse();
+        self.rows -= gone.len();
         gone
     }
 
@@ -443,7 +550,7 @@ impl Sides {
 
     /// Puts a row where it belongs. Says whether there was one.
     fn put(&mut self, at: usize, side: usize, row: Row) -> bool {
-        let end = self.rules.end(side, row.time);
+        let end = self.end(side, &row);
         let replaced = match self.keys[at].find(side, row.id()) {
             Ok(place) => {
                 let before = std::mem::replace(&mut self.keys[at].rows[side][place], row);
@@ -497,17 +604,27 @@ impl Sides {
                 self.keys[at].due = i64::MAX;
                 for side in [0, 1] {
                     let rules = self.rules;
-                    let over = self.keys[at].rows[side].partition_point(|row| rules.end(side, row.time) < watermark);
-                    let mut gone = self.take(at, side, 0..over);
+                    let rows = &self.keys[at].rows[side];
+                    let mut gone = if rules.until && side == 0 {
+                        let all = 0..rows.len();
+                        self.take_those(at, side, all, |this, row| this.end(side, row) < watermark)
+                    } else {
+                        let over = rows.partition_point(|row| rules.end(side, row.time) < watermark);
+                        self.take(at, side, 0..over)
+                    };
                     for row in gone.drain(..) {
                         if rules.keeps(side) && !row.met() {
-                            enough |= alone(side, self.arena.get(row.at))?;
+                            enough |= alone(side, self.bytes_of(side, &row))?;
                         }
                         self.leave(at, side, row);
                     }
                     self.gone = gone;
-                    if let Some(next) = self.keys[at].rows[side].first() {
-                        let end = rules.end(side, next.time);
+                    let left = &self.keys[at].rows[side];
+                    let next = match rules.until && side == 0 {
+                        true => left.iter().map(|row| self.end(side, row)).min(),
+                        false => left.first().map(|row| rules.end(side, row.time)),
+                    };
+                    if let Some(end) = next {
                         self.schedule(at, end);
                     }
                 }
@@ -538,9 +655,11 @@ impl Sides {
             key += 1;
             let mut enough = false;
             for side in [0, 1] {
-                if kept[side] && (self.rules.filters() || at.rows[1 - side].is_empty()) {
-                    for row in &*at.rows[side] {
-                        enough |= alone(side, self.arena.get(row.at))?;
+                // One that met is known by the others, or says it itself.
+                let flags = self.rules.flags(side);
+                if kept[side] && (flags || self.rules.filters() || at.rows[1 - side].is_empty()) {
+                    for row in at.rows[side].iter().filter(|row| !flags || !row.met()) {
+                        enough |= alone(side, self.bytes_of(side, row))?;
                     }
                 }
             }
@@ -584,7 +703,7 @@ impl Sides {
                 }
                 put_i64(&mut out, kept.hash as i64);
                 out.push(side as u8);
-                if self.rules.hold.is_some() {
+                if self.rules.marks() {
                     put_i64(&mut out, row.time);
                     out.push(u8::from(row.met()));
                 }
@@ -611,7 +730,7 @@ impl Sides {
         let mut put = |writer: &mut ChunkWriter, kept: &Key, side: usize, id: (i64, u32), row: Option<&Row>| {
             name.clear();
             name.push(side as u8);
-            if self.rules.hold.is_some() {
+            if self.rules.marks() {
                 name.extend_from_slice(&(id.0 as u64 ^ 1 << 63).to_be_bytes());
             }
             name.extend_from_slice(&u64::from(id.1).to_be_bytes());
@@ -620,7 +739,7 @@ impl Sides {
                 return writer.push(Entry::Gone { hash: kept.hash, key: &name });
             };
             value.clear();
-            if self.rules.hold.is_some() {
+            if self.rules.marks() {
                 value.push(u8::from(row.met()));
             }
             value.extend_from_slice(self.arena.get(row.at));
@@ -673,13 +792,14 @@ impl Sides {
         let mut rows = Vec::new();
         while !reader.is_empty() {
             let (hash, side) = (reader.i64()? as u64, side_of(reader.u8()?)?);
-            let (time, met) = match self.rules.hold {
-                Some(_) => (reader.i64()?, met_of(reader.u8()?)?),
-                None => (0, 0),
+            let (time, met) = match self.rules.marks() {
+                true => (reader.i64()?, met_of(reader.u8()?)?),
+                false => (0, 0),
             };
             let number = number_of(reader.i64()? as u64)?;
             let name = reader.blob()?;
-            rows.push((hash, name, side, Row { time, number, logged: met, at: 0 }, reader.blob()?));
+            let bytes = self.checked(side, reader.blob()?)?;
+            rows.push((hash, name, side, Row { time, number, logged: met, at: 0 }, bytes));
         }
         for (hash, name, side, row, bytes) in rows {
             let at = self.place(hash, name);
@@ -689,6 +809,14 @@ impl Sides {
             }
         }
         Ok(())
+    }
+
+    /// The bytes of a row, if they begin as they should.
+    fn checked<'a>(&self, side: usize, bytes: &'a [u8]) -> Result<&'a [u8], StateFault> {
+        match self.rules.until && side == 0 && bytes.len() < LAST {
+            true => Err(StateFault::Corrupt { what: "a row without its end" }),
+            false => Ok(bytes),
+        }
     }
 
     /// Takes one chunk of entries.
@@ -712,17 +840,17 @@ impl Sides {
             };
             let mut reader = Reader::new(key);
             let side = side_of(reader.u8()?)?;
-            let time = match self.rules.hold {
-                Some(_) => (u64::from_be_bytes(reader.array()?) ^ 1 << 63) as i64,
-                None => 0,
+            let time = match self.rules.marks() {
+                true => (u64::from_be_bytes(reader.array()?) ^ 1 << 63) as i64,
+                false => 0,
             };
             let id = (time, number_of(u64::from_be_bytes(reader.array()?))?);
-            let row = match (value, self.rules.hold) {
+            let row = match (value, self.rules.marks()) {
                 (None, _) => None,
-                (Some(value), None) => Some((0, value)),
-                (Some(value), Some(_)) => {
+                (Some(value), false) => Some((0, value)),
+                (Some(value), true) => {
                     let (met, bytes) = value.split_first().ok_or(StateFault::Corrupt { what: "a row is cut off" })?;
-                    Some((met_of(*met)?, bytes))
+                    Some((met_of(*met)?, self.checked(side, bytes)?))
                 }
             };
             rows.push((hash, side, id, reader.rest(), row));
@@ -850,7 +978,7 @@ impl Sides {
 
     /// The rows of a side.
     pub(crate) fn side(&self, side: usize) -> impl Iterator<Item = &[u8]> {
-        self.keys.iter().flat_map(move |key| &*key.rows[side]).map(|row| self.arena.get(row.at))
+        self.keys.iter().flat_map(move |key| &*key.rows[side]).map(move |row| self.bytes_of(side, row))
     }
 }
 

@@ -50,7 +50,8 @@ fn joined(left: &[&str], right: &[&str]) -> StepSpec {
 fn joined_how(left: &[&str], right: &[&str], how: JoinHow) -> StepSpec {
     let names = |names: &[&str]| names.iter().map(|name| (*name).to_owned()).collect();
     let (left, right) = (names(left), names(right));
-    StepSpec::Join { left, right, how, within: None, windowed: false, suffix: None, operator: None }
+    let (within, until, validate) = (None, None, None);
+    StepSpec::Join { left, right, how, within, until, validate, windowed: false, suffix: None, operator: None }
 }
 
 fn graph(sources: &[&str], steps: Vec<NodeSpec>) -> PlanSpec {

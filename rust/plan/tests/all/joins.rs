@@ -1,6 +1,7 @@
 //! Joins of every kind, with intervals, in windows and without, against a naive twin: what comes out of each epoch, and what is late in it, on
 //! some workers whose bins move and whose number changes, while epochs are broken off and undone, or all is lost but files.
 
+use std::collections::BTreeSet;
 use std::convert::Infallible;
 use std::sync::Arc;
 
@@ -11,7 +12,7 @@ use arrow_array::{Array, ArrayRef, Int64Array, RecordBatch};
 use arrow_schema::{DataType, Field, Schema, SchemaRef};
 use penstock_files::{File, Range, Segment, select, write};
 use penstock_plan::host::{Event, Loaded, Record, Resident, Rows};
-use penstock_plan::spec::{NodeSpec, PLAN_VERSION, SourceSpec, WindowKind};
+use penstock_plan::spec::{NodeSpec, PLAN_VERSION, SourceSpec, Validate, WindowKind};
 use penstock_plan::{CallError, Callbacks, ForeignState, JoinHow, LateRows, Plan, PlanSpec, StepSpec};
 use proptest::prelude::*;
 
@@ -41,6 +42,8 @@ fn columns(how: JoinHow, side: usize) -> [&'static str; 3] {
 enum Near {
     Whenever,
     Within(i64, i64),
+    /// Left rows until a time so much behind their number.
+    Until,
     Windows(i64, i64),
 }
 
@@ -67,7 +70,7 @@ fn block(how: JoinHow, side: usize, rows: &[Row]) -> RecordBatch {
     RecordBatch::try_new(schema(how, side), columns.collect()).unwrap()
 }
 
-fn plan(how: JoinHow, near: Near) -> Plan {
+fn plan(how: JoinHow, near: Near, once: bool) -> Plan {
     let sources = [0, 1].map(|side| SourceSpec {
         name: format!("s{side}"),
         schema: schema(how, side),
@@ -80,13 +83,16 @@ fn plan(how: JoinHow, near: Near) -> Plan {
     let (within, windowed) = match near {
         Near::Within(lower, upper) => (Some((lower * 1_000, upper * 1_000)), false),
         Near::Windows(..) => (None, true),
-        Near::Whenever => (None, false),
+        Near::Whenever | Near::Until => (None, false),
     };
+    let until = matches!(near, Near::Until).then(|| "v".to_owned());
     let join = StepSpec::Join {
         left: on(),
         right: on(),
         how,
         within,
+        until,
+        validate: once.then_some(Validate::OneToMany),
         windowed,
         suffix: Some("_right".into()),
         operator: None,
@@ -106,6 +112,11 @@ fn plan(how: JoinHow, near: Near) -> Plan {
     let spec = PlanSpec { version: PLAN_VERSION, sources: sources.into(), steps };
     assert_eq!(PlanSpec::from_json(&spec.to_json()).unwrap(), spec);
     Plan::compile(spec).unwrap()
+}
+
+/// Before when a left row meets others: without a time until the end.
+fn until(row: Row) -> i64 {
+    row[2].unwrap_or(i64::MAX)
 }
 
 /// The twin: it keeps all rows that ever came in time.
@@ -153,7 +164,7 @@ impl Twin {
         match (self.near, time) {
             (Near::Whenever, _) => vec![(0, false)],
             (_, None) => vec![(0, true)],
-            (Near::Within(..), Some(time)) => vec![(0, time < self.watermark)],
+            (Near::Within(..) | Near::Until, Some(time)) => vec![(0, time < self.watermark)],
             (Near::Windows(size, every), Some(time)) => {
                 let starts = (time - size + 1..=time).filter(|start| start.rem_euclid(every) == 0);
                 starts.map(|start| (start, start + size <= self.watermark)).collect()
@@ -165,6 +176,7 @@ impl Twin {
         let near = match self.near {
             Near::Whenever => true,
             Near::Within(lower, upper) => (lower..=upper).contains(&(right[1].unwrap() - left[1].unwrap())),
+            Near::Until => (left[1].unwrap()..until(left)).contains(&right[1].unwrap()),
             Near::Windows(..) => of == other,
         };
         left[0].is_some() && left[0] == right[0] && near
@@ -176,6 +188,8 @@ impl Twin {
             Near::Whenever => self.watermark == i64::MAX,
             Near::Windows(size, _) => window + size <= self.watermark,
             Near::Within(lower, upper) => row[1].unwrap() + [upper, -lower][side] < self.watermark,
+            Near::Until if side == 0 => until(row) <= self.watermark,
+            Near::Until => row[1].unwrap() < self.watermark,
         }
     }
 
@@ -306,8 +320,8 @@ fn sorted((mut out, mut late): (Bag, Bag)) -> (Bag, Bag) {
     (out, late)
 }
 
-fn run(how: JoinHow, near: Near, epochs: &[Epoch], seed: u64) {
-    let plan = Arc::new(plan(how, near));
+fn run(how: JoinHow, (near, once): (Near, bool), epochs: &[Epoch], seed: u64) {
+    let plan = Arc::new(plan(how, near, once));
     let calls: Arc<dyn Callbacks> = Arc::new(NoCalls);
     let mut random = Random(seed);
     let mut twin = Twin { how, near, watermark: i64::MIN, sides: [Vec::new(), Vec::new()] };
@@ -359,8 +373,8 @@ fn run(how: JoinHow, near: Near, epochs: &[Epoch], seed: u64) {
 
 fn rows() -> impl Strategy<Value = Vec<Row>> {
     let some = |of: std::ops::Range<i64>, none: u32| prop_oneof![none => Just(None), 15 => of.prop_map(Some)];
-    let row = (some(0..5, 1), some(-10..60, 1), 0i64..100);
-    prop::collection::vec(row.prop_map(|(key, time, number)| [key, time, Some(number)]), 0..14)
+    let row = (some(0..5, 1), some(-10..60, 1), some(0..100, 1));
+    prop::collection::vec(row.prop_map(|(key, time, number)| [key, time, number]), 0..14)
 }
 
 fn epochs() -> impl Strategy<Value = Vec<Epoch>> {
@@ -389,20 +403,64 @@ fn near() -> impl Strategy<Value = Near> {
     let within = (-15i64..15, 0i64..20).prop_map(|(lower, length)| Near::Within(lower, lower + length));
     let windows =
         prop_oneof![Just((10, 10)), Just((20, 5)), Just((5, 15))].prop_map(|(size, every)| Near::Windows(size, every));
-    prop_oneof![1 => Just(Near::Whenever), 2 => within, 1 => windows]
+    prop_oneof![1 => Just(Near::Whenever), 2 => within, 1 => Just(Near::Until), 1 => windows]
 }
 
 proptest! {
     #![proptest_config(penstock_cases::cases(120))]
     #[test]
-    fn joins_equal_the_twin_at_every_epoch(how in 0..HOWS.len(), near in near(), epochs in epochs(), seed in any::<u64>()) {
-        run(HOWS[how], near, &epochs, seed);
+    fn joins_equal_the_twin_at_every_epoch(
+        how in 0..HOWS.len(),
+        near in near(),
+        once: bool,
+        epochs in epochs(),
+        seed in any::<u64>(),
+    ) {
+        let (how, mut epochs) = (HOWS[how], epochs);
+        let once = once && !matches!(how, JoinHow::Semi | JoinHow::Anti) && !matches!(near, Near::Within(..));
+        if once {
+            // Of left rows of a key at most one: what meets, then, is all that differs.
+            for (number, epoch) in (0..).zip(&mut epochs) {
+                let mut keys = BTreeSet::new();
+                epoch.rows[0].retain_mut(|row| {
+                    row[0] = row[0].map(|key| key + 5 * number);
+                    row[0].is_none_or(|key| keys.insert(key))
+                });
+                epoch.rows[1].iter_mut().for_each(|row| row[0] = row[0].map(|key| key + 5 * (number - key % 2)));
+            }
+        }
+        run(how, (near, once), &epochs, seed);
+    }
+}
+
+/// Left rows of a key may follow one another, but not be there at one time.
+#[test]
+fn two_left_rows_for_one_right_row_are_refused_where_there_is_one() {
+    let says = |near: Near, left: &[Row]| -> Option<String> {
+        let plan = Arc::new(plan(JoinHow::Left, near, true));
+        let calls: Arc<dyn Callbacks> = Arc::new(NoCalls);
+        let cluster = Cluster::start(&config(&plan, &calls, 1), 1, 1, 1, fresh(1));
+        cluster.release_of(0, &[(0, block(JoinHow::Left, 0, left))], Some(i64::MAX));
+        let said = match cluster.groups[0].1.recv_timeout(PATIENCE).unwrap() {
+            Event::EpochDone { .. } => None,
+            Event::Failed { error } => Some(error.to_string()),
+            other => panic!("{other:?}"),
+        };
+        cluster.stop();
+        said
+    };
+    let row = |key: i64, time: i64, until: i64| [Some(key), Some(time), Some(until)];
+    assert_eq!(says(Near::Until, &[row(1, 0, 5), row(2, 0, 9), row(1, 5, 9), row(1, 7, 7)]), None);
+    assert_eq!(says(Near::Windows(5, 5), &[row(1, 0, 0), row(1, 5, 0)]), None);
+    for (near, second) in [(Near::Until, 4), (Near::Whenever, 99), (Near::Windows(5, 5), 4)] {
+        let said = says(near, &[row(1, 0, 5), row(1, second, 9)]).unwrap();
+        assert!(said.contains("k = 1") && said.contains("row 1"), "{near:?}: {said}");
     }
 }
 
 /// Feeds all at once to a group that tells what it makes, and returns how many rows came out, the most at once, and the sums of the columns.
 fn tell(how: JoinHow, near: Near, workers: usize, sides: [Vec<Row>; 2]) -> (usize, usize, Vec<i64>) {
-    let plan = Arc::new(plan(how, near));
+    let plan = Arc::new(plan(how, near, false));
     let calls: Arc<dyn Callbacks> = Arc::new(NoCalls);
     let mut config = config(&plan, &calls, workers);
     (config.eager, config.slice_rows) = (true, 1 << 14);
@@ -462,13 +520,13 @@ fn what_has_met_none_comes_out_in_rounds() {
 #[test]
 fn late_rows_are_declared() {
     let names = |how, near| -> Vec<Vec<String>> {
-        let plan = plan(how, near);
+        let plan = plan(how, near, false);
         let names = |schema: &SchemaRef| schema.fields().iter().map(|field| field.name().clone()).collect();
         plan.late_outputs().iter().map(|output| names(&output.schema)).collect()
     };
     assert!(names(JoinHow::Left, Near::Whenever).is_empty());
     // By source, as structs where there are several.
-    let plan = plan(JoinHow::Left, Near::Within(0, 1));
+    let plan = plan(JoinHow::Left, Near::Within(0, 1), false);
     let outputs = plan.late_outputs();
     assert_eq!(outputs.iter().map(|output| &*output.name).collect::<Vec<_>>(), ["s0", "s1"]);
     assert_eq!(outputs[1].of, [(0, 1)]);
