@@ -272,6 +272,7 @@ impl<T: Timestamp, D: 'static> Sink for Arrivals<T, D> {
                 parse(&bytes, *decode).ok_or_else(|| mismatch(ProtocolFault::Body(self.channel).to_string()))?
             }
             Payload::Progress(_)
+            | Payload::Bundle(_)
             | Payload::Member(..)
             | Payload::MemberBytes(..)
             | Payload::Lost

@@ -11,12 +11,13 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use penstock_members::list::Change;
-use penstock_members::{Failure, Member, Message, Output, Standing};
+use penstock_members::message::Bundle;
+use penstock_members::{Failure, Lane, Member, Message, Output, Standing};
 
 use crate::error::{Error, MemberFault, ProtocolFault};
 use crate::fabric::{Asked, Endpoint, Envelope, Payload, Waker};
-use crate::membership::{Act, Letter, Membership, Stage, Told};
-use crate::wire::decode_serde;
+use crate::membership::{Act, Membership, Stage, Told};
+use crate::wire::{decode_serde, encode_serde};
 
 /// The receiving end of a channel.
 pub(crate) trait Sink {
@@ -55,6 +56,15 @@ pub(crate) struct Core {
     membership: Option<Box<Membership>>,
     /// Of one that does not take part: why it will not. The others go on.
     private: RefCell<Option<Error>>,
+}
+
+/// A bundle and its bytes.
+type Coded = (Arc<Bundle<Told>>, Vec<u8>);
+
+fn encoded(message: &Message<Told>) -> Vec<u8> {
+    let mut bytes = Vec::new();
+    encode_serde(message, &mut bytes);
+    bytes
 }
 
 /// The channel that messages of members name: none.
@@ -189,13 +199,17 @@ impl Core {
                     remote = true;
                     self.endpoint.take_in(envelope.from, body.len());
                 }
+                Payload::Bundle(bundle) => {
+                    self.hear_bundle(envelope.from, envelope.channel, bundle);
+                    continue;
+                }
                 Payload::Member(lane, message) => {
-                    self.hear(envelope.from, (lane, message));
+                    self.hear(envelope.from, lane, *message);
                     continue;
                 }
                 Payload::MemberBytes(lane, body) => {
                     match decode_serde(&body) {
-                        Ok(message) => self.hear(envelope.from, (lane, message)),
+                        Ok(message) => self.hear(envelope.from, lane, message),
                         Err(_) => self.fail(self.garbled(envelope.from)),
                     }
                     continue;
@@ -226,15 +240,41 @@ impl Core {
     }
 
     /// A message of another member.
-    fn hear(&self, from: usize, (lane, message): Letter) {
+    fn hear(&self, from: usize, lane: Lane, message: Message<Told>) {
+        match message {
+            Message::Bundle(dataflow, bundle) => self.hear_bundle(from, dataflow, bundle),
+            message => self.tend(|member, books| member.accept(from, lane, message, books)),
+        }
+    }
+
+    /// Progress of another member.
+    fn hear_bundle(&self, from: usize, dataflow: u64, bundle: Arc<Bundle<Told>>) {
         let Some(membership) = &self.membership else { return };
-        if let Message::Bundle(dataflow, _) = &*message
-            && *dataflow >= membership.built()
-        {
+        if dataflow >= membership.built() {
             let detail = format!("dataflow number {} was never built here", dataflow + 1);
             return self.fail(Error::GraphMismatch { worker: self.index(), peer: from, detail });
         }
-        self.tend(|member, books| member.accept(from, lane, *message, books));
+        self.tend(|member, books| member.hear(from, dataflow, bundle, books));
+    }
+
+    /// Sends a message of this member. The bytes of a bundle are made once, however many processes it goes to: `coded` keeps them.
+    fn post(&self, to: usize, lane: Lane, message: Message<Told>, coded: &mut Option<Coded>) {
+        let payload = match message {
+            Message::Bundle(dataflow, bundle) if self.is_local(to) => {
+                return self.send(to, dataflow, Payload::Bundle(bundle));
+            }
+            message if self.is_local(to) => Payload::Member(lane, Box::new(message)),
+            Message::Bundle(dataflow, bundle) => {
+                let known = coded.take().filter(|(last, _)| Arc::ptr_eq(last, &bundle));
+                let (_, bytes) = coded.insert(known.unwrap_or_else(|| {
+                    let bytes = encoded(&Message::Bundle(dataflow, bundle.clone()));
+                    (bundle, bytes)
+                }));
+                Payload::MemberBytes(lane, bytes.clone())
+            }
+            message => Payload::MemberBytes(lane, encoded(&message)),
+        };
+        self.send(to, NOWHERE, payload);
     }
 
     /// What came from that worker is no message of a member.
@@ -269,8 +309,9 @@ impl Core {
     /// Lets the machine of this member act, and does what it wants. Between blocks only.
     pub(crate) fn tend(&self, act: impl FnOnce(&mut Member<Told>, &mut Act<'_>) -> Result<(), Failure>) {
         let Some(membership) = &self.membership else { return };
-        let (outputs, result) = membership.tend(self.index(), act);
-        let mut cut = Vec::new();
+        let mut outputs = membership.outputs();
+        let result = membership.tend(self.index(), &mut outputs, act);
+        let (mut cut, mut coded) = (Vec::new(), None);
         for output in &outputs {
             if let Output::Adopted(list) = output {
                 // Markers go to those who are new.
@@ -278,11 +319,9 @@ impl Core {
                 cut = self.endpoint.cut_among(list);
             }
         }
-        for output in outputs {
+        for output in outputs.drain(..) {
             match output {
-                Output::Send { to, lane, message } => {
-                    self.send(to, NOWHERE, Payload::Member(lane, Box::new(message)));
-                }
+                Output::Send { to, lane, message } => self.post(to, lane, message, &mut coded),
                 Output::Adopted(list) => membership.adopt(self.index(), &list),
                 Output::Settled(list) => {
                     if let Change::Seated { joiner, granter } = list.change
@@ -305,6 +344,7 @@ impl Core {
                 Output::Closed => self.go(),
             }
         }
+        membership.give_back(outputs);
         self.note(result);
         for (process, error) in cut {
             self.lose(process, error);

@@ -40,7 +40,7 @@ pub(crate) struct Bundle {
 type BundleBytes<'a> = (u64, Option<&'a str>, Vec<(u64, Vec<u8>)>);
 
 /// How many sent bundles are kept to be used again: more are only under way when a peer is far behind.
-const SPARE: usize = 8;
+pub(crate) const SPARE: usize = 8;
 
 /// Bundles that wait to be applied.
 struct Inbox {
@@ -172,6 +172,11 @@ impl Dataflow {
         self.root.apply()?;
         self.root.propagate();
         Ok(())
+    }
+
+    /// How many times are counted now, at how many places.
+    pub(crate) fn live_counts(&self) -> usize {
+        self.family.regions.borrow().iter().map(|region| region.live_counts()).sum()
     }
 
     /// An error when a worker has left that never built this dataflow, which can then not end.

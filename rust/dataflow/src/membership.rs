@@ -13,16 +13,17 @@
 //! So who leaves has to work off what its operators hold, and hands over what its inputs hold.
 
 use std::cell::{Cell, OnceCell, Ref, RefCell};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Instant;
 
-use penstock_members::{Failure, Host, Lane, Limits, List, Member, Message, Output, Standing};
+use penstock_members::{Failure, Host, Limits, List, Member, Output, Standing};
 use penstock_progress::capability::Capability;
 use penstock_progress::timestamp::Timestamp;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
+use crate::dataflow::SPARE;
 use crate::error::{Error, MemberFault};
 use crate::lesson::Pupils;
 use crate::region::{AnyRegion, Family, Foreign, Part};
@@ -75,6 +76,8 @@ struct Book {
     told: Cell<bool>,
     /// Whether a server had finished it, so that all founders have built it.
     finished: Cell<bool>,
+    /// What was cast, oldest first: what all members have read is filled again.
+    cast: RefCell<VecDeque<Told>>,
     /// None once it is finished or dropped.
     open: Option<(Rc<Family>, Rc<dyn AnyRegion>)>,
 }
@@ -127,6 +130,10 @@ pub(crate) struct Membership {
     /// Of this worker: `usize::MAX` when nothing is routed to it.
     rank: Cell<usize>,
     alone: Cell<bool>,
+    /// Whether somebody joins.
+    welcomes: Cell<bool>,
+    /// Empty between uses.
+    outputs: Cell<Vec<Output<Told>>>,
     began: Instant,
     simulated: bool,
 }
@@ -153,6 +160,8 @@ impl Membership {
             ids: RefCell::new((0..founders).collect()),
             rank: Cell::new(if joins { usize::MAX } else { index }),
             alone: Cell::new(!joins && founders == 1),
+            welcomes: Cell::new(false),
+            outputs: Cell::default(),
             began: Instant::now(),
             simulated,
         }
@@ -202,11 +211,13 @@ impl Membership {
         *self.ids.borrow_mut() = ids;
         self.homes.borrow_mut().extend(list.homes.iter().map(|(id, home)| (*id, home.process)));
         self.alone.set(list.members.len() <= 1);
+        self.welcomes.set(list.joining().next().is_some());
     }
 
     /// A dataflow was built: its books are open until [`Membership::close`].
     pub(crate) fn open(&self, number: u64, graph: Arc<str>, family: Rc<Family>, root: Rc<dyn AnyRegion>) {
-        let book = Book { graph, told: Cell::new(false), finished: Cell::new(false), open: Some((family, root)) };
+        let (told, finished, cast) = (Cell::new(false), Cell::new(false), RefCell::default());
+        let book = Book { graph, told, finished, cast, open: Some((family, root)) };
         self.books.borrow_mut().books.insert(number, book);
         self.member.borrow_mut().open(number);
     }
@@ -214,7 +225,10 @@ impl Membership {
     /// A dataflow is finished, or dropped.
     pub(crate) fn close(&self, number: u64) {
         // The regions end after the books are free again.
-        let open = self.books.borrow_mut().books.get_mut(&number).and_then(|book| book.open.take());
+        let open = self.books.borrow_mut().books.get_mut(&number).and_then(|book| {
+            book.cast.take();
+            book.open.take()
+        });
         drop(open);
         self.schools.borrow_mut().retain(|(dataflow, _)| *dataflow != number);
     }
@@ -245,22 +259,32 @@ impl Membership {
         (0..self.founders).all(met)
     }
 
-    /// Lets the machine do something with its books, and hands out what it wants done.
+    /// Lets the machine do something with its books, and adds what it wants done to `outputs`.
     pub(crate) fn tend(
         &self,
         me: usize,
+        outputs: &mut Vec<Output<Told>>,
         act: impl FnOnce(&mut Member<Told>, &mut Act<'_>) -> Result<(), Failure>,
-    ) -> (Vec<Output<Told>>, Result<(), Error>) {
+    ) -> Result<(), Error> {
         let mut member = self.member.borrow_mut();
         let mut books = self.books.borrow_mut();
         let result = act(&mut member, &mut Act { books: &mut books });
         let fault = books.fault.take();
-        let result = match (result, fault) {
+        member.outputs_into(outputs);
+        match (result, fault) {
             (_, Some(Fault::Error(error))) => Err(error),
             (Err(failure), fault) => Err(name(me, failure, fault)),
             (Ok(()), _) => Ok(()),
-        };
-        (member.outputs(), result)
+        }
+    }
+
+    /// An empty vector for what the machine wants done, to be given back.
+    pub(crate) fn outputs(&self) -> Vec<Output<Told>> {
+        self.outputs.take()
+    }
+
+    pub(crate) fn give_back(&self, outputs: Vec<Output<Told>>) {
+        self.outputs.set(outputs);
     }
 
     /// Asks the machine.
@@ -275,8 +299,7 @@ impl Membership {
 
     /// Whether somebody joins whom this worker may have to withdraw, or who looks for another server.
     pub(crate) fn watches_clock(&self) -> bool {
-        !self.simulated
-            && (self.stage.get() == Stage::Joining || self.member.borrow().list().joining().next().is_some())
+        !self.simulated && (self.stage.get() == Stage::Joining || self.welcomes.get())
     }
 
     /// Whether nothing can come for this leaver any more.
@@ -378,20 +401,32 @@ impl Host for Act<'_> {
     type Part = Told;
 
     fn cast(&mut self, dataflow: u64) -> Option<Told> {
-        self.settle(dataflow);
+        // A dataflow that had its turn has settled.
+        if self.open(dataflow)?.1.mark.has_counted() {
+            self.settle(dataflow);
+        }
         let (book, family, _) = self.open(dataflow)?;
         let regions = family.regions.borrow();
         let first = !book.told.replace(true);
         if !first && !regions.iter().any(|region| region.owes()) {
             return None;
         }
-        let fill = |region: &Rc<dyn AnyRegion>| {
-            let mut part = region.new_part();
-            region.share(&mut *part);
-            part
-        };
-        let graph = first.then(|| book.graph.clone());
-        Some(Arc::new(Content { graph, parts: regions.iter().map(fill).collect() }))
+        let mut cast = book.cast.borrow_mut();
+        let read_by_all = cast.front_mut().is_some_and(|told| Arc::get_mut(told).is_some());
+        let used = if read_by_all { cast.pop_front() } else { None };
+        let mut told = used.unwrap_or_else(|| {
+            let parts = regions.iter().map(|region| region.new_part()).collect();
+            Arc::new(Content { graph: None, parts })
+        });
+        let content = Arc::get_mut(&mut told).expect("it was just made, or found to be ours alone");
+        content.graph = first.then(|| book.graph.clone());
+        for (region, part) in regions.iter().zip(&mut content.parts) {
+            region.share(&mut **part);
+        }
+        if cast.len() < SPARE {
+            cast.push_back(told.clone());
+        }
+        Some(told)
     }
 
     fn absorb(&mut self, dataflow: u64, told: &Told) -> bool {
@@ -553,6 +588,3 @@ impl<T: Timestamp> Drop for Held<T> {
         }
     }
 }
-
-/// A message of the machine on its way.
-pub(crate) type Letter = (Lane, Box<Message<Told>>);

@@ -128,6 +128,8 @@ pub(crate) trait AnyRegion {
     fn is_dirty(&self) -> bool;
     /// Whether no pointstamp is left.
     fn is_done(&self) -> bool;
+    /// How many times are counted now, at how many places.
+    fn live_counts(&self) -> usize;
     /// Describes the graph, for comparison with other workers.
     fn describe(&self, out: &mut String);
     /// Drops operators and channels.
@@ -230,8 +232,8 @@ pub(crate) struct Region<T: Timestamp> {
     ledger: RefCell<Option<Ledger<T>>>,
     nested: RefCell<Vec<NestedNode<T>>>,
     moved: Cell<bool>,
-    /// Of a joinable run: what this worker holds, by output.
-    held: RefCell<BTreeMap<Location, ChangeBatch<T>>>,
+    /// Of a joinable run: what this worker holds of each output, in the places of their meters.
+    held: RefCell<Vec<ChangeBatch<T>>>,
     /// Of a joinable run: the outputs whose capabilities may be given to this worker.
     claims: RefCell<BTreeMap<Location, Rc<Slot<T>>>>,
 }
@@ -343,9 +345,7 @@ impl<T: Timestamp> Region<T> {
                     let sources = (0..ports.outputs.borrow().len()).map(|port| Source { node, port });
                     if let Some(founders) = founders {
                         if self.core.membership().is_some() {
-                            let mut held = self.held.borrow_mut();
-                            let of = |source: Source| held.entry(source.into()).or_default().update(T::minimum(), 1);
-                            sources.clone().for_each(of);
+                            sources.clone().for_each(|source| self.hold(source.into(), T::minimum(), 1));
                         }
                         ledger.found(sources, founders);
                     }
@@ -467,13 +467,20 @@ impl<T: Timestamp> Region<T> {
 
     /// What is held for claimed outputs.
     fn claimed(&self) -> Vec<Change<T>> {
-        let (claims, mut held) = (self.claims.borrow(), self.held.borrow_mut());
-        let of = |(location, times): (&Location, &mut ChangeBatch<T>)| {
+        let (claims, meters, mut held) = (self.claims.borrow(), self.meters.borrow(), self.held.borrow_mut());
+        let of = |((location, _), times): (&(Location, Counts<T>), &mut ChangeBatch<T>)| {
             let times = if claims.contains_key(location) { times.iter().cloned().collect() } else { Vec::new() };
             let location = *location;
             times.into_iter().map(move |(time, count)| (location, time, count))
         };
-        held.iter_mut().flat_map(of).filter(|(_, _, count)| *count > 0).collect()
+        meters.iter().zip(held.iter_mut()).flat_map(of).filter(|(_, _, count)| *count > 0).collect()
+    }
+
+    /// Counts what this worker holds of an output.
+    fn hold(&self, output: Location, time: T, count: i64) {
+        if let Some(place) = self.meters.borrow().iter().position(|(location, _)| *location == output) {
+            held_at(&mut self.held.borrow_mut(), place).update(time, count);
+        }
     }
 
     /// Locations whose counts are not zero, with their times and counts.
@@ -482,6 +489,14 @@ impl<T: Timestamp> Region<T> {
         let live = ledger.iter().flat_map(|ledger| ledger.tracker().accumulated());
         live.map(|((location, time), count)| (location, time, count)).collect()
     }
+}
+
+/// What is held at the place of a meter.
+fn held_at<T>(held: &mut Vec<ChangeBatch<T>>, place: usize) -> &mut ChangeBatch<T> {
+    if held.len() <= place {
+        held.resize_with(place + 1, ChangeBatch::new);
+    }
+    &mut held[place]
 }
 
 impl<T: Timestamp> AnyRegion for Region<T> {
@@ -502,10 +517,13 @@ impl<T: Timestamp> AnyRegion for Region<T> {
         let Some(ledger) = ledger.as_mut() else { return };
         let mut collected = self.collected.borrow_mut();
         let joinable = self.core.membership().is_some();
-        for (location, counts) in self.meters.borrow().iter().filter(|(_, counts)| counts.has_rung()) {
+        for (place, (location, counts)) in self.meters.borrow().iter().enumerate() {
+            if !counts.has_rung() {
+                continue;
+            }
             counts.collect(&mut collected);
             if joinable && matches!(location.port, Port::Source(_)) {
-                self.held.borrow_mut().entry(*location).or_default().extend(collected.iter().cloned());
+                held_at(&mut self.held.borrow_mut(), place).extend(collected.iter().cloned());
             }
             for (time, diff) in collected.drain() {
                 ledger.count(*location, time, diff, share);
@@ -553,6 +571,10 @@ impl<T: Timestamp> AnyRegion for Region<T> {
 
     fn is_done(&self) -> bool {
         self.ledger.borrow().as_ref().is_none_or(|ledger| ledger.tracker().is_done()) && !self.is_dirty()
+    }
+
+    fn live_counts(&self) -> usize {
+        self.ledger.borrow().as_ref().map_or(0, |ledger| ledger.tracker().accumulated().count())
     }
 
     fn describe(&self, out: &mut String) {
@@ -637,10 +659,12 @@ impl<T: Timestamp> AnyRegion for Region<T> {
 
     fn hand_over(&self) -> Box<dyn Part> {
         let given = self.claimed();
-        let mut held = self.held.borrow_mut();
-        for (location, slot) in self.claims.borrow().iter() {
-            slot.revoke();
-            held.remove(location);
+        let claims = self.claims.borrow();
+        claims.values().for_each(|slot| slot.revoke());
+        for ((location, _), held) in self.meters.borrow().iter().zip(self.held.borrow_mut().iter_mut()) {
+            if claims.contains_key(location) {
+                held.clear();
+            }
         }
         Box::new(Changes(given))
     }
@@ -652,7 +676,7 @@ impl<T: Timestamp> AnyRegion for Region<T> {
             let Some((_, counts)) = meters.iter().find(|(other, _)| other == location) else { continue };
             let counts = counts.clone();
             drop(meters);
-            self.held.borrow_mut().entry(*location).or_default().update(time.clone(), *count);
+            self.hold(*location, time.clone(), *count);
             for _ in 0..*count {
                 let capability = Capability::adopt(time.clone(), counts.clone());
                 if let Some(slot) = self.claims.borrow().get(location) {
@@ -669,6 +693,6 @@ impl<T: Timestamp> AnyRegion for Region<T> {
         };
         self.nodes.borrow().iter().all(read)
             && !self.is_dirty()
-            && self.held.borrow_mut().values_mut().all(|times| times.is_empty())
+            && self.held.borrow_mut().iter_mut().all(|times| times.is_empty())
     }
 }

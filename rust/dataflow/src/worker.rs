@@ -103,6 +103,12 @@ impl Worker {
         self.dataflows.len()
     }
 
+    /// How many times are counted now, at how many places, in the dataflows that are not finished: what progress keeps, and what a
+    /// snapshot for a joiner has. It follows what is alive, not how long the run has been. Cost: a look at each.
+    pub fn live_counts(&self) -> usize {
+        self.dataflows.iter().map(Dataflow::live_counts).sum()
+    }
+
     /// How often a step has looked at a dataflow, since this worker was made: one that has nothing to do adds nothing.
     pub fn turns(&self) -> u64 {
         self.turns

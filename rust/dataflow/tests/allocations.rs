@@ -4,7 +4,7 @@
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use penstock_dataflow::{Worker, fabric};
+use penstock_dataflow::{Endpoint, Worker, fabric};
 
 struct Counting;
 
@@ -27,8 +27,8 @@ unsafe impl GlobalAlloc for Counting {
 static COUNTING: Counting = Counting;
 
 /// Allocations per epoch of workers that one thread steps in turns.
-fn per_epoch(workers: usize) -> f64 {
-    let mut workers: Vec<Worker> = fabric::threads(workers).into_iter().map(Worker::new).collect();
+fn per_epoch(seats: Vec<Endpoint>) -> f64 {
+    let mut workers: Vec<Worker> = seats.into_iter().map(Worker::new).collect();
     let mut ends: Vec<_> = workers
         .iter_mut()
         .map(|worker| {
@@ -38,6 +38,7 @@ fn per_epoch(workers: usize) -> f64 {
             })
         })
         .collect();
+    workers.iter_mut().for_each(|worker| assert!(!worker.bootstrap().unwrap()));
     let mut run = |epochs: std::ops::Range<u64>| {
         for epoch in epochs {
             for (input, _) in &mut ends {
@@ -59,7 +60,11 @@ fn per_epoch(workers: usize) -> f64 {
 #[test]
 fn an_empty_epoch_allocates_next_to_nothing() {
     // The queue of a mailbox makes a block for each 31 messages.
-    let (one, two) = (per_epoch(1), per_epoch(2));
+    let (one, two) = (per_epoch(fabric::threads(1)), per_epoch(fabric::threads(2)));
     println!("{one} at one worker, {two} at two");
     assert!(one < 0.01 && two < 0.1, "{one} at one worker, {two} at two");
+    // Where others may join each bundle is one: servers may have to keep it.
+    let (one, two) = (per_epoch(fabric::joinable(1).0), per_epoch(fabric::joinable(2).0));
+    println!("{one} at one joinable worker, {two} at two");
+    assert!(one < 0.01 && two < 2.2, "{one} at one joinable worker, {two} at two");
 }

@@ -267,6 +267,11 @@ impl<P: Clone> Member<P> {
         std::mem::take(&mut self.out)
     }
 
+    /// As [`Member::outputs`], into a vector whose memory is used again.
+    pub fn outputs_into(&mut self, out: &mut Vec<Output<P>>) {
+        out.append(&mut self.out);
+    }
+
     pub(crate) fn say(&mut self, output: Output<P>) {
         self.out.push(output);
     }
@@ -284,8 +289,8 @@ impl<P: Clone> Member<P> {
         let number = caster.number();
         let after = self.afters.remove(&dataflow).unwrap_or_default();
         let bundle = Arc::new(Bundle { number, after, part });
-        let others: Vec<Id> = self.list.members.keys().copied().filter(|id| *id != self.id).collect();
-        for to in others {
+        let (list, me) = (self.list.clone(), self.id);
+        for to in list.members.keys().copied().filter(|id| *id != me) {
             self.send(to, Message::Bundle(dataflow, bundle.clone()));
         }
     }
@@ -308,10 +313,7 @@ impl<P: Clone> Member<P> {
             Message::Marker { list, next, grant } => self.marked(from, lane, &list, next, grant, host)?,
             // A joiner that was withdrawn, and does not know.
             _ if self.is_gone(from) => return Ok(()),
-            Message::Bundle(dataflow, bundle) => {
-                self.held.entry((dataflow, from)).or_default().push_back(bundle);
-                self.release(dataflow, host)?;
-            }
+            Message::Bundle(dataflow, bundle) => return self.hear(from, dataflow, bundle, host),
             Message::Bootstrap { attempt } => self.asked_for_snapshot(from, attempt, host),
             Message::Ask { attempt, range } => self.asked_for_range(from, attempt, range),
             Message::Done { attempt } => {
@@ -331,6 +333,42 @@ impl<P: Clone> Member<P> {
             Message::Legacy(legacy) => self.legacies.push(legacy),
         }
         self.check(host)
+    }
+
+    /// Takes a bundle, as [`Member::accept`] does: most of what comes, when nobody joins or leaves nearly all. Then nothing waits for
+    /// it, and it is counted at once.
+    ///
+    /// # Errors
+    /// As [`Member::accept`].
+    pub fn hear(
+        &mut self,
+        from: Id,
+        dataflow: u64,
+        bundle: Arc<Bundle<P>>,
+        host: &mut impl Host<Part = P>,
+    ) -> Result<(), Failure> {
+        if self.over || self.is_gone(from) {
+            return Ok(());
+        }
+        let ready = bundle.after.is_empty() && self.casters.contains_key(&dataflow);
+        if ready && self.is_calm() && !self.is_covered(dataflow, from, bundle.number) {
+            return self.take_in(dataflow, from, &bundle, host);
+        }
+        self.held.entry((dataflow, from)).or_default().push_back(bundle);
+        self.release(dataflow, host)?;
+        self.check(host)
+    }
+
+    /// Whether nothing waits for bundles: one that is taken in makes nothing else possible.
+    fn is_calm(&self) -> bool {
+        let given = self.granted.is_some() || !self.legacies.is_empty();
+        let served = !self.records.is_empty() || !self.askers.is_empty();
+        self.held.is_empty() && !given && !served && self.is_current()
+    }
+
+    /// Whether this member began with counts that have that bundle.
+    fn is_covered(&self, dataflow: u64, sender: Id, number: u64) -> bool {
+        self.covered.get(&(dataflow, sender)).is_some_and(|first| number < *first)
     }
 
     /// Whether everything of that worker has come, and nothing of it counts any more.
@@ -492,7 +530,7 @@ impl<P: Clone> Member<P> {
                 self.held.range((dataflow, 0)..=(dataflow, Id::MAX)).map(|((_, sender), _)| *sender).collect();
             for sender in senders {
                 while let Some(bundle) = self.held.get(&(dataflow, sender)).and_then(|queue| queue.front()).cloned() {
-                    let covered = self.covered.get(&(dataflow, sender)).is_some_and(|first| bundle.number < *first);
+                    let covered = self.is_covered(dataflow, sender, bundle.number);
                     if !covered && !bundle.after.iter().all(|after| self.has(dataflow, *after)) {
                         break;
                     }

@@ -29,6 +29,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use crossbeam::sync::Parker;
+use penstock_members::message::Bundle as MemberBundle;
 use penstock_members::{Lane as MemberLane, Message};
 
 pub use door::{Door, JoinError, Ticket, joinable, joinable_shuffled};
@@ -45,7 +46,6 @@ pub use stream::{Duplex, Hangup};
 use crate::dataflow::Bundle;
 use crate::error::Error;
 use crate::membership::Told;
-use crate::wire::encode_serde;
 use commons::Commons;
 pub(crate) use door::Asked;
 use door::Hall;
@@ -71,9 +71,11 @@ pub(crate) enum Payload {
     Behind(Vec<u8>),
     /// Progress.
     Progress(Progress),
-    /// What members tell each other, and the lane that it keeps its place in.
+    /// Progress of a joinable run, from a thread of this process. The channel is the dataflow.
+    Bundle(Arc<MemberBundle<Told>>),
+    /// What else members tell each other, and the lane that it keeps its place in.
     Member(MemberLane, Box<Message<Told>>),
-    /// The same, from another process.
+    /// What they tell each other, to or from another process.
     MemberBytes(MemberLane, Vec<u8>),
     /// The sender was given up before it had joined.
     Lost,
@@ -312,11 +314,7 @@ impl Endpoint {
             (Route::Remote(outbox), Payload::Progress(Progress::Bytes(body))) => {
                 outbox.send(channel, self.index, to, Lane::Urgent, body)
             }
-            (Route::Remote(outbox), Payload::Member(lane, message)) => {
-                let mut body = Vec::new();
-                encode_serde(&*message, &mut body);
-                outbox.send_member(self.index, to, lane, body)
-            }
+            (Route::Remote(outbox), Payload::MemberBytes(lane, body)) => outbox.send_member(self.index, to, lane, body),
             // Who has left may still be told of lists that it needs no more.
             (Route::Gone, _) => Ok(()),
             (Route::Remote(_), _) => unreachable!("a value for worker {to} of another process"),

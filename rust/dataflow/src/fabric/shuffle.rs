@@ -37,6 +37,7 @@ impl Shuffle {
             let progress = matches!(
                 envelope.payload,
                 Payload::Progress(_)
+                    | Payload::Bundle(_)
                     | Payload::Member(MemberLane::Urgent, _)
                     | Payload::MemberBytes(MemberLane::Urgent, _)
                     | Payload::Lost
