@@ -1,11 +1,14 @@
 //! words are counted by a state machine while a worker joins, gets bins, and the first worker gives up its own and leaves. The counts are those
-//! of a sequential program.
+//! of a sequential program. Once as threads of one process, and once as processes over TCP, between which bins cross as bytes.
 
 use std::collections::BTreeMap;
+use std::rc::Rc;
 use std::sync::{Arc, Mutex, mpsc};
 
 use penstock_bins::{BinsError, Command, Config, ControlInput, Keyed, Routing, Shelf, Stats, state_machine};
 use penstock_dataflow::{BoxError, Worker, execute_joinable};
+
+use crate::linked::Linked;
 
 const BITS: u8 = 5;
 const EPOCHS: u64 = 14;
@@ -35,13 +38,17 @@ type Counted = (Counts, usize);
 
 fn count(
     worker: &mut Worker,
-    shelf: &Shelf<penstock_bins::KeyedMap<String, u64>>,
+    shelf: Option<&Shelf<penstock_bins::KeyedMap<String, u64>>>,
     fed: &Mutex<Vec<String>>,
     third: &Mutex<mpsc::Sender<()>>,
 ) -> Result<Counted, BoxError> {
     let routing = Routing::new(BITS, worker.peers())?;
     let index = worker.index();
-    let config = Config::in_process("count", routing.clone(), index, shelf.clone(), Arc::new(Stats::new()));
+    let own = shelf.cloned().unwrap_or_default();
+    let mut config = Config::in_process("count", routing.clone(), index, own, Arc::new(Stats::new()));
+    if shelf.is_none() {
+        config.local = Rc::new(move |worker| worker == index);
+    }
     let (mut lines, mut control, counts) = worker.dataflow::<u64, _>("words", |scope| {
         let (input, lines) = scope.new_input::<Vec<String>>();
         let (control, commands) = scope.new_input();
@@ -114,14 +121,33 @@ fn count(
 
 #[test]
 fn words_are_counted_while_workers_join_and_leave() {
+    check(|fed, third, come| {
+        let shelf = Shelf::new();
+        let mut run = execute_joinable(2, move |worker| count(worker, Some(&shelf), &fed, &third));
+        come.recv().unwrap();
+        assert_eq!(run.join(1).unwrap(), [2]);
+        run.finish()
+    });
+}
+
+#[test]
+fn words_are_counted_while_processes_join_and_leave() {
+    check(|fed, third, come| {
+        let mut run = Linked::found(2, 1, move |worker| count(worker, None, &fed, &third));
+        come.recv().unwrap();
+        assert_eq!(run.join(1), [2]);
+        run.finish()
+    });
+}
+
+type Fed = Arc<Mutex<Vec<String>>>;
+type Results = Vec<(usize, Result<Counted, penstock_dataflow::Error>)>;
+
+fn check(run: impl FnOnce(Fed, Mutex<mpsc::Sender<()>>, mpsc::Receiver<()>) -> Results) {
     let fed = Arc::new(Mutex::new(Vec::new()));
     let (third, come) = mpsc::channel();
-    let (shelf, third, lines) = (Shelf::new(), Mutex::new(third), fed.clone());
-    let mut run = execute_joinable(2, move |worker| count(worker, &shelf, &lines, &third));
-    come.recv().unwrap();
-    assert_eq!(run.join(1).unwrap(), [2]);
     let mut sums = Counts::new();
-    for (index, result) in run.finish() {
+    for (index, result) in run(fed.clone(), Mutex::new(third), come) {
         let (counts, bins) = result.unwrap_or_else(|error| panic!("worker {index}: {error}"));
         assert_eq!(bins, [0, 16, 16][index], "bins of worker {index}");
         assert_eq!(counts.is_empty(), index == 0);

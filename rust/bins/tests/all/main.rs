@@ -3,6 +3,8 @@
 
 #[path = "../common/mod.rs"]
 mod common;
+#[path = "../../../dataflow/tests/support/linked.rs"]
+mod linked;
 
 mod joining;
 mod migration;

@@ -1,18 +1,45 @@
-//! A barrier and a sequencer across joins and leaves.
+//! A barrier and a sequencer across joins and leaves, of threads and of processes over TCP.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, mpsc};
 
 use penstock_coord::{Barrier, Entry, Sequencer};
-use penstock_dataflow::{BoxError, Worker, execute_joinable};
+use penstock_dataflow::{BoxError, Error, Worker, execute_joinable};
+
+use crate::linked::Linked;
+
+/// Runs a program on so many founders; one worker more joins when `come` says so. The results by worker.
+fn run<R: Send + 'static>(
+    apart: bool,
+    founders: usize,
+    come: &mpsc::Receiver<()>,
+    program: impl Fn(&mut Worker) -> Result<R, BoxError> + Send + Sync + 'static,
+) -> Vec<Result<R, Error>> {
+    let results = if apart {
+        let mut run = Linked::found(founders, 1, program);
+        come.recv().unwrap();
+        assert_eq!(run.join(1), [founders]);
+        run.finish()
+    } else {
+        let mut run = execute_joinable(founders, program);
+        come.recv().unwrap();
+        assert_eq!(run.join(1).unwrap(), [founders]);
+        run.finish()
+    };
+    results.into_iter().map(|(_, result)| result).collect()
+}
 
 /// Nobody passes a round before everybody who takes part has arrived for it; joiners begin with the round of their peer, and a leaver is not waited for.
 #[test]
 fn rounds_are_those_of_all_who_take_part() {
+    [false, true].into_iter().for_each(rounds);
+}
+
+fn rounds(apart: bool) {
     let arrived: Arc<Mutex<BTreeMap<usize, u64>>> = Arc::default();
     let (third, come) = mpsc::channel();
     let (rounds, third) = (arrived.clone(), Mutex::new(third));
-    let mut run = execute_joinable(2, move |worker: &mut Worker| {
+    let ends = run(apart, 2, &come, move |worker: &mut Worker| {
         let mut barrier = Barrier::new(worker);
         let index = worker.index();
         let joined = worker.bootstrap()?;
@@ -35,21 +62,23 @@ fn rounds_are_those_of_all_who_take_part() {
             let late = rounds.lock().unwrap().iter().find(|(_, arrived)| **arrived < round).map(|(who, _)| *who);
             assert_eq!(late, None, "worker {index} has passed round {round}");
         }
-        Ok::<_, BoxError>(barrier.round())
+        Ok(barrier.round())
     });
-    come.recv().unwrap();
-    run.join(1).unwrap();
-    let ends: Vec<u64> = run.finish().into_iter().map(|(_, result)| result.unwrap()).collect();
+    let ends: Vec<u64> = ends.into_iter().map(Result::unwrap).collect();
     assert_eq!(ends, [10, 20, 20]);
 }
 
 /// One order for all: what a joiner reads is the end of what the others read, what a leaver reads its beginning, and nothing that was pushed is missing.
 #[test]
 fn a_joiner_reads_on_where_its_peer_stood() {
+    [false, true].into_iter().for_each(one_order);
+}
+
+fn one_order(apart: bool) {
     let (some, come) = mpsc::channel();
     let some = Mutex::new(some);
     type Log = Vec<Entry<(usize, u64)>>;
-    let mut run = execute_joinable(3, move |worker: &mut Worker| {
+    let logs = run(apart, 3, &come, move |worker: &mut Worker| {
         let mut sequencer: Sequencer<(usize, u64)> = Sequencer::new(worker);
         let index = worker.index();
         worker.bootstrap()?;
@@ -74,11 +103,9 @@ fn a_joiner_reads_on_where_its_peer_stood() {
         sequencer.close();
         while worker.step_or_park(None)? {}
         log.extend(std::iter::from_fn(|| sequencer.next_entry()));
-        Ok::<Log, BoxError>(log)
+        Ok(log)
     });
-    come.recv().unwrap();
-    run.join(1).unwrap();
-    let mut logs: Vec<Log> = run.finish().into_iter().map(|(_, result)| result.unwrap()).collect();
+    let mut logs: Vec<Log> = logs.into_iter().map(Result::unwrap).collect();
     let (joiner, leaver) = (logs.remove(3), logs.remove(0));
     assert_eq!(logs[0], logs[1]);
     assert_eq!(logs[0].len(), 151 + 3 * 200);
