@@ -309,6 +309,15 @@ def _drawn(name: str) -> list[Line]:
             for k in (100, 900)
             for s in ("all-at-once", "fluid")
         ]
+    if name == "join":
+        steps = {step: [0.4, 0.6] for step in ("admitted_ms", "built_ms", "bootstrap_ms", "first_record_ms")}
+        curves = {"series": [[0.0, 0.2, 0.3], [0.1, 0.2, 9.0]], "events": [["join", 0.05], ["leave", 0.1]]}
+        curves["live_counts"] = [[0.0, 12.0], [0.1, 14.0]]
+        return [
+            made(name, f"{t} {load} vs x", 3.0, part="course", transport=t, load=load, **curves, **steps)
+            for t in ("threads", "tcp")
+            for load in ("calm", "saturated")
+        ]
     ratios = {"time_ratio_min": 0.9, "time_ratio_mean": 1.1, "time_ratio_max": 1.3}
     return [made(name, "o vs free", 0.9, size=3, workers=w, bounds=kind, **ratios) for w, kind in two]
 
@@ -320,7 +329,7 @@ def test_a_curve_is_drawn_beside_the_page_from_its_lines(tmp_path: Path, name: s
     record.write(tmp_path, name, lines)
     picture = (tmp_path / f"{name}.svg").read_text()
     assert f"]({name}.svg)" in (tmp_path / "README.md").read_text()
-    assert picture.startswith("<?xml") and ("threads" in picture or name == "migration")
+    assert picture.startswith("<?xml") and ("threads" in picture or name in ("migration", "join"))
     record.write(tmp_path, "frontier", [made()])
     assert f"]({name}.svg)" in (tmp_path / "README.md").read_text(), "the record of another bench leaves it"
     for less in ([*lines, made(name)], []):

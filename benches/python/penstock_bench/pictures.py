@@ -202,6 +202,51 @@ def _migration(figure: Figure, lines: Sequence[Line]) -> None:
     _legend(figure, next((axes for axes in panels if axes.lines), panels[0]))
 
 
+def _join(figure: Figure, lines: Sequence[Line]) -> None:
+    """Latency over time through joins and a leave, calm and saturated; the steps of each join; the size of progress."""
+    panels = list(figure.subplots(2, 2).flat)
+    courses = [line["conditions"] for line in lines if line["conditions"]["part"] == "course"]
+    for axes, load in zip(panels, _LOADS, strict=False):
+        for facts in (facts for facts in courses if facts["load"] == load):
+            color = _COLORS[facts["transport"] == "tcp"]
+            name = f"{_PLACES[facts['transport']]}, {load}"
+            panels[3].plot(*zip(*facts["live_counts"], strict=True), color=color, lw=1.3, ls=_LOADS[load], label=name)
+            at, median, most = zip(*facts["series"], strict=True)
+            axes.plot(at, most, color=color, lw=1.3, label=_PLACES[facts["transport"]])
+            axes.plot(at, median, color=color, lw=1, ls=":")
+            for kind, moment in facts["events"]:
+                axes.axvline(moment, color=color, lw=0.8, ls="--" if kind == "join" else "-.", alpha=0.5)
+        axes.set_title(f"{load}: two joins (dashed), a leave", fontsize=10)
+        axes.set_xlabel("seconds")
+        axes.set_yscale("log")
+        _plain(axes.yaxis)
+    panels[0].set_ylabel("greatest and median latency of 100 ms, ms")
+    for row, facts in enumerate(courses):
+        left = 0.0
+        for step, (name, what) in enumerate(_JOIN_STEPS.items()):
+            took = sorted(facts[name])[len(facts[name]) // 2] if facts[name] else 0.0
+            panels[2].barh(row, took, left=left, color=_COLORS[step], label=what if row == 0 else None)
+            left += took
+    panels[2].set_yticks(range(len(courses)), [f"{_PLACES[facts['transport']]}\n{facts['load']}" for facts in courses])
+    panels[2].set_xlabel("ms from the wish to the first record")
+    panels[2].legend(fontsize=7)
+    panels[3].set_title("counts that progress keeps", fontsize=10)
+    panels[3].set_xlabel("seconds")
+    panels[3].set_yscale("log")
+    panels[3].legend(fontsize=7)
+    figure.suptitle("Workers join and leave while records come", x=0.01, ha="left")
+    _legend(figure, next((axes for axes in panels if axes.lines), panels[0]))
+
+
+_PLACES = {"threads": "in process", "tcp": "over TCP"}
+_LOADS = {"calm": "-", "saturated": "--"}
+_JOIN_STEPS = {
+    "admitted_ms": "dialled, admitted",
+    "built_ms": "built",
+    "bootstrap_ms": "bootstrapped",
+    "first_record_ms": "first record",
+}
+
 _STRATEGIES = ("all-at-once", "batched", "fluid", "matched")
 
 #: The benches that have a picture.
@@ -210,6 +255,7 @@ PICTURES: dict[str, Callable[[Any, Sequence[Line]], None]] = {
     "faucet-memory": _memory,
     "faucet-sensitivity": _sensitivity,
     "migration": _migration,
+    "join": _join,
 }
 
 #: Conditions that every line of theirs has.
@@ -227,6 +273,7 @@ _NEEDED = {
         "series",
         "restart_series",
     },
+    "join": {"part"},
 }
 
 

@@ -5,7 +5,7 @@ use std::fs;
 use std::sync::{Arc, Barrier};
 use std::time::{Duration, Instant};
 
-use penstock_dataflow::{Worker, execute, fabric};
+use penstock_dataflow::{Endpoint, Worker, execute, fabric};
 use timely::dataflow::ProbeHandle;
 use timely::dataflow::operators::vec::Map as _;
 use timely::dataflow::operators::{Exchange as _, Input as _, Probe as _};
@@ -13,7 +13,7 @@ use timely::dataflow::operators::{Exchange as _, Input as _, Probe as _};
 use crate::harness::{Better, Case, Options, Report, compare};
 
 /// Epochs of one repeat.
-const SPINNING: u64 = 8_000;
+pub(crate) const SPINNING: u64 = 8_000;
 const PARKING: u64 = 4_000;
 
 /// Runs the bench.
@@ -23,12 +23,13 @@ const PARKING: u64 = 4_000;
 pub fn run(options: &Options, report: &mut Report) {
     let budget = options.budget(4);
     for workers in [1, 2] {
-        let paired = compare(budget, || ours(workers, SPINNING, false), || peer(workers, SPINNING, false));
+        let paired =
+            compare(budget, || ours(fabric::threads(workers), SPINNING, false), || peer(workers, SPINNING, false));
         let case = format!("w{workers} spinning vs timely 0.31 spinning");
         report.case(Case::new(case, "us/epoch", Better::Lower, paired).with("epochs", SPINNING));
     }
     for workers in [1, 2] {
-        let paired = compare(budget, || ours(workers, PARKING, true), || peer(workers, PARKING, true));
+        let paired = compare(budget, || ours(fabric::threads(workers), PARKING, true), || peer(workers, PARKING, true));
         let case = format!("w{workers} step_or_park vs timely 0.31 step_or_park");
         let case = Case::new(case, "us/epoch", Better::Lower, paired).with("epochs", PARKING);
         report.case(case.with("idle_cpu_percent", idle_percent(workers)));
@@ -36,13 +37,14 @@ pub fn run(options: &Options, report: &mut Report) {
 }
 
 /// Microseconds per epoch.
-fn ours(workers: usize, epochs: u64, park: bool) -> f64 {
-    let start = Arc::new(Barrier::new(workers));
-    let threads = execute(fabric::threads(workers), move |worker: &mut Worker| {
+pub(crate) fn ours(seats: Vec<Endpoint>, epochs: u64, park: bool) -> f64 {
+    let start = Arc::new(Barrier::new(seats.len()));
+    let threads = execute(seats, move |worker: &mut Worker| {
         let (mut input, probe) = worker.dataflow::<u64, _>("epochs", |scope| {
             let (input, stream) = scope.new_input::<Vec<u64>>();
             (input, stream.exchange_by(|key| *key).map_blocks(|block| block).probe().0)
         });
+        worker.bootstrap()?;
         start.wait();
         let begin = Instant::now();
         for epoch in 1..=epochs {
@@ -61,7 +63,7 @@ fn ours(workers: usize, epochs: u64, park: bool) -> f64 {
     each(times.collect(), epochs)
 }
 
-fn peer(workers: usize, epochs: u64, park: bool) -> f64 {
+pub(crate) fn peer(workers: usize, epochs: u64, park: bool) -> f64 {
     let start = Arc::new(Barrier::new(workers));
     let guards = timely::execute(timely::Config::process(workers), move |worker| {
         let probe = ProbeHandle::new();
@@ -138,7 +140,7 @@ mod tests {
     fn both_sides_finish_spinning_and_parking() {
         for workers in [1, 2] {
             for park in [false, true] {
-                assert!(ours(workers, 20, park) > 0.0 && peer(workers, 20, park) > 0.0);
+                assert!(ours(fabric::threads(workers), 20, park) > 0.0 && peer(workers, 20, park) > 0.0);
             }
         }
     }

@@ -20,6 +20,7 @@ pub mod faucet_sensitivity;
 pub mod frontier;
 pub mod graphs;
 pub mod harness;
+pub mod join;
 pub mod keyed_count;
 pub mod machine;
 pub mod migration;

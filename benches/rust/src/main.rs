@@ -7,8 +7,8 @@ use std::process::ExitCode;
 use penstock_benches::harness::{Options, Report};
 use penstock_benches::{
     barrier, bins_overhead, change_batch, clique_child, cliques, empty_epoch, faucet_child, faucet_memory,
-    faucet_overhead, faucet_sensitivity, frontier, harness, keyed_count, migration, nexmark, noisy_neighbour, queues,
-    reorder, schedulers, sequencer, side,
+    faucet_overhead, faucet_sensitivity, frontier, harness, join, keyed_count, migration, nexmark, noisy_neighbour,
+    queues, reorder, schedulers, sequencer, side,
 };
 
 type Run = fn(&Options, &mut Report);
@@ -28,6 +28,7 @@ const BENCHES: &[(&str, &str, Run)] = &[
     ("faucet-overhead", "time of cliques as a dataflow, bounded, beside no flow control", faucet_overhead::run),
     ("faucet-sensitivity", "time and peak memory of cliques over N and B", faucet_sensitivity::run),
     ("frontier", "a frontier moves by one among many live times, beside timely's MutableAntichain", frontier::run),
+    ("join", "what joining costs at rest; latency through two joins and a leave, beside a new start", join::run),
     ("keyed-count", "a count of many integer keys, beside timely with a hash map", keyed_count::run),
     (
         "migration",
@@ -49,6 +50,7 @@ enum Asked {
     Flow,
     Nexmark,
     CliqueMemory(Vec<String>),
+    Steady(Vec<String>),
     Bench(usize, Options),
 }
 
@@ -75,6 +77,13 @@ fn main() -> ExitCode {
             }
         },
         Ok(Asked::Nexmark) => match nexmark::serve(std::io::stdin().lock()) {
+            Ok(()) => ExitCode::SUCCESS,
+            Err(message) => {
+                eprintln!("penstock-bench: {message}");
+                ExitCode::FAILURE
+            }
+        },
+        Ok(Asked::Steady(words)) => match join::serve(&words) {
             Ok(()) => ExitCode::SUCCESS,
             Err(message) => {
                 eprintln!("penstock-bench: {message}");
@@ -123,6 +132,7 @@ fn parse(arguments: impl Iterator<Item = String>) -> Result<Asked, String> {
             "--list" => return Ok(Asked::List),
             "--side" => return Ok(Asked::Side),
             "--flow" => return Ok(Asked::Flow),
+            "--steady" => return Ok(Asked::Steady(arguments.collect())),
             "--nexmark" => return Ok(Asked::Nexmark),
             "--clique-memory" => return Ok(Asked::CliqueMemory(arguments.collect())),
             "--quick" => options.quick = true,
