@@ -29,6 +29,9 @@ use crate::table::BinTable;
 const DATA: usize = 0;
 const STATE: usize = 1;
 
+/// The output port on which S tells what it has taken in.
+const TAKEN: usize = 1;
+
 /// Everything the logic gets for one time.
 pub struct Moment<'a, T: Timestamp, D, S: BinState, P, O: 'static> {
     /// The right to send at this time.
@@ -108,8 +111,6 @@ pub(crate) struct StateOperator<T: Timestamp, D: Block, S: BinState, P: Record, 
     /// The time that is begun and not done, and the blocks that are left of it.
     begun: Option<(T, Capability<T>, Vec<D>)>,
     wake: Activator,
-    /// For telling what was taken in: at the least of all times, since that is no event of the flow. Until no state can come.
-    telling: Option<Capability<T>>,
 }
 
 impl<T, D, S, P, O, L> StateOperator<T, D, S, P, O, L>
@@ -121,24 +122,15 @@ where
     O: 'static,
     L: FnMut(Moment<'_, T, D, S, P, O>) -> Result<(), BoxError>,
 {
-    pub(crate) fn new(
-        ports: Ports<T, D, P, O>,
-        telling: Option<Capability<T>>,
-        shared: Rc<Shared<T, S, P>>,
-        wake: Activator,
-        logic: L,
-    ) -> Self {
+    pub(crate) fn new(ports: Ports<T, D, P, O>, shared: Rc<Shared<T, S, P>>, wake: Activator, logic: L) -> Self {
         let (arrivals, stash) = (Arrivals::new(), BTreeMap::new());
-        Self { ports, shared, logic, arrivals, stash, least: None, begun: None, wake, telling }
+        Self { ports, shared, logic, arrivals, stash, least: None, begun: None, wake }
     }
 
     /// One run: state, then data, then every time that is complete.
     pub(crate) fn run(&mut self, frontiers: &Frontiers<'_, T>) -> Result<(), BoxError> {
         self.settle(frontiers)?;
         self.receive_state()?;
-        if frontiers.frontier(STATE).is_empty() {
-            self.telling = None;
-        }
         while let Some((capability, block)) = self.ports.data.next() {
             let from = capability.sender();
             let entry = self.stash.entry(capability.time().clone());
@@ -163,13 +155,15 @@ where
 
     fn receive_state(&mut self) -> Result<(), BoxError> {
         let shared = Rc::clone(&self.shared);
-        let mut taken = BTreeMap::<usize, u64>::new();
+        // By sender, with the right to tell it: at the time of the state, on an edge that holds back no frontier. Whoever joins has no other.
+        let mut taken = BTreeMap::<usize, (Capability<T>, u64)>::new();
         loop {
             let Some((capability, part)) = self.ports.states.next() else { break };
             let time = capability.time();
             let foreign = !(shared.local)(capability.sender());
             if foreign && part.content.weight() > 0 {
-                *taken.entry(capability.sender()).or_default() += part.content.weight();
+                let entry = taken.entry(capability.sender());
+                entry.or_insert_with(|| (capability.retain_for(TAKEN), 0)).1 += part.content.weight();
             }
             let arrived = shared.receive(|to| self.arrivals.part(time, foreign, part.content, to))?;
             let Some((bin, what, bytes)) = arrived else { continue };
@@ -181,11 +175,8 @@ where
                 self.hold(Some(&held));
             }
         }
-        if let Some(telling) = &self.telling {
-            let mut session = self.ports.taken.session(telling);
-            for (sender, bytes) in taken {
-                session.give(Addressed { to: sender as u32, content: bytes });
-            }
+        for (sender, (telling, bytes)) in taken {
+            self.ports.taken.session(&telling).give(Addressed { to: sender as u32, content: bytes });
         }
         Ok(())
     }

@@ -152,7 +152,7 @@ where
     L: FnMut(Moment<'_, T, D, S, P, O>) -> Result<(), BoxError> + 'static,
 {
     let scope = data.scope();
-    let (index, peers, joinable) = (scope.index(), scope.peers(), scope.is_joinable());
+    let (index, peers) = (scope.index(), scope.peers());
     let Config { name, routing, table, shelf, local, new_state, begins, record, ship_bytes, stats } = config;
     for (bin, worker) in routing.bins_owned() {
         if worker as usize >= peers {
@@ -218,13 +218,12 @@ where
     // A piece of the budget at a time; rows that go elsewhere need not wait for it.
     let states = builder.input(&states_stream, by_address_behind());
     let (output, output_stream) = builder.output::<O>();
-    let (taken, taken_stream) = builder.output_with::<Addressed<u64>>(vec![nowhere(), nowhere()]);
+    let (taken, taken_stream) = builder.output_with::<Addressed<u64>>(vec![nowhere(), through()]);
     let wake = builder.activator();
-    builder.build(|mut capabilities| {
+    builder.build(|capabilities| {
+        drop(capabilities);
         let ports = state::Ports { data, states, output, taken };
-        // In a joinable run all are threads of one process, and nothing is told.
-        let telling = capabilities.pop().filter(|_| !joinable);
-        let mut operator = StateOperator::new(ports, telling, shared, wake, logic);
+        let mut operator = StateOperator::new(ports, shared, wake, logic);
         move |frontiers| operator.run(frontiers)
     });
     taken_stream.connect_loop(around);
