@@ -93,6 +93,11 @@ impl Worker {
         self.core.target(index, true).is_some()
     }
 
+    /// The indices of those that blocks are routed to, by rank.
+    pub fn members(&self) -> Vec<u32> {
+        (0..self.peers()).filter_map(|rank| self.core.target(rank, false)).map(|index| index as u32).collect()
+    }
+
     /// Whether workers may join and leave while it runs.
     pub fn is_joinable(&self) -> bool {
         self.core.membership().is_some()

@@ -1,4 +1,4 @@
-//! The block that flows: rows with the hashes of their keys, a watermark, the processing time, or the end of an epoch.
+//! The block that flows: rows with the hashes of their keys, a watermark, the processing time, the end of an epoch, or where joiners begin.
 //!
 //! Rows carry their side: in front of the first step the number of their source, on the way into a keyed operator the number of the input.
 //!
@@ -29,6 +29,8 @@ pub enum FlowBlock {
     Clock(i64),
     /// The epoch ends.
     EndEpoch,
+    /// The watermark as it stands, in microseconds since 1970, for workers that have just come; nothing new to the others.
+    Begin(i64),
 }
 
 impl FlowBlock {
@@ -55,6 +57,7 @@ const ROWS: u8 = 1;
 const WATERMARK: u8 = 2;
 const END_EPOCH: u8 = 3;
 const CLOCK: u8 = 4;
+const BEGIN: u8 = 5;
 
 impl Wire for FlowBlock {
     fn encode(&self, out: &mut Vec<u8>) {
@@ -79,6 +82,10 @@ impl Wire for FlowBlock {
                 out.extend_from_slice(&ms.to_le_bytes());
             }
             Self::EndEpoch => out.push(END_EPOCH),
+            Self::Begin(us) => {
+                out.push(BEGIN);
+                out.extend_from_slice(&us.to_le_bytes());
+            }
         }
     }
 
@@ -90,6 +97,7 @@ impl Wire for FlowBlock {
                 Ok(Self::Watermark(i64::from_le_bytes(rest.try_into().map_err(|_| wrong("watermark"))?)))
             }
             Some((&CLOCK, rest)) => Ok(Self::Clock(i64::from_le_bytes(rest.try_into().map_err(|_| wrong("clock"))?))),
+            Some((&BEGIN, rest)) => Ok(Self::Begin(i64::from_le_bytes(rest.try_into().map_err(|_| wrong("begin"))?))),
             Some((&ROWS, rest)) => {
                 let (&side, rest) = rest.split_first().ok_or_else(|| wrong("side"))?;
                 let (count, rest) = rest.split_first_chunk().ok_or_else(|| wrong("length"))?;
@@ -115,7 +123,7 @@ impl Block for FlowBlock {
     fn len(&self) -> usize {
         match self {
             Self::Rows { batch, .. } => batch.num_rows(),
-            Self::Watermark(_) | Self::Clock(_) | Self::EndEpoch => 0,
+            Self::Watermark(_) | Self::Clock(_) | Self::EndEpoch | Self::Begin(_) => 0,
         }
     }
 
@@ -236,9 +244,13 @@ mod tests {
 
     #[test]
     fn signals_stay_local_and_round_trip() {
-        for block in
-            [FlowBlock::Watermark(-7), FlowBlock::Clock(5), FlowBlock::EndEpoch, FlowBlock::rows(batch(&[(1, None)]))]
-        {
+        for block in [
+            FlowBlock::Watermark(-7),
+            FlowBlock::Begin(-3),
+            FlowBlock::Clock(5),
+            FlowBlock::EndEpoch,
+            FlowBlock::rows(batch(&[(1, None)])),
+        ] {
             assert_eq!(block.hashes(), None);
             assert!(!block.is_empty());
             let mut bytes = Vec::new();

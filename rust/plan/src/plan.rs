@@ -331,7 +331,7 @@ impl Plan {
     }
 
     /// Whether a step without state of it holds back.
-    pub(crate) fn expands(&self) -> bool {
+    pub fn expands(&self) -> bool {
         self.pre().any(is_metered)
     }
 

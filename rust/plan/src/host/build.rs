@@ -368,7 +368,13 @@ pub(crate) fn pace(config: &GroupConfig) -> Pace {
         false => config.window,
         true => u32::try_from(u64::from(config.window) * config.slice_rows as u64).unwrap_or(u32::MAX / 2),
     };
-    Pace { window: window.max(1), journal: config.journal, eager: config.eager, record: config.record }
+    Pace {
+        window: window.max(1),
+        journal: config.journal,
+        eager: config.eager,
+        record: config.record,
+        gather: config.gather,
+    }
 }
 
 /// Builds the whole plan, or one piece of it, on `worker`. A piece is the keyed step that it may begin with, the steps without state behind it,
@@ -394,13 +400,16 @@ fn build_in(
 ) -> Result<Built, HostError> {
     let (mut input, blocks) = scope.new_input::<FlowBlock>();
     let (mut control, commands) = scope.new_input::<Vec<Control>>();
-    let start = FlowTime::new(config.epoch, 0);
-    input.advance_to(start).expect("the first time is the least");
-    control.advance_to(start).expect("the first time is the least");
+    if !scope.joins() {
+        let start = FlowTime::new(config.epoch, 0);
+        input.advance_to(start).expect("the first time is the least");
+        control.advance_to(start).expect("the first time is the least");
+    }
     let (input_probe, blocks) = blocks.probe();
+    let blocks = if config.gather { chain::dealt(&blocks) } else { blocks };
     let (control_probe, commands) = commands.probe();
     let (late, lates) = (ByEpoch::new(config), Rc::new(LateRows::of(&config.plan)));
-    let mut ops = Vec::new();
+    let (mut ops, mut apart) = (Vec::new(), Vec::new());
     let monitors = Monitors::default();
     let context = Context { callbacks: &config.callbacks, monitors: &monitors };
     let begin = piece.map(|piece| piece.begin);
@@ -443,17 +452,29 @@ fn build_in(
         let Stateful { output, table, routing, .. } =
             keyed_step(&sides, &commands, config, shared, (number, keyed), (late.clone(), lates.clone()))?;
         ops.push(Op { table, routing, shelf: shared.shelf.clone() });
+        let output = if config.gather {
+            let [output, late] = chain::late_apart(&output);
+            apart.push(late);
+            output
+        } else {
+            output
+        };
         stages.push(Some(output));
     }
     let output = ended.or_else(|| stages.pop().flatten()).expect("a piece leads where it ends");
+    let output = if config.gather { chain::gathered(std::iter::once(output).chain(apart)) } else { output };
     // All keyed steps see the same control, with the same bins and workers.
     let routing = match shared.ops.first() {
         Some(op) => op.routing.clone(),
         None => Routing::new(config.bits, scope.peers())?,
     };
-    let control = ControlInput::new(control, routing, scope.peers());
+    let control = match config.gather {
+        true => ControlInput::among(control, routing, scope),
+        false => ControlInput::new(control, routing, scope.peers()),
+    };
     let outputs = ByEpoch::new(config);
-    let probes = Probes { input: input_probe, control: control_probe, output: filed(&output, outputs.clone()) };
+    let probes =
+        Probes { input: input_probe, control: control_probe, output: filed(&output, outputs.clone(), late.clone()) };
     Ok(Built {
         input: Some(input),
         control: Some(control),
@@ -511,6 +532,7 @@ fn keyed_step(
     let table = table.expect("each local worker takes its table once");
     let local = shared.local.clone();
     let (spec, callbacks, journal) = (keyed.clone(), config.callbacks.clone(), config.journal);
+    let gather = config.gather;
     let bins = Config {
         name: op.name.clone(),
         routing: op.routing.clone(),
@@ -539,7 +561,14 @@ fn keyed_step(
             Output::Rows(batch) => out.give(FlowBlock::rows(batch)),
             Output::Late(batch) => {
                 let packed = lates.pack(number, own.get(), batch).map_err(BoxError::from);
-                if let Err(error) = packed.and_then(|batch| late.file(time.epoch, batch)) {
+                let filed = packed.and_then(|batch| match gather {
+                    true => {
+                        out.give(FlowBlock::rows(batch).of(chain::LATE));
+                        Ok(())
+                    }
+                    false => late.file(time.epoch, batch),
+                });
+                if let Err(error) = filed {
                     refused.get_or_insert(error);
                 }
             }
@@ -567,6 +596,10 @@ fn keyed_step(
                     operator.end_epoch(bins, &mut made)?;
                     marks.push(FlowBlock::EndEpoch);
                 }
+                FlowBlock::Begin(watermark) => {
+                    operator.resume(watermark);
+                    marks.push(FlowBlock::Begin(watermark));
+                }
             }
             if !again.is_empty() {
                 again.extend(blocks);
@@ -583,12 +616,13 @@ fn keyed_step(
 }
 
 /// Files rows by epoch and probes what has been filed.
-fn filed(blocks: &Blocks, outputs: ByEpoch) -> ProbeHandle<FlowTime> {
+fn filed(blocks: &Blocks, outputs: ByEpoch, late: ByEpoch) -> ProbeHandle<FlowTime> {
     let filed = blocks.unary::<(), _>(Pipeline, "output", |_| {
         move |input, _, _| {
             while let Some((capability, block)) = input.next() {
-                if let FlowBlock::Rows { batch, .. } = block {
-                    outputs.file(capability.time().epoch, batch)?;
+                if let FlowBlock::Rows { batch, side, .. } = block {
+                    let file = if side == chain::LATE { &late } else { &outputs };
+                    file.file(capability.time().epoch, batch)?;
                 }
             }
             Ok(())

@@ -149,6 +149,39 @@ fn is_rows(block: &FlowBlock) -> bool {
     matches!(block, FlowBlock::Rows { .. })
 }
 
+/// What the first worker is fed, dealt to the others: blocks of rows in turn, marks to all. It keeps rows only as long as it is alone.
+pub(crate) fn dealt(blocks: &Stream<FlowTime, FlowBlock>) -> Stream<FlowTime, FlowBlock> {
+    let (scope, mut turn) = (blocks.scope().clone(), 0);
+    blocks.exchange(move |_, block: FlowBlock, route| {
+        let others = scope.peers() - 1;
+        if !is_rows(&block) {
+            (0..=others).for_each(|rank| route(rank, block.clone()));
+        } else if others == 0 {
+            route(0, block);
+        } else {
+            turn = (turn + 1) % others;
+            route(1 + turn, block);
+        }
+    })
+}
+
+/// Side of late rows on their way to the first worker.
+pub(crate) const LATE: u8 = u8::MAX;
+
+pub(crate) fn is_late(block: &FlowBlock) -> bool {
+    matches!(block, FlowBlock::Rows { side: LATE, .. })
+}
+
+/// What a keyed step gives, and its late rows.
+pub(crate) fn late_apart(blocks: &Stream<FlowTime, FlowBlock>) -> [Stream<FlowTime, FlowBlock>; 2] {
+    [only(blocks, "in time", |block| !is_late(block)), only(blocks, "late", is_late)]
+}
+
+/// Rows of all these streams at the first worker.
+pub(crate) fn gathered(streams: impl IntoIterator<Item = Stream<FlowTime, FlowBlock>>) -> Stream<FlowTime, FlowBlock> {
+    only(&together(streams), "rows", is_rows).exchange(|_, block, route| route(0, block))
+}
+
 /// What each of `count` sources gives, with all marks.
 pub(crate) fn sources(blocks: &Stream<FlowTime, FlowBlock>, count: usize) -> Vec<Stream<FlowTime, FlowBlock>> {
     if count == 1 {

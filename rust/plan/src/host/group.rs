@@ -67,6 +67,9 @@ pub struct GroupConfig {
     /// Tell outputs as they are made, by [`Event::Rows`], and wait while the host has not [taken](Group::taken) them: for plans
     /// whose epochs may expand beyond memory.
     pub eager: bool,
+    /// The first worker is fed everything and takes all results; it deals rows to the others, which may join and leave while it runs
+    /// ([`Crew`](super::Crew)). Not with a journal, nor where a step without state expands.
+    pub gather: bool,
 }
 
 impl GroupConfig {
@@ -95,6 +98,7 @@ impl GroupConfig {
             ship_bytes: penstock_bins::SHIP_BYTES,
             keep: None,
             eager: false,
+            gather: false,
         }
     }
 }
@@ -489,6 +493,12 @@ impl Group {
         self.shared.settle(epoch);
     }
 
+    /// The workers that take part as the first local worker sees it, ascending: all of them, unless they join and leave.
+    #[must_use]
+    pub fn members(&self) -> Vec<u32> {
+        self.workers.first().map(|worker| worker.gauges.members()).unwrap_or_default()
+    }
+
     /// Whether all threads have ended, after which [`stop`](Group::stop) does not block.
     #[must_use]
     pub fn has_ended(&self) -> bool {
@@ -542,11 +552,14 @@ impl Thread {
         let _ = waker.send(worker.waker());
         let index = worker.index();
         let error = match build::build(&mut worker, &self.config, &self.shared, None) {
-            Ok(built) => {
-                let pace = build::pace(&self.config);
-                let mut worker = WorkerLoop::new(worker, built, pace, self.gauges.clone());
-                self.turns(index, &mut worker).err().map(HostError::from)
-            } // dropping the worker's tables deposits their bins
+            Ok(built) => match worker.bootstrap() {
+                Ok(_) => {
+                    let pace = build::pace(&self.config);
+                    let mut worker = WorkerLoop::new(worker, built, pace, self.gauges.clone());
+                    self.turns(index, &mut worker).err().map(HostError::from)
+                }
+                Err(error) => Some(error.into()),
+            }, // dropping the worker's tables deposits their bins
             Err(error) => Some(error),
         };
         // A worker that ends first breaks off the others: after a stop that is no failure.

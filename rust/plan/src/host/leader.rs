@@ -200,12 +200,14 @@ pub(crate) struct Leader {
     running: Vec<Running>,
     /// The one that has.
     turn: Option<u64>,
+    /// Nothing moves at this time or before it: a worker that came may not have been told what was sent then.
+    held: Option<FlowTime>,
 }
 
 impl Leader {
     pub(crate) fn new(control: ControlInput<FlowTime>, window: u32) -> Self {
         let (queue, prepared, running) = Default::default();
-        Leader { control, window, queue, prepared, running, turn: None }
+        Leader { control, window, queue, prepared, running, turn: None, held: None }
     }
 
     /// Queues a migration.
@@ -225,6 +227,11 @@ impl Leader {
             self.running.push(Running::new(order.handle, Migration::from_steps(Vec::new()), None, false));
         }
         self.running.iter_mut().filter(|one| one.handle == handle).for_each(|one| one.migration.cancel());
+    }
+
+    /// From now on nothing moves that does not move later than this.
+    pub(crate) fn hold(&mut self, time: FlowTime) {
+        self.held = self.held.max(Some(time));
     }
 
     /// Where control stands.
@@ -275,6 +282,15 @@ impl Leader {
     }
 
     fn migrate(&mut self, probe: &ProbeHandle<FlowTime>, done: &mut dyn FnMut(Migrated)) -> bool {
+        if let Some(held) = self.held
+            && (!self.queue.is_empty() || !self.running.is_empty())
+        {
+            // Within its epoch control may always go on; the next one comes when all else of this one is done.
+            let (now, next) = (self.time(), FlowTime::new(held.epoch, held.slice.saturating_add(1)));
+            if now <= held && now.epoch == held.epoch && next.slice < CLOSE {
+                self.advance(next);
+            }
+        }
         let (time, at) = (self.time(), Instant::now());
         let mut busy = false;
         let mut refused = BTreeMap::new();
@@ -310,7 +326,7 @@ impl Leader {
             busy |= running.observe(probe, at);
             let waits = if together { place < old || self.turn == Some(running.handle) } else { leave };
             // At the epoch's last slice there is no later slice to advance to: wait for the next epoch.
-            if waits || time.slice == CLOSE || running.waits(time) {
+            if waits || time.slice == CLOSE || self.held.is_some_and(|held| time <= held) || running.waits(time) {
                 continue;
             }
             match running.issue(&mut self.control, at) {

@@ -23,6 +23,15 @@
 //!   input waits at the seal of the next until then; control begins behind the seal. So no bin moves before both of its workers have
 //!   taken their records, and a change is in one record only.
 //!
+//! Where the first worker *gathers* ([`GroupConfig::gather`]), the others are in processes that join its run and leave it ([`Crew`]), by the protocol
+//! of `penstock_members`, in the middle of an epoch:
+//! - It is the one founder, leads the members and never leaves, so its rank is 0 everywhere. Its input alone is open: rows go to the others
+//!   in turn, marks to all, and what the last stage and the late outputs give comes back to it. So an epoch is done when it has seen it done.
+//! - All bins begin with it. Who joins owns none; control gives it some, by its id, and takes them away before it is told to leave. That is
+//!   the migration of threads: the host asks the members who there is and moves bins.
+//! - Marks that were sent before a joiner was there do not reach it. So as soon as it is seen, all are told where the watermark stands (nothing
+//!   new to those who know), and nothing moves at the time of that or before.
+//!
 //! Non-goals: staging, networks and membership (`cluster`), what a step computes (`keyed`).
 //! Source: Megaphone §3.3 (strategies as user-supplied data), §4.3; slices and watermarks are ours.
 //!
@@ -34,6 +43,7 @@
 
 mod build;
 mod chain;
+mod crew;
 mod feed;
 mod group;
 mod inline;
@@ -48,6 +58,7 @@ mod stats;
 mod watermarks;
 mod worker;
 
+pub use crew::{Crew, CrewEvent};
 pub use feed::PartitionRows;
 pub use group::{Event, Group, GroupConfig, HostError, NotStarted, Refusal, StepReport};
 pub use inline::{Inline, Pulled};

@@ -171,6 +171,7 @@ struct Cells {
     owners: Vec<Vec<u32>>,
     /// With the parts of those that are split; empty while none is.
     bins: Vec<Vec<(Range, u32)>>,
+    members: Vec<u32>,
 }
 
 /// The cells of one worker, written by its thread and read by the host.
@@ -226,5 +227,13 @@ impl Gauges {
 
     pub(crate) fn owners(&self) -> Vec<Vec<u32>> {
         self.cells().owners.clone()
+    }
+
+    pub(crate) fn tell_members(&self, members: Vec<u32>) {
+        self.cells().members = members;
+    }
+
+    pub(crate) fn members(&self) -> Vec<u32> {
+        self.cells().members.clone()
     }
 }

@@ -77,6 +77,8 @@ pub(crate) struct Pace {
     pub(crate) eager: bool,
     /// Whether what an epoch changed is told with it.
     pub(crate) record: bool,
+    /// Whether rows are dealt to workers that join and leave.
+    pub(crate) gather: bool,
 }
 
 pub(crate) struct WorkerLoop {
@@ -92,6 +94,9 @@ pub(crate) struct WorkerLoop {
     /// Slices that may be under way when they are of more than one epoch; 0: an epoch begins when the one before is complete.
     overlap: usize,
     marked: bool,
+    /// Where rows are dealt to others: who takes part, and the watermark that was sent last.
+    members: Option<Vec<u32>>,
+    reached: Option<i64>,
     flights: VecDeque<Flight>,
     gauges: Arc<Gauges>,
     /// When the counters were written, what that cost, and where the output stood.
@@ -127,7 +132,7 @@ impl WorkerLoop {
         let index = worker.index();
         gauges.update(|stats, _| stats.worker = index);
         // Alone there is nobody to wait for; with a journal all bins are marked between two epochs.
-        let overlap = if pace.journal || worker.peers() == 1 { 0 } else { OVERLAP };
+        let overlap = if pace.journal || worker.peers() == 1 && !pace.gather { 0 } else { OVERLAP };
         let few_bins = built.owners().iter().map(Vec::len).sum::<usize>() <= FEW_BINS;
         let mut this = WorkerLoop {
             worker,
@@ -139,6 +144,8 @@ impl WorkerLoop {
             fed: VecDeque::new(),
             overlap,
             marked: false,
+            members: pace.gather.then(Vec::new),
+            reached: None,
             flights: VecDeque::new(),
             gauges,
             began: Instant::now(),
@@ -188,7 +195,8 @@ impl WorkerLoop {
     /// The failure of an operator here or of a peer.
     pub(crate) fn turn(&mut self, told: &mut dyn FnMut(Told)) -> Result<bool, Error> {
         self.worker.step()?;
-        let mut busy = self.open();
+        let mut busy = self.welcome();
+        busy |= self.open();
         busy |= self.feed()?;
         if let Some(leader) = &mut self.leader {
             let feeding = self.current.as_ref().map(|release| release.epoch).or(self.fed.back().copied());
@@ -221,6 +229,30 @@ impl WorkerLoop {
         let (at, cost, reached) = self.measured;
         let stale = self.current.is_none() && self.fed.is_empty() && first(&self.built.probes.output) != reached;
         stale.then(|| (cost * MEASURE_SHARE).saturating_sub(at.elapsed()))
+    }
+
+    /// Sees who has come and gone. All that was sent up to now may have been so before a joiner was there: it gets bins later than
+    /// that, and is told the watermark.
+    fn welcome(&mut self) -> bool {
+        let Some(known) = &mut self.members else { return false };
+        // Ids ascend and are never used again, so as many with the same last one are the same, or some have gone.
+        let now = self.worker.members();
+        if *known == now {
+            return false;
+        }
+        let come = now.last() > known.last();
+        self.gauges.tell_members(now.clone());
+        *known = now;
+        if come {
+            if let Some(watermark) = self.reached {
+                self.built.input().send(FlowBlock::Begin(watermark));
+            }
+            let sent = *self.built.input().time();
+            if let Some(leader) = &mut self.leader {
+                leader.hold(sent);
+            }
+        }
+        true
     }
 
     fn open(&mut self) -> bool {
@@ -293,6 +325,7 @@ impl WorkerLoop {
                     self.built.input().send(FlowBlock::Clock(clock));
                 }
                 if let Some(watermark) = end.watermark {
+                    self.reached = Some(watermark);
                     self.built.input().send(FlowBlock::Watermark(watermark));
                 }
                 self.built.input().send(FlowBlock::EndEpoch);

@@ -41,7 +41,7 @@ fn plan(columns: &[&str], event_time: bool, steps: &str) -> Arc<Plan> {
     Arc::new(Plan::from_json(&text).unwrap())
 }
 
-fn counting(emit: &str) -> Arc<Plan> {
+pub(crate) fn counting(emit: &str) -> Arc<Plan> {
     plan(
         &["k", "v"],
         false,

@@ -9,6 +9,7 @@ mod group;
 mod aggregates;
 mod chain;
 mod changes;
+mod crew;
 mod format;
 mod graph;
 mod host;
