@@ -22,13 +22,15 @@ import signal
 import socket
 import struct
 import sys
+import threading
 import time
 from collections.abc import Callable
 from importlib import import_module
+from typing import Any
 
 from penstock.errors import ConfigError
 
-__all__ = ["Child", "enter", "how_ended", "require_interpreter"]
+__all__ = ["Child", "Pipe", "enter", "how_ended", "require_interpreter"]
 
 #: Reads the module path of the parent and goes on in `enter`, which that makes it find.
 _BOOT = """
@@ -58,6 +60,53 @@ def require_interpreter() -> None:
     """
     if not sys.executable:
         raise ConfigError("this interpreter does not know its executable, so it cannot start others")
+
+
+class Pipe:
+    """Pickled messages over a socket."""
+
+    def __init__(self, control: socket.socket) -> None:
+        self.socket = control
+        self._held = bytearray()
+        self._sending = threading.Lock()
+
+    def send(self, message: Any) -> None:
+        body = pickle.dumps(message, 5)
+        with self._sending:
+            self.socket.sendall(struct.pack("<Q", len(body)) + body)
+
+    def receive(self) -> Any:
+        """The next message; EOFError at the end."""
+        while (message := self._next()) is None:
+            if not self.fill():
+                raise EOFError
+        return message[0]
+
+    def fill(self) -> bool:
+        """Read what is there, waiting for something; False at the end."""
+        try:
+            data = self.socket.recv(1 << 20)
+        except ConnectionError:
+            return False
+        self._held += data
+        return bool(data)
+
+    def messages(self) -> list[Any]:
+        """All messages that are complete."""
+        found = []
+        while (message := self._next()) is not None:
+            found.append(message[0])
+        return found
+
+    def _next(self) -> tuple[Any] | None:
+        if len(self._held) < 8:
+            return None
+        end = 8 + struct.unpack_from("<Q", self._held)[0]
+        if len(self._held) < end:
+            return None
+        message = pickle.loads(bytes(self._held[8:end]))
+        del self._held[:end]
+        return (message,)
 
 
 class Child:

@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
+from penstock._crew import Crew, LocalRescale, check_processes
 from penstock._durations import Timeout
 from penstock._figures import (
     LOADS,
@@ -220,6 +221,8 @@ class LocalSession:
         Each batch is an epoch; by default the whole input is one. See `Flow.run`.
     bits : int, default 8
         The state is cut into ``2 ** bits`` bins, the units of migration.
+    processes : int, optional
+        Run in so many processes of `workers` threads each; see `Flow.run`.
 
     Raises
     ------
@@ -257,9 +260,12 @@ class LocalSession:
         batch_rows: int = 65_536,
         bits: int = 8,
         streaming: bool = False,
+        processes: int | None = None,
     ) -> None:
         _at_least_one(workers, "workers")
         _at_least_one(batch_rows, "batch_rows")
+        if processes is not None:
+            check_processes(processes, f"processes={processes!r}")
         if isinstance(bits, bool) or not isinstance(bits, int) or not 0 <= bits <= 20:
             raise ConfigError(f"bits={bits!r} must be an int from 0 to 20: the state is cut into 2 ** bits bins")
         _yes_or_no(streaming, "streaming")
@@ -285,7 +291,21 @@ class LocalSession:
         self._last: dict[str, Any] | None = None
         self._moves: deque[dict[str, Any]] = deque(maxlen=_MOST_MOVES)
         plan, calls = flow.to_plan(streaming)
-        self._native = _native.LocalRun(plan, calls, workers=workers, bits=bits, whole=not streaming)
+        #: The processes, where the workers are in some.
+        self._crew: Crew | None = None
+        if processes is None:
+            self._native = _native.LocalRun(plan, calls, workers=workers, bits=bits, whole=not streaming)
+        else:
+            self._crew = Crew(plan, calls, workers, bits)
+            try:
+                seats = self._crew.seats._native
+                self._native = _native.LocalRun(plan, calls, bits=bits, whole=not streaming, seats=seats)
+                self._crew.start(self._native, processes)
+            except BaseException:
+                if hasattr(self, "_native"):
+                    self._native.close()
+                self._crew.close()
+                raise
         self._moving = threading.RLock()
         # Who owns each bin when all migrations asked for are complete; None where that is to be asked.
         self._owners: list[list[int]] | None = None
@@ -368,6 +388,7 @@ class LocalSession:
         Results do not change. Migrations take turns; what a second one has to move follows from where the first one
         leaves the bins. Between threads a bin moves as a pointer.
         """
+        self._require_threads("migrate")
         bins = 1 << self._bits
         cut = Cut.of(strategy, batch_size, max_pause)
         epoch = parse_epoch(at_epoch)
@@ -452,6 +473,7 @@ class LocalSession:
         A worker that has a part of a bin counts into tables of their own instead of small ones that lie together, so
         split what is large or hot. Cost: a copy of the state of the bin, at one time, on one worker.
         """
+        self._require_threads("split")
         with self._moving:
             plan = self._parts().copy()
             chosen = plan.split(bins, by)
@@ -479,6 +501,7 @@ class LocalSession:
         EngineError
             When the workers have ended.
         """
+        self._require_threads("merge")
         with self._moving:
             plan = self._parts().copy()
             chosen, moves = plan.merge(bins)
@@ -653,12 +676,33 @@ class LocalSession:
             return dict(told)
         return self._last
 
+    def rescale(self, processes: int) -> LocalRescale:
+        """Go to another number of processes while rows pass; see `LocalResults.rescale`."""
+        check_processes(processes, f"rescale({processes!r})")
+        if self._crew is None:
+            raise ConfigError(
+                f"rescale({processes}): the workers of this run are threads of one process; begin it with processes="
+            )
+        if self._last is not None:
+            raise EngineError("the run has ended, so its processes do not change any more")
+        return self._crew.rescale(processes)
+
+    def _require_threads(self, what: str) -> None:
+        if self._crew is not None:
+            raise ConfigError(f"{what}: where workers are processes, bins move with them; use rescale")
+
+    def explain(self, error: BaseException) -> BaseException:
+        """The failure that is behind one of the native side: that of a process, where there is one."""
+        return error if self._crew is None else self._crew.explain(error)
+
     def close(self) -> None:
-        """Stop the threads and drop the state; harmless when done twice."""
+        """Stop the workers and drop the state; harmless when done twice."""
         if self._last is None:
             with contextlib.suppress(EngineError):
                 self._last = self._told()
         self._native.close()
+        if self._crew is not None:
+            self._crew.close()
 
     def __enter__(self) -> LocalSession:
         return self
@@ -678,20 +722,23 @@ def run(
     progress: bool = False,
     batch_rows: int = 65_536,
     streaming: bool = False,
+    processes: int | None = None,
 ) -> LocalResults:
     """Run a flow in this process; see `Flow.run`.
 
     The flow and the options are checked here, before the first batch is asked for; the
     threads start with the first batch.
     """
-    _check(flow, workers, batch_rows, streaming)
-    return LocalResults(_Run(flow, source, workers, late, progress, batch_rows, streaming).pump())
+    _check(flow, workers, batch_rows, streaming, processes)
+    return LocalResults(_Run(flow, source, workers, late, progress, batch_rows, streaming, processes).pump())
 
 
-def _check(flow: FlowBase, workers: int, batch_rows: int, streaming: bool) -> None:
+def _check(flow: FlowBase, workers: int, batch_rows: int, streaming: bool, processes: int | None) -> None:
     _at_least_one(workers, "workers")
     _at_least_one(batch_rows, "batch_rows")
     _yes_or_no(streaming, "streaming")
+    if processes is not None:
+        check_processes(processes, f"processes={processes!r}")
     flow._check(streaming)  # compiles the flow, so that mistakes show at the call
 
 
@@ -707,8 +754,9 @@ class _Run:
         progress: bool,
         batch_rows: int,
         streaming: bool,
+        processes: int | None,
     ) -> None:
-        self._wanted = (flow, workers, late, batch_rows, streaming)
+        self._wanted = (flow, workers, late, batch_rows, streaming, processes)
         self._source = source
         self._batches = feeds(flow, source, batch_rows)
         self._bar = _progress() if progress else None
@@ -722,8 +770,10 @@ class _Run:
     def _start(self) -> LocalSession:
         if self._bar is not None:
             self._bar.start()
-        flow, workers, late, batch_rows, streaming = self._wanted
-        self.session = LocalSession(flow, workers, late=late, batch_rows=batch_rows, streaming=streaming)
+        flow, workers, late, batch_rows, streaming, processes = self._wanted
+        self.session = LocalSession(
+            flow, workers, late=late, batch_rows=batch_rows, streaming=streaming, processes=processes
+        )
         return self.session
 
     def _watched(self, bar: Progress) -> list[Feed]:
@@ -749,16 +799,17 @@ def run_into(
     progress: bool = False,
     batch_rows: int = 65_536,
     streaming: bool = False,
+    processes: int | None = None,
 ) -> RunSummary:
     """Run a flow in this process and hand each batch to a sink; see `Flow.run_into`."""
     write = getattr(sink, "write_batch", sink)
     if not callable(write):
         raise ConfigError(f"sink {sink!r} is neither a function nor an object with write_batch")
-    _check(flow, workers, batch_rows, streaming)
+    _check(flow, workers, batch_rows, streaming, processes)
     output_rows = 0
     late_sink: LateSink = _nobody if late is None else late
     begin = time.perf_counter()
-    run = _Run(flow, source, workers, late_sink, progress, batch_rows, streaming)
+    run = _Run(flow, source, workers, late_sink, progress, batch_rows, streaming, processes)
     with LocalResults(run.pump()) as results:
         for batch in results:
             write(batch)

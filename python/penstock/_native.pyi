@@ -842,6 +842,43 @@ class Nexmark:
         """
 
 @final
+class FlowCrew:
+    """Workers of this process that join the run of a flow which another process feeds, compute, and leave.
+
+    Parameters
+    ----------
+    plan, calls, bits
+        Those of the `LocalRun` that feeds.
+    seats
+        Of this process, joined to the run.
+    workers
+        Threads.
+
+    Raises
+    ------
+    EngineError
+        When nobody can join the run any more.
+    """
+
+    def __new__(
+        cls, plan: str, calls: Sequence[Mapping[str, Any]], seats: DataflowSeats, workers: int, bits: int
+    ) -> Self: ...
+    def take(self, timeout: float | None = None) -> tuple[str, int] | None:
+        """What a worker tells next: ``("joined" | "left", worker)``; None when `timeout` (seconds) is over.
+
+        Raises
+        ------
+        UserFunctionError, EngineError
+            When a worker has failed.
+        """
+
+    def leave(self) -> None:
+        """Ask the workers to leave the run, when their bins have moved away."""
+
+    def close(self) -> None:
+        """Ask the workers to end, without waiting for them. Again: nothing."""
+
+@final
 class LocalRun:
     """Worker threads of this process that run one flow.
 
@@ -864,6 +901,8 @@ class LocalRun:
         Epochs under way before `push` waits.
     whole
         All that is pushed is one epoch, without processing time, as in a batch job. Not with `journal`.
+    seats
+        Of a run that processes join (`FlowCrew`): this one's worker is its first, which feeds them. `workers` is 1.
 
     Raises
     ------
@@ -886,7 +925,12 @@ class LocalRun:
         journal: bool = False,
         ahead: int = 4,
         whole: bool = False,
+        seats: DataflowSeats | None = None,
     ) -> Self: ...
+    @property
+    def members(self) -> list[int]:
+        """The workers that take part now, by index; the first is here, and any others compute alone."""
+
     def push(self, batch: _ArrowData, clock_ms: int | None = None, source: int = 0) -> bool:
         """Hand one batch of a source, which becomes an epoch, to the workers; waits while `ahead` are under way.
 

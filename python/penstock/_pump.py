@@ -26,6 +26,7 @@ from penstock.errors import EngineError, Interrupted
 if TYPE_CHECKING:
     from typing_extensions import Self
 
+    from penstock._crew import LocalRescale
     from penstock._native import Handover
 
 __all__ = ["Fed", "Feed", "LocalResults", "Pump"]
@@ -75,6 +76,39 @@ class LocalResults(Iterator[pa.RecordBatch]):
     ) -> None:
         self.close()
 
+    def rescale(self, processes: int) -> LocalRescale:
+        """Go to another number of processes while rows pass.
+
+        Parameters
+        ----------
+        processes : int
+            How many, 1 to 256. Those that are new start beside those that are there and join in the middle of an
+            epoch; those that go give their state away first. Rescales take turns.
+
+        Returns
+        -------
+        LocalRescale
+            A handle; its `LocalRescale.wait` waits for the end. Results do not change.
+
+        Raises
+        ------
+        ConfigError
+            For another number, or when the run has no processes: begin it with ``flow.run(..., processes=2)``.
+        EngineError
+            When the run has ended.
+
+        Examples
+        --------
+        >>> import pyarrow as pa
+        >>> import penstock as pk
+        >>> flow = pk.Flow("k bigint").key_by("k").agg(n=pk.count())
+        >>> with flow.run(pa.table({"k": [1, 1, 2]}), processes=1) as run:
+        ...     _ = run.rescale(2).wait()
+        ...     print(sorted(row["n"] for batch in run for row in batch.to_pylist()))
+        [1, 2]
+        """
+        return self._pump.rescale(processes)
+
     def close(self) -> None:
         """Stop the run: the source is read no further, and no further batch comes."""
         self._pump.quit()
@@ -92,6 +126,12 @@ class Session(Protocol):
     _native: Any
     _late: Callable[[pa.RecordBatch], Any] | None
     _streaming: bool
+
+    def explain(self, error: BaseException) -> BaseException:
+        """The failure that is behind one of the native side."""
+
+    def rescale(self, processes: int) -> LocalRescale:
+        """Go to another number of processes."""
 
     def close(self) -> None:
         """Stop the threads and drop the state."""
@@ -198,7 +238,7 @@ class Pump:
             except (KeyboardInterrupt, Interrupted):
                 raise
             except BaseException as error:
-                self._error, self._over = error, True
+                self._error, self._over = self._session.explain(error) if self._session else error, True
                 break
             if made:
                 return list(self._out.batches)
@@ -310,6 +350,12 @@ class Pump:
             return True
         self._fed = fed.behind(item)
         return True
+
+    def rescale(self, processes: int) -> LocalRescale:
+        """Have the session go to another number of processes, starting it if need be."""
+        if self._quit or self._over:
+            raise EngineError("the run has ended, so its processes do not change any more")
+        return self._opening.wait().rescale(processes)
 
     def quit(self) -> None:
         """Nothing more comes."""

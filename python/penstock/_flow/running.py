@@ -29,6 +29,7 @@ class Running(FlowBase):
         progress: bool = False,
         batch_rows: int = 65_536,
         streaming: bool = False,
+        processes: int | None = None,
     ) -> LocalResults:
         """Run in this process, without Spark.
 
@@ -41,7 +42,7 @@ class Running(FlowBase):
             thread of its own: tables and files in turn, a batch of each, while a source that has
             nothing yet holds no other back.
         workers : int, default 1
-            Threads; each owns a share of the keys.
+            Threads; each owns a share of the keys. With `processes`, of each of them.
         late : callable, or dict of name to callable, optional
             Called with a ``pyarrow.RecordBatch`` of rows that are in no window, or meet no row of
             a join, because they are late or have no event time, in this thread. Without it a warning tells how
@@ -59,6 +60,11 @@ class Running(FlowBase):
             them, rows behind it are late, aggregates give updates, and state is what is still
             open. By default the whole input is one epoch, as in a batch job: windows and
             aggregates come when it ends, and nothing depends on where batches are cut.
+        processes : int, optional
+            Run in so many processes of this machine, 1 to 256, which this one feeds over loopback
+            TCP and whose results it takes; `LocalResults.rescale` changes how many while rows pass.
+            Functions travel by cloudpickle. For functions that hold the interpreter lock, which
+            threads do not speed up. Not for flows with `flat_map`, `bounded` or `iterate`.
 
         Returns
         -------
@@ -96,7 +102,16 @@ class Running(FlowBase):
         """
         from penstock._local import run
 
-        return run(self, source, workers, late=late, progress=progress, batch_rows=batch_rows, streaming=streaming)
+        return run(
+            self,
+            source,
+            workers,
+            late=late,
+            progress=progress,
+            batch_rows=batch_rows,
+            streaming=streaming,
+            processes=processes,
+        )
 
     def collect(self, source: Any, workers: int = 1, **options: Any) -> pa.Table:
         """Run in this process and return all rows as one table.
@@ -170,6 +185,7 @@ class Running(FlowBase):
         late: LateSink | None = None,
         batch_rows: int = 65_536,
         streaming: bool = False,
+        processes: int | None = None,
     ) -> LocalSession:
         """Start workers in this process and keep hold of them.
 
@@ -182,6 +198,8 @@ class Running(FlowBase):
         batch_rows : int, default 65_536
             As for `run`.
         streaming : bool, default False
+            As for `run`.
+        processes : int, optional
             As for `run`.
 
         Returns
@@ -201,7 +219,7 @@ class Running(FlowBase):
         """
         from penstock._local import LocalSession
 
-        return LocalSession(self, workers, late=late, batch_rows=batch_rows, streaming=streaming)
+        return LocalSession(self, workers, late=late, batch_rows=batch_rows, streaming=streaming, processes=processes)
 
     def map_in_arrow(self, *, per_partition: bool = False) -> PartitionFunction:
         """Return a function for ``DataFrame.mapInArrow`` that runs the flow inside each partition.

@@ -19,7 +19,6 @@ import queue
 import secrets
 import selectors
 import socket
-import struct
 import sys
 import threading
 import time
@@ -30,7 +29,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import cloudpickle
 
-from penstock._children import Child, how_ended, require_interpreter
+from penstock._children import Child, Pipe, how_ended, require_interpreter
 from penstock.dataflow._threads import Failure, collect_outcomes, first_cause
 from penstock.errors import ConfigError, PenstockError, ProgramError, WorkerLost
 
@@ -71,53 +70,6 @@ class _Job:
         return f"_Job(process={self.process})"  # never the secret
 
 
-class _Pipe:
-    """Pickled messages over a socket."""
-
-    def __init__(self, control: socket.socket) -> None:
-        self.socket = control
-        self._held = bytearray()
-        self._sending = threading.Lock()
-
-    def send(self, message: Any) -> None:
-        body = pickle.dumps(message, 5)
-        with self._sending:
-            self.socket.sendall(struct.pack("<Q", len(body)) + body)
-
-    def receive(self) -> Any:
-        """The next message; EOFError at the end."""
-        while (message := self._next()) is None:
-            if not self.fill():
-                raise EOFError
-        return message[0]
-
-    def fill(self) -> bool:
-        """Read what is there, waiting for something; False at the end."""
-        try:
-            data = self.socket.recv(1 << 20)
-        except ConnectionError:
-            return False
-        self._held += data
-        return bool(data)
-
-    def messages(self) -> list[Any]:
-        """All messages that are complete."""
-        found = []
-        while (message := self._next()) is not None:
-            found.append(message[0])
-        return found
-
-    def _next(self) -> tuple[Any] | None:
-        if len(self._held) < 8:
-            return None
-        end = 8 + struct.unpack_from("<Q", self._held)[0]
-        if len(self._held) < end:
-            return None
-        message = pickle.loads(bytes(self._held[8:end]))
-        del self._held[:end]
-        return (message,)
-
-
 class _Child(Child):
     """One process of a run, as its parent sees it."""
 
@@ -131,7 +83,7 @@ class _Child(Child):
         self.door: str | None = None
         self.outcomes: list[Any] | None = None
         self.gone = False
-        self.pipe = _Pipe(self.socket)
+        self.pipe = Pipe(self.socket)
 
     def start(self, job: _Job, deadline: float) -> None:
         """Hand over the job.
@@ -322,7 +274,7 @@ def _restored(child: _Child, outcome: tuple[str, int | None, bytes]) -> Any:
 
 def child(control: socket.socket) -> None:
     """The main function of a child: see the module."""
-    pipe = _Pipe(control)
+    pipe = Pipe(control)
     try:
         job: _Job = pipe.receive()
         outcomes = _serve(pipe, job)
@@ -331,7 +283,7 @@ def child(control: socket.socket) -> None:
         os._exit(1)
 
 
-def _serve(pipe: _Pipe, job: _Job) -> list[tuple[str, int | None, bytes]]:
+def _serve(pipe: Pipe, job: _Job) -> list[tuple[str, int | None, bytes]]:
     try:
         program = pickle.loads(job.program)
         seats = _connected(pipe, job)
@@ -355,7 +307,7 @@ def _serve(pipe: _Pipe, job: _Job) -> list[tuple[str, int | None, bytes]]:
     return packed
 
 
-def _connected(pipe: _Pipe, job: _Job) -> Seats | None:
+def _connected(pipe: Pipe, job: _Job) -> Seats | None:
     """The places of this process in the run; none of one that joins when all have left."""
     from penstock import _mesh
 
@@ -388,7 +340,7 @@ def _connected(pipe: _Pipe, job: _Job) -> Seats | None:
 class _Parent:
     """What a child hears of its parent, and asks of it."""
 
-    def __init__(self, pipe: _Pipe) -> None:
+    def __init__(self, pipe: Pipe) -> None:
         self._pipe = pipe
         self._asking = threading.Lock()
         self._answers: queue.SimpleQueue[str | None] = queue.SimpleQueue()

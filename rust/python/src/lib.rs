@@ -11,6 +11,7 @@ mod balance;
 mod calls;
 mod checkpoint;
 mod convert;
+mod crew;
 mod dataflow;
 mod engine;
 mod enter;
@@ -38,6 +39,8 @@ mod _native {
     use crate::balance::{Balancer, Sizer, balanced_owners, evened_owners};
     #[pymodule_export]
     use crate::checkpoint::{CheckpointFiles, checkpoint_columns, checkpoint_manifests};
+    #[pymodule_export]
+    use crate::crew::FlowCrew;
     #[pymodule_export]
     use crate::dataflow::{
         DataflowBarrier, DataflowCapability, DataflowGate, DataflowInput, DataflowListener, DataflowLoop,

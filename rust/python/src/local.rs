@@ -27,6 +27,7 @@ use pyo3::types::PyDict;
 
 use crate::arrow::{RecordBatch, import_batch};
 use crate::calls::PyCalls;
+use crate::dataflow::DataflowSeats;
 use crate::enter::{enter, timeout};
 use crate::errors::{self, Kind, Problem};
 use crate::fork::Owner;
@@ -44,6 +45,8 @@ pub(crate) struct LocalRun {
 struct Inner {
     plan: Arc<Plan>,
     workers: usize,
+    /// Whether the workers that compute are in processes that join and leave.
+    gathers: bool,
     bits: u8,
     ahead: usize,
     /// Whether all that is pushed is one epoch.
@@ -160,7 +163,9 @@ impl Inner {
     fn check_moves(&self, moves: &[(u32, u32)]) -> PyResult<()> {
         let (bins, workers) = (1_u32 << self.bits, self.workers);
         // Whether a part is there is known when its turn comes.
-        let wrong = |&&(bin, worker): &&(u32, u32)| range_of(bin, self.bits).is_none() || worker as usize >= workers;
+        // Of workers that join and leave, control knows who is there.
+        let absent = |worker: u32| !self.gathers && worker as usize >= workers;
+        let wrong = |&&(bin, worker): &&(u32, u32)| range_of(bin, self.bits).is_none() || absent(worker);
         moves.iter().find(wrong).map_or(Ok(()), |(bin, worker)| {
             let about =
                 format!("bin {bin} cannot move to worker {worker}: there are {bins} bins and {workers} workers");
@@ -225,7 +230,7 @@ impl Inner {
 #[pymethods]
 impl LocalRun {
     #[new]
-    #[pyo3(signature = (plan, calls, workers=1, bits=8, journal=false, ahead=4, whole=false))]
+    #[pyo3(signature = (plan, calls, workers=1, bits=8, journal=false, ahead=4, whole=false, seats=None))]
     #[expect(clippy::too_many_arguments, reason = "keywords in Python")]
     fn new(
         py: Python<'_>,
@@ -236,6 +241,7 @@ impl LocalRun {
         journal: bool,
         ahead: usize,
         whole: bool,
+        seats: Option<&DataflowSeats>,
     ) -> PyResult<Self> {
         if !(1..=MAX_WORKERS).contains(&workers) {
             return Err(errors::raise(Kind::Config, &format!("workers must be in 1..={MAX_WORKERS}, got {workers}")));
@@ -253,14 +259,27 @@ impl LocalRun {
             ));
         }
         let plan = Arc::new(plan::compile(plan)?);
+        let gathers = seats.is_some();
+        if gathers && (plan.expands() || journal || workers != 1) {
+            let about = "flows with flat_map, bounded or iterate run on threads of one process, not on processes: leave processes= out";
+            return Err(errors::raise(Kind::Config, about));
+        }
+        let endpoints = match seats {
+            Some(seats) => {
+                let first = seats.first(py).ok_or_else(|| errors::raise(Kind::Value, "the first seat is taken"))?;
+                vec![first]
+            }
+            None => fabric::threads(workers),
+        };
         let callbacks = PyCalls::new(calls)?;
         let mut config = GroupConfig::founding(plan.clone(), callbacks, bits, workers as u32);
         config.journal = journal;
+        config.gather = gathers;
         // What an epoch expands to may be more than memory holds: it is handed out as it comes.
         config.eager = plan.is_metered();
         let (sender, events) = unbounded();
         let group = py
-            .detach(|| Group::start(config, fabric::threads(workers), Resident::fresh(), sender))
+            .detach(|| Group::start(config, endpoints, Resident::fresh(), sender))
             .map_err(|refused| Problem::Host(Box::new(refused.error)))?;
         let books = Mutex::new(Books {
             group: Some(group),
@@ -275,7 +294,7 @@ impl LocalRun {
             migrations: HashMap::new(),
         });
         let (nudges, nudged) = (bounded(1), AtomicBool::new(false));
-        let inner = Inner { plan, workers, bits, ahead, whole, events, nudges, nudged, books };
+        let inner = Inner { plan, workers, gathers, bits, ahead, whole, events, nudges, nudged, books };
         Ok(Self { owner: Owner::here(), inner: Some(Box::new(inner)) })
     }
 
@@ -456,6 +475,14 @@ impl LocalRun {
         let told = told.ok_or(Problem::Closed("LocalRun"))?;
         let plain = |(range, worker): (Range, u32)| (range.prefix(), range.length(), worker);
         Ok(told.into_iter().map(|bins| bins.into_iter().map(plain).collect()).collect())
+    }
+
+    /// The workers that take part now, by index; the first is here, and all others compute where there are others.
+    #[getter]
+    fn members(&self, py: Python<'_>) -> PyResult<Vec<u32>> {
+        let inner = self.inner(py)?;
+        let told = py.detach(|| inner.with(|books| books.group.as_ref().map(Group::members)))?;
+        Ok(told.ok_or(Problem::Closed("LocalRun"))?)
     }
 
     /// The epoch that the next batch becomes.

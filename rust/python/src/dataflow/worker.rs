@@ -116,6 +116,11 @@ impl DataflowSeats {
         self.door.as_ref()
     }
 
+    /// The place of the first worker of this process, once.
+    pub(crate) fn first(&self, py: Python<'_>) -> Option<Endpoint> {
+        locked(py, &self.endpoints, |endpoints| endpoints.first_mut().and_then(Option::take))
+    }
+
     /// Takes in processes until it is closed.
     pub(crate) fn keep(&self, port: MeshDoor) {
         *lock(&self.port) = Some(port);
