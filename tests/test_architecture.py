@@ -35,6 +35,19 @@ def test_the_tree_names_every_crate_and_package() -> None:
     assert present <= tree()
 
 
+def test_crates_that_skip_a_kind_of_tests_have_none_of_it() -> None:
+    """Each of the two is a build of the crate, with whatever it links."""
+    skips = {"test": re.compile(r"^ *#\[(cfg\(test\)|test)\]", re.M), "doctest": re.compile(r"^ *//[/!] ```", re.M)}
+    found = []
+    for manifest in [*ROOT.glob("rust/*/Cargo.toml"), ROOT / "benches" / "rust" / "Cargo.toml"]:
+        library = manifest.read_text(encoding="utf-8").partition("[lib]\n")[2].partition("\n[")[0]
+        sources = {path: path.read_text(encoding="utf-8") for path in manifest.parent.glob("src/**/*.rs")}
+        for kind, written in skips.items():
+            if f"{kind} = false" in library.splitlines():
+                found += [f"{kind}: {path}" for path, text in sources.items() if written.search(text)]
+    assert not found
+
+
 def test_the_answers_name_files() -> None:
     table = PAGE.partition("## Ten questions\n")[2].partition("\n## ")[0]
     answers = re.findall(r"^\| .*\? \| `([^`]+)`", table, re.MULTILINE)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 from typing import Any
 
@@ -35,6 +36,23 @@ def test_times_of_nested_scopes_are_tuples_of_their_depth() -> None:
 
     (seen,) = pk.execute(program, workers=1)
     assert [blocks[0][0] for blocks in seen] == [(3,) + (0,) * zeros for zeros in range(1, 7)] + [3]
+
+
+@pytest.mark.parametrize("depth", [1, 2, 3, 4, 5])
+def test_coordinates_come_back_whatever_the_depth(depth: int) -> None:
+    """Each depth with zeros at any place: inside, those at the end of a time are not kept."""
+
+    def program(worker: Worker) -> None:
+        with worker.dataflow() as scope:
+            for _ in range(depth - 1):
+                scope = scope.nested()
+            inputs = {time: scope.input()[0] for time in itertools.product(range(2), repeat=depth)}
+        for time, handle in inputs.items():
+            asked = time if depth > 1 else time[0]
+            handle.advance_to(asked)
+            assert handle.time == asked
+
+    pk.execute(program, workers=1)
 
 
 @pytest.mark.parametrize("depth", [1, 2, 3, 4])

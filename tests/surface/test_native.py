@@ -335,7 +335,7 @@ def test_nexmark_times_are_exact_beyond_the_range_of_floats() -> None:
     assert len({a["expires"] - a["date_time"] for a in auctions}) > 200
 
 
-@pytest.mark.parametrize("rate", [1, 3, 7, 999, 9973, 10_000_000])
+@pytest.mark.parametrize("rate", [1, 3, 7, 49, 50, 250, 999, 9973, 10_000, 9_999_999, 10_000_000])
 def test_nexmark_times_round_as_documented(rate: int) -> None:
     start = 12_345_678_901
     bids = _tables(_native.Nexmark(rate, 0, start=start), 500)["bid"]
@@ -357,6 +357,17 @@ def test_nexmark_disorder_is_a_permutation_within_groups() -> None:
             for at, seq in zip(*(other[c].to_pylist() for c in ("date_time", "seq")), strict=True)
         ]
         assert max(lag) < 100 * 4
+
+
+def test_a_nexmark_event_does_not_depend_on_the_way_to_it() -> None:
+    """Forward, and to and fro, over the end of what the generator counts through at once, 65,500 events."""
+    inorder, scrambled = (
+        _tables(_native.Nexmark(start=65_000, stop=66_000, out_of_order=group), 1_000) for group in (1, 1_000)
+    )
+    for name, table in inorder.items():
+        order = [(column, "ascending") for column in table.column_names if column != "seq"]
+        assert table["date_time"].to_pylist() != scrambled[name]["date_time"].to_pylist()
+        assert scrambled[name].drop_columns("seq").sort_by(order).equals(table.drop_columns("seq").sort_by(order))
 
 
 def test_nexmark_makes_only_what_is_asked_for() -> None:

@@ -126,21 +126,3 @@ pub(crate) fn tokenize(py: Python<'_>, text: &Bound<'_, PyAny>) -> PyResult<Reco
     };
     Ok(RecordBatch::new(batch))
 }
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn words(text: &[u8]) -> Vec<String> {
-        let batch = of_texts(text.len(), std::iter::once(Some(text))).expect("short");
-        let column = batch.column(0).as_any().downcast_ref::<StringArray>().expect("strings");
-        column.iter().map(|word| word.expect("no nulls").to_owned()).collect()
-    }
-
-    #[test]
-    fn words_end_at_other_bytes_and_at_the_end() {
-        assert_eq!(words("Oblonskys’ don't".as_bytes()), ["oblonskys", "don", "t"]);
-        assert_eq!(words("é1a".as_bytes()), ["a"]);
-        assert!(words(b"").is_empty() && words(b" \xff\x00").is_empty());
-    }
-}

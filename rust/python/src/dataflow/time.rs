@@ -168,18 +168,3 @@ macro_rules! both {
 }
 
 pub(crate) use {both, each, lift};
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn coordinates_come_back_whatever_the_depth() {
-        for code in 0..27 {
-            let all = [code / 9, code / 3 % 3, code % 3];
-            assert_eq!(Nest::<true>::from_coordinates(&all).coordinates(3)[..], all);
-            assert_eq!(Pair::from_coordinates(&all[1..]).coordinates(2)[..], all[1..]);
-        }
-        assert_eq!(Nest::<false>::advance(7), Nest::from_coordinates(&[0, 0, 0, 7]));
-    }
-}
