@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import socket
+import sys
 import threading
 import time
 from collections import Counter
@@ -112,6 +113,18 @@ def in_thread(work: Callable[[], Any]) -> Iterator[Callable[[float], Any]]:
     yield result
     thread.join(60)
     assert not thread.is_alive()
+
+
+def waits_in(thread: int, *functions: str) -> bool:
+    """Whether a thread is in a function of one of these names, and sleeps: the kernel says so."""
+    frame = sys._current_frames().get(thread)
+    names = set()
+    while frame is not None:
+        names.add(frame.f_code.co_name)
+        frame = frame.f_back
+    native = next(one.native_id for one in threading.enumerate() if one.ident == thread)
+    state = Path(f"/proc/self/task/{native}/stat").read_text().rpartition(")")[2].split()[0]
+    return state == "S" and not names.isdisjoint(functions)
 
 
 class Gate:

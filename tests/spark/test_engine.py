@@ -33,6 +33,7 @@ from engine_support import (
     state,
     stream,
     wait_for,
+    waits_in,
     write,
 )
 from penstock.errors import (
@@ -452,10 +453,11 @@ def test_ctrl_c_ends_the_wait_and_nothing_else(cluster: Any, engine: pk.Engine, 
     function = engine.foreach_batch(flow, kept, name="interrupted")
     function(numbers(cluster, 0), 0)
     members = engine.members()
+    main = threading.get_ident()
 
     def interrupt() -> None:
         wait_for(gate.reached.exists, what="the epoch is under way")
-        time.sleep(0.3)
+        wait_for(lambda: waits_in(main, "wait_for"), what="the caller waits for it")
         os.kill(os.getpid(), signal.SIGINT)
 
     gate.close()

@@ -546,16 +546,24 @@ def test_runs_refuse_pickling(make: Any) -> None:
 
 def test_ctrl_c_ends_a_wait() -> None:
     script = """
-import os, signal, threading, time
+import os, signal, sys, threading, time
 import penstock as pk
 from penstock import _native
 run = _native.LocalRun(*pk.Flow("k bigint").key_by("k").agg(n=pk.count()).to_plan())
+def wait():
+    run.take()  # nothing ever comes
+def waits():
+    main = threading.main_thread()
+    with open(f"/proc/self/task/{main.native_id}/stat") as stat:
+        state = stat.read().rpartition(")")[2].split()[0]
+    return state == "S" and sys._current_frames()[main.ident].f_code is wait.__code__
 def interrupt():
-    time.sleep(0.3)
+    while not waits():
+        time.sleep(0.01)
     os.kill(os.getpid(), signal.SIGINT)
 try:
     threading.Thread(target=interrupt).start()
-    run.take()  # nothing ever comes
+    wait()
 except KeyboardInterrupt:
     print("interrupted")
 """
