@@ -104,20 +104,20 @@ def test_results_beyond_the_budget(cluster: Any) -> None:
     assert sorted(bag(*kept.batches.values())) == expected
 
 
-def test_a_directory_that_takes_nothing_fails_the_batch_only(spark: Any, tmp_path: Path) -> None:
+def test_a_directory_that_takes_nothing_fails_the_batch_only(cluster: Any, tmp_path: Path) -> None:
     folder = tmp_path / "disk"
     kept = Kept()
     options: dict[str, Any] = {"staging_memory": "1k", "staging_folders": [str(folder)]}
-    with pk.Engine(spark, workers=1, name="full", **options) as engine:
+    with pk.Engine(cluster, workers=1, name="full", **options) as engine:
         function = engine.foreach_batch(COUNTS, kept, name="full")
         for _ in range(2):
             with pytest.raises(StorageError, match=r"spark\.local\.dir") as caught:
-                function(numbers(spark, 0), 0)
+                function(numbers(cluster, 0), 0)
             assert str(folder) in str(caught.value) and "staging_memory" in str(caught.value)
         assert not kept.batches
         folder.mkdir()
         for batch in range(2):
-            function(numbers(spark, batch), batch)
+            function(numbers(cluster, batch), batch)
         assert state(kept) == counted(2)
         assert not list(folder.iterdir()), "the files have no names"
         wait_for(lambda: engine.stats().column("spilled_bytes")[0].as_py() > 0, 60, "figures")
