@@ -1,9 +1,10 @@
 """What the tests share: how Hypothesis searches, where the data is, one Spark session, their order and its cost.
 
 Tests marked ``long`` repeat for minutes what others show in seconds, each with a process and a JVM of its own; they run
-with ``--long`` (`make test-long`). Modules that want the same kind of Spark session stand together, since changing it
-costs seconds. In parallel (``-n 2 --dist loadgroup``, as `make test` does) one process has all that share a session and
-the other the rest, module by module. At the end stands what each group of tests took, beside what it may.
+with ``--long`` (`make test-long`). Tests that want the same kind of Spark session stand together, also those of modules
+that want two kinds, since changing it costs seconds. In parallel (``-n 2 --dist loadgroup --no-loadscope-reorder``, as
+`make test` does) a process takes all tests of a session, then the next that nobody has: longest first, so that both end
+together. At the end stands what each group of tests took, beside what it may.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from _pytest.nodeid import coerce_node_id
 from hypothesis import settings
 
 #: Seconds that a group of tests may take on two cores, by the first of these that a test's path contains. Two processes
@@ -28,6 +30,9 @@ BUDGETS = {
     "tests/real/": 1500.0,
     "tests/": 600.0,
 }
+
+#: Fixtures that are shared sessions, the one with the longest tests first.
+SESSIONS = ("cluster", "spark", "wide")
 
 #: JVMs that live for seconds spend most of them on compiling well what runs once.
 QUICK_JVM = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
@@ -52,20 +57,43 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--real", action="store_true", help="also run what needs Kafka, PostgreSQL, Delta and S3")
 
 
+def module_of(item: pytest.Item) -> str:
+    return item.nodeid.partition("::")[0]
+
+
+def session_of(item: pytest.Item) -> str | None:
+    names = getattr(item, "fixturenames", ())
+    return next((fixture for fixture in SESSIONS if fixture in names), None)
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     left = [item for item in items if item.get_closest_marker("real") and not config.getoption("--real")]
     left += [item for item in items if item.get_closest_marker("long") and not config.getoption("--long")]
     config.hook.pytest_deselected(items=left)
     items[:] = [item for item in items if item not in left]
-    modules: dict[str, int] = {}
+    shared: dict[str, set[str]] = {}
+    starts = set()
     for item in items:
-        names = getattr(item, "fixturenames", ())
-        kind = 2 if "cluster" in names else 1 if "spark" in names else 0
-        modules[item.nodeid.partition("::")[0]] = max(modules.get(item.nodeid.partition("::")[0], 0), kind)
-    items.sort(key=lambda item: modules[item.nodeid.partition("::")[0]])
-    for item in items:
-        module = item.nodeid.partition("::")[0]
-        item.add_marker(pytest.mark.xdist_group("spark" if modules[module] else module))
+        shared.setdefault(module_of(item), set()).update(filter(None, [session_of(item)]))
+        if item.get_closest_marker("spark"):
+            starts.add(module_of(item))
+
+    def group_of(item: pytest.Item) -> str:
+        # What needs no session stays with others of its module.
+        return session_of(item) or min(shared[module_of(item)], key=SESSIONS.index, default=module_of(item))
+
+    def place_of(item: pytest.Item) -> int:
+        group = group_of(item)
+        # Modules that start a JVM of their own take longer than those that need none.
+        return SESSIONS.index(group) if group in SESSIONS else len(SESSIONS) + (group not in starts)
+
+    groups = {item: group_of(item) for item in items}
+    items.sort(key=place_of)
+    if os.environ.get("PYTEST_XDIST_WORKER"):
+        # The scheduler takes what follows an @ for the group. pytest-xdist 3.8 writes it where pytest 9.2 never looks:
+        # all tests would be dealt out one by one, to two processes with all sessions and engines each.
+        for item, group in groups.items():
+            item._id = coerce_node_id(f"{item.nodeid}@{group}")
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:
@@ -185,6 +213,12 @@ def sessions() -> Iterator[Sessions]:
 def spark(sessions: Sessions) -> Any:
     """A classic session on two threads of this machine; a failed task is tried again three times."""
     return sessions.get("local[2,4]")
+
+
+@pytest.fixture(scope="module")
+def wide(sessions: Sessions) -> Any:
+    """A classic session on six threads of this machine; a failed task is not tried again."""
+    return sessions.get("local[6]")
 
 
 @pytest.fixture(scope="module")

@@ -18,12 +18,6 @@ from penstock.errors import ConfigError, EngineError, SlotsError
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(240)]
 
 
-@pytest.fixture(scope="module")
-def wide(sessions: Any) -> Any:
-    """A classic session on six threads of this machine."""
-    return sessions.get("local[6]")
-
-
 def threads(prefix: str) -> list[str]:
     return [thread.name for thread in threading.enumerate() if thread.name.startswith(prefix)]
 
@@ -100,13 +94,16 @@ def test_one_two_four_two_one_of_a_stream_under_load(wide: Any, tmp_path: Path) 
     assert kept == counted(runs.batches)
 
 
-def test_one_checkpoint_is_restored_on_any_number_of_workers(wide: Any, tmp_path: Path) -> None:
+@pytest.mark.parametrize("counts", [(1, 5), pytest.param((2, 3), marks=pytest.mark.long)], ids=["far", "near"])
+def test_one_checkpoint_is_restored_on_any_number_of_workers(
+    wide: Any, tmp_path: Path, counts: tuple[int, ...]
+) -> None:
     runs = Runs(wide, tmp_path)
     runs.add(2)
     with pk.Engine(wide, workers=2, threads=2, bits=4) as engine:
         runs.run(engine)
     runs.add(2)
-    for workers in (1, 2, 3, 5):
+    for workers in counts:
         copy = runs.copy(tmp_path / str(workers))
         with pk.Engine(wide, workers=workers, bits=workers) as engine:
             copy.run(engine)

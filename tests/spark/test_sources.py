@@ -36,12 +36,6 @@ def by_value() -> Iterator[None]:
     cloudpickle.unregister_pickle_by_value(sys.modules[__name__])
 
 
-@pytest.fixture(scope="module")
-def wide(sessions: Any) -> Any:
-    """A classic session on six threads of this machine; a failed task is not tried again."""
-    return sessions.get("local[6]")
-
-
 def source(name: str, schema: str, **options: Any) -> pk.Flow:
     return pk.Flow(schema, name=name, event_time="ts", lateness="3s", **options)
 
