@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import json
 import math
@@ -10,7 +11,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -525,6 +526,30 @@ def test_a_dict_and_a_flow_keep_the_same_means(monkeypatch: pytest.MonkeyPatch) 
         python_dict.beside_dict("python-state", 50, 100, 0.1, options, found.append)
 
 
+def test_bytewax_and_a_flow_keep_the_same_means(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A peer that answers as it should, and one that does not."""
+    from penstock_bench import on_bytewax, python_dict
+
+    found: list[Line] = []
+    wrong = 0
+
+    @contextlib.contextmanager
+    def side(python: str, folder: Path, query: str, params: dict[str, int]) -> Iterator[Any]:
+        assert (python, query, params) == ("python", "mean", {})
+        rows = pa.ipc.open_file(folder / "rows.arrow").read_all()
+        count, total = on_bytewax.answer(list(python_dict._loop(rows.to_batches(), schema)))
+        yield lambda: (0.01, (count, total + wrong))
+
+    schema = pa.schema([("k", pa.int64()), ("n", pa.int64()), ("mean", pa.float64())])
+    monkeypatch.setattr(on_bytewax, "side", side)
+    options = Options(quick=True, seconds=0.1)
+    python_dict.beside_bytewax("python", 50, 100, 0.1, options, found.append)
+    assert found[0]["peer"] == pytest.approx(10_000) and "vs bytewax" in found[0]["case"]
+    wrong = 1
+    with pytest.raises(EngineError, match="bytewax gives other rows"):
+        python_dict.beside_bytewax("python", 50, 100, 0.1, options, found.append)
+
+
 def test_a_peer_that_is_not_done_in_time_bounds_the_ratio() -> None:
     from penstock_bench import python_state
 
@@ -818,35 +843,35 @@ def test_a_plan_without_twins_is_refused() -> None:
 
 def test_answers_of_nexmark_are_told_apart_by_their_rows() -> None:
     """As the program and the peers count them: by number and a sum that the order does not change."""
-    from penstock_bench import nexmark
+    from penstock_bench import on_bytewax
 
     rows = pa.record_batch({"k": [1, -2, 3], "name": ["a", "", "Ada"]})
-    count, total = nexmark._answer([rows])
+    count, total = on_bytewax.answer([rows])
     assert (count, total) == (3, 0x80CD_4369_0130_8476)
-    assert nexmark._answer([rows.slice(2), rows.slice(0, 2)]) == (count, total)
-    assert nexmark._answer([rows.slice(1)]) != nexmark._answer([rows.slice(0, 2)])
+    assert on_bytewax.answer([rows.slice(2), rows.slice(0, 2)]) == (count, total)
+    assert on_bytewax.answer([rows.slice(1)]) != on_bytewax.answer([rows.slice(0, 2)])
 
 
 def test_without_bytewax_the_bench_says_what_to_do(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    from penstock_bench import nexmark
+    from penstock_bench import nexmark, on_bytewax
 
     told: list[str] = []
-    monkeypatch.setenv(nexmark.PEERS, str(tmp_path))
+    monkeypatch.setenv(on_bytewax.PEERS, str(tmp_path))
     nexmark.run(Options(quick=True, seconds=0.1), print, told.append, events=100, parts=["bytewax"])
-    monkeypatch.delenv(nexmark.PEERS)
+    monkeypatch.delenv(on_bytewax.PEERS)
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     nexmark.run(Options(quick=True, seconds=0.1), print, told.append, events=100, parts=["bytewax", "spark"])
     assert len(told) == 3 and all("without" in text for text in told)
-    assert f"{nexmark.PEERS}={tmp_path} is no virtual environment" in told[0] and "requirements/peers.txt" in told[1]
+    assert f"{on_bytewax.PEERS}={tmp_path} is no virtual environment" in told[0] and "requirements/peers.txt" in told[1]
 
 
 @pytest.mark.timeout(120)
 def test_nexmark_beside_a_peer_from_python(monkeypatch: pytest.MonkeyPatch) -> None:
     """A peer that answers as it should, and one that does not."""
-    from penstock_bench import nexmark
+    from penstock_bench import nexmark, on_bytewax
 
     found: list[Line] = []
-    monkeypatch.setattr(nexmark, "_python_of_peers", lambda tell: "python")
+    monkeypatch.setattr(on_bytewax, "python", lambda tell: "python")
     wrong = 0
 
     class Side:

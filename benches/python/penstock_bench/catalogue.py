@@ -71,7 +71,7 @@ BENCHES: tuple[Bench, ...] = (
     Bench(
         "python-state",
         "python",
-        "running mean per key by a Python function, beside a dict in a loop",
+        "running mean per key by a Python function, beside a dict in a loop and bytewax",
         "penstock_bench.python_dict",
     ),
     Bench(

@@ -4,7 +4,7 @@ Three parts. The program ``penstock-bench --nexmark`` runs flows and timely on e
 the flow gives it, with twins in Rust of the functions that it maps blocks with
 (``benches/rust/src/nexmark/calls.rs``), so that both sides are native. Epochs are a second of event time, 10,000
 events, on both sides. From Python the same flows, with their own functions, run in this process beside bytewax in one
-of its own (``benches/peers/nexmark_bytewax.py``), one worker each, events in memory; and beside Spark Structured
+of its own (``benches/peers/on_bytewax.py``), one worker each, events in memory; and beside Spark Structured
 Streaming on all cores, both from Parquet files to rows. A query that a peer cannot express is left out. The rows of
 both sides are equal or there is no figure.
 """
@@ -16,8 +16,6 @@ import dataclasses
 import importlib.util
 import inspect
 import os
-import shutil
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -29,8 +27,9 @@ import pyarrow as pa
 from penstock import _native
 from penstock.errors import EngineError
 from penstock.workloads import nexmark
-from penstock_bench import core, machine, streams
+from penstock_bench import core, machine, on_bytewax, streams
 from penstock_bench.measure import Emit, Options, Paired, Tell, compare, line
+from penstock_bench.on_bytewax import Answer, answer
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -53,8 +52,6 @@ WORKERS = (1, 2)
 EVENTS, EVENTS_PER_SECOND, EPOCH_MS = 2_000_000, 10_000, 1_000
 #: Events of the peers from Python: some of them take seconds for these.
 PYTHON_EVENTS = 200_000
-#: Folder of a virtual environment of ``requirements/peers.txt``.
-PEERS = "PENSTOCK_PEERS"
 _BITS = 8
 _QUICK_S, _FULL_S = 30.0, 180.0
 #: Shares of the budget.
@@ -66,9 +63,6 @@ _COLUMNS = {
     "auction": ["id", "seller", "category", "reserve", "date_time", "expires"],
     "bid": ["auction", "bidder", "price", "date_time"],
 }
-
-#: Number and checksum of rows.
-Answer = tuple[int, int]
 
 
 def run(
@@ -168,48 +162,9 @@ def _ours(tables: Mapping[str, pa.Table] | Path, query: str, workers: int) -> Ca
         begin = time.perf_counter()
         inputs = blocks()
         out = list(flow.run(inputs if len(inputs) > 1 else next(iter(inputs.values())), workers=workers))
-        return time.perf_counter() - begin, _answer(out)
+        return time.perf_counter() - begin, answer(out)
 
     return once
-
-
-def _answer(batches: Sequence[pa.RecordBatch]) -> Answer:
-    """What ``benches/rust/src/nexmark/events.rs`` makes of rows, on whole columns."""
-    import numpy as np
-
-    count, total = 0, 0
-    with np.errstate(over="ignore"):
-        for batch in batches:
-            rows = np.full(batch.num_rows, 0x1234_5678, dtype=np.uint64)
-            for column in batch.columns:
-                if pa.types.is_integer(column.type):
-                    words = column.to_numpy(zero_copy_only=False).astype(np.int64).view(np.uint64)
-                else:
-                    words = np.array([_word(text) for text in column.to_pylist()], dtype=np.uint64)
-                rows = (rows ^ words) * np.uint64(0x9E37_79B9_7F4A_7C15)
-                rows ^= rows >> np.uint64(29)
-            count, total = count + batch.num_rows, (total + int(rows.sum(dtype=np.uint64))) % (1 << 64)
-    return count, total
-
-
-def _word(text: str) -> int:
-    word = 7
-    for byte in text.encode():
-        word = (word * 31 + byte) % (1 << 64)
-    return word
-
-
-def _python_of_peers(tell: Tell) -> str | None:
-    """The Python that has bytewax; without one, says what to do."""
-    if (folder := os.environ.get(PEERS)) is not None:
-        found = shutil.which("python", path=str(Path(folder) / ("Scripts" if os.name == "nt" else "bin")))
-        if found is None:
-            tell(f"without bytewax: {PEERS}={folder} is no virtual environment; see requirements/peers.txt")
-        return found
-    if importlib.util.find_spec("bytewax") is not None:
-        return sys.executable
-    tell(f"without bytewax: make an environment of requirements/peers.txt and let {PEERS} name its folder")
-    return None
 
 
 def _beside_bytewax(
@@ -221,31 +176,16 @@ def _beside_bytewax(
     emit: Emit,
     tell: Tell,
 ) -> None:
-    python = _python_of_peers(tell)
+    python = on_bytewax.python(tell)
     if python is None:
         return
-    program = str(core.CHECKOUT / "benches" / "peers" / "nexmark_bytewax.py")
     events = sum(table.num_rows for table in tables.values())
     for query in queries:
-        with core.side([python, program], {"folder": str(folder), "query": query} | PARAMS.get(query, {})) as ask:
-
-            def peer(ask: Callable[[], dict[str, Any]] = ask) -> tuple[float, Answer]:
-                told = ask()
-                return told["seconds"], (told["rows"], told["sum"])
-
+        with on_bytewax.side(python, folder, query, PARAMS.get(query, {})) as peer:
             case = f"python w1 {query} vs bytewax"
-            versions = {"bytewax": _pinned("bytewax")}
+            versions = {"bytewax": on_bytewax.version()}
             ours = _ours(tables, query, 1)
             _case(case, events, budget / len(queries), ours, peer, options, versions, emit)
-
-
-def _pinned(package: str) -> str:
-    """The release that ``requirements/peers.txt`` names."""
-    for text in (core.CHECKOUT / "requirements" / "peers.txt").read_text().splitlines():
-        name, _, version = text.partition("==")
-        if name == package:
-            return version
-    return "unknown"
 
 
 def _may_start_spark(options: Options, tell: Tell) -> bool:
@@ -316,7 +256,7 @@ def _on_spark(spark: SparkSession, place: Path, query: str) -> Callable[[], tupl
         if answers:
             frame.write.format("noop").mode("overwrite").save()
         else:
-            answers.append(_answer(to_table(frame).to_batches()))
+            answers.append(answer(to_table(frame).to_batches()))
 
     def once() -> tuple[float, Answer]:
         read = {name: spark.read.parquet(str(place / name)).schema for name in sources}

@@ -1,21 +1,25 @@
-"""``python-state``: a running mean per key by a Python function, beside a dict in a loop.
+"""``python-state``: a running mean per key by a Python function, beside a dict in a loop and bytewax.
 
-Both sides call the same function once per row, take the same Arrow batches and give Arrow batches back. The loop is
-what one writes by hand: ``to_pylist``, a dict, ``zip``, ``pa.array``. Checked outside the measured part: the same rows.
+Both sides call the same function once per row. The loop takes the same Arrow batches and gives Arrow batches back, and
+is what one writes by hand: ``to_pylist``, a dict, ``zip``, ``pa.array``. bytewax (``stateful_map``, a process of its
+own) has its rows as tuples before the clock starts, and gives tuples. Checked outside the measured part: the same rows.
 """
 
 from __future__ import annotations
 
 import random
+import tempfile
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pyarrow as pa
 
 from penstock.errors import EngineError
+from penstock_bench import on_bytewax
 from penstock_bench.measure import Emit, Options, Tell, compare, line
 
-__all__ = ["INPUT", "OUTPUT", "beside_dict", "newest", "run", "running_mean"]
+__all__ = ["INPUT", "OUTPUT", "beside_bytewax", "beside_dict", "newest", "run", "running_mean"]
 
 NAME = "python-state"
 #: Spark DDL of what goes in and comes out.
@@ -23,6 +27,8 @@ INPUT, OUTPUT = "k bigint, v bigint", "k bigint, n bigint, mean double"
 #: Rows by keys.
 FULL = {10_000: 2_000_000, 200_000: 2_000_000, 1_000_000: 5_000_000}
 QUICK = {200_000: 400_000}
+#: Keys and rows beside bytewax.
+BESIDE_BYTEWAX, BESIDE_BYTEWAX_QUICK = (200_000, 1_000_000), (200_000, 100_000)
 _BLOCK_ROWS = 65_536
 
 
@@ -36,13 +42,15 @@ def running_mean(state: tuple[int, int] | None, k: int, v: int) -> tuple[tuple[i
 
 def run(options: Options, emit: Emit, tell: Tell) -> None:
     """Run the bench: a case is a number of keys."""
-    cases = (
-        [(200_000, 400_000)] if options.quick else [(10_000, 2_000_000), (200_000, 2_000_000), (1_000_000, 5_000_000)]
-    )
-    budget = options.budget(len(cases), quick=25, full=60)
-    for keys, rows in cases:
+    cases = QUICK if options.quick else FULL
+    budget = options.budget(len(cases) + 1, quick=25, full=80)
+    for keys, rows in cases.items():
         tell(f"{keys:,} keys")
         beside_dict(NAME, keys, rows, budget, options, emit)
+    if (python := on_bytewax.python(tell)) is not None:
+        keys, rows = BESIDE_BYTEWAX_QUICK if options.quick else BESIDE_BYTEWAX
+        tell(f"{keys:,} keys, beside bytewax")
+        beside_bytewax(python, keys, rows, budget, options, emit)
 
 
 def beside_dict(name: str, keys: int, rows: int, budget: float, options: Options, emit: Emit) -> None:
@@ -71,6 +79,46 @@ def beside_dict(name: str, keys: int, rows: int, budget: float, options: Options
     conditions = {"rows": rows, "block_rows": _BLOCK_ROWS, "journal": False}
     case = f"stateful_map in this process, w1 keys={keys} vs dict loop with the same function"
     emit(line(name, case, "rows/s", "higher", paired, options, conditions))
+
+
+def beside_bytewax(python: str, keys: int, rows: int, budget: float, options: Options, emit: Emit) -> None:
+    """Run the case beside bytewax, of the environment of `python`, from empty state to the last row.
+
+    Raises
+    ------
+    EngineError
+        When the two sides do not give the same rows.
+    """
+    import penstock as pk
+
+    blocks = _blocks(keys, rows)
+    flow = pk.Flow(INPUT).key_by("k").stateful_map(running_mean, schema=OUTPUT)
+    found: set[on_bytewax.Answer] = set()
+
+    def ours() -> float:
+        begin = time.perf_counter()
+        out = list(flow.run(blocks, workers=1))
+        seconds = time.perf_counter() - begin
+        found.add(on_bytewax.answer(out))
+        return rows / seconds
+
+    with tempfile.TemporaryDirectory(prefix="penstock-") as place:
+        table = pa.Table.from_batches(blocks)
+        with pa.ipc.new_file(Path(place) / "rows.arrow", table.schema) as file:
+            file.write_table(table)
+        with on_bytewax.side(python, Path(place), "mean", {}) as ask:
+
+            def peer() -> float:
+                seconds, told = ask()
+                found.add(told)
+                return rows / seconds
+
+            paired = compare(budget, ours, peer, left=options.left)
+    if len(found) != 1:
+        raise EngineError(f"{NAME}: bytewax gives other rows ({found}); the figures are void")
+    conditions = {"rows": rows, "block_rows": _BLOCK_ROWS, "versions": {"bytewax": on_bytewax.version()}}
+    case = f"stateful_map in this process, w1 keys={keys} vs bytewax"
+    emit(line(NAME, case, "rows/s", "higher", paired, options, conditions))
 
 
 def _loop(blocks: list[pa.RecordBatch], schema: pa.Schema) -> Iterator[pa.RecordBatch]:

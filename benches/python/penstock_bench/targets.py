@@ -153,7 +153,10 @@ TARGETS: tuple[Target, ...] = (
         most=True,
     ),
     Target(
-        "Python state per record, 200 k and 1 M keys, beside a dict loop", 1.0, "python-state", r"keys=(2|10)00000\b"
+        "Python state per record, 200 k and 1 M keys, beside a dict loop",
+        1.0,
+        "python-state",
+        r"keys=(2|10)00000 vs dict",
     ),
     Target(
         "Python state per record in foreachBatch, beside Spark's",
@@ -190,7 +193,7 @@ TARGETS: tuple[Target, ...] = (
     Target("adaptive scheduler, beside the best fixed one", 0.95, "schedulers", r"adaptive vs best fixed"),
     Target("ordered map, never below the builtin map", 0.9, "ordered-map", r"vs serial"),
     Target("ordered map, from 100 µs an item, 2 cores, beside serial", 1.8, "ordered-map", r"^100+ us .*vs serial"),
-    Target("Python state per record, beside bytewax", 7.0),
+    Target("Python state per record, beside bytewax", 7.0, "python-state", r"vs bytewax"),
     Target(
         "extra latency of a migration: fluid, batched, all-at-once (in process); share of what is allowed",
         1.0,

@@ -1,14 +1,15 @@
-"""NEXMark on bytewax, in a process of its own, for `penstock bench nexmark`.
+"""NEXMark and a running mean on bytewax, in a process of its own, for `penstock bench nexmark` and `python-state`.
 
-Reads a line of JSON that names a query, a folder of Arrow files with the events, and the lengths of windows; then runs
+Reads a line of JSON that names a query, a folder of Arrow files with the rows, and the lengths of windows; then runs
 the query once for each further line and answers each with a line of JSON: seconds, rows and a checksum that does not
-depend on the order of rows (that of ``benches/rust/src/nexmark/events.rs``). Events are tuples that are made before the
+depend on the order of rows (that of ``benches/rust/src/nexmark/events.rs``). Rows are tuples that are made before the
 clock starts; one worker, as Python's lock allows no more.
 """
 
 from __future__ import annotations
 
 import json
+import struct
 import sys
 import time
 from collections.abc import Callable, Iterable
@@ -30,6 +31,7 @@ _COLUMNS = {
     "person": ["id", "name", "city", "state", "date_time"],
     "auction": ["id", "seller", "category", "reserve", "date_time", "expires"],
     "bid": ["auction", "bidder", "price", "date_time"],
+    "rows": ["k", "v"],
 }
 
 
@@ -168,7 +170,21 @@ def q8(flow: Dataflow, tables: Callable[[str], list[Any]], told: dict[str, int])
     return op.flat_map("rows", down, rows)
 
 
-QUERIES = {"q1": q1, "q2": q2, "q3": q3, "q4": q4, "q5": q5, "q7": q7, "q8": q8}
+def mean(flow: Dataflow, tables: Callable[[str], list[Any]], _: dict[str, int]) -> Any:
+    """`running_mean` of ``penstock_bench/python_dict.py`` in the shape that bytewax calls."""
+    rows = op.input("rows", flow, TestingSource(tables("rows"), BATCH))
+    keyed = op.key_on("k", rows, lambda row: str(row[0]))
+
+    def running(state: Any, row: tuple[int, int]) -> Any:
+        n, total = state if state is not None else (0, 0)
+        n += 1
+        total += row[1]
+        return (n, total), (row[0], n, total / n)
+
+    return op.key_rm("out", op.stateful_map("mean", keyed, running))
+
+
+QUERIES = {"mean": mean, "q1": q1, "q2": q2, "q3": q3, "q4": q4, "q5": q5, "q7": q7, "q8": q8}
 
 
 def answer(rows: Iterable[tuple[Any, ...]]) -> tuple[int, int]:
@@ -181,6 +197,8 @@ def answer(rows: Iterable[tuple[Any, ...]]) -> tuple[int, int]:
                 word = 7
                 for byte in cell.encode():
                     word = (word * 31 + byte) & _MASK
+            elif isinstance(cell, float):
+                word = int.from_bytes(struct.pack("<d", cell), "little")
             else:
                 word = cell & _MASK
             value = ((value ^ word) * 0x9E37_79B9_7F4A_7C15) & _MASK
