@@ -181,7 +181,7 @@ def mean(flow: Dataflow, tables: Callable[[str], list[Any]], _: dict[str, int]) 
         total += row[1]
         return (n, total), (row[0], n, total / n)
 
-    return op.key_rm("out", op.stateful_map("mean", keyed, running))
+    return op.key_rm("means", op.stateful_map("mean", keyed, running))
 
 
 QUERIES = {"mean": mean, "q1": q1, "q2": q2, "q3": q3, "q4": q4, "q5": q5, "q7": q7, "q8": q8}
