@@ -21,6 +21,8 @@ import pytest
 from _pytest.nodeid import coerce_node_id
 from hypothesis import settings
 
+import spark_classes
+
 #: Seconds that a group of tests may take on two cores, by the first of these that a test's path contains. Two processes
 #: share the sum: 16 minutes of the 30 that `make test` has, without tests/real, which it leaves out.
 BUDGETS = {
@@ -33,9 +35,6 @@ BUDGETS = {
 
 #: Fixtures that are shared sessions, the one with the longest tests first.
 SESSIONS = ("cluster", "spark", "wide")
-
-#: JVMs that live for seconds spend most of them on compiling well what runs once.
-QUICK_JVM = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 
 # A shell's background jobs ignore interrupts, and so would every process that a test starts.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
@@ -112,11 +111,12 @@ def pytest_terminal_summary(terminalreporter: Any) -> None:
 @pytest.fixture(scope="session", autouse=True)
 def quick_jvms(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Spark's defaults for sessions that tests start in processes of their own."""
-    folder = tmp_path_factory.mktemp("spark-conf")
-    options = "".join(f"spark.{who}.defaultJavaOptions {QUICK_JVM}\n" for who in ("driver", "executor"))
-    (folder / "spark-defaults.conf").write_text(options)
+    file = tmp_path_factory.mktemp("spark") / "defaults.conf"
+    options = spark_classes.options()
+    file.write_text("".join(f"spark.{who}.defaultJavaOptions {options}\n" for who in ("driver", "executor")))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("SPARK_CONF_DIR", str(folder))
+        # SPARK_CONF_DIR would be on the class path: a JVM maps no archive that was made with another one.
+        patch.setenv("PYSPARK_SUBMIT_ARGS", f"--properties-file {file} pyspark-shell")
         yield
 
 

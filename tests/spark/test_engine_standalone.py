@@ -15,7 +15,8 @@ from typing import Any
 import pytest
 
 import penstock as pk
-from conftest import QUICK_JVM, find_spark_home
+import spark_classes
+from conftest import find_spark_home
 from durable_support import Runs
 from engine_support import COUNTS, Kept, counted, numbers, refuses, state, wait_for
 from penstock.errors import SlotsError
@@ -40,7 +41,7 @@ def master(sessions: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
     sessions.stop()
     environment = os.environ | {
         "SPARK_DAEMON_MEMORY": "256m",
-        "SPARK_DAEMON_JAVA_OPTS": QUICK_JVM,
+        "SPARK_DAEMON_JAVA_OPTS": spark_classes.options(),
         "SPARK_LOCAL_IP": "127.0.0.1",
         "SPARK_NO_DAEMONIZE": "1",
     }
