@@ -102,6 +102,8 @@ pub(crate) struct WorkerLoop {
     /// When the counters were written, what that cost, and where the output stood.
     began: Instant,
     measured: (Instant, Duration, Option<FlowTime>),
+    /// Whether an epoch was completed since.
+    unmeasured: bool,
     /// When the figures of the bounded scopes were written: also in the middle of an epoch, which may never end.
     scopes_told: Instant,
     /// Bytes of rows that were told and are not taken.
@@ -112,7 +114,7 @@ pub(crate) struct WorkerLoop {
 }
 
 /// The counters follow what happens for at most one part in so many of a worker's time; with [`FEW_BINS`] they are right at
-/// the end of every epoch.
+/// the end of every epoch that no other one waits behind.
 const MEASURE_SHARE: u32 = 50;
 const FEW_BINS: usize = 1 << 10;
 /// Bytes that may be told and not taken.
@@ -150,6 +152,7 @@ impl WorkerLoop {
             gauges,
             began: Instant::now(),
             measured: (Instant::now(), Duration::ZERO, None),
+            unmeasured: false,
             scopes_told: Instant::now(),
             untaken: 0,
             late_rows: 0,
@@ -223,11 +226,12 @@ impl WorkerLoop {
         self.worker.step_or_park(self.measure_in()).map(drop)
     }
 
-    /// When to write the counters; `None` while they are right. Between epochs the output moves only with bins, and has
-    /// passed a move when the bins are where they are to be.
+    /// When to write the counters; `None` while they are right, or an epoch is under way and none was completed since. Between epochs the
+    /// output moves only with bins, and has passed a move when the bins are where they are to be.
     fn measure_in(&self) -> Option<Duration> {
         let (at, cost, reached) = self.measured;
-        let stale = self.current.is_none() && self.fed.is_empty() && first(&self.built.probes.output) != reached;
+        let rests = self.current.is_none() && self.fed.is_empty();
+        let stale = self.unmeasured || rests && first(&self.built.probes.output) != reached;
         stale.then(|| (cost * MEASURE_SHARE).saturating_sub(at.elapsed()))
     }
 
@@ -406,7 +410,9 @@ impl WorkerLoop {
             }
             self.gauges.update(|stats, _| stats.epochs += 1);
             let (at, cost, _) = self.measured;
-            if self.few_bins || at.elapsed() >= cost * MEASURE_SHARE {
+            let last = self.current.is_none() && self.queue.is_empty() && self.fed.is_empty();
+            self.unmeasured = true;
+            if self.few_bins && last || at.elapsed() >= cost * MEASURE_SHARE {
                 self.measure();
             }
             told(Told::Epoch { epoch, outputs, late, record });
@@ -458,6 +464,7 @@ impl WorkerLoop {
             *current = owners;
         });
         self.measured = (Instant::now(), began.elapsed(), first(&self.built.probes.output));
+        self.unmeasured = false;
     }
 
     /// Refreshes the counters after bins have moved between epochs.
