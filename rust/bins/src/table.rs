@@ -30,6 +30,10 @@ pub struct BinTable<S: BinState> {
     /// Bins from another process of which something has still to come, and how many chunks have.
     coming: BTreeMap<u32, u64>,
     held: usize,
+    /// Bins that may have changed: those that are whole, each once; which these are; and parts.
+    changed: Vec<u32>,
+    is_changed: Vec<bool>,
+    changed_parts: BTreeSet<u32>,
     /// The epoch that began at the last mark.
     epoch: Option<u64>,
     /// Without a mark: the epoch that begins with the bins as they are.
@@ -60,9 +64,22 @@ impl<S: BinState> BinTable<S> {
     pub fn new(bits: u8) -> Result<Self, BinsError> {
         check_bits(bits)?;
         let slots = (0..1usize << bits).map(|_| None).collect();
-        let (arrived, came, coming) = Default::default();
-        let (split, parts) = (BTreeMap::new(), Parts::new(bits));
-        Ok(Self { bits, slots, split, parts, arrived, came, coming, held: 0, epoch: None, begins: None, home: None })
+        Ok(Self {
+            bits,
+            slots,
+            split: BTreeMap::new(),
+            parts: Parts::new(bits),
+            arrived: BTreeSet::new(),
+            came: BTreeSet::new(),
+            coming: BTreeMap::new(),
+            held: 0,
+            changed: Vec::new(),
+            is_changed: vec![false; 1 << bits],
+            changed_parts: BTreeSet::new(),
+            epoch: None,
+            begins: None,
+            home: None,
+        })
     }
 
     /// A table with a new state for every bin that `routing` gives to `worker`.
@@ -122,10 +139,32 @@ impl<S: BinState> BinTable<S> {
     #[inline]
     #[must_use]
     pub fn get_mut(&mut self, bin: u32) -> Option<&mut S> {
+        self.note(bin);
         match self.slots.get_mut(bin as usize) {
             Some(slot) => slot.as_deref_mut(),
             None => self.split.get_mut(&bin).map(|state| &mut **state),
         }
+    }
+
+    /// A bin may change.
+    #[inline]
+    fn note(&mut self, bin: u32) {
+        match self.is_changed.get_mut(bin as usize) {
+            Some(true) => {}
+            Some(noted) => {
+                *noted = true;
+                self.changed.push(bin);
+            }
+            None => _ = self.changed_parts.insert(bin),
+        }
+    }
+
+    /// The bins that have come since the last call, were given out to be changed or undone, each once and in no order; some of them may have gone.
+    pub fn take_changed(&mut self) -> Vec<u32> {
+        let mut changed = std::mem::take(&mut self.changed);
+        changed.iter().for_each(|bin| self.is_changed[*bin as usize] = false);
+        changed.extend(std::mem::take(&mut self.changed_parts));
+        changed
     }
 
     /// Puts a bin where there is none.
@@ -146,6 +185,7 @@ impl<S: BinState> BinTable<S> {
             self.parts.set(bin, 0);
         }
         self.held += 1;
+        self.note(bin);
         Ok(())
     }
 
@@ -227,6 +267,8 @@ impl<S: BinState> BinTable<S> {
 
     /// The bins held, ascending, to change.
     pub fn owned_mut(&mut self) -> impl Iterator<Item = (u32, &mut S)> {
+        let held: Vec<u32> = self.owned().map(|(bin, _)| bin).collect();
+        held.into_iter().for_each(|bin| self.note(bin));
         let whole = (0u32..).zip(&mut self.slots).filter_map(|(bin, slot)| Some((bin, slot.as_deref_mut()?)));
         whole.chain(self.split.iter_mut().map(|(bin, state)| (*bin, &mut **state)))
     }
@@ -332,6 +374,8 @@ impl<S: BinState> std::fmt::Debug for BinTable<S> {
 
 #[cfg(test)]
 mod tests {
+    use penstock_files::Range;
+
     use super::*;
     use crate::keyed::KeyedMap;
 
@@ -363,6 +407,30 @@ mod tests {
         assert!(matches!(table.install(4, Box::default()), Err(BinsError::Absent { bin: 4 })));
         assert!(table.uninstall(0).is_none() && table.uninstall(9).is_none());
         assert_eq!(table.len(), 2);
+    }
+
+    #[test]
+    fn what_may_have_changed_is_told_once() {
+        fn told(table: &mut BinTable<Counts>) -> Vec<u32> {
+            let mut bins = table.take_changed();
+            bins.sort_unstable();
+            bins
+        }
+        let mut table = table();
+        assert_eq!(told(&mut table), [1, 3], "they have come");
+        assert_eq!(told(&mut table), []);
+        for bin in [3, 3, 0] {
+            _ = table.get_mut(bin);
+        }
+        assert!(table.get(1).is_some());
+        assert_eq!(told(&mut table), [0, 3], "also one that is not held");
+        let half = crate::parts::number_of(Range::new(0b001, 3).unwrap(), 2).unwrap();
+        table.install(half, Box::default()).unwrap();
+        _ = table.get_mut(half);
+        assert_eq!(told(&mut table), [half]);
+        table.mark_all(0);
+        table.rollback_all().unwrap();
+        assert_eq!(told(&mut table), [1, 3, half]);
     }
 
     #[test]

@@ -27,6 +27,8 @@
 mod arena;
 mod sides;
 
+use std::cmp::Reverse;
+use std::collections::BinaryHeap;
 use std::hint::black_box;
 use std::sync::Arc;
 
@@ -36,6 +38,8 @@ use arrow_row::{RowConverter, Rows, SortField};
 use arrow_schema::{DataType, Field, Schema, SchemaRef};
 use arrow_select::filter::filter_record_batch;
 use arrow_select::take::take;
+use hashbrown::HashTable;
+use hashbrown::hash_table::Entry;
 
 use self::sides::Own;
 pub(crate) use self::sides::{Rules, Sides};
@@ -206,6 +210,7 @@ pub(crate) struct JoinOp {
     watermark: i64,
     /// At the end of an input without interval: the bin and key from which on rows come out that have met none.
     ended: Option<(u32, usize)>,
+    due: Due,
     /// Memory for pairs; none while they come out.
     pairs: Option<Pairs>,
     /// Where the keys of some rows are kept.
@@ -301,6 +306,49 @@ fn taken(columns: &[&ArrayRef], rows: Vec<u32>) -> Result<Vec<ArrayRef>, OpError
     Ok(columns.iter().map(|column| take(column, &rows, None)).collect::<Result<_, _>>()?)
 }
 
+/// Which bins may have rows that are over, so that a watermark costs nothing for the others.
+///
+/// Invariant: each bin with rows that can be over, and that has not changed since it was asked for the last time, has its entry.
+#[derive(Default)]
+struct Due {
+    /// By the watermark behind which they are.
+    bins: BinaryHeap<Reverse<(i64, u32)>>,
+    /// The entry of each bin that counts; others are of the past.
+    counts: HashTable<(u32, i64)>,
+}
+
+impl Due {
+    /// Rows of a bin may be over behind a watermark; none can where none is given.
+    fn expect(&mut self, bin: u32, end: Option<i64>) {
+        let before = self.counts.entry(spread(bin), |count| count.0 == bin, |count| spread(count.0));
+        match (before, end) {
+            (Entry::Occupied(before), Some(end)) if before.get().1 == end => return,
+            (Entry::Occupied(mut before), Some(end)) => before.get_mut().1 = end,
+            (Entry::Occupied(before), None) => _ = before.remove(),
+            (Entry::Vacant(none), Some(end)) => _ = none.insert((bin, end)),
+            (Entry::Vacant(_), None) => {}
+        }
+        self.bins.extend(end.map(|end| Reverse((end, bin))));
+    }
+
+    /// A bin with rows that may be over behind this watermark.
+    fn take(&mut self, watermark: i64) -> Option<u32> {
+        while let Some(&Reverse((end, bin))) = self.bins.peek().filter(|Reverse((end, _))| *end < watermark) {
+            self.bins.pop();
+            if let Ok(count) = self.counts.find_entry(spread(bin), |count| *count == (bin, end)) {
+                count.remove();
+                return Some(bin);
+            }
+        }
+        None
+    }
+}
+
+/// Neighbours apart.
+fn spread(bin: u32) -> u64 {
+    u64::from(bin).wrapping_mul(0x9e37_79b9_7f4a_7c15)
+}
+
 /// Rows of each side that come out of state by themselves.
 #[derive(Default)]
 struct Alone {
@@ -386,6 +434,7 @@ impl JoinOp {
             output,
             watermark: i64::MIN,
             ended: None,
+            due: Due::default(),
             pairs: None,
             found: Vec::new(),
             checked: Vec::new(),
@@ -460,6 +509,62 @@ impl JoinOp {
             out(Output::Rows(self.alone(side, &columns, rows.len())?));
         }
         Ok(())
+    }
+
+    /// Lets go of rows that are over, of the bins that have any, earliest first. Says whether that was all.
+    fn fire_some(&mut self, bins: &mut dyn Bins, out: &mut Sink<'_>) -> Result<bool, OpError> {
+        for bin in bins.take_changed() {
+            if bins.holds(bin) {
+                let sides = sides_of(bins, bin)?;
+                sides.tidy();
+                self.due.expect(bin, sides.next_due());
+            }
+        }
+        let (mut alone, mut round, mut all) = (Alone::default(), Round::default(), true);
+        while all && let Some(bin) = self.due.take(self.watermark) {
+            if !bins.holds(bin) {
+                continue;
+            }
+            let sides = sides_of(bins, bin)?;
+            all = sides.fire(self.watermark, |side, row| self.take_alone((side, row), &mut alone, &mut round, out))?;
+            self.due.expect(bin, sides.next_due());
+        }
+        self.give_alone(&mut alone, &mut round, out)?;
+        Ok(all)
+    }
+
+    /// At the end of an input without interval: gives the rows that have met none. Says whether that was all.
+    fn unmet_some(&mut self, bins: &mut dyn Bins, out: &mut Sink<'_>) -> Result<bool, OpError> {
+        let (first, mut key) = self.ended.unwrap_or_default();
+        let (mut alone, mut round) = (Alone::default(), Round::default());
+        for bin in bins.held().into_iter().filter(|bin| *bin >= first) {
+            let take = |side: usize, row: &[u8]| self.take_alone((side, row), &mut alone, &mut round, out);
+            let next = sides_of(bins, bin)?.unmet(std::mem::take(&mut key), take)?;
+            if let Some(next) = next {
+                self.ended = Some((bin, next));
+                self.give_alone(&mut alone, &mut round, out)?;
+                return Ok(false);
+            }
+        }
+        self.ended = Some((u32::MAX, 0));
+        self.give_alone(&mut alone, &mut round, out)?;
+        Ok(true)
+    }
+
+    /// A row of a side comes out by itself. Says whether the round is over.
+    fn take_alone(
+        &self,
+        (side, row): (usize, &[u8]),
+        alone: &mut Alone,
+        round: &mut Round,
+        out: &mut Sink<'_>,
+    ) -> Result<bool, OpError> {
+        alone.weight += row.len();
+        alone.rows[side].push(row.into());
+        if alone.rows[side].len() == BLOCK_ROWS || alone.weight >= BLOCK_BYTES {
+            self.give_alone(alone, round, out)?;
+        }
+        Ok(round.is_over())
     }
 
     /// Of late rows those that report it: of a row's copies the one in its last window, which closes last.
@@ -609,37 +714,12 @@ impl KeyedOp for JoinOp {
             return Ok(true);
         }
         self.watermark = watermark_us;
-        let (first, mut key) = match self.rules.hold {
-            Some(_) => (0, 0),
+        match self.rules.hold {
+            Some(_) => self.fire_some(bins, out),
             // Said once.
-            None if watermark_us == i64::MAX => self.ended.unwrap_or_default(),
-            None => return Ok(true),
-        };
-        let (mut alone, mut round) = (Alone::default(), Round::default());
-        for bin in bins.held().into_iter().filter(|bin| *bin >= first) {
-            let sides = sides_of(bins, bin)?;
-            let take = |side: usize, row: &[u8]| -> Result<bool, OpError> {
-                alone.weight += row.len();
-                alone.rows[side].push(row.into());
-                if alone.rows[side].len() == BLOCK_ROWS || alone.weight >= BLOCK_BYTES {
-                    self.give_alone(&mut alone, &mut round, out)?;
-                }
-                Ok(round.is_over())
-            };
-            let next = match self.rules.hold {
-                Some(_) => (!sides.fire(watermark_us, take)?).then_some((0, 0)),
-                None => sides.unmet(key, take)?.map(|key| (bin, key)),
-            };
-            key = 0;
-            if let Some(next) = next {
-                self.ended = Some(next);
-                self.give_alone(&mut alone, &mut round, out)?;
-                return Ok(false);
-            }
+            None if watermark_us == i64::MAX => self.unmet_some(bins, out),
+            None => Ok(true),
         }
-        self.ended = self.rules.hold.is_none().then_some((u32::MAX, 0));
-        self.give_alone(&mut alone, &mut round, out)?;
-        Ok(true)
     }
 
     fn end_epoch(&mut self, _: &mut dyn Bins, _: &mut Sink<'_>) -> Result<(), OpError> {
@@ -718,4 +798,39 @@ impl KeyedOp for Told {
     }
 
     fn resume(&mut self, _: i64) {}
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+    use std::collections::BTreeMap;
+
+    use super::*;
+
+    proptest! {
+        /// Each bin comes when its last word says so, once.
+        #[test]
+        fn bins_are_due_as_they_said_last(deeds in prop::collection::vec((0u32..6, prop::option::of(0i64..20), any::<bool>()), 0..100)) {
+            let (mut due, mut twin) = (Due::default(), BTreeMap::new());
+            for (bin, end, takes) in deeds {
+                match (takes, end) {
+                    (true, watermark) => {
+                        let watermark = watermark.unwrap_or(10);
+                        let mut taken: Vec<u32> = std::iter::from_fn(|| due.take(watermark)).collect();
+                        taken.sort_unstable();
+                        let over: Vec<u32> = twin.iter().filter(|(_, end)| **end < watermark).map(|(bin, _)| *bin).collect();
+                        prop_assert_eq!(taken, over);
+                        twin.retain(|_, end| *end >= watermark);
+                    }
+                    (false, end) => {
+                        due.expect(bin, end);
+                        match end {
+                            Some(end) => _ = twin.insert(bin, end),
+                            None => _ = twin.remove(&bin),
+                        }
+                    }
+                }
+            }
+        }
+    }
 }

@@ -32,6 +32,8 @@ pub trait Bins {
     fn holds(&self, bin: u32) -> bool;
     /// The bins this worker holds, ascending.
     fn held(&self) -> Vec<u32>;
+    /// The bins that have come since the last call, or whose [`state`](Self::state) was asked for: each once and in no order. Some may have gone.
+    fn take_changed(&mut self) -> Vec<u32>;
 }
 
 /// What an operator gives back.

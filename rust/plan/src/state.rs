@@ -199,6 +199,10 @@ impl Bins for BinTable<State> {
     fn held(&self) -> Vec<u32> {
         self.owned().map(|(bin, _)| bin).collect()
     }
+
+    fn take_changed(&mut self) -> Vec<u32> {
+        BinTable::take_changed(self)
+    }
 }
 
 fn inner(bins: &mut dyn Bins, bin: u32) -> Result<&mut Inner, OpError> {

@@ -582,6 +582,11 @@ impl Sides {
         }
     }
 
+    /// Behind which watermark [`fire`](Self::fire) has something to do; none while nothing can be over.
+    pub(crate) fn next_due(&self) -> Option<i64> {
+        self.due.peek().map(|Reverse((end, _))| *end)
+    }
+
     /// Drops the rows that can meet none any more; those that come out by that are given to `alone`. Gives up after a key with which `alone` has
     /// had enough, and then says false: come again.
     pub(crate) fn fire<E>(
@@ -889,7 +894,7 @@ impl Sides {
     }
 
     /// Writes the bytes anew where most of them are of rows that have gone.
-    fn tidy(&mut self) {
+    pub(crate) fn tidy(&mut self) {
         if self.marked || !self.arena.is_sparse() {
             return;
         }
