@@ -1,7 +1,8 @@
 //! Cutting released input into slices and dealing them to the workers of a process.
 //!
 //! Owns the numbering of slices. A flow whose result does not depend on order numbers each worker's
-//! slices on its own, so all workers feed at once. A flow with order-sensitive steps numbers a slice by
+//! slices on its own, so all workers feed at once; blocks that are few rows share one, also of several sources, since each slice is a time that
+//! passes through the whole plan. A flow with order-sensitive steps numbers a slice by
 //! the position of its first row in (source, partition, row) order over all processes: unique, ascending, equal
 //! on every number of workers.
 
@@ -56,7 +57,7 @@ impl Cut {
 const LEAST_SHARE: usize = 1024;
 
 /// Cuts `inputs` into slices of at most `slice_rows` rows, such that each worker has a share of every block, and deals them round robin
-/// to `workers`.
+/// to `workers`. Several cuts may be of one slice.
 ///
 /// # Errors
 /// `EpochTooLarge` when an order-sensitive epoch has more rows than there are data slices (2^31 - 2).
@@ -69,6 +70,8 @@ pub(crate) fn deal(
 ) -> Result<Vec<Vec<Slice>>, HostError> {
     inputs.sort_by_key(|input| (input.source, input.partition));
     let mut dealt: Vec<Vec<Slice>> = vec![Vec::new(); workers];
+    // Of each worker the slice that is being filled, and its rows.
+    let mut filling = vec![(0_u64, 0_usize); workers];
     let mut next = 0;
     for input in inputs {
         let mut row = input.rows_before;
@@ -77,8 +80,12 @@ pub(crate) fn deal(
             let mut offset = 0;
             while offset < batch.num_rows() {
                 let rows = most.min(batch.num_rows() - offset);
-                let mine = &mut dealt[next % workers];
-                let number = if ordered { row } else { mine.len() as u64 };
+                let (mine, (slice, filled)) = (&mut dealt[next % workers], &mut filling[next % workers]);
+                if *filled > 0 && *filled + rows > slice_rows {
+                    (*slice, *filled) = (*slice + 1, 0);
+                }
+                *filled += rows;
+                let number = if ordered { row } else { *slice };
                 let slice = u32::try_from(number)
                     .ok()
                     .and_then(|number| number.checked_add(FIRST))
@@ -126,6 +133,24 @@ mod tests {
         let dealt = deal(inputs, 2, 2, false).unwrap();
         let numbers = |w: usize| dealt[w].iter().map(|(s, _)| s - FIRST).collect::<Vec<_>>();
         assert_eq!((numbers(0), numbers(1)), (vec![0, 1, 2], vec![0, 1]));
+    }
+
+    #[test]
+    fn blocks_of_few_rows_share_a_slice_of_an_unordered_flow() {
+        let of = |source, rows_before, blocks: &[i64]| PartitionRows {
+            source,
+            partition: 0,
+            batches: blocks.iter().map(|&rows| batch(0..rows)).collect(),
+            rows_before,
+        };
+        let inputs = || vec![of(0, 0, &[3, 2]), of(1, 5, &[4, 7, 1])];
+        let cuts = |ordered| -> Vec<(u32, u8, usize)> {
+            let dealt = deal(inputs(), 8, 1, ordered).unwrap();
+            dealt[0].iter().map(|(slice, cut)| (slice - FIRST, cut.source, cut.num_rows())).collect()
+        };
+        assert_eq!(cuts(false), [(0, 0, 3), (0, 0, 2), (1, 1, 4), (2, 1, 7), (2, 1, 1)]);
+        let slices: Vec<u32> = cuts(true).iter().map(|cut| cut.0).collect();
+        assert!(slices.windows(2).all(|pair| pair[0] < pair[1]), "{slices:?}");
     }
 
     #[test]

@@ -318,7 +318,11 @@ impl WorkerLoop {
             let (slice, cut) = release.slices.pop_front().expect("the front was just read");
             let rows = cut.num_rows() as u64;
             let block = cut.read().map_err(|error| self.refuse("input", error))?;
-            self.flights.push_back(Flight { time: FlowTime::new(epoch, slice), sent: Instant::now(), rows });
+            let time = FlowTime::new(epoch, slice);
+            match self.flights.back_mut().filter(|flight| flight.time == time) {
+                Some(flight) => flight.rows += rows,
+                None => self.flights.push_back(Flight { time, sent: Instant::now(), rows }),
+            }
             self.gauges.update(|stats, _| stats.rows += rows);
             self.built.input().send(block);
             sent = true;
