@@ -122,7 +122,8 @@ def _twin(call: Mapping[str, Any]) -> dict[str, Any]:
     """A function of the flow as the program knows it: by its name and what it closes over."""
     function = call["func"]
     columns = inspect.getclosurevars(function).nonlocals.get("columns", {})
-    return {"name": function.__name__, "columns": list(columns.items())}
+    pairs = columns.items() if isinstance(columns, Mapping) else zip(columns, columns, strict=True)
+    return {"name": function.__name__, "columns": list(pairs)}
 
 
 def _case(

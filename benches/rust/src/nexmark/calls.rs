@@ -20,9 +20,10 @@ enum Call {
     Auctions,
     People,
     Category,
-    Valid,
     Average,
-    /// Columns by new names: what they are called, what they were.
+    /// Columns of bids that may win: what they are called, what they were.
+    Valid(Vec<(String, String)>),
+    /// Columns by new names, as those.
     Named(Vec<(String, String)>),
 }
 
@@ -41,10 +42,9 @@ impl Calls {
             Some("select_auctions") => Ok(Call::Auctions),
             Some("select_people") => Ok(Call::People),
             Some("select_category") => Ok(Call::Category),
-            Some("select_valid") => Ok(Call::Valid),
             Some("average") => Ok(Call::Average),
-            Some("named") => serde_json::from_value(one["columns"].clone())
-                .map(Call::Named)
+            Some(name @ ("valid" | "named")) => serde_json::from_value(one["columns"].clone())
+                .map(if name == "valid" { Call::Valid } else { Call::Named })
                 .map_err(|error| format!("the columns of {one}: {error}")),
             _ => Err(format!("{one} has no twin in Rust")),
         };
@@ -84,9 +84,9 @@ impl Call {
                 let found = kept(batch, ints(batch, "category").iter().map(|&category| category == 10))?;
                 named(&found, [("id", "id"), ("seller", "seller")])
             }
-            Self::Valid => {
+            Self::Valid(columns) => {
                 let [price, reserve] = ["price", "reserve"].map(|name| ints(batch, name));
-                kept(batch, price.iter().zip(reserve).map(|(price, reserve)| price >= reserve))
+                kept(&renamed(batch, columns)?, price.iter().zip(reserve).map(|(price, reserve)| price >= reserve))
             }
             Self::Average => {
                 let pairs = ints(batch, "sum_price").iter().zip(ints(batch, "n"));
@@ -96,13 +96,17 @@ impl Call {
                 let schema = Schema::new([fields, vec![Arc::new(mean)]].concat());
                 RecordBatch::try_new(Arc::new(schema), [batch.columns(), &[means]].concat())
             }
-            Self::Named(columns) => named(batch, columns.iter().map(|(new, old)| (new.as_str(), old.as_str()))),
+            Self::Named(columns) => renamed(batch, columns),
         }
     }
 }
 
 fn kept(batch: &RecordBatch, which: impl Iterator<Item = bool>) -> Result<RecordBatch, ArrowError> {
     filter_record_batch(batch, &BooleanArray::from(which.collect::<Vec<bool>>()))
+}
+
+fn renamed(batch: &RecordBatch, columns: &[(String, String)]) -> Result<RecordBatch, ArrowError> {
+    named(batch, columns.iter().map(|(new, old)| (new.as_str(), old.as_str())))
 }
 
 /// These columns by new names.

@@ -44,20 +44,22 @@ def q3() -> Flow:
 _LOCAL = "name string, city string, state string, id bigint"
 
 
-def valid_bids(lateness: Duration, *of: str) -> Flow:
-    """Bids that may win, each with its auction and these columns of it; of q4 and q6."""
+def valid_bids(lateness: Duration, *columns: str) -> Flow:
+    """These columns of bids that may win and of their auctions; of q4 and q6."""
     times: dict[str, Any] = {"event_time": "date_time", "lateness": lateness}
-    columns = _bigints("id", *of, "reserve", "date_time", "expires")
-    auctions = Flow(columns, name="auction", **times)
-    bids = Flow("auction bigint, bidder bigint, price bigint, date_time bigint", name="bid", **times)
+    asked = [name for name in ("seller", "category") if name in columns]
+    auctions = Flow(_bigints("id", *asked, "reserve", "date_time", "expires"), name="auction", **times)
+    bidder = ["bidder"] if "bidder" in columns else []
+    bids = Flow(_bigints("auction", *bidder, "price", "date_time"), name="bid", **times)
     return auctions.join(
         bids, left_on="id", right_on="auction", until="expires", validate="1:m", suffix="_bid"
-    ).map_batches(steps.select_valid)
+    ).map_batches(steps.valid(*columns), _bigints(*columns))
 
 
 def winning_bids(lateness: Duration) -> Flow:
     """The bid that each auction closes with."""
-    best = valid_bids(lateness, "seller", "category").top(1, by="price", per="auction")
+    columns = ("auction", "seller", "category", "expires", "price", "date_time_bid", "bidder")
+    best = valid_bids(lateness, *columns).top(1, by="price", per="auction")
     first = best.top(1, by="date_time_bid", descending=False, per="auction")
     lowest = first.top(1, by="bidder", descending=False, per="auction")
     # A bidder may have bid the same twice at once.
@@ -66,7 +68,7 @@ def winning_bids(lateness: Duration) -> Flow:
 
 def closed(lateness: Duration, by: str) -> Flow:
     """Auctions that have closed with a bid; of q4 and q6."""
-    bids = valid_bids(lateness, by).key_by("expires", "auction", by)
+    bids = valid_bids(lateness, "auction", by, "expires", "price").key_by("expires", "auction", by)
     return bids.agg(price=aggregates.max("price"), emit="final")
 
 
@@ -74,7 +76,8 @@ def q4(lateness: Duration) -> Flow:
     """Average price at which auctions of a category close."""
     # An auction has one category.
     best = {"price": aggregates.max("price"), "category": aggregates.max("category")}
-    auctions = valid_bids(lateness, "category").key_by("auction").agg(emit="final", **best)
+    bids = valid_bids(lateness, "auction", "category", "price")
+    auctions = bids.key_by("auction").agg(emit="final", **best)
     sums = {"sum_price": aggregates.sum("price"), "n": aggregates.count()}
     categories = auctions.key_by("category").agg(emit="final", **sums)
     return categories.map_batches(steps.average, "category bigint, sum_price bigint, n bigint, avg_price bigint")

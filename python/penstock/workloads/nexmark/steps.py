@@ -23,8 +23,8 @@ __all__ = [
     "select_auctions",
     "select_category",
     "select_people",
-    "select_valid",
     "so_far",
+    "valid",
 ]
 
 Batches = Callable[[pa.RecordBatch], pa.RecordBatch]
@@ -153,27 +153,31 @@ def named(**columns: str) -> Batches:
     return named
 
 
-def select_valid(pairs: pa.RecordBatch) -> pa.RecordBatch:
-    """Keep bids that reach the reserve of their auction (closed auctions).
+def valid(*columns: str) -> Batches:
+    """A function that keeps bids that reach the reserve of their auction, and these columns of them (closed auctions).
 
     Parameters
     ----------
-    pairs : pyarrow.RecordBatch
-        A bid with its auction, which was open.
+    *columns : str
+        Columns that are given on.
 
     Returns
     -------
-    pyarrow.RecordBatch
-        The same columns.
+    callable
+        From a batch of bids, each with its auction, which was open, to a batch.
 
     Examples
     --------
     >>> import pyarrow as pa
-    >>> rows = [{"price": 5, "reserve": 5}, {"price": 4, "reserve": 5}]
-    >>> select_valid(pa.RecordBatch.from_pylist(rows)).num_rows
-    1
+    >>> rows = [{"auction": 7, "price": 5, "reserve": 5}, {"auction": 7, "price": 4, "reserve": 5}]
+    >>> valid("auction", "price")(pa.RecordBatch.from_pylist(rows)).to_pylist()
+    [{'auction': 7, 'price': 5}]
     """
-    return pairs.filter(pc.greater_equal(pairs.column("price"), pairs.column("reserve")))
+
+    def valid(pairs: pa.RecordBatch) -> pa.RecordBatch:
+        return pairs.select(columns).filter(pc.greater_equal(pairs.column("price"), pairs.column("reserve")))
+
+    return valid
 
 
 def average(sums: pa.RecordBatch) -> pa.RecordBatch:
