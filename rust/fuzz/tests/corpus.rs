@@ -141,9 +141,12 @@ fn seeds() -> BTreeMap<&'static str, Seeds> {
     add("columns", "pieces", with(3, &stream[6 + 24..]));
     add("columns", "cut", with(3, &stream[6 + 24..201]));
     add("flow_blocks", "rows", stream);
-    for (name, block) in
-        [("watermark", FlowBlock::Watermark(-5)), ("clock", FlowBlock::Clock(5)), ("end", FlowBlock::EndEpoch)]
-    {
+    for (name, block) in [
+        ("watermark", FlowBlock::Watermark(-5)),
+        ("clock", FlowBlock::Clock(5)),
+        ("end", FlowBlock::EndEpoch),
+        ("begin", FlowBlock::Begin(-3)),
+    ] {
         let mut bytes = Vec::new();
         block.encode(&mut bytes);
         add("flow_blocks", name, bytes);
