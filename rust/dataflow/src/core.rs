@@ -59,7 +59,7 @@ pub(crate) struct Core {
 }
 
 /// A bundle and its bytes.
-type Coded = (Arc<Bundle<Told>>, Vec<u8>);
+type Coded = (Bundle<Told>, Vec<u8>);
 
 fn encoded(message: &Message<Told>) -> Vec<u8> {
     let mut bytes = Vec::new();
@@ -248,7 +248,7 @@ impl Core {
     }
 
     /// Progress of another member.
-    fn hear_bundle(&self, from: usize, dataflow: u64, bundle: Arc<Bundle<Told>>) {
+    fn hear_bundle(&self, from: usize, dataflow: u64, bundle: Bundle<Told>) {
         let Some(membership) = &self.membership else { return };
         if dataflow >= membership.built() {
             let detail = format!("dataflow number {} was never built here", dataflow + 1);
@@ -265,7 +265,7 @@ impl Core {
             }
             message if self.is_local(to) => Payload::Member(lane, Box::new(message)),
             Message::Bundle(dataflow, bundle) => {
-                let known = coded.take().filter(|(last, _)| Arc::ptr_eq(last, &bundle));
+                let known = coded.take().filter(|(last, _)| Arc::ptr_eq(&last.part, &bundle.part));
                 let (_, bytes) = coded.insert(known.unwrap_or_else(|| {
                     let bytes = encoded(&Message::Bundle(dataflow, bundle.clone()));
                     (bundle, bytes)
@@ -311,6 +311,11 @@ impl Core {
         let Some(membership) = &self.membership else { return };
         let mut outputs = membership.outputs();
         let result = membership.tend(self.index(), &mut outputs, act);
+        if outputs.is_empty() {
+            // As after most bundles that come.
+            membership.give_back(outputs);
+            return self.note(result);
+        }
         let (mut cut, mut coded) = (Vec::new(), None);
         for output in &outputs {
             if let Output::Adopted(list) = output {
@@ -362,9 +367,9 @@ impl Core {
     /// What a member does in every step before its dataflows.
     pub(crate) fn attend(&self) {
         let Some(membership) = &self.membership else { return };
-        let asked = if membership.is_seated() { self.endpoint.asked() } else { Vec::new() };
-        if !asked.is_empty() || membership.watches_clock() {
-            let now = membership.now();
+        let asked = self.endpoint.is_asked() && membership.is_seated();
+        if asked || membership.watches_clock() {
+            let (asked, now) = (if asked { self.endpoint.asked() } else { Vec::new() }, membership.now());
             self.tend(|member, books| {
                 asked.into_iter().for_each(|Asked { home, count, linked }| member.admit_at(home, count, linked));
                 member.tick(now, books)

@@ -269,9 +269,11 @@ impl Membership {
         let mut member = self.member.borrow_mut();
         let mut books = self.books.borrow_mut();
         let result = act(&mut member, &mut Act { books: &mut books });
-        let fault = books.fault.take();
         member.outputs_into(outputs);
-        match (result, fault) {
+        if result.is_ok() && books.fault.is_none() {
+            return Ok(());
+        }
+        match (result, books.fault.take()) {
             (_, Some(Fault::Error(error))) => Err(error),
             (Err(failure), fault) => Err(name(me, failure, fault)),
             (Ok(()), _) => Ok(()),
@@ -401,11 +403,12 @@ impl Host for Act<'_> {
     type Part = Told;
 
     fn cast(&mut self, dataflow: u64) -> Option<Told> {
+        let (mut book, mut family, _) = self.open(dataflow)?;
         // A dataflow that had its turn has settled.
-        if self.open(dataflow)?.1.mark.has_counted() {
+        if family.mark.has_counted() {
             self.settle(dataflow);
+            (book, family, _) = self.open(dataflow)?;
         }
-        let (book, family, _) = self.open(dataflow)?;
         let regions = family.regions.borrow();
         let first = !book.told.replace(true);
         if !first && !regions.iter().any(|region| region.owes()) {

@@ -232,8 +232,8 @@ pub(crate) struct Region<T: Timestamp> {
     ledger: RefCell<Option<Ledger<T>>>,
     nested: RefCell<Vec<NestedNode<T>>>,
     moved: Cell<bool>,
-    /// Of a joinable run: what this worker holds of each output, in the places of their meters.
-    held: RefCell<Vec<ChangeBatch<T>>>,
+    /// Of a joinable run, once the graph is checked: what this worker holds of each output, in the places of their meters.
+    held: RefCell<Vec<Option<Holding<T>>>>,
     /// Of a joinable run: the outputs whose capabilities may be given to this worker.
     claims: RefCell<BTreeMap<Location, Rc<Slot<T>>>>,
 }
@@ -329,6 +329,14 @@ impl<T: Timestamp> Region<T> {
             builder.add_edge(*from, *to);
         }
         let tracker = builder.build().map_err(|error| self.refusal(error.to_string()))?;
+        if self.core.membership().is_some() {
+            let claims = self.claims.borrow();
+            let holding = |(location, _): &(Location, Counts<T>)| {
+                let times = claims.contains_key(location).then(Vec::new);
+                matches!(location.port, Port::Source(_)).then_some(Holding { total: 0, times })
+            };
+            *self.held.borrow_mut() = self.meters.borrow().iter().map(holding).collect();
+        }
         *self.ledger.borrow_mut() = Some(Ledger::new(tracker));
         Ok(summaries)
     }
@@ -345,7 +353,7 @@ impl<T: Timestamp> Region<T> {
                     let sources = (0..ports.outputs.borrow().len()).map(|port| Source { node, port });
                     if let Some(founders) = founders {
                         if self.core.membership().is_some() {
-                            sources.clone().for_each(|source| self.hold(source.into(), T::minimum(), 1));
+                            sources.clone().for_each(|source| self.hold(source.into(), &T::minimum(), 1));
                         }
                         ledger.found(sources, founders);
                     }
@@ -467,19 +475,21 @@ impl<T: Timestamp> Region<T> {
 
     /// What is held for claimed outputs.
     fn claimed(&self) -> Vec<Change<T>> {
-        let (claims, meters, mut held) = (self.claims.borrow(), self.meters.borrow(), self.held.borrow_mut());
-        let of = |((location, _), times): (&(Location, Counts<T>), &mut ChangeBatch<T>)| {
-            let times = if claims.contains_key(location) { times.iter().cloned().collect() } else { Vec::new() };
-            let location = *location;
-            times.into_iter().map(move |(time, count)| (location, time, count))
-        };
-        meters.iter().zip(held.iter_mut()).flat_map(of).filter(|(_, _, count)| *count > 0).collect()
+        let (meters, held) = (self.meters.borrow(), self.held.borrow());
+        let mut claimed = Vec::new();
+        for ((location, _), holding) in meters.iter().zip(held.iter()) {
+            let times = holding.iter().flat_map(|holding| holding.times.iter().flatten());
+            claimed.extend(times.map(|(time, count)| (*location, time.clone(), *count)));
+        }
+        claimed
     }
 
     /// Counts what this worker holds of an output.
-    fn hold(&self, output: Location, time: T, count: i64) {
-        if let Some(place) = self.meters.borrow().iter().position(|(location, _)| *location == output) {
-            held_at(&mut self.held.borrow_mut(), place).update(time, count);
+    fn hold(&self, output: Location, time: &T, count: i64) {
+        let place = self.meters.borrow().iter().position(|(location, _)| *location == output);
+        let mut held = self.held.borrow_mut();
+        if let Some(Some(holding)) = place.and_then(|place| held.get_mut(place)) {
+            holding.add(time, count);
         }
     }
 
@@ -491,12 +501,28 @@ impl<T: Timestamp> Region<T> {
     }
 }
 
-/// What is held at the place of a meter.
-fn held_at<T>(held: &mut Vec<ChangeBatch<T>>, place: usize) -> &mut ChangeBatch<T> {
-    if held.len() <= place {
-        held.resize_with(place + 1, ChangeBatch::new);
+/// The capabilities that this worker holds of one output.
+struct Holding<T> {
+    total: i64,
+    /// By time, where somebody claims them. An input does, which holds one: so these are few.
+    times: Option<Vec<(T, i64)>>,
+}
+
+impl<T: PartialEq + Clone> Holding<T> {
+    #[inline]
+    fn add(&mut self, time: &T, count: i64) {
+        self.total += count;
+        let Some(times) = &mut self.times else { return };
+        match times.iter().position(|(other, _)| other == time) {
+            None => times.push((time.clone(), count)),
+            Some(at) => {
+                times[at].1 += count;
+                if times[at].1 == 0 {
+                    times.swap_remove(at);
+                }
+            }
+        }
     }
-    &mut held[place]
 }
 
 impl<T: Timestamp> AnyRegion for Region<T> {
@@ -516,16 +542,17 @@ impl<T: Timestamp> AnyRegion for Region<T> {
         let mut ledger = self.ledger.borrow_mut();
         let Some(ledger) = ledger.as_mut() else { return };
         let mut collected = self.collected.borrow_mut();
-        let joinable = self.core.membership().is_some();
+        let mut held = self.held.borrow_mut();
         for (place, (location, counts)) in self.meters.borrow().iter().enumerate() {
             if !counts.has_rung() {
                 continue;
             }
             counts.collect(&mut collected);
-            if joinable && matches!(location.port, Port::Source(_)) {
-                held_at(&mut self.held.borrow_mut(), place).extend(collected.iter().cloned());
-            }
+            let mut holding = held.get_mut(place).and_then(Option::as_mut);
             for (time, diff) in collected.drain() {
+                if let Some(holding) = &mut holding {
+                    holding.add(&time, diff);
+                }
                 ledger.count(*location, time, diff, share);
             }
         }
@@ -659,11 +686,11 @@ impl<T: Timestamp> AnyRegion for Region<T> {
 
     fn hand_over(&self) -> Box<dyn Part> {
         let given = self.claimed();
-        let claims = self.claims.borrow();
-        claims.values().for_each(|slot| slot.revoke());
-        for ((location, _), held) in self.meters.borrow().iter().zip(self.held.borrow_mut().iter_mut()) {
-            if claims.contains_key(location) {
-                held.clear();
+        self.claims.borrow().values().for_each(|slot| slot.revoke());
+        for holding in self.held.borrow_mut().iter_mut().flatten() {
+            if let Some(times) = &mut holding.times {
+                holding.total = 0;
+                times.clear();
             }
         }
         Box::new(Changes(given))
@@ -676,7 +703,7 @@ impl<T: Timestamp> AnyRegion for Region<T> {
             let Some((_, counts)) = meters.iter().find(|(other, _)| other == location) else { continue };
             let counts = counts.clone();
             drop(meters);
-            self.hold(*location, time.clone(), *count);
+            self.hold(*location, time, *count);
             for _ in 0..*count {
                 let capability = Capability::adopt(time.clone(), counts.clone());
                 if let Some(slot) = self.claims.borrow().get(location) {
@@ -693,6 +720,6 @@ impl<T: Timestamp> AnyRegion for Region<T> {
         };
         self.nodes.borrow().iter().all(read)
             && !self.is_dirty()
-            && self.held.borrow_mut().iter_mut().all(|times| times.is_empty())
+            && self.held.borrow().iter().flatten().all(|holding| holding.total == 0)
     }
 }

@@ -29,7 +29,7 @@ pub struct Joining<P> {
     starts: BTreeMap<Id, BTreeMap<u64, u64>>,
     states: Option<Arc<BTreeMap<u64, State<P>>>>,
     /// What was asked for, and what came.
-    ranges: BTreeMap<Range, Option<Vec<Arc<Bundle<P>>>>>,
+    ranges: BTreeMap<Range, Option<Vec<Bundle<P>>>>,
     installed: bool,
     /// The lead has changed: what was asked of the one before may be lost.
     ask_again: bool,
@@ -74,7 +74,7 @@ impl<P: Clone> Joining<P> {
         }
     }
 
-    pub(crate) fn answered(&mut self, attempt: u64, range: Range, bundles: Result<Vec<Arc<Bundle<P>>>, RangeFault>) {
+    pub(crate) fn answered(&mut self, attempt: u64, range: Range, bundles: Result<Vec<Bundle<P>>, RangeFault>) {
         if attempt != self.attempt {
             return;
         }

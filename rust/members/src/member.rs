@@ -12,7 +12,7 @@ use crate::serving::Record;
 
 /// What the worker does for its member: the books of its dataflows.
 pub trait Host {
-    /// Counts or capabilities of one dataflow, as they travel.
+    /// Counts or capabilities of one dataflow, as they travel. A clone costs little.
     type Part: Clone;
     /// What the others have not been told of a dataflow, if anything.
     fn cast(&mut self, dataflow: u64) -> Option<Self::Part>;
@@ -115,7 +115,7 @@ pub struct Member<P> {
     /// By dataflow: what the next bundle rests on.
     afters: BTreeMap<u64, Vec<(Id, u64)>>,
     /// By dataflow and sender: bundles that wait for others.
-    pub(crate) held: BTreeMap<(u64, Id), VecDeque<Arc<Bundle<P>>>>,
+    pub(crate) held: BTreeMap<(u64, Id), VecDeque<Bundle<P>>>,
     /// By dataflow and sender: how many bundles the snapshot had that this member began with.
     pub(crate) covered: BTreeMap<(u64, Id), u64>,
     /// The version of the last marker.
@@ -269,7 +269,9 @@ impl<P: Clone> Member<P> {
 
     /// As [`Member::outputs`], into a vector whose memory is used again.
     pub fn outputs_into(&mut self, out: &mut Vec<Output<P>>) {
-        out.append(&mut self.out);
+        if !self.out.is_empty() {
+            out.append(&mut self.out);
+        }
     }
 
     pub(crate) fn say(&mut self, output: Output<P>) {
@@ -288,10 +290,10 @@ impl<P: Clone> Member<P> {
         let (Some(part), Some(caster)) = (host.cast(dataflow), self.casters.get_mut(&dataflow)) else { return };
         let number = caster.number();
         let after = self.afters.remove(&dataflow).unwrap_or_default();
-        let bundle = Arc::new(Bundle { number, after, part });
-        let (list, me) = (self.list.clone(), self.id);
-        for to in list.members.keys().copied().filter(|id| *id != me) {
-            self.send(to, Message::Bundle(dataflow, bundle.clone()));
+        let bundle = Bundle { number, after, part };
+        for to in self.list.members.keys().copied().filter(|id| *id != self.id) {
+            let message = Message::Bundle(dataflow, bundle.clone());
+            self.out.push(Output::Send { to, lane: Lane::Urgent, message });
         }
     }
 
@@ -344,7 +346,7 @@ impl<P: Clone> Member<P> {
         &mut self,
         from: Id,
         dataflow: u64,
-        bundle: Arc<Bundle<P>>,
+        bundle: Bundle<P>,
         host: &mut impl Host<Part = P>,
     ) -> Result<(), Failure> {
         if self.over || self.is_gone(from) {
@@ -563,7 +565,7 @@ impl<P: Clone> Member<P> {
         &mut self,
         dataflow: u64,
         sender: Id,
-        bundle: &Arc<Bundle<P>>,
+        bundle: &Bundle<P>,
         host: &mut impl Host<Part = P>,
     ) -> Result<(), Failure> {
         let Some(caster) = self.casters.get_mut(&dataflow) else { return Ok(()) };

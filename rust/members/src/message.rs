@@ -142,7 +142,7 @@ pub enum Message<P> {
         grant: Option<Grant<P>>,
     },
     /// Progress of one dataflow.
-    Bundle(u64, Arc<Bundle<P>>),
+    Bundle(u64, Bundle<P>),
     /// A joiner asks for a snapshot; answers name the attempt.
     Bootstrap {
         /// 1, 2, ...
@@ -169,7 +169,7 @@ pub enum Message<P> {
         /// As asked.
         range: Range,
         /// The bundles, or why not.
-        bundles: Result<Vec<Arc<Bundle<P>>>, RangeFault>,
+        bundles: Result<Vec<Bundle<P>>, RangeFault>,
     },
     /// The joiner needs its server no more.
     Done {

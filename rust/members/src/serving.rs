@@ -14,7 +14,7 @@ pub(crate) struct Record<P> {
     /// By dataflow: the numbers of the snapshot, with which the record begins.
     first: BTreeMap<u64, BTreeMap<Id, u64>>,
     /// By dataflow and sender: what was taken in since, up to what goes to the joiner itself.
-    bundles: BTreeMap<(u64, Id), Vec<Arc<Bundle<P>>>>,
+    bundles: BTreeMap<(u64, Id), Vec<Bundle<P>>>,
     /// What was asked for and has not come.
     asked: Vec<Range>,
 }
@@ -49,7 +49,7 @@ impl<P: Clone> Member<P> {
     }
 
     /// Keeps a bundle for the joiners to which its sender does not send it.
-    pub(crate) fn record(&mut self, dataflow: u64, sender: Id, bundle: &Arc<Bundle<P>>) {
+    pub(crate) fn record(&mut self, dataflow: u64, sender: Id, bundle: &Bundle<P>) {
         for (joiner, record) in &mut self.records {
             let end = self.ends.get(joiner).and_then(|ends| ends.get(&sender)?.get(&dataflow));
             if end.is_none_or(|end| bundle.number < *end) {
@@ -87,7 +87,7 @@ impl<P: Clone> Member<P> {
     }
 
     /// The bundles of a range, or what is wrong with it; `None` while they have not come.
-    fn find(&self, joiner: Id, record: &Record<P>, range: Range) -> Option<Result<Vec<Arc<Bundle<P>>>, RangeFault>> {
+    fn find(&self, joiner: Id, record: &Record<P>, range: Range) -> Option<Result<Vec<Bundle<P>>, RangeFault>> {
         let Range { dataflow, sender, start, end } = range;
         if end <= start {
             return Some(Err(RangeFault::Empty { start, end }));

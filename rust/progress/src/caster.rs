@@ -94,11 +94,11 @@ impl Caster {
     /// # Errors
     /// [`Gap`]; nothing changes.
     pub fn admit(&mut self, worker: usize, number: u64) -> Result<(), Gap> {
-        let expected = self.expected(worker);
-        if number != expected {
-            return Err(Gap { worker, expected, got: number });
+        match self.expected.get_mut(&worker) {
+            Some(expected) if *expected == number => *expected += 1,
+            None if number == 0 => drop(self.expected.insert(worker, 1)),
+            known => return Err(Gap { worker, expected: known.map_or(0, |expected| *expected), got: number }),
         }
-        self.expected.insert(worker, number + 1);
         Ok(())
     }
 }

@@ -428,11 +428,15 @@ impl Drop for Ticket {
 }
 
 impl Endpoint {
+    /// Whether something was asked for at the door.
+    #[inline]
+    pub(crate) fn is_asked(&self) -> bool {
+        self.shared.hall.as_ref().is_some_and(|hall| hall.asked.load(Ordering::Acquire) > 0)
+    }
+
     /// For the members: what was asked for at the door since the last call.
     pub(crate) fn asked(&self) -> Vec<Asked> {
-        let Some(hall) = self.shared.hall.as_ref().filter(|hall| hall.asked.load(Ordering::Acquire) > 0) else {
-            return Vec::new();
-        };
+        let Some(hall) = &self.shared.hall else { return Vec::new() };
         let asked: Vec<_> = hall.desk().asked.drain(..).collect();
         hall.asked.fetch_sub(asked.len(), Ordering::AcqRel);
         asked

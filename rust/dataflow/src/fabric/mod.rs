@@ -72,7 +72,7 @@ pub(crate) enum Payload {
     /// Progress.
     Progress(Progress),
     /// Progress of a joinable run, from a thread of this process. The channel is the dataflow.
-    Bundle(Arc<MemberBundle<Told>>),
+    Bundle(MemberBundle<Told>),
     /// What else members tell each other, and the lane that it keeps its place in.
     Member(MemberLane, Box<Message<Told>>),
     /// What they tell each other, to or from another process.
