@@ -216,25 +216,27 @@ def _join(figure: Figure, lines: Sequence[Line]) -> None:
             axes.plot(at, median, color=color, lw=1, ls=":")
             for kind, moment in facts["events"]:
                 axes.axvline(moment, color=color, lw=0.8, ls="--" if kind == "join" else "-.", alpha=0.5)
-        axes.set_title(f"{load}: two joins (dashed), a leave", fontsize=10)
+        axes.set_title(f"{load}: greatest and median (dotted) latency in 100 ms", fontsize=10)
         axes.set_xlabel("seconds")
         axes.set_yscale("log")
         _plain(axes.yaxis)
-    panels[0].set_ylabel("greatest and median latency of 100 ms, ms")
+    panels[0].set_ylabel("latency of a block, ms")
     for row, facts in enumerate(courses):
         left = 0.0
         for step, (name, what) in enumerate(_JOIN_STEPS.items()):
-            took = sorted(facts[name])[len(facts[name]) // 2] if facts[name] else 0.0
+            took = statistics.median(facts[name]) if facts[name] else 0.0
             panels[2].barh(row, took, left=left, color=_COLORS[step], label=what if row == 0 else None)
             left += took
     panels[2].set_yticks(range(len(courses)), [f"{_PLACES[facts['transport']]}\n{facts['load']}" for facts in courses])
-    panels[2].set_xlabel("ms from the wish to the first record")
-    panels[2].legend(fontsize=7)
+    panels[2].set_xlabel("ms from the wish to the first record, median of the joins")
+    panels[2].legend(fontsize=8, ncols=len(_JOIN_STEPS), loc="lower center", bbox_to_anchor=(0.5, 1.0), frameon=False)
     panels[3].set_title("counts that progress keeps", fontsize=10)
     panels[3].set_xlabel("seconds")
     panels[3].set_yscale("log")
+    _plain(panels[3].yaxis)
+    panels[3].set_ylim(bottom=1)
     panels[3].legend(fontsize=7)
-    figure.suptitle("Workers join and leave while records come", x=0.01, ha="left")
+    figure.suptitle("Workers join (dashed) and leave (dots and dashes) while records come", x=0.01, ha="left")
     _legend(figure, next((axes for axes in panels if axes.lines), panels[0]))
 
 
