@@ -183,14 +183,12 @@ pub fn serve(words: &[String]) -> Result<(), String> {
 }
 
 /// Instructions of an epoch of both workers, as valgrind counts them; none where it is not installed. What comes before the first epoch and
-/// behind the last is in both of two runs. Blocks of 2 KiB and more are mapped, so that it does not count where the heap found room for them: that
-/// is one thing for ever in one variant and another one in the next, by 1.3 % of all.
+/// behind the last is in both of two runs.
 fn instructions(joinable: bool, rows: u64) -> Option<f64> {
     let (few, many) = (200, 600);
     let program = std::env::current_exe().ok()?;
     let of = |epochs: u64| {
         let mut command = Command::new("valgrind");
-        command.env("MALLOC_MMAP_THRESHOLD_", "2048");
         command.args(["--tool=cachegrind", "--cache-sim=no", "--cachegrind-out-file=/dev/null"]).arg(&program);
         let kind = if joinable { "joinable" } else { "fixed" };
         let output = command.args(["--steady", kind]).args([rows, epochs].map(|number| number.to_string())).output();
