@@ -15,6 +15,9 @@
 //! One run hands out at most [`QUANTUM`] items and asks for another run, so that the operators behind it work in between:
 //! within a worker the queues of the body then hold what a quantum becomes, however large the batch is.
 //!
+//! What has left the scope on its way to another process is no longer in the window, so nothing is handed out while the links are full
+//! ([`Scope::has_room`]). That ends when the workers there step, whatever their operators wait for: a batcher in a loop locks nothing up.
+//!
 //! Source: Faucet §4. Departures: the count of unfinished batches in place of a look at batch `b - N` (`window` says
 //! why it still ends), and batches handed out in pieces: so within a worker memory does not grow with B, unlike the paper's curve.
 //! Between workers it does, by what one has sent and the other has not taken.
@@ -129,13 +132,15 @@ where
     let mut input = builder.input(entered, Pipeline);
     let (mut output, stream) = builder.output();
     let wake = builder.activator();
+    let (pending, scope) = (BTreeMap::new(), scope.clone());
     let mut batcher =
-        Batcher { pending: BTreeMap::new(), parts, probe: probe.clone(), shared: shared.clone(), again: wake.clone() };
+        Batcher { scope, pending, parts, probe: probe.clone(), shared: shared.clone(), again: wake.clone() };
     builder.build(|_| move |frontiers| batcher.run(&mut input, &mut output, frontiers));
     Built { stream, probe, wake, shared }
 }
 
 struct Batcher<O: Timestamp, I: Timestamp, D, P: Expand<D>> {
+    scope: Scope<I>,
     pending: BTreeMap<O, Pending<P::Inputs, I>>,
     parts: Parts<I, P, P::Block>,
     probe: ProbeHandle<I>,
@@ -219,6 +224,9 @@ where
             }
             if items >= QUANTUM || looked >= PATIENCE {
                 self.again.activate();
+                return Ok(());
+            }
+            if !self.scope.has_room(&self.again) {
                 return Ok(());
             }
             let wanted = (size - pending.filled).min((QUANTUM - items) as u64) as usize;

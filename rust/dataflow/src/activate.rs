@@ -162,6 +162,11 @@ impl Activator {
     pub fn activate(&self) {
         self.flags.raise(self.node);
     }
+
+    /// Whether both run the same operator.
+    pub(crate) fn is(&self, other: &Activator) -> bool {
+        self.node == other.node && Rc::ptr_eq(&self.flags, &other.flags)
+    }
 }
 
 impl std::fmt::Debug for Activator {

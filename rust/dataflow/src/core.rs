@@ -14,6 +14,7 @@ use penstock_members::list::Change;
 use penstock_members::message::Bundle;
 use penstock_members::{Failure, Lane, Member, Message, Output, Standing};
 
+use crate::activate::Activator;
 use crate::error::{Error, MemberFault, ProtocolFault};
 use crate::fabric::{Asked, Endpoint, Envelope, Payload, Waker};
 use crate::membership::{Act, Membership, Stage, Told};
@@ -52,6 +53,8 @@ pub(crate) struct Core {
     /// How many values it has in common with the other workers of its process.
     commons: Cell<u64>,
     parked: Cell<Duration>,
+    /// Operators that wait for room on the links.
+    wait_for_room: RefCell<Vec<Activator>>,
     /// In a joinable fabric. Boxed: most have none.
     membership: Option<Box<Membership>>,
     /// Of one that does not take part: why it will not. The others go on.
@@ -90,6 +93,7 @@ impl Core {
             origin: RefCell::new(None),
             commons: Cell::new(0),
             parked: Cell::default(),
+            wait_for_room: RefCell::default(),
         }
     }
 
@@ -393,6 +397,30 @@ impl Core {
         let began = Instant::now();
         self.endpoint.park(timeout);
         self.parked.set(self.parked.get() + began.elapsed());
+    }
+
+    /// Whether a source may send more; if not, it runs again when it may.
+    pub(crate) fn has_room(&self, source: &Activator) -> bool {
+        if !self.endpoint.is_congested() {
+            return true;
+        }
+        let mut waiting = self.wait_for_room.borrow_mut();
+        if !waiting.iter().any(|other| other.is(source)) {
+            waiting.push(source.clone());
+        }
+        false
+    }
+
+    /// Whether some source waits for room and there is some.
+    pub(crate) fn has_room_again(&self) -> bool {
+        !self.wait_for_room.borrow().is_empty() && !self.endpoint.is_congested()
+    }
+
+    /// Has the sources run that wait for room, if there is some.
+    pub(crate) fn tell_room(&self) {
+        if self.has_room_again() {
+            self.wait_for_room.take().iter().for_each(Activator::activate);
+        }
     }
 
     /// How long it has been parked in all.

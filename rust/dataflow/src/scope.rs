@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use penstock_progress::timestamp::{Refines, Timestamp};
 
+use crate::activate::Activator;
 use crate::fabric::Waker;
 use crate::input::InputHandle;
 use crate::nested::{Nested, NestedRegion};
@@ -61,6 +62,13 @@ impl<T: Timestamp> Scope<T> {
     /// The scope's name, after those around it.
     pub fn path(&self) -> &str {
         &self.region.path
+    }
+
+    /// For an operator that makes more than it is given: whether it may send now, as [`Worker::is_congested`](crate::Worker::is_congested) tells of
+    /// sources. If not, it runs again when it may, and should send nothing until then. What it takes in meanwhile is its own to bound.
+    /// Cost: a look at one flag per other process.
+    pub fn has_room(&self, operator: &Activator) -> bool {
+        self.region.core.has_room(operator)
     }
 
     /// Wakes the worker from any thread.

@@ -304,6 +304,7 @@ impl Worker {
             return Ok(());
         }
         self.core.deliver();
+        self.core.tell_room();
         if let Some(stage) = self.stage() {
             self.core.attend();
             if self.stage() == Some(Stage::Gone) {
@@ -477,6 +478,7 @@ impl Worker {
         }
         self.core.is_stopped()
             || self.core.endpoint().has_mail()
+            || self.core.has_room_again()
             || self.agenda.any(|number| find(&self.dataflows, number).is_some_and(Dataflow::has_work))
     }
 

@@ -11,7 +11,9 @@ use std::time::{Duration, Instant};
 use crate::frames::frame;
 use crate::support::{self, Link, join, mesh_with, on_mesh};
 use penstock_dataflow::fabric::{self, Duplex};
-use penstock_dataflow::{BoxError, Endpoint, Error, FabricGuard, InputHandle, Limits, Pipeline, Worker, execute};
+use penstock_dataflow::{
+    BoxError, Endpoint, Error, FabricGuard, InputHandle, Limits, OperatorBuilder, Pipeline, Worker, execute,
+};
 use penstock_progress::probe::ProbeHandle;
 
 /// Limits that a test reaches: far apart, so that one test sees one of them.
@@ -109,6 +111,67 @@ fn a_slow_reader_bounds_its_sender_and_progress_goes_on() {
     let bound = 2 * limits().link_bytes / BLOCK + 2;
     assert!(most.load(Ordering::SeqCst) <= bound, "{most:?} blocks were under way, {bound} allowed");
     drop(done);
+}
+
+#[test]
+fn an_operator_that_expands_waits_for_room_and_runs_again() {
+    const BLOCKS: usize = 400;
+    let (waiting, most, full) =
+        (Arc::<AtomicUsize>::default(), Arc::<AtomicUsize>::default(), Arc::new(AtomicBool::new(false)));
+    let (peak, held) = (most.clone(), waiting.clone());
+    let results = on_mesh(mesh_with(2, 1, Link::Tcp, limits()), move |worker: &mut Worker| {
+        let (peak, held, full, read) = (peak.clone(), held.clone(), full.clone(), Rc::new(Cell::new(0)));
+        let (sent, felt, taken, counted) = (held.clone(), full.clone(), held, read.clone());
+        let mut input = worker.dataflow::<u64, _>("expand", |scope| {
+            let (input, stream) = scope.new_input::<Vec<u64>>();
+            let mut builder = OperatorBuilder::new(scope, "expand");
+            let mut given = builder.input(&stream, Pipeline);
+            let (mut output, made) = builder.output();
+            let (again, here, mut left) = (builder.activator(), scope.clone(), None);
+            builder.build(|_| {
+                move |_| {
+                    while let Some((capability, _)) = given.next() {
+                        left = Some((capability.delayed(capability.time())?, BLOCKS));
+                    }
+                    while let Some((capability, count)) = left.as_mut().filter(|(_, count)| *count > 0) {
+                        if !here.has_room(&again) {
+                            felt.store(true, Ordering::SeqCst);
+                            return Ok(());
+                        }
+                        *count -= 1;
+                        peak.fetch_max(sent.fetch_add(1, Ordering::SeqCst) + 1, Ordering::SeqCst);
+                        output.session(&*capability).give(vec![1; BLOCK]);
+                    }
+                    left = None;
+                    Ok(())
+                }
+            });
+            made.exchange_by(|value| *value).unary::<u64, _>(Pipeline, "read", |_| {
+                move |input, _, _| {
+                    input.for_each(|_, _: Vec<u64>| {
+                        taken.fetch_sub(1, Ordering::SeqCst);
+                        counted.set(counted.get() + 1);
+                    });
+                    Ok(())
+                }
+            });
+            input
+        });
+        if worker.index() == 0 {
+            input.send(vec![0]);
+        }
+        input.close();
+        // The reader takes nothing before the bound was felt.
+        while worker.index() == 1 && !full.load(Ordering::SeqCst) {
+            std::thread::yield_now();
+        }
+        while worker.step_or_park(None)? {}
+        Ok(read.get())
+    });
+    let read: Vec<usize> = results.into_iter().map(Result::unwrap).collect();
+    assert_eq!(read, [0, BLOCKS]);
+    let bound = 2 * limits().link_bytes / BLOCK + 2;
+    assert!(most.load(Ordering::SeqCst) <= bound, "{most:?} blocks were under way, {bound} allowed");
 }
 
 /// Starts process 0 of two against a peer of which only the socket exists.
