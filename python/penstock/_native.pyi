@@ -872,6 +872,9 @@ class FlowCrew:
             When a worker has failed.
         """
 
+    def stats(self, patience: float) -> str:
+        """What `LocalRun.stats` tells, of these workers; one that is busy for `patience` (s) tells its last."""
+
     def leave(self) -> None:
         """Ask the workers to leave the run, when their bins have moved away."""
 
@@ -930,6 +933,9 @@ class LocalRun:
     @property
     def members(self) -> list[int]:
         """The workers that take part now, by index; the first is here, and any others compute alone."""
+
+    def go_on(self) -> None:
+        """Have workers go on that wait for outputs to be taken: one that waits takes no part in joins and leaves."""
 
     def push(self, batch: _ArrowData, clock_ms: int | None = None, source: int = 0) -> bool:
         """Hand one batch of a source, which becomes an epoch, to the workers; waits while `ahead` are under way.

@@ -12,6 +12,7 @@ use crate::dataflow::DataflowSeats;
 use crate::enter::{enter, locked, timeout};
 use crate::errors::{self, Kind, Problem};
 use crate::fork::Owner;
+use crate::local::told_as_json;
 use crate::plan;
 
 /// Workers of this process that join the run of a flow, compute, and leave.
@@ -65,6 +66,18 @@ impl FlowCrew {
         self.owner.check(py, "FlowCrew")?;
         locked(py, &self.crew, |crew| crew.iter().for_each(Crew::leave));
         Ok(())
+    }
+
+    /// What `LocalRun.stats` tells, of these workers. One that does not come to it within `patience` (seconds) tells what it told last.
+    fn stats(&self, py: Python<'_>, patience: f64) -> PyResult<String> {
+        self.owner.check(py, "FlowCrew")?;
+        let patience = self::timeout(Some(patience))?.unwrap_or_default();
+        let told = locked(py, &self.crew, |crew| {
+            let crew = crew.as_ref()?;
+            Some((crew.stats(patience), crew.loads(), crew.part_loads()))
+        });
+        let (stats, loads, part_loads) = told.ok_or(Problem::Closed("FlowCrew"))?;
+        told_as_json(&stats, &[], &loads, &part_loads)
     }
 
     /// Asks the workers to end, without waiting for them. Harmless when done twice.

@@ -10,16 +10,16 @@
 //! while waiting.
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use arrow_array::RecordBatch as Batch;
-use crossbeam::channel::{Receiver, RecvTimeoutError, Sender, bounded, select, unbounded};
+use crossbeam::channel::{Receiver, RecvTimeoutError, Sender, TryRecvError, bounded, select, unbounded};
 use penstock_bins::{Command, Range, Strategy, number_of, range_of};
 use penstock_dataflow::fabric;
 use penstock_plan::host::{
-    Event, Group, GroupConfig, HostError, PartitionRows, Refusal, Resident, Rows, StepReport, Watermarks,
+    Event, Group, GroupConfig, GroupStats, HostError, PartitionRows, Refusal, Resident, Rows, StepReport, Watermarks,
 };
 use penstock_plan::{Plan, Source};
 use pyo3::prelude::*;
@@ -55,6 +55,8 @@ struct Inner {
     /// Wakes who waits, and what says so to one `take`.
     nudges: (Sender<()>, Receiver<()>),
     nudged: AtomicBool,
+    /// How many wait for an event.
+    waiting: AtomicUsize,
     books: Mutex<Books>,
 }
 
@@ -180,6 +182,18 @@ impl Inner {
         })
     }
 
+    /// Applies `first` and what else the workers have told. Who waits for that looks again: it may be what he waits for.
+    fn apply(&self, books: &mut Books, first: Option<Event>) {
+        let mut told = false;
+        for event in first.into_iter().chain(self.events.try_iter()) {
+            books.apply(event, self.workers);
+            told = true;
+        }
+        if told && self.waiting.load(Ordering::Acquire) > 0 {
+            let _ = self.nudges.0.try_send(());
+        }
+    }
+
     fn with<T>(&self, work: impl FnOnce(&mut Books) -> T) -> Result<T, Problem> {
         self.books.lock().map(|mut books| work(&mut books)).map_err(|_| Problem::Poisoned("LocalRun"))
     }
@@ -192,9 +206,7 @@ impl Inner {
     ) -> Result<Option<T>, Problem> {
         let mut look = |first: Option<Event>, ended: bool| {
             self.with(|books| {
-                for event in first.into_iter().chain(self.events.try_iter()) {
-                    books.apply(event, self.workers);
-                }
+                self.apply(books, first);
                 let outcome = ready(self, books)?;
                 if outcome.is_none() {
                     if let Some(error) = books.failure(self.workers, ended) {
@@ -210,21 +222,32 @@ impl Inner {
         if let Some(outcome) = look(None, false)? {
             return Ok(Some(outcome));
         }
+        // Who does not wait takes no nudge of one who does.
+        if wait.is_zero() {
+            return match self.events.try_recv() {
+                Ok(event) => look(Some(event), false),
+                Err(TryRecvError::Empty) => Ok(None),
+                Err(TryRecvError::Disconnected) => over(look(None, true)?),
+            };
+        }
+        self.waiting.fetch_add(1, Ordering::AcqRel);
         let told = select! {
             recv(self.events) -> event => event.map_err(|_| RecvTimeoutError::Disconnected),
-            recv(self.nudges.1) -> _ => return look(None, false),
+            recv(self.nudges.1) -> _ => Err(RecvTimeoutError::Timeout),
             default(wait) => Err(RecvTimeoutError::Timeout),
         };
+        self.waiting.fetch_sub(1, Ordering::AcqRel);
         match told {
             Ok(event) => look(Some(event), false),
-            Err(RecvTimeoutError::Timeout) => Ok(None),
-            Err(RecvTimeoutError::Disconnected) => match look(None, true)? {
-                Some(outcome) => Ok(Some(outcome)),
-                // All threads have ended, no failure was told, and what was waited for did not come.
-                None => Err(Problem::Ended("LocalRun")),
-            },
+            Err(RecvTimeoutError::Timeout) => look(None, false),
+            Err(RecvTimeoutError::Disconnected) => over(look(None, true)?),
         }
     }
+}
+
+/// What was waited for, when all threads have ended and no failure was told.
+fn over<T>(outcome: Option<T>) -> Result<Option<T>, Problem> {
+    outcome.map(Some).ok_or(Problem::Ended("LocalRun"))
 }
 
 #[pymethods]
@@ -260,8 +283,8 @@ impl LocalRun {
         }
         let plan = Arc::new(plan::compile(plan)?);
         let gathers = seats.is_some();
-        if gathers && (plan.expands() || journal || workers != 1) {
-            let about = "flows with flat_map, bounded or iterate run on threads of one process, not on processes: leave processes= out";
+        if gathers && (journal || workers != 1) {
+            let about = "a run with seats feeds one worker, which keeps no journal: leave workers and journal out";
             return Err(errors::raise(Kind::Config, about));
         }
         let endpoints = match seats {
@@ -293,8 +316,8 @@ impl LocalRun {
             next_migration: 0,
             migrations: HashMap::new(),
         });
-        let (nudges, nudged) = (bounded(1), AtomicBool::new(false));
-        let inner = Inner { plan, workers, gathers, bits, ahead, whole, events, nudges, nudged, books };
+        let (nudges, nudged, waiting) = (bounded(1), AtomicBool::new(false), AtomicUsize::new(0));
+        let inner = Inner { plan, workers, gathers, bits, ahead, whole, events, nudges, nudged, waiting, books };
         Ok(Self { owner: Owner::here(), inner: Some(Box::new(inner)) })
     }
 
@@ -485,6 +508,18 @@ impl LocalRun {
         Ok(told.ok_or(Problem::Closed("LocalRun"))?)
     }
 
+    /// Has workers go on that wait for their outputs to be taken: one that waits takes no part in joins and leaves.
+    fn go_on(&self, py: Python<'_>) -> PyResult<()> {
+        let inner = self.inner(py)?;
+        py.detach(|| {
+            inner.with(|books| {
+                inner.apply(books, None);
+                books.let_go();
+            })
+        })?;
+        Ok(())
+    }
+
     /// The epoch that the next batch becomes.
     #[getter]
     fn next_epoch(&self, py: Python<'_>) -> PyResult<u64> {
@@ -548,14 +583,7 @@ impl LocalRun {
         let ask = |group: &Group| (group.stats(), group.owners(), group.loads(), group.part_loads());
         let told = py.detach(|| inner.with(|books| books.group.as_ref().map(ask)))?;
         let (stats, owners, loads, part_loads) = told.ok_or(Problem::Closed("LocalRun"))?;
-        let write = || -> serde_json::Result<String> {
-            let mut stats = serde_json::to_value(stats)?;
-            stats["owners"] = serde_json::to_value(owners)?;
-            stats["loads"] = serde_json::to_value(loads)?;
-            stats["part_loads"] = serde_json::to_value(part_loads)?;
-            Ok(stats.to_string())
-        };
-        write().map_err(|error| errors::raise(Kind::Engine, &error.to_string()))
+        told_as_json(&stats, &owners, &loads, &part_loads)
     }
 
     /// Stops the threads and drops the state. Harmless when done twice; after it every other method raises.
@@ -648,6 +676,23 @@ impl LocalRun {
         };
         enter(py, None, |wait| inner.step(wait, &mut ready)).map(|released| released.unwrap_or_default())
     }
+}
+
+/// What the workers of a process tell, as JSON.
+pub(crate) fn told_as_json(
+    stats: &GroupStats,
+    owners: &[Vec<u32>],
+    loads: &[Vec<u64>],
+    part_loads: &[BTreeMap<u32, u64>],
+) -> PyResult<String> {
+    let write = || -> serde_json::Result<String> {
+        let mut told = serde_json::to_value(stats)?;
+        told["owners"] = serde_json::to_value(owners)?;
+        told["loads"] = serde_json::to_value(loads)?;
+        told["part_loads"] = serde_json::to_value(part_loads)?;
+        Ok(told.to_string())
+    };
+    write().map_err(|error| errors::raise(Kind::Engine, &error.to_string()))
 }
 
 fn system_ms() -> i64 {

@@ -13,13 +13,13 @@ use std::collections::{BTreeMap, HashMap};
 use std::rc::Rc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use arrow_array::RecordBatch;
 use arrow_select::concat::concat_batches;
 use penstock_bins::{
-    BinEvent, BinTable, BinsError, Config, Control, ControlInput, Moment, Rebuilt, Routing, Shelf, Stateful, Stats,
-    range_of, stateful_divided,
+    BinEvent, BinState, BinTable, BinsError, Config, Control, ControlInput, Moment, Rebuilt, Routing, Shelf, Stateful,
+    Stats, range_of, stateful_divided,
 };
 use penstock_dataflow::{BoxError, InputHandle, Pipeline, Scope, Stream, Worker};
 use penstock_files::Range;
@@ -33,7 +33,7 @@ use super::pieces::{Begin, End, Piece};
 use super::record::{self, Record};
 use super::resident::Resident;
 use super::rows::{Keep, Rows};
-use super::stats::{BinMove, unix_ns};
+use super::stats::{BinMove, Gauges, unix_ns};
 use super::worker::Pace;
 use crate::block::FlowBlock;
 use crate::error::OpError;
@@ -310,6 +310,8 @@ pub(crate) struct Built {
     pub(crate) late: ByEpoch,
     pub(crate) ops: Vec<Op>,
     pub(crate) monitors: Monitors,
+    /// Rows that this worker was dealt, where they are.
+    dealt: Option<Rc<Cell<u64>>>,
     founding: Option<u64>,
 }
 
@@ -355,6 +357,34 @@ impl Built {
             routing.bins_owned().map(range).collect()
         };
         self.ops.iter().map(|op| all(&op.routing.borrow())).collect()
+    }
+
+    /// Writes what the bins here hold, and who has which, into the worker's cells. Cost: one pass over the owned bins.
+    pub(crate) fn measure(&self, gauges: &Gauges, busy: Duration) {
+        let (mut bins, mut keys, mut bytes) = (Vec::new(), 0, 0);
+        for op in &self.ops {
+            let table = op.table.borrow();
+            let mut owned = 0;
+            for (_, state) in table.owned() {
+                owned += 1;
+                keys += state.keys() as u64;
+                bytes += state.bytes() as u64;
+            }
+            bins.push(owned);
+        }
+        let owners = self.owners();
+        let split = owners.iter().flatten().any(|owner| *owner == u32::MAX);
+        gauges.tell_bins(if split { self.bins() } else { Vec::new() });
+        let scopes = self.monitors.stats();
+        gauges.update(|stats, current| {
+            (stats.bins, stats.keys, stats.state_bytes) = (bins, keys, bytes);
+            stats.busy_ns = busy.as_nanos() as u64;
+            stats.scopes = scopes;
+            if let Some(dealt) = &self.dealt {
+                stats.rows = dealt.get();
+            }
+            *current = owners;
+        });
     }
 
     /// Owner by bin, per keyed step.
@@ -406,7 +436,8 @@ fn build_in(
         control.advance_to(start).expect("the first time is the least");
     }
     let (input_probe, blocks) = blocks.probe();
-    let blocks = if config.gather { chain::dealt(&blocks) } else { blocks };
+    let dealt = config.gather.then(Rc::default);
+    let blocks = dealt.iter().cloned().fold(blocks, |blocks, rows| chain::dealt(&blocks, rows));
     let (control_probe, commands) = commands.probe();
     let (late, lates) = (ByEpoch::new(config), Rc::new(LateRows::of(&config.plan)));
     let (mut ops, mut apart) = (Vec::new(), Vec::new());
@@ -483,6 +514,7 @@ fn build_in(
         late,
         ops,
         monitors,
+        dealt,
         founding: shared.founding,
     })
 }

@@ -15,7 +15,7 @@
 //! Departure: what leaves a metered stage is copied once, since an array from Python keeps everything alive that came
 //! with it.
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 use std::sync::Arc;
 
@@ -149,10 +149,11 @@ fn is_rows(block: &FlowBlock) -> bool {
     matches!(block, FlowBlock::Rows { .. })
 }
 
-/// What the first worker is fed, dealt to the others: blocks of rows in turn, marks to all. It keeps rows only as long as it is alone.
-pub(crate) fn dealt(blocks: &Stream<FlowTime, FlowBlock>) -> Stream<FlowTime, FlowBlock> {
+/// What the first worker is fed, dealt to the others: blocks of rows in turn, marks to all. It keeps rows only as long as it is alone. Counts
+/// the rows that this worker gets.
+pub(crate) fn dealt(blocks: &Stream<FlowTime, FlowBlock>, rows: Rc<Cell<u64>>) -> Stream<FlowTime, FlowBlock> {
     let (scope, mut turn) = (blocks.scope().clone(), 0);
-    blocks.exchange(move |_, block: FlowBlock, route| {
+    let mine = blocks.exchange(move |_, block: FlowBlock, route| {
         let others = scope.peers() - 1;
         if !is_rows(&block) {
             (0..=others).for_each(|rank| route(rank, block.clone()));
@@ -162,6 +163,12 @@ pub(crate) fn dealt(blocks: &Stream<FlowTime, FlowBlock>) -> Stream<FlowTime, Fl
             turn = (turn + 1) % others;
             route(1 + turn, block);
         }
+    });
+    only(&mine, "dealt", move |block| {
+        if let FlowBlock::Rows { batch, .. } = block {
+            rows.set(rows.get() + batch.num_rows() as u64);
+        }
+        true
     })
 }
 

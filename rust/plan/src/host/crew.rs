@@ -5,17 +5,20 @@
 //!
 //! Invariants: a worker that is asked to leave owns no bin (control took them away before); the error of one that has not joined stops nobody else.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use crossbeam::channel::{Sender, bounded};
+use crossbeam::channel::{Receiver, Sender, bounded, unbounded};
 use penstock_dataflow::{Endpoint, Waker, Worker};
 
-use super::build::{self, Shared};
+use super::build::{self, Built, Shared};
 use super::group::{GroupConfig, HostError};
+use super::leader::first;
 use super::resident::Resident;
+use super::stats::{Gauges, GroupStats};
 
 /// How often one that waits for its place looks whether it was stopped.
 const JOIN_TICK: Duration = Duration::from_millis(50);
@@ -48,11 +51,23 @@ struct Wishes {
     stop: AtomicBool,
 }
 
+/// A worker as its crew sees it.
+struct Hand {
+    waker: Waker,
+    gauges: Arc<Gauges>,
+    asks: Sender<Ask>,
+    thread: JoinHandle<()>,
+}
+
+/// Asks a worker to write its counters; it drops this when it has.
+type Ask = Sender<()>;
+
 /// See the module. Dropped, it lets its threads end without waiting for them.
 pub struct Crew {
     config: GroupConfig,
+    shared: Arc<Shared>,
     wishes: Arc<Wishes>,
-    threads: Vec<(Waker, JoinHandle<()>)>,
+    hands: Vec<Hand>,
 }
 
 impl Crew {
@@ -63,13 +78,15 @@ impl Crew {
     pub fn start(config: GroupConfig, seats: Vec<Endpoint>, events: &Sender<CrewEvent>) -> Result<Crew, HostError> {
         let local = seats.iter().map(Endpoint::index).collect::<Vec<_>>();
         let shared = Arc::new(Shared::new(&config, &local, &mut Resident::fresh())?);
-        let mut crew = Crew { config, wishes: Arc::default(), threads: Vec::new() };
+        let mut crew = Crew { config, shared, wishes: Arc::default(), hands: Vec::new() };
         for seat in seats {
-            let (worker, (wakes, waker)) = (seat.index(), bounded(1));
+            let (worker, (wakes, waker), (asks, asked)) = (seat.index(), bounded(1), unbounded());
+            let gauges = Arc::new(Gauges::new(crew.config.owners.clone()));
             let (config, shared, wishes, events) =
-                (crew.config.clone(), shared.clone(), crew.wishes.clone(), events.clone());
+                (crew.config.clone(), crew.shared.clone(), crew.wishes.clone(), events.clone());
+            let told = Told { gauges: gauges.clone(), asked, began: Instant::now(), epoch: None };
             let thread = std::thread::Builder::new().name(format!("penstock-{worker}")).spawn(move || {
-                let outcome = take_part(seat, &config, &shared, &wishes, &wakes, &events);
+                let outcome = take_part(seat, &config, &shared, &wishes, (&wakes, told), &events);
                 let _ = events.send(match outcome {
                     Ok(()) => CrewEvent::Left { worker },
                     Err(error) => CrewEvent::Failed { worker, error },
@@ -77,9 +94,40 @@ impl Crew {
             });
             let thread = thread.map_err(|error| HostError::Thread { worker, message: error.to_string() })?;
             let waker = waker.recv().expect("a worker sends its waker before anything can fail");
-            crew.threads.push((waker, thread));
+            crew.hands.push(Hand { waker, gauges, asks, thread });
         }
         Ok(crew)
+    }
+
+    /// Counters of the workers as they are now, and moves since the last call. Of one that does not come to it within `patience`, since it is in a
+    /// function of the user, the counters of the last time that it was asked.
+    #[must_use]
+    pub fn stats(&self, patience: Duration) -> GroupStats {
+        let (ask, done) = unbounded();
+        for hand in &self.hands {
+            // One that has ended has told its last.
+            let _ = hand.asks.send(ask.clone());
+            hand.waker.wake();
+        }
+        drop(ask);
+        // Nothing is sent: it ends when all have dropped theirs.
+        let _ = done.recv_timeout(patience);
+        let mut stats = GroupStats::default();
+        self.hands.iter().for_each(|hand| hand.gauges.collect(&mut stats));
+        stats.moves = self.shared.drain_moves();
+        stats
+    }
+
+    /// As [`Group::loads`](super::Group::loads).
+    #[must_use]
+    pub fn loads(&self) -> Vec<Vec<u64>> {
+        self.shared.loads()
+    }
+
+    /// As [`Group::part_loads`](super::Group::part_loads).
+    #[must_use]
+    pub fn part_loads(&self) -> Vec<BTreeMap<u32, u64>> {
+        self.shared.part_loads()
     }
 
     /// Asks all workers to leave the run. They own no bin any more.
@@ -98,11 +146,11 @@ impl Crew {
     /// Whether all threads have ended.
     #[must_use]
     pub fn has_ended(&self) -> bool {
-        self.threads.iter().all(|(_, thread)| thread.is_finished())
+        self.hands.iter().all(|hand| hand.thread.is_finished())
     }
 
     fn wake(&self) {
-        self.threads.iter().for_each(|(waker, _)| waker.wake());
+        self.hands.iter().for_each(|hand| hand.waker.wake());
     }
 }
 
@@ -112,12 +160,40 @@ impl Drop for Crew {
     }
 }
 
+/// What a worker tells of itself when it is asked.
+struct Told {
+    gauges: Arc<Gauges>,
+    asked: Receiver<Ask>,
+    began: Instant,
+    /// In which it came, and the last that it has seen.
+    epoch: Option<(u64, u64)>,
+}
+
+impl Told {
+    fn tell(&mut self, worker: &Worker, built: &Built) {
+        if let Some(now) = first(&built.probes.output) {
+            let (came, _) = self.epoch.unwrap_or((now.epoch, now.epoch));
+            self.epoch = Some((came, now.epoch));
+        }
+        built.measure(&self.gauges, self.began.elapsed().saturating_sub(worker.parked()));
+        let epochs = self.epoch.map_or(0, |(came, now)| now - came);
+        self.gauges.update(|stats, _| (stats.worker, stats.epochs) = (worker.index(), epochs));
+    }
+
+    fn answer(&mut self, worker: &Worker, built: &Built) {
+        let asks: Vec<Ask> = self.asked.try_iter().collect();
+        if !asks.is_empty() {
+            self.tell(worker, built);
+        }
+    }
+}
+
 fn take_part(
     seat: Endpoint,
     config: &GroupConfig,
     shared: &Shared,
     wishes: &Wishes,
-    wakes: &Sender<Waker>,
+    (wakes, mut told): (&Sender<Waker>, Told),
     events: &Sender<CrewEvent>,
 ) -> Result<(), HostError> {
     let mut worker = Worker::new(seat);
@@ -127,10 +203,12 @@ fn take_part(
         if wishes.stop.load(Ordering::Acquire) {
             return Ok(());
         }
+        told.answer(&worker, &built);
         worker.park(Some(JOIN_TICK));
     }
     // The first worker alone feeds and controls.
     drop((built.input.take(), built.control.take()));
+    told.tell(&worker, &built);
     let _ = events.send(CrewEvent::Joined { worker: worker.index() });
     let mut leaves = false;
     while !wishes.stop.load(Ordering::Acquire) && !worker.has_left() {
@@ -141,6 +219,8 @@ fn take_part(
         if !worker.step_or_park(None)? {
             break;
         }
+        told.answer(&worker, &built);
     }
+    told.tell(&worker, &built);
     Ok(())
 }

@@ -68,7 +68,7 @@ pub struct GroupConfig {
     /// whose epochs may expand beyond memory.
     pub eager: bool,
     /// The first worker is fed everything and takes all results; it deals rows to the others, which may join and leave while it runs
-    /// ([`Crew`](super::Crew)). Not with a journal, nor where a step without state expands.
+    /// ([`Crew`](super::Crew)). Not with a journal.
     pub gather: bool,
 }
 

@@ -66,7 +66,7 @@ pub struct WorkerStats {
     pub keys: u64,
     /// Bytes of state over all bins and keyed steps.
     pub state_bytes: u64,
-    /// Input rows fed by this worker.
+    /// Input rows fed by this worker; where one feeds all ([`GroupConfig::gather`](super::GroupConfig::gather)), those that it was dealt.
     pub rows: u64,
     /// Late rows seen by this worker.
     pub late_rows: u64,

@@ -11,7 +11,6 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use arrow_array::RecordBatch;
-use penstock_bins::BinState;
 use penstock_dataflow::{BoxError, Error, Worker};
 use penstock_progress::FlowTime;
 
@@ -323,7 +322,9 @@ impl WorkerLoop {
                 Some(flight) => flight.rows += rows,
                 None => self.flights.push_back(Flight { time, sent: Instant::now(), rows }),
             }
-            self.gauges.update(|stats, _| stats.rows += rows);
+            if self.members.is_none() {
+                self.gauges.update(|stats, _| stats.rows += rows);
+            }
             self.built.input().send(block);
             sent = true;
         }
@@ -441,32 +442,12 @@ impl WorkerLoop {
         self.worker.failure().unwrap_or(error)
     }
 
-    /// Writes bins, keys and bytes of state into the worker's cells. Cost: one pass over the owned bins.
+    /// Writes the counters into the worker's cells. Cost: one pass over the owned bins.
     fn measure(&mut self) {
         let began = Instant::now();
-        let (mut bins, mut keys, mut bytes) = (Vec::new(), 0, 0);
-        for op in &self.built.ops {
-            let table = op.table.borrow();
-            let mut owned = 0;
-            for (_, state) in table.owned() {
-                owned += 1;
-                keys += state.keys() as u64;
-                bytes += state.bytes() as u64;
-            }
-            bins.push(owned);
-        }
-        let owners = self.built.owners();
-        let split = owners.iter().flatten().any(|owner| *owner == u32::MAX);
-        self.gauges.tell_bins(if split { self.built.bins() } else { Vec::new() });
-        let (late_rows, scopes) = (self.late_rows, self.built.monitors.stats());
-        let busy = self.began.elapsed().saturating_sub(self.worker.parked()).as_nanos() as u64;
-        self.gauges.update(|stats, current| {
-            (stats.bins, stats.keys, stats.state_bytes) = (bins, keys, bytes);
-            stats.busy_ns = busy;
-            stats.late_rows = late_rows;
-            stats.scopes = scopes;
-            *current = owners;
-        });
+        self.built.measure(&self.gauges, self.began.elapsed().saturating_sub(self.worker.parked()));
+        let late_rows = self.late_rows;
+        self.gauges.update(|stats, _| stats.late_rows = late_rows);
         self.measured = (Instant::now(), began.elapsed(), first(&self.built.probes.output));
         self.unmeasured = false;
     }

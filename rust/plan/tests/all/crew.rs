@@ -87,6 +87,10 @@ fn counts_are_exact_while_crews_come_and_go() {
     let under_way = migrate(&group, &ids);
     release(&group);
     until(&events, &mut counts, |event| moved(event, under_way));
+    let told = first.stats(PATIENCE).workers;
+    let held = told.iter().map(|worker| (worker.worker, worker.bins[0])).collect::<Vec<_>>();
+    assert_eq!(held, [(1, 8), (2, 8)]);
+    assert!(told.iter().all(|worker| worker.keys > 0 && worker.rows > 0), "{told:?}");
     let (second, _second_told, more) = join(2);
     assert_eq!((ids, more.clone()), (vec![1, 2], vec![3, 4]));
     release(&group);
@@ -99,6 +103,9 @@ fn counts_are_exact_while_crews_come_and_go() {
         let told = first_told.recv_timeout(PATIENCE).unwrap();
         assert!(matches!(told, CrewEvent::Left { .. }), "{told:?}");
     }
+    let last = first.stats(PATIENCE).workers;
+    assert!(last.iter().all(|worker| worker.bins == [0] && worker.epochs >= 3), "{last:?}");
+    assert!(first.loads()[0].iter().sum::<u64>() > 0);
     release(&group);
     let last = epoch - 1;
     until(&events, &mut counts, |event| {
