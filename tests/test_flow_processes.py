@@ -2,21 +2,30 @@
 
 from __future__ import annotations
 
+import itertools
+import mmap
 import os
 import re
 import signal
+import struct
 import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
+import cloudpickle
 import pyarrow as pa
+import pyarrow.compute as pc
 import pytest
 
 import penstock as pk
 from penstock._crew import MOST_PROCESSES, spread
 from penstock.errors import ConfigError, EngineError, UserFunctionError, WorkerLost
+
+# Processes get the functions here, and need not import what this file does: that takes seconds.
+cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
 _Rows = list[tuple[Any, ...]]
 
@@ -43,13 +52,14 @@ def _sorted(results: Any) -> _Rows:
 
 def _between(source: list[pa.RecordBatch], run: list[Any], changes: dict[int, int]) -> Iterator[pa.RecordBatch]:
     """The batches; before some of them a rescale is asked for, and the next ones pass while it is under way."""
-    handles: list[Any] = []
+    handle: Any = None
     for number, batch in enumerate(source):
         if number in changes:
-            handles.append(run[0].rescale(changes[number]))
+            if handle is not None:
+                assert handle.wait(60) == handle.workers
+            handle = run[0].rescale(changes[number])
         yield batch
-    for handle in handles:
-        handle.wait(60)
+    assert handle.wait(60) == handle.workers
 
 
 def _rescaled(flow: Any, source: list[pa.RecordBatch], changes: dict[int, int], **options: Any) -> _Rows:
@@ -71,6 +81,49 @@ def _running(total: int | None, k: int, v: int) -> tuple[int, tuple[int, int, in
     return total, (k, v, total)
 
 
+def _timed(state: int | None, k: int, v: int) -> tuple[int, tuple[int, str, int], tuple[int, int]]:
+    total = (state or 0) + v
+    return total, (k, "row", total), (v + 700, v)
+
+
+def _on_timer(state: int | None, time: int, value: int, k: int) -> tuple[int, tuple[int, str, int]]:
+    total = (state or 0) * 3 % 1_000_003 + value
+    return total, (k, "timer", total)
+
+
+def _some(k: int, v: int) -> Iterator[tuple[int, int]]:
+    yield from ((k, v + number) for number in range(v % 4))
+
+
+def _halves(batch: pa.RecordBatch) -> pa.RecordBatch:
+    half = pc.divide(batch["v"], 2)
+    return pa.record_batch({"k": batch["k"], "v": half, "again": pc.greater(half, 100)})
+
+
+def _expanded() -> Any:
+    return pk.Flow("k bigint, v bigint").flat_map(_some, rows=True)
+
+
+_EXPANDS: dict[str, Callable[[], Any]] = {
+    "flat maps": _expanded,
+    "flat maps before keys": lambda: _expanded().key_by("k").agg(n=pk.count(), s=pk.sum("v")),
+    "flat maps behind keys": lambda: (
+        pk.Flow("k bigint, v bigint")
+        .key_by("k")
+        .stateful_map(_running, schema="k bigint, v bigint, total bigint")
+        .flat_map(lambda k, v, total: [(k, total)] * (v % 3), "k bigint, v bigint", rows=True)
+    ),
+    "bounded parts": lambda: pk.Flow("k bigint, v bigint").bounded(
+        lambda part: part.flat_map(_some, rows=True).flat_map(_some, rows=True), batches=2, batch_size=50
+    ),
+    "loops": lambda: (
+        pk.Flow("k bigint, v bigint")
+        .iterate(lambda part: part.map_batches(_halves, "k bigint, v bigint, again boolean"))
+        .key_by("k")
+        .agg(n=pk.count(), s=pk.sum("v"))
+    ),
+}
+
 _FLOWS: dict[str, Callable[[], Any]] = {
     "updates": lambda: pk.Flow(_COLUMNS).key_by("k").agg(n=pk.count(), s=pk.sum("v")),
     "windows": lambda: (
@@ -84,15 +137,95 @@ _FLOWS: dict[str, Callable[[], Any]] = {
         .key_by("k")
         .stateful_map(_running, schema="k bigint, v bigint, total bigint", columns=["k", "v"])
     ),
+    # By row numbers as milliseconds.
+    "timers": lambda: (
+        pk.Flow(_COLUMNS, event_time="v", lateness="100ms")
+        .key_by("k")
+        .stateful_map(_timed, schema="k bigint, what string, total bigint", columns=["k", "v"], on_timer=_on_timer)
+    ),
     "without keys": lambda: pk.Flow(_COLUMNS).map_batches(lambda batch: batch.slice(0, batch.num_rows // 2)),
 }
 
 
 @pytest.mark.parametrize("name", _FLOWS)
 def test_streams_are_exact(name: str) -> None:
-    flow, source = _FLOWS[name](), _keys(24)
+    flow, source = _FLOWS[name](), _keys(24, 250)
     got = _rescaled(flow, source, {6: 3, 15: 1}, streaming=True)
     assert got == _sorted(flow.run(source, streaming=True))
+
+
+@pytest.mark.parametrize("streaming", [False, True])
+@pytest.mark.parametrize("name", _EXPANDS)
+def test_what_expands_and_goes_around_is_exact(name: str, streaming: bool) -> None:
+    flow, source = _EXPANDS[name](), [batch.select(["k", "v"]) for batch in _keys(16, 200)]
+    got = _rescaled(flow, source, {4: 3, 10: 1}, streaming=streaming)
+    assert got == _sorted(flow.run(source, streaming=streaming))
+    assert len(got) > 200
+
+
+def test_counts_are_exact_while_it_grows_and_shrinks_again_and_again() -> None:
+    flow = _FLOWS["functions with state"]()
+    source = _keys(40, 200)
+    got = _rescaled(flow, source, {4: 1, 10: 3, 18: 1, 26: 2, 32: 3}, streaming=True, workers=2)
+    assert got == _sorted(flow.run(source, streaming=True))
+
+
+def _weighty(state: bytes | None, k: int, v: int) -> tuple[bytes, tuple[int, int]]:
+    seen = v if state is None else int.from_bytes(state[:8], "little") * 31 % 1_000_003 + v
+    return seen.to_bytes(8, "little") + bytes(100_000), (k, seen)
+
+
+def test_state_beyond_what_may_be_under_way_moves() -> None:
+    flow = pk.Flow("k bigint, v bigint").key_by("k").stateful_map(_weighty, schema="k bigint, seen bigint")
+    source = [batch.select(["k", "v"]) for batch in _keys(12, 211)]
+    with flow.start(processes=1, streaming=True) as session:
+        handles: list[Any] = []
+
+        def fed() -> Iterator[pa.RecordBatch]:
+            yield from source[:4]
+            for processes, part in ((2, source[4:8]), (1, source[8:])):
+                handles.append(session.rescale(processes))
+                yield from part
+                handles[-1].wait(60)
+
+        got = _sorted(session.run(fed()))
+        moves = session.moves()
+    assert got == _sorted(flow.run(source, streaming=True))
+    # More than the 8 MiB that a worker has under way, one way and back.
+    sent = pc.sum(moves.filter(pc.equal(moves["what"], "state"))["bytes"]).as_py()
+    assert sent > 16 << 20
+    assert [handle.report.bins for handle in handles] == [128, 128]
+
+
+def _drawn(path: str) -> Callable[[pa.RecordBatch], Iterator[pa.RecordBatch]]:
+    """A megabyte at a time; a file has how many were made and how many have been taken, and the most between both."""
+
+    def draw(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+        with open(path, "r+b") as file, mmap.mmap(file.fileno(), 24) as counts:
+            for at in range(batch["n"][0].as_py()):
+                made, taken, most = struct.unpack("<QQQ", counts[:])
+                counts[:8] = struct.pack("<Q", made + 1)
+                counts[16:] = struct.pack("<Q", max(most, made + 1 - taken))
+                yield pa.record_batch({"at": pa.array([at]), "data": pa.array([bytes([at % 251]) * (1 << 20)])})
+
+    return draw
+
+
+def test_a_surge_in_a_process_waits_for_who_takes_it(tmp_path: Path) -> None:
+    path = tmp_path / "counts"
+    path.write_bytes(bytes(24))
+    flow = pk.Flow("n bigint").flat_map(_drawn(str(path)), "at bigint, data binary")
+    total = 400
+    with path.open("r+b") as file, mmap.mmap(file.fileno(), 24) as counts:
+        taken = 0
+        for batch in flow.run(pa.table({"n": [total]}), processes=1):
+            assert batch["at"].to_pylist() == list(range(taken, taken + batch.num_rows))
+            taken += batch.num_rows
+            counts[8:16] = struct.pack("<Q", taken)
+        made, taken, most = struct.unpack("<QQQ", counts[:])
+    assert (made, taken) == (total, total)
+    # In the link, in the mailbox behind it once more, and 8 MiB that wait to be taken.
+    assert most < 64 + 64 + 8 + 16
 
 
 def test_joins_are_exact() -> None:
@@ -117,6 +250,90 @@ def test_late_rows_come_to_who_runs_the_flow() -> None:
     assert _rescaled(flow, source, {4: 3}, streaming=True, late=late["two"].append) == plain
     assert _sorted(late["two"]) == _sorted(late["one"])
     assert sum(batch.num_rows for batch in late["one"]) == 500
+
+
+def test_the_figures_are_those_of_all_processes() -> None:
+    flow = pk.Flow(_COLUMNS).key_by("k").agg(n=pk.count(), s=pk.sum("v"))
+    source = _keys(16)
+    with flow.start(workers=2, processes=2, streaming=True) as session:
+        assert session._crew is not None
+        pids = session._crew.processes
+        run: list[Any] = [session]
+        for _ in session.run(_between(source, run, {4: 3, 10: 2})):
+            pass
+        # It has ended, and tells how it was then.
+        told, loads, moves = session.stats(), session.loads(), session.moves()
+    assert told["worker"].to_pylist() == [0, 1, 2, 3, 4]
+    assert told["pid"][0].as_py() == os.getpid()
+    assert sorted(told["pid"].to_pylist()[1:]) == sorted(2 * pids)
+    assert told["bins"].to_pylist() == [0, 64, 64, 64, 64]
+    assert sum(told["keys"].to_pylist()) == 211
+    assert min(told["state_bytes"].to_pylist()[1:]) > 0
+    assert told["rows"][0].as_py() == 0
+    assert 0 < sum(told["rows"].to_pylist()) < 16 * 500, "the third process was dealt the others, and has left"
+    assert sum(loads["rows"].to_pylist()) > 16 * 500 * 3 // 4, "with what those routed that have left"
+    assert {1, 2, 3, 4, 5, 6} <= set(moves["worker"].to_pylist())
+
+
+def test_a_run_tells_its_figures_too() -> None:
+    flow = pk.Flow(_COLUMNS).key_by("k").agg(n=pk.count())
+    with flow.run(_keys(2), processes=1) as results:
+        assert results.stats()["worker"].to_pylist() == [0, 1]
+        list(results)
+        assert results.stats()["rows"].to_pylist() == [0, 1_000]
+
+
+def test_scopes_of_all_processes_are_told() -> None:
+    with _expanded().start(processes=2) as session:
+        rows = sum(batch.num_rows for batch in session.run([b.select(["k", "v"]) for b in _keys(4, 100)]))
+        scopes = session.scopes()
+    assert [scope.worker for scope in scopes] == [0, 1, 2]
+    assert sum(scope.admitted_rows for scope in scopes) == rows == 600
+
+
+def test_a_rescale_tells_how_far_it_is_and_what_it_took() -> None:
+    flow = pk.Flow(_COLUMNS).key_by("k").agg(n=pk.count())
+    with flow.run(_keys(), processes=1) as results:
+        handle = results.rescale(3)
+        assert (handle.workers, handle.progress.workers, handle.error) == (3, 3, None)
+        with pytest.raises(EngineError, match=re.escape("rescale(2): the run goes to 3 processes just now")):
+            results.rescale(2)
+        assert handle.wait(60) == 3
+        assert handle.done
+        assert (handle.progress.members, handle.progress.waits) == (3, ())
+        assert repr(handle) == "<Rescale to 3 processes: done, 3 serve>"
+        told = handle.report
+        assert (told.before, told.after) == (1, 3)
+        assert told.bins == handle.progress.moved == 170
+        assert min(told.start_s, told.join_s, told.move_s) > 0
+        assert told.start_s + told.join_s + told.move_s + told.leave_s <= told.seconds
+        assert told.longest_pause_s <= told.move_s
+        assert results.rescale(3).wait() == 3, "there is nothing to do"
+        handle.cancel()
+        assert len(_sorted(results)) == 211
+
+
+@pytest.mark.parametrize("processes", [1, 3])
+def test_a_rescale_that_is_cancelled_goes_back(processes: int) -> None:
+    flow = pk.Flow(_COLUMNS).key_by("k").agg(n=pk.count(), s=pk.sum("v"))
+    source = _keys(20)
+    with flow.start(processes=2, streaming=True) as session:
+        ended: list[int] = []
+
+        def fed() -> Iterator[pa.RecordBatch]:
+            yield from source[:5]
+            handle = session.rescale(processes)
+            handle.cancel()
+            yield from source[5:]
+            ended.append(handle.wait(60))
+
+        got = _sorted(session.run(fed()))
+        assert session._crew is not None
+        # One that was told to leave before it was cancelled has left.
+        assert ended in ([2], [min(processes, 2)])
+        bins = session.stats()["bins"].to_pylist()
+    assert bins in ([0, 128, 128], [0, 256])
+    assert got == _sorted(flow.run(source, streaming=True))
 
 
 @pytest.mark.parametrize("count", [0, -1, "two", True, 1.5, MOST_PROCESSES + 1])
@@ -170,9 +387,70 @@ def test_a_process_that_dies_ends_the_run_with_its_name_and_leaves_nobody() -> N
 
         with pytest.raises(WorkerLost, match="process 1 was killed by SIGKILL"):
             list(session.run(fed()))
-    for pid in pids:
-        with pytest.raises(ProcessLookupError):
+    assert _gone(pids)
+
+
+def _gone(pids: list[int]) -> bool:
+    def is_gone(pid: int) -> bool:
+        try:
             os.kill(pid, 0)
+        except ProcessLookupError:
+            return True
+        return False
+
+    return all(map(is_gone, pids))
+
+
+def test_a_process_that_dies_before_it_takes_part_costs_its_rescale_alone() -> None:
+    flow = pk.Flow(_COLUMNS).key_by("k").agg(n=pk.count(), s=pk.sum("v"))
+    source = _keys(20)
+    with flow.start(processes=2) as session:
+        crew = session._crew
+        assert crew is not None
+        pids = crew.processes
+
+        def fed() -> Iterator[pa.RecordBatch]:
+            yield from source[:5]
+            handle = session.rescale(4)
+            while len(crew.processes) == 2:
+                assert not handle.done
+            # Its interpreter starts: its workers are far from joining.
+            os.kill(crew.processes[2], signal.SIGKILL)
+            yield from source[5:]
+            with pytest.raises(WorkerLost, match="process 3 was killed by SIGKILL before its workers had joined"):
+                handle.wait(60)
+            assert crew.processes == pids
+            assert session.rescale(1).wait(60) == 1
+
+        got = _sorted(session.run(fed()))
+    assert got == _sorted(flow.run(source))
+    assert _gone(pids)
+
+
+def test_a_process_that_dies_during_a_rescale_ends_the_run_with_its_name() -> None:
+    flow = pk.Flow(_COLUMNS).key_by("k").agg(n=pk.count())
+    source = _keys(20)
+    with flow.start(processes=2, streaming=True) as session:
+        crew = session._crew
+        assert crew is not None
+        pids: list[int] = []
+        handles: list[Any] = []
+
+        def fed() -> Iterator[pa.RecordBatch]:
+            yield from source[:5]
+            handles.append(session.rescale(3))
+            while len(crew.processes) == 2:
+                assert not handles[0].done
+            pids.extend(crew.processes)
+            os.kill(pids[1], signal.SIGKILL)
+            yield from itertools.cycle(source)
+
+        with pytest.raises(WorkerLost, match=r"process 2 was killed by SIGKILL$"):
+            for _ in session.run(fed()):
+                pass
+        with pytest.raises(EngineError):
+            handles[0].wait(60)
+    assert _gone(pids)
 
 
 _INTERRUPTED = """

@@ -10,17 +10,19 @@ State moves as between threads: by control of the first worker, in the migration
 are the numbers of workers, which are never used again. To grow: processes start one after the other, each when the one
 before can be dialled; when all their workers take part, bins are spread evenly over all, with as few moves as that
 takes. To shrink: the bins of those that go (the youngest) move to the others first; then they are told to leave, and
-end.
+end. To go back, when a rescale is cancelled or a child of it fails: those that were to go and were not told stay, those
+that came go.
 
-Each child has a socket to its parent (`_children`). Down go the job (plan, functions by cloudpickle, secret), "leave"
-and "stop"; up come the address of its door, the workers that have joined, and how it ended.
+Each child has a socket to its parent (`_children`). Down go the job (plan, functions by cloudpickle, secret), "leave",
+"stats" and "stop"; up come the address of its door, the workers that have joined, their figures, and how it ended.
 
-One thread of the parent starts all children, since a child dies with the thread that started it, and does one rescale
-after the other.
+One thread of the parent starts all children, since a child dies with the thread that started it, and does the rescale;
+there is one at a time.
 
 Invariants: bins are only asked to move to workers that have joined, and workers are only asked to leave when they have
-none; a child that fails before its workers have joined fails its rescale, and the run goes on; one that fails later
-ends the run with one error, which is the child's own; when a run is closed no child is left.
+none (or have not joined: then they leave when they have); a child that fails before its workers have joined fails its
+rescale, and the run goes on as before; one that fails later ends the run with one error, which is the child's own;
+when a run is closed no child is left.
 """
 
 from __future__ import annotations
@@ -36,19 +38,19 @@ import sys
 import threading
 import time
 import traceback
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from penstock._children import Child, Pipe, how_ended, require_interpreter
-from penstock._durations import Timeout, parse_timeout
+from penstock._rescale import LocalRescale, Rescale, RescaleProgress
 from penstock.errors import ConfigError, EngineError, PenstockError, WorkerLost
 
 if TYPE_CHECKING:
     from penstock._native import LocalRun
 
-__all__ = ["MOST_PROCESSES", "Crew", "LocalRescale", "check_processes", "child", "spread"]
+__all__ = ["MOST_PROCESSES", "Crew", "check_processes", "child", "spread"]
 
 #: More processes than this on one machine are a mistake.
 MOST_PROCESSES = 256
@@ -56,6 +58,8 @@ MOST_PROCESSES = 256
 _START = 120.0
 #: Seconds that the run waits for the cause when it has failed.
 _GRACE = 5.0
+#: Seconds that figures are waited for: by a process of its workers, and by the parent of processes.
+_BUSY, _ANSWER = 0.2, 1.0
 #: Seconds between asking a child to end and killing it.
 _PATIENCE = 2.0
 #: Seconds between two looks: at children that have ended; at bins that move.
@@ -123,68 +127,6 @@ class _Job:
         return f"_Job(process={self.process})"  # never the secret
 
 
-class LocalRescale:
-    """A handle on a change of the number of processes that is under way; made by `LocalResults.rescale`.
-
-    Attributes
-    ----------
-    processes : int
-        How many were asked for.
-    error : Exception or None
-        Why it did not finish.
-    """
-
-    def __init__(self, processes: int) -> None:
-        self.processes = processes
-        self.error: Exception | None = None
-        self._over = threading.Event()
-
-    @property
-    def done(self) -> bool:
-        """Whether it has ended, well or not."""
-        return self._over.is_set()
-
-    def wait(self, timeout: Timeout | None = None) -> int:
-        """Wait until the processes are there or gone, and the state is where it belongs; rows pass meanwhile.
-
-        Parameters
-        ----------
-        timeout : float, str or datetime.timedelta, optional
-            Seconds, or a duration; default without limit.
-
-        Returns
-        -------
-        int
-            How many processes there are.
-
-        Raises
-        ------
-        WorkerLost
-            When a process did not come up; those that were there go on.
-        EngineError
-            When the run has ended.
-        TimeoutError
-            When the time is up first; the rescale goes on.
-        """
-        seconds = parse_timeout(timeout, least_s=0.0)
-        deadline = None if seconds is None else time.monotonic() + seconds
-        # In pieces, so that Ctrl-C is heard.
-        while not self._over.wait(0.1 if deadline is None else max(0.0, min(0.1, deadline - time.monotonic()))):
-            if deadline is not None and time.monotonic() >= deadline:
-                raise TimeoutError(f"the rescale to {self.processes} processes still runs after {seconds:g} s")
-        if self.error is not None:
-            raise self.error
-        return self.processes
-
-    def _end(self, error: Exception | None = None) -> None:
-        self.error = error
-        self._over.set()
-
-    def __repr__(self) -> str:
-        state = "failed" if self.error is not None else "done" if self.done else "running"
-        return f"<LocalRescale to {self.processes}: {state}>"
-
-
 class _Member(Child):
     """One process, as the parent sees it."""
 
@@ -201,6 +143,9 @@ class _Member(Child):
         self.leaves = self.gone = False
         #: How it failed.
         self.error: Exception | None = None
+        #: How often it was asked for figures and told some, and the last of them.
+        self.asked = self.told = 0
+        self.figures: dict[str, Any] = {}
 
     @property
     def has_joined(self) -> bool:
@@ -254,16 +199,28 @@ class Crew:
         self._native: LocalRun | None = None
         self._members: list[_Member] = []
         self._next = 1
-        self._asked: deque[LocalRescale] = deque()
-        #: The rescale under way, those that come or go for it, and the migration once bins move.
+        #: The rescale that was asked for and has not begun, and the one under way: one of both at most.
+        self._asked: LocalRescale | None = None
         self._now: LocalRescale | None = None
+        #: Those that come or go for it, how many are to be started, and the moves under way with their handle.
         self._coming: list[_Member] = []
         self._going: list[_Member] = []
+        self._left = 0
+        self._todo: list[tuple[int, int]] = []
         self._migration: int | None = None
-        self._moved = False
+        self._moved = self._goes_back = False
         self._closing = False
+        #: Whether the run ends: what fails from now on fails because of that.
+        self.ending = False
+        #: Why the run failed; how those ended, by process, of which nobody had heard that they had joined.
         self._cause: Exception | None = None
+        self._early: dict[int, Exception] = {}
         self._failed = threading.Event()
+        #: Guards what other threads ask for, and what children have told: moves for the log, and loads of those that
+        #: have left.
+        self._changed = threading.Condition()
+        self._moves: list[dict[str, Any]] = []
+        self._loads: list[dict[str, Any]] = []
         self._woken, self._wake = socket.socketpair()
         self._woken.setblocking(False)
         self._thread = threading.Thread(target=self._run, name="penstock-crew", daemon=True)
@@ -275,14 +232,74 @@ class Crew:
         self.rescale(processes).wait()
 
     def rescale(self, processes: int) -> LocalRescale:
-        """Ask for another number of processes."""
-        handle = LocalRescale(processes)
-        self._asked.append(handle)
-        with contextlib.suppress(OSError):
-            self._wake.send(b"x")
+        """Ask for another number of processes.
+
+        Raises
+        ------
+        EngineError
+            When a rescale is under way.
+        """
+        with self._changed:
+            under_way = self._now or self._asked
+            if under_way is not None:
+                raise EngineError(f"rescale({processes}): the run goes to {under_way.workers} processes just now")
+            handle = LocalRescale(processes, len(self.processes), self._look_at, self._cancel)
+            self._asked = handle
+        self._ring()
         if not self._thread.is_alive():
             self._end_all()
         return handle
+
+    def _cancel(self, handle: Rescale) -> None:
+        assert isinstance(handle, LocalRescale)
+        handle._cancelled = True
+        self._ring()
+
+    def _look_at(self, handle: Rescale) -> RescaleProgress | None:
+        """How the rescale under way stands."""
+        native = self._native
+        if handle is not self._now or native is None:
+            return None
+        coming, going, todo = list(self._coming), list(self._going), list(self._todo)
+        there = [member for member in self._members if not member.gone]
+        come = sum(member.has_joined and member not in going for member in there)
+        leaving = sum(member in going for member in there)
+        before = handle.report.bins
+        moved = 0
+        if self._migration is not None:
+            try:
+                owner = {prefix: worker for prefix, _, worker in native.bins()[0]}
+            except EngineError:
+                return None  # it is closed
+            moved = sum(owner[number] == worker for number, worker in todo)
+        waits = [f"process {member.process} to {_next(member)}" for member in coming if not member.has_joined]
+        if not waits:
+            waits = ["bins to move"] if not self._moved else [f"process {member.process} to leave" for member in going]
+        workers = len(there) - leaving if self._goes_back else handle.workers
+        return RescaleProgress(workers, come, leaving, before + moved, before + len(todo), tuple(waits))
+
+    def stats(self) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+        """What all processes tell: figures as of `LocalRun.stats`, and the moves since the last call.
+
+        Of those that have left there are only the loads. One that does not answer, since a function of the user holds
+        the interpreter, is as it was when it last did.
+        """
+        asked = []
+        for member in list(self._members):
+            if not member.has_joined or member.gone:
+                continue
+            if member.asked == member.told:
+                member.asked += 1
+                try:
+                    member.pipe.send(("stats", None))
+                except OSError:
+                    continue  # it has ended
+            asked.append((member, member.asked))
+        with self._changed:
+            self._changed.wait_for(lambda: all(one.gone or one.told >= number for one, number in asked), _ANSWER)
+            figures = [*(one.figures for one, _ in asked if one.figures), *self._loads]
+            moves, self._moves = self._moves, []
+        return figures, moves
 
     @property
     def processes(self) -> list[int]:
@@ -291,20 +308,26 @@ class Crew:
 
     def explain(self, error: BaseException) -> BaseException:
         """The failure of a process, where that is why the run failed."""
-        if isinstance(error, EngineError) and self._thread.is_alive():
+        if not isinstance(error, EngineError):
+            return error
+        early = next((why for process, why in self._early.items() if f"process {process} " in f"{error} "), None)
+        if early is None and self._thread.is_alive():
             self._failed.wait(_GRACE)
-        return self._cause or error
+        return self._cause or early or error
 
     def close(self) -> None:
         """End all processes."""
         self._closing = True
-        with contextlib.suppress(OSError):
-            self._wake.send(b"x")
+        self._ring()
         if self._thread.ident is not None:
             self._thread.join()
         self.seats.close()
         self._wake.close()
         self._woken.close()
+
+    def _ring(self) -> None:
+        with contextlib.suppress(OSError):
+            self._wake.send(b"x")
 
     # In the thread.
 
@@ -315,7 +338,7 @@ class Crew:
                 try:
                     self._step()
                 except Exception as error:
-                    self._finish(error)
+                    self._fail(error)
         finally:
             self._end_children()
             self._end_all()
@@ -323,9 +346,8 @@ class Crew:
     def _look(self) -> None:
         """Wait for something, and take what children tell."""
         there = [member for member in self._members if not member.gone]
-        moves = self._migration is not None or (bool(self._coming) and all(m.has_joined for m in self._coming))
         sockets: list[Any] = [self._woken, *(member.socket for member in there)]
-        ready, _, _ = select.select(sockets, [], [], _MOVING if moves else _LOOK)
+        ready, _, _ = select.select(sockets, [], [], _MOVING if self._now is not None else _LOOK)
         with contextlib.suppress(BlockingIOError):
             self._woken.recv(1 << 10)
         for member in there:
@@ -345,54 +367,76 @@ class Crew:
         elif kind == "failed":
             member.error = _restored(value, member.process)
         else:
-            member.gone = True  # it has left
+            told = json.loads(value)
+            with self._changed:
+                self._moves += told.pop("moves")
+                for worker in told["workers"]:
+                    worker["pid"] = member.popen.pid
+                member.figures = told
+                member.told += 1
+                if kind == "left":
+                    member.gone, member.figures = True, {}
+                    self._loads.append({"workers": [], "loads": told["loads"]})
+                self._changed.notify_all()
 
     def _lose(self, member: _Member) -> None:
         if member.gone:
             return
-        member.gone = True
+        with self._changed:
+            member.gone = True
+            self._changed.notify_all()
         error = member.error or member.loss()
         member.end(time.monotonic() + _PATIENCE)
         member.socket.close()
         if not member.workers and self._cause is None:
-            # Nothing counted on it yet.
+            # Nothing counted on it yet, or it died before it could tell that something did: then the run ends.
+            self._early[member.process] = error
             if member in self._coming:
-                self._finish(error)
+                self._fail(error)
             return
         # Others tell only that they were stopped, and may do so before the one that knows why.
         if self._cause is None or (type(self._cause) is EngineError and type(error) is not EngineError):
             self._cause = error
         if type(error) is not EngineError or all(member.gone for member in self._members):
             self._failed.set()
-            self._finish(self._cause)
+            self._fail(self._cause)
 
     def _step(self) -> None:
         """Go on with the rescale."""
-        assert self._native is not None
+        native = self._native
+        assert native is not None
         if self._now is None:
-            if not self._asked:
+            with self._changed:
+                self._now, self._asked = self._asked, None
+            if self._now is None:
                 return
-            self._now = self._asked.popleft()
             there = [member for member in self._members if not member.gone]
-            self._going = there[self._now.processes :]
-            self._moved, self._left = False, self._now.processes - len(there)
+            self._going = there[self._now.workers :]
+            self._moved, self._goes_back, self._left = False, False, self._now.workers - len(there)
         if self._cause is not None:
             raise EngineError(f"the run has failed: {self._cause}") from self._cause
-        if not self._come():
+        # A worker that waits for its outputs to be taken would let nobody in.
+        native.go_on()
+        if self._now._cancelled and not self._goes_back:
+            self._go_back()
+        for member in (*self._coming, *self._going):
+            if self._is_late(member):
+                raise self._late(member)
+        if not self._goes_back and not self._come():
             return
         if not self._moved:
             self._moved = self._move()
             if not self._moved:
                 return
+            self._now._step("move_s")
         for member in self._going:
-            if not member.leaves:
+            if not member.leaves and not member.gone:
                 member.leaves = True
-                member.pipe.send(("leave", None))
+                with contextlib.suppress(OSError):  # how it ended is heard of
+                    member.pipe.send(("leave", None))
         if all(member.gone for member in self._going):
-            for member in self._going:
-                member.end(time.monotonic() + _PATIENCE)
-                member.socket.close()
-            self._members = [member for member in self._members if member not in self._going]
+            if self._going:
+                self._now._step("leave_s")
             self._finish()
 
     def _come(self) -> bool:
@@ -400,7 +444,8 @@ class Crew:
         assert self._now is not None
         assert self._native is not None
         there = [member for member in self._members if not member.gone]
-        if self._left > 0 and all(member.door is not None for member in there):
+        can_be_dialled = all(member.door is not None for member in there)
+        if self._left > 0 and can_be_dialled:
             doors = tuple((member.process, member.door) for member in there if member.door is not None)
             member = _Member(self._next, self._job.threads)
             self._next += 1
@@ -412,62 +457,113 @@ class Crew:
                 member.hand_over(lambda: member.pipe.send(job), time.monotonic() + _START)
             except TimeoutError:
                 raise self._late(member) from None
-        for member in self._coming:
-            if not member.has_joined and time.monotonic() > member.began + _START:
-                raise self._late(member)
+            return False
+        if self._coming and can_be_dialled and self._now.report.start_s == 0.0:
+            self._now._step("start_s")
         if self._left > 0 or not all(member.has_joined for member in self._coming):
             return False
-        return {worker for member in self._coming for worker in member.workers} <= set(self._native.members)
+        if not {worker for member in self._coming for worker in member.workers} <= set(self._native.members):
+            return False
+        if self._coming and self._now.report.join_s == 0.0:
+            self._now._step("join_s")
+        return True
+
+    def _is_late(self, member: _Member) -> bool:
+        """Whether it should have joined by now, and nothing counts on it, as far as is known."""
+        return not member.gone and not member.workers and time.monotonic() > member.began + _START
 
     def _late(self, member: _Member) -> WorkerLost:
         what = f"process {member.process} did not join within {_START:g} s"
         return WorkerLost(what, process=member.process, exitcode=member.popen.poll())
 
+    def _go_back(self) -> None:
+        """Those that came go, and those that were to go stay, if they were not told yet."""
+        assert self._native is not None
+        self._goes_back, self._moved, self._left = True, False, 0
+        told = [member for member in self._going if member.leaves]
+        self._going = [*told, *(member for member in self._coming if not member.gone)]
+        self._coming = []
+        if self._migration is not None:
+            self._native.cancel_migration(self._migration)
+
     def _move(self) -> bool:
         """Bring the bins to those that stay; whether that is done."""
         assert self._native is not None
+        assert self._now is not None
         if self._migration is None:
-            owners = json.loads(self._native.stats())["owners"]
             stay = [member for member in self._members if not member.gone and member not in self._going]
-            todo = spread(owners[0], [w for member in stay for w in member.workers]) if owners else []
-            if not todo:
+            workers = [worker for member in stay for worker in member.workers]
+            bins = self._native.bins()
+            owners = [worker for _, _, worker in bins[0]] if bins else []
+            self._todo = spread(owners, workers or [0])
+            if not self._todo:
                 return True
-            steps = [todo[at : at + _STEP] for at in range(0, len(todo), _STEP)]
+            steps = [self._todo[at : at + _STEP] for at in range(0, len(self._todo), _STEP)]
             self._migration = self._native.migrate(steps)
-        if self._native.wait_migration(self._migration, 0.0) is None:
+        told = self._native.wait_migration(self._migration, 0.0)
+        if told is None:
             return False
-        self._migration = None
-        return True
+        self._migration, cut_off = None, told["moved"] < len(self._todo)
+        self._todo = []
+        self._now._moved(told["moved"], max((step["paused_ns"] for step in told["steps"]), default=0) / 1e9)
+        return not cut_off
 
-    def _finish(self, error: Exception | None = None) -> None:
-        """End the rescale under way; what came for one that failed, and has no place, goes."""
-        now, self._now = self._now, None
-        for member in self._coming if error is not None else []:
-            if not member.workers:
-                member.gone = True
-                member.end(time.monotonic())
-        self._members = [member for member in self._members if not member.gone or member in self._going]
-        self._coming, self._going, self._migration = [], [], None
+    def _fail(self, error: Exception) -> None:
+        """End the rescale under way with an error: once it has gone back, where the run goes on."""
+        now = self._now
+        if now is None:
+            return
+        now._failure = now._failure or (_over() if self.ending else error)
+        for member in (*self._coming, *self._going):
+            if self._is_late(member):
+                with self._changed:
+                    member.gone = True
+                member.end()
+        goes_on = self._cause is None and not self.ending and not self._closing and now.report.before > 0
+        if not goes_on or (self._goes_back and not isinstance(error, WorkerLost)):
+            self._finish()
+        elif not self._goes_back:
+            self._go_back()
+
+    def _finish(self) -> None:
+        """The rescale under way has ended."""
+        for member in self._members:
+            if member.gone:
+                member.end(time.monotonic() + _PATIENCE)
+                member.socket.close()
+        with self._changed:
+            now, self._now = self._now, None
+            self._members = [member for member in self._members if not member.gone]
+        self._coming, self._going, self._todo, self._migration = [], [], [], None
         if now is not None:
-            now._end(error)
+            now._over_with(len(self._members), now._failure)
 
     def _end_all(self) -> None:
         """No rescale comes to its end any more."""
-        asked = [*([self._now] if self._now is not None else []), *self._asked]
-        self._now = None
-        self._asked.clear()
+        with self._changed:
+            asked = [handle for handle in (self._now, self._asked) if handle is not None]
+            self._now = self._asked = None
         for handle in asked:
-            handle._end(EngineError("the run has ended, so its processes do not change any more"))
+            handle._over_with(0, _over())
 
     def _end_children(self) -> None:
         for member in self._members:
-            member.limit(time.monotonic() + 0.1)
-            with contextlib.suppress(OSError):
+            with contextlib.suppress(OSError):  # it has gone
+                member.limit(time.monotonic() + 0.1)
                 member.pipe.send(("stop", None))
         deadline = time.monotonic() + _PATIENCE
         for member in self._members:
             member.end(deadline)
             member.socket.close()
+
+
+def _over() -> EngineError:
+    return EngineError("the run has ended, so its processes do not change any more")
+
+
+def _next(member: _Member) -> str:
+    """What a process that comes does next."""
+    return "start" if member.door is None else "join"
 
 
 def _restored(body: bytes, process: int) -> Exception:
@@ -516,10 +612,11 @@ def _take_part(pipe: Pipe, job: _Job) -> tuple[str, Any]:
                 pipe.send(told)
             elif told is not None:
                 left += 1
+        figures = crew.stats(0.0)
         # In order: the others would take a connection that just ends for a crash.
         crew.close()
         seats.close()
-        return ("left", None)
+        return ("left", figures)
     except (EOFError, ConnectionError) as error:
         if isinstance(error, PenstockError):
             return ("failed", _packed(error))
@@ -538,7 +635,11 @@ def _obey(pipe: Pipe, crew: Any) -> None:
         if kind == "stop":
             _flush()
             os._exit(0)
-        crew.leave()
+        with contextlib.suppress(EngineError, OSError):  # it has left, and told its last
+            if kind == "leave":
+                crew.leave()
+            else:
+                pipe.send(("stats", crew.stats(_BUSY)))
 
 
 def _flush() -> None:

@@ -63,7 +63,7 @@ _MOVES = [
 ]
 
 #: One row per worker of the local host; see `LocalSession.stats`.
-LOCAL_WORKERS = pa.schema(_WORKERS)
+LOCAL_WORKERS = pa.schema([*_WORKERS, ("pid", pa.int64())])
 #: One row per worker of each query; see ``Engine.stats``.
 ENGINE_WORKERS = pa.schema([*_QUERY, *_WORKERS, *_PROCESSES])
 #: One row per entry of the log of moved bins; see `LocalSession.moves` and ``Engine.moves``.

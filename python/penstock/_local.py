@@ -14,17 +14,19 @@ from __future__ import annotations
 import contextlib
 import itertools
 import json
+import os
 import threading
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
 from dataclasses import dataclass
+from operator import itemgetter
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from penstock._crew import Crew, LocalRescale, check_processes
+from penstock._crew import Crew, check_processes
 from penstock._durations import Timeout
 from penstock._figures import (
     LOADS,
@@ -51,6 +53,7 @@ from penstock._migration import (
 )
 from penstock._parts import Bins, Parts
 from penstock._pump import Fed, Feed, LateRows, LocalResults, Pump
+from penstock._rescale import LocalRescale
 from penstock._schema import conform
 from penstock.errors import ConfigError, EngineError, SchemaError
 
@@ -635,11 +638,14 @@ class LocalSession:
         -------
         pyarrow.Table
             worker, bins (of the first keyed step), bins_by_step, keys, state_bytes, rows (of input that this worker
-            has fed), late_rows, epochs (completed), busy_s (seconds that it was not parked).
+            has fed, or with processes was dealt), late_rows, epochs (completed while it was there), busy_s (seconds
+            that it was not parked), pid (of its process).
 
         Notes
         -----
-        As of up to 20 ms ago. After the session is closed, as of its end.
+        As of up to 20 ms ago. After the session is closed, as of its end. With processes the first worker is the one
+        that feeds and takes, where late rows are counted; the others are asked, and of one that does not answer for a
+        second, since a function of yours runs, the figures are those of its last answer.
         """
         rows = [
             {
@@ -670,11 +676,22 @@ class LocalSession:
 
     def _told(self) -> dict[str, Any]:
         """What the workers tell now, or told last, once they have ended."""
-        if self._last is None:
-            told = json.loads(self._native.stats())
-            self._moves.extend({**move, "at": int(move["at_ns"])} for move in told["moves"])
-            return dict(told)
-        return self._last
+        if self._last is not None:
+            return self._last
+        told: dict[str, Any] = json.loads(self._native.stats())
+        for worker in told["workers"]:
+            worker["pid"] = os.getpid()
+        if self._crew is not None:
+            figures, moves = self._crew.stats()
+            told["moves"] = sorted((*told["moves"], *moves), key=itemgetter("at_ns"))
+            for other in figures:
+                told["workers"] += other["workers"]
+                for step, more in enumerate(other["loads"]):
+                    pairs = itertools.zip_longest(told["loads"][step], more, fillvalue=0)
+                    told["loads"][step] = [sum(pair) for pair in pairs]
+            told["workers"].sort(key=itemgetter("worker"))
+        self._moves.extend({**move, "at": int(move["at_ns"])} for move in told["moves"])
+        return told
 
     def rescale(self, processes: int) -> LocalRescale:
         """Go to another number of processes while rows pass; see `LocalResults.rescale`."""
@@ -700,6 +717,8 @@ class LocalSession:
         if self._last is None:
             with contextlib.suppress(EngineError):
                 self._last = self._told()
+        if self._crew is not None:
+            self._crew.ending = True
         self._native.close()
         if self._crew is not None:
             self._crew.close()

@@ -26,8 +26,8 @@ from penstock.errors import EngineError, Interrupted
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-    from penstock._crew import LocalRescale
     from penstock._native import Handover
+    from penstock._rescale import LocalRescale
 
 __all__ = ["Fed", "Feed", "LocalResults", "Pump"]
 
@@ -83,19 +83,21 @@ class LocalResults(Iterator[pa.RecordBatch]):
         ----------
         processes : int
             How many, 1 to 256. Those that are new start beside those that are there and join in the middle of an
-            epoch; those that go give their state away first. Rescales take turns.
+            epoch; those that go give their state away first. Results do not change.
 
         Returns
         -------
         LocalRescale
-            A handle; its `LocalRescale.wait` waits for the end. Results do not change.
+            A handle, as that of ``Engine.rescale``: `LocalRescale.wait` waits for the end, `LocalRescale.progress` says
+            what it waits for, `LocalRescale.cancel` goes back, and `LocalRescale.report` has how long each step took
+            and the longest pause.
 
         Raises
         ------
         ConfigError
             For another number, or when the run has no processes: begin it with ``flow.run(..., processes=2)``.
         EngineError
-            When the run has ended.
+            When another rescale is under way, or the run has ended.
 
         Examples
         --------
@@ -103,11 +105,16 @@ class LocalResults(Iterator[pa.RecordBatch]):
         >>> import penstock as pk
         >>> flow = pk.Flow("k bigint").key_by("k").agg(n=pk.count())
         >>> with flow.run(pa.table({"k": [1, 1, 2]}), processes=1) as run:
-        ...     _ = run.rescale(2).wait()
+        ...     print(run.rescale(2).wait())
         ...     print(sorted(row["n"] for batch in run for row in batch.to_pylist()))
+        2
         [1, 2]
         """
-        return self._pump.rescale(processes)
+        return self._pump.session().rescale(processes)
+
+    def stats(self) -> pa.Table:
+        """The present figures of the workers, one row each, of all processes; see `LocalSession.stats`."""
+        return self._pump.session(also_ended=True).stats()
 
     def close(self) -> None:
         """Stop the run: the source is read no further, and no further batch comes."""
@@ -132,6 +139,9 @@ class Session(Protocol):
 
     def rescale(self, processes: int) -> LocalRescale:
         """Go to another number of processes."""
+
+    def stats(self) -> pa.Table:
+        """The present figures of the workers."""
 
     def close(self) -> None:
         """Stop the threads and drop the state."""
@@ -351,11 +361,19 @@ class Pump:
         self._fed = fed.behind(item)
         return True
 
-    def rescale(self, processes: int) -> LocalRescale:
-        """Have the session go to another number of processes, starting it if need be."""
+    def session(self, also_ended: bool = False) -> Session:
+        """The session, started if need be.
+
+        Raises
+        ------
+        EngineError
+            When it has ended, unless that is wanted, too, or when it never began.
+        """
+        if self._session is not None and also_ended:
+            return self._session
         if self._quit or self._over:
-            raise EngineError("the run has ended, so its processes do not change any more")
-        return self._opening.wait().rescale(processes)
+            raise EngineError("the run has ended: its processes do not change any more, and it tells nothing new")
+        return self._opening.wait()
 
     def quit(self) -> None:
         """Nothing more comes."""

@@ -64,7 +64,7 @@ class Running(FlowBase):
             Run in so many processes of this machine, 1 to 256, which this one feeds over loopback
             TCP and whose results it takes; `LocalResults.rescale` changes how many while rows pass.
             Functions travel by cloudpickle. For functions that hold the interpreter lock, which
-            threads do not speed up. Not for flows with `flat_map`, `bounded` or `iterate`.
+            threads do not speed up.
 
         Returns
         -------
@@ -98,6 +98,14 @@ class Running(FlowBase):
         >>> words = pa.table({"word": ["a", "b", "a"]})
         >>> flow = pk.Flow("word string").key_by("word").agg(n=pk.count())
         >>> sorted((r["word"], r["n"]) for batch in flow.run(words) for r in batch.to_pylist())
+        [('a', 2), ('b', 1)]
+
+        On two processes, and on three while it runs:
+
+        >>> with flow.run(words, processes=2) as run:
+        ...     handle = run.rescale(3)
+        ...     rows = sorted((r["word"], r["n"]) for batch in run for r in batch.to_pylist())
+        >>> rows
         [('a', 2), ('b', 1)]
         """
         from penstock._local import run

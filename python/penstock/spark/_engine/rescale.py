@@ -1,20 +1,19 @@
 """Another number of members while queries run, as the engine's protocol carries it out.
 
-Owns: the handles on what users ask for, and what they tell. Who comes and goes when, and which bins follow, is decided
-by the protocol.
+Owns: the handles on what users ask for (`penstock._rescale`), and what they tell. Who comes and goes when, and which
+bins follow, is decided by the protocol.
 """
 
 from __future__ import annotations
 
 import itertools
-import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any
 
-from penstock._durations import Timeout, parse_timeout
+from penstock import _rescale
+from penstock._rescale import RescaleProgress
 from penstock.errors import ConfigError, EngineError, SlotsError
 from penstock.report._timeline import Change
 from penstock.spark._engine.executor import Executor
@@ -24,158 +23,23 @@ from penstock.spark._engine.record import Recorder
 __all__ = ["Rescale", "RescaleProgress", "Rescales"]
 
 
-@dataclass(frozen=True)
-class RescaleProgress:
-    """How far a rescale is.
+class Rescale(_rescale.Rescale):
+    """A handle on a change of the number of members that is under way; see `penstock._rescale.Rescale`."""
 
-    Attributes
-    ----------
-    workers : int
-        Resident processes that there are to be; after `Rescale.cancel` the number that it goes back to.
-    members : int
-        Those that have come and stay.
-    leaving : int
-        Those that are to go and are still there.
-    moved : int
-        Bins that have moved so far, over all queries.
-    bins : int
-        Bins that move in all, as far as is known: each query tells when members have come.
-    waits : tuple of str
-        What is waited for: "2 task slots", "the next batch of query X"; empty when it has ended.
-    """
-
-    workers: int
-    members: int
-    leaving: int
-    moved: int
-    bins: int
-    waits: tuple[str, ...]
-
-
-class Rescale:
-    """A handle on a change of the number of members that is under way.
-
-    Attributes
-    ----------
-    workers : int
-        How many were asked for.
-    done : bool
-        Whether it has ended, well or not.
-    error : Exception or None
-        Why it did not finish.
-    """
+    _waiting = staticmethod(plain_interrupts)
 
     def __init__(
         self,
         workers: int,
-        look: Callable[[Rescale], RescaleProgress | None],
-        cancel: Callable[[Rescale], None],
+        look: Callable[[_rescale.Rescale], RescaleProgress | None],
+        cancel: Callable[[_rescale.Rescale], None],
         before: int = 0,
         setting: str = "",
     ) -> None:
-        self.workers = workers
-        self.error: Exception | None = None
+        super().__init__(workers, look, cancel)
         self._before = before
         #: What bounds the task slots.
         self._setting = setting
-        self._began = time.time()
-        self._look = look
-        self._cancel = cancel
-        self._over = threading.Event()
-        #: The last that was told, and what it came to.
-        self._told = RescaleProgress(workers, 0, 0, 0, 0, ())
-        self._ended: RescaleProgress | None = None
-
-    @property
-    def done(self) -> bool:
-        return self._over.is_set()
-
-    @property
-    def progress(self) -> RescaleProgress:
-        """How far it is; after its end how far it came."""
-        told = None if self.done else self._look(self)
-        if told is not None:
-            self._told = told
-        return self._ended or self._told
-
-    def wait(self, timeout: Timeout | None = None, progress: bool = False) -> int:
-        """Wait for the end; returns the number of members.
-
-        Parameters
-        ----------
-        timeout : float, str or datetime.timedelta, optional
-            Seconds, or a duration; default without limit.
-        progress : bool, default False
-            Show a line on stderr while waiting.
-
-        Returns
-        -------
-        int
-            How many there are: as asked for, or what `cancel` went back to.
-
-        Raises
-        ------
-        EngineError
-            When it was refused, or the engine closed before.
-        TimeoutError
-            When it still runs after `timeout`; the message says what it waits for.
-        """
-        seconds = parse_timeout(timeout, least_s=0.0)
-        began = time.monotonic()
-        deadline = None if seconds is None else began + seconds
-        shown = 0
-        try:
-            with plain_interrupts():
-                while not self._over.wait(0.1 if deadline is None else max(0.0, min(0.1, deadline - time.monotonic()))):
-                    if deadline is not None and time.monotonic() >= deadline:
-                        raise TimeoutError(f"the rescale still runs after {seconds:g} s: {self._line()}")
-                    if progress:
-                        text = f"{self._line()}: {time.monotonic() - began:.1f} s"
-                        print(f"\r{text:<{shown}}", end="", file=sys.stderr, flush=True)
-                        shown = len(text)
-        finally:
-            if shown:
-                print(file=sys.stderr, flush=True)
-        if self.error is not None:
-            raise self.error
-        return self.progress.members
-
-    def cancel(self) -> None:
-        """Go back to the number of members from before; does not wait, harmless after the end.
-
-        Those that have come leave, as by a rescale of its own, and those that were to go and are still there stay; the
-        bins follow. Members that have gone stay away, since their task slots are no longer held: then the number that
-        is left is what `wait` returns.
-        """
-        if not self.done:
-            self._cancel(self)
-
-    def _line(self) -> str:
-        """How it stands, for people."""
-        now = self.progress
-        parts = [f"{now.members} of {now.workers} workers"]
-        if now.leaving:
-            parts.append(f"{now.leaving} leaving")
-        if now.bins:
-            parts.append(f"{now.moved} of {now.bins} bins")
-        if now.waits:
-            parts.append(f"waits for {' and '.join(now.waits)}")
-        return ", ".join(parts)
-
-    def _end(self, error: Exception | None) -> None:
-        self.error = error
-        self._over.set()
-
-    def _come(self, workers: int, moved: int) -> None:
-        self._ended = RescaleProgress(workers, workers, 0, moved, moved, ())
-        self._over.set()
-
-    def __repr__(self) -> str:
-        if not self.done:
-            return f"<Rescale to {self.workers} workers: {self._line()}>"
-        if self.error is not None:
-            return f"<Rescale to {self.workers} workers: failed, {self.error}>"
-        return f"<Rescale to {self.workers} workers: done, {self.progress.members} serve>"
 
 
 class Rescales:
@@ -230,16 +94,16 @@ class Rescales:
             raise handle.error
         return handle
 
-    def _number(self, handle: Rescale) -> int | None:
+    def _number(self, handle: _rescale.Rescale) -> int | None:
         with self._lock:
             return next((number for number, one in self._open.items() if one is handle), None)
 
-    def _cancel(self, handle: Rescale) -> None:
+    def _cancel(self, handle: _rescale.Rescale) -> None:
         number = self._number(handle)
         if number is not None:
             self._executor.ask({"CancelRescale": {"handle": number}}, handle)
 
-    def _look(self, handle: Rescale) -> RescaleProgress | None:
+    def _look(self, handle: _rescale.Rescale) -> RescaleProgress | None:
         number, told = self._number(handle), self._executor.rescaling()
         if told is None or told["handle"] != number:
             return None
