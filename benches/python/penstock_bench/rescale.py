@@ -46,6 +46,8 @@ ROWS, QUICK_ROWS = 200_000, 25_000
 _SLICE = 1_024
 #: Batches whose rate counts, before and after.
 _STEADY = 3
+#: Files that wait at least, the one that is read among them: behind an empty folder Spark sleeps before it looks again.
+_WAITING = 2
 _GIVE_UP_S = 300.0
 
 
@@ -201,12 +203,12 @@ class _Ours:
         )
 
     def _rates(self) -> list[int]:
-        """Run some batches, behind one another; returns which."""
+        """Run some batches, behind one another and before others, whose files wait by then; returns which."""
         began = self._stream.given
-        for _ in range(_STEADY + 1):
+        for _ in range(_STEADY + 1 + _WAITING):
             self._offer()
-        self._stream.done(_GIVE_UP_S)
-        return list(range(began + 1, self._stream.given))  # the first begins with what waited for nothing
+        self._stream.done(_GIVE_UP_S, behind=_WAITING)
+        return list(range(began + 1, self._stream.given - _WAITING))  # the first begins with what waited for nothing
 
     def _reports(self, batches: Sequence[int]) -> list[Mapping[str, Any]]:
         return [report for report in self._stream.query.recentProgress if report["batchId"] in batches]
@@ -223,13 +225,11 @@ class _Ours:
 
     def _change(self, workers: int, since: float) -> tuple[float, float, float, float]:
         """Rescale while batches run; returns when that was done, gap and slice above their medians, and how long."""
-        for _ in range(2):
-            self._offer()
         asked = time.time()
         handle = self._engine.rescale(workers)
         while not handle.done:
             # Files always wait.
-            if self._stream.waiting() < 2:
+            if self._stream.waiting() < _WAITING:
                 self._offer()
             time.sleep(0.02)
         handle.wait()

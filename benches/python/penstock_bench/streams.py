@@ -280,15 +280,16 @@ class Stream:
         os.link(file, hidden)
         hidden.rename(self._input / f"part-{batch:05d}.parquet")
 
-    def done(self, limit: float = _GIVE_UP_S) -> float:
-        """Wait for the batch of the last file; see `give`."""
-        batch = self._given - 1
+    def done(self, limit: float = _GIVE_UP_S, behind: int = 0) -> float:
+        """Wait for the batch of the last file, or of that with so many files behind it; see `give`."""
+        batch = self._given - 1 - behind
         deadline = time.monotonic() + limit
         while True:
             last = self.query.lastProgress
-            if last is not None and not last["numInputRows"]:
-                # Of a query that had nothing to do since: it says so from time to time.
-                last = next((one for one in reversed(self.query.recentProgress) if one["numInputRows"]), None)
+            if last is not None and (not last["numInputRows"] or last["batchId"] > batch):
+                # Of a query that had nothing to do since, it says so from time to time; or of one that has gone on.
+                done = (one for one in self.query.recentProgress if one["numInputRows"] and one["batchId"] <= batch)
+                last = max(done, key=lambda one: int(one["batchId"]), default=None)
             if last is not None and last["batchId"] == batch:
                 self.progress = last
                 return float(last["durationMs"]["triggerExecution"]) / 1e3
