@@ -152,6 +152,25 @@ class Gate:
 
         return waits
 
+    def loading(self) -> Callable[[pa.RecordBatch], pa.RecordBatch]:
+        """A function of batches that a process cannot load while the gate is closed."""
+        path, reached = str(self.path), str(self.reached)
+
+        def load() -> Callable[[pa.RecordBatch], pa.RecordBatch]:
+            while os.path.exists(path):
+                open(reached, "w").close()
+                time.sleep(0.02)
+            return lambda batch: batch
+
+        class Heavy:
+            def __call__(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+                return batch
+
+            def __reduce__(self) -> Any:
+                return load, ()
+
+        return Heavy()
+
 
 def refuses(address: str) -> bool:
     """Whether nobody listens there."""

@@ -146,6 +146,24 @@ def test_a_query_that_rests_is_no_obstacle(wide: Any, tmp_path: Path) -> None:
     assert not threads("penstock-commits")
 
 
+def test_no_batch_waits_for_what_a_new_process_loads(wide: Any, tmp_path: Path) -> None:
+    kept, gate = Kept(), Gate(tmp_path)
+    flow = pk.Flow("k bigint, v bigint").map_batches(gate.loading()).key_by("k").agg(n=pk.count(), total=pk.sum("v"))
+    with pk.Engine(wide, workers=1, name="heavy", bits=4) as engine:
+        function = engine.foreach_batch(flow, kept, name="heavy")
+        function(numbers(wide, 0), 0)
+        gate.close()
+        resize = engine.rescale(2)
+        wait_for(gate.reached.exists, what="it loads the functions")
+        function(numbers(wide, 1), 1)
+        assert state(kept) == counted(2) and resize.progress.members == 1
+        gate.open()
+        wait_for(lambda: resize.progress.members == 2, what="it has come")
+        function(numbers(wide, 2), 2)
+        function(numbers(wide, 3), 3)
+        assert resize.wait(60) == 2 and state(kept) == counted(4)
+
+
 def test_progress_and_the_way_back(wide: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     kept, gate = Kept(), Gate(tmp_path)
     flow = pk.Flow("k bigint, v bigint").map_batches(gate.function()).key_by("k").agg(n=pk.count(), total=pk.sum("v"))

@@ -361,9 +361,19 @@ class Engine:
             self._staging_memory,
             self._staging_folders,
             self._recorder.change,
+            lambda member, then: calls.prepare(member, then),
         )
         queries = self._queries
-        Calls(hub, executor, queries.program, queries.checkpoint, queries.hear, self._window, self._slice_rows)
+        calls = Calls(
+            hub,
+            executor,
+            queries.program,
+            queries.programs,
+            queries.checkpoint,
+            queries.hear,
+            self._window,
+            self._slice_rows,
+        )
         Checkpoints(executor, queries.storage, hub.address, nonce)
         self._queries.attach(executor)
         self._rescales = Rescales(executor, self._resized, self._queries.name_of, self._recorder)

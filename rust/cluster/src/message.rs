@@ -118,6 +118,13 @@ pub enum Order {
         #[serde(default)]
         loads: bool,
     },
+    /// Load what a query runs, for its next start; the attachment holds the callables.
+    Load {
+        /// The query.
+        query: String,
+        /// The plan.
+        plan: Value,
+    },
     /// End the member.
     Stop {},
 }

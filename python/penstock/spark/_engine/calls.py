@@ -3,10 +3,14 @@
 Owns: the frames. A request goes as it is, with the name of its query; the start of a generation takes along what the
 members need to run it, the reading of state what they need to make it. An answer becomes an event under the ticket of
 its request. A member that is lost answers nothing: that it is gone is an event of its own.
+
+One that has come loads the programs that run before the protocol hears of it: the functions of the user bring modules
+along, which take a new process half a second where no batch waits for it, and as much of a batch otherwise.
 """
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -30,6 +34,8 @@ class Calls:
         Of the engine; must not have started.
     program : callable
         The program that a query runs.
+    programs : callable
+        Those of all queries that are served, by their ids.
     checkpoint : callable
         Where the state of a query is durable; None where it is not.
     heard : callable
@@ -43,6 +49,7 @@ class Calls:
         hub: Hub,
         executor: Executor,
         program: Callable[[str], Program],
+        programs: Callable[[], Mapping[str, Program]],
         checkpoint: Callable[[str], str | None],
         heard: Callable[[str, Failure], None],
         window: int,
@@ -51,11 +58,31 @@ class Calls:
         self._hub = hub
         self._executor = executor
         self._program = program
+        self._programs = programs
         self._checkpoint = checkpoint
         self._heard = heard
         self._pace = {"window": window, "slice_rows": slice_rows}
         executor.perform(Call=self._send)
         hub.listen(lost=self._lost, message=self._hear)
+
+    def prepare(self, member: Member, then: Callable[[], None]) -> None:
+        """Let a member load what the queries run, for their next start; `then` is called when it has, or is gone.
+
+        What cannot be loaded is told by that start.
+        """
+        programs = self._programs()
+        if not programs:
+            then()
+            return
+        settled = itertools.count(1)
+
+        def take(call: Call) -> None:
+            if next(settled) == len(programs):
+                then()
+
+        for query, program in programs.items():
+            asked = {"do": "load", "query": query, "plan": json.loads(program.plan)}
+            self._hub.call(member, asked, program.calls, take)
 
     def _send(self, facts: Mapping[str, Any]) -> None:
         ticket, query, request = facts["ticket"], facts["query"], facts["request"]

@@ -145,6 +145,10 @@ class Queries:
         """What a query runs."""
         return self._held[query_id].program
 
+    def programs(self) -> dict[str, Program]:
+        """What those queries run whose state is not gone for good, by id."""
+        return {query.id: query.program for query in self.all() if not query.reusable}
+
     def checkpoint(self, query_id: str) -> str | None:
         """Where the state of a query is durable."""
         return self._held[query_id].checkpoint

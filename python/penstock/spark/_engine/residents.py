@@ -229,6 +229,8 @@ class Residents:
         For the members, see `ResidentTask`.
     changed : callable, optional
         Hears of members that were lost, when somebody else serves.
+    prepare : callable, optional
+        ``prepare(member, then)``: lets a member that has come make ready, then calls `then`: from then on it is there.
     """
 
     def __init__(
@@ -242,6 +244,7 @@ class Residents:
         staging_memory: int | None = None,
         staging_folders: tuple[str, ...] = (),
         changed: Callable[[Change], None] = lambda change: None,
+        prepare: Callable[[Member, Callable[[], None]], None] = lambda member, then: then(),
     ) -> None:
         self._sc = sc
         self._silence = silence
@@ -249,6 +252,7 @@ class Residents:
         self._hub = hub
         self._executor = executor
         self._changed = changed
+        self._prepare = prepare
         self._secret = secret
         self._name = name
         self._closing = threading.Event()
@@ -392,7 +396,11 @@ class Residents:
         except Exception:
             executors = 0
         told = {"slot": member.slot, "member": member.id, "executor": member.executor, "executors": executors}
-        self._executor.post({"MemberUp": told}, then=lambda: self._seated(member))
+
+        def come() -> None:
+            self._executor.post({"MemberUp": told}, then=lambda: self._seated(member))
+
+        self._prepare(member, come)
 
     def _on_lost(self, member: Member) -> None:
         if not self._closing.is_set() and not member.dismissed:

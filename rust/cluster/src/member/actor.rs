@@ -413,7 +413,7 @@ impl<H: Host> Actor<H> {
         let Begin { call, ask, attachment } =
             begin.ok_or_else(|| Failure::new("internal", "a start that nobody sent"))?;
         let launch = ask.launch(start).map_err(|what| Failure::new("protocol", what))?;
-        let program = Arc::new(self.core.host.load(&ask.plan, &attachment)?);
+        let program = Arc::new(self.core.program(&self.query.name, &ask.plan, &attachment)?);
         let mesh = generation_mesh::connect(&self.core, &self.query, &launch, &ask.peers)?;
         let host = &self.core.host;
         if start.fresh {

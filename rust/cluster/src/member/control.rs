@@ -4,6 +4,7 @@
 //! what needs no thread is answered at once.
 
 use std::collections::{BTreeSet, HashMap};
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
@@ -44,7 +45,7 @@ pub(super) struct ControlLoop<H: Host> {
     core: Arc<Core<H>>,
     incoming: Sender<Incoming>,
     queries: HashMap<String, QueryHandle<H>>,
-    /// Threads of dropped queries that may not have ended yet.
+    /// Threads of dropped queries, and of what is loaded, that may not have ended yet.
     retired: Vec<JoinHandle<()>>,
     gathers: Vec<Gather>,
     tickets: u64,
@@ -64,6 +65,7 @@ impl<H: Host> ControlLoop<H> {
                 match message {
                     Message::Ask(ask) => self.dispatch(call, ask, attachment),
                     Message::Order(Order::Stats { query, loads }) => self.figures(call, query, loads),
+                    Message::Order(Order::Load { query, plan }) => self.load(call, query, plan, attachment),
                     Message::Order(Order::Stop {}) => Ok(Done::Stop),
                 }
             });
@@ -108,6 +110,24 @@ impl<H: Host> ControlLoop<H> {
         self.retired.retain(|thread| !thread.is_finished());
         self.retired.push(entry.thread);
         told
+    }
+
+    /// Loads what a query runs on a thread of its own: other queries are served meanwhile.
+    fn load(&mut self, call: u64, query: String, plan: Value, attachment: Vec<u8>) -> Result<Done, Failure> {
+        let core = Arc::clone(&self.core);
+        let work = move || {
+            let outcome = catch_unwind(AssertUnwindSafe(|| core.load(query, plan, attachment)));
+            let panicked = || Failure::new("internal", "loading a program panicked; see the member's log");
+            let answer = outcome.unwrap_or_else(|_| Err(panicked()));
+            core.reply(call, answer.map(|()| json!({ "ok": true })));
+        };
+        let thread = thread::Builder::new()
+            .name("penstock-load".into())
+            .spawn(work)
+            .map_err(|error| Failure::new("internal", format!("start a thread: {error}")))?;
+        self.retired.retain(|thread| !thread.is_finished());
+        self.retired.push(thread);
+        Ok(Done::Later)
     }
 
     fn figures(&mut self, call: u64, query: Option<String>, loads: bool) -> Result<Done, Failure> {

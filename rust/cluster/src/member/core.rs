@@ -35,6 +35,15 @@ pub(super) struct Core<H: Host> {
     pub(super) outgoing: Sender<Outgoing>,
     pub(super) store: Arc<Store>,
     queries: Mutex<HashMap<String, Arc<Query<H>>>>,
+    /// What queries are to be started with, by name.
+    loaded: Mutex<HashMap<String, Loaded<H::Program>>>,
+}
+
+/// A program that was loaded before anybody starts it, and of what.
+struct Loaded<P> {
+    plan: Value,
+    attachment: Vec<u8>,
+    program: P,
 }
 
 /// Locks, also when a holder panicked: all that is locked here changes in single steps.
@@ -44,9 +53,9 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 
 impl<H: Host> Core<H> {
     pub(super) fn new(host: H, member: u64, keys: Keys, limits: Limits, outgoing: Sender<Outgoing>) -> Self {
-        let (metrics, lobby, queries) = Default::default();
+        let (metrics, lobby, queries, loaded) = Default::default();
         let store = Arc::new(Store::new(limits.staging_bytes, &limits.spill_folders));
-        Core { host, member, keys, limits, metrics, lobby, outgoing, store, queries }
+        Core { host, member, keys, limits, metrics, lobby, outgoing, store, queries, loaded }
     }
 
     pub(super) fn query(&self, name: &str) -> Result<Arc<Query<H>>, Failure> {
@@ -67,6 +76,23 @@ impl<H: Host> Core<H> {
 
     pub(super) fn remove_query(&self, name: &str) {
         lock(&self.queries).remove(name);
+        lock(&self.loaded).remove(name);
+    }
+
+    /// Loads what a query is to be started with. Takes as long as the user's modules do.
+    pub(super) fn load(&self, query: String, plan: Value, attachment: Vec<u8>) -> Result<(), Failure> {
+        let program = self.host.load(&plan, &attachment)?;
+        lock(&self.loaded).insert(query, Loaded { plan, attachment, program });
+        Ok(())
+    }
+
+    /// The program of a start: what was loaded for the query, where it is of the same plan and callables.
+    pub(super) fn program(&self, query: &str, plan: &Value, attachment: &[u8]) -> Result<H::Program, Failure> {
+        let loaded = lock(&self.loaded).remove(query);
+        match loaded.filter(|loaded| loaded.plan == *plan && loaded.attachment == attachment) {
+            Some(loaded) => Ok(loaded.program),
+            None => self.host.load(plan, attachment),
+        }
     }
 
     pub(super) fn reply(&self, call: u64, answer: Result<Value, Failure>) {

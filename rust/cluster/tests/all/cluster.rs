@@ -1,5 +1,6 @@
 //! Registry, members, feeds and drains in one process, with a host that echoes.
 
+use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
 use crate::common::{
@@ -262,6 +263,33 @@ fn requests_that_cannot_be_served_are_answered_by_kind() {
     let reply = driver.reply(call);
     assert_eq!(kind(&reply), "plan");
     assert!(matches!(driver.registry.send(77, "{}", &[]), Err(ClusterError::UnknownMember { member: 77 })));
+    driver.close();
+}
+
+#[test]
+fn a_start_takes_the_program_that_was_loaded_for_it() {
+    let mut driver = Driver::new(1);
+    let body = driver.start_body("q", &[0], 0, &Begin::default());
+    let load = json!({"do": "load", "query": "q", "plan": body["plan"]});
+    let mut asked = |body: &Value, attachment: &[u8]| {
+        let call = driver.send_with(0, body, attachment);
+        (driver.reply(call), driver.loads.load(Relaxed))
+    };
+    assert_eq!(asked(&load, b"callables"), (json!({"ok": true}), 1));
+    let (started, loads) = asked(&body, b"callables");
+    assert_eq!((&started["answer"], loads), (&json!("Done"), 1), "it was there");
+    assert_eq!(asked(&stop("q", 2, 0), &[]).0["ok"], true);
+    let again = |generation: u64| {
+        let mut body = body.clone();
+        body["ask"]["Start"]["stamp"]["generation"] = generation.into();
+        body
+    };
+    assert_eq!(asked(&again(2), b"callables").1, 2, "it serves one start");
+    assert_eq!(asked(&load, b"callables").1, 3);
+    assert_eq!(asked(&stop("q", 3, 0), &[]).0["ok"], true);
+    assert_eq!(asked(&again(3), b"other callables").1, 4, "those are others");
+    let unloadable = json!({"do": "load", "query": "q", "plan": {"unloadable": true}});
+    assert_eq!(kind(&asked(&unloadable, b"").0), "plan");
     driver.close();
 }
 

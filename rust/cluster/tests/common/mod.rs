@@ -11,6 +11,8 @@ pub mod counts;
 use std::collections::BTreeMap;
 use std::io::{Read, Write};
 use std::net::Shutdown;
+use std::sync::atomic::AtomicUsize;
+use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Arc, Condvar, Mutex};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
@@ -100,6 +102,8 @@ impl Gate {
 #[derive(Clone, Default)]
 pub struct Echo {
     pub gate: Arc<Gate>,
+    /// Programs that were loaded.
+    pub loads: Arc<AtomicUsize>,
 }
 
 /// "Keys" are the rows seen, by epoch.
@@ -133,6 +137,7 @@ impl Host for Echo {
     type Event = HostEvent;
 
     fn load(&self, plan: &Value, attachment: &[u8]) -> Result<Wishes, Failure> {
+        self.loads.fetch_add(1, Relaxed);
         let wishes: Wishes =
             serde_json::from_value(plan.clone()).map_err(|error| Failure::new("plan", error.to_string()))?;
         if wishes.unloadable {
@@ -369,6 +374,8 @@ pub struct Driver {
     pub keys: Keys,
     pub members: Vec<MemberThread>,
     pub gate: Arc<Gate>,
+    /// Programs that all members have loaded.
+    pub loads: Arc<AtomicUsize>,
     pub events: Vec<RegistryEvent>,
 }
 
@@ -384,9 +391,8 @@ impl Driver {
     /// With keys of the driver and of its members.
     pub fn with_keys(count: usize, limits: Limits, keys: &Keys, member_keys: &Keys) -> Self {
         let registry = Registry::bind_with("127.0.0.1", 0, None, keys.clone(), limits.clone()).unwrap();
-        let gate = Arc::default();
-        let (members, events) = Default::default();
-        let mut driver = Driver { registry, limits, keys: member_keys.clone(), members, gate, events };
+        let (members, gate, loads, events) = Default::default();
+        let mut driver = Driver { registry, limits, keys: member_keys.clone(), members, gate, loads, events };
         for _ in 0..count {
             driver.join();
         }
@@ -395,7 +401,7 @@ impl Driver {
 
     /// Adds a member; returns its place among the members.
     pub fn join(&mut self) -> usize {
-        let host = Echo { gate: self.gate.clone() };
+        let host = Echo { gate: self.gate.clone(), loads: self.loads.clone() };
         let info = json!({ "host": "here" });
         let member =
             Member::connect_to(self.registry.address(), self.keys.clone(), info, host, self.limits.clone()).unwrap();
