@@ -112,6 +112,18 @@ impl<F> Lanes<F> {
         Some(room && self.over.swap(false, Ordering::AcqRel))
     }
 
+    /// Lets the next frame behind data go first, as if much data had gone before it, or not at all while data waits: for simulations, whose
+    /// blocks are small.
+    pub(crate) fn favour_behind(&self, favour: bool) {
+        self.state().before = if favour { u64::MAX } else { 0 };
+    }
+
+    /// How many frames wait.
+    pub(crate) fn waiting(&self) -> usize {
+        let state = self.state();
+        state.urgent.len() + state.data.len() + state.behind.len()
+    }
+
     /// Whether more data is under way than the limit.
     pub(crate) fn is_over(&self) -> bool {
         self.over.load(Ordering::Acquire)

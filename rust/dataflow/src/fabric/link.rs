@@ -144,9 +144,16 @@ impl Outbox {
         self.put(Kind::Over, Frame::new(self.tag, Kind::Over, 0, 0, 0, Vec::new()));
     }
 
-    /// Takes what would be written next, without a stream: for simulations. The phase once there is nothing.
-    pub(super) fn take_frames(&self, frames: &mut Vec<Frame>) -> Option<Phase> {
+    /// Takes what would be written next, without a stream: for simulations, which say whether it is the turn of what is behind data. The phase
+    /// once there is nothing.
+    pub(super) fn take_frames(&self, frames: &mut Vec<Frame>, behind: bool) -> Option<Phase> {
+        self.lanes.favour_behind(behind);
         self.lanes.take(frames, 1, false)
+    }
+
+    /// How many frames wait to be taken.
+    pub(super) fn waiting(&self) -> usize {
+        self.lanes.waiting()
     }
 
     /// The last frame of a process that leaves.

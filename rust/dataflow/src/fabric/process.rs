@@ -210,7 +210,7 @@ impl Hub {
         let outbox = known.map_or_else(|| self.meet(process), Ok)?;
         self.shared.greet(&outbox);
         let inbound = self.inbound(&outbox);
-        Ok(Wire { inbound, under_way: RefCell::default(), ended: Cell::new(false) })
+        Ok(Wire { inbound, stream: RefCell::default(), ended: Cell::new(false) })
     }
 
     fn leave(&self) {
@@ -585,36 +585,44 @@ impl Inbound {
     }
 }
 
-/// One end of a link in a simulation: see [`Door::wire`].
+/// One end of a link in a simulation: see [`Door::wire`]. A frame waits in its lane until it is taken onto the stream, as by the thread that
+/// sends, and on the stream, which keeps the order, until it is carried over; whoever holds the wires decides when. So what is taken
+/// early goes before what comes later to a better lane, and what waits is overtaken.
 #[doc(hidden)]
 pub struct Wire {
     inbound: Inbound,
-    under_way: RefCell<VecDeque<Frame>>,
+    stream: RefCell<VecDeque<Frame>>,
     ended: Cell<bool>,
 }
 
 impl Wire {
-    /// How many frames are under way from here.
+    /// How many frames wait in the lanes from here.
     pub fn waiting(&self) -> usize {
-        let mut frames = Vec::new();
-        loop {
-            match self.inbound.outbox.take_frames(&mut frames) {
-                None => {}
-                Some(Phase::Closing) if !self.ended.replace(true) => frames.push(self.inbound.outbox.goodbye()),
-                Some(_) => break,
-            }
-        }
-        self.under_way.borrow_mut().extend(frames);
-        self.under_way.borrow().len()
+        self.inbound.outbox.waiting()
     }
 
-    /// Moves up to so many frames to the other end, as bytes.
+    /// How many frames are on the stream from here.
+    pub fn under_way(&self) -> usize {
+        self.stream.borrow().len()
+    }
+
+    /// Takes what goes next onto the stream: all urgent frames, else one of data or of what is behind data, as is asked for; at last the goodbye.
+    pub fn take(&self, behind: bool) {
+        let mut frames = Vec::new();
+        let phase = self.inbound.outbox.take_frames(&mut frames, behind);
+        if phase == Some(Phase::Closing) && !self.ended.replace(true) {
+            frames.push(self.inbound.outbox.goodbye());
+        }
+        self.stream.borrow_mut().extend(frames);
+    }
+
+    /// Moves up to so many frames of the stream to the other end, as bytes.
     ///
     /// # Errors
     /// Why the other end cannot take one.
     pub fn carry(&self, to: &Wire, count: usize) -> Result<(), Error> {
         for _ in 0..count {
-            let Some(frame) = self.under_way.borrow_mut().pop_front() else { break };
+            let Some(frame) = self.stream.borrow_mut().pop_front() else { break };
             let bytes = [&frame.header[..], &frame.body].concat();
             let read = frame::read(&mut &bytes[..], to.inbound.tag);
             let (header, body) = read.map_err(|_| to.inbound.broken(ProtocolFault::Checksum))?;
@@ -625,7 +633,7 @@ impl Wire {
 
     /// The link ends as it does when the other process dies.
     pub fn cut(&self) {
-        self.under_way.borrow_mut().clear();
+        self.stream.borrow_mut().clear();
         self.inbound.shared.link_lost(self.inbound.process, self.inbound.lost("it died".to_string()));
     }
 }

@@ -240,14 +240,15 @@ impl Processes {
         seats
     }
 
-    /// Some frames of some link arrive.
+    /// Some frames of some link leave their lanes, and some arrive.
     fn carry(&self, random: &mut Random) {
         let Some((from, to)) = self.wires.keys().nth(random.below(self.wires.len().max(1) as u64) as usize) else {
             return;
         };
         if let (Some(here), Some(there)) = (self.wires.get(&(*from, *to)), self.wires.get(&(*to, *from))) {
-            let waiting = here.waiting() as u64;
-            let count = random.below(waiting + 1);
+            // Few at a time, so that some wait when a process closes; also where none does, for the goodbye stands in no lane.
+            (0..random.below(3)).for_each(|_| here.take(random.chance(50)));
+            let count = random.below(here.under_way() as u64 + 1);
             here.carry(there, count as usize).unwrap_or_else(|error| panic!("from {from} to {to}: {error}"));
         }
     }
