@@ -202,7 +202,7 @@ TARGETS: tuple[Target, ...] = (
         of="of_allowed",
         most=True,
     ),
-    Target("workers that may join, instructions beside fixed ones", 0.97, "join", r"steady epoch of .* instructions"),
+    Target("workers that may join, instructions beside fixed ones", 0.97, "join", r"steady epochs of .* instructions"),
     Target("joinable w2, empty epoch, spinning: at most 1.2 times timely's time", 1 / 1.2, "join", r"epoch, spin"),
     Target("from the wish to the first record of a joiner (calm), ms", 50.0, "join", r"calm", of="ours", most=True),
     Target(
