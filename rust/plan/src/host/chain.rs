@@ -18,7 +18,6 @@
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
 
 use arrow_array::cast::AsArray;
 use arrow_array::{ArrayRef, BooleanArray, RecordBatch, RecordBatchOptions};
@@ -27,7 +26,7 @@ use arrow_select::concat::{concat, concat_batches};
 use arrow_select::filter::filter_record_batch;
 use penstock_bins::Block;
 use penstock_bounded::{BatchTime, Broken, Expand, Faucet, Fault, Monitor, OnFailure};
-use penstock_dataflow::{BoxError, OperatorBuilder, Pipeline, Scope, Stream};
+use penstock_dataflow::{BoxError, Pipeline, Scope, Stream};
 use penstock_progress::FlowTime;
 use penstock_progress::nest::Nest;
 use penstock_progress::timestamp::{FlowSummary, Product, Timestamp};
@@ -42,8 +41,6 @@ use crate::op::conform;
 
 /// Bytes after which rows that were drawn are handed on.
 const DRAWN_BYTES: usize = 1 << 20;
-/// How long a step calls one function of the user before it goes on with all else; see [`mapped`]. A step costs some microseconds.
-const CALLS: Duration = Duration::from_millis(1);
 
 /// A time below which scopes nest.
 pub(crate) trait Scoped: Timestamp {
@@ -143,42 +140,9 @@ fn only<T: Timestamp>(
     })
 }
 
-/// Applies a function of the user to rows. Nothing else of the worker runs during a call, and a step of a migration waits several times for each of
-/// its workers; so a step ends its calls when they have taken [`CALLS`], and before each step with calls there is one without, in which all is done
-/// that came up meanwhile.
 fn mapped<T: Timestamp>(blocks: &Stream<T, FlowBlock>, map: MapCall, context: &Context<'_>) -> Stream<T, FlowBlock> {
     let (name, callbacks) = (format!("map {}", map.step), context.callbacks.clone());
-    let mut builder = OperatorBuilder::new(blocks.scope(), &name);
-    builder.notify(false);
-    let mut input = builder.input(blocks, Pipeline);
-    let (mut output, stream) = builder.output();
-    let wake = builder.activator();
-    let mut calls = false;
-    builder.build(|_| {
-        move |_| {
-            calls = !calls && !input.is_empty();
-            if calls {
-                wake.activate();
-                return Ok(());
-            }
-            let begun = Instant::now();
-            while let Some((capability, block)) = input.next() {
-                let block = match block {
-                    FlowBlock::Rows { batch, .. } => FlowBlock::rows(map.apply(&callbacks, &batch)?),
-                    other => other,
-                };
-                if !block.is_empty() {
-                    output.session(&capability).give(block);
-                }
-                if begun.elapsed() >= CALLS {
-                    wake.activate();
-                    break;
-                }
-            }
-            Ok(())
-        }
-    });
-    stream
+    each_rows(blocks, &name, move |batch| Ok(FlowBlock::rows(map.apply(&callbacks, &batch)?)))
 }
 
 fn is_rows(block: &FlowBlock) -> bool {
