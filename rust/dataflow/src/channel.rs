@@ -161,7 +161,7 @@ where
     }
 
     /// The function names workers by [`Worker::index`](crate::Worker::index), which stays when others leave: one that takes no part now
-    /// stops the dataflow.
+    /// stops the dataflow. A worker that leaves may still name itself for what it held: it goes when it holds nothing any more.
     #[must_use]
     pub fn by_index(self) -> Self {
         Exchange { by_id: true, ..self }

@@ -114,12 +114,14 @@ impl Core {
         self.membership.as_ref().map_or(self.index(), |membership| membership.rank())
     }
 
-    /// The worker that a routing function names, if blocks are routed to it.
+    /// The worker that a routing function names, if blocks are routed to it. By id, blocks of one that leaves may stay with it until it holds none.
     #[inline]
     pub(crate) fn target(&self, asked: usize, by_id: bool) -> Option<usize> {
         match &self.membership {
             None => (asked < self.endpoint.peers()).then_some(asked),
-            Some(membership) if by_id => membership.ids().binary_search(&asked).is_ok().then_some(asked),
+            Some(membership) if by_id => {
+                (asked == self.index() || membership.ids().binary_search(&asked).is_ok()).then_some(asked)
+            }
             Some(membership) => membership.ids().get(asked).copied(),
         }
     }

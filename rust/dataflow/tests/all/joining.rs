@@ -4,7 +4,9 @@ use std::sync::mpsc;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use penstock_dataflow::{BoxError, Error, JoinError, MemberFault, OperatorBuilder, Worker, execute_joinable, fabric};
+use penstock_dataflow::{
+    BoxError, Error, Exchange, JoinError, MemberFault, OperatorBuilder, Pipeline, Worker, execute_joinable, fabric,
+};
 use penstock_progress::timestamp::Product;
 
 /// Where each number went: (number, worker).
@@ -116,6 +118,66 @@ fn the_first_worker_leaves_in_the_middle_of_an_epoch() {
     assert_eq!(seen.iter().map(|(number, _)| *number).collect::<Vec<_>>(), (0..60).collect::<Vec<_>>());
     let rank = |(number, worker): &(u64, usize)| *worker == 1 + *number as usize % 2;
     assert!(seen[30..].iter().all(rank), "routed by rank among those who stayed");
+}
+
+/// What a worker sends to itself by its index, as F does with marks, it gets, though all have heard by then that it leaves.
+#[test]
+fn a_leaver_sends_to_itself_what_it_held() {
+    let log = log();
+    let seen = log.clone();
+    let run = execute_joinable(2, move |worker| {
+        let (index, seen) = (worker.index(), seen.clone());
+        let (mut input, probe) = worker.dataflow::<u64, _>("held", |scope| {
+            let (input, stream) = scope.new_input::<Vec<u64>>();
+            let mut builder = OperatorBuilder::new(scope, "hold");
+            let mut numbers = builder.input(&stream, Pipeline);
+            let (mut output, held) = builder.output::<Vec<u64>>();
+            let (again, members, mut holds) = (builder.activator(), scope.clone(), Vec::new());
+            builder.build(|_| {
+                move |_| {
+                    while let Some((capability, block)) = numbers.next() {
+                        holds.push((capability.retain(), block));
+                    }
+                    if members.peers() == 2 {
+                        again.activate();
+                        return Ok(());
+                    }
+                    for (capability, block) in holds.drain(..) {
+                        output.session(&capability).give(block);
+                    }
+                    Ok(())
+                }
+            });
+            let mine = Exchange::new(move |_: &u64, block: Vec<u64>, route: &mut dyn FnMut(usize, Vec<u64>)| {
+                route(index, block);
+            });
+            let came = held.unary(mine.by_index(), "mine", |_| {
+                move |input, output, _| {
+                    while let Some((capability, block)) = input.next() {
+                        output.session(&capability).give(block);
+                    }
+                    Ok(())
+                }
+            });
+            let noted = came.inspect(move |_, block: &Vec<u64>| {
+                seen.lock().unwrap().extend(block.iter().map(|number| (*number, index)));
+            });
+            (input, noted.probe().0)
+        });
+        worker.bootstrap()?;
+        input.send(vec![index as u64]);
+        if index == 0 {
+            worker.leave()?;
+            return Ok(assert!(worker.has_left()));
+        }
+        input.advance_to(1)?;
+        worker.step_until(None, || !probe.less_than(&1))?;
+        Ok::<_, BoxError>(())
+    });
+    for (index, result) in run.finish() {
+        result.unwrap_or_else(|error| panic!("worker {index}: {error}"));
+    }
+    assert_eq!(sorted(&log), [(0, 0), (1, 1)]);
 }
 
 /// two dataflows, a loop in a nested scope, and a broadcast; two join at once, a founder leaves.
