@@ -67,7 +67,8 @@ def test_a_member_in_the_epoch(engine: pk.Engine, runs: Runs) -> None:
 
 @pytest.mark.parametrize("few", [True, False])
 def test_a_member_in_the_sink(engine: pk.Engine, runs: Runs, monkeypatch: pytest.MonkeyPatch, few: bool) -> None:
-    """Before it has read the results: it is called again with them. Few are with the driver when it is called."""
+    """Before it has read the results: it is called again with them. Few are with the driver when it is called, which is
+    enough if the member had written its files."""
     calls = []
     if not few:
         monkeypatch.setattr(drains, "_LOCAL_ROWS", 0)
@@ -80,7 +81,7 @@ def test_a_member_in_the_sink(engine: pk.Engine, runs: Runs, monkeypatch: pytest
 
     runs.add(3)
     runs.run(engine, sink=sink)
-    assert calls == ([0, 1, 2] if few else [0, 1, 1, 2])
+    assert calls == [0, 1, 1, 2] or (few and calls == [0, 1, 2])
     is_right(runs)
 
 

@@ -495,13 +495,33 @@ class _Soak:
         self._until(lambda: len(members()) == self.workers, f"{self.workers} members", query, check)
 
 
+@contextlib.contextmanager
+def _journal(path: Path) -> Iterator[None]:
+    """While this lasts, what penstock logs goes to a file, and nowhere else."""
+    ours, lines = logging.getLogger("penstock"), logging.FileHandler(path, mode="w")
+    lines.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
+    before = ours.level, ours.propagate
+    ours.setLevel(logging.INFO)
+    ours.propagate = False
+    ours.addHandler(lines)
+    try:
+        yield
+    finally:
+        ours.removeHandler(lines)
+        lines.close()
+        ours.setLevel(before[0])
+        ours.propagate = before[1]
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run it; 0 where all is right and flat."""
     parser = argparse.ArgumentParser(prog="make soak", description="A query for an hour, while processes are killed.")
     parser.add_argument("--minutes", type=float, default=60.0, help="how long (60)")
     parser.add_argument("--period", type=float, default=60.0, metavar="S", help="seconds between what happens (60)")
     parser.add_argument("--seed", type=int, default=13, help="of moments and of who is killed (13)")
-    parser.add_argument("--out", type=Path, default=Path("target/soak"), help="where soak.json and soak.svg go")
+    parser.add_argument(
+        "--out", type=Path, default=Path("target/soak"), help="where soak.json, soak.svg and soak.log go"
+    )
     given = parser.parse_args(arguments)
     if not 0 < given.minutes <= 24 * 60 or not 5 <= given.period <= 3600:
         parser.error("--minutes: above 0, at most 1440; --period: 5 to 3600")
@@ -509,16 +529,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     def tell(text: str) -> None:
         print(f"soak: {text}", flush=True)
 
-    # What dies is told in the log, a warning each time.
+    # What dies is told in the log, a warning each time: that goes to a file.
     logging.basicConfig(level=logging.ERROR)
+    given.out.mkdir(parents=True, exist_ok=True)
     soak = _Soak(given.minutes, given.period, given.seed, tell)
     failure: str | None = None
     try:
-        soak.go()
+        with _journal(given.out / "soak.log"):
+            soak.go()
     except _Failed as error:
         failure = str(error)
     run = soak.run
-    given.out.mkdir(parents=True, exist_ok=True)
     (given.out / "soak.json").write_text(run.to_json())
     if importable():
         from penstock.report._style import encode

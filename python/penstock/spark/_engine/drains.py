@@ -27,7 +27,7 @@ from penstock.spark._tasks.place import Key, Secret
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-__all__ = ["DrainTask", "Piece", "outputs", "struct_type"]
+__all__ = ["DrainTask", "Piece", "are_few", "outputs", "struct_type"]
 
 #: Rows and bytes of an epoch that go through the driver at most. Spark makes rows of them one by one in one thread,
 #: which is slower than tasks that share the work from about 30,000 rows on.
@@ -165,6 +165,11 @@ def outputs(
     return session.range(0, len(fixed), 1, len(fixed)).mapInArrow(task, struct_type(to_ddl(types)))
 
 
+def are_few(pieces: Iterable[Piece]) -> bool:
+    """Whether these rows go through the driver, unless they are large."""
+    return sum(piece.rows for piece in pieces) <= _LOCAL_ROWS
+
+
 @functools.lru_cache(maxsize=64)
 def struct_type(ddl: str) -> Any:
     """Spark's schema of a DDL text, which the JVM reads."""
@@ -173,7 +178,7 @@ def struct_type(ddl: str) -> Any:
 
 def _few(task: DrainTask) -> pa.Table | None:
     """The rows of an epoch, where they are few."""
-    if sum(piece.rows for piece in task.pieces) > _LOCAL_ROWS:
+    if not are_few(task.pieces):
         return None
     found, size = [], 0
     for piece in task.pieces:

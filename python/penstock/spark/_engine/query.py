@@ -30,6 +30,7 @@ from penstock.errors import (
 )
 from penstock.report._timeline import Epoch
 from penstock.spark._engine import drains, feeds
+from penstock.spark._engine.cutoff import ending_at_loss
 from penstock.spark._engine.executor import Event, Executor
 from penstock.spark._engine.hub import Hub
 from penstock.spark._engine.journal import Journal
@@ -558,8 +559,11 @@ class Query:
         if measured.fed:
             measured.run_s += clock - measured.fed
             measured.fed = 0.0
+        results = self._pieces(pieces, "rows")
+        read = () if drains.are_few(results) else {piece.member for piece in results}
         try:
-            sink(self._frame(session, epoch, self._pieces(pieces, "rows"), "rows"), epoch)
+            with ending_at_loss(session, self._hub, read):
+                sink(self._frame(session, epoch, results, "rows"), epoch)
             late_rows = measured.late_rows = sum(piece["late_rows"] for piece in pieces)
             if late is not None:
                 frame = self._frame(session, epoch, self._pieces(pieces, "late_rows"), "late")
