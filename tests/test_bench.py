@@ -528,26 +528,27 @@ def test_a_dict_and_a_flow_keep_the_same_means(monkeypatch: pytest.MonkeyPatch) 
 
 def test_bytewax_and_a_flow_keep_the_same_means(monkeypatch: pytest.MonkeyPatch) -> None:
     """A peer that answers as it should, and one that does not."""
-    from penstock_bench import on_bytewax, python_dict
+    from penstock_bench import apart, python_dict
 
     found: list[Line] = []
     wrong = 0
 
     @contextlib.contextmanager
-    def side(python: str, folder: Path, query: str, params: dict[str, int]) -> Iterator[Any]:
-        assert (python, query, params) == ("python", "mean", {})
+    def side(where: apart.Found, folder: Path, query: str, params: dict[str, int]) -> Iterator[Any]:
+        assert (where, query, params) == (bytewax, "mean", {})
         rows = pa.ipc.open_file(folder / "rows.arrow").read_all()
-        count, total = on_bytewax.answer(list(python_dict._loop(rows.to_batches(), schema)))
+        count, total = apart.answer(list(python_dict._loop(rows.to_batches(), schema)))
         yield lambda: (0.01, (count, total + wrong))
 
     schema = pa.schema([("k", pa.int64()), ("n", pa.int64()), ("mean", pa.float64())])
-    monkeypatch.setattr(on_bytewax, "side", side)
+    monkeypatch.setattr(apart, "side", side)
+    bytewax = apart.Found(apart.BYTEWAX, "python", "0.1")
     options = Options(quick=True, seconds=0.1)
-    python_dict.beside_bytewax("python", 50, 100, 0.1, options, found.append)
+    python_dict.beside_bytewax(bytewax, 50, 100, 0.1, options, found.append)
     assert found[0]["peer"] == pytest.approx(10_000) and "vs bytewax" in found[0]["case"]
     wrong = 1
     with pytest.raises(EngineError, match="bytewax gives other rows"):
-        python_dict.beside_bytewax("python", 50, 100, 0.1, options, found.append)
+        python_dict.beside_bytewax(bytewax, 50, 100, 0.1, options, found.append)
 
 
 def test_a_peer_that_is_not_done_in_time_bounds_the_ratio() -> None:
@@ -843,42 +844,72 @@ def test_a_plan_without_twins_is_refused() -> None:
 
 def test_answers_of_nexmark_are_told_apart_by_their_rows() -> None:
     """As the program and the peers count them: by number and a sum that the order does not change."""
-    from penstock_bench import on_bytewax
+    from penstock_bench import apart
 
     rows = pa.record_batch({"k": [1, -2, 3], "name": ["a", "", "Ada"]})
-    count, total = on_bytewax.answer([rows])
+    count, total = apart.answer([rows])
     assert (count, total) == (3, 0x80CD_4369_0130_8476)
-    assert on_bytewax.answer([rows.slice(2), rows.slice(0, 2)]) == (count, total)
-    assert on_bytewax.answer([rows.slice(1)]) != on_bytewax.answer([rows.slice(0, 2)])
+    assert apart.answer([rows.slice(2), rows.slice(0, 2)]) == (count, total)
+    assert apart.answer([rows.slice(1)]) != apart.answer([rows.slice(0, 2)])
 
 
-def test_without_bytewax_the_bench_says_what_to_do(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    from penstock_bench import nexmark, on_bytewax
+def test_without_a_peer_the_bench_says_what_to_do_and_goes_on(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """One line for each: no such folder, a folder without the package, no Java, nothing that names a folder."""
+    from penstock_bench import apart, nexmark
 
-    told: list[str] = []
-    monkeypatch.setenv(on_bytewax.PEERS, str(tmp_path))
-    nexmark.run(Options(quick=True, seconds=0.1), print, told.append, events=100, parts=["bytewax"])
-    monkeypatch.delenv(on_bytewax.PEERS)
+    def told() -> list[str]:
+        said: list[str] = []
+        parts = ["bytewax", "pathway", "pyflink"]
+        nexmark.run(Options(quick=True, seconds=0.1), print, said.append, events=100, parts=parts)
+        return said
+
+    java, script = tmp_path / "bin" / "java", tmp_path / "bin" / "python"
+    monkeypatch.setenv("JAVA_HOME", str(tmp_path))
+    monkeypatch.setenv(apart.PEERS, str(tmp_path))
+    said = told()
+    assert [text.split(":")[0] for text in said] == ["without bytewax", "without Pathway", "without PyFlink"]
+    assert f"{apart.PEERS} names {tmp_path}, which is no virtual environment" in said[0] and "Java 17" in said[2]
+    java.parent.mkdir()
+    for program in (java, script):
+        program.write_text("#!/bin/sh\nexit 1\n")
+        program.chmod(0o755)
+    said = told()
+    assert len(said) == 3 and all(apart.PEERS in text for text in said)
+    assert ["requirements/peers" in text and (core.CHECKOUT / text.split()[6]).is_file() for text in said] == [True] * 3
+    monkeypatch.delenv(apart.PEERS)
+    monkeypatch.setattr(apart, "_version", lambda python, package: "7" if package == "pathway" else None)
+    found = apart.find(apart.PATHWAY, print)
+    assert found == apart.Found(apart.PATHWAY, sys.executable, "7")
+
+
+def test_without_spark_the_bench_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    from penstock_bench import nexmark
+
+    said: list[str] = []
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    nexmark.run(Options(quick=True, seconds=0.1), print, told.append, events=100, parts=["bytewax", "spark"])
-    assert len(told) == 3 and all("without" in text for text in told)
-    assert f"{on_bytewax.PEERS}={tmp_path} is no virtual environment" in told[0] and "requirements/peers.txt" in told[1]
+    nexmark.run(Options(quick=True, seconds=0.1), print, said.append, events=100, parts=["spark"])
+    assert said == ["without Spark: pip install 'penstock[spark]'"]
 
 
 @pytest.mark.timeout(120)
-def test_nexmark_beside_a_peer_from_python(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A peer that answers as it should, and one that does not."""
-    from penstock_bench import nexmark, on_bytewax
+def test_nexmark_beside_peers_from_python(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Peers that answer as they should, from the files that theirs are, and one that does not."""
+    from penstock_bench import apart, nexmark
 
     found: list[Line] = []
-    monkeypatch.setattr(on_bytewax, "python", lambda tell: "python")
+    monkeypatch.setattr(apart, "find", lambda peer, tell: apart.Found(peer, "python", "7"))
     wrong = 0
 
     class Side:
         def __init__(self, command: list[str], told: dict[str, Any]) -> None:
-            folder = Path(told["folder"])
+            folder, program = Path(told["folder"]), Path(command[1])
+            assert command[0] == "python" and program.is_file()
             tables = {path.stem: pa.ipc.open_file(path).read_all() for path in folder.glob("*.arrow")}
-            self.ours = nexmark._ours(tables, told["query"], 2)
+            first = {"on_pathway.py": '"number","name","city","state","date_time"', "on_flink.py": "1000,"}
+            if program.name in first:
+                assert told["workers"] == machine.cores()
+                assert (folder / "person.csv").read_text().startswith(first[program.name])
+            self.ours = nexmark._ours(nexmark._in_memory(tables), told["query"], 2)
 
         def __enter__(self) -> Callable[[], dict[str, Any]]:
             def ask() -> dict[str, Any]:
@@ -891,10 +922,29 @@ def test_nexmark_beside_a_peer_from_python(monkeypatch: pytest.MonkeyPatch) -> N
             pass
 
     monkeypatch.setattr(core, "side", Side)
-    options = Options(quick=True, seconds=0.1)
-    nexmark.run(options, found.append, print, events=2_000, parts=["bytewax"])
-    assert [one["case"] for one in found] == [f"python w1 {query} vs bytewax" for query in nexmark.FROM_PYTHON]
-    assert all(targets.judge(one) and one["conditions"]["versions"]["bytewax"] != "unknown" for one in found)
+    options = Options(seconds=0.1)
+    nexmark.run(options, found.append, print, events=2_000, parts=["bytewax", "pathway", "pyflink"])
+    cores = machine.cores()
+    sides = [("w1", "bytewax"), (f"w{cores}", "Pathway"), (f"w{cores}", "PyFlink")]
+    assert [one["case"] for one in found] == [
+        f"python {workers} {query} vs {peer}" for workers, peer in sides for query in nexmark.FROM_PYTHON
+    ]
+    packages = {"bytewax": "bytewax", "Pathway": "pathway", "PyFlink": "apache-flink"}
+    for one in found:
+        conditions = one["conditions"]
+        assert targets.judge(one) and conditions["rows_out"] > 0
+        assert conditions["versions"][packages[conditions["beside"]]] == "7" and conditions["query"] in one["case"]
     wrong = 1
-    with pytest.raises(EngineError, match="the two sides give different rows"):
-        nexmark.run(options, found.append, print, events=2_000, parts=["bytewax"], queries=["q1"])
+    for part in ("bytewax", "pathway"):
+        with pytest.raises(EngineError, match="the two sides give different rows"):
+            nexmark.run(options, found.append, print, events=2_000, parts=[part], queries=["q1"])
+
+
+def test_programs_of_peers_count_rows_as_the_bench_does() -> None:
+    from penstock_bench import apart
+
+    rows = pa.record_batch({"k": [1, -2, 3], "x": [0.5, -1.0, 2.0], "name": ["a", "", "Ada"]})
+    told = f"import sys; sys.path.insert(0, {str(core.CHECKOUT / 'benches' / 'peers')!r}); import apart; print("
+    told += f"*apart.answer({[tuple(row.values()) for row in rows.to_pylist()]!r}))"
+    out = subprocess.run([sys.executable, "-c", told], capture_output=True, text=True, check=True).stdout
+    assert tuple(map(int, out.split())) == apart.answer([rows])

@@ -1,18 +1,13 @@
 """NEXMark and a running mean on bytewax, in a process of its own, for `penstock bench nexmark` and `python-state`.
 
-Reads a line of JSON that names a query, a folder of Arrow files with the rows, and the lengths of windows; then runs
-the query once for each further line and answers each with a line of JSON: seconds, rows and a checksum that does not
-depend on the order of rows (that of ``benches/rust/src/nexmark/events.rs``). Rows are tuples that are made before the
-clock starts; one worker, as Python's lock allows no more.
+Told, as ``apart.py`` has it, a query, a folder of Arrow files with the rows, and the lengths of windows. Rows are
+tuples that are made before the clock starts; one worker, as Python's lock allows no more.
 """
 
 from __future__ import annotations
 
-import json
-import struct
-import sys
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any
@@ -20,19 +15,14 @@ from typing import Any
 import bytewax.operators as op
 import bytewax.operators.windowing as win
 import pyarrow as pa
+from apart import COLUMNS, Answer, answer, serve
 from bytewax.dataflow import Dataflow
 from bytewax.testing import TestingSink, TestingSource, run_main
 
 BATCH = 1_000
 _EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
-_MASK = (1 << 64) - 1
-#: Columns of each table.
-_COLUMNS = {
-    "person": ["id", "name", "city", "state", "date_time"],
-    "auction": ["id", "seller", "category", "reserve", "date_time", "expires"],
-    "bid": ["auction", "bidder", "price", "date_time"],
-    "rows": ["k", "v"],
-}
+#: Of NEXMark, and of `python-state`.
+_COLUMNS = COLUMNS | {"rows": ["k", "v"]}
 
 
 def _read(folder: Path, table: str) -> list[tuple[Any, ...]]:
@@ -187,28 +177,7 @@ def mean(flow: Dataflow, tables: Callable[[str], list[Any]], _: dict[str, int]) 
 QUERIES = {"mean": mean, "q1": q1, "q2": q2, "q3": q3, "q4": q4, "q5": q5, "q7": q7, "q8": q8}
 
 
-def answer(rows: Iterable[tuple[Any, ...]]) -> tuple[int, int]:
-    """Number and checksum of rows."""
-    count, total = 0, 0
-    for row in rows:
-        value = 0x1234_5678
-        for cell in row:
-            if isinstance(cell, str):
-                word = 7
-                for byte in cell.encode():
-                    word = (word * 31 + byte) & _MASK
-            elif isinstance(cell, float):
-                word = int.from_bytes(struct.pack("<d", cell), "little")
-            else:
-                word = cell & _MASK
-            value = ((value ^ word) * 0x9E37_79B9_7F4A_7C15) & _MASK
-            value ^= value >> 29
-        count, total = count + 1, (total + value) & _MASK
-    return count, total
-
-
-def main() -> None:
-    told = json.loads(sys.stdin.readline())
+def prepare(told: dict[str, Any]) -> Callable[[], tuple[float, Answer]]:
     folder, query = Path(told["folder"]), QUERIES[told["query"].split("_")[0]]
     read: dict[str, list[Any]] = {}
 
@@ -218,14 +187,16 @@ def main() -> None:
         return read[table]
 
     query(Dataflow("warm"), tables, told)
-    for _ in sys.stdin:
+
+    def once() -> tuple[float, Answer]:
         flow, out = Dataflow("nexmark"), []
         op.output("out", query(flow, tables, told), TestingSink(out))
         begin = time.perf_counter()
         run_main(flow)
-        seconds = time.perf_counter() - begin
-        rows, total = answer(out)
-        print(json.dumps({"seconds": seconds, "rows": rows, "sum": total}), flush=True)
+        return time.perf_counter() - begin, answer(out)
+
+    return once
 
 
-main()
+if __name__ == "__main__":
+    serve(prepare)

@@ -59,7 +59,7 @@ BENCHES: tuple[Bench, ...] = (
     Bench(
         "nexmark",
         "python",
-        "flows of NEXMark in process, w1 and w2, beside native timely; from Python beside bytewax and Spark",
+        "flows of NEXMark in process beside timely; from Python beside bytewax, Pathway, PyFlink and Spark",
         "penstock_bench.nexmark",
     ),
     Bench(

@@ -16,7 +16,7 @@ from pathlib import Path
 import pyarrow as pa
 
 from penstock.errors import EngineError
-from penstock_bench import on_bytewax
+from penstock_bench import apart
 from penstock_bench.measure import Emit, Options, Tell, compare, line
 
 __all__ = ["INPUT", "OUTPUT", "beside_bytewax", "beside_dict", "newest", "run", "running_mean"]
@@ -47,10 +47,10 @@ def run(options: Options, emit: Emit, tell: Tell) -> None:
     for keys, rows in cases.items():
         tell(f"{keys:,} keys")
         beside_dict(NAME, keys, rows, budget, options, emit)
-    if (python := on_bytewax.python(tell)) is not None:
+    if (found := apart.find(apart.BYTEWAX, tell)) is not None:
         keys, rows = BESIDE_BYTEWAX_QUICK if options.quick else BESIDE_BYTEWAX
         tell(f"{keys:,} keys, beside bytewax")
-        beside_bytewax(python, keys, rows, budget, options, emit)
+        beside_bytewax(found, keys, rows, budget, options, emit)
 
 
 def beside_dict(name: str, keys: int, rows: int, budget: float, options: Options, emit: Emit) -> None:
@@ -81,8 +81,8 @@ def beside_dict(name: str, keys: int, rows: int, budget: float, options: Options
     emit(line(name, case, "rows/s", "higher", paired, options, conditions))
 
 
-def beside_bytewax(python: str, keys: int, rows: int, budget: float, options: Options, emit: Emit) -> None:
-    """Run the case beside bytewax, of the environment of `python`, from empty state to the last row.
+def beside_bytewax(peer: apart.Found, keys: int, rows: int, budget: float, options: Options, emit: Emit) -> None:
+    """Run the case beside bytewax, of the environment of `peer`, from empty state to the last row.
 
     Raises
     ------
@@ -93,30 +93,30 @@ def beside_bytewax(python: str, keys: int, rows: int, budget: float, options: Op
 
     blocks = _blocks(keys, rows)
     flow = pk.Flow(INPUT).key_by("k").stateful_map(running_mean, schema=OUTPUT)
-    found: set[on_bytewax.Answer] = set()
+    found: set[apart.Answer] = set()
 
     def ours() -> float:
         begin = time.perf_counter()
         out = list(flow.run(blocks, workers=1))
         seconds = time.perf_counter() - begin
-        found.add(on_bytewax.answer(out))
+        found.add(apart.answer(out))
         return rows / seconds
 
     with tempfile.TemporaryDirectory(prefix="penstock-") as place:
         table = pa.Table.from_batches(blocks)
         with pa.ipc.new_file(Path(place) / "rows.arrow", table.schema) as file:
             file.write_table(table)
-        with on_bytewax.side(python, Path(place), "mean", {}) as ask:
+        with apart.side(peer, Path(place), "mean", {}) as ask:
 
-            def peer() -> float:
+            def other() -> float:
                 seconds, told = ask()
                 found.add(told)
                 return rows / seconds
 
-            paired = compare(budget, ours, peer, left=options.left)
+            paired = compare(budget, ours, other, left=options.left)
     if len(found) != 1:
         raise EngineError(f"{NAME}: bytewax gives other rows ({found}); the figures are void")
-    conditions = {"rows": rows, "block_rows": _BLOCK_ROWS, "versions": {"bytewax": on_bytewax.version()}}
+    conditions = {"rows": rows, "block_rows": _BLOCK_ROWS, "versions": {"bytewax": peer.version}}
     case = f"stateful_map in this process, w1 keys={keys} vs bytewax"
     emit(line(NAME, case, "rows/s", "higher", paired, options, conditions))
 
