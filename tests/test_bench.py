@@ -319,6 +319,10 @@ def _drawn(name: str) -> list[Line]:
             for t in ("threads", "tcp")
             for load in ("calm", "saturated")
         ]
+    if name == "nexmark":
+        peers = [("timely", 1), ("timely", 2), ("bytewax", 1), ("Pathway", 2)]
+        facts = [{"query": query, "beside": peer, "workers": w} for query in ("q1", "q5_beam") for peer, w in peers]
+        return [made(name, f"w{f['workers']} {f['query']} vs {f['beside']}", 12.0, **f) for f in facts]
     ratios = {"time_ratio_min": 0.9, "time_ratio_mean": 1.1, "time_ratio_max": 1.3}
     return [made(name, "o vs free", 0.9, size=3, workers=w, bounds=kind, **ratios) for w, kind in two]
 

@@ -240,6 +240,47 @@ def _join(figure: Figure, lines: Sequence[Line]) -> None:
     _legend(figure, next((axes for axes in panels if axes.lines), panels[0]))
 
 
+def _nexmark(figure: Figure, lines: Sequence[Line]) -> None:
+    """Events per second of both sides, and how many times faster ours is, for each query; native, then from Python."""
+    panels = figure.subplots(2, 2, sharex="col", sharey="row", width_ratios=(1, 2))
+    native = [line for line in lines if line["conditions"]["beside"] == "timely"]
+    python = [line for line in lines if line["conditions"]["beside"] != "timely"]
+    for column, (title, own, target) in enumerate((("native", native, 1.5), ("from Python", python, 10.0))):
+        rates, ratios = panels[0][column], panels[1][column]
+        queries = list(dict.fromkeys(line["conditions"]["query"] for line in own))
+        sides = list(dict.fromkeys((line["conditions"]["beside"], line["conditions"]["workers"]) for line in own))
+        for side, (peer, workers) in enumerate(sides):
+            color, shift = _COLORS[side % len(_COLORS)], (side + 1) / (len(sides) + 1) - 0.5
+            of = [
+                line for line in own if (line["conditions"]["beside"], line["conditions"]["workers"]) == (peer, workers)
+            ]
+            at = [queries.index(line["conditions"]["query"]) + shift for line in of]
+            style = {"color": color, "ls": "none", "ms": 5}
+            name = f"{peer}, {_threads(workers)}"
+            rates.vlines(at, [line["peer"] for line in of], [line["ours"] for line in of], color=color, lw=1, alpha=0.5)
+            rates.plot(at, [line["ours"] for line in of], "o", label=f"ours beside {name}", **style)
+            rates.plot(at, [line["peer"] for line in of], "x", label=name, **style)
+            ranges = [line["conditions"]["paired_ratio_range"] for line in of]
+            ratios.vlines(at, *zip(*ranges, strict=True), color=color, lw=4, alpha=0.35)
+            ratios.plot(at, [line["conditions"]["paired_ratio"] for line in of], "o", **style)
+        ratios.axhline(1.0, color=_FREE, lw=1)
+        ratios.axhline(target, color=_FREE, lw=1, ls=":")
+        ratios.set_xticks(range(len(queries)), [query.split("_")[0] for query in queries])
+        for edge in range(1, len(queries)):
+            for axes in (rates, ratios):
+                axes.axvline(edge - 0.5, color=_FREE, lw=0.4, alpha=0.5)
+        rates.set_title(title, fontsize=10)
+        if sides:
+            rates.legend(fontsize=7, ncols=2, loc="lower center", bbox_to_anchor=(0.5, 1.07), frameon=False)
+    for row in panels:
+        row[0].set_yscale("log")
+        for axes in row:
+            _decades(axes.yaxis)
+    panels[0][0].set_ylabel("M events/s; dots: ours")
+    panels[1][0].set_ylabel("ours / peer; dotted: wanted")
+    figure.suptitle("NEXMark: ours beside each peer, median and range of the pairs", x=0.01, ha="left")
+
+
 _PLACES = {"threads": "in process", "tcp": "over TCP"}
 _LOADS = {"calm": "-", "saturated": "--"}
 _JOIN_STEPS = {
@@ -258,6 +299,7 @@ PICTURES: dict[str, Callable[[Any, Sequence[Line]], None]] = {
     "faucet-sensitivity": _sensitivity,
     "migration": _migration,
     "join": _join,
+    "nexmark": _nexmark,
 }
 
 #: Conditions that every line of theirs has.
@@ -276,6 +318,7 @@ _NEEDED = {
         "restart_series",
     },
     "join": {"part"},
+    "nexmark": {"query", "beside", "workers"},
 }
 
 
@@ -313,3 +356,11 @@ def _plain(axis: Any) -> None:
     if axis.axis_name == "y":
         axis.set_major_locator(LogLocator(base=10, subs=(1.0, 2.0, 5.0), numticks=20))
     axis.set_minor_formatter(NullFormatter())
+
+
+def _decades(axis: Any) -> None:
+    """The same of an axis over many powers of ten, which alone have numbers."""
+    from matplotlib.ticker import LogLocator
+
+    _plain(axis)
+    axis.set_major_locator(LogLocator(base=10, numticks=20))

@@ -39,8 +39,8 @@ _TOLD = {
         "pinned",
         "at",
     ),
-    # Curves, for the picture.
-    *("series", "restart_series", "moves"),
+    # Curves, for the picture, and what a case is called.
+    *("series", "restart_series", "moves", "query", "beside"),
 }
 
 _HEAD = """\
