@@ -1,4 +1,4 @@
-"""`penstock.spark._tasks.heap`: what a process has loaded is looked at by the garbage collector once."""
+"""`penstock.spark._tasks.heap`: the garbage collector looks once at what a process has loaded."""
 
 from __future__ import annotations
 
@@ -32,6 +32,10 @@ settle()
 assert gc.get_freeze_count() <= hidden and later() is not None, "once"
 gc.collect()
 assert later() is None, "what came later is collected as ever"
+before = gc.get_freeze_count()
+import xmlrpc.server
+settle()
+assert gc.get_freeze_count() > before + 1_000, "what is loaded later is hidden then"
 child = os.fork()
 if child == 0:
     more = [[] for _ in range(5_000)]
