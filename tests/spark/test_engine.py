@@ -243,6 +243,24 @@ def test_narrow_rows_cross_in_larger_batches(
     assert session.conf.get(setting) == str(before)
 
 
+@pytest.mark.parametrize(
+    ("columns", "most", "within"),
+    [
+        ({"k": pa.int64()}, "64m", "2147483647"),
+        ({"k": pa.int64()}, "1m", "1m"),
+        ({"k": pa.int64(), "s": pa.string()}, "64m", "64m"),
+    ],
+)
+def test_spark_adds_up_bytes_only_where_rows_may_reach_the_limit(
+    cluster: Any, columns: dict[str, pa.DataType], most: str, within: str
+) -> None:
+    session, setting = cluster.newSession(), "spark.sql.execution.arrow.maxBytesPerBatch"
+    session.conf.set(setting, most)
+    with feeds.larger_batches(session, [pa.schema(columns)]):
+        assert session.conf.get(setting) == within
+    assert session.conf.get(setting) == most, "as it was"
+
+
 def test_counts_equal_pandas_with_bins_moving_while_rows_pass(cluster: Any, engine: pk.Engine, tmp_path: Path) -> None:
     brake = tmp_path / "brake"
 

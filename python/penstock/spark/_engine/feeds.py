@@ -27,6 +27,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from penstock._schema import conform
+from penstock._sizes import parse_bytes
 from penstock.errors import AuthenticationError, ProtocolError
 from penstock.spark._session.collect import to_batches
 from penstock.spark._tasks.apart import renamed, split
@@ -45,6 +46,9 @@ _FEW_ROWS, _FEW_BYTES, _MOST_ROWS = 8_192, 1 << 20, 16_384
 #: Rows of an Arrow batch for a feed at most, and bytes: a multiple of the caches costs more than it saves.
 _BATCH_ROWS, _BATCH_BYTES = 65_536, 2 << 20
 _BATCH_CONF = "spark.sql.execution.arrow.maxRecordsPerBatch"
+#: Bytes of an Arrow batch, where Spark has that setting. Unless it says no limit, Spark adds up all columns after every
+#: row: more than half of what its tasks do to bring a narrow row to Python.
+_BYTES_CONF, _NO_LIMIT = "spark.sql.execution.arrow.maxBytesPerBatch", str((1 << 31) - 1)
 #: How many small batches one that was too large is behind at most, before the driver is tried again.
 _LONGEST = 64
 
@@ -274,6 +278,8 @@ def first(df: DataFrame) -> list[pa.RecordBatch] | None:
 def larger_batches(session: SparkSession, schemas: Iterable[pa.Schema]) -> Iterator[None]:
     """While this lasts, what the session sends to Python comes in larger Arrow batches, where its rows are narrow.
 
+    Neither does Spark look at the bytes of a batch then, unless its limit is so low that such a batch could reach it.
+
     Parameters
     ----------
     session : pyspark.sql.SparkSession
@@ -282,17 +288,32 @@ def larger_batches(session: SparkSession, schemas: Iterable[pa.Schema]) -> Itera
         What is sent: a row of all together.
     """
     rows = _batch_rows(schemas)
-    before = session.conf.get(_BATCH_CONF)
-    if before is None or not 0 < int(before) < rows:  # 0 or less is without limit
+    before = _setting(session, _BATCH_CONF)
+    if before is None or not 0 < int(before) <= rows:  # 0 or less is without limit
         yield
         return
-    session.conf.set(_BATCH_CONF, str(rows))
+    had, wanted = {_BATCH_CONF: before}, {_BATCH_CONF: str(rows)}
+    most = _setting(session, _BYTES_CONF)
+    # So many rows of them never come near it.
+    if most is not None and parse_bytes(most, _BYTES_CONF) >= 2 * _BATCH_BYTES:
+        had[_BYTES_CONF], wanted[_BYTES_CONF] = most, _NO_LIMIT
     try:
+        for name, value in wanted.items():
+            session.conf.set(name, value)
         yield
     finally:
         # The session may have ended meanwhile.
         with contextlib.suppress(Exception):
-            session.conf.set(_BATCH_CONF, before)
+            for name, value in had.items():
+                session.conf.set(name, value)
+
+
+def _setting(session: SparkSession, name: str) -> str | None:
+    """A setting of Spark's; None where this Spark has none of that name."""
+    try:
+        return session.conf.get(name)
+    except Exception:
+        return None
 
 
 def _batch_rows(schemas: Iterable[pa.Schema]) -> int:
