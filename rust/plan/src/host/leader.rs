@@ -282,10 +282,9 @@ impl Leader {
     }
 
     fn migrate(&mut self, probe: &ProbeHandle<FlowTime>, done: &mut dyn FnMut(Migrated)) -> bool {
-        if let Some(held) = self.held
-            && (!self.queue.is_empty() || !self.running.is_empty())
-        {
-            // Within its epoch control may always go on; the next one comes when all else of this one is done.
+        if let Some(held) = self.held {
+            // Also when nothing is to move: what was sent at that time waits for it, and who leaves for what it has of that. Within its
+            // epoch control may always go on; the next one comes when all else of this one is done.
             let (now, next) = (self.time(), FlowTime::new(held.epoch, held.slice.saturating_add(1)));
             if now <= held && now.epoch == held.epoch && next.slice < CLOSE {
                 self.advance(next);

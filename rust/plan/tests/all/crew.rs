@@ -116,3 +116,29 @@ fn counts_are_exact_while_crews_come_and_go() {
     drop(group.stop());
     drop(second);
 }
+
+/// Who comes is told the watermark at the time at which the first worker stands: that has to pass although nothing is fed and nothing moves.
+#[test]
+fn crews_leave_an_idle_run_that_gave_them_nothing() {
+    let (mut seats, door) = fabric::joinable(1);
+    let mut config = GroupConfig::founding(counting("update"), Arc::new(NoCalls), 4, 1);
+    config.gather = true;
+    let (sender, events) = unbounded();
+    let group = Group::start(config.clone(), vec![seats.remove(0)], Resident::fresh(), sender).unwrap();
+    let batches = vec![rows(&["k", "v"], &[vec![1, 2]]).into()];
+    group.release(0, vec![PartitionRows { source: 0, partition: 0, batches, rows_before: 0 }], Some(5)).unwrap();
+    until(&events, &mut BTreeMap::new(), |event| matches!(event, Event::EpochDone { .. }).then_some(()));
+    for worker in 1..4 {
+        let (sender, told) = unbounded();
+        let crew = Crew::start(config.clone(), door.ask(1).unwrap().seats().unwrap(), &sender).unwrap();
+        let joined = told.recv_timeout(PATIENCE).unwrap();
+        assert!(matches!(joined, CrewEvent::Joined { worker: joined } if joined == worker), "{joined:?}");
+        while group.members() != [0, worker as u32] {
+            assert!(!group.has_ended());
+        }
+        crew.leave();
+        let left = told.recv_timeout(PATIENCE).unwrap();
+        assert!(matches!(left, CrewEvent::Left { worker: left } if left == worker), "{left:?}");
+    }
+    drop(group.stop());
+}
