@@ -238,12 +238,12 @@ impl WorkerLoop {
     /// that, and is told the watermark.
     fn welcome(&mut self) -> bool {
         let Some(known) = &mut self.members else { return false };
-        // Ids ascend and are never used again, so as many with the same last one are the same, or some have gone.
         let now = self.worker.members();
         if *known == now {
             return false;
         }
-        let come = now.last() > known.last();
+        // Not always the one with the greatest number: of several that join, the first may be the last to have its place.
+        let come = now.iter().any(|id| known.binary_search(id).is_err());
         self.gauges.tell_members(now.clone());
         *known = now;
         if come {
