@@ -336,6 +336,51 @@ def test_a_rescale_that_is_cancelled_goes_back(processes: int) -> None:
     assert got == _sorted(flow.run(source, streaming=True))
 
 
+class _CancelledLate:
+    """A native run whose first migration is told to its crew only when its rescale was cancelled, which is too late."""
+
+    def __init__(self, native: Any, handles: list[Any]) -> None:
+        self._native, self._handles = native, handles
+        self._cancelled = False
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._native, name)
+
+    def wait_migration(self, handle: int, timeout: float) -> Any:
+        if self._cancelled:
+            return self._told.pop() if self._told else self._native.wait_migration(handle, timeout)
+        told = self._native.wait_migration(handle, timeout)
+        if told is not None:
+            self._told = [told]
+            self._cancelled = True
+            self._handles[0].cancel()
+        return None
+
+
+def test_a_rescale_that_is_cancelled_when_all_bins_have_moved_moves_them_back() -> None:
+    flow = pk.Flow(_COLUMNS).key_by("k").agg(n=pk.count(), s=pk.sum("v"))
+    source = _keys(12)
+    with flow.start(processes=1, streaming=True) as session:
+        handles: list[Any] = []
+        crew = session._crew
+        assert crew is not None
+        pids = crew.processes
+
+        def fed() -> Iterator[pa.RecordBatch]:
+            yield from source[:4]
+            crew._native = _CancelledLate(crew._native, handles)  # type: ignore[assignment]
+            handles.append(session.rescale(3))
+            yield from source[4:8]
+            assert handles[0].wait(60) == 1
+            assert crew.processes == pids
+            # There, and back.
+            assert handles[0].report.bins == 2 * 170
+            yield from source[8:]
+
+        got = _sorted(session.run(fed()))
+    assert got == _sorted(flow.run(source, streaming=True))
+
+
 @pytest.mark.parametrize("count", [0, -1, "two", True, 1.5, MOST_PROCESSES + 1])
 def test_a_number_of_processes_that_cannot_be_is_refused(count: Any) -> None:
     flow = pk.Flow("k bigint").key_by("k").agg(n=pk.count())

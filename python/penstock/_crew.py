@@ -503,10 +503,10 @@ class Crew:
         told = self._native.wait_migration(self._migration, 0.0)
         if told is None:
             return False
-        self._migration, cut_off = None, told["moved"] < len(self._todo)
-        self._todo = []
+        self._migration, self._todo = None, []
         self._now._moved(told["moved"], max((step["paused_ns"] for step in told["steps"]), default=0) / 1e9)
-        return not cut_off
+        # It may have ended before it could be cut off: what is to move now follows from where bins are.
+        return False
 
     def _fail(self, error: Exception) -> None:
         """End the rescale under way with an error: once it has gone back, where the run goes on."""
