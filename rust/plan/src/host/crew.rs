@@ -12,7 +12,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use crossbeam::channel::{Receiver, Sender, bounded, unbounded};
-use penstock_dataflow::{Endpoint, Waker, Worker};
+use penstock_dataflow::{Endpoint, Error, Waker, Worker};
 
 use super::build::{self, Built, Shared};
 use super::group::{GroupConfig, HostError};
@@ -130,7 +130,8 @@ impl Crew {
         self.shared.part_loads()
     }
 
-    /// Asks all workers to leave the run. They own no bin any more.
+    /// Asks all workers to leave the run. They own no bin any more, and nothing moves until they have left: who leaves hears of no control, and
+    /// routes what it has by what it knows.
     pub fn leave(&self) {
         self.wishes.leave.store(true, Ordering::Release);
         self.wake();
@@ -196,31 +197,78 @@ fn take_part(
     (wakes, mut told): (&Sender<Waker>, Told),
     events: &Sender<CrewEvent>,
 ) -> Result<(), HostError> {
-    let mut worker = Worker::new(seat);
+    let worker = Worker::new(seat);
     let _ = wakes.send(worker.waker());
-    let mut built = build::build(&mut worker, config, shared, None)?;
-    while worker.try_bootstrap()?.is_none() {
-        if wishes.stop.load(Ordering::Acquire) {
-            return Ok(());
+    let mut guest = Guest::new(worker, config, shared)?;
+    while !wishes.stop.load(Ordering::Acquire) {
+        match guest.turn(wishes.leave.load(Ordering::Acquire), true)? {
+            Turn::Waited => told.answer(&guest.worker, &guest.built),
+            Turn::Joined => {
+                told.tell(&guest.worker, &guest.built);
+                let _ = events.send(CrewEvent::Joined { worker: guest.worker.index() });
+            }
+            Turn::Worked => told.answer(&guest.worker, &guest.built),
+            Turn::Ended => break,
         }
-        told.answer(&worker, &built);
-        worker.park(Some(JOIN_TICK));
     }
-    // The first worker alone feeds and controls.
-    drop((built.input.take(), built.control.take()));
-    told.tell(&worker, &built);
-    let _ = events.send(CrewEvent::Joined { worker: worker.index() });
-    let mut leaves = false;
-    while !wishes.stop.load(Ordering::Acquire) && !worker.has_left() {
-        if !leaves && wishes.leave.load(Ordering::Acquire) {
-            worker.start_leaving()?;
-            leaves = true;
-        }
-        if !worker.step_or_park(None)? {
-            break;
-        }
-        told.answer(&worker, &built);
-    }
-    told.tell(&worker, &built);
+    told.tell(&guest.worker, &guest.built);
     Ok(())
+}
+
+/// What became of a turn.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Turn {
+    /// It has no place yet.
+    Waited,
+    /// It has one now.
+    Joined,
+    /// It took part.
+    Worked,
+    /// It has left, or all is done.
+    Ended,
+}
+
+/// A worker that joins, takes part and leaves, turn by turn.
+pub(super) struct Guest {
+    pub(super) worker: Worker,
+    pub(super) built: Built,
+    joined: bool,
+    leaves: bool,
+}
+
+impl Guest {
+    /// Builds the plan.
+    ///
+    /// # Errors
+    /// As [`build::build`].
+    pub(super) fn new(mut worker: Worker, config: &GroupConfig, shared: &Shared) -> Result<Self, HostError> {
+        let built = build::build(&mut worker, config, shared, None)?;
+        Ok(Guest { worker, built, joined: false, leaves: false })
+    }
+
+    /// Does what can be done now; before that it may park while there is nothing.
+    ///
+    /// # Errors
+    /// Why it does not join, or the run has ended.
+    pub(super) fn turn(&mut self, leave: bool, park: bool) -> Result<Turn, Error> {
+        let Guest { worker, built, joined, leaves } = self;
+        if !*joined {
+            if worker.try_bootstrap()?.is_none() {
+                if park {
+                    worker.park(Some(JOIN_TICK));
+                }
+                return Ok(Turn::Waited);
+            }
+            // The first worker alone feeds and controls.
+            drop((built.input.take(), built.control.take()));
+            *joined = true;
+            return Ok(Turn::Joined);
+        }
+        if leave && !*leaves {
+            worker.start_leaving()?;
+            *leaves = true;
+        }
+        let more = if park { worker.step_or_park(None)? } else { worker.step()? };
+        Ok(if more && !worker.has_left() { Turn::Worked } else { Turn::Ended })
+    }
 }

@@ -50,6 +50,8 @@ mod inline;
 mod leader;
 mod pieces;
 mod record;
+#[cfg(test)]
+mod rescaling;
 mod resident;
 mod rows;
 #[cfg(test)]
