@@ -342,6 +342,7 @@ class _CancelledLate:
     def __init__(self, native: Any, handles: list[Any]) -> None:
         self._native, self._handles = native, handles
         self._cancelled = False
+        self._told: list[dict[str, Any]] = []
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._native, name)
