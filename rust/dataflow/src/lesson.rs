@@ -31,6 +31,11 @@ impl Pupils {
         self.waiting.borrow_mut().push(pupil);
         self.activator.activate();
     }
+
+    /// Whether nobody waits to be taught.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.waiting.borrow().is_empty()
+    }
 }
 
 /// Where a lesson arrives.

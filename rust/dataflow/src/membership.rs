@@ -309,10 +309,11 @@ impl Membership {
         self.member.borrow().may_drain()
     }
 
-    /// Whether no operator has anything any more.
+    /// Whether no operator has anything any more, and none has a joiner to teach: nobody else would.
     pub(crate) fn is_worked_off(&self) -> bool {
         let worked_off = |book: &Book| book.open.as_ref().is_none_or(|(family, _)| is_worked_off(family));
         self.books.borrow().books.values().all(worked_off)
+            && self.schools.borrow().iter().all(|(_, pupils)| pupils.is_empty())
     }
 
     /// Whether it takes part: what is asked for at the door reaches the lead by it.

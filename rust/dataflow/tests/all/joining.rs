@@ -1,5 +1,7 @@
 //! Threads join a running dataflow in the middle of an epoch, with capabilities, and leave it; what is refused, and how.
 
+use std::cell::Cell;
+use std::rc::Rc;
 use std::sync::mpsc;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -178,6 +180,69 @@ fn a_leaver_sends_to_itself_what_it_held() {
         result.unwrap_or_else(|error| panic!("worker {index}: {error}"));
     }
     assert_eq!(sorted(&log), [(0, 0), (1, 1)]);
+}
+
+/// who is to teach a joiner leaves when it has, however late its operator can.
+#[test]
+fn a_leaver_teaches_first() {
+    let (see, seen) = mpsc::channel();
+    let (see, seen) = (Mutex::new(see), Mutex::new(seen));
+    let mut run = execute_joinable(1, move |worker| {
+        let (index, can, learned) = (worker.index(), Rc::new(Cell::new(false)), Rc::new(Cell::new(None)));
+        let (teaches, learns) = (can.clone(), learned.clone());
+        let (input, activator) = worker.dataflow::<u64, _>("lessons", |scope| {
+            let (input, stream) = scope.new_input::<Vec<u64>>();
+            let mut builder = OperatorBuilder::new(scope, "school");
+            let mut numbers = builder.input(&stream, Pipeline);
+            let (lesson, activator) = (builder.lesson::<u64>(), builder.activator());
+            builder.build(|_| {
+                move |_| {
+                    while numbers.next().is_some() {}
+                    if let Some(came) = lesson.learn() {
+                        learns.set(Some(came));
+                    }
+                    if teaches.get() {
+                        lesson.pupils().into_iter().for_each(|pupil| lesson.teach(pupil, 7));
+                    }
+                    Ok(())
+                }
+            });
+            (input, activator)
+        });
+        worker.bootstrap()?;
+        if index == 1 {
+            while worker.peers() == 2 {
+                worker.step_or_park(None)?;
+            }
+            see.lock().unwrap().send(())?;
+            while learned.get().is_none() {
+                worker.step_or_park(None)?;
+            }
+            drop(input);
+            return Ok(learned.get());
+        }
+        while worker.peers() < 2 {
+            worker.step_or_park(None)?;
+        }
+        worker.start_leaving()?;
+        while seen.lock().unwrap().try_recv().is_err() {
+            worker.step()?;
+        }
+        // The other one sees only itself: nothing more comes.
+        for _ in 0..1_000 {
+            worker.step()?;
+        }
+        assert!(!worker.has_left(), "it has not taught");
+        can.set(true);
+        activator.activate();
+        while !worker.has_left() {
+            worker.step_or_park(None)?;
+        }
+        Ok::<_, BoxError>(None)
+    });
+    run.join(1).unwrap();
+    let learned: Vec<Option<u64>> = run.finish().into_iter().map(|(_, result)| result.unwrap()).collect();
+    assert_eq!(learned, [None, Some(7)]);
 }
 
 /// two dataflows, a loop in a nested scope, and a broadcast; two join at once, a founder leaves.
