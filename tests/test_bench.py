@@ -686,9 +686,9 @@ def _counts_in_foreach_batch(found: list[dict[str, Any]]) -> None:
     assert {one["name"] for one in found} == {"foreach-batch-count"}
     identity = "identity mapInArrow"
     assert [one["case"].partition(" rows=")[2] for one in found] == [
-        f"500 noop vs {identity}",
         "500 noop vs Spark groupBy.count, RocksDB",
         "500 noop vs Spark groupBy.count, default store",
+        f"500 noop vs {identity}",
         f"250 noop vs {identity}",
         f"500 parquet vs {identity}",
         f"250 parquet vs {identity}",

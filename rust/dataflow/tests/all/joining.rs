@@ -170,7 +170,8 @@ fn a_leaver_sends_to_itself_what_it_held() {
         input.send(vec![index as u64]);
         if index == 0 {
             worker.leave()?;
-            return Ok(assert!(worker.has_left()));
+            assert!(worker.has_left());
+            return Ok(());
         }
         input.advance_to(1)?;
         worker.step_until(None, || !probe.less_than(&1))?;
