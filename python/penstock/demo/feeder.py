@@ -71,8 +71,9 @@ class Feeder:
             self.error = error
 
     def _load(self) -> None:
-        # At a generator's rate of as many bids a second, all of them bid within the last one.
-        source = self._source(self.bidders, time.time() - 1)
+        # At a generator's rate of as many bids a second, all of them bid within about a second, which has passed: it is
+        # somewhat more, since of the events that each file takes some are left over.
+        source = self._source(self.bidders, time.time() - 1.1)
         for index in range(_LOAD_FILES):
             first, end = (self.bidders * part // _LOAD_FILES for part in (index, index + 1))
             if self._stop.is_set() or first == end:
