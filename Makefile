@@ -46,7 +46,7 @@ format: setup ## rewrite the sources in the project's format
 	$(BIN)/ruff format python benches tests scripts
 
 test-rust: setup ## cargo test
-	@$(STEP) "cargo test" scripts/test_rust.sh
+	@$(STEP) "cargo test" $(PYTHON) scripts/test_rust.py
 
 test-python: setup ## pytest
 	@$(STEP) "penstock-bench" sh -c 'cargo test --quiet --workspace --locked --no-run --test late && touch "$${CARGO_TARGET_DIR:-target}/debug/penstock-bench"'
@@ -59,7 +59,7 @@ wheel: setup ## target/wheels/penstock-*.whl, fully optimised (some ten minutes 
 	@$(BIN)/python scripts/check_wheel.py target/wheels/penstock-*.whl
 
 test-long: setup ## what repeats for minutes: every test, more cases and seeds, fresh ones each time (SEED=, which it prints, for the same again)
-	@$(STEP) "cargo test, more seeds" env PENSTOCK_SEEDS=$${PENSTOCK_SEEDS:-3000} PENSTOCK_STATES=$${PENSTOCK_STATES:-1000000} PROPTEST_CASES=$${PROPTEST_CASES:-2000} PROPTEST_RNG_SEED=$(SEED) scripts/test_rust.sh
+	@$(STEP) "cargo test, more seeds" env PENSTOCK_SEEDS=$${PENSTOCK_SEEDS:-3000} PENSTOCK_STATES=$${PENSTOCK_STATES:-1000000} PROPTEST_CASES=$${PROPTEST_CASES:-2000} PROPTEST_RNG_SEED=$(SEED) $(PYTHON) scripts/test_rust.py
 	@$(STEP) "classes of Spark for tests" $(BIN)/python tests/spark_classes.py
 	@$(STEP) "pytest --long, SEED=$(SEED)" env HYPOTHESIS_PROFILE=$${HYPOTHESIS_PROFILE:-fresh} $(BIN)/python -m pytest --long --hypothesis-seed=$(SEED) --durations=15 $(ARGS)
 

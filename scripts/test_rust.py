@@ -1,0 +1,121 @@
+"""cargo test for the workspace, as many of its programs at once as there are cores.
+
+Usage: ``python scripts/test_rust.py`` (or ``make test-rust``). Cargo builds all test programs and would run one after
+the other, though many of them keep one core busy; here the next one starts when one ends, large ones first. Each says
+in a line what it took, and one that fails is told as a whole. Then come the examples of the documentation, as cargo
+runs them. All of them run, whatever fails.
+
+By default each property has the same cases each time: ``PROPTEST_RNG_SEED`` names others. The binding crate has no
+tests of its own: it is tested through Python. Only the standard library is used here.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from pathlib import Path
+from typing import NamedTuple
+
+CARGO = ["cargo", "test", "--workspace", "--locked"]
+#: Results of a program, as its harness tells them.
+_RESULT = re.compile(r"^test result: \w+\. (\d+) passed; (\d+) failed; (\d+) ignored", re.MULTILINE)
+
+
+class Program(NamedTuple):
+    """A test program: what it is called, its file, and where its package is."""
+
+    name: str
+    file: str
+    package: Path
+
+
+class Outcome(NamedTuple):
+    """What became of a program: its exit status, all that it wrote, and how long it took in seconds."""
+
+    status: int
+    output: str
+    seconds: float
+
+
+def build() -> list[Program]:
+    """Build all test programs; ends this process where that fails."""
+    command = [*CARGO, "--no-run", "--message-format=json-render-diagnostics"]
+    run = subprocess.run(command, stdout=subprocess.PIPE, text=True)
+    if run.returncode:
+        sys.exit(run.returncode)
+    programs = []
+    for line in run.stdout.splitlines():
+        told = json.loads(line)
+        if told["reason"] != "compiler-artifact" or not told["profile"]["test"] or not told["executable"]:
+            continue
+        package = Path(told["manifest_path"]).parent
+        source = Path(told["target"]["src_path"]).relative_to(package)
+        programs.append(Program(f"{package.relative_to(Path.cwd())}/{source}", told["executable"], package))
+    # A large program tends to have many tests: what takes long is not left for the end.
+    return sorted(programs, key=lambda program: Path(program.file).stat().st_size, reverse=True)
+
+
+def run(program: Program) -> Outcome:
+    """Run one, as cargo does: in the folder of its package."""
+    began = time.monotonic()
+    environment = os.environ | {"CARGO_MANIFEST_DIR": str(program.package)}
+    ended = subprocess.run(
+        [program.file],
+        cwd=program.package,
+        env=environment,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        encoding="utf-8",
+        errors="replace",
+    )
+    return Outcome(ended.returncode, ended.stdout, time.monotonic() - began)
+
+
+def tell(program: Program, outcome: Outcome) -> int:
+    """Print what became of a program, and return how many of its tests passed."""
+    results = [tuple(map(int, found)) for found in _RESULT.findall(outcome.output)]
+    passed = sum(found[0] for found in results)
+    ignored = sum(found[2] for found in results)
+    if outcome.status:
+        print(f"\n{outcome.output}\n")
+    verdict = f"FAILED with exit status {outcome.status}" if outcome.status else f"{passed} passed"
+    print(f"{program.name}: {verdict}{f', {ignored} ignored' if ignored else ''}, {outcome.seconds:.1f} s", flush=True)
+    return passed
+
+
+def main() -> int:
+    os.chdir(Path(__file__).resolve().parent.parent)
+    seed = os.environ.setdefault("PROPTEST_RNG_SEED", "20")
+    print(f"properties: PROPTEST_RNG_SEED={seed} PROPTEST_CASES={os.environ.get('PROPTEST_CASES', '256')}", flush=True)
+    began = time.monotonic()
+    programs = build()
+    print(f"{len(programs)} programs built, {time.monotonic() - began:.0f} s", flush=True)
+
+    began, passed, failed = time.monotonic(), 0, []
+    pool = ThreadPoolExecutor(os.cpu_count())
+    try:
+        running = {pool.submit(run, program): program for program in programs}
+        for done in as_completed(running):
+            program, outcome = running[done], done.result()
+            passed += tell(program, outcome)
+            if outcome.status:
+                failed.append(program.name)
+    finally:
+        pool.shutdown(cancel_futures=True)
+    print(f"{passed} tests passed, {time.monotonic() - began:.0f} s", flush=True)
+
+    if subprocess.run([*CARGO, "--quiet", "--no-fail-fast", "--doc"]).returncode:
+        failed.append("examples of the documentation")
+    if failed:
+        print(f"failed: {', '.join(failed)}", file=sys.stderr)
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
