@@ -143,6 +143,21 @@ impl KeyedSpec {
         }
     }
 
+    /// The same of rows that come when a watermark is known up to which windows have closed: a top over raw rows leaves out here what the block
+    /// itself shows to be out. Rows that are late stay, to be told of.
+    ///
+    /// # Errors
+    /// As [`assign`](Self::assign).
+    pub fn assign_after(&self, batch: &RecordBatch, watermark_us: i64) -> Result<RecordBatch, OpError> {
+        match &self.kind {
+            KeyedKind::Top(top) => match top.cut_raw(&self.step, batch, watermark_us)? {
+                Some(few) => self.assign(&few),
+                None => self.assign(batch),
+            },
+            _ => self.assign(batch),
+        }
+    }
+
     /// One key hash per row of an assigned block.
     ///
     /// # Errors

@@ -4,7 +4,7 @@
 //! at the end of input. Nulls rank last; floats rank in their total order.
 //!
 //! A bin keeps only candidates: rows that can still be in the top n, as arrow-row bytes. A block is cut to its own candidates before it is
-//! exchanged, so a window of many keys costs the network n rows per worker. Ties at rank n are all kept; they bound memory.
+//! exchanged, so a window of many keys costs the network n rows per worker; raw rows before windows are assigned to them, but for those that may be late. Ties at rank n are all kept; they bound memory.
 
 use std::collections::{BTreeMap, HashMap};
 use std::hash::Hash;
@@ -33,6 +33,9 @@ const TAG: u8 = b'T';
 const VERSION: u8 = 2;
 /// Of the entries.
 const ENTRIES_VERSION: u8 = 1;
+
+/// Columns of a window's bounds before those of the rows in it.
+const BOUNDS: usize = 2;
 
 /// What a top step ranks.
 #[derive(Clone, Debug, PartialEq)]
@@ -71,6 +74,43 @@ impl Top {
     pub(crate) fn cut(&self, batch: &RecordBatch) -> Result<RecordBatch, OpError> {
         let rows = self.candidates(batch, 0..batch.num_rows() as u32)?;
         if rows.len() == batch.num_rows() { Ok(batch.clone()) } else { take_rows(batch, &rows) }
+    }
+
+    /// The raw rows of a block that can be in the top n of a window, or are late when windows have closed up to a watermark; none where all are, or where
+    /// it is not raw integers in groups that are windows that are ranked.
+    pub(crate) fn cut_raw(
+        &self,
+        step: &StepName,
+        batch: &RecordBatch,
+        watermark: i64,
+    ) -> Result<Option<RecordBatch>, OpError> {
+        let Some((windows, event_time)) = &self.assign else { return Ok(None) };
+        let by = self.by.checked_sub(BOUNDS).filter(|_| self.group.iter().all(|at| *at < BOUNDS));
+        let Some(ranks) = by.and_then(|by| self.ranks(batch.column(by))) else { return Ok(None) };
+        let (mut times, absent) = event_times(step, event_time, event_time.column, batch)?;
+        windows.to_axis(&mut times);
+        let open = windows.first_open(watermark);
+        let mut absent = absent.into_iter().peekable();
+        let (mut rows, mut row) = (Vec::new(), 0);
+        while let Some(&time) = times.get(row as usize) {
+            if absent.next_if_eq(&row).is_some() {
+                rows.push(row);
+                row += 1;
+                continue;
+            }
+            // Rows of one stretch are in the same windows: who is out in one is out in all.
+            let within = windows.stretch(time);
+            let run = times[row as usize..].iter().take_while(|time| within.contains(*time)).count() as u32;
+            let these = row..row + run;
+            row += run;
+            if windows.starts(time).next().is_some_and(|first| first < open) {
+                rows.extend(these);
+            } else {
+                let rank = |row: u32| ranks[row as usize];
+                rows.append(&mut candidates(self.n, (|_, _| true, |_| ()), rank, these));
+            }
+        }
+        if rows.len() == batch.num_rows() { Ok(None) } else { take_rows(batch, &rows).map(Some) }
     }
 
     /// Of `rows` of a block those with fewer than `n` strictly better ones in their group. Integers are compared as such, other values as

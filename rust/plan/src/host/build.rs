@@ -18,8 +18,8 @@ use std::time::{Duration, Instant};
 use arrow_array::RecordBatch;
 use arrow_select::concat::concat_batches;
 use penstock_bins::{
-    BinEvent, BinState, BinTable, BinsError, Config, Control, ControlInput, Moment, Rebuilt, Routing, Shelf, Stateful,
-    Stats, range_of, stateful_divided,
+    BinEvent, BinState, BinTable, BinsError, Block, Config, Control, ControlInput, Moment, Rebuilt, Routing, Shelf,
+    Stateful, Stats, range_of, stateful_divided,
 };
 use penstock_dataflow::{BoxError, InputHandle, Pipeline, Scope, Stream, Worker};
 use penstock_files::Range;
@@ -535,8 +535,37 @@ fn entered(
 }
 
 fn assigned(blocks: &Blocks, keyed: KeyedSpec) -> Blocks {
-    let name = format!("assign {}", keyed.step);
-    each_rows(blocks, &name, move |batch| Ok(FlowBlock::rows(keyed.assign(&batch)?)))
+    blocks.unary(Pipeline, &format!("assign {}", keyed.step), |_| {
+        // The last epoch that has ended here, and the watermark by then: operators have none that is greater before they have seen rows of the next epoch.
+        let (mut ended, mut watermark) = (None, None);
+        move |input, output, _| {
+            while let Some((capability, block)) = input.next() {
+                let epoch = capability.time().epoch;
+                let block = match block {
+                    FlowBlock::Rows { batch, .. } => {
+                        let known = watermark.filter(|_| ended.is_some_and(|ended: u64| ended + 1 >= epoch));
+                        FlowBlock::rows(match known {
+                            Some(watermark) => keyed.assign_after(&batch, watermark)?,
+                            None => keyed.assign(&batch)?,
+                        })
+                    }
+                    FlowBlock::Watermark(reached) => {
+                        watermark = watermark.max(Some(reached));
+                        block
+                    }
+                    FlowBlock::EndEpoch => {
+                        ended = Some(epoch);
+                        block
+                    }
+                    other => other,
+                };
+                if !block.is_empty() {
+                    output.session(&capability).give(block);
+                }
+            }
+            Ok(())
+        }
+    })
 }
 
 type Keyed = Stateful<FlowTime, State, FlowBlock>;

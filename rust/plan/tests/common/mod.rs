@@ -220,7 +220,7 @@ impl Cluster {
             let Stateless::Map(map) = step else { panic!("{} is no map", step.step()) };
             batch = map.apply(&self.calls, &batch)?;
         }
-        let routed = stage.keyed.assign(&batch)?;
+        let routed = stage.keyed.assign_after(&batch, self.watermark)?;
         assert_eq!(routed.schema(), stage.keyed.routed);
         let hashes = stage.keyed.hashes(&routed)?;
         let routed = stage.keyed.carry(routed)?;
