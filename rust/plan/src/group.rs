@@ -90,13 +90,8 @@ impl GroupBy {
             if fit == 0 {
                 // A part that is larger than a group is touched and updated in pieces.
                 let table = panes_of(bins, first.bin)?.table_mut(first.pane);
-                for start in first.at.clone().step_by(TOUCHED) {
-                    let at = start..first.at.end.min(start + TOUCHED);
-                    std::hint::black_box(table.touch(&hashes[at.clone()]));
-                    let rows = rows.get(at.clone()).unwrap_or_default();
-                    let done = table.update(&self.shape, keys, inputs, &hashes[at], rows, &mut self.scratch);
-                    done.map_err(|(at, _)| self.wrapped(at))?;
-                }
+                let rows = rows.get(first.at.clone()).unwrap_or_default();
+                self.add_to(table, (keys, inputs), (&hashes[first.at.clone()], rows))?;
                 continue;
             }
             // Two rounds: where a table is says only its bin, where its rows are only the table.
@@ -116,6 +111,23 @@ impl GroupBy {
                 let done = table.update(&self.shape, keys, inputs, &hashes[part.at.clone()], rows, &mut self.scratch);
                 done.map_err(|(at, _)| self.wrapped(at))?;
             }
+        }
+        Ok(())
+    }
+
+    /// Adds records to a table.
+    pub(crate) fn add_to(
+        &mut self,
+        table: &mut Table,
+        (keys, inputs): (&Keys, &[Input]),
+        (hashes, rows): (&[u64], &[u32]),
+    ) -> Result<(), OpError> {
+        for start in (0..hashes.len()).step_by(TOUCHED) {
+            let at = start..hashes.len().min(start + TOUCHED);
+            std::hint::black_box(table.touch(&hashes[at.clone()]));
+            let rows = rows.get(at.clone()).unwrap_or_default();
+            let done = table.update(&self.shape, keys, inputs, &hashes[at], rows, &mut self.scratch);
+            done.map_err(|(at, _)| self.wrapped(at))?;
         }
         Ok(())
     }
@@ -194,21 +206,18 @@ impl GroupBy {
         Ok(())
     }
 
-    /// Adds tables of one bin to `into`, or takes those away that were added.
-    pub(crate) fn roll<'a>(
-        &mut self,
-        into: &mut Table,
-        tables: impl Iterator<Item = &'a Table>,
-        away: bool,
-    ) -> Result<(), OpError> {
-        for table in tables {
-            if away {
-                into.part(&self.shape, table, &mut self.scratch);
-            } else {
-                into.merge(&self.shape, table, &mut self.scratch).map_err(|(at, _)| self.wrapped(at))?;
-            }
+    /// Adds a table to `into`, or takes away one that was added. `into` has room for all its keys.
+    pub(crate) fn roll(&mut self, into: &mut Table, table: &Table, away: bool) -> Result<(), OpError> {
+        if away {
+            into.part(&self.shape, table, &mut self.scratch);
+            return Ok(());
         }
-        Ok(())
+        into.merge(&self.shape, table, &mut self.scratch).map_err(|(at, _)| self.wrapped(at))
+    }
+
+    /// Of the rows of the table that was added last their positions, and where they went.
+    pub(crate) fn met(&self) -> impl Iterator<Item = (usize, usize)> {
+        self.scratch.met()
     }
 
     /// Sends what `emit` gathered.

@@ -7,6 +7,7 @@ mod acc;
 mod agg;
 mod bytes;
 mod column;
+mod common;
 mod content;
 mod explain;
 mod foreign;

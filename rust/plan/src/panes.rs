@@ -4,21 +4,23 @@
 //! Undo: each table undoes itself; panes born since the mark go, panes dropped since come back.
 //!
 //! Windows that overlap much are [rolled](Panes::roll): the sum of the panes of the last window is kept, and the next one takes away what it does not hold and
-//! adds what is new. That sum is no state: it is made again when a pane of it has changed, moved or come back.
+//! adds what is new. That sum is no state: it is made again when a pane of it has changed, moved or come back. Where only the rows with most of a word are
+//! wanted, it is kept in mind which these are as panes come and go, and searched for only when all of them have lost something.
 //!
 //! What has changed since the mark is told as entries. The key of a row begins with its pane, so that a pane goes with one entry: a varint
 //! of its start (zigzag), 1 for the null key and else 0, and the bytes of the key, if it has any beside its hash.
 
-use std::collections::VecDeque;
+use std::collections::{HashMap, VecDeque};
 use std::ops::Range;
 
 use penstock_bins::{Encoding, Extent};
 use penstock_files::{Chunk, ChunkWriter, Entry};
 use smallvec::SmallVec;
 
+use crate::common::{self, Common};
 use crate::error::{OpError, StateFault};
 use crate::group::GroupBy;
-use crate::pool::{self, Lease, Pool};
+use crate::pool::{self, Pool};
 use crate::record::Shape;
 use crate::slots::Slots;
 use crate::table::{Row, Table};
@@ -45,8 +47,8 @@ struct Pane {
 pub(crate) struct Panes {
     /// Ascending. Nearly always there is one, or the last one is asked for.
     live: SmallVec<[Pane; 1]>,
-    /// In place of the only pane, 0, while its rows are in a pool. There is no undo then.
-    lent: Option<Box<Lease>>,
+    /// In place of the panes while their rows are elsewhere. There is no undo then.
+    lent: Option<Box<Lent>>,
     /// Windows that end at or before this have fired here, in microseconds.
     fired: i64,
     // Apart, so that what an update reads of thousands of bins fits into the caches.
@@ -55,14 +57,112 @@ pub(crate) struct Panes {
     rolled: Option<Box<Rolled>>,
 }
 
+/// Where rows are lent to.
+enum Lent {
+    /// Those of the only pane, 0.
+    Pool(pool::Lease),
+    /// Those of all panes.
+    Common(common::Lease),
+}
+
 /// The sum of the panes in a stretch.
-struct Rolled {
+pub(crate) struct Rolled {
     sum: Table,
     within: Range<i64>,
-    /// Of the word that is asked for, no row has more.
+    /// The word of which it is kept in mind which rows have most.
+    word: Option<usize>,
+    /// No row has more of it.
     most: u64,
+    /// The positions of those that have as much; none when they must be searched.
+    first: Vec<usize>,
     /// Keys when those of which nothing was left were last left out.
     kept: usize,
+}
+
+impl Lent {
+    fn keys(&self) -> usize {
+        match self {
+            Self::Pool(lease) => lease.keys(),
+            Self::Common(lease) => lease.keys(),
+        }
+    }
+
+    fn bytes(&self) -> usize {
+        match self {
+            Self::Pool(lease) => lease.bytes(),
+            Self::Common(lease) => lease.bytes(),
+        }
+    }
+}
+
+impl Rolled {
+    fn new(shape: &Shape, start: i64, word: Option<usize>) -> Self {
+        Self { sum: Table::new(shape), within: start..start, word, most: 0, first: Vec::new(), kept: LEAST_SIFTED }
+    }
+
+    pub(crate) fn sum(&self) -> &Table {
+        &self.sum
+    }
+
+    /// What no row has more of in the word that is asked for.
+    pub(crate) fn most(&self) -> u64 {
+        self.most
+    }
+
+    /// Searches for the rows with most, unless they are known. `left` is as for [`Panes::roll`].
+    pub(crate) fn search(&mut self, word: usize, left: usize) {
+        // Of rows with nothing some may be left over.
+        if self.first.is_empty() || self.most == 0 {
+            self.most = self.sum.most(word, Some(left), &mut self.first);
+        }
+    }
+
+    /// How much the rows with most have, and the positions that were found.
+    pub(crate) fn first(&self) -> (u64, &[usize]) {
+        (self.most, &self.first)
+    }
+
+    /// Adds a table.
+    fn add(&mut self, group_by: &mut GroupBy, table: &Table) -> Result<(), OpError> {
+        let size = self.sum.positions();
+        self.sum.make_room(table.len());
+        group_by.roll(&mut self.sum, table, false)?;
+        if self.sum.positions() != size {
+            self.first.clear();
+        }
+        let Some(word) = self.word else { return Ok(()) };
+        for (from, at) in group_by.met() {
+            let count = self.sum.row(at)[word];
+            if count > self.most {
+                self.most = count;
+                self.first.clear();
+                self.first.push(at);
+            } else if count == self.most && !self.first.is_empty() && table.row(from)[word] > 0 {
+                // It had less before, so it is not among them.
+                self.first.push(at);
+            }
+        }
+        Ok(())
+    }
+
+    /// Takes a table away that was added.
+    fn part(&mut self, group_by: &mut GroupBy, table: &Table) -> Result<(), OpError> {
+        group_by.roll(&mut self.sum, table, true)?;
+        if let Some(word) = self.word {
+            let Self { sum, first, most, .. } = self;
+            first.retain(|&at| sum.row(at)[word] == *most);
+        }
+        Ok(())
+    }
+
+    /// Leaves out rows of which nothing is left, where they may be half of all.
+    fn sift(&mut self, left: usize) {
+        if self.sum.len() > 2 * self.kept {
+            self.sum.sift(left);
+            self.first.clear();
+            self.kept = self.sum.len().max(LEAST_SIFTED);
+        }
+    }
 }
 
 struct Undo {
@@ -113,9 +213,39 @@ impl Panes {
         };
         if lent {
             self.live.clear();
-            self.lent = Some(Box::new(pool::lease(shared, bin)));
+            self.lent = Some(Box::new(Lent::Pool(pool::lease(shared, bin))));
         }
         lent
+    }
+
+    /// Lends all panes to a [`Common`], as those of bin `bin`, where they are such and have fired as far.
+    pub(crate) fn lend_all(&mut self, common: &mut Common, shared: &common::Shared, bin: u32) {
+        let fits = |all: &&mut Self| self.undo.is_none() && self.lent.is_none() && self.fired == all.fired;
+        let Some(all) = common.whole().filter(fits) else { return };
+        self.rolled = None;
+        for Pane { start, table, .. } in self.live.drain(..) {
+            all.table_mut(start).copy_from(&table, table.taken());
+        }
+        common.admit(bin);
+        self.lent = Some(Box::new(Lent::Common(common::Lease::new(shared, bin))));
+    }
+
+    /// The rows of all panes by bin, for these bins and of no others.
+    pub(crate) fn divided(&self, bins: impl Iterator<Item = u32>, bin_of: impl Fn(u64) -> u32) -> HashMap<u32, Self> {
+        let mut shares: HashMap<u32, Self> = bins.map(|bin| (bin, Self::new(Shape::clone(&self.shape)))).collect();
+        shares.values_mut().for_each(|share| share.fired = self.fired);
+        for Pane { start, table, .. } in &self.live {
+            for (bin, table) in table.divided(&self.shape, &bin_of) {
+                let share = shares.get_mut(&bin).expect("rows are of bins that lend");
+                share.live.push(Pane { start: *start, table, fresh: false });
+            }
+        }
+        shares
+    }
+
+    /// The hashes of the keys of all panes.
+    pub(crate) fn hashes(&self) -> impl Iterator<Item = u64> {
+        self.live.iter().flat_map(|pane| pane.table.taken().map(|position| pane.table.hash_at(position)))
     }
 
     #[cfg(test)]
@@ -125,18 +255,27 @@ impl Panes {
 
     /// Takes lent rows back.
     pub(crate) fn home(&mut self) {
-        if let Some(lease) = self.lent.take() {
-            let table = lease.end(&self.shape);
-            self.put_back(table);
+        match self.lent.take().map(|lent| *lent) {
+            Some(Lent::Pool(lease)) => {
+                let table = lease.end(&self.shape);
+                self.put_back(table);
+            }
+            Some(Lent::Common(lease)) => {
+                let share = lease.end();
+                (self.live, self.fired) = (share.live, share.fired);
+            }
+            None => {}
         }
     }
 
     /// The same for whoever has the lock of the pool.
     pub(crate) fn take_home(&mut self, pool: &mut Pool, shared: &pool::Shared) {
-        match self.lent.take().map(|lease| lease.end_in(pool, shared, &self.shape)) {
-            Some(Ok(table)) => self.put_back(table),
-            Some(Err(lease)) => self.lent = Some(Box::new(lease)),
-            None => {}
+        match self.lent.take().map(|lent| *lent) {
+            Some(Lent::Pool(lease)) => match lease.end_in(pool, shared, &self.shape) {
+                Ok(table) => self.put_back(table),
+                Err(lease) => self.lent = Some(Box::new(Lent::Pool(lease))),
+            },
+            other => self.lent = other.map(Box::new),
         }
     }
 
@@ -146,13 +285,12 @@ impl Panes {
         }
     }
 
-    /// These panes with a copy of the rows that are lent.
-    fn whole(&self) -> Option<Self> {
-        let lease = self.lent.as_ref()?;
+    /// These panes with a copy of the rows that are lent to a pool.
+    fn whole(&self, lease: &pool::Lease) -> Self {
         let mut whole = Self::new(Shape::clone(&self.shape));
         whole.fired = self.fired;
         whole.put_back(lease.copy(&self.shape));
-        Some(whole)
+        whole
     }
 
     pub(crate) fn fired(&self) -> i64 {
@@ -185,8 +323,12 @@ impl Panes {
             self.rolled = None;
         }
         let at = self.find(start).unwrap_or_else(|at| {
-            let pane = Pane { start, table: Table::new(&self.shape), fresh: self.undo.is_some() };
-            self.live.insert(at, pane);
+            let mut table = Table::new(&self.shape);
+            // As many keys as in the last one.
+            if let Some(last) = self.live.last() {
+                table.make_room(last.table.len());
+            }
+            self.live.insert(at, Pane { start, table, fresh: self.undo.is_some() });
             at
         });
         &mut self.live[at].table
@@ -208,44 +350,32 @@ impl Panes {
     }
 
     /// Brings the sum of panes to those of a window that is not before the last one. `left` is the word of a row that is 0 where nothing is left of
-    /// it: such rows may be among those of the sum. With it comes what no row has more of in `word`, which must be the same each time.
+    /// it: such rows may be among those of the sum. Of `word`, which must be the same each time, it is kept in mind which rows have most.
     pub(crate) fn roll(
         &mut self,
         group_by: &mut GroupBy,
         window: Range<i64>,
         left: usize,
         word: Option<usize>,
-    ) -> Result<(&Table, u64), OpError> {
+    ) -> Result<&mut Rolled, OpError> {
         let before = self.rolled.take().filter(|rolled| rolled.within.contains(&window.start));
-        let mut rolled = before.unwrap_or_else(|| {
-            let (sum, within) = (Table::new(&self.shape), window.start..window.start);
-            Box::new(Rolled { sum, within, most: 0, kept: LEAST_SIFTED })
-        });
+        let mut rolled = before.unwrap_or_else(|| Box::new(Rolled::new(&self.shape, window.start, word)));
         self.leave(group_by, &mut rolled, window.start, left)?;
-        let new = rolled.within.end..window.end;
-        group_by.roll(&mut rolled.sum, self.range(new.clone()), false)?;
-        if let Some(word) = word {
-            let most = self.range(new).map(|table| table.column(word).max().unwrap_or_default());
-            rolled.most = most.fold(rolled.most, u64::saturating_add);
-        }
+        self.range(rolled.within.end..window.end).try_for_each(|table| rolled.add(group_by, table))?;
         rolled.within = window;
-        let rolled = self.rolled.insert(rolled);
-        Ok((&rolled.sum, rolled.most))
+        Ok(self.rolled.insert(rolled))
     }
 
-    /// What is the most that a row of the sum has, where it was read.
-    pub(crate) fn set_most(&mut self, most: u64) {
-        self.rolled.iter_mut().for_each(|rolled| rolled.most = most);
+    /// What no row of the last window that was rolled had more of.
+    pub(crate) fn most(&self) -> u64 {
+        self.rolled.as_ref().map_or(0, |rolled| rolled.most)
     }
 
     /// Takes the panes before `start` out of the sum.
     fn leave(&self, group_by: &mut GroupBy, rolled: &mut Rolled, start: i64, left: usize) -> Result<(), OpError> {
-        group_by.roll(&mut rolled.sum, self.range(rolled.within.start..start), true)?;
+        self.range(rolled.within.start..start).try_for_each(|table| rolled.part(group_by, table))?;
         rolled.within.start = start;
-        if rolled.sum.len() > 2 * rolled.kept {
-            rolled.sum.sift(left);
-            rolled.kept = rolled.sum.len().max(LEAST_SIFTED);
-        }
+        rolled.sift(left);
         Ok(())
     }
 
@@ -278,8 +408,10 @@ impl Panes {
 
     /// The next chunk; none after the last.
     pub(crate) fn encode(&self, encoding: &mut Encoding) -> Option<Vec<u8>> {
-        if let Some(whole) = self.whole() {
-            return whole.encode(encoding);
+        match self.lent.as_deref() {
+            Some(Lent::Pool(lease)) => return self.whole(lease).encode(encoding),
+            Some(Lent::Common(lease)) => return lease.shown(|share| share.encode(encoding)),
+            None => {}
         }
         let extent = encoding.extent();
         let place = encoding.place(Place::default);
@@ -505,19 +637,19 @@ impl Panes {
 
     pub(crate) fn bytes(&self) -> usize {
         let dropped = self.undo.as_ref().map_or(0, |undo| undo.dropped.iter().map(|pane| pane.table.bytes()).sum());
-        let lent = self.lent.as_ref().map_or(0, |lease| lease.bytes());
+        let lent = self.lent.as_ref().map_or(0, |lent| lent.bytes());
         let rolled = self.rolled.as_ref().map_or(0, |rolled| rolled.sum.bytes());
         self.live.iter().map(|pane| pane.table.bytes()).sum::<usize>() + dropped + lent + rolled
     }
 
     /// Keys held, counted once per pane.
     pub(crate) fn keys(&self) -> usize {
-        let lent = self.lent.as_ref().map_or(0, |lease| lease.keys());
+        let lent = self.lent.as_ref().map_or(0, |lent| lent.keys());
         self.live.iter().map(|pane| pane.table.len()).sum::<usize>() + lent
     }
 
     pub(crate) fn is_empty(&self) -> bool {
-        self.live.is_empty() && self.lent.as_ref().is_none_or(|lease| lease.keys() == 0)
+        self.live.is_empty() && self.lent.as_ref().is_none_or(|lent| lent.keys() == 0)
     }
 
     pub(crate) fn mark(&mut self) {

@@ -35,6 +35,7 @@ use std::ops::Range;
 
 use crate::acc::{At, Blobs, Input, Kind, Place, Wrapped};
 use crate::bytes::Texts;
+use crate::hash::NULL_HASH;
 use crate::key::{KeyKind, Keys};
 use crate::record::Shape;
 use crate::slots::Slots;
@@ -68,6 +69,13 @@ pub(crate) struct Heap {
     pub(crate) blobs: Blobs,
     /// The words of a row that number byte values, and what those are of.
     offsets: Box<[(usize, Kind)]>,
+}
+
+impl Scratch {
+    /// Of the rows of the table that was merged last their positions, and those that they went to; only where there was room for all.
+    pub(crate) fn met(&self) -> impl Iterator<Item = (usize, usize)> {
+        self.from.iter().zip(&self.at).map(|(&from, &at)| (from as usize, at as usize))
+    }
 }
 
 struct Undo {
@@ -161,7 +169,7 @@ impl Table {
         self.used as usize + usize::from(self.special[ZERO]) + usize::from(self.special[NULL])
     }
 
-    fn positions(&self) -> usize {
+    pub(crate) fn positions(&self) -> usize {
         if self.words.is_empty() { 0 } else { self.mask as usize + 1 }
     }
 
@@ -216,6 +224,51 @@ impl Table {
     pub(crate) fn column(&self, word: usize) -> impl Iterator<Item = u64> {
         let words = self.words.get(usize::from(self.first) + word..).unwrap_or_default();
         words.iter().step_by(self.stride()).take(self.positions() + 2).copied()
+    }
+
+    /// The greatest value of a word, and the positions of all rows that have it. Of rows with nothing only those of which something is `left`,
+    /// where that is told.
+    pub(crate) fn most(&self, word: usize, left: Option<usize>, positions: &mut Vec<usize>) -> u64 {
+        // What is vacant has nothing.
+        let most = self.column(word).max().unwrap_or_default();
+        positions.clear();
+        match most {
+            0 => {
+                let is_there = |&at: &usize| left.is_none_or(|left| self.row(at)[left] > 0);
+                positions.extend(self.taken().filter(is_there));
+            }
+            _ => {
+                positions.extend((0..).zip(self.column(word)).filter(|(_, n)| *n == most).map(|(position, _)| position))
+            }
+        }
+        most
+    }
+
+    /// The hash of the key at a taken position.
+    pub(crate) fn hash_at(&self, position: usize) -> u64 {
+        if self.is_null(position) { NULL_HASH } else { self.row(position)[0] }
+    }
+
+    /// Copies rows of another table of the same shape, whose keys are not here. Neither has a heap, undo or a list of changes.
+    pub(crate) fn copy_from(&mut self, other: &Self, rows: impl Iterator<Item = usize> + Clone) {
+        self.reserve(rows.clone().count());
+        for from in rows {
+            let row = other.row(from);
+            let to = if other.is_null(from) { self.special(NULL) } else { self.find_int(row[0]) };
+            self.row_mut(to).copy_from_slice(row);
+        }
+    }
+
+    /// The rows by bin, under the same conditions.
+    pub(crate) fn divided(&self, shape: &Shape, bin_of: impl Fn(u64) -> u32) -> Vec<(u32, Self)> {
+        let mut rows: Vec<(u32, usize)> = self.taken().map(|at| (bin_of(self.hash_at(at)), at)).collect();
+        rows.sort_unstable();
+        let part = |rows: &[(u32, usize)]| {
+            let mut table = Self::new(shape);
+            table.copy_from(self, rows.iter().map(|(_, position)| *position));
+            (rows[0].0, table)
+        };
+        rows.chunk_by(|a, b| a.0 == b.0).map(part).collect()
     }
 
     /// The taken positions among all, ascending.
@@ -373,6 +426,14 @@ impl Table {
 
     fn bytes_of(&self, position: u32) -> &[u8] {
         if self.key.has_bytes() { self.key_bytes(position as usize) } else { &[] }
+    }
+
+    /// Makes room for so many keys more.
+    pub(crate) fn make_room(&mut self, keys: usize) {
+        let least = (self.used as usize + keys) * 4 / 3 + 1;
+        if keys > 0 && self.positions() < least {
+            self.relocate(least.next_power_of_two().max(LEAST_POSITIONS), |_| true);
+        }
     }
 
     /// How many of `wanted` keys find room even if all are new; makes some room and says nothing when those are too few.

@@ -9,23 +9,28 @@
 //! changes nothing. Rows without an event time go there too. Where `every > size` there are gaps: a row in one has no window, so it is
 //! in no result and never late.
 //!
+//! Bins whose panes are plain rows lend them, so that a block is added to one table and a window is merged once for all of them: see [`crate::common`].
+//!
 //! Windows that overlap much, of aggregates that can be taken away again, are rolled from one to the next instead: see [`Panes::roll`]. Where a top step
 //! is all that follows, of a bin's rows of a window only those come out that can be among the [best](Best); where that is the greatest count,
 //! bins before it tell how much it is at least, and a bin that cannot have as much is not read.
 //!
 //! Each bin keeps how far it has fired, so a bin that moves to a worker with another history never fires a window twice.
 
+use std::borrow::Cow;
+use std::cmp::Reverse;
 use std::collections::BTreeMap;
 
 use arrow_array::RecordBatch;
 
 use crate::column::{self, EVENT_TIME_LIMIT_US, EventTime};
+use crate::common::{self, Common, MOST_KEYS};
 use crate::error::{OpError, StepName};
 use crate::group::{GroupBy, Part};
 use crate::op::{Bins, KeyedOp, Output, Sink, check_hashes, send, take_rows};
 use crate::panes::Panes;
-use crate::partition::{ByBin, Partition};
-use crate::state::panes_of;
+use crate::partition::{ByBin, Partition, bin_of};
+use crate::state::{State, panes_of};
 use crate::table::Table;
 use crate::zone::{DAY_US, Zone};
 
@@ -282,6 +287,9 @@ pub(crate) fn event_times(
     Ok((times, absent))
 }
 
+/// Watermarks after which bins are asked whether they lend. Those that have just been taken home may go on moving.
+const ASK_AGAIN: u32 = 64;
+
 /// See the module.
 pub(crate) struct WindowOp {
     group_by: GroupBy,
@@ -289,6 +297,10 @@ pub(crate) struct WindowOp {
     event_time: EventTime,
     watermark: i64,
     scratch: Table,
+    /// The panes of the bins that lend them.
+    common: Option<common::Shared>,
+    /// Watermarks until bins are asked whether they lend.
+    pause: u32,
     by_pane: Partition,
     by_bin: ByBin,
     parts: Vec<Part>,
@@ -313,41 +325,45 @@ impl Giving {
         self.best.filter(|(best, _)| best.n == 1 && best.descending).map(|(_, word)| word)
     }
 
-    /// Whether a bin whose counts are at most these can have a row of a window that is wanted.
+    /// Whether rows of a window are wanted that have so much, or at most so much: no rows of it had more.
     fn wants(&self, start: i64, most: u64) -> bool {
-        self.greatest().is_none() || self.most.get(&start).is_none_or(|before| *before <= most)
+        self.most.get(&start).is_none_or(|before| *before <= most)
     }
 
-    /// Gives the rows of a table of which a word is not 0, all where none is named; of those that are wanted because they count most,
-    /// returns how much.
+    /// Gives rows that have most of all in a part of a window.
+    fn give_first(
+        &mut self,
+        group_by: &mut GroupBy,
+        start: i64,
+        table: &Table,
+        (most, positions): (u64, &[usize]),
+        out: &mut Sink<'_>,
+    ) -> Result<(), OpError> {
+        if !self.wants(start, most) {
+            return Ok(());
+        }
+        self.most.insert(start, most);
+        group_by.emit(start, table, positions.iter().copied(), out)
+    }
+
+    /// Gives the rows of a table of which a word is not 0, all where none is named: those that are wanted.
     fn give(
         &mut self,
         group_by: &mut GroupBy,
         start: i64,
         (table, left): (&Table, Option<usize>),
         out: &mut Sink<'_>,
-    ) -> Result<u64, OpError> {
+    ) -> Result<(), OpError> {
         let is_there = |&position: &usize| left.is_none_or(|left| table.row(position)[left] > 0);
         let Some((best, word)) = self.best else {
-            group_by.emit(start, table, table.taken().filter(is_there), out)?;
-            return Ok(0);
+            return group_by.emit(start, table, table.taken().filter(is_there), out);
         };
         if let Some(word) = self.greatest() {
-            // What is vacant counts nothing.
-            let most = table.column(word).max().unwrap_or_default();
-            let before = self.most.entry(start).or_default();
-            if *before <= most {
-                *before = most;
-                let rows =
-                    (0..).zip(table.column(word)).filter(|(_, count)| *count == most).map(|(position, _)| position);
-                self.positions.clear();
-                match most {
-                    0 => self.positions.extend(table.taken().filter(|&at| table.row(at)[word] == 0).filter(is_there)),
-                    _ => self.positions.extend(rows),
-                }
-                group_by.emit(start, table, self.positions.iter().copied(), out)?;
-            }
-            return Ok(most);
+            let mut positions = std::mem::take(&mut self.positions);
+            let most = table.most(word, left, &mut positions);
+            let given = self.give_first(group_by, start, table, (most, &positions), out);
+            self.positions = positions;
+            return given;
         }
         let Self { positions, counts, .. } = self;
         match left {
@@ -361,8 +377,7 @@ impl Giving {
                 best.of(rows, positions, counts);
             }
         }
-        group_by.emit(start, table, self.positions.iter().copied(), out)?;
-        Ok(0)
+        group_by.emit(start, table, self.positions.iter().copied(), out)
     }
 }
 
@@ -373,10 +388,11 @@ impl WindowOp {
         let word = |best: &Best| group_by.shape.accs().nth(best.aggregate).map(|(_, word)| (*best, word));
         let giving = Giving { best: best.as_ref().and_then(word), most: BTreeMap::new(), positions, counts };
         let rolls = group_by.shape.parts().filter(|_| windows.overlap_much());
-        Self { group_by, windows, event_time, watermark: i64::MIN, scratch, by_pane, by_bin, parts, giving, rolls }
+        let (common, pause, watermark) = (None, 0, i64::MIN);
+        Self { group_by, windows, event_time, watermark, scratch, common, pause, by_pane, by_bin, parts, giving, rolls }
     }
 
-    /// Fires the windows of one bin that end in `(fired, watermark]`.
+    /// Fires the windows of one bin, or of all that lend, that end in `(fired, watermark]`.
     fn fire(&mut self, panes: &mut Panes, watermark: i64, out: &mut Sink<'_>) -> Result<(), OpError> {
         let windows = self.windows;
         let open = windows.first_open(watermark);
@@ -397,10 +413,15 @@ impl WindowOp {
                     self.giving.give(&mut self.group_by, start, (only, None), out)?;
                 }
                 (_, Some(left)) => {
-                    let (sum, most) = panes.roll(&mut self.group_by, window, left, self.giving.greatest())?;
-                    if self.giving.wants(start, most) {
-                        let most = self.giving.give(&mut self.group_by, start, (sum, Some(left)), out)?;
-                        panes.set_most(most);
+                    let greatest = self.giving.greatest();
+                    let rolled = panes.roll(&mut self.group_by, window, left, greatest)?;
+                    match greatest {
+                        None => self.giving.give(&mut self.group_by, start, (rolled.sum(), Some(left)), out)?,
+                        Some(word) if self.giving.wants(start, rolled.most()) => {
+                            rolled.search(word, left);
+                            self.giving.give_first(&mut self.group_by, start, rolled.sum(), rolled.first(), out)?;
+                        }
+                        Some(_) => {}
                     }
                 }
                 (_, None) => {
@@ -421,6 +442,43 @@ impl WindowOp {
         panes.set_fired(watermark);
         Ok(())
     }
+
+    /// What the bins that lend have lent, unless it was divided.
+    fn lent(&mut self) -> Option<common::Shared> {
+        let whole = |common: &common::Shared| common::lock(common).whole().is_some();
+        if self.common.take_if(|common| !whole(common)).is_some() {
+            self.pause = ASK_AGAIN;
+        }
+        self.common.clone()
+    }
+
+    /// Asks all bins here that have fired as far as this worker whether they lend.
+    fn borrow(&mut self, bins: &mut dyn Bins) {
+        if self.pause > 0 {
+            self.pause -= 1;
+            return;
+        }
+        self.pause = ASK_AGAIN;
+        if !Common::suits(&self.group_by.shape) || bins.is_split() || self.watermark == i64::MAX {
+            return;
+        }
+        let (shape, bits) = (&self.group_by.shape, bins.bits());
+        let shared = self.common.get_or_insert_with(|| Common::shared(shape, bits, self.watermark)).clone();
+        let mut common = common::lock(&shared);
+        let mut keys = common.whole().map_or(0, |panes| panes.keys());
+        let others: Vec<u32> = bins.held().into_iter().filter(|bin| !common.has(*bin)).collect();
+        for bin in &others {
+            keys += bins.state(*bin).and_then(State::panes_mut).map_or(0, |panes| panes.keys());
+        }
+        for bin in others.into_iter().filter(|_| keys <= MOST_KEYS) {
+            if let Some(panes) = bins.state(bin).and_then(State::panes_mut) {
+                panes.lend_all(&mut common, &shared, bin);
+            }
+        }
+        if !common.is_used() {
+            self.common = None;
+        }
+    }
 }
 
 impl KeyedOp for WindowOp {
@@ -439,28 +497,30 @@ impl KeyedOp for WindowOp {
         let open = self.windows.first_open(self.watermark);
         let mut rows = Vec::with_capacity(times.len());
         let mut absent = late.iter().copied().peekable();
-        let mut too_late = Vec::new();
-        // Of rows that come together nearly all are of one pane.
-        let (mut within, mut pane) = (0..0, None);
-        for row in 0..times.len() as u32 {
-            let time = &mut times[row as usize];
-            if absent.next_if_eq(&row).is_some() {
+        let (mut too_late, mut panes) = (Vec::new(), Vec::new());
+        let mut row = 0;
+        while let Some(&time) = times.get(row) {
+            if absent.next_if_eq(&(row as u32)).is_some() {
+                row += 1;
                 continue;
             }
-            if !within.contains(&*time) {
-                within = self.windows.stretch(*time);
-                pane = self.windows.hold(*time).then(|| self.windows.pane(*time));
-            }
-            let Some(pane) = pane else { continue };
-            if *time < open {
-                too_late.push(row);
+            // Of rows that come together nearly all are of one pane, and then all are late or none is.
+            let within = self.windows.stretch(time);
+            let run = row..row + times[row..].iter().take_while(|time| within.contains(*time)).count();
+            row = run.end;
+            if !self.windows.hold(time) {
                 continue;
             }
-            *time = pane;
-            rows.push(row);
+            let these = run.start as u32..run.end as u32;
+            if time < open {
+                too_late.extend(these);
+                continue;
+            }
+            rows.extend(these);
+            panes.push(self.windows.pane(time));
+            times[run].fill(self.windows.pane(time));
         }
         // By pane, then by bin: each bin's rows come out pane after pane, in order within one.
-        let mut panes: Vec<i64> = rows.iter().map(|&row| times[row as usize]).collect();
         panes.dedup();
         if panes.len() > 1 {
             panes.sort_unstable();
@@ -468,6 +528,18 @@ impl KeyedOp for WindowOp {
             let rank = |row: u32| panes.binary_search(&times[row as usize]).expect("every row's pane is listed") as u32;
             self.by_pane.group(&rows, panes.len(), rank);
             rows.copy_from_slice(self.by_pane.rows());
+        }
+        // Rows of bins that lend are apart.
+        let (bits, lent) = (bins.bits(), self.lent());
+        let mut common = Vec::new();
+        if let Some(lent) = &lent {
+            let lent = common::lock(lent);
+            let lends = |row: &u32| lent.has(bin_of(hashes[*row as usize], bits));
+            if rows.iter().all(lends) {
+                common = std::mem::take(&mut rows);
+            } else {
+                common.extend(rows.extract_if(.., |row| lends(row)));
+            }
         }
         self.by_bin.some(hashes, &rows, bins.bits());
         self.by_bin.refine(bins);
@@ -493,6 +565,20 @@ impl KeyedOp for WindowOp {
             }
         }
         self.group_by.add(bins, (&keys, &inputs), (self.by_bin.hashes(), self.by_bin.rows()), &self.parts)?;
+        if let Some(lent) = lent {
+            let mut lent = common::lock(&lent);
+            let panes = lent.whole().expect("it was whole, and nothing was asked of a bin that lends");
+            panes.set_fired(self.watermark);
+            for rows in common.chunk_by(|&a, &b| times[a as usize] == times[b as usize]) {
+                let table = panes.table_mut(times[rows[0] as usize]);
+                let (first, last) = (rows[0] as usize, rows[rows.len() - 1] as usize);
+                let hashes = match last - first == rows.len() - 1 {
+                    true => Cow::Borrowed(&hashes[first..=last]),
+                    false => rows.iter().map(|&row| hashes[row as usize]).collect(),
+                };
+                self.group_by.add_to(table, (&keys, &inputs), (&hashes, rows))?;
+            }
+        }
         late.append(&mut too_late);
         late.sort_unstable();
         if !late.is_empty() {
@@ -507,9 +593,27 @@ impl KeyedOp for WindowOp {
         }
         self.watermark = watermark_us;
         self.giving.most.clear();
-        for bin in bins.held() {
+        if let Some(lent) = self.lent() {
+            let mut lent = common::lock(&lent);
+            let panes = lent.whole().expect("else it is not lent");
+            self.fire(panes, watermark_us, out)?;
+            if panes.keys() > 2 * MOST_KEYS {
+                lent.divide();
+            }
+        }
+        let lent = self.lent();
+        let lends = |bin: u32| lent.as_ref().is_some_and(|lent| common::lock(lent).has(bin));
+        let mut others: Vec<u32> = bins.held().into_iter().filter(|bin| !lends(*bin)).collect();
+        if self.giving.greatest().is_some() {
+            // The bins that had most say early what the others need not be searched for.
+            others.sort_by_cached_key(|bin| {
+                Reverse(bins.state(*bin).and_then(State::panes_mut).map(|panes| panes.most()))
+            });
+        }
+        for bin in others {
             self.fire(panes_of(bins, bin)?, watermark_us, out)?;
         }
+        self.borrow(bins);
         self.group_by.flush(out)
     }
 
@@ -735,6 +839,39 @@ mod tests {
             }
             check(rig.watermark(None), expected(&all, size, fired, None))?;
             prop_assert!(rig.table.owned().all(|(_, state)| state.is_empty()));
+        }
+    }
+
+    /// Bins lend, come home when one moves, and lend again; a twin whose epochs are marked lends nothing.
+    #[test]
+    fn bins_that_lend_are_what_they_would_be() {
+        for (size, top) in [(8, None), (8, Some((1, "n", true))), (1, None)] {
+            let plan = plan(size, top);
+            let (mut rig, mut twin) = (Rig::new(&plan), Rig::new(&plan));
+            let (mut lent, mut homes) = (0, 0);
+            for time in 0..4 * i64::from(ASK_AGAIN) {
+                let key = |i: i64| (i * i % 97 > time % 5).then_some((time / 3 * 7 + i * i) % 97);
+                let block: Vec<Input> = (0..60).map(|i| (key(i), Some(i), time - i % 3 % size)).collect();
+                twin.table.mark_all(time as u64);
+                rig.apply(&block);
+                twin.apply(&block);
+                let given = [rig.watermark(Some(time)), twin.watermark(Some(time))];
+                // Where only the best are wanted, others may come out.
+                let [given, expected] =
+                    given.map(|rows| if top.is_some() { best(&rows, 1, |row| -row.3) } else { rows });
+                assert_eq!(given, expected, "at {time}");
+                let lends = |state: &mut State| state.panes_mut().is_some_and(|panes| panes.is_lent());
+                lent += u32::from(lends(rig.table.get_mut(0).unwrap()));
+                assert!(!lends(twin.table.get_mut(0).unwrap()));
+                for ((bin, state), (_, other)) in rig.table.owned().zip(twin.table.owned()) {
+                    assert_eq!((state.keys(), state.is_empty()), (other.keys(), other.is_empty()), "{bin} at {time}");
+                }
+                if time % 100 == 99 {
+                    rig.move_a_bin();
+                    homes += 1;
+                }
+            }
+            assert!(homes > 1 && lent > ASK_AGAIN, "{lent} times");
         }
     }
 

@@ -5,9 +5,8 @@
 
 use std::borrow::Cow;
 
-use super::{NULL, Table, ZERO};
+use super::{NULL, Table};
 use crate::error::StateFault;
-use crate::hash::NULL_HASH;
 use crate::slots::Slots;
 use crate::wire::{Reader, put_blob};
 
@@ -57,11 +56,7 @@ impl Table {
         if let Some(changed) = &self.changed {
             value.push(u8::from(changed.contains(position as u32)));
         }
-        match position.checked_sub(self.positions()) {
-            Some(ZERO) => 0,
-            Some(_) => NULL_HASH,
-            None => row[0],
-        }
+        self.hash_at(position)
     }
 
     /// Takes rows in place of those that are here. They count as changed since the mark; undone, they stay. If one is wrong, none is taken.
