@@ -206,6 +206,44 @@ def test_conform_keeps_every_value() -> None:
         assert says in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("have", "want", "value", "says"),
+    [
+        ("struct<x int>", "struct<x int, y int>", {"x": 1}, "is struct<x: int32>, expected struct<x: int32, y: int32>"),
+        ("struct<x string>", "struct<x int>", {"x": "1"}, "is struct<x: string>, expected struct<x: int32>"),
+        ("array<string>", "array<int>", ["1"], "expected list<element: int32>"),
+        ("map<string, string>", "map<string, int>", [("a", "1")], "expected map<string, int32>"),
+        ("array<timestamp>", "array<timestamp_ntz>", [], "expected list<element: timestamp"),
+        ("array<struct<x int>>", "array<struct<x int NOT NULL>>", [{"x": None}], "null"),
+    ],
+)
+def test_conform_looks_into_nested_columns(have: str, want: str, value: Any, says: str) -> None:
+    batch = pa.record_batch([pa.array([value], parse_ddl(f"a {have}").field(0).type)], ["a"])
+    with pytest.raises(SchemaError, match="column 'a'") as caught:
+        conform(batch, parse_ddl(f"a {want}"))
+    assert says in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("kind", "good", "bad", "place"),
+    [
+        (lambda inner: pa.list_(inner), [[1], [2, 3]], [[1], [None]], "elements"),
+        (lambda inner: pa.map_(pa.string(), inner), [[("a", 1)], []], [[("a", 1), ("b", None)]], "values"),
+        (lambda inner: pa.list_(pa.list_(inner)), [[[1], None]], [[[None]]], "elements: elements"),
+        (lambda inner: pa.struct([("f", pa.list_(inner))]), [{"f": [1]}], [{"f": [None]}], "field 'f': elements"),
+    ],
+)
+def test_conform_finds_nulls_where_there_must_be_none(kind: Any, good: list[Any], bad: list[Any], place: str) -> None:
+    have, want = (kind(pa.field("element", pa.int64(), nullable)) for nullable in (True, False))
+    for values in (good, [*good, None], [None]):
+        # Also of a part of a batch.
+        batch = pa.record_batch([pa.array([bad[0], *values], have)], ["a"]).slice(1)
+        assert conform(batch, pa.schema({"a": want})).column(0).to_pylist() == values
+    for values in (bad, [None, *bad]):
+        with pytest.raises(SchemaError, match=f"a null in its {place}, which"):
+            conform(pa.record_batch([pa.array(values, have)], ["a"]), pa.schema({"a": want}))
+
+
 def test_conform_names_missing_and_doubled_columns() -> None:
     with pytest.raises(SchemaError, match="input has no column 'b'; it has a"):
         conform(pa.record_batch({"a": [1]}), parse_ddl("b bigint"))

@@ -210,7 +210,7 @@ def conform(batch: pa.RecordBatch, schema: pa.Schema, what: str = "input") -> pa
     Cost: nothing per row where types agree; one pass over a column where they do not.
     Accepted: any change of width or unit that keeps every value (checked), dictionary and
     view layouts, another time zone of an instant. Refused: text to number, an instant to a
-    wall clock reading, and the like.
+    wall clock reading, and the like. What is nested goes by the same rules; a struct that lacks a field is refused.
 
     Examples
     --------
@@ -233,7 +233,12 @@ def conform(batch: pa.RecordBatch, schema: pa.Schema, what: str = "input") -> pa
         column = batch.column(places[0])
         if not field.nullable and column.null_count:
             raise SchemaError(f"{what} has a null in column {field.name!r}, which its schema calls NOT NULL")
-        columns.append(_cast(column, field, what))
+        fitting = _cast(column, field, what)
+        if fitting is not column and (inside := _null_inside(fitting)) is not None:
+            raise SchemaError(
+                f"{what} column {field.name!r} has a null in its {inside}, which its schema calls NOT NULL"
+            )
+        columns.append(fitting)
     return pa.RecordBatch.from_arrays(columns, schema=schema)
 
 
@@ -258,7 +263,40 @@ def _family_fits(have: pa.DataType, want: pa.DataType) -> bool:
         return True
     if pa.types.is_timestamp(have) and pa.types.is_timestamp(want):
         return (have.tz is None) == (want.tz is None)
-    return _family(have) == _family(want)
+    family = _family(want)
+    if _family(have) != family:
+        return False
+    if family == "struct":
+        return all(
+            len(have.get_all_field_indices(inner.name)) == 1 and _family_fits(have.field(inner.name).type, inner.type)
+            for inner in want
+        )
+    if family == "map":
+        return _family_fits(have.key_type, want.key_type) and _family_fits(have.item_type, want.item_type)
+    return family != "list" or _family_fits(have.value_type, want.value_type)
+
+
+def _null_inside(column: pa.Array) -> str | None:
+    """What of a nested column is null and must not be; a cast does not look."""
+    kind = column.type
+    if pa.types.is_struct(kind):
+        parts = [(f"field {inner.name!r}", inner, part) for inner, part in zip(kind, column.flatten(), strict=True)]
+        # A struct that is null has no fields.
+        before = column.null_count
+    elif pa.types.is_map(kind):
+        items = pa.ListArray.from_arrays(column.offsets, column.items).flatten()
+        parts, before = [("values", kind.item_field, items)], 0
+    elif _family(kind) == "list":
+        parts, before = [("elements", kind.value_field, column.flatten())], 0
+    else:
+        return None
+    for name, field, part in parts:
+        if not field.nullable and part.null_count > before:
+            return name
+        inside = _null_inside(part)
+        if inside is not None:
+            return f"{name}: {inside}"
+    return None
 
 
 def _family(kind: pa.DataType) -> str:
