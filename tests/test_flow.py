@@ -238,8 +238,8 @@ def test_mistakes_are_refused_where_they_are_written(build: Build, error: type[E
 def test_text_and_html() -> None:
     flow = bids(lateness="5s").map_batches(lambda batch: batch).key_by("auction").agg(n=pk.count())
     assert repr(flow).splitlines() == [
-        "Flow(auction bigint, price bigint, ts timestamp, event_time='ts', lateness='5s')",
-        "  .map_batches(<lambda>) -> auction bigint, price bigint, ts timestamp",
+        "Flow(auction bigint, price bigint, ts timestamp_ltz, event_time='ts', lateness='5s')",
+        "  .map_batches(<lambda>) -> auction bigint, price bigint, ts timestamp_ltz",
         "  .key_by(auction)",
         "  .agg(n=count())",
     ]

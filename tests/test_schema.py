@@ -169,6 +169,10 @@ def test_to_ddl_refuses_what_spark_lacks() -> None:
         to_ddl(pa.schema({"u": pa.uint64()}))
 
 
+def test_an_instant_is_one_whatever_the_session_calls_timestamp() -> None:
+    assert to_ddl(pa.schema({"t": INSTANT, "n": pa.timestamp("us")})) == "`t` timestamp_ltz, `n` timestamp_ntz"
+
+
 def test_spark_types() -> None:
     schema = pa.schema({"a": pa.large_string(), "t": pa.timestamp("ns", tz="Asia/Tokyo"), "n": pa.timestamp("ms")})
     assert spark_types(schema) == pa.schema({"a": pa.string(), "t": INSTANT, "n": pa.timestamp("us")})

@@ -129,7 +129,7 @@ def parse_ddl(text: str, name: str = "schema") -> pa.Schema:
 
 
 def to_ddl(schema: pa.Schema) -> str:
-    """Write a schema as Spark DDL.
+    """Write a schema as Spark DDL that means the same in every session.
 
     Parameters
     ----------
@@ -373,7 +373,8 @@ def _ddl_type(field: pa.Field) -> str:
         if test(kind):
             return text
     if is_type.is_timestamp(kind):
-        return "timestamp_ntz" if kind.tz is None else "timestamp"
+        # What ``timestamp`` alone means to Spark, ``spark.sql.timestampType`` says.
+        return "timestamp_ntz" if kind.tz is None else "timestamp_ltz"
     if is_type.is_decimal(kind) and kind.precision <= 38:
         return f"decimal({kind.precision},{kind.scale})"
     if is_type.is_dictionary(kind):

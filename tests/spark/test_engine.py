@@ -126,6 +126,26 @@ def test_few_rows_reach_the_sink_without_tasks_and_are_the_same(
     assert found[0][2].to_pylist()[0] == first
 
 
+@pytest.mark.parametrize("rows", [3, 40_000])
+@pytest.mark.parametrize("setting", ["sql.timestampType=TIMESTAMP_NTZ"])
+def test_results_are_the_same_whatever_the_session_says(
+    cluster: Any, engine: pk.Engine, rows: int, setting: str
+) -> None:
+    """What ``timestamp`` means in DDL."""
+    session, (name, value) = cluster.newSession(), setting.split("=")
+    session.conf.set(f"spark.{name}", value)
+    flow = pk.Flow("k bigint, t timestamp").key_by("k").agg(last=pk.max("t"))
+    df = session.range(rows).selectExpr("id AS k", "timestamp_seconds(id) AS t")
+    found: list[Any] = []
+    engine.foreach_batch(flow, lambda given, batch: found.append((given.schema, to_table(given).sort_by("k"))))(df, 0)
+    given = pk.spark.run(flow, df)
+    found.append((given.schema, to_table(given).sort_by("k")))
+    for schema, table in found:
+        assert [field.dataType.typeName() for field in schema] == ["long", "timestamp"]
+        seconds = pc.divide(table["last"].cast(pa.int64()), 1_000_000)
+        assert table.num_rows == rows and pc.all(pc.equal(table["k"], seconds)).as_py()
+
+
 class Watched:
     """Which batches came by way of the driver, by their rows; None for one that was too large for it."""
 
