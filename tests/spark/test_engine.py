@@ -127,11 +127,11 @@ def test_few_rows_reach_the_sink_without_tasks_and_are_the_same(
 
 
 @pytest.mark.parametrize("rows", [3, 40_000])
-@pytest.mark.parametrize("setting", ["sql.timestampType=TIMESTAMP_NTZ"])
+@pytest.mark.parametrize("setting", ["sql.timestampType=TIMESTAMP_NTZ", "sql.execution.arrow.maxRecordsPerBatch=0"])
 def test_results_are_the_same_whatever_the_session_says(
     cluster: Any, engine: pk.Engine, rows: int, setting: str
 ) -> None:
-    """What ``timestamp`` means in DDL."""
+    """What ``timestamp`` means in DDL, and batches without limit."""
     session, (name, value) = cluster.newSession(), setting.split("=")
     session.conf.set(f"spark.{name}", value)
     flow = pk.Flow("k bigint, t timestamp").key_by("k").agg(last=pk.max("t"))

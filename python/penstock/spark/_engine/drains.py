@@ -156,13 +156,18 @@ def outputs(
     fixed = tuple(pieces)
     types = spark_types(schema)
     task = DrainTask(query, epoch, which, fixed, types, secret.drain(query, epoch), silence)
-    few = _few(task) if _TAKES_ARROW else None
+    few = _few(task) if _TAKES_ARROW and _is_cut(session) else None
     if few is not None:
         # Spark takes no column of structs without a chunk.
         return session.createDataFrame(few if few.num_rows else types.empty_table(), struct_type(to_ddl(types)))
     if not fixed:
         return session.createDataFrame([], to_ddl(types))
     return session.range(0, len(fixed), 1, len(fixed)).mapInArrow(task, struct_type(to_ddl(types)))
+
+
+def _is_cut(session: SparkSession) -> bool:
+    """Whether Spark bounds the rows of an Arrow batch: it makes no DataFrame of a table where it does not."""
+    return int(session.conf.get("spark.sql.execution.arrow.maxRecordsPerBatch") or 0) > 0
 
 
 def are_few(pieces: Iterable[Piece]) -> bool:
