@@ -639,6 +639,23 @@ def test_a_function_serves_one_query(cluster: Any, engine: pk.Engine, tmp_path: 
     assert first.id in str(function.error) and second.id in str(function.error)
 
 
+def test_a_process_with_threads_of_the_users_is_not_used_for_other_tasks(cluster: Any, tmp_path: Path) -> None:
+    """It ends with its task, so no task after it loses its process. The shared engine has half of the slots."""
+
+    def leaves_a_thread(state: Any, k: int, v: int) -> Any:
+        if not any(thread.name == "stays" for thread in threading.enumerate()):
+            threading.Thread(target=threading.Event().wait, name="stays", daemon=True).start()
+        return state, (k,)
+
+    flow = pk.Flow(SCHEMA).key_by("k").stateful_map(leaves_a_thread, schema="k bigint")
+    with pk.Engine(cluster, workers=1, name="stays", bits=2) as engine:
+        engine.foreach_batch(flow, Kept())(numbers(cluster, 0), 0)
+        [pid] = (member.pid for member in engine.members())
+    used = cluster.sparkContext.parallelize(range(16), 16).map(lambda _: os.getpid()).collect()
+    assert pid not in used
+    wait_for(lambda: not Path(f"/proc/{pid}").exists(), what="the process has ended")
+
+
 def test_state_in_memory_does_not_outlive_its_engine(cluster: Any, engine: pk.Engine, tmp_path: Path) -> None:
     """A query whose state is not durable finds none after a restart: an error that names both, not a wrong count."""
     write(cluster, tmp_path / "in", 0, numbers(cluster, 0))

@@ -98,8 +98,6 @@ class ResidentTask:
 
         from penstock import _native
 
-        for _ in numbers:
-            pass
         before = _thread_count()
         budget = staging_bytes(self.hints) if self.staging_memory is None else self.staging_memory
         info = {
@@ -116,13 +114,14 @@ class ResidentTask:
         member, refusal = self._join(info, budget, folders)
         if member is None:
             # The engine may be gone: no reason for Spark to retry or to complain. It is told by what comes out.
+            _read(numbers)
             yield f"could not join: {refusal}"
             return
         how, why = member.run()
         if how == "dismissed" and why.startswith(_SPARE):
             _until_killed()
-        elif _thread_count() > before:
-            _leave_soon()
+        elif _thread_count() <= before:
+            _read(numbers)
         yield f"{how}: {why}" if why else how
 
     def _join(self, info: dict[str, Any], budget: int, folders: list[str]) -> tuple[Any, str]:
@@ -176,15 +175,14 @@ def _thread_count() -> int:
         return 0
 
 
-def _leave_soon() -> None:
-    """End this Python worker once its task is done: a thread stuck in a user's function must not outlive it."""
+def _read(numbers: Iterable[int]) -> None:
+    """Read the input of this task to its end: a Python process that has is used by Spark for other tasks.
 
-    def leave() -> None:
-        time.sleep(1.0)
-        if _thread_count() > 2:  # the main thread and this one
-            os._exit(0)
-
-    threading.Thread(target=leave, name="penstock-leave", daemon=True).start()
+    One that has not ends with its task. So does one with threads that have come since: a thread stuck in a user's
+    function must not outlive it, and would take time from the tasks after it.
+    """
+    for _ in numbers:
+        pass
 
 
 @dataclass(eq=False)
