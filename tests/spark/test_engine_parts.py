@@ -23,6 +23,7 @@ from penstock.spark._engine.feeds import FeedTask
 from penstock.spark._engine.migrate import Migration, MoveReport
 from penstock.spark._engine.moves import Moves
 from penstock.spark._engine.preflight import examine, table
+from penstock.spark._engine.query import _kind as kind_of
 from penstock.spark._engine.residents import ResidentTask
 from penstock.spark._tasks.failures import Failure
 from penstock.spark._tasks.place import Key, Secret
@@ -272,6 +273,25 @@ def test_a_failure_of_a_member_becomes_the_users_exception() -> None:
     assert isinstance(null, KeyNullError) and (null.column, null.row) == ("k", 4)
     strange = Failure(2, {"kind": "never heard of", "message": "strange"}).exception()
     assert isinstance(strange, EngineError) and "strange" in str(strange)
+
+
+def test_an_echo_of_a_loss_is_known_by_penstocks_own_errors() -> None:
+    """A sink that fails otherwise fails at once, though other libraries have errors of these names."""
+
+    class ProtocolError(Exception):
+        """As urllib3 has one."""
+
+    def raised(error: Exception, cause: Exception | None = None) -> Exception:
+        error.__cause__ = cause
+        return error
+
+    ours = pk.errors.ProtocolError("member 1 is gone")
+    text = "An exception was thrown from the Python worker:\npenstock.errors.ProtocolError: member 1 is gone"
+    for error in (ours, raised(OSError("no"), ours), RuntimeError(text), pk.errors.AuthenticationError("no key")):
+        assert kind_of("Sunk", error) == kind_of("Fed", error) == "Echo"
+    theirs = ProtocolError("Connection aborted.")
+    for error in (theirs, raised(OSError("no"), theirs), RuntimeError(f"urllib3.exceptions.ProtocolError: {theirs}")):
+        assert kind_of("Sunk", error) == "User" and kind_of("Fed", error) == "Internal"
 
 
 def test_preflight_names_everything_that_is_wrong() -> None:

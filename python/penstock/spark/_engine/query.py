@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from penstock._migration import Cut, Wish, moves_to
 from penstock._storage import Storage
 from penstock.errors import (
+    AuthenticationError,
     ConfigError,
     EngineError,
     PenstockError,
@@ -55,6 +56,8 @@ log = logging.getLogger(__name__)
 _END_S = 10.0
 #: How often a look at state begins again when the files that it reads have gone.
 _LOOKS = 3
+#: How Spark names what tasks raise that cannot reach or read a member. Other libraries have errors of these names, too.
+_ECHOES = tuple(f"penstock.errors.{kind.__name__}:" for kind in (ProtocolError, AuthenticationError))
 #: How many workers there are when bins move is known by the protocol alone.
 _MOST_WORKERS = 1 << 31
 
@@ -631,7 +634,7 @@ def _kind(event: str, error: BaseException) -> str:
     """
     seen: BaseException | None = error
     while seen is not None:
-        if any(name in f"{type(seen).__name__}: {seen}" for name in ("ProtocolError", "AuthenticationError")):
+        if isinstance(seen, (ProtocolError, AuthenticationError)) or any(name in str(seen) for name in _ECHOES):
             return "Echo"
         seen = seen.__cause__ or seen.__context__
     if event == "Sunk":
