@@ -639,6 +639,22 @@ def test_a_function_serves_one_query(cluster: Any, engine: pk.Engine, tmp_path: 
     assert first.id in str(function.error) and second.id in str(function.error)
 
 
+def test_a_sink_that_asks_for_its_own_query_is_told(cluster: Any, engine: pk.Engine) -> None:
+    """It would wait for itself for ever."""
+    asked: list[Any] = []
+
+    def sink(df: Any, batch_id: int) -> None:
+        for ask in (lambda: engine.finish("itself"), lambda: function(df, batch_id)):
+            with pytest.raises(EngineError, match="by the sink of its own batch") as caught:
+                ask()
+            asked.append(caught.value)
+
+    function = engine.foreach_batch(COUNTS, sink, name="itself")
+    function(numbers(cluster, 0), 0)
+    assert len(asked) == 2
+    assert engine.finish("itself").count() == 0
+
+
 def test_a_process_with_threads_of_the_users_is_not_used_for_other_tasks(cluster: Any, tmp_path: Path) -> None:
     """It ends with its task, so no task after it loses its process. The shared engine has half of the slots."""
 

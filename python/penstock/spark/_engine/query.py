@@ -155,8 +155,9 @@ class Query:
         self._setup = setup
         self._hub = setup.hub
         self._executor = setup.executor
-        #: One call at a time.
+        #: One call at a time, and the thread whose it is.
         self._turn = threading.Lock()
+        self._caller: int | None = None
         self._waiting: _Waiting | None = None
         #: Counts the programs: members that run another one are told.
         self._functions = 0
@@ -388,14 +389,22 @@ class Query:
 
     @contextlib.contextmanager
     def _taking_turn(self, check: Check) -> Iterator[None]:
+        if self._caller == threading.get_ident():
+            raise EngineError(
+                f"query {self.name} ({self.id}) is asked for something by the sink of its own batch, which would wait"
+                " for itself: ask when the sink has returned",
+                query=self.id,
+            )
         while not self._turn.acquire(timeout=0.1):
             check()
         try:
+            self._caller = threading.get_ident()
             check()
             if self._over:
                 raise EngineError(f"query {self.name} ({self.id}) was dropped; start it again", query=self.id)
             yield
         finally:
+            self._caller = None
             self._turn.release()
 
     def _call(
