@@ -639,6 +639,45 @@ def test_a_function_serves_one_query(cluster: Any, engine: pk.Engine, tmp_path: 
     assert first.id in str(function.error) and second.id in str(function.error)
 
 
+@pytest.mark.parametrize("place", ["query", None])
+def test_a_query_has_the_state_of_one_flow(cluster: Any, engine: pk.Engine, tmp_path: Path, place: str | None) -> None:
+    """Two functions that share a stream, of flows that keep the same: the second gets no results of the first."""
+
+    def even(batch: pa.RecordBatch) -> pa.RecordBatch:
+        return batch.filter(pc.equal(pc.bit_wise_and(batch["v"], 1), 0))
+
+    def odd(batch: pa.RecordBatch) -> pa.RecordBatch:
+        return batch.filter(pc.equal(pc.bit_wise_and(batch["v"], 1), 1))
+
+    write(cluster, tmp_path / "in", 0, numbers(cluster, 0))
+    sinks = Kept(), Kept()
+    flows = (pk.Flow(SCHEMA).map_batches(one).key_by("k").agg(n=pk.count()) for one in (even, odd))
+    first, second = (
+        engine.foreach_batch(flow, sink, checkpoint=place) for flow, sink in zip(flows, sinks, strict=True)
+    )
+
+    def both(df: Any, batch_id: int) -> None:
+        first(df, batch_id)
+        second(df, batch_id)
+
+    query = stream(cluster, tmp_path / "in", SCHEMA, both, tmp_path / "check")
+    with pytest.raises(Exception, match="was given to another flow in this run"):
+        query.awaitTermination(120)
+    assert type(second.error) is EngineError and "start a query for each of them" in str(second.error)
+    assert list(sinks[0].batches) == [0] and not sinks[1].batches
+    # The first goes on by itself, also by way of a function that is made for each batch.
+    write(cluster, tmp_path / "in", 1, numbers(cluster, 1))
+
+    def alone(df: Any, batch_id: int) -> None:
+        engine.foreach_batch(
+            pk.Flow(SCHEMA).map_batches(even).key_by("k").agg(n=pk.count()), sinks[0], checkpoint=place
+        )(df, batch_id)
+
+    stream(cluster, tmp_path / "in", SCHEMA, alone, tmp_path / "check").awaitTermination(120)
+    assert sum(row["n"] for row in sinks[0].last().values()) == 600
+    engine.drop(query)
+
+
 def test_a_sink_that_asks_for_its_own_query_is_told(cluster: Any, engine: pk.Engine) -> None:
     """It would wait for itself for ever."""
     asked: list[Any] = []

@@ -126,7 +126,7 @@ class BatchFunction:
         try:
             with described(df.sparkSession, f"penstock {query.name}: epoch {batch_id}"):
                 follows = self._returned == (run, batch_id - 1)
-                query.batch(df, batch_id, self._program, self._sink, self._late, check, follows)
+                query.batch(df, batch_id, self._program, self._sink, self._late, check, run, follows)
             self._returned = run, batch_id
             return
         except Abandoned:

@@ -158,6 +158,8 @@ class Query:
         #: One call at a time, and the thread whose it is.
         self._turn = threading.Lock()
         self._caller: int | None = None
+        #: The last batch that returned: in which run of the Spark query, its number, and what it ran.
+        self._last: tuple[object, int, Program] | None = None
         self._waiting: _Waiting | None = None
         #: Counts the programs: members that run another one are told.
         self._functions = 0
@@ -231,14 +233,17 @@ class Query:
         sink: Callable[[DataFrame, int], Any],
         late: Late | None,
         check: Check,
+        run: object = None,
         follows: bool = False,
     ) -> None:
         """Run or re-serve one batch, with the functions of a program that fits the state.
 
-        `follows` says that the batch before has returned in this run, so that Spark's time of this one is of this run
-        too: one that is replayed has the time of another.
+        `run` tells the runs of the Spark query apart: in none of them is a batch of two flows. `follows` says that the
+        batch before has returned in this run, so that Spark's time of this one is of this run too: one that is replayed
+        has the time of another.
         """
         with self._taking_turn(check):
+            self._refuse_second(program, run, batch_id)
             measured, clock = _Measured(time.time()), time.monotonic()
             journal = self._setup.journal
             journal.batch_begun(self.id, batch_id)
@@ -259,6 +264,7 @@ class Query:
             try:
                 self._call({"Batch": asked}, {"Feed": feed, "Sink": serve}, check, program)
                 self._stream.returned(batch_id)
+                self._last = run, batch_id, program
                 seconds = time.monotonic() - clock
                 phases = {
                     "trigger": max(0.0, trigger_s),
@@ -441,6 +447,19 @@ class Query:
             raise
         finally:
             self._waiting = None
+
+    def _refuse_second(self, program: Program, run: object, batch_id: int) -> None:
+        """Spark gives a run each batch once: who comes with it again, and with another flow, shares the query."""
+        if self._last is None or self._last[:2] != (run, batch_id):
+            return
+        other = self._last[2]
+        if program is not other and not program.same_functions(other):
+            raise EngineError(
+                f"batch {batch_id} of query {self.name} ({self.id}) was given to another flow in this run, and a Spark"
+                " query has the state of one flow: start a query for each of them",
+                query=self.id,
+                epoch=batch_id,
+            )
 
     def _open(self, program: Program) -> None:
         if self._functions == 0 or not (program is self.program or program.same_functions(self.program)):
