@@ -475,8 +475,17 @@ def _why(seat: _Resident) -> str:
 
 
 def _short(error: BaseException) -> str:
-    """The telling line of an exception, which Spark wraps in pages of traces."""
+    r"""The telling line of an exception, which Spark wraps in pages of traces.
+
+    Examples
+    --------
+    >>> text = "An error occurred while calling z:o.collect.\n: org.SparkException: Job aborted: Lost task 0 (a host): "
+    >>> _short(Exception(text + "org.PythonWorkerException: the process was terminated\n\tat org.Runner"))
+    'the process was terminated'
+    """
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     telling = [line for line in lines if "Error" in line and not line.startswith(("at ", "File "))]
-    text = (telling or lines or [type(error).__name__])[-1 if telling else 0]
+    # Without one of Python's, what a task has met stands behind all that wraps it.
+    java = [line.rpartition("Exception: ")[2] for line in lines if "Exception: " in line]
+    text = telling[-1] if telling else (java or lines or [type(error).__name__])[0]
     return text if len(text) <= 300 else text[:297] + "..."
