@@ -24,7 +24,7 @@ from penstock.spark._engine.migrate import Migration, MoveReport
 from penstock.spark._engine.moves import Moves
 from penstock.spark._engine.preflight import examine, table
 from penstock.spark._engine.query import _kind as kind_of
-from penstock.spark._engine.residents import ResidentTask
+from penstock.spark._engine.residents import ResidentTask, require_lasting
 from penstock.spark._tasks.failures import Failure
 from penstock.spark._tasks.place import Key, Secret
 from penstock.spark._tasks.slots import from_settings, require_slots
@@ -334,6 +334,20 @@ def test_tasks_carry_keys_of_their_own_from_which_the_secret_does_not_follow() -
     assert len({key.reveal() for key in keys}) == len(keys)
     others = (secret.member(4), secret.feed("q", 8), secret.feed("p", 7), secret.drain("q", 8))
     assert not {key.reveal() for key in keys} & {key.reveal() for key in others}
+
+
+@pytest.mark.parametrize(
+    ("idle", "ends", "refused"),
+    [("60", "true", True), ("010s", "true", True), ("0", "true", False), (None, "true", False), ("60", None, False)],
+)
+def test_a_spark_that_ends_silent_processes_is_refused(idle: str | None, ends: str | None, refused: bool) -> None:
+    """It killed each worker again and again, whatever that was doing."""
+    told = {"spark.python.worker.idleTimeoutSeconds": idle, "spark.python.worker.killOnIdleTimeout": ends}
+    conf = {name: value for name, value in told.items() if value is not None}
+    if not refused:
+        return require_lasting(conf.get)
+    with pytest.raises(ConfigError, match=rf"idleTimeoutSeconds={idle}: .*; set spark.python.worker.killOnIdleTimeout"):
+        require_lasting(conf.get)
 
 
 def test_slots_of_other_engines_count() -> None:

@@ -48,7 +48,7 @@ from penstock.spark._engine.queries import Queries
 from penstock.spark._engine.query import Query, Setup
 from penstock.spark._engine.record import Recorder
 from penstock.spark._engine.rescale import Rescale, Rescales
-from penstock.spark._engine.residents import Residents
+from penstock.spark._engine.residents import Residents, require_lasting
 from penstock.spark._engine.scrape import Scrape, parse_address
 from penstock.spark._engine.startup import Startup
 from penstock.spark._session.guard import require_classic, require_flow
@@ -323,10 +323,11 @@ class Engine:
         sc = self._spark.sparkContext
         if os.environ.get("PYSPARK_PIN_THREAD", "true").lower() == "false":
             raise ConfigError("PYSPARK_PIN_THREAD=false makes all Python threads share one job group; unset it")
+        conf = sc.getConf()
+        require_lasting(conf.get)
         found = capacity(sc)
         require_slots(found, self.workers, held_slots(sc, but=self))
         handles.add(self)
-        conf = sc.getConf()
         host = str(conf.get("spark.driver.host") or "127.0.0.1")
         bind = str(conf.get("spark.driver.bindAddress") or host)
         secret = self._secret

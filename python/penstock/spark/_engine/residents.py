@@ -25,6 +25,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from penstock.errors import ConfigError
 from penstock.report._timeline import Change
 from penstock.spark._engine.executor import Executor
 from penstock.spark._engine.hub import Hub, Member
@@ -33,7 +34,7 @@ from penstock.spark._tasks.memory import Hints, local_folders, staging_bytes
 from penstock.spark._tasks.place import Key, Secret, executor_name
 from penstock.spark._tasks.slots import executor_count
 
-__all__ = ["ResidentTask", "Residents"]
+__all__ = ["ResidentTask", "Residents", "require_lasting"]
 
 log = logging.getLogger(__name__)
 
@@ -55,6 +56,8 @@ _REASONS = {
 }
 #: The setting with which Spark starts second attempts of jobs of a single task.
 _THRESHOLD = "spark.speculation.task.duration.threshold"
+#: The settings with which Spark ends Python processes that it hears nothing of.
+_IDLE, _ENDS_IDLE = "spark.python.worker.idleTimeoutSeconds", "spark.python.worker.killOnIdleTimeout"
 #: How often an attempt that waits to be killed looks whether somebody is left to do it, seconds.
 _ORPHAN_S = 1.0
 
@@ -140,6 +143,26 @@ class ResidentTask:
                 if _attempt() == 0 or os.getppid() != parent:
                     return None, str(error)
             time.sleep(_ORPHAN_S)
+
+
+def require_lasting(setting: Callable[[str, str], str | None]) -> None:
+    """Refuse a Spark that ends Python processes which have said nothing for a while: every resident is one.
+
+    Raises
+    ------
+    ConfigError
+        Naming both settings.
+
+    Examples
+    --------
+    >>> require_lasting({"spark.python.worker.killOnIdleTimeout": "true"}.get)  # there is no such time
+    """
+    idle = setting(_IDLE, "0") or "0"
+    if (setting(_ENDS_IDLE, "false") or "").lower() == "true" and idle.strip().lstrip("0")[:1].isdigit():
+        raise ConfigError(
+            f"{_ENDS_IDLE}=true with {_IDLE}={idle}: Spark would end each worker of an engine, and with it the state in"
+            f" its memory, whenever that time has passed; set {_ENDS_IDLE}=false"
+        )
 
 
 def _attempt() -> int:
