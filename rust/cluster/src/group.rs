@@ -414,7 +414,9 @@ impl Lost {
         });
         let each = each.collect::<Vec<_>>().join("; ");
         let message = format!(
-            "{each}. Nothing has changed: put back what their pickles name and start the query again. Where that is gone for              good, a stand-in of that name will do, and a function that returns None for the state of these keys drops              them. penstock state CHECKPOINT --unpickle tells which they are"
+            "{each}. Nothing has changed: put back what their pickles name and start the query again. Where that is gone for \
+             good, a stand-in of that name will do, and a function that returns None for the state of these keys drops \
+             them. penstock state CHECKPOINT --unpickle tells which they are"
         );
         let (operator, Unreadable { key, .. }) = self.0.first_key_value()?;
         let keys: u64 = self.0.values().map(|lost| lost.keys).sum();
