@@ -154,6 +154,27 @@ def test_a_batch_that_was_computed_is_served_as_it_was(runs: Runs) -> None:
     assert bag(runs.kept.batches[0]) == seen[0] and runs.worth(1) == [200, 200]
 
 
+def test_a_batch_is_computed_again_where_its_columns_are_others_now(runs: Runs) -> None:
+    """What came out before does not fit what is asked for, and never would."""
+
+    def named(worth: str) -> pk.Flow:
+        return keyed(adding(1)).map_batches(
+            lambda batch: batch.rename_columns(["k", worth]), f"k bigint, {worth} bigint"
+        )
+
+    def wants(df: Any, batch_id: int) -> None:
+        runs.kept(df.select("k", "worth"), batch_id)
+
+    runs.add()
+    for _ in range(2):
+        with pytest.raises(Exception, match="worth"):
+            runs.run(named("value"), wants)
+    runs.run(named("worth"), wants)
+    runs.add()
+    runs.run(named("worth"), wants)
+    assert [runs.worth(batch) for batch in range(2)] == [[1, 1], [2, 2]]
+
+
 @pytest.mark.parametrize("place", ["query", None])
 def test_another_flow_is_refused_with_the_reason(runs: Runs, place: str | None) -> None:
     why = {"query": "the flow has nothing of that name", None: r"its step 1 \(agg\) is not that of the flow before"}

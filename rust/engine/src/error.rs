@@ -91,6 +91,15 @@ pub enum EngineError {
         /// The last one completed.
         at: u64,
     },
+    /// Results that a batch had cannot be served with other columns, and it cannot be computed again.
+    #[error(
+        "batch {epoch} was computed, its sink has returned, and the flow gives other columns now: run this batch once more \
+         with the flow from before, or start a new query from batch 0 (a new checkpoint)"
+    )]
+    OtherOutput {
+        /// The batch.
+        epoch: u64,
+    },
     /// The final epoch has run.
     #[error("the query is finished after batch {after}: batch {asked} comes too late")]
     Finished {

@@ -444,6 +444,9 @@ pub struct Program {
     /// Names and types of the columns that are fed.
     #[serde(default)]
     pub columns: String,
+    /// Names and types of the columns that come out, those of late rows included.
+    #[serde(default)]
+    pub output: String,
 }
 
 impl Program {

@@ -474,6 +474,7 @@ class Query:
             "durable": self.storage is not None,
             "functions": self._functions,
             "columns": _columns(program.read),
+            "output": _columns({"rows": program.output, "late": program.late}),
         }
         self._executor.post({"Open": {"query": self.id, "program": opened}})
 
@@ -644,7 +645,7 @@ def _hand_on(late: Late, df: DataFrame, names: Sequence[str], epoch: int) -> Non
 
 
 def _columns(sources: Mapping[str, pa.Schema]) -> str:
-    """What is fed: only of equal columns can rows be compared."""
+    """Names and types of columns by what they are of: only rows of equal ones can be compared, or served again."""
     told = {name: ", ".join(f"{field.name} {field.type}" for field in schema) for name, schema in sources.items()}
     return "; ".join(told.values() if len(told) == 1 else (f"{name}: {columns}" for name, columns in told.items()))
 

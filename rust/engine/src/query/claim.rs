@@ -139,7 +139,11 @@ impl Query {
     pub(super) fn go(&mut self, view: &mut View<'_>) {
         let Some(call) = &self.call else { return };
         let epoch = call.epoch;
-        if self.frozen.as_ref().is_some_and(|frozen| frozen.at.epoch == Some(epoch)) {
+        if let Some(frozen) = self.frozen.as_ref().filter(|frozen| frozen.at.epoch == Some(epoch)) {
+            if frozen.returned && !self.program.durable && frozen.output != self.program.output {
+                // Nothing undoes it any more.
+                return self.fail(EngineError::OtherOutput { epoch }, view);
+            }
             if self.frozen.as_ref().is_some_and(|frozen| self.servable(frozen, view)) {
                 return self.serve_again(view);
             }
@@ -161,9 +165,11 @@ impl Query {
         }
     }
 
-    /// Whether outputs and records of an epoch still stand, all of them.
+    /// Whether outputs and records of an epoch still stand, all of them, and are of the columns that are wanted now.
     fn servable(&self, frozen: &Frozen, view: &View<'_>) -> bool {
-        frozen.stamp == self.stamp && frozen.members.iter().all(|member| view.roster.alive(*member))
+        frozen.stamp == self.stamp
+            && frozen.output == self.program.output
+            && frozen.members.iter().all(|member| view.roster.alive(*member))
     }
 
     fn serve_again(&mut self, view: &mut View<'_>) {

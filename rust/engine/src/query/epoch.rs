@@ -176,6 +176,7 @@ impl Query {
             members: self.members.clone(),
             at: at.clone(),
             finish: *what == What::Finish,
+            output: self.program.output.clone(),
             pieces: std::mem::take(pieces),
             files: Default::default(),
             durable: false,

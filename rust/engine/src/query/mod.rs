@@ -86,6 +86,8 @@ struct Frozen {
     members: Vec<MemberId>,
     at: At,
     finish: bool,
+    /// The columns of what came out.
+    output: String,
     pieces: Vec<Piece>,
     files: BTreeMap<MemberId, Vec<DataFile>>,
     /// Whether the manifest of this attempt is written.

@@ -335,6 +335,40 @@ fn edited_functions_go_on_from_the_state_in_a_new_generation() {
 }
 
 #[test]
+fn results_of_other_columns_are_made_again_while_that_can_be() {
+    let mut script = Script::new(1);
+    script.program.output = "n bigint".into();
+    script.open();
+    script.batch(0);
+    script.hold = vec!["Sink"];
+    script.batch(1);
+    let fail = |script: &mut Script| {
+        let Some(Effect::Sink { ticket, .. }) = script.sinks.last() else { panic!("the sink was not called") };
+        let failure = Failure::new(Kind::User, "there is no column m");
+        script.hear(Event::Sunk { ticket: *ticket, outcome: Err(failure) });
+    };
+    fail(&mut script);
+    (script.program.functions, script.program.output) = (2, "m bigint".into());
+    script.open();
+    script.hold.clear();
+    let again = script.batch(1);
+    assert!(completes(&again, 1), "{again:?}");
+    assert_eq!(requests(&again), ["Stop", "Start", "Release", "Settle"]);
+
+    // Its sink has returned, and what would undo it is gone.
+    (script.program.functions, script.program.output) = (3, "o bigint".into());
+    script.open();
+    script.batch(1);
+    script.done.clear();
+    script.hear(Event::Batch { query: QUERY.into(), epoch: 1, clock_ms: 0, committed: Some(0) });
+    assert_eq!(script.errors(), [EngineError::OtherOutput { epoch: 1 }]);
+    (script.program.functions, script.program.output) = (4, "m bigint".into());
+    script.open();
+    assert!(completes(&script.batch(1), 1), "the flow from before serves it");
+    assert!(completes(&script.batch(2), 2));
+}
+
+#[test]
 fn the_cause_of_a_failure_is_told_whoever_is_first() {
     let mut script = Script::new(3);
     script.batch(0);

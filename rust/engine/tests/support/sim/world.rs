@@ -243,6 +243,7 @@ impl World {
             durable: self.scenario.durable,
             functions,
             columns: String::new(),
+            output: String::new(),
         }
     }
 
