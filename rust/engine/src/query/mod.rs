@@ -315,6 +315,10 @@ impl Query {
         if self.misfit.is_some() {
             return;
         }
+        if program.columns != self.program.columns {
+            // What is fed now cannot be compared with what was.
+            (self.shown, self.note, self.noted) = (None, None, None);
+        }
         if program.functions != self.program.functions && self.status == Status::Running {
             self.status = Status::Broken;
             self.trouble = "its functions have changed".to_owned();

@@ -369,6 +369,39 @@ fn results_of_other_columns_are_made_again_while_that_can_be() {
 }
 
 #[test]
+fn rows_of_other_columns_are_not_compared() {
+    let mut script = Script::new(2);
+    script.hold = vec!["Feed", "Sink"];
+    let feed = |script: &mut Script, hash: u64| {
+        let fed = |effect: &Effect| match effect {
+            Effect::Feed { ticket, .. } => Some(*ticket),
+            _ => None,
+        };
+        let ticket = script.done.iter().rev().find_map(fed).expect("it is fed");
+        let (member, max_event_time) = (MemberId(1), None);
+        let receipt = Receipt { source: 0, partition: 0, attempt: hash, member, rows: 2, max_event_time, hash };
+        script.hear(Event::Receipt { ticket, receipt });
+        script.hear(Event::Fed { ticket, outcome: Ok(()) });
+    };
+    for (columns, hash) in [("k bigint", 7), ("k bigint, v bigint", 9)] {
+        script.program.columns = columns.into();
+        script.program.functions += 1;
+        script.open();
+        script.done.clear();
+        script.hear(Event::Batch { query: QUERY.into(), epoch: 0, clock_ms: 0, committed: None });
+        feed(&mut script, hash);
+        // The sink is under way when a member goes, with its part of the results.
+        script.hear(Event::Stop { query: QUERY.into() });
+        script.hear(Event::MemberLost { member: MemberId(2), reason: "killed".into() });
+        let member = MemberId(2 + hash);
+        script.hear(Event::MemberUp { slot: 1, member, executor: "executor 1".into(), executors: 2 });
+    }
+    let errors = script.errors();
+    assert!(!errors.iter().any(|error| matches!(error, EngineError::NotReplayable { .. })), "{errors:?}");
+    assert_eq!(script.sinks.len(), 2);
+}
+
+#[test]
 fn the_cause_of_a_failure_is_told_whoever_is_first() {
     let mut script = Script::new(3);
     script.batch(0);
