@@ -310,6 +310,43 @@ def test_public_things_are_documented(name: str) -> None:
                         assert inspect.getdoc(value), f"{name}.{public}.{member} has no docstring"
 
 
+def test_lists_come_and_go_whatever_their_elements_are_called() -> None:
+    rows = pa.table({"k": [1, 2], "tags": [["a"], ["b", "c"]]})
+    tagged = pk.Flow("k bigint, tags array<string>")
+    assert tagged.collect(rows).to_pylist() == rows.to_pylist()
+
+    def nested(batch: pa.RecordBatch) -> pa.RecordBatch:
+        lists = [[tags] for tags in batch["tags"].to_pylist()]
+        return pa.record_batch({"m": pa.array(lists), "s": [{"x": one} for one in lists]})
+
+    shape = "m array<array<string>>, s struct<x: array<array<string>>>"
+    for flow in (tagged.map_batches(nested, shape), tagged.flat_map(lambda batch: [nested(batch)], shape)):
+        assert flow.collect(rows)["s"].to_pylist() == [{"x": [["a"]]}, {"x": [["b", "c"]]}]
+
+    class Values(pk.Aggregator):
+        def create(self) -> list[int]:
+            return []
+
+        def accumulate(self, states: list[Any], groups: pa.Int64Array, rows: pa.RecordBatch) -> None:
+            for group, value in zip(groups.to_pylist(), rows["k"].to_pylist(), strict=True):
+                states[group].append(value)
+
+        def merge(self, state: list[int], other: list[int]) -> list[int]:
+            return state + other
+
+        def finish(self, states: list[Any]) -> pa.Table:
+            return pa.table({"values": states})
+
+    values = tagged.key_by("k").aggregate(Values(), schema="values array<bigint>")
+    assert sorted(row["values"] for row in values.collect(rows).to_pylist()) == [[1], [2]]
+    both = tagged.union(pk.Flow(rows.schema, name="own")).key_by("tags").agg(n=pk.count())
+    assert both.collect({"input": rows, "own": rows})["n"].to_pylist() == [2, 2]
+    with pytest.raises(pk.errors.UserFunctionError, match=r"declared is List\(Struct"):
+        other = pa.array([[{"a": 1, "c": 2}]])
+        shape = "l array<struct<a: bigint, b: bigint>>"
+        tagged.map_batches(lambda batch: pa.record_batch({"l": other}), shape).collect(rows.slice(1))
+
+
 def test_odd_arguments_are_refused_where_they_stand() -> None:
     for n in (0, 2**31 + 1, 2**70, True, 1.0):
         with pytest.raises(ConfigError, match="from 1 to 2147483648"):

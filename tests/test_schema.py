@@ -186,6 +186,25 @@ def test_conform_takes_columns_by_name_and_shares_them() -> None:
     assert conform(fitted, fitted.schema) is fitted
 
 
+def test_what_lists_call_their_elements_does_not_matter() -> None:
+    ddl = "a array<bigint>, b array<array<int>>, m map<string, array<int>>, s struct<x: array<string>>"
+    values: dict[str, Any] = {"a": [[1]], "b": [[[1], []]], "m": [[("k", [1])]], "s": [{"x": ["v"]}]}
+    odd_map = pa.map_(pa.field("k", pa.string(), False), pa.field("v", pa.list_(pa.int32())))
+    kinds = {"a": pa.list_(pa.int64()), "b": pa.list_(pa.list_(pa.int32())), "m": odd_map}
+    own = pa.schema({**kinds, "s": pa.struct({"x": pa.list_(pa.string())})})
+    declared = to_arrow(ddl)
+    assert to_arrow(own).equals(declared, check_metadata=True) and not own.equals(declared, check_metadata=True)
+    batch = pa.RecordBatch.from_pydict(values, schema=own)
+    fitted = conform(batch, declared)
+    assert fitted.schema.equals(declared, check_metadata=True) and fitted.to_pydict() == values
+    fixed = pa.schema({"f": pa.list_(pa.int8(), 2), "l": pa.large_list(pa.int8()), "v": pa.list_view(pa.int8())})
+    assert [str(kind) for kind in to_arrow(fixed).types] == [
+        "fixed_size_list<element: int8>[2]",
+        "large_list<element: int8>",
+        "list_view<element: int8>",
+    ]
+
+
 def test_conform_keeps_every_value() -> None:
     def one(column: pa.Array, ddl: str) -> list[Any]:
         return list(conform(pa.record_batch({"a": column}), parse_ddl(f"a {ddl}")).column(0).to_pylist())

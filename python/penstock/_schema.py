@@ -64,7 +64,8 @@ def to_arrow(schema: Any, name: str = "schema") -> pa.Schema:
     Returns
     -------
     pyarrow.Schema
-        The columns; at least one, names distinct.
+        The columns; at least one, names distinct. What lists call their elements, which Arrow leaves to everybody, is
+        what Spark calls them, ``element``.
 
     Raises
     ------
@@ -95,7 +96,28 @@ def to_arrow(schema: Any, name: str = "schema") -> pa.Schema:
     twice = sorted({column for column in found.names if found.names.count(column) > 1})
     if twice:
         raise SchemaError(f"{name} names column {twice[0]!r} twice; rename one of them")
-    return found
+    plain = pa.schema([_plain(field) for field in found], found.metadata)
+    return found if found.equals(plain, check_metadata=True) else plain
+
+
+def _plain(field: pa.Field, name: str | None = None) -> pa.Field:
+    """The field, under this name, with the usual names inside of lists and maps."""
+    kind, is_type = field.type, pa.types
+    if is_type.is_list(kind):
+        kind = pa.list_(_plain(kind.value_field, "element"))
+    elif is_type.is_large_list(kind):
+        kind = pa.large_list(_plain(kind.value_field, "element"))
+    elif is_type.is_fixed_size_list(kind):
+        kind = pa.list_(_plain(kind.value_field, "element"), kind.list_size)
+    elif is_type.is_list_view(kind):
+        kind = pa.list_view(_plain(kind.value_field, "element"))
+    elif is_type.is_large_list_view(kind):
+        kind = pa.large_list_view(_plain(kind.value_field, "element"))
+    elif is_type.is_map(kind):
+        kind = pa.map_(_plain(kind.key_field, "key"), _plain(kind.item_field, "value"), kind.keys_sorted)
+    elif is_type.is_struct(kind):
+        kind = pa.struct([_plain(inner) for inner in kind])
+    return field.with_type(kind).with_name(field.name if name is None else name)
 
 
 def parse_ddl(text: str, name: str = "schema") -> pa.Schema:
@@ -219,8 +241,11 @@ def conform(batch: pa.RecordBatch, schema: pa.Schema, what: str = "input") -> pa
     >>> conform(small, pa.schema({"b": pa.int64()})).schema.field("b").type
     DataType(int64)
     """
-    if batch.schema.equals(schema, check_metadata=False):
+    if batch.schema.equals(schema, check_metadata=True):
         return batch
+    if batch.schema.equals(schema):
+        # What lists call their elements may differ, which others than pyarrow look at.
+        return pa.RecordBatch.from_arrays(batch.columns, schema=schema)
     columns = []
     for field in schema:
         places = batch.schema.get_all_field_indices(field.name)

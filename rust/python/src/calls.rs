@@ -16,8 +16,8 @@ mod expand;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
-use arrow_array::{ArrayRef, RecordBatch as Batch, UInt32Array};
-use arrow_schema::{DataType, Field, Schema, SchemaRef};
+use arrow_array::{Array, ArrayRef, RecordBatch as Batch, UInt32Array, make_array};
+use arrow_schema::{DataType, Field, FieldRef, Schema, SchemaRef};
 use penstock_files::{Chunk, ChunkWriter, Entry, is_entries};
 use penstock_plan::hash::hash_columns_of;
 use penstock_plan::{
@@ -264,7 +264,8 @@ fn objects<'py>(py: Python<'py>, bins: &[Arc<PyBin>]) -> PyResult<Bound<'py, PyL
     PyList::new(py, bins.iter().map(|bin| bin.object.bind(py)))
 }
 
-/// The batch under the declared schema, when its columns are those: names and types, in any order.
+/// The batch under the declared schema, when its columns are those: names and types, in any order. What lists call their elements does not
+/// matter: Arrow leaves it to who makes them, Spark says `element` and pyarrow `item`.
 pub(crate) fn declared(made: &Batch, schema: &SchemaRef) -> Result<Batch, String> {
     if made.schema_ref() == schema {
         return Ok(made.clone());
@@ -273,10 +274,13 @@ pub(crate) fn declared(made: &Batch, schema: &SchemaRef) -> Result<Batch, String
     for field in schema.fields() {
         match made.column_by_name(field.name()) {
             Some(column) if column.data_type() == field.data_type() => columns.push(column.clone()),
-            Some(column) => {
-                let (name, found) = (field.name(), column.data_type());
-                return Err(format!("column {name:?} has type {found}, declared is {}", field.data_type()));
-            }
+            Some(column) => match renamed(column, field.data_type(), false) {
+                Some(column) => columns.push(column),
+                None => {
+                    let (name, found) = (field.name(), column.data_type());
+                    return Err(format!("column {name:?} has type {found}, declared is {}", field.data_type()));
+                }
+            },
             None => {
                 let there = names(made.schema_ref());
                 return Err(format!("column {:?} is missing; there are {there}", field.name()));
@@ -289,6 +293,37 @@ pub(crate) fn declared(made: &Batch, schema: &SchemaRef) -> Result<Batch, String
     }
     let options = arrow_array::RecordBatchOptions::new().with_row_count(Some(made.num_rows()));
     Batch::try_new_with_options(schema.clone(), columns, &options).map_err(|error| error.to_string())
+}
+
+/// The column as one of another type, if that only has other names inside of lists and maps (or, where `free`, in this struct), and no null
+/// is where it allows none.
+fn renamed(column: &ArrayRef, to: &DataType, free: bool) -> Option<ArrayRef> {
+    use DataType::{FixedSizeList, LargeList, LargeListView, List, ListView, Map, Struct};
+
+    let found = column.data_type();
+    if found == to {
+        return Some(column.clone());
+    }
+    let entries = matches!(to, Map(_, _));
+    let fields: Vec<&FieldRef> = match (found, to) {
+        (List(_), List(item))
+        | (LargeList(_), LargeList(item))
+        | (ListView(_), ListView(item))
+        | (LargeListView(_), LargeListView(item)) => vec![item],
+        (FixedSizeList(_, found), FixedSizeList(item, size)) if found == size => vec![item],
+        (Map(_, found), Map(entries, sorted)) if found == sorted => vec![entries],
+        (Struct(found), Struct(fields)) if found.len() == fields.len() => {
+            let same = found.iter().zip(fields).all(|(found, field)| found.name() == field.name());
+            (free || same).then(|| fields.iter().collect())?
+        }
+        _ => return None,
+    };
+    let data = column.to_data();
+    let children = data.child_data().iter().zip(fields);
+    let children =
+        children.map(|(child, field)| Some(renamed(&make_array(child.clone()), field.data_type(), entries)?.to_data()));
+    let children = children.collect::<Option<Vec<_>>>()?;
+    data.into_builder().data_type(to.clone()).child_data(children).build().ok().map(make_array)
 }
 
 fn names(schema: &Schema) -> String {
