@@ -214,6 +214,13 @@ def test_conform_keeps_every_value() -> None:
     assert one(pa.array(["x"]).dictionary_encode(), "string") == ["x"]
     assert one(pa.array(["x"], pa.string_view()), "string") == ["x"]
     assert one(pa.nulls(2), "string") == [None, None]
+    assert one(pa.array([0.5, None, float("inf")]), "float") == [0.5, None, float("inf")]
+    # As Spark stores it.
+    assert one(pa.array([0.1]), "float") == pa.array([0.1], pa.float32()).to_pylist()
+    assert one(pa.array([[0.5, float("inf")]]), "array<float>") == [[0.5, float("inf")]]
+    assert str(one(pa.array([float("nan"), 0.5]).dictionary_encode(), "float")) == "[nan, 0.5]"
+    assert one(pa.array([[1, None], None], pa.list_(pa.int8())), "array<bigint>") == [[1, None], None]
+    assert one(pa.array([{"b": 1, "a": ["x"]}]), "struct<a: array<string>, b: bigint>") == [{"a": ["x"], "b": 1}]
     tokyo = pa.array([1_000_000], pa.timestamp("us", tz="Asia/Tokyo"))
     assert one(tokyo, "timestamp")[0].timestamp() == 1.0
     for column, ddl, says in [
@@ -223,6 +230,14 @@ def test_conform_keeps_every_value() -> None:
         (pa.array([1], pa.timestamp("us")), "timestamp", "cast it before"),
         (pa.array([1.5]), "bigint", "cast it before"),
         (pa.array([1, None]), "bigint NOT NULL", "a null in column 'a'"),
+        (pa.array([1e300, None]).dictionary_encode(), "float", "without loss"),
+        (pa.array([["1"]]), "array<bigint>", "is list<item: string>, expected list<element: int64>; cast it before"),
+        (pa.array([[1e300]]), "array<float>", "without loss"),
+        (pa.array([{"b": {"c": -1e300}}]), "struct<b: struct<c: float>>", "without loss"),
+        (pa.array([[1]], pa.list_(pa.timestamp("us"))), "array<timestamp>", "cast it before"),
+        (pa.array([{"b": 1}]), "struct<b: string>", "cast it before"),
+        (pa.array([{"b": 1}]), "struct<b: bigint, c: string>", "cast it before"),
+        (pa.array([[("k", 1)]], pa.map_(pa.string(), pa.int8())), "map<string, string>", "cast it before"),
     ]:
         with pytest.raises(SchemaError, match="'a'") as caught:
             one(column, ddl)

@@ -233,6 +233,7 @@ def conform(batch: pa.RecordBatch, schema: pa.Schema, what: str = "input") -> pa
     Accepted: any change of width or unit that keeps every value (checked), dictionary and
     view layouts, another time zone of an instant. Refused: text to number, an instant to a
     wall clock reading, and the like. What is nested goes by the same rules; a struct that lacks a field is refused.
+    Doubles become floats as in Spark: the nearest one, refused where that is infinite.
 
     Examples
     --------
@@ -274,11 +275,25 @@ def _cast(column: pa.Array, field: pa.Field, what: str) -> pa.Array:
     if not _family_fits(have, want):
         raise SchemaError(f"{what} column {field.name!r} is {have}, expected {want}; cast it before")
     try:
-        return pc.cast(column, want, safe=True)
+        plain = column.dictionary_decode() if pa.types.is_dictionary(have) else column
+        made = pc.cast(plain, want, safe=True)
     except pa.ArrowInvalid as error:
         raise SchemaError(f"{what} column {field.name!r} cannot become {want} without loss: {error}") from error
     except pa.ArrowNotImplementedError as error:
         raise SchemaError(f"{what} column {field.name!r} is {have}, expected {want}; cast it before") from error
+    if _infinities(made) > _infinities(plain):
+        raise SchemaError(
+            f"{what} column {field.name!r} cannot become {want} without loss: it has numbers beyond those of {want};"
+            " cast it before"
+        )
+    return made
+
+
+def _infinities(column: pa.Array) -> int:
+    """Of floats, nested ones included: a cast to narrower ones that is called safe makes some."""
+    if pa.types.is_floating(column.type):
+        return int(pc.sum(pc.is_inf(column)).as_py() or 0)
+    return sum(_infinities(part) for _, _, part in _parts(column))
 
 
 def _family_fits(have: pa.DataType, want: pa.DataType) -> bool:
@@ -301,21 +316,24 @@ def _family_fits(have: pa.DataType, want: pa.DataType) -> bool:
     return family != "list" or _family_fits(have.value_type, want.value_type)
 
 
-def _null_inside(column: pa.Array) -> str | None:
-    """What of a nested column is null and must not be; a cast does not look."""
+def _parts(column: pa.Array) -> list[tuple[str, pa.Field, pa.Array]]:
+    """What a nested column consists of, a level below: what it is, its field and its values. Of others nothing."""
     kind = column.type
     if pa.types.is_struct(kind):
-        parts = [(f"field {inner.name!r}", inner, part) for inner, part in zip(kind, column.flatten(), strict=True)]
-        # A struct that is null has no fields.
-        before = column.null_count
-    elif pa.types.is_map(kind):
-        items = pa.ListArray.from_arrays(column.offsets, column.items).flatten()
-        parts, before = [("values", kind.item_field, items)], 0
-    elif _family(kind) == "list":
-        parts, before = [("elements", kind.value_field, column.flatten())], 0
-    else:
-        return None
-    for name, field, part in parts:
+        return [(f"field {inner.name!r}", inner, part) for inner, part in zip(kind, column.flatten(), strict=True)]
+    if pa.types.is_map(kind):
+        keys, values = (pa.ListArray.from_arrays(column.offsets, of).flatten() for of in (column.keys, column.items))
+        return [("keys", kind.key_field, keys), ("values", kind.item_field, values)]
+    if _family(kind) == "list":
+        return [("elements", kind.value_field, column.flatten())]
+    return []
+
+
+def _null_inside(column: pa.Array) -> str | None:
+    """What of a nested column is null and must not be; a cast does not look."""
+    # A struct that is null has no fields.
+    before = column.null_count if pa.types.is_struct(column.type) else 0
+    for name, field, part in _parts(column):
         if not field.nullable and part.null_count > before:
             return name
         inside = _null_inside(part)
