@@ -176,6 +176,8 @@ def test_what_is_wrong_is_told() -> None:
     ]
     nested = pk.Flow(pa.schema([("k", pa.int64()), ("l", pa.list_(pa.int64()))])).key_by("k")
     wrong.append((lambda: nested.agg(x=pk.max_by("k", by="l")).output_schema, SchemaError, "needs an order"))
+    runs = pk.Flow(pa.schema([("k", pa.int64()), ("r", pa.run_end_encoded(pa.int32(), pa.string()))])).key_by("k")
+    wrong.append((lambda: runs.agg(x=pk.min("r")).output_schema, SchemaError, "a run-end encoded column: convert it"))
     for make, kind, words in wrong:
         with pytest.raises(kind, match=words):
             make()

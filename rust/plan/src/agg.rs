@@ -283,6 +283,7 @@ impl Aggregate {
                 let greatest = function == Function::Max;
                 let kind = match input {
                     Dictionary(_, _) => return Err("a dictionary column: convert it to its value type first"),
+                    RunEndEncoded(_, _) => return Err("a run-end encoded column: convert it to its value type first"),
                     Float32 | Float64 => Kind::Code { greatest },
                     other if column::is_integer_like(other) => Kind::Code { greatest },
                     Decimal128(_, _) => Kind::Wide { greatest },
