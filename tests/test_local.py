@@ -96,6 +96,10 @@ def test_sources_that_do_not_fit() -> None:
         ([1, 2], "the source gives a int"),
         (pa.table({"x": [1]}), "input has no column 'k'; it has x"),
         (pa.table({"k": ["a"]}), "'k' is string, expected int64"),
+        (pa.table({"x": pa.array([], pa.int64())}), "input has no column 'k'; it has x"),
+        (pa.array([1]), "the source, a Int64Array, is no table in Arrow"),
+        (pa.array([{"k": 1}, None]), "the source, a StructArray, is no table in Arrow"),
+        (pd.DataFrame({"k": [1, "a"]}), "the source, a DataFrame, is no table in Arrow: .*column k"),
     ]:
         with pytest.raises(SchemaError, match=says):
             list(flow.run(source))

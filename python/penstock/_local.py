@@ -940,9 +940,16 @@ def _read(source: Any, nested: bool) -> Iterator[pa.RecordBatch]:
     if isinstance(source, pa.RecordBatch):
         yield source
     elif hasattr(source, "__arrow_c_stream__"):
-        yield from pa.RecordBatchReader.from_stream(source)
+        reader = _imported(pa.RecordBatchReader.from_stream, source)
+        none = True
+        for batch in reader:
+            none = False
+            yield batch
+        if none:
+            # Nothing to compute, but its columns are to fit.
+            yield pa.RecordBatch.from_arrays([pa.nulls(0, kind) for kind in reader.schema.types], reader.schema.names)
     elif hasattr(source, "__arrow_c_array__"):
-        yield pa.record_batch(source)
+        yield _imported(pa.record_batch, source)
     elif hasattr(source, "to_batches"):
         yield from source.to_batches()
     elif not nested and isinstance(source, Iterable) and not isinstance(source, (str, bytes)):
@@ -954,6 +961,13 @@ def _read(source: Any, nested: bool) -> Iterator[pa.RecordBatch]:
             f"{what} {type(source).__name__}, not Arrow data; give a pyarrow table, reader or batches,"
             " or any object with __arrow_c_stream__"
         )
+
+
+def _imported(take: Callable[[Any], Any], source: Any) -> Any:
+    try:
+        return take(source)
+    except pa.ArrowException as error:
+        raise SchemaError(f"the source, a {type(source).__name__}, is no table in Arrow: {error}") from error
 
 
 def _rows_of(source: Any) -> int | None:
