@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pickle
 import signal
 import subprocess
 import sys
@@ -528,6 +529,11 @@ def test_a_session_runs_once() -> None:
         closed.close()
         with pytest.raises(EngineError):
             list(closed.run(pa.table({"k": [1]})))
+
+
+def test_what_runs_is_not_pickled() -> None:
+    with counting().run(pa.table({"k": [1]})) as run, pytest.raises(TypeError, match="ship the flow"):
+        pickle.dumps(run)
 
 
 def test_two_runs_beside_each_other() -> None:

@@ -116,6 +116,9 @@ class LocalResults(Iterator[pa.RecordBatch]):
         """The present figures of the workers, one row each, of all processes; see `LocalSession.stats`."""
         return self._pump.session(also_ended=True).stats()
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        raise TypeError("a running flow cannot be pickled: ship the flow and start a run where it is needed")
+
     def close(self) -> None:
         """Stop the run: the source is read no further, and no further batch comes."""
         self._pump.quit()

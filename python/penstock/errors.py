@@ -109,7 +109,8 @@ class PenstockError(Exception):
                 data[name] = value
             except Exception:
                 data[name] = repr(value)
-        return (_restore, (type(self), self.message, data, cause))
+        notes = getattr(self, "__notes__", None)
+        return (_restore, (type(self), self.message, data, cause), {"__notes__": notes} if notes else None)
 
 
 def _cause_text(cause: BaseException) -> list[str]:

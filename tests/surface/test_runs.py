@@ -295,7 +295,9 @@ def test_an_error_in_a_step_names_step_line_and_row(host: str) -> None:
     assert isinstance(error.__cause__, ZeroDivisionError) and "cannot take 13" in str(error)
     assert error.file == __file__ and error.line == line_of("raise ZeroDivisionError")
     assert "running" in error.step and error.row == {"k": 4, "v": 13} and error.key == 4
+    error.add_note("in passing")
     copy = pickle.loads(pickle.dumps(error))
+    assert copy.__notes__ == ["in passing"]
     assert (copy.step, copy.row, copy.line) == (error.step, error.row, error.line)
     assert isinstance(copy.__cause__, ZeroDivisionError) and str(copy) == str(error)
 
