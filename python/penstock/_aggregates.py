@@ -2,7 +2,7 @@
 
 Owns: the description of one output column of `Flow.agg`, nothing of its execution. The
 native part keeps one flat state per key and aggregate; integers stay integers (a sum that
-leaves 64 bits is an error, never a wrap), and nulls do not count except in ``count()``.
+leaves 64 bits, or of decimals 38 digits, is an error, never a wrap), and nulls do not count except in ``count()``.
 
 Equal rows give equal values on every host and any number of workers: nothing depends on the order in which
 rows come, but the last bits of float sums, means, variances and deviations. Where Spark SQL has the function,
@@ -117,7 +117,8 @@ def sum(column: str) -> Aggregate:
     Returns
     -------
     Aggregate
-        bigint for integers, double for floating point.
+        bigint for integers (uint64 where they have no sign), double for floating point, decimal(38, s) for
+        decimals of scale s. A sum that these cannot hold ends the run with `SchemaError`.
 
     Examples
     --------
