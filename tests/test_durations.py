@@ -94,6 +94,8 @@ def test_timeouts_have_bounds() -> None:
     assert parse_timeout("0s", least_s=0.0) == parse_timeout(0, least_s=0.0) == 0.0
     with pytest.raises(ConfigError, match=r"at least 0\.5 s and at most 60 s"):
         parse_timeout("61s", least_s=0.5, most_s=60.0)
+    with pytest.raises(ConfigError, match=r"timeout=1e\+21 must be above 0 s and at most 9.22337e\+09 s"):
+        parse_timeout(1e21)
     with pytest.raises(ConfigError, match="timeout '1' has no unit"):
         parse_timeout("1")
 

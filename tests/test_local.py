@@ -111,6 +111,10 @@ def test_mistakes_show_at_the_call() -> None:
         counting().run(pa.table({"k": [1]}), workers=0)
     with pytest.raises(ConfigError, match="batch_rows=0"):
         counting().run(pa.table({"k": [1]}), batch_rows=0)
+    with pytest.raises(ConfigError, match="workers=1180591620717411303424 must be an int from 1 to 1024"):
+        counting().run(pa.table({"k": [1]}), workers=2**70)
+    with pytest.raises(ConfigError, match="batch_rows=1180591620717411303424"):
+        counting().start(batch_rows=2**70)
     with pytest.raises(PlanError):
         pk.Flow("k bigint").key_by("k").run(pa.table({"k": [1]}))
     with pytest.raises(ConfigError, match="late=3"):
@@ -384,6 +388,7 @@ def test_migrations_that_make_no_sense() -> None:
             ({"strategy": "hasty"}, "strategy 'hasty' is none of"),
             ({"batch_size": 0}, "batch_size=0"),
             ({"max_pause": 0}, "0"),
+            ({"max_pause": 2**70}, "timeout=1180591620717411303424 must be at least 0.001 s and at most"),
             ({"max_pause": "1s", "strategy": "all-at-once"}, "is one step"),
         ]:
             with pytest.raises(ConfigError, match=says):

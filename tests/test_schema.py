@@ -134,8 +134,9 @@ def test_other_objects() -> None:
 
     assert to_arrow(schema) is schema
     assert to_arrow(Exports()) == schema
-    with pytest.raises(SchemaError, match="is a int; give Spark DDL"):
-        to_arrow(3)
+    for wrong, kind in ((3, "int"), (pa.int64(), "DataType"), (schema.field("a"), "Field")):
+        with pytest.raises(SchemaError, match=f"is a {kind}; give Spark DDL"):
+            to_arrow(wrong)
     with pytest.raises(SchemaError, match="no columns"):
         to_arrow(pa.schema([]))
 

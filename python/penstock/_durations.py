@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import math
 import re
+import threading
 from datetime import timedelta
 from decimal import Decimal
 from typing import overload
@@ -56,6 +57,8 @@ _UNITS_US = {
 _PART = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-zµ]+)")
 _EXAMPLES = 'write "60s", "500ms", "1m30s", "2 hours" or a timedelta'
 _LARGEST_US = 2**62
+#: Seconds that the standard library can wait, some 290 years.
+_LONGEST_S = threading.TIMEOUT_MAX
 
 
 def parse_duration(value: Duration, name: str = "duration", *, allow_zero: bool = False) -> int:
@@ -113,7 +116,7 @@ def parse_timeout(
     value: Timeout | None, name: str = ..., *, least_s: float | None = ..., most_s: float = ...
 ) -> float | None: ...
 def parse_timeout(
-    value: Timeout | None, name: str = "timeout", *, least_s: float | None = None, most_s: float = math.inf
+    value: Timeout | None, name: str = "timeout", *, least_s: float | None = None, most_s: float = _LONGEST_S
 ) -> float | None:
     """Read how long to wait and return seconds.
 
@@ -124,7 +127,7 @@ def parse_timeout(
     name : str, default "timeout"
         What the argument is called; error messages begin with it.
     least_s, most_s : float, optional
-        Bounds, included; without `least_s` it has to be above 0.
+        Bounds, included; without `least_s` it has to be above 0, without `most_s` what threads can wait.
 
     Returns
     -------
@@ -156,7 +159,7 @@ def parse_timeout(
     if math.isfinite(seconds) and (seconds > 0 if least_s is None else seconds >= least_s) and seconds <= most_s:
         return seconds
     bounds = "above 0 s" if least_s is None else f"at least {least_s:g} s"
-    if most_s != math.inf:
+    if most_s != _LONGEST_S or most_s < seconds < math.inf:
         bounds += f" and at most {most_s:g} s"
     raise ConfigError(f'{name}={value!r} must be {bounds}: a number of seconds, text such as "30s", or a timedelta')
 

@@ -76,6 +76,10 @@ __all__ = [
 
 #: Entries of the log of moved bins that are kept; the oldest go first.
 _MOST_MOVES = 200_000
+#: Threads of a run.
+_MOST_WORKERS = 1024
+#: Rows of a batch, as Arrow counts them.
+_MOST_ROWS = 2**63 - 1
 
 #: Receives late rows, or those of the kinds that it names.
 LateSink = Callable[[pa.RecordBatch], Any] | Mapping[str, Callable[[pa.RecordBatch], Any]]
@@ -265,8 +269,8 @@ class LocalSession:
         streaming: bool = False,
         processes: int | None = None,
     ) -> None:
-        _at_least_one(workers, "workers")
-        _at_least_one(batch_rows, "batch_rows")
+        _at_least_one(workers, "workers", _MOST_WORKERS)
+        _at_least_one(batch_rows, "batch_rows", _MOST_ROWS)
         if processes is not None:
             check_processes(processes, f"processes={processes!r}")
         if isinstance(bits, bool) or not isinstance(bits, int) or not 0 <= bits <= 20:
@@ -753,8 +757,8 @@ def run(
 
 
 def _check(flow: FlowBase, workers: int, batch_rows: int, streaming: bool, processes: int | None) -> None:
-    _at_least_one(workers, "workers")
-    _at_least_one(batch_rows, "batch_rows")
+    _at_least_one(workers, "workers", _MOST_WORKERS)
+    _at_least_one(batch_rows, "batch_rows", _MOST_ROWS)
     _yes_or_no(streaming, "streaming")
     if processes is not None:
         check_processes(processes, f"processes={processes!r}")
@@ -1008,9 +1012,9 @@ def _summed(told: Mapping[str, Any]) -> tuple[list[int], dict[int, int]]:
     return sum_loads(told["loads"], max(map(len, told["loads"]), default=0)), dict(parts)
 
 
-def _at_least_one(value: int, name: str) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise ConfigError(f"{name}={value!r} must be an int of at least 1")
+def _at_least_one(value: int, name: str, most: int) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= most:
+        raise ConfigError(f"{name}={value!r} must be an int from 1 to {most}")
 
 
 def _yes_or_no(value: bool, name: str) -> None:

@@ -43,6 +43,7 @@ STRATEGIES = ("batched", "all-at-once", "fluid", "matched")
 
 #: Of any flow.
 _MOST_BINS = 1 << 20
+_MOST_EPOCHS = 1 << 63
 
 Move = tuple[int, int]
 
@@ -365,10 +366,12 @@ def parse_epoch(at_epoch: int | None) -> int | None:
     Raises
     ------
     ConfigError
-        When it is no int of at least 0.
+        When it is no int from 0 to 2**63.
     """
-    if at_epoch is not None and (isinstance(at_epoch, bool) or not isinstance(at_epoch, int) or at_epoch < 0):
-        raise ConfigError(f"at_epoch={at_epoch!r} must be the number of an epoch to come, an int of at least 0")
+    if at_epoch is not None and (
+        isinstance(at_epoch, bool) or not isinstance(at_epoch, int) or not 0 <= at_epoch <= _MOST_EPOCHS
+    ):
+        raise ConfigError(f"at_epoch={at_epoch!r} must be the number of an epoch to come, an int from 0 to 2**63")
     return at_epoch
 
 

@@ -84,7 +84,7 @@ def to_arrow(schema: Any, name: str = "schema") -> pa.Schema:
         found = parse_ddl(schema, name)
     elif _is_struct_type(schema):
         found = pa.schema(_json_fields(schema.jsonValue()["fields"], name))
-    elif hasattr(schema, "__arrow_c_schema__"):
+    elif hasattr(schema, "__arrow_c_schema__") and not isinstance(schema, (pa.DataType, pa.Field)):
         found = pa.schema(schema)
     else:
         raise SchemaError(

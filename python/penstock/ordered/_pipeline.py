@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from operator import index
 from typing import Any, TypeVar
 
 from penstock import _cpus
@@ -25,6 +26,9 @@ SCHEDULERS = ("adaptive", "qst", "lip", "et", "ct")
 QUEUES = ("hybrid", "partitioned")
 READS = ("aside", "here")
 
+#: The longest timeout of an item: what a socket can wait for, in milliseconds that fit into an int.
+MOST_SECONDS = 2_000_000.0
+
 #: Bytes that may be read ahead of the results.
 IN_FLIGHT_BYTES = 256 << 20
 
@@ -41,9 +45,13 @@ def default_workers() -> int:
 
 
 def _number(value: Any, name: str, what: str, most: int) -> int:
-    if isinstance(value, bool) or not hasattr(value, "__index__") or not 1 <= value.__index__() <= most:
+    try:
+        number = 0 if isinstance(value, bool) else index(value)
+    except TypeError:
+        number = 0
+    if not 1 <= number <= most:
         raise ConfigError(f"{name} must be {what} from 1 to {most}, got {value!r}")
-    return int(value.__index__())
+    return number
 
 
 def _one_of(value: Any, name: str, known: Sequence[str]) -> str:
@@ -78,7 +86,7 @@ def check_options(
     size = None if chunk is None else _number(chunk, "chunk", "a number of items", 1 << 24)
     _one_of(mode, "mode", MODES)
     _one_of(reads, "reads", READS)
-    seconds = parse_timeout(timeout)
+    seconds = parse_timeout(timeout, most_s=MOST_SECONDS)
     if seconds is not None:
         if mode == "inline":
             raise ConfigError(
@@ -206,6 +214,8 @@ class Pipeline:
     __slots__ = ("_queue", "_scheduler", "_steps")
 
     def __init__(self, steps: Sequence[Step], *, scheduler: str = "adaptive", queue: str = "hybrid") -> None:
+        if not isinstance(steps, Iterable):
+            raise ConfigError(f"Pipeline({steps!r:.80}): give a list of steps from penstock.ordered")
         found = tuple(steps)
         for position, step in enumerate(found):
             if not isinstance(step, Step):
