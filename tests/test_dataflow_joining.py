@@ -130,11 +130,13 @@ def test_workers_come_and_go_while_words_are_counted(shape: dict[str, int]) -> N
 
 def test_what_cannot_be_is_refused_by_its_name() -> None:
     for options, text in [
-        ({"join": -1}, "join must be an int of at least 0, got -1"),
-        ({"join": True}, "join must be an int of at least 0, got True"),
+        ({"join": -1}, "join must be an int from 0 to 1024, got -1"),
+        ({"join": True}, "join must be an int from 0 to 1024, got True"),
+        ({"workers": 2**70}, "workers must be an int from 1 to 1024, got 1180591620717411303424"),
+        ({"processes": 2**70}, "processes must be an int from 1 to 1024, got 1180591620717411303424"),
     ]:
         with pytest.raises(ConfigError, match=re.escape(text)):
-            pk.execute(lambda worker: None, workers=1, **options)  # type: ignore[arg-type]
+            pk.execute(lambda worker: None, **({"workers": 1} | options))
 
     def program(worker: Worker) -> list[str]:
         numbers, _, _ = _numbers(worker)

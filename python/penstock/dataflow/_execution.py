@@ -17,6 +17,8 @@ R = TypeVar("R")
 
 #: Python threads of one process take turns: more of them than this is asked for, not assumed.
 _MOST_WORKERS = 8
+#: The most that one can ask for: threads of a process, processes, or joiners.
+_MOST = 1024
 
 
 def execute(
@@ -41,8 +43,8 @@ def execute(
         Threads per process. Default: in a Spark task the task's CPUs; elsewhere the CPUs that this process may use,
         divided among the processes, at most 8.
     processes : int, default 1
-        1: threads of this process. More: that many new Python processes with `workers` threads each, connected over
-        loopback sockets that only they can use. They end with this call, however it ends.
+        1: threads of this process. More, up to 1024: that many new Python processes with `workers` threads each,
+        connected over loopback sockets that only they can use. They end with this call, however it ends.
     join : int, default 0
         So many workers more may join while the program runs, each when a worker calls `Worker.admit`; and any may
         leave. Every worker then calls `Worker.bootstrap` once its dataflows are built. With several processes those who
@@ -99,8 +101,8 @@ def execute(
 
 
 def _count(name: str, value: Any, least: int = 1) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or value < least:
-        raise ConfigError(f"{name} must be an int of at least {least}, got {value!r}")
+    if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= _MOST:
+        raise ConfigError(f"{name} must be an int from {least} to {_MOST}, got {value!r}")
     return value
 
 
