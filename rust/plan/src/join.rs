@@ -26,6 +26,7 @@
 
 mod arena;
 mod sides;
+mod waiting;
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
@@ -652,25 +653,29 @@ impl KeyedOp for JoinOp {
                 alone.push(row);
                 continue;
             }
+            if few && at.is_none() {
+                unmet.push((row, time));
+                continue;
+            }
             let bytes = rows.as_ref().map_or(&[][..], |rows| rows.row(row as usize).data());
             let mut failed = Ok(());
             let bin = bin_among(bins, cut, hash);
-            let meets = |place: Option<u64>, other: &[u8]| {
+            let mut meets = |place: Option<u64>, other: &[u8]| {
                 pairs.push(row, bytes.len(), (bin, place, other));
                 if (pairs.mine.len() == BLOCK_ROWS || pairs.weight >= BLOCK_BYTES) && failed.is_ok() {
                     failed = self.give(side, batch, &mut pairs, &mut round, out);
                 }
             };
             let sides = sides_of(bins, bin)?;
-            if few {
-                if !at.is_some_and(|at| sides.meet(at as usize, side, (time, None), meets)) {
+            if let Some(at) = at.filter(|_| few) {
+                if !sides.meet(at as usize, side, (time, None), &mut meets) {
                     unmet.push((row, time));
                 }
                 failed?;
                 continue;
             }
             let key = (hash, keys.bytes(row as usize), at);
-            let own = sides.add(side, key, (time, lasts.as_ref().map(|lasts| lasts[row as usize])), bytes, meets);
+            let own = sides.add(side, key, (time, lasts.as_ref().map(|lasts| lasts[row as usize])), bytes, &mut meets);
             failed?;
             match own {
                 Own::Told => {}
@@ -687,8 +692,7 @@ impl KeyedOp for JoinOp {
             for ((row, time), bytes) in unmet.into_iter().zip(rows.iter()) {
                 let hash = hashes[row as usize];
                 let bin = bin_among(bins, cut, hash);
-                let sides = sides_of(bins, bin)?;
-                sides.add(side, (hash, keys.bytes(row as usize), None), (time, None), bytes.data(), |_, _| {});
+                sides_of(bins, bin)?.wait((hash, keys.bytes(row as usize)), time, bytes.data());
             }
         }
         self.give(side, batch, &mut pairs, &mut round, out)?;

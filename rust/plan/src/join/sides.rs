@@ -5,17 +5,20 @@
 //! the front. Bytes of rows and names of keys lie in an [`Arena`]; a key has no allocation of its own before a second row of a side comes.
 //!
 //! Where left rows say until when they are valid, the bytes of each begin with the last time at which one can meet it; their ends are in no order.
-//! Where a right row meets at most one left row, right rows that have met are not kept.
+//! Where a right row meets at most one left row, right rows that have met are not kept. Those that have met none, and go with the watermark, stand
+//! in no index ([`Waiting`]) before a left row comes that may meet them, or an epoch is marked: so those of an epoch that nobody asks for leave no
+//! trace in the log.
 //!
 //! Undo: while marked, a log has what undoes what happens, applied from its end. What has changed are the rows that it names: those that are
 //! there are told as they are, the others as gone. It costs what happened, however many rows a key has.
 //!
 //! Invariants: rows of a key and side ascend by time and number; a key has rows, or the log names it; while marked keys stay where they are;
 //! each key with rows that can be over has an entry in `due` at or before the first of them; the bytes of a row that the log brings back are
-//! not dropped.
+//! not dropped; rows that wait have come since the mark, and their numbers are below `next`, as are those of all right rows.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
+use std::convert::Infallible;
 use std::ops::{Deref, DerefMut, Range};
 
 use hashbrown::HashTable;
@@ -23,6 +26,7 @@ use penstock_bins::{Encoding, Extent};
 use penstock_files::{Chunk, ChunkWriter, Entry};
 
 use super::arena::Arena;
+use super::waiting::{Waiting, Waits};
 use crate::error::StateFault;
 use crate::panes::CHUNK_BYTES;
 use crate::spec::JoinHow;
@@ -34,6 +38,8 @@ const VERSION: u8 = 1;
 const ENTRIES_VERSION: u8 = 1;
 /// Entries for which the log keeps its memory.
 const LOG_KEPT: usize = 1 << 10;
+/// Of more rows that wait none is looked for: they get an index.
+const LOOKED_AT: usize = if cfg!(test) { 4 } else { 256 };
 
 /// What a join does with rows, as its state needs to know it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -82,6 +88,11 @@ impl Rules {
         self.marks() || self.filters()
     }
 
+    /// Whether a right row that has met none can do without an index at first.
+    fn waits(self) -> bool {
+        self.once && self.hold.is_some()
+    }
+
     /// When a row that does not say it itself is over: when the watermark is behind this.
     fn end(self, side: usize, time: i64) -> i64 {
         self.hold.map_or(i64::MAX, |hold| time.saturating_add(hold[side]))
@@ -92,6 +103,8 @@ impl Rules {
 #[derive(Clone, Copy)]
 struct Row {
     time: i64,
+    /// When it is over: when the watermark is behind this.
+    end: i64,
     number: u32,
     /// The mark at which it was last logged, whether it was born then, and whether it has met one.
     logged: u32,
@@ -240,8 +253,12 @@ pub(crate) struct Sides {
     index: HashTable<u32>,
     keys: Vec<Key>,
     arena: Arena,
-    /// Of all keys.
+    /// Of all keys, without those that wait.
     rows: usize,
+    /// Right rows that have met none.
+    waiting: Box<Waiting>,
+    /// The number of the next one.
+    next: u32,
     /// Keys, by their hashes, of which rows may be over when the watermark is behind this.
     due: BinaryHeap<Reverse<(i64, u64)>>,
     /// Whether changes are told apart and can be undone.
@@ -260,6 +277,8 @@ struct Place {
     begun: bool,
     changed: Option<Vec<Changed>>,
     told: usize,
+    /// Of the rows that wait.
+    waiting: usize,
 }
 
 /// What becomes of a row that came.
@@ -290,6 +309,8 @@ impl Sides {
             keys: Vec::new(),
             arena: Arena::default(),
             rows: 0,
+            waiting: Box::default(),
+            next: 0,
             due: BinaryHeap::new(),
             marked: false,
             mark: MARK,
@@ -374,6 +395,9 @@ impl Sides {
         mut meets: impl FnMut(Option<u64>, &[u8]),
     ) -> Own {
         let (rules, other) = (self.rules, 1 - side);
+        if side == 0 {
+            self.wake(hash);
+        }
         if rules.filters() && side == 0 {
             // Kept while it has met none.
             let at = found.or_else(|| self.find(hash, name));
@@ -389,7 +413,7 @@ impl Sides {
         if rules.filters() && side == 1 {
             let found = self.within(at, side, (time, last));
             let mut gone = match rules.until {
-                true => self.take_those(at, other, found, |this, row| this.end(other, row) >= time),
+                true => self.take_those(at, other, found, |row| row.end >= time),
                 false => self.take(at, other, found),
             };
             for row in gone.drain(..) {
@@ -423,13 +447,53 @@ impl Sides {
             Some(last) => self.arena.put_behind(&last.to_le_bytes(), row),
             None => self.arena.put(row),
         };
-        self.keys[at].rows[side].insert(place, Row { time, number, logged, at: row });
+        let end = last.unwrap_or(rules.end(side, time));
+        self.keys[at].rows[side].insert(place, Row { time, end, number, logged, at: row });
         self.rows += 1;
-        self.schedule(at, last.unwrap_or(rules.end(side, time)));
+        self.schedule(at, end);
         Own::Told
     }
 
+    /// A right row that has met none is kept, where one meets at most one left row.
+    pub(crate) fn wait(&mut self, (hash, name): (u64, &[u8]), time: i64, row: &[u8]) {
+        if self.rules.waits() && self.next < u32::MAX {
+            self.waiting.push(Waits { hash, name, time, number: self.next, row });
+            self.next += 1;
+        } else {
+            self.place_waiting(None);
+            self.add(1, (hash, name, None), (time, None), row, |_, _| {});
+        }
+    }
+
+    /// A left row comes: those that wait for its key get an index.
+    #[inline]
+    fn wake(&mut self, hash: u64) {
+        if self.waiting.hashes().len() > LOOKED_AT {
+            self.place_waiting(None);
+        } else if self.waiting.hashes().contains(&hash) {
+            self.place_waiting(Some(hash));
+        }
+    }
+
+    /// Puts rows that wait among the others: those of a hash, or all.
+    fn place_waiting(&mut self, hash: Option<u64>) {
+        let mut waiting = std::mem::take(&mut self.waiting);
+        let done = waiting.retain(|waits| {
+            if hash.is_some_and(|hash| hash != waits.hash) {
+                return Ok::<_, Infallible>(true);
+            }
+            let at = self.place(waits.hash, waits.name);
+            self.log(at, 1, (waits.time, waits.number), Was::Absent);
+            let bytes = self.arena.put(waits.row);
+            self.put(at, 1, (waits.time, waits.number), self.mark | BORN, bytes);
+            Ok(false)
+        });
+        let Ok(()) = done;
+        self.waiting = waiting;
+    }
+
     /// A row comes that meets those of the other side, if there are any, and is not kept yet.
+    #[inline]
     pub(crate) fn meet(
         &mut self,
         at: usize,
@@ -452,7 +516,7 @@ impl Sides {
         let mut met = false;
         for place in found {
             let row = self.keys[at].rows[other][place];
-            if rules.until && side == 1 && self.end(other, &row) < time {
+            if rules.until && side == 1 && row.end < time {
                 continue;
             }
             met = true;
@@ -470,19 +534,8 @@ impl Sides {
 
     /// Whether a left row is there that one could meet which meets another of these times.
     fn is_there(&self, at: usize, (time, last): (i64, Option<i64>)) -> bool {
-        let both = |row: &Row, last: i64| {
-            let end = self.end(0, row);
-            time <= last && row.time <= end && row.time <= last && time <= end
-        };
+        let both = |row: &Row, last: i64| time <= last && row.time <= row.end && row.time <= last && time <= row.end;
         self.keys[at].rows[0].iter().any(|row| last.is_none_or(|last| both(row, last)))
-    }
-
-    /// When a row is over: when the watermark is behind this.
-    fn end(&self, side: usize, row: &Row) -> i64 {
-        match self.rules.until && side == 0 {
-            true => last_of(self.arena.get(row.at)),
-            false => self.rules.end(side, row.time),
-        }
     }
 
     /// The columns of a row.
@@ -492,11 +545,15 @@ impl Sides {
     }
 
     /// The rows of the other side that one of this side meets; of left rows that say when they are over, those that have begun.
+    #[inline]
     fn within(&self, at: usize, side: usize, (time, last): (i64, Option<i64>)) -> Range<usize> {
         let rows = &self.keys[at].rows[1 - side];
         let Some(hold) = self.rules.hold else { return 0..rows.len() };
         let first = time.saturating_sub(hold[1 - side]);
         let last = last.unwrap_or(time.saturating_add(hold[side]));
+        if let [only] = &**rows {
+            return 0..usize::from((first..=last).contains(&only.time));
+        }
         let begin = rows.partition_point(|row| row.time < first);
         begin..begin + rows[begin..].partition_point(|row| row.time <= last)
     }
@@ -511,18 +568,12 @@ impl Sides {
     }
 
     /// Takes those away of which something holds.
-    fn take_those(
-        &mut self,
-        at: usize,
-        side: usize,
-        range: Range<usize>,
-        goes: impl Fn(&Self, &Row) -> bool,
-    ) -> Vec<Row> {
+    fn take_those(&mut self, at: usize, side: usize, range: Range<usize>, goes: impl Fn(&Row) -> bool) -> Vec<Row> {
         let mut gone = std::mem::take(&mut self.gone);
         gone.clear();
         for place in range.rev() {
             let row = self.keys[at].rows[side][place];
-            if goes(self, &row) {
+            if goes(&row) {
                 gone.push(self.keys[at].rows[side].remove(place));
             }
         }
@@ -548,22 +599,29 @@ impl Sides {
         self.rows -= 1;
     }
 
-    /// Puts a row where it belongs. Says whether there was one.
-    fn put(&mut self, at: usize, side: usize, row: Row) -> bool {
-        let end = self.end(side, &row);
-        let replaced = match self.keys[at].find(side, row.id()) {
+    /// Puts a row where it belongs, whose bytes are in the arena. Says whether there was one.
+    fn put(&mut self, key: usize, side: usize, (time, number): (i64, u32), logged: u32, at: u64) -> bool {
+        let end = match self.rules.until && side == 0 {
+            true => last_of(self.arena.get(at)),
+            false => self.rules.end(side, time),
+        };
+        if side == 1 {
+            self.next = self.next.max(number.saturating_add(1));
+        }
+        let row = Row { time, end, number, logged, at };
+        let replaced = match self.keys[key].find(side, row.id()) {
             Ok(place) => {
-                let before = std::mem::replace(&mut self.keys[at].rows[side][place], row);
+                let before = std::mem::replace(&mut self.keys[key].rows[side][place], row);
                 self.arena.drop(before.at);
                 true
             }
             Err(place) => {
-                self.keys[at].rows[side].insert(place, row);
+                self.keys[key].rows[side].insert(place, row);
                 self.rows += 1;
                 false
             }
         };
-        self.schedule(at, end);
+        self.schedule(key, end);
         replaced
     }
 
@@ -584,7 +642,8 @@ impl Sides {
 
     /// Behind which watermark [`fire`](Self::fire) has something to do; none while nothing can be over.
     pub(crate) fn next_due(&self) -> Option<i64> {
-        self.due.peek().map(|Reverse((end, _))| *end)
+        let waits = self.waiting.times().map(|(least, _)| self.rules.end(1, least));
+        self.due.peek().map(|Reverse((end, _))| *end).into_iter().chain(waits).min()
     }
 
     /// Drops the rows that can meet none any more; those that come out by that are given to `alone`. Gives up after a key with which `alone` has
@@ -594,6 +653,9 @@ impl Sides {
         watermark: i64,
         mut alone: impl FnMut(usize, &[u8]) -> Result<bool, E>,
     ) -> Result<bool, E> {
+        if !self.stop_waiting(watermark, &mut alone)? {
+            return Ok(false);
+        }
         let mut same = Vec::<u32>::new();
         while let Some(&Reverse((end, hash))) = self.due.peek() {
             if end >= watermark {
@@ -612,9 +674,9 @@ impl Sides {
                     let rows = &self.keys[at].rows[side];
                     let mut gone = if rules.until && side == 0 {
                         let all = 0..rows.len();
-                        self.take_those(at, side, all, |this, row| this.end(side, row) < watermark)
+                        self.take_those(at, side, all, |row| row.end < watermark)
                     } else {
-                        let over = rows.partition_point(|row| rules.end(side, row.time) < watermark);
+                        let over = rows.partition_point(|row| row.end < watermark);
                         self.take(at, side, 0..over)
                     };
                     for row in gone.drain(..) {
@@ -626,8 +688,8 @@ impl Sides {
                     self.gone = gone;
                     let left = &self.keys[at].rows[side];
                     let next = match rules.until && side == 0 {
-                        true => left.iter().map(|row| self.end(side, row)).min(),
-                        false => left.first().map(|row| rules.end(side, row.time)),
+                        true => left.iter().map(|row| row.end).min(),
+                        false => left.first().map(|row| row.end),
                     };
                     if let Some(end) = next {
                         self.schedule(at, end);
@@ -643,6 +705,36 @@ impl Sides {
         }
         self.tidy();
         Ok(true)
+    }
+
+    /// As [`fire`](Self::fire), of the rows that wait: they have come since the mark, so that none was there leaves no trace.
+    fn stop_waiting<E>(
+        &mut self,
+        watermark: i64,
+        alone: &mut impl FnMut(usize, &[u8]) -> Result<bool, E>,
+    ) -> Result<bool, E> {
+        let (rules, mut enough) = (self.rules, false);
+        match self.waiting.times() {
+            Some((least, _)) if rules.end(1, least) < watermark => {}
+            _ => return Ok(true),
+        }
+        if !rules.keeps(1) && self.waiting.times().is_some_and(|(_, most)| rules.end(1, most) < watermark) {
+            self.waiting.clear();
+            return Ok(true);
+        }
+        self.waiting.retain(|waits| {
+            if enough || rules.end(1, waits.time) >= watermark {
+                return Ok(true);
+            }
+            if rules.keeps(1) {
+                enough = alone(1, waits.row)?;
+            }
+            Ok(false)
+        })?;
+        if !enough && self.waiting.hashes().len() > LOOKED_AT {
+            self.place_waiting(None);
+        }
+        Ok(!enough)
     }
 
     /// The rows that have met none, of a join without an interval, by the number of their key from `key` on: at the end of input. Gives up as
@@ -697,6 +789,18 @@ impl Sides {
         let mut out = vec![TAG, VERSION];
         put_i64(&mut out, self.shape as i64);
         let empty = out.len();
+        let put =
+            |out: &mut Vec<u8>, (hash, name): (u64, &[u8]), side: usize, (time, number): (i64, u32), (met, row)| {
+                put_i64(out, hash as i64);
+                out.push(side as u8);
+                if self.rules.marks() {
+                    put_i64(out, time);
+                    out.push(u8::from(met));
+                }
+                put_i64(out, number.into());
+                put_blob(out, name);
+                put_blob(out, row);
+            };
         while let Some(kept) = self.keys.get(key) {
             let told = |row: &Row| !apart || !self.is_logged(row);
             let name = self.arena.get(kept.name);
@@ -706,17 +810,18 @@ impl Sides {
                     place.same = Some((key, side, at));
                     return Some(out);
                 }
-                put_i64(&mut out, kept.hash as i64);
-                out.push(side as u8);
-                if self.rules.marks() {
-                    put_i64(&mut out, row.time);
-                    out.push(u8::from(row.met()));
-                }
-                put_i64(&mut out, row.number.into());
-                put_blob(&mut out, name);
-                put_blob(&mut out, bytes);
+                put(&mut out, (kept.hash, name), side, row.id(), (row.met(), bytes));
             }
             (key, side, from) = if side == 0 { (key, 1, 0) } else { (key + 1, 0, 0) };
+        }
+        // They have come since the mark.
+        for waits in self.waiting.iter(place.waiting).filter(|_| !apart) {
+            if out.len() > empty && out.len() + 48 + waits.name.len() + waits.row.len() > CHUNK_BYTES {
+                place.same = Some((key, 0, 0));
+                return Some(out);
+            }
+            place.waiting += 1;
+            put(&mut out, (waits.hash, waits.name), 1, (waits.time, waits.number), (false, waits.row));
         }
         (out.len() > empty).then_some(out)
     }
@@ -732,24 +837,30 @@ impl Sides {
     fn encode_changes(&self, place: &mut Place) -> Option<Vec<u8>> {
         let mut writer = ChunkWriter::new(&self.entries_shape());
         let (mut name, mut value) = (Vec::new(), Vec::new());
-        let mut put = |writer: &mut ChunkWriter, kept: &Key, side: usize, id: (i64, u32), row: Option<&Row>| {
+        let mut put = |writer: &mut ChunkWriter,
+                       (hash, of): (u64, &[u8]),
+                       side: usize,
+                       id: (i64, u32),
+                       row: Option<(bool, &[u8])>| {
             name.clear();
             name.push(side as u8);
             if self.rules.marks() {
                 name.extend_from_slice(&(id.0 as u64 ^ 1 << 63).to_be_bytes());
             }
             name.extend_from_slice(&u64::from(id.1).to_be_bytes());
-            name.extend_from_slice(self.arena.get(kept.name));
-            let Some(row) = row else {
-                return writer.push(Entry::Gone { hash: kept.hash, key: &name });
+            name.extend_from_slice(of);
+            let Some((met, row)) = row else {
+                return writer.push(Entry::Gone { hash, key: &name });
             };
             value.clear();
             if self.rules.marks() {
-                value.push(u8::from(row.met()));
+                value.push(u8::from(met));
             }
-            value.extend_from_slice(self.arena.get(row.at));
-            writer.push(Entry::Put { hash: kept.hash, key: &name, value: &value });
+            value.extend_from_slice(row);
+            writer.push(Entry::Put { hash, key: &name, value: &value });
         };
+        let of = |key: &Key| (key.hash, self.arena.get(key.name));
+        let told = |row: &Row| Some((row.met(), self.arena.get(row.at)));
         if self.marked {
             let changed = place.changed.get_or_insert_with(|| self.changed());
             for &(key, side, time, number, gone) in &changed[place.told..] {
@@ -759,8 +870,8 @@ impl Sides {
                 place.told += 1;
                 let (kept, side, id) = (&self.keys[key as usize], usize::from(side), (time, number));
                 match kept.find(side, id) {
-                    Ok(at) => put(&mut writer, kept, side, id, Some(&kept.rows[side][at])),
-                    Err(_) if gone => put(&mut writer, kept, side, id, None),
+                    Ok(at) => put(&mut writer, of(kept), side, id, told(&kept.rows[side][at])),
+                    Err(_) if gone => put(&mut writer, of(kept), side, id, None),
                     Err(_) => {}
                 }
             }
@@ -772,11 +883,18 @@ impl Sides {
                         place.same = Some((key, side, at));
                         return Some(writer.finish());
                     }
-                    put(&mut writer, kept, side, row.id(), Some(row));
+                    put(&mut writer, of(kept), side, row.id(), told(row));
                 }
                 (key, side, from) = if side == 0 { (key, 1, 0) } else { (key + 1, 0, 0) };
             }
             place.same = Some((key, 0, 0));
+        }
+        for waits in self.waiting.iter(place.waiting) {
+            if writer.len() >= CHUNK_BYTES {
+                return Some(writer.finish());
+            }
+            place.waiting += 1;
+            put(&mut writer, (waits.hash, waits.name), 1, (waits.time, waits.number), Some((false, waits.row)));
         }
         (!writer.is_empty()).then(|| writer.finish())
     }
@@ -804,12 +922,12 @@ impl Sides {
             let number = number_of(reader.i64()? as u64)?;
             let name = reader.blob()?;
             let bytes = self.checked(side, reader.blob()?)?;
-            rows.push((hash, name, side, Row { time, number, logged: met, at: 0 }, bytes));
+            rows.push((hash, name, side, (time, number), met, bytes));
         }
-        for (hash, name, side, row, bytes) in rows {
+        for (hash, name, side, id, met, bytes) in rows {
             let at = self.place(hash, name);
-            let row = Row { at: self.arena.put(bytes), ..row };
-            if self.put(at, side, row) {
+            let bytes = self.arena.put(bytes);
+            if self.put(at, side, id, met, bytes) {
                 return Err(StateFault::Corrupt { what: "a row came twice" });
             }
         }
@@ -867,12 +985,11 @@ impl Sides {
             let at = self.place(hash, name);
             // Undone, it stays.
             self.log(at, side, id, Was::Stays);
-            let (time, number) = id;
             match row {
                 Some((met, bytes)) => {
                     let logged = if self.marked { self.mark | met } else { met };
                     let bytes = self.arena.put(bytes);
-                    self.put(at, side, Row { time, number, logged, at: bytes });
+                    self.put(at, side, id, logged, bytes);
                 }
                 None => {
                     if let Ok(place) = self.keys[at].find(side, id) {
@@ -890,12 +1007,19 @@ impl Sides {
 
     pub(crate) fn bytes(&self) -> usize {
         let rows = self.keys.len() * size_of::<Key>() + self.rows * size_of::<Row>() + self.arena.bytes();
-        rows + 8 * self.index.capacity() + 16 * self.due.len() + self.log.len() * size_of::<Logged>()
+        let index = 8 * self.index.capacity() + 16 * self.due.len();
+        rows + index + self.waiting.bytes() + self.log.len() * size_of::<Logged>()
     }
 
     /// Writes the bytes anew where most of them are of rows that have gone.
     pub(crate) fn tidy(&mut self) {
-        if self.marked || !self.arena.is_sparse() {
+        if self.marked {
+            return;
+        }
+        if self.rows == 0 && self.waiting.is_empty() {
+            self.next = 0;
+        }
+        if !self.arena.is_sparse() {
             return;
         }
         let mut arena = Arena::default();
@@ -910,14 +1034,20 @@ impl Sides {
 
     /// Keys held, of either side.
     pub(crate) fn keys(&self) -> usize {
-        self.keys.len()
+        let mut waiting = self.waiting.hashes().to_vec();
+        waiting.sort_unstable();
+        waiting.dedup();
+        waiting.retain(|hash| self.index.find(*hash, |at| self.keys[*at as usize].hash == *hash).is_none());
+        self.keys.len() + waiting.len()
     }
 
     pub(crate) fn is_empty(&self) -> bool {
-        self.keys.is_empty()
+        self.keys.is_empty() && self.waiting.is_empty()
     }
 
     pub(crate) fn mark(&mut self) {
+        // What waits behind the mark has come behind it.
+        self.place_waiting(None);
         self.settle();
         self.marked = true;
     }
@@ -961,6 +1091,7 @@ impl Sides {
             *self = Self::new(self.shape, self.rules);
             return;
         }
+        self.waiting.clear();
         let mut log = std::mem::take(&mut self.log);
         let mut touched = Vec::new();
         for Logged { key, side, time, number, was } in log.drain(..).rev() {
@@ -970,7 +1101,7 @@ impl Sides {
                 (Was::Absent, Ok(place)) => self.remove(at, side, place),
                 (Was::Unmet, Ok(place)) => self.keys[at].rows[side][place].logged &= !MET,
                 (Was::There { met, at: bytes }, _) => {
-                    self.put(at, side, Row { time, number, logged: u32::from(met), at: bytes });
+                    self.put(at, side, id, u32::from(met), bytes);
                 }
                 (Was::Absent | Was::Unmet, Err(_)) | (Was::Stays, _) => {}
             }
@@ -983,7 +1114,9 @@ impl Sides {
 
     /// The rows of a side.
     pub(crate) fn side(&self, side: usize) -> impl Iterator<Item = &[u8]> {
-        self.keys.iter().flat_map(move |key| &*key.rows[side]).map(move |row| self.bytes_of(side, row))
+        let waiting = self.waiting.iter(0).filter(move |_| side == 1).map(|waits| waits.row);
+        let rows = self.keys.iter().flat_map(move |key| &*key.rows[side]).map(move |row| self.bytes_of(side, row));
+        rows.chain(waiting)
     }
 }
 
@@ -997,4 +1130,151 @@ fn met_of(byte: u8) -> Result<u32, StateFault> {
 
 fn number_of(number: u64) -> Result<u32, StateFault> {
     u32::try_from(number).map_err(|_| StateFault::Corrupt { what: "the number of a row" })
+}
+
+#[cfg(test)]
+mod tests {
+    use penstock_files::is_entries;
+    use proptest::prelude::*;
+
+    use super::*;
+
+    #[derive(Clone, Debug)]
+    enum Deed {
+        /// Its key, its time, and how long it can be met.
+        Left(u64, i64, i64),
+        Right(u64, i64),
+        Watermark(i64),
+        Mark,
+        Undo,
+        Move,
+    }
+
+    fn deed() -> impl Strategy<Value = Deed> {
+        let (key, time) = (|| 0u64..4, || 0i64..30);
+        prop_oneof![
+            3 => (key(), time(), 0i64..9).prop_map(|(key, time, long)| Deed::Left(key, time, long)),
+            12 => (key(), time()).prop_map(|(key, time)| Deed::Right(key, time)),
+            1 => time().prop_map(Deed::Watermark),
+            1 => Just(Deed::Mark),
+            1 => Just(Deed::Undo),
+            1 => Just(Deed::Move),
+        ]
+    }
+
+    /// Rows by what is in them, with their key and times, and what the watermark is.
+    #[derive(Clone, Default)]
+    struct Twin {
+        left: Vec<(u32, u64, i64, i64)>,
+        right: Vec<(u32, u64, i64)>,
+        watermark: i64,
+    }
+
+    fn number(row: &[u8]) -> u32 {
+        u32::from_le_bytes(row.try_into().expect("four bytes"))
+    }
+
+    fn numbers(sides: &Sides, side: usize) -> Vec<u32> {
+        let mut all: Vec<u32> = sides.side(side).map(number).collect();
+        all.sort_unstable();
+        all
+    }
+
+    fn is_like(sides: &Sides, twin: &Twin) -> bool {
+        let keys: std::collections::BTreeSet<u64> =
+            twin.left.iter().map(|row| row.1).chain(twin.right.iter().map(|row| row.1)).collect();
+        let left: Vec<u32> = twin.left.iter().map(|row| row.0).collect();
+        let right: Vec<u32> = twin.right.iter().map(|row| row.0).collect();
+        // While marked, keys that were there at the mark stay.
+        let keys = if sides.marked { sides.keys() >= keys.len() } else { sides.keys() == keys.len() };
+        keys && numbers(sides, 0) == left && numbers(sides, 1) == right
+    }
+
+    /// What a state tells, as one that takes it.
+    fn told(from: &Sides, extent: Extent, mut to: Sides) -> Sides {
+        let mut encoding = Encoding::of(extent);
+        while let Some(chunk) = from.encode(&mut encoding) {
+            let taken = if is_entries(&chunk) { to.absorb_changes(&chunk) } else { to.absorb(&chunk) };
+            taken.expect("what was just made");
+        }
+        to
+    }
+
+    proptest! {
+        /// Rows that wait are there for whoever meets them, moves, undoes, records or counts them.
+        #[test]
+        fn rows_that_wait_are_kept_like_others(deeds in prop::collection::vec(deed(), 0..120), keeps: bool) {
+            let how = if keeps { JoinHow::Right } else { JoinHow::Inner };
+            let rules = Rules { until: true, once: true, ..Rules::new(how, Some((0, i64::MAX))) };
+            let new = || Sides::new(7, rules);
+            let (mut sides, mut files) = (new(), new());
+            let (mut twin, mut saved) = (Twin::default(), Twin::default());
+            for (id, deed) in (0u32..).zip(deeds) {
+                let (row, mut met) = (id.to_le_bytes(), Vec::new());
+                match deed {
+                    Deed::Left(key, time, long) if time >= twin.watermark => {
+                        let (name, last) = (&[key as u8][..key as usize % 2], time + long);
+                        let twice = twin.left.iter().any(|of| of.1 == key && time <= of.3 && of.2 <= last);
+                        let found = (key, name, sides.find(key, name));
+                        let own = sides.add(0, found, (time, Some(last)), &row, |_, other| met.push(number(other)));
+                        prop_assert_eq!(own, if twice { Own::Twice } else { Own::Told });
+                        let meets = |of: &(u32, u64, i64)| !twice && of.1 == key && (time..=last).contains(&of.2);
+                        let mut expected: Vec<u32> = twin.right.iter().filter(|of| meets(of)).map(|of| of.0).collect();
+                        expected.sort_by_key(|id| (twin.right.iter().find(|of| of.0 == *id).map(|of| of.2), *id));
+                        prop_assert_eq!(met, expected);
+                        twin.right.retain(|of| !meets(of));
+                        if !twice {
+                            twin.left.push((id, key, time, last));
+                        }
+                    }
+                    Deed::Right(key, time) if time >= twin.watermark => {
+                        let name = &[key as u8][..key as usize % 2];
+                        let found = sides.find(key, name);
+                        let meets = |at: u32| sides.meet(at as usize, 1, (time, None), |_, other| met.push(number(other)));
+                        if !found.is_some_and(meets) {
+                            sides.wait((key, name), time, &row);
+                        }
+                        let found = twin.left.iter().find(|of| of.1 == key && (of.2..=of.3).contains(&time));
+                        prop_assert_eq!(met, Vec::from_iter(found.map(|of| of.0)));
+                        if found.is_none() {
+                            twin.right.push((id, key, time));
+                        }
+                    }
+                    Deed::Left(..) | Deed::Right(..) => {}
+                    Deed::Watermark(watermark) => {
+                        twin.watermark = twin.watermark.max(watermark);
+                        let mut alone = Vec::new();
+                        let mut take = |side: usize, row: &[u8]| {
+                            alone.push((side, number(row)));
+                            Ok::<_, Infallible>(row[0] & 1 > 0)
+                        };
+                        while sides.fire(twin.watermark, &mut take) != Ok(true) {}
+                        alone.sort_unstable();
+                        let over = twin.right.iter().filter(|of| keeps && of.2 < twin.watermark).map(|of| (1, of.0));
+                        prop_assert_eq!(alone, Vec::from_iter(over));
+                        twin.left.retain(|of| of.3 >= twin.watermark);
+                        twin.right.retain(|of| of.2 >= twin.watermark);
+                        prop_assert!(sides.next_due().is_none_or(|due| due >= twin.watermark));
+                    }
+                    Deed::Mark => {
+                        files = told(&sides, Extent::Changed, files);
+                        prop_assert!(is_like(&files, &twin), "in files");
+                        sides.mark();
+                        saved = twin.clone();
+                    }
+                    Deed::Undo => {
+                        sides.rollback();
+                        twin = saved.clone();
+                    }
+                    Deed::Move if sides.marked => {
+                        let mut to = new();
+                        to.mark();
+                        prop_assert!(is_like(&told(&sides, Extent::Marked, to), &twin), "moved");
+                    }
+                    Deed::Move => sides = told(&sides, Extent::All, new()),
+                }
+                prop_assert!(is_like(&sides, &twin));
+            }
+        }
+    }
 }
