@@ -5,6 +5,7 @@
 use std::sync::Arc;
 
 use arrow_array::cast::AsArray;
+use arrow_array::types::Int64Type;
 use arrow_array::{ArrayRef, BooleanArray, Int64Array, RecordBatch};
 use arrow_schema::{ArrowError, Schema};
 use arrow_select::filter::filter_record_batch;
@@ -74,19 +75,26 @@ impl Call {
                 columns[at] = prices;
                 RecordBatch::try_new(batch.schema(), columns)
             }
-            Self::Auctions => kept(batch, ints(batch, "auction").iter().map(|auction| auction % 123 == 0)),
+            Self::Auctions => {
+                filter_record_batch(batch, &BooleanArray::from_unary(column(batch, "auction"), |id| id % 123 == 0))
+            }
             Self::People => {
                 let state = batch.column_by_name("state").expect("people have one").as_string::<i32>();
-                let local = state.iter().map(|state| matches!(state, Some("OR" | "ID" | "CA")));
-                named(&kept(batch, local)?, [("seller", "id"), ("name", "name"), ("city", "city"), ("state", "state")])
+                let local = BooleanArray::from_unary(state, |state| matches!(state, "OR" | "ID" | "CA"));
+                named(
+                    &filter_record_batch(batch, &local)?,
+                    [("seller", "id"), ("name", "name"), ("city", "city"), ("state", "state")],
+                )
             }
             Self::Category => {
-                let found = kept(batch, ints(batch, "category").iter().map(|&category| category == 10))?;
+                let found =
+                    filter_record_batch(batch, &BooleanArray::from_unary(column(batch, "category"), |id| id == 10))?;
                 named(&found, [("id", "id"), ("seller", "seller")])
             }
             Self::Valid(columns) => {
-                let [price, reserve] = ["price", "reserve"].map(|name| ints(batch, name));
-                kept(&renamed(batch, columns)?, price.iter().zip(reserve).map(|(price, reserve)| price >= reserve))
+                let [price, reserve] = ["price", "reserve"].map(|name| column(batch, name));
+                let valid = BooleanArray::from_binary(price, reserve, |price, reserve| price >= reserve);
+                filter_record_batch(&renamed(batch, columns)?, &valid)
             }
             Self::Average => {
                 let pairs = ints(batch, "sum_price").iter().zip(ints(batch, "n"));
@@ -101,8 +109,8 @@ impl Call {
     }
 }
 
-fn kept(batch: &RecordBatch, which: impl Iterator<Item = bool>) -> Result<RecordBatch, ArrowError> {
-    filter_record_batch(batch, &BooleanArray::from(which.collect::<Vec<bool>>()))
+fn column<'a>(batch: &'a RecordBatch, name: &str) -> &'a Int64Array {
+    batch.column_by_name(name).expect("a column of the query").as_primitive::<Int64Type>()
 }
 
 fn renamed(batch: &RecordBatch, columns: &[(String, String)]) -> Result<RecordBatch, ArrowError> {
