@@ -372,7 +372,8 @@ class LocalSession:
             Bins of a step, for "batched", of a pair of workers for "matched". Default 16, with `max_pause` 1.
         max_pause : float, str or datetime.timedelta, optional
             Seconds, or a duration such as "50ms", that no step may hold rows up for longer, where a single bin allows
-            it: the number of bins that move at once is chosen from what the steps before have cost.
+            it: the number of bins that move at once is chosen from what the steps before have cost. Where a single one
+            holds them up for longer (while slow functions run), steps are at most half as long again.
         at_epoch : int, optional
             Prepared ahead: the first step takes effect before any row of that epoch, the `epoch`-th batch of a
             streaming session, whatever moves then. Migrations for one epoch take effect together and name
