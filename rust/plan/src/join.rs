@@ -21,6 +21,8 @@
 //! Pairs come out as columns: of each side the rows that are in any, once, and of those as many as there are pairs ([`Pairs`]). A row that meets many of a
 //! block is read once.
 //!
+//! Bins without undo lend what they keep, so that there is one index and one watermark for all of them: see [`crate::common`].
+//!
 //! Pairs come out in rounds: one call takes rows until it has given [`ROUND_ROWS`] or [`ROUND_BYTES`], and says how many it has taken.
 //! One row's pairs are never divided: they are as many as rows of its key that are kept.
 
@@ -46,6 +48,7 @@ use self::sides::Own;
 pub(crate) use self::sides::{Rules, Sides};
 use crate::bytes::ByteColumn;
 use crate::column::{EventTime, codes, plain};
+use crate::common::{self, Borrowed, Shared};
 use crate::error::{OpError, StepName};
 use crate::hash::hash_bytes;
 use crate::key::KeyCodec;
@@ -203,6 +206,8 @@ struct Half {
 pub(crate) struct JoinOp {
     step: StepName,
     rules: Rules,
+    /// Of its state.
+    shape: u64,
     windows: Option<Windows>,
     halves: [Half; 2],
     /// Columns of the left side that have the value of one of the right side where only that has a row.
@@ -211,6 +216,9 @@ pub(crate) struct JoinOp {
     watermark: i64,
     /// At the end of an input without interval: the bin and key from which on rows come out that have met none.
     ended: Option<(u32, usize)>,
+    /// The rows of the bins that lend them.
+    common: Borrowed<Sides>,
+    /// Of the others.
     due: Due,
     /// Memory for pairs; none while they come out.
     pairs: Option<Pairs>,
@@ -350,6 +358,32 @@ fn spread(bin: u32) -> u64 {
     u64::from(bin).wrapping_mul(0x9e37_79b9_7f4a_7c15)
 }
 
+/// The bins of a block's rows, of which some lend.
+struct Lenders<'a> {
+    bins: &'a mut dyn Bins,
+    cut: (u8, bool),
+    /// The rows of those that lend, and which do.
+    whole: Option<&'a mut Sides>,
+    lent: &'a [bool],
+    /// Whether all bins of the block do.
+    all: bool,
+}
+
+/// In place of a bin: all that lend.
+const LENDERS: u32 = u32::MAX;
+
+impl Lenders<'_> {
+    /// Where the rows of a hash are, with the number of what they are in.
+    #[inline]
+    fn of(&mut self, hash: u64) -> Result<(u32, &mut Sides), OpError> {
+        let bin = if self.all { LENDERS } else { bin_among(self.bins, self.cut, hash) };
+        match &mut self.whole {
+            Some(whole) if self.all || self.lent.get(bin as usize).is_some_and(|lent| *lent) => Ok((LENDERS, whole)),
+            _ => Ok((bin, sides_of(self.bins, bin)?)),
+        }
+    }
+}
+
 /// Rows of each side that come out of state by themselves.
 #[derive(Default)]
 struct Alone {
@@ -429,12 +463,14 @@ impl JoinOp {
         Ok(Self {
             step,
             rules,
+            shape: join.shape(),
             windows,
             halves,
             merged,
             output,
             watermark: i64::MIN,
             ended: None,
+            common: Borrowed::default(),
             due: Due::default(),
             pairs: None,
             found: Vec::new(),
@@ -443,14 +479,17 @@ impl JoinOp {
     }
 
     /// Fails where a bin is not held, before anything has changed.
-    fn check(&mut self, bins: &mut dyn Bins, cut: (u8, bool), hashes: &[u64]) -> Result<(), OpError> {
-        let few = cut.0 <= CHECKED_BITS && !cut.1;
+    fn check(&mut self, bins: &mut Lenders<'_>, hashes: &[u64]) -> Result<(), OpError> {
+        let few = bins.cut.0 <= CHECKED_BITS && !bins.cut.1;
         self.checked.clear();
-        self.checked.resize(if few { 1 << cut.0 } else { 0 }, false);
+        self.checked.extend_from_slice(if few { bins.lent } else { &[] });
+        self.checked.resize(if few { 1 << bins.cut.0 } else { 0 }, false);
+        bins.all = bins.whole.is_some();
         for &hash in hashes {
-            let bin = bin_among(bins, cut, hash);
+            let bin = bin_among(bins.bins, bins.cut, hash);
             if !few || !std::mem::replace(&mut self.checked[bin as usize], true) {
-                sides_of(bins, bin)?;
+                bins.all = false;
+                bins.of(hash)?;
             }
         }
         Ok(())
@@ -512,18 +551,35 @@ impl JoinOp {
         Ok(())
     }
 
+    /// What the bins that lend have lent; those of which it was divided since take their shares.
+    fn borrowed(&mut self, bins: &mut dyn Bins) -> Result<Option<Shared<Sides>>, OpError> {
+        for bin in self.common.take_divided() {
+            if bins.holds(bin) {
+                sides_of(bins, bin)?;
+            }
+        }
+        Ok(self.common.whole())
+    }
+
     /// Lets go of rows that are over, of the bins that have any, earliest first. Says whether that was all.
     fn fire_some(&mut self, bins: &mut dyn Bins, out: &mut Sink<'_>) -> Result<bool, OpError> {
+        let shared = self.borrowed(bins)?;
+        let mut common = shared.as_ref().map(common::lock);
+        let (whole, lent) = common.as_mut().and_then(|common| common.parts()).unzip();
+        let lends = |bin: u32| lent.is_some_and(|lent| lent.get(bin as usize).is_some_and(|lent| *lent));
         for bin in bins.take_changed() {
-            if bins.holds(bin) {
+            if bins.holds(bin) && !lends(bin) {
                 let sides = sides_of(bins, bin)?;
                 sides.tidy();
                 self.due.expect(bin, sides.next_due());
             }
         }
         let (mut alone, mut round, mut all) = (Alone::default(), Round::default(), true);
+        if let Some(whole) = whole {
+            all = whole.fire(self.watermark, |side, row| self.take_alone((side, row), &mut alone, &mut round, out))?;
+        }
         while all && let Some(bin) = self.due.take(self.watermark) {
-            if !bins.holds(bin) {
+            if !bins.holds(bin) || lends(bin) {
                 continue;
             }
             let sides = sides_of(bins, bin)?;
@@ -536,6 +592,9 @@ impl JoinOp {
 
     /// At the end of an input without interval: gives the rows that have met none. Says whether that was all.
     fn unmet_some(&mut self, bins: &mut dyn Bins, out: &mut Sink<'_>) -> Result<bool, OpError> {
+        if !self.rules.keeps(0) && !self.rules.keeps(1) {
+            return Ok(true);
+        }
         let (first, mut key) = self.ended.unwrap_or_default();
         let (mut alone, mut round) = (Alone::default(), Round::default());
         for bin in bins.held().into_iter().filter(|bin| *bin >= first) {
@@ -611,8 +670,14 @@ impl KeyedOp for JoinOp {
         out: &mut Sink<'_>,
     ) -> Result<usize, OpError> {
         check_hashes(batch, hashes)?;
+        let (shape, rules) = (self.shape, self.rules);
+        self.common.ask(bins, || Sides::new(shape, rules));
+        let shared = self.borrowed(bins)?;
+        let mut common = shared.as_ref().map(common::lock);
+        let (whole, lent) = common.as_mut().and_then(|common| common.parts()).unzip();
         let cut = (bins.bits(), bins.is_split());
-        self.check(bins, cut, hashes)?;
+        let mut bins = Lenders { bins, cut, whole, lent: lent.unwrap_or_default(), all: false };
+        self.check(&mut bins, hashes)?;
         let half = self.halves.get(side).ok_or(OpError::Side { side })?;
         let times = half.time.as_ref().map(|time| event_times(&self.step, time, time.column, batch)).transpose()?;
         let lasts = half.until.as_ref().map(|until| self.lasts(until, batch)).transpose()?;
@@ -632,8 +697,7 @@ impl KeyedOp for JoinOp {
             if done % TOGETHER == 0 {
                 found.clear();
                 for (row, &hash) in hashes.iter().enumerate().skip(done).take(TOGETHER) {
-                    let bin = bin_among(bins, cut, hash);
-                    let sides = sides_of(bins, bin)?;
+                    let (_, sides) = bins.of(hash)?;
                     let at = sides.find(hash, keys.bytes(row));
                     black_box(at.map(|at| sides.touch(at, side)));
                     found.push(at);
@@ -659,14 +723,13 @@ impl KeyedOp for JoinOp {
             }
             let bytes = rows.as_ref().map_or(&[][..], |rows| rows.row(row as usize).data());
             let mut failed = Ok(());
-            let bin = bin_among(bins, cut, hash);
+            let (bin, sides) = bins.of(hash)?;
             let mut meets = |place: Option<u64>, other: &[u8]| {
                 pairs.push(row, bytes.len(), (bin, place, other));
                 if (pairs.mine.len() == BLOCK_ROWS || pairs.weight >= BLOCK_BYTES) && failed.is_ok() {
                     failed = self.give(side, batch, &mut pairs, &mut round, out);
                 }
             };
-            let sides = sides_of(bins, bin)?;
             if let Some(at) = at.filter(|_| few) {
                 if !sides.meet(at as usize, side, (time, None), &mut meets) {
                     unmet.push((row, time));
@@ -691,10 +754,12 @@ impl KeyedOp for JoinOp {
             let rows = half.bytes(&take_rows(batch, &rows)?)?;
             for ((row, time), bytes) in unmet.into_iter().zip(rows.iter()) {
                 let hash = hashes[row as usize];
-                let bin = bin_among(bins, cut, hash);
-                sides_of(bins, bin)?.wait((hash, keys.bytes(row as usize)), time, bytes.data());
+                let (_, sides) = bins.of(hash)?;
+                sides.wait((hash, keys.bytes(row as usize)), time, bytes.data());
             }
         }
+        drop(common);
+        self.common.limit();
         self.give(side, batch, &mut pairs, &mut round, out)?;
         (self.pairs, self.found) = (Some(pairs), found);
         if !alone.is_empty() {
@@ -727,6 +792,7 @@ impl KeyedOp for JoinOp {
     }
 
     fn end_epoch(&mut self, _: &mut dyn Bins, _: &mut Sink<'_>) -> Result<(), OpError> {
+        self.common.wait();
         Ok(())
     }
 
@@ -806,10 +872,154 @@ impl KeyedOp for Told {
 
 #[cfg(test)]
 mod tests {
-    use proptest::prelude::*;
     use std::collections::BTreeMap;
 
+    use arrow_array::cast::AsArray;
+    use arrow_array::types::Int64Type;
+    use arrow_array::{Array, Int64Array};
+    use penstock_bins::{BinState, BinTable, Encoding, Extent, Routing};
+    use proptest::prelude::*;
+
     use super::*;
+    use crate::common::ASK_AGAIN;
+    use crate::spec::{NodeSpec, PLAN_VERSION, SourceSpec, StepSpec, Validate};
+    use crate::{CallError, Callbacks, ForeignState, KeyedSpec, Plan, PlanSpec, State};
+
+    struct NoCalls;
+
+    impl Callbacks for NoCalls {
+        fn map(&self, call: usize, _: &RecordBatch) -> Result<RecordBatch, CallError> {
+            unreachable!("no call {call}")
+        }
+
+        fn new_state(&self, call: usize) -> Box<dyn ForeignState> {
+            unreachable!("no state of call {call}")
+        }
+    }
+
+    /// Key, time in milliseconds, value.
+    fn block(rows: &[[i64; 3]]) -> RecordBatch {
+        let column = |at: usize| -> ArrayRef { Arc::new(Int64Array::from_iter_values(rows.iter().map(|row| row[at]))) };
+        RecordBatch::try_from_iter_with_nullable([
+            ("k", column(0), true),
+            ("t", column(1), true),
+            ("v", column(2), true),
+        ])
+        .unwrap()
+    }
+
+    /// A join of two sources of such rows.
+    fn plan(how: JoinHow, within: Option<(i64, i64)>, until: bool) -> Plan {
+        let source = |name: &str| SourceSpec {
+            name: name.into(),
+            schema: block(&[]).schema(),
+            event_time: Some("t".into()),
+            lateness_ms: 0,
+            order_by: Vec::new(),
+            idle_after_ms: None,
+        };
+        let join = StepSpec::Join {
+            left: vec!["k".into()],
+            right: vec!["k".into()],
+            how,
+            within,
+            until: until.then(|| "v".into()),
+            validate: until.then_some(Validate::OneToMany),
+            windowed: false,
+            suffix: Some("_right".into()),
+            operator: None,
+        };
+        let steps = vec![NodeSpec { inputs: vec![0, 1], step: join }];
+        let sources = vec![source("left"), source("right")];
+        Plan::compile(PlanSpec { version: PLAN_VERSION, sources, steps }).unwrap()
+    }
+
+    struct Rig {
+        keyed: [KeyedSpec; 2],
+        table: BinTable<State>,
+        op: Box<dyn KeyedOp>,
+    }
+
+    type Told = Vec<Vec<Option<i64>>>;
+
+    fn rows(output: Output, told: &mut Told) {
+        let Output::Rows(rows) = output else { panic!("nothing is late") };
+        let cell = |column: &ArrayRef, row: usize| {
+            let column = column.as_primitive::<Int64Type>();
+            column.is_valid(row).then(|| column.value(row))
+        };
+        told.extend((0..rows.num_rows()).map(|row| rows.columns().iter().map(|column| cell(column, row)).collect()));
+    }
+
+    impl Rig {
+        fn new(plan: &Plan) -> Self {
+            let keyed = plan.keyed().next().unwrap().clone();
+            let calls: Arc<dyn Callbacks> = Arc::new(NoCalls);
+            let table = BinTable::fresh(&Routing::from_owners(vec![0; 4]).unwrap(), 0, &|| keyed.new_state(&calls));
+            let op = keyed.operator(&calls).unwrap();
+            Self { keyed: [0, 1].map(|side| keyed.side(side)), table, op }
+        }
+
+        /// What comes out of an epoch, in order.
+        fn epoch(&mut self, sides: [&RecordBatch; 2], watermark: i64) -> Told {
+            let mut told = Told::new();
+            for (side, rows_of) in sides.into_iter().enumerate() {
+                let hashes = self.keyed[side].hashes(rows_of).unwrap();
+                self.op.apply(&mut self.table, side, rows_of, &hashes, &mut |output| rows(output, &mut told)).unwrap();
+            }
+            self.op.watermark(&mut self.table, watermark * 1000, &mut |output| rows(output, &mut told)).unwrap();
+            self.op.end_epoch(&mut self.table, &mut |output| rows(output, &mut told)).unwrap();
+            told.sort_unstable();
+            told
+        }
+
+        /// Bin 1 goes away and comes back, as it does between workers.
+        fn move_a_bin(&mut self) {
+            let calls: Arc<dyn Callbacks> = Arc::new(NoCalls);
+            let mut new = self.keyed[0].new_state(&calls);
+            let old = self.table.uninstall(1).unwrap();
+            let mut encoding = Encoding::of(Extent::All);
+            while let Some(chunk) = old.encode(&mut encoding).unwrap() {
+                new.absorb(&chunk).unwrap();
+            }
+            self.table.install(1, Box::new(new)).unwrap();
+        }
+    }
+
+    /// Bins lend, come home when one moves, and lend again; a twin whose epochs are marked lends nothing.
+    #[test]
+    fn bins_that_lend_are_what_they_would_be() {
+        let near = Some((-3_000, 5_000));
+        for (how, within, until) in
+            [(JoinHow::Full, near, false), (JoinHow::Right, None, true), (JoinHow::Inner, None, false)]
+        {
+            let plan = plan(how, within, until);
+            let (mut rig, mut twin) = (Rig::new(&plan), Rig::new(&plan));
+            let (mut lent, mut homes) = (0, 0);
+            for time in 0..4 * i64::from(ASK_AGAIN) {
+                // Left rows of a key follow one another.
+                let left: Vec<[i64; 3]> = (0..8).map(|key| [time % 4 * 8 + key, time, time + 3]).collect();
+                let right: Vec<[i64; 3]> = (0..40).map(|i| [i * i % 37, time + i % 3, i]).collect();
+                let (left, right) = (block(&left), block(&right));
+                twin.table.mark_all(time as u64);
+                let given = [&mut rig, &mut twin].map(|rig| rig.epoch([&left, &right], time));
+                assert_eq!(given[0], given[1], "{how:?} at {time}");
+                lent += u32::from(rig.table.get_mut(0).unwrap().sides_mut().is_some_and(|sides| sides.is_lent()));
+                assert!(!twin.table.get_mut(0).unwrap().sides_mut().is_some_and(|sides| sides.is_lent()));
+                if time % 16 == 0 {
+                    for ((bin, state), (_, other)) in rig.table.owned().zip(twin.table.owned()) {
+                        assert_eq!(state.is_empty(), other.is_empty(), "{bin} at {time}");
+                        assert!(state.keys() <= other.keys(), "those that went since the mark are there");
+                    }
+                }
+                if time % 100 == 99 {
+                    rig.move_a_bin();
+                    homes += 1;
+                }
+            }
+            assert!(homes > 1 && lent > ASK_AGAIN, "{lent} times");
+        }
+    }
 
     proptest! {
         /// Each bin comes when its last word says so, once.

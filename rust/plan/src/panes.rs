@@ -23,6 +23,7 @@ use crate::group::GroupBy;
 use crate::pool::{self, Pool};
 use crate::record::Shape;
 use crate::slots::Slots;
+use crate::state::State;
 use crate::table::{Row, Table};
 use crate::wire::{Reader, put_i64, put_zigzag};
 
@@ -62,7 +63,7 @@ enum Lent {
     /// Those of the only pane, 0.
     Pool(pool::Lease),
     /// Those of all panes.
-    Common(common::Lease),
+    Common(common::Lease<Panes>),
 }
 
 /// The sum of the panes in a stretch.
@@ -196,6 +197,52 @@ struct Changes {
     left: std::vec::IntoIter<u32>,
 }
 
+impl common::Lent for Panes {
+    fn of(state: &mut State) -> Option<&mut Self> {
+        state.panes_mut()
+    }
+
+    /// Where they have fired as far, and changes cannot be undone.
+    fn lend(&mut self, common: &mut Common<Self>, shared: &common::Shared<Self>, bin: u32) {
+        let fits = |all: &&mut Self| self.undo.is_none() && self.lent.is_none() && self.fired == all.fired;
+        let Some(all) = common.whole().filter(fits) else { return };
+        self.rolled = None;
+        for Pane { start, table, .. } in self.live.drain(..) {
+            all.table_mut(start).copy_from(&table, table.taken());
+        }
+        common.admit(bin);
+        self.lent = Some(Box::new(Lent::Common(common::Lease::new(shared, bin))));
+    }
+
+    fn divided(&self, bins: impl Iterator<Item = u32>, bin_of: impl Fn(u64) -> u32) -> HashMap<u32, Self> {
+        let mut shares: HashMap<u32, Self> = bins.map(|bin| (bin, Self::new(Shape::clone(&self.shape)))).collect();
+        shares.values_mut().for_each(|share| share.fired = self.fired);
+        for Pane { start, table, .. } in &self.live {
+            for (bin, table) in table.divided(&self.shape, &bin_of) {
+                let share = shares.get_mut(&bin).expect("rows are of bins that lend");
+                share.live.push(Pane { start: *start, table, fresh: false });
+            }
+        }
+        shares
+    }
+
+    fn rows(&self) -> usize {
+        self.keys()
+    }
+
+    fn keys(&self) -> usize {
+        Self::keys(self)
+    }
+
+    fn hashes(&self) -> impl Iterator<Item = u64> {
+        self.live.iter().flat_map(|pane| pane.table.taken().map(|position| pane.table.hash_at(position)))
+    }
+
+    fn bytes(&self) -> usize {
+        Self::bytes(self)
+    }
+}
+
 impl Panes {
     pub(crate) fn new(shape: Shape) -> Self {
         Self { shape: Box::new(shape), fired: i64::MIN, live: SmallVec::new(), lent: None, undo: None, rolled: None }
@@ -218,34 +265,9 @@ impl Panes {
         lent
     }
 
-    /// Lends all panes to a [`Common`], as those of bin `bin`, where they are such and have fired as far.
-    pub(crate) fn lend_all(&mut self, common: &mut Common, shared: &common::Shared, bin: u32) {
-        let fits = |all: &&mut Self| self.undo.is_none() && self.lent.is_none() && self.fired == all.fired;
-        let Some(all) = common.whole().filter(fits) else { return };
-        self.rolled = None;
-        for Pane { start, table, .. } in self.live.drain(..) {
-            all.table_mut(start).copy_from(&table, table.taken());
-        }
-        common.admit(bin);
-        self.lent = Some(Box::new(Lent::Common(common::Lease::new(shared, bin))));
-    }
-
-    /// The rows of all panes by bin, for these bins and of no others.
-    pub(crate) fn divided(&self, bins: impl Iterator<Item = u32>, bin_of: impl Fn(u64) -> u32) -> HashMap<u32, Self> {
-        let mut shares: HashMap<u32, Self> = bins.map(|bin| (bin, Self::new(Shape::clone(&self.shape)))).collect();
-        shares.values_mut().for_each(|share| share.fired = self.fired);
-        for Pane { start, table, .. } in &self.live {
-            for (bin, table) in table.divided(&self.shape, &bin_of) {
-                let share = shares.get_mut(&bin).expect("rows are of bins that lend");
-                share.live.push(Pane { start: *start, table, fresh: false });
-            }
-        }
-        shares
-    }
-
-    /// The hashes of the keys of all panes.
-    pub(crate) fn hashes(&self) -> impl Iterator<Item = u64> {
-        self.live.iter().flat_map(|pane| pane.table.taken().map(|position| pane.table.hash_at(position)))
+    /// Whether panes of this shape can be lent: their keys are their hashes, and their values words.
+    pub(crate) fn can_lend(shape: &Shape) -> bool {
+        !shape.key.has_bytes() && !shape.track && shape.blobs().next().is_none()
     }
 
     #[cfg(test)]

@@ -220,10 +220,20 @@ pub(crate) fn panes_of(bins: &mut dyn Bins, bin: u32) -> Result<&mut Panes, OpEr
 }
 
 impl State {
-    /// Takes back what is lent to a pool.
+    /// Takes back what is lent.
     fn home(&mut self) {
-        if let Inner::Panes(panes) = &mut self.0 {
-            panes.home();
+        match &mut self.0 {
+            Inner::Panes(panes) => panes.home(),
+            Inner::Sides(sides) => sides.home(),
+            _ => {}
+        }
+    }
+
+    /// The rows of a join's bin, whether or not they are lent.
+    pub(crate) fn sides_mut(&mut self) -> Option<&mut Sides> {
+        match &mut self.0 {
+            Inner::Sides(sides) => Some(sides),
+            _ => None,
         }
     }
 
@@ -245,7 +255,10 @@ pub(crate) fn groups_of(bins: &mut dyn Bins, bin: u32) -> Result<&mut Groups, Op
 
 pub(crate) fn sides_of(bins: &mut dyn Bins, bin: u32) -> Result<&mut Sides, OpError> {
     match inner(bins, bin)? {
-        Inner::Sides(sides) => Ok(sides),
+        Inner::Sides(sides) => {
+            sides.home();
+            Ok(sides)
+        }
         _ => Err(OpError::StateKind { bin }),
     }
 }

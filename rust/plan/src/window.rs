@@ -24,7 +24,7 @@ use std::collections::BTreeMap;
 use arrow_array::RecordBatch;
 
 use crate::column::{self, EVENT_TIME_LIMIT_US, EventTime};
-use crate::common::{self, Common, MOST_KEYS};
+use crate::common::{self, Borrowed};
 use crate::error::{OpError, StepName};
 use crate::group::{GroupBy, Part};
 use crate::op::{Bins, KeyedOp, Output, Sink, check_hashes, send, take_rows};
@@ -287,9 +287,6 @@ pub(crate) fn event_times(
     Ok((times, absent))
 }
 
-/// Watermarks after which bins are asked whether they lend. Those that have just been taken home may go on moving.
-const ASK_AGAIN: u32 = 64;
-
 /// See the module.
 pub(crate) struct WindowOp {
     group_by: GroupBy,
@@ -298,9 +295,7 @@ pub(crate) struct WindowOp {
     watermark: i64,
     scratch: Table,
     /// The panes of the bins that lend them.
-    common: Option<common::Shared>,
-    /// Watermarks until bins are asked whether they lend.
-    pause: u32,
+    common: Borrowed<Panes>,
     by_pane: Partition,
     by_bin: ByBin,
     parts: Vec<Part>,
@@ -388,8 +383,8 @@ impl WindowOp {
         let word = |best: &Best| group_by.shape.accs().nth(best.aggregate).map(|(_, word)| (*best, word));
         let giving = Giving { best: best.as_ref().and_then(word), most: BTreeMap::new(), positions, counts };
         let rolls = group_by.shape.parts().filter(|_| windows.overlap_much());
-        let (common, pause, watermark) = (None, 0, i64::MIN);
-        Self { group_by, windows, event_time, watermark, scratch, common, pause, by_pane, by_bin, parts, giving, rolls }
+        let (common, watermark) = (Borrowed::default(), i64::MIN);
+        Self { group_by, windows, event_time, watermark, scratch, common, by_pane, by_bin, parts, giving, rolls }
     }
 
     /// Fires the windows of one bin, or of all that lend, that end in `(fired, watermark]`.
@@ -443,40 +438,16 @@ impl WindowOp {
         Ok(())
     }
 
-    /// What the bins that lend have lent, unless it was divided.
-    fn lent(&mut self) -> Option<common::Shared> {
-        let whole = |common: &common::Shared| common::lock(common).whole().is_some();
-        if self.common.take_if(|common| !whole(common)).is_some() {
-            self.pause = ASK_AGAIN;
-        }
-        self.common.clone()
-    }
-
     /// Asks all bins here that have fired as far as this worker whether they lend.
     fn borrow(&mut self, bins: &mut dyn Bins) {
-        if self.pause > 0 {
-            self.pause -= 1;
-            return;
-        }
-        self.pause = ASK_AGAIN;
-        if !Common::suits(&self.group_by.shape) || bins.is_split() || self.watermark == i64::MAX {
-            return;
-        }
-        let (shape, bits) = (&self.group_by.shape, bins.bits());
-        let shared = self.common.get_or_insert_with(|| Common::shared(shape, bits, self.watermark)).clone();
-        let mut common = common::lock(&shared);
-        let mut keys = common.whole().map_or(0, |panes| panes.keys());
-        let others: Vec<u32> = bins.held().into_iter().filter(|bin| !common.has(*bin)).collect();
-        for bin in &others {
-            keys += bins.state(*bin).and_then(State::panes_mut).map_or(0, |panes| panes.keys());
-        }
-        for bin in others.into_iter().filter(|_| keys <= MOST_KEYS) {
-            if let Some(panes) = bins.state(bin).and_then(State::panes_mut) {
-                panes.lend_all(&mut common, &shared, bin);
-            }
-        }
-        if !common.is_used() {
-            self.common = None;
+        let Self { common, group_by, watermark, .. } = self;
+        if Panes::can_lend(&group_by.shape) && *watermark < i64::MAX {
+            common.ask(bins, || {
+                let mut panes = Panes::new(group_by.shape.clone());
+                panes.set_fired(*watermark);
+                panes
+            });
+            common.wait();
         }
     }
 }
@@ -530,7 +501,7 @@ impl KeyedOp for WindowOp {
             rows.copy_from_slice(self.by_pane.rows());
         }
         // Rows of bins that lend are apart.
-        let (bits, lent) = (bins.bits(), self.lent());
+        let (bits, lent) = (bins.bits(), self.common.whole());
         let mut common = Vec::new();
         if let Some(lent) = &lent {
             let lent = common::lock(lent);
@@ -593,15 +564,13 @@ impl KeyedOp for WindowOp {
         }
         self.watermark = watermark_us;
         self.giving.most.clear();
-        if let Some(lent) = self.lent() {
+        if let Some(lent) = self.common.whole() {
             let mut lent = common::lock(&lent);
             let panes = lent.whole().expect("else it is not lent");
             self.fire(panes, watermark_us, out)?;
-            if panes.keys() > 2 * MOST_KEYS {
-                lent.divide();
-            }
         }
-        let lent = self.lent();
+        self.common.limit();
+        let lent = self.common.whole();
         let lends = |bin: u32| lent.as_ref().is_some_and(|lent| common::lock(lent).has(bin));
         let mut others: Vec<u32> = bins.held().into_iter().filter(|bin| !lends(*bin)).collect();
         if self.giving.greatest().is_some() {
@@ -638,6 +607,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
+    use crate::common::ASK_AGAIN;
     use crate::hash::unhash_int;
     use crate::spec::{AggSpec, Nulls, Per, SourceSpec, StepSpec, WindowKind};
     use crate::{CallError, Callbacks, ForeignState, KeyedKind, KeyedSpec, Plan, PlanSpec, State};

@@ -17,8 +17,7 @@
 //! not dropped; rows that wait have come since the mark, and their numbers are below `next`, as are those of all right rows.
 
 use std::cmp::Reverse;
-use std::collections::BinaryHeap;
-use std::convert::Infallible;
+use std::collections::{BinaryHeap, HashMap};
 use std::ops::{Deref, DerefMut, Range};
 
 use hashbrown::HashTable;
@@ -27,9 +26,11 @@ use penstock_files::{Chunk, ChunkWriter, Entry};
 
 use super::arena::Arena;
 use super::waiting::{Waiting, Waits};
+use crate::common::{Common, Lease, Lent, Shared};
 use crate::error::StateFault;
 use crate::panes::CHUNK_BYTES;
 use crate::spec::JoinHow;
+use crate::state::State;
 use crate::wire::{Reader, put_blob, put_i64};
 
 const TAG: u8 = b'J';
@@ -38,8 +39,8 @@ const VERSION: u8 = 1;
 const ENTRIES_VERSION: u8 = 1;
 /// Entries for which the log keeps its memory.
 const LOG_KEPT: usize = 1 << 10;
-/// Of more rows that wait none is looked for: they get an index.
-const LOOKED_AT: usize = if cfg!(test) { 4 } else { 256 };
+/// Where more rows wait on behind a watermark they get an index.
+const WAIT_ON: usize = if cfg!(test) { 4 } else { 256 };
 
 /// What a join does with rows, as its state needs to know it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -268,6 +269,8 @@ pub(crate) struct Sides {
     log: Vec<Logged>,
     /// Rows that go.
     gone: Vec<Row>,
+    /// In place of all rows while they are elsewhere. There is no undo then.
+    lent: Option<Lease<Self>>,
 }
 
 /// How far an encoding is: the key, side and row that the next chunk begins with; of what has changed how many are told.
@@ -277,7 +280,7 @@ struct Place {
     begun: bool,
     changed: Option<Vec<Changed>>,
     told: usize,
-    /// Of the rows that wait.
+    /// The first of the rows that wait.
     waiting: usize,
 }
 
@@ -316,7 +319,37 @@ impl Sides {
             mark: MARK,
             log: Vec::new(),
             gone: Vec::new(),
+            lent: None,
         }
+    }
+
+    #[cfg(test)]
+    pub(super) fn is_lent(&self) -> bool {
+        self.lent.is_some()
+    }
+
+    /// Takes lent rows back.
+    #[inline]
+    pub(crate) fn home(&mut self) {
+        if let Some(lease) = self.lent.take() {
+            *self = lease.end();
+        }
+    }
+
+    /// Takes a copy of the rows of a key of another state, none of which is logged.
+    fn copy_key(&mut self, other: &Self, key: &Key) {
+        let at = self.place(key.hash, other.arena.get(key.name));
+        for (side, rows) in key.rows.iter().enumerate() {
+            for row in rows.iter() {
+                let bytes = self.arena.put(other.arena.get(row.at));
+                self.put(at, side, row.id(), u32::from(row.met()), bytes);
+            }
+        }
+    }
+
+    fn copy_waiting(&mut self, waits: Waits<'_>) {
+        self.next = self.next.max(waits.number + 1);
+        self.waiting.push(waits);
     }
 
     /// Where a key is kept: until one goes, which no row that comes makes one do.
@@ -460,7 +493,7 @@ impl Sides {
             self.waiting.push(Waits { hash, name, time, number: self.next, row });
             self.next += 1;
         } else {
-            self.place_waiting(None);
+            self.place_waiting();
             self.add(1, (hash, name, None), (time, None), row, |_, _| {});
         }
     }
@@ -468,28 +501,30 @@ impl Sides {
     /// A left row comes: those that wait for its key get an index.
     #[inline]
     fn wake(&mut self, hash: u64) {
-        if self.waiting.hashes().len() > LOOKED_AT {
-            self.place_waiting(None);
-        } else if self.waiting.hashes().contains(&hash) {
-            self.place_waiting(Some(hash));
+        if self.waiting.has(hash) {
+            self.with_waiting(|this, waiting| waiting.take(hash, |waits| this.place_one(waits)));
         }
     }
 
-    /// Puts rows that wait among the others: those of a hash, or all.
-    fn place_waiting(&mut self, hash: Option<u64>) {
-        let mut waiting = std::mem::take(&mut self.waiting);
-        let done = waiting.retain(|waits| {
-            if hash.is_some_and(|hash| hash != waits.hash) {
-                return Ok::<_, Infallible>(true);
-            }
-            let at = self.place(waits.hash, waits.name);
-            self.log(at, 1, (waits.time, waits.number), Was::Absent);
-            let bytes = self.arena.put(waits.row);
-            self.put(at, 1, (waits.time, waits.number), self.mark | BORN, bytes);
-            Ok(false)
+    /// Puts all rows that wait among the others.
+    fn place_waiting(&mut self) {
+        self.with_waiting(|this, waiting| {
+            waiting.iter(0).for_each(|(_, waits)| this.place_one(waits));
+            waiting.clear();
         });
-        let Ok(()) = done;
+    }
+
+    fn with_waiting(&mut self, does: impl FnOnce(&mut Self, &mut Waiting)) {
+        let mut waiting = std::mem::take(&mut self.waiting);
+        does(self, &mut waiting);
         self.waiting = waiting;
+    }
+
+    fn place_one(&mut self, waits: Waits<'_>) {
+        let at = self.place(waits.hash, waits.name);
+        self.log(at, 1, (waits.time, waits.number), Was::Absent);
+        let bytes = self.arena.put(waits.row);
+        self.put(at, 1, (waits.time, waits.number), self.mark | BORN, bytes);
     }
 
     /// A row comes that meets those of the other side, if there are any, and is not kept yet.
@@ -731,8 +766,8 @@ impl Sides {
             }
             Ok(false)
         })?;
-        if !enough && self.waiting.hashes().len() > LOOKED_AT {
-            self.place_waiting(None);
+        if !enough && self.waiting.len() > WAIT_ON {
+            self.place_waiting();
         }
         Ok(!enough)
     }
@@ -769,6 +804,9 @@ impl Sides {
 
     /// The next chunk; none after the last.
     pub(crate) fn encode(&self, encoding: &mut Encoding) -> Option<Vec<u8>> {
+        if let Some(lease) = &self.lent {
+            return lease.shown(|share| share.encode(encoding));
+        }
         let extent = encoding.extent();
         let place = encoding.place(Place::default);
         match (extent, self.marked) {
@@ -815,12 +853,12 @@ impl Sides {
             (key, side, from) = if side == 0 { (key, 1, 0) } else { (key + 1, 0, 0) };
         }
         // They have come since the mark.
-        for waits in self.waiting.iter(place.waiting).filter(|_| !apart) {
+        for (at, waits) in self.waiting.iter(place.waiting).filter(|_| !apart) {
             if out.len() > empty && out.len() + 48 + waits.name.len() + waits.row.len() > CHUNK_BYTES {
                 place.same = Some((key, 0, 0));
                 return Some(out);
             }
-            place.waiting += 1;
+            place.waiting = at + 1;
             put(&mut out, (waits.hash, waits.name), 1, (waits.time, waits.number), (false, waits.row));
         }
         (out.len() > empty).then_some(out)
@@ -889,11 +927,11 @@ impl Sides {
             }
             place.same = Some((key, 0, 0));
         }
-        for waits in self.waiting.iter(place.waiting) {
+        for (at, waits) in self.waiting.iter(place.waiting) {
             if writer.len() >= CHUNK_BYTES {
                 return Some(writer.finish());
             }
-            place.waiting += 1;
+            place.waiting = at + 1;
             put(&mut writer, (waits.hash, waits.name), 1, (waits.time, waits.number), Some((false, waits.row)));
         }
         (!writer.is_empty()).then(|| writer.finish())
@@ -1006,6 +1044,9 @@ impl Sides {
     }
 
     pub(crate) fn bytes(&self) -> usize {
+        if let Some(lease) = &self.lent {
+            return lease.bytes();
+        }
         let rows = self.keys.len() * size_of::<Key>() + self.rows * size_of::<Row>() + self.arena.bytes();
         let index = 8 * self.index.capacity() + 16 * self.due.len();
         rows + index + self.waiting.bytes() + self.log.len() * size_of::<Logged>()
@@ -1034,20 +1075,19 @@ impl Sides {
 
     /// Keys held, of either side.
     pub(crate) fn keys(&self) -> usize {
-        let mut waiting = self.waiting.hashes().to_vec();
-        waiting.sort_unstable();
-        waiting.dedup();
-        waiting.retain(|hash| self.index.find(*hash, |at| self.keys[*at as usize].hash == *hash).is_none());
-        self.keys.len() + waiting.len()
+        self.lent.as_ref().map_or_else(|| self.hashes().count(), Lease::keys)
     }
 
     pub(crate) fn is_empty(&self) -> bool {
-        self.keys.is_empty() && self.waiting.is_empty()
+        match &self.lent {
+            Some(lease) => lease.keys() == 0,
+            None => self.keys.is_empty() && self.waiting.is_empty(),
+        }
     }
 
     pub(crate) fn mark(&mut self) {
         // What waits behind the mark has come behind it.
-        self.place_waiting(None);
+        self.place_waiting();
         self.settle();
         self.marked = true;
     }
@@ -1114,9 +1154,56 @@ impl Sides {
 
     /// The rows of a side.
     pub(crate) fn side(&self, side: usize) -> impl Iterator<Item = &[u8]> {
-        let waiting = self.waiting.iter(0).filter(move |_| side == 1).map(|waits| waits.row);
+        let waiting = self.waiting.iter(0).filter(move |_| side == 1).map(|(_, waits)| waits.row);
         let rows = self.keys.iter().flat_map(move |key| &*key.rows[side]).map(move |row| self.bytes_of(side, row));
         rows.chain(waiting)
+    }
+}
+
+impl Lent for Sides {
+    fn of(state: &mut State) -> Option<&mut Self> {
+        state.sides_mut()
+    }
+
+    fn lend(&mut self, common: &mut Common<Self>, shared: &Shared<Self>, bin: u32) {
+        let Some(all) = common.whole().filter(|_| !self.marked && self.lent.is_none()) else { return };
+        self.keys.iter().for_each(|key| all.copy_key(self, key));
+        self.waiting.iter(0).for_each(|(_, waits)| all.copy_waiting(waits));
+        common.admit(bin);
+        *self = Self { lent: Some(Lease::new(shared, bin)), ..Self::new(self.shape, self.rules) };
+    }
+
+    fn divided(&self, bins: impl Iterator<Item = u32>, bin_of: impl Fn(u64) -> u32) -> HashMap<u32, Self> {
+        let mut shares: HashMap<u32, Self> = bins.map(|bin| (bin, Self::new(self.shape, self.rules))).collect();
+        let told = "rows are of bins that lend";
+        for key in &self.keys {
+            shares.get_mut(&bin_of(key.hash)).expect(told).copy_key(self, key);
+        }
+        for (_, waits) in self.waiting.iter(0) {
+            shares.get_mut(&bin_of(waits.hash)).expect(told).copy_waiting(waits);
+        }
+        shares
+    }
+
+    fn rows(&self) -> usize {
+        self.rows + self.waiting.len()
+    }
+
+    fn keys(&self) -> usize {
+        Self::keys(self)
+    }
+
+    fn hashes(&self) -> impl Iterator<Item = u64> {
+        let mut waiting: Vec<u64> = self.waiting.iter(0).map(|(_, waits)| waits.hash).collect();
+        waiting.sort_unstable();
+        waiting.dedup();
+        let keys = self.keys.iter().map(|key| key.hash);
+        let is_key = |hash: u64| self.index.find(hash, |at| self.keys[*at as usize].hash == hash).is_some();
+        keys.chain(waiting.into_iter().filter(move |hash| !is_key(*hash)))
+    }
+
+    fn bytes(&self) -> usize {
+        Self::bytes(self)
     }
 }
 
@@ -1134,10 +1221,13 @@ fn number_of(number: u64) -> Result<u32, StateFault> {
 
 #[cfg(test)]
 mod tests {
+    use std::convert::Infallible;
+
     use penstock_files::is_entries;
     use proptest::prelude::*;
 
     use super::*;
+    use crate::common::lock;
 
     #[derive(Clone, Debug)]
     enum Deed {
@@ -1271,7 +1361,16 @@ mod tests {
                         to.mark();
                         prop_assert!(is_like(&told(&sides, Extent::Marked, to), &twin), "moved");
                     }
-                    Deed::Move => sides = told(&sides, Extent::All, new()),
+                    Deed::Move => {
+                        sides = told(&sides, Extent::All, new());
+                        let shared = Common::shared(0, new());
+                        sides.lend(&mut lock(&shared), &shared, 0);
+                        prop_assert!(lock(&shared).whole().is_some_and(|whole| is_like(whole, &twin)), "lent");
+                        let counted = (sides.keys(), sides.is_empty());
+                        prop_assert!(is_like(&told(&sides, Extent::All, new()), &twin), "shown");
+                        sides.home();
+                        prop_assert_eq!(counted, (sides.keys(), sides.is_empty()));
+                    }
                 }
                 prop_assert!(is_like(&sides, &twin));
             }

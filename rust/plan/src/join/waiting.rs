@@ -1,12 +1,19 @@
 //! Right rows that have met none, where they go with the watermark and one meets at most one left row: one behind the other, as they came.
 //!
-//! Most of them never meet any. So to keep one costs little more than a copy of its bytes, those that are over together go at once, and who looks
-//! for one looks at the hashes of all ([`super::sides`] puts them among the others where that is too many).
+//! Most of them never meet any. So to keep one costs little more than a copy of its bytes, and those that are over together go at once. Rows whose
+//! hashes end alike are a chain, so who looks for one passes few others. What is taken leaves a gap until the others move up.
 //!
-//! Invariants: `ends` ascend, and the last is the length of `bytes`; `times` are the least and the greatest time of the rows.
+//! Invariants: ends ascend, and the last is the length of `bytes`; each row is in the chain of its hash, behind those that came later; the times of rows are
+//! between `times`.
+
+use std::convert::Infallible;
 
 /// Bytes for which an empty one keeps its memory.
-const KEPT: usize = 1 << 14;
+const KEPT: usize = 1 << 20;
+/// Chains are a power of two, at least this.
+const LEAST_CHAINS: usize = 16;
+/// So many gaps are not worth moving rows.
+const LEAST_GONE: usize = if cfg!(test) { 2 } else { 64 };
 
 /// A row that waits.
 #[derive(Clone, Copy)]
@@ -26,6 +33,9 @@ struct Entry {
     /// Bytes of its name.
     name: u32,
     number: u32,
+    /// One more than the place of the next in its chain, 0 at the end.
+    next: u32,
+    gone: bool,
 }
 
 /// See the module.
@@ -35,6 +45,9 @@ pub(super) struct Waiting {
     entries: Vec<Entry>,
     bytes: Vec<u8>,
     times: Option<(i64, i64)>,
+    /// By the last bits of a hash one more than the place of the first of its chain, 0 where it has none. As many as rows, or more.
+    chains: Vec<u32>,
+    gone: usize,
 }
 
 impl Waiting {
@@ -45,8 +58,15 @@ impl Waiting {
         self.bytes.extend_from_slice(row);
         let name = u32::try_from(name.len()).expect("a key is below 4 GiB");
         self.hashes.push(hash);
-        self.entries.push(Entry { time, end: self.bytes.len(), name, number });
+        self.entries.push(Entry { time, end: self.bytes.len(), name, number, next: 0, gone: false });
         self.note(time);
+        if self.entries.len() > self.chains.len() {
+            let chains = (2 * self.entries.len()).next_power_of_two().max(LEAST_CHAINS);
+            self.chains.resize(chains, 0);
+            self.chain_all();
+        } else {
+            self.chain(self.entries.len() - 1);
+        }
     }
 
     #[inline]
@@ -55,28 +75,68 @@ impl Waiting {
         self.times = Some((least.min(time), most.max(time)));
     }
 
-    /// The least and the greatest time of a row; none where there are no rows.
+    #[inline]
+    fn chain_of(&self, hash: u64) -> usize {
+        hash as usize & (self.chains.len() - 1)
+    }
+
+    #[inline]
+    fn chain(&mut self, at: usize) {
+        let chain = self.chain_of(self.hashes[at]);
+        let place = u32::try_from(at + 1).expect("fewer than 2^32 rows wait");
+        self.entries[at].next = std::mem::replace(&mut self.chains[chain], place);
+    }
+
+    fn chain_all(&mut self) {
+        self.chains.fill(0);
+        (0..self.entries.len()).for_each(|at| self.chain(at));
+    }
+
+    /// No row's time is less than the one or more than the other; none where there are no rows.
     #[inline]
     pub(super) fn times(&self) -> Option<(i64, i64)> {
         self.times
     }
 
-    /// Of each row.
-    #[inline]
-    pub(super) fn hashes(&self) -> &[u64] {
-        &self.hashes
-    }
-
     fn get(&self, at: usize) -> Waits<'_> {
-        let Entry { time, end, name, number } = self.entries[at];
+        let Entry { time, end, name, number, .. } = self.entries[at];
         let begin = at.checked_sub(1).map_or(0, |before| self.entries[before].end);
         let (name, row) = self.bytes[begin..end].split_at(name as usize);
         Waits { hash: self.hashes[at], name, time, number, row }
     }
 
-    /// The rows from the one with this number in their order on.
-    pub(super) fn iter(&self, from: usize) -> impl Iterator<Item = Waits<'_>> {
-        (from..self.entries.len()).map(|at| self.get(at))
+    /// The rows with their places, from a place on.
+    pub(super) fn iter(&self, from: usize) -> impl Iterator<Item = (usize, Waits<'_>)> {
+        (from..self.entries.len()).filter(|at| !self.entries[*at].gone).map(|at| (at, self.get(at)))
+    }
+
+    /// The places of the rows of a hash, the last first.
+    #[inline]
+    fn of(&self, hash: u64) -> impl Iterator<Item = usize> {
+        let first = if self.chains.is_empty() { 0 } else { self.chains[self.chain_of(hash)] };
+        let places = std::iter::successors(first.checked_sub(1), |at| self.entries[*at as usize].next.checked_sub(1));
+        places.map(|at| at as usize).filter(move |at| self.hashes[*at] == hash && !self.entries[*at].gone)
+    }
+
+    /// Whether a row of this hash waits.
+    #[inline]
+    pub(super) fn has(&self, hash: u64) -> bool {
+        self.of(hash).next().is_some()
+    }
+
+    /// Gives away the rows of a hash.
+    pub(super) fn take(&mut self, hash: u64, mut each: impl FnMut(Waits<'_>)) {
+        let places: Vec<usize> = self.of(hash).collect();
+        for &at in places.iter().rev() {
+            each(self.get(at));
+            self.entries[at].gone = true;
+        }
+        self.gone += places.len();
+        if self.is_empty() {
+            self.clear();
+        } else if self.gone > LEAST_GONE && self.gone > self.len() {
+            let Ok(()) = self.retain(|_| Ok::<_, Infallible>(true));
+        }
     }
 
     /// Lets go of the rows that are not to be kept; after an error of all that were refused before it.
@@ -84,9 +144,10 @@ impl Waiting {
         let (mut kept, mut begin, mut bytes, mut done) = (0, 0, 0, Ok(()));
         self.times = None;
         for at in 0..self.entries.len() {
-            let Entry { time, end, name, number } = self.entries[at];
+            let Entry { time, end, name, number, gone, .. } = self.entries[at];
             let (of_key, row) = self.bytes[begin..end].split_at(name as usize);
             let stays = match &done {
+                _ if gone => Ok(false),
                 Ok(()) => keep(Waits { hash: self.hashes[at], name: of_key, time, number, row }),
                 Err(_) => Ok(true),
             };
@@ -97,15 +158,21 @@ impl Waiting {
                 self.bytes.copy_within(begin..end, bytes);
                 bytes += end - begin;
                 self.hashes[kept] = self.hashes[at];
-                self.entries[kept] = Entry { time, end: bytes, name, number };
+                self.entries[kept] = Entry { time, end: bytes, name, number, next: 0, gone: false };
                 kept += 1;
                 self.note(time);
             }
             begin = end;
         }
-        self.hashes.truncate(kept);
-        self.entries.truncate(kept);
-        self.bytes.truncate(bytes);
+        if kept == 0 {
+            self.clear();
+        } else {
+            self.hashes.truncate(kept);
+            self.entries.truncate(kept);
+            self.bytes.truncate(bytes);
+            self.gone = 0;
+            self.chain_all();
+        }
         done
     }
 
@@ -117,16 +184,22 @@ impl Waiting {
         self.hashes.clear();
         self.entries.clear();
         self.bytes.clear();
-        self.times = None;
+        self.chains.fill(0);
+        (self.times, self.gone) = (None, 0);
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.entries.len() - self.gone
     }
 
     pub(super) fn is_empty(&self) -> bool {
-        self.entries.is_empty()
+        self.len() == 0
     }
 
     /// Bytes that it takes.
     pub(super) fn bytes(&self) -> usize {
-        8 * self.hashes.capacity() + size_of::<Entry>() * self.entries.capacity() + self.bytes.capacity()
+        let rows = (8 + size_of::<Entry>()) * self.entries.capacity();
+        rows + self.bytes.capacity() + 4 * self.chains.capacity()
     }
 }
 
@@ -139,7 +212,7 @@ mod tests {
     type Kept = (u64, Vec<u8>, i64, u32, Vec<u8>);
 
     fn all(waiting: &Waiting, from: usize) -> Vec<Kept> {
-        let kept = |w: Waits<'_>| (w.hash, w.name.to_vec(), w.time, w.number, w.row.to_vec());
+        let kept = |(_, w): (usize, Waits<'_>)| (w.hash, w.name.to_vec(), w.time, w.number, w.row.to_vec());
         waiting.iter(from).map(kept).collect()
     }
 
@@ -147,7 +220,7 @@ mod tests {
         #[test]
         fn what_waits_equals_a_list(
             rows in prop::collection::vec((0u64..4, 0usize..3, -5i64..5, any::<u32>(), 0usize..4), 0..40),
-            goes in prop::collection::vec((0u64..4, prop::option::of(0usize..20)), 0..4),
+            goes in prop::collection::vec((0u64..4, prop::option::of(0usize..20), any::<bool>()), 0..6),
         ) {
             let (mut waiting, mut list) = (Waiting::default(), Vec::<Kept>::new());
             for (at, (hash, name, time, number, row)) in (0u8..).zip(rows) {
@@ -155,11 +228,21 @@ mod tests {
                 waiting.push(Waits { hash, name: &name, time, number, row: &row });
                 list.push((hash, name, time, number, row));
             }
-            for (goes, fails) in goes {
+            for (goes, fails, takes) in goes {
                 prop_assert_eq!(all(&waiting, 0), list.clone());
-                prop_assert_eq!(all(&waiting, list.len() / 2), list[list.len() / 2..].to_vec());
-                let times = || list.iter().map(|row| row.2);
-                prop_assert_eq!(waiting.times(), times().min().zip(times().max()));
+                prop_assert_eq!((waiting.len(), waiting.is_empty()), (list.len(), list.is_empty()));
+                prop_assert!((0..4).all(|hash| waiting.has(hash) == list.iter().any(|row| row.0 == hash)));
+                let from = waiting.iter(0).nth(list.len() / 2).map_or(usize::MAX, |(at, _)| at);
+                prop_assert_eq!(all(&waiting, from), list[list.len() / 2..].to_vec());
+                let times = waiting.times();
+                prop_assert!(list.iter().all(|row| times.is_some_and(|(least, most)| (least..=most).contains(&row.2))));
+                prop_assert!(!list.is_empty() || times.is_none());
+                if takes {
+                    let mut taken = Vec::new();
+                    waiting.take(goes, |w| taken.push((w.hash, w.name.to_vec(), w.time, w.number, w.row.to_vec())));
+                    prop_assert_eq!(taken, Vec::from_iter(list.extract_if(.., |row| row.0 == goes)));
+                    continue;
+                }
                 let mut seen = 0;
                 let done = waiting.retain(|row| {
                     seen += 1;
@@ -174,7 +257,7 @@ mod tests {
                 });
             }
             waiting.clear();
-            prop_assert!(waiting.is_empty() && waiting.times().is_none() && waiting.hashes().is_empty());
+            prop_assert!(waiting.is_empty() && waiting.times().is_none() && !waiting.has(0));
         }
     }
 }
