@@ -51,7 +51,7 @@ use crate::column::{EventTime, codes, plain};
 use crate::common::{self, Borrowed, Shared};
 use crate::error::{OpError, StepName};
 use crate::hash::hash_bytes;
-use crate::key::KeyCodec;
+use crate::key::{KeyCodec, Keys};
 use crate::op::{BLOCK_ROWS, Bins, KeyedOp, Output, Sink, bin_among, check_hashes, send, take_rows};
 use crate::row_format;
 use crate::spec::JoinHow;
@@ -222,8 +222,8 @@ pub(crate) struct JoinOp {
     due: Due,
     /// Memory for pairs; none while they come out.
     pairs: Option<Pairs>,
-    /// Where the keys of some rows are kept.
-    found: Vec<Option<u32>>,
+    /// Where the keys of some rows are kept, or [`NOT_THERE`].
+    found: Vec<u32>,
     /// Bins of a block that are held.
     checked: Vec<bool>,
 }
@@ -256,6 +256,8 @@ struct Seen {
     /// That of the pairs; 0 is of none.
     turn: u32,
     number: u32,
+    /// Of its bytes.
+    len: u32,
 }
 
 /// Rows that are looked for among those that came last, as a power of two.
@@ -270,28 +272,46 @@ impl Default for Pairs {
 }
 
 impl Pairs {
-    /// A row of the block meets one of a bin: where that is kept, if it stays there as long as these pairs are here, and its bytes.
+    /// A row of the block meets one whose bytes are here only now.
     #[inline]
-    fn push(&mut self, row: u32, weight: usize, (bin, place, bytes): (u32, Option<u64>, &[u8])) {
-        self.weight += weight + bytes.len();
+    fn push(&mut self, row: u32, bytes: &[u8]) {
         self.mine.push(row);
-        let next = self.ends.len() as u32;
-        let number = match place {
-            None => next,
-            Some(place) => {
-                let mixed = (place ^ u64::from(bin) << 20).wrapping_mul(0x9e37_79b9_7f4a_7c15);
-                let seen = &mut self.seen[(mixed >> (u64::BITS - SEEN_BITS)) as usize];
-                if (seen.place, seen.bin, seen.turn) != (place, bin, self.turn) {
-                    *seen = Seen { place, bin, turn: self.turn, number: next };
-                }
-                seen.number
-            }
-        };
-        if number == next {
-            self.theirs.extend_from_slice(bytes);
-            self.ends.push(self.theirs.len());
-        }
+        let number = self.keep(bytes);
         self.which.push(number);
+    }
+
+    /// A row of the block meets one of a bin: where that is kept, as long as these pairs are here, and its bytes, which are read once.
+    #[inline]
+    fn push_kept<'a>(&mut self, row: u32, (bin, place): (u32, u64), bytes: impl FnOnce() -> &'a [u8]) {
+        self.mine.push(row);
+        let mixed = (place ^ u64::from(bin) << 20).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+        let at = (mixed >> (u64::BITS - SEEN_BITS)) as usize;
+        let seen = &self.seen[at];
+        let number = if (seen.place, seen.bin, seen.turn) == (place, bin, self.turn) {
+            self.weight += seen.len as usize;
+            seen.number
+        } else {
+            let bytes = bytes();
+            let number = self.keep(bytes);
+            self.seen[at] = Seen { place, bin, turn: self.turn, number, len: bytes.len() as u32 };
+            number
+        };
+        self.which.push(number);
+    }
+
+    /// A row of the other side by its number.
+    #[inline]
+    fn keep(&mut self, bytes: &[u8]) -> u32 {
+        self.weight += bytes.len();
+        self.theirs.extend_from_slice(bytes);
+        self.ends.push(self.theirs.len());
+        self.ends.len() as u32 - 1
+    }
+
+    /// Whether they are so many that they are to come out.
+    #[inline]
+    fn are_full(&self) -> bool {
+        self.mine.len() >= BLOCK_ROWS || self.weight >= BLOCK_BYTES
     }
 
     /// Forgets what has come out.
@@ -367,6 +387,52 @@ struct Lenders<'a> {
     lent: &'a [bool],
     /// Whether all bins of the block do.
     all: bool,
+}
+
+/// In place of where a key is kept.
+const NOT_THERE: u32 = u32::MAX;
+
+/// A block as the operator has read it.
+struct Block<'a> {
+    side: usize,
+    batch: &'a RecordBatch,
+    hashes: &'a [u64],
+    keys: Keys,
+    /// Event times, and the rows without one; none where the join has no interval.
+    times: Option<(Vec<i64>, Vec<u32>)>,
+    /// For each row the last time at which one can meet it, where rows say it.
+    lasts: Option<Vec<i64>>,
+    /// Rows whose key is null, if they come out.
+    nulls: Option<NullBuffer>,
+    /// How much before its event time a row counts.
+    back: i64,
+}
+
+/// What becomes of a row that comes.
+enum Come {
+    /// It meets those of its time.
+    At(i64),
+    /// Nothing: it is late.
+    Late,
+    /// It comes out by itself: it has no key.
+    Alone,
+}
+
+impl Block<'_> {
+    #[inline]
+    fn time(&self, row: usize, watermark: i64) -> Come {
+        let mut time = 0;
+        if let Some((times, absent)) = &self.times {
+            time = times[row].saturating_sub(self.back);
+            if time < watermark || !absent.is_empty() && absent.binary_search(&(row as u32)).is_ok() {
+                return Come::Late;
+            }
+        }
+        match self.nulls.as_ref().is_some_and(|valid| valid.is_null(row)) {
+            true => Come::Alone,
+            false => Come::At(time),
+        }
+    }
 }
 
 /// In place of a bin: all that lend.
@@ -627,6 +693,132 @@ impl JoinOp {
         Ok(round.is_over())
     }
 
+    /// Finds the keys of the next rows, and reads what will be read of them: so the reads of many are under way at once.
+    #[inline]
+    fn find_some(bins: &mut Lenders<'_>, block: &Block<'_>, from: usize, found: &mut Vec<u32>) -> Result<(), OpError> {
+        found.clear();
+        for (row, &hash) in block.hashes.iter().enumerate().skip(from).take(TOGETHER) {
+            let (_, sides) = bins.of(hash)?;
+            let at = sides.find(hash, block.keys.bytes(row));
+            black_box(at.map(|at| sides.touch(at, block.side)));
+            found.push(at.unwrap_or(NOT_THERE));
+        }
+        Ok(())
+    }
+
+    /// Takes rows of the block in until the round is over, and says how many.
+    fn add_each(
+        &self,
+        bins: &mut Lenders<'_>,
+        block: &Block<'_>,
+        (pairs, round): (&mut Pairs, &mut Round),
+        found: &mut Vec<u32>,
+        (late, alone): (&mut Vec<u32>, &mut Vec<u32>),
+        out: &mut Sink<'_>,
+    ) -> Result<usize, OpError> {
+        let &Block { side, batch, hashes, .. } = block;
+        let rows = self.halves[side].bytes(batch)?;
+        let mut done = 0;
+        while done < hashes.len() && !round.is_over() {
+            if done % TOGETHER == 0 {
+                Self::find_some(bins, block, done, found)?;
+            }
+            let (row, hash, at) = (done, hashes[done], found[done % TOGETHER]);
+            done += 1;
+            let time = match block.time(row, self.watermark) {
+                Come::At(time) => time,
+                Come::Late => {
+                    late.push(row as u32);
+                    continue;
+                }
+                Come::Alone => {
+                    alone.push(row as u32);
+                    continue;
+                }
+            };
+            let bytes = rows.row(row).data();
+            let mut failed = Ok(());
+            let (bin, sides) = bins.of(hash)?;
+            let meets = |place: Option<u64>, other: &[u8]| {
+                pairs.weight += bytes.len();
+                match place {
+                    Some(place) => pairs.push_kept(row as u32, (bin, place), || other),
+                    None => pairs.push(row as u32, other),
+                }
+                if pairs.are_full() && failed.is_ok() {
+                    failed = self.give(side, batch, pairs, round, out);
+                }
+            };
+            let key = (hash, block.keys.bytes(row), Some(at).filter(|at| *at != NOT_THERE));
+            let own = sides.add(side, key, (time, block.lasts.as_ref().map(|lasts| lasts[row])), bytes, meets);
+            failed?;
+            match own {
+                Own::Told => {}
+                Own::Alone => alone.push(row as u32),
+                Own::Twice => {
+                    let (step, key) = (self.step.clone(), said(&self.halves[side].side, batch, row));
+                    return Err(OpError::Twice { step, key, row });
+                }
+            }
+        }
+        Ok(done)
+    }
+
+    /// The same of right rows that meet at most one left row: only those that meet none are kept, and become bytes.
+    fn meet_one_each(
+        &self,
+        bins: &mut Lenders<'_>,
+        block: &Block<'_>,
+        (pairs, round): (&mut Pairs, &mut Round),
+        found: &mut Vec<u32>,
+        (late, alone): (&mut Vec<u32>, &mut Vec<u32>),
+        out: &mut Sink<'_>,
+    ) -> Result<usize, OpError> {
+        let &Block { side, batch, hashes, .. } = block;
+        let (mut unmet, mut times) = (Vec::new(), Vec::new());
+        let mut done = 0;
+        while done < hashes.len() && !round.is_over() {
+            if done % TOGETHER == 0 {
+                Self::find_some(bins, block, done, found)?;
+            }
+            let (row, hash, at) = (done, hashes[done], found[done % TOGETHER]);
+            done += 1;
+            let time = match block.time(row, self.watermark) {
+                Come::At(time) => time,
+                Come::Late => {
+                    late.push(row as u32);
+                    continue;
+                }
+                Come::Alone => {
+                    alone.push(row as u32);
+                    continue;
+                }
+            };
+            let (bin, sides) = bins.of(hash)?;
+            match if at == NOT_THERE { None } else { sides.meet_one(at, time) } {
+                Some(place) => {
+                    pairs.push_kept(row as u32, (bin, place), || sides.row_at(0, place));
+                    if pairs.are_full() {
+                        self.give(side, batch, pairs, round, out)?;
+                    }
+                }
+                None => {
+                    unmet.push(row as u32);
+                    times.push(time);
+                }
+            }
+        }
+        if !unmet.is_empty() {
+            let rows = self.halves[side].bytes(&take_rows(batch, &unmet)?)?;
+            for ((row, time), bytes) in unmet.into_iter().zip(times).zip(rows.iter()) {
+                let (row, hash) = (row as usize, hashes[row as usize]);
+                let (_, sides) = bins.of(hash)?;
+                sides.wait((hash, block.keys.bytes(row)), time, bytes.data());
+            }
+        }
+        Ok(done)
+    }
+
     /// Of late rows those that report it: of a row's copies the one in its last window, which closes last.
     fn reporting(&self, half: &Half, batch: &RecordBatch, late: &mut Vec<u32>) -> Result<(), OpError> {
         let (Some(windows), Some(time), false) = (&self.windows, &half.side.time, late.is_empty()) else {
@@ -682,82 +874,18 @@ impl KeyedOp for JoinOp {
         let times = half.time.as_ref().map(|time| event_times(&self.step, time, time.column, batch)).transpose()?;
         let lasts = half.until.as_ref().map(|until| self.lasts(until, batch)).transpose()?;
         let keys = half.keys.encode(batch)?;
-        // Where most rows are not kept those that are become bytes later.
-        let few = self.rules.once && side == 1;
-        let rows = if few { None } else { Some(half.bytes(batch)?) };
         let nulls = if self.rules.keeps(side) { nulls(&half.side.on, batch)? } else { None };
         // The last instant of a window is before its end.
         let back = i64::from(self.windows.is_some());
+        let block = Block { side, batch, hashes, keys, times, lasts, nulls, back };
         let (mut pairs, mut round) = (self.pairs.take().unwrap_or_default(), Round::default());
         let mut found = std::mem::take(&mut self.found);
-        let (mut late, mut alone, mut unmet) = (Vec::new(), Vec::new(), Vec::new());
-        let mut done = 0;
-        while done < hashes.len() && !round.is_over() {
-            let (row, hash) = (done as u32, hashes[done]);
-            if done % TOGETHER == 0 {
-                found.clear();
-                for (row, &hash) in hashes.iter().enumerate().skip(done).take(TOGETHER) {
-                    let (_, sides) = bins.of(hash)?;
-                    let at = sides.find(hash, keys.bytes(row));
-                    black_box(at.map(|at| sides.touch(at, side)));
-                    found.push(at);
-                }
-            }
-            let at = found[done % TOGETHER];
-            done += 1;
-            let mut time = 0;
-            if let Some((times, absent)) = &times {
-                time = times[row as usize].saturating_sub(back);
-                if absent.binary_search(&row).is_ok() || time < self.watermark {
-                    late.push(row);
-                    continue;
-                }
-            }
-            if nulls.as_ref().is_some_and(|valid| valid.is_null(row as usize)) {
-                alone.push(row);
-                continue;
-            }
-            if few && at.is_none() {
-                unmet.push((row, time));
-                continue;
-            }
-            let bytes = rows.as_ref().map_or(&[][..], |rows| rows.row(row as usize).data());
-            let mut failed = Ok(());
-            let (bin, sides) = bins.of(hash)?;
-            let mut meets = |place: Option<u64>, other: &[u8]| {
-                pairs.push(row, bytes.len(), (bin, place, other));
-                if (pairs.mine.len() == BLOCK_ROWS || pairs.weight >= BLOCK_BYTES) && failed.is_ok() {
-                    failed = self.give(side, batch, &mut pairs, &mut round, out);
-                }
-            };
-            if let Some(at) = at.filter(|_| few) {
-                if !sides.meet(at as usize, side, (time, None), &mut meets) {
-                    unmet.push((row, time));
-                }
-                failed?;
-                continue;
-            }
-            let key = (hash, keys.bytes(row as usize), at);
-            let own = sides.add(side, key, (time, lasts.as_ref().map(|lasts| lasts[row as usize])), bytes, &mut meets);
-            failed?;
-            match own {
-                Own::Told => {}
-                Own::Alone => alone.push(row),
-                Own::Twice => {
-                    let (step, key) = (self.step.clone(), said(&half.side, batch, row as usize));
-                    return Err(OpError::Twice { step, key, row: row as usize });
-                }
-            }
-        }
-        if !unmet.is_empty() {
-            let rows: Vec<u32> = unmet.iter().map(|(row, _)| *row).collect();
-            let rows = half.bytes(&take_rows(batch, &rows)?)?;
-            for ((row, time), bytes) in unmet.into_iter().zip(rows.iter()) {
-                let hash = hashes[row as usize];
-                let (_, sides) = bins.of(hash)?;
-                sides.wait((hash, keys.bytes(row as usize)), time, bytes.data());
-            }
-        }
+        let (mut late, mut alone) = (Vec::new(), Vec::new());
+        let apart = (&mut late, &mut alone);
+        let done = match self.rules.once && side == 1 {
+            true => self.meet_one_each(&mut bins, &block, (&mut pairs, &mut round), &mut found, apart, out)?,
+            false => self.add_each(&mut bins, &block, (&mut pairs, &mut round), &mut found, apart, out)?,
+        };
         drop(common);
         self.common.limit();
         self.give(side, batch, &mut pairs, &mut round, out)?;

@@ -251,7 +251,8 @@ impl Key {
 pub(crate) struct Sides {
     shape: u64,
     rules: Rules,
-    index: HashTable<u32>,
+    /// By hash, with the hash, where each key is.
+    index: HashTable<(u64, u32)>,
     keys: Vec<Key>,
     arena: Arena,
     /// Of all keys, without those that wait.
@@ -355,12 +356,11 @@ impl Sides {
     /// Where a key is kept: until one goes, which no row that comes makes one do.
     #[inline]
     pub(crate) fn find(&self, hash: u64, name: &[u8]) -> Option<u32> {
-        let same = |at: &u32| {
-            let key = &self.keys[*at as usize];
-            key.hash == hash
-                && if name.is_empty() { key.name == Arena::NOTHING } else { self.arena.get(key.name) == name }
+        let is_named = |at: u32| {
+            let key = &self.keys[at as usize];
+            if name.is_empty() { key.name == Arena::NOTHING } else { self.arena.get(key.name) == name }
         };
-        self.index.find(hash, same).copied()
+        self.index.find(hash, |&(of, at)| of == hash && is_named(at)).map(|found| found.1)
     }
 
     /// Reads what is read when a row of this key comes. Of many keys these reads are under way at once.
@@ -380,8 +380,7 @@ impl Sides {
         let at = u32::try_from(self.keys.len()).expect("a bin has less than 2^32 keys");
         let name = self.arena.put(name);
         self.keys.push(Key { hash, name, due: i64::MAX, rows: Default::default() });
-        let keys = &self.keys;
-        self.index.insert_unique(hash, at, |at| keys[*at as usize].hash);
+        self.index.insert_unique(hash, (hash, at), |(hash, _)| *hash);
         at as usize
     }
 
@@ -528,8 +527,7 @@ impl Sides {
     }
 
     /// A row comes that meets those of the other side, if there are any, and is not kept yet.
-    #[inline]
-    pub(crate) fn meet(
+    fn meet(
         &mut self,
         at: usize,
         side: usize,
@@ -557,14 +555,41 @@ impl Sides {
             met = true;
             meets(Some(row.at), self.bytes_of(other, &row));
             if rules.flags(other) && !row.met() {
-                if !self.is_logged(&row) {
-                    self.log(at, other, row.id(), Was::Unmet);
-                    self.keys[at].rows[other][place].logged = self.mark;
-                }
-                self.keys[at].rows[other][place].logged |= MET;
+                self.note_met(at, other, place);
             }
         }
         met
+    }
+
+    /// Where the left row is kept that a right row meets, of those of a key, where it meets at most one.
+    #[inline]
+    pub(crate) fn meet_one(&mut self, at: u32, time: i64) -> Option<u64> {
+        let is_met = |row: &Row| !self.rules.until || row.end >= time;
+        let found = self.within(at as usize, 1, (time, None));
+        let rows = &self.keys[at as usize].rows[0];
+        let place = found.clone().find(|place| is_met(&rows[*place]))?;
+        let row = rows[place];
+        if self.rules.flags(0) && !row.met() {
+            self.note_met(at as usize, 0, place);
+        }
+        Some(row.at)
+    }
+
+    /// The columns of a row of a side, from where it is kept.
+    #[inline]
+    pub(crate) fn row_at(&self, side: usize, place: u64) -> &[u8] {
+        let bytes = self.arena.get(place);
+        if self.rules.until && side == 0 { &bytes[LAST..] } else { bytes }
+    }
+
+    /// A row that says itself whether it has met one has.
+    fn note_met(&mut self, at: usize, side: usize, place: usize) {
+        let row = self.keys[at].rows[side][place];
+        if !self.is_logged(&row) {
+            self.log(at, side, row.id(), Was::Unmet);
+            self.keys[at].rows[side][place].logged = self.mark;
+        }
+        self.keys[at].rows[side][place].logged |= MET;
     }
 
     /// Whether a left row is there that one could meet which meets another of these times.
@@ -574,9 +599,9 @@ impl Sides {
     }
 
     /// The columns of a row.
+    #[inline]
     fn bytes_of(&self, side: usize, row: &Row) -> &[u8] {
-        let bytes = self.arena.get(row.at);
-        if self.rules.until && side == 0 { &bytes[LAST..] } else { bytes }
+        self.row_at(side, row.at)
     }
 
     /// The rows of the other side that one of this side meets; of left rows that say when they are over, those that have begun.
@@ -662,15 +687,15 @@ impl Sides {
 
     fn drop_key(&mut self, at: usize) {
         let hash = self.keys[at].hash;
-        if let Ok(entry) = self.index.find_entry(hash, |other| *other == at as u32) {
+        if let Ok(entry) = self.index.find_entry(hash, |(_, other)| *other == at as u32) {
             entry.remove();
         }
         let key = self.keys.swap_remove(at);
         self.arena.drop(key.name);
         if let Some(moved) = self.keys.get(at) {
             let last = self.keys.len() as u32;
-            if let Some(entry) = self.index.find_mut(moved.hash, |other| *other == last) {
-                *entry = at as u32;
+            if let Some(entry) = self.index.find_mut(moved.hash, |(_, other)| *other == last) {
+                entry.1 = at as u32;
             }
         }
     }
@@ -699,8 +724,8 @@ impl Sides {
             self.due.pop();
             let mut enough = false;
             // Keys of one hash: nearly always one.
-            let is_due = |at: &&u32| self.keys[**at as usize].hash == hash && self.keys[**at as usize].due < watermark;
-            same.extend(self.index.iter_hash(hash).filter(is_due));
+            let is_due = |&&(of, at): &&(u64, u32)| of == hash && self.keys[at as usize].due < watermark;
+            same.extend(self.index.iter_hash(hash).filter(is_due).map(|found| found.1));
             same.sort_unstable();
             for at in same.drain(..).rev().map(|at| at as usize) {
                 self.keys[at].due = i64::MAX;
@@ -1048,7 +1073,7 @@ impl Sides {
             return lease.bytes();
         }
         let rows = self.keys.len() * size_of::<Key>() + self.rows * size_of::<Row>() + self.arena.bytes();
-        let index = 8 * self.index.capacity() + 16 * self.due.len();
+        let index = 20 * self.index.capacity() + 16 * self.due.len();
         rows + index + self.waiting.bytes() + self.log.len() * size_of::<Logged>()
     }
 
@@ -1198,7 +1223,7 @@ impl Lent for Sides {
         waiting.sort_unstable();
         waiting.dedup();
         let keys = self.keys.iter().map(|key| key.hash);
-        let is_key = |hash: u64| self.index.find(hash, |at| self.keys[*at as usize].hash == hash).is_some();
+        let is_key = |hash: u64| self.index.find(hash, |(of, _)| *of == hash).is_some();
         keys.chain(waiting.into_iter().filter(move |hash| !is_key(*hash)))
     }
 
@@ -1320,9 +1345,9 @@ mod tests {
                     Deed::Right(key, time) if time >= twin.watermark => {
                         let name = &[key as u8][..key as usize % 2];
                         let found = sides.find(key, name);
-                        let meets = |at: u32| sides.meet(at as usize, 1, (time, None), |_, other| met.push(number(other)));
-                        if !found.is_some_and(meets) {
-                            sides.wait((key, name), time, &row);
+                        match found.and_then(|at| sides.meet_one(at, time)) {
+                            Some(place) => met.push(number(sides.row_at(0, place))),
+                            None => sides.wait((key, name), time, &row),
                         }
                         let found = twin.left.iter().find(|of| of.1 == key && (of.2..=of.3).contains(&time));
                         prop_assert_eq!(met, Vec::from_iter(found.map(|of| of.0)));
