@@ -19,7 +19,9 @@ __all__ = [
     "LOCAL_MOVES",
     "LOCAL_WORKERS",
     "ScopeStats",
+    "bins_table",
     "loads_table",
+    "parts_table",
     "scope_stats",
     "sum_loads",
     "to_table",
@@ -77,6 +79,19 @@ def loads_table(owners: Sequence[int], loads: Sequence[Sequence[int]]) -> pa.Tab
     """Rows of each bin, of all keyed steps together, with its owner."""
     rows, bits = sum_loads(loads, len(owners)), max(0, len(owners).bit_length() - 1)
     return pa.table([list(range(len(owners))), [bits] * len(owners), list(owners), rows], schema=LOADS)
+
+
+def bins_table(bins: Sequence[Sequence[tuple[int, int, int]]]) -> pa.Table:
+    """Bins, of those that are split the parts, by keyed step: (prefix, bits, worker)."""
+    rows = [(op, *bin_) for op, step in enumerate(bins) for bin_ in step]
+    names = ("op", "prefix", "bits", "worker")
+    return pa.table({name: pa.array([row[at] for row in rows], pa.int64()) for at, name in enumerate(names)})
+
+
+def parts_table(bins: Sequence[tuple[int, int, int]], rows: Mapping[tuple[int, int], int]) -> pa.Table:
+    """Rows of each bin and part, of all keyed steps together, with its owner."""
+    columns = zip(*((prefix, bits, worker, rows[prefix, bits]) for prefix, bits, worker in bins), strict=True)
+    return pa.table([pa.array(column, pa.int64()) for column in columns], schema=LOADS)
 
 
 def sum_loads(loads: Sequence[Sequence[int]], bins: int) -> list[int]:

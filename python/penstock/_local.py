@@ -29,11 +29,12 @@ import pyarrow as pa
 from penstock._crew import Crew, check_processes
 from penstock._durations import Timeout
 from penstock._figures import (
-    LOADS,
     LOCAL_MOVES,
     LOCAL_WORKERS,
     ScopeStats,
+    bins_table,
     loads_table,
+    parts_table,
     scope_stats,
     sum_loads,
     to_table,
@@ -534,10 +535,7 @@ class LocalSession:
         pyarrow.Table
             op (keyed step, from 0), prefix, bits (of the prefix), worker.
         """
-        told = self._native.bins()
-        rows = [(op, *bin_) for op, bins in enumerate(told) for bin_ in bins]
-        names = ("op", "prefix", "bits", "worker")
-        return pa.table({name: pa.array([row[at] for row in rows], pa.int64()) for at, name in enumerate(names)})
+        return bins_table(self._native.bins())
 
     def _parts(self) -> Parts:
         """The bins once all that was asked for is done."""
@@ -613,9 +611,7 @@ class LocalSession:
         if not now or len(now[0]) <= 1 << self._bits:
             return loads_table(told["owners"][0] if told["owners"] else [], told["loads"])
         parts = Parts(self._bits, {(prefix, bits): worker for prefix, bits, worker in now[0]})
-        rows = parts.rows(*_summed(told))
-        columns = zip(*((prefix, bits, worker, rows[prefix, bits]) for prefix, bits, worker in now[0]), strict=True)
-        return pa.table([pa.array(column, pa.int64()) for column in columns], schema=LOADS)
+        return parts_table(now[0], parts.rows(*_summed(told)))
 
     def owners(self) -> list[list[int]]:
         """The worker of each bin now, one list for each keyed step of the flow; -1 of a bin that is split (`bins`)."""

@@ -1380,8 +1380,11 @@ class EngineProtocol:
     def rescaling(self) -> str | None:
         """How the rescale under way stands; None when there is none."""
 
-    def owners(self, query: str) -> list[list[int]]:
-        """The worker of each bin, one list for each keyed step; empty before the first epoch."""
+    def bins(self, query: str) -> list[list[tuple[int, int, int]]]:
+        """The bins, parts of those that are split among them, by hash: (prefix, bits, worker).
+
+        One list for each keyed step; empty before the first epoch.
+        """
 
 def checkpoint_file(kind: Literal["claim", "manifest", "shown"], content: str) -> tuple[str, bytes]:
     """Name and bytes of the file of a claim, manifest or note (`shown`) given as JSON; ValueError for other content."""

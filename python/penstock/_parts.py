@@ -13,7 +13,7 @@ from typing import Any
 from penstock._migration import Cut, balanced
 from penstock.errors import ConfigError
 
-__all__ = ["Bins", "Part", "Parts"]
+__all__ = ["Bins", "Part", "Parts", "names_parts", "parse_depth"]
 
 Part = tuple[int, int]
 #: A bin, a part of one, or several.
@@ -101,8 +101,7 @@ class Parts:
         ConfigError
             When that cannot be.
         """
-        if not _is_int(by) or not 1 <= by <= _MOST:
-            raise ConfigError(f"split: by={by!r} must be an int from 1 to {_MOST}: a bin becomes 2 ** by parts")
+        by = parse_depth(by)
         chosen = self.parse(bins, "split")
         for part in chosen:
             prefix, bits = part
@@ -160,13 +159,7 @@ class Parts:
         else:
             pairs = list(moves.items() if isinstance(moves, Mapping) else moves)
         found: dict[Part, int] = {}
-        for pair in pairs:
-            if not (isinstance(pair, Sequence) and len(pair) == 2):
-                raise ConfigError(f"a move is (bin, worker), not {pair!r}")
-            named, worker = pair
-            (whole,) = self.parse(named, "moves")
-            if not _is_int(worker) or not 0 <= worker < workers:
-                raise ConfigError(f"there is no worker {worker!r}: there are workers 0 to {workers - 1}")
+        for whole, worker in self.pairs(pairs, workers):
             parts = self.within(whole)
             if not parts:
                 raise ConfigError(f"bin {whole} is not there: what it would be part of is whole")
@@ -175,6 +168,25 @@ class Parts:
                     raise ConfigError(f"bin {part} is to move twice")
                 found[part] = worker
         return sorted(found.items())
+
+    def pairs(self, moves: Any, workers: int) -> list[tuple[Part, int]]:
+        """The bins and parts that a user moves, and where to, whether or not they are there now.
+
+        Raises
+        ------
+        ConfigError
+            When there can be no such bin, or is no such worker.
+        """
+        found: list[tuple[Part, int]] = []
+        for pair in moves.items() if isinstance(moves, Mapping) else moves:
+            if not (isinstance(pair, Sequence) and len(pair) == 2):
+                raise ConfigError(f"a move is (bin, worker), not {pair!r}")
+            named, worker = pair
+            (whole,) = self.parse(named, "moves")
+            if not _is_int(worker) or not 0 <= worker < workers:
+                raise ConfigError(f"there is no worker {worker!r}: there are workers 0 to {workers - 1}")
+            found.append((whole, worker))
+        return found
 
     def rows(self, loads: Sequence[int], part_loads: Mapping[int, int]) -> dict[Part, int]:
         """How many rows have come for each.
@@ -220,6 +232,25 @@ class Parts:
         fill = [0] * (length - len(moves))
         planned = _native.migration_steps(before + fill, after + fill, cut.strategy, cut.batch_size)
         return [[(self.number(moves[at][0]), worker) for at, worker in step] for step in planned]
+
+
+def parse_depth(by: int) -> int:
+    """The bits by which parts are longer than what is split.
+
+    Raises
+    ------
+    ConfigError
+        When parts cannot be so.
+    """
+    if not _is_int(by) or not 1 <= by <= _MOST:
+        raise ConfigError(f"split: by={by!r} must be an int from 1 to {_MOST}: a bin becomes 2 ** by parts")
+    return by
+
+
+def names_parts(moves: Any) -> bool:
+    """Whether any of these moves, a mapping or a list, names a bin by its prefix and the bits of that."""
+    named = moves if isinstance(moves, Mapping) else [pair[0] for pair in moves if isinstance(pair, Sequence) and pair]
+    return any(isinstance(one, tuple) for one in named)
 
 
 def _is_int(value: object) -> bool:

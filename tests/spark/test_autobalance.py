@@ -39,12 +39,20 @@ class Pretended:
             raise EngineError("a member was lost")
         workers = 2
         yield Looked(
-            "q", self.generation, list(self.owners), workers, list(self.loads), self.rows, self.busy_s, self.offered
+            "q",
+            self.generation,
+            [(bin_, 2) for bin_ in range(4)],
+            list(self.owners),
+            workers,
+            list(self.loads),
+            self.rows,
+            self.busy_s,
+            self.offered,
         )
 
-    def move(self, query: str, moves: Mapping[int, int], stopping: Callable[[], bool]) -> None:
+    def move(self, query: str, moves: Mapping[tuple[int, int], int], stopping: Callable[[], bool]) -> None:
         assert query == "q" and not stopping()
-        for bin_, worker in moves.items():
+        for (bin_, _), worker in moves.items():
             self.owners[bin_] = worker
 
     def resize(self, workers: int) -> None:

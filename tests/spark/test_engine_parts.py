@@ -232,7 +232,7 @@ def test_the_executor_steps_the_protocol_and_ends() -> None:
     up = {"slot": 7, "member": 1, "executor": "x", "executors": 1}
     executor.ask({"MemberUp": up}, "the cause")
     assert seen == [{"slot": 0}, "the cause"]
-    assert executor.facts("q") is None and executor.owners("q") == []
+    assert executor.facts("q") is None and executor.bins("q") == []
     executor.perform(RetireResident=seen.append)
     executor.close()
     executor.close()

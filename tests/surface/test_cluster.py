@@ -103,6 +103,7 @@ class Driver:
             "stamp": {"generation": generation, "membership": 0},
             "members": members,
             "threads": 1,
+            "bits": bits,
             "layouts": {told["name"]: layout for told in _native.plan_check(text)["operators"]},
             "epoch": epoch,
             "watermark": None,

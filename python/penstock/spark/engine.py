@@ -18,14 +18,24 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime, timezone
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from penstock._durations import Timeout, parse_timeout
-from penstock._figures import ENGINE_MOVES, ENGINE_WORKERS, ScopeStats, loads_table, scope_stats, to_table
+from penstock._figures import (
+    ENGINE_MOVES,
+    ENGINE_WORKERS,
+    ScopeStats,
+    bins_table,
+    loads_table,
+    parts_table,
+    scope_stats,
+    to_table,
+)
 from penstock._migration import Cut, evened, parse_by, parse_epoch, parse_tolerance
+from penstock._parts import Bins
 from penstock._sizes import parse_bytes
 from penstock._storage import open_storage
 from penstock.errors import ConfigError, EngineError, ForkError
@@ -556,7 +566,7 @@ class Engine:
     def migrate(
         self,
         to: Sequence[int] | None = None,
-        moves: Mapping[int, int] | Iterable[tuple[int, int]] | None = None,
+        moves: Mapping[Any, int] | Iterable[tuple[Any, int]] | None = None,
         *,
         strategy: str = "batched",
         batch_size: int | None = None,
@@ -571,7 +581,7 @@ class Engine:
         to : list of int, optional
             The worker of each bin afterwards.
         moves : dict of bin to worker, or list of (bin, worker), optional
-            Only these bins. With neither, bins are spread evenly.
+            Only these bins; ``(prefix, bits)`` names a part of one that is split. With neither, bins are spread evenly.
         strategy : {"batched", "all-at-once", "fluid", "matched"}, default "batched"
             Many bins at once make a short migration with a long pause, few bins a long one with short pauses. With
             "matched" each worker sends to at most one other at a time and receives from at most one.
@@ -604,6 +614,10 @@ class Engine:
         cut, epoch = Cut.of(strategy, batch_size, max_pause), parse_epoch(at_epoch)
         if isinstance(moves, Iterator):
             moves = list(moves)
+        return self._ask(query, lambda found: found.wish(to, moves, cut), cut, epoch)
+
+    def _ask(self, query: Any, wish: Callable[[Query], Any], cut: Cut, epoch: int | None = None) -> Migration:
+        """Have the protocol move, split or merge bins of the queries that are meant, all or none."""
         if isinstance(query, (list, tuple)):
             chosen = list({found.id: found for found in map(self._queries.find, query)}.values())
             if not chosen:
@@ -616,11 +630,86 @@ class Engine:
                 raise EngineError(f"engine {self.name} has no running query: nothing can move")
         handle = Migration()
         assert self._setup is not None, "a query runs"
-        self._setup.moves.ask(
-            handle, [(found.id, found.name, found.wish(to, moves, cut)) for found in chosen], cut, epoch
-        )
+        self._setup.moves.ask(handle, [(found.id, found.name, wish(found)) for found in chosen], cut, epoch)
         handle.seal()
         return handle
+
+    def split(self, bins: Bins, by: int = 1, *, query: Any = None) -> Migration:
+        """Cut bins into ``2 ** by`` parts each, by the next bits of the hashes of their keys, while batches run.
+
+        A part moves like a bin: `migrate` takes it as ``(prefix, bits)``. Results do not change. What is split stays so
+        when members are lost, when the number of workers changes, and with durable state when the query is started
+        again, until it is merged.
+
+        Parameters
+        ----------
+        bins : int or (prefix, bits), or a list of them
+            Which: a bin by its number, or a part of one by its prefix and the bits of that.
+        by : int, default 1
+            How many bits. A part has 20 bits at most.
+        query : StreamingQuery or str, or a list of them, optional
+            Default every running query. Several are checked together: in all of them bins are split, or in none.
+
+        Returns
+        -------
+        Migration
+            A handle. It takes effect between two batches, when what was asked for before has ended.
+
+        Raises
+        ------
+        ConfigError
+            When there is no such bin, it is split already, or its parts would be too fine.
+        EngineError
+            When there is no such query, or it does not run.
+
+        Notes
+        -----
+        A worker that has a part of a bin counts into tables of their own instead of small ones that lie together, so
+        split what is large or hot. Cost: a copy of the state of the bin, at one time, on one worker; a manifest of
+        durable state names all parts, some 10 bytes each.
+        """
+        self._require_open()
+        return self._ask(query, lambda found: found.split(bins, by), Cut.of("all-at-once", None, None))
+
+    def merge(self, bins: Bins, *, query: Any = None) -> Migration:
+        """Make all parts of a bin, or of a part, one again.
+
+        Parameters
+        ----------
+        bins : int or (prefix, bits), or a list of them
+            What they are to be.
+        query : StreamingQuery or str, or a list of them, optional
+            As for `split`.
+
+        Returns
+        -------
+        Migration
+            A handle, as of `split`. Parts on several workers first come together on the one that has most of them.
+
+        Raises
+        ------
+        ConfigError
+            When there is no such bin, or it is not split.
+        EngineError
+            When there is no such query, or it does not run.
+        """
+        self._require_open()
+        return self._ask(query, lambda found: found.merge(bins), Cut.of("all-at-once", None, None))
+
+    def bins(self, query: Any = None) -> pa.Table:
+        """All bins of a query as they are now, parts among them; `query` may be left out when it is alone.
+
+        Returns
+        -------
+        pyarrow.Table
+            op (keyed step, from 0), prefix, bits (of the prefix), worker.
+
+        Raises
+        ------
+        EngineError
+            When there is no such query.
+        """
+        return bins_table(self._queries.find(query).bins())
 
     def rebalance(
         self,
@@ -661,9 +750,10 @@ class Engine:
         if parse_by(by) == "rows":
             self._require_open()
             looked = Balanced(self).look_at(self._queries.find(query))
-            target = evened(looked.owners, looked.loads, looked.workers, tolerance) if looked.owners else None
+            owners = evened(looked.owners, looked.loads, looked.workers, tolerance) if looked.owners else []
+            target = dict(zip(looked.bins, owners, strict=True)) or None
             query = looked.query
-        return self.migrate(to=target, strategy=strategy, batch_size=batch_size, max_pause=max_pause, query=query)
+        return self.migrate(moves=target, strategy=strategy, batch_size=batch_size, max_pause=max_pause, query=query)
 
     def loads(self, query: Any = None) -> pa.Table:
         """What each bin of a query gets; `query` may be left out when it is alone.
@@ -671,8 +761,10 @@ class Engine:
         Returns
         -------
         pyarrow.Table
-            bin, bits (of its prefix), worker (its owner), rows (that came for it since the workers began, of all keyed
-            steps; one in eight is counted, for eight). They begin again at 0 when the set of workers changes.
+            bin (its prefix), bits (of the prefix: more where it is part of a bin that is split), worker (its owner),
+            rows (that came for it since the workers began, of all keyed steps; one in eight is counted, for eight;
+            rows of a bin that was split later count as spread evenly over its parts). They begin again at 0 when the
+            set of workers changes.
 
         Raises
         ------
@@ -682,8 +774,11 @@ class Engine:
         self._require_open()
         found = self._queries.find(query)
         assert self._recorder is not None
-        owners = found.owners()
-        return loads_table(owners[0] if owners else [], self._recorder.loads(found.id)[1])
+        plan, (_, loads, parts) = found.parts(), self._recorder.loads(found.id)
+        if plan is None:
+            return loads_table([], [])
+        bins = [(*part, worker) for part, worker in plan.owner.items()]
+        return parts_table(bins, plan.rows(loads or [0] * (1 << plan.bits), parts))
 
     def autobalance(
         self,
@@ -797,7 +892,9 @@ class Engine:
         self.workers = workers
 
     def owners(self, query: Any = None) -> list[list[int]]:
-        """The worker of each bin, one list for each keyed step of the query; `query` may be left out when it is alone.
+        """The worker of each bin, one list for each keyed step of the query; -1 of a bin that is split (`bins`).
+
+        `query` may be left out when it is alone.
 
         Raises
         ------

@@ -6,6 +6,8 @@
 
 use std::sync::Arc;
 
+use penstock_files::Range;
+
 /// A boxed error, as operators return it.
 pub type BoxError = Box<dyn std::error::Error + Send + Sync>;
 
@@ -162,6 +164,12 @@ pub enum BinsError {
     Owners {
         /// The refused number.
         length: usize,
+    },
+    /// Ranges that do not have every hash once, each a bin or part of one.
+    #[error("range {range} is no bin or part of one, or its hashes have several owners or none")]
+    Ranges {
+        /// The one that does not fit; all hashes where some have no owner.
+        range: Range,
     },
     /// Two parts of one operator disagree about the number of bins.
     #[error("{found} bin bits where {expected} were configured")]

@@ -4,12 +4,13 @@
 //!
 //! Source: Megaphone §3.2 (configuration function), §4.2.
 
+use penstock_files::Range;
 use serde::{Deserialize, Serialize};
 
 use crate::bin::{MAX_BITS, bin, check_bits};
 use crate::control::{Changes, Command, Move, Recut};
 use crate::error::{BinsError, ControlError};
-use crate::parts::{Parts, range_of};
+use crate::parts::{Parts, number_of, range_of};
 
 /// In place of the owner of a bin that is split.
 pub(crate) const SPLIT: u32 = u32::MAX;
@@ -59,6 +60,37 @@ impl Routing {
             return Err(BinsError::Owners { length });
         }
         Ok(Self { bits: bits as u8, owners, parts: Parts::new(bits as u8) })
+    }
+
+    /// A routing of `2^bits` bins, some of them split, from the owner of each range.
+    ///
+    /// # Errors
+    /// [`BinsError::Bits`] above 20, [`BinsError::Ranges`] unless each range is a bin or part of one, and they have every hash once.
+    pub fn of_ranges(bits: u8, ranges: &[(Range, u32)]) -> Result<Self, BinsError> {
+        check_bits(bits)?;
+        let (mut owners, mut parts) = (vec![SPLIT; 1 << bits], Parts::new(bits));
+        let mut width = 0;
+        for (range, owner) in ranges {
+            let number = number_of(*range, bits).ok_or(BinsError::Ranges { range: *range })?;
+            let whole = bin(range.first(), bits);
+            let taken = owners[whole as usize] != SPLIT
+                || parts
+                    .of(whole)
+                    .into_iter()
+                    .any(|(part, _)| range_of(part, bits).is_some_and(|part| part.intersects(*range)));
+            if taken || *owner == SPLIT {
+                return Err(BinsError::Ranges { range: *range });
+            }
+            match owners.get_mut(number as usize) {
+                Some(slot) => *slot = *owner,
+                None => parts.set(number, *owner),
+            }
+            width += range.width();
+        }
+        if width != Range::ALL.width() {
+            return Err(BinsError::Ranges { range: Range::ALL });
+        }
+        Ok(Self { bits, owners, parts })
     }
 
     /// Bits of a bin number, as the dataflow began.
@@ -194,7 +226,7 @@ impl Routing {
     }
 
     /// The parts that a range holds, with their owners.
-    fn parts_of(&self, range: penstock_files::Range) -> Vec<(u32, u32)> {
+    fn parts_of(&self, range: Range) -> Vec<(u32, u32)> {
         let mut parts = self.parts.of(bin(range.first(), self.bits));
         parts.retain(|(part, _)| range_of(*part, self.bits).is_some_and(|part| range.holds(part)));
         parts
@@ -288,8 +320,6 @@ pub(crate) mod whole {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::Range;
-    use crate::parts::number_of;
     use penstock_dataflow::wire::{decode_serde, encode_serde};
 
     #[test]
@@ -371,7 +401,7 @@ mod tests {
                     _ => {
                         let range = range_of(bin, bits).unwrap();
                         let length = range.length().saturating_sub(more).max(bits);
-                        let wider = penstock_files::Range::new(range.prefix() >> (range.length() - length), length).unwrap();
+                        let wider = Range::new(range.prefix() >> (range.length() - length), length).unwrap();
                         Command::Merge { bin: number_of(wider, bits).unwrap() }
                     }
                 };
@@ -381,6 +411,12 @@ mod tests {
                     Err(_) => proptest::prop_assert_eq!(&routing, &before),
                 }
                 let all: Vec<_> = routing.bins_owned().collect();
+                let mut ranges: Vec<_> = all.iter().map(|(bin, owner)| (range_of(*bin, bits).unwrap(), *owner)).collect();
+                proptest::prop_assert_eq!(Routing::of_ranges(bits, &ranges).unwrap(), routing.clone());
+                let last = ranges.pop().unwrap();
+                proptest::prop_assert!(Routing::of_ranges(bits, &ranges).is_err());
+                ranges.extend([last, last]);
+                proptest::prop_assert!(Routing::of_ranges(bits, &ranges).is_err());
                 for &hash in &hashes {
                     let has = |(bin, _): &&(u32, u32)| range_of(*bin, bits).unwrap().contains(hash);
                     let found: Vec<_> = all.iter().filter(has).copied().collect();

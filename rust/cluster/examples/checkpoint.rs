@@ -218,6 +218,7 @@ fn main() -> Result<(), Box<dyn Error>> {
             late_rows: 0,
             parent: parent.clone(),
             files: files.clone(),
+            parts: Vec::new(),
         };
         std::fs::write(folder.join(manifest.name()), encode(&manifest))?;
         parent = Some(manifest.name());

@@ -12,9 +12,10 @@ use std::time::Duration;
 use arrow_array::RecordBatch;
 use arrow_schema::SchemaRef;
 use crossbeam::channel::Sender;
+use penstock_bins::{BinsError, Command, Routing, number_of, range_of};
 use penstock_dataflow::fabric::{self, Duplex};
 use penstock_dataflow::{Error as FlowError, FabricGuard, FabricTag};
-use penstock_engine::Ranges;
+use penstock_engine::{Range, Ranges, Recut};
 use penstock_files::{File, Index};
 use penstock_plan::host::{
     Event, Group, GroupConfig, HostError, Keep, LoadError, Loaded, PartitionRows, Record, Resident, StepReport,
@@ -182,9 +183,16 @@ pub struct Running {
     fabric: FabricGuard,
     /// Of the keyed steps, in their order.
     operators: Vec<String>,
+    /// Of its bins.
+    bits: u8,
 }
 
 impl Running {
+    /// What the workers call a range of the launch, or a part of one: it was checked by who asks.
+    fn number(&self, range: Range) -> u32 {
+        number_of(range, self.bits).expect("no range is wider than a bin")
+    }
+
     fn segment(&self, record: Record) -> Segment {
         let Record { op, range, base, chunks } = record;
         Segment { operator: self.operators[op].clone(), range, base, chunks }
@@ -227,7 +235,7 @@ impl Host for GroupHost {
         Resident::nothing()
     }
 
-    fn inventory(&self, bins: &Resident, epoch: u64) -> BTreeMap<String, Vec<u32>> {
+    fn inventory(&self, bins: &Resident, epoch: u64) -> Ranges {
         bins.inventory(epoch).into_iter().collect()
     }
 
@@ -245,8 +253,8 @@ impl Host for GroupHost {
         events: Sender<Event>,
     ) -> Result<Running, (Failure, Option<Resident>)> {
         let streams = mesh.into_iter().map(|stream| stream.map(|stream| Box::new(stream) as Box<dyn Duplex>)).collect();
-        let owners = match owners(&program.plan, launch) {
-            Ok(owners) => owners,
+        let routings = match routings(&program.plan, launch) {
+            Ok(routings) => routings,
             Err(failure) => return Err((failure, Some(bins))),
         };
         let tag = FabricTag { query: launch.query_number(), generation: launch.stamp.generation };
@@ -258,7 +266,7 @@ impl Host for GroupHost {
         let workers = (launch.processes * launch.threads) as u32;
         let founding = GroupConfig::founding(program.plan.clone(), program.callbacks.clone(), launch.bits, workers);
         let config = GroupConfig {
-            owners,
+            routings,
             epoch: launch.epoch,
             watermark: launch.watermark,
             journal: true,
@@ -269,7 +277,7 @@ impl Host for GroupHost {
             ..founding
         };
         match Group::start(config, endpoints, bins, events) {
-            Ok(group) => Ok(Running { group, fabric, operators: names(&program.plan) }),
+            Ok(group) => Ok(Running { group, fabric, operators: names(&program.plan), bits: launch.bits }),
             Err(refused) => Err((self.failure(&refused.error), Some(refused.resident))),
         }
     }
@@ -314,14 +322,29 @@ impl Host for GroupHost {
         &self,
         running: &Running,
         handle: u64,
-        steps: Vec<Vec<(u32, u32)>>,
+        steps: Vec<Vec<(Range, u32)>>,
         max_pause: Option<Duration>,
         at_epoch: Option<u64>,
     ) {
+        let number = |(range, worker)| (running.number(range), worker);
+        let steps = steps.into_iter().map(|step| step.into_iter().map(number).collect()).collect();
         match at_epoch {
             Some(epoch) => running.group.migrate_at(epoch, handle, steps, max_pause),
             None => running.group.migrate(handle, steps, max_pause),
         }
+    }
+
+    fn recut(&self, running: &Running, handle: u64, recut: &Recut) {
+        let commands = match recut {
+            Recut::Split { ranges, by } => {
+                let split = |range: &Range| Command::Split { bin: running.number(*range), bits: *by };
+                ranges.iter().map(split).collect()
+            }
+            Recut::Merge { ranges } => {
+                ranges.iter().map(|range| Command::Merge { bin: running.number(*range) }).collect()
+            }
+        };
+        running.group.recut(handle, commands);
     }
 
     fn cancel(&self, running: &Running, handle: u64) {
@@ -337,7 +360,13 @@ impl Host for GroupHost {
     }
 
     fn loads(&self, running: &Running) -> Value {
-        serde_json::to_value(running.group.loads()).expect("counts are JSON")
+        let (bins, parts) = (running.group.loads(), running.group.part_loads());
+        let range = |(number, rows): (u32, u64)| {
+            let range = range_of(number, running.bits).expect("a part of a bin");
+            (range.prefix(), range.length(), rows)
+        };
+        let parts: Vec<Vec<_>> = parts.into_iter().map(|parts| parts.into_iter().map(range).collect()).collect();
+        json!({ "bins": bins, "parts": parts })
     }
 
     fn stop(&self, running: Running) -> (Resident, Option<Failure>) {
@@ -438,13 +467,18 @@ fn unknown(operator: &str) -> Failure {
     Failure::new("plan", format!("the plan and the layouts differ: operator {operator}"))
 }
 
-/// The owners in the order of the plan's keyed steps, which bear the operators' names.
-fn owners(plan: &Plan, launch: &Launch) -> Result<Vec<Vec<u32>>, Failure> {
+/// The routings in the order of the plan's keyed steps, which bear the operators' names.
+fn routings(plan: &Plan, launch: &Launch) -> Result<Vec<Routing>, Failure> {
     let names = names(plan);
-    if let Some(other) = launch.owners.keys().find(|name| !names.contains(name)) {
+    if let Some(other) = launch.layouts.keys().find(|name| !names.contains(name)) {
         return Err(unknown(other));
     }
-    names.iter().map(|name| launch.owners.get(name).cloned().ok_or_else(|| unknown(name))).collect()
+    let routing = |name: &String| {
+        let layout = launch.layouts.get(name).ok_or_else(|| unknown(name))?;
+        let misfit = |error: BinsError| Failure::new("protocol", format!("operator {name}: {error}"));
+        Routing::of_ranges(launch.bits, layout.ranges()).map_err(misfit)
+    };
+    names.iter().map(routing).collect()
 }
 
 fn step_reports(steps: &[StepReport]) -> Vec<Value> {

@@ -10,7 +10,7 @@ use std::time::Duration;
 use arrow_array::RecordBatch;
 use arrow_schema::SchemaRef;
 use crossbeam::channel::Sender;
-use penstock_engine::{Ranges, Stamp};
+use penstock_engine::{Layout, Range, Ranges, Recut, Stamp};
 use penstock_files::File;
 pub use penstock_plan::host::{Keep, PartitionRows, Rows, Stored};
 use serde_json::Value;
@@ -56,8 +56,8 @@ pub trait Host: Send + Sync + 'static {
     /// No bins: a generation that starts with this may own none.
     fn nothing(&self) -> Self::Bins;
 
-    /// Which bins are here as they were when `epoch` began, by the name of their operator.
-    fn inventory(&self, bins: &Self::Bins, epoch: u64) -> BTreeMap<String, Vec<u32>>;
+    /// Which bins, or parts of them, are here as they were when `epoch` began, by the name of their operator.
+    fn inventory(&self, bins: &Self::Bins, epoch: u64) -> Ranges;
 
     /// How many keys.
     fn keys(&self, bins: &Self::Bins) -> u64;
@@ -93,17 +93,20 @@ pub trait Host: Send + Sync + 'static {
         clock_ms: i64,
     ) -> Result<(), Failure>;
 
-    /// Moves bins step by step; does not wait. [`HostEvent::MigrationDone`] follows, or [`HostEvent::MigrationFailed`]. With `max_pause`,
+    /// Moves bins and parts of them step by step; does not wait. [`HostEvent::MigrationDone`] follows, or [`HostEvent::MigrationFailed`]. With `max_pause`,
     /// steps are taken together as long as none pauses for longer.
     /// Prepared for an epoch, which is released next, the first step takes effect before its rows, whatever else is under way.
     fn migrate(
         &self,
         group: &Self::Group,
         handle: u64,
-        steps: Vec<Vec<(u32, u32)>>,
+        steps: Vec<Vec<(Range, u32)>>,
         max_pause: Option<Duration>,
         at_epoch: Option<u64>,
     );
+
+    /// Splits or merges bins between two epochs; does not wait. Told, and cancelled, as a migration of one step.
+    fn recut(&self, group: &Self::Group, handle: u64, recut: &Recut);
 
     /// Ends a migration after the step under way; [`HostEvent::MigrationDone`] tells what was done.
     fn cancel(&self, group: &Self::Group, handle: u64);
@@ -114,7 +117,7 @@ pub trait Host: Send + Sync + 'static {
     /// Figures about the workers, as JSON.
     fn stats(&self, group: &Self::Group) -> Value;
 
-    /// Rows of each bin that the workers here have routed, by operator, as JSON.
+    /// Rows of each bin that the workers here have routed, by operator, and those of parts beside them, as JSON.
     fn loads(&self, group: &Self::Group) -> Value;
 
     /// Ends the workers, also after a failure, and returns the bins. May block while a function of
@@ -171,10 +174,10 @@ pub struct Launch {
     pub processes: usize,
     /// Workers of every process.
     pub threads: usize,
-    /// Logarithm of the number of bins.
+    /// Logarithm of the number of bins: no range is wider.
     pub bits: u8,
-    /// For each operator the absolute worker index of each bin's owner.
-    pub owners: BTreeMap<String, Vec<u32>>,
+    /// For each operator the absolute worker index of each range's owner; all have the same ranges.
+    pub layouts: BTreeMap<String, Layout>,
     /// The next epoch.
     pub epoch: u64,
     /// The watermark so far, in microseconds.

@@ -3,7 +3,7 @@
 //! What is asked about a query is the engine's protocol ([`penstock_engine::Request`], [`penstock_engine::Answer`]) in a frame that
 //! names the query: [`Ask`]. Here is what is not protocol: figures, the end of the member, feeds, drains and meshes.
 
-use penstock_engine::{Layout, Request, Stamp, Start};
+use penstock_engine::{Layout, MAX_LENGTH, Request, Stamp, Start};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
@@ -75,18 +75,23 @@ impl Ask {
         if self.window == Some(0) || self.slice_rows == Some(0) {
             return Err("an empty window or slice".into());
         }
-        let first = start.layouts.values().flat_map(Layout::ranges).next();
-        let bits = first.map_or(0, |(range, _)| range.length());
-        let mut owners = std::collections::BTreeMap::new();
+        let bits = start.bits;
+        if bits > MAX_LENGTH {
+            return Err(format!("bins of {bits} bits"));
+        }
+        let mut first: Option<&Layout> = None;
         for (operator, layout) in &start.layouts {
             let ranges = layout.ranges();
-            if let Some((range, _)) = ranges.iter().find(|(range, _)| range.length() != bits) {
-                return Err(format!("{operator} has range {range} beside those of {bits} bits"));
+            if let Some((range, _)) = ranges.iter().find(|(range, _)| range.length() < bits) {
+                return Err(format!("{operator} has range {range} where bins have {bits} bits"));
+            }
+            let same = |first: &Layout| first.ranges().iter().map(|one| one.0).eq(ranges.iter().map(|one| one.0));
+            if !same(first.get_or_insert(layout)) {
+                return Err(format!("{operator} has other ranges than the operators before it"));
             }
             if let Some((range, owner)) = ranges.iter().find(|(_, owner)| *owner as usize >= processes * threads) {
                 return Err(format!("{operator} has range {range} at worker {owner} of {}", processes * threads));
             }
-            owners.insert(operator.clone(), ranges.iter().map(|(_, owner)| *owner).collect());
         }
         Ok(Launch {
             query: self.query.clone(),
@@ -95,7 +100,7 @@ impl Ask {
             processes,
             threads,
             bits,
-            owners,
+            layouts: start.layouts.clone(),
             epoch: start.epoch,
             watermark: start.watermark,
             window: self.window,
@@ -269,6 +274,7 @@ mod tests {
             members: vec![MemberId(1)],
             rank: 0,
             threads: 2,
+            bits: 0,
             layouts: [("a".to_owned(), layout(0)), ("b".to_owned(), layout(1))].into(),
             epoch: 0,
             watermark: None,
@@ -284,7 +290,7 @@ mod tests {
             checkpoint: None,
         };
         let launch = good.launch(&start).unwrap();
-        assert_eq!((launch.bits, launch.owners["b"].as_slice()), (0, [1].as_slice()));
+        assert_eq!((launch.bits, launch.layouts["b"].owner(0)), (0, 1));
         let refused = |start: Start| good.launch(&start).unwrap_err();
         assert_eq!(refused(Start { rank: 1, ..start.clone() }), "rank 1 of 1");
         assert_eq!(refused(Start { threads: 0, ..start.clone() }), "0 threads");
@@ -292,7 +298,9 @@ mod tests {
         assert!(refused(others).contains("of others"));
         let mixed = Layout::even(1, 2);
         let mixed = Start { layouts: [("a".to_owned(), layout(0)), ("b".to_owned(), mixed)].into(), ..start.clone() };
-        assert!(refused(mixed).contains("beside those of 0 bits"));
+        assert!(refused(mixed).contains("other ranges than"));
+        assert!(refused(Start { bits: 1, ..start.clone() }).contains("range 0/0 where bins have 1 bits"));
+        assert_eq!(refused(Start { bits: 21, ..start.clone() }), "bins of 21 bits");
         let unknown = Start { layouts: [("a".to_owned(), layout(2))].into(), ..start.clone() };
         assert!(refused(unknown).contains("at worker 2 of 2"));
         assert!(Ask { window: Some(0), ..good.clone() }.launch(&start).is_err());

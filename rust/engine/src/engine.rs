@@ -165,8 +165,8 @@ impl Engine {
                 self.each(&mut out, Query::member_up);
             }
             Event::Open { query, program } => {
-                let floor = self.floor;
-                let made = || Query::new(query.clone(), program.clone(), floor);
+                let (floor, bits) = (self.floor, self.setup.bits);
+                let made = || Query::new(query.clone(), program.clone(), floor, bits);
                 self.queries.entry(query.clone()).or_insert_with(made).open(program);
             }
             Event::Drop { query } => self.drop_query(query, &mut out),

@@ -10,7 +10,7 @@
 //! | `member` | [`Member`]: what a member does about what it is asked |
 //! | `protocol`, `error` | events, effects, requests, answers; why something failed |
 //! | `manifest` | manifests and claims, their form on disk, and which manifest serves |
-//! | `range` | bins as ranges of the hash, layouts |
+//! | `range` | bins and their parts as ranges of the hash, layouts, which ranges a generation begins with |
 //! | `roster` | slots, and the members that serve them |
 //!
 //! # A query
@@ -69,7 +69,7 @@
 //! |---|---|
 //! | `EndGroup`, `DropState`, `DropAll` | `Host::stop` and `Host::drop_loaded`, then `Host::inventory(epoch)`, or the bins are dropped |
 //! | `StartGroup` | `generation_mesh::connect`, then `Host::start` |
-//! | `ReleaseInput`, `Migrate`, `CancelMigration` | staging and `Host::release`; `Host::migrate`; `Host::cancel` |
+//! | `ReleaseInput`, `Migrate`, `Recut`, `CancelMigration` | staging and `Host::release`; `Host::migrate`; `Host::recut`; `Host::cancel` |
 //! | `CloseOutputs`, `SettleEpoch`, `DiscardStaged` | outputs, `Host::settle`, staging |
 //! | `LoadRanges` | a thread: `durable::open`, `Host::load_ranges`; then `Host::keep_loaded` |
 //! | `WriteFiles`, `MergeFiles` | a thread: `durable::write_records`, `durable::merge_files` |
@@ -94,6 +94,6 @@ pub use manifest::{
 pub use member::{Member, MemberEffect, MemberEvent};
 pub use protocol::{
     Answer, Commit, Dismissal, Effect, Event, Facts, Handle, MemberId, Moving, Piece, Program, QueryId, Ranges,
-    Receipt, Release, Request, RescaleFacts, Stamp, Start, Stored, Ticket, Wait, Wish,
+    Receipt, Recut, Release, Request, RescaleFacts, Stamp, Start, Stored, Ticket, Wait, Wish,
 };
 pub use range::{Layout, LayoutError, MAX_LENGTH, Range};

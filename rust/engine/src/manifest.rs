@@ -13,6 +13,8 @@
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
+use crate::range::Range;
+
 const MAGIC: &[u8; 8] = b"penstock";
 /// What this release writes; it reads this and all before.
 pub const VERSION: u16 = 1;
@@ -127,6 +129,9 @@ pub struct Manifest {
     pub parent: Option<String>,
     /// Files, newest last; newest per key counts.
     pub files: Vec<DataFile>,
+    /// What bins were split into: whoever begins with it has these ranges again, where its own are not shorter.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub parts: Vec<Range>,
 }
 
 impl Manifest {
@@ -432,6 +437,7 @@ mod tests {
             late_rows: 3,
             parent: None,
             files: vec![DataFile { name: "f".into(), length: 9, checksum: 1, epoch: batch, generation }],
+            parts: Range::new(5, 4).into_iter().collect(),
         }
     }
 

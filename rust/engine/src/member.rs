@@ -11,7 +11,7 @@ use std::collections::{BTreeMap, VecDeque};
 
 use crate::error::{Failure, Kind};
 use crate::manifest::{Claim, DataFile};
-use crate::protocol::{Answer, Handle, Ranges, Release, Request, Stamp, Start, Ticket};
+use crate::protocol::{Answer, Handle, Ranges, Recut, Release, Request, Stamp, Start, Ticket};
 use crate::range::Range;
 
 /// What a member hears.
@@ -106,6 +106,13 @@ pub enum MemberEffect {
         max_pause_ms: Option<u32>,
         /// See [`Request::Migrate`].
         at_epoch: Option<u64>,
+    },
+    /// Split or merge ranges between two epochs; then say [`MemberEvent::MigrationDone`].
+    Recut {
+        /// Names it.
+        handle: Handle,
+        /// What.
+        recut: Recut,
     },
     /// End a migration after the step under way.
     CancelMigration {
@@ -300,6 +307,10 @@ impl Member {
             Request::Migrate { stamp, handle, steps, max_pause_ms, at_epoch } => {
                 self.able(stamp)?.migrations.insert(handle, ticket);
                 out.push(MemberEffect::Migrate { handle, steps, max_pause_ms, at_epoch });
+            }
+            Request::Recut { stamp, handle, recut } => {
+                self.able(stamp)?.migrations.insert(handle, ticket);
+                out.push(MemberEffect::Recut { handle, recut });
             }
             Request::CancelMigration { stamp, handle } => {
                 self.able(stamp)?;

@@ -99,8 +99,27 @@ pub enum Wish {
     Even,
     /// The worker of each range afterwards, by first hash.
     To(Vec<u32>),
-    /// Only these ranges.
+    /// Only these ranges; of one that is split all its parts.
     Moves(Vec<(Range, u32)>),
+    /// No range moves, but for parts that are merged: they come together first.
+    Recut(Recut),
+}
+
+/// Ranges that become others, between two epochs.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Recut {
+    /// Each becomes its parts, where it is.
+    Split {
+        /// Which.
+        ranges: Vec<Range>,
+        /// By how many bits parts are longer.
+        by: u8,
+    },
+    /// All parts of each become one.
+    Merge {
+        /// What they are to be.
+        ranges: Vec<Range>,
+    },
 }
 
 /// Why a member is sent away.
@@ -128,7 +147,9 @@ pub struct Start {
     pub rank: u32,
     /// Workers of each member.
     pub threads: u32,
-    /// Who owns what, by operator; worker `rank * threads + thread`.
+    /// No range has fewer bits, in no generation of the engine: what has more is a part of a bin.
+    pub bits: u8,
+    /// Who owns what, by operator, all of the same ranges; worker `rank * threads + thread`.
     pub layouts: BTreeMap<String, Layout>,
     /// The next epoch.
     pub epoch: u64,
@@ -207,6 +228,15 @@ pub enum Request {
         max_pause_ms: Option<u32>,
         /// The epoch that it is prepared for, which is released next: the first step takes effect before its rows are routed.
         at_epoch: Option<u64>,
+    },
+    /// Split or merge ranges, of every operator, between two epochs. Answered, and cancelled, as a migration of one step.
+    Recut {
+        /// Of the present generation.
+        stamp: Stamp,
+        /// Names it.
+        handle: Handle,
+        /// What.
+        recut: Recut,
     },
     /// Let a migration end after the step under way.
     CancelMigration {
@@ -391,7 +421,7 @@ pub enum Event {
         /// Which.
         ticket: Ticket,
     },
-    /// A user moves ranges, of all operators alike, when the migrations asked for before have ended. Of several queries either all are
+    /// A user moves, splits or merges ranges, of all operators alike, when the migrations asked for before have ended. Of several queries either all are
     /// taken up or none.
     Migrate {
         /// Whose and what.

@@ -1,9 +1,11 @@
 //! Which worker owns which range of the hash.
 //!
-//! A layout is a set of ranges that covers every hash once. Equal ranges of one length are the bins of today; a layout may mix
-//! lengths, so that a hot range is split and cold ones are merged.
+//! A layout is a set of ranges that covers every hash once. Equal ranges of one length are bins; what bins are split into is longer, so that a hot
+//! range is divided and cold ones are whole.
 //!
 //! Invariants: a layout covers every hash exactly once, and every range has one owner.
+
+use std::collections::{BTreeMap, BTreeSet};
 
 pub use penstock_files::{MAX_LENGTH, Range};
 use serde::{Deserialize, Serialize};
@@ -20,6 +22,23 @@ pub enum LayoutError {
     /// A move names a range that the layout does not have.
     #[error("there is no range {0}")]
     Unknown(Range),
+    /// A range is to be split that is split.
+    #[error("bin {0} is split already")]
+    Split(Range),
+    /// A range is to be merged that is one.
+    #[error("bin {0} is not split")]
+    Whole(Range),
+    /// A range is named that is part of one that is whole.
+    #[error("bin {0} is not there: what it would be part of is whole")]
+    Absent(Range),
+    /// Parts would be shorter than ranges can be, or not shorter than what is split.
+    #[error("bin {range} by {by} bits: parts have {MAX_LENGTH} bits at most, and more than what is split")]
+    Fine {
+        /// What is to be split.
+        range: Range,
+        /// By so many bits.
+        by: u8,
+    },
 }
 
 /// Who owns each range of one operator; owners are worker indices.
@@ -71,11 +90,7 @@ impl Layout {
     /// `2^length` equal ranges dealt to workers `0..workers`.
     #[must_use]
     pub fn even(length: u8, workers: u32) -> Layout {
-        let length = length.min(MAX_LENGTH);
-        let bins = 0..1_u32 << length;
-        Layout {
-            ranges: bins.filter_map(|prefix| Some((Range::new(prefix, length)?, prefix % workers.max(1)))).collect(),
-        }
+        Layout::dealt(refined(length, &[]), workers).expect("ranges of one length")
     }
 
     /// A layout of these ranges.
@@ -91,6 +106,14 @@ impl Layout {
             true => Ok(Layout { ranges }),
             false => Err(LayoutError::Gap),
         }
+    }
+
+    /// These ranges dealt to workers `0..workers`, one after the other.
+    ///
+    /// # Errors
+    /// They overlap, or leave a gap.
+    pub fn dealt(ranges: Vec<Range>, workers: u32) -> Result<Layout, LayoutError> {
+        Layout::new(ranges.into_iter().zip((0..workers.max(1)).cycle()).collect())
     }
 
     /// The ranges with their owners, by first hash.
@@ -122,6 +145,57 @@ impl Layout {
         self.position(range).map(|at| self.ranges[at].1)
     }
 
+    /// The ranges that one holds, with their owners.
+    #[must_use]
+    pub fn within(&self, range: Range) -> &[(Range, u32)] {
+        let at = self.places(range);
+        &self.ranges[at]
+    }
+
+    /// Cuts a range into `2^by`, with its owner.
+    ///
+    /// # Errors
+    /// There is no such range, or its parts would be too short.
+    pub fn split(&mut self, range: Range, by: u8) -> Result<(), LayoutError> {
+        let length = range.length().saturating_add(by);
+        if by == 0 || length > MAX_LENGTH {
+            return Err(LayoutError::Fine { range, by });
+        }
+        let Some(at) = self.position(range) else {
+            return Err(if self.within(range).is_empty() {
+                LayoutError::Absent(range)
+            } else {
+                LayoutError::Split(range)
+            });
+        };
+        let owner = self.ranges[at].1;
+        let first = range.prefix() << by;
+        let parts = (first..first + (1 << by)).filter_map(|prefix| Some((Range::new(prefix, length)?, owner)));
+        self.ranges.splice(at..=at, parts);
+        Ok(())
+    }
+
+    /// Makes all parts of a range one, with the owner of the first.
+    ///
+    /// # Errors
+    /// There are none.
+    pub fn merge(&mut self, range: Range) -> Result<(), LayoutError> {
+        if self.position(range).is_some() {
+            return Err(LayoutError::Whole(range));
+        }
+        let at = self.places(range);
+        let Some((_, owner)) = self.ranges[at.clone()].first().copied() else { return Err(LayoutError::Absent(range)) };
+        self.ranges.splice(at, [(range, owner)]);
+        Ok(())
+    }
+
+    /// Where the ranges stand that one holds.
+    fn places(&self, range: Range) -> std::ops::Range<usize> {
+        let from = self.ranges.partition_point(|(known, _)| known.first() < range.first());
+        let held = self.ranges[from..].iter().take_while(|(known, _)| range.holds(*known)).count();
+        from..from + held
+    }
+
     fn position(&self, range: Range) -> Option<usize> {
         let at = self.ranges.partition_point(|(known, _)| known.first() < range.first());
         self.ranges.get(at).is_some_and(|(known, _)| *known == range).then_some(at)
@@ -146,6 +220,70 @@ impl Layout {
         let moves = penstock_balance::balanced(&owners, keeps);
         moves.into_iter().map(|shift| (self.ranges[shift.what].0, shift.to)).collect()
     }
+}
+
+/// All ranges of a length, but where one of `parts` is longer: as short there as these ask for, so that each of them is one.
+#[must_use]
+pub(crate) fn refined(length: u8, parts: &[Range]) -> Vec<Range> {
+    let mut ranges = Vec::new();
+    let mut left = vec![(Range::ALL, parts.to_vec())];
+    while let Some((range, mut parts)) = left.pop() {
+        parts.retain(|part| range.holds(*part) && *part != range);
+        match range.split().filter(|_| range.length() < length || !parts.is_empty()) {
+            Some([low, high]) => left.extend([(high, parts.clone()), (low, parts)]),
+            None => ranges.push(range),
+        }
+    }
+    ranges
+}
+
+/// What is held of one operator, by place.
+type Held = BTreeMap<(u64, u8), Range>;
+
+/// The ranges to begin with where members hold these, by operator: the known ones, but what is not held as such and is held as what it was split from
+/// or merged from. So it was when the epoch began that is asked for, or it was cut off while it was split or merged. All operators have the
+/// same ranges: where they differ, those of which less is missing.
+#[must_use]
+pub(crate) fn found(known: Vec<Range>, held: &BTreeMap<String, BTreeSet<Range>>) -> Vec<Range> {
+    let place = |range: &Range| (range.first(), range.length());
+    let held: Vec<Held> = held.values().map(|some| some.iter().map(|range| (place(range), *range)).collect()).collect();
+    let missing = |ranges: &[Range]| -> u64 {
+        let lack = |range: &&Range| held.iter().filter(|some| !some.contains_key(&place(range))).count() as u64;
+        ranges.iter().map(|range| lack(&range) * range.width()).sum()
+    };
+    let mut ranges: BTreeMap<(u64, u8), Range> = known.iter().map(|range| (place(range), *range)).collect();
+    for range in known {
+        for some in held.iter().filter(|some| !some.contains_key(&place(&range))) {
+            // It may have been replaced with what holds it.
+            if !ranges.contains_key(&place(&range)) {
+                break;
+            }
+            let wider = (0..range.length()).find_map(|length| {
+                let wider = Range::new(range.prefix() >> (range.length() - length), length)?;
+                some.get(&place(&wider)).copied()
+            });
+            let (whole, new) = match wider {
+                Some(wider) => (wider, vec![wider]),
+                None => {
+                    let mut parts: Vec<Range> = Vec::new();
+                    for part in some.range(place(&range)..=(range.last(), MAX_LENGTH)).map(|(_, part)| *part) {
+                        if !parts.last().is_some_and(|last| last.holds(part)) {
+                            parts.push(part);
+                        }
+                    }
+                    (range, parts)
+                }
+            };
+            let old: Vec<Range> =
+                ranges.range(place(&whole)..=(whole.last(), MAX_LENGTH)).map(|(_, range)| *range).collect();
+            let covers = new.iter().map(|part| part.width()).sum::<u64>() == whole.width();
+            if covers && missing(&new) < missing(&old) {
+                ranges.retain(|_, range| !whole.holds(*range));
+                ranges.extend(new.iter().map(|range| (place(range), *range)));
+            }
+        }
+    }
+    ranges.into_values().collect()
 }
 
 #[cfg(test)]
@@ -173,6 +311,60 @@ mod tests {
         }
         assert_eq!(Range::new(0, MAX_LENGTH).unwrap().split(), None);
         assert_eq!((high.merged(first), Range::ALL.merged(Range::ALL)), (None, None));
+    }
+
+    #[test]
+    fn a_layout_is_split_and_merged() {
+        let range = |prefix, length| Range::new(prefix, length).unwrap();
+        let mut layout = Layout::even(1, 2);
+        layout.split(range(1, 1), 2).unwrap();
+        assert_eq!(layout.split(range(1, 1), 1), Err(LayoutError::Split(range(1, 1))));
+        assert_eq!(layout.split(range(0, 3), 1), Err(LayoutError::Absent(range(0, 3))));
+        assert_eq!(layout.split(range(0, 1), 20), Err(LayoutError::Fine { range: range(0, 1), by: 20 }));
+        assert_eq!(layout.split(range(0, 1), 0), Err(LayoutError::Fine { range: range(0, 1), by: 0 }));
+        assert_eq!(layout.within(range(3, 2)), [(range(6, 3), 1), (range(7, 3), 1)]);
+        assert_eq!(Layout::new(layout.ranges().to_vec()), Ok(layout.clone()));
+        layout.merge(range(3, 2)).unwrap();
+        assert_eq!(layout.merge(range(5, 3)), Err(LayoutError::Whole(range(5, 3))));
+        assert_eq!(layout.merge(range(1, 3)), Err(LayoutError::Absent(range(1, 3))));
+        layout.merge(range(1, 1)).unwrap();
+        assert_eq!(layout, Layout::even(1, 2));
+    }
+
+    #[test]
+    fn what_was_split_has_ranges_as_long_as_bins_at_least() {
+        let range = |prefix, length| Range::new(prefix, length).unwrap();
+        let parts = [range(4, 3), range(5, 3)];
+        assert_eq!(refined(0, &parts), [range(0, 1), range(4, 3), range(5, 3), range(3, 2)]);
+        assert_eq!(refined(2, &parts), [range(0, 2), range(1, 2), range(4, 3), range(5, 3), range(3, 2)]);
+        assert_eq!(refined(3, &parts), refined(3, &[]));
+        assert_eq!(refined(0, &[]), [Range::ALL]);
+    }
+
+    #[test]
+    fn a_generation_begins_with_what_there_was_when_its_epoch_began() {
+        let range = |prefix, length| Range::new(prefix, length).unwrap();
+        let [whole, low, high] = [range(1, 1), range(2, 2), range(3, 2)];
+        let held = |some: &[&[Range]]| {
+            let set = |ranges: &&[Range]| ranges.iter().copied().collect();
+            some.iter().enumerate().map(|(at, ranges)| (at.to_string(), set(ranges))).collect()
+        };
+        let other = range(0, 1);
+        let (split, merged) = (vec![other, low, high], vec![other, whole]);
+        // Before it was split, or when that was cut off; before it was merged.
+        assert_eq!(found(split.clone(), &held(&[&[other, whole]])), merged);
+        assert_eq!(found(merged.clone(), &held(&[&[other, low, high]])), split);
+        // Both are there; or neither is, or not all of it.
+        for known in [&split, &merged] {
+            assert_eq!(found(known.clone(), &held(&[&[other, whole, low, high]])), *known);
+            assert_eq!(found(known.clone(), &held(&[&[]])), *known);
+        }
+        assert_eq!(found(merged.clone(), &held(&[&[other, low]])), merged);
+        // Half of it is lost with a member, and what it was before that is kept.
+        assert_eq!(found(split.clone(), &held(&[&[whole, low]])), merged);
+        // All operators begin with the same ranges: where less is missing.
+        assert_eq!(found(split.clone(), &held(&[&[whole], &[whole, low, high]])), merged);
+        assert_eq!(found(split.clone(), &held(&[&[whole], &[low, high]])), split);
     }
 
     proptest! {

@@ -25,7 +25,7 @@ use penstock_cluster::Failure;
 use penstock_cluster::message::{DrainContext, FeedContext, MeshContext, Message, StreamEnd};
 use penstock_cluster::session::{Client, Frame, Keys, NONCE_BYTES, Role, Secret, Server, read_frame};
 use penstock_dataflow::{FabricTag, Wire, fabric};
-use penstock_engine::{Answer, Claim, Contents, Event, Manifest, Named, Request, decode, encode};
+use penstock_engine::{Answer, Claim, Contents, Event, Layout, Manifest, Named, Request, decode, encode};
 use penstock_files::{Chunk, Entry, File, Range, Segment, merge, ranges, select, write};
 use penstock_graph::text::{EdgeText, Ids};
 use penstock_graph::{Index, Pattern, Query, Search, Unit, file};
@@ -152,7 +152,8 @@ pub fn messages(data: &[u8]) -> bool {
                 {
                     let workers = launch.processes * launch.threads;
                     assert!(launch.process < launch.processes);
-                    assert!(launch.owners.values().flatten().all(|owner| (*owner as usize) < workers));
+                    let owners = launch.layouts.values().flat_map(Layout::ranges).map(|(_, owner)| *owner);
+                    assert!({ owners }.all(|owner| (owner as usize) < workers));
                 }
             }
         }

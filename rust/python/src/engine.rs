@@ -50,11 +50,11 @@ impl EngineProtocol {
         Some(serde_json::to_string(&facts).expect("plain data becomes JSON"))
     }
 
-    /// The worker of each range of a query, one list for each keyed step.
-    fn owners(&self, query: &str) -> Vec<Vec<u32>> {
+    /// The bins of a query and the parts of those that are split, by hash, one list for each keyed step: prefix, its bits, and the worker.
+    fn bins(&self, query: &str) -> Vec<Vec<(u32, u8, u32)>> {
         let engine = self.engine();
-        let owners = |layout: &penstock_engine::Layout| layout.ranges().iter().map(|(_, owner)| *owner).collect();
-        engine.layouts(query).into_iter().map(owners).collect()
+        let bin = |(range, owner): &(penstock_engine::Range, u32)| (range.prefix(), range.length(), *owner);
+        engine.layouts(query).into_iter().map(|layout| layout.ranges().iter().map(bin).collect()).collect()
     }
 
     fn __reduce__(&self) -> PyResult<()> {

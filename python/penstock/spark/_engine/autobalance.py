@@ -19,8 +19,8 @@ from typing import Any, Protocol
 
 from penstock import _native
 from penstock._durations import Timeout, parse_timeout
-from penstock._figures import sum_loads
 from penstock._migration import parse_tolerance
+from penstock._parts import Part, Parts
 from penstock.errors import ConfigError, PenstockError
 
 __all__ = ["Autobalance", "Balanced", "Look", "Looked", "Rules"]
@@ -113,10 +113,11 @@ class Rules:
 
 @dataclass(frozen=True)
 class Looked:
-    """What is known of one query at a look: counts since its generation began."""
+    """What is known of one query at a look: counts since its generation began, of each of its bins and parts."""
 
     query: str
     generation: int
+    bins: list[Part]
     owners: list[int]
     workers: int
     loads: list[int]
@@ -129,7 +130,7 @@ class Host(Protocol):
     """What of an engine it works with."""
 
     def looked(self) -> Iterable[Looked]: ...
-    def move(self, query: str, moves: Mapping[int, int], stopping: Callable[[], bool]) -> None: ...
+    def move(self, query: str, moves: Mapping[Part, int], stopping: Callable[[], bool]) -> None: ...
     def resize(self, workers: int) -> None: ...
 
 
@@ -211,7 +212,7 @@ class Autobalance:
         self._watched = {one.query: self._watched[one.query] for one in seen if one.query in self._watched}
         for now in seen:
             known = self._watched.get(now.query)
-            if known is None or known.last.generation != now.generation or len(known.last.loads) != len(now.loads):
+            if known is None or known.last.generation != now.generation or known.last.bins != now.bins:
                 self._watched[now.query] = _Watched(self._rules, now, at)
                 continue
             needed, change = self._sized(known, now)
@@ -220,7 +221,7 @@ class Autobalance:
             rows = [after - before for after, before in zip(now.loads, known.last.loads, strict=True)]
             verdict = known.balancer.look(now.owners, rows, now.workers)
             known.last, known.at = now, at
-            moves: dict[int, int] = dict(verdict["moves"])
+            moves = {now.bins[at]: worker for at, worker in verdict["moves"]}
             entry = Look(now.query, at, verdict["skew"], verdict["expected"], len(moves), verdict["why"], needed)
             with self._lock:
                 self._looks.append(entry)
@@ -240,7 +241,7 @@ class Autobalance:
         needed, change = known.sizer.look(now.workers, now.offered, max(0, rows), busy)
         return needed, change if self._rules.workers is not None else None
 
-    def _act(self, look: Look, moves: Mapping[int, int]) -> None:
+    def _act(self, look: Look, moves: Mapping[Part, int]) -> None:
         verb = "would move" if self._rules.dry_run else "moves"
         log.info(
             "query %s: load is %.2f times even on one worker; %s %d bins, to %.2f",
@@ -260,18 +261,20 @@ class Balanced:
         """What is known of one query now; asks all members."""
         recorder, commits = self._engine._recorder, self._engine._commits
         assert recorder is not None and commits is not None
-        generation, loads = recorder.loads(found.id)
+        generation, loads, parts = recorder.loads(found.id)
         recorder.refresh()
         rows = [row for row in recorder.latest() if row["query"] == found.name]
         now = [row for row in rows if row["generation"] == generation]
-        owners = found.owners()
-        bins = owners[0] if owners else []
+        plan = found.parts() or Parts(0, {})
+        counted = plan.rows(loads or [0] * (1 << plan.bits), parts)
+        bins = sorted(plan.owner)
         return Looked(
             found.name,
             generation,
-            list(bins),
+            bins,
+            [plan.owner[part] for part in bins],
             max([row["worker"] + 1 for row in now], default=1),
-            sum_loads(loads, len(bins)),
+            [counted[part] for part in bins],
             sum(row["rows"] for row in rows),
             sum(row["busy_s"] for row in now),
             commits.facts(found.id).offered(),
@@ -282,7 +285,7 @@ class Balanced:
         running = [found for found in self._engine._queries.all() if found.running]
         return [looked for found in running if (looked := self.look_at(found)).owners]
 
-    def move(self, query: str, moves: Mapping[int, int], stopping: Callable[[], bool]) -> None:
+    def move(self, query: str, moves: Mapping[Part, int], stopping: Callable[[], bool]) -> None:
         """Move bins, and wait for the end."""
         handle = self._engine.migrate(moves=moves, strategy="matched", max_pause=_PAUSE_S, query=query)
         while not handle._wait(0.1):

@@ -121,9 +121,9 @@ class Executor:
         told = self._protocol.rescaling()
         return None if told is None else json.loads(told)
 
-    def owners(self, query: str) -> list[list[int]]:
-        """The worker of each bin of a query, by keyed step."""
-        return self._protocol.owners(query)
+    def bins(self, query: str) -> list[list[tuple[int, int, int]]]:
+        """The bins of a query and the parts of those that are split, by keyed step: (prefix, bits, worker)."""
+        return self._protocol.bins(query)
 
     def close(self) -> None:
         """Let the machine close, and end the thread when what it asks for has been done."""

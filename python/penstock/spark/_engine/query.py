@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
 from penstock._migration import Cut, Wish, moves_to
+from penstock._parts import Bins, Parts, names_parts, parse_depth
 from penstock._storage import Storage
 from penstock.errors import (
     AuthenticationError,
@@ -216,9 +217,25 @@ class Query:
         facts = self._executor.facts(self.id)
         return otherwise if facts is None else facts[name]
 
+    def bins(self) -> list[list[tuple[int, int, int]]]:
+        """All bins, parts of those that are split among them, by keyed step: (prefix, bits, worker)."""
+        return self._executor.bins(self.id)
+
+    def parts(self) -> Parts | None:
+        """The bins of the first keyed step; None of a query without state."""
+        told = self.bins()
+        return Parts(self._setup.bits, {(prefix, bits): worker for prefix, bits, worker in told[0]}) if told else None
+
     def owners(self) -> list[list[int]]:
-        """Owner of each bin, by keyed step."""
-        return self._executor.owners(self.id)
+        """Owner of each bin, by keyed step; -1 of one that is split."""
+        found: list[list[int]] = []
+        for step in self.bins():
+            owners = [-1] * (1 << self._setup.bits)
+            for prefix, bits, worker in step:
+                if bits == self._setup.bits:
+                    owners[prefix] = worker
+            found.append(owners)
+        return found
 
     def __repr__(self) -> str:
         return f"<Query {self.name!r} {self.status}; completed epoch {self.completed}>"
@@ -337,6 +354,9 @@ class Query:
             When a bin or worker does not exist.
         """
         bits = self._setup.bits
+        if to is None and moves is not None and names_parts(moves):
+            pairs = Parts(bits, {}).pairs(moves, _MOST_WORKERS)
+            return {"Moves": [[list(part), worker] for part, worker in pairs]}
         wish = Wish.of(to, moves, cut, 1 << bits, _MOST_WORKERS)
         told: Any = "Even"
         if wish.moves is not None:
@@ -346,6 +366,28 @@ class Query:
             nowhere = [[-1] * (1 << bits)] * len(self.program.operators)
             told = {"To": [worker for _, worker in moves_to(nowhere, wish.to, _MOST_WORKERS)] if nowhere else []}
         return told
+
+    def split(self, bins: Bins, by: int) -> Any:
+        """What is to be split, as the engine's protocol has it.
+
+        Raises
+        ------
+        ConfigError
+            When there can be no such bin, or no such parts.
+        """
+        chosen = Parts(self._setup.bits, {}).parse(bins, "split")
+        return {"Recut": {"Split": {"ranges": [list(part) for part in chosen], "by": parse_depth(by)}}}
+
+    def merge(self, bins: Bins) -> Any:
+        """What is to be one again, as the engine's protocol has it.
+
+        Raises
+        ------
+        ConfigError
+            When there can be no such bin.
+        """
+        chosen = Parts(self._setup.bits, {}).parse(bins, "merge")
+        return {"Recut": {"Merge": {"ranges": [list(part) for part in chosen]}}}
 
     def end(self, check: Check) -> None:
         """Forget everything, here and at the members; waits for their threads for a while.

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -103,8 +103,8 @@ class Recorder:
         calls = [self._ask(member) for member in self._hub.members()]
         self._hub.wait(calls, timeout=timeout)
 
-    def loads(self, query: str, timeout: float = 2.0) -> tuple[int, list[list[int]]]:
-        """Rows of each bin of a query, by keyed step, since its generation began: (generation, rows).
+    def loads(self, query: str, timeout: float = 2.0) -> tuple[int, list[int], dict[int, int]]:
+        """Rows of each bin of a query since its generation began, of all keyed steps together.
 
         Parameters
         ----------
@@ -112,21 +112,34 @@ class Recorder:
             As the members call it.
         timeout : float
             Seconds; members that do not answer by then do not count.
+
+        Returns
+        -------
+        (int, list of int, dict of int to int)
+            The generation; rows of each bin; rows of what was a part of one when they came, by number (`Parts.rows`).
         """
         asked = {"do": "stats", "query": query, "loads": True}
         calls = [self._hub.call(member, asked) for member in self._hub.members()]
         self._hub.wait(calls, timeout=timeout)
-        generation, sums = -1, [[0]][:0]
+        generation = -1
+        rows: Counter[int] = Counter()
+        parts: Counter[int] = Counter()
+        bins = 0
         for call in calls:
             told = {} if call.lost is not None or call.failure is not None else call.body.get("queries", {})
             figures = told.get(query, {})
             if "loads" not in figures or int(figures["generation"]) < generation:
                 continue
             if int(figures["generation"]) > generation:
-                generation, sums = int(figures["generation"]), [[0] * len(step) for step in figures["loads"]]
-            for total, step in zip(sums, figures["loads"], strict=True):
-                total[:] = [before + rows for before, rows in zip(total, step, strict=True)]
-        return generation, sums
+                generation, bins = int(figures["generation"]), 0
+                rows.clear()
+                parts.clear()
+            for step in figures["loads"]["bins"]:
+                bins = len(step)
+                rows.update(dict(enumerate(step)))
+            for step in figures["loads"]["parts"]:
+                parts.update({1 << bits | prefix: came for prefix, bits, came in step})
+        return generation, [rows[bin_] for bin_ in range(bins)], dict(parts)
 
     def after_refresh(self, then: Callable[[], None]) -> None:
         """Ask all members now, and call `then` in the hub's thread when they have answered or are gone."""

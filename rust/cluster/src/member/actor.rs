@@ -16,8 +16,8 @@ use std::time::Duration;
 
 use crossbeam::channel::{Receiver, Sender, never, select, unbounded};
 use penstock_engine::{
-    Answer, Claim, DataFile, Handle, Member, MemberEffect, MemberEvent, Range, Ranges, Release, Request, Stamp, Start,
-    Ticket,
+    Answer, Claim, DataFile, Handle, Member, MemberEffect, MemberEvent, Range, Ranges, Recut, Release, Request, Stamp,
+    Start, Ticket,
 };
 use serde_json::{Value, json};
 
@@ -74,8 +74,6 @@ pub(super) struct Actor<H: Host> {
     running: Option<Running<H>>,
     /// Bins between generations; None while running, or lost.
     bins: Option<H::Bins>,
-    /// Bits of the last generation's ranges.
-    bits: u8,
     /// Starts that the protocol has yet to ask for.
     begins: BTreeMap<Stamp, Begin>,
     /// Requests that read or merge files, which the protocol has yet to ask for.
@@ -115,7 +113,6 @@ impl<H: Host> Actor<H> {
             incoming,
             member: Member::new(),
             running: None,
-            bits: 0,
             begins: BTreeMap::new(),
             reads: BTreeMap::new(),
             migrations: BTreeMap::new(),
@@ -190,7 +187,9 @@ impl<H: Host> Actor<H> {
                 let request = ask.ask.clone();
                 match &request {
                     Request::Start(start) => drop(self.begins.insert(start.stamp, Begin { call, ask, attachment })),
-                    Request::Migrate { handle, .. } => drop(self.migrations.insert(*handle, call)),
+                    Request::Migrate { handle, .. } | Request::Recut { handle, .. } => {
+                        self.migrations.insert(*handle, call);
+                    }
                     Request::Load { .. } | Request::Merge { .. } => {
                         self.reads.insert(call, Begin { call, ask, attachment });
                     }
@@ -243,6 +242,11 @@ impl<H: Host> Actor<H> {
             }
             MemberEffect::Migrate { handle, steps, max_pause_ms, at_epoch } => {
                 let refused = self.migrate(handle, steps, max_pause_ms, at_epoch).err()?;
+                let refused = Some(self.cause(refused));
+                return Some(MemberEvent::MigrationDone { handle, steps: 0, refused });
+            }
+            MemberEffect::Recut { handle, recut } => {
+                let refused = self.recut(handle, &recut).err()?;
                 let refused = Some(self.cause(refused));
                 return Some(MemberEvent::MigrationDone { handle, steps: 0, refused });
             }
@@ -401,9 +405,7 @@ impl<H: Host> Actor<H> {
     }
 
     fn inventory(&self, epoch: u64) -> Ranges {
-        let bins = self.bins.as_ref().map(|bins| self.core.host.inventory(bins, epoch)).unwrap_or_default();
-        let range = |bin| Range::new(bin, self.bits).expect("a bin of the last generation");
-        bins.into_iter().map(|(name, bins)| (name, bins.into_iter().map(range).collect())).collect()
+        self.bins.as_ref().map(|bins| self.core.host.inventory(bins, epoch)).unwrap_or_default()
     }
 
     fn start(&mut self, start: &Start) -> Result<(), Failure> {
@@ -436,7 +438,6 @@ impl<H: Host> Actor<H> {
                 return Err(failure);
             }
         };
-        self.bits = launch.bits;
         self.query.set_program(program);
         self.query.staging().set_floor(launch.epoch);
         self.query.outputs().reopen(if start.fresh { 0 } else { launch.epoch });
@@ -466,23 +467,37 @@ impl<H: Host> Actor<H> {
         max_pause_ms: Option<u32>,
         at_epoch: Option<u64>,
     ) -> Result<(), Failure> {
-        let running = self.running()?;
-        let fail = |message: String| Err(Failure::new("migration", message));
-        let Launch { process, processes, threads, bits, .. } = running.launch;
-        if process != 0 {
-            return fail("only the member of worker 0 migrates".into());
-        }
+        let running = self.leading()?;
+        let Launch { processes, threads, bits, .. } = running.launch;
         let workers = processes * threads;
-        let unknown = |(range, worker): &&(Range, u32)| range.length() != bits || *worker as usize >= workers;
+        let unknown = |(range, worker): &&(Range, u32)| range.length() < bits || *worker as usize >= workers;
         if let Some((range, worker)) = steps.iter().flatten().find(unknown) {
-            return fail(format!("no range {range} of {bits} bits or no worker {worker} of {workers}"));
+            let message = format!("no range {range} of {bits} bits or more, or no worker {worker} of {workers}");
+            return Err(Failure::new("migration", message));
         }
-        let plain =
-            |step: Vec<(Range, u32)>| step.into_iter().map(|(range, worker)| (range.prefix(), worker)).collect();
         let max_pause = max_pause_ms.map(|ms| Duration::from_millis(ms.into()));
-        let steps = steps.into_iter().map(plain).collect();
         self.core.host.migrate(&running.group, handle, steps, max_pause, at_epoch);
         Ok(())
+    }
+
+    fn recut(&self, handle: Handle, recut: &Recut) -> Result<(), Failure> {
+        let running = self.leading()?;
+        let bits = running.launch.bits;
+        let (Recut::Split { ranges, .. } | Recut::Merge { ranges }) = recut;
+        if let Some(range) = ranges.iter().find(|range| range.length() < bits) {
+            return Err(Failure::new("migration", format!("no range {range} of {bits} bits or more")));
+        }
+        self.core.host.recut(&running.group, handle, recut);
+        Ok(())
+    }
+
+    /// The workers here, where they are those that say what moves.
+    fn leading(&self) -> Result<&Running<H>, Failure> {
+        let running = self.running()?;
+        match running.launch.process {
+            0 => Ok(running),
+            _ => Err(Failure::new("migration", "only the member of worker 0 migrates")),
+        }
     }
 
     fn settle(&self, epoch: u64) {

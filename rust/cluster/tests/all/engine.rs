@@ -5,7 +5,7 @@ use std::sync::atomic::Ordering::SeqCst;
 use crate::common::counts::{BITS, Cluster, parts};
 use crate::common::{Begin, ask};
 use penstock_cluster::{End, RegistryEvent};
-use penstock_engine::Request;
+use penstock_engine::{Layout, Range, Recut, Request};
 use serde_json::{Value, json};
 
 #[test]
@@ -52,6 +52,64 @@ fn counts_over_two_members_survive_migrations_and_generations() {
     cluster.epoch(3, &parts(3));
     cluster.driver.ask_all(&json!({"do": "stop"}));
     assert_eq!(cluster.driver.close(), [End::Stopped, End::Stopped]);
+}
+
+/// Bins are split between two epochs, and move part by part; a generation begins with them, and one with what there was before.
+#[test]
+fn generations_begin_with_bins_of_different_lengths() {
+    let mut cluster = Cluster::new(2);
+    let owners: Vec<u32> = (0..1 << BITS).map(|bin| bin % 4).collect();
+    cluster.start(0, &owners, true);
+    cluster.epoch(0, &parts(0));
+    let bin = |prefix| Range::new(prefix, BITS).unwrap();
+    let ranges: Vec<Range> = (0..8).map(bin).collect();
+    let done = cluster.driver.ask(0, &cluster.recut(1, Recut::Split { ranges: ranges.clone(), by: 2 }));
+    assert_eq!(done["answer"], json!({"Migrated": {"steps": 1, "refused": null}}), "{done}");
+    assert_eq!(done["report"]["moved"], 8);
+    cluster.epoch(1, &parts(1));
+    // Again: they are split already, and nothing changes.
+    let refused = cluster.driver.ask(0, &cluster.recut(2, Recut::Split { ranges: ranges[..1].to_vec(), by: 1 }));
+    assert!(refused["answer"]["Migrated"]["refused"]["message"].as_str().unwrap().contains("is split"), "{refused}");
+    let refused = cluster.driver.ask(0, &cluster.recut(3, Recut::Merge { ranges: vec![Range::ALL] }));
+    assert!(
+        refused["answer"]["Migrated"]["refused"]["message"].as_str().unwrap().contains("no range 0/0"),
+        "{refused}"
+    );
+
+    let stats = cluster.driver.ask(0, &json!({"do": "stats", "query": "q", "loads": true}));
+    let loads = &stats["queries"]["q"]["loads"];
+    assert_eq!((loads["bins"][0].as_array().unwrap().len(), loads["parts"].as_array().unwrap().len()), (16, 1));
+
+    // What is here is what the epoch ended with: parts of the first half, the other bins whole.
+    let held = cluster.inventories(2);
+    let layout = |held: Vec<Vec<Range>>| {
+        let owned = |(process, held): (usize, Vec<Range>)| {
+            held.into_iter().map(move |range| (range, 2 * process as u32 + range.prefix() % 2))
+        };
+        Layout::new(held.into_iter().enumerate().flat_map(owned).collect()).unwrap()
+    };
+    let mixed = layout(held);
+    assert_eq!((mixed.ranges().len(), mixed.within(bin(3)).len(), mixed.within(bin(9)).len()), (40, 4, 1));
+    let started = cluster.start_with(2, BITS, &mixed, false);
+    let keys: u64 = started.iter().map(|body| body["keys"].as_u64().unwrap()).sum();
+    assert_eq!(keys, cluster.totals.len() as u64, "{started:?}");
+    cluster.epoch(2, &parts(2));
+
+    // Parts come together and are one bin again, before an epoch that breaks off: both are held, and one will do.
+    let steps = mixed.within(bin(3)).iter().map(|(part, _)| (*part, 1)).collect();
+    let stamp = crate::common::stamp(cluster.generation);
+    let together = Request::Migrate { stamp, handle: 4, steps: vec![steps], max_pause_ms: None, at_epoch: None };
+    assert_eq!(cluster.driver.ask(0, &ask("q", together))["ok"], true);
+    let merged = cluster.driver.ask(0, &cluster.recut(5, Recut::Merge { ranges: vec![bin(3)] }));
+    assert_eq!(merged["answer"]["Migrated"]["refused"], Value::Null, "{merged}");
+    let mut held = cluster.inventories(3);
+    assert!(held[0].contains(&bin(3)), "{held:?}");
+    assert!(held.iter().flatten().any(|range| bin(3).holds(*range) && range.length() > BITS), "{held:?}");
+    held.iter_mut().for_each(|some| some.retain(|range| *range == bin(3) || !bin(3).holds(*range)));
+    let started = cluster.start_with(3, BITS, &layout(held), false);
+    assert!(started.iter().all(|body| body["ok"] == true), "{started:?}");
+    cluster.epoch(3, &parts(3));
+    cluster.driver.close();
 }
 
 #[test]

@@ -12,7 +12,7 @@ use arrow_array::{ArrayRef, Int64Array, RecordBatch};
 use arrow_schema::{DataType, Field, Schema, SchemaRef};
 use penstock_cluster::message::Which;
 use penstock_cluster::{Failure, Feed, GroupHost, Loader, Member, RegistryEvent, Store, drain};
-use penstock_engine::{Commit, Layout, Range, Release, Request};
+use penstock_engine::{Commit, Layout, Range, Recut, Release, Request};
 use penstock_plan::spec::SourceSpec;
 use penstock_plan::{CallError, Callbacks, ForeignState};
 use serde_json::{Value, json};
@@ -179,7 +179,12 @@ impl Cluster {
         }
         let bits = owners.len().ilog2() as u8;
         let ranges = (0..).zip(owners).map(|(bin, owner)| (Range::new(bin, bits).unwrap(), *owner));
-        let layout = serde_json::to_value(Layout::new(ranges.collect()).unwrap()).unwrap();
+        self.start_with(epoch, bits, &Layout::new(ranges.collect()).unwrap(), fresh)
+    }
+
+    /// Begins with ranges of any length, none wider than bins.
+    pub fn start_with(&mut self, epoch: u64, bits: u8, layout: &Layout, fresh: bool) -> Vec<Value> {
+        let layout = serde_json::to_value(layout).unwrap();
         let plan = self.plan();
         let seats = self.seats();
         let calls: Vec<u64> = seats
@@ -187,6 +192,7 @@ impl Cluster {
             .map(|seat| {
                 let begin = Begin { generation: self.generation, epoch, fresh, plan: plan.clone() };
                 let mut body = self.driver.start_body("q", &seats, *seat, &begin);
+                body["ask"]["Start"]["bits"] = json!(bits);
                 body["ask"]["Start"]["layouts"] = json!({ OPERATOR: layout });
                 if let Some(checkpoint) = &self.checkpoint {
                     body["checkpoint"] = json!(checkpoint);
@@ -256,21 +262,34 @@ impl Cluster {
         assert_eq!(self.drained(epoch), touched);
     }
 
-    /// Ends the generation; owners for the next one by what each process holds.
-    pub fn stop(&mut self, epoch: u64) -> Vec<u32> {
+    /// Ends the generation; what each process holds of the epoch that begins next.
+    pub fn inventories(&mut self, epoch: u64) -> Vec<Vec<Range>> {
         self.generation += 1;
         let answers = self.driver.ask_all(&stop("q", self.generation, epoch));
-        let mut owners = vec![u32::MAX; 1 << BITS];
-        for (process, answer) in answers.iter().enumerate() {
+        let held = |answer: &Value| {
             assert_eq!(answer["ok"], true, "{answer}");
-            for range in answer["answer"]["Inventory"][OPERATOR].as_array().unwrap() {
-                let bin = range[0].as_u64().unwrap() as usize;
+            serde_json::from_value(answer["answer"]["Inventory"][OPERATOR].clone()).unwrap()
+        };
+        answers.iter().map(held).collect()
+    }
+
+    /// Ends the generation; owners for the next one by what each process holds.
+    pub fn stop(&mut self, epoch: u64) -> Vec<u32> {
+        let mut owners = vec![u32::MAX; 1 << BITS];
+        for (process, held) in self.inventories(epoch).into_iter().enumerate() {
+            for range in held {
+                assert_eq!(range.length(), BITS);
+                let bin = range.prefix() as usize;
                 assert_eq!(owners[bin], u32::MAX, "bin {bin} is in two places");
                 owners[bin] = 2 * process as u32 + (bin % 2) as u32;
             }
         }
         assert!(owners.iter().all(|owner| *owner != u32::MAX), "{owners:?}");
         owners
+    }
+
+    pub fn recut(&self, handle: u64, recut: Recut) -> Value {
+        ask("q", Request::Recut { stamp: stamp(self.generation), handle, recut })
     }
 
     pub fn migrate(&self, handle: u64, steps: &[&[(u32, u32)]]) -> Value {

@@ -25,7 +25,7 @@ use crossbeam::channel::{Receiver, Sender, unbounded};
 use penstock_cluster::host::{Host, HostEvent, Keep, Launch, PartitionRows, Rows};
 use penstock_cluster::session::{Keys, Limits, Secret, Stream};
 use penstock_cluster::{End, Failure, Member, Registry, RegistryEvent};
-use penstock_engine::{Commit, Layout, MemberId, Release, Request, Stamp, Start};
+use penstock_engine::{Commit, Layout, MemberId, Range, Ranges, Recut, Release, Request, Stamp, Start};
 use serde_json::{Value, json};
 
 pub const SECRET: [u8; 32] = *b"0123456789abcdefghijklmnopqrstuv";
@@ -170,8 +170,9 @@ impl Host for Echo {
         EchoBins::default()
     }
 
-    fn inventory(&self, bins: &EchoBins, epoch: u64) -> BTreeMap<String, Vec<u32>> {
-        [("echo".to_owned(), bins.rows.range(..epoch).map(|(epoch, _)| *epoch as u32).collect())].into()
+    fn inventory(&self, bins: &EchoBins, epoch: u64) -> Ranges {
+        let range = |(epoch, _): (&u64, _)| Range::new(*epoch as u32, 3).expect("few epochs");
+        [("echo".to_owned(), bins.rows.range(..epoch).map(range).collect())].into()
     }
 
     fn keys(&self, bins: &EchoBins) -> u64 {
@@ -258,14 +259,23 @@ impl Host for Echo {
         &self,
         group: &EchoGroup,
         handle: u64,
-        steps: Vec<Vec<(u32, u32)>>,
+        steps: Vec<Vec<(Range, u32)>>,
         _: Option<Duration>,
         _: Option<u64>,
     ) {
         let moved: usize = steps.iter().map(Vec::len).sum();
-        let report = json!({ "moved": moved, "bytes": 8, "steps": steps });
+        let plain = |step: &Vec<(Range, u32)>| -> Vec<(u32, u32)> {
+            step.iter().map(|(range, worker)| (range.prefix(), *worker)).collect()
+        };
+        let report = json!({ "moved": moved, "bytes": 8, "steps": steps.iter().map(plain).collect::<Vec<_>>() });
         let planned = steps.len() as u32;
         group.events.send(HostEvent::MigrationDone { handle, planned, report }).unwrap();
+    }
+
+    fn recut(&self, group: &EchoGroup, handle: u64, recut: &Recut) {
+        let (Recut::Split { ranges, .. } | Recut::Merge { ranges }) = recut;
+        let report = json!({ "moved": ranges.len(), "bytes": 0, "steps": [ranges] });
+        group.events.send(HostEvent::MigrationDone { handle, planned: 1, report }).unwrap();
     }
 
     fn cancel(&self, _: &EchoGroup, _: u64) {}
@@ -463,6 +473,7 @@ impl Driver {
             members: places.iter().map(|place| MemberId(self.members[*place].id)).collect(),
             rank: rank as u32,
             threads: 2,
+            bits: 3,
             layouts: [("echo".to_owned(), Layout::even(3, 2 * places.len() as u32))].into(),
             epoch: begin.epoch,
             watermark: None,

@@ -394,6 +394,7 @@ impl Query {
             late_rows: frozen.at.late_rows,
             parent: parent.map(Manifest::name),
             files,
+            parts: self.parts(),
         }
     }
 

@@ -4,7 +4,11 @@
 //! epoch had begun; what no survivor has comes from the manifest of the batch before. Lost is what is in no inventory, not
 //! what the dead member owned: an original may survive elsewhere.
 //!
-//! Invariants: every range has one owner, who has its state or loads it; a member that leaves goes only when the others have everything.
+//! Its ranges are those of the one before, but where its epoch began before one was split or merged: what is held of that time. One that begins with
+//! a manifest has the parts of that again, where its own bins are not shorter.
+//!
+//! Invariants: every range has one owner, who has its state or loads it; all operators have the same ranges; none is wider than the engine's bins; a
+//! member that leaves goes only when the others have everything.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -12,7 +16,7 @@ use super::{Asked, Phase, Query, Status, View, What};
 use crate::error::{EngineError, Failure, Kind};
 use crate::manifest::DataFile;
 use crate::protocol::{Answer, MemberId, Ranges, Request, Start};
-use crate::range::{Layout, Range};
+use crate::range::{Layout, Range, found, refined};
 use crate::roster::Roster;
 
 /// By operator: each range with the member and thread that has it, where one does.
@@ -107,13 +111,21 @@ impl Query {
         let mut members: Vec<MemberId> =
             self.members.iter().copied().filter(|member| view.roster.alive(*member)).collect();
         members.extend(view.roster.serving().filter(|member| !self.members.contains(member)));
+        let ranges = found(self.ranges(), &held(&operators, &inventories));
+        let dealt = Layout::dealt(ranges.clone(), members.len() as u32 * threads).expect("the ranges of a layout");
+        let sets: BTreeMap<MemberId, BTreeMap<&str, BTreeSet<Range>>> = inventories
+            .iter()
+            .map(|(member, all)| {
+                (*member, all.iter().map(|(name, some)| (&**name, some.iter().copied().collect())).collect())
+            })
+            .collect();
         let mut places: Places = BTreeMap::new();
         for name in &operators {
-            let known = self.layouts.get(name).cloned();
-            let layout = known.unwrap_or_else(|| Layout::even(view.setup.bits, members.len() as u32 * threads));
-            let place = |(range, owner): &(Range, u32)| {
+            let layout = self.layouts.get(name).unwrap_or(&dealt);
+            let place = |range: &Range| {
+                let owner = layout.owner(range.first());
                 let has = |member: &MemberId| {
-                    inventories.get(member).and_then(|all| all.get(name)).is_some_and(|some| some.contains(range))
+                    sets.get(member).and_then(|all| all.get(&**name)).is_some_and(|some| some.contains(range))
                 };
                 // A range cut off on its way between epochs is where it was and perhaps where it goes: equal copies.
                 let last = self.members.get((owner / threads) as usize).copied().filter(has);
@@ -123,7 +135,7 @@ impl Query {
                 });
                 (*range, holder)
             };
-            places.insert(name.clone(), layout.ranges().iter().map(place).collect());
+            places.insert(name.clone(), ranges.iter().map(place).collect());
         }
         let holds = |member: &MemberId| {
             places.values().flatten().any(|(_, holder)| holder.is_some_and(|(holder, _)| holder == *member))
@@ -172,6 +184,23 @@ impl Query {
             true => self.start(view),
             false => self.read_state(readers, &source.unwrap_or_default(), view),
         }
+    }
+
+    /// The ranges that there were last, or are to be: all operators have the same.
+    fn ranges(&self) -> Vec<Range> {
+        match self.layouts.values().next() {
+            Some(layout) => layout.ranges().iter().map(|(range, _)| *range).collect(),
+            None => {
+                let base = self.base.epoch.and_then(|last| self.kept.get(&last));
+                refined(self.bits, base.map_or(&[], |manifest| &manifest.parts))
+            }
+        }
+    }
+
+    /// Those that are parts of bins.
+    pub(super) fn parts(&self) -> Vec<Range> {
+        let all = self.layouts.values().next().map_or(&[][..], Layout::ranges).iter().map(|(range, _)| *range);
+        all.filter(|range| range.length() > self.bits).collect()
     }
 
     // Restoring
@@ -248,6 +277,7 @@ impl Query {
                 members: self.members.clone(),
                 rank,
                 threads: view.setup.threads,
+                bits: self.bits,
                 layouts: self.layouts.clone(),
                 epoch,
                 watermark: self.base.watermark,
@@ -288,6 +318,12 @@ impl Query {
         let mine = |owner: u32| (owner / self.threads) as usize == rank;
         self.layouts.values().any(|layout| layout.ranges().iter().any(|(_, owner)| mine(*owner)))
     }
+}
+
+/// What members hold, by operator.
+fn held(operators: &[String], inventories: &BTreeMap<MemberId, Ranges>) -> BTreeMap<String, BTreeSet<Range>> {
+    let of = |name: &String| inventories.values().filter_map(|all| all.get(name)).flatten().copied().collect();
+    operators.iter().map(|name| (name.clone(), of(name))).collect()
 }
 
 /// Gives ranges without a holder to the members that have the least; returns what each has to load.

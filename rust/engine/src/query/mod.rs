@@ -23,10 +23,10 @@ use crate::engine::Setup;
 use crate::error::{EngineError, Failure, StoreError};
 use crate::manifest::{Claim, DataFile, Manifest};
 use crate::protocol::{
-    Answer, Effect, Event, Facts, Handle, MemberId, Piece, Program, QueryId, Ranges, Receipt, Request, Stamp, Stored,
-    Ticket, Wait, Wish,
+    Answer, Effect, Event, Facts, Handle, MemberId, Piece, Program, QueryId, Ranges, Receipt, Recut, Request, Stamp,
+    Stored, Ticket, Wait, Wish,
 };
-use crate::range::{Layout, Range};
+use crate::range::{Layout, MAX_LENGTH, Range};
 use crate::roster::Roster;
 
 /// What a query sees of its engine, and where it says what to do.
@@ -180,13 +180,16 @@ pub(crate) struct Cut {
     pub(crate) at_epoch: Option<u64>,
 }
 
-/// A user's migration that waits for its turn, or for its epoch.
+/// A user's migration, split or merge that waits for its turn, or for its epoch.
 #[derive(Debug)]
 struct Turn {
     handle: Handle,
     wish: Wish,
     cut: Cut,
 }
+
+/// Ranges and their new workers, step by step.
+type Steps = Vec<Vec<(Range, u32)>>;
 
 /// A question, by its ticket.
 #[derive(Debug)]
@@ -207,7 +210,8 @@ enum Asked {
     Manifest { manifest: Box<Manifest>, tries: u32 },
     Pause(Box<Asked>),
     // Those that a new generation does not end:
-    Migrate { handle: Option<Handle>, steps: Vec<Vec<(Range, u32)>> },
+    Migrate { handle: Option<Handle>, steps: Steps, then: Option<Recut> },
+    Recut { handle: Handle, recut: Recut },
     Merge { names: BTreeSet<String> },
     Collect,
 }
@@ -224,6 +228,8 @@ pub(crate) struct Query {
     members: Vec<MemberId>,
     /// Workers of each member.
     threads: u32,
+    /// Of a bin: no range is wider.
+    bits: u8,
     layouts: BTreeMap<String, Layout>,
     /// Where the last epoch ended whose batch Spark has committed.
     base: At,
@@ -264,7 +270,7 @@ pub(crate) struct Query {
 
 impl Query {
     /// Its generations are above `floor`: nobody takes them for those of an earlier life.
-    pub(crate) fn new(id: QueryId, program: Program, floor: u64) -> Query {
+    pub(crate) fn new(id: QueryId, program: Program, floor: u64, bits: u8) -> Query {
         Query {
             id,
             program,
@@ -273,6 +279,7 @@ impl Query {
             stamp: Stamp { generation: floor, membership: 0 },
             members: Vec::new(),
             threads: 1,
+            bits: bits.min(MAX_LENGTH),
             layouts: BTreeMap::new(),
             base: At::default(),
             frozen: None,
@@ -473,7 +480,9 @@ impl Query {
 
     /// What was asked for the present attempt is moot.
     fn forget_questions(&mut self) {
-        self.asked.retain(|_, asked| matches!(asked, Asked::Migrate { .. } | Asked::Merge { .. } | Asked::Collect));
+        self.asked.retain(|_, asked| {
+            matches!(asked, Asked::Migrate { .. } | Asked::Recut { .. } | Asked::Merge { .. } | Asked::Collect)
+        });
     }
 
     // What comes back
@@ -486,7 +495,8 @@ impl Query {
             Asked::Discard(member) => self.discarded(member, view),
             Asked::Release(member) => self.released(member, answer, view),
             Asked::Write { member, tries } => self.written(member, tries, answer, view),
-            Asked::Migrate { handle, steps } => self.migrated(handle, &steps, answer, view),
+            Asked::Migrate { handle, steps, then } => self.migrated(handle, &steps, then, answer, view),
+            Asked::Recut { handle, recut } => self.was_recut(handle, &recut, answer, view),
             Asked::Merge { names } => self.merged_files(names, answer),
             _ => {}
         }

@@ -1,18 +1,23 @@
-//! Moving ranges, changing the set of members between two batches, and keeping what is durable small.
+//! Moving, splitting and merging ranges, changing the set of members between two batches, and keeping what is durable small.
+//!
+//! What is split or merged waits for its turn like what moves, and is checked when it is asked for against what there will be then. Parts that are
+//! merged come together first, as steps of the same turn. What is prepared for an epoch takes no turn: where it names a range that is being split, or
+//! takes parts apart that are being merged, the workers refuse the later of the two, by name, and nothing of it takes place.
 //!
 //! Invariants: members join and leave between the request for a batch and its mark, or on an idle query whose last batch Spark is known to have
 //! committed: before that the originals that undo the batch are needed. A manifest goes when Spark has committed a later one, `keep` further ones stay;
 //! a file goes when no manifest names it and it belongs to a generation before the present one, or to an epoch before the oldest manifest.
 
-use std::collections::{BTreeSet, VecDeque};
+use std::cmp::Reverse;
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use penstock_balance::{Shift, Strategy, steps};
 
-use super::{Asked, Call, Cut, Phase, Query, Status, Turn, View, Wait, What};
+use super::{Asked, Call, Cut, Phase, Query, Status, Steps, Turn, View, Wait, What};
 use crate::error::{EngineError, Failure};
 use crate::manifest::{Claim, Contents, DataFile, Manifest, Named};
-use crate::protocol::{Answer, Effect, Handle, MemberId, Request, Wish};
-use crate::range::{Layout, Range};
+use crate::protocol::{Answer, Effect, Handle, MemberId, Recut, Request, Wish};
+use crate::range::{Layout, LayoutError, Range};
 use crate::roster::Roster;
 
 impl Query {
@@ -20,7 +25,18 @@ impl Query {
 
     /// What is wrong with a migration whatever moves before it.
     pub(crate) fn refuses(&self, wish: &Wish, cut: Cut) -> Option<EngineError> {
-        if let Err(error) = self.plan(wish, cut.strategy) {
+        let planned = match &self.expected() {
+            _ if self.status != Status::Running => Err(EngineError::NotRunning(self.status.told())),
+            None => self.plan(wish, cut.strategy).map(drop),
+            Some(layout) => match wish {
+                Wish::Recut(_) if cut.at_epoch.is_some() => {
+                    Err(refused("what is split or merged takes effect between two epochs: it is prepared for none"))
+                }
+                Wish::Recut(recut) => self.together(recut, layout).map(drop),
+                _ => self.targets(wish, layout).map(drop),
+            },
+        };
+        if let Err(error) = planned.and_then(|()| self.strategic(cut.strategy)) {
             return Some(error);
         }
         let released = self.call.as_ref().filter(|call| {
@@ -74,32 +90,99 @@ impl Query {
             Ok(steps) => steps,
             Err(error) => return view.out.push(Effect::Moved { handle, outcome: Err(error) }),
         };
-        view.out.push(Effect::Moving { handle, ranges: steps.iter().map(Vec::len).sum::<usize>() as u32 });
-        match steps.is_empty() {
-            true => view.out.push(Effect::Moved { handle, outcome: Ok(0) }),
-            false => self.order(Some(handle), steps, cut, view),
+        let moving = steps.iter().map(Vec::len).sum::<usize>() as u32;
+        let (ranges, then) = match wish {
+            Wish::Recut(recut) => (moving + recut.ranges().len() as u32, Some(recut)),
+            _ => (moving, None),
+        };
+        view.out.push(Effect::Moving { handle, ranges });
+        match (steps.is_empty(), then) {
+            (false, then) => self.order(Some(handle), steps, then, cut, view),
+            (true, Some(recut)) => self.order_recut(handle, recut, view),
+            (true, None) => view.out.push(Effect::Moved { handle, outcome: Ok(0) }),
         }
     }
 
-    /// Whether ranges move.
+    /// Whether ranges move, or are split or merged.
     fn moves(&self) -> bool {
-        self.asked.values().any(|asked| matches!(asked, Asked::Migrate { .. }))
+        self.asked.values().any(|asked| matches!(asked, Asked::Migrate { .. } | Asked::Recut { .. }))
     }
 
-    /// The steps from the present layouts to what is wished for; all operators move alike.
-    fn plan(&self, wish: &Wish, strategy: Strategy) -> Result<Vec<Vec<(Range, u32)>>, EngineError> {
+    /// The layout whose ranges are those that there are when all that takes turns is done, whoever has them; none of a query without state.
+    fn expected(&self) -> Option<Layout> {
+        let mut layout = self.layouts.values().next()?.clone();
+        let under_way = self.asked.values().filter_map(|asked| match asked {
+            Asked::Migrate { then, .. } => then.as_ref(),
+            Asked::Recut { recut, .. } => Some(recut),
+            _ => None,
+        });
+        let waiting = self.turns.iter().filter_map(|turn| match &turn.wish {
+            Wish::Recut(recut) => Some(recut),
+            _ => None,
+        });
+        // One that will be refused when its turn comes changes nothing.
+        for recut in under_way.chain(waiting) {
+            let mut after = layout.clone();
+            if recut.apply(&mut after).is_ok() {
+                layout = after;
+            }
+        }
+        Some(layout)
+    }
+
+    /// Whether steps can be cut so.
+    fn strategic(&self, strategy: Strategy) -> Result<(), EngineError> {
+        strategy.check().map_err(|error| EngineError::Refused(error.to_string()))
+    }
+
+    /// The steps from the present layouts to what is wished for, or to where it can be merged; all operators move alike.
+    fn plan(&self, wish: &Wish, strategy: Strategy) -> Result<Steps, EngineError> {
         if self.status != Status::Running {
             return Err(EngineError::NotRunning(self.status.told()));
         }
-        let refused = |reason: String| Err(EngineError::Refused(reason));
-        let workers = self.members.len() as u32 * self.threads;
         let Some(layout) = self.layouts.values().next() else {
             return match wish {
-                Wish::Moves(moves) if !moves.is_empty() => refused("the query keeps no state: nothing can move".into()),
+                Wish::Moves(moves) if !moves.is_empty() => Err(refused("the query keeps no state: nothing can move")),
+                Wish::Recut(_) => Err(refused("the query keeps no state: it has no bins")),
                 _ => Ok(Vec::new()),
             };
         };
+        let moves = match wish {
+            Wish::Recut(recut) => self.together(recut, layout)?,
+            _ => self.targets(wish, layout)?,
+        };
+        self.cut(strategy, moves)
+    }
+
+    /// Where the parts of what is merged come together: with the worker that has most of them. Nothing of what is split moves.
+    fn together(&self, recut: &Recut, layout: &Layout) -> Result<Vec<(Range, u32)>, EngineError> {
+        self.no_wider(recut.ranges().iter())?;
+        recut.apply(&mut layout.clone()).map_err(|error| refused(error.to_string()))?;
+        let Recut::Merge { ranges } = recut else { return Ok(Vec::new()) };
+        let mut moves = Vec::new();
+        for range in ranges {
+            let parts = layout.within(*range);
+            let mut owners: BTreeMap<u32, usize> = BTreeMap::new();
+            parts.iter().for_each(|(_, owner)| *owners.entry(*owner).or_default() += 1);
+            let home = owners.iter().max_by_key(|(owner, parts)| (**parts, Reverse(**owner))).map(|(owner, _)| *owner);
+            moves.extend(parts.iter().filter_map(|(part, _)| Some((*part, home?))));
+        }
+        Ok(moves)
+    }
+
+    /// Refuses what holds several bins.
+    fn no_wider<'a>(&self, mut ranges: impl Iterator<Item = &'a Range>) -> Result<(), EngineError> {
+        match ranges.find(|range| range.length() < self.bits) {
+            Some(range) => Err(refused(format!("there can be no bin {range}: bins have {} bits", self.bits))),
+            None => Ok(()),
+        }
+    }
+
+    /// Where ranges are to be.
+    fn targets(&self, wish: &Wish, layout: &Layout) -> Result<Vec<(Range, u32)>, EngineError> {
+        let workers = self.members.len() as u32 * self.threads;
         let ranges = || layout.ranges().iter().map(|(range, _)| *range);
+        let bits = self.bits;
         let moves = match wish {
             Wish::Even => {
                 let mut even = layout.clone();
@@ -108,32 +191,44 @@ impl Query {
                 }
                 even.ranges().to_vec()
             }
-            Wish::To(owners) if owners.len() != layout.ranges().len() => {
-                let (given, known) = (owners.len(), layout.ranges().len());
-                return refused(format!("{given} workers are named for {known} bins"));
+            Wish::To(owners) if owners.len() != 1 << bits => {
+                let given = owners.len();
+                return Err(refused(format!("{given} workers are named for {} bins", 1 << bits)));
             }
-            Wish::To(owners) => ranges().zip(owners.iter().copied()).collect(),
-            Wish::Moves(moves) => moves.clone(),
+            // Parts go where the bin is to be.
+            Wish::To(owners) => {
+                let bin = |range: Range| (range.prefix() >> (range.length() - bits)) as usize;
+                ranges().map(|range| (range, owners[bin(range)])).collect()
+            }
+            Wish::Moves(moves) => {
+                self.no_wider(moves.iter().map(|(range, _)| range))?;
+                let mut parts = Vec::new();
+                for (range, worker) in moves {
+                    let named = layout.within(*range);
+                    if named.is_empty() {
+                        return Err(refused(LayoutError::Absent(*range).to_string()));
+                    }
+                    parts.extend(named.iter().map(|(part, _)| (*part, *worker)));
+                }
+                parts
+            }
+            Wish::Recut(_) => Vec::new(),
         };
         let mut seen = BTreeSet::new();
         for (range, worker) in &moves {
-            let known = |layout: &Layout| layout.owner_of(*range).is_some();
             if *worker >= workers {
-                return refused(format!("there is no worker {worker}: the query has workers 0 to {}", workers - 1));
-            }
-            if matches!(wish, Wish::Moves(_)) && !self.layouts.values().all(known) {
-                let bins = layout.ranges().len() - 1;
-                return refused(format!("there is no bin {}: the query has bins 0 to {bins}", range.prefix()));
+                let last = workers - 1;
+                return Err(refused(format!("there is no worker {worker}: the query has workers 0 to {last}")));
             }
             if !seen.insert(*range) {
-                return refused(format!("bin {} is to move twice", range.prefix()));
+                return Err(refused(format!("bin {} is to move twice", told(*range, bits))));
             }
         }
-        self.cut(strategy, moves)
+        Ok(moves)
     }
 
     /// Those of the moves that change an owner, in steps.
-    fn cut(&self, strategy: Strategy, moves: Vec<(Range, u32)>) -> Result<Vec<Vec<(Range, u32)>>, EngineError> {
+    fn cut(&self, strategy: Strategy, moves: Vec<(Range, u32)>) -> Result<Steps, EngineError> {
         let mut shifts = Vec::new();
         for (range, to) in moves {
             let mut owners = self.layouts.values().filter_map(|layout| layout.owner_of(range));
@@ -159,13 +254,21 @@ impl Query {
     fn order(
         &mut self,
         handle: Option<Handle>,
-        steps: Vec<Vec<(Range, u32)>>,
+        steps: Steps,
+        then: Option<Recut>,
         Cut { max_pause_ms, at_epoch, .. }: Cut,
         view: &mut View<'_>,
     ) {
-        let ticket = self.ask(Asked::Migrate { handle, steps: steps.clone() }, view);
+        let ticket = self.ask(Asked::Migrate { handle, steps: steps.clone(), then }, view);
         let (stamp, leader) = (self.stamp, self.members[0]);
         let request = Request::Migrate { stamp, handle: ticket, steps, max_pause_ms, at_epoch };
+        view.out.push(Effect::Call { ticket, member: leader, query: self.id.clone(), request });
+    }
+
+    fn order_recut(&mut self, handle: Handle, recut: Recut, view: &mut View<'_>) {
+        let ticket = self.ask(Asked::Recut { handle, recut: recut.clone() }, view);
+        let (stamp, leader) = (self.stamp, self.members[0]);
+        let request = Request::Recut { stamp, handle: ticket, recut };
         view.out.push(Effect::Call { ticket, member: leader, query: self.id.clone(), request });
     }
 
@@ -174,8 +277,15 @@ impl Query {
             self.turns.remove(at);
             return view.out.push(Effect::Moved { handle, outcome: Ok(0) });
         }
-        let meant = |asked: &Asked| matches!(asked, Asked::Migrate { handle: Some(one), .. } if *one == handle);
-        if let Some(ticket) = self.asked.iter().find(|(_, asked)| meant(asked)).map(|(ticket, _)| *ticket) {
+        let under_way = self.asked.iter_mut().find_map(|(ticket, asked)| match asked {
+            Asked::Migrate { handle: Some(one), then, .. } if *one == handle => {
+                *then = None;
+                Some(*ticket)
+            }
+            Asked::Recut { handle: one, .. } if *one == handle => Some(*ticket),
+            _ => None,
+        });
+        if let Some(ticket) = under_way {
             let (stamp, leader) = (self.stamp, self.members[0]);
             self.tell(leader, Request::CancelMigration { stamp, handle: ticket }, view);
         }
@@ -185,6 +295,7 @@ impl Query {
         &mut self,
         handle: Option<Handle>,
         steps: &[Vec<(Range, u32)>],
+        then: Option<Recut>,
         answer: Result<Answer, Failure>,
         view: &mut View<'_>,
     ) {
@@ -203,9 +314,37 @@ impl Query {
             Ok(_) => Ok(0),
             Err(failure) => Err(EngineError::CutOff(failure.message)),
         };
+        if let (Some(handle), Some(recut), Ok(_)) = (handle, then, &outcome) {
+            // They are together.
+            return self.order_recut(handle, recut, view);
+        }
         if let Some(handle) = handle {
             view.out.push(Effect::Moved { handle, outcome });
         }
+        self.next_turn(view);
+        self.regroup(view);
+    }
+
+    pub(super) fn was_recut(
+        &mut self,
+        handle: Handle,
+        recut: &Recut,
+        answer: Result<Answer, Failure>,
+        view: &mut View<'_>,
+    ) {
+        let outcome = match answer {
+            Ok(Answer::Migrated { refused: Some(failure), .. }) | Err(failure) => {
+                Err(EngineError::CutOff(failure.message))
+            }
+            Ok(Answer::Migrated { steps: 1, .. }) => {
+                for layout in self.layouts.values_mut() {
+                    recut.apply(layout).expect("the workers have checked it, too");
+                }
+                Ok(1)
+            }
+            Ok(_) => Ok(0),
+        };
+        view.out.push(Effect::Moved { handle, outcome });
         self.next_turn(view);
         self.regroup(view);
     }
@@ -218,10 +357,15 @@ impl Query {
 
     /// Migrations do not outlive their generation; what is prepared for an epoch to come waits for it in the next one.
     pub(super) fn cut_off(&mut self, view: &mut View<'_>) {
-        let gone = self.asked.extract_if(.., |_, asked| matches!(asked, Asked::Migrate { .. })).collect::<Vec<_>>();
+        let ends = |asked: &Asked| matches!(asked, Asked::Migrate { .. } | Asked::Recut { .. });
+        let gone = self.asked.extract_if(.., |_, asked| ends(asked)).collect::<Vec<_>>();
         for (_, asked) in gone {
             match asked {
                 Asked::Migrate { handle: Some(handle), .. } => {
+                    let error = EngineError::CutOff(self.trouble.clone());
+                    view.out.push(Effect::Moved { handle, outcome: Err(error) });
+                }
+                Asked::Recut { handle, .. } => {
                     let error = EngineError::CutOff(self.trouble.clone());
                     view.out.push(Effect::Moved { handle, outcome: Err(error) });
                 }
@@ -259,7 +403,7 @@ impl Query {
         let cut = Cut { strategy: view.setup.shares, max_pause_ms: view.setup.max_pause_ms, at_epoch: None };
         let steps = self.cut(cut.strategy, moves).expect("the engine's own strategy has steps");
         if !steps.is_empty() {
-            self.order(None, steps, cut, view);
+            self.order(None, steps, None, cut, view);
         }
     }
 
@@ -359,7 +503,7 @@ impl Query {
     /// Ranges that have moved for equal shares since the last rescale began, and that will.
     pub(crate) fn shifts(&self, roster: &Roster) -> (u32, u32) {
         let own = |asked: &Asked| match asked {
-            Asked::Migrate { handle: None, steps } => Some(steps.iter().map(Vec::len).sum::<usize>()),
+            Asked::Migrate { handle: None, steps, .. } => Some(steps.iter().map(Vec::len).sum::<usize>()),
             _ => None,
         };
         if let Some(ranges) = self.asked.values().find_map(own) {
@@ -441,5 +585,38 @@ impl Query {
         if !names.is_empty() {
             view.out.push(Effect::Delete { query: self.id.clone(), names });
         }
+    }
+}
+
+impl Recut {
+    fn ranges(&self) -> &[Range] {
+        match self {
+            Recut::Split { ranges, .. } | Recut::Merge { ranges } => ranges,
+        }
+    }
+
+    /// The ranges of a layout become the others; in part, where it is refused.
+    fn apply(&self, layout: &mut Layout) -> Result<(), LayoutError> {
+        let mut sorted = self.ranges().to_vec();
+        sorted.sort_unstable_by_key(|range| (range.first(), range.length()));
+        if let Some(pair) = sorted.windows(2).find(|pair| pair[0].intersects(pair[1])) {
+            return Err(LayoutError::Overlap(pair[0], pair[1]));
+        }
+        self.ranges().iter().try_for_each(|range| match self {
+            Recut::Split { by, .. } => layout.split(*range, *by),
+            Recut::Merge { .. } => layout.merge(*range),
+        })
+    }
+}
+
+fn refused(reason: impl Into<String>) -> EngineError {
+    EngineError::Refused(reason.into())
+}
+
+/// A range as people name it: the number of a bin, or prefix and bits of a part.
+fn told(range: Range, bits: u8) -> String {
+    match range.length() == bits {
+        true => range.prefix().to_string(),
+        false => format!("({}, {})", range.prefix(), range.length()),
     }
 }

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use penstock_balance::Strategy;
 use penstock_engine::{
     Answer, Dismissal, Effect, Engine, EngineError, Event, Failure, Kind, MemberId, Moving, Operator, Plan, Program,
-    Range, Ranges, Receipt, Request, Setup, Ticket, Wait, Wish,
+    Range, Ranges, Receipt, Recut, Request, Setup, Ticket, Wait, Wish,
 };
 
 const QUERY: &str = "q";
@@ -99,6 +99,7 @@ impl Script {
             Request::Stop { .. } => Answer::Inventory(Ranges::from([("sums".into(), all)])),
             Request::Release(_) => Answer::Released { pieces: vec![(0, 1, 0)] },
             Request::Migrate { steps, .. } => Answer::Migrated { steps: steps.len() as u32, refused: None },
+            Request::Recut { .. } => Answer::Migrated { steps: 1, refused: None },
             _ => Answer::Done,
         };
         self.hear(Event::Answer { ticket, answer: Ok(answer) });
@@ -213,7 +214,7 @@ fn migrations_take_turns_and_are_planned_when_theirs_comes() {
         [
             "3 workers are named for 4 bins",
             "there is no worker 2: the query has workers 0 to 1",
-            "there is no bin 1: the query has bins 0 to 3",
+            "bin 1/3 is not there: what it would be part of is whole",
             "bin 1 is to move twice"
         ]
     );
@@ -275,6 +276,75 @@ fn what_is_prepared_for_an_epoch_begins_with_it() {
     assert_eq!(script.moved(), [(4, Ok(0))].into(), "it still waited");
     script.hear(Event::Drop { query: QUERY.into() });
     assert_eq!(script.moved()[&8].as_ref().unwrap_err(), "the migration was cut off: the query was dropped");
+}
+
+#[test]
+fn splits_and_merges_take_turns_and_are_checked_against_what_comes_before() {
+    let mut script = Script::new(2);
+    let range = |prefix, length| Range::new(prefix, length).unwrap();
+    let split = |prefix, length, by| Wish::Recut(Recut::Split { ranges: vec![range(prefix, length)], by });
+    let merge = |prefix, length| Wish::Recut(Recut::Merge { ranges: vec![range(prefix, length)] });
+    script.migrate(1, split(1, 2, 1), 1);
+    assert_eq!(script.moved()[&1].as_ref().unwrap_err(), "the query has not begun: its bins cannot move now");
+    script.batch(0);
+    script.hold = vec!["Recut", "Migrate"];
+    script.migrate(2, split(1, 2, 1), 1);
+    // Of what will be there when their turns come.
+    script.migrate(3, split(3, 3, 2), 1);
+    script.migrate(4, Wish::Moves(vec![(range(3, 3), 0), (range(2, 3), 1)]), 9);
+    script.migrate(5, merge(1, 2), 9);
+    script.migrate(6, split(1, 2, 1), 1);
+    assert!(script.moved().is_empty());
+    let wrong = |script: &mut Script, wish| {
+        script.migrate(9, wish, 1);
+        script.moved().remove(&9).expect("it is told at once").unwrap_err()
+    };
+    assert_eq!(wrong(&mut script, split(1, 2, 1)), "bin 1/2 is split already");
+    assert_eq!(wrong(&mut script, merge(0, 2)), "bin 0/2 is not split");
+    assert_eq!(wrong(&mut script, merge(0, 3)), "bin 0/3 is not there: what it would be part of is whole");
+    assert_eq!(wrong(&mut script, merge(0, 1)), "there can be no bin 0/1: bins have 2 bits");
+    let fine = "bin 0/2 by 19 bits: parts have 20 bits at most, and more than what is split";
+    assert_eq!(wrong(&mut script, split(0, 2, 19)), fine);
+    let twice = Recut::Split { ranges: vec![range(0, 2), range(0, 2)], by: 1 };
+    assert_eq!(wrong(&mut script, Wish::Recut(twice)), "ranges 0/2 and 0/2 overlap");
+    script.prepare(&[(9, QUERY, split(0, 2, 1))], 1, Some(7));
+    assert!(script.moved()[&9].as_ref().unwrap_err().contains("between two epochs"));
+    assert_eq!(script.held.len(), 1, "one at a time");
+    script.let_go();
+    assert_eq!(script.owners(), [0, 1, 1, 0, 1]);
+    script.let_go();
+    assert_eq!(script.owners(), [0, 1, 1, 1, 1, 1, 0, 1]);
+    assert_eq!(script.moved(), [(2, Ok(1)), (3, Ok(1))].into());
+    // What is said of a range that is split is said of its parts.
+    script.let_go();
+    assert_eq!(script.owners(), [0, 1, 0, 0, 0, 0, 0, 1]);
+    // Parts come together first: the one that is elsewhere.
+    let Request::Migrate { steps, .. } = &script.held[0].2 else { panic!("{:?}", script.held) };
+    assert_eq!(steps.concat(), [(range(2, 3), 0)]);
+    script.let_go();
+    assert_eq!(script.moved(), [(4, Ok(1))].into(), "it goes on");
+    script.let_go();
+    assert_eq!(script.owners(), [0, 0, 0, 1]);
+    assert_eq!(script.moved(), [(5, Ok(1))].into());
+    // One that is cut off has changed nothing that anybody knows of.
+    script.hear(Event::MemberLost { member: MemberId(2), reason: "killed".into() });
+    assert!(script.moved()[&6].as_ref().unwrap_err().contains("member 2 is gone: killed"));
+    assert_eq!(script.owners(), [0, 0, 0, 1]);
+}
+
+#[test]
+fn a_merge_that_is_cancelled_while_parts_come_together_leaves_them() {
+    let mut script = Script::new(2);
+    let range = |prefix, length| Range::new(prefix, length).unwrap();
+    script.batch(0);
+    script.migrate(1, Wish::Recut(Recut::Split { ranges: vec![range(1, 2)], by: 1 }), 1);
+    script.migrate(2, Wish::Moves(vec![(range(3, 3), 0)]), 1);
+    script.hold = vec!["Migrate"];
+    script.migrate(3, Wish::Recut(Recut::Merge { ranges: vec![range(1, 2)] }), 1);
+    script.hear(Event::CancelMigration { handle: 3 });
+    script.let_go();
+    assert_eq!(script.moved(), [(1, Ok(1)), (2, Ok(1)), (3, Ok(1))].into());
+    assert_eq!(script.owners().len(), 5, "its parts are together, and parts");
 }
 
 #[test]

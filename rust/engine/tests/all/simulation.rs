@@ -133,6 +133,13 @@ fn migrations_end_with_their_generation() {
 }
 
 #[test]
+fn sequence_13_bins_are_split_and_merged_while_members_come_and_go() {
+    sequence("13 bins are split and merged", &["splitting", "merging", "moved", "loaded", "rescaled"]);
+    sequence("13 undone to before a split", &["moved", "stopped", "restarted"]);
+    sequence("13 splits are cut off", &["splitting", "cut off"]);
+}
+
+#[test]
 fn members_that_lose_each_other_begin_again() {
     sequence("members lose each other", &["group started"]);
 }

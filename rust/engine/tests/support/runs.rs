@@ -170,6 +170,30 @@ pub(crate) fn sequence(name: &str, seed: u64) -> Scenario {
         "migrations are cut off" => (1..4)
             .flat_map(|one| [at("fed", one, Fault::MigrateAll), at("epoch done", 3 * one, Fault::CutMesh)])
             .collect(),
+        "13 bins are split and merged" => {
+            scenario.durable = !seed.is_multiple_of(4);
+            scenario.batches = 8;
+            let mut faults = vec![
+                at("fed", 1, Fault::RecutAll),
+                at("committed", 2, Fault::MigrateAll),
+                at("committed", 3, Fault::Recut),
+                at("committed", 5, Fault::Rescale(1 + seed as u32 % 3)),
+                at("fed", 7, Fault::RecutAll),
+                at("committed", 7, Fault::RecutAll),
+            ];
+            if scenario.durable {
+                faults.push(at("sink called", 4, crash));
+                faults.push(at("committed", 6, Fault::CrashDriver));
+            }
+            faults
+        }
+        "13 undone to before a split" => {
+            scenario.durable = seed.is_multiple_of(2);
+            vec![at("sink called", batch, Fault::RecutAll), at("moved", 1, Fault::Stop)]
+        }
+        "13 splits are cut off" => (1..4)
+            .flat_map(|one| [at("fed", one, Fault::RecutAll), at("epoch done", 3 * one, Fault::CutMesh)])
+            .collect(),
         "members lose each other" => vec![
             at("group started", batch, Fault::CutMesh),
             at("fed", batch, Fault::CutMesh),

@@ -22,7 +22,6 @@ use penstock_bins::{
     Stateful, Stats, range_of, stateful_divided,
 };
 use penstock_dataflow::{BoxError, InputHandle, Pipeline, Scope, Stream, Worker};
-use penstock_files::Range;
 use penstock_progress::{FlowTime, ProbeHandle};
 
 use super::MARK;
@@ -33,7 +32,7 @@ use super::pieces::{Begin, End, Piece};
 use super::record::{self, Record};
 use super::resident::Resident;
 use super::rows::{Keep, Rows};
-use super::stats::{BinMove, Gauges, unix_ns};
+use super::stats::{BinMove, Gauges, ranges, unix_ns};
 use super::worker::Pace;
 use crate::block::FlowBlock;
 use crate::error::OpError;
@@ -144,6 +143,7 @@ pub(crate) fn joined(mut blocks: Vec<RecordBatch>) -> Result<Option<RecordBatch>
 pub(crate) struct Shared {
     shelf: Shelf<State>,
     local: Vec<usize>,
+    bits: u8,
     ops: Vec<OpShared>,
     /// The epoch before which there was no state.
     founding: Option<u64>,
@@ -163,29 +163,29 @@ struct OpShared {
 }
 
 impl Shared {
-    /// Hands the bins of `resident` out to the workers `local` by `config.owners`. After an error they rest as before.
+    /// Hands the bins of `resident` out to the workers `local` by `config.routings`. After an error they rest as before.
     pub(crate) fn new(config: &GroupConfig, local: &[usize], resident: &mut Resident) -> Result<Self, HostError> {
         debug_assert!(config.journal || !config.record, "without marks nobody knows what an epoch changed");
         let expected = 1_usize << config.bits;
-        let steps = config.plan.keyed_ops();
-        let bins = config.owners.iter().map(Vec::len).find(|bins| *bins != expected).unwrap_or(expected);
-        if config.owners.len() != steps || bins != expected {
-            return Err(HostError::Owners { given: config.owners.len(), bins, steps, expected });
+        let (given, steps) = (config.routings.len(), config.plan.keyed_ops());
+        let all = config.routings.iter().map(|routing| routing.bins() as usize);
+        let bins = { all }.find(|bins| *bins != expected).unwrap_or(expected);
+        if given != steps || bins != expected {
+            return Err(HostError::Owners { given, bins, steps, expected });
         }
         let workers = local.iter().map(|worker| *worker as u32).collect::<Vec<_>>();
         let mut routed = Vec::new();
-        for (op, (keyed, owners)) in config.plan.keyed().zip(&config.owners).enumerate() {
+        for (op, (keyed, routing)) in config.plan.keyed().zip(&config.routings).enumerate() {
             let name = keyed.operator.clone();
-            let routing = Routing::from_owners(owners.clone())?;
             let shelf = &resident.shelf;
             let mut bins =
-                if resident.fresh { Vec::new() } else { shelf.missing(&name, config.epoch, &routing, &workers)? };
-            let loaded = |bin: u32| Some(resident.loaded.has(&name, Range::new(bin, config.bits)?));
+                if resident.fresh { Vec::new() } else { shelf.missing(&name, config.epoch, routing, &workers)? };
+            let loaded = |bin: u32| Some(resident.loaded.has(&name, range_of(bin, config.bits)?));
             bins.retain(|bin| loaded(*bin) != Some(true));
             if !bins.is_empty() {
                 return Err(HostError::MissingBins { op, bins });
             }
-            routed.push((keyed, name, routing));
+            routed.push((keyed, name, routing.clone()));
         }
         let mut ops = Vec::new();
         for (keyed, name, routing) in routed {
@@ -201,7 +201,7 @@ impl Shared {
                 let Rebuilt { mut tables, missing } =
                     resident.shelf.rebuild(&name, config.epoch, &routing, &workers)?;
                 for bin in missing {
-                    let range = Range::new(bin, config.bits).ok_or(BinsError::Absent { bin })?;
+                    let range = range_of(bin, config.bits).ok_or(BinsError::Absent { bin })?;
                     let state = resident.loaded.take(&name, range).ok_or(BinsError::Absent { bin })?;
                     let owner = routing.owner_of(bin);
                     let (_, table) =
@@ -228,13 +228,13 @@ impl Shared {
         resident.drop_loaded(); // what is left of it is elsewhere
         let founding = resident.fresh.then_some(config.epoch);
         let (shelf, local, moved_before) = (resident.shelf.clone(), local.to_vec(), AtomicU64::new(0));
-        Ok(Shared { shelf, local, ops, founding, moved_before })
+        Ok(Shared { shelf, local, bits: config.bits, ops, founding, moved_before })
     }
 
     /// What the tables have left on the shelf, once every worker has ended.
     pub(crate) fn collect(&self) -> Resident {
         let ops = self.ops.iter().map(|op| op.name.clone()).collect();
-        Resident { shelf: self.shelf.clone(), fresh: false, ops, ..Resident::nothing() }
+        Resident { shelf: self.shelf.clone(), fresh: false, bits: self.bits, ops, ..Resident::nothing() }
     }
 
     /// See [`super::Group::settle`].
@@ -350,15 +350,6 @@ impl Built {
         });
     }
 
-    /// Owner of each bin by the routing in force, per keyed step.
-    pub(crate) fn bins(&self) -> Vec<Vec<(Range, u32)>> {
-        let all = |routing: &Routing| {
-            let range = |(bin, owner)| (range_of(bin, routing.bits()).expect("a bin of the routing"), owner);
-            routing.bins_owned().map(range).collect()
-        };
-        self.ops.iter().map(|op| all(&op.routing.borrow())).collect()
-    }
-
     /// Writes what the bins here hold, and who has which, into the worker's cells. Cost: one pass over the owned bins.
     pub(crate) fn measure(&self, gauges: &Gauges, busy: Duration) {
         let (mut bins, mut keys, mut bytes) = (Vec::new(), 0, 0);
@@ -373,8 +364,7 @@ impl Built {
             bins.push(owned);
         }
         let owners = self.owners();
-        let split = owners.iter().flatten().any(|owner| *owner == u32::MAX);
-        gauges.tell_bins(if split { self.bins() } else { Vec::new() });
+        gauges.tell_bins(ranges(self.ops.iter().map(|op| op.routing.borrow())));
         let scopes = self.monitors.stats();
         gauges.update(|stats, current| {
             (stats.bins, stats.keys, stats.state_bytes) = (bins, keys, bytes);

@@ -81,7 +81,7 @@ impl Crew {
         let mut crew = Crew { config, shared, wishes: Arc::default(), hands: Vec::new() };
         for seat in seats {
             let (worker, (wakes, waker), (asks, asked)) = (seat.index(), bounded(1), unbounded());
-            let gauges = Arc::new(Gauges::new(crew.config.owners.clone()));
+            let gauges = Arc::new(Gauges::new(&crew.config.routings));
             let (config, shared, wishes, events) =
                 (crew.config.clone(), crew.shared.clone(), crew.wishes.clone(), events.clone());
             let told = Told { gauges: gauges.clone(), asked, began: Instant::now(), epoch: None };

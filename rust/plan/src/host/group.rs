@@ -18,7 +18,7 @@ use std::time::Duration;
 use arrow_array::RecordBatch;
 use crossbeam::channel::{Receiver, Sender, unbounded};
 use penstock_balance::{Strategy, StrategyError};
-use penstock_bins::BinsError;
+use penstock_bins::{BinsError, Routing};
 use penstock_dataflow::{BoxError, Endpoint, Waker, Worker};
 use penstock_files::Range;
 
@@ -45,8 +45,8 @@ pub struct GroupConfig {
     pub callbacks: Arc<dyn Callbacks>,
     /// log2 of the number of bins, 0 to 20.
     pub bits: u8,
-    /// For each keyed step the absolute worker index of every bin.
-    pub owners: Vec<Vec<u32>>,
+    /// For each keyed step the absolute worker index of every bin, and of the parts of those that are split.
+    pub routings: Vec<Routing>,
     /// The next epoch.
     pub epoch: u64,
     /// Watermark reached so far, microseconds.
@@ -77,7 +77,8 @@ impl GroupConfig {
     #[must_use]
     pub fn founding(plan: Arc<Plan>, callbacks: Arc<dyn Callbacks>, bits: u8, workers: u32) -> Self {
         let owners = (0..1_u32 << bits).map(|bin| bin % workers).collect::<Vec<_>>();
-        let owners = vec![owners; plan.keyed_ops()];
+        let routing = Routing::from_owners(owners).expect("a power of two");
+        let routings = vec![routing; plan.keyed_ops()];
         let slice_rows = match (plan.expands() && plan.keyed_ops() > 0, plan.has_calls()) {
             // A keyed step holds what becomes of a slice until the slice has gone through.
             (true, _) => 1 << 10,
@@ -88,7 +89,7 @@ impl GroupConfig {
             plan,
             callbacks,
             bits,
-            owners,
+            routings,
             epoch: 0,
             watermark: None,
             window: 8,
@@ -202,14 +203,14 @@ pub enum HostError {
     /// Input after the end of the input.
     #[error("the input has ended: nothing can be pushed after finish()")]
     Finished,
-    /// `owners` does not fit the plan.
+    /// `routings` do not fit the plan.
     #[error(
         "owners are given for {given} keyed steps of {bins} bins; the plan has {steps} keyed steps of {expected} bins"
     )]
     Owners {
-        /// Lists given.
+        /// Routings given.
         given: usize,
-        /// Length of the offending list.
+        /// Bins of the offending one.
         bins: usize,
         /// Keyed steps of the plan.
         steps: usize,
@@ -295,10 +296,10 @@ pub struct Group {
 }
 
 impl Group {
-    /// Starts one thread per endpoint, with the bins of `resident` that `config.owners` gives to them.
+    /// Starts one thread per endpoint, with the bins of `resident` that `config.routings` give to them.
     ///
     /// # Errors
-    /// `MissingBins` when `resident` is not fresh and lacks a bin, which is not loaded either; `Owners` when the lists do not fit. The bins come back
+    /// `MissingBins` when `resident` is not fresh and lacks a bin, which is not loaded either; `Owners` when the routings do not fit. The bins come back
     /// as they were.
     pub fn start(
         config: GroupConfig,
@@ -328,7 +329,7 @@ impl Group {
         let index = endpoint.index();
         let (commands, inbox) = unbounded();
         let (send_waker, waker) = crossbeam::channel::bounded(1);
-        let gauges = Arc::new(Gauges::new(self.config.owners.clone()));
+        let gauges = Arc::new(Gauges::new(&self.config.routings));
         let thread = Thread {
             config: self.config.clone(),
             shared: self.shared.clone(),

@@ -342,7 +342,7 @@ impl First {
         let mut worker = Worker::new(seat);
         let built = build::build(&mut worker, config, &shared, None).unwrap();
         assert!(!worker.bootstrap().unwrap());
-        let gauges = Arc::new(Gauges::new(config.owners.clone()));
+        let gauges = Arc::new(Gauges::new(&config.routings));
         let worker = WorkerLoop::new(worker, built, build::pace(config), gauges.clone());
         let (made, done, migrated) = Default::default();
         First { worker, gauges, config: config.clone(), made, done, migrated }

@@ -11,7 +11,7 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use penstock_bins::{BinState, BinsError, Shelf};
+use penstock_bins::{BinState, BinsError, Shelf, range_of};
 use penstock_files::Range;
 
 use super::group::HostError;
@@ -24,6 +24,8 @@ use crate::state::State;
 pub struct Resident {
     pub(crate) shelf: Shelf<State>,
     pub(crate) fresh: bool,
+    /// Of the bins of the last generation.
+    pub(crate) bits: u8,
     pub(crate) ops: Vec<String>,
     pub(crate) loaded: Loaded,
 }
@@ -50,7 +52,7 @@ impl Resident {
     /// Nothing yet: the first generation starts with empty bins.
     #[must_use]
     pub fn fresh() -> Self {
-        Resident { shelf: Shelf::new(), fresh: true, ops: Vec::new(), loaded: Loaded::default() }
+        Resident { shelf: Shelf::new(), fresh: true, bits: 0, ops: Vec::new(), loaded: Loaded::default() }
     }
 
     /// Nothing, and nothing is made: for a process that joins a query whose bins are elsewhere. A generation that gives it a bin is
@@ -75,11 +77,13 @@ impl Resident {
     }
 
     /// The bins whose state at the beginning of `epoch` is here, without what was loaded, by the name of their keyed step, in the
-    /// plan's order; ascending. In a generation that begins with `epoch`, their owners
-    /// must be workers of this process.
+    /// plan's order. In a generation that begins with `epoch`, their owners must be workers of this process; of a bin that was split or merged
+    /// before it there are both, its parts and itself, and either will do.
     #[must_use]
-    pub fn inventory(&self, epoch: u64) -> Vec<(String, Vec<u32>)> {
-        self.ops.iter().map(|name| (name.clone(), self.shelf.inventory(name, epoch))).collect()
+    pub fn inventory(&self, epoch: u64) -> Vec<(String, Vec<Range>)> {
+        let range = |bin| range_of(bin, self.bits).expect("a bin of the last generation");
+        let ranges = |name| self.shelf.inventory(name, epoch).into_iter().map(range).collect();
+        self.ops.iter().map(|name| (name.clone(), ranges(name))).collect()
     }
 
     /// Keys over all bins and keyed steps.
@@ -97,7 +101,7 @@ impl Resident {
 
 impl Loaded {
     /// Makes the state of a bin of the keyed step of that name from what was recorded of it, oldest first
-    /// ([`penstock_files::select`]), for a generation with bins of that length; of nothing, that of a bin that has seen nothing. A bin that
+    /// ([`penstock_files::select`]), for a generation with such a bin or part of one; of nothing, that of a bin that has seen nothing. A bin that
     /// was loaded before gives way.
     ///
     /// # Errors

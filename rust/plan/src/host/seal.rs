@@ -78,7 +78,7 @@ impl Pair {
             let shared = Shared::new(&config, &[endpoint.index()], &mut Resident::fresh()).unwrap();
             let mut worker = Worker::new(endpoint);
             let built = build::build(&mut worker, &config, &shared, None).unwrap();
-            WorkerLoop::new(worker, built, build::pace(&config), Arc::new(Gauges::new(Vec::new())))
+            WorkerLoop::new(worker, built, build::pace(&config), Arc::new(Gauges::new(&[])))
         });
         Self { loops: loops.collect(), records: BTreeMap::new(), migrated: 0 }
     }

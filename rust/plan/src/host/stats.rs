@@ -7,6 +7,7 @@
 use std::sync::{Mutex, OnceLock};
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
+use penstock_bins::{Routing, range_of};
 use penstock_bounded::Monitor;
 use penstock_files::Range;
 use serde::{Deserialize, Serialize};
@@ -174,14 +175,30 @@ struct Cells {
     members: Vec<u32>,
 }
 
+/// All bins with their owners by these routings, where any is split.
+pub(crate) fn ranges(
+    routings: impl Iterator<Item = impl std::ops::Deref<Target = Routing>> + Clone,
+) -> Vec<Vec<(Range, u32)>> {
+    if !routings.clone().any(|routing| routing.is_split()) {
+        return Vec::new();
+    }
+    let all = |routing: &Routing| {
+        let range = |(bin, owner)| (range_of(bin, routing.bits()).expect("a bin of the routing"), owner);
+        routing.bins_owned().map(range).collect()
+    };
+    routings.map(|routing| all(&routing)).collect()
+}
+
 /// The cells of one worker, written by its thread and read by the host.
 #[derive(Debug)]
 pub(crate) struct Gauges(Mutex<Cells>);
 
 impl Gauges {
-    /// Of a worker that begins with these owners.
-    pub(crate) fn new(owners: Vec<Vec<u32>>) -> Self {
-        Self(Mutex::new(Cells { owners, ..Cells::default() }))
+    /// Of a worker that begins with these routings.
+    pub(crate) fn new(routings: &[Routing]) -> Self {
+        let owners = routings.iter().map(|routing| routing.owners().to_vec()).collect();
+        let bins = ranges(routings.iter());
+        Self(Mutex::new(Cells { owners, bins, ..Cells::default() }))
     }
 
     fn cells(&self) -> std::sync::MutexGuard<'_, Cells> {

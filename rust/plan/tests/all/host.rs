@@ -9,7 +9,7 @@ use std::time::Duration;
 use crate::group::{Cluster, PATIENCE, Random, config, fresh, moves, read, rows};
 use arrow_array::RecordBatch;
 use crossbeam::channel::unbounded;
-use penstock_bins::ControlError;
+use penstock_bins::{ControlError, Range, Routing};
 use penstock_dataflow::{BoxError, fabric};
 use penstock_plan::host::{
     Event, Group, GroupConfig, HostError, Inline, Keep, NotStarted, PartitionRows, Pulled, Refusal, Resident, Rows,
@@ -194,7 +194,7 @@ fn counts_equal_the_oracle_while_bins_move() {
             assert!(errors.is_empty(), "{errors:?}");
             let mut held = residents.iter().flat_map(|it| it.inventory(8).remove(0).1).collect::<Vec<_>>();
             held.sort_unstable();
-            assert_eq!(held, (0..16).collect::<Vec<_>>());
+            assert_eq!(held, (0..16).map(whole).collect::<Vec<_>>());
             let keys: u64 = residents.iter().map(Resident::keys).sum();
             assert_eq!(keys, oracle.len() as u64);
         }
@@ -229,15 +229,24 @@ fn the_order_of_rows_does_not_depend_on_workers() {
     }
 }
 
+/// One of 16 bins.
+fn whole(bin: u32) -> Range {
+    Range::new(bin, 4).unwrap()
+}
+
+fn routing(owners: impl IntoIterator<Item = u32>) -> Routing {
+    Routing::from_owners(owners.into_iter().collect()).unwrap()
+}
+
 /// Next owners after a failure: each bin in the process that can bring it back.
-fn owners_at(residents: &[Resident], epoch: u64, threads: usize) -> Vec<Vec<u32>> {
+fn owners_at(residents: &[Resident], epoch: u64, threads: usize) -> Vec<Routing> {
     let inventories = residents.iter().map(|it| it.inventory(epoch)).collect::<Vec<_>>();
     let owner = |op: usize, bin: u32| {
-        let having = (0..residents.len()).filter(|p| inventories[*p][op].1.contains(&bin)).collect::<Vec<_>>();
+        let having = (0..residents.len()).filter(|p| inventories[*p][op].1.contains(&whole(bin))).collect::<Vec<_>>();
         assert_eq!(having.len(), 1, "bin {bin} comes back once, from {having:?}");
         (having[0] * threads + bin as usize % threads) as u32
     };
-    (0..inventories[0].len()).map(|op| (0..16).map(|bin| owner(op, bin)).collect()).collect()
+    (0..inventories[0].len()).map(|op| routing((0..16).map(|bin| owner(op, bin)))).collect()
 }
 
 #[test]
@@ -269,7 +278,7 @@ fn a_failed_epoch_is_undone_and_replayed_with_the_same_rows() {
                 *poison.lock().unwrap() = None;
                 let (residents, errors) = cluster.stop();
                 assert!(errors.iter().any(|error| matches!(error, HostError::Call(call) if call.step == "number")));
-                config.owners = owners_at(&residents, epoch, threads);
+                config.routings = owners_at(&residents, epoch, threads);
                 config.epoch = epoch;
                 cluster = Cluster::start(&config, processes, threads, epoch + 2, residents);
             }
@@ -412,22 +421,22 @@ fn state_that_is_not_there_is_refused() {
     let (mut residents, _) = cluster.stop();
     let (events, _inbox) = unbounded();
     let resident = residents.pop().unwrap();
-    config.owners[0].truncate(8);
+    config.routings = vec![routing(vec![0; 8])];
     let refused = Group::start(config.clone(), fabric::threads(2), resident, events.clone());
     let NotStarted { error, resident } = *refused.err().expect("8 owners of 16 bins");
     assert!(matches!(error, HostError::Owners { given: 1, bins: 8, steps: 1, expected: 16 }));
     // The bins are as they were: where half of them is expected elsewhere, and where they all are at home.
-    config.owners = vec![(0..16).map(|bin| bin % 2).collect()];
+    config.routings = vec![routing((0..16).map(|bin| bin % 2))];
     let refused = Group::start(config.clone(), fabric::threads(1), resident, events.clone());
     let NotStarted { error, resident } = *refused.err().expect("bins of worker 1 are here");
     assert!(matches!(error, HostError::Bins(_)), "{error}");
-    assert_eq!(resident.inventory(0)[0].1, (0..16).collect::<Vec<u32>>());
+    assert_eq!(resident.inventory(0)[0].1, (0..16).map(whole).collect::<Vec<_>>());
     let group = Group::start(config.clone(), fabric::threads(2), resident, events.clone()).unwrap();
     assert!(group.stop().1.is_none());
-    config.owners = vec![vec![0; 16]];
+    config.routings = vec![routing(vec![0; 16])];
     let mut empty = Cluster::start(&config, 1, 1, 1, fresh(1)).stop().0;
     let mut narrow = config.clone();
-    narrow.owners = vec![(0..16).map(|bin| bin % 2).collect()];
+    narrow.routings = vec![routing((0..16).map(|bin| bin % 2))];
     // Worker 1's bins never were in this process.
     drop(empty.pop());
     let (residents, _) = Cluster::start(&narrow, 2, 1, 1, fresh(2)).stop();
@@ -525,7 +534,7 @@ fn a_process_without_bins_is_told_so_when_it_is_to_own_some() {
     assert!(resident.inventory(0).is_empty());
     // It joins where its bins are to come from others.
     let mut wide = self::config(&counting("update"), &none, 2);
-    wide.owners = vec![vec![0; 16]];
+    wide.routings = vec![routing(vec![0; 16])];
     let cluster = Cluster::start(&wide, 2, 1, 1, vec![Resident::fresh(), Resident::nothing()]);
     cluster.migrate(1, vec![(0..16).map(|bin| (bin, bin % 2)).collect()]);
     cluster.await_bins(&[8, 8]);
@@ -585,9 +594,9 @@ fn bins_that_move_before_a_repeated_epoch_come_back_once() {
     config.epoch = 1;
     for generation in 2..5 {
         let residents = fail(cluster);
-        config.owners = owners_at(&residents, 1, 1);
+        config.routings = owners_at(&residents, 1, 1);
         cluster = Cluster::start(&config, 2, 1, generation, residents);
-        let swapped = (0..16).map(|bin| (bin, 1 - config.owners[0][bin as usize])).collect();
+        let swapped = (0..16).map(|bin| (bin, 1 - config.routings[0].owner_of(bin))).collect();
         assert_eq!(cluster.migrate(generation, vec![swapped]).0, 16);
     }
     cluster.release(1, &["k", "v"], &values, None);
@@ -600,14 +609,14 @@ fn bins_that_move_before_a_repeated_epoch_come_back_once() {
 }
 
 /// Next owners where bins were moving between epochs: each bin in one of the processes that can bring it back.
-fn owners_among(residents: &[Resident], epoch: u64, random: &mut Random) -> Vec<Vec<u32>> {
+fn owners_among(residents: &[Resident], epoch: u64, random: &mut Random) -> Vec<Routing> {
     let inventories = residents.iter().map(|it| it.inventory(epoch)).collect::<Vec<_>>();
     let owner = |bin: u32| {
-        let having = (0..residents.len()).filter(|p| inventories[*p][0].1.contains(&bin)).collect::<Vec<_>>();
+        let having = (0..residents.len()).filter(|p| inventories[*p][0].1.contains(&whole(bin))).collect::<Vec<_>>();
         assert!(!having.is_empty(), "bin {bin} is nowhere");
         having[random.below(having.len() as u64) as usize] as u32
     };
-    vec![(0..16).map(owner).collect()]
+    vec![routing((0..16).map(owner))]
 }
 
 #[test]
@@ -656,7 +665,7 @@ fn bins_in_flight_between_epochs_come_back_when_the_generation_ends() {
             let _ = cluster.groups[0].1.recv_timeout(pause);
         }
         let (residents, _) = cluster.stop();
-        config.owners = owners_among(&residents, epoch + 1, &mut random);
+        config.routings = owners_among(&residents, epoch + 1, &mut random);
         config.epoch = epoch + 1;
         cluster = Cluster::start(&config, 3, 1, epoch + 2, residents);
     }

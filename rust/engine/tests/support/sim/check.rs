@@ -122,8 +122,8 @@ impl World {
         let members = self.processes.values().filter(|one| one.driver == driver);
         let groups = members.filter_map(|one| one.group.as_ref()).filter(|one| one.stamp == stamp && !one.failed);
         let owned = groups.flat_map(|group| &group.loops).flat_map(|one| one.owned());
-        if let Some(bin) = owned.into_iter().find(|bin| !seen.insert(*bin)) {
-            self.violate(format!("two workers of generation {} own bin {bin}", stamp.generation));
+        if let Some(range) = owned.into_iter().find(|range| !seen.insert(*range)) {
+            self.violate(format!("two workers of generation {} own range {range}", stamp.generation));
         }
     }
 

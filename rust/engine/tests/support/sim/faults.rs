@@ -4,7 +4,7 @@ use penstock_balance::Strategy;
 
 use super::world::QUERY;
 use super::world::World;
-use crate::machine::{Event, MemberId, Moving, Range, Wish};
+use crate::machine::{Event, MemberId, Moving, Range, Recut, Wish};
 
 /// One thing that happens to the cluster.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -23,6 +23,10 @@ pub enum Fault {
     Migrate,
     /// All ranges go round, one after the other.
     MigrateAll,
+    /// Some bin or part is split, or merged.
+    Recut,
+    /// All ranges are split, or merged into bins again.
+    RecutAll,
     /// Another number of members.
     Rescale(u32),
     /// The user cancels the newest rescale.
@@ -70,8 +74,10 @@ impl World {
     }
 
     fn any_fault(&mut self) -> Fault {
-        match self.dice.below(26) {
-            24.. => Fault::Drain(self.dice.below(3), self.dice.once_in(3)),
+        match self.dice.below(31) {
+            26..30 => Fault::Recut,
+            30.. => Fault::RecutAll,
+            24..26 => Fault::Drain(self.dice.below(3), self.dice.once_in(3)),
             0..6 => Fault::CrashMember(self.dice.below(3)),
             6..8 => Fault::CrashDriver,
             8 => Fault::CutMesh,
@@ -146,6 +152,7 @@ impl World {
             Fault::StoreDown(time) => self.storage.down_until = self.now + time,
             Fault::Stop => self.stop_run(),
             Fault::Migrate | Fault::MigrateAll => self.migrate(fault == Fault::MigrateAll),
+            Fault::Recut | Fault::RecutAll => self.recut(fault == Fault::RecutAll),
             Fault::Rescale(workers) => {
                 if let Some(driver) = self.live_driver() {
                     let handle = self.handle(driver);
@@ -204,6 +211,7 @@ impl World {
     fn migrate(&mut self, all: bool) {
         let Some(driver) = self.live_driver() else { return };
         let bits = self.drivers[driver].bits;
+        let known = self.ranges(driver);
         let workers = (self.drivers[driver].slots.len() as u32 * self.scenario.threads).max(1);
         let bins = 1_u64 << bits;
         let count = if all { bins } else { self.dice.between(1, bins) };
@@ -212,7 +220,10 @@ impl World {
             .map(|at| {
                 let bin = if all { at } else { self.dice.below(bins) } as u32;
                 let worker = if all { (bin + shift) % workers } else { self.dice.below(u64::from(workers)) as u32 };
-                (Range::new(bin, bits).expect("a bin"), worker)
+                // Now and then a part by itself.
+                let one = (!all && self.dice.once_in(2)).then(|| self.dice.below(known.len().max(1) as u64) as usize);
+                let range = one.and_then(|at| known.get(at).copied());
+                (range.unwrap_or_else(|| Range::new(bin, bits).expect("a bin")), worker)
             })
             .collect::<std::collections::BTreeMap<_, _>>();
         let wish = match self.dice.below(8) {
@@ -230,6 +241,44 @@ impl World {
         let moves = vec![Moving { query: QUERY.into(), handle, wish }];
         self.hear(driver, Event::Migrate { moves, strategy, max_pause_ms, at_epoch });
         if self.dice.once_in(5) {
+            self.soon(60, move |world| world.hear(driver, Event::CancelMigration { handle }));
+        }
+    }
+
+    /// The ranges of the query as its engine has them now.
+    fn ranges(&self, driver: usize) -> Vec<Range> {
+        let layouts = self.drivers[driver].engine.layouts(QUERY);
+        layouts.first().map(|layout| layout.ranges().iter().map(|(range, _)| *range).collect()).unwrap_or_default()
+    }
+
+    fn recut(&mut self, all: bool) {
+        let Some(driver) = self.live_driver() else { return };
+        let (bits, known) = (self.drivers[driver].bits, self.ranges(driver));
+        let bins = || (0..1 << bits).filter_map(|bin| Range::new(bin, bits));
+        let split: Vec<Range> = bins().filter(|bin| !known.contains(bin)).collect();
+        let by = self.dice.between(1, 2) as u8;
+        let recut = match (all, self.dice.once_in(2)) {
+            (_, true) if all && split.len() == 1 << bits => Recut::Merge { ranges: split },
+            (true, _) => {
+                Recut::Split { ranges: known.into_iter().filter(|range| range.length() == bits).collect(), by }
+            }
+            (false, true) if !split.is_empty() => {
+                Recut::Merge { ranges: vec![split[self.dice.below(split.len() as u64) as usize]] }
+            }
+            // Also what is split already.
+            (false, _) => {
+                let some = self.dice.below(known.len().max(1) as u64) as usize;
+                let bin = Range::new(self.dice.below(1 << bits) as u32, bits).expect("a bin");
+                let range = known.get(some).copied().filter(|_| !self.dice.once_in(4)).unwrap_or(bin);
+                Recut::Split { ranges: vec![range], by }
+            }
+        };
+        let handle = self.handle(driver);
+        self.reached(if matches!(recut, Recut::Merge { .. }) { "merging" } else { "splitting" });
+        let moves = vec![Moving { query: QUERY.into(), handle, wish: Wish::Recut(recut) }];
+        let strategy = if self.dice.once_in(2) { Strategy::AllAtOnce } else { Strategy::Fluid };
+        self.hear(driver, Event::Migrate { moves, strategy, max_pause_ms: None, at_epoch: None });
+        if self.dice.once_in(8) {
             self.soon(60, move |world| world.hear(driver, Event::CancelMigration { handle }));
         }
     }

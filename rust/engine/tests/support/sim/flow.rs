@@ -9,8 +9,8 @@ use std::rc::Rc;
 use std::sync::Arc;
 
 use penstock_bins::{
-    BinTable, BinsError, BoxError, Command, Config, Control, Keyed, Migration, Moment, Routing, Shelf, Stats, bin,
-    stateful,
+    BinTable, BinsError, BoxError, Command, Config, Control, ControlInput, Keyed, Migration, Moment, Range, Routing,
+    Shelf, Stats, range_of, stateful_divided,
 };
 use penstock_dataflow::{Endpoint, Error, InputHandle, Worker};
 use penstock_progress::{FlowTime, ProbeHandle};
@@ -23,8 +23,8 @@ pub const CLOSE: u32 = u32::MAX;
 const WINDOW: u32 = 2;
 
 pub type Block = Keyed<u64, Tagged>;
-/// What a worker takes of an epoch: by bin, the changed keys with their values.
-pub type Record = Vec<(u32, Vec<(u64, Option<Value>)>)>;
+/// What a worker takes of an epoch: by range, the changed keys with their values.
+pub type Record = Vec<(Range, Vec<(u64, Option<Value>)>)>;
 
 /// An epoch's share of a worker.
 pub struct Share {
@@ -38,14 +38,13 @@ pub struct Share {
 /// What a worker tells its host.
 pub enum Told {
     Epoch { epoch: u64, rows: Vec<Out>, late: u64, record: Record },
-    Migrated { handle: u64, steps: u32 },
+    Migrated { handle: u64, steps: u32, refused: Option<String> },
 }
 
 type Made = Rc<RefCell<BTreeMap<u64, Vec<Out>>>>;
 
 struct Lead {
-    control: InputHandle<FlowTime, Vec<Control>>,
-    sequence: u64,
+    control: ControlInput<FlowTime>,
     queue: VecDeque<Moves>,
 }
 
@@ -54,6 +53,9 @@ struct Moves {
     migration: Migration<FlowTime>,
     together: usize,
     at_epoch: Option<u64>,
+    /// It takes effect between two epochs only.
+    between: bool,
+    refused: Option<String>,
 }
 
 pub struct Loop {
@@ -97,7 +99,7 @@ impl Loop {
     pub fn new(setup: LoopSetup) -> Result<Loop, BoxError> {
         let mut worker = Worker::new(setup.endpoint);
         let index = worker.index();
-        let (bits, local) = (setup.routing.bits(), setup.local);
+        let (routing, local) = (setup.routing.clone(), setup.local);
         let table = Rc::new(RefCell::new(setup.table));
         let config = Config {
             name: "sums".into(),
@@ -132,7 +134,7 @@ impl Loop {
                     continue;
                 }
                 for (hashed, key, tagged) in block.into_hashed_rows() {
-                    let bin = bin(hashed, bits);
+                    let bin = moment.bins.bin_of(hashed);
                     let state = moment.bins.get_mut(bin).ok_or(BinsError::Absent { bin })?;
                     outputs.push(state.entry(key).take(tagged));
                     if tagged.row.last {
@@ -150,10 +152,12 @@ impl Loop {
             control.advance_to(start)?;
             let (sent, blocks) = blocks.probe();
             let (passed, commands) = commands.probe();
-            let built = stateful(&blocks, &commands, config, logic)?;
+            let built = stateful_divided(&blocks, &commands, config, Some(Rc::new(|(): &()| 0)), logic)?;
             Ok::<_, BoxError>((input, control, sent, passed, built.probe))
         })?;
-        let lead = (index == 0).then(|| Lead { control, sequence: 0, queue: VecDeque::new() });
+        let peers = worker.peers();
+        let lead =
+            (index == 0).then(|| Lead { control: ControlInput::new(control, routing, peers), queue: VecDeque::new() });
         Ok(Loop {
             worker,
             input,
@@ -196,7 +200,22 @@ impl Loop {
             // Steps that a limit lets go together, as the real leader does when they are quick.
             let together = if max_pause_ms.is_some() { 3 } else { 1 };
             let migration = Migration::from_steps(steps);
-            lead.queue.push_back(Moves { handle, migration, together, at_epoch });
+            lead.queue.push_back(Moves { handle, migration, together, at_epoch, between: false, refused: None });
+        }
+    }
+
+    pub fn recut(&mut self, handle: u64, commands: Vec<Command>) {
+        self.busy = true;
+        if let Some(lead) = &mut self.lead {
+            let migration = Migration::of_commands(commands);
+            lead.queue.push_back(Moves {
+                handle,
+                migration,
+                together: 1,
+                at_epoch: None,
+                between: true,
+                refused: None,
+            });
         }
     }
 
@@ -214,8 +233,9 @@ impl Loop {
     }
 
     /// Bins that are here now.
-    pub fn owned(&self) -> Vec<u32> {
-        self.table.borrow().owned().map(|(bin, _)| bin).collect()
+    pub fn owned(&self) -> Vec<Range> {
+        let table = self.table.borrow();
+        table.owned().filter_map(|(bin, _)| range_of(bin, table.bits())).collect()
     }
 
     pub fn turn(&mut self, told: &mut Vec<Told>) -> Result<bool, Error> {
@@ -326,7 +346,7 @@ impl Loop {
         }
         let held = *self.input.time();
         let control = match &self.lead {
-            Some(lead) => Some(*lead.control.time()),
+            Some(lead) => lead.control.time().copied(),
             None => first(&self.control),
         };
         let Some(control) = control.filter(|control| control.epoch >= held.epoch) else { return false };
@@ -347,7 +367,8 @@ impl Loop {
             self.fed.pop_front();
             self.watermark = self.watermark.max(watermark);
             let table = self.table.borrow();
-            let changed = table.owned().map(|(bin, state)| (bin, state.delta()));
+            let range = |bin| range_of(bin, table.bits()).expect("a bin of the table");
+            let changed = table.owned().map(|(bin, state)| (range(bin), state.delta()));
             let record = changed.filter(|(_, keys)| !keys.is_empty()).collect();
             let rows = self.made.borrow_mut().remove(&epoch).unwrap_or_default();
             told.push(Told::Epoch { epoch, rows, late: std::mem::take(&mut self.late), record });
@@ -369,7 +390,7 @@ impl Lead {
     }
 
     fn pace(&mut self, sent: &ProbeHandle<FlowTime>, output: &ProbeHandle<FlowTime>, feeding: Option<u64>) -> bool {
-        let held = *self.control.time();
+        let held = *self.control.time().expect("open");
         let first_slice = u32::from(!planted("control at slice 0"));
         if held.slice < first_slice {
             self.control.advance_to(FlowTime::new(held.epoch, first_slice)).expect("forward");
@@ -385,6 +406,12 @@ impl Lead {
         } else {
             FlowTime::new(epoch, CLOSE)
         };
+        // What takes effect between two epochs waits for the next such time.
+        let turn = self.queue.iter().find(|one| one.at_epoch.is_none());
+        let target = match turn.is_some_and(|one| one.between && one.migration.next_step().is_some()) {
+            true if held.slice >= MARK => target.min(FlowTime::new(held.epoch + 1, first_slice)),
+            _ => target,
+        };
         if target <= held {
             return false;
         }
@@ -395,18 +422,18 @@ impl Lead {
     fn migrate(&mut self, output: &ProbeHandle<FlowTime>, told: &mut Vec<Told>) -> bool {
         let turn = self.queue.iter().position(|one| one.at_epoch.is_none());
         let mut busy = false;
-        let time = *self.control.time();
+        let time = *self.control.time().expect("open");
         // What was prepared begins before anything else goes on, and at one time.
         let begins = |one: &Moves| one.at_epoch.is_some() && one.migration.progress().steps_issued == 0;
         let begun = self.queue.iter().any(begins);
-        let mut at_once = BTreeMap::new();
+        let mut sent = false;
         for (place, one) in self.queue.iter_mut().enumerate() {
             if one.at_epoch.is_none() && turn != Some(place) {
                 continue;
             }
             busy |= one.migration.observe(output);
-            let waits = if begun { !begins(one) } else { !at_once.is_empty() };
-            if time.slice == CLOSE || waits {
+            let waits = if begun { !begins(one) } else { sent };
+            if time.slice == CLOSE || waits || (one.between && time.slice >= MARK) {
                 continue;
             }
             let first = begins(one);
@@ -415,23 +442,19 @@ impl Lead {
                 assert!(time <= FlowTime::new(at, MARK + 1), "prepared for {at}, begun at {time:?}");
             }
             busy = true;
-            // Of several moves of one bin the last counts here; the real leader refuses the second migration.
-            at_once.extend(commands.into_iter().filter_map(|command| match command {
-                Command::Move { bin, worker } => Some((bin, worker)),
-                _ => None,
-            }));
+            match self.control.schedule(time, commands) {
+                Ok(()) => sent = true,
+                Err(error) => one.refused = Some(error.to_string()),
+            }
         }
-        if !at_once.is_empty() {
-            let commands = at_once.into_iter().map(|(bin, worker)| Command::Move { bin, worker }).collect();
-            self.control.send(Control::batch(self.sequence, commands));
-            self.sequence += 1;
+        if sent {
             self.control.advance_to(FlowTime::new(time.epoch, time.slice + 1)).expect("forward");
         }
         let all = std::mem::take(&mut self.queue).into_iter();
-        let (done, left): (VecDeque<Moves>, _) = all.partition(|one| one.migration.is_done());
+        let (done, left): (VecDeque<Moves>, _) = all.partition(|one| one.migration.is_done() || one.refused.is_some());
         self.queue = left;
-        for one in done {
-            told.push(Told::Migrated { handle: one.handle, steps: one.migration.progress().steps_done as u32 });
+        for Moves { handle, migration, refused, .. } in done {
+            told.push(Told::Migrated { handle, steps: migration.progress().steps_done as u32, refused });
             busy = true;
         }
         busy

@@ -2,17 +2,17 @@
 
 use std::collections::BTreeMap;
 
-use penstock_bins::{BinTable, Routing, Shelf};
+use penstock_bins::{BinTable, Command, Routing, Shelf, number_of, range_of};
 use penstock_dataflow::fabric;
 
 use super::flow::{Loop, LoopSetup, Record, Share, Told};
-use super::ledger::{Ledger, Out, Row, Value};
+use super::ledger::{Ledger, Out, Row, Value, hash};
 use super::planted;
 use super::storage::Storage;
 use super::world::{QUERY, World};
 use crate::machine::{
-    Claim, DataFile, Event, Failure, Kind, Member, MemberEffect, MemberEvent, MemberId, Range, Ranges, Release, Stamp,
-    Start,
+    Claim, DataFile, Event, Failure, Kind, Member, MemberEffect, MemberEvent, MemberId, Range, Ranges, Recut, Release,
+    Stamp, Start,
 };
 
 /// One resident process.
@@ -23,10 +23,11 @@ pub struct Process {
     pub joined: bool,
     /// Whether its executor is going.
     pub drains: bool,
-    pub bits: u8,
+    /// Of the bins of its engine.
+    bits: u8,
     machine: Member,
     shelf: Shelf<Ledger>,
-    restored: BTreeMap<u32, BTreeMap<u64, Value>>,
+    restored: BTreeMap<Range, BTreeMap<u64, Value>>,
     pub group: Option<Group>,
     /// What the workers took at the end of an epoch.
     record: Option<(Stamp, u64, Record)>,
@@ -133,7 +134,7 @@ impl World {
                 process.record = None;
                 let bits = process.bits;
                 let bins = process.shelf.inventory("sums", epoch);
-                let range = |bin: u32| Range::new(bin, bits).expect("a bin");
+                let range = |bin: u32| range_of(bin, bits).expect("a bin");
                 let ranges = Ranges::from([("sums".into(), bins.into_iter().map(range).collect())]);
                 self.later(member, 8, MemberEvent::Ended(ranges));
             }
@@ -150,10 +151,26 @@ impl World {
             }
             MemberEffect::ReleaseInput(release) => self.release_input(member, release),
             MemberEffect::Migrate { handle, steps, max_pause_ms, at_epoch } => {
-                let plain =
-                    |step: Vec<(Range, u32)>| step.into_iter().map(|(range, to)| (range.prefix(), to)).collect();
+                let bits = process.bits;
+                let number = |(range, to): (Range, u32)| (number_of(range, bits).expect("a bin or part of one"), to);
+                let plain = |step: Vec<(Range, u32)>| step.into_iter().map(number).collect();
                 if let Some(group) = &mut process.group {
                     group.loops[0].migrate(handle, steps.into_iter().map(plain).collect(), max_pause_ms, at_epoch);
+                }
+            }
+            MemberEffect::Recut { handle, recut } => {
+                let number = |range: Range| number_of(range, process.bits).expect("a bin or part of one");
+                let commands = match recut {
+                    Recut::Split { ranges, by } => {
+                        let split = |range| Command::Split { bin: number(range), bits: by };
+                        ranges.into_iter().map(split).collect()
+                    }
+                    Recut::Merge { ranges } => {
+                        ranges.into_iter().map(|range| Command::Merge { bin: number(range) }).collect()
+                    }
+                };
+                if let Some(group) = &mut process.group {
+                    group.loops[0].recut(handle, commands);
                 }
             }
             MemberEffect::CancelMigration { handle } => {
@@ -199,8 +216,7 @@ impl World {
             .entry((process.driver, start.stamp.generation))
             .or_insert_with(|| fabric::shuffled(start.members.len() * threads, seed).into_iter().map(Some).collect());
         let layout = &start.layouts["sums"];
-        let owners: Vec<u32> = layout.ranges().iter().map(|(_, owner)| *owner).collect();
-        let routing = Routing::from_owners(owners).map_err(|error| internal(error.to_string()))?;
+        let routing = Routing::of_ranges(start.bits, layout.ranges()).map_err(|error| internal(error.to_string()))?;
         let workers: Vec<u32> = (0..start.threads).map(|thread| start.rank * start.threads + thread).collect();
         let mut tables: Vec<(u32, BinTable<Ledger>)> = if start.fresh {
             process.shelf = Shelf::new();
@@ -218,7 +234,8 @@ impl World {
             };
             let mut tables = rebuilt.tables;
             for bin in rebuilt.missing {
-                let Some(map) = process.restored.remove(&bin) else {
+                let restored = range_of(bin, start.bits).and_then(|range| process.restored.remove(&range));
+                let Some(map) = restored else {
                     let what = format!("member {} owns bin {bin} and neither has nor loaded it", member.0);
                     self.violate(what.clone());
                     return Err(internal(what));
@@ -312,8 +329,9 @@ impl World {
                     }
                     events.push(MemberEvent::EpochDone { epoch, worker, rows: made, late_rows: late });
                 }
-                Told::Migrated { handle, steps } => {
-                    events.push(MemberEvent::MigrationDone { handle, steps, refused: None });
+                Told::Migrated { handle, steps, refused } => {
+                    let refused = refused.map(|error| Failure::new(Kind::Data, error));
+                    events.push(MemberEvent::MigrationDone { handle, steps, refused });
                 }
             }
         }
@@ -351,15 +369,13 @@ impl World {
         let outcome = match self.store_works() {
             Err(_) => Err(Failure::new(Kind::Store, "the store is down")),
             Ok(()) if !self.storage.has(claim) => Err(Failure::new(Kind::Data, "the claim is not here")),
-            Ok(()) => {
-                let bits = self.processes[&member].bits;
-                self.storage.restored(files, bits).map_err(Failure::from)
-            }
+            Ok(()) => self.storage.restored(files).map_err(Failure::from),
         };
-        let outcome = outcome.map(|mut bins| {
+        let outcome = outcome.map(|keys| {
             let process = self.processes.get_mut(&member).expect("it is here");
             for range in ranges.values().flatten() {
-                process.restored.insert(range.prefix(), bins.remove(&range.prefix()).unwrap_or_default());
+                let own = keys.iter().filter(|(key, _)| range.contains(hash(key)));
+                process.restored.insert(*range, own.map(|(key, value)| (*key, *value)).collect());
             }
             Vec::new()
         });
@@ -377,8 +393,8 @@ impl World {
                 return self.later(member, 3, MemberEvent::Stored { ticket, outcome });
             }
         };
-        let (bits, generation) = (process.bits, stamp.generation);
-        let bytes = Storage::segments(record, bits);
+        let generation = stamp.generation;
+        let bytes = Storage::segments(record);
         let empty = record.is_empty();
         let delay = self.store_delay(60);
         // Two writes of one record may be under way at once: each has a name of its own.

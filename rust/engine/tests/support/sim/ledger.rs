@@ -5,7 +5,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use penstock_bins::{BinState, Encoding, StateError};
+use penstock_bins::{BinState, Encoding, Extent, Range, StateError};
 use serde::{Deserialize, Serialize};
 
 use super::planted;
@@ -133,6 +133,18 @@ impl BinState for Ledger {
         self.touched.extend(touched);
         self.map.extend(entries);
         Ok(())
+    }
+
+    fn divide(&self, ranges: &[Range], extent: Extent, new: &dyn Fn() -> Self) -> Result<Vec<Self>, StateError> {
+        let part = |range: &Range| {
+            let mut part = new();
+            part.map.extend(self.map.iter().filter(|(key, _)| range.contains(hash(key))));
+            if extent == Extent::Marked {
+                part.touched.extend(self.touched.iter().filter(|key| range.contains(hash(key))));
+            }
+            part
+        };
+        Ok(ranges.iter().map(part).collect())
     }
 
     fn bytes(&self) -> usize {

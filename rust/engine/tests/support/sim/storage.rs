@@ -2,7 +2,6 @@
 
 use std::collections::BTreeMap;
 
-use penstock_bins::bin;
 use serde::{Deserialize, Serialize};
 
 use super::flow::Record;
@@ -28,13 +27,13 @@ struct Segment {
 
 impl Storage {
     /// Writes what an epoch changed.
-    pub fn segments(record: &Record, bits: u8) -> Vec<u8> {
+    pub fn segments(record: &Record) -> Vec<u8> {
         let segments: Vec<Segment> = record
             .iter()
-            .map(|(bin, entries)| Segment {
+            .map(|(range, entries)| Segment {
                 operator: "sums".into(),
-                prefix: *bin,
-                length: bits,
+                prefix: range.prefix(),
+                length: range.length(),
                 entries: entries.clone(),
             })
             .collect();
@@ -69,15 +68,9 @@ impl Storage {
         Ok(state)
     }
 
-    /// The same by bin.
-    pub fn restored(&self, files: &[DataFile], bits: u8) -> Result<BTreeMap<u32, BTreeMap<u64, Value>>, StoreError> {
-        let mut bins: BTreeMap<u32, BTreeMap<u64, Value>> = BTreeMap::new();
-        for (key, value) in self.state(files)? {
-            if let Some(value) = value {
-                bins.entry(bin(hash(&key), bits)).or_default().insert(key, value);
-            }
-        }
-        Ok(bins)
+    /// Those that are there.
+    pub fn restored(&self, files: &[DataFile]) -> Result<BTreeMap<u64, Value>, StoreError> {
+        Ok(self.state(files)?.into_iter().filter_map(|(key, value)| Some((key, value?))).collect())
     }
 
     /// All files as one.

@@ -1,0 +1,141 @@
+"""Bins of an engine's queries, split and merged while batches run, workers die and engines follow each other."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import penstock as pk
+from durable_support import Runs
+from engine_support import COUNTS, Kept, counted, numbers, state, wait_for
+from penstock.errors import ConfigError, EngineError
+
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(300)]
+
+
+@pytest.fixture
+def runs(cluster: Any, tmp_path: Path) -> Runs:
+    return Runs(cluster, tmp_path)
+
+
+def bins(engine: pk.Engine) -> dict[tuple[int, int], int]:
+    """The worker of each bin and part."""
+    return {(row["prefix"], row["bits"]): row["worker"] for row in engine.bins().to_pylist()}
+
+
+def test_a_split_bin_outlives_a_worker_and_the_engine(cluster: Any, runs: Runs) -> None:
+    """Splits, moves and merges are asked for in the sinks of batches, and take effect while the next ones run."""
+    done: list[int] = []
+
+    def run(engine: pk.Engine, deeds: dict[int, Callable[[], Any]]) -> None:
+        def sink(df: Any, batch_id: int) -> None:
+            runs.kept(df, batch_id)
+            deed = deeds.get(batch_id)
+            # A sink is called again when its batch is computed again.
+            if deed is not None and batch_id not in done:
+                done.append(batch_id)
+                deed()
+
+        runs.add(5)
+        runs.run(engine, sink=sink)
+        assert state(runs.kept) == counted(runs.batches)
+
+    with pk.Engine(cluster, workers=2, bits=2) as engine:
+        run(
+            engine,
+            {
+                0: lambda: engine.split([1, 2], by=2),
+                1: lambda: engine.migrate(moves={1: 0, (8, 4): 1, (9, 4): 0}),
+                2: lambda: engine.split((9, 4)).wait(60),
+                3: lambda: os.kill(engine.members()[1].pid, signal.SIGKILL),
+            },
+        )
+        split = bins(engine)
+        assert set(split) == {
+            *((0, 2), (3, 2)), *((prefix, 4) for prefix in (4, 5, 6, 7, 8, 10, 11)), *((18, 5), (19, 5))
+        }  # fmt: skip
+        assert engine.owners()[0][1:3] == [-1, -1] and min(engine.owners()[0][::3]) >= 0
+        loads = engine.loads().to_pylist()
+        assert {(row["bin"], row["bits"]): row["worker"] for row in loads} == split
+    assert b'"parts":[' in max(runs.files.glob("manifest-*")).read_bytes()
+    with pk.Engine(cluster, workers=3, bits=3) as engine:
+        deeds = {
+            6: lambda: engine.merge((9, 4)),
+            7: lambda: engine.rebalance(),
+            8: lambda: engine.split(7, by=1).wait(60),
+        }
+        run(engine, deeds)
+        finer = bins(engine)
+        assert set(finer) == {
+            *((prefix, 3) for prefix in (0, 1, 6)), *((prefix, 4) for prefix in range(4, 12)), (14, 4), (15, 4)
+        }  # fmt: skip
+        assert set(finer.values()) == {0, 1, 2}
+    # Bins as wide as the first engine's: what was split since is as short as it has to be.
+    with pk.Engine(cluster, workers=1, bits=2) as engine:
+        run(engine, {11: lambda: engine.merge([1, 2, 3]).wait(60)})
+        assert set(bins(engine)) == {(prefix, 2) for prefix in range(4)}
+    assert b'"parts"' not in max(runs.files.glob("manifest-*")).read_bytes()
+    assert done == [0, 1, 2, 3, 6, 7, 8, 11]
+
+
+def test_all_bins_are_split_and_merged_again_without_a_checkpoint(cluster: Any) -> None:
+    """A rescale takes parts along."""
+    kept, batches = Kept(), 0
+    with pk.Engine(cluster, workers=1, bits=3, name="fine") as engine:
+        function = engine.foreach_batch(COUNTS, kept, checkpoint=None)
+
+        def feed() -> None:
+            nonlocal batches
+            function(numbers(cluster, batches, 900, 300), batches)
+            batches += 1
+
+        feed()
+        engine.split(range(8), by=3).wait(60)
+        feed()
+        assert len(bins(engine)) == 64
+        grown = engine.rescale(2)
+        wait_for(lambda: feed() or grown.done, what="another worker has its share")
+        assert sorted(bins(engine).values()) == [0] * 32 + [1] * 32
+        engine.rebalance(by="rows", tolerance=1.05).wait(60)
+        feed()
+        merged = engine.merge(range(8))
+        feed()
+        assert merged.wait(60).bins == 8 and len(bins(engine)) == 8
+        feed()
+        assert state(kept) == counted(batches, 900, 300)
+
+
+def test_what_cannot_be_split_says_why(cluster: Any) -> None:
+    with pk.Engine(cluster, workers=1, bits=2, name="refused") as engine:
+        with pytest.raises(EngineError, match="has no running query"):
+            engine.split(1)
+        function = engine.foreach_batch(COUNTS, Kept(), checkpoint=None, name="counts")
+        function(numbers(cluster, 0), 0)
+        for wrong, says in [
+            (lambda: engine.split(4), "there can be no bin 4"),
+            (lambda: engine.split((1, 1)), "there can be no bin"),
+            (lambda: engine.split([1, 1]), "named twice"),
+            (lambda: engine.split(1, by=0), "by=0"),
+            (lambda: engine.split(1, by=19), "20 bits at most"),
+            (lambda: engine.split((3, 3)), "what it would be part of is whole"),
+            (lambda: engine.merge(1), "is not split"),
+            (lambda: engine.merge("all"), "a bin is its number"),
+            (lambda: engine.migrate(moves={(3, 3): 0}), "what it would be part of is whole"),
+            (lambda: engine.migrate(moves={(1, 2): 7}), "no worker 7"),
+        ]:
+            with pytest.raises(ConfigError, match=says):
+                wrong()  # type: ignore[no-untyped-call]
+        with pytest.raises(EngineError, match="no batch of a query"):
+            engine.split(1, query="nobody")
+        # Turns: the second is of what the first makes.
+        first, second = engine.split(1), engine.split((3, 3), by=2)
+        with pytest.raises(ConfigError, match="is split already"):
+            engine.split(1)
+        function(numbers(cluster, 1), 1)
+        assert (first.wait(60).bins, second.wait(60).bins) == (1, 1)
+        assert len(bins(engine)) == 3 + 1 + 4
