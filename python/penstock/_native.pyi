@@ -196,11 +196,13 @@ def evened_owners(owners: Sequence[int], loads: Sequence[int], workers: int, tol
 class _BalanceVerdict(TypedDict):
     skew: float
     expected: float
-    moves: list[tuple[int, int]]
+    moves: list[tuple[tuple[int, int], int]]
+    splits: list[tuple[tuple[int, int], int]]
+    merges: list[tuple[int, int]]
     why: str
 
 class Balancer:
-    """Says when bins are worth moving; see the crate `balance`.
+    """Says when bins are worth moving, splitting and merging; see the crate `balance`.
 
     Parameters
     ----------
@@ -210,16 +212,20 @@ class Balancer:
         Looks in a row that must show it.
     least_rows
         A look with fewer rows says nothing.
+    bits
+        Of a bin; parts have more.
     """
 
-    def __new__(cls, trigger: float, tolerance: float, patience: int, least_rows: int) -> Balancer: ...
-    def look(self, owners: Sequence[int], rows: Sequence[int], workers: int) -> _BalanceVerdict:
-        """Judge the rows that each bin got since the last look.
+    def __new__(cls, trigger: float, tolerance: float, patience: int, least_rows: int, bits: int) -> Balancer: ...
+    def look(
+        self, bins: Sequence[tuple[int, int]], owners: Sequence[int], rows: Sequence[int], workers: int
+    ) -> _BalanceVerdict:
+        """Judge the rows that each bin and part, (prefix, bits), got since the last look.
 
         Raises
         ------
         ConfigError
-            When there are not rows for each bin.
+            When there are not rows for each bin, or there can be no such bin.
         """
 
 class Sizer:

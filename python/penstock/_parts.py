@@ -208,6 +208,8 @@ class Parts:
         >>> halves.rows([5, 100], {0b110: 60, 0b111: 20})  # 20 came before it was split
         {(0, 1): 5, (2, 2): 70, (3, 2): 30}
         """
+        if not part_loads and not self.is_split:
+            return {(number, self.bits): rows for number, rows in enumerate(loads)}
         came: dict[int, dict[Part, float]] = {
             number: {(number, self.bits): float(rows)} for number, rows in enumerate(loads)
         }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,7 @@ class Pretended:
     """Two workers with four bins; what comes for each is set by the test."""
 
     def __init__(self) -> None:
+        self.bins = [(bin_, 2) for bin_ in range(4)]
         self.owners = [0, 0, 1, 1]
         self.loads = [0, 0, 0, 0]
         self.rows = 0
@@ -28,6 +29,7 @@ class Pretended:
         self.offered: float | None = None
         self.generation = 1
         self.sizes: list[int] = []
+        self.recuts: list[tuple[dict[tuple[int, int], int], list[tuple[int, int]]]] = []
         self.fails = False
 
     def come(self, *rows: int) -> None:
@@ -41,7 +43,8 @@ class Pretended:
         yield Looked(
             "q",
             self.generation,
-            [(bin_, 2) for bin_ in range(4)],
+            2,
+            list(self.bins),
             list(self.owners),
             workers,
             list(self.loads),
@@ -52,8 +55,28 @@ class Pretended:
 
     def move(self, query: str, moves: Mapping[tuple[int, int], int], stopping: Callable[[], bool]) -> None:
         assert query == "q" and not stopping()
-        for (bin_, _), worker in moves.items():
-            self.owners[bin_] = worker
+        for part, worker in moves.items():
+            self.owners[self.bins.index(part)] = worker
+
+    def recut(
+        self,
+        query: str,
+        splits: Mapping[tuple[int, int], int],
+        merges: Sequence[tuple[int, int]],
+        stopping: Callable[[], bool],
+    ) -> None:
+        assert query == "q" and not stopping()
+        self.recuts.append((dict(splits), list(merges)))
+        for (prefix, bits), by in splits.items():
+            at = self.bins.index((prefix, bits))
+            self.bins[at : at + 1] = [(prefix << by | low, bits + by) for low in range(1 << by)]
+            self.owners[at : at + 1] = [self.owners[at]] * (1 << by)
+            self.loads[at : at + 1] = [self.loads[at] >> by] * (1 << by)
+        for prefix, bits in merges:
+            within = [at for at, one in enumerate(self.bins) if one[0] >> (one[1] - bits) == prefix]
+            self.loads[within[0] : within[-1] + 1] = [sum(self.loads[at] for at in within)]
+            del self.bins[within[0] + 1 : within[-1] + 1], self.owners[within[0] + 1 : within[-1] + 1]
+            self.bins[within[0]] = (prefix, bits)
 
     def resize(self, workers: int) -> None:
         self.sizes.append(workers)
@@ -103,6 +126,39 @@ def test_a_dry_run_tells_and_does_nothing(caplog: pytest.LogCaptureFixture) -> N
     # 100 rows a busy second, 1,000 offered, four fifths busy: 12.5 workers; 8 are allowed.
     assert balance.looks[-1].needed == 8
     assert "load is 1.60 times even on one worker; would move 1 bins" in caplog.text
+
+
+def test_a_hot_bin_is_split_moved_and_merged_when_it_has_cooled(caplog: pytest.LogCaptureFixture) -> None:
+    engine, dry = Pretended(), Pretended()
+    balance, told = Autobalance(engine, rules(), "t"), Autobalance(dry, rules(dry_run=True), "dry")
+    with caplog.at_level(logging.INFO, "penstock"):
+        for look in range(3):
+            for one, at in ((balance, engine), (told, dry)):
+                one.look(float(look))
+                if look < 2:
+                    at.come(90, 4, 3, 3)
+    assert engine.recuts == [({(0, 2): 2}, [])] and engine.bins == [
+        *((low, 4) for low in range(4)),
+        (1, 2),
+        (2, 2),
+        (3, 2),
+    ]
+    assert dry.recuts == [] and "would split [(0, 2)]" in caplog.text
+    assert (
+        [(one.splits, one.merges) for one in balance.looks]
+        == [(0, 0), (1, 0)]
+        == [(one.splits, one.merges) for one in told.looks]
+    )
+    # The look after it compares nothing; then its parts move like bins.
+    for look in range(3, 7):
+        engine.come(22, 23, 22, 23, 4, 3, 3)
+        balance.look(float(look))
+    assert balance.looks[-1].why == "even" and {0, 1} == set(engine.owners[:4])
+    for look in range(7, 15):
+        assert len(engine.recuts) == 1
+        engine.come(1, 0, 1, 0, 30, 30, 30)
+        balance.look(float(look))
+    assert engine.recuts[1:] == [({}, [(0, 2)])] and len(engine.bins) == 4
 
 
 def test_the_number_of_workers_follows_what_is_offered() -> None:
@@ -166,6 +222,29 @@ def test_a_skewed_query_is_evened_out_while_it_runs(cluster: Any, tmp_path: Path
         ]:
             with pytest.raises(ConfigError, match=says):
                 engine.autobalance(**wrong)
+
+
+@pytest.mark.spark
+@pytest.mark.timeout(180)
+def test_one_bin_is_divided_among_the_workers_unaided(cluster: Any) -> None:
+    """Nobody has to know how many bins it takes."""
+    with pk.Engine(cluster, workers=2, name="divided", bits=0) as engine:
+        kept, batches = Kept(), 0
+        function = engine.foreach_batch(COUNTS, kept, checkpoint=None)
+
+        def evened() -> bool:
+            nonlocal batches
+            function(numbers(cluster, batches, 5_000, 1_000), batches)
+            batches += 1
+            workers = engine.bins().column("worker").to_pylist()
+            return len(workers) == 4 and workers.count(0) == 2
+
+        assert not evened()
+        with engine.autobalance(every="100ms", patience=1, least_rows=100) as balance:
+            wait_for(evened, what="the bin is split, and half of it moves")
+            assert any(look.splits for look in balance.looks) and any(look.moves for look in balance.looks)
+        assert engine.owners() == [[-1]]
+        assert state(kept) == counted(batches, 5_000, 1_000)
 
 
 @pytest.mark.long

@@ -795,7 +795,9 @@ class Engine:
 
         Looks at what each bin got since the last look. When one worker had more than `trigger` times the mean for
         `patience` looks in a row, a few bins move until none has more than `tolerance` times it. Then comes a rest. A
-        bin that alone is more than a worker's share is told of and left where it is.
+        bin that alone had more than `trigger` times the mean is split, so that its parts can move; one that is split,
+        by whomever, and had less than a quarter of that for four times as many looks is made one again. What one key
+        makes hot is told of and left where it is.
 
         Parameters
         ----------

@@ -1,6 +1,7 @@
 //! What is to move, for the Python side: `penstock_balance` under its own names.
 
-use penstock_balance::{Demand, Policy, SizerPolicy, Why, balanced, evened};
+use penstock_balance::{Bin, Demand, Divider, Policy, SizerPolicy, Why, balanced, evened};
+use penstock_bins::MAX_BITS;
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
@@ -37,39 +38,67 @@ fn fits(owners: &[u32], loads: &[u64]) -> PyResult<()> {
     }
 }
 
-/// See `penstock_balance::Balancer`.
+/// See `penstock_balance::Balancer` and `penstock_balance::Divider`, which look at the same.
 #[pyclass(module = "penstock._native")]
-pub(crate) struct Balancer(penstock_balance::Balancer);
+pub(crate) struct Balancer {
+    policy: Policy,
+    bits: u8,
+    balancer: penstock_balance::Balancer,
+    divider: Divider,
+    /// Those of the last look: of other ones the balancer has seen nothing.
+    bins: Vec<Bin>,
+}
 
 #[pymethods]
 impl Balancer {
     #[new]
-    fn new(trigger: f64, tolerance: f64, patience: u32, least_rows: u64) -> Self {
-        Self(penstock_balance::Balancer::new(Policy { trigger, tolerance, patience, least_rows }))
+    fn new(trigger: f64, tolerance: f64, patience: u32, least_rows: u64, bits: u8) -> Self {
+        let policy = Policy { trigger, tolerance, patience, least_rows };
+        let (balancer, divider) = (penstock_balance::Balancer::new(policy), Divider::new(policy, bits, MAX_BITS));
+        Self { policy, bits, balancer, divider, bins: Vec::new() }
     }
 
-    /// Judges the rows that each bin got since the last look.
+    /// Judges the rows that each bin and part got since the last look.
     fn look<'py>(
         &mut self,
         py: Python<'py>,
+        bins: Vec<Bin>,
         owners: Vec<u32>,
         rows: Vec<u64>,
         workers: u32,
     ) -> PyResult<Bound<'py, PyDict>> {
         fits(&owners, &rows)?;
-        let verdict = self.0.look(&owners, &rows, workers);
+        let wrong = |(prefix, bits): &Bin| !(self.bits..=MAX_BITS).contains(bits) || prefix >> bits != 0;
+        if bins.len() != rows.len() || bins.iter().any(wrong) {
+            let text = format!("{} rows for {} bins of {} bits or more", rows.len(), bins.len(), self.bits);
+            return Err(errors::raise(Kind::Config, &text));
+        }
+        if bins != self.bins {
+            self.balancer = penstock_balance::Balancer::new(self.policy);
+            self.bins.clone_from(&bins);
+        }
+        let verdict = self.balancer.look(&owners, &rows, workers);
+        let division = self.divider.look(&bins, &rows, workers);
         let told = PyDict::new(py);
         told.set_item("skew", verdict.skew)?;
         told.set_item("expected", verdict.expected)?;
-        told.set_item("moves", verdict.moves.iter().map(|shift| (shift.what, shift.to)).collect::<Vec<_>>())?;
-        let why = match verdict.why {
-            Why::Quiet => "too few rows to judge".to_owned(),
-            Why::Even => "even".to_owned(),
-            Why::Waiting { looks } => format!("skewed, {looks} looks before anything moves"),
-            Why::HotBin { bin, share } => {
-                format!("bin {bin} alone has {share:.1} times what a worker should: moving bins does not help")
-            }
-            Why::Skewed => "skewed".to_owned(),
+        told.set_item("moves", verdict.moves.iter().map(|shift| (bins[shift.what], shift.to)).collect::<Vec<_>>())?;
+        told.set_item("splits", &division.splits)?;
+        told.set_item("merges", &division.merges)?;
+        let named = |(prefix, bits): Bin| match bits == self.bits {
+            true => prefix.to_string(),
+            false => format!("({prefix}, {bits})"),
+        };
+        let hot = |bin, share: f64, then: &str| {
+            format!("bin {} alone has {share:.1} times what a worker should: {then}", named(bin))
+        };
+        let why = match (verdict.why, division.hot_key) {
+            (Why::HotBin { share, .. }, Some((bin, _))) => hot(bin, share, "it is one key's, which nothing divides"),
+            (Why::HotBin { bin, share }, None) => hot(bins[bin], share, "moving bins does not help, splitting it does"),
+            (Why::Quiet, _) => "too few rows to judge".to_owned(),
+            (Why::Even, _) => "even".to_owned(),
+            (Why::Waiting { looks }, _) => format!("skewed, {looks} looks before anything moves"),
+            (Why::Skewed, _) => "skewed".to_owned(),
         };
         told.set_item("why", why)?;
         Ok(told)

@@ -1,10 +1,11 @@
 """Evening out the load of workers unaided.
 
-Owns: the thread that looks, and the record of what it saw and did. What skew is worth a move and when is decided by
-`penstock_balance` (crate balance), which hears what each bin got since the last look; the moves are the engine's.
+Owns: the thread that looks, and the record of what it saw and did. What skew is worth a move, which bins to split and
+which to make one again, and when, is decided by `penstock_balance` (crate balance), which hears what each bin got since
+the last look; the moves are the engine's.
 
 Invariants: one migration of its own at a time; a query whose generation changed is looked at afresh; nothing that goes
-wrong in a look ends the queries, or the looking.
+wrong in a look ends the queries, or the looking. Rows of what has been split or merged since the last look say nothing.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -56,6 +57,8 @@ class Look:
         In words.
     needed : int or None
         Workers that the offered rate needs, as far as it could be measured.
+    splits, merges : int
+        Bins that are split and made one again, or would be.
     """
 
     query: str
@@ -65,6 +68,8 @@ class Look:
     moves: int
     why: str
     needed: int | None = None
+    splits: int = 0
+    merges: int = 0
 
 
 @dataclass(frozen=True)
@@ -117,6 +122,7 @@ class Looked:
 
     query: str
     generation: int
+    bits: int
     bins: list[Part]
     owners: list[int]
     workers: int
@@ -131,6 +137,9 @@ class Host(Protocol):
 
     def looked(self) -> Iterable[Looked]: ...
     def move(self, query: str, moves: Mapping[Part, int], stopping: Callable[[], bool]) -> None: ...
+    def recut(
+        self, query: str, splits: Mapping[Part, int], merges: Sequence[Part], stopping: Callable[[], bool]
+    ) -> None: ...
     def resize(self, workers: int) -> None: ...
 
 
@@ -138,7 +147,7 @@ class _Watched:
     """One query between two looks."""
 
     def __init__(self, rules: Rules, first: Looked, at: float) -> None:
-        self.balancer = _native.Balancer(rules.trigger, rules.tolerance, rules.patience, rules.least_rows)
+        self.balancer = _native.Balancer(rules.trigger, rules.tolerance, rules.patience, rules.least_rows, first.bits)
         least, most = rules.workers or (1, 1 << 12)
         self.sizer = _native.Sizer(least, most, _BUSY, rules.patience)
         self.last, self.at = first, at
@@ -212,21 +221,30 @@ class Autobalance:
         self._watched = {one.query: self._watched[one.query] for one in seen if one.query in self._watched}
         for now in seen:
             known = self._watched.get(now.query)
-            if known is None or known.last.generation != now.generation or known.last.bins != now.bins:
+            if known is None or known.last.generation != now.generation:
                 self._watched[now.query] = _Watched(self._rules, now, at)
                 continue
             needed, change = self._sized(known, now)
             if change is not None and change != now.workers:
                 wanted.append(change)
+            if known.last.bins != now.bins:
+                # What came for parts before there were any is not known.
+                known.last, known.at = now, at
+                continue
             rows = [after - before for after, before in zip(now.loads, known.last.loads, strict=True)]
-            verdict = known.balancer.look(now.owners, rows, now.workers)
+            verdict = known.balancer.look(now.bins, now.owners, [max(0, came) for came in rows], now.workers)
             known.last, known.at = now, at
-            moves = {now.bins[at]: worker for at, worker in verdict["moves"]}
-            entry = Look(now.query, at, verdict["skew"], verdict["expected"], len(moves), verdict["why"], needed)
+            moves, splits, merges = dict(verdict["moves"]), dict(verdict["splits"]), verdict["merges"]
+            entry = Look(
+                now.query, at, verdict["skew"], verdict["expected"], len(moves), verdict["why"], needed,
+                len(splits), len(merges),
+            )  # fmt: skip
             with self._lock:
                 self._looks.append(entry)
             if moves:
                 self._act(entry, moves)
+            if splits or merges:
+                self._recut(entry, splits, merges)
         if wanted and not self._rules.dry_run and not self._closing.is_set():
             log.info("the offered load needs %d workers", max(wanted))
             self._engine.resize(max(wanted))
@@ -250,6 +268,15 @@ class Autobalance:
         if not self._rules.dry_run:
             self._engine.move(look.query, moves, self._closing.is_set)
 
+    def _recut(self, look: Look, splits: Mapping[Part, int], merges: Sequence[Part]) -> None:
+        verb = "would split" if self._rules.dry_run else "splits"
+        log.info(
+            "query %s: %s %s, each too hot for any worker, and merges %s, no longer hot",
+            look.query, verb, list(splits) or "nothing", list(merges) or "nothing",
+        )  # fmt: skip
+        if not self._rules.dry_run:
+            self._engine.recut(look.query, splits, merges, self._closing.is_set)
+
 
 class Balanced:
     """An engine as its autobalance sees it; its type is not named here, since it makes these."""
@@ -271,6 +298,7 @@ class Balanced:
         return Looked(
             found.name,
             generation,
+            plan.bits,
             bins,
             [plan.owner[part] for part in bins],
             max([row["worker"] + 1 for row in now], default=1),
@@ -288,6 +316,19 @@ class Balanced:
     def move(self, query: str, moves: Mapping[Part, int], stopping: Callable[[], bool]) -> None:
         """Move bins, and wait for the end."""
         handle = self._engine.migrate(moves=moves, strategy="matched", max_pause=_PAUSE_S, query=query)
+        self._follow(handle, stopping)
+
+    def recut(
+        self, query: str, splits: Mapping[Part, int], merges: Sequence[Part], stopping: Callable[[], bool]
+    ) -> None:
+        """Split bins by so many bits, make others one again, and wait for the end."""
+        for by in sorted(set(splits.values())):
+            chosen = [part for part, bits in splits.items() if bits == by]
+            self._follow(self._engine.split(chosen, by, query=query), stopping)
+        if merges:
+            self._follow(self._engine.merge(merges, query=query), stopping)
+
+    def _follow(self, handle: Any, stopping: Callable[[], bool]) -> None:
         while not handle._wait(0.1):
             if stopping():
                 handle.cancel()
