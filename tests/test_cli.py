@@ -322,6 +322,15 @@ def test_interrupt(tmp_path: Path) -> None:
     assert list(output.iterdir()) == []
 
 
+def test_what_the_terminal_cannot_show_is_escaped(tmp_path: Path) -> None:
+    (tmp_path / "text").write_text("a b a")
+    command = [sys.executable, "-m", "penstock.cli", "wordcount", "--input", "text", "--output", "é.tsv"]
+    done = subprocess.run(
+        command, cwd=tmp_path, env=os.environ | {"PYTHONIOENCODING": "ascii"}, capture_output=True, timeout=60
+    )
+    assert (done.returncode, done.stderr) == (0, b"") and done.stdout.endswith(b"2 rows to \\xe9.tsv\n")
+
+
 def test_report(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The page and the picture of a run come from its timeline alone."""
     from penstock.report import Epoch, Slice, Timeline

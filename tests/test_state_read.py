@@ -348,6 +348,48 @@ def test_the_command_writes_rows(capfdbinary: pytest.CaptureFixture[bytes], tmp_
     assert pq.read_table(file).equals(expected)
 
 
+def test_the_command_writes_values_of_any_type(
+    capfdbinary: pytest.CaptureFixture[bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    columns = {
+        "bytes": pa.array([b"\xff\x00,"]),
+        "fixed": pa.array([b"ab"], pa.binary(2)),
+        "view": pa.array(["a"], pa.string_view()),
+        "nan": pa.array([float("nan")]),
+        "floats": pa.array([[float("inf"), -float("inf"), 1.5]]),
+        "end": pa.array([253_402_300_800_000_000], pa.timestamp("us", "UTC")),  # behind the last year of Python
+    }
+    monkeypatch.setattr(state, "read", lambda *_, **__: pa.table(columns))
+    assert main(["state", str(KEPT), "--operator", AGG, "--format", "json"]) == 0
+    (line,) = capfdbinary.readouterr().out.splitlines()
+
+    def none(word: str) -> Any:
+        raise AssertionError(f"{word} is no JSON")
+
+    assert json.loads(line, parse_constant=none) == {
+        "bytes": "ff002c",
+        "fixed": "6162",
+        "view": "a",
+        "nan": "NaN",
+        "floats": ["Infinity", "-Infinity", 1.5],
+        "end": 253_402_300_800_000_000,
+    }
+    assert main(["state", str(KEPT), "--operator", AGG, "--format", "csv"]) == 0
+    (row,) = csv.DictReader(io.StringIO(capfdbinary.readouterr().out.decode()))
+    assert (row["bytes"], row["fixed"], row["view"]) == ("ff002c", "6162", "a")
+    assert json.loads(row["floats"]) == ["Infinity", "-Infinity", 1.5]
+    assert main(["state", str(KEPT), "--operator", AGG]) == 0
+    assert b"253402300800000000" in capfdbinary.readouterr().out
+
+
+def test_the_command_wraps_nothing_where_there_is_no_terminal(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("COLUMNS", raising=False)
+    code, out, _ = run(capsys, KEPT, "--operator", AGG)
+    assert code == 0 and "generation" in out and "2023-11-14 22:13:22+00:00" in out
+
+
 @pytest.mark.parametrize(
     ("arguments", "named", "code"),
     [

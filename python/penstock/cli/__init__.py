@@ -7,6 +7,7 @@ the bad value and what to do; ``--debug`` shows the traceback instead.
 
 from __future__ import annotations
 
+import io
 import logging
 import os
 import sys
@@ -87,6 +88,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     # Anywhere on the line is fine: people add it to the end of what failed.
     given = [word for word in given if word != "--debug"]
     _log(debug)
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        # A name or a value that the terminal's encoding lacks is escaped, as on standard error.
+        sys.stdout.reconfigure(errors="backslashreplace")
     try:
         with warnings.catch_warnings():
             if not debug:

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import datetime
 import json
+import math
+import os
 import sys
+from collections.abc import Iterator
 from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Optional
@@ -33,6 +36,8 @@ The checkpoint is read only, also while its query runs. `docs/checkpoint-format.
 
 #: Rows that a table shows of an operator.
 _SHOWN = 20
+#: Characters of a line where there is no terminal that would wrap it.
+_WIDEST = 10_000
 
 
 class Format(str, Enum):
@@ -132,19 +137,77 @@ def _write(table: pa.Table, format: Format, sink: Any) -> None:
         csv.write_csv(_flat(table), sink)
     else:
         for block in table.to_batches():
-            for row in block.to_pylist():
-                sink.write(json.dumps(row, default=_json, ensure_ascii=False).encode() + b"\n")
+            for row in _rows(block):
+                sink.write(_dumps(row, ensure_ascii=False).encode() + b"\n")
 
 
 def _flat(table: pa.Table) -> pa.Table:
-    """What is nested as JSON: a cell has no columns."""
+    """What a cell of CSV cannot hold, as JSON has it: what is nested as its text, bytes in hexadecimal."""
     import pyarrow as pa
+    from pyarrow import types
+
+    def told(value: Any) -> str | None:
+        return value if value is None or isinstance(value, str) else _json(value)
 
     for at, field in enumerate(table.schema):
-        if pa.types.is_nested(field.type):
-            told = [None if one is None else json.dumps(one, default=_json) for one in table[at].to_pylist()]
-            table = table.set_column(at, field.name, pa.array(told, pa.string()))
+        kind = field.type
+        if types.is_nested(kind):
+            texts = [None if one is None else _dumps(one) for one in table[at].to_pylist()]
+        elif _is_binary(kind) or types.is_string_view(kind):
+            texts = [told(one) for one in table[at].to_pylist()]
+        else:
+            continue
+        table = table.set_column(at, field.name, pa.array(texts, pa.string()))
     return table
+
+
+def _is_binary(kind: pa.DataType) -> bool:
+    from pyarrow import types
+
+    return any(
+        test(kind)
+        for test in (types.is_binary, types.is_large_binary, types.is_fixed_size_binary, types.is_binary_view)
+    )
+
+
+def _rows(block: pa.RecordBatch | pa.Table) -> Iterator[dict[str, Any]]:
+    """Rows as Python has them; a time that Python has none for is a number of its unit."""
+    columns = [_values(column) for column in block.columns]
+    return (dict(zip(block.schema.names, row, strict=True)) for row in zip(*columns, strict=True))
+
+
+def _values(column: pa.Array | pa.ChunkedArray) -> list[Any]:
+    try:
+        return column.to_pylist()  # type: ignore[no-any-return]
+    except (OverflowError, ValueError):
+        return [_value(one) for one in column]
+
+
+def _value(scalar: pa.Scalar) -> Any:
+    try:
+        return scalar.as_py()
+    except (OverflowError, ValueError):
+        if hasattr(scalar, "value"):
+            return scalar.value
+        raise
+
+
+def _dumps(value: Any, ensure_ascii: bool = True) -> str:
+    try:
+        return json.dumps(value, default=_json, ensure_ascii=ensure_ascii, allow_nan=False)
+    except ValueError:
+        return json.dumps(_finite(value), default=_json, ensure_ascii=ensure_ascii)
+
+
+def _finite(value: Any) -> Any:
+    """The value with the floats that JSON has no numbers for as text, as Spark writes them."""
+    if isinstance(value, dict):
+        return {name: _finite(one) for name, one in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_finite(one) for one in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return "NaN" if value != value else "Infinity" if value > 0 else "-Infinity"
+    return value
 
 
 def _json(value: Any) -> str:
@@ -158,7 +221,9 @@ def _show(checkpoint: str, operator: str | None, batch: int | None, limit: int, 
 
     from penstock import state as reading
 
-    console = Console(soft_wrap=False)
+    console = Console()
+    if not console.is_terminal and "COLUMNS" not in os.environ:
+        console.width = _WIDEST
     manifests = reading.manifests(checkpoint)
     _table(console, "Manifests", manifests.drop_columns(["name", "plan"]))
     operators = reading.operators(checkpoint, batch)
@@ -179,7 +244,7 @@ def _table(console: Console, title: str, rows: pa.Table) -> None:
     for field in rows.schema:
         number = pa.types.is_integer(field.type) or pa.types.is_floating(field.type) or pa.types.is_decimal(field.type)
         shown.add_column(Text(field.name), justify="right" if number else "left", overflow="fold")
-    for row in rows.to_pylist():
+    for row in _rows(rows):
         # Text, since what is in brackets is markup otherwise.
         shown.add_row(*(Text(_cell(value)) for value in row.values()))
     console.print(shown)
