@@ -322,6 +322,20 @@ def test_interrupt(tmp_path: Path) -> None:
     assert list(output.iterdir()) == []
 
 
+def test_interrupt_while_it_starts(tmp_path: Path) -> None:
+    """Ctrl-C while modules are imported is as good as later."""
+    (tmp_path / "typer.py").write_text("import os, signal\nos.kill(os.getpid(), signal.SIGINT)\nwhile True: pass\n")
+    path = os.pathsep.join([str(tmp_path), *filter(None, [os.environ.get("PYTHONPATH")])])
+    done = subprocess.run(
+        [sys.executable, "-m", "penstock.cli", "--version"],
+        env=os.environ | {"PYTHONPATH": path},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "penstock: interrupted\n")
+
+
 def test_what_the_terminal_cannot_show_is_escaped(tmp_path: Path) -> None:
     (tmp_path / "text").write_text("a b a")
     command = [sys.executable, "-m", "penstock.cli", "wordcount", "--input", "text", "--output", "é.tsv"]

@@ -1,68 +1,16 @@
 """The command line: ``penstock nexmark``, ``penstock wordcount`` and their neighbours.
 
-Owns: the program's entry, its exit codes and the shape of its errors. Exit code 0: done; 1:
-the run failed; 2: the command line is wrong; 130: interrupted. An error is one line that names
-the bad value and what to do; ``--debug`` shows the traceback instead.
+Owns: the program's entry and its exit codes. Exit code 0: done; 1: the run failed; 2: the command line is wrong;
+130: interrupted. An error is one line that names the bad value and what to do; ``--debug`` shows the traceback
+instead.
 """
 
 from __future__ import annotations
 
-import io
-import logging
-import os
 import sys
-import warnings
 from collections.abc import Sequence
-from typing import Annotated
 
-import typer
-
-from penstock.cli import bench, cliques, demo, nexmark, report, state, tpcxbb, wordcount
-from penstock.cli.common import UsageError, one_line
-from penstock.errors import PenstockError
-
-__all__ = ["app", "main"]
-
-app = typer.Typer(
-    name="penstock",
-    add_completion=False,
-    no_args_is_help=True,
-    rich_markup_mode="markdown",
-    pretty_exceptions_enable=False,
-    context_settings={"help_option_names": ["-h", "--help"]},
-)
-app.command(name="bench", context_settings=bench.SETTINGS)(bench.bench)
-app.command(name="cliques", epilog=cliques.EPILOG)(cliques.cliques)
-app.command(name="demo")(demo.demo)
-app.command(name="nexmark", epilog=nexmark.EPILOG)(nexmark.nexmark)
-app.command(name="report")(report.report)
-app.command(name="state", epilog=state.EPILOG)(state.state)
-app.command(name="tpcxbb", epilog=tpcxbb.EPILOG)(tpcxbb.tpcxbb)
-app.command(name="wordcount", epilog=wordcount.EPILOG)(wordcount.wordcount)
-
-
-def _show_version(asked: bool) -> None:
-    if asked:
-        from penstock import _native
-
-        print(f"penstock {_native.version()}")
-        raise typer.Exit()
-
-
-@app.callback()
-def _options(
-    version: Annotated[
-        bool, typer.Option("--version", help="Print the version and exit.", callback=_show_version, is_eager=True)
-    ] = False,
-    debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks of errors.")] = False,
-) -> None:
-    """Dataflow with keyed state that moves while it runs: workloads to try it on.
-
-    A workload runs in this process (`--host local`), as a Spark batch job (`--host spark`) or
-    resident beside a Spark stream (`--host engine`), with the same results.
-    """
-    # `main` reads --debug, which it must know before anything is parsed; --version has its callback.
-    del debug, version
+__all__ = ["main"]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -83,67 +31,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     >>> main(["nexmark", "--query", "q9", "--input", "x", "--output", "y"])
     2
     """
-    given = list(sys.argv[1:] if arguments is None else arguments)
-    debug = "--debug" in given
-    # Anywhere on the line is fine: people add it to the end of what failed.
-    given = [word for word in given if word != "--debug"]
-    _log(debug)
-    if isinstance(sys.stdout, io.TextIOWrapper):
-        # A name or a value that the terminal's encoding lacks is escaped, as on standard error.
-        sys.stdout.reconfigure(errors="backslashreplace")
     try:
-        with warnings.catch_warnings():
-            if not debug:
-                warnings.simplefilter("ignore")  # Spark warns of a JVM that Ctrl-C has ended, and the like
-            result = app(given, prog_name="penstock", standalone_mode=False)
-        # Newer parsers turn Ctrl-C into this exit code themselves.
-        return _interrupted() if result == 130 else result if isinstance(result, int) else 0
+        # Imported here, since that takes a second or two, and Ctrl-C is no error then either.
+        from penstock.cli._program import run
+
+        return run(arguments)
     except KeyboardInterrupt:
-        return _interrupted()
-    except BrokenPipeError:
-        # The reader of our output is gone; say nothing and keep the interpreter from saying it.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 1
-    except Exception as error:
-        if debug:
-            raise
-        if isinstance(error, UsageError):
-            return _fail(str(error), 2)
-        if isinstance(error, (PenstockError, OSError, TimeoutError)):
-            return _fail(one_line(error), 1)
-        if type(error).__name__ == "Abort":
-            return _interrupted()
-        # What the option parser raises has no common base over typer's releases.
-        if hasattr(error, "format_message") and hasattr(error, "exit_code"):
-            return _usage(error)
-        return _fail(f"{one_line(error)} (this is not expected; --debug shows where)", 1)
-
-
-def _log(debug: bool) -> None:
-    """Send logs to standard error when they are asked for, and nowhere otherwise.
-
-    Libraries log the traceback of every call that Ctrl-C or an error cuts short; what matters of it, `main` says.
-    """
-    if debug:
-        logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
-    elif not logging.getLogger().handlers:
-        logging.getLogger().addHandler(logging.NullHandler())
-
-
-def _usage(error: Exception) -> int:
-    message = str(error.format_message())  # type: ignore[attr-defined]
-    if type(error).__name__ == "NoArgsIsHelpError":
-        print(message)
-        return 2
-    command = getattr(getattr(error, "ctx", None), "command_path", "penstock")
-    return _fail(f"{' '.join(message.split())} (see {command} --help)", 2)
-
-
-def _fail(message: str, code: int) -> int:
-    print(f"penstock: {message}", file=sys.stderr)
-    return code
-
-
-def _interrupted() -> int:
-    print("penstock: interrupted", file=sys.stderr)
-    return 130
+        print("penstock: interrupted", file=sys.stderr)
+        return 130
