@@ -592,3 +592,35 @@ print("threads", len(os.listdir("/proc/self/task")))
         child.send_signal(signal.SIGINT)
         assert child.wait(timeout=60) == 0  # what it reads has no end
         assert int(child.stdout.read().split()[1]) < 6
+
+
+_LEFT = """
+import time
+import penstock as pk, pyarrow as pa
+
+rows = pa.table({"k": range(2_000)})
+counts = pk.Flow("k bigint").key_by("k").agg(n=pk.count(), emit="update")
+def slow(state, k):
+    time.sleep(0.001)
+    return 1, (k,)
+mapped = pk.Flow("k bigint").key_by("k").stateful_map(slow, schema="k bigint")
+steps = [pk.ordered.partitioned(lambda state, x: (state, [x]), key=lambda x: x)]
+"""
+
+
+@pytest.mark.parametrize(
+    "left",
+    [
+        "run = counts.run(rows)",
+        "session = counts.start(workers=2); run = session.run(rows)",
+        "run = counts.run(rows, streaming=True, batch_rows=10, workers=2); next(run)",
+        "run = mapped.run([rows] * 3, streaming=True, batch_rows=100, workers=2); next(run)",
+        "run = mapped.run(rows, streaming=True, batch_rows=100, processes=2); next(run)",
+        "run = pk.Pipeline(steps).run([1, 2])",
+    ],
+)
+def test_a_program_ends_whatever_runs_it_leaves(left: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", f"{_LEFT}\n{left}\nraise SystemExit(7)"], capture_output=True, text=True, timeout=60
+    )
+    assert (done.returncode, done.stderr) == (7, "")

@@ -10,9 +10,11 @@ closed before the end, or an error, is told.
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import os
 import warnings
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
@@ -236,6 +238,7 @@ class Pump:
         self._error: BaseException | None = None
         self._over = self._quit = self._warned = False
         self._closing: Aside[None] | None = None
+        _open.add(self)
 
     def fill(self, taken: int) -> list[Any] | None:
         """The next batch, in a list."""
@@ -387,12 +390,12 @@ class Pump:
         self._quit = True
         self._shut()
 
-    def _shut(self) -> None:
+    def _shut(self, limit_s: float | None = None) -> None:
         if os.getpid() != self._pid:
             return
         if self._closing is None:
             self._closing = Aside(self.close)
-        self._closing.wait()
+        self._closing.wait(limit_s)
 
     def close(self) -> None:
         """End the run, in this thread."""
@@ -412,3 +415,23 @@ class Pump:
         while hasattr(self, "_closing") and os.getpid() == self._pid and not (self._closing and self._closing.ended):
             with contextlib.suppress(KeyboardInterrupt):  # nobody would hear of it
                 self._shut()
+
+    def end(self, limit_s: float) -> None:
+        """End the run; who is in a function of the user's for longer is left there."""
+        self._quit = True
+        self._shut(limit_s)
+
+
+#: Runs of this process, which end before the interpreter does: its threads die where they stand then.
+_open: weakref.WeakSet[Pump] = weakref.WeakSet()
+#: How long functions of the user's may take for that.
+_EXIT_S = 5.0
+
+
+def _end_all() -> None:
+    for pump in list(_open):
+        with contextlib.suppress(Exception):
+            pump.end(_EXIT_S)
+
+
+atexit.register(_end_all)

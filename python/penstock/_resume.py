@@ -16,6 +16,8 @@ remembers that, and from then on raises `Interrupted`.
 from __future__ import annotations
 
 import _thread
+import sys
+import time
 from collections.abc import Callable, Iterable, Iterator
 from itertools import islice, starmap
 from typing import Any, Generic, TypeVar
@@ -46,9 +48,12 @@ class Aside(Generic[T]):
     def start(self) -> None:
         """Begin, unless that was done."""
         if not self._claim.locked():
+            if sys.is_finalizing():  # a new thread would not run any more, or be refused
+                self._run()
+                return
             try:
                 _thread.start_new_thread(self._run, ())
-            except RuntimeError:  # at the end of the interpreter there are no new threads
+            except RuntimeError:  # refused as soon as the functions of atexit are called, from Python 3.12 on
                 self._run()
 
     @property
@@ -69,12 +74,15 @@ class Aside(Generic[T]):
             self.ended = True
             self._gate.release()
 
-    def wait(self) -> T:
-        """What the work returned, or raised."""
+    def wait(self, limit_s: float | None = None) -> T:
+        """What the work returned, or raised; `TimeoutError` where it goes on for longer than a limit."""
         self.start()
+        limit = None if limit_s is None else time.monotonic() + limit_s
         while not self.ended:
             if self._gate.acquire(timeout=0.1):
                 self._gate.release()
+            elif limit is not None and time.monotonic() >= limit:
+                raise TimeoutError(f"it takes longer than {limit_s:g} s")
         if self._error is not None:
             raise self._error
         return self._made[0]
