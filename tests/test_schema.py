@@ -281,6 +281,24 @@ def test_conform_finds_nulls_where_there_must_be_none(kind: Any, good: list[Any]
     for values in (bad, [None, *bad]):
         with pytest.raises(SchemaError, match=f"a null in its {place}, which"):
             conform(pa.record_batch([pa.array(values, have)], ["a"]), pa.schema({"a": want}))
+        # pyarrow makes such arrays, too.
+        wrong = pa.record_batch([pa.array(values, want), pa.array(range(len(values)))], ["a", "b"])
+        for schema in (wrong.schema, pa.schema([wrong.schema.field("b"), wrong.schema.field("a")])):
+            with pytest.raises(SchemaError, match=f"a null in its {place}, which"):
+                conform(wrong, schema)
+
+
+def test_conform_finds_nulls_in_columns_of_the_same_type() -> None:
+    views = pa.list_view(pa.field("element", pa.int64(), nullable=False))
+    inner = pa.struct([pa.field("f", pa.int64(), nullable=False)])
+    for column, field, says in [
+        (pa.array([1, None]), pa.field("a", pa.int64(), nullable=False), "has a null in column 'a'"),
+        (pa.array([[None]], views), pa.field("a", views), "has a null in its elements"),
+        (pa.array([None, {"f": None}], inner), pa.field("a", inner), "has a null in its field 'f'"),
+    ]:
+        schema = pa.schema([field])
+        with pytest.raises(SchemaError, match=says):
+            conform(pa.RecordBatch.from_arrays([column], schema=schema), schema)
 
 
 def test_conform_names_missing_and_doubled_columns() -> None:

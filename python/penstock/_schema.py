@@ -229,7 +229,8 @@ def conform(batch: pa.RecordBatch, schema: pa.Schema, what: str = "input") -> pa
 
     Notes
     -----
-    Cost: nothing per row where types agree; one pass over a column where they do not.
+    Cost: one pass over a column whose type differs. Of others nothing per row, but that the nulls inside of nested ones
+    are counted where there must be none.
     Accepted: any change of width or unit that keeps every value (checked), dictionary and
     view layouts, another time zone of an instant. Refused: text to number, an instant to a
     wall clock reading, and the like. What is nested goes by the same rules; a struct that lacks a field is refused.
@@ -242,11 +243,12 @@ def conform(batch: pa.RecordBatch, schema: pa.Schema, what: str = "input") -> pa
     >>> conform(small, pa.schema({"b": pa.int64()})).schema.field("b").type
     DataType(int64)
     """
-    if batch.schema.equals(schema, check_metadata=True):
-        return batch
     if batch.schema.equals(schema):
+        for place in _strict_columns(schema):
+            _refuse_nulls(batch.column(place), schema.field(place), what)
         # What lists call their elements may differ, which others than pyarrow look at.
-        return pa.RecordBatch.from_arrays(batch.columns, schema=schema)
+        same = batch.schema.equals(schema, check_metadata=True)
+        return batch if same else pa.RecordBatch.from_arrays(batch.columns, schema=schema)
     columns = []
     for field in schema:
         places = batch.schema.get_all_field_indices(field.name)
@@ -256,16 +258,33 @@ def conform(batch: pa.RecordBatch, schema: pa.Schema, what: str = "input") -> pa
             )
         if len(places) > 1:
             raise SchemaError(f"{what} has {len(places)} columns named {field.name!r}; rename one of them")
-        column = batch.column(places[0])
-        if not field.nullable and column.null_count:
-            raise SchemaError(f"{what} has a null in column {field.name!r}, which its schema calls NOT NULL")
-        fitting = _cast(column, field, what)
-        if fitting is not column and (inside := _null_inside(fitting)) is not None:
-            raise SchemaError(
-                f"{what} column {field.name!r} has a null in its {inside}, which its schema calls NOT NULL"
-            )
+        fitting = _cast(batch.column(places[0]), field, what)
+        _refuse_nulls(fitting, field, what)
         columns.append(fitting)
     return pa.RecordBatch.from_arrays(columns, schema=schema)
+
+
+#: Columns of schemas that were asked for lately, by the identity of the schema, which stays while it is here.
+_STRICT: dict[int, tuple[pa.Schema, list[int]]] = {}
+
+
+def _strict_columns(schema: pa.Schema) -> list[int]:
+    """Which columns must have no nulls, or none inside: found once, for it takes longer than to compare schemas."""
+    known = _STRICT.get(id(schema))
+    if known is None:
+        if len(_STRICT) >= 256:
+            _STRICT.clear()
+        places = [place for place, field in enumerate(schema) if not field.nullable or _has_not_null(field.type)]
+        known = _STRICT[id(schema)] = (schema, places)
+    return known[1]
+
+
+def _refuse_nulls(column: pa.Array, field: pa.Field, what: str) -> None:
+    """Where its schema says that there are none: pyarrow makes such columns, and a cast does not look either."""
+    if not field.nullable and column.null_count:
+        raise SchemaError(f"{what} has a null in column {field.name!r}, which its schema calls NOT NULL")
+    if pa.types.is_nested(field.type) and (inside := _null_inside(column)) is not None:
+        raise SchemaError(f"{what} column {field.name!r} has a null in its {inside}, which its schema calls NOT NULL")
 
 
 def _cast(column: pa.Array, field: pa.Field, what: str) -> pa.Array:
@@ -324,13 +343,21 @@ def _parts(column: pa.Array) -> list[tuple[str, pa.Field, pa.Array]]:
     if pa.types.is_map(kind):
         keys, values = (pa.ListArray.from_arrays(column.offsets, of).flatten() for of in (column.keys, column.items))
         return [("keys", kind.key_field, keys), ("values", kind.item_field, values)]
-    if _family(kind) == "list":
+    if _family(kind) == "list" or pa.types.is_list_view(kind) or pa.types.is_large_list_view(kind):
         return [("elements", kind.value_field, column.flatten())]
     return []
 
 
+def _has_not_null(kind: pa.DataType) -> bool:
+    """Whether something in values of a type must not be null. The keys of every map are such."""
+    inside = [kind.field(place) for place in range(kind.num_fields)]
+    return any(not field.nullable or _has_not_null(field.type) for field in inside)
+
+
 def _null_inside(column: pa.Array) -> str | None:
-    """What of a nested column is null and must not be; a cast does not look."""
+    """What of a nested column is null and must not be."""
+    if not _has_not_null(column.type):
+        return None
     # A struct that is null has no fields.
     before = column.null_count if pa.types.is_struct(column.type) else 0
     for name, field, part in _parts(column):
