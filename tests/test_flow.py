@@ -347,6 +347,19 @@ def test_lists_come_and_go_whatever_their_elements_are_called() -> None:
         tagged.map_batches(lambda batch: pa.record_batch({"l": other}), shape).collect(rows.slice(1))
 
 
+def test_what_functions_give_has_no_null_inside_where_its_type_has_none() -> None:
+    kind = pa.list_(pa.field("element", pa.int64(), nullable=False))
+    shape, rows = pa.schema({"l": kind}), pa.table({"k": [1]})
+    wrong = pa.record_batch([pa.array([[1, None]], kind)], schema=shape)
+    flow = pk.Flow("k bigint")
+    with pytest.raises(pk.errors.UserFunctionError, match='column "l" has a null inside, where its type is NOT NULL'):
+        flow.map_batches(lambda batch: wrong, shape).collect(rows)
+    with pytest.raises(pk.errors.UserFunctionError, match="None inside, where its type is NOT NULL"):
+        flow.key_by("k").stateful_map(lambda state, k: (None, ([None],)), schema=shape).collect(rows)
+    right = flow.key_by("k").stateful_map(lambda state, k: (None, [(None,), ([k],)]), schema=shape)
+    assert right.collect(rows)["l"].to_pylist() == [None, [1]]
+
+
 def test_odd_arguments_are_refused_where_they_stand() -> None:
     for n in (0, 2**31 + 1, 2**70, True, 1.0):
         with pytest.raises(ConfigError, match="from 1 to 2147483648"):

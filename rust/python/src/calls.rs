@@ -267,6 +267,10 @@ fn objects<'py>(py: Python<'py>, bins: &[Arc<PyBin>]) -> PyResult<Bound<'py, PyL
 /// The batch under the declared schema, when its columns are those: names and types, in any order. What lists call their elements does not
 /// matter: Arrow leaves it to who makes them, Spark says `element` and pyarrow `item`.
 pub(crate) fn declared(made: &Batch, schema: &SchemaRef) -> Result<Batch, String> {
+    let mut there = made.schema_ref().fields().iter().zip(made.columns());
+    if let Some((field, _)) = there.find(|(_, column)| convert::has_null_inside(column)) {
+        return Err(format!("column {:?} has a null inside, where its type is NOT NULL", field.name()));
+    }
     if made.schema_ref() == schema {
         return Ok(made.clone());
     }

@@ -13,6 +13,7 @@ use arrow_array::types::{
     Int32Type, Int64Type, LargeBinaryType, LargeUtf8Type, UInt8Type, UInt16Type, UInt32Type, UInt64Type, Utf8Type,
 };
 use arrow_array::{Array, ArrayRef, RecordBatch as Batch};
+use arrow_data::ArrayData;
 use arrow_schema::{DataType, Field, Schema};
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
@@ -152,15 +153,25 @@ pub(crate) fn from_rows(rows: &Bound<'_, PyList>, schema: &Arc<Schema>) -> Resul
         .enumerate()
         .map(|(at, field)| {
             let column = from_values(rows.py(), field, tuples.iter().map(|row| row.get_item(at)))?;
-            match !field.is_nullable() && column.null_count() > 0 {
-                true => Err(Misfit::Value { column: described(field), reason: "None, and it is NOT NULL".to_owned() }),
-                false => Ok(column),
-            }
+            let reason = match () {
+                () if !field.is_nullable() && column.null_count() > 0 => "None, and it is NOT NULL",
+                () if has_null_inside(&column) => "None inside, where its type is NOT NULL",
+                () => return Ok(column),
+            };
+            Err(Misfit::Value { column: described(field), reason: reason.to_owned() })
         })
         .collect::<Result<Vec<_>, _>>()?;
     let options = arrow_array::RecordBatchOptions::new().with_row_count(Some(tuples.len()));
     Batch::try_new_with_options(schema.clone(), columns, &options)
         .map_err(|error| Misfit::Other(crate::errors::arrow(&error)))
+}
+
+/// Whether a nested column has a null where its type allows none: pyarrow makes such columns, and they come in as they are.
+pub(crate) fn has_null_inside(column: &ArrayRef) -> bool {
+    fn is_wrong(data: &ArrayData) -> bool {
+        data.validate_nulls().is_err() || data.child_data().iter().any(is_wrong)
+    }
+    column.data_type().is_nested() && is_wrong(&column.to_data())
 }
 
 fn short(value: &Bound<'_, PyAny>) -> String {
