@@ -438,7 +438,8 @@ def approx_quantile(column: str, q: float, *, error: float = 0.01) -> Aggregate:
     q : float
         The share, from 0 (the least value) to 1 (the greatest); 0.5 is the median.
     error : float, default 0.01
-        How far off the value is at most, relative to itself: always, not mostly. From 0.00001 to 1.
+        How far off the value is at most, relative to itself: always, not mostly. From 0.00001 to 1. Numbers
+        nearer to 0 than 2.3e-308 count as 0.
 
     Returns
     -------
