@@ -139,6 +139,13 @@ impl Layout {
         Ok(())
     }
 
+    /// Gives a range that was there to a worker: what it was split into since, or merged into.
+    pub(crate) fn hand(&mut self, range: Range, worker: u32) {
+        let at = self.ranges.partition_point(|(known, _)| known.last() < range.first());
+        let now = self.ranges[at..].iter_mut().take_while(|(known, _)| known.first() <= range.last());
+        now.for_each(|(_, owner)| *owner = worker);
+    }
+
     /// Who owns a range; None where there is no such range.
     #[must_use]
     pub fn owner_of(&self, range: Range) -> Option<u32> {

@@ -2,7 +2,8 @@
 //!
 //! What is split or merged waits for its turn like what moves, and is checked when it is asked for against what there will be then. Parts that are
 //! merged come together first, as steps of the same turn. What is prepared for an epoch takes no turn: where it names a range that is being split, or
-//! takes parts apart that are being merged, the workers refuse the later of the two, by name, and nothing of it takes place.
+//! takes parts apart that are being merged, the workers refuse the later of the two, by name, and nothing of it takes place. A prepared one of several
+//! steps may end after what was split or merged between two of them: what it has moved before is by then parts, or part of something.
 //!
 //! Invariants: members join and leave between the request for a batch and its mark, or on an idle query whose last batch Spark is known to have
 //! committed: before that the originals that undo the batch are needed. A manifest goes when Spark has committed a later one, `keep` further ones stay;
@@ -241,14 +242,14 @@ impl Query {
         Ok(list.into_iter().map(|step| step.into_iter().map(|shift| (shift.what, shift.to)).collect()).collect())
     }
 
-    /// Where a range that moves is to go.
+    /// Where a range that moves is to go, by itself or with what it was part of.
     fn on_the_way(&self, range: Range) -> Option<u32> {
         let steps = self.asked.values().filter_map(|asked| match asked {
             Asked::Migrate { steps, .. } => Some(steps),
             _ => None,
         });
         let mut moves = steps.flatten().flatten();
-        moves.find(|(one, _)| *one == range).map(|(_, to)| *to)
+        moves.find(|(one, _)| one.intersects(range)).map(|(_, to)| *to)
     }
 
     fn order(
@@ -306,7 +307,7 @@ impl Query {
                 }
                 for (range, worker) in steps.iter().take(done as usize).flatten() {
                     for layout in self.layouts.values_mut() {
-                        layout.give(*range, *worker).expect("the steps were checked");
+                        layout.hand(*range, *worker);
                     }
                 }
                 refused.map_or(Ok(done), |failure| Err(EngineError::CutOff(failure.message)))

@@ -332,6 +332,40 @@ fn splits_and_merges_take_turns_and_are_checked_against_what_comes_before() {
     assert_eq!(script.owners(), [0, 0, 0, 1]);
 }
 
+/// The workers take them between two steps of what is prepared, of which the first has moved what they split or merge.
+#[test]
+fn what_is_split_or_merged_before_a_prepared_migration_has_ended_is_where_that_has_moved_it() {
+    let mut script = Script::new(2);
+    let range = |prefix, length| Range::new(prefix, length).unwrap();
+    script.batch(0);
+    script.hold = vec!["Recut", "Migrate"];
+    script.migrate(1, Wish::Recut(Recut::Split { ranges: vec![range(1, 2)], by: 1 }), 1);
+    script.prepare(&[(2, QUERY, Wish::Moves(vec![(range(1, 2), 0), (range(0, 2), 1)]))], 1, Some(1));
+    script.batch(1);
+    script.let_go();
+    assert_eq!(script.owners(), [0, 1, 1, 0, 1]);
+    // Part of what is on its way goes back.
+    script.prepare(&[(3, QUERY, Wish::Moves(vec![(range(3, 3), 1)]))], 1, Some(2));
+    script.batch(2);
+    let Request::Migrate { steps, .. } = &script.held[1].2 else { panic!("{:?}", script.held) };
+    assert_eq!(steps.concat(), [(range(3, 3), 1)]);
+    script.let_go();
+    assert_eq!(script.moved(), [(2, Ok(2))].into());
+    assert_eq!(script.owners(), [1, 0, 0, 0, 1]);
+    script.let_go();
+    assert_eq!(script.owners(), [1, 0, 1, 0, 1]);
+    // Parts that a prepared one brings together, too.
+    script.prepare(&[(5, QUERY, Wish::Moves(vec![(range(3, 3), 0), (range(0, 2), 0)]))], 1, Some(3));
+    script.migrate(4, Wish::Recut(Recut::Merge { ranges: vec![range(1, 2)] }), 1);
+    script.batch(3);
+    script.let_go();
+    script.held.rotate_left(1);
+    script.let_go();
+    script.let_go();
+    assert_eq!(script.moved(), [(4, Ok(1)), (5, Ok(2))].into());
+    assert_eq!(script.owners(), [0, 0, 0, 1]);
+}
+
 #[test]
 fn a_merge_that_is_cancelled_while_parts_come_together_leaves_them() {
     let mut script = Script::new(2);
