@@ -113,20 +113,21 @@ impl Parts {
     /// Puts a part with its value in the place of those that it meets.
     pub(crate) fn set(&mut self, number: u32, value: u32) {
         let Some(range) = range_of(number, self.bits).filter(|range| range.length() > self.bits) else { return };
-        self.change(range, Some((number, value)));
+        self.replace(range, &[(number, value)]);
     }
 
     /// Takes out what is in a range.
     pub(crate) fn unset(&mut self, range: Range) {
-        self.change(range, None);
+        self.replace(range, &[]);
     }
 
-    fn change(&mut self, range: Range, part: Option<(u32, u32)>) {
+    /// Puts disjoint parts of a range in the place of what is in it. Cost: all parts of the bin, however many are put.
+    pub(crate) fn replace(&mut self, range: Range, with: &[(u32, u32)]) {
         let whole = bin(range.first(), self.bits);
         let ranged = |(number, value): (u32, u32)| Some((range_of(number, self.bits)?, (number, value)));
         let mut parts: Vec<(Range, (u32, u32))> = self.of(whole).into_iter().filter_map(ranged).collect();
         parts.retain(|(one, _)| !one.intersects(range));
-        parts.extend(part.map(|part| (range, part)));
+        parts.extend(with.iter().copied().filter_map(ranged));
         let Some(longest) = parts.iter().map(|(range, _)| range.length()).max() else {
             if let Some(split) = self.split.get_mut(whole as usize)
                 && split.take().is_some()

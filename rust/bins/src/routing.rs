@@ -69,24 +69,24 @@ impl Routing {
     pub fn of_ranges(bits: u8, ranges: &[(Range, u32)]) -> Result<Self, BinsError> {
         check_bits(bits)?;
         let (mut owners, mut parts) = (vec![SPLIT; 1 << bits], Parts::new(bits));
-        let mut width = 0;
-        for (range, owner) in ranges {
-            let number = number_of(*range, bits).ok_or(BinsError::Ranges { range: *range })?;
-            let whole = bin(range.first(), bits);
-            let taken = owners[whole as usize] != SPLIT
-                || parts
-                    .of(whole)
-                    .into_iter()
-                    .any(|(part, _)| range_of(part, bits).is_some_and(|part| part.intersects(*range)));
-            if taken || *owner == SPLIT {
-                return Err(BinsError::Ranges { range: *range });
-            }
-            match owners.get_mut(number as usize) {
-                Some(slot) => *slot = *owner,
-                None => parts.set(number, *owner),
-            }
-            width += range.width();
+        let mut sorted = ranges.to_vec();
+        sorted.sort_unstable_by_key(|(range, _)| (range.first(), range.length()));
+        if let Some(pair) = sorted.windows(2).find(|pair| pair[0].0.intersects(pair[1].0)) {
+            return Err(BinsError::Ranges { range: pair[1].0 });
         }
+        let whole = |range: Range| bin(range.first(), bits);
+        for same in sorted.chunk_by(|one, other| whole(one.0) == whole(other.0)) {
+            let numbered = |&(range, owner): &(Range, u32)| {
+                let number = number_of(range, bits).filter(|_| owner != SPLIT);
+                Ok((number.ok_or(BinsError::Ranges { range })?, owner))
+            };
+            let numbered = same.iter().map(numbered).collect::<Result<Vec<_>, BinsError>>()?;
+            match owners.get_mut(numbered[0].0 as usize) {
+                Some(slot) => *slot = numbered[0].1,
+                None => parts.replace(range_of(whole(same[0].0), bits).expect("a bin"), &numbered),
+            }
+        }
+        let width: u64 = ranges.iter().map(|(range, _)| range.width()).sum();
         if width != Range::ALL.width() {
             return Err(BinsError::Ranges { range: Range::ALL });
         }
@@ -269,8 +269,8 @@ impl Routing {
                 self.give(*bin, *worker);
             } else {
                 self.owners[crate::bin::bin(range.first(), self.bits) as usize] = SPLIT;
-                self.parts.unset(range);
-                parts.iter().for_each(|part| self.parts.set(*part, *worker));
+                let parts: Vec<(u32, u32)> = parts.iter().map(|part| (*part, *worker)).collect();
+                self.parts.replace(range, &parts);
             }
         }
     }
@@ -321,6 +321,16 @@ pub(crate) mod whole {
 mod tests {
     use super::*;
     use penstock_dataflow::wire::{decode_serde, encode_serde};
+
+    /// What costs all parts of a bin for each of them does not come to an end here.
+    #[test]
+    fn a_bin_becomes_as_many_parts_as_there_can_be() {
+        let mut routing = Routing::new(0, 1).unwrap();
+        routing.apply(&Command::Split { bin: 0, bits: MAX_BITS }).unwrap();
+        let ranges: Vec<_> = routing.bins_owned().map(|(bin, owner)| (range_of(bin, 0).unwrap(), owner)).collect();
+        assert_eq!(ranges.len(), 1 << MAX_BITS);
+        assert!(Routing::of_ranges(0, &ranges).unwrap() == routing);
+    }
 
     #[test]
     fn a_joiner_is_told_the_parts_of_bins() {
