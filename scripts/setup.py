@@ -8,6 +8,8 @@ depends on has not changed since it last succeeded:
 2. the packages of requirements/  depends on that file's content; by uv, by pip where uv cannot be had
 3. the native module              depends on the Rust sources, manifests, compiler and profile
 
+The packages are fetched while the native module is compiled: one waits for the network and for one
+core, the other rarely has work for all cores. Of the packages only maturin has to be there before.
 A step leaves a stamp in ``.venv/.setup`` that holds a digest of what it depends on, so an
 interrupted step is simply done again. Only the standard library is used here.
 
@@ -19,17 +21,19 @@ which is what `make bench` measures.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import hashlib
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import NamedTuple, NoReturn
+from typing import Any, ClassVar, NamedTuple, NoReturn
 
 try:
     import fcntl
@@ -41,8 +45,10 @@ VENV = ROOT / ".venv"
 BIN = VENV / ("Scripts" if os.name == "nt" else "bin")
 PYTHON = BIN / ("python.exe" if os.name == "nt" else "python")
 STAMPS = VENV / ".setup"
+PIP = [str(PYTHON), "-m", "pip", "--disable-pip-version-check", "install", "--quiet", "--progress-bar", "off"]
 REQUIREMENTS = ROOT / "requirements" / "dev.txt"
 UV = "uv==0.13.9"
+STEPS = 3
 OLDEST_PYTHON = (3, 11)
 PROGRESS_SECONDS = 10.0
 
@@ -59,13 +65,17 @@ def main() -> int:
     rust = find_rust()
     find_linker()
     lock = only_one()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     native = f"{profile} {digest(native_sources(), salt=rust)}"
-    steps = [
-        Step("virtual environment .venv", "venv", f"{sys.version_info[:2]}", venv_works, make_venv),
-        Step("pinned packages, 500 MB, most of it Spark", "packages", digest([REQUIREMENTS]), PYTHON.exists, packages),
-        Step(f"native module, profile {profile}", "native", native, native_present, lambda: build_native(profile)),
-    ]
-    done = [step.run(number, len(steps)) for number, step in enumerate(steps, start=1)]
+    venv = Step(1, "virtual environment .venv", "venv", f"{sys.version_info[:2]}", venv_works, make_venv)
+    pinned = digest([REQUIREMENTS])
+    packages = Step(2, "pinned packages, 500 MB, most of it Spark", "packages", pinned, PYTHON.exists, install_packages)
+    module = Step(3, f"native module, profile {profile}", "native", native, native_present, lambda: maturin(profile))
+    done = [venv.run()]
+    if packages.due() and module.due():
+        with Beside(packages.run):
+            compile_native(profile)
+    done += [packages.run(), module.run()]
     if any(done):
         run([str(BIN / "penstock"), "--help"], "start .venv/bin/penstock", quiet=True)
         say(f"ready in {time.monotonic() - started:.0f} s: .venv/bin/penstock")
@@ -89,23 +99,29 @@ def arguments() -> argparse.Namespace:
 class Step(NamedTuple):
     """One part of the set-up: done unless its stamp says so and its result is still there."""
 
+    number: int
     title: str
     name: str
     wanted: str  # what the stamp says when it is done
     intact: Callable[[], bool]
     make: Callable[[], None]
 
-    def run(self, number: int, of: int) -> bool:
+    def due(self) -> bool:
         stamp = STAMPS / self.name
-        if stamp.exists() and stamp.read_text() == self.wanted and self.intact():
+        return not (stamp.exists() and stamp.read_text() == self.wanted and self.intact())
+
+    def run(self) -> bool:
+        """Whether there was anything to do."""
+        if not self.due():
             return False
-        say(f"{number}/{of} {self.title}")
+        stamp = STAMPS / self.name
+        say(f"{self.number}/{STEPS} {self.title}")
         started = time.monotonic()
         stamp.unlink(missing_ok=True)
         self.make()
         STAMPS.mkdir(parents=True, exist_ok=True)
         stamp.write_text(self.wanted)
-        say(f"    done in {time.monotonic() - started:.0f} s")
+        say(f"    {self.number}/{STEPS} done in {time.monotonic() - started:.0f} s")
         return True
 
 
@@ -145,15 +161,19 @@ def make_venv() -> None:
 # -- step 2 ---------------------------------------------------------------------------------------
 
 
-def packages() -> None:
+def install_packages() -> None:
     """With uv, which downloads and unpacks side by side; pip does the same, only slower."""
-    pip = [str(PYTHON), "-m", "pip", "--disable-pip-version-check", "install", "--quiet", "--progress-bar", "off"]
     uv = [str(BIN / "uv"), "pip", "install", "--quiet", "--python", str(PYTHON), "-r", str(REQUIREMENTS)]
-    if subprocess.run([*pip, UV], capture_output=True, check=False).returncode == 0:
+    if pip(UV):
         watched(uv, "install the pinned packages", dict(os.environ))
     else:
         say(f"    without {UV}, which could not be installed: pip takes some minutes")
-        watched([*pip, "-r", str(REQUIREMENTS)], "install the pinned packages", dict(os.environ))
+        watched([*PIP, "-r", str(REQUIREMENTS)], "install the pinned packages", dict(os.environ))
+
+
+def pip(*pinned: str) -> bool:
+    """Whether pip could install these few."""
+    return subprocess.run([*PIP, *pinned], capture_output=True, check=False).returncode == 0
 
 
 # -- step 3 ---------------------------------------------------------------------------------------
@@ -171,11 +191,19 @@ def native_present() -> bool:
     return built and any((BIN / name).exists() for name in ("penstock", "penstock.exe"))
 
 
-def build_native(profile: str) -> None:
+def compile_native(profile: str) -> None:
+    """The longest part of the step, which needs no package but maturin; where that cannot be had, the step says why."""
+    pinned = re.search(r"^maturin==\S+", REQUIREMENTS.read_text(), re.MULTILINE)
+    if pinned and pip(pinned.group()):
+        say(f"3/{STEPS} beside it: native module, profile {profile}")
+        maturin(profile, "--skip-install")
+
+
+def maturin(profile: str, *options: str) -> None:
     environment = dict(os.environ) | {"VIRTUAL_ENV": str(VENV), "PYO3_PYTHON": str(PYTHON)}
     environment.pop("CONDA_PREFIX", None)
     environment["PIP_QUIET"] = environment["PIP_DISABLE_PIP_VERSION_CHECK"] = "1"
-    command = [str(PYTHON), "-m", "maturin", "develop", "--profile", profile, "--locked"]
+    command = [str(PYTHON), "-m", "maturin", "develop", "--profile", profile, "--locked", *options]
     watched(command, "build the native module", environment)
 
 
@@ -246,25 +274,95 @@ def run(command: list[str], purpose: str, *, env: dict[str, str] | None = None, 
 
 def watched(command: list[str], purpose: str, environment: dict[str, str]) -> None:
     """Run what takes long. A terminal shows its own progress, elsewhere a line every few seconds says what it does."""
-    if sys.stderr.isatty():
-        return run(command, purpose, env=environment)
-    environment |= {"CARGO_TERM_PROGRESS_WHEN": "always", "CARGO_TERM_PROGRESS_WIDTH": "120"}
-    child = subprocess.Popen(command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
-    progress = Progress()
-    reader = threading.Thread(target=progress.read, args=(child,), daemon=True)
-    reader.start()
-    try:
+    terminal = sys.stderr.isatty()
+    if not terminal:
+        environment |= {"CARGO_TERM_PROGRESS_WHEN": "always", "CARGO_TERM_PROGRESS_WIDTH": "120"}
+    output = None if terminal else subprocess.PIPE
+    with Child(command, env=environment, stdout=output, stderr=None if terminal else subprocess.STDOUT) as child:
+        progress = Progress(purpose)
+        reader = threading.Thread(target=progress.read, args=(child,), daemon=True)
+        if not terminal:
+            reader.start()
         while child.poll() is None:
-            reader.join(PROGRESS_SECONDS)
-            if reader.is_alive():
-                progress.tell()
-        reader.join()
-    except BaseException:
-        child.terminate()
-        child.wait()
-        raise
+            try:
+                child.wait(PROGRESS_SECONDS)
+            except subprocess.TimeoutExpired:
+                if not terminal:
+                    progress.tell()
+        if not terminal:
+            reader.join()
+    if child.stopped:
+        raise SystemExit(1)  # for a reason that was told
     if child.returncode != 0:
         fail(f"could not {purpose} (exit status {child.returncode}): {' '.join(command)}", *progress.spoken[-200:])
+
+
+class Child(subprocess.Popen[bytes]):
+    """A command in a process group of its own, which goes with it: what it started ends, too, when it is stopped."""
+
+    running: ClassVar[set[Child]] = set()
+    ending: ClassVar[bool] = False
+
+    def __init__(self, command: list[str], **options: Any) -> None:
+        if Child.ending:
+            raise SystemExit(1)  # for a reason that was told
+        if os.name != "nt":
+            options["process_group"] = 0
+        self.stopped = False
+        super().__init__(command, cwd=ROOT, **options)
+        self.running.add(self)
+
+    def stop(self) -> None:
+        self.stopped = True
+        if os.name == "nt":
+            self.terminate()
+        else:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self.pid, signal.SIGTERM)
+
+    @classmethod
+    def stop_all(cls) -> None:
+        cls.ending = True
+        for child in list(cls.running):
+            child.stop()
+
+    def __exit__(self, kind: type[BaseException] | None, *about: Any) -> None:
+        if kind is not None:
+            self.stop()
+        self.wait()
+        self.running.discard(self)
+        super().__exit__(kind, *about)
+
+
+class Beside:
+    """Work that another thread does while the body of a `with` runs. When either fails, the other is stopped."""
+
+    def __init__(self, work: Callable[[], object]) -> None:
+        self.work = work
+        self.failure: BaseException | None = None
+        self.thread = threading.Thread(target=self.run)
+
+    def run(self) -> None:
+        try:
+            self.work()
+        except BaseException as failure:
+            self.failure = failure
+            Child.stop_all()
+
+    def __enter__(self) -> None:
+        self.thread.start()
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        try:
+            if kind is not None:
+                Child.stop_all()
+            self.thread.join()
+        except BaseException:
+            Child.stop_all()
+            self.thread.join()
+            raise
+        if self.failure is not None and kind in (None, SystemExit):
+            raise self.failure
 
 
 class Progress:
@@ -272,9 +370,9 @@ class Progress:
 
     BAR = re.compile(r"Building \[[=> ]*\] (\d+)/(\d+): (.*)")
 
-    def __init__(self) -> None:
+    def __init__(self, purpose: str) -> None:
         self.started = time.monotonic()
-        self.bar = ""
+        self.bar = purpose
         self.spoken: list[str] = []
 
     def read(self, child: subprocess.Popen[bytes]) -> None:
@@ -294,7 +392,7 @@ class Progress:
 
     def tell(self) -> None:
         seconds = time.monotonic() - self.started
-        say(f"    {seconds:3.0f} s  {self.bar}".rstrip())
+        say(f"    {seconds:3.0f} s  {self.bar}")
 
 
 def dotted(version: tuple[int, ...]) -> str:
