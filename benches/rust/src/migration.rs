@@ -8,6 +8,9 @@
 //! apart. In process, workers are threads and a bin moves as a pointer; over TCP, each is a process to the other (two fabrics in one process,
 //! connected over loopback), and bins are encoded, shipped and taken in.
 //!
+//! Each setup is run some rounds, all strategies and the peer in turn, and figures are medians of them. From five minutes of time on, a
+//! gigabyte of state is moved, too.
+//!
 //! The peer is to stop and restart (M-22): all state is encoded, and new workers with the other routing take it in, while blocks fall due.
 //! Both sides must have counted every record.
 
@@ -26,8 +29,8 @@ use penstock_dataflow::{Endpoint, Worker, execute};
 use serde_json::json;
 
 use crate::Numbers;
-use crate::harness::{Better, Case, Options, Paired, Report, ended};
-use crate::machine::{Meter, memory_bytes};
+use crate::harness::{Better, Case, Options, Paired, Report, ended, median};
+use crate::machine::{Meter, Usage, memory_bytes};
 
 const WORKERS: usize = 2;
 /// When blocks fall due.
@@ -56,64 +59,97 @@ const STRATEGIES: [(&str, Option<(f64, f64)>); 4] =
 
 /// Bins of a step that takes some.
 const STEP: usize = 16;
+/// How often each setup is run, in turn with stop and restart: one run in some meets a pause of the machine.
+const ROUNDS: usize = 3;
+/// Seconds from which on the state of a gigabyte is measured, which takes a minute for itself.
+const LONG: f64 = 300.0;
 
 /// Runs the bench.
 ///
 /// # Panics
 /// When a worker fails or loses a record.
 pub fn run(options: &Options, report: &mut Report) {
-    let (keys, bits): (&[u64], &[u8]) =
-        if options.quick { (&[1 << 12], &[6]) } else { (&[1 << 16, 1 << 20, 1 << 22], &[8, 12]) };
-    let setups = [false, true]
+    let sizes: &[(u32, &[u8])] = match options.quick {
+        true => &[(12, &[6])],
+        false => &[(16, &[8, 12]), (20, &[8, 12]), (22, &[8, 12]), (25, &[12])],
+    };
+    let long = options.seconds.is_some_and(|seconds| seconds >= LONG);
+    let sizes = sizes.iter().filter(|(keys, _)| *keys <= 22 || long);
+    let setups: Vec<Setup> = [false, true]
         .into_iter()
-        .flat_map(|tcp| keys.iter().flat_map(move |&keys| bits.iter().map(move |&bits| Setup { tcp, keys, bits })));
-    let setups: Vec<Setup> = setups.collect();
-    let cases = setups.len() * (STRATEGIES.len() + 1);
+        .flat_map(|tcp| sizes.clone().map(move |size| (tcp, size)))
+        .flat_map(|(tcp, (keys, bits))| bits.iter().map(move |&bits| Setup { tcp, keys: 1 << keys, bits }))
+        .collect();
+    let runs = setups.len() * (STRATEGIES.len() + 1) * ROUNDS;
     // Two moves and three rests; a move lasts as long as it does.
-    let rest = options.budget(cases).div_f64(4.0).clamp(Duration::from_millis(40), Duration::from_secs(2));
+    let rest = options.budget(runs).div_f64(4.0).clamp(Duration::from_millis(40), Duration::from_secs(2));
     for setup in setups {
         let rate = setup.capacity(rest) / 2.0;
-        let restart = setup.restart(rate, rest);
-        for (name, allowed) in STRATEGIES {
-            let strategy = Strategy::parse(name, STEP).expect("a strategy with bins in its steps");
-            let meter = Meter::start();
-            let moved = setup.migrate(strategy, rate, rest);
-            let usage = meter.stop();
-            let (go, back) = (&moved.moves[0], &moved.moves[1]);
-            let at_rest = moved.at_rest_ms();
-            let extra = |of: &Span| (moved.most_ms(of) - at_rest).max(0.0);
-            let restart_extra = (restart.most_ms(&restart.moves[0]) - restart.at_rest_ms()).max(0.0);
-            let floor = TICK.as_secs_f64() * 1e3 / 10.0; // below a tenth of a tick nothing is told apart
-            let figures = |value: f64| vec![value.max(floor)];
-            let paired = Paired::new(figures(extra(go)), figures(restart_extra), usage);
-            let place = if setup.tcp { "tcp" } else { "threads" };
-            let case =
-                format!("{place} keys=2^{} bins=2^{} {name} vs stop and restart", setup.keys.ilog2(), setup.bits);
-            let mut case = Case::new(case, "ms more", Better::Lower, paired)
-                .with("strategy", name)
-                .with("transport", place)
-                .with("keys", setup.keys)
-                .with("bins", 1_u64 << setup.bits)
-                .with("records_per_s", rate)
-                .with("rest_p999_ms", at_rest)
-                .with("duration_s", go.seconds())
-                .with("return_ms", extra(back))
-                .with("return_duration_s", back.seconds())
-                .with("added_mib", moved.added_mib)
-                .with("restart_duration_s", restart.moves[0].seconds())
-                .with("restart_added_mib", restart.added_mib)
-                .with("state_mib", moved.state_mib)
-                .with("moves", json!(moved.moves.iter().map(|span| [span.begin, span.end]).collect::<Vec<_>>()))
-                .with("series", json!(moved.series()))
-                .with("restart_series", json!(restart.series()));
-            if let Some((part, ms)) = allowed {
-                case = case.with("of_allowed", extra(go) / (part * at_rest).max(ms));
+        let rounds = if ended() { 1 } else { ROUNDS };
+        let (meter, mut restarts, mut moved) = (Meter::start(), Vec::new(), STRATEGIES.map(|_| Vec::new()));
+        for _ in 0..rounds {
+            restarts.push(setup.restart(rate, rest));
+            for ((name, _), moved) in STRATEGIES.iter().zip(&mut moved) {
+                let strategy = Strategy::parse(name, STEP).expect("a strategy with bins in its steps");
+                moved.push(setup.migrate(strategy, rate, rest));
             }
-            report.case(case);
+        }
+        let usage = meter.stop();
+        for ((name, allowed), moved) in STRATEGIES.into_iter().zip(moved) {
+            report.case(case(setup, name, allowed, rate, &moved, &restarts, usage));
         }
         if ended() {
             break;
         }
+    }
+}
+
+/// What the rounds of a strategy showed; whatever is one figure is the median, and the series is of the run with the median of what we add.
+fn case(
+    setup: Setup,
+    name: &str,
+    allowed: Option<(f64, f64)>,
+    rate: f64,
+    moved: &[Seen],
+    restarts: &[Seen],
+    usage: Usage,
+) -> Case {
+    let floor = TICK.as_secs_f64() * 1e3 / 10.0; // below a tenth of a tick nothing is told apart
+    let extra = |seen: &Seen, number: usize| (seen.most_ms(&seen.moves[number]) - seen.at_rest_ms()).max(floor);
+    let of = |runs: &[Seen], figure: &dyn Fn(&Seen) -> f64| runs.iter().map(figure).collect::<Vec<_>>();
+    let middle = |runs: &[Seen], figure: &dyn Fn(&Seen) -> f64| median(&of(runs, figure));
+    let typical = |runs: &[Seen]| {
+        let mut order: Vec<usize> = (0..runs.len()).collect();
+        order.sort_by(|a, b| extra(&runs[*a], 0).total_cmp(&extra(&runs[*b], 0)));
+        order[order.len() / 2]
+    };
+    let (typically, restarted) = (&moved[typical(moved)], &restarts[typical(restarts)]);
+    let place = if setup.tcp { "tcp" } else { "threads" };
+    let paired = Paired::new(of(moved, &|seen| extra(seen, 0)), of(restarts, &|seen| extra(seen, 0)), usage);
+    let title = format!("{place} keys=2^{} bins=2^{} {name} vs stop and restart", setup.keys.ilog2(), setup.bits);
+    let case = Case::new(title, "ms more", Better::Lower, paired)
+        .with("strategy", name)
+        .with("transport", place)
+        .with("keys", setup.keys)
+        .with("bins", 1_u64 << setup.bits)
+        .with("records_per_s", rate)
+        .with("rest_p999_ms", middle(moved, &Seen::at_rest_ms))
+        .with("duration_s", middle(moved, &|seen| seen.moves[0].seconds()))
+        .with("return_ms", middle(moved, &|seen| extra(seen, 1)))
+        .with("return_duration_s", middle(moved, &|seen| seen.moves[1].seconds()))
+        .with("added_mib", middle(moved, &|seen| seen.added_mib))
+        .with("restart_duration_s", middle(restarts, &|seen| seen.moves[0].seconds()))
+        .with("restart_added_mib", middle(restarts, &|seen| seen.added_mib))
+        .with("state_mib", typically.state_mib)
+        .with("moves", json!(typically.moves.iter().map(|span| [span.begin, span.end]).collect::<Vec<_>>()))
+        .with("series", json!(typically.series()))
+        .with("restart_series", json!(restarted.series()));
+    match allowed {
+        Some((part, ms)) => {
+            let share = |seen: &Seen| extra(seen, 0) / (part * seen.at_rest_ms()).max(ms);
+            case.with("of_allowed", middle(moved, &share))
+        }
+        None => case,
     }
 }
 
