@@ -290,9 +290,9 @@ impl Host for GroupHost {
             }
             Event::Rows { .. } => unreachable!("only a host that asks for it is told rows of an epoch under way"),
             Event::MigrationDone { handle, moved, bytes, steps } => {
-                let planned = steps.iter().map(|step| step.planned).sum();
+                let times = times(&steps);
                 let report = json!({ "moved": moved, "bytes": bytes, "steps": step_reports(&steps) });
-                HostEvent::MigrationDone { handle, planned, report }
+                HostEvent::MigrationDone { handle, times, report }
             }
             Event::MigrationRefused { handle, error, steps } => {
                 let message =
@@ -300,8 +300,8 @@ impl Host for GroupHost {
                 let failure = Failure::new("migration", message).with("step", steps.len());
                 let moved: u32 = steps.iter().map(|step| step.bins).sum();
                 let report = json!({ "moved": moved, "bytes": 0, "steps": step_reports(&steps) });
-                let planned = steps.iter().map(|step| step.planned).sum();
-                HostEvent::MigrationFailed { handle, planned, report, failure }
+                let times = times(&steps);
+                HostEvent::MigrationFailed { handle, times, report, failure }
             }
             Event::Failed { error } => HostEvent::Failed { failure: self.failure(&error) },
         }
@@ -479,6 +479,12 @@ fn routings(plan: &Plan, launch: &Launch) -> Result<Vec<Routing>, Failure> {
         Routing::of_ranges(launch.bits, layout.ranges()).map_err(misfit)
     };
     names.iter().map(routing).collect()
+}
+
+/// When each step of the list took effect.
+fn times(steps: &[StepReport]) -> Vec<(u64, u32)> {
+    let each = |step: &StepReport| std::iter::repeat_n((step.epoch, step.slice), step.planned as usize);
+    steps.iter().flat_map(each).collect()
 }
 
 fn step_reports(steps: &[StepReport]) -> Vec<Value> {

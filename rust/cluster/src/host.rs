@@ -222,8 +222,8 @@ pub enum HostEvent {
     MigrationDone {
         /// The handle given to [`Host::migrate`].
         handle: u64,
-        /// Steps of the list that were done.
-        planned: u32,
+        /// The epoch and slice from which each step of the list that was done holds.
+        times: Vec<(u64, u32)>,
         /// Figures: `moved`, `bytes`, `steps`, one entry for each step as it was taken.
         report: Value,
     },
@@ -231,8 +231,8 @@ pub enum HostEvent {
     MigrationFailed {
         /// The handle given to [`Host::migrate`].
         handle: u64,
-        /// Steps of the list that were done.
-        planned: u32,
+        /// The epoch and slice from which each step of the list that was done holds.
+        times: Vec<(u64, u32)>,
         /// Figures of what was done before, as of a migration that is complete.
         report: Value,
         /// Why.

@@ -43,8 +43,8 @@ pub enum MemberEvent {
     MigrationDone {
         /// Which.
         handle: Handle,
-        /// Steps.
-        steps: u32,
+        /// The epoch and slice from which each of them holds.
+        times: Vec<(u64, u32)>,
         /// Why no more, where it was refused; the workers go on.
         refused: Option<Failure>,
     },
@@ -231,11 +231,11 @@ impl Member {
             MemberEvent::EpochDone { epoch, worker, rows, late_rows } => {
                 self.epoch_done(epoch, worker, (rows, late_rows), &mut out);
             }
-            MemberEvent::MigrationDone { handle, steps, refused } => {
+            MemberEvent::MigrationDone { handle, times, refused } => {
                 if let Workers::Running(running) = &mut self.workers
                     && let Some(ticket) = running.migrations.remove(&handle)
                 {
-                    out.push(MemberEffect::Reply { ticket, answer: Ok(Answer::Migrated { steps, refused }) });
+                    out.push(MemberEffect::Reply { ticket, answer: Ok(Answer::Migrated { times, refused }) });
                 }
             }
             MemberEvent::Failed(failure) => self.failed(failure, &mut out),

@@ -282,8 +282,8 @@ pub enum Answer {
     Written(Vec<DataFile>),
     /// A migration has ended.
     Migrated {
-        /// So many of its steps were done.
-        steps: u32,
+        /// The epoch and slice from which each of its steps that was done holds.
+        times: Vec<(u64, u32)>,
         /// Why no more, where that was not its end or the user's wish; the workers go on.
         refused: Option<Failure>,
     },

@@ -243,12 +243,12 @@ impl<H: Host> Actor<H> {
             MemberEffect::Migrate { handle, steps, max_pause_ms, at_epoch } => {
                 let refused = self.migrate(handle, steps, max_pause_ms, at_epoch).err()?;
                 let refused = Some(self.cause(refused));
-                return Some(MemberEvent::MigrationDone { handle, steps: 0, refused });
+                return Some(MemberEvent::MigrationDone { handle, times: Vec::new(), refused });
             }
             MemberEffect::Recut { handle, recut } => {
                 let refused = self.recut(handle, &recut).err()?;
                 let refused = Some(self.cause(refused));
-                return Some(MemberEvent::MigrationDone { handle, steps: 0, refused });
+                return Some(MemberEvent::MigrationDone { handle, times: Vec::new(), refused });
             }
             MemberEffect::CancelMigration { handle } => {
                 if let Some(running) = &self.running {
@@ -526,9 +526,9 @@ impl<H: Host> Actor<H> {
                 let piece = Piece { rows: rows.into(), late: late.into(), late_rows };
                 self.epoch_done(epoch, worker, piece, record);
             }
-            HostEvent::MigrationDone { handle, planned, report } => self.migrated(handle, planned, report, None),
-            HostEvent::MigrationFailed { handle, planned, report, failure } => {
-                self.migrated(handle, planned, report, Some(failure));
+            HostEvent::MigrationDone { handle, times, report } => self.migrated(handle, times, report, None),
+            HostEvent::MigrationFailed { handle, times, report, failure } => {
+                self.migrated(handle, times, report, Some(failure));
             }
             HostEvent::Failed { failure } => self.failed(failure),
         }
@@ -553,12 +553,12 @@ impl<H: Host> Actor<H> {
         self.step(MemberEvent::EpochDone { epoch, worker, rows, late_rows });
     }
 
-    fn migrated(&mut self, handle: Handle, steps: u32, report: Value, refused: Option<Failure>) {
+    fn migrated(&mut self, handle: Handle, times: Vec<(u64, u32)>, report: Value, refused: Option<Failure>) {
         if let Some(call) = self.migrations.remove(&handle) {
             self.extras.insert(call, json!({ "report": report }));
         }
         let refused = refused.map(|failure| self.cause(failure));
-        self.step(MemberEvent::MigrationDone { handle, steps, refused });
+        self.step(MemberEvent::MigrationDone { handle, times, refused });
     }
 
     fn failed(&mut self, failure: Failure) {

@@ -205,7 +205,7 @@ fn migrations_are_checked_and_answered_by_the_leader() {
         ask("q", Request::Migrate { stamp: stamp(1), handle: 5, steps, max_pause_ms: None, at_epoch: None })
     };
     let body = driver.ask(0, &migrate(&[&[(0, 3)], &[(1, 2), (2, 1)]]));
-    assert_eq!(body["answer"], json!({"Migrated": {"steps": 2, "refused": null}}));
+    assert_eq!(body["answer"], json!({"Migrated": {"times": [[0, 1], [0, 1]], "refused": null}}));
     assert_eq!((&body["report"]["moved"], &body["report"]["bytes"]), (&json!(3), &json!(8)));
     let mut refused =
         |seat, body: &Value| driver.ask(seat, body)["answer"]["Migrated"]["refused"]["message"].to_string();

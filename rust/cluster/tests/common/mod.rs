@@ -268,14 +268,14 @@ impl Host for Echo {
             step.iter().map(|(range, worker)| (range.prefix(), *worker)).collect()
         };
         let report = json!({ "moved": moved, "bytes": 8, "steps": steps.iter().map(plain).collect::<Vec<_>>() });
-        let planned = steps.len() as u32;
-        group.events.send(HostEvent::MigrationDone { handle, planned, report }).unwrap();
+        let times = vec![(0, 1); steps.len()];
+        group.events.send(HostEvent::MigrationDone { handle, times, report }).unwrap();
     }
 
     fn recut(&self, group: &EchoGroup, handle: u64, recut: &Recut) {
         let (Recut::Split { ranges, .. } | Recut::Merge { ranges }) = recut;
         let report = json!({ "moved": ranges.len(), "bytes": 0, "steps": [ranges] });
-        group.events.send(HostEvent::MigrationDone { handle, planned: 1, report }).unwrap();
+        group.events.send(HostEvent::MigrationDone { handle, times: vec![(0, 1)], report }).unwrap();
     }
 
     fn cancel(&self, _: &EchoGroup, _: u64) {}

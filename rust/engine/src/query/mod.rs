@@ -254,6 +254,8 @@ pub(crate) struct Query {
     asked: BTreeMap<Ticket, Asked>,
     /// Migrations that wait for their turn.
     turns: VecDeque<Turn>,
+    /// What has moved where, and from which epoch and slice on, while others are under way that may have moved the same.
+    moved: Vec<((u64, u32), Range, u32)>,
     /// Members were added or are leaving: shares are to be made equal.
     uneven: bool,
     /// Ranges that have moved for equal shares since the last rescale began.
@@ -294,6 +296,7 @@ impl Query {
             next: None,
             asked: BTreeMap::new(),
             turns: VecDeque::new(),
+            moved: Vec::new(),
             uneven: false,
             shifted: 0,
             watched: None,

@@ -3,7 +3,8 @@
 //! What is split or merged waits for its turn like what moves, and is checked when it is asked for against what there will be then. Parts that are
 //! merged come together first, as steps of the same turn. What is prepared for an epoch takes no turn: where it names a range that is being split, or
 //! takes parts apart that are being merged, the workers refuse the later of the two, by name, and nothing of it takes place. A prepared one of several
-//! steps may end after what was split or merged between two of them: what it has moved before is by then parts, or part of something.
+//! steps may end after what was split or merged between two of them: what it has moved before is by then parts, or part of something. Or after a later one
+//! that has moved the same: so an answer says when each step took place.
 //!
 //! Invariants: members join and leave between the request for a batch and its mark, or on an idle query whose last batch Spark is known to have
 //! committed: before that the originals that undo the batch are needed. A manifest goes when Spark has committed a later one, `keep` further ones stay;
@@ -301,20 +302,21 @@ impl Query {
         view: &mut View<'_>,
     ) {
         let outcome = match answer {
-            Ok(Answer::Migrated { steps: done, refused }) => {
+            Ok(Answer::Migrated { times, refused }) => {
+                let done = steps.iter().zip(&times);
                 if handle.is_none() {
-                    self.shifted += steps.iter().take(done as usize).map(Vec::len).sum::<usize>() as u32;
+                    self.shifted += done.clone().map(|(step, _)| step.len()).sum::<usize>() as u32;
                 }
-                for (range, worker) in steps.iter().take(done as usize).flatten() {
-                    for layout in self.layouts.values_mut() {
-                        layout.hand(*range, *worker);
-                    }
-                }
-                refused.map_or(Ok(done), |failure| Err(EngineError::CutOff(failure.message)))
+                let moved = done.flat_map(|(step, time)| step.iter().map(|(range, to)| (*time, *range, *to)));
+                self.have_moved(moved.collect());
+                refused.map_or(Ok(times.len() as u32), |failure| Err(EngineError::CutOff(failure.message)))
             }
             Ok(_) => Ok(0),
             Err(failure) => Err(EngineError::CutOff(failure.message)),
         };
+        if !self.asked.values().any(|asked| matches!(asked, Asked::Migrate { .. })) {
+            self.moved.clear();
+        }
         if let (Some(handle), Some(recut), Ok(_)) = (handle, then, &outcome) {
             // They are together.
             return self.order_recut(handle, recut, view);
@@ -324,6 +326,16 @@ impl Query {
         }
         self.next_turn(view);
         self.regroup(view);
+    }
+
+    /// Writes moves down in the order in which they took place. Of what is prepared, one that was begun first may answer last: then it moves nothing
+    /// again that others have moved since.
+    fn have_moved(&mut self, moved: Vec<((u64, u32), Range, u32)>) {
+        self.moved.extend(moved);
+        self.moved.sort_by_key(|(time, ..)| *time);
+        for (_, range, worker) in &self.moved {
+            self.layouts.values_mut().for_each(|layout| layout.hand(*range, *worker));
+        }
     }
 
     pub(super) fn was_recut(
@@ -337,7 +349,7 @@ impl Query {
             Ok(Answer::Migrated { refused: Some(failure), .. }) | Err(failure) => {
                 Err(EngineError::CutOff(failure.message))
             }
-            Ok(Answer::Migrated { steps: 1, .. }) => {
+            Ok(Answer::Migrated { times, .. }) if times.len() == 1 => {
                 for layout in self.layouts.values_mut() {
                     recut.apply(layout).expect("the workers have checked it, too");
                 }
@@ -360,6 +372,7 @@ impl Query {
     pub(super) fn cut_off(&mut self, view: &mut View<'_>) {
         let ends = |asked: &Asked| matches!(asked, Asked::Migrate { .. } | Asked::Recut { .. });
         let gone = self.asked.extract_if(.., |_, asked| ends(asked)).collect::<Vec<_>>();
+        self.moved.clear();
         for (_, asked) in gone {
             match asked {
                 Asked::Migrate { handle: Some(handle), .. } => {

@@ -23,6 +23,10 @@ struct Script {
     sinks: Vec<Effect>,
 }
 
+fn migrated(times: &[(u64, u32)]) -> Answer {
+    Answer::Migrated { times: times.to_vec(), refused: None }
+}
+
 fn name(request: &Request) -> String {
     let text = format!("{request:?}");
     text.split([' ', '(', '{']).next().unwrap_or_default().to_owned()
@@ -98,8 +102,10 @@ impl Script {
         let answer = match request {
             Request::Stop { .. } => Answer::Inventory(Ranges::from([("sums".into(), all)])),
             Request::Release(_) => Answer::Released { pieces: vec![(0, 1, 0)] },
-            Request::Migrate { steps, .. } => Answer::Migrated { steps: steps.len() as u32, refused: None },
-            Request::Recut { .. } => Answer::Migrated { steps: 1, refused: None },
+            Request::Migrate { steps, .. } => {
+                migrated(&(0..steps.len() as u32).map(|slice| (0, slice)).collect::<Vec<_>>())
+            }
+            Request::Recut { .. } => migrated(&[(0, 0)]),
             _ => Answer::Done,
         };
         self.hear(Event::Answer { ticket, answer: Ok(answer) });
@@ -366,6 +372,38 @@ fn what_is_split_or_merged_before_a_prepared_migration_has_ended_is_where_that_h
     assert_eq!(script.owners(), [0, 0, 0, 1]);
 }
 
+/// Each begins with its epoch, so a later one may move a bin again, and end, before an earlier one of several steps has ended.
+#[test]
+fn of_prepared_migrations_the_one_that_moved_a_bin_last_says_where_it_is() {
+    let range = |prefix| Range::new(prefix, 2).unwrap();
+    for (first, second, owners) in [
+        ([(1, 9), (2, 9)], (2, 1), [0, 0, 0, 1]),
+        ([(2, 7), (2, 9)], (2, 1), [1, 0, 0, 1]),
+        ([(1, 9), (2, 9)], (3, 1), [0, 0, 0, 1]),
+    ] {
+        for last in [0, 1] {
+            let mut script = Script::new(2);
+            script.batch(0);
+            script.hold = vec!["Migrate"];
+            script.prepare(&[(1, QUERY, Wish::Moves(vec![(range(0), 1), (range(1), 0)]))], 1, Some(1));
+            script.prepare(&[(2, QUERY, Wish::Moves(vec![(range(0), 0)]))], 1, Some(second.0));
+            (1..=second.0).for_each(|epoch| assert!(completes(&script.batch(epoch), epoch)));
+            let tickets = [script.held[0].0, script.held[1].0];
+            let mut answers = [(tickets[0], migrated(&first)), (tickets[1], migrated(&[second]))];
+            answers.rotate_left(1 - last);
+            for (ticket, answer) in answers {
+                script.hear(Event::Answer { ticket, answer: Ok(answer) });
+            }
+            assert_eq!(script.owners(), owners, "{first:?}, {second:?}, {last} last");
+            assert_eq!(script.moved(), [(1, Ok(2)), (2, Ok(1))].into());
+            // What has ended says nothing of what comes.
+            script.hold.clear();
+            script.migrate(3, Wish::To(vec![1, 1, 0, 0]), 9);
+            assert_eq!(script.owners(), [1, 1, 0, 0]);
+        }
+    }
+}
+
 #[test]
 fn a_merge_that_is_cancelled_while_parts_come_together_leaves_them() {
     let mut script = Script::new(2);
@@ -406,7 +444,7 @@ fn a_step_that_is_refused_leaves_what_was_done_before() {
     script.migrate(1, Wish::To(vec![1; 4]), 1);
     let (ticket, ..) = script.held.remove(0);
     let refused = Some(Failure::new(Kind::Internal, "too many"));
-    script.hear(Event::Answer { ticket, answer: Ok(Answer::Migrated { steps: 1, refused }) });
+    script.hear(Event::Answer { ticket, answer: Ok(Answer::Migrated { times: vec![(0, 1)], refused }) });
     assert_eq!(script.moved()[&1].as_ref().unwrap_err(), "the migration was cut off: too many");
     assert_eq!(script.owners(), [1, 1, 0, 1]);
 }

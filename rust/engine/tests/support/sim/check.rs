@@ -127,6 +127,26 @@ impl World {
         }
     }
 
+    /// When nothing moves any more the engine knows who has what.
+    pub fn check_layout(&mut self, driver: usize, generation: u64) {
+        let engine = &self.drivers[driver].engine;
+        let Some(facts) = engine.facts(QUERY).filter(|facts| facts.running) else { return };
+        let known = engine.layouts(QUERY).first().map(|layout| layout.ranges().to_vec()).unwrap_or_default();
+        let members = self.processes.values().filter(|one| one.driver == driver);
+        let groups = members.filter_map(|one| one.group.as_ref());
+        let whole = groups.filter(|one| one.stamp.generation == generation && !one.failed);
+        let loops: Vec<_> = whole.flat_map(|group| &group.loops).collect();
+        if loops.len() != facts.workers as usize {
+            return; // some are gone, which the engine has still to hear
+        }
+        let owned = loops.iter().flat_map(|one| one.owned().into_iter().map(|range| (range, one.index() as u32)));
+        let mut owned: Vec<_> = owned.collect();
+        owned.sort_unstable_by_key(|(range, _)| range.first());
+        if owned != known {
+            self.violate(format!("the workers of generation {generation} have {owned:?}, the engine says {known:?}"));
+        }
+    }
+
     /// A query that is finished stays so: asked again after a restart it gives nothing twice.
     pub fn after_finish(&mut self, run: usize) {
         self.spark.runs[run].alive = false;

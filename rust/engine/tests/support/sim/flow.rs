@@ -38,7 +38,7 @@ pub struct Share {
 /// What a worker tells its host.
 pub enum Told {
     Epoch { epoch: u64, rows: Vec<Out>, late: u64, record: Record },
-    Migrated { handle: u64, steps: u32, refused: Option<String> },
+    Migrated { handle: u64, times: Vec<(u64, u32)>, refused: Option<String> },
 }
 
 type Made = Rc<RefCell<BTreeMap<u64, Vec<Out>>>>;
@@ -53,6 +53,8 @@ struct Moves {
     migration: Migration<FlowTime>,
     together: usize,
     at_epoch: Option<u64>,
+    /// When its steps took effect.
+    times: Vec<(u64, u32)>,
     /// It takes effect between two epochs only.
     between: bool,
     refused: Option<String>,
@@ -200,7 +202,8 @@ impl Loop {
             // Steps that a limit lets go together, as the real leader does when they are quick.
             let together = if max_pause_ms.is_some() { 3 } else { 1 };
             let migration = Migration::from_steps(steps);
-            lead.queue.push_back(Moves { handle, migration, together, at_epoch, between: false, refused: None });
+            let times = Vec::new();
+            lead.queue.push_back(Moves { handle, migration, together, at_epoch, times, between: false, refused: None });
         }
     }
 
@@ -213,6 +216,7 @@ impl Loop {
                 migration,
                 together: 1,
                 at_epoch: None,
+                times: Vec::new(),
                 between: true,
                 refused: None,
             });
@@ -443,7 +447,10 @@ impl Lead {
             }
             busy = true;
             match self.control.schedule(time, commands) {
-                Ok(()) => sent = true,
+                Ok(()) => {
+                    sent = true;
+                    one.times.resize(one.migration.progress().steps_issued, (time.epoch, time.slice));
+                }
                 Err(error) => one.refused = Some(error.to_string()),
             }
         }
@@ -453,8 +460,8 @@ impl Lead {
         let all = std::mem::take(&mut self.queue).into_iter();
         let (done, left): (VecDeque<Moves>, _) = all.partition(|one| one.migration.is_done() || one.refused.is_some());
         self.queue = left;
-        for Moves { handle, migration, refused, .. } in done {
-            told.push(Told::Migrated { handle, steps: migration.progress().steps_done as u32, refused });
+        for Moves { handle, times, refused, .. } in done {
+            told.push(Told::Migrated { handle, times, refused });
             busy = true;
         }
         busy

@@ -329,9 +329,9 @@ impl World {
                     }
                     events.push(MemberEvent::EpochDone { epoch, worker, rows: made, late_rows: late });
                 }
-                Told::Migrated { handle, steps, refused } => {
+                Told::Migrated { handle, times, refused } => {
                     let refused = refused.map(|error| Failure::new(Kind::Data, error));
-                    events.push(MemberEvent::MigrationDone { handle, steps, refused });
+                    events.push(MemberEvent::MigrationDone { handle, times, refused });
                 }
             }
         }

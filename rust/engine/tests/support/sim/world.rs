@@ -11,8 +11,8 @@ use super::hosts::Process;
 use super::spark::Spark;
 use super::storage::Storage;
 use crate::machine::{
-    Effect, Engine, EngineError, Event, Manifest, MemberEvent, MemberId, Operator, Plan as Flow, Program, Setup,
-    StoreError, Stored,
+    Effect, Engine, EngineError, Event, Manifest, MemberEvent, MemberId, Operator, Plan as Flow, Program, Request,
+    Setup, StoreError, Stored, Ticket,
 };
 
 /// Something that happens at its time.
@@ -27,6 +27,8 @@ pub struct Driver {
     pub bits: u8,
     /// What every call of a user came to: handle, and whether it ended.
     pub handles: BTreeMap<u64, bool>,
+    /// Moves, splits and merges that are under way, with their generations.
+    pub moving: BTreeMap<Ticket, u64>,
     /// The batch whose commit it wants to be told of.
     pub watched: Option<u64>,
 }
@@ -219,6 +221,7 @@ impl World {
             slots: BTreeMap::new(),
             bits,
             handles: BTreeMap::new(),
+            moving: BTreeMap::new(),
             watched: None,
         });
         let driver = self.drivers.len() - 1;
@@ -254,8 +257,17 @@ impl World {
             return;
         }
         self.note(|| format!("engine {driver} <- {event:?}"));
+        let ended = match &event {
+            Event::Answer { ticket, .. } => self.drivers[driver].moving.remove(ticket),
+            _ => None,
+        };
         let effects = self.drivers[driver].engine.step(event);
         self.perform(driver, effects);
+        if let Some(generation) = ended
+            && self.drivers[driver].moving.is_empty()
+        {
+            self.check_layout(driver, generation);
+        }
     }
 
     fn perform(&mut self, driver: usize, effects: Vec<Effect>) {
@@ -289,6 +301,11 @@ impl World {
             }
             Effect::Dismiss { member, .. } => self.end_process(member, "it was not needed"),
             Effect::Call { ticket, member, request, .. } => {
+                if let Request::Migrate { stamp, .. } | Request::Recut { stamp, .. } = &request {
+                    let moving = &mut self.drivers[driver].moving;
+                    moving.retain(|_, generation| *generation == stamp.generation);
+                    moving.insert(ticket, stamp.generation);
+                }
                 self.send(driver as u64, 1_000 + member.0, move |world| {
                     world.tell_member(member, MemberEvent::Asked { ticket, request });
                 });
