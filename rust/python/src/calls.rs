@@ -359,7 +359,8 @@ struct PyBin {
     /// An epoch has begun that the object has not been told of.
     marked: AtomicBool,
     keys: AtomicUsize,
-    bytes: AtomicUsize,
+    /// Bytes of so many keys, by the last estimate.
+    estimate: (AtomicUsize, AtomicUsize),
     /// Rows until the bytes are estimated again.
     rows_left: AtomicUsize,
 }
@@ -371,7 +372,8 @@ const SAMPLE_LEAST: usize = 1024;
 impl PyBin {
     fn new(call: Arc<Call>, object: Py<PyAny>, states: Py<PyDict>) -> Self {
         let zero = AtomicUsize::default;
-        Self { call, object, states, marked: AtomicBool::new(false), keys: zero(), bytes: zero(), rows_left: zero() }
+        let (marked, estimate) = (AtomicBool::new(false), (zero(), zero()));
+        Self { call, object, states, marked, keys: zero(), estimate, rows_left: zero() }
     }
 
     /// Tells the object of an epoch that has begun.
@@ -385,18 +387,27 @@ impl PyBin {
     /// Takes the number of keys, and now and then the bytes, after `rows` rows.
     fn measure(&self, py: Python<'_>, rows: usize) {
         let keys = self.states.bind(py).len();
-        let before = self.keys.swap(keys, Ordering::Relaxed);
+        self.keys.store(keys, Ordering::Relaxed);
         let left = self.rows_left.load(Ordering::Relaxed);
-        if left > rows && keys <= 2 * before {
+        if left > rows && keys <= 2 * self.estimate.1.load(Ordering::Relaxed) {
             self.rows_left.store(left - rows, Ordering::Relaxed);
             return;
         }
         self.rows_left.store(SAMPLE_EVERY * keys + SAMPLE_LEAST, Ordering::Relaxed);
         let object = self.object.bind(py);
         match object.call_method0(pyo3::intern!(py, "bytes")).and_then(|bytes| bytes.extract()) {
-            Ok(bytes) => self.bytes.store(bytes, Ordering::Relaxed),
+            Ok(bytes) => {
+                self.estimate.0.store(bytes, Ordering::Relaxed);
+                self.estimate.1.store(keys, Ordering::Relaxed);
+            }
             Err(error) => error.write_unraisable(py, Some(object)),
         }
+    }
+
+    /// By what keys took at the last estimate: chunks that come and keys that go count at once.
+    fn bytes(&self) -> usize {
+        let (bytes, keys) = (self.estimate.0.load(Ordering::Relaxed), self.estimate.1.load(Ordering::Relaxed));
+        (bytes as u128 * self.keys.load(Ordering::Relaxed) as u128 / keys.max(1) as u128) as usize
     }
 }
 
@@ -572,7 +583,7 @@ impl ForeignState for PyState {
     }
 
     fn bytes(&self) -> usize {
-        self.0.as_ref().map_or(0, |bin| bin.bytes.load(Ordering::Relaxed))
+        self.0.as_ref().map_or(0, |bin| bin.bytes())
     }
 
     fn keys(&self) -> usize {
