@@ -155,6 +155,38 @@ def test_from_256_bins_to_4096_and_back() -> None:
     assert found == wanted
 
 
+@pytest.mark.parametrize("name", ["counts", "states"])
+def test_what_parts_hold_is_what_their_bin_held(name: str) -> None:
+    source = [pa.table({name: range(n * 20_000, (n + 1) * 20_000) for name in ("ts", "k", "v")}) for n in range(3)]
+    with LocalSession(flows()[name], 2, bits=1, streaming=True) as session:
+
+        def sizes() -> list[Any]:
+            """Of bins that their workers have not told of yet None."""
+            return session.bins().column("state_bytes").to_pylist()
+
+        def told() -> list[int]:
+            wait_for(lambda: None not in sizes(), what="all workers have told")
+            found = sizes()
+            assert sum(found) == sum(session.stats().column("state_bytes").to_pylist())
+            return found
+
+        def feed() -> Iterator[pa.Table]:
+            yield from source[:2]
+            wait_for(lambda: sum(session.stats().column("keys").to_pylist()) == 40_000, what="all keys are there")
+            whole = told()
+            # A key, what is kept of it, and room in the table: 16 to 400 bytes.
+            assert len(whole) == 2 and all(16 * 20_000 < size < 400 * 20_000 for size in whole)
+            session.split([0, 1], by=2).wait(60)
+            wait_for(lambda: len(sizes()) == 8, what="the parts are told of")
+            parts = told()
+            assert sum(whole) / 2.5 < sum(parts) < sum(whole) * 2.5
+            assert max(parts) < 2 * min(parts)
+            yield source[2]
+
+        for _ in session.run(feed()):
+            pass
+
+
 def test_one_hot_bin_alone() -> None:
     flow = pk.Flow("k bigint").key_by("k").agg(n=pk.count(), emit="update")
     with LocalSession(flow, 2, bits=2) as session:

@@ -81,10 +81,13 @@ def loads_table(owners: Sequence[int], loads: Sequence[Sequence[int]]) -> pa.Tab
     return pa.table([list(range(len(owners))), [bits] * len(owners), list(owners), rows], schema=LOADS)
 
 
-def bins_table(bins: Sequence[Sequence[tuple[int, int, int]]]) -> pa.Table:
-    """Bins, of those that are split the parts, by keyed step: (prefix, bits, worker)."""
-    rows = [(op, *bin_) for op, step in enumerate(bins) for bin_ in step]
-    names = ("op", "prefix", "bits", "worker")
+def bins_table(
+    bins: Sequence[Sequence[tuple[int, int, int]]], bytes_: Sequence[Mapping[tuple[int, int], int]]
+) -> pa.Table:
+    """Bins, of those that are split the parts, by keyed step: (prefix, bits, worker), and bytes of what each holds."""
+    sizes = [*bytes_, *[{}] * (len(bins) - len(bytes_))]
+    rows = [(op, *bin_, sizes[op].get(bin_[:2])) for op, step in enumerate(bins) for bin_ in step]
+    names = ("op", "prefix", "bits", "worker", "state_bytes")
     return pa.table({name: pa.array([row[at] for row in rows], pa.int64()) for at, name in enumerate(names)})
 
 

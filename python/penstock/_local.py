@@ -533,9 +533,11 @@ class LocalSession:
         Returns
         -------
         pyarrow.Table
-            op (keyed step, from 0), prefix, bits (of the prefix), worker.
+            op (keyed step, from 0), prefix, bits (of the prefix), worker, state_bytes (in memory, as of `stats`; null
+            where the bin is in another process).
         """
-        return bins_table(self._native.bins())
+        sizes = [{(prefix, bits): size for prefix, bits, size in step} for step in self._native.bin_bytes()]
+        return bins_table(self._native.bins(), sizes)
 
     def _parts(self) -> Parts:
         """The bins once all that was asked for is done."""

@@ -211,21 +211,32 @@ class Balancer:
     patience
         Looks in a row that must show it.
     least_rows
-        A look with fewer rows says nothing.
+        A look with fewer rows says nothing of loads.
+    most_bytes
+        Of state that a bin may hold; None for any.
     bits
         Of a bin; parts have more.
     """
 
-    def __new__(cls, trigger: float, tolerance: float, patience: int, least_rows: int, bits: int) -> Balancer: ...
+    def __new__(
+        cls, trigger: float, tolerance: float, patience: int, least_rows: int, most_bytes: int | None, bits: int
+    ) -> Balancer: ...
     def look(
-        self, bins: Sequence[tuple[int, int]], owners: Sequence[int], rows: Sequence[int], workers: int
+        self,
+        bins: Sequence[tuple[int, int]],
+        owners: Sequence[int],
+        rows: Sequence[int],
+        bytes: Sequence[int | None],
+        workers: int,
     ) -> _BalanceVerdict:
-        """Judge the rows that each bin and part, (prefix, bits), got since the last look.
+        """Judge the rows that each bin and part, (prefix, bits), got since the last look, and the bytes that it holds.
+
+        Bytes that are not known are None.
 
         Raises
         ------
         ConfigError
-            When there are not rows for each bin, or there can be no such bin.
+            When there are not rows and bytes for each bin, or there can be no such bin.
         """
 
 class Sizer:
@@ -1027,6 +1038,9 @@ class LocalRun:
         ConfigError
             When there can be no such bin, or rows wait in bins for the end of the input.
         """
+
+    def bin_bytes(self) -> list[list[tuple[int, int, int]]]:
+        """Bytes of state of the bins that are in this process, of each keyed step: (prefix, length, bytes)."""
 
     def bins(self) -> list[list[tuple[int, int, int]]]:
         """All bins of each keyed step: ``(prefix, length, worker)``."""

@@ -24,6 +24,7 @@ class Pretended:
         self.bins = [(bin_, 2) for bin_ in range(4)]
         self.owners = [0, 0, 1, 1]
         self.loads = [0, 0, 0, 0]
+        self.bytes: list[int | None] = [0, 0, 0, 0]
         self.rows = 0
         self.busy_s = 0.0
         self.offered: float | None = None
@@ -48,6 +49,7 @@ class Pretended:
             list(self.owners),
             workers,
             list(self.loads),
+            list(self.bytes),
             self.rows,
             self.busy_s,
             self.offered,
@@ -72,9 +74,11 @@ class Pretended:
             self.bins[at : at + 1] = [(prefix << by | low, bits + by) for low in range(1 << by)]
             self.owners[at : at + 1] = [self.owners[at]] * (1 << by)
             self.loads[at : at + 1] = [self.loads[at] >> by] * (1 << by)
+            self.bytes[at : at + 1] = [(self.bytes[at] or 0) >> by] * (1 << by)
         for prefix, bits in merges:
             within = [at for at, one in enumerate(self.bins) if one[0] >> (one[1] - bits) == prefix]
             self.loads[within[0] : within[-1] + 1] = [sum(self.loads[at] for at in within)]
+            self.bytes[within[0] : within[-1] + 1] = [sum(self.bytes[at] or 0 for at in within)]
             del self.bins[within[0] + 1 : within[-1] + 1], self.owners[within[0] + 1 : within[-1] + 1]
             self.bins[within[0]] = (prefix, bits)
 
@@ -89,6 +93,7 @@ def rules(**changed: Any) -> Rules:
         "tolerance": 1.2,
         "patience": 2,
         "least_rows": 10,
+        "most_bytes": 64 << 20,
         "workers": None,
         "dry_run": False,
     }
@@ -159,6 +164,34 @@ def test_a_hot_bin_is_split_moved_and_merged_when_it_has_cooled(caplog: pytest.L
         engine.come(1, 0, 1, 0, 30, 30, 30)
         balance.look(float(look))
     assert engine.recuts[1:] == [({}, [(0, 2)])] and len(engine.bins) == 4
+
+
+def test_a_bin_that_holds_too_much_is_split_and_says_why(caplog: pytest.LogCaptureFixture) -> None:
+    engine, dry = Pretended(), Pretended()
+    balance, told = Autobalance(engine, rules(), "t"), Autobalance(dry, rules(dry_run=True), "dry")
+    with caplog.at_level(logging.INFO, "penstock"):
+        for look in range(4):
+            for one, at in ((balance, engine), (told, dry)):
+                if look == 1:
+                    at.bytes[3], at.bytes[1] = 210 << 20, 65 << 20
+                one.look(float(look))
+    held = "bin 3 holds 210 MiB, limit 64 MiB"
+    # Rows are too few to judge loads by; four limits are split at a look, and parts are looked at afresh.
+    assert [one.why for one in balance.looks] == [
+        f"too few rows to judge; {held}: 1 looks before it is split, and 1 more",
+        f"too few rows to judge; {held}: 4 parts, and 1 more",
+    ]
+    assert engine.recuts == [({(3, 2): 2}, [])] and dry.recuts == []
+    assert "would split [(3, 2)]" in caplog.text and f"{held}: 4 parts" in caplog.text
+    balance.look(4.0)
+    assert engine.recuts[1:] == [({(1, 2): 1}, [])]
+    assert [one.splits for one in told.looks] == [0, 1, 1]
+    # What nobody tells the size of stays.
+    engine.bytes = [None] * len(engine.bytes)
+    for look in range(5, 20):
+        balance.look(float(look))
+        engine.come(*[5] * len(engine.bins))
+    assert len(engine.recuts) == 2
 
 
 def test_the_number_of_workers_follows_what_is_offered() -> None:

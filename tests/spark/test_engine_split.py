@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import signal
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -139,3 +141,52 @@ def test_what_cannot_be_split_says_why(cluster: Any) -> None:
         function(numbers(cluster, 1), 1)
         assert (first.wait(60).bins, second.wait(60).bins) == (1, 1)
         assert len(bins(engine)) == 3 + 1 + 4
+
+
+def test_bins_that_hold_too_much_are_split_and_merged_when_it_has_expired(cluster: Any) -> None:
+    """Nobody has to know how many bins it takes: 20,000 keys in two of them, until their window is over."""
+    flow = pk.Flow("k bigint, v bigint", event_time="v").key_by("k").window(pk.tumbling("100s"))
+    limit, kept, batches = 128 << 10, Kept(), itertools.count()
+    keys: list[int] = []
+    with pk.Engine(cluster, workers=2, bits=1, name="large") as engine:
+        function = engine.foreach_batch(flow.agg(n=pk.count()), kept, checkpoint=None)
+
+        def feed(some: int) -> None:
+            batch = next(batches)
+            keys.append(some)
+            function(numbers(cluster, batch, 20_000, some), batch)
+
+        def sizes() -> list[int]:
+            return [row["state_bytes"] or 0 for row in engine.bins().to_pylist()]
+
+        feed(20_000)
+        feed(20_000)
+        wait_for(lambda: min(sizes()) > 2 * limit, what="workers tell what their bins hold")
+        assert sum(sizes()) == sum(engine.stats().column("state_bytes").to_pylist())
+        options: dict[str, Any] = {"every": "100ms", "patience": 1, "least_rows": 100, "trigger": 9.0}
+        with engine.autobalance(max_bin_bytes=limit, dry_run=True, **options) as balance:
+            why = wait_for(lambda: balance.looks and balance.looks[-1], what="a look").why
+            assert f"KiB, limit {limit >> 10} KiB: " in why and why.endswith("parts, and 1 more"), why
+        assert len(sizes()) == 2
+        with engine.autobalance(max_bin_bytes=limit, **options) as balance:
+            # Also while no batch comes.
+            wait_for(lambda: len(sizes()) >= 8 and 0 < max(sizes()) <= limit, what="parts hold less")
+            feed(20_000)
+            splits = sum(look.splits for look in balance.looks)
+            assert splits >= 2 and not any(look.merges for look in balance.looks)
+            wait_for(lambda: feed(7) or len(sizes()) == 2, what="what has expired needs no parts")
+            wait_for(lambda: sum(look.merges for look in balance.looks) == 2, what="the looks tell so")
+        for wrong in ("1k", -1, 0, "many", True, 1.5):
+            with pytest.raises(ConfigError, match="max_bin_bytes="):
+                engine.autobalance(max_bin_bytes=wrong)  # type: ignore[arg-type]
+    found: Counter[tuple[int, int]] = Counter()
+    for row in itertools.chain.from_iterable(table.to_pylist() for table in kept.batches.values()):
+        found[row["window_start"] // 100_000, row["k"]] += row["n"]
+    rows = (
+        (value, value % some)
+        for batch, some in enumerate(keys)
+        for value in range(batch * 20_000, (batch + 1) * 20_000)
+    )
+    wanted = Counter((value // 100_000, k) for value, k in rows)
+    closed = max(window for window, _ in found)
+    assert found == {key: n for key, n in wanted.items() if key[0] <= closed}

@@ -702,14 +702,22 @@ class Engine:
         Returns
         -------
         pyarrow.Table
-            op (keyed step, from 0), prefix, bits (of the prefix), worker.
+            op (keyed step, from 0), prefix, bits (of the prefix), worker, state_bytes (that it holds in memory, as its
+            worker told last, at the end of a batch or a move; null while nobody has).
 
         Raises
         ------
         EngineError
             When there is no such query.
+
+        Notes
+        -----
+        Asks all members. Of state of Python functions the bytes are an estimate: by the mean of 16 keys, and one level
+        into containers. What an epoch under way would be undone by counts as well.
         """
-        return bins_table(self._queries.find(query).bins())
+        found = self._queries.find(query)
+        recorder = self._recorder if self._state == "open" else None
+        return bins_table(found.bins(), recorder.loads(found.id).bytes if recorder is not None else [])
 
     def rebalance(
         self,
@@ -774,11 +782,11 @@ class Engine:
         self._require_open()
         found = self._queries.find(query)
         assert self._recorder is not None
-        plan, (_, loads, parts) = found.parts(), self._recorder.loads(found.id)
+        plan, told = found.parts(), self._recorder.loads(found.id)
         if plan is None:
             return loads_table([], [])
         bins = [(*part, worker) for part, worker in plan.owner.items()]
-        return parts_table(bins, plan.rows(loads or [0] * (1 << plan.bits), parts))
+        return parts_table(bins, plan.rows(told.rows or [0] * (1 << plan.bits), told.parts))
 
     def autobalance(
         self,
@@ -788,6 +796,7 @@ class Engine:
         tolerance: float = 1.2,
         patience: int = 3,
         least_rows: int = 1_000,
+        max_bin_bytes: int | str | None = "64m",
         workers: tuple[int, int] | None = None,
         dry_run: bool = False,
     ) -> Autobalance:
@@ -797,7 +806,9 @@ class Engine:
         `patience` looks in a row, a few bins move until none has more than `tolerance` times it. Then comes a rest. A
         bin that alone had more than `trigger` times the mean is split, so that its parts can move; one that is split,
         by whomever, and had less than a quarter of that for four times as many looks is made one again. What one key
-        makes hot is told of and left where it is.
+        makes hot is told of and left where it is. The same for size: a bin that holds more than `max_bin_bytes` is
+        split into parts that hold less, and made one again only when it holds less than a quarter of that. So nobody
+        has to know how many bins it takes, and no bin holds rows up for long when it moves.
 
         Parameters
         ----------
@@ -808,7 +819,11 @@ class Engine:
         patience : int, default 3
             Looks in a row that must show it, and looks of rest after moves.
         least_rows : int, default 1,000
-            A look with fewer rows says nothing.
+            A look with fewer rows says nothing of loads, and merges nothing.
+        max_bin_bytes : int, str or None, default "64m"
+            State that a bin or part may hold in memory, in all keyed steps together, as `bins` tells it; at least 64
+            KiB. Of several that hold more, those that together hold four times as much are split at a look, the largest
+            first: a split copies what it divides. What one key fills is told of (`Look.why`). None for any size.
         workers : (int, int), optional
             The fewest and the most workers. The number is set to what the offered rate needs at the rate that a busy
             worker has shown, four fifths busy (DS2); up after `patience` looks, down after three times as many.
@@ -836,7 +851,7 @@ class Engine:
         >>> [look.why for look in balance.looks if look.moves]  # doctest: +SKIP
         """
         self._require_open()
-        rules = Rules.of(every, trigger, tolerance, patience, least_rows, workers, dry_run)
+        rules = Rules.of(every, trigger, tolerance, patience, least_rows, max_bin_bytes, workers, dry_run)
         with self._lock:
             if self._autobalance is not None and self._autobalance.looking:
                 raise EngineError(f"engine {self.name} is balanced already: close that handle first")

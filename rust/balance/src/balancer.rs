@@ -22,11 +22,13 @@ pub struct Policy {
     pub patience: u32,
     /// Rows in a look below which it says nothing.
     pub least_rows: u64,
+    /// Bytes of state above which a bin is split, whatever its load; `None` for any.
+    pub most_bytes: Option<u64>,
 }
 
 impl Default for Policy {
     fn default() -> Self {
-        Self { trigger: 1.5, tolerance: 1.2, patience: 3, least_rows: 1_000 }
+        Self { trigger: 1.5, tolerance: 1.2, patience: 3, least_rows: 1_000, most_bytes: Some(64 << 20) }
     }
 }
 

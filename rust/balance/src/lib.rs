@@ -6,7 +6,7 @@
 //! | `steps`, `matched` | a migration as steps, each of which moves at one time: [`Strategy`] |
 //! | `pause` | how many of them to take at once so that none pauses for longer than it may |
 //! | `balancer` | watching loads, and evening them out without oscillating |
-//! | `divider` | watching loads, and saying which bins to split and which to make one again |
+//! | `divider` | watching loads and sizes, and saying which bins to split and which to make one again |
 //! | `sizer` | how many workers the rate that comes needs |
 //!
 //! Pure: workers and bins are numbers, loads are what the caller measured, time is what the caller says. Nothing here moves anything; who does
@@ -23,7 +23,7 @@ mod sizer;
 mod steps;
 
 pub use balancer::{Balancer, Policy, Verdict, Why};
-pub use divider::{Bin, Divider, Division};
+pub use divider::{Bin, Divider, Division, Fate, Large};
 pub use pause::PauseLimit;
 pub use shares::{balanced, evened, skew};
 pub use sizer::{Demand, Sizer, SizerPolicy};

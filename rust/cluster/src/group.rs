@@ -366,7 +366,10 @@ impl Host for GroupHost {
             (range.prefix(), range.length(), rows)
         };
         let parts: Vec<Vec<_>> = parts.into_iter().map(|parts| parts.into_iter().map(range).collect()).collect();
-        json!({ "bins": bins, "parts": parts })
+        let plain = |(range, bytes): (Range, u64)| (range.prefix(), range.length(), bytes);
+        let bytes = running.group.bin_bytes().into_iter().map(|step| step.into_iter().map(plain).collect());
+        let bytes: Vec<Vec<_>> = bytes.collect();
+        json!({ "bins": bins, "parts": parts, "bytes": bytes })
     }
 
     fn stop(&self, running: Running) -> (Resident, Option<Failure>) {

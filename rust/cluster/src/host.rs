@@ -117,7 +117,8 @@ pub trait Host: Send + Sync + 'static {
     /// Figures about the workers, as JSON.
     fn stats(&self, group: &Self::Group) -> Value;
 
-    /// Rows of each bin that the workers here have routed, by operator, and those of parts beside them, as JSON.
+    /// Rows of each bin that the workers here have routed, by operator, and those of parts beside them, and the bytes of state of those that they hold,
+    /// as JSON.
     fn loads(&self, group: &Self::Group) -> Value;
 
     /// Ends the workers, also after a failure, and returns the bins. May block while a function of

@@ -1,6 +1,6 @@
 //! What is to move, for the Python side: `penstock_balance` under its own names.
 
-use penstock_balance::{Bin, Demand, Divider, Policy, SizerPolicy, Why, balanced, evened};
+use penstock_balance::{Bin, Demand, Divider, Fate, Large, Policy, SizerPolicy, Why, balanced, evened};
 use penstock_bins::MAX_BITS;
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
@@ -52,25 +52,27 @@ pub(crate) struct Balancer {
 #[pymethods]
 impl Balancer {
     #[new]
-    fn new(trigger: f64, tolerance: f64, patience: u32, least_rows: u64, bits: u8) -> Self {
-        let policy = Policy { trigger, tolerance, patience, least_rows };
+    fn new(trigger: f64, tolerance: f64, patience: u32, least_rows: u64, most_bytes: Option<u64>, bits: u8) -> Self {
+        let policy = Policy { trigger, tolerance, patience, least_rows, most_bytes };
         let (balancer, divider) = (penstock_balance::Balancer::new(policy), Divider::new(policy, bits, MAX_BITS));
         Self { policy, bits, balancer, divider, bins: Vec::new() }
     }
 
-    /// Judges the rows that each bin and part got since the last look.
+    /// Judges the rows that each bin and part got since the last look, and the bytes that it holds.
     fn look<'py>(
         &mut self,
         py: Python<'py>,
         bins: Vec<Bin>,
         owners: Vec<u32>,
         rows: Vec<u64>,
+        bytes: Vec<Option<u64>>,
         workers: u32,
     ) -> PyResult<Bound<'py, PyDict>> {
         fits(&owners, &rows)?;
         let wrong = |(prefix, bits): &Bin| !(self.bits..=MAX_BITS).contains(bits) || prefix >> bits != 0;
-        if bins.len() != rows.len() || bins.iter().any(wrong) {
-            let text = format!("{} rows for {} bins of {} bits or more", rows.len(), bins.len(), self.bits);
+        if bins.len() != rows.len() || bins.len() != bytes.len() || bins.iter().any(wrong) {
+            let (rows, bytes) = (rows.len(), bytes.len());
+            let text = format!("{rows} rows and {bytes} sizes for {} bins of {} bits or more", bins.len(), self.bits);
             return Err(errors::raise(Kind::Config, &text));
         }
         if bins != self.bins {
@@ -78,7 +80,7 @@ impl Balancer {
             self.bins.clone_from(&bins);
         }
         let verdict = self.balancer.look(&owners, &rows, workers);
-        let division = self.divider.look(&bins, &rows, workers);
+        let division = self.divider.look(&bins, &rows, &bytes, workers);
         let told = PyDict::new(py);
         told.set_item("skew", verdict.skew)?;
         told.set_item("expected", verdict.expected)?;
@@ -100,8 +102,34 @@ impl Balancer {
             (Why::Waiting { looks }, _) => format!("skewed, {looks} looks before anything moves"),
             (Why::Skewed, _) => "skewed".to_owned(),
         };
-        told.set_item("why", why)?;
+        let larger = self.too_large(&division.large, named).map(|large| format!("{why}; {large}"));
+        told.set_item("why", larger.unwrap_or(why))?;
         Ok(told)
+    }
+}
+
+impl Balancer {
+    /// What is said of the largest bin, and how many more there are.
+    fn too_large(&self, large: &[Large], named: impl Fn(Bin) -> String) -> Option<String> {
+        let (Large { bin, bytes, fate }, others) = large.split_first()?;
+        let limit = size(self.policy.most_bytes?);
+        let then = match fate {
+            Fate::Split { by } => format!("{} parts", 1 << by),
+            Fate::Waits { looks: 0 } => "others are split first".to_owned(),
+            Fate::Waits { looks } => format!("{looks} looks before it is split"),
+            Fate::Stays => "it is one key's, which nothing divides".to_owned(),
+        };
+        let more = if others.is_empty() { String::new() } else { format!(", and {} more", others.len()) };
+        Some(format!("bin {} holds {}, limit {limit}: {then}{more}", named(*bin), size(*bytes)))
+    }
+}
+
+/// Bytes in the units in which limits are given.
+fn size(bytes: u64) -> String {
+    match bytes {
+        ..0x2800 => format!("{bytes} bytes"),
+        0x2800..0xA0_0000 => format!("{} KiB", bytes >> 10),
+        _ => format!("{} MiB", bytes >> 20),
     }
 }
 

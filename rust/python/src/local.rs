@@ -493,19 +493,22 @@ impl LocalRun {
 
     /// All bins, of each keyed step: ``(prefix, length, worker)``.
     fn bins(&self, py: Python<'_>) -> PyResult<Vec<Vec<(u32, u8, u32)>>> {
-        let inner = self.inner(py)?;
-        let told = py.detach(|| inner.with(|books| books.group.as_ref().map(Group::bins)))?;
-        let told = told.ok_or(Problem::Closed("LocalRun"))?;
         let plain = |(range, worker): (Range, u32)| (range.prefix(), range.length(), worker);
-        Ok(told.into_iter().map(|bins| bins.into_iter().map(plain).collect()).collect())
+        self.of_group(py, |group| group.bins().into_iter().map(|step| step.into_iter().map(plain).collect()).collect())
+    }
+
+    /// Bytes of state of the bins that are here, of each keyed step: ``(prefix, length, bytes)``.
+    fn bin_bytes(&self, py: Python<'_>) -> PyResult<Vec<Vec<(u32, u8, u64)>>> {
+        let plain = |(range, bytes): (Range, u64)| (range.prefix(), range.length(), bytes);
+        self.of_group(py, |group| {
+            group.bin_bytes().into_iter().map(|step| step.into_iter().map(plain).collect()).collect()
+        })
     }
 
     /// The workers that take part now, by index; the first is here, and all others compute where there are others.
     #[getter]
     fn members(&self, py: Python<'_>) -> PyResult<Vec<u32>> {
-        let inner = self.inner(py)?;
-        let told = py.detach(|| inner.with(|books| books.group.as_ref().map(Group::members)))?;
-        Ok(told.ok_or(Problem::Closed("LocalRun"))?)
+        self.of_group(py, Group::members)
     }
 
     /// Has workers go on that wait for their outputs to be taken: one that waits takes no part in joins and leaves.
@@ -629,6 +632,13 @@ impl LocalRun {
     fn inner(&self, py: Python<'_>) -> PyResult<&Inner> {
         self.owner.check(py, "LocalRun")?;
         Ok(self.inner.as_ref().expect("only Drop takes it"))
+    }
+
+    /// What the workers are asked.
+    fn of_group<T: Send>(&self, py: Python<'_>, ask: impl FnOnce(&Group) -> T + Send) -> PyResult<T> {
+        let inner = self.inner(py)?;
+        let told = py.detach(|| inner.with(|books| books.group.as_ref().map(ask)))?;
+        Ok(told.ok_or(Problem::Closed("LocalRun"))?)
     }
 
     /// Releases an epoch when fewer than `ahead` are under way: `None` is the last one. False when they wait for outputs to be taken.

@@ -22,6 +22,7 @@ from penstock import _native
 from penstock._durations import Timeout, parse_timeout
 from penstock._migration import parse_tolerance
 from penstock._parts import Part, Parts
+from penstock._sizes import parse_bytes
 from penstock.errors import ConfigError, PenstockError
 
 __all__ = ["Autobalance", "Balanced", "Look", "Looked", "Rules"]
@@ -33,6 +34,8 @@ _VERDICTS = 1_000
 #: Seconds that moves may hold rows up, and that they may take.
 _PAUSE_S = 0.05
 _END_S = 600.0
+#: The least that a bin may be limited to.
+_LEAST_BYTES = 1 << 16
 #: Share of its time that a worker is to be busy where the number of workers follows the load.
 _BUSY = 0.8
 
@@ -58,7 +61,7 @@ class Look:
     needed : int or None
         Workers that the offered rate needs, as far as it could be measured.
     splits, merges : int
-        Bins that are split and made one again, or would be.
+        Bins that are split and made one again, or would be; `why` tells of the largest that holds too much.
     """
 
     query: str
@@ -81,6 +84,7 @@ class Rules:
     tolerance: float
     patience: int
     least_rows: int
+    most_bytes: int | None
     workers: tuple[int, int] | None
     dry_run: bool
 
@@ -92,6 +96,7 @@ class Rules:
         tolerance: float,
         patience: int,
         least_rows: int,
+        max_bin_bytes: int | str | None,
         workers: tuple[int, int] | None,
         dry_run: bool,
     ) -> Rules:
@@ -109,11 +114,17 @@ class Rules:
         for name, value, least in (("patience", patience, 1), ("least_rows", least_rows, 0)):
             if isinstance(value, bool) or not isinstance(value, int) or not least <= value < 1 << 32:
                 raise ConfigError(f"{name}={value!r} must be an int of at least {least}")
+        most_bytes = None if max_bin_bytes is None else parse_bytes(max_bin_bytes, "max_bin_bytes")
+        if most_bytes is not None and most_bytes < _LEAST_BYTES:
+            raise ConfigError(
+                f"max_bin_bytes={max_bin_bytes!r} must be at least {_LEAST_BYTES >> 10} KiB, since each part has tables"
+                " of its own; None is for bins of any size"
+            )
         if workers is not None:
             ends = tuple(workers)
             if len(ends) != 2 or not all(type(one) is int for one in ends) or not 1 <= ends[0] <= ends[1] <= 1 << 12:
                 raise ConfigError(f"workers={workers!r} must be (fewest, most), ints from 1 to {1 << 12}")
-        return cls(seconds, float(trigger), float(tolerance), patience, least_rows, workers, bool(dry_run))
+        return cls(seconds, float(trigger), float(tolerance), patience, least_rows, most_bytes, workers, bool(dry_run))
 
 
 @dataclass(frozen=True)
@@ -127,6 +138,7 @@ class Looked:
     owners: list[int]
     workers: int
     loads: list[int]
+    bytes: list[int | None]
     rows: int
     busy_s: float
     offered: float | None
@@ -147,7 +159,9 @@ class _Watched:
     """One query between two looks."""
 
     def __init__(self, rules: Rules, first: Looked, at: float) -> None:
-        self.balancer = _native.Balancer(rules.trigger, rules.tolerance, rules.patience, rules.least_rows, first.bits)
+        self.balancer = _native.Balancer(
+            rules.trigger, rules.tolerance, rules.patience, rules.least_rows, rules.most_bytes, first.bits
+        )
         least, most = rules.workers or (1, 1 << 12)
         self.sizer = _native.Sizer(least, most, _BUSY, rules.patience)
         self.last, self.at = first, at
@@ -232,7 +246,8 @@ class Autobalance:
                 known.last, known.at = now, at
                 continue
             rows = [after - before for after, before in zip(now.loads, known.last.loads, strict=True)]
-            verdict = known.balancer.look(now.bins, now.owners, [max(0, came) for came in rows], now.workers)
+            came = [max(0, one) for one in rows]
+            verdict = known.balancer.look(now.bins, now.owners, came, now.bytes, now.workers)
             known.last, known.at = now, at
             moves, splits, merges = dict(verdict["moves"]), dict(verdict["splits"]), verdict["merges"]
             entry = Look(
@@ -271,8 +286,8 @@ class Autobalance:
     def _recut(self, look: Look, splits: Mapping[Part, int], merges: Sequence[Part]) -> None:
         verb = "would split" if self._rules.dry_run else "splits"
         log.info(
-            "query %s: %s %s, each too hot for any worker, and merges %s, no longer hot",
-            look.query, verb, list(splits) or "nothing", list(merges) or "nothing",
+            "query %s: %s %s, each too hot for any worker or too large, and merges %s, no longer either: %s",
+            look.query, verb, list(splits) or "nothing", list(merges) or "nothing", look.why,
         )  # fmt: skip
         if not self._rules.dry_run:
             self._engine.recut(look.query, splits, merges, self._closing.is_set)
@@ -288,21 +303,22 @@ class Balanced:
         """What is known of one query now; asks all members."""
         recorder, commits = self._engine._recorder, self._engine._commits
         assert recorder is not None and commits is not None
-        generation, loads, parts = recorder.loads(found.id)
+        told = recorder.loads(found.id)
         recorder.refresh()
         rows = [row for row in recorder.latest() if row["query"] == found.name]
-        now = [row for row in rows if row["generation"] == generation]
+        now = [row for row in rows if row["generation"] == told.generation]
         plan = found.parts() or Parts(0, {})
-        counted = plan.rows(loads or [0] * (1 << plan.bits), parts)
+        counted = plan.rows(told.rows or [0] * (1 << plan.bits), told.parts)
         bins = sorted(plan.owner)
         return Looked(
             found.name,
-            generation,
+            told.generation,
             plan.bits,
             bins,
             [plan.owner[part] for part in bins],
             max([row["worker"] + 1 for row in now], default=1),
             [counted[part] for part in bins],
+            [told.bytes_of(part) for part in bins],
             sum(row["rows"] for row in rows),
             sum(row["busy_s"] for row in now),
             commits.facts(found.id).offered(),
@@ -321,10 +337,12 @@ class Balanced:
     def recut(
         self, query: str, splits: Mapping[Part, int], merges: Sequence[Part], stopping: Callable[[], bool]
     ) -> None:
-        """Split bins by so many bits, make others one again, and wait for the end."""
-        for by in sorted(set(splits.values())):
-            chosen = [part for part, bits in splits.items() if bits == by]
-            self._follow(self._engine.split(chosen, by, query=query), stopping)
+        """Split bins by so many bits, make others one again, and wait for the end.
+
+        One after the other: rows wait while one is copied.
+        """
+        for part, by in splits.items():
+            self._follow(self._engine.split(part, by, query=query), stopping)
         if merges:
             self._follow(self._engine.merge(merges, query=query), stopping)
 

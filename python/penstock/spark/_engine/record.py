@@ -10,13 +10,14 @@ import threading
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
+from penstock._parts import Part
 from penstock.report._timeline import Change, Epoch, Migration, Slice, Timeline, WorkerSample
 from penstock.spark._engine.hub import Call, Hub, Member
 from penstock.spark._engine.metrics import Sample
 
-__all__ = ["Recorder"]
+__all__ = ["Loads", "Recorder"]
 
 #: How often the members are asked, seconds.
 PERIOD_S = 0.25
@@ -29,6 +30,26 @@ _OF_PROCESSES = (
     ("penstock_staged_bytes", "staged_bytes"),
     ("penstock_staged_disk_bytes", "disk_bytes"),
 )
+
+
+class Loads(NamedTuple):
+    """What the bins of a query got and hold; see `Recorder.loads`."""
+
+    #: Of the workers that told; -1 where none did.
+    generation: int
+    #: Rows of each bin, of all keyed steps together.
+    rows: list[int]
+    #: Rows of what was a part of one when they came, by number (`Parts.rows`).
+    parts: dict[int, int]
+    #: Bytes of state of each bin and part as it was a moment ago, by keyed step. Of one that is on its way, what the
+    #: larger of its two workers said.
+    bytes: list[dict[Part, int]]
+
+    def bytes_of(self, part: Part) -> int | None:
+        """Bytes of a bin in all keyed steps; None unless they are known of each."""
+        sizes = [step.get(part) for step in self.bytes]
+        known = [size for size in sizes if size is not None]
+        return sum(known) if known and len(known) == len(sizes) else None
 
 
 class Recorder:
@@ -103,8 +124,8 @@ class Recorder:
         calls = [self._ask(member) for member in self._hub.members()]
         self._hub.wait(calls, timeout=timeout)
 
-    def loads(self, query: str, timeout: float = 2.0) -> tuple[int, list[int], dict[int, int]]:
-        """Rows of each bin of a query since its generation began, of all keyed steps together.
+    def loads(self, query: str, timeout: float = 2.0) -> Loads:
+        """What each bin of a query got since its generation began, and what it holds.
 
         Parameters
         ----------
@@ -115,8 +136,8 @@ class Recorder:
 
         Returns
         -------
-        (int, list of int, dict of int to int)
-            The generation; rows of each bin; rows of what was a part of one when they came, by number (`Parts.rows`).
+        Loads
+            Of the members of the newest generation.
         """
         asked = {"do": "stats", "query": query, "loads": True}
         calls = [self._hub.call(member, asked) for member in self._hub.members()]
@@ -124,6 +145,7 @@ class Recorder:
         generation = -1
         rows: Counter[int] = Counter()
         parts: Counter[int] = Counter()
+        sizes: list[dict[Part, int]] = []
         bins = 0
         for call in calls:
             told = {} if call.lost is not None or call.failure is not None else call.body.get("queries", {})
@@ -134,12 +156,18 @@ class Recorder:
                 generation, bins = int(figures["generation"]), 0
                 rows.clear()
                 parts.clear()
+                sizes.clear()
             for step in figures["loads"]["bins"]:
                 bins = len(step)
                 rows.update(dict(enumerate(step)))
             for step in figures["loads"]["parts"]:
                 parts.update({1 << bits | prefix: came for prefix, bits, came in step})
-        return generation, [rows[bin_] for bin_ in range(bins)], dict(parts)
+            told_bytes = figures["loads"]["bytes"]
+            sizes += [{} for _ in range(len(told_bytes) - len(sizes))]
+            for known, step in zip(sizes, told_bytes, strict=False):
+                for prefix, bits, size in step:
+                    known[prefix, bits] = max(size, known.get((prefix, bits), 0))
+        return Loads(generation, [rows[bin_] for bin_ in range(bins)], dict(parts), sizes)
 
     def after_refresh(self, then: Callable[[], None]) -> None:
         """Ask all members now, and call `then` in the hub's thread when they have answered or are gone."""

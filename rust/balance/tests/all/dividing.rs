@@ -1,6 +1,7 @@
-//! Bins that are split and merged with the load, beside the balancer that moves them: the load is that of 2^12 cells of the hash.
+//! Bins that are split and merged with the load and their size, beside the balancer that moves them: both are those of 2^12 cells of the hash.
 
-use penstock_balance::{Balancer, Bin, Divider, Policy, skew};
+use penstock_balance::{Balancer, Bin, Divider, Fate, Large, Policy, skew};
+use proptest::prelude::*;
 
 const BITS: u8 = 6;
 const MOST: u8 = 12;
@@ -16,28 +17,49 @@ struct Run {
     /// Skew of the loads as they truly are, by look.
     skews: Vec<f64>,
     hot_key: Option<(Bin, f64)>,
+    large: Vec<Large>,
+    /// What was told last is done: rows of these bins are not known yet.
+    is_new: bool,
 }
+
+/// Bytes that a bin may hold here.
+const LIMIT: u64 = 1 << 20;
 
 impl Run {
     fn new(workers: u32) -> Self {
+        let policy = Policy { most_bytes: Some(LIMIT), ..Policy::default() };
         let bins: Vec<Bin> = (0..1 << BITS).map(|prefix| (prefix, BITS)).collect();
         let owners = bins.iter().map(|(prefix, _)| prefix % workers).collect();
-        let (balancer, divider) = (Balancer::new(Policy::default()), Divider::new(Policy::default(), BITS, MOST));
-        Self { balancer, divider, bins, owners, workers, splits: 0, merges: 0, skews: Vec::new(), hot_key: None }
+        let (balancer, divider) = (Balancer::new(Policy::default()), Divider::new(policy, BITS, MOST));
+        let (splits, merges, skews, hot_key, large, is_new) = Default::default();
+        Self { balancer, divider, bins, owners, workers, splits, merges, skews, hot_key, large, is_new }
+    }
+
+    /// What each bin has of what each cell has.
+    fn sums(&self, of: &dyn Fn(usize) -> u64) -> Vec<u64> {
+        let sum = |(prefix, bits): Bin| {
+            let cells = 1_usize << (MOST - bits);
+            (prefix as usize * cells..(prefix as usize + 1) * cells).map(of).sum::<u64>()
+        };
+        self.bins.iter().map(|bin| sum(*bin)).collect()
     }
 
     fn look(&mut self, rates: &dyn Fn(usize) -> u64) {
-        let load = |(prefix, bits): Bin| {
-            let cells = 1_usize << (MOST - bits);
-            (prefix as usize * cells..(prefix as usize + 1) * cells).map(rates).sum::<u64>()
-        };
-        let rows: Vec<u64> = self.bins.iter().map(|bin| load(*bin)).collect();
+        self.look_at(rates, &|_| 1);
+    }
+
+    fn look_at(&mut self, rates: &dyn Fn(usize) -> u64, bytes: &dyn Fn(usize) -> u64) {
+        let rows = self.sums(rates);
+        let bytes: Vec<Option<u64>> = self.sums(bytes).into_iter().map(Some).collect();
         let mut sums = vec![0; self.workers as usize];
         self.owners.iter().zip(&rows).for_each(|(owner, rows)| sums[*owner as usize] += rows);
         self.skews.push(skew(&sums));
+        if std::mem::take(&mut self.is_new) {
+            return;
+        }
         let verdict = self.balancer.look(&self.owners, &rows, self.workers);
-        let told = self.divider.look(&self.bins, &rows, self.workers);
-        self.hot_key = told.hot_key;
+        let told = self.divider.look(&self.bins, &rows, &bytes, self.workers);
+        (self.hot_key, self.large) = (told.hot_key, told.large);
         verdict.moves.iter().for_each(|shift| self.owners[shift.what] = shift.to);
         for (bin @ (prefix, bits), by) in &told.splits {
             let at = self.bins.iter().position(|one| one == bin).expect("a bin that there is");
@@ -56,6 +78,7 @@ impl Run {
         }
         if !told.splits.is_empty() || !told.merges.is_empty() {
             self.balancer = Balancer::new(Policy::default());
+            self.is_new = true;
         }
         (self.splits, self.merges) = (self.splits + told.splits.len(), self.merges + told.merges.len());
     }
@@ -100,6 +123,36 @@ fn a_hot_bin_is_divided_until_moves_even_it_out_and_is_one_again_when_it_has_coo
     assert_eq!(run.bins, Run::new(4).bins);
 }
 
+/// Rows of a cell at a look.
+type Trace<'a> = dyn Fn(usize, usize) -> u64 + 'a;
+
+/// One bin has so much that its worker of four has four times what each other has. The loads stand, grow, wander, come and go; in each stretch of
+/// them it takes so many looks from the first that shows it.
+#[test]
+fn four_to_one_is_less_than_five_to_four_in_eight_looks_where_it_takes_a_split() {
+    const HOT: u64 = 490;
+    let step = |look: usize, cell: usize| if look >= 20 && within(7, cell) { HOT } else { 10 };
+    let ramp = |look: usize, cell: usize| if within(7, cell) { HOT.min(10 + 4 * look as u64) } else { 10 };
+    let wandering = |look: usize, cell: usize| if within(look / 30 * 37 % 64, cell) { HOT } else { 10 };
+    // At night there are too few rows to say anything.
+    let day = move |look: usize, cell: usize| {
+        if look % 60 < 40 { step(look, cell) } else { u64::from(cell.is_multiple_of(8)) }
+    };
+    let traces: [(&str, &Trace, usize); 4] =
+        [("step", &step, 1), ("ramp", &ramp, 1), ("wandering", &wandering, 14), ("day and night", &day, 1)];
+    for (name, trace, splits) in traces {
+        let mut run = Run::new(4);
+        (0..400).for_each(|look| run.look(&|cell| trace(look, cell)));
+        let skewed = |skew: &f64| *skew > Policy::default().trigger;
+        let stretches = run.skews.chunk_by(|one, next| skewed(one) == skewed(next)).collect::<Vec<_>>();
+        for (place, some) in stretches.iter().enumerate().filter(|(_, some)| skewed(&some[0])) {
+            assert!(some.len() <= 8, "{name}: {some:?}");
+            assert!(stretches.get(place + 1).is_none_or(|then| then[0] <= 1.25), "{name}: {:?}", stretches[place + 1]);
+        }
+        assert_eq!(run.splits, splits, "{name}");
+    }
+}
+
 #[test]
 fn a_hot_part_of_a_bin_is_divided_further() {
     let mut run = Run::new(4);
@@ -138,4 +191,143 @@ fn few_rows_and_one_worker_say_nothing() {
     let mut alone = Run::new(1);
     alone.looks(20, &|cell| if within(7, cell) { 640 } else { 10 });
     assert_eq!(alone.splits, 0);
+}
+
+/// Bytes of a cell that is one of a bin's which holds so many.
+fn each(bytes: u64) -> u64 {
+    bytes >> (MOST - BITS)
+}
+
+#[test]
+fn what_grows_too_large_is_divided_and_one_again_when_it_has_shrunk_for_long() {
+    for workers in [1, 4] {
+        let mut run = Run::new(workers);
+        // Some batches a day, as few rows as say nothing of loads: sizes are judged all the same.
+        let of = |bytes: u64| move |cell: usize| if within(7, cell) { each(bytes) } else { each(LIMIT) };
+        for _ in 0..3 {
+            assert_eq!(run.splits, 0, "in each of three looks");
+            run.look_at(&|_| 0, &of(LIMIT * 210 / 64));
+        }
+        assert_eq!((run.splits, run.bins.len()), (1, 63 + 4), "and not what is as large as it may be");
+        assert_eq!(run.large[0].fate, Fate::Split { by: 2 });
+        assert_eq!((run.large[0].bin, run.large[0].bytes / 1000), ((7, BITS), LIMIT * 210 / 64_000));
+        // Half as large, and as it was again: neither one nor finer.
+        for bytes in [LIMIT / 2, LIMIT * 3, LIMIT / 3, LIMIT * 7 / 2] {
+            (0..40).for_each(|_| run.look_at(&|_| 10, &of(bytes)));
+        }
+        assert_eq!((run.splits, run.merges, run.large.len()), (1, 0, 0));
+        (0..11).for_each(|_| run.look_at(&|_| 10, &of(LIMIT / 5)));
+        run.look_at(&|_| 10, &of(LIMIT / 3));
+        (0..11).for_each(|_| run.look_at(&|_| 10, &of(LIMIT / 5)));
+        assert_eq!(run.merges, 0, "in each of twelve looks");
+        run.look_at(&|_| 10, &of(LIMIT / 5));
+        assert_eq!((run.splits, run.merges, run.bins), (1, 1, Run::new(workers).bins));
+    }
+}
+
+#[test]
+fn what_is_large_and_hot_stays_divided_until_it_is_neither() {
+    let mut run = Run::new(4);
+    let hot = |cell: usize| if within(7, cell) { 640 } else { 10 };
+    let large = |cell: usize| if within(7, cell) { each(3 * LIMIT) } else { 1 };
+    (0..3).for_each(|_| run.look_at(&hot, &large));
+    assert_eq!((run.splits, run.bins.len()), (1, 63 + 8), "by what asks for more");
+    (0..30).for_each(|_| run.look_at(&|_| 10, &large));
+    (0..30).for_each(|_| run.look_at(&hot, &|_| 1));
+    assert_eq!(run.merges, 0);
+    (0..12).for_each(|_| run.look_at(&|_| 10, &|_| 1));
+    assert_eq!((run.splits, run.merges), (1, 1));
+}
+
+#[test]
+fn the_state_of_one_key_is_told_of_and_divided_no_further() {
+    let mut run = Run::new(4);
+    let key = 7 << 6 | 33;
+    (0..60).for_each(|_| run.look_at(&|_| 10, &|cell| if cell == key { 30 * LIMIT } else { 1 }));
+    let [Large { bin, bytes, fate: Fate::Stays }] = run.large[..] else { panic!("{:?}", run.large) };
+    assert!(bin.1 >= BITS + 4 && bin.0 as usize == key >> (MOST - bin.1) && bytes > 30 * LIMIT);
+    assert_eq!((run.splits, run.merges), (1, 0), "sixteen parts");
+    // Others are, beside it.
+    (0..3).for_each(|_| {
+        run.look_at(&|_| 10, &|cell| {
+            let own = if within(3, cell) { each(5 * LIMIT) } else { 1 };
+            if cell == key { 30 * LIMIT } else { own }
+        });
+    });
+    assert_eq!(run.splits, 2);
+}
+
+#[test]
+fn many_that_are_too_large_are_divided_a_few_at_a_time_the_largest_first() {
+    let mut run = Run::new(4);
+    let bytes = |cell: usize| each(LIMIT * (2 + (cell as u64 >> (MOST - BITS)) % 3));
+    (0..3).for_each(|_| run.look_at(&|_| 10, &bytes));
+    assert_eq!(run.splits, 1, "four limits");
+    assert_eq!(run.large.iter().filter(|large| large.fate == Fate::Waits { looks: 0 }).count(), 63);
+    (0..126).for_each(|_| run.look_at(&|_| 10, &bytes));
+    assert_eq!((run.large.len(), run.merges), (0, 0));
+    // 22 of two limits, 21 of three, 21 of four, by parts of seven eighths at most.
+    assert_eq!(run.bins.len(), 22 * 4 + 21 * 4 + 21 * 8);
+}
+
+#[test]
+fn what_nobody_tells_the_size_of_is_left_as_it_is() {
+    let policy = Policy { most_bytes: Some(LIMIT), least_rows: 1, ..Policy::default() };
+    let mut divider = Divider::new(policy, 0, MOST);
+    for sizes in [[None, None], [Some(1), None]] {
+        for _ in 0..30 {
+            let told = divider.look(&[(0, 1), (1, 1)], &[1, 1], &sizes, 1);
+            assert_eq!((told.splits, told.merges, told.large), (vec![], vec![], vec![]));
+        }
+    }
+    // Without a limit only loads count.
+    let mut divider = Divider::new(Policy { most_bytes: None, ..policy }, 0, MOST);
+    let looks = (0..12).map(|_| divider.look(&[(0, 1), (1, 1)], &[1, 1], &[None, Some(u64::MAX)], 1).merges);
+    assert_eq!(looks.last(), Some(vec![(0, 0)]));
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(12))]
+
+    /// State that grows wherever it likes is within the limit soon after, and what shrinks under a time to live to a fraction becomes whole again: once.
+    #[test]
+    fn state_that_grows_and_expires_is_split_on_the_way_up_and_merged_on_the_way_down(
+        weights in prop::collection::vec(0u64..40, 64),
+        slope in 1u64..12,
+        workers in 1u32..6,
+        hot in prop::option::of(0usize..64),
+    ) {
+        let mut run = Run::new(workers);
+        // A cell has no more than a quarter of the limit, so parts can be below it. The hot key wanders.
+        let height = |look: usize| if look < 100 { look as u64 } else { 100_u64.saturating_sub((look as u64 - 100) * slope) };
+        let bytes = |look: usize| {
+            let weights = &weights;
+            move |cell: usize| weights[cell >> (MOST - BITS)] * (1 + cell as u64 % 5) * height(look) * (LIMIT / 80_000)
+        };
+        let rates = |look: usize| move |cell: usize| match hot {
+            Some(hot) if within((hot + look / 15) % 64, cell) => 640,
+            _ => 10,
+        };
+        for look in 0..100 {
+            run.look_at(&rates(look), &bytes(look));
+        }
+        let (top, (splits, merges)) = (bytes(99), (run.splits, run.merges));
+        for _ in 0..200 {
+            run.look_at(&|_| 10, &top);
+        }
+        prop_assert!(run.sums(&top).into_iter().all(|bytes| bytes <= LIMIT), "{:?}", run.large);
+        let whole: Vec<Bin> = Run::new(workers).bins;
+        let large = |bin: &Bin| Run::new(workers).sums(&top)[bin.0 as usize] > LIMIT;
+        prop_assert!(whole.iter().filter(|bin| large(bin)).all(|bin| !run.bins.contains(bin)));
+        if hot.is_none() {
+            prop_assert_eq!(merges, 0, "{} splits", splits);
+        }
+        let (splits, merges) = (run.splits, run.merges);
+        for look in 100..400 {
+            run.look_at(&|_| 10, &bytes(look));
+        }
+        prop_assert_eq!(run.splits, splits, "nothing is split on the way down");
+        prop_assert!(run.bins == whole, "{:?}", run.bins);
+        prop_assert!(run.merges - merges <= 64);
+    }
 }

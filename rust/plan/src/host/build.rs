@@ -352,17 +352,19 @@ impl Built {
 
     /// Writes what the bins here hold, and who has which, into the worker's cells. Cost: one pass over the owned bins.
     pub(crate) fn measure(&self, gauges: &Gauges, busy: Duration) {
-        let (mut bins, mut keys, mut bytes) = (Vec::new(), 0, 0);
+        let (mut bins, mut keys, mut sizes) = (Vec::new(), 0, Vec::new());
         for op in &self.ops {
             let table = op.table.borrow();
-            let mut owned = 0;
-            for (_, state) in table.owned() {
-                owned += 1;
+            let mut owned = Vec::with_capacity(table.len());
+            for (bin, state) in table.owned() {
                 keys += state.keys() as u64;
-                bytes += state.bytes() as u64;
+                owned.push((bin, state.bytes() as u64));
             }
-            bins.push(owned);
+            bins.push(owned.len() as u32);
+            sizes.push(owned);
         }
+        let bytes = sizes.iter().flatten().map(|(_, bytes)| bytes).sum();
+        gauges.tell_bytes(sizes);
         let owners = self.owners();
         gauges.tell_bins(ranges(self.ops.iter().map(|op| op.routing.borrow())));
         let scopes = self.monitors.stats();

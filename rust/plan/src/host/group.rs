@@ -18,7 +18,7 @@ use std::time::Duration;
 use arrow_array::RecordBatch;
 use crossbeam::channel::{Receiver, Sender, unbounded};
 use penstock_balance::{Strategy, StrategyError};
-use penstock_bins::{BinsError, Routing};
+use penstock_bins::{BinsError, Routing, range_of};
 use penstock_dataflow::{BoxError, Endpoint, Waker, Worker};
 use penstock_files::Range;
 
@@ -440,6 +440,24 @@ impl Group {
     #[must_use]
     pub fn bins(&self) -> Vec<Vec<(Range, u32)>> {
         self.workers.first().map(|worker| worker.gauges.bins()).unwrap_or_default()
+    }
+
+    /// Bytes of state of each bin that the local workers hold, and of each part, per keyed step, as of the figures of [`stats`](Self::stats), of which they are
+    /// what [`WorkerStats::state_bytes`](super::WorkerStats::state_bytes) sums. A bin that is on its way may be told of by both workers, or by none.
+    #[must_use]
+    pub fn bin_bytes(&self) -> Vec<BTreeMap<Range, u64>> {
+        let mut steps = Vec::new();
+        for told in self.workers.iter().map(|worker| worker.gauges.bytes()) {
+            steps.resize_with(told.len().max(steps.len()), BTreeMap::new);
+            for (step, bins) in steps.iter_mut().zip(told) {
+                let ranged = |(bin, bytes)| Some((range_of(bin, self.config.bits)?, bytes));
+                bins.into_iter().filter_map(ranged).for_each(|(range, bytes)| {
+                    let most: &mut u64 = step.entry(range).or_default();
+                    *most = bytes.max(*most);
+                });
+            }
+        }
+        steps
     }
 
     /// The host has handed on rows that were told as [`Event::Rows`].

@@ -172,6 +172,8 @@ struct Cells {
     owners: Vec<Vec<u32>>,
     /// With the parts of those that are split; empty while none is.
     bins: Vec<Vec<(Range, u32)>>,
+    /// Bytes of state of the bins that the worker has, per keyed step.
+    bytes: Vec<Vec<(u32, u64)>>,
     members: Vec<u32>,
 }
 
@@ -240,6 +242,15 @@ impl Gauges {
 
     pub(crate) fn tell_bins(&self, bins: Vec<Vec<(Range, u32)>>) {
         self.cells().bins = bins;
+    }
+
+    /// Bytes of state of each bin that the worker has, per keyed step, by the numbers of the bins.
+    pub(crate) fn bytes(&self) -> Vec<Vec<(u32, u64)>> {
+        self.cells().bytes.clone()
+    }
+
+    pub(crate) fn tell_bytes(&self, bytes: Vec<Vec<(u32, u64)>>) {
+        self.cells().bytes = bytes;
     }
 
     pub(crate) fn owners(&self) -> Vec<Vec<u32>> {
