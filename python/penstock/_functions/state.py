@@ -199,8 +199,8 @@ class BinState:
             yield bytes((FORMAT, _DATA)) + body
             size = max(1, min(1 << 16, size * _CHUNK_BYTES // max(1, len(body))))
 
-    def changes(self) -> Iterator[list[tuple[Any, bytes, bytes | None]]]:
-        """What has become of the keys that were touched since the mark, or of all where there was none.
+    def changes(self, anew: bool = False) -> Iterator[list[tuple[Any, bytes, bytes | None]]]:
+        """What has become of the keys that were touched since the mark, or of all where there was none or with `anew`.
 
         Yields
         ------
@@ -216,7 +216,7 @@ class BinState:
         states = self.states
         part: list[tuple[Any, bytes, bytes | None]] = []
         size = 0
-        for key in list(states if self.journal is None else self.journal):
+        for key in list(states if anew or self.journal is None else self.journal):
             state = states.get(key, MISSING)
             body = None if state is MISSING else _dump_one(key, state)
             part.append((key, _dump_key(key), body))

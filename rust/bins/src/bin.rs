@@ -115,6 +115,8 @@ pub enum Extent {
     Marked,
     /// What has changed since the last mark, or since the beginning where there was none: keys with what they are now, and keys that are gone.
     Changed,
+    /// All of it as [`Changed`](Self::Changed) would be where there was no mark.
+    Anew,
 }
 
 /// An encoding under way: of which extent, and how far it is. Belongs to one state, which keeps in it what it likes.

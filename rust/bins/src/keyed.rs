@@ -174,7 +174,7 @@ impl<K: Eq + Hash + Clone, A: Clone> KeyedMap<K, A> {
     fn parts(&self, extent: Extent) -> [Vec<K>; 2] {
         match (extent, &self.undo) {
             (Extent::All, _) => [self.map.keys().cloned().collect(), Vec::new()],
-            (_, None) => [Vec::new(), self.map.keys().cloned().collect()],
+            (_, None) | (Extent::Anew, _) => [Vec::new(), self.map.keys().cloned().collect()],
             (Extent::Changed, Some(undo)) => [Vec::new(), undo.keys().cloned().collect()],
             (Extent::Marked, Some(undo)) => {
                 let same = self.map.keys().filter(|key| !undo.contains_key(key));

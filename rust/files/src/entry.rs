@@ -181,14 +181,24 @@ impl<'a> Chunk<'a> {
     /// # Errors
     /// A damaged entry.
     pub fn filtered(&self, keep: impl Fn(u64) -> bool) -> Result<Option<Vec<u8>>, Damage> {
-        let mut writer = ChunkWriter::new(self.shape);
+        Ok(self.dealt(1, |hash| keep(hash).then_some(0))?.swap_remove(0))
+    }
+
+    /// So many chunks of these keys, each with those whose hashes `to` gives to it; none where nothing is given.
+    ///
+    /// # Errors
+    /// A damaged entry.
+    pub fn dealt(&self, count: usize, to: impl Fn(u64) -> Option<usize>) -> Result<Vec<Option<Vec<u8>>>, Damage> {
+        let mut writers: Vec<ChunkWriter> = (0..count).map(|_| ChunkWriter::new(self.shape)).collect();
         for entry in self.entries() {
             match entry? {
-                Entry::Put { hash, .. } | Entry::Gone { hash, .. } if !keep(hash) => {}
-                entry => writer.push(entry),
+                entry @ (Entry::Put { hash, .. } | Entry::Gone { hash, .. }) => {
+                    to(hash).into_iter().for_each(|place| writers[place].push(entry));
+                }
+                entry => writers.iter_mut().for_each(|writer| writer.push(entry)),
             }
         }
-        Ok((!writer.is_empty()).then(|| writer.finish()))
+        Ok(writers.into_iter().map(|writer| (!writer.is_empty()).then(|| writer.finish())).collect())
     }
 
     /// Refuses keys that are not of a range.

@@ -441,31 +441,32 @@ impl Panes {
             (Extent::All, _) => self.encode_rows(place, false),
             (Extent::Marked, Some(_)) => self.encode_rows(place, true),
             // Never marked: all has changed.
-            (Extent::Marked, None) | (Extent::Changed, _) => None,
+            (Extent::Marked, None) | (Extent::Changed | Extent::Anew, _) => None,
         };
         match extent {
             Extent::All => same,
-            _ => same.or_else(|| self.encode_changes(&mut place.changes)),
+            Extent::Anew => self.encode_changes(&mut place.changes, None),
+            _ => same.or_else(|| self.encode_changes(&mut place.changes, self.undo.as_deref())),
         }
     }
 
-    /// Rows of a pane that have changed since the mark; `None` for all.
-    fn changed<'a>(&self, pane: &'a Pane) -> Option<&'a Slots> {
-        self.undo.as_ref().filter(|_| !pane.fresh).and(pane.table.touched())
+    /// Rows of a pane that have changed since the mark, by what they are undone by; `None` for all.
+    fn changed<'a>(undo: Option<&Undo>, pane: &'a Pane) -> Option<&'a Slots> {
+        undo.filter(|_| !pane.fresh).and(pane.table.touched())
     }
 
-    /// The next chunk of entries.
-    fn encode_changes(&self, place: &mut Changes) -> Option<Vec<u8>> {
+    /// The next chunk of entries: what has changed by what it is undone by, or all.
+    fn encode_changes(&self, place: &mut Changes, undo: Option<&Undo>) -> Option<Vec<u8>> {
         let mut writer = ChunkWriter::new(&self.entries_shape());
         if !std::mem::replace(&mut place.begun, true) {
-            let gone = self
-                .undo
+            let gone = undo
                 .iter()
                 .flat_map(|undo| undo.dropped.iter().map(|pane| pane.start).chain(undo.gone.iter().copied()));
             let gone: Vec<i64> = gone.collect();
-            let is_touched = |pane| self.changed(pane).map_or(pane.table.len() > 0, |rows| !rows.list().is_empty());
+            let is_touched =
+                |pane| Self::changed(undo, pane).map_or(pane.table.len() > 0, |rows| !rows.list().is_empty());
             // Where no window with rows has fired, what has fired says nothing: a watermark that passes is no change of this bin.
-            let fired = self.undo.as_ref().is_some_and(|undo| undo.spoke) && !self.live.is_empty();
+            let fired = undo.is_some_and(|undo| undo.spoke) && !self.live.is_empty();
             if gone.is_empty() && !fired && !self.live.iter().any(is_touched) {
                 place.panes = self.live.len();
                 return None;
@@ -482,7 +483,7 @@ impl Panes {
             let Some(position) = place.left.next() else {
                 let Some(pane) = self.live.get(place.panes) else { break };
                 place.panes += 1;
-                let mut positions = match self.changed(pane) {
+                let mut positions = match Self::changed(undo, pane) {
                     Some(touched) => touched.list().to_vec(),
                     None => pane.table.taken().map(|position| position as u32).collect(),
                 };
@@ -529,7 +530,7 @@ impl Panes {
             if let Some(positions) = place.left.pop_front() {
                 let pane = &self.live[place.begun - 1];
                 let mut out = header(pane.start);
-                let without = self.changed(pane).filter(|_| same);
+                let without = Self::changed(self.undo.as_deref(), pane).filter(|_| same);
                 match pane.table.encode(positions, without, &mut out) {
                     0 => continue,
                     _ => return Some(out),
@@ -537,7 +538,7 @@ impl Panes {
             }
             let pane = self.live.get(place.begun)?;
             place.begun += 1;
-            if same && self.changed(pane).is_none() {
+            if same && Self::changed(self.undo.as_deref(), pane).is_none() {
                 continue;
             }
             place.left = pane.table.cut(CHUNK_BYTES - HEADER_BYTES - self.shape.accs.len()).into();

@@ -342,9 +342,10 @@ impl Sessions {
         let place = encoding.place(Progress::default);
         match (extent, &self.undo) {
             (Extent::All, _) => self.encode_rows(place, false),
-            (Extent::Marked, Some(_)) => self.encode_rows(place, true).or_else(|| self.encode_changes(place)),
+            (Extent::Marked, Some(_)) => self.encode_rows(place, true).or_else(|| self.encode_changes(place, false)),
             // Never marked: all has changed.
-            (Extent::Marked, None) | (Extent::Changed, _) => self.encode_changes(place),
+            (Extent::Marked, None) | (Extent::Changed, _) => self.encode_changes(place, self.undo.is_none()),
+            (Extent::Anew, _) => self.encode_changes(place, true),
         }
     }
 
@@ -373,12 +374,12 @@ impl Sessions {
         (out.len() > empty || tells).then_some(out)
     }
 
-    /// The next chunk of entries.
-    fn encode_changes(&self, place: &mut Progress) -> Option<Vec<u8>> {
+    /// The next chunk of entries, of all keys or of those that have changed.
+    fn encode_changes(&self, place: &mut Progress, all: bool) -> Option<Vec<u8>> {
         let mut writer = ChunkWriter::new(&self.shape_bytes(ENTRIES_VERSION));
         let (mut name, mut value) = (Vec::new(), Vec::new());
         while let Some(key) = self.keys.get(place.changes) {
-            let changed = if self.undo.is_some() { key.touched } else { !key.open.is_empty() };
+            let changed = if all { !key.open.is_empty() } else { key.touched };
             if changed {
                 if writer.len() >= CHUNK_BYTES {
                     break;

@@ -68,15 +68,20 @@ impl State {
         }
     }
 
-    /// Gives what has changed since the mark, all if there was none, to those whose ranges it is of.
-    fn pour(&self, ranges: &[Range], parts: &mut [Self]) -> Result<(), StateError> {
-        let mut encoding = Encoding::of(Extent::Changed);
+    /// Gives an extent that is entries to those whose ranges they are of.
+    fn pour(&self, extent: Extent, ranges: &[Range], parts: &mut [Self]) -> Result<(), StateError> {
+        let mut sorted: Vec<(Range, usize)> = ranges.iter().copied().zip(0..).collect();
+        sorted.sort_unstable_by_key(|(range, _)| range.first());
+        let part_of = |hash| {
+            let at = sorted.partition_point(|(range, _)| range.last() < hash);
+            sorted.get(at).filter(|(range, _)| range.contains(hash)).map(|(_, part)| *part)
+        };
+        let mut encoding = Encoding::of(extent);
         while let Some(chunk) = self.encode(&mut encoding)? {
             let chunk = Chunk::parse(&chunk).map_err(StateError::from_source)?;
-            for (range, part) in ranges.iter().zip(&mut *parts) {
-                if let Some(own) = chunk.filtered(|hash| range.contains(hash)).map_err(StateError::from_source)? {
-                    part.absorb(&own)?;
-                }
+            let dealt = chunk.dealt(parts.len(), part_of).map_err(StateError::from_source)?;
+            for (own, part) in dealt.into_iter().zip(&mut *parts) {
+                own.map_or(Ok(()), |own| part.absorb(&own))?;
             }
         }
         Ok(())
@@ -120,19 +125,13 @@ impl BinState for State {
         taken.map_err(StateError::from_source)
     }
 
-    /// By entries, which need no operator to be divided: those of a state that was never marked are all of it. Rows that wait for the end of their
-    /// epoch are in no entry, so it is divided between two epochs.
+    /// By entries, which need no operator to be divided. Rows that wait for the end of their epoch are in no entry, so it is divided between two epochs.
     fn divide(&self, ranges: &[Range], extent: Extent, new: &dyn Fn() -> Self) -> Result<Vec<Self>, StateError> {
-        let mut whole = new();
-        let mut encoding = Encoding::new();
-        while let Some(chunk) = self.encode(&mut encoding)? {
-            whole.absorb(&chunk)?;
-        }
         let mut parts: Vec<Self> = ranges.iter().map(|_| new()).collect();
-        whole.pour(ranges, &mut parts)?;
+        self.pour(Extent::Anew, ranges, &mut parts)?;
         if extent == Extent::Marked {
             parts.iter_mut().for_each(BinState::mark);
-            self.pour(ranges, &mut parts)?;
+            self.pour(Extent::Changed, ranges, &mut parts)?;
         }
         Ok(parts)
     }

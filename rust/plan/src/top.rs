@@ -410,11 +410,12 @@ impl Groups {
             (Extent::All, _) => self.encode_rows(place, None),
             (Extent::Marked, Some(undo)) => self.encode_rows(place, Some(undo)),
             // Never marked: all has changed.
-            (Extent::Marked, None) | (Extent::Changed, _) => None,
+            (Extent::Marked, None) | (Extent::Changed | Extent::Anew, _) => None,
         };
         match extent {
             Extent::All => same,
-            _ => same.or_else(|| self.encode_changes(place)),
+            Extent::Anew => self.encode_changes(place, None),
+            _ => same.or_else(|| self.encode_changes(place, self.undo.as_ref())),
         }
     }
 
@@ -425,13 +426,12 @@ impl Groups {
     }
 
     /// The next chunk of entries. A key is the end of the window and the name of the group, a value its top rows: equal for equal
-    /// states, whenever they were pruned.
-    fn encode_changes(&self, place: &mut Place) -> Option<Vec<u8>> {
+    /// states, whenever they were pruned. What has changed by what it is undone by, or all.
+    fn encode_changes(&self, place: &mut Place, undo: Option<&Undo>) -> Option<Vec<u8>> {
         let mut writer = ChunkWriter::new(&self.entries_shape());
         let changes = place.changes.get_or_insert_with(|| {
             let all = || self.live.iter().flat_map(|(end, names)| names.keys().map(|name| (*end, name.clone())));
-            let changes: Vec<_> =
-                self.undo.as_ref().map_or_else(|| all().collect(), |undo| undo.saved.keys().cloned().collect());
+            let changes: Vec<_> = undo.map_or_else(|| all().collect(), |undo| undo.saved.keys().cloned().collect());
             // A group that has fired is gone: with no such change, what has fired says nothing.
             if !changes.is_empty() {
                 writer.push(Entry::Shared { value: &self.fired.to_le_bytes() });
@@ -451,7 +451,7 @@ impl Groups {
                     writer.push(Entry::Put { hash: group.hash, key: &key, value: &value });
                 }
                 None => {
-                    let saved = self.undo.as_ref().and_then(|undo| undo.saved.get(&(end, name)));
+                    let saved = undo.and_then(|undo| undo.saved.get(&(end, name)));
                     writer.push(Entry::Gone { hash: saved.map_or(0, |saved| saved.hash), key: &key });
                 }
             }

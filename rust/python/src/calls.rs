@@ -443,11 +443,11 @@ impl Place {
             return Ok(());
         }
         let iterate = |made: Bound<'_, PyAny>| Ok::<_, PyErr>(PyIterator::from_object(&made)?.unbind());
-        if extent != Extent::Changed {
+        if matches!(extent, Extent::All | Extent::Marked) {
             self.chunks = Some(iterate(object.call_method1("encode", (extent == Extent::All,))?)?);
         }
         if extent != Extent::All {
-            self.changes = Some(iterate(object.call_method0("changes")?)?);
+            self.changes = Some(iterate(object.call_method1("changes", (extent == Extent::Anew,))?)?);
         }
         Ok(())
     }

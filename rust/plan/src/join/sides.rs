@@ -836,9 +836,10 @@ impl Sides {
         let place = encoding.place(Place::default);
         match (extent, self.marked) {
             (Extent::All, _) => self.encode_rows(place, false),
-            (Extent::Marked, true) => self.encode_rows(place, true).or_else(|| self.encode_changes(place)),
+            (Extent::Marked, true) => self.encode_rows(place, true).or_else(|| self.encode_changes(place, false)),
             // Never marked: all has changed.
-            (Extent::Marked, false) | (Extent::Changed, _) => self.encode_changes(place),
+            (Extent::Marked, false) | (Extent::Changed, _) => self.encode_changes(place, !self.marked),
+            (Extent::Anew, _) => self.encode_changes(place, true),
         }
     }
 
@@ -896,8 +897,8 @@ impl Sides {
     }
 
     /// The next chunk of entries: a key is a side, the time and number of a row and the name of its key, a value the row, of one with a time
-    /// behind whether it has met one.
-    fn encode_changes(&self, place: &mut Place) -> Option<Vec<u8>> {
+    /// behind whether it has met one. Of all rows, or of those that have changed.
+    fn encode_changes(&self, place: &mut Place, all: bool) -> Option<Vec<u8>> {
         let mut writer = ChunkWriter::new(&self.entries_shape());
         let (mut name, mut value) = (Vec::new(), Vec::new());
         let mut put = |writer: &mut ChunkWriter,
@@ -924,7 +925,7 @@ impl Sides {
         };
         let of = |key: &Key| (key.hash, self.arena.get(key.name));
         let told = |row: &Row| Some((row.met(), self.arena.get(row.at)));
-        if self.marked {
+        if !all {
             let changed = place.changed.get_or_insert_with(|| self.changed());
             for &(key, side, time, number, gone) in &changed[place.told..] {
                 if writer.len() >= CHUNK_BYTES {
