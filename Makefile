@@ -9,6 +9,8 @@ SEED := $(shell od -An -N4 -tu4 /dev/urandom | tr -d ' ')
 # rustup's directory, for shells that have not read its profile; one Python for every build of pyo3.
 export PATH := $(PATH):$(or $(CARGO_HOME),$(HOME)/.cargo)/bin
 export PYO3_PYTHON := $(CURDIR)/$(BIN)/python
+# Images of containers like to set it; then every process, each worker of Spark too, compiles anew what it imports.
+unexport PYTHONDONTWRITEBYTECODE
 
 .NOTPARALLEL:
 .DEFAULT_GOAL := help
