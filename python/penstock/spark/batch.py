@@ -35,6 +35,7 @@ from penstock._schema import conform, spark_types, to_ddl
 from penstock.errors import ConfigError
 from penstock.spark._session.guard import require_flow
 from penstock.spark._tasks.apart import renamed, split
+from penstock.spark._tasks.columns import integer, integers
 from penstock.spark._tasks.heap import settle
 from penstock.spark._tasks.partitions import dump_calls, load_calls
 from penstock.spark.sources import by_place, frames, packed, quoted
@@ -123,8 +124,8 @@ class PlanPiece:
             context = TaskContext.get()
             maker = context.partitionId() if context is not None else 0
             columns += [
-                pa.repeat(pa.scalar((self.number << 32) + maker, pa.int64()), out.num_rows),
-                pa.array(range(given, given + out.num_rows), pa.int64()),
+                pa.repeat(integer((self.number << 32) + maker), out.num_rows),
+                integers(range(given, given + out.num_rows)),
             ]
             names += [MAKER, ROW]
         return pa.RecordBatch.from_arrays(columns, names=names)
@@ -159,9 +160,10 @@ def places(hashes: pa.Array, count: int) -> pa.Array:
     >>> places(pa.array([0, -1], pa.int64()), 4).to_pylist()
     [0, 3]
     """
-    top = pc.shift_right(hashes.view(pa.uint64()), pa.scalar(32, pa.uint64()))
-    scaled = pc.multiply(top, pa.scalar(count, pa.uint64()))
-    return pc.shift_right(scaled, pa.scalar(32, pa.uint64())).cast(pa.int32())
+    half = integer(32, pa.uint64())
+    top = pc.shift_right(hashes.view(pa.uint64()), half)
+    scaled = pc.multiply(top, integer(count, pa.uint64()))
+    return pc.shift_right(scaled, half).cast(pa.int32())
 
 
 def run(flow: Flow, df: DataFrame | Mapping[str, DataFrame], *, partitions: int | None = None) -> DataFrame:

@@ -33,6 +33,7 @@ from penstock.spark._graph.hosted import meeting_place, opened
 from penstock.spark._graph.stream import pieces
 from penstock.spark._graph.watch import watched
 from penstock.spark._session.guard import require_classic
+from penstock.spark._tasks.columns import integers
 from penstock.spark._tasks.memory import Hints, local_folders
 
 if TYPE_CHECKING:
@@ -73,7 +74,7 @@ class _Search:
             if self.counts:
                 done = index.count(self.pattern, order=self.order, options=self.options, unit=unit)
                 row = [done.count, done.prefixes, done.admitted_maximum, done.batches_maximum]
-                columns = [pa.array([value], pa.int64()) for value in row]
+                columns = [integers([value]) for value in row]
                 yield pa.RecordBatch.from_arrays(columns, schema=self.output)
                 continue
             with index.match(self.pattern, order=self.order, options=self.options, unit=unit) as matches:

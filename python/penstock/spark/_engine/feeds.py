@@ -30,6 +30,7 @@ from penstock._schema import conform
 from penstock._sizes import parse_bytes
 from penstock.errors import AuthenticationError, ProtocolError
 from penstock.spark._session.collect import to_batches
+from penstock.spark._tasks import columns
 from penstock.spark._tasks.apart import renamed, split
 from penstock.spark._tasks.heap import settle
 from penstock.spark._tasks.place import Key, executor_name
@@ -162,7 +163,7 @@ class FeedTask:
         rows = self.stage(batches, partition, attempt, self._seat(partition))
         settle()
         if rows:
-            yield pa.RecordBatch.from_pylist(rows, schema=RECEIPTS)
+            yield columns.rows(rows, RECEIPTS)
 
     def stage(
         self, batches: Iterable[pa.RecordBatch], partition: int, attempt: int, seat: FeedTarget

@@ -16,6 +16,8 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
+from penstock.spark._tasks.columns import binary
+
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
@@ -48,7 +50,7 @@ def _row(batches: list[pa.RecordBatch]) -> pa.RecordBatch:
     with pa.ipc.new_stream(sink, batches[0].schema) as writer:
         for batch in batches:
             writer.write_batch(batch)
-    return pa.record_batch({"piece": pa.array([sink.getvalue().to_pybytes()], pa.binary())})
+    return pa.record_batch({"piece": binary(sink.getvalue())})
 
 
 def pieces(frame: DataFrame, description: str) -> Iterator[pa.RecordBatch]:

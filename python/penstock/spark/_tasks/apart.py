@@ -9,6 +9,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from penstock.errors import SchemaError
+from penstock.spark._tasks.columns import integer
 
 __all__ = ["renamed", "split"]
 
@@ -63,7 +64,9 @@ def split(batch: pa.RecordBatch, names: Sequence[str]) -> Iterator[tuple[int, pa
         return
     marks = [column.is_valid() for column in columns]
     counts = reduce(pc.add, (mark.cast(pa.int32()) for mark in marks))
-    if (row := pc.index(pc.equal(counts, 1), False).as_py()) >= 0:
+    wrong = pc.indices_nonzero(pc.not_equal(counts, integer(1, pa.int32())))
+    if len(wrong):
+        row = wrong[0].as_py()
         found = [name for name, mark in zip(names, marks, strict=True) if mark[row].as_py()]
         raise SchemaError(
             f"row {row} of a batch has {' and '.join(found) if found else 'none of the sources'} set; a row of a tagged"

@@ -2,8 +2,8 @@
 
 Spark's daemon has each Python worker collect all garbage after every task, which walks through all that was ever
 imported: 25 to 50 ms of CPU with pandas and pyarrow, as much as a task of ours takes for 100,000 rows. What a process
-has loaded stays until it ends, so it is taken out of the collector's sight. Its first task does not load all: Spark's
-own code imports pandas when that has ended.
+has loaded stays until it ends, so it is taken out of the collector's sight. Its first task need not load all: a later
+one may be the first to have pandas.
 
 Owns: that it is done when a process has loaded more than before. Invariant: nothing that a task makes is hidden from
 the collector, but for the tasks that load something.
