@@ -52,6 +52,12 @@ def make(file: Path) -> None:
         dump = f"{QUICK_JVM} -XX:ArchiveClassesAtExit={made} -Xlog:cds*=off"
         with private_session(place, "classes", 2, {"spark.driver.extraJavaOptions": dump}) as spark:
             _use(spark, place)
+            # It writes the archive when it ends, which takes longer on a busy machine than the session would wait.
+            gateway = spark.sparkContext._gateway
+            spark.stop()
+            gateway.shutdown()
+            gateway.proc.stdin.close()
+            gateway.proc.wait()
         if made.is_file():
             made.replace(file)
 
