@@ -36,17 +36,15 @@ fn main() {
             modules,
             "pub mod {name} {{\n\
                 #[path = {:?}] pub mod models;\n#[path = \"{copy}/queue/mod.rs\"] pub mod queue;\n\
-                #[path = \"{copy}/reorder/mod.rs\"] pub mod reorder;\n#[path = {:?}] pub mod sync;\n\
-                #[path = {:?}] pub mod gates;\n}}\n",
+                #[path = \"{copy}/reorder/mod.rs\"] pub mod reorder;\n#[path = {:?}] pub mod sync;\n}}\n",
             path("models.rs"),
             path("loom.rs"),
-            path("gates.rs"),
         );
-        let _ = writeln!(table, "({name:?}, {gate:?}, {name}::gates::run as fn(&str) -> Option<usize>),");
+        let _ = writeln!(table, "({name:?}, {gate:?}, gate!({name}, {gate:?}) as fn() -> Option<usize>),");
     }
     let text = format!(
         "{modules}\npub const STALE: &str = {stale:?};\n\
-         pub const MUTANTS: &[(&str, &str, fn(&str) -> Option<usize>)] = &[\n{table}];\n"
+         pub const MUTANTS: &[(&str, &str, fn() -> Option<usize>)] = &[\n{table}];\n"
     );
     fs::write(out.join("mutants.rs"), text).expect("the output folder can be written to");
 }

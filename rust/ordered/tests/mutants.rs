@@ -6,11 +6,12 @@
 
 #[path = "support/explore.rs"]
 mod explore;
+#[macro_use]
+#[path = "support/gates.rs"]
+mod gates;
 
 #[path = "support"]
 mod sound {
-    #[path = "gates.rs"]
-    pub mod gates;
     #[path = "models.rs"]
     pub mod models;
     #[path = "../../src/queue/mod.rs"]
@@ -25,6 +26,7 @@ mod mutants {
     include!(concat!(env!("OUT_DIR"), "/mutants.rs"));
 }
 
+use gates::Gate;
 use mutants::{MUTANTS, STALE};
 
 /// What fails here says so by what it returns, and model checkers end executions by panics.
@@ -41,8 +43,8 @@ fn the_table_of_faults_follows_the_code() {
 #[test]
 fn the_code_as_it_is_passes_every_gate() {
     quiet();
-    for gate in sound::gates::ALL {
-        let noticed = sound::gates::run(gate);
+    for (gate, run) in every_gate!(sound) {
+        let noticed = run();
         println!("{gate:?}: {noticed:?} without a fault");
         assert!(noticed.is_none());
     }
@@ -53,7 +55,7 @@ fn every_fault_is_noticed() {
     quiet();
     let mut unnoticed = Vec::new();
     for (name, gate, run) in MUTANTS {
-        let outcome = run(gate);
+        let outcome = run();
         match outcome {
             Some(executions) => println!("{name}: noticed by {gate:?} at execution {executions}"),
             None => unnoticed.push((name, gate)),
