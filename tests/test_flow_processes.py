@@ -473,6 +473,63 @@ def test_a_process_that_dies_before_it_takes_part_costs_its_rescale_alone() -> N
     assert _gone(pids)
 
 
+def _dies_once_it_has_left(mark: str) -> _DiesOnceItHasLeft:
+    """In a child, which asks its workers for figures without waiting once they have left, and only then."""
+    from penstock import _native
+
+    class Dies:
+        def __init__(self, *job: Any) -> None:
+            self._crew = made(*job)
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(self._crew, name)
+
+        def stats(self, patience: float) -> str:
+            if patience == 0.0 and not Path(mark).exists():
+                Path(mark).touch()
+                os.kill(os.getpid(), signal.SIGKILL)
+            return str(self._crew.stats(patience))
+
+    made, _native.FlowCrew = _native.FlowCrew, Dies  # type: ignore[misc,assignment]
+    return _DiesOnceItHasLeft(mark)
+
+
+class _DiesOnceItHasLeft:
+    """A step that changes nothing; the first process with it that leaves is killed before it can tell that it did."""
+
+    def __init__(self, mark: str) -> None:
+        self.mark = mark
+
+    def __call__(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        return batch
+
+    def __reduce__(self) -> Any:
+        return _dies_once_it_has_left, (self.mark,)
+
+
+def test_a_process_that_dies_once_it_has_left_costs_nothing(tmp_path: Path) -> None:
+    plain = pk.Flow(_COLUMNS)
+    flow, expected = (
+        one.key_by("k").agg(n=pk.count(), s=pk.sum("v"))
+        for one in (plain.map_batches(_DiesOnceItHasLeft(str(tmp_path / "mark"))), plain)
+    )
+    source = _keys(30)
+    with flow.start(processes=2) as session:
+        crew = session._crew
+        assert crew is not None
+        pids = crew.processes
+
+        def fed() -> Iterator[pa.RecordBatch]:
+            yield from source[:10]
+            assert session.rescale(1).wait(60) == 1
+            assert crew.processes == pids[:1] and _gone(pids[1:]) and (tmp_path / "mark").exists()
+            yield from source[10:20]
+            assert session.rescale(3).wait(60) == 3
+            yield from source[20:]
+
+        assert _sorted(session.run(fed())) == _sorted(expected.run(source))
+
+
 def test_a_process_that_dies_during_a_rescale_ends_the_run_with_its_name() -> None:
     flow = pk.Flow(_COLUMNS).key_by("k").agg(n=pk.count())
     source = _keys(20)

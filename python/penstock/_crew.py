@@ -21,8 +21,9 @@ there is one at a time.
 
 Invariants: bins are only asked to move to workers that have joined, and workers are only asked to leave when they have
 none (or have not joined: then they leave when they have); a child that fails before its workers have joined fails its
-rescale, and the run goes on as before; one that fails later ends the run with one error, which is the child's own;
-when a run is closed no child is left.
+rescale, and the run goes on as before; one that fails later ends the run with one error, which is the child's own,
+unless its workers had left: whether they had the dataflow knows, not what the child could still tell; when a run is
+closed no child is left.
 """
 
 from __future__ import annotations
@@ -141,8 +142,9 @@ class _Member(Child):
         #: Workers that have joined.
         self.workers: list[int] = []
         self.leaves = self.gone = False
-        #: How it failed.
+        #: How it failed, as it told, and how it ended where it did not tell that it left.
         self.error: Exception | None = None
+        self.ended: Exception | None = None
         #: How often it was asked for figures and told some, and the last of them.
         self.asked = self.told = 0
         self.figures: dict[str, Any] = {}
@@ -345,7 +347,7 @@ class Crew:
 
     def _look(self) -> None:
         """Wait for something, and take what children tell."""
-        there = [member for member in self._members if not member.gone]
+        there = [member for member in self._members if not member.gone and member.ended is None]
         sockets: list[Any] = [self._woken, *(member.socket for member in there)]
         ready, _, _ = select.select(sockets, [], [], _MOVING if self._now is not None else _LOOK)
         with contextlib.suppress(BlockingIOError):
@@ -356,8 +358,11 @@ class Crew:
             open_ = member.pipe.fill() if member.socket in ready else not ended
             for kind, value in member.pipe.messages():
                 self._hear(member, kind, value)
-            if not open_:
+            if not open_ and not member.gone:
                 self._lose(member)
+        for member in self._members:
+            if member.ended is not None and not member.gone:
+                self._settle(member, member.ended)
 
     def _hear(self, member: _Member, kind: str, value: Any) -> None:
         if kind == "door":
@@ -374,20 +379,42 @@ class Crew:
                     worker["pid"] = member.popen.pid
                 member.figures = told
                 member.told += 1
-                if kind == "left":
-                    member.gone, member.figures = True, {}
-                    self._loads.append({"workers": [], "loads": told["loads"]})
                 self._changed.notify_all()
+            if kind == "left":
+                self._leave(member)
+
+    def _leave(self, member: _Member) -> None:
+        """Its workers have left; of what they were told last only the loads count on."""
+        with self._changed:
+            member.gone, told, member.figures = True, member.figures, {}
+            if told:
+                self._loads.append({"workers": [], "loads": told["loads"]})
+            self._changed.notify_all()
 
     def _lose(self, member: _Member) -> None:
-        if member.gone:
-            return
+        """It has ended, and not told that it left."""
+        member.ended = member.error or member.loss()
+        member.end(time.monotonic() + _PATIENCE)
+        member.socket.close()
+
+    def _settle(self, member: _Member, error: Exception) -> None:
+        """What the end of a child is to the run. Of one that was told to leave that may be known later."""
+        native = self._native
+        if member.leaves and member.error is None and self._cause is None and native is not None:
+            try:
+                there = set(native.members)
+            except EngineError:
+                there = set()  # the run is closed
+            if there.isdisjoint(member.workers):
+                # Should its connections be missed yet, this is why.
+                self._early[member.process] = error
+                self._leave(member)
+                return
+            if not native.failed:
+                return
         with self._changed:
             member.gone = True
             self._changed.notify_all()
-        error = member.error or member.loss()
-        member.end(time.monotonic() + _PATIENCE)
-        member.socket.close()
         if not member.workers and self._cause is None:
             # Nothing counted on it yet, or it died before it could tell that something did: then the run ends.
             self._early[member.process] = error

@@ -951,6 +951,10 @@ class LocalRun:
     def members(self) -> list[int]:
         """The workers that take part now, by index; the first is here, and any others compute alone."""
 
+    @property
+    def failed(self) -> bool:
+        """Whether the run has ended before its time."""
+
     def go_on(self) -> None:
         """Have workers go on that wait for outputs to be taken: one that waits takes no part in joins and leaves."""
 

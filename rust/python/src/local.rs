@@ -523,6 +523,17 @@ impl LocalRun {
         Ok(())
     }
 
+    /// Whether the run has ended before its time.
+    #[getter]
+    fn failed(&self, py: Python<'_>) -> PyResult<bool> {
+        let inner = self.inner(py)?;
+        let failed = |books: &mut Books| {
+            inner.apply(books, None);
+            !books.failures.is_empty()
+        };
+        Ok(py.detach(|| inner.with(failed))?)
+    }
+
     /// The epoch that the next batch becomes.
     #[getter]
     fn next_epoch(&self, py: Python<'_>) -> PyResult<u64> {
