@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import pickle
+import socket
 import threading
 from collections import Counter
+from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -19,7 +21,7 @@ from penstock._migration import STRATEGIES, Cut, balanced, moves_to, parse_moves
 from penstock.errors import ConfigError, EngineError, KeyNullError, SlotsError, UserFunctionError
 from penstock.spark._engine.drains import DrainTask, Piece
 from penstock.spark._engine.executor import Executor
-from penstock.spark._engine.feeds import FeedTask
+from penstock.spark._engine.feeds import FeedTarget, FeedTask, lives
 from penstock.spark._engine.migrate import Migration, MoveReport
 from penstock.spark._engine.moves import Moves
 from penstock.spark._engine.preflight import examine, table
@@ -334,6 +336,47 @@ def test_tasks_carry_keys_of_their_own_from_which_the_secret_does_not_follow() -
     assert len({key.reveal() for key in keys}) == len(keys)
     others = (secret.member(4), secret.feed("q", 8), secret.feed("p", 7), secret.drain("q", 8))
     assert not {key.reveal() for key in keys} & {key.reveal() for key in others}
+
+
+def test_a_feed_whose_member_is_gone_reads_its_rows_to_their_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Spark ends a Python process that has not, and the batch that is fed again would wait for a new one."""
+    from pyspark import TaskContext
+
+    with socket.create_server(("127.0.0.1", 0)) as nobody:
+        gone = FeedTarget(4, "elsewhere", f"127.0.0.1:{nobody.getsockname()[1]}")
+    schema = pa.schema([("k", pa.int64())])
+    task = FeedTask("q", 7, {"input": schema}, (gone,), Secret.random().feed("q", 7))
+    context = TaskContext()
+    context._partitionId, context._taskAttemptId = 2, 9
+    monkeypatch.setattr(TaskContext, "get", lambda: context)
+    read: list[int] = []
+
+    def rows() -> Iterator[pa.RecordBatch]:
+        for number in range(3):
+            read.append(number)
+            yield pa.record_batch({"k": [number]}, schema)
+        read.append(-1)
+
+    [told] = [row for batch in task(rows()) for row in batch.to_pylist()]
+    assert read == [0, 1, 2, -1]
+    assert (told["member"], told["partition"], told["attempt"], told["rows"]) == (4, 2, 9, 0)
+    assert "member 4 at " in told["gone"]
+
+
+def test_a_member_whose_connections_are_still_accepted_is_gone_when_they_end() -> None:
+    """Whatever a killed process had open is closed one by one, the port perhaps last."""
+    with socket.create_server(("127.0.0.1", 0)) as port:
+        address = f"127.0.0.1:{port.getsockname()[1]}"
+        assert lives(address, 0.05), "it says nothing to who says nothing"
+        port.accept()[0].close()
+        told: list[bool] = []
+        asks = threading.Thread(target=lambda: told.append(lives(address, 60.0)))
+        asks.start()
+        accepted, _ = port.accept()
+        assert not told
+        accepted.close()
+        asks.join(60)
+    assert told == [False] and not lives(address)
 
 
 @pytest.mark.parametrize(

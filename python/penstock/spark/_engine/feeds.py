@@ -6,9 +6,9 @@ receipts, one for each source that its partition has rows of; the receipts that 
 of an attempt whose receipt Spark did not deliver never count. All of a task go to one member, each source on a
 connection of its own.
 
-A task whose member has died does not raise: it yields a row that says so. Spark would end the whole job, and with it
-the Python processes of its other tasks, which take a second of CPU each to come back, just when the batch is to be fed
-again.
+A task whose member has died does not raise: it reads its rows to their end and yields one that says so. Spark would
+end the whole job, and with it the Python processes of its tasks; so does a process by itself that has not read all of
+its input. Each takes a second of CPU to come back, just when the batch is to be fed again.
 
 Few rows come to the driver, which sends them to one member: a stage of Python tasks costs a batch 55 ms whatever it
 holds (two busy cores). How many come is known of the batch before only, so Spark leaves out of each partition what is
@@ -40,7 +40,17 @@ if TYPE_CHECKING:
 
     from penstock import _native
 
-__all__ = ["RECEIPTS", "RECEIPTS_DDL", "FeedTarget", "FeedTask", "Receipt", "Shortcut", "first", "larger_batches"]
+__all__ = [
+    "RECEIPTS",
+    "RECEIPTS_DDL",
+    "FeedTarget",
+    "FeedTask",
+    "Receipt",
+    "Shortcut",
+    "first",
+    "larger_batches",
+    "lives",
+]
 
 #: Rows and bytes of a batch after which the next one comes by way of the driver, and the rows that it may have then.
 _FEW_ROWS, _FEW_BYTES, _MOST_ROWS = 8_192, 1 << 20, 16_384
@@ -53,7 +63,7 @@ _BYTES_CONF, _NO_LIMIT = "spark.sql.execution.arrow.maxBytesPerBatch", str((1 <<
 #: How many small batches one that was too large is behind at most, before the driver is tried again.
 _LONGEST = 64
 
-#: How long a member has to accept a connection that tells whether it lives, seconds.
+#: How long a member has to accept a connection that tells whether it lives, and to end it if it does not, seconds.
 _DIAL_S = 2.0
 #: Columns that a feed task yields: one row for each source that the partition holds rows of.
 RECEIPTS_DDL = (
@@ -160,7 +170,10 @@ class FeedTask:
         context = TaskContext.get()
         assert context is not None, "a feed runs inside a Spark task"
         partition, attempt = context.partitionId(), context.taskAttemptId()
-        rows = self.stage(batches, partition, attempt, self._seat(partition))
+        given = iter(batches)
+        rows = self.stage(given, partition, attempt, self._seat(partition))
+        for _ in given:
+            pass
         settle()
         if rows:
             yield columns.rows(rows, RECEIPTS)
@@ -186,7 +199,7 @@ class FeedTask:
         except (ProtocolError, AuthenticationError) as error:
             # The driver reads this text: the first line has to name the member.
             text = f"member {seat.member} at {seat.address}: {error}"
-            if isinstance(error, AuthenticationError) or _answers(seat.address):
+            if isinstance(error, AuthenticationError) or lives(seat.address):
                 raise ProtocolError(text) from error
             nothing = {"source": 0, "rows": 0, "max_event_time": None, "checksum": 0, "hash": 0, "bytes": 0}
             receipts = [{"member": seat.member, "gone": text, **nothing}]
@@ -325,11 +338,21 @@ def _batch_rows(schemas: Iterable[pa.Schema]) -> int:
     return min(_BATCH_ROWS, _BATCH_BYTES * 8 // sum(int(one.bit_width) + 1 for one in types))
 
 
-def _answers(address: str) -> bool:
-    """Whether a member still accepts connections."""
+def lives(address: str, wait_s: float = _DIAL_S) -> bool:
+    """Whether a member is there. It says nothing to who says nothing, until it ends.
+
+    The system accepts connections for a process that was killed until it has closed what that had open, and ends them
+    with that.
+    """
     host, _, port = address.rpartition(":")
     try:
-        with socket.create_connection((host.strip("[]"), int(port)), timeout=_DIAL_S):
-            return True
+        connection = socket.create_connection((host.strip("[]"), int(port)), timeout=wait_s)
     except OSError:
         return False
+    with connection:
+        try:
+            return bool(connection.recv(1))
+        except TimeoutError:
+            return True
+        except OSError:
+            return False
