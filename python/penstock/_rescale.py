@@ -108,19 +108,22 @@ class Rescale:
         Raises
         ------
         EngineError
-            When it was refused, or the engine or the run ended before.
+            When it was refused, or the engine or the run ended before; or when the sink of a query asks, and its own
+            batch has to end before.
         WorkerLost
             When a process of a local run did not come up: then it has gone back.
         TimeoutError
             When it still runs after `timeout`; the message says what it waits for.
         """
         seconds = parse_timeout(timeout, least_s=0.0)
+        self._require_outside()
         began = time.monotonic()
         deadline = None if seconds is None else began + seconds
         shown = 0
         try:
             with self._waiting():
                 while not self._over.wait(0.1 if deadline is None else max(0.0, min(0.1, deadline - time.monotonic()))):
+                    self._require_outside()
                     if deadline is not None and time.monotonic() >= deadline:
                         raise TimeoutError(f"the rescale still runs after {seconds:g} s: {self._line()}")
                     if progress:
@@ -143,6 +146,9 @@ class Rescale:
         """
         if not self.done:
             self._cancel(self)
+
+    def _require_outside(self) -> None:
+        """Raise where what is waited for waits for who asks."""
 
     def _line(self) -> str:
         """How it stands, for people."""

@@ -201,6 +201,29 @@ def test_progress_and_the_way_back(wide: Any, tmp_path: Path, capsys: pytest.Cap
         assert Counter(engine.owners("undecided")[0]) == {0: 8, 1: 8}
 
 
+def test_a_sink_that_waits_for_a_rescale_is_told(wide: Any) -> None:
+    """Members come and go between two batches, so it would wait for itself for ever."""
+    kept, handles = Kept(), []
+
+    def sink(df: Any, batch_id: int) -> None:
+        kept(df, batch_id)
+        if batch_id in (1, 4):
+            handles.append(engine.rescale(2 if batch_id == 1 else 1))
+            with pytest.raises(EngineError, match=r"by the sink of query asking .* when the sink has returned"):
+                handles[-1].wait()
+
+    with pk.Engine(wide, workers=1, name="asked", bits=4) as engine:
+        function = engine.foreach_batch(COUNTS, sink, name="asking")
+        for batch in range(8):
+            function(numbers(wide, batch), batch)
+            if batch in (3, 7):
+                # From without, and from a sink once it is done.
+                assert handles[-1].wait(60) == engine.workers == (2 if batch == 3 else 1)
+            elif batch == 1:
+                wait_for(lambda: len(engine.members()) == 2, what="it has come")
+        assert state(kept) == counted(8)
+
+
 def test_what_is_refused_changes_nothing(wide: Any) -> None:
     with pk.Engine(wide, workers=2, name="steady", bits=4) as engine:
         members = engine.members()

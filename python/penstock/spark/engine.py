@@ -199,7 +199,7 @@ class Engine:
         self._metrics = None if metrics is None else parse_address(metrics)
         keep_s = parse_timeout(linger, "linger", least_s=0.0)
         self.name = name if name is not None else f"engine-{next(_NUMBERS)}"
-        self.workers = workers
+        self._workers = workers
         self.threads = threads
         self.bits = bits
         self._spark = spark
@@ -387,7 +387,7 @@ class Engine:
         )
         Checkpoints(executor, queries.storage, hub.address, nonce)
         self._queries.attach(executor)
-        self._rescales = Rescales(executor, self._resized, self._queries.name_of, self._recorder)
+        self._rescales = Rescales(executor, self.workers, self._queries.name_of, self._queries.calling, self._recorder)
         self._commits = Commits(self._spark, self.name, executor, lambda one: self._queries.get(one) is not None)
         self._setup = Setup(
             hub=hub,
@@ -901,12 +901,7 @@ class Engine:
         found = capacity(sc)
         # One slot is for the queries' own tasks.
         free = 1 << 12 if found.slots is None else max(0, found.slots - 1 - sum(held_slots(sc).values()))
-        handle = self._rescales.ask(workers, self.workers, free, found.setting)
-        self.workers = max(self.workers, workers)
-        return handle
-
-    def _resized(self, workers: int) -> None:
-        self.workers = workers
+        return self._rescales.ask(workers, free, found.setting)
 
     def owners(self, query: Any = None) -> list[list[int]]:
         """The worker of each bin, one list for each keyed step of the query; -1 of a bin that is split (`bins`).
@@ -1004,6 +999,11 @@ class Engine:
             return Timeline(f"engine {self.name}")
         conditions = {"workers": f"{self.workers} processes x {self.threads} threads", "bins": str(1 << self.bits)}
         return self._recorder.timeline(conditions)
+
+    @property
+    def workers(self) -> int:
+        """Resident processes that there are, or are to be while a rescale to more is under way."""
+        return self._workers if self._rescales is None else self._rescales.workers
 
     @property
     def metrics_address(self) -> str | None:

@@ -18,9 +18,10 @@ class Handle(Protocol):
     """An engine, as far as it is to be found, counted and closed."""
 
     name: str
-    workers: int
     _process: int
 
+    @property
+    def workers(self) -> int: ...
     def _holds_slots_of(self, sc: Any) -> bool: ...
     def close(self) -> None:
         """End it."""

@@ -50,6 +50,10 @@ class Queries:
         with self._lock:
             return self._held.get(query_id)
 
+    def calling(self) -> str | None:
+        """The id of the query in whose call the calling thread is: its sink asks, or a call of it waits."""
+        return next((one.id for one in self.all() if one.calls_here), None)
+
     def name_of(self, query_id: str) -> str | None:
         """What people call the query of an id."""
         return self._names.get(query_id)

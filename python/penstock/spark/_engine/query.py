@@ -199,6 +199,11 @@ class Query:
         return int(self._facts("workers", 0))
 
     @property
+    def calls_here(self) -> bool:
+        """Whether the calling thread is in a call of this query."""
+        return self._caller == threading.get_ident()
+
+    @property
     def running(self) -> bool:
         """Whether bins can move now."""
         return bool(self._facts("running", False))
@@ -437,7 +442,7 @@ class Query:
 
     @contextlib.contextmanager
     def _taking_turn(self, check: Check) -> Iterator[None]:
-        if self._caller == threading.get_ident():
+        if self.calls_here:
             raise EngineError(
                 f"query {self.name} ({self.id}) is asked for something by the sink of its own batch, which would wait"
                 " for itself: ask when the sink has returned",

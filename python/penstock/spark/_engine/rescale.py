@@ -1,7 +1,10 @@
 """Another number of members while queries run, as the engine's protocol carries it out.
 
-Owns: the handles on what users ask for (`penstock._rescale`), and what they tell. Who comes and goes when, and which
-bins follow, is decided by the protocol.
+Owns: the handles on what users ask for (`penstock._rescale`), what they tell, and the number of members for which task
+slots are held. Who comes and goes when, and which bins follow, is decided by the protocol.
+
+Invariants: that number is written by the executor's thread alone, in the order of the protocol's steps; nobody waits
+for a rescale that waits for him.
 """
 
 from __future__ import annotations
@@ -9,14 +12,14 @@ from __future__ import annotations
 import itertools
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from penstock import _rescale
 from penstock._rescale import RescaleProgress
 from penstock.errors import ConfigError, EngineError, SlotsError
 from penstock.report._timeline import Change
-from penstock.spark._engine.executor import Executor
+from penstock.spark._engine.executor import Event, Executor
 from penstock.spark._engine.hub import plain_interrupts
 from penstock.spark._engine.record import Recorder
 
@@ -33,13 +36,19 @@ class Rescale(_rescale.Rescale):
         workers: int,
         look: Callable[[_rescale.Rescale], RescaleProgress | None],
         cancel: Callable[[_rescale.Rescale], None],
-        before: int = 0,
-        setting: str = "",
+        outside: Callable[[], None],
+        setting: str,
     ) -> None:
         super().__init__(workers, look, cancel)
-        self._before = before
+        self._outside = outside
+        #: How many there were, once it has begun.
+        self._before = 0
         #: What bounds the task slots.
         self._setting = setting
+
+    def _require_outside(self) -> None:
+        if not self.done:
+            self._outside()
 
 
 class Rescales:
@@ -49,10 +58,12 @@ class Rescales:
     ----------
     executor : Executor
         Of the engine; must not have started.
-    resized : callable
-        Called with the number of members that a rescale has come to.
+    workers : int
+        Members that there are to be at first.
     name_of : callable
         What people call the query of an id, where it is known.
+    calling : callable
+        The id of the query in whose call the thread that asks is, its sink's for example; None for others.
     recorder : Recorder
         Hears of those that have ended.
     """
@@ -60,22 +71,26 @@ class Rescales:
     def __init__(
         self,
         executor: Executor,
-        resized: Callable[[int], None],
+        workers: int,
         name_of: Callable[[str], str | None],
+        calling: Callable[[], str | None],
         recorder: Recorder,
     ) -> None:
         self._executor = executor
-        self._resized = resized
+        #: Members that there are, or are to be where these are more.
+        self.workers = workers
         self._name_of = name_of
+        self._calling = calling
         self._recorder = recorder
         self._numbers = itertools.count(1)
         self._lock = threading.Lock()
         self._open: dict[int, Rescale] = {}
+        executor.watch(self._see)
         executor.perform(Rescaled=self._rescaled)
         executor.when_broken(self._break)
 
-    def ask(self, workers: int, before: int, free: int, setting: str) -> Rescale:
-        """Begin to go to so many members from so many, where so many task slots are free; `setting` bounds them.
+    def ask(self, workers: int, free: int, setting: str) -> Rescale:
+        """Begin to go to so many members, where so many task slots are free; `setting` bounds them.
 
         Raises
         ------
@@ -86,7 +101,7 @@ class Rescales:
         EngineError
             When another rescale is under way.
         """
-        number, handle = next(self._numbers), Rescale(workers, self._look, self._cancel, before, setting)
+        number, handle = next(self._numbers), Rescale(workers, self._look, self._cancel, self._require_outside, setting)
         with self._lock:
             self._open[number] = handle
         self._executor.ask({"Rescale": {"handle": number, "workers": workers, "free": free}}, handle)
@@ -115,6 +130,20 @@ class Rescales:
             told["workers"], told["serving"], told["leaving"], moved, moved + told["to_move"], tuple(waits)
         )
 
+    def _require_outside(self) -> None:
+        """Refuse a sink that would wait for the end of its own batch."""
+        calling, told = self._calling(), self._executor.rescaling()
+        if calling is None or told is None:
+            return
+        # Who has still to come takes part in the query with the batch after.
+        if any("Slots" in wait or wait.get("Epoch", {}).get("query") == calling for wait in told["waits"]):
+            raise EngineError(
+                f"the rescale to {told['workers']} workers is waited for by the sink of query"
+                f" {self._name_of(calling) or calling} ({calling}), whose batch has to end before members come or go:"
+                " wait when the sink has returned",
+                query=calling,
+            )
+
     def _in_words(self, wait: Mapping[str, Any]) -> str:
         ((kind, facts),) = wait.items()
         if kind == "Slots":
@@ -129,12 +158,26 @@ class Rescales:
             "Batch": f"the next batch of query {name}",
         }[kind]
 
+    # In the executor's thread
+
+    def _see(self, event: Event, effects: Sequence[Event]) -> None:
+        """The protocol has heard of a rescale: the slots of those that are to come are held from now on."""
+        if not isinstance(event, Mapping) or "Rescale" not in event:
+            return
+        facts = event["Rescale"]
+        for effect in effects:
+            if isinstance(effect, Mapping) and "Err" in effect.get("Rescaled", {}).get("outcome", {}):
+                return
+        with self._lock:
+            handle = self._open[facts["handle"]]
+        handle._before = self.workers
+        self.workers = max(self.workers, facts["workers"])
+
     def _rescaled(self, facts: Mapping[str, Any]) -> None:
         with self._lock:
             handle = self._open.pop(facts["handle"])
         if "Ok" in facts["outcome"]:
-            workers = facts["outcome"]["Ok"]
-            self._resized(workers)
+            workers = self.workers = facts["outcome"]["Ok"]
             self._recorder.rescaled(
                 Change(handle._began, time.time(), "rescale", handle._before, workers, int(facts["moved"]))
             )
@@ -147,7 +190,7 @@ class Rescales:
             # The last part is what people can change.
             text = f"{text}{' (start_timeout)' if name == 'SlotsLate' else ''}; {handle._setting}"
         if name == "SlotsLate":
-            self._resized(handle._before)
+            self.workers = handle._before
         kinds = {"NoSlots": SlotsError, "SlotsLate": SlotsError, "Refused": ConfigError}
         handle._end(kinds.get(name, EngineError)(text))
 
