@@ -61,7 +61,8 @@ class MigrationStep:
     started_ns, ended_ns : int
         Nanoseconds since 1970.
     paused_ns : int
-        How long nothing was applied for it, from the end of all rows before it to its own.
+        How long it held up the rows of its bins, watermarks and ends of epochs at most: from the end of all rows before
+        it to its own.
     epoch : int
         The epoch in which it took effect.
     query : str

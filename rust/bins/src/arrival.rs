@@ -1,10 +1,10 @@
 //! Bins on their way in: S's half of the protocol, without any dataflow.
 //!
-//! A bin is announced by Prepare, filled by State (chunks and an End that counts them, or a ticket of the shelf), followed by its
-//! post-dated records, and *settled* when the state frontier has passed the time of its move: then all of it must be here. Every
-//! part is installed at once, an empty bin by its Prepare: F may have to send the bin on before S runs again.
+//! A bin is announced by Prepare, filled by chunks of State and by its post-dated records, and complete with the End that counts both; within a
+//! process the ticket of the shelf comes last. Then the bin is *in service* (see `table`), whatever else is under way: F may even have to send it on
+//! before S runs again. When the state frontier has passed the time of its move all of it must be here.
 //!
-//! Invariants: state and records are accepted only between the Prepare and the settling of their bin, at the Prepare's
+//! Invariants: state and records are accepted only between the Prepare of their bin and what completes it, at the Prepare's
 //! time; a Prepare never meets a bin that is here. Violations are fatal (M-10).
 
 use std::collections::BTreeMap;
@@ -18,7 +18,7 @@ use crate::shelf::Shelf;
 use crate::stats::BinEvent;
 use crate::table::BinTable;
 
-/// Bins prepared but not settled.
+/// Bins prepared but not complete.
 pub(crate) struct Arrivals<T> {
     prepared: BTreeMap<u32, Coming<T>>,
 }
@@ -27,8 +27,8 @@ pub(crate) struct Arrivals<T> {
 struct Coming<T> {
     /// When it moves.
     time: T,
-    /// Whether all of its state has come.
-    whole: bool,
+    /// Post-dated records that have come.
+    records: u64,
 }
 
 /// Where arrivals go.
@@ -47,14 +47,16 @@ impl<T: Ord + Clone> Arrivals<T> {
         Self { prepared: BTreeMap::new() }
     }
 
-    /// Takes one part; `foreign` says that it comes from another process. Returns bin, event and bytes for the statistics.
+    /// Takes one part; `foreign` says that it comes from another process. Tells what it was, with bytes, for the statistics, and whether the bin
+    /// is complete.
     pub(crate) fn part<S: BinState, P>(
         &mut self,
         time: &T,
         foreign: bool,
         part: BinPart<T, P>,
         to: &mut Destination<'_, T, S, P>,
-    ) -> Result<Option<(u32, BinEvent, usize)>, BinsError> {
+        mut told: impl FnMut(u32, BinEvent, usize),
+    ) -> Result<(), BinsError> {
         match part {
             BinPart::Prepare { bin, epoch } => {
                 if range_of(bin, to.table.bits()).is_none() {
@@ -66,75 +68,72 @@ impl<T: Ord + Clone> Arrivals<T> {
                 if epoch != to.table.epoch() {
                     return Err(BinsError::EpochDiffers { bin, here: to.table.epoch(), there: epoch });
                 }
-                self.prepared.insert(bin, Coming { time: time.clone(), whole: false });
+                self.prepared.insert(bin, Coming { time: time.clone(), records: 0 });
                 if foreign {
                     let mut state = Box::new((to.new_state)());
                     if to.record {
                         state.mark();
                     }
-                    to.table.install_coming(bin, state)?;
+                    to.table.begin_coming(bin, state)?;
                 }
-                Ok(None)
             }
             BinPart::Shelved { bin, ticket } => {
-                let coming = self.expect(bin, time)?;
+                self.expect(bin, time)?;
                 let held = to.shelf.take(to.name, bin, ticket)?;
                 to.table.install_held(bin, held)?;
-                coming.whole = true;
-                Ok(Some((bin, BinEvent::State, 0)))
+                self.prepared.remove(&bin);
+                told(bin, BinEvent::State, 0);
+                told(bin, BinEvent::Installed, 0);
             }
             BinPart::State { bin, chunk } => {
-                let coming = self.expect(bin, time)?;
-                let state = to.table.get_mut(bin).filter(|_| !coming.whole).ok_or(BinsError::Unprepared { bin })?;
+                self.expect(bin, time)?;
+                let state = to.table.chunk_came(bin).ok_or(BinsError::Unprepared { bin })?;
                 state.absorb(&chunk).map_err(|source| BinsError::Chunk { bin, source })?;
-                to.table.chunk_came(bin);
-                Ok(Some((bin, BinEvent::State, chunk.len())))
+                told(bin, BinEvent::State, chunk.len());
             }
-            BinPart::End { bin, chunks } => {
+            BinPart::Pending { bin, records } => {
+                let coming = self.expect(bin, time)?;
+                if records.iter().any(|(at, _)| at < time) {
+                    // Whatever was due before the move was the sender's to apply.
+                    return Err(BinsError::Unprepared { bin });
+                }
+                coming.records += records.len() as u64;
+                for (at, record) in records {
+                    to.pending.push(bin, at, record);
+                }
+                told(bin, BinEvent::Pending, 0);
+            }
+            BinPart::End { bin, chunks, records } => {
                 let coming = self.expect(bin, time)?;
                 let arrived = to.table.coming(bin).ok_or(BinsError::Unprepared { bin })?;
                 if arrived != chunks {
                     return Err(BinsError::Incomplete { bin, arrived, announced: Some(chunks) });
                 }
-                coming.whole = true;
-                to.table.all_came(bin);
-                Ok(None)
-            }
-            BinPart::Pending { bin, records } => {
-                self.expect(bin, time)?;
-                if records.iter().any(|(at, _)| at < time) {
-                    // Whatever was due before the move was the sender's to apply.
-                    return Err(BinsError::Unprepared { bin });
+                if coming.records != records {
+                    return Err(BinsError::RecordsDiffer { bin, arrived: coming.records, announced: records });
                 }
-                for (at, record) in records {
-                    to.pending.push(bin, at, record);
-                }
-                Ok(Some((bin, BinEvent::Pending, 0)))
+                to.table.all_came(bin)?;
+                self.prepared.remove(&bin);
+                told(bin, BinEvent::Installed, 0);
             }
         }
+        Ok(())
     }
 
-    /// Settles the bins whose time the state frontier has passed: `passed(time)`. `arrived` says how many chunks of one that is coming
-    /// have come.
+    /// The state frontier has passed the times for which `passed` says so: nothing more can come of their bins. `arrived` says how many chunks of
+    /// one that is coming have come.
     ///
     /// # Errors
-    /// [`BinsError::Incomplete`]: a bin of which something is missing, although nothing more can come.
+    /// [`BinsError::Incomplete`]: a bin of which something is missing.
     pub(crate) fn settle(
-        &mut self,
+        &self,
         arrived: impl Fn(u32) -> Option<u64>,
         passed: impl Fn(&T) -> bool,
-    ) -> Result<Vec<(u32, T)>, BinsError> {
-        if self.prepared.is_empty() {
-            return Ok(Vec::new());
+    ) -> Result<(), BinsError> {
+        match self.prepared.iter().find(|(_, coming)| passed(&coming.time)) {
+            Some((&bin, _)) => Err(BinsError::Incomplete { bin, arrived: arrived(bin).unwrap_or(0), announced: None }),
+            None => Ok(()),
         }
-        let all = std::mem::take(&mut self.prepared).into_iter();
-        let (settled, waiting) = all.partition::<BTreeMap<_, _>, _>(|(_, coming)| passed(&coming.time));
-        self.prepared = waiting;
-        let whole = |(bin, coming): (u32, Coming<T>)| match coming.whole {
-            true => Ok((bin, coming.time)),
-            false => Err(BinsError::Incomplete { bin, arrived: arrived(bin).unwrap_or(0), announced: None }),
-        };
-        settled.into_iter().map(whole).collect()
     }
 
     fn expect(&mut self, bin: u32, time: &T) -> Result<&mut Coming<T>, BinsError> {
@@ -185,10 +184,10 @@ mod tests {
         }
 
         fn part(&mut self, time: u64, part: BinPart<u64, char>) -> Result<(), BinsError> {
-            self.with(|arrivals, to| arrivals.part(&time, true, part, to)).map(drop)
+            self.with(|arrivals, to| arrivals.part(&time, true, part, to, |_, _, _| {}))
         }
 
-        fn settle(&mut self, frontier: u64) -> Result<Vec<(u32, u64)>, BinsError> {
+        fn settle(&mut self, frontier: u64) -> Result<(), BinsError> {
             self.arrivals.settle(|bin| self.table.coming(bin), |time| *time < frontier)
         }
     }
@@ -200,15 +199,15 @@ mod tests {
     }
 
     #[test]
-    fn several_chunks_make_a_bin_and_settle_once() {
+    fn a_bin_is_in_service_with_the_last_of_it() {
         let mut rig = Rig::new();
         rig.part(5, BinPart::Prepare { bin: 1, epoch: None }).unwrap();
         rig.part(5, BinPart::State { bin: 1, chunk: chunks(0..3) }).unwrap();
         rig.part(5, BinPart::State { bin: 1, chunk: chunks(3..7) }).unwrap();
         rig.part(5, BinPart::Pending { bin: 1, records: vec![(9, 'z'), (5, 'a')] }).unwrap();
-        rig.part(5, BinPart::End { bin: 1, chunks: 2 }).unwrap();
-        assert!(rig.settle(5).unwrap().is_empty());
-        assert_eq!(rig.settle(6).unwrap(), [(1, 5)]);
+        assert!(rig.table.get(1).is_none() && rig.table.owned().all(|(bin, _)| bin != 1) && rig.settle(5).is_ok());
+        rig.part(5, BinPart::End { bin: 1, chunks: 2, records: 2 }).unwrap();
+        assert!(rig.settle(6).is_ok());
         assert_eq!(rig.table.get(1).unwrap().keys(), 7);
         assert_eq!(rig.pending.take_due(&20), [(1, 'a'), (1, 'z')]);
         assert!(matches!(
@@ -223,9 +222,9 @@ mod tests {
     fn an_empty_bin_moves() {
         let mut rig = Rig::new();
         rig.part(5, BinPart::Prepare { bin: 3, epoch: None }).unwrap();
+        rig.part(5, BinPart::End { bin: 3, chunks: 0, records: 0 }).unwrap();
         assert!(rig.table.get(3).unwrap().is_empty(), "at once: it may have to move on");
-        rig.part(5, BinPart::End { bin: 3, chunks: 0 }).unwrap();
-        assert_eq!(rig.settle(6).unwrap(), [(3, 5)]);
+        assert!(rig.settle(6).is_ok());
     }
 
     #[test]
@@ -238,7 +237,7 @@ mod tests {
                 rig.part(5, BinPart::State { bin: 1, chunk }).unwrap();
             }
             if came == 3 {
-                rig.part(5, BinPart::End { bin: 1, chunks: 2 }).unwrap();
+                rig.part(5, BinPart::End { bin: 1, chunks: 2, records: 0 }).unwrap();
             }
             let Rig { table, shelf, .. } = rig;
             drop(table);
@@ -248,7 +247,7 @@ mod tests {
     }
 
     #[test]
-    fn chunks_are_counted() {
+    fn chunks_and_records_are_counted() {
         let begun = |came: u64| {
             let mut rig = Rig::new();
             rig.part(5, BinPart::Prepare { bin: 1, epoch: None }).unwrap();
@@ -258,9 +257,18 @@ mod tests {
             rig
         };
         for (came, announced) in [(0, 1), (1, 2), (2, 1), (1, 0)] {
-            let refused = begun(came).part(5, BinPart::End { bin: 1, chunks: announced });
+            let refused = begun(came).part(5, BinPart::End { bin: 1, chunks: announced, records: 0 });
             assert!(
                 matches!(refused, Err(BinsError::Incomplete { bin: 1, arrived, announced: Some(a) }) if (arrived, a) == (came, announced)),
+                "{refused:?}"
+            );
+        }
+        for (came, announced) in [(0, 1), (2, 1), (1, 0)] {
+            let mut rig = begun(0);
+            rig.part(5, BinPart::Pending { bin: 1, records: vec![(7, 'a'); came] }).unwrap();
+            let refused = rig.part(5, BinPart::End { bin: 1, chunks: 0, records: announced });
+            assert!(
+                matches!(refused, Err(BinsError::RecordsDiffer { bin: 1, arrived, announced: a }) if (arrived as usize, a) == (came, announced)),
                 "{refused:?}"
             );
         }
@@ -270,12 +278,13 @@ mod tests {
             "{unfinished:?}"
         );
         let mut rig = begun(1);
-        rig.part(5, BinPart::End { bin: 1, chunks: 1 }).unwrap();
+        rig.part(5, BinPart::End { bin: 1, chunks: 1, records: 0 }).unwrap();
         let more = rig.part(5, BinPart::State { bin: 1, chunk: chunks(8..9) });
         assert!(matches!(more, Err(BinsError::Unprepared { bin: 1 })), "{more:?}");
         // A ticket that never comes.
         let mut rig = Rig::new();
-        rig.with(|arrivals, to| arrivals.part(&5, false, BinPart::Prepare { bin: 3, epoch: None }, to)).unwrap();
+        let prepare = BinPart::Prepare { bin: 3, epoch: None };
+        rig.with(|arrivals, to| arrivals.part(&5, false, prepare, to, |_, _, _| {})).unwrap();
         assert!(matches!(rig.settle(6), Err(BinsError::Incomplete { bin: 3, arrived: 0, announced: None })));
     }
 

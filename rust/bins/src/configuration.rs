@@ -217,6 +217,15 @@ impl<T: Ord + Clone> Configurations<T> {
         Some(&self.cursor)
     }
 
+    /// The active configuration is that of every time from its own on and before this; of all from then on where there is none.
+    pub(crate) fn holds_until(&self) -> Option<&T> {
+        let certain = match &self.frontier {
+            Frontier::At(time) => Some(time),
+            Frontier::Unknown | Frontier::Closed => None,
+        };
+        self.pending.front().map(|next| &next.time).into_iter().chain(certain).min()
+    }
+
     /// Starts the first pending configuration if S has finished everything before it: `busy_before(time)` says whether
     /// S's output frontier still has a time before `time`. Returns the configuration, active from now on.
     pub fn start(&mut self, busy_before: impl Fn(&T) -> bool) -> Option<Configuration<T>> {

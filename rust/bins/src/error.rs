@@ -280,6 +280,16 @@ pub enum BinsError {
         /// Chunks that its sender announced, if it did.
         announced: Option<u64>,
     },
+    /// A bin of which fewer or more post-dated records came than its sender had.
+    #[error("bin {bin} has come in part: {arrived} post-dated records of {announced}")]
+    RecordsDiffer {
+        /// The bin.
+        bin: u32,
+        /// Records that came.
+        arrived: u64,
+        /// Records that its sender announced.
+        announced: u64,
+    },
     /// A worker says that it took more state than was sent to it.
     #[error("worker {worker} took {taken} bytes of state, {sent} were under way")]
     Overdrawn {

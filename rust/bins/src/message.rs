@@ -1,8 +1,8 @@
 //! What travels from F to S.
 //!
-//! Data: [`Addressed`] blocks, each with its worker. State: Prepare(bin), State(bin, chunk), End(bin, chunks), Pending(bin,
-//! time, record) (M-10), from one F in that order; between threads of one process the state is a ticket for the shelf. How many
-//! chunks there are is known when the last one is made, so the End tells it.
+//! Data: [`Addressed`] blocks, each with its worker. State: Prepare(bin), State(bin, chunk), Pending(bin, time, record) (M-10), End(bin, chunks,
+//! records), from one F in that order; between threads of one process a ticket for the shelf is in place of the chunks and the End. How many there
+//! are is known when the last one is made, so the End tells it: with it, or with the ticket, all of the bin is there.
 //!
 //! On the wire numbers are little-endian; a chunk is copied once, never taken apart.
 
@@ -44,15 +44,17 @@ pub(crate) enum BinPart<T, P> {
         /// The epoch of the sender's mark.
         epoch: Option<u64>,
     },
-    /// Its state lies on the shelf of this process.
+    /// Its state lies on the shelf of this process; all else of it has been sent.
     Shelved { bin: u32, ticket: u64 },
     /// A chunk of its state.
     State { bin: u32, chunk: Vec<u8> },
-    /// Its state is complete.
+    /// All of it has been sent.
     End {
         bin: u32,
         /// How many chunks of state there were.
         chunks: u64,
+        /// How many post-dated records.
+        records: u64,
     },
     /// Post-dated records of it.
     Pending { bin: u32, records: Vec<(T, P)> },
@@ -96,9 +98,9 @@ impl<T: Timestamp, P: Record> Wire for BinPart<T, P> {
                 head(STATE, bin);
                 out.extend_from_slice(chunk);
             }
-            Self::End { bin, chunks } => {
+            Self::End { bin, chunks, records } => {
                 head(END, bin);
-                encode_serde(chunks, out);
+                encode_serde(&(chunks, records), out);
             }
             Self::Pending { bin, records } => {
                 head(PENDING, bin);
@@ -113,7 +115,10 @@ impl<T: Timestamp, P: Record> Wire for BinPart<T, P> {
         match kind {
             PREPARE => Ok(Self::Prepare { bin, epoch: decode_serde(rest)? }),
             STATE => Ok(Self::State { bin, chunk: rest.to_vec() }),
-            END => Ok(Self::End { bin, chunks: decode_serde(rest)? }),
+            END => {
+                let (chunks, records) = decode_serde(rest)?;
+                Ok(Self::End { bin, chunks, records })
+            }
             PENDING => Ok(Self::Pending { bin, records: decode_serde(rest)? }),
             other => Err(WireError(format!("part of kind {other}"))),
         }
@@ -158,8 +163,8 @@ mod tests {
             let prepare = BinPart::<u64, String>::decode(&bytes(&BinPart::Prepare { bin: 7, epoch }));
             assert!(matches!(prepare, Ok(BinPart::Prepare { bin: 7, epoch: e }) if e == epoch));
         }
-        let end = BinPart::<u64, String>::decode(&bytes(&BinPart::End { bin: 7, chunks: u64::MAX }));
-        assert!(matches!(end, Ok(BinPart::End { bin: 7, chunks: u64::MAX })));
+        let end = BinPart::<u64, String>::decode(&bytes(&BinPart::End { bin: 7, chunks: u64::MAX, records: 3 }));
+        assert!(matches!(end, Ok(BinPart::End { bin: 7, chunks: u64::MAX, records: 3 })));
         let state = bytes(&BinPart::State { bin: 8, chunk: vec![1, 2, 3] });
         assert!(
             matches!(BinPart::<u64, String>::decode(&state), Ok(BinPart::State { bin: 8, chunk }) if chunk == [1, 2, 3])

@@ -59,9 +59,22 @@ impl<T: Ord + Clone, P> Pending<T, P> {
 
     /// Takes all records due at or before `now`, in (time, bin, insertion) order.
     pub fn take_due(&mut self, now: &T) -> Vec<(u32, P)> {
+        self.take_due_of(now, |_| true)
+    }
+
+    /// The least time at which a record of one of these bins waits. Cost: the bins before it.
+    pub(crate) fn least_of(&self, open: impl Fn(u32) -> bool) -> Option<&T> {
+        self.least.iter().find(|(_, bin)| open(*bin)).map(|(time, _)| time)
+    }
+
+    /// Takes what is due of these bins, as [`take_due`](Self::take_due) does of all.
+    pub(crate) fn take_due_of(&mut self, now: &T, open: impl Fn(u32) -> bool) -> Vec<(u32, P)> {
         let mut due = Vec::new();
-        while self.least().is_some_and(|least| least <= now) {
-            let Some((_, bin)) = self.least.pop_first() else { break };
+        while let Some((time, bin)) = self.least.iter().find(|(_, bin)| open(*bin)).cloned() {
+            if time > *now {
+                break;
+            }
+            self.least.remove(&(time, bin));
             let Some(times) = self.bins.get_mut(&bin) else { continue };
             if let Some((_, records)) = times.pop_first() {
                 due.extend(records.into_iter().map(|record| (bin, record)));

@@ -12,13 +12,13 @@
 //! Source: Megaphone §3.4, §4.3. Departures: control is not re-broadcast (the edge into F is a broadcast already); within
 //! a process a bin's state moves as a ticket; between processes it moves as there is room (see `shipment`).
 
-use std::cell::RefCell;
+use std::cell::{OnceCell, RefCell};
 use std::collections::BTreeMap;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 
-use penstock_dataflow::{Frontiers, Input, Lesson, Output};
+use penstock_dataflow::{Activator, Frontiers, Input, Lesson, Output};
 use penstock_progress::{Capability, ProbeHandle, Timestamp, TotalOrder};
 
 use crate::bin::{BinState, bin};
@@ -56,7 +56,22 @@ pub(crate) struct Shared<T, S: BinState, P> {
     pub(crate) record: bool,
     /// Bins that have left the process in the configuration that was started last, until it is complete.
     pub(crate) left: RefCell<Vec<u32>>,
+    /// The routing by which bins lie now, for S and the host to read.
+    pub(crate) active: Rc<RefCell<Routing>>,
+    /// The configuration whose bins are on their way, as F knows it; S looks here.
+    pub(crate) moving: RefCell<Option<Moving<T>>>,
+    /// Runs S when that changes.
+    pub(crate) wake: OnceCell<Activator>,
     pub(crate) stats: Arc<Stats<T>>,
+}
+
+/// A configuration that this F has started and S has not passed everywhere: all before it has been applied, on all workers.
+#[derive(Clone, PartialEq, Eq)]
+pub(crate) struct Moving<T> {
+    /// Its time.
+    pub(crate) since: T,
+    /// It is the configuration of all times from then on and before this; no other is known where there is none.
+    pub(crate) until: Option<T>,
 }
 
 /// The edges of F.
@@ -78,8 +93,6 @@ pub(crate) struct RouteParts<T: Timestamp, D: Block, S: BinState, P: Record> {
     pub(crate) probe: ProbeHandle<T>,
     /// Bytes of state that may be under way.
     pub(crate) ship_bytes: usize,
-    /// The routing by which bins lie now, for the host to read.
-    pub(crate) active: Rc<RefCell<Routing>>,
     pub(crate) rejected: Rc<RefCell<Vec<(T, ControlError)>>>,
     /// What it learns of a peer when it joins a run, and teaches those who do.
     pub(crate) lesson: Lesson<Configurations<T>>,
@@ -174,14 +187,28 @@ where
         while let Some(configuration) = self.configurations.start(|time| probe.less_than(time)) {
             self.migrate(configuration)?;
         }
+        self.tell();
         Ok(())
+    }
+
+    /// Tells S for which times the bins that are here may be worked on while others are on their way.
+    fn tell(&self) {
+        let until = || self.configurations.holds_until().cloned();
+        let moving = self.moving.as_ref().map(|since| Moving { since: since.clone(), until: until() });
+        let shared = &self.parts.shared;
+        if *shared.moving.borrow() != moving {
+            *shared.moving.borrow_mut() = moving;
+            if let Some(wake) = shared.wake.get() {
+                wake.activate();
+            }
+        }
     }
 
     /// Begins where a peer stands.
     fn learn(&mut self, peer: Configurations<T>) {
         let Self { configurations, held, parts, .. } = self;
         configurations.learn(peer);
-        *parts.active.borrow_mut() = configurations.active().clone();
+        *parts.shared.active.borrow_mut() = configurations.active().clone();
         held.retain(|time, _| configurations.concerns(time, parts.shared.index as u32));
     }
 
@@ -240,7 +267,7 @@ where
     /// Splits and merges here, and begins to send away the bins that leave this worker; or lets go of the configuration's time.
     fn migrate(&mut self, configuration: Configuration<T>) -> Result<(), BinsError> {
         let Configuration { time, changes } = configuration;
-        self.parts.active.borrow_mut().forward(&changes);
+        self.parts.shared.active.borrow_mut().forward(&changes);
         if !changes.is_empty() {
             self.moving = Some(time.clone());
         }

@@ -4,13 +4,13 @@
 //! than a budget of bytes is *under way*: encoded, and not yet taken in by the worker that it went to, which says so. So a
 //! migration costs the budget and one chunk, however large the bins are and however many move at once.
 //!
-//! A bin stays in the table until its last chunk is sent: S applies nothing at or after the time of the move before that, on
-//! any worker, so it does not change; and whatever ends the worker, the bin is deposited like any other.
+//! A bin stays in the table until its End is sent, out of service from the beginning: so it does not change while other bins are worked on; and
+//! whatever ends the worker, the bin is deposited like any other.
 //!
 //! Invariants: at most one bin is encoded at a time; more than the budget is under way by less than one chunk.
 //!
 //! Departure from Megaphone, which sends a bin's state as it is uninstalled: it goes as there is room. S tells F what
-//! it has taken in, on an edge that leads nowhere and so holds back no frontier; how many chunks a bin had is told
+//! it has taken in, on an edge that leads nowhere and so holds back no frontier; how many chunks and post-dated records a bin had is told
 //! behind them and compared.
 
 use std::collections::{BTreeMap, VecDeque};
@@ -75,14 +75,16 @@ struct Current<T, P> {
 enum Stage<T, P> {
     /// So many chunks are sent.
     State { encoding: Encoding, chunks: u64 },
-    /// All of its state is; these are its post-dated records.
-    Records(std::vec::IntoIter<(T, P)>),
+    /// All of its state is, in so many chunks; so many post-dated records it had, and these are left.
+    Records { chunks: u64, count: u64, records: std::vec::IntoIter<(T, P)> },
 }
 
 impl<T: Timestamp, P: Record> Shipment<T, P> {
     /// Of these bins, those that stay in the process first: they need not wait for room.
     pub(crate) fn new<S: BinState>(time: T, moves: impl Iterator<Item = Move>, shared: &Shared<T, S, P>) -> Self {
         let (mut waiting, far) = moves.partition::<VecDeque<Move>, _>(|m| (shared.local)(m.to as usize));
+        let mut table = shared.table.borrow_mut();
+        far.iter().for_each(|m| table.begin_leaving(m.bin));
         waiting.extend(far);
         Self { time, waiting, current: None }
     }
@@ -111,15 +113,17 @@ impl<T: Timestamp, P: Record> Shipment<T, P> {
                         BinPart::State { bin: to.bin, chunk }
                     }
                     None => {
-                        send(to.to, BinPart::End { bin: to.bin, chunks: *chunks });
-                        let records = shared.leave(to.bin, &self.time)?;
-                        *stage = Stage::Records(records.into_iter());
+                        let records = shared.pending.borrow_mut().take_bin(to.bin);
+                        let (chunks, count) = (*chunks, records.len() as u64);
+                        *stage = Stage::Records { chunks, count, records: records.into_iter() };
                         continue;
                     }
                 },
-                Stage::Records(records) => {
+                Stage::Records { chunks, count, records } => {
                     let some: Vec<_> = records.by_ref().take(RECORDS_PER_MESSAGE).collect();
                     if some.is_empty() {
+                        send(to.to, BinPart::End { bin: to.bin, chunks: *chunks, records: *count });
+                        shared.leave(to.bin, &self.time)?;
                         self.current = None;
                         continue;
                     }
@@ -142,11 +146,11 @@ impl<T: Timestamp, S: BinState, P: Record> Shared<T, S, P> {
     ) -> Result<Option<Current<T, P>>, BinsError> {
         let bin = m.bin;
         let mut table = self.table.borrow_mut();
-        if table.get(bin).is_none() {
-            return Err(BinsError::Absent { bin });
-        }
         if let Some(arrived) = table.coming(bin) {
             return Err(BinsError::Incomplete { bin, arrived, announced: None });
+        }
+        if table.get(bin).or_else(|| table.leaving(bin)).is_none() {
+            return Err(BinsError::Absent { bin });
         }
         self.stats.record(self.index, bin, time.clone(), BinEvent::Prepare, 0);
         send(m.to, BinPart::Prepare { bin, epoch: table.epoch() });
@@ -155,35 +159,35 @@ impl<T: Timestamp, S: BinState, P: Record> Shared<T, S, P> {
             let extent = if self.record && (self.begins)(time).is_none() { Extent::Marked } else { Extent::All };
             return Ok(Some(Current { to: m, stage: Stage::State { encoding: Encoding::of(extent), chunks: 0 } }));
         }
-        let held = table.uninstall_held(bin).ok_or(BinsError::Absent { bin })?;
-        let ticket = self.shelf.put(&self.name, bin, held)?;
-        send(m.to, BinPart::Shelved { bin, ticket });
-        self.count_out();
         let records = self.pending.borrow_mut().take_bin(bin);
         if !records.is_empty() {
             send(m.to, BinPart::Pending { bin, records });
         }
+        let held = table.uninstall_held(bin).ok_or(BinsError::Absent { bin })?;
+        let ticket = self.shelf.put(&self.name, bin, held)?;
+        send(m.to, BinPart::Shelved { bin, ticket });
+        self.count_out();
         Ok(None)
     }
 
     /// The next chunk of a bin, where it lies.
     fn encode(&self, bin: u32, encoding: &mut Encoding) -> Result<Option<Vec<u8>>, BinsError> {
         let table = self.table.borrow();
-        let state = table.get(bin).ok_or(BinsError::Absent { bin })?;
+        let state = table.leaving(bin).ok_or(BinsError::Absent { bin })?;
         let chunk = state.encode(encoding).map_err(|source| BinsError::Encode { bin, source })?;
         let bytes = chunk.as_ref().map_or(0, Vec::len);
         self.stats.bytes_out.fetch_add(bytes as u64, Relaxed);
         Ok(chunk)
     }
 
-    /// A bin of which all chunks are sent leaves the table; its post-dated records.
-    fn leave(&self, bin: u32, time: &T) -> Result<Vec<(T, P)>, BinsError> {
+    /// A bin of which all is sent leaves the table.
+    fn leave(&self, bin: u32, time: &T) -> Result<(), BinsError> {
         let mut held = self.table.borrow_mut().uninstall_held(bin).ok_or(BinsError::Absent { bin })?;
         held.begins = (self.begins)(time);
         self.shelf.retain(&self.name, bin, held)?;
         self.left.borrow_mut().push(bin);
         self.count_out();
-        Ok(self.pending.borrow_mut().take_bin(bin))
+        Ok(())
     }
 
     /// All bins that have left are complete where they went.

@@ -4,12 +4,19 @@
 //! come at or before it, post-dated records first. One capability, for the least pending time, stands for all
 //! post-dated records.
 //!
-//! Invariant: times are applied in ascending order; a bin's records are applied only while the bin is in the table.
+//! *Ahead of the state.* While bins are on their way what is for the others is applied (`ahead`), as soon as data cannot come any more at or before
+//! its time. When F has started a configuration everything before it has been applied on all workers; rows of times for which it holds, as far as F
+//! knows, are here because the bin is this worker's from its time on. Such a bin is in service here (it stayed, or has come whole) or still to
+//! come, and one that leaves gets none of them; so a bin in service is what it is to be.
 //!
-//! Source: Megaphone §3.4, §4.3; M-04, M-11.
+//! Invariants: the times of a bin are applied in ascending order, and while it is in service; blocks without keys, which speak of all bins, are
+//! applied when all are here, and nothing of their time or later before that.
+//!
+//! Source: Megaphone §3.4, §4.3; M-04, M-11. Departure: there all rows at or after the time of a migration wait for all of its bins.
 
-use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
+use std::collections::{BTreeMap, HashMap};
+use std::ops::Bound::{Excluded, Unbounded};
 use std::rc::Rc;
 use std::sync::atomic::Ordering::Relaxed;
 
@@ -22,6 +29,7 @@ use crate::block::Block;
 use crate::error::{BinsError, BoxError};
 use crate::message::{Addressed, BinPart, Record};
 use crate::route::Shared;
+use crate::routing::Routing;
 use crate::stats::BinEvent;
 use crate::table::BinTable;
 
@@ -42,7 +50,7 @@ pub struct Moment<'a, T: Timestamp, D, S: BinState, P, O: 'static> {
     pub blocks: Vec<D>,
     /// Post-dated records that are due, by bin, in the order in which they were made. They come before the blocks.
     pub due: Vec<(u32, P)>,
-    /// The bins of this worker.
+    /// The bins of this worker; those only of what is given may be changed, or all where a block without keys is.
     pub bins: &'a mut BinTable<S>,
     /// Takes records for this time or later.
     pub later: &'a mut Later<T, P>,
@@ -61,7 +69,7 @@ pub struct Later<T, P> {
 }
 
 impl<T: Timestamp + TotalOrder, P> Later<T, P> {
-    /// Has `record` come back for `bin` at `time`. At the present time it comes back at once, after this call.
+    /// Has `record` come back for `bin`, of which rows or records were given, at `time`. At the present time it comes back at once, after this call.
     ///
     /// # Errors
     /// [`BinsError::Postdated`] when `time` is before the present one (M-04); nothing changes.
@@ -110,8 +118,27 @@ pub(crate) struct StateOperator<T: Timestamp, D: Block, S: BinState, P: Record, 
     least: Option<Capability<T>>,
     /// The time that is begun and not done, and the blocks that are left of it.
     begun: Option<(T, Capability<T>, Vec<D>)>,
+    /// What was applied ahead of the state of a migration, and what was not.
+    ahead: Option<Ahead<T>>,
+    /// Whether bins have come in this run.
+    came: bool,
     wake: Activator,
 }
+
+/// How far S is ahead of the state of a migration.
+struct Ahead<T> {
+    /// When its bins move.
+    since: T,
+    /// Of the blocks up to this time those rows are left whose bins are shut.
+    looked: Option<T>,
+    /// Bins for which rows are left, and how many. They stay shut when they have come, until what is left is looked through again.
+    shut: HashMap<u32, u64>,
+}
+
+/// Rows that are left are looked through when those that have their bins are one in so many of them: so each is looked at about so often.
+const WORTH: u64 = 16;
+/// And when there are no more than these.
+const FEW: u64 = 1 << 12;
 
 impl<T, D, S, P, O, L> StateOperator<T, D, S, P, O, L>
 where
@@ -124,7 +151,7 @@ where
 {
     pub(crate) fn new(ports: Ports<T, D, P, O>, shared: Rc<Shared<T, S, P>>, wake: Activator, logic: L) -> Self {
         let (arrivals, stash) = (Arrivals::new(), BTreeMap::new());
-        Self { ports, shared, logic, arrivals, stash, least: None, begun: None, wake }
+        Self { ports, shared, logic, arrivals, stash, least: None, begun: None, ahead: None, came: false, wake }
     }
 
     /// One run: state, then data, then every time that is complete.
@@ -145,6 +172,7 @@ where
             }
             self.apply(time)?;
         }
+        self.go_ahead(frontiers)?;
         if self.begun.is_some() {
             self.wake.activate();
         }
@@ -165,11 +193,20 @@ where
                 let entry = taken.entry(capability.sender());
                 entry.or_insert_with(|| (capability.retain_for(TAKEN), 0)).1 += part.content.weight();
             }
-            let arrived = shared.receive(|to| self.arrivals.part(time, foreign, part.content, to))?;
-            let Some((bin, what, bytes)) = arrived else { continue };
-            shared.stats.bytes_in.fetch_add(bytes as u64, Relaxed);
-            shared.stats.record(shared.index, bin, time.clone(), what, bytes as u64);
-            if what == BinEvent::Pending {
+            let (mut later, mut whole) = (false, false);
+            let told = |bin, what, bytes| {
+                later |= what == BinEvent::Pending;
+                whole |= what == BinEvent::Installed;
+                shared.stats.bytes_in.fetch_add(bytes as u64, Relaxed);
+                shared.stats.record(shared.index, bin, time.clone(), what, bytes as u64);
+            };
+            shared.receive(|to| self.arrivals.part(time, foreign, part.content, to, told))?;
+            if whole {
+                shared.stats.owned.fetch_add(1, Relaxed);
+                shared.stats.moved_in.fetch_add(1, Relaxed);
+                self.came = true;
+            }
+            if later {
                 let held = capability.retain();
                 drop(capability);
                 self.hold(Some(&held));
@@ -182,15 +219,87 @@ where
     }
 
     fn settle(&mut self, frontiers: &Frontiers<'_, T>) -> Result<(), BinsError> {
-        let shared = &*self.shared;
-        let passed = |time: &T| !frontiers.less_equal(STATE, time);
-        let table = shared.table.borrow();
-        for (bin, time) in self.arrivals.settle(|bin| table.coming(bin), passed)? {
-            shared.stats.record(shared.index, bin, time, BinEvent::Installed, 0);
-            shared.stats.owned.fetch_add(1, Relaxed);
-            shared.stats.moved_in.fetch_add(1, Relaxed);
+        let table = self.shared.table.borrow();
+        self.arrivals.settle(|bin| table.coming(bin), |time| !frontiers.less_equal(STATE, time))
+    }
+
+    /// Applies what is for bins in service, while others are on their way: see the module.
+    fn go_ahead(&mut self, frontiers: &Frontiers<'_, T>) -> Result<(), BoxError> {
+        let came = std::mem::take(&mut self.came);
+        let moving = self.shared.moving.borrow().clone().filter(|moving| frontiers.less_equal(STATE, &moving.since));
+        let Some(moving) = moving else {
+            self.ahead = None;
+            return Ok(());
+        };
+        let ahead = self.ahead.take().filter(|ahead| ahead.since == moving.since);
+        let mut ahead = ahead.unwrap_or_else(|| Ahead::new(moving.since.clone()));
+        if came {
+            ahead.reopen(&self.shared.table.borrow());
         }
+        while self.begun.is_none()
+            && let Some(time) = self.next_ahead(&ahead)
+        {
+            let known = moving.until.as_ref().is_none_or(|until| time < *until);
+            let of_all = |(_, blocks): &Stashed<T, D>| blocks.iter().any(|(_, block)| block.hashes().is_none());
+            if !known || frontiers.less_equal(DATA, &time) || self.stash.get(&time).is_some_and(of_all) {
+                break;
+            }
+            self.apply_ahead(time, &mut ahead)?;
+        }
+        self.ahead = Some(ahead);
         Ok(())
+    }
+
+    /// The least time for which there are blocks that were not looked at, or records for bins that are open.
+    fn next_ahead(&self, ahead: &Ahead<T>) -> Option<T> {
+        let (pending, table) = (self.shared.pending.borrow(), self.shared.table.borrow());
+        let blocks = match &ahead.looked {
+            Some(looked) => self.stash.range::<T, _>((Excluded(looked), Unbounded)).next(),
+            None => self.stash.first_key_value(),
+        };
+        let due = pending.least_of(|bin| ahead.is_open(&table, bin));
+        blocks.map(|(time, _)| time).into_iter().chain(due).min().cloned()
+    }
+
+    /// Applies what there is at a time for bins that are open, and counts what is left.
+    fn apply_ahead(&mut self, time: T, ahead: &mut Ahead<T>) -> Result<(), BoxError> {
+        let mut open = Vec::new();
+        let mut given = None;
+        if ahead.looked.as_ref().is_none_or(|looked| *looked < time)
+            && let Entry::Occupied(mut entry) = self.stash.entry(time.clone())
+        {
+            ahead.looked = Some(time.clone());
+            let (capability, blocks) = entry.get_mut();
+            let (table, active) = (self.shared.table.borrow(), self.shared.active.borrow());
+            let mut left = Vec::new();
+            blocks.sort_by_key(|(from, _)| *from);
+            for (from, block) in std::mem::take(blocks) {
+                ahead.part(block, &table, &active, &mut |is_open, part| match is_open {
+                    true => open.push(part),
+                    false => left.push((from, part)),
+                });
+            }
+            given = Some(capability.clone());
+            *blocks = left;
+            if blocks.is_empty() {
+                entry.remove();
+            }
+        }
+        let due = {
+            let table = self.shared.table.borrow();
+            self.shared.pending.borrow_mut().take_due_of(&time, |bin| ahead.is_open(&table, bin))
+        };
+        if open.is_empty() && due.is_empty() {
+            return Ok(());
+        }
+        let capability = match given {
+            Some(capability) => capability,
+            None => self.least.as_ref().expect("pending records have a capability").delayed(&time)?,
+        };
+        let records = (due.len() + open.iter().map(Block::len).sum::<usize>()) as u64;
+        self.shared.stats.applied.fetch_add(records, Relaxed);
+        self.shared.stats.ahead.fetch_add(records, Relaxed);
+        self.call(time, capability, open, due)
     }
 
     /// The least time for which there is something to apply.
@@ -262,6 +371,58 @@ where
                 *held = Some(source.delayed(least).expect("records are made at or before their time"));
             }
             (_, None) => unreachable!("a record for {least:?} came without a capability"),
+        }
+    }
+}
+
+impl<T: Ord> Ahead<T> {
+    fn new(since: T) -> Self {
+        Self { since, looked: None, shut: HashMap::new() }
+    }
+
+    /// Whether all of a bin is here and nothing that is before is left for it.
+    fn is_open<S: BinState>(&self, table: &BinTable<S>, bin: u32) -> bool {
+        table.get(bin).is_some() && !self.shut.contains_key(&bin)
+    }
+
+    /// Gives the rows of a block whose bins are open, and those that are left, which are counted.
+    fn part<S: BinState, D: Block>(
+        &mut self,
+        block: D,
+        table: &BinTable<S>,
+        active: &Routing,
+        give: &mut dyn FnMut(bool, D),
+    ) {
+        let Some(hashes) = block.hashes() else { return give(false, block) };
+        let (mut open, mut last) = (Vec::with_capacity(hashes.len()), None);
+        for &hash in hashes {
+            let bin = active.bin_of(hash);
+            let is_open = match last {
+                Some((same, is_open)) if same == bin => is_open,
+                _ => self.is_open(table, bin),
+            };
+            last = Some((bin, is_open));
+            if !is_open {
+                *self.shut.entry(bin).or_default() += 1;
+            }
+            open.push(u32::from(is_open));
+        }
+        match open.iter().sum::<u32>() as usize {
+            0 if !open.is_empty() => give(false, block),
+            all if all == open.len() => give(true, block),
+            _ => block.split(&open, &mut |is_open, part| give(is_open == 1, part)),
+        }
+    }
+
+    /// Bins have come: opens those that rows are left for, if it is worth it to look through what is left again.
+    fn reopen<S: BinState>(&mut self, table: &BinTable<S>) {
+        let all: u64 = self.shut.values().sum();
+        let here = |bin: u32| table.get(bin).is_some();
+        let ready: u64 = self.shut.iter().filter(|(bin, _)| here(**bin)).map(|(_, rows)| rows).sum();
+        if ready > 0 && (all <= FEW || ready * WORTH >= all) {
+            // What is looked at is counted anew.
+            self.shut.clear();
+            self.looked = None;
         }
     }
 }

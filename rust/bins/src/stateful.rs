@@ -5,7 +5,7 @@
 //!
 //! Source: Megaphone §3.4 Fig. 3, §4.1; M-09, M-12.
 
-use std::cell::RefCell;
+use std::cell::{OnceCell, RefCell};
 use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
@@ -98,8 +98,10 @@ pub struct Stateful<T: Timestamp, S: BinState, O: 'static> {
 /// Builds a stateful operator whose bins move by control.
 ///
 /// `data` may stay where it arises: F routes it. `control` may arise on any worker (usually one): it is broadcast here.
-/// `logic` is called once per time, in time order, when neither data nor state can still come at or before it;
-/// migration is invisible to it. See [`Moment`].
+/// `logic` is called for a time when all data at or before it are here, and all bins of which it gets rows: in time order, but that while bins
+/// are on their way it is called with what is for the others, and with the rest when they have come. The times of each bin are in order, and
+/// a time with blocks without keys, and what comes after it, waits for all. So it may work on the bins of the rows and records that it is given, and on
+/// all where it is given a block without keys; else migration is invisible to it. See [`Moment`].
 ///
 /// # Errors
 /// [`BinsError::AbsentOwner`], and [`BinsError::Unrestored`], [`BinsError::Foreign`], [`BinsError::BitsDiffer`] when the
@@ -174,9 +176,12 @@ where
         begins,
         record,
         left: RefCell::default(),
+        active: Rc::new(RefCell::new(routing.clone())),
+        moving: RefCell::default(),
+        wake: OnceCell::new(),
         stats: Arc::clone(&stats),
     });
-    let active = Rc::new(RefCell::new(routing.clone()));
+    let active = Rc::clone(&shared.active);
     let rejected = Rc::new(RefCell::new(Vec::new()));
     let mut probe = ProbeHandle::new();
 
@@ -200,7 +205,6 @@ where
         routing,
         probe: probe.clone(),
         ship_bytes,
-        active: Rc::clone(&active),
         rejected: Rc::clone(&rejected),
         divide,
         // Where members change they do so for each worker at another moment, so whoever sends control has checked it alone.
@@ -220,6 +224,7 @@ where
     let (output, output_stream) = builder.output::<O>();
     let (taken, taken_stream) = builder.output_with::<Addressed<u64>>(vec![nowhere(), through()]);
     let wake = builder.activator();
+    _ = shared.wake.set(wake.clone());
     builder.build(|capabilities| {
         drop(capabilities);
         let ports = state::Ports { data, states, output, taken };

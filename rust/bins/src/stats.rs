@@ -55,6 +55,7 @@ pub struct Stats<T> {
     pub(crate) bytes_in: AtomicU64,
     pub(crate) bytes_out: AtomicU64,
     pub(crate) applied: AtomicU64,
+    pub(crate) ahead: AtomicU64,
     pub(crate) routed: AtomicU64,
     pub(crate) routed_moving: AtomicU64,
     log: Mutex<Log<T>>,
@@ -120,6 +121,8 @@ pub struct Counters {
     pub bytes_out: u64,
     /// Records given to the logic, post-dated ones included.
     pub records_applied: u64,
+    /// Of these, those that did not wait for bins that were on their way.
+    pub records_ahead: u64,
     /// Records routed.
     pub records_routed: u64,
     /// Records routed while a migration was in flight.
@@ -138,6 +141,7 @@ impl<T> Stats<T> {
             bytes_in: AtomicU64::new(0),
             bytes_out: AtomicU64::new(0),
             applied: AtomicU64::new(0),
+            ahead: AtomicU64::new(0),
             routed: AtomicU64::new(0),
             routed_moving: AtomicU64::new(0),
             log: Mutex::new(Log { entries: VecDeque::new(), total: 0 }),
@@ -180,6 +184,7 @@ impl<T> Stats<T> {
             bytes_in: self.bytes_in.load(Relaxed),
             bytes_out: self.bytes_out.load(Relaxed),
             records_applied: self.applied.load(Relaxed),
+            records_ahead: self.ahead.load(Relaxed),
             records_routed: self.routed.load(Relaxed),
             records_routed_moving: self.routed_moving.load(Relaxed),
         }

@@ -3,8 +3,11 @@
 //! F and S of a worker share one table (`Rc<RefCell<..>>`, no synchronisation): S's logic works on it, F uninstalls what
 //! moves away.
 //!
-//! Invariants: a bin is in at most one table of the cluster; `install` never replaces; a table that is dropped with bins
-//! deposits them on the shelf it is attached to, so that the end of a generation, a panic or an abort loses no state.
+//! A bin is *in service*, *leaving* (parts of it are sent to another process, so it must not change) or *coming* (parts of it have still
+//! to come). Only those in service are seen by the logic, which may be called while others are on their way.
+//!
+//! Invariants: a bin is in at most one table of the cluster, and there it is one of the three; `install` never replaces; a table that is dropped
+//! with bins deposits them on the shelf it is attached to, those that are leaving too, so that the end of a generation, a panic or an abort loses no state.
 //!
 //! Source: Megaphone §4.2. Departure: undo by epoch. Bins that came from another process since the last mark are
 //! flagged *arrived*: their past is in the sender's process, so undoing drops them here.
@@ -27,8 +30,11 @@ pub struct BinTable<S: BinState> {
     arrived: BTreeSet<u32>,
     /// Bins that had arrived when the epoch was marked: where they came from, an original may stand until its worker has marked, too.
     came: BTreeSet<u32>,
+    /// Bins that are sent to another process, until all is sent.
+    leaving: BTreeMap<u32, Box<S>>,
     /// Bins from another process of which something has still to come, and how many chunks have.
-    coming: BTreeMap<u32, u64>,
+    coming: BTreeMap<u32, (Box<S>, u64)>,
+    /// Bins in service.
     held: usize,
     /// Bins that may have changed: those that are whole, each once; which these are; and parts.
     changed: Vec<u32>,
@@ -71,6 +77,7 @@ impl<S: BinState> BinTable<S> {
             parts: Parts::new(bits),
             arrived: BTreeSet::new(),
             came: BTreeSet::new(),
+            leaving: BTreeMap::new(),
             coming: BTreeMap::new(),
             held: 0,
             changed: Vec::new(),
@@ -113,19 +120,19 @@ impl<S: BinState> BinTable<S> {
         self.bits
     }
 
-    /// Number of bins held.
+    /// Number of bins in service.
     #[must_use]
     pub fn len(&self) -> usize {
         self.held
     }
 
-    /// True when no bin is held.
+    /// True when no bin is in service.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.held == 0
     }
 
-    /// The state of a bin held here.
+    /// The state of a bin that is in service here.
     #[inline]
     #[must_use]
     pub fn get(&self, bin: u32) -> Option<&S> {
@@ -135,7 +142,7 @@ impl<S: BinState> BinTable<S> {
         }
     }
 
-    /// The state of a bin held here, to change.
+    /// The state of a bin that is in service here, to change.
     #[inline]
     #[must_use]
     pub fn get_mut(&mut self, bin: u32) -> Option<&mut S> {
@@ -172,12 +179,7 @@ impl<S: BinState> BinTable<S> {
     /// # Errors
     /// [`BinsError::Occupied`], also by a part of it; [`BinsError::Absent`] for a number that no bin has.
     pub fn install(&mut self, bin: u32, state: Box<S>) -> Result<(), BinsError> {
-        let range = range_of(bin, self.bits).ok_or(BinsError::Absent { bin })?;
-        let whole = crate::bin::bin(range.first(), self.bits);
-        let meets = |part: u32| range_of(part, self.bits).is_some_and(|part| part.intersects(range));
-        if self.slots[whole as usize].is_some() || self.parts.of(whole).into_iter().any(|(part, _)| meets(part)) {
-            return Err(BinsError::Occupied { bin });
-        }
+        let whole = self.check_free(bin)?;
         if bin == whole {
             self.slots[bin as usize] = Some(state);
         } else {
@@ -189,7 +191,25 @@ impl<S: BinState> BinTable<S> {
         Ok(())
     }
 
-    /// Takes out the state of a bin.
+    /// The bin that `bin` is or is part of, where nothing of it is here, in service or on its way.
+    fn check_free(&self, bin: u32) -> Result<u32, BinsError> {
+        let range = range_of(bin, self.bits).ok_or(BinsError::Absent { bin })?;
+        let whole = crate::bin::bin(range.first(), self.bits);
+        let meets = |part: u32| range_of(part, self.bits).is_some_and(|part| part.intersects(range));
+        // Those that are whole by their number, and parts, of which there are few.
+        let first = 1 << self.bits;
+        let on_its_way = |whole: u32| self.leaving.contains_key(&whole) || self.coming.contains_key(&whole);
+        let mut parts = self.leaving.range(first..).map(|(part, _)| *part);
+        let mut parts_coming = self.coming.range(first..).map(|(part, _)| *part);
+        let occupied = self.slots[whole as usize].is_some()
+            || on_its_way(whole)
+            || self.parts.of(whole).into_iter().any(|(part, _)| meets(part))
+            || parts.any(meets)
+            || parts_coming.any(meets);
+        if occupied { Err(BinsError::Occupied { bin }) } else { Ok(whole) }
+    }
+
+    /// Takes a bin out of service.
     fn take(&mut self, bin: u32) -> Option<Box<S>> {
         let state = match self.slots.get_mut(bin as usize) {
             Some(slot) => slot.take()?,
@@ -204,7 +224,9 @@ impl<S: BinState> BinTable<S> {
     }
 
     fn states_mut(&mut self) -> impl Iterator<Item = &mut S> {
-        self.slots.iter_mut().flatten().chain(self.split.values_mut()).map(|state| &mut **state)
+        let coming = self.coming.values_mut().map(|(state, _)| state);
+        let on_their_way = self.leaving.values_mut().chain(coming);
+        self.slots.iter_mut().flatten().chain(self.split.values_mut()).chain(on_their_way).map(|state| &mut **state)
     }
 
     /// Like [`install`](Self::install) for a bin that remembers how it came to this process.
@@ -219,30 +241,44 @@ impl<S: BinState> BinTable<S> {
         Ok(())
     }
 
-    /// Installs a bin that begins to come from another process. Should the table end before [`all_came`](Self::all_came), nothing of
+    /// Lays down a bin that begins to come from another process. Should the table end before [`all_came`](Self::all_came), nothing of
     /// it counts.
-    pub(crate) fn install_coming(&mut self, bin: u32, state: Box<S>) -> Result<(), BinsError> {
-        self.install(bin, state)?;
-        self.arrived.insert(bin);
-        self.coming.insert(bin, 0);
+    pub(crate) fn begin_coming(&mut self, bin: u32, state: Box<S>) -> Result<(), BinsError> {
+        self.check_free(bin)?;
+        self.coming.insert(bin, (state, 0));
         Ok(())
     }
 
-    /// One more chunk is in a bin that is coming.
-    pub(crate) fn chunk_came(&mut self, bin: u32) {
-        if let Some(chunks) = self.coming.get_mut(&bin) {
-            *chunks += 1;
-        }
+    /// A bin that is coming, for one more chunk.
+    pub(crate) fn chunk_came(&mut self, bin: u32) -> Option<&mut S> {
+        let (state, chunks) = self.coming.get_mut(&bin)?;
+        *chunks += 1;
+        Some(state)
     }
 
-    /// All of a bin that was coming is here.
-    pub(crate) fn all_came(&mut self, bin: u32) {
-        self.coming.remove(&bin);
+    /// All of a bin that was coming is here: it is in service.
+    pub(crate) fn all_came(&mut self, bin: u32) -> Result<(), BinsError> {
+        let (state, _) = self.coming.remove(&bin).ok_or(BinsError::Unprepared { bin })?;
+        self.arrived.insert(bin);
+        self.install(bin, state)
     }
 
     /// Of a bin of which something has still to come: how many chunks have.
     pub(crate) fn coming(&self, bin: u32) -> Option<u64> {
-        self.coming.get(&bin).copied()
+        self.coming.get(&bin).map(|(_, chunks)| *chunks)
+    }
+
+    /// A bin goes to another process: it is not in service any more, and stays as it is until it is [uninstalled](Self::uninstall_held). Nothing
+    /// happens where there is none.
+    pub(crate) fn begin_leaving(&mut self, bin: u32) {
+        if let Some(state) = self.take(bin) {
+            self.leaving.insert(bin, state);
+        }
+    }
+
+    /// The state of a bin that is leaving.
+    pub(crate) fn leaving(&self, bin: u32) -> Option<&S> {
+        self.leaving.get(&bin).map(|state| &**state)
     }
 
     /// Takes a bin out.
@@ -250,22 +286,21 @@ impl<S: BinState> BinTable<S> {
         Some(self.uninstall_held(bin)?.state)
     }
 
-    /// Takes a bin out together with what its undo refers to.
+    /// Takes a bin out, in service or leaving, together with what its undo refers to.
     pub(crate) fn uninstall_held(&mut self, bin: u32) -> Option<Held<S>> {
-        let mut state = self.take(bin)?;
+        let mut state = self.leaving.remove(&bin).or_else(|| self.take(bin))?;
         state.leave();
-        self.coming.remove(&bin);
         let (arrived, came) = (self.arrived.remove(&bin), self.came.remove(&bin));
         Some(Held { state, arrived, came, epoch: self.epoch, begins: self.begins, copied: false })
     }
 
-    /// The bins held, ascending: those that are whole, then parts.
+    /// The bins in service, ascending: those that are whole, then parts.
     pub fn owned(&self) -> impl Iterator<Item = (u32, &S)> {
         let whole = (0u32..).zip(&self.slots).filter_map(|(bin, slot)| Some((bin, slot.as_deref()?)));
         whole.chain(self.split.iter().map(|(bin, state)| (*bin, &**state)))
     }
 
-    /// The bins held, ascending, to change.
+    /// The bins in service, ascending, to change.
     pub fn owned_mut(&mut self) -> impl Iterator<Item = (u32, &mut S)> {
         let held: Vec<u32> = self.owned().map(|(bin, _)| bin).collect();
         held.into_iter().for_each(|bin| self.note(bin));
@@ -305,8 +340,12 @@ impl<S: BinState> BinTable<S> {
     /// # Errors
     /// [`BinsError::Rollback`]; some bins are back then, and the others are as they were.
     pub fn rollback_all(&mut self) -> Result<(), BinsError> {
+        self.coming.clear();
         for bin in std::mem::take(&mut self.arrived) {
             self.uninstall(bin);
+        }
+        while let Some((bin, state)) = self.leaving.pop_first() {
+            self.install(bin, state)?;
         }
         self.owned_mut()
             .try_for_each(|(bin, state)| state.rollback().map_err(|source| BinsError::Rollback { bin, source }))
@@ -320,10 +359,11 @@ impl<S: BinState> BinTable<S> {
     fn take_all_held(&mut self) -> Vec<(u32, Held<S>)> {
         let (arrived, came) = (std::mem::take(&mut self.arrived), std::mem::take(&mut self.came));
         let (epoch, begins) = (self.epoch, self.begins);
-        let bins: Vec<u32> = self.owned().map(|(bin, _)| bin).collect();
+        let bins: BTreeSet<u32> = self.owned().map(|(bin, _)| bin).chain(self.leaving.keys().copied()).collect();
         bins.into_iter()
             .filter_map(|bin| {
-                let (mut state, arrived, came) = (self.take(bin)?, arrived.contains(&bin), came.contains(&bin));
+                let state = self.leaving.remove(&bin).or_else(|| self.take(bin));
+                let (mut state, arrived, came) = (state?, arrived.contains(&bin), came.contains(&bin));
                 state.leave();
                 Some((bin, Held { state, arrived, came, epoch, begins, copied: false }))
             })
@@ -357,10 +397,7 @@ impl<S: BinState> BinTable<S> {
 impl<S: BinState> Drop for BinTable<S> {
     fn drop(&mut self) {
         if let Some((shelf, name)) = self.home.take() {
-            // Part of a bin would pass for all of it.
-            for bin in std::mem::take(&mut self.coming).into_keys() {
-                self.uninstall(bin);
-            }
+            // Without those that are coming: part of a bin would pass for all of it.
             shelf.deposit(&name, self.take_all_held());
         }
     }

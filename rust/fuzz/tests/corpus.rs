@@ -164,7 +164,7 @@ fn seeds() -> BTreeMap<&'static str, Seeds> {
         ("prepare", part(1, &[1, 9])),
         ("state", part(2, b"any bytes")),
         ("pending", part(3, &pending)),
-        ("end", part(4, &[3])),
+        ("end", part(4, &[3, 1])),
         ("none", vec![9, 9]),
     ] {
         add("bin_parts", name, part);

@@ -1,6 +1,6 @@
 //! Migrations as a host drives them: strategies, progress, cancelling; big bins and many post-dated records.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Arc, Mutex};
 
@@ -19,7 +19,14 @@ use proptest::strategy::{Just, Strategy as _};
 fn drive(layout: Layout, bits: u8, plans: Vec<(Strategy, Routing)>, seed: u64) -> (Load, Trace) {
     let workers = layout.workers();
     let ship_bytes = common::ship_bytes(&mut Dice(seed));
-    let empty = Load { bits, workers, data: vec![BTreeMap::new(); workers], control: BTreeMap::new(), ship_bytes };
+    let empty = Load {
+        bits,
+        workers,
+        data: vec![BTreeMap::new(); workers],
+        control: BTreeMap::new(),
+        marks: BTreeSet::new(),
+        ship_bytes,
+    };
     let (load, trace, done) = (Arc::new(Mutex::new(empty)), SharedTrace::default(), Arc::new(AtomicBool::new(false)));
     let (sent, shared) = (Arc::clone(&load), Arc::clone(&trace));
     let (results, stats) = fleet::run(layout, &fleet::shelves(layout), move |worker, process| {
@@ -214,15 +221,15 @@ fn a_million_pending_records_move() {
         let (mut data, control, counts) = worker.dataflow::<u64, _>("later", |scope| {
             let (data, blocks) = scope.new_input::<Later>();
             let (control, commands) = scope.new_input();
-            let mut last = (0, 0);
+            let mut last = [0; 64];
             let logic = move |moment: Moment<'_, u64, Later, Sums, (u64, u64), u64>| {
                 for (key, value) in moment.blocks.iter().flat_map(|block| block.rows()) {
                     moment.later.at(bin(hash(key), 6), 10 + value, (*key, *value))?;
                 }
                 for (bin, (key, value)) in &moment.due {
                     assert_eq!((10 + value, penstock_bins::bin(hash(key), 6)), (*moment.time, *bin));
-                    assert!(last.0 <= *moment.time);
-                    last = (*moment.time, last.1 + 1);
+                    assert!(last[*bin as usize] <= *moment.time);
+                    last[*bin as usize] = *moment.time;
                     *moment.bins.get_mut(*bin).ok_or("bin elsewhere")?.entry(*key) += 1;
                 }
                 moment.out.give(moment.due.len() as u64);

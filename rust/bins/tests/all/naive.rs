@@ -43,3 +43,12 @@ proptest! {
         check(seed, Layout::Tcp { processes: 2, threads }, bits, 16, 8);
     }
 }
+
+/// The runs above are of some worth only if rows overtake bins that are on their way.
+#[test]
+fn rows_overtake_bins_that_are_on_their_way() {
+    for layout in [Layout::Threads(4), Layout::Apart { processes: 2, threads: 2 }] {
+        let ahead = |seed| run(&Load::random(seed, 4, 4, 16, 8), layout, seed).ahead;
+        assert!((0..100).any(|seed| ahead(seed) > 0), "{layout:?}");
+    }
+}

@@ -347,3 +347,119 @@ fn an_empty_batch_is_nothing() {
     assert_eq!(duo.frontier(), [9]);
     assert!(duo.holds(1, 0));
 }
+
+/// What is done at or after 5 while the output stands there, step by step; bins of worker 0 go to worker 1 at 5, piece by piece.
+fn while_bins_move(
+    moved: &[u64],
+    prepare: impl FnOnce(&mut Duo, &mut ControlInput<u64>),
+) -> (Vec<Vec<(u64, u64)>>, Duo) {
+    let routing = Routing::new(BITS, 2).unwrap();
+    let mut duo = Duo::shipping(Layout::Apart { processes: 2, threads: 1 }, &routing, 0);
+    let mut control = ControlInput::new(duo.lead(), routing, 2);
+    duo.send(0, moved.iter().map(|key| (*key, 1)).collect());
+    duo.data_to(1);
+    let moves = moved.iter().map(|key| Command::Move { bin: bin_of(*key), worker: 1 });
+    control.schedule(5, moves.collect()).unwrap();
+    prepare(&mut duo, &mut control);
+    control.advance_to(20).unwrap();
+    duo.data_to(15);
+    let mut seen = Vec::new();
+    while duo.step() {
+        if duo.frontier() == [5] {
+            let done = times(&duo).into_iter().filter(|(time, ..)| *time >= 5).map(|(time, key, _)| (time, key));
+            seen.push(done.collect());
+        }
+    }
+    (seen, duo)
+}
+
+/// Keys of worker 0 in three bins, the first two in the order in which their bins move, and one of worker 1.
+fn four_keys() -> [u64; 4] {
+    let a = key_of(0, &[]);
+    let b = key_of(0, &[a]);
+    let [first, second] = if bin_of(a) < bin_of(b) { [a, b] } else { [b, a] };
+    [first, second, key_of(0, &[a, b]), key_of(1, &[])]
+}
+
+fn sorted(mut list: Vec<(u64, u64)>) -> Vec<(u64, u64)> {
+    list.sort_unstable();
+    list
+}
+
+/// Rows of bins that are here do not wait for those that are on their way, and those of one that has come do not wait for the others.
+#[test]
+fn a_bin_is_in_service_whatever_else_is_under_way() {
+    let [first, second, stays, there] = four_keys();
+    let (seen, duo) = while_bins_move(&[first, second], |duo, _| {
+        for time in [6, 8] {
+            duo.data_to(time);
+            duo.send(1, [first, second, stays, there].map(|key| (key, 1)).to_vec());
+        }
+    });
+    let of =
+        |keys: &[u64]| sorted([6, 8].into_iter().flat_map(|time| keys.iter().map(move |key| (time, *key))).collect());
+    assert!(seen.contains(&of(&[stays, there])), "{seen:?}");
+    assert!(seen.contains(&of(&[first, stays, there])), "{seen:?}");
+    assert!(seen.iter().all(|done| !done.contains(&(6, second)) || done.contains(&(8, first))), "{seen:?}");
+    assert_eq!(times(&duo).len(), 2 + 8);
+    assert_eq!(duo.frontier(), [15]);
+    assert!(duo.stats.counters().records_ahead >= 6);
+    for key in [first, second] {
+        assert!(times(&duo).contains(&(8, key, 1)));
+    }
+}
+
+/// A block without keys speaks of all bins: its time and those after it wait for them.
+#[test]
+fn blocks_without_keys_wait_for_all_bins() {
+    let [first, _, stays, there] = four_keys();
+    let (seen, duo) = while_bins_move(&[first], |duo, _| {
+        for time in [6, 7, 8] {
+            duo.data_to(time);
+            duo.send(1, [first, stays, there].map(|key| (key, 1)).to_vec());
+            for rig in duo.rigs.iter_mut().filter(|_| time == 7) {
+                rig.data.as_mut().unwrap().send(crate::common::Block::local(Vec::new()));
+            }
+        }
+    });
+    assert!(seen.contains(&sorted(vec![(6, stays), (6, there)])), "{seen:?}");
+    let waits = |done: &Vec<(u64, u64)>| done.iter().all(|(time, _)| *time < 7) || done.contains(&(6, first));
+    assert!(seen.iter().all(waits), "{seen:?}");
+    // Three rows of each time, and three keys once more at 7.
+    assert_eq!(times(&duo).len(), 1 + 3 * 3 + 3);
+}
+
+/// A row at or after the next configuration waits until that has started: the bin may have to leave before it.
+#[test]
+fn nothing_overtakes_the_next_configuration() {
+    let [first, second, stays, there] = four_keys();
+    let (seen, duo) = while_bins_move(&[first], |duo, control| {
+        control.schedule(8, vec![Command::Move { bin: bin_of(second), worker: 1 }]).unwrap();
+        control.schedule(10, vec![Command::Move { bin: bin_of(second), worker: 0 }]).unwrap();
+        for time in [7, 8, 11] {
+            duo.data_to(time);
+            duo.send(1, [first, second, stays, there].map(|key| (key, 1)).to_vec());
+        }
+    });
+    assert!(seen.contains(&sorted(vec![(7, second), (7, stays), (7, there)])), "{seen:?}");
+    let waits = |done: &Vec<(u64, u64)>| done.iter().all(|(time, _)| *time == 7) || done.contains(&(7, first));
+    assert!(seen.iter().all(waits), "{seen:?}");
+    let of_second: Vec<_> = times(&duo).into_iter().filter(|(_, key, _)| *key == second).collect();
+    assert_eq!(of_second, [(7, second, 0), (8, second, 1), (11, second, 0)]);
+}
+
+/// Records that were post-dated before their bin moved come with it; those of other bins are due meanwhile.
+#[test]
+fn post_dated_records_are_due_in_bins_that_are_here() {
+    let [first, _, stays, there] = four_keys();
+    // A value of 11 comes back one tick later as 5.
+    let (seen, duo) = while_bins_move(&[first], |duo, _| {
+        duo.data_to(4);
+        duo.send(0, vec![(first, 14), (stays, 14)]);
+        duo.data_to(6);
+        duo.send(1, vec![(there, 11), (first, 11)]);
+    });
+    assert!(seen.contains(&sorted(vec![(6, there), (7, there), (8, stays)])), "{seen:?}");
+    let of_first: Vec<_> = times(&duo).into_iter().filter(|(_, key, _)| *key == first).collect();
+    assert_eq!(of_first, [(0, first, 0), (4, first, 0), (6, first, 1), (7, first, 1), (8, first, 1)]);
+}

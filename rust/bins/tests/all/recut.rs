@@ -18,7 +18,7 @@ fn load(workers: usize, bits: u8, ticks: u64, control: BTreeMap<u64, Vec<Command
         |worker: u64, tick: u64| (0..8).map(move |i| ((tick * 7 + worker * 3 + i * 11) % 200, (tick + i) as i64 % 60));
     let data =
         (0..workers as u64).map(|worker| (0..ticks).map(|tick| (tick, vec![rows(worker, tick).collect()])).collect());
-    Load { bits, workers, data: data.collect(), control, ship_bytes: 1000 }
+    Load { bits, workers, data: data.collect(), control, marks: [ticks / 2].into(), ship_bytes: 1000 }
 }
 
 fn checked(load: &Load, layout: Layout, seed: u64) -> usize {

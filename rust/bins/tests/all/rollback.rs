@@ -1,6 +1,6 @@
 //! M-23: epochs that fail at any point, also in the middle of a migration, are rolled back; nothing is lost or doubled.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::atomic::{AtomicI64, AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex};
 
@@ -30,7 +30,14 @@ impl Fuse {
 /// Values that post-date nothing: flows that roll back keep their timers in their bins.
 fn load(dice: &mut Dice, bits: u8, workers: usize, epochs: u64) -> Load {
     let ship_bytes = common::ship_bytes(dice);
-    let mut load = Load { bits, workers, data: vec![BTreeMap::new(); workers], control: BTreeMap::new(), ship_bytes };
+    let mut load = Load {
+        bits,
+        workers,
+        data: vec![BTreeMap::new(); workers],
+        control: BTreeMap::new(),
+        marks: BTreeSet::new(),
+        ship_bytes,
+    };
     let mut routing = load.initial();
     for tick in 0..epochs * TICKS {
         for times in &mut load.data {

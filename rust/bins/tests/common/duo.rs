@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use penstock_bins::{Routing, Shelf, Stats};
+use penstock_bins::{Config, Routing, Shelf, Stats};
 use penstock_dataflow::{Worker, fabric};
 
 use super::fleet::{Layout, Process};
@@ -18,13 +18,18 @@ pub struct Duo {
 
 impl Duo {
     pub fn new(layout: Layout, routing: &Routing) -> Self {
+        Self::shipping(layout, routing, penstock_bins::SHIP_BYTES)
+    }
+
+    /// With so many bytes of state under way at most.
+    pub fn shipping(layout: Layout, routing: &Routing, ship_bytes: usize) -> Self {
         let (trace, shelf, stats) = (SharedTrace::default(), Shelf::new(), Arc::new(Stats::new()));
         let process = Process { layout, shelf: shelf.clone(), stats: Arc::clone(&stats) };
         let mut workers: Vec<_> = fabric::threads(layout.workers()).into_iter().map(Worker::new).collect();
         let rigs = workers
             .iter_mut()
             .map(|worker| {
-                let config = config(worker, &process, routing);
+                let config = Config { ship_bytes, ..config(worker, &process, routing) };
                 build(worker, config, &trace).unwrap()
             })
             .collect();

@@ -55,6 +55,8 @@ pub struct Load {
     pub data: Vec<BTreeMap<u64, Vec<Vec<Row>>>>,
     /// By time; every batch is acceptable.
     pub control: BTreeMap<u64, Vec<Command>>,
+    /// Times at which each worker sends a block without keys.
+    pub marks: BTreeSet<u64>,
     /// Bytes of state under way.
     pub ship_bytes: usize,
 }
@@ -87,7 +89,8 @@ impl Load {
             control.insert(tick, random_batch(&mut dice, &mut routing, workers));
         }
         let ship_bytes = ship_bytes(&mut dice);
-        Self { bits, workers, data, control, ship_bytes }
+        let marks = (0..dice.below(4)).map(|_| dice.below(ticks)).collect();
+        Self { bits, workers, data, control, marks, ship_bytes }
     }
 
     pub fn initial(&self) -> Routing {
@@ -157,20 +160,34 @@ pub fn apply(state: &mut u64, value: i64) -> Option<(u64, i64)> {
     (value >= 10 && value % 3 != 0).then_some(((value % 5) as u64, value / 2))
 }
 
-/// The logic on bins, by [`apply`].
+/// What a block without keys does to each key.
+pub fn mark(state: &mut u64, time: u64) {
+    *state = state.wrapping_mul(37).wrapping_add(time);
+}
+
+/// The logic on bins, by [`apply`] and [`mark`].
 pub fn logic(worker: u32, moment: Moment<'_, u64, Block, Sums, Row, Vec<Output>>) -> Result<(), BoxError> {
     let Moment { time, blocks, due, bins, later, out, again, .. } = moment;
     let mut outputs = Vec::new();
     let mut blocks = blocks.into_iter();
     // Of some times one block at a time.
     let most = if time % 3 == 0 { 1 } else { usize::MAX };
-    let rows = blocks.by_ref().take(most).flat_map(|block| block.into_hashed_rows().collect::<Vec<_>>());
     let due = due.into_iter().map(|(bin, (key, value))| {
         assert_eq!(bins.bin_of(hash(&key)), bin, "a record is with its bin");
         (hash(&key), key, value)
     });
-    let due: Vec<_> = due.collect();
-    for (hashed, key, value) in due.into_iter().chain(rows) {
+    let mut rows: Vec<_> = due.collect();
+    let mut marks = 0;
+    for block in blocks.by_ref().take(most) {
+        match block.is_hashed() {
+            true => {
+                assert_eq!(marks, 0, "blocks without keys are last");
+                rows.extend(block.into_hashed_rows());
+            }
+            false => marks += 1,
+        }
+    }
+    for (hashed, key, value) in rows {
         let bin = bins.bin_of(hashed);
         let state = bins.get_mut(bin).ok_or_else(|| format!("key {key} at {time}: bin {bin} is not on {worker}"))?;
         let state = state.entry(key);
@@ -178,6 +195,15 @@ pub fn logic(worker: u32, moment: Moment<'_, u64, Block, Sums, Row, Vec<Output>>
             later.at(bin, time + delay, (key, value))?;
         }
         outputs.push((*time, key, *state, worker));
+    }
+    for _ in 0..marks {
+        for (_, state) in bins.owned_mut() {
+            for key in state.iter().map(|(key, _)| *key).collect::<Vec<_>>() {
+                let state = state.entry(key);
+                mark(state, *time);
+                outputs.push((*time, key, *state, worker));
+            }
+        }
     }
     out.give(outputs);
     again.extend(blocks);
@@ -189,11 +215,13 @@ pub fn oracle(load: &Load) -> HashMap<u64, Vec<(u64, u64)>> {
     let mut states: HashMap<u64, u64> = HashMap::new();
     let mut outputs: HashMap<u64, Vec<(u64, u64)>> = HashMap::new();
     let mut later: BTreeMap<u64, Vec<Row>> = BTreeMap::new();
-    let mut times: std::collections::BTreeSet<u64> = load.data.iter().flat_map(|times| times.keys().copied()).collect();
+    let mut times: BTreeSet<u64> = load.data.iter().flat_map(|times| times.keys().copied()).collect();
+    times.extend(&load.marks);
     while let Some(time) = times.pop_first() {
         let data = load.data.iter().flat_map(|times| times.get(&time)).flatten().flatten().copied();
         let mut rows: Vec<Row> = later.remove(&time).unwrap_or_default().into_iter().chain(data).collect();
-        while !rows.is_empty() {
+        let mut marked = load.marks.contains(&time);
+        while !rows.is_empty() || marked {
             for (key, value) in rows {
                 let state = states.entry(key).or_default();
                 if let Some((delay, value)) = apply(state, value) {
@@ -201,6 +229,12 @@ pub fn oracle(load: &Load) -> HashMap<u64, Vec<(u64, u64)>> {
                     times.insert(time + delay);
                 }
                 outputs.entry(key).or_default().push((time, *state));
+            }
+            if std::mem::take(&mut marked) {
+                for (key, state) in &mut states {
+                    mark(state, time);
+                    outputs.entry(*key).or_default().push((time, *state));
+                }
             }
             rows = later.remove(&time).unwrap_or_default();
         }
@@ -215,6 +249,8 @@ pub struct Trace {
     pub outputs: Vec<Output>,
     pub rejected: Vec<(u64, ControlError)>,
     pub log: Vec<LogEntry<u64>>,
+    /// Records that did not wait for bins that were on their way.
+    pub ahead: u64,
 }
 
 pub type SharedTrace = Arc<Mutex<Trace>>;
@@ -304,6 +340,9 @@ pub fn run(load: &Load, layout: Layout, seed: u64) -> Trace {
                 0 if feeding => match blocks.next() {
                     Some((time, blocks)) => {
                         data.advance_to(*time)?;
+                        if load.marks.contains(time) {
+                            data.send(Keyed::local(Vec::new()));
+                        }
                         for rows in blocks {
                             data.send(Keyed::new(rows.clone(), hash));
                         }
@@ -329,6 +368,7 @@ pub fn run(load: &Load, layout: Layout, seed: u64) -> Trace {
         result.unwrap();
     }
     let mut trace = std::mem::take(&mut *trace.lock().unwrap());
+    trace.ahead = stats.iter().map(|stats| stats.counters().records_ahead).sum();
     trace.log = stats.iter().flat_map(|stats| stats.log()).collect();
     trace
 }

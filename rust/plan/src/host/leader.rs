@@ -90,7 +90,7 @@ pub struct StepReport {
     pub started_ns: u64,
     /// When the probe passed it, nanoseconds since the Unix epoch.
     pub ended_ns: u64,
-    /// How long nothing was applied for it, nanoseconds: from the end of all that was before it to its own.
+    /// How long it held up the rows of its bins and what speaks of all bins at most, nanoseconds: from the end of all that was before it to its own.
     pub paused_ns: u64,
     /// Steps of the migration's list that were taken together.
     pub planned: u32,
