@@ -27,6 +27,8 @@ pub(crate) struct Arrivals<T> {
 struct Coming<T> {
     /// When it moves.
     time: T,
+    /// The worker of another process that sends it.
+    from: Option<usize>,
     /// Post-dated records that have come.
     records: u64,
 }
@@ -47,12 +49,22 @@ impl<T: Ord + Clone> Arrivals<T> {
         Self { prepared: BTreeMap::new() }
     }
 
-    /// Takes one part; `foreign` says that it comes from another process. Tells what it was, with bytes, for the statistics, and whether the bin
+    /// Whether nothing is on its way, as far as was announced.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.prepared.is_empty()
+    }
+
+    /// The worker of another process from which a bin comes that is not complete.
+    pub(crate) fn sender(&self, bin: u32) -> Option<usize> {
+        self.prepared.get(&bin)?.from
+    }
+
+    /// Takes one part; `from` is its sender, if that is of another process. Tells what it was, with bytes, for the statistics, and whether the bin
     /// is complete.
     pub(crate) fn part<S: BinState, P>(
         &mut self,
         time: &T,
-        foreign: bool,
+        from: Option<usize>,
         part: BinPart<T, P>,
         to: &mut Destination<'_, T, S, P>,
         mut told: impl FnMut(u32, BinEvent, usize),
@@ -68,13 +80,9 @@ impl<T: Ord + Clone> Arrivals<T> {
                 if epoch != to.table.epoch() {
                     return Err(BinsError::EpochDiffers { bin, here: to.table.epoch(), there: epoch });
                 }
-                self.prepared.insert(bin, Coming { time: time.clone(), records: 0 });
-                if foreign {
-                    let mut state = Box::new((to.new_state)());
-                    if to.record {
-                        state.mark();
-                    }
-                    to.table.begin_coming(bin, state)?;
+                self.prepared.insert(bin, Coming { time: time.clone(), from, records: 0 });
+                if from.is_some() {
+                    to.table.announced(bin)?;
                 }
             }
             BinPart::Shelved { bin, ticket } => {
@@ -87,7 +95,8 @@ impl<T: Ord + Clone> Arrivals<T> {
             }
             BinPart::State { bin, chunk } => {
                 self.expect(bin, time)?;
-                let state = to.table.chunk_came(bin).ok_or(BinsError::Unprepared { bin })?;
+                let new = || new_state(to.new_state, to.record);
+                let state = to.table.chunk_came(bin, new).ok_or(BinsError::Unprepared { bin })?;
                 state.absorb(&chunk).map_err(|source| BinsError::Chunk { bin, source })?;
                 told(bin, BinEvent::State, chunk.len());
             }
@@ -112,7 +121,7 @@ impl<T: Ord + Clone> Arrivals<T> {
                 if coming.records != records {
                     return Err(BinsError::RecordsDiffer { bin, arrived: coming.records, announced: records });
                 }
-                to.table.all_came(bin)?;
+                to.table.all_came(bin, || new_state(to.new_state, to.record))?;
                 self.prepared.remove(&bin);
                 told(bin, BinEvent::Installed, 0);
             }
@@ -142,6 +151,15 @@ impl<T: Ord + Clone> Arrivals<T> {
             _ => Err(BinsError::Unprepared { bin }),
         }
     }
+}
+
+/// The state of a bin of which nothing has come.
+fn new_state<S: BinState>(new: &dyn Fn() -> S, record: bool) -> S {
+    let mut state = new();
+    if record {
+        state.mark();
+    }
+    state
 }
 
 #[cfg(test)]
@@ -184,7 +202,7 @@ mod tests {
         }
 
         fn part(&mut self, time: u64, part: BinPart<u64, char>) -> Result<(), BinsError> {
-            self.with(|arrivals, to| arrivals.part(&time, true, part, to, |_, _, _| {}))
+            self.with(|arrivals, to| arrivals.part(&time, Some(1), part, to, |_, _, _| {}))
         }
 
         fn settle(&mut self, frontier: u64) -> Result<(), BinsError> {
@@ -284,7 +302,7 @@ mod tests {
         // A ticket that never comes.
         let mut rig = Rig::new();
         let prepare = BinPart::Prepare { bin: 3, epoch: None };
-        rig.with(|arrivals, to| arrivals.part(&5, false, prepare, to, |_, _, _| {})).unwrap();
+        rig.with(|arrivals, to| arrivals.part(&5, None, prepare, to, |_, _, _| {})).unwrap();
         assert!(matches!(rig.settle(6), Err(BinsError::Incomplete { bin: 3, arrived: 0, announced: None })));
     }
 

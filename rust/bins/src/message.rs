@@ -4,12 +4,14 @@
 //! records), from one F in that order; between threads of one process a ticket for the shelf is in place of the chunks and the End. How many there
 //! are is known when the last one is made, so the End tells it: with it, or with the ticket, all of the bin is there.
 //!
+//! Back from S to F: [`Told`].
+//!
 //! On the wire numbers are little-endian; a chunk is copied once, never taken apart.
 
 use penstock_dataflow::wire::{Wire, WireError, decode_serde, encode_serde};
 use penstock_progress::Timestamp;
-use serde::Serialize;
 use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
 
 /// What a post-dated record must be able to do: travel with its bin.
 pub trait Record: Serialize + DeserializeOwned + Send + 'static {}
@@ -58,6 +60,25 @@ pub(crate) enum BinPart<T, P> {
     },
     /// Post-dated records of it.
     Pending { bin: u32, records: Vec<(T, P)> },
+}
+
+/// What S tells the F that sends it bins.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) enum Told {
+    /// So many bytes were taken in.
+    Taken(u64),
+    /// Rows wait for these bins, for the first of them most: a hint, with which nothing but their order changes.
+    Wanted(Vec<u32>),
+}
+
+impl Wire for Told {
+    fn encode(&self, out: &mut Vec<u8>) {
+        encode_serde(self, out);
+    }
+
+    fn decode(bytes: &[u8]) -> Result<Self, WireError> {
+        decode_serde(bytes)
+    }
 }
 
 /// What a post-dated record counts for while it is under way, in bytes.
@@ -186,6 +207,17 @@ mod tests {
         let mut long = bytes(&BinPart::Prepare { bin: 1, epoch: None });
         long.push(0);
         assert!(BinPart::<u64, String>::decode(&long).is_err());
+    }
+
+    #[test]
+    fn what_is_told_survives_the_wire() {
+        for told in [Told::Taken(u64::MAX), Told::Wanted(Vec::new()), Told::Wanted(vec![7, u32::MAX, 0])] {
+            let mut out = Vec::new();
+            Addressed { to: 4, content: told.clone() }.encode(&mut out);
+            let read = Addressed::<Told>::decode(&out).unwrap();
+            assert_eq!((read.to, read.content), (4, told));
+            assert!((0..out.len()).all(|cut| Addressed::<Told>::decode(&out[..cut]).is_err()));
+        }
     }
 
     #[test]

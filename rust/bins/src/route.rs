@@ -26,7 +26,7 @@ use crate::block::{Block, route_block};
 use crate::configuration::{Configuration, Configurations, Outcome};
 use crate::control::{Changes, Control};
 use crate::error::{BinsError, BoxError, ControlError};
-use crate::message::{Addressed, BinPart, Record};
+use crate::message::{Addressed, BinPart, Record, Told};
 use crate::pending::Pending;
 use crate::recut::Divide;
 use crate::routing::Routing;
@@ -78,8 +78,8 @@ pub(crate) struct Moving<T> {
 pub(crate) struct Ports<T: Timestamp, D: Block, P: Record> {
     pub(crate) data: Input<T, D>,
     pub(crate) control: Input<T, Vec<Control>>,
-    /// How many bytes of state a worker has taken in. Leads to no output.
-    pub(crate) taken: Input<T, Addressed<u64>>,
+    /// What S of a worker tells of the state that goes to it. Leads to no output.
+    pub(crate) told: Input<T, Addressed<Told>>,
     pub(crate) routed: Output<T, Addressed<D>>,
     pub(crate) states: Output<T, Addressed<BinPart<T, P>>>,
 }
@@ -179,8 +179,13 @@ where
                 self.route(&routed, block);
             }
         }
-        while let Some((capability, taken)) = self.parts.ports.taken.next() {
-            self.under_way.taken(capability.sender(), taken.content)?;
+        while let Some((capability, told)) = self.parts.ports.told.next() {
+            match (told.content, &mut self.shipment) {
+                (Told::Taken(bytes), _) => self.under_way.taken(capability.sender(), bytes)?,
+                (Told::Wanted(bins), Some((_, shipment))) => shipment.want(bins),
+                // It crossed the last of them.
+                (Told::Wanted(_), None) => {}
+            }
         }
         self.ship()?;
         let probe = self.parts.probe.clone();

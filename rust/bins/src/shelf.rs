@@ -502,8 +502,8 @@ mod tests {
         let came = |marks: &[u64]| {
             let mut table = BinTable::<Counts>::new(0).unwrap();
             table.attach(shelf.clone(), "count".into());
-            table.begin_coming(0, held(10, false).state).unwrap();
-            table.all_came(0).unwrap();
+            table.announced(0).unwrap();
+            table.all_came(0, || *held(10, false).state).unwrap();
             marks.iter().for_each(|epoch| table.mark_all(*epoch));
             *table.get_mut(0).unwrap().entry(0) = 999;
         };

@@ -1,8 +1,10 @@
 //! What leaves a worker: the bins of one configuration, part by part, as there is room.
 //!
-//! Bins that stay in the process leave at once, by ticket. The others are encoded one after the other and chunk by chunk, while less
+//! Bins that stay in the process leave at once, by ticket. The others are announced, and encoded one after the other and chunk by chunk, while less
 //! than a budget of bytes is *under way*: encoded, and not yet taken in by the worker that it went to, which says so. So a
 //! migration costs the budget and one chunk, however large the bins are and however many move at once.
+//!
+//! Those go first for which rows wait where they go to, as far as that has been told; a bin that is begun is sent to its end.
 //!
 //! A bin stays in the table until its End is sent, out of service from the beginning: so it does not change while other bins are worked on; and
 //! whatever ends the worker, the bin is deposited like any other.
@@ -10,10 +12,10 @@
 //! Invariants: at most one bin is encoded at a time; more than the budget is under way by less than one chunk.
 //!
 //! Departure from Megaphone, which sends a bin's state as it is uninstalled: it goes as there is room. S tells F what
-//! it has taken in, on an edge that leads nowhere and so holds back no frontier; how many chunks and post-dated records a bin had is told
+//! it has taken in, and what rows wait for (after Meces, ATC 2022), on an edge that leads nowhere and so holds back no frontier; how many chunks and post-dated records a bin had is told
 //! behind them and compared.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::sync::atomic::Ordering::Relaxed;
 
 use penstock_progress::Timestamp;
@@ -62,8 +64,40 @@ impl UnderWay {
 /// The bins that one configuration sends away at its time.
 pub(crate) struct Shipment<T, P> {
     time: T,
-    waiting: VecDeque<Move>,
+    /// Those that stay in the process, until they have left.
+    near: Vec<Move>,
+    far: Queue,
+    announced: bool,
     current: Option<Current<T, P>>,
+}
+
+/// Bins in the order in which they leave.
+struct Queue {
+    waiting: HashMap<u32, Move>,
+    wanted: VecDeque<u32>,
+    order: VecDeque<u32>,
+}
+
+impl Queue {
+    fn new(moves: &[Move]) -> Self {
+        let order = moves.iter().map(|m| m.bin).collect();
+        Self { waiting: moves.iter().map(|m| (m.bin, *m)).collect(), wanted: VecDeque::new(), order }
+    }
+
+    /// These before those that nobody wants, if they are among them; those that were wanted earlier are before them.
+    fn want(&mut self, bins: Vec<u32>) {
+        self.wanted.extend(bins);
+    }
+
+    fn next(&mut self) -> Option<Move> {
+        while let Some(bin) = self.wanted.pop_front().or_else(|| self.order.pop_front()) {
+            let next = self.waiting.remove(&bin);
+            if next.is_some() {
+                return next;
+            }
+        }
+        None
+    }
 }
 
 /// A bin of which the first parts are sent.
@@ -80,27 +114,39 @@ enum Stage<T, P> {
 }
 
 impl<T: Timestamp, P: Record> Shipment<T, P> {
-    /// Of these bins, those that stay in the process first: they need not wait for room.
+    /// Nothing is sent yet.
     pub(crate) fn new<S: BinState>(time: T, moves: impl Iterator<Item = Move>, shared: &Shared<T, S, P>) -> Self {
-        let (mut waiting, far) = moves.partition::<VecDeque<Move>, _>(|m| (shared.local)(m.to as usize));
+        let (near, far) = moves.partition::<Vec<Move>, _>(|m| (shared.local)(m.to as usize));
         let mut table = shared.table.borrow_mut();
         far.iter().for_each(|m| table.begin_leaving(m.bin));
-        waiting.extend(far);
-        Self { time, waiting, current: None }
+        Self { time, near, far: Queue::new(&far), announced: false, current: None }
     }
 
-    /// Sends what there is room for; true when that was the last.
+    /// Rows wait for these bins.
+    pub(crate) fn want(&mut self, bins: Vec<u32>) {
+        self.far.want(bins);
+    }
+
+    /// Sends what there is room for; true when that was the last. Bins that stay in the process need not wait for room.
     pub(crate) fn send<S: BinState>(
         &mut self,
         shared: &Shared<T, S, P>,
         under_way: &mut UnderWay,
         send: &mut dyn FnMut(u32, BinPart<T, P>),
     ) -> Result<bool, BinsError> {
+        for m in self.near.drain(..) {
+            shared.announce(m, &self.time, send)?;
+            shared.hand_over(m, send)?;
+        }
+        if !std::mem::replace(&mut self.announced, true) {
+            let far = self.far.order.iter().filter_map(|bin| self.far.waiting.get(bin));
+            far.copied().try_for_each(|m| shared.announce(m, &self.time, send))?;
+        }
         loop {
             if self.current.is_none() {
-                let Some(next) = self.waiting.pop_front() else { return Ok(true) };
-                self.current = shared.begin(next, &self.time, send)?;
-                continue;
+                let Some(to) = self.far.next() else { return Ok(true) };
+                let stage = Stage::State { encoding: shared.encoding(&self.time), chunks: 0 };
+                self.current = Some(Current { to, stage });
             }
             if !under_way.has_room() {
                 return Ok(false);
@@ -137,15 +183,10 @@ impl<T: Timestamp, P: Record> Shipment<T, P> {
 }
 
 impl<T: Timestamp, S: BinState, P: Record> Shared<T, S, P> {
-    /// Announces a bin, and sends all of it when it stays in the process; else what is left to send.
-    fn begin(
-        &self,
-        m: Move,
-        time: &T,
-        send: &mut dyn FnMut(u32, BinPart<T, P>),
-    ) -> Result<Option<Current<T, P>>, BinsError> {
+    /// Tells that a bin comes.
+    fn announce(&self, m: Move, time: &T, send: &mut dyn FnMut(u32, BinPart<T, P>)) -> Result<(), BinsError> {
         let bin = m.bin;
-        let mut table = self.table.borrow_mut();
+        let table = self.table.borrow();
         if let Some(arrived) = table.coming(bin) {
             return Err(BinsError::Incomplete { bin, arrived, announced: None });
         }
@@ -154,20 +195,28 @@ impl<T: Timestamp, S: BinState, P: Record> Shared<T, S, P> {
         }
         self.stats.record(self.index, bin, time.clone(), BinEvent::Prepare, 0);
         send(m.to, BinPart::Prepare { bin, epoch: table.epoch() });
-        if !(self.local)(m.to as usize) {
-            // Between two epochs the record of the one that has ended is taken.
-            let extent = if self.record && (self.begins)(time).is_none() { Extent::Marked } else { Extent::All };
-            return Ok(Some(Current { to: m, stage: Stage::State { encoding: Encoding::of(extent), chunks: 0 } }));
-        }
+        Ok(())
+    }
+
+    /// Sends all of a bin that stays in the process.
+    fn hand_over(&self, m: Move, send: &mut dyn FnMut(u32, BinPart<T, P>)) -> Result<(), BinsError> {
+        let bin = m.bin;
         let records = self.pending.borrow_mut().take_bin(bin);
         if !records.is_empty() {
             send(m.to, BinPart::Pending { bin, records });
         }
-        let held = table.uninstall_held(bin).ok_or(BinsError::Absent { bin })?;
+        let held = self.table.borrow_mut().uninstall_held(bin).ok_or(BinsError::Absent { bin })?;
         let ticket = self.shelf.put(&self.name, bin, held)?;
         send(m.to, BinPart::Shelved { bin, ticket });
         self.count_out();
-        Ok(None)
+        Ok(())
+    }
+
+    /// How a bin is encoded that leaves the process at this time.
+    fn encoding(&self, time: &T) -> Encoding {
+        // Between two epochs the record of the one that has ended is taken.
+        let within = self.record && (self.begins)(time).is_none();
+        Encoding::of(if within { Extent::Marked } else { Extent::All })
     }
 
     /// The next chunk of a bin, where it lies.
@@ -207,6 +256,20 @@ impl<T: Timestamp, S: BinState, P: Record> Shared<T, S, P> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn bins_that_rows_wait_for_go_first() {
+        let moves: Vec<Move> = (0..8).map(|bin| Move { bin, from: 0, to: 1 }).collect();
+        let mut queue = Queue::new(&moves);
+        let next = |queue: &mut Queue| queue.next().map(|m| m.bin);
+        assert_eq!(next(&mut queue), Some(0));
+        queue.want(vec![6, 0, 99]);
+        queue.want(vec![2, 6]);
+        let left: Vec<u32> = std::iter::from_fn(|| next(&mut queue)).collect();
+        assert_eq!(left, [6, 2, 1, 3, 4, 5, 7]);
+        queue.want(vec![5]);
+        assert_eq!(next(&mut queue), None, "all have gone");
+    }
 
     #[test]
     fn room_is_what_is_not_under_way() {

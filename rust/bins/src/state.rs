@@ -14,8 +14,9 @@
 //!
 //! Source: Megaphone §3.4, §4.3; M-04, M-11. Departure: there all rows at or after the time of a migration wait for all of its bins.
 
+use std::cmp::Reverse;
 use std::collections::btree_map::Entry;
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::ops::Bound::{Excluded, Unbounded};
 use std::rc::Rc;
 use std::sync::atomic::Ordering::Relaxed;
@@ -27,7 +28,7 @@ use crate::arrival::{Arrivals, Destination};
 use crate::bin::BinState;
 use crate::block::Block;
 use crate::error::{BinsError, BoxError};
-use crate::message::{Addressed, BinPart, Record};
+use crate::message::{Addressed, BinPart, Record, Told};
 use crate::route::Shared;
 use crate::routing::Routing;
 use crate::stats::BinEvent;
@@ -37,8 +38,8 @@ use crate::table::BinTable;
 const DATA: usize = 0;
 const STATE: usize = 1;
 
-/// The output port on which S tells what it has taken in.
-const TAKEN: usize = 1;
+/// The output port on which S tells of the state that comes.
+const TOLD: usize = 1;
 
 /// Everything the logic gets for one time.
 pub struct Moment<'a, T: Timestamp, D, S: BinState, P, O: 'static> {
@@ -101,7 +102,7 @@ pub(crate) struct Ports<T: Timestamp, D: Block, P: Record, O: 'static> {
     pub(crate) data: Input<T, Addressed<D>>,
     pub(crate) states: Input<T, Addressed<BinPart<T, P>>>,
     pub(crate) output: Output<T, O>,
-    pub(crate) taken: Output<T, Addressed<u64>>,
+    pub(crate) told: Output<T, Addressed<Told>>,
 }
 
 /// Blocks of one time with their senders.
@@ -113,6 +114,8 @@ pub(crate) struct StateOperator<T: Timestamp, D: Block, S: BinState, P: Record, 
     shared: Rc<Shared<T, S, P>>,
     logic: L,
     arrivals: Arrivals<T>,
+    /// By worker of another process that sends bins, the right to tell it: at the time of the state, on an edge that holds back no frontier.
+    senders: BTreeMap<usize, Capability<T>>,
     stash: BTreeMap<T, Stashed<T, D>>,
     /// For the least pending time.
     least: Option<Capability<T>>,
@@ -133,6 +136,9 @@ struct Ahead<T> {
     looked: Option<T>,
     /// Bins for which rows are left, and how many. They stay shut when they have come, until what is left is looked through again.
     shut: HashMap<u32, u64>,
+    /// Bins that are shut and were not asked for, and those that were.
+    unasked: Vec<u32>,
+    asked: HashSet<u32>,
 }
 
 /// Rows that are left are looked through when those that have their bins are one in so many of them: so each is looked at about so often.
@@ -151,7 +157,20 @@ where
 {
     pub(crate) fn new(ports: Ports<T, D, P, O>, shared: Rc<Shared<T, S, P>>, wake: Activator, logic: L) -> Self {
         let (arrivals, stash) = (Arrivals::new(), BTreeMap::new());
-        Self { ports, shared, logic, arrivals, stash, least: None, begun: None, ahead: None, came: false, wake }
+        let senders = BTreeMap::new();
+        Self {
+            ports,
+            shared,
+            logic,
+            arrivals,
+            senders,
+            stash,
+            least: None,
+            begun: None,
+            ahead: None,
+            came: false,
+            wake,
+        }
     }
 
     /// One run: state, then data, then every time that is complete.
@@ -183,15 +202,14 @@ where
 
     fn receive_state(&mut self) -> Result<(), BoxError> {
         let shared = Rc::clone(&self.shared);
-        // By sender, with the right to tell it: at the time of the state, on an edge that holds back no frontier. Whoever joins has no other.
-        let mut taken = BTreeMap::<usize, (Capability<T>, u64)>::new();
+        let mut taken = BTreeMap::<usize, u64>::new();
         loop {
             let Some((capability, part)) = self.ports.states.next() else { break };
             let time = capability.time();
-            let foreign = !(shared.local)(capability.sender());
-            if foreign && part.content.weight() > 0 {
-                let entry = taken.entry(capability.sender());
-                entry.or_insert_with(|| (capability.retain_for(TAKEN), 0)).1 += part.content.weight();
+            let from = Some(capability.sender()).filter(|from| !(shared.local)(*from));
+            if let Some(from) = from {
+                self.senders.entry(from).or_insert_with(|| capability.retain_for(TOLD));
+                *taken.entry(from).or_default() += part.content.weight();
             }
             let (mut later, mut whole) = (false, false);
             let told = |bin, what, bytes| {
@@ -200,7 +218,7 @@ where
                 shared.stats.bytes_in.fetch_add(bytes as u64, Relaxed);
                 shared.stats.record(shared.index, bin, time.clone(), what, bytes as u64);
             };
-            shared.receive(|to| self.arrivals.part(time, foreign, part.content, to, told))?;
+            shared.receive(|to| self.arrivals.part(time, from, part.content, to, told))?;
             if whole {
                 shared.stats.owned.fetch_add(1, Relaxed);
                 shared.stats.moved_in.fetch_add(1, Relaxed);
@@ -212,10 +230,39 @@ where
                 self.hold(Some(&held));
             }
         }
-        for (sender, (telling, bytes)) in taken {
-            self.ports.taken.session(&telling).give(Addressed { to: sender as u32, content: bytes });
+        for (sender, bytes) in taken.into_iter().filter(|(_, bytes)| *bytes > 0) {
+            self.tell(sender, Told::Taken(bytes));
+        }
+        if self.arrivals.is_empty() {
+            self.senders.clear();
         }
         Ok(())
+    }
+
+    fn tell(&mut self, sender: usize, told: Told) {
+        if let Some(capability) = self.senders.get(&sender) {
+            self.ports.told.session(capability).give(Addressed { to: sender as u32, content: told });
+        }
+    }
+
+    /// Asks for the bins that rows wait for, each once.
+    fn ask(&mut self, ahead: &mut Ahead<T>) {
+        let mut wanted = BTreeMap::<usize, Vec<(u64, u32)>>::new();
+        let Ahead { shut, unasked, asked, .. } = ahead;
+        unasked.retain(|bin| match (asked.contains(bin), shut.get(bin), self.arrivals.sender(*bin)) {
+            (false, Some(rows), Some(from)) => {
+                asked.insert(*bin);
+                wanted.entry(from).or_default().push((*rows, *bin));
+                false
+            }
+            // It may not be announced yet.
+            (false, Some(_), None) => self.shared.table.borrow().get(*bin).is_none(),
+            _ => false,
+        });
+        for (sender, mut bins) in wanted {
+            bins.sort_unstable_by_key(|(rows, bin)| (Reverse(*rows), *bin));
+            self.tell(sender, Told::Wanted(bins.into_iter().map(|(_, bin)| bin).collect()));
+        }
     }
 
     fn settle(&mut self, frontiers: &Frontiers<'_, T>) -> Result<(), BinsError> {
@@ -246,6 +293,7 @@ where
             }
             self.apply_ahead(time, &mut ahead)?;
         }
+        self.ask(&mut ahead);
         self.ahead = Some(ahead);
         Ok(())
     }
@@ -377,7 +425,7 @@ where
 
 impl<T: Ord> Ahead<T> {
     fn new(since: T) -> Self {
-        Self { since, looked: None, shut: HashMap::new() }
+        Self { since, looked: None, shut: HashMap::new(), unasked: Vec::new(), asked: HashSet::new() }
     }
 
     /// Whether all of a bin is here and nothing that is before is left for it.
@@ -403,7 +451,10 @@ impl<T: Ord> Ahead<T> {
             };
             last = Some((bin, is_open));
             if !is_open {
-                *self.shut.entry(bin).or_default() += 1;
+                *self.shut.entry(bin).or_insert_with(|| {
+                    self.unasked.push(bin);
+                    0
+                }) += 1;
             }
             open.push(u32::from(is_open));
         }

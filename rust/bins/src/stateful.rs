@@ -1,7 +1,7 @@
 //! The stateful operator: F and S together.
 //!
 //! Builds, on each worker: the broadcast of control into F, the exchange of blocks and of state from F to S, the way back on
-//! which S tells F how much state it has taken in, and the probe of S's output that F reads.
+//! which S tells F how much state it has taken in and which bins rows wait for, and the probe of S's output that F reads.
 //!
 //! Source: Megaphone §3.4 Fig. 3, §4.1; M-09, M-12.
 
@@ -17,7 +17,7 @@ use crate::bin::BinState;
 use crate::block::Block;
 use crate::control::Control;
 use crate::error::{BinsError, BoxError, ControlError};
-use crate::message::{Addressed, BinPart, Record};
+use crate::message::{Addressed, BinPart, Record, Told};
 use crate::pending::Pending;
 pub use crate::recut::Divide;
 use crate::route::{self, RouteOperator, RouteParts, Shared};
@@ -195,12 +195,12 @@ where
         (0..members.peers()).for_each(|worker| route(worker, batch.clone()));
     });
     let control = builder.input_with(control, broadcast, vec![nowhere(), through()]);
-    // What was taken in comes back to F and leads nowhere, so it holds back no frontier.
-    let (around, told) = scope.feedback::<Addressed<u64>>(T::Summary::default());
-    let taken = builder.input_with(&told, by_address(), vec![nowhere(), nowhere()]);
+    // What S tells comes back to F and leads nowhere, so it holds back no frontier.
+    let (around, told) = scope.feedback::<Addressed<Told>>(T::Summary::default());
+    let told = builder.input_with(&told, by_address(), vec![nowhere(), nowhere()]);
     let members = scope.clone();
     let mut operator = RouteOperator::new(RouteParts {
-        ports: route::Ports { data, control, taken, routed, states },
+        ports: route::Ports { data, control, told, routed, states },
         shared: Rc::clone(&shared),
         routing,
         probe: probe.clone(),
@@ -222,16 +222,16 @@ where
     // A piece of the budget at a time; rows that go elsewhere need not wait for it.
     let states = builder.input(&states_stream, by_address_behind());
     let (output, output_stream) = builder.output::<O>();
-    let (taken, taken_stream) = builder.output_with::<Addressed<u64>>(vec![nowhere(), through()]);
+    let (told, told_stream) = builder.output_with::<Addressed<Told>>(vec![nowhere(), through()]);
     let wake = builder.activator();
     _ = shared.wake.set(wake.clone());
     builder.build(|capabilities| {
         drop(capabilities);
-        let ports = state::Ports { data, states, output, taken };
+        let ports = state::Ports { data, states, output, told };
         let mut operator = StateOperator::new(ports, shared, wake, logic);
         move |frontiers| operator.run(frontiers)
     });
-    taken_stream.connect_loop(around);
+    told_stream.connect_loop(around);
     let output = output_stream.probe_waking(&mut probe, wake_route);
     Ok(Stateful { output, probe, routing: active, rejected, table, stats })
 }

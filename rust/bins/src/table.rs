@@ -32,8 +32,8 @@ pub struct BinTable<S: BinState> {
     came: BTreeSet<u32>,
     /// Bins that are sent to another process, until all is sent.
     leaving: BTreeMap<u32, Box<S>>,
-    /// Bins from another process of which something has still to come, and how many chunks have.
-    coming: BTreeMap<u32, (Box<S>, u64)>,
+    /// Bins from another process of which something has still to come: what has, once anything has, and in how many chunks.
+    coming: BTreeMap<u32, (Option<Box<S>>, u64)>,
     /// Bins in service.
     held: usize,
     /// Bins that may have changed: those that are whole, each once; which these are; and parts.
@@ -224,7 +224,7 @@ impl<S: BinState> BinTable<S> {
     }
 
     fn states_mut(&mut self) -> impl Iterator<Item = &mut S> {
-        let coming = self.coming.values_mut().map(|(state, _)| state);
+        let coming = self.coming.values_mut().filter_map(|(state, _)| state.as_mut());
         let on_their_way = self.leaving.values_mut().chain(coming);
         self.slots.iter_mut().flatten().chain(self.split.values_mut()).chain(on_their_way).map(|state| &mut **state)
     }
@@ -241,26 +241,25 @@ impl<S: BinState> BinTable<S> {
         Ok(())
     }
 
-    /// Lays down a bin that begins to come from another process. Should the table end before [`all_came`](Self::all_came), nothing of
-    /// it counts.
-    pub(crate) fn begin_coming(&mut self, bin: u32, state: Box<S>) -> Result<(), BinsError> {
+    /// A bin will come from another process. Should the table end before [`all_came`](Self::all_came), nothing of it counts.
+    pub(crate) fn announced(&mut self, bin: u32) -> Result<(), BinsError> {
         self.check_free(bin)?;
-        self.coming.insert(bin, (state, 0));
+        self.coming.insert(bin, (None, 0));
         Ok(())
     }
 
-    /// A bin that is coming, for one more chunk.
-    pub(crate) fn chunk_came(&mut self, bin: u32) -> Option<&mut S> {
+    /// A bin that is coming, for one more chunk; `new` makes one of which nothing has come.
+    pub(crate) fn chunk_came(&mut self, bin: u32, new: impl FnOnce() -> S) -> Option<&mut S> {
         let (state, chunks) = self.coming.get_mut(&bin)?;
         *chunks += 1;
-        Some(state)
+        Some(state.get_or_insert_with(|| Box::new(new())))
     }
 
     /// All of a bin that was coming is here: it is in service.
-    pub(crate) fn all_came(&mut self, bin: u32) -> Result<(), BinsError> {
+    pub(crate) fn all_came(&mut self, bin: u32, new: impl FnOnce() -> S) -> Result<(), BinsError> {
         let (state, _) = self.coming.remove(&bin).ok_or(BinsError::Unprepared { bin })?;
         self.arrived.insert(bin);
-        self.install(bin, state)
+        self.install(bin, state.unwrap_or_else(|| Box::new(new())))
     }
 
     /// Of a bin of which something has still to come: how many chunks have.

@@ -463,3 +463,43 @@ fn post_dated_records_are_due_in_bins_that_are_here() {
     let of_first: Vec<_> = times(&duo).into_iter().filter(|(_, key, _)| *key == first).collect();
     assert_eq!(of_first, [(0, first, 0), (4, first, 0), (6, first, 1), (7, first, 1), (8, first, 1)]);
 }
+
+/// A bin for which rows wait comes before those that nobody waits for.
+#[test]
+fn bins_that_rows_wait_for_come_first() {
+    let mut keys = Vec::new();
+    for _ in 0..5 {
+        keys.push(key_of(0, &keys));
+    }
+    keys.sort_by_key(|key| bin_of(*key));
+    let hot = keys[4];
+    let (_, duo) = while_bins_move(&keys, |duo, _| {
+        duo.data_to(6);
+        duo.send(1, vec![(hot, 1), (keys[3], 1), (hot, 1)]);
+    });
+    let log = duo.stats.log();
+    let come = log.iter().filter(|entry| entry.what == BinEvent::Installed).map(|entry| entry.bin).collect::<Vec<_>>();
+    // One was begun before anybody could ask.
+    let expected = [keys[0], hot, keys[3], keys[1], keys[2]].map(bin_of);
+    assert_eq!(come, expected);
+    assert_eq!(times(&duo).len(), 5 + 3);
+}
+
+/// What waits is not looked through for the sake of a few rows; rows of a bin that has come do not overtake those that are left for it.
+#[test]
+fn few_rows_of_a_bin_that_has_come_wait_for_more() {
+    let [first, second, stays, _] = four_keys();
+    let (seen, duo) = while_bins_move(&[first, second], |duo, _| {
+        duo.data_to(6);
+        let many = (0..5000).map(|_| (second, 1));
+        duo.send(1, many.chain([(first, 1), (stays, 1)]).collect());
+        duo.data_to(8);
+        duo.send(1, vec![(first, 1), (stays, 1)]);
+    });
+    assert!(seen.contains(&vec![(6, stays), (8, stays)]), "nothing else yet");
+    let of = |done: &Vec<(u64, u64)>, key| done.iter().any(|(_, other)| *other == key);
+    assert!(seen.iter().all(|done| !of(done, first) || of(done, second)));
+    let of_first = times(&duo).into_iter().filter(|(_, key, _)| *key == first);
+    assert_eq!(of_first.collect::<Vec<_>>(), [(0, first, 0), (6, first, 1), (8, first, 1)]);
+    assert_eq!(times(&duo).len(), 2 + 5000 + 4);
+}
