@@ -31,7 +31,7 @@ use crate::pending::Pending;
 use crate::recut::Divide;
 use crate::routing::Routing;
 use crate::shelf::Shelf;
-use crate::shipment::{Shipment, UnderWay};
+use crate::shipment::{Left, Shipment, UnderWay};
 use crate::stateful::EpochOf;
 use crate::stats::{Loads, Stats};
 use crate::table::BinTable;
@@ -98,6 +98,8 @@ pub(crate) struct RouteParts<T: Timestamp, D: Block, S: BinState, P: Record> {
     pub(crate) lesson: Lesson<Configurations<T>>,
     /// Tells members from absent workers.
     pub(crate) present: Rc<dyn Fn(u32) -> bool>,
+    /// Runs this F again.
+    pub(crate) wake: Activator,
     /// How post-dated records are divided, where bins may be split.
     pub(crate) divide: Divide<P>,
 }
@@ -289,12 +291,14 @@ where
 
     /// Sends what there is room for; with the last part, lets go of the time.
     fn ship(&mut self) -> Result<(), BinsError> {
-        let RouteParts { ports, shared, .. } = &mut self.parts;
+        let RouteParts { ports, shared, wake, .. } = &mut self.parts;
         if let Some((capability, shipment)) = &mut self.shipment {
             let mut session = ports.states.session(capability);
             let mut send = |to, content| session.give(Addressed { to, content });
-            if shipment.send(shared, &mut self.under_way, &mut send)? {
-                self.shipment = None;
+            match shipment.send(shared, &mut self.under_way, &mut send)? {
+                Left::Nothing => self.shipment = None,
+                Left::NoRoom => {}
+                Left::More => wake.activate(),
             }
         }
         Ok(())

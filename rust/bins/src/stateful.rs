@@ -199,7 +199,9 @@ where
     let (around, told) = scope.feedback::<Addressed<Told>>(T::Summary::default());
     let told = builder.input_with(&told, by_address(), vec![nowhere(), nowhere()]);
     let members = scope.clone();
+    let wake_route = builder.activator();
     let mut operator = RouteOperator::new(RouteParts {
+        wake: wake_route.clone(),
         ports: route::Ports { data, control, told, routed, states },
         shared: Rc::clone(&shared),
         routing,
@@ -211,7 +213,6 @@ where
         present: Rc::new(move |worker| members.is_joinable() || (worker as usize) < members.peers()),
         lesson: builder.lesson(),
     });
-    let wake_route = builder.activator();
     builder.build(|capabilities| {
         drop(capabilities);
         move |frontiers| operator.run(frontiers)
