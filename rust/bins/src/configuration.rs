@@ -71,6 +71,9 @@ pub struct Configurations<T> {
     cursor_at: usize,
     pending: VecDeque<Configuration<T>>,
     staged: BTreeMap<T, Vec<Control>>,
+    /// What of it a peer has told and has not come here: it may still do so, or was sent before there was anybody here.
+    #[serde(skip)]
+    learnt: BTreeMap<T, Vec<Control>>,
     frontier: Frontier<T>,
     next_sequence: u64,
     divisible: bool,
@@ -97,6 +100,7 @@ impl<T: Ord + Clone> Configurations<T> {
             cursor_at: 0,
             pending: VecDeque::new(),
             staged: BTreeMap::new(),
+            learnt: BTreeMap::new(),
             frontier: Frontier::Unknown,
             next_sequence: 0,
             divisible: true,
@@ -110,19 +114,14 @@ impl<T: Ord + Clone> Configurations<T> {
         self
     }
 
-    /// Begins where a peer stands. What was staged here and there counts once: a peer whose control frontier has passed a time has had all of it.
+    /// Begins where a peer stands. What it had staged and what was or will be staged here counts once; a peer whose control frontier has passed a
+    /// time has had all of it, and so has this worker.
     pub fn learn(&mut self, mut peer: Self) {
-        for (time, mut staged) in std::mem::take(&mut self.staged) {
-            if !peer.frontier.may_bring(&time) {
-                continue;
+        peer.learnt = peer.staged.clone();
+        for (time, staged) in std::mem::take(&mut self.staged) {
+            if peer.frontier.may_bring(&time) {
+                peer.stage(time, staged);
             }
-            let known = peer.staged.entry(time).or_default();
-            for control in &*known {
-                if let Some(at) = staged.iter().position(|other| other == control) {
-                    staged.swap_remove(at);
-                }
-            }
-            known.append(&mut staged);
         }
         *self = peer;
     }
@@ -156,6 +155,12 @@ impl<T: Ord + Clone> Configurations<T> {
 
     /// Stashes control until its time is certain.
     pub fn stage(&mut self, time: T, mut controls: Vec<Control>) {
+        if let Some(learnt) = self.learnt.get_mut(&time) {
+            controls.retain(|control| {
+                let known = learnt.iter().position(|other| other == control);
+                known.map(|at| learnt.swap_remove(at)).is_none()
+            });
+        }
         if !controls.is_empty() {
             self.staged.entry(time).or_default().append(&mut controls);
         }
@@ -175,6 +180,7 @@ impl<T: Ord + Clone> Configurations<T> {
                 break;
             }
             let (time, batch) = entry.remove_entry();
+            self.learnt.remove(&time);
             let checked = check_batch(&batch, &self.newest, &present, self.next_sequence);
             let checked = checked.and_then(|changes| match changes.recuts.first() {
                 Some(recut) if !self.divisible => Err(ControlError::Indivisible { bin: recut.bin }),
@@ -289,15 +295,20 @@ mod tests {
         peer.stage(5, second.clone());
         peer.stage(7, third[..1].to_vec());
         assert_eq!(peer.advance(&[6], |_| true).len(), 2);
-        // The joiner was sent the second batch, and the other half of the third, and all of it but for the first again.
-        let mut f = Configurations::new(Routing::new(2, 2).unwrap());
-        f.stage(5, second);
-        f.stage(7, third.clone());
-        f.learn(peer);
-        assert!(f.concerns(&7, 2) && f.concerns(&5, 1) && !f.concerns(&5, 2));
-        assert!(matches!(f.advance(&[8], |_| true)[..], [Outcome::Pending(_)]));
-        assert_eq!(f.newest().owners(), [2, 2, 2, 1]);
-        assert_eq!(f.routing_at(&4).unwrap().owners(), [1, 1, 0, 1]);
+        // The joiner was sent the second batch, and the other half of the third, and all of it but for the first again: before it learns or after.
+        for after in [0, 1, third.len()] {
+            let mut f = Configurations::new(Routing::new(2, 2).unwrap());
+            f.stage(5, second.clone());
+            let (before, after) = third.split_at(third.len() - after);
+            f.stage(7, before.to_vec());
+            f.learn(peer.clone());
+            f.stage(7, after.to_vec());
+            assert!(f.concerns(&7, 2) && f.concerns(&5, 1) && !f.concerns(&5, 2));
+            let outcomes = f.advance(&[8], |_| true);
+            assert!(matches!(outcomes[..], [Outcome::Pending(_)]), "{outcomes:?}");
+            assert_eq!(f.newest().owners(), [2, 2, 2, 1]);
+            assert_eq!(f.routing_at(&4).unwrap().owners(), [1, 1, 0, 1]);
+        }
     }
 
     #[test]
