@@ -31,6 +31,11 @@ def test_a_process_has_the_cpus_on_which_it_may_run(monkeypatch: pytest.MonkeyPa
     assert execution.default_workers(processes=4) == 1
 
 
+def test_a_context_that_knows_of_no_cpus_is_no_task(monkeypatch: pytest.MonkeyPatch) -> None:
+    in_task(monkeypatch, SimpleNamespace(cpus=lambda: None))
+    assert _cpus.of_task_or_process() == _cpus.of_process()
+
+
 def test_without_an_affinity_it_has_those_of_the_machine_and_at_least_one(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr(os, "sched_getaffinity", raising=False)
     monkeypatch.setattr(os, "cpu_count", lambda: 6)

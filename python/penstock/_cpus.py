@@ -26,4 +26,5 @@ def task() -> Any:
 def of_task_or_process() -> int:
     """The CPUs of the Spark task (``spark.task.cpus``) in which this code runs, else those of the process."""
     context = task()
-    return of_process() if context is None else max(1, int(context.cpus()))
+    cpus = None if context is None else context.cpus()  # None, too, in a context that a test made by hand
+    return of_process() if cpus is None else max(1, int(cpus))
