@@ -9,6 +9,7 @@
 //! one queue, since uninstalling one bin of many must not search all of them.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::ops::Bound::{Excluded, Unbounded};
 
 /// Records that wait for their time.
 #[derive(Debug)]
@@ -70,19 +71,23 @@ impl<T: Ord + Clone, P> Pending<T, P> {
     /// Takes what is due of these bins, as [`take_due`](Self::take_due) does of all.
     pub(crate) fn take_due_of(&mut self, now: &T, open: impl Fn(u32) -> bool) -> Vec<(u32, P)> {
         let mut due = Vec::new();
-        while let Some((time, bin)) = self.least.iter().find(|(_, bin)| open(*bin)).cloned() {
-            if time > *now {
-                break;
+        // What is put back is later than what is taken, so it is met on the way, and bins that are not open once.
+        let mut at = Unbounded;
+        let is_due = |entry: &&(T, u32)| entry.0 <= *now;
+        while let Some((time, bin)) =
+            self.least.range((at, Unbounded)).take_while(is_due).find(|(_, bin)| open(*bin)).cloned()
+        {
+            self.least.remove(&(time.clone(), bin));
+            if let Some(times) = self.bins.get_mut(&bin) {
+                if let Some((_, records)) = times.pop_first() {
+                    due.extend(records.into_iter().map(|record| (bin, record)));
+                }
+                match times.first_key_value() {
+                    Some((next, _)) => _ = self.least.insert((next.clone(), bin)),
+                    None => _ = self.bins.remove(&bin),
+                }
             }
-            self.least.remove(&(time, bin));
-            let Some(times) = self.bins.get_mut(&bin) else { continue };
-            if let Some((_, records)) = times.pop_first() {
-                due.extend(records.into_iter().map(|record| (bin, record)));
-            }
-            match times.first_key_value() {
-                Some((next, _)) => _ = self.least.insert((next.clone(), bin)),
-                None => _ = self.bins.remove(&bin),
-            }
+            at = Excluded((time, bin));
         }
         self.len -= due.len();
         due

@@ -123,8 +123,8 @@ pub(crate) struct StateOperator<T: Timestamp, D: Block, S: BinState, P: Record, 
     begun: Option<(T, Capability<T>, Vec<D>)>,
     /// What was applied ahead of the state of a migration, and what was not.
     ahead: Option<Ahead<T>>,
-    /// Whether bins have come in this run.
-    came: bool,
+    /// Bins that have come in this run.
+    came: Vec<u32>,
     wake: Activator,
 }
 
@@ -136,12 +136,16 @@ struct Ahead<T> {
     looked: Option<T>,
     /// Bins for which rows are left, and how many. They stay shut when they have come, until what is left is looked through again.
     shut: HashMap<u32, u64>,
+    /// How many rows are left, and of these for bins that have come.
+    left: u64,
+    ready: u64,
     /// Bins that are shut and were not asked for, and those that were.
     unasked: Vec<u32>,
     asked: HashSet<u32>,
 }
 
-/// Rows that are left are looked through when those that have their bins are one in so many of them: so each is looked at about so often.
+/// Rows that are left are looked through when those whose bins have come are one in so many of them, whether bins came or rows: so each is looked at
+/// about so often, and rows of a bin that has come do not wait for the others for ever.
 const WORTH: u64 = 16;
 /// And when there are no more than these.
 const FEW: u64 = 1 << 12;
@@ -168,7 +172,7 @@ where
             least: None,
             begun: None,
             ahead: None,
-            came: false,
+            came: Vec::new(),
             wake,
         }
     }
@@ -211,18 +215,18 @@ where
                 self.senders.entry(from).or_insert_with(|| capability.retain_for(TOLD));
                 *taken.entry(from).or_default() += part.content.weight();
             }
-            let (mut later, mut whole) = (false, false);
+            let (mut later, mut whole) = (false, None);
             let told = |bin, what, bytes| {
                 later |= what == BinEvent::Pending;
-                whole |= what == BinEvent::Installed;
+                whole = Some(bin).filter(|_| what == BinEvent::Installed).or(whole);
                 shared.stats.bytes_in.fetch_add(bytes as u64, Relaxed);
                 shared.stats.record(shared.index, bin, time.clone(), what, bytes as u64);
             };
             shared.receive(|to| self.arrivals.part(time, from, part.content, to, told))?;
-            if whole {
+            if let Some(bin) = whole {
                 shared.stats.owned.fetch_add(1, Relaxed);
                 shared.stats.moved_in.fetch_add(1, Relaxed);
-                self.came = true;
+                self.came.push(bin);
             }
             if later {
                 let held = capability.retain();
@@ -280,12 +284,10 @@ where
         };
         let ahead = self.ahead.take().filter(|ahead| ahead.since == moving.since);
         let mut ahead = ahead.unwrap_or_else(|| Ahead::new(moving.since.clone()));
-        if came {
-            ahead.reopen(&self.shared.table.borrow());
-        }
-        while self.begun.is_none()
-            && let Some(time) = self.next_ahead(&ahead)
-        {
+        came.iter().for_each(|bin| ahead.came(*bin));
+        while self.begun.is_none() {
+            ahead.reopen();
+            let Some(time) = self.next_ahead(&ahead) else { break };
             let known = moving.until.as_ref().is_none_or(|until| time < *until);
             let of_all = |(_, blocks): &Stashed<T, D>| blocks.iter().any(|(_, block)| block.hashes().is_none());
             if !known || frontiers.less_equal(DATA, &time) || self.stash.get(&time).is_some_and(of_all) {
@@ -425,7 +427,8 @@ where
 
 impl<T: Ord> Ahead<T> {
     fn new(since: T) -> Self {
-        Self { since, looked: None, shut: HashMap::new(), unasked: Vec::new(), asked: HashSet::new() }
+        let (shut, unasked, asked) = (HashMap::new(), Vec::new(), HashSet::new());
+        Self { since, looked: None, shut, left: 0, ready: 0, unasked, asked }
     }
 
     /// Whether all of a bin is here and nothing that is before is left for it.
@@ -455,6 +458,8 @@ impl<T: Ord> Ahead<T> {
                     self.unasked.push(bin);
                     0
                 }) += 1;
+                self.left += 1;
+                self.ready += u64::from(table.get(bin).is_some());
             }
             open.push(u32::from(is_open));
         }
@@ -465,15 +470,17 @@ impl<T: Ord> Ahead<T> {
         }
     }
 
-    /// Bins have come: opens those that rows are left for, if it is worth it to look through what is left again.
-    fn reopen<S: BinState>(&mut self, table: &BinTable<S>) {
-        let all: u64 = self.shut.values().sum();
-        let here = |bin: u32| table.get(bin).is_some();
-        let ready: u64 = self.shut.iter().filter(|(bin, _)| here(**bin)).map(|(_, rows)| rows).sum();
-        if ready > 0 && (all <= FEW || ready * WORTH >= all) {
+    /// A bin has come.
+    fn came(&mut self, bin: u32) {
+        self.ready += self.shut.get(&bin).copied().unwrap_or(0);
+    }
+
+    /// Opens the bins that have come and that rows are left for, if it is worth it to look through what is left again.
+    fn reopen(&mut self) {
+        if self.ready > 0 && (self.left <= FEW || self.ready * WORTH >= self.left) {
             // What is looked at is counted anew.
             self.shut.clear();
-            self.looked = None;
+            (self.left, self.ready, self.looked) = (0, 0, None);
         }
     }
 }

@@ -503,3 +503,37 @@ fn few_rows_of_a_bin_that_has_come_wait_for_more() {
     assert_eq!(of_first.collect::<Vec<_>>(), [(0, first, 0), (6, first, 1), (8, first, 1)]);
     assert_eq!(times(&duo).len(), 2 + 5000 + 4);
 }
+
+/// More may be rows that come when the bin is long here and the next one is not.
+#[test]
+fn rows_of_a_bin_that_has_come_wait_for_more_of_them_and_for_no_other_bin() {
+    let [first, second, ..] = four_keys();
+    let routing = Routing::new(BITS, 2).unwrap();
+    let mut duo = Duo::shipping(Layout::Apart { processes: 2, threads: 1 }, &routing, 0);
+    let mut control = ControlInput::new(duo.lead(), routing, 2);
+    // Some chunks of state, each of which takes its time.
+    let large = (0..).filter(|key| bin_of(*key) == bin_of(second)).take(1 << 16).map(|key| (key, 1));
+    duo.send(0, large.chain([(first, 1)]).collect());
+    duo.data_to(1);
+    control.schedule(5, [first, second].map(|key| Command::Move { bin: bin_of(key), worker: 1 }).to_vec()).unwrap();
+    control.advance_to(20).unwrap();
+    duo.data_to(6);
+    duo.send(1, (0..5000).map(|_| (second, 1)).chain([(first, 1)]).collect());
+    duo.data_to(7);
+    let of_first = |duo: &Duo| times(duo).into_iter().filter(|(time, key, _)| *time > 5 && *key == first).count();
+    let on_its_way = |duo: &Duo| duo.frontier() == [5] && !duo.holds(1, bin_of(second));
+    while !duo.holds(1, bin_of(first)) {
+        assert!(duo.step());
+    }
+    assert!(on_its_way(&duo));
+    assert_eq!(of_first(&duo), 0);
+    duo.send(1, (0..400).map(|_| (first, 1)).collect());
+    duo.data_to(8);
+    while of_first(&duo) == 0 {
+        assert!(duo.step());
+    }
+    assert!(on_its_way(&duo));
+    assert_eq!(of_first(&duo), 401);
+    duo.settle();
+    assert_eq!(times(&duo).iter().filter(|(time, ..)| *time > 5).count(), 5401);
+}
