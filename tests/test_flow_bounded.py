@@ -371,6 +371,19 @@ def test_a_loop_that_never_ends_says_what_it_holds_and_can_be_left() -> None:
     assert (scope.unfinished, scope.unfinished_rows, scope.buffered) == (2, 6, 1)
 
 
+def test_a_column_that_goes_around_unchanged_is_held_once() -> None:
+    """Each round's column holds what it was made of: to let go of tens of thousands of them one within the other took more than the stack."""
+
+    def body(batch: pa.RecordBatch) -> pa.RecordBatch:
+        rounds = [count + 1 for count in batch["rounds"].to_pylist()]
+        return pa.record_batch({"n": batch["n"], "rounds": rounds, "again": [count < 50_000 for count in rounds]})
+
+    columns = "n bigint, rounds bigint"
+    flow = pk.Flow(columns).iterate(lambda p: p.map_batches(body, columns + ", again boolean"))
+    [found] = list(flow.map_in_arrow()(iter([pa.record_batch({"n": [1, 2], "rounds": [0, 0]})])))
+    assert found.to_pydict() == {"n": [1, 2], "rounds": [50_000, 50_000]}
+
+
 def test_ctrl_c_leaves_a_partition() -> None:
     flow = pk.Flow("n bigint").iterate(lambda p: p.map_batches(stay, "n bigint, again boolean"))
     with pytest.raises(KeyboardInterrupt), interrupted():

@@ -327,8 +327,9 @@ fn parted<T: Timestamp>(rows: &Stream<T, FlowBlock>, part: &Loop, again: bool) -
         let marks = batch.column(at).as_boolean();
         let wanted: BooleanArray = marks.iter().map(|mark| Some((mark == Some(true)) == again)).collect();
         let columns: Vec<usize> = (0..at).collect();
-        let kept = filter_record_batch(&batch.project(&columns)?, &wanted)?;
-        Ok(FlowBlock::rows(conform(&step, &schema, &kept)?))
+        let kept = conform(&step, &schema, &filter_record_batch(&batch.project(&columns)?, &wanted)?)?;
+        // What goes around may be what came, held by whoever made it, who holds what it was made of: a chain with a link for each round.
+        Ok(FlowBlock::rows(if again { owned(&kept)? } else { kept }))
     })
 }
 
