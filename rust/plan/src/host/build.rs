@@ -434,7 +434,7 @@ fn build_in(
     let (late, lates) = (ByEpoch::new(config), Rc::new(LateRows::of(&config.plan)));
     let (mut ops, mut apart) = (Vec::new(), Vec::new());
     let monitors = Monitors::default();
-    let context = Context { callbacks: &config.callbacks, monitors: &monitors };
+    let context = Context { callbacks: &config.callbacks, monitors: &monitors, yields: !config.plan.is_metered() };
     let begin = piece.map(|piece| piece.begin);
     // What is not in the piece has no stream.
     let sources: Vec<Option<Blocks>> = match begin {

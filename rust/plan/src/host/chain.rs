@@ -18,6 +18,7 @@
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use arrow_array::cast::AsArray;
 use arrow_array::{ArrayRef, BooleanArray, RecordBatch, RecordBatchOptions};
@@ -26,7 +27,7 @@ use arrow_select::concat::{concat, concat_batches};
 use arrow_select::filter::filter_record_batch;
 use penstock_bins::Block;
 use penstock_bounded::{BatchTime, Broken, Expand, Faucet, Fault, Monitor, OnFailure};
-use penstock_dataflow::{BoxError, Pipeline, Scope, Stream};
+use penstock_dataflow::{BoxError, OperatorBuilder, Pipeline, Scope, Stream};
 use penstock_progress::FlowTime;
 use penstock_progress::nest::Nest;
 use penstock_progress::timestamp::{FlowSummary, Product, Timestamp};
@@ -41,6 +42,8 @@ use crate::op::conform;
 
 /// Bytes after which rows that were drawn are handed on.
 const DRAWN_BYTES: usize = 1 << 20;
+/// How long a step calls one function of the user before it goes on with all else; see [`called`]. A step costs some microseconds.
+const CALLS: Duration = Duration::from_millis(1);
 
 /// A time below which scopes nest.
 pub(crate) trait Scoped: Timestamp {
@@ -98,6 +101,8 @@ impl Monitors {
 pub(crate) struct Context<'a> {
     pub(crate) callbacks: &'a Arc<dyn Callbacks>,
     pub(crate) monitors: &'a Monitors,
+    /// Whether a step ends in the middle of long calls.
+    pub(crate) yields: bool,
 }
 
 /// Applies `change` to rows; everything else passes, and so do no blocks without rows.
@@ -142,7 +147,51 @@ fn only<T: Timestamp>(
 
 fn mapped<T: Timestamp>(blocks: &Stream<T, FlowBlock>, map: MapCall, context: &Context<'_>) -> Stream<T, FlowBlock> {
     let (name, callbacks) = (format!("map {}", map.step), context.callbacks.clone());
-    each_rows(blocks, &name, move |batch| Ok(FlowBlock::rows(map.apply(&callbacks, &batch)?)))
+    let change = move |batch: RecordBatch| Ok(FlowBlock::rows(map.apply(&callbacks, &batch)?));
+    if context.yields { called(blocks, &name, change) } else { each_rows(blocks, &name, change) }
+}
+
+/// As [`each_rows`], of a change that may take long. Nothing else of the worker runs meanwhile, a slice is complete when all workers have done
+/// theirs, and a step of a migration waits several times for each of them; so a step ends its calls when they have taken [`CALLS`], and before each step
+/// with calls there is one without, in which all is done that came up meanwhile. Not where what leaves a bounded part would pile up before it.
+fn called<T: Timestamp>(
+    blocks: &Stream<T, FlowBlock>,
+    name: &str,
+    mut change: impl FnMut(RecordBatch) -> Result<FlowBlock, OpError> + 'static,
+) -> Stream<T, FlowBlock> {
+    let mut builder = OperatorBuilder::new(blocks.scope(), name);
+    builder.notify(false);
+    let mut input = builder.input(blocks, Pipeline);
+    let (mut output, stream) = builder.output();
+    let wake = builder.activator();
+    let mut rests = false;
+    builder.build(|_| {
+        move |_| {
+            if std::mem::take(&mut rests) {
+                wake.activate();
+                return Ok(());
+            }
+            let begun = Instant::now();
+            while let Some((capability, block)) = input.next() {
+                let block = match block {
+                    FlowBlock::Rows { batch, .. } => change(batch)?,
+                    other => other,
+                };
+                if !block.is_empty() {
+                    output.session(&capability).give(block);
+                }
+                if begun.elapsed() >= CALLS {
+                    break;
+                }
+            }
+            rests = !input.is_empty();
+            if rests {
+                wake.activate();
+            }
+            Ok(())
+        }
+    });
+    stream
 }
 
 fn is_rows(block: &FlowBlock) -> bool {
@@ -457,4 +506,43 @@ impl Expand<FlowBlock> for Hand {
 
 fn fatal(error: OpError) -> Fault {
     Fault::Fatal(Box::new(error))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use penstock_dataflow::{Worker, fabric};
+
+    /// One call of those that wait, then a step in which all else has its turn.
+    #[test]
+    fn a_step_ends_with_a_long_call() {
+        let mut worker = Worker::new(fabric::threads(1).remove(0));
+        let calls = Rc::new(Cell::new(0));
+        let counted = calls.clone();
+        let (mut input, probe) = worker.dataflow::<FlowTime, _>("calls", |scope| {
+            let (input, blocks) = scope.new_input::<FlowBlock>();
+            let slow = called(&blocks, "slow", move |batch| {
+                counted.set(counted.get() + 1);
+                let begun = Instant::now();
+                while begun.elapsed() < CALLS {
+                    std::hint::spin_loop();
+                }
+                Ok(FlowBlock::rows(batch))
+            });
+            (input, slow.probe().0)
+        });
+        let rows = RecordBatch::try_from_iter([("n", Arc::new(arrow_array::Int64Array::from(vec![1])) as ArrayRef)]);
+        let rows = FlowBlock::rows(rows.unwrap());
+        (0..4).for_each(|_| input.send(rows.clone()));
+        input.close();
+        let mut seen = Vec::new();
+        while worker.has_work() {
+            worker.step().unwrap();
+            seen.push(calls.get());
+        }
+        assert!(seen.windows(2).all(|pair| pair[1] <= pair[0] + 1), "{seen:?}");
+        assert!((1..4).all(|call| seen.iter().filter(|calls| **calls == call).count() > 1), "{seen:?}");
+        assert_eq!(seen.last(), Some(&4));
+        assert!(probe.done());
+    }
 }
